@@ -1,0 +1,94 @@
+//! Counters and power-of-two histograms, cheap enough to be always on.
+
+use serde::Serialize;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// A monotonic event count.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    pub const fn new() -> Counter {
+        Counter(AtomicU64::new(0))
+    }
+
+    pub fn add(&self, n: u64) {
+        self.0.fetch_add(n, Relaxed);
+    }
+
+    pub fn inc(&self) {
+        self.add(1);
+    }
+
+    pub fn get(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+
+    /// Raises the value to `n` if it is lower: a high-water mark.
+    pub fn raise(&self, n: u64) {
+        self.0.fetch_max(n, Relaxed);
+    }
+}
+
+/// Power-of-two histogram: bucket 0 counts the value 0, bucket `i` the values in `[2^(i-1), 2^i)`. The unit is the
+/// caller's (nanoseconds for latencies).
+#[derive(Debug)]
+pub struct Histogram {
+    buckets: [AtomicU64; 65],
+    sum: AtomicU64,
+    max: AtomicU64,
+}
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Histogram { buckets: [const { AtomicU64::new(0) }; 65], sum: AtomicU64::new(0), max: AtomicU64::new(0) }
+    }
+}
+
+impl Histogram {
+    pub fn record(&self, value: u64) {
+        self.buckets[64 - value.leading_zeros() as usize].fetch_add(1, Relaxed);
+        self.sum.fetch_add(value, Relaxed);
+        self.max.fetch_max(value, Relaxed);
+    }
+
+    pub fn snapshot(&self) -> HistogramSnapshot {
+        let buckets: Vec<u64> = self.buckets.iter().map(|b| b.load(Relaxed)).collect();
+        let used = buckets.iter().rposition(|&b| b != 0).map_or(0, |i| i + 1);
+        HistogramSnapshot {
+            count: buckets.iter().sum(),
+            sum: self.sum.load(Relaxed),
+            max: self.max.load(Relaxed),
+            buckets: buckets[..used].to_vec(),
+        }
+    }
+}
+
+/// What a [`Histogram`] held at one moment.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct HistogramSnapshot {
+    pub count: u64,
+    pub sum: u64,
+    pub max: u64,
+    /// See [`Histogram`] for what a bucket counts; trailing empty ones are left out.
+    pub buckets: Vec<u64>,
+}
+
+impl HistogramSnapshot {
+    pub fn average(&self) -> f64 {
+        if self.count == 0 { 0.0 } else { self.sum as f64 / self.count as f64 }
+    }
+
+    /// Upper bound of the bucket in which the `q` quantile (0..=1) lies.
+    pub fn quantile(&self, q: f64) -> u64 {
+        let want = (self.count as f64 * q).ceil().max(1.0) as u64;
+        let mut seen = 0;
+        for (i, n) in self.buckets.iter().enumerate() {
+            seen += n;
+            if seen >= want {
+                return if i == 0 { 0 } else { (((1u128 << i) - 1) as u64).min(self.max) };
+            }
+        }
+        self.max
+    }
+}

@@ -1,0 +1,105 @@
+//! The error type of the engine. File system level errors (ENOENT and friends) live in the `kedgefs` crate.
+
+use crate::{BlockNo, Lsn};
+use std::sync::Arc;
+
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Which structure of the image does not hold what it must.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum CorruptKind {
+    Superblock,
+    AllocIndex,
+    Bitmap,
+    Log,
+    Node,
+    Item,
+    Inode,
+    Dentry,
+    ExtentItem,
+}
+
+impl CorruptKind {
+    pub const fn name(self) -> &'static str {
+        match self {
+            CorruptKind::Superblock => "superblock",
+            CorruptKind::AllocIndex => "allocation index",
+            CorruptKind::Bitmap => "allocation bitmap",
+            CorruptKind::Log => "log",
+            CorruptKind::Node => "tree node",
+            CorruptKind::Item => "item",
+            CorruptKind::Inode => "inode",
+            CorruptKind::Dentry => "dentry",
+            CorruptKind::ExtentItem => "extent",
+        }
+    }
+}
+
+/// Everything that can go wrong below the file system's own rules.
+///
+/// Cloneable because one failed log force answers many waiters.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Error {
+    /// The image does not hold what it must: `kind` and `block` say where, `what` says what.
+    #[error("corrupt {} at block {block}: {what}", kind.name())]
+    Corrupt { kind: CorruptKind, block: BlockNo, what: Arc<str> },
+    /// The device failed a request.
+    #[error("device {op} of {len} bytes at offset {offset} failed: {}", std::io::Error::from_raw_os_error(*errno))]
+    Io { op: &'static str, offset: u64, len: u64, errno: i32 },
+    /// Another host or process took the device over: the mount is dead, nothing is retried.
+    #[error("device was taken over by another owner")]
+    Fenced,
+    /// A write was cut off without an answer and may or may not have landed.
+    #[error("outcome of a device write is unknown")]
+    OutcomeUnknown,
+    /// A log write or flush failed earlier: nothing is accepted any more until the image is mounted anew.
+    #[error("file system is shut down after: {0}")]
+    Shutdown(Arc<str>),
+    #[error("no space left on the image")]
+    NoSpace,
+    #[error("image is mounted read-only")]
+    ReadOnly,
+    /// Someone else holds the image.
+    #[error("{0} is in use by another process")]
+    Busy(Arc<str>),
+    /// The image asks for something this version does not know.
+    #[error("unsupported image: {0}")]
+    Unsupported(Arc<str>),
+    /// A request or option that cannot be met, with the reason.
+    #[error("{0}")]
+    Invalid(Arc<str>),
+    /// A record or operation is larger than the log can take.
+    #[error("operation needs {need} bytes of log, the log takes at most {max}")]
+    TooLarge { need: u64, max: u64 },
+}
+
+impl Error {
+    pub fn corrupt(kind: CorruptKind, block: BlockNo, what: impl Into<Arc<str>>) -> Error {
+        Error::Corrupt { kind, block, what: what.into() }
+    }
+
+    pub fn corrupt_log(lsn: Lsn, what: impl std::fmt::Display) -> Error {
+        Error::Corrupt { kind: CorruptKind::Log, block: BlockNo(0), what: format!("LSN {lsn}: {what}").into() }
+    }
+
+    pub fn io(op: &'static str, offset: u64, len: u64, err: &std::io::Error) -> Error {
+        Error::Io { op, offset, len, errno: err.raw_os_error().unwrap_or(5) }
+    }
+
+    pub fn invalid(what: impl Into<Arc<str>>) -> Error {
+        Error::Invalid(what.into())
+    }
+
+    /// The errno a system call would give for it. The one place below the file system where errno numbers appear.
+    pub fn errno(&self) -> i32 {
+        match self {
+            Error::Corrupt { .. } => 117, // EUCLEAN
+            Error::Io { .. } | Error::OutcomeUnknown | Error::Shutdown(_) | Error::Fenced => 5, // EIO
+            Error::NoSpace => 28,         // ENOSPC
+            Error::ReadOnly => 30,        // EROFS
+            Error::Busy(_) => 16,         // EBUSY
+            Error::Unsupported(_) | Error::Invalid(_) => 22, // EINVAL
+            Error::TooLarge { .. } => 27, // EFBIG
+        }
+    }
+}

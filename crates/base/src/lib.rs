@@ -1,0 +1,27 @@
+//! What every KedgeFS crate shares: newtypes for units, the error type, ranked locks, clocks, counters and
+//! aligned IO buffers.
+//!
+//! Nothing here does IO and nothing here knows the on-disk format.
+#![forbid(unsafe_code)]
+
+mod buf;
+mod clock;
+mod counter;
+mod error;
+pub mod lock;
+mod units;
+
+pub use buf::{BLOCK_SIZE, Block, IoBuf};
+pub use clock::{Clock, ManualClock, SystemClock, Timespec};
+pub use counter::{Counter, Histogram, HistogramSnapshot};
+pub use error::{CorruptKind, Error, Result};
+pub use units::{BlockNo, Epoch, Extent, Generation, Ino, Lsn};
+
+/// Starts a named thread. The only place that may create one: names make stack dumps and `top -H` readable.
+#[allow(clippy::disallowed_methods)]
+pub fn spawn_named<T: Send + 'static>(
+    name: &str,
+    body: impl FnOnce() -> T + Send + 'static,
+) -> std::io::Result<std::thread::JoinHandle<T>> {
+    std::thread::Builder::new().name(name.to_owned()).spawn(body)
+}

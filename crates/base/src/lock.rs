@@ -1,0 +1,199 @@
+//! Locks with ranks: a thread takes them downward only. Debug builds assert it, release builds pay nothing.
+//!
+//! The order (`docs/ARCHITECTURE.md`, "Lock order"):
+//! freeze gate → log reservation → rename lock → inode io lock (ancestors first, then ascending ino) → page range →
+//! inode meta lock → epoch guard → tree latches → allocation group → log state → plug/device queue.
+//!
+//! Two locks of one rank may be held together only when their `order` keys ascend (the inode number for inode locks);
+//! tree latches are taken root to leaf, left to right, which the tree itself guarantees, so they carry no rank.
+
+use std::ops::{Deref, DerefMut};
+
+/// A place in the lock order; lower is taken first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[repr(u8)]
+pub enum Rank {
+    FreezeGate = 10,
+    Checkpoint = 15,
+    LogReservation = 20,
+    Rename = 30,
+    InodeIo = 40,
+    Writeback = 45,
+    PageRange = 50,
+    InodeMeta = 60,
+    EpochGuard = 70,
+    Residents = 75,
+    TreeRoot = 80,
+    AllocGroup = 90,
+    LogState = 100,
+    DeviceQueue = 110,
+    /// Leaf locks of caches and tables: nothing is taken under them.
+    Leaf = 120,
+}
+
+#[cfg(debug_assertions)]
+mod held {
+    use super::Rank;
+    use std::cell::RefCell;
+
+    thread_local! {
+        static HELD: RefCell<Vec<(Rank, u64)>> = const { RefCell::new(Vec::new()) };
+    }
+
+    pub fn acquire(rank: Rank, order: u64) {
+        HELD.with_borrow_mut(|held| {
+            if let Some(&(top, top_order)) = held.iter().max() {
+                assert!(
+                    (top, top_order) < (rank, order),
+                    "lock order: {rank:?}({order}) taken while holding {top:?}({top_order})"
+                );
+            }
+            held.push((rank, order));
+        });
+    }
+
+    pub fn release(rank: Rank, order: u64) {
+        HELD.with_borrow_mut(|held| {
+            let at = held.iter().rposition(|&h| h == (rank, order)).expect("released by the thread that acquired");
+            held.remove(at);
+        });
+    }
+}
+
+#[cfg(not(debug_assertions))]
+mod held {
+    #[inline(always)]
+    pub fn acquire(_: super::Rank, _: u64) {}
+    #[inline(always)]
+    pub fn release(_: super::Rank, _: u64) {}
+}
+
+/// A guard that gives the rank back when dropped. Guards are not sent between threads.
+pub struct Ranked<G> {
+    guard: Option<G>,
+    rank: Rank,
+    order: u64,
+}
+
+impl<G> Drop for Ranked<G> {
+    fn drop(&mut self) {
+        self.guard = None;
+        held::release(self.rank, self.order);
+    }
+}
+
+impl<G: Deref> Deref for Ranked<G> {
+    type Target = G::Target;
+    fn deref(&self) -> &G::Target {
+        self.guard.as_ref().expect("a guard lives until it is dropped")
+    }
+}
+
+impl<G: DerefMut> DerefMut for Ranked<G> {
+    fn deref_mut(&mut self) -> &mut G::Target {
+        self.guard.as_mut().expect("a guard lives until it is dropped")
+    }
+}
+
+/// [`parking_lot::Mutex`] with a rank.
+#[derive(Debug)]
+pub struct Mutex<T> {
+    inner: parking_lot::Mutex<T>,
+    rank: Rank,
+    order: u64,
+}
+
+pub type MutexGuard<'a, T> = Ranked<parking_lot::MutexGuard<'a, T>>;
+
+impl<T> Mutex<T> {
+    pub const fn new(rank: Rank, value: T) -> Mutex<T> {
+        Mutex { inner: parking_lot::Mutex::new(value), rank, order: 0 }
+    }
+
+    /// `order` sorts locks of one rank that may be held together.
+    pub const fn with_order(rank: Rank, order: u64, value: T) -> Mutex<T> {
+        Mutex { inner: parking_lot::Mutex::new(value), rank, order }
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        held::acquire(self.rank, self.order);
+        Ranked { guard: Some(self.inner.lock()), rank: self.rank, order: self.order }
+    }
+
+    /// Never blocks, so it may break the order without a deadlock; the rank is still recorded only if it holds.
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        let guard = self.inner.try_lock()?;
+        held::acquire(self.rank, self.order);
+        Some(Ranked { guard: Some(guard), rank: self.rank, order: self.order })
+    }
+
+    pub fn get_mut(&mut self) -> &mut T {
+        self.inner.get_mut()
+    }
+}
+
+/// A condition variable for [`Mutex`].
+#[derive(Debug, Default)]
+pub struct Condvar(parking_lot::Condvar);
+
+impl Condvar {
+    pub const fn new() -> Condvar {
+        Condvar(parking_lot::Condvar::new())
+    }
+
+    pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
+        self.0.wait(guard.guard.as_mut().expect("a guard lives until it is dropped"));
+    }
+
+    /// Returns true when the wait timed out.
+    pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, timeout: std::time::Duration) -> bool {
+        self.0.wait_for(guard.guard.as_mut().expect("a guard lives until it is dropped"), timeout).timed_out()
+    }
+
+    pub fn notify_one(&self) {
+        self.0.notify_one();
+    }
+
+    pub fn notify_all(&self) {
+        self.0.notify_all();
+    }
+}
+
+/// [`parking_lot::RwLock`] with a rank.
+#[derive(Debug)]
+pub struct RwLock<T> {
+    inner: parking_lot::RwLock<T>,
+    rank: Rank,
+    order: u64,
+}
+
+pub type ReadGuard<'a, T> = Ranked<parking_lot::RwLockReadGuard<'a, T>>;
+pub type WriteGuard<'a, T> = Ranked<parking_lot::RwLockWriteGuard<'a, T>>;
+
+impl<T> RwLock<T> {
+    pub const fn new(rank: Rank, value: T) -> RwLock<T> {
+        RwLock { inner: parking_lot::RwLock::new(value), rank, order: 0 }
+    }
+
+    pub const fn with_order(rank: Rank, order: u64, value: T) -> RwLock<T> {
+        RwLock { inner: parking_lot::RwLock::new(value), rank, order }
+    }
+
+    pub fn read(&self) -> ReadGuard<'_, T> {
+        held::acquire(self.rank, self.order);
+        Ranked { guard: Some(self.inner.read()), rank: self.rank, order: self.order }
+    }
+
+    pub fn write(&self) -> WriteGuard<'_, T> {
+        held::acquire(self.rank, self.order);
+        Ranked { guard: Some(self.inner.write()), rank: self.rank, order: self.order }
+    }
+
+    pub fn get_mut(&mut self) -> &mut T {
+        self.inner.get_mut()
+    }
+}
+
+#[cfg(test)]
+#[path = "lock_tests.rs"]
+mod tests;

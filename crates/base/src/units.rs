@@ -1,0 +1,79 @@
+//! Newtypes: a number with a unit never meets a number with another.
+
+use std::fmt;
+
+macro_rules! unit {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+        pub struct $name(pub u64);
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!(stringify!($name), "({})"), self.0)
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{}", self.0)
+            }
+        }
+    };
+}
+
+unit!(
+    /// Inode number. Never reused during the life of an image; 1 is the root directory, 0 is never an inode.
+    Ino
+);
+unit!(
+    /// Log sequence number: a byte position in the log that only grows. Its place is `lsn % ring size`.
+    Lsn
+);
+unit!(
+    /// Number of a 4 KiB block of the image.
+    BlockNo
+);
+unit!(
+    /// Checkpoint number. The tree nodes, bitmaps and superblock slot that a checkpoint writes carry it.
+    Generation
+);
+unit!(
+    /// Validity stamp of log writes: every mount that may write starts a new one.
+    Epoch
+);
+
+impl Ino {
+    pub const ROOT: Ino = Ino(1);
+}
+
+impl BlockNo {
+    /// Byte offset of the block on the device.
+    pub const fn byte_offset(self) -> u64 {
+        self.0 * crate::BLOCK_SIZE as u64
+    }
+}
+
+impl Generation {
+    pub const fn next(self) -> Generation {
+        Generation(self.0 + 1)
+    }
+}
+
+/// A run of blocks on the device.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Extent {
+    pub start: BlockNo,
+    pub blocks: u64,
+}
+
+impl Extent {
+    pub const fn new(start: BlockNo, blocks: u64) -> Extent {
+        Extent { start, blocks }
+    }
+
+    /// First block behind the run.
+    pub const fn end(self) -> BlockNo {
+        BlockNo(self.start.0 + self.blocks)
+    }
+}

@@ -1,0 +1,68 @@
+//! Block devices under the engine: a file or block device, memory, and a simulator that records and crashes.
+//!
+//! # The contract
+//! 1. Offsets and lengths are whole blocks ([`kedge_base::BLOCK_SIZE`]) inside [`Geometry::size`].
+//! 2. A completed write is visible to every later read. It is *durable* (survives power loss) only once a flush that was
+//!    submitted after its completion has completed, or if it was a `fua` write that completed.
+//! 3. Between two flushes any subset of the writes may reach the medium, in any order, torn at 512 bytes.
+//! 4. A FUA write makes itself durable and nothing else.
+//! 5. Every submitted request completes exactly once, with its buffers, on any thread; requests of one batch are
+//!    unordered. Completions never run under a lock that `submit` takes.
+//! 6. An error is final: a device never retries silently. [`Error::Fenced`] kills the mount, after
+//!    [`Error::OutcomeUnknown`] the device answers every request with an error until it is opened anew.
+
+mod request;
+
+pub use request::{Completion, CompletionSink, Io, Op, Request, run_batch};
+
+use kedge_base::{IoBuf, Result};
+use std::sync::Arc;
+
+/// How the device makes a single write durable.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FuaKind {
+    /// One request does both (O_DSYNC, a FUA-capable device).
+    Native,
+    /// Emulated as write + flush.
+    Emulated,
+}
+
+/// What the engine may know of a device.
+#[derive(Clone, Debug)]
+pub struct Geometry {
+    /// Bytes, a multiple of the block size.
+    pub size: u64,
+    /// Preferred size in bytes of large transfers.
+    pub optimal_io: u32,
+    /// Bytes; 0 where discard is not supported.
+    pub discard_granularity: u32,
+    /// Whether a discarded range reads as zeros.
+    pub discard_zeroes: bool,
+    pub fua: FuaKind,
+}
+
+/// A block device. All methods may be called from many threads.
+pub trait Device: Send + Sync + 'static {
+    fn geometry(&self) -> &Geometry;
+
+    /// Starts a batch. Each request is answered once through `sink`, on any thread, possibly before `submit` returns.
+    fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>);
+
+    /// Reads `buf.len()` bytes at `offset`, in the calling thread.
+    fn read(&self, offset: u64, buf: &mut IoBuf) -> Result<()>;
+
+    /// Writes `buf` at `offset`, in the calling thread; `fua`: returns once the write is durable.
+    fn write(&self, offset: u64, buf: &IoBuf, fua: bool) -> Result<()>;
+
+    /// Makes every write that completed before the call durable.
+    fn flush(&self) -> Result<()>;
+
+    /// Tells the device that the range holds nothing of worth. What it reads as afterwards: [`Geometry::discard_zeroes`].
+    fn discard(&self, offset: u64, len: u64) -> Result<()>;
+
+    /// Makes the range read as zeros, with the durability of a plain write.
+    fn write_zeroes(&self, offset: u64, len: u64) -> Result<()>;
+
+    /// Identifies the device in messages: a path, "memory".
+    fn name(&self) -> &str;
+}

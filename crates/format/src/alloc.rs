@@ -1,0 +1,130 @@
+//! Allocation groups: bitmaps with two homes each, and the index that says which home is current.
+//!
+//! Group `g` covers blocks `[g * GROUP_BLOCKS, (g + 1) * GROUP_BLOCKS)`. Its bitmap is one block: bit `i` (byte `i / 8`,
+//! bit `i % 8`) is set when block `g * GROUP_BLOCKS + i` is owned. Home `h` of group `g` is block
+//! `bitmap_start[h] + g`. The index area of slot `s` is `index_blocks` blocks from `index_start[s]`.
+
+use crate::crc_without;
+use kedge_base::{BLOCK_SIZE, BlockNo, CorruptKind, Error, Generation, Result};
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Blocks of an allocation group: as many as one bitmap block has bits (128 MiB).
+pub const GROUP_BLOCKS: u64 = (BLOCK_SIZE * 8) as u64;
+
+const INDEX_MAGIC: [u8; 8] = *b"KEDGEALI";
+/// Entries of one index block.
+pub const INDEX_ENTRIES: usize = (BLOCK_SIZE - size_of::<IndexHeader>()) / size_of::<RawEntry>();
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct IndexHeader {
+    magic: [u8; 8],
+    crc: U32,
+    entries: U32,
+    uuid: [u8; 16],
+    generation: U64,
+    first_group: U64,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
+#[repr(C)]
+struct RawEntry {
+    bitmap_crc: U32,
+    free_blocks: U32,
+    home: U32,
+    reserved: U32,
+}
+
+const _: () = assert!(size_of::<IndexHeader>() == 48 && size_of::<RawEntry>() == 16);
+const CRC_AT: usize = std::mem::offset_of!(IndexHeader, crc);
+
+/// What the index says of one group.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GroupEntry {
+    pub bitmap_crc: u32,
+    pub free_blocks: u32,
+    /// 0 or 1: which home of the bitmap is current.
+    pub home: u8,
+}
+
+/// CRC of a bitmap block, as the index records it. Seeded with group number so that a bitmap in the wrong place fails.
+pub fn bitmap_crc(group: u64, bitmap: &[u8]) -> u32 {
+    crc32c::crc32c_append(crc32c::crc32c(&group.to_le_bytes()), bitmap)
+}
+
+/// Encodes one index block; `entries` are those of the groups from `first_group`, at most [`INDEX_ENTRIES`].
+pub fn encode_index_block(
+    uuid: &uuid::Uuid,
+    generation: Generation,
+    first_group: u64,
+    entries: &[GroupEntry],
+    out: &mut [u8],
+) {
+    assert!(out.len() == BLOCK_SIZE && entries.len() <= INDEX_ENTRIES);
+    out.fill(0);
+    let header = IndexHeader {
+        magic: INDEX_MAGIC,
+        crc: 0.into(),
+        entries: (entries.len() as u32).into(),
+        uuid: *uuid.as_bytes(),
+        generation: generation.0.into(),
+        first_group: first_group.into(),
+    };
+    let (head, body) = out.split_at_mut(size_of::<IndexHeader>());
+    head.copy_from_slice(header.as_bytes());
+    for (slot, e) in body.chunks_exact_mut(size_of::<RawEntry>()).zip(entries) {
+        let raw = RawEntry {
+            bitmap_crc: e.bitmap_crc.into(),
+            free_blocks: e.free_blocks.into(),
+            home: (e.home as u32).into(),
+            reserved: 0.into(),
+        };
+        slot.copy_from_slice(raw.as_bytes());
+    }
+    let crc = crc_without(out, CRC_AT);
+    out[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
+}
+
+/// Decodes an index block that lies at `block` and must be of `generation` and start at `first_group`.
+pub fn decode_index_block(
+    bytes: &[u8],
+    block: BlockNo,
+    uuid: &uuid::Uuid,
+    generation: Generation,
+    first_group: u64,
+) -> Result<Vec<GroupEntry>> {
+    let bad = |what: &str| Error::corrupt(CorruptKind::AllocIndex, block, what);
+    let Ok((header, body)) = IndexHeader::read_from_prefix(bytes) else {
+        return Err(bad("short block"));
+    };
+    if bytes.len() != BLOCK_SIZE || header.magic != INDEX_MAGIC {
+        return Err(bad("no allocation index magic"));
+    }
+    if crc_without(bytes, CRC_AT) != header.crc.get() {
+        return Err(bad("checksum mismatch"));
+    }
+    if header.uuid != *uuid.as_bytes() {
+        return Err(bad("belongs to another image"));
+    }
+    if header.generation.get() != generation.0 || header.first_group.get() != first_group {
+        return Err(bad("is of another generation or place"));
+    }
+    if header.entries.get() as usize > INDEX_ENTRIES {
+        return Err(bad("too many entries"));
+    }
+    body.chunks_exact(size_of::<RawEntry>())
+        .take(header.entries.get() as usize)
+        .map(|raw| {
+            let raw = RawEntry::read_from_bytes(raw).map_err(|_| bad("short entry"))?;
+            if raw.home.get() > 1 || raw.free_blocks.get() as u64 > GROUP_BLOCKS {
+                return Err(bad("entry out of range"));
+            }
+            Ok(GroupEntry {
+                bitmap_crc: raw.bitmap_crc.get(),
+                free_blocks: raw.free_blocks.get(),
+                home: raw.home.get() as u8,
+            })
+        })
+        .collect()
+}

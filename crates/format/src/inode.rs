@@ -1,0 +1,157 @@
+//! The inode core: what stat(2) shows, plus what recovery needs.
+
+use kedge_base::{BlockNo, CorruptKind, Error, Ino, Result, Timespec};
+use zerocopy::little_endian::{I64, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Type bits of a mode.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum FileKind {
+    Fifo,
+    CharDevice,
+    Directory,
+    BlockDevice,
+    Regular,
+    Symlink,
+    Socket,
+}
+
+impl FileKind {
+    pub const MODE_MASK: u32 = 0o170_000;
+
+    pub const fn mode_bits(self) -> u32 {
+        (self.dtype() as u32) << 12
+    }
+
+    /// The `d_type` of directory entries, which is also the mode's type bits shifted down.
+    pub const fn dtype(self) -> u8 {
+        match self {
+            FileKind::Fifo => 1,
+            FileKind::CharDevice => 2,
+            FileKind::Directory => 4,
+            FileKind::BlockDevice => 6,
+            FileKind::Regular => 8,
+            FileKind::Symlink => 10,
+            FileKind::Socket => 12,
+        }
+    }
+
+    pub fn from_dtype(dtype: u8) -> Option<FileKind> {
+        use FileKind::*;
+        [Fifo, CharDevice, Directory, BlockDevice, Regular, Symlink, Socket].into_iter().find(|k| k.dtype() == dtype)
+    }
+
+    pub fn from_mode(mode: u32) -> Option<FileKind> {
+        FileKind::from_dtype(((mode & FileKind::MODE_MASK) >> 12) as u8)
+    }
+}
+
+/// Decoded inode core.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct InodeCore {
+    pub mode: u32,
+    pub flags: u32,
+    pub uid: u32,
+    pub gid: u32,
+    /// Directories: 2 + number of subdirectories.
+    pub nlink: u32,
+    /// Bytes; of a directory, the number of its entries without "." and "..".
+    pub size: u64,
+    /// Allocated 4 KiB blocks.
+    pub blocks: u64,
+    pub rdev: u64,
+    /// Of a directory, the directory that names it (the root names itself); else 0.
+    pub parent: Ino,
+    /// Counts every change (statx change cookie).
+    pub change: u64,
+    pub atime: Timespec,
+    pub mtime: Timespec,
+    pub ctime: Timespec,
+    pub btime: Timespec,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
+#[repr(C)]
+struct RawInode {
+    mode: U32,
+    flags: U32,
+    uid: U32,
+    gid: U32,
+    nlink: U32,
+    reserved: U32,
+    size: U64,
+    blocks: U64,
+    rdev: U64,
+    parent: U64,
+    change: U64,
+    /// atime, mtime, ctime, btime.
+    sec: [I64; 4],
+    nsec: [U32; 4],
+}
+
+const _: () = assert!(size_of::<RawInode>() == InodeCore::SIZE);
+const _: () = assert!(std::mem::offset_of!(RawInode, size) == 24);
+const _: () = assert!(std::mem::offset_of!(RawInode, sec) == 64);
+
+impl InodeCore {
+    /// Bytes of the item's value.
+    pub const SIZE: usize = 112;
+
+    pub fn kind(&self) -> Option<FileKind> {
+        FileKind::from_mode(self.mode)
+    }
+
+    pub fn encode(&self) -> [u8; InodeCore::SIZE] {
+        let times = [self.atime, self.mtime, self.ctime, self.btime];
+        let raw = RawInode {
+            mode: self.mode.into(),
+            flags: self.flags.into(),
+            uid: self.uid.into(),
+            gid: self.gid.into(),
+            nlink: self.nlink.into(),
+            reserved: 0.into(),
+            size: self.size.into(),
+            blocks: self.blocks.into(),
+            rdev: self.rdev.into(),
+            parent: self.parent.0.into(),
+            change: self.change.into(),
+            sec: times.map(|t| t.sec.into()),
+            nsec: times.map(|t| t.nsec.into()),
+        };
+        raw.as_bytes().try_into().expect("sizes are asserted equal")
+    }
+
+    pub fn decode(bytes: &[u8]) -> Result<InodeCore> {
+        let Ok(raw) = RawInode::read_from_bytes(bytes) else {
+            return Err(Error::corrupt(
+                CorruptKind::Inode,
+                BlockNo(0),
+                format!("inode item of {} bytes instead of {}", bytes.len(), InodeCore::SIZE),
+            ));
+        };
+        let time = |i: usize| Timespec { sec: raw.sec[i].get(), nsec: raw.nsec[i].get() };
+        let core = InodeCore {
+            mode: raw.mode.get(),
+            flags: raw.flags.get(),
+            uid: raw.uid.get(),
+            gid: raw.gid.get(),
+            nlink: raw.nlink.get(),
+            size: raw.size.get(),
+            blocks: raw.blocks.get(),
+            rdev: raw.rdev.get(),
+            parent: Ino(raw.parent.get()),
+            change: raw.change.get(),
+            atime: time(0),
+            mtime: time(1),
+            ctime: time(2),
+            btime: time(3),
+        };
+        if core.kind().is_none() {
+            return Err(Error::corrupt(CorruptKind::Inode, BlockNo(0), format!("mode {:o} has no file type", core.mode)));
+        }
+        if raw.nsec.iter().any(|n| n.get() >= 1_000_000_000) {
+            return Err(Error::corrupt(CorruptKind::Inode, BlockNo(0), "time stamp with a nanosecond part of a second or more"));
+        }
+        Ok(core)
+    }
+}

@@ -1,0 +1,163 @@
+//! Values of the items that are not inode cores, and the name hash that places dentries and xattrs.
+
+use crate::FileKind;
+use kedge_base::{BlockNo, CorruptKind, Error, Extent, Ino, Result};
+use siphasher::sip::SipHasher13;
+use std::hash::Hasher;
+
+/// Longest name of a directory entry or of an extended attribute, in bytes.
+pub const NAME_MAX: usize = 255;
+/// Longest value of an extended attribute, in bytes.
+pub const XATTR_VALUE_MAX: usize = 4096;
+/// Longest symlink target, in bytes.
+pub const SYMLINK_MAX: usize = 4095;
+/// Largest item value a leaf must take.
+pub const VALUE_MAX: usize = 1 + NAME_MAX + XATTR_VALUE_MAX;
+/// Longest extent, in blocks: no extent crosses an allocation group.
+pub const EXTENT_BLOCKS_MAX: u64 = 32768;
+/// Largest file size in bytes: every file block number fits 43 bits.
+pub const FILE_SIZE_MAX: u64 = (1 << 55) - 4096;
+
+/// Names whose hashes collide differ in the low bits of their slot; a lookup scans all ordinals of the hash.
+pub const SLOT_ORDINALS: u64 = 256;
+
+/// First slot (item offset) for a name: 55 bits of keyed hash, then 8 bits of ordinal, which start at 0. Never below
+/// 256, so that small directory cookies stay free for "." and "..", and always below 2^63, so that it is a valid off_t.
+pub fn name_slot(seed: &[u8; 16], name: &[u8]) -> u64 {
+    let mut hasher = SipHasher13::new_with_key(seed);
+    hasher.write(name);
+    ((hasher.finish() >> 9) << 8).max(SLOT_ORDINALS)
+}
+
+/// A directory entry.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Dentry<'a> {
+    pub ino: Ino,
+    pub kind: FileKind,
+    pub name: &'a [u8],
+}
+
+impl<'a> Dentry<'a> {
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(9 + self.name.len());
+        out.extend_from_slice(&self.ino.0.to_le_bytes());
+        out.push(self.kind.dtype());
+        out.extend_from_slice(self.name);
+        out
+    }
+
+    pub fn decode(bytes: &'a [u8]) -> Result<Dentry<'a>> {
+        let bad = |what: String| Error::corrupt(CorruptKind::Dentry, BlockNo(0), what);
+        let Some((ino, rest)) = bytes.split_first_chunk::<8>() else {
+            return Err(bad(format!("dentry of {} bytes", bytes.len())));
+        };
+        let Some((&dtype, name)) = rest.split_first() else {
+            return Err(bad("dentry without a type".into()));
+        };
+        let Some(kind) = FileKind::from_dtype(dtype) else {
+            return Err(bad(format!("dentry with unknown type {dtype}")));
+        };
+        let ino = Ino(u64::from_le_bytes(*ino));
+        if ino.0 == 0 || name.is_empty() || name.len() > NAME_MAX || name.iter().any(|b| matches!(b, 0 | b'/')) {
+            return Err(bad(format!("dentry of inode {ino} with an impossible name of {} bytes", name.len())));
+        }
+        Ok(Dentry { ino, kind, name })
+    }
+}
+
+/// An extended attribute.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Xattr<'a> {
+    /// With its namespace prefix ("user.…").
+    pub name: &'a [u8],
+    pub value: &'a [u8],
+}
+
+impl<'a> Xattr<'a> {
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(1 + self.name.len() + self.value.len());
+        out.push(self.name.len() as u8);
+        out.extend_from_slice(self.name);
+        out.extend_from_slice(self.value);
+        out
+    }
+
+    pub fn decode(bytes: &'a [u8]) -> Result<Xattr<'a>> {
+        match bytes.split_first() {
+            Some((&len, rest))
+                if len > 0 && rest.len() >= len as usize && rest.len() - len as usize <= XATTR_VALUE_MAX =>
+            {
+                let (name, value) = rest.split_at(len as usize);
+                Ok(Xattr { name, value })
+            }
+            _ => Err(Error::corrupt(CorruptKind::Item, BlockNo(0), format!("xattr item of {} bytes", bytes.len()))),
+        }
+    }
+}
+
+/// Where a run of file blocks lies. The file block is the key's offset.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ExtentItem {
+    pub start: BlockNo,
+    pub blocks: u32,
+    /// Allocated by fallocate and never written: reads as zeros.
+    pub unwritten: bool,
+}
+
+impl ExtentItem {
+    pub const SIZE: usize = 16;
+    const UNWRITTEN: u32 = 1;
+
+    pub fn extent(&self) -> Extent {
+        Extent::new(self.start, self.blocks as u64)
+    }
+
+    pub fn encode(&self) -> [u8; ExtentItem::SIZE] {
+        let mut out = [0; ExtentItem::SIZE];
+        out[..8].copy_from_slice(&self.start.0.to_le_bytes());
+        out[8..12].copy_from_slice(&self.blocks.to_le_bytes());
+        let flags = if self.unwritten { ExtentItem::UNWRITTEN } else { 0 };
+        out[12..].copy_from_slice(&flags.to_le_bytes());
+        out
+    }
+
+    pub fn decode(bytes: &[u8]) -> Result<ExtentItem> {
+        let bad = |what: String| Error::corrupt(CorruptKind::ExtentItem, BlockNo(0), what);
+        let bytes: &[u8; ExtentItem::SIZE] =
+            bytes.try_into().map_err(|_| bad(format!("extent item of {} bytes", bytes.len())))?;
+        let start = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
+        let blocks = u32::from_le_bytes(bytes[8..12].try_into().expect("four bytes"));
+        let flags = u32::from_le_bytes(bytes[12..].try_into().expect("four bytes"));
+        if blocks == 0 || blocks as u64 > EXTENT_BLOCKS_MAX || start.checked_add(blocks as u64).is_none() {
+            return Err(bad(format!("extent of {blocks} blocks at block {start}")));
+        }
+        if flags & !ExtentItem::UNWRITTEN != 0 {
+            return Err(bad(format!("extent with unknown flags {flags:#x}")));
+        }
+        Ok(ExtentItem { start: BlockNo(start), blocks, unwritten: flags & ExtentItem::UNWRITTEN != 0 })
+    }
+}
+
+/// Work that recovery must finish.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Orphan {
+    /// The inode has no name: delete it.
+    Unlinked = 1,
+    /// A truncate has set the size and not yet removed all blocks behind it.
+    Truncate = 2,
+}
+
+impl Orphan {
+    pub fn encode(self) -> [u8; 1] {
+        [self as u8]
+    }
+
+    pub fn decode(bytes: &[u8]) -> Result<Orphan> {
+        match bytes {
+            [1] => Ok(Orphan::Unlinked),
+            [2] => Ok(Orphan::Truncate),
+            _ => Err(Error::corrupt(CorruptKind::Item, BlockNo(0), format!("orphan item {bytes:?}"))),
+        }
+    }
+}

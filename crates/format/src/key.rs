@@ -1,0 +1,87 @@
+//! Keys of the tree: (inode, kind, offset), compared in this order.
+
+use kedge_base::Ino;
+
+/// What an item holds. The numbers are on disk; their order is the order of an inode's items in the tree.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
+#[repr(u8)]
+pub enum ItemKind {
+    /// offset 0: [`crate::InodeCore`].
+    Inode = 1,
+    /// offset: name hash and ordinal ([`crate::item::name_slot`]); value: [`crate::item::Xattr`].
+    Xattr = 2,
+    /// offset 0: the target's bytes.
+    Symlink = 3,
+    /// offset: name hash and ordinal; value: [`crate::item::Dentry`]. The offset is also the directory cookie.
+    Dentry = 4,
+    /// offset: first file block; value: [`crate::item::ExtentItem`].
+    Extent = 5,
+    /// Under inode 0, offset: the orphan's inode number; value: [`crate::item::Orphan`].
+    Orphan = 6,
+}
+
+impl ItemKind {
+    pub const ALL: [ItemKind; 6] = [
+        ItemKind::Inode,
+        ItemKind::Xattr,
+        ItemKind::Symlink,
+        ItemKind::Dentry,
+        ItemKind::Extent,
+        ItemKind::Orphan,
+    ];
+
+    pub fn from_u8(n: u8) -> Option<ItemKind> {
+        ItemKind::ALL.into_iter().find(|k| *k as u8 == n)
+    }
+}
+
+/// Key of an item. Field order is comparison order. `kind` is raw so that any bytes make a key; whether the kind is
+/// known is the item decoder's question.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
+pub struct Key {
+    pub ino: u64,
+    pub kind: u8,
+    pub offset: u64,
+}
+
+impl Key {
+    pub const MIN: Key = Key { ino: 0, kind: 0, offset: 0 };
+    pub const MAX: Key = Key { ino: u64::MAX, kind: u8::MAX, offset: u64::MAX };
+    /// Bytes of an encoded key.
+    pub const SIZE: usize = 17;
+
+    pub const fn new(ino: Ino, kind: ItemKind, offset: u64) -> Key {
+        Key { ino: ino.0, kind: kind as u8, offset }
+    }
+
+    pub const fn inode(ino: Ino) -> Key {
+        Key::new(ino, ItemKind::Inode, 0)
+    }
+
+    pub const fn orphan(ino: Ino) -> Key {
+        Key::new(Ino(0), ItemKind::Orphan, ino.0)
+    }
+
+    /// Big-endian, so that `memcmp` of encoded keys orders them.
+    pub fn encode(&self) -> [u8; Key::SIZE] {
+        let mut out = [0; Key::SIZE];
+        out[..8].copy_from_slice(&self.ino.to_be_bytes());
+        out[8] = self.kind;
+        out[9..].copy_from_slice(&self.offset.to_be_bytes());
+        out
+    }
+
+    pub fn decode(bytes: &[u8; Key::SIZE]) -> Key {
+        let be = |r: std::ops::Range<usize>| u64::from_be_bytes(bytes[r].try_into().expect("eight bytes"));
+        Key { ino: be(0..8), kind: bytes[8], offset: be(9..17) }
+    }
+}
+
+impl std::fmt::Display for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match ItemKind::from_u8(self.kind) {
+            Some(kind) => write!(f, "({} {kind:?} {})", self.ino, self.offset),
+            None => write!(f, "({} kind {} {})", self.ino, self.kind, self.offset),
+        }
+    }
+}

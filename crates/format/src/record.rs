@@ -1,0 +1,435 @@
+//! Log records: one operation each, a list of edits that take effect together or not at all.
+//!
+//! Edits are *logical* (keys and fields, never node addresses) and *absolute* (the new value, never a difference), and
+//! name every block they take or give back, so that applying them needs no decision: replay and the live operation run
+//! the same code.
+//!
+//! ```text
+//! record  op u8 · flags u8 (0) · edits u16 · edit…
+//! edit    tag u8 · body
+//! ```
+
+use crate::{InodeCore, Key};
+use kedge_base::{BlockNo, Error, Extent, Ino, Lsn, Result, Timespec};
+
+/// What operation a record stands for. Only for people and statistics: replay looks at the edits alone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[repr(u8)]
+pub enum RecordOp {
+    Format = 1,
+    Create = 2,
+    Link = 3,
+    Unlink = 4,
+    Rename = 5,
+    SetAttr = 6,
+    Truncate = 7,
+    /// Data IO completed: extents, size, dropped log-resident ranges.
+    WriteBack = 8,
+    /// Small data that rides in the log.
+    LogData = 9,
+    Fallocate = 10,
+    Xattr = 11,
+    /// Orphan cleanup, one bounded step.
+    Reclaim = 12,
+    /// Time stamps that had waited in the inode.
+    Times = 13,
+}
+
+impl RecordOp {
+    pub const ALL: [RecordOp; 13] = [
+        RecordOp::Format,
+        RecordOp::Create,
+        RecordOp::Link,
+        RecordOp::Unlink,
+        RecordOp::Rename,
+        RecordOp::SetAttr,
+        RecordOp::Truncate,
+        RecordOp::WriteBack,
+        RecordOp::LogData,
+        RecordOp::Fallocate,
+        RecordOp::Xattr,
+        RecordOp::Reclaim,
+        RecordOp::Times,
+    ];
+
+    pub fn from_u8(n: u8) -> Option<RecordOp> {
+        RecordOp::ALL.into_iter().find(|op| *op as u8 == n)
+    }
+}
+
+/// Which fields an [`InodePatch`] sets. Bit numbers are on disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct InodeMask(pub u32);
+
+impl InodeMask {
+    pub const MODE: InodeMask = InodeMask(1 << 0);
+    pub const FLAGS: InodeMask = InodeMask(1 << 1);
+    pub const UID: InodeMask = InodeMask(1 << 2);
+    pub const GID: InodeMask = InodeMask(1 << 3);
+    pub const NLINK: InodeMask = InodeMask(1 << 4);
+    pub const SIZE: InodeMask = InodeMask(1 << 5);
+    pub const BLOCKS: InodeMask = InodeMask(1 << 6);
+    pub const RDEV: InodeMask = InodeMask(1 << 7);
+    pub const PARENT: InodeMask = InodeMask(1 << 8);
+    pub const CHANGE: InodeMask = InodeMask(1 << 9);
+    pub const ATIME: InodeMask = InodeMask(1 << 10);
+    pub const MTIME: InodeMask = InodeMask(1 << 11);
+    pub const CTIME: InodeMask = InodeMask(1 << 12);
+    pub const BTIME: InodeMask = InodeMask(1 << 13);
+    /// The inode must not exist yet; fields not set are zero.
+    pub const CREATE: InodeMask = InodeMask(1 << 31);
+    pub const ALL_FIELDS: InodeMask = InodeMask((1 << 14) - 1);
+
+    pub const fn contains(self, other: InodeMask) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    pub const fn without(self, other: InodeMask) -> InodeMask {
+        InodeMask(self.0 & !other.0)
+    }
+}
+
+impl std::ops::BitOr for InodeMask {
+    type Output = InodeMask;
+    fn bitor(self, other: InodeMask) -> InodeMask {
+        InodeMask(self.0 | other.0)
+    }
+}
+
+impl std::ops::BitOrAssign for InodeMask {
+    fn bitor_assign(&mut self, other: InodeMask) {
+        self.0 |= other.0;
+    }
+}
+
+/// Sets fields of an inode core: those in `mask`, to the values in `core`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct InodePatch {
+    pub ino: Ino,
+    pub mask: InodeMask,
+    pub core: InodeCore,
+}
+
+impl InodePatch {
+    /// Applies the patch to `target`.
+    pub fn apply_to(&self, target: &mut InodeCore) {
+        macro_rules! set {
+            ($($bit:ident $field:ident),* $(,)?) => {
+                $(if self.mask.contains(InodeMask::$bit) { target.$field = self.core.$field; })*
+            };
+        }
+        set!(MODE mode, FLAGS flags, UID uid, GID gid, NLINK nlink, SIZE size, BLOCKS blocks, RDEV rdev,
+             PARENT parent, CHANGE change, ATIME atime, MTIME mtime, CTIME ctime, BTIME btime);
+    }
+}
+
+/// One edit, borrowed from its record.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Edit<'a> {
+    Inode(InodePatch),
+    /// Inserts or replaces an item.
+    Put { key: Key, value: &'a [u8] },
+    /// Removes an item, which must exist.
+    Delete { key: Key },
+    /// Takes blocks, which must be free.
+    Alloc(Extent),
+    /// Gives blocks back, which must be allocated.
+    Free(Extent),
+    /// File bytes whose newest durable copy is this record until a `Drop` covers them.
+    Data { ino: Ino, offset: u64, bytes: &'a [u8] },
+    /// Like `Data` with `len` zero bytes.
+    Zero { ino: Ino, offset: u64, len: u64 },
+    /// Log-resident bytes of the range are void: they are in place, or gone with a truncate, punch or unlink.
+    Drop { ino: Ino, offset: u64, len: u64 },
+}
+
+mod tag {
+    pub const INODE: u8 = 1;
+    pub const PUT: u8 = 2;
+    pub const DELETE: u8 = 3;
+    pub const ALLOC: u8 = 4;
+    pub const FREE: u8 = 5;
+    pub const DATA: u8 = 6;
+    pub const ZERO: u8 = 7;
+    pub const DROP: u8 = 8;
+}
+
+/// Bytes of an encoded record's header.
+pub const RECORD_HEADER: usize = 4;
+
+/// Builds a record.
+#[derive(Clone, Debug)]
+pub struct RecordBuilder {
+    bytes: Vec<u8>,
+    edits: u16,
+}
+
+impl RecordBuilder {
+    pub fn new(op: RecordOp) -> RecordBuilder {
+        let mut bytes = Vec::with_capacity(256);
+        bytes.extend_from_slice(&[op as u8, 0, 0, 0]);
+        RecordBuilder { bytes, edits: 0 }
+    }
+
+    fn edit(&mut self, tag: u8) {
+        self.edits = self.edits.checked_add(1).expect("operations are split long before 65,535 edits");
+        self.bytes.push(tag);
+    }
+
+    fn u64(&mut self, n: u64) -> &mut Self {
+        self.bytes.extend_from_slice(&n.to_le_bytes());
+        self
+    }
+
+    fn u32(&mut self, n: u32) -> &mut Self {
+        self.bytes.extend_from_slice(&n.to_le_bytes());
+        self
+    }
+
+    fn key(&mut self, key: Key) {
+        self.bytes.extend_from_slice(&key.encode());
+    }
+
+    pub fn inode(&mut self, ino: Ino, mask: InodeMask, core: &InodeCore) {
+        self.edit(tag::INODE);
+        self.u64(ino.0).u32(mask.0);
+        let has = |bit| mask.contains(bit);
+        for (bit, value) in [
+            (InodeMask::MODE, core.mode),
+            (InodeMask::FLAGS, core.flags),
+            (InodeMask::UID, core.uid),
+            (InodeMask::GID, core.gid),
+            (InodeMask::NLINK, core.nlink),
+        ] {
+            if has(bit) {
+                self.u32(value);
+            }
+        }
+        for (bit, value) in [
+            (InodeMask::SIZE, core.size),
+            (InodeMask::BLOCKS, core.blocks),
+            (InodeMask::RDEV, core.rdev),
+            (InodeMask::PARENT, core.parent.0),
+            (InodeMask::CHANGE, core.change),
+        ] {
+            if has(bit) {
+                self.u64(value);
+            }
+        }
+        for (bit, value) in [
+            (InodeMask::ATIME, core.atime),
+            (InodeMask::MTIME, core.mtime),
+            (InodeMask::CTIME, core.ctime),
+            (InodeMask::BTIME, core.btime),
+        ] {
+            if has(bit) {
+                self.u64(value.sec as u64).u32(value.nsec);
+            }
+        }
+    }
+
+    pub fn put(&mut self, key: Key, value: &[u8]) {
+        assert!(value.len() <= crate::item::VALUE_MAX, "item values are bounded by the format");
+        self.edit(tag::PUT);
+        self.key(key);
+        self.bytes.extend_from_slice(&(value.len() as u16).to_le_bytes());
+        self.bytes.extend_from_slice(value);
+    }
+
+    pub fn delete(&mut self, key: Key) {
+        self.edit(tag::DELETE);
+        self.key(key);
+    }
+
+    pub fn alloc(&mut self, extent: Extent) {
+        self.edit(tag::ALLOC);
+        self.u64(extent.start.0).u64(extent.blocks);
+    }
+
+    pub fn free(&mut self, extent: Extent) {
+        self.edit(tag::FREE);
+        self.u64(extent.start.0).u64(extent.blocks);
+    }
+
+    pub fn data(&mut self, ino: Ino, offset: u64, bytes: &[u8]) {
+        self.edit(tag::DATA);
+        self.u64(ino.0).u64(offset).u32(bytes.len() as u32);
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    pub fn zero(&mut self, ino: Ino, offset: u64, len: u64) {
+        self.edit(tag::ZERO);
+        self.u64(ino.0).u64(offset).u64(len);
+    }
+
+    pub fn drop_data(&mut self, ino: Ino, offset: u64, len: u64) {
+        self.edit(tag::DROP);
+        self.u64(ino.0).u64(offset).u64(len);
+    }
+
+    pub fn edits(&self) -> u16 {
+        self.edits
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.edits == 0
+    }
+
+    /// Bytes of the record as it stands.
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// The encoded record.
+    pub fn finish(mut self) -> Vec<u8> {
+        self.bytes[2..4].copy_from_slice(&self.edits.to_le_bytes());
+        self.bytes
+    }
+}
+
+/// A decoded record: its operation and a checked list of edits.
+#[derive(Clone, Debug)]
+pub struct Record<'a> {
+    pub op: RecordOp,
+    pub edits: Vec<Edit<'a>>,
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, n: usize) -> Option<&'a [u8]> {
+        let (head, rest) = self.0.split_at_checked(n)?;
+        self.0 = rest;
+        Some(head)
+    }
+
+    fn u8(&mut self) -> Option<u8> {
+        Some(self.take(1)?[0])
+    }
+
+    fn u16(&mut self) -> Option<u16> {
+        Some(u16::from_le_bytes(self.take(2)?.try_into().ok()?))
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        Some(u32::from_le_bytes(self.take(4)?.try_into().ok()?))
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        Some(u64::from_le_bytes(self.take(8)?.try_into().ok()?))
+    }
+
+    fn key(&mut self) -> Option<Key> {
+        Some(Key::decode(self.take(Key::SIZE)?.try_into().ok()?))
+    }
+
+    fn time(&mut self) -> Option<Timespec> {
+        let t = Timespec { sec: self.u64()? as i64, nsec: self.u32()? };
+        (t.nsec < 1_000_000_000).then_some(t)
+    }
+
+    fn extent(&mut self) -> Option<Extent> {
+        let e = Extent::new(BlockNo(self.u64()?), self.u64()?);
+        (e.blocks > 0 && e.start.0.checked_add(e.blocks).is_some()).then_some(e)
+    }
+
+    /// inode, offset, length of a byte range that does not wrap.
+    fn range(&mut self, wide: bool) -> Option<(Ino, u64, u64)> {
+        let (ino, offset) = (Ino(self.u64()?), self.u64()?);
+        let len = if wide { self.u64()? } else { self.u32()? as u64 };
+        offset.checked_add(len)?;
+        Some((ino, offset, len))
+    }
+
+    fn inode(&mut self) -> Option<InodePatch> {
+        let ino = Ino(self.u64()?);
+        let mask = InodeMask(self.u32()?);
+        let known = InodeMask::ALL_FIELDS | InodeMask::CREATE;
+        if ino.0 == 0 || !known.contains(mask) {
+            return None;
+        }
+        let mut core = InodeCore::default();
+        macro_rules! get {
+            ($($bit:ident => $field:ident = $read:expr);* $(;)?) => {
+                $(if mask.contains(InodeMask::$bit) { core.$field = $read?; })*
+            };
+        }
+        get! {
+            MODE => mode = self.u32();
+            FLAGS => flags = self.u32();
+            UID => uid = self.u32();
+            GID => gid = self.u32();
+            NLINK => nlink = self.u32();
+            SIZE => size = self.u64();
+            BLOCKS => blocks = self.u64();
+            RDEV => rdev = self.u64();
+            PARENT => parent = self.u64().map(Ino);
+            CHANGE => change = self.u64();
+            ATIME => atime = self.time();
+            MTIME => mtime = self.time();
+            CTIME => ctime = self.time();
+            BTIME => btime = self.time();
+        }
+        Some(InodePatch { ino, mask, core })
+    }
+
+    fn edit(&mut self) -> Option<Edit<'a>> {
+        Some(match self.u8()? {
+            tag::INODE => Edit::Inode(self.inode()?),
+            tag::PUT => {
+                let key = self.key()?;
+                let len = self.u16()? as usize;
+                if len > crate::item::VALUE_MAX {
+                    return None;
+                }
+                Edit::Put { key, value: self.take(len)? }
+            }
+            tag::DELETE => Edit::Delete { key: self.key()? },
+            tag::ALLOC => Edit::Alloc(self.extent()?),
+            tag::FREE => Edit::Free(self.extent()?),
+            tag::DATA => {
+                let (ino, offset, len) = self.range(false)?;
+                Edit::Data { ino, offset, bytes: self.take(len as usize)? }
+            }
+            tag::ZERO => {
+                let (ino, offset, len) = self.range(true)?;
+                Edit::Zero { ino, offset, len }
+            }
+            tag::DROP => {
+                let (ino, offset, len) = self.range(true)?;
+                Edit::Drop { ino, offset, len }
+            }
+            _ => return None,
+        })
+    }
+}
+
+impl<'a> Record<'a> {
+    /// Decodes a record that lies at `lsn`. Every edit is well-formed afterwards (whether it can be applied is the
+    /// store's question).
+    pub fn decode(lsn: Lsn, bytes: &'a [u8]) -> Result<Record<'a>> {
+        let bad = || Error::corrupt_log(lsn, "malformed record");
+        let mut r = Reader(bytes);
+        let op = r.u8().and_then(RecordOp::from_u8).ok_or_else(bad)?;
+        if r.u8() != Some(0) {
+            return Err(Error::corrupt_log(lsn, "record with unknown flags"));
+        }
+        let count = r.u16().ok_or_else(bad)? as usize;
+        let mut edits = Vec::with_capacity(count.min(bytes.len()));
+        for _ in 0..count {
+            edits.push(r.edit().ok_or_else(bad)?);
+        }
+        if !r.0.is_empty() {
+            return Err(bad());
+        }
+        Ok(Record { op, edits })
+    }
+}
+
+#[cfg(test)]
+#[path = "record_tests.rs"]
+mod tests;

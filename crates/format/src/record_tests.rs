@@ -1,0 +1,58 @@
+use super::*;
+use crate::ItemKind;
+use proptest::prelude::*;
+
+#[test]
+fn a_record_reads_back_as_it_was_built() {
+    let core = InodeCore { mode: 0o100_644, nlink: 1, size: 7, mtime: Timespec { sec: -5, nsec: 3 }, ..Default::default() };
+    let mut b = RecordBuilder::new(RecordOp::Create);
+    b.inode(Ino(9), InodeMask::CREATE | InodeMask::ALL_FIELDS, &core);
+    b.put(Key::new(Ino(1), ItemKind::Dentry, 512), b"value");
+    b.delete(Key::inode(Ino(4)));
+    b.alloc(Extent::new(BlockNo(5), 6));
+    b.free(Extent::new(BlockNo(7), 8));
+    b.data(Ino(9), 3, b"hello");
+    b.zero(Ino(9), 4096, 1 << 40);
+    b.drop_data(Ino(9), 0, 10);
+    let bytes = b.finish();
+    let record = Record::decode(Lsn(0), &bytes).unwrap();
+    assert_eq!(record.op, RecordOp::Create);
+    assert_eq!(
+        record.edits,
+        vec![
+            Edit::Inode(InodePatch { ino: Ino(9), mask: InodeMask::CREATE | InodeMask::ALL_FIELDS, core }),
+            Edit::Put { key: Key::new(Ino(1), ItemKind::Dentry, 512), value: b"value" },
+            Edit::Delete { key: Key::inode(Ino(4)) },
+            Edit::Alloc(Extent::new(BlockNo(5), 6)),
+            Edit::Free(Extent::new(BlockNo(7), 8)),
+            Edit::Data { ino: Ino(9), offset: 3, bytes: b"hello" },
+            Edit::Zero { ino: Ino(9), offset: 4096, len: 1 << 40 },
+            Edit::Drop { ino: Ino(9), offset: 0, len: 10 },
+        ]
+    );
+}
+
+#[test]
+fn a_patch_sets_its_fields_and_no_other() {
+    let new = InodeCore { size: 10, uid: 5, ..Default::default() };
+    let mut target = InodeCore { size: 1, uid: 2, gid: 3, ..Default::default() };
+    InodePatch { ino: Ino(2), mask: InodeMask::SIZE, core: new }.apply_to(&mut target);
+    assert_eq!((target.size, target.uid, target.gid), (10, 2, 3));
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_decode_or_are_refused(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        let _ = Record::decode(Lsn(1), &bytes);
+    }
+
+    #[test]
+    fn a_cut_record_is_refused(cut in 0usize..60) {
+        let mut b = RecordBuilder::new(RecordOp::SetAttr);
+        b.inode(Ino(2), InodeMask::MODE | InodeMask::MTIME, &InodeCore::default());
+        b.data(Ino(2), 0, &[1; 30]);
+        let bytes = b.finish();
+        prop_assume!(cut < bytes.len());
+        prop_assert!(Record::decode(Lsn(1), &bytes[..cut]).is_err());
+    }
+}

@@ -1,0 +1,388 @@
+//! The superblock: geometry, identity and features, and where the last checkpoint left the tree and the log.
+//!
+//! # Invariants
+//! 1. Two slots. A checkpoint of generation `g` writes slot `g % 2`, with FUA, after all it points to is durable.
+//!    The other slot is untouched, so at every moment one slot is whole.
+//! 2. Mount takes the valid slot with the higher generation. Should the newer one have been destroyed, recovery notices:
+//!    the log carries a tail beyond the older slot's, or a newer epoch ([`crate::logwrite`]).
+//! 3. Geometry, identity and features are equal in both slots.
+//! 4. `tail_lsn <= checkpoint_lsn`. The tree holds exactly the records below `checkpoint_lsn`; records from `tail_lsn`
+//!    on are still needed for the data that rides in them.
+
+use crate::alloc::{GROUP_BLOCKS, INDEX_ENTRIES};
+use crate::crc_without;
+use crate::node::NODE_BLOCKS;
+use kedge_base::{BLOCK_SIZE, BlockNo, CorruptKind, Epoch, Error, Generation, Ino, Lsn, Result, Timespec};
+use zerocopy::little_endian::{I64, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+const MAGIC: [u8; 8] = *b"KEDGEFS\0";
+const VERSION: u32 = 1;
+/// Blocks of the two slots.
+pub const SLOTS: [BlockNo; 2] = [BlockNo(0), BlockNo(16)];
+/// Smallest image, in bytes.
+pub const IMAGE_MIN: u64 = 16 << 20;
+/// Smallest log, in bytes.
+pub const LOG_MIN: u64 = 1 << 20;
+/// Largest log, in bytes.
+pub const LOG_MAX: u64 = 1 << 30;
+/// Longest label, in bytes.
+pub const LABEL_MAX: usize = 64;
+/// First free byte for tree node blocks never lies below this block.
+const FIRST_AREA: u64 = 17;
+
+/// Features whose unknown bits refuse the mount.
+pub const INCOMPAT_KNOWN: u64 = 0;
+/// Features whose unknown bits force a read-only mount.
+pub const RO_COMPAT_KNOWN: u64 = 0;
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Raw {
+    magic: [u8; 8],
+    version: U32,
+    crc: U32,
+    uuid: [u8; 16],
+    hash_seed: [u8; 16],
+    label: [u8; LABEL_MAX],
+    feature_compat: U64,
+    feature_ro_compat: U64,
+    feature_incompat: U64,
+    block_size: U32,
+    node_blocks: U32,
+    total_blocks: U64,
+    group_blocks: U64,
+    index_start: [U64; 2],
+    index_blocks: U64,
+    bitmap_start: [U64; 2],
+    log_start: U64,
+    log_blocks: U64,
+    data_start: U64,
+    created_sec: I64,
+    created_nsec: U32,
+    clean: U32,
+    generation: U64,
+    root: U64,
+    root_generation: U64,
+    root_level: U64,
+    checkpoint_lsn: U64,
+    tail_lsn: U64,
+    epoch: U64,
+    next_ino: U64,
+    inodes: U64,
+    free_blocks: U64,
+    nodes: U64,
+    written_sec: I64,
+}
+
+const CRC_AT: usize = std::mem::offset_of!(Raw, crc);
+const _: () = assert!(CRC_AT == 12);
+const _: () = assert!(std::mem::offset_of!(Raw, feature_compat) == 112);
+const _: () = assert!(std::mem::offset_of!(Raw, generation) == 240);
+/// One sector holds a slot, so that a torn write leaves it either old or new.
+const _: () = assert!(size_of::<Raw>() <= 512);
+
+/// Fixed at format time.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Geometry {
+    pub uuid: uuid::Uuid,
+    /// Key of the name hash.
+    pub hash_seed: [u8; 16],
+    pub label: String,
+    pub feature_compat: u64,
+    pub feature_ro_compat: u64,
+    pub feature_incompat: u64,
+    pub total_blocks: u64,
+    pub index_start: [BlockNo; 2],
+    pub index_blocks: u64,
+    pub bitmap_start: [BlockNo; 2],
+    pub log_start: BlockNo,
+    pub log_blocks: u64,
+    /// First block that tree nodes and file data may use.
+    pub data_start: BlockNo,
+    pub created: Timespec,
+}
+
+impl Geometry {
+    pub fn groups(&self) -> u64 {
+        self.total_blocks.div_ceil(GROUP_BLOCKS)
+    }
+
+    pub fn log_bytes(&self) -> u64 {
+        self.log_blocks * BLOCK_SIZE as u64
+    }
+
+    /// The default log size for an image: a 32nd of it, within 32 MiB and 1 GiB, and never above a quarter.
+    pub fn default_log_bytes(image_bytes: u64) -> u64 {
+        let log = (image_bytes / 32).clamp(32 << 20, LOG_MAX).min(image_bytes / 4).max(LOG_MIN);
+        log / BLOCK_SIZE as u64 * BLOCK_SIZE as u64
+    }
+
+    /// Lays out an image of `image_bytes` with a log of `log_bytes`.
+    pub fn plan(
+        image_bytes: u64,
+        log_bytes: u64,
+        label: &str,
+        uuid: uuid::Uuid,
+        hash_seed: [u8; 16],
+        created: Timespec,
+    ) -> Result<Geometry> {
+        let block = BLOCK_SIZE as u64;
+        if image_bytes < IMAGE_MIN {
+            return Err(Error::invalid(format!("image of {image_bytes} bytes: the smallest is {IMAGE_MIN} (16 MiB)")));
+        }
+        if !(LOG_MIN..=LOG_MAX).contains(&log_bytes) || log_bytes > image_bytes / 2 {
+            return Err(Error::invalid(format!(
+                "log of {log_bytes} bytes: it must be {LOG_MIN} (1 MiB) to {LOG_MAX} (1 GiB) and at most half the image"
+            )));
+        }
+        if label.len() > LABEL_MAX || label.bytes().any(|b| b == 0) {
+            return Err(Error::invalid(format!("label of {} bytes: the longest is {LABEL_MAX}", label.len())));
+        }
+        let total_blocks = image_bytes / block;
+        let groups = total_blocks.div_ceil(GROUP_BLOCKS);
+        let index_blocks = groups.div_ceil(INDEX_ENTRIES as u64);
+        let index0 = FIRST_AREA;
+        let bitmap0 = index0 + 2 * index_blocks;
+        let log_start = bitmap0 + 2 * groups;
+        let log_blocks = log_bytes / block;
+        let data_start = (log_start + log_blocks).next_multiple_of(NODE_BLOCKS);
+        Ok(Geometry {
+            uuid,
+            hash_seed,
+            label: label.to_owned(),
+            feature_compat: 0,
+            feature_ro_compat: 0,
+            feature_incompat: 0,
+            total_blocks,
+            index_start: [BlockNo(index0), BlockNo(index0 + index_blocks)],
+            index_blocks,
+            bitmap_start: [BlockNo(bitmap0), BlockNo(bitmap0 + groups)],
+            log_start: BlockNo(log_start),
+            log_blocks,
+            data_start: BlockNo(data_start),
+            created,
+        })
+    }
+}
+
+/// What a checkpoint leaves behind.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CheckpointState {
+    pub generation: Generation,
+    /// Address, generation and level of the tree's root node.
+    pub root: BlockNo,
+    pub root_generation: Generation,
+    pub root_level: u8,
+    /// The cut: the tree holds exactly the records below.
+    pub checkpoint_lsn: Lsn,
+    /// Where recovery starts to scan.
+    pub tail_lsn: Lsn,
+    pub epoch: Epoch,
+    /// Every inode number from here on was never used.
+    pub next_ino: Ino,
+    /// Number of inodes, the root included.
+    pub inodes: u64,
+    pub free_blocks: u64,
+    /// Number of tree nodes.
+    pub nodes: u64,
+    /// The image was unmounted: the log holds nothing that the tree lacks.
+    pub clean: bool,
+    pub written_sec: i64,
+}
+
+/// A decoded slot.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Superblock {
+    pub geometry: Geometry,
+    pub checkpoint: CheckpointState,
+}
+
+impl Superblock {
+    /// The slot of a generation.
+    pub fn slot_of(generation: Generation) -> usize {
+        (generation.0 % 2) as usize
+    }
+
+    /// The block of the slot of `self`'s generation.
+    pub fn block(&self) -> BlockNo {
+        SLOTS[Superblock::slot_of(self.checkpoint.generation)]
+    }
+
+    /// Encodes into a whole block.
+    pub fn encode(&self, out: &mut [u8]) {
+        assert_eq!(out.len(), BLOCK_SIZE);
+        let (g, c) = (&self.geometry, &self.checkpoint);
+        let mut label = [0; LABEL_MAX];
+        label[..g.label.len()].copy_from_slice(g.label.as_bytes());
+        let raw = Raw {
+            magic: MAGIC,
+            version: VERSION.into(),
+            crc: 0.into(),
+            uuid: *g.uuid.as_bytes(),
+            hash_seed: g.hash_seed,
+            label,
+            feature_compat: g.feature_compat.into(),
+            feature_ro_compat: g.feature_ro_compat.into(),
+            feature_incompat: g.feature_incompat.into(),
+            block_size: (BLOCK_SIZE as u32).into(),
+            node_blocks: (NODE_BLOCKS as u32).into(),
+            total_blocks: g.total_blocks.into(),
+            group_blocks: GROUP_BLOCKS.into(),
+            index_start: g.index_start.map(|b| b.0.into()),
+            index_blocks: g.index_blocks.into(),
+            bitmap_start: g.bitmap_start.map(|b| b.0.into()),
+            log_start: g.log_start.0.into(),
+            log_blocks: g.log_blocks.into(),
+            data_start: g.data_start.0.into(),
+            created_sec: g.created.sec.into(),
+            created_nsec: g.created.nsec.into(),
+            clean: (c.clean as u32).into(),
+            generation: c.generation.0.into(),
+            root: c.root.0.into(),
+            root_generation: c.root_generation.0.into(),
+            root_level: (c.root_level as u64).into(),
+            checkpoint_lsn: c.checkpoint_lsn.0.into(),
+            tail_lsn: c.tail_lsn.0.into(),
+            epoch: c.epoch.0.into(),
+            next_ino: c.next_ino.0.into(),
+            inodes: c.inodes.into(),
+            free_blocks: c.free_blocks.into(),
+            nodes: c.nodes.into(),
+            written_sec: c.written_sec.into(),
+        };
+        out.fill(0);
+        out[..size_of::<Raw>()].copy_from_slice(raw.as_bytes());
+        let crc = crc_without(out, CRC_AT);
+        out[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
+    }
+
+    /// Whether a block starts with the magic of a superblock, valid or not.
+    pub fn has_magic(bytes: &[u8]) -> bool {
+        bytes.starts_with(&MAGIC)
+    }
+
+    /// Decodes slot `slot` of a device of `device_blocks` blocks.
+    ///
+    /// A valid slot is a block that (1) has the magic, (2) has version 1, (3) matches its CRC, (4) says this format's
+    /// block, node and group sizes, (5) describes areas that lie in order inside the image and a root inside the data
+    /// area, (6) is of a generation that belongs in this slot, and (7) fits the device.
+    pub fn decode(bytes: &[u8], slot: usize, device_blocks: u64) -> Result<Superblock> {
+        let block = SLOTS[slot];
+        let bad = |what: String| Error::corrupt(CorruptKind::Superblock, block, what);
+        let Ok((raw, _)) = Raw::read_from_prefix(bytes) else {
+            return Err(bad("short block".into()));
+        };
+        if raw.magic != MAGIC {
+            return Err(bad("no KedgeFS magic".into()));
+        }
+        if raw.version.get() != VERSION {
+            return Err(Error::Unsupported(format!("format version {}", raw.version).into()));
+        }
+        if bytes.len() != BLOCK_SIZE || crc_without(bytes, CRC_AT) != raw.crc.get() {
+            return Err(bad("checksum mismatch".into()));
+        }
+        if raw.block_size.get() as usize != BLOCK_SIZE
+            || raw.node_blocks.get() as u64 != NODE_BLOCKS
+            || raw.group_blocks.get() != GROUP_BLOCKS
+        {
+            return Err(bad("impossible block, node or group size".into()));
+        }
+        let label = raw.label.split(|&b| b == 0).next().unwrap_or_default();
+        let geometry = Geometry {
+            uuid: uuid::Uuid::from_bytes(raw.uuid),
+            hash_seed: raw.hash_seed,
+            label: String::from_utf8_lossy(label).into_owned(),
+            feature_compat: raw.feature_compat.get(),
+            feature_ro_compat: raw.feature_ro_compat.get(),
+            feature_incompat: raw.feature_incompat.get(),
+            total_blocks: raw.total_blocks.get(),
+            index_start: raw.index_start.map(|b| BlockNo(b.get())),
+            index_blocks: raw.index_blocks.get(),
+            bitmap_start: raw.bitmap_start.map(|b| BlockNo(b.get())),
+            log_start: BlockNo(raw.log_start.get()),
+            log_blocks: raw.log_blocks.get(),
+            data_start: BlockNo(raw.data_start.get()),
+            created: Timespec { sec: raw.created_sec.get(), nsec: raw.created_nsec.get() },
+        };
+        let checkpoint = CheckpointState {
+            generation: Generation(raw.generation.get()),
+            root: BlockNo(raw.root.get()),
+            root_generation: Generation(raw.root_generation.get()),
+            root_level: u8::try_from(raw.root_level.get()).map_err(|_| bad("impossible tree height".into()))?,
+            checkpoint_lsn: Lsn(raw.checkpoint_lsn.get()),
+            tail_lsn: Lsn(raw.tail_lsn.get()),
+            epoch: Epoch(raw.epoch.get()),
+            next_ino: Ino(raw.next_ino.get()),
+            inodes: raw.inodes.get(),
+            free_blocks: raw.free_blocks.get(),
+            nodes: raw.nodes.get(),
+            clean: raw.clean.get() != 0,
+            written_sec: raw.written_sec.get(),
+        };
+        let sb = Superblock { geometry, checkpoint };
+        sb.check(slot).map_err(|what| bad(what.into()))?;
+        if sb.geometry.total_blocks > device_blocks {
+            return Err(bad(format!(
+                "image of {} blocks on a device of {device_blocks}: truncated",
+                sb.geometry.total_blocks
+            )));
+        }
+        Ok(sb)
+    }
+
+    fn check(&self, slot: usize) -> Result<(), &'static str> {
+        let (g, c) = (&self.geometry, &self.checkpoint);
+        if Superblock::slot_of(c.generation) != slot {
+            return Err("generation belongs in the other slot");
+        }
+        if g.total_blocks < IMAGE_MIN / BLOCK_SIZE as u64 || g.total_blocks > u64::MAX / BLOCK_SIZE as u64 {
+            return Err("impossible image size");
+        }
+        let groups = g.groups();
+        let areas = [
+            (g.index_start[0].0, g.index_blocks),
+            (g.index_start[1].0, g.index_blocks),
+            (g.bitmap_start[0].0, groups),
+            (g.bitmap_start[1].0, groups),
+            (g.log_start.0, g.log_blocks),
+        ];
+        let mut at = FIRST_AREA;
+        for (start, blocks) in areas {
+            if start < at || blocks > g.total_blocks || start > g.total_blocks - blocks {
+                return Err("areas overlap or lie outside the image");
+            }
+            at = start + blocks;
+        }
+        if g.index_blocks != groups.div_ceil(INDEX_ENTRIES as u64) {
+            return Err("impossible allocation index size");
+        }
+        if !(LOG_MIN..=LOG_MAX).contains(&g.log_bytes()) {
+            return Err("impossible log size");
+        }
+        if g.data_start.0 < at || g.data_start.0 >= g.total_blocks || g.data_start.0 % NODE_BLOCKS != 0 {
+            return Err("data area outside the image");
+        }
+        if c.root < g.data_start || c.root.0 + NODE_BLOCKS > g.total_blocks || c.root.0 % NODE_BLOCKS != 0 {
+            return Err("tree root outside the data area");
+        }
+        if c.root_generation > c.generation || c.root_level > 16 {
+            return Err("impossible tree root");
+        }
+        if c.tail_lsn > c.checkpoint_lsn
+            || c.checkpoint_lsn.0 - c.tail_lsn.0 > g.log_bytes()
+            || c.tail_lsn.0 % BLOCK_SIZE as u64 != 0
+            || c.checkpoint_lsn.0 % BLOCK_SIZE as u64 != 0
+        {
+            return Err("impossible log positions");
+        }
+        if c.next_ino <= Ino::ROOT || c.free_blocks > g.total_blocks {
+            return Err("impossible inode or block count");
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[path = "superblock_tests.rs"]
+mod tests;
