@@ -1,0 +1,161 @@
+//! The words of the file system's interface.
+
+use kedge_base::{Ino, Timespec};
+use kedge_format::{FileKind, InodeCore};
+use serde::Serialize;
+use std::time::Duration;
+
+/// How an image is made.
+#[derive(Clone, Debug, Default)]
+pub struct FormatOptions {
+    /// Bytes; `None`: the device's size.
+    pub size: Option<u64>,
+    /// Bytes; `None`: a 32nd of the image within 32 MiB and 1 GiB.
+    pub log_size: Option<u64>,
+    pub label: String,
+    pub uuid: Option<uuid::Uuid>,
+}
+
+/// How an image is opened.
+#[derive(Clone, Debug)]
+pub struct MountOptions {
+    pub read_only: bool,
+    /// Completed work that no fsync covered is made durable at least this often.
+    pub commit: Duration,
+    /// Budget in bytes for cached tree nodes and file pages together.
+    pub cache_size: u64,
+    /// Background checkpoints start when free log space falls below this percentage (1..=99); `None`: the operation that finds no
+    /// space checkpoints.
+    pub async_checkpoint: Option<u8>,
+}
+
+impl Default for MountOptions {
+    fn default() -> Self {
+        MountOptions { read_only: false, commit: Duration::from_secs(5), cache_size: 256 << 20, async_checkpoint: Some(50) }
+    }
+}
+
+/// Who creates an inode.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Owner {
+    pub uid: u32,
+    pub gid: u32,
+}
+
+/// What stat(2) shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attr {
+    pub ino: Ino,
+    pub kind: FileKind,
+    /// Type and permission bits.
+    pub mode: u32,
+    pub nlink: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub rdev: u64,
+    pub size: u64,
+    /// 512-byte units, as in st_blocks.
+    pub blocks: u64,
+    pub atime: Timespec,
+    pub mtime: Timespec,
+    pub ctime: Timespec,
+    pub btime: Timespec,
+}
+
+impl Attr {
+    pub(crate) fn from_core(ino: Ino, core: &InodeCore, kind: FileKind) -> Attr {
+        Attr {
+            ino,
+            kind,
+            mode: core.mode,
+            nlink: core.nlink,
+            uid: core.uid,
+            gid: core.gid,
+            rdev: core.rdev,
+            size: core.size,
+            blocks: core.blocks * 8,
+            atime: core.atime,
+            mtime: core.mtime,
+            ctime: core.ctime,
+            btime: core.btime,
+        }
+    }
+}
+
+/// A new time stamp.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SetTime {
+    Now,
+    At(Timespec),
+}
+
+/// Changes asked of setattr; `None` leaves the field.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SetAttr {
+    /// Permission bits (the type bits are ignored).
+    pub mode: Option<u32>,
+    pub uid: Option<u32>,
+    pub gid: Option<u32>,
+    pub size: Option<u64>,
+    pub atime: Option<SetTime>,
+    pub mtime: Option<SetTime>,
+    pub ctime: Option<Timespec>,
+}
+
+/// One entry that readdir shows. "." and ".." come first.
+#[derive(Clone, Copy, Debug)]
+pub struct DirEntry<'a> {
+    pub ino: Ino,
+    pub kind: FileKind,
+    pub name: &'a [u8],
+    /// Pass it to readdir to go on behind this entry. Stable while the directory changes.
+    pub cookie: u64,
+}
+
+/// Flags of renameat2(2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum RenameMode {
+    /// Replace the target if it exists.
+    #[default]
+    Replace,
+    NoReplace,
+    Exchange,
+}
+
+/// Flags of setxattr(2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum XattrMode {
+    #[default]
+    Any,
+    Create,
+    Replace,
+}
+
+/// Modes of fallocate(2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FallocateMode {
+    Allocate { keep_size: bool },
+    PunchHole,
+    ZeroRange { keep_size: bool },
+    CollapseRange,
+    InsertRange,
+}
+
+/// Whence of lseek(2) beyond the classic three.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SeekKind {
+    Data,
+    Hole,
+}
+
+/// What statfs(2) shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct StatFs {
+    pub block_size: u32,
+    pub blocks: u64,
+    pub blocks_free: u64,
+    pub blocks_available: u64,
+    pub inodes: u64,
+    pub inodes_free: u64,
+    pub name_max: u32,
+}
