@@ -96,13 +96,15 @@ pub fn unmount(dir: &Path, _lazy: bool) -> Result<()> {
 
 /// What the checker found.
 pub struct Checked {
-    /// One line for each error, empty when the image is clean.
-    pub errors: Vec<String>,
-    /// The whole report.
+    /// For people.
+    pub text: String,
     pub json: serde_json::Value,
+    /// As fsck(8) wants it.
+    pub exit_code: u8,
 }
 
-// integration: kedge_fsck::check(open_device(path, true)?, &CheckOptions::default())
+// integration: kedge_fsck::check(open_device(path, true)?, &CheckOptions::default()): text is the report's Display,
+// json its Serialize, exit_code its exit_code()
 /// Judges an image without writing to it.
 pub fn check(path: &Path) -> Result<Checked> {
     let _ = open_device(path, true)?;

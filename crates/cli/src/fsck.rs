@@ -18,9 +18,7 @@ pub struct Args {
     image: PathBuf,
 }
 
-// Exit codes of fsck(8).
-const CLEAN: u8 = 0;
-const ERRORS_LEFT: u8 = 4;
+// Exit codes of fsck(8) that are not the report's own.
 pub const OPERATIONAL: u8 = 8;
 pub const USAGE: u8 = 16;
 
@@ -33,13 +31,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if args.json {
         writeln!(out, "{:#}", checked.json)?;
     } else {
-        for error in &checked.errors {
-            writeln!(out, "{}: {error}", args.image.display())?;
-        }
-        match checked.errors.len() {
-            0 => writeln!(out, "{}: clean", args.image.display())?,
-            n => writeln!(out, "{}: {n} errors; nothing was changed", args.image.display())?,
-        }
+        writeln!(out, "{}", checked.text.trim_end())?;
     }
-    Ok(ExitCode::from(if checked.errors.is_empty() { CLEAN } else { ERRORS_LEFT }))
+    Ok(ExitCode::from(checked.exit_code))
 }
