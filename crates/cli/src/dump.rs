@@ -3,8 +3,8 @@
 //! Plain reads, no lock, no recovery: what is shown is what lies on the device. On a mounted image that is the last
 //! checkpoint and as much of the log as has been written.
 
-use crate::engine;
 use crate::image::Image;
+use crate::tree;
 use anyhow::{Context, Result};
 use kedge_base::{BLOCK_SIZE, Lsn};
 use kedge_format::item::{Dentry, ExtentItem, Orphan, Xattr};
@@ -19,7 +19,7 @@ use std::process::ExitCode;
 
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// Only the items of this inode
+    /// The items of this inode in the last checkpoint's tree
     #[arg(long, value_name = "N", conflicts_with = "log")]
     ino: Option<u64>,
     /// The log from its tail to its end, record by record
@@ -38,7 +38,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if args.log {
         dump_log(&image, &mut out)?;
     } else if args.tree || args.ino.is_some() {
-        engine::walk_tree(&image, args.ino, &mut |key, value| {
+        let superblock = image.superblock()?;
+        let keys = match args.ino {
+            None => Key::MIN..=Key::MAX,
+            Some(ino) => Key { ino, ..Key::MIN }..=Key { ino, ..Key::MAX },
+        };
+        tree::walk(&image, &superblock, &keys, &mut |key, value| {
             writeln!(out, "{key} {}", show_item(key, value))?;
             Ok(())
         })?;

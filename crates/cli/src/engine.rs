@@ -110,13 +110,3 @@ pub fn check(path: &Path) -> Result<Checked> {
     let _ = open_device(path, true)?;
     bail!("check {}: the checker is not part of this build", path.display())
 }
-
-// integration: a walk over the nodes from the superblock's root with kedge_format::node
-/// Shows the items of the last checkpoint's tree, of one inode or all, to `show`.
-pub fn walk_tree(
-    image: &crate::image::Image,
-    _ino: Option<u64>,
-    _show: &mut dyn FnMut(kedge_format::Key, &[u8]) -> Result<()>,
-) -> Result<()> {
-    bail!("dump {}: reading the tree is not part of this build", image.path.display())
-}

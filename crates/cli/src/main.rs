@@ -22,6 +22,7 @@ mod options;
 mod os;
 mod report;
 mod stats;
+mod tree;
 mod umount;
 
 use clap::{Parser, Subcommand};
