@@ -25,6 +25,7 @@ mod stats;
 mod tree;
 mod umount;
 
+use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 use std::ffi::OsString;
 use std::path::Path;
@@ -81,9 +82,9 @@ fn main() -> ExitCode {
     let usage_code = if is_fsck { fsck::USAGE } else { USAGE };
     let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
-        Err(e) if !e.use_stderr() => {
-            print!("{}", e.render().ansi());
-            return ExitCode::SUCCESS;
+        Err(e) if e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand || !e.use_stderr() => {
+            let code = if e.use_stderr() { usage_code } else { 0 };
+            return ExitCode::from(if e.print().is_ok() { code } else { FAILURE });
         }
         Err(e) => {
             eprintln!("kedge: {} (see kedge --help)", one_line(&first_paragraphs(&e)));

@@ -42,8 +42,9 @@ pub struct MountWords {
     pub allow_other: bool,
     pub workers: Option<usize>,
     pub writeback_cache: Option<bool>,
-    /// Generic options that the kernel has to know: nodev, nosuid, noexec, noatime.
-    pub kernel: Vec<&'static str>,
+    pub nosuid: bool,
+    pub nodev: bool,
+    pub noexec: bool,
 }
 
 /// Options of KedgeFS, as the message about an unknown one lists them.
@@ -60,21 +61,12 @@ pub const KNOWN: &[&str] = &[
     "writeback_cache",
     "nowriteback_cache",
 ];
-/// Generic options with an effect in the kernel, and the word that takes it back.
-const KERNEL: &[(&str, &str)] = &[
-    ("nodev", "dev"),
-    ("nosuid", "suid"),
-    ("noexec", "exec"),
-    ("noatime", "atime"),
-    ("nodiratime", "diratime"),
-];
 /// Generic options of mount(8) and fstab(5) that mean nothing here, or what happens anyway.
 const NO_EFFECT: &[&str] = &[
     "defaults",
+    "noatime",
+    "nodiratime",
     "relatime",
-    "norelatime",
-    "nostrictatime",
-    "nolazytime",
     "async",
     "auto",
     "noauto",
@@ -92,7 +84,8 @@ const NO_EFFECT: &[&str] = &[
 
 /// Background checkpoints start here when `async_checkpoint` names no percentage.
 const ASYNC_CHECKPOINT_DEFAULT: u8 = 50;
-const WORKERS_MAX: usize = 256;
+/// One may have to wait for another: with a single worker a mount could not make progress.
+const WORKERS: std::ops::RangeInclusive<u64> = 2..=64;
 
 impl MountWords {
     /// Reads the lists of all `-o` arguments, in order.
@@ -119,11 +112,16 @@ impl MountWords {
             }
             ("noasync_checkpoint", None) => self.async_checkpoint = Some(None),
             ("allow_other", None) => self.allow_other = true,
-            ("workers", Some(v)) => self.workers = Some(number(word, v, 1, WORKERS_MAX as u64)? as usize),
+            ("workers", Some(v)) => self.workers = Some(number(word, v, *WORKERS.start(), *WORKERS.end())? as usize),
             ("writeback_cache", None) => self.writeback_cache = Some(true),
             ("nowriteback_cache", None) => self.writeback_cache = Some(false),
             (n, None) if NO_EFFECT.contains(&n) => {}
-            (n, None) if KERNEL.iter().any(|(set, clear)| n == *set || n == *clear) => self.take_kernel(n),
+            ("nosuid", None) => self.nosuid = true,
+            ("suid", None) => self.nosuid = false,
+            ("nodev", None) => self.nodev = true,
+            ("dev", None) => self.nodev = false,
+            ("noexec", None) => self.noexec = true,
+            ("exec", None) => self.noexec = false,
             (n, _) if n.starts_with("x-") || n.starts_with("X-") || n == "comment" => {}
             ("commit" | "cache_size" | "workers", None) => {
                 return Err(Usage(format!("mount option {name} needs a value: {}", listed(name))));
@@ -139,17 +137,6 @@ impl MountWords {
             }
         }
         Ok(())
-    }
-
-    fn take_kernel(&mut self, name: &str) {
-        for &(set, clear) in KERNEL {
-            if name == set || name == clear {
-                self.kernel.retain(|k| *k != set);
-            }
-            if name == set {
-                self.kernel.push(set);
-            }
-        }
     }
 }
 
