@@ -3,7 +3,7 @@
 use crate::core::Fs;
 use crate::extents::{Mapping, Place};
 use crate::inode::Inode;
-use crate::pages::{Backing, Page};
+use crate::pages::{Backing, Page, Which};
 use crate::{Error, Result, SeekKind};
 use kedge_base::{BLOCK_SIZE, Ino, IoBuf};
 use kedge_format::FileKind;
@@ -257,7 +257,7 @@ impl Fs {
             pages.dirty_count() + pages.logged_count() > 0
         };
         if unclean && !self.store.is_read_only() {
-            self.writeback(&[inode.clone()], true, kedge_store::Class::Normal)?;
+            self.writeback(&[inode.clone()], Which::All, kedge_store::Class::Normal)?;
         }
         let _io = inode.io.read();
         let size = inode.meta.lock().core.size;

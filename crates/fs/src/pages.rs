@@ -27,6 +27,25 @@ pub(crate) enum Backing {
     Unwritten,
 }
 
+/// Which pages to write in place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Which {
+    Dirty,
+    /// Those that hold the log's tail.
+    Logged,
+    All,
+}
+
+impl Which {
+    fn wants(self, page: &Page) -> bool {
+        match self {
+            Which::Dirty => page.dirty.is_some(),
+            Which::Logged => page.logged,
+            Which::All => !page.is_clean(),
+        }
+    }
+}
+
 pub(crate) struct Page {
     pub data: Box<[u8; BLOCK_SIZE]>,
     /// First and last-but-one byte changed since the page was logged or written in place.
@@ -144,13 +163,21 @@ impl Pages {
         Delta { pages: 0, dirty: -(was_dirty as i64) }
     }
 
-    /// Indices of pages that must be written in place: dirty ones, and logged ones if asked.
-    pub fn unclean(&self, with_logged: bool, max: usize) -> Vec<u64> {
-        if self.dirty == 0 && !(with_logged && self.logged > 0) {
+    /// Indices of up to `max` pages that are not clean.
+    pub fn unclean(&self, which: Which, max: usize) -> Vec<u64> {
+        if self.unclean_count(which) == 0 {
             return Vec::new();
         }
-        let wanted = |p: &Page| p.dirty.is_some() || (with_logged && p.logged);
-        self.map.iter().filter(|(_, p)| wanted(p)).map(|(&i, _)| i).take(max).collect()
+        self.map.iter().filter(|(_, p)| which.wants(p)).map(|(&i, _)| i).take(max).collect()
+    }
+
+    /// At least the number of pages that `unclean` would name.
+    pub fn unclean_count(&self, which: Which) -> usize {
+        match which {
+            Which::Dirty => self.dirty,
+            Which::Logged => self.logged,
+            Which::All => self.dirty + self.logged,
+        }
     }
 
     /// Forgets the pages in `[from, to)`, dirty or not, and their reserved blocks.

@@ -11,14 +11,14 @@ use crate::attr::PATCH_BYTES;
 use crate::core::Fs;
 use crate::extents::{ExtentSet, Place};
 use crate::inode::Inode;
-use crate::pages::Backing;
+use crate::pages::{Backing, Which};
 use crate::{Error, FallocateMode, Result};
 use kedge_base::lock::WriteGuard;
 use kedge_base::{BLOCK_SIZE, Ino};
 use kedge_format::item::{ExtentItem, FILE_SIZE_MAX, Orphan};
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
 use kedge_format::{ItemKind, Key};
-use kedge_store::{Class, DataReservation, Handle};
+use kedge_store::{Class, DataReservation, Handle, PROMISE_PER_PIECE};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ const BLOCK: u64 = BLOCK_SIZE as u64;
 /// Extents that one record removes or adds.
 const STEP_ITEMS: usize = 512;
 /// Log bytes of such a record: an item's edit and a block's edit each, the patch, voids and zeros.
-const STEP_BYTES: u64 = STEP_ITEMS as u64 * 96 + PATCH_BYTES + 512;
+const STEP_BYTES: u64 = STEP_ITEMS as u64 * 96 + PATCH_BYTES + 4 * PROMISE_PER_PIECE as u64 + 512;
 /// Extents that collapse and insert range move in one record.
 const SHIFT_ITEMS: usize = 2048;
 
@@ -368,7 +368,7 @@ impl Fs {
         let (first, count) = (offset / BLOCK, len / BLOCK);
         for _ in 0..1000 {
             // What is dirty or logged behind the offset would move with its blocks: put it in place first.
-            self.writeback(std::slice::from_ref(inode), true, Class::Normal)?;
+            self.writeback(std::slice::from_ref(inode), Which::All, Class::Normal)?;
             let items = self.extents(inode.ino, first, u64::MAX, SHIFT_ITEMS + 1)?.len();
             if items > SHIFT_ITEMS {
                 return Err(Error::FileTooLarge);

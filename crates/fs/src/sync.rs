@@ -16,17 +16,19 @@ use crate::{Error, Result};
 use kedge_base::{BLOCK_SIZE, Ino, Lsn};
 use kedge_format::FileKind;
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
-use kedge_store::{Class, ForceCause, WriteSeq};
+use kedge_store::{Class, ForceCause, PROMISE_PER_PIECE, WriteSeq};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::attr::PATCH_BYTES;
-use crate::pages::Backing;
+use crate::pages::{Backing, Which};
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 /// New data up to this many bytes rides in the log.
 pub(crate) const LOG_DATA_MAX: usize = 32 << 10;
 const LOG_DATA_PAGES: usize = 16;
+const LOG_RECORD_BYTES: u64 =
+    LOG_DATA_MAX as u64 + 2 * PATCH_BYTES + LOG_DATA_PAGES as u64 * (PROMISE_PER_PIECE as u64 + 32);
 /// Inodes whose time stamps go into one record.
 const TIMES_INODES: usize = 256;
 
@@ -45,7 +47,7 @@ impl Fs {
         let inode = self.get(ino)?;
         if inode.kind == FileKind::Regular && !self.store.is_read_only() {
             if inode.pages.lock().dirty_count() > 0 && !self.log_small_data(&inode)? {
-                self.writeback(&[inode.clone()], false, Class::Normal)?;
+                self.writeback(&[inode.clone()], Which::Dirty, Class::Normal)?;
             }
             // A writeback that another thread runs has taken the dirty marks: wait for it.
             drop(inode.wb.lock());
@@ -103,10 +105,10 @@ impl Fs {
     /// New are bytes without a written block, bytes behind the logged size, and bytes of pages that are log-resident
     /// already: those must be logged again, or replay would put the older record over them.
     fn log_small_data(&self, inode: &Arc<Inode>) -> Result<bool> {
-        let mut handle = self.begin(LOG_DATA_MAX as u64 + 2 * PATCH_BYTES, 1, Class::Normal)?;
+        let mut handle = self.begin(LOG_RECORD_BYTES, 1, Class::Normal)?;
         let _wb = inode.wb.lock();
         let mut pages = inode.pages.lock();
-        let dirty = pages.unclean(false, LOG_DATA_PAGES + 1);
+        let dirty = pages.unclean(Which::Dirty, LOG_DATA_PAGES + 1);
         if dirty.is_empty() {
             return Ok(true);
         }
@@ -188,7 +190,7 @@ impl Fs {
             return Ok(WriteSeq(0));
         }
         let dirty = self.dirty.all();
-        self.writeback(&dirty, false, Class::Normal)?;
+        self.writeback(&dirty, Which::Dirty, Class::Normal)?;
         for inode in &dirty {
             drop(inode.wb.lock()); // a writeback that began before us
         }
@@ -247,7 +249,7 @@ impl Fs {
                 fs.commit_tick()
             } else {
                 left = commit.saturating_sub(now.saturating_sub(last.unwrap_or(now)));
-                fs.writeback(&fs.dirty.oldest(1024), false, Class::Normal)
+                fs.writeback(&fs.dirty.oldest(1024), Which::Dirty, Class::Normal)
             };
             if let Err(e) = result
                 && fs.check_open().is_ok()

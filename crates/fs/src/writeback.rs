@@ -15,7 +15,7 @@
 use crate::core::{Change, Fs};
 use crate::extents::{ExtentSet, Place};
 use crate::inode::Inode;
-use crate::pages::{Backing, Delta};
+use crate::pages::{Backing, Delta, Which};
 use crate::{Error, Result};
 use kedge_base::lock::{Mutex, Rank};
 use kedge_base::{BLOCK_SIZE, BlockNo, Extent, Ino, IoBuf};
@@ -182,8 +182,8 @@ struct Part {
 }
 
 impl Fs {
-    /// Writes what is dirty (and logged, if asked) of the inodes in place. Pages dirtied meanwhile may stay dirty.
-    pub fn writeback(&self, inodes: &[Arc<Inode>], with_logged: bool, class: Class) -> Result<()> {
+    /// Writes pages of the inodes in place. Pages dirtied meanwhile may stay dirty.
+    pub fn writeback(&self, inodes: &[Arc<Inode>], which: Which, class: Class) -> Result<()> {
         let mut sorted: Vec<Arc<Inode>> = inodes.to_vec();
         sorted.sort_by_key(|i| i.ino);
         sorted.dedup_by_key(|i| i.ino);
@@ -193,14 +193,11 @@ impl Fs {
             // pages does not hold us.
             let pages: usize = chunk
                 .iter()
-                .map(|i| {
-                    let p = i.pages.lock();
-                    p.dirty_count() + if with_logged { p.logged_count() } else { 0 }
-                })
+                .map(|i| i.pages.lock().unclean_count(which))
                 .sum();
             let passes = pages.div_ceil(PASS_PAGES).max(pages.div_ceil(PASS_SEGMENTS)) + 1;
             for _ in 0..passes {
-                match self.writeback_pass(chunk, with_logged, class) {
+                match self.writeback_pass(chunk, which, class) {
                     Ok(true) => {}
                     Ok(false) => break,
                     Err(e) => {
@@ -214,7 +211,7 @@ impl Fs {
     }
 
     /// One pass. Returns whether more is to be done.
-    fn writeback_pass(&self, inodes: &[Arc<Inode>], with_logged: bool, class: Class) -> Result<bool> {
+    fn writeback_pass(&self, inodes: &[Arc<Inode>], which: Which, class: Class) -> Result<bool> {
         let mut handle = self.begin(PASS_LOG_BYTES, (2 * inodes.len() + 24) as u32, class)?;
         let _wb: Vec<_> = inodes.iter().map(|i| i.wb.lock()).collect();
         let mut parts: Vec<Option<Part>> = Vec::with_capacity(inodes.len());
@@ -227,7 +224,7 @@ impl Fs {
                 parts.push(None);
                 continue;
             }
-            let pages = inode.pages.lock().unclean(with_logged, room);
+            let pages = inode.pages.lock().unclean(which, room);
             if pages.is_empty() {
                 parts.push(None);
                 continue;
@@ -481,7 +478,7 @@ impl Fs {
             if oldest.is_empty() {
                 return Ok(());
             }
-            self.writeback(&oldest, false, Class::Normal)?;
+            self.writeback(&oldest, Which::Dirty, Class::Normal)?;
         }
         Ok(())
     }
@@ -510,11 +507,13 @@ impl CheckpointClient for Fs {
         let resident = self.store.resident_inodes();
         for chunk in resident.chunks(PASS_INODES) {
             let inodes: Vec<Arc<Inode>> = chunk.iter().filter_map(|ino| self.inodes.get(*ino)).collect();
-            match self.writeback(&inodes, true, Class::Reclaim) {
+            match self.writeback(&inodes, Which::Logged, Class::Checkpoint) {
                 Ok(()) => {}
-                // Data that cannot be written stays in the log and holds the tail: the checkpoint goes on.
-                Err(Error::Engine(e)) if matches!(e, kedge_base::Error::Io { .. }) => {
-                    tracing::error!("log-resident data stays in the log: {e}");
+                // Data that cannot be written, or has no room to be, stays in the log and holds the tail: the
+                // checkpoint goes on without it.
+                Err(Error::Engine(e @ (kedge_base::Error::Io { .. } | kedge_base::Error::NoSpace))) => {
+                    tracing::warn!("log-resident data stays in the log: {e}");
+                    return Ok(());
                 }
                 Err(Error::Engine(e)) => return Err(e),
                 Err(e) => return Err(kedge_base::Error::invalid(e.to_string())),

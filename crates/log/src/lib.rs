@@ -39,7 +39,7 @@ mod wait;
 mod writer;
 
 pub use append::RecordLsn;
-pub use reserve::{RECORD_OVERHEAD, Reservation, ReserveClass};
+pub use reserve::{CHECKPOINT_BYTES, RECORD_OVERHEAD, Reservation, ReserveClass};
 pub use scan::{ScanConfig, ScanEnd, StopReason, scan};
 pub use stats::{ForceCause, LogStats};
 pub use tail::LogSpace;

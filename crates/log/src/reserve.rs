@@ -44,10 +44,15 @@ const ASK_AGAIN: Duration = Duration::from_millis(100);
 pub enum ReserveClass {
     /// Ordinary operations. Leaves the emergency reserve alone.
     Normal,
-    /// What must go on for space to be made: writeback and the checkpoint. Take its bytes out of [`Log::promise`] *before*
-    /// reserving, or they count twice.
+    /// What frees space or must complete what has begun: unlink, truncate, writeback. Leaves [`CHECKPOINT_BYTES`] alone.
     Reclaim,
+    /// The records by which a checkpoint makes the tail move. Never waits ([`Log::try_reserve`]): nobody but the
+    /// checkpoint itself could make the room that it would wait for.
+    Checkpoint,
 }
+
+/// What only a checkpoint may use. One of its records fits; the next ones live on what that one's promises give back.
+pub const CHECKPOINT_BYTES: u64 = 72 << 10;
 
 /// Log bytes set aside. What is left when it is dropped goes back.
 #[must_use]
@@ -131,7 +136,8 @@ impl ReserveQueue {
     fn limit(&self, class: ReserveClass) -> u64 {
         match class {
             ReserveClass::Normal => self.ring - self.emergency,
-            ReserveClass::Reclaim => self.ring,
+            ReserveClass::Reclaim => self.ring - CHECKPOINT_BYTES.min(self.emergency / 2),
+            ReserveClass::Checkpoint => self.ring,
         }
     }
 
@@ -140,7 +146,11 @@ impl ReserveQueue {
     }
 
     fn must_queue(&self, class: ReserveClass) -> bool {
-        !self.reclaim.is_empty() || class == ReserveClass::Normal && !self.normal.is_empty()
+        match class {
+            ReserveClass::Normal => !self.reclaim.is_empty() || !self.normal.is_empty(),
+            ReserveClass::Reclaim => !self.reclaim.is_empty(),
+            ReserveClass::Checkpoint => false,
+        }
     }
 
     /// Grants from the front while it fits.
@@ -201,7 +211,7 @@ impl State {
     }
 
     fn reserve_now(&mut self, charge: u64, class: ReserveClass) -> Option<Lacks> {
-        if self.is_short_of_memory() {
+        if self.is_short_of_memory() && class != ReserveClass::Checkpoint {
             return Some(Lacks::Memory);
         }
         if self.reserve.must_queue(class) || !self.reserve.fits(self.used(), charge, class) {
@@ -231,6 +241,7 @@ impl Log {
         match class {
             ReserveClass::Normal => state.reserve.normal.push_back(waiter),
             ReserveClass::Reclaim => state.reserve.reclaim.push_back(waiter),
+            ReserveClass::Checkpoint => panic!("a checkpoint's reservation never waits"),
         }
         drop(state);
         let started = self.shared.clock.monotonic();
@@ -241,6 +252,11 @@ impl Log {
             Lacks::Memory => self.shared.stats.staged_stalls.record(waited),
         }
         granted.map(|()| Reservation { shared: self.shared.clone(), left: charge })
+    }
+
+    /// Whether a reservation waits.
+    pub fn has_waiters(&self) -> bool {
+        self.shared.state.lock().reserve.is_waited_for()
     }
 
     /// [`Log::reserve`] for callers that must not wait: `None` when it would.

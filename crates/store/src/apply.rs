@@ -44,7 +44,7 @@ pub(crate) fn apply(target: &Target<'_>, lsn: RecordLsn, edits: &[Edit<'_>]) -> 
             Edit::Alloc(extent) => target.alloc.apply_alloc(*extent)?,
             Edit::Free(extent) => target.alloc.apply_free(*extent, lsn.end)?,
             Edit::Data { .. } | Edit::Zero { .. } | Edit::Drop { .. } => {
-                pieces += apply_resident(target.residents, lsn.write, edit, target.replay);
+                pieces += apply_resident(target.residents, lsn.write_start, edit, target.replay);
             }
         }
     }

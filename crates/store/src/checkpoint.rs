@@ -327,7 +327,7 @@ pub(crate) fn write_checkpoint(
 ) -> Result<(u64, u64)> {
     let mut nodes = 0;
     let (_, node_bytes) = write_merged(device, cut.tree.nodes().inspect(|_| nodes += 1))?;
-    let mut bitmaps = cut.alloc.writes(&geometry.uuid, cut.generation);
+    let mut bitmaps = cut.alloc.writes(geometry.uuid, cut.generation);
     bitmaps.sort_by_key(|(at, _)| *at);
     let (_, bitmap_bytes) = write_merged(device, bitmaps.into_iter())?;
     device.flush()?;

@@ -21,8 +21,9 @@ pub struct Need {
     pub class: Class,
 }
 
-/// Piece of log set aside for the record that will void one resident piece.
-pub(crate) const PROMISE_PER_PIECE: i64 = 256;
+/// Log bytes set aside, as long as a resident piece lives, for its part of the record that voids it: patch, extent,
+/// allocation and drop. Who makes pieces reserves as much for each.
+pub const PROMISE_PER_PIECE: i64 = 256;
 
 /// Tree nodes that an operation can cost: for each path its nodes copied and a split on each level. Items of one
 /// operation share most of their paths. Past eight, three of the largest fill a leaf; of neighbours that are extents a
@@ -47,10 +48,13 @@ impl Store {
             return Err(Error::ReadOnly);
         }
         self.check_alive()?;
+        if need.class == Class::Checkpoint {
+            return self.begin_in_checkpoint(need);
+        }
         self.wait_for_dirty_limit()?;
         let class = match need.class {
-            Class::Normal => ReserveClass::Normal,
             Class::Reclaim => ReserveClass::Reclaim,
+            _ => ReserveClass::Normal,
         };
         let nodes = self.reserve_nodes(need)?;
         let log = match self.log.try_reserve(need.log_bytes, class)? {
@@ -63,11 +67,16 @@ impl Store {
         Ok(Handle { store: self, log, _nodes: nodes })
     }
 
+    /// For the checkpoint's own records: takes what is there or refuses, for to wait would be to wait for itself.
+    fn begin_in_checkpoint(&self, need: Need) -> Result<Handle<'_>> {
+        let count = nodes_for(&need, self.tree_height());
+        let nodes = self.alloc.reserve_nodes(count, NodeClass::Reclaim)?.ok_or(Error::NoSpace)?;
+        let log = self.log.try_reserve(need.log_bytes, ReserveClass::Checkpoint)?.ok_or(Error::NoSpace)?;
+        Ok(Handle { store: self, log, _nodes: nodes })
+    }
+
     fn reserve_nodes(&self, need: Need) -> Result<NodeReservation> {
-        let class = match need.class {
-            Class::Normal => NodeClass::Normal,
-            Class::Reclaim => NodeClass::Reclaim,
-        };
+        let class = if need.class == Class::Normal { NodeClass::Normal } else { NodeClass::Reclaim };
         let count = nodes_for(&need, self.tree_height());
         // Each round a checkpoint returns what the last one had replaced; on an image this full more than a few rounds
         // mean that nothing is coming back.

@@ -29,7 +29,7 @@ mod stats;
 pub use checkpoint::{CheckpointCause, CheckpointClient, check_async_percent};
 pub use flusher::WriteSeq;
 pub use format::{FormatParams, format};
-pub use handle::{Handle, Need};
+pub use handle::{Handle, Need, PROMISE_PER_PIECE};
 pub use kedge_alloc::DataReservation;
 pub use kedge_log::{ForceCause, RecordLsn};
 pub use recovery::{OpenOptions, ReplaySummary, read_superblock};
@@ -54,6 +54,8 @@ pub enum Class {
     Normal,
     /// Operations that free space or log: unlink, truncate, completion of writeback.
     Reclaim,
+    /// Writeback on behalf of a running checkpoint. Never waits: refused with `NoSpace` when space is short.
+    Checkpoint,
 }
 
 /// The counters that a checkpoint records, changed only by `apply`.

@@ -159,7 +159,7 @@ impl Recovery {
         let alloc = Arc::new(Alloc::load(&*device, &sb.geometry, c.generation)?);
         let generation = Arc::new(AtomicU64::new(c.generation.0 + 1));
         let space = AllocNodes { alloc: alloc.clone(), generation: generation.clone() };
-        let config = TreeConfig::new(sb.geometry.uuid, options.node_cache_bytes as usize, clock.clone());
+        let config = TreeConfig { clock: clock.clone(), ..TreeConfig::new(sb.geometry.uuid, options.node_cache_bytes as usize) };
         let tree = Tree::open(
             Arc::new(DeviceNodes(device.clone())),
             Arc::new(space),
@@ -187,7 +187,7 @@ impl Recovery {
             from: c.tail_lsn,
             slot_tail: c.tail_lsn,
         };
-        let end = scan(&*self.device, &config, visit)?;
+        let end = scan(&*self.device, config, visit)?;
         if end.head < c.checkpoint_lsn {
             return Err(Error::corrupt_log(
                 end.head,
@@ -203,7 +203,7 @@ impl Recovery {
             if lsn.start >= cut {
                 for edit in Record::decode(lsn.start, bytes)?.edits {
                     if let Edit::Alloc(extent) = edit {
-                        self.alloc.set_aside(extent)?;
+                        self.alloc.hold_for_replay(extent)?;
                     }
                 }
             }
@@ -222,12 +222,13 @@ impl Recovery {
                 apply(&target, lsn, &record.edits)?;
             } else {
                 for edit in &record.edits {
-                    apply_resident(&self.residents, lsn.write, edit, true);
+                    apply_resident(&self.residents, lsn.write_start, edit, true);
                 }
             }
             Ok(())
         })?;
         self.alloc.durable(Lsn(u64::MAX));
+        self.alloc.replay_done();
         self.summary.log_writes = end.writes;
         self.summary.records = end.records;
         self.summary.bytes = end.bytes;
@@ -304,7 +305,7 @@ impl Recovery {
         self.device.write(at.byte_offset(), &buf, false)?;
         if !record.is_empty() {
             let bytes = record.finish();
-            let lsn = RecordLsn { write: Lsn(0), start: Lsn(0), end: Lsn(0) };
+            let lsn = RecordLsn { write_start: Lsn(0), start: Lsn(0), end: Lsn(0) };
             let target = Target {
                 tree: &self.tree,
                 alloc: &self.alloc,
