@@ -1,10 +1,12 @@
 //! All that the command line asks of the engine, the mount and the checker.
 
 use crate::options::MountWords;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use kedge_base::SystemClock;
-use kedge_device::Device;
-use kedgefs::{FileSystem, FormatOptions, MountOptions};
+use kedge_device::{Device, FileDevice, OpenOptions};
+use kedge_fsck::{CheckOptions, Replay, ReplaySummary};
+use kedge_fuse::{FuseOptions, MountedSession};
+use kedgefs::{FileSystem, FormatOptions, Ino, MountOptions, SetAttr};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,18 +17,34 @@ const COMMIT_ROOTLESS: Duration = Duration::from_secs(1);
 
 /// Makes an image on an existing file or device.
 pub fn format(path: &Path, options: &FormatOptions) -> Result<()> {
-    let device = open_device(path, false)?;
-    format_device(&device, path, options)
+    let device = FileDevice::open(path, OpenOptions::default())?;
+    format_device(device, options).with_context(|| format!("format {}", path.display()))
 }
 
 /// Makes a file of `size` bytes and an image in it. The path must not exist.
 pub fn create(path: &Path, size: u64, options: &FormatOptions) -> Result<()> {
-    let device = create_device(path, size)?;
-    format_device(&device, path, options)
+    let device = FileDevice::create(path, size, OpenOptions::default())?;
+    format_device(device, options).with_context(|| format!("format {}", path.display()))
 }
 
-fn format_device(device: &Arc<dyn Device>, path: &Path, options: &FormatOptions) -> Result<()> {
-    FileSystem::format(device.as_ref(), options).with_context(|| format!("format {}", path.display()))
+/// The root directory belongs to whoever makes the image: a mount without privilege could not be written to by the only
+/// one who sees it if it were root's.
+fn format_device(device: Arc<FileDevice>, options: &FormatOptions) -> Result<()> {
+    FileSystem::format(&*device, options)?;
+    if privileged() {
+        return Ok(());
+    }
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let fs = FileSystem::open(device, Arc::new(SystemClock::default()), MountOptions::default())?;
+    let owned = fs.setattr(Ino::ROOT, &SetAttr { uid: Some(uid), gid: Some(gid), ..SetAttr::default() });
+    let closed = fs.close();
+    owned?;
+    Ok(closed?)
+}
+
+/// Whether we may mount by ourselves.
+fn privileged() -> bool {
+    rustix::process::geteuid().is_root()
 }
 
 /// Opens the file system of an image as the mount options say.
@@ -48,50 +66,29 @@ pub fn open(path: &Path, words: &MountWords, cache_size: Option<u64>) -> Result<
         .with_context(|| format!("open {}", path.display()))
 }
 
-/// Whether the kernel lets us mount by ourselves.
-pub fn privileged() -> bool {
-    rustix::process::geteuid().is_root()
+fn open_device(path: &Path, read_only: bool) -> Result<Arc<dyn Device>> {
+    Ok(FileDevice::open(path, OpenOptions { read_only, ..OpenOptions::default() })?)
 }
 
-// integration: kedge_device::FileDevice::open(path, OpenOptions { read_only, lock: true, direct: true, io_uring: true })
-fn open_device(path: &Path, _read_only: bool) -> Result<Arc<dyn Device>> {
-    bail!("open {}: the file device is not part of this build", path.display())
+/// Attaches an image to a directory. Nothing answers there before the session is served.
+pub fn mount(image: &Path, dir: &Path, words: &MountWords) -> Result<MountedSession> {
+    let defaults = FuseOptions::default();
+    let options = FuseOptions {
+        allow_other: words.allow_other.then_some(true),
+        read_only: words.read_only,
+        nosuid: words.nosuid,
+        nodev: words.nodev,
+        noexec: words.noexec,
+        workers: words.workers,
+        writeback_cache: words.writeback_cache.unwrap_or(defaults.writeback_cache),
+        ..defaults
+    };
+    Ok(kedge_fuse::mount(image, dir, &options)?)
 }
 
-// integration: kedge_device::FileDevice::create(path, size)
-fn create_device(path: &Path, _size: u64) -> Result<Arc<dyn Device>> {
-    bail!("create {}: the file device is not part of this build", path.display())
-}
-
-// integration: kedge_fuse::MountedSession
-/// A live mount.
-pub struct Session {}
-
-impl Session {
-    // integration: session.run(); returns after the unmount
-    /// Serves until the mount is gone.
-    pub fn run(&self) -> Result<()> {
-        Ok(())
-    }
-
-    // integration: session.request_unmount()
-    /// Asks for the end of [`Session::run`].
-    pub fn request_unmount(&self) -> Result<()> {
-        Ok(())
-    }
-}
-
-// integration: kedge_fuse::mount(fs, dir, options with image as the source name, words.{read_only, allow_other, workers,
-// writeback_cache, kernel})
-/// Attaches an open file system to a directory.
-pub fn mount(_fs: FileSystem, _image: &Path, dir: &Path, _words: &MountWords) -> Result<Arc<Session>> {
-    bail!("mount on {}: the FUSE transport is not part of this build", dir.display())
-}
-
-// integration: kedge_fuse::unmount(dir, lazy)
 /// Detaches a mount; `lazy`: even if it is in use or dead.
-pub fn unmount(dir: &Path, _lazy: bool) -> Result<()> {
-    bail!("unmount {}: the FUSE transport is not part of this build", dir.display())
+pub fn unmount(dir: &Path, lazy: bool) -> Result<()> {
+    Ok(kedge_fuse::unmount(dir, lazy)?)
 }
 
 /// What the checker found.
@@ -103,10 +100,28 @@ pub struct Checked {
     pub exit_code: u8,
 }
 
-// integration: kedge_fsck::check(open_device(path, true)?, &CheckOptions::default()): text is the report's Display,
-// json its Serialize, exit_code its exit_code()
 /// Judges an image without writing to it.
 pub fn check(path: &Path) -> Result<Checked> {
-    let _ = open_device(path, true)?;
-    bail!("check {}: the checker is not part of this build", path.display())
+    let options = CheckOptions { replay: Some(Arc::new(Recovery)), ..CheckOptions::default() };
+    let report = kedge_fsck::check(open_device(path, true)?, &options);
+    Ok(Checked {
+        text: report.to_string(),
+        json: serde_json::to_value(&report).context("write the report as JSON")?,
+        exit_code: report.exit_code() as u8,
+    })
+}
+
+/// What a mount does to an image that was not unmounted.
+struct Recovery;
+
+impl Replay for Recovery {
+    fn replay(&self, overlay: Arc<dyn Device>) -> kedge_base::Result<ReplaySummary> {
+        let clock = Arc::new(SystemClock::default());
+        let recovered = FileSystem::open(overlay, clock, MountOptions::default()).and_then(|fs| fs.close());
+        match recovered {
+            Ok(()) => Ok(ReplaySummary::default()),
+            Err(kedgefs::Error::Engine(e)) => Err(e),
+            Err(other) => Err(kedge_base::Error::invalid(other.to_string())),
+        }
+    }
 }

@@ -4,11 +4,11 @@ use crate::options::{MountWords, parse_size};
 use crate::os::TerminationSignals;
 use crate::{Usage, daemon, engine, mkfs, mounts};
 use anyhow::{Context, Result, bail};
+use kedge_fuse::{MountPoint, MountedSession};
 use kedgefs::FormatOptions;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 
 #[derive(clap::Args, Debug)]
 pub struct Args {
@@ -78,11 +78,7 @@ fn prepare(args: &Args, words: &MountWords) -> Result<()> {
         let size = mkfs::whole_blocks(size);
         mkfs::create(&args.image, size, &FormatOptions { size: Some(size), ..FormatOptions::default() })?;
     }
-    if mounts::is_dead(&args.dir)? {
-        // The process behind it was killed. Nothing but a new mount can come of this mount point.
-        tracing::warn!("{}: detaching the mount of a process that died", args.dir.display());
-        engine::unmount(&mounts::resolve(&args.dir)?, true)?;
-    }
+    mounts::detach_dead(&args.dir, &args.image)?;
     match std::fs::metadata(&args.dir) {
         Ok(meta) if meta.is_dir() => Ok(()),
         Ok(_) => bail!("mount point {} is not a directory", args.dir.display()),
@@ -90,7 +86,7 @@ fn prepare(args: &Args, words: &MountWords) -> Result<()> {
             std::fs::create_dir(&args.dir)
                 .with_context(|| format!("create mount point {}", args.dir.display()))
         }
-        Err(e) => Err(e).with_context(|| format!("look at mount point {}", args.dir.display())),
+        Err(e) => Err(e).with_context(|| format!("mount point {}", args.dir.display())),
     }
 }
 
@@ -140,43 +136,47 @@ fn serve(
 ) -> Result<()> {
     let signals = TerminationSignals::block().context("block signals")?;
     let fs = engine::open(image, words, cache_size)?;
-    let served = serve_open(fs.clone(), image, dir, words, signals, live);
-    let closed = fs.close().with_context(|| format!("close {}", image.display()));
-    if let (Err(_), Err(second)) = (&served, &closed) {
-        tracing::error!("{second:#}");
-    }
-    served.and(closed)
+    let session = attach(image, dir, words, signals).and_then(|session| live().map(|()| session));
+    let session = match session {
+        Ok(session) => session,
+        Err(e) => {
+            // The session, if there was one, has been dropped and with it the mount.
+            if let Err(second) = fs.close() {
+                tracing::error!("close {}: {second}", image.display());
+            }
+            return Err(e);
+        }
+    };
+    let to_close = fs.clone();
+    let closed = session
+        .run_and_close(fs, move || to_close.close())
+        .with_context(|| format!("serve {}", dir.display()))?;
+    closed.with_context(|| format!("close {}", image.display()))
 }
 
-fn serve_open(
-    fs: kedgefs::FileSystem,
+fn attach(
     image: &Path,
     dir: &Path,
     words: &MountWords,
     signals: TerminationSignals,
-    live: impl FnOnce() -> Result<()>,
-) -> Result<()> {
-    let session = engine::mount(fs, image, dir, words)?;
-    let for_signals = Arc::clone(&session);
+) -> Result<MountedSession> {
+    let session = engine::mount(image, dir, words)?;
+    let mount = session.mount_point().clone();
     // Detached: it waits for ever and ends with the process.
-    kedge_base::spawn_named("signals", move || unmount_on_signal(&signals, &for_signals))
+    kedge_base::spawn_named("signals", move || unmount_on_signal(&signals, &mount))
         .context("start a thread")?;
-    if let Err(e) = live() {
-        session.request_unmount()?;
-        session.run()?;
-        return Err(e);
-    }
-    session.run().with_context(|| format!("serve {}", dir.display()))
+    Ok(session)
 }
 
-fn unmount_on_signal(signals: &TerminationSignals, session: &engine::Session) {
+fn unmount_on_signal(signals: &TerminationSignals, mount: &MountPoint) {
     loop {
         match signals.wait() {
             Ok(signal) => tracing::info!("signal {signal}: unmounting"),
             Err(e) => return tracing::error!("cannot wait for signals: {e}"),
         }
-        if let Err(e) = session.request_unmount() {
-            tracing::error!("cannot unmount: {e:#}");
+        // In use: it stays mounted, and the next signal tries again.
+        if let Err(e) = mount.request_unmount() {
+            tracing::error!("cannot unmount: {e}");
         }
     }
 }

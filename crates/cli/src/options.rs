@@ -112,7 +112,9 @@ impl MountWords {
             }
             ("noasync_checkpoint", None) => self.async_checkpoint = Some(None),
             ("allow_other", None) => self.allow_other = true,
-            ("workers", Some(v)) => self.workers = Some(number(word, v, *WORKERS.start(), *WORKERS.end())? as usize),
+            ("workers", Some(v)) => {
+                self.workers = Some(number(word, v, *WORKERS.start(), *WORKERS.end())? as usize)
+            }
             ("writeback_cache", None) => self.writeback_cache = Some(true),
             ("nowriteback_cache", None) => self.writeback_cache = Some(false),
             (n, None) if NO_EFFECT.contains(&n) => {}

@@ -25,7 +25,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let text = if args.json {
         format!("{stats:#}\n")
     } else if args.prometheus {
-        report::prometheus(&stats, &args.dir.to_string_lossy())
+        report::prometheus(&stats, &mounts::resolve(&args.dir)?.to_string_lossy())
     } else {
         report::table(&stats)
     };

@@ -7,7 +7,7 @@ use crate::image::Image;
 use crate::{engine, mounts};
 use anyhow::{Context, Result, anyhow, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, StatVfsMountFlags, flock, statvfs};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -21,13 +21,13 @@ pub struct Args {
 }
 
 /// How often to look whether the image was given back by a process that lives on.
-const LOOK_AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+const LOOK_AGAIN: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 pub fn run(args: Args) -> Result<ExitCode> {
     let dir = mounts::resolve(&args.dir)?;
     let Some(mount) = mounts::at(&dir)? else { bail!("{} is not a mount point", args.dir.display()) };
     if !mount.is_kedgefs() {
-        bail!("{} is a mount of {}, not of KedgeFS", args.dir.display(), mount.fstype);
+        bail!("{} is a mount of {}, not of KedgeFS", args.dir.display(), mount.kind);
     }
     let image = mount.image();
     if mounts::is_dead(&dir)? {
@@ -39,9 +39,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
         );
     }
     let server = server(&dir)?;
+    let read_only = statvfs(&dir).is_ok_and(|s| s.f_flag.contains(StatVfsMountFlags::RDONLY));
     engine::unmount(&dir, false)?;
     wait_for_end(&server, &image)?;
-    if !mount.read_only && !is_clean(&image)? {
+    if !read_only && !is_clean(&image)? {
         bail!(
             "{}: unmounted, but {} was not closed cleanly; its next mount replays the log",
             args.dir.display(),
