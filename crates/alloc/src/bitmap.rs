@@ -116,7 +116,8 @@ impl Bitmap {
         (word as u32 * 64 + hit.trailing_zeros()).min(end)
     }
 
-    /// Where the run of clear bits that ends at `to` (exclusive) begins, looking back as far as the word that holds `limit`.
+    /// Where the run of clear bits that ends at `to` (exclusive) begins, looking back as far as the word that holds
+    /// `limit`.
     pub fn clear_run_before(&self, to: u32, limit: u32) -> u32 {
         let mut at = to;
         while at > limit {

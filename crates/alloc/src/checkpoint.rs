@@ -1,7 +1,8 @@
 //! Freezing the owned bitmaps at a checkpoint's cut, and what is written of them.
 //!
-//! The cut holds the exclusive epoch guard, so no `apply_*`, `alloc_node` or `free_node` runs. Searches, promises and refills may: they
-//! touch `busy` alone. Freezing shares the bitmaps that changed; whoever changes one afterwards copies it first.
+//! The cut holds the exclusive epoch guard, so no `apply_*`, `alloc_node` or `free_node` runs. Searches, promises and
+//! refills may: they touch `busy` alone. Freezing shares the bitmaps that changed; whoever changes one afterwards
+//! copies it first.
 //!
 //! Crash argument: see "Homes" in the crate's documentation.
 
@@ -72,11 +73,11 @@ impl FrozenAlloc {
         })
     }
 
-    /// What the checkpoint of `generation` has to write, neighbours merged: the changed bitmaps into the homes that the last durable
-    /// checkpoint does not use, and the index area of the generation's slot.
+    /// What the checkpoint of `generation` has to write, neighbours merged: the changed bitmaps into the homes that
+    /// the last durable checkpoint does not use, and the index area of the generation's slot.
     ///
-    /// That must not be the slot of the last durable checkpoint: its index would be gone before the new superblock is there. So after
-    /// an abandoned checkpoint a generation is skipped.
+    /// That must not be the slot of the last durable checkpoint: its index would be gone before the new superblock is
+    /// there. So after an abandoned checkpoint a generation is skipped.
     pub fn writes(&self, uuid: uuid::Uuid, generation: Generation) -> Vec<(BlockNo, IoBuf)> {
         let slot = *self.slot.get_or_init(|| Superblock::slot_of(generation));
         assert!(slot == Superblock::slot_of(generation), "a frozen state is of one generation");
@@ -147,8 +148,9 @@ impl Alloc {
         self.in_flight.store(false, SeqCst);
     }
 
-    /// The checkpoint failed: the groups it would have written are dirty again. Its homes stay unused, whatever of them was written,
-    /// and so does its slot: the next checkpoint's generation must fall on the same slot (see [`FrozenAlloc::writes`]).
+    /// The checkpoint failed: the groups it would have written are dirty again. Its homes stay unused, whatever of
+    /// them was written, and so does its slot: the next checkpoint's generation must fall on the same slot (see
+    /// [`FrozenAlloc::writes`]).
     pub fn abandon(&self, frozen: FrozenAlloc) {
         for frozen in &frozen.groups {
             self.with_group(frozen.group, |group| group.dirty = true);

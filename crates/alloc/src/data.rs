@@ -16,15 +16,16 @@ const GOOD_RUN: u64 = 1024;
 const GOOD_GROUPS: u32 = 4;
 /// How often a data reservation takes from the pool before it gives up against others who do the same.
 const SHRINK_TRIES: u32 = 16;
-/// Directories with inode numbers this close share a group, so that a tree of small directories is written in one place.
+/// Directories with inode numbers this close share a group, so that a tree of small directories is written in one
+/// place.
 const DIRS_TOGETHER: u64 = 64;
 /// Groups tried for a directory before a nearly full one will do.
 const DIR_GROUPS: u64 = 16;
 
 /// Data frees that are not durable, by the LSN behind their record.
 pub(crate) struct Pending {
-    /// Ascending. Threads free nearly in the order of their records, so a queue whose late comers move up a few places is cheaper
-    /// than a tree.
+    /// Ascending. Threads free nearly in the order of their records, so a queue whose late comers move up a few
+    /// places is cheaper than a tree.
     by_lsn: Mutex<VecDeque<(Lsn, Extent)>>,
     /// Lowest LSN in the queue; `u64::MAX` when it is empty. Lets `durable` leave without a lock.
     oldest: AtomicU64,
@@ -58,8 +59,8 @@ impl Pending {
 
     /// What is durable by `lsn`, or by the highest LSN seen so far.
     ///
-    /// Either this thread sees the new `oldest` of a concurrent `push`, or that thread, which checks `durable` after its
-    /// push, sees the new `durable`: no free is left behind when the log then falls idle.
+    /// Either this thread sees the new `oldest` of a concurrent `push`, or that thread, which checks `durable` after
+    /// its push, sees the new `durable`: no free is left behind when the log then falls idle.
     fn due(&self, lsn: Lsn) -> Vec<Extent> {
         let lsn = self.durable.fetch_max(lsn.0, SeqCst).max(lsn.0);
         if self.oldest.load(SeqCst) > lsn {
@@ -102,8 +103,9 @@ impl Alloc {
 
     /// Places up to `want` blocks as one run inside one group: at `goal` if that is free, else near it.
     ///
-    /// Draws on `reservation` first and for the rest on the space of all; with an empty or no reservation it may fail with
-    /// NoSpace, otherwise at least one block is placed. The run is busy, and the caller's until `apply_alloc` or `release_data`.
+    /// Draws on `reservation` first and for the rest on the space of all; with an empty or no reservation it may fail
+    /// with NoSpace, otherwise at least one block is placed. The run is busy, and the caller's until `apply_alloc` or
+    /// `release_data`.
     pub fn alloc_data(
         &self,
         goal: BlockNo,
@@ -191,8 +193,8 @@ impl Alloc {
         self.freed(blocks);
     }
 
-    /// Where to look for the first blocks of a file: directories are spread over the groups, a directory's files stay together
-    /// and follow one another.
+    /// Where to look for the first blocks of a file: directories are spread over the groups, a directory's files stay
+    /// together and follow one another.
     pub fn goal_for(&self, ino: Ino, dir: Ino) -> BlockNo {
         let (first, last) = (self.locate(BlockNo(0)).0, self.cells.len() as u64 - 1);
         let count = last - first + 1;
@@ -244,8 +246,8 @@ impl Alloc {
         self.place_under_all_locks(want)
     }
 
-    /// A run of at least `min` and at most `want` blocks in group `g`, at or behind `from` or the group's cursor. Right at `from`
-    /// also a shorter one that is worth continuing.
+    /// A run of at least `min` and at most `want` blocks in group `g`, at or behind `from` or the group's cursor.
+    /// Right at `from` also a shorter one that is worth continuing.
     fn place_in(&self, g: u64, from: Option<u32>, want: u32, min: u32) -> Option<Extent> {
         if self.cells[g as usize].free() == 0 {
             return None;
@@ -260,8 +262,8 @@ impl Alloc {
         })
     }
 
-    /// The walk above can miss the promised block: freed in a group it had passed while another thread took the one ahead.
-    /// Walking again might miss it again, without bound; with every lock held nothing moves.
+    /// The walk above can miss the promised block: freed in a group it had passed while another thread took the one
+    /// ahead. Walking again might miss it again, without bound; with every lock held nothing moves.
     fn place_under_all_locks(&self, want: u32) -> Extent {
         let mut passed = Vec::with_capacity(self.cells.len());
         for (g, cell) in self.cells.iter().enumerate() {

@@ -3,15 +3,16 @@
 //! # Invariants (under the group's lock)
 //! 1. `owned` ⊆ `busy`; `nodes` ⊆ `busy` \ `owned`; in replay `held` ⊆ `busy`.
 //! 2. `free` and `owned_free` are the clear bits of `busy` and `owned`.
-//! 3. No free bit lies below `low`; no free slot exists if `slots_none`; no free run is longer than `run_max`. Taking leaves that
-//!    bound too high, giving back raises it, and the *sweep* lowers it: no free run that ends below `swept` is longer than
-//!    `swept_max`, so once `swept` reaches the end the bound is what the sweep saw.
+//! 3. No free bit lies below `low`; no free slot exists if `slots_none`; no free run is longer than `run_max`. Taking
+//!    leaves that bound too high, giving back raises it, and the *sweep* lowers it: no free run that ends below
+//!    `swept` is longer than `swept_max`, so once `swept` reaches the end the bound is what the sweep saw.
 //!
 //! # Search
-//! A search looks at [`RUNS_MAX`] runs behind the goal and in the group's front, and lets the sweep go on by as many, so a checkerboard costs microseconds and not
-//! a scan of 16 thousand holes, and later searches know from `run_max` what they cannot find. A full word costs one compare, so a
-//! nearly full group is 512 of them. Trees of free extents would find the best fit, but cost a node of memory per hole and pointer
-//! chasing on the path that allocates one block at a time; a bitmap is what has to be written anyway.
+//! A search looks at [`RUNS_MAX`] runs behind the goal and in the group's front, and lets the sweep go on by as many,
+//! so a checkerboard costs microseconds and not a scan of 16 thousand holes, and later searches know from `run_max`
+//! what they cannot find. A full word costs one compare, so a nearly full group is 512 of them. Trees of free extents
+//! would find the best fit, but cost a node of memory per hole and pointer chasing on the path that allocates one
+//! block at a time; a bitmap is what has to be written anyway.
 
 use crate::bitmap::{BITS, Bitmap};
 use kedge_base::lock::{Mutex, MutexGuard, Rank};
@@ -25,8 +26,8 @@ const SLOT: u32 = NODE_BLOCKS as u32;
 const RUNS_MAX: u32 = 128;
 /// How far `release` looks for the ends of the run it makes; a longer one counts as all that is free.
 const MERGE_MAX: u32 = 2048;
-/// A run right at the goal is taken from this length on (64 KiB) even if longer ones lie behind: it continues what ends at the
-/// goal without a seek.
+/// A run right at the goal is taken from this length on (64 KiB) even if longer ones lie behind: it continues what
+/// ends at the goal without a seek.
 pub(crate) const CONTINUE_MIN: u32 = 16;
 /// Node slots are claimed in runs of at least this many (1 MiB) while such runs exist.
 pub(crate) const SLOT_RUN: u32 = 64;
@@ -100,8 +101,8 @@ impl GroupCell {
 }
 
 impl Group {
-    /// A group of which `owned` is taken. Data starts an eighth into the free part: nodes are claimed from the front, so the two
-    /// meet only when the group fills up.
+    /// A group of which `owned` is taken. Data starts an eighth into the free part: nodes are claimed from the front,
+    /// so the two meet only when the group fills up.
     pub fn new(first: BlockNo, owned: Arc<Bitmap>) -> Group {
         let free = BITS - owned.count_set(0, BITS);
         let low = owned.next_clear(0, BITS);
@@ -138,8 +139,8 @@ impl Group {
 
     // Free runs
 
-    /// A free run of up to `want` blocks: the one at `from` if it is worth it, else the first long enough behind, from the group's
-    /// start, or met by the sweep, else the longest seen. None only if nothing is free.
+    /// A free run of up to `want` blocks: the one at `from` if it is worth it, else the first long enough behind,
+    /// from the group's start, or met by the sweep, else the longest seen. None only if nothing is free.
     pub fn find_run(&mut self, from: u32, want: u32) -> Option<(u32, u32)> {
         if self.free == 0 {
             self.run_max = 0;

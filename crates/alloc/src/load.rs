@@ -1,13 +1,13 @@
 //! Reading the allocator's state from an image, and what replay does before it serves anyone.
 //!
-//! A valid state of generation `g` is: (1) every block of index area `g % 2` decodes, is of `g`, of this image and of its place, and names as many
-//! groups as it must; (2) every group's bitmap, in the home its entry names, matches the entry's CRC and free count; (3) the
-//! blocks that the format owns are set in it. Everything is read, also of a large image: an allocator that trusts a bitmap it has not
-//! checked hands out blocks that files use.
+//! A valid state of generation `g` is: (1) every block of index area `g % 2` decodes, is of `g`, of this image and of
+//! its place, and names as many groups as it must; (2) every group's bitmap, in the home its entry names, matches the
+//! entry's CRC and free count; (3) the blocks that the format owns are set in it. Everything is read, also of a large
+//! image: an allocator that trusts a bitmap it has not checked hands out blocks that files use.
 //!
 //! A loaded allocator is *in replay*: records and the tree are served, data is not.
-//! 1. `hold_for_replay` for every extent that any record from the cut on allocates, before the first node is touched (reason 5 of
-//!    the crate's documentation);
+//! 1. `hold_for_replay` for every extent that any record from the cut on allocates, before the first node is touched
+//!    (reason 5 of the crate's documentation);
 //! 2. apply the records; a checkpoint in between is fine;
 //! 3. `replay_done`, also when there was nothing to replay.
 
@@ -47,8 +47,8 @@ impl Alloc {
         Ok(())
     }
 
-    /// Blocks that a record or a hold took from the free ones. Nobody is promised any in replay, so they are there unless
-    /// someone refills the pool this moment, which replay does not do beside it.
+    /// Blocks that a record or a hold took from the free ones. Nobody is promised any in replay, so they are there
+    /// unless someone refills the pool this moment, which replay does not do beside it.
     pub(crate) fn take_in_replay(&self, blocks: u64) -> Result<()> {
         if blocks == 0 || self.space.take(blocks) { Ok(()) } else { Err(Error::NoSpace) }
     }
@@ -96,7 +96,8 @@ fn read_groups(
     entries: &[GroupEntry],
     out: &mut Vec<Group>,
 ) -> Result<()> {
-    // Homes alternate as groups change at different checkpoints: from each, one read from the first to the last that is wanted.
+    // Homes alternate as groups change at different checkpoints: from each, one read from the first to the last that
+    // is wanted.
     let mut homes = [(0, IoBuf::default()), (0, IoBuf::default())];
     for (home, (from, buf)) in homes.iter_mut().enumerate() {
         let wanted = |e: &GroupEntry| e.home as usize == home;

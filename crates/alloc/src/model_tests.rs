@@ -1,8 +1,8 @@
 //! A model of the allocator and of the medium: every block has a state and remembers who wrote it last.
 //!
-//! The model is harsher than the file system: whatever is handed out is written at once, nodes too. After each crash every block that the
-//! recovered state names must still hold what its owner wrote. That checks the reasons of the crate's documentation by their
-//! consequences, not by reading the allocator's lists.
+//! The model is harsher than the file system: whatever is handed out is written at once, nodes too. After each crash
+//! every block that the recovered state names must still hold what its owner wrote. That checks the reasons of the
+//! crate's documentation by their consequences, not by reading the allocator's lists.
 
 use crate::test_device::{TestDevice, plan, write_frozen};
 use crate::{Alloc, DataReservation, FrozenAlloc, NodeClass};
