@@ -145,7 +145,8 @@ pub(crate) struct Node {
 impl Node {
     /// `bytes` are a valid node, CRC aside; none of its children is in memory yet.
     pub fn new(bytes: IoBuf, range: KeyRange) -> Node {
-        let mut node = Node { bytes, range, children: Vec::new(), pins: PinSet::default(), last_insert: 0, run: 0 };
+        let mut node =
+            Node { bytes, range, children: Vec::new(), pins: PinSet::default(), last_insert: 0, run: 0 };
         if node.view().level() > 0 {
             node.children.resize_with(node.view().items(), || None);
         }
@@ -175,7 +176,10 @@ impl Node {
     #[inline]
     pub fn edit(&mut self, current: Generation) -> NodeMut<'_> {
         let born = self.view().generation();
-        assert!(born == current || born == ANCHOR, "a node of generation {born} changed in generation {current}");
+        assert!(
+            born == current || born == ANCHOR,
+            "a node of generation {born} changed in generation {current}"
+        );
         NodeMut::trusted(self.bytes.as_mut_bytes())
     }
 

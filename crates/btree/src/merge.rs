@@ -86,7 +86,14 @@ impl Tree {
 
     /// Takes an empty leaf out. A neighbour answers for its keys from now on: one in memory if there is, so that a pin on
     /// these keys keeps meaning something.
-    fn drop_empty(&self, p: &mut Node, i: usize, child: &Frame, c: &mut Node, generation: Generation) -> bool {
+    fn drop_empty(
+        &self,
+        p: &mut Node,
+        i: usize,
+        child: &Frame,
+        c: &mut Node,
+        generation: Generation,
+    ) -> bool {
         let items = p.view().items();
         if items == 1 {
             return false;

@@ -100,7 +100,9 @@ impl Tree {
             return Err(Error::corrupt(
                 CorruptKind::Node,
                 root,
-                format!("impossible root: level {root_level}, generation {root_generation} before {generation}"),
+                format!(
+                    "impossible root: level {root_level}, generation {root_generation} before {generation}"
+                ),
             ));
         }
         let root = Child { addr: root, generation: root_generation };

@@ -182,7 +182,13 @@ impl Tree {
     }
 
     /// Moves a child of an older generation to a new address. False: the world changed, start over.
-    fn copy_child(&self, parent: &Frame, child: &Arc<Frame>, key: &Key, generation: Generation) -> Result<bool> {
+    fn copy_child(
+        &self,
+        parent: &Frame,
+        child: &Arc<Frame>,
+        key: &Key,
+        generation: Generation,
+    ) -> Result<bool> {
         let watch = LatchWatch(&self.meter);
         parent.latch.write(&watch, |p| {
             let Some(i) = p.entry_of(child, key).filter(|_| parent.writable(generation)) else {
