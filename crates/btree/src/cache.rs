@@ -8,7 +8,7 @@
 //! Locks: the tables' own, of rank `Leaf`; no frame is dropped under them.
 
 use crate::frame::{Frame, Gauges};
-use crate::latch::{LatchWatch, NodeLatch};
+use crate::latch::NodeLatch;
 use crate::tree::{Route, Tree};
 use kedge_base::BlockNo;
 use kedge_base::lock::{Mutex, Rank};
@@ -102,7 +102,7 @@ impl Tree {
     }
 
     fn evict(&self, frame: &Arc<Frame>) -> Fate {
-        let watch = LatchWatch(&self.meter);
+        let watch = self.watch();
         let look = frame.latch.read(&watch, |n| {
             let evictable = !n.pins.pinned() && n.children.iter().all(Option::is_none);
             (n.range, evictable)
@@ -114,7 +114,7 @@ impl Tree {
         };
         let mut parent = self.anchor.clone();
         loop {
-            match self.route(&parent, &low) {
+            match self.route(&watch, &parent, &low) {
                 Route::Child(child) if Arc::ptr_eq(&child, frame) => break,
                 Route::Child(child) if child.level > frame.level => parent = child,
                 // It moved while we looked; the next round will tell.

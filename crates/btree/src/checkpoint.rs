@@ -44,7 +44,7 @@ impl Frozen {
         order.into_iter().map(|frame| {
             let mut bytes = IoBuf::zeroed(NODE_BLOCKS as usize);
             // The latch is for the frame's other parts, which live on; the bytes are constant.
-            frame.latch.read(&LatchWatch(&self.meter), |n| {
+            frame.latch.read(&LatchWatch::new(&self.meter), |n| {
                 for part in n.view().occupied() {
                     bytes.as_mut_bytes()[part.clone()].copy_from_slice(&n.bytes()[part]);
                 }

@@ -23,8 +23,7 @@ impl Tree {
     #[inline]
     pub fn get_with<R>(&self, key: Key, mut f: impl FnMut(&[u8]) -> R) -> Result<Option<R>> {
         self.with_leaf(&key, |n| {
-            let view = n.view();
-            view.search(&key).ok().map(|i| f(view.value(i)))
+            n.search(&key).ok().map(|i| f(n.view().value(i)))
         })
     }
 
@@ -38,7 +37,7 @@ impl Tree {
         loop {
             let (found, high) = self.with_leaf(&at, |n| {
                 let view = n.view();
-                let i = view.search(&at).unwrap_or_else(|i| i);
+                let i = n.search(&at).unwrap_or_else(|i| i);
                 let found = (i < view.items()).then(|| (view.key(i), view.value(i).to_vec()));
                 (found, n.range.high)
             })?;
@@ -56,7 +55,7 @@ impl Tree {
         loop {
             let (found, low) = self.with_leaf(&at, |n| {
                 let view = n.view();
-                let end = view.search(&at).map_or_else(|i| i, |i| i + 1);
+                let end = n.search(&at).map_or_else(|i| i, |i| i + 1);
                 let found = end.checked_sub(1).map(|i| (view.key(i), view.value(i).to_vec()));
                 (found, n.range.low)
             })?;
@@ -83,7 +82,7 @@ impl Tree {
                 batch.bytes.clear();
                 batch.items.clear();
                 let view = n.view();
-                for i in view.search(&at).unwrap_or_else(|i| i)..view.items() {
+                for i in n.search(&at).unwrap_or_else(|i| i)..view.items() {
                     let key = view.key(i);
                     if key > to_inclusive {
                         break;

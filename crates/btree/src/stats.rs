@@ -23,9 +23,9 @@ thread_local! {
 
 impl StripedCounter {
     #[inline]
-    pub fn inc(&self) {
+    pub fn add(&self, n: u64) {
         let stripe = STRIPE.with(|s| *s);
-        self.0[stripe].0.fetch_add(1, Relaxed);
+        self.0[stripe].0.fetch_add(n, Relaxed);
     }
 
     pub fn get(&self) -> u64 {
