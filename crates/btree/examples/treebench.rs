@@ -36,11 +36,17 @@ fn key(n: u64) -> Key {
     Key { ino: n, kind: ItemKind::Inode as u8, offset: 0 }
 }
 
-/// Processor time of this thread, for machines that have other things to do. Infinite where the system does not tell.
+/// Processor time of this thread, for machines that have other things to do. Infinite where the system does
+/// not tell.
 fn cpu_seconds() -> f64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     let nanos: Option<f64> = text.split(' ').next().and_then(|n| n.parse().ok());
     nanos.map_or(f64::INFINITY, |n| n / 1e9)
+}
+
+fn resident() -> usize {
+    let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    text.split(' ').nth(1).and_then(|n| n.parse::<usize>().ok()).unwrap_or(0) * 4096
 }
 
 fn timed(clock: &SystemClock, what: &str, ops: u64, body: impl FnOnce()) {
@@ -80,7 +86,17 @@ fn main() {
     };
     timed(&clock, "put ascending", items, || (0..items).for_each(|n| put(&ascending, n)));
     let found = ascending.check().expect("sound");
-    println!("  {} nodes, leaves {:.1} % full", found.nodes.len(), found.leaf_bytes as f64 / found.leaves as f64 / 163.2);
+    println!(
+        "  {} nodes, leaves {:.1} % full",
+        found.nodes.len(),
+        found.leaf_bytes as f64 / found.leaves as f64 / 163.2
+    );
+    let per_node = |bytes: usize| bytes / found.nodes.len();
+    println!(
+        "  {} bytes per node counted, {} resident",
+        per_node(ascending.cached_bytes()),
+        per_node(resident())
+    );
     let interleaved = tree();
     timed(&clock, "put ascending in 16 ranges", items, || {
         (0..items).for_each(|n| put(&interleaved, (n % 16) << 40 | n));
@@ -92,7 +108,11 @@ fn main() {
     let order: Vec<u64> = (0..items).map(|_| rng.random()).collect();
     timed(&clock, "put random", items, || order.iter().for_each(|n| put(&random, *n)));
     let found = random.check().expect("sound");
-    println!("  {} nodes, leaves {:.1} % full", found.nodes.len(), found.leaf_bytes as f64 / found.leaves as f64 / 163.2);
+    println!(
+        "  {} nodes, leaves {:.1} % full",
+        found.nodes.len(),
+        found.leaf_bytes as f64 / found.leaves as f64 / 163.2
+    );
     timed(&clock, "replace random", items, || order.iter().for_each(|n| put(&random, *n)));
     let frozen = random.freeze();
     let bytes = frozen.len() as u64 * 16384;

@@ -1,5 +1,5 @@
-//! A walk over the whole tree that tests every invariant the memory structure has. For tests and debugging: it reads in what is not
-//! in memory, and an exact answer needs a tree at rest.
+//! A walk over the whole tree that tests every invariant the memory structure has. For tests and debugging:
+//! it reads in what is not in memory, and an exact answer needs a tree at rest.
 
 use crate::frame::{Frame, KeyRange};
 use crate::latch::NodeLatch;
@@ -54,7 +54,11 @@ impl Tree {
                 return Err(bad(format!("answers for {:?} instead of {:?}", n.range, expect.range)));
             }
             let (level, born) = (view.level(), view.generation());
-            if view.addr() != frame.addr || born != frame.born || level != frame.level || level != expect.level {
+            if view.addr() != frame.addr
+                || born != frame.born
+                || level != frame.level
+                || level != expect.level
+            {
                 return Err(bad("is not what its frame says".into()));
             }
             if born > expect.born_max || born > self.generation() {

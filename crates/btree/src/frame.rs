@@ -2,8 +2,9 @@
 //!
 //! # Invariants
 //! 1. `children` of an inner node is parallel to its entries; a leaf's is empty.
-//! 2. A node that left the tree (moved, merged away, evicted) has a range that covers nothing, set under its write latch
-//!    in the same step that takes its parent's reference away. Whoever still holds it finds out when it asks.
+//! 2. A node that left the tree (moved, merged away, evicted) has a range that covers nothing, set under its
+//!    write latch in the same step that takes its parent's reference away. Whoever still holds it finds out
+//!    when it asks.
 //! 3. Bytes change only while the node's generation is the current one: [`Node::edit`] asserts it.
 
 use crate::latch::{NodeLatch, RwLatch};
@@ -13,7 +14,8 @@ use kedge_format::node::{Child, NODE_SIZE, NodeMut, NodeView};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::*};
 
-/// The root pointer is kept as an inner node with one child that is never on the device. Its generation marks it.
+/// The root pointer is kept as an inner node with one child that is never on the device. Its generation marks
+/// it.
 pub(crate) const ANCHOR: Generation = Generation(u64::MAX);
 
 /// Insertions at ascending neighbouring places after which a leaf is taken to be filled sequentially.
@@ -50,8 +52,9 @@ pub(crate) struct Gauges {
 
 /// A node's place in memory. Its identity never changes: a node that moves gets a new frame.
 ///
-/// One allocation, bytes included, and the fields in this order: what a lookup needs lies in three neighbouring cache lines on one
-/// page before the slots. Not an aligned IO buffer, which would waste a fifth of the memory between the allocations.
+/// One allocation, bytes included, and the fields in this order: what a lookup needs lies in three
+/// neighbouring cache lines on one page before the slots. Not an aligned IO buffer, which would waste a fifth
+/// of the memory between the allocations.
 #[repr(C)]
 pub(crate) struct Frame {
     pub level: u8,
@@ -207,12 +210,15 @@ impl Node {
     #[inline]
     pub fn edit(&mut self, current: Generation) -> NodeMut<'_> {
         let born = self.view().generation();
-        assert!(born == current || born == ANCHOR, "a node of generation {born} changed in generation {current}");
+        assert!(
+            born == current || born == ANCHOR,
+            "a node of generation {born} changed in generation {current}"
+        );
         NodeMut::trusted(&mut self.bytes)
     }
 
-    /// Moves everything into another node with a new identity and leaves this one dead, its bytes as they were: a checkpoint may
-    /// have yet to write them.
+    /// Moves everything into another node with a new identity and leaves this one dead, its bytes as they
+    /// were: a checkpoint may have yet to write them.
     pub fn move_to(&mut self, to: &mut Node, identity: Child) {
         to.bytes.copy_from_slice(&self.bytes);
         NodeMut::trusted(&mut to.bytes).set_identity(identity.addr, identity.generation);
@@ -290,8 +296,8 @@ impl Node {
     }
 }
 
-/// What keeps a node from being evicted. A pin is for a key range as it was when pinned: if that part of the node moves to
-/// other nodes, the pin follows.
+/// What keeps a node from being evicted. A pin is for a key range as it was when pinned: if that part of the
+/// node moves to other nodes, the pin follows.
 #[derive(Default)]
 pub(crate) struct PinSet {
     own: Arc<AtomicU32>,
@@ -304,7 +310,8 @@ impl PinSet {
         self.own.load(Acquire) > 0 || self.inherited.iter().any(|p| p.load(Acquire) > 0)
     }
 
-    /// Takes over the pins of a node whose keys came here. Those that are not held now never will be on behalf of these keys.
+    /// Takes over the pins of a node whose keys came here. Those that are not held now never will be on
+    /// behalf of these keys.
     pub fn inherit(&mut self, from: &PinSet) {
         self.inherited.retain(|p| p.load(Acquire) > 0);
         for pin in from.inherited.iter().chain([&from.own]) {

@@ -1,7 +1,8 @@
 //! The latch of a node, behind a seam.
 //!
-//! Access is by closure and not by guard, so that a latch may hand out a view first and find out later whether it was
-//! consistent: a versioned latch runs the read closure again. Read closures therefore only compute a result.
+//! Access is by closure and not by guard, so that a latch may hand out a view first and find out later
+//! whether it was consistent: a versioned latch runs the read closure again. Read closures therefore only
+//! compute a result.
 
 use crate::stats::{LatchStats, Meter};
 use parking_lot::RwLock;
@@ -18,7 +19,8 @@ pub trait NodeLatch<T>: Send + Sync {
     /// Access before anyone else knows the latch.
     fn get_mut(&mut self) -> &mut T;
 
-    /// Runs `f` on a consistent value, beside other readers. `f` may run more than once; the last result counts.
+    /// Runs `f` on a consistent value, beside other readers. `f` may run more than once; the last result
+    /// counts.
     fn read<R>(&self, watch: &LatchWatch<'_>, f: impl FnMut(&T) -> R) -> R;
 
     /// Runs `f` once, alone.
@@ -28,7 +30,8 @@ pub trait NodeLatch<T>: Send + Sync {
     fn try_write<R>(&self, watch: &LatchWatch<'_>, f: impl FnOnce(&mut T) -> R) -> Option<R>;
 }
 
-/// Counts what one operation on the tree does with latches; the tree's counters see the sums when it is dropped.
+/// Counts what one operation on the tree does with latches; the tree's counters see the sums when it is
+/// dropped.
 pub struct LatchWatch<'a> {
     meter: &'a Meter,
     reads: Cell<u64>,
@@ -100,3 +103,7 @@ impl<T: Send + Sync> NodeLatch<T> for RwLatch<T> {
         Some(f(&mut guard))
     }
 }
+
+#[cfg(test)]
+#[path = "latch_tests.rs"]
+mod tests;

@@ -1,7 +1,8 @@
-//! Steps that make the tree smaller: an empty leaf leaves, sparse neighbours become one, a root with one child goes.
+//! Steps that make the tree smaller: an empty leaf leaves, sparse neighbours become one, a root with one
+//! child goes.
 //!
-//! All of it is best effort. It looks only at nodes in memory (a merge is not worth IO) and gives up when the world changes; an
-//! empty leaf without a neighbour under its parent stays.
+//! All of it is best effort. It looks only at nodes in memory (a merge is not worth IO) and gives up when the
+//! world changes; an empty leaf without a neighbour under its parent stays.
 
 use crate::frame::{Frame, Node};
 use crate::latch::NodeLatch;
@@ -85,9 +86,16 @@ impl Tree {
         })
     }
 
-    /// Takes an empty leaf out. A neighbour answers for its keys from now on: one in memory if there is, so that a pin on
-    /// these keys keeps meaning something.
-    fn drop_empty(&self, p: &mut Node, i: usize, child: &Frame, c: &mut Node, generation: Generation) -> bool {
+    /// Takes an empty leaf out. A neighbour answers for its keys from now on: one in memory if there is, so
+    /// that a pin on these keys keeps meaning something.
+    fn drop_empty(
+        &self,
+        p: &mut Node,
+        i: usize,
+        child: &Frame,
+        c: &mut Node,
+        generation: Generation,
+    ) -> bool {
         let items = p.view().items();
         if items == 1 {
             return false;
@@ -116,8 +124,8 @@ impl Tree {
         true
     }
 
-    /// Moves what neighbour `j` holds into child `i`, if it is in memory and both fit. The child stays because it is of the
-    /// current generation; the neighbour may be of any, and is only read.
+    /// Moves what neighbour `j` holds into child `i`, if it is in memory and both fit. The child stays
+    /// because it is of the current generation; the neighbour may be of any, and is only read.
     fn absorb(
         &self,
         p: &mut Node,

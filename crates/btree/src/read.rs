@@ -18,13 +18,11 @@ impl Tree {
         self.get_with(key, |value| value.to_vec())
     }
 
-    /// Runs `f` on the value, under the leaf's read latch: it must not call the tree. It may run more than once; the last
-    /// result counts.
+    /// Runs `f` on the value, under the leaf's read latch: it must not call the tree. It may run more than
+    /// once; the last result counts.
     #[inline]
     pub fn get_with<R>(&self, key: Key, mut f: impl FnMut(&[u8]) -> R) -> Result<Option<R>> {
-        self.with_leaf(&key, |n| {
-            n.search(&key).ok().map(|i| f(n.view().value(i)))
-        })
+        self.with_leaf(&key, |n| n.search(&key).ok().map(|i| f(n.view().value(i))))
     }
 
     pub fn contains(&self, key: Key) -> Result<bool> {
@@ -67,8 +65,9 @@ impl Tree {
         }
     }
 
-    /// Runs `f` on the items of a range in key order, until it breaks. `f` runs without a latch and may call the tree. Each
-    /// leaf's items are as of one moment; changes behind the scan's position are seen, changes before it are not.
+    /// Runs `f` on the items of a range in key order, until it breaks. `f` runs without a latch and may call
+    /// the tree. Each leaf's items are as of one moment; changes behind the scan's position are seen, changes
+    /// before it are not.
     pub fn scan(
         &self,
         from: Key,

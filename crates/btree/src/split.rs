@@ -47,8 +47,8 @@ impl Tree {
         })
     }
 
-    /// Runs a split: `cut` divides the child, whose new right sibling gets the given address, and returns the sibling. `None`, and
-    /// nothing happened: start over.
+    /// Runs a split: `cut` divides the child, whose new right sibling gets the given address, and returns the
+    /// sibling. `None`, and nothing happened: start over.
     fn split<R>(
         &self,
         parent: &Frame,
@@ -111,8 +111,8 @@ impl Tree {
         Ok(done.is_some())
     }
 
-    /// Splits a leaf and puts the item into the half that it belongs to. `Some(replaced)`. `None`, and nothing happened:
-    /// start over.
+    /// Splits a leaf and puts the item into the half that it belongs to. `Some(replaced)`. `None`, and
+    /// nothing happened: start over.
     pub(crate) fn split_leaf(
         &self,
         parent: &Frame,
@@ -171,9 +171,9 @@ fn choose_cut(leaf: &Node, at: usize, len: usize) -> Cut {
     balanced_cut(view, at, new, total)
 }
 
-/// Fills the left half until it has at least half of the bytes. It then has less than that and one largest item, the right half
-/// at most that: three largest items fit a node, so both fit; and neither is empty, since a leaf that
-/// must be split is more than half full without the new item.
+/// Fills the left half until it has at least half of the bytes. It then has less than that and one largest
+/// item, the right half at most that: three largest items fit a node, so both fit; and neither is empty,
+/// since a leaf that must be split is more than half full without the new item.
 fn balanced_cut(view: NodeView<'_>, at: usize, new: usize, total: usize) -> Cut {
     let (mut keep, mut left, mut bytes) = (0, false, 0);
     while bytes < total / 2 {

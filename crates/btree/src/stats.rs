@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 const STRIPES: usize = 16;
 
-/// A counter for events of every descent: each thread adds to one of several cache lines, so that counting does not
-/// make of independent readers a queue for one line.
+/// A counter for events of every descent: each thread adds to one of several cache lines, so that counting
+/// does not make of independent readers a queue for one line.
 #[derive(Debug, Default)]
 pub struct StripedCounter([Stripe; STRIPES]);
 

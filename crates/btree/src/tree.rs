@@ -21,12 +21,12 @@ pub trait NodeIo: Send + Sync {
 
 /// Gives out and takes back the blocks of nodes. Called under latches: must not do IO.
 pub trait NodeSpace: Send + Sync {
-    /// A place for a node, near another. Does not fail if the caller of the tree reserved enough; if it fails, the tree's
-    /// operation fails and has not happened.
+    /// A place for a node, near another. Does not fail if the caller of the tree reserved enough; if it
+    /// fails, the tree's operation fails and has not happened.
     fn alloc_node(&self, near: BlockNo) -> Result<BlockNo>;
 
-    /// The tree of the current generation no longer uses this node. If it was born in the current generation, no checkpoint
-    /// knows it; else the last durable checkpoint may still use it.
+    /// The tree of the current generation no longer uses this node. If it was born in the current generation,
+    /// no checkpoint knows it; else the last durable checkpoint may still use it.
     fn free_node(&self, addr: BlockNo, born: Generation);
 }
 
@@ -45,14 +45,16 @@ impl TreeConfig {
     }
 }
 
-/// A B+tree; see the crate's page. All methods may be called from many threads, except where a method says otherwise.
+/// A B+tree; see the crate's page. All methods may be called from many threads, except where a method says
+/// otherwise.
 pub struct Tree {
     io: Arc<dyn NodeIo>,
     pub(crate) space: Arc<dyn NodeSpace>,
     pub(crate) uuid: uuid::Uuid,
     pub(crate) meter: Arc<Meter>,
     pub(crate) cache: Cache,
-    /// An inner node in memory only, whose one child is the root: so that the root is copied, evicted and looked up as any child.
+    /// An inner node in memory only, whose one child is the root: so that the root is copied, evicted and
+    /// looked up as any child.
     pub(crate) anchor: Arc<Frame>,
     generation: AtomicU64,
     pub(crate) nodes: AtomicU64,
@@ -83,8 +85,8 @@ impl Tree {
         Ok(tree)
     }
 
-    /// The tree that a checkpoint left: its root, the count of its nodes, and the generation in which changes will be born,
-    /// which must be younger than every node on the device. Reads the root.
+    /// The tree that a checkpoint left: its root, the count of its nodes, and the generation in which changes
+    /// will be born, which must be younger than every node on the device. Reads the root.
     #[allow(clippy::too_many_arguments)]
     pub fn open(
         io: Arc<dyn NodeIo>,
@@ -100,7 +102,9 @@ impl Tree {
             return Err(Error::corrupt(
                 CorruptKind::Node,
                 root,
-                format!("impossible root: level {root_level}, generation {root_generation} before {generation}"),
+                format!(
+                    "impossible root: level {root_level}, generation {root_generation} before {generation}"
+                ),
             ));
         }
         let root = Child { addr: root, generation: root_generation };
@@ -159,8 +163,8 @@ impl Tree {
         self.nodes.load(Relaxed)
     }
 
-    /// The most nodes that one put can take from [`NodeSpace`] now: every node of the path copied and split, and a new root.
-    /// The path may grow by one level per root split of other writers in between.
+    /// The most nodes that one put can take from [`NodeSpace`] now: every node of the path copied and split,
+    /// and a new root. The path may grow by one level per root split of other writers in between.
     pub fn nodes_per_put_max(&self) -> u64 {
         2 * (self.root().2 as u64 + 1) + 2
     }
@@ -189,8 +193,8 @@ impl Tree {
         self.trim(3 * self.cache.ring_len());
     }
 
-    /// Reads in the leaves that answer for `keys` and keeps them and their ancestors in memory. Waits for the device;
-    /// holds no latch meanwhile.
+    /// Reads in the leaves that answer for `keys` and keeps them and their ancestors in memory. Waits for the
+    /// device; holds no latch meanwhile.
     pub fn pin(&self, keys: &[Key]) -> Result<Pins> {
         let mut pins = Pins(Vec::with_capacity(keys.len()));
         for key in keys {
@@ -272,8 +276,9 @@ impl Tree {
         }
     }
 
-    /// Reads a node in and links it into its parent, unless someone else did or the parent has another child there by now.
-    /// Then what was read means nothing, not even that it is corrupt: its blocks may have been used anew.
+    /// Reads a node in and links it into its parent, unless someone else did or the parent has another child
+    /// there by now. Then what was read means nothing, not even that it is corrupt: its blocks may have been
+    /// used anew.
     #[cold]
     fn load(
         &self,

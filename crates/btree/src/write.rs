@@ -1,9 +1,10 @@
 //! Changes of items, and the steps that make a leaf fit for them.
 //!
-//! A writer first goes down like a reader and takes the write latch of the leaf alone. If the leaf is of an older generation or
-//! full, it *prepares*: from the root down, one step at a time on a parent and its child, nodes are copied into the current
-//! generation and full ones split (inner nodes before they are needed: then a split never has to go back up). A step that
-//! finds the world changed does nothing and the descent starts over.
+//! A writer first goes down like a reader and takes the write latch of the leaf alone. If the leaf is of an
+//! older generation or full, it *prepares*: from the root down, one step at a time on a parent and its child,
+//! nodes are copied into the current generation and full ones split (inner nodes before they are needed: then
+//! a split never has to go back up). A step that finds the world changed does nothing and the descent starts
+//! over.
 
 use crate::frame::Frame;
 use crate::latch::NodeLatch;
@@ -69,8 +70,8 @@ impl Tree {
         }
     }
 
-    /// Changes the value of `key` in place, its length fixed. False if there is none, and `f` was not called; else it was called
-    /// once, under the leaf's write latch: it must not call the tree.
+    /// Changes the value of `key` in place, its length fixed. False if there is none, and `f` was not called;
+    /// else it was called once, under the leaf's write latch: it must not call the tree.
     pub fn update(&self, key: Key, f: impl FnOnce(&mut [u8])) -> Result<bool> {
         let mut f = Some(f);
         let generation = self.generation();
@@ -130,8 +131,8 @@ impl Tree {
         }
     }
 
-    /// Makes the path to the key's leaf writable and, with a value to insert, roomy. `Some(replaced)` if a split of the leaf put
-    /// the item where it belongs; None: try the leaf again.
+    /// Makes the path to the key's leaf writable and, with a value to insert, roomy. `Some(replaced)` if a
+    /// split of the leaf put the item where it belongs; None: try the leaf again.
     #[cold]
     fn prepare(&self, generation: Generation, key: &Key, insert: Option<&[u8]>) -> Result<Option<bool>> {
         let done = self.prepare_path(generation, key, insert);
@@ -184,7 +185,13 @@ impl Tree {
     }
 
     /// Moves a child of an older generation to a new address. False: the world changed, start over.
-    fn copy_child(&self, parent: &Frame, child: &Arc<Frame>, key: &Key, generation: Generation) -> Result<bool> {
+    fn copy_child(
+        &self,
+        parent: &Frame,
+        child: &Arc<Frame>,
+        key: &Key,
+        generation: Generation,
+    ) -> Result<bool> {
         let watch = self.watch();
         parent.latch.write(&watch, |p| {
             let Some(i) = p.entry_of(child, key).filter(|_| parent.writable(generation)) else {

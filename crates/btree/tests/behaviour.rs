@@ -1,4 +1,5 @@
 //! Single properties of the tree.
+#![allow(clippy::unwrap_used)]
 
 mod common;
 
@@ -7,6 +8,7 @@ use kedge_base::{BlockNo, CorruptKind, Error, Result};
 use kedge_btree::{Key, Tree};
 use kedge_format::item::VALUE_MAX;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 fn key(n: u64) -> Key {
@@ -191,6 +193,65 @@ fn a_scan_may_delete_what_it_visits() {
     assert_eq!((found.items, found.nodes.len(), world.tree.root().2), (0, 1, 0), "an empty root is left");
 }
 
+/// The read is slow: when it returns, the node was moved, its old blocks are no longer a node, and its
+/// successor was evicted. Were a latch held meanwhile, this would not end.
+#[test]
+fn a_node_that_moves_while_it_is_read_is_read_again() {
+    let world = Arc::new(World::new(PLENTY));
+    for n in 0..1000 {
+        world.tree.put(key(n), &[1; 300]).unwrap();
+    }
+    world.checkpoint();
+    world.checkpoint();
+    for n in (0..1000).step_by(10) {
+        world.tree.set_cache_bytes(0);
+        let same = world.clone();
+        let meanwhile = move || {
+            same.tree.put(key(n), &[2; 300]).unwrap();
+            same.checkpoint();
+            same.tree.set_cache_bytes(0);
+        };
+        *world.device.meanwhile.lock() = Some(Box::new(meanwhile));
+        assert_eq!(world.tree.get(key(n)).unwrap().unwrap(), [2; 300]);
+    }
+    world.check();
+}
+
+#[test]
+fn a_failed_read_fails_the_operation_and_nothing_else() {
+    let world = World::new(PLENTY);
+    for n in 0..3000 {
+        world.tree.put(key(n), &[1; 300]).unwrap();
+    }
+    let checkpoint = world.freeze();
+    world.write(&checkpoint);
+    let again = world.open_frozen(&checkpoint, 4 * 16384).unwrap();
+    let quota = again.device.quota.as_ref().unwrap();
+    let mut failed = 0;
+    for n in 0..3000 {
+        // With a cache of four nodes each leaf is read again and again, and sometimes fails.
+        quota.store(n % 3, Relaxed);
+        let n = n * 7919 % 3000;
+        let done = match n % 4 {
+            0 => again.tree.get(key(n)).map(|v| assert_eq!(v.unwrap(), [1; 300])),
+            1 => again.tree.put(key(n), &[1; 300]).map(|replaced| assert!(replaced)),
+            2 => again.tree.pin(&[key(n), key(2999 - n)]).map(drop),
+            _ => again.tree.prev_at_or_before(key(n)).map(|found| assert_eq!(found.unwrap().0, key(n))),
+        };
+        if let Err(error) = done {
+            assert!(matches!(error, Error::Io { .. }), "{error}");
+            failed += 1;
+        }
+        if n % 10 == 0 {
+            again.checkpoint();
+        }
+    }
+    assert!(failed > 300, "{failed} failures");
+    quota.store(u64::MAX, Relaxed);
+    again.check();
+    assert!(again.contents() == world.contents());
+}
+
 /// Reads everything through a tree opened on a device of which one bit is wrong.
 fn read_all(tree: Result<Tree>) -> Result<usize> {
     Ok(tree?.keys()?.len())
@@ -213,8 +274,11 @@ fn any_flipped_bit_on_the_device_is_noticed() {
     };
     for (round, addr) in addrs.iter().enumerate() {
         // Every node, each at other bits; of one node, all bits of the header.
-        let bits: Vec<usize> =
-            if round == 3 { (0..64 * 8).collect() } else { (0..12).map(|i| (round * 7907 + i * 10_007) % (16384 * 8)).collect() };
+        let bits: Vec<usize> = if round == 3 {
+            (0..64 * 8).collect()
+        } else {
+            (0..12).map(|i| (round * 7907 + i * 10_007) % (16384 * 8)).collect()
+        };
         for bit in bits {
             flip(*addr, bit);
             match read_all(open()) {

@@ -1,4 +1,5 @@
 //! The tree against a sorted map: random operations, evictions, freezes, and each frozen state opened anew.
+#![allow(clippy::unwrap_used)]
 
 mod common;
 
@@ -12,16 +13,41 @@ use std::ops::ControlFlow;
 
 #[derive(Debug, Clone)]
 enum Act {
-    Put { at: u64, len: usize },
+    Put {
+        at: u64,
+        len: usize,
+    },
     /// Ascending keys, or descending ones.
-    PutRun { at: u64, count: u64, len: usize, down: bool },
-    Update { at: u64 },
-    Delete { at: u64 },
-    DeleteRun { at: u64, count: u64 },
-    Look { at: u64 },
-    Scan { at: u64, count: u64, stop: usize },
-    Pin { at: u64 },
-    Cache { nodes: usize },
+    PutRun {
+        at: u64,
+        count: u64,
+        len: usize,
+        down: bool,
+    },
+    Update {
+        at: u64,
+    },
+    Delete {
+        at: u64,
+    },
+    DeleteRun {
+        at: u64,
+        count: u64,
+    },
+    Look {
+        at: u64,
+    },
+    Scan {
+        at: u64,
+        count: u64,
+        stop: usize,
+    },
+    Pin {
+        at: u64,
+    },
+    Cache {
+        nodes: usize,
+    },
     Freeze,
     /// Writes the frozen nodes and opens them as a second tree.
     Write,
@@ -93,7 +119,8 @@ impl Run {
                 if found.len() == stop { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             })
             .unwrap();
-        let want: Vec<_> = self.model.range(from..=to).take(stop.max(1)).map(|(k, v)| (*k, v.clone())).collect();
+        let want: Vec<_> =
+            self.model.range(from..=to).take(stop.max(1)).map(|(k, v)| (*k, v.clone())).collect();
         if stop > 0 {
             assert!(found == want);
         } else {
@@ -184,7 +211,12 @@ impl Run {
         }
         let found = self.world.check();
         assert_eq!(found.items, 0);
-        assert!(found.nodes.len() <= 1 + before.nodes.len() / 20, "{} of {} nodes left", found.nodes.len(), before.nodes.len());
+        assert!(
+            found.nodes.len() <= 1 + before.nodes.len() / 20,
+            "{} of {} nodes left",
+            found.nodes.len(),
+            before.nodes.len()
+        );
     }
 }
 

@@ -1,4 +1,6 @@
-//! Many threads: writers with their own keys, readers over all, checkpoints that stop the writers for an instant.
+//! Many threads: writers with their own keys, readers over all, checkpoints that stop the writers for an
+//! instant.
+#![allow(clippy::unwrap_used)]
 
 mod common;
 

@@ -9,24 +9,27 @@
 //! ```
 //! Keys lie in the slots, not with their values: a search then touches one dense array, and no value.
 //!
-//! A *leaf* (level 0) holds items: any value of up to [`VALUE_MAX`] bytes. An *inner* node of level `n` holds children
-//! of level `n - 1`: the value is the child's address and generation, the key is the lower bound of the child's keys.
-//! The key of an inner node's first entry equals the key of its own entry in its parent ([`Key::MIN`] at the left edge).
+//! A *leaf* (level 0) holds items: any value of up to [`VALUE_MAX`] bytes. An *inner* node of level `n` holds
+//! children of level `n - 1`: the value is the child's address and generation, the key is the lower bound of
+//! the child's keys. The key of an inner node's first entry equals the key of its own entry in its parent
+//! ([`Key::MIN`] at the left edge).
 //!
 //! # A valid node
 //! 1. is [`NODE_SIZE`] bytes and starts with the magic;
 //! 2. matches its CRC32C, taken over the whole node with the CRC field as zero;
-//! 3. has the uuid, address, generation and level that its parent (or the superblock) says. The generation is that in which
-//!    the node was born; a different one means a write that never landed or one that should not have;
-//! 4. has its slots end at or below `heap_start`, and `heap_start` inside the node; an inner node has an item;
-//! 5. has every value inside `[heap_start, NODE_SIZE)`, no two overlapping, and the bytes between them add up to
-//!    `garbage`; empty values lie at `NODE_SIZE`;
+//! 3. has the uuid, address, generation and level that its parent (or the superblock) says. The generation is
+//!    that in which the node was born; a different one means a write that never landed or one that should not
+//!    have;
+//! 4. has its slots end at or below `heap_start`, and `heap_start` inside the node; an inner node has an
+//!    item;
+//! 5. has every value inside `[heap_start, NODE_SIZE)`, no two overlapping, and the bytes between them add up
+//!    to `garbage`; empty values lie at `NODE_SIZE`;
 //! 6. has leaf values of at most [`VALUE_MAX`] bytes and inner values of exactly [`CHILD_SIZE`];
 //! 7. has strictly ascending keys;
 //! 8. as an inner node has no child younger than itself: changing a child changes its parent.
 //!
-//! [`NodeView::check`] tests all of them on any bytes. [`NodeView::trusted`] and [`NodeMut`] take nodes that passed it or
-//! that this module built; on other bytes they may panic, never more.
+//! [`NodeView::check`] tests all of them on any bytes. [`NodeView::trusted`] and [`NodeMut`] take nodes that
+//! passed it or that this module built; on other bytes they may panic, never more.
 
 use crate::item::VALUE_MAX;
 use crate::{Key, crc_without};
@@ -332,8 +335,9 @@ impl<'a> NodeView<'a> {
         }
     }
 
-    /// Like [`NodeView::search`], with a guess where to start: keys between `low` and `high` are often evenly spread, and a
-    /// node that is not in the processor's caches costs a miss per probe. Any bounds give the right answer.
+    /// Like [`NodeView::search`], with a guess where to start: keys between `low` and `high` are often evenly
+    /// spread, and a node that is not in the processor's caches costs a miss per probe. Any bounds give the
+    /// right answer.
     #[inline]
     pub fn search_between(&self, key: &Key, low: &Key, high: Option<&Key>) -> Result<usize, usize> {
         let slots = self.slots();
@@ -349,7 +353,8 @@ impl<'a> NodeView<'a> {
         }
     }
 
-    /// Which child of an inner node is responsible for the key: the last one whose lower bound is not above it.
+    /// Which child of an inner node is responsible for the key: the last one whose lower bound is not above
+    /// it.
     #[inline]
     pub fn child_index(&self, key: &Key) -> usize {
         match self.search(key) {
@@ -371,8 +376,8 @@ fn lower_bound(slots: &[[u8; SLOT]], want: Packed) -> usize {
     let (mut low, mut high) = (0, slots.len());
     while low < high {
         let mid = (low + high) / 2;
-        // A branch on purpose: the processor guesses and fetches ahead, where a conditional move would wait for
-        // each cache miss in turn.
+        // A branch on purpose: the processor guesses and fetches ahead, where a conditional move would wait
+        // for each cache miss in turn.
         if Packed::of_slot(&slots[mid]) < want {
             low = mid + 1;
         } else {
@@ -382,7 +387,8 @@ fn lower_bound(slots: &[[u8; SLOT]], want: Packed) -> usize {
     low
 }
 
-/// Where `want` would lie among `items` keys spread evenly from `low` to `high`. None if that is not worth a guess.
+/// Where `want` would lie among `items` keys spread evenly from `low` to `high`. None if that is not worth a
+/// guess.
 #[inline(always)]
 fn guess(want: Packed, low: &Key, high: &Key, items: usize) -> Option<usize> {
     let (low, high) = (Packed::of_key(low).0, Packed::of_key(high).0);
@@ -520,7 +526,8 @@ impl<'a> NodeMut<'a> {
         }
     }
 
-    /// Inserts an item before item `i`; the caller keeps the order. False, and nothing changed, if there is no room.
+    /// Inserts an item before item `i`; the caller keeps the order. False, and nothing changed, if there is
+    /// no room.
     pub fn insert_at(&mut self, i: usize, key: &Key, value: &[u8]) -> bool {
         let items = self.view().items();
         assert!(i <= items);

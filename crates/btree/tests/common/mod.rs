@@ -1,5 +1,5 @@
 //! A device and an allocator in memory, and checkpoints between them and a tree.
-#![allow(dead_code)]
+#![allow(dead_code, clippy::unwrap_used)]
 
 use kedge_base::{BlockNo, CorruptKind, Error, Generation, IoBuf, Result};
 use kedge_btree::{Frozen, Key, NodeIo, NodeSpace, Tree, TreeCheck, TreeConfig};
@@ -16,11 +16,23 @@ pub const UUID: uuid::Uuid = uuid::Uuid::from_u128(42);
 pub struct Device {
     pub nodes: Mutex<HashMap<BlockNo, Vec<u8>>>,
     pub reads: AtomicU64,
+    /// Reads that still succeed.
+    pub quota: Option<AtomicU64>,
+    /// Runs inside the next read, before it.
+    pub meanwhile: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 impl NodeIo for Device {
     fn read_node(&self, addr: BlockNo) -> Result<IoBuf> {
         self.reads.fetch_add(1, Relaxed);
+        let meanwhile = self.meanwhile.lock().take();
+        if let Some(meanwhile) = meanwhile {
+            meanwhile();
+        }
+        let quota = self.quota.as_ref();
+        if quota.is_some_and(|q| q.fetch_update(AcqRel, Acquire, |q| q.checked_sub(1)).is_err()) {
+            return Err(Error::Io { op: "read", offset: addr.byte_offset(), len: 16384, errno: 5 });
+        }
         match self.nodes.lock().get(&addr) {
             Some(bytes) => Ok(IoBuf::from_bytes(bytes)),
             None => Err(Error::corrupt(CorruptKind::Node, addr, "read before it was written")),
@@ -133,7 +145,11 @@ impl World {
         let before = self.device.nodes.lock().len();
         let mut count = 0;
         for (addr, buf) in checkpoint.frozen.nodes() {
-            assert_eq!(checkpoint.owned.get(&addr), Some(&checkpoint.frozen.generation), "of this generation");
+            assert_eq!(
+                checkpoint.owned.get(&addr),
+                Some(&checkpoint.frozen.generation),
+                "of this generation"
+            );
             self.device.nodes.lock().insert(addr, buf.as_bytes().to_vec());
             count += 1;
         }
@@ -163,7 +179,8 @@ impl World {
         let frozen = &checkpoint.frozen;
         let current = frozen.generation.next();
         let nodes = self.device.nodes.lock().clone();
-        let device = Arc::new(Device { nodes: Mutex::new(nodes), reads: AtomicU64::new(0) });
+        let device = Device { nodes: Mutex::new(nodes), quota: Some(u64::MAX.into()), ..Default::default() };
+        let device = Arc::new(device);
         let space = Arc::new(Space::with_owned(checkpoint.owned.clone(), current));
         let tree = Tree::open(
             device.clone(),
