@@ -122,7 +122,7 @@ impl Tree {
         nodes: u64,
         generation: Generation,
     ) -> Tree {
-        let cache = Cache::new(config.cache_bytes);
+        let cache = Cache::new(config.cache_bytes, nodes);
         let (identity, level) = (Child { addr: BlockNo(u64::MAX), generation: ANCHOR }, root_level + 1);
         let mut anchor = Frame::new(&cache.gauges, true, identity, level);
         let node = Frame::fill(&mut anchor);
@@ -194,8 +194,12 @@ impl Tree {
     }
 
     /// Reads in the leaves that answer for `keys` and keeps them and their ancestors in memory. Waits for the
-    /// device; holds no latch meanwhile.
+    /// device; holds no latch meanwhile. While the whole tree is in memory there is nothing to do: should the
+    /// first eviction come just then, the caller meets IO once where it wanted none.
     pub fn pin(&self, keys: &[Key]) -> Result<Pins> {
+        if self.cache.absent.load(Relaxed) == 0 {
+            return Ok(Pins(Vec::new()));
+        }
         let mut pins = Pins(Vec::with_capacity(keys.len()));
         for key in keys {
             let pin = self.with_leaf(key, |n| n.pins.pin())?;
@@ -310,6 +314,7 @@ impl Tree {
             node.set_bytes(bytes.as_bytes());
             node.range = range;
             p.children[i] = Some(frame.clone());
+            self.cache.absent.fetch_sub(1, Relaxed);
             self.cache.add_clean(std::iter::once(&frame));
             Ok(Some(frame))
         })
