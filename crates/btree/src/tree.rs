@@ -193,13 +193,14 @@ impl Tree {
         self.trim(3 * self.cache.ring_len());
     }
 
+    /// Whether the whole tree is in memory just now, so that there is nothing to pin.
+    pub fn is_in_memory(&self) -> bool {
+        self.cache.absent.load(Relaxed) == 0
+    }
+
     /// Reads in the leaves that answer for `keys` and keeps them and their ancestors in memory. Waits for the
-    /// device; holds no latch meanwhile. While the whole tree is in memory there is nothing to do: should the
-    /// first eviction come just then, the caller meets IO once where it wanted none.
+    /// device; holds no latch meanwhile.
     pub fn pin(&self, keys: &[Key]) -> Result<Pins> {
-        if self.cache.absent.load(Relaxed) == 0 {
-            return Ok(Pins(Vec::new()));
-        }
         let mut pins = Pins(Vec::with_capacity(keys.len()));
         for key in keys {
             let pin = self.with_leaf(key, |n| n.pins.pin())?;
