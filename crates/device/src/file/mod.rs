@@ -1,0 +1,218 @@
+//! A file or a block device.
+//!
+//! The synchronous door makes its system calls in the calling thread: that is the shortest way for a log write. Batches
+//! go through io_uring ([`ring`]) or, where the kernel refuses it (seccomp, old kernels), a few threads. Both come to life
+//! with the first batch, so a program may open an image and go into the background afterwards.
+//!
+//! # Crash argument
+//! Durability is the kernel's: a flush is `fdatasync`, a FUA write carries RWF_DSYNC (or is followed by `fdatasync`), and
+//! either returns only when the medium has said so. Nothing is buffered here.
+
+mod open;
+mod queue;
+mod raw;
+mod ring;
+
+pub use open::OpenOptions;
+
+use crate::{Completion, CompletionSink, Device, DeviceStats, Geometry, Request};
+use kedge_base::{Error, IoBuf, Result, spawn_named};
+use queue::{Job, Queue};
+use raw::RawFile;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::Path;
+use std::sync::{Arc, OnceLock, mpsc};
+use std::thread::JoinHandle;
+
+/// Threads that serve batches where there is no io_uring.
+const POOL_THREADS: usize = 4;
+
+pub struct FileDevice {
+    file: Arc<RawFile>,
+    geometry: Geometry,
+    stats: DeviceStats,
+    io_uring: bool,
+    /// `None`: not even threads were to be had, the callers do the work.
+    engine: OnceLock<Option<Engine>>,
+}
+
+/// The threads behind [`Device::submit`].
+struct Engine {
+    queue: Arc<Queue>,
+    threads: Vec<JoinHandle<()>>,
+    ring: bool,
+}
+
+impl FileDevice {
+    pub fn open(path: impl AsRef<Path>, options: OpenOptions) -> Result<Arc<FileDevice>> {
+        Ok(FileDevice::new(open::open(path.as_ref(), options)?, options))
+    }
+
+    /// Makes an image file of `size` bytes (rounded down to blocks, sparse), or opens what is there and grows it, if it is
+    /// a file, to `size`. The device is `size` bytes large even if the file is larger. Content is left as it is.
+    pub fn create(path: impl AsRef<Path>, size: u64, options: OpenOptions) -> Result<Arc<FileDevice>> {
+        Ok(FileDevice::new(open::create(path.as_ref(), size, options)?, options))
+    }
+
+    fn new((file, geometry): (RawFile, Geometry), options: OpenOptions) -> Arc<FileDevice> {
+        Arc::new(FileDevice {
+            file: Arc::new(file),
+            geometry,
+            stats: DeviceStats::default(),
+            io_uring: options.io_uring,
+            engine: OnceLock::new(),
+        })
+    }
+
+    /// Whether transfers bypass the page cache.
+    pub fn is_direct(&self) -> bool {
+        self.file.direct
+    }
+
+    /// Whether batches go through io_uring.
+    pub fn uses_io_uring(&self) -> bool {
+        self.engine().is_some_and(|engine| engine.ring)
+    }
+
+    fn engine(&self) -> Option<&Engine> {
+        self.engine
+            .get_or_init(|| match Engine::start(&self.file, self.io_uring) {
+                Ok(engine) => Some(engine),
+                Err(e) => {
+                    tracing::warn!(device = %self.file.name, "no threads for batches, the callers do them: {e}");
+                    None
+                }
+            })
+            .as_ref()
+    }
+}
+
+impl Engine {
+    fn start(file: &Arc<RawFile>, io_uring: bool) -> std::io::Result<Engine> {
+        if io_uring {
+            match Engine::start_ring(file) {
+                Ok(engine) => return Ok(engine),
+                Err(e) => {
+                    tracing::warn!(device = %file.name, "no io_uring, batches go through threads: {e}");
+                }
+            }
+        }
+        let mut engine = Engine { queue: Arc::new(Queue::new()?), threads: Vec::new(), ring: false };
+        for i in 0..POOL_THREADS {
+            let (file, queue) = (file.clone(), engine.queue.clone());
+            // A failure half-way drops the engine, which ends the threads that did start.
+            engine.threads.push(spawn_named(&format!("kedge-io-{i}"), move || pool(&file, &queue))?);
+        }
+        Ok(engine)
+    }
+
+    fn start_ring(file: &Arc<RawFile>) -> std::io::Result<Engine> {
+        let queue = Arc::new(Queue::new()?);
+        let (ready, is_ready) = mpsc::channel();
+        let body = {
+            let (file, queue) = (file.clone(), queue.clone());
+            move || ring::serve(file, queue, ready)
+        };
+        let engine = Engine { threads: vec![spawn_named("kedge-ring", body)?], queue, ring: true };
+        is_ready.recv().map_err(std::io::Error::other)??;
+        Ok(engine)
+    }
+}
+
+/// A pool thread.
+fn pool(file: &RawFile, queue: &Queue) {
+    Queue::serve_here();
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        while let Some(job) = queue.next() {
+            job.perform(file);
+        }
+    }));
+    if let Err(panic) = outcome {
+        // A completion panicked. With fewer threads and at last none, others would wait forever without a word.
+        queue.abandon().into_iter().for_each(|job| job.complete(Err(Error::OutcomeUnknown)));
+        resume_unwind(panic);
+    }
+}
+
+impl Drop for Engine {
+    /// Everything submitted is answered before the file is closed and its lock given up.
+    fn drop(&mut self) {
+        self.queue.close();
+        let me = std::thread::current().id();
+        for thread in self.threads.drain(..) {
+            // The last reference may go with a completion, on a thread of ours: it ends by itself.
+            if thread.thread().id() != me && thread.join().is_err() {
+                tracing::error!("a device thread panicked");
+            }
+        }
+    }
+}
+
+impl Device for FileDevice {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
+        let mut jobs = Vec::with_capacity(batch.len());
+        for request in batch {
+            self.stats.count(&request.op);
+            match self.geometry.check_request(&request) {
+                Ok(()) => jobs.push(Job { request, sink: sink.clone() }),
+                Err(e) => sink.complete(Completion { tag: request.tag, op: request.op, result: Err(e) }),
+            }
+        }
+        if jobs.is_empty() {
+            return;
+        }
+        let Some(engine) = self.engine() else {
+            jobs.into_iter().for_each(|job| job.perform(&self.file));
+            return;
+        };
+        // Turned down only after a thread of the engine died: see `pool` and `ring::serve`.
+        if let Err(jobs) = engine.queue.push(jobs) {
+            jobs.into_iter().for_each(|job| job.complete(Err(Error::OutcomeUnknown)));
+        }
+    }
+
+    fn read(&self, offset: u64, buf: &mut IoBuf) -> Result<()> {
+        self.stats.count_read(buf.len());
+        self.geometry.check("read", offset, buf.len() as u64)?;
+        self.file.read(offset, buf.as_mut_bytes())
+    }
+
+    fn write(&self, offset: u64, buf: &IoBuf, fua: bool) -> Result<()> {
+        self.stats.count_write(buf.len(), fua);
+        self.geometry.check("write", offset, buf.len() as u64)?;
+        self.file.write(offset, buf.as_bytes(), fua)
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.stats.count_flush();
+        self.file.flush()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        self.geometry.check("discard", offset, len)?;
+        self.file.discard(offset, len)
+    }
+
+    /// On a file this leaves space that is reserved but not written: the first durable write to each part of it costs about
+    /// twice as much. What is to be overwritten durably again and again is better written with zeros once.
+    fn write_zeroes(&self, offset: u64, len: u64) -> Result<()> {
+        self.geometry.check("write_zeroes", offset, len)?;
+        self.file.write_zeroes(offset, len)
+    }
+
+    fn stats(&self) -> &DeviceStats {
+        &self.stats
+    }
+
+    fn name(&self) -> &str {
+        &self.file.name
+    }
+}
+
+#[cfg(test)]
+#[path = "file_tests.rs"]
+mod tests;

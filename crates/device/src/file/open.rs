@@ -1,0 +1,222 @@
+//! Opening an image: direct IO where it is to be had, the lock that keeps a second owner out, an honest geometry.
+
+use super::raw::{PUNCH, RawFile};
+use crate::{FuaKind, Geometry, OPTIMAL_IO};
+use kedge_base::{BLOCK_SIZE, Error, Result};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, SeekFrom, Stat, StatxFlags};
+use rustix::io::Errno;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+/// How to open an image.
+#[derive(Clone, Copy, Debug)]
+pub struct OpenOptions {
+    pub read_only: bool,
+    /// Keep others out: exclusively when writable, against writers when read-only. Without it two owners can ruin an
+    /// image; only for looking at one that is known to be mounted.
+    pub lock: bool,
+    /// Bypass the page cache where the file system can.
+    pub direct: bool,
+    /// Serve batches through io_uring where the kernel lets us.
+    pub io_uring: bool,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        OpenOptions { read_only: false, lock: true, direct: true, io_uring: true }
+    }
+}
+
+pub(super) fn open(path: &Path, options: OpenOptions) -> Result<(RawFile, Geometry)> {
+    let (fd, direct) = open_fd(path, options, OFlags::empty())?;
+    finish(path, options, fd, direct, None)
+}
+
+/// As [`open`], of a file made or grown to `size`; the geometry is of that size even if there is more.
+pub(super) fn create(path: &Path, size: u64, options: OpenOptions) -> Result<(RawFile, Geometry)> {
+    let size = size - size % BLOCK_SIZE as u64;
+    if options.read_only || size == 0 {
+        return Err(Error::invalid(format!(
+            "cannot create {}: needs a size and write access",
+            path.display()
+        )));
+    }
+    let (fd, direct) = match open_fd(path, options, OFlags::CREATE | OFlags::EXCL) {
+        Ok(made) => {
+            sync_parent(path)?;
+            made
+        }
+        Err(_) if path.exists() => open_fd(path, options, OFlags::empty())?,
+        Err(e) => return Err(e),
+    };
+    finish(path, options, fd, direct, Some(size))
+}
+
+fn open_fd(path: &Path, options: OpenOptions, flags: OFlags) -> Result<(OwnedFd, bool)> {
+    let access = if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
+    let flags = flags | access | OFlags::CLOEXEC;
+    // An image holds everybody's files: nobody's business but the owner's.
+    let mode = Mode::RUSR | Mode::WUSR;
+    let failed = |e: Errno| match e {
+        Errno::BUSY => busy(path),
+        e => Error::invalid(format!("cannot open {}: {}", path.display(), std::io::Error::from(e))),
+    };
+    if options.direct {
+        match rustix::fs::open(path, flags | OFlags::DIRECT, mode) {
+            Ok(fd) if direct_fits(fd.as_fd()) => return Ok((fd, true)),
+            Ok(_) | Err(Errno::INVAL) => {
+                tracing::warn!(path = %path.display(), "no direct IO here: going through the page cache");
+                // A first try with CREATE may have made the file before it refused O_DIRECT.
+                return match rustix::fs::open(path, flags - OFlags::EXCL, mode) {
+                    Ok(fd) => Ok((fd, false)),
+                    Err(e) => Err(failed(e)),
+                };
+            }
+            Err(e) => return Err(failed(e)),
+        }
+    }
+    rustix::fs::open(path, flags, mode).map(|fd| (fd, false)).map_err(failed)
+}
+
+/// Whether block-aligned requests satisfy direct IO. Kernels that cannot tell are older than the devices that would say no.
+fn direct_fits(fd: impl AsFd) -> bool {
+    let Ok(st) = rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) else { return true };
+    let known = st.stx_mask & StatxFlags::DIOALIGN.bits() != 0;
+    // An alignment of 0 means that the flag is taken and ignored.
+    !known
+        || (1..=BLOCK_SIZE as u32).contains(&st.stx_dio_offset_align)
+            && st.stx_dio_mem_align <= BLOCK_SIZE as u32
+}
+
+fn finish(
+    path: &Path,
+    options: OpenOptions,
+    fd: OwnedFd,
+    direct: bool,
+    want: Option<u64>,
+) -> Result<(RawFile, Geometry)> {
+    let failed = |what: &str, e: Errno| {
+        Error::invalid(format!("cannot {what} {}: {}", path.display(), std::io::Error::from(e)))
+    };
+    let stat = rustix::fs::fstat(&fd).map_err(|e| failed("examine", e))?;
+    let block_device = match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => false,
+        FileType::BlockDevice => true,
+        _ => {
+            let what = format!("{} is neither a regular file nor a block device", path.display());
+            return Err(Error::Invalid(what.into()));
+        }
+    };
+    if options.lock {
+        lock(path, &fd, options.read_only, block_device)?;
+    }
+    let mut size = rustix::fs::seek(&fd, SeekFrom::End(0)).map_err(|e| failed("size", e))?;
+    if let Some(want) = want {
+        if block_device && size < want {
+            return Err(Error::invalid(format!("{} has {size} bytes, {want} are wanted", path.display())));
+        }
+        if size < want {
+            rustix::fs::ftruncate(&fd, want).map_err(|e| failed("grow", e))?;
+        }
+        size = want;
+    }
+    let discard_granularity = match (options.read_only, block_device) {
+        (true, _) => 0,
+        (false, true) => block_discard_granularity(&stat),
+        (false, false) => file_discard_granularity(&fd, size),
+    };
+    let geometry = Geometry {
+        size: size - size % BLOCK_SIZE as u64,
+        optimal_io: OPTIMAL_IO,
+        discard_granularity,
+        // A hole reads as zeros. Block devices promise nothing (the kernel stopped believing them too).
+        discard_zeroes: !block_device && discard_granularity > 0,
+        fua: FuaKind::Native,
+    };
+    let raw = RawFile {
+        fd,
+        name: path.display().to_string().into(),
+        direct,
+        block_device,
+        read_only: options.read_only,
+        no_dsync: AtomicBool::new(false),
+        no_zero_range: AtomicBool::new(false),
+    };
+    Ok((raw, geometry))
+}
+
+fn busy(path: &Path) -> Error {
+    Error::Busy(path.display().to_string().into())
+}
+
+/// The lock lives as long as the open file, so it survives a fork into the background and ends with the process.
+fn lock(path: &Path, fd: &OwnedFd, read_only: bool, block_device: bool) -> Result<()> {
+    if block_device {
+        // Held only for a moment: a mount that names this device as its source claims it itself.
+        let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
+        match rustix::fs::open(path, flags, Mode::empty()) {
+            Ok(_) => {}
+            Err(Errno::BUSY) => return Err(busy(path)),
+            Err(e) => {
+                let why = std::io::Error::from(e);
+                return Err(Error::invalid(format!("cannot claim {}: {why}", path.display())));
+            }
+        }
+    }
+    let operation = if read_only {
+        FlockOperation::NonBlockingLockShared
+    } else {
+        FlockOperation::NonBlockingLockExclusive
+    };
+    // udev holds a shared lock while it looks at a block device that was just closed after writing.
+    let mut tries = if block_device { 25 } else { 1 };
+    loop {
+        tries -= 1;
+        match rustix::fs::flock(fd, operation) {
+            Ok(()) => return Ok(()),
+            Err(Errno::INTR) => tries += 1,
+            Err(Errno::WOULDBLOCK) if tries > 0 => std::thread::sleep(Duration::from_millis(20)),
+            Err(Errno::WOULDBLOCK) => return Err(busy(path)),
+            Err(e) => {
+                let why = std::io::Error::from(e);
+                return Err(Error::invalid(format!("cannot lock {}: {why}", path.display())));
+            }
+        }
+    }
+}
+
+/// Asks by punching behind the end, where there is nothing to lose.
+fn file_discard_granularity(fd: &OwnedFd, size: u64) -> u32 {
+    let end = size.next_multiple_of(BLOCK_SIZE as u64);
+    match rustix::fs::fallocate(fd, PUNCH, end, BLOCK_SIZE as u64) {
+        Ok(()) => BLOCK_SIZE as u32,
+        Err(_) => 0,
+    }
+}
+
+fn block_discard_granularity(stat: &Stat) -> u32 {
+    let at =
+        format!("/sys/dev/block/{}:{}", rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
+    // A partition has no queue of its own: its disk's is one level up.
+    ["queue", "../queue"]
+        .iter()
+        .find_map(|queue| std::fs::read_to_string(format!("{at}/{queue}/discard_granularity")).ok())
+        .and_then(|text| text.trim().parse().ok())
+        .unwrap_or(0)
+}
+
+/// Makes the name of a new image durable.
+fn sync_parent(path: &Path) -> Result<()> {
+    let parent = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let outcome = std::fs::File::open(parent).and_then(|dir| dir.sync_all());
+    outcome.map_err(|e| Error::invalid(format!("cannot sync directory {}: {e}", parent.display())))
+}
+
+#[cfg(test)]
+#[path = "open_tests.rs"]
+mod tests;

@@ -1,0 +1,85 @@
+use crate::{Device, FileDevice, OpenOptions};
+use kedge_base::{Error, IoBuf};
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn an_image_has_one_writer_or_many_readers() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    let read_only = OpenOptions { read_only: true, ..Default::default() };
+    let writer = FileDevice::create(&path, MIB, OpenOptions::default()).unwrap();
+    for second in [FileDevice::open(&path, OpenOptions::default()), FileDevice::open(&path, read_only)] {
+        let e = second.err().expect("the image is taken");
+        assert!(matches!(&e, Error::Busy(p) if **p == *path.to_str().unwrap()));
+        assert_eq!(e.to_string(), format!("{} is in use by another process", path.display()));
+    }
+    assert!(matches!(FileDevice::create(&path, 2 * MIB, OpenOptions::default()), Err(Error::Busy(_))));
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), MIB, "a refused create changes nothing");
+    // Looking at it without a lock is allowed.
+    FileDevice::open(&path, OpenOptions { lock: false, ..read_only }).unwrap();
+    drop(writer);
+
+    let first = FileDevice::open(&path, read_only).unwrap();
+    let second = FileDevice::open(&path, read_only).unwrap();
+    assert!(matches!(FileDevice::open(&path, OpenOptions::default()), Err(Error::Busy(_))));
+    drop((first, second));
+    FileDevice::open(&path, OpenOptions::default()).unwrap();
+}
+
+#[test]
+fn create_makes_grows_and_never_shrinks() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    let options = OpenOptions::default();
+    let device = FileDevice::create(&path, MIB + 100, options).unwrap();
+    assert_eq!(device.geometry().size, MIB);
+    device.write(0, &IoBuf::from_bytes(b"kept"), true).unwrap();
+    drop(device);
+    assert_eq!(FileDevice::create(&path, 3 * MIB, options).unwrap().geometry().size, 3 * MIB);
+    let device = FileDevice::create(&path, 2 * MIB, options).unwrap();
+    assert_eq!(device.geometry().size, 2 * MIB);
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 3 * MIB);
+    let mut buf = IoBuf::zeroed(1);
+    device.read(0, &mut buf).unwrap();
+    assert_eq!(&buf.as_bytes()[..4], b"kept");
+}
+
+#[test]
+fn the_size_is_rounded_down_to_blocks() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    std::fs::write(&path, vec![1; 10_000]).unwrap();
+    let device = FileDevice::open(&path, OpenOptions::default()).unwrap();
+    assert_eq!(device.geometry().size, 8192);
+    let mut buf = IoBuf::zeroed(2);
+    device.read(0, &mut buf).unwrap();
+    assert!(device.read(4096, &mut buf).is_err());
+}
+
+#[test]
+fn what_cannot_be_opened_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let missing = dir.path().join("missing");
+    for path in [missing.as_path(), dir.path(), std::path::Path::new("/dev/null")] {
+        let e = FileDevice::open(path, OpenOptions::default()).err().expect("not an image");
+        assert!(e.to_string().contains(path.to_str().unwrap()), "{e}");
+    }
+    assert!(!missing.exists());
+    assert!(FileDevice::create(&missing, 100, OpenOptions::default()).is_err());
+    assert!(!missing.exists());
+}
+
+#[test]
+fn read_only_refuses_writes() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    drop(FileDevice::create(&path, MIB, OpenOptions::default()).unwrap());
+    let device = FileDevice::open(&path, OpenOptions { read_only: true, ..Default::default() }).unwrap();
+    assert!(matches!(device.write(0, &IoBuf::zeroed(1), false), Err(Error::ReadOnly)));
+    assert!(matches!(device.discard(0, 4096), Err(Error::ReadOnly)));
+    assert!(matches!(device.write_zeroes(0, 4096), Err(Error::ReadOnly)));
+    device.flush().unwrap();
+    device.read(0, &mut IoBuf::zeroed(1)).unwrap();
+    assert_eq!(device.geometry().discard_granularity, 0);
+}

@@ -1,0 +1,167 @@
+//! The queue between those who submit batches and the threads that serve them.
+//!
+//! Lock: one leaf, never held across IO or a completion.
+//!
+//! Bound: a submitter waits while [`QUEUED_MAX`] jobs are queued, then its batch is taken whole. A serving thread, which
+//! comes here when a completion submits more, never waits: it would wait for itself.
+
+use super::raw::RawFile;
+use crate::{Completion, CompletionSink, Request};
+use kedge_base::Result;
+use parking_lot::{Condvar, Mutex};
+use rustix::event::EventfdFlags;
+use rustix::fd::OwnedFd;
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+const QUEUED_MAX: usize = 4096;
+
+pub(super) struct Job {
+    pub request: Request,
+    pub sink: Arc<dyn CompletionSink>,
+}
+
+impl Job {
+    pub fn complete(self, result: Result<()>) {
+        let Request { tag, op, .. } = self.request;
+        self.sink.complete(Completion { tag, op, result });
+    }
+
+    /// Does it here and now.
+    pub fn perform(mut self, file: &RawFile) {
+        let result = file.perform(self.request.offset, &mut self.request.op);
+        self.complete(result);
+    }
+}
+
+#[derive(Default)]
+struct State {
+    jobs: VecDeque<Job>,
+    closed: bool,
+    /// The ring thread waits in the kernel and must be rung.
+    asleep: bool,
+}
+
+pub(super) struct Queue {
+    state: Mutex<State>,
+    work: Condvar,
+    room: Condvar,
+    /// Wakes the ring thread, which waits on the ring and not on a condition.
+    pub bell: OwnedFd,
+}
+
+thread_local! {
+    static SERVING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// What [`Queue::take`] found.
+pub(super) enum Taken {
+    Jobs(Vec<Job>),
+    /// Nothing now; the bell will ring.
+    Nothing,
+    /// Nothing ever again.
+    Closed,
+}
+
+impl Queue {
+    pub fn new() -> std::io::Result<Queue> {
+        let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Queue { state: Mutex::default(), work: Condvar::new(), room: Condvar::new(), bell })
+    }
+
+    /// Marks the calling thread as one that serves a queue, of whichever device.
+    pub fn serve_here() {
+        SERVING.set(true);
+    }
+
+    /// Gives the jobs back if nobody serves the queue any more.
+    pub fn push(&self, jobs: Vec<Job>) -> Result<(), Vec<Job>> {
+        let mut state = self.state.lock();
+        while state.jobs.len() >= QUEUED_MAX && !state.closed && !SERVING.get() {
+            self.room.wait(&mut state);
+        }
+        if state.closed {
+            return Err(jobs);
+        }
+        let count = jobs.len();
+        state.jobs.extend(jobs);
+        let ring = std::mem::take(&mut state.asleep);
+        drop(state);
+        if ring {
+            self.ring_bell();
+        } else if count == 1 {
+            self.work.notify_one();
+        } else {
+            self.work.notify_all();
+        }
+        Ok(())
+    }
+
+    /// For pool threads: waits for a job; `None` once the queue is closed and empty.
+    pub fn next(&self) -> Option<Job> {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(job) = state.jobs.pop_front() {
+                self.give_room(&state);
+                return Some(job);
+            }
+            if state.closed {
+                return None;
+            }
+            self.work.wait(&mut state);
+        }
+    }
+
+    /// For the ring thread: up to `max` jobs, without waiting. After [`Taken::Nothing`] the next push rings the bell.
+    pub fn take(&self, max: usize) -> Taken {
+        let mut state = self.state.lock();
+        if state.jobs.is_empty() {
+            if state.closed {
+                return Taken::Closed;
+            }
+            state.asleep = true;
+            return Taken::Nothing;
+        }
+        let count = max.min(state.jobs.len());
+        let jobs = state.jobs.drain(..count).collect();
+        self.give_room(&state);
+        Taken::Jobs(jobs)
+    }
+
+    fn give_room(&self, state: &State) {
+        if state.jobs.len() < QUEUED_MAX {
+            self.room.notify_all();
+        }
+    }
+
+    /// No more pushes; what is queued is still served.
+    pub fn close(&self) {
+        self.state.lock().closed = true;
+        self.work.notify_all();
+        self.room.notify_all();
+        self.ring_bell();
+    }
+
+    /// Closes the queue and returns what nobody will serve.
+    pub fn abandon(&self) -> Vec<Job> {
+        self.close();
+        self.state.lock().jobs.drain(..).collect()
+    }
+
+    fn ring_bell(&self) {
+        // EAGAIN means that the counter is full, that is, that the bell rings already.
+        match rustix::io::write(&self.bell, &1u64.to_ne_bytes()) {
+            Ok(_) | Err(rustix::io::Errno::AGAIN) => {}
+            Err(e) => tracing::error!("cannot wake the ring thread: {e}"),
+        }
+    }
+
+    pub fn silence_bell(&self) {
+        let mut count = [0u8; 8];
+        match rustix::io::read(&self.bell, &mut count) {
+            Ok(_) | Err(rustix::io::Errno::AGAIN) => {}
+            Err(e) => tracing::error!("cannot reset the ring thread's bell: {e}"),
+        }
+    }
+}

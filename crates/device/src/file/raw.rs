@@ -1,0 +1,213 @@
+//! System calls on an open image: each operation whole, in the calling thread.
+//!
+//! Interrupted calls are repeated and short ones continued; both are no errors of the device. Everything else is final.
+
+use crate::{OPTIMAL_IO, Op};
+use kedge_base::{BLOCK_SIZE, Error, IoBuf, Result};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use rustix::fs::FallocateFlags;
+use rustix::io::{Errno, ReadWriteFlags};
+use std::io::IoSlice;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+pub(super) struct RawFile {
+    pub fd: OwnedFd,
+    pub name: Arc<str>,
+    pub direct: bool,
+    pub block_device: bool,
+    pub read_only: bool,
+    /// Set when the kernel turned RWF_DSYNC down: FUA is then write + fdatasync.
+    pub no_dsync: AtomicBool,
+    /// Set when the file system turned zeroing by fallocate down: zeros are then written.
+    pub no_zero_range: AtomicBool,
+}
+
+/// How far a read or write of `len` bytes has come.
+pub(super) struct Transfer {
+    pub done: usize,
+    len: usize,
+    direct: bool,
+    stalled: bool,
+}
+
+pub(super) enum Step {
+    Done,
+    More,
+    /// The end of the file, or a device that takes nothing and gives no reason.
+    Stuck,
+}
+
+impl Transfer {
+    pub fn new(len: usize, direct: bool) -> Transfer {
+        Transfer { done: 0, len, direct, stalled: false }
+    }
+
+    pub fn remaining(&self) -> usize {
+        self.len - self.done
+    }
+
+    /// Accounts for a call that moved `n` bytes. O_DIRECT goes on from a block boundary, since the rest must be aligned;
+    /// moving nothing from there twice means that there is no more to move.
+    pub fn advance(&mut self, n: usize) -> Step {
+        let mut done = self.done + n;
+        if done >= self.len {
+            self.done = self.len;
+            return Step::Done;
+        }
+        if self.direct {
+            done -= done % BLOCK_SIZE;
+        }
+        if n == 0 || (done == self.done && self.stalled) {
+            return Step::Stuck;
+        }
+        self.stalled = done == self.done;
+        self.done = done;
+        Step::More
+    }
+
+    fn run(&mut self, mut call: impl FnMut(usize) -> Result<usize, Errno>) -> Result<(), Errno> {
+        loop {
+            match call(self.done) {
+                Ok(n) => match self.advance(n) {
+                    Step::Done => return Ok(()),
+                    Step::More => {}
+                    Step::Stuck => return Err(Errno::IO),
+                },
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(e),
+            }
+        }
+    }
+}
+
+pub(super) const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
+pub(super) const ZERO: FallocateFlags = FallocateFlags::ZERO_RANGE.union(FallocateFlags::KEEP_SIZE);
+
+/// What "not here" looks like in the answers of kernels and file systems.
+pub(super) fn unsupported(e: Errno) -> bool {
+    matches!(e, Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL)
+}
+
+fn failed(op: &'static str, offset: u64, len: u64, e: Errno) -> Error {
+    Error::Io { op, offset, len, errno: e.raw_os_error() }
+}
+
+impl RawFile {
+    pub fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        let mut transfer = Transfer::new(buf.len(), self.direct);
+        let outcome =
+            transfer.run(|done| rustix::io::pread(&self.fd, &mut buf[done..], offset + done as u64));
+        outcome.map_err(|e| failed("read", offset + transfer.done as u64, transfer.remaining() as u64, e))
+    }
+
+    pub fn write(&self, offset: u64, buf: &[u8], fua: bool) -> Result<()> {
+        self.writable()?;
+        if fua && !self.no_dsync.load(Relaxed) {
+            match self.write_calls(offset, buf, ReadWriteFlags::DSYNC) {
+                Err(Error::Io { errno, .. }) if unsupported(Errno::from_raw_os_error(errno)) => {
+                    // Not final: if the write itself is what is refused, the plain one below says so.
+                    self.no_dsync.store(true, Relaxed);
+                }
+                outcome => return outcome,
+            }
+        }
+        self.write_calls(offset, buf, ReadWriteFlags::empty())?;
+        if fua { self.flush() } else { Ok(()) }
+    }
+
+    fn write_calls(&self, offset: u64, buf: &[u8], flags: ReadWriteFlags) -> Result<()> {
+        let mut transfer = Transfer::new(buf.len(), self.direct);
+        let outcome = transfer.run(|done| {
+            let at = offset + done as u64;
+            if flags.is_empty() {
+                rustix::io::pwrite(&self.fd, &buf[done..], at)
+            } else {
+                rustix::io::pwritev2(&self.fd, &[IoSlice::new(&buf[done..])], at, flags)
+            }
+        });
+        outcome.map_err(|e| failed("write", offset + transfer.done as u64, transfer.remaining() as u64, e))
+    }
+
+    /// Never repeated after an error: the kernel may have dropped what it could not write, and a second call that
+    /// succeeds would then be a lie.
+    pub fn flush(&self) -> Result<()> {
+        if self.read_only {
+            return Ok(());
+        }
+        retry(|| rustix::fs::fdatasync(&self.fd)).map_err(|e| failed("flush", 0, 0, e))
+    }
+
+    pub fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        self.writable()?;
+        if len == 0 {
+            return Ok(());
+        }
+        let outcome = if self.block_device {
+            retry(|| discard_blocks(self.fd.as_fd(), offset, len))
+        } else {
+            retry(|| rustix::fs::fallocate(&self.fd, PUNCH, offset, len))
+        };
+        outcome.map_err(|e| failed("discard", offset, len, e))
+    }
+
+    pub fn write_zeroes(&self, offset: u64, len: u64) -> Result<()> {
+        self.writable()?;
+        if len == 0 {
+            return Ok(());
+        }
+        if !self.no_zero_range.load(Relaxed) {
+            // On a block device the kernel maps this to its zeroing command, as BLKZEROOUT does.
+            match retry(|| rustix::fs::fallocate(&self.fd, ZERO, offset, len)) {
+                Ok(()) => return Ok(()),
+                Err(e) if unsupported(e) => self.no_zero_range.store(true, Relaxed),
+                Err(e) => return Err(failed("write_zeroes", offset, len, e)),
+            }
+        }
+        let zeros = IoBuf::zeroed((len.min(OPTIMAL_IO as u64) as usize).div_ceil(BLOCK_SIZE));
+        let mut done = 0;
+        while done < len {
+            let n = (len - done).min(zeros.len() as u64);
+            self.write(offset + done, &zeros.as_bytes()[..n as usize], false)?;
+            done += n;
+        }
+        Ok(())
+    }
+
+    pub fn perform(&self, offset: u64, op: &mut Op) -> Result<()> {
+        match op {
+            Op::Read(buf) => self.read(offset, buf.as_mut_bytes()),
+            Op::Write { buf, fua } => self.write(offset, buf.as_bytes(), *fua),
+            Op::Flush => self.flush(),
+            Op::Discard { len } => self.discard(offset, *len),
+            Op::WriteZeroes { len } => self.write_zeroes(offset, *len),
+        }
+    }
+
+    fn writable(&self) -> Result<()> {
+        if self.read_only { Err(Error::ReadOnly) } else { Ok(()) }
+    }
+}
+
+fn retry(mut call: impl FnMut() -> Result<(), Errno>) -> Result<(), Errno> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            outcome => return outcome,
+        }
+    }
+}
+
+#[allow(unsafe_code)]
+fn discard_blocks(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<(), Errno> {
+    /// `_IO(0x12, 119)`.
+    const BLKDISCARD: libc::c_ulong = 0x1277;
+    let range = [offset, len];
+    // SAFETY: BLKDISCARD reads two u64 from the pointer, which points at two u64 that outlive the call, and writes
+    // nothing to memory of this process.
+    let rc = unsafe { libc::ioctl(fd.as_raw_fd(), BLKDISCARD as _, range.as_ptr()) };
+    if rc == 0 {
+        return Ok(());
+    }
+    Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO))
+}

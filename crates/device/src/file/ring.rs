@@ -1,0 +1,284 @@
+//! Batches through io_uring: one thread owns the ring, feeds it from the queue and hands out completions.
+//!
+//! One owner, rather than submission by the callers under a lock, because the kernel ties requests to the thread that
+//! issued them: what it has handed to a helper thread is cancelled when the issuer exits, and a short-lived caller must not
+//! take a flush with it. It also leaves nothing of the ring shared. The price is a thread switch per batch; single
+//! requests whose latency counts go through the synchronous door.
+//!
+//! Buffers given to the kernel live in `slots` until their completion has been seen; [`Ring::drain`] runs before the slots
+//! are freed, also when the thread unwinds.
+
+#![allow(unsafe_code)]
+
+use super::queue::{Job, Queue, Taken};
+use super::raw::{PUNCH, RawFile, Step, Transfer, ZERO, unsupported};
+use crate::Op;
+use io_uring::{IoUring, opcode, squeue, types};
+use kedge_base::Error;
+use rustix::fd::AsRawFd;
+use rustix::io::Errno;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::Sender;
+
+/// Requests in the kernel at a time. The ring holds twice as many, so that an entry is always free.
+const DEPTH: usize = 128;
+const BELL: u64 = u64::MAX;
+/// Length of one request; the kernel cuts at just below 2 GiB, anyway.
+const REQUEST_MAX: usize = 1 << 30;
+/// Interruptions of one request before they are an error.
+const INTERRUPTS_MAX: u32 = 1000;
+
+struct Flight {
+    job: Job,
+    transfer: Transfer,
+    interrupts: u32,
+}
+
+struct Ring {
+    ring: IoUring,
+    file: Arc<RawFile>,
+    queue: Arc<Queue>,
+    slots: Vec<Option<Flight>>,
+    free: Vec<usize>,
+    /// Flights whose next request is to be put into the ring.
+    starting: Vec<usize>,
+    /// Flights the kernel has and has not answered.
+    in_kernel: usize,
+    bell_armed: bool,
+}
+
+/// The ring thread. Says through `ready` whether there is a ring.
+pub(super) fn serve(file: Arc<RawFile>, queue: Arc<Queue>, ready: Sender<std::io::Result<()>>) {
+    Queue::serve_here();
+    let ring = match build() {
+        Ok(ring) => ring,
+        Err(e) => {
+            // The opener waits for this answer; if it went away there is nobody to tell.
+            drop(ready.send(Err(e)));
+            return;
+        }
+    };
+    drop(ready.send(Ok(())));
+    let mut ring = Ring {
+        ring,
+        file,
+        queue,
+        slots: (0..DEPTH).map(|_| None).collect(),
+        free: (0..DEPTH).rev().collect(),
+        starting: Vec::new(),
+        in_kernel: 0,
+        bell_armed: false,
+    };
+    let outcome = catch_unwind(AssertUnwindSafe(|| ring.run()));
+    if let Ok(Ok(())) = &outcome {
+        return;
+    }
+    if let Ok(Err(e)) = &outcome {
+        tracing::error!(device = %ring.file.name, "io_uring failed, the device is dead: {e}");
+    }
+    ring.fail();
+    if let Err(panic) = outcome {
+        resume_unwind(panic);
+    }
+}
+
+fn build() -> std::io::Result<IoUring> {
+    let entries = 2 * DEPTH as u32;
+    // Deferred task work saves interrupts of this thread; older kernels refuse the flags.
+    IoUring::builder()
+        .setup_single_issuer()
+        .setup_defer_taskrun()
+        .build(entries)
+        .or_else(|_| IoUring::builder().build(entries))
+}
+
+impl Ring {
+    /// Until the queue is closed and everything is answered.
+    fn run(&mut self) -> std::io::Result<()> {
+        loop {
+            let mut closed = false;
+            while !self.free.is_empty() {
+                match self.queue.take(self.free.len()) {
+                    Taken::Jobs(jobs) => jobs.into_iter().for_each(|job| self.admit(job)),
+                    Taken::Nothing => break,
+                    Taken::Closed => {
+                        closed = true;
+                        break;
+                    }
+                }
+            }
+            let flying = self.free.len() < DEPTH;
+            if closed && !flying {
+                return Ok(());
+            }
+            if !self.bell_armed && !closed {
+                self.arm_bell();
+            }
+            for slot in std::mem::take(&mut self.starting) {
+                self.start(slot);
+            }
+            match self.ring.submit_and_wait(1) {
+                Ok(_) => {}
+                // Busy: completions must be taken first, which happens next.
+                Err(e) if matches!(e.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) => {}
+                Err(e) => return Err(e),
+            }
+            for (user_data, result) in self.reap() {
+                if user_data == BELL {
+                    self.bell_armed = false;
+                    self.queue.silence_bell();
+                } else {
+                    self.answer(user_data as usize, result);
+                }
+            }
+        }
+    }
+
+    fn reap(&mut self) -> Vec<(u64, i32)> {
+        let answers: Vec<_> = self.ring.completion().map(|cqe| (cqe.user_data(), cqe.result())).collect();
+        self.in_kernel -= answers.iter().filter(|(user_data, _)| *user_data != BELL).count();
+        answers
+    }
+
+    fn admit(&mut self, job: Job) {
+        let len = match &job.request.op {
+            Op::Read(buf) | Op::Write { buf, .. } => buf.len(),
+            _ => 0,
+        };
+        if self.needs_thread(&job.request.op) {
+            return job.perform(&self.file);
+        }
+        let slot = self.free.pop().expect("no more was taken than is free");
+        let transfer = Transfer::new(len, self.file.direct);
+        self.slots[slot] = Some(Flight { job, transfer, interrupts: 0 });
+        self.starting.push(slot);
+    }
+
+    /// What the ring cannot do, or was found not to do here. All of it is rare enough to hold up the rest.
+    fn needs_thread(&self, op: &Op) -> bool {
+        match op {
+            Op::Read(buf) => buf.is_empty(),
+            Op::Write { buf, fua } => {
+                buf.is_empty() || self.file.read_only || (*fua && self.file.no_dsync.load(Relaxed))
+            }
+            Op::Flush => self.file.read_only,
+            Op::Discard { len } => *len == 0 || self.file.read_only || self.file.block_device,
+            Op::WriteZeroes { len } => {
+                *len == 0 || self.file.read_only || self.file.no_zero_range.load(Relaxed)
+            }
+        }
+    }
+
+    fn arm_bell(&mut self) {
+        let fd = types::Fd(self.queue.bell.as_raw_fd());
+        let entry = opcode::PollAdd::new(fd, libc::POLLIN as u32).build().user_data(BELL);
+        self.push(&entry);
+        self.bell_armed = true;
+    }
+
+    /// Puts what remains of a flight into the ring.
+    fn start(&mut self, slot: usize) {
+        let fd = types::Fd(self.file.fd.as_raw_fd());
+        let flight = self.slots[slot].as_mut().expect("a starting slot is taken");
+        let done = flight.transfer.done;
+        let offset = flight.job.request.offset + done as u64;
+        let len = flight.transfer.remaining().min(REQUEST_MAX) as u32;
+        let entry = match &mut flight.job.request.op {
+            Op::Read(buf) => {
+                let to = buf.as_mut_bytes()[done..].as_mut_ptr();
+                opcode::Read::new(fd, to, len).offset(offset).build()
+            }
+            Op::Write { buf, fua } => {
+                let flags = if *fua { libc::RWF_DSYNC } else { 0 };
+                let from = buf.as_bytes()[done..].as_ptr();
+                opcode::Write::new(fd, from, len).offset(offset).rw_flags(flags).build()
+            }
+            Op::Flush => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
+            Op::Discard { len } => {
+                opcode::Fallocate::new(fd, *len).offset(offset).mode(PUNCH.bits() as i32).build()
+            }
+            Op::WriteZeroes { len } => {
+                opcode::Fallocate::new(fd, *len).offset(offset).mode(ZERO.bits() as i32).build()
+            }
+        };
+        self.push(&entry.user_data(slot as u64));
+        self.in_kernel += 1;
+    }
+
+    fn push(&mut self, entry: &squeue::Entry) {
+        // SAFETY: the buffer an entry names belongs to a flight in `slots`, whose heap memory stays where it is and is not
+        // touched until the completion has been taken off the ring; the bell's entry names none. The file descriptors
+        // are owned through `self`, which outlives the requests because `drain` waits for them.
+        let pushed = unsafe { self.ring.submission().push(entry) };
+        pushed.expect("the ring has more entries than there are slots and the bell");
+    }
+
+    fn answer(&mut self, slot: usize, result: i32) {
+        let flight = self.slots[slot].as_mut().expect("answers come for flights only");
+        let op = &flight.job.request.op;
+        let outcome = if result >= 0 {
+            match op {
+                Op::Read(_) | Op::Write { .. } => match flight.transfer.advance(result as usize) {
+                    Step::Done => Ok(()),
+                    Step::More => return self.starting.push(slot),
+                    Step::Stuck => Err(Errno::IO),
+                },
+                _ => Ok(()),
+            }
+        } else {
+            Err(Errno::from_raw_os_error(-result))
+        };
+        let optional = !matches!(op, Op::Read(_) | Op::Flush | Op::Write { fua: false, .. });
+        match outcome {
+            Err(Errno::INTR | Errno::AGAIN) if flight.interrupts < INTERRUPTS_MAX => {
+                flight.interrupts += 1;
+                return self.starting.push(slot);
+            }
+            Err(e) if unsupported(e) && optional => {
+                // The synchronous path knows the substitutes and remembers that they are needed.
+                return self.land(slot).job.perform(&self.file);
+            }
+            _ => {}
+        }
+        let Flight { job, transfer, .. } = self.land(slot);
+        let offset = job.request.offset + transfer.done as u64;
+        let len = match &job.request.op {
+            Op::Discard { len } | Op::WriteZeroes { len } => *len,
+            _ => transfer.remaining() as u64,
+        };
+        let op = job.request.op.name();
+        job.complete(outcome.map_err(|e| Error::Io { op, offset, len, errno: e.raw_os_error() }));
+    }
+
+    fn land(&mut self, slot: usize) -> Flight {
+        self.free.push(slot);
+        self.slots[slot].take().expect("a flight lands once")
+    }
+
+    /// Answers everything with an error after the ring broke down. The outcome of what flew is unknown.
+    fn fail(&mut self) {
+        self.drain();
+        let flights = self.slots.iter_mut().filter_map(Option::take).map(|flight| flight.job);
+        for job in flights.chain(self.queue.abandon()) {
+            job.complete(Err(Error::OutcomeUnknown));
+        }
+    }
+
+    /// Waits until the kernel holds no buffer any more. If it cannot be asked, the buffers are given up for good.
+    fn drain(&mut self) {
+        while self.in_kernel > 0 {
+            match self.ring.submit_and_wait(1) {
+                Ok(_) => {}
+                Err(e) if matches!(e.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) => {}
+                Err(e) => {
+                    tracing::error!(device = %self.file.name, "buffers are lost to the kernel: {e}");
+                    self.slots.iter_mut().filter_map(Option::take).for_each(std::mem::forget);
+                    return;
+                }
+            }
+            self.reap();
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! A sparse device in memory, with snapshots cheap enough to take one for each crash state.
+//!
+//! Everything is durable at once; [`crate::sim`] puts a volatile cache in front. Lock: one leaf, held for copying only.
+
+use crate::pages::{Page, Pages, blocks};
+use crate::request::submit_inline;
+use crate::{CompletionSink, Device, DeviceStats, Geometry, Request};
+use kedge_base::{BLOCK_SIZE, IoBuf, Result};
+use parking_lot::RwLock;
+use std::sync::Arc;
+
+pub struct MemDevice {
+    geometry: Geometry,
+    stats: DeviceStats,
+    /// Absent: zeros.
+    pages: RwLock<Pages>,
+}
+
+impl MemDevice {
+    /// A zeroed device of `size` bytes, rounded down to blocks.
+    pub fn new(size: u64) -> MemDevice {
+        MemDevice::with_pages(Geometry::memory(size), Pages::default())
+    }
+
+    fn with_pages(geometry: Geometry, pages: Pages) -> MemDevice {
+        MemDevice { geometry, stats: DeviceStats::default(), pages: RwLock::new(pages) }
+    }
+
+    /// A copy that shares all content until one of both is written. Its counters start at zero.
+    pub fn fork(&self) -> MemDevice {
+        MemDevice::with_pages(self.geometry.clone(), self.pages.read().clone())
+    }
+
+    /// A copy of any byte range, for tests. Panics beyond the end of the device.
+    pub fn bytes(&self, offset: u64, len: usize) -> Vec<u8> {
+        let end = offset + len as u64;
+        assert!(end <= self.geometry.size, "byte range inside the device");
+        let pages = self.pages.read();
+        let mut out = Vec::with_capacity(len);
+        let mut at = offset;
+        while at < end {
+            let skip = (at % BLOCK_SIZE as u64) as usize;
+            let take = (BLOCK_SIZE - skip).min((end - at) as usize);
+            let page = pages.get(blocks(at)).unwrap_or(&Page::ZERO);
+            out.extend_from_slice(&page.bytes()[skip..skip + take]);
+            at += take as u64;
+        }
+        out
+    }
+
+    /// Damages the image, for tests: `f` gets the bytes from `offset` to the end of its block. Panics beyond the end of
+    /// the device.
+    pub fn corrupt(&self, offset: u64, f: impl FnOnce(&mut [u8])) {
+        assert!(offset < self.geometry.size, "offset inside the device");
+        let mut pages = self.pages.write();
+        let mut bytes = *pages.get(blocks(offset)).unwrap_or(&Page::ZERO).bytes();
+        f(&mut bytes[(offset % BLOCK_SIZE as u64) as usize..]);
+        put(&mut pages, blocks(offset), Page::new(&bytes));
+    }
+
+    /// Content without locking, for a sole owner.
+    pub(crate) fn pages_mut(&mut self) -> &mut Pages {
+        self.pages.get_mut()
+    }
+}
+
+/// Stores a page in the manner of a memory device: zeros are absent.
+pub(crate) fn put(pages: &mut Pages, block: u64, page: Page) {
+    if page.is_zero() {
+        pages.remove(block, 1);
+    } else {
+        pages.insert(block, page);
+    }
+}
+
+impl Device for MemDevice {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
+        submit_inline(self, batch, &*sink);
+    }
+
+    fn read(&self, offset: u64, buf: &mut IoBuf) -> Result<()> {
+        self.stats.count_read(buf.len());
+        self.geometry.check("read", offset, buf.len() as u64)?;
+        let pages = self.pages.read();
+        for (block, out) in (blocks(offset)..).zip(buf.as_mut_bytes().chunks_exact_mut(BLOCK_SIZE)) {
+            out.copy_from_slice(pages.get(block).unwrap_or(&Page::ZERO).bytes());
+        }
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, buf: &IoBuf, fua: bool) -> Result<()> {
+        self.stats.count_write(buf.len(), fua);
+        self.geometry.check("write", offset, buf.len() as u64)?;
+        let new: Vec<Page> = buf.as_bytes().chunks_exact(BLOCK_SIZE).map(Page::new).collect();
+        let mut pages = self.pages.write();
+        for (block, page) in (blocks(offset)..).zip(new) {
+            put(&mut pages, block, page);
+        }
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.stats.count_flush();
+        Ok(())
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        self.geometry.check("discard", offset, len)?;
+        self.pages.write().remove(blocks(offset), blocks(len));
+        Ok(())
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64) -> Result<()> {
+        self.geometry.check("write_zeroes", offset, len)?;
+        self.pages.write().remove(blocks(offset), blocks(len));
+        Ok(())
+    }
+
+    fn stats(&self) -> &DeviceStats {
+        &self.stats
+    }
+
+    fn name(&self) -> &str {
+        "memory"
+    }
+}
+
+#[cfg(test)]
+#[path = "mem_tests.rs"]
+mod tests;

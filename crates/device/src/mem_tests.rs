@@ -1,0 +1,68 @@
+use super::*;
+use crate::testing::{BLOCKS, SIZE, Step, apply, expect, pattern, refuses_bad_ranges, run, steps};
+use proptest::prelude::*;
+
+proptest! {
+    #[test]
+    fn behaves_like_a_vector(steps in steps()) {
+        run(&MemDevice::new(SIZE), &mut vec![0; SIZE as usize], &steps);
+    }
+
+    #[test]
+    fn forks_do_not_see_each_other(before in steps(), left in steps(), right in steps()) {
+        let device = MemDevice::new(SIZE);
+        let mut model = vec![0; SIZE as usize];
+        run(&device, &mut model, &before);
+        let (fork, mut fork_model) = (device.fork(), model.clone());
+        for (a, b) in left.iter().zip(&right) {
+            apply(&device, &mut model, a);
+            apply(&fork, &mut fork_model, b);
+        }
+        expect(&device, &model, 0, BLOCKS);
+        expect(&fork, &fork_model, 0, BLOCKS);
+    }
+}
+
+#[test]
+fn bad_ranges_are_refused() {
+    refuses_bad_ranges(&MemDevice::new(SIZE));
+    assert_eq!(MemDevice::new(SIZE + 4095).geometry().size, SIZE);
+}
+
+#[test]
+fn zeros_take_no_memory() {
+    let device = MemDevice::new(1 << 40);
+    device.write(1 << 39, &IoBuf::from_bytes(&[1; 8192]), false).unwrap();
+    device.write(1 << 39, &IoBuf::zeroed(2), false).unwrap();
+    assert!(device.pages.read().is_empty());
+    device.write((1 << 39) + 4096, &IoBuf::from_bytes(&[1; 8192]), false).unwrap();
+    device.discard(0, 1 << 40).unwrap();
+    assert!(device.pages.read().is_empty());
+}
+
+#[test]
+fn bytes_and_corrupt_work_at_any_offset() {
+    let device = MemDevice::new(SIZE);
+    let mut model = vec![0; SIZE as usize];
+    apply(&device, &mut model, &Step::Write { at: 1, len: 3, fill: 5, fua: false });
+    assert_eq!(device.bytes(4000, 9000), model[4000..13000]);
+    device.corrupt(8192 + 100, |rest| {
+        assert_eq!(rest.len(), 4096 - 100);
+        rest[0] ^= 0x80;
+    });
+    model[8192 + 100] ^= 0x80;
+    expect(&device, &model, 0, BLOCKS);
+}
+
+#[test]
+fn requests_are_counted() {
+    let device = MemDevice::new(SIZE);
+    device.write(0, &IoBuf::from_bytes(&pattern(0, 3, 1)), true).unwrap();
+    device.write(0, &IoBuf::zeroed(1), false).unwrap();
+    device.read(0, &mut IoBuf::zeroed(2)).unwrap();
+    device.flush().unwrap();
+    let s = device.stats();
+    assert_eq!((s.writes.get(), s.write_bytes.get(), s.fua_writes.get()), (2, 4 * 4096, 1));
+    assert_eq!((s.reads.get(), s.read_bytes.get(), s.flushes.get()), (1, 8192, 1));
+    assert_eq!(device.fork().stats().writes.get(), 0);
+}

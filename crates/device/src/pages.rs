@@ -1,0 +1,176 @@
+//! Blocks in memory, shared between images: what makes a snapshot of a memory device cheap.
+//!
+//! A [`Page`] is one immutable block. [`Pages`] maps block numbers to pages in chunks behind shared pointers: a clone
+//! copies one pointer per 256 KiB in use, the first write to a chunk afterwards copies its 64 slots, and no block is ever
+//! copied but by a write to a part of it.
+
+use kedge_base::{BLOCK_SIZE, IoBuf};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+static ZEROS: [u8; BLOCK_SIZE] = [0; BLOCK_SIZE];
+
+/// The content of one block. All-zero blocks take no memory.
+#[derive(Clone)]
+pub(crate) struct Page(Option<Arc<[u8; BLOCK_SIZE]>>);
+
+impl Page {
+    pub const ZERO: Page = Page(None);
+
+    /// `bytes` is one block.
+    pub fn new(bytes: &[u8]) -> Page {
+        if bytes == ZEROS {
+            Page::ZERO
+        } else {
+            Page(Some(Arc::new(bytes.try_into().expect("a page is one block"))))
+        }
+    }
+
+    pub fn bytes(&self) -> &[u8; BLOCK_SIZE] {
+        self.0.as_deref().unwrap_or(&ZEROS)
+    }
+
+    pub fn is_zero(&self) -> bool {
+        self.0.is_none()
+    }
+
+    /// Whether both are the same write, not merely equal bytes (zeros are all the same).
+    pub fn same(&self, other: &Page) -> bool {
+        match (&self.0, &other.0) {
+            (None, None) => true,
+            (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+            _ => false,
+        }
+    }
+}
+
+/// The payload of a recorded write: a run of blocks, cheap to clone.
+#[derive(Clone)]
+pub struct Data {
+    blocks: u64,
+    /// `None`: zeros.
+    pages: Option<Arc<[Page]>>,
+}
+
+impl Data {
+    pub(crate) fn new(buf: &IoBuf) -> Data {
+        let pages: Arc<[Page]> = buf.as_bytes().chunks_exact(BLOCK_SIZE).map(Page::new).collect();
+        Data { blocks: pages.len() as u64, pages: Some(pages) }
+    }
+
+    pub(crate) fn zeros(len: u64) -> Data {
+        Data { blocks: len / BLOCK_SIZE as u64, pages: None }
+    }
+
+    pub(crate) fn page(&self, index: u64) -> Page {
+        self.pages.as_ref().map_or(Page::ZERO, |pages| pages[index as usize].clone())
+    }
+
+    pub fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    pub fn to_vec(&self) -> Vec<u8> {
+        (0..self.blocks).flat_map(|i| *self.page(i).bytes()).collect()
+    }
+}
+
+impl fmt::Debug for Data {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Data({} blocks{})", self.blocks, if self.pages.is_none() { " of zeros" } else { "" })
+    }
+}
+
+const CHUNK: u64 = 64;
+
+#[derive(Clone)]
+struct Chunk {
+    used: usize,
+    slots: [Option<Page>; CHUNK as usize],
+}
+
+impl Chunk {
+    fn set(&mut self, slot: usize, page: Option<Page>) {
+        self.used += usize::from(page.is_some());
+        self.used -= usize::from(self.slots[slot].is_some());
+        self.slots[slot] = page;
+    }
+}
+
+/// A sparse map from block number to page. What an absent block means is the owner's matter.
+#[derive(Clone, Default)]
+pub(crate) struct Pages {
+    chunks: BTreeMap<u64, Arc<Chunk>>,
+}
+
+impl Pages {
+    pub fn is_empty(&self) -> bool {
+        self.chunks.is_empty()
+    }
+
+    pub fn get(&self, block: u64) -> Option<&Page> {
+        self.chunks.get(&(block / CHUNK))?.slots[(block % CHUNK) as usize].as_ref()
+    }
+
+    pub fn insert(&mut self, block: u64, page: Page) {
+        let chunk = self
+            .chunks
+            .entry(block / CHUNK)
+            .or_insert_with(|| Arc::new(Chunk { used: 0, slots: [const { None }; CHUNK as usize] }));
+        Arc::make_mut(chunk).set((block % CHUNK) as usize, Some(page));
+    }
+
+    /// Costs by what is there, not by the length of the range.
+    pub fn remove(&mut self, from: u64, blocks: u64) {
+        let end = from + blocks;
+        if blocks == 0 {
+            return;
+        }
+        let touched: Vec<u64> =
+            self.chunks.range(from / CHUNK..=(end - 1) / CHUNK).map(|(&at, _)| at).collect();
+        for at in touched {
+            let first = at * CHUNK;
+            let chunk = self.chunks.get_mut(&at).expect("listed above");
+            if from > first || end < first + CHUNK {
+                let chunk = Arc::make_mut(chunk);
+                for block in from.max(first)..end.min(first + CHUNK) {
+                    chunk.set((block - first) as usize, None);
+                }
+                if chunk.used > 0 {
+                    continue;
+                }
+            }
+            self.chunks.remove(&at);
+        }
+    }
+
+    /// In ascending order.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, &Page)> {
+        self.chunks.iter().flat_map(|(&at, chunk)| {
+            chunk
+                .slots
+                .iter()
+                .enumerate()
+                .filter_map(move |(i, p)| Some((at * CHUNK + i as u64, p.as_ref()?)))
+        })
+    }
+
+    /// The pages of a range that are there, with their places in the range.
+    pub fn present(&self, block: u64, blocks: u64) -> Vec<(usize, Page)> {
+        (0..blocks).filter_map(|i| Some((i as usize, self.get(block + i)?.clone()))).collect()
+    }
+}
+
+/// Splits a checked byte offset or length into blocks.
+pub(crate) fn blocks(bytes: u64) -> u64 {
+    bytes / BLOCK_SIZE as u64
+}
+
+/// Puts pages from [`Pages::present`] over a buffer.
+pub(crate) fn patch(buf: &mut IoBuf, pages: &[(usize, Page)]) {
+    let bytes = buf.as_mut_bytes();
+    for (i, page) in pages {
+        bytes[i * BLOCK_SIZE..(i + 1) * BLOCK_SIZE].copy_from_slice(page.bytes());
+    }
+}

@@ -1,0 +1,329 @@
+//! A device in memory that records, fails by plan and loses power.
+//!
+//! Three things are kept apart: the *view* (all completed writes: what reads see), the *medium* (what power loss can leave)
+//! and the *recording* (how it came to that, for replay at leisure).
+//!
+//! An operation is submitted when it enters, waits out its latency, then happens at one instant. A flush covers the
+//! writes that had completed when it was submitted, so neither those of its own batch nor those that complete while it
+//! waits. The operations of a batch happen in random order. Lock: one leaf, not held while waiting or completing.
+
+use super::fault::{Effect, FaultPlan, OpCounts, OpKind};
+use super::medium::{Choice, Medium, SECTOR, WHOLE, mix};
+use super::recording::{Event, Recording};
+use crate::mem::put;
+use crate::pages::{Data, Page, blocks};
+use crate::{Completion, CompletionSink, Device, DeviceStats, Geometry, MemDevice, Op, Request};
+use kedge_base::{BLOCK_SIZE, Error, IoBuf, Result};
+use parking_lot::Mutex;
+use rand::rngs::SmallRng;
+use rand::seq::SliceRandom;
+use rand::{Rng, SeedableRng};
+use std::sync::Arc;
+use std::time::Duration;
+
+pub struct SimDevice {
+    geometry: Geometry,
+    stats: DeviceStats,
+    state: Mutex<State>,
+}
+
+struct State {
+    view: MemDevice,
+    medium: Medium,
+    /// Number of the next event.
+    seq: u64,
+    /// `None`: not recording.
+    recording: Option<(MemDevice, Vec<Event>)>,
+    plan: FaultPlan,
+    counts: OpCounts,
+    /// After an unknown outcome nothing is answered any more.
+    poisoned: bool,
+    rng: SmallRng,
+}
+
+/// An operation that was submitted and has not happened yet.
+struct Admitted {
+    /// Everything numbered below has completed.
+    seq: u64,
+    fault: Option<(Effect, i32)>,
+    delay: Duration,
+}
+
+impl SimDevice {
+    /// A device whose medium holds what `mem` holds. It records from the start.
+    pub fn new(mem: MemDevice) -> SimDevice {
+        let state = State {
+            view: mem.fork(),
+            recording: Some((mem.fork(), Vec::new())),
+            medium: Medium::new(mem.fork()),
+            seq: 1,
+            plan: FaultPlan::default(),
+            counts: OpCounts::default(),
+            poisoned: false,
+            rng: SmallRng::seed_from_u64(0),
+        };
+        SimDevice {
+            geometry: mem.geometry().clone(),
+            stats: DeviceStats::default(),
+            state: Mutex::new(state),
+        }
+    }
+
+    /// Replaces the plan, counts from zero, and starts the random choices anew from the plan's seed.
+    pub fn set_plan(&self, plan: FaultPlan) {
+        let mut state = self.state.lock();
+        state.rng = SmallRng::seed_from_u64(plan.seed);
+        state.counts = OpCounts::default();
+        state.plan = plan;
+    }
+
+    pub fn op_counts(&self) -> OpCounts {
+        self.state.lock().counts
+    }
+
+    /// Notes in the recording that what `n` stands for has happened.
+    pub fn mark(&self, n: u64) {
+        self.state.lock().note(Event::Mark(n));
+    }
+
+    /// The medium after power loss now: everything durable, and a random part of the rest, torn at sectors.
+    pub fn crash(&self, seed: u64) -> MemDevice {
+        self.crash_as(Choice::Torn(seed))
+    }
+
+    /// The medium after power loss now, in the way told.
+    pub fn crash_as(&self, choice: Choice) -> MemDevice {
+        self.state.lock().medium.build(choice)
+    }
+
+    /// What reads see: all completed writes, as after an orderly end.
+    pub fn view(&self) -> MemDevice {
+        self.state.lock().view.fork()
+    }
+
+    /// Writes that a power loss now may take.
+    pub fn pending(&self) -> usize {
+        self.state.lock().medium.pending()
+    }
+
+    /// What was recorded so far; empty while not recording.
+    pub fn recording(&self) -> Recording {
+        let state = self.state.lock();
+        match &state.recording {
+            Some((base, events)) => Recording { base: base.fork(), events: events.clone() },
+            None => Recording { base: state.medium.durable().fork(), events: Vec::new() },
+        }
+    }
+
+    /// Stops recording and forgets what was recorded: a recording keeps all that was ever written in memory. Crashing stays
+    /// possible.
+    pub fn stop_recording(&self) {
+        self.state.lock().recording = None;
+    }
+
+    fn admit(&self, kind: OpKind) -> Admitted {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let fault = state.plan.strike(&mut state.counts, kind);
+        Admitted { seq: state.seq, fault, delay: state.plan.delay(kind) }
+    }
+
+    fn admit_op(&self, op: &Op) -> Admitted {
+        self.stats.count(op);
+        self.admit(match op {
+            Op::Read(_) => OpKind::Read,
+            Op::Write { .. } | Op::Discard { .. } | Op::WriteZeroes { .. } => OpKind::Write,
+            Op::Flush => OpKind::Flush,
+        })
+    }
+
+    fn happen(&self, admitted: &Admitted, offset: u64, op: &mut Op) -> Result<()> {
+        match op {
+            Op::Read(buf) => self.do_read(admitted, offset, buf),
+            Op::Write { buf, fua } => self.do_write(admitted, offset, buf, *fua),
+            Op::Flush => self.do_flush(admitted),
+            Op::Discard { len } => self.do_zero(admitted, "discard", offset, *len),
+            Op::WriteZeroes { len } => self.do_zero(admitted, "write_zeroes", offset, *len),
+        }
+    }
+
+    fn do_read(&self, admitted: &Admitted, offset: u64, buf: &mut IoBuf) -> Result<()> {
+        self.geometry.check("read", offset, buf.len() as u64)?;
+        let state = self.state.lock();
+        state.fail(admitted, "read", offset, buf.len() as u64)?;
+        state.view.read(offset, buf)
+    }
+
+    fn do_write(&self, admitted: &Admitted, offset: u64, buf: &IoBuf, fua: bool) -> Result<()> {
+        let len = buf.len() as u64;
+        self.geometry.check("write", offset, len)?;
+        let mut state = self.state.lock();
+        let failure = state.fail(admitted, "write", offset, len);
+        let torn = match admitted.fault {
+            None if failure.is_ok() => None,
+            Some((effect @ (Effect::Torn | Effect::Short(_) | Effect::Unknown), _)) if !state.poisoned => {
+                state.poisoned = effect == Effect::Unknown;
+                Some(state.reached(effect, buf.blocks()))
+            }
+            _ => return failure,
+        };
+        let data = Data::new(buf);
+        state.show(offset, &data, torn.as_deref());
+        let seq = state.next_seq();
+        let fua = fua && !state.plan.lying && torn.is_none();
+        state.happened(Event::Write { seq, offset, data, fua, torn });
+        failure
+    }
+
+    fn do_zero(&self, admitted: &Admitted, op: &'static str, offset: u64, len: u64) -> Result<()> {
+        self.geometry.check(op, offset, len)?;
+        let mut state = self.state.lock();
+        state.fail(admitted, op, offset, len)?;
+        state.view.pages_mut().remove(blocks(offset), blocks(len));
+        let seq = state.next_seq();
+        state.happened(match op {
+            "discard" => Event::Discard { seq, offset, len },
+            _ => Event::WriteZeroes { seq, offset, len },
+        });
+        Ok(())
+    }
+
+    fn do_flush(&self, admitted: &Admitted) -> Result<()> {
+        let mut state = self.state.lock();
+        let failure = state.fail(admitted, "flush", 0, 0);
+        let seq = state.next_seq();
+        if failure.is_ok() {
+            let covers = if state.plan.lying { 0 } else { admitted.seq };
+            state.happened(Event::Flush { seq, covers });
+        } else if matches!(admitted.fault, Some((Effect::Lost, _))) {
+            state.happened(Event::FlushLost { seq, covers: admitted.seq });
+        }
+        failure
+    }
+
+    /// The synchronous door.
+    fn alone(&self, kind: OpKind, happen: impl FnOnce(&Admitted) -> Result<()>) -> Result<()> {
+        let admitted = self.admit(kind);
+        wait(admitted.delay);
+        happen(&admitted)
+    }
+}
+
+fn wait(delay: Duration) {
+    if !delay.is_zero() {
+        std::thread::sleep(delay);
+    }
+}
+
+impl State {
+    fn fail(&self, admitted: &Admitted, op: &'static str, offset: u64, len: u64) -> Result<()> {
+        if self.poisoned {
+            return Err(Error::OutcomeUnknown);
+        }
+        admitted.fault.map_or(Ok(()), |(effect, errno)| Err(effect.error(op, offset, len, errno)))
+    }
+
+    fn next_seq(&mut self) -> u64 {
+        self.seq += 1;
+        self.seq - 1
+    }
+
+    fn note(&mut self, event: Event) {
+        if let Some((_, events)) = &mut self.recording {
+            events.push(event);
+        }
+    }
+
+    fn happened(&mut self, event: Event) {
+        self.medium.apply(&event);
+        self.note(event);
+    }
+
+    /// Which sectors a failing write reached.
+    fn reached(&mut self, effect: Effect, blocks: usize) -> Arc<[u8]> {
+        match effect {
+            Effect::Short(bytes) => {
+                let sectors = bytes as usize / SECTOR;
+                let per_block = BLOCK_SIZE / SECTOR;
+                let mask = |block: usize| match sectors.saturating_sub(block * per_block) {
+                    n if n >= per_block => WHOLE,
+                    n => (1u8 << n) - 1,
+                };
+                (0..blocks).map(mask).collect()
+            }
+            // All or nothing is as likely as something in between.
+            _ => match self.rng.random_range(0..4) {
+                0 => (0..blocks).map(|_| 0).collect(),
+                1 => (0..blocks).map(|_| WHOLE).collect(),
+                _ => (0..blocks).map(|_| self.rng.random()).collect(),
+            },
+        }
+    }
+
+    fn show(&mut self, offset: u64, data: &Data, torn: Option<&[u8]>) {
+        let pages = self.view.pages_mut();
+        for i in 0..data.blocks() {
+            let block = blocks(offset) + i;
+            let new = data.page(i);
+            match torn.map_or(WHOLE, |masks| masks[i as usize]) {
+                WHOLE => put(pages, block, new),
+                mask => {
+                    let mixed = mix(pages.get(block).unwrap_or(&Page::ZERO), &new, mask);
+                    put(pages, block, mixed);
+                }
+            }
+        }
+    }
+}
+
+impl Device for SimDevice {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
+        let mut admitted: Vec<(Admitted, Request)> =
+            batch.into_iter().map(|request| (self.admit_op(&request.op), request)).collect();
+        wait(admitted.iter().map(|(a, _)| a.delay).max().unwrap_or_default());
+        admitted.shuffle(&mut self.state.lock().rng);
+        for (admitted, Request { tag, offset, mut op }) in admitted {
+            let result = self.happen(&admitted, offset, &mut op);
+            sink.complete(Completion { tag, op, result });
+        }
+    }
+
+    fn read(&self, offset: u64, buf: &mut IoBuf) -> Result<()> {
+        self.stats.count_read(buf.len());
+        self.alone(OpKind::Read, |admitted| self.do_read(admitted, offset, buf))
+    }
+
+    fn write(&self, offset: u64, buf: &IoBuf, fua: bool) -> Result<()> {
+        self.stats.count_write(buf.len(), fua);
+        self.alone(OpKind::Write, |admitted| self.do_write(admitted, offset, buf, fua))
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.stats.count_flush();
+        self.alone(OpKind::Flush, |admitted| self.do_flush(admitted))
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        self.alone(OpKind::Write, |admitted| self.do_zero(admitted, "discard", offset, len))
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64) -> Result<()> {
+        self.alone(OpKind::Write, |admitted| self.do_zero(admitted, "write_zeroes", offset, len))
+    }
+
+    fn stats(&self) -> &DeviceStats {
+        &self.stats
+    }
+
+    fn name(&self) -> &str {
+        "simulation"
+    }
+}
+
+#[cfg(test)]
+#[path = "device_tests.rs"]
+mod tests;

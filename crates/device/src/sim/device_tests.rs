@@ -1,0 +1,359 @@
+use super::*;
+use crate::sim::StatePlan;
+use crate::testing::{self, BLOCKS, SIZE, Step, pattern, refuses_bad_ranges, steps};
+use crate::{Io, run_batch};
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+
+const B: u64 = BLOCK_SIZE as u64;
+
+fn sim() -> SimDevice {
+    SimDevice::new(MemDevice::new(SIZE))
+}
+
+fn filled(byte: u8) -> IoBuf {
+    IoBuf::from_bytes(&[byte; BLOCK_SIZE])
+}
+
+fn block(image: &MemDevice, at: u64) -> Vec<u8> {
+    image.bytes(at * B, BLOCK_SIZE)
+}
+
+/// What each sector may hold after a crash, kept apart from the simulator's own account: the durable content first, then
+/// everything written since.
+struct Allowed(Vec<Vec<Vec<u8>>>);
+
+impl Allowed {
+    fn new() -> Allowed {
+        Allowed(vec![vec![vec![0; 512]]; SIZE as usize / 512])
+    }
+
+    fn write(&mut self, at: u64, bytes: &[u8], fua: bool) {
+        for (i, sector) in bytes.chunks(512).enumerate() {
+            let versions = &mut self.0[at as usize * 8 + i];
+            if fua {
+                versions.clear();
+            }
+            versions.push(sector.to_vec());
+        }
+    }
+
+    fn flush(&mut self) {
+        for versions in &mut self.0 {
+            versions.drain(..versions.len() - 1);
+        }
+    }
+
+    fn apply(&mut self, step: &Step) {
+        match step {
+            Step::Write { at, len, fill, fua } => self.write(*at, &pattern(*at, *len, *fill), *fua),
+            Step::Flush => self.flush(),
+            Step::Discard { at, len } | Step::Zero { at, len } => {
+                self.write(*at, &pattern(*at, *len, 0), false)
+            }
+            Step::Read { .. } => {}
+            Step::Batch { .. } => panic!("filtered out"),
+        }
+    }
+
+    fn check(&self, image: &MemDevice, what: &dyn std::fmt::Debug) {
+        let bytes = image.bytes(0, SIZE as usize);
+        for (i, (sector, versions)) in bytes.chunks(512).zip(&self.0).enumerate() {
+            assert!(versions.iter().any(|v| v == sector), "sector {i} holds what it must not: {what:?}");
+        }
+    }
+}
+
+fn alone(steps: Vec<Step>) -> Vec<Step> {
+    steps.into_iter().filter(|step| !matches!(step, Step::Batch { .. })).collect()
+}
+
+proptest! {
+    #[test]
+    fn behaves_like_a_vector(steps in steps()) {
+        let device = sim();
+        let mut model = vec![0; SIZE as usize];
+        testing::run(&device, &mut model, &steps);
+        prop_assert!(device.view().bytes(0, SIZE as usize) == model);
+        // With everything flushed each crash leaves the view.
+        device.flush().unwrap();
+        prop_assert_eq!(device.pending(), 0);
+        prop_assert!(device.crash(1).bytes(0, SIZE as usize) == model);
+        let recording = device.recording();
+        prop_assert!(recording.durable(recording.events.len()).bytes(0, SIZE as usize) == model);
+    }
+
+    #[test]
+    fn a_crash_leaves_only_what_the_contract_allows(steps in steps(), seed in any::<u64>()) {
+        let device = sim();
+        let mut allowed = Allowed::new();
+        let mut model = vec![0; SIZE as usize];
+        for step in alone(steps) {
+            testing::apply(&device, &mut model, &step);
+            allowed.apply(&step);
+            for i in 0..3 {
+                let seed = seed.wrapping_add(i);
+                allowed.check(&device.crash(seed), &seed);
+                allowed.check(&device.crash_as(Choice::Subset(seed)), &seed);
+            }
+            allowed.check(&device.crash_as(Choice::None), &"none");
+            prop_assert!(device.crash_as(Choice::All).bytes(0, SIZE as usize) == model);
+        }
+    }
+
+    /// The enumeration visits each point, in agreement with replaying the events up to there.
+    #[test]
+    fn enumerated_states_are_allowed(steps in steps(), seed in any::<u64>()) {
+        let device = sim();
+        let mut model = vec![0; SIZE as usize];
+        let mut by_mark = Vec::new();
+        let mut allowed = Allowed::new();
+        for (i, step) in alone(steps).into_iter().enumerate() {
+            testing::apply(&device, &mut model, &step);
+            allowed.apply(&step);
+            device.mark(i as u64);
+            by_mark.push(Allowed(allowed.0.clone()));
+        }
+        let recording = device.recording();
+        let plan = StatePlan { subsets: 6, torn: 2, at_marks_only: true, seed };
+        let mut marks = BTreeSet::new();
+        for state in recording.states(plan) {
+            let mark = state.mark.unwrap();
+            marks.insert(mark);
+            by_mark[mark as usize].check(&state.medium, &state);
+        }
+        prop_assert_eq!(marks.len(), by_mark.len());
+        for state in recording.states(StatePlan { subsets: 3, torn: 1, at_marks_only: false, seed }).step_by(7) {
+            let again = recording.state(state.at, state.choice);
+            prop_assert!(again.bytes(0, SIZE as usize) == state.medium.bytes(0, SIZE as usize), "{:?}", state);
+        }
+        prop_assert!(recording.prefix(recording.events.len()).bytes(0, SIZE as usize) == model);
+    }
+}
+
+#[test]
+fn bad_ranges_are_refused() {
+    refuses_bad_ranges(&sim());
+}
+
+#[test]
+fn flushed_writes_always_survive_and_others_sometimes() {
+    let device = sim();
+    device.write(0, &filled(1), false).unwrap();
+    device.flush().unwrap();
+    device.write(B, &filled(2), true).unwrap();
+    device.write(2 * B, &filled(3), false).unwrap();
+    let (mut lost, mut kept, mut torn) = (0, 0, 0);
+    for seed in 0..200 {
+        let image = device.crash(seed);
+        assert!(block(&image, 0) == [1; BLOCK_SIZE] && block(&image, 1) == [2; BLOCK_SIZE], "seed {seed}");
+        let third = block(&image, 2);
+        for sector in third.chunks(512) {
+            assert!(sector == [0; 512] || sector == [3; 512], "torn inside a sector, seed {seed}");
+        }
+        match third.iter().filter(|b| **b == 3).count() {
+            0 => lost += 1,
+            BLOCK_SIZE => kept += 1,
+            _ => torn += 1,
+        }
+        assert!(block(&device.crash(seed), 2) == third, "a seed names one crash");
+    }
+    assert!(lost > 10 && kept > 10 && torn > 10, "lost {lost}, kept {kept}, torn {torn}");
+}
+
+#[test]
+fn unflushed_writes_land_in_any_order() {
+    let device = sim();
+    device.write(0, &filled(1), false).unwrap();
+    device.write(0, &filled(2), false).unwrap();
+    let found: BTreeSet<u8> = (0..100).map(|s| block(&device.crash_as(Choice::Subset(s)), 0)[0]).collect();
+    assert_eq!(found, BTreeSet::from([0, 1, 2]));
+    // But not over a later durable one.
+    device.write(0, &filled(3), true).unwrap();
+    assert!((0..100).all(|s| block(&device.crash(s), 0) == [3; BLOCK_SIZE]));
+}
+
+#[test]
+fn fua_makes_nothing_else_durable() {
+    let device = sim();
+    device.write(0, &filled(1), false).unwrap();
+    device.write(B, &filled(2), true).unwrap();
+    let image = device.crash_as(Choice::None);
+    assert!(block(&image, 0) == [0; BLOCK_SIZE] && block(&image, 1) == [2; BLOCK_SIZE]);
+}
+
+#[test]
+fn a_flush_does_not_cover_its_own_batch() {
+    for seed in 0..20 {
+        let device = sim();
+        device.set_plan(FaultPlan::new(seed));
+        device.write(B, &filled(1), false).unwrap();
+        let ios = vec![
+            Io { offset: 0, op: Op::Write { buf: filled(2), fua: false } },
+            Io { offset: 0, op: Op::Flush },
+        ];
+        assert!(run_batch(&device, ios).iter().all(|done| done.result.is_ok()));
+        let image = device.crash_as(Choice::None);
+        assert!(block(&image, 0) == [0; BLOCK_SIZE] && block(&image, 1) == [1; BLOCK_SIZE]);
+    }
+}
+
+#[test]
+fn a_flush_does_not_cover_what_completes_while_it_waits() {
+    let device = Arc::new(sim());
+    device.set_plan(FaultPlan::new(0).latency(OpKind::Flush, Duration::from_millis(200)));
+    let flusher = {
+        let device = device.clone();
+        kedge_base::spawn_named("flusher", move || device.flush()).unwrap()
+    };
+    while device.op_counts().flushes == 0 {
+        std::thread::yield_now();
+    }
+    device.write(0, &filled(1), false).unwrap();
+    flusher.join().unwrap().unwrap();
+    assert!(block(&device.crash_as(Choice::None), 0) == [0; BLOCK_SIZE]);
+    assert!(block(&device.crash_as(Choice::All), 0) == [1; BLOCK_SIZE]);
+}
+
+#[test]
+fn all_subsets_are_enumerated_once() {
+    let device = sim();
+    device.write(9 * B, &filled(9), true).unwrap();
+    for i in 0..4 {
+        device.write(i * B, &filled(1), false).unwrap();
+    }
+    let plan = StatePlan { subsets: 16, torn: 0, ..Default::default() };
+    let recording = device.recording();
+    let images: Vec<Vec<u8>> = recording.states(plan).map(|s| s.medium.bytes(0, 10 * BLOCK_SIZE)).collect();
+    // The empty medium, then the FUA write with each subset of the others.
+    assert_eq!(images.len(), 1 + 16);
+    assert_eq!(images.iter().collect::<BTreeSet<_>>().len(), images.len());
+}
+
+#[test]
+fn the_nth_of_a_kind_fails() {
+    let device = sim();
+    device.write(0, &filled(1), false).unwrap();
+    let plan =
+        FaultPlan::new(0).fail(OpKind::Write, 1, 28).fail(OpKind::Read, 0, 5).fail(OpKind::Flush, 2, 5);
+    device.set_plan(plan);
+    device.write(0, &filled(2), false).unwrap();
+    let e = device.write(B, &filled(3), false).unwrap_err();
+    assert!(matches!(e, Error::Io { op: "write", offset: 4096, len: 4096, errno: 28 }), "{e}");
+    assert!(device.read(0, &mut IoBuf::zeroed(1)).is_err());
+    device.write(2 * B, &filled(4), false).unwrap();
+    let flushes: Vec<bool> = (0..4).map(|_| device.flush().is_ok()).collect();
+    assert_eq!(flushes, [true, true, false, true]);
+    let mut buf = IoBuf::zeroed(3);
+    device.read(0, &mut buf).unwrap();
+    let firsts: Vec<u8> = buf.as_bytes().chunks(BLOCK_SIZE).map(|b| b[0]).collect();
+    assert_eq!(firsts, [2, 0, 4]);
+    assert_eq!(device.op_counts(), OpCounts { reads: 2, writes: 3, flushes: 4 });
+}
+
+#[test]
+fn everything_fails_from_n_on() {
+    let device = sim();
+    device.set_plan(FaultPlan::new(0).fail_from(3, 5));
+    device.write(0, &filled(1), false).unwrap();
+    device.flush().unwrap();
+    device.read(0, &mut IoBuf::zeroed(1)).unwrap();
+    assert!(device.flush().is_err() && device.write(0, &filled(2), true).is_err());
+    assert!(device.read(0, &mut IoBuf::zeroed(1)).is_err() && device.write_zeroes(0, B).is_err());
+    assert!(block(&device.crash(7), 0) == [1; BLOCK_SIZE]);
+}
+
+#[test]
+fn short_and_torn_writes_leave_a_part() {
+    let device = sim();
+    device.set_plan(FaultPlan::new(0).short_write(0, 4096 + 1024 + 5, 5));
+    assert!(device.write(0, &IoBuf::from_bytes(&[7; 3 * BLOCK_SIZE]), true).is_err());
+    let view = device.view().bytes(0, 3 * BLOCK_SIZE);
+    assert!(view[..5120].iter().all(|b| *b == 7) && view[5120..].iter().all(|b| *b == 0));
+    assert!(block(&device.crash_as(Choice::None), 0) == [0; BLOCK_SIZE], "a failed FUA write is not durable");
+
+    let mut parts = BTreeSet::new();
+    for seed in 0..50 {
+        let device = sim();
+        device.set_plan(FaultPlan::new(seed).torn_write(0, 5));
+        assert!(device.write(0, &filled(7), false).is_err());
+        let bytes = block(&device.view(), 0);
+        assert!(bytes.chunks(512).all(|s| s == [0; 512] || s == [7; 512]));
+        parts.insert(bytes);
+        device.flush().unwrap();
+        assert!(block(&device.crash(0), 0) == block(&device.view(), 0), "what reads saw a later flush keeps");
+    }
+    assert!(parts.len() > 10);
+}
+
+#[test]
+fn a_lost_flush_is_not_made_good_by_the_next() {
+    let device = sim();
+    device.set_plan(FaultPlan::new(0).lose_flush(0, 5));
+    device.write(0, &filled(1), false).unwrap();
+    assert!(device.flush().is_err());
+    device.write(B, &filled(2), false).unwrap();
+    device.flush().unwrap();
+    let image = device.crash_as(Choice::None);
+    assert!(block(&image, 0) == [0; BLOCK_SIZE] && block(&image, 1) == [2; BLOCK_SIZE]);
+    assert!(block(&device.view(), 0) == [1; BLOCK_SIZE], "reads do not tell");
+    // Writing it anew does.
+    device.write(0, &filled(3), false).unwrap();
+    device.flush().unwrap();
+    assert!((0..50).all(|s| block(&device.crash(s), 0) == [3; BLOCK_SIZE]));
+}
+
+#[test]
+fn an_unknown_outcome_silences_the_device() {
+    let mut landed = BTreeSet::new();
+    for seed in 0..20 {
+        let device = sim();
+        device.set_plan(FaultPlan::new(seed).unknown_write(1));
+        device.write(0, &filled(1), true).unwrap();
+        assert!(matches!(device.write(B, &filled(2), true), Err(Error::OutcomeUnknown)));
+        assert!(matches!(device.flush(), Err(Error::OutcomeUnknown)));
+        assert!(matches!(device.read(0, &mut IoBuf::zeroed(1)), Err(Error::OutcomeUnknown)));
+        assert!(matches!(device.write(0, &filled(3), false), Err(Error::OutcomeUnknown)));
+        let image = device.crash_as(Choice::All);
+        assert!(block(&image, 0) == [1; BLOCK_SIZE]);
+        landed.insert(block(&image, 1));
+    }
+    assert!(landed.contains(&vec![0; BLOCK_SIZE]) && landed.contains(&vec![2; BLOCK_SIZE]));
+}
+
+#[test]
+fn a_lying_device_loses_what_it_acknowledged() {
+    let device = sim();
+    device.set_plan(FaultPlan::new(0).lying());
+    device.write(0, &filled(1), false).unwrap();
+    device.flush().unwrap();
+    device.write(B, &filled(2), true).unwrap();
+    assert!(device.crash_as(Choice::None).bytes(0, 2 * BLOCK_SIZE) == vec![0; 2 * BLOCK_SIZE]);
+    let recording = device.recording();
+    assert!(recording.durable(recording.events.len()).bytes(0, 2 * BLOCK_SIZE) == vec![0; 2 * BLOCK_SIZE]);
+    assert!(device.view().bytes(0, 1) == [1]);
+}
+
+#[test]
+fn latency_is_paid_once_a_batch() {
+    use kedge_base::{Clock, SystemClock};
+    let device = sim();
+    device.set_plan(FaultPlan::new(0).latency(OpKind::Write, Duration::from_millis(20)));
+    let clock = SystemClock::default();
+    let ios =
+        (0..BLOCKS).map(|i| Io { offset: i * B, op: Op::Write { buf: filled(1), fua: false } }).collect();
+    run_batch(&device, ios);
+    let took = clock.monotonic();
+    assert!(took >= Duration::from_millis(20) && took < Duration::from_millis(20 * BLOCKS), "{took:?}");
+}
+
+#[test]
+fn without_recording_crashing_goes_on() {
+    let device = sim();
+    device.write(0, &filled(1), false).unwrap();
+    device.stop_recording();
+    device.write(B, &filled(2), true).unwrap();
+    assert!(device.recording().events.is_empty());
+    let image = device.crash_as(Choice::None);
+    assert!(block(&image, 0) == [0; BLOCK_SIZE] && block(&image, 1) == [2; BLOCK_SIZE]);
+}

@@ -1,0 +1,191 @@
+//! What is on the medium, and what only the volatile cache knows: the model behind rules 2 to 4 of the device contract.
+//!
+//! Writes wait in `pending` until a flush or FUA moves them to `durable`. At power loss any subset of what is pending
+//! has landed, in any order, each sector by itself. One thing is certain even of pending writes: none lands over a durable
+//! write that came after it, since a cache holds one version of a sector. So a durable write masks the same sectors out of
+//! everything older.
+
+use crate::MemDevice;
+use crate::mem::put;
+use crate::pages::{Data, Page, Pages, blocks};
+use kedge_base::BLOCK_SIZE;
+use rand::rngs::SmallRng;
+use rand::seq::{IndexedRandom, SliceRandom};
+use rand::{Rng, SeedableRng};
+
+pub(super) const SECTOR: usize = 512;
+const SECTORS: usize = BLOCK_SIZE / SECTOR;
+/// All sectors of a block.
+pub(super) const WHOLE: u8 = u8::MAX;
+const _: () = assert!(SECTORS == u8::BITS as usize);
+
+/// A write that is not durable.
+#[derive(Clone)]
+pub(super) struct Pending {
+    pub seq: u64,
+    block: u64,
+    data: Data,
+    /// Sectors of each block that may land.
+    masks: Vec<u8>,
+    /// A flush that should have made it durable failed: no later flush will.
+    lost: bool,
+}
+
+/// Which of the pending writes, in the order of their completion, have landed when the power is gone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Choice {
+    All,
+    None,
+    /// Bit i: the i-th pending write.
+    Mask(u64),
+    AllBut(usize),
+    Only(usize),
+    /// A random subset, whole, in random order.
+    Subset(u64),
+    /// A random subset, in random order, torn at sectors.
+    Torn(u64),
+}
+
+pub(super) struct Medium {
+    durable: MemDevice,
+    pending: Vec<Pending>,
+}
+
+impl Medium {
+    pub fn new(base: MemDevice) -> Medium {
+        Medium { durable: base, pending: Vec::new() }
+    }
+
+    pub fn durable(&self) -> &MemDevice {
+        &self.durable
+    }
+
+    pub fn pending(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// A write has completed. `torn`: sectors of each block that it reached, if not all; such a write failed and is never
+    /// durable by itself.
+    pub fn write(&mut self, seq: u64, offset: u64, data: &Data, torn: Option<&[u8]>, fua: bool) {
+        let masks = torn.map_or_else(|| vec![WHOLE; data.blocks() as usize], <[u8]>::to_vec);
+        let write = Pending { seq, block: blocks(offset), data: data.clone(), masks, lost: false };
+        if fua && torn.is_none() {
+            self.settle(&write);
+        } else {
+            self.pending.push(write);
+        }
+    }
+
+    /// A flush has completed that covers the writes numbered below `covers`.
+    pub fn flush(&mut self, covers: u64) {
+        let (settled, pending) = std::mem::take(&mut self.pending)
+            .into_iter()
+            .partition(|write| write.seq < covers && !write.lost);
+        self.pending = pending;
+        let settled: Vec<Pending> = settled;
+        for write in &settled {
+            self.settle(write);
+        }
+    }
+
+    /// A flush has failed, and the cache forgot that it owes the writes below `covers` to the medium.
+    pub fn lose(&mut self, covers: u64) {
+        for write in self.pending.iter_mut().filter(|write| write.seq < covers) {
+            write.lost = true;
+        }
+    }
+
+    fn settle(&mut self, write: &Pending) {
+        land(self.durable.pages_mut(), write, |i| write.masks[i]);
+        self.pending.retain_mut(|older| older.seq > write.seq || older.yield_to(write));
+    }
+
+    /// The medium after power loss now, in one of the ways it may look.
+    pub fn build(&self, choice: Choice) -> MemDevice {
+        let mut image = self.durable.fork();
+        let pages = image.pages_mut();
+        match choice {
+            Choice::None => {}
+            Choice::Subset(seed) => self.land_random(pages, seed, false),
+            Choice::Torn(seed) => self.land_random(pages, seed, true),
+            Choice::All | Choice::Mask(_) | Choice::AllBut(_) | Choice::Only(_) => {
+                let kept = self.pending.iter().enumerate().filter(|(i, _)| choice.keeps(*i));
+                kept.for_each(|(_, write)| land(pages, write, |b| write.masks[b]));
+            }
+        }
+        image
+    }
+
+    fn land_random(&self, pages: &mut Pages, seed: u64, tear: bool) {
+        let mut rng = SmallRng::seed_from_u64(seed);
+        // Different crashes lose differently much: with a fixed probability "nearly all" would never be seen.
+        let keep = *[0.05, 0.3, 0.5, 0.7, 0.95].choose(&mut rng).expect("not empty");
+        let torn = if tear { *[0.1, 0.5, 1.0].choose(&mut rng).expect("not empty") } else { 0.0 };
+        let mut order: Vec<&Pending> = self.pending.iter().collect();
+        order.shuffle(&mut rng);
+        for write in order {
+            if !rng.random_bool(keep) {
+                continue;
+            }
+            if rng.random_bool(torn) {
+                let reached: Vec<u8> = write.masks.iter().map(|mask| mask & rng.random::<u8>()).collect();
+                land(pages, write, |i| reached[i]);
+            } else {
+                land(pages, write, |i| write.masks[i]);
+            }
+        }
+    }
+}
+
+impl Choice {
+    fn keeps(self, index: usize) -> bool {
+        match self {
+            Choice::All => true,
+            Choice::Mask(mask) => index < 64 && mask >> index & 1 == 1,
+            Choice::AllBut(i) => index != i,
+            Choice::Only(i) => index == i,
+            Choice::None | Choice::Subset(_) | Choice::Torn(_) => false,
+        }
+    }
+}
+
+impl Pending {
+    /// Masks out what a newer durable write covers. False when nothing is left.
+    fn yield_to(&mut self, newer: &Pending) -> bool {
+        let start = self.block.max(newer.block);
+        let end = (self.block + self.data.blocks()).min(newer.block + newer.data.blocks());
+        if start >= end {
+            return true;
+        }
+        for block in start..end {
+            self.masks[(block - self.block) as usize] &= !newer.masks[(block - newer.block) as usize];
+        }
+        self.masks.iter().any(|&mask| mask != 0)
+    }
+}
+
+/// Puts the chosen sectors of a write on an image.
+fn land(pages: &mut Pages, write: &Pending, mask: impl Fn(usize) -> u8) {
+    for i in 0..write.data.blocks() {
+        let block = write.block + i;
+        match mask(i as usize) {
+            0 => {}
+            WHOLE => put(pages, block, write.data.page(i)),
+            mask => {
+                let old = pages.get(block).unwrap_or(&Page::ZERO);
+                let torn = mix(old, &write.data.page(i), mask);
+                put(pages, block, torn);
+            }
+        }
+    }
+}
+
+/// `old` with the sectors in `mask` taken from `new`.
+pub(super) fn mix(old: &Page, new: &Page, mask: u8) -> Page {
+    let mut bytes = *old.bytes();
+    for sector in (0..SECTORS).filter(|s| mask >> s & 1 == 1) {
+        let at = sector * SECTOR..(sector + 1) * SECTOR;
+        bytes[at.clone()].copy_from_slice(&new.bytes()[at]);
+    }
+    Page::new(&bytes)
+}

@@ -1,0 +1,16 @@
+//! Devices for tests: a simulator that records, fails and crashes, and a volatile cache for a process that gets killed.
+//!
+//! Everything random comes from seeds given by the caller: a failure is repeated by its seed.
+
+mod device;
+mod fault;
+mod medium;
+mod recording;
+mod volatile;
+
+pub use crate::pages::Data;
+pub use device::SimDevice;
+pub use fault::{FaultPlan, OpCounts, OpKind};
+pub use medium::Choice;
+pub use recording::{CrashState, Event, Recording, StatePlan, States};
+pub use volatile::VolatileDevice;

@@ -1,0 +1,216 @@
+//! What happened to a device, event by event, and the media a power loss could have left at each point.
+
+use super::medium::{Choice, Medium};
+use crate::MemDevice;
+use crate::pages::Data;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+
+/// An event stands in the recording where it completed. `seq` numbers everything but marks, upwards.
+#[derive(Clone, Debug)]
+pub enum Event {
+    Write {
+        seq: u64,
+        offset: u64,
+        data: Data,
+        /// Durable by itself. False for a FUA write that the device lied about.
+        fua: bool,
+        /// The write failed half-way: the sectors that it reached, a bit mask for each block.
+        torn: Option<Arc<[u8]>>,
+    },
+    WriteZeroes {
+        seq: u64,
+        offset: u64,
+        len: u64,
+    },
+    Discard {
+        seq: u64,
+        offset: u64,
+        len: u64,
+    },
+    Flush {
+        seq: u64,
+        /// Writes numbered below this completed before the flush was submitted: they are durable. 0 for a lie.
+        covers: u64,
+    },
+    /// A flush failed, and no later one makes the writes numbered below `covers` durable.
+    FlushLost {
+        seq: u64,
+        covers: u64,
+    },
+    /// The test says so: what `mark` stands for has happened by now.
+    Mark(u64),
+}
+
+impl Medium {
+    pub(super) fn apply(&mut self, event: &Event) {
+        match event {
+            Event::Write { seq, offset, data, fua, torn } => {
+                self.write(*seq, *offset, data, torn.as_deref(), *fua)
+            }
+            Event::WriteZeroes { seq, offset, len } | Event::Discard { seq, offset, len } => {
+                self.write(*seq, *offset, &Data::zeros(*len), None, false);
+            }
+            Event::Flush { covers, .. } => self.flush(*covers),
+            Event::FlushLost { covers, .. } => self.lose(*covers),
+            Event::Mark(_) => {}
+        }
+    }
+}
+
+/// A device's life from `base` on.
+pub struct Recording {
+    /// The medium before the first event.
+    pub base: MemDevice,
+    pub events: Vec<Event>,
+}
+
+/// How thoroughly to enumerate.
+#[derive(Clone, Copy, Debug)]
+pub struct StatePlan {
+    /// Media with whole writes at one point: all subsets of the unflushed writes if there are no more than this, else
+    /// all, none and a selection.
+    pub subsets: usize,
+    /// Media with torn writes at one point, beside those.
+    pub torn: usize,
+    /// Crash only where a test set a mark, not at each event.
+    pub at_marks_only: bool,
+    pub seed: u64,
+}
+
+impl Default for StatePlan {
+    fn default() -> Self {
+        StatePlan { subsets: 16, torn: 4, at_marks_only: false, seed: 0 }
+    }
+}
+
+/// A medium that a power loss could have left.
+pub struct CrashState {
+    /// Events that had happened.
+    pub at: usize,
+    /// The last mark among them.
+    pub mark: Option<u64>,
+    /// Unflushed writes that had a choice.
+    pub pending: usize,
+    pub choice: Choice,
+    pub medium: MemDevice,
+}
+
+impl fmt::Debug for CrashState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let CrashState { at, mark, pending, choice, .. } = self;
+        write!(f, "crash after {at} events (mark {mark:?}), {pending} writes unflushed, landed: {choice:?}")
+    }
+}
+
+impl Recording {
+    fn medium(&self, events: usize) -> Medium {
+        let mut medium = Medium::new(self.base.fork());
+        self.events[..events].iter().for_each(|event| medium.apply(event));
+        medium
+    }
+
+    /// The medium with the first `events` events all landed, in order.
+    pub fn prefix(&self, events: usize) -> MemDevice {
+        self.state(events, Choice::All)
+    }
+
+    /// The medium with what is durable after the first `events` events, and nothing else.
+    pub fn durable(&self, events: usize) -> MemDevice {
+        self.state(events, Choice::None)
+    }
+
+    /// A random medium after the first `events` events, with torn writes.
+    pub fn crash(&self, events: usize, seed: u64) -> MemDevice {
+        self.state(events, Choice::Torn(seed))
+    }
+
+    /// Any medium after the first `events` events. Repeats a [`CrashState`] from its `at` and `choice`; replays from the base,
+    /// so walking all of them is for [`Recording::states`].
+    pub fn state(&self, events: usize, choice: Choice) -> MemDevice {
+        self.medium(events).build(choice)
+    }
+
+    /// Media at each point, in the order of events. Each costs a fork and the unflushed writes it keeps.
+    pub fn states(&self, plan: StatePlan) -> States<'_> {
+        let medium = Medium::new(self.base.fork());
+        let mut states = States { recording: self, plan, at: 0, mark: None, medium, todo: VecDeque::new() };
+        if !plan.at_marks_only {
+            states.todo.push_back(Choice::None);
+        }
+        states
+    }
+}
+
+/// See [`Recording::states`].
+pub struct States<'a> {
+    recording: &'a Recording,
+    plan: StatePlan,
+    at: usize,
+    mark: Option<u64>,
+    medium: Medium,
+    todo: VecDeque<Choice>,
+}
+
+impl Iterator for States<'_> {
+    type Item = CrashState;
+
+    fn next(&mut self) -> Option<CrashState> {
+        loop {
+            if let Some(choice) = self.todo.pop_front() {
+                return Some(CrashState {
+                    at: self.at,
+                    mark: self.mark,
+                    pending: self.medium.pending(),
+                    choice,
+                    medium: self.medium.build(choice),
+                });
+            }
+            let event = self.recording.events.get(self.at)?;
+            self.medium.apply(event);
+            self.at += 1;
+            match event {
+                Event::Mark(mark) => {
+                    self.mark = Some(*mark);
+                    self.plan_choices(false);
+                }
+                _ if self.plan.at_marks_only => {}
+                Event::Flush { .. } | Event::FlushLost { .. } => self.plan_choices(false),
+                // What lacks the new write was a state of the point before, under the same mark. A FUA write is not
+                // pending, so nothing lacks it.
+                Event::Write { fua, .. } => self.plan_choices(!fua),
+                Event::WriteZeroes { .. } | Event::Discard { .. } => self.plan_choices(true),
+            }
+        }
+    }
+}
+
+impl States<'_> {
+    fn plan_choices(&mut self, with_newest: bool) {
+        let pending = self.medium.pending();
+        let newest = with_newest && pending > 0;
+        let free = pending - usize::from(newest);
+        let mut rng =
+            SmallRng::seed_from_u64(self.plan.seed ^ (self.at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        if pending < 64 && (1u64 << free) <= self.plan.subsets as u64 {
+            let fixed = if newest { 1 << free } else { 0 };
+            self.todo.extend((0..1u64 << free).map(|mask| Choice::Mask(mask | fixed)));
+        } else {
+            let nothing = if newest { Choice::Only(pending - 1) } else { Choice::None };
+            self.todo.extend([Choice::All, nothing]);
+            for i in 2..self.plan.subsets {
+                self.todo.push_back(match i % 3 {
+                    0 => Choice::AllBut(rng.random_range(0..free)),
+                    1 => Choice::Only(rng.random_range(0..pending)),
+                    _ => Choice::Subset(rng.random()),
+                });
+            }
+        }
+        if pending > 0 {
+            self.todo.extend((0..self.plan.torn).map(|_| Choice::Torn(rng.random())));
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! What a device was asked to do, counted.
+
+use crate::Op;
+use kedge_base::Counter;
+
+/// Requests as they were issued, whatever came of them. Discards and zeroing move no data and are not counted.
+#[derive(Debug, Default)]
+pub struct DeviceStats {
+    pub reads: Counter,
+    pub read_bytes: Counter,
+    /// FUA writes included.
+    pub writes: Counter,
+    pub write_bytes: Counter,
+    pub flushes: Counter,
+    pub fua_writes: Counter,
+}
+
+impl DeviceStats {
+    pub fn count_read(&self, len: usize) {
+        self.reads.inc();
+        self.read_bytes.add(len as u64);
+    }
+
+    pub fn count_write(&self, len: usize, fua: bool) {
+        self.writes.inc();
+        self.write_bytes.add(len as u64);
+        if fua {
+            self.fua_writes.inc();
+        }
+    }
+
+    pub fn count_flush(&self) {
+        self.flushes.inc();
+    }
+
+    pub fn count(&self, op: &Op) {
+        match op {
+            Op::Read(buf) => self.count_read(buf.len()),
+            Op::Write { buf, fua } => self.count_write(buf.len(), *fua),
+            Op::Flush => self.count_flush(),
+            Op::Discard { .. } | Op::WriteZeroes { .. } => {}
+        }
+    }
+}
