@@ -61,7 +61,8 @@ impl Case {
         if self.ops.iter().any(|op| op[0] == "clone") {
             return Ok(Verdict::Skipped("reflink is not supported".to_owned()));
         }
-        let rig = Rig::new(Setup { compare_every: usize::MAX, promise: Promise::Prefix, ..Setup::default() })?;
+        let rig =
+            Rig::new(Setup { compare_every: usize::MAX, promise: Promise::Prefix, ..Setup::default() })?;
         let mut run = Run { rig, handles: BTreeMap::new(), before: Model::new() };
         let mut crash = 0;
         for op in &self.ops {
@@ -95,11 +96,17 @@ fn word(op: &[Value]) -> Result<Word<'_>, String> {
 
 impl<'a> Word<'a> {
     fn text(&self, i: usize) -> Result<&'a str, String> {
-        self.args.get(i).and_then(Value::as_str).ok_or_else(|| format!("argument {i} of {} is no text", self.name))
+        self.args
+            .get(i)
+            .and_then(Value::as_str)
+            .ok_or_else(|| format!("argument {i} of {} is no text", self.name))
     }
 
     fn number(&self, i: usize) -> Result<u64, String> {
-        self.args.get(i).and_then(Value::as_u64).ok_or_else(|| format!("argument {i} of {} is no number", self.name))
+        self.args
+            .get(i)
+            .and_then(Value::as_u64)
+            .ok_or_else(|| format!("argument {i} of {} is no number", self.name))
     }
 
     fn path(&self, i: usize) -> Result<String, String> {
@@ -164,7 +171,11 @@ impl Run {
             "mkdirs" => {
                 let path = word.text(0)?;
                 let ends = path.match_indices('/').map(|(i, _)| i).chain([path.len()]);
-                return Ok(ends.map(|end| &path[..end]).filter(|p| !self.exists(p)).map(|p| mkdir(p.to_owned())).collect());
+                return Ok(ends
+                    .map(|end| &path[..end])
+                    .filter(|p| !self.exists(p))
+                    .map(|p| mkdir(p.to_owned()))
+                    .collect());
             }
             "symlink" => Op::Symlink { target: word.path(0)?, path: word.path(1)? },
             "mknod" => {
@@ -177,7 +188,8 @@ impl Run {
             "remove" => self.removal(word.path(0)?),
             "rmtree" => {
                 let root = word.path(0)?;
-                let below = |p: &str| p == root || p.strip_prefix(&root).is_some_and(|rest| rest.starts_with('/'));
+                let below =
+                    |p: &str| p == root || p.strip_prefix(&root).is_some_and(|rest| rest.starts_with('/'));
                 let paths = self.rig.model.paths().into_iter().rev().map(|(path, _)| path);
                 return Ok(paths.filter(|p| below(p)).map(|path| self.removal(path)).collect());
             }
@@ -272,7 +284,10 @@ impl Run {
                 let (offset, len) = (word.number(2)?, word.number(3)? as u32);
                 let fill = Fill::Byte(word.number(4)? as u8);
                 let on = Target::Handle(handle);
-                vec![Op::Tmpfile { dir: word.path(0)?, handle, mode: 0o600 }, Op::Write { on, offset, len, fill }]
+                vec![
+                    Op::Tmpfile { dir: word.path(0)?, handle, mode: 0o600 },
+                    Op::Write { on, offset, len, fill },
+                ]
             }
             other => return Err(format!("unknown operation {other}")),
         })
@@ -285,7 +300,8 @@ impl Run {
         for expectation in &case.expect_after_crash {
             let at = expectation.get("crash").and_then(Value::as_u64).map_or(case.crashes(), |n| n as usize);
             if at == number {
-                self.expect(expectation).map_err(|e| format!("after crash {number}, {expectation:?}: {e}"))?;
+                self.expect(expectation)
+                    .map_err(|e| format!("after crash {number}, {expectation:?}: {e}"))?;
             }
         }
         Ok(())
@@ -422,7 +438,11 @@ impl Expectation<'_> {
         }
         self.same(content.size(), expected.size())?;
         match content.first_difference(&expected) {
-            Some(at) => Err(format!("byte {at} begins {:?}, expected {:?}", content.read(at, 4), expected.read(at, 4))),
+            Some(at) => Err(format!(
+                "byte {at} begins {:?}, expected {:?}",
+                content.read(at, 4),
+                expected.read(at, 4)
+            )),
             None => Ok(()),
         }
     }
@@ -430,7 +450,8 @@ impl Expectation<'_> {
     /// The allocated blocks are those of `ranges`, and `holes` show no data.
     fn allocated(&self, rig: &Rig) -> Result<(), String> {
         let found = self.found("allocated")?;
-        let (ranges, holes): (Vec<(u64, u64)>, Vec<(u64, u64)>) = (self.list("ranges")?, self.list("holes")?);
+        let ranges: Vec<(u64, u64)> = self.list("ranges")?;
+        let holes: Vec<(u64, u64)> = self.list("holes")?;
         self.same(found.attr.blocks * 512, ranges.iter().map(|(_, len)| len).sum())?;
         for (from, to) in data_ranges(&rig.exec.fs, &found.attr, &found.path)? {
             if let Some((hole, len)) = holes.iter().find(|(hole, len)| from < hole + len && *hole < to) {

@@ -93,7 +93,8 @@ impl Content {
     /// The lowest offset below both sizes where the two differ.
     pub fn first_difference(&self, other: &Content) -> Option<u64> {
         let end = self.size.min(other.size);
-        let numbers: std::collections::BTreeSet<u64> = self.chunk_numbers().chain(other.chunk_numbers()).collect();
+        let numbers: std::collections::BTreeSet<u64> =
+            self.chunk_numbers().chain(other.chunk_numbers()).collect();
         for number in numbers {
             let (a, b) = (self.chunk(number), other.chunk(number));
             if let Some(i) = a.iter().zip(b).position(|(x, y)| x != y) {

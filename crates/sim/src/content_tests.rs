@@ -33,7 +33,10 @@ fn behaves_as_a_plain_vector() {
         }
         assert_eq!(content.size(), plain.len() as u64);
         assert_eq!(content.read(0, plain.len() + 10), plain);
-        assert_eq!(content.read(at, len as usize), plain.iter().skip(at as usize).take(len as usize).copied().collect::<Vec<_>>());
+        assert_eq!(
+            content.read(at, len as usize),
+            plain.iter().skip(at as usize).take(len as usize).copied().collect::<Vec<_>>()
+        );
         let mut fresh = Content::default();
         fresh.write(0, &plain);
         fresh.set_size(plain.len() as u64);

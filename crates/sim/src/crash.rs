@@ -204,7 +204,13 @@ pub fn check_view(
     let floors = history.floors(persists);
     let last = (crash_after + 1).min(history.len());
     let violation = |what: String, reasons| {
-        Box::new(Violation { what, crash_after, floor: floors.prefix, reasons, history: history.print(crash_after) })
+        Box::new(Violation {
+            what,
+            crash_after,
+            floor: floors.prefix,
+            reasons,
+            history: history.print(crash_after),
+        })
     };
     let view = view.map_err(|e| violation(e, Vec::new()))?;
     let mut reasons = Vec::new();
@@ -268,7 +274,8 @@ impl<'a> Window<'a> {
     fn check_size(&self, found: &Found) -> Result<(), String> {
         let size = found.attr.size;
         let set = |at: usize, change: &DataChange| (change.sets_size, at < self.k);
-        let from = self.changes.iter().filter(|(at, c, _)| set(*at, c) == (true, true)).map(|(at, ..)| at + 1).max();
+        let from =
+            self.changes.iter().filter(|(at, c, _)| set(*at, c) == (true, true)).map(|(at, ..)| at + 1).max();
         let to = self.changes.iter().find(|(at, c, _)| set(*at, c) == (true, false)).map(|(at, ..)| *at);
         let (from, to) = (from.unwrap_or(self.low), to.unwrap_or(self.high));
         // Between two settings only writes change the size, and they make it grow: all sizes between are fair.
@@ -321,7 +328,8 @@ impl<'a> Window<'a> {
                 had.push((step + 1, byte(self.content(step + 1))));
             }
         }
-        let values: Vec<String> = had.iter().map(|(state, value)| format!("{value:#04x} in state {state}")).collect();
+        let values: Vec<String> =
+            had.iter().map(|(state, value)| format!("{value:#04x} in state {state}")).collect();
         format!("{}: byte {at} is {:#04x}, it was {}", found.path, byte(&found.content), values.join(", "))
     }
 }
@@ -338,7 +346,9 @@ fn check_times(history: &History, id: Id, found: &Found, floor: usize, last: usi
         mtimes.push(inode.mtime);
         atimes.push(inode.atime);
     }
-    for (name, found_time, times) in [("mtime", found.attr.mtime, mtimes), ("atime", found.attr.atime, atimes)] {
+    for (name, found_time, times) in
+        [("mtime", found.attr.mtime, mtimes), ("atime", found.attr.atime, atimes)]
+    {
         if !times.is_empty() && times.iter().all(|t| t.is_some_and(|t| t != found_time)) {
             return Err(format!("{}: {name} {found_time:?}, it was one of {times:?}", found.path));
         }

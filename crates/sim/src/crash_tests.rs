@@ -105,7 +105,11 @@ fn the_operation_under_way_may_be_there() {
 fn an_fsync_that_forces_takes_all_before_it_along() {
     let ops = [create("a"), create("b"), create("c"), fsync("a"), create("d"), fsync("b"), fsync("c")];
     assert_eq!(allowed(&history(Promise::LastChange, &ops)), [3, 4, 5, 6, 7]);
-    assert_eq!(allowed(&history(Promise::Prefix, &ops)), [3, 4, 5, 6, 7], "the later fsyncs find all durable");
+    assert_eq!(
+        allowed(&history(Promise::Prefix, &ops)),
+        [3, 4, 5, 6, 7],
+        "the later fsyncs find all durable"
+    );
     let ops = [create("a"), create("b"), create("c"), fsync("a")];
     assert_eq!(allowed(&history(Promise::LastChange, &ops)), [1, 2, 3, 4]);
     assert_eq!(allowed(&history(Promise::Prefix, &ops)), [3, 4]);
@@ -137,10 +141,13 @@ fn with_bytes(history: &History, state: usize, path: &str, edit: impl FnOnce(&mu
 
 #[test]
 fn bytes_are_values_of_the_window() {
-    let ops = [create("a"), write("a", 0, 9000, 1), fsync("a"), write("a", 0, 9000, 2), write("a", 4096, 100, 3)];
+    let ops =
+        [create("a"), write("a", 0, 9000, 1), fsync("a"), write("a", 0, 9000, 2), write("a", 4096, 100, 3)];
     let h = history(Promise::Prefix, &ops);
     let mixed = |byte: u8, at: u64| with_bytes(&h, 5, "a", |c| c.write(at, &[byte]));
-    for (byte, at, fine) in [(1, 0, true), (2, 4100, true), (1, 4100, true), (3, 0, false), (0, 0, false), (7, 8999, false)] {
+    for (byte, at, fine) in
+        [(1, 0, true), (2, 4100, true), (1, 4100, true), (3, 0, false), (0, 0, false), (7, 8999, false)]
+    {
         assert_eq!(check(&h, &mixed(byte, at), 5).is_ok(), fine, "{byte} at {at}");
     }
     assert!(check(&h, &with_bytes(&h, 5, "a", |c| c.set_size(8999)), 5).is_err(), "synced size");
@@ -163,7 +170,15 @@ fn unsynced_growth_may_stop_anywhere_and_read_zero() {
 #[test]
 fn what_a_durable_truncate_cut_off_stays_away() {
     let truncate = |size| Op::Truncate { on: p("a"), size };
-    let ops = [create("a"), write("a", 0, 9000, 1), fsync("a"), truncate(100), truncate(9000), create("b"), fsync("b")];
+    let ops = [
+        create("a"),
+        write("a", 0, 9000, 1),
+        fsync("a"),
+        truncate(100),
+        truncate(9000),
+        create("b"),
+        fsync("b"),
+    ];
     let h = history(Promise::Prefix, &ops);
     assert!(check(&h, &show(h.state(7)), 7).is_ok());
     assert!(check(&h, &with_bytes(&h, 7, "a", |c| c.write(5000, &[1])), 7).is_err());
@@ -203,7 +218,8 @@ fn attributes_are_in_the_sequence() {
     let chmod = |path: &str| Op::Chmod { on: p(path), mode: 0 };
     let h = history(Promise::Prefix, &[create("a"), create("b"), Op::Sync, chmod("a"), chmod("b")]);
     let mut view = show(h.state(5));
-    view.inodes.get_mut(&Ino(h.state(5).find("a").unwrap())).unwrap().attr.mode = FileKind::Regular.mode_bits() | 0o644;
+    view.inodes.get_mut(&Ino(h.state(5).find("a").unwrap())).unwrap().attr.mode =
+        FileKind::Regular.mode_bits() | 0o644;
     assert!(check(&h, &view, 5).is_err(), "the later change without the earlier one");
 }
 

@@ -102,7 +102,9 @@ impl Generator {
             return self.any_path(model);
         }
         let any = self.chance(60);
-        self.existing(model, |inode| any || want(inode)).filter(|p| p != ".").unwrap_or_else(|| self.any_path(model))
+        self.existing(model, |inode| any || want(inode))
+            .filter(|p| p != ".")
+            .unwrap_or_else(|| self.any_path(model))
     }
 
     fn free_path(&mut self, model: &Model) -> String {
@@ -137,7 +139,8 @@ impl Generator {
         match self.rng.random_range(0..4) {
             0 => 0,
             1 => self.rng.random_range(0..=max / 4096) * 4096,
-            2 => (self.rng.random_range(0..=max / 4096) * 4096).saturating_add_signed(self.rng.random_range(-3..=3)),
+            2 => (self.rng.random_range(0..=max / 4096) * 4096)
+                .saturating_add_signed(self.rng.random_range(-3..=3)),
             _ => self.rng.random_range(0..=max),
         }
     }
@@ -192,9 +195,15 @@ impl Generator {
         match self.rng.random_range(0..40) {
             0..8 => Op::Create { path: self.free_path(model), mode: self.mode() },
             8..13 => Op::Mkdir { path: self.free_path(model), mode: self.mode() },
-            13 => Op::Mknod { path: self.free_path(model), special: self.pick(&[Special::Fifo, Special::Chr]) },
+            13 => {
+                Op::Mknod { path: self.free_path(model), special: self.pick(&[Special::Fifo, Special::Chr]) }
+            }
             14 => {
-                let len = if self.chance(100) { self.rng.random_range(4090..4100) } else { self.rng.random_range(1..60) };
+                let len = if self.chance(100) {
+                    self.rng.random_range(4090..4100)
+                } else {
+                    self.rng.random_range(1..60)
+                };
                 Op::Symlink { target: "t".repeat(len), path: self.free_path(model) }
             }
             15..19 => Op::Link { from: self.target(model, |i| !i.is_dir()), path: self.free_path(model) },
@@ -205,13 +214,20 @@ impl Generator {
     }
 
     fn rename(&mut self, model: &Model) -> Op {
-        let how = self.pick(&[Rename::Replace, Rename::Replace, Rename::Replace, Rename::NoReplace, Rename::Exchange]);
+        let how = self.pick(&[
+            Rename::Replace,
+            Rename::Replace,
+            Rename::Replace,
+            Rename::NoReplace,
+            Rename::Exchange,
+        ]);
         let from = self.path(model, |_| true);
         let to = match self.rng.random_range(0..6) {
             0 | 1 => self.free_path(model),
             2 => {
                 // The same kind: a replacement that can succeed.
-                let kind = model.find(&from).and_then(|id| model.inode(id)).map_or(FileKind::Regular, |i| i.kind);
+                let kind =
+                    model.find(&from).and_then(|id| model.inode(id)).map_or(FileKind::Regular, |i| i.kind);
                 self.path(model, |inode| inode.kind == kind)
             }
             3 => match split(&from) {
@@ -272,7 +288,12 @@ impl Generator {
         match self.rng.random_range(0..30) {
             0..16 => {
                 let offset = if self.chance(300) { self.size_of(model, &on) } else { self.offset() };
-                Op::Write { on, offset: offset.min(self.profile.offset_max * 2), len: self.length(), fill: self.fill() }
+                Op::Write {
+                    on,
+                    offset: offset.min(self.profile.offset_max * 2),
+                    len: self.length(),
+                    fill: self.fill(),
+                }
             }
             16..23 => {
                 let size = match self.chance(self.profile.extremes) {
@@ -282,7 +303,14 @@ impl Generator {
                 Op::Truncate { on, size }
             }
             _ => {
-                let how = self.pick(&[Falloc::Alloc, Falloc::Keep, Falloc::Punch, Falloc::Punch, Falloc::Zero, Falloc::ZeroKeep]);
+                let how = self.pick(&[
+                    Falloc::Alloc,
+                    Falloc::Keep,
+                    Falloc::Punch,
+                    Falloc::Punch,
+                    Falloc::Zero,
+                    Falloc::ZeroKeep,
+                ]);
                 let len = if self.chance(20) { 0 } else { self.length() as u64 };
                 Op::Fallocate { on, how, offset: self.offset(), len }
             }
@@ -300,7 +328,9 @@ impl Generator {
     fn look(&mut self, model: &Model) -> Op {
         match self.rng.random_range(0..10) {
             0..6 => Op::Read { on: self.file(model), offset: self.offset(), len: self.length() },
-            6..9 => Op::Readdir { path: self.existing(model, Inode::is_dir).unwrap_or_else(|| ".".to_owned()) },
+            6..9 => {
+                Op::Readdir { path: self.existing(model, Inode::is_dir).unwrap_or_else(|| ".".to_owned()) }
+            }
             _ => Op::Readlink { path: self.path(model, |i| i.kind == FileKind::Symlink) },
         }
     }

@@ -8,7 +8,9 @@
 //! apply at once, the one Linux reports comes first and the others are allowed.
 
 use crate::content::Content;
-use crate::ops::{Falloc, OWNER, Op, Outcome, RDEV, Rename, Special, Target, XattrFlag, components, errno, split, stamp};
+use crate::ops::{
+    Falloc, OWNER, Op, Outcome, RDEV, Rename, Special, Target, XattrFlag, components, errno, split, stamp,
+};
 use kedge_format::item::{FILE_SIZE_MAX, NAME_MAX, SYMLINK_MAX, XATTR_VALUE_MAX};
 use kedgefs::{FileKind, Timespec};
 use std::collections::BTreeMap;
@@ -182,6 +184,13 @@ impl Model {
         &self.handles
     }
 
+    /// Reading may have moved the read time stamps (relatime): they are unknown from here on.
+    pub fn forget_atimes(&mut self) {
+        for inode in self.inodes.values_mut().filter(|inode| inode.atime.is_some()) {
+            Arc::make_mut(inode).atime = None;
+        }
+    }
+
     /// Every path and its inode, the root as ".".
     pub fn paths(&self) -> Vec<(String, Id)> {
         let mut paths = vec![(".".to_owned(), ROOT)];
@@ -213,7 +222,8 @@ impl Model {
     fn lookup(&self, dir: Id, name: &str) -> Result<Id, No> {
         let dir = self.get(dir);
         if !dir.is_dir() {
-            return Err(errno::ENOTDIR.into());
+            let both = [errno::ENOTDIR, errno::ENAMETOOLONG];
+            return Err(No::Errno(both[..1 + usize::from(name.len() > NAME_MAX)].to_vec()));
         }
         if name.len() > NAME_MAX {
             return Err(errno::ENAMETOOLONG.into());
@@ -323,7 +333,8 @@ impl Model {
 
     /// Removes the inode if nothing keeps it.
     fn reap(&mut self, id: Id) {
-        let gone = self.inodes.get(&id).is_some_and(|i| i.nlink == 0) && !self.handles.values().any(|h| *h == id);
+        let gone =
+            self.inodes.get(&id).is_some_and(|i| i.nlink == 0) && !self.handles.values().any(|h| *h == id);
         if gone {
             self.inodes.remove(&id);
         }
@@ -371,7 +382,7 @@ impl Model {
             return Err(errno::EPERM.into());
         }
         if self.get(id).dead {
-            return Err(errno::ENOENT.into());
+            return Err(No::Unspecified); // above a mount the kernel answers ENOENT
         }
         self.edit(dir).entries.insert(name.to_owned(), id);
         self.modified(dir);
@@ -436,7 +447,11 @@ impl Model {
             (Ok(moved), Ok(there)) => (moved, there),
             (moved, there) => {
                 let both = [moved.err(), there.err()].into_iter().flatten();
-                return Err(No::Errno(both.filter_map(|no| if let No::Errno(e) = no { Some(e) } else { None }).flatten().collect()));
+                return Err(No::Errno(
+                    both.filter_map(|no| if let No::Errno(e) = no { Some(e) } else { None })
+                        .flatten()
+                        .collect(),
+                ));
             }
         };
         let errors = self.rename_errors(old_dir, moved, new_dir, there, how);
@@ -623,22 +638,26 @@ impl Model {
             Op::Sync => Ok(persist(Persist::All)),
             Op::Read { on, offset, len } => {
                 let id = self.data_target(on)?;
+                self.edit(id).atime = None;
                 Ok((Outcome::Bytes(self.get(id).content.read(*offset, *len as usize)), Effect::default()))
             }
             Op::Readdir { path } => {
-                let dir = self.get(self.resolve(path)?);
-                if !dir.is_dir() {
+                let id = self.resolve(path)?;
+                if !self.get(id).is_dir() {
                     return Err(errno::ENOTDIR.into());
                 }
+                self.edit(id).atime = None;
+                let dir = self.get(id);
                 let names = dir.entries.iter().map(|(name, id)| (name.clone(), self.get(*id).kind));
                 Ok((Outcome::Names(names.collect()), Effect::default()))
             }
             Op::Readlink { path } => {
-                let inode = self.get(self.resolve(path)?);
-                if inode.kind != FileKind::Symlink {
+                let id = self.resolve(path)?;
+                if self.get(id).kind != FileKind::Symlink {
                     return Err(errno::EINVAL.into());
                 }
-                Ok((Outcome::Bytes(inode.target.clone().into_bytes()), Effect::default()))
+                self.edit(id).atime = None;
+                Ok((Outcome::Bytes(self.get(id).target.clone().into_bytes()), Effect::default()))
             }
             _ => unreachable!("sorted by run()"),
         }

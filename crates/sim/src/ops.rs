@@ -4,8 +4,8 @@
 //! and symlinks are not followed. Handles are small numbers that stand for pinned inodes.
 
 use kedgefs::{
-    Attr, DirEntry, Error, FallocateMode, FileKind, FileSystem, Ino, Owner, RenameMode, SetAttr, SetTime, Timespec,
-    XattrMode,
+    Attr, DirEntry, Error, FallocateMode, FileKind, FileSystem, Ino, Owner, RenameMode, SetAttr, SetTime,
+    Timespec, XattrMode,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -134,41 +134,126 @@ impl XattrFlag {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Op {
-    Create { path: String, mode: u32 },
-    Mkdir { path: String, mode: u32 },
-    Mknod { path: String, special: Special },
-    Symlink { target: String, path: String },
-    Link { from: Target, path: String },
-    Unlink { path: String },
-    Rmdir { path: String },
-    Rename { from: String, to: String, how: Rename },
-    Write { on: Target, offset: u64, len: u32, fill: Fill },
+    Create {
+        path: String,
+        mode: u32,
+    },
+    Mkdir {
+        path: String,
+        mode: u32,
+    },
+    Mknod {
+        path: String,
+        special: Special,
+    },
+    Symlink {
+        target: String,
+        path: String,
+    },
+    Link {
+        from: Target,
+        path: String,
+    },
+    Unlink {
+        path: String,
+    },
+    Rmdir {
+        path: String,
+    },
+    Rename {
+        from: String,
+        to: String,
+        how: Rename,
+    },
+    Write {
+        on: Target,
+        offset: u64,
+        len: u32,
+        fill: Fill,
+    },
     /// Bytes given one by one (short texts of written-down cases).
-    WriteText { on: Target, offset: u64, text: String },
-    Append { on: Target, text: String },
-    Truncate { on: Target, size: u64 },
-    Fallocate { on: Target, how: Falloc, offset: u64, len: u64 },
-    Chmod { on: Target, mode: u32 },
-    Chown { on: Target, uid: u32, gid: u32 },
-    Utimes { on: Target, atime: i64, mtime: i64 },
-    SetXattr { on: Target, name: String, value: String, how: XattrFlag },
-    RemoveXattr { on: Target, name: String },
+    WriteText {
+        on: Target,
+        offset: u64,
+        text: String,
+    },
+    Append {
+        on: Target,
+        text: String,
+    },
+    Truncate {
+        on: Target,
+        size: u64,
+    },
+    Fallocate {
+        on: Target,
+        how: Falloc,
+        offset: u64,
+        len: u64,
+    },
+    Chmod {
+        on: Target,
+        mode: u32,
+    },
+    Chown {
+        on: Target,
+        uid: u32,
+        gid: u32,
+    },
+    Utimes {
+        on: Target,
+        atime: i64,
+        mtime: i64,
+    },
+    SetXattr {
+        on: Target,
+        name: String,
+        value: String,
+        how: XattrFlag,
+    },
+    RemoveXattr {
+        on: Target,
+        name: String,
+    },
     /// Makes a nameless file and keeps it as `handle`.
-    Tmpfile { dir: String, handle: u8, mode: u32 },
+    Tmpfile {
+        dir: String,
+        handle: u8,
+        mode: u32,
+    },
     /// Pins the inode as `handle`.
-    Open { path: String, handle: u8 },
+    Open {
+        path: String,
+        handle: u8,
+    },
     /// Gives the pin back.
-    Close { handle: u8 },
-    Fsync { on: Target },
-    Fdatasync { on: Target },
+    Close {
+        handle: u8,
+    },
+    Fsync {
+        on: Target,
+    },
+    Fdatasync {
+        on: Target,
+    },
     Sync,
-    Read { on: Target, offset: u64, len: u32 },
-    Readdir { path: String },
-    Readlink { path: String },
+    Read {
+        on: Target,
+        offset: u64,
+        len: u32,
+    },
+    Readdir {
+        path: String,
+    },
+    Readlink {
+        path: String,
+    },
     /// Closes and opens the image; the handles are gone.
     Remount,
     /// Power fails; the image is opened on one of the states the medium may be in.
-    CrashRemount { seed: u64 },
+    CrashRemount {
+        seed: u64,
+    },
 }
 
 /// What an operation answered.
@@ -238,7 +323,10 @@ fn errno_name(errno: i32) -> String {
         (ENOTEMPTY, "ENOTEMPTY"),
         (ENODATA, "ENODATA"),
     ];
-    known.iter().find(|(n, _)| *n == errno).map_or_else(|| format!("errno {errno}"), |(_, name)| (*name).to_owned())
+    known
+        .iter()
+        .find(|(n, _)| *n == errno)
+        .map_or_else(|| format!("errno {errno}"), |(_, name)| (*name).to_owned())
 }
 
 /// Splits a path into the path of its directory and its last component; the root has none.
@@ -485,7 +573,11 @@ impl Executor {
 }
 
 fn expect_kind(attr: Attr, kind: FileKind) {
-    assert_eq!((attr.kind, attr.mode & FileKind::MODE_MASK), (kind, kind.mode_bits()), "a creation answers what it made");
+    assert_eq!(
+        (attr.kind, attr.mode & FileKind::MODE_MASK),
+        (kind, kind.mode_bits()),
+        "a creation answers what it made"
+    );
 }
 
 /// The time stamp that `Utimes` sets for a number of seconds.

@@ -9,6 +9,7 @@ use crate::view::{View, compare_with_handles};
 use kedge_base::ManualClock;
 use kedge_device::sim::{Choice, SimDevice};
 use kedge_device::{Device, MemDevice};
+use kedge_fsck::CheckOptions;
 use kedgefs::{Clock, FileSystem, FormatOptions, MountOptions};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -33,7 +34,11 @@ impl Default for Setup {
         Setup {
             image: 256 << 20,
             log: 32 << 20,
-            mount: MountOptions { commit: Duration::from_secs(3600), cache_size: 64 << 20, ..MountOptions::default() },
+            mount: MountOptions {
+                commit: Duration::from_secs(3600),
+                cache_size: 64 << 20,
+                ..MountOptions::default()
+            },
             promise: Promise::Prefix,
             compare_every: 40,
         }
@@ -66,15 +71,32 @@ fn said(what: &str) -> impl Fn(kedgefs::Error) -> String {
 
 /// Makes an image in memory.
 pub fn format(size: u64, log: u64) -> Result<MemDevice, String> {
-    let device = MemDevice::new(size);
+    let device = Arc::new(MemDevice::new(size));
     let options = FormatOptions { log_size: Some(log), ..FormatOptions::default() };
-    FileSystem::format(&device, &options).map_err(said("format"))?;
-    Ok(device)
+    FileSystem::format(device.clone(), Arc::new(ManualClock::default()), &options).map_err(said("format"))?;
+    Ok(device.fork())
 }
 
-/// What fsck says of an image (with its log replayed into memory): nothing, or its findings.
-pub fn fsck(device: &dyn Device) -> Result<(), String> {
-    let report = kedge_fsck::check(device, &kedge_fsck::CheckOptions::default());
+/// Recovers as a mount does.
+struct ByMounting;
+
+impl kedge_fsck::Replay for ByMounting {
+    fn replay(&self, overlay: Arc<dyn Device>) -> kedge_base::Result<kedge_fsck::ReplaySummary> {
+        let engine = |e: kedgefs::Error| match e {
+            kedgefs::Error::Engine(e) => e,
+            other => kedge_base::Error::invalid(other.to_string()),
+        };
+        let fs = FileSystem::open(overlay, Arc::new(ManualClock::default()), MountOptions::default())
+            .map_err(engine)?;
+        fs.close().map_err(engine)?;
+        Ok(kedge_fsck::ReplaySummary::default())
+    }
+}
+
+/// What fsck says of an image (with its log replayed into memory): nothing, or its findings. The image is not changed.
+pub fn fsck(device: MemDevice) -> Result<(), String> {
+    let options = CheckOptions { replay: Some(Arc::new(ByMounting)), ..CheckOptions::default() };
+    let report = kedge_fsck::check(Arc::new(device), &options);
     if report.is_clean() { Ok(()) } else { Err(format!("fsck: {report}")) }
 }
 
@@ -102,7 +124,10 @@ impl Rig {
         let Some(expected) = self.model.apply(op) else { return Ok(None) };
         let outcome = self.exec.apply(op);
         if !expected.allows(&outcome) {
-            return Err(format!("{op:?} answers {outcome:?}, expected {:?} {:?}", expected.outcome, expected.or));
+            return Err(format!(
+                "{op:?} answers {outcome:?}, expected {:?} {:?}",
+                expected.outcome, expected.or
+            ));
         }
         if let Some(history) = &mut self.history {
             history.push(op.clone(), outcome.clone(), expected.effect, self.model.clone());
@@ -120,13 +145,15 @@ impl Rig {
     /// The whole tree equals the model.
     pub fn compare(&mut self) -> Result<(), String> {
         self.since_compare = 0;
-        compare_with_handles(&self.exec, &self.model)
+        compare_with_handles(&self.exec, &self.model)?;
+        self.model.forget_atimes();
+        Ok(())
     }
 
     fn remount(&mut self) -> Result<(), String> {
         self.compare()?;
         self.exec.fs.close().map_err(said("close"))?;
-        fsck(&self.device.view())?;
+        fsck(self.device.view())?;
         self.exec = Executor::new(open(&self.device, &self.clock, &self.setup)?);
         self.model.forget_handles();
         self.history = Some(History::new(self.model.clone(), self.setup.promise));
@@ -143,7 +170,7 @@ impl Rig {
     pub fn restart(&mut self, medium: MemDevice) -> Result<View, String> {
         // The old instance ends on the old device; what it still writes there is nobody's business.
         let _ = self.exec.fs.shutdown(false);
-        fsck(&medium.fork()).map_err(|e| format!("after a crash: {e}"))?;
+        fsck(medium.fork()).map_err(|e| format!("after a crash: {e}"))?;
         self.device = Arc::new(SimDevice::new(medium));
         self.device.stop_recording();
         let fs = open(&self.device, &self.clock, &self.setup).map_err(|e| format!("after a crash: {e}"))?;
@@ -151,7 +178,8 @@ impl Rig {
         let view = View::of(&self.exec.fs).map_err(|e| format!("after a crash: {e}"))?;
         if let Some(history) = &self.history {
             let done = history.len();
-            check_view(Ok(&view), history, done, &history.persists_before(done)).map_err(|v| v.to_string())?;
+            check_view(Ok(&view), history, done, &history.persists_before(done))
+                .map_err(|v| v.to_string())?;
         }
         self.model = view.to_model();
         self.history = Some(History::new(self.model.clone(), self.setup.promise));
@@ -212,7 +240,11 @@ pub fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
 
 /// Runs `body` on a thread of its own and panics with `what` if it takes longer than `limit`: a hang fails one test and
 /// does not stop the rest.
-pub fn within<T: Send + 'static>(limit: Duration, what: &str, body: impl FnOnce() -> T + Send + 'static) -> T {
+pub fn within<T: Send + 'static>(
+    limit: Duration,
+    what: &str,
+    body: impl FnOnce() -> T + Send + 'static,
+) -> T {
     let (send, receive) = mpsc::channel();
     let thread = kedge_base::spawn_named("within", move || {
         let _ = send.send(body());

@@ -6,6 +6,7 @@
 use crate::content::{CHUNK, Content};
 use crate::model::{Id, Inode, Model, ROOT};
 use kedgefs::{Attr, DirEntry, Error, FileKind, FileSystem, Ino, SeekKind};
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -50,8 +51,9 @@ impl View {
             if view.inodes.contains_key(&ino) {
                 return Err(format!("{path}: directory {ino} is found twice"));
             }
-            let entries = read_entries(fs, ino, parent, &path)?;
+            // Attributes first: readdir may move the read time stamp.
             let mut found = read_inode(fs, ino, &path)?;
+            let entries = read_entries(fs, ino, parent, &path)?;
             let mut subdirs = 0;
             for (name, child, kind) in entries {
                 let below = if ino == Ino::ROOT { name.clone() } else { format!("{path}/{name}") };
@@ -66,8 +68,8 @@ impl View {
                 if kind == FileKind::Directory {
                     subdirs += 1;
                     queue.push((child, ino, below));
-                } else if !view.inodes.contains_key(&child) {
-                    view.inodes.insert(child, read_inode(fs, child, &below)?);
+                } else if let Entry::Vacant(vacant) = view.inodes.entry(child) {
+                    vacant.insert(read_inode(fs, child, &below)?);
                 }
                 if found.entries.insert(name, child).is_some() {
                     return Err(format!("{path}: readdir shows a name twice"));
@@ -127,7 +129,12 @@ impl View {
     }
 }
 
-fn read_entries(fs: &FileSystem, dir: Ino, parent: Ino, path: &str) -> Result<Vec<(String, Ino, FileKind)>, String> {
+fn read_entries(
+    fs: &FileSystem,
+    dir: Ino,
+    parent: Ino,
+    path: &str,
+) -> Result<Vec<(String, Ino, FileKind)>, String> {
     let mut entries = Vec::new();
     let mut cookie = 0;
     loop {
@@ -269,7 +276,9 @@ pub fn compare_trees(view: &View, model: &Model, depth: Depth) -> Result<BTreeMa
             };
             match pairs.get(child) {
                 Some(known) if known == ino => {}
-                Some(known) => return Err(format!("{}: {name:?} is inode {ino}, its other name is {known}", found.path)),
+                Some(known) => {
+                    return Err(format!("{}: {name:?} is inode {ino}, its other name is {known}", found.path));
+                }
                 None if !taken.insert(*ino) => {
                     return Err(format!("{}: {name:?} has the inode {ino} of another file", found.path));
                 }

@@ -248,14 +248,15 @@ impl Writer {
     /// Fsync of the directory (names and removals) or sync of everything (lengths as well).
     fn sync_directory(&mut self, everything: bool) -> io::Result<()> {
         let dir = self.state.lock().dir.clone();
-        let everything = match if everything { self.backend.sync() } else { Err(io::ErrorKind::Unsupported.into()) } {
-            Ok(()) => true,
-            Err(e) if e.kind() == io::ErrorKind::Unsupported => {
-                self.backend.fsync(&dir, false)?;
-                false
-            }
-            Err(e) => return Err(e),
-        };
+        let everything =
+            match if everything { self.backend.sync() } else { Err(io::ErrorKind::Unsupported.into()) } {
+                Ok(()) => true,
+                Err(e) if e.kind() == io::ErrorKind::Unsupported => {
+                    self.backend.fsync(&dir, false)?;
+                    false
+                }
+                Err(e) => return Err(e),
+            };
         let mut state = self.state.lock();
         state.fsyncs += 1;
         for f in &mut state.files {
@@ -320,7 +321,12 @@ pub fn verify_after(backend: &dyn Backend, acked: &Snapshot, begun: &Snapshot) -
     Ok(())
 }
 
-fn verify_writer(backend: &dyn Backend, writer: u32, acked: &WriterState, begun: &WriterState) -> Result<(), String> {
+fn verify_writer(
+    backend: &dyn Backend,
+    writer: u32,
+    acked: &WriterState,
+    begun: &WriterState,
+) -> Result<(), String> {
     let names = backend.list(&begun.dir).map_err(|e| format!("cannot be listed: {e}"))?;
     let mut left: BTreeSet<&str> = names.iter().map(String::as_str).collect();
     if left.len() != names.len() {
@@ -328,7 +334,8 @@ fn verify_writer(backend: &dyn Backend, writer: u32, acked: &WriterState, begun:
     }
     for file in &begun.files {
         let before = acked.files.iter().find(|f| f.names[0] == file.names[0]);
-        let there: Vec<usize> = (0..file.names.len()).filter(|i| left.remove(file.names[*i].as_str())).collect();
+        let there: Vec<usize> =
+            (0..file.names.len()).filter(|i| left.remove(file.names[*i].as_str())).collect();
         let said = |what: String| format!("{}: {what} ({file:?}, acknowledged {before:?})", file.names[0]);
         let [at] = there[..] else {
             let acked_name = before.is_some_and(|f| f.acked_name.is_some());
@@ -375,7 +382,9 @@ fn verify_bytes(bytes: &[u8], file: &FileState, acked_len: u64) -> Result<(), St
     for (at, byte) in bytes.iter().enumerate() {
         let right = file.fill.byte(at as u64);
         if *byte != right && (*byte != 0 || (at as u64) < acked_len) {
-            return Err(format!("byte {at} of {len} is {byte:#04x}, written was {right:#04x}, acknowledged {acked_len}"));
+            return Err(format!(
+                "byte {at} of {len} is {byte:#04x}, written was {right:#04x}, acknowledged {acked_len}"
+            ));
         }
     }
     Ok(())
