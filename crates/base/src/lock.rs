@@ -127,6 +127,11 @@ impl<T> Mutex<T> {
         Some(Ranked { guard: Some(guard), rank: self.rank, order: self.order })
     }
 
+    /// Never blocks and takes no part in the order: for looking at what an exclusive owner is about to drop.
+    pub fn try_lock_unranked(&self) -> Option<parking_lot::MutexGuard<'_, T>> {
+        self.inner.try_lock()
+    }
+
     pub fn get_mut(&mut self) -> &mut T {
         self.inner.get_mut()
     }

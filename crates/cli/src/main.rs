@@ -1,1 +1,163 @@
-fn main() {}
+//! `kedge`: the command line of KedgeFS.
+//!
+//! # Exit codes
+//! 0 success · 1 failure · 2 usage. `fsck` follows fsck(8): 0 clean, 1 fixed, 4 errors left, 8 operational error,
+//! 16 usage. An error is one line on stderr that starts with `kedge:` and names what failed and where.
+//!
+//! # Shape
+//! One module for each subcommand. They reach the engine, the mount and the checker only through [`engine`], so that one
+//! place shows what the command line needs of them.
+#![deny(unsafe_code)]
+
+mod daemon;
+mod dump;
+mod engine;
+mod fsck;
+mod image;
+mod info;
+mod mkfs;
+mod mount;
+mod mounts;
+mod options;
+mod os;
+mod report;
+mod stats;
+mod tree;
+mod umount;
+
+use clap::error::ErrorKind;
+use clap::{Parser, Subcommand};
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::ExitCode;
+
+/// Exit codes that are not fsck's.
+const FAILURE: u8 = 1;
+const USAGE: u8 = 2;
+
+#[derive(Parser, Debug)]
+#[command(
+    name = "kedge",
+    version,
+    about = "KedgeFS, a crash-consistent journaling file system in user space"
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Make an image
+    Mkfs(mkfs::Args),
+    /// Mount an image on a directory
+    Mount(mount::Args),
+    /// Unmount, and return when everything is on the device
+    Umount(umount::Args),
+    /// Check an image without writing to it
+    Fsck(fsck::Args),
+    /// Show identity, geometry and state of an image or of a mount
+    Info(info::Args),
+    /// Show the counters of a live mount
+    Stats(stats::Args),
+    /// Show the structures of an image
+    Dump(dump::Args),
+}
+
+/// A request that makes no sense: exit code 2 (fsck: 16), unlike a sensible one that failed.
+#[derive(Debug)]
+struct Usage(String);
+
+impl std::fmt::Display for Usage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Usage {}
+
+fn main() -> ExitCode {
+    let args = with_subcommand(std::env::args_os().collect());
+    let is_fsck = args.get(1).is_some_and(|a| a == "fsck");
+    let usage_code = if is_fsck { fsck::USAGE } else { USAGE };
+    let cli = match Cli::try_parse_from(args) {
+        Ok(cli) => cli,
+        Err(e) if e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand || !e.use_stderr() => {
+            let code = if e.use_stderr() { usage_code } else { 0 };
+            return ExitCode::from(if e.print().is_ok() { code } else { FAILURE });
+        }
+        Err(e) => {
+            eprintln!("kedge: {} (see kedge --help)", one_line(&first_paragraphs(&e)));
+            return ExitCode::from(usage_code);
+        }
+    };
+    start_logging();
+    let outcome = match cli.command {
+        Command::Mkfs(args) => mkfs::run(args),
+        Command::Mount(args) => mount::run(args),
+        Command::Umount(args) => umount::run(args),
+        Command::Fsck(args) => fsck::run(args),
+        Command::Info(args) => info::run(args),
+        Command::Stats(args) => stats::run(args),
+        Command::Dump(args) => dump::run(args),
+    };
+    match outcome {
+        Ok(code) => code,
+        // `kedge dump … | head` has seen enough.
+        Err(e) if is_broken_pipe(&e) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("kedge: {}", one_line(&format!("{e:#}")));
+            ExitCode::from(match e.is::<Usage>() {
+                true => usage_code,
+                false if is_fsck => fsck::OPERATIONAL,
+                false => FAILURE,
+            })
+        }
+    }
+}
+
+fn is_broken_pipe(e: &anyhow::Error) -> bool {
+    e.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+/// mount(8), mkfs(8) and fsck(8) call helpers by name: `mount.kedgefs IMAGE DIR -o …` is `kedge mount …`. mount.fuse(8)
+/// calls the program after the file system's type: `kedgefs`.
+fn with_subcommand(mut args: Vec<OsString>) -> Vec<OsString> {
+    let name = args
+        .first()
+        .and_then(|a| Path::new(a).file_name())
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned();
+    let subcommand = match name.split_once('.') {
+        Some((command @ ("mount" | "umount" | "mkfs" | "fsck"), _)) => Some(command),
+        _ if name == "kedgefs" => Some("mount"),
+        _ => None,
+    };
+    if let Some(subcommand) = subcommand {
+        args.insert(1, subcommand.into());
+    }
+    args
+}
+
+/// What went wrong, without clap's usage text and tips.
+fn first_paragraphs(e: &clap::Error) -> String {
+    let text = e.render().to_string();
+    let text = text.strip_prefix("error: ").unwrap_or(&text);
+    let end = ["\n\nUsage:", "\n\nFor more", "\n\n  tip:"].iter().filter_map(|m| text.find(m)).min();
+    text[..end.unwrap_or(text.len())].to_owned()
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+fn start_logging() {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("KEDGE_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+}
+
+#[cfg(test)]
+#[path = "main_tests.rs"]
+mod tests;

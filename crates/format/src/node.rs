@@ -1,6 +1,582 @@
-//! Tree nodes: 16 KiB, slotted.
+//! Tree nodes: 16 KiB, slotted, named by their own address.
+//!
+//! ```text
+//! 0        64                                heap_start                     16384
+//! | header | slot 0 | slot 1 | … |   free    | values, in any order, with holes |
+//!
+//! header   magic[8] crc u32 level u8 0 u8 items u16 uuid[16] addr u64 generation u64 heap_start u16 garbage u16 0[12]
+//! slot     key[17] (big-endian, memcmp order) · offset u16 · length u16
+//! ```
+//! Keys lie in the slots, not with their values: a search then touches one dense array, and no value.
+//!
+//! A *leaf* (level 0) holds items: any value of up to [`VALUE_MAX`] bytes. An *inner* node of level `n` holds children
+//! of level `n - 1`: the value is the child's address and generation, the key is the lower bound of the child's keys.
+//! The key of an inner node's first entry equals the key of its own entry in its parent ([`Key::MIN`] at the left edge).
+//!
+//! # A valid node
+//! 1. is [`NODE_SIZE`] bytes and starts with the magic;
+//! 2. matches its CRC32C, taken over the whole node with the CRC field as zero;
+//! 3. has the uuid, address, generation and level that its parent (or the superblock) says. The generation is that in which
+//!    the node was born; a different one means a write that never landed or one that should not have;
+//! 4. has its slots end at or below `heap_start`, and `heap_start` inside the node; an inner node has an item;
+//! 5. has every value inside `[heap_start, NODE_SIZE)`, no two overlapping, and the bytes between them add up to
+//!    `garbage`; empty values lie at `NODE_SIZE`;
+//! 6. has leaf values of at most [`VALUE_MAX`] bytes and inner values of exactly [`CHILD_SIZE`];
+//! 7. has strictly ascending keys;
+//! 8. as an inner node has no child younger than itself: changing a child changes its parent.
+//!
+//! [`NodeView::check`] tests all of them on any bytes. [`NodeView::trusted`] and [`NodeMut`] take nodes that passed it or
+//! that this module built; on other bytes they may panic, never more.
+
+use crate::item::VALUE_MAX;
+use crate::{Key, crc_without};
+use kedge_base::{BlockNo, CorruptKind, Error, Generation, Result};
+use smallvec::SmallVec;
+use std::mem::offset_of;
+use std::ops::Range;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Blocks of a tree node.
 pub const NODE_BLOCKS: u64 = 4;
 /// Bytes of a tree node.
 pub const NODE_SIZE: usize = NODE_BLOCKS as usize * kedge_base::BLOCK_SIZE;
+/// Highest level of a node, and so of the root.
+pub const LEVEL_MAX: u8 = 16;
+/// Bytes of the value of an inner entry.
+pub const CHILD_SIZE: usize = 16;
+/// Bytes a node has for slots and values.
+pub const NODE_PAYLOAD: usize = NODE_SIZE - HEADER;
+
+const MAGIC: [u8; 8] = *b"KEDGENOD";
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Header {
+    magic: [u8; 8],
+    crc: U32,
+    level: u8,
+    reserved: u8,
+    items: U16,
+    uuid: [u8; 16],
+    addr: U64,
+    generation: U64,
+    heap_start: U16,
+    garbage: U16,
+    reserved2: [u8; 12],
+}
+
+const HEADER: usize = size_of::<Header>();
+const SLOT: usize = Key::SIZE + 4;
+const CRC_AT: usize = offset_of!(Header, crc);
+const LEVEL_AT: usize = offset_of!(Header, level);
+const ITEMS_AT: usize = offset_of!(Header, items);
+const ADDR_AT: usize = offset_of!(Header, addr);
+const GENERATION_AT: usize = offset_of!(Header, generation);
+const HEAP_AT: usize = offset_of!(Header, heap_start);
+const GARBAGE_AT: usize = offset_of!(Header, garbage);
+
+const _: () = assert!(HEADER == 64);
+const _: () = assert!(CRC_AT == 8 && LEVEL_AT == 12 && ITEMS_AT == 14 && offset_of!(Header, uuid) == 16);
+const _: () = assert!(ADDR_AT == 32 && GENERATION_AT == 40 && HEAP_AT == 48 && GARBAGE_AT == 50);
+const _: () = assert!(NODE_SIZE <= u16::MAX as usize, "heap offsets are 16 bits");
+// Splitting a full leaf around a largest item leaves two halves that both fit: see the tree's split.
+const _: () = assert!(3 * item_cost(VALUE_MAX) <= NODE_PAYLOAD);
+
+/// Bytes of a node that an item with a value of `len` bytes takes.
+pub const fn item_cost(len: usize) -> usize {
+    SLOT + len
+}
+
+/// Where a child lies and when it was born.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub struct Child {
+    pub addr: BlockNo,
+    pub generation: Generation,
+}
+
+impl Child {
+    pub fn encode(&self) -> [u8; CHILD_SIZE] {
+        let mut out = [0; CHILD_SIZE];
+        out[..8].copy_from_slice(&self.addr.0.to_le_bytes());
+        out[8..].copy_from_slice(&self.generation.0.to_le_bytes());
+        out
+    }
+
+    fn decode(bytes: &[u8; CHILD_SIZE]) -> Child {
+        let le = |r: Range<usize>| u64::from_le_bytes(bytes[r].try_into().expect("eight bytes"));
+        Child { addr: BlockNo(le(0..8)), generation: Generation(le(8..16)) }
+    }
+}
+
+/// A key in the shape that compares fastest: its first sixteen bytes as one number, then the last.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Packed(u128, u8);
+
+impl Packed {
+    fn of_key(key: &Key) -> Packed {
+        let high = (key.ino as u128) << 64 | (key.kind as u128) << 56 | (key.offset >> 8) as u128;
+        Packed(high, key.offset as u8)
+    }
+
+    #[inline(always)]
+    fn of_slot(slot: &[u8; SLOT]) -> Packed {
+        let (high, rest) = slot.split_first_chunk::<16>().expect("a slot is longer");
+        Packed(u128::from_be_bytes(*high), rest[0])
+    }
+
+    fn key(self) -> Key {
+        Key {
+            ino: (self.0 >> 64) as u64,
+            kind: (self.0 >> 56) as u8,
+            offset: (self.0 as u64) << 8 | self.1 as u64,
+        }
+    }
+}
+
+fn slot_span(slot: &[u8; SLOT]) -> Range<usize> {
+    let offset = u16::from_le_bytes([slot[Key::SIZE], slot[Key::SIZE + 1]]) as usize;
+    let len = u16::from_le_bytes([slot[Key::SIZE + 2], slot[Key::SIZE + 3]]) as usize;
+    offset..offset + len
+}
+
+/// Reads a node.
+#[derive(Clone, Copy)]
+pub struct NodeView<'a> {
+    bytes: &'a [u8; NODE_SIZE],
+}
+
+impl<'a> NodeView<'a> {
+    /// Takes bytes that are known to be a valid node. Panics on the wrong length.
+    #[inline]
+    pub fn trusted(bytes: &'a [u8]) -> NodeView<'a> {
+        NodeView { bytes: bytes.try_into().expect("a node has NODE_SIZE bytes") }
+    }
+
+    /// Validates bytes that may be anything, as the module's list says.
+    pub fn check(
+        bytes: &'a [u8],
+        uuid: &uuid::Uuid,
+        addr: BlockNo,
+        generation: Generation,
+        level: u8,
+    ) -> Result<NodeView<'a>> {
+        let bad = |what: String| Error::corrupt(CorruptKind::Node, addr, what);
+        let Ok(sized) = <&[u8; NODE_SIZE]>::try_from(bytes) else {
+            return Err(bad(format!("{} bytes instead of {NODE_SIZE}", bytes.len())));
+        };
+        let header = Header::ref_from_prefix(bytes).map_err(|_| bad("short node".into()))?.0;
+        if header.magic != MAGIC {
+            return Err(bad("no tree node magic".into()));
+        }
+        if crc_without(bytes, CRC_AT) != header.crc.get() {
+            return Err(bad("checksum mismatch".into()));
+        }
+        if header.uuid != *uuid.as_bytes() {
+            return Err(bad("belongs to another image".into()));
+        }
+        if header.addr.get() != addr.0 {
+            return Err(bad(format!("says it lies at block {}", header.addr)));
+        }
+        if header.generation.get() != generation.0 {
+            return Err(bad(format!("is of generation {} instead of {generation}", header.generation)));
+        }
+        if header.level != level || level > LEVEL_MAX {
+            return Err(bad(format!("is of level {} instead of {level}", header.level)));
+        }
+        let view = NodeView { bytes: sized };
+        view.check_structure().map_err(bad)?;
+        Ok(view)
+    }
+
+    /// Tests points 4 to 8 of the module's list.
+    pub fn check_structure(&self) -> Result<(), String> {
+        let (items, heap) = (self.items(), self.heap_start());
+        if heap > NODE_SIZE || HEADER + items * SLOT > heap {
+            return Err(format!("{items} slots and a heap from {heap} do not fit"));
+        }
+        if items == 0 && self.level() > 0 {
+            return Err("inner node without children".into());
+        }
+        let mut spans: SmallVec<[(usize, usize); 256]> = SmallVec::with_capacity(items);
+        let mut before = None;
+        for (i, slot) in self.slots().iter().enumerate() {
+            let span = slot_span(slot);
+            if span.start < heap || span.end > NODE_SIZE || (span.is_empty() && span.start != NODE_SIZE) {
+                return Err(format!("value {i} lies at {span:?}, outside the heap from {heap}"));
+            }
+            let fits = if self.level() == 0 { span.len() <= VALUE_MAX } else { span.len() == CHILD_SIZE };
+            if !fits {
+                return Err(format!("value {i} has impossible length {}", span.len()));
+            }
+            spans.push((span.start, span.end));
+            let key = Packed::of_slot(slot);
+            if before.is_some_and(|b| b >= key) {
+                return Err(format!("key {i} does not ascend"));
+            }
+            before = Some(key);
+            if self.level() > 0 && self.child(i).generation > self.generation() {
+                return Err(format!("child {i} is younger than its parent"));
+            }
+        }
+        spans.sort_unstable();
+        let (mut at, mut holes) = (heap, 0);
+        for (start, end) in spans {
+            if start < at {
+                return Err(format!("values overlap at {start}"));
+            }
+            holes += start - at;
+            at = end;
+        }
+        if holes + (NODE_SIZE - at) != self.garbage() {
+            return Err(format!("{} bytes of garbage claimed", self.garbage()));
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn u16_at(&self, at: usize) -> usize {
+        u16::from_le_bytes([self.bytes[at], self.bytes[at + 1]]) as usize
+    }
+
+    #[inline(always)]
+    fn u64_at(&self, at: usize) -> u64 {
+        u64::from_le_bytes(self.bytes[at..at + 8].try_into().expect("eight bytes"))
+    }
+
+    #[inline]
+    pub fn level(&self) -> u8 {
+        self.bytes[LEVEL_AT]
+    }
+
+    /// Number of items or children.
+    #[inline]
+    pub fn items(&self) -> usize {
+        self.u16_at(ITEMS_AT)
+    }
+
+    pub fn addr(&self) -> BlockNo {
+        BlockNo(self.u64_at(ADDR_AT))
+    }
+
+    /// The generation in which the node was born.
+    pub fn generation(&self) -> Generation {
+        Generation(self.u64_at(GENERATION_AT))
+    }
+
+    fn heap_start(&self) -> usize {
+        self.u16_at(HEAP_AT)
+    }
+
+    /// Bytes of the heap that belong to no value.
+    fn garbage(&self) -> usize {
+        self.u16_at(GARBAGE_AT)
+    }
+
+    fn slots_end(&self) -> usize {
+        HEADER + self.items() * SLOT
+    }
+
+    /// Bytes free for slots and values, once compacted.
+    pub fn free_space(&self) -> usize {
+        self.heap_start() - self.slots_end() + self.garbage()
+    }
+
+    /// Bytes that the items take: what [`item_cost`] adds up to.
+    pub fn used(&self) -> usize {
+        NODE_PAYLOAD - self.free_space()
+    }
+
+    /// The parts of the node that hold something: all but the gap between slots and heap.
+    pub fn occupied(&self) -> [Range<usize>; 2] {
+        [0..self.slots_end(), self.heap_start()..NODE_SIZE]
+    }
+
+    #[inline(always)]
+    fn slots(&self) -> &'a [[u8; SLOT]] {
+        &self.bytes[HEADER..].as_chunks::<SLOT>().0[..self.items()]
+    }
+
+    pub fn key(&self, i: usize) -> Key {
+        Packed::of_slot(&self.slots()[i]).key()
+    }
+
+    pub fn first_key(&self) -> Option<Key> {
+        self.slots().first().map(|s| Packed::of_slot(s).key())
+    }
+
+    pub fn last_key(&self) -> Option<Key> {
+        self.slots().last().map(|s| Packed::of_slot(s).key())
+    }
+
+    #[inline]
+    pub fn value(&self, i: usize) -> &'a [u8] {
+        &self.bytes[slot_span(&self.slots()[i])]
+    }
+
+    /// Child `i` of an inner node.
+    #[inline]
+    pub fn child(&self, i: usize) -> Child {
+        Child::decode(self.value(i).try_into().expect("inner values are children"))
+    }
+
+    /// `Ok(i)` where the key lies, or `Err(i)` where it would be inserted.
+    #[inline]
+    pub fn search(&self, key: &Key) -> Result<usize, usize> {
+        let want = Packed::of_key(key);
+        let slots = self.slots();
+        let at = lower_bound(slots, want);
+        match slots.get(at) {
+            Some(slot) if Packed::of_slot(slot) == want => Ok(at),
+            _ => Err(at),
+        }
+    }
+
+    /// Which child of an inner node is responsible for the key: the last one whose lower bound is not above it.
+    #[inline]
+    pub fn child_index(&self, key: &Key) -> usize {
+        match self.search(key) {
+            Ok(i) => i,
+            Err(i) => i.saturating_sub(1),
+        }
+    }
+
+    /// Items in key order.
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = (Key, &'a [u8])> + use<'a> {
+        let bytes = self.bytes;
+        self.slots().iter().map(move |s| (Packed::of_slot(s).key(), &bytes[slot_span(s)]))
+    }
+}
+
+/// Index of the first slot whose key is not below `want`.
+#[inline(always)]
+fn lower_bound(slots: &[[u8; SLOT]], want: Packed) -> usize {
+    let (mut low, mut high) = (0, slots.len());
+    while low < high {
+        let mid = (low + high) / 2;
+        // A branch on purpose: the processor guesses and fetches ahead, where a conditional move would wait for
+        // each cache miss in turn.
+        if Packed::of_slot(&slots[mid]) < want {
+            low = mid + 1;
+        } else {
+            high = mid;
+        }
+    }
+    low
+}
+
+/// Changes a node. The CRC is stale until [`NodeMut::seal`].
+pub struct NodeMut<'a> {
+    bytes: &'a mut [u8; NODE_SIZE],
+}
+
+impl<'a> NodeMut<'a> {
+    /// Takes bytes that are known to be a valid node (CRC aside). Panics on the wrong length.
+    #[inline]
+    pub fn trusted(bytes: &'a mut [u8]) -> NodeMut<'a> {
+        NodeMut { bytes: bytes.try_into().expect("a node has NODE_SIZE bytes") }
+    }
+
+    /// Makes an empty node out of any bytes.
+    pub fn init(
+        bytes: &'a mut [u8],
+        uuid: &uuid::Uuid,
+        addr: BlockNo,
+        generation: Generation,
+        level: u8,
+    ) -> NodeMut<'a> {
+        let node = NodeMut::trusted(bytes);
+        node.bytes.fill(0);
+        let header = Header {
+            magic: MAGIC,
+            crc: 0.into(),
+            level,
+            reserved: 0,
+            items: 0.into(),
+            uuid: *uuid.as_bytes(),
+            addr: addr.0.into(),
+            generation: generation.0.into(),
+            heap_start: (NODE_SIZE as u16).into(),
+            garbage: 0.into(),
+            reserved2: [0; 12],
+        };
+        node.bytes[..HEADER].copy_from_slice(header.as_bytes());
+        node
+    }
+
+    #[inline]
+    pub fn view(&self) -> NodeView<'_> {
+        NodeView { bytes: self.bytes }
+    }
+
+    fn set_u16(&mut self, at: usize, value: usize) {
+        self.bytes[at..at + 2].copy_from_slice(&(value as u16).to_le_bytes());
+    }
+
+    /// Gives a copied node its own name.
+    pub fn set_identity(&mut self, addr: BlockNo, generation: Generation) {
+        self.bytes[ADDR_AT..ADDR_AT + 8].copy_from_slice(&addr.0.to_le_bytes());
+        self.bytes[GENERATION_AT..GENERATION_AT + 8].copy_from_slice(&generation.0.to_le_bytes());
+    }
+
+    /// For the root pointer that the tree keeps as a node in memory; nodes on the device never change level.
+    pub fn set_level(&mut self, level: u8) {
+        self.bytes[LEVEL_AT] = level;
+    }
+
+    fn slot_at(i: usize) -> usize {
+        HEADER + i * SLOT
+    }
+
+    fn set_span(&mut self, i: usize, offset: usize, len: usize) {
+        let at = NodeMut::slot_at(i) + Key::SIZE;
+        self.set_u16(at, offset);
+        self.set_u16(at + 2, len);
+    }
+
+    /// Replaces a key; the caller keeps the order.
+    pub fn set_key(&mut self, i: usize, key: &Key) {
+        assert!(i < self.view().items());
+        let at = NodeMut::slot_at(i);
+        self.bytes[at..at + Key::SIZE].copy_from_slice(&key.encode());
+    }
+
+    /// Puts a value into the free space, which must have room in one piece.
+    fn place(&mut self, value: &[u8]) -> usize {
+        if value.is_empty() {
+            return NODE_SIZE;
+        }
+        let end = self.view().heap_start();
+        let start = end - value.len();
+        self.bytes[start..end].copy_from_slice(value);
+        self.set_u16(HEAP_AT, start);
+        start
+    }
+
+    fn make_contiguous(&mut self, need: usize) {
+        let view = self.view();
+        if view.heap_start() - view.slots_end() < need {
+            self.compact();
+        }
+    }
+
+    /// Inserts an item before item `i`; the caller keeps the order. False, and nothing changed, if there is no room.
+    pub fn insert_at(&mut self, i: usize, key: &Key, value: &[u8]) -> bool {
+        let items = self.view().items();
+        assert!(i <= items);
+        if self.view().free_space() < item_cost(value.len()) {
+            return false;
+        }
+        self.make_contiguous(item_cost(value.len()));
+        let offset = self.place(value);
+        let (from, end) = (NodeMut::slot_at(i), NodeMut::slot_at(items));
+        self.bytes.copy_within(from..end, from + SLOT);
+        self.set_u16(ITEMS_AT, items + 1);
+        self.set_key(i, key);
+        self.set_span(i, offset, value.len());
+        true
+    }
+
+    /// Adds an item behind the others; the caller keeps the order and knows that there is room.
+    pub fn append(&mut self, key: &Key, value: &[u8]) {
+        assert!(self.insert_at(self.view().items(), key, value), "appended items fit");
+    }
+
+    /// Appends a range of another node's items.
+    pub fn append_range(&mut self, from: NodeView<'_>, range: Range<usize>) {
+        for i in range {
+            self.append(&from.key(i), from.value(i));
+        }
+    }
+
+    /// Gives the heap bytes of a value back.
+    fn release(&mut self, span: Range<usize>) {
+        if span.start == self.view().heap_start() && !span.is_empty() {
+            self.set_u16(HEAP_AT, span.end);
+        } else {
+            let garbage = self.view().garbage() + span.len();
+            self.set_u16(GARBAGE_AT, garbage);
+        }
+    }
+
+    pub fn remove_at(&mut self, i: usize) {
+        let items = self.view().items();
+        let span = slot_span(&self.view().slots()[i]);
+        self.release(span);
+        let (from, end) = (NodeMut::slot_at(i + 1), NodeMut::slot_at(items));
+        self.bytes.copy_within(from..end, from - SLOT);
+        self.set_u16(ITEMS_AT, items - 1);
+        if items == 1 {
+            self.clear_heap();
+        }
+    }
+
+    fn clear_heap(&mut self) {
+        self.set_u16(HEAP_AT, NODE_SIZE);
+        self.set_u16(GARBAGE_AT, 0);
+    }
+
+    /// Keeps the first `items` items.
+    pub fn truncate(&mut self, items: usize) {
+        assert!(items <= self.view().items());
+        for i in items..self.view().items() {
+            let span = slot_span(&self.view().slots()[i]);
+            self.release(span);
+        }
+        self.set_u16(ITEMS_AT, items);
+        if items == 0 {
+            self.clear_heap();
+        }
+    }
+
+    /// Replaces a value. False, and nothing changed, if there is no room.
+    pub fn replace_value(&mut self, i: usize, value: &[u8]) -> bool {
+        let span = slot_span(&self.view().slots()[i]);
+        if value.len() == span.len() {
+            self.bytes[span].copy_from_slice(value);
+            return true;
+        }
+        if self.view().free_space() + span.len() < value.len() {
+            return false;
+        }
+        self.release(span);
+        // Empty meanwhile, so that a compaction does not carry the old value along.
+        self.set_span(i, NODE_SIZE, 0);
+        self.make_contiguous(value.len());
+        let offset = self.place(value);
+        self.set_span(i, offset, value.len());
+        true
+    }
+
+    /// The value for changing in place.
+    pub fn value_mut(&mut self, i: usize) -> &mut [u8] {
+        let span = slot_span(&self.view().slots()[i]);
+        &mut self.bytes[span]
+    }
+
+    /// Closes the holes of the heap.
+    pub fn compact(&mut self) {
+        let mut heap = [0; NODE_SIZE];
+        let mut at = NODE_SIZE;
+        for i in 0..self.view().items() {
+            let span = slot_span(&self.view().slots()[i]);
+            let len = span.len();
+            at -= len;
+            heap[at..at + len].copy_from_slice(&self.bytes[span]);
+            self.set_span(i, if len == 0 { NODE_SIZE } else { at }, len);
+        }
+        self.bytes[at..].copy_from_slice(&heap[at..]);
+        self.set_u16(HEAP_AT, at);
+        self.set_u16(GARBAGE_AT, 0);
+    }
+
+    /// Fills in the CRC.
+    pub fn seal(&mut self) {
+        let crc = crc_without(self.bytes, CRC_AT);
+        self.bytes[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
+    }
+}
+
+#[cfg(test)]
+#[path = "node_tests.rs"]
+mod tests;

@@ -1,8 +1,18 @@
-//! The door: [`FileSystem`] and its operations.
+//! The door: [`FileSystem`] and its operations, each counted and timed.
 
+use crate::core::{Fs, new_rename_lock};
+use crate::inode::InodeTable;
+use crate::namespace::Make;
+use crate::stats::{FsStats, OpKind};
+use crate::sync::FlusherSignal;
+use crate::writeback::{Budget, DirtyList};
 use crate::*;
+use kedge_base::{BLOCK_SIZE, spawn_named};
 use kedge_device::Device;
-use std::sync::Arc;
+use kedge_format::superblock::Geometry;
+use kedge_store::{CheckpointClient, ForceCause, FormatParams, OpenOptions, Store};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 /// Answers an operation that went on in the background.
 pub type Done = Box<dyn FnOnce(Result<()>) + Send>;
@@ -10,60 +20,304 @@ pub type Done = Box<dyn FnOnce(Result<()>) + Send>;
 /// An open file system. Cheap to clone; all methods may be called from many threads. Inodes are named by number, names
 /// are bytes. No permission checks: the caller (the kernel above a mount, or the program that links the library) makes
 /// them.
+///
+/// Dropping the last clone without [`FileSystem::close`] is like a crash: what was not made durable may be lost, the next
+/// open recovers.
 #[derive(Clone)]
-pub struct FileSystem {}
+pub struct FileSystem {
+    fs: Arc<Fs>,
+    _flusher: Arc<StopFlusher>,
+}
 
-#[allow(unused_variables, clippy::unimplemented)]
+/// Ends the flusher thread with the last clone.
+struct StopFlusher(Arc<FlusherSignal>);
+
+impl Drop for StopFlusher {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
 impl FileSystem {
-    pub fn format(device: &dyn Device, options: &FormatOptions) -> Result<()> { unimplemented!() }
-    pub fn open(device: Arc<dyn Device>, clock: Arc<dyn Clock>, options: MountOptions) -> Result<FileSystem> { unimplemented!() }
-    /// Makes everything durable, writes the last checkpoint and ends. Later calls fail.
-    pub fn close(&self) -> Result<()> { unimplemented!() }
+    /// Makes a file system on the device. What was there is lost.
+    pub fn format(device: Arc<dyn Device>, clock: Arc<dyn Clock>, options: &FormatOptions) -> Result<FormatSummary> {
+        let size = options.size.unwrap_or(device.geometry().size).min(device.geometry().size);
+        let params = FormatParams {
+            size,
+            log_size: options.log_size.unwrap_or_else(|| Geometry::default_log_bytes(size)),
+            label: options.label.clone(),
+            uuid: options.uuid.unwrap_or_else(uuid::Uuid::new_v4),
+            hash_seed: *uuid::Uuid::new_v4().as_bytes(),
+            uid: options.owner.uid,
+            gid: options.owner.gid,
+        };
+        let g = kedge_store::format(device, clock, &params)?;
+        Ok(FormatSummary {
+            uuid: g.uuid,
+            size: g.total_blocks * BLOCK_SIZE as u64,
+            log_size: g.log_bytes(),
+            block_size: BLOCK_SIZE as u32,
+            groups: g.groups(),
+            data_blocks: g.total_blocks - g.data_start.0,
+        })
+    }
 
-    pub fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr> { unimplemented!() }
-    pub fn getattr(&self, ino: Ino) -> Result<Attr> { unimplemented!() }
-    pub fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> { unimplemented!() }
-    pub fn create(&self, dir: Ino, name: &[u8], mode: u32, owner: Owner) -> Result<Attr> { unimplemented!() }
-    pub fn mkdir(&self, dir: Ino, name: &[u8], mode: u32, owner: Owner) -> Result<Attr> { unimplemented!() }
+    /// Opens a file system, recovering it if it was not closed.
+    pub fn open(device: Arc<dyn Device>, clock: Arc<dyn Clock>, options: MountOptions) -> Result<FileSystem> {
+        if let Some(percent) = options.async_checkpoint {
+            kedge_store::check_async_percent(percent)?;
+        }
+        // Of the budget: half for tree nodes, three eighths for pages, the rest for inodes.
+        let open = OpenOptions {
+            read_only: options.read_only,
+            node_cache_bytes: options.cache_size / 2,
+            async_checkpoint: options.async_checkpoint,
+            ..Default::default()
+        };
+        let store = Store::open(device, clock.clone(), &open)?;
+        let signal = Arc::new(FlusherSignal::new());
+        let commit = options.commit;
+        let fs = Arc::new(Fs {
+            seed: store.geometry().hash_seed,
+            inodes: InodeTable::new((options.cache_size / 8 / 1024).clamp(1024, 1 << 20) as usize),
+            rename_lock: new_rename_lock(),
+            dirty: DirtyList::new(),
+            budget: Budget::new(options.cache_size / 8 * 3),
+            flusher: signal.clone(),
+            orphans: kedge_base::lock::Mutex::new(kedge_base::lock::Rank::Leaf, Default::default()),
+            stats: FsStats::default(),
+            closed: AtomicBool::new(false),
+            store,
+            clock,
+            options,
+        });
+        let client: Weak<dyn CheckpointClient> = Arc::downgrade(&(fs.clone() as Arc<dyn CheckpointClient>));
+        fs.store.set_client(client);
+        if !fs.store.is_read_only() {
+            fs.recover_orphans()?;
+            let weak = Arc::downgrade(&fs);
+            let thread_signal = signal.clone();
+            spawn_named("kedge-flush", move || Fs::flush_loop(weak, thread_signal, commit))
+                .map_err(|e| kedge_base::Error::io("start of a thread", 0, 0, &e))?;
+        }
+        Ok(FileSystem { fs, _flusher: Arc::new(StopFlusher(signal)) })
+    }
+
+    /// Makes everything durable, writes the last checkpoint and ends. Later calls fail. Nameless inodes that are still
+    /// pinned are deleted by the next open.
+    pub fn close(&self) -> Result<()> {
+        if self.fs.closed.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let synced = self.fs.sync(ForceCause::Close);
+        if self.fs.closed.swap(true, Ordering::Relaxed) {
+            return Ok(());
+        }
+        self.fs.flusher.stop();
+        let closed = self.fs.store.close();
+        synced?;
+        Ok(closed?)
+    }
+
+    fn timed<R>(&self, op: OpKind, run: impl FnOnce(&Fs) -> Result<R>) -> Result<R> {
+        let started = self.fs.clock.monotonic();
+        let result = run(&self.fs);
+        self.fs.stats.record(op, (self.fs.clock.monotonic().saturating_sub(started)).as_nanos() as u64);
+        result
+    }
+
+    pub fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
+        self.timed(OpKind::lookup, |fs| fs.lookup(dir, name))
+    }
+
+    pub fn getattr(&self, ino: Ino) -> Result<Attr> {
+        self.timed(OpKind::getattr, |fs| fs.getattr(ino))
+    }
+
+    /// Size first, then owner and mode, then times. Times alone cost no log record.
+    pub fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
+        self.timed(OpKind::setattr, |fs| fs.setattr(ino, set))
+    }
+
+    /// A new regular file.
+    pub fn create(&self, dir: Ino, name: &[u8], mode: u32, owner: Owner) -> Result<Attr> {
+        let make = Make { kind: FileKind::Regular, mode, rdev: 0, target: b"", owner };
+        self.timed(OpKind::create, |fs| fs.make(dir, name, &make))
+    }
+
+    pub fn mkdir(&self, dir: Ino, name: &[u8], mode: u32, owner: Owner) -> Result<Attr> {
+        let make = Make { kind: FileKind::Directory, mode, rdev: 0, target: b"", owner };
+        self.timed(OpKind::mkdir, |fs| fs.make(dir, name, &make))
+    }
+
     /// Any kind but directory and symlink; `mode` carries the type bits.
-    pub fn mknod(&self, dir: Ino, name: &[u8], mode: u32, rdev: u64, owner: Owner) -> Result<Attr> { unimplemented!() }
-    pub fn symlink(&self, dir: Ino, name: &[u8], target: &[u8], owner: Owner) -> Result<Attr> { unimplemented!() }
-    pub fn readlink(&self, ino: Ino) -> Result<Vec<u8>> { unimplemented!() }
+    pub fn mknod(&self, dir: Ino, name: &[u8], mode: u32, rdev: u64, owner: Owner) -> Result<Attr> {
+        let kind = match FileKind::from_mode(mode) {
+            Some(FileKind::Directory | FileKind::Symlink) => return Err(Error::NotPermitted("mknod of this type")),
+            Some(kind) => kind,
+            None if mode & FileKind::MODE_MASK == 0 => FileKind::Regular,
+            None => return Err(Error::Invalid("file type")),
+        };
+        let rdev = if matches!(kind, FileKind::CharDevice | FileKind::BlockDevice) { rdev } else { 0 };
+        let make = Make { kind, mode, rdev, target: b"", owner };
+        self.timed(OpKind::mknod, |fs| fs.make(dir, name, &make))
+    }
+
+    pub fn symlink(&self, dir: Ino, name: &[u8], target: &[u8], owner: Owner) -> Result<Attr> {
+        if target.is_empty() {
+            return Err(Error::NotFound);
+        }
+        let make = Make { kind: FileKind::Symlink, mode: 0o777, rdev: 0, target, owner };
+        self.timed(OpKind::symlink, |fs| fs.make(dir, name, &make))
+    }
+
+    pub fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
+        self.timed(OpKind::readlink, |fs| fs.readlink(ino))
+    }
+
     /// A nameless file (O_TMPFILE), pinned once.
-    pub fn tmpfile(&self, dir: Ino, mode: u32, owner: Owner) -> Result<Attr> { unimplemented!() }
-    pub fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> { unimplemented!() }
-    pub fn unlink(&self, dir: Ino, name: &[u8]) -> Result<()> { unimplemented!() }
-    pub fn rmdir(&self, dir: Ino, name: &[u8]) -> Result<()> { unimplemented!() }
-    pub fn rename(&self, dir: Ino, name: &[u8], new_dir: Ino, new_name: &[u8], mode: RenameMode) -> Result<()> { unimplemented!() }
+    pub fn tmpfile(&self, dir: Ino, mode: u32, owner: Owner) -> Result<Attr> {
+        self.timed(OpKind::tmpfile, |fs| fs.tmpfile(dir, mode, owner))
+    }
+
+    pub fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
+        self.timed(OpKind::link, |fs| fs.link(ino, dir, name))
+    }
+
+    pub fn unlink(&self, dir: Ino, name: &[u8]) -> Result<()> {
+        self.timed(OpKind::unlink, |fs| fs.unlink(dir, name))
+    }
+
+    pub fn rmdir(&self, dir: Ino, name: &[u8]) -> Result<()> {
+        self.timed(OpKind::rmdir, |fs| fs.rmdir(dir, name))
+    }
+
+    pub fn rename(&self, dir: Ino, name: &[u8], new_dir: Ino, new_name: &[u8], mode: RenameMode) -> Result<()> {
+        self.timed(OpKind::rename, |fs| fs.rename(dir, name, new_dir, new_name, mode))
+    }
+
     /// Shows the entries behind `cookie` (0: from the start) until `visit` returns false.
-    pub fn readdir(&self, dir: Ino, cookie: u64, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> { unimplemented!() }
+    pub fn readdir(&self, dir: Ino, cookie: u64, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
+        self.timed(OpKind::readdir, |fs| fs.readdir(dir, cookie, visit))
+    }
 
     /// Bytes read; fewer than asked only at the end of the file.
-    pub fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> { unimplemented!() }
-    pub fn write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<usize> { unimplemented!() }
-    pub fn fallocate(&self, ino: Ino, mode: FallocateMode, offset: u64, len: u64) -> Result<()> { unimplemented!() }
-    pub fn seek(&self, ino: Ino, offset: u64, kind: SeekKind) -> Result<u64> { unimplemented!() }
-    pub fn fsync(&self, ino: Ino, datasync: bool) -> Result<()> { unimplemented!() }
-    /// As [`FileSystem::fsync`], without holding a thread while the log is forced.
-    pub fn fsync_async(&self, ino: Ino, datasync: bool, done: Done) { unimplemented!() }
-    pub fn sync(&self) -> Result<()> { unimplemented!() }
-    pub fn sync_async(&self, done: Done) { unimplemented!() }
+    pub fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        self.timed(OpKind::read, |fs| fs.read(ino, offset, buf))
+    }
 
-    pub fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> { unimplemented!() }
-    pub fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> { unimplemented!() }
-    pub fn listxattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>> { unimplemented!() }
-    pub fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()> { unimplemented!() }
+    /// Bytes written; fewer than asked when space or device gave out on the way.
+    pub fn write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<usize> {
+        self.timed(OpKind::write, |fs| fs.write(ino, offset, data))
+    }
+
+    pub fn fallocate(&self, ino: Ino, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
+        self.timed(OpKind::fallocate, |fs| fs.fallocate(ino, mode, offset, len))
+    }
+
+    pub fn seek(&self, ino: Ino, offset: u64, kind: SeekKind) -> Result<u64> {
+        self.timed(OpKind::seek, |fs| fs.seek(ino, offset, kind))
+    }
+
+    /// Makes the inode durable (`datasync`: its data and what is needed to read it). Of a directory: its entries.
+    pub fn fsync(&self, ino: Ino, datasync: bool) -> Result<()> {
+        self.timed(fsync_kind(datasync), |fs| fs.fsync(ino, datasync))
+    }
+
+    /// As [`FileSystem::fsync`], without holding a thread while the log is forced.
+    pub fn fsync_async(&self, ino: Ino, datasync: bool, done: Done) {
+        let started = self.fs.clock.monotonic();
+        let fs = self.fs.clone();
+        let counted: Done = Box::new(move |result| {
+            let took = fs.clock.monotonic().saturating_sub(started);
+            fs.stats.record(fsync_kind(datasync), took.as_nanos() as u64);
+            done(result);
+        });
+        self.fs.fsync_async(ino, datasync, counted);
+    }
+
+    /// Everything that completed before the call becomes durable.
+    pub fn sync(&self) -> Result<()> {
+        self.timed(OpKind::sync, |fs| fs.sync(ForceCause::Sync))
+    }
+
+    pub fn sync_async(&self, done: Done) {
+        self.fs.sync_async(done);
+    }
+
+    pub fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        self.timed(OpKind::getxattr, |fs| fs.getxattr(ino, name))
+    }
+
+    pub fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
+        self.timed(OpKind::setxattr, |fs| fs.setxattr(ino, name, value, mode))
+    }
+
+    pub fn listxattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
+        self.timed(OpKind::listxattr, |fs| fs.listxattr(ino))
+    }
+
+    pub fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
+        self.timed(OpKind::removexattr, |fs| fs.removexattr(ino, name))
+    }
 
     /// Keeps the inode alive though it may lose its last name: one pin for each open handle and kernel lookup.
-    pub fn pin(&self, ino: Ino) -> Result<()> { unimplemented!() }
-    /// Gives `count` pins back; the last one of a nameless inode deletes it.
-    pub fn unpin(&self, ino: Ino, count: u64) { unimplemented!() }
+    pub fn pin(&self, ino: Ino) -> Result<()> {
+        self.fs.inodes.pin(ino);
+        Ok(())
+    }
 
-    pub fn statfs(&self) -> StatFs { unimplemented!() }
+    /// Gives `count` pins back; the last one of a nameless inode deletes it.
+    pub fn unpin(&self, ino: Ino, count: u64) {
+        if self.fs.inodes.unpin(ino, count)
+            && self.fs.orphans.lock().contains(&ino)
+            && self.fs.check_open().is_ok()
+        {
+            self.fs.orphaned(ino);
+        }
+    }
+
+    pub fn statfs(&self) -> StatFs {
+        let counts = self.fs.store.alloc().free_counts();
+        let available = self.fs.store.alloc().available_data();
+        let inodes = self.fs.store.inode_count();
+        StatFs {
+            block_size: BLOCK_SIZE as u32,
+            blocks: self.fs.store.geometry().total_blocks,
+            blocks_free: counts.free,
+            blocks_available: available,
+            // Inodes are made as needed: as many more as there is room for their items.
+            inodes: inodes + available * 8,
+            inodes_free: available * 8,
+            name_max: kedge_format::item::NAME_MAX as u32,
+        }
+    }
+
     /// Stops at once (FS_IOC_SHUTDOWN): later mutations and fsyncs fail with EIO. `flush`: force the log first.
-    pub fn shutdown(&self, flush: bool) -> Result<()> { unimplemented!() }
+    pub fn shutdown(&self, flush: bool) -> Result<()> {
+        if flush {
+            self.fs.sync(ForceCause::Sync)?;
+        }
+        self.fs.store.shutdown(&kedge_base::Error::Shutdown("a shutdown was asked for".into()));
+        Ok(())
+    }
+
+    /// Writes a checkpoint now.
+    pub fn checkpoint(&self) -> Result<()> {
+        Ok(self.fs.store.checkpoint(kedge_store::CheckpointCause::Request)?)
+    }
+
     /// The counters as JSON text.
-    pub fn stats_json(&self) -> String { unimplemented!() }
-    /// Identity, geometry and options as JSON text.
-    pub fn info_json(&self) -> String { unimplemented!() }
+    pub fn stats_json(&self) -> String {
+        self.fs.stats_value().to_string()
+    }
+
+    /// Identity, geometry, options and what recovery did, as JSON text.
+    pub fn info_json(&self) -> String {
+        self.fs.info_value().to_string()
+    }
+}
+
+fn fsync_kind(datasync: bool) -> OpKind {
+    if datasync { OpKind::fdatasync } else { OpKind::fsync }
 }

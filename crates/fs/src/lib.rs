@@ -1,13 +1,51 @@
 //! KedgeFS as a library: a crash-consistent journaling file system in this process, on an image file, a block device or
 //! memory.
+//!
+//! ```
+//! use kedgefs::{FileSystem, FormatOptions, Ino, MountOptions, Owner, SystemClock};
+//! use kedge_device::MemDevice;
+//! use std::sync::Arc;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let device = Arc::new(MemDevice::new(32 << 20));
+//! let clock = Arc::new(SystemClock::default());
+//! FileSystem::format(device.clone(), clock.clone(), &FormatOptions::default())?;
+//!
+//! let fs = FileSystem::open(device.clone(), clock.clone(), MountOptions::default())?;
+//! let file = fs.create(Ino::ROOT, b"greeting", 0o644, Owner::default())?;
+//! fs.write(file.ino, 0, b"hello")?;
+//! fs.fsync(file.ino, false)?; // durable: data, size, name and all that leads to it
+//! drop(fs); // not closed: as if the process had died
+//!
+//! let fs = FileSystem::open(device, clock, MountOptions::default())?;
+//! let found = fs.lookup(Ino::ROOT, b"greeting")?;
+//! let mut bytes = [0; 16];
+//! let n = fs.read(found.ino, 0, &mut bytes)?;
+//! assert_eq!(&bytes[..n], b"hello");
+//! fs.close()?;
+//! # Ok(())
+//! # }
+//! ```
 #![forbid(unsafe_code)]
 
 mod api;
+mod attr;
+mod core;
 mod error;
+mod extents;
+mod inode;
+mod io;
+mod namespace;
+mod pages;
+mod rename;
+mod space;
+mod stats;
+mod sync;
 mod types;
+mod writeback;
 
-pub use api::FileSystem;
+pub use api::{Done, FileSystem};
 pub use error::{Error, Result};
-pub use kedge_base::{Clock, Ino, SystemClock, Timespec};
+pub use kedge_base::{Clock, Ino, ManualClock, SystemClock, Timespec};
 pub use kedge_format::FileKind;
 pub use types::*;

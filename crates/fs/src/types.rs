@@ -12,8 +12,27 @@ pub struct FormatOptions {
     pub size: Option<u64>,
     /// Bytes; `None`: a 32nd of the image within 32 MiB and 1 GiB.
     pub log_size: Option<u64>,
+    /// At most 64 bytes.
     pub label: String,
+    /// `None`: a random one.
     pub uuid: Option<uuid::Uuid>,
+    /// Of the root directory.
+    pub owner: Owner,
+}
+
+/// What format made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct FormatSummary {
+    pub uuid: uuid::Uuid,
+    /// Bytes.
+    pub size: u64,
+    /// Bytes.
+    pub log_size: u64,
+    pub block_size: u32,
+    /// Allocation groups.
+    pub groups: u64,
+    /// Blocks for tree and data.
+    pub data_blocks: u64,
 }
 
 /// How an image is opened.

@@ -1,1 +1,34 @@
-//! kedge-fuse.
+//! KedgeFS as a mount: a FUSE server of its own, thin because the transport is the cost of a file system in user space.
+//!
+//! ```text
+//! mount, loopdev, mountinfo   making and ending mounts
+//! session                     the threads of one mount
+//! devfuse                     requests from /dev/fuse      (behind the trait in `transport`)
+//! server, dispatch            request → call → reply       (against the trait in `ops`)
+//! seek, control               LSEEK below a writeback cache; control xattrs and ioctls
+//! abi                         the wire format
+//! sys                         the system calls without a safe wrapper: all `unsafe`
+//! ```
+#![deny(unsafe_code)]
+
+pub mod abi;
+mod control;
+mod devfuse;
+mod dispatch;
+mod loopdev;
+mod mount;
+mod mountinfo;
+mod ops;
+mod options;
+pub mod seek;
+mod server;
+mod session;
+mod sys;
+pub mod transport;
+
+pub use mount::{MountError, mount, unmount};
+pub use mountinfo::{MountEntry, mount_at, mounts, mounts_of};
+pub use ops::{Done, Ops};
+pub use options::FuseOptions;
+pub use server::Server;
+pub use session::{MountPoint, MountedSession, serve};

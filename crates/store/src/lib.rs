@@ -1,1 +1,321 @@
-//! kedge-store.
+//! The store joins tree, log and allocator into one thing that changes atomically and survives a crash.
+//!
+//! # Life of an operation
+//! [`Store::begin`] reserves log bytes and tree nodes (the only wait), [`Handle::commit`] enters the epoch, appends the
+//! record, applies it, and leaves: no IO, no wait. [`Store::force`] makes it durable.
+//!
+//! # Invariants
+//! 1. The tree, the owned bitmaps, the residents and the counters are a function of the records appended so far: only
+//!    [`apply`] changes them, live and in replay.
+//! 2. A record is appended and applied inside one epoch guard, and a checkpoint's cut takes the guard exclusively: the
+//!    tree at the cut holds exactly the records below it.
+//! 3. Two records that touch one inode are appended in the order in which they are applied: the caller holds the
+//!    inode's meta lock across `commit`.
+//! 4. A checkpoint's superblock slot is written only when the log is durable up to the cut and the nodes and bitmaps are
+//!    flushed.
+//! 5. The tail never passes the oldest log-resident range.
+#![forbid(unsafe_code)]
+
+mod apply;
+mod checkpoint;
+mod flusher;
+mod format;
+mod handle;
+mod recovery;
+mod residents;
+mod space;
+mod stats;
+
+pub use checkpoint::{CheckpointCause, CheckpointClient, check_async_percent};
+pub use flusher::WriteSeq;
+pub use format::{FormatParams, format};
+pub use handle::{Handle, Need, PROMISE_PER_PIECE};
+pub use kedge_alloc::DataReservation;
+pub use kedge_log::{ForceCause, RecordLsn};
+pub use recovery::{OpenOptions, ReplaySummary, read_superblock};
+pub use residents::ResidentRange;
+pub use stats::StoreStats;
+
+use kedge_alloc::Alloc;
+use kedge_base::lock::{Condvar, Mutex, Rank, RwLock};
+use kedge_base::{BlockNo, Clock, Epoch, Error, Extent, Generation, Ino, Lsn, Result};
+use kedge_btree::Tree;
+use kedge_device::Device;
+use kedge_format::Key;
+use kedge_format::superblock::Geometry;
+use kedge_log::Log;
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+
+/// Class of a reservation: may it use what is set aside for getting space back?
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Class {
+    Normal,
+    /// Operations that free space or log: unlink, truncate, completion of writeback.
+    Reclaim,
+    /// Writeback on behalf of a running checkpoint. Never waits: refused with `NoSpace` when space is short.
+    Checkpoint,
+}
+
+/// The counters that a checkpoint records, changed only by `apply`.
+#[derive(Debug)]
+pub(crate) struct Counters {
+    pub next_ino: AtomicU64,
+    pub inodes: AtomicU64,
+}
+
+/// See the module.
+pub struct Store {
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) geometry: Geometry,
+    pub(crate) read_only: bool,
+    pub(crate) tree: Tree,
+    pub(crate) alloc: Arc<Alloc>,
+    pub(crate) log: Arc<Log>,
+    pub(crate) flusher: Arc<flusher::Flusher>,
+    /// The epoch guard: shared by committing operations, exclusive for a cut.
+    pub(crate) gate: RwLock<()>,
+    pub(crate) residents: residents::Residents,
+    pub(crate) counters: Counters,
+    /// Generation in which the tree changes now: one more than the last cut's.
+    pub(crate) generation: Arc<AtomicU64>,
+    pub(crate) epoch: Epoch,
+    pub(crate) checkpoint: checkpoint::Control,
+    pub(crate) client: OnceLock<Weak<dyn CheckpointClient>>,
+    pub(crate) stats: StoreStats,
+    pub(crate) dirty_limit: AtomicU64,
+    pub(crate) summary: ReplaySummary,
+    closed: AtomicBool,
+    /// Wakes the background checkpoint thread.
+    pub(crate) wake: Arc<Wake>,
+}
+
+/// A flag with a condition variable.
+pub(crate) struct Wake {
+    pub flag: Mutex<WakeState>,
+    pub cond: Condvar,
+}
+
+#[derive(Default)]
+pub(crate) struct WakeState {
+    pub wanted: Option<CheckpointCause>,
+    pub stop: bool,
+}
+
+impl Wake {
+    pub fn new() -> Wake {
+        Wake { flag: Mutex::new(Rank::Leaf, WakeState::default()), cond: Condvar::new() }
+    }
+}
+
+impl Store {
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    pub fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
+    /// The device, for file data.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    pub fn clock(&self) -> &Arc<dyn Clock> {
+        &self.clock
+    }
+
+    /// What recovery did when the store was opened.
+    pub fn replay_summary(&self) -> &ReplaySummary {
+        &self.summary
+    }
+
+    // ----- reading the tree -----
+
+    pub fn get(&self, key: Key) -> Result<Option<Vec<u8>>> {
+        self.tree.get(key)
+    }
+
+    pub fn get_with<R>(&self, key: Key, read: impl FnMut(&[u8]) -> R) -> Result<Option<R>> {
+        self.tree.get_with(key, read)
+    }
+
+    /// The last item at or before `key`.
+    pub fn prev(&self, key: Key) -> Result<Option<(Key, Vec<u8>)>> {
+        self.tree.prev_at_or_before(key)
+    }
+
+    /// Shows the items in `[from, to]` until `visit` breaks. Runs without a latch.
+    pub fn scan(
+        &self,
+        from: Key,
+        to: Key,
+        visit: &mut dyn FnMut(Key, &[u8]) -> ControlFlow<()>,
+    ) -> Result<()> {
+        self.tree.scan(from, to, visit)
+    }
+
+    /// Levels of the tree, the leaf included.
+    pub fn tree_height(&self) -> u32 {
+        self.tree.root().2 as u32 + 1
+    }
+
+    // ----- blocks for data -----
+
+    pub fn reserve_data(&self, blocks: u64) -> Result<DataReservation> {
+        self.alloc.durable(self.log.durable_lsn());
+        match self.alloc.reserve_data(blocks) {
+            Err(Error::NoSpace) => {
+                self.reclaim_space()?;
+                self.alloc.reserve_data(blocks)
+            }
+            other => other,
+        }
+    }
+
+    /// Takes a run of at most `want` blocks near `goal` for IO; the blocks are nobody's until a record names them.
+    pub fn alloc_data(&self, goal: BlockNo, want: u64, from: Option<&mut DataReservation>) -> Result<Extent> {
+        self.alloc.alloc_data(goal, want, from)
+    }
+
+    /// Gives blocks back that no record named.
+    pub fn release_data(&self, extent: Extent) {
+        self.alloc.release_data(extent);
+    }
+
+    pub fn data_goal(&self, ino: Ino, dir: Ino) -> BlockNo {
+        self.alloc.goal_for(ino, dir)
+    }
+
+    /// Makes blocks whose free is not yet durable, or that the last checkpoint still names, usable again.
+    pub fn reclaim_space(&self) -> Result<()> {
+        self.force(Lsn(u64::MAX), ForceCause::Space)?;
+        self.alloc.durable(self.log.durable_lsn());
+        self.checkpoint(CheckpointCause::NodeSpace)
+    }
+
+    // ----- the log -----
+
+    pub fn head_lsn(&self) -> Lsn {
+        self.log.head_lsn()
+    }
+
+    pub fn durable_lsn(&self) -> Lsn {
+        self.log.durable_lsn()
+    }
+
+    /// Makes every record below `upto` durable.
+    pub fn force(&self, upto: Lsn, cause: ForceCause) -> Result<()> {
+        self.log.force(upto, cause)
+    }
+
+    pub fn force_async(&self, upto: Lsn, cause: ForceCause, done: Box<dyn FnOnce(Result<()>) + Send>) {
+        self.log.force_async(upto, cause, done);
+    }
+
+    /// Records that data writes have completed; the number is what [`Store::flush_data`] takes.
+    pub fn note_data_write(&self) -> WriteSeq {
+        self.flusher.note_write()
+    }
+
+    /// Makes the data writes up to `seq` durable with one device flush shared by all who wait for one.
+    pub fn flush_data(&self, seq: WriteSeq) -> Result<()> {
+        self.check_alive()?;
+        self.flusher.flush(seq).inspect_err(|e| self.shutdown(e))
+    }
+
+    pub fn data_flushed(&self, seq: WriteSeq) -> bool {
+        self.flusher.flushed(seq)
+    }
+
+    /// The newest data write.
+    pub fn data_write_seq(&self) -> WriteSeq {
+        self.flusher.newest()
+    }
+
+    /// Device flushes for data, and requests that shared one.
+    pub fn flush_counts(&self) -> (u64, u64) {
+        (self.flusher.flushes.get(), self.flusher.shared.get())
+    }
+
+    // ----- log-resident data -----
+
+    pub fn resident_ranges(&self, ino: Ino) -> Vec<ResidentRange> {
+        self.residents.ranges(ino)
+    }
+
+    /// Whether any byte of the range has its newest durable copy in the log.
+    pub fn is_resident(&self, ino: Ino, offset: u64, len: u64) -> bool {
+        self.residents.overlaps(ino, offset, len)
+    }
+
+    /// Inodes with log-resident data, those whose data is oldest in the log first.
+    pub fn resident_inodes(&self) -> Vec<Ino> {
+        self.residents.inodes_by_age()
+    }
+
+    // ----- inode numbers -----
+
+    /// Takes `count` inode numbers that no inode ever had.
+    pub fn take_inos(&self, count: u64) -> Ino {
+        Ino(self.counters.next_ino.fetch_add(count, Ordering::Relaxed))
+    }
+
+    pub fn inode_count(&self) -> u64 {
+        self.counters.inodes.load(Ordering::Relaxed)
+    }
+
+    // ----- life and death -----
+
+    /// Latches shutdown: nothing is accepted any more.
+    pub fn shutdown(&self, reason: &Error) {
+        tracing::error!("shutting down: {reason}");
+        self.log.shutdown(reason);
+    }
+
+    pub fn check_alive(&self) -> Result<()> {
+        match self.log.shutdown_reason() {
+            Some(reason) => Err(reason),
+            None if self.closed.load(Ordering::Relaxed) => Err(Error::Shutdown("unmounted".into())),
+            None => Ok(()),
+        }
+    }
+
+    pub fn stats(&self) -> &StoreStats {
+        &self.stats
+    }
+
+    pub fn log(&self) -> &Log {
+        &self.log
+    }
+
+    pub fn alloc(&self) -> &Alloc {
+        &self.alloc
+    }
+
+    pub fn tree(&self) -> &Tree {
+        &self.tree
+    }
+
+    pub fn generation(&self) -> Generation {
+        Generation(self.generation.load(Ordering::Relaxed))
+    }
+
+    pub fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// The last checkpoint, with the image marked clean, and the end of the log's threads. The caller has written all
+    /// file data back.
+    pub fn close(&self) -> Result<()> {
+        if self.closed.swap(true, Ordering::Relaxed) {
+            return Ok(());
+        }
+        let result = if self.read_only { Ok(()) } else { self.checkpoint_clean() };
+        self.log.stop();
+        result
+    }
+}

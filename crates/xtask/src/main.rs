@@ -1,1 +1,86 @@
-fn main() {}
+//! `cargo xtask`: what has to hold before a change goes in.
+//!
+//! `test` is everything; the other words are its parts. The steps do not build on one another, so a failing one does not
+//! keep the rest from running: one run shows all there is to mend. The exit code is that of the whole.
+#![forbid(unsafe_code)]
+
+mod deps;
+mod steps;
+mod tools;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+use steps::Steps;
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Checks of the KedgeFS workspace")]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand, Clone, Copy)]
+enum Task {
+    /// All: tools, dependency directions, format, lints, licences, tests. KEDGE_NO_FUSE=1 leaves out those that mount
+    Test,
+    /// Whether each crate depends on the crates it may depend on
+    Deps,
+    /// rustfmt, check only
+    Fmt,
+    /// clippy with warnings denied
+    Lint,
+    /// All but the tests and the tools they need, and the documentation without warnings
+    Ci,
+}
+
+fn main() -> ExitCode {
+    let task = Cli::parse().task;
+    let mut steps = Steps::default();
+    match task {
+        Task::Test => {
+            steps.run("tools", tools::install);
+            static_checks(&mut steps);
+            tests(&mut steps);
+        }
+        Task::Deps => steps.run("dependency directions", deps::check),
+        Task::Fmt => fmt(&mut steps),
+        Task::Lint => lint(&mut steps),
+        Task::Ci => {
+            static_checks(&mut steps);
+            steps.run("documentation", || {
+                tools::cargo_with(&["doc", "--workspace", "--no-deps"], &[("RUSTDOCFLAGS", "-D warnings")])
+            });
+        }
+    }
+    steps.summary()
+}
+
+fn static_checks(steps: &mut Steps) {
+    steps.run("dependency directions", deps::check);
+    fmt(steps);
+    lint(steps);
+    steps.run_if_installed("licences and advisories", &["deny", "--version"], || {
+        tools::cargo(&["deny", "--all-features", "check"])
+    });
+}
+
+fn fmt(steps: &mut Steps) {
+    steps.run_if_installed("format", &["fmt", "--version"], || tools::cargo(&["fmt", "--all", "--check"]));
+}
+
+fn lint(steps: &mut Steps) {
+    steps.run_if_installed("lints", &["clippy", "--version"], || {
+        tools::cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])
+    });
+}
+
+/// All tests with the debug assertions on (lock ranks among them), then those again that are worth more at full speed:
+/// crash exploration gets through more states, the mounts through more races.
+fn tests(steps: &mut Steps) {
+    steps.run("tests", || tools::cargo(&["test", "--workspace"]));
+    steps
+        .run("tests, release: crash exploration", || tools::cargo(&["test", "--release", "-p", "kedge-sim"]));
+    steps.run("tests, release: command line and mounts", || {
+        tools::cargo(&["test", "--release", "-p", "kedge"])
+    });
+}

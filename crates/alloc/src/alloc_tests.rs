@@ -1,0 +1,584 @@
+use crate::test_device::{TestDevice, plan, write_frozen};
+use crate::{Alloc, FreeCounts, NodeClass};
+use kedge_base::lock::RwLock;
+use kedge_base::{BlockNo, CorruptKind, Error, Extent, Generation, Ino, Lsn, spawn_named};
+use kedge_format::alloc::GROUP_BLOCKS;
+use rand::{Rng, SeedableRng, rngs::StdRng};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::SeqCst};
+
+const SMALLEST: u64 = 4096;
+
+fn smallest() -> Alloc {
+    Alloc::format(&plan(SMALLEST, 1024))
+}
+
+fn is_no_space<T>(result: Result<T, Error>) -> bool {
+    matches!(result, Err(Error::NoSpace))
+}
+
+/// Takes and applies single blocks until there is no more.
+fn fill(alloc: &Alloc) -> Vec<Extent> {
+    let mut all = Vec::new();
+    loop {
+        match alloc.alloc_data(BlockNo(0), 1, None) {
+            Ok(e) => {
+                alloc.apply_alloc(e).unwrap();
+                all.push(e);
+            }
+            Err(Error::NoSpace) => return all,
+            Err(e) => panic!("{e}"),
+        }
+    }
+}
+
+fn checkpoint(alloc: &Alloc, device: &TestDevice, generation: &mut Generation) {
+    let frozen = alloc.freeze();
+    write_frozen(device, &frozen, *generation);
+    alloc.written(frozen);
+    alloc.checkpoint_durable(*generation);
+    *generation = generation.next();
+}
+
+#[test]
+fn goals_make_neighbours() {
+    let alloc = Alloc::format(&plan(3 * GROUP_BLOCKS, 1024));
+    let dir = Ino(9);
+    let first = alloc.alloc_data(alloc.goal_for(Ino(100), dir), 3, None).unwrap();
+    let mut end = first.end();
+    for blocks in [1, 1, 7, 100, 1] {
+        let next = alloc.alloc_data(end, blocks, None).unwrap();
+        assert_eq!(next, Extent::new(end, blocks));
+        end = next.end();
+    }
+    assert_eq!(alloc.goal_for(Ino(101), dir), end, "the next file of a directory follows");
+    let groups: std::collections::BTreeSet<u64> =
+        (0..64).map(|i| alloc.goal_for(Ino(1), Ino(i * 64)).0 / GROUP_BLOCKS).collect();
+    assert_eq!(groups.len(), 3, "directories spread");
+}
+
+#[test]
+fn runs_are_long_and_stay_inside_a_group() {
+    let alloc = Alloc::format(&plan(4 * GROUP_BLOCKS, 1024));
+    let e = alloc.alloc_data(BlockNo(2 * GROUP_BLOCKS), u64::MAX, None).unwrap();
+    assert_eq!(e, Extent::new(BlockNo(2 * GROUP_BLOCKS), GROUP_BLOCKS));
+    let e = alloc.alloc_data(BlockNo(2 * GROUP_BLOCKS - 20), 1000, None).unwrap();
+    assert_eq!(e, Extent::new(BlockNo(2 * GROUP_BLOCKS - 20), 20), "continues at the goal");
+    let e = alloc.alloc_data(BlockNo(2 * GROUP_BLOCKS - 3), 1000, None).unwrap();
+    assert_eq!(e.blocks, 1000, "a run elsewhere beats scraps");
+}
+
+#[test]
+fn goals_outside_the_image_are_hints_too() {
+    let alloc = smallest();
+    for goal in [0, 5, SMALLEST, u64::MAX] {
+        alloc.alloc_data(BlockNo(goal), 2, None).unwrap();
+    }
+}
+
+#[test]
+fn reservations_hold_to_the_last_block() {
+    let alloc = smallest();
+    // Single blocks with gaps between them, so that the space is nothing but crumbs.
+    let all = fill(&alloc);
+    let (gone, _kept): (Vec<_>, Vec<_>) = all.iter().partition(|e| e.start.0 % 2 == 0);
+    for e in &gone {
+        alloc.apply_free(*e, Lsn(1)).unwrap();
+    }
+    assert!(is_no_space(alloc.reserve_data(1)), "not durable yet");
+    alloc.durable(Lsn(1));
+    let available = alloc.available_data();
+    assert_eq!(available, gone.len() as u64);
+    assert!(is_no_space(alloc.reserve_data(available + 1)));
+    let mut reservation = alloc.reserve_data(available).unwrap();
+    assert!(is_no_space(alloc.alloc_data(BlockNo(0), 1, None)), "all is promised");
+    let mut half = reservation.split(available / 2);
+    half.merge(reservation.split(3));
+    assert_eq!(half.blocks() + reservation.blocks(), available);
+    reservation.give_back(1);
+    assert_eq!(alloc.available_data(), 1);
+    alloc.alloc_data(BlockNo(0), 9, None).unwrap();
+    for r in [&mut half, &mut reservation] {
+        while r.blocks() > 0 {
+            let before = r.blocks();
+            let e = alloc.alloc_data(BlockNo(0), u64::MAX, Some(r)).unwrap();
+            assert_eq!(r.blocks(), before - e.blocks);
+        }
+    }
+    let counts = alloc.free_counts();
+    assert_eq!((counts.free, counts.reserved), (0, 0));
+}
+
+#[test]
+fn dropped_reservations_return() {
+    let alloc = smallest();
+    let before = alloc.available_data();
+    drop(alloc.reserve_data(before).unwrap());
+    assert_eq!(alloc.available_data(), before);
+    let e = alloc.alloc_data(BlockNo(0), 10, None).unwrap();
+    alloc.release_data(Extent::new(e.start, 4));
+    alloc.release_data(Extent::new(BlockNo(e.start.0 + 4), 6));
+    assert_eq!(alloc.available_data(), before);
+}
+
+#[test]
+fn records_that_cannot_be_are_corrupt() {
+    let alloc = smallest();
+    let data_start = plan(SMALLEST, 1024).data_start;
+    let corrupt = |r: Result<(), Error>, at: u64| match r {
+        Err(Error::Corrupt { block, .. }) => assert_eq!(block, BlockNo(at)),
+        other => panic!("{other:?}"),
+    };
+    let e = alloc.alloc_data(BlockNo(0), 8, None).unwrap();
+    alloc.apply_alloc(e).unwrap();
+    corrupt(alloc.apply_alloc(Extent::new(BlockNo(e.start.0 + 2), 1)), e.start.0 + 2);
+    corrupt(alloc.apply_alloc(Extent::new(BlockNo(e.start.0 + 9), 1)), e.start.0 + 9);
+    corrupt(alloc.apply_free(Extent::new(e.start, 9), Lsn(1)), e.end().0);
+    for bad in [(0, 1), (data_start.0 - 1, 2), (SMALLEST - 1, 2), (SMALLEST, 1), (e.start.0, 0), (u64::MAX, 2)] {
+        corrupt(alloc.apply_alloc(Extent::new(BlockNo(bad.0), bad.1)), bad.0);
+        corrupt(alloc.apply_free(Extent::new(BlockNo(bad.0), bad.1), Lsn(1)), bad.0);
+    }
+    let current = Generation(1);
+    let node = alloc.alloc_node(BlockNo(0)).unwrap();
+    corrupt(alloc.apply_alloc(Extent::new(BlockNo(node.0 + 4), 1)), node.0 + 4);
+    corrupt(alloc.free_node(BlockNo(node.0 + 1), current, current), node.0 + 1);
+    corrupt(alloc.free_node(BlockNo(node.0 + 4), current, current), node.0 + 4);
+    corrupt(alloc.free_node(BlockNo(0), current, current), 0);
+    corrupt(alloc.free_node(BlockNo(u64::MAX - 3), current, current), u64::MAX - 3);
+    alloc.free_node(node, current, current).unwrap();
+    corrupt(alloc.free_node(node, current, current), node.0);
+}
+
+#[test]
+fn data_frees_wait_for_the_log() {
+    let alloc = smallest();
+    let e = alloc.alloc_data(BlockNo(0), 100, None).unwrap();
+    alloc.apply_alloc(e).unwrap();
+    let part = |i, n| Extent::new(BlockNo(e.start.0 + i), n);
+    alloc.apply_free(part(50, 50), Lsn(200)).unwrap();
+    alloc.apply_free(part(0, 50), Lsn(100)).unwrap();
+    assert_eq!(alloc.free_counts().pending_data, 100);
+    alloc.durable(Lsn(99));
+    assert_eq!(alloc.free_counts().pending_data, 100);
+    alloc.durable(Lsn(150));
+    assert_eq!(alloc.free_counts().pending_data, 50);
+    assert_eq!(alloc.alloc_data(e.start, 100, None).unwrap(), part(0, 50));
+    alloc.durable(Lsn(120));
+    assert_eq!(alloc.free_counts().pending_data, 50, "never goes back");
+    alloc.durable(Lsn(200));
+    assert_eq!(alloc.free_counts().pending_data, 0);
+}
+
+#[test]
+fn nodes_wait_for_their_checkpoint() {
+    let alloc = smallest();
+    let (g1, g2) = (Generation(1), Generation(2));
+    let a = alloc.alloc_node(BlockNo(0)).unwrap();
+    let b = alloc.alloc_node(BlockNo(0)).unwrap();
+    assert_eq!(b.0, a.0 + 4, "slots of one generation are neighbours");
+    let pool = alloc.free_counts().pool;
+    alloc.free_node(a, g1, g1).unwrap();
+    assert_eq!(alloc.free_counts().pool, pool + 1, "born in this generation: at once");
+    assert_eq!(alloc.alloc_node(a).unwrap(), a);
+    alloc.free_node(a, g1, g2).unwrap();
+    assert_eq!((alloc.free_counts().pool, alloc.free_counts().pending_nodes), (pool, 1));
+    assert_ne!(alloc.alloc_node(a).unwrap(), a);
+    alloc.checkpoint_durable(g1);
+    assert_eq!(alloc.free_counts().pending_nodes, 1, "checkpoint 1 reads it");
+    alloc.checkpoint_durable(g2);
+    assert_eq!(alloc.free_counts().pending_nodes, 0);
+    assert_eq!(alloc.alloc_node(a).unwrap(), a);
+}
+
+#[test]
+fn classes_share_the_pool_as_promised() {
+    let alloc = smallest();
+    fill(&alloc);
+    let FreeCounts { pool, protected, pending_nodes: 0, .. } = alloc.free_counts() else { panic!() };
+    assert_eq!(pool, protected + protected / 2, "the floor stays when data takes all it can");
+    let normal = |n| alloc.reserve_nodes(n, NodeClass::Normal);
+    let working = (pool - protected) as u32;
+    assert!(is_no_space(normal(working + 1)));
+    let r = normal(working).unwrap().expect("the working part serves it");
+    assert!(normal(1).unwrap().is_none(), "comes back with the promise");
+    let all = alloc.reserve_nodes(protected as u32, NodeClass::Reclaim).unwrap().expect("the protected part");
+    assert_eq!(alloc.free_counts().promised_nodes, pool);
+    drop((r, all));
+    assert_eq!(alloc.free_counts().promised_nodes, 0);
+    assert!(is_no_space(alloc.reserve_nodes(pool as u32 + 1, NodeClass::Reclaim)));
+    let node = alloc.alloc_node(BlockNo(0)).unwrap();
+    alloc.free_node(node, Generation(1), Generation(2)).unwrap();
+    assert!(normal(working).unwrap().is_none(), "a checkpoint would help");
+    assert!(is_no_space(normal(working + 1)), "it would not");
+    alloc.checkpoint_durable(Generation(2));
+    assert!(normal(working).unwrap().is_some());
+}
+
+/// Many generations of growth leave a large pool; a shrunken tree gives it back to data.
+#[test]
+fn surplus_slots_return_to_data() {
+    let alloc = Alloc::format(&plan(GROUP_BLOCKS, 1024));
+    let mut born = Vec::new();
+    for _ in 0..2000 {
+        born.push(alloc.alloc_node(BlockNo(0)).unwrap());
+    }
+    for node in born {
+        alloc.free_node(node, Generation(1), Generation(2)).unwrap();
+    }
+    alloc.checkpoint_durable(Generation(2));
+    alloc.checkpoint_durable(Generation(3));
+    let counts = alloc.free_counts();
+    assert!(counts.pool <= 2 * counts.protected, "{counts:?}");
+    assert_eq!(counts.free + 4 * counts.pool, counts.total);
+}
+
+fn one_delete(
+    alloc: &Alloc,
+    device: &TestDevice,
+    tree: &mut [(BlockNo, Generation)],
+    generation: &mut Generation,
+    rng: &mut StdRng,
+    lsn: u64,
+) {
+    let mut rounds = 0;
+    let reservation = loop {
+        match alloc.reserve_nodes(10, NodeClass::Reclaim).expect("deletes always work") {
+            Some(r) => break r,
+            None => {
+                rounds += 1;
+                assert!(rounds <= 2, "a checkpoint helps");
+                alloc.durable(Lsn(lsn));
+                checkpoint(alloc, device, generation);
+            }
+        }
+    };
+    for _ in 0..10 {
+        let (addr, born) = &mut tree[rng.random_range(0..60)];
+        if *born != *generation {
+            let copy = alloc.alloc_node(*addr).expect("reserved");
+            alloc.free_node(*addr, *born, *generation).unwrap();
+            (*addr, *born) = (copy, *generation);
+        }
+    }
+    drop(reservation);
+}
+
+#[test]
+fn a_full_image_can_be_emptied() {
+    for seed in 0..6 {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let alloc = smallest();
+        let device = TestDevice::new(SMALLEST);
+        let mut generation = Generation(1);
+        let mut tree = Vec::new();
+        for _ in 0..60 {
+            tree.push((alloc.alloc_node(BlockNo(0)).unwrap(), generation));
+        }
+        checkpoint(&alloc, &device, &mut generation);
+        let mut files = fill(&alloc);
+        let greedy = seed % 2 == 0;
+        let mut lsn = 0;
+        while !files.is_empty() && lsn < 4000 {
+            lsn += 1;
+            let victim = files.swap_remove(rng.random_range(0..files.len()));
+            one_delete(&alloc, &device, &mut tree, &mut generation, &mut rng, lsn - 1);
+            alloc.apply_free(victim, Lsn(lsn)).unwrap();
+            if greedy && lsn % 3 == 0 {
+                // A writer takes every block the moment it is free.
+                alloc.durable(Lsn(lsn));
+                files.extend(fill(&alloc));
+            }
+        }
+        alloc.durable(Lsn(lsn));
+        checkpoint(&alloc, &device, &mut generation);
+        if !greedy {
+            let counts = alloc.free_counts();
+            assert_eq!(counts.free + 4 * counts.pool, counts.total - 4 * 60, "seed {seed}");
+        }
+        alloc.cells.iter().for_each(|c| c.lock().check());
+    }
+}
+
+/// The pool bled dry on a full image takes what deletes free before data gets it.
+#[test]
+fn a_bled_pool_is_refilled_first() {
+    let alloc = smallest();
+    let files = fill(&alloc);
+    let before = alloc.free_counts().pool;
+    for _ in 0..before {
+        alloc.alloc_node(BlockNo(0)).unwrap();
+    }
+    assert!(is_no_space(alloc.alloc_node(BlockNo(0))));
+    assert!(is_no_space(alloc.reserve_nodes(1, NodeClass::Reclaim)));
+    let mut sorted = files.clone();
+    sorted.sort();
+    let (gone, kept) = sorted.split_at(40);
+    for e in gone {
+        alloc.apply_free(*e, Lsn(5)).unwrap();
+    }
+    assert!(alloc.reserve_nodes(1, NodeClass::Reclaim).unwrap().is_none(), "the log has to be forced");
+    alloc.durable(Lsn(5));
+    let counts = alloc.free_counts();
+    assert!(counts.pool >= 8, "{counts:?}");
+    // Crumbs are no slots: data may have them though the pool is short.
+    for e in kept.iter().step_by(2) {
+        alloc.apply_free(*e, Lsn(6)).unwrap();
+    }
+    alloc.durable(Lsn(6));
+    alloc.reserve_data(alloc.available_data()).unwrap();
+}
+
+fn sample(geometry: &kedge_format::superblock::Geometry) -> (TestDevice, Alloc, Vec<BlockNo>) {
+    let device = TestDevice::new(geometry.total_blocks);
+    let alloc = Alloc::format(geometry);
+    let mut rng = StdRng::seed_from_u64(5);
+    let mut written = Vec::new();
+    for generation in 1..4 {
+        for _ in 0..20 {
+            let goal = BlockNo(rng.random_range(0..geometry.total_blocks));
+            let e = alloc.alloc_data(goal, rng.random_range(1..500), None).unwrap();
+            alloc.apply_alloc(e).unwrap();
+            alloc.alloc_node(goal).unwrap();
+        }
+        let frozen = alloc.freeze();
+        written = write_frozen(&device, &frozen, Generation(generation));
+        alloc.written(frozen);
+    }
+    (device, alloc, written)
+}
+
+#[test]
+fn many_groups_survive_a_reload() {
+    let geometry = plan(600 * GROUP_BLOCKS + 77, 1024);
+    assert!(geometry.index_blocks > 1);
+    let (device, alloc, _) = sample(&geometry);
+    let loaded = Alloc::load(&device, &geometry, Generation(3)).unwrap();
+    for (a, b) in alloc.cells.iter().zip(&loaded.cells) {
+        assert!(a.lock().owned == b.lock().owned);
+        b.lock().check();
+    }
+    assert_eq!(alloc.free_counts().owned_free, loaded.free_counts().owned_free);
+    assert_eq!(loaded.free_counts().free, loaded.free_counts().owned_free);
+    loaded.replay_done();
+    assert!(loaded.free_counts().pool > 0);
+    let untouched = loaded.freeze();
+    assert_eq!(untouched.groups(), 0, "nothing changed, nothing to write");
+    write_frozen(&device, &untouched, Generation(4));
+    loaded.written(untouched);
+    Alloc::load(&device, &geometry, Generation(4)).unwrap();
+    Alloc::load(&device, &geometry, Generation(3)).unwrap();
+}
+
+#[test]
+fn flipped_bits_are_corrupt() {
+    let geometry = plan(10 * GROUP_BLOCKS - 3, 1024);
+    let (device, _, written) = sample(&geometry);
+    let mut rng = StdRng::seed_from_u64(11);
+    let index = geometry.index_start[1];
+    for &block in &written {
+        let bits = (0..40).map(|_| rng.random_range(0..4096 * 8)).chain([0, 4096 * 8 - 1]);
+        for bit in bits.collect::<Vec<usize>>() {
+            let flip = |b: usize| device.blocks.lock().get_mut(&block.0).unwrap()[b / 8] ^= 1 << (b % 8);
+            flip(bit);
+            match Alloc::load(&device, &geometry, Generation(3)) {
+                Err(Error::Corrupt { kind, block: at, .. }) => {
+                    assert_eq!(at, block);
+                    let want = if block == index { CorruptKind::AllocIndex } else { CorruptKind::Bitmap };
+                    assert_eq!(kind, want);
+                }
+                Err(e) => panic!("block {block} bit {bit}: {e}"),
+                Ok(_) => panic!("block {block} bit {bit}: loaded"),
+            }
+            flip(bit);
+        }
+    }
+    Alloc::load(&device, &geometry, Generation(3)).unwrap();
+    assert!(matches!(Alloc::load(&device, &geometry, Generation(1)), Err(Error::Corrupt { .. })));
+}
+
+/// Bitmaps and index that agree with one another but not with the format.
+#[test]
+fn impossible_states_are_corrupt() {
+    use kedge_device::Device;
+    use kedge_format::alloc::{GroupEntry, bitmap_crc, encode_index_block};
+    let geometry = plan(SMALLEST, 1024);
+    let load = |bitmap: &[u8], free: u32, entries: usize| {
+        let device = TestDevice::new(SMALLEST);
+        let entry = GroupEntry { bitmap_crc: bitmap_crc(0, bitmap), free_blocks: free, home: 0 };
+        let mut buf = kedge_base::IoBuf::zeroed(1);
+        let entries = vec![entry; entries];
+        encode_index_block(&geometry.uuid, Generation(1), 0, &entries, buf.as_mut_bytes());
+        device.write(geometry.index_start[1].byte_offset(), &buf, false).unwrap();
+        let buf = kedge_base::IoBuf::from_bytes(bitmap);
+        device.write(geometry.bitmap_start[0].byte_offset(), &buf, false).unwrap();
+        match Alloc::load(&device, &geometry, Generation(1)) {
+            Ok(_) => "loaded".to_owned(),
+            Err(Error::Corrupt { what, .. }) => what.to_string(),
+            Err(e) => panic!("{e}"),
+        }
+    };
+    let mut bitmap = vec![0u8; 4096];
+    for b in (0..geometry.data_start.0 as usize).chain(SMALLEST as usize..32768) {
+        bitmap[b / 8] |= 1 << (b % 8);
+    }
+    let free = (SMALLEST - geometry.data_start.0) as u32;
+    assert_eq!(load(&bitmap, free, 1), "loaded");
+    assert!(load(&bitmap, free + 1, 1).contains("the index says"));
+    assert!(load(&bitmap, free, 2).contains("names 2 groups"));
+    assert!(load(&bitmap, free, 0).contains("names 0 groups"));
+    bitmap[0] ^= 1;
+    assert!(load(&bitmap, free + 1, 1).contains("format owns"));
+    bitmap[0] ^= 1;
+    *bitmap.last_mut().unwrap() ^= 0x80;
+    assert!(load(&bitmap, free + 1, 1).contains("format owns"));
+}
+
+#[test]
+fn held_blocks_are_kept_for_their_records() {
+    let geometry = plan(SMALLEST, 1024);
+    let device = TestDevice::new(SMALLEST);
+    let mut generation = Generation(1);
+    let alloc = Alloc::format(&geometry);
+    let old = alloc.alloc_data(BlockNo(3000), 8, None).unwrap();
+    alloc.apply_alloc(old).unwrap();
+    checkpoint(&alloc, &device, &mut generation);
+
+    let alloc = Alloc::load(&device, &geometry, Generation(1)).unwrap();
+    // The whole rest but ten slots is taken by records; one block is taken, freed and taken again.
+    let first = geometry.data_start.0 + 40;
+    let all = [Extent::new(BlockNo(first), old.start.0 - first), Extent::new(old.end(), SMALLEST - old.end().0)];
+    let free = alloc.free_counts().free;
+    for e in all.iter().chain([&Extent::new(old.start, 1), &all[0]]) {
+        alloc.hold_for_replay(*e).unwrap();
+    }
+    assert_eq!(alloc.free_counts().free, free - all[0].blocks - all[1].blocks);
+    for _ in 0..10 {
+        assert!(alloc.alloc_node(BlockNo(0)).unwrap().0 < first);
+    }
+    assert!(is_no_space(alloc.alloc_node(BlockNo(0))));
+    alloc.apply_alloc(all[0]).unwrap();
+    alloc.apply_free(all[0], Lsn(1)).unwrap();
+    assert!(is_no_space(alloc.alloc_node(BlockNo(0))), "still held");
+    alloc.apply_alloc(all[0]).unwrap();
+    alloc.apply_free(old, Lsn(2)).unwrap();
+    assert_eq!(alloc.free_counts().free, 7, "nobody takes seven of them again");
+    alloc.replay_done();
+    assert_eq!(alloc.free_counts().free + 4 * alloc.free_counts().pool, 8 + all[1].blocks);
+    alloc.cells.iter().for_each(|c| c.lock().check());
+}
+
+#[test]
+#[should_panic(expected = "neither written nor abandoned")]
+fn one_checkpoint_at_a_time() {
+    let alloc = smallest();
+    let _first = alloc.freeze();
+    let _second = alloc.freeze();
+}
+
+/// Threads that take, apply and free at random, with checkpoints between: no block has two owners, nothing is lost.
+#[test]
+fn many_threads() {
+    let geometry = plan(2 * GROUP_BLOCKS + 1000, 20000);
+    let alloc = Arc::new(Alloc::format(&geometry));
+    // Nearly full, so that the threads compete for the last blocks.
+    let room = alloc.reserve_data(2000).unwrap();
+    while let Ok(e) = alloc.alloc_data(BlockNo(0), 5000, None) {
+        alloc.apply_alloc(e).unwrap();
+    }
+    drop(room);
+    let taken: Arc<Vec<AtomicU8>> = Arc::new((0..geometry.total_blocks).map(|_| AtomicU8::new(0)).collect());
+    let gate = Arc::new(RwLock::new(kedge_base::lock::Rank::EpochGuard, Generation(1)));
+    let lsn = Arc::new(AtomicU64::new(1));
+    let before = alloc.free_counts();
+    let claim = |taken: &[AtomicU8], e: Extent| {
+        (e.start.0..e.end().0).for_each(|b| assert_eq!(taken[b as usize].swap(1, SeqCst), 0, "block {b}"))
+    };
+    let unclaim = |taken: &[AtomicU8], e: Extent| {
+        (e.start.0..e.end().0).for_each(|b| assert_eq!(taken[b as usize].swap(0, SeqCst), 1, "block {b}"))
+    };
+    let threads: Vec<_> = (0..4u64)
+        .map(|t| {
+            let (alloc, taken, gate, lsn) = (alloc.clone(), taken.clone(), gate.clone(), lsn.clone());
+            let body = move || {
+                let mut rng = StdRng::seed_from_u64(t);
+                let (mut files, mut nodes) = (Vec::new(), Vec::<(BlockNo, Generation)>::new());
+                for _ in 0..6000 {
+                    match rng.random_range(0..10) {
+                        0..5 => {
+                            let goal = BlockNo(rng.random_range(0..geometry.total_blocks));
+                            let want = rng.random_range(1..40);
+                            let Ok(mut r) = alloc.reserve_data(want) else { continue };
+                            while r.blocks() > 0 {
+                                let e = alloc.alloc_data(goal, r.blocks(), Some(&mut r)).unwrap();
+                                claim(&taken, e);
+                                if rng.random_bool(0.2) {
+                                    unclaim(&taken, e);
+                                    alloc.release_data(e);
+                                } else {
+                                    let _g = gate.read();
+                                    alloc.apply_alloc(e).unwrap();
+                                    files.push(e);
+                                }
+                            }
+                        }
+                        5..8 if !files.is_empty() => {
+                            let e = files.swap_remove(rng.random_range(0..files.len()));
+                            let g = gate.read();
+                            unclaim(&taken, e);
+                            let at = Lsn(lsn.fetch_add(1, SeqCst));
+                            alloc.apply_free(e, at).unwrap();
+                            drop(g);
+                            if rng.random_bool(0.3) {
+                                alloc.durable(at);
+                            }
+                        }
+                        _ => {
+                            let Ok(Some(_r)) = alloc.reserve_nodes(3, NodeClass::Reclaim) else { continue };
+                            let g = gate.read();
+                            for _ in 0..2 {
+                                let node = alloc.alloc_node(BlockNo(0)).unwrap();
+                                claim(&taken, Extent::new(node, 4));
+                                nodes.push((node, *g));
+                            }
+                            while nodes.len() > 5 {
+                                let (node, born) = nodes.swap_remove(rng.random_range(0..nodes.len()));
+                                unclaim(&taken, Extent::new(node, 4));
+                                alloc.free_node(node, born, *g).unwrap();
+                            }
+                        }
+                    }
+                }
+                let g = gate.read();
+                for e in files {
+                    unclaim(&taken, e);
+                    alloc.apply_free(e, Lsn(0)).unwrap();
+                }
+                for (node, born) in nodes {
+                    unclaim(&taken, Extent::new(node, 4));
+                    alloc.free_node(node, born, *g).unwrap();
+                }
+            };
+            spawn_named(&format!("alloc-{t}"), body).unwrap()
+        })
+        .collect();
+    let device = TestDevice::new(geometry.total_blocks);
+    while threads.iter().any(|t| !t.is_finished()) {
+        let mut current = gate.write();
+        let (generation, frozen) = (*current, alloc.freeze());
+        *current = current.next();
+        drop(current);
+        write_frozen(&device, &frozen, generation);
+        let loaded = Alloc::load(&device, &geometry, generation).unwrap();
+        assert_eq!(loaded.free_counts().owned_free, frozen.free_blocks());
+        alloc.written(frozen);
+        alloc.checkpoint_durable(generation);
+    }
+    threads.into_iter().for_each(|t| t.join().unwrap());
+    alloc.durable(Lsn(u64::MAX));
+    alloc.checkpoint_durable(*gate.read());
+    let after = alloc.free_counts();
+    assert_eq!((after.pending_data, after.pending_nodes, after.reserved), (0, 0, 0));
+    assert_eq!(after.owned_free, before.owned_free);
+    assert_eq!(after.free + 4 * after.pool, before.free + 4 * before.pool);
+    alloc.cells.iter().for_each(|c| c.lock().check());
+}

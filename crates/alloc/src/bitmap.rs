@@ -1,0 +1,141 @@
+//! The bits of one group, a word at a time.
+//!
+//! Bit `i` is bit `i % 64` of word `i / 64`, which little-endian words turn into the bit order of the format. Nothing
+//! here knows what a bit means.
+
+use kedge_base::BLOCK_SIZE;
+use kedge_format::alloc::GROUP_BLOCKS;
+use kedge_format::node::NODE_BLOCKS;
+
+/// Bits of a bitmap.
+pub const BITS: u32 = GROUP_BLOCKS as u32;
+const WORDS: usize = (BITS / 64) as usize;
+
+/// Lowest bit of every node slot of a word.
+const SLOT_BITS: u64 = 0x1111_1111_1111_1111;
+const _: () = assert!(NODE_BLOCKS == 4 && WORDS * 8 == BLOCK_SIZE);
+
+#[derive(Clone, PartialEq, Eq)]
+pub struct Bitmap([u64; WORDS]);
+
+/// The words that `[start, start + len)` touches, each with the mask of the bits it covers there.
+fn words(start: u32, len: u32) -> impl Iterator<Item = (usize, u64)> {
+    assert!(len <= BITS && start <= BITS - len, "range inside the group");
+    let end = start + len;
+    let mut at = start;
+    std::iter::from_fn(move || {
+        if at >= end {
+            return None;
+        }
+        let (word, low) = (at / 64, at % 64);
+        let high = (end - word * 64).min(64);
+        at = (word + 1) * 64;
+        Some((word as usize, (u64::MAX >> (64 - (high - low))) << low))
+    })
+}
+
+impl Bitmap {
+    pub const fn new() -> Bitmap {
+        Bitmap([0; WORDS])
+    }
+
+    pub fn from_bytes(bytes: &[u8]) -> Bitmap {
+        assert_eq!(bytes.len(), BLOCK_SIZE);
+        let mut map = Bitmap::new();
+        for (word, raw) in map.0.iter_mut().zip(bytes.chunks_exact(8)) {
+            *word = u64::from_le_bytes(raw.try_into().expect("chunks of eight"));
+        }
+        map
+    }
+
+    pub fn to_bytes(&self, out: &mut [u8]) {
+        assert_eq!(out.len(), BLOCK_SIZE);
+        for (raw, word) in out.chunks_exact_mut(8).zip(&self.0) {
+            raw.copy_from_slice(&word.to_le_bytes());
+        }
+    }
+
+    #[cfg(test)]
+    pub fn get(&self, bit: u32) -> bool {
+        self.0[bit as usize / 64] >> (bit % 64) & 1 == 1
+    }
+
+    pub fn set(&mut self, start: u32, len: u32) {
+        words(start, len).for_each(|(w, mask)| self.0[w] |= mask);
+    }
+
+    pub fn clear(&mut self, start: u32, len: u32) {
+        words(start, len).for_each(|(w, mask)| self.0[w] &= !mask);
+    }
+
+    /// First set bit of the range.
+    pub fn first_set(&self, start: u32, len: u32) -> Option<u32> {
+        words(start, len).find_map(|(w, mask)| {
+            let hit = self.0[w] & mask;
+            (hit != 0).then(|| w as u32 * 64 + hit.trailing_zeros())
+        })
+    }
+
+    /// First clear bit of the range.
+    pub fn first_clear(&self, start: u32, len: u32) -> Option<u32> {
+        words(start, len).find_map(|(w, mask)| {
+            let hit = !self.0[w] & mask;
+            (hit != 0).then(|| w as u32 * 64 + hit.trailing_zeros())
+        })
+    }
+
+    pub fn count_set(&self, start: u32, len: u32) -> u32 {
+        words(start, len).map(|(w, mask)| (self.0[w] & mask).count_ones()).sum()
+    }
+
+    /// First clear bit of `[from, end)`, `end` if there is none.
+    pub fn next_clear(&self, from: u32, end: u32) -> u32 {
+        if from >= end { end } else { self.first_clear(from, end - from).unwrap_or(end) }
+    }
+
+    /// First set bit of `[from, end)`, `end` if there is none.
+    pub fn next_set(&self, from: u32, end: u32) -> u32 {
+        if from >= end { end } else { self.first_set(from, end - from).unwrap_or(end) }
+    }
+
+    /// Where the run of clear bits that ends at `to` (exclusive) begins.
+    pub fn clear_run_before(&self, to: u32) -> u32 {
+        let mut at = to;
+        while at > 0 {
+            let word = (at - 1) / 64;
+            let mask = u64::MAX >> (63 - (at - 1) % 64);
+            let hit = self.0[word as usize] & mask;
+            if hit != 0 {
+                return word * 64 + 64 - hit.leading_zeros();
+            }
+            at = word * 64;
+        }
+        0
+    }
+
+    /// First node slot (aligned run of clear bits) at or behind `from`, itself aligned.
+    pub fn next_clear_slot(&self, from: u32) -> Option<u32> {
+        debug_assert!(from.is_multiple_of(NODE_BLOCKS as u32));
+        let mut mask = u64::MAX << (from % 64);
+        for w in (from / 64) as usize..WORDS {
+            let f = !self.0[w];
+            let slots = f & (f >> 1) & (f >> 2) & (f >> 3) & SLOT_BITS & mask;
+            if slots != 0 {
+                return Some(w as u32 * 64 + slots.trailing_zeros());
+            }
+            mask = u64::MAX;
+        }
+        None
+    }
+
+    /// The union with `other`.
+    pub fn or(&self, other: &Bitmap) -> Bitmap {
+        let mut out = self.clone();
+        out.0.iter_mut().zip(&other.0).for_each(|(a, b)| *a |= b);
+        out
+    }
+}
+
+#[cfg(test)]
+#[path = "bitmap_tests.rs"]
+mod tests;

@@ -1,0 +1,138 @@
+//! Freezing the owned bitmaps at a checkpoint's cut, and what is written of them.
+//!
+//! The cut holds the exclusive epoch guard, so no `apply_*`, `alloc_node` or `free_node` runs. Searches, promises and refills may: they
+//! touch `busy` alone. Freezing shares the bitmaps that changed; whoever changes one afterwards copies it first.
+//!
+//! Crash argument: see "Homes" in the crate's documentation.
+
+use crate::Alloc;
+use crate::bitmap::Bitmap;
+use kedge_base::{BLOCK_SIZE, BlockNo, Generation, IoBuf};
+use kedge_format::alloc::{self as format, GroupEntry, INDEX_ENTRIES};
+use kedge_format::superblock::{Geometry, Superblock};
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, OnceLock};
+
+/// Blocks of one write at most (1 MiB).
+const WRITE_BLOCKS: usize = 256;
+
+/// The owned bitmaps as they were at a cut. Ends in [`Alloc::written`] or [`Alloc::abandon`].
+#[must_use = "ends in Alloc::written or Alloc::abandon"]
+pub struct FrozenAlloc {
+    geometry: Geometry,
+    /// The groups that changed, ascending.
+    groups: Vec<FrozenGroup>,
+    /// The index of the last durable checkpoint, and with the changed groups' entries, once someone asked.
+    base: Arc<Vec<GroupEntry>>,
+    index: OnceLock<Vec<GroupEntry>>,
+    free_blocks: u64,
+}
+
+struct FrozenGroup {
+    group: u64,
+    owned: Arc<Bitmap>,
+    free_blocks: u32,
+}
+
+impl FrozenAlloc {
+    /// Blocks not owned at the cut, for the superblock.
+    pub fn free_blocks(&self) -> u64 {
+        self.free_blocks
+    }
+
+    /// Groups whose bitmaps are written.
+    pub fn groups(&self) -> usize {
+        self.groups.len()
+    }
+
+    /// The index that the checkpoint leaves. Costs the checksums, so it is made outside the cut.
+    fn index(&self) -> &[GroupEntry] {
+        self.index.get_or_init(|| {
+            let mut index = self.base.to_vec();
+            let mut bytes = [0; BLOCK_SIZE];
+            for frozen in &self.groups {
+                let entry = &mut index[frozen.group as usize];
+                frozen.owned.to_bytes(&mut bytes);
+                *entry = GroupEntry {
+                    bitmap_crc: format::bitmap_crc(frozen.group, &bytes),
+                    free_blocks: frozen.free_blocks,
+                    home: 1 - entry.home,
+                };
+            }
+            index
+        })
+    }
+
+    /// What the checkpoint of `generation` has to write, neighbours merged: the changed bitmaps into the homes that the last durable
+    /// checkpoint does not use, and the index area of the generation's slot.
+    pub fn writes(&self, uuid: uuid::Uuid, generation: Generation) -> Vec<(BlockNo, IoBuf)> {
+        let index = self.index();
+        let mut out = Vec::new();
+        for home in 0..2 {
+            let there: Vec<&FrozenGroup> =
+                self.groups.iter().filter(|f| index[f.group as usize].home == home).collect();
+            for run in there.chunk_by(|a, b| a.group + 1 == b.group).flat_map(|run| run.chunks(WRITE_BLOCKS)) {
+                let mut buf = IoBuf::zeroed(run.len());
+                for (frozen, block) in run.iter().zip(buf.as_mut_bytes().chunks_exact_mut(BLOCK_SIZE)) {
+                    frozen.owned.to_bytes(block);
+                }
+                out.push((BlockNo(self.geometry.bitmap_start[home as usize].0 + run[0].group), buf));
+            }
+        }
+        let start = self.geometry.index_start[Superblock::slot_of(generation)].0;
+        let blocks: Vec<&[GroupEntry]> = index.chunks(INDEX_ENTRIES).collect();
+        for (i, run) in blocks.chunks(WRITE_BLOCKS).enumerate() {
+            let first = i * WRITE_BLOCKS;
+            let mut buf = IoBuf::zeroed(run.len());
+            for (j, (entries, block)) in
+                run.iter().zip(buf.as_mut_bytes().chunks_exact_mut(BLOCK_SIZE)).enumerate()
+            {
+                let first_group = ((first + j) * INDEX_ENTRIES) as u64;
+                format::encode_index_block(&uuid, generation, first_group, entries, block);
+            }
+            out.push((BlockNo(start + first as u64), buf));
+        }
+        out
+    }
+}
+
+impl Alloc {
+    /// Shares the bitmaps that changed since the last freeze. Under the caller's exclusive epoch guard; one at a time.
+    pub fn freeze(&self) -> FrozenAlloc {
+        // Two in flight would write one home twice, the second time perhaps under a durable superblock that reads it.
+        assert!(!self.in_flight.swap(true, SeqCst), "the last frozen state was neither written nor abandoned");
+        let mut dirty = std::mem::take(&mut *self.dirty.lock());
+        dirty.sort_unstable();
+        let groups = dirty
+            .into_iter()
+            .map(|g| {
+                let mut group = self.cells[g as usize].lock();
+                group.dirty = false;
+                FrozenGroup { group: g, owned: group.owned.clone(), free_blocks: group.owned_free }
+            })
+            .collect();
+        FrozenAlloc {
+            geometry: self.geometry.clone(),
+            groups,
+            base: self.entries.lock().clone(),
+            index: OnceLock::new(),
+            free_blocks: self.owned_free.load(SeqCst),
+        }
+    }
+
+    /// The superblock of the frozen state's checkpoint is durable: its homes are the current ones.
+    pub fn written(&self, frozen: FrozenAlloc) {
+        frozen.index();
+        let index = frozen.index.into_inner().expect("made just now");
+        *self.entries.lock() = Arc::new(index);
+        self.in_flight.store(false, SeqCst);
+    }
+
+    /// The checkpoint failed: the groups it would have written are dirty again. Its homes stay unused, whatever of them was written.
+    pub fn abandon(&self, frozen: FrozenAlloc) {
+        for frozen in &frozen.groups {
+            self.with_group(frozen.group, |group| group.dirty = true);
+        }
+        self.in_flight.store(false, SeqCst);
+    }
+}

@@ -1,0 +1,274 @@
+//! Blocks for file data: promises, places, and the frees that wait for the log.
+
+use crate::bitmap::BITS;
+use crate::{Alloc, DataReservation};
+use kedge_base::lock::{Mutex, Rank};
+use kedge_base::{BlockNo, Error, Extent, Ino, Lsn, Result};
+use kedge_format::alloc::GROUP_BLOCKS;
+use kedge_format::node::NODE_BLOCKS;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+
+/// A run this long (4 MiB) is as good as any: no search goes on for more.
+const GOOD_RUN: u64 = 1024;
+/// Groups searched for a good run before a poor one near the goal will do.
+const GOOD_GROUPS: u32 = 8;
+/// How often a data reservation takes from the pool before it gives up against others who do the same.
+const SHRINK_TRIES: u32 = 16;
+/// Directories with inode numbers this close share a group, so that a tree of small directories is written in one place.
+const DIRS_TOGETHER: u64 = 64;
+/// Groups tried for a directory before a nearly full one will do.
+const DIR_GROUPS: u64 = 16;
+
+/// Data frees that are not durable, by the LSN behind their record.
+pub(crate) struct Pending {
+    by_lsn: Mutex<BTreeMap<Lsn, Vec<Extent>>>,
+    /// Lowest LSN in the map; `u64::MAX` when it is empty. Lets `durable` leave without a lock.
+    oldest: AtomicU64,
+    durable: AtomicU64,
+    blocks: AtomicU64,
+}
+
+impl Default for Pending {
+    fn default() -> Pending {
+        Pending {
+            by_lsn: Mutex::new(Rank::Leaf, BTreeMap::new()),
+            oldest: AtomicU64::new(u64::MAX),
+            durable: AtomicU64::new(0),
+            blocks: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Pending {
+    pub fn blocks(&self) -> u64 {
+        self.blocks.load(SeqCst)
+    }
+
+    fn push(&self, extent: Extent, end_lsn: Lsn) {
+        let mut map = self.by_lsn.lock();
+        self.blocks.fetch_add(extent.blocks, SeqCst);
+        map.entry(end_lsn).or_default().push(extent);
+        self.oldest.fetch_min(end_lsn.0, SeqCst);
+    }
+
+    /// What is durable by `lsn`, or by the highest LSN seen so far.
+    ///
+    /// Either this thread sees the new `oldest` of a concurrent `push`, or that thread, which checks `durable` after its
+    /// push, sees the new `durable`: no free is left behind when the log then falls idle.
+    fn due(&self, lsn: Lsn) -> Vec<Extent> {
+        let lsn = self.durable.fetch_max(lsn.0, SeqCst).max(lsn.0);
+        if self.oldest.load(SeqCst) > lsn {
+            return Vec::new();
+        }
+        let mut map = self.by_lsn.lock();
+        let mut due = Vec::new();
+        while let Some(entry) = map.first_entry().filter(|e| e.key().0 <= lsn) {
+            due.append(&mut entry.remove());
+        }
+        self.oldest.store(map.first_key_value().map_or(u64::MAX, |(l, _)| l.0), SeqCst);
+        due
+    }
+}
+
+impl Alloc {
+    fn assert_live(&self) {
+        assert!(!self.replaying.load(SeqCst), "a loaded allocator serves data only after replay_done");
+    }
+
+    /// Promises `blocks` blocks for data that is placed later.
+    pub fn reserve_data(&self, blocks: u64) -> Result<DataReservation> {
+        self.assert_live();
+        for _ in 0..SHRINK_TRIES {
+            self.top_up();
+            if self.space.take(blocks) {
+                return Ok(DataReservation::taken(self.space.clone(), blocks));
+            }
+            if !self.shrink_pool(blocks.saturating_sub(self.space.available())) {
+                break;
+            }
+        }
+        Err(Error::NoSpace)
+    }
+
+    /// Blocks that [`Alloc::reserve_data`] would grant now.
+    pub fn available_data(&self) -> u64 {
+        let pool = self.pool.counts();
+        let lack = if self.refill_stuck.load(SeqCst) { 0 } else { pool.lack * NODE_BLOCKS };
+        (self.space.available() + pool.surplus * NODE_BLOCKS).saturating_sub(lack)
+    }
+
+    /// Places up to `want` blocks as one run inside one group: at `goal` if that is free, else near it.
+    ///
+    /// Draws on `reservation` first and for the rest on the space of all; with an empty or no reservation it may fail with
+    /// NoSpace, otherwise at least one block is placed. The run is busy, and the caller's until `apply_alloc` or `release_data`.
+    pub fn alloc_data(
+        &self,
+        goal: BlockNo,
+        want: u64,
+        reservation: Option<&mut DataReservation>,
+    ) -> Result<Extent> {
+        self.assert_live();
+        assert!(want > 0, "asks for a block at least");
+        let want = want.min(GROUP_BLOCKS);
+        let promised = reservation.as_ref().map_or(0, |r| r.blocks().min(want));
+        let mut extra = 0;
+        if promised < want {
+            self.top_up();
+            extra = self.space.take_up_to(want - promised);
+            if promised + extra == 0 && self.shrink_pool(1) {
+                extra = self.space.take_up_to(want);
+            }
+            if promised + extra == 0 {
+                return Err(Error::NoSpace);
+            }
+        }
+        let extent = self.place(goal, (promised + extra) as u32);
+        let kept = extent.blocks.min(promised);
+        if let Some(r) = reservation {
+            r.consume(kept);
+        }
+        self.space.give(extra - (extent.blocks - kept));
+        Ok(extent)
+    }
+
+    /// Gives back a run, or a part of one, that no record took.
+    pub fn release_data(&self, extent: Extent) {
+        let pieces = self.pieces(extent).expect("gives back what alloc_data placed");
+        for (g, bit, len) in pieces {
+            self.with_group(g, |group| group.release(bit, len));
+        }
+        self.freed(extent.blocks);
+    }
+
+    /// A record takes the blocks: they become owned.
+    pub fn apply_alloc(&self, extent: Extent) -> Result<()> {
+        let replay = self.replaying.load(SeqCst);
+        for (g, bit, len) in self.pieces(extent)? {
+            let fresh = self.with_group(g, |group| group.apply_alloc(bit, len, replay))?;
+            self.owned_free.fetch_sub(len as u64, SeqCst);
+            self.take_in_replay(fresh as u64)?;
+        }
+        Ok(())
+    }
+
+    /// A record, which ends at `end_lsn`, gives the blocks back: no longer owned, busy until the record is durable.
+    pub fn apply_free(&self, extent: Extent, end_lsn: Lsn) -> Result<()> {
+        let replay = self.replaying.load(SeqCst);
+        for (g, bit, len) in self.pieces(extent)? {
+            let freed = self.with_group(g, |group| {
+                group.apply_free(bit, len)?;
+                Ok(if replay { group.release_unheld(bit, len) } else { 0 })
+            })?;
+            self.owned_free.fetch_add(len as u64, SeqCst);
+            self.freed(freed as u64);
+        }
+        if !replay {
+            self.pending.push(extent, end_lsn);
+            self.release_due(Lsn(0));
+        }
+        Ok(())
+    }
+
+    /// The log is durable up to `lsn`: data freed by records that end there is reusable.
+    pub fn durable(&self, lsn: Lsn) {
+        self.release_due(lsn);
+    }
+
+    fn release_due(&self, lsn: Lsn) {
+        let due = self.pending.due(lsn);
+        let mut blocks = 0;
+        for extent in due {
+            let pieces = self.pieces(extent).expect("checked when it was freed");
+            for (g, bit, len) in pieces {
+                self.with_group(g, |group| group.release(bit, len));
+            }
+            blocks += extent.blocks;
+        }
+        self.pending.blocks.fetch_sub(blocks, SeqCst);
+        self.freed(blocks);
+    }
+
+    /// Where to look for the first blocks of a file: directories are spread over the groups, a directory's files stay together
+    /// and follow one another.
+    pub fn goal_for(&self, ino: Ino, dir: Ino) -> BlockNo {
+        let (first, last) = (self.locate(BlockNo(0)).0, self.cells.len() as u64 - 1);
+        let count = last - first + 1;
+        let key = if dir.0 != 0 { dir.0 } else { ino.0 } / DIRS_TOGETHER;
+        // Fibonacci hashing: neighbouring keys land far apart, so directories do not grow into one another.
+        let home = ((key.wrapping_mul(0x9E37_79B9_7F4A_7C15) as u128 * count as u128) >> 64) as u64;
+        let roomy = |g: &u64| self.cells[*g as usize].free() >= BITS / 8;
+        let g = (0..count.min(DIR_GROUPS)).map(|i| first + (home + i) % count).find(roomy);
+        let g = g.unwrap_or(first + home);
+        BlockNo(g * GROUP_BLOCKS + self.cells[g as usize].cursor() as u64)
+    }
+
+    /// Finds a place for up to `want` blocks that were taken from the space, so it exists.
+    fn place(&self, goal: BlockNo, want: u32) -> Extent {
+        let (home, bit) = self.locate(goal);
+        let good = if self.cells.len() == 1 { 1 } else { want.min(GOOD_RUN as u32) };
+        if let Some(extent) = self.place_in(home, Some(bit), want, good) {
+            return extent;
+        }
+        let count = self.cells.len() as u64;
+        let rotor = self.rotor.load(Relaxed);
+        let others = || (0..count).map(|i| (rotor + i) % count).filter(|&g| g != home);
+        let mut tries = GOOD_GROUPS;
+        for g in others() {
+            if tries == 0 {
+                break;
+            }
+            if self.cells[g as usize].run_max() < good {
+                continue;
+            }
+            tries -= 1;
+            if let Some(extent) = self.place_in(g, None, want, good) {
+                self.rotor.store(g, Relaxed);
+                return extent;
+            }
+        }
+        if let Some(extent) = self.place_in(home, Some(bit), want, 1) {
+            return extent;
+        }
+        for g in others() {
+            if self.cells[g as usize].free() == 0 {
+                continue;
+            }
+            if let Some(extent) = self.place_in(g, None, want, 1) {
+                self.rotor.store(g, Relaxed);
+                return extent;
+            }
+        }
+        self.place_under_all_locks(want)
+    }
+
+    /// A run of at least `min` and at most `want` blocks in group `g`, at or behind `from` or the group's cursor.
+    fn place_in(&self, g: u64, from: Option<u32>, want: u32, min: u32) -> Option<Extent> {
+        if self.cells[g as usize].free() == 0 {
+            return None;
+        }
+        self.with_group(g, |group| {
+            let from = from.unwrap_or(group.cursor());
+            let (start, len) = group.find_run(from, want).filter(|&(_, len)| len >= min)?;
+            group.take(start, len);
+            Some(Extent::new(BlockNo(g * GROUP_BLOCKS + start as u64), len as u64))
+        })
+    }
+
+    /// The walk above can miss the promised block: freed in a group it had passed while another thread took the one ahead.
+    /// Walking again might miss it again, without bound; with every lock held nothing moves.
+    fn place_under_all_locks(&self, want: u32) -> Extent {
+        let mut passed = Vec::with_capacity(self.cells.len());
+        for (g, cell) in self.cells.iter().enumerate() {
+            let mut group = cell.lock();
+            let from = group.cursor();
+            if let Some((start, len)) = group.find_run(from, want) {
+                group.take(start, len);
+                cell.publish(&group);
+                return Extent::new(BlockNo(g as u64 * GROUP_BLOCKS + start as u64), len as u64);
+            }
+            passed.push(group);
+        }
+        panic!("promised blocks are free somewhere");
+    }
+}

@@ -1,0 +1,380 @@
+//! One allocation group: its bitmaps, and the search for free runs.
+//!
+//! # Invariants (under the group's lock)
+//! 1. `owned` ⊆ `busy`; `nodes` ⊆ `busy` \ `owned`; in replay `held` ⊆ `busy`.
+//! 2. `free` and `owned_free` are the clear bits of `busy` and `owned`.
+//! 3. No free bit lies below `low`; no free run is longer than `run_max` (an upper bound: a search that saw the whole
+//!    group makes it exact, taking leaves it too high, giving back raises it); no free slot exists if `slots_none`.
+//!
+//! # Search
+//! Every search is bounded by [`RUNS_MAX`] runs looked at, so a checkerboard costs a microsecond or two and not a scan of 16
+//! thousand holes; the next search starts where the cursor then is. A full word costs one compare, so a nearly full group is
+//! 512 of them. Trees of free extents would find the best fit, but cost a node of memory per hole and pointer chasing on the path that
+//! allocates one block at a time; a bitmap is what has to be written anyway.
+
+use crate::bitmap::{BITS, Bitmap};
+use kedge_base::lock::{Mutex, MutexGuard, Rank};
+use kedge_base::{BlockNo, CorruptKind, Error, Result};
+use kedge_format::node::NODE_BLOCKS;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+const SLOT: u32 = NODE_BLOCKS as u32;
+/// Runs that one search looks at.
+const RUNS_MAX: u32 = 256;
+/// A run right at the goal is taken from this length on (64 KiB) even if longer ones lie behind: it continues what ends at the
+/// goal without a seek.
+const CONTINUE_MIN: u32 = 16;
+/// Node slots are claimed in runs of at least this many (1 MiB) while such runs exist.
+pub(crate) const SLOT_RUN: u32 = 64;
+
+#[derive(Clone)]
+pub(crate) struct Group {
+    first: BlockNo,
+    /// What the next checkpoint writes. Shared with a frozen checkpoint until either side is done with it.
+    pub owned: Arc<Bitmap>,
+    /// Shares `owned` until a bit differs, which halves the memory of groups nobody touches.
+    busy: Arc<Bitmap>,
+    /// Pool slots and deferred ones: busy for the tree's sake, not owned.
+    nodes: Option<Box<Bitmap>>,
+    /// Blocks that a record of the log takes; only in replay.
+    held: Option<Box<Bitmap>>,
+    pub free: u32,
+    pub owned_free: u32,
+    low: u32,
+    cursor: u32,
+    run_max: u32,
+    slots_none: bool,
+    /// `owned` changed since it was last frozen.
+    pub dirty: bool,
+}
+
+/// A group with what others may know of it without its lock: hints, never truths.
+pub(crate) struct GroupCell {
+    group: Mutex<Group>,
+    free: AtomicU32,
+    run_max: AtomicU32,
+    cursor: AtomicU32,
+}
+
+impl GroupCell {
+    /// `order` sorts the lock among those of rank AllocGroup.
+    pub fn new(order: u64, group: Group) -> GroupCell {
+        let cell = GroupCell {
+            free: AtomicU32::new(0),
+            run_max: AtomicU32::new(0),
+            cursor: AtomicU32::new(0),
+            group: Mutex::with_order(Rank::AllocGroup, order, group),
+        };
+        cell.publish(&cell.lock());
+        cell
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, Group> {
+        self.group.lock()
+    }
+
+    /// Renews the hints; call it before the lock is dropped after a change.
+    pub fn publish(&self, group: &Group) {
+        self.free.store(group.free, Relaxed);
+        self.run_max.store(group.run_max, Relaxed);
+        self.cursor.store(group.cursor, Relaxed);
+    }
+
+    pub fn free(&self) -> u32 {
+        self.free.load(Relaxed)
+    }
+
+    pub fn run_max(&self) -> u32 {
+        self.run_max.load(Relaxed)
+    }
+
+    pub fn cursor(&self) -> u32 {
+        self.cursor.load(Relaxed)
+    }
+}
+
+impl Group {
+    /// A group of which `owned` is taken. Data starts an eighth into the free part: nodes are claimed from the front, so the two
+    /// meet only when the group fills up.
+    pub fn new(first: BlockNo, owned: Arc<Bitmap>) -> Group {
+        let free = BITS - owned.count_set(0, BITS);
+        let low = owned.next_clear(0, BITS);
+        Group {
+            first,
+            busy: owned.clone(),
+            owned,
+            nodes: None,
+            held: None,
+            free,
+            owned_free: free,
+            low,
+            cursor: low + (BITS - low) / 8,
+            run_max: free,
+            slots_none: false,
+            dirty: false,
+        }
+    }
+
+    fn block(&self, bit: u32) -> BlockNo {
+        BlockNo(self.first.0 + bit as u64)
+    }
+
+    fn bad<T>(&self, kind: CorruptKind, bit: u32, what: &str) -> Result<T> {
+        Err(Error::corrupt(kind, self.block(bit), what))
+    }
+
+    /// Where the next allocation without a wish starts.
+    pub fn cursor(&self) -> u32 {
+        self.cursor
+    }
+
+    // Free runs
+
+    /// A free run of up to `want` blocks: the one at `from` if it is worth it, else the first long enough behind, else from the
+    /// group's start, else the longest seen. None only if nothing is free.
+    pub fn find_run(&mut self, from: u32, want: u32) -> Option<(u32, u32)> {
+        if self.free == 0 {
+            self.run_max = 0;
+            return None;
+        }
+        let want = want.min(self.run_max);
+        assert!(want > 0, "run_max bounds the free runs from above");
+        let here = self.busy.next_set(from, (from + want).min(BITS)) - from;
+        if here >= want.min(CONTINUE_MIN) {
+            return Some((from, here));
+        }
+        let mut best = (from, here);
+        let (mut at, mut wrapped) = (from, false);
+        for _ in 0..RUNS_MAX {
+            let mut start = self.busy.next_clear(at, BITS);
+            if start == BITS && !wrapped {
+                wrapped = true;
+                self.low = self.busy.next_clear(self.low, BITS);
+                start = self.low;
+            }
+            if start == BITS || wrapped && start >= from {
+                // The whole group was seen and no run reached `want`, so none was cut short when measured.
+                self.run_max = best.1;
+                break;
+            }
+            let end = self.busy.next_set(start, (start + want).min(BITS));
+            if end - start > best.1 {
+                best = (start, end - start);
+            }
+            if end - start >= want {
+                break;
+            }
+            at = end;
+        }
+        assert!(best.1 > 0, "a free group has a run");
+        Some(best)
+    }
+
+    /// Makes free blocks busy.
+    pub fn take(&mut self, start: u32, len: u32) {
+        debug_assert_eq!(self.busy.first_set(start, len), None, "hands out free blocks only");
+        Arc::make_mut(&mut self.busy).set(start, len);
+        self.free -= len;
+        self.cursor = if start + len < BITS { start + len } else { 0 };
+    }
+
+    /// Makes busy blocks free that nothing holds any more.
+    pub fn release(&mut self, start: u32, len: u32) {
+        assert_eq!(self.busy.first_clear(start, len), None, "gives back busy blocks at {}", self.block(start));
+        assert_eq!(self.owned.first_set(start, len), None, "gives back blocks not owned at {}", self.block(start));
+        assert_eq!(self.nodes_in(start, len), None, "gives back blocks not the tree's at {}", self.block(start));
+        Arc::make_mut(&mut self.busy).clear(start, len);
+        self.free += len;
+        self.low = self.low.min(start);
+        self.slots_none = false;
+        let (left, right) = (self.busy.clear_run_before(start), self.busy.next_set(start + len, BITS));
+        self.run_max = self.run_max.max(right - left);
+    }
+
+    // Records
+
+    fn nodes_in(&self, start: u32, len: u32) -> Option<u32> {
+        self.nodes.as_ref()?.first_set(start, len)
+    }
+
+    /// A record takes the blocks. Returns how many were free until now, which only replay may meet.
+    pub fn apply_alloc(&mut self, start: u32, len: u32, replay: bool) -> Result<u32> {
+        if let Some(bit) = self.owned.first_set(start, len) {
+            return self.bad(CorruptKind::Bitmap, bit, "a record takes a block that is allocated already");
+        }
+        if let Some(bit) = self.nodes_in(start, len) {
+            return self.bad(CorruptKind::Log, bit, "a record takes a block that is set aside for the tree");
+        }
+        let fresh = len - self.busy.count_set(start, len);
+        if fresh > 0 && !replay {
+            let bit = self.busy.next_clear(start, start + len);
+            return self.bad(CorruptKind::Log, bit, "a record takes a block that was not handed out");
+        }
+        Arc::make_mut(&mut self.owned).set(start, len);
+        if fresh > 0 {
+            Arc::make_mut(&mut self.busy).set(start, len);
+            self.free -= fresh;
+        }
+        self.owned_free -= len;
+        self.dirty = true;
+        Ok(fresh)
+    }
+
+    /// A record gives the blocks back; they stay busy.
+    pub fn apply_free(&mut self, start: u32, len: u32) -> Result<()> {
+        if let Some(bit) = self.owned.first_clear(start, len) {
+            return self.bad(CorruptKind::Bitmap, bit, "a record or the tree frees a block that is not allocated");
+        }
+        Arc::make_mut(&mut self.owned).clear(start, len);
+        self.owned_free += len;
+        self.dirty = true;
+        Ok(())
+    }
+
+    // Replay
+
+    /// Keeps the blocks from everyone but records. Returns how many were free until now.
+    pub fn hold(&mut self, start: u32, len: u32) -> Result<u32> {
+        if let Some(bit) = self.nodes_in(start, len) {
+            return self.bad(CorruptKind::Log, bit, "a record takes a block that is set aside for the tree");
+        }
+        let fresh = len - self.busy.count_set(start, len);
+        Arc::make_mut(&mut self.busy).set(start, len);
+        self.free -= fresh;
+        self.held.get_or_insert_with(|| Box::new(Bitmap::new())).set(start, len);
+        Ok(fresh)
+    }
+
+    /// Frees what is in the range and neither held nor owned. Returns how many blocks that were.
+    pub fn release_unheld(&mut self, start: u32, len: u32) -> u32 {
+        let (end, mut at, mut freed) = (start + len, start, 0);
+        while at < end {
+            let held_from = self.held.as_ref().map_or(end, |h| h.next_set(at, end));
+            if held_from > at {
+                self.release(at, held_from - at);
+                freed += held_from - at;
+            }
+            at = self.held.as_ref().map_or(end, |h| h.next_clear(held_from, end));
+        }
+        freed
+    }
+
+    /// Ends replay: what was held and did not end up owned is free. Returns how many blocks that were.
+    pub fn drop_held(&mut self) -> u32 {
+        if self.held.take().is_none() {
+            return 0;
+        }
+        let before = self.free;
+        self.busy = match &self.nodes {
+            Some(nodes) => Arc::new(self.owned.or(nodes)),
+            None => self.owned.clone(),
+        };
+        self.free = BITS - self.busy.count_set(0, BITS);
+        self.low = 0;
+        self.run_max = self.free;
+        self.slots_none = false;
+        self.free - before
+    }
+
+    // Node slots
+
+    /// Claims up to `max` slots for the pool. With `runs` only in runs of [`SLOT_RUN`] or all of `max`.
+    pub fn claim_slots(&mut self, max: u32, runs: bool, out: &mut Vec<u64>) {
+        if self.slots_none || self.free < SLOT || max == 0 {
+            return;
+        }
+        if runs { self.claim_run(max, out) } else { self.claim_single(max, out) }
+    }
+
+    fn claim_run(&mut self, max: u32, out: &mut Vec<u64>) {
+        let min = SLOT_RUN.min(max);
+        let most = max.saturating_mul(SLOT).saturating_add(SLOT - 1).min(BITS);
+        let mut at = self.low;
+        for _ in 0..RUNS_MAX {
+            let start = self.busy.next_clear(at, BITS);
+            if start == BITS {
+                return;
+            }
+            let end = self.busy.next_set(start, (start + most).min(BITS));
+            let first = start.next_multiple_of(SLOT);
+            let slots = (end.saturating_sub(first) / SLOT).min(max);
+            if slots >= min {
+                return self.claim(first, slots, out);
+            }
+            at = end;
+        }
+    }
+
+    fn claim_single(&mut self, max: u32, out: &mut Vec<u64>) {
+        let (mut at, mut left) = (self.low / SLOT * SLOT, max);
+        while left > 0 {
+            let Some(start) = self.busy.next_clear_slot(at) else {
+                // Nothing is left behind `at`, and all before was claimed.
+                self.slots_none = true;
+                return;
+            };
+            self.claim(start, 1, out);
+            at = start + SLOT;
+            left -= 1;
+        }
+    }
+
+    fn claim(&mut self, first: u32, slots: u32, out: &mut Vec<u64>) {
+        let len = slots * SLOT;
+        Arc::make_mut(&mut self.busy).set(first, len);
+        self.free -= len;
+        self.nodes.get_or_insert_with(|| Box::new(Bitmap::new())).set(first, len);
+        out.extend((0..slots).map(|i| self.block(first + i * SLOT).0));
+    }
+
+    /// A slot of the pool becomes a node.
+    pub fn own_slot(&mut self, start: u32) {
+        let nodes = self.nodes.as_mut().expect("a pool slot is marked");
+        assert_eq!(nodes.first_clear(start, SLOT), None, "a pool slot is marked");
+        nodes.clear(start, SLOT);
+        Arc::make_mut(&mut self.owned).set(start, SLOT);
+        self.owned_free -= SLOT;
+        self.dirty = true;
+    }
+
+    /// A node becomes a slot again, in the pool or deferred.
+    pub fn disown_slot(&mut self, start: u32) -> Result<()> {
+        self.apply_free(start, SLOT)?;
+        self.nodes.get_or_insert_with(|| Box::new(Bitmap::new())).set(start, SLOT);
+        Ok(())
+    }
+
+    /// A slot that left the pool becomes free.
+    pub fn release_slot(&mut self, start: u32) {
+        self.nodes.as_mut().expect("a pool slot is marked").clear(start, SLOT);
+        self.release(start, SLOT);
+    }
+
+    /// Checks the invariants from scratch.
+    #[cfg(test)]
+    pub fn check(&self) {
+        let ones = |b: &Bitmap| b.count_set(0, BITS);
+        assert_eq!(self.free, BITS - ones(&self.busy));
+        assert_eq!(self.owned_free, BITS - ones(&self.owned));
+        assert!(self.busy.or(&self.owned) == *self.busy, "owned ⊆ busy");
+        if let Some(nodes) = &self.nodes {
+            assert!(self.busy.or(nodes) == *self.busy, "nodes ⊆ busy");
+            assert_eq!(ones(&self.owned.or(nodes)), ones(&self.owned) + ones(nodes), "nodes are not owned");
+        }
+        assert!(self.busy.next_clear(0, BITS) >= self.low, "no free bit below low");
+        let (mut at, mut longest) = (0, 0);
+        while at < BITS {
+            let start = self.busy.next_clear(at, BITS);
+            at = self.busy.next_set(start, BITS);
+            longest = longest.max(at - start);
+        }
+        assert!(longest <= self.run_max, "run of {longest}, bound {}", self.run_max);
+        assert!(!self.slots_none || self.busy.next_clear_slot(0).is_none());
+    }
+
+    #[cfg(test)]
+    pub fn busy(&self) -> &Bitmap {
+        &self.busy
+    }
+}

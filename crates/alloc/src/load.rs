@@ -1,0 +1,140 @@
+//! Reading the allocator's state from an image, and what replay does before it serves anyone.
+//!
+//! A valid state of generation `g` is: (1) every block of index area `g % 2` decodes, is of `g`, of this image and of its place, and names as many
+//! groups as it must; (2) every group's bitmap, in the home its entry names, matches the entry's CRC and free count; (3) the
+//! blocks that the format owns are set in it. Everything is read, also of a large image: an allocator that trusts a bitmap it has not
+//! checked hands out blocks that files use.
+//!
+//! A loaded allocator is *in replay*: records and the tree are served, data is not.
+//! 1. `hold_for_replay` for every extent that any record from the cut on allocates, before the first node is touched (reason 5 of
+//!    the crate's documentation);
+//! 2. apply the records; a checkpoint in between is fine;
+//! 3. `replay_done`, also when there was nothing to replay.
+
+use crate::bitmap::{BITS, Bitmap};
+use crate::group::Group;
+use crate::{Alloc, format_owned};
+use kedge_base::{BLOCK_SIZE, BlockNo, CorruptKind, Error, Extent, Generation, IoBuf, Result};
+use kedge_device::Device;
+use kedge_format::alloc::{GROUP_BLOCKS, GroupEntry, INDEX_ENTRIES, bitmap_crc, decode_index_block};
+use kedge_format::superblock::{Geometry, Superblock};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+/// Blocks of one read at most (1 MiB).
+const READ_BLOCKS: u64 = 256;
+
+impl Alloc {
+    /// Reads what the checkpoint of `generation` left. The result is in replay: see [`Alloc::replay_done`].
+    pub fn load(device: &dyn Device, geometry: &Geometry, generation: Generation) -> Result<Alloc> {
+        let entries = read_index(device, geometry, generation)?;
+        let mut groups = Vec::with_capacity(entries.len());
+        for (chunk, first) in entries.chunks(READ_BLOCKS as usize).zip((0..).step_by(READ_BLOCKS as usize)) {
+            read_groups(device, geometry, first, chunk, &mut groups)?;
+        }
+        Ok(Alloc::new(geometry, groups, entries, Vec::new(), true))
+    }
+
+    /// Keeps an extent that a record of the log allocates from the tree until that record is applied.
+    pub fn hold_for_replay(&self, extent: Extent) -> Result<()> {
+        assert!(self.replaying.load(SeqCst), "holds are taken in replay");
+        for (g, bit, len) in self.pieces(extent)? {
+            let fresh = self.with_group(g, |group| group.hold(bit, len))?;
+            self.take_in_replay(fresh as u64)?;
+        }
+        Ok(())
+    }
+
+    /// Blocks that a record or a hold took from the free ones. Nobody is promised any in replay, so they are there unless
+    /// someone refills the pool this moment, which replay does not do beside it.
+    pub(crate) fn take_in_replay(&self, blocks: u64) -> Result<()> {
+        if blocks == 0 || self.space.take(blocks) { Ok(()) } else { Err(Error::NoSpace) }
+    }
+
+    /// Ends replay: what was held and not taken in the end is free, the pool is filled, data is served.
+    pub fn replay_done(&self) {
+        assert!(self.replaying.swap(false, SeqCst), "replay ends once");
+        let mut blocks = 0;
+        for g in 0..self.cells.len() as u64 {
+            blocks += self.with_group(g, Group::drop_held) as u64;
+        }
+        self.freed(blocks);
+        self.fill_pool();
+    }
+}
+
+fn read_index(device: &dyn Device, geometry: &Geometry, generation: Generation) -> Result<Vec<GroupEntry>> {
+    let start = geometry.index_start[Superblock::slot_of(generation)].0;
+    let groups = geometry.groups();
+    let mut entries = Vec::new();
+    let mut at = 0;
+    while at < geometry.index_blocks {
+        let mut buf = IoBuf::zeroed((geometry.index_blocks - at).min(READ_BLOCKS) as usize);
+        device.read(BlockNo(start + at).byte_offset(), &mut buf)?;
+        for bytes in buf.as_bytes().chunks_exact(BLOCK_SIZE) {
+            let (block, first) = (BlockNo(start + at), at * INDEX_ENTRIES as u64);
+            let part = decode_index_block(bytes, block, &geometry.uuid, generation, first)?;
+            if part.len() as u64 != groups.saturating_sub(first).min(INDEX_ENTRIES as u64) {
+                let what = format!("names {} groups from group {first} on, the image has {groups}", part.len());
+                return Err(Error::corrupt(CorruptKind::AllocIndex, block, what));
+            }
+            entries.extend(part);
+            at += 1;
+        }
+    }
+    Ok(entries)
+}
+
+/// Reads the groups from `first` on that `entries` are about.
+fn read_groups(
+    device: &dyn Device,
+    geometry: &Geometry,
+    first: u64,
+    entries: &[GroupEntry],
+    out: &mut Vec<Group>,
+) -> Result<()> {
+    // Homes alternate as groups change at different checkpoints: from each, one read from the first to the last that is wanted.
+    let mut homes = [(0, IoBuf::default()), (0, IoBuf::default())];
+    for (home, (from, buf)) in homes.iter_mut().enumerate() {
+        let wanted = |e: &GroupEntry| e.home as usize == home;
+        if let (Some(low), Some(high)) = (entries.iter().position(wanted), entries.iter().rposition(wanted)) {
+            *from = low;
+            *buf = IoBuf::zeroed(high - low + 1);
+            let block = BlockNo(geometry.bitmap_start[home].0 + first + low as u64);
+            device.read(block.byte_offset(), buf)?;
+        }
+    }
+    for (i, entry) in entries.iter().enumerate() {
+        let (from, buf) = &homes[entry.home as usize];
+        let bytes = &buf.as_bytes()[(i - from) * BLOCK_SIZE..][..BLOCK_SIZE];
+        let g = first + i as u64;
+        let block = BlockNo(geometry.bitmap_start[entry.home as usize].0 + g);
+        out.push(check_group(geometry, g, entry, block, bytes)?);
+    }
+    Ok(())
+}
+
+fn check_group(
+    geometry: &Geometry,
+    g: u64,
+    entry: &GroupEntry,
+    block: BlockNo,
+    bytes: &[u8],
+) -> Result<Group> {
+    let bad = |what: String| Err(Error::corrupt(CorruptKind::Bitmap, block, what));
+    if bitmap_crc(g, bytes) != entry.bitmap_crc {
+        return bad(format!("checksum mismatch of group {g}"));
+    }
+    let owned = Bitmap::from_bytes(bytes);
+    let free = BITS - owned.count_set(0, BITS);
+    if free != entry.free_blocks {
+        return bad(format!("group {g} has {free} free blocks, the index says {}", entry.free_blocks));
+    }
+    let first = g * GROUP_BLOCKS;
+    for (start, len) in format_owned(geometry, first) {
+        if let Some(bit) = owned.first_clear(start, len) {
+            return bad(format!("block {}, which the format owns, is called free", first + bit as u64));
+        }
+    }
+    Ok(Group::new(BlockNo(first), Arc::new(owned)))
+}

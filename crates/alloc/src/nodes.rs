@@ -1,0 +1,157 @@
+//! Node slots: reservations, the slots themselves, and how the pool is refilled and shrunk.
+
+use crate::bitmap::BITS;
+use crate::group::SLOT_RUN;
+use crate::pool::Refusal;
+use crate::{Alloc, NodeClass, NodeReservation};
+use kedge_base::{BlockNo, CorruptKind, Error, Generation, Result};
+use kedge_format::alloc::GROUP_BLOCKS;
+use kedge_format::node::NODE_BLOCKS;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+impl Alloc {
+    /// Promises `slots` node slots to an operation.
+    ///
+    /// `None`: not now, but slots are deferred to the next checkpoint, held by operations under way, or blocks are freed by records not yet
+    /// durable: checkpoint, then ask again. A [`NodeClass::Normal`] caller should give up with NoSpace after a few checkpoints in vain, for
+    /// others may take what comes back. `Err(NoSpace)`: nothing outstanding would help.
+    pub fn reserve_nodes(&self, slots: u32, class: NodeClass) -> Result<Option<NodeReservation>> {
+        let slots = slots as u64;
+        if self.pool.is_low() {
+            self.refill(BlockNo(0), || self.pool.missing(slots, class));
+        }
+        if let Some(reservation) = self.pool.reserve(slots, class) {
+            return Ok(Some(reservation));
+        }
+        // A request larger than the pool's floor, or others were quicker.
+        self.refill(BlockNo(0), || self.pool.missing(slots, class));
+        if let Some(reservation) = self.pool.reserve(slots, class) {
+            return Ok(Some(reservation));
+        }
+        match self.pool.refusal(slots, class) {
+            Refusal::Later => Ok(None),
+            Refusal::Hopeless if self.pending.blocks() > 0 => Ok(None),
+            Refusal::Hopeless => Err(Error::NoSpace),
+        }
+    }
+
+    /// Makes a slot of the pool a node, preferably the first at or behind `near` (0: behind the last one). Runs under the
+    /// caller's [`NodeReservation`]; without one it may fail with NoSpace.
+    pub fn alloc_node(&self, near: BlockNo) -> Result<BlockNo> {
+        let slot = match self.pool.take(near) {
+            Some(slot) => slot,
+            None => {
+                self.refill(near, || self.pool.missing(1, NodeClass::Reclaim));
+                self.pool.take(near).ok_or(Error::NoSpace)?
+            }
+        };
+        self.with_group(slot / GROUP_BLOCKS, |group| group.own_slot((slot % GROUP_BLOCKS) as u32));
+        self.owned_free.fetch_sub(NODE_BLOCKS, SeqCst);
+        Ok(BlockNo(slot))
+    }
+
+    /// Gives up a node that was born in generation `born`, while `current` is open.
+    ///
+    /// Addresses come from the image, so one that cannot be a node's is corrupt, not a broken invariant.
+    pub fn free_node(&self, addr: BlockNo, born: Generation, current: Generation) -> Result<()> {
+        let inside = addr >= self.geometry.data_start
+            && addr.0.checked_add(NODE_BLOCKS).is_some_and(|end| end <= self.geometry.total_blocks);
+        if !inside || !addr.0.is_multiple_of(NODE_BLOCKS) {
+            return Err(Error::corrupt(CorruptKind::Node, addr, "no place for a tree node"));
+        }
+        self.with_group(addr.0 / GROUP_BLOCKS, |group| group.disown_slot((addr.0 % GROUP_BLOCKS) as u32))?;
+        self.owned_free.fetch_add(NODE_BLOCKS, SeqCst);
+        if born == current {
+            self.pool.add(&[addr.0]);
+        } else {
+            self.pool.defer(addr.0, current);
+        }
+        Ok(())
+    }
+
+    /// Checkpoint `generation` is durable: what was freed up to it returns to the pool.
+    pub fn checkpoint_durable(&self, generation: Generation) {
+        let surplus = self.pool.checkpoint_durable(generation);
+        self.release_slots(&surplus);
+        self.top_up();
+    }
+
+    /// Gives data `blocks` more blocks from the pool, or none if the pool cannot spare them.
+    pub(crate) fn shrink_pool(&self, blocks: u64) -> bool {
+        let slots = self.pool.shrink(blocks.max(1));
+        self.release_slots(&slots);
+        !slots.is_empty()
+    }
+
+    fn release_slots(&self, slots: &[u64]) {
+        for &slot in slots {
+            self.with_group(slot / GROUP_BLOCKS, |group| group.release_slot((slot % GROUP_BLOCKS) as u32));
+        }
+        self.freed(slots.len() as u64 * NODE_BLOCKS);
+    }
+
+    /// Brings a bled pool back to its floor before data takes the space.
+    pub(crate) fn top_up(&self) {
+        if self.pool.is_short() {
+            self.refill(BlockNo(0), || self.pool.lack());
+        }
+    }
+
+    /// Claims the slots that `lack` says are missing, as far as free space that is not promised has them.
+    fn refill(&self, near: BlockNo, lack: impl Fn() -> u64) {
+        if self.refill_stuck.load(SeqCst) || self.space.available() < NODE_BLOCKS {
+            return;
+        }
+        let _one = self.refill.lock();
+        let lack = lack();
+        if lack == 0 {
+            return;
+        }
+        // Set before the search and cleared by whoever frees, so that a block freed behind the search's back is not missed.
+        self.refill_stuck.store(true, SeqCst);
+        let granted = self.space.take_slots(lack);
+        let mut slots = Vec::with_capacity(granted as usize);
+        self.claim_slots(near, granted as usize, &mut slots);
+        let unused = granted - slots.len() as u64;
+        if unused == 0 {
+            self.refill_stuck.store(false, SeqCst);
+        }
+        self.space.give(unused * NODE_BLOCKS);
+        self.pool.add(&slots);
+        tracing::trace!(lack, granted, claimed = slots.len(), "node pool refill");
+    }
+
+    /// Claims `want` slots: in long runs from all groups first, so that checkpoints write nodes in few large writes and data is
+    /// not cut up, then wherever four aligned blocks are left.
+    fn claim_slots(&self, near: BlockNo, want: usize, out: &mut Vec<u64>) {
+        let near = if near.0 == 0 { BlockNo(self.node_goal.load(Relaxed)) } else { near };
+        let (home, count) = (self.locate(near).0, self.cells.len() as u64);
+        for runs in [true, false] {
+            for g in (0..count).map(|i| (home + i) % count) {
+                // A group may hold several runs; each pass takes one, so the loop ends with the group's free blocks.
+                loop {
+                    let before = out.len();
+                    let left = (want - before).min(BITS as usize) as u32;
+                    if left == 0 {
+                        self.node_goal.store(out.last().map_or(near.0, |&s| s), Relaxed);
+                        return;
+                    }
+                    let cell = &self.cells[g as usize];
+                    let least = if runs { SLOT_RUN.min(left) * NODE_BLOCKS as u32 } else { NODE_BLOCKS as u32 };
+                    if cell.run_max() < least {
+                        break;
+                    }
+                    self.with_group(g, |group| group.claim_slots(left, runs, out));
+                    if out.len() == before {
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Fills the pool. Done as needed anyway; a mount does it up front to find out early.
+    pub(crate) fn fill_pool(&self) {
+        self.refill(BlockNo(0), || self.pool.missing(0, NodeClass::Normal));
+    }
+}

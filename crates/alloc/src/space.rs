@@ -1,0 +1,101 @@
+//! The promise of blocks: what may still be claimed, apart from where it lies.
+//!
+//! # Invariants
+//! 1. At every moment the groups hold at least `available` + all blocks promised and not yet placed as clear busy bits.
+//!    Hence the order: whoever clears busy bits raises `available` afterwards, whoever sets them took a promise first.
+//! 2. So a holder of a promise always finds a block, if need be one at a time: a reservation is never broken by
+//!    fragmentation.
+//!
+//! Reservations belong to dirty pages and live long, so they share the counters by `Arc` and give back when dropped.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+#[derive(Debug, Default)]
+pub(crate) struct Space {
+    available: AtomicU64,
+    /// Blocks in live [`DataReservation`]s. A figure for [`crate::FreeCounts`]; decisions look at `available` alone.
+    reserved: AtomicU64,
+}
+
+impl Space {
+    pub fn available(&self) -> u64 {
+        self.available.load(SeqCst)
+    }
+
+    pub fn reserved(&self) -> u64 {
+        self.reserved.load(SeqCst)
+    }
+
+    pub fn give(&self, blocks: u64) {
+        self.available.fetch_add(blocks, SeqCst);
+    }
+
+    /// Takes all of `blocks` or nothing.
+    pub fn take(&self, blocks: u64) -> bool {
+        self.available.fetch_update(SeqCst, SeqCst, |a| a.checked_sub(blocks)).is_ok()
+    }
+
+    /// Takes up to `blocks`; says how many.
+    pub fn take_up_to(&self, blocks: u64) -> u64 {
+        if blocks == 0 {
+            return 0;
+        }
+        match self.available.fetch_update(SeqCst, SeqCst, |a| Some(a - a.min(blocks))) {
+            Ok(before) | Err(before) => before.min(blocks),
+        }
+    }
+}
+
+/// A promise of blocks for data not yet placed (delayed allocation). Dropping it gives the rest back.
+#[derive(Debug)]
+#[must_use = "dropping a reservation gives it back"]
+pub struct DataReservation {
+    space: Arc<Space>,
+    blocks: u64,
+}
+
+impl DataReservation {
+    /// Wraps blocks that were taken from `space`.
+    pub(crate) fn taken(space: Arc<Space>, blocks: u64) -> DataReservation {
+        space.reserved.fetch_add(blocks, SeqCst);
+        DataReservation { space, blocks }
+    }
+
+    /// Blocks still promised.
+    pub fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    /// Moves `blocks` of the promise, at most all of it, into a reservation of its own.
+    pub fn split(&mut self, blocks: u64) -> DataReservation {
+        let blocks = blocks.min(self.blocks);
+        self.blocks -= blocks;
+        DataReservation { space: self.space.clone(), blocks }
+    }
+
+    /// Adds the promise of another reservation of the same allocator.
+    pub fn merge(&mut self, mut other: DataReservation) {
+        assert!(Arc::ptr_eq(&self.space, &other.space), "reservations of one allocator");
+        self.blocks += std::mem::take(&mut other.blocks);
+    }
+
+    /// Gives `blocks`, at most all, back to the space of all.
+    pub fn give_back(&mut self, blocks: u64) {
+        drop(self.split(blocks));
+    }
+
+    /// The blocks were placed: the promise is kept, nothing returns.
+    pub(crate) fn consume(&mut self, blocks: u64) {
+        assert!(blocks <= self.blocks, "consumes what was promised");
+        self.blocks -= blocks;
+        self.space.reserved.fetch_sub(blocks, SeqCst);
+    }
+}
+
+impl Drop for DataReservation {
+    fn drop(&mut self) {
+        self.space.reserved.fetch_sub(self.blocks, SeqCst);
+        self.space.give(self.blocks);
+    }
+}

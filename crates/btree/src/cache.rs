@@ -1,0 +1,147 @@
+//! Which nodes are in memory: the dirty ones by address, the clean ones in the order of the eviction hand.
+//!
+//! # Invariants
+//! 1. The dirty table holds exactly the live nodes born in the current generation. [`Tree::freeze`] takes it whole.
+//! 2. Every clean node of the tree is in the ring, once. The ring's references are weak: a node that left the tree otherwise
+//!    goes at once, its ring entry when the hand passes or when dead entries make up half of the ring.
+//!
+//! Locks: the tables' own, of rank `Leaf`; no frame is dropped under them.
+
+use crate::frame::{Frame, Gauges};
+use crate::latch::{LatchWatch, NodeLatch};
+use crate::tree::{Route, Tree};
+use kedge_base::BlockNo;
+use kedge_base::lock::{Mutex, Rank};
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
+
+const DIRTY_SHARDS: usize = 8;
+
+pub(crate) type DirtyMap = HashMap<u64, Arc<Frame>>;
+
+pub(crate) struct Cache {
+    pub limit: AtomicUsize,
+    pub gauges: Arc<Gauges>,
+    dirty: [Mutex<DirtyMap>; DIRTY_SHARDS],
+    ring: Mutex<VecDeque<Weak<Frame>>>,
+}
+
+impl Cache {
+    pub fn new(limit: usize) -> Cache {
+        Cache {
+            limit: AtomicUsize::new(limit),
+            gauges: Arc::default(),
+            dirty: std::array::from_fn(|_| Mutex::new(Rank::Leaf, HashMap::new())),
+            ring: Mutex::new(Rank::Leaf, VecDeque::new()),
+        }
+    }
+
+    fn shard(&self, addr: BlockNo) -> &Mutex<DirtyMap> {
+        &self.dirty[(addr.0 / kedge_format::node::NODE_BLOCKS) as usize % DIRTY_SHARDS]
+    }
+
+    pub fn add_dirty(&self, frame: &Arc<Frame>) {
+        let before = self.shard(frame.addr).lock().insert(frame.addr.0, frame.clone());
+        assert!(before.is_none(), "block {} was allocated twice", frame.addr);
+    }
+
+    pub fn remove_dirty(&self, addr: BlockNo) -> Option<Arc<Frame>> {
+        self.shard(addr).lock().remove(&addr.0)
+    }
+
+    pub fn take_dirty(&self) -> [DirtyMap; DIRTY_SHARDS] {
+        std::array::from_fn(|i| std::mem::take(&mut *self.dirty[i].lock()))
+    }
+
+    /// Puts clean nodes before the eviction hand.
+    pub fn add_clean<'a>(&self, frames: impl Iterator<Item = &'a Arc<Frame>>) {
+        let mut ring = self.ring.lock();
+        ring.extend(frames.map(Arc::downgrade));
+        if ring.len() > 64 + 2 * self.gauges.frames.load(Relaxed) {
+            ring.retain(|f| f.strong_count() > 0);
+        }
+    }
+
+    fn over_limit(&self) -> bool {
+        self.gauges.cached.load(Relaxed) > self.limit.load(Relaxed)
+    }
+
+    pub fn ring_len(&self) -> usize {
+        self.ring.lock().len()
+    }
+}
+
+#[derive(PartialEq, Eq)]
+enum Fate {
+    /// Left memory now or earlier: the ring forgets it.
+    Gone,
+    Kept,
+}
+
+impl Tree {
+    /// Evicts until the cache is within its limit or `budget` candidates were looked at: whoever adds a node looks at more than
+    /// one, so the cache shrinks faster than it grows, and nobody walks a ring full of pinned nodes for long.
+    ///
+    /// Takes latches: not to be called under one.
+    pub(crate) fn trim(&self, budget: usize) {
+        for _ in 0..budget {
+            if !self.cache.over_limit() {
+                return;
+            }
+            let Some(entry) = self.cache.ring.lock().pop_front() else {
+                return;
+            };
+            let Some(frame) = entry.upgrade() else {
+                continue;
+            };
+            if frame.take_hot() || self.evict(&frame) == Fate::Kept {
+                self.cache.ring.lock().push_back(entry);
+            }
+        }
+    }
+
+    fn evict(&self, frame: &Arc<Frame>) -> Fate {
+        let watch = LatchWatch(&self.meter);
+        let look = frame.latch.read(&watch, |n| {
+            let evictable = !n.pins.pinned() && n.children.iter().all(Option::is_none);
+            (n.range, evictable)
+        });
+        let low = match look {
+            (range, _) if range.is_none() => return Fate::Gone,
+            (_, false) => return Fate::Kept,
+            (range, true) => range.low,
+        };
+        let mut parent = self.anchor.clone();
+        loop {
+            match self.route(&parent, &low) {
+                Route::Child(child) if Arc::ptr_eq(&child, frame) => break,
+                Route::Child(child) if child.level > frame.level => parent = child,
+                // It moved while we looked; the next round will tell.
+                _ => return Fate::Kept,
+            }
+        }
+        parent.latch.write(&watch, |p| {
+            let Some(i) = p.entry_of(frame, &low) else {
+                return Fate::Kept;
+            };
+            // The parent's reference and ours; with any other, someone is on the way to this node.
+            if Arc::strong_count(frame) != 2 {
+                return Fate::Kept;
+            }
+            let killed = frame.latch.try_write(&watch, |n| {
+                let evictable = !n.pins.pinned() && n.children.iter().all(Option::is_none);
+                if evictable {
+                    n.kill();
+                }
+                evictable
+            });
+            if killed != Some(true) {
+                return Fate::Kept;
+            }
+            p.children[i] = None;
+            self.meter.stats.evictions.inc();
+            Fate::Gone
+        })
+    }
+}

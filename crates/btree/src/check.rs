@@ -1,0 +1,94 @@
+//! A walk over the whole tree that tests every invariant the memory structure has. For tests and debugging: it reads in what is not
+//! in memory, and an exact answer needs a tree at rest.
+
+use crate::frame::{Frame, KeyRange};
+use crate::latch::{LatchWatch, NodeLatch};
+use crate::tree::{Tree, check_fences};
+use kedge_base::{CorruptKind, Error, Generation, Result};
+use kedge_format::Key;
+use kedge_format::node::Child;
+
+/// What a walk found.
+#[derive(Debug, Default, Clone)]
+pub struct TreeCheck {
+    /// Every node of the tree.
+    pub nodes: Vec<Child>,
+    pub leaves: u64,
+    pub empty_leaves: u64,
+    pub items: u64,
+    /// Bytes of leaves in use by items.
+    pub leaf_bytes: u64,
+}
+
+/// What a node has to agree with.
+struct Expect {
+    range: KeyRange,
+    level: u8,
+    born_max: Generation,
+}
+
+impl Tree {
+    pub fn check(&self) -> Result<TreeCheck> {
+        let mut found = TreeCheck::default();
+        let (_, born_max, level) = self.root();
+        self.check_child(&self.anchor, &Expect { range: KeyRange::ALL, level, born_max }, &mut found)?;
+        if found.nodes.len() as u64 != self.node_count() {
+            let what = format!("{} nodes counted, {} found", self.node_count(), found.nodes.len());
+            return Err(Error::corrupt(CorruptKind::Node, self.root().0, what));
+        }
+        Ok(found)
+    }
+
+    fn check_child(&self, parent: &Frame, expect: &Expect, found: &mut TreeCheck) -> Result<()> {
+        let low = &expect.range.low;
+        let Some(frame) = self.child_of(parent, low)? else {
+            return Err(Error::corrupt(CorruptKind::Node, parent.addr, "changed while it was checked"));
+        };
+        found.nodes.push(frame.link());
+        let below = frame.latch.read(&LatchWatch(&self.meter), |n| {
+            let bad = |what: String| Error::corrupt(CorruptKind::Node, frame.addr, what);
+            let view = n.view();
+            view.check_structure().map_err(bad)?;
+            check_fences(view, &n.range, frame.addr)?;
+            if n.range != expect.range {
+                return Err(bad(format!("answers for {:?} instead of {:?}", n.range, expect.range)));
+            }
+            let (level, born) = (view.level(), view.generation());
+            if view.addr() != frame.addr || born != frame.born || level != frame.level || level != expect.level {
+                return Err(bad("is not what its frame says".into()));
+            }
+            if born > expect.born_max || born > self.generation() {
+                return Err(bad(format!("of generation {born} is younger than its parent")));
+            }
+            if frame.is_clean() && born == self.generation() {
+                return Err(bad("is of the current generation and clean".into()));
+            }
+            if level == 0 {
+                found.leaves += 1;
+                found.empty_leaves += (view.items() == 0) as u64;
+                found.items += view.items() as u64;
+                found.leaf_bytes += view.used() as u64;
+            }
+            if n.children.len() != if level > 0 { view.items() } else { 0 } {
+                return Err(bad(format!("{} children in memory", n.children.len())));
+            }
+            let below = (0..n.children.len()).map(|i| n.child_range(i));
+            Ok(below.collect::<Vec<KeyRange>>())
+        })?;
+        for range in below {
+            let expect = Expect { range, level: expect.level - 1, born_max: frame.born };
+            self.check_child(&frame, &expect, found)?;
+        }
+        Ok(())
+    }
+
+    /// Keys in order, for comparing trees.
+    pub fn keys(&self) -> Result<Vec<Key>> {
+        let mut keys = Vec::new();
+        self.scan(Key::MIN, Key::MAX, &mut |key, _| {
+            keys.push(key);
+            std::ops::ControlFlow::Continue(())
+        })?;
+        Ok(keys)
+    }
+}

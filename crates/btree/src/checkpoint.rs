@@ -1,0 +1,87 @@
+//! The end of a generation: what a checkpoint has to write.
+//!
+//! The crash argument: a frozen node's bytes never change again, its address is not used anew until the next checkpoint is
+//! durable (the allocator's rule for nodes born in an older generation), and a live node that is not among the frozen ones was
+//! written by an earlier checkpoint. So once all frozen nodes are durable, the root names a whole tree.
+
+use crate::frame::Frame;
+use crate::latch::{LatchWatch, NodeLatch};
+use crate::stats::Meter;
+use crate::tree::Tree;
+use kedge_base::{BlockNo, Generation, IoBuf};
+use kedge_format::node::{NODE_BLOCKS, NodeMut};
+use std::sync::Arc;
+
+/// The tree as it was at a freeze: its root, and the nodes that the device does not hold yet.
+///
+/// Dropped without [`Tree::written`], its nodes stay in memory for good: there is no other copy.
+pub struct Frozen {
+    pub root: BlockNo,
+    pub root_generation: Generation,
+    pub root_level: u8,
+    /// The generation that ended.
+    pub generation: Generation,
+    /// Nodes of the whole tree.
+    pub node_count: u64,
+    frames: Vec<Arc<Frame>>,
+    meter: Arc<Meter>,
+}
+
+impl Frozen {
+    /// How many nodes there are to write.
+    pub fn len(&self) -> usize {
+        self.frames.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.frames.is_empty()
+    }
+
+    /// The nodes to write, in the order of their addresses. Each is copied and sealed when it is asked for.
+    pub fn nodes(&self) -> impl Iterator<Item = (BlockNo, IoBuf)> + '_ {
+        let mut order: Vec<&Arc<Frame>> = self.frames.iter().collect();
+        order.sort_unstable_by_key(|f| f.addr);
+        order.into_iter().map(|frame| {
+            let mut bytes = IoBuf::zeroed(NODE_BLOCKS as usize);
+            // The latch is for the frame's other parts, which live on; the bytes are constant.
+            frame.latch.read(&LatchWatch(&self.meter), |n| {
+                for part in n.view().occupied() {
+                    bytes.as_mut_bytes()[part.clone()].copy_from_slice(&n.bytes()[part]);
+                }
+            });
+            NodeMut::trusted(bytes.as_mut_bytes()).seal();
+            (frame.addr, bytes)
+        })
+    }
+}
+
+impl Tree {
+    /// Ends the current generation. No writer may be active (readers may); costs no copying, its time does not depend on the
+    /// size of the tree but for moving references to the dirty nodes.
+    pub fn freeze(&self) -> Frozen {
+        let generation = self.generation();
+        let (root, root_generation, root_level) = self.root();
+        let dirty = self.cache.take_dirty();
+        self.next_generation();
+        Frozen {
+            root,
+            root_generation,
+            root_level,
+            generation,
+            node_count: self.node_count(),
+            frames: dirty.into_iter().flat_map(|map| map.into_values()).collect(),
+            meter: self.meter.clone(),
+        }
+    }
+
+    /// The nodes of `frozen` are on the device: they may leave memory.
+    pub fn written(&self, frozen: Frozen) {
+        for frame in &frozen.frames {
+            frame.mark_clean();
+        }
+        self.cache.add_clean(frozen.frames.iter());
+        let candidates = 2 * frozen.frames.len();
+        drop(frozen);
+        self.trim(candidates);
+    }
+}

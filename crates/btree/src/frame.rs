@@ -1,0 +1,306 @@
+//! A node in memory: its bytes, the keys it answers for, its children in memory, its pins.
+//!
+//! # Invariants
+//! 1. `children` of an inner node is parallel to its entries; a leaf's is empty.
+//! 2. A node that left the tree (moved, merged away, evicted) has a range that covers nothing, set under its write latch
+//!    in the same step that takes its parent's reference away. Whoever still holds it finds out when it asks.
+//! 3. Bytes change only while the node's generation is the current one: [`Node::edit`] asserts it.
+
+use crate::latch::{NodeLatch, RwLatch};
+use kedge_base::{BlockNo, Generation, IoBuf};
+use kedge_format::Key;
+use kedge_format::node::{Child, NODE_SIZE, NodeMut, NodeView};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::*};
+
+/// The root pointer is kept as an inner node with one child that is never on the device. Its generation marks it.
+pub(crate) const ANCHOR: Generation = Generation(u64::MAX);
+
+/// Insertions at ascending neighbouring places after which a leaf is taken to be filled sequentially.
+pub(crate) const RUN_MIN: u8 = 8;
+
+/// Keys from `low` up to below `high`; without `high`, up to the last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct KeyRange {
+    pub low: Key,
+    pub high: Option<Key>,
+}
+
+impl KeyRange {
+    pub const ALL: KeyRange = KeyRange { low: Key::MIN, high: None };
+    const NONE: KeyRange = KeyRange { low: Key::MAX, high: Some(Key::MIN) };
+
+    #[inline]
+    pub fn covers(&self, key: &Key) -> bool {
+        self.low <= *key && self.high.is_none_or(|high| *key < high)
+    }
+
+    pub fn is_none(&self) -> bool {
+        *self == KeyRange::NONE
+    }
+}
+
+/// Memory in use, kept by the frames themselves so that it is true whoever holds them.
+#[derive(Debug, Default)]
+pub(crate) struct Gauges {
+    pub cached: AtomicUsize,
+    pub dirty: AtomicUsize,
+    pub frames: AtomicUsize,
+}
+
+/// A node's place in memory. Its identity never changes: a node that moves gets a new frame.
+pub(crate) struct Frame {
+    pub addr: BlockNo,
+    pub born: Generation,
+    pub level: u8,
+    /// Used since the eviction hand last passed.
+    hot: AtomicBool,
+    /// The device holds these bytes, or nobody needs them there any more.
+    clean: AtomicBool,
+    gauges: Arc<Gauges>,
+    pub latch: RwLatch<Node>,
+}
+
+impl Frame {
+    pub fn new(gauges: &Arc<Gauges>, clean: bool, level: u8, node: Node) -> Arc<Frame> {
+        let child = node.identity();
+        let frame = Frame {
+            addr: child.addr,
+            born: child.generation,
+            level,
+            hot: AtomicBool::new(true),
+            clean: AtomicBool::new(clean),
+            gauges: gauges.clone(),
+            latch: RwLatch::new(node),
+        };
+        gauges.cached.fetch_add(frame.cost(), Relaxed);
+        gauges.frames.fetch_add(1, Relaxed);
+        if !clean {
+            gauges.dirty.fetch_add(frame.cost(), Relaxed);
+        }
+        Arc::new(frame)
+    }
+
+    /// Bytes of memory, roughly: an inner node's references to its children are as many as fit its fan-out.
+    fn cost(&self) -> usize {
+        let children = if self.level > 0 { NODE_SIZE / 4 } else { 0 };
+        NODE_SIZE + size_of::<Frame>() + 64 + children
+    }
+
+    pub fn link(&self) -> Child {
+        Child { addr: self.addr, generation: self.born }
+    }
+
+    /// Whether the node may be changed in place in generation `current`.
+    pub fn writable(&self, current: Generation) -> bool {
+        self.born == current || self.is_anchor()
+    }
+
+    pub fn is_anchor(&self) -> bool {
+        self.born == ANCHOR
+    }
+
+    #[inline]
+    pub fn touch(&self) {
+        // A store only where it changes something: the line is shared by all readers.
+        if !self.hot.load(Relaxed) {
+            self.hot.store(true, Relaxed);
+        }
+    }
+
+    pub fn take_hot(&self) -> bool {
+        self.hot.swap(false, Relaxed)
+    }
+
+    pub fn is_clean(&self) -> bool {
+        self.clean.load(Acquire)
+    }
+
+    pub fn mark_clean(&self) {
+        if !self.clean.swap(true, AcqRel) {
+            self.gauges.dirty.fetch_sub(self.cost(), Relaxed);
+        }
+    }
+}
+
+impl Drop for Frame {
+    fn drop(&mut self) {
+        self.mark_clean();
+        self.gauges.cached.fetch_sub(self.cost(), Relaxed);
+        self.gauges.frames.fetch_sub(1, Relaxed);
+    }
+}
+
+/// What a frame's latch guards.
+pub(crate) struct Node {
+    bytes: IoBuf,
+    pub range: KeyRange,
+    pub children: Vec<Option<Arc<Frame>>>,
+    pub pins: PinSet,
+    /// Where the last insertion went and how many before it went to neighbouring ascending places.
+    last_insert: usize,
+    run: u8,
+}
+
+impl Node {
+    /// `bytes` are a valid node, CRC aside; none of its children is in memory yet.
+    pub fn new(bytes: IoBuf, range: KeyRange) -> Node {
+        let mut node = Node { bytes, range, children: Vec::new(), pins: PinSet::default(), last_insert: 0, run: 0 };
+        if node.view().level() > 0 {
+            node.children.resize_with(node.view().items(), || None);
+        }
+        node
+    }
+
+    fn identity(&self) -> Child {
+        Child { addr: self.view().addr(), generation: self.view().generation() }
+    }
+
+    #[inline]
+    pub fn view(&self) -> NodeView<'_> {
+        NodeView::trusted(self.bytes.as_bytes())
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        self.bytes.as_bytes()
+    }
+
+    /// The node's view, if it answers for the key.
+    #[inline]
+    pub fn view_if_covers(&self, key: &Key) -> Option<NodeView<'_>> {
+        self.range.covers(key).then(|| self.view())
+    }
+
+    /// The bytes for changing, in generation `current`.
+    #[inline]
+    pub fn edit(&mut self, current: Generation) -> NodeMut<'_> {
+        let born = self.view().generation();
+        assert!(born == current || born == ANCHOR, "a node of generation {born} changed in generation {current}");
+        NodeMut::trusted(self.bytes.as_mut_bytes())
+    }
+
+    /// Takes everything out into a node with a new identity and leaves this one dead. `steal`: nobody needs the old bytes.
+    pub fn move_to(&mut self, to: Child, steal: bool) -> Node {
+        let mut bytes = if steal { std::mem::take(&mut self.bytes) } else { self.bytes.clone() };
+        NodeMut::trusted(bytes.as_mut_bytes()).set_identity(to.addr, to.generation);
+        let node = Node {
+            bytes,
+            range: self.range,
+            children: std::mem::take(&mut self.children),
+            pins: PinSet { own: self.pins.own.clone(), inherited: std::mem::take(&mut self.pins.inherited) },
+            last_insert: self.last_insert,
+            run: self.run,
+        };
+        self.kill();
+        node
+    }
+
+    pub fn replace_bytes(&mut self, bytes: IoBuf) {
+        self.bytes = bytes;
+        self.run = 0;
+    }
+
+    /// Makes the node answer for nothing.
+    pub fn kill(&mut self) {
+        self.range = KeyRange::NONE;
+        self.children = Vec::new();
+    }
+
+    /// `Some(replaced)`, or `None` if there is no room.
+    pub fn put(&mut self, current: Generation, key: &Key, value: &[u8]) -> Option<bool> {
+        match self.view().search(key) {
+            Ok(i) => self.edit(current).replace_value(i, value).then_some(true),
+            Err(i) => {
+                if !self.edit(current).insert_at(i, key, value) {
+                    return None;
+                }
+                self.run = if i == self.last_insert + 1 { self.run.saturating_add(1) } else { 0 };
+                self.last_insert = i;
+                Some(false)
+            }
+        }
+    }
+
+    /// Whether an insertion at `i` would go on with a sequence of ascending ones.
+    pub fn is_sequential_at(&self, i: usize) -> bool {
+        self.run >= RUN_MIN && i == self.last_insert + 1
+    }
+
+    /// What child `i` answers for.
+    pub fn child_range(&self, i: usize) -> KeyRange {
+        let view = self.view();
+        let high = if i + 1 < view.items() { Some(view.key(i + 1)) } else { self.range.high };
+        KeyRange { low: view.key(i), high }
+    }
+
+    /// The entry under which `frame` hangs here, if this node still answers for `key` through it.
+    pub fn entry_of(&self, frame: &Arc<Frame>, key: &Key) -> Option<usize> {
+        if !self.range.covers(key) {
+            return None;
+        }
+        let i = self.view().child_index(key);
+        self.children[i].as_ref().is_some_and(|c| Arc::ptr_eq(c, frame)).then_some(i)
+    }
+
+    /// Points entry `i` to `frame`.
+    pub fn relink(&mut self, current: Generation, i: usize, frame: &Arc<Frame>) {
+        self.edit(current).value_mut(i).copy_from_slice(&frame.link().encode());
+        self.children[i] = Some(frame.clone());
+    }
+
+    /// Adds an entry, for which there is room.
+    pub fn insert_link(&mut self, current: Generation, i: usize, low: &Key, frame: &Arc<Frame>) {
+        let fits = self.edit(current).insert_at(i, low, &frame.link().encode());
+        assert!(fits, "the parent was found to have room");
+        self.children.insert(i, Some(frame.clone()));
+    }
+
+    pub fn remove_link(&mut self, current: Generation, i: usize) {
+        self.edit(current).remove_at(i);
+        self.children.remove(i);
+    }
+}
+
+/// What keeps a node from being evicted. A pin is for a key range as it was when pinned: if that part of the node moves to
+/// other nodes, the pin follows.
+#[derive(Default)]
+pub(crate) struct PinSet {
+    own: Arc<AtomicU32>,
+    /// Pins taken while their keys were in another node.
+    inherited: Vec<Arc<AtomicU32>>,
+}
+
+impl PinSet {
+    pub fn pinned(&self) -> bool {
+        self.own.load(Acquire) > 0 || self.inherited.iter().any(|p| p.load(Acquire) > 0)
+    }
+
+    /// Takes over the pins of a node whose keys came here. Those that are not held now never will be on behalf of these keys.
+    pub fn inherit(&mut self, from: &PinSet) {
+        self.inherited.retain(|p| p.load(Acquire) > 0);
+        for pin in from.inherited.iter().chain([&from.own]) {
+            if pin.load(Acquire) > 0 && !self.inherited.iter().any(|p| Arc::ptr_eq(p, pin)) {
+                self.inherited.push(pin.clone());
+            }
+        }
+    }
+
+    /// Under the node's latch, which keeps it from being evicted or merged in between.
+    pub fn pin(&self) -> Arc<AtomicU32> {
+        self.own.fetch_add(1, AcqRel);
+        self.own.clone()
+    }
+}
+
+/// Keeps leaves and their ancestors in memory until dropped.
+#[derive(Default)]
+#[must_use = "dropping it releases the pins"]
+pub struct Pins(pub(crate) Vec<Arc<AtomicU32>>);
+
+impl Drop for Pins {
+    fn drop(&mut self) {
+        for pin in &self.0 {
+            pin.fetch_sub(1, AcqRel);
+        }
+    }
+}

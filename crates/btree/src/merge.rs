@@ -1,0 +1,197 @@
+//! Steps that make the tree smaller: an empty leaf leaves, sparse neighbours become one, a root with one child goes.
+//!
+//! All of it is best effort. It looks only at nodes in memory (a merge is not worth IO) and gives up when the world changes; an
+//! empty leaf without a neighbour under its parent stays.
+
+use crate::frame::{Frame, Node};
+use crate::latch::{LatchWatch, NodeLatch};
+use crate::tree::{Route, Tree};
+use kedge_base::{Generation, IoBuf};
+use kedge_format::Key;
+use kedge_format::node::{NODE_BLOCKS, NODE_PAYLOAD, NodeMut, NodeView};
+use smallvec::SmallVec;
+use std::sync::Arc;
+
+/// A node with less than this looks for a partner.
+const SPARSE: usize = NODE_PAYLOAD / 4;
+/// What two nodes may hold to become one. Well below full, or the next insertion would split it again.
+const MERGED_MAX: usize = NODE_PAYLOAD * 2 / 3;
+
+impl Tree {
+    pub(crate) fn is_sparse(view: NodeView<'_>) -> bool {
+        view.used() < SPARSE
+    }
+
+    /// Looks at the path to a key from the leaf up and merges what is sparse.
+    #[cold]
+    pub(crate) fn rebalance(&self, generation: Generation, key: &Key) {
+        let mut path: SmallVec<[Arc<Frame>; 8]> = SmallVec::new();
+        path.push(self.anchor.clone());
+        while path.len() == 1 || path[path.len() - 1].level > 0 {
+            match self.route(&path[path.len() - 1], key) {
+                Route::Child(child) => path.push(child),
+                Route::Missing(_) | Route::Stale => return,
+            }
+        }
+        for at in (2..path.len()).rev() {
+            let (parent, child) = (&path[at - 1], &path[at]);
+            if !child.writable(generation) || !self.has_partner(parent, child, key) {
+                break;
+            }
+            if !self.merge_child(parent, child, key, generation) {
+                break;
+            }
+        }
+        while self.shrink_root() {}
+    }
+
+    /// Whether a merge looks worth the parent's write latch.
+    fn has_partner(&self, parent: &Frame, child: &Arc<Frame>, key: &Key) -> bool {
+        let watch = LatchWatch(&self.meter);
+        parent.latch.read(&watch, |p| {
+            let Some(i) = p.entry_of(child, key) else {
+                return false;
+            };
+            let (items, used) = child.latch.read(&watch, |c| (c.view().items(), c.view().used()));
+            if items == 0 {
+                return p.view().items() > 1;
+            }
+            let fits = |j: Option<usize>| {
+                let neighbour = j.and_then(|j| p.children.get(j)).and_then(Option::as_ref);
+                neighbour.is_some_and(|n| used + n.latch.read(&watch, |n| n.view().used()) <= MERGED_MAX)
+            };
+            used < SPARSE && (fits(i.checked_sub(1)) || fits(Some(i + 1)))
+        })
+    }
+
+    /// True if the parent has an entry less now.
+    fn merge_child(&self, parent: &Frame, child: &Arc<Frame>, key: &Key, generation: Generation) -> bool {
+        let watch = LatchWatch(&self.meter);
+        parent.latch.write(&watch, |p| {
+            let Some(i) = p.entry_of(child, key).filter(|_| parent.writable(generation)) else {
+                return false;
+            };
+            child.latch.write(&watch, |c| {
+                if c.view().items() == 0 {
+                    return self.drop_empty(p, i, child, c, generation);
+                }
+                if !Tree::is_sparse(c.view()) {
+                    return false;
+                }
+                let left = i.checked_sub(1).filter(|j| self.absorb(p, *j, i, child, c, generation));
+                left.is_some() || self.absorb(p, i + 1, i, child, c, generation)
+            })
+        })
+    }
+
+    /// Takes an empty leaf out. A neighbour answers for its keys from now on: one in memory if there is, so that a pin on
+    /// these keys keeps meaning something.
+    fn drop_empty(&self, p: &mut Node, i: usize, child: &Frame, c: &mut Node, generation: Generation) -> bool {
+        let items = p.view().items();
+        if items == 1 {
+            return false;
+        }
+        let watch = LatchWatch(&self.meter);
+        let loaded = |j: usize| p.children.get(j).and_then(Option::as_ref);
+        let to_left = i > 0 && (i + 1 == items || loaded(i - 1).is_some() || loaded(i + 1).is_none());
+        let neighbour = if to_left { loaded(i - 1) } else { loaded(i + 1) };
+        if let Some(neighbour) = neighbour {
+            neighbour.latch.write(&watch, |n| {
+                n.pins.inherit(&c.pins);
+                if to_left {
+                    n.range.high = c.range.high;
+                } else {
+                    n.range.low = c.range.low;
+                }
+            });
+        }
+        p.remove_link(generation, i);
+        if !to_left {
+            p.edit(generation).set_key(i, &c.range.low);
+        }
+        c.kill();
+        self.retire(child);
+        self.meter.stats.merges.inc();
+        true
+    }
+
+    /// Moves what neighbour `j` holds into child `i`, if it is in memory and both fit. The child stays because it is of the
+    /// current generation; the neighbour may be of any, and is only read.
+    fn absorb(
+        &self,
+        p: &mut Node,
+        j: usize,
+        i: usize,
+        child: &Arc<Frame>,
+        c: &mut Node,
+        generation: Generation,
+    ) -> bool {
+        let Some(neighbour) = p.children.get(j).cloned().flatten() else {
+            return false;
+        };
+        let merged = neighbour.latch.write(&LatchWatch(&self.meter), |n| {
+            if n.view().used() + c.view().used() > MERGED_MAX {
+                return false;
+            }
+            let (first, second) = if j < i { (n.view(), c.view()) } else { (c.view(), n.view()) };
+            let mut bytes = IoBuf::zeroed(NODE_BLOCKS as usize);
+            let mut node =
+                NodeMut::init(bytes.as_mut_bytes(), &self.uuid, child.addr, generation, child.level);
+            node.append_range(first, 0..first.items());
+            node.append_range(second, 0..second.items());
+            c.replace_bytes(bytes);
+            let theirs = std::mem::take(&mut n.children);
+            if j < i {
+                c.children.splice(0..0, theirs);
+                c.range.low = n.range.low;
+            } else {
+                c.children.extend(theirs);
+                c.range.high = n.range.high;
+            }
+            c.pins.inherit(&n.pins);
+            n.kill();
+            true
+        });
+        if merged {
+            if j < i {
+                p.relink(generation, j, child);
+            }
+            p.remove_link(generation, i.max(j));
+            self.retire(&neighbour);
+            self.meter.stats.merges.inc();
+        }
+        merged
+    }
+
+    /// Makes the only child of the root the root. False if there is nothing to do.
+    fn shrink_root(&self) -> bool {
+        let watch = LatchWatch(&self.meter);
+        let Route::Child(root) = self.route(&self.anchor, &Key::MIN) else {
+            return false;
+        };
+        if root.level == 0 || root.latch.read(&watch, |r| r.range.is_none() || r.view().items() > 1) {
+            return false;
+        }
+        self.anchor.latch.write(&watch, |a| {
+            if a.entry_of(&root, &Key::MIN).is_none() {
+                return false;
+            }
+            let only = root.latch.write(&watch, |r| {
+                let only = if r.view().items() == 1 { r.children[0].clone() } else { None };
+                if only.is_some() {
+                    r.kill();
+                }
+                only
+            });
+            let Some(only) = only else {
+                return false;
+            };
+            let generation = self.generation();
+            a.edit(generation).set_level(only.level + 1);
+            a.relink(generation, 0, &only);
+            self.retire(&root);
+            self.meter.stats.merges.inc();
+            true
+        })
+    }
+}

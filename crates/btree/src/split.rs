@@ -1,0 +1,190 @@
+//! Steps that make room: a new root, the split of an inner node, the split of a leaf around an insertion.
+
+use crate::frame::{Frame, KeyRange, Node};
+use crate::latch::{LatchWatch, NodeLatch};
+use crate::tree::Tree;
+use crate::write::{Need, has_room};
+use kedge_base::{CorruptKind, Error, Generation, Result};
+use kedge_format::Key;
+use kedge_format::node::{CHILD_SIZE, Child, LEVEL_MAX, NODE_PAYLOAD, NodeView, item_cost};
+use std::sync::Arc;
+
+/// How a full leaf is divided around a new item.
+#[derive(Debug, PartialEq, Eq)]
+struct Cut {
+    /// Items that stay.
+    keep: usize,
+    /// Whether the new item goes to the left half, else to the right.
+    left: bool,
+}
+
+impl Tree {
+    /// Puts a new root above a root that needs to be split.
+    pub(crate) fn grow(
+        &self,
+        root: &Arc<Frame>,
+        key: &Key,
+        insert: Option<&[u8]>,
+        generation: Generation,
+    ) -> Result<()> {
+        let level = root.level + 1;
+        if level > LEVEL_MAX {
+            return Err(Error::corrupt(CorruptKind::Node, root.addr, "the tree is higher than any real one"));
+        }
+        self.anchor.latch.write(&LatchWatch(&self.meter), |a| {
+            if a.entry_of(root, key).is_none() || self.need(root, key, insert) != Need::Split {
+                return Ok(());
+            }
+            let addr = self.space.alloc_node(root.addr)?;
+            let mut new = self.new_node(Child { addr, generation }, level, KeyRange::ALL, |n| {
+                n.append(&Key::MIN, &root.link().encode());
+            });
+            new.children[0] = Some(root.clone());
+            let new = self.new_frame(new);
+            a.edit(generation).set_level(level + 1);
+            a.relink(generation, 0, &new);
+            self.adopt(&new);
+            Ok(())
+        })
+    }
+
+    /// Runs a split: `cut` divides the child, whose new right sibling gets the given address, and returns the sibling. `None`, and
+    /// nothing happened: start over.
+    fn split<R>(
+        &self,
+        parent: &Frame,
+        child: &Arc<Frame>,
+        key: &Key,
+        value: &[u8],
+        generation: Generation,
+        cut: impl FnOnce(&mut Node, Child) -> (Node, R),
+    ) -> Result<Option<R>> {
+        let watch = LatchWatch(&self.meter);
+        parent.latch.write(&watch, |p| {
+            let Some(i) = p.entry_of(child, key).filter(|_| parent.writable(generation)) else {
+                return Ok(None);
+            };
+            if p.view().free_space() < item_cost(CHILD_SIZE) {
+                return Ok(None);
+            }
+            let cut = child.latch.write(&watch, |c| {
+                if has_room(c.view(), key, value) {
+                    return Ok(None);
+                }
+                let addr = self.space.alloc_node(child.addr)?;
+                let (mut right, result) = cut(c, Child { addr, generation });
+                right.pins.inherit(&c.pins);
+                c.range.high = Some(right.range.low);
+                Ok(Some((right, result)))
+            })?;
+            let Some((right, result)) = cut else {
+                return Ok(None);
+            };
+            let low = right.range.low;
+            let right = self.new_frame(right);
+            p.insert_link(generation, i + 1, &low, &right);
+            self.adopt(&right);
+            self.meter.stats.splits.inc();
+            Ok(Some(result))
+        })
+    }
+
+    /// False: start over.
+    pub(crate) fn split_inner(
+        &self,
+        parent: &Frame,
+        child: &Arc<Frame>,
+        key: &Key,
+        generation: Generation,
+    ) -> Result<bool> {
+        let done = self.split(parent, child, key, &[], generation, |c, identity| {
+            let view = c.view();
+            let items = view.items();
+            // At the right edge keys ascend: leave the left node nearly full.
+            let keep = if view.child_index(key) == items - 1 { items - 1 } else { items / 2 };
+            let range = KeyRange { low: view.key(keep), high: c.range.high };
+            let mut right =
+                self.new_node(identity, child.level, range, |n| n.append_range(view, keep..items));
+            right.children = c.children.split_off(keep);
+            c.edit(generation).truncate(keep);
+            (right, ())
+        })?;
+        Ok(done.is_some())
+    }
+
+    /// Splits a leaf and puts the item into the half that it belongs to. `Some(replaced)`. `None`, and nothing happened:
+    /// start over.
+    pub(crate) fn split_leaf(
+        &self,
+        parent: &Frame,
+        child: &Arc<Frame>,
+        key: &Key,
+        value: &[u8],
+        generation: Generation,
+    ) -> Result<Option<bool>> {
+        self.split(parent, child, key, value, generation, |c, identity| {
+            let found = c.view().search(key);
+            if let Ok(i) = found {
+                c.edit(generation).remove_at(i);
+            }
+            let at = found.unwrap_or_else(|i| i);
+            let cut = choose_cut(c, at, value.len());
+            let view = c.view();
+            let low = if cut.keep == at && !cut.left { *key } else { view.key(cut.keep) };
+            let range = KeyRange { low, high: c.range.high };
+            let right = self.new_node(identity, 0, range, |n| {
+                if cut.left {
+                    n.append_range(view, cut.keep..view.items());
+                } else {
+                    n.append_range(view, cut.keep..at);
+                    n.append(key, value);
+                    n.append_range(view, at..view.items());
+                }
+            });
+            c.edit(generation).truncate(cut.keep);
+            if cut.left {
+                let put = c.put(generation, key, value);
+                assert_eq!(put, Some(false), "the cut left room for the item");
+            }
+            (right, found.is_ok())
+        })
+    }
+}
+
+fn choose_cut(leaf: &Node, at: usize, len: usize) -> Cut {
+    let view = leaf.view();
+    let new = item_cost(len);
+    let total = view.used() + new;
+    if at == view.items() {
+        // Ascending keys: the full leaf stays full.
+        return Cut { keep: at, left: false };
+    }
+    if leaf.is_sequential_at(at) {
+        // A sequence fills up from the middle: let it go on at the end of the left leaf.
+        let before: usize = (0..at).map(|i| item_cost(view.value(i).len())).sum();
+        if before + new <= NODE_PAYLOAD {
+            return Cut { keep: at, left: true };
+        }
+        if total - before <= NODE_PAYLOAD {
+            return Cut { keep: at, left: false };
+        }
+    }
+    balanced_cut(view, at, new, total)
+}
+
+/// Fills the left half until it has at least half of the bytes. It then has less than that and one largest item, the right half
+/// at most that: three largest items fit a node, so both fit; and neither is empty, since a leaf that
+/// must be split is more than half full without the new item.
+fn balanced_cut(view: NodeView<'_>, at: usize, new: usize, total: usize) -> Cut {
+    let (mut keep, mut left, mut bytes) = (0, false, 0);
+    while bytes < total / 2 {
+        if keep == at && !left {
+            left = true;
+            bytes += new;
+        } else {
+            bytes += item_cost(view.value(keep).len());
+            keep += 1;
+        }
+    }
+    Cut { keep, left }
+}

@@ -1,0 +1,339 @@
+//! The tree's handle and the descent: from the root pointer to the leaf that answers for a key.
+
+use crate::cache::Cache;
+use crate::frame::{ANCHOR, Frame, KeyRange, Node, Pins};
+use crate::latch::{LatchWatch, NodeLatch};
+use crate::stats::{Meter, TreeStats};
+use kedge_base::{BlockNo, Clock, CorruptKind, Error, Generation, IoBuf, Result, SystemClock};
+use kedge_format::Key;
+use kedge_format::node::{Child, LEVEL_MAX, NODE_BLOCKS, NodeMut, NodeView};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::*};
+
+/// Candidates for eviction looked at per node that comes in.
+const TRIM_PER_LOAD: usize = 64;
+
+/// Reads nodes from the device. Called without any latch held; may sleep.
+pub trait NodeIo: Send + Sync {
+    /// The four blocks from `addr`.
+    fn read_node(&self, addr: BlockNo) -> Result<IoBuf>;
+}
+
+/// Gives out and takes back the blocks of nodes. Called under latches: must not do IO.
+pub trait NodeSpace: Send + Sync {
+    /// A place for a node, near another. Does not fail if the caller of the tree reserved enough; if it fails, the tree's
+    /// operation fails and has not happened.
+    fn alloc_node(&self, near: BlockNo) -> Result<BlockNo>;
+
+    /// The tree of the current generation no longer uses this node. If it was born in the current generation, no checkpoint
+    /// knows it; else the last durable checkpoint may still use it.
+    fn free_node(&self, addr: BlockNo, born: Generation);
+}
+
+pub struct TreeConfig {
+    /// Of the image; every node carries it.
+    pub uuid: uuid::Uuid,
+    /// Memory for nodes. Dirty nodes stay in memory even beyond it.
+    pub cache_bytes: usize,
+    /// Measures waits.
+    pub clock: Arc<dyn Clock>,
+}
+
+impl TreeConfig {
+    pub fn new(uuid: uuid::Uuid, cache_bytes: usize) -> TreeConfig {
+        TreeConfig { uuid, cache_bytes, clock: Arc::new(SystemClock::default()) }
+    }
+}
+
+/// A B+tree; see the crate's page. All methods may be called from many threads, except where a method says otherwise.
+pub struct Tree {
+    io: Arc<dyn NodeIo>,
+    pub(crate) space: Arc<dyn NodeSpace>,
+    pub(crate) uuid: uuid::Uuid,
+    pub(crate) meter: Arc<Meter>,
+    pub(crate) cache: Cache,
+    /// An inner node in memory only, whose one child is the root: so that the root is copied, evicted and looked up as any child.
+    pub(crate) anchor: Arc<Frame>,
+    generation: AtomicU64,
+    pub(crate) nodes: AtomicU64,
+}
+
+/// Where a node sends a key.
+pub(crate) enum Route {
+    Child(Arc<Frame>),
+    /// The child is not in memory.
+    Missing(Child),
+    /// The node does not answer for the key any more.
+    Stale,
+}
+
+impl Tree {
+    /// A new tree, an empty leaf born in `generation`.
+    pub fn create(
+        io: Arc<dyn NodeIo>,
+        space: Arc<dyn NodeSpace>,
+        config: TreeConfig,
+        generation: Generation,
+    ) -> Result<Tree> {
+        let addr = space.alloc_node(BlockNo(0))?;
+        let tree = Tree::with_root(io, space, config, Child { addr, generation }, 0, 0, generation);
+        let root = tree.new_frame(tree.new_node(Child { addr, generation }, 0, KeyRange::ALL, |_| ()));
+        tree.anchor.latch.write(&LatchWatch(&tree.meter), |a| a.children[0] = Some(root.clone()));
+        tree.adopt(&root);
+        Ok(tree)
+    }
+
+    /// The tree that a checkpoint left: its root, the count of its nodes, and the generation in which changes will be born,
+    /// which must be younger than every node on the device. Reads the root.
+    #[allow(clippy::too_many_arguments)]
+    pub fn open(
+        io: Arc<dyn NodeIo>,
+        space: Arc<dyn NodeSpace>,
+        config: TreeConfig,
+        root: BlockNo,
+        root_generation: Generation,
+        root_level: u8,
+        nodes: u64,
+        generation: Generation,
+    ) -> Result<Tree> {
+        if root_level > LEVEL_MAX || root_generation >= generation {
+            return Err(Error::corrupt(
+                CorruptKind::Node,
+                root,
+                format!("impossible root: level {root_level}, generation {root_generation} before {generation}"),
+            ));
+        }
+        let root = Child { addr: root, generation: root_generation };
+        let tree = Tree::with_root(io, space, config, root, root_level, nodes, generation);
+        while tree.child_of(&tree.anchor, &Key::MIN)?.is_none() {}
+        Ok(tree)
+    }
+
+    fn with_root(
+        io: Arc<dyn NodeIo>,
+        space: Arc<dyn NodeSpace>,
+        config: TreeConfig,
+        root: Child,
+        root_level: u8,
+        nodes: u64,
+        generation: Generation,
+    ) -> Tree {
+        let cache = Cache::new(config.cache_bytes);
+        let mut bytes = IoBuf::zeroed(NODE_BLOCKS as usize);
+        let level = root_level + 1;
+        NodeMut::init(bytes.as_mut_bytes(), &config.uuid, BlockNo(u64::MAX), ANCHOR, level)
+            .append(&Key::MIN, &root.encode());
+        let anchor = Frame::new(&cache.gauges, true, level, Node::new(bytes, KeyRange::ALL));
+        Tree {
+            io,
+            space,
+            uuid: config.uuid,
+            meter: Arc::new(Meter { clock: config.clock, stats: TreeStats::default() }),
+            cache,
+            anchor,
+            generation: AtomicU64::new(generation.0),
+            nodes: AtomicU64::new(nodes),
+        }
+    }
+
+    /// The generation in which changes are born now.
+    pub fn generation(&self) -> Generation {
+        Generation(self.generation.load(Acquire))
+    }
+
+    pub(crate) fn next_generation(&self) {
+        self.generation.fetch_add(1, AcqRel);
+    }
+
+    /// Address, generation and level of the root.
+    pub fn root(&self) -> (BlockNo, Generation, u8) {
+        self.anchor.latch.read(&LatchWatch(&self.meter), |a| {
+            let root = a.view().child(0);
+            (root.addr, root.generation, a.view().level() - 1)
+        })
+    }
+
+    /// Nodes of the tree, in memory or not.
+    pub fn node_count(&self) -> u64 {
+        self.nodes.load(Relaxed)
+    }
+
+    /// The most nodes that one put can take from [`NodeSpace`] now: every node of the path copied and split, and a new root.
+    /// The path may grow by one level per root split of other writers in between.
+    pub fn nodes_per_put_max(&self) -> u64 {
+        2 * (self.root().2 as u64 + 1) + 2
+    }
+
+    pub fn stats(&self) -> &TreeStats {
+        &self.meter.stats
+    }
+
+    /// Memory of all nodes held, dirty ones included.
+    pub fn cached_bytes(&self) -> usize {
+        self.cache.gauges.cached.load(Relaxed)
+    }
+
+    /// Memory of nodes that cannot be evicted until a checkpoint has written them.
+    pub fn dirty_bytes(&self) -> usize {
+        self.cache.gauges.dirty.load(Relaxed)
+    }
+
+    pub fn cache_bytes(&self) -> usize {
+        self.cache.limit.load(Relaxed)
+    }
+
+    /// Sets the memory for nodes and evicts what is over it, as far as that can be evicted.
+    pub fn set_cache_bytes(&self, bytes: usize) {
+        self.cache.limit.store(bytes, Relaxed);
+        self.trim(3 * self.cache.ring_len());
+    }
+
+    /// Reads in the leaves that answer for `keys` and keeps them and their ancestors in memory. Waits for the device;
+    /// holds no latch meanwhile.
+    pub fn pin(&self, keys: &[Key]) -> Result<Pins> {
+        let mut pins = Pins(Vec::with_capacity(keys.len()));
+        for key in keys {
+            let pin = self.with_leaf(key, |n| n.pins.pin())?;
+            pins.0.push(pin);
+        }
+        Ok(pins)
+    }
+
+    pub(crate) fn new_node(
+        &self,
+        identity: Child,
+        level: u8,
+        range: KeyRange,
+        fill: impl FnOnce(&mut NodeMut<'_>),
+    ) -> Node {
+        let mut bytes = IoBuf::zeroed(NODE_BLOCKS as usize);
+        let Child { addr, generation } = identity;
+        fill(&mut NodeMut::init(bytes.as_mut_bytes(), &self.uuid, addr, generation, level));
+        Node::new(bytes, range)
+    }
+
+    /// A dirty node, not yet linked.
+    pub(crate) fn new_frame(&self, node: Node) -> Arc<Frame> {
+        Frame::new(&self.cache.gauges, false, node.view().level(), node)
+    }
+
+    /// Counts a new node of the current generation in, under the latches of the step that links it.
+    pub(crate) fn adopt(&self, frame: &Arc<Frame>) {
+        self.cache.add_dirty(frame);
+        self.nodes.fetch_add(1, Relaxed);
+    }
+
+    /// Counts a node out, under the latches of the step that killed it.
+    pub(crate) fn retire(&self, frame: &Frame) {
+        self.nodes.fetch_sub(1, Relaxed);
+        if frame.born == self.generation() {
+            let held = self.cache.remove_dirty(frame.addr);
+            assert!(held.is_some(), "nodes of the current generation are in the dirty table");
+            frame.mark_clean();
+        }
+        self.space.free_node(frame.addr, frame.born);
+    }
+
+    #[inline]
+    pub(crate) fn route(&self, parent: &Frame, key: &Key) -> Route {
+        parent.latch.read(&LatchWatch(&self.meter), |p| {
+            if !p.range.covers(key) {
+                return Route::Stale;
+            }
+            let i = p.view().child_index(key);
+            match &p.children[i] {
+                Some(child) => Route::Child(child.clone()),
+                None => Route::Missing(p.view().child(i)),
+            }
+        })
+    }
+
+    /// The child of `parent` that answers for the key, read in if need be. None: start over.
+    #[inline]
+    pub(crate) fn child_of(&self, parent: &Frame, key: &Key) -> Result<Option<Arc<Frame>>> {
+        match self.route(parent, key) {
+            Route::Child(child) => {
+                child.touch();
+                Ok(Some(child))
+            }
+            Route::Missing(child) => self.load(parent, key, child),
+            Route::Stale => {
+                self.meter.stats.restarts.inc();
+                Ok(None)
+            }
+        }
+    }
+
+    /// Reads a node in and links it into its parent, unless someone else did or the parent has another child there by now.
+    /// Then what was read means nothing, not even that it is corrupt: its blocks may have been used anew.
+    #[cold]
+    fn load(&self, parent: &Frame, key: &Key, child: Child) -> Result<Option<Arc<Frame>>> {
+        self.trim(TRIM_PER_LOAD);
+        self.meter.stats.node_reads.inc();
+        let read = self.io.read_node(child.addr);
+        parent.latch.write(&LatchWatch(&self.meter), |p| {
+            if !p.range.covers(key) {
+                return Ok(None);
+            }
+            let i = p.view().child_index(key);
+            if p.view().child(i) != child {
+                return Ok(None);
+            }
+            if let Some(frame) = &p.children[i] {
+                return Ok(Some(frame.clone()));
+            }
+            let (bytes, level) = (read?, p.view().level() - 1);
+            let range = p.child_range(i);
+            let view = NodeView::check(bytes.as_bytes(), &self.uuid, child.addr, child.generation, level)?;
+            check_fences(view, &range, child.addr)?;
+            let frame = Frame::new(&self.cache.gauges, true, level, Node::new(bytes, range));
+            p.children[i] = Some(frame.clone());
+            self.cache.add_clean(std::iter::once(&frame));
+            Ok(Some(frame))
+        })
+    }
+
+    /// The leaf that answered for the key a moment ago.
+    #[inline]
+    pub(crate) fn leaf_for(&self, key: &Key) -> Result<Arc<Frame>> {
+        'restart: loop {
+            let Some(mut at) = self.child_of(&self.anchor, key)? else {
+                continue;
+            };
+            while at.level > 0 {
+                match self.child_of(&at, key)? {
+                    Some(child) => at = child,
+                    None => continue 'restart,
+                }
+            }
+            return Ok(at);
+        }
+    }
+
+    /// Runs `f` on the leaf that answers for the key, under its read latch.
+    #[inline]
+    pub(crate) fn with_leaf<R>(&self, key: &Key, mut f: impl FnMut(&Node) -> R) -> Result<R> {
+        loop {
+            let leaf = self.leaf_for(key)?;
+            let done = leaf.latch.read(&LatchWatch(&self.meter), |n| n.range.covers(key).then(|| f(n)));
+            match done {
+                Some(result) => return Ok(result),
+                None => self.meter.stats.restarts.inc(),
+            }
+        }
+    }
+}
+
+/// A valid node may still be the wrong one: its keys must lie between its parent's.
+pub(crate) fn check_fences(view: NodeView<'_>, range: &KeyRange, addr: BlockNo) -> Result<()> {
+    let (Some(first), Some(last)) = (view.first_key(), view.last_key()) else {
+        return Ok(());
+    };
+    if !range.covers(&first) || !range.covers(&last) {
+        return Err(Error::corrupt(CorruptKind::Node, addr, "has keys that belong elsewhere"));
+    }
+    if view.level() > 0 && first != range.low {
+        return Err(Error::corrupt(CorruptKind::Node, addr, "its first child does not start where it does"));
+    }
+    Ok(())
+}

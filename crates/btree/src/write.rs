@@ -1,0 +1,214 @@
+//! Changes of items, and the steps that make a leaf fit for them.
+//!
+//! A writer first goes down like a reader and takes the write latch of the leaf alone. If the leaf is of an older generation or
+//! full, it *prepares*: from the root down, one step at a time on a parent and its child, nodes are copied into the current
+//! generation and full ones split (inner nodes before they are needed: then a split never has to go back up). A step that
+//! finds the world changed does nothing and the descent starts over.
+
+use crate::frame::Frame;
+use crate::latch::{LatchWatch, NodeLatch};
+use crate::tree::Tree;
+use kedge_base::{Error, Generation, Result};
+use kedge_format::Key;
+use kedge_format::item::VALUE_MAX;
+use kedge_format::node::{CHILD_SIZE, Child, NodeView, item_cost};
+use std::sync::Arc;
+
+/// Candidates for eviction looked at after a change of structure.
+const TRIM_PER_STEP: usize = 8;
+
+enum Attempt<R> {
+    Done(R),
+    /// The leaf does not answer for the key any more.
+    Stale,
+    /// The leaf is of an older generation.
+    Old,
+    Full,
+}
+
+/// What a node on the way needs before it can be gone through.
+#[derive(PartialEq, Eq)]
+pub(crate) enum Need {
+    Nothing,
+    Split,
+    Restart,
+}
+
+impl Tree {
+    /// Sets the item of `key`. True if there was one already.
+    pub fn put(&self, key: Key, value: &[u8]) -> Result<bool> {
+        if value.len() > VALUE_MAX {
+            return Err(Error::invalid(format!("item of {} bytes, {VALUE_MAX} are the most", value.len())));
+        }
+        let generation = self.generation();
+        loop {
+            let leaf = self.leaf_for(&key)?;
+            let attempt = if leaf.born != generation {
+                Attempt::Old
+            } else {
+                leaf.latch.write(&LatchWatch(&self.meter), |n| {
+                    if !n.range.covers(&key) {
+                        return Attempt::Stale;
+                    }
+                    n.put(generation, &key, value).map_or(Attempt::Full, Attempt::Done)
+                })
+            };
+            let prepared = match attempt {
+                Attempt::Done(replaced) => return Ok(replaced),
+                Attempt::Stale => {
+                    self.meter.stats.restarts.inc();
+                    None
+                }
+                Attempt::Old => self.prepare(generation, &key, None)?,
+                Attempt::Full => self.prepare(generation, &key, Some(value))?,
+            };
+            if let Some(replaced) = prepared {
+                return Ok(replaced);
+            }
+        }
+    }
+
+    /// Changes the value of `key` in place, its length fixed. False if there is none, and `f` was not called; else it was called
+    /// once, under the leaf's write latch: it must not call the tree.
+    pub fn update(&self, key: Key, f: impl FnOnce(&mut [u8])) -> Result<bool> {
+        let mut f = Some(f);
+        let generation = self.generation();
+        self.change(generation, &key, |leaf, i| {
+            let f = f.take().expect("a change happens once");
+            f(leaf.edit(generation).value_mut(i));
+        })
+        .map(|done| done.is_some())
+    }
+
+    /// Removes the item of `key`. False if there was none.
+    pub fn delete(&self, key: Key) -> Result<bool> {
+        let generation = self.generation();
+        let sparse = self.change(generation, &key, |leaf, i| {
+            leaf.edit(generation).remove_at(i);
+            // Looking for a partner to merge with costs more than the removal: not every time.
+            let view = leaf.view();
+            view.items() == 0 || (view.items() % 8 == 0 && Tree::is_sparse(view))
+        })?;
+        if sparse == Some(true) {
+            self.rebalance(generation, &key);
+        }
+        Ok(sparse.is_some())
+    }
+
+    /// Runs `f` on the leaf and the place of an existing item, with the leaf writable.
+    fn change<R>(
+        &self,
+        generation: Generation,
+        key: &Key,
+        mut f: impl FnMut(&mut crate::frame::Node, usize) -> R,
+    ) -> Result<Option<R>> {
+        let watch = LatchWatch(&self.meter);
+        loop {
+            let leaf = self.leaf_for(key)?;
+            let attempt = if leaf.born != generation {
+                // Only an item that exists is worth a copy.
+                leaf.latch.read(&watch, |n| match n.view_if_covers(key).map(|v| v.search(key)) {
+                    None => Attempt::Stale,
+                    Some(Err(_)) => Attempt::Done(None),
+                    Some(Ok(_)) => Attempt::Old,
+                })
+            } else {
+                leaf.latch.write(&watch, |n| match n.view_if_covers(key).map(|v| v.search(key)) {
+                    None => Attempt::Stale,
+                    Some(Err(_)) => Attempt::Done(None),
+                    Some(Ok(i)) => Attempt::Done(Some(f(n, i))),
+                })
+            };
+            match attempt {
+                Attempt::Done(done) => return Ok(done),
+                Attempt::Old => {
+                    self.prepare(generation, key, None)?;
+                }
+                Attempt::Stale | Attempt::Full => self.meter.stats.restarts.inc(),
+            }
+        }
+    }
+
+    /// Makes the path to the key's leaf writable and, with a value to insert, roomy. `Some(replaced)` if a split of the leaf put
+    /// the item where it belongs; None: try the leaf again.
+    #[cold]
+    fn prepare(&self, generation: Generation, key: &Key, insert: Option<&[u8]>) -> Result<Option<bool>> {
+        let done = self.prepare_path(generation, key, insert);
+        self.trim(TRIM_PER_STEP);
+        done
+    }
+
+    fn prepare_path(&self, generation: Generation, key: &Key, insert: Option<&[u8]>) -> Result<Option<bool>> {
+        'restart: loop {
+            let mut parent = self.anchor.clone();
+            loop {
+                let Some(child) = self.child_of(&parent, key)? else {
+                    continue 'restart;
+                };
+                if child.born != generation {
+                    if !self.copy_child(&parent, &child, key, generation)? {
+                        continue 'restart;
+                    }
+                    continue;
+                }
+                match self.need(&child, key, insert) {
+                    Need::Restart => continue 'restart,
+                    Need::Nothing if child.level == 0 => return Ok(None),
+                    Need::Nothing => parent = child,
+                    Need::Split if parent.is_anchor() => self.grow(&child, key, insert, generation)?,
+                    Need::Split if child.level > 0 => {
+                        if !self.split_inner(&parent, &child, key, generation)? {
+                            continue 'restart;
+                        }
+                    }
+                    Need::Split => {
+                        let value = insert.expect("only an insertion needs room");
+                        match self.split_leaf(&parent, &child, key, value, generation)? {
+                            Some(replaced) => return Ok(Some(replaced)),
+                            None => continue 'restart,
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    pub(crate) fn need(&self, child: &Frame, key: &Key, insert: Option<&[u8]>) -> Need {
+        child.latch.read(&LatchWatch(&self.meter), |n| match (n.view_if_covers(key), insert) {
+            (None, _) => Need::Restart,
+            (Some(view), Some(value)) if !has_room(view, key, value) => Need::Split,
+            _ => Need::Nothing,
+        })
+    }
+
+    /// Moves a child of an older generation to a new address. False: the world changed, start over.
+    fn copy_child(&self, parent: &Frame, child: &Arc<Frame>, key: &Key, generation: Generation) -> Result<bool> {
+        let watch = LatchWatch(&self.meter);
+        parent.latch.write(&watch, |p| {
+            let Some(i) = p.entry_of(child, key).filter(|_| parent.writable(generation)) else {
+                return Ok(false);
+            };
+            let addr = self.space.alloc_node(child.addr)?;
+            let node = child.latch.write(&watch, |c| {
+                // The bytes of a node that a checkpoint has yet to write stay where they are; else they have no other reader.
+                let steal = child.is_clean();
+                c.move_to(Child { addr, generation }, steal)
+            });
+            let copy = self.new_frame(node);
+            p.relink(generation, i, &copy);
+            self.adopt(&copy);
+            self.retire(child);
+            self.meter.stats.copies.inc();
+            Ok(true)
+        })
+    }
+}
+
+/// Whether a node can take what an insertion may bring: a leaf the item, an inner node one more child.
+pub(crate) fn has_room(view: NodeView<'_>, key: &Key, value: &[u8]) -> bool {
+    if view.level() > 0 {
+        return view.free_space() >= item_cost(CHILD_SIZE);
+    }
+    let old = view.search(key).map_or(0, |i| item_cost(view.value(i).len()));
+    view.free_space() + old >= item_cost(value.len())
+}

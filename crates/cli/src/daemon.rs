@@ -1,0 +1,96 @@
+//! `kedge mount` returns when the mount is live, and leaves a process behind that serves it.
+//!
+//! The parent starts this binary anew instead of forking: the tracing and engine state of a process with threads does
+//! not survive a fork. The child's standard output is a pipe to the parent that carries one line: `ready`, or `failed`
+//! and the reason. A pipe that ends without that line means that the child died; then its exit status is the reason.
+
+use anyhow::{Context, Result, bail};
+use std::ffi::OsStr;
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+const READY: &str = "ready";
+const FAILED: &str = "failed ";
+
+/// Starts `kedge` with `args` in the background and returns when it has called [`Child::ready`].
+pub fn spawn(args: &[&OsStr], log_file: Option<&Path>) -> Result<()> {
+    let stderr = match log_file {
+        Some(path) => Stdio::from(open_log(path)?),
+        // Messages up to readiness are the user's; afterwards the child points it to /dev/null.
+        None => Stdio::inherit(),
+    };
+    crate::os::inherit_standard_streams_only();
+    // /proc/self/exe rather than a path: it runs this very binary though it may have been replaced or deleted.
+    let mut child = Command::new("/proc/self/exe")
+        .arg0("kedge")
+        .args(args)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(stderr)
+        .spawn()
+        .context("start the serving process")?;
+    let pipe = child.stdout.take().expect("stdout was asked to be a pipe");
+    let mut line = String::new();
+    BufReader::new(pipe).read_line(&mut line).context("wait for the serving process")?;
+    let line = line.trim_end();
+    if line == READY {
+        return Ok(());
+    }
+    let status = child.wait().context("wait for the serving process")?;
+    match line.strip_prefix(FAILED) {
+        Some(reason) => bail!("{reason}"),
+        None => bail!("the serving process ended before the mount was live ({status})"),
+    }
+}
+
+fn open_log(path: &Path) -> Result<File> {
+    OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(path)
+        .with_context(|| format!("open the log file {}", path.display()))
+}
+
+/// The side of the process that [`spawn`] started.
+pub struct Child {
+    keep_stderr: bool,
+}
+
+impl Child {
+    /// Leaves the caller's session and directory. `keep_stderr`: it is a log file.
+    pub fn start(keep_stderr: bool) -> Result<Child> {
+        rustix::process::setsid().context("start a session")?;
+        std::env::set_current_dir("/").context("leave the working directory")?;
+        // Started through /proc/self/exe, it would be called "exe" in ps and top.
+        rustix::thread::set_name(c"kedge").context("name the process")?;
+        Ok(Child { keep_stderr })
+    }
+
+    /// Lets the parent return. An error means that it has gone: whoever asked for the mount has given it up.
+    pub fn ready(&self) -> Result<()> {
+        report(READY).context("the process that asked for the mount is gone")?;
+        let null = OpenOptions::new().read(true).write(true).open("/dev/null").context("open /dev/null")?;
+        rustix::stdio::dup2_stdout(&null).context("leave standard output")?;
+        if !self.keep_stderr {
+            rustix::stdio::dup2_stderr(&null).context("leave standard error")?;
+        }
+        Ok(())
+    }
+
+    /// Tells the parent why there will be no mount.
+    pub fn failed(&self, reason: &anyhow::Error) {
+        if report(&format!("{FAILED}{}", crate::one_line(&format!("{reason:#}")))).is_err() {
+            tracing::error!("{reason:#}");
+        }
+    }
+}
+
+fn report(line: &str) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(line.as_bytes())?;
+    out.write_all(b"\n")?;
+    out.flush()
+}

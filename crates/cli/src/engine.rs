@@ -1,0 +1,127 @@
+//! All that the command line asks of the engine, the mount and the checker.
+
+use crate::options::MountWords;
+use anyhow::{Context, Result};
+use kedge_base::SystemClock;
+use kedge_device::{Device, FileDevice, OpenOptions};
+use kedge_fsck::{CheckOptions, Replay, ReplaySummary};
+use kedge_fuse::{FuseOptions, MountedSession};
+use kedgefs::{FileSystem, FormatOptions, Ino, MountOptions, SetAttr};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Without privilege the kernel passes no sync(2) on to us: what the timer has not made durable is all that a crash
+/// after `sync` can cost, so it runs more often.
+const COMMIT_ROOTLESS: Duration = Duration::from_secs(1);
+
+/// Makes an image on an existing file or device.
+pub fn format(path: &Path, options: &FormatOptions) -> Result<()> {
+    let device = FileDevice::open(path, OpenOptions::default())?;
+    format_device(device, options).with_context(|| format!("format {}", path.display()))
+}
+
+/// Makes a file of `size` bytes and an image in it. The path must not exist.
+pub fn create(path: &Path, size: u64, options: &FormatOptions) -> Result<()> {
+    let device = FileDevice::create(path, size, OpenOptions::default())?;
+    format_device(device, options).with_context(|| format!("format {}", path.display()))
+}
+
+/// The root directory belongs to whoever makes the image: a mount without privilege could not be written to by the only
+/// one who sees it if it were root's.
+fn format_device(device: Arc<FileDevice>, options: &FormatOptions) -> Result<()> {
+    FileSystem::format(&*device, options)?;
+    if privileged() {
+        return Ok(());
+    }
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let fs = FileSystem::open(device, Arc::new(SystemClock::default()), MountOptions::default())?;
+    let owned = fs.setattr(Ino::ROOT, &SetAttr { uid: Some(uid), gid: Some(gid), ..SetAttr::default() });
+    let closed = fs.close();
+    owned?;
+    Ok(closed?)
+}
+
+/// Whether we may mount by ourselves.
+fn privileged() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Opens the file system of an image as the mount options say.
+pub fn open(path: &Path, words: &MountWords, cache_size: Option<u64>) -> Result<FileSystem> {
+    let device = open_device(path, words.read_only)?;
+    let mut options = MountOptions { read_only: words.read_only, ..MountOptions::default() };
+    if let Some(commit) = words.commit {
+        options.commit = commit;
+    } else if !privileged() {
+        options.commit = COMMIT_ROOTLESS;
+    }
+    if let Some(bytes) = cache_size.or(words.cache_size) {
+        options.cache_size = bytes;
+    }
+    if let Some(percent) = words.async_checkpoint {
+        options.async_checkpoint = percent;
+    }
+    FileSystem::open(device, Arc::new(SystemClock::default()), options)
+        .with_context(|| format!("open {}", path.display()))
+}
+
+fn open_device(path: &Path, read_only: bool) -> Result<Arc<dyn Device>> {
+    Ok(FileDevice::open(path, OpenOptions { read_only, ..OpenOptions::default() })?)
+}
+
+/// Attaches an image to a directory. Nothing answers there before the session is served.
+pub fn mount(image: &Path, dir: &Path, words: &MountWords) -> Result<MountedSession> {
+    let defaults = FuseOptions::default();
+    let options = FuseOptions {
+        allow_other: words.allow_other.then_some(true),
+        read_only: words.read_only,
+        nosuid: words.nosuid,
+        nodev: words.nodev,
+        noexec: words.noexec,
+        workers: words.workers,
+        writeback_cache: words.writeback_cache.unwrap_or(defaults.writeback_cache),
+        ..defaults
+    };
+    Ok(kedge_fuse::mount(image, dir, &options)?)
+}
+
+/// Detaches a mount; `lazy`: even if it is in use or dead.
+pub fn unmount(dir: &Path, lazy: bool) -> Result<()> {
+    Ok(kedge_fuse::unmount(dir, lazy)?)
+}
+
+/// What the checker found.
+pub struct Checked {
+    /// For people.
+    pub text: String,
+    pub json: serde_json::Value,
+    /// As fsck(8) wants it.
+    pub exit_code: u8,
+}
+
+/// Judges an image without writing to it.
+pub fn check(path: &Path) -> Result<Checked> {
+    let options = CheckOptions { replay: Some(Arc::new(Recovery)), ..CheckOptions::default() };
+    let report = kedge_fsck::check(open_device(path, true)?, &options);
+    Ok(Checked {
+        text: report.to_string(),
+        json: serde_json::to_value(&report).context("write the report as JSON")?,
+        exit_code: report.exit_code() as u8,
+    })
+}
+
+/// What a mount does to an image that was not unmounted.
+struct Recovery;
+
+impl Replay for Recovery {
+    fn replay(&self, overlay: Arc<dyn Device>) -> kedge_base::Result<ReplaySummary> {
+        let clock = Arc::new(SystemClock::default());
+        let recovered = FileSystem::open(overlay, clock, MountOptions::default()).and_then(|fs| fs.close());
+        match recovered {
+            Ok(()) => Ok(ReplaySummary::default()),
+            Err(kedgefs::Error::Engine(e)) => Err(e),
+            Err(other) => Err(kedge_base::Error::invalid(other.to_string())),
+        }
+    }
+}

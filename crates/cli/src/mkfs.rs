@@ -1,0 +1,126 @@
+//! `kedge mkfs`: makes an image.
+//!
+//! A new file appears under its name only when the image in it is whole and durable, so that an interrupted run leaves
+//! nothing that a later `mount --create` would take for an image.
+
+use crate::image::{Content, Image};
+use crate::options::parse_size;
+use crate::{Usage, engine, info, mounts};
+use anyhow::{Context, Result, bail};
+use kedge_base::BLOCK_SIZE;
+use kedgefs::FormatOptions;
+use std::fs::{self, File, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// Size of the image; a file that does not exist is made, one that is shorter is extended
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    size: Option<u64>,
+    /// Name of the file system, at most 64 bytes
+    #[arg(short = 'L', long, default_value = "", hide_default_value = true)]
+    label: String,
+    /// Identity; a random one otherwise
+    #[arg(short = 'U', long)]
+    uuid: Option<uuid::Uuid>,
+    /// Size of the log, 1 MiB to 1 GiB (default: a 32nd of the image, at least 32 MiB)
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    log_size: Option<u64>,
+    /// Overwrite what the target holds
+    #[arg(short, long)]
+    force: bool,
+    /// A file or block device
+    image: PathBuf,
+}
+
+pub fn run(args: Args) -> Result<ExitCode> {
+    let options = FormatOptions {
+        size: args.size.map(whole_blocks),
+        log_size: args.log_size.map(whole_blocks),
+        label: args.label,
+        uuid: args.uuid,
+    };
+    if !exists(&args.image)? {
+        let Some(size) = options.size else {
+            return Err(Usage(format!(
+                "{} does not exist: --size says how large to make it",
+                args.image.display()
+            ))
+            .into());
+        };
+        create(&args.image, size, &options)?;
+    } else {
+        check_target(&args.image, args.force)?;
+        if let Some(size) = options.size {
+            extend(&args.image, size)?;
+        }
+        engine::format(&args.image, &options)?;
+    }
+    let superblock = Image::open(&args.image)?.superblock()?;
+    info::print(&info::image_json(&args.image, &superblock), false)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Makes `path`, a new file with an image of `size` bytes.
+pub fn create(path: &Path, size: u64, options: &FormatOptions) -> Result<()> {
+    let Some(name) = path.file_name() else {
+        return Err(Usage(format!("{} names no file", path.display())).into());
+    };
+    let dir = path.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let temporary = dir.join(format!(".{}.{}.new", name.to_string_lossy(), std::process::id()));
+    let made = engine::create(&temporary, size, options).and_then(|()| publish(&temporary, path, dir));
+    if made.is_err() && temporary.exists() {
+        fs::remove_file(&temporary).with_context(|| format!("remove {}", temporary.display()))?;
+    }
+    made.with_context(|| format!("create {}", path.display()))
+}
+
+fn publish(temporary: &Path, path: &Path, dir: &Path) -> Result<()> {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    File::open(temporary)?.sync_all().context("make the image durable")?;
+    match renameat_with(CWD, temporary, CWD, path, RenameFlags::NOREPLACE) {
+        Ok(()) => {}
+        // Not every host file system knows the flag.
+        Err(rustix::io::Errno::INVAL) if !exists(path)? => fs::rename(temporary, path)?,
+        Err(e) => return Err(std::io::Error::from(e).into()),
+    }
+    File::open(dir)?.sync_all().context("make the directory entry durable")
+}
+
+pub fn exists(path: &Path) -> Result<bool> {
+    path.try_exists().with_context(|| format!("look for {}", path.display()))
+}
+
+/// Sizes count in whole blocks; what is left over is not used.
+pub fn whole_blocks(bytes: u64) -> u64 {
+    bytes / BLOCK_SIZE as u64 * BLOCK_SIZE as u64
+}
+
+/// Refuses a target that is mounted, and one that holds something unless `force`.
+fn check_target(path: &Path, force: bool) -> Result<()> {
+    if let Some(mount) = mounts::of_image(path)? {
+        bail!("{} is mounted on {}", path.display(), mount.dir.display());
+    }
+    let held = match Image::open(path)?.content()? {
+        Content::Blank => return Ok(()),
+        Content::KedgeFs => "a KedgeFS image",
+        Content::Other(what) => what,
+    };
+    if !force {
+        bail!("{} holds {held}; -f overwrites it", path.display());
+    }
+    tracing::info!("overwriting {held} on {}", path.display());
+    Ok(())
+}
+
+/// Makes a regular file at least `size` bytes long. A block device that is too small is the engine's to refuse.
+fn extend(path: &Path, size: u64) -> Result<()> {
+    let file =
+        OpenOptions::new().write(true).open(path).with_context(|| format!("open {}", path.display()))?;
+    let meta = file.metadata().with_context(|| format!("stat {}", path.display()))?;
+    if meta.is_file() && meta.len() < size {
+        file.set_len(size).with_context(|| format!("extend {} to {size} bytes", path.display()))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,182 @@
+//! `kedge mount`: attaches an image to a directory and serves it, in the background unless told otherwise.
+
+use crate::options::{MountWords, parse_size};
+use crate::os::TerminationSignals;
+use crate::{Usage, daemon, engine, mkfs, mounts};
+use anyhow::{Context, Result, bail};
+use kedge_fuse::{MountPoint, MountedSession};
+use kedgefs::FormatOptions;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// Comma-separated mount options
+    #[arg(short = 'o', value_name = "OPTIONS")]
+    options: Vec<String>,
+    /// Serve in this process instead of one in the background
+    #[arg(long)]
+    foreground: bool,
+    /// Make the image with this size, and the directory, if they do not exist
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    create: Option<u64>,
+    /// Memory for cached metadata and file pages (as -o cache_size)
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    cache_size: Option<u64>,
+    /// Where the serving process writes its messages (nowhere otherwise)
+    #[arg(long, value_name = "FILE")]
+    log_file: Option<PathBuf>,
+    /// Started by `kedge mount` itself: speaks on standard output with the waiting parent
+    #[arg(long, hide = true, requires = "foreground")]
+    as_daemon: bool,
+    /// What mount(8) may pass on to its helpers: sloppy, do not write mtab, be verbose, pretend; the type
+    #[arg(short = 's', hide = true)]
+    sloppy: bool,
+    #[arg(short = 'n', hide = true)]
+    no_mtab: bool,
+    #[arg(short = 'v', hide = true)]
+    verbose: bool,
+    #[arg(short = 'f', hide = true)]
+    fake: bool,
+    #[arg(short = 't', hide = true)]
+    fstype: Option<String>,
+    /// A file or block device
+    image: PathBuf,
+    /// The mount point
+    dir: PathBuf,
+}
+
+pub fn run(args: Args) -> Result<ExitCode> {
+    let words = MountWords::parse(args.options.iter().map(String::as_str))?;
+    if args.fake {
+        return Ok(ExitCode::SUCCESS);
+    }
+    if args.as_daemon {
+        return serve_as_daemon(&args, &words);
+    }
+    prepare(&args, &words)?;
+    let image = args.image.canonicalize().with_context(|| format!("find {}", args.image.display()))?;
+    let dir = args.dir.canonicalize().with_context(|| format!("find {}", args.dir.display()))?;
+    if args.foreground {
+        serve(&image, &dir, &words, args.cache_size, || Ok(()))?;
+    } else {
+        spawn(&args, &image, &dir)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Makes what `--create` asks for and looks at what is there, so that most errors are found before a process starts.
+fn prepare(args: &Args, words: &MountWords) -> Result<()> {
+    if !mkfs::exists(&args.image)? {
+        let Some(size) = args.create else {
+            bail!("{} does not exist (--create SIZE makes it)", args.image.display());
+        };
+        if words.read_only {
+            return Err(Usage("--create and -o ro contradict each other".into()).into());
+        }
+        let size = mkfs::whole_blocks(size);
+        mkfs::create(&args.image, size, &FormatOptions { size: Some(size), ..FormatOptions::default() })?;
+    }
+    mounts::detach_dead(&args.dir, &args.image)?;
+    match std::fs::metadata(&args.dir) {
+        Ok(meta) if meta.is_dir() => Ok(()),
+        Ok(_) => bail!("mount point {} is not a directory", args.dir.display()),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound && args.create.is_some() => {
+            std::fs::create_dir(&args.dir)
+                .with_context(|| format!("create mount point {}", args.dir.display()))
+        }
+        Err(e) => Err(e).with_context(|| format!("mount point {}", args.dir.display())),
+    }
+}
+
+fn spawn(args: &Args, image: &Path, dir: &Path) -> Result<()> {
+    let cache_size = args.cache_size.map(|bytes| bytes.to_string());
+    let options = args.options.join(",");
+    let log_file =
+        args.log_file.as_ref().map(std::path::absolute).transpose().context("find the log file")?;
+    let mut words: Vec<&OsStr> = vec!["mount".as_ref(), "--foreground".as_ref(), "--as-daemon".as_ref()];
+    if !options.is_empty() {
+        words.extend::<[&OsStr; 2]>(["-o".as_ref(), options.as_ref()]);
+    }
+    if let Some(bytes) = &cache_size {
+        words.extend::<[&OsStr; 2]>(["--cache-size".as_ref(), bytes.as_ref()]);
+    }
+    if let Some(path) = &log_file {
+        words.extend::<[&OsStr; 2]>(["--log-file".as_ref(), path.as_ref()]);
+    }
+    words.extend::<[&OsStr; 3]>(["--".as_ref(), image.as_ref(), dir.as_ref()]);
+    daemon::spawn(&words, log_file.as_deref())
+}
+
+fn serve_as_daemon(args: &Args, words: &MountWords) -> Result<ExitCode> {
+    let child = daemon::Child::start(args.log_file.is_some())?;
+    let mut live = false;
+    let served = serve(&args.image, &args.dir, words, args.cache_size, || {
+        child.ready()?;
+        live = true;
+        Ok(())
+    });
+    match served {
+        Err(e) if !live => {
+            child.failed(&e);
+            Ok(ExitCode::from(crate::FAILURE))
+        }
+        served => served.map(|()| ExitCode::SUCCESS),
+    }
+}
+
+/// Opens, mounts, calls `live`, and serves until the mount is gone. The image is closed whatever happened before.
+fn serve(
+    image: &Path,
+    dir: &Path,
+    words: &MountWords,
+    cache_size: Option<u64>,
+    live: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    let signals = TerminationSignals::block().context("block signals")?;
+    let fs = engine::open(image, words, cache_size)?;
+    let session = attach(image, dir, words, signals).and_then(|session| live().map(|()| session));
+    let session = match session {
+        Ok(session) => session,
+        Err(e) => {
+            // The session, if there was one, has been dropped and with it the mount.
+            if let Err(second) = fs.close() {
+                tracing::error!("close {}: {second}", image.display());
+            }
+            return Err(e);
+        }
+    };
+    let to_close = fs.clone();
+    let closed = session
+        .run_and_close(fs, move || to_close.close())
+        .with_context(|| format!("serve {}", dir.display()))?;
+    closed.with_context(|| format!("close {}", image.display()))
+}
+
+fn attach(
+    image: &Path,
+    dir: &Path,
+    words: &MountWords,
+    signals: TerminationSignals,
+) -> Result<MountedSession> {
+    let session = engine::mount(image, dir, words)?;
+    let mount = session.mount_point().clone();
+    // Detached: it waits for ever and ends with the process.
+    kedge_base::spawn_named("signals", move || unmount_on_signal(&signals, &mount))
+        .context("start a thread")?;
+    Ok(session)
+}
+
+fn unmount_on_signal(signals: &TerminationSignals, mount: &MountPoint) {
+    loop {
+        match signals.wait() {
+            Ok(signal) => tracing::info!("signal {signal}: unmounting"),
+            Err(e) => return tracing::error!("cannot wait for signals: {e}"),
+        }
+        // In use: it stays mounted, and the next signal tries again.
+        if let Err(e) = mount.request_unmount() {
+            tracing::error!("cannot unmount: {e}");
+        }
+    }
+}

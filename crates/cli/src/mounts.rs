@@ -1,0 +1,94 @@
+//! Which mount is meant, and what it says of itself in extended attributes.
+
+use anyhow::{Context, Result, bail};
+use kedge_fuse::MountEntry;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// JSON with identity, geometry and options.
+pub const XATTR_INFO: &str = "system.kedgefs.info";
+/// JSON with all counters.
+pub const XATTR_STATS: &str = "system.kedgefs.stats";
+/// The serving process, in decimal.
+pub const XATTR_PID: &str = "system.kedgefs.pid";
+
+/// Largest value the kernel hands out.
+const XATTR_BYTES_MAX: usize = 64 << 10;
+
+/// The uppermost mount on `dir`. Works on the path alone: a dead mount answers nothing but ENOTCONN.
+pub fn at(dir: &Path) -> Result<Option<MountEntry>> {
+    Ok(kedge_fuse::mount_at(&resolve(dir)?))
+}
+
+/// Where an image is mounted, by whatever file system, and somebody answers.
+pub fn of_image(image: &Path) -> Result<Option<MountEntry>> {
+    for mount in all_of_image(image) {
+        if !is_dead(&mount.dir)? {
+            return Ok(Some(mount));
+        }
+    }
+    Ok(None)
+}
+
+/// Detaches the dead mounts on a directory and of an image: nothing can come of them but a new mount.
+pub fn detach_dead(dir: &Path, image: &Path) -> Result<()> {
+    let here = if is_dead(dir)? { Some(resolve(dir)?) } else { None };
+    for dir in here.into_iter().chain(all_of_image(image).into_iter().map(|m| m.dir)) {
+        // The second look: both may be the same mount.
+        if is_dead(&dir)? {
+            tracing::warn!("{}: detaching the mount of a process that died", dir.display());
+            crate::engine::unmount(&dir, true)?;
+        }
+    }
+    Ok(())
+}
+
+fn all_of_image(image: &Path) -> Vec<MountEntry> {
+    let Ok(wanted) = std::fs::metadata(image) else { return Vec::new() };
+    let is_wanted = |path: &Path| {
+        // A relative or made-up source ("tmpfs") names no file of ours.
+        path.is_absolute()
+            && std::fs::metadata(path).is_ok_and(|found| {
+                let same_file = (found.dev(), found.ino()) == (wanted.dev(), wanted.ino());
+                same_file || (found.file_type().is_block_device() && found.rdev() == wanted.rdev())
+            })
+    };
+    kedge_fuse::mounts().into_iter().filter(|m| is_wanted(&m.source) || is_wanted(&m.image())).collect()
+}
+
+/// The absolute path without symlinks, without asking the directory itself, which may be a dead mount.
+pub fn resolve(dir: &Path) -> Result<PathBuf> {
+    if let Ok(path) = dir.canonicalize() {
+        return Ok(path);
+    }
+    let (Some(parent), Some(name)) = (dir.parent(), dir.file_name()) else {
+        bail!("{} names no directory", dir.display());
+    };
+    let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+    let parent = parent.canonicalize().with_context(|| format!("find {}", parent.display()))?;
+    Ok(parent.join(name))
+}
+
+/// Whether `dir` is the mount point of a KedgeFS mount whose process has died. Asks for an attribute that only the process
+/// can answer: stat(2) the kernel would answer from its cache.
+pub fn is_dead(dir: &Path) -> Result<bool> {
+    let mut value = [0; 64];
+    let gone = rustix::fs::getxattr(dir, XATTR_PID, &mut value[..]) == Err(rustix::io::Errno::NOTCONN);
+    Ok(gone && at(dir)?.is_some_and(|m| m.is_kedgefs()))
+}
+
+/// An attribute of a mount's root.
+pub fn attribute(dir: &Path, name: &str) -> Result<String> {
+    let mut value = Vec::with_capacity(XATTR_BYTES_MAX);
+    rustix::fs::getxattr(dir, name, rustix::buffer::spare_capacity(&mut value)).map_err(|e| match e {
+        rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NODATA => {
+            anyhow::anyhow!("{} is not the root of a KedgeFS mount", dir.display())
+        }
+        e => anyhow::Error::from(e).context(format!("read attribute {name} of {}", dir.display())),
+    })?;
+    String::from_utf8(value).with_context(|| format!("attribute {name} of {} is not text", dir.display()))
+}
+
+#[cfg(test)]
+#[path = "mounts_tests.rs"]
+mod tests;

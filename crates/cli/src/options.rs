@@ -1,0 +1,162 @@
+//! Words people write: sizes ("4G") and mount options (`-o commit=5,noatime`).
+
+use crate::Usage;
+use std::time::Duration;
+
+/// Bytes from a number with an optional binary unit: `512`, `64K`, `16M`, `4G`, `1T`, also `4GiB`.
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (number, unit) = text.split_at(digits);
+    let bad = || format!("'{text}' is not a size (examples: 65536, 64K, 16M, 4G, 1T)");
+    let number: u64 = number.parse().map_err(|_| bad())?;
+    let unit = unit.to_ascii_lowercase();
+    let shift = match unit.strip_suffix("ib").unwrap_or(&unit) {
+        "" if unit.is_empty() => 0,
+        "k" => 10,
+        "m" => 20,
+        "g" => 30,
+        "t" => 40,
+        _ => return Err(bad()),
+    };
+    number.checked_mul(1 << shift).ok_or_else(|| format!("'{text}' is more bytes than 64 bits hold"))
+}
+
+/// A size for people, with two digits behind the point at most: `4 GiB`, `1.50 MiB`, `512 bytes`.
+pub fn show_size(bytes: u64) -> String {
+    let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
+    match units.into_iter().find(|(shift, _)| bytes >> shift > 0) {
+        None => format!("{bytes} bytes"),
+        Some((shift, unit)) if bytes.is_multiple_of(1 << shift) => format!("{} {unit}", bytes >> shift),
+        Some((shift, unit)) => format!("{:.2} {unit}", bytes as f64 / (1u64 << shift) as f64),
+    }
+}
+
+/// What `-o` asked for. `None`: not said, the default holds. A later word overrides an earlier one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MountWords {
+    pub read_only: bool,
+    pub commit: Option<Duration>,
+    pub cache_size: Option<u64>,
+    /// Inner `None`: `noasync_checkpoint`.
+    pub async_checkpoint: Option<Option<u8>>,
+    pub allow_other: bool,
+    pub workers: Option<usize>,
+    pub writeback_cache: Option<bool>,
+    pub nosuid: bool,
+    pub nodev: bool,
+    pub noexec: bool,
+}
+
+/// Options of KedgeFS, as the message about an unknown one lists them.
+pub const KNOWN: &[&str] = &[
+    "ro",
+    "rw",
+    "commit=SECONDS",
+    "cache_size=SIZE",
+    "async_checkpoint[=PERCENT]",
+    "noasync_checkpoint",
+    "allow_other",
+    "default_permissions",
+    "workers=N",
+    "writeback_cache",
+    "nowriteback_cache",
+];
+/// Generic options of mount(8) and fstab(5) that mean nothing here, or what happens anyway.
+const NO_EFFECT: &[&str] = &[
+    "defaults",
+    "noatime",
+    "nodiratime",
+    "relatime",
+    "async",
+    "auto",
+    "noauto",
+    "user",
+    "nouser",
+    "users",
+    "owner",
+    "group",
+    "nofail",
+    "_netdev",
+    "silent",
+    "loud",
+    "default_permissions",
+];
+
+/// Background checkpoints start here when `async_checkpoint` names no percentage.
+const ASYNC_CHECKPOINT_DEFAULT: u8 = 50;
+/// One may have to wait for another: with a single worker a mount could not make progress.
+const WORKERS: std::ops::RangeInclusive<u64> = 2..=64;
+
+impl MountWords {
+    /// Reads the lists of all `-o` arguments, in order.
+    pub fn parse<'a>(lists: impl IntoIterator<Item = &'a str>) -> Result<MountWords, Usage> {
+        let mut words = MountWords::default();
+        for word in lists.into_iter().flat_map(|list| list.split(',')).filter(|w| !w.is_empty()) {
+            words.take(word)?;
+        }
+        Ok(words)
+    }
+
+    fn take(&mut self, word: &str) -> Result<(), Usage> {
+        let (name, value) = word.split_once('=').map_or((word, None), |(n, v)| (n, Some(v)));
+        match (name, value) {
+            ("ro", None) => self.read_only = true,
+            ("rw", None) => self.read_only = false,
+            ("commit", Some(v)) => self.commit = Some(Duration::from_secs(number(word, v, 1, 300)?)),
+            ("cache_size", Some(v)) => {
+                self.cache_size = Some(parse_size(v).map_err(|e| Usage(format!("mount option {word}: {e}")))?)
+            }
+            ("async_checkpoint", None) => self.async_checkpoint = Some(Some(ASYNC_CHECKPOINT_DEFAULT)),
+            ("async_checkpoint", Some(v)) => {
+                self.async_checkpoint = Some(Some(number(word, v, 1, 99)? as u8))
+            }
+            ("noasync_checkpoint", None) => self.async_checkpoint = Some(None),
+            ("allow_other", None) => self.allow_other = true,
+            ("workers", Some(v)) => {
+                self.workers = Some(number(word, v, *WORKERS.start(), *WORKERS.end())? as usize)
+            }
+            ("writeback_cache", None) => self.writeback_cache = Some(true),
+            ("nowriteback_cache", None) => self.writeback_cache = Some(false),
+            (n, None) if NO_EFFECT.contains(&n) => {}
+            ("nosuid", None) => self.nosuid = true,
+            ("suid", None) => self.nosuid = false,
+            ("nodev", None) => self.nodev = true,
+            ("dev", None) => self.nodev = false,
+            ("noexec", None) => self.noexec = true,
+            ("exec", None) => self.noexec = false,
+            (n, _) if n.starts_with("x-") || n.starts_with("X-") || n == "comment" => {}
+            ("commit" | "cache_size" | "workers", None) => {
+                return Err(Usage(format!("mount option {name} needs a value: {}", listed(name))));
+            }
+            (n, Some(_)) if KNOWN.contains(&n) || NO_EFFECT.contains(&n) => {
+                return Err(Usage(format!("mount option {name} takes no value")));
+            }
+            _ => {
+                return Err(Usage(format!(
+                    "unknown mount option {word}; known are {} and the generic options of mount(8)",
+                    KNOWN.join(", ")
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn listed(name: &str) -> &'static str {
+    KNOWN
+        .iter()
+        .find(|k| k.split_once('=').is_some_and(|(n, _)| n == name))
+        .copied()
+        .unwrap_or("see kedge --help")
+}
+
+fn number(word: &str, value: &str, min: u64, max: u64) -> Result<u64, Usage> {
+    match value.parse() {
+        Ok(n) if (min..=max).contains(&n) => Ok(n),
+        _ => Err(Usage(format!("mount option {word}: the value must be a whole number from {min} to {max}"))),
+    }
+}
+
+#[cfg(test)]
+#[path = "options_tests.rs"]
+mod tests;

@@ -1,0 +1,69 @@
+use super::*;
+
+#[test]
+fn sizes_read_as_people_write_them() {
+    for (text, bytes) in [
+        ("0", 0),
+        ("4096", 4096),
+        ("64K", 64 << 10),
+        ("64k", 64 << 10),
+        ("16M", 16 << 20),
+        ("4G", 4 << 30),
+        ("4GiB", 4 << 30),
+        ("4gib", 4 << 30),
+        ("2T", 2 << 40),
+    ] {
+        assert_eq!(parse_size(text), Ok(bytes), "{text}");
+    }
+    for text in ["", "G", "4X", "4 G", "-1", "1.5G", "4ib", "4GB", "16777216T", "99999999999999999999"] {
+        let e = parse_size(text).unwrap_err();
+        assert!(e.contains(text), "{e}");
+    }
+}
+
+#[test]
+fn sizes_show_as_people_read_them() {
+    assert_eq!(show_size(0), "0 bytes");
+    assert_eq!(show_size(4 << 30), "4 GiB");
+    assert_eq!(show_size(3 << 19), "1.50 MiB");
+}
+
+#[test]
+fn mount_options_are_read_in_order() {
+    let w =
+        MountWords::parse(["ro,commit=7,nodev,noexec,relatime", "rw,exec,cache_size=64M,async_checkpoint"])
+            .unwrap();
+    assert_eq!(
+        w,
+        MountWords {
+            commit: Some(Duration::from_secs(7)),
+            cache_size: Some(64 << 20),
+            async_checkpoint: Some(Some(50)),
+            nodev: true,
+            ..MountWords::default()
+        }
+    );
+    let w = MountWords::parse([
+        "async_checkpoint=30,noasync_checkpoint,workers=4,nowriteback_cache,ro,,x-systemd.a=b",
+    ]);
+    let w = w.unwrap();
+    assert_eq!((w.async_checkpoint, w.workers, w.writeback_cache), (Some(None), Some(4), Some(false)));
+    assert!(w.read_only);
+    assert_eq!(MountWords::parse([""]).unwrap(), MountWords::default());
+}
+
+#[test]
+fn what_is_not_understood_is_refused_by_name() {
+    let refused = |list| MountWords::parse([list]).unwrap_err().to_string();
+    let e = refused("ro,datta=journal");
+    assert!(e.contains("unknown mount option datta=journal") && e.contains("commit=SECONDS"), "{e}");
+    for list in
+        ["commit=0", "commit=301", "commit=x", "async_checkpoint=100", "async_checkpoint=0", "workers=1"]
+    {
+        assert!(refused(list).contains(list), "{list}");
+    }
+    assert!(refused("commit").contains("needs a value: commit=SECONDS"));
+    assert!(refused("cache_size=lots").contains("lots"));
+    assert!(refused("ro=1").contains("takes no value"));
+    assert!(refused("sync").contains("unknown"), "a promise that is not kept is not accepted");
+}

@@ -1,0 +1,53 @@
+//! The system calls for which no safe wrapper exists among our dependencies.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::mem::MaybeUninit;
+
+/// Signals that ask a mount to end.
+const TERMINATION: [libc::c_int; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
+
+/// A set of blocked signals to wait for.
+pub struct TerminationSignals(libc::sigset_t);
+
+impl TerminationSignals {
+    /// Blocks them in this thread and in those it starts from now on: call it before there are any others, else the
+    /// kernel would hand a signal to one that has not blocked it, whose default action ends the process at once.
+    /// Processes that std starts get an empty mask again.
+    pub fn block() -> io::Result<TerminationSignals> {
+        let mut set = MaybeUninit::uninit();
+        // SAFETY: sigemptyset initialises what it is given; sigaddset and pthread_sigmask get an initialised set, and
+        // pthread_sigmask takes null for the old mask that nobody wants.
+        unsafe {
+            libc::sigemptyset(set.as_mut_ptr());
+            let mut set = set.assume_init();
+            for signal in TERMINATION {
+                libc::sigaddset(&mut set, signal);
+            }
+            match libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) {
+                0 => Ok(TerminationSignals(set)),
+                e => Err(io::Error::from_raw_os_error(e)),
+            }
+        }
+    }
+
+    /// Waits for one and answers its number.
+    pub fn wait(&self) -> io::Result<i32> {
+        let mut signal = 0;
+        // SAFETY: both pointers are valid for the call; the set was initialised by `block`.
+        match unsafe { libc::sigwait(&self.0, &mut signal) } {
+            0 => Ok(signal),
+            e => Err(io::Error::from_raw_os_error(e)),
+        }
+    }
+}
+
+/// Marks every descriptor but the standard three close-on-exec, so that a daemon does not keep the caller's locks and
+/// pipes. Nothing is closed here. A kernel that cannot do it (before 5.11) leaves the daemon with what it inherits.
+pub fn inherit_standard_streams_only() {
+    // SAFETY: the call takes three integers and, with CLOSE_RANGE_CLOEXEC, only sets a flag: no descriptor that other
+    // code owns becomes invalid.
+    unsafe {
+        libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC);
+    }
+}

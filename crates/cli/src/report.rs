@@ -1,0 +1,166 @@
+//! Trees of counters as text.
+//!
+//! The engine describes itself as JSON: nested objects with numbers, words and histograms at the leaves. A histogram is
+//! an object of `count`, `sum`, `max` and `buckets`, as `kedge_base::HistogramSnapshot` serialises itself. Nothing here
+//! knows a counter by name, so a new one needs no change. By convention the end of a name says the unit: `_ns`, `_bytes`.
+
+use serde_json::Value;
+use std::fmt::Write;
+
+/// A leaf and its place, keys joined by points.
+pub struct Row<'a> {
+    pub path: String,
+    pub value: &'a Value,
+}
+
+/// The leaves, in the order of the tree.
+pub fn rows(tree: &Value) -> Vec<Row<'_>> {
+    let mut rows = Vec::new();
+    collect(String::new(), tree, &mut rows);
+    rows
+}
+
+fn collect<'a>(path: String, value: &'a Value, rows: &mut Vec<Row<'a>>) {
+    let under = |key: &str| if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
+    match value {
+        Value::Object(map) if Histogram::of(value).is_none() => {
+            for (key, value) in map {
+                collect(under(key), value, rows);
+            }
+        }
+        Value::Array(items) if items.iter().any(|i| i.is_object() || i.is_array()) => {
+            for (i, value) in items.iter().enumerate() {
+                collect(under(&i.to_string()), value, rows);
+            }
+        }
+        _ => rows.push(Row { path, value }),
+    }
+}
+
+pub fn name_width(rows: &[Row<'_>]) -> usize {
+    rows.iter().map(|r| r.path.len()).max().unwrap_or(0)
+}
+
+struct Histogram<'a> {
+    count: u64,
+    sum: u64,
+    max: u64,
+    buckets: &'a [Value],
+}
+
+impl Histogram<'_> {
+    fn of(value: &Value) -> Option<Histogram<'_>> {
+        let field = |name: &str| value.get(name)?.as_u64();
+        Some(Histogram {
+            count: field("count")?,
+            sum: field("sum")?,
+            max: field("max")?,
+            buckets: value.get("buckets")?.as_array()?,
+        })
+    }
+
+    /// Largest value that bucket `i` counts: bucket 0 holds 0, bucket `i` holds `[2^(i-1), 2^i)`.
+    fn bound(i: usize) -> u64 {
+        u64::MAX.checked_shr(64 - i as u32).unwrap_or(if i == 0 { 0 } else { u64::MAX })
+    }
+
+    fn quantile(&self, q: f64) -> u64 {
+        let want = (self.count as f64 * q).ceil().max(1.0) as u64;
+        let mut seen = 0;
+        for (i, n) in self.buckets.iter().enumerate() {
+            seen += n.as_u64().unwrap_or(0);
+            if seen >= want {
+                return Histogram::bound(i).min(self.max);
+            }
+        }
+        self.max
+    }
+}
+
+/// A table: scalars first as they come, each histogram on a line with its count, average, quantiles and maximum.
+pub fn table(tree: &Value) -> String {
+    let rows = rows(tree);
+    let width = name_width(&rows);
+    let mut out = String::new();
+    for row in &rows {
+        let shown = match Histogram::of(row.value) {
+            None => text(row.value),
+            Some(h) => {
+                let unit = |n: u64| if row.path.ends_with("_ns") { duration(n) } else { n.to_string() };
+                let average = h.sum.checked_div(h.count).unwrap_or(0);
+                format!(
+                    "count {}  average {}  p50 {}  p99 {}  max {}",
+                    h.count,
+                    unit(average),
+                    unit(h.quantile(0.5)),
+                    unit(h.quantile(0.99)),
+                    unit(h.max)
+                )
+            }
+        };
+        writeln!(out, "{:width$}  {shown}", row.path).expect("a String takes all");
+    }
+    out
+}
+
+/// A leaf without JSON's quotes.
+pub fn text(value: &Value) -> String {
+    match value {
+        Value::String(s) if s.is_empty() => "-".into(),
+        Value::String(s) => s.clone(),
+        Value::Null => "-".into(),
+        Value::Bool(b) => if *b { "yes" } else { "no" }.into(),
+        Value::Array(items) => items.iter().map(text).collect::<Vec<_>>().join(", "),
+        other => other.to_string(),
+    }
+}
+
+fn duration(ns: u64) -> String {
+    match ns {
+        0..10_000 => format!("{ns} ns"),
+        10_000..10_000_000 => format!("{:.1} µs", ns as f64 / 1e3),
+        10_000_000..10_000_000_000 => format!("{:.1} ms", ns as f64 / 1e6),
+        _ => format!("{:.1} s", ns as f64 / 1e9),
+    }
+}
+
+/// The Prometheus text format. Words are left out: they are no samples. Each sample carries the mount point.
+pub fn prometheus(tree: &Value, mount: &str) -> String {
+    let mut out = String::new();
+    let label = mount.replace('\\', r"\\").replace('"', "\\\"").replace('\n', "\\n");
+    for row in rows(tree) {
+        let name = metric_name(&row.path);
+        let written = if let Some(h) = Histogram::of(row.value) {
+            write_histogram(&mut out, &name, &label, &h)
+        } else if let Value::Bool(b) = row.value {
+            writeln!(out, "# TYPE {name} untyped\n{name}{{mount=\"{label}\"}} {}", *b as u8)
+        } else if row.value.is_number() {
+            writeln!(out, "# TYPE {name} untyped\n{name}{{mount=\"{label}\"}} {}", row.value)
+        } else {
+            Ok(())
+        };
+        written.expect("a String takes all");
+    }
+    out
+}
+
+fn write_histogram(out: &mut String, name: &str, label: &str, h: &Histogram<'_>) -> std::fmt::Result {
+    writeln!(out, "# TYPE {name} histogram")?;
+    let mut seen = 0;
+    for (i, n) in h.buckets.iter().enumerate() {
+        seen += n.as_u64().unwrap_or(0);
+        writeln!(out, "{name}_bucket{{mount=\"{label}\",le=\"{}\"}} {seen}", Histogram::bound(i))?;
+    }
+    writeln!(out, "{name}_bucket{{mount=\"{label}\",le=\"+Inf\"}} {}", h.count)?;
+    writeln!(out, "{name}_sum{{mount=\"{label}\"}} {}", h.sum)?;
+    writeln!(out, "{name}_count{{mount=\"{label}\"}} {}", h.count)
+}
+
+fn metric_name(path: &str) -> String {
+    let clean = path.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '_' });
+    format!("kedgefs_{}", clean.collect::<String>())
+}
+
+#[cfg(test)]
+#[path = "report_tests.rs"]
+mod tests;

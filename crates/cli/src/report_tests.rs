@@ -1,0 +1,52 @@
+use super::*;
+use serde_json::json;
+
+fn sample() -> Value {
+    let latency = kedge_base::Histogram::default();
+    for ns in [0, 1, 700, 1_000_000] {
+        latency.record(ns);
+    }
+    json!({
+        "log": { "forces": 7, "by-cause": { "fsync": 5 } },
+        "ops": { "fsync_ns": serde_json::to_value(latency.snapshot()).unwrap() },
+        "clean": true,
+        "uuid": "abc",
+        "groups": [{ "free": 1 }, { "free": 2 }],
+    })
+}
+
+#[test]
+fn a_table_shows_every_leaf_once() {
+    let tree = sample();
+    let table = table(&tree);
+    assert_eq!(table.lines().count(), 7, "{table}");
+    assert!(table.lines().any(|l| l.starts_with("log.forces ") && l.ends_with("  7")), "{table}");
+    assert!(table.contains("groups.1.free"), "{table}");
+    let line = table.lines().find(|l| l.starts_with("ops.fsync_ns")).unwrap();
+    assert!(line.ends_with("count 4  average 250.2 µs  p50 1 ns  p99 1000.0 µs  max 1000.0 µs"), "{line}");
+}
+
+#[test]
+fn prometheus_gets_cumulative_buckets_and_clean_names() {
+    let text = prometheus(&sample(), "/mnt/\"x\"");
+    assert!(text.contains("kedgefs_log_by_cause_fsync{mount=\"/mnt/\\\"x\\\"\"} 5\n"), "{text}");
+    assert!(text.contains("kedgefs_clean{mount=\"/mnt/\\\"x\\\"\"} 1\n"), "{text}");
+    assert!(!text.contains("abc"), "words are no samples: {text}");
+    let fsync: Vec<_> = text.lines().filter(|l| l.starts_with("kedgefs_ops_fsync_ns")).collect();
+    assert!(fsync[0].contains("le=\"0\"") && fsync[0].ends_with(" 1"), "{fsync:?}");
+    assert!(fsync[1].contains("le=\"1\"") && fsync[1].ends_with(" 2"), "{fsync:?}");
+    assert!(fsync.iter().any(|l| l.contains("le=\"1023\"") && l.ends_with(" 3")), "{fsync:?}");
+    assert!(fsync.iter().any(|l| l.contains("+Inf") && l.ends_with(" 4")), "{fsync:?}");
+    assert!(
+        fsync.iter().any(|l| l.starts_with("kedgefs_ops_fsync_ns_sum") && l.ends_with(" 1000701")),
+        "{fsync:?}"
+    );
+}
+
+#[test]
+fn bounds_cover_the_whole_range() {
+    assert_eq!(Histogram::bound(0), 0);
+    assert_eq!(Histogram::bound(1), 1);
+    assert_eq!(Histogram::bound(10), 1023);
+    assert_eq!(Histogram::bound(64), u64::MAX);
+}

@@ -1,0 +1,86 @@
+//! `kedge umount`: unmounts, and returns when everything is on the device.
+//!
+//! umount(8) on a plain fuse mount returns as soon as the kernel has detached it, while the serving process still writes
+//! its last checkpoint. So: find that process first, unmount, wait for its end, and look at the superblock it left.
+
+use crate::image::Image;
+use crate::{engine, mounts};
+use anyhow::{Context, Result, anyhow, bail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FlockOperation, StatVfsMountFlags, flock, statvfs};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// The mount point
+    dir: PathBuf,
+}
+
+/// How often to look whether the image was given back by a process that lives on.
+const LOOK_AGAIN: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+
+pub fn run(args: Args) -> Result<ExitCode> {
+    let dir = mounts::resolve(&args.dir)?;
+    let Some(mount) = mounts::at(&dir)? else { bail!("{} is not a mount point", args.dir.display()) };
+    if !mount.is_kedgefs() {
+        bail!("{} is a mount of {}, not of KedgeFS", args.dir.display(), mount.kind);
+    }
+    let image = mount.image();
+    if mounts::is_dead(&dir)? {
+        engine::unmount(&dir, true)?;
+        bail!(
+            "{}: the serving process had died; {} was not closed, its next mount replays the log",
+            args.dir.display(),
+            image.display()
+        );
+    }
+    let server = server(&dir)?;
+    let read_only = statvfs(&dir).is_ok_and(|s| s.f_flag.contains(StatVfsMountFlags::RDONLY));
+    engine::unmount(&dir, false)?;
+    wait_for_end(&server, &image)?;
+    if !read_only && !is_clean(&image)? {
+        bail!(
+            "{}: unmounted, but {} was not closed cleanly; its next mount replays the log",
+            args.dir.display(),
+            image.display()
+        );
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A handle on the process behind a mount. Taken while it still serves, so the number cannot mean another one.
+fn server(dir: &Path) -> Result<OwnedFd> {
+    let text = mounts::attribute(dir, mounts::XATTR_PID)?;
+    let pid =
+        text.trim().parse().ok().and_then(Pid::from_raw).ok_or_else(|| anyhow!("'{text}' is no process"))?;
+    pidfd_open(pid, PidfdFlags::empty())
+        .with_context(|| format!("find process {pid:?} that serves {}", dir.display()))
+}
+
+/// Waits until the process is gone, or has given the image back: one process may serve several mounts.
+fn wait_for_end(server: &OwnedFd, image: &Path) -> Result<()> {
+    loop {
+        let mut fds = [PollFd::new(server, PollFlags::IN)];
+        match poll(&mut fds, Some(&LOOK_AGAIN)) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) => return Ok(()),
+            Err(e) => return Err(e).context("wait for the serving process"),
+        }
+        if is_clean(image)? && is_unlocked(image)? {
+            return Ok(());
+        }
+    }
+}
+
+fn is_clean(image: &Path) -> Result<bool> {
+    Ok(Image::open(image)?.superblock()?.checkpoint.clean)
+}
+
+fn is_unlocked(image: &Path) -> Result<bool> {
+    let file = File::open(image).with_context(|| format!("open {}", image.display()))?;
+    Ok(flock(&file, FlockOperation::NonBlockingLockShared).is_ok())
+}

@@ -1,0 +1,203 @@
+//! The real mount: daemon, crash, unmount.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+use common::{Place, no_fuse, write_and_fsync};
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs;
+use std::time::Duration;
+
+fn pid(place: &Place, dir: &str) -> Pid {
+    let info = place.info(dir);
+    Pid::from_raw(info["mount"]["pid"].as_i64().unwrap() as i32).unwrap()
+}
+
+/// Kills the process that serves the mount and waits until the kernel has noticed.
+fn kill(place: &Place, dir: &str) {
+    kill_process(pid(place, dir), Signal::KILL).unwrap();
+    // Not by stat(2), which the kernel goes on answering from its cache.
+    until("the mount is dead", || {
+        fs::read_dir(place.path(dir)).is_err_and(|e| e.raw_os_error() == Some(libc::ENOTCONN))
+    });
+}
+
+fn until(what: &str, done: impl Fn() -> bool) {
+    for _ in 0..1000 {
+        if done() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("not within 10 s: {what}");
+}
+
+#[test]
+fn create_mount_write_unmount_and_find_it_again() {
+    if no_fuse() {
+        return;
+    }
+    let place = Place::new();
+    place.run("mount --create 64M disk.kedge mnt").ok();
+    fs::create_dir(place.path("mnt/d")).unwrap();
+    fs::write(place.path("mnt/d/file"), vec![7; 300_000]).unwrap();
+    place.run("umount mnt").ok();
+    assert_eq!(fs::read_dir(place.path("mnt")).unwrap().count(), 0, "not mounted any more");
+    assert_eq!(place.info("disk.kedge")["clean"], true);
+    assert_eq!(place.run("fsck disk.kedge").code, 0);
+
+    place.run("mount --create 64M disk.kedge mnt").ok();
+    assert_eq!(
+        fs::read(place.path("mnt/d/file")).unwrap(),
+        vec![7; 300_000],
+        "an image that exists is not made anew"
+    );
+    place.run("umount mnt").ok();
+}
+
+#[test]
+fn what_fsync_confirmed_survives_a_kill() {
+    if no_fuse() {
+        return;
+    }
+    let place = Place::new();
+    place.run("mount --create 64M disk.kedge mnt").ok();
+    fs::create_dir(place.path("mnt/new")).unwrap();
+    write_and_fsync(&place.path("mnt/new/kept"), b"kept");
+    kill(&place, "mnt");
+    assert_eq!(place.info("disk.kedge")["clean"], false);
+    let judged = place.run("fsck disk.kedge");
+    assert_eq!(judged.code, 0, "as recovery would leave it: {}{}", judged.out, judged.err);
+
+    // On the dead mount point: it is detached first.
+    let run = place.run("mount disk.kedge mnt");
+    assert_eq!(run.code, 0, "{}", run.err);
+    assert_eq!(fs::read(place.path("mnt/new/kept")).unwrap(), b"kept");
+    place.run("umount mnt").ok();
+    assert_eq!(place.run("fsck disk.kedge").code, 0);
+}
+
+#[test]
+fn unmounting_what_was_killed_says_so() {
+    if no_fuse() {
+        return;
+    }
+    let place = Place::new();
+    place.run("mount --create 64M disk.kedge mnt").ok();
+    kill(&place, "mnt");
+    place.run("umount mnt").refused(1, &["had died", "disk.kedge"]);
+    place.run("umount mnt").refused(1, &["not a mount point"]);
+}
+
+#[test]
+fn a_mounted_image_is_left_alone() {
+    if no_fuse() {
+        return;
+    }
+    let place = Place::new();
+    place.run("mount --create 64M disk.kedge mnt").ok();
+    fs::create_dir(place.path("other")).unwrap();
+    place.run("mount disk.kedge other").refused(1, &["disk.kedge", "in use"]);
+    place.run("mkfs -f disk.kedge").refused(1, &["disk.kedge is mounted on"]);
+    place.run("fsck disk.kedge").refused(8, &["disk.kedge is mounted on"]);
+    assert!(place.info("disk.kedge")["mounted_on"].is_string());
+    place.run("umount mnt").ok();
+}
+
+#[test]
+fn termination_signals_unmount_cleanly() {
+    if no_fuse() {
+        return;
+    }
+    for signal in [Signal::TERM, Signal::INT] {
+        let place = Place::new();
+        place.run("mount --create 64M disk.kedge mnt").ok();
+        fs::write(place.path("mnt/file"), "x").unwrap();
+        kill_process(pid(&place, "mnt"), signal).unwrap();
+        until("the image is closed", || place.info("disk.kedge")["clean"] == true);
+        until("the mount is gone", || !place.path("mnt/file").exists());
+    }
+}
+
+#[test]
+fn a_mount_in_use_stays() {
+    if no_fuse() {
+        return;
+    }
+    let place = Place::new();
+    place.run("mount --create 64M disk.kedge mnt").ok();
+    let file = fs::File::create(place.path("mnt/file")).unwrap();
+    place.run("umount mnt").refused(1, &["mnt", "in use"]);
+    file.sync_all().unwrap();
+    drop(file);
+    place.run("umount mnt").ok();
+}
+
+#[test]
+fn a_read_only_mount_changes_nothing() {
+    if no_fuse() {
+        return;
+    }
+    let place = Place::new();
+    place.run("mount --create 64M disk.kedge mnt").ok();
+    fs::write(place.path("mnt/file"), "content").unwrap();
+    place.run("umount mnt").ok();
+    let before = fs::read(place.path("disk.kedge")).unwrap();
+    place.run("mount -o ro disk.kedge mnt").ok();
+    assert_eq!(fs::read(place.path("mnt/file")).unwrap(), b"content");
+    let e = fs::write(place.path("mnt/file"), "other").unwrap_err();
+    assert_eq!(e.raw_os_error(), Some(libc::EROFS));
+    place.run("umount mnt").ok();
+    assert!(fs::read(place.path("disk.kedge")).unwrap() == before, "the image has other bytes");
+}
+
+#[test]
+fn a_live_mount_tells_of_itself() {
+    if no_fuse() {
+        return;
+    }
+    let place = Place::new();
+    place.run("mount --create 64M -o commit=9,nodev disk.kedge mnt").ok();
+    write_and_fsync(&place.path("mnt/file"), b"x");
+    let info = place.info("mnt");
+    assert!(info["mount"]["image"].as_str().unwrap().ends_with("/disk.kedge"), "{info}");
+    assert!(!place.run("info mnt").ok().is_empty());
+    let stats: serde_json::Value = serde_json::from_str(&place.run("stats --json mnt").ok()).unwrap();
+    assert!(stats.is_object());
+    assert!(place.run("stats mnt").ok().lines().count() > 5);
+    for line in place.run("stats --prometheus mnt").ok().lines().filter(|l| !l.starts_with('#')) {
+        let (name, value) = line.rsplit_once(' ').unwrap();
+        assert!(name.starts_with("kedgefs_") && name.ends_with('}'), "{line}");
+        value.parse::<f64>().unwrap();
+    }
+    place.run("umount mnt").ok();
+}
+
+#[test]
+fn a_mount_that_fails_says_why_and_leaves_no_process() {
+    if no_fuse() {
+        return;
+    }
+    let place = Place::new();
+    fs::create_dir(place.path("mnt")).unwrap();
+    fs::File::create(place.path("blank")).unwrap().set_len(16 << 20).unwrap();
+    place.run("mount blank mnt").refused(1, &["blank", "superblock"]);
+    fs::write(place.path("file"), "").unwrap();
+    place.run("mkfs --size 16M disk.kedge").ok();
+    place.run("mount disk.kedge file").refused(1, &["file is not a directory"]);
+    place.run("mount disk.kedge nowhere").refused(1, &["nowhere"]);
+    // Nothing holds the image.
+    place.run("mkfs -f disk.kedge").ok();
+}
+
+#[test]
+fn messages_go_to_the_log_file() {
+    if no_fuse() {
+        return;
+    }
+    let place = Place::new();
+    place.run("mount --create 64M --log-file log disk.kedge mnt").ok();
+    kill_process(pid(&place, "mnt"), Signal::TERM).unwrap();
+    until("the image is closed", || place.info("disk.kedge")["clean"] == true);
+    assert!(place.path("log").exists());
+}

@@ -1,0 +1,50 @@
+//! What makes no sense is refused with exit code 2 (fsck: 16) and one line, before anything is touched.
+
+mod common;
+use common::Place;
+
+#[test]
+fn requests_that_make_no_sense() {
+    let place = Place::new();
+    place.run("mkfs").refused(2, &["<IMAGE>"]);
+    place.run("mkfs new.kedge").refused(2, &["new.kedge does not exist", "--size"]);
+    place.run("mkfs --size large new.kedge").refused(2, &["large", "4G"]);
+    place.run("mkfs -U 1234 --size 16M new.kedge").refused(2, &["1234"]);
+    place.run("frobnicate").refused(2, &["frobnicate"]);
+    place.run("mount -o commit=0 a b").refused(2, &["commit=0", "from 1 to 300"]);
+    place.run("mount -o ro,datta=journal a b").refused(2, &["datta=journal", "async_checkpoint"]);
+    place.run("mount --create 16M -o ro a b").refused(2, &["--create", "ro"]);
+    place.run("dump --log --tree a").refused(2, &["--log", "--tree"]);
+    place.run("fsck").refused(16, &["<IMAGE>"]);
+    assert_eq!(place.kedge([""; 0]).code, 2, "no subcommand");
+    assert_eq!(std::fs::read_dir(place.path("")).unwrap().count(), 0, "nothing was made");
+}
+
+#[test]
+fn requests_that_cannot_be_met() {
+    let place = Place::new();
+    std::fs::create_dir(place.path("dir")).unwrap();
+    std::fs::write(place.path("text"), "no image").unwrap();
+    place.run("mount gone dir").refused(1, &["gone does not exist", "--create"]);
+    place.run("umount dir").refused(1, &["dir is not a mount point"]);
+    place.run("umount /").refused(1, &["not of KedgeFS"]);
+    place.run("stats dir").refused(1, &["not the root of a KedgeFS mount"]);
+    place.run("info dir").refused(1, &["not the root of a KedgeFS mount"]);
+    place.run("info gone").refused(1, &["gone"]);
+    place.run("info text").refused(1, &["text"]);
+    place.run("dump --tree text").refused(1, &["text"]);
+    place.run("mkfs text").refused(1, &["text", "-f"]);
+    place.run("fsck gone").refused(8, &["gone"]);
+    assert_eq!(std::fs::read(place.path("text")).unwrap(), b"no image");
+}
+
+#[test]
+fn help_and_version() {
+    let place = Place::new();
+    assert!(place.run("--version").ok().starts_with("kedge "));
+    let help = place.run("--help").ok();
+    for command in ["mkfs", "mount", "umount", "fsck", "info", "stats", "dump"] {
+        assert!(help.contains(command), "{command} in {help}");
+        assert!(place.kedge([command, "--help"]).ok().contains("Usage: kedge"));
+    }
+}

@@ -1,0 +1,227 @@
+//! The pages of one file in memory.
+//!
+//! # States of a page
+//! - *clean*: equal to what is in place (or to a hole); may be dropped.
+//! - *dirty* (a byte range): changed since it was last logged or written in place.
+//! - *logged*: its newest durable copy is in the log; it must be written in place before the log's tail may pass.
+//!
+//! A page may be logged and dirty at once. What is dirty or logged stays in memory, and so does its inode.
+//!
+//! A page knows whether its block is *mapped* (has an extent). An unmapped page that is not clean holds one block of the
+//! inode's data reservation, so writing it in place cannot run out of space.
+
+use kedge_base::BLOCK_SIZE;
+use kedge_store::DataReservation;
+use std::collections::BTreeMap;
+
+/// Whether the block behind a page has an extent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Backing {
+    /// A hole, or not looked up because the page is clean.
+    Unknown,
+    /// No extent; one reserved block belongs to the page.
+    Reserved,
+    /// An extent of written blocks.
+    Written,
+    /// An extent of unwritten (preallocated) blocks.
+    Unwritten,
+}
+
+/// Which pages to write in place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Which {
+    Dirty,
+    /// Those that hold the log's tail.
+    Logged,
+    All,
+}
+
+impl Which {
+    fn wants(self, page: &Page) -> bool {
+        match self {
+            Which::Dirty => page.dirty.is_some(),
+            Which::Logged => page.logged,
+            Which::All => !page.is_clean(),
+        }
+    }
+}
+
+pub(crate) struct Page {
+    pub data: Box<[u8; BLOCK_SIZE]>,
+    /// First and last-but-one byte changed since the page was logged or written in place.
+    pub dirty: Option<(u16, u16)>,
+    pub logged: bool,
+    pub backing: Backing,
+}
+
+impl Page {
+    pub fn zeroed() -> Page {
+        Page { data: Box::new([0; BLOCK_SIZE]), dirty: None, logged: false, backing: Backing::Unknown }
+    }
+
+    pub fn is_clean(&self) -> bool {
+        self.dirty.is_none() && !self.logged
+    }
+
+    fn mark(&mut self, from: usize, to: usize) {
+        let (from, to) = (from as u16, to as u16);
+        self.dirty = Some(match self.dirty {
+            None => (from, to),
+            Some((lo, hi)) => (lo.min(from), hi.max(to)),
+        });
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct Pages {
+    pub map: BTreeMap<u64, Page>,
+    /// Pages with a dirty range.
+    dirty: usize,
+    /// Pages that are logged.
+    logged: usize,
+    pub reservation: Option<DataReservation>,
+}
+
+/// How a change of pages changed the totals of the file system.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Delta {
+    pub pages: i64,
+    pub dirty: i64,
+}
+
+impl Pages {
+    pub fn dirty_count(&self) -> usize {
+        self.dirty
+    }
+
+    pub fn logged_count(&self) -> usize {
+        self.logged
+    }
+
+    pub fn get(&self, index: u64) -> Option<&Page> {
+        self.map.get(&index)
+    }
+
+    /// Adds a clean page.
+    pub fn insert_clean(&mut self, index: u64, page: Page) -> Delta {
+        assert!(page.is_clean());
+        match self.map.entry(index) {
+            std::collections::btree_map::Entry::Occupied(_) => Delta::default(),
+            std::collections::btree_map::Entry::Vacant(v) => {
+                v.insert(page);
+                Delta { pages: 1, dirty: 0 }
+            }
+        }
+    }
+
+    /// Changes bytes of a page that is present and marks them dirty.
+    pub fn write(&mut self, index: u64, at: usize, bytes: &[u8]) -> Delta {
+        self.change(index, at, at + bytes.len(), |target| target.copy_from_slice(bytes))
+    }
+
+    /// Zeroes bytes of a page that is present and marks them dirty.
+    pub fn zero(&mut self, index: u64, from: usize, to: usize) -> Delta {
+        self.change(index, from, to, |target| target.fill(0))
+    }
+
+    fn change(&mut self, index: u64, from: usize, to: usize, edit: impl FnOnce(&mut [u8])) -> Delta {
+        let page = self.map.get_mut(&index).expect("the caller made the page present");
+        edit(&mut page.data[from..to]);
+        let was = page.dirty.is_some();
+        page.mark(from, to);
+        if !was {
+            self.dirty += 1;
+        }
+        Delta { pages: 0, dirty: !was as i64 }
+    }
+
+    /// Marks a byte range of a page dirty that is already changed.
+    pub fn mark_dirty(&mut self, index: u64, range: Option<(u16, u16)>) -> Delta {
+        match (range, self.map.contains_key(&index)) {
+            (Some((lo, hi)), true) => self.change(index, lo as usize, hi as usize, |_| {}),
+            _ => Delta::default(),
+        }
+    }
+
+    /// The page's dirty bytes are in a record now.
+    pub fn set_logged(&mut self, index: u64) -> Delta {
+        let page = self.map.get_mut(&index).expect("a page that is logged is present");
+        let was_dirty = page.dirty.take().is_some();
+        self.dirty -= was_dirty as usize;
+        self.logged += !page.logged as usize;
+        page.logged = true;
+        Delta { pages: 0, dirty: -(was_dirty as i64) }
+    }
+
+    /// The page's content goes in place now: it is clean unless it changes again.
+    pub fn set_writing(&mut self, index: u64) -> Delta {
+        let page = self.map.get_mut(&index).expect("a page that is written back is present");
+        let was_dirty = page.dirty.take().is_some();
+        self.dirty -= was_dirty as usize;
+        self.logged -= page.logged as usize;
+        page.logged = false;
+        Delta { pages: 0, dirty: -(was_dirty as i64) }
+    }
+
+    /// Indices of up to `max` pages that are not clean.
+    pub fn unclean(&self, which: Which, max: usize) -> Vec<u64> {
+        if self.unclean_count(which) == 0 {
+            return Vec::new();
+        }
+        self.map.iter().filter(|(_, p)| which.wants(p)).map(|(&i, _)| i).take(max).collect()
+    }
+
+    /// At least the number of pages that `unclean` would name.
+    pub fn unclean_count(&self, which: Which) -> usize {
+        match which {
+            Which::Dirty => self.dirty,
+            Which::Logged => self.logged,
+            Which::All => self.dirty + self.logged,
+        }
+    }
+
+    /// Forgets the pages in `[from, to)`, dirty or not, and their reserved blocks.
+    pub fn remove_range(&mut self, from: u64, to: u64) -> Delta {
+        let gone: Vec<u64> = self.map.range(from..to).map(|(&i, _)| i).collect();
+        let mut delta = Delta::default();
+        let mut reserved = 0;
+        for index in gone {
+            let page = self.map.remove(&index).expect("just listed");
+            delta.pages -= 1;
+            self.logged -= page.logged as usize;
+            if page.dirty.is_some() {
+                self.dirty -= 1;
+                delta.dirty -= 1;
+            }
+            reserved += (page.backing == Backing::Reserved) as u64;
+        }
+        self.release(reserved);
+        delta
+    }
+
+    /// Gives reserved blocks back.
+    pub fn release(&mut self, blocks: u64) {
+        if blocks > 0 {
+            drop(self.reservation.as_mut().map(|r| r.split(blocks)));
+        }
+    }
+
+    /// Takes over reserved blocks.
+    pub fn reserve(&mut self, more: DataReservation) {
+        match &mut self.reservation {
+            Some(r) => r.merge(more),
+            none => *none = Some(more),
+        }
+    }
+
+    /// Drops a clean page. Returns whether there was one.
+    pub fn evict(&mut self, index: u64) -> bool {
+        match self.map.get(&index) {
+            Some(page) if page.is_clean() && page.backing != Backing::Reserved => {
+                self.map.remove(&index);
+                true
+            }
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,543 @@
+//! Changing what a file maps: truncate, fallocate in its modes, and the deletion of orphans.
+//!
+//! # Crash argument
+//! A truncate that removes more extents than one record takes sets the size and an orphan item in its first record;
+//! the rest follows in further records, the last of which removes the orphan item. Recovery finishes what it finds.
+//! A deletion works through the same steps under the orphan item that the unlink left. Log-resident bytes of what goes
+//! are voided in the same record, so replay does not bring them back. Cut blocks (punch, growth behind a cut end) get
+//! `Zero` edits: their zeros are as durable as the record.
+
+use crate::attr::PATCH_BYTES;
+use crate::core::Fs;
+use crate::extents::{ExtentSet, Place};
+use crate::inode::Inode;
+use crate::pages::{Backing, Which};
+use crate::{Error, FallocateMode, Result};
+use kedge_base::lock::WriteGuard;
+use kedge_base::{BLOCK_SIZE, Ino};
+use kedge_format::item::{ExtentItem, FILE_SIZE_MAX, Orphan};
+use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
+use kedge_format::{ItemKind, Key};
+use kedge_store::{Class, DataReservation, Handle, PROMISE_PER_PIECE};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+const BLOCK: u64 = BLOCK_SIZE as u64;
+/// Extents that one record removes or adds.
+const STEP_ITEMS: usize = 512;
+/// Log bytes of such a record: an item's edit and a block's edit each, the patch, voids and zeros.
+const STEP_BYTES: u64 = STEP_ITEMS as u64 * 96 + PATCH_BYTES + 4 * PROMISE_PER_PIECE as u64 + 512;
+/// Extents that collapse and insert range move in one record.
+const SHIFT_ITEMS: usize = 2048;
+
+impl Fs {
+    pub fn truncate(&self, inode: &Arc<Inode>, size: u64) -> Result<()> {
+        if size > FILE_SIZE_MAX {
+            return Err(Error::FileTooLarge);
+        }
+        let shrinks = size < inode.meta.lock().core.size;
+        let class = if shrinks { Class::Reclaim } else { Class::Normal };
+        let mut handle = self.begin_step(class)?;
+        let io = self.lock_io(inode)?;
+        let wb = inode.wb.lock();
+        let old = inode.meta.lock().core.size;
+        let mut record = RecordBuilder::new(RecordOp::Truncate);
+        if size > old {
+            self.zero_range_of_block(inode, &mut record, old, old.next_multiple_of(BLOCK).min(size))?;
+        } else {
+            self.forget_behind(inode, size);
+        }
+        let first = size.div_ceil(BLOCK);
+        let mut set = ExtentSet::default();
+        let more = set.load(self, inode.ino, first, u64::MAX, STEP_ITEMS)? >= STEP_ITEMS;
+        let named = {
+            let mut meta = inode.meta.lock();
+            meta.shrinking = more;
+            meta.core.nlink > 0
+        };
+        if more && named {
+            // A nameless inode has an orphan item already, and goes whole.
+            record.put(Key::orphan(inode.ino), &Orphan::Truncate.encode());
+        }
+        let upto = set.end().unwrap_or(first).max(first);
+        self.remove(&mut handle, inode, record, set, (first, upto), (size, u64::MAX), Some(size))?;
+        drop((wb, io, handle));
+        if more { self.finish_truncate(inode) } else { Ok(()) }
+    }
+
+    /// Reserves for a record that removes or adds up to [`STEP_ITEMS`] extents.
+    fn begin_step(&self, class: Class) -> Result<Handle<'_>> {
+        self.begin_many(STEP_BYTES, 4, STEP_ITEMS as u32, class)
+    }
+
+    /// Takes the io lock exclusively once no truncate is half done: extents that it still has to remove must not be
+    /// mistaken for new ones.
+    pub fn lock_io<'a>(&self, inode: &'a Arc<Inode>) -> Result<WriteGuard<'a, ()>> {
+        loop {
+            let io = inode.io.write();
+            if !inode.meta.lock().shrinking {
+                return Ok(io);
+            }
+            drop(io);
+            self.finish_truncate(inode)?;
+        }
+    }
+
+    /// Pages behind the new end go; the rest of the cut page becomes zero.
+    fn forget_behind(&self, inode: &Inode, size: u64) {
+        let mut pages = inode.pages.lock();
+        let delta = pages.remove_range(size.div_ceil(BLOCK), u64::MAX);
+        if size % BLOCK != 0
+            && let Some(page) = pages.map.get_mut(&(size / BLOCK))
+        {
+            page.data[(size % BLOCK) as usize..].fill(0);
+        }
+        drop(pages);
+        self.account(delta);
+    }
+
+    /// Zeroes bytes `[from, to)` of one block in memory, and with a `Zero` edit wherever their newest durable copy may
+    /// be: in place or in the log. The caller holds `io` exclusively and `wb`.
+    fn zero_range_of_block(
+        &self,
+        inode: &Arc<Inode>,
+        record: &mut RecordBuilder,
+        from: u64,
+        to: u64,
+    ) -> Result<()> {
+        if from >= to {
+            return Ok(());
+        }
+        let index = from / BLOCK;
+        self.load_page(inode, index)?;
+        let mut pages = inode.pages.lock();
+        let page = pages.map.get_mut(&index).expect("just loaded");
+        page.data[(from - index * BLOCK) as usize..(to - index * BLOCK) as usize].fill(0);
+        if page.backing != Backing::Written && !page.logged {
+            return Ok(()); // nothing durable behind it
+        }
+        record.zero(inode.ino, from, to - from);
+        let dirty = page.dirty;
+        let mut delta = pages.set_logged(index);
+        if dirty.is_some() {
+            // Other bytes of the page are still in no record.
+            delta.dirty += pages.mark_dirty(index, dirty).dirty;
+        }
+        drop(pages);
+        self.account(delta);
+        Ok(())
+    }
+
+    /// One record: removes the extents of `set` in file blocks `range`, voids log-resident bytes in `void`, sets the
+    /// size if asked. The caller holds `io` and `wb`.
+    #[allow(clippy::too_many_arguments)]
+    fn remove(
+        &self,
+        handle: &mut Handle<'_>,
+        inode: &Inode,
+        mut record: RecordBuilder,
+        mut set: ExtentSet,
+        range: (u64, u64),
+        void: (u64, u64),
+        size: Option<u64>,
+    ) -> Result<()> {
+        let ino = inode.ino;
+        let freed = set.remove(range.0, range.1);
+        set.emit(&mut record, ino);
+        for extent in &freed {
+            record.free(*extent);
+        }
+        let blocks: u64 = freed.iter().map(|e| e.blocks).sum();
+        if void.0 < void.1 && self.store.is_resident(ino, void.0, void.1 - void.0) {
+            record.drop_data(ino, void.0, void.1 - void.0);
+        }
+        let now = self.now();
+        let mut changes = self.lock_metas(&[inode]);
+        let c = &mut changes[0];
+        if c.meta.dead {
+            return Err(Error::NotFound);
+        }
+        c.touch(now);
+        if let Some(size) = size {
+            c.set(InodeMask::SIZE, |core| core.size = size);
+        }
+        if blocks > 0 {
+            c.set(InodeMask::BLOCKS, |core| core.blocks = core.blocks.saturating_sub(blocks));
+        }
+        self.commit(handle, record, &mut changes)?;
+        Ok(())
+    }
+
+    /// The further steps of a long truncate, here or after a crash. Any thread may help.
+    pub fn finish_truncate(&self, inode: &Arc<Inode>) -> Result<()> {
+        loop {
+            let mut handle = self.begin_step(Class::Reclaim)?;
+            let _io = inode.io.write();
+            let _wb = inode.wb.lock();
+            let (first, named) = {
+                let meta = inode.meta.lock();
+                if !meta.shrinking {
+                    return Ok(());
+                }
+                (meta.core.size.div_ceil(BLOCK), meta.core.nlink > 0)
+            };
+            let mut set = ExtentSet::default();
+            let more = set.load(self, inode.ino, first, u64::MAX, STEP_ITEMS)? >= STEP_ITEMS;
+            let mut record = RecordBuilder::new(RecordOp::Reclaim);
+            if !more && named {
+                record.delete(Key::orphan(inode.ino));
+            }
+            let upto = set.end().unwrap_or(first).max(first);
+            self.remove(&mut handle, inode, record, set, (first, upto), (0, 0), None)?;
+            inode.meta.lock().shrinking = more;
+        }
+    }
+
+    pub fn fallocate(&self, ino: Ino, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
+        if self.store.is_read_only() {
+            return Err(kedge_base::Error::ReadOnly.into());
+        }
+        let inode = self.get_file(ino)?;
+        let Some(end) = offset.checked_add(len).filter(|_| len > 0) else {
+            return Err(if len == 0 { Error::Invalid("fallocate of nothing") } else { Error::FileTooLarge });
+        };
+        if end > FILE_SIZE_MAX {
+            return Err(Error::FileTooLarge);
+        }
+        match mode {
+            FallocateMode::Allocate { keep_size } => self.preallocate(&inode, offset, end, keep_size),
+            FallocateMode::PunchHole => {
+                let end = end.min(inode.meta.lock().core.size.next_multiple_of(BLOCK).max(offset));
+                self.punch(&inode, offset, end.max(offset))
+            }
+            FallocateMode::ZeroRange { keep_size } => {
+                // The space first: a range that cannot be kept allocated is left alone.
+                let held = inode.meta.lock().core.size;
+                self.punch(&inode, offset, end.min(held.next_multiple_of(BLOCK)).max(offset))?;
+                self.preallocate(&inode, offset, end, keep_size)
+            }
+            FallocateMode::CollapseRange => self.shift_range(&inode, offset, len, true),
+            FallocateMode::InsertRange => self.shift_range(&inode, offset, len, false),
+        }
+    }
+
+    /// Removes whole blocks and zeroes the rest, a bounded number of extents a record.
+    fn punch(&self, inode: &Arc<Inode>, offset: u64, end: u64) -> Result<()> {
+        if offset >= end {
+            return Ok(());
+        }
+        let (mut from, to) = (offset.div_ceil(BLOCK), end / BLOCK);
+        let mut cut_head = true;
+        loop {
+            let mut handle = self.begin_step(Class::Reclaim)?;
+            let _io = self.lock_io(inode)?;
+            let _wb = inode.wb.lock();
+            let mut record = RecordBuilder::new(RecordOp::Fallocate);
+            let mut set = ExtentSet::default();
+            let mut upto = to.max(from);
+            if from < to && set.load(self, inode.ino, from, to, STEP_ITEMS)? >= STEP_ITEMS {
+                upto = set.end().unwrap_or(to).clamp(from + 1, to);
+            }
+            if std::mem::take(&mut cut_head) {
+                self.zero_range_of_block(inode, &mut record, offset, (from * BLOCK).min(end))?;
+            }
+            if upto >= to && from <= to {
+                self.zero_range_of_block(inode, &mut record, to * BLOCK, end)?;
+            }
+            let delta = inode.pages.lock().remove_range(from, upto);
+            self.account(delta);
+            self.remove(&mut handle, inode, record, set, (from, upto), (from * BLOCK, upto * BLOCK), None)?;
+            from = upto;
+            if from >= to {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Allocates what is a hole in `[offset, end)`, a bounded number of extents a record.
+    fn preallocate(&self, inode: &Arc<Inode>, offset: u64, end: u64, keep_size: bool) -> Result<()> {
+        let (first, last) = (offset / BLOCK, end.div_ceil(BLOCK));
+        let mut at = first;
+        loop {
+            // Refused before anything is taken, unless blocks of the range are allocated already.
+            let want = (last - at).min(1 << 15);
+            let mut promise = self.store.reserve_data(want).ok();
+            let mut handle = self.begin_step(Class::Normal)?;
+            let _io = self.lock_io(inode)?;
+            let _wb = inode.wb.lock();
+            let mut record = RecordBuilder::new(RecordOp::Fallocate);
+            let mut set = ExtentSet::default();
+            let (reached, new) = self.take_holes(inode, at, at + want, &mut set, &mut promise)?;
+            let finished = reached >= last;
+            let size = inode.meta.lock().core.size;
+            let grows = finished && !keep_size && end > size;
+            if grows {
+                self.zero_range_of_block(inode, &mut record, size, size.next_multiple_of(BLOCK).min(end))?;
+            }
+            set.emit(&mut record, inode.ino);
+            for extent in &new {
+                record.alloc(*extent);
+            }
+            let fresh: u64 = new.iter().map(|e| e.blocks).sum();
+            let now = self.now();
+            let mut changes = self.lock_metas(&[&**inode]);
+            let c = &mut changes[0];
+            if c.meta.dead {
+                return Err(Error::NotFound);
+            }
+            c.set(InodeMask::CTIME, |core| core.ctime = now);
+            if fresh > 0 {
+                c.set(InodeMask::BLOCKS, |core| core.blocks += fresh);
+            }
+            if grows {
+                c.touch(now);
+                c.set(InodeMask::SIZE, |core| core.size = end);
+            }
+            self.commit(&mut handle, record, &mut changes)?;
+            drop(changes);
+            self.settle_preallocated(inode, at, reached);
+            at = reached;
+            if finished {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Takes extents for the holes of `[at, to)` until a record is full. Returns how far it came, and the extents.
+    #[allow(clippy::type_complexity)]
+    fn take_holes(
+        &self,
+        inode: &Inode,
+        at: u64,
+        to: u64,
+        set: &mut ExtentSet,
+        promise: &mut Option<DataReservation>,
+    ) -> Result<(u64, Vec<kedge_base::Extent>)> {
+        let mut new = Vec::new();
+        for m in self.map(inode.ino, at, to - at)? {
+            if m.place != Place::Hole {
+                continue;
+            }
+            set.load(self, inode.ino, m.first, m.first + m.blocks, usize::MAX)?;
+            let mut done = 0;
+            while done < m.blocks {
+                if new.len() >= STEP_ITEMS / 4 {
+                    return Ok((m.first + done, new));
+                }
+                let goal = inode.meta.lock().goal.unwrap_or_else(|| self.store.data_goal(inode.ino, inode.ino));
+                match self.store.alloc_data(goal, m.blocks - done, promise.as_mut()) {
+                    Ok(extent) => {
+                        set.insert(m.first + done, extent, true);
+                        inode.meta.lock().goal = Some(extent.end());
+                        done += extent.blocks;
+                        new.push(extent);
+                    }
+                    Err(e) => {
+                        for extent in new {
+                            self.store.release_data(extent);
+                        }
+                        return Err(e.into());
+                    }
+                }
+            }
+        }
+        Ok((to, new))
+    }
+
+    /// Pages that waited for allocation have a block now and need their promise no more.
+    fn settle_preallocated(&self, inode: &Inode, from: u64, to: u64) {
+        let mut pages = inode.pages.lock();
+        let mut surplus = 0;
+        for (_, page) in pages.map.range_mut(from..to) {
+            match page.backing {
+                Backing::Reserved => {
+                    surplus += 1;
+                    page.backing = Backing::Unwritten;
+                }
+                _ => {}
+            }
+        }
+        pages.release(surplus);
+    }
+
+    /// Collapse (remove a range and close up) and insert (open a hole). One record: all or nothing.
+    fn shift_range(&self, inode: &Arc<Inode>, offset: u64, len: u64, collapse: bool) -> Result<()> {
+        if offset % BLOCK != 0 || len % BLOCK != 0 {
+            return Err(Error::Invalid("collapse and insert range take whole blocks"));
+        }
+        let (first, count) = (offset / BLOCK, len / BLOCK);
+        for _ in 0..1000 {
+            // What is dirty or logged behind the offset would move with its blocks: put it in place first.
+            self.writeback(std::slice::from_ref(inode), Which::All, Class::Normal)?;
+            let items = self.extents(inode.ino, first, u64::MAX, SHIFT_ITEMS + 1)?.len();
+            if items > SHIFT_ITEMS {
+                return Err(Error::FileTooLarge);
+            }
+            let bytes = (items as u64 + 4) * 160 + STEP_BYTES;
+            let mut handle = self.begin_many(bytes, 8, 2 * items as u32, Class::Normal)?;
+            let _io = self.lock_io(inode)?;
+            let _wb = inode.wb.lock();
+            let mut pages = inode.pages.lock();
+            if pages.dirty_count() + pages.logged_count() > 0 {
+                continue; // dirtied again meanwhile
+            }
+            let size = inode.meta.lock().core.size;
+            if (collapse && offset + len >= size) || (!collapse && offset >= size) {
+                return Err(Error::Invalid("range reaches the end of the file"));
+            }
+            let new_size = if collapse { size - len } else { size.saturating_add(len) };
+            if new_size > FILE_SIZE_MAX {
+                return Err(Error::FileTooLarge);
+            }
+            let delta = pages.remove_range(first, u64::MAX);
+            drop(pages);
+            self.account(delta);
+            let mut set = ExtentSet::default();
+            if set.load(self, inode.ino, first, u64::MAX, usize::MAX)? > SHIFT_ITEMS {
+                continue;
+            }
+            let freed = if collapse { set.remove(first, first + count) } else { Vec::new() };
+            let (from, by) = if collapse { (first + count, -(count as i64)) } else { (first, count as i64) };
+            set.shift(from, by);
+            let mut record = RecordBuilder::new(RecordOp::Fallocate);
+            set.emit(&mut record, inode.ino);
+            for extent in &freed {
+                record.free(*extent);
+            }
+            let blocks: u64 = freed.iter().map(|e| e.blocks).sum();
+            let now = self.now();
+            let mut changes = self.lock_metas(&[&**inode]);
+            let c = &mut changes[0];
+            c.touch(now);
+            c.set(InodeMask::SIZE | InodeMask::BLOCKS, |core| {
+                core.size = new_size;
+                core.blocks = core.blocks.saturating_sub(blocks);
+            });
+            self.commit(&mut handle, record, &mut changes)?;
+            return Ok(());
+        }
+        Err(kedge_base::Error::Busy("the file, which is being written without pause,".into()).into())
+    }
+
+    // ----- deletion -----
+
+    /// An inode lost its last name: it goes now, or with its last pin.
+    pub fn orphaned(&self, ino: Ino) {
+        // Listed before the look at the pins: whoever gives the last one back meanwhile finds it.
+        self.orphans.lock().insert(ino);
+        if self.inodes.is_pinned(ino) {
+            return;
+        }
+        if let Err(e) = self.delete_orphan(ino)
+            && self.store.check_alive().is_ok()
+        {
+            // It stays an orphan: the next mount deletes it.
+            tracing::warn!("deletion of inode {ino}: {e}");
+        }
+    }
+
+    /// Deletes a nameless inode that nobody pins, in bounded steps.
+    pub fn delete_orphan(&self, ino: Ino) -> Result<()> {
+        loop {
+            let mut handle = self.begin_step(Class::Reclaim)?;
+            let inode = match self.get(ino) {
+                Err(Error::NotFound) => return Ok(()),
+                other => other?,
+            };
+            let _io = inode.io.write();
+            let _wb = inode.wb.lock();
+            let mut pages = inode.pages.lock();
+            let meta = inode.meta.lock();
+            if meta.core.nlink > 0 || meta.dead || self.inodes.is_pinned(ino) {
+                return Ok(());
+            }
+            drop(meta);
+            let delta = pages.remove_range(0, u64::MAX);
+            drop(pages);
+            self.account(delta);
+            if self.delete_step(&mut handle, &inode)? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Returns true when the inode is gone.
+    fn delete_step(&self, handle: &mut Handle<'_>, inode: &Inode) -> Result<bool> {
+        let ino = inode.ino;
+        let mut record = RecordBuilder::new(RecordOp::Reclaim);
+        let mut blocks = 0;
+        let mut items = 0;
+        let mut bad = None;
+        for (at, item) in self.extents(ino, 0, u64::MAX, STEP_ITEMS)? {
+            record.delete(Key::new(ino, ItemKind::Extent, at));
+            record.free(ExtentItem::extent(&item));
+            blocks += item.blocks as u64;
+            items += 1;
+        }
+        for kind in [ItemKind::Xattr, ItemKind::Symlink] {
+            let key = |offset| Key::new(ino, kind, offset);
+            // A symlink's target goes last, with its inode: until then the two agree.
+            if items >= STEP_ITEMS {
+                break;
+            }
+            self.store.scan(key(0), key(u64::MAX), &mut |at, _| {
+                if items >= STEP_ITEMS {
+                    bad = Some(());
+                    return ControlFlow::Break(());
+                }
+                record.delete(at);
+                items += 1;
+                ControlFlow::Continue(())
+            })?;
+        }
+        let finished = items < STEP_ITEMS;
+        let mut changes = self.lock_metas(&[inode]);
+        let c = &mut changes[0];
+        if self.store.is_resident(ino, 0, u64::MAX) {
+            record.drop_data(ino, 0, u64::MAX);
+        }
+        if !finished {
+            if blocks > 0 {
+                c.set(InodeMask::BLOCKS, |core| core.blocks = core.blocks.saturating_sub(blocks));
+            }
+            self.commit(handle, record, &mut changes)?;
+            return Ok(false);
+        }
+        record.delete(Key::inode(ino));
+        record.delete(Key::orphan(ino));
+        handle.commit(record)?;
+        c.meta.dead = true;
+        if c.meta.listed {
+            c.meta.listed = false;
+            self.dirty.remove(ino);
+        }
+        drop(changes);
+        self.inodes.remove(ino);
+        self.orphans.lock().remove(&ino);
+        Ok(true)
+    }
+
+    /// At mount: finishes what the orphan items name.
+    pub fn recover_orphans(&self) -> Result<u64> {
+        let mut found = Vec::new();
+        let from = Key::orphan(Ino(0));
+        self.store.scan(from, Key::orphan(Ino(u64::MAX)), &mut |key, value| {
+            found.push((Ino(key.offset), Orphan::decode(value)));
+            ControlFlow::Continue(())
+        })?;
+        let count = found.len() as u64;
+        for (ino, orphan) in found {
+            match orphan? {
+                Orphan::Unlinked => self.delete_orphan(ino)?,
+                Orphan::Truncate => {
+                    let inode = self.get(ino)?;
+                    let mut meta = inode.meta.lock();
+                    meta.shrinking = true;
+                    drop(meta);
+                    self.finish_truncate(&inode)?;
+                }
+            }
+        }
+        Ok(count)
+    }
+}

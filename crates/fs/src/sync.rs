@@ -1,0 +1,309 @@
+//! fsync, fdatasync, sync, and the thread that makes work durable which nobody asked to sync.
+//!
+//! # fsync
+//! 1. Its data: small new data becomes a record; all else is written in place and named by a record.
+//! 2. fsync (not fdatasync): time stamps that waited become a record.
+//! 3. If the inode's `commit_lsn` (fdatasync: `datasync_lsn`) is not durable, the log is forced to its head: everything
+//!    that completed before the call is durable with it.
+//! 4. If no force was needed but data was written in place since the last flush: one device flush, shared with whoever
+//!    else waits for one.
+//!
+//! No inode lock is held across a force or a flush. An inode with nothing undurable costs nothing.
+
+use crate::core::Fs;
+use crate::inode::Inode;
+use crate::{Error, Result};
+use kedge_base::{BLOCK_SIZE, Ino, Lsn};
+use kedge_format::FileKind;
+use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
+use kedge_store::{Class, ForceCause, PROMISE_PER_PIECE, WriteSeq};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use crate::attr::PATCH_BYTES;
+use crate::pages::{Backing, Which};
+
+const BLOCK: u64 = BLOCK_SIZE as u64;
+/// New data up to this many bytes rides in the log.
+pub(crate) const LOG_DATA_MAX: usize = 32 << 10;
+const LOG_DATA_PAGES: usize = 16;
+const LOG_RECORD_BYTES: u64 =
+    LOG_DATA_MAX as u64 + 2 * PATCH_BYTES + LOG_DATA_PAGES as u64 * (PROMISE_PER_PIECE as u64 + 32);
+/// Inodes whose time stamps go into one record.
+const TIMES_INODES: usize = 256;
+
+/// What an fsync still has to wait for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted {
+    lsn: Lsn,
+    seq: WriteSeq,
+}
+
+impl Fs {
+    /// Steps 1 and 2.
+    pub fn fsync_prepare(&self, ino: Ino, datasync: bool) -> Result<Wanted> {
+        self.check_open()?;
+        self.store.check_alive()?;
+        let inode = self.get(ino)?;
+        if inode.kind == FileKind::Regular && !self.store.is_read_only() {
+            if inode.pages.lock().dirty_count() > 0 && !self.log_small_data(&inode)? {
+                self.writeback(&[inode.clone()], Which::Dirty, Class::Normal)?;
+            }
+            // A writeback that another thread runs has taken the dirty marks: wait for it.
+            drop(inode.wb.lock());
+        }
+        if !datasync && !inode.meta.lock().unlogged.is_empty() {
+            self.log_times(std::slice::from_ref(&inode))?;
+        }
+        let mut meta = inode.meta.lock();
+        if std::mem::take(&mut meta.write_failed) {
+            return Err(Error::WriteBack(ino));
+        }
+        let p = meta.progress;
+        Ok(Wanted { lsn: if datasync { p.datasync_lsn } else { p.commit_lsn }, seq: p.write_seq })
+    }
+
+    fn needs_force(&self, wanted: Wanted) -> bool {
+        wanted.lsn > self.store.durable_lsn()
+    }
+
+    /// Step 4, also after a force: a log write that was under way already when the data write completed did not flush
+    /// for it.
+    fn flush_if_needed(&self, seq: WriteSeq) -> Result<()> {
+        if self.store.data_flushed(seq) { Ok(()) } else { Ok(self.store.flush_data(seq)?) }
+    }
+
+    fn cause(datasync: bool) -> ForceCause {
+        if datasync { ForceCause::Fdatasync } else { ForceCause::Fsync }
+    }
+
+    pub fn fsync(&self, ino: Ino, datasync: bool) -> Result<()> {
+        let wanted = self.fsync_prepare(ino, datasync)?;
+        if self.needs_force(wanted) {
+            self.store.force(self.store.head_lsn(), Fs::cause(datasync))?;
+        }
+        self.flush_if_needed(wanted.seq)
+    }
+
+    /// Answers `done` without holding the calling thread while the log is forced.
+    pub fn fsync_async(self: &Arc<Self>, ino: Ino, datasync: bool, done: crate::Done) {
+        match self.fsync_prepare(ino, datasync) {
+            Err(e) => done(Err(e)),
+            Ok(wanted) if self.needs_force(wanted) => {
+                let fs = self.clone();
+                let answer = Box::new(move |result: kedge_base::Result<()>| {
+                    done(result.map_err(Error::from).and_then(|()| fs.flush_if_needed(wanted.seq)));
+                });
+                self.store.force_async(self.store.head_lsn(), Fs::cause(datasync), answer);
+            }
+            Ok(wanted) => done(self.flush_if_needed(wanted.seq)),
+        }
+    }
+
+    /// Puts the inode's dirty bytes into a record if they are few and new. Returns false if they must go in place.
+    ///
+    /// New are bytes without a written block, bytes behind the logged size, and bytes of pages that are log-resident
+    /// already: those must be logged again, or replay would put the older record over them.
+    fn log_small_data(&self, inode: &Arc<Inode>) -> Result<bool> {
+        let mut handle = self.begin(LOG_RECORD_BYTES, 1, Class::Normal)?;
+        let _wb = inode.wb.lock();
+        let mut pages = inode.pages.lock();
+        let dirty = pages.unclean(Which::Dirty, LOG_DATA_PAGES + 1);
+        if dirty.is_empty() {
+            return Ok(true);
+        }
+        let mut changes = self.lock_metas(&[&**inode]);
+        let c = &mut changes[0];
+        if c.meta.dead || dirty.len() > LOG_DATA_PAGES {
+            return Ok(c.meta.dead);
+        }
+        let size = c.core.size;
+        let mut record = RecordBuilder::new(RecordOp::LogData);
+        let mut total = 0;
+        for &index in &dirty {
+            let page = pages.get(index).expect("just listed");
+            let (lo, hi) = page.dirty.expect("listed as dirty");
+            let start = index * BLOCK + lo as u64;
+            let end = (index * BLOCK + hi as u64).min(size);
+            let is_new = page.logged || page.backing != Backing::Written || start >= c.meta.logged_size;
+            total += (end.saturating_sub(start)) as usize;
+            if !is_new || total > LOG_DATA_MAX {
+                return Ok(false);
+            }
+            if start < end {
+                let lo = lo as usize;
+                record.data(inode.ino, start, &page.data[lo..lo + (end - start) as usize]);
+            }
+        }
+        if size != c.meta.logged_size {
+            c.mask |= InodeMask::SIZE;
+        }
+        self.commit(&mut handle, record, &mut changes)?;
+        let c = &mut changes[0];
+        let mut delta = crate::pages::Delta::default();
+        for &index in &dirty {
+            delta.dirty += pages.set_logged(index).dirty;
+        }
+        if c.meta.listed {
+            c.meta.listed = false;
+            self.dirty.remove(inode.ino);
+        }
+        drop(changes);
+        drop(pages);
+        self.account(delta);
+        self.stats.logged_data.inc();
+        Ok(true)
+    }
+
+    /// Makes records of the time stamps that waited in the inodes.
+    fn log_times(&self, inodes: &[Arc<Inode>]) -> Result<()> {
+        for chunk in inodes.chunks(TIMES_INODES) {
+            let mut handle =
+                self.begin(PATCH_BYTES * chunk.len() as u64, chunk.len() as u32, Class::Reclaim)?;
+            let mut changes = Vec::with_capacity(chunk.len());
+            for inode in chunk {
+                let meta = inode.meta.lock();
+                if meta.unlogged.is_empty() || meta.dead {
+                    continue;
+                }
+                let core = meta.core;
+                changes.push(crate::core::Change {
+                    inode,
+                    meta,
+                    core,
+                    mask: InodeMask::default(),
+                    logged_size: None,
+                });
+            }
+            if !changes.is_empty() {
+                self.commit(&mut handle, RecordBuilder::new(RecordOp::Times), &mut changes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Everything that completed before the call becomes durable, except for a force that the caller makes.
+    fn sync_prepare(&self) -> Result<WriteSeq> {
+        self.check_open()?;
+        self.store.check_alive()?;
+        if self.store.is_read_only() {
+            return Ok(WriteSeq(0));
+        }
+        let dirty = self.dirty.all();
+        self.writeback(&dirty, Which::Dirty, Class::Normal)?;
+        for inode in &dirty {
+            drop(inode.wb.lock()); // a writeback that began before us
+        }
+        self.log_times(&dirty)?;
+        self.unlist(&dirty);
+        Ok(self.store.data_write_seq())
+    }
+
+    fn unlist(&self, inodes: &[Arc<Inode>]) {
+        for inode in inodes {
+            let pages = inode.pages.lock();
+            let mut meta = inode.meta.lock();
+            if meta.listed && pages.dirty_count() == 0 && meta.unlogged.is_empty() {
+                meta.listed = false;
+                self.dirty.remove(inode.ino);
+            }
+        }
+    }
+
+    pub fn sync(&self, cause: ForceCause) -> Result<()> {
+        let seq = self.sync_prepare()?;
+        self.store.force(self.store.head_lsn(), cause)?;
+        self.flush_if_needed(seq)
+    }
+
+    pub fn sync_async(self: &Arc<Self>, done: crate::Done) {
+        match self.sync_prepare() {
+            Err(e) => done(Err(e)),
+            Ok(seq) => {
+                let fs = self.clone();
+                let answer = Box::new(move |result: kedge_base::Result<()>| {
+                    done(result.map_err(Error::from).and_then(|()| fs.flush_if_needed(seq)));
+                });
+                self.store.force_async(self.store.head_lsn(), ForceCause::Sync, answer);
+            }
+        }
+    }
+
+    pub fn wake_flusher(&self) {
+        self.flusher.wake();
+    }
+
+    /// Body of the flusher thread: every `commit` interval all completed work becomes durable; between, it writes when
+    /// too much is dirty. Holds the file system only while it works.
+    pub fn flush_loop(fs: Weak<Fs>, signal: Arc<FlusherSignal>, commit: Duration) {
+        let mut left = commit;
+        let mut last = None;
+        loop {
+            let Some(woken) = signal.wait(left) else { return };
+            let Some(fs) = fs.upgrade() else { return };
+            let now = fs.clock.monotonic();
+            let due = !woken || now.saturating_sub(*last.get_or_insert(now)) >= commit;
+            let result = if due {
+                last = Some(now);
+                left = commit;
+                fs.commit_tick()
+            } else {
+                left = commit.saturating_sub(now.saturating_sub(last.unwrap_or(now)));
+                fs.writeback(&fs.dirty.oldest(1024), Which::Dirty, Class::Normal)
+            };
+            if let Err(e) = result
+                && fs.check_open().is_ok()
+                && fs.store.check_alive().is_ok()
+            {
+                tracing::error!("periodic writeback: {e}");
+            }
+        }
+    }
+
+    fn commit_tick(&self) -> Result<()> {
+        if self.dirty.len() > 0 || self.store.head_lsn() > self.store.durable_lsn() {
+            self.sync(ForceCause::CommitTimer)?;
+        }
+        Ok(())
+    }
+}
+
+/// Wakes and stops the flusher thread.
+pub(crate) struct FlusherSignal {
+    state: kedge_base::lock::Mutex<(bool, bool)>,
+    cond: kedge_base::lock::Condvar,
+}
+
+impl FlusherSignal {
+    pub fn new() -> FlusherSignal {
+        FlusherSignal {
+            state: kedge_base::lock::Mutex::new(kedge_base::lock::Rank::Leaf, (false, false)),
+            cond: kedge_base::lock::Condvar::new(),
+        }
+    }
+
+    pub fn wake(&self) {
+        let mut state = self.state.lock();
+        if !state.0 {
+            state.0 = true;
+            self.cond.notify_one();
+        }
+    }
+
+    pub fn stop(&self) {
+        self.state.lock().1 = true;
+        self.cond.notify_all();
+    }
+
+    /// `None`: stop. `Some(true)`: woken. `Some(false)`: the interval is over.
+    fn wait(&self, interval: Duration) -> Option<bool> {
+        let mut state = self.state.lock();
+        if !state.0 && !state.1 {
+            self.cond.wait_for(&mut state, interval);
+        }
+        if state.1 {
+            return None;
+        }
+        Some(std::mem::take(&mut state.0))
+    }
+}

@@ -1,0 +1,524 @@
+//! Writing file data in place: which inodes are dirty, one pass over many of them, and the memory budget.
+//!
+//! # A pass
+//! reserve → lock the inodes' `wb` (ascending) → list unclean pages → map them, allocating for those without an extent,
+//! neighbours next to one another → sort by place, merge, copy pages into large buffers → one batch → one record that
+//! maps what is new, drops what was log-resident, and names the sizes → the pages are clean.
+//!
+//! # Crash argument
+//! Extents and sizes are named only after their data IO has completed, and a log write that names them flushes the
+//! device first: no crash shows stale or foreign bytes. A `Drop` for log-resident bytes stands in the same record, so
+//! replay never puts old logged bytes over newer ones in place. Blocks allocated for a pass that a crash cuts off are
+//! nobody's: no record names them. A page's size is read after its bytes were copied, so no size ever covers bytes that
+//! were not written.
+
+use crate::core::{Change, Fs};
+use crate::extents::{ExtentSet, Place};
+use crate::inode::Inode;
+use crate::pages::{Backing, Delta, Which};
+use crate::{Error, Result};
+use kedge_base::lock::{Mutex, Rank};
+use kedge_base::{BLOCK_SIZE, BlockNo, Extent, Ino, IoBuf};
+use kedge_device::{Io, Op, run_batch};
+use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
+use kedge_store::{CheckpointClient, Class, Handle};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+const BLOCK: u64 = BLOCK_SIZE as u64;
+/// Inodes of one pass, pages of one pass: bounds the record, the locks held and the staging memory.
+const PASS_INODES: usize = 128;
+const PASS_PAGES: usize = 1024;
+/// Log bytes of a pass: an inode's patch and drop, a segment's extent and allocation.
+const PASS_LOG_BYTES: u64 = PASS_INODES as u64 * 200 + PASS_SEGMENTS as u64 * 120 + 256;
+const PASS_SEGMENTS: usize = 256;
+/// Largest merged write.
+const MERGE_BLOCKS_MAX: u64 = 256;
+
+/// Inodes with dirty pages or unlogged time stamps.
+pub(crate) struct DirtyList {
+    list: Mutex<BTreeMap<Ino, (Arc<Inode>, Duration)>>,
+}
+
+impl DirtyList {
+    pub fn new() -> DirtyList {
+        DirtyList { list: Mutex::new(Rank::Leaf, BTreeMap::new()) }
+    }
+
+    pub fn add(&self, inode: Arc<Inode>, since: Duration) {
+        self.list.lock().insert(inode.ino, (inode, since));
+    }
+
+    pub fn remove(&self, ino: Ino) {
+        self.list.lock().remove(&ino);
+    }
+
+    pub fn len(&self) -> usize {
+        self.list.lock().len()
+    }
+
+    /// All, in order of inode number.
+    pub fn all(&self) -> Vec<Arc<Inode>> {
+        self.list.lock().values().map(|(i, _)| i.clone()).collect()
+    }
+
+    /// Up to `max`, those first that have been dirty longest.
+    pub fn oldest(&self, max: usize) -> Vec<Arc<Inode>> {
+        let mut by_age: Vec<(Duration, Arc<Inode>)> =
+            self.list.lock().values().map(|(i, since)| (*since, i.clone())).collect();
+        by_age.sort_by_key(|(since, i)| (*since, i.ino));
+        by_age.into_iter().take(max).map(|(_, i)| i).collect()
+    }
+}
+
+/// How many pages are in memory and how many of them are dirty, with the limits that writers and caches keep.
+pub(crate) struct Budget {
+    pages: AtomicI64,
+    dirty: AtomicI64,
+    pages_max: i64,
+    /// Above it the flusher writes; above twice of it writers do.
+    dirty_background: i64,
+    /// One token for each page, oldest first: the order in which clean pages go.
+    tokens: Mutex<VecDeque<(Ino, u64)>>,
+}
+
+impl Budget {
+    pub fn new(bytes: u64) -> Budget {
+        let pages_max = (bytes / BLOCK).max(512) as i64;
+        Budget {
+            pages: AtomicI64::new(0),
+            dirty: AtomicI64::new(0),
+            pages_max,
+            dirty_background: (pages_max / 4).max(128),
+            tokens: Mutex::new(Rank::Leaf, VecDeque::new()),
+        }
+    }
+
+    pub fn account(&self, delta: Delta) {
+        if delta.pages != 0 {
+            self.pages.fetch_add(delta.pages, Ordering::Relaxed);
+        }
+        if delta.dirty != 0 {
+            self.dirty.fetch_add(delta.dirty, Ordering::Relaxed);
+        }
+    }
+
+    pub fn dirty_pages(&self) -> i64 {
+        self.dirty.load(Ordering::Relaxed)
+    }
+
+    pub fn cached_pages(&self) -> i64 {
+        self.pages.load(Ordering::Relaxed)
+    }
+
+    pub fn over_background(&self) -> bool {
+        self.dirty_pages() > self.dirty_background
+    }
+
+    fn over_hard(&self) -> bool {
+        self.dirty_pages() > self.dirty_background * 2
+    }
+
+    /// A page came into memory. May be called with the page lock held.
+    pub fn token(&self, ino: Ino, index: u64) {
+        self.tokens.lock().push_back((ino, index));
+    }
+
+    /// A clean page came into memory: older ones may have to go. No page lock is held.
+    pub fn cached(&self, fs: &Fs, ino: Ino, index: u64) {
+        self.token(ino, index);
+        self.enforce(fs);
+    }
+
+    /// Drops clean pages while there are too many. Pages that are not clean get a new turn.
+    pub fn enforce(&self, fs: &Fs) {
+        let mut turns = 64;
+        loop {
+            let pages = self.cached_pages();
+            let (ino, index) = {
+                let mut tokens = self.tokens.lock();
+                // Tokens of pages that went otherwise (truncate) linger: keep their number bounded too.
+                if turns == 0 || (pages <= self.pages_max && tokens.len() as i64 <= 2 * self.pages_max) {
+                    return;
+                }
+                let Some(oldest) = tokens.pop_front() else { return };
+                oldest
+            };
+            turns -= 1;
+            let Some(inode) = fs.inodes.get(ino) else { continue };
+            let mut cached = inode.pages.lock();
+            if cached.evict(index) {
+                drop(cached);
+                self.account(Delta { pages: -1, dirty: 0 });
+            } else if cached.get(index).is_some() {
+                drop(cached);
+                self.token(ino, index);
+            }
+        }
+    }
+}
+
+/// A run of pages of one inode that goes to one run of blocks.
+struct Segment {
+    /// Place among the pass's inodes.
+    who: usize,
+    index: u64,
+    count: u64,
+    block: BlockNo,
+}
+
+/// One inode's part of a pass.
+struct Part {
+    set: ExtentSet,
+    new: Vec<Extent>,
+    /// File blocks written, as ranges.
+    ranges: Vec<(u64, u64)>,
+    /// Largest size seen when pages were copied.
+    size: u64,
+    failed: bool,
+    more: bool,
+}
+
+impl Fs {
+    /// Writes pages of the inodes in place. Pages dirtied meanwhile may stay dirty.
+    pub fn writeback(&self, inodes: &[Arc<Inode>], which: Which, class: Class) -> Result<()> {
+        let mut sorted: Vec<Arc<Inode>> = inodes.to_vec();
+        sorted.sort_by_key(|i| i.ino);
+        sorted.dedup_by_key(|i| i.ino);
+        let mut first_error = None;
+        for chunk in sorted.chunks(PASS_INODES) {
+            // Bounded: what was unclean at the start is written after so many passes; a writer that keeps dirtying
+            // pages does not hold us.
+            let pages: usize = chunk
+                .iter()
+                .map(|i| i.pages.lock().unclean_count(which))
+                .sum();
+            let passes = pages.div_ceil(PASS_PAGES).max(pages.div_ceil(PASS_SEGMENTS)) + 1;
+            for _ in 0..passes {
+                match self.writeback_pass(chunk, which, class) {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    Err(e) => {
+                        first_error.get_or_insert(e);
+                        break;
+                    }
+                }
+            }
+        }
+        first_error.map_or(Ok(()), Err)
+    }
+
+    /// One pass. Returns whether more is to be done.
+    fn writeback_pass(&self, inodes: &[Arc<Inode>], which: Which, class: Class) -> Result<bool> {
+        let mut handle = self.begin(PASS_LOG_BYTES, (2 * inodes.len() + 24) as u32, class)?;
+        let _wb: Vec<_> = inodes.iter().map(|i| i.wb.lock()).collect();
+        let mut parts: Vec<Option<Part>> = Vec::with_capacity(inodes.len());
+        let mut segments = Vec::new();
+        let mut room = PASS_PAGES;
+        let mut goal = None;
+        let mut planned = Ok(());
+        for (who, inode) in inodes.iter().enumerate() {
+            if room == 0 || segments.len() >= PASS_SEGMENTS || planned.is_err() {
+                parts.push(None);
+                continue;
+            }
+            let pages = inode.pages.lock().unclean(which, room);
+            if pages.is_empty() {
+                parts.push(None);
+                continue;
+            }
+            room -= pages.len();
+            let mut part =
+                Part { set: ExtentSet::default(), new: Vec::new(), ranges: Vec::new(), size: 0, failed: false, more: false };
+            planned = self.plan(inode, who, &pages, &mut part, &mut segments, &mut goal);
+            parts.push(Some(part));
+        }
+        let more = room == 0 || parts.iter().flatten().any(|p| p.more) || segments.len() >= PASS_SEGMENTS;
+        if segments.is_empty() {
+            self.unlist_clean(inodes);
+            return planned.map(|()| false);
+        }
+        let outcome = self.write_segments(inodes, &mut parts, segments);
+        self.complete(&mut handle, inodes, &mut parts)?;
+        settle_backing(inodes, &parts);
+        self.unlist_clean(inodes);
+        outcome?;
+        planned?;
+        Ok(more)
+    }
+
+    /// Finds or takes a place for each page. A part whose planning fails writes what was planned before.
+    fn plan(
+        &self,
+        inode: &Inode,
+        who: usize,
+        pages: &[u64],
+        part: &mut Part,
+        segments: &mut Vec<Segment>,
+        goal: &mut Option<BlockNo>,
+    ) -> Result<()> {
+        for run in pages.chunk_by(|a, b| a + 1 == *b) {
+            let (first, count) = (run[0], run.len() as u64);
+            for m in self.map(inode.ino, first, count)? {
+                if segments.len() >= PASS_SEGMENTS {
+                    part.more = true;
+                    return Ok(());
+                }
+                match m.place {
+                    Place::Written(block) => {
+                        segments.push(Segment { who, index: m.first, count: m.blocks, block });
+                    }
+                    Place::Unwritten(block) => {
+                        part.set.load(self, inode.ino, m.first, m.first + m.blocks, usize::MAX)?;
+                        part.set.set_written(m.first, m.first + m.blocks);
+                        segments.push(Segment { who, index: m.first, count: m.blocks, block });
+                    }
+                    Place::Hole => {
+                        part.set.load(self, inode.ino, m.first, m.first + m.blocks, usize::MAX)?;
+                        let mut at = m.first;
+                        while at < m.first + m.blocks {
+                            if segments.len() >= PASS_SEGMENTS {
+                                part.more = true;
+                                return Ok(());
+                            }
+                            let want = m.first + m.blocks - at;
+                            let near = self.data_goal(inode, *goal);
+                            let mut pages = inode.pages.lock();
+                            let extent = self.store.alloc_data(near, want, pages.reservation.as_mut())?;
+                            for index in at..at + extent.blocks {
+                                if let Some(p) = pages.map.get_mut(&index) {
+                                    p.backing = Backing::Unknown; // its reserved block is used
+                                }
+                            }
+                            drop(pages);
+                            part.set.insert(at, extent, false);
+                            part.new.push(extent);
+                            segments.push(Segment { who, index: at, count: extent.blocks, block: extent.start });
+                            part.ranges.push((at, at + extent.blocks));
+                            at += extent.blocks;
+                            *goal = Some(extent.end());
+                            inode.meta.lock().goal = Some(extent.end());
+                        }
+                        continue;
+                    }
+                }
+                part.ranges.push((m.first, m.first + m.blocks));
+            }
+        }
+        Ok(())
+    }
+
+    /// Behind the file's last block, else behind the last file of this pass, else where the allocator sends the inode.
+    fn data_goal(&self, inode: &Inode, running: Option<BlockNo>) -> BlockNo {
+        let own = inode.meta.lock().goal;
+        own.or(running).unwrap_or_else(|| self.store.data_goal(inode.ino, inode.ino))
+    }
+
+    /// Copies pages into merged buffers, writes them as one batch, and marks parts whose IO failed.
+    fn write_segments(
+        &self,
+        inodes: &[Arc<Inode>],
+        parts: &mut [Option<Part>],
+        mut segments: Vec<Segment>,
+    ) -> Result<()> {
+        segments.sort_by_key(|s| s.block);
+        let mut ios = Vec::new();
+        let mut users: Vec<Vec<(usize, u64, u64, Vec<u64>)>> = Vec::new();
+        let mut at = 0;
+        while at < segments.len() {
+            let start = segments[at].block;
+            let mut end = at + 1;
+            let mut blocks = segments[at].count;
+            while end < segments.len()
+                && segments[end].block.0 == start.0 + blocks
+                && blocks + segments[end].count <= MERGE_BLOCKS_MAX
+            {
+                blocks += segments[end].count;
+                end += 1;
+            }
+            let mut buf = IoBuf::zeroed(blocks as usize);
+            let mut who = Vec::new();
+            let mut offset = 0;
+            for s in &segments[at..end] {
+                let part = parts[s.who].as_mut().expect("a segment belongs to a part");
+                let len = s.count as usize * BLOCK_SIZE;
+                let logged =
+                    self.copy_pages(&inodes[s.who], s, part, &mut buf.as_mut_bytes()[offset..offset + len]);
+                who.push((s.who, s.index, s.count, logged));
+                offset += len;
+            }
+            self.stats.data_writes.inc();
+            self.stats.data_write_bytes.add(buf.len() as u64);
+            ios.push(Io { offset: start.byte_offset(), op: Op::Write { buf, fua: false } });
+            users.push(who);
+            at = end;
+        }
+        let mut first_error = None;
+        for (completion, who) in run_batch(&**self.store.device(), ios).into_iter().zip(users) {
+            let Err(e) = completion.result else { continue };
+            tracing::error!("writeback: {e}");
+            for (who, _, _, logged) in who {
+                parts[who].as_mut().expect("a segment belongs to a part").failed = true;
+                self.restore_logged(&inodes[who], &logged);
+            }
+            if matches!(e, kedge_base::Error::Fenced | kedge_base::Error::OutcomeUnknown) {
+                self.store.shutdown(&e);
+            }
+            first_error.get_or_insert(Error::from(e));
+        }
+        first_error.map_or(Ok(()), Err)
+    }
+
+    /// Copies a segment's pages and marks them as being written. Returns those that were logged.
+    fn copy_pages(&self, inode: &Inode, s: &Segment, part: &mut Part, out: &mut [u8]) -> Vec<u64> {
+        let mut logged = Vec::new();
+        let mut delta = Delta::default();
+        let mut pages = inode.pages.lock();
+        for (i, block) in out.chunks_exact_mut(BLOCK_SIZE).enumerate() {
+            let index = s.index + i as u64;
+            let page = pages.get(index).expect("unclean pages stay in memory; `wb` excludes truncate");
+            block.copy_from_slice(&page.data[..]);
+            if page.logged {
+                logged.push(index);
+            }
+            delta.dirty += pages.set_writing(index).dirty;
+        }
+        // The page lock makes bytes and size one state: a writer changes both under it.
+        part.size = part.size.max(inode.meta.lock().core.size);
+        drop(pages);
+        self.account(delta);
+        logged
+    }
+
+    /// The write failed, the log still has the bytes: keep them for another try at the next checkpoint.
+    fn restore_logged(&self, inode: &Inode, logged: &[u64]) {
+        let mut pages = inode.pages.lock();
+        for &index in logged {
+            let Some(dirty) = pages.get(index).map(|p| p.dirty) else { continue };
+            let down = pages.set_logged(index);
+            let up = pages.mark_dirty(index, dirty);
+            self.account(Delta { pages: 0, dirty: down.dirty + up.dirty });
+        }
+    }
+
+    /// The record of a pass.
+    fn complete(&self, handle: &mut Handle<'_>, inodes: &[Arc<Inode>], parts: &mut [Option<Part>]) -> Result<()> {
+        let seq = self.store.note_data_write();
+        let mut record = RecordBuilder::new(RecordOp::WriteBack);
+        let mut changes: Vec<Change<'_>> = Vec::new();
+        for (inode, part) in inodes.iter().zip(parts) {
+            let Some(part) = part else { continue };
+            let mut meta = inode.meta.lock();
+            if part.failed {
+                meta.write_failed = true;
+                drop(meta);
+                for extent in part.new.drain(..) {
+                    self.store.release_data(extent);
+                }
+                continue;
+            }
+            meta.progress.write_seq = seq;
+            let core = meta.core;
+            let mut change = Change { inode, meta, core, mask: InodeMask::default(), logged_size: None };
+            let before = record.edits();
+            std::mem::take(&mut part.set).emit(&mut record, inode.ino);
+            let fresh: u64 = part.new.iter().map(|e| e.blocks).sum();
+            for extent in &part.new {
+                record.alloc(*extent);
+            }
+            if fresh > 0 {
+                change.set(InodeMask::BLOCKS, |c| c.blocks += fresh);
+            }
+            for (from, to) in &part.ranges {
+                if self.store.is_resident(inode.ino, from * BLOCK, (to - from) * BLOCK) {
+                    record.drop_data(inode.ino, from * BLOCK, (to - from) * BLOCK);
+                }
+            }
+            let written_to = part.ranges.iter().map(|(_, to)| to * BLOCK).max().unwrap_or(0);
+            let size = change.meta.logged_size.max(written_to.min(part.size));
+            if size > change.meta.logged_size {
+                change.logged_size = Some(size);
+                change.mask |= InodeMask::SIZE;
+            }
+            if record.edits() > before || !change.mask.is_empty() {
+                changes.push(change);
+            }
+        }
+        if changes.is_empty() {
+            return Ok(());
+        }
+        self.commit(handle, record, &mut changes)?;
+        Ok(())
+    }
+
+    fn unlist_clean(&self, inodes: &[Arc<Inode>]) {
+        for inode in inodes {
+            let pages = inode.pages.lock();
+            let mut meta = inode.meta.lock();
+            if meta.listed && pages.dirty_count() == 0 && meta.unlogged.is_empty() {
+                meta.listed = false;
+                self.dirty.remove(inode.ino);
+            }
+        }
+    }
+
+    /// Waits, before any lock, while too much is dirty: the writer helps to write.
+    pub fn throttle(&self) -> Result<()> {
+        if self.budget.over_background() {
+            self.wake_flusher();
+        }
+        for _ in 0..64 {
+            if !self.budget.over_hard() {
+                return Ok(());
+            }
+            self.stats.throttled.inc();
+            let oldest = self.dirty.oldest(PASS_INODES);
+            if oldest.is_empty() {
+                return Ok(());
+            }
+            self.writeback(&oldest, Which::Dirty, Class::Normal)?;
+        }
+        Ok(())
+    }
+}
+
+/// The blocks behind the pages of a completed pass have written extents now.
+fn settle_backing(inodes: &[Arc<Inode>], parts: &[Option<Part>]) {
+    for (inode, part) in inodes.iter().zip(parts) {
+        let Some(part) = part.as_ref().filter(|p| !p.failed) else { continue };
+        let mut pages = inode.pages.lock();
+        let mut surplus = 0;
+        for (from, to) in &part.ranges {
+            for (_, page) in pages.map.range_mut(*from..*to) {
+                // A writer that came before the record was there has promised a block that is not needed.
+                surplus += (page.backing == Backing::Reserved) as u64;
+                page.backing = Backing::Written;
+            }
+        }
+        pages.release(surplus);
+    }
+}
+
+impl CheckpointClient for Fs {
+    /// Oldest first, so that the tail can move even if the log is too full to complete all at once.
+    fn prepare_checkpoint(&self) -> kedge_base::Result<()> {
+        let resident = self.store.resident_inodes();
+        for chunk in resident.chunks(PASS_INODES) {
+            let inodes: Vec<Arc<Inode>> = chunk.iter().filter_map(|ino| self.inodes.get(*ino)).collect();
+            match self.writeback(&inodes, Which::Logged, Class::Checkpoint) {
+                Ok(()) => {}
+                // Data that cannot be written, or has no room to be, stays in the log and holds the tail: the
+                // checkpoint goes on without it.
+                Err(Error::Engine(e @ (kedge_base::Error::Io { .. } | kedge_base::Error::NoSpace))) => {
+                    tracing::warn!("log-resident data stays in the log: {e}");
+                    return Ok(());
+                }
+                Err(Error::Engine(e)) => return Err(e),
+                Err(e) => return Err(kedge_base::Error::invalid(e.to_string())),
+            }
+        }
+        Ok(())
+    }
+}

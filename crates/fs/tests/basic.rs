@@ -1,0 +1,106 @@
+//! First steps in process: names, data, fsync, reopening, crashing.
+
+use kedge_device::MemDevice;
+use kedgefs::*;
+use std::sync::Arc;
+
+fn clock() -> Arc<dyn Clock> {
+    Arc::new(SystemClock::default())
+}
+
+fn fresh(size: u64) -> (Arc<MemDevice>, FileSystem) {
+    let device = Arc::new(MemDevice::new(size));
+    FileSystem::format(device.clone(), clock(), &FormatOptions { log_size: Some(1 << 20), ..Default::default() }).unwrap();
+    let fs = FileSystem::open(device.clone(), clock(), MountOptions::default()).unwrap();
+    (device, fs)
+}
+
+fn reopen(device: &Arc<MemDevice>) -> FileSystem {
+    FileSystem::open(device.clone(), clock(), MountOptions::default()).unwrap()
+}
+
+fn content(fs: &FileSystem, ino: Ino) -> Vec<u8> {
+    let size = fs.getattr(ino).unwrap().size as usize;
+    let mut buf = vec![0; size];
+    assert_eq!(fs.read(ino, 0, &mut buf).unwrap(), size);
+    buf
+}
+
+fn names(fs: &FileSystem, dir: Ino) -> Vec<String> {
+    let mut out = Vec::new();
+    fs.readdir(dir, 0, &mut |e| {
+        out.push(String::from_utf8_lossy(e.name).into_owned());
+        true
+    })
+    .unwrap();
+    out.sort();
+    out
+}
+
+#[test]
+fn a_closed_image_comes_back_as_it_was() {
+    let (device, fs) = fresh(32 << 20);
+    let d = fs.mkdir(Ino::ROOT, b"d", 0o755, Owner::default()).unwrap();
+    for i in 0..500u32 {
+        let f = fs.create(d.ino, format!("f{i}").as_bytes(), 0o644, Owner::default()).unwrap();
+        fs.write(f.ino, 0, &i.to_le_bytes().repeat(i as usize)).unwrap();
+    }
+    fs.symlink(d.ino, b"s", b"target", Owner::default()).unwrap();
+    fs.setxattr(d.ino, b"user.a", b"v", XattrMode::Any).unwrap();
+    fs.close().unwrap();
+    let fs = reopen(&device);
+    let d = fs.lookup(Ino::ROOT, b"d").unwrap();
+    assert_eq!(names(&fs, d.ino).len(), 503);
+    for i in 0..500u32 {
+        let f = fs.lookup(d.ino, format!("f{i}").as_bytes()).unwrap();
+        assert_eq!(content(&fs, f.ino), i.to_le_bytes().repeat(i as usize));
+    }
+    let s = fs.lookup(d.ino, b"s").unwrap();
+    assert_eq!(fs.readlink(s.ino).unwrap(), b"target");
+    assert_eq!(fs.getxattr(d.ino, b"user.a").unwrap(), b"v");
+    fs.close().unwrap();
+}
+
+#[test]
+fn fsynced_data_survives_dropping_the_file_system() {
+    let (device, fs) = fresh(32 << 20);
+    let small = fs.create(Ino::ROOT, b"small", 0o644, Owner::default()).unwrap();
+    fs.write(small.ino, 0, b"hello").unwrap();
+    fs.fsync(small.ino, false).unwrap();
+    let big = fs.create(Ino::ROOT, b"big", 0o644, Owner::default()).unwrap();
+    let bytes: Vec<u8> = (0..1_000_000u32).map(|i| (i / 7) as u8).collect();
+    fs.write(big.ino, 0, &bytes).unwrap();
+    fs.fsync(big.ino, true).unwrap();
+    fs.write(small.ino, 5, b" world").unwrap();
+    fs.fsync(small.ino, true).unwrap();
+    drop(fs);
+    let fs = reopen(&device);
+    let small = fs.lookup(Ino::ROOT, b"small").unwrap();
+    assert_eq!(content(&fs, small.ino), b"hello world");
+    let big = fs.lookup(Ino::ROOT, b"big").unwrap();
+    assert_eq!(content(&fs, big.ino), bytes);
+    fs.close().unwrap();
+}
+
+#[test]
+fn renames_move_replace_and_exchange() {
+    let (device, fs) = fresh(32 << 20);
+    let a = fs.mkdir(Ino::ROOT, b"a", 0o755, Owner::default()).unwrap();
+    let b = fs.mkdir(Ino::ROOT, b"b", 0o755, Owner::default()).unwrap();
+    let f = fs.create(a.ino, b"f", 0o644, Owner::default()).unwrap();
+    let g = fs.create(b.ino, b"g", 0o644, Owner::default()).unwrap();
+    fs.rename(a.ino, b"f", b.ino, b"g", RenameMode::Replace).unwrap();
+    assert_eq!(fs.lookup(b.ino, b"g").unwrap().ino, f.ino);
+    assert!(fs.getattr(g.ino).is_err());
+    assert!(matches!(fs.rename(Ino::ROOT, b"a", a.ino, b"x", RenameMode::Replace), Err(Error::Invalid(_))));
+    fs.rename(Ino::ROOT, b"a", b.ino, b"a", RenameMode::Replace).unwrap();
+    assert_eq!(fs.getattr(Ino::ROOT).unwrap().nlink, 3);
+    assert_eq!(fs.getattr(b.ino).unwrap().nlink, 3);
+    fs.rename(b.ino, b"a", b.ino, b"g", RenameMode::Exchange).unwrap();
+    assert_eq!(fs.lookup(b.ino, b"a").unwrap().ino, f.ino);
+    fs.fsync(b.ino, false).unwrap();
+    drop(fs);
+    let fs = reopen(&device);
+    assert_eq!(names(&fs, b.ino), [".", "..", "a", "g"]);
+    fs.close().unwrap();
+}

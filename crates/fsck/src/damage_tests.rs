@@ -1,0 +1,338 @@
+//! Each fault on an image that is otherwise good: what is found is that fault and nothing that follows from it.
+
+use crate::test_image::{Built, Image, write};
+use crate::{CheckOptions, FindingKind, Report, check_checkpoint};
+use FindingKind::*;
+use kedge_base::{BLOCK_SIZE, BlockNo, Extent, Generation, Ino, Lsn};
+use kedge_format::alloc::GROUP_BLOCKS;
+use kedge_format::item::{Dentry, ExtentItem, FILE_SIZE_MAX, Orphan, Xattr};
+use kedge_format::node::Child;
+use kedge_format::{FileKind, ItemKind, Key};
+use std::collections::BTreeSet;
+
+/// Found by the tests of replay and of unreadable devices.
+pub const ELSEWHERE: [FindingKind; 2] = [IoError, ReplayFailed];
+
+struct Case {
+    name: &'static str,
+    /// All that is found.
+    expect: &'static [FindingKind],
+    prepare: fn(&mut Image),
+    damage: fn(&Built),
+}
+
+fn none(_: &Built) {}
+fn good(_: &mut Image) {}
+
+const fn items(name: &'static str, expect: &'static [FindingKind], prepare: fn(&mut Image)) -> Case {
+    Case { name, expect, prepare, damage: none }
+}
+
+const fn blocks(name: &'static str, expect: &'static [FindingKind], damage: fn(&Built)) -> Case {
+    Case { name, expect, prepare: good, damage }
+}
+
+pub fn run(built: &Built) -> Report {
+    check_checkpoint(&built.device, &CheckOptions::default(), &mut |_| {})
+}
+
+fn flip(built: &Built, block: BlockNo) {
+    built.device.corrupt(block.byte_offset() + 2000, |bytes| bytes[0] ^= 4);
+}
+
+fn key(ino: u64, kind: ItemKind, offset: u64) -> Key {
+    Key::new(Ino(ino), kind, offset)
+}
+
+fn edit_extent(image: &mut Image, ino: u64, first: u64, change: impl FnOnce(&mut ExtentItem)) {
+    let mut item = ExtentItem::decode(&image.items[&key(ino, ItemKind::Extent, first)]).unwrap();
+    change(&mut item);
+    image.extent(ino, first, item);
+}
+
+fn superblock_cases() -> Vec<Case> {
+    vec![
+        blocks("blank device", &[NotAnImage], |b| {
+            write(&b.device, BlockNo(0), &[0; BLOCK_SIZE]);
+            write(&b.device, BlockNo(16), &[0; BLOCK_SIZE]);
+        }),
+        blocks("both slots damaged", &[SuperblockSlotBad, SuperblockMissing], |b| {
+            flip(b, BlockNo(0));
+            flip(b, BlockNo(16));
+        }),
+        blocks("the older slot damaged", &[SuperblockSlotBad], |b| flip(b, BlockNo(16))),
+        items("incompatible feature", &[Unsupported], |i| {
+            i.geometry.feature_incompat = 1 << 40;
+        }),
+        items("read-only feature", &[Unsupported], |i| {
+            i.geometry.feature_ro_compat = 1;
+        }),
+        items("slots disagree", &[SuperblockSlotsDiffer], |i| {
+            i.old_superblock = Some(Box::new(|sb| sb.geometry.label = "other".into()));
+        }),
+        items("clean with a log", &[SuperblockCleanWithLog], |i| {
+            i.superblock = Some(Box::new(|sb| sb.checkpoint.tail_lsn = Lsn(4096)));
+        }),
+        items("inode count", &[SuperblockInodes], |i| {
+            i.superblock = Some(Box::new(|sb| sb.checkpoint.inodes += 1));
+        }),
+        items("free count", &[SuperblockFreeBlocks], |i| {
+            i.superblock = Some(Box::new(|sb| sb.checkpoint.free_blocks -= 1));
+        }),
+        items("node count", &[SuperblockNodes], |i| {
+            i.superblock = Some(Box::new(|sb| sb.checkpoint.nodes -= 1));
+        }),
+        items("next inode in use", &[SuperblockNextIno], |i| {
+            i.superblock = Some(Box::new(|sb| sb.checkpoint.next_ino = Ino(299)));
+        }),
+    ]
+}
+
+fn tree_cases() -> Vec<Case> {
+    vec![
+        blocks("leaf damaged", &[NodeBad], |b| flip(b, b.nodes[0][3])),
+        blocks("leaf overwritten by another leaf", &[NodeBad], |b| {
+            let other = b.device.bytes(b.nodes[0][4].byte_offset(), 4 * BLOCK_SIZE);
+            write(&b.device, b.nodes[0][3], &other);
+        }),
+        blocks("inner node damaged", &[NodeBad], |b| flip(b, b.nodes[1][1])),
+        blocks("root damaged", &[NodeBad], |b| flip(b, b.nodes[2][0])),
+        items("root of another generation", &[NodeBad], |i| {
+            i.superblock = Some(Box::new(|sb| sb.checkpoint.root_generation = Generation(5)));
+        }),
+        items("child outside the image", &[NodeMisplaced], |i| with_child(i, |_| BlockNo(1 << 40))),
+        items("child in the log", &[NodeMisplaced], |i| with_child(i, |_| BlockNo(400))),
+        items("child off its boundary", &[NodeMisplaced], |i| with_child(i, |addr| BlockNo(addr.0 + 1))),
+        items("child named twice", &[NodeShared], |i| with_child(i, |addr| BlockNo(addr.0 - 4))),
+        items("leaf with a key of its neighbour", &[KeyOrder], |i| {
+            i.node = Some(Box::new(|level, place, node| {
+                if (level, place) == (0, 4) {
+                    let last = node.view().items() - 1;
+                    node.set_key(last, &Key { ino: 999, kind: 1, offset: 0 });
+                }
+            }));
+        }),
+        items("inner node with keys of its neighbour", &[KeyOrder], |i| {
+            i.node = Some(Box::new(|level, place, node| {
+                if (level, place) == (1, 1) {
+                    let last = node.view().items() - 1;
+                    node.set_key(last, &Key { ino: 998, kind: 1, offset: 0 });
+                }
+            }));
+        }),
+        items("item of unknown kind", &[ItemUnknown], |i| {
+            i.put(Key { ino: 100, kind: 77, offset: 0 }, b"?");
+        }),
+        items("orphan under an inode", &[ItemMisplaced], |i| {
+            i.put(key(100, ItemKind::Orphan, 0), Orphan::Unlinked.encode());
+        }),
+        items("extent under inode 0", &[ItemMisplaced], |i| i.put(key(0, ItemKind::Extent, 0), [0; 16])),
+        items("target with an offset", &[ItemMisplaced], |i| i.put(key(11, ItemKind::Symlink, 1), b"x")),
+        items("attribute of no inode", &[ItemWithoutInode], |i| i.xattr(50, "user.x", b"")),
+    ]
+}
+
+/// Moves the pointer to the sixth leaf.
+fn with_child(image: &mut Image, place: fn(BlockNo) -> BlockNo) {
+    image.node = Some(Box::new(move |level, at, node| {
+        if (level, at) == (1, 0) {
+            let child = node.view().child(5);
+            let moved = Child { addr: place(child.addr), ..child };
+            node.value_mut(5).copy_from_slice(&moved.encode());
+        }
+    }));
+}
+
+fn inode_cases() -> Vec<Case> {
+    vec![
+        items("core too short", &[InodeBad], |i| i.put(Key::inode(Ino(12)), [0; 9])),
+        items("mode of no type", &[InodeBad], |i| i.core(12, |c| c.mode = 0o644)),
+        items("mode with more bits", &[InodeBad], |i| i.core(12, |c| c.mode |= 1 << 20)),
+        items("file of impossible size", &[InodeBad], |i| i.core(10, |c| c.size = FILE_SIZE_MAX + 1)),
+        items("file with a parent", &[InodeBad], |i| i.core(10, |c| c.parent = Ino(1))),
+        items("no root", &[RootBad], |i| i.remove(Key::inode(Ino(1)))).and(&[ItemWithoutInode]),
+        items("root with another parent", &[RootBad], |i| i.core(1, |c| c.parent = Ino(2))),
+        items("root named", &[RootBad], |i| i.name(3, "up", 1, FileKind::Directory)),
+        items("file without a name", &[InodeUnnamed], |i| i.file(50, 1, &[(0, 1)])),
+        items("unlinked file without an orphan item", &[InodeUnnamed], |i| i.file(50, 0, &[])),
+        items("directory without a name", &[InodeUnnamed], |i| i.directory(50, 2)),
+        items("too many links", &[NlinkWrong], |i| i.core(10, |c| c.nlink = 3)),
+        items("too few links", &[NlinkWrong], |i| i.core(10, |c| c.nlink = 0)),
+        items("directory with too few links", &[NlinkWrong], |i| i.core(2, |c| c.nlink = 2)),
+        items("root with too many links", &[NlinkWrong], |i| i.core(1, |c| c.nlink = 9)),
+        items("orphan with a link", &[NlinkWrong], |i| i.core(14, |c| c.nlink = 1)),
+        items("block count", &[BlocksWrong], |i| i.core(10, |c| c.blocks += 1)),
+        items("orphan item of no kind", &[OrphanBad], |i| i.put(Key::orphan(Ino(14)), [7])),
+        items("orphan item of inode 0", &[OrphanBad], |i| {
+            i.put(Key::orphan(Ino(0)), Orphan::Unlinked.encode());
+        }),
+        items("orphan item of no inode", &[OrphanDangling], |i| {
+            i.put(Key::orphan(Ino(50)), Orphan::Unlinked.encode());
+        }),
+        items("orphan with a name", &[OrphanWrong], |i| {
+            i.put(Key::orphan(Ino(10)), Orphan::Unlinked.encode());
+        }),
+        items("truncate of a symlink", &[OrphanWrong], |i| {
+            i.put(Key::orphan(Ino(11)), Orphan::Truncate.encode());
+        }),
+        items("target missing", &[SymlinkMissing], |i| i.remove(key(11, ItemKind::Symlink, 0))),
+        items("target of another length", &[SymlinkBad], |i| {
+            i.put(key(11, ItemKind::Symlink, 0), b"longer than before")
+        }),
+        items("empty target", &[SymlinkBad], |i| i.put(key(11, ItemKind::Symlink, 0), b"")),
+        items("target on a file", &[SymlinkOnOther], |i| i.put(key(10, ItemKind::Symlink, 0), b"five!")),
+        items("attribute without bytes", &[XattrBad], |i| i.put(key(10, ItemKind::Xattr, 700), b"")),
+        items("attribute name with NUL", &[XattrBad], |i| i.xattr(10, "user.\0", b"")),
+        items("attribute in another slot", &[XattrSlot], |i| {
+            i.put(key(10, ItemKind::Xattr, 700), Xattr { name: b"user.three", value: b"" }.encode());
+        }),
+        items("attribute twice", &[XattrDuplicate], |i| {
+            i.xattr(12, "user.twice", b"1");
+            let (first, value) = i.items.range(key(12, ItemKind::Xattr, 0)..).next().unwrap();
+            let (next, value) = (Key { offset: first.offset + 1, ..*first }, value.clone());
+            i.put(next, value);
+        }),
+    ]
+}
+
+fn directory_cases() -> Vec<Case> {
+    vec![
+        items("entry too short", &[DentryBad], |i| i.put(i.name_key(2, "pipe"), [1, 2, 3])),
+        items("entry named dot-dot", &[DentryBad], |i| i.name(3, "..", 100, FileKind::Regular))
+            .and(&[NlinkWrong]),
+        items("entry in another slot", &[DentrySlot], |i| {
+            let old = i.name_key(2, "pipe");
+            let value = i.items[&old].clone();
+            i.remove(old);
+            i.put(Key { offset: old.offset ^ 1 << 20, ..old }, value);
+        }),
+        items("entry twice", &[DentryDuplicate], |i| {
+            let old = i.name_key(2, "pipe");
+            let value = i.items[&old].clone();
+            i.put(Key { offset: old.offset + 255, ..old }, value);
+            i.core(2, |c| c.size += 1);
+            i.core(12, |c| c.nlink += 1);
+        }),
+        items("entries under a file", &[DentryOnFile], |i| {
+            i.entry(10, "a", 13, FileKind::Regular);
+            i.entry(10, "b", 13, FileKind::Regular);
+            i.core(13, |c| c.nlink += 2);
+        }),
+        items("entry of no inode", &[DentryDangling], |i| i.name(3, "gone", 50, FileKind::Regular)),
+        items("entry of an inode beyond the last", &[DentryDangling], |i| {
+            i.name(3, "gone", 5000, FileKind::Regular)
+        }),
+        items("entry of another type", &[DentryType], |i| {
+            let name = i.name_key(2, "pipe");
+            i.put(name, Dentry { ino: Ino(12), kind: FileKind::Socket, name: b"pipe" }.encode());
+        }),
+        items("directory size", &[DirSize], |i| i.core(3, |c| c.size -= 1)),
+        items("directory with two names", &[DirManyNames], |i| i.name(1, "again", 3, FileKind::Directory)),
+        items("directory with another parent", &[DirParent], |i| i.core(3, |c| c.parent = Ino(1))),
+        items("directories in a circle", &[DirCycle], |i| {
+            for (dir, parent) in [(50, 52), (51, 50), (52, 51)] {
+                i.directory(dir, parent);
+            }
+            for (dir, parent) in [(50, 52), (51, 50), (52, 51)] {
+                i.name(parent, "round", dir, FileKind::Directory);
+            }
+        }),
+        items("directory in itself", &[DirCycle], |i| {
+            i.directory(50, 50);
+            i.name(50, "self", 50, FileKind::Directory);
+        }),
+        items("unlinked directory with entries", &[DirUnlinkedNotEmpty], |i| {
+            i.name(15, "kept", 10, FileKind::Regular);
+            i.core(10, |c| c.nlink += 1);
+        }),
+    ]
+}
+
+fn space_cases() -> Vec<Case> {
+    vec![
+        items("extent too short", &[ExtentBad], |i| i.put(key(10, ItemKind::Extent, 0), [1; 15])),
+        items("extent of no blocks", &[ExtentBad], |i| i.put(key(10, ItemKind::Extent, 0), [0; 16])),
+        items("extent of a symlink", &[ExtentOnOther], |i| {
+            i.file(11, 1, &[(0, 2)]);
+            i.symlink(11, b"../file");
+            i.core(11, |c| c.blocks = 2);
+        }),
+        items("extent behind the largest size", &[ExtentBeyondLimit], |i| {
+            i.remove(key(100, ItemKind::Extent, 0));
+            i.file(100, 1, &[((1 << 43) - 1, 1)]);
+        }),
+        items("extents overlap in the file", &[ExtentOverlap], |i| i.file(10, 2, &[(0, 9), (8, 2)])),
+        items("extent in the log", &[ExtentMisplaced], |i| {
+            edit_extent(i, 13, 100, |e| e.start = BlockNo(100))
+        }),
+        items("extent behind the end", &[ExtentMisplaced], |i| {
+            let end = i.geometry.total_blocks;
+            edit_extent(i, 13, 100, |e| e.start = BlockNo(end));
+        }),
+        items("extent across groups", &[ExtentCrossesGroup], |i| {
+            edit_extent(i, 10, 8, |e| e.start = BlockNo(GROUP_BLOCKS - 1));
+        }),
+        items("block of two files", &[BlockShared], |i| {
+            let theirs = ExtentItem::decode(&i.items[&key(10, ItemKind::Extent, 0)]).unwrap().start;
+            edit_extent(i, 13, 100, |e| e.start = BlockNo(theirs.0 + 1));
+        }),
+        items("block of a file and a node", &[BlockShared], |i| {
+            let node = i.geometry.data_start;
+            edit_extent(i, 13, 100, |e| e.start = node);
+        }),
+        blocks("index damaged", &[IndexBad], |b| flip(b, b.index)),
+        blocks("bitmap damaged", &[BitmapBad], |b| flip(b, b.bitmaps[1])),
+        items("free count of a group", &[GroupFreeBlocks, SuperblockFreeBlocks], |i| {
+            i.entry = Some(Box::new(|group, e| e.free_blocks -= (group == 1) as u32));
+        }),
+        items("leak", &[BlocksLeaked], |i| i.extra_marks.push(Extent::new(BlockNo(GROUP_BLOCKS - 70), 200))),
+        items("file block marked free", &[BlocksUnmarked], |i| {
+            let theirs = ExtentItem::decode(&i.items[&key(10, ItemKind::Extent, 0)]).unwrap();
+            i.missing_marks.push(theirs.extent());
+        }),
+        items("log block marked free", &[BlocksUnmarked], |i| {
+            i.missing_marks.push(Extent::new(BlockNo(100), 1))
+        }),
+    ]
+}
+
+impl Case {
+    /// More kinds that follow by themselves.
+    fn and(mut self, more: &'static [FindingKind]) -> Case {
+        self.expect = Box::leak([self.expect, more].concat().into_boxed_slice());
+        self
+    }
+}
+
+fn all_cases() -> Vec<Case> {
+    [superblock_cases(), tree_cases(), inode_cases(), directory_cases(), space_cases()]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+#[test]
+fn each_fault_is_found_and_nothing_else() {
+    let mut failed = Vec::new();
+    for case in all_cases() {
+        let mut image = Image::sample();
+        (case.prepare)(&mut image);
+        let built = image.build();
+        (case.damage)(&built);
+        let report = run(&built);
+        let found: BTreeSet<&str> = report.counts.keys().copied().collect();
+        let expected: BTreeSet<&str> = case.expect.iter().map(|k| k.name()).collect();
+        if found != expected {
+            failed.push(format!("{}: expected {expected:?}\n{report}\n", case.name));
+        }
+    }
+    assert!(failed.is_empty(), "{} cases:\n{}", failed.len(), failed.join("\n"));
+}
+
+#[test]
+fn every_kind_has_a_case() {
+    let covered: BTreeSet<FindingKind> =
+        all_cases().iter().flat_map(|c| c.expect).copied().chain(ELSEWHERE).collect();
+    let missing: Vec<_> = FindingKind::ALL.iter().filter(|k| !covered.contains(k)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}

@@ -1,0 +1,104 @@
+//! What is remembered of each inode and name until all items have been seen, and which keys could not be read.
+
+use kedge_base::Ino;
+use kedge_format::item::Orphan;
+use kedge_format::{FileKind, Key};
+use std::collections::BTreeMap;
+
+/// An inode. Kept in ascending order of numbers: the tree is walked in key order.
+pub(crate) struct InodeRec {
+    pub ino: u64,
+    pub parent: u64,
+    pub nlink: u32,
+    /// Entries of type directory under it.
+    pub subdirs: u32,
+    /// `None`: the core could not be decoded, nothing is judged by it.
+    pub kind: Option<FileKind>,
+    pub has_entries: bool,
+    /// Some of its items could not be read.
+    pub gap: bool,
+}
+
+/// A directory entry. The name itself stays in its leaf, to be fetched for the few that a finding is about.
+pub(crate) struct NameRef {
+    pub target: u64,
+    pub dir: u64,
+    /// Index of the leaf that holds it; `u32::MAX` stands for any further.
+    pub leaf: u32,
+    pub kind: FileKind,
+}
+
+const _: () = assert!(size_of::<InodeRec>() == 32 && size_of::<NameRef>() == 24);
+
+#[derive(Default)]
+pub(crate) struct Facts {
+    pub inodes: Vec<InodeRec>,
+    pub names: Vec<NameRef>,
+    /// In ascending order of inode numbers, as the tree holds them.
+    pub orphans: Vec<(u64, Orphan)>,
+}
+
+impl Facts {
+    pub fn inode(&self, ino: u64) -> Option<&InodeRec> {
+        self.inodes.binary_search_by_key(&ino, |r| r.ino).ok().map(|i| &self.inodes[i])
+    }
+
+    pub fn orphan(&self, ino: u64) -> Option<Orphan> {
+        self.orphans.binary_search_by_key(&ino, |o| o.0).ok().map(|i| self.orphans[i].1)
+    }
+}
+
+/// Key ranges that could not be read: nodes that are not valid, items that cannot be decoded. What might lie there is not
+/// reported as missing: the fault that hides it has been.
+///
+/// The ranges are disjoint, because each node's range is cut out of its parent's.
+#[derive(Default)]
+pub(crate) struct Lost(BTreeMap<Key, Option<Key>>);
+
+impl Lost {
+    /// Keys from `low` up to and without `high` (`None`: to the end).
+    pub fn range(&mut self, low: Key, high: Option<Key>) {
+        self.0.insert(low, high);
+    }
+
+    pub fn item(&mut self, key: Key) {
+        self.range(key, successor(key));
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether `key` may be among what was lost.
+    pub fn has(&self, key: Key) -> bool {
+        self.touches(key, successor(key))
+    }
+
+    pub fn touches_inode(&self, ino: Ino) -> bool {
+        let key = |ino| Key { ino, ..Key::MIN };
+        self.touches(key(ino.0), ino.0.checked_add(1).map(key))
+    }
+
+    fn touches(&self, low: Key, high: Option<Key>) -> bool {
+        let mut before = match high {
+            Some(high) => self.0.range(..high),
+            None => self.0.range(..),
+        };
+        before.next_back().is_some_and(|(_, end)| end.is_none_or(|end| end > low))
+    }
+}
+
+/// The smallest key above `key`.
+pub(crate) fn successor(key: Key) -> Option<Key> {
+    if let Some(offset) = key.offset.checked_add(1) {
+        return Some(Key { offset, ..key });
+    }
+    if let Some(kind) = key.kind.checked_add(1) {
+        return Some(Key { kind, offset: 0, ..key });
+    }
+    Some(Key { ino: key.ino.checked_add(1)?, ..Key::MIN })
+}
+
+#[cfg(test)]
+#[path = "facts_tests.rs"]
+mod tests;

@@ -1,0 +1,392 @@
+//! What can be judged of one inode as its items stream by in key order: core, attributes, target, entries, extents.
+//!
+//! The items of an inode are neighbours in the tree, core first, so all that concerns one inode alone needs no memory
+//! beyond it. What ties inodes together (names, link counts, parents) is gathered as [`Facts`], a few bytes per inode and
+//! name, and judged in [`crate::names`] once all items have been seen. Extents are claimed in [`Owned`] on the way.
+
+use crate::facts::{Facts, InodeRec, Lost, NameRef};
+use crate::kinds::FindingKind;
+use crate::owned::Owned;
+use crate::report::{At, Counters, Findings, what_of};
+use kedge_base::{BLOCK_SIZE, BlockNo, Ino};
+use kedge_format::alloc::GROUP_BLOCKS;
+use kedge_format::item::{
+    Dentry, ExtentItem, FILE_SIZE_MAX, Orphan, SLOT_ORDINALS, SYMLINK_MAX, Xattr, name_slot,
+};
+use kedge_format::superblock::Superblock;
+use kedge_format::{FileKind, InodeCore, ItemKind, Key};
+
+/// Conflicts of ownership whose every owner is looked up for the report.
+const CONFLICTS_MAX: usize = 64;
+/// File blocks from here on cannot exist.
+const FILE_BLOCKS_MAX: u64 = FILE_SIZE_MAX / BLOCK_SIZE as u64;
+
+/// Blocks that a file claims though they had an owner already.
+#[derive(Clone, Copy)]
+pub(crate) struct Conflict {
+    pub start: BlockNo,
+    pub blocks: u64,
+    pub ino: Ino,
+}
+
+/// What all phases write into.
+pub(crate) struct State {
+    pub findings: Findings,
+    pub counters: Counters,
+    pub owned: Owned,
+    pub facts: Facts,
+    pub lost: Lost,
+    pub conflicts: Vec<Conflict>,
+}
+
+/// The leaf that an item lies in.
+#[derive(Clone, Copy)]
+pub(crate) struct Leaf {
+    pub index: usize,
+    pub block: BlockNo,
+}
+
+pub(crate) struct ItemCheck<'a> {
+    sb: &'a Superblock,
+    state: &'a mut State,
+    current: Option<Current>,
+    bucket: Bucket,
+}
+
+/// The inode whose items stream by.
+struct Current {
+    ino: Ino,
+    leaf: Leaf,
+    has_core: bool,
+    /// `None`: no core, or one that says nothing.
+    core: Option<InodeCore>,
+    entries: u64,
+    subdirs: u32,
+    blocks: u64,
+    has_target: bool,
+    next_file_block: u64,
+}
+
+/// The names seen so far that share a hash.
+#[derive(Default)]
+struct Bucket {
+    slot: Option<(u64, u8, u64)>,
+    names: Vec<Vec<u8>>,
+}
+
+impl Bucket {
+    /// Whether the hash's names, all of `slot`, hold `name` already.
+    fn holds(&mut self, slot: (u64, u8, u64), name: &[u8]) -> bool {
+        if self.slot != Some(slot) {
+            self.slot = Some(slot);
+            self.names.clear();
+        }
+        let known = self.names.iter().any(|n| n == name);
+        if !known {
+            self.names.push(name.to_vec());
+        }
+        known
+    }
+}
+
+impl<'a> ItemCheck<'a> {
+    pub fn new(sb: &'a Superblock, state: &'a mut State) -> ItemCheck<'a> {
+        ItemCheck { sb, state, current: None, bucket: Bucket::default() }
+    }
+
+    pub fn state(&mut self) -> &mut State {
+        self.state
+    }
+
+    /// Judges one item. Keys come in strictly ascending order.
+    pub fn item(&mut self, key: Key, value: &[u8], leaf: Leaf) {
+        self.state.counters.items += 1;
+        let at = At::both(key.ino, leaf.block);
+        let Some(kind) = ItemKind::from_u8(key.kind) else {
+            self.add(FindingKind::ItemUnknown, at, || format!("item {key} of {} bytes", value.len()));
+            return;
+        };
+        if (key.ino == 0) != (kind == ItemKind::Orphan) {
+            self.add(FindingKind::ItemMisplaced, at, || {
+                format!("item {key} cannot be under this inode number")
+            });
+            return;
+        }
+        if kind == ItemKind::Orphan {
+            return self.orphan(key, value, leaf);
+        }
+        if self.current.as_ref().is_none_or(|c| c.ino.0 != key.ino) {
+            self.finish_inode();
+            self.begin_inode(key, leaf);
+        }
+        if matches!(kind, ItemKind::Inode | ItemKind::Symlink) && key.offset != 0 {
+            self.add(FindingKind::ItemMisplaced, at, || format!("item {key} must have offset 0"));
+            return;
+        }
+        let mut current = self.current.take().expect("just begun if it was not there");
+        match kind {
+            ItemKind::Inode => self.core(&mut current, value, at),
+            ItemKind::Xattr => self.xattr(key, value, at),
+            ItemKind::Symlink => self.symlink(&mut current, value, at),
+            ItemKind::Dentry => self.dentry(&mut current, key, value, leaf),
+            ItemKind::Extent => self.extent(&mut current, key, value, at),
+            ItemKind::Orphan => {}
+        }
+        self.current = Some(current);
+    }
+
+    /// Judges the last inode; call when all items have been seen.
+    pub fn finish(mut self) {
+        self.finish_inode();
+    }
+
+    fn add(&mut self, kind: FindingKind, at: At, what: impl FnOnce() -> String) {
+        self.state.findings.add(kind, at, what);
+    }
+
+    fn orphan(&mut self, key: Key, value: &[u8], leaf: Leaf) {
+        self.state.counters.orphans += 1;
+        let at = At::both(key.offset, leaf.block);
+        match Orphan::decode(value) {
+            Ok(_) if key.offset == 0 => {
+                self.add(FindingKind::OrphanBad, at, || "orphan item of inode 0".into());
+            }
+            Ok(orphan) => self.state.facts.orphans.push((key.offset, orphan)),
+            Err(e) => {
+                self.add(FindingKind::OrphanBad, at, || what_of(&e));
+                self.state.lost.item(key);
+            }
+        }
+    }
+
+    fn begin_inode(&mut self, key: Key, leaf: Leaf) {
+        let is_core = key.kind == ItemKind::Inode as u8;
+        if !is_core && !self.state.lost.has(Key::inode(Ino(key.ino))) {
+            self.add(FindingKind::ItemWithoutInode, At::both(key.ino, leaf.block), || {
+                format!("item {key} and perhaps more, but no inode")
+            });
+        }
+        self.current = Some(Current {
+            ino: Ino(key.ino),
+            leaf,
+            has_core: false,
+            core: None,
+            entries: 0,
+            subdirs: 0,
+            blocks: 0,
+            has_target: false,
+            next_file_block: 0,
+        });
+    }
+
+    fn core(&mut self, current: &mut Current, value: &[u8], at: At) {
+        current.has_core = true;
+        self.state.counters.inodes += 1;
+        let core = match InodeCore::decode(value) {
+            Ok(core) => core,
+            Err(e) => return self.add(FindingKind::InodeBad, at, || what_of(&e)),
+        };
+        let Some(kind) = core.kind() else { return };
+        current.core = Some(core);
+        let counters = &mut self.state.counters;
+        match kind {
+            FileKind::Directory => counters.directories += 1,
+            FileKind::Regular => counters.files += 1,
+            FileKind::Symlink => counters.symlinks += 1,
+            _ => {}
+        }
+        if core.mode & !(FileKind::MODE_MASK | 0o7777) != 0 {
+            self.add(FindingKind::InodeBad, at, || {
+                format!("mode {:#o} has bits that no mode has", core.mode)
+            });
+        }
+        if kind == FileKind::Regular && core.size > FILE_SIZE_MAX {
+            self.add(FindingKind::InodeBad, at, || {
+                format!("size {} is above the largest, {FILE_SIZE_MAX}", core.size)
+            });
+        }
+        if kind != FileKind::Directory && core.parent.0 != 0 {
+            self.add(FindingKind::InodeBad, at, || format!("a {kind:?} with parent {}", core.parent));
+        }
+    }
+
+    fn xattr(&mut self, key: Key, value: &[u8], at: At) {
+        self.state.counters.xattrs += 1;
+        let xattr = match Xattr::decode(value) {
+            Ok(xattr) => xattr,
+            Err(e) => return self.add(FindingKind::XattrBad, at, || what_of(&e)),
+        };
+        let shown = || xattr.name.escape_ascii();
+        if xattr.name.contains(&0) {
+            return self
+                .add(FindingKind::XattrBad, at, || format!("attribute name \"{}\" holds a NUL", shown()));
+        }
+        match self.placed(key, xattr.name) {
+            Err(right) => self.add(FindingKind::XattrSlot, at, || {
+                format!("attribute \"{}\" lies in slot {:#x}, its name's is {right:#x}", shown(), key.offset)
+            }),
+            Ok(true) => {}
+            Ok(false) => {
+                self.add(FindingKind::XattrDuplicate, at, || format!("attribute \"{}\" again", shown()))
+            }
+        }
+    }
+
+    /// Whether a name lies in a slot of its hash, and is there for the first time; else its first slot.
+    fn placed(&mut self, key: Key, name: &[u8]) -> Result<bool, u64> {
+        let slot = name_slot(&self.sb.geometry.hash_seed, name);
+        if key.offset / SLOT_ORDINALS * SLOT_ORDINALS != slot {
+            return Err(slot);
+        }
+        Ok(!self.bucket.holds((key.ino, key.kind, slot), name))
+    }
+
+    fn symlink(&mut self, current: &mut Current, target: &[u8], at: At) {
+        current.has_target = true;
+        let Some(core) = &current.core else { return };
+        if core.kind() != Some(FileKind::Symlink) {
+            return self
+                .add(FindingKind::SymlinkOnOther, at, || format!("a {:?} with a target", core.kind()));
+        }
+        if target.is_empty() || target.len() > SYMLINK_MAX || target.contains(&0) {
+            let len = target.len();
+            return self.add(FindingKind::SymlinkBad, at, || format!("impossible target of {len} bytes"));
+        }
+        if target.len() as u64 != core.size {
+            self.add(FindingKind::SymlinkBad, at, || {
+                format!("target of {} bytes, but the size is {}", target.len(), core.size)
+            });
+        }
+    }
+
+    fn dentry(&mut self, current: &mut Current, key: Key, value: &[u8], leaf: Leaf) {
+        let at = At::both(key.ino, leaf.block);
+        self.state.counters.names += 1;
+        current.entries += 1;
+        if let Some(core) = &current.core
+            && core.kind() != Some(FileKind::Directory)
+            && current.entries == 1
+        {
+            self.add(FindingKind::DentryOnFile, at, || format!("a {:?} with directory entries", core.kind()));
+        }
+        let dentry = match Dentry::decode(value) {
+            Ok(dentry) => dentry,
+            Err(e) => {
+                self.add(FindingKind::DentryBad, at, || what_of(&e));
+                return self.state.lost.item(key);
+            }
+        };
+        if dentry.kind == FileKind::Directory {
+            current.subdirs = current.subdirs.saturating_add(1);
+        }
+        let index = u32::try_from(leaf.index).unwrap_or(u32::MAX);
+        let name_ref = NameRef { target: dentry.ino.0, dir: key.ino, leaf: index, kind: dentry.kind };
+        self.state.facts.names.push(name_ref);
+        let shown = || dentry.name.escape_ascii();
+        if matches!(dentry.name, b"." | b"..") {
+            return self
+                .add(FindingKind::DentryBad, at, || format!("an entry with the name \"{}\"", shown()));
+        }
+        match self.placed(key, dentry.name) {
+            Err(right) => self.add(FindingKind::DentrySlot, at, || {
+                format!("entry \"{}\" lies in slot {:#x}, its name's is {right:#x}", shown(), key.offset)
+            }),
+            Ok(true) => {}
+            Ok(false) => {
+                self.add(FindingKind::DentryDuplicate, at, || format!("entry \"{}\" again", shown()))
+            }
+        }
+    }
+
+    fn extent(&mut self, current: &mut Current, key: Key, value: &[u8], at: At) {
+        self.state.counters.extents += 1;
+        let item = match ExtentItem::decode(value) {
+            Ok(item) => item,
+            Err(e) => {
+                self.add(FindingKind::ExtentBad, at, || what_of(&e));
+                return self.state.lost.item(key);
+            }
+        };
+        let (extent, first) = (item.extent(), key.offset);
+        let shown = || format!("{} blocks at block {} for file block {first}", extent.blocks, extent.start);
+        current.blocks = current.blocks.saturating_add(extent.blocks);
+        if let Some(core) = &current.core
+            && core.kind() != Some(FileKind::Regular)
+        {
+            self.add(FindingKind::ExtentOnOther, at, || {
+                format!("a {:?} with an extent: {}", core.kind(), shown())
+            });
+        }
+        if first.checked_add(extent.blocks).is_none_or(|end| end > FILE_BLOCKS_MAX) {
+            self.add(FindingKind::ExtentBeyondLimit, at, shown);
+        }
+        if first < current.next_file_block {
+            let next = current.next_file_block;
+            self.add(FindingKind::ExtentOverlap, at, || {
+                format!("{}; the one before ends at {next}", shown())
+            });
+        }
+        current.next_file_block = current.next_file_block.max(first.saturating_add(extent.blocks));
+        let g = &self.sb.geometry;
+        if extent.start < g.data_start || extent.end().0 > g.total_blocks {
+            return self.add(FindingKind::ExtentMisplaced, at, || {
+                format!("{}; the data area is {} to {}", shown(), g.data_start, g.total_blocks)
+            });
+        }
+        if extent.start.0 / GROUP_BLOCKS != (extent.end().0 - 1) / GROUP_BLOCKS {
+            self.add(FindingKind::ExtentCrossesGroup, at, shown);
+        }
+        self.state.counters.blocks_data += extent.blocks;
+        for (start, blocks) in self.state.owned.claim(extent.start, extent.blocks) {
+            self.conflict(Conflict { start, blocks, ino: current.ino });
+        }
+    }
+
+    fn conflict(&mut self, conflict: Conflict) {
+        if self.state.conflicts.len() < CONFLICTS_MAX {
+            self.state.conflicts.push(conflict);
+        } else {
+            let Conflict { start, blocks, ino } = conflict;
+            self.add(FindingKind::BlockShared, At::both(ino.0, start), || {
+                format!("{blocks} blocks have another owner")
+            });
+        }
+    }
+
+    fn finish_inode(&mut self) {
+        let Some(current) = self.current.take() else { return };
+        if !current.has_core {
+            return;
+        }
+        // Items that could not be read make every count of this inode's items a lower bound.
+        let gap = self.state.lost.touches_inode(current.ino);
+        let core = current.core.unwrap_or_default();
+        let kind = core.kind();
+        self.state.facts.inodes.push(InodeRec {
+            ino: current.ino.0,
+            parent: core.parent.0,
+            nlink: core.nlink,
+            subdirs: current.subdirs,
+            kind,
+            has_entries: current.entries > 0,
+            gap,
+        });
+        if kind.is_none() || gap {
+            return;
+        }
+        let at = At::both(current.ino.0, current.leaf.block);
+        if kind == Some(FileKind::Directory) && core.size != current.entries {
+            self.add(FindingKind::DirSize, at, || {
+                format!("size is {}, the directory has {} entries", core.size, current.entries)
+            });
+        }
+        if kind == Some(FileKind::Symlink) && !current.has_target {
+            self.add(FindingKind::SymlinkMissing, at, || "symlink without a target".into());
+        }
+        if core.blocks != current.blocks {
+            self.add(FindingKind::BlocksWrong, at, || {
+                format!("block count is {}, the extents have {}", core.blocks, current.blocks)
+            });
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! What a check can find. Names are stable: scripts match on them.
+
+macro_rules! kinds {
+    ($($(#[doc = $doc:literal])* $kind:ident = $name:literal,)*) => {
+        /// What is wrong. [`FindingKind::name`] is stable across versions.
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, serde::Serialize)]
+        pub enum FindingKind {
+            $($(#[doc = $doc])* #[serde(rename = $name)] $kind,)*
+        }
+
+        impl FindingKind {
+            pub const ALL: &'static [FindingKind] = &[$(FindingKind::$kind),*];
+
+            /// The name in reports.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(FindingKind::$kind => $name,)*
+                }
+            }
+        }
+    };
+}
+
+kinds! {
+    /// The device failed a read: what lies there was not judged.
+    IoError = "io-error",
+    /// Neither slot starts with the magic of a superblock.
+    NotAnImage = "not-an-image",
+    /// The image asks for a format or feature that this version does not know.
+    Unsupported = "unsupported",
+    /// Recovery could not replay the log.
+    ReplayFailed = "replay-failed",
+
+    /// A superblock slot is not valid.
+    SuperblockSlotBad = "superblock-slot-bad",
+    /// No superblock slot is valid.
+    SuperblockMissing = "superblock-missing",
+    /// The two slots disagree on geometry, identity or features.
+    SuperblockSlotsDiffer = "superblock-slots-differ",
+    /// The superblock says the image was unmounted, but its tail lies before its checkpoint.
+    SuperblockCleanWithLog = "superblock-clean-with-log",
+    /// The superblock's number of inodes is not that of the tree.
+    SuperblockInodes = "superblock-inodes",
+    /// The superblock's number of free blocks is not that of the groups.
+    SuperblockFreeBlocks = "superblock-free-blocks",
+    /// The superblock's number of nodes is not that of the tree.
+    SuperblockNodes = "superblock-nodes",
+    /// An inode number in use is not below the superblock's next one.
+    SuperblockNextIno = "superblock-next-ino",
+
+    /// A tree node does not hold what its parent (or the superblock) promises.
+    NodeBad = "node-bad",
+    /// A child pointer outside the data area, or not on a node boundary.
+    NodeMisplaced = "node-misplaced",
+    /// A node reached twice, or overlapping another.
+    NodeShared = "node-shared",
+    /// A node whose keys are out of order, or outside what its parent says it holds.
+    KeyOrder = "key-order",
+
+    /// An item of a kind that the format does not know.
+    ItemUnknown = "item-unknown",
+    /// An item of a known kind under a key where it cannot be.
+    ItemMisplaced = "item-misplaced",
+    /// Items under an inode number that has no inode.
+    ItemWithoutInode = "item-without-inode",
+
+    /// An inode core that cannot be decoded or has impossible fields.
+    InodeBad = "inode-bad",
+    /// The root directory is missing, is no directory, is named by an entry or has another parent than itself.
+    RootBad = "root-bad",
+    /// An inode that no directory entry names, though no orphan item says so.
+    InodeUnnamed = "inode-unnamed",
+    /// The link count is not the number of names (of a directory: 2 and its subdirectories).
+    NlinkWrong = "nlink-wrong",
+    /// The block count is not the sum of the extents.
+    BlocksWrong = "blocks-wrong",
+
+    /// An orphan item that cannot be decoded.
+    OrphanBad = "orphan-bad",
+    /// An orphan item of an inode that does not exist.
+    OrphanDangling = "orphan-dangling",
+    /// An orphan item that does not suit its inode: named though unlinked, or a truncate of what is no file.
+    OrphanWrong = "orphan-wrong",
+
+    /// A directory entry that cannot be decoded or has an impossible name.
+    DentryBad = "dentry-bad",
+    /// A directory entry whose slot is not that of its name.
+    DentrySlot = "dentry-slot",
+    /// A name that a directory holds twice.
+    DentryDuplicate = "dentry-duplicate",
+    /// A directory entry under an inode that is no directory.
+    DentryOnFile = "dentry-on-file",
+    /// A directory entry of an inode that does not exist.
+    DentryDangling = "dentry-dangling",
+    /// A directory entry whose type is not that of its inode.
+    DentryType = "dentry-type",
+    /// A directory's size is not the number of its entries.
+    DirSize = "dir-size",
+    /// A directory that more than one entry names.
+    DirManyNames = "dir-many-names",
+    /// A directory whose parent is not the directory that names it.
+    DirParent = "dir-parent",
+    /// Directories that name one another in a circle and so cannot be reached.
+    DirCycle = "dir-cycle",
+    /// A directory without a name that still holds entries.
+    DirUnlinkedNotEmpty = "dir-unlinked-not-empty",
+
+    /// A symlink target that is empty, too long or holds a NUL, or whose length is not the symlink's size.
+    SymlinkBad = "symlink-bad",
+    /// A symlink target under an inode that is no symlink.
+    SymlinkOnOther = "symlink-on-other",
+    /// A symlink without a target.
+    SymlinkMissing = "symlink-missing",
+
+    /// An extended attribute that cannot be decoded.
+    XattrBad = "xattr-bad",
+    /// An extended attribute whose slot is not that of its name.
+    XattrSlot = "xattr-slot",
+    /// An attribute name that an inode holds twice.
+    XattrDuplicate = "xattr-duplicate",
+
+    /// An extent that cannot be decoded.
+    ExtentBad = "extent-bad",
+    /// An extent under an inode that is no regular file.
+    ExtentOnOther = "extent-on-other",
+    /// An extent behind the largest file size.
+    ExtentBeyondLimit = "extent-beyond-limit",
+    /// Two extents of a file hold the same file block.
+    ExtentOverlap = "extent-overlap",
+    /// An extent outside the data area.
+    ExtentMisplaced = "extent-misplaced",
+    /// An extent that crosses an allocation group.
+    ExtentCrossesGroup = "extent-crosses-group",
+    /// Blocks that more than one owner claims.
+    BlockShared = "block-shared",
+
+    /// A block of the allocation index is not valid.
+    IndexBad = "index-bad",
+    /// A group's bitmap does not match the checksum in the index.
+    BitmapBad = "bitmap-bad",
+    /// A group's free count is not that of its bitmap.
+    GroupFreeBlocks = "group-free-blocks",
+    /// Blocks marked as owned that nothing owns.
+    BlocksLeaked = "blocks-leaked",
+    /// Blocks owned but marked free: the next allocation would overwrite them.
+    BlocksUnmarked = "blocks-unmarked",
+}
+
+impl FindingKind {
+    /// Whether it says that the check could not be made, rather than that the image is wrong.
+    pub const fn is_operational(self) -> bool {
+        matches!(self, FindingKind::IoError | FindingKind::NotAnImage | FindingKind::Unsupported)
+    }
+
+    pub const fn severity(self) -> Severity {
+        match self {
+            FindingKind::SuperblockCleanWithLog => Severity::Warning,
+            _ => Severity::Error,
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Severity {
+    Error,
+    Warning,
+}

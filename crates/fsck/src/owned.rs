@@ -1,0 +1,71 @@
+//! Which blocks have an owner: one bit per block, in pieces of one allocation group that come to life when touched, so
+//! that an image that is large and empty costs next to nothing.
+
+use kedge_base::{BLOCK_SIZE, BlockNo};
+use kedge_format::alloc::GROUP_BLOCKS;
+
+const WORDS: usize = BLOCK_SIZE / 8;
+/// One group, in the layout of the bitmap on the device.
+pub(crate) type GroupBits = [u64; WORDS];
+
+pub(crate) struct Owned {
+    groups: Vec<Option<Box<GroupBits>>>,
+    used: u64,
+}
+
+impl Owned {
+    pub fn new(groups: u64) -> Owned {
+        Owned { groups: vec![None; groups as usize], used: 0 }
+    }
+
+    /// Blocks with an owner.
+    pub fn used(&self) -> u64 {
+        self.used
+    }
+
+    pub fn group(&self, group: u64) -> Option<&GroupBits> {
+        self.groups.get(group as usize)?.as_deref()
+    }
+
+    /// Gives the run an owner. Blocks that had one already come back as the runs they form, first block and length.
+    /// The run must lie inside the groups.
+    pub fn claim(&mut self, start: BlockNo, blocks: u64) -> Vec<(BlockNo, u64)> {
+        let mut taken = Vec::new();
+        let end = start.0 + blocks;
+        let mut at = start.0;
+        while at < end {
+            let (group, bit) = (at / GROUP_BLOCKS, at % GROUP_BLOCKS);
+            let (word, shift) = ((bit / 64) as usize, bit % 64);
+            let count = (64 - shift).min(end - at);
+            let mask = (u64::MAX >> (64 - count)) << shift;
+            let bits = self.groups[group as usize].get_or_insert_with(|| Box::new([0; WORDS]));
+            let double = bits[word] & mask;
+            bits[word] |= mask;
+            self.used += count - double.count_ones() as u64;
+            if double != 0 {
+                push_runs(&mut taken, at - shift, double);
+            }
+            at += count;
+        }
+        taken
+    }
+}
+
+/// Appends the runs of set bits of `word`, whose bit 0 is block `base`, joining a run that goes on.
+pub(crate) fn push_runs(runs: &mut Vec<(BlockNo, u64)>, base: u64, word: u64) {
+    let mut rest = word;
+    while rest != 0 {
+        let first = rest.trailing_zeros() as u64;
+        let len = (!(rest >> first)).trailing_zeros() as u64;
+        match runs.last_mut() {
+            Some((start, blocks)) if start.0 + *blocks == base + first => *blocks += len,
+            _ => runs.push((BlockNo(base + first), len)),
+        }
+        let done = first + len;
+        rest = if done >= 64 { 0 } else { rest >> done << done };
+    }
+}
+
+#[cfg(test)]
+#[path = "owned_tests.rs"]
+mod tests;

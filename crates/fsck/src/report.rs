@@ -1,0 +1,351 @@
+//! What a check says: findings, counts and what the image is.
+//!
+//! # Bounds
+//! A destroyed image can hold as many faults as items. Every finding is counted, but only the first few of each kind and
+//! at most [`CheckOptions::findings_max`](crate::CheckOptions) in all are kept, and only those get their text made.
+
+use crate::kinds::{FindingKind, Severity};
+use kedge_base::{BlockNo, Error, Ino};
+use kedge_format::superblock::Superblock;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// One fault.
+#[derive(Clone, Debug, Serialize)]
+pub struct Finding {
+    pub kind: FindingKind,
+    pub severity: Severity,
+    /// What is wrong and where, for people.
+    pub what: String,
+    pub ino: Option<u64>,
+    /// Block of the image where it shows.
+    pub block: Option<u64>,
+}
+
+/// How much was looked at.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize)]
+pub struct Counters {
+    pub inodes: u64,
+    pub directories: u64,
+    pub files: u64,
+    pub symlinks: u64,
+    /// Orphan items: inodes that recovery deletes, truncates it finishes.
+    pub orphans: u64,
+    /// Directory entries.
+    pub names: u64,
+    pub xattrs: u64,
+    pub extents: u64,
+    /// Tree nodes reached.
+    pub nodes: u64,
+    pub items: u64,
+    /// Blocks that the format, the tree and the files own.
+    pub blocks_used: u64,
+    pub blocks_free: u64,
+    /// Blocks of file data among those used.
+    pub blocks_data: u64,
+    pub bytes_read: u64,
+}
+
+/// The superblock that was judged.
+#[derive(Clone, Debug, Serialize)]
+pub struct SuperblockSummary {
+    pub uuid: uuid::Uuid,
+    pub label: String,
+    pub block_size: u64,
+    pub total_blocks: u64,
+    pub log_blocks: u64,
+    pub groups: u64,
+    pub generation: u64,
+    pub checkpoint_lsn: u64,
+    pub tail_lsn: u64,
+    pub epoch: u64,
+    pub root: u64,
+    pub tree_levels: u32,
+    pub next_ino: u64,
+    pub clean: bool,
+}
+
+impl SuperblockSummary {
+    pub(crate) fn of(sb: &Superblock) -> SuperblockSummary {
+        let (g, c) = (&sb.geometry, &sb.checkpoint);
+        SuperblockSummary {
+            uuid: g.uuid,
+            label: g.label.clone(),
+            block_size: kedge_base::BLOCK_SIZE as u64,
+            total_blocks: g.total_blocks,
+            log_blocks: g.log_blocks,
+            groups: g.groups(),
+            generation: c.generation.0,
+            checkpoint_lsn: c.checkpoint_lsn.0,
+            tail_lsn: c.tail_lsn.0,
+            epoch: c.epoch.0,
+            root: c.root.0,
+            tree_levels: c.root_level as u32 + 1,
+            next_ino: c.next_ino.0,
+            clean: c.clean,
+        }
+    }
+}
+
+/// What a replay of the log did.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize)]
+pub struct ReplaySummary {
+    /// Where the scan began and where the log ended.
+    pub from_lsn: u64,
+    pub to_lsn: u64,
+    pub log_writes: u64,
+    /// Records applied to the tree.
+    pub records: u64,
+    /// Bytes of file data that lay in the log and were written in place.
+    pub data_bytes: u64,
+}
+
+/// What came of the log.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ReplayState {
+    /// The image was unmounted, or the caller did not ask: the checkpoint was judged as it lies on the device.
+    None,
+    /// The log was replayed into memory and the result judged.
+    Done(ReplaySummary),
+    /// Replay failed: the newest checkpoint was judged as it lies on the device.
+    Failed { what: String },
+}
+
+/// The whole answer.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    pub device: String,
+    /// `None`: no valid superblock, nothing else was judged.
+    pub superblock: Option<SuperblockSummary>,
+    pub replay: ReplayState,
+    pub counters: Counters,
+    /// Parts of the tree that could not be read: cross-checks that would only repeat that were left out.
+    pub incomplete: bool,
+    /// The first findings of each kind.
+    pub findings: Vec<Finding>,
+    /// All findings, by [`FindingKind::name`].
+    pub counts: BTreeMap<&'static str, u64>,
+    pub errors: u64,
+    pub warnings: u64,
+    /// Of the errors, those that say that something could not be checked.
+    pub operational: u64,
+}
+
+impl Report {
+    /// Whether the image was checked and nothing but warnings found.
+    pub fn is_clean(&self) -> bool {
+        self.errors == 0
+    }
+
+    /// The exit code of fsck(8): 0 no errors, 4 errors left uncorrected, 8 the check could not be made, 12 both.
+    pub fn exit_code(&self) -> i32 {
+        let wrong = if self.errors > self.operational { 4 } else { 0 };
+        let failed = if self.operational > 0 { 8 } else { 0 };
+        wrong | failed
+    }
+
+    /// How many findings of a kind there are, those not listed included.
+    pub fn count(&self, kind: FindingKind) -> u64 {
+        self.counts.get(kind.name()).copied().unwrap_or(0)
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:", self.device)?;
+        if let Some(sb) = &self.superblock {
+            write!(f, " KedgeFS {}", sb.uuid)?;
+            if !sb.label.is_empty() {
+                write!(f, " \"{}\"", sb.label)?;
+            }
+            write!(f, ", generation {}, {} blocks", sb.generation, sb.total_blocks)?;
+        }
+        writeln!(f)?;
+        match &self.replay {
+            ReplayState::None => match &self.superblock {
+                Some(sb) if !sb.clean => {
+                    writeln!(f, "not unmounted; checkpoint judged without replay of the log")?
+                }
+                _ => {}
+            },
+            ReplayState::Done(r) => writeln!(
+                f,
+                "log replayed in memory: LSN {} to {}, {} log writes, {} records, {} bytes of data",
+                r.from_lsn, r.to_lsn, r.log_writes, r.records, r.data_bytes
+            )?,
+            ReplayState::Failed { what } => {
+                writeln!(f, "log replay failed ({what}); newest checkpoint judged as it lies on the device")?
+            }
+        }
+        for finding in &self.findings {
+            writeln!(f, "{finding}")?;
+        }
+        let total = self.errors + self.warnings;
+        if total > self.findings.len() as u64 {
+            writeln!(f, "{} findings not listed:", total - self.findings.len() as u64)?;
+            for (kind, count) in &self.counts {
+                let listed = self.findings.iter().filter(|l| l.kind.name() == *kind).count() as u64;
+                if *count > listed {
+                    writeln!(f, "  {kind}: {}", count - listed)?;
+                }
+            }
+        }
+        if self.incomplete {
+            writeln!(f, "parts of the tree could not be read: some cross-checks were left out")?;
+        }
+        let c = &self.counters;
+        if self.superblock.is_some() {
+            writeln!(
+                f,
+                "{} inodes ({} directories, {} files, {} symlinks), {} names, {} orphans",
+                c.inodes, c.directories, c.files, c.symlinks, c.names, c.orphans
+            )?;
+            writeln!(
+                f,
+                "{} nodes, {} items, {} blocks used ({} of data), {} free; {} bytes read",
+                c.nodes, c.items, c.blocks_used, c.blocks_data, c.blocks_free, c.bytes_read
+            )?;
+        }
+        match (self.errors, self.warnings) {
+            (0, 0) => write!(f, "clean"),
+            (0, n) => write!(f, "clean, {n} warnings"),
+            (n, w) => write!(f, "{n} errors, {w} warnings"),
+        }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let severity = match self.severity {
+            Severity::Error => "error",
+            Severity::Warning => "warning",
+        };
+        write!(f, "{severity}: {}", self.kind.name())?;
+        if let Some(ino) = self.ino {
+            write!(f, " inode {ino}")?;
+        }
+        if let Some(block) = self.block {
+            write!(f, " block {block}")?;
+        }
+        write!(f, ": {}", self.what)
+    }
+}
+
+/// Where a finding shows.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct At {
+    pub ino: Option<Ino>,
+    pub block: Option<BlockNo>,
+}
+
+impl At {
+    pub fn ino(ino: u64) -> At {
+        At { ino: Some(Ino(ino)), block: None }
+    }
+
+    pub fn block(block: BlockNo) -> At {
+        At { ino: None, block: Some(block) }
+    }
+
+    /// Where an error says it is; block 0 stands for what lies elsewhere than at a block.
+    pub fn of(error: &Error) -> At {
+        match error {
+            Error::Corrupt { block, .. } if block.0 != 0 => At::block(*block),
+            _ => At::default(),
+        }
+    }
+
+    pub fn both(ino: u64, block: BlockNo) -> At {
+        At { ino: Some(Ino(ino)), block: Some(block) }
+    }
+}
+
+/// Gathers findings within the bounds.
+pub(crate) struct Findings {
+    list: Vec<Finding>,
+    counts: BTreeMap<FindingKind, u64>,
+    max: usize,
+    per_kind: u64,
+}
+
+impl Findings {
+    pub fn new(max: usize) -> Findings {
+        // One kind never takes all the room: a flood of one fault must not hide its cause.
+        Findings { list: Vec::new(), counts: BTreeMap::new(), max, per_kind: (max as u64 / 8).max(8) }
+    }
+
+    /// Whether the next finding of `kind` will be kept.
+    pub fn has_room(&self, kind: FindingKind) -> bool {
+        self.list.len() < self.max && self.counts.get(&kind).copied().unwrap_or(0) < self.per_kind
+    }
+
+    /// Counts a finding, and keeps it if there is room.
+    pub fn add(&mut self, kind: FindingKind, at: At, what: impl FnOnce() -> String) {
+        let room = self.has_room(kind);
+        *self.counts.entry(kind).or_insert(0) += 1;
+        if !room {
+            return;
+        }
+        let finding = Finding {
+            kind,
+            severity: kind.severity(),
+            what: what(),
+            ino: at.ino.map(|i| i.0),
+            block: at.block.map(|b| b.0),
+        };
+        tracing::debug!(%finding, "fsck");
+        self.list.push(finding);
+    }
+
+    /// Takes an error of the format or device: the device's own faults are [`FindingKind::IoError`], all else `kind`.
+    pub fn add_error(&mut self, kind: FindingKind, at: At, error: &Error) {
+        let kind = match error {
+            Error::Io { .. } | Error::Fenced | Error::OutcomeUnknown => FindingKind::IoError,
+            Error::Unsupported(_) => FindingKind::Unsupported,
+            _ => kind,
+        };
+        self.add(kind, at, || what_of(error));
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.counts.is_empty()
+    }
+
+    /// Takes over what `other` lists of other kinds or places.
+    pub fn absorb_new(&mut self, other: Findings) {
+        for finding in other.list {
+            if !self.list.iter().any(|f| f.kind == finding.kind && f.block == finding.block) {
+                *self.counts.entry(finding.kind).or_insert(0) += 1;
+                self.list.push(finding);
+            }
+        }
+    }
+
+    pub fn into_report(self, device: &str) -> Report {
+        let sum = |filter: &dyn Fn(FindingKind) -> bool| -> u64 {
+            self.counts.iter().filter(|(k, _)| filter(**k)).map(|(_, n)| n).sum()
+        };
+        Report {
+            device: device.to_owned(),
+            superblock: None,
+            replay: ReplayState::None,
+            counters: Counters::default(),
+            incomplete: false,
+            errors: sum(&|k| k.severity() == Severity::Error),
+            warnings: sum(&|k| k.severity() == Severity::Warning),
+            operational: sum(&FindingKind::is_operational),
+            counts: self.counts.iter().map(|(k, n)| (k.name(), *n)).collect(),
+            findings: self.list,
+        }
+    }
+}
+
+/// An error's text without the place that the finding names anyway.
+pub(crate) fn what_of(error: &Error) -> String {
+    match error {
+        Error::Corrupt { what, .. } => what.to_string(),
+        other => other.to_string(),
+    }
+}

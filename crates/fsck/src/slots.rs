@@ -1,0 +1,100 @@
+//! The superblock slots: both are judged, the newest valid one is taken.
+
+use crate::kinds::FindingKind;
+use crate::read::Reader;
+use crate::report::{At, Findings};
+use kedge_base::{BlockNo, Error, Generation};
+use kedge_format::superblock::{INCOMPAT_KNOWN, RO_COMPAT_KNOWN, SLOTS, Superblock};
+
+/// Reads both slots. `None`: nothing to go on, and the findings say why.
+pub(crate) fn read_slots(reader: &mut Reader, findings: &mut Findings) -> Option<Superblock> {
+    let device_blocks = reader.device_blocks();
+    if device_blocks <= SLOTS[1].0 {
+        findings.add(FindingKind::NotAnImage, At::default(), || {
+            format!("a device of {device_blocks} blocks has no room for two superblock slots")
+        });
+        return None;
+    }
+    let mut has_magic = false;
+    let mut unread = false;
+    let mut unsupported = false;
+    let mut slots: [Option<Superblock>; 2] = [None, None];
+    let mut bad: [Option<Error>; 2] = [None, None];
+    let mut blank = [false; 2];
+    for slot in 0..2 {
+        let decoded = reader.read(SLOTS[slot], 1).inspect_err(|_| unread = true).and_then(|block| {
+            has_magic |= Superblock::has_magic(block.as_bytes());
+            blank[slot] = block.as_bytes().iter().all(|&b| b == 0);
+            Superblock::decode(block.as_bytes(), slot, device_blocks)
+        });
+        match decoded {
+            Ok(sb) => slots[slot] = Some(sb),
+            Err(e) => {
+                unsupported |= matches!(e, Error::Unsupported(_));
+                bad[slot] = Some(e);
+            }
+        }
+    }
+    if !has_magic && !unread && slots.iter().all(Option::is_none) {
+        findings.add(FindingKind::NotAnImage, At::default(), || {
+            "no superblock slot has the magic of KedgeFS".into()
+        });
+        return None;
+    }
+    for slot in 0..2 {
+        let Some(error) = &bad[slot] else { continue };
+        // The first checkpoint of an image has only one slot to point to.
+        let other = slots[1 - slot].as_ref().map(|sb| sb.checkpoint.generation);
+        if blank[slot] && other.is_some_and(|g| g <= Generation(1)) {
+            continue;
+        }
+        findings.add_error(FindingKind::SuperblockSlotBad, At::block(SLOTS[slot]), error);
+    }
+    if let [Some(a), Some(b)] = &slots
+        && a.geometry != b.geometry
+    {
+        findings.add(FindingKind::SuperblockSlotsDiffer, At::block(SLOTS[1]), || {
+            format!(
+                "slots of generations {} and {} disagree on geometry, identity or features",
+                a.checkpoint.generation, b.checkpoint.generation
+            )
+        });
+    }
+    let newest = slots.into_iter().flatten().max_by_key(|sb| sb.checkpoint.generation);
+    match newest {
+        Some(sb) => judge(sb, findings),
+        None => {
+            if !unread && !unsupported {
+                findings.add(FindingKind::SuperblockMissing, At::block(BlockNo(0)), || {
+                    "no superblock slot is valid".into()
+                });
+            }
+            None
+        }
+    }
+}
+
+fn judge(sb: Superblock, findings: &mut Findings) -> Option<Superblock> {
+    let (g, c) = (&sb.geometry, &sb.checkpoint);
+    let at = At::block(sb.block());
+    let unknown = g.feature_incompat & !INCOMPAT_KNOWN;
+    if unknown != 0 {
+        findings.add(FindingKind::Unsupported, at, || format!("unknown incompatible features {unknown:#x}"));
+        return None;
+    }
+    let unknown = g.feature_ro_compat & !RO_COMPAT_KNOWN;
+    if unknown != 0 {
+        // Such a feature may own blocks that this version does not know of: ownership cannot be judged.
+        findings.add(FindingKind::Unsupported, at, || format!("unknown read-only features {unknown:#x}"));
+        return None;
+    }
+    if c.clean && c.tail_lsn != c.checkpoint_lsn {
+        findings.add(FindingKind::SuperblockCleanWithLog, at, || {
+            format!(
+                "unmounted, yet the tail is at LSN {} and the checkpoint at {}",
+                c.tail_lsn, c.checkpoint_lsn
+            )
+        });
+    }
+    Some(sb)
+}

@@ -1,0 +1,183 @@
+//! The FUSE wire format: what the kernel sends and expects, as plain structs, opcodes and flags.
+//!
+//! Integers are in host order. Every struct is a multiple of 8 bytes, which the `assert!` behind each of them holds; a
+//! request is an [`InHeader`], one argument struct and the names or data behind it. Only what this server uses is here;
+//! an opcode without a name is answered with ENOSYS, which tells the kernel to do without.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+pub const MAJOR: u32 = 7;
+/// The version this server speaks: statx is the newest request it knows.
+pub const MINOR: u32 = 40;
+/// Before 7.23 (Linux 3.15) there is no ctime in SETATTR, and structs have other sizes.
+pub const MINOR_MIN: u32 = 23;
+
+/// The largest payload of one READ or WRITE: 256 pages, the most the kernel grants without a sysctl.
+pub const MAX_IO: usize = 1 << 20;
+pub const MAX_PAGES: u16 = 256;
+
+macro_rules! wire {
+    ($(#[$doc:meta])* $name:ident = $size:literal { $($field:ident: $ty:ty),* $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+        #[repr(C)]
+        pub struct $name { $(pub $field: $ty),* }
+        const _: () = assert!(size_of::<$name>() == $size);
+    };
+}
+
+wire!(InHeader = 40 { len: u32, opcode: u32, unique: u64, nodeid: u64, uid: u32, gid: u32, pid: u32, total_extlen: u16, padding: u16 });
+wire!(OutHeader = 16 { len: u32, error: i32, unique: u64 });
+wire!(InitIn = 16 { major: u32, minor: u32, max_readahead: u32, flags: u32 });
+wire!(
+    /// Follows [`InitIn`] when [`init::INIT_EXT`] is set.
+    InitInExt = 48 { flags2: u32, unused: [u32; 11] }
+);
+wire!(InitOut = 64 {
+    major: u32, minor: u32, max_readahead: u32, flags: u32, max_background: u16, congestion_threshold: u16,
+    max_write: u32, time_gran: u32, max_pages: u16, map_alignment: u16, flags2: u32, max_stack_depth: u32, unused: [u32; 6],
+});
+wire!(Attr = 88 {
+    ino: u64, size: u64, blocks: u64, atime: u64, mtime: u64, ctime: u64, atimensec: u32, mtimensec: u32,
+    ctimensec: u32, mode: u32, nlink: u32, uid: u32, gid: u32, rdev: u32, blksize: u32, flags: u32,
+});
+wire!(AttrOut = 104 { attr_valid: u64, attr_valid_nsec: u32, dummy: u32, attr: Attr });
+wire!(EntryOut = 128 {
+    nodeid: u64, generation: u64, entry_valid: u64, attr_valid: u64, entry_valid_nsec: u32, attr_valid_nsec: u32,
+    attr: Attr,
+});
+wire!(ForgetIn = 8 { nlookup: u64 });
+wire!(BatchForgetIn = 8 { count: u32, dummy: u32 });
+wire!(ForgetOne = 16 { nodeid: u64, nlookup: u64 });
+wire!(SetattrIn = 88 {
+    valid: u32, padding: u32, fh: u64, size: u64, lock_owner: u64, atime: u64, mtime: u64, ctime: u64, atimensec: u32,
+    mtimensec: u32, ctimensec: u32, mode: u32, unused4: u32, uid: u32, gid: u32, unused5: u32,
+});
+wire!(MknodIn = 16 { mode: u32, rdev: u32, umask: u32, padding: u32 });
+wire!(MkdirIn = 8 { mode: u32, umask: u32 });
+wire!(RenameIn = 8 { newdir: u64 });
+wire!(Rename2In = 16 { newdir: u64, flags: u32, padding: u32 });
+wire!(LinkIn = 8 { oldnodeid: u64 });
+wire!(OpenIn = 8 { flags: u32, open_flags: u32 });
+wire!(CreateIn = 16 { flags: u32, mode: u32, umask: u32, open_flags: u32 });
+wire!(OpenOut = 16 { fh: u64, open_flags: u32, padding: u32 });
+wire!(CreateOut = 144 { entry: EntryOut, open: OpenOut });
+wire!(
+    /// READ, READDIR and READDIRPLUS.
+    ReadIn = 40 { fh: u64, offset: u64, size: u32, read_flags: u32, lock_owner: u64, flags: u32, padding: u32 }
+);
+wire!(WriteIn = 40 { fh: u64, offset: u64, size: u32, write_flags: u32, lock_owner: u64, flags: u32, padding: u32 });
+wire!(WriteOut = 8 { size: u32, padding: u32 });
+wire!(StatfsOut = 80 {
+    blocks: u64, bfree: u64, bavail: u64, files: u64, ffree: u64, bsize: u32, namelen: u32, frsize: u32, padding: u32,
+    spare: [u32; 6],
+});
+wire!(FsyncIn = 16 { fh: u64, fsync_flags: u32, padding: u32 });
+wire!(SetxattrIn = 8 { size: u32, flags: u32 });
+wire!(
+    /// GETXATTR and LISTXATTR.
+    GetxattrIn = 8 { size: u32, padding: u32 }
+);
+wire!(GetxattrOut = 8 { size: u32, padding: u32 });
+wire!(FallocateIn = 32 { fh: u64, offset: u64, length: u64, mode: u32, padding: u32 });
+wire!(LseekIn = 24 { fh: u64, offset: u64, whence: u32, padding: u32 });
+wire!(LseekOut = 8 { offset: u64 });
+wire!(IoctlIn = 32 { fh: u64, flags: u32, cmd: u32, arg: u64, in_size: u32, out_size: u32 });
+wire!(IoctlOut = 16 { result: i32, flags: u32, in_iovs: u32, out_iovs: u32 });
+wire!(StatxIn = 24 { getattr_flags: u32, reserved: u32, fh: u64, sx_flags: u32, sx_mask: u32 });
+wire!(StatxTime = 16 { sec: i64, nsec: u32, reserved: i32 });
+wire!(Statx = 256 {
+    mask: u32, blksize: u32, attributes: u64, nlink: u32, uid: u32, gid: u32, mode: u16, spare0: u16, ino: u64,
+    size: u64, blocks: u64, attributes_mask: u64, atime: StatxTime, btime: StatxTime, ctime: StatxTime,
+    mtime: StatxTime, rdev_major: u32, rdev_minor: u32, dev_major: u32, dev_minor: u32, spare2: [u64; 14],
+});
+wire!(StatxOut = 288 { attr_valid: u64, attr_valid_nsec: u32, flags: u32, spare: [u64; 2], stat: Statx });
+wire!(
+    /// The name follows, padded with zeros to 8 bytes.
+    Dirent = 24 { ino: u64, off: u64, namelen: u32, kind: u32 }
+);
+wire!(InvalInodeOut = 24 { ino: u64, off: i64, len: i64 });
+
+/// Bytes that an entry with a name of `name` bytes takes behind a head of `head` bytes.
+pub const fn dirent_size(head: usize, name: usize) -> usize {
+    (head + name + 7) & !7
+}
+
+/// What a header may name, with the names that the counters show.
+macro_rules! opcodes {
+    ($($name:ident = $number:literal),* $(,)?) => {
+        pub mod op {
+            $(pub const $name: u32 = $number;)*
+        }
+
+        /// The name of an opcode, for messages and counters.
+        pub const fn op_name(opcode: u32) -> &'static str {
+            match opcode {
+                $($number => stringify!($name),)*
+                _ => "UNKNOWN",
+            }
+        }
+    };
+}
+
+opcodes! {
+    LOOKUP = 1, FORGET = 2, GETATTR = 3, SETATTR = 4, READLINK = 5, SYMLINK = 6, MKNOD = 8, MKDIR = 9, UNLINK = 10,
+    RMDIR = 11, RENAME = 12, LINK = 13, OPEN = 14, READ = 15, WRITE = 16, STATFS = 17, RELEASE = 18, FSYNC = 20,
+    SETXATTR = 21, GETXATTR = 22, LISTXATTR = 23, REMOVEXATTR = 24, FLUSH = 25, INIT = 26, OPENDIR = 27, READDIR = 28,
+    RELEASEDIR = 29, FSYNCDIR = 30, GETLK = 31, SETLK = 32, SETLKW = 33, ACCESS = 34, CREATE = 35, INTERRUPT = 36,
+    BMAP = 37, DESTROY = 38, IOCTL = 39, POLL = 40, NOTIFY_REPLY = 41, BATCH_FORGET = 42, FALLOCATE = 43,
+    READDIRPLUS = 44, RENAME2 = 45, LSEEK = 46, COPY_FILE_RANGE = 47, SETUPMAPPING = 48, REMOVEMAPPING = 49,
+    SYNCFS = 50, TMPFILE = 51, STATX = 52, COPY_FILE_RANGE_64 = 53,
+}
+
+/// One more than the highest opcode known.
+pub const OPCODES: usize = 54;
+
+/// Flags of INIT, offered by the kernel and taken by the server.
+pub mod init {
+    pub const ASYNC_READ: u32 = 1 << 0;
+    pub const ATOMIC_O_TRUNC: u32 = 1 << 3;
+    pub const EXPORT_SUPPORT: u32 = 1 << 4;
+    pub const BIG_WRITES: u32 = 1 << 5;
+    pub const DO_READDIRPLUS: u32 = 1 << 13;
+    pub const ASYNC_DIO: u32 = 1 << 15;
+    pub const WRITEBACK_CACHE: u32 = 1 << 16;
+    pub const NO_OPEN_SUPPORT: u32 = 1 << 17;
+    pub const PARALLEL_DIROPS: u32 = 1 << 18;
+    pub const ABORT_ERROR: u32 = 1 << 21;
+    pub const MAX_PAGES: u32 = 1 << 22;
+    pub const CACHE_SYMLINKS: u32 = 1 << 23;
+    pub const NO_OPENDIR_SUPPORT: u32 = 1 << 24;
+    pub const HANDLE_KILLPRIV_V2: u32 = 1 << 28;
+    pub const INIT_EXT: u32 = 1 << 30;
+}
+
+/// [`SetattrIn::valid`].
+pub mod fattr {
+    pub const MODE: u32 = 1 << 0;
+    pub const UID: u32 = 1 << 1;
+    pub const GID: u32 = 1 << 2;
+    pub const SIZE: u32 = 1 << 3;
+    pub const ATIME: u32 = 1 << 4;
+    pub const MTIME: u32 = 1 << 5;
+    pub const ATIME_NOW: u32 = 1 << 7;
+    pub const MTIME_NOW: u32 = 1 << 8;
+    pub const CTIME: u32 = 1 << 10;
+    pub const KILL_SUIDGID: u32 = 1 << 11;
+}
+
+/// [`OpenOut::open_flags`].
+pub mod fopen {
+    pub const KEEP_CACHE: u32 = 1 << 1;
+    pub const CACHE_DIR: u32 = 1 << 3;
+    pub const NOFLUSH: u32 = 1 << 5;
+}
+
+/// [`OpenIn::open_flags`].
+pub const OPEN_KILL_SUIDGID: u32 = 1 << 0;
+/// [`WriteIn::write_flags`].
+pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
+/// [`FsyncIn::fsync_flags`].
+pub const FSYNC_DATASYNC: u32 = 1 << 0;
+/// A message of the server's own accord: attributes, and pages unless the offset is negative, are stale.
+pub const NOTIFY_INVAL_INODE: i32 = 2;

@@ -1,0 +1,80 @@
+//! The side doors of a mount: its state as xattrs of the root directory, and the shutdown ioctl.
+//!
+//! `system.kedgefs.stats`, `.info` and `.pid` can be read by everybody, take no room in the image and are not listed.
+
+use crate::dispatch::{Answer, Errno};
+use crate::ops::Ops;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+/// All control xattrs begin so.
+pub const XATTR_PREFIX: &[u8] = b"system.kedgefs.";
+
+/// `FS_IOC_SHUTDOWN` (XFS_IOC_GOINGDOWN).
+pub const FS_IOC_SHUTDOWN: u32 = 0x8004_587d;
+
+/// What FS_IOC_SHUTDOWN may be told.
+const SHUTDOWN_DEFAULT: u32 = 0;
+const SHUTDOWN_LOGFLUSH: u32 = 1;
+const SHUTDOWN_NOLOGFLUSH: u32 = 2;
+
+/// Stops the file system as task `pid` asks with the flag at its address `arg`.
+///
+/// The ioctl's number declares the flag as output, so the kernel does not send it. It is fetched from the caller's
+/// memory; where that is not permitted, the hardest kind of stop is meant.
+pub fn shutdown(ops: &impl Ops, uid: u32, pid: u32, arg: u64) -> Answer<()> {
+    if uid != 0 && uid != rustix::process::geteuid().as_raw() {
+        return Err(Errno(libc::EPERM));
+    }
+    let flag = read_u32(pid, arg).unwrap_or_else(|e| {
+        tracing::info!(pid, "shutdown flag not readable, taken as no log flush: {e}");
+        SHUTDOWN_NOLOGFLUSH
+    });
+    match flag {
+        SHUTDOWN_DEFAULT => {
+            ops.sync()?;
+            ops.shutdown(true)?;
+        }
+        SHUTDOWN_LOGFLUSH => ops.shutdown(true)?,
+        SHUTDOWN_NOLOGFLUSH => ops.shutdown(false)?,
+        _ => return Err(Errno(libc::EINVAL)),
+    }
+    Ok(())
+}
+
+fn read_u32(pid: u32, address: u64) -> std::io::Result<u32> {
+    let mut bytes = [0; 4];
+    File::open(format!("/proc/{pid}/mem"))?.read_exact_at(&mut bytes, address)?;
+    Ok(u32::from_ne_bytes(bytes))
+}
+
+/// `text` as a JSON string.
+pub fn json_string(text: &str) -> String {
+    let mut json = String::with_capacity(text.len() + 2);
+    json.push('"');
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => json.extend(['\\', c]),
+            c if c < ' ' => json.push_str(&format!("\\u{:04x}", c as u32)),
+            c => json.push(c),
+        }
+    }
+    json.push('"');
+    json
+}
+
+/// The JSON object `object` with one more member.
+pub fn with_member(object: &str, name: &str, value: &str) -> String {
+    match object.trim_end().strip_suffix('}') {
+        Some(open) => {
+            let comma = if open.trim_end().ends_with('{') { "" } else { "," };
+            format!("{}{comma}{}:{value}}}", open.trim_end(), json_string(name))
+        }
+        // Not an object: better shown as it is than lost.
+        None => format!("{{{}:{value}}}", json_string(name)),
+    }
+}
+
+#[cfg(test)]
+#[path = "control_tests.rs"]
+mod tests;

@@ -1,0 +1,85 @@
+//! The transport over `/dev/fuse`: one read per request, one gathering write per reply.
+//!
+//! Each worker has a channel of its own (a cloned descriptor) where it can get one: requests that were read from a
+//! channel are then looked up among that channel's alone when they are answered. A rootless mount, which has the
+//! descriptor from fusermount3 and may not open `/dev/fuse`, shares one.
+
+use crate::sys;
+use crate::transport::{Request, RequestBuf, Transport, out_header};
+use rustix::fd::OwnedFd;
+use std::io::{self, IoSlice};
+use zerocopy::IntoBytes;
+
+/// Parts of a reply, the header included.
+const PARTS_MAX: usize = 4;
+
+pub struct DevFuse {
+    /// At least one; worker `w` uses channel `w % len`.
+    channels: Vec<OwnedFd>,
+    workers: usize,
+}
+
+impl DevFuse {
+    /// Serves the connection of `fd`, which a mount has taken.
+    pub fn new(fd: OwnedFd, workers: usize, clone: bool) -> DevFuse {
+        let mut channels = vec![fd];
+        while clone && channels.len() < workers {
+            match sys::clone_fuse_channel(&channels[0]) {
+                Ok(channel) => channels.push(channel),
+                Err(e) => {
+                    tracing::debug!("workers share a channel: {e}");
+                    break;
+                }
+            }
+        }
+        DevFuse { channels, workers: workers.max(1) }
+    }
+
+    fn send(&self, channel: usize, unique: u64, error: i32, parts: &[&[u8]]) -> io::Result<()> {
+        assert!(parts.len() < PARTS_MAX, "replies have a few parts");
+        let header = out_header(unique, error, parts);
+        let mut slices = [IoSlice::new(&[]); PARTS_MAX];
+        slices[0] = IoSlice::new(header.as_bytes());
+        for (slice, part) in slices[1..].iter_mut().zip(parts) {
+            *slice = IoSlice::new(part);
+        }
+        let sent = rustix::io::writev(&self.channels[channel], &slices[..=parts.len()])?;
+        // The kernel takes a message whole or refuses it.
+        debug_assert_eq!(sent, header.len as usize);
+        Ok(())
+    }
+}
+
+impl Transport for DevFuse {
+    fn name(&self) -> &'static str {
+        "dev"
+    }
+
+    fn workers(&self) -> usize {
+        self.workers
+    }
+
+    fn receive<'a>(&'a self, worker: usize, buf: &'a mut RequestBuf) -> io::Result<Option<Request<'a>>> {
+        let channel = worker % self.channels.len();
+        let buf = buf.as_mut_bytes();
+        let len = loop {
+            match rustix::io::read(&self.channels[channel], &mut *buf) {
+                Ok(len) if Request::parse(&buf[..len], channel as u32).is_some() => break len,
+                Ok(len) => tracing::error!("{len} bytes from the kernel are no request"),
+                // ENOENT: the request was interrupted while it was copied.
+                Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN | rustix::io::Errno::NOENT) => {}
+                Err(rustix::io::Errno::NODEV | rustix::io::Errno::CONNABORTED) => return Ok(None),
+                Err(e) => return Err(e.into()),
+            }
+        };
+        Ok(Request::parse(&buf[..len], channel as u32))
+    }
+
+    fn reply(&self, token: u32, unique: u64, error: i32, parts: &[&[u8]]) -> io::Result<()> {
+        self.send(token as usize, unique, error, parts)
+    }
+
+    fn notify(&self, code: i32, body: &[u8]) -> io::Result<()> {
+        self.send(0, 0, code, &[body])
+    }
+}

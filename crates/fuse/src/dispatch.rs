@@ -1,0 +1,719 @@
+//! Each request is a match, a call and a reply or an errno.
+//!
+//! Requests come from the kernel, but nothing here trusts them: an argument struct that is cut short, a name without its
+//! end, a length that is not there answer EINVAL.
+
+use crate::abi::{self, fattr, fopen, op};
+use crate::control;
+use crate::ops::Ops;
+use crate::seek::SeekJob;
+use crate::server::{Server, has_no_reply};
+use crate::transport::{Reply, Request};
+use kedge_base::{BLOCK_SIZE, IoBuf};
+use kedgefs::{
+    Attr, DirEntry, FallocateMode, FileKind, Ino, Owner, RenameMode, SeekKind, SetAttr, SetTime, Timespec,
+    XattrMode,
+};
+use std::sync::atomic::Ordering;
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+
+/// A positive error number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Errno(pub i32);
+
+impl From<kedgefs::Error> for Errno {
+    fn from(error: kedgefs::Error) -> Errno {
+        Errno(error.errno())
+    }
+}
+
+impl From<Errno> for i32 {
+    fn from(errno: Errno) -> i32 {
+        errno.0
+    }
+}
+
+pub type Answer<T> = Result<T, Errno>;
+
+const EINVAL: Errno = Errno(libc::EINVAL);
+
+/// Generations tell apart inodes that share a number; here none do.
+const NODE_GENERATION: u64 = 1;
+const NAME_END: u8 = 0;
+const S_ISUID: u32 = 0o4000;
+const S_ISGID: u32 = 0o2000;
+const S_IXGRP: u32 = 0o0010;
+const PERMISSIONS: u32 = 0o7777;
+/// The most a value or a list of names may take.
+const XATTR_SIZE_MAX: usize = 65536;
+
+/// Takes the body of a request apart.
+pub struct Args<'a>(&'a [u8]);
+
+impl<'a> Args<'a> {
+    pub fn new(body: &'a [u8]) -> Args<'a> {
+        Args(body)
+    }
+
+    pub fn take<T: FromBytes + KnownLayout + Immutable>(&mut self) -> Answer<T> {
+        let (value, rest) = T::read_from_prefix(self.0).map_err(|_| EINVAL)?;
+        self.0 = rest;
+        Ok(value)
+    }
+
+    fn text(&mut self) -> Answer<&'a [u8]> {
+        let end = self.0.iter().position(|&b| b == NAME_END).ok_or(EINVAL)?;
+        let text = &self.0[..end];
+        self.0 = &self.0[end + 1..];
+        Ok(text)
+    }
+
+    /// The name of a directory entry, which `.` and `..` are only to be looked up.
+    fn name_or_dots(&mut self) -> Answer<&'a [u8]> {
+        let name = self.text()?;
+        if name.is_empty() || name.contains(&b'/') { Err(EINVAL) } else { Ok(name) }
+    }
+
+    fn name(&mut self) -> Answer<&'a [u8]> {
+        let name = self.name_or_dots()?;
+        if matches!(name, b"." | b"..") { Err(EINVAL) } else { Ok(name) }
+    }
+
+    fn bytes(&mut self, len: u32) -> Answer<&'a [u8]> {
+        self.0.get(..len as usize).ok_or(EINVAL)
+    }
+}
+
+impl<O: Ops> Server<O> {
+    pub(crate) fn dispatch(&self, request: &Request<'_>, reply: Reply, out: &mut IoBuf) {
+        let node = Ino(request.header.nodeid);
+        let mut args = Args::new(request.body);
+        let args = &mut args;
+        match request.header.opcode {
+            op::INIT => reply.finish(self.init(request)),
+            op::DESTROY => {
+                self.destroy();
+                reply.finish(Ok::<_, Errno>(()));
+            }
+            op::LOOKUP => reply.finish(self.lookup(node, args)),
+            opcode if has_no_reply(opcode) => {
+                // The kernel would take a reply for one to a request that does not exist.
+                reply.none();
+                if self.forget(request).is_err() {
+                    tracing::error!(op = abi::op_name(opcode), "malformed");
+                }
+            }
+            op::GETATTR => reply.finish(self.getattr(node)),
+            op::STATX => reply.finish(self.statx(node)),
+            op::SETATTR => reply.finish(self.setattr(node, args)),
+            op::READLINK => finish_bytes(reply, self.ops.readlink(node).map_err(Errno::from)),
+            op::SYMLINK => reply.finish(self.symlink(request, args)),
+            op::MKNOD => reply.finish(self.mknod(request, args)),
+            op::MKDIR => reply.finish(self.mkdir(request, args)),
+            op::CREATE => reply.finish(self.create(request, args)),
+            op::TMPFILE => reply.finish(self.tmpfile(request, args)),
+            op::LINK => reply.finish(self.link(node, args)),
+            op::UNLINK => reply.finish(self.unlink(node, args)),
+            op::RMDIR => reply.finish(self.rmdir(node, args)),
+            op::RENAME => reply.finish(self.rename(node, args)),
+            op::RENAME2 => reply.finish(self.rename2(node, args)),
+            op::OPEN => reply.finish(self.open(node, args)),
+            op::OPENDIR => reply.finish(self.opendir()),
+            op::RELEASE | op::RELEASEDIR => reply.finish(Ok::<_, Errno>(())),
+            op::READ => finish_scratch(reply, self.read(node, args, out), out),
+            op::READDIR => finish_scratch(reply, self.readdir(node, args, out), out),
+            op::READDIRPLUS => finish_scratch(reply, self.readdirplus(node, args, out), out),
+            op::WRITE => reply.finish(self.write(node, args)),
+            op::FALLOCATE => reply.finish(self.fallocate(request, args)),
+            op::LSEEK => self.lseek(node, args, reply),
+            op::FSYNC | op::FSYNCDIR => self.fsync(node, args, reply),
+            op::SYNCFS => {
+                self.ops.sync_async(Box::new(move |synced| reply.finish(synced.map_err(Errno::from))))
+            }
+            op::STATFS => reply.finish(Ok::<_, Errno>(self.statfs())),
+            op::GETXATTR => self.getxattr(node, args, reply),
+            op::LISTXATTR => self.listxattr(node, args, reply),
+            op::SETXATTR => reply.finish(self.setxattr(node, args)),
+            op::REMOVEXATTR => reply.finish(self.removexattr(node, args)),
+            op::IOCTL => reply.finish(self.ioctl(request, args)),
+            // Not served, and the kernel remembers: FLUSH (a close is no durability point), ACCESS (the kernel checks
+            // permissions), INTERRUPT (nothing waits for long), locks and POLL (the kernel's own do), BMAP,
+            // COPY_FILE_RANGE (the kernel copies through the page cache).
+            _ => reply.err(libc::ENOSYS),
+        }
+    }
+
+    fn forget(&self, request: &Request<'_>) -> Answer<()> {
+        let mut args = Args::new(request.body);
+        if request.header.opcode == op::FORGET {
+            let forget: abi::ForgetIn = args.take()?;
+            self.unpin(request.header.nodeid, forget.nlookup);
+            return Ok(());
+        }
+        let batch: abi::BatchForgetIn = args.take()?;
+        for _ in 0..batch.count {
+            let one: abi::ForgetOne = args.take()?;
+            self.unpin(one.nodeid, one.nlookup);
+        }
+        Ok(())
+    }
+
+    fn unpin(&self, node: u64, count: u64) {
+        // The root was never looked up, so it holds no pin.
+        if node != Ino::ROOT.0 && count > 0 {
+            self.ops.unpin(Ino(node), count);
+        }
+    }
+
+    fn timeout(&self) -> (u64, u32) {
+        (self.options.cache_timeout.as_secs(), self.options.cache_timeout.subsec_nanos())
+    }
+
+    /// A pinned inode as the kernel wants it.
+    fn entry(&self, attr: &Attr) -> abi::EntryOut {
+        let (secs, nanos) = self.timeout();
+        abi::EntryOut {
+            nodeid: attr.ino.0,
+            generation: NODE_GENERATION,
+            entry_valid: secs,
+            attr_valid: secs,
+            entry_valid_nsec: nanos,
+            attr_valid_nsec: nanos,
+            attr: wire_attr(attr),
+        }
+    }
+
+    /// The pin comes before the reply: once the kernel has the entry, it may forget it.
+    fn pinned_entry(&self, attr: &Attr) -> Answer<abi::EntryOut> {
+        self.ops.pin(attr.ino)?;
+        Ok(self.entry(attr))
+    }
+
+    fn attr_out(&self, attr: &Attr) -> abi::AttrOut {
+        let (attr_valid, attr_valid_nsec) = self.timeout();
+        abi::AttrOut { attr_valid, attr_valid_nsec, dummy: 0, attr: wire_attr(attr) }
+    }
+
+    fn lookup(&self, dir: Ino, args: &mut Args<'_>) -> Answer<abi::EntryOut> {
+        let attr = match args.name_or_dots()? {
+            // An NFS server looks up inodes by number so, and then the way to the root.
+            b"." => self.ops.getattr(dir)?,
+            b".." => self.ops.getattr(self.parent(dir)?)?,
+            name => match self.ops.lookup(dir, name) {
+                Ok(attr) => attr,
+                Err(kedgefs::Error::NotFound) => {
+                    // An entry without an inode: the kernel remembers that there is none.
+                    let (entry_valid, entry_valid_nsec) = self.timeout();
+                    return Ok(abi::EntryOut {
+                        entry_valid,
+                        entry_valid_nsec,
+                        ..abi::EntryOut::new_zeroed()
+                    });
+                }
+                Err(e) => return Err(e.into()),
+            },
+        };
+        self.pinned_entry(&attr)
+    }
+
+    fn parent(&self, dir: Ino) -> Answer<Ino> {
+        let mut parent = Err(Errno(libc::ENOENT));
+        self.ops.readdir(dir, 0, &mut |entry: DirEntry<'_>| {
+            if entry.name == b".." {
+                parent = Ok(entry.ino);
+            }
+            parent.is_err()
+        })?;
+        parent
+    }
+
+    fn getattr(&self, node: Ino) -> Answer<abi::AttrOut> {
+        Ok(self.attr_out(&self.ops.getattr(node)?))
+    }
+
+    fn statx(&self, node: Ino) -> Answer<abi::StatxOut> {
+        const STATX_BASIC_STATS: u32 = 0x7ff;
+        const STATX_BTIME: u32 = 0x800;
+        let attr = self.ops.getattr(node)?;
+        let time = |t: Timespec| abi::StatxTime { sec: t.sec, nsec: t.nsec, reserved: 0 };
+        let (attr_valid, attr_valid_nsec) = self.timeout();
+        let stat = abi::Statx {
+            mask: STATX_BASIC_STATS | STATX_BTIME,
+            blksize: BLOCK_SIZE as u32,
+            nlink: attr.nlink,
+            uid: attr.uid,
+            gid: attr.gid,
+            mode: attr.mode as u16,
+            ino: attr.ino.0,
+            size: attr.size,
+            blocks: attr.blocks,
+            atime: time(attr.atime),
+            btime: time(attr.btime),
+            ctime: time(attr.ctime),
+            mtime: time(attr.mtime),
+            rdev_major: (attr.rdev >> 8) as u32 & 0xfff,
+            rdev_minor: (attr.rdev & 0xff) as u32 | ((attr.rdev >> 12) & 0xfff00) as u32,
+            ..abi::Statx::new_zeroed()
+        };
+        Ok(abi::StatxOut { attr_valid, attr_valid_nsec, stat, ..abi::StatxOut::new_zeroed() })
+    }
+
+    fn setattr(&self, node: Ino, args: &mut Args<'_>) -> Answer<abi::AttrOut> {
+        let asked: abi::SetattrIn = args.take()?;
+        let has = |flag| asked.valid & flag != 0;
+        let mut set = SetAttr {
+            mode: has(fattr::MODE).then_some(asked.mode & PERMISSIONS),
+            uid: has(fattr::UID).then_some(asked.uid),
+            gid: has(fattr::GID).then_some(asked.gid),
+            size: has(fattr::SIZE).then_some(asked.size),
+            ..SetAttr::default()
+        };
+        if has(fattr::ATIME) {
+            set.atime = Some(set_time(has(fattr::ATIME_NOW), asked.atime, asked.atimensec)?);
+        }
+        if has(fattr::MTIME) {
+            set.mtime = Some(set_time(has(fattr::MTIME_NOW), asked.mtime, asked.mtimensec)?);
+        }
+        if has(fattr::CTIME) {
+            set.ctime = Some(timespec(asked.ctime, asked.ctimensec)?);
+        }
+        if has(fattr::KILL_SUIDGID) && set.mode.is_none() {
+            set.mode = mode_without_privilege(&self.ops.getattr(node)?);
+        }
+        Ok(self.attr_out(&self.ops.setattr(node, &set)?))
+    }
+
+    /// Clears the set-user-id bits before a change of the file's content. Before, so that no crash leaves changed
+    /// content with old privilege.
+    fn drop_privilege(&self, node: Ino) -> Answer<()> {
+        let mode = mode_without_privilege(&self.ops.getattr(node)?);
+        if mode.is_some() {
+            self.ops.setattr(node, &SetAttr { mode, ..SetAttr::default() })?;
+            // execve(2) trusts the mode that the kernel remembers.
+            self.forget_attributes(node.0);
+        }
+        Ok(())
+    }
+
+    /// Who will own what is created in `dir`, and whether the directory hands its group down.
+    fn owner(&self, request: &Request<'_>) -> Answer<(Owner, bool)> {
+        let dir = self.ops.getattr(Ino(request.header.nodeid))?;
+        let inherit = dir.mode & S_ISGID != 0;
+        let gid = if inherit { dir.gid } else { request.header.gid };
+        Ok((Owner { uid: request.header.uid, gid }, inherit))
+    }
+
+    // Modes come with the umask applied: the flag DONT_MASK is not agreed on.
+
+    fn create_file(&self, request: &Request<'_>, name: &[u8], mode: u32, rdev: u32) -> Answer<Attr> {
+        let dir = Ino(request.header.nodeid);
+        let (owner, _) = self.owner(request)?;
+        let regular = FileKind::Regular.mode_bits();
+        Ok(match mode & FileKind::MODE_MASK {
+            kind if kind == regular || kind == 0 => {
+                self.ops.create(dir, name, regular | (mode & PERMISSIONS), owner)?
+            }
+            _ => self.ops.mknod(dir, name, mode, rdev.into(), owner)?,
+        })
+    }
+
+    fn mknod(&self, request: &Request<'_>, args: &mut Args<'_>) -> Answer<abi::EntryOut> {
+        let asked: abi::MknodIn = args.take()?;
+        let attr = self.create_file(request, args.name()?, asked.mode, asked.rdev)?;
+        self.pinned_entry(&attr)
+    }
+
+    fn create(&self, request: &Request<'_>, args: &mut Args<'_>) -> Answer<abi::CreateOut> {
+        if self.options.no_open {
+            return Err(Errno(libc::ENOSYS));
+        }
+        let asked: abi::CreateIn = args.take()?;
+        let attr = self.create_file(request, args.name()?, asked.mode, 0)?;
+        Ok(abi::CreateOut {
+            entry: self.pinned_entry(&attr)?,
+            open: open_out(fopen::KEEP_CACHE | fopen::NOFLUSH),
+        })
+    }
+
+    fn tmpfile(&self, request: &Request<'_>, args: &mut Args<'_>) -> Answer<abi::CreateOut> {
+        let asked: abi::CreateIn = args.take()?;
+        let (owner, _) = self.owner(request)?;
+        // It comes pinned: nothing else would keep it alive until it is.
+        let mode = FileKind::Regular.mode_bits() | (asked.mode & PERMISSIONS);
+        let attr = self.ops.tmpfile(Ino(request.header.nodeid), mode, owner)?;
+        Ok(abi::CreateOut { entry: self.entry(&attr), open: open_out(fopen::KEEP_CACHE | fopen::NOFLUSH) })
+    }
+
+    fn mkdir(&self, request: &Request<'_>, args: &mut Args<'_>) -> Answer<abi::EntryOut> {
+        let asked: abi::MkdirIn = args.take()?;
+        let (owner, inherit) = self.owner(request)?;
+        let mode =
+            asked.mode & PERMISSIONS | if inherit { S_ISGID } else { 0 } | FileKind::Directory.mode_bits();
+        let attr = self.ops.mkdir(Ino(request.header.nodeid), args.name()?, mode, owner)?;
+        self.pinned_entry(&attr)
+    }
+
+    fn symlink(&self, request: &Request<'_>, args: &mut Args<'_>) -> Answer<abi::EntryOut> {
+        let name = args.name()?;
+        let target = args.text()?;
+        let (owner, _) = self.owner(request)?;
+        let attr = self.ops.symlink(Ino(request.header.nodeid), name, target, owner)?;
+        self.pinned_entry(&attr)
+    }
+
+    fn link(&self, dir: Ino, args: &mut Args<'_>) -> Answer<abi::EntryOut> {
+        let asked: abi::LinkIn = args.take()?;
+        let attr = self.ops.link(Ino(asked.oldnodeid), dir, args.name()?)?;
+        self.pinned_entry(&attr)
+    }
+
+    fn unlink(&self, dir: Ino, args: &mut Args<'_>) -> Answer<()> {
+        Ok(self.ops.unlink(dir, args.name()?)?)
+    }
+
+    fn rmdir(&self, dir: Ino, args: &mut Args<'_>) -> Answer<()> {
+        Ok(self.ops.rmdir(dir, args.name()?)?)
+    }
+
+    fn rename(&self, dir: Ino, args: &mut Args<'_>) -> Answer<()> {
+        let asked: abi::RenameIn = args.take()?;
+        let (name, new_name) = (args.name()?, args.name()?);
+        Ok(self.ops.rename(dir, name, Ino(asked.newdir), new_name, RenameMode::Replace)?)
+    }
+
+    fn rename2(&self, dir: Ino, args: &mut Args<'_>) -> Answer<()> {
+        const NOREPLACE: u32 = 1;
+        const EXCHANGE: u32 = 2;
+        let asked: abi::Rename2In = args.take()?;
+        let mode = match asked.flags {
+            0 => RenameMode::Replace,
+            NOREPLACE => RenameMode::NoReplace,
+            EXCHANGE => RenameMode::Exchange,
+            _ => return Err(EINVAL),
+        };
+        let (name, new_name) = (args.name()?, args.name()?);
+        Ok(self.ops.rename(dir, name, Ino(asked.newdir), new_name, mode)?)
+    }
+
+    fn open(&self, node: Ino, args: &mut Args<'_>) -> Answer<abi::OpenOut> {
+        if self.options.no_open {
+            return Err(Errno(libc::ENOSYS));
+        }
+        let asked: abi::OpenIn = args.take()?;
+        if asked.flags & libc::O_TRUNC as u32 != 0 {
+            if asked.open_flags & abi::OPEN_KILL_SUIDGID != 0 {
+                self.drop_privilege(node)?;
+            }
+            self.ops.setattr(node, &SetAttr { size: Some(0), ..SetAttr::default() })?;
+        }
+        // Without the flag each open would drop the file's pages.
+        Ok(open_out(fopen::KEEP_CACHE | fopen::NOFLUSH))
+    }
+
+    fn opendir(&self) -> Answer<abi::OpenOut> {
+        if self.options.no_open {
+            return Err(Errno(libc::ENOSYS));
+        }
+        Ok(open_out(fopen::KEEP_CACHE | fopen::CACHE_DIR))
+    }
+
+    fn read(&self, node: Ino, args: &mut Args<'_>, out: &mut IoBuf) -> Answer<usize> {
+        let asked: abi::ReadIn = args.take()?;
+        let buf = out.as_mut_bytes();
+        let len = buf.len().min(asked.size as usize);
+        Ok(self.ops.read(node, asked.offset, &mut buf[..len])?)
+    }
+
+    fn write(&self, node: Ino, args: &mut Args<'_>) -> Answer<abi::WriteOut> {
+        let asked: abi::WriteIn = args.take()?;
+        let data = args.bytes(asked.size)?;
+        if asked.write_flags & abi::WRITE_KILL_SUIDGID != 0 {
+            self.drop_privilege(node)?;
+        }
+        let size = self.ops.write(node, asked.offset, data)?;
+        Ok(abi::WriteOut { size: size as u32, padding: 0 })
+    }
+
+    fn fallocate(&self, request: &Request<'_>, args: &mut Args<'_>) -> Answer<()> {
+        const KEEP_SIZE: u32 = 0x01;
+        const PUNCH_HOLE: u32 = 0x02;
+        const COLLAPSE_RANGE: u32 = 0x08;
+        const ZERO_RANGE: u32 = 0x10;
+        const INSERT_RANGE: u32 = 0x20;
+        const PUNCH_HOLE_KEEP_SIZE: u32 = PUNCH_HOLE | KEEP_SIZE;
+        let asked: abi::FallocateIn = args.take()?;
+        let keep_size = asked.mode & KEEP_SIZE != 0;
+        let mode = match asked.mode {
+            PUNCH_HOLE_KEEP_SIZE => FallocateMode::PunchHole,
+            COLLAPSE_RANGE => FallocateMode::CollapseRange,
+            INSERT_RANGE => FallocateMode::InsertRange,
+            mode => match mode & !KEEP_SIZE {
+                0 => FallocateMode::Allocate { keep_size },
+                ZERO_RANGE => FallocateMode::ZeroRange { keep_size },
+                _ => return Err(Errno(libc::EOPNOTSUPP)),
+            },
+        };
+        let node = Ino(request.header.nodeid);
+        // The one change of content for which the kernel has no flag. Who may keep the bits is root, as near as can be
+        // told from here.
+        if self.options.handle_killpriv && request.header.uid != 0 {
+            self.drop_privilege(node)?;
+        }
+        Ok(self.ops.fallocate(node, mode, asked.offset, asked.length)?)
+    }
+
+    fn lseek(&self, node: Ino, args: &mut Args<'_>, reply: Reply) {
+        let job = args.take().and_then(|asked: abi::LseekIn| match asked.whence as i32 {
+            libc::SEEK_DATA => Ok((asked.offset, SeekKind::Data)),
+            libc::SEEK_HOLE => Ok((asked.offset, SeekKind::Hole)),
+            _ => Err(EINVAL),
+        });
+        match job {
+            Ok((offset, kind)) if self.writeback.load(Ordering::Relaxed) => {
+                // Without the other thread the job comes back in the error, and its reply answers EIO.
+                if self.seeks.send(SeekJob { reply, ino: node, offset, kind }).is_err() {
+                    tracing::error!("nobody serves lseek");
+                }
+            }
+            Ok((offset, kind)) => {
+                let found = self.ops.seek(node, offset, kind).map_err(Errno::from);
+                reply.finish(found.map(|offset| abi::LseekOut { offset }));
+            }
+            Err(e) => reply.err(e.0),
+        }
+    }
+
+    fn fsync(&self, node: Ino, args: &mut Args<'_>, reply: Reply) {
+        match args.take::<abi::FsyncIn>() {
+            Ok(asked) => {
+                let datasync = asked.fsync_flags & abi::FSYNC_DATASYNC != 0;
+                let done =
+                    Box::new(move |synced: kedgefs::Result<()>| reply.finish(synced.map_err(Errno::from)));
+                self.ops.fsync_async(node, datasync, done);
+            }
+            Err(e) => reply.err(e.0),
+        }
+    }
+
+    fn statfs(&self) -> abi::StatfsOut {
+        let st = self.ops.statfs();
+        abi::StatfsOut {
+            blocks: st.blocks,
+            bfree: st.blocks_free,
+            bavail: st.blocks_available,
+            files: st.inodes,
+            ffree: st.inodes_free,
+            bsize: st.block_size,
+            namelen: st.name_max,
+            frsize: st.block_size,
+            ..abi::StatfsOut::new_zeroed()
+        }
+    }
+
+    fn readdir(&self, node: Ino, args: &mut Args<'_>, out: &mut IoBuf) -> Answer<usize> {
+        let asked: abi::ReadIn = args.take()?;
+        let mut list = DirList::new(out, asked.size, false);
+        self.ops.readdir(node, asked.offset, &mut |entry| list.push(&entry))?;
+        Ok(list.len)
+    }
+
+    /// Attributes are added when the walk is over: the walk may hold the directory's locks.
+    fn readdirplus(&self, node: Ino, args: &mut Args<'_>, out: &mut IoBuf) -> Answer<usize> {
+        let asked: abi::ReadIn = args.take()?;
+        let mut list = DirList::new(out, asked.size, true);
+        self.ops.readdir(node, asked.offset, &mut |entry| list.push(&entry))?;
+        let len = list.len;
+        let mut at = 0;
+        while at < len {
+            let bytes = &mut out.as_mut_bytes()[at..len];
+            let (entry, rest) =
+                abi::EntryOut::mut_from_prefix(bytes).expect("each record begins with an entry");
+            let (dirent, rest) = abi::Dirent::ref_from_prefix(rest).expect("a directory entry follows");
+            let name = &rest[..dirent.namelen as usize];
+            // An entry that is gone by now stays without an inode: the kernel shows the name and looks up if asked.
+            if name != b"." && name != b".." && self.ops.pin(Ino(dirent.ino)).is_ok() {
+                match self.ops.getattr(Ino(dirent.ino)) {
+                    Ok(attr) => *entry = self.entry(&attr),
+                    Err(_) => self.ops.unpin(Ino(dirent.ino), 1),
+                }
+            }
+            at += abi::dirent_size(DirList::HEAD_PLUS, name.len());
+        }
+        Ok(len)
+    }
+
+    fn getxattr(&self, node: Ino, args: &mut Args<'_>, reply: Reply) {
+        let value = args.take().and_then(|asked: abi::GetxattrIn| {
+            let name = args.text()?;
+            if node == Ino::ROOT && name.starts_with(control::XATTR_PREFIX) {
+                return Ok((asked.size, self.control_xattr(name).ok_or(Errno(libc::ENODATA))?));
+            }
+            check_xattr_name(name)?;
+            Ok((asked.size, self.ops.getxattr(node, name)?))
+        });
+        finish_xattr(reply, value);
+    }
+
+    fn listxattr(&self, node: Ino, args: &mut Args<'_>, reply: Reply) {
+        let list = args.take().and_then(|asked: abi::GetxattrIn| {
+            let names = self.ops.listxattr(node)?;
+            let mut list = Vec::with_capacity(names.iter().map(|n| n.len() + 1).sum());
+            for name in names {
+                list.extend_from_slice(&name);
+                list.push(NAME_END);
+            }
+            Ok((asked.size, list))
+        });
+        finish_xattr(reply, list);
+    }
+
+    fn setxattr(&self, node: Ino, args: &mut Args<'_>) -> Answer<()> {
+        let asked: abi::SetxattrIn = args.take()?;
+        let name = args.text()?;
+        let value = args.bytes(asked.size)?;
+        check_xattr_name(name)?;
+        let mode = match asked.flags as i32 {
+            0 => XattrMode::Any,
+            libc::XATTR_CREATE => XattrMode::Create,
+            libc::XATTR_REPLACE => XattrMode::Replace,
+            _ => return Err(EINVAL),
+        };
+        Ok(self.ops.setxattr(node, name, value, mode)?)
+    }
+
+    fn removexattr(&self, node: Ino, args: &mut Args<'_>) -> Answer<()> {
+        let name = args.text()?;
+        check_xattr_name(name)?;
+        Ok(self.ops.removexattr(node, name)?)
+    }
+
+    fn ioctl(&self, request: &Request<'_>, args: &mut Args<'_>) -> Answer<abi::IoctlOut> {
+        let asked: abi::IoctlIn = args.take()?;
+        match asked.cmd {
+            control::FS_IOC_SHUTDOWN => {
+                control::shutdown(&*self.ops, request.header.uid, request.header.pid, asked.arg)?;
+                Ok(abi::IoctlOut::new_zeroed())
+            }
+            _ => Err(Errno(libc::ENOTTY)),
+        }
+    }
+}
+
+/// Directory entries, one behind the other, in a buffer.
+struct DirList<'a> {
+    buf: &'a mut [u8],
+    len: usize,
+    plus: bool,
+}
+
+impl<'a> DirList<'a> {
+    const HEAD: usize = size_of::<abi::Dirent>();
+    const HEAD_PLUS: usize = size_of::<abi::EntryOut>() + Self::HEAD;
+
+    fn new(out: &'a mut IoBuf, size: u32, plus: bool) -> DirList<'a> {
+        let buf = out.as_mut_bytes();
+        let size = buf.len().min(size as usize);
+        DirList { buf: &mut buf[..size], len: 0, plus }
+    }
+
+    /// False, and nothing added, when the entry does not fit.
+    fn push(&mut self, entry: &DirEntry<'_>) -> bool {
+        let head = if self.plus { Self::HEAD_PLUS } else { Self::HEAD };
+        let size = abi::dirent_size(head, entry.name.len());
+        let Some(record) = self.buf[self.len..].get_mut(..size) else { return false };
+        record.fill(0);
+        let dirent = abi::Dirent {
+            ino: entry.ino.0,
+            off: entry.cookie,
+            namelen: entry.name.len() as u32,
+            kind: entry.kind.dtype().into(),
+        };
+        record[head - Self::HEAD..head].copy_from_slice(dirent.as_bytes());
+        record[head..head + entry.name.len()].copy_from_slice(entry.name);
+        self.len += size;
+        true
+    }
+}
+
+fn finish_bytes(reply: Reply, bytes: Answer<Vec<u8>>) {
+    match bytes {
+        Ok(bytes) => reply.ok(&[&bytes]),
+        Err(e) => reply.err(e.0),
+    }
+}
+
+/// Answers with the first bytes of the worker's scratch space.
+fn finish_scratch(reply: Reply, len: Answer<usize>, out: &IoBuf) {
+    match len {
+        Ok(len) => reply.ok(&[&out.as_bytes()[..len]]),
+        Err(e) => reply.err(e.0),
+    }
+}
+
+/// Answers with a value, or with its size if the caller has no room and asks for that.
+fn finish_xattr(reply: Reply, value: Answer<(u32, Vec<u8>)>) {
+    match value {
+        Ok((_, value)) if value.len() > XATTR_SIZE_MAX => reply.err(libc::E2BIG),
+        Ok((0, value)) => reply.ok(&[abi::GetxattrOut { size: value.len() as u32, padding: 0 }.as_bytes()]),
+        Ok((room, value)) if value.len() > room as usize => reply.err(libc::ERANGE),
+        Ok((_, value)) => reply.ok(&[&value]),
+        Err(e) => reply.err(e.0),
+    }
+}
+
+/// The kernel hands `system.posix_acl_*` through when the server has not agreed to ACLs.
+fn check_xattr_name(name: &[u8]) -> Answer<()> {
+    if name.is_empty() {
+        return Err(EINVAL);
+    }
+    if name.starts_with(b"system.") { Err(Errno(libc::EOPNOTSUPP)) } else { Ok(()) }
+}
+
+fn open_out(open_flags: u32) -> abi::OpenOut {
+    abi::OpenOut { fh: 0, open_flags, padding: 0 }
+}
+
+fn timespec(sec: u64, nsec: u32) -> Answer<Timespec> {
+    // Times before 1970 come as negative numbers in an unsigned field.
+    if nsec < 1_000_000_000 { Ok(Timespec { sec: sec as i64, nsec }) } else { Err(EINVAL) }
+}
+
+fn set_time(now: bool, sec: u64, nsec: u32) -> Answer<SetTime> {
+    if now { Ok(SetTime::Now) } else { Ok(SetTime::At(timespec(sec, nsec)?)) }
+}
+
+/// The permission bits that are left when a file loses what it would lend its caller; `None`: it lends nothing.
+/// Without group execution the set-group-id bit means something else.
+fn mode_without_privilege(attr: &Attr) -> Option<u32> {
+    let mut mode = attr.mode & PERMISSIONS;
+    if attr.kind == FileKind::Directory {
+        return None;
+    }
+    if mode & (S_ISGID | S_IXGRP) == S_ISGID | S_IXGRP {
+        mode &= !S_ISGID;
+    }
+    mode &= !S_ISUID;
+    (mode != attr.mode & PERMISSIONS).then_some(mode)
+}
+
+fn wire_attr(attr: &Attr) -> abi::Attr {
+    abi::Attr {
+        ino: attr.ino.0,
+        size: attr.size,
+        blocks: attr.blocks,
+        atime: attr.atime.sec as u64,
+        mtime: attr.mtime.sec as u64,
+        ctime: attr.ctime.sec as u64,
+        atimensec: attr.atime.nsec,
+        mtimensec: attr.mtime.nsec,
+        ctimensec: attr.ctime.nsec,
+        mode: attr.mode,
+        nlink: attr.nlink,
+        uid: attr.uid,
+        gid: attr.gid,
+        // Both sides use the encoding of dev_t whose low 32 bits the kernel sends.
+        rdev: attr.rdev as u32,
+        blksize: BLOCK_SIZE as u32,
+        flags: 0,
+    }
+}

@@ -1,0 +1,36 @@
+//! Loop devices: a block device for an image that is a file.
+
+use crate::sys;
+use rustix::fd::AsFd;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// How often another process may snatch the device that was free.
+const ATTEMPTS: usize = 64;
+
+/// Attaches `image` to a free loop device. The device lets go of the image when the file returned and all other users,
+/// such as a mount, have closed it.
+pub fn attach(image: &Path, read_only: bool) -> io::Result<(PathBuf, File)> {
+    let open = |path: &Path| OpenOptions::new().read(true).write(!read_only).open(path);
+    let file = open(image)?;
+    let control = OpenOptions::new().read(true).write(true).open("/dev/loop-control")?;
+    for _ in 0..ATTEMPTS {
+        let path = PathBuf::from(format!("/dev/loop{}", sys::free_loop_number(control.as_fd())?));
+        let device = open(&path)?;
+        match sys::configure_loop(&device, &file, image.as_os_str().as_bytes(), read_only) {
+            Ok(()) => return Ok((path, device)),
+            Err(e) if e.raw_os_error() == Some(libc::EBUSY) => continue,
+            Err(e) => return Err(e),
+        }
+    }
+    Err(io::Error::other("other processes took every free loop device"))
+}
+
+/// The file that a loop device is attached to, as the kernel knows its path.
+pub fn backing_file(device: &Path) -> Option<PathBuf> {
+    let name = device.file_name()?.to_str()?;
+    let path = std::fs::read_to_string(format!("/sys/block/{name}/loop/backing_file")).ok()?;
+    Some(PathBuf::from(path.trim_end_matches('\n')))
+}

@@ -1,0 +1,262 @@
+//! Making and ending mounts.
+//!
+//! Two kinds, for the kernel treats them differently:
+//! - **Privileged**: `fuseblk` on a block device: the image itself if it is one, else a loop device attached to it. Sync
+//!   and syncfs reach the server, and umount(2) returns only when the server is done. The loop device is an identity
+//!   only: all IO on the image is the file system's own. The kernel never writes through it, so nothing of it is ever
+//!   dirty; it lets go of the image by itself with the mount (autoclear).
+//! - **Plain**: `fuse` through the set-user-id helper fusermount3, for anybody. sync(2) does not reach the server, and
+//!   umount returns before the server is done.
+
+use crate::devfuse::DevFuse;
+use crate::mountinfo;
+use crate::options::FuseOptions;
+use crate::session::{MountPoint, MountedSession};
+use crate::sys;
+use crate::{abi, loopdev};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType, recvmsg,
+    socketpair,
+};
+use std::ffi::CString;
+use std::fs;
+use std::io::{self, IoSliceMut};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+const SUBTYPE: &str = "kedgefs";
+/// Names of the set-user-id helper; the first that is there is taken.
+const HELPERS: [&str; 2] = ["fusermount3", "fusermount"];
+
+/// Why a mount was not made or not ended.
+#[derive(Debug, thiserror::Error)]
+pub enum MountError {
+    #[error("/dev/fuse cannot be opened ({0}); is the kernel's FUSE module loaded?")]
+    NoFuseDevice(io::Error),
+    #[error("mount point {} does not exist", .0.display())]
+    NoMountPoint(PathBuf),
+    #[error("mount point {} is not a directory", .0.display())]
+    NotDirectory(PathBuf),
+    #[error("mount point {} holds a mount whose server has died; unmount it first", .0.display())]
+    DeadMount(PathBuf),
+    #[error("{} cannot be used as a mount point: {error}", dir.display())]
+    MountPoint { dir: PathBuf, error: io::Error },
+    #[error("{} cannot be opened: {error}", image.display())]
+    Image { image: PathBuf, error: io::Error },
+    #[error("{} is already mounted on {}", image.display(), dir.display())]
+    AlreadyMounted { image: PathBuf, dir: PathBuf },
+    #[error("a privileged mount needs root")]
+    NotRoot,
+    #[error("no loop device for {}: {error}", image.display())]
+    Loop { image: PathBuf, error: io::Error },
+    #[error("{} cannot be mounted on {}: {error}", source_dev.display(), dir.display())]
+    Mount { source_dev: PathBuf, dir: PathBuf, error: io::Error },
+    #[error("neither fusermount3 nor fusermount was found; mount as root or install fuse3")]
+    NoHelper,
+    #[error("fusermount3: {0}")]
+    Helper(String),
+    #[error("{} is not mounted", .0.display())]
+    NotMounted(PathBuf),
+    #[error("{} is in use", .0.display())]
+    Busy(PathBuf),
+    #[error("{} cannot be unmounted: {error}", dir.display())]
+    Unmount { dir: PathBuf, error: io::Error },
+}
+
+/// Mounts `image` on the directory `dir`. Nothing answers there until [`MountedSession::run`] is called.
+pub fn mount(image: &Path, dir: &Path, options: &FuseOptions) -> Result<MountedSession, MountError> {
+    let image =
+        fs::canonicalize(image).map_err(|error| MountError::Image { image: image.to_owned(), error })?;
+    // Before the mount point is looked at: it may be the image's own, which nobody serves yet.
+    if let Some(taken) = mountinfo::mounts_of(&image).into_iter().next() {
+        return Err(MountError::AlreadyMounted { image, dir: taken.dir });
+    }
+    let dir = check_mount_point(dir)?;
+    let root = rustix::process::geteuid().is_root();
+    let privileged = options.privileged.unwrap_or(root);
+    if privileged && !root {
+        return Err(MountError::NotRoot);
+    }
+    let (fd, source) = if privileged {
+        mount_privileged(&image, &dir, options)?
+    } else {
+        (mount_plain(&image, &dir, options)?, image.clone())
+    };
+    raise_write_limit(&dir);
+    let transport = DevFuse::new(fd, options.worker_count(), options.clone_channels);
+    Ok(MountedSession {
+        transport: Some(Arc::new(transport)),
+        options: options.clone(),
+        mount: MountPoint { image, dir, source, privileged },
+    })
+}
+
+/// Ends the mount on `dir`. `lazy`: detaches it at once, though it is in use; it ends with its last user.
+pub fn unmount(dir: &Path, lazy: bool) -> Result<(), MountError> {
+    unmount_as(dir, rustix::process::geteuid().is_root(), lazy)
+}
+
+pub(crate) fn unmount_as(dir: &Path, privileged: bool, lazy: bool) -> Result<(), MountError> {
+    if !privileged && !rustix::process::geteuid().is_root() {
+        let mut command = vec!["-u"];
+        if lazy {
+            command.push("-z");
+        }
+        return run_helper(&command, dir, None).map_err(|e| match e {
+            MountError::Helper(text) if text.contains("busy") => MountError::Busy(dir.to_owned()),
+            MountError::Helper(text) if text.contains("not found in") => {
+                MountError::NotMounted(dir.to_owned())
+            }
+            e => e,
+        });
+    }
+    let flags = UnmountFlags::NOFOLLOW | if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
+    rustix::mount::unmount(dir, flags).map_err(|e| match e {
+        Errno::BUSY => MountError::Busy(dir.to_owned()),
+        Errno::INVAL | Errno::NOENT => MountError::NotMounted(dir.to_owned()),
+        e => MountError::Unmount { dir: dir.to_owned(), error: e.into() },
+    })
+}
+
+fn check_mount_point(dir: &Path) -> Result<PathBuf, MountError> {
+    let fail = |error: io::Error| match error.raw_os_error() {
+        Some(libc::ENOENT) => MountError::NoMountPoint(dir.to_owned()),
+        Some(libc::ENOTDIR) => MountError::NotDirectory(dir.to_owned()),
+        Some(libc::ENOTCONN) => MountError::DeadMount(dir.to_owned()),
+        _ => MountError::MountPoint { dir: dir.to_owned(), error },
+    };
+    let real = fs::canonicalize(dir).map_err(fail)?;
+    if fs::metadata(&real).map_err(fail)?.is_dir() { Ok(real) } else { Err(MountError::NotDirectory(real)) }
+}
+
+fn mount_privileged(
+    image: &Path,
+    dir: &Path,
+    options: &FuseOptions,
+) -> Result<(OwnedFd, PathBuf), MountError> {
+    let fd = sys::open_fuse().map_err(MountError::NoFuseDevice)?;
+    let image_error = |error| MountError::Image { image: image.to_owned(), error };
+    // The loop device must stay open until the mount holds it: with its last user it lets go of the image.
+    let (source, _loop_device) = if fs::metadata(image).map_err(image_error)?.file_type().is_block_device() {
+        (image.to_owned(), None)
+    } else {
+        let (path, file) = loopdev::attach(image, options.read_only)
+            .map_err(|error| MountError::Loop { image: image.to_owned(), error })?;
+        (path, Some(file))
+    };
+    let mut data = format!(
+        "fd={},rootmode=40000,user_id=0,group_id=0,default_permissions,blksize=4096,max_read={}",
+        rustix::fd::AsRawFd::as_raw_fd(&fd),
+        abi::MAX_IO
+    );
+    if options.allow_other.unwrap_or(true) {
+        data.push_str(",allow_other");
+    }
+    let data = CString::new(data).expect("no option holds a NUL");
+    let mut flags = MountFlags::empty();
+    for (option, flag) in [
+        (options.read_only, MountFlags::RDONLY),
+        (options.nosuid, MountFlags::NOSUID),
+        (options.nodev, MountFlags::NODEV),
+        (options.noexec, MountFlags::NOEXEC),
+    ] {
+        flags.set(flag, option);
+    }
+    rustix::mount::mount(&source, dir, format!("fuseblk.{SUBTYPE}"), flags, Some(data.as_c_str())).map_err(
+        |e| MountError::Mount { source_dev: source.clone(), dir: dir.to_owned(), error: e.into() },
+    )?;
+    Ok((fd, source))
+}
+
+fn mount_plain(image: &Path, dir: &Path, options: &FuseOptions) -> Result<OwnedFd, MountError> {
+    let image_name = image.to_string_lossy().into_owned();
+    let fsname = options.fsname.as_deref().unwrap_or(&image_name);
+    let mut opts = format!(
+        "fsname={},subtype={SUBTYPE},default_permissions,max_read={}",
+        fsname.replace('\\', "\\\\").replace(',', "\\,"),
+        abi::MAX_IO
+    );
+    for (option, name) in [
+        (options.allow_other.unwrap_or(false), ",allow_other"),
+        (options.read_only, ",ro"),
+        (options.nosuid, ",nosuid"),
+        (options.nodev, ",nodev"),
+        (options.noexec, ",noexec"),
+    ] {
+        if option {
+            opts.push_str(name);
+        }
+    }
+    let helper_error = |e: Errno| MountError::Helper(e.to_string());
+    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+        .map_err(helper_error)?;
+    run_helper(&["-o", &opts], dir, Some(theirs))?;
+    receive_fd(&ours)
+}
+
+/// Runs fusermount3. It sends what it opens over `socket`, which it gets as its standard input: any other descriptor
+/// would have to survive exec, and then in every child that another thread starts meanwhile.
+fn run_helper(args: &[&str], dir: &Path, socket: Option<OwnedFd>) -> Result<(), MountError> {
+    for helper in HELPERS {
+        let mut command = Command::new(helper);
+        command.args(args).arg("--").arg(dir).stdout(Stdio::null()).stderr(Stdio::piped());
+        match &socket {
+            Some(socket) => {
+                let socket = socket.try_clone().map_err(|e| MountError::Helper(e.to_string()))?;
+                command.env("_FUSE_COMMFD", "0").stdin(Stdio::from(socket))
+            }
+            None => command.stdin(Stdio::null()),
+        };
+        return match command.output() {
+            Ok(output) if output.status.success() => Ok(()),
+            Ok(output) => {
+                let text = String::from_utf8_lossy(&output.stderr);
+                let text = text.trim().trim_start_matches(helper).trim_start_matches(": ");
+                Err(MountError::Helper(if text.is_empty() {
+                    output.status.to_string()
+                } else {
+                    text.to_owned()
+                }))
+            }
+            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+            Err(e) => Err(MountError::Helper(e.to_string())),
+        };
+    }
+    Err(MountError::NoHelper)
+}
+
+fn receive_fd(socket: &OwnedFd) -> Result<OwnedFd, MountError> {
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    // The helper has ended, so what it sent is there; if it sent nothing, nothing will come.
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut control, flags)
+        .map_err(|e| MountError::Helper(format!("sent no descriptor: {e}")))?;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(mut fds) = message
+            && let Some(fd) = fds.next()
+        {
+            return Ok(fd);
+        }
+    }
+    Err(MountError::Helper("sent no descriptor".to_owned()))
+}
+
+/// Lifts the limits that the kernel puts on the dirty pages of a server it does not trust: one per cent of what the
+/// other file systems may have, strictly. Not permitted, or not there: writeback is throttled earlier, no more.
+fn raise_write_limit(dir: &Path) {
+    let Some(entry) = mountinfo::mount_at(dir) else { return };
+    let suffix = if entry.kind.starts_with("fuseblk") { "-fuseblk" } else { "" };
+    let bdi = PathBuf::from(format!("/sys/class/bdi/{}{suffix}", entry.device));
+    for (file, value) in [("strict_limit", "0"), ("max_ratio", "100")] {
+        if let Err(e) = fs::write(bdi.join(file), value) {
+            tracing::debug!("{}: {e}", bdi.join(file).display());
+        }
+    }
+}

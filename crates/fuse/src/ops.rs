@@ -1,0 +1,90 @@
+//! What the server asks of a file system: the methods of [`FileSystem`] as a trait, so that the server can be tested
+//! against a real kernel without an engine, and an engine without a kernel.
+
+use kedgefs::{
+    Attr, DirEntry, FallocateMode, FileSystem, Ino, Owner, RenameMode, Result, SeekKind, SetAttr, StatFs,
+    XattrMode,
+};
+
+/// Answers an operation that went on in the background.
+pub type Done = Box<dyn FnOnce(Result<()>) + Send>;
+
+/// Each method means what the method of [`FileSystem`] of that name means.
+pub trait Ops: Send + Sync + 'static {
+    fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr>;
+    fn getattr(&self, ino: Ino) -> Result<Attr>;
+    fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr>;
+    fn create(&self, dir: Ino, name: &[u8], mode: u32, owner: Owner) -> Result<Attr>;
+    fn mkdir(&self, dir: Ino, name: &[u8], mode: u32, owner: Owner) -> Result<Attr>;
+    fn mknod(&self, dir: Ino, name: &[u8], mode: u32, rdev: u64, owner: Owner) -> Result<Attr>;
+    fn symlink(&self, dir: Ino, name: &[u8], target: &[u8], owner: Owner) -> Result<Attr>;
+    fn readlink(&self, ino: Ino) -> Result<Vec<u8>>;
+    fn tmpfile(&self, dir: Ino, mode: u32, owner: Owner) -> Result<Attr>;
+    fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr>;
+    fn unlink(&self, dir: Ino, name: &[u8]) -> Result<()>;
+    fn rmdir(&self, dir: Ino, name: &[u8]) -> Result<()>;
+    fn rename(&self, dir: Ino, name: &[u8], new_dir: Ino, new_name: &[u8], mode: RenameMode) -> Result<()>;
+    fn readdir(&self, dir: Ino, cookie: u64, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()>;
+    fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize>;
+    fn write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<usize>;
+    fn fallocate(&self, ino: Ino, mode: FallocateMode, offset: u64, len: u64) -> Result<()>;
+    fn seek(&self, ino: Ino, offset: u64, kind: SeekKind) -> Result<u64>;
+    fn fsync_async(&self, ino: Ino, datasync: bool, done: Done);
+    fn sync(&self) -> Result<()>;
+    fn sync_async(&self, done: Done);
+    fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>>;
+    fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()>;
+    fn listxattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>>;
+    fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()>;
+    fn pin(&self, ino: Ino) -> Result<()>;
+    fn unpin(&self, ino: Ino, count: u64);
+    fn statfs(&self) -> StatFs;
+    fn shutdown(&self, flush: bool) -> Result<()>;
+    fn stats_json(&self) -> String;
+    fn info_json(&self) -> String;
+}
+
+/// Writes the delegating implementation: `name(argument: type, ...) -> result;` for each method.
+macro_rules! delegate {
+    ($($name:ident($($arg:ident: $ty:ty),*) $(-> $result:ty)?;)*) => {
+        impl Ops for FileSystem {
+            $(fn $name(&self, $($arg: $ty),*) $(-> $result)? {
+                FileSystem::$name(self, $($arg),*)
+            })*
+        }
+    };
+}
+
+delegate! {
+    lookup(dir: Ino, name: &[u8]) -> Result<Attr>;
+    getattr(ino: Ino) -> Result<Attr>;
+    setattr(ino: Ino, set: &SetAttr) -> Result<Attr>;
+    create(dir: Ino, name: &[u8], mode: u32, owner: Owner) -> Result<Attr>;
+    mkdir(dir: Ino, name: &[u8], mode: u32, owner: Owner) -> Result<Attr>;
+    mknod(dir: Ino, name: &[u8], mode: u32, rdev: u64, owner: Owner) -> Result<Attr>;
+    symlink(dir: Ino, name: &[u8], target: &[u8], owner: Owner) -> Result<Attr>;
+    readlink(ino: Ino) -> Result<Vec<u8>>;
+    tmpfile(dir: Ino, mode: u32, owner: Owner) -> Result<Attr>;
+    link(ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr>;
+    unlink(dir: Ino, name: &[u8]) -> Result<()>;
+    rmdir(dir: Ino, name: &[u8]) -> Result<()>;
+    rename(dir: Ino, name: &[u8], new_dir: Ino, new_name: &[u8], mode: RenameMode) -> Result<()>;
+    readdir(dir: Ino, cookie: u64, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()>;
+    read(ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize>;
+    write(ino: Ino, offset: u64, data: &[u8]) -> Result<usize>;
+    fallocate(ino: Ino, mode: FallocateMode, offset: u64, len: u64) -> Result<()>;
+    seek(ino: Ino, offset: u64, kind: SeekKind) -> Result<u64>;
+    fsync_async(ino: Ino, datasync: bool, done: Done);
+    sync() -> Result<()>;
+    sync_async(done: Done);
+    getxattr(ino: Ino, name: &[u8]) -> Result<Vec<u8>>;
+    setxattr(ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()>;
+    listxattr(ino: Ino) -> Result<Vec<Vec<u8>>>;
+    removexattr(ino: Ino, name: &[u8]) -> Result<()>;
+    pin(ino: Ino) -> Result<()>;
+    unpin(ino: Ino, count: u64);
+    statfs() -> StatFs;
+    shutdown(flush: bool) -> Result<()>;
+    stats_json() -> String;
+    info_json() -> String;
+}

@@ -1,0 +1,77 @@
+//! How a mount is made and served.
+
+use std::time::Duration;
+
+#[derive(Clone, Debug)]
+pub struct FuseOptions {
+    /// A `fuseblk` mount by this process itself, which must be root, against a plain one through fusermount3. `None`:
+    /// as the process may.
+    pub privileged: Option<bool>,
+    /// What `/proc/mounts` shows as the source of a plain mount; `None`: the image's path.
+    pub fsname: Option<String>,
+    /// Lets users other than the mount's owner in; `None`: only on a privileged mount, as on any file system.
+    pub allow_other: Option<bool>,
+    pub read_only: bool,
+    pub nosuid: bool,
+    pub nodev: bool,
+    pub noexec: bool,
+    /// Threads that receive requests; `None`: twice the CPUs, from two to four. Never fewer than two: see
+    /// [`crate::Server`].
+    pub workers: Option<usize>,
+    /// Gives each worker its own channel to the kernel where that is permitted.
+    pub clone_channels: bool,
+    /// The kernel gathers small writes in its page cache and keeps size and times of files that are being written.
+    pub writeback_cache: bool,
+    /// Opens and closes take no request. See [`crate::Server`].
+    pub no_open: bool,
+    /// The server clears set-user-id bits on writes, so that the kernel need not ask for `security.capability` before
+    /// each write. See [`crate::Server`].
+    pub handle_killpriv: bool,
+    /// How long the kernel may answer from its own memory. Everything that changes the file system passes through the
+    /// kernel, so nothing but the width of a counter speaks against a long time.
+    pub cache_timeout: Duration,
+}
+
+impl Default for FuseOptions {
+    fn default() -> FuseOptions {
+        FuseOptions {
+            privileged: None,
+            fsname: None,
+            allow_other: None,
+            read_only: false,
+            nosuid: false,
+            nodev: false,
+            noexec: false,
+            workers: None,
+            clone_channels: true,
+            writeback_cache: true,
+            no_open: true,
+            handle_killpriv: true,
+            cache_timeout: Duration::from_secs(3600),
+        }
+    }
+}
+
+impl FuseOptions {
+    pub(crate) fn worker_count(&self) -> usize {
+        let cpus = std::thread::available_parallelism().map_or(2, |n| n.get());
+        self.workers.unwrap_or((cpus * 2).clamp(2, 4)).clamp(2, 64)
+    }
+
+    /// As a JSON object, for `system.kedgefs.info`.
+    pub(crate) fn to_json(&self) -> String {
+        format!(
+            "{{\"read_only\":{},\"nosuid\":{},\"nodev\":{},\"noexec\":{},\"workers\":{},\"writeback_cache\":{},\
+             \"no_open\":{},\"handle_killpriv\":{},\"cache_timeout_s\":{}}}",
+            self.read_only,
+            self.nosuid,
+            self.nodev,
+            self.noexec,
+            self.worker_count(),
+            self.writeback_cache,
+            self.no_open,
+            self.handle_killpriv,
+            self.cache_timeout.as_secs()
+        )
+    }
+}

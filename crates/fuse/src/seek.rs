@@ -1,0 +1,45 @@
+//! LSEEK (SEEK_DATA, SEEK_HOLE) below a writeback cache.
+//!
+//! The kernel asks the server where data is without having written its dirty pages: a file of a mebibyte just written
+//! would be a hole, and a copy of it that trusts SEEK_DATA would be empty. Answering ENOSYS is the known way out (the
+//! kernel then takes every file for dense); it costs every sparse file its holes. Instead the server tells the kernel
+//! to invalidate the file's pages from the offset on, which makes it write the dirty ones, and looks then.
+//!
+//! The kernel returns from the invalidation when the pages are written: when workers have answered the WRITEs. A worker
+//! that waited there could wait for itself, so these requests have a thread of their own. The LSEEK holds the inode's
+//! lock in the kernel, but neither WRITE nor the invalidation takes that.
+//!
+//! The queue is as long as there are callers blocked in lseek(2).
+
+use crate::abi::{self, LseekOut};
+use crate::dispatch::Errno;
+use crate::ops::Ops;
+use crate::transport::{Reply, Transport};
+use kedgefs::{Ino, SeekKind};
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use zerocopy::IntoBytes;
+
+/// An LSEEK to be answered.
+pub struct SeekJob {
+    pub(crate) reply: Reply,
+    pub(crate) ino: Ino,
+    pub(crate) offset: u64,
+    pub(crate) kind: SeekKind,
+}
+
+/// Answers jobs until no server can send any more.
+pub fn serve<O: Ops>(ops: Arc<O>, transport: Arc<dyn Transport>, jobs: Receiver<SeekJob>) {
+    while let Ok(job) = jobs.recv() {
+        let from = i64::try_from(job.offset).unwrap_or(i64::MAX);
+        let body = abi::InvalInodeOut { ino: job.ino.0, off: from, len: 0 };
+        if let Err(e) = transport.notify(abi::NOTIFY_INVAL_INODE, body.as_bytes()) {
+            // The pages may still be dirty: an error to the caller, rather than a hole where data is.
+            tracing::warn!(ino = job.ino.0, "dirty pages not written for lseek: {e}");
+            job.reply.err(e.raw_os_error().unwrap_or(libc::EIO));
+            continue;
+        }
+        let found = ops.seek(job.ino, job.offset, job.kind).map_err(Errno::from);
+        job.reply.finish(found.map(|offset| LseekOut { offset }));
+    }
+}

@@ -1,0 +1,215 @@
+//! The server of one mount: what it agrees on with the kernel, and the frame around every request.
+//!
+//! # What is agreed at INIT, and why
+//! - **Node ids are inode numbers.** Inode numbers are never reused, so the generation is always 1 and a file handle of
+//!   an NFS server stays good for the life of the image.
+//! - **One pin per entry given out.** Each reply that hands an inode to the kernel pins it once; FORGET gives pins back.
+//!   An open file needs no pin of its own: the kernel forgets no inode that is open.
+//! - **No opens** (`no_open`). OPEN and OPENDIR answer ENOSYS: the kernel then opens and closes files without a request,
+//!   with the cache kept. Three traps: (1) the kernel takes ENOSYS for an answer to the *first* open only, so CREATE
+//!   answers ENOSYS too and the kernel goes on with MKNOD and an open; besides, a file opened by CREATE is always
+//!   RELEASEd, synchronously on a `fuseblk` mount. (2) ATOMIC_O_TRUNC must not be agreed on: O_TRUNC would go with an
+//!   OPEN that is never sent, and be lost. (Nor without `handle_killpriv`: the kernel would keep set-user-id bits.) (3) An unlinked open file lives until the FORGET behind its last close.
+//! - **Long timeouts**, for attributes, names, and names that do not exist. All changes pass through the kernel, which
+//!   keeps its caches right itself.
+//! - **Writeback cache.** The kernel owns size, mtime and ctime of regular files; it sends the times as a SETATTR of
+//!   times only, which must stay a change of times only below. LSEEK must first get the kernel's dirty pages written
+//!   (the kernel forgets to): see [`crate::seek`].
+//! - **The server clears set-user-id bits** (`handle_killpriv`). Without it the kernel asks for the xattr
+//!   `security.capability` before every write(2). With it the kernel remembers the absence, drops capabilities itself
+//!   (as the xattr is removed through it), and flags the writes and truncates before which the set-user-id and
+//!   set-group-id bits must go.
+//! - **READDIRPLUS always**, not adaptively: a cold walk of a tree needs no LOOKUP per name.
+//!
+//! # Threads
+//! A worker may have to read the memory of a caller (see [`crate::control`]), which may be mapped from this mount. So
+//! there are always two workers at least.
+
+use crate::abi::{self, OPCODES, init, op, op_name};
+use crate::control;
+use crate::dispatch::{Answer, Args, Errno};
+use crate::ops::Ops;
+use crate::options::FuseOptions;
+use crate::seek::SeekJob;
+use crate::transport::{Reply, Request, Transport};
+use kedge_base::{Counter, IoBuf};
+use parking_lot::Mutex;
+use std::fmt::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use zerocopy::{FromZeros, IntoBytes};
+
+/// Requests the kernel may have on the way in the background, and from when on it throttles writeback.
+const MAX_BACKGROUND: u16 = 64;
+const CONGESTION_THRESHOLD: u16 = 48;
+
+pub(crate) type OnDestroy = Box<dyn FnOnce() + Send>;
+
+/// Serves the requests of one mount from a file system.
+pub struct Server<O> {
+    pub(crate) ops: Arc<O>,
+    pub(crate) transport: Arc<dyn Transport>,
+    pub(crate) options: FuseOptions,
+    /// Agreed on with the kernel: LSEEK must flush first.
+    pub(crate) writeback: AtomicBool,
+    pub(crate) seeks: mpsc::Sender<SeekJob>,
+    /// Taken by DESTROY; what it does is done before umount(2) returns.
+    on_destroy: Mutex<Option<OnDestroy>>,
+    requests: [Counter; OPCODES],
+    requests_unknown: Counter,
+    /// The mount's part of `system.kedgefs.info`.
+    mount_json: String,
+}
+
+impl<O: Ops> Server<O> {
+    /// `mount_json` is the object that `system.kedgefs.info` shows as `mount`; `on_destroy` runs when the kernel takes
+    /// leave. The jobs that come out of the receiver are for [`crate::seek::serve`].
+    pub fn new(
+        ops: Arc<O>,
+        transport: Arc<dyn Transport>,
+        options: FuseOptions,
+        mount_json: String,
+        on_destroy: OnDestroy,
+    ) -> (Server<O>, mpsc::Receiver<SeekJob>) {
+        let (seeks, jobs) = mpsc::channel();
+        let server = Server {
+            ops,
+            transport,
+            options,
+            writeback: AtomicBool::new(false),
+            seeks,
+            on_destroy: Mutex::new(Some(on_destroy)),
+            requests: [const { Counter::new() }; OPCODES],
+            requests_unknown: Counter::new(),
+            mount_json,
+        };
+        (server, jobs)
+    }
+
+    /// Answers one request, or gives it to whoever will. `out` is scratch space of one worker.
+    ///
+    /// A panic below is a broken invariant of the engine: nothing may be written any more, but the mount must go on
+    /// answering, or every process that looks at it hangs.
+    pub fn handle(&self, request: &Request<'_>, out: &mut IoBuf) {
+        let opcode = request.header.opcode;
+        self.requests.get(opcode as usize).unwrap_or(&self.requests_unknown).inc();
+        tracing::trace!(op = op_name(opcode), node = request.header.nodeid, "request");
+        let reply = Reply::new(self.transport.clone(), request);
+        // The reply answers EIO when the stack unwinds over it.
+        if catch_unwind(AssertUnwindSafe(|| self.dispatch(request, reply, out))).is_err() {
+            tracing::error!(
+                op = op_name(opcode),
+                node = request.header.nodeid,
+                "panic: shutting the file system down"
+            );
+            match catch_unwind(AssertUnwindSafe(|| self.ops.shutdown(false))) {
+                Ok(Ok(())) => {}
+                Ok(Err(e)) => tracing::error!("shutdown after a panic failed: {e}"),
+                Err(_) => tracing::error!("shutdown after a panic panicked"),
+            }
+        }
+    }
+
+    /// Runs what the session wants done at the end; at most once.
+    pub(crate) fn destroy(&self) {
+        let on_destroy = self.on_destroy.lock().take();
+        if let Some(on_destroy) = on_destroy {
+            on_destroy();
+        }
+    }
+
+    pub(crate) fn init(&self, request: &Request<'_>) -> Answer<abi::InitOut> {
+        let mut args = Args::new(request.body);
+        let offer: abi::InitIn = args.take()?;
+        let mut answer = abi::InitOut::new_zeroed();
+        answer.major = abi::MAJOR;
+        if offer.major > abi::MAJOR {
+            // The kernel asks again in the version named.
+            return Ok(answer);
+        }
+        if offer.major < abi::MAJOR || offer.minor < abi::MINOR_MIN {
+            tracing::error!("the kernel speaks FUSE {}.{}: too old", offer.major, offer.minor);
+            return Err(Errno(libc::EPROTO));
+        }
+        let mut wanted = init::ASYNC_READ
+            | init::EXPORT_SUPPORT
+            | init::BIG_WRITES
+            | init::DO_READDIRPLUS
+            | init::ASYNC_DIO
+            | init::PARALLEL_DIROPS
+            | init::ABORT_ERROR
+            | init::MAX_PAGES
+            | init::CACHE_SYMLINKS
+            | init::INIT_EXT;
+        for (option, flag) in [
+            (self.options.writeback_cache, init::WRITEBACK_CACHE),
+            (self.options.handle_killpriv, init::HANDLE_KILLPRIV_V2),
+            (!self.options.no_open && self.options.handle_killpriv, init::ATOMIC_O_TRUNC),
+        ] {
+            if option {
+                wanted |= flag;
+            }
+        }
+        let flags = wanted & offer.flags;
+        self.writeback.store(flags & init::WRITEBACK_CACHE != 0, Ordering::Relaxed);
+        answer.minor = abi::MINOR.min(offer.minor);
+        answer.max_readahead = offer.max_readahead;
+        answer.flags = flags;
+        answer.max_background = MAX_BACKGROUND;
+        answer.congestion_threshold = CONGESTION_THRESHOLD;
+        answer.max_write = abi::MAX_IO as u32;
+        answer.time_gran = 1;
+        answer.max_pages = abi::MAX_PAGES;
+        tracing::debug!("FUSE {}.{} with flags {flags:#x} of {:#x}", offer.major, offer.minor, offer.flags);
+        Ok(answer)
+    }
+
+    /// The value of a control xattr of the root directory.
+    pub(crate) fn control_xattr(&self, name: &[u8]) -> Option<Vec<u8>> {
+        let value = match name {
+            b"system.kedgefs.pid" => std::process::id().to_string(),
+            b"system.kedgefs.info" => control::with_member(&self.ops.info_json(), "mount", &self.mount_json),
+            b"system.kedgefs.stats" => {
+                control::with_member(&self.ops.stats_json(), "fuse", &self.requests_json())
+            }
+            _ => return None,
+        };
+        Some(value.into_bytes())
+    }
+
+    /// Requests by kind, those that occurred.
+    fn requests_json(&self) -> String {
+        let mut json = String::from("{\"requests\":{");
+        let known = self.requests.iter().enumerate().map(|(i, n)| (op_name(i as u32), n.get()));
+        let all =
+            known.filter(|(name, _)| *name != "UNKNOWN").chain([("UNKNOWN", self.requests_unknown.get())]);
+        let mut comma = "";
+        for (name, count) in all.filter(|(_, count)| *count > 0) {
+            write!(json, "{comma}\"{name}\":{count}").expect("strings take any text");
+            comma = ",";
+        }
+        json.push_str("}}");
+        json
+    }
+
+    /// How often a request came.
+    pub fn request_count(&self, opcode: u32) -> u64 {
+        self.requests.get(opcode as usize).unwrap_or(&self.requests_unknown).get()
+    }
+
+    /// Tells the kernel that attributes changed which it did not change itself.
+    pub(crate) fn forget_attributes(&self, ino: u64) {
+        let body = abi::InvalInodeOut { ino, off: -1, len: 0 };
+        if let Err(e) = self.transport.notify(abi::NOTIFY_INVAL_INODE, body.as_bytes()) {
+            // ENOENT: the kernel does not know the inode any more.
+            tracing::debug!(ino, "attributes not invalidated: {e}");
+        }
+    }
+}
+
+/// Opcodes after which no reply may be sent.
+pub(crate) fn has_no_reply(opcode: u32) -> bool {
+    matches!(opcode, op::FORGET | op::BATCH_FORGET)
+}

@@ -1,0 +1,173 @@
+//! A mount that is being served: its threads, and how it ends.
+
+use crate::mount::{self, MountError};
+use crate::ops::Ops;
+use crate::options::FuseOptions;
+use crate::seek;
+use crate::server::{OnDestroy, Server};
+use crate::transport::{RequestBuf, Transport};
+use crate::{abi, control};
+use kedge_base::{IoBuf, spawn_named};
+use parking_lot::Mutex;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// A mount made by [`crate::mount()`]. The kernel waits until [`MountedSession::run`] serves it; dropped before that, it
+/// unmounts.
+pub struct MountedSession {
+    pub(crate) transport: Option<Arc<dyn Transport>>,
+    pub(crate) options: FuseOptions,
+    pub(crate) mount: MountPoint,
+}
+
+/// What is mounted where. Outlives the session, so that a signal handler can ask for its end.
+#[derive(Clone, Debug)]
+pub struct MountPoint {
+    pub image: PathBuf,
+    pub dir: PathBuf,
+    /// As `/proc/mounts` shows it: a loop device, a block device or the image.
+    pub source: PathBuf,
+    /// A `fuseblk` mount: sync and umount reach the server and wait for it.
+    pub privileged: bool,
+}
+
+impl MountPoint {
+    /// Asks the kernel to end the mount. Refused with [`MountError::Busy`] while anything on it is in use. Must not be
+    /// called on a thread that serves the mount.
+    pub fn request_unmount(&self) -> Result<(), MountError> {
+        mount::unmount_as(&self.dir, self.privileged, false)
+    }
+}
+
+impl MountedSession {
+    pub fn mount_point(&self) -> &MountPoint {
+        &self.mount
+    }
+
+    pub fn mountpoint(&self) -> &Path {
+        &self.mount.dir
+    }
+
+    /// See [`MountPoint::request_unmount`].
+    pub fn request_unmount(&self) -> Result<(), MountError> {
+        self.mount.request_unmount()
+    }
+
+    /// Serves until the mount has ended. Everything is durable then if the kernel took leave, which it does on a
+    /// privileged mount only; the caller closes the file system.
+    pub fn run<O: Ops>(self, ops: O) -> io::Result<()> {
+        let ops = Arc::new(ops);
+        let last = ops.clone();
+        self.serve(
+            ops,
+            Box::new(move || {
+                if let Err(e) = last.sync() {
+                    tracing::error!("sync at the end of the mount failed: {e}");
+                }
+            }),
+        )
+    }
+
+    /// As [`MountedSession::run`], and calls `close` exactly once: before umount(2) returns on a privileged mount, so
+    /// that whoever unmounted finds the image closed; after the last request otherwise.
+    pub fn run_and_close<O: Ops, E: Send + 'static>(
+        self,
+        ops: O,
+        close: impl FnOnce() -> Result<(), E> + Send + 'static,
+    ) -> io::Result<Result<(), E>> {
+        let closed = Arc::new(Mutex::new(None));
+        let slot = closed.clone();
+        self.serve(
+            Arc::new(ops),
+            Box::new(move || {
+                let result = close();
+                *slot.lock() = Some(result);
+            }),
+        )?;
+        let result = closed.lock().take();
+        Ok(result.expect("serving ends with on_destroy"))
+    }
+
+    fn serve<O: Ops>(mut self, ops: Arc<O>, on_destroy: OnDestroy) -> io::Result<()> {
+        let transport = self.transport.take().expect("a session is served once");
+        let (server, jobs) = Server::new(
+            ops.clone(),
+            transport.clone(),
+            self.options.clone(),
+            mount_json(&self.mount, &self.options, &*transport),
+            on_destroy,
+        );
+        let server = Arc::new(server);
+        let seeks = {
+            let transport = transport.clone();
+            spawn_named("kedge-fuse-seek", move || seek::serve(ops, transport, jobs))?
+        };
+        let result = serve(&server, &transport);
+        server.destroy();
+        drop(server);
+        if seeks.join().is_err() {
+            tracing::error!("the thread for lseek panicked");
+        }
+        result
+    }
+}
+
+impl Drop for MountedSession {
+    fn drop(&mut self) {
+        // Closing the connection first: an unmount would wait for an answer that nobody gives.
+        if self.transport.take().is_some()
+            && let Err(e) = mount::unmount_as(&self.mount.dir, self.mount.privileged, true)
+        {
+            tracing::error!("{e}");
+        }
+    }
+}
+
+/// Receives and answers on as many threads as the transport takes, this one included, until the connection ends.
+pub fn serve<O: Ops>(server: &Arc<Server<O>>, transport: &Arc<dyn Transport>) -> io::Result<()> {
+    let mut threads = Vec::new();
+    for worker in 1..transport.workers() {
+        let (server, transport) = (server.clone(), transport.clone());
+        match spawn_named(&format!("kedge-fuse-{worker}"), move || work(&server, &*transport, worker)) {
+            Ok(thread) => threads.push(thread),
+            Err(e) => tracing::warn!("only {worker} workers: {e}"),
+        }
+    }
+    let mut result = work(server, &**transport, 0);
+    for thread in threads {
+        let ended = thread.join().unwrap_or_else(|_| Err(io::Error::other("a FUSE worker panicked")));
+        result = result.and(ended);
+    }
+    result
+}
+
+fn work<O: Ops>(server: &Server<O>, transport: &dyn Transport, worker: usize) -> io::Result<()> {
+    let mut buf = RequestBuf::new();
+    let mut out = IoBuf::zeroed(abi::MAX_IO / kedge_base::BLOCK_SIZE);
+    loop {
+        match transport.receive(worker, &mut buf) {
+            Ok(Some(request)) => server.handle(&request, &mut out),
+            Ok(None) => return Ok(()),
+            Err(e) => {
+                tracing::error!(worker, "the FUSE connection failed: {e}");
+                return Err(e);
+            }
+        }
+    }
+}
+
+/// The mount's part of `system.kedgefs.info`.
+fn mount_json(mount: &MountPoint, options: &FuseOptions, transport: &dyn Transport) -> String {
+    let text = |path: &Path| control::json_string(&path.to_string_lossy());
+    format!(
+        "{{\"pid\":{},\"image\":{},\"mountpoint\":{},\"source\":{},\"type\":\"{}\",\"transport\":\"{}\",\"options\":{}}}",
+        std::process::id(),
+        text(&mount.image),
+        text(&mount.dir),
+        text(&mount.source),
+        if mount.privileged { "fuseblk" } else { "fuse" },
+        transport.name(),
+        options.to_json()
+    )
+}

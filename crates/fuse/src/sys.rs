@@ -1,0 +1,93 @@
+//! The system calls that have no safe wrapper. All `unsafe` of this crate is here.
+#![allow(unsafe_code)]
+
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use rustix::fs::{Mode, OFlags};
+use std::io;
+
+const FUSE_DEV_IOC_CLONE: libc::c_ulong = 0x8004_e500;
+const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4c82;
+const LOOP_CONFIGURE: libc::c_ulong = 0x4c0a;
+const LO_FLAGS_READ_ONLY: u32 = 1;
+const LO_FLAGS_AUTOCLEAR: u32 = 4;
+
+/// `struct loop_info64` of `linux/loop.h`.
+#[repr(C)]
+struct LoopInfo64 {
+    device: u64,
+    inode: u64,
+    rdevice: u64,
+    offset: u64,
+    sizelimit: u64,
+    number: u32,
+    encrypt_type: u32,
+    encrypt_key_size: u32,
+    flags: u32,
+    file_name: [u8; 64],
+    crypt_name: [u8; 64],
+    encrypt_key: [u8; 32],
+    init: [u64; 2],
+}
+
+/// `struct loop_config` of `linux/loop.h`.
+#[repr(C)]
+struct LoopConfig {
+    fd: u32,
+    block_size: u32,
+    info: LoopInfo64,
+    reserved: [u64; 8],
+}
+
+const _: () = assert!(size_of::<LoopInfo64>() == 232 && size_of::<LoopConfig>() == 304);
+
+/// The FUSE device, not yet part of a mount.
+pub fn open_fuse() -> io::Result<OwnedFd> {
+    Ok(rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// Another channel to the connection of `session`.
+pub fn clone_fuse_channel(session: &OwnedFd) -> io::Result<OwnedFd> {
+    let channel = open_fuse()?;
+    let source = session.as_raw_fd() as u32;
+    // SAFETY: the ioctl reads one u32 through a pointer that is valid for the call; both descriptors are open.
+    check(unsafe { libc::ioctl(channel.as_raw_fd(), FUSE_DEV_IOC_CLONE, &raw const source) })?;
+    Ok(channel)
+}
+
+/// The number of a loop device that was free a moment ago.
+pub fn free_loop_number(control: BorrowedFd<'_>) -> io::Result<i32> {
+    // SAFETY: the ioctl takes no argument and touches no memory of ours; the descriptor is open.
+    check(unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE) })
+}
+
+/// Attaches `image` to the loop device, which lets go of it when its last user closes.
+pub fn configure_loop(device: impl AsFd, image: impl AsFd, name: &[u8], read_only: bool) -> io::Result<()> {
+    let mut file_name = [0; 64];
+    let len = name.len().min(file_name.len() - 1);
+    file_name[..len].copy_from_slice(&name[..len]);
+    let flags = LO_FLAGS_AUTOCLEAR | if read_only { LO_FLAGS_READ_ONLY } else { 0 };
+    let info = LoopInfo64 {
+        device: 0,
+        inode: 0,
+        rdevice: 0,
+        offset: 0,
+        sizelimit: 0,
+        number: 0,
+        encrypt_type: 0,
+        encrypt_key_size: 0,
+        flags,
+        file_name,
+        crypt_name: [0; 64],
+        encrypt_key: [0; 32],
+        init: [0; 2],
+    };
+    let config = LoopConfig { fd: image.as_fd().as_raw_fd() as u32, block_size: 0, info, reserved: [0; 8] };
+    // SAFETY: the ioctl reads one `loop_config`, whose layout the struct has, through a pointer valid for the call;
+    // both descriptors are open.
+    check(unsafe { libc::ioctl(device.as_fd().as_raw_fd(), LOOP_CONFIGURE, &raw const config) })?;
+    Ok(())
+}
+
+fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}

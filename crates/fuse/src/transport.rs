@@ -1,0 +1,139 @@
+//! How requests come in and replies go out: the seam below which nothing knows what a file is.
+//!
+//! A request is answered through its [`Reply`], from any thread, at any time, exactly once. So an fsync that waits for
+//! the log holds no worker: the worker gives the reply away and receives the next request. A reply that is dropped
+//! answers EIO: no error path can leave the caller of a system call waiting forever.
+
+use crate::abi::{InHeader, OutHeader};
+use kedge_base::IoBuf;
+use std::io;
+use std::sync::Arc;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// One request, in the worker's buffer or the transport's memory.
+#[derive(Debug)]
+pub struct Request<'a> {
+    pub header: InHeader,
+    /// What follows the header.
+    pub body: &'a [u8],
+    /// The transport's own note on where the answer has to go.
+    pub token: u32,
+}
+
+impl<'a> Request<'a> {
+    /// Takes `message` apart. `None`: it is no request, and has no `unique` that an answer could name.
+    pub fn parse(message: &'a [u8], token: u32) -> Option<Request<'a>> {
+        let (header, body) = InHeader::read_from_prefix(message).ok()?;
+        (header.len as usize == message.len()).then_some(Request { header, body, token })
+    }
+}
+
+/// A connection to the kernel.
+///
+/// `receive` is called by one thread per worker number, everything else by any thread.
+pub trait Transport: Send + Sync + 'static {
+    /// As `/proc/mounts` readers and statistics should know it.
+    fn name(&self) -> &'static str;
+    /// How many workers may receive at the same time.
+    fn workers(&self) -> usize;
+    /// Waits for a request. `None`: the connection has ended.
+    fn receive<'a>(&'a self, worker: usize, buf: &'a mut RequestBuf) -> io::Result<Option<Request<'a>>>;
+    /// Answers request `unique` with `error` (0 or a negative errno) and the `parts` in sequence.
+    fn reply(&self, token: u32, unique: u64, error: i32, parts: &[&[u8]]) -> io::Result<()>;
+    /// Tells the kernel something it did not ask for.
+    fn notify(&self, code: i32, body: &[u8]) -> io::Result<()>;
+}
+
+/// Room for the largest request, placed so that the data of a WRITE begins on a page: the copy in the kernel and the one
+/// into the page cache run aligned, and the data could go to an O_DIRECT device as it is.
+#[derive(Debug)]
+pub struct RequestBuf(IoBuf);
+
+impl RequestBuf {
+    const DATA_AT: usize = kedge_base::BLOCK_SIZE;
+    const WRITE_HEAD: usize = size_of::<InHeader>() + size_of::<crate::abi::WriteIn>();
+
+    pub fn new() -> RequestBuf {
+        RequestBuf(IoBuf::zeroed((Self::DATA_AT + crate::abi::MAX_IO).div_ceil(kedge_base::BLOCK_SIZE)))
+    }
+
+    pub fn as_mut_bytes(&mut self) -> &mut [u8] {
+        &mut self.0.as_mut_bytes()[Self::DATA_AT - Self::WRITE_HEAD..]
+    }
+}
+
+impl Default for RequestBuf {
+    fn default() -> RequestBuf {
+        RequestBuf::new()
+    }
+}
+
+/// The right and the duty to answer one request.
+#[must_use]
+pub struct Reply {
+    transport: Arc<dyn Transport>,
+    unique: u64,
+    token: u32,
+    open: bool,
+}
+
+impl Reply {
+    pub fn new(transport: Arc<dyn Transport>, request: &Request<'_>) -> Reply {
+        Reply { transport, unique: request.header.unique, token: request.token, open: true }
+    }
+
+    pub fn ok(self, parts: &[&[u8]]) {
+        self.send(0, parts);
+    }
+
+    /// `errno` is positive, as in `errno.h`.
+    pub fn err(self, errno: i32) {
+        self.send(-errno, &[]);
+    }
+
+    /// Answers with a struct, or with an errno.
+    pub fn finish<T: IntoBytes + Immutable, E: Into<i32>>(self, result: Result<T, E>) {
+        match result {
+            Ok(value) => self.ok(&[value.as_bytes()]),
+            Err(errno) => self.err(errno.into()),
+        }
+    }
+
+    /// For requests that have no answer (FORGET).
+    pub fn none(mut self) {
+        self.open = false;
+    }
+
+    fn send(mut self, error: i32, parts: &[&[u8]]) {
+        self.open = false;
+        report(self.transport.reply(self.token, self.unique, error, parts), self.unique);
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        if self.open {
+            tracing::error!(unique = self.unique, "request was dropped unanswered");
+            report(self.transport.reply(self.token, self.unique, -libc::EIO, &[]), self.unique);
+        }
+    }
+}
+
+fn report(sent: io::Result<()>, unique: u64) {
+    match sent {
+        Ok(()) => {}
+        // ENOENT: the caller was killed before it could be told. The rest: the mount is gone, and the caller with it.
+        Err(e)
+            if matches!(
+                e.raw_os_error(),
+                Some(libc::ENOENT | libc::ENODEV | libc::ECONNABORTED | libc::EPERM)
+            ) => {}
+        Err(e) => tracing::error!(unique, "the kernel refused a reply: {e}"),
+    }
+}
+
+/// The head of a message to the kernel.
+pub(crate) fn out_header(unique: u64, error: i32, parts: &[&[u8]]) -> OutHeader {
+    let len = size_of::<OutHeader>() + parts.iter().map(|p| p.len()).sum::<usize>();
+    OutHeader { len: u32::try_from(len).expect("replies are at most a mebibyte"), error, unique }
+}

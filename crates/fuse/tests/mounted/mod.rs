@@ -1,0 +1,97 @@
+//! A mount of the file system in memory that cleans up after itself, whatever happens.
+#![allow(dead_code, clippy::unwrap_used)]
+
+use crate::memfs::MemFs;
+use kedge_fuse::{FuseOptions, MountError, MountPoint, mount};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
+
+/// Tests that need FUSE fail without it, lest nobody notice that they do not run, unless told so.
+pub fn no_fuse() -> bool {
+    std::env::var_os("KEDGE_NO_FUSE").is_some_and(|v| v == "1")
+}
+
+pub struct Mounted {
+    pub fs: MemFs,
+    pub point: MountPoint,
+    server: Option<JoinHandle<io::Result<()>>>,
+    // Dropped last: the mount point is in it.
+    pub temp: tempfile::TempDir,
+}
+
+impl Mounted {
+    pub fn new(options: &FuseOptions) -> Mounted {
+        Mounted::with(MemFs::new(), options)
+    }
+
+    pub fn with(fs: MemFs, options: &FuseOptions) -> Mounted {
+        let temp = tempfile::Builder::new().prefix("kedge-fuse-test-").tempdir().unwrap();
+        let (image, dir) = (temp.path().join("image, with \\ and blank"), temp.path().join("mnt"));
+        std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
+        std::fs::create_dir(&dir).unwrap();
+        let session =
+            mount(&image, &dir, options).unwrap_or_else(|e| panic!("mount: {e} (KEDGE_NO_FUSE=1 skips)"));
+        let point = session.mount_point().clone();
+        let ops = fs.clone();
+        let server = kedge_base::spawn_named("test-mount", move || session.run(ops)).unwrap();
+        Mounted { fs, point, server: Some(server), temp }
+    }
+
+    pub fn dir(&self) -> &Path {
+        &self.point.dir
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.point.dir.join(name)
+    }
+
+    pub fn unmount(&mut self) -> Result<io::Result<()>, MountError> {
+        self.point.request_unmount()?;
+        Ok(self.server.take().expect("unmounted once").join().unwrap())
+    }
+
+    /// How often a request came, as the mount itself tells.
+    pub fn requests(&self, name: &str) -> u64 {
+        let stats = self.control("system.kedgefs.stats");
+        let key = format!("\"{name}\":");
+        let Some(at) = stats.find(&key) else { return 0 };
+        stats[at + key.len()..].chars().take_while(char::is_ascii_digit).collect::<String>().parse().unwrap()
+    }
+
+    pub fn control(&self, name: &str) -> String {
+        let mut value = vec![0; 65536];
+        let len = rustix::fs::getxattr(self.dir(), name, &mut value).unwrap();
+        value.truncate(len);
+        String::from_utf8(value).unwrap()
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let Some(server) = self.server.take() else { return };
+        if let Err(e) = self.point.request_unmount() {
+            eprintln!("unmount: {e}; detaching");
+            if let Err(e) = kedge_fuse::unmount(&self.point.dir, true) {
+                eprintln!("{e}");
+                return;
+            }
+        }
+        if !std::thread::panicking() {
+            server.join().unwrap().unwrap();
+        }
+    }
+}
+
+/// Both kinds of mount.
+pub fn both() -> Vec<FuseOptions> {
+    if no_fuse() {
+        return Vec::new();
+    }
+    let plain = FuseOptions { privileged: Some(false), ..FuseOptions::default() };
+    if rustix::process::geteuid().is_root() {
+        vec![FuseOptions { privileged: Some(true), ..FuseOptions::default() }, plain]
+    } else {
+        vec![plain]
+    }
+}

@@ -1,0 +1,306 @@
+//! The server against a kernel that sends nonsense: every request is answered once, and nothing panics.
+
+#![allow(clippy::unwrap_used)]
+
+mod memfs;
+
+use kedge_base::IoBuf;
+use kedge_fuse::abi::{self, InHeader, OutHeader, op};
+use kedge_fuse::transport::{Reply, Request, RequestBuf, Transport};
+use kedge_fuse::{FuseOptions, Server};
+use kedgefs::{Ino, Owner};
+use memfs::MemFs;
+use parking_lot::Mutex;
+use std::io;
+use std::sync::Arc;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+/// Replies as the kernel would get them: unique, error, payload.
+#[derive(Default)]
+struct Wire {
+    replies: Mutex<Vec<(u64, i32, Vec<u8>)>>,
+}
+
+impl Transport for Wire {
+    fn name(&self) -> &'static str {
+        "test"
+    }
+
+    fn workers(&self) -> usize {
+        1
+    }
+
+    fn receive<'a>(&'a self, _worker: usize, _buf: &'a mut RequestBuf) -> io::Result<Option<Request<'a>>> {
+        Ok(None)
+    }
+
+    fn reply(&self, _token: u32, unique: u64, error: i32, parts: &[&[u8]]) -> io::Result<()> {
+        self.replies.lock().push((unique, error, parts.concat()));
+        Ok(())
+    }
+
+    fn notify(&self, _code: i32, _body: &[u8]) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+struct Bench {
+    wire: Arc<Wire>,
+    server: Server<MemFs>,
+    fs: MemFs,
+    unique: u64,
+    out: IoBuf,
+}
+
+impl Bench {
+    fn new(options: FuseOptions) -> Bench {
+        let (wire, fs) = (Arc::new(Wire::default()), MemFs::new());
+        let (server, _jobs) =
+            Server::new(Arc::new(fs.clone()), wire.clone(), options, "{}".to_owned(), Box::new(|| {}));
+        Bench { wire, server, fs, unique: 0, out: IoBuf::zeroed(256) }
+    }
+
+    /// What comes back for a request: none, or the error and the payload.
+    fn send(&mut self, opcode: u32, nodeid: u64, body: &[u8]) -> Option<(i32, Vec<u8>)> {
+        self.unique += 1;
+        let header = InHeader {
+            opcode,
+            nodeid,
+            unique: self.unique,
+            len: 40 + body.len() as u32,
+            ..InHeader::new_zeroed()
+        };
+        let message = [header.as_bytes(), body].concat();
+        let request = Request::parse(&message, 0).unwrap();
+        self.server.handle(&request, &mut self.out);
+        let mut replies = std::mem::take(&mut *self.wire.replies.lock());
+        assert!(replies.len() <= 1, "opcode {opcode} got {} replies", replies.len());
+        let (unique, error, payload) = replies.pop()?;
+        assert_eq!(unique, self.unique);
+        assert!(error <= 0 && (error == 0 || payload.is_empty()));
+        Some((error, payload))
+    }
+}
+
+fn both() -> [FuseOptions; 2] {
+    let open = FuseOptions { no_open: false, ..FuseOptions::default() };
+    [FuseOptions::default(), open]
+}
+
+/// A generator whose seed is in the test: the sequence is the same each time.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+}
+
+#[test]
+fn nonsense_is_refused() {
+    for (seed, options) in [0x9e37_79b9_7f4a_7c15, 0x0123_4567_89ab_cdef].into_iter().zip(both()) {
+        println!("seed {seed:#x}");
+        let mut bench = Bench::new(options);
+        let mut random = Random(seed);
+        bench.fs_file();
+        for _ in 0..100_000 {
+            let opcode = random.below(60) as u32;
+            // Forgetting what was not given out is the file system's to catch; once INIT has agreed on a writeback
+            // cache, LSEEK is answered by a thread that is not there.
+            if matches!(opcode, op::INIT | op::FORGET | op::BATCH_FORGET) {
+                continue;
+            }
+            let len = random.below(120) as usize;
+            let body: Vec<u8> = (0..len)
+                .map(|_| match random.below(4) {
+                    0 | 1 => 0,
+                    2 => b"abc."[random.below(4) as usize],
+                    _ => random.next() as u8,
+                })
+                .collect();
+            if opcode == op::WRITE && body.len() >= 16 && body[8..16] != [0; 8] {
+                continue;
+            }
+            let answer = bench.send(opcode, random.below(6), &body);
+            assert!(answer.is_some(), "opcode {opcode} unanswered: {body:?}");
+            assert_ne!(answer.map(|a| a.0), Some(-libc::EIO), "opcode {opcode} panicked: {body:?}");
+        }
+    }
+}
+
+impl Bench {
+    fn fs_file(&self) {
+        use kedge_fuse::Ops;
+        self.fs.create(Ino::ROOT, b"a", 0o644, Owner::default()).unwrap();
+        self.fs.mkdir(Ino::ROOT, b"b", 0o755, Owner::default()).unwrap();
+    }
+}
+
+#[test]
+fn short_bodies_are_invalid() {
+    for options in both() {
+        let no_open = options.no_open;
+        let mut bench = Bench::new(options);
+        bench.fs_file();
+        for opcode in 1..abi::OPCODES as u32 {
+            let Some((error, _)) = bench.send(opcode, 1, &[]) else {
+                assert!(matches!(opcode, op::FORGET | op::BATCH_FORGET));
+                continue;
+            };
+            let bodyless = [
+                op::GETATTR,
+                op::STATX,
+                op::STATFS,
+                op::RELEASE,
+                op::RELEASEDIR,
+                op::SYNCFS,
+                op::DESTROY,
+                op::READLINK,
+            ];
+            match opcode {
+                _ if bodyless.contains(&opcode) => assert_eq!(error, 0, "{}", abi::op_name(opcode)),
+                op::OPENDIR if !no_open => assert_eq!(error, 0),
+                _ => assert!(
+                    [-libc::EINVAL, -libc::ENOSYS].contains(&error),
+                    "{} {error}",
+                    abi::op_name(opcode)
+                ),
+            }
+        }
+    }
+}
+
+#[test]
+fn names_end_and_have_no_slash() {
+    let mut bench = Bench::new(FuseOptions::default());
+    for name in [&b"\0"[..], b"abc", b"a/b\0", b""] {
+        assert_eq!(bench.send(op::LOOKUP, 1, name).unwrap().0, -libc::EINVAL, "{name:?}");
+        assert_eq!(bench.send(op::UNLINK, 1, name).unwrap().0, -libc::EINVAL, "{name:?}");
+    }
+    // A write that promises more than it brings.
+    let write = abi::WriteIn { size: 5, ..abi::WriteIn::new_zeroed() };
+    assert_eq!(bench.send(op::WRITE, 1, &[write.as_bytes(), b"four"].concat()).unwrap().0, -libc::EINVAL);
+}
+
+#[test]
+fn lookups_pin_and_forgets_unpin() {
+    let mut bench = Bench::new(FuseOptions::default());
+    bench.fs_file();
+    let lookup = |bench: &mut Bench, dir, name: &[u8]| {
+        let (error, payload) = bench.send(op::LOOKUP, dir, name).unwrap();
+        assert_eq!(error, 0);
+        abi::EntryOut::read_from_bytes(&payload).unwrap()
+    };
+    assert_eq!(lookup(&mut bench, 1, b"a\0").nodeid, 2);
+    assert_eq!(lookup(&mut bench, 1, b"a\0").generation, 1);
+    assert_eq!(bench.fs.pins(2), 2);
+    // As a server of file handles asks: by number, and for the parent.
+    assert_eq!(lookup(&mut bench, 2, b".\0").nodeid, 2);
+    assert_eq!(lookup(&mut bench, 3, b"..\0").nodeid, 1);
+    assert_eq!(bench.send(op::LOOKUP, 99, b".\0").unwrap().0, -libc::ENOENT);
+    assert_eq!(bench.fs.pins(2), 3);
+    // A name that is not there is an answer to be remembered.
+    let none = lookup(&mut bench, 1, b"none\0");
+    assert_eq!((none.nodeid, none.entry_valid), (0, 3600));
+    assert_eq!(bench.send(op::FORGET, 2, &2u64.to_ne_bytes()), None);
+    assert_eq!(bench.fs.pins(2), 1);
+    let batch = abi::BatchForgetIn { count: 2, dummy: 0 };
+    let two = [abi::ForgetOne { nodeid: 2, nlookup: 1 }, abi::ForgetOne { nodeid: 1, nlookup: 1 }];
+    assert_eq!(bench.send(op::BATCH_FORGET, 0, &[batch.as_bytes(), two.as_bytes()].concat()), None);
+    assert_eq!(
+        (bench.fs.pins(2), bench.fs.pins(1)),
+        (0, 1),
+        "the root's pins are not the kernel's to give back"
+    );
+    // More promised than sent: what was sent counts.
+    lookup(&mut bench, 1, b"a\0");
+    assert_eq!(bench.send(op::BATCH_FORGET, 0, &[batch.as_bytes(), two[..1].as_bytes()].concat()), None);
+    assert_eq!(bench.fs.pins(2), 0);
+}
+
+#[test]
+fn directories_continue_where_they_stopped() {
+    let mut bench = Bench::new(FuseOptions::default());
+    use kedge_fuse::Ops;
+    for i in 0..50 {
+        bench.fs.create(Ino::ROOT, format!("{i:03}").as_bytes(), 0o644, Owner::default()).unwrap();
+    }
+    for (opcode, head) in [(op::READDIR, 24), (op::READDIRPLUS, 152)] {
+        let (mut offset, mut names) = (0, Vec::new());
+        loop {
+            let ask = abi::ReadIn { offset, size: 600, ..abi::ReadIn::new_zeroed() };
+            let (error, payload) = bench.send(opcode, 1, ask.as_bytes()).unwrap();
+            assert!(error == 0 && payload.len() <= 600);
+            if payload.is_empty() {
+                break;
+            }
+            let mut rest = &payload[..];
+            while !rest.is_empty() {
+                let dirent = abi::Dirent::read_from_bytes(&rest[head - 24..head]).unwrap();
+                let name = &rest[head..head + dirent.namelen as usize];
+                if head == 152 {
+                    let entry = abi::EntryOut::read_from_bytes(&rest[..128]).unwrap();
+                    assert_eq!(entry.nodeid, if name.starts_with(b".") { 0 } else { dirent.ino });
+                }
+                names.push(String::from_utf8(name.to_vec()).unwrap());
+                offset = dirent.off;
+                rest = &rest[abi::dirent_size(head, name.len())..];
+            }
+        }
+        assert_eq!(names.len(), 52);
+        assert_eq!((&*names[0], &*names[1], &*names[51]), (".", "..", "049"));
+    }
+    assert_eq!(bench.fs.pins(2), 1, "READDIRPLUS pins, READDIR does not");
+}
+
+#[test]
+fn init_agrees_on_what_both_have() {
+    let ask = |options, major, minor, flags| {
+        let init = abi::InitIn { major, minor, max_readahead: 131072, flags };
+        let (error, payload) = Bench::new(options).send(op::INIT, 0, init.as_bytes()).unwrap();
+        abi::InitOut::read_from_bytes(&payload).map_err(|_| error)
+    };
+    let [closed, open] = both();
+    let out = ask(closed, 7, 45, u32::MAX).unwrap();
+    assert_eq!((out.major, out.minor, out.max_write, out.max_pages), (7, abi::MINOR, 1 << 20, 256));
+    assert_ne!(out.flags & abi::init::WRITEBACK_CACHE, 0);
+    assert_eq!(out.flags & abi::init::ATOMIC_O_TRUNC, 0, "would lose O_TRUNC");
+    assert_ne!(ask(open.clone(), 7, 45, u32::MAX).unwrap().flags & abi::init::ATOMIC_O_TRUNC, 0);
+    assert_eq!(ask(open.clone(), 7, 31, 1).unwrap().flags, 1);
+    assert_eq!(ask(open.clone(), 8, 0, 0).unwrap().major, 7);
+    assert_eq!(ask(open.clone(), 7, 22, 0).unwrap_err(), -libc::EPROTO);
+    assert_eq!(ask(open, 6, 99, 0).unwrap_err(), -libc::EPROTO);
+}
+
+#[test]
+fn a_dropped_reply_is_an_error() {
+    let wire = Arc::new(Wire::default());
+    let header = InHeader { unique: 7, ..InHeader::new_zeroed() };
+    let request = Request { header, body: &[], token: 0 };
+    drop(Reply::new(wire.clone(), &request));
+    Reply::new(wire.clone(), &request).none();
+    Reply::new(wire.clone(), &request).err(libc::EPERM);
+    let replies: Vec<_> = wire.replies.lock().iter().map(|r| (r.0, r.1)).collect();
+    assert_eq!(replies, [(7, -libc::EIO), (7, -libc::EPERM)]);
+}
+
+#[test]
+fn messages_that_are_no_requests() {
+    let header = InHeader { len: 40, ..InHeader::new_zeroed() };
+    assert!(Request::parse(header.as_bytes(), 0).is_some());
+    assert!(Request::parse(&header.as_bytes()[..39], 0).is_none());
+    assert!(Request::parse(&[header.as_bytes(), &[0]].concat(), 0).is_none());
+    assert!(Request::parse(OutHeader::default().as_bytes(), 0).is_none());
+    // The data of a write begins on a page.
+    let mut buf = RequestBuf::new();
+    let start = buf.as_mut_bytes().as_ptr() as usize;
+    assert_eq!((start + size_of::<InHeader>() + size_of::<abi::WriteIn>()) % 4096, 0);
+    assert_eq!(buf.as_mut_bytes().len(), 80 + abi::MAX_IO);
+}

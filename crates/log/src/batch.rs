@@ -1,0 +1,103 @@
+//! A batch: the bytes of one log write while they gather, and its way to the device.
+//!
+//! Behind `used` the buffer is zero at all times (it grows with zeros and shrinks only on block boundaries), so padding
+//! needs no work when the batch is sealed.
+
+use kedge_base::{BLOCK_SIZE, Epoch, IoBuf, Lsn};
+use kedge_format::logwrite::{FRAME_SIZE, HEADER_SIZE, WriteHeader};
+
+/// Records between two block-aligned positions. Open while records are appended, then sealed.
+pub(crate) struct Batch {
+    /// Position of the header.
+    pub base: Lsn,
+    buf: IoBuf,
+    /// Bytes used, header included; [`HEADER_SIZE`] when there is no record.
+    used: usize,
+    pub records: u32,
+    /// Forces whose target lies in here.
+    pub forces: u32,
+}
+
+impl Batch {
+    pub fn new(base: Lsn, mut buf: IoBuf) -> Batch {
+        buf.resize(0);
+        Batch { base, buf, used: HEADER_SIZE, records: 0, forces: 0 }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.records == 0
+    }
+
+    /// Behind the last record; `base` when there is none, because an empty batch is never written.
+    pub fn head(&self) -> Lsn {
+        if self.is_empty() { self.base } else { Lsn(self.base.0 + self.used as u64) }
+    }
+
+    fn blocks(&self) -> usize {
+        if self.is_empty() { 0 } else { self.used.div_ceil(BLOCK_SIZE) }
+    }
+
+    /// Bytes it takes on the device if it is sealed now.
+    pub fn padded(&self) -> u64 {
+        (self.blocks() * BLOCK_SIZE) as u64
+    }
+
+    /// Where the next batch starts if this one is sealed now.
+    pub fn end(&self) -> Lsn {
+        Lsn(self.base.0 + self.padded())
+    }
+
+    pub fn fits(&self, record: usize, batch_bytes_max: usize) -> bool {
+        self.used + FRAME_SIZE + record <= batch_bytes_max
+    }
+
+    /// Frames a record at the end; its position.
+    pub fn push(&mut self, record: &[u8], batch_bytes_max: usize) -> Lsn {
+        let at = self.used;
+        let end = at + FRAME_SIZE + record.len();
+        if end > self.buf.len() {
+            let doubled = (self.buf.len() * 2).min(batch_bytes_max);
+            self.buf.resize(end.max(doubled).div_ceil(BLOCK_SIZE));
+        }
+        let bytes = &mut self.buf.as_mut_bytes()[at..end];
+        bytes[..FRAME_SIZE].copy_from_slice(&(record.len() as u32).to_le_bytes());
+        bytes[FRAME_SIZE..].copy_from_slice(record);
+        self.used = end;
+        self.records += 1;
+        Lsn(self.base.0 + at as u64)
+    }
+
+    /// The write, whole but for its header's bytes, which [`Write::seal`] computes outside the lock.
+    pub fn into_write(mut self, epoch: Epoch, tail_lsn: Lsn, durable_lsn: Lsn) -> Write {
+        let blocks = self.blocks();
+        self.buf.resize(blocks);
+        let header = WriteHeader {
+            epoch,
+            lsn: self.base,
+            blocks: blocks as u32,
+            tail_lsn,
+            durable_lsn,
+            payload_bytes: (self.used - HEADER_SIZE) as u32,
+            records: self.records,
+        };
+        Write { header, buf: self.buf, forces: self.forces }
+    }
+
+    /// Gives the buffer back, its content unneeded.
+    pub fn into_buf(self) -> IoBuf {
+        self.buf
+    }
+}
+
+/// A batch in the hands of a leader.
+pub(crate) struct Write {
+    pub header: WriteHeader,
+    pub buf: IoBuf,
+    pub forces: u32,
+}
+
+impl Write {
+    pub fn seal(&mut self, uuid: &uuid::Uuid) {
+        self.header.seal(uuid, self.buf.as_mut_bytes());
+    }
+}

@@ -1,0 +1,243 @@
+//! Force: everything up to an LSN becomes durable. Force waits; commit does not.
+//!
+//! # Group commit
+//! A force whose target is in no write yet becomes a *leader* if a slot is free: it takes the oldest unwritten batch (the
+//! open one, as a rule, with all that was appended so far), calls the barrier and writes, in its own thread. So one thread
+//! that appends and forces pays one device write and no hand-over. Forces that find their target in a write under way wait
+//! for it; forces that find no slot wait while the open batch gathers, and the first of them leads the next write, with
+//! everyone's records in it.
+//!
+//! A completed write wakes those whose target the durable prefix has reached, and one who may lead; nobody else.
+//!
+//! # Why no wake-up is lost
+//! A waiter with a target beyond `taken` needs someone to look whenever a slot could be had. That becomes possible only when
+//! a batch is taken, a write completes, a batch is sealed or a force arrives. The first three end in [`State::pump`], which
+//! sends the first such waiter (or a writer thread) to look; an arriving force looks itself. Whoever was sent and finds
+//! nothing to do lost to a `take`, and that `take` pumped in turn.
+
+use crate::batch::Write;
+use crate::state::{Callback, State, after_shutdown};
+use crate::wait::{Parker, Signal, Wake, assert_may_wait};
+use crate::{ForceCause, Log, Shared};
+use kedge_base::lock::Rank;
+use kedge_base::{Error, Lsn, Result};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, Release};
+
+pub(crate) enum WaiterKind {
+    Thread(Arc<Parker>),
+    Callback(Callback),
+}
+
+/// A force that waits until the durable LSN reaches `target`.
+pub(crate) struct ForceWaiter {
+    pub target: Lsn,
+    pub kind: WaiterKind,
+}
+
+impl State {
+    /// Whether a leader may take a batch now, provided that there is one.
+    pub fn may_start(&self) -> bool {
+        self.active < self.in_flight_max
+            && (!self.sealed.is_empty() || self.open.forces as usize >= gather(self.active))
+    }
+
+    fn first_unwritten_waiter(&self) -> Option<&ForceWaiter> {
+        self.waiters.get(self.waiters.partition_point(|w| w.target <= self.taken))
+    }
+
+    /// Sends someone to write, if there is something to write that was asked for, and a free slot.
+    pub fn pump(&mut self, wake: &mut Wake) {
+        if self.dead.is_some() || !self.may_start() {
+            return;
+        }
+        match self.first_unwritten_waiter() {
+            Some(ForceWaiter { kind: WaiterKind::Thread(parker), .. }) => {
+                wake.signals.push((parker.clone(), Signal::Look));
+            }
+            Some(_) => wake.writer = true,
+            None => wake.writer |= !self.sealed.is_empty(),
+        }
+    }
+
+    /// Whether a writer thread should lead: full batches go out unasked, and nobody else writes for callbacks.
+    pub fn writer_may_lead(&self) -> bool {
+        self.dead.is_none()
+            && self.may_start()
+            && (!self.sealed.is_empty()
+                || self.first_unwritten_waiter().is_some_and(|w| matches!(w.kind, WaiterKind::Callback(_))))
+    }
+
+    /// Notes a force at the batch that will answer it. Sealed ones go out anyway; only the open one is gathered for.
+    fn count_target(&mut self, target: Lsn) {
+        if target > self.open.base {
+            self.open.forces += 1;
+        }
+    }
+
+    fn enqueue(&mut self, waiter: ForceWaiter) {
+        // Targets mostly grow with time: the place is at or near the end.
+        let at = self.waiters.iter().rposition(|w| w.target <= waiter.target).map_or(0, |i| i + 1);
+        self.waiters.insert(at, waiter);
+    }
+}
+
+/// Forces that must have gathered in the open batch before a write may start beside `active` others.
+fn gather(active: usize) -> usize {
+    active.max(1)
+}
+
+impl Log {
+    /// Makes everything below `upto` durable; beyond the head means up to the head. Blocks.
+    pub fn force(&self, upto: Lsn, cause: ForceCause) -> Result<()> {
+        self.shared.stats.count_force(cause);
+        if let Some(answer) = self.shared.answer_now(upto) {
+            return answer;
+        }
+        assert_may_wait(Rank::EpochGuard);
+        let started = self.shared.clock.monotonic();
+        let result = self.shared.force(upto);
+        self.shared.stats.force_latency.record((self.shared.clock.monotonic() - started).as_nanos() as u64);
+        result
+    }
+
+    /// [`Log::force`] without blocking: `done` is called by a writer thread of the log, or at once when there is nothing to
+    /// wait for. It must not block: other answers wait behind it.
+    pub fn force_async(&self, upto: Lsn, cause: ForceCause, done: Callback) {
+        let shared = &*self.shared;
+        shared.stats.count_force(cause);
+        if let Some(answer) = shared.answer_now(upto) {
+            return done(answer);
+        }
+        let mut wake = Wake::default();
+        let mut state = shared.state.lock();
+        let target = upto.min(state.open.head());
+        let now = match state.check_alive() {
+            Err(error) => Some(Err(error)),
+            Ok(()) if state.durable >= target => Some(Ok(())),
+            Ok(()) if state.stopping => Some(Err(stopped())),
+            Ok(()) => None,
+        };
+        if let Some(answer) = now {
+            drop(state);
+            return done(answer);
+        }
+        state.count_target(target);
+        state.enqueue(ForceWaiter { target, kind: WaiterKind::Callback(done) });
+        state.pump(&mut wake);
+        drop(state);
+        wake.fire(&shared.writers);
+    }
+}
+
+/// What everyone gets after [`Log::stop`].
+pub(crate) fn stopped() -> Error {
+    Error::Shutdown("the log was stopped".into())
+}
+
+impl Shared {
+    /// The answer to a force that needs neither IO nor the lock.
+    fn answer_now(&self, upto: Lsn) -> Option<Result<()>> {
+        if self.dead.load(Acquire) {
+            return Some(self.state.lock().check_alive());
+        }
+        (self.durable.load(Acquire) >= upto.0).then(|| {
+            self.stats.forces_idle.inc();
+            Ok(())
+        })
+    }
+
+    fn force(&self, upto: Lsn) -> Result<()> {
+        let mut parker = None;
+        let mut state = self.state.lock();
+        let target = upto.min(state.open.head());
+        state.count_target(target);
+        loop {
+            state.check_alive()?;
+            if state.durable >= target {
+                return Ok(());
+            }
+            if target > state.taken && state.may_start() {
+                let mut wake = Wake::default();
+                let write = self.take(&mut state, &mut wake);
+                drop(state);
+                wake.fire(&self.writers);
+                self.write(write)?;
+                state = self.state.lock();
+                continue;
+            }
+            let parker = parker.get_or_insert_with(|| {
+                let parker = Parker::new();
+                state.enqueue(ForceWaiter { target, kind: WaiterKind::Thread(parker.clone()) });
+                parker
+            });
+            drop(state);
+            match parker.wait() {
+                Signal::Done(result) => return result,
+                Signal::Look => state = self.state.lock(),
+            }
+        }
+    }
+
+    /// Takes the oldest unwritten batch to write it.
+    pub(crate) fn take(&self, state: &mut State, wake: &mut Wake) -> Write {
+        let write = state.take(self.epoch, wake);
+        self.head.store(state.open.head().0, Release);
+        write
+    }
+
+    /// A leader's work: barrier, seal, write, answer.
+    pub(crate) fn write(&self, mut write: Write) -> Result<()> {
+        let started = self.clock.monotonic();
+        // The batch is closed: all appends into it are past, and so are the completions they speak of.
+        self.stats.barriers.inc();
+        let result = self.barrier.barrier().and_then(|()| {
+            write.seal(&self.uuid);
+            self.ring.write(&*self.device, write.header.lsn, &write.buf)
+        });
+        if let Err(error) = &result {
+            tracing::error!(%error, lsn = %write.header.lsn, "log write failed, the log shuts down");
+        } else {
+            self.stats.writes.inc();
+            self.stats.bytes_written.add(write.buf.len() as u64);
+            self.stats.group_records.record(write.header.records.into());
+            self.stats.group_forces.record(write.forces.into());
+            self.stats.write_latency.record((self.clock.monotonic() - started).as_nanos() as u64);
+        }
+        let mut wake = Wake::default();
+        let mut state = self.state.lock();
+        let end = write.header.end_lsn();
+        let memory_was_short = state.is_short_of_memory();
+        state.leave(write);
+        match &result {
+            Ok(()) => {
+                state.complete(end, &mut wake);
+                self.durable.store(state.durable.0, Release);
+            }
+            Err(error) => self.latch(&mut state, error, error, &mut wake),
+        }
+        state.grant(&mut wake);
+        if memory_was_short {
+            state.nudge(&mut wake);
+        }
+        state.pump(&mut wake);
+        // A writer thread that is to stop leaves when the last write is done.
+        wake.writers_all |= state.stopping;
+        drop(state);
+        wake.fire(&self.writers);
+        result
+    }
+
+    fn latch(&self, state: &mut State, reason: &Error, to_waiters: &Error, wake: &mut Wake) {
+        state.latch(reason, to_waiters, wake);
+        self.dead.store(true, Release);
+    }
+
+    pub(crate) fn shut_down(&self, reason: &Error) {
+        let mut wake = Wake::default();
+        let mut state = self.state.lock();
+        self.latch(&mut state, reason, &after_shutdown(reason), &mut wake);
+        drop(state);
+        wake.fire(&self.writers);
+    }
+}

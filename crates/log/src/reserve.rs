@@ -1,0 +1,294 @@
+//! Reservations: log bytes promised before an operation takes any lock.
+//!
+//! # Accounting
+//! With `used` = padded end of the open batch - tail, a reservation is granted when
+//!
+//! `used + reserved + promised + charge (+ emergency, for normal ones) <= ring`.
+//!
+//! The ring never overflows, because an append makes `used` grow by no more than it takes from `reserved`, and nothing else
+//! makes it grow. A record of `n` bytes is charged `n + RECORD_OVERHEAD` = `n + FRAME_SIZE + HEADER_SIZE + BLOCK_SIZE`:
+//! - it joins a batch that holds records: with `u` bytes used before, the padded size grows by
+//!   `pad(u + FRAME_SIZE + n) - pad(u) <= FRAME_SIZE + n + BLOCK_SIZE - 1`;
+//! - it is the first of its batch, because the one before was forced, sealed or full: that one's padding is in `used`
+//!   already, and `used` grows by `pad(HEADER_SIZE + FRAME_SIZE + n) <= HEADER_SIZE + FRAME_SIZE + n + BLOCK_SIZE - 1`.
+//!
+//! So padding, however many forces cause it, is paid by the record behind which it lies. What a record was charged and did
+//! not use goes back at its append.
+//!
+//! # Fairness
+//! First come, first served within a class: a waiter that does not fit blocks those behind it, or large reservations would
+//! starve. Reclaiming ones go before normal ones, for they are what makes space.
+//!
+//! # Memory
+//! Appends cannot wait, so memory is bounded here: reservations wait while sealed batches wait for the device.
+
+use crate::state::State;
+use crate::wait::{Parker, Signal, Wake, assert_may_wait};
+use crate::{Log, Shared};
+use kedge_base::lock::Rank;
+use kedge_base::{BLOCK_SIZE, Error, Result};
+use kedge_format::logwrite::{FRAME_SIZE, HEADER_SIZE};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What a record is charged beyond its own bytes.
+pub const RECORD_OVERHEAD: u64 = (HEADER_SIZE + FRAME_SIZE + BLOCK_SIZE) as u64;
+/// Smallest emergency reserve.
+const EMERGENCY_MIN: u64 = 128 << 10;
+/// How often a waiting reservation asks for space again: a request that met a checkpoint about to end is not lost.
+const ASK_AGAIN: Duration = Duration::from_millis(100);
+
+/// Who asks for log space.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ReserveClass {
+    /// Ordinary operations. Leaves the emergency reserve alone.
+    Normal,
+    /// What frees space or must complete what has begun: unlink, truncate, writeback. Leaves [`CHECKPOINT_BYTES`] alone.
+    Reclaim,
+    /// The records by which a checkpoint makes the tail move. Never waits ([`Log::try_reserve`]): nobody but the
+    /// checkpoint itself could make the room that it would wait for.
+    Checkpoint,
+}
+
+/// What only a checkpoint may use. One of its records fits; the next ones live on what that one's promises give back.
+pub const CHECKPOINT_BYTES: u64 = 72 << 10;
+
+/// Log bytes set aside. What is left when it is dropped goes back.
+#[must_use]
+pub struct Reservation {
+    pub(crate) shared: Arc<Shared>,
+    left: u64,
+}
+
+impl Reservation {
+    /// Takes a record's charge out.
+    pub(crate) fn spend(&mut self, record: usize) -> u64 {
+        let charge = record as u64 + RECORD_OVERHEAD;
+        assert!(
+            charge <= self.left,
+            "record of {record} bytes exceeds its reservation ({} bytes left)",
+            self.left
+        );
+        self.left -= charge;
+        charge
+    }
+
+    /// Longest record that still fits.
+    pub fn bytes_left(&self) -> u64 {
+        self.left.saturating_sub(RECORD_OVERHEAD)
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        if self.left > 0 {
+            let mut wake = Wake::default();
+            let mut state = self.shared.state.lock();
+            state.reserve.give_back(self.left);
+            state.grant(&mut wake);
+            drop(state);
+            wake.fire(&self.shared.writers);
+        }
+    }
+}
+
+struct Waiter {
+    charge: u64,
+    parker: Arc<Parker>,
+}
+
+/// Granted and waiting reservations.
+pub(crate) struct ReserveQueue {
+    ring: u64,
+    emergency: u64,
+    staged_max: u64,
+    pub reserved: u64,
+    pub promised: u64,
+    normal: VecDeque<Waiter>,
+    reclaim: VecDeque<Waiter>,
+}
+
+impl ReserveQueue {
+    pub fn new(ring: u64, staged_max: u64) -> ReserveQueue {
+        // A ring is at least 1 MiB; the bound of a half only matters to tiny rings of tests.
+        let emergency = (ring / 8).max(EMERGENCY_MIN).min(ring / 2);
+        ReserveQueue {
+            ring,
+            emergency,
+            staged_max,
+            reserved: 0,
+            promised: 0,
+            normal: VecDeque::new(),
+            reclaim: VecDeque::new(),
+        }
+    }
+
+    fn is_waited_for(&self) -> bool {
+        !self.normal.is_empty() || !self.reclaim.is_empty()
+    }
+
+    pub fn give_back(&mut self, charge: u64) {
+        self.reserved = self.reserved.checked_sub(charge).expect("what is given back was reserved");
+    }
+
+    /// What is left of the ring when only `class` is looked at.
+    fn limit(&self, class: ReserveClass) -> u64 {
+        match class {
+            ReserveClass::Normal => self.ring - self.emergency,
+            ReserveClass::Reclaim => self.ring - CHECKPOINT_BYTES.min(self.emergency / 2),
+            ReserveClass::Checkpoint => self.ring,
+        }
+    }
+
+    fn fits(&self, used: u64, charge: u64, class: ReserveClass) -> bool {
+        used + self.reserved + self.promised + charge <= self.limit(class)
+    }
+
+    fn must_queue(&self, class: ReserveClass) -> bool {
+        match class {
+            ReserveClass::Normal => !self.reclaim.is_empty() || !self.normal.is_empty(),
+            ReserveClass::Reclaim => !self.reclaim.is_empty(),
+            ReserveClass::Checkpoint => false,
+        }
+    }
+
+    /// Grants from the front while it fits.
+    fn grant(&mut self, used: u64, staged: u64, wake: &mut Wake) {
+        while staged <= self.staged_max {
+            let class = if self.reclaim.is_empty() { ReserveClass::Normal } else { ReserveClass::Reclaim };
+            let queue = if class == ReserveClass::Normal { &self.normal } else { &self.reclaim };
+            let Some(charge) = queue.front().map(|w| w.charge) else { return };
+            if !self.fits(used, charge, class) {
+                return;
+            }
+            let queue = if class == ReserveClass::Normal { &mut self.normal } else { &mut self.reclaim };
+            let waiter = queue.pop_front().expect("there is a front");
+            self.reserved += charge;
+            wake.signals.push((waiter.parker, Signal::Done(Ok(()))));
+        }
+    }
+
+    fn first(&self) -> Option<&Waiter> {
+        self.reclaim.front().or(self.normal.front())
+    }
+
+    pub fn refuse_all(&mut self, error: &Error, wake: &mut Wake) {
+        for waiter in self.reclaim.drain(..).chain(self.normal.drain(..)) {
+            wake.signals.push((waiter.parker, Signal::Done(Err(error.clone()))));
+        }
+    }
+}
+
+/// What a reservation would wait for.
+enum Lacks {
+    Space,
+    Memory,
+}
+
+impl State {
+    /// Grants waiting reservations that fit now. Call after anything that may have made room.
+    pub fn grant(&mut self, wake: &mut Wake) {
+        if self.reserve.is_waited_for() {
+            let (used, staged) = (self.used(), self.staged);
+            self.reserve.grant(used, staged, wake);
+        }
+    }
+
+    /// Reservations wait for sealed batches to reach the device.
+    pub fn is_short_of_memory(&self) -> bool {
+        self.staged > self.reserve.staged_max
+    }
+
+    /// Has the first reservation that still waits ask for space again. It asks in its own thread: the caller here may hold
+    /// what asking needs.
+    pub fn nudge(&self, wake: &mut Wake) {
+        if let Some(waiter) = self.reserve.first()
+            && !self.is_short_of_memory()
+        {
+            wake.signals.push((waiter.parker.clone(), Signal::Look));
+        }
+    }
+
+    fn reserve_now(&mut self, charge: u64, class: ReserveClass) -> Option<Lacks> {
+        if self.is_short_of_memory() && class != ReserveClass::Checkpoint {
+            return Some(Lacks::Memory);
+        }
+        if self.reserve.must_queue(class) || !self.reserve.fits(self.used(), charge, class) {
+            return Some(Lacks::Space);
+        }
+        self.reserve.reserved += charge;
+        None
+    }
+}
+
+impl Log {
+    /// Sets aside log bytes for one record of `bytes` bytes (or less). For `n` records of `bytes` in all, ask for
+    /// `bytes + (n - 1) * RECORD_OVERHEAD`. Waits for space, so the caller holds no lock that making space could need.
+    pub fn reserve(&self, bytes: u64, class: ReserveClass) -> Result<Reservation> {
+        let charge = self.charge(bytes, class)?;
+        if class == ReserveClass::Normal {
+            assert_may_wait(Rank::LogReservation);
+        }
+        let mut state = self.shared.state.lock();
+        state.check_alive()?;
+        let Some(lacks) = state.reserve_now(charge, class) else {
+            drop(state);
+            return Ok(Reservation { shared: self.shared.clone(), left: charge });
+        };
+        let parker = Parker::new();
+        let waiter = Waiter { charge, parker: parker.clone() };
+        match class {
+            ReserveClass::Normal => state.reserve.normal.push_back(waiter),
+            ReserveClass::Reclaim => state.reserve.reclaim.push_back(waiter),
+            ReserveClass::Checkpoint => panic!("a checkpoint's reservation never waits"),
+        }
+        drop(state);
+        let started = self.shared.clock.monotonic();
+        let granted = self.await_grant(&parker, &lacks);
+        let waited = (self.shared.clock.monotonic() - started).as_nanos() as u64;
+        match lacks {
+            Lacks::Space => self.shared.stats.space_stalls.record(waited),
+            Lacks::Memory => self.shared.stats.staged_stalls.record(waited),
+        }
+        granted.map(|()| Reservation { shared: self.shared.clone(), left: charge })
+    }
+
+    /// Whether a reservation waits.
+    pub fn has_waiters(&self) -> bool {
+        self.shared.state.lock().reserve.is_waited_for()
+    }
+
+    /// [`Log::reserve`] for callers that must not wait: `None` when it would.
+    pub fn try_reserve(&self, bytes: u64, class: ReserveClass) -> Result<Option<Reservation>> {
+        let charge = self.charge(bytes, class)?;
+        let mut state = self.shared.state.lock();
+        state.check_alive()?;
+        let lacks = state.reserve_now(charge, class);
+        drop(state);
+        Ok(lacks.is_none().then(|| Reservation { shared: self.shared.clone(), left: charge }))
+    }
+
+    fn charge(&self, bytes: u64, class: ReserveClass) -> Result<u64> {
+        let ring = self.shared.ring.bytes();
+        let max = ReserveQueue::new(ring, 0).limit(class).saturating_sub(RECORD_OVERHEAD);
+        if bytes > max {
+            return Err(Error::TooLarge { need: bytes, max });
+        }
+        Ok(bytes + RECORD_OVERHEAD)
+    }
+
+    fn await_grant(&self, parker: &Parker, lacks: &Lacks) -> Result<()> {
+        let mut ask = matches!(lacks, Lacks::Space);
+        loop {
+            let pressure = self.shared.pressure.lock().as_ref().and_then(std::sync::Weak::upgrade);
+            if let (true, Some(pressure)) = (ask, pressure) {
+                pressure.need_space();
+            }
+            match parker.wait_for(ASK_AGAIN) {
+                Some(Signal::Done(granted)) => return granted,
+                Some(Signal::Look) | None => ask = true,
+            }
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! Where a log position lies on the device: `lsn % ring`, behind the ring's first block.
+
+use kedge_base::{BLOCK_SIZE, BlockNo, IoBuf, Lsn, Result};
+use kedge_device::Device;
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ring {
+    start: BlockNo,
+    bytes: u64,
+}
+
+impl Ring {
+    pub fn new(start: BlockNo, blocks: u64) -> Ring {
+        assert!(blocks > 0, "a ring has blocks");
+        Ring { start, bytes: blocks * BLOCK_SIZE as u64 }
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Device offset of a position.
+    pub fn offset(&self, lsn: Lsn) -> u64 {
+        self.start.byte_offset() + lsn.0 % self.bytes
+    }
+
+    /// The block that holds a position.
+    pub fn block(&self, lsn: Lsn) -> BlockNo {
+        BlockNo(self.offset(lsn) / BLOCK_SIZE as u64)
+    }
+
+    /// Bytes from a position to the ring's end.
+    pub fn until_end(&self, lsn: Lsn) -> u64 {
+        self.bytes - lsn.0 % self.bytes
+    }
+
+    /// Writes whole blocks durably; in two parts when they cross the ring's end. A crash between the two leaves a write
+    /// whose CRC does not match, like any torn one.
+    pub fn write(&self, device: &dyn Device, lsn: Lsn, buf: &IoBuf) -> Result<()> {
+        let first = self.until_end(lsn);
+        if buf.len() as u64 <= first {
+            return device.write(self.offset(lsn), buf, true);
+        }
+        let (left, right) = buf.as_bytes().split_at(first as usize);
+        device.write(self.offset(lsn), &IoBuf::from_bytes(left), true)?;
+        device.write(self.start.byte_offset(), &IoBuf::from_bytes(right), true)
+    }
+}

@@ -1,0 +1,406 @@
+//! Scan: recovery's walk over the log writes from the tail to the end of the log.
+//!
+//! A write is *valid* by the numbered rules of [`kedge_format::logwrite`]. The walk takes valid writes; the first one that is
+//! not valid is the *stop*. Then it must tell the end of the log from the loss of something acknowledged, so it looks behind
+//! the stop as well.
+//!
+//! # At the expected position
+//! | header (1, 3, 6) | CRC (2) | epoch (4) | LSN (5) | tail | frames (7) | then |
+//! |---|---|---|---|---|---|---|
+//! | no  |    |       |           |              |     | stop: nothing was written here, or its first sector is missing |
+//! | yes | no |       |           |              |     | stop: torn |
+//! | yes | ok | newer |           |              |     | corrupt: only a newer superblock slot opens a newer epoch, and it is lost |
+//! | yes | ok | older |           |              |     | stop: left over from an earlier mount |
+//! | yes | ok | same  | other     |              |     | stop: left over from an earlier lap |
+//! | yes | ok | same  | later lap |              |     | corrupt: the tail has passed `from`, the slot that said so is lost |
+//! | yes | ok | same  | expected  | above slot's |     | corrupt: the same |
+//! | yes | ok | same  | expected  | fine         | bad | corrupt: no crash composes such a write |
+//! | yes | ok | same  | expected  | fine         | ok  | take |
+//!
+//! # Behind the stop
+//! | header | CRC | epoch | LSN | tail | durable LSN | then |
+//! |---|---|---|---|---|---|---|
+//! | no  |    |       |           |              |              | nothing |
+//! | yes | no |       |           |              |              | nothing |
+//! | yes | ok | newer |           |              |              | corrupt: newer slot lost |
+//! | yes | ok | older |           |              |              | nothing |
+//! | yes | ok | same  | other     |              |              | nothing |
+//! | yes | ok | same  | later lap |              |              | corrupt: newer slot lost |
+//! | yes | ok | same  | expected  | above slot's |              | corrupt: newer slot lost |
+//! | yes | ok | same  | expected  | fine         | above stop   | corrupt: the write at the stop was durable and is not valid |
+//! | yes | ok | same  | expected  | fine         | not above it | nothing: was in flight beside the one that did not make it |
+//!
+//! "Expected" there is the position that the place has in this lap, "later lap" a whole number of rings more.
+//!
+//! # How far to look
+//! Let the write at the stop have been acknowledged. The first write composed after that carries a durable LSN above the stop.
+//! Between the two start at most `IN_FLIGHT_MAX - 1` others, each of at most `WRITE_BLOCKS_MAX` blocks, so it starts within
+//! `IN_FLIGHT_MAX * WRITE_BLOCKS_MAX` blocks of the stop. If there is none, the lost write was the last one: that cannot be
+//! told from a write that never made it, nor need it be on a device that keeps what it acknowledged.
+//!
+//! Nothing is read beyond `from + ring`: those places are the ones the walk began with.
+
+use crate::IN_FLIGHT_MAX;
+use crate::RecordLsn;
+use crate::ring::Ring;
+use kedge_base::{BLOCK_SIZE, BlockNo, CorruptKind, Epoch, Error, IoBuf, Lsn, Result};
+use kedge_device::Device;
+use kedge_format::logwrite::{FRAME_SIZE, HEADER_SIZE, WRITE_BLOCKS_MAX, WriteHeader};
+use std::cmp::Ordering;
+use uuid::Uuid;
+
+const BLOCK: u64 = BLOCK_SIZE as u64;
+/// Bytes per device read.
+const READ_AHEAD: u64 = 1 << 20;
+/// Far beyond what a device can write in its life, and far from overflow.
+const LSN_MAX: u64 = 1 << 62;
+const RING_MAX: u64 = kedge_format::superblock::LOG_MAX / BLOCK;
+/// See "How far to look".
+const LOOK_BEHIND: u64 = IN_FLIGHT_MAX as u64 * WRITE_BLOCKS_MAX as u64 * BLOCK;
+
+/// What the superblock slot says of the log.
+#[derive(Clone, Debug)]
+pub struct ScanConfig {
+    pub uuid: Uuid,
+    pub epoch: Epoch,
+    pub ring_start: BlockNo,
+    pub ring_blocks: u64,
+    /// Start of the first write.
+    pub from: Lsn,
+    /// The slot's tail: a write that knows of a newer one proves that a newer slot existed.
+    pub slot_tail: Lsn,
+}
+
+/// Why the walk ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StopReason {
+    /// No log write of this image starts there.
+    NoWrite,
+    /// The CRC does not match.
+    Torn,
+    /// A write of an earlier mount.
+    OlderEpoch,
+    /// A write of an earlier lap of the ring.
+    OlderLap,
+    /// The ring is full to the last block.
+    RingEnd,
+}
+
+/// What a scan found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ScanEnd {
+    /// Behind the last valid write: where the next epoch's first write goes.
+    pub head: Lsn,
+    pub writes: u64,
+    pub records: u64,
+    /// Bytes of records, without frames.
+    pub bytes: u64,
+    pub stop: StopReason,
+}
+
+/// A write's LSN against the place at which it lies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Lap {
+    /// What the place holds in this lap.
+    Expected,
+    /// The same place, one or more laps later.
+    Later,
+    /// Anything else: an earlier lap, or bytes within a record that look like a write.
+    Other,
+}
+
+/// What is known of the bytes at a position. Facts that rest on a missing one are whatever they are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Facts {
+    header: bool,
+    crc: bool,
+    epoch: Ordering,
+    lap: Lap,
+    tail_above_slot: bool,
+    frames: bool,
+    durable_above_stop: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Decision {
+    Take,
+    Stop(StopReason),
+    /// Behind the stop: proves nothing.
+    Nothing,
+    NewerSlotLost,
+    BadFrames,
+    DurableWriteLost,
+}
+
+/// A row of a table above; `None` stands for an empty cell.
+struct Row {
+    header: bool,
+    crc: Option<bool>,
+    epoch: Option<Ordering>,
+    lap: Option<Lap>,
+    tail_above_slot: Option<bool>,
+    frames: Option<bool>,
+    durable_above_stop: Option<bool>,
+    then: Decision,
+}
+
+impl Row {
+    const fn new(header: bool, then: Decision) -> Row {
+        Row {
+            header,
+            crc: None,
+            epoch: None,
+            lap: None,
+            tail_above_slot: None,
+            frames: None,
+            durable_above_stop: None,
+            then,
+        }
+    }
+
+    const fn of_epoch(epoch: Ordering, then: Decision) -> Row {
+        Row { crc: Some(true), epoch: Some(epoch), ..Row::new(true, then) }
+    }
+
+    const fn of_lap(lap: Lap, then: Decision) -> Row {
+        Row { lap: Some(lap), ..Row::of_epoch(Ordering::Equal, then) }
+    }
+
+    const fn of_tail(above: bool, then: Decision) -> Row {
+        Row { tail_above_slot: Some(above), ..Row::of_lap(Lap::Expected, then) }
+    }
+
+    fn matches(&self, facts: &Facts) -> bool {
+        fn cell<T: PartialEq>(cell: Option<T>, fact: T) -> bool {
+            cell.is_none_or(|want| want == fact)
+        }
+        self.header == facts.header
+            && cell(self.crc, facts.crc)
+            && cell(self.epoch, facts.epoch)
+            && cell(self.lap, facts.lap)
+            && cell(self.tail_above_slot, facts.tail_above_slot)
+            && cell(self.frames, facts.frames)
+            && cell(self.durable_above_stop, facts.durable_above_stop)
+    }
+}
+
+const AT_EXPECTED: [Row; 9] = [
+    Row::new(false, Decision::Stop(StopReason::NoWrite)),
+    Row { crc: Some(false), ..Row::new(true, Decision::Stop(StopReason::Torn)) },
+    Row::of_epoch(Ordering::Greater, Decision::NewerSlotLost),
+    Row::of_epoch(Ordering::Less, Decision::Stop(StopReason::OlderEpoch)),
+    Row::of_lap(Lap::Other, Decision::Stop(StopReason::OlderLap)),
+    Row::of_lap(Lap::Later, Decision::NewerSlotLost),
+    Row::of_tail(true, Decision::NewerSlotLost),
+    Row { frames: Some(false), ..Row::of_tail(false, Decision::BadFrames) },
+    Row { frames: Some(true), ..Row::of_tail(false, Decision::Take) },
+];
+
+const BEHIND_STOP: [Row; 9] = [
+    Row::new(false, Decision::Nothing),
+    Row { crc: Some(false), ..Row::new(true, Decision::Nothing) },
+    Row::of_epoch(Ordering::Greater, Decision::NewerSlotLost),
+    Row::of_epoch(Ordering::Less, Decision::Nothing),
+    Row::of_lap(Lap::Other, Decision::Nothing),
+    Row::of_lap(Lap::Later, Decision::NewerSlotLost),
+    Row::of_tail(true, Decision::NewerSlotLost),
+    Row { durable_above_stop: Some(true), ..Row::of_tail(false, Decision::DurableWriteLost) },
+    Row { durable_above_stop: Some(false), ..Row::of_tail(false, Decision::Nothing) },
+];
+
+fn decide(table: &[Row], facts: &Facts) -> Decision {
+    table.iter().find(|row| row.matches(facts)).expect("the tables cover all facts").then
+}
+
+/// Visits the records of all valid writes from `config.from` on, in order. An error of `visit` ends the scan.
+pub fn scan(
+    device: &dyn Device,
+    config: ScanConfig,
+    visit: &mut dyn FnMut(RecordLsn, &[u8]) -> Result<()>,
+) -> Result<ScanEnd> {
+    // All of it comes from the superblock slot.
+    if !config.from.0.is_multiple_of(BLOCK)
+        || config.from.0 > LSN_MAX
+        || !(1..=RING_MAX).contains(&config.ring_blocks)
+    {
+        let what = format!("scan from LSN {} in a ring of {} blocks", config.from, config.ring_blocks);
+        return Err(Error::corrupt(CorruptKind::Superblock, config.ring_start, what));
+    }
+    let mut walk = Walk::new(device, config);
+    let mut end =
+        ScanEnd { head: walk.config.from, writes: 0, records: 0, bytes: 0, stop: StopReason::RingEnd };
+    while end.head < walk.limit {
+        let at = end.head;
+        let (facts, header) = walk.look(at, at)?;
+        match (decide(&AT_EXPECTED, &facts), header) {
+            (Decision::Take, Some(header)) => {
+                for (start, record) in frames(&header, walk.bytes(at, header.blocks as u64 * BLOCK)?) {
+                    let lsn = RecordLsn {
+                        start,
+                        end: Lsn(start.0 + (FRAME_SIZE + record.len()) as u64),
+                        write_start: at,
+                    };
+                    visit(lsn, record)?;
+                    end.records += 1;
+                    end.bytes += record.len() as u64;
+                }
+                end.writes += 1;
+                end.head = header.end_lsn();
+            }
+            (Decision::Stop(reason), _) => {
+                end.stop = reason;
+                break;
+            }
+            (decision, header) => return Err(walk.corrupt(decision, at, at, header)),
+        }
+    }
+    let stop = end.head;
+    let behind = walk.limit.min(Lsn(stop.0 + LOOK_BEHIND));
+    let mut at = Lsn(stop.0 + BLOCK);
+    while at <= behind && at < walk.limit {
+        let (facts, header) = walk.look(at, stop)?;
+        match decide(&BEHIND_STOP, &facts) {
+            Decision::Nothing => at = Lsn(at.0 + BLOCK),
+            decision => return Err(walk.corrupt(decision, at, stop, header)),
+        }
+    }
+    Ok(end)
+}
+
+/// The frames of a write's payload, up to the first that does not fit it. Lazy, and none is allocated for.
+fn frames<'a>(header: &WriteHeader, write: &'a [u8]) -> Frames<'a> {
+    Frames { base: header.lsn, write, at: HEADER_SIZE, end: HEADER_SIZE + header.payload_bytes as usize }
+}
+
+struct Frames<'a> {
+    base: Lsn,
+    write: &'a [u8],
+    at: usize,
+    end: usize,
+}
+
+impl<'a> Iterator for Frames<'a> {
+    type Item = (Lsn, &'a [u8]);
+
+    fn next(&mut self) -> Option<(Lsn, &'a [u8])> {
+        let rest = self.write.get(self.at..self.end)?;
+        let (len, rest) = rest.split_first_chunk::<FRAME_SIZE>()?;
+        let record = rest.get(..u32::from_le_bytes(*len) as usize)?;
+        if record.is_empty() {
+            return None;
+        }
+        let start = Lsn(self.base.0 + self.at as u64);
+        self.at += FRAME_SIZE + record.len();
+        Some((start, record))
+    }
+}
+
+/// Rule 7.
+fn frames_divide(header: &WriteHeader, write: &[u8]) -> bool {
+    let mut frames = frames(header, write);
+    let records = frames.by_ref().count();
+    frames.at == frames.end && records == header.records as usize
+}
+
+/// Reads the ring forward in large pieces.
+struct Walk<'a> {
+    device: &'a dyn Device,
+    config: ScanConfig,
+    ring: Ring,
+    /// `from + ring`.
+    limit: Lsn,
+    /// Position of `data`'s first byte.
+    data_start: Lsn,
+    /// At most one write and one read ahead.
+    data: Vec<u8>,
+}
+
+impl<'a> Walk<'a> {
+    fn new(device: &'a dyn Device, config: ScanConfig) -> Walk<'a> {
+        let ring = Ring::new(config.ring_start, config.ring_blocks);
+        let limit = Lsn(config.from.0 + ring.bytes());
+        Walk { device, ring, limit, data_start: config.from, data: Vec::new(), config }
+    }
+
+    /// The bytes of `[at, at + len)`, which lie below the limit and not below an earlier call's `at`.
+    fn bytes(&mut self, at: Lsn, len: u64) -> Result<&[u8]> {
+        let end = at.0 + len;
+        assert!(
+            at >= self.data_start && end <= self.limit.0,
+            "the walk goes forward and stays within the ring"
+        );
+        let mut data_end = self.data_start.0 + self.data.len() as u64;
+        if end > data_end {
+            let skip = (at.0 - self.data_start.0).min(self.data.len() as u64);
+            self.data.drain(..skip as usize);
+            self.data_start = at;
+            data_end = data_end.max(at.0);
+        }
+        while end > data_end {
+            let from = Lsn(data_end);
+            let piece = READ_AHEAD.min(self.limit.0 - from.0).min(self.ring.until_end(from));
+            let mut buf = IoBuf::zeroed((piece / BLOCK) as usize);
+            self.device.read(self.ring.offset(from), &mut buf)?;
+            self.data.extend_from_slice(buf.as_bytes());
+            data_end += piece;
+        }
+        let first = (at.0 - self.data_start.0) as usize;
+        Ok(&self.data[first..first + len as usize])
+    }
+
+    /// Judges what lies at `at`, the walk having stopped (or being) at `stop`.
+    fn look(&mut self, at: Lsn, stop: Lsn) -> Result<(Facts, Option<WriteHeader>)> {
+        let mut facts = Facts {
+            header: false,
+            crc: false,
+            epoch: Ordering::Equal,
+            lap: Lap::Other,
+            tail_above_slot: false,
+            frames: false,
+            durable_above_stop: false,
+        };
+        let uuid = self.config.uuid;
+        let Some(header) = WriteHeader::peek(&uuid, self.bytes(at, BLOCK)?) else { return Ok((facts, None)) };
+        let bytes = header.blocks as u64 * BLOCK;
+        if bytes > self.limit.0 - at.0 {
+            // Rule 6: it would overlap the place where the walk began.
+            return Ok((facts, None));
+        }
+        let write = self.bytes(at, bytes)?;
+        facts.header = true;
+        facts.crc = WriteHeader::crc_matches(write);
+        facts.frames = facts.crc && frames_divide(&header, write);
+        facts.epoch = header.epoch.cmp(&self.config.epoch);
+        facts.lap = match header.lsn.0.checked_sub(at.0) {
+            Some(0) => Lap::Expected,
+            Some(ahead) if ahead.is_multiple_of(self.ring.bytes()) => Lap::Later,
+            _ => Lap::Other,
+        };
+        facts.tail_above_slot = header.tail_lsn > self.config.slot_tail;
+        facts.durable_above_stop = header.durable_lsn > stop;
+        Ok((facts, Some(header)))
+    }
+
+    fn corrupt(&self, decision: Decision, at: Lsn, stop: Lsn, header: Option<WriteHeader>) -> Error {
+        let what = match decision {
+            Decision::NewerSlotLost => format!(
+                "LSN {at}: a log write of a newer superblock slot, which is lost (found {header:?}; the slot names {:?}, \
+                 tail {})",
+                self.config.epoch, self.config.slot_tail
+            ),
+            Decision::BadFrames => format!("LSN {at}: the records of a log write do not divide its payload"),
+            Decision::DurableWriteLost => format!(
+                "LSN {stop}: the log write there was durable and is not valid (the one at LSN {at} says so: {header:?})"
+            ),
+            Decision::Take | Decision::Stop(_) | Decision::Nothing => {
+                unreachable!("not a finding of corruption: {decision:?}")
+            }
+        };
+        let place = if decision == Decision::DurableWriteLost { stop } else { at };
+        Error::corrupt(CorruptKind::Log, self.ring.block(place), what)
+    }
+}
+
+#[cfg(test)]
+#[path = "scan_tests.rs"]
+mod tests;

@@ -1,0 +1,193 @@
+//! What the state lock guards, and the transitions that more than one verb needs.
+
+use crate::batch::{Batch, Write};
+use crate::force::ForceWaiter;
+use crate::reserve::ReserveQueue;
+use crate::ring::Ring;
+use crate::wait::{Signal, Wake};
+use crate::{IN_FLIGHT_MAX, LogConfig};
+use kedge_base::{BLOCK_SIZE, Epoch, Error, IoBuf, Lsn, Result};
+use kedge_format::logwrite::WRITE_BLOCKS_MAX;
+use std::collections::VecDeque;
+
+/// An asynchronous force's continuation.
+pub(crate) type Callback = Box<dyn FnOnce(Result<()>) + Send>;
+
+struct InFlight {
+    end: Lsn,
+    done: bool,
+}
+
+pub(crate) struct State {
+    /// Fixed after opening.
+    pub in_flight_max: usize,
+    pub batch_bytes_max: usize,
+
+    /// Takes appends.
+    pub open: Batch,
+    /// Full, not yet handed to a leader; in LSN order, right before `open`.
+    pub sealed: VecDeque<Batch>,
+    /// Handed to leaders, in LSN order, right before `sealed`; completed ones stay until all before them are completed.
+    in_flight: VecDeque<InFlight>,
+    /// Leaders at work.
+    pub active: usize,
+    /// End of the last batch handed to a leader.
+    pub taken: Lsn,
+    pub durable: Lsn,
+    pub tail: Lsn,
+    /// Start of every write from `tail` on that this log made, to refuse a tail in the middle of one.
+    pub write_starts: VecDeque<Lsn>,
+
+    /// Bytes of sealed batches and of writes in flight.
+    pub staged: u64,
+    pub reserve: ReserveQueue,
+
+    /// Forces that wait, by target.
+    pub waiters: VecDeque<ForceWaiter>,
+    /// Answers to asynchronous forces, for the writer threads to deliver.
+    pub answers: VecDeque<(Callback, Result<()>)>,
+
+    /// Why the log was shut down.
+    pub dead: Option<Error>,
+    /// Writer threads finish and leave.
+    pub stopping: bool,
+    /// Buffers of completed writes, to spare allocation and page faults.
+    pool: Vec<IoBuf>,
+}
+
+impl State {
+    pub fn new(config: &LogConfig, ring: Ring) -> State {
+        State {
+            in_flight_max: config.in_flight_max.clamp(1, IN_FLIGHT_MAX),
+            batch_bytes_max: (WRITE_BLOCKS_MAX as usize * BLOCK_SIZE).min(ring.bytes() as usize),
+            open: Batch::new(config.head, IoBuf::default()),
+            sealed: VecDeque::new(),
+            in_flight: VecDeque::new(),
+            active: 0,
+            taken: config.head,
+            durable: config.head,
+            tail: config.tail,
+            write_starts: VecDeque::new(),
+            staged: 0,
+            reserve: ReserveQueue::new(ring.bytes(), config.staged_bytes_max),
+            waiters: VecDeque::new(),
+            answers: VecDeque::new(),
+            dead: None,
+            stopping: false,
+            pool: Vec::new(),
+        }
+    }
+
+    /// Bytes of ring between the tail and the end of the open batch, padding included.
+    pub fn used(&self) -> u64 {
+        self.open.end().0 - self.tail.0
+    }
+
+    /// The error that everyone gets after shutdown.
+    pub fn check_alive(&self) -> Result<()> {
+        match &self.dead {
+            None => Ok(()),
+            Some(reason) => Err(after_shutdown(reason)),
+        }
+    }
+
+    /// Closes the open batch, which holds records, and starts the next behind its padding.
+    fn close_open(&mut self) -> Batch {
+        let next = Batch::new(self.open.end(), self.pool.pop().unwrap_or_default());
+        let batch = std::mem::replace(&mut self.open, next);
+        self.staged += batch.padded();
+        self.write_starts.push_back(batch.base);
+        batch
+    }
+
+    /// Queues the open batch for writing, if it holds records.
+    pub fn seal_open(&mut self, wake: &mut Wake) {
+        if self.open.is_empty() {
+            return;
+        }
+        let batch = self.close_open();
+        if self.dead.is_some() {
+            // It will never be written: keeping it would let the queue grow without bound.
+            self.drop_sealed(batch);
+        } else {
+            self.sealed.push_back(batch);
+            self.pump(wake);
+        }
+    }
+
+    fn drop_sealed(&mut self, batch: Batch) {
+        self.staged -= batch.padded();
+        self.recycle(batch.into_buf());
+    }
+
+    /// Hands the oldest unwritten batch to the caller, who must write it and then call [`State::complete`].
+    pub fn take(&mut self, epoch: Epoch, wake: &mut Wake) -> Write {
+        let batch = self.sealed.pop_front().unwrap_or_else(|| self.close_open());
+        assert!(!batch.is_empty() && batch.base == self.taken, "batches are written in order, none empty");
+        self.taken = batch.end();
+        self.in_flight.push_back(InFlight { end: self.taken, done: false });
+        self.active += 1;
+        self.pump(wake);
+        batch.into_write(epoch, self.tail, self.durable)
+    }
+
+    /// Takes note that a leader is done with its write, however it went.
+    pub fn leave(&mut self, write: Write) {
+        self.active -= 1;
+        self.staged -= write.buf.len() as u64;
+        self.recycle(write.buf);
+    }
+
+    /// A write that ends at `end` is on the device: moves the durable prefix and answers the forces it reaches.
+    pub fn complete(&mut self, end: Lsn, wake: &mut Wake) {
+        let slot = self.in_flight.iter_mut().find(|w| w.end == end).expect("a write in flight is listed");
+        slot.done = true;
+        while self.in_flight.front().is_some_and(|w| w.done) {
+            self.durable = self.in_flight.pop_front().expect("there is a front").end;
+        }
+        while self.waiters.front().is_some_and(|w| w.target <= self.durable) {
+            let waiter = self.waiters.pop_front().expect("there is a front");
+            self.answer(waiter, Ok(()), wake);
+        }
+    }
+
+    fn answer(&mut self, waiter: ForceWaiter, result: Result<()>, wake: &mut Wake) {
+        match waiter.kind {
+            crate::force::WaiterKind::Thread(parker) => wake.signals.push((parker, Signal::Done(result))),
+            crate::force::WaiterKind::Callback(done) => {
+                self.answers.push_back((done, result));
+                wake.writer = true;
+            }
+        }
+    }
+
+    /// Latches shutdown, unless it is latched already. Forces that wait get `to_waiters`.
+    pub fn latch(&mut self, reason: &Error, to_waiters: &Error, wake: &mut Wake) {
+        if self.dead.is_some() {
+            return;
+        }
+        self.dead = Some(reason.clone());
+        while let Some(waiter) = self.waiters.pop_front() {
+            self.answer(waiter, Err(to_waiters.clone()), wake);
+        }
+        self.reserve.refuse_all(&after_shutdown(reason), wake);
+        while let Some(batch) = self.sealed.pop_front() {
+            self.drop_sealed(batch);
+        }
+        wake.writers_all = true;
+    }
+
+    fn recycle(&mut self, buf: IoBuf) {
+        if self.pool.len() < self.in_flight_max + 1 {
+            self.pool.push(buf);
+        }
+    }
+}
+
+/// The error for whoever comes after the shutdown.
+pub(crate) fn after_shutdown(reason: &Error) -> Error {
+    match reason {
+        Error::Shutdown(_) => reason.clone(),
+        other => Error::Shutdown(other.to_string().into()),
+    }
+}

@@ -1,0 +1,84 @@
+//! What the log counts.
+
+use kedge_base::{Counter, Histogram};
+
+/// Why someone forces the log.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum ForceCause {
+    Fsync,
+    Fdatasync,
+    Sync,
+    CommitTimer,
+    Rename,
+    Space,
+    Checkpoint,
+    Close,
+}
+
+impl ForceCause {
+    pub const ALL: [ForceCause; 8] = [
+        ForceCause::Fsync,
+        ForceCause::Fdatasync,
+        ForceCause::Sync,
+        ForceCause::CommitTimer,
+        ForceCause::Rename,
+        ForceCause::Space,
+        ForceCause::Checkpoint,
+        ForceCause::Close,
+    ];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            ForceCause::Fsync => "fsync",
+            ForceCause::Fdatasync => "fdatasync",
+            ForceCause::Sync => "sync",
+            ForceCause::CommitTimer => "commit timer",
+            ForceCause::Rename => "rename",
+            ForceCause::Space => "space",
+            ForceCause::Checkpoint => "checkpoint",
+            ForceCause::Close => "close",
+        }
+    }
+}
+
+/// Counters since the log was opened. Times are nanoseconds.
+#[derive(Debug, Default)]
+pub struct LogStats {
+    forces: [Counter; ForceCause::ALL.len()],
+    /// Forces that found their target durable: no IO, no wait.
+    pub forces_idle: Counter,
+    pub writes: Counter,
+    pub records: Counter,
+    /// Bytes of records, without frames.
+    pub bytes_appended: Counter,
+    /// Bytes written to the device: headers, frames and padding included.
+    pub bytes_written: Counter,
+    /// Calls of [`crate::Barrier::barrier`].
+    pub barriers: Counter,
+    /// Records per write.
+    pub group_records: Histogram,
+    /// Forces per write whose target lay in it.
+    pub group_forces: Histogram,
+    /// Barrier and write, from sealing to completion.
+    pub write_latency: Histogram,
+    /// Time a force took that had to wait, IO included.
+    pub force_latency: Histogram,
+    /// Waits of reservations for log space.
+    pub space_stalls: Histogram,
+    /// Waits of reservations for sealed batches to reach the device.
+    pub staged_stalls: Histogram,
+}
+
+impl LogStats {
+    pub(crate) fn count_force(&self, cause: ForceCause) {
+        self.forces[cause as usize].inc();
+    }
+
+    pub fn forces(&self, cause: ForceCause) -> u64 {
+        self.forces[cause as usize].get()
+    }
+
+    pub fn forces_total(&self) -> u64 {
+        self.forces.iter().map(Counter::get).sum()
+    }
+}

@@ -1,0 +1,95 @@
+//! The tail moves up behind a checkpoint; space is what lies between it and the head of the next lap.
+
+use crate::Log;
+use crate::wait::Wake;
+use kedge_base::Lsn;
+use std::sync::atomic::Ordering::{Acquire, Release};
+
+/// How full the ring is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct LogSpace {
+    pub ring_bytes: u64,
+    /// Between the tail and the padded end of the open batch.
+    pub used_bytes: u64,
+    /// Held by reservations.
+    pub reserved_bytes: u64,
+    /// Promised to records of later reservations.
+    pub promised_bytes: u64,
+    /// What none of these takes, in percent of the ring, rounded down.
+    pub free_percent: u8,
+}
+
+impl Log {
+    /// Behind the last record appended.
+    pub fn head_lsn(&self) -> Lsn {
+        Lsn(self.shared.head.load(Acquire))
+    }
+
+    /// Everything below is durable.
+    pub fn durable_lsn(&self) -> Lsn {
+        Lsn(self.shared.durable.load(Acquire))
+    }
+
+    /// Nothing below is needed.
+    pub fn tail_lsn(&self) -> Lsn {
+        Lsn(self.shared.tail.load(Acquire))
+    }
+
+    /// Gives the space below `lsn` free. Call it once a superblock slot that names `lsn` as its tail is durable: the bytes
+    /// may be overwritten from now on, and recovery takes a log write with a newer tail than the slot's as proof of a lost
+    /// slot. A lower `lsn` than the present tail changes nothing.
+    ///
+    /// # Panics
+    /// When `lsn` is beyond the durable LSN or not the start of a log write (or the position of the next one): recovery
+    /// could not begin there.
+    pub fn advance_tail(&self, lsn: Lsn) {
+        let mut wake = Wake::default();
+        let mut state = self.shared.state.lock();
+        if lsn <= state.tail {
+            return;
+        }
+        assert!(lsn <= state.durable, "tail {lsn} beyond the durable log {}", state.durable);
+        let opened_before = state.write_starts.front().copied().unwrap_or(state.open.base);
+        while state.write_starts.front().is_some_and(|&start| start < lsn) {
+            state.write_starts.pop_front();
+        }
+        let next = state.write_starts.front().copied().unwrap_or(state.open.base);
+        assert!(lsn == next || lsn <= opened_before, "tail {lsn} lies in the middle of a log write");
+        state.tail = lsn;
+        self.shared.tail.store(lsn.0, Release);
+        state.grant(&mut wake);
+        state.nudge(&mut wake);
+        drop(state);
+        wake.fire(&self.shared.writers);
+    }
+
+    /// Changes the bytes promised to records that will come through later [`crate::ReserveClass::Reclaim`] reservations.
+    /// Count [`crate::RECORD_OVERHEAD`] for each record.
+    pub fn promise(&self, delta: i64) {
+        let mut wake = Wake::default();
+        let mut state = self.shared.state.lock();
+        let promised =
+            state.reserve.promised.checked_add_signed(delta).expect("a promise is kept at most once");
+        state.reserve.promised = promised;
+        if delta < 0 {
+            state.grant(&mut wake);
+        }
+        drop(state);
+        wake.fire(&self.shared.writers);
+    }
+
+    pub fn space(&self) -> LogSpace {
+        let state = self.shared.state.lock();
+        let ring = self.shared.ring.bytes();
+        let (used, reserved, promised) = (state.used(), state.reserve.reserved, state.reserve.promised);
+        drop(state);
+        let free = ring.saturating_sub(used + reserved + promised);
+        LogSpace {
+            ring_bytes: ring,
+            used_bytes: used,
+            reserved_bytes: reserved,
+            promised_bytes: promised,
+            free_percent: (free * 100 / ring) as u8,
+        }
+    }
+}

@@ -1,0 +1,301 @@
+//! A block device in memory for the log's tests and its benchmark.
+//!
+//! `medium` is what survives. A plain write goes to `pending` until a flush; a FUA write is on the medium once it returns.
+//! A crash freezes the medium at one moment: of each write then under way any subset of sectors arrives, later requests fail.
+#![allow(dead_code)]
+
+use kedge_base::{BLOCK_SIZE, Error, IoBuf, Result};
+use kedge_device::{CompletionSink, Device, FuaKind, Geometry, Request};
+use parking_lot::Mutex;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use std::sync::Arc;
+use std::time::Duration;
+
+pub const SECTOR: usize = 512;
+
+struct Inner {
+    medium: Vec<u8>,
+    pending: Vec<(usize, Vec<u8>)>,
+    /// FUA writes under way: id, offset, bytes.
+    under_way: Vec<(u64, usize, Vec<u8>)>,
+    writes: u64,
+    flushes: u64,
+    in_flight_max: usize,
+    fail_at: Option<u64>,
+    crash_at: Option<u64>,
+    frozen: bool,
+    rng: StdRng,
+}
+
+pub struct MemDevice {
+    geometry: Geometry,
+    inner: Mutex<Inner>,
+    latency: Duration,
+}
+
+impl MemDevice {
+    pub fn new(blocks: usize, seed: u64) -> Arc<MemDevice> {
+        MemDevice::with_latency(blocks, seed, Duration::ZERO)
+    }
+
+    pub fn with_latency(blocks: usize, seed: u64, latency: Duration) -> Arc<MemDevice> {
+        MemDevice::from_image(vec![0; blocks * BLOCK_SIZE], seed, latency)
+    }
+
+    pub fn from_image(medium: Vec<u8>, seed: u64, latency: Duration) -> Arc<MemDevice> {
+        let geometry = Geometry {
+            size: medium.len() as u64,
+            optimal_io: 1 << 20,
+            discard_granularity: 0,
+            discard_zeroes: false,
+            fua: FuaKind::Native,
+        };
+        let inner = Inner {
+            medium,
+            pending: Vec::new(),
+            under_way: Vec::new(),
+            writes: 0,
+            flushes: 0,
+            in_flight_max: 0,
+            fail_at: None,
+            crash_at: None,
+            frozen: false,
+            rng: StdRng::seed_from_u64(seed),
+        };
+        Arc::new(MemDevice { geometry, inner: Mutex::new(inner), latency })
+    }
+
+    /// The `n`-th write from now on fails (0: the next); nothing of it reaches the medium.
+    pub fn fail_write(&self, n: u64) {
+        let mut inner = self.inner.lock();
+        inner.fail_at = Some(inner.writes + n);
+    }
+
+    /// Power is cut during the `n`-th write from now on.
+    pub fn crash_in_write(&self, n: u64) {
+        let mut inner = self.inner.lock();
+        inner.crash_at = Some(inner.writes + n);
+    }
+
+    /// Power is cut now.
+    pub fn crash(&self) {
+        self.inner.lock().freeze();
+    }
+
+    /// What a mount after the crash finds (or the medium as it is).
+    pub fn image(&self) -> Vec<u8> {
+        self.inner.lock().medium.clone()
+    }
+
+    pub fn writes(&self) -> u64 {
+        self.inner.lock().writes
+    }
+
+    pub fn flushes(&self) -> u64 {
+        self.inner.lock().flushes
+    }
+
+    /// Most writes that were ever under way at once.
+    pub fn in_flight_max(&self) -> usize {
+        self.inner.lock().in_flight_max
+    }
+}
+
+fn eio(op: &'static str, offset: u64, len: u64) -> Error {
+    Error::Io { op, offset, len, errno: 5 }
+}
+
+impl Inner {
+    fn freeze(&mut self) {
+        if self.frozen {
+            return;
+        }
+        self.frozen = true;
+        let pending = std::mem::take(&mut self.pending);
+        let under_way = std::mem::take(&mut self.under_way);
+        for (offset, bytes) in pending.into_iter().chain(under_way.into_iter().map(|(_, o, b)| (o, b))) {
+            // All, nothing or any subset of sectors.
+            let keep = self.rng.random_range(0..4);
+            for (i, sector) in bytes.chunks(SECTOR).enumerate() {
+                if keep == 0 || keep > 1 && self.rng.random_bool(0.5) {
+                    let at = offset + i * SECTOR;
+                    self.medium[at..at + sector.len()].copy_from_slice(sector);
+                }
+            }
+        }
+    }
+
+    fn apply_pending(&mut self) {
+        for (offset, bytes) in std::mem::take(&mut self.pending) {
+            self.medium[offset..offset + bytes.len()].copy_from_slice(&bytes);
+        }
+    }
+}
+
+impl Device for MemDevice {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn submit(&self, _: Vec<Request>, _: Arc<dyn CompletionSink>) {
+        unreachable!("the log writes synchronously");
+    }
+
+    fn read(&self, offset: u64, buf: &mut IoBuf) -> Result<()> {
+        let inner = self.inner.lock();
+        let offset = offset as usize;
+        let len = buf.len();
+        buf.as_mut_bytes().copy_from_slice(&inner.medium[offset..offset + len]);
+        for (at, bytes) in &inner.pending {
+            let (from, to) = ((*at).max(offset), (at + bytes.len()).min(offset + len));
+            if from < to {
+                buf.as_mut_bytes()[from - offset..to - offset].copy_from_slice(&bytes[from - at..to - at]);
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, buf: &IoBuf, fua: bool) -> Result<()> {
+        assert!(offset.is_multiple_of(BLOCK_SIZE as u64) && offset + buf.len() as u64 <= self.geometry.size);
+        let mut inner = self.inner.lock();
+        let id = inner.writes;
+        inner.writes += 1;
+        if inner.frozen || inner.fail_at == Some(id) {
+            return Err(eio("write", offset, buf.len() as u64));
+        }
+        if !fua {
+            inner.pending.push((offset as usize, buf.as_bytes().to_vec()));
+            return Ok(());
+        }
+        inner.under_way.push((id, offset as usize, buf.as_bytes().to_vec()));
+        inner.in_flight_max = inner.in_flight_max.max(inner.under_way.len());
+        if inner.crash_at == Some(id) {
+            inner.freeze();
+        }
+        drop(inner);
+        if !self.latency.is_zero() {
+            std::thread::sleep(self.latency);
+        }
+        let mut inner = self.inner.lock();
+        if inner.frozen {
+            return Err(eio("write", offset, buf.len() as u64));
+        }
+        let at = inner.under_way.iter().position(|w| w.0 == id).expect("under way until it is done");
+        let (_, offset, bytes) = inner.under_way.swap_remove(at);
+        inner.medium[offset..offset + bytes.len()].copy_from_slice(&bytes);
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<()> {
+        let mut inner = self.inner.lock();
+        inner.flushes += 1;
+        if inner.frozen {
+            return Err(eio("flush", 0, 0));
+        }
+        inner.apply_pending();
+        Ok(())
+    }
+
+    fn discard(&self, _: u64, _: u64) -> Result<()> {
+        unreachable!("the log discards nothing");
+    }
+
+    fn write_zeroes(&self, _: u64, _: u64) -> Result<()> {
+        unreachable!("the log zeroes nothing");
+    }
+
+    fn name(&self) -> &str {
+        "memory"
+    }
+}
+
+/// A barrier that counts and can be told to fail.
+#[derive(Default)]
+pub struct CountingBarrier {
+    pub calls: std::sync::atomic::AtomicU64,
+    pub fail: std::sync::atomic::AtomicBool,
+}
+
+impl kedge_log::Barrier for CountingBarrier {
+    fn barrier(&self) -> Result<()> {
+        use std::sync::atomic::Ordering::Relaxed;
+        self.calls.fetch_add(1, Relaxed);
+        if self.fail.load(Relaxed) { Err(eio("flush", 0, 0)) } else { Ok(()) }
+    }
+}
+
+pub const RING_START: u64 = 3;
+
+/// A log on `device`, whose ring is all of it but for the first [`RING_START`] blocks.
+pub struct Setup {
+    pub device: Arc<MemDevice>,
+    pub barrier: Arc<CountingBarrier>,
+    pub uuid: uuid::Uuid,
+    pub epoch: kedge_base::Epoch,
+    pub ring_blocks: u64,
+    pub in_flight_max: usize,
+    pub staged_bytes_max: u64,
+}
+
+impl Setup {
+    pub fn new(device: Arc<MemDevice>) -> Setup {
+        let ring_blocks = device.geometry.size / BLOCK_SIZE as u64 - RING_START;
+        Setup {
+            device,
+            barrier: Arc::default(),
+            uuid: uuid::Uuid::from_u128(7),
+            epoch: kedge_base::Epoch(1),
+            ring_blocks,
+            in_flight_max: 4,
+            staged_bytes_max: 8 << 20,
+        }
+    }
+
+    pub fn open(&self, head: kedge_base::Lsn, tail: kedge_base::Lsn) -> Arc<kedge_log::Log> {
+        kedge_log::Log::new(
+            self.device.clone(),
+            Arc::new(kedge_base::SystemClock::default()),
+            self.barrier.clone(),
+            kedge_log::LogConfig {
+                uuid: self.uuid,
+                epoch: self.epoch,
+                ring_start: kedge_base::BlockNo(RING_START),
+                ring_blocks: self.ring_blocks,
+                head,
+                tail,
+                in_flight_max: self.in_flight_max,
+                staged_bytes_max: self.staged_bytes_max,
+            },
+        )
+    }
+
+    /// Scans an image; the records with their positions.
+    pub fn scan(&self, image: Vec<u8>, from: kedge_base::Lsn) -> Result<(kedge_log::ScanEnd, Vec<Found>)> {
+        let device = MemDevice::from_image(image, 0, Duration::ZERO);
+        self.scan_device(&*device, from)
+    }
+
+    pub fn scan_device(
+        &self,
+        device: &dyn Device,
+        from: kedge_base::Lsn,
+    ) -> Result<(kedge_log::ScanEnd, Vec<Found>)> {
+        let config = kedge_log::ScanConfig {
+            uuid: self.uuid,
+            epoch: self.epoch,
+            ring_start: kedge_base::BlockNo(RING_START),
+            ring_blocks: self.ring_blocks,
+            from,
+            slot_tail: from,
+        };
+        let mut found = Vec::new();
+        let end = kedge_log::scan(device, config, &mut |lsn, record| {
+            found.push((lsn, record.to_vec()));
+            Ok(())
+        })?;
+        Ok((end, found))
+    }
+}
+
+pub type Found = (kedge_log::RecordLsn, Vec<u8>);

@@ -1,0 +1,469 @@
+//! The log's verbs one by one, and its behaviour when something fails.
+
+mod common;
+
+use common::{MemDevice, Setup};
+use kedge_base::{BLOCK_SIZE, Error, Lsn, Result};
+use kedge_log::{ForceCause, Log, RECORD_MAX, RECORD_OVERHEAD, ReserveClass, SpacePressure, StopReason};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+const BLOCK: u64 = BLOCK_SIZE as u64;
+const MIB: usize = 256;
+
+fn setup(blocks: usize) -> Setup {
+    Setup::new(MemDevice::new(blocks, 1))
+}
+
+fn append(log: &Log, record: &[u8]) -> kedge_log::RecordLsn {
+    let mut reservation = log.reserve(record.len() as u64, ReserveClass::Normal).unwrap();
+    log.append(&mut reservation, record)
+}
+
+fn spawn<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> std::thread::JoinHandle<T> {
+    kedge_base::spawn_named("test", body).unwrap()
+}
+
+/// Polls until `what` holds; the bound only turns a hang into a failure.
+fn until(what: impl Fn() -> bool) {
+    for _ in 0..5000 {
+        if what() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    panic!("condition not reached");
+}
+
+#[test]
+fn records_lie_where_append_says_and_come_back_in_order() {
+    let s = setup(2 * MIB);
+    let log = s.open(Lsn(0), Lsn(0));
+    let a = append(&log, b"first");
+    let b = append(&log, b"second record");
+    assert_eq!((a.start, a.end, a.write_start), (Lsn(80), Lsn(80 + 4 + 5), Lsn(0)));
+    assert_eq!((b.start, b.end), (a.end, Lsn(a.end.0 + 4 + 13)));
+    assert_eq!((log.head_lsn(), log.durable_lsn()), (b.end, Lsn(0)));
+    log.force(a.end, ForceCause::Fsync).unwrap();
+    assert_eq!(
+        (log.durable_lsn(), log.head_lsn()),
+        (Lsn(BLOCK), Lsn(BLOCK)),
+        "a force takes the whole batch"
+    );
+    let c = append(&log, &[9; 5000]);
+    assert_eq!(c.write_start, Lsn(BLOCK));
+    log.force(Lsn(u64::MAX), ForceCause::Sync).unwrap();
+    assert_eq!(log.durable_lsn(), Lsn(3 * BLOCK), "beyond the head means to the head");
+
+    let (end, found) = s.scan(s.device.image(), Lsn(0)).unwrap();
+    let want = [(a, b"first".to_vec()), (b, b"second record".to_vec()), (c, vec![9; 5000])];
+    assert_eq!(found, want);
+    assert_eq!((end.head, end.writes, end.records, end.bytes), (Lsn(3 * BLOCK), 2, 3, 5 + 13 + 5000));
+    assert_eq!(end.stop, StopReason::NoWrite);
+}
+
+#[test]
+fn a_force_costs_one_write_and_a_durable_target_none() {
+    let s = setup(2 * MIB);
+    let log = s.open(Lsn(0), Lsn(0));
+    for i in 1..=10 {
+        let at = append(&log, b"x");
+        log.force(at.end, ForceCause::Fsync).unwrap();
+        log.force(at.end, ForceCause::Fdatasync).unwrap();
+        assert_eq!(s.device.writes(), i);
+    }
+    let stats = log.stats();
+    assert_eq!((stats.forces(ForceCause::Fsync), stats.forces(ForceCause::Fdatasync)), (10, 10));
+    assert_eq!((stats.forces_total(), stats.forces_idle.get(), stats.writes.get()), (20, 10, 10));
+    assert_eq!((stats.records.get(), stats.bytes_appended.get()), (10, 10));
+    assert_eq!((stats.bytes_written.get(), stats.barriers.get()), (10 * BLOCK, 10));
+    assert_eq!(stats.group_forces.snapshot().sum, 10);
+    assert_eq!(s.barrier.calls.load(SeqCst), 10);
+}
+
+#[test]
+fn seal_cuts_between_records() {
+    let s = setup(2 * MIB);
+    let log = s.open(Lsn(0), Lsn(0));
+    assert_eq!(log.seal(), Lsn(0), "an empty batch is not sealed");
+    append(&log, b"before");
+    let cut = log.seal();
+    assert_eq!((cut, log.seal()), (Lsn(BLOCK), Lsn(BLOCK)));
+    let after = append(&log, b"after");
+    assert_eq!(after.write_start, cut);
+    log.force(cut, ForceCause::Checkpoint).unwrap();
+    assert!(log.durable_lsn() >= cut && log.durable_lsn() < after.end);
+}
+
+#[test]
+fn full_batches_go_out_unasked() {
+    let s = setup(20 * MIB);
+    let log = s.open(Lsn(0), Lsn(0));
+    let record = vec![3; 100_000];
+    let mut last = append(&log, &record);
+    while last.write_start < Lsn(4 * MIB as u64 * BLOCK / 2) {
+        last = append(&log, &record);
+    }
+    until(|| log.durable_lsn() >= last.write_start);
+    assert!(log.durable_lsn() < last.end, "the open batch stays");
+    log.force(last.end, ForceCause::Sync).unwrap();
+    let (end, found) = s.scan(s.device.image(), Lsn(0)).unwrap();
+    assert_eq!(end.head, log.durable_lsn());
+    assert_eq!(found.last().unwrap().0, last);
+}
+
+#[test]
+fn the_longest_record_fits_and_wraps_around_the_ring() {
+    let s = setup(3 * MIB);
+    let log = s.open(Lsn(0), Lsn(0));
+    let record: Vec<u8> = (0..RECORD_MAX).map(|i| i as u8).collect();
+    for _ in 0..20 {
+        append(&log, b"small");
+        let at = append(&log, &record);
+        log.force(at.end, ForceCause::Sync).unwrap();
+        let (_, found) = s.scan(s.device.image(), log.tail_lsn()).unwrap();
+        assert_eq!(found.last().unwrap(), &(at, record.clone()));
+        log.advance_tail(log.durable_lsn());
+        let (end, found) = s.scan(s.device.image(), log.tail_lsn()).unwrap();
+        assert!(found.is_empty() && end.head == log.tail_lsn());
+    }
+}
+
+#[test]
+fn async_forces_are_answered_from_a_writer_thread() {
+    let s = setup(2 * MIB);
+    let log = s.open(Lsn(0), Lsn(0));
+    let (sender, receiver) = mpsc::channel();
+    let me = std::thread::current().id();
+    let mut ends = Vec::new();
+    for i in 0..50u64 {
+        let at = append(&log, &i.to_le_bytes());
+        let sender = sender.clone();
+        let done = move |r: Result<()>| sender.send((i, r.is_ok(), std::thread::current().id())).unwrap();
+        log.force_async(at.end, ForceCause::Fsync, Box::new(done));
+        ends.push(at.end);
+    }
+    let mut seen: Vec<u64> = (0..50)
+        .map(|_| receiver.recv().unwrap())
+        .map(|(i, ok, _)| {
+            assert!(ok);
+            i
+        })
+        .collect();
+    seen.sort_unstable();
+    assert_eq!(seen, (0..50).collect::<Vec<_>>());
+    assert!(log.durable_lsn() >= *ends.last().unwrap());
+    // Durable already: answered at once, here.
+    let done = move |r: Result<()>| sender.send((99, r.is_ok(), std::thread::current().id())).unwrap();
+    log.force_async(ends[0], ForceCause::Fsync, Box::new(done));
+    assert_eq!(receiver.try_recv().unwrap(), (99, true, me));
+}
+
+#[test]
+fn stop_answers_what_was_asked_and_refuses_the_rest() {
+    let s = setup(2 * MIB);
+    let log = s.open(Lsn(0), Lsn(0));
+    let (sender, receiver) = mpsc::channel();
+    let at = append(&log, b"x");
+    for _ in 0..3 {
+        let sender = sender.clone();
+        log.force_async(at.end, ForceCause::Close, Box::new(move |r| sender.send(r.is_ok()).unwrap()));
+    }
+    log.stop();
+    assert_eq!((0..3).map(|_| receiver.try_recv().unwrap()).collect::<Vec<_>>(), [true; 3]);
+    assert!(matches!(log.reserve(1, ReserveClass::Normal), Err(Error::Shutdown(_))));
+    log.force_async(Lsn(u64::MAX), ForceCause::Close, Box::new(move |r| sender.send(r.is_ok()).unwrap()));
+    assert!(!receiver.try_recv().unwrap());
+    log.stop();
+}
+
+#[test]
+fn a_callback_may_drop_the_last_handle() {
+    let s = setup(2 * MIB);
+    let log = s.open(Lsn(0), Lsn(0));
+    let at = append(&log, b"x");
+    let (sender, receiver) = mpsc::channel();
+    let last = log.clone();
+    let (go, wait) = mpsc::channel::<()>();
+    let done = move |r: Result<()>| {
+        wait.recv().unwrap();
+        drop(last);
+        sender.send(r.is_ok()).unwrap();
+    };
+    log.force_async(at.end, ForceCause::Close, Box::new(done));
+    drop(log);
+    go.send(()).unwrap();
+    assert!(receiver.recv_timeout(Duration::from_secs(10)).unwrap());
+}
+
+#[test]
+fn reservations_never_let_the_ring_overflow() {
+    let s = setup(MIB + 3);
+    let log = s.open(Lsn(0), Lsn(0));
+    let ring = log.space().ring_bytes;
+    let mut held = Vec::new();
+    while let Some(reservation) = log.try_reserve(10, ReserveClass::Normal).unwrap() {
+        held.push(reservation);
+    }
+    let space = log.space();
+    assert_eq!(space.reserved_bytes, held.len() as u64 * (10 + RECORD_OVERHEAD));
+    assert!(space.reserved_bytes + (10 + RECORD_OVERHEAD) > ring - ring / 8);
+    assert!(
+        log.try_reserve(10, ReserveClass::Reclaim).unwrap().is_some(),
+        "the emergency reserve is for reclaim"
+    );
+    // The worst case: every record in a write of its own.
+    let records = held.len() as u64;
+    for mut reservation in held {
+        let at = log.append(&mut reservation, &[1; 10]);
+        log.force(at.end, ForceCause::Fsync).unwrap();
+    }
+    let space = log.space();
+    assert_eq!((space.reserved_bytes, space.used_bytes), (0, records * BLOCK));
+    assert!(space.used_bytes <= ring);
+    log.advance_tail(log.durable_lsn());
+    assert_eq!((log.space().used_bytes, log.space().free_percent), (0, 100));
+}
+
+#[test]
+fn a_reservation_for_several_records_counts_the_overhead_of_each() {
+    let s = setup(2 * MIB);
+    let log = s.open(Lsn(0), Lsn(0));
+    let mut reservation = log.reserve(30 + 2 * RECORD_OVERHEAD, ReserveClass::Normal).unwrap();
+    for _ in 0..3 {
+        assert!(reservation.bytes_left() >= 10);
+        let at = log.append(&mut reservation, &[1; 10]);
+        log.force(at.end, ForceCause::Fsync).unwrap();
+    }
+    assert_eq!(reservation.bytes_left(), 0);
+    assert_eq!(log.space().reserved_bytes, 0);
+}
+
+#[test]
+#[should_panic(expected = "exceeds its reservation")]
+fn a_record_beyond_its_reservation_is_refused() {
+    let log = setup(2 * MIB).open(Lsn(0), Lsn(0));
+    let mut reservation = log.reserve(10, ReserveClass::Normal).unwrap();
+    log.append(&mut reservation, &[1; 11]);
+}
+
+#[test]
+#[should_panic(expected = "middle of a log write")]
+fn a_tail_within_a_write_is_refused() {
+    let log = setup(2 * MIB).open(Lsn(0), Lsn(0));
+    let at = append(&log, &[1; 9000]);
+    log.force(at.end, ForceCause::Fsync).unwrap();
+    log.advance_tail(Lsn(BLOCK));
+}
+
+#[test]
+fn what_can_never_fit_is_too_large() {
+    let log = setup(MIB + 3).open(Lsn(0), Lsn(0));
+    let Err(Error::TooLarge { need, max }) = log.reserve(1 << 40, ReserveClass::Normal) else { panic!() };
+    assert_eq!(need, 1 << 40);
+    assert!(log.try_reserve(max, ReserveClass::Normal).unwrap().is_some());
+    assert!(matches!(log.try_reserve(max + 1, ReserveClass::Normal), Err(Error::TooLarge { .. })));
+    assert!(log.try_reserve(max + 1, ReserveClass::Reclaim).unwrap().is_some());
+}
+
+#[test]
+fn promises_hold_space_back() {
+    let log = setup(MIB + 3).open(Lsn(0), Lsn(0));
+    let Err(Error::TooLarge { max, .. }) = log.reserve(1 << 40, ReserveClass::Normal) else { panic!() };
+    log.promise(1000);
+    assert!(log.try_reserve(max, ReserveClass::Normal).unwrap().is_none());
+    assert!(log.try_reserve(max - 1000, ReserveClass::Normal).unwrap().is_some());
+    assert_eq!(log.space().promised_bytes, 1000);
+    log.promise(-1000);
+    assert!(log.try_reserve(max, ReserveClass::Normal).unwrap().is_some());
+}
+
+struct Checkpointer {
+    log: Arc<Log>,
+    asked: AtomicU64,
+}
+
+impl SpacePressure for Checkpointer {
+    fn need_space(&self) {
+        self.asked.fetch_add(1, SeqCst);
+    }
+}
+
+#[test]
+fn a_waiting_reservation_asks_for_space_and_wakes_when_the_tail_moves() {
+    let log = setup(MIB + 3).open(Lsn(0), Lsn(0));
+    let pressure = Arc::new(Checkpointer { log: log.clone(), asked: AtomicU64::new(0) });
+    let weak: std::sync::Weak<Checkpointer> = Arc::downgrade(&pressure);
+    log.set_pressure(weak);
+    let record = vec![1; 200_000];
+    while let Some(mut r) = log.try_reserve(record.len() as u64, ReserveClass::Normal).unwrap() {
+        log.append(&mut r, &record);
+    }
+    let waiter = {
+        let log = log.clone();
+        spawn(move || log.reserve(600_000, ReserveClass::Normal).map(|r| r.bytes_left()))
+    };
+    until(|| pressure.asked.load(SeqCst) > 0);
+    assert!(
+        log.try_reserve(1, ReserveClass::Normal).unwrap().is_none(),
+        "a small one does not overtake a waiting large one"
+    );
+    assert!(log.try_reserve(1, ReserveClass::Reclaim).unwrap().is_some(), "reclaim does");
+    let cut = pressure.log.seal();
+    pressure.log.force(cut, ForceCause::Space).unwrap();
+    pressure.log.advance_tail(cut);
+    assert_eq!(waiter.join().unwrap().unwrap(), 600_000);
+    assert_eq!(log.stats().space_stalls.snapshot().count, 1);
+}
+
+#[test]
+fn waiting_reservations_are_served_in_order() {
+    let log = setup(MIB + 3).open(Lsn(0), Lsn(0));
+    let Err(Error::TooLarge { max, .. }) = log.reserve(1 << 40, ReserveClass::Normal) else { panic!() };
+    let all = log.reserve(max, ReserveClass::Normal).unwrap();
+    let order = Arc::new(kedge_base::lock::Mutex::new(kedge_base::lock::Rank::Leaf, Vec::new()));
+    let mut threads = Vec::new();
+    for i in 0..6u64 {
+        let (thread_log, order) = (log.clone(), order.clone());
+        threads.push(spawn(move || {
+            // Each takes more than half: one at a time.
+            let r = thread_log.reserve(max / 2 + 10_000 * (i % 2), ReserveClass::Normal).unwrap();
+            order.lock().push(i);
+            drop(r);
+        }));
+        // The next one queues behind it.
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    drop(all);
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    assert_eq!(*order.lock(), (0..6).collect::<Vec<_>>());
+    assert_eq!(log.space().reserved_bytes, 0);
+}
+
+#[test]
+fn reservations_wait_for_staged_batches_not_for_ever() {
+    let device = MemDevice::with_latency(40 * MIB, 1, Duration::from_millis(5));
+    let mut s = Setup::new(device);
+    s.staged_bytes_max = 1 << 20;
+    s.in_flight_max = 2;
+    let log = s.open(Lsn(0), Lsn(0));
+    let record = vec![7; 200_000];
+    for _ in 0..100 {
+        append(&log, &record);
+        let unwritten = log.head_lsn().0 - log.durable_lsn().0;
+        assert!(unwritten <= (4 << 20), "{unwritten} bytes staged");
+    }
+    assert!(log.stats().staged_stalls.snapshot().count > 0);
+    assert_eq!(log.stats().space_stalls.snapshot().count, 0);
+    log.force(log.head_lsn(), ForceCause::Sync).unwrap();
+    assert!(s.device.in_flight_max() <= 2);
+}
+
+#[test]
+fn many_threads_share_writes() {
+    let device = MemDevice::with_latency(40 * MIB, 1, Duration::from_micros(500));
+    let s = Setup::new(device);
+    let log = s.open(Lsn(0), Lsn(0));
+    let threads: Vec<_> = (0..16u64)
+        .map(|t| {
+            let log = log.clone();
+            spawn(move || {
+                for i in 0..50u64 {
+                    let at = append(&log, &[t, i].map(u64::to_le_bytes).concat());
+                    log.force(at.end, ForceCause::Fsync).unwrap();
+                    assert!(log.durable_lsn() >= at.end);
+                }
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    let stats = log.stats();
+    assert_eq!(stats.forces(ForceCause::Fsync), 800);
+    assert!(stats.writes.get() < 600, "{} writes for 800 forces", stats.writes.get());
+    assert!(s.device.in_flight_max() >= 2 && s.device.in_flight_max() <= 4);
+    let (end, found) = s.scan(s.device.image(), Lsn(0)).unwrap();
+    assert_eq!((end.records, found.len(), end.writes), (800, 800, stats.writes.get()));
+}
+
+#[test]
+fn a_failed_write_latches_shutdown_and_wakes_everyone() {
+    let device = MemDevice::with_latency(MIB + 3, 1, Duration::from_millis(20));
+    let s = Setup::new(device);
+    let log = s.open(Lsn(0), Lsn(0));
+    append(&log, b"fine");
+    log.force(log.head_lsn(), ForceCause::Fsync).unwrap();
+    let durable = log.durable_lsn();
+    let mut early = log.reserve(100, ReserveClass::Normal).unwrap();
+    let filler = log.reserve(800_000, ReserveClass::Normal).unwrap();
+    let stuck = {
+        let log = log.clone();
+        spawn(move || log.reserve(500_000, ReserveClass::Normal).map(drop))
+    };
+    // Eight forces, more than slots: leaders, waiters and a callback.
+    s.device.fail_write(0);
+    let (sender, receiver) = mpsc::channel();
+    let threads: Vec<_> = (0..8)
+        .map(|_| {
+            let log = log.clone();
+            spawn(move || {
+                let mut r = log.try_reserve(10, ReserveClass::Reclaim)?.expect("there is room");
+                let at = log.append(&mut r, &[1; 10]);
+                log.force(at.end, ForceCause::Fsync)
+            })
+        })
+        .collect();
+    let at = log.append(&mut early, &[2; 100]);
+    log.force_async(at.end, ForceCause::Fsync, Box::new(move |r| sender.send(r).unwrap()));
+    let errors: Vec<Error> = threads.into_iter().map(|t| t.join().unwrap().unwrap_err()).collect();
+    assert!(errors.iter().any(|e| matches!(e, Error::Io { .. })), "{errors:?}");
+    assert!(errors.iter().all(|e| matches!(e, Error::Io { .. } | Error::Shutdown(_))), "{errors:?}");
+    assert!(receiver.recv().unwrap().is_err());
+    assert!(matches!(stuck.join().unwrap(), Err(Error::Shutdown(_))));
+    assert!(matches!(log.shutdown_reason(), Some(Error::Io { .. })));
+    assert_eq!(log.durable_lsn(), durable);
+
+    // Afterwards nothing is accepted, nothing hangs, nothing is written.
+    let writes = s.device.writes();
+    assert!(matches!(log.force(Lsn(0), ForceCause::Fsync), Err(Error::Shutdown(_))));
+    assert!(matches!(log.reserve(1, ReserveClass::Reclaim), Err(Error::Shutdown(_))));
+    assert!(matches!(log.try_reserve(1, ReserveClass::Normal), Err(Error::Shutdown(_))));
+    let mut filler = filler;
+    log.append(&mut filler, &[3; 700_000]);
+    log.seal();
+    assert!(log.force(log.head_lsn(), ForceCause::Sync).is_err());
+    log.stop();
+    assert_eq!(s.device.writes(), writes);
+}
+
+#[test]
+fn a_failed_barrier_is_a_failed_write() {
+    let s = setup(2 * MIB);
+    let log = s.open(Lsn(0), Lsn(0));
+    let at = append(&log, b"x");
+    s.barrier.fail.store(true, SeqCst);
+    assert!(matches!(log.force(at.end, ForceCause::Fsync), Err(Error::Io { op: "flush", .. })));
+    s.barrier.fail.store(false, SeqCst);
+    assert!(matches!(log.force(at.end, ForceCause::Fsync), Err(Error::Shutdown(_))));
+    assert_eq!(s.device.writes(), 0);
+}
+
+#[test]
+fn shutdown_from_outside_wakes_waiters() {
+    let log = setup(MIB + 3).open(Lsn(0), Lsn(0));
+    let all = log.reserve(700_000, ReserveClass::Normal).unwrap();
+    let stuck = {
+        let log = log.clone();
+        spawn(move || log.reserve(700_000, ReserveClass::Normal).map(drop))
+    };
+    std::thread::sleep(Duration::from_millis(20));
+    log.shutdown(&Error::Fenced);
+    log.shutdown(&Error::NoSpace);
+    assert!(matches!(stuck.join().unwrap(), Err(Error::Shutdown(_))));
+    assert!(matches!(log.shutdown_reason(), Some(Error::Fenced)), "the first reason stays");
+    drop(all);
+}

@@ -1,0 +1,273 @@
+//! Scans of logs that a crash cannot have produced: recovery must say so, and never hand out a wrong record.
+
+mod common;
+
+use common::{MemDevice, RING_START, Setup};
+use kedge_base::{BLOCK_SIZE, CorruptKind, Epoch, Error, IoBuf, Lsn, Result};
+use kedge_device::Device;
+use kedge_format::logwrite::{FRAME_SIZE, HEADER_SIZE, WriteHeader};
+use kedge_log::{ForceCause, Log, ReserveClass, StopReason};
+use std::time::Duration;
+
+const BLOCK: u64 = BLOCK_SIZE as u64;
+
+fn append(log: &Log, record: &[u8]) -> kedge_log::RecordLsn {
+    let mut reservation = log.reserve(record.len() as u64, ReserveClass::Normal).unwrap();
+    log.append(&mut reservation, record)
+}
+
+/// A log of `writes` acknowledged writes from `start` on.
+fn written(ring_blocks: usize, start: Lsn, writes: &[&[usize]]) -> Setup {
+    let s = Setup::new(MemDevice::new(ring_blocks + RING_START as usize, 1));
+    let log = s.open(start, start);
+    for (i, records) in writes.iter().enumerate() {
+        for &len in *records {
+            append(&log, &vec![i as u8 + 1; len]);
+        }
+        log.force(log.head_lsn(), ForceCause::Fsync).unwrap();
+    }
+    s
+}
+
+fn is_corrupt(result: Result<(kedge_log::ScanEnd, Vec<common::Found>)>, words: &str) {
+    match result {
+        Err(Error::Corrupt { kind: CorruptKind::Log, what, .. }) => assert!(what.contains(words), "{what}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Puts a write of one record at `header.lsn` into an image, or elsewhere.
+fn put(s: &Setup, image: &mut [u8], place: Lsn, header: WriteHeader, record: &[u8]) {
+    let mut buf = IoBuf::zeroed(header.blocks as usize);
+    let bytes = buf.as_mut_bytes();
+    bytes[HEADER_SIZE..HEADER_SIZE + 4].copy_from_slice(&(record.len() as u32).to_le_bytes());
+    bytes[HEADER_SIZE + FRAME_SIZE..HEADER_SIZE + FRAME_SIZE + record.len()].copy_from_slice(record);
+    header.seal(&s.uuid, bytes);
+    let at = (RING_START * BLOCK + place.0 % (s.ring_blocks * BLOCK)) as usize;
+    image[at..at + bytes.len()].copy_from_slice(bytes);
+}
+
+fn header(lsn: u64, durable: u64) -> WriteHeader {
+    WriteHeader {
+        epoch: Epoch(1),
+        lsn: Lsn(lsn),
+        blocks: 1,
+        tail_lsn: Lsn(0),
+        durable_lsn: Lsn(durable),
+        payload_bytes: 4 + 3,
+        records: 1,
+    }
+}
+
+#[test]
+fn every_flipped_bit_ends_the_log_before_it_or_is_reported() {
+    // Across the ring's end, with a write of two blocks in the middle.
+    let start = Lsn(14 * BLOCK);
+    let s = written(16, start, &[&[10, 20], &[5000], &[1, 2, 3]]);
+    let image = s.device.image();
+    let (end, all) = s.scan(image.clone(), start).unwrap();
+    assert_eq!((end.writes, all.len()), (3, 6));
+    let starts: Vec<u64> = vec![14, 15, 17, 18];
+    let device = MemDevice::from_image(image.clone(), 0, Duration::ZERO);
+    let (mut reported, mut shortened) = (0, 0);
+    for write in 0..3 {
+        for block in starts[write]..starts[write + 1] {
+            let at = (RING_START + block % 16) * BLOCK;
+            let original = image[at as usize..(at + BLOCK) as usize].to_vec();
+            for bit in 0..BLOCK_SIZE * 8 {
+                let mut flipped = IoBuf::from_bytes(&original);
+                flipped.as_mut_bytes()[bit / 8] ^= 1 << (bit % 8);
+                device.write(at, &flipped, true).unwrap();
+                match s.scan_device(&*device, start) {
+                    Ok((end, found)) => {
+                        assert_eq!(end.head, Lsn(starts[write] * BLOCK), "block {block} bit {bit}");
+                        assert_eq!(found, all[..found.len()], "block {block} bit {bit}");
+                        assert_eq!(write, 2, "a durable write was lost silently: block {block} bit {bit}");
+                        shortened += 1;
+                    }
+                    Err(Error::Corrupt { kind: CorruptKind::Log, .. }) => reported += 1,
+                    Err(other) => panic!("{other}"),
+                }
+            }
+            device.write(at, &IoBuf::from_bytes(&original), true).unwrap();
+        }
+    }
+    assert_eq!((shortened, reported), (BLOCK_SIZE * 8, 3 * BLOCK_SIZE * 8));
+}
+
+#[test]
+fn a_lost_durable_write_is_named() {
+    let s = written(64, Lsn(0), &[&[10], &[10], &[10], &[10]]);
+    let mut image = s.device.image();
+    let at = ((RING_START + 1) * BLOCK) as usize;
+    image[at..at + BLOCK_SIZE].fill(0);
+    is_corrupt(s.scan(image, Lsn(0)), "LSN 4096: the log write there was durable");
+}
+
+#[test]
+fn a_write_in_flight_beside_the_lost_one_proves_nothing() {
+    let s = written(64, Lsn(0), &[&[10]]);
+    let mut image = s.device.image();
+    // The write at block 1 did not make it; those behind it were composed while only block 0 was durable.
+    for block in 2..5 {
+        put(&s, &mut image, Lsn(block * BLOCK), header(block * BLOCK, BLOCK), b"abc");
+    }
+    let (end, found) = s.scan(image.clone(), Lsn(0)).unwrap();
+    assert_eq!((end.head, found.len(), end.stop), (Lsn(BLOCK), 1, StopReason::NoWrite));
+    put(&s, &mut image, Lsn(5 * BLOCK), header(5 * BLOCK, 2 * BLOCK), b"abc");
+    is_corrupt(s.scan(image, Lsn(0)), "LSN 4096: the log write there was durable");
+}
+
+#[test]
+fn the_proof_of_a_loss_is_found_as_far_away_as_it_can_lie() {
+    let s = written(4 * 256 + 600, Lsn(0), &[&[10]]);
+    let far = BLOCK + 4 * 256 * BLOCK;
+    for (lsn, found) in [(far, true), (far + BLOCK, false)] {
+        let mut image = s.device.image();
+        put(&s, &mut image, Lsn(lsn), header(lsn, 2 * BLOCK), b"abc");
+        let result = s.scan(image, Lsn(0));
+        if found { is_corrupt(result, "was durable") } else { assert_eq!(result.unwrap().0.head, Lsn(BLOCK)) }
+    }
+}
+
+#[test]
+fn a_newer_epoch_proves_a_lost_superblock_slot() {
+    let s = written(64, Lsn(0), &[&[10], &[10]]);
+    // Where the log goes on, and behind the stop.
+    for block in [2, 7] {
+        let mut image = s.device.image();
+        let newer = WriteHeader { epoch: Epoch(2), ..header(block * BLOCK, block * BLOCK) };
+        put(&s, &mut image, Lsn(block * BLOCK), newer, b"abc");
+        is_corrupt(s.scan(image, Lsn(0)), "newer superblock slot");
+        let mut image = s.device.image();
+        let older = WriteHeader { epoch: Epoch(0), ..newer };
+        put(&s, &mut image, Lsn(block * BLOCK), older, b"abc");
+        let (end, found) = s.scan(image, Lsn(0)).unwrap();
+        assert_eq!((end.head, found.len()), (Lsn(2 * BLOCK), 2));
+        assert_eq!(end.stop, if block == 2 { StopReason::OlderEpoch } else { StopReason::NoWrite });
+    }
+}
+
+#[test]
+fn a_newer_tail_proves_a_lost_superblock_slot() {
+    let s = written(64, Lsn(0), &[&[10], &[10]]);
+    for block in [2, 5] {
+        let mut image = s.device.image();
+        let write = WriteHeader { tail_lsn: Lsn(BLOCK), ..header(block * BLOCK, 0) };
+        put(&s, &mut image, Lsn(block * BLOCK), write, b"abc");
+        is_corrupt(s.scan(image, Lsn(0)), "newer superblock slot");
+    }
+}
+
+#[test]
+fn a_lap_too_many_proves_a_lost_superblock_slot() {
+    // The old slot's tail was overwritten: its log begins with a write of the next lap.
+    let s = Setup::new(MemDevice::new(32 + RING_START as usize, 1));
+    let log = s.open(Lsn(0), Lsn(0));
+    for _ in 0..40 {
+        let at = append(&log, &[1; 5000]);
+        log.force(at.end, ForceCause::Fsync).unwrap();
+        log.advance_tail(log.durable_lsn());
+    }
+    let (tail, image) = (log.tail_lsn(), s.device.image());
+    assert!(s.scan(image.clone(), tail).unwrap().1.is_empty());
+    let mut s = s;
+    for old in [0, 2, 10, 30] {
+        is_corrupt(s.scan(image.clone(), Lsn(old * BLOCK)), "newer superblock slot");
+    }
+    s.epoch = Epoch(2);
+    let (end, _) = s.scan(image, tail).unwrap();
+    assert_eq!(end.stop, StopReason::OlderEpoch);
+}
+
+#[test]
+fn earlier_laps_and_misplaced_copies_never_validate() {
+    let s = written(32, Lsn(32 * BLOCK), &[&[10]]);
+    let mut image = s.device.image();
+    put(&s, &mut image, Lsn(33 * BLOCK), header(BLOCK, 0), b"abc");
+    let (end, _) = s.scan(image.clone(), Lsn(32 * BLOCK)).unwrap();
+    assert_eq!((end.head, end.stop), (Lsn(33 * BLOCK), StopReason::OlderLap));
+    put(&s, &mut image, Lsn(33 * BLOCK), header(34 * BLOCK, 0), b"abc");
+    assert_eq!(s.scan(image, Lsn(32 * BLOCK)).unwrap().0.stop, StopReason::OlderLap);
+}
+
+#[test]
+fn records_that_do_not_divide_the_payload_are_corruption() {
+    let s = written(32, Lsn(0), &[&[10]]);
+    for (payload_bytes, records) in [(6, 1), (8, 1), (7, 2), (9, 1)] {
+        let mut image = s.device.image();
+        let write = WriteHeader { payload_bytes, records, ..header(BLOCK, BLOCK) };
+        put(&s, &mut image, Lsn(BLOCK), write, b"abc");
+        is_corrupt(s.scan(image, Lsn(0)), "do not divide");
+    }
+}
+
+#[test]
+fn a_full_ring_ends_at_its_end() {
+    let s = Setup::new(MemDevice::new(32 + RING_START as usize, 1));
+    let log = s.open(Lsn(5 * BLOCK), Lsn(5 * BLOCK));
+    while let Some(mut r) = log.try_reserve(10, ReserveClass::Reclaim).unwrap() {
+        let at = log.append(&mut r, &[1; 10]);
+        log.force(at.end, ForceCause::Fsync).unwrap();
+    }
+    // What the reservations keep back, but the ring could hold: filled by hand.
+    let mut image = s.device.image();
+    let mut writes = (log.durable_lsn().0 - 5 * BLOCK) / BLOCK;
+    assert!(writes >= 30);
+    while writes < 32 {
+        let lsn = (5 + writes) * BLOCK;
+        put(&s, &mut image, Lsn(lsn), WriteHeader { tail_lsn: Lsn(5 * BLOCK), ..header(lsn, lsn) }, b"abc");
+        writes += 1;
+    }
+    let (end, found) = s.scan(image, Lsn(5 * BLOCK)).unwrap();
+    assert_eq!((end.head, found.len(), end.stop), (Lsn(37 * BLOCK), 32, StopReason::RingEnd));
+}
+
+#[test]
+fn an_error_of_the_visitor_ends_the_scan() {
+    let s = written(32, Lsn(0), &[&[10, 10], &[10]]);
+    let config = kedge_log::ScanConfig {
+        uuid: s.uuid,
+        epoch: s.epoch,
+        ring_start: kedge_base::BlockNo(RING_START),
+        ring_blocks: s.ring_blocks,
+        from: Lsn(0),
+        slot_tail: Lsn(0),
+    };
+    let mut seen = 0;
+    let result = kedge_log::scan(&*s.device, config, &mut |_, _| {
+        seen += 1;
+        if seen == 2 { Err(Error::NoSpace) } else { Ok(()) }
+    });
+    assert!(matches!(result, Err(Error::NoSpace)));
+    assert_eq!(seen, 2);
+}
+
+#[test]
+fn nonsense_from_a_slot_is_an_error() {
+    let mut s = written(32, Lsn(0), &[&[10]]);
+    assert!(s.scan(s.device.image(), Lsn(7)).is_err());
+    assert!(s.scan(s.device.image(), Lsn(u64::MAX - 4095)).is_err());
+    s.ring_blocks = 0;
+    assert!(s.scan(s.device.image(), Lsn(0)).is_err());
+}
+
+/// Random bytes in the place of log writes never panic a scan.
+#[test]
+fn garbage_is_no_log() {
+    use rand::{Rng, SeedableRng};
+    for seed in 0..200u64 {
+        eprintln!("seed {seed}");
+        let mut rng = rand::rngs::StdRng::seed_from_u64(seed);
+        let s = written(32, Lsn(0), &[&[10], &[6000], &[10]]);
+        let mut image = s.device.image();
+        for _ in 0..rng.random_range(1..200) {
+            let at = rng.random_range(RING_START * BLOCK..RING_START * BLOCK + 4 * BLOCK) as usize;
+            image[at] = rng.random();
+        }
+        match s.scan(image, Lsn(0)) {
+            Ok((_, found)) => assert!(found.iter().all(|(_, r)| r.len() == 10 || r.len() == 6000)),
+            Err(e) => assert!(matches!(e, Error::Corrupt { .. })),
+        }
+    }
+}

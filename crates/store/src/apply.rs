@@ -1,0 +1,103 @@
+//! Applying a record: the one function that changes tree, bitmaps, residents and counters, live and in replay.
+//!
+//! Edits are absolute and name every block, so nothing is decided here. In replay an edit that does not fit (a block
+//! taken twice, an item deleted that is not there) is corruption; live it is a broken invariant, and the caller shuts
+//! the store down rather than go on with half a record.
+
+use crate::residents::{Residents, Source};
+use crate::Counters;
+use kedge_alloc::Alloc;
+use kedge_base::{Error, Lsn, Result};
+use kedge_btree::Tree;
+use kedge_format::record::{Edit, InodeMask, InodePatch};
+use kedge_format::{InodeCore, ItemKind, Key};
+use kedge_log::RecordLsn;
+use std::sync::atomic::Ordering;
+
+/// What `apply` changes.
+pub(crate) struct Target<'a> {
+    pub tree: &'a Tree,
+    pub alloc: &'a Alloc,
+    pub residents: &'a Residents,
+    pub counters: &'a Counters,
+    /// Replay keeps the bytes of data edits.
+    pub replay: bool,
+}
+
+/// Applies the edits of the record at `lsn`. Returns by how much the number of resident pieces changed.
+pub(crate) fn apply(target: &Target<'_>, lsn: RecordLsn, edits: &[Edit<'_>]) -> Result<i64> {
+    let mut pieces = 0;
+    for edit in edits {
+        match edit {
+            Edit::Inode(patch) => apply_inode(target, lsn.start, patch)?,
+            Edit::Put { key, value } => {
+                target.tree.put(*key, value)?;
+            }
+            Edit::Delete { key } => {
+                if !target.tree.delete(*key)? {
+                    return Err(Error::corrupt_log(lsn.start, format!("deletes item {key}, which does not exist")));
+                }
+                if key.kind == ItemKind::Inode as u8 {
+                    target.counters.inodes.fetch_sub(1, Ordering::Relaxed);
+                }
+            }
+            Edit::Alloc(extent) => target.alloc.apply_alloc(*extent)?,
+            Edit::Free(extent) => target.alloc.apply_free(*extent, lsn.end)?,
+            Edit::Data { .. } | Edit::Zero { .. } | Edit::Drop { .. } => {
+                pieces += apply_resident(target.residents, lsn.write_start, edit, target.replay);
+            }
+        }
+    }
+    Ok(pieces)
+}
+
+/// The part of a record that concerns log-resident data: all that replay does with records below the cut.
+pub(crate) fn apply_resident(residents: &Residents, lsn: Lsn, edit: &Edit<'_>, replay: bool) -> i64 {
+    match edit {
+        Edit::Data { ino, offset, bytes } => {
+            let source = if replay { Source::Bytes((*bytes).into(), 0) } else { Source::Live };
+            residents.add(*ino, *offset, bytes.len() as u64, lsn, source)
+        }
+        Edit::Zero { ino, offset, len } => {
+            residents.add(*ino, *offset, *len, lsn, if replay { Source::Zero } else { Source::Live })
+        }
+        Edit::Drop { ino, offset, len } => residents.drop_range(*ino, *offset, *len),
+        _ => 0,
+    }
+}
+
+fn apply_inode(target: &Target<'_>, lsn: Lsn, patch: &InodePatch) -> Result<()> {
+    let key = Key::inode(patch.ino);
+    if patch.mask.contains(InodeMask::CREATE) {
+        let mut core = InodeCore::default();
+        patch.apply_to(&mut core);
+        if target.tree.put(key, &core.encode())? {
+            return Err(Error::corrupt_log(lsn, format!("creates inode {}, which exists", patch.ino)));
+        }
+        target.counters.inodes.fetch_add(1, Ordering::Relaxed);
+        target.counters.next_ino.fetch_max(patch.ino.0 + 1, Ordering::Relaxed);
+        return Ok(());
+    }
+    let mut outcome = Ok(());
+    let found = target.tree.update(key, |value| match InodeCore::decode(value) {
+        Ok(mut core) => {
+            patch.apply_to(&mut core);
+            value.copy_from_slice(&core.encode());
+        }
+        Err(e) => outcome = Err(e),
+    })?;
+    if !found {
+        return Err(Error::corrupt_log(lsn, format!("changes inode {}, which does not exist", patch.ino)));
+    }
+    outcome
+}
+
+/// Keys of the items that the edits touch, for pinning before the epoch is entered.
+pub(crate) fn keys<'a>(edits: &'a [Edit<'_>]) -> impl Iterator<Item = Key> + 'a {
+    edits.iter().filter_map(|edit| match edit {
+        Edit::Inode(patch) => Some(Key::inode(patch.ino)),
+        Edit::Put { key, .. } | Edit::Delete { key } => Some(*key),
+        _ => None,
+    })
+}
+

@@ -1,0 +1,345 @@
+//! Checkpoints: the tree as of a cut becomes durable, the log's tail moves, what only the last checkpoint used is free.
+//!
+//! # Crash argument
+//! Until the new superblock slot is durable, recovery starts from the other slot: its nodes and bitmaps are untouched
+//! (replaced nodes and the bitmaps' other homes are not reused before this checkpoint is durable) and the log from its
+//! tail is still there (the tail moves last). Once the slot is durable, all it points to is, because a flush lies
+//! between: nodes, bitmaps, index. The log was forced to the cut before the slot is written, so the log has no gap
+//! between tail and cut, and blocks freed below the cut may be reused as soon as their records are durable.
+//! A crash at any point finds one of the two.
+
+use crate::Store;
+
+use kedge_alloc::FrozenAlloc;
+use kedge_base::lock::{Mutex, Rank};
+use kedge_base::{BlockNo, Error, Generation, Ino, IoBuf, Lsn, Result};
+use kedge_btree::Frozen;
+use kedge_device::{Device, Io, Op, run_batch};
+use kedge_format::superblock::{CheckpointState, Superblock};
+use kedge_log::{ForceCause, SpacePressure};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+/// Why a checkpoint ran.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(usize)]
+pub enum CheckpointCause {
+    /// Free log space fell below the threshold.
+    Background,
+    /// An operation found no log space.
+    LogSpace,
+    /// An operation found no tree nodes, or blocks waited for a checkpoint.
+    NodeSpace,
+    /// Too many dirty tree nodes for the cache budget.
+    DirtyNodes,
+    Recovery,
+    Unmount,
+    /// Asked for by the caller.
+    Request,
+}
+
+impl CheckpointCause {
+    pub const COUNT: usize = 7;
+    pub const NAMES: [&'static str; CheckpointCause::COUNT] =
+        ["background", "log_space", "node_space", "dirty_nodes", "recovery", "unmount", "request"];
+}
+
+/// What a checkpoint asks of the file system above.
+pub trait CheckpointClient: Send + Sync {
+    /// Writes log-resident data in place, oldest first, so that the tail can move. Runs beside operations, with no
+    /// lock of the store held but the one that makes checkpoints single.
+    fn prepare_checkpoint(&self) -> Result<()>;
+}
+
+/// One checkpoint at a time.
+pub(crate) struct Control {
+    single: Mutex<()>,
+    started: AtomicU64,
+    completed: AtomicU64,
+    /// Percentage of free log below which the background thread checkpoints; 0: `noasync_checkpoint`.
+    pub async_percent: AtomicU32,
+}
+
+impl Control {
+    pub fn new(async_percent: u32) -> Control {
+        Control {
+            single: Mutex::new(Rank::Checkpoint, ()),
+            started: AtomicU64::new(0),
+            completed: AtomicU64::new(0),
+            async_percent: AtomicU32::new(async_percent),
+        }
+    }
+}
+
+/// Largest merged write, in blocks.
+const WRITE_BLOCKS_MAX: usize = 256;
+/// Writes of one batch: bounds the memory of a checkpoint to `BATCH_WRITES * WRITE_BLOCKS_MAX` blocks.
+const BATCH_WRITES: usize = 32;
+
+/// Writes blocks given in any order, sorted and merged, and waits for all.
+pub(crate) fn write_merged(
+    device: &dyn Device,
+    mut writes: impl Iterator<Item = (BlockNo, IoBuf)>,
+) -> Result<(u64, u64)> {
+    let (mut ios, mut bytes) = (0, 0);
+    let mut run: Option<(BlockNo, IoBuf)> = None;
+    let mut batch: Vec<Io> = Vec::new();
+    loop {
+        let next = writes.next();
+        if let (Some((start, buf)), Some((at, more))) = (&mut run, &next) {
+            let blocks = buf.blocks();
+            if start.0 + blocks as u64 == at.0 && blocks + more.blocks() <= WRITE_BLOCKS_MAX {
+                buf.resize(blocks + more.blocks());
+                buf.as_mut_bytes()[blocks * kedge_base::BLOCK_SIZE..].copy_from_slice(more.as_bytes());
+                continue;
+            }
+        }
+        let ended = next.is_none();
+        if let Some((start, buf)) = std::mem::replace(&mut run, next) {
+            bytes += buf.len() as u64;
+            batch.push(Io { offset: start.byte_offset(), op: Op::Write { buf, fua: false } });
+        }
+        if batch.len() == BATCH_WRITES || ended {
+            ios += batch.len() as u64;
+            for completion in run_batch(device, std::mem::take(&mut batch)) {
+                completion.result?;
+            }
+        }
+        if ended {
+            return Ok((ios, bytes));
+        }
+    }
+}
+
+/// Writes a superblock slot durably.
+pub(crate) fn write_slot(device: &dyn Device, sb: &Superblock) -> Result<()> {
+    let mut block = IoBuf::zeroed(1);
+    sb.encode(block.as_mut_bytes());
+    device.write(sb.block().byte_offset(), &block, true)
+}
+
+/// What a cut takes with it.
+pub(crate) struct Cut {
+    pub tree: Frozen,
+    pub alloc: FrozenAlloc,
+    pub lsn: Lsn,
+    pub tail: Lsn,
+    pub generation: Generation,
+    pub next_ino: Ino,
+    pub inodes: u64,
+}
+
+impl Store {
+    /// Names the file system above, for [`CheckpointClient::prepare_checkpoint`].
+    pub fn set_client(&self, client: Weak<dyn CheckpointClient>) {
+        assert!(self.client.set(client).is_ok(), "a store has one client");
+    }
+
+    /// Changes `async_checkpoint` (a percentage) or `noasync_checkpoint` (`None`) of a running store.
+    pub fn set_async_checkpoint(&self, percent: Option<u8>) {
+        self.checkpoint.async_percent.store(percent.unwrap_or(0) as u32, Ordering::Relaxed);
+        self.wake_checkpoint(CheckpointCause::Background);
+    }
+
+    /// Bounds the dirty tree nodes, in bytes.
+    pub fn set_cache_budget(&self, node_bytes: u64) {
+        self.tree.set_cache_bytes(node_bytes as usize);
+        self.dirty_limit.store(node_bytes / 2, Ordering::Relaxed);
+    }
+
+    /// Runs a checkpoint that starts after this call, or shares one that does.
+    pub fn checkpoint(&self, cause: CheckpointCause) -> Result<()> {
+        let mine = self.checkpoint.started.load(Ordering::Acquire) + 1;
+        let _single = self.checkpoint.single.lock();
+        if self.checkpoint.completed.load(Ordering::Acquire) >= mine {
+            return self.check_alive();
+        }
+        self.run_checkpoint(cause, false)
+    }
+
+    pub(crate) fn checkpoint_clean(&self) -> Result<()> {
+        let _single = self.checkpoint.single.lock();
+        self.run_checkpoint(CheckpointCause::Unmount, true)
+    }
+
+    /// The caller holds the single-flight lock.
+    fn run_checkpoint(&self, cause: CheckpointCause, clean: bool) -> Result<()> {
+        if let Some(reason) = self.log.shutdown_reason() {
+            return Err(reason);
+        }
+        self.checkpoint.started.fetch_add(1, Ordering::AcqRel);
+        let started = self.clock.monotonic();
+        if let Some(client) = self.client.get().and_then(Weak::upgrade) {
+            client.prepare_checkpoint()?;
+        }
+        let cut = self.cut();
+        let result = self.write_cut(cut, clean);
+        if let Err(e) = &result {
+            // The frozen state cannot be taken back into the running one: the log is whole, so a remount recovers.
+            self.shutdown(e);
+        }
+        self.checkpoint.completed.fetch_add(1, Ordering::AcqRel);
+        self.stats.checkpoints[cause as usize].inc();
+        self.stats.checkpoint_ns.record((self.clock.monotonic() - started).as_nanos() as u64);
+        result
+    }
+
+    fn cut(&self) -> Cut {
+        let gate = self.gate.write();
+        let started = self.clock.monotonic();
+        let lsn = self.log.seal();
+        let cut = Cut {
+            lsn,
+            tail: self.residents.oldest().map_or(lsn, |oldest| oldest.min(lsn)),
+            tree: self.tree.freeze(),
+            alloc: self.alloc.freeze(),
+            generation: Generation(self.generation.fetch_add(1, Ordering::Relaxed)),
+            next_ino: Ino(self.counters.next_ino.load(Ordering::Relaxed)),
+            inodes: self.counters.inodes.load(Ordering::Relaxed),
+        };
+        self.stats.cut_ns.record((self.clock.monotonic() - started).as_nanos() as u64);
+        drop(gate);
+        cut
+    }
+
+    fn write_cut(&self, cut: Cut, clean: bool) -> Result<()> {
+        self.log.force(cut.lsn, ForceCause::Checkpoint)?;
+        let clean = clean && cut.tail == cut.lsn;
+        let state = self.checkpoint_state(&cut, clean);
+        let (nodes, bytes) = write_checkpoint(&*self.device, &self.geometry, &cut, state)?;
+        self.stats.nodes_written.add(nodes);
+        self.stats.checkpoint_bytes.add(bytes);
+        self.alloc.written(cut.alloc);
+        self.alloc.checkpoint_durable(cut.generation);
+        self.alloc.durable(self.log.durable_lsn());
+        self.tree.written(cut.tree);
+        self.log.advance_tail(cut.tail);
+        Ok(())
+    }
+
+    fn checkpoint_state(&self, cut: &Cut, clean: bool) -> CheckpointState {
+        CheckpointState {
+            generation: cut.generation,
+            root: cut.tree.root,
+            root_generation: cut.tree.root_generation,
+            root_level: cut.tree.root_level,
+            checkpoint_lsn: cut.lsn,
+            tail_lsn: cut.tail,
+            epoch: self.epoch,
+            next_ino: cut.next_ino,
+            inodes: cut.inodes,
+            free_blocks: cut.alloc.free_blocks(),
+            nodes: cut.tree.node_count,
+            clean,
+            written_sec: self.clock.now().sec,
+        }
+    }
+
+    // ----- when to checkpoint -----
+
+    pub(crate) fn wake_checkpoint(&self, cause: CheckpointCause) {
+        let mut flag = self.wake.flag.lock();
+        if flag.wanted.is_none() {
+            flag.wanted = Some(cause);
+            self.wake.cond.notify_one();
+        }
+    }
+
+    fn log_below_threshold(&self) -> bool {
+        let percent = self.checkpoint.async_percent.load(Ordering::Relaxed) as u64;
+        let ring = self.geometry.log_bytes();
+        let used = self.log.head_lsn().0.saturating_sub(self.log.tail_lsn().0);
+        percent > 0 && used > ring - ring * percent / 100
+    }
+
+    pub(crate) fn after_commit(&self) {
+        if self.log_below_threshold() {
+            self.wake_checkpoint(CheckpointCause::Background);
+        } else if self.tree.dirty_bytes() as u64 > self.dirty_limit.load(Ordering::Relaxed) / 2 {
+            self.wake_checkpoint(CheckpointCause::DirtyNodes);
+        }
+    }
+
+    pub(crate) fn wait_for_dirty_limit(&self) -> Result<()> {
+        if self.tree.dirty_bytes() as u64 <= self.dirty_limit.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        self.stats.dirty_stalls.inc();
+        self.checkpoint(CheckpointCause::DirtyNodes)
+    }
+
+    /// A reservation did not fit. Async: the background thread is already wanted, the reservation waits. Otherwise the
+    /// operation that found no space checkpoints.
+    pub(crate) fn log_space_short(&self) -> Result<()> {
+        if self.checkpoint.async_percent.load(Ordering::Relaxed) == 0 {
+            return self.checkpoint(CheckpointCause::LogSpace);
+        }
+        self.wake_checkpoint(CheckpointCause::LogSpace);
+        Ok(())
+    }
+
+    /// Body of the background thread. Holds the store only while it works, so that dropping the store ends it.
+    pub(crate) fn background(store: Weak<Store>, wake: Arc<crate::Wake>) {
+        loop {
+            let cause = {
+                let mut flag = wake.flag.lock();
+                while flag.wanted.is_none() && !flag.stop {
+                    wake.cond.wait(&mut flag);
+                }
+                if flag.stop {
+                    return;
+                }
+                flag.wanted
+            };
+            let Some(store) = store.upgrade() else { return };
+            if let Err(e) = store.checkpoint(cause.unwrap_or(CheckpointCause::Background)) {
+                tracing::error!("background checkpoint: {e}");
+            }
+            // Wishes that came while it ran are met by it, unless the log is still short: then go on.
+            let again = store.check_alive().is_ok() && store.log.has_waiters();
+            wake.flag.lock().wanted = again.then_some(CheckpointCause::LogSpace);
+        }
+    }
+}
+
+impl SpacePressure for Store {
+    fn need_space(&self) {
+        self.wake_checkpoint(CheckpointCause::LogSpace);
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        let mut flag = self.wake.flag.lock();
+        flag.stop = true;
+        self.wake.cond.notify_all();
+        drop(flag);
+        self.log.stop();
+    }
+}
+
+/// Writes nodes and bitmaps, flushes, writes the slot. Returns (nodes, bytes) written.
+pub(crate) fn write_checkpoint(
+    device: &dyn Device,
+    geometry: &kedge_format::superblock::Geometry,
+    cut: &Cut,
+    state: CheckpointState,
+) -> Result<(u64, u64)> {
+    let mut nodes = 0;
+    let (_, node_bytes) = write_merged(device, cut.tree.nodes().inspect(|_| nodes += 1))?;
+    let mut bitmaps = cut.alloc.writes(geometry.uuid, cut.generation);
+    bitmaps.sort_by_key(|(at, _)| *at);
+    let (_, bitmap_bytes) = write_merged(device, bitmaps.into_iter())?;
+    device.flush()?;
+    write_slot(device, &Superblock { geometry: geometry.clone(), checkpoint: state })?;
+    Ok((nodes, node_bytes + bitmap_bytes))
+}
+
+/// A refusal that names the option.
+pub fn check_async_percent(percent: u8) -> Result<()> {
+    if (1..=99).contains(&percent) {
+        Ok(())
+    } else {
+        Err(Error::invalid(format!("async_checkpoint={percent}: the percentage of free log must be 1 to 99")))
+    }
+}

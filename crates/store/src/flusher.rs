@@ -1,0 +1,103 @@
+//! Device flushes shared between those who need one.
+//!
+//! A flush covers the data writes that completed before it *started*. Each completed write gets a sequence number; a
+//! waiter is served by the first flush that started at or after its number. One flush runs at a time: those who come
+//! meanwhile share the next one.
+
+use kedge_base::lock::{Condvar, Mutex, Rank};
+use kedge_base::{Counter, Error, Result};
+use kedge_device::Device;
+use kedge_log::Barrier;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Number of a completed data write.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub struct WriteSeq(pub u64);
+
+struct State {
+    running: bool,
+    failed: Option<Error>,
+}
+
+pub(crate) struct Flusher {
+    device: Arc<dyn Device>,
+    written: AtomicU64,
+    /// Every write up to this number is durable. Only grows.
+    flushed: AtomicU64,
+    state: Mutex<State>,
+    done: Condvar,
+    pub flushes: Counter,
+    /// Requests that shared another's flush.
+    pub shared: Counter,
+}
+
+impl Flusher {
+    pub fn new(device: Arc<dyn Device>) -> Flusher {
+        Flusher {
+            device,
+            written: AtomicU64::new(0),
+            flushed: AtomicU64::new(0),
+            state: Mutex::new(Rank::DeviceQueue, State { running: false, failed: None }),
+            done: Condvar::new(),
+            flushes: Counter::new(),
+            shared: Counter::new(),
+        }
+    }
+
+    pub fn note_write(&self) -> WriteSeq {
+        WriteSeq(self.written.fetch_add(1, Ordering::AcqRel) + 1)
+    }
+
+    pub fn newest(&self) -> WriteSeq {
+        WriteSeq(self.written.load(Ordering::Acquire))
+    }
+
+    pub fn flushed(&self, seq: WriteSeq) -> bool {
+        self.flushed.load(Ordering::Acquire) >= seq.0
+    }
+
+    pub fn flush(&self, seq: WriteSeq) -> Result<()> {
+        let mut led = false;
+        loop {
+            if self.flushed(seq) {
+                if !led {
+                    self.shared.inc();
+                }
+                return Ok(());
+            }
+            let mut state = self.state.lock();
+            if let Some(e) = &state.failed {
+                return Err(e.clone());
+            }
+            if state.running {
+                self.done.wait(&mut state);
+                continue;
+            }
+            if self.flushed(seq) {
+                continue;
+            }
+            state.running = true;
+            drop(state);
+            let covers = self.written.load(Ordering::Acquire);
+            self.flushes.inc();
+            let result = self.device.flush();
+            let mut state = self.state.lock();
+            state.running = false;
+            match result {
+                Ok(()) => {
+                    self.flushed.fetch_max(covers, Ordering::AcqRel);
+                }
+                Err(e) => state.failed = Some(e),
+            }
+            led = true;
+            self.done.notify_all();
+        }
+    }
+}
+
+impl Barrier for Flusher {
+    fn barrier(&self) -> Result<()> {
+        self.flush(self.newest())
+    }
+}

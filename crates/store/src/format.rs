@@ -1,0 +1,106 @@
+//! Making an image: geometry, an all-written log ring, the root directory, the first checkpoint.
+
+use crate::checkpoint::{Cut, write_checkpoint};
+use crate::space::{AllocNodes, DeviceNodes};
+use kedge_alloc::Alloc;
+use kedge_base::{BLOCK_SIZE, Clock, Epoch, Generation, Ino, IoBuf, Lsn, Result};
+use kedge_btree::{Tree, TreeConfig};
+use kedge_device::{Device, Io, Op, run_batch};
+use kedge_format::superblock::{CheckpointState, Geometry, SLOTS};
+use kedge_format::{FileKind, InodeCore, Key};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+/// What a new image shall be.
+#[derive(Clone, Debug)]
+pub struct FormatParams {
+    /// Bytes; at most the device's size.
+    pub size: u64,
+    pub log_size: u64,
+    pub label: String,
+    pub uuid: uuid::Uuid,
+    pub hash_seed: [u8; 16],
+    /// Owner of the root directory.
+    pub uid: u32,
+    pub gid: u32,
+}
+
+/// First generation; its slot is slot 0.
+const FIRST: Generation = Generation(2);
+
+/// Makes an image on the device. What was there is lost.
+pub fn format(device: Arc<dyn Device>, clock: Arc<dyn Clock>, params: &FormatParams) -> Result<Geometry> {
+    let now = clock.now();
+    let size = params.size.min(device.geometry().size);
+    let geometry = Geometry::plan(size, params.log_size, &params.label, params.uuid, params.hash_seed, now)?;
+    // The old slots first: a crash while formatting must not leave an old image that looks whole.
+    for slot in SLOTS {
+        device.write(slot.byte_offset(), &IoBuf::zeroed(1), false)?;
+    }
+    device.flush()?;
+    write_log_ring(&*device, &geometry)?;
+
+    let alloc = Arc::new(Alloc::format(&geometry));
+    let space = AllocNodes { alloc: alloc.clone(), generation: Arc::new(AtomicU64::new(FIRST.0)) };
+    let config = TreeConfig { clock: clock.clone(), ..TreeConfig::new(geometry.uuid, 1 << 20) };
+    let tree = Tree::create(Arc::new(DeviceNodes(device.clone())), Arc::new(space), config, FIRST)?;
+    let root = InodeCore {
+        mode: FileKind::Directory.mode_bits() | 0o755,
+        uid: params.uid,
+        gid: params.gid,
+        nlink: 2,
+        parent: Ino::ROOT,
+        atime: now,
+        mtime: now,
+        ctime: now,
+        btime: now,
+        ..Default::default()
+    };
+    tree.put(Key::inode(Ino::ROOT), &root.encode())?;
+    let cut = Cut {
+        tree: tree.freeze(),
+        alloc: alloc.freeze(),
+        lsn: Lsn(0),
+        tail: Lsn(0),
+        generation: FIRST,
+        next_ino: Ino(Ino::ROOT.0 + 1),
+        inodes: 1,
+    };
+    let state = CheckpointState {
+        generation: FIRST,
+        root: cut.tree.root,
+        root_generation: cut.tree.root_generation,
+        root_level: cut.tree.root_level,
+        checkpoint_lsn: cut.lsn,
+        tail_lsn: cut.tail,
+        epoch: Epoch(0),
+        next_ino: cut.next_ino,
+        inodes: cut.inodes,
+        free_blocks: cut.alloc.free_blocks(),
+        nodes: cut.tree.node_count,
+        clean: true,
+        written_sec: now.sec,
+    };
+    write_checkpoint(&*device, &geometry, &cut, state)?;
+    Ok(geometry)
+}
+
+/// Writes the whole ring, really: a host that had to allocate or convert blocks under a log write would pay for it in
+/// every force.
+fn write_log_ring(device: &dyn Device, geometry: &Geometry) -> Result<()> {
+    const CHUNK: u64 = 256;
+    let mut at = 0;
+    while at < geometry.log_blocks {
+        let mut batch = Vec::new();
+        while at < geometry.log_blocks && batch.len() < 16 {
+            let blocks = CHUNK.min(geometry.log_blocks - at);
+            let offset = geometry.log_start.byte_offset() + at * BLOCK_SIZE as u64;
+            batch.push(Io { offset, op: Op::Write { buf: IoBuf::zeroed(blocks as usize), fua: false } });
+            at += blocks;
+        }
+        for completion in run_batch(device, batch) {
+            completion.result?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,130 @@
+//! Handles: an operation's membership in the transaction, from reservation to commit.
+
+use crate::apply::{self, Target};
+use crate::checkpoint::CheckpointCause;
+use crate::{Class, Store};
+use kedge_alloc::{NodeClass, NodeReservation};
+use kedge_base::{Error, Result};
+use kedge_format::record::{Record, RecordBuilder};
+use kedge_log::{RecordLsn, Reservation, ReserveClass};
+use smallvec::SmallVec;
+
+/// The most an operation can use.
+#[derive(Clone, Copy, Debug)]
+pub struct Need {
+    /// Bytes of its records.
+    pub log_bytes: u64,
+    /// Items that it puts, patches or deletes.
+    pub items: u32,
+    /// Further small items that lie side by side (extents of one file).
+    pub neighbours: u32,
+    pub class: Class,
+}
+
+/// Log bytes set aside, as long as a resident piece lives, for its part of the record that voids it: patch, extent,
+/// allocation and drop. Who makes pieces reserves as much for each.
+pub const PROMISE_PER_PIECE: i64 = 256;
+
+/// Tree nodes that an operation can cost: for each path its nodes copied and a split on each level. Items of one
+/// operation share most of their paths. Past eight, three of the largest fill a leaf; of neighbours that are extents a
+/// leaf holds some hundreds, even half empty.
+fn nodes_for(need: &Need, height: u32) -> u32 {
+    let paths = need.items.min(8) + need.items.saturating_sub(8) / 3 + need.neighbours.div_ceil(64);
+    paths * (height + 1) + 1
+}
+
+/// Reserved space of one running operation. Dropping it gives back what was not used.
+pub struct Handle<'a> {
+    store: &'a Store,
+    log: Reservation,
+    _nodes: NodeReservation,
+}
+
+impl Store {
+    /// Reserves what an operation may need, waiting for a checkpoint where log or node space is short. Takes no lock
+    /// and must be called before any inode lock is taken: a checkpoint that frees the space takes them.
+    pub fn begin(&self, need: Need) -> Result<Handle<'_>> {
+        if self.read_only {
+            return Err(Error::ReadOnly);
+        }
+        self.check_alive()?;
+        if need.class == Class::Checkpoint {
+            return self.begin_in_checkpoint(need);
+        }
+        self.wait_for_dirty_limit()?;
+        let class = match need.class {
+            Class::Reclaim => ReserveClass::Reclaim,
+            _ => ReserveClass::Normal,
+        };
+        let nodes = self.reserve_nodes(need)?;
+        let log = match self.log.try_reserve(need.log_bytes, class)? {
+            Some(log) => log,
+            None => {
+                self.log_space_short()?;
+                self.log.reserve(need.log_bytes, class)?
+            }
+        };
+        Ok(Handle { store: self, log, _nodes: nodes })
+    }
+
+    /// For the checkpoint's own records: takes what is there or refuses, for to wait would be to wait for itself.
+    fn begin_in_checkpoint(&self, need: Need) -> Result<Handle<'_>> {
+        let count = nodes_for(&need, self.tree_height());
+        let nodes = self.alloc.reserve_nodes(count, NodeClass::Reclaim)?.ok_or(Error::NoSpace)?;
+        let log = self.log.try_reserve(need.log_bytes, ReserveClass::Checkpoint)?.ok_or(Error::NoSpace)?;
+        Ok(Handle { store: self, log, _nodes: nodes })
+    }
+
+    fn reserve_nodes(&self, need: Need) -> Result<NodeReservation> {
+        let class = if need.class == Class::Normal { NodeClass::Normal } else { NodeClass::Reclaim };
+        let count = nodes_for(&need, self.tree_height());
+        // Each round a checkpoint returns what the last one had replaced; on an image this full more than a few rounds
+        // mean that nothing is coming back.
+        for _ in 0..8 {
+            if let Some(nodes) = self.alloc.reserve_nodes(count, class)? {
+                return Ok(nodes);
+            }
+            self.stats.node_stalls.inc();
+            self.checkpoint(CheckpointCause::NodeSpace)?;
+        }
+        self.alloc.reserve_nodes(count, class)?.ok_or(Error::NoSpace)
+    }
+}
+
+impl Handle<'_> {
+    /// Appends the record and applies it: all of it or, after a crash, all or nothing. No IO, no wait.
+    ///
+    /// The caller holds the meta locks of all inodes that the record touches, so that records of one inode are
+    /// appended in the order in which they take effect.
+    pub fn commit(&mut self, record: RecordBuilder) -> Result<RecordLsn> {
+        let store = self.store;
+        let bytes = record.finish();
+        let decoded = Record::decode(store.log.head_lsn(), &bytes)?;
+        let keys: SmallVec<[_; 8]> = apply::keys(&decoded.edits).collect();
+        // Read in what apply will touch: below the epoch guard nothing may wait for IO.
+        let _pins = store.tree.pin(&keys)?;
+        let gate = store.gate.read();
+        store.check_alive()?;
+        let lsn = store.log.append(&mut self.log, &bytes);
+        let target = Target {
+            tree: &store.tree,
+            alloc: &store.alloc,
+            residents: &store.residents,
+            counters: &store.counters,
+            replay: false,
+        };
+        match apply::apply(&target, lsn, &decoded.edits) {
+            Ok(0) => {}
+            Ok(pieces) => store.log.promise(pieces * PROMISE_PER_PIECE),
+            Err(e) => {
+                store.shutdown(&e);
+                return Err(e);
+            }
+        }
+        drop(gate);
+        store.stats.records[decoded.op as usize].inc();
+        store.stats.handles.inc();
+        store.after_commit();
+        Ok(lsn)
+    }
+}

@@ -1,0 +1,39 @@
+//! What the tree asks of the allocator and the device: the seam that keeps `btree` from knowing either.
+
+use kedge_alloc::Alloc;
+use kedge_base::{BlockNo, Generation, IoBuf, Result};
+use kedge_btree::{NodeIo, NodeSpace};
+use kedge_device::Device;
+use kedge_format::node::NODE_BLOCKS;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+pub(crate) struct DeviceNodes(pub Arc<dyn Device>);
+
+impl NodeIo for DeviceNodes {
+    fn read_node(&self, addr: BlockNo) -> Result<IoBuf> {
+        let mut buf = IoBuf::zeroed(NODE_BLOCKS as usize);
+        self.0.read(addr.byte_offset(), &mut buf)?;
+        Ok(buf)
+    }
+}
+
+pub(crate) struct AllocNodes {
+    pub alloc: Arc<Alloc>,
+    /// The tree's current generation.
+    pub generation: Arc<AtomicU64>,
+}
+
+impl NodeSpace for AllocNodes {
+    fn alloc_node(&self, near: BlockNo) -> Result<BlockNo> {
+        self.alloc.alloc_node(near)
+    }
+
+    fn free_node(&self, addr: BlockNo, born: Generation) {
+        let current = Generation(self.generation.load(Ordering::Relaxed));
+        if let Err(e) = self.alloc.free_node(addr, born, current) {
+            // The tree has let go of it. At worst the slot is lost to this image, which fsck reports as leaked.
+            tracing::error!("freeing the tree node at block {addr}: {e}");
+        }
+    }
+}

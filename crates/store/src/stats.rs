@@ -1,0 +1,38 @@
+//! Counters of the store.
+
+use kedge_base::{Counter, Histogram};
+
+#[derive(Debug)]
+pub struct StoreStats {
+    /// By [`kedge_format::record::RecordOp`].
+    pub records: [Counter; 16],
+    /// Operations committed.
+    pub handles: Counter,
+    pub checkpoints: [Counter; crate::CheckpointCause::COUNT],
+    /// Nanoseconds from start to the tail's advance.
+    pub checkpoint_ns: Histogram,
+    /// Nanoseconds under the exclusive epoch guard.
+    pub cut_ns: Histogram,
+    pub nodes_written: Counter,
+    pub checkpoint_bytes: Counter,
+    /// Operations that waited for tree nodes.
+    pub node_stalls: Counter,
+    /// Operations that waited because too many nodes were dirty.
+    pub dirty_stalls: Counter,
+}
+
+impl Default for StoreStats {
+    fn default() -> Self {
+        StoreStats {
+            records: [const { Counter::new() }; 16],
+            handles: Counter::new(),
+            checkpoints: [const { Counter::new() }; crate::CheckpointCause::COUNT],
+            checkpoint_ns: Histogram::default(),
+            cut_ns: Histogram::default(),
+            nodes_written: Counter::new(),
+            checkpoint_bytes: Counter::new(),
+            node_stalls: Counter::new(),
+            dirty_stalls: Counter::new(),
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Runs steps, prints how long each took, and sums up.
+
+use anyhow::Result;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+#[derive(Default)]
+pub struct Steps {
+    done: Vec<(&'static str, Duration, Outcome)>,
+}
+
+enum Outcome {
+    Passed,
+    Skipped(String),
+    Failed(String),
+}
+
+/// A person's wait, not the file system's time: the one clock of this crate.
+#[allow(clippy::disallowed_methods)]
+fn now() -> Instant {
+    Instant::now()
+}
+
+impl Steps {
+    pub fn run(&mut self, name: &'static str, step: impl FnOnce() -> Result<()>) {
+        println!("==== {name}");
+        let start = now();
+        let outcome = match step() {
+            Ok(()) => Outcome::Passed,
+            Err(e) => {
+                eprintln!("{name}: {e:#}");
+                Outcome::Failed(format!("{e:#}"))
+            }
+        };
+        let took = start.elapsed();
+        println!("---- {name}: {:.1} s", took.as_secs_f64());
+        self.done.push((name, took, outcome));
+    }
+
+    /// Runs the step if `cargo <probe>` succeeds; says so when not.
+    pub fn run_if_installed(
+        &mut self,
+        name: &'static str,
+        probe: &[&str],
+        step: impl FnOnce() -> Result<()>,
+    ) {
+        if crate::tools::cargo_quiet(probe) {
+            return self.run(name, step);
+        }
+        let why = format!("cargo {} is not installed", probe[0]);
+        println!("==== {name}: left out, {why}");
+        self.done.push((name, Duration::ZERO, Outcome::Skipped(why)));
+    }
+
+    pub fn summary(self) -> ExitCode {
+        println!("==== summary");
+        let mut failed = false;
+        for (name, took, outcome) in &self.done {
+            let word = match outcome {
+                Outcome::Passed => "ok".to_owned(),
+                Outcome::Skipped(why) => format!("left out: {why}"),
+                Outcome::Failed(why) => {
+                    failed = true;
+                    format!("FAILED: {}", why.lines().next().unwrap_or_default())
+                }
+            };
+            println!("{:>7.1} s  {name}: {word}", took.as_secs_f64());
+        }
+        let total: Duration = self.done.iter().map(|(_, took, _)| *took).sum();
+        println!("{:>7.1} s  in all", total.as_secs_f64());
+        if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    }
+}

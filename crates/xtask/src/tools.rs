@@ -1,0 +1,97 @@
+//! Other programs: cargo, and the Debian packages that the mount tests use.
+
+use anyhow::{Context, Result, bail};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// Debian packages, and what needs them: fuse3 mounts without privilege; the rest are the programs that the mount tests
+/// run on the file system, and e2fsprogs makes the foreign images that mkfs must refuse.
+const PACKAGES: &[&str] = &["fuse3", "fsmark", "dbench", "sqlite3", "git", "e2fsprogs"];
+
+fn cargo_command(args: &[&str]) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(args);
+    command
+}
+
+pub fn cargo(args: &[&str]) -> Result<()> {
+    cargo_with(args, &[])
+}
+
+pub fn cargo_with(args: &[&str], env: &[(&str, &str)]) -> Result<()> {
+    let mut command = cargo_command(args);
+    command.envs(env.iter().copied());
+    run(&mut command)
+}
+
+/// Whether `cargo <args>` succeeds; prints nothing.
+pub fn cargo_quiet(args: &[&str]) -> bool {
+    succeeds(&mut cargo_command(args))
+}
+
+fn succeeds(command: &mut Command) -> bool {
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|s| s.success())
+}
+
+fn run(command: &mut Command) -> Result<()> {
+    let words: Vec<_> = std::iter::once(command.get_program()).chain(command.get_args()).collect();
+    let line = words.iter().map(|w| w.to_string_lossy()).collect::<Vec<_>>().join(" ");
+    println!("$ {line}");
+    let status = command.status().with_context(|| format!("start {line}"))?;
+    if !status.success() {
+        bail!("{line}: {status}");
+    }
+    Ok(())
+}
+
+/// Installs what is missing where that is possible; elsewhere says what to run. Never fails a run for what it cannot
+/// install: the test that needs it does that, and names it.
+pub fn install() -> Result<()> {
+    if std::env::var_os("KEDGE_NO_FUSE").is_some_and(|v| v == "1") {
+        println!("KEDGE_NO_FUSE=1: tests that mount are left out, their tools are not needed");
+        return Ok(());
+    }
+    let missing: Vec<&str> = PACKAGES.iter().copied().filter(|p| !is_installed(p)).collect();
+    if missing.is_empty() {
+        println!("all there: {}", PACKAGES.join(" "));
+        return Ok(());
+    }
+    let packages = missing.join(" ");
+    let debian = Path::new("/usr/bin/apt-get").exists();
+    if !debian || !rustix::process::geteuid().is_root() {
+        println!("the mount tests want tools that are not installed; on Debian, as root, run:");
+        println!("    apt-get update && apt-get install -y {packages}");
+        return Ok(());
+    }
+    let apt = |args: &[&str]| {
+        run(Command::new("apt-get").env("DEBIAN_FRONTEND", "noninteractive").stdin(Stdio::null()).args(args))
+    };
+    let install = [&["install", "-y", "--no-install-recommends"], missing.as_slice()].concat();
+    if let Err(e) = apt(&["update"]).and_then(|()| apt(&install)) {
+        println!("could not install {packages} ({e:#}); going on without");
+    }
+    Ok(())
+}
+
+/// Asks for the package where there is a package database, else for the programs.
+fn is_installed(package: &str) -> bool {
+    if Path::new("/usr/bin/dpkg-query").exists() {
+        let status = Command::new("dpkg-query").args(["-W", "-f", "${db:Status-Status}", package]).output();
+        return status.is_ok_and(|o| o.stdout == b"installed");
+    }
+    let program = match package {
+        "fuse3" => "fusermount3",
+        "fsmark" => "fs_mark",
+        "e2fsprogs" => "mke2fs",
+        same => same,
+    };
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/sbin".into(), "/sbin".into()])
+        .any(|dir| dir.join(program).exists())
+}
