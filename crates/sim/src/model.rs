@@ -694,7 +694,7 @@ impl Model {
         inode.mtime = None;
         let to = if size < old { u64::MAX } else { size };
         let data = Some(DataChange { id, from: size, to, sets_size: size != old, grew: false });
-        Ok((Outcome::Done, Effect { ordered: true, datasync: true, touched: vec![id], data, persist: None }))
+        Ok((Outcome::Done, Effect { ordered: true, datasync: size != old, touched: vec![id], data, persist: None }))
     }
 
     fn fallocate(&mut self, on: &Target, how: Falloc, offset: u64, len: u64) -> Answer {
@@ -707,6 +707,7 @@ impl Model {
             return Err(errno::EFBIG.into());
         };
         let inode = self.edit(id);
+        let before = inode.content.clone();
         if how.zeroes() {
             inode.content.zero(offset, end);
         }
@@ -716,8 +717,11 @@ impl Model {
         }
         inode.mtime = None;
         let (from, to) = if how.zeroes() { (offset, end) } else { (0, 0) };
-        let data = Some(DataChange { id, from, to, sets_size: how.grows() && end > old, grew: false });
-        Ok((Outcome::Done, Effect { ordered: true, datasync: true, touched: vec![id], data, persist: None }))
+        let sets_size = how.grows() && end > old;
+        let data = Some(DataChange { id, from, to, sets_size, grew: false });
+        // Nothing to see, nothing to make durable; and bytes that are nowhere but in memory may go without a trace.
+        let touched = if inode.content == before { Vec::new() } else { vec![id] };
+        Ok((Outcome::Done, Effect { ordered: true, datasync: sets_size, touched, data, persist: None }))
     }
 }
 

@@ -56,7 +56,7 @@ pub fn check_random(setup: &Setup, profile: Profile, seed: u64, count: usize, li
         if run_ops(&inner, &ops).is_ok() {
             return ops;
         }
-        shrink(ops, 400, |ops| run_ops(&inner, ops).is_err())
+        shrink(ops, 3000, |ops| run_ops(&inner, ops).is_err())
     });
     let again =
         run_ops(setup, &short).err().unwrap_or_else(|| "the operations alone do not fail again".to_owned());
