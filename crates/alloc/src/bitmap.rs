@@ -90,18 +90,37 @@ impl Bitmap {
 
     /// First clear bit of `[from, end)`, `end` if there is none.
     pub fn next_clear(&self, from: u32, end: u32) -> u32 {
-        if from >= end { end } else { self.first_clear(from, end - from).unwrap_or(end) }
+        self.next(from, end, u64::MAX)
     }
 
     /// First set bit of `[from, end)`, `end` if there is none.
     pub fn next_set(&self, from: u32, end: u32) -> u32 {
-        if from >= end { end } else { self.first_set(from, end - from).unwrap_or(end) }
+        self.next(from, end, 0)
     }
 
-    /// Where the run of clear bits that ends at `to` (exclusive) begins.
-    pub fn clear_run_before(&self, to: u32) -> u32 {
+    /// First set bit once every word is inverted by `flip`. Searches live here, so it is spelled out.
+    fn next(&self, from: u32, end: u32, flip: u64) -> u32 {
+        assert!(end <= BITS, "range inside the group");
+        if from >= end {
+            return end;
+        }
+        let mut word = (from / 64) as usize;
+        let mut hit = (self.0[word] ^ flip) & (u64::MAX << (from % 64));
+        while hit == 0 {
+            word += 1;
+            if word as u32 * 64 >= end {
+                return end;
+            }
+            hit = self.0[word] ^ flip;
+        }
+        (word as u32 * 64 + hit.trailing_zeros()).min(end)
+    }
+
+    /// Where the run of clear bits that ends at `to` (exclusive) begins, looking back as far as the word that holds
+    /// `limit`.
+    pub fn clear_run_before(&self, to: u32, limit: u32) -> u32 {
         let mut at = to;
-        while at > 0 {
+        while at > limit {
             let word = (at - 1) / 64;
             let mask = u64::MAX >> (63 - (at - 1) % 64);
             let hit = self.0[word as usize] & mask;
@@ -110,7 +129,7 @@ impl Bitmap {
             }
             at = word * 64;
         }
-        0
+        at
     }
 
     /// First node slot (aligned run of clear bits) at or behind `from`, itself aligned.

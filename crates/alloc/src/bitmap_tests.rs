@@ -13,7 +13,11 @@ fn words_agree_with_bits() {
             let start = rng.random_range(0..BITS);
             let len = rng.random_range(0..=(BITS - start).min(700));
             let on = rng.random_bool(density);
-            if on { map.set(start, len) } else { map.clear(start, len) }
+            if on {
+                map.set(start, len)
+            } else {
+                map.clear(start, len)
+            }
             bits[start as usize..][..len as usize].fill(on);
         }
         for _ in 0..200 {
@@ -25,9 +29,15 @@ fn words_agree_with_bits() {
             assert_eq!(map.first_clear(start, len), first(false), "seed {seed}");
             assert_eq!(map.count_set(start, len), range.iter().filter(|&&b| b).count() as u32, "seed {seed}");
             assert_eq!(map.next_set(start, start + len), first(true).unwrap_or(start + len), "seed {seed}");
-            assert_eq!(map.next_clear(start, start + len), first(false).unwrap_or(start + len), "seed {seed}");
+            assert_eq!(
+                map.next_clear(start, start + len),
+                first(false).unwrap_or(start + len),
+                "seed {seed}"
+            );
             let before = bits[..start as usize].iter().rposition(|&b| b).map_or(0, |i| i as u32 + 1);
-            assert_eq!(map.clear_run_before(start), before, "seed {seed}");
+            assert_eq!(map.clear_run_before(start, 0), before, "seed {seed}");
+            let near = map.clear_run_before(start, start.saturating_sub(100));
+            assert!(near == before || near > before && near + 100 <= start, "seed {seed}");
             let slot = (start / 4 * 4..BITS).step_by(4).find(|&s| !bits[s as usize..][..4].contains(&true));
             assert_eq!(map.next_clear_slot(start / 4 * 4), slot, "seed {seed}");
         }

@@ -1,7 +1,8 @@
 //! Freezing the owned bitmaps at a checkpoint's cut, and what is written of them.
 //!
-//! The cut holds the exclusive epoch guard, so no `apply_*`, `alloc_node` or `free_node` runs. Searches, promises and refills may: they
-//! touch `busy` alone. Freezing shares the bitmaps that changed; whoever changes one afterwards copies it first.
+//! The cut holds the exclusive epoch guard, so no `apply_*`, `alloc_node` or `free_node` runs. Searches, promises and
+//! refills may: they touch `busy` alone. Freezing shares the bitmaps that changed; whoever changes one afterwards
+//! copies it first.
 //!
 //! Crash argument: see "Homes" in the crate's documentation.
 
@@ -23,9 +24,18 @@ pub struct FrozenAlloc {
     /// The groups that changed, ascending.
     groups: Vec<FrozenGroup>,
     /// The index of the last durable checkpoint, and with the changed groups' entries, once someone asked.
-    base: Arc<Vec<GroupEntry>>,
-    index: OnceLock<Vec<GroupEntry>>,
+    base: Durable,
+    index: OnceLock<Arc<Vec<GroupEntry>>>,
+    slot: OnceLock<usize>,
     free_blocks: u64,
+}
+
+/// What the last durable checkpoint left.
+#[derive(Clone)]
+pub(crate) struct Durable {
+    pub index: Arc<Vec<GroupEntry>>,
+    /// The slot whose index area that is; none before the first checkpoint of a new image.
+    pub slot: Option<usize>,
 }
 
 struct FrozenGroup {
@@ -46,9 +56,9 @@ impl FrozenAlloc {
     }
 
     /// The index that the checkpoint leaves. Costs the checksums, so it is made outside the cut.
-    fn index(&self) -> &[GroupEntry] {
+    fn index(&self) -> &Arc<Vec<GroupEntry>> {
         self.index.get_or_init(|| {
-            let mut index = self.base.to_vec();
+            let mut index = self.base.index.to_vec();
             let mut bytes = [0; BLOCK_SIZE];
             for frozen in &self.groups {
                 let entry = &mut index[frozen.group as usize];
@@ -59,19 +69,26 @@ impl FrozenAlloc {
                     home: 1 - entry.home,
                 };
             }
-            index
+            Arc::new(index)
         })
     }
 
-    /// What the checkpoint of `generation` has to write, neighbours merged: the changed bitmaps into the homes that the last durable
-    /// checkpoint does not use, and the index area of the generation's slot.
+    /// What the checkpoint of `generation` has to write, neighbours merged: the changed bitmaps into the homes that
+    /// the last durable checkpoint does not use, and the index area of the generation's slot.
+    ///
+    /// That must not be the slot of the last durable checkpoint: its index would be gone before the new superblock is
+    /// there. So after an abandoned checkpoint a generation is skipped.
     pub fn writes(&self, uuid: uuid::Uuid, generation: Generation) -> Vec<(BlockNo, IoBuf)> {
+        let slot = *self.slot.get_or_init(|| Superblock::slot_of(generation));
+        assert!(slot == Superblock::slot_of(generation), "a frozen state is of one generation");
+        assert!(self.base.slot != Some(slot), "a checkpoint spares the slot of the last durable one");
         let index = self.index();
         let mut out = Vec::new();
         for home in 0..2 {
             let there: Vec<&FrozenGroup> =
                 self.groups.iter().filter(|f| index[f.group as usize].home == home).collect();
-            for run in there.chunk_by(|a, b| a.group + 1 == b.group).flat_map(|run| run.chunks(WRITE_BLOCKS)) {
+            for run in there.chunk_by(|a, b| a.group + 1 == b.group).flat_map(|run| run.chunks(WRITE_BLOCKS))
+            {
                 let mut buf = IoBuf::zeroed(run.len());
                 for (frozen, block) in run.iter().zip(buf.as_mut_bytes().chunks_exact_mut(BLOCK_SIZE)) {
                     frozen.owned.to_bytes(block);
@@ -79,7 +96,7 @@ impl FrozenAlloc {
                 out.push((BlockNo(self.geometry.bitmap_start[home as usize].0 + run[0].group), buf));
             }
         }
-        let start = self.geometry.index_start[Superblock::slot_of(generation)].0;
+        let start = self.geometry.index_start[slot].0;
         let blocks: Vec<&[GroupEntry]> = index.chunks(INDEX_ENTRIES).collect();
         for (i, run) in blocks.chunks(WRITE_BLOCKS).enumerate() {
             let first = i * WRITE_BLOCKS;
@@ -100,7 +117,10 @@ impl Alloc {
     /// Shares the bitmaps that changed since the last freeze. Under the caller's exclusive epoch guard; one at a time.
     pub fn freeze(&self) -> FrozenAlloc {
         // Two in flight would write one home twice, the second time perhaps under a durable superblock that reads it.
-        assert!(!self.in_flight.swap(true, SeqCst), "the last frozen state was neither written nor abandoned");
+        assert!(
+            !self.in_flight.swap(true, SeqCst),
+            "the last frozen state was neither written nor abandoned"
+        );
         let mut dirty = std::mem::take(&mut *self.dirty.lock());
         dirty.sort_unstable();
         let groups = dirty
@@ -114,21 +134,23 @@ impl Alloc {
         FrozenAlloc {
             geometry: self.geometry.clone(),
             groups,
-            base: self.entries.lock().clone(),
+            base: self.durable.lock().clone(),
             index: OnceLock::new(),
+            slot: OnceLock::new(),
             free_blocks: self.owned_free.load(SeqCst),
         }
     }
 
     /// The superblock of the frozen state's checkpoint is durable: its homes are the current ones.
     pub fn written(&self, frozen: FrozenAlloc) {
-        frozen.index();
-        let index = frozen.index.into_inner().expect("made just now");
-        *self.entries.lock() = Arc::new(index);
+        let slot = *frozen.slot.get().expect("its writes were asked for");
+        *self.durable.lock() = Durable { index: frozen.index().clone(), slot: Some(slot) };
         self.in_flight.store(false, SeqCst);
     }
 
-    /// The checkpoint failed: the groups it would have written are dirty again. Its homes stay unused, whatever of them was written.
+    /// The checkpoint failed: the groups it would have written are dirty again. Its homes stay unused, whatever of
+    /// them was written, and so does its slot: the next checkpoint's generation must fall on the same slot (see
+    /// [`FrozenAlloc::writes`]).
     pub fn abandon(&self, frozen: FrozenAlloc) {
         for frozen in &frozen.groups {
             self.with_group(frozen.group, |group| group.dirty = true);

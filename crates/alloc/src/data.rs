@@ -1,29 +1,33 @@
 //! Blocks for file data: promises, places, and the frees that wait for the log.
 
 use crate::bitmap::BITS;
+use crate::group::CONTINUE_MIN;
 use crate::{Alloc, DataReservation};
 use kedge_base::lock::{Mutex, Rank};
 use kedge_base::{BlockNo, Error, Extent, Ino, Lsn, Result};
 use kedge_format::alloc::GROUP_BLOCKS;
 use kedge_format::node::NODE_BLOCKS;
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
 /// A run this long (4 MiB) is as good as any: no search goes on for more.
 const GOOD_RUN: u64 = 1024;
 /// Groups searched for a good run before a poor one near the goal will do.
-const GOOD_GROUPS: u32 = 8;
+const GOOD_GROUPS: u32 = 4;
 /// How often a data reservation takes from the pool before it gives up against others who do the same.
 const SHRINK_TRIES: u32 = 16;
-/// Directories with inode numbers this close share a group, so that a tree of small directories is written in one place.
+/// Directories with inode numbers this close share a group, so that a tree of small directories is written in one
+/// place.
 const DIRS_TOGETHER: u64 = 64;
 /// Groups tried for a directory before a nearly full one will do.
 const DIR_GROUPS: u64 = 16;
 
 /// Data frees that are not durable, by the LSN behind their record.
 pub(crate) struct Pending {
-    by_lsn: Mutex<BTreeMap<Lsn, Vec<Extent>>>,
-    /// Lowest LSN in the map; `u64::MAX` when it is empty. Lets `durable` leave without a lock.
+    /// Ascending. Threads free nearly in the order of their records, so a queue whose late comers move up a few
+    /// places is cheaper than a tree.
+    by_lsn: Mutex<VecDeque<(Lsn, Extent)>>,
+    /// Lowest LSN in the queue; `u64::MAX` when it is empty. Lets `durable` leave without a lock.
     oldest: AtomicU64,
     durable: AtomicU64,
     blocks: AtomicU64,
@@ -32,7 +36,7 @@ pub(crate) struct Pending {
 impl Default for Pending {
     fn default() -> Pending {
         Pending {
-            by_lsn: Mutex::new(Rank::Leaf, BTreeMap::new()),
+            by_lsn: Mutex::new(Rank::Leaf, VecDeque::new()),
             oldest: AtomicU64::new(u64::MAX),
             durable: AtomicU64::new(0),
             blocks: AtomicU64::new(0),
@@ -46,27 +50,26 @@ impl Pending {
     }
 
     fn push(&self, extent: Extent, end_lsn: Lsn) {
-        let mut map = self.by_lsn.lock();
+        let mut queue = self.by_lsn.lock();
         self.blocks.fetch_add(extent.blocks, SeqCst);
-        map.entry(end_lsn).or_default().push(extent);
+        let at = queue.iter().rposition(|(lsn, _)| *lsn <= end_lsn).map_or(0, |i| i + 1);
+        queue.insert(at, (end_lsn, extent));
         self.oldest.fetch_min(end_lsn.0, SeqCst);
     }
 
     /// What is durable by `lsn`, or by the highest LSN seen so far.
     ///
-    /// Either this thread sees the new `oldest` of a concurrent `push`, or that thread, which checks `durable` after its
-    /// push, sees the new `durable`: no free is left behind when the log then falls idle.
+    /// Either this thread sees the new `oldest` of a concurrent `push`, or that thread, which checks `durable` after
+    /// its push, sees the new `durable`: no free is left behind when the log then falls idle.
     fn due(&self, lsn: Lsn) -> Vec<Extent> {
         let lsn = self.durable.fetch_max(lsn.0, SeqCst).max(lsn.0);
         if self.oldest.load(SeqCst) > lsn {
             return Vec::new();
         }
-        let mut map = self.by_lsn.lock();
-        let mut due = Vec::new();
-        while let Some(entry) = map.first_entry().filter(|e| e.key().0 <= lsn) {
-            due.append(&mut entry.remove());
-        }
-        self.oldest.store(map.first_key_value().map_or(u64::MAX, |(l, _)| l.0), SeqCst);
+        let mut queue = self.by_lsn.lock();
+        let count = queue.partition_point(|(at, _)| at.0 <= lsn);
+        let due = queue.drain(..count).map(|(_, extent)| extent).collect();
+        self.oldest.store(queue.front().map_or(u64::MAX, |(at, _)| at.0), SeqCst);
         due
     }
 }
@@ -100,8 +103,9 @@ impl Alloc {
 
     /// Places up to `want` blocks as one run inside one group: at `goal` if that is free, else near it.
     ///
-    /// Draws on `reservation` first and for the rest on the space of all; with an empty or no reservation it may fail with
-    /// NoSpace, otherwise at least one block is placed. The run is busy, and the caller's until `apply_alloc` or `release_data`.
+    /// Draws on `reservation` first and for the rest on the space of all; with an empty or no reservation it may fail
+    /// with NoSpace, otherwise at least one block is placed. The run is busy, and the caller's until `apply_alloc` or
+    /// `release_data`.
     pub fn alloc_data(
         &self,
         goal: BlockNo,
@@ -189,8 +193,8 @@ impl Alloc {
         self.freed(blocks);
     }
 
-    /// Where to look for the first blocks of a file: directories are spread over the groups, a directory's files stay together
-    /// and follow one another.
+    /// Where to look for the first blocks of a file: directories are spread over the groups, a directory's files stay
+    /// together and follow one another.
     pub fn goal_for(&self, ino: Ino, dir: Ino) -> BlockNo {
         let (first, last) = (self.locate(BlockNo(0)).0, self.cells.len() as u64 - 1);
         let count = last - first + 1;
@@ -243,20 +247,23 @@ impl Alloc {
     }
 
     /// A run of at least `min` and at most `want` blocks in group `g`, at or behind `from` or the group's cursor.
+    /// Right at `from` also a shorter one that is worth continuing.
     fn place_in(&self, g: u64, from: Option<u32>, want: u32, min: u32) -> Option<Extent> {
         if self.cells[g as usize].free() == 0 {
             return None;
         }
         self.with_group(g, |group| {
-            let from = from.unwrap_or(group.cursor());
-            let (start, len) = group.find_run(from, want).filter(|&(_, len)| len >= min)?;
+            let (start, len) = group.find_run(from.unwrap_or(group.cursor()), want)?;
+            if len < min && (Some(start) != from || len < CONTINUE_MIN) {
+                return None;
+            }
             group.take(start, len);
             Some(Extent::new(BlockNo(g * GROUP_BLOCKS + start as u64), len as u64))
         })
     }
 
-    /// The walk above can miss the promised block: freed in a group it had passed while another thread took the one ahead.
-    /// Walking again might miss it again, without bound; with every lock held nothing moves.
+    /// The walk above can miss the promised block: freed in a group it had passed while another thread took the one
+    /// ahead. Walking again might miss it again, without bound; with every lock held nothing moves.
     fn place_under_all_locks(&self, want: u32) -> Extent {
         let mut passed = Vec::with_capacity(self.cells.len());
         for (g, cell) in self.cells.iter().enumerate() {

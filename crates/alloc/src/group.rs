@@ -3,14 +3,16 @@
 //! # Invariants (under the group's lock)
 //! 1. `owned` ⊆ `busy`; `nodes` ⊆ `busy` \ `owned`; in replay `held` ⊆ `busy`.
 //! 2. `free` and `owned_free` are the clear bits of `busy` and `owned`.
-//! 3. No free bit lies below `low`; no free run is longer than `run_max` (an upper bound: a search that saw the whole
-//!    group makes it exact, taking leaves it too high, giving back raises it); no free slot exists if `slots_none`.
+//! 3. No free bit lies below `low`; no free slot exists if `slots_none`; no free run is longer than `run_max`. Taking
+//!    leaves that bound too high, giving back raises it, and the *sweep* lowers it: no free run that ends below
+//!    `swept` is longer than `swept_max`, so once `swept` reaches the end the bound is what the sweep saw.
 //!
 //! # Search
-//! Every search is bounded by [`RUNS_MAX`] runs looked at, so a checkerboard costs a microsecond or two and not a scan of 16
-//! thousand holes; the next search starts where the cursor then is. A full word costs one compare, so a nearly full group is
-//! 512 of them. Trees of free extents would find the best fit, but cost a node of memory per hole and pointer chasing on the path that
-//! allocates one block at a time; a bitmap is what has to be written anyway.
+//! A search looks at [`RUNS_MAX`] runs behind the goal and in the group's front, and lets the sweep go on by as many,
+//! so a checkerboard costs microseconds and not a scan of 16 thousand holes, and later searches know from `run_max`
+//! what they cannot find. A full word costs one compare, so a nearly full group is 512 of them. Trees of free extents
+//! would find the best fit, but cost a node of memory per hole and pointer chasing on the path that allocates one
+//! block at a time; a bitmap is what has to be written anyway.
 
 use crate::bitmap::{BITS, Bitmap};
 use kedge_base::lock::{Mutex, MutexGuard, Rank};
@@ -20,11 +22,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 const SLOT: u32 = NODE_BLOCKS as u32;
-/// Runs that one search looks at.
-const RUNS_MAX: u32 = 256;
-/// A run right at the goal is taken from this length on (64 KiB) even if longer ones lie behind: it continues what ends at the
-/// goal without a seek.
-const CONTINUE_MIN: u32 = 16;
+/// Runs that one search looks at, and that it sweeps.
+const RUNS_MAX: u32 = 128;
+/// How far `release` looks for the ends of the run it makes; a longer one counts as all that is free.
+const MERGE_MAX: u32 = 2048;
+/// A run right at the goal is taken from this length on (64 KiB) even if longer ones lie behind: it continues what
+/// ends at the goal without a seek.
+pub(crate) const CONTINUE_MIN: u32 = 16;
 /// Node slots are claimed in runs of at least this many (1 MiB) while such runs exist.
 pub(crate) const SLOT_RUN: u32 = 64;
 
@@ -44,6 +48,8 @@ pub(crate) struct Group {
     low: u32,
     cursor: u32,
     run_max: u32,
+    swept: u32,
+    swept_max: u32,
     slots_none: bool,
     /// `owned` changed since it was last frozen.
     pub dirty: bool,
@@ -95,8 +101,8 @@ impl GroupCell {
 }
 
 impl Group {
-    /// A group of which `owned` is taken. Data starts an eighth into the free part: nodes are claimed from the front, so the two
-    /// meet only when the group fills up.
+    /// A group of which `owned` is taken. Data starts an eighth into the free part: nodes are claimed from the front,
+    /// so the two meet only when the group fills up.
     pub fn new(first: BlockNo, owned: Arc<Bitmap>) -> Group {
         let free = BITS - owned.count_set(0, BITS);
         let low = owned.next_clear(0, BITS);
@@ -111,6 +117,8 @@ impl Group {
             low,
             cursor: low + (BITS - low) / 8,
             run_max: free,
+            swept: 0,
+            swept_max: 0,
             slots_none: false,
             dirty: false,
         }
@@ -131,8 +139,8 @@ impl Group {
 
     // Free runs
 
-    /// A free run of up to `want` blocks: the one at `from` if it is worth it, else the first long enough behind, else from the
-    /// group's start, else the longest seen. None only if nothing is free.
+    /// A free run of up to `want` blocks: the one at `from` if it is worth it, else the first long enough behind,
+    /// from the group's start, or met by the sweep, else the longest seen. None only if nothing is free.
     pub fn find_run(&mut self, from: u32, want: u32) -> Option<(u32, u32)> {
         if self.free == 0 {
             self.run_max = 0;
@@ -144,31 +152,59 @@ impl Group {
         if here >= want.min(CONTINUE_MIN) {
             return Some((from, here));
         }
-        let mut best = (from, here);
-        let (mut at, mut wrapped) = (from, false);
+        let ahead = self.scan(from, BITS, want);
+        if ahead.1 >= want {
+            return Some(ahead);
+        }
+        self.low = self.busy.next_clear(self.low, BITS);
+        let front = self.scan(self.low, BITS, want);
+        if front.1 >= want {
+            return Some(front);
+        }
+        let best = [ahead, front, self.sweep(want)].into_iter().max_by_key(|run| run.1)?;
+        assert!(best.1 > 0, "a free group has a run");
+        Some(best)
+    }
+
+    /// The first run of `want` blocks (measured no further) in `[from, end)`, or the longest of those looked at.
+    fn scan(&self, from: u32, end: u32, want: u32) -> (u32, u32) {
+        let (mut at, mut best) = (from, (from, 0));
         for _ in 0..RUNS_MAX {
-            let mut start = self.busy.next_clear(at, BITS);
-            if start == BITS && !wrapped {
-                wrapped = true;
-                self.low = self.busy.next_clear(self.low, BITS);
-                start = self.low;
+            let start = self.busy.next_clear(at, end);
+            at = self.busy.next_set(start, start.saturating_add(want).min(end));
+            if at - start > best.1 {
+                best = (start, at - start);
             }
-            if start == BITS || wrapped && start >= from {
-                // The whole group was seen and no run reached `want`, so none was cut short when measured.
-                self.run_max = best.1;
+            if start == end || best.1 >= want {
                 break;
             }
-            let end = self.busy.next_set(start, (start + want).min(BITS));
+        }
+        best
+    }
+
+    /// Takes the sweep further; returns a run of `want` blocks if it meets one, else the longest it met.
+    ///
+    /// Stopping at a find keeps the sweep in front of it: the run is likely taken now, and swept as what is left of it.
+    fn sweep(&mut self, want: u32) -> (u32, u32) {
+        let mut best = (self.swept, 0);
+        for _ in 0..RUNS_MAX {
+            let start = self.busy.next_clear(self.swept, BITS);
+            let end = self.busy.next_set(start, BITS);
             if end - start > best.1 {
-                best = (start, end - start);
+                best = (start, (end - start).min(want));
             }
             if end - start >= want {
                 break;
             }
-            at = end;
+            self.swept = end;
+            self.swept_max = self.swept_max.max(end - start);
+            if end == BITS {
+                self.run_max = self.swept_max;
+                (self.swept, self.swept_max) = (0, 0);
+                break;
+            }
         }
-        assert!(best.1 > 0, "a free group has a run");
-        Some(best)
+        best
     }
 
     /// Makes free blocks busy.
@@ -181,15 +217,34 @@ impl Group {
 
     /// Makes busy blocks free that nothing holds any more.
     pub fn release(&mut self, start: u32, len: u32) {
-        assert_eq!(self.busy.first_clear(start, len), None, "gives back busy blocks at {}", self.block(start));
-        assert_eq!(self.owned.first_set(start, len), None, "gives back blocks not owned at {}", self.block(start));
-        assert_eq!(self.nodes_in(start, len), None, "gives back blocks not the tree's at {}", self.block(start));
+        assert_eq!(
+            self.busy.first_clear(start, len),
+            None,
+            "gives back busy blocks at {}",
+            self.block(start)
+        );
+        assert_eq!(
+            self.owned.first_set(start, len),
+            None,
+            "gives back blocks not owned at {}",
+            self.block(start)
+        );
+        assert_eq!(
+            self.nodes_in(start, len),
+            None,
+            "gives back blocks not the tree's at {}",
+            self.block(start)
+        );
         Arc::make_mut(&mut self.busy).clear(start, len);
         self.free += len;
         self.low = self.low.min(start);
         self.slots_none = false;
-        let (left, right) = (self.busy.clear_run_before(start), self.busy.next_set(start + len, BITS));
-        self.run_max = self.run_max.max(right - left);
+        let left = self.busy.clear_run_before(start, start.saturating_sub(MERGE_MAX));
+        let right = self.busy.next_set(start + len, (start + len + MERGE_MAX).min(BITS));
+        let whole = start - left < MERGE_MAX && right - start - len < MERGE_MAX;
+        let run = if whole { right - left } else { self.free };
+        self.run_max = self.run_max.max(run);
+        self.swept_max = self.swept_max.max(run);
     }
 
     // Records
@@ -224,7 +279,11 @@ impl Group {
     /// A record gives the blocks back; they stay busy.
     pub fn apply_free(&mut self, start: u32, len: u32) -> Result<()> {
         if let Some(bit) = self.owned.first_clear(start, len) {
-            return self.bad(CorruptKind::Bitmap, bit, "a record or the tree frees a block that is not allocated");
+            return self.bad(
+                CorruptKind::Bitmap,
+                bit,
+                "a record or the tree frees a block that is not allocated",
+            );
         }
         Arc::make_mut(&mut self.owned).clear(start, len);
         self.owned_free += len;
@@ -273,6 +332,7 @@ impl Group {
         self.free = BITS - self.busy.count_set(0, BITS);
         self.low = 0;
         self.run_max = self.free;
+        (self.swept, self.swept_max) = (0, 0);
         self.slots_none = false;
         self.free - before
     }
@@ -370,6 +430,14 @@ impl Group {
             longest = longest.max(at - start);
         }
         assert!(longest <= self.run_max, "run of {longest}, bound {}", self.run_max);
+        let at = self.busy.clear_run_before(self.swept, 0);
+        let (mut end, mut longest) = (0, 0);
+        while end < at {
+            let start = self.busy.next_clear(end, at);
+            end = self.busy.next_set(start, at);
+            longest = longest.max(end - start);
+        }
+        assert!(longest <= self.swept_max, "swept run of {longest}, bound {}", self.swept_max);
         assert!(!self.slots_none || self.busy.next_clear_slot(0).is_none());
     }
 

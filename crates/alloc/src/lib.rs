@@ -3,52 +3,59 @@
 //! It serves 4 KiB blocks of file data and 16 KiB node slots (four blocks, aligned) from groups of
 //! [`GROUP_BLOCKS`](kedge_format::alloc::GROUP_BLOCKS), and keeps two bitmaps of each group:
 //!
-//! - **owned**: what the applied records and the tree say. Exactly this is frozen at a checkpoint's cut and written. Only `apply_alloc`,
-//!   `apply_free`, `alloc_node` and `free_node` change it, and they run inside the epoch guard, so the cut is exact.
-//! - **busy**: what must not be handed out, a superset of owned. It lives in memory only: after a crash everything that is not owned is
-//!   free, once the log has been replayed.
+//! - **owned**: what the applied records and the tree say. Exactly this is frozen at a checkpoint's cut and written.
+//!   Only `apply_alloc`, `apply_free`, `alloc_node` and `free_node` change it, and they run inside the epoch guard,
+//!   so the cut is exact.
+//! - **busy**: what must not be handed out, a superset of owned. It lives in memory only: after a crash everything
+//!   that is not owned is free, once the log has been replayed.
 //!
 //! # When is a free block not yet reusable?
 //! A block is busy and not owned for one of these reasons. With each the crash (or fault) that reusing it would cause:
 //!
-//! 1. **Handed out, its record not yet appended.** Between `alloc_data` and `apply_alloc` (or `release_data`) the data write is in flight.
-//!    Handed out twice, two files would write the same block, no crash needed.
-//! 2. **Data freed by a record that is not durable** (`apply_free` until `durable`). Reused, new bytes reach the block in place;
-//!    power fails before the record is durable; recovery brings the old file back, with foreign bytes in it (breaks "never foreign data").
-//!    A tree node put there would be worse: the old file's data would be overwritten by the next checkpoint before its flush.
-//!    Once durable the block is free at once, no checkpoint needed: recovery replays the free before anything reads the block.
-//! 3. **Node freed, but the last durable checkpoint reads it** (`free_node` of an older generation, until `checkpoint_durable`). Reused as node
-//!    or data and written, a crash before the next superblock would leave the old tree with a foreign block in its middle: the whole image lost.
-//!    A node born in the current generation is in no checkpoint, so its slot is reusable at once.
-//! 4. **Slot of the node pool.** Claimed though nobody uses it, so that a full or fragmented image can always be emptied. Handed to data, the
-//!    first unlink on a full image would find no node to copy to, and a checkpoint could not complete.
-//! 5. **Named by a log record that replay has yet to apply** (`hold_for_replay` until `replay_done`). Replay copies tree nodes, and the
-//!    bitmaps it starts from are those of the cut: they call blocks free that files took afterwards, whose data is in place. A node placed there
-//!    would collide with the record and overwrite durable data at the checkpoint that ends recovery.
-//!    For the same reason a block freed in replay stays busy while a later record takes it, and is free at once if none does:
-//!    all that is replayed is durable (reason 2 is over).
+//! 1. **Handed out, its record not yet appended.** Between `alloc_data` and `apply_alloc` (or `release_data`) the
+//!    data write is in flight. Handed out twice, two files would write the same block, no crash needed.
+//! 2. **Data freed by a record that is not durable** (`apply_free` until `durable`). Reused, new bytes reach the
+//!    block in place; power fails before the record is durable; recovery brings the old file back, with foreign bytes
+//!    in it (breaks "never foreign data"). Once durable the block is free at once, no checkpoint needed: recovery
+//!    replays the free before anything reads the block.
+//! 3. **Node freed, but the last durable checkpoint reads it** (`free_node` of an older generation, until
+//!    `checkpoint_durable`). Reused as node or data and written, a crash before the next superblock would leave the
+//!    old tree with a foreign block in its middle: the whole image lost. A node born in the current generation is in
+//!    no checkpoint, so its slot is reusable at once.
+//! 4. **Slot of the node pool.** Claimed though nobody uses it, so that a full or fragmented image can always be
+//!    emptied. Handed to data, the first unlink on a full image would find no node to copy to, and a checkpoint could
+//!    not complete.
+//! 5. **Named by a log record that replay has yet to apply** (`hold_for_replay` until `replay_done`). Replay copies
+//!    tree nodes, and the bitmaps it starts from are those of the cut: they call blocks free that files took
+//!    afterwards, whose data is in place. A node placed there would collide with the record and overwrite durable
+//!    data at the checkpoint that ends recovery. For the same reason a block freed in replay stays busy while a later
+//!    record takes it, and is free at once if none does: all that is replayed is durable (reason 2 is over).
 //!
-//! No reason: *a frozen bitmap names it*. The bitmap of a checkpoint in flight may call a block owned that is free and reused by
-//! then; the log from the cut on holds the free and the new allocation, and replay corrects it. Nor *the older superblock
-//! slot names it*: mount falls back to it only together with a log that recovery refuses (see `kedge_format::superblock`).
+//! No reason: *a frozen bitmap names it*. The bitmap of a checkpoint in flight may call a block owned that is free
+//! and reused by then; the log from the cut on holds the free and the new allocation, and replay corrects it. Nor
+//! *the older superblock slot names it*: mount falls back to it only together with a log that recovery refuses (see
+//! `kedge_format::superblock`). Nor *IO is in flight on it*: whoever frees a block has waited for its reads and
+//! writes before the record.
 //!
 //! # Space rules
-//! - Promises and places are kept apart ([`space`]): a promise is a number taken from `available`, which never counts a busy block,
-//!   so reservations are honest and hold to the last single block.
-//! - The node pool is physical and separate ([`pool`]): it takes from `available` only, never what was promised to data, and data takes
-//!   from it only what lies above its floor.
-//! - On a full image data gets NoSpace; deletes go on, if need be with a checkpoint between them that returns their deferred nodes.
+//! - Promises and places are kept apart (`space`): a promise is a number taken from `available`, which never counts
+//!   a busy block, so reservations are honest and hold to the last single block.
+//! - The node pool is physical and separate (`pool`): it takes from `available` only, never what was promised to
+//!   data, and data takes from it only what lies above its floor.
+//! - On a full image data gets NoSpace; deletes go on, if need be with a checkpoint between them that returns their
+//!   deferred nodes.
 //!
 //! # Homes
-//! Each bitmap has two homes. A checkpoint writes each bitmap that changed into the home that the last durable checkpoint does not use,
-//! and a whole index area (that of its superblock slot) that says which home is current. A crash before the superblock leaves the
-//! old slot, whose index names homes that were not written since. One checkpoint at a time is in flight; it must end in [`Alloc::written`] or
-//! [`Alloc::abandon`], and homes flip only with the former.
+//! Each bitmap has two homes. A checkpoint writes each bitmap that changed into the home that the last durable
+//! checkpoint does not use, and a whole index area (that of its superblock slot) that says which home is current. A
+//! crash before the superblock leaves the old slot, whose index names homes that were not written since. One
+//! checkpoint at a time is in flight; it must end in [`Alloc::written`] or [`Alloc::abandon`], and homes flip only
+//! with the former.
 //!
 //! # Locks
-//! Refilling the pool (rank AllocGroup, order 0) → groups (rank AllocGroup, order group + 1) → pool, lists (rank Leaf). A thread holds one
-//! group at a time, except a search that lost every race: it takes all in order, and then must find what it was promised.
-//! No IO under any of them.
+//! Refilling the pool (rank AllocGroup, order 0) → groups (rank AllocGroup, order group + 1) → pool, lists (rank
+//! Leaf). A thread holds one group at a time, except a search that lost every race: it takes all in order, and then
+//! must find what it was promised. No IO under any of them.
 #![forbid(unsafe_code)]
 
 mod bitmap;
@@ -65,6 +72,7 @@ pub use pool::{NodeClass, NodeReservation};
 pub use space::DataReservation;
 
 use bitmap::{BITS, Bitmap};
+use checkpoint::Durable;
 use data::Pending;
 use group::{Group, GroupCell};
 use kedge_base::lock::{Mutex, Rank};
@@ -95,8 +103,7 @@ pub struct Alloc {
     owned_free: AtomicU64,
     /// Groups whose `owned` changed since the last freeze.
     dirty: Mutex<Vec<u64>>,
-    /// The index as the last durable checkpoint wrote it.
-    entries: Mutex<Arc<Vec<GroupEntry>>>,
+    durable: Mutex<Durable>,
     in_flight: AtomicBool,
     replaying: AtomicBool,
 }
@@ -134,7 +141,8 @@ fn format_owned(geometry: &Geometry, first: u64) -> [(u32, u32); 2] {
 }
 
 impl Alloc {
-    /// The allocator of a new image: owned is what the format owns. Ready for use; its first checkpoint writes every bitmap.
+    /// The allocator of a new image: owned is what the format owns. Ready for use; its first checkpoint writes every
+    /// bitmap.
     pub fn format(geometry: &Geometry) -> Alloc {
         let empty = Arc::new(Bitmap::new());
         let groups = (0..geometry.groups()).map(|g| {
@@ -150,14 +158,15 @@ impl Alloc {
         });
         // Home 1 is called current, so that the first checkpoint writes home 0; the other fields are never written.
         let entry = GroupEntry { bitmap_crc: 0, free_blocks: 0, home: 1 };
-        let entries = vec![entry; geometry.groups() as usize];
-        Alloc::new(geometry, groups.collect(), entries, (0..geometry.groups()).collect(), false)
+        let index = Arc::new(vec![entry; geometry.groups() as usize]);
+        let dirty = (0..geometry.groups()).collect();
+        Alloc::new(geometry, groups.collect(), Durable { index, slot: None }, dirty, false)
     }
 
     fn new(
         geometry: &Geometry,
         groups: Vec<Group>,
-        entries: Vec<GroupEntry>,
+        durable: Durable,
         dirty: Vec<u64>,
         replaying: bool,
     ) -> Alloc {
@@ -177,7 +186,7 @@ impl Alloc {
             pending: Pending::default(),
             owned_free: AtomicU64::new(owned_free),
             dirty: Mutex::new(Rank::Leaf, dirty),
-            entries: Mutex::new(Rank::Leaf, Arc::new(entries)),
+            durable: Mutex::new(Rank::Leaf, durable),
             in_flight: AtomicBool::new(false),
             replaying: AtomicBool::new(replaying),
         }
@@ -209,7 +218,8 @@ impl Alloc {
             || extent.start < self.geometry.data_start
             || end.is_none_or(|end| end > self.geometry.total_blocks)
         {
-            let what = format!("a record names {} blocks from there, not inside the data area", extent.blocks);
+            let what =
+                format!("a record names {} blocks from there, not inside the data area", extent.blocks);
             return Err(Error::corrupt(CorruptKind::Log, extent.start, what));
         }
         let (mut at, end) = (extent.start.0, extent.end().0);

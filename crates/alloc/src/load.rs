@@ -1,17 +1,18 @@
 //! Reading the allocator's state from an image, and what replay does before it serves anyone.
 //!
-//! A valid state of generation `g` is: (1) every block of index area `g % 2` decodes, is of `g`, of this image and of its place, and names as many
-//! groups as it must; (2) every group's bitmap, in the home its entry names, matches the entry's CRC and free count; (3) the
-//! blocks that the format owns are set in it. Everything is read, also of a large image: an allocator that trusts a bitmap it has not
-//! checked hands out blocks that files use.
+//! A valid state of generation `g` is: (1) every block of index area `g % 2` decodes, is of `g`, of this image and of
+//! its place, and names as many groups as it must; (2) every group's bitmap, in the home its entry names, matches the
+//! entry's CRC and free count; (3) the blocks that the format owns are set in it. Everything is read, also of a large
+//! image: an allocator that trusts a bitmap it has not checked hands out blocks that files use.
 //!
 //! A loaded allocator is *in replay*: records and the tree are served, data is not.
-//! 1. `hold_for_replay` for every extent that any record from the cut on allocates, before the first node is touched (reason 5 of
-//!    the crate's documentation);
+//! 1. `hold_for_replay` for every extent that any record from the cut on allocates, before the first node is touched
+//!    (reason 5 of the crate's documentation);
 //! 2. apply the records; a checkpoint in between is fine;
 //! 3. `replay_done`, also when there was nothing to replay.
 
 use crate::bitmap::{BITS, Bitmap};
+use crate::checkpoint::Durable;
 use crate::group::Group;
 use crate::{Alloc, format_owned};
 use kedge_base::{BLOCK_SIZE, BlockNo, CorruptKind, Error, Extent, Generation, IoBuf, Result};
@@ -32,7 +33,8 @@ impl Alloc {
         for (chunk, first) in entries.chunks(READ_BLOCKS as usize).zip((0..).step_by(READ_BLOCKS as usize)) {
             read_groups(device, geometry, first, chunk, &mut groups)?;
         }
-        Ok(Alloc::new(geometry, groups, entries, Vec::new(), true))
+        let durable = Durable { index: Arc::new(entries), slot: Some(Superblock::slot_of(generation)) };
+        Ok(Alloc::new(geometry, groups, durable, Vec::new(), true))
     }
 
     /// Keeps an extent that a record of the log allocates from the tree until that record is applied.
@@ -45,8 +47,8 @@ impl Alloc {
         Ok(())
     }
 
-    /// Blocks that a record or a hold took from the free ones. Nobody is promised any in replay, so they are there unless
-    /// someone refills the pool this moment, which replay does not do beside it.
+    /// Blocks that a record or a hold took from the free ones. Nobody is promised any in replay, so they are there
+    /// unless someone refills the pool this moment, which replay does not do beside it.
     pub(crate) fn take_in_replay(&self, blocks: u64) -> Result<()> {
         if blocks == 0 || self.space.take(blocks) { Ok(()) } else { Err(Error::NoSpace) }
     }
@@ -75,7 +77,8 @@ fn read_index(device: &dyn Device, geometry: &Geometry, generation: Generation) 
             let (block, first) = (BlockNo(start + at), at * INDEX_ENTRIES as u64);
             let part = decode_index_block(bytes, block, &geometry.uuid, generation, first)?;
             if part.len() as u64 != groups.saturating_sub(first).min(INDEX_ENTRIES as u64) {
-                let what = format!("names {} groups from group {first} on, the image has {groups}", part.len());
+                let what =
+                    format!("names {} groups from group {first} on, the image has {groups}", part.len());
                 return Err(Error::corrupt(CorruptKind::AllocIndex, block, what));
             }
             entries.extend(part);
@@ -93,7 +96,8 @@ fn read_groups(
     entries: &[GroupEntry],
     out: &mut Vec<Group>,
 ) -> Result<()> {
-    // Homes alternate as groups change at different checkpoints: from each, one read from the first to the last that is wanted.
+    // Homes alternate as groups change at different checkpoints: from each, one read from the first to the last that
+    // is wanted.
     let mut homes = [(0, IoBuf::default()), (0, IoBuf::default())];
     for (home, (from, buf)) in homes.iter_mut().enumerate() {
         let wanted = |e: &GroupEntry| e.home as usize == home;

@@ -12,9 +12,10 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 impl Alloc {
     /// Promises `slots` node slots to an operation.
     ///
-    /// `None`: not now, but slots are deferred to the next checkpoint, held by operations under way, or blocks are freed by records not yet
-    /// durable: checkpoint, then ask again. A [`NodeClass::Normal`] caller should give up with NoSpace after a few checkpoints in vain, for
-    /// others may take what comes back. `Err(NoSpace)`: nothing outstanding would help.
+    /// `None`: not now, but slots are deferred to the next checkpoint, held by operations under way, or blocks are
+    /// freed by records not yet durable: checkpoint, then ask again. A [`NodeClass::Normal`] caller should give up
+    /// with NoSpace after a few checkpoints in vain, for others may take what comes back. `Err(NoSpace)`: nothing
+    /// outstanding would help.
     pub fn reserve_nodes(&self, slots: u32, class: NodeClass) -> Result<Option<NodeReservation>> {
         let slots = slots as u64;
         if self.pool.is_low() {
@@ -35,8 +36,8 @@ impl Alloc {
         }
     }
 
-    /// Makes a slot of the pool a node, preferably the first at or behind `near` (0: behind the last one). Runs under the
-    /// caller's [`NodeReservation`]; without one it may fail with NoSpace.
+    /// Makes a slot of the pool a node, preferably the first at or behind `near` (0: behind the last one). Runs under
+    /// the caller's [`NodeReservation`]; without one it may fail with NoSpace.
     pub fn alloc_node(&self, near: BlockNo) -> Result<BlockNo> {
         let slot = match self.pool.take(near) {
             Some(slot) => slot,
@@ -107,7 +108,8 @@ impl Alloc {
         if lack == 0 {
             return;
         }
-        // Set before the search and cleared by whoever frees, so that a block freed behind the search's back is not missed.
+        // Set before the search and cleared by whoever frees, so that a block freed behind the search's back is not
+        // missed.
         self.refill_stuck.store(true, SeqCst);
         let granted = self.space.take_slots(lack);
         let mut slots = Vec::with_capacity(granted as usize);
@@ -121,8 +123,8 @@ impl Alloc {
         tracing::trace!(lack, granted, claimed = slots.len(), "node pool refill");
     }
 
-    /// Claims `want` slots: in long runs from all groups first, so that checkpoints write nodes in few large writes and data is
-    /// not cut up, then wherever four aligned blocks are left.
+    /// Claims `want` slots: in long runs from all groups first, so that checkpoints write nodes in few large writes
+    /// and data is not cut up, then wherever four aligned blocks are left.
     fn claim_slots(&self, near: BlockNo, want: usize, out: &mut Vec<u64>) {
         let near = if near.0 == 0 { BlockNo(self.node_goal.load(Relaxed)) } else { near };
         let (home, count) = (self.locate(near).0, self.cells.len() as u64);
@@ -137,7 +139,8 @@ impl Alloc {
                         return;
                     }
                     let cell = &self.cells[g as usize];
-                    let least = if runs { SLOT_RUN.min(left) * NODE_BLOCKS as u32 } else { NODE_BLOCKS as u32 };
+                    let least =
+                        if runs { SLOT_RUN.min(left) * NODE_BLOCKS as u32 } else { NODE_BLOCKS as u32 };
                     if cell.run_max() < least {
                         break;
                     }

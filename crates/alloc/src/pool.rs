@@ -2,8 +2,9 @@
 //!
 //! # Rules
 //! 1. A slot of the pool is busy, not owned, and marked `nodes` in its group. It left the space that data may have.
-//! 2. The lowest `protected` slots are only for [`NodeClass::Reclaim`]: unlink, truncate, replay, writeback completions.
-//!    These either give space back or keep a promise already made, so refusing them would wedge a full image.
+//! 2. The lowest `protected` slots are only for [`NodeClass::Reclaim`]: unlink, truncate, replay, writeback
+//!    completions. These either give space back or keep a promise already made, so refusing them would wedge a full
+//!    image.
 //! 3. The working part on top serves everyone. When data is short the pool shrinks to `floor` = protected + half the
 //!    working part, not to protected alone: renames, chmods and the small creates that prepare a clean-up still work.
 //! 4. Freed slots return to the pool, not to data: the tree keeps what it had, however fragmented the image is by then.
@@ -11,8 +12,8 @@
 //! 5. Data never takes blocks while slots + deferred ones are below `floor` and slots can be had from free space
 //!    ([`NodePool::is_short`]): a bled pool is refilled first when deletes free space.
 //!
-//! One mutex (rank Leaf) guards slots, promises and deferred slots together, because the verdict "hopeless" needs all three
-//! at one moment. It is taken after a group's lock or alone, never before one.
+//! One mutex (rank Leaf) guards slots, promises and deferred slots together, because the verdict "hopeless" needs all
+//! three at one moment. It is taken after a group's lock or alone, never before one.
 
 use crate::Space;
 use kedge_base::lock::{Mutex, Rank};
@@ -47,7 +48,8 @@ struct State {
     promised: u64,
     deferred: BTreeMap<Generation, Vec<u64>>,
     deferred_count: u64,
-    /// Behind the last slot handed out: the next one without a wish comes from here, so that one checkpoint's nodes merge.
+    /// Behind the last slot handed out: the next one without a wish comes from here, so that one checkpoint's nodes
+    /// merge.
     cursor: u64,
     /// Slots handed out since the last checkpoint became durable: what the next one will want again.
     handed_out: u64,
@@ -144,8 +146,8 @@ impl NodePool {
 
     /// What to answer to a request that [`NodePool::reserve`] and a refill could not serve.
     ///
-    /// While any promise is out, slots are on their way between pool, tree and the deferred list, so the sum says nothing:
-    /// the answer is `Later`, and the promises end soon, since their holders never wait for space.
+    /// While any promise is out, slots are on their way between pool, tree and the deferred list, so the sum says
+    /// nothing: the answer is `Later`, and the promises end soon, since their holders never wait for space.
     pub fn refusal(&self, n: u64, class: NodeClass) -> Refusal {
         let need = n + self.class_floor(class);
         let state = self.state.lock();
@@ -194,8 +196,8 @@ impl NodePool {
     /// Takes back what was deferred up to `generation`; returns slots beyond what the pool will want.
     ///
     /// Two checkpoints' worth stays above the target: a tree that copies N nodes per generation holds N deferred ones
-    /// while it takes N others. What a shrunken tree leaves behind goes to data, the highest addresses first, which keeps the tree
-    /// low in the image.
+    /// while it takes N others. What a shrunken tree leaves behind goes to data, the highest addresses first, which
+    /// keeps the tree low in the image.
     pub fn checkpoint_durable(&self, generation: Generation) -> Vec<u64> {
         self.with(|s| {
             while let Some(entry) = s.deferred.first_entry().filter(|e| *e.key() <= generation) {
@@ -239,9 +241,9 @@ fn pop_surplus(s: &mut State, keep: u64, max: u64) -> Vec<u64> {
     (0..count).map(|_| s.slots.pop_last().expect("counted as there")).collect()
 }
 
-/// A promise of node slots for one operation. Slots taken meanwhile still count against it, so the pool looks emptier than
-/// it is until the reservation is dropped, right after the operation's commit; that errs on the safe side and keeps the
-/// tree free of any knowledge of reservations. Must not be dropped under a lock of rank Leaf.
+/// A promise of node slots for one operation. Slots taken meanwhile still count against it, so the pool looks emptier
+/// than it is until the reservation is dropped, right after the operation's commit; that errs on the safe side and
+/// keeps the tree free of any knowledge of reservations. Must not be dropped under a lock of rank Leaf.
 #[derive(Debug)]
 #[must_use = "dropping a reservation gives it back"]
 pub struct NodeReservation {

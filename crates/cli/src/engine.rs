@@ -4,9 +4,9 @@ use crate::options::MountWords;
 use anyhow::{Context, Result};
 use kedge_base::SystemClock;
 use kedge_device::{Device, FileDevice, OpenOptions};
-use kedge_fsck::{CheckOptions, Replay, ReplaySummary};
+use kedge_fsck::{CheckOptions, StoreReplay};
 use kedge_fuse::{FuseOptions, MountedSession};
-use kedgefs::{FileSystem, FormatOptions, Ino, MountOptions, SetAttr};
+use kedgefs::{FileSystem, FormatOptions, MountOptions, Owner};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,16 +30,10 @@ pub fn create(path: &Path, size: u64, options: &FormatOptions) -> Result<()> {
 /// The root directory belongs to whoever makes the image: a mount without privilege could not be written to by the only
 /// one who sees it if it were root's.
 fn format_device(device: Arc<FileDevice>, options: &FormatOptions) -> Result<()> {
-    FileSystem::format(&*device, options)?;
-    if privileged() {
-        return Ok(());
-    }
-    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    let fs = FileSystem::open(device, Arc::new(SystemClock::default()), MountOptions::default())?;
-    let owned = fs.setattr(Ino::ROOT, &SetAttr { uid: Some(uid), gid: Some(gid), ..SetAttr::default() });
-    let closed = fs.close();
-    owned?;
-    Ok(closed?)
+    let owner = Owner { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };
+    let options = FormatOptions { owner, ..options.clone() };
+    FileSystem::format(device, Arc::new(SystemClock::default()), &options)?;
+    Ok(())
 }
 
 /// Whether we may mount by ourselves.
@@ -102,26 +96,11 @@ pub struct Checked {
 
 /// Judges an image without writing to it.
 pub fn check(path: &Path) -> Result<Checked> {
-    let options = CheckOptions { replay: Some(Arc::new(Recovery)), ..CheckOptions::default() };
+    let options = CheckOptions { replay: Some(Arc::new(StoreReplay)), ..CheckOptions::default() };
     let report = kedge_fsck::check(open_device(path, true)?, &options);
     Ok(Checked {
         text: report.to_string(),
         json: serde_json::to_value(&report).context("write the report as JSON")?,
         exit_code: report.exit_code() as u8,
     })
-}
-
-/// What a mount does to an image that was not unmounted.
-struct Recovery;
-
-impl Replay for Recovery {
-    fn replay(&self, overlay: Arc<dyn Device>) -> kedge_base::Result<ReplaySummary> {
-        let clock = Arc::new(SystemClock::default());
-        let recovered = FileSystem::open(overlay, clock, MountOptions::default()).and_then(|fs| fs.close());
-        match recovered {
-            Ok(()) => Ok(ReplaySummary::default()),
-            Err(kedgefs::Error::Engine(e)) => Err(e),
-            Err(other) => Err(kedge_base::Error::invalid(other.to_string())),
-        }
-    }
 }

@@ -40,6 +40,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         log_size: args.log_size.map(whole_blocks),
         label: args.label,
         uuid: args.uuid,
+        ..FormatOptions::default()
     };
     if !exists(&args.image)? {
         let Some(size) = options.size else {

@@ -104,3 +104,23 @@ fn renames_move_replace_and_exchange() {
     assert_eq!(names(&fs, b.ino), [".", "..", "a", "g"]);
     fs.close().unwrap();
 }
+
+#[test]
+fn closing_puts_log_resident_data_in_place() {
+    let (device, fs) = fresh(32 << 20);
+    let mut inos = Vec::new();
+    for i in 0..300u32 {
+        let f = fs.create(Ino::ROOT, format!("f{i}").as_bytes(), 0o644, Owner::default()).unwrap();
+        fs.write(f.ino, 0, &[i as u8; 100]).unwrap();
+        fs.fsync(f.ino, false).unwrap();
+        inos.push(f.ino);
+    }
+    fs.close().unwrap();
+    let report = kedge_fsck::check(device.clone(), &kedge_fsck::CheckOptions::default());
+    assert!(report.is_clean(), "{report}");
+    assert!(report.superblock.as_ref().unwrap().clean);
+    let fs = reopen(&device);
+    for (i, ino) in inos.iter().enumerate() {
+        assert_eq!(content(&fs, *ino), [i as u8; 100]);
+    }
+}

@@ -28,6 +28,7 @@ mod kinds;
 mod names;
 mod owned;
 mod read;
+mod replay;
 mod report;
 mod slots;
 mod space;
@@ -35,6 +36,7 @@ mod tree;
 
 pub use image::check_checkpoint;
 pub use kinds::{FindingKind, Severity};
+pub use replay::StoreReplay;
 pub use report::{Counters, Finding, ReplayState, ReplaySummary, Report, SuperblockSummary};
 
 use kedge_base::Result;

@@ -311,10 +311,11 @@ impl Store {
     /// The last checkpoint, with the image marked clean, and the end of the log's threads. The caller has written all
     /// file data back.
     pub fn close(&self) -> Result<()> {
-        if self.closed.swap(true, Ordering::Relaxed) {
+        if self.closed.load(Ordering::Relaxed) {
             return Ok(());
         }
         let result = if self.read_only { Ok(()) } else { self.checkpoint_clean() };
+        self.closed.store(true, Ordering::Relaxed);
         self.log.stop();
         result
     }

@@ -63,6 +63,7 @@ pub struct ReplaySummary {
     pub bytes: u64,
     /// Ranges of log-resident data written in place.
     pub data_ranges: u64,
+    pub data_bytes: u64,
     pub tail_lsn: u64,
     pub head_lsn: u64,
 }
@@ -240,6 +241,7 @@ impl Recovery {
     fn write_overlay(&mut self) -> Result<()> {
         for (ino, pieces) in self.residents.drain() {
             self.summary.data_ranges += pieces.len() as u64;
+            self.summary.data_bytes += pieces.iter().map(|(_, len, _)| len).sum::<u64>();
             let Some(value) = self.tree.get(Key::inode(ino))? else {
                 return Err(Error::corrupt_log(
                     self.sb.checkpoint.tail_lsn,
