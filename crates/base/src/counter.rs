@@ -41,7 +41,11 @@ pub struct Histogram {
 
 impl Default for Histogram {
     fn default() -> Self {
-        Histogram { buckets: [const { AtomicU64::new(0) }; 65], sum: AtomicU64::new(0), max: AtomicU64::new(0) }
+        Histogram {
+            buckets: [const { AtomicU64::new(0) }; 65],
+            sum: AtomicU64::new(0),
+            max: AtomicU64::new(0),
+        }
     }
 }
 

@@ -79,7 +79,11 @@ impl Error {
     }
 
     pub fn corrupt_log(lsn: Lsn, what: impl std::fmt::Display) -> Error {
-        Error::Corrupt { kind: CorruptKind::Log, block: BlockNo(0), what: format!("LSN {lsn}: {what}").into() }
+        Error::Corrupt {
+            kind: CorruptKind::Log,
+            block: BlockNo(0),
+            what: format!("LSN {lsn}: {what}").into(),
+        }
     }
 
     pub fn io(op: &'static str, offset: u64, len: u64, err: &std::io::Error) -> Error {

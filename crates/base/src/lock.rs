@@ -54,7 +54,8 @@ mod held {
 
     pub fn release(rank: Rank, order: u64) {
         HELD.with_borrow_mut(|held| {
-            let at = held.iter().rposition(|&h| h == (rank, order)).expect("released by the thread that acquired");
+            let at =
+                held.iter().rposition(|&h| h == (rank, order)).expect("released by the thread that acquired");
             held.remove(at);
         });
     }

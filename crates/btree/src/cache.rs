@@ -1,14 +1,16 @@
 //! Which nodes are in memory: the dirty ones by address, the clean ones in the order of the eviction hand.
 //!
 //! # Invariants
-//! 1. The dirty table holds exactly the live nodes born in the current generation. [`Tree::freeze`] takes it whole.
-//! 2. Every clean node of the tree is in the ring, once. The ring's references are weak: a node that left the tree otherwise
-//!    goes at once, its ring entry when the hand passes or when dead entries make up half of the ring.
+//! 1. The dirty table holds exactly the live nodes born in the current generation. [`Tree::freeze`] takes it
+//!    whole.
+//! 2. Every clean node of the tree is in the ring, once. The ring's references are weak: a node that left the
+//!    tree otherwise goes at once, its ring entry when the hand passes or when dead entries make up half of
+//!    the ring.
 //!
 //! Locks: the tables' own, of rank `Leaf`; no frame is dropped under them.
 
 use crate::frame::{Frame, Gauges};
-use crate::latch::{LatchWatch, NodeLatch};
+use crate::latch::NodeLatch;
 use crate::tree::{Route, Tree};
 use kedge_base::BlockNo;
 use kedge_base::lock::{Mutex, Rank};
@@ -18,12 +20,14 @@ use std::sync::{Arc, Weak};
 
 const DIRTY_SHARDS: usize = 8;
 
-pub(crate) type DirtyMap = HashMap<u64, Arc<Frame>>;
+/// By address.
+type DirtyTable = HashMap<u64, Arc<Frame>>;
+pub(crate) type DirtyTables = [DirtyTable; DIRTY_SHARDS];
 
 pub(crate) struct Cache {
     pub limit: AtomicUsize,
     pub gauges: Arc<Gauges>,
-    dirty: [Mutex<DirtyMap>; DIRTY_SHARDS],
+    dirty: [Mutex<DirtyTable>; DIRTY_SHARDS],
     ring: Mutex<VecDeque<Weak<Frame>>>,
 }
 
@@ -37,7 +41,7 @@ impl Cache {
         }
     }
 
-    fn shard(&self, addr: BlockNo) -> &Mutex<DirtyMap> {
+    fn shard(&self, addr: BlockNo) -> &Mutex<DirtyTable> {
         &self.dirty[(addr.0 / kedge_format::node::NODE_BLOCKS) as usize % DIRTY_SHARDS]
     }
 
@@ -50,7 +54,7 @@ impl Cache {
         self.shard(addr).lock().remove(&addr.0)
     }
 
-    pub fn take_dirty(&self) -> [DirtyMap; DIRTY_SHARDS] {
+    pub fn take_dirty(&self) -> DirtyTables {
         std::array::from_fn(|i| std::mem::take(&mut *self.dirty[i].lock()))
     }
 
@@ -80,8 +84,9 @@ enum Fate {
 }
 
 impl Tree {
-    /// Evicts until the cache is within its limit or `budget` candidates were looked at: whoever adds a node looks at more than
-    /// one, so the cache shrinks faster than it grows, and nobody walks a ring full of pinned nodes for long.
+    /// Evicts until the cache is within its limit or `budget` candidates were looked at: whoever adds a node
+    /// looks at more than one, so the cache shrinks faster than it grows, and nobody walks a ring full of
+    /// pinned nodes for long.
     ///
     /// Takes latches: not to be called under one.
     pub(crate) fn trim(&self, budget: usize) {
@@ -102,7 +107,7 @@ impl Tree {
     }
 
     fn evict(&self, frame: &Arc<Frame>) -> Fate {
-        let watch = LatchWatch(&self.meter);
+        let watch = self.watch();
         let look = frame.latch.read(&watch, |n| {
             let evictable = !n.pins.pinned() && n.children.iter().all(Option::is_none);
             (n.range, evictable)
@@ -114,7 +119,7 @@ impl Tree {
         };
         let mut parent = self.anchor.clone();
         loop {
-            match self.route(&parent, &low) {
+            match self.route(&watch, &parent, &low) {
                 Route::Child(child) if Arc::ptr_eq(&child, frame) => break,
                 Route::Child(child) if child.level > frame.level => parent = child,
                 // It moved while we looked; the next round will tell.

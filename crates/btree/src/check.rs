@@ -1,8 +1,8 @@
-//! A walk over the whole tree that tests every invariant the memory structure has. For tests and debugging: it reads in what is not
-//! in memory, and an exact answer needs a tree at rest.
+//! A walk over the whole tree that tests every invariant the memory structure has. For tests and debugging:
+//! it reads in what is not in memory, and an exact answer needs a tree at rest.
 
 use crate::frame::{Frame, KeyRange};
-use crate::latch::{LatchWatch, NodeLatch};
+use crate::latch::NodeLatch;
 use crate::tree::{Tree, check_fences};
 use kedge_base::{CorruptKind, Error, Generation, Result};
 use kedge_format::Key;
@@ -41,11 +41,11 @@ impl Tree {
 
     fn check_child(&self, parent: &Frame, expect: &Expect, found: &mut TreeCheck) -> Result<()> {
         let low = &expect.range.low;
-        let Some(frame) = self.child_of(parent, low)? else {
+        let Some(frame) = self.child_of(&self.watch(), parent, low)? else {
             return Err(Error::corrupt(CorruptKind::Node, parent.addr, "changed while it was checked"));
         };
         found.nodes.push(frame.link());
-        let below = frame.latch.read(&LatchWatch(&self.meter), |n| {
+        let below = frame.latch.read(&self.watch(), |n| {
             let bad = |what: String| Error::corrupt(CorruptKind::Node, frame.addr, what);
             let view = n.view();
             view.check_structure().map_err(bad)?;
@@ -54,7 +54,11 @@ impl Tree {
                 return Err(bad(format!("answers for {:?} instead of {:?}", n.range, expect.range)));
             }
             let (level, born) = (view.level(), view.generation());
-            if view.addr() != frame.addr || born != frame.born || level != frame.level || level != expect.level {
+            if view.addr() != frame.addr
+                || born != frame.born
+                || level != frame.level
+                || level != expect.level
+            {
                 return Err(bad("is not what its frame says".into()));
             }
             if born > expect.born_max || born > self.generation() {

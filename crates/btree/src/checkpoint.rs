@@ -1,9 +1,11 @@
 //! The end of a generation: what a checkpoint has to write.
 //!
-//! The crash argument: a frozen node's bytes never change again, its address is not used anew until the next checkpoint is
-//! durable (the allocator's rule for nodes born in an older generation), and a live node that is not among the frozen ones was
-//! written by an earlier checkpoint. So once all frozen nodes are durable, the root names a whole tree.
+//! The crash argument: a frozen node's bytes never change again, its address is not used anew until the next
+//! checkpoint is durable (the allocator's rule for nodes born in an older generation), and a live node that
+//! is not among the frozen ones was written by an earlier checkpoint. So once all frozen nodes are durable,
+//! the root names a whole tree.
 
+use crate::cache::DirtyTables;
 use crate::frame::Frame;
 use crate::latch::{LatchWatch, NodeLatch};
 use crate::stats::Meter;
@@ -23,28 +25,33 @@ pub struct Frozen {
     pub generation: Generation,
     /// Nodes of the whole tree.
     pub node_count: u64,
-    frames: Vec<Arc<Frame>>,
+    /// As they were kept: to move them into one list would take the writers' time.
+    dirty: DirtyTables,
     meter: Arc<Meter>,
 }
 
 impl Frozen {
     /// How many nodes there are to write.
     pub fn len(&self) -> usize {
-        self.frames.len()
+        self.dirty.iter().map(|table| table.len()).sum()
     }
 
     pub fn is_empty(&self) -> bool {
-        self.frames.is_empty()
+        self.len() == 0
+    }
+
+    fn frames(&self) -> impl Iterator<Item = &Arc<Frame>> {
+        self.dirty.iter().flat_map(|table| table.values())
     }
 
     /// The nodes to write, in the order of their addresses. Each is copied and sealed when it is asked for.
     pub fn nodes(&self) -> impl Iterator<Item = (BlockNo, IoBuf)> + '_ {
-        let mut order: Vec<&Arc<Frame>> = self.frames.iter().collect();
+        let mut order: Vec<&Arc<Frame>> = self.frames().collect();
         order.sort_unstable_by_key(|f| f.addr);
         order.into_iter().map(|frame| {
             let mut bytes = IoBuf::zeroed(NODE_BLOCKS as usize);
             // The latch is for the frame's other parts, which live on; the bytes are constant.
-            frame.latch.read(&LatchWatch(&self.meter), |n| {
+            frame.latch.read(&LatchWatch::new(&self.meter), |n| {
                 for part in n.view().occupied() {
                     bytes.as_mut_bytes()[part.clone()].copy_from_slice(&n.bytes()[part]);
                 }
@@ -56,8 +63,8 @@ impl Frozen {
 }
 
 impl Tree {
-    /// Ends the current generation. No writer may be active (readers may); costs no copying, its time does not depend on the
-    /// size of the tree but for moving references to the dirty nodes.
+    /// Ends the current generation. No writer may be active (readers may). Copies nothing: its time depends
+    /// neither on the size of the tree nor on how much of it is dirty.
     pub fn freeze(&self) -> Frozen {
         let generation = self.generation();
         let (root, root_generation, root_level) = self.root();
@@ -69,18 +76,16 @@ impl Tree {
             root_level,
             generation,
             node_count: self.node_count(),
-            frames: dirty.into_iter().flat_map(|map| map.into_values()).collect(),
+            dirty,
             meter: self.meter.clone(),
         }
     }
 
     /// The nodes of `frozen` are on the device: they may leave memory.
     pub fn written(&self, frozen: Frozen) {
-        for frame in &frozen.frames {
-            frame.mark_clean();
-        }
-        self.cache.add_clean(frozen.frames.iter());
-        let candidates = 2 * frozen.frames.len();
+        frozen.frames().for_each(|frame| frame.mark_clean());
+        self.cache.add_clean(frozen.frames());
+        let candidates = 2 * frozen.len();
         drop(frozen);
         self.trim(candidates);
     }

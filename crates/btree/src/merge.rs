@@ -1,14 +1,15 @@
-//! Steps that make the tree smaller: an empty leaf leaves, sparse neighbours become one, a root with one child goes.
+//! Steps that make the tree smaller: an empty leaf leaves, sparse neighbours become one, a root with one
+//! child goes.
 //!
-//! All of it is best effort. It looks only at nodes in memory (a merge is not worth IO) and gives up when the world changes; an
-//! empty leaf without a neighbour under its parent stays.
+//! All of it is best effort. It looks only at nodes in memory (a merge is not worth IO) and gives up when the
+//! world changes; an empty leaf without a neighbour under its parent stays.
 
 use crate::frame::{Frame, Node};
-use crate::latch::{LatchWatch, NodeLatch};
+use crate::latch::NodeLatch;
 use crate::tree::{Route, Tree};
-use kedge_base::{Generation, IoBuf};
+use kedge_base::Generation;
 use kedge_format::Key;
-use kedge_format::node::{NODE_BLOCKS, NODE_PAYLOAD, NodeMut, NodeView};
+use kedge_format::node::{NODE_PAYLOAD, NODE_SIZE, NodeMut, NodeView};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
@@ -25,10 +26,11 @@ impl Tree {
     /// Looks at the path to a key from the leaf up and merges what is sparse.
     #[cold]
     pub(crate) fn rebalance(&self, generation: Generation, key: &Key) {
+        let watch = self.watch();
         let mut path: SmallVec<[Arc<Frame>; 8]> = SmallVec::new();
         path.push(self.anchor.clone());
         while path.len() == 1 || path[path.len() - 1].level > 0 {
-            match self.route(&path[path.len() - 1], key) {
+            match self.route(&watch, &path[path.len() - 1], key) {
                 Route::Child(child) => path.push(child),
                 Route::Missing(_) | Route::Stale => return,
             }
@@ -47,7 +49,7 @@ impl Tree {
 
     /// Whether a merge looks worth the parent's write latch.
     fn has_partner(&self, parent: &Frame, child: &Arc<Frame>, key: &Key) -> bool {
-        let watch = LatchWatch(&self.meter);
+        let watch = self.watch();
         parent.latch.read(&watch, |p| {
             let Some(i) = p.entry_of(child, key) else {
                 return false;
@@ -66,7 +68,7 @@ impl Tree {
 
     /// True if the parent has an entry less now.
     fn merge_child(&self, parent: &Frame, child: &Arc<Frame>, key: &Key, generation: Generation) -> bool {
-        let watch = LatchWatch(&self.meter);
+        let watch = self.watch();
         parent.latch.write(&watch, |p| {
             let Some(i) = p.entry_of(child, key).filter(|_| parent.writable(generation)) else {
                 return false;
@@ -84,14 +86,21 @@ impl Tree {
         })
     }
 
-    /// Takes an empty leaf out. A neighbour answers for its keys from now on: one in memory if there is, so that a pin on
-    /// these keys keeps meaning something.
-    fn drop_empty(&self, p: &mut Node, i: usize, child: &Frame, c: &mut Node, generation: Generation) -> bool {
+    /// Takes an empty leaf out. A neighbour answers for its keys from now on: one in memory if there is, so
+    /// that a pin on these keys keeps meaning something.
+    fn drop_empty(
+        &self,
+        p: &mut Node,
+        i: usize,
+        child: &Frame,
+        c: &mut Node,
+        generation: Generation,
+    ) -> bool {
         let items = p.view().items();
         if items == 1 {
             return false;
         }
-        let watch = LatchWatch(&self.meter);
+        let watch = self.watch();
         let loaded = |j: usize| p.children.get(j).and_then(Option::as_ref);
         let to_left = i > 0 && (i + 1 == items || loaded(i - 1).is_some() || loaded(i + 1).is_none());
         let neighbour = if to_left { loaded(i - 1) } else { loaded(i + 1) };
@@ -115,8 +124,8 @@ impl Tree {
         true
     }
 
-    /// Moves what neighbour `j` holds into child `i`, if it is in memory and both fit. The child stays because it is of the
-    /// current generation; the neighbour may be of any, and is only read.
+    /// Moves what neighbour `j` holds into child `i`, if it is in memory and both fit. The child stays
+    /// because it is of the current generation; the neighbour may be of any, and is only read.
     fn absorb(
         &self,
         p: &mut Node,
@@ -129,17 +138,16 @@ impl Tree {
         let Some(neighbour) = p.children.get(j).cloned().flatten() else {
             return false;
         };
-        let merged = neighbour.latch.write(&LatchWatch(&self.meter), |n| {
+        let merged = neighbour.latch.write(&self.watch(), |n| {
             if n.view().used() + c.view().used() > MERGED_MAX {
                 return false;
             }
             let (first, second) = if j < i { (n.view(), c.view()) } else { (c.view(), n.view()) };
-            let mut bytes = IoBuf::zeroed(NODE_BLOCKS as usize);
-            let mut node =
-                NodeMut::init(bytes.as_mut_bytes(), &self.uuid, child.addr, generation, child.level);
+            let mut bytes = [0; NODE_SIZE];
+            let mut node = NodeMut::init(&mut bytes, &self.uuid, child.addr, generation, child.level);
             node.append_range(first, 0..first.items());
             node.append_range(second, 0..second.items());
-            c.replace_bytes(bytes);
+            c.replace_bytes(&bytes);
             let theirs = std::mem::take(&mut n.children);
             if j < i {
                 c.children.splice(0..0, theirs);
@@ -165,8 +173,8 @@ impl Tree {
 
     /// Makes the only child of the root the root. False if there is nothing to do.
     fn shrink_root(&self) -> bool {
-        let watch = LatchWatch(&self.meter);
-        let Route::Child(root) = self.route(&self.anchor, &Key::MIN) else {
+        let watch = self.watch();
+        let Route::Child(root) = self.route(&watch, &self.anchor, &Key::MIN) else {
             return false;
         };
         if root.level == 0 || root.latch.read(&watch, |r| r.range.is_none() || r.view().items() > 1) {

@@ -18,14 +18,11 @@ impl Tree {
         self.get_with(key, |value| value.to_vec())
     }
 
-    /// Runs `f` on the value, under the leaf's read latch: it must not call the tree. It may run more than once; the last
-    /// result counts.
+    /// Runs `f` on the value, under the leaf's read latch: it must not call the tree. It may run more than
+    /// once; the last result counts.
     #[inline]
     pub fn get_with<R>(&self, key: Key, mut f: impl FnMut(&[u8]) -> R) -> Result<Option<R>> {
-        self.with_leaf(&key, |n| {
-            let view = n.view();
-            view.search(&key).ok().map(|i| f(view.value(i)))
-        })
+        self.with_leaf(&key, |n| n.search(&key).ok().map(|i| f(n.view().value(i))))
     }
 
     pub fn contains(&self, key: Key) -> Result<bool> {
@@ -38,7 +35,7 @@ impl Tree {
         loop {
             let (found, high) = self.with_leaf(&at, |n| {
                 let view = n.view();
-                let i = view.search(&at).unwrap_or_else(|i| i);
+                let i = n.search(&at).unwrap_or_else(|i| i);
                 let found = (i < view.items()).then(|| (view.key(i), view.value(i).to_vec()));
                 (found, n.range.high)
             })?;
@@ -56,7 +53,7 @@ impl Tree {
         loop {
             let (found, low) = self.with_leaf(&at, |n| {
                 let view = n.view();
-                let end = view.search(&at).map_or_else(|i| i, |i| i + 1);
+                let end = n.search(&at).map_or_else(|i| i, |i| i + 1);
                 let found = end.checked_sub(1).map(|i| (view.key(i), view.value(i).to_vec()));
                 (found, n.range.low)
             })?;
@@ -68,8 +65,9 @@ impl Tree {
         }
     }
 
-    /// Runs `f` on the items of a range in key order, until it breaks. `f` runs without a latch and may call the tree. Each
-    /// leaf's items are as of one moment; changes behind the scan's position are seen, changes before it are not.
+    /// Runs `f` on the items of a range in key order, until it breaks. `f` runs without a latch and may call
+    /// the tree. Each leaf's items are as of one moment; changes behind the scan's position are seen, changes
+    /// before it are not.
     pub fn scan(
         &self,
         from: Key,
@@ -83,7 +81,7 @@ impl Tree {
                 batch.bytes.clear();
                 batch.items.clear();
                 let view = n.view();
-                for i in view.search(&at).unwrap_or_else(|i| i)..view.items() {
+                for i in n.search(&at).unwrap_or_else(|i| i)..view.items() {
                     let key = view.key(i);
                     if key > to_inclusive {
                         break;

@@ -1,7 +1,7 @@
 //! Steps that make room: a new root, the split of an inner node, the split of a leaf around an insertion.
 
 use crate::frame::{Frame, KeyRange, Node};
-use crate::latch::{LatchWatch, NodeLatch};
+use crate::latch::NodeLatch;
 use crate::tree::Tree;
 use crate::write::{Need, has_room};
 use kedge_base::{CorruptKind, Error, Generation, Result};
@@ -31,16 +31,15 @@ impl Tree {
         if level > LEVEL_MAX {
             return Err(Error::corrupt(CorruptKind::Node, root.addr, "the tree is higher than any real one"));
         }
-        self.anchor.latch.write(&LatchWatch(&self.meter), |a| {
+        self.anchor.latch.write(&self.watch(), |a| {
             if a.entry_of(root, key).is_none() || self.need(root, key, insert) != Need::Split {
                 return Ok(());
             }
             let addr = self.space.alloc_node(root.addr)?;
-            let mut new = self.new_node(Child { addr, generation }, level, KeyRange::ALL, |n| {
+            let mut new = self.new_frame(Child { addr, generation }, level, KeyRange::ALL, |n| {
                 n.append(&Key::MIN, &root.link().encode());
             });
-            new.children[0] = Some(root.clone());
-            let new = self.new_frame(new);
+            Frame::fill(&mut new).children[0] = Some(root.clone());
             a.edit(generation).set_level(level + 1);
             a.relink(generation, 0, &new);
             self.adopt(&new);
@@ -48,8 +47,8 @@ impl Tree {
         })
     }
 
-    /// Runs a split: `cut` divides the child, whose new right sibling gets the given address, and returns the sibling. `None`, and
-    /// nothing happened: start over.
+    /// Runs a split: `cut` divides the child, whose new right sibling gets the given address, and returns the
+    /// sibling. `None`, and nothing happened: start over.
     fn split<R>(
         &self,
         parent: &Frame,
@@ -57,9 +56,9 @@ impl Tree {
         key: &Key,
         value: &[u8],
         generation: Generation,
-        cut: impl FnOnce(&mut Node, Child) -> (Node, R),
+        cut: impl FnOnce(&mut Node, Child) -> (Arc<Frame>, R),
     ) -> Result<Option<R>> {
-        let watch = LatchWatch(&self.meter);
+        let watch = self.watch();
         parent.latch.write(&watch, |p| {
             let Some(i) = p.entry_of(child, key).filter(|_| parent.writable(generation)) else {
                 return Ok(None);
@@ -73,15 +72,15 @@ impl Tree {
                 }
                 let addr = self.space.alloc_node(child.addr)?;
                 let (mut right, result) = cut(c, Child { addr, generation });
-                right.pins.inherit(&c.pins);
-                c.range.high = Some(right.range.low);
-                Ok(Some((right, result)))
+                let node = Frame::fill(&mut right);
+                node.pins.inherit(&c.pins);
+                let low = node.range.low;
+                c.range.high = Some(low);
+                Ok(Some((low, right, result)))
             })?;
-            let Some((right, result)) = cut else {
+            let Some((low, right, result)) = cut else {
                 return Ok(None);
             };
-            let low = right.range.low;
-            let right = self.new_frame(right);
             p.insert_link(generation, i + 1, &low, &right);
             self.adopt(&right);
             self.meter.stats.splits.inc();
@@ -101,19 +100,19 @@ impl Tree {
             let view = c.view();
             let items = view.items();
             // At the right edge keys ascend: leave the left node nearly full.
-            let keep = if view.child_index(key) == items - 1 { items - 1 } else { items / 2 };
+            let keep = if c.child_index(key) == items - 1 { items - 1 } else { items / 2 };
             let range = KeyRange { low: view.key(keep), high: c.range.high };
             let mut right =
-                self.new_node(identity, child.level, range, |n| n.append_range(view, keep..items));
-            right.children = c.children.split_off(keep);
+                self.new_frame(identity, child.level, range, |n| n.append_range(view, keep..items));
+            Frame::fill(&mut right).children = c.children.split_off(keep);
             c.edit(generation).truncate(keep);
             (right, ())
         })?;
         Ok(done.is_some())
     }
 
-    /// Splits a leaf and puts the item into the half that it belongs to. `Some(replaced)`. `None`, and nothing happened:
-    /// start over.
+    /// Splits a leaf and puts the item into the half that it belongs to. `Some(replaced)`. `None`, and
+    /// nothing happened: start over.
     pub(crate) fn split_leaf(
         &self,
         parent: &Frame,
@@ -123,7 +122,7 @@ impl Tree {
         generation: Generation,
     ) -> Result<Option<bool>> {
         self.split(parent, child, key, value, generation, |c, identity| {
-            let found = c.view().search(key);
+            let found = c.search(key);
             if let Ok(i) = found {
                 c.edit(generation).remove_at(i);
             }
@@ -132,7 +131,7 @@ impl Tree {
             let view = c.view();
             let low = if cut.keep == at && !cut.left { *key } else { view.key(cut.keep) };
             let range = KeyRange { low, high: c.range.high };
-            let right = self.new_node(identity, 0, range, |n| {
+            let right = self.new_frame(identity, 0, range, |n| {
                 if cut.left {
                     n.append_range(view, cut.keep..view.items());
                 } else {
@@ -172,9 +171,9 @@ fn choose_cut(leaf: &Node, at: usize, len: usize) -> Cut {
     balanced_cut(view, at, new, total)
 }
 
-/// Fills the left half until it has at least half of the bytes. It then has less than that and one largest item, the right half
-/// at most that: three largest items fit a node, so both fit; and neither is empty, since a leaf that
-/// must be split is more than half full without the new item.
+/// Fills the left half until it has at least half of the bytes. It then has less than that and one largest
+/// item, the right half at most that: three largest items fit a node, so both fit; and neither is empty,
+/// since a leaf that must be split is more than half full without the new item.
 fn balanced_cut(view: NodeView<'_>, at: usize, new: usize, total: usize) -> Cut {
     let (mut keep, mut left, mut bytes) = (0, false, 0);
     while bytes < total / 2 {

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 const STRIPES: usize = 16;
 
-/// A counter for events of every descent: each thread adds to one of several cache lines, so that counting does not
-/// make of independent readers a queue for one line.
+/// A counter for events of every descent: each thread adds to one of several cache lines, so that counting
+/// does not make of independent readers a queue for one line.
 #[derive(Debug, Default)]
 pub struct StripedCounter([Stripe; STRIPES]);
 
@@ -23,9 +23,9 @@ thread_local! {
 
 impl StripedCounter {
     #[inline]
-    pub fn inc(&self) {
+    pub fn add(&self, n: u64) {
         let stripe = STRIPE.with(|s| *s);
-        self.0[stripe].0.fetch_add(1, Relaxed);
+        self.0[stripe].0.fetch_add(n, Relaxed);
     }
 
     pub fn get(&self) -> u64 {

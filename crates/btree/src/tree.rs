@@ -6,7 +6,7 @@ use crate::latch::{LatchWatch, NodeLatch};
 use crate::stats::{Meter, TreeStats};
 use kedge_base::{BlockNo, Clock, CorruptKind, Error, Generation, IoBuf, Result, SystemClock};
 use kedge_format::Key;
-use kedge_format::node::{Child, LEVEL_MAX, NODE_BLOCKS, NodeMut, NodeView};
+use kedge_format::node::{Child, LEVEL_MAX, NodeMut, NodeView};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
@@ -21,12 +21,12 @@ pub trait NodeIo: Send + Sync {
 
 /// Gives out and takes back the blocks of nodes. Called under latches: must not do IO.
 pub trait NodeSpace: Send + Sync {
-    /// A place for a node, near another. Does not fail if the caller of the tree reserved enough; if it fails, the tree's
-    /// operation fails and has not happened.
+    /// A place for a node, near another. Does not fail if the caller of the tree reserved enough; if it
+    /// fails, the tree's operation fails and has not happened.
     fn alloc_node(&self, near: BlockNo) -> Result<BlockNo>;
 
-    /// The tree of the current generation no longer uses this node. If it was born in the current generation, no checkpoint
-    /// knows it; else the last durable checkpoint may still use it.
+    /// The tree of the current generation no longer uses this node. If it was born in the current generation,
+    /// no checkpoint knows it; else the last durable checkpoint may still use it.
     fn free_node(&self, addr: BlockNo, born: Generation);
 }
 
@@ -45,14 +45,16 @@ impl TreeConfig {
     }
 }
 
-/// A B+tree; see the crate's page. All methods may be called from many threads, except where a method says otherwise.
+/// A B+tree; see the crate's page. All methods may be called from many threads, except where a method says
+/// otherwise.
 pub struct Tree {
     io: Arc<dyn NodeIo>,
     pub(crate) space: Arc<dyn NodeSpace>,
     pub(crate) uuid: uuid::Uuid,
     pub(crate) meter: Arc<Meter>,
     pub(crate) cache: Cache,
-    /// An inner node in memory only, whose one child is the root: so that the root is copied, evicted and looked up as any child.
+    /// An inner node in memory only, whose one child is the root: so that the root is copied, evicted and
+    /// looked up as any child.
     pub(crate) anchor: Arc<Frame>,
     generation: AtomicU64,
     pub(crate) nodes: AtomicU64,
@@ -77,14 +79,14 @@ impl Tree {
     ) -> Result<Tree> {
         let addr = space.alloc_node(BlockNo(0))?;
         let tree = Tree::with_root(io, space, config, Child { addr, generation }, 0, 0, generation);
-        let root = tree.new_frame(tree.new_node(Child { addr, generation }, 0, KeyRange::ALL, |_| ()));
-        tree.anchor.latch.write(&LatchWatch(&tree.meter), |a| a.children[0] = Some(root.clone()));
+        let root = tree.new_frame(Child { addr, generation }, 0, KeyRange::ALL, |_| ());
+        tree.anchor.latch.write(&tree.watch(), |a| a.children[0] = Some(root.clone()));
         tree.adopt(&root);
         Ok(tree)
     }
 
-    /// The tree that a checkpoint left: its root, the count of its nodes, and the generation in which changes will be born,
-    /// which must be younger than every node on the device. Reads the root.
+    /// The tree that a checkpoint left: its root, the count of its nodes, and the generation in which changes
+    /// will be born, which must be younger than every node on the device. Reads the root.
     #[allow(clippy::too_many_arguments)]
     pub fn open(
         io: Arc<dyn NodeIo>,
@@ -100,12 +102,14 @@ impl Tree {
             return Err(Error::corrupt(
                 CorruptKind::Node,
                 root,
-                format!("impossible root: level {root_level}, generation {root_generation} before {generation}"),
+                format!(
+                    "impossible root: level {root_level}, generation {root_generation} before {generation}"
+                ),
             ));
         }
         let root = Child { addr: root, generation: root_generation };
         let tree = Tree::with_root(io, space, config, root, root_level, nodes, generation);
-        while tree.child_of(&tree.anchor, &Key::MIN)?.is_none() {}
+        while tree.child_of(&tree.watch(), &tree.anchor, &Key::MIN)?.is_none() {}
         Ok(tree)
     }
 
@@ -119,11 +123,12 @@ impl Tree {
         generation: Generation,
     ) -> Tree {
         let cache = Cache::new(config.cache_bytes);
-        let mut bytes = IoBuf::zeroed(NODE_BLOCKS as usize);
-        let level = root_level + 1;
-        NodeMut::init(bytes.as_mut_bytes(), &config.uuid, BlockNo(u64::MAX), ANCHOR, level)
-            .append(&Key::MIN, &root.encode());
-        let anchor = Frame::new(&cache.gauges, true, level, Node::new(bytes, KeyRange::ALL));
+        let (identity, level) = (Child { addr: BlockNo(u64::MAX), generation: ANCHOR }, root_level + 1);
+        let mut anchor = Frame::new(&cache.gauges, true, identity, level);
+        let node = Frame::fill(&mut anchor);
+        node.init(&config.uuid, identity, level).append(&Key::MIN, &root.encode());
+        node.forget_children();
+        node.range = KeyRange::ALL;
         Tree {
             io,
             space,
@@ -147,7 +152,7 @@ impl Tree {
 
     /// Address, generation and level of the root.
     pub fn root(&self) -> (BlockNo, Generation, u8) {
-        self.anchor.latch.read(&LatchWatch(&self.meter), |a| {
+        self.anchor.latch.read(&self.watch(), |a| {
             let root = a.view().child(0);
             (root.addr, root.generation, a.view().level() - 1)
         })
@@ -158,8 +163,8 @@ impl Tree {
         self.nodes.load(Relaxed)
     }
 
-    /// The most nodes that one put can take from [`NodeSpace`] now: every node of the path copied and split, and a new root.
-    /// The path may grow by one level per root split of other writers in between.
+    /// The most nodes that one put can take from [`NodeSpace`] now: every node of the path copied and split,
+    /// and a new root. The path may grow by one level per root split of other writers in between.
     pub fn nodes_per_put_max(&self) -> u64 {
         2 * (self.root().2 as u64 + 1) + 2
     }
@@ -188,8 +193,8 @@ impl Tree {
         self.trim(3 * self.cache.ring_len());
     }
 
-    /// Reads in the leaves that answer for `keys` and keeps them and their ancestors in memory. Waits for the device;
-    /// holds no latch meanwhile.
+    /// Reads in the leaves that answer for `keys` and keeps them and their ancestors in memory. Waits for the
+    /// device; holds no latch meanwhile.
     pub fn pin(&self, keys: &[Key]) -> Result<Pins> {
         let mut pins = Pins(Vec::with_capacity(keys.len()));
         for key in keys {
@@ -199,22 +204,24 @@ impl Tree {
         Ok(pins)
     }
 
-    pub(crate) fn new_node(
+    /// A dirty node, not yet linked nor shared.
+    pub(crate) fn new_frame(
         &self,
         identity: Child,
         level: u8,
         range: KeyRange,
         fill: impl FnOnce(&mut NodeMut<'_>),
-    ) -> Node {
-        let mut bytes = IoBuf::zeroed(NODE_BLOCKS as usize);
-        let Child { addr, generation } = identity;
-        fill(&mut NodeMut::init(bytes.as_mut_bytes(), &self.uuid, addr, generation, level));
-        Node::new(bytes, range)
+    ) -> Arc<Frame> {
+        let mut frame = Frame::new(&self.cache.gauges, false, identity, level);
+        let node = Frame::fill(&mut frame);
+        fill(&mut node.init(&self.uuid, identity, level));
+        node.forget_children();
+        node.range = range;
+        frame
     }
 
-    /// A dirty node, not yet linked.
-    pub(crate) fn new_frame(&self, node: Node) -> Arc<Frame> {
-        Frame::new(&self.cache.gauges, false, node.view().level(), node)
+    pub(crate) fn watch(&self) -> LatchWatch<'_> {
+        LatchWatch::new(&self.meter)
     }
 
     /// Counts a new node of the current generation in, under the latches of the step that links it.
@@ -235,12 +242,12 @@ impl Tree {
     }
 
     #[inline]
-    pub(crate) fn route(&self, parent: &Frame, key: &Key) -> Route {
-        parent.latch.read(&LatchWatch(&self.meter), |p| {
+    pub(crate) fn route(&self, watch: &LatchWatch<'_>, parent: &Frame, key: &Key) -> Route {
+        parent.latch.read(watch, |p| {
             if !p.range.covers(key) {
                 return Route::Stale;
             }
-            let i = p.view().child_index(key);
+            let i = p.child_index(key);
             match &p.children[i] {
                 Some(child) => Route::Child(child.clone()),
                 None => Route::Missing(p.view().child(i)),
@@ -250,13 +257,18 @@ impl Tree {
 
     /// The child of `parent` that answers for the key, read in if need be. None: start over.
     #[inline]
-    pub(crate) fn child_of(&self, parent: &Frame, key: &Key) -> Result<Option<Arc<Frame>>> {
-        match self.route(parent, key) {
+    pub(crate) fn child_of(
+        &self,
+        watch: &LatchWatch<'_>,
+        parent: &Frame,
+        key: &Key,
+    ) -> Result<Option<Arc<Frame>>> {
+        match self.route(watch, parent, key) {
             Route::Child(child) => {
                 child.touch();
                 Ok(Some(child))
             }
-            Route::Missing(child) => self.load(parent, key, child),
+            Route::Missing(child) => self.load(watch, parent, key, child),
             Route::Stale => {
                 self.meter.stats.restarts.inc();
                 Ok(None)
@@ -264,18 +276,25 @@ impl Tree {
         }
     }
 
-    /// Reads a node in and links it into its parent, unless someone else did or the parent has another child there by now.
-    /// Then what was read means nothing, not even that it is corrupt: its blocks may have been used anew.
+    /// Reads a node in and links it into its parent, unless someone else did or the parent has another child
+    /// there by now. Then what was read means nothing, not even that it is corrupt: its blocks may have been
+    /// used anew.
     #[cold]
-    fn load(&self, parent: &Frame, key: &Key, child: Child) -> Result<Option<Arc<Frame>>> {
+    fn load(
+        &self,
+        watch: &LatchWatch<'_>,
+        parent: &Frame,
+        key: &Key,
+        child: Child,
+    ) -> Result<Option<Arc<Frame>>> {
         self.trim(TRIM_PER_LOAD);
         self.meter.stats.node_reads.inc();
         let read = self.io.read_node(child.addr);
-        parent.latch.write(&LatchWatch(&self.meter), |p| {
+        parent.latch.write(watch, |p| {
             if !p.range.covers(key) {
                 return Ok(None);
             }
-            let i = p.view().child_index(key);
+            let i = p.child_index(key);
             if p.view().child(i) != child {
                 return Ok(None);
             }
@@ -286,7 +305,10 @@ impl Tree {
             let range = p.child_range(i);
             let view = NodeView::check(bytes.as_bytes(), &self.uuid, child.addr, child.generation, level)?;
             check_fences(view, &range, child.addr)?;
-            let frame = Frame::new(&self.cache.gauges, true, level, Node::new(bytes, range));
+            let mut frame = Frame::new(&self.cache.gauges, true, child, level);
+            let node = Frame::fill(&mut frame);
+            node.set_bytes(bytes.as_bytes());
+            node.range = range;
             p.children[i] = Some(frame.clone());
             self.cache.add_clean(std::iter::once(&frame));
             Ok(Some(frame))
@@ -295,13 +317,13 @@ impl Tree {
 
     /// The leaf that answered for the key a moment ago.
     #[inline]
-    pub(crate) fn leaf_for(&self, key: &Key) -> Result<Arc<Frame>> {
+    pub(crate) fn leaf_for(&self, watch: &LatchWatch<'_>, key: &Key) -> Result<Arc<Frame>> {
         'restart: loop {
-            let Some(mut at) = self.child_of(&self.anchor, key)? else {
+            let Some(mut at) = self.child_of(watch, &self.anchor, key)? else {
                 continue;
             };
             while at.level > 0 {
-                match self.child_of(&at, key)? {
+                match self.child_of(watch, &at, key)? {
                     Some(child) => at = child,
                     None => continue 'restart,
                 }
@@ -313,9 +335,10 @@ impl Tree {
     /// Runs `f` on the leaf that answers for the key, under its read latch.
     #[inline]
     pub(crate) fn with_leaf<R>(&self, key: &Key, mut f: impl FnMut(&Node) -> R) -> Result<R> {
+        let watch = self.watch();
         loop {
-            let leaf = self.leaf_for(key)?;
-            let done = leaf.latch.read(&LatchWatch(&self.meter), |n| n.range.covers(key).then(|| f(n)));
+            let leaf = self.leaf_for(&watch, key)?;
+            let done = leaf.latch.read(&watch, |n| n.range.covers(key).then(|| f(n)));
             match done {
                 Some(result) => return Ok(result),
                 None => self.meter.stats.restarts.inc(),

@@ -1,12 +1,13 @@
 //! Changes of items, and the steps that make a leaf fit for them.
 //!
-//! A writer first goes down like a reader and takes the write latch of the leaf alone. If the leaf is of an older generation or
-//! full, it *prepares*: from the root down, one step at a time on a parent and its child, nodes are copied into the current
-//! generation and full ones split (inner nodes before they are needed: then a split never has to go back up). A step that
-//! finds the world changed does nothing and the descent starts over.
+//! A writer first goes down like a reader and takes the write latch of the leaf alone. If the leaf is of an
+//! older generation or full, it *prepares*: from the root down, one step at a time on a parent and its child,
+//! nodes are copied into the current generation and full ones split (inner nodes before they are needed: then
+//! a split never has to go back up). A step that finds the world changed does nothing and the descent starts
+//! over.
 
 use crate::frame::Frame;
-use crate::latch::{LatchWatch, NodeLatch};
+use crate::latch::NodeLatch;
 use crate::tree::Tree;
 use kedge_base::{Error, Generation, Result};
 use kedge_format::Key;
@@ -41,12 +42,13 @@ impl Tree {
             return Err(Error::invalid(format!("item of {} bytes, {VALUE_MAX} are the most", value.len())));
         }
         let generation = self.generation();
+        let watch = self.watch();
         loop {
-            let leaf = self.leaf_for(&key)?;
+            let leaf = self.leaf_for(&watch, &key)?;
             let attempt = if leaf.born != generation {
                 Attempt::Old
             } else {
-                leaf.latch.write(&LatchWatch(&self.meter), |n| {
+                leaf.latch.write(&watch, |n| {
                     if !n.range.covers(&key) {
                         return Attempt::Stale;
                     }
@@ -68,8 +70,8 @@ impl Tree {
         }
     }
 
-    /// Changes the value of `key` in place, its length fixed. False if there is none, and `f` was not called; else it was called
-    /// once, under the leaf's write latch: it must not call the tree.
+    /// Changes the value of `key` in place, its length fixed. False if there is none, and `f` was not called;
+    /// else it was called once, under the leaf's write latch: it must not call the tree.
     pub fn update(&self, key: Key, f: impl FnOnce(&mut [u8])) -> Result<bool> {
         let mut f = Some(f);
         let generation = self.generation();
@@ -102,18 +104,18 @@ impl Tree {
         key: &Key,
         mut f: impl FnMut(&mut crate::frame::Node, usize) -> R,
     ) -> Result<Option<R>> {
-        let watch = LatchWatch(&self.meter);
+        let watch = self.watch();
         loop {
-            let leaf = self.leaf_for(key)?;
+            let leaf = self.leaf_for(&watch, key)?;
             let attempt = if leaf.born != generation {
                 // Only an item that exists is worth a copy.
-                leaf.latch.read(&watch, |n| match n.view_if_covers(key).map(|v| v.search(key)) {
+                leaf.latch.read(&watch, |n| match n.range.covers(key).then(|| n.search(key)) {
                     None => Attempt::Stale,
                     Some(Err(_)) => Attempt::Done(None),
                     Some(Ok(_)) => Attempt::Old,
                 })
             } else {
-                leaf.latch.write(&watch, |n| match n.view_if_covers(key).map(|v| v.search(key)) {
+                leaf.latch.write(&watch, |n| match n.range.covers(key).then(|| n.search(key)) {
                     None => Attempt::Stale,
                     Some(Err(_)) => Attempt::Done(None),
                     Some(Ok(i)) => Attempt::Done(Some(f(n, i))),
@@ -129,8 +131,8 @@ impl Tree {
         }
     }
 
-    /// Makes the path to the key's leaf writable and, with a value to insert, roomy. `Some(replaced)` if a split of the leaf put
-    /// the item where it belongs; None: try the leaf again.
+    /// Makes the path to the key's leaf writable and, with a value to insert, roomy. `Some(replaced)` if a
+    /// split of the leaf put the item where it belongs; None: try the leaf again.
     #[cold]
     fn prepare(&self, generation: Generation, key: &Key, insert: Option<&[u8]>) -> Result<Option<bool>> {
         let done = self.prepare_path(generation, key, insert);
@@ -139,10 +141,11 @@ impl Tree {
     }
 
     fn prepare_path(&self, generation: Generation, key: &Key, insert: Option<&[u8]>) -> Result<Option<bool>> {
+        let watch = self.watch();
         'restart: loop {
             let mut parent = self.anchor.clone();
             loop {
-                let Some(child) = self.child_of(&parent, key)? else {
+                let Some(child) = self.child_of(&watch, &parent, key)? else {
                     continue 'restart;
                 };
                 if child.born != generation {
@@ -174,7 +177,7 @@ impl Tree {
     }
 
     pub(crate) fn need(&self, child: &Frame, key: &Key, insert: Option<&[u8]>) -> Need {
-        child.latch.read(&LatchWatch(&self.meter), |n| match (n.view_if_covers(key), insert) {
+        child.latch.read(&self.watch(), |n| match (n.view_if_covers(key), insert) {
             (None, _) => Need::Restart,
             (Some(view), Some(value)) if !has_room(view, key, value) => Need::Split,
             _ => Need::Nothing,
@@ -182,19 +185,23 @@ impl Tree {
     }
 
     /// Moves a child of an older generation to a new address. False: the world changed, start over.
-    fn copy_child(&self, parent: &Frame, child: &Arc<Frame>, key: &Key, generation: Generation) -> Result<bool> {
-        let watch = LatchWatch(&self.meter);
+    fn copy_child(
+        &self,
+        parent: &Frame,
+        child: &Arc<Frame>,
+        key: &Key,
+        generation: Generation,
+    ) -> Result<bool> {
+        let watch = self.watch();
         parent.latch.write(&watch, |p| {
             let Some(i) = p.entry_of(child, key).filter(|_| parent.writable(generation)) else {
                 return Ok(false);
             };
             let addr = self.space.alloc_node(child.addr)?;
-            let node = child.latch.write(&watch, |c| {
-                // The bytes of a node that a checkpoint has yet to write stay where they are; else they have no other reader.
-                let steal = child.is_clean();
-                c.move_to(Child { addr, generation }, steal)
-            });
-            let copy = self.new_frame(node);
+            let identity = Child { addr, generation };
+            let mut copy = Frame::new(&self.cache.gauges, false, identity, child.level);
+            let node = Frame::fill(&mut copy);
+            child.latch.write(&watch, |c| c.move_to(node, identity));
             p.relink(generation, i, &copy);
             self.adopt(&copy);
             self.retire(child);

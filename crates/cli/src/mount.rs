@@ -135,6 +135,8 @@ fn serve(
     live: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
     let signals = TerminationSignals::block().context("block signals")?;
+    // Before the engine starts its threads, so that they are flushers too.
+    kedge_fuse::become_io_flusher();
     let fs = engine::open(image, words, cache_size)?;
     let session = attach(image, dir, words, signals).and_then(|session| live().map(|()| session));
     let session = match session {

@@ -38,7 +38,9 @@ impl FileKind {
 
     pub fn from_dtype(dtype: u8) -> Option<FileKind> {
         use FileKind::*;
-        [Fifo, CharDevice, Directory, BlockDevice, Regular, Symlink, Socket].into_iter().find(|k| k.dtype() == dtype)
+        [Fifo, CharDevice, Directory, BlockDevice, Regular, Symlink, Socket]
+            .into_iter()
+            .find(|k| k.dtype() == dtype)
     }
 
     pub fn from_mode(mode: u32) -> Option<FileKind> {
@@ -147,10 +149,18 @@ impl InodeCore {
             btime: time(3),
         };
         if core.kind().is_none() {
-            return Err(Error::corrupt(CorruptKind::Inode, BlockNo(0), format!("mode {:o} has no file type", core.mode)));
+            return Err(Error::corrupt(
+                CorruptKind::Inode,
+                BlockNo(0),
+                format!("mode {:o} has no file type", core.mode),
+            ));
         }
         if raw.nsec.iter().any(|n| n.get() >= 1_000_000_000) {
-            return Err(Error::corrupt(CorruptKind::Inode, BlockNo(0), "time stamp with a nanosecond part of a second or more"));
+            return Err(Error::corrupt(
+                CorruptKind::Inode,
+                BlockNo(0),
+                "time stamp with a nanosecond part of a second or more",
+            ));
         }
         Ok(core)
     }

@@ -58,8 +58,15 @@ impl<'a> Dentry<'a> {
             return Err(bad(format!("dentry with unknown type {dtype}")));
         };
         let ino = Ino(u64::from_le_bytes(*ino));
-        if ino.0 == 0 || name.is_empty() || name.len() > NAME_MAX || name.iter().any(|b| matches!(b, 0 | b'/')) {
-            return Err(bad(format!("dentry of inode {ino} with an impossible name of {} bytes", name.len())));
+        if ino.0 == 0
+            || name.is_empty()
+            || name.len() > NAME_MAX
+            || name.iter().any(|b| matches!(b, 0 | b'/'))
+        {
+            return Err(bad(format!(
+                "dentry of inode {ino} with an impossible name of {} bytes",
+                name.len()
+            )));
         }
         Ok(Dentry { ino, kind, name })
     }
@@ -90,7 +97,11 @@ impl<'a> Xattr<'a> {
                 let (name, value) = rest.split_at(len as usize);
                 Ok(Xattr { name, value })
             }
-            _ => Err(Error::corrupt(CorruptKind::Item, BlockNo(0), format!("xattr item of {} bytes", bytes.len()))),
+            _ => Err(Error::corrupt(
+                CorruptKind::Item,
+                BlockNo(0),
+                format!("xattr item of {} bytes", bytes.len()),
+            )),
         }
     }
 }

@@ -9,24 +9,27 @@
 //! ```
 //! Keys lie in the slots, not with their values: a search then touches one dense array, and no value.
 //!
-//! A *leaf* (level 0) holds items: any value of up to [`VALUE_MAX`] bytes. An *inner* node of level `n` holds children
-//! of level `n - 1`: the value is the child's address and generation, the key is the lower bound of the child's keys.
-//! The key of an inner node's first entry equals the key of its own entry in its parent ([`Key::MIN`] at the left edge).
+//! A *leaf* (level 0) holds items: any value of up to [`VALUE_MAX`] bytes. An *inner* node of level `n` holds
+//! children of level `n - 1`: the value is the child's address and generation, the key is the lower bound of
+//! the child's keys. The key of an inner node's first entry equals the key of its own entry in its parent
+//! ([`Key::MIN`] at the left edge).
 //!
 //! # A valid node
 //! 1. is [`NODE_SIZE`] bytes and starts with the magic;
 //! 2. matches its CRC32C, taken over the whole node with the CRC field as zero;
-//! 3. has the uuid, address, generation and level that its parent (or the superblock) says. The generation is that in which
-//!    the node was born; a different one means a write that never landed or one that should not have;
-//! 4. has its slots end at or below `heap_start`, and `heap_start` inside the node; an inner node has an item;
-//! 5. has every value inside `[heap_start, NODE_SIZE)`, no two overlapping, and the bytes between them add up to
-//!    `garbage`; empty values lie at `NODE_SIZE`;
+//! 3. has the uuid, address, generation and level that its parent (or the superblock) says. The generation is
+//!    that in which the node was born; a different one means a write that never landed or one that should not
+//!    have;
+//! 4. has its slots end at or below `heap_start`, and `heap_start` inside the node; an inner node has an
+//!    item;
+//! 5. has every value inside `[heap_start, NODE_SIZE)`, no two overlapping, and the bytes between them add up
+//!    to `garbage`; empty values lie at `NODE_SIZE`;
 //! 6. has leaf values of at most [`VALUE_MAX`] bytes and inner values of exactly [`CHILD_SIZE`];
 //! 7. has strictly ascending keys;
 //! 8. as an inner node has no child younger than itself: changing a child changes its parent.
 //!
-//! [`NodeView::check`] tests all of them on any bytes. [`NodeView::trusted`] and [`NodeMut`] take nodes that passed it or
-//! that this module built; on other bytes they may panic, never more.
+//! [`NodeView::check`] tests all of them on any bytes. [`NodeView::trusted`] and [`NodeMut`] take nodes that
+//! passed it or that this module built; on other bytes they may panic, never more.
 
 use crate::item::VALUE_MAX;
 use crate::{Key, crc_without};
@@ -332,7 +335,26 @@ impl<'a> NodeView<'a> {
         }
     }
 
-    /// Which child of an inner node is responsible for the key: the last one whose lower bound is not above it.
+    /// Like [`NodeView::search`], with a guess where to start: keys between `low` and `high` are often evenly
+    /// spread, and a node that is not in the processor's caches costs a miss per probe. Any bounds give the
+    /// right answer.
+    #[inline]
+    pub fn search_between(&self, key: &Key, low: &Key, high: Option<&Key>) -> Result<usize, usize> {
+        let slots = self.slots();
+        let want = Packed::of_key(key);
+        let guess = high.and_then(|high| guess(want, low, high, slots.len()));
+        let at = match guess {
+            Some(guess) => lower_bound_near(slots, want, guess),
+            None => lower_bound(slots, want),
+        };
+        match slots.get(at) {
+            Some(slot) if Packed::of_slot(slot) == want => Ok(at),
+            _ => Err(at),
+        }
+    }
+
+    /// Which child of an inner node is responsible for the key: the last one whose lower bound is not above
+    /// it.
     #[inline]
     pub fn child_index(&self, key: &Key) -> usize {
         match self.search(key) {
@@ -354,8 +376,8 @@ fn lower_bound(slots: &[[u8; SLOT]], want: Packed) -> usize {
     let (mut low, mut high) = (0, slots.len());
     while low < high {
         let mid = (low + high) / 2;
-        // A branch on purpose: the processor guesses and fetches ahead, where a conditional move would wait for
-        // each cache miss in turn.
+        // A branch on purpose: the processor guesses and fetches ahead, where a conditional move would wait
+        // for each cache miss in turn.
         if Packed::of_slot(&slots[mid]) < want {
             low = mid + 1;
         } else {
@@ -363,6 +385,50 @@ fn lower_bound(slots: &[[u8; SLOT]], want: Packed) -> usize {
         }
     }
     low
+}
+
+/// Where `want` would lie among `items` keys spread evenly from `low` to `high`. None if that is not worth a
+/// guess.
+#[inline(always)]
+fn guess(want: Packed, low: &Key, high: &Key, items: usize) -> Option<usize> {
+    let (low, high) = (Packed::of_key(low).0, Packed::of_key(high).0);
+    if items < 8 || high <= low {
+        return None;
+    }
+    let (span, offset) = (high - low, want.0.saturating_sub(low));
+    let shift = 64u32.saturating_sub(span.leading_zeros());
+    let part = (offset >> shift) as u64 as f64 / (span >> shift) as u64 as f64;
+    Some(((part * items as f64) as usize).min(items - 1))
+}
+
+/// [`lower_bound`], looking around `guess` first, in strides that double. `guess` is the index of a slot.
+#[inline(always)]
+fn lower_bound_near(slots: &[[u8; SLOT]], want: Packed, guess: usize) -> usize {
+    // As many slots as share a cache line.
+    let mut stride = 3;
+    let (mut low, mut high) = (0, slots.len());
+    if Packed::of_slot(&slots[guess]) < want {
+        low = guess + 1;
+        while low + stride < high {
+            if Packed::of_slot(&slots[low + stride]) >= want {
+                high = low + stride;
+                break;
+            }
+            low += stride + 1;
+            stride *= 2;
+        }
+    } else {
+        high = guess;
+        while stride < high {
+            if Packed::of_slot(&slots[high - stride]) < want {
+                low = high - stride + 1;
+                break;
+            }
+            high -= stride;
+            stride *= 2;
+        }
+    }
+    low + lower_bound(&slots[low..high], want)
 }
 
 /// Changes a node. The CRC is stale until [`NodeMut::seal`].
@@ -460,7 +526,8 @@ impl<'a> NodeMut<'a> {
         }
     }
 
-    /// Inserts an item before item `i`; the caller keeps the order. False, and nothing changed, if there is no room.
+    /// Inserts an item before item `i`; the caller keeps the order. False, and nothing changed, if there is
+    /// no room.
     pub fn insert_at(&mut self, i: usize, key: &Key, value: &[u8]) -> bool {
         let items = self.view().items();
         assert!(i <= items);

@@ -90,6 +90,30 @@ fn a_sealed_node_checks_and_reads_back() {
     assert_eq!(view.child_index(&Key::MIN), 0);
 }
 
+proptest! {
+    #[test]
+    fn a_guessed_search_finds_what_a_plain_one_finds(
+        keys in proptest::collection::btree_set(any::<(u8, u8, u16)>(), 0..300),
+        looks in proptest::collection::vec(any::<(u8, u8, u16)>(), 50),
+        bounds in any::<[(u8, u8, u16); 2]>(),
+        skew in 0..64u32,
+    ) {
+        let key = |(ino, kind, offset): (u8, u8, u16)| {
+            Key { ino: (ino as u64) << (skew / 2), kind: kind / 64, offset: (offset as u64) << skew.min(48) }
+        };
+        let keys: std::collections::BTreeSet<Key> = keys.into_iter().map(key).collect();
+        let bytes = sealed(0, |n| keys.iter().for_each(|k| n.append(k, &[])));
+        let view = check(&bytes, 0).unwrap();
+        let ends = (keys.first().copied().unwrap_or(Key::MIN), keys.last().copied().unwrap_or(Key::MAX));
+        for want in looks.into_iter().map(key).chain(keys.iter().copied()) {
+            for (low, high) in [ends, (Key::MIN, Key::MAX), (key(bounds[0]), key(bounds[1]))] {
+                prop_assert_eq!(view.search_between(&want, &low, Some(&high)), view.search(&want));
+            }
+            prop_assert_eq!(view.search_between(&want, &Key::MIN, None), view.search(&want));
+        }
+    }
+}
+
 #[test]
 fn every_flipped_bit_is_noticed() {
     let mut bytes = sample_leaf();

@@ -132,19 +132,36 @@ impl InodePatch {
 pub enum Edit<'a> {
     Inode(InodePatch),
     /// Inserts or replaces an item.
-    Put { key: Key, value: &'a [u8] },
+    Put {
+        key: Key,
+        value: &'a [u8],
+    },
     /// Removes an item, which must exist.
-    Delete { key: Key },
+    Delete {
+        key: Key,
+    },
     /// Takes blocks, which must be free.
     Alloc(Extent),
     /// Gives blocks back, which must be allocated.
     Free(Extent),
     /// File bytes whose newest durable copy is this record until a `Drop` covers them.
-    Data { ino: Ino, offset: u64, bytes: &'a [u8] },
+    Data {
+        ino: Ino,
+        offset: u64,
+        bytes: &'a [u8],
+    },
     /// Like `Data` with `len` zero bytes.
-    Zero { ino: Ino, offset: u64, len: u64 },
+    Zero {
+        ino: Ino,
+        offset: u64,
+        len: u64,
+    },
     /// Log-resident bytes of the range are void: they are in place, or gone with a truncate, punch or unlink.
-    Drop { ino: Ino, offset: u64, len: u64 },
+    Drop {
+        ino: Ino,
+        offset: u64,
+        len: u64,
+    },
 }
 
 mod tag {

@@ -4,7 +4,13 @@ use proptest::prelude::*;
 
 #[test]
 fn a_record_reads_back_as_it_was_built() {
-    let core = InodeCore { mode: 0o100_644, nlink: 1, size: 7, mtime: Timespec { sec: -5, nsec: 3 }, ..Default::default() };
+    let core = InodeCore {
+        mode: 0o100_644,
+        nlink: 1,
+        size: 7,
+        mtime: Timespec { sec: -5, nsec: 3 },
+        ..Default::default()
+    };
     let mut b = RecordBuilder::new(RecordOp::Create);
     b.inode(Ino(9), InodeMask::CREATE | InodeMask::ALL_FIELDS, &core);
     b.put(Key::new(Ino(1), ItemKind::Dentry, 512), b"value");

@@ -129,7 +129,9 @@ impl Geometry {
     ) -> Result<Geometry> {
         let block = BLOCK_SIZE as u64;
         if image_bytes < IMAGE_MIN {
-            return Err(Error::invalid(format!("image of {image_bytes} bytes: the smallest is {IMAGE_MIN} (16 MiB)")));
+            return Err(Error::invalid(format!(
+                "image of {image_bytes} bytes: the smallest is {IMAGE_MIN} (16 MiB)"
+            )));
         }
         if !(LOG_MIN..=LOG_MAX).contains(&log_bytes) || log_bytes > image_bytes / 2 {
             return Err(Error::invalid(format!(
@@ -137,7 +139,10 @@ impl Geometry {
             )));
         }
         if label.len() > LABEL_MAX || label.bytes().any(|b| b == 0) {
-            return Err(Error::invalid(format!("label of {} bytes: the longest is {LABEL_MAX}", label.len())));
+            return Err(Error::invalid(format!(
+                "label of {} bytes: the longest is {LABEL_MAX}",
+                label.len()
+            )));
         }
         let total_blocks = image_bytes / block;
         let groups = total_blocks.div_ceil(GROUP_BLOCKS);
@@ -309,7 +314,8 @@ impl Superblock {
             generation: Generation(raw.generation.get()),
             root: BlockNo(raw.root.get()),
             root_generation: Generation(raw.root_generation.get()),
-            root_level: u8::try_from(raw.root_level.get()).map_err(|_| bad("impossible tree height".into()))?,
+            root_level: u8::try_from(raw.root_level.get())
+                .map_err(|_| bad("impossible tree height".into()))?,
             checkpoint_lsn: Lsn(raw.checkpoint_lsn.get()),
             tail_lsn: Lsn(raw.tail_lsn.get()),
             epoch: Epoch(raw.epoch.get()),

@@ -2,7 +2,8 @@ use super::*;
 
 fn sample() -> Superblock {
     let geometry =
-        Geometry::plan(64 << 20, 4 << 20, "label", uuid::Uuid::from_u128(7), [3; 16], Timespec::default()).unwrap();
+        Geometry::plan(64 << 20, 4 << 20, "label", uuid::Uuid::from_u128(7), [3; 16], Timespec::default())
+            .unwrap();
     let checkpoint = CheckpointState {
         generation: Generation(4),
         root: geometry.data_start,

@@ -40,7 +40,11 @@ impl Drop for StopFlusher {
 
 impl FileSystem {
     /// Makes a file system on the device. What was there is lost.
-    pub fn format(device: Arc<dyn Device>, clock: Arc<dyn Clock>, options: &FormatOptions) -> Result<FormatSummary> {
+    pub fn format(
+        device: Arc<dyn Device>,
+        clock: Arc<dyn Clock>,
+        options: &FormatOptions,
+    ) -> Result<FormatSummary> {
         let size = options.size.unwrap_or(device.geometry().size).min(device.geometry().size);
         let params = FormatParams {
             size,
@@ -153,7 +157,9 @@ impl FileSystem {
     /// Any kind but directory and symlink; `mode` carries the type bits.
     pub fn mknod(&self, dir: Ino, name: &[u8], mode: u32, rdev: u64, owner: Owner) -> Result<Attr> {
         let kind = match FileKind::from_mode(mode) {
-            Some(FileKind::Directory | FileKind::Symlink) => return Err(Error::NotPermitted("mknod of this type")),
+            Some(FileKind::Directory | FileKind::Symlink) => {
+                return Err(Error::NotPermitted("mknod of this type"));
+            }
             Some(kind) => kind,
             None if mode & FileKind::MODE_MASK == 0 => FileKind::Regular,
             None => return Err(Error::Invalid("file type")),
@@ -192,7 +198,14 @@ impl FileSystem {
         self.timed(OpKind::rmdir, |fs| fs.rmdir(dir, name))
     }
 
-    pub fn rename(&self, dir: Ino, name: &[u8], new_dir: Ino, new_name: &[u8], mode: RenameMode) -> Result<()> {
+    pub fn rename(
+        &self,
+        dir: Ino,
+        name: &[u8],
+        new_dir: Ino,
+        new_name: &[u8],
+        mode: RenameMode,
+    ) -> Result<()> {
         self.timed(OpKind::rename, |fs| fs.rename(dir, name, new_dir, new_name, mode))
     }
 

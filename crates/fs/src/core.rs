@@ -2,8 +2,8 @@
 
 use crate::inode::{Inode, InodeTable, Meta, Progress};
 use crate::pages::Delta;
-use crate::sync::FlusherSignal;
 use crate::stats::FsStats;
+use crate::sync::FlusherSignal;
 use crate::writeback::{Budget, DirtyList};
 use crate::{Attr, Error, MountOptions, Owner, Result};
 use kedge_base::lock::{Mutex, MutexGuard, Rank};
@@ -85,7 +85,13 @@ impl Fs {
     }
 
     /// As `begin`, for an operation that also touches many small items side by side.
-    pub fn begin_many(&self, log_bytes: u64, items: u32, neighbours: u32, class: Class) -> Result<Handle<'_>> {
+    pub fn begin_many(
+        &self,
+        log_bytes: u64,
+        items: u32,
+        neighbours: u32,
+        class: Class,
+    ) -> Result<Handle<'_>> {
         if class != Class::Checkpoint {
             self.check_open()?; // closing ends in a checkpoint
         }
@@ -120,11 +126,15 @@ impl Fs {
     }
 
     pub fn attr_of(&self, inode: &Inode) -> Result<Attr> {
+        let delayed = if inode.kind == FileKind::Regular { inode.pages.lock().promised() } else { 0 };
         let meta = inode.meta.lock();
         if meta.dead {
             return Err(Error::NotFound);
         }
-        Ok(Attr::from_core(inode.ino, &meta.core, inode.kind))
+        let mut core = meta.core;
+        // As other file systems show them: blocks that delayed allocation has promised.
+        core.blocks += delayed;
+        Ok(Attr::from_core(inode.ino, &core, inode.kind))
     }
 
     /// Locks the meta of several inodes, in ascending order, each once.
@@ -175,7 +185,14 @@ impl Fs {
     }
 
     /// A new inode's core; a set-group-ID directory hands on its group.
-    pub fn new_core(&self, parent: &InodeCore, mode: u32, kind: FileKind, owner: Owner, now: Timespec) -> InodeCore {
+    pub fn new_core(
+        &self,
+        parent: &InodeCore,
+        mode: u32,
+        kind: FileKind,
+        owner: Owner,
+        now: Timespec,
+    ) -> InodeCore {
         let mut core = InodeCore {
             mode: kind.mode_bits() | (mode & 0o7777),
             uid: owner.uid,

@@ -47,14 +47,22 @@ impl Fs {
                 Ok(item) => found.push((at.offset, item)),
                 Err(e) => bad = Some(e),
             }
-            if found.len() >= max || bad.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            if found.len() >= max || bad.is_some() {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
         })?;
         if let Some(e) = bad {
             return Err(e.into());
         }
         if let Some(w) = found.windows(2).find(|w| w[0].0 + w[0].1.blocks as u64 > w[1].0) {
             let what = format!("inode {ino}: extents at file blocks {} and {} overlap", w[0].0, w[1].0);
-            return Err(Error::Engine(kedge_base::Error::corrupt(CorruptKind::ExtentItem, w[1].1.start, what)));
+            return Err(Error::Engine(kedge_base::Error::corrupt(
+                CorruptKind::ExtentItem,
+                w[1].1.start,
+                what,
+            )));
         }
         Ok(found)
     }

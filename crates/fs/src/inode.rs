@@ -121,7 +121,9 @@ struct Shard {
 impl InodeTable {
     pub fn new(inodes_max: usize) -> InodeTable {
         InodeTable {
-            shards: (0..SHARDS).map(|_| Mutex::new(Rank::Leaf, Shard { sweep_at: 64, ..Default::default() })).collect(),
+            shards: (0..SHARDS)
+                .map(|_| Mutex::new(Rank::Leaf, Shard { sweep_at: 64, ..Default::default() }))
+                .collect(),
             per_shard_max: (inodes_max / SHARDS).max(16),
             count: AtomicUsize::new(0),
         }
@@ -237,5 +239,6 @@ fn evictable(inode: &Inode) -> Option<Progress> {
     }
     drop(pages);
     let meta = inode.meta.try_lock_unranked()?;
-    (meta.unlogged.is_empty() && !meta.listed && !meta.shrinking && !meta.dead && !meta.write_failed).then_some(meta.progress)
+    (meta.unlogged.is_empty() && !meta.listed && !meta.shrinking && !meta.dead && !meta.write_failed)
+        .then_some(meta.progress)
 }

@@ -54,7 +54,15 @@ impl Fs {
     }
 
     /// Reads blocks `[from, to)`, none of them cached, into `buf`, which starts at byte `offset` of the file.
-    fn read_run(&self, inode: &Arc<Inode>, from: u64, to: u64, offset: u64, size: u64, buf: &mut [u8]) -> Result<()> {
+    fn read_run(
+        &self,
+        inode: &Arc<Inode>,
+        from: u64,
+        to: u64,
+        offset: u64,
+        size: u64,
+        buf: &mut [u8],
+    ) -> Result<()> {
         for m in self.map(inode.ino, from, to - from)? {
             match m.place {
                 Place::Hole | Place::Unwritten(_) => {
@@ -181,7 +189,9 @@ impl Fs {
         if offset > size {
             self.zero_tail_page(inode, size)?;
         }
-        for (index, partial) in [(first, offset % BLOCK != 0), (end - 1, (offset + data.len() as u64) % BLOCK != 0)] {
+        for (index, partial) in
+            [(first, offset % BLOCK != 0), (end - 1, (offset + data.len() as u64) % BLOCK != 0)]
+        {
             if partial && index * BLOCK < size {
                 self.load_page(inode, index)?;
             }
@@ -305,7 +315,9 @@ fn zero_behind(block: &mut [u8], index: u64, size: u64) {
 }
 
 fn place_of(map: &[Mapping], index: u64) -> Place {
-    let Some(m) = map.iter().find(|m| (m.first..m.first + m.blocks).contains(&index)) else { return Place::Hole };
+    let Some(m) = map.iter().find(|m| (m.first..m.first + m.blocks).contains(&index)) else {
+        return Place::Hole;
+    };
     let skip = index - m.first;
     match m.place {
         Place::Hole => Place::Hole,

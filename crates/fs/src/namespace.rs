@@ -190,7 +190,8 @@ impl Fs {
             self.inodes.unpin(ino, 1);
             self.orphans.lock().remove(&ino);
         })?;
-        self.inodes.insert_new(&self.store, Arc::new(Inode::new(ino, core, FileKind::Regular, progress_at(lsn))));
+        self.inodes
+            .insert_new(&self.store, Arc::new(Inode::new(ino, core, FileKind::Regular, progress_at(lsn))));
         Ok(Attr::from_core(ino, &core, FileKind::Regular))
     }
 
@@ -381,7 +382,14 @@ pub(crate) fn lock_dirs<'a>(dirs: &[&'a Arc<Inode>]) -> SmallVec<[WriteGuard<'a,
     sorted.into_iter().map(|i| i.io.write()).collect()
 }
 
-pub(crate) fn put_dentry(record: &mut RecordBuilder, dir: Ino, slot: u64, ino: Ino, kind: FileKind, name: &[u8]) {
+pub(crate) fn put_dentry(
+    record: &mut RecordBuilder,
+    dir: Ino,
+    slot: u64,
+    ino: Ino,
+    kind: FileKind,
+    name: &[u8],
+) {
     record.put(Key::new(dir, ItemKind::Dentry, slot), &Dentry { ino, kind, name }.encode());
 }
 

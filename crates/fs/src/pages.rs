@@ -199,6 +199,11 @@ impl Pages {
         delta
     }
 
+    /// Blocks that are promised and not allocated yet.
+    pub fn promised(&self) -> u64 {
+        self.reservation.as_ref().map_or(0, DataReservation::blocks)
+    }
+
     /// Gives reserved blocks back.
     pub fn release(&mut self, blocks: u64) {
         if blocks > 0 {

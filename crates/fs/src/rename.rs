@@ -36,7 +36,14 @@ impl Side<'_> {
 }
 
 impl Fs {
-    pub fn rename(&self, dir: Ino, name: &[u8], new_dir: Ino, new_name: &[u8], mode: RenameMode) -> Result<()> {
+    pub fn rename(
+        &self,
+        dir: Ino,
+        name: &[u8],
+        new_dir: Ino,
+        new_name: &[u8],
+        mode: RenameMode,
+    ) -> Result<()> {
         for name in [name, new_name] {
             if name == b"." || name == b".." {
                 return Err(Error::Engine(kedge_base::Error::Busy("\".\" or \"..\"".into())));

@@ -324,7 +324,8 @@ impl Fs {
                 if new.len() >= STEP_ITEMS / 4 {
                     return Ok((m.first + done, new));
                 }
-                let goal = inode.meta.lock().goal.unwrap_or_else(|| self.store.data_goal(inode.ino, inode.ino));
+                let goal =
+                    inode.meta.lock().goal.unwrap_or_else(|| self.store.data_goal(inode.ino, inode.ino));
                 match self.store.alloc_data(goal, m.blocks - done, promise.as_mut()) {
                     Ok(extent) => {
                         set.insert(m.first + done, extent, true);

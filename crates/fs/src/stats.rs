@@ -20,8 +20,31 @@ macro_rules! ops {
 }
 
 ops!(
-    lookup, getattr, setattr, create, mkdir, mknod, symlink, readlink, tmpfile, link, unlink, rmdir, rename, readdir, read,
-    write, fallocate, seek, fsync, fdatasync, sync, getxattr, setxattr, listxattr, removexattr,
+    lookup,
+    getattr,
+    setattr,
+    create,
+    mkdir,
+    mknod,
+    symlink,
+    readlink,
+    tmpfile,
+    link,
+    unlink,
+    rmdir,
+    rename,
+    readdir,
+    read,
+    write,
+    fallocate,
+    seek,
+    fsync,
+    fdatasync,
+    sync,
+    getxattr,
+    setxattr,
+    listxattr,
+    removexattr,
 );
 
 pub(crate) struct FsStats {
@@ -112,7 +135,9 @@ impl Fs {
             ForceCause::ALL.iter().map(|c| (c.name().replace(' ', "_"), json!(s.forces(*c)))).collect();
         let records: Map<String, Value> = RecordOp::ALL
             .iter()
-            .map(|op| (format!("{op:?}").to_lowercase(), json!(self.store.stats().records[*op as usize].get())))
+            .map(|op| {
+                (format!("{op:?}").to_lowercase(), json!(self.store.stats().records[*op as usize].get()))
+            })
             .collect();
         let (flushes, shared) = self.store.flush_counts();
         json!({

@@ -50,7 +50,12 @@ pub struct MountOptions {
 
 impl Default for MountOptions {
     fn default() -> Self {
-        MountOptions { read_only: false, commit: Duration::from_secs(5), cache_size: 256 << 20, async_checkpoint: Some(50) }
+        MountOptions {
+            read_only: false,
+            commit: Duration::from_secs(5),
+            cache_size: 256 << 20,
+            async_checkpoint: Some(50),
+        }
     }
 }
 

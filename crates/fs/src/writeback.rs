@@ -191,10 +191,7 @@ impl Fs {
         for chunk in sorted.chunks(PASS_INODES) {
             // Bounded: what was unclean at the start is written after so many passes; a writer that keeps dirtying
             // pages does not hold us.
-            let pages: usize = chunk
-                .iter()
-                .map(|i| i.pages.lock().unclean_count(which))
-                .sum();
+            let pages: usize = chunk.iter().map(|i| i.pages.lock().unclean_count(which)).sum();
             let passes = pages.div_ceil(PASS_PAGES).max(pages.div_ceil(PASS_SEGMENTS)) + 1;
             for _ in 0..passes {
                 match self.writeback_pass(chunk, which, class) {
@@ -230,8 +227,14 @@ impl Fs {
                 continue;
             }
             room -= pages.len();
-            let mut part =
-                Part { set: ExtentSet::default(), new: Vec::new(), ranges: Vec::new(), size: 0, failed: false, more: false };
+            let mut part = Part {
+                set: ExtentSet::default(),
+                new: Vec::new(),
+                ranges: Vec::new(),
+                size: 0,
+                failed: false,
+                more: false,
+            };
             planned = self.plan(inode, who, &pages, &mut part, &mut segments, &mut goal);
             parts.push(Some(part));
         }
@@ -295,7 +298,12 @@ impl Fs {
                             drop(pages);
                             part.set.insert(at, extent, false);
                             part.new.push(extent);
-                            segments.push(Segment { who, index: at, count: extent.blocks, block: extent.start });
+                            segments.push(Segment {
+                                who,
+                                index: at,
+                                count: extent.blocks,
+                                block: extent.start,
+                            });
                             part.ranges.push((at, at + extent.blocks));
                             at += extent.blocks;
                             *goal = Some(extent.end());
@@ -404,7 +412,12 @@ impl Fs {
     }
 
     /// The record of a pass.
-    fn complete(&self, handle: &mut Handle<'_>, inodes: &[Arc<Inode>], parts: &mut [Option<Part>]) -> Result<()> {
+    fn complete(
+        &self,
+        handle: &mut Handle<'_>,
+        inodes: &[Arc<Inode>],
+        parts: &mut [Option<Part>],
+    ) -> Result<()> {
         let seq = self.store.note_data_write();
         let mut record = RecordBuilder::new(RecordOp::WriteBack);
         let mut changes: Vec<Change<'_>> = Vec::new();

@@ -10,7 +10,12 @@ fn clock() -> Arc<dyn Clock> {
 
 fn fresh(size: u64) -> (Arc<MemDevice>, FileSystem) {
     let device = Arc::new(MemDevice::new(size));
-    FileSystem::format(device.clone(), clock(), &FormatOptions { log_size: Some(1 << 20), ..Default::default() }).unwrap();
+    FileSystem::format(
+        device.clone(),
+        clock(),
+        &FormatOptions { log_size: Some(1 << 20), ..Default::default() },
+    )
+    .unwrap();
     let fs = FileSystem::open(device.clone(), clock(), MountOptions::default()).unwrap();
     (device, fs)
 }

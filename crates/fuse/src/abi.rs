@@ -26,7 +26,9 @@ macro_rules! wire {
     };
 }
 
-wire!(InHeader = 40 { len: u32, opcode: u32, unique: u64, nodeid: u64, uid: u32, gid: u32, pid: u32, total_extlen: u16, padding: u16 });
+wire!(InHeader = 40 {
+    len: u32, opcode: u32, unique: u64, nodeid: u64, uid: u32, gid: u32, pid: u32, total_extlen: u16, padding: u16,
+});
 wire!(OutHeader = 16 { len: u32, error: i32, unique: u64 });
 wire!(InitIn = 16 { major: u32, minor: u32, max_readahead: u32, flags: u32 });
 wire!(

@@ -295,19 +295,16 @@ impl<O: Ops> Server<O> {
         Ok(())
     }
 
-    /// Who will own what is created in `dir`, and whether the directory hands its group down.
-    fn owner(&self, request: &Request<'_>) -> Answer<(Owner, bool)> {
-        let dir = self.ops.getattr(Ino(request.header.nodeid))?;
-        let inherit = dir.mode & S_ISGID != 0;
-        let gid = if inherit { dir.gid } else { request.header.gid };
-        Ok((Owner { uid: request.header.uid, gid }, inherit))
+    /// Who will own what is created. A set-group-ID directory's group is the file system's to hand down.
+    fn owner(request: &Request<'_>) -> Owner {
+        Owner { uid: request.header.uid, gid: request.header.gid }
     }
 
     // Modes come with the umask applied: the flag DONT_MASK is not agreed on.
 
     fn create_file(&self, request: &Request<'_>, name: &[u8], mode: u32, rdev: u32) -> Answer<Attr> {
         let dir = Ino(request.header.nodeid);
-        let (owner, _) = self.owner(request)?;
+        let owner = Self::owner(request);
         let regular = FileKind::Regular.mode_bits();
         Ok(match mode & FileKind::MODE_MASK {
             kind if kind == regular || kind == 0 => {
@@ -337,7 +334,7 @@ impl<O: Ops> Server<O> {
 
     fn tmpfile(&self, request: &Request<'_>, args: &mut Args<'_>) -> Answer<abi::CreateOut> {
         let asked: abi::CreateIn = args.take()?;
-        let (owner, _) = self.owner(request)?;
+        let owner = Self::owner(request);
         // It comes pinned: nothing else would keep it alive until it is.
         let mode = FileKind::Regular.mode_bits() | (asked.mode & PERMISSIONS);
         let attr = self.ops.tmpfile(Ino(request.header.nodeid), mode, owner)?;
@@ -346,9 +343,8 @@ impl<O: Ops> Server<O> {
 
     fn mkdir(&self, request: &Request<'_>, args: &mut Args<'_>) -> Answer<abi::EntryOut> {
         let asked: abi::MkdirIn = args.take()?;
-        let (owner, inherit) = self.owner(request)?;
-        let mode =
-            asked.mode & PERMISSIONS | if inherit { S_ISGID } else { 0 } | FileKind::Directory.mode_bits();
+        let owner = Self::owner(request);
+        let mode = asked.mode & PERMISSIONS | FileKind::Directory.mode_bits();
         let attr = self.ops.mkdir(Ino(request.header.nodeid), args.name()?, mode, owner)?;
         self.pinned_entry(&attr)
     }
@@ -356,7 +352,7 @@ impl<O: Ops> Server<O> {
     fn symlink(&self, request: &Request<'_>, args: &mut Args<'_>) -> Answer<abi::EntryOut> {
         let name = args.name()?;
         let target = args.text()?;
-        let (owner, _) = self.owner(request)?;
+        let owner = Self::owner(request);
         let attr = self.ops.symlink(Ino(request.header.nodeid), name, target, owner)?;
         self.pinned_entry(&attr)
     }

@@ -26,7 +26,7 @@ mod session;
 mod sys;
 pub mod transport;
 
-pub use mount::{MountError, mount, unmount};
+pub use mount::{MountError, become_io_flusher, mount, unmount};
 pub use mountinfo::{MountEntry, mount_at, mounts, mounts_of};
 pub use ops::{Done, Ops};
 pub use options::FuseOptions;

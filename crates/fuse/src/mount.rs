@@ -249,7 +249,8 @@ fn receive_fd(socket: &OwnedFd) -> Result<OwnedFd, MountError> {
 }
 
 /// Lifts the limits that the kernel puts on the dirty pages of a server it does not trust: one per cent of what the
-/// other file systems may have, strictly. Not permitted, or not there: writeback is throttled earlier, no more.
+/// other file systems may have, strictly, which makes a stream of writes three times slower. Not permitted, or not
+/// there: so be it. What makes the server worth the trust is [`become_io_flusher`].
 fn raise_write_limit(dir: &Path) {
     let Some(entry) = mountinfo::mount_at(dir) else { return };
     let suffix = if entry.kind.starts_with("fuseblk") { "-fuseblk" } else { "" };
@@ -258,5 +259,15 @@ fn raise_write_limit(dir: &Path) {
         if let Err(e) = fs::write(bdi.join(file), value) {
             tracing::debug!("{}: {e}", bdi.join(file).display());
         }
+    }
+}
+
+/// Tells the kernel that this thread, and those it starts from now on, write dirty pages: an allocation of theirs must
+/// not wait for pages to be written that they would have to write themselves. The workers of a mount do it on their
+/// own; a program that serves a mount does it before it opens the file system. Needs CAP_SYS_RESOURCE; without it the
+/// kernel's strict limit on dirty pages, which only root can lift, keeps that danger away.
+pub fn become_io_flusher() {
+    if let Err(e) = rustix::process::configure_io_flusher_behavior(true) {
+        tracing::debug!("not an IO flusher: {e}");
     }
 }

@@ -143,6 +143,7 @@ pub fn serve<O: Ops>(server: &Arc<Server<O>>, transport: &Arc<dyn Transport>) ->
 }
 
 fn work<O: Ops>(server: &Server<O>, transport: &dyn Transport, worker: usize) -> io::Result<()> {
+    mount::become_io_flusher();
     let mut buf = RequestBuf::new();
     let mut out = IoBuf::zeroed(abi::MAX_IO / kedge_base::BLOCK_SIZE);
     loop {

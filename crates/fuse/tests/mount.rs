@@ -136,7 +136,7 @@ fn content_and_size() {
         f.set_len(10).unwrap();
         f.set_len(20).unwrap();
         drop_caches();
-        assert_eq!(fs::read(m.path("f")).unwrap(), [want[..10].as_bytes(), &[0; 10]].concat());
+        assert_eq!(fs::read(m.path("f")).unwrap(), [&want.as_bytes()[..10], &[0; 10]].concat());
         f.write_all_at(b"end", 100_000).unwrap();
         drop(f);
         assert_eq!(fs::metadata(m.path("f")).unwrap().len(), 100_003);

@@ -4,8 +4,8 @@
 //! taken twice, an item deleted that is not there) is corruption; live it is a broken invariant, and the caller shuts
 //! the store down rather than go on with half a record.
 
-use crate::residents::{Residents, Source};
 use crate::Counters;
+use crate::residents::{Residents, Source};
 use kedge_alloc::Alloc;
 use kedge_base::{Error, Lsn, Result};
 use kedge_btree::Tree;
@@ -35,7 +35,10 @@ pub(crate) fn apply(target: &Target<'_>, lsn: RecordLsn, edits: &[Edit<'_>]) -> 
             }
             Edit::Delete { key } => {
                 if !target.tree.delete(*key)? {
-                    return Err(Error::corrupt_log(lsn.start, format!("deletes item {key}, which does not exist")));
+                    return Err(Error::corrupt_log(
+                        lsn.start,
+                        format!("deletes item {key}, which does not exist"),
+                    ));
                 }
                 if key.kind == ItemKind::Inode as u8 {
                     target.counters.inodes.fetch_sub(1, Ordering::Relaxed);
@@ -100,4 +103,3 @@ pub(crate) fn keys<'a>(edits: &'a [Edit<'_>]) -> impl Iterator<Item = Key> + 'a 
         _ => None,
     })
 }
-

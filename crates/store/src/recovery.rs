@@ -47,7 +47,12 @@ pub struct OpenOptions {
 
 impl Default for OpenOptions {
     fn default() -> Self {
-        OpenOptions { read_only: false, node_cache_bytes: 128 << 20, async_checkpoint: Some(50), log_writes_max: 4 }
+        OpenOptions {
+            read_only: false,
+            node_cache_bytes: 128 << 20,
+            async_checkpoint: Some(50),
+            log_writes_max: 4,
+        }
     }
 }
 
@@ -74,7 +79,11 @@ pub fn read_superblock(device: &dyn Device) -> Result<(Superblock, Option<Error>
     let read = |slot: usize| -> Result<(Superblock, bool)> {
         let mut buf = IoBuf::zeroed(1);
         if SLOTS[slot].0 >= device_blocks {
-            return Err(Error::corrupt(CorruptKind::Superblock, SLOTS[slot], "the device is too short to hold it"));
+            return Err(Error::corrupt(
+                CorruptKind::Superblock,
+                SLOTS[slot],
+                "the device is too short to hold it",
+            ));
         }
         device.read(SLOTS[slot].byte_offset(), &mut buf)?;
         let empty = buf.as_bytes().iter().all(|b| *b == 0);
@@ -92,7 +101,11 @@ pub fn read_superblock(device: &dyn Device) -> Result<(Superblock, Option<Error>
     match (read(0), read(1)) {
         (Ok((a, _)), Ok((b, _))) => {
             if a.geometry != b.geometry {
-                return Err(Error::corrupt(CorruptKind::Superblock, SLOTS[1], "the two slots describe different images"));
+                return Err(Error::corrupt(
+                    CorruptKind::Superblock,
+                    SLOTS[1],
+                    "the two slots describe different images",
+                ));
             }
             let newer = if a.checkpoint.generation > b.checkpoint.generation { a } else { b };
             Ok((newer, None))
@@ -160,7 +173,10 @@ impl Recovery {
         let alloc = Arc::new(Alloc::load(&*device, &sb.geometry, c.generation)?);
         let generation = Arc::new(AtomicU64::new(c.generation.0 + 1));
         let space = AllocNodes { alloc: alloc.clone(), generation: generation.clone() };
-        let config = TreeConfig { clock: clock.clone(), ..TreeConfig::new(sb.geometry.uuid, options.node_cache_bytes as usize) };
+        let config = TreeConfig {
+            clock: clock.clone(),
+            ..TreeConfig::new(sb.geometry.uuid, options.node_cache_bytes as usize)
+        };
         let tree = Tree::open(
             Arc::new(DeviceNodes(device.clone())),
             Arc::new(space),
@@ -171,8 +187,7 @@ impl Recovery {
             c.nodes,
             c.generation.next(),
         )?;
-        let counters =
-            Counters { next_ino: AtomicU64::new(c.next_ino.0), inodes: AtomicU64::new(c.inodes) };
+        let counters = Counters { next_ino: AtomicU64::new(c.next_ino.0), inodes: AtomicU64::new(c.inodes) };
         let summary = ReplaySummary { clean: c.clean, tail_lsn: c.tail_lsn.0, ..Default::default() };
         let residents = Residents::new();
         Ok(Recovery { device, clock, sb: sb.clone(), alloc, tree, residents, counters, generation, summary })
@@ -446,8 +461,7 @@ fn convert_block(record: &mut RecordBuilder, ino: Ino, first: u64, item: ExtentI
     let at = file_block - first;
     let mut put = |from: u64, blocks: u64, unwritten: bool| {
         if blocks > 0 {
-            let item =
-                ExtentItem { start: BlockNo(item.start.0 + from), blocks: blocks as u32, unwritten };
+            let item = ExtentItem { start: BlockNo(item.start.0 + from), blocks: blocks as u32, unwritten };
             record.put(Key::new(ino, ItemKind::Extent, first + from), &item.encode());
         }
     };
@@ -455,4 +469,3 @@ fn convert_block(record: &mut RecordBuilder, ino: Ino, first: u64, item: ExtentI
     put(at, 1, false);
     put(at + 1, item.blocks as u64 - at - 1, true);
 }
-

@@ -1,4 +1,6 @@
-//! A mount of the file system in memory that cleans up after itself, whatever happens.
+//! A mount of the file system in memory that cleans up after itself when a test fails. What it cannot survive is a kill:
+//! this process is server and client, and the kernel closes its files on the mount only after the server's threads are
+//! gone. Then `/sys/fs/fuse/connections/<number>/abort` helps.
 #![allow(dead_code, clippy::unwrap_used)]
 
 use crate::memfs::MemFs;

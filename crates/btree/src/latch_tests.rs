@@ -1,0 +1,70 @@
+use super::*;
+use crate::stats::TreeStats;
+use kedge_base::{Clock, ManualClock, Timespec, spawn_named};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::*};
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+fn meter() -> Arc<Meter> {
+    Arc::new(Meter { clock: Arc::new(ManualClock::default()), stats: TreeStats::default() })
+}
+
+#[test]
+fn acquisitions_are_counted_per_operation() {
+    let (meter, latch) = (meter(), RwLatch::new(1));
+    let watch = LatchWatch::new(&meter);
+    for _ in 0..3 {
+        assert_eq!(latch.read(&watch, |v| *v), 1);
+    }
+    latch.write(&watch, |v| *v = 2);
+    assert_eq!(latch.try_write(&watch, |v| *v), Some(2));
+    assert_eq!(meter.stats.read_latch.acquisitions.get(), 0, "the operation still runs");
+    drop(watch);
+    assert_eq!(meter.stats.read_latch.acquisitions.get(), 3);
+    assert_eq!(meter.stats.write_latch.acquisitions.get(), 2);
+    assert_eq!(meter.stats.read_latch.waits().count + meter.stats.write_latch.waits().count, 0);
+}
+
+/// Tells when someone looks at it, which a latch does just before it waits.
+#[derive(Default)]
+struct Looked(AtomicU64);
+
+impl Clock for Looked {
+    fn now(&self) -> Timespec {
+        Timespec::default()
+    }
+
+    fn monotonic(&self) -> Duration {
+        Duration::from_nanos(self.0.fetch_add(700, AcqRel))
+    }
+}
+
+#[test]
+fn only_waits_are_timed() {
+    let clock = Arc::new(Looked::default());
+    let meter = Arc::new(Meter { clock: clock.clone(), stats: TreeStats::default() });
+    let latch = Arc::new(RwLatch::new(0));
+    let (started, has_started) = channel();
+    let writer = {
+        let (meter, latch) = (meter.clone(), latch.clone());
+        spawn_named("writer", move || {
+            latch.write(&LatchWatch::new(&meter), |v| {
+                started.send(()).expect("the test waits");
+                while clock.0.load(Acquire) == 0 {
+                    std::hint::spin_loop();
+                }
+                *v = 1;
+            });
+        })
+        .expect("a thread starts")
+    };
+    has_started.recv().expect("the writer runs");
+    let watch = LatchWatch::new(&meter);
+    assert_eq!(latch.try_write(&watch, |_| ()), None);
+    latch.read(&watch, |v| assert_eq!(*v, 1));
+    writer.join().expect("no panic");
+    let waits = meter.stats.read_latch.waits();
+    assert_eq!((waits.count, waits.sum), (1, 700));
+    assert_eq!(meter.stats.write_latch.waits().count, 0, "a try does not wait");
+}
