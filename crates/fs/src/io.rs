@@ -14,6 +14,8 @@ use std::sync::Arc;
 const BLOCK: u64 = BLOCK_SIZE as u64;
 /// Bytes written under one hold of the inode's lock.
 const WRITE_CHUNK: usize = 1 << 20;
+/// Extents looked at with one walk of the tree.
+const SEEK_EXTENTS: usize = 64;
 /// Blocks read from the device at once.
 const READ_BLOCKS_MAX: u64 = 256;
 
@@ -274,20 +276,28 @@ impl Fs {
         if offset >= size {
             return Err(Error::NoSuchOffset);
         }
+        // From extent to extent: a sparse file may be petabytes long.
         let end = size.div_ceil(BLOCK);
         let mut at = offset / BLOCK;
-        while at < end {
-            let span = (end - at).min(1 << 20);
-            for m in self.map(ino, at, span)? {
-                let is_data = matches!(m.place, Place::Written(_));
-                if is_data == (kind == SeekKind::Data) {
-                    return Ok((m.first * BLOCK).max(offset));
+        loop {
+            let extents = self.extents(ino, at, end, SEEK_EXTENTS)?;
+            let last = extents.len() < SEEK_EXTENTS;
+            for (first, item) in extents {
+                let found = match kind {
+                    SeekKind::Data => (!item.unwritten).then_some(first.max(at)),
+                    SeekKind::Hole => (first > at || item.unwritten).then_some(at),
+                };
+                if let Some(block) = found {
+                    return Ok((block * BLOCK).max(offset));
                 }
+                at = first + item.blocks as u64;
             }
-            at += span;
+            if last || at >= end {
+                break;
+            }
         }
         match kind {
-            SeekKind::Hole => Ok(size),
+            SeekKind::Hole => Ok((at * BLOCK).min(size).max(offset)),
             SeekKind::Data => Err(Error::NoSuchOffset),
         }
     }
