@@ -88,14 +88,13 @@ impl History {
     /// The lowest allowed prefix and each inode's persisted point.
     fn floors(&self, persists: &[usize]) -> Floors {
         let mut floors = Floors::default();
-        // All before this point is known to be durable together.
+        // All before this point may be durable already: any persistence operation may force more than it must, and
+        // what is durable forces nothing later.
         let mut forced = 0;
         for &at in persists {
             match self.steps[at].effect.persist {
                 None => {}
-                Some(Persist::All) => {
-                    (floors.prefix, forced, floors.all) = (at, at, at);
-                }
+                Some(Persist::All) => (floors.prefix, floors.all) = (at, at),
                 Some(Persist::Inode { id, datasync }) => {
                     floors.data.insert(id, at);
                     if !datasync {
@@ -110,10 +109,11 @@ impl History {
                     let grows = |step: &Step| step.effect.data.is_some_and(|d| d.id == id && d.grew);
                     let forces = self.steps[forced.min(at)..at].iter().any(|step| needs(step) || grows(step));
                     if self.promise == Promise::Prefix && forces {
-                        (floors.prefix, forced) = (floors.prefix.max(at), at);
+                        floors.prefix = floors.prefix.max(at);
                     }
                 }
             }
+            forced = at;
         }
         floors
     }
