@@ -99,21 +99,33 @@ impl Report {
         )
     }
 
+    /// One line for each reason: a file system that could not be made fails in all contests of a section.
+    fn failed_sides(&self) -> Vec<String> {
+        let mut reasons: Vec<(&str, &str, Vec<&str>)> = Vec::new();
+        for outcome in self.outcomes() {
+            for side in &outcome.sides {
+                let Some(why) = side.failed.as_deref() else { continue };
+                match reasons.iter_mut().find(|r| (r.0, r.1) == (side.name, why)) {
+                    Some(known) => known.2.push(&outcome.title),
+                    None => reasons.push((side.name, why, vec![&outcome.title])),
+                }
+            }
+        }
+        reasons
+            .iter()
+            .map(|(name, why, titles)| format!("FAILED: {name} in {}: {why}", titles.join("; ")))
+            .collect()
+    }
+
     /// What the tables do not say by themselves.
     fn remarks(&self) -> Vec<String> {
         let mut remarks: Vec<String> = self.failures.iter().map(|f| format!("FAILED: {f}")).collect();
-        for outcome in self.outcomes() {
-            for side in &outcome.sides {
-                remarks.extend(
-                    side.failed.iter().map(|e| format!("FAILED: {}, {}: {e}", outcome.title, side.name)),
-                );
-            }
-        }
+        remarks.extend(self.failed_sides());
         remarks.extend(self.outcomes().filter_map(below));
         remarks.extend(self.notes.iter().cloned());
-        if self.machine.load > self.machine.cores as f64 / 4.0 {
+        if self.machine.load > self.machine.cores as f64 / 2.0 {
             remarks.push(format!(
-                "The machine was busy before (load {:.1}): do not rely on these figures.",
+                "The machine was busy before (load {:.1}): repeat when it is idle.",
                 self.machine.load
             ));
         }

@@ -61,18 +61,18 @@ fn tables() {
 
 #[test]
 fn what_is_below_failed_or_noisy_is_said() {
-    let mut broken = side("e", &[]);
-    broken.failed = Some("no loop device".into());
+    let broken = || Side { failed: Some("no loop device".into()), ..side("e", &[]) };
     let report = report(vec![
         outcome("slow", Some(Goal::Ratio(3.0)), vec![side("K", &[50.0, 100.0, 150.0]), side("e", &[100.0])]),
         outcome("empty", Some(Goal::Value(2000.0)), vec![side("K", &[1999.0])]),
-        outcome("half", Some(Goal::Ratio(1.0)), vec![side("K", &[1.0]), broken]),
+        outcome("half", Some(Goal::Ratio(1.0)), vec![side("K", &[1.0]), broken()]),
+        outcome("third", None, vec![side("K", &[1.0]), broken()]),
     ]);
     let text = report.text();
     for want in [
         "Below the expectation: slow: K reaches 1.00 times e's figure, expected is at least 3.",
         "Below the expectation: empty: K reaches 1,999 files/s, expected are at least 2,000.",
-        "FAILED: half, e: no loop device",
+        "FAILED: e in half; third: no loop device",
         "≥ 1: not measured",
         "Rounds differ much: slow (K ±50 %).",
     ] {
