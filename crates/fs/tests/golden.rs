@@ -28,7 +28,8 @@ fn the_golden_image_is_read_as_it_was_meant() {
     let report = kedge_fsck::check(device.clone(), &options);
     assert!(report.is_clean(), "{report}");
 
-    let fs = FileSystem::open(device.clone(), Arc::new(ManualClock::default()), MountOptions::default()).unwrap();
+    let fs =
+        FileSystem::open(device.clone(), Arc::new(ManualClock::default()), MountOptions::default()).unwrap();
     let dir = fs.lookup(Ino::ROOT, b"dir").unwrap();
     assert_eq!((dir.mode & 0o7777, dir.uid, dir.gid, dir.nlink), (0o750, 1000, 100, 2));
     assert_eq!(fs.getxattr(dir.ino, b"user.key").unwrap(), b"value");

@@ -694,7 +694,10 @@ impl Model {
         inode.mtime = None;
         let to = if size < old { u64::MAX } else { size };
         let data = Some(DataChange { id, from: size, to, sets_size: size != old, grew: false });
-        Ok((Outcome::Done, Effect { ordered: true, datasync: size != old, touched: vec![id], data, persist: None }))
+        Ok((
+            Outcome::Done,
+            Effect { ordered: true, datasync: size != old, touched: vec![id], data, persist: None },
+        ))
     }
 
     fn fallocate(&mut self, on: &Target, how: Falloc, offset: u64, len: u64) -> Answer {
