@@ -9,6 +9,7 @@ use kedge_base::{BLOCK_SIZE, Ino, IoBuf};
 use kedge_format::FileKind;
 use kedge_format::item::FILE_SIZE_MAX;
 use kedge_format::record::InodeMask;
+use smallvec::SmallVec;
 use std::sync::Arc;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
@@ -18,6 +19,18 @@ const WRITE_CHUNK: usize = 1 << 20;
 const SEEK_EXTENTS: usize = 64;
 /// Blocks read from the device at once.
 const READ_BLOCKS_MAX: u64 = 256;
+
+/// A page that stays in memory while this lives. Goes after any guard of the page lock.
+pub(crate) struct HeldPage<'a> {
+    inode: &'a Inode,
+    index: u64,
+}
+
+impl Drop for HeldPage<'_> {
+    fn drop(&mut self) {
+        self.inode.pages.lock().release_hold(self.index);
+    }
+}
 
 impl Fs {
     pub fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
@@ -106,10 +119,11 @@ impl Fs {
         }
     }
 
-    /// Makes a page present for a partial change. The caller holds the io lock exclusively.
-    pub fn load_page(&self, inode: &Arc<Inode>, index: u64) -> Result<()> {
-        if inode.pages.lock().get(index).is_some() {
-            return Ok(());
+    /// Makes a page present for a partial change, and keeps it so while the answer lives: between here and the change
+    /// other threads may look for pages to evict. The caller holds the io lock exclusively.
+    pub fn load_page<'a>(&self, inode: &'a Arc<Inode>, index: u64) -> Result<HeldPage<'a>> {
+        if inode.pages.lock().hold(index) {
+            return Ok(HeldPage { inode, index });
         }
         let size = inode.meta.lock().core.size;
         let mut page = Page::zeroed();
@@ -124,16 +138,17 @@ impl Fs {
                 page.backing = Backing::Written;
             }
         }
-        self.insert_page(inode, index, page);
-        Ok(())
-    }
-
-    fn insert_page(&self, inode: &Arc<Inode>, index: u64, page: Page) {
-        let delta = inode.pages.lock().insert_clean(index, page);
+        let delta = {
+            let mut pages = inode.pages.lock();
+            let delta = pages.insert_clean(index, page);
+            pages.hold(index);
+            delta
+        };
         if delta.pages > 0 {
             self.account(delta);
             self.budget.cached(self, inode.ino, index);
         }
+        Ok(HeldPage { inode, index })
     }
 
     pub fn write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<usize> {
@@ -191,12 +206,13 @@ impl Fs {
         if offset > size {
             self.zero_tail_page(inode, size)?;
         }
+        let mut held: SmallVec<[HeldPage<'_>; 2]> = SmallVec::new();
         for (index, partial) in [
             (first, !offset.is_multiple_of(BLOCK)),
             (end - 1, !(offset + data.len() as u64).is_multiple_of(BLOCK)),
         ] {
             if partial && index * BLOCK < size {
-                self.load_page(inode, index)?;
+                held.push(self.load_page(inode, index)?);
             }
         }
         let map = if blocks > 0 { self.map(inode.ino, first, end - first)? } else { Vec::new() };
@@ -247,7 +263,7 @@ impl Fs {
             return Ok(());
         }
         let index = size / BLOCK;
-        self.load_page(inode, index)?;
+        let _held = self.load_page(inode, index)?;
         let mut pages = inode.pages.lock();
         let page = pages.get(index).expect("just loaded");
         if page.is_clean() && page.backing != Backing::Written {

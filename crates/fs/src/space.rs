@@ -140,7 +140,7 @@ impl Fs {
             return Ok(());
         }
         let index = from / BLOCK;
-        self.load_page(inode, index)?;
+        let _held = self.load_page(inode, index)?;
         let mut pages = inode.pages.lock();
         let page = pages.map.get_mut(&index).expect("just loaded");
         page.data[(from - index * BLOCK) as usize..(to - index * BLOCK) as usize].fill(0);

@@ -47,7 +47,8 @@ impl Fs {
         let inode = self.get(ino)?;
         if inode.kind == FileKind::Regular && !self.store.is_read_only() {
             if inode.pages.lock().dirty_count() > 0 && !self.log_small_data(&inode)? {
-                self.writeback(std::slice::from_ref(&inode), Which::Dirty, Class::Normal)?;
+                let written = self.writeback(std::slice::from_ref(&inode), Which::Dirty, Class::Normal);
+                written.inspect_err(|_| inode.meta.lock().write_failed = false)?; // told with this answer
             }
             // A writeback that another thread runs has taken the dirty marks: wait for it.
             drop(inode.wb.lock());

@@ -1,5 +1,7 @@
 //! An image that an earlier build made, with records in its log, is read as it was meant.
 
+#![allow(clippy::unwrap_used)]
+
 use kedge_base::IoBuf;
 use kedge_device::{Device, MemDevice};
 use kedgefs::*;

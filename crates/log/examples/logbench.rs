@@ -8,7 +8,7 @@ mod common;
 
 use common::{MemDevice, Setup};
 use kedge_base::{BLOCK_SIZE, BlockNo, Clock, Error, IoBuf, Lsn, Result, SystemClock};
-use kedge_device::{CompletionSink, Device, FuaKind, Geometry, Request};
+use kedge_device::{CompletionSink, Device, DeviceStats, FuaKind, Geometry, Request};
 use kedge_log::{ForceCause, Log, LogConfig, ReserveClass};
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -20,6 +20,7 @@ const RECORD: [u8; 150] = [7; 150];
 const RING_BLOCKS: u64 = 16 << 8;
 
 struct FileDevice {
+    stats: DeviceStats,
     file: File,
     geometry: Geometry,
 }
@@ -39,11 +40,14 @@ impl FileDevice {
             discard_zeroes: false,
             fua: FuaKind::Native,
         };
-        Arc::new(FileDevice { file, geometry })
+        Arc::new(FileDevice { file, geometry, stats: DeviceStats::default() })
     }
 }
 
 impl Device for FileDevice {
+    fn stats(&self) -> &DeviceStats {
+        &self.stats
+    }
     fn geometry(&self) -> &Geometry {
         &self.geometry
     }

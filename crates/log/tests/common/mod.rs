@@ -5,7 +5,7 @@
 #![allow(dead_code)]
 
 use kedge_base::{BLOCK_SIZE, Error, IoBuf, Result};
-use kedge_device::{CompletionSink, Device, FuaKind, Geometry, Request};
+use kedge_device::{CompletionSink, Device, DeviceStats, FuaKind, Geometry, Request};
 use parking_lot::{Condvar, Mutex};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -31,6 +31,7 @@ struct Inner {
 
 pub struct MemDevice {
     geometry: Geometry,
+    stats: DeviceStats,
     inner: Mutex<Inner>,
     released: Condvar,
     latency: Duration,
@@ -66,7 +67,13 @@ impl MemDevice {
             frozen: false,
             rng: StdRng::seed_from_u64(seed),
         };
-        Arc::new(MemDevice { geometry, inner: Mutex::new(inner), released: Condvar::new(), latency })
+        Arc::new(MemDevice {
+            geometry,
+            stats: DeviceStats::default(),
+            inner: Mutex::new(inner),
+            released: Condvar::new(),
+            latency,
+        })
     }
 
     /// The `n`-th write from now on fails (0: the next); nothing of it reaches the medium.
@@ -148,6 +155,10 @@ impl Inner {
 }
 
 impl Device for MemDevice {
+    fn stats(&self) -> &DeviceStats {
+        &self.stats
+    }
+
     fn geometry(&self) -> &Geometry {
         &self.geometry
     }
