@@ -95,7 +95,8 @@ fn load(file: &PathBuf, seq: u8, seed: u64) -> anyhow::Result<(HashSet<u64>, Tal
         let line = line?;
         let numbers: Result<Vec<u64>, _> = line.split(' ').map(str::parse).collect();
         // A line that was cut off by the end of the run is not done.
-        let Ok(&[s, x, skeleton, workloads, states, distinct, recovery, violations]) = numbers.as_deref() else {
+        let Ok(&[s, x, skeleton, workloads, states, distinct, recovery, violations]) = numbers.as_deref()
+        else {
             continue;
         };
         if (s, x) == (seq as u64, seed) && done.insert(skeleton) {
@@ -105,7 +106,12 @@ fn load(file: &PathBuf, seq: u8, seed: u64) -> anyhow::Result<(HashSet<u64>, Tal
     Ok((done, tally))
 }
 
-fn run_part(options: &Options, seq: u8, limit: Option<Duration>, clock: SystemClock) -> anyhow::Result<Tally> {
+fn run_part(
+    options: &Options,
+    seq: u8,
+    limit: Option<Duration>,
+    clock: SystemClock,
+) -> anyhow::Result<Tally> {
     let catalogue = Catalogue::new(seq, options.seed);
     let seed = if seq < 3 { 0 } else { options.seed };
     let (done, before) = match &options.resume {
@@ -229,8 +235,7 @@ fn shorten(base: &MemDevice, plan: Plan, failure: &Failure) -> Option<Box<Failur
 
 /// One workload, or one state of it. Answers whether all is well.
 pub fn run_one(id: WorkloadId, state: Option<u64>, seed: u64, thorough: bool) -> anyhow::Result<bool> {
-    let workload =
-        Catalogue::workload(id).ok_or_else(|| anyhow::anyhow!("there is no workload {id}"))?;
+    let workload = Catalogue::workload(id).ok_or_else(|| anyhow::anyhow!("there is no workload {id}"))?;
     println!("{workload}");
     let plan = if thorough || id.seq == 1 { Plan::thorough(seed) } else { Plan::quick(seed) };
     let mut explorer = Explorer::new(&base_image().map_err(anyhow::Error::msg)?, plan);

@@ -22,7 +22,7 @@ use crate::view::{Found, View};
 use crate::workload::Workload;
 use kedge_base::ManualClock;
 use kedge_device::MemDevice;
-use kedge_device::sim::{Recording, SimDevice, StatePlan};
+use kedge_device::sim::{FaultPlan, Recording, SimDevice, StatePlan};
 use kedge_fsck::CheckOptions;
 use kedgefs::{FileKind, FileSystem, Ino, MountOptions};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -47,7 +47,12 @@ pub struct Plan {
 impl Plan {
     pub fn thorough(seed: u64) -> Plan {
         let states = StatePlan { subsets: 1 << 10, samples: 64, torn: 3, at_marks_only: false, seed };
-        Plan { states, closing: StatePlan { subsets: 16, samples: 12, ..states }, recovery_every: 1, use_every: 1 }
+        Plan {
+            states,
+            closing: StatePlan { subsets: 16, samples: 12, ..states },
+            recovery_every: 1,
+            use_every: 1,
+        }
     }
 
     /// For longer workloads, whose media are mostly those of shorter ones with a little more on top.
@@ -117,6 +122,8 @@ pub struct Explorer {
     setup: Setup,
     base: MemDevice,
     plan: Plan,
+    /// What the device does wrong while the workload runs.
+    faults: FaultPlan,
     /// Media seen lately, by hash: workloads with the same beginning share theirs.
     recovered: HashMap<u64, Arc<Recovered>>,
     pub tally: Tally,
@@ -143,11 +150,15 @@ pub fn base_image() -> Result<MemDevice, String> {
 
 impl Explorer {
     pub fn new(base: &MemDevice, plan: Plan) -> Explorer {
-        Explorer { setup: setup(), base: base.fork(), plan, recovered: HashMap::new(), tally: Tally::default() }
+        let (setup, faults, tally) = (setup(), FaultPlan::default(), Tally::default());
+        Explorer { setup, base: base.fork(), plan, faults, recovered: HashMap::new(), tally }
     }
 
-    pub fn set_plan(&mut self, plan: Plan) {
-        self.plan = plan;
+    /// Workloads run on a device that acknowledges flushes and does not honour them: an exploration that finds nothing
+    /// wrong then finds nothing at all.
+    pub fn on_lying_device(mut self) -> Explorer {
+        self.faults = FaultPlan::new(0).lying();
+        self
     }
 
     /// Explores one workload; answers the first violation. `only`: no state but this one is judged.
@@ -171,6 +182,7 @@ impl Explorer {
     fn record(&self, workload: &Workload) -> Result<Run, String> {
         let device = Arc::new(SimDevice::new(self.base.fork()));
         let fs = rig::open(&device, &Arc::new(ManualClock::default()), &self.setup)?;
+        device.set_plan(self.faults.clone());
         device.mark(0);
         let mut exec = Executor::new(fs);
         let mut model = Model::new();
@@ -312,8 +324,7 @@ fn remove_all(fs: &FileSystem, view: &View, dir: Ino, depth: u32) -> Result<(), 
         if is_dir && depth < 16 {
             remove_all(fs, view, *child, depth + 1)?;
         }
-        let removed =
-            if is_dir { fs.rmdir(dir, name.as_bytes()) } else { fs.unlink(dir, name.as_bytes()) };
+        let removed = if is_dir { fs.rmdir(dir, name.as_bytes()) } else { fs.unlink(dir, name.as_bytes()) };
         removed.map_err(|e| format!("{}: removing {name:?} after recovery fails: {e}", found.path))?;
     }
     Ok(())

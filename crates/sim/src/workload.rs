@@ -51,13 +51,15 @@ pub enum Core {
 }
 
 /// Mode, offset, length.
-const FALLOCS: [(Falloc, u64, u64); 6] = [
+const FALLOCS: [(Falloc, u64, u64); 8] = [
     (Falloc::Alloc, 8192, 16384),
     (Falloc::Keep, 8192, 16384),
     (Falloc::Punch, 3000, 4000),
     (Falloc::Punch, 4096, 4096),
     (Falloc::Zero, 5000, 10000),
     (Falloc::ZeroKeep, 2000, 16384),
+    (Falloc::Collapse, 4096, 4096),
+    (Falloc::Insert, 4096, 8192),
 ];
 /// Overwrite a block, inside blocks, over the end, beyond the end.
 const WRITES: [(u64, u32); 4] = [(0, 4096), (1000, 5000), (7000, 9000), (20000, 3000)];
@@ -78,7 +80,13 @@ impl Core {
     pub fn all() -> Vec<Core> {
         let mut all = Vec::new();
         for f in FILES {
-            all.extend([Core::Create(f), Core::Mknod(f), Core::Symlink(f), Core::Append(f), Core::Tmpfile(f)]);
+            all.extend([
+                Core::Create(f),
+                Core::Mknod(f),
+                Core::Symlink(f),
+                Core::Append(f),
+                Core::Tmpfile(f),
+            ]);
             all.extend([Core::Unlink(f), Core::SetXattr(f), Core::RemoveXattr(f)]);
             all.extend(WRITES.map(|(offset, len)| Core::Write(f, offset, len)));
             all.extend(SIZES.map(|size| Core::Truncate(f, size)));
@@ -97,7 +105,7 @@ impl Core {
         for (from, to) in [("A", "B"), ("B", "A/C"), ("A/C", "B")] {
             all.extend([Core::Rename(from, to, false), Core::Rename(from, to, true)]);
         }
-        all.extend([Core::Exchange("A", "B"), Core::Exchange("B", "A/C"), Core::Exchange("A/foo", "B")]);
+        all.extend([Core::Exchange("A", "B"), Core::Exchange("A/C", "B"), Core::Exchange("A/foo", "B")]);
         all
     }
 
@@ -254,8 +262,18 @@ impl Script {
             Core::Create(f) | Core::Mkdir(f) | Core::Mknod(f) | Core::Symlink(f) | Core::Tmpfile(f) => {
                 self.need_free(f)
             }
-            Core::Write(f, ..) | Core::Append(f) | Core::Truncate(f, _) | Core::Fallocate(f, _) => {
-                self.need_file(f)
+            Core::Write(f, ..) | Core::Append(f) | Core::Truncate(f, _) => self.need_file(f),
+            Core::Fallocate(f, i) => {
+                self.need_file(f)?;
+                let inode = self.model.find(f).and_then(|id| self.model.inode(id)).ok_or(Impossible)?;
+                // Ranges are taken out of the middle only.
+                let (how, offset, len) = FALLOCS[i];
+                let anywhere = !matches!(how, Falloc::Collapse | Falloc::Insert);
+                if anywhere || inode.content.size() > offset + len {
+                    return Ok(());
+                }
+                let fill = self.fill();
+                self.push(Op::Write { on: on(f), offset: 0, len: (offset + len) as u32 + 3000, fill })
             }
             Core::Link(f, to) => {
                 self.need_name(f)?;
@@ -281,7 +299,11 @@ impl Script {
             Core::SetXattr(at) if DIRS.contains(&at) => self.need_dir(at),
             Core::SetXattr(at) => self.need_file(at),
             Core::RemoveXattr(at) => {
-                if DIRS.contains(&at) { self.need_dir(at)? } else { self.need_file(at)? }
+                if DIRS.contains(&at) {
+                    self.need_dir(at)?
+                } else {
+                    self.need_file(at)?
+                }
                 let inode = self.model.find(at).and_then(|id| self.model.inode(id));
                 if inode.is_some_and(|i| !i.xattrs.contains_key("user.x")) {
                     self.set_xattr(at, XattrFlag::Any)?;
@@ -328,9 +350,7 @@ impl Script {
                 self.push(Op::Rename { from: path(a), to: path(b), how: Rename::Exchange })
             }
             Core::SetXattr(at) => self.set_xattr(at, XattrFlag::Any),
-            Core::RemoveXattr(at) => {
-                self.push(Op::RemoveXattr { on: on(at), name: "user.x".to_owned() })
-            }
+            Core::RemoveXattr(at) => self.push(Op::RemoveXattr { on: on(at), name: "user.x".to_owned() }),
             Core::Tmpfile(f) => self.tmpfile(f),
         }
     }

@@ -106,7 +106,10 @@ impl fmt::Debug for CrashState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let CrashState { at, mark, pending, choice, in_flight, .. } = self;
         let torn = if *in_flight { " and a FUA write in flight" } else { "" };
-        write!(f, "crash after {at} events (mark {mark:?}), {pending} writes unflushed{torn}, landed: {choice:?}")
+        write!(
+            f,
+            "crash after {at} events (mark {mark:?}), {pending} writes unflushed{torn}, landed: {choice:?}"
+        )
     }
 }
 
@@ -208,9 +211,7 @@ impl States<'_> {
     }
 
     fn rng(&self, salt: u64) -> SmallRng {
-        SmallRng::seed_from_u64(
-            self.plan.seed ^ salt ^ (self.at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15),
-        )
+        SmallRng::seed_from_u64(self.plan.seed ^ salt ^ (self.at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15))
     }
 
     /// A FUA write is durable when it completes. Until then it may be on the medium in part, like any other.

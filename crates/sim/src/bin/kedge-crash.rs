@@ -7,7 +7,8 @@ use kedge_sim::workload::{Catalogue, WorkloadId};
 use std::process::ExitCode;
 use std::time::Duration;
 
-const USAGE: &str = "kedge-crash [--full] [--thorough] [--seed N] [--minutes M] [--seq 1|2|3]... [--resume FILE]
+const USAGE: &str =
+    "kedge-crash [--full] [--thorough] [--seed N] [--minutes M] [--seq 1|2|3]... [--resume FILE]
             [--threads N] [--count] [--workload ID [--state K]]
 
 Without --full: a slice of the given minutes (3), all lengths in turn, in an order given by the seed.";
