@@ -45,7 +45,7 @@ pub(crate) fn read_slots(reader: &mut Reader, findings: &mut Findings) -> Option
         let Some(error) = &bad[slot] else { continue };
         // The first checkpoint of an image has only one slot to point to.
         let other = slots[1 - slot].as_ref().map(|sb| sb.checkpoint.generation);
-        if blank[slot] && other.is_some_and(|g| g <= Generation(1)) {
+        if blank[slot] && other.is_some_and(|g| g <= Generation(2)) {
             continue;
         }
         findings.add_error(FindingKind::SuperblockSlotBad, At::block(SLOTS[slot]), error);

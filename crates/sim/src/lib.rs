@@ -1,1 +1,18 @@
-//! kedge-sim.
+//! The test apparatus: a reference file system, an oracle for crash states, workloads with acknowledged writes, and
+//! written-down fsync cases.
+//!
+//! Everything here judges through the file system's public interface (and, on a mount, through the kernel's), never
+//! through the engine's internals: a second opinion.
+#![forbid(unsafe_code)]
+
+pub mod backend;
+pub mod cases;
+pub mod content;
+pub mod crash;
+pub mod generate;
+pub mod model;
+pub mod ops;
+pub mod rig;
+pub mod shrink;
+pub mod view;
+pub mod writers;

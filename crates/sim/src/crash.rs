@@ -1,0 +1,361 @@
+//! The oracle: which states may a crash leave behind?
+//!
+//! A [`History`] holds the operations and the model's state after each: state `i` is the state after `i` operations. The
+//! allowed states:
+//! 1. *Names and attributes* equal state `k` for one `k` for the whole file system. All metadata operations form one
+//!    sequence and survive as a prefix, so rename, link, unlink, chmod and the like are there or not, never half.
+//! 2. `k` is not below the *floor*: an fsync persists all up to the last operation that touched its inode, and all
+//!    before the fsync if it forced the log ([`Promise::Prefix`]); sync persists everything.
+//! 3. `k` is not above the number of completed operations, plus one if another was under way.
+//! 4. *Bytes* of a file are outside the sequence: each is a value that the byte had between the file's last persisted
+//!    point and the crash. Offsets behind the end count as zero. An operation of the sequence that changes bytes
+//!    (truncate, punch, zero) and is in the prefix moves the start of that window for the bytes it touched: what it cut off
+//!    never comes back.
+//! 5. *Sizes* grown by plain writes are outside the sequence too: the size is one the file had in the window, or one
+//!    between two successive ones where a write made it grow. Sizes set by truncate and fallocate are in the sequence.
+//! 6. *Time stamps* set explicitly and persisted by fsync are values that they had since then.
+//!
+//! Not looked at here: whether the image is consistent below the interface (fsck), and inodes without a name.
+
+use crate::content::{CHUNK, Content, pieces};
+use crate::model::{DataChange, Effect, Id, Model, Persist};
+use crate::ops::{Op, Outcome, print_ops};
+use crate::view::{Depth, Found, View, compare_trees};
+use kedgefs::FileSystem;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+/// How much an fsync that forces the log takes along.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Promise {
+    /// All up to the last change of the inode. Holds whatever else forced the log before.
+    LastChange,
+    /// All that had completed before the fsync. Only where nothing but the history's own operations forces the
+    /// log (no commit timer, no checkpoint): an inode that is durable already forces nothing.
+    Prefix,
+}
+
+/// An operation and what it did.
+#[derive(Clone, Debug)]
+pub struct Step {
+    pub op: Op,
+    pub outcome: Outcome,
+    pub effect: Effect,
+    pub after: Model,
+}
+
+/// Operations since the image was last known to be durable as a whole.
+#[derive(Clone, Debug)]
+pub struct History {
+    start: Model,
+    steps: Vec<Step>,
+    promise: Promise,
+}
+
+impl History {
+    /// `start`: what is durable now.
+    pub fn new(start: Model, promise: Promise) -> History {
+        History { start, steps: Vec::new(), promise }
+    }
+
+    pub fn push(&mut self, op: Op, outcome: Outcome, effect: Effect, after: Model) {
+        self.steps.push(Step { op, outcome, effect, after });
+    }
+
+    pub fn len(&self) -> usize {
+        self.steps.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.steps.is_empty()
+    }
+
+    pub fn steps(&self) -> &[Step] {
+        &self.steps
+    }
+
+    /// The state after `count` operations.
+    pub fn state(&self, count: usize) -> &Model {
+        if count == 0 { &self.start } else { &self.steps[count - 1].after }
+    }
+
+    /// The persistence operations among the first `count`, all of which returned success.
+    pub fn persists_before(&self, count: usize) -> Vec<usize> {
+        let steps = self.steps[..count].iter().enumerate();
+        steps.filter(|(_, s)| s.effect.persist.is_some() && s.outcome.is_ok()).map(|(i, _)| i).collect()
+    }
+
+    /// The lowest allowed prefix and each inode's persisted point.
+    fn floors(&self, persists: &[usize]) -> Floors {
+        let mut floors = Floors::default();
+        // All before this point is known to be durable together.
+        let mut forced = 0;
+        for &at in persists {
+            match self.steps[at].effect.persist {
+                None => {}
+                Some(Persist::All) => {
+                    (floors.prefix, forced, floors.all) = (at, at, at);
+                }
+                Some(Persist::Inode { id, datasync }) => {
+                    floors.data.insert(id, at);
+                    if !datasync {
+                        floors.times.insert(id, at);
+                    }
+                    let needs = |step: &Step| {
+                        let effect = &step.effect;
+                        effect.ordered && effect.touched.contains(&id) && (effect.datasync || !datasync)
+                    };
+                    let last = self.steps[..at].iter().rposition(needs);
+                    floors.prefix = floors.prefix.max(last.map_or(0, |last| last + 1));
+                    let grows = |step: &Step| step.effect.data.is_some_and(|d| d.id == id && d.grew);
+                    let forces = self.steps[forced.min(at)..at].iter().any(|step| needs(step) || grows(step));
+                    if self.promise == Promise::Prefix && forces {
+                        (floors.prefix, forced) = (floors.prefix.max(at), at);
+                    }
+                }
+            }
+        }
+        floors
+    }
+
+    fn print(&self, crash_after: usize) -> String {
+        let mut out = String::new();
+        for (i, step) in self.steps.iter().enumerate() {
+            if i == crash_after {
+                out += "      -- crash --\n";
+            }
+            let line = print_ops(std::slice::from_ref(&step.op));
+            out += &format!("{i:5} {} => {:?}\n", line.trim_end(), step.outcome);
+            if i > crash_after {
+                break;
+            }
+        }
+        out
+    }
+}
+
+#[derive(Default)]
+struct Floors {
+    /// Lowest state that names and attributes may equal.
+    prefix: usize,
+    /// All data up to this state is durable.
+    all: usize,
+    data: BTreeMap<Id, usize>,
+    times: BTreeMap<Id, usize>,
+}
+
+impl Floors {
+    fn data_of(&self, id: Id) -> usize {
+        self.data.get(&id).copied().unwrap_or(0).max(self.all)
+    }
+
+    fn times_of(&self, id: Id) -> usize {
+        self.times.get(&id).copied().unwrap_or(0).max(self.all)
+    }
+}
+
+/// A state that the guarantees do not allow.
+#[derive(Clone, Debug)]
+pub struct Violation {
+    pub what: String,
+    /// Number of operations that had returned.
+    pub crash_after: usize,
+    pub floor: usize,
+    /// Why each allowed prefix does not fit.
+    pub reasons: Vec<(usize, String)>,
+    /// The operations up to the crash, printed.
+    pub history: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "crash after {} operations, floor {}: {}", self.crash_after, self.floor, self.what)?;
+        for (k, reason) in &self.reasons {
+            writeln!(f, "  not state {k}: {reason}")?;
+        }
+        write!(f, "{}", self.history)
+    }
+}
+
+impl std::error::Error for Violation {}
+
+/// Whether what `fs` shows after a crash is allowed. `crash_after` operations had returned, the next one of the history
+/// (if there is one) may have been under way; `persists` are the numbers of the persistence operations that had
+/// returned success.
+///
+/// Answers the state whose names and attributes were found.
+pub fn check_state(
+    fs: &FileSystem,
+    history: &History,
+    crash_after: usize,
+    persists: &[usize],
+) -> Result<usize, Box<Violation>> {
+    let view = View::of(fs);
+    check_view(view.as_ref().map_err(|e| e.clone()), history, crash_after, persists)
+}
+
+/// As [`check_state`], for a tree that was read already (or could not be).
+pub fn check_view(
+    view: Result<&View, String>,
+    history: &History,
+    crash_after: usize,
+    persists: &[usize],
+) -> Result<usize, Box<Violation>> {
+    let floors = history.floors(persists);
+    let last = (crash_after + 1).min(history.len());
+    let violation = |what: String, reasons| {
+        Box::new(Violation {
+            what,
+            crash_after,
+            floor: floors.prefix,
+            reasons,
+            history: history.print(crash_after),
+        })
+    };
+    let view = view.map_err(|e| violation(e, Vec::new()))?;
+    let mut reasons = Vec::new();
+    for k in floors.prefix..=last {
+        // Only operations of the sequence make a difference between two prefixes.
+        if k > floors.prefix && !history.steps[k - 1].effect.ordered {
+            continue;
+        }
+        match fits(view, history, &floors, k, last) {
+            Ok(()) => return Ok(k),
+            Err(reason) => reasons.push((k, reason)),
+        }
+    }
+    Err(violation("no allowed state".to_owned(), reasons))
+}
+
+fn fits(view: &View, history: &History, floors: &Floors, k: usize, last: usize) -> Result<(), String> {
+    let pairs = compare_trees(view, history.state(k), Depth::Names)?;
+    for (id, ino) in pairs {
+        let found = &view.inodes[&ino];
+        let window = Window::new(history, id, floors.data_of(id), k, last);
+        if history.state(k).inode(id).is_some_and(|inode| inode.is_file()) {
+            window.check_size(found)?;
+            window.check_bytes(found)?;
+        }
+        check_times(history, id, found, floors.times_of(id), last)?;
+    }
+    Ok(())
+}
+
+/// One file between its persisted point and the crash, for a prefix `k`.
+struct Window<'a> {
+    history: &'a History,
+    id: Id,
+    /// First state of the window: persisted, or the inode's first.
+    low: usize,
+    /// Last state in which the inode is there.
+    high: usize,
+    k: usize,
+    /// Operations of the window that change the file's bytes or size.
+    changes: Vec<(usize, &'a DataChange, bool)>,
+}
+
+impl<'a> Window<'a> {
+    fn new(history: &'a History, id: Id, floor: usize, k: usize, last: usize) -> Window<'a> {
+        let there = |state: &usize| history.state(*state).inode(id).is_some();
+        let low = (floor..=last).find(there).unwrap_or(k);
+        let high = (low..=last).take_while(there).last().unwrap_or(low);
+        let steps = history.steps[low..high].iter().enumerate();
+        let changes = steps.filter_map(|(i, step)| {
+            let change = step.effect.data.as_ref().filter(|d| d.id == id)?;
+            Some((low + i, change, step.effect.ordered))
+        });
+        Window { history, id, low, high, k, changes: changes.collect() }
+    }
+
+    fn content(&self, state: usize) -> &'a Content {
+        &self.history.state(state).inode(self.id).expect("the window ends before the inode does").content
+    }
+
+    fn check_size(&self, found: &Found) -> Result<(), String> {
+        let size = found.attr.size;
+        let set = |at: usize, change: &DataChange| (change.sets_size, at < self.k);
+        let from =
+            self.changes.iter().filter(|(at, c, _)| set(*at, c) == (true, true)).map(|(at, ..)| at + 1).max();
+        let to = self.changes.iter().find(|(at, c, _)| set(*at, c) == (true, false)).map(|(at, ..)| *at);
+        let (from, to) = (from.unwrap_or(self.low), to.unwrap_or(self.high));
+        // Between two settings only writes change the size, and they make it grow: all sizes between are fair.
+        let (least, most) = (self.content(from).size(), self.content(to).size());
+        if (least..=most).contains(&size) {
+            return Ok(());
+        }
+        Err(format!("{}: size {size}, it was {least} to {most} in states {from} to {to}", found.path))
+    }
+
+    fn check_bytes(&self, found: &Found) -> Result<(), String> {
+        let mut numbers: BTreeSet<u64> = found.content.chunk_numbers().collect();
+        numbers.extend(self.content(self.low).chunk_numbers());
+        for (at, ..) in &self.changes {
+            numbers.extend(self.content(at + 1).chunk_numbers());
+        }
+        for number in numbers {
+            let base = number * CHUNK;
+            if base >= found.attr.size {
+                continue;
+            }
+            let recovered = found.content.chunk(number);
+            let mut fair = [false; CHUNK as usize];
+            let mut compare = |state: usize, range: std::ops::Range<usize>, only: bool| {
+                let then = self.content(state).chunk(number);
+                for i in range {
+                    fair[i] = recovered[i] == then[i] || (fair[i] && !only);
+                }
+            };
+            compare(self.low, 0..CHUNK as usize, true);
+            for (at, change, ordered) in &self.changes {
+                let (from, to) = (change.from.max(base), change.to.min(base + CHUNK));
+                for (_, range) in pieces(from, to.max(from)) {
+                    compare(at + 1, range, *ordered && *at < self.k);
+                }
+            }
+            let visible = (found.attr.size - base).min(CHUNK) as usize;
+            if let Some(i) = fair[..visible].iter().position(|fair| !fair) {
+                return Err(self.explain(found, base + i as u64));
+            }
+        }
+        Ok(())
+    }
+
+    fn explain(&self, found: &Found, at: u64) -> String {
+        let byte = |content: &Content| content.read(at, 1).first().copied().unwrap_or(0);
+        let mut had = vec![(self.low, byte(self.content(self.low)))];
+        for (step, change, _) in &self.changes {
+            if (change.from..change.to).contains(&at) {
+                had.push((step + 1, byte(self.content(step + 1))));
+            }
+        }
+        let values: Vec<String> =
+            had.iter().map(|(state, value)| format!("{value:#04x} in state {state}")).collect();
+        format!("{}: byte {at} is {:#04x}, it was {}", found.path, byte(&found.content), values.join(", "))
+    }
+}
+
+/// Time stamps that were set explicitly in the whole window.
+fn check_times(history: &History, id: Id, found: &Found, floor: usize, last: usize) -> Result<(), String> {
+    // Before its creation an inode had no time at all: what is not synced is free then.
+    if history.state(floor).inode(id).is_none() {
+        return Ok(());
+    }
+    let states = (floor..=last).filter_map(|state| history.state(state).inode(id));
+    let (mut mtimes, mut atimes) = (Vec::new(), Vec::new());
+    for inode in states {
+        mtimes.push(inode.mtime);
+        atimes.push(inode.atime);
+    }
+    for (name, found_time, times) in
+        [("mtime", found.attr.mtime, mtimes), ("atime", found.attr.atime, atimes)]
+    {
+        if !times.is_empty() && times.iter().all(|t| t.is_some_and(|t| t != found_time)) {
+            return Err(format!("{}: {name} {found_time:?}, it was one of {times:?}", found.path));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "crash_tests.rs"]
+mod tests;

@@ -1,0 +1,738 @@
+//! A plain file system in memory: what every operation must answer and leave behind, errno included.
+//!
+//! Inodes have the model's own numbers; names are (directory, name) → inode. A copy shares all inodes that do not change
+//! afterwards, so a history keeps one version per operation.
+//!
+//! Where POSIX and Linux leave the answer open (extended user attributes of a fifo, reading a device), the operation is
+//! *unspecified*: [`Model::apply`] answers `None` and whoever drives both sides leaves it out. Where several errors
+//! apply at once, the one Linux reports comes first and the others are allowed.
+
+use crate::content::Content;
+use crate::ops::{
+    Falloc, OWNER, Op, Outcome, RDEV, Rename, Special, Target, XattrFlag, components, errno, split, stamp,
+};
+use kedge_format::item::{FILE_SIZE_MAX, NAME_MAX, SYMLINK_MAX, XATTR_VALUE_MAX};
+use kedgefs::{FileKind, Timespec};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The model's inode number.
+pub type Id = u64;
+
+pub const ROOT: Id = 1;
+
+/// An inode of the model.
+#[derive(Clone, Debug)]
+pub struct Inode {
+    pub kind: FileKind,
+    /// Permission bits.
+    pub perm: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub rdev: u64,
+    pub nlink: u32,
+    /// The last name is gone: it can get none any more (a nameless new file can).
+    pub dead: bool,
+    pub content: Content,
+    pub entries: BTreeMap<String, Id>,
+    /// Of a directory.
+    pub parent: Id,
+    pub target: String,
+    pub xattrs: BTreeMap<String, String>,
+    /// Where they were set explicitly and nothing has changed them since.
+    pub atime: Option<Timespec>,
+    pub mtime: Option<Timespec>,
+}
+
+impl Inode {
+    fn new(kind: FileKind, perm: u32) -> Inode {
+        Inode {
+            kind,
+            perm: perm & 0o7777,
+            uid: OWNER.uid,
+            gid: OWNER.gid,
+            rdev: 0,
+            nlink: 1,
+            dead: false,
+            content: Content::default(),
+            entries: BTreeMap::new(),
+            parent: 0,
+            target: String::new(),
+            xattrs: BTreeMap::new(),
+            atime: None,
+            mtime: None,
+        }
+    }
+
+    pub fn is_dir(&self) -> bool {
+        self.kind == FileKind::Directory
+    }
+
+    pub fn is_file(&self) -> bool {
+        self.kind == FileKind::Regular
+    }
+
+    /// st_size: bytes of a file, length of a target, number of a directory's entries.
+    pub fn size(&self) -> u64 {
+        match self.kind {
+            FileKind::Regular => self.content.size(),
+            FileKind::Directory => self.entries.len() as u64,
+            FileKind::Symlink => self.target.len() as u64,
+            _ => 0,
+        }
+    }
+}
+
+/// Changed bytes of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DataChange {
+    pub id: Id,
+    /// Offsets whose bytes may have changed.
+    pub from: u64,
+    pub to: u64,
+    /// The operation sets the size in its place in the sequence (truncate, fallocate).
+    pub sets_size: bool,
+    /// A plain write made the file longer.
+    pub grew: bool,
+}
+
+/// What an operation promises to keep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Persist {
+    Inode { id: Id, datasync: bool },
+    All,
+}
+
+/// What an operation did, as far as the crash oracle needs it.
+#[derive(Clone, Debug, Default)]
+pub struct Effect {
+    /// Has a place in the sequence of metadata operations. Plain writes have none.
+    pub ordered: bool,
+    /// An fdatasync of the touched inodes must make it durable.
+    pub datasync: bool,
+    /// Inodes whose fsync must make it durable.
+    pub touched: Vec<Id>,
+    pub data: Option<DataChange>,
+    pub persist: Option<Persist>,
+}
+
+/// The expected answer.
+#[derive(Clone, Debug)]
+pub struct Applied {
+    pub outcome: Outcome,
+    /// Further errno values that are right as well.
+    pub or: Vec<i32>,
+    pub effect: Effect,
+}
+
+impl Applied {
+    pub fn allows(&self, outcome: &Outcome) -> bool {
+        *outcome == self.outcome || matches!(outcome, Outcome::Failed(e) if self.or.contains(e))
+    }
+}
+
+/// Why the model has no [`Applied`] with success.
+enum No {
+    /// The first is what Linux answers.
+    Errno(Vec<i32>),
+    Unspecified,
+}
+
+impl From<i32> for No {
+    fn from(errno: i32) -> No {
+        No::Errno(vec![errno])
+    }
+}
+
+type Answer = Result<(Outcome, Effect), No>;
+
+/// The reference file system.
+#[derive(Clone, Debug)]
+pub struct Model {
+    inodes: BTreeMap<Id, Arc<Inode>>,
+    handles: BTreeMap<u8, Id>,
+    next: Id,
+}
+
+impl Default for Model {
+    fn default() -> Self {
+        Model::new()
+    }
+}
+
+impl Model {
+    /// As a fresh image: a root directory.
+    pub fn new() -> Model {
+        let mut root = Inode::new(FileKind::Directory, 0o755);
+        root.nlink = 2;
+        root.parent = ROOT;
+        (root.uid, root.gid) = (0, 0);
+        Model { inodes: BTreeMap::from([(ROOT, Arc::new(root))]), handles: BTreeMap::new(), next: ROOT + 1 }
+    }
+
+    /// A model that holds what was found on an image; `inodes` must be consistent.
+    pub(crate) fn from_inodes(inodes: BTreeMap<Id, Arc<Inode>>) -> Model {
+        let next = inodes.keys().next_back().map_or(ROOT, |id| id + 1);
+        Model { inodes, handles: BTreeMap::new(), next }
+    }
+
+    pub fn inode(&self, id: Id) -> Option<&Inode> {
+        self.inodes.get(&id).map(|inode| &**inode)
+    }
+
+    pub fn handles(&self) -> &BTreeMap<u8, Id> {
+        &self.handles
+    }
+
+    /// Reading may have moved the read time stamps (relatime): they are unknown from here on.
+    pub fn forget_atimes(&mut self) {
+        for inode in self.inodes.values_mut().filter(|inode| inode.atime.is_some()) {
+            Arc::make_mut(inode).atime = None;
+        }
+    }
+
+    /// Every path and its inode, the root as ".".
+    pub fn paths(&self) -> Vec<(String, Id)> {
+        let mut paths = vec![(".".to_owned(), ROOT)];
+        let mut at = 0;
+        while at < paths.len() {
+            let (path, id) = paths[at].clone();
+            for (name, child) in &self.get(id).entries {
+                let below = if id == ROOT { name.clone() } else { format!("{path}/{name}") };
+                paths.push((below, *child));
+            }
+            at += 1;
+        }
+        paths
+    }
+
+    fn get(&self, id: Id) -> &Inode {
+        &self.inodes[&id]
+    }
+
+    fn edit(&mut self, id: Id) -> &mut Inode {
+        Arc::make_mut(self.inodes.get_mut(&id).expect("ids come from the model's own maps"))
+    }
+
+    /// The inode's data, mapping or entries changed.
+    fn modified(&mut self, id: Id) {
+        self.edit(id).mtime = None;
+    }
+
+    fn lookup(&self, dir: Id, name: &str) -> Result<Id, No> {
+        let dir = self.get(dir);
+        if !dir.is_dir() {
+            let both = [errno::ENOTDIR, errno::ENAMETOOLONG];
+            return Err(No::Errno(both[..1 + usize::from(name.len() > NAME_MAX)].to_vec()));
+        }
+        if name.len() > NAME_MAX {
+            return Err(errno::ENAMETOOLONG.into());
+        }
+        dir.entries.get(name).copied().ok_or_else(|| errno::ENOENT.into())
+    }
+
+    fn resolve(&self, path: &str) -> Result<Id, No> {
+        components(path).try_fold(ROOT, |dir, name| self.lookup(dir, name))
+    }
+
+    /// The inode at a path.
+    pub fn find(&self, path: &str) -> Option<Id> {
+        self.resolve(path).ok()
+    }
+
+    fn target(&self, target: &Target) -> Result<Id, No> {
+        match target {
+            Target::Path(path) => self.resolve(path),
+            Target::Handle(handle) => self.handles.get(handle).copied().ok_or_else(|| errno::EBADF.into()),
+        }
+    }
+
+    fn parent<'a>(&self, path: &'a str) -> Result<(Id, &'a str), No> {
+        let (dir, name) = split(path).ok_or(errno::EINVAL)?;
+        Ok((self.resolve(dir)?, name))
+    }
+
+    /// The directory and name of something to be made.
+    fn vacant<'a>(&self, path: &'a str) -> Result<(Id, &'a str), No> {
+        let (dir, name) = self.parent(path)?;
+        match self.lookup(dir, name) {
+            Ok(_) => Err(errno::EEXIST.into()),
+            Err(No::Errno(e)) if e[0] == errno::ENOENT => Ok((dir, name)),
+            Err(e) => Err(e),
+        }
+    }
+
+    fn data_target(&self, on: &Target) -> Result<Id, No> {
+        let id = self.target(on)?;
+        match self.get(id).kind {
+            FileKind::Regular => Ok(id),
+            FileKind::Directory => Err(errno::EISDIR.into()),
+            _ => Err(No::Unspecified),
+        }
+    }
+
+    fn is_below(&self, dir: Id, ancestor: Id) -> bool {
+        let mut at = dir;
+        loop {
+            if at == ancestor {
+                return true;
+            }
+            if at == ROOT {
+                return false;
+            }
+            at = self.get(at).parent;
+        }
+    }
+
+    /// Runs the operation. `None`: unspecified, nothing changed.
+    pub fn apply(&mut self, op: &Op) -> Option<Applied> {
+        match self.run(op) {
+            Ok((outcome, effect)) => Some(Applied { outcome, or: Vec::new(), effect }),
+            Err(No::Errno(errors)) => {
+                Some(Applied { outcome: Outcome::Failed(errors[0]), or: errors, effect: Effect::default() })
+            }
+            Err(No::Unspecified) => None,
+        }
+    }
+
+    fn run(&mut self, op: &Op) -> Answer {
+        match op {
+            Op::Create { path, mode } => self.make(path, Inode::new(FileKind::Regular, *mode)),
+            Op::Mkdir { path, mode } => self.make(path, Inode::new(FileKind::Directory, *mode)),
+            Op::Mknod { path, special } => {
+                let mut inode = Inode::new(special.kind(), 0o644);
+                inode.rdev = if *special == Special::Chr { RDEV } else { 0 };
+                self.make(path, inode)
+            }
+            Op::Symlink { target, path } => self.symlink(target, path),
+            Op::Link { from, path } => self.link(from, path),
+            Op::Unlink { path } => self.unlink(path),
+            Op::Rmdir { path } => self.rmdir(path),
+            Op::Rename { from, to, how } => self.rename(from, to, *how),
+            Op::Tmpfile { .. } | Op::Open { .. } | Op::Close { .. } => self.run_handles(op),
+            Op::Remount => {
+                self.forget_handles();
+                Ok((Outcome::Done, Effect { persist: Some(Persist::All), ..Effect::default() }))
+            }
+            Op::CrashRemount { .. } => Err(errno::EINVAL.into()),
+            Op::Chmod { .. }
+            | Op::Chown { .. }
+            | Op::Utimes { .. }
+            | Op::SetXattr { .. }
+            | Op::RemoveXattr { .. } => self.run_attributes(op),
+            _ => self.run_data(op),
+        }
+    }
+
+    /// Handles end with the mount, and nameless inodes with them.
+    pub fn forget_handles(&mut self) {
+        for id in std::mem::take(&mut self.handles).into_values() {
+            self.reap(id);
+        }
+    }
+
+    /// Removes the inode if nothing keeps it.
+    fn reap(&mut self, id: Id) {
+        let gone =
+            self.inodes.get(&id).is_some_and(|i| i.nlink == 0) && !self.handles.values().any(|h| *h == id);
+        if gone {
+            self.inodes.remove(&id);
+        }
+    }
+
+    fn make(&mut self, path: &str, mut inode: Inode) -> Answer {
+        let (dir, name) = self.vacant(path)?;
+        let id = self.next;
+        self.next += 1;
+        inode.parent = dir;
+        if inode.is_dir() {
+            inode.nlink = 2;
+            self.edit(dir).nlink += 1;
+        }
+        self.inodes.insert(id, Arc::new(inode));
+        self.edit(dir).entries.insert(name.to_owned(), id);
+        self.modified(dir);
+        Ok(ordered([dir, id]))
+    }
+
+    fn symlink(&mut self, target: &str, path: &str) -> Answer {
+        self.vacant(path)?;
+        if target.is_empty() {
+            return Err(errno::ENOENT.into());
+        }
+        if target.len() > SYMLINK_MAX {
+            return Err(errno::ENAMETOOLONG.into());
+        }
+        let mut inode = Inode::new(FileKind::Symlink, 0o777);
+        inode.target = target.to_owned();
+        self.make(path, inode)
+    }
+
+    fn link(&mut self, from: &Target, path: &str) -> Answer {
+        let id = self.target(from)?;
+        let directory = self.get(id).is_dir();
+        let (dir, name) = match self.vacant(path) {
+            Err(No::Errno(mut errors)) if directory => {
+                errors.push(errno::EPERM);
+                return Err(No::Errno(errors));
+            }
+            other => other?,
+        };
+        if directory {
+            return Err(errno::EPERM.into());
+        }
+        if self.get(id).dead {
+            return Err(No::Unspecified); // above a mount the kernel answers ENOENT
+        }
+        self.edit(dir).entries.insert(name.to_owned(), id);
+        self.modified(dir);
+        self.edit(id).nlink += 1;
+        Ok(ordered([dir, id]))
+    }
+
+    fn drop_name(&mut self, dir: Id, name: &str) -> Id {
+        let id = self.edit(dir).entries.remove(name).expect("the caller looked it up");
+        self.modified(dir);
+        id
+    }
+
+    /// A name of the inode is gone (a directory has one).
+    fn lose_name(&mut self, id: Id) {
+        if self.get(id).is_dir() {
+            let parent = self.get(id).parent;
+            self.edit(parent).nlink -= 1;
+            self.edit(id).nlink = 0;
+        } else {
+            self.edit(id).nlink -= 1;
+        }
+        self.edit(id).dead = self.get(id).nlink == 0;
+        self.reap(id);
+    }
+
+    fn unlink(&mut self, path: &str) -> Answer {
+        let (dir, name) = self.parent(path)?;
+        let id = self.lookup(dir, name)?;
+        if self.get(id).is_dir() {
+            return Err(errno::EISDIR.into());
+        }
+        self.drop_name(dir, name);
+        self.lose_name(id);
+        Ok(ordered([dir, id]))
+    }
+
+    fn rmdir(&mut self, path: &str) -> Answer {
+        let (dir, name) = self.parent(path)?;
+        let id = self.lookup(dir, name)?;
+        if !self.get(id).is_dir() {
+            return Err(errno::ENOTDIR.into());
+        }
+        if !self.get(id).entries.is_empty() {
+            return Err(errno::ENOTEMPTY.into());
+        }
+        self.drop_name(dir, name);
+        self.lose_name(id);
+        Ok(ordered([dir, id]))
+    }
+
+    fn rename(&mut self, from: &str, to: &str, how: Rename) -> Answer {
+        let (old_dir, old_name) = self.parent(from)?;
+        let (new_dir, new_name) = self.parent(to)?;
+        let moved = self.lookup(old_dir, old_name);
+        let there = match self.lookup(new_dir, new_name) {
+            Ok(id) => Ok(Some(id)),
+            Err(No::Errno(e)) if e[0] == errno::ENOENT => Ok(None),
+            Err(e) => Err(e),
+        };
+        let (moved, there) = match (moved, there) {
+            (Ok(moved), Ok(there)) => (moved, there),
+            (moved, there) => {
+                let both = [moved.err(), there.err()].into_iter().flatten();
+                return Err(No::Errno(
+                    both.filter_map(|no| if let No::Errno(e) = no { Some(e) } else { None })
+                        .flatten()
+                        .collect(),
+                ));
+            }
+        };
+        let errors = self.rename_errors(old_dir, moved, new_dir, there, how);
+        if !errors.is_empty() {
+            return Err(No::Errno(errors));
+        }
+        if there == Some(moved) {
+            return Ok((Outcome::Done, Effect::default()));
+        }
+        if let (Rename::Exchange, Some(other)) = (how, there) {
+            self.edit(old_dir).entries.insert(old_name.to_owned(), other);
+            self.edit(new_dir).entries.insert(new_name.to_owned(), moved);
+            self.rehome(moved, old_dir, new_dir);
+            self.rehome(other, new_dir, old_dir);
+        } else {
+            if there.is_some() {
+                let victim = self.drop_name(new_dir, new_name);
+                self.lose_name(victim);
+            }
+            self.drop_name(old_dir, old_name);
+            self.edit(new_dir).entries.insert(new_name.to_owned(), moved);
+            self.rehome(moved, old_dir, new_dir);
+        }
+        self.modified(old_dir);
+        self.modified(new_dir);
+        let mut touched = vec![old_dir, new_dir, moved];
+        touched.extend(there);
+        Ok(ordered(touched))
+    }
+
+    /// The moved inode, if a directory, has another parent.
+    fn rehome(&mut self, id: Id, from: Id, to: Id) {
+        if self.get(id).is_dir() {
+            self.edit(from).nlink -= 1;
+            self.edit(to).nlink += 1;
+            self.edit(id).parent = to;
+        }
+    }
+
+    fn rename_errors(&self, old_dir: Id, moved: Id, new_dir: Id, there: Option<Id>, how: Rename) -> Vec<i32> {
+        let mut errors = Vec::new();
+        match (how, there) {
+            (Rename::NoReplace, Some(_)) => errors.push(errno::EEXIST),
+            (Rename::Exchange, None) => errors.push(errno::ENOENT),
+            _ => {}
+        }
+        let is_dir = self.get(moved).is_dir();
+        if is_dir && self.is_below(new_dir, moved) {
+            errors.push(errno::EINVAL);
+        }
+        let Some(there_id) = there else { return errors };
+        let there = self.get(there_id);
+        if there.is_dir() && self.is_below(old_dir, there_id) {
+            errors.push(if how == Rename::Exchange { errno::EINVAL } else { errno::ENOTEMPTY });
+        }
+        if how == Rename::Replace && there_id != moved {
+            match (is_dir, there.is_dir()) {
+                (true, false) => errors.push(errno::ENOTDIR),
+                (false, true) => errors.push(errno::EISDIR),
+                _ => {}
+            }
+            if there.is_dir() && !there.entries.is_empty() {
+                errors.push(errno::ENOTEMPTY);
+            }
+        }
+        errors
+    }
+
+    fn run_handles(&mut self, op: &Op) -> Answer {
+        let busy = |model: &Model, handle: &u8| match model.handles.contains_key(handle) {
+            true => Err(No::from(errno::EBUSY)),
+            false => Ok(()),
+        };
+        match op {
+            Op::Tmpfile { dir, handle, mode } => {
+                busy(self, handle)?;
+                let dir = self.resolve(dir)?;
+                if !self.get(dir).is_dir() {
+                    return Err(errno::ENOTDIR.into());
+                }
+                let id = self.next;
+                self.next += 1;
+                let mut inode = Inode::new(FileKind::Regular, *mode);
+                inode.nlink = 0;
+                self.inodes.insert(id, Arc::new(inode));
+                self.handles.insert(*handle, id);
+                Ok(ordered([id]))
+            }
+            Op::Open { path, handle } => {
+                busy(self, handle)?;
+                let id = self.resolve(path)?;
+                self.handles.insert(*handle, id);
+                Ok((Outcome::Done, Effect::default()))
+            }
+            Op::Close { handle } => {
+                let id = self.handles.remove(handle).ok_or(errno::EBADF)?;
+                self.reap(id);
+                Ok((Outcome::Done, Effect::default()))
+            }
+            _ => unreachable!("sorted by run()"),
+        }
+    }
+
+    fn run_attributes(&mut self, op: &Op) -> Answer {
+        let (id, datasync) = match op {
+            Op::Chmod { on, mode } => {
+                let id = self.target(on)?;
+                if self.get(id).kind == FileKind::Symlink {
+                    return Err(No::Unspecified);
+                }
+                self.edit(id).perm = *mode & 0o7777;
+                (id, false)
+            }
+            Op::Chown { on, uid, gid } => {
+                let id = self.target(on)?;
+                let inode = self.edit(id);
+                (inode.uid, inode.gid) = (*uid, *gid);
+                (id, false)
+            }
+            Op::Utimes { on, atime, mtime } => {
+                let id = self.target(on)?;
+                let inode = self.edit(id);
+                (inode.atime, inode.mtime) = (Some(stamp(*atime)), Some(stamp(*mtime)));
+                (id, false)
+            }
+            Op::SetXattr { on, name, value, how } => {
+                let id = self.xattr_target(on)?;
+                let there = self.get(id).xattrs.contains_key(name);
+                if value.len() > XATTR_VALUE_MAX {
+                    return Err(errno::E2BIG.into());
+                }
+                match how {
+                    XattrFlag::Create if there => return Err(errno::EEXIST.into()),
+                    XattrFlag::Replace if !there => return Err(errno::ENODATA.into()),
+                    _ => {}
+                }
+                self.edit(id).xattrs.insert(name.clone(), value.clone());
+                (id, false)
+            }
+            Op::RemoveXattr { on, name } => {
+                let id = self.xattr_target(on)?;
+                self.edit(id).xattrs.remove(name).ok_or(errno::ENODATA)?;
+                (id, false)
+            }
+            _ => unreachable!("sorted by run()"),
+        };
+        Ok((Outcome::Done, Effect { ordered: true, datasync, touched: vec![id], ..Effect::default() }))
+    }
+
+    /// User attributes are for files and directories.
+    fn xattr_target(&self, on: &Target) -> Result<Id, No> {
+        let id = self.target(on)?;
+        let inode = self.get(id);
+        if inode.is_file() || inode.is_dir() { Ok(id) } else { Err(No::Unspecified) }
+    }
+
+    fn run_data(&mut self, op: &Op) -> Answer {
+        match op {
+            Op::Write { on, offset, len, fill } => {
+                let id = self.data_target(on)?;
+                if *len == 0 {
+                    return Ok((Outcome::Done, Effect::default()));
+                }
+                self.write(id, *offset, || fill.bytes(*offset, *len as usize), *len as u64)
+            }
+            Op::WriteText { on, offset, text } => {
+                let id = self.data_target(on)?;
+                self.write(id, *offset, || text.clone().into_bytes(), text.len() as u64)
+            }
+            Op::Append { on, text } => {
+                let id = self.data_target(on)?;
+                self.write(id, self.get(id).content.size(), || text.clone().into_bytes(), text.len() as u64)
+            }
+            Op::Truncate { on, size } => self.truncate(on, *size),
+            Op::Fallocate { on, how, offset, len } => self.fallocate(on, *how, *offset, *len),
+            Op::Fsync { on } => {
+                let id = self.target(on)?;
+                Ok(persist(Persist::Inode { id, datasync: false }))
+            }
+            Op::Fdatasync { on } => {
+                let id = self.target(on)?;
+                Ok(persist(Persist::Inode { id, datasync: true }))
+            }
+            Op::Sync => Ok(persist(Persist::All)),
+            Op::Read { on, offset, len } => {
+                let id = self.data_target(on)?;
+                self.edit(id).atime = None;
+                Ok((Outcome::Bytes(self.get(id).content.read(*offset, *len as usize)), Effect::default()))
+            }
+            Op::Readdir { path } => {
+                let id = self.resolve(path)?;
+                if !self.get(id).is_dir() {
+                    return Err(errno::ENOTDIR.into());
+                }
+                self.edit(id).atime = None;
+                let dir = self.get(id);
+                let names = dir.entries.iter().map(|(name, id)| (name.clone(), self.get(*id).kind));
+                Ok((Outcome::Names(names.collect()), Effect::default()))
+            }
+            Op::Readlink { path } => {
+                let id = self.resolve(path)?;
+                if self.get(id).kind != FileKind::Symlink {
+                    return Err(errno::EINVAL.into());
+                }
+                self.edit(id).atime = None;
+                Ok((Outcome::Bytes(self.get(id).target.clone().into_bytes()), Effect::default()))
+            }
+            _ => unreachable!("sorted by run()"),
+        }
+    }
+
+    fn write(&mut self, id: Id, offset: u64, bytes: impl FnOnce() -> Vec<u8>, len: u64) -> Answer {
+        let Some(end) = offset.checked_add(len).filter(|end| *end <= FILE_SIZE_MAX) else {
+            return Err(errno::EFBIG.into());
+        };
+        if len == 0 {
+            return Ok((Outcome::Done, Effect::default()));
+        }
+        let inode = self.edit(id);
+        let grew = end > inode.content.size();
+        inode.content.write(offset, &bytes());
+        inode.mtime = None;
+        let data = Some(DataChange { id, from: offset, to: end, sets_size: false, grew });
+        Ok((Outcome::Done, Effect { data, ..Effect::default() }))
+    }
+
+    fn truncate(&mut self, on: &Target, size: u64) -> Answer {
+        let id = self.target(on)?;
+        match self.get(id).kind {
+            FileKind::Regular => {}
+            FileKind::Directory => return Err(errno::EISDIR.into()),
+            _ => return Err(errno::EINVAL.into()),
+        }
+        if size > FILE_SIZE_MAX {
+            return Err(errno::EFBIG.into());
+        }
+        let inode = self.edit(id);
+        let old = inode.content.size();
+        inode.content.set_size(size);
+        inode.mtime = None;
+        let to = if size < old { u64::MAX } else { size };
+        let data = Some(DataChange { id, from: size, to, sets_size: size != old, grew: false });
+        Ok((Outcome::Done, Effect { ordered: true, datasync: size != old, touched: vec![id], data, persist: None }))
+    }
+
+    fn fallocate(&mut self, on: &Target, how: Falloc, offset: u64, len: u64) -> Answer {
+        let id = self.target(on)?;
+        if len == 0 {
+            return Err(No::Errno(vec![errno::EINVAL, errno::EISDIR]));
+        }
+        self.data_target(on)?;
+        let Some(end) = offset.checked_add(len).filter(|end| *end <= FILE_SIZE_MAX) else {
+            return Err(errno::EFBIG.into());
+        };
+        let inode = self.edit(id);
+        let before = inode.content.clone();
+        if how.zeroes() {
+            inode.content.zero(offset, end);
+        }
+        let old = inode.content.size();
+        if how.grows() {
+            inode.content.set_size(old.max(end));
+        }
+        inode.mtime = None;
+        let (from, to) = if how.zeroes() { (offset, end) } else { (0, 0) };
+        let sets_size = how.grows() && end > old;
+        let data = Some(DataChange { id, from, to, sets_size, grew: false });
+        // Nothing to see, nothing to make durable; and bytes that are nowhere but in memory may go without a trace.
+        let touched = if inode.content == before { Vec::new() } else { vec![id] };
+        Ok((Outcome::Done, Effect { ordered: true, datasync: sets_size, touched, data, persist: None }))
+    }
+}
+
+fn ordered(touched: impl Into<Vec<Id>>) -> (Outcome, Effect) {
+    (Outcome::Done, Effect { ordered: true, datasync: true, touched: touched.into(), ..Effect::default() })
+}
+
+fn persist(persist: Persist) -> (Outcome, Effect) {
+    (Outcome::Done, Effect { persist: Some(persist), ..Effect::default() })
+}
+
+#[cfg(test)]
+#[path = "model_tests.rs"]
+mod tests;

@@ -1,0 +1,266 @@
+//! A file system on a simulated device, driven side by side with the model.
+//!
+//! Every step compares the answers; a crash asks fsck and the oracle and goes on from whatever state was recovered.
+
+use crate::crash::{History, Promise, check_view};
+use crate::model::Model;
+use crate::ops::{Executor, Op, Outcome, print_ops};
+use crate::view::{View, compare_with_handles};
+use kedge_base::ManualClock;
+use kedge_device::sim::{Choice, SimDevice};
+use kedge_device::{Device, MemDevice};
+use kedge_fsck::CheckOptions;
+use kedgefs::{Clock, FileSystem, FormatOptions, MountOptions};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// Image and options of a rig.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    pub image: u64,
+    pub log: u64,
+    pub mount: MountOptions,
+    pub promise: Promise,
+    /// Compare the whole tree with the model after this many operations.
+    pub compare_every: usize,
+}
+
+impl Default for Setup {
+    /// Nothing forces the log but the operations themselves: the commit timer is an hour, and a history does not fill the
+    /// log to where checkpoints begin.
+    fn default() -> Self {
+        Setup {
+            image: 256 << 20,
+            log: 32 << 20,
+            mount: MountOptions {
+                commit: Duration::from_secs(3600),
+                cache_size: 64 << 20,
+                ..MountOptions::default()
+            },
+            promise: Promise::Prefix,
+            compare_every: 40,
+        }
+    }
+}
+
+impl Setup {
+    /// A log and a cache so small that checkpoints, evictions and writeback happen all the time.
+    pub fn cramped() -> Setup {
+        let mount = MountOptions { cache_size: 2 << 20, ..Setup::default().mount };
+        Setup { image: 96 << 20, log: 1 << 20, mount, promise: Promise::LastChange, ..Setup::default() }
+    }
+}
+
+/// See the module.
+pub struct Rig {
+    pub setup: Setup,
+    pub device: Arc<SimDevice>,
+    pub clock: Arc<ManualClock>,
+    pub exec: Executor,
+    pub model: Model,
+    /// `None`: not kept (until the next sync), so a crash is not judged by the oracle.
+    pub history: Option<History>,
+    since_compare: usize,
+}
+
+fn said(what: &str) -> impl Fn(kedgefs::Error) -> String {
+    move |e| format!("{what} fails: {e} (errno {})", e.errno())
+}
+
+/// Makes an image in memory.
+pub fn format(size: u64, log: u64) -> Result<MemDevice, String> {
+    let device = Arc::new(MemDevice::new(size));
+    let options = FormatOptions { log_size: Some(log), ..FormatOptions::default() };
+    FileSystem::format(device.clone(), Arc::new(ManualClock::default()), &options).map_err(said("format"))?;
+    Ok(device.fork())
+}
+
+/// Recovers as a mount does.
+struct ByMounting;
+
+impl kedge_fsck::Replay for ByMounting {
+    fn replay(&self, overlay: Arc<dyn Device>) -> kedge_base::Result<kedge_fsck::ReplaySummary> {
+        let engine = |e: kedgefs::Error| match e {
+            kedgefs::Error::Engine(e) => e,
+            other => kedge_base::Error::invalid(other.to_string()),
+        };
+        let fs = FileSystem::open(overlay, Arc::new(ManualClock::default()), MountOptions::default())
+            .map_err(engine)?;
+        fs.close().map_err(engine)?;
+        Ok(kedge_fsck::ReplaySummary::default())
+    }
+}
+
+/// What fsck says of an image (with its log replayed into memory): nothing, or its findings. The image is not changed.
+pub fn fsck(device: MemDevice) -> Result<(), String> {
+    let options = CheckOptions { replay: Some(Arc::new(ByMounting)), ..CheckOptions::default() };
+    let report = kedge_fsck::check(Arc::new(device), &options);
+    if report.is_clean() { Ok(()) } else { Err(format!("fsck: {report}")) }
+}
+
+impl Rig {
+    pub fn new(setup: Setup) -> Result<Rig, String> {
+        let device = Arc::new(SimDevice::new(format(setup.image, setup.log)?));
+        device.stop_recording();
+        let clock = Arc::new(ManualClock::default());
+        let fs = open(&device, &clock, &setup)?;
+        let model = Model::new();
+        let history = Some(History::new(model.clone(), setup.promise));
+        Ok(Rig { setup, device, clock, exec: Executor::new(fs), model, history, since_compare: 0 })
+    }
+
+    /// Runs one operation on both sides. `Ok(None)`: it is unspecified and was left out.
+    pub fn step(&mut self, op: &Op) -> Result<Option<Outcome>, String> {
+        match op {
+            Op::Remount => self.remount().map(|()| Some(Outcome::Done)),
+            Op::CrashRemount { seed } => self.crash(Choice::Torn(*seed)).map(|_| Some(Outcome::Done)),
+            _ => self.operate(op),
+        }
+    }
+
+    fn operate(&mut self, op: &Op) -> Result<Option<Outcome>, String> {
+        let Some(expected) = self.model.apply(op) else { return Ok(None) };
+        let outcome = self.exec.apply(op);
+        if !expected.allows(&outcome) {
+            return Err(format!(
+                "{op:?} answers {outcome:?}, expected {:?} {:?}",
+                expected.outcome, expected.or
+            ));
+        }
+        if let Some(history) = &mut self.history {
+            history.push(op.clone(), outcome.clone(), expected.effect, self.model.clone());
+        }
+        if *op == Op::Sync {
+            self.history = Some(History::new(self.model.clone(), self.setup.promise));
+        }
+        self.since_compare += 1;
+        if self.since_compare >= self.setup.compare_every {
+            self.compare()?;
+        }
+        Ok(Some(outcome))
+    }
+
+    /// The whole tree equals the model.
+    pub fn compare(&mut self) -> Result<(), String> {
+        self.since_compare = 0;
+        compare_with_handles(&self.exec, &self.model)?;
+        self.model.forget_atimes();
+        Ok(())
+    }
+
+    fn remount(&mut self) -> Result<(), String> {
+        self.compare()?;
+        self.exec.fs.close().map_err(said("close"))?;
+        fsck(self.device.view())?;
+        self.exec = Executor::new(open(&self.device, &self.clock, &self.setup)?);
+        self.model.forget_handles();
+        self.history = Some(History::new(self.model.clone(), self.setup.promise));
+        self.compare().map_err(|e| format!("after a remount: {e}"))
+    }
+
+    /// Loses power, opens what is left, and asks fsck and the oracle. Answers the tree that was recovered.
+    pub fn crash(&mut self, choice: Choice) -> Result<View, String> {
+        let medium = self.device.crash_as(choice);
+        self.restart(medium)
+    }
+
+    /// Goes on with a medium that a crash left.
+    pub fn restart(&mut self, medium: MemDevice) -> Result<View, String> {
+        // The old instance ends on the old device; what it still writes there is nobody's business.
+        let _ = self.exec.fs.shutdown(false);
+        fsck(medium.fork()).map_err(|e| format!("after a crash: {e}"))?;
+        self.device = Arc::new(SimDevice::new(medium));
+        self.device.stop_recording();
+        let fs = open(&self.device, &self.clock, &self.setup).map_err(|e| format!("after a crash: {e}"))?;
+        self.exec = Executor::new(fs);
+        let view = View::of(&self.exec.fs).map_err(|e| format!("after a crash: {e}"))?;
+        if let Some(history) = &self.history {
+            let done = history.len();
+            check_view(Ok(&view), history, done, &history.persists_before(done))
+                .map_err(|v| v.to_string())?;
+        }
+        self.model = view.to_model();
+        self.history = Some(History::new(self.model.clone(), self.setup.promise));
+        self.since_compare = 0;
+        Ok(view)
+    }
+
+    /// Removes everything, and all the space is there again.
+    pub fn empty(&mut self) -> Result<(), String> {
+        for handle in self.model.handles().keys().copied().collect::<Vec<_>>() {
+            self.step(&Op::Close { handle })?;
+        }
+        for (path, id) in self.model.paths().into_iter().skip(1).rev() {
+            let is_dir = self.model.inode(id).is_none_or(|inode| inode.is_dir());
+            let op = if is_dir { Op::Rmdir { path } } else { Op::Unlink { path } };
+            match self.step(&op)? {
+                Some(Outcome::Done) => {}
+                other => return Err(format!("{op:?} answers {other:?}")),
+            }
+        }
+        self.compare()
+    }
+}
+
+/// Opens the file system on the rig's device.
+pub fn open(device: &Arc<SimDevice>, clock: &Arc<ManualClock>, setup: &Setup) -> Result<FileSystem, String> {
+    let device: Arc<dyn Device> = device.clone();
+    let clock: Arc<dyn Clock> = clock.clone();
+    FileSystem::open(device, clock, setup.mount.clone()).map_err(said("open"))
+}
+
+/// Runs all operations; an error or panic names the operation at which it came.
+pub fn run_ops(setup: &Setup, ops: &[Op]) -> Result<Rig, String> {
+    let mut at = 0;
+    let result = catch_unwind(AssertUnwindSafe(|| {
+        let mut rig = Rig::new(setup.clone())?;
+        for op in ops {
+            rig.step(op)?;
+            at += 1;
+        }
+        rig.step(&Op::Remount)?;
+        Ok(rig)
+    }));
+    let error = match result {
+        Ok(Ok(rig)) => return Ok(rig),
+        Ok(Err(e)) => e,
+        Err(panic) => format!("panic: {}", panic_text(&*panic)),
+    };
+    let op = ops.get(at).map_or_else(|| "final remount".to_owned(), |op| print_ops(std::slice::from_ref(op)));
+    Err(format!("operation {at} {}: {error}", op.trim_end()))
+}
+
+/// The message of a panic.
+pub fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
+}
+
+/// Runs `body` on a thread of its own and panics with `what` if it takes longer than `limit`: a hang fails one test and
+/// does not stop the rest.
+pub fn within<T: Send + 'static>(
+    limit: Duration,
+    what: &str,
+    body: impl FnOnce() -> T + Send + 'static,
+) -> T {
+    let (send, receive) = mpsc::channel();
+    let thread = kedge_base::spawn_named("within", move || {
+        let _ = send.send(body());
+    })
+    .expect("a test can start a thread");
+    match receive.recv_timeout(limit) {
+        Ok(value) => value,
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("{what}: still running after {limit:?}"),
+        Err(mpsc::RecvTimeoutError::Disconnected) => match thread.join() {
+            Err(panic) => std::panic::resume_unwind(panic),
+            Ok(()) => unreachable!("the body's value is sent before its thread ends"),
+        },
+    }
+}
+
+/// The seed given in the environment (`KEDGE_SEED`), to repeat a failure.
+pub fn seed_from_env() -> Option<u64> {
+    std::env::var("KEDGE_SEED").ok().map(|text| text.parse().expect("KEDGE_SEED is a number"))
+}

@@ -1,0 +1,255 @@
+//! A full image: writers get ENOSPC and nothing else, whatever was synced stays, everything can be deleted, and then the
+//! image takes as much again; many times over, with power failures while it is full.
+
+mod common;
+
+use common::seeds;
+use kedge_base::ManualClock;
+use kedge_device::sim::SimDevice;
+use kedge_sim::backend::{Backend, InProcess};
+use kedge_sim::ops::{Fill, OWNER, errno};
+use kedge_sim::rig::{self, Setup, within};
+use kedgefs::{FileSystem, Ino};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+const THREADS: u32 = 4;
+const ROUNDS: u64 = 6;
+
+/// What a thread knows of its files: bytes written, bytes synced.
+type Files = BTreeMap<String, (u64, Option<u64>)>;
+
+fn no_space(e: &io::Error) -> bool {
+    e.raw_os_error() == Some(errno::ENOSPC)
+}
+
+/// Writes files until nothing fits any more.
+fn fill(backend: &dyn Backend, dir: &str, mut rng: SmallRng) -> Result<(Files, u64), String> {
+    let mut files = Files::new();
+    let (mut refused, mut written) = (0, 0);
+    let said = |what: &str, path: &str, e: io::Error| format!("{what} {path}: {e}");
+    for number in 0.. {
+        if refused > 20 {
+            break;
+        }
+        let path = format!("{dir}/{number}");
+        match backend.create(&path) {
+            Ok(()) => files.insert(path.clone(), (0, None)),
+            Err(e) if no_space(&e) => {
+                refused += 1;
+                continue;
+            }
+            Err(e) => return Err(said("create", &path, e)),
+        };
+        let fill = Fill::Seed(number);
+        for _ in 0..rng.random_range(1..6) {
+            let at = files[&path].0;
+            let len =
+                if rng.random_bool(0.5) { rng.random_range(1..5000) } else { rng.random_range(1..300_000) };
+            match backend.write_at(&path, at, &fill.bytes(at, len)) {
+                Ok(()) => {
+                    files.insert(path.clone(), (at + len as u64, None));
+                    written += len as u64;
+                }
+                Err(e) if no_space(&e) => {
+                    // A part of it may have fit.
+                    let now = backend.read(&path).map_err(|e| said("read", &path, e))?.len() as u64;
+                    files.insert(path.clone(), (now, None));
+                    refused += 1;
+                    break;
+                }
+                Err(e) => return Err(said("write", &path, e)),
+            }
+        }
+        if rng.random_bool(0.4) {
+            match backend.fsync(&path, rng.random_bool(0.5)) {
+                Ok(()) => files.get_mut(&path).expect("inserted above").1 = Some(files[&path].0),
+                Err(e) if no_space(&e) => refused += 1,
+                Err(e) => return Err(said("fsync", &path, e)),
+            }
+        }
+    }
+    Ok((files, written))
+}
+
+/// All bytes (`crashed`: all synced bytes) are there and right.
+fn verify(backend: &dyn Backend, files: &Files, crashed: bool) -> Result<(), String> {
+    for (path, (written, synced)) in files {
+        let fill = Fill::Seed(
+            path.rsplit('/').next().expect("a path has a name").parse().expect("names are numbers"),
+        );
+        let floor = if crashed { *synced } else { Some(*written) };
+        let bytes = match backend.read(path) {
+            Ok(bytes) => bytes,
+            Err(e) if floor.is_none() && e.raw_os_error() == Some(errno::ENOENT) => continue,
+            Err(e) => return Err(format!("{path}: {e}")),
+        };
+        let (len, floor) = (bytes.len() as u64, floor.unwrap_or(0));
+        if len < floor || len > *written {
+            return Err(format!("{path}: {len} bytes, at least {floor} and at most {written} expected"));
+        }
+        for (at, byte) in bytes.iter().enumerate() {
+            let at = at as u64;
+            if *byte != fill.byte(at) && (at < floor || *byte != 0) {
+                return Err(format!("{path}: byte {at} of {len} is {byte:#04x}, synced {floor}"));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn delete_all(fs: &FileSystem) -> Result<u64, String> {
+    let backend = InProcess(fs.clone());
+    let mut count = 0;
+    for dir in backend.list(".").map_err(|e| e.to_string())? {
+        for name in backend.list(&dir).map_err(|e| e.to_string())? {
+            backend.unlink(&format!("{dir}/{name}")).map_err(|e| format!("unlink {dir}/{name}: {e}"))?;
+            count += 1;
+        }
+        fs.rmdir(Ino::ROOT, dir.as_bytes()).map_err(|e| format!("rmdir {dir}: {e}"))?;
+    }
+    Ok(count)
+}
+
+struct Full {
+    setup: Setup,
+    device: Arc<SimDevice>,
+    fs: FileSystem,
+    rng: SmallRng,
+}
+
+impl Full {
+    fn new(setup: Setup, seed: u64) -> Result<Full, String> {
+        let device = Arc::new(SimDevice::new(rig::format(setup.image, setup.log)?));
+        device.stop_recording();
+        let fs = rig::open(&device, &Arc::new(ManualClock::default()), &setup)?;
+        Ok(Full { setup, device, fs, rng: SmallRng::seed_from_u64(seed) })
+    }
+
+    fn crash(&mut self) -> Result<(), String> {
+        let medium = self.device.crash(self.rng.random());
+        let _ = self.fs.shutdown(false);
+        rig::fsck(medium.fork())?;
+        self.device = Arc::new(SimDevice::new(medium));
+        self.device.stop_recording();
+        self.fs = rig::open(&self.device, &Arc::new(ManualClock::default()), &self.setup)?;
+        Ok(())
+    }
+
+    /// Fills, perhaps crashes, checks, deletes. Answers the bytes that fit.
+    fn round(&mut self, round: u64) -> Result<u64, String> {
+        let mut threads = Vec::new();
+        for i in 0..THREADS {
+            let dir = format!("{i}");
+            self.fs
+                .mkdir(Ino::ROOT, dir.as_bytes(), 0o755, OWNER)
+                .map_err(|e| format!("mkdir in an empty image: {e}"))?;
+            let (fs, rng) = (self.fs.clone(), SmallRng::seed_from_u64(self.rng.random()));
+            let body = move || fill(&InProcess(fs), &dir, rng);
+            threads.push(kedge_base::spawn_named("fill", body).map_err(|e| e.to_string())?);
+        }
+        let mut files = Files::new();
+        let mut written = 0;
+        for thread in threads {
+            let (some, bytes) = thread.join().map_err(|p| rig::panic_text(&*p))??;
+            files.extend(some);
+            written += bytes;
+        }
+        verify(&InProcess(self.fs.clone()), &files, false)?;
+        let crashed = round % 2 == 1;
+        if crashed {
+            self.crash()?;
+            verify(&InProcess(self.fs.clone()), &files, true).map_err(|e| format!("after a crash: {e}"))?;
+        } else {
+            self.fs.sync().map_err(|e| format!("sync of a full image: {e}"))?;
+            let all =
+                files.iter().map(|(path, (written, _))| (path.clone(), (*written, Some(*written)))).collect();
+            self.crash()?;
+            verify(&InProcess(self.fs.clone()), &all, true)
+                .map_err(|e| format!("after sync and a crash: {e}"))?;
+        }
+        delete_all(&self.fs)?;
+        self.fs.sync().map_err(|e| format!("sync of an emptied image: {e}"))?;
+        Ok(written)
+    }
+}
+
+fn run(setup: Setup, seed: u64) -> Result<(), String> {
+    let mut full = Full::new(setup, seed)?;
+    let free = full.fs.statfs().blocks_free;
+    let mut first = 0;
+    for round in 0..ROUNDS {
+        let said = |e: String| format!("round {round}: {e}");
+        let written = full.round(round).map_err(said)?;
+        if first == 0 {
+            first = written;
+            if written < full.setup.image / 3 {
+                return Err(format!("an image of {} bytes takes only {written}", full.setup.image));
+            }
+        }
+        if written < first / 10 * 8 {
+            return Err(said(format!("{written} bytes fit, {first} in the first round")));
+        }
+        full.fs.checkpoint().map_err(|e| e.to_string())?;
+        let now = full.fs.statfs().blocks_free;
+        if now + 64 < free {
+            return Err(said(format!("{now} blocks are free, {free} in the fresh image")));
+        }
+    }
+    full.fs.close().map_err(|e| format!("close: {e}"))?;
+    rig::fsck(full.device.view())
+}
+
+#[test]
+fn a_full_image_refuses_keeps_and_empties() {
+    for seed in seeds(6) {
+        let mut setup = Setup { image: 40 << 20, log: 2 << 20, ..Setup::cramped() };
+        setup.mount.cache_size = if seed % 2 == 0 { 64 << 20 } else { 4 << 20 };
+        let what = format!("KEDGE_SEED={seed}");
+        if let Err(e) = within(Duration::from_secs(300), &what, move || run(setup, seed)) {
+            panic!("{what}: {e}");
+        }
+    }
+}
+
+/// Names and attributes alone fill the tree.
+#[test]
+fn a_tree_full_of_names_empties_too() {
+    let result = within(Duration::from_secs(300), "names", || {
+        let setup = Setup { image: 16 << 20, log: 1 << 20, ..Setup::cramped() };
+        let full = Full::new(setup, 1)?;
+        let fs = &full.fs;
+        for round in 0..3 {
+            let dir = fs.mkdir(Ino::ROOT, b"d", 0o755, OWNER).map_err(|e| format!("mkdir: {e}"))?.ino;
+            let mut made = 0;
+            loop {
+                let name = format!("{made:0100}");
+                let attr = match fs.create(dir, name.as_bytes(), 0o644, OWNER) {
+                    Ok(attr) => attr,
+                    Err(e) if e.errno() == errno::ENOSPC => break,
+                    Err(e) => return Err(format!("create {made}: {e}")),
+                };
+                made += 1;
+                match fs.setxattr(attr.ino, b"user.filler", &[b'x'; 2000], kedgefs::XattrMode::Any) {
+                    Ok(()) => {}
+                    Err(e) if e.errno() == errno::ENOSPC => break,
+                    Err(e) => return Err(format!("setxattr {made}: {e}")),
+                }
+            }
+            if made < 1000 {
+                return Err(format!("round {round}: only {made} names fit"));
+            }
+            let count = delete_all(fs).map_err(|e| format!("round {round}, {made} names: {e}"))?;
+            if count != made {
+                return Err(format!("round {round}: {made} names made, {count} deleted"));
+            }
+        }
+        full.fs.close().map_err(|e| format!("close: {e}"))?;
+        rig::fsck(full.device.view())
+    });
+    result.unwrap_or_else(|e| panic!("{e}"));
+}

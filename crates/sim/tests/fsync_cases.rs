@@ -1,0 +1,35 @@
+//! The written-down fsync cases, with power failures that lose everything unflushed, nothing, and parts of it.
+
+use kedge_device::sim::Choice;
+use kedge_sim::cases::{Case, Verdict};
+use kedge_sim::rig::within;
+use std::time::Duration;
+
+const CASES: &str = include_str!("../cases/fsync.jsonl");
+
+#[test]
+fn every_case_holds_whatever_of_the_unflushed_writes_is_lost() {
+    let cases = Case::parse_all(CASES).expect("one case a line");
+    assert!(cases.len() >= 45, "{} cases", cases.len());
+    let choices = [Choice::None, Choice::All].into_iter();
+    let choices: Vec<Choice> =
+        choices.chain((0..4).map(Choice::Subset)).chain((0..6).map(Choice::Torn)).collect();
+    let (mut failures, mut skipped) = (Vec::new(), Vec::new());
+    for case in &cases {
+        for choice in &choices {
+            let (inner, choice) = (case.clone(), *choice);
+            let body = move || std::panic::catch_unwind(|| inner.run(choice));
+            let verdict = within(Duration::from_secs(120), &case.name(), body);
+            let verdict = verdict.unwrap_or_else(|panic| Err(kedge_sim::rig::panic_text(&*panic)));
+            match verdict {
+                Ok(Verdict::Passed) => continue,
+                Ok(Verdict::Skipped(why)) => skipped.push(format!("{}: {why}", case.name())),
+                Err(e) => failures.push(format!("{} ({}), {choice:?}: {e}", case.name(), case.why)),
+            }
+            break;
+        }
+    }
+    println!("{} cases, {} skipped: {skipped:#?}", cases.len(), skipped.len());
+    assert_eq!(skipped.len(), 3, "reflink alone is not there yet");
+    assert!(failures.is_empty(), "{} cases fail:\n{}", failures.len(), failures.join("\n\n"));
+}

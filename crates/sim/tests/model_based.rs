@@ -1,0 +1,77 @@
+//! Random operations on the file system and on the model must answer the same and leave the same, through remounts and
+//! crashes.
+//!
+//! A failure prints its seed (`KEDGE_SEED=… cargo test -p kedge-sim --test model_based` repeats it) and the shortest list of
+//! operations found; `KEDGE_OPS=file` runs such a list.
+
+mod common;
+
+use common::{check_random, seeds};
+use kedge_sim::crash::Promise;
+use kedge_sim::generate::Profile;
+use kedge_sim::rig::{Setup, run_ops};
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(120);
+
+#[test]
+fn answers_and_state_are_those_of_the_model() {
+    let mut done = 0;
+    for seed in seeds(10) {
+        done += check_random(&Setup::default(), Profile::default(), seed, 800, LIMIT);
+    }
+    assert!(done > 0);
+}
+
+#[test]
+fn so_they_are_with_a_small_log_and_cache() {
+    for seed in seeds(8) {
+        let profile = Profile { persists: 150, ..Profile::default() };
+        check_random(&Setup::cramped(), profile, seed, 800, LIMIT);
+    }
+}
+
+#[test]
+fn crashes_leave_an_allowed_state_to_go_on_from() {
+    for seed in seeds(12) {
+        let profile = Profile { crashes: 25, ..Profile::default() };
+        check_random(&Setup::default(), profile, seed, 600, LIMIT);
+    }
+}
+
+#[test]
+fn crashes_with_a_small_log_and_cache() {
+    for seed in seeds(8) {
+        let profile = Profile { crashes: 25, persists: 150, ..Profile::default() };
+        check_random(&Setup::cramped(), profile, seed, 600, LIMIT);
+    }
+}
+
+/// One directory with many names: leaves split, hashes meet, readdir goes on behind cookies.
+#[test]
+fn large_files_and_many_names() {
+    for seed in seeds(3) {
+        let profile = Profile {
+            names: 8,
+            depth_max: 4,
+            offset_max: 3 << 20,
+            write_max: 1 << 20,
+            crashes: 10,
+            ..Profile::default()
+        };
+        let setup = Setup { image: 512 << 20, promise: Promise::LastChange, ..Setup::default() };
+        check_random(&setup, profile, seed, 400, LIMIT);
+    }
+}
+
+#[test]
+fn a_given_list_of_operations() {
+    let Ok(path) = std::env::var("KEDGE_OPS") else { return };
+    let text = std::fs::read_to_string(path).expect("KEDGE_OPS names a readable file");
+    let ops = kedge_sim::ops::parse_ops(&text).expect("one operation a line");
+    for setup in [Setup::default(), Setup::cramped()] {
+        if let Err(e) = run_ops(&setup, &ops) {
+            panic!("{setup:?}: {e}");
+        }
+    }
+}
