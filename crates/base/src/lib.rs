@@ -15,7 +15,7 @@ pub use buf::{BLOCK_SIZE, Block, IoBuf};
 pub use clock::{Clock, ManualClock, SystemClock, Timespec};
 pub use counter::{Counter, Histogram, HistogramSnapshot};
 pub use error::{CorruptKind, Error, Result};
-pub use units::{BlockNo, Epoch, Extent, Generation, Ino, Lsn};
+pub use units::{BlockNo, Epoch, Extent, Generation, Ino, InoHasher, InoMap, Lsn};
 
 /// Starts a named thread. The only place that may create one: names make stack dumps and `top -H` readable.
 #[allow(clippy::disallowed_methods)]

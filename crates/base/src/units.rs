@@ -77,3 +77,27 @@ impl Extent {
         BlockNo(self.start.0 + self.blocks)
     }
 }
+
+/// Hashes inode numbers: they are dense and nobody's to choose, so one multiplication spreads them.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct InoHasher(u64);
+
+impl std::hash::Hasher for InoHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for b in bytes {
+            self.write_u64(*b as u64);
+        }
+    }
+
+    fn write_u64(&mut self, n: u64) {
+        let wide = (self.0 ^ n).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        self.0 = wide ^ (wide >> 32);
+    }
+}
+
+/// A map by inode number.
+pub type InoMap<V> = std::collections::HashMap<Ino, V, std::hash::BuildHasherDefault<InoHasher>>;

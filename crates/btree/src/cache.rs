@@ -15,7 +15,7 @@ use crate::tree::{Route, Tree};
 use kedge_base::BlockNo;
 use kedge_base::lock::{Mutex, Rank};
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 
 const DIRTY_SHARDS: usize = 8;
@@ -26,15 +26,18 @@ pub(crate) type DirtyTables = [DirtyTable; DIRTY_SHARDS];
 
 pub(crate) struct Cache {
     pub limit: AtomicUsize,
+    /// Nodes of the tree that are not in memory. Zero: nothing has to be pinned.
+    pub absent: AtomicU64,
     pub gauges: Arc<Gauges>,
     dirty: [Mutex<DirtyTable>; DIRTY_SHARDS],
     ring: Mutex<VecDeque<Weak<Frame>>>,
 }
 
 impl Cache {
-    pub fn new(limit: usize) -> Cache {
+    pub fn new(limit: usize, absent: u64) -> Cache {
         Cache {
             limit: AtomicUsize::new(limit),
+            absent: AtomicU64::new(absent),
             gauges: Arc::default(),
             dirty: std::array::from_fn(|_| Mutex::new(Rank::Leaf, HashMap::new())),
             ring: Mutex::new(Rank::Leaf, VecDeque::new()),
@@ -145,6 +148,7 @@ impl Tree {
                 return Fate::Kept;
             }
             p.children[i] = None;
+            self.cache.absent.fetch_add(1, Relaxed);
             self.meter.stats.evictions.inc();
             Fate::Gone
         })

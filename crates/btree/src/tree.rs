@@ -122,7 +122,7 @@ impl Tree {
         nodes: u64,
         generation: Generation,
     ) -> Tree {
-        let cache = Cache::new(config.cache_bytes);
+        let cache = Cache::new(config.cache_bytes, nodes);
         let (identity, level) = (Child { addr: BlockNo(u64::MAX), generation: ANCHOR }, root_level + 1);
         let mut anchor = Frame::new(&cache.gauges, true, identity, level);
         let node = Frame::fill(&mut anchor);
@@ -191,6 +191,11 @@ impl Tree {
     pub fn set_cache_bytes(&self, bytes: usize) {
         self.cache.limit.store(bytes, Relaxed);
         self.trim(3 * self.cache.ring_len());
+    }
+
+    /// Whether the whole tree is in memory just now, so that there is nothing to pin.
+    pub fn is_in_memory(&self) -> bool {
+        self.cache.absent.load(Relaxed) == 0
     }
 
     /// Reads in the leaves that answer for `keys` and keeps them and their ancestors in memory. Waits for the
@@ -310,6 +315,7 @@ impl Tree {
             node.set_bytes(bytes.as_bytes());
             node.range = range;
             p.children[i] = Some(frame.clone());
+            self.cache.absent.fetch_sub(1, Relaxed);
             self.cache.add_clean(std::iter::once(&frame));
             Ok(Some(frame))
         })

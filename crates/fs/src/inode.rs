@@ -14,11 +14,10 @@
 
 use crate::pages::Pages;
 use kedge_base::lock::{Mutex, Rank, RwLock};
-use kedge_base::{BlockNo, Ino, Lsn};
+use kedge_base::{BlockNo, Ino, InoMap, Lsn};
 use kedge_format::record::InodeMask;
 use kedge_format::{FileKind, InodeCore};
 use kedge_store::{Store, WriteSeq};
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -110,10 +109,10 @@ pub(crate) struct InodeTable {
 
 #[derive(Default)]
 struct Shard {
-    inodes: HashMap<Ino, Arc<Inode>>,
+    inodes: InoMap<Arc<Inode>>,
     /// Progress of evicted inodes that is not known to be durable.
-    evicted: HashMap<Ino, Progress>,
-    pins: HashMap<Ino, u64>,
+    evicted: InoMap<Progress>,
+    pins: InoMap<u64>,
     /// Size of `evicted` at which durable entries are dropped.
     sweep_at: usize,
 }

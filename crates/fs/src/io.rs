@@ -9,13 +9,28 @@ use kedge_base::{BLOCK_SIZE, Ino, IoBuf};
 use kedge_format::FileKind;
 use kedge_format::item::FILE_SIZE_MAX;
 use kedge_format::record::InodeMask;
+use smallvec::SmallVec;
 use std::sync::Arc;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 /// Bytes written under one hold of the inode's lock.
 const WRITE_CHUNK: usize = 1 << 20;
+/// Extents looked at with one walk of the tree.
+const SEEK_EXTENTS: usize = 64;
 /// Blocks read from the device at once.
 const READ_BLOCKS_MAX: u64 = 256;
+
+/// A page that stays in memory while this lives. Goes after any guard of the page lock.
+pub(crate) struct HeldPage<'a> {
+    inode: &'a Inode,
+    index: u64,
+}
+
+impl Drop for HeldPage<'_> {
+    fn drop(&mut self) {
+        self.inode.pages.lock().release_hold(self.index);
+    }
+}
 
 impl Fs {
     pub fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
@@ -104,10 +119,11 @@ impl Fs {
         }
     }
 
-    /// Makes a page present for a partial change. The caller holds the io lock exclusively.
-    pub fn load_page(&self, inode: &Arc<Inode>, index: u64) -> Result<()> {
-        if inode.pages.lock().get(index).is_some() {
-            return Ok(());
+    /// Makes a page present for a partial change, and keeps it so while the answer lives: between here and the change
+    /// other threads may look for pages to evict. The caller holds the io lock exclusively.
+    pub fn load_page<'a>(&self, inode: &'a Arc<Inode>, index: u64) -> Result<HeldPage<'a>> {
+        if inode.pages.lock().hold(index) {
+            return Ok(HeldPage { inode, index });
         }
         let size = inode.meta.lock().core.size;
         let mut page = Page::zeroed();
@@ -122,16 +138,17 @@ impl Fs {
                 page.backing = Backing::Written;
             }
         }
-        self.insert_page(inode, index, page);
-        Ok(())
-    }
-
-    fn insert_page(&self, inode: &Arc<Inode>, index: u64, page: Page) {
-        let delta = inode.pages.lock().insert_clean(index, page);
+        let delta = {
+            let mut pages = inode.pages.lock();
+            let delta = pages.insert_clean(index, page);
+            pages.hold(index);
+            delta
+        };
         if delta.pages > 0 {
             self.account(delta);
             self.budget.cached(self, inode.ino, index);
         }
+        Ok(HeldPage { inode, index })
     }
 
     pub fn write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<usize> {
@@ -189,11 +206,13 @@ impl Fs {
         if offset > size {
             self.zero_tail_page(inode, size)?;
         }
-        for (index, partial) in
-            [(first, offset % BLOCK != 0), (end - 1, (offset + data.len() as u64) % BLOCK != 0)]
-        {
+        let mut held: SmallVec<[HeldPage<'_>; 2]> = SmallVec::new();
+        for (index, partial) in [
+            (first, !offset.is_multiple_of(BLOCK)),
+            (end - 1, !(offset + data.len() as u64).is_multiple_of(BLOCK)),
+        ] {
             if partial && index * BLOCK < size {
-                self.load_page(inode, index)?;
+                held.push(self.load_page(inode, index)?);
             }
         }
         let map = if blocks > 0 { self.map(inode.ino, first, end - first)? } else { Vec::new() };
@@ -240,11 +259,11 @@ impl Fs {
     /// Before a file grows past a cut block: the bytes behind the old end become zero, in memory and on their way to
     /// the device. They may be anything on the device after a crash between data write and size record.
     fn zero_tail_page(&self, inode: &Arc<Inode>, size: u64) -> Result<()> {
-        if size % BLOCK == 0 {
+        if size.is_multiple_of(BLOCK) {
             return Ok(());
         }
         let index = size / BLOCK;
-        self.load_page(inode, index)?;
+        let _held = self.load_page(inode, index)?;
         let mut pages = inode.pages.lock();
         let page = pages.get(index).expect("just loaded");
         if page.is_clean() && page.backing != Backing::Written {
@@ -267,27 +286,35 @@ impl Fs {
             pages.dirty_count() + pages.logged_count() > 0
         };
         if unclean && !self.store.is_read_only() {
-            self.writeback(&[inode.clone()], Which::All, kedge_store::Class::Normal)?;
+            self.writeback(std::slice::from_ref(&inode), Which::All, kedge_store::Class::Normal)?;
         }
         let _io = inode.io.read();
         let size = inode.meta.lock().core.size;
         if offset >= size {
             return Err(Error::NoSuchOffset);
         }
+        // From extent to extent: a sparse file may be petabytes long.
         let end = size.div_ceil(BLOCK);
         let mut at = offset / BLOCK;
-        while at < end {
-            let span = (end - at).min(1 << 20);
-            for m in self.map(ino, at, span)? {
-                let is_data = matches!(m.place, Place::Written(_));
-                if is_data == (kind == SeekKind::Data) {
-                    return Ok((m.first * BLOCK).max(offset));
+        loop {
+            let extents = self.extents(ino, at, end, SEEK_EXTENTS)?;
+            let last = extents.len() < SEEK_EXTENTS;
+            for (first, item) in extents {
+                let found = match kind {
+                    SeekKind::Data => (!item.unwritten).then_some(first.max(at)),
+                    SeekKind::Hole => (first > at || item.unwritten).then_some(at),
+                };
+                if let Some(block) = found {
+                    return Ok((block * BLOCK).max(offset));
                 }
+                at = first + item.blocks as u64;
             }
-            at += span;
+            if last || at >= end {
+                break;
+            }
         }
         match kind {
-            SeekKind::Hole => Ok(size),
+            SeekKind::Hole => Ok((at * BLOCK).min(size).max(offset)),
             SeekKind::Data => Err(Error::NoSuchOffset),
         }
     }

@@ -52,11 +52,20 @@ pub(crate) struct Page {
     pub dirty: Option<(u16, u16)>,
     pub logged: bool,
     pub backing: Backing,
+    /// Who needs the page to stay though it is clean: a writeback whose record is not there yet (the map still says
+    /// hole), an operation that loaded it to change a part of it.
+    holds: u16,
 }
 
 impl Page {
     pub fn zeroed() -> Page {
-        Page { data: Box::new([0; BLOCK_SIZE]), dirty: None, logged: false, backing: Backing::Unknown }
+        Page {
+            data: Box::new([0; BLOCK_SIZE]),
+            dirty: None,
+            logged: false,
+            backing: Backing::Unknown,
+            holds: 0,
+        }
     }
 
     pub fn is_clean(&self) -> bool {
@@ -153,9 +162,21 @@ impl Pages {
         Delta { pages: 0, dirty: -(was_dirty as i64) }
     }
 
-    /// The page's content goes in place now: it is clean unless it changes again.
+    /// Keeps a page, if it is there, from eviction until [`Pages::release_hold`]. Returns whether it is there.
+    pub fn hold(&mut self, index: u64) -> bool {
+        self.map.get_mut(&index).map(|page| page.holds += 1).is_some()
+    }
+
+    pub fn release_hold(&mut self, index: u64) {
+        if let Some(page) = self.map.get_mut(&index) {
+            page.holds = page.holds.saturating_sub(1);
+        }
+    }
+
+    /// The page's content goes in place now: it is clean unless it changes again, and held until the record is there.
     pub fn set_writing(&mut self, index: u64) -> Delta {
         let page = self.map.get_mut(&index).expect("a page that is written back is present");
+        page.holds += 1;
         let was_dirty = page.dirty.take().is_some();
         self.dirty -= was_dirty as usize;
         self.logged -= page.logged as usize;
@@ -219,10 +240,10 @@ impl Pages {
         }
     }
 
-    /// Drops a clean page. Returns whether there was one.
+    /// Drops a clean page that nobody holds. Returns whether there was one.
     pub fn evict(&mut self, index: u64) -> bool {
         match self.map.get(&index) {
-            Some(page) if page.is_clean() && page.backing != Backing::Reserved => {
+            Some(page) if page.is_clean() && page.holds == 0 && page.backing != Backing::Reserved => {
                 self.map.remove(&index);
                 true
             }

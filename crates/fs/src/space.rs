@@ -13,7 +13,7 @@ use crate::extents::{ExtentSet, Place};
 use crate::inode::Inode;
 use crate::pages::{Backing, Which};
 use crate::{Error, FallocateMode, Result};
-use kedge_base::lock::WriteGuard;
+use kedge_base::lock::{MutexGuard, WriteGuard};
 use kedge_base::{BLOCK_SIZE, Ino};
 use kedge_format::item::{ExtentItem, FILE_SIZE_MAX, Orphan};
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
@@ -27,6 +27,8 @@ const BLOCK: u64 = BLOCK_SIZE as u64;
 const STEP_ITEMS: usize = 512;
 /// Log bytes of such a record: an item's edit and a block's edit each, the patch, voids and zeros.
 const STEP_BYTES: u64 = STEP_ITEMS as u64 * 96 + PATCH_BYTES + 4 * PROMISE_PER_PIECE as u64 + 512;
+/// How often an operation makes room for itself beside a writer that keeps dirtying the file.
+const SETTLE_TRIES: u32 = 1000;
 /// Extents that collapse and insert range move in one record.
 const SHIFT_ITEMS: usize = 2048;
 
@@ -37,9 +39,8 @@ impl Fs {
         }
         let shrinks = size < inode.meta.lock().core.size;
         let class = if shrinks { Class::Reclaim } else { Class::Normal };
-        let mut handle = self.begin_step(class)?;
-        let io = self.lock_io(inode)?;
-        let wb = inode.wb.lock();
+        let (mut handle, io, wb) =
+            self.begin_settled(inode, class, |live| if size == live { 0 } else { size })?;
         let old = inode.meta.lock().core.size;
         let mut record = RecordBuilder::new(RecordOp::Truncate);
         if size > old {
@@ -60,7 +61,8 @@ impl Fs {
             record.put(Key::orphan(inode.ino), &Orphan::Truncate.encode());
         }
         let upto = set.end().unwrap_or(first).max(first);
-        self.remove(&mut handle, inode, record, set, (first, upto), (size, u64::MAX), Some(size))?;
+        let named_size = (size != old).then_some(size);
+        self.remove(&mut handle, inode, record, set, (first, upto), (size, u64::MAX), named_size)?;
         drop((wb, io, handle));
         if more { self.finish_truncate(inode) } else { Ok(()) }
     }
@@ -68,6 +70,35 @@ impl Fs {
     /// Reserves for a record that removes or adds up to [`STEP_ITEMS`] extents.
     fn begin_step(&self, class: Class) -> Result<Handle<'_>> {
         self.begin_many(STEP_BYTES, 4, STEP_ITEMS as u32, class)
+    }
+
+    /// Reserves and locks for an operation whose record makes the file at least `names(size)` bytes long for recovery, or
+    /// takes dirty pages below that offset away. Bytes that were written behind the logged size and are still dirty go in
+    /// place first: their record is what grows the logged size, and with it the zeros behind the old end. A record that
+    /// grew it without them would show after a crash what an earlier truncate cut off.
+    #[allow(clippy::type_complexity)]
+    fn begin_settled<'a>(
+        &'a self,
+        inode: &'a Arc<Inode>,
+        class: Class,
+        names: impl Fn(u64) -> u64,
+    ) -> Result<(Handle<'a>, WriteGuard<'a, ()>, MutexGuard<'a, ()>)> {
+        for _ in 0..SETTLE_TRIES {
+            let handle = self.begin_step(class)?;
+            let io = self.lock_io(inode)?;
+            let wb = inode.wb.lock();
+            let dirty = inode.pages.lock().dirty_count() > 0;
+            let (size, logged) = {
+                let meta = inode.meta.lock();
+                (meta.core.size, meta.logged_size)
+            };
+            if !dirty || size <= logged || names(size) <= logged {
+                return Ok((handle, io, wb));
+            }
+            drop((wb, io, handle));
+            self.writeback(std::slice::from_ref(inode), Which::Dirty, class)?;
+        }
+        Err(kedge_base::Error::Busy("the file, which is being written without pause,".into()).into())
     }
 
     /// Takes the io lock exclusively once no truncate is half done: extents that it still has to remove must not be
@@ -87,7 +118,7 @@ impl Fs {
     fn forget_behind(&self, inode: &Inode, size: u64) {
         let mut pages = inode.pages.lock();
         let delta = pages.remove_range(size.div_ceil(BLOCK), u64::MAX);
-        if size % BLOCK != 0
+        if !size.is_multiple_of(BLOCK)
             && let Some(page) = pages.map.get_mut(&(size / BLOCK))
         {
             page.data[(size % BLOCK) as usize..].fill(0);
@@ -109,7 +140,7 @@ impl Fs {
             return Ok(());
         }
         let index = from / BLOCK;
-        self.load_page(inode, index)?;
+        let _held = self.load_page(inode, index)?;
         let mut pages = inode.pages.lock();
         let page = pages.map.get_mut(&index).expect("just loaded");
         page.data[(from - index * BLOCK) as usize..(to - index * BLOCK) as usize].fill(0);
@@ -229,9 +260,7 @@ impl Fs {
         let (mut from, to) = (offset.div_ceil(BLOCK), end / BLOCK);
         let mut cut_head = true;
         loop {
-            let mut handle = self.begin_step(Class::Reclaim)?;
-            let _io = self.lock_io(inode)?;
-            let _wb = inode.wb.lock();
+            let (mut handle, _io, _wb) = self.begin_settled(inode, Class::Reclaim, |_| end)?;
             let mut record = RecordBuilder::new(RecordOp::Fallocate);
             let mut set = ExtentSet::default();
             let mut upto = to.max(from);
@@ -262,9 +291,8 @@ impl Fs {
             // Refused before anything is taken, unless blocks of the range are allocated already.
             let want = (last - at).min(1 << 15);
             let mut promise = self.store.reserve_data(want).ok();
-            let mut handle = self.begin_step(Class::Normal)?;
-            let _io = self.lock_io(inode)?;
-            let _wb = inode.wb.lock();
+            let (mut handle, _io, _wb) = self
+                .begin_settled(inode, Class::Normal, |size| if keep_size || end <= size { 0 } else { end })?;
             let mut record = RecordBuilder::new(RecordOp::Fallocate);
             let mut set = ExtentSet::default();
             let (reached, new) = self.take_holes(inode, at, at + want, &mut set, &mut promise)?;
@@ -350,12 +378,9 @@ impl Fs {
         let mut pages = inode.pages.lock();
         let mut surplus = 0;
         for (_, page) in pages.map.range_mut(from..to) {
-            match page.backing {
-                Backing::Reserved => {
-                    surplus += 1;
-                    page.backing = Backing::Unwritten;
-                }
-                _ => {}
+            if page.backing == Backing::Reserved {
+                surplus += 1;
+                page.backing = Backing::Unwritten;
             }
         }
         pages.release(surplus);
@@ -363,11 +388,11 @@ impl Fs {
 
     /// Collapse (remove a range and close up) and insert (open a hole). One record: all or nothing.
     fn shift_range(&self, inode: &Arc<Inode>, offset: u64, len: u64, collapse: bool) -> Result<()> {
-        if offset % BLOCK != 0 || len % BLOCK != 0 {
+        if !offset.is_multiple_of(BLOCK) || !len.is_multiple_of(BLOCK) {
             return Err(Error::Invalid("collapse and insert range take whole blocks"));
         }
         let (first, count) = (offset / BLOCK, len / BLOCK);
-        for _ in 0..1000 {
+        for _ in 0..SETTLE_TRIES {
             // What is dirty or logged behind the offset would move with its blocks: put it in place first.
             self.writeback(std::slice::from_ref(inode), Which::All, Class::Normal)?;
             let items = self.extents(inode.ino, first, u64::MAX, SHIFT_ITEMS + 1)?.len();

@@ -15,7 +15,7 @@
 use crate::core::{Change, Fs};
 use crate::extents::{ExtentSet, Place};
 use crate::inode::Inode;
-use crate::pages::{Backing, Delta, Which};
+use crate::pages::{Backing, Delta, Pages, Which};
 use crate::{Error, Result};
 use kedge_base::lock::{Mutex, Rank};
 use kedge_base::{BLOCK_SIZE, BlockNo, Extent, Ino, IoBuf};
@@ -244,8 +244,9 @@ impl Fs {
             return planned.map(|()| false);
         }
         let outcome = self.write_segments(inodes, &mut parts, segments);
-        self.complete(&mut handle, inodes, &mut parts)?;
-        settle_backing(inodes, &parts);
+        let completed = self.complete(&mut handle, inodes, &mut parts);
+        self.settle(inodes, &parts, completed.is_ok());
+        completed?;
         self.unlist_clean(inodes);
         outcome?;
         planned?;
@@ -333,7 +334,8 @@ impl Fs {
     ) -> Result<()> {
         segments.sort_by_key(|s| s.block);
         let mut ios = Vec::new();
-        let mut users: Vec<Vec<(usize, u64, u64, Vec<u64>)>> = Vec::new();
+        // Of each write: whose pages it carries, and which of them were logged.
+        let mut users: Vec<Vec<(usize, Vec<u64>)>> = Vec::new();
         let mut at = 0;
         while at < segments.len() {
             let start = segments[at].block;
@@ -354,7 +356,7 @@ impl Fs {
                 let len = s.count as usize * BLOCK_SIZE;
                 let logged =
                     self.copy_pages(&inodes[s.who], s, part, &mut buf.as_mut_bytes()[offset..offset + len]);
-                who.push((s.who, s.index, s.count, logged));
+                who.push((s.who, logged));
                 offset += len;
             }
             self.stats.data_writes.inc();
@@ -367,7 +369,7 @@ impl Fs {
         for (completion, who) in run_batch(&**self.store.device(), ios).into_iter().zip(users) {
             let Err(e) = completion.result else { continue };
             tracing::error!("writeback: {e}");
-            for (who, _, _, logged) in who {
+            for (who, logged) in who {
                 parts[who].as_mut().expect("a segment belongs to a part").failed = true;
                 self.restore_logged(&inodes[who], &logged);
             }
@@ -466,6 +468,47 @@ impl Fs {
         Ok(())
     }
 
+    /// After the record: the blocks behind the pages have written extents now. Pages whose write failed are dirty again:
+    /// an fsync that finds them tries anew, and never answers success for bytes that are not in place.
+    fn settle(&self, inodes: &[Arc<Inode>], parts: &[Option<Part>], completed: bool) {
+        for (inode, part) in inodes.iter().zip(parts) {
+            let Some(part) = part else { continue };
+            let mut pages = inode.pages.lock();
+            let indices = || part.ranges.iter().flat_map(|(from, to)| *from..*to);
+            indices().for_each(|index| pages.release_hold(index));
+            if part.failed {
+                self.account(self.keep_dirty(&mut pages, indices()));
+                self.list_dirty(inode, &mut inode.meta.lock());
+                continue;
+            }
+            let mut surplus = 0;
+            for (from, to) in part.ranges.iter().filter(|_| completed) {
+                for (_, page) in pages.map.range_mut(*from..*to) {
+                    // A writer that came before the record was there has promised a block that is not needed.
+                    surplus += (page.backing == Backing::Reserved) as u64;
+                    page.backing = Backing::Written;
+                }
+            }
+            pages.release(surplus);
+        }
+    }
+
+    /// Pages that were to be written and were not. Blocks found for them were given back: they are promised anew.
+    fn keep_dirty(&self, pages: &mut Pages, indices: impl Iterator<Item = u64>) -> Delta {
+        let mut delta = Delta::default();
+        for index in indices {
+            delta.dirty += pages.mark_dirty(index, Some((0, BLOCK_SIZE as u16))).dirty;
+            if pages.get(index).is_some_and(|page| page.backing == Backing::Unknown)
+                // Without a promise, if others were faster, the page asks for space when it is written.
+                && let Ok(promise) = self.store.alloc().reserve_data(1)
+            {
+                pages.reserve(promise);
+                pages.map.get_mut(&index).expect("just seen").backing = Backing::Reserved;
+            }
+        }
+        delta
+    }
+
     fn unlist_clean(&self, inodes: &[Arc<Inode>]) {
         for inode in inodes {
             let pages = inode.pages.lock();
@@ -494,23 +537,6 @@ impl Fs {
             self.writeback(&oldest, Which::Dirty, Class::Normal)?;
         }
         Ok(())
-    }
-}
-
-/// The blocks behind the pages of a completed pass have written extents now.
-fn settle_backing(inodes: &[Arc<Inode>], parts: &[Option<Part>]) {
-    for (inode, part) in inodes.iter().zip(parts) {
-        let Some(part) = part.as_ref().filter(|p| !p.failed) else { continue };
-        let mut pages = inode.pages.lock();
-        let mut surplus = 0;
-        for (from, to) in &part.ranges {
-            for (_, page) in pages.map.range_mut(*from..*to) {
-                // A writer that came before the record was there has promised a block that is not needed.
-                surplus += (page.backing == Backing::Reserved) as u64;
-                page.backing = Backing::Written;
-            }
-        }
-        pages.release(surplus);
     }
 }
 

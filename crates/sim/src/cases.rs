@@ -251,6 +251,8 @@ impl Run {
                     "zero" => Falloc::Zero,
                     "zero_keep" => Falloc::ZeroKeep,
                     "punch" => Falloc::Punch,
+                    "collapse" => Falloc::Collapse,
+                    "insert" => Falloc::Insert,
                     other => return Err(format!("unknown mode {other}")),
                 };
                 Op::Fallocate { on: word.target(0)?, how, offset: word.number(2)?, len: word.number(3)? }

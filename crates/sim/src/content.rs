@@ -81,6 +81,16 @@ impl Content {
         self.size = size;
     }
 
+    /// A copy in which the chunks from `from` on lie at `to` instead, those between are gone or zero, and the size is
+    /// `size`. Both are multiples of the chunk size.
+    pub fn shifted(&self, from: u64, to: u64, size: u64) -> Content {
+        let (from, to) = (from / CHUNK, to / CHUNK);
+        let keep = from.min(to);
+        let head = self.chunks.range(..keep).map(|(n, chunk)| (*n, chunk.clone()));
+        let tail = self.chunks.range(from..).map(|(n, chunk)| (n - from + to, chunk.clone()));
+        Content { size, chunks: Arc::new(head.chain(tail).collect()) }
+    }
+
     fn change(&mut self, number: u64, edit: impl FnOnce(&mut Chunk)) {
         let chunks = Arc::make_mut(&mut self.chunks);
         let chunk = chunks.entry(number).or_insert_with(|| Arc::new(ZEROS));

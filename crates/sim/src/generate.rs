@@ -21,6 +21,9 @@ pub struct Profile {
     pub crashes: u32,
     /// In a thousand: names that are too long, sizes that are too large, sparse files of terabytes.
     pub extremes: u32,
+    /// In a thousand data operations: collapse and insert range. A write in place after one that is not durable shows at
+    /// another offset after a crash, as on other file systems: not for histories that crash.
+    pub shifts: u32,
 }
 
 impl Default for Profile {
@@ -34,6 +37,7 @@ impl Default for Profile {
             remounts: 4,
             crashes: 0,
             extremes: 10,
+            shifts: 0,
         }
     }
 }
@@ -285,6 +289,12 @@ impl Generator {
 
     fn data(&mut self, model: &Model) -> Op {
         let on = self.file(model);
+        if self.chance(self.profile.shifts) {
+            let how = self.pick(&[Falloc::Collapse, Falloc::Insert]);
+            let block = if self.chance(50) { 1000 } else { 4096 };
+            let (offset, len) = (self.offset() / 4096 * 4096, self.rng.random_range(1..8) * block);
+            return Op::Fallocate { on, how, offset, len };
+        }
         match self.rng.random_range(0..30) {
             0..16 => {
                 let offset = if self.chance(300) { self.size_of(model, &on) } else { self.offset() };

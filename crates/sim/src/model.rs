@@ -7,7 +7,7 @@
 //! *unspecified*: [`Model::apply`] answers `None` and whoever drives both sides leaves it out. Where several errors
 //! apply at once, the one Linux reports comes first and the others are allowed.
 
-use crate::content::Content;
+use crate::content::{CHUNK, Content};
 use crate::ops::{
     Falloc, OWNER, Op, Outcome, RDEV, Rename, Special, Target, XattrFlag, components, errno, split, stamp,
 };
@@ -356,12 +356,16 @@ impl Model {
     }
 
     fn symlink(&mut self, target: &str, path: &str) -> Answer {
-        self.vacant(path)?;
+        // The kernel looks at the target first.
         if target.is_empty() {
             return Err(errno::ENOENT.into());
         }
         if target.len() > SYMLINK_MAX {
-            return Err(errno::ENAMETOOLONG.into());
+            let mut errors = vec![errno::ENAMETOOLONG];
+            if let Err(No::Errno(also)) = self.vacant(path) {
+                errors.extend(also);
+            }
+            return Err(No::Errno(errors));
         }
         let mut inode = Inode::new(FileKind::Symlink, 0o777);
         inode.target = target.to_owned();
@@ -694,7 +698,10 @@ impl Model {
         inode.mtime = None;
         let to = if size < old { u64::MAX } else { size };
         let data = Some(DataChange { id, from: size, to, sets_size: size != old, grew: false });
-        Ok((Outcome::Done, Effect { ordered: true, datasync: size != old, touched: vec![id], data, persist: None }))
+        Ok((
+            Outcome::Done,
+            Effect { ordered: true, datasync: size != old, touched: vec![id], data, persist: None },
+        ))
     }
 
     fn fallocate(&mut self, on: &Target, how: Falloc, offset: u64, len: u64) -> Answer {
@@ -708,6 +715,9 @@ impl Model {
         };
         let inode = self.edit(id);
         let before = inode.content.clone();
+        if matches!(how, Falloc::Collapse | Falloc::Insert) {
+            return self.shift(id, how, offset, len);
+        }
         if how.zeroes() {
             inode.content.zero(offset, end);
         }
@@ -722,6 +732,33 @@ impl Model {
         // Nothing to see, nothing to make durable; and bytes that are nowhere but in memory may go without a trace.
         let touched = if inode.content == before { Vec::new() } else { vec![id] };
         Ok((Outcome::Done, Effect { ordered: true, datasync: sets_size, touched, data, persist: None }))
+    }
+}
+
+impl Model {
+    /// Collapse and insert range: whole blocks, inside the file.
+    fn shift(&mut self, id: Id, how: Falloc, offset: u64, len: u64) -> Answer {
+        let content = &self.get(id).content;
+        let size = content.size();
+        if !offset.is_multiple_of(CHUNK) || !len.is_multiple_of(CHUNK) {
+            return Err(errno::EINVAL.into());
+        }
+        let collapse = how == Falloc::Collapse;
+        let (from, to, new_size) = match collapse {
+            true if offset + len >= size => return Err(errno::EINVAL.into()),
+            false if offset >= size => return Err(errno::EINVAL.into()),
+            true => (offset + len, offset, size - len),
+            false => (offset, offset + len, size + len),
+        };
+        if new_size > FILE_SIZE_MAX {
+            return Err(errno::EFBIG.into());
+        }
+        let content = content.shifted(from, to, new_size);
+        let inode = self.edit(id);
+        inode.content = content;
+        inode.mtime = None;
+        let data = Some(DataChange { id, from: offset, to: u64::MAX, sets_size: true, grew: false });
+        Ok((Outcome::Done, Effect { ordered: true, datasync: true, touched: vec![id], data, persist: None }))
     }
 }
 

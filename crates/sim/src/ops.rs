@@ -88,6 +88,8 @@ pub enum Falloc {
     Punch,
     Zero,
     ZeroKeep,
+    Collapse,
+    Insert,
 }
 
 impl Falloc {
@@ -98,6 +100,8 @@ impl Falloc {
             Falloc::Punch => FallocateMode::PunchHole,
             Falloc::Zero => FallocateMode::ZeroRange { keep_size: false },
             Falloc::ZeroKeep => FallocateMode::ZeroRange { keep_size: true },
+            Falloc::Collapse => FallocateMode::CollapseRange,
+            Falloc::Insert => FallocateMode::InsertRange,
         }
     }
 

@@ -277,7 +277,10 @@ pub fn compare_trees(view: &View, model: &Model, depth: Depth) -> Result<BTreeMa
             match pairs.get(child) {
                 Some(known) if known == ino => {}
                 Some(known) => {
-                    return Err(format!("{}: {name:?} is inode {ino}, its other name is {known}", found.path));
+                    return Err(format!(
+                        "{}: {name:?} is inode {ino}, its other name is {known}",
+                        found.path
+                    ));
                 }
                 None if !taken.insert(*ino) => {
                     return Err(format!("{}: {name:?} has the inode {ino} of another file", found.path));

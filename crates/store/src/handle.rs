@@ -101,8 +101,9 @@ impl Handle<'_> {
         let bytes = record.finish();
         let decoded = Record::decode(store.log.head_lsn(), &bytes)?;
         let keys: SmallVec<[_; 8]> = apply::keys(&decoded.edits).collect();
-        // Read in what apply will touch: below the epoch guard nothing may wait for IO.
-        let _pins = store.tree.pin(&keys)?;
+        // Read in what apply will touch: below the epoch guard nothing may wait for IO. A tree that is in memory as a
+        // whole needs no pins; should the first eviction come just then, this one operation waits for a read.
+        let _pins = if store.tree.is_in_memory() { None } else { Some(store.tree.pin(&keys)?) };
         let gate = store.gate.read();
         store.check_alive()?;
         let lsn = store.log.append(&mut self.log, &bytes);

@@ -243,7 +243,7 @@ impl Recovery {
             }
             Ok(())
         })?;
-        self.alloc.durable(Lsn(u64::MAX));
+        self.alloc.durable(end.head);
         self.alloc.replay_done();
         self.summary.log_writes = end.writes;
         self.summary.records = end.records;

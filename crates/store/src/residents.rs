@@ -5,8 +5,8 @@
 //! newer piece replaces what it covers.
 
 use kedge_base::lock::{Mutex, Rank};
-use kedge_base::{Ino, Lsn};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use kedge_base::{Ino, InoMap, Lsn};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -48,8 +48,11 @@ pub struct ResidentRange {
 
 type Pieces = BTreeMap<u64, Piece>;
 
+/// Offset, length and bytes of a piece.
+pub(crate) type DrainedPiece = (u64, u64, Source);
+
 pub(crate) struct Residents {
-    shards: Vec<Mutex<HashMap<Ino, Pieces>>>,
+    shards: Vec<Mutex<InoMap<Pieces>>>,
     /// (LSN, inode) of every piece, counted: the oldest is what holds the tail.
     ages: Mutex<BTreeMap<(Lsn, Ino), u32>>,
     pieces: AtomicUsize,
@@ -58,13 +61,13 @@ pub(crate) struct Residents {
 impl Residents {
     pub fn new() -> Residents {
         Residents {
-            shards: (0..SHARDS).map(|_| Mutex::new(Rank::Residents, HashMap::new())).collect(),
+            shards: (0..SHARDS).map(|_| Mutex::new(Rank::Residents, InoMap::default())).collect(),
             ages: Mutex::new(Rank::Leaf, BTreeMap::new()),
             pieces: AtomicUsize::new(0),
         }
     }
 
-    fn shard(&self, ino: Ino) -> &Mutex<HashMap<Ino, Pieces>> {
+    fn shard(&self, ino: Ino) -> &Mutex<InoMap<Pieces>> {
         &self.shards[(ino.0 as usize) % SHARDS]
     }
 
@@ -142,7 +145,7 @@ impl Residents {
     }
 
     /// Takes everything out, for recovery: per inode, pieces in order of offset.
-    pub fn drain(&self) -> Vec<(Ino, Vec<(u64, u64, Source)>)> {
+    pub fn drain(&self) -> Vec<(Ino, Vec<DrainedPiece>)> {
         let mut all = Vec::new();
         for shard in &self.shards {
             for (ino, pieces) in shard.lock().drain() {
@@ -151,7 +154,7 @@ impl Residents {
         }
         self.ages.lock().clear();
         self.pieces.store(0, Ordering::Relaxed);
-        all.sort_by_key(|(ino, _): &(Ino, _)| *ino);
+        all.sort_by_key(|(ino, _): &(Ino, Vec<DrainedPiece>)| *ino);
         all
     }
 }
