@@ -8,6 +8,7 @@ use kedge_base::{BlockNo, CorruptKind, Error, Generation, Result};
 use kedge_format::alloc::GROUP_BLOCKS;
 use kedge_format::node::NODE_BLOCKS;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::time::Duration;
 
 impl Alloc {
     /// Promises `slots` node slots to an operation.
@@ -34,6 +35,11 @@ impl Alloc {
             Refusal::Hopeless if self.pending.blocks() > 0 => Ok(None),
             Refusal::Hopeless => Err(Error::NoSpace),
         }
+    }
+
+    /// Waits until an operation gives its promise back, at most `limit`. False, at once, if no promise is out.
+    pub fn wait_for_nodes(&self, limit: Duration) -> bool {
+        self.pool.wait_returned(limit)
     }
 
     /// Makes a slot of the pool a node, preferably the first at or behind `near` (0: behind the last one). Runs under
