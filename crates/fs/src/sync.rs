@@ -31,6 +31,8 @@ const LOG_RECORD_BYTES: u64 =
     LOG_DATA_MAX as u64 + 2 * PATCH_BYTES + LOG_DATA_PAGES as u64 * (PROMISE_PER_PIECE as u64 + 32);
 /// Inodes whose time stamps go into one record.
 const TIMES_INODES: usize = 256;
+/// The same on a full image.
+const TIMES_INODES_FULL: usize = 8;
 
 /// What an fsync still has to wait for.
 #[derive(Clone, Copy, Debug)]
@@ -107,7 +109,8 @@ impl Fs {
     /// New are bytes without a written block, bytes behind the logged size, and bytes of pages that are log-resident
     /// already: those must be logged again, or replay would put the older record over them.
     fn log_small_data(&self, inode: &Arc<Inode>) -> Result<bool> {
-        let mut handle = self.begin(LOG_RECORD_BYTES, 1, Class::Normal)?;
+        // Keeps a promise, as writeback does.
+        let mut handle = self.begin(LOG_RECORD_BYTES, 1, Class::Reclaim)?;
         let _wb = inode.wb.lock();
         let mut pages = inode.pages.lock();
         let dirty = pages.unclean(Which::Dirty, LOG_DATA_PAGES + 1);
@@ -160,27 +163,33 @@ impl Fs {
     /// Makes records of the time stamps that waited in the inodes.
     fn log_times(&self, inodes: &[Arc<Inode>]) -> Result<()> {
         for chunk in inodes.chunks(TIMES_INODES) {
-            let mut handle =
-                self.begin(PATCH_BYTES * chunk.len() as u64, chunk.len() as u32, Class::Reclaim)?;
-            let mut changes = Vec::with_capacity(chunk.len());
-            for inode in chunk {
-                let meta = inode.meta.lock();
-                if meta.unlogged.is_empty() || meta.dead {
-                    continue;
+            match self.log_times_of(chunk) {
+                // Many inodes may cost more tree nodes than a full image has; few at a time need few.
+                Err(Error::Engine(kedge_base::Error::NoSpace)) if chunk.len() > TIMES_INODES_FULL => {
+                    chunk.chunks(TIMES_INODES_FULL).try_for_each(|few| self.log_times_of(few))?;
                 }
-                let core = meta.core;
-                changes.push(crate::core::Change {
-                    inode,
-                    meta,
-                    core,
-                    mask: InodeMask::default(),
-                    logged_size: None,
-                });
-            }
-            if !changes.is_empty() {
-                self.commit(&mut handle, RecordBuilder::new(RecordOp::Times), &mut changes)?;
+                other => other?,
             }
         }
+        Ok(())
+    }
+
+    fn log_times_of(&self, inodes: &[Arc<Inode>]) -> Result<()> {
+        let mut handle = self.begin(PATCH_BYTES * inodes.len() as u64, inodes.len() as u32, Class::Reclaim)?;
+        let mut changes = Vec::with_capacity(inodes.len());
+        for inode in inodes {
+            let meta = inode.meta.lock();
+            if meta.unlogged.is_empty() || meta.dead {
+                continue;
+            }
+            let core = meta.core;
+            let mask = InodeMask::default();
+            changes.push(crate::core::Change { inode, meta, core, mask, logged_size: None });
+        }
+        if changes.is_empty() {
+            return Ok(());
+        }
+        self.commit(&mut handle, RecordBuilder::new(RecordOp::Times), &mut changes)?;
         Ok(())
     }
 
