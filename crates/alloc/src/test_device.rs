@@ -1,13 +1,14 @@
 //! The sparse memory device of this crate's tests.
 
 use kedge_base::{BLOCK_SIZE, IoBuf, Result};
-use kedge_device::{Completion, CompletionSink, Device, FuaKind, Geometry, Op, Request};
+use kedge_device::{Completion, CompletionSink, Device, DeviceStats, FuaKind, Geometry, Op, Request};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 
 pub struct TestDevice {
     geometry: Geometry,
+    stats: DeviceStats,
     pub blocks: Mutex<HashMap<u64, Vec<u8>>>,
 }
 
@@ -20,11 +21,15 @@ impl TestDevice {
             discard_zeroes: false,
             fua: FuaKind::Native,
         };
-        TestDevice { geometry, blocks: Mutex::new(HashMap::new()) }
+        TestDevice { geometry, stats: DeviceStats::default(), blocks: Mutex::new(HashMap::new()) }
     }
 }
 
 impl Device for TestDevice {
+    fn stats(&self) -> &DeviceStats {
+        &self.stats
+    }
+
     fn geometry(&self) -> &Geometry {
         &self.geometry
     }

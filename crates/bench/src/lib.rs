@@ -1,1 +1,53 @@
-//! kedge-bench.
+//! Experiments that a reader can repeat: KedgeFS beside something else, measured on this machine, now.
+//!
+//! ```text
+//! baseline                 the experiment behind docs/PERFORMANCE.md
+//! contest                  contestants, alternated rounds, the choice of how much to do
+//! report                   what came out, as text, Markdown and JSON
+//! sample, parse            medians and spread; what fs_mark and dbench print
+//! library                  loops in this process, on the library or through std::fs
+//! mounts, place, shell     mounts, the directory and machine, commands: whatever has to be undone
+//! ```
+//!
+//! # What makes a figure believable
+//! 1. Contestants take turns (A B A B …), so that a machine that slows down slows all of them. The median stands for the
+//!    rounds; the spread is printed beside it.
+//! 2. A round that is not counted comes first. It warms up and says how much work a round needs to last long enough;
+//!    then all contestants do the same amount.
+//! 3. Each command is printed as it is run. Nothing is tuned for one side.
+//! 4. What cannot be measured here is named. A contestant that fails is reported as failed and never left out.
+#![forbid(unsafe_code)]
+
+pub mod baseline;
+mod contest;
+mod library;
+mod mounts;
+mod parse;
+mod place;
+mod report;
+mod sample;
+mod shell;
+
+pub use report::Report;
+pub use shell::Interrupt;
+
+use std::path::PathBuf;
+
+/// What all experiments are told.
+pub struct Settings {
+    /// Where images are made, in a directory of their own; `None`: below the current directory.
+    pub dir: Option<PathBuf>,
+    /// Bytes of each image.
+    pub size: u64,
+    /// Counted rounds for each contestant; `None`: as many as the experiment finds right.
+    pub rounds: Option<usize>,
+    /// Few and short rounds: shows that it works.
+    pub quick: bool,
+    /// Write the images full before they are used, so that the host has no blocks to allocate under them.
+    pub written: bool,
+    /// The program that commands mean by `kedge`.
+    pub kedge: PathBuf,
+    pub interrupt: Interrupt,
+    /// Is told what goes on.
+    pub progress: fn(&str),
+}

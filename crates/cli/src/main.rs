@@ -9,6 +9,7 @@
 //! place shows what the command line needs of them.
 #![deny(unsafe_code)]
 
+mod bench;
 mod daemon;
 mod dump;
 mod engine;
@@ -62,6 +63,8 @@ enum Command {
     Stats(stats::Args),
     /// Show the structures of an image
     Dump(dump::Args),
+    /// Measure it beside other file systems
+    Bench(bench::Args),
 }
 
 /// A request that makes no sense: exit code 2 (fsck: 16), unlike a sensible one that failed.
@@ -100,6 +103,7 @@ fn main() -> ExitCode {
         Command::Info(args) => info::run(args),
         Command::Stats(args) => stats::run(args),
         Command::Dump(args) => dump::run(args),
+        Command::Bench(args) => bench::run(args),
     };
     match outcome {
         Ok(code) => code,

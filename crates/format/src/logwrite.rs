@@ -9,7 +9,7 @@
 //! 6. `blocks` is at least 1 and at most [`WRITE_BLOCKS_MAX`] and the ring's size; header and payload fit it.
 //! 7. The payload divides exactly into frames (`u32` length, then that many bytes, length at least 1).
 //!
-//! Recovery stops at the first write that is not valid. A write that fails 4 *alone*, with a newer epoch, proves that a
+//! Recovery stops at the first write that is not valid. A write that fails 7 *alone* was written so: corruption. A write that fails 4 *alone*, with a newer epoch, proves that a
 //! newer superblock slot was lost: corruption, not the end of the log. So does a valid write behind the stop whose
 //! `durable_lsn` lies behind the stop.
 
@@ -121,7 +121,7 @@ impl WriteHeader {
         let mut out = Vec::new();
         while at < end {
             let len = u32::from_le_bytes(write.get(at..at + FRAME_SIZE)?.try_into().ok()?) as usize;
-            if len == 0 || len > end - at - FRAME_SIZE {
+            if len == 0 || len > (end - at).saturating_sub(FRAME_SIZE) {
                 return None;
             }
             out.push((Lsn(self.lsn.0 + at as u64), write.get(at + FRAME_SIZE..at + FRAME_SIZE + len)?));

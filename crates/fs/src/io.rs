@@ -207,9 +207,10 @@ impl Fs {
             self.zero_tail_page(inode, size)?;
         }
         let mut held: SmallVec<[HeldPage<'_>; 2]> = SmallVec::new();
-        for (index, partial) in
-            [(first, offset % BLOCK != 0), (end - 1, (offset + data.len() as u64) % BLOCK != 0)]
-        {
+        for (index, partial) in [
+            (first, !offset.is_multiple_of(BLOCK)),
+            (end - 1, !(offset + data.len() as u64).is_multiple_of(BLOCK)),
+        ] {
             if partial && index * BLOCK < size {
                 held.push(self.load_page(inode, index)?);
             }
@@ -258,7 +259,7 @@ impl Fs {
     /// Before a file grows past a cut block: the bytes behind the old end become zero, in memory and on their way to
     /// the device. They may be anything on the device after a crash between data write and size record.
     fn zero_tail_page(&self, inode: &Arc<Inode>, size: u64) -> Result<()> {
-        if size % BLOCK == 0 {
+        if size.is_multiple_of(BLOCK) {
             return Ok(());
         }
         let index = size / BLOCK;
@@ -285,7 +286,7 @@ impl Fs {
             pages.dirty_count() + pages.logged_count() > 0
         };
         if unclean && !self.store.is_read_only() {
-            self.writeback(&[inode.clone()], Which::All, kedge_store::Class::Normal)?;
+            self.writeback(std::slice::from_ref(&inode), Which::All, kedge_store::Class::Normal)?;
         }
         let _io = inode.io.read();
         let size = inode.meta.lock().core.size;

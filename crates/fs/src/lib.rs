@@ -28,6 +28,11 @@
 //! ```
 #![forbid(unsafe_code)]
 
+/// The example of the project's front page, compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct FrontPage;
+
 mod api;
 mod attr;
 mod core;

@@ -59,7 +59,13 @@ pub(crate) struct Page {
 
 impl Page {
     pub fn zeroed() -> Page {
-        Page { data: Box::new([0; BLOCK_SIZE]), dirty: None, logged: false, backing: Backing::Unknown, holds: 0 }
+        Page {
+            data: Box::new([0; BLOCK_SIZE]),
+            dirty: None,
+            logged: false,
+            backing: Backing::Unknown,
+            holds: 0,
+        }
     }
 
     pub fn is_clean(&self) -> bool {

@@ -39,7 +39,8 @@ impl Fs {
         }
         let shrinks = size < inode.meta.lock().core.size;
         let class = if shrinks { Class::Reclaim } else { Class::Normal };
-        let (mut handle, io, wb) = self.begin_settled(inode, class, |live| if size == live { 0 } else { size })?;
+        let (mut handle, io, wb) =
+            self.begin_settled(inode, class, |live| if size == live { 0 } else { size })?;
         let old = inode.meta.lock().core.size;
         let mut record = RecordBuilder::new(RecordOp::Truncate);
         if size > old {
@@ -117,7 +118,7 @@ impl Fs {
     fn forget_behind(&self, inode: &Inode, size: u64) {
         let mut pages = inode.pages.lock();
         let delta = pages.remove_range(size.div_ceil(BLOCK), u64::MAX);
-        if size % BLOCK != 0
+        if !size.is_multiple_of(BLOCK)
             && let Some(page) = pages.map.get_mut(&(size / BLOCK))
         {
             page.data[(size % BLOCK) as usize..].fill(0);
@@ -290,9 +291,8 @@ impl Fs {
             // Refused before anything is taken, unless blocks of the range are allocated already.
             let want = (last - at).min(1 << 15);
             let mut promise = self.store.reserve_data(want).ok();
-            let (mut handle, _io, _wb) = self.begin_settled(inode, Class::Normal, |size| {
-                if keep_size || end <= size { 0 } else { end }
-            })?;
+            let (mut handle, _io, _wb) = self
+                .begin_settled(inode, Class::Normal, |size| if keep_size || end <= size { 0 } else { end })?;
             let mut record = RecordBuilder::new(RecordOp::Fallocate);
             let mut set = ExtentSet::default();
             let (reached, new) = self.take_holes(inode, at, at + want, &mut set, &mut promise)?;
@@ -378,12 +378,9 @@ impl Fs {
         let mut pages = inode.pages.lock();
         let mut surplus = 0;
         for (_, page) in pages.map.range_mut(from..to) {
-            match page.backing {
-                Backing::Reserved => {
-                    surplus += 1;
-                    page.backing = Backing::Unwritten;
-                }
-                _ => {}
+            if page.backing == Backing::Reserved {
+                surplus += 1;
+                page.backing = Backing::Unwritten;
             }
         }
         pages.release(surplus);
@@ -391,7 +388,7 @@ impl Fs {
 
     /// Collapse (remove a range and close up) and insert (open a hole). One record: all or nothing.
     fn shift_range(&self, inode: &Arc<Inode>, offset: u64, len: u64, collapse: bool) -> Result<()> {
-        if offset % BLOCK != 0 || len % BLOCK != 0 {
+        if !offset.is_multiple_of(BLOCK) || !len.is_multiple_of(BLOCK) {
             return Err(Error::Invalid("collapse and insert range take whole blocks"));
         }
         let (first, count) = (offset / BLOCK, len / BLOCK);

@@ -49,9 +49,8 @@ impl Fs {
         let inode = self.get(ino)?;
         if inode.kind == FileKind::Regular && !self.store.is_read_only() {
             if inode.pages.lock().dirty_count() > 0 && !self.log_small_data(&inode)? {
-                self.writeback(&[inode.clone()], Which::Dirty, Class::Normal).inspect_err(|_| {
-                    inode.meta.lock().write_failed = false; // told with this answer
-                })?;
+                let written = self.writeback(std::slice::from_ref(&inode), Which::Dirty, Class::Normal);
+                written.inspect_err(|_| inode.meta.lock().write_failed = false)?; // told with this answer
             }
             // A writeback that another thread runs has taken the dirty marks: wait for it.
             drop(inode.wb.lock());
@@ -132,13 +131,12 @@ impl Fs {
             let end = (index * BLOCK + hi as u64).min(size);
             let is_new = page.logged || page.backing != Backing::Written || start >= c.meta.logged_size;
             total += (end.saturating_sub(start)) as usize;
-            if !is_new || total > LOG_DATA_MAX {
+            // Zeros behind the end of the file have no bytes to log: they go in place.
+            if !is_new || start >= end || total > LOG_DATA_MAX {
                 return Ok(false);
             }
-            if start < end {
-                let lo = lo as usize;
-                record.data(inode.ino, start, &page.data[lo..lo + (end - start) as usize]);
-            }
+            let lo = lo as usize;
+            record.data(inode.ino, start, &page.data[lo..lo + (end - start) as usize]);
         }
         if size != c.meta.logged_size {
             c.mask |= InodeMask::SIZE;

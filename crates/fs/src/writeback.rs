@@ -355,7 +355,8 @@ impl Fs {
     ) -> Result<()> {
         segments.sort_by_key(|s| s.block);
         let mut ios = Vec::new();
-        let mut users: Vec<Vec<(usize, u64, u64, Vec<u64>)>> = Vec::new();
+        // Of each write: whose pages it carries, and which of them were logged.
+        let mut users: Vec<Vec<(usize, Vec<u64>)>> = Vec::new();
         let mut at = 0;
         while at < segments.len() {
             let start = segments[at].block;
@@ -376,7 +377,7 @@ impl Fs {
                 let len = s.count as usize * BLOCK_SIZE;
                 let logged =
                     self.copy_pages(&inodes[s.who], s, part, &mut buf.as_mut_bytes()[offset..offset + len]);
-                who.push((s.who, s.index, s.count, logged));
+                who.push((s.who, logged));
                 offset += len;
             }
             self.stats.data_writes.inc();
@@ -389,7 +390,7 @@ impl Fs {
         for (completion, who) in run_batch(&**self.store.device(), ios).into_iter().zip(users) {
             let Err(e) = completion.result else { continue };
             tracing::error!("writeback: {e}");
-            for (who, _, _, logged) in who {
+            for (who, logged) in who {
                 parts[who].as_mut().expect("a segment belongs to a part").failed = true;
                 self.restore_logged(&inodes[who], &logged);
             }

@@ -1,5 +1,7 @@
 //! First steps in process: names, data, fsync, reopening, crashing.
 
+#![allow(clippy::unwrap_used)]
+
 use kedge_device::MemDevice;
 use kedgefs::*;
 use std::sync::Arc;

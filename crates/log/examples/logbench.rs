@@ -8,7 +8,7 @@ mod common;
 
 use common::{MemDevice, Setup};
 use kedge_base::{BLOCK_SIZE, BlockNo, Clock, Error, IoBuf, Lsn, Result, SystemClock};
-use kedge_device::{CompletionSink, Device, FuaKind, Geometry, Request};
+use kedge_device::{CompletionSink, Device, DeviceStats, FuaKind, Geometry, Request};
 use kedge_log::{ForceCause, Log, LogConfig, ReserveClass};
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -20,6 +20,7 @@ const RECORD: [u8; 150] = [7; 150];
 const RING_BLOCKS: u64 = 16 << 8;
 
 struct FileDevice {
+    stats: DeviceStats,
     file: File,
     geometry: Geometry,
 }
@@ -39,11 +40,14 @@ impl FileDevice {
             discard_zeroes: false,
             fua: FuaKind::Native,
         };
-        Arc::new(FileDevice { file, geometry })
+        Arc::new(FileDevice { file, geometry, stats: DeviceStats::default() })
     }
 }
 
 impl Device for FileDevice {
+    fn stats(&self) -> &DeviceStats {
+        &self.stats
+    }
     fn geometry(&self) -> &Geometry {
         &self.geometry
     }
@@ -88,16 +92,12 @@ fn open(device: Arc<dyn Device>, in_flight_max: usize) -> Arc<Log> {
     Log::new(device, Arc::new(SystemClock::default()), setup.barrier, config)
 }
 
-/// Appends without forces; the tail follows the durable log.
+/// Appends without forces.
 fn appends(device: Arc<dyn Device>, threads: usize, seconds: u64) {
     let log = open(device, 4);
-    let (rate, _) = run(&log, threads, seconds, |log, n| {
+    let (rate, _) = run(&log, threads, seconds, |log| {
         let mut reservation = log.reserve(RECORD.len() as u64, ReserveClass::Normal).unwrap();
         log.append(&mut reservation, &RECORD);
-        drop(reservation);
-        if n.is_multiple_of(4096) {
-            log.advance_tail(log.durable_lsn());
-        }
     });
     println!("append, {threads:2} threads: {:6.2} M/s with a reservation each", rate / 1e6);
 }
@@ -106,25 +106,21 @@ fn appends(device: Arc<dyn Device>, threads: usize, seconds: u64) {
 fn bare_appends(device: Arc<dyn Device>, seconds: u64) {
     let log = open(device, 4);
     const MANY: u64 = 1000 * (RECORD.len() as u64 + kedge_log::RECORD_OVERHEAD);
-    let (rate, _) = run(&log, 1, seconds, |log, _| {
+    let (rate, _) = run(&log, 1, seconds, |log| {
         let mut reservation = log.reserve(MANY, ReserveClass::Normal).unwrap();
         for _ in 0..1000 {
             log.append(&mut reservation, &RECORD);
         }
-        log.advance_tail(log.durable_lsn());
     });
     println!("append,  1 thread:  {:6.2} M/s with a reservation for 1000", rate * 1000.0 / 1e6);
 }
 
 fn forces(device: Arc<dyn Device>, in_flight_max: usize, threads: usize, seconds: u64) {
     let log = open(device, in_flight_max);
-    let (rate, elapsed) = run(&log, threads, seconds, |log, n| {
+    let (rate, elapsed) = run(&log, threads, seconds, |log| {
         let mut reservation = log.reserve(RECORD.len() as u64, ReserveClass::Normal).unwrap();
         let at = log.append(&mut reservation, &RECORD);
         log.force(at.end, ForceCause::Fsync).unwrap();
-        if n.is_multiple_of(64) {
-            log.advance_tail(log.durable_lsn());
-        }
     });
     let stats = log.stats();
     let (force, write) = (stats.force_latency.snapshot(), stats.write_latency.snapshot());
@@ -139,8 +135,8 @@ fn forces(device: Arc<dyn Device>, in_flight_max: usize, threads: usize, seconds
     );
 }
 
-/// Calls of `step` per second, over all threads.
-fn run(log: &Arc<Log>, threads: usize, seconds: u64, step: fn(&Log, u64)) -> (f64, Duration) {
+/// Calls of `step` per second, over all threads. This thread plays the checkpoint: the tail follows the durable log.
+fn run(log: &Arc<Log>, threads: usize, seconds: u64, step: fn(&Log)) -> (f64, Duration) {
     let stop = Arc::new(AtomicBool::new(false));
     let count = Arc::new(AtomicU64::new(0));
     let clock = SystemClock::default();
@@ -150,7 +146,7 @@ fn run(log: &Arc<Log>, threads: usize, seconds: u64, step: fn(&Log, u64)) -> (f6
             kedge_base::spawn_named("bench", move || {
                 let mut n = 0;
                 while !stop.load(Relaxed) {
-                    step(&log, n);
+                    step(&log);
                     n += 1;
                 }
                 count.fetch_add(n, Relaxed);
@@ -158,10 +154,10 @@ fn run(log: &Arc<Log>, threads: usize, seconds: u64, step: fn(&Log, u64)) -> (f6
             .unwrap()
         })
         .collect();
-    std::thread::sleep(Duration::from_secs(seconds));
-    stop.store(true, Relaxed);
-    for worker in workers {
-        worker.join().unwrap();
+    while !workers.iter().all(|w| w.is_finished()) {
+        std::thread::sleep(Duration::from_millis(1));
+        log.advance_tail(log.durable_lsn());
+        stop.store(clock.monotonic() >= Duration::from_secs(seconds), Relaxed);
     }
     let elapsed = clock.monotonic();
     (count.load(Relaxed) as f64 / elapsed.as_secs_f64(), elapsed)

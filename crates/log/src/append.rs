@@ -43,6 +43,7 @@ impl Log {
         let write_start = state.open.base;
         shared.head.store(state.open.head().0, Release);
         state.reserve.give_back(charge);
+        state.assert_within_ring();
         state.grant(&mut wake);
         drop(guard);
         wake.fire(&shared.writers);

@@ -7,6 +7,12 @@
 //! for it; forces that find no slot wait while the open batch gathers, and the first of them leads the next write, with
 //! everyone's records in it.
 //!
+//! A write starts beside others in flight only when as many forces have gathered in it as those are to answer. With few
+//! threads that lets every force write at once, in parallel; with many it keeps groups large, where starting whenever a
+//! slot is free splits them into small writes. Measured on a file (O_DIRECT, O_DSYNC), forces a second, against "whenever
+//! a slot is free" and against "one write at a time": equal to the first and ten times the second with 2 threads, both
+//! beaten with 4, equal to the second and a quarter above the first with 16.
+//!
 //! A completed write wakes those whose target the durable prefix has reached, and one who may lead; nobody else.
 //!
 //! # Why no wake-up is lost
@@ -38,8 +44,8 @@ pub(crate) struct ForceWaiter {
 impl State {
     /// Whether a leader may take a batch now, provided that there is one.
     pub fn may_start(&self) -> bool {
-        self.active < self.in_flight_max
-            && (!self.sealed.is_empty() || self.open.forces as usize >= gather(self.active))
+        let gathered = !self.sealed.is_empty() || self.open.forces >= self.forces_in_flight().max(1);
+        gathered && self.in_flight() < self.in_flight_max
     }
 
     fn first_unwritten_waiter(&self) -> Option<&ForceWaiter> {
@@ -80,11 +86,6 @@ impl State {
         let at = self.waiters.iter().rposition(|w| w.target <= waiter.target).map_or(0, |i| i + 1);
         self.waiters.insert(at, waiter);
     }
-}
-
-/// Forces that must have gathered in the open batch before a write may start beside `active` others.
-fn gather(active: usize) -> usize {
-    active.max(1)
 }
 
 impl Log {

@@ -210,6 +210,12 @@ impl State {
         }
     }
 
+    /// Beyond the ring's end, or the tail's, lies log that is still needed: better to stop than to overwrite it.
+    pub fn assert_within_ring(&self) {
+        let taken = self.used() + self.reserve.reserved;
+        assert!(taken <= self.reserve.ring, "log of {taken} bytes in a ring of {}", self.reserve.ring);
+    }
+
     fn reserve_now(&mut self, charge: u64, class: ReserveClass) -> Option<Lacks> {
         if self.is_short_of_memory() && class != ReserveClass::Checkpoint {
             return Some(Lacks::Memory);

@@ -34,7 +34,8 @@
 //!
 //! # How far to look
 //! Let the write at the stop have been acknowledged. The first write composed after that carries a durable LSN above the stop.
-//! Between the two start at most `IN_FLIGHT_MAX - 1` others, each of at most `WRITE_BLOCKS_MAX` blocks, so it starts within
+//! A write is composed only while fewer than `IN_FLIGHT_MAX` lie between the durable prefix and it, so at most
+//! `IN_FLIGHT_MAX - 1` others, each of at most `WRITE_BLOCKS_MAX` blocks, come between the two: it starts within
 //! `IN_FLIGHT_MAX * WRITE_BLOCKS_MAX` blocks of the stop. If there is none, the lost write was the last one: that cannot be
 //! told from a write that never made it, nor need it be on a device that keeps what it acknowledged.
 //!

@@ -15,6 +15,8 @@ pub(crate) type Callback = Box<dyn FnOnce(Result<()>) + Send>;
 
 struct InFlight {
     end: Lsn,
+    /// Forces it answers.
+    forces: u32,
     done: bool,
 }
 
@@ -27,10 +29,9 @@ pub(crate) struct State {
     pub open: Batch,
     /// Full, not yet handed to a leader; in LSN order, right before `open`.
     pub sealed: VecDeque<Batch>,
-    /// Handed to leaders, in LSN order, right before `sealed`; completed ones stay until all before them are completed.
+    /// Handed to leaders, in LSN order, right before `sealed`. A completed one keeps its slot until all before it are
+    /// completed: so no write starts more than `in_flight_max` writes behind the durable prefix, on which recovery relies.
     in_flight: VecDeque<InFlight>,
-    /// Leaders at work.
-    pub active: usize,
     /// End of the last batch handed to a leader.
     pub taken: Lsn,
     pub durable: Lsn,
@@ -63,7 +64,6 @@ impl State {
             open: Batch::new(config.head, IoBuf::default()),
             sealed: VecDeque::new(),
             in_flight: VecDeque::new(),
-            active: 0,
             taken: config.head,
             durable: config.head,
             tail: config.tail,
@@ -76,6 +76,16 @@ impl State {
             stopping: false,
             pool: Vec::new(),
         }
+    }
+
+    /// Slots in use.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    /// Forces that writes under way will answer.
+    pub fn forces_in_flight(&self) -> u32 {
+        self.in_flight.iter().filter(|w| !w.done).map(|w| w.forces).sum()
     }
 
     /// Bytes of ring between the tail and the end of the open batch, padding included.
@@ -125,15 +135,13 @@ impl State {
         let batch = self.sealed.pop_front().unwrap_or_else(|| self.close_open());
         assert!(!batch.is_empty() && batch.base == self.taken, "batches are written in order, none empty");
         self.taken = batch.end();
-        self.in_flight.push_back(InFlight { end: self.taken, done: false });
-        self.active += 1;
+        self.in_flight.push_back(InFlight { end: self.taken, forces: batch.forces, done: false });
         self.pump(wake);
         batch.into_write(epoch, self.tail, self.durable)
     }
 
     /// Takes note that a leader is done with its write, however it went.
     pub fn leave(&mut self, write: Write) {
-        self.active -= 1;
         self.staged -= write.buf.len() as u64;
         self.recycle(write.buf);
     }

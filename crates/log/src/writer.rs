@@ -57,7 +57,7 @@ fn run(shared: &Shared) {
 impl State {
     /// Nothing is left for a writer thread to do, now or when a write in flight completes.
     fn is_drained(&self) -> bool {
-        self.answers.is_empty() && self.sealed.is_empty() && (self.dead.is_some() || self.active == 0)
+        self.answers.is_empty() && self.sealed.is_empty() && (self.dead.is_some() || self.in_flight() == 0)
     }
 }
 

@@ -1,4 +1,5 @@
 //! Scans of logs that a crash cannot have produced: recovery must say so, and never hand out a wrong record.
+#![allow(clippy::unwrap_used)]
 
 mod common;
 

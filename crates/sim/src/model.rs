@@ -740,7 +740,7 @@ impl Model {
     fn shift(&mut self, id: Id, how: Falloc, offset: u64, len: u64) -> Answer {
         let content = &self.get(id).content;
         let size = content.size();
-        if offset % CHUNK != 0 || len % CHUNK != 0 {
+        if !offset.is_multiple_of(CHUNK) || !len.is_multiple_of(CHUNK) {
             return Err(errno::EINVAL.into());
         }
         let collapse = how == Falloc::Collapse;

@@ -39,11 +39,13 @@ fn work(fs: &FileSystem, number: u64, seed: u64) -> Result<(), String> {
             45..52 => fs.fsync(ino, rng.random_bool(0.5)).map_err(said("fsync"))?,
             52..55 => fs.sync().map_err(said("sync"))?,
             55..62 => {
-                fs.setattr(ino, &SetAttr { size: Some(at as u64), ..SetAttr::default() }).map_err(said("truncate"))?;
+                fs.setattr(ino, &SetAttr { size: Some(at as u64), ..SetAttr::default() })
+                    .map_err(said("truncate"))?;
                 expected.resize(at, 0);
             }
             62..68 => {
-                fs.fallocate(ino, kedgefs::FallocateMode::PunchHole, at as u64, len as u64).map_err(said("punch"))?;
+                fs.fallocate(ino, kedgefs::FallocateMode::PunchHole, at as u64, len as u64)
+                    .map_err(said("punch"))?;
                 let end = expected.len().min(at + len);
                 expected[at.min(end)..end].fill(0);
             }
@@ -52,7 +54,8 @@ fn work(fs: &FileSystem, number: u64, seed: u64) -> Result<(), String> {
                 let read = fs.read(ino, at as u64, &mut buf).map_err(said("read"))?;
                 let right = &expected[at.min(expected.len())..expected.len().min(at + len)];
                 if buf[..read] != *right {
-                    let first = buf.iter().zip(right).position(|(a, b)| a != b).unwrap_or(read.min(right.len()));
+                    let first =
+                        buf.iter().zip(right).position(|(a, b)| a != b).unwrap_or(read.min(right.len()));
                     return Err(format!(
                         "{name}, step {step}: {read} bytes at {at}, {} expected; byte {} is {:#04x}, expected {:?}",
                         right.len(),

@@ -48,6 +48,9 @@ pub struct ResidentRange {
 
 type Pieces = BTreeMap<u64, Piece>;
 
+/// Offset, length and bytes of a piece.
+pub(crate) type DrainedPiece = (u64, u64, Source);
+
 pub(crate) struct Residents {
     shards: Vec<Mutex<InoMap<Pieces>>>,
     /// (LSN, inode) of every piece, counted: the oldest is what holds the tail.
@@ -142,7 +145,7 @@ impl Residents {
     }
 
     /// Takes everything out, for recovery: per inode, pieces in order of offset.
-    pub fn drain(&self) -> Vec<(Ino, Vec<(u64, u64, Source)>)> {
+    pub fn drain(&self) -> Vec<(Ino, Vec<DrainedPiece>)> {
         let mut all = Vec::new();
         for shard in &self.shards {
             for (ino, pieces) in shard.lock().drain() {
@@ -151,7 +154,7 @@ impl Residents {
         }
         self.ages.lock().clear();
         self.pieces.store(0, Ordering::Relaxed);
-        all.sort_by_key(|(ino, _): &(Ino, _)| *ino);
+        all.sort_by_key(|(ino, _): &(Ino, Vec<DrainedPiece>)| *ino);
         all
     }
 }

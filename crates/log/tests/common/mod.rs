@@ -5,8 +5,8 @@
 #![allow(dead_code)]
 
 use kedge_base::{BLOCK_SIZE, Error, IoBuf, Result};
-use kedge_device::{CompletionSink, Device, FuaKind, Geometry, Request};
-use parking_lot::Mutex;
+use kedge_device::{CompletionSink, Device, DeviceStats, FuaKind, Geometry, Request};
+use parking_lot::{Condvar, Mutex};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::sync::Arc;
@@ -24,13 +24,16 @@ struct Inner {
     in_flight_max: usize,
     fail_at: Option<u64>,
     crash_at: Option<u64>,
+    held: Option<u64>,
     frozen: bool,
     rng: StdRng,
 }
 
 pub struct MemDevice {
     geometry: Geometry,
+    stats: DeviceStats,
     inner: Mutex<Inner>,
+    released: Condvar,
     latency: Duration,
 }
 
@@ -60,10 +63,17 @@ impl MemDevice {
             in_flight_max: 0,
             fail_at: None,
             crash_at: None,
+            held: None,
             frozen: false,
             rng: StdRng::seed_from_u64(seed),
         };
-        Arc::new(MemDevice { geometry, inner: Mutex::new(inner), latency })
+        Arc::new(MemDevice {
+            geometry,
+            stats: DeviceStats::default(),
+            inner: Mutex::new(inner),
+            released: Condvar::new(),
+            latency,
+        })
     }
 
     /// The `n`-th write from now on fails (0: the next); nothing of it reaches the medium.
@@ -76,6 +86,17 @@ impl MemDevice {
     pub fn crash_in_write(&self, n: u64) {
         let mut inner = self.inner.lock();
         inner.crash_at = Some(inner.writes + n);
+    }
+
+    /// The `n`-th write from now on does not complete until [`MemDevice::release`].
+    pub fn hold_write(&self, n: u64) {
+        let mut inner = self.inner.lock();
+        inner.held = Some(inner.writes + n);
+    }
+
+    pub fn release(&self) {
+        self.inner.lock().held = None;
+        self.released.notify_all();
     }
 
     /// Power is cut now.
@@ -134,6 +155,10 @@ impl Inner {
 }
 
 impl Device for MemDevice {
+    fn stats(&self) -> &DeviceStats {
+        &self.stats
+    }
+
     fn geometry(&self) -> &Geometry {
         &self.geometry
     }
@@ -178,6 +203,9 @@ impl Device for MemDevice {
             std::thread::sleep(self.latency);
         }
         let mut inner = self.inner.lock();
+        while inner.held == Some(id) {
+            self.released.wait(&mut inner);
+        }
         if inner.frozen {
             return Err(eio("write", offset, buf.len() as u64));
         }
@@ -253,10 +281,19 @@ impl Setup {
     }
 
     pub fn open(&self, head: kedge_base::Lsn, tail: kedge_base::Lsn) -> Arc<kedge_log::Log> {
+        self.open_with(self.barrier.clone(), head, tail)
+    }
+
+    pub fn open_with(
+        &self,
+        barrier: Arc<dyn kedge_log::Barrier>,
+        head: kedge_base::Lsn,
+        tail: kedge_base::Lsn,
+    ) -> Arc<kedge_log::Log> {
         kedge_log::Log::new(
             self.device.clone(),
             Arc::new(kedge_base::SystemClock::default()),
-            self.barrier.clone(),
+            barrier,
             kedge_log::LogConfig {
                 uuid: self.uuid,
                 epoch: self.epoch,

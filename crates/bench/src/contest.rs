@@ -1,0 +1,207 @@
+//! Contestants that do the same work in turns.
+
+use crate::Interrupt;
+use crate::sample::{Sample, number};
+use anyhow::Result;
+use serde::Serialize;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Better {
+    Higher,
+    Lower,
+}
+
+/// One number that a round yields.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Metric {
+    pub unit: &'static str,
+    pub better: Better,
+}
+
+/// What we want of the first contestant, in the first metric.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Goal {
+    /// At least this often the second contestant's figure.
+    Ratio(f64),
+    /// At least this.
+    Value(f64),
+}
+
+/// How much a round does.
+#[derive(Clone, Copy, Debug)]
+pub enum Amount {
+    Fixed(u64),
+    /// As much as the slowest contestant does in `seconds`, which a first round of `pilot` items shows. The first metric is a
+    /// rate of items per second.
+    Scaled {
+        pilot: u64,
+        max: u64,
+        seconds: f64,
+    },
+}
+
+/// What one round yielded.
+pub struct Round {
+    /// One for each metric.
+    pub values: Vec<f64>,
+    /// What was done, in words that a reader can repeat.
+    pub command: String,
+}
+
+/// Does a round of that amount.
+type Body<'a> = Box<dyn FnMut(u64) -> Result<Round> + 'a>;
+
+pub struct Contestant<'a> {
+    pub name: &'static str,
+    body: Body<'a>,
+}
+
+impl<'a> Contestant<'a> {
+    pub fn new(name: &'static str, body: impl FnMut(u64) -> Result<Round> + 'a) -> Contestant<'a> {
+        Contestant { name, body: Box::new(body) }
+    }
+}
+
+pub struct Contest<'a> {
+    pub title: String,
+    pub metrics: Vec<Metric>,
+    pub amount: Amount,
+    pub goal: Option<Goal>,
+    /// In the order in which they take turns.
+    pub contestants: Vec<Contestant<'a>>,
+}
+
+/// What a contest came to.
+#[derive(Debug, Serialize)]
+pub struct Outcome {
+    pub title: String,
+    pub metrics: Vec<Metric>,
+    pub goal: Option<Goal>,
+    pub sides: Vec<Side>,
+}
+
+#[derive(Debug, Serialize)]
+pub struct Side {
+    pub name: &'static str,
+    pub command: String,
+    /// One for each metric.
+    pub samples: Vec<Sample>,
+    /// Why it is out of the contest.
+    pub failed: Option<String>,
+}
+
+/// How contests are held.
+pub struct Plan<'a> {
+    pub rounds: usize,
+    pub interrupt: &'a Interrupt,
+    pub progress: fn(&str),
+}
+
+impl Plan<'_> {
+    /// A contestant that fails leaves the contest; an interrupt ends it.
+    pub fn hold(&self, mut contest: Contest<'_>) -> Result<Outcome> {
+        let title = &contest.title;
+        let width = contest.metrics.len();
+        let side = |c: &Contestant<'_>| Side {
+            name: c.name,
+            command: String::new(),
+            samples: vec![Sample::default(); width],
+            failed: None,
+        };
+        let mut sides: Vec<Side> = contest.contestants.iter().map(side).collect();
+        let turn =
+            |amount, what: &str, side: &mut Side, c: &mut Contestant<'_>| -> Result<Option<Vec<f64>>> {
+                self.interrupt.check()?;
+                if side.failed.is_some() {
+                    return Ok(None);
+                }
+                match (c.body)(amount) {
+                    Ok(round) => {
+                        assert_eq!(round.values.len(), width, "a value for each metric");
+                        let shown: Vec<String> = round
+                            .values
+                            .iter()
+                            .zip(&contest.metrics)
+                            .map(|(value, m)| format!("{} {}", number(*value), m.unit))
+                            .collect();
+                        (self.progress)(&format!("{title}, {what}: {} {}", side.name, shown.join(", ")));
+                        side.command = round.command;
+                        Ok(Some(round.values))
+                    }
+                    Err(e) => {
+                        // A command that was ended because of an interrupt has not failed.
+                        self.interrupt.check()?;
+                        (self.progress)(&format!("{title}, {what}: {} FAILED: {e:#}", side.name));
+                        side.failed = Some(format!("{e:#}"));
+                        Ok(None)
+                    }
+                }
+            };
+
+        let pilot = match contest.amount {
+            Amount::Fixed(n) => n,
+            Amount::Scaled { pilot, .. } => pilot,
+        };
+        let mut rates = Vec::new();
+        for (c, side) in contest.contestants.iter_mut().zip(&mut sides) {
+            rates.extend(turn(pilot, "warm-up", side, c)?.and_then(|values| values.first().copied()));
+        }
+        let amount = contest.amount.after(&rates);
+        for round in 1..=self.rounds {
+            for (c, side) in contest.contestants.iter_mut().zip(&mut sides) {
+                let values = turn(amount, &format!("round {round} of {}", self.rounds), side, c)?;
+                side.samples.iter_mut().zip(values.unwrap_or_default()).for_each(|(s, v)| s.push(v));
+            }
+        }
+        Ok(Outcome { title: contest.title, metrics: contest.metrics, goal: contest.goal, sides })
+    }
+}
+
+impl Amount {
+    /// The amount after pilots that went at these rates.
+    fn after(self, rates: &[f64]) -> u64 {
+        match self {
+            Amount::Fixed(n) => n,
+            Amount::Scaled { pilot, max, seconds } => {
+                let slowest = rates.iter().copied().fold(f64::INFINITY, f64::min);
+                if slowest.is_finite() { ((slowest * seconds) as u64).clamp(1, max) } else { pilot }
+            }
+        }
+    }
+}
+
+impl Outcome {
+    /// First by second contestant, in one metric.
+    pub fn ratio(&self, metric: usize) -> Option<f64> {
+        let [a, b, ..] = self.sides.as_slice() else { return None };
+        let (a, b) = (a.median(metric)?, b.median(metric)?);
+        (b != 0.0).then(|| a / b)
+    }
+
+    /// The figure that the goal speaks of.
+    pub fn reached(&self) -> Option<f64> {
+        match self.goal? {
+            Goal::Ratio(_) => self.ratio(0),
+            Goal::Value(_) => self.sides.first()?.median(0),
+        }
+    }
+
+    /// `None`: there is no goal, or no figure to hold against it.
+    pub fn meets_goal(&self) -> Option<bool> {
+        let (Goal::Ratio(want) | Goal::Value(want)) = self.goal?;
+        Some(self.reached()? >= want)
+    }
+}
+
+impl Side {
+    pub fn median(&self, metric: usize) -> Option<f64> {
+        let sample = self.samples.get(metric).filter(|s| self.failed.is_none() && !s.is_empty())?;
+        Some(sample.median())
+    }
+}
+
+#[cfg(test)]
+#[path = "contest_tests.rs"]
+mod tests;

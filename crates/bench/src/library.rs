@@ -1,0 +1,169 @@
+//! The same loop on the library and, through std::fs, on a mounted file system.
+
+use anyhow::{Context, Result, bail};
+use kedge_base::{Clock, SystemClock, spawn_named};
+use kedge_device::{FileDevice, OpenOptions};
+use kedgefs::{FileSystem, FormatOptions, Ino, MountOptions, Owner};
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Barrier};
+
+/// A file system as the loops see it.
+pub trait Target: Clone + Send + 'static {
+    type Dir: Clone + Send + 'static;
+
+    fn make_dir(&self, name: &str) -> Result<Self::Dir>;
+    fn create(&self, dir: &Self::Dir, name: &str) -> Result<()>;
+    /// Makes the file durable before it returns.
+    fn create_synced(&self, dir: &Self::Dir, name: &str, data: &[u8]) -> Result<()>;
+    /// Removes a directory of files.
+    fn remove_dir(&self, name: &str) -> Result<()>;
+}
+
+/// What each file takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Work {
+    /// Empty files, one directory for each thread, no fsync.
+    Empty,
+    /// 4 KiB and fsync, all in one directory: what `fs_mark -s 4096 -S 1` does.
+    Synced,
+}
+
+const FILE: [u8; 4096] = [0x6b; 4096];
+
+/// Files per second by `threads` threads that make `each` files.
+pub fn files_per_second<T: Target>(target: &T, work: Work, threads: usize, each: u64) -> Result<f64> {
+    let name = |i| match work {
+        Work::Empty => format!("work{i}"),
+        Work::Synced => "work".into(),
+    };
+    let dirs = if work == Work::Empty { threads } else { 1 };
+    let made: Vec<T::Dir> = (0..dirs).map(|i| target.make_dir(&name(i))).collect::<Result<_>>()?;
+    let clock = SystemClock::default();
+    let start = Arc::new(Barrier::new(threads + 1));
+    let mut workers = Vec::new();
+    for i in 0..threads {
+        let (target, dir, start) = (target.clone(), made[i % dirs].clone(), start.clone());
+        let body = move || {
+            start.wait();
+            create_files(&target, &dir, work, i, each)
+        };
+        workers.push(spawn_named("bench", body).context("start a thread")?);
+    }
+    start.wait();
+    let started = clock.monotonic();
+    // All are waited for before the first error is looked at: they use what the caller may take away.
+    let ended: Vec<_> = workers.into_iter().map(|w| w.join()).collect();
+    let took = clock.monotonic() - started;
+    for result in ended {
+        result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+    }
+    (0..dirs).try_for_each(|i| target.remove_dir(&name(i)))?;
+    Ok((threads as u64 * each) as f64 / took.as_secs_f64())
+}
+
+fn create_files<T: Target>(target: &T, dir: &T::Dir, work: Work, thread: usize, each: u64) -> Result<()> {
+    use std::fmt::Write;
+    let mut name = String::new();
+    for i in 0..each {
+        name.clear();
+        write!(name, "t{thread}f{i:07}").expect("a String takes all");
+        match work {
+            Work::Empty => target.create(dir, &name)?,
+            Work::Synced => target.create_synced(dir, &name, &FILE)?,
+        }
+    }
+    Ok(())
+}
+
+/// The library on an image file.
+#[derive(Clone)]
+pub struct Library(FileSystem);
+
+impl Library {
+    /// Formats and opens it with the defaults. The file may exist.
+    pub fn make(image: &Path, size: u64) -> Result<Library> {
+        let device = FileDevice::create(image, size, OpenOptions::default())?;
+        let clock = Arc::new(SystemClock::default());
+        FileSystem::format(device.clone(), clock.clone(), &FormatOptions::default())
+            .with_context(|| format!("format {}", image.display()))?;
+        let fs = FileSystem::open(device, clock, MountOptions::default())
+            .with_context(|| format!("open {}", image.display()))?;
+        Ok(Library(fs))
+    }
+
+    pub fn sync(&self) -> Result<()> {
+        self.0.sync().context("sync the image")
+    }
+
+    pub fn close(&self) -> Result<()> {
+        self.0.close().context("close the image")
+    }
+}
+
+impl Target for Library {
+    type Dir = Ino;
+
+    fn make_dir(&self, name: &str) -> Result<Ino> {
+        Ok(self.0.mkdir(Ino::ROOT, name.as_bytes(), 0o755, Owner::default())?.ino)
+    }
+
+    fn create(&self, dir: &Ino, name: &str) -> Result<()> {
+        self.0.create(*dir, name.as_bytes(), 0o644, Owner::default())?;
+        Ok(())
+    }
+
+    fn create_synced(&self, dir: &Ino, name: &str, data: &[u8]) -> Result<()> {
+        let file = self.0.create(*dir, name.as_bytes(), 0o644, Owner::default())?;
+        if self.0.write(file.ino, 0, data)? != data.len() {
+            bail!("{name} was not written whole");
+        }
+        Ok(self.0.fsync(file.ino, false)?)
+    }
+
+    fn remove_dir(&self, name: &str) -> Result<()> {
+        let dir = self.0.lookup(Ino::ROOT, name.as_bytes())?.ino;
+        let mut names: Vec<Vec<u8>> = Vec::new();
+        self.0.readdir(dir, 0, &mut |entry| {
+            if !matches!(entry.name, b"." | b"..") {
+                names.push(entry.name.to_vec());
+            }
+            true
+        })?;
+        names.iter().try_for_each(|name| self.0.unlink(dir, name))?;
+        Ok(self.0.rmdir(Ino::ROOT, name.as_bytes())?)
+    }
+}
+
+/// A mounted file system, below a directory.
+#[derive(Clone)]
+pub struct Host(pub PathBuf);
+
+impl Target for Host {
+    type Dir = PathBuf;
+
+    fn make_dir(&self, name: &str) -> Result<PathBuf> {
+        let dir = self.0.join(name);
+        std::fs::create_dir(&dir).with_context(|| format!("create {}", dir.display()))?;
+        Ok(dir)
+    }
+
+    fn create(&self, dir: &PathBuf, name: &str) -> Result<()> {
+        File::create_new(dir.join(name)).with_context(|| format!("create {name}"))?;
+        Ok(())
+    }
+
+    fn create_synced(&self, dir: &PathBuf, name: &str, data: &[u8]) -> Result<()> {
+        let mut file = File::create_new(dir.join(name)).with_context(|| format!("create {name}"))?;
+        file.write_all(data).and_then(|()| file.sync_all()).with_context(|| format!("write {name}"))
+    }
+
+    fn remove_dir(&self, name: &str) -> Result<()> {
+        std::fs::remove_dir_all(self.0.join(name)).with_context(|| format!("remove {name}"))
+    }
+}
+
+#[cfg(test)]
+#[path = "library_tests.rs"]
+mod tests;

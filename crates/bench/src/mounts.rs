@@ -1,0 +1,126 @@
+//! The file systems under comparison, made anew and mounted on directories.
+
+use crate::shell::Shell;
+use anyhow::{Context, Result};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// A mount that goes, and its image with it, when this is dropped.
+pub struct Mounted<'a> {
+    shell: &'a Shell,
+    /// Of the directory; the image is called `NAME.img`.
+    name: &'static str,
+    unmount: &'static str,
+}
+
+/// The lines that make an image and mount it, as they are run.
+pub fn kedge_lines(size: u64, written: bool) -> Vec<String> {
+    let mut lines = vec![make_file("kedge", size, written)];
+    lines.extend(["kedge mkfs kedge.img", "mkdir kedge", "kedge mount kedge.img kedge"].map(String::from));
+    lines
+}
+
+/// The two `lazy` options only move work of the first minutes, which would disturb the measurement, into mkfs. `nodiscard`
+/// keeps written blocks written.
+pub fn ext4_lines(size: u64, written: bool) -> Vec<String> {
+    let extended = if written {
+        "lazy_itable_init=0,lazy_journal_init=0,nodiscard"
+    } else {
+        "lazy_itable_init=0,lazy_journal_init=0"
+    };
+    vec![
+        make_file("ext4", size, written),
+        format!("mkfs.ext4 -q -F -E {extended} ext4.img"),
+        "mkdir ext4".into(),
+        "mount -o loop ext4.img ext4".into(),
+    ]
+}
+
+pub fn make_file(name: &str, size: u64, written: bool) -> String {
+    match written {
+        false => format!("truncate -s {size} {name}.img"),
+        true => format!("dd if=/dev/zero of={name}.img bs=1M count={} conv=fsync status=none", size >> 20),
+    }
+}
+
+impl<'a> Mounted<'a> {
+    pub fn kedge(shell: &'a Shell, size: u64, written: bool) -> Result<Mounted<'a>> {
+        Mounted::make(shell, "kedge", "kedge umount kedge", &kedge_lines(size, written))
+    }
+
+    pub fn ext4(shell: &'a Shell, size: u64, written: bool) -> Result<Mounted<'a>> {
+        Mounted::make(shell, "ext4", "umount ext4", &ext4_lines(size, written))
+    }
+
+    fn make(
+        shell: &'a Shell,
+        name: &'static str,
+        unmount: &'static str,
+        lines: &[String],
+    ) -> Result<Mounted<'a>> {
+        // Before the first line: half-made ones are undone too.
+        let mounted = Mounted { shell, name, unmount };
+        lines.iter().try_for_each(|line| shell.run(line).map(drop))?;
+        Ok(mounted)
+    }
+
+    /// The directory as commands name it.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    pub fn path(&self) -> PathBuf {
+        self.shell.dir.join(self.name)
+    }
+
+    /// An empty directory `NAME/work`, and nothing left to write back from before.
+    pub fn fresh(&self) -> Result<()> {
+        let work = self.path().join("work");
+        if work.try_exists().with_context(|| format!("look for {}", work.display()))? {
+            std::fs::remove_dir_all(&work).with_context(|| format!("remove {}", work.display()))?;
+        }
+        std::fs::create_dir(&work).with_context(|| format!("create {}", work.display()))?;
+        self.shell.run(&format!("sync -f {}", self.name)).map(drop)
+    }
+
+    /// Unmounts and says what went wrong with it: an unmount that fails is a failure of the contestant.
+    pub fn end(self) -> Result<()> {
+        self.unmount()
+    }
+
+    /// Looked up rather than remembered: a mount command that was interrupted may have done its work. A dead mount answers
+    /// with an error.
+    fn is_mounted(&self) -> bool {
+        let dir = self.path();
+        let device = |path: &Path| std::fs::metadata(path).map(|m| m.dev());
+        match (device(&dir), device(&self.shell.dir)) {
+            (Err(e), _) if e.kind() == std::io::ErrorKind::NotFound => false,
+            (Ok(dir), Ok(parent)) => dir != parent,
+            _ => true,
+        }
+    }
+
+    fn unmount(&self) -> Result<()> {
+        if !self.is_mounted() {
+            return Ok(());
+        }
+        let first = self.shell.undo(self.unmount);
+        if first.is_err() {
+            // In use by a command that would not die, or hung: at least nothing of it stays in the tree.
+            self.shell.undo(&format!("umount -l {}", self.name))?;
+        }
+        first.map(drop)
+    }
+}
+
+impl Drop for Mounted<'_> {
+    fn drop(&mut self) {
+        if let Err(e) = self.unmount() {
+            eprintln!("kedge bench: {e:#}");
+        }
+        let (dir, image) = (self.path(), self.shell.dir.join(format!("{}.img", self.name)));
+        // What was never made need not be removed; the rest goes with the directory of the experiment.
+        let _ = std::fs::remove_dir(dir);
+        let _ = std::fs::remove_file(image);
+    }
+}

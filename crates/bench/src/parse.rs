@@ -1,0 +1,50 @@
+//! What fs_mark and dbench print.
+
+use anyhow::{Context, Result, bail};
+
+/// Files per second, as the last line of fs_mark's table says it.
+pub fn fs_mark(output: &str) -> Result<f64> {
+    let mut lines = output.lines().skip_while(|l| !l.trim_start().starts_with("FSUse%"));
+    let header = lines.next().context("fs_mark printed no table")?;
+    // Its name is one word, as are those before it.
+    let column = header.split_whitespace().position(|w| w == "Files/sec").context("no column Files/sec")?;
+    let row = lines.filter(|l| !l.trim().is_empty()).last().context("fs_mark's table is empty")?;
+    let word = row.split_whitespace().nth(column).with_context(|| format!("no rate in '{row}'"))?;
+    positive(word).with_context(|| format!("the rate in '{}'", row.trim()))
+}
+
+/// What dbench sums up.
+#[derive(Debug, PartialEq)]
+pub struct Dbench {
+    /// Megabytes per second.
+    pub throughput: f64,
+    /// Milliseconds.
+    pub max_latency: f64,
+}
+
+pub fn dbench(output: &str) -> Result<Dbench> {
+    let line = output.lines().rfind(|l| l.starts_with("Throughput ")).context("dbench printed no sum")?;
+    let mut words = line.split_whitespace().skip(1);
+    let throughput = words.next().unwrap_or_default();
+    if words.next() != Some("MB/sec") {
+        bail!("dbench's throughput is not in MB/sec: '{line}'");
+    }
+    let latency = words
+        .find_map(|w| w.strip_prefix("max_latency="))
+        .with_context(|| format!("no latency in '{line}'"))?;
+    Ok(Dbench {
+        throughput: positive(throughput).with_context(|| format!("the throughput in '{line}'"))?,
+        max_latency: positive(latency).with_context(|| format!("the latency in '{line}'"))?,
+    })
+}
+
+fn positive(word: &str) -> Result<f64> {
+    match word.parse::<f64>() {
+        Ok(value) if value.is_finite() && value > 0.0 => Ok(value),
+        _ => bail!("'{word}' is no rate or time"),
+    }
+}
+
+#[cfg(test)]
+#[path = "parse_tests.rs"]
+mod tests;

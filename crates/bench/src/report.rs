@@ -1,0 +1,268 @@
+//! What an experiment found, for people, for documents and for programs.
+
+use crate::contest::{Better, Goal, Outcome};
+use crate::place::Machine;
+use crate::sample::number;
+use serde::Serialize;
+use std::fmt::Write;
+
+/// Rounds farther than this from their median are worth a word.
+const SPREAD_NOTED: f64 = 0.2;
+
+#[derive(Serialize)]
+pub struct Report {
+    pub experiment: &'static str,
+    pub version: &'static str,
+    pub machine: Machine,
+    pub rounds: usize,
+    pub sections: Vec<Section>,
+    /// What was left out, and what to bear in mind.
+    pub notes: Vec<String>,
+    /// What failed outside a round.
+    pub failures: Vec<String>,
+}
+
+#[derive(Serialize)]
+pub struct Section {
+    pub title: &'static str,
+    /// How the contestants were made, as they were run.
+    pub setup: Vec<String>,
+    pub outcomes: Vec<Outcome>,
+}
+
+/// Cells of a table; the first row is its head.
+type Grid = Vec<Vec<String>>;
+
+impl Report {
+    /// Whether a contestant failed.
+    pub fn failed(&self) -> bool {
+        !self.failures.is_empty() || self.outcomes().any(|o| o.sides.iter().any(|s| s.failed.is_some()))
+    }
+
+    pub fn json(&self) -> serde_json::Result<String> {
+        serde_json::to_string_pretty(self)
+    }
+
+    pub fn text(&self) -> String {
+        let mut out = format!("{}\n{}\n", self.title(), self.machine_line());
+        for section in &self.sections {
+            writeln!(out, "\n{}", section.title).expect("a String takes all");
+            for line in section.commands() {
+                writeln!(out, "  {line}").expect("a String takes all");
+            }
+            out.push('\n');
+            out.push_str(&aligned(&section.grid()));
+        }
+        out.push('\n');
+        for remark in self.remarks() {
+            writeln!(out, "{remark}").expect("a String takes all");
+        }
+        out
+    }
+
+    pub fn markdown(&self) -> String {
+        let mut out = format!("{}: {}.\n", self.title(), self.machine_line());
+        for section in &self.sections {
+            writeln!(out, "\n### {}\n\n{}", section.title, piped(&section.grid()))
+                .expect("a String takes all");
+            writeln!(out, "```\n{}\n```", section.commands().join("\n")).expect("a String takes all");
+        }
+        let remarks = self.remarks();
+        if !remarks.is_empty() {
+            writeln!(out, "\n### Remarks\n").expect("a String takes all");
+        }
+        for remark in remarks {
+            writeln!(out, "- {remark}").expect("a String takes all");
+        }
+        out
+    }
+
+    fn outcomes(&self) -> impl Iterator<Item = &Outcome> {
+        self.sections.iter().flat_map(|s| &s.outcomes)
+    }
+
+    fn title(&self) -> String {
+        format!("KedgeFS {}, {}, median of {} alternating rounds", self.version, self.experiment, self.rounds)
+    }
+
+    fn machine_line(&self) -> String {
+        let m = &self.machine;
+        let writes: Vec<String> = m.durable_write.iter().map(|us| number(*us)).collect();
+        format!(
+            "{} cores, {} GiB of memory, Linux {}, images on {}, load {:.1} before, a durable write of 4 KiB takes {} µs",
+            m.cores,
+            (m.memory_mib + 512) / 1024,
+            m.kernel,
+            m.host,
+            m.load,
+            writes.join(" (afterwards ") + if writes.len() > 1 { ")" } else { "" }
+        )
+    }
+
+    /// One line for each reason: a file system that could not be made fails in all contests of a section.
+    fn failed_sides(&self) -> Vec<String> {
+        let mut reasons: Vec<(&str, &str, Vec<&str>)> = Vec::new();
+        for outcome in self.outcomes() {
+            for side in &outcome.sides {
+                let Some(why) = side.failed.as_deref() else { continue };
+                match reasons.iter_mut().find(|r| (r.0, r.1) == (side.name, why)) {
+                    Some(known) => known.2.push(&outcome.title),
+                    None => reasons.push((side.name, why, vec![&outcome.title])),
+                }
+            }
+        }
+        reasons
+            .iter()
+            .map(|(name, why, titles)| format!("FAILED: {name} in {}: {why}", titles.join("; ")))
+            .collect()
+    }
+
+    /// What the tables do not say by themselves.
+    fn remarks(&self) -> Vec<String> {
+        let mut remarks: Vec<String> = self.failures.iter().map(|f| format!("FAILED: {f}")).collect();
+        remarks.extend(self.failed_sides());
+        remarks.extend(self.outcomes().filter_map(below));
+        remarks.extend(self.notes.iter().cloned());
+        if self.machine.load > self.machine.cores as f64 / 2.0 {
+            remarks.push(format!(
+                "The machine was busy before (load {:.1}): repeat when it is idle.",
+                self.machine.load
+            ));
+        }
+        let noisy: Vec<String> = self.outcomes().filter_map(noise).collect();
+        if !noisy.is_empty() {
+            remarks.push(format!("Rounds differ much: {}.", noisy.join("; ")));
+        }
+        if cfg!(debug_assertions) {
+            remarks.push("This is a debug build: its figures mean nothing.".into());
+        }
+        remarks
+    }
+}
+
+/// A goal that was missed.
+fn below(outcome: &Outcome) -> Option<String> {
+    if outcome.meets_goal()? {
+        return None;
+    }
+    let (first, title) = (outcome.sides.first()?.name, &outcome.title);
+    let reached = number(outcome.reached()?);
+    Some(match outcome.goal? {
+        Goal::Ratio(want) => {
+            let second = outcome.sides.get(1)?.name;
+            format!(
+                "Below the expectation: {title}: {first} reaches {reached} times {second}'s figure, expected is at least {want}."
+            )
+        }
+        Goal::Value(want) => {
+            let unit = outcome.metrics.first()?.unit;
+            format!(
+                "Below the expectation: {title}: {first} reaches {reached} {unit}, expected are at least {}.",
+                number(want)
+            )
+        }
+    })
+}
+
+/// A rate whose rounds lie far apart. The worst of many latencies always does.
+fn noise(outcome: &Outcome) -> Option<String> {
+    let noisy = |side: &crate::contest::Side| {
+        let (sample, metric) = (side.samples.first()?, outcome.metrics.first()?);
+        let far = metric.better == Better::Higher && sample.spread() > SPREAD_NOTED;
+        far.then(|| format!("{} ±{:.0} %", side.name, sample.spread() * 100.0))
+    };
+    let sides: Vec<String> = outcome.sides.iter().filter_map(noisy).collect();
+    (!sides.is_empty()).then(|| format!("{} ({})", outcome.title, sides.join(", ")))
+}
+
+impl Section {
+    fn commands(&self) -> Vec<String> {
+        let rounds = self.outcomes.iter().flat_map(|o| &o.sides).map(|s| s.command.clone());
+        self.setup.iter().cloned().chain(rounds.filter(|c| !c.is_empty())).collect()
+    }
+
+    fn grid(&self) -> Grid {
+        let widest = self.outcomes.iter().max_by_key(|o| o.sides.len());
+        let names: Vec<&str> = widest.iter().flat_map(|o| &o.sides).map(|s| s.name).collect();
+        let mut head = vec!["".to_owned(), "unit".to_owned()];
+        head.extend(names.iter().map(|n| n.to_string()));
+        if let [a, b] = names[..] {
+            head.push(format!("{a} / {b}"));
+        }
+        head.push("expected".into());
+        let mut grid = vec![head];
+        for outcome in &self.outcomes {
+            grid.extend((0..outcome.metrics.len()).map(|m| row(outcome, m, &names)));
+        }
+        grid
+    }
+}
+
+fn row(outcome: &Outcome, metric: usize, names: &[&str]) -> Vec<String> {
+    let Some(m) = outcome.metrics.get(metric) else { return Vec::new() };
+    let arrow = if m.better == Better::Higher { "" } else { ", lower is better" };
+    let mut row = vec![outcome.title.clone(), format!("{}{arrow}", m.unit)];
+    for name in names {
+        let side = outcome.sides.iter().find(|s| s.name == *name);
+        row.push(match side {
+            None => "left out".into(),
+            Some(side) if side.failed.is_some() => "FAILED".into(),
+            Some(side) => side
+                .samples
+                .get(metric)
+                .map_or("-".into(), |s| format!("{} ±{:.0} %", number(s.median()), s.spread() * 100.0)),
+        });
+    }
+    if names.len() == 2 {
+        row.push(outcome.ratio(metric).map_or("-".into(), number));
+    }
+    let goal = outcome.goal.filter(|_| metric == 0).map(|goal| {
+        let word = match outcome.meets_goal() {
+            Some(true) => "met",
+            Some(false) => "BELOW",
+            None => "not measured",
+        };
+        match goal {
+            Goal::Ratio(want) => format!("≥ {want}: {word}"),
+            Goal::Value(want) => format!("≥ {}: {word}", number(want)),
+        }
+    });
+    row.push(goal.unwrap_or_default());
+    row
+}
+
+fn widths(grid: &Grid) -> Vec<usize> {
+    let columns = grid.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |c: usize| grid.iter().filter_map(|r| r.get(c)).map(|s| s.chars().count()).max().unwrap_or(0);
+    (0..columns).map(width).collect()
+}
+
+fn padded(row: &[String], widths: &[usize]) -> Vec<String> {
+    let pad = |(i, (cell, width)): (usize, (&String, &usize))| {
+        let space = " ".repeat(width.saturating_sub(cell.chars().count()));
+        // Words to the left, figures to the right.
+        if i < 2 || i + 1 == widths.len() { format!("{cell}{space}") } else { format!("{space}{cell}") }
+    };
+    row.iter().zip(widths).enumerate().map(pad).collect()
+}
+
+fn aligned(grid: &Grid) -> String {
+    let widths = widths(grid);
+    grid.iter().map(|row| format!("  {}\n", padded(row, &widths).join("  ").trim_end())).collect()
+}
+
+fn piped(grid: &Grid) -> String {
+    let widths = widths(grid);
+    let mut lines: Vec<String> =
+        grid.iter().map(|row| format!("| {} |\n", padded(row, &widths).join(" | "))).collect();
+    let rule = |(i, w): (usize, &usize)| {
+        let left = i < 2 || i + 1 == widths.len();
+        if left { "-".repeat(w + 2) } else { format!("{}:", "-".repeat(w + 1)) }
+    };
+    lines.insert(1, format!("|{}|\n", widths.iter().enumerate().map(rule).collect::<Vec<_>>().join("|")));
+    lines.concat()
+}
+
+#[cfg(test)]
+#[path = "report_tests.rs"]
+mod tests;

@@ -1,0 +1,75 @@
+//! Medians and spread, and how numbers are written.
+
+use serde::{Serialize, Serializer};
+
+/// The rounds of one measure.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Sample(Vec<f64>);
+
+impl Sample {
+    pub fn push(&mut self, value: f64) {
+        self.0.push(value);
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Of an even number of rounds: the mean of the middle two. NaN without any.
+    pub fn median(&self) -> f64 {
+        let mut sorted = self.0.clone();
+        sorted.sort_by(f64::total_cmp);
+        match sorted.len() {
+            0 => f64::NAN,
+            n if n % 2 == 1 => sorted[n / 2],
+            n => (sorted[n / 2 - 1] + sorted[n / 2]) / 2.0,
+        }
+    }
+
+    /// Largest distance of a round from the median, as a part of the median. With a handful of rounds a standard
+    /// deviation would claim more than is known.
+    pub fn spread(&self) -> f64 {
+        let median = self.median();
+        let distance = self.0.iter().map(|v| (v - median).abs()).fold(0.0, f64::max);
+        if distance == 0.0 { 0.0 } else { distance / median }
+    }
+}
+
+impl Serialize for Sample {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Form<'a> {
+            median: f64,
+            spread: f64,
+            rounds: &'a [f64],
+        }
+        Form { median: self.median(), spread: self.spread(), rounds: &self.0 }.serialize(to)
+    }
+}
+
+/// Three digits that count, and commas: `0.85`, `12.3`, `1,234,567`.
+pub fn number(value: f64) -> String {
+    if !value.is_finite() {
+        return "-".into();
+    }
+    let decimals = match value.abs() {
+        v if v >= 99.95 => 0,
+        v if v >= 9.995 => 1,
+        _ => 2,
+    };
+    let text = format!("{value:.decimals$}");
+    let whole = text.find('.').unwrap_or(text.len());
+    let mut out = String::new();
+    for (i, c) in text.char_indices() {
+        let left = whole.saturating_sub(i);
+        if i > 0 && left > 0 && left.is_multiple_of(3) && !out.ends_with('-') {
+            out.push(',');
+        }
+        out.push(c);
+    }
+    out
+}
+
+#[cfg(test)]
+#[path = "sample_tests.rs"]
+mod tests;

@@ -1,0 +1,151 @@
+//! Commands, run as they are printed.
+
+use anyhow::{Context, Result, bail};
+use kedge_base::{Clock, SystemClock};
+use std::fs::File;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// No command of ours should take longer: a mount that hangs must not hang the experiment.
+const COMMAND_MAX: Duration = Duration::from_secs(300);
+/// From asking a command to end to killing it.
+const GRACE: Duration = Duration::from_secs(5);
+/// How often to look whether a command has ended. Nothing is measured by it: commands time themselves.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+/// The wish to stop early. Everything is undone on the way out.
+#[derive(Clone)]
+pub struct Interrupt {
+    raised: Arc<AtomicBool>,
+    end_group: fn(u32),
+}
+
+impl Interrupt {
+    /// `end_group` asks the processes of a group to end (SIGTERM): commands run in groups of their own, because a signal
+    /// from the terminal must reach this process alone, which then ends them and undoes the rest.
+    pub fn new(end_group: fn(u32)) -> Interrupt {
+        Interrupt { raised: Arc::default(), end_group }
+    }
+
+    pub fn raise(&self) {
+        self.raised.store(true, Ordering::Relaxed);
+    }
+
+    pub fn check(&self) -> Result<()> {
+        if self.raised.load(Ordering::Relaxed) {
+            bail!("interrupted");
+        }
+        Ok(())
+    }
+}
+
+/// Runs commands in one directory.
+pub struct Shell {
+    pub dir: PathBuf,
+    kedge: PathBuf,
+    interrupt: Interrupt,
+    clock: SystemClock,
+}
+
+impl Shell {
+    pub fn new(dir: &Path, kedge: &Path, interrupt: &Interrupt) -> Shell {
+        Shell {
+            dir: dir.to_owned(),
+            kedge: kedge.to_owned(),
+            interrupt: interrupt.clone(),
+            clock: SystemClock::default(),
+        }
+    }
+
+    /// Runs a line of words without spaces in them, and answers its standard output.
+    pub fn run(&self, line: &str) -> Result<String> {
+        self.interrupt.check()?;
+        self.run_to_the_end(line, Some(&self.interrupt))
+    }
+
+    /// As [`Shell::run`] though an interrupt was raised: for what has to be undone.
+    pub fn undo(&self, line: &str) -> Result<String> {
+        self.run_to_the_end(line, None)
+    }
+
+    fn run_to_the_end(&self, line: &str, interrupt: Option<&Interrupt>) -> Result<String> {
+        let mut words = line.split(' ');
+        let name = words.next().unwrap_or_default();
+        let program = match name {
+            "kedge" => self.kedge.clone(),
+            _ => find(name).with_context(|| format!("{name} is not installed"))?,
+        };
+        // Files rather than pipes: nobody has to empty them while we wait.
+        let (out, err) = (self.dir.join("stdout"), self.dir.join("stderr"));
+        let file = |path: &Path| File::create(path).with_context(|| format!("create {}", path.display()));
+        let mut child = Command::new(program)
+            .arg0(name)
+            .args(words)
+            .current_dir(&self.dir)
+            .process_group(0)
+            .stdin(Stdio::null())
+            .stdout(file(&out)?)
+            .stderr(file(&err)?)
+            .spawn()
+            .with_context(|| format!("start `{line}`"))?;
+        let status = self.wait(&mut child, interrupt).with_context(|| format!("`{line}`"))?;
+        let read = |path: &Path| {
+            let bytes = std::fs::read(path).with_context(|| format!("read {}", path.display()))?;
+            anyhow::Ok(String::from_utf8_lossy(&bytes).into_owned())
+        };
+        let out = read(&out)?;
+        if !status.success() {
+            let err = read(&err)?;
+            // fs_mark complains on standard output.
+            let last = |text: &str| text.lines().rfind(|l| !l.trim().is_empty()).map(|l| l.trim().to_owned());
+            bail!("`{line}`: {status}: {}", last(&err).or_else(|| last(&out)).unwrap_or_default());
+        }
+        Ok(out)
+    }
+
+    fn wait(&self, child: &mut Child, interrupt: Option<&Interrupt>) -> Result<ExitStatus> {
+        let started = self.clock.monotonic();
+        loop {
+            if let Some(status) = child.try_wait()? {
+                return Ok(status);
+            }
+            let interrupted = interrupt.map_or(Ok(()), Interrupt::check);
+            let late = self.clock.monotonic() - started > COMMAND_MAX;
+            if late || interrupted.is_err() {
+                self.end(child)?;
+                interrupted?;
+                bail!("did not end within {} s", COMMAND_MAX.as_secs());
+            }
+            std::thread::sleep(LOOK_AGAIN);
+        }
+    }
+
+    fn end(&self, child: &mut Child) -> Result<()> {
+        (self.interrupt.end_group)(child.id());
+        let started = self.clock.monotonic();
+        while self.clock.monotonic() - started < GRACE {
+            if child.try_wait()?.is_some() {
+                return Ok(());
+            }
+            std::thread::sleep(LOOK_AGAIN);
+        }
+        // Not waited for: what hangs in the kernel does not die of it either.
+        child.kill()?;
+        Ok(())
+    }
+}
+
+/// The program of that name. Those for the administrator are not on everybody's PATH.
+pub fn find(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let admin = ["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from);
+    std::env::split_paths(&path).chain(admin).map(|dir| dir.join(name)).find(|p| p.is_file())
+}
+
+#[cfg(test)]
+#[path = "shell_tests.rs"]
+mod tests;

@@ -1,0 +1,138 @@
+//! `kedge bench`: experiments that compare KedgeFS with others, on this machine.
+
+use crate::options::parse_size;
+use crate::os::TerminationSignals;
+use anyhow::{Context, Result};
+use clap::{Subcommand, ValueEnum};
+use kedge_bench::baseline::{self, Part};
+use kedge_bench::{Interrupt, Settings};
+use rustix::process::{Pid, Signal, kill_process_group};
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Below it the log and ext4's journal would be most of the image.
+const SIZE_MIN: u64 = 256 << 20;
+
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    #[command(subcommand)]
+    experiment: Experiment,
+}
+
+#[derive(Subcommand, Debug)]
+enum Experiment {
+    /// fs_mark, dbench and loops in process: KedgeFS beside ext4 on a loop device (root; without it what remains)
+    Baseline {
+        #[command(flatten)]
+        common: Common,
+        /// Only this part; may be repeated
+        #[arg(long, value_name = "PART")]
+        only: Vec<PartWord>,
+    },
+}
+
+/// Options of all experiments.
+#[derive(clap::Args, Debug)]
+struct Common {
+    /// Where images are made: on a disk, not in memory (default: below the current directory)
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Size of each image (default: 8G, with --quick 2G)
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    size: Option<u64>,
+    /// Counted rounds for each contestant
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100))]
+    rounds: Option<u64>,
+    /// Few and short rounds: shows that it works
+    #[arg(long)]
+    quick: bool,
+    /// Write the images full before they are used, so that the host has no blocks to allocate under them
+    #[arg(long)]
+    written: bool,
+    /// Print JSON
+    #[arg(long, conflicts_with = "markdown")]
+    json: bool,
+    /// Print Markdown
+    #[arg(long)]
+    markdown: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum, Debug)]
+enum PartWord {
+    #[value(name = "fs_mark")]
+    FsMark,
+    Library,
+    Dbench,
+}
+
+pub fn run(args: Args) -> Result<ExitCode> {
+    match args.experiment {
+        Experiment::Baseline { common, only } => {
+            let asked = only.iter().map(|word| match word {
+                PartWord::FsMark => Part::FsMark,
+                PartWord::Library => Part::Library,
+                PartWord::Dbench => Part::Dbench,
+            });
+            let asked: Vec<Part> = asked.collect();
+            let all = baseline::PARTS.into_iter();
+            let parts: Vec<Part> = all.filter(|part| asked.is_empty() || asked.contains(part)).collect();
+            let report = baseline::run(&common.settings()?, &parts)?;
+            common.print(&report)
+        }
+    }
+}
+
+impl Common {
+    /// Also takes over the signals that would end the program: what is mounted has to be undone.
+    fn settings(&self) -> Result<Settings> {
+        let signals = TerminationSignals::block().context("block signals")?;
+        let interrupt = Interrupt::new(end_group);
+        let raise = interrupt.clone();
+        // Detached: it waits for ever and ends with the process.
+        kedge_base::spawn_named("signals", move || {
+            while let Ok(signal) = signals.wait() {
+                eprintln!("kedge: signal {signal}: cleaning up");
+                raise.raise();
+            }
+        })
+        .context("start a thread")?;
+        Ok(Settings {
+            dir: self.dir.clone(),
+            size: self.size.unwrap_or(if self.quick { 2 << 30 } else { 8 << 30 }),
+            rounds: self.rounds.map(|n| n as usize),
+            quick: self.quick,
+            written: self.written,
+            // This very binary, though it may have been replaced or deleted.
+            kedge: "/proc/self/exe".into(),
+            interrupt,
+            progress: |line| eprintln!("{line}"),
+        })
+    }
+
+    fn print(&self, report: &kedge_bench::Report) -> Result<ExitCode> {
+        let text = if self.json {
+            report.json().context("write the report as JSON")? + "\n"
+        } else if self.markdown {
+            report.markdown()
+        } else {
+            report.text()
+        };
+        std::io::stdout().lock().write_all(text.as_bytes())?;
+        Ok(if report.failed() { ExitCode::from(crate::FAILURE) } else { ExitCode::SUCCESS })
+    }
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    match parse_size(text)? {
+        bytes if bytes >= SIZE_MIN => Ok(bytes >> 20 << 20),
+        _ => Err("the images need at least 256M".into()),
+    }
+}
+
+/// A group that is gone already has ended as it was asked to.
+fn end_group(leader: u32) {
+    if let Some(leader) = i32::try_from(leader).ok().and_then(Pid::from_raw) {
+        let _ = kill_process_group(leader, Signal::TERM);
+    }
+}

@@ -1,0 +1,48 @@
+//! Makes the golden image that `tests/golden.rs` opens: `cargo run -p kedgefs --example golden -- FILE`. To be run only when the format
+//! changes in a way that an older image cannot follow; the old file then stays, under its version's name, as a test of the refusal.
+//!
+//! The file holds the image's blocks that are not zero: number (u64, little-endian) and content.
+
+use kedge_device::MemDevice;
+use kedgefs::*;
+use std::error::Error;
+use std::io::Write;
+use std::sync::Arc;
+
+const SIZE: u64 = 16 << 20;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let path = std::env::args().nth(1).ok_or("which file?")?;
+    let device = Arc::new(MemDevice::new(SIZE));
+    let clock: Arc<dyn Clock> = Arc::new(ManualClock::default());
+    let options = FormatOptions { log_size: Some(1 << 20), label: "golden".into(), ..Default::default() };
+    FileSystem::format(device.clone(), clock.clone(), &options)?;
+    let fs = FileSystem::open(device.clone(), clock, MountOptions::default())?;
+    let owner = Owner { uid: 1000, gid: 100 };
+    let dir = fs.mkdir(Ino::ROOT, b"dir", 0o750, owner)?;
+    let big = fs.create(dir.ino, b"big", 0o644, owner)?;
+    fs.write(big.ino, 0, &[b'b'; 40_000])?;
+    fs.write(big.ino, 1 << 20, b"behind a hole")?;
+    fs.fallocate(big.ino, FallocateMode::Allocate { keep_size: true }, 2 << 20, 8192)?;
+    fs.symlink(dir.ino, b"link", b"big", owner)?;
+    fs.setxattr(dir.ino, b"user.key", b"value", XattrMode::Any)?;
+    fs.link(big.ino, Ino::ROOT, b"hard")?;
+    fs.checkpoint()?;
+    // From here on the log holds it.
+    let logged = fs.create(Ino::ROOT, b"logged", 0o600, owner)?;
+    fs.write(logged.ino, 0, b"data that rides in the log")?;
+    fs.fsync(logged.ino, false)?;
+    fs.rename(dir.ino, b"link", Ino::ROOT, b"moved", RenameMode::Replace)?;
+    let open = fs.create(Ino::ROOT, b"gone", 0o600, owner)?;
+    fs.pin(open.ino)?;
+    fs.unlink(Ino::ROOT, b"gone")?;
+    fs.sync()?;
+
+    let bytes = device.bytes(0, SIZE as usize);
+    let mut out = std::fs::File::create(path)?;
+    for (number, block) in bytes.chunks(4096).enumerate().filter(|(_, b)| b.iter().any(|x| *x != 0)) {
+        out.write_all(&(number as u64).to_le_bytes())?;
+        out.write_all(block)?;
+    }
+    Ok(())
+}
