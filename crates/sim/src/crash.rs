@@ -88,13 +88,13 @@ impl History {
     /// The lowest allowed prefix and each inode's persisted point.
     fn floors(&self, persists: &[usize]) -> Floors {
         let mut floors = Floors::default();
-        // All before this point is known to be durable together.
-        let mut forced = 0;
+        // Whatever came before this point may be durable: only what is newer makes an fsync force the log for certain.
+        let mut settled = 0;
         for &at in persists {
             match self.steps[at].effect.persist {
                 None => {}
                 Some(Persist::All) => {
-                    (floors.prefix, forced, floors.all) = (at, at, at);
+                    (floors.prefix, floors.all) = (at, at);
                 }
                 Some(Persist::Inode { id, datasync }) => {
                     floors.data.insert(id, at);
@@ -108,12 +108,13 @@ impl History {
                     let last = self.steps[..at].iter().rposition(needs);
                     floors.prefix = floors.prefix.max(last.map_or(0, |last| last + 1));
                     let grows = |step: &Step| step.effect.data.is_some_and(|d| d.id == id && d.grew);
-                    let forces = self.steps[forced.min(at)..at].iter().any(|step| needs(step) || grows(step));
+                    let forces = self.steps[settled..at].iter().any(|step| needs(step) || grows(step));
                     if self.promise == Promise::Prefix && forces {
-                        (floors.prefix, forced) = (floors.prefix.max(at), at);
+                        floors.prefix = floors.prefix.max(at);
                     }
                 }
             }
+            settled = at;
         }
         floors
     }
