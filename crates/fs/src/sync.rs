@@ -13,6 +13,7 @@
 use crate::core::Fs;
 use crate::inode::Inode;
 use crate::{Error, Result};
+use kedge_base::broken::{self, Variant};
 use kedge_base::{BLOCK_SIZE, Ino, Lsn};
 use kedge_format::FileKind;
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
@@ -83,7 +84,16 @@ impl Fs {
     pub fn fsync(&self, ino: Ino, datasync: bool) -> Result<()> {
         let wanted = self.fsync_prepare(ino, datasync)?;
         if self.needs_force(wanted) {
+            if broken::is(Variant::AckBeforeForce) {
+                // Broken on purpose: nobody waits for the log write.
+                let cause = Fs::cause(datasync);
+                self.store.force_async(self.store.head_lsn(), cause, Box::new(|_| {}));
+                return Ok(());
+            }
             self.store.force(self.store.head_lsn(), Fs::cause(datasync))?;
+        }
+        if datasync && broken::is(Variant::FdatasyncSkipsFlush) {
+            return Ok(()); // broken on purpose: bytes overwritten in place are left to chance
         }
         self.flush_if_needed(wanted.seq)
     }

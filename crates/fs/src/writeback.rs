@@ -17,6 +17,7 @@ use crate::extents::{ExtentSet, Place};
 use crate::inode::Inode;
 use crate::pages::{Backing, Delta, Pages, Which};
 use crate::{Error, Result};
+use kedge_base::broken::{self, Variant};
 use kedge_base::lock::{Mutex, Rank};
 use kedge_base::{BLOCK_SIZE, BlockNo, Extent, Ino, IoBuf};
 use kedge_device::{Io, Op, run_batch};
@@ -262,8 +263,19 @@ impl Fs {
             self.unlist_clean(inodes);
             return planned.map(|()| false);
         }
+        // Broken on purpose: the record comes first. The pause makes it likely that somebody forces it meanwhile.
+        let early = broken::is(Variant::ExtentBeforeData).then(|| {
+            for (inode, part) in inodes.iter().zip(&mut parts) {
+                if let Some(part) = part {
+                    part.size = inode.meta.lock().core.size;
+                }
+            }
+            let completed = self.complete(&mut handle, inodes, &mut parts);
+            std::thread::sleep(Duration::from_millis(1));
+            completed
+        });
         let outcome = self.write_segments(inodes, &mut parts, segments);
-        let completed = self.complete(&mut handle, inodes, &mut parts);
+        let completed = early.unwrap_or_else(|| self.complete(&mut handle, inodes, &mut parts));
         self.settle(inodes, &parts, completed.is_ok());
         completed?;
         self.unlist_clean(inodes);
@@ -468,7 +480,9 @@ impl Fs {
                 change.set(InodeMask::BLOCKS, |c| c.blocks += fresh);
             }
             for (from, to) in &part.ranges {
-                if self.store.is_resident(inode.ino, from * BLOCK, (to - from) * BLOCK) {
+                // Broken on purpose: replay will put the logged bytes over these.
+                let kept = broken::is(Variant::ReplayOldData);
+                if !kept && self.store.is_resident(inode.ino, from * BLOCK, (to - from) * BLOCK) {
                     record.drop_data(inode.ino, from * BLOCK, (to - from) * BLOCK);
                 }
             }
