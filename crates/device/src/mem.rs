@@ -7,6 +7,7 @@ use crate::request::submit_inline;
 use crate::{CompletionSink, Device, DeviceStats, Geometry, Request};
 use kedge_base::{BLOCK_SIZE, IoBuf, Result};
 use parking_lot::RwLock;
+use std::hash::Hasher;
 use std::sync::Arc;
 
 pub struct MemDevice {
@@ -29,6 +30,16 @@ impl MemDevice {
     /// A copy that shares all content until one of both is written. Its counters start at zero.
     pub fn fork(&self) -> MemDevice {
         MemDevice::with_pages(self.geometry.clone(), self.pages.read().clone())
+    }
+
+    /// A number for what differs from `base`: equal for equal content, whatever the writes that made it.
+    pub fn difference_hash(&self, base: &MemDevice) -> u64 {
+        let mut hasher = std::hash::DefaultHasher::new();
+        for (block, page) in self.pages.read().differing(&base.pages.read()) {
+            hasher.write_u64(block);
+            hasher.write(page.bytes());
+        }
+        hasher.finish()
     }
 
     /// A copy of any byte range, for tests. Panics beyond the end of the device.

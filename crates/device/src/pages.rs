@@ -156,6 +156,32 @@ impl Pages {
         })
     }
 
+    /// Blocks whose bytes are others than in `base`, ascending. Costs by the chunks that the two do not share.
+    pub fn differing(&self, base: &Pages) -> Vec<(u64, Page)> {
+        let mut numbers: Vec<u64> = self.chunks.keys().chain(base.chunks.keys()).copied().collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        let mut out = Vec::new();
+        for number in numbers {
+            let (ours, theirs) = (self.chunks.get(&number), base.chunks.get(&number));
+            if let (Some(ours), Some(theirs)) = (ours, theirs)
+                && Arc::ptr_eq(ours, theirs)
+            {
+                continue;
+            }
+            for slot in 0..CHUNK as usize {
+                let page = |chunk: Option<&Arc<Chunk>>| {
+                    chunk.and_then(|c| c.slots[slot].clone()).unwrap_or(Page::ZERO)
+                };
+                let (a, b) = (page(ours), page(theirs));
+                if !a.same(&b) && a.bytes() != b.bytes() {
+                    out.push((number * CHUNK + slot as u64, a));
+                }
+            }
+        }
+        out
+    }
+
     /// The pages of a range that are there, with their places in the range.
     pub fn present(&self, block: u64, blocks: u64) -> Vec<(usize, Page)> {
         (0..blocks).filter_map(|i| Some((i as usize, self.get(block + i)?.clone()))).collect()

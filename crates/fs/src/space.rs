@@ -6,6 +6,12 @@
 //! A deletion works through the same steps under the orphan item that the unlink left. Log-resident bytes of what goes
 //! are voided in the same record, so replay does not bring them back. Cut blocks (punch, growth behind a cut end) get
 //! `Zero` edits: their zeros are as durable as the record.
+//!
+//! Collapse and insert range move blocks that hold data to other offsets. An overwrite at the new offset goes in place; were
+//! it on the device before the record is durable, a crash would show it at the old offset, where no byte of it was ever
+//! written. So the two force the log before anything can be written to what they moved. To remember per inode which
+//! record its next write in place has to wait for would save the force, and would have to survive the inode's eviction;
+//! the operations are too rare for that.
 
 use crate::attr::PATCH_BYTES;
 use crate::core::Fs;
@@ -18,7 +24,7 @@ use kedge_base::{BLOCK_SIZE, Ino};
 use kedge_format::item::{ExtentItem, FILE_SIZE_MAX, Orphan};
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
 use kedge_format::{ItemKind, Key};
-use kedge_store::{Class, DataReservation, Handle, PROMISE_PER_PIECE};
+use kedge_store::{Class, DataReservation, ForceCause, Handle, PROMISE_PER_PIECE};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -440,7 +446,9 @@ impl Fs {
                 core.blocks = core.blocks.saturating_sub(blocks);
             });
             self.commit(&mut handle, record, &mut changes)?;
-            return Ok(());
+            drop(changes);
+            // With `wb` held: nothing is written to the moved blocks at their new offsets before they are there for good.
+            return Ok(self.store.force(self.store.head_lsn(), ForceCause::Fallocate)?);
         }
         Err(kedge_base::Error::Busy("the file, which is being written without pause,".into()).into())
     }

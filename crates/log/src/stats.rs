@@ -10,18 +10,20 @@ pub enum ForceCause {
     Sync,
     CommitTimer,
     Rename,
+    Fallocate,
     Space,
     Checkpoint,
     Close,
 }
 
 impl ForceCause {
-    pub const ALL: [ForceCause; 8] = [
+    pub const ALL: [ForceCause; 9] = [
         ForceCause::Fsync,
         ForceCause::Fdatasync,
         ForceCause::Sync,
         ForceCause::CommitTimer,
         ForceCause::Rename,
+        ForceCause::Fallocate,
         ForceCause::Space,
         ForceCause::Checkpoint,
         ForceCause::Close,
@@ -34,6 +36,7 @@ impl ForceCause {
             ForceCause::Sync => "sync",
             ForceCause::CommitTimer => "commit timer",
             ForceCause::Rename => "rename",
+            ForceCause::Fallocate => "fallocate",
             ForceCause::Space => "space",
             ForceCause::Checkpoint => "checkpoint",
             ForceCause::Close => "close",

@@ -19,7 +19,7 @@
 
 use crate::content::{CHUNK, Content, pieces};
 use crate::model::{DataChange, Effect, Id, Model, Persist};
-use crate::ops::{Op, Outcome, print_ops};
+use crate::ops::{Falloc, Op, Outcome, print_ops};
 use crate::view::{Depth, Found, View, compare_trees};
 use kedgefs::FileSystem;
 use std::collections::{BTreeMap, BTreeSet};
@@ -42,6 +42,14 @@ pub struct Step {
     pub outcome: Outcome,
     pub effect: Effect,
     pub after: Model,
+}
+
+impl Step {
+    /// Collapse and insert range move blocks, and make the move durable before anything is written to them.
+    fn may_force(&self) -> bool {
+        let moves = matches!(self.op, Op::Fallocate { how: Falloc::Collapse | Falloc::Insert, .. });
+        moves || self.effect.persist.is_some()
+    }
 }
 
 /// Operations since the image was last known to be durable as a whole.
@@ -88,14 +96,10 @@ impl History {
     /// The lowest allowed prefix and each inode's persisted point.
     fn floors(&self, persists: &[usize]) -> Floors {
         let mut floors = Floors::default();
-        // All before this point is known to be durable together.
-        let mut forced = 0;
         for &at in persists {
             match self.steps[at].effect.persist {
                 None => {}
-                Some(Persist::All) => {
-                    (floors.prefix, forced, floors.all) = (at, at, at);
-                }
+                Some(Persist::All) => (floors.prefix, floors.all) = (at, at),
                 Some(Persist::Inode { id, datasync }) => {
                     floors.data.insert(id, at);
                     if !datasync {
@@ -108,9 +112,13 @@ impl History {
                     let last = self.steps[..at].iter().rposition(needs);
                     floors.prefix = floors.prefix.max(last.map_or(0, |last| last + 1));
                     let grows = |step: &Step| step.effect.data.is_some_and(|d| d.id == id && d.grew);
-                    let forces = self.steps[forced.min(at)..at].iter().any(|step| needs(step) || grows(step));
+                    // All before this point may be durable already, and what is durable forces nothing: any
+                    // persistence operation may force more than it must.
+                    let forced =
+                        self.steps[..at].iter().rposition(|step| step.may_force()).map_or(0, |i| i + 1);
+                    let forces = self.steps[forced..at].iter().any(|step| needs(step) || grows(step));
                     if self.promise == Promise::Prefix && forces {
-                        (floors.prefix, forced) = (floors.prefix.max(at), at);
+                        floors.prefix = floors.prefix.max(at);
                     }
                 }
             }

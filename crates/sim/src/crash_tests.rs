@@ -242,3 +242,14 @@ fn random_prefixes_are_allowed() {
         assert!(h.state(60).inode(ROOT).is_some());
     }
 }
+
+/// Found by crash exploration: an fdatasync that forced the log for what it needed not keep left the fsync behind it with
+/// nothing to force, and the oracle asked for the directory between the two.
+#[test]
+fn an_fdatasync_may_force_more_than_it_must() {
+    let punch = Op::Fallocate { on: p("a"), how: Falloc::Punch, offset: 0, len: 4096 };
+    let mkdir = Op::Mkdir { path: "d".to_owned(), mode: 0o755 };
+    let datasync = Op::Fdatasync { on: p("a") };
+    let ops = [create("a"), write("a", 0, 9000, 1), Op::Sync, punch, datasync, mkdir, fsync("a")];
+    assert_eq!(allowed(&history(Promise::Prefix, &ops)), [4, 5, 6, 7]);
+}

@@ -6,13 +6,16 @@
 #![forbid(unsafe_code)]
 
 pub mod backend;
+pub mod campaign;
 pub mod cases;
 pub mod content;
 pub mod crash;
+pub mod explore;
 pub mod generate;
 pub mod model;
 pub mod ops;
 pub mod rig;
 pub mod shrink;
 pub mod view;
+pub mod workload;
 pub mod writers;

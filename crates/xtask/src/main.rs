@@ -19,7 +19,7 @@ struct Cli {
     task: Task,
 }
 
-#[derive(Subcommand, Clone, Copy)]
+#[derive(Subcommand, Clone)]
 enum Task {
     /// All: tools, dependency directions, format, lints, licences, tests. KEDGE_NO_FUSE=1 leaves out those that mount
     Test,
@@ -31,6 +31,12 @@ enum Task {
     Lint,
     /// All but the tests and the tools they need, and the documentation without warnings
     Ci,
+    /// Crash states of small workloads: a slice of three minutes, or --full [--seed N] [--minutes M] [--seq 1|2|3]
+    /// [--resume FILE] [--workload ID [--state K]]
+    Crash {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -45,6 +51,7 @@ fn main() -> ExitCode {
         Task::Deps => steps.run("dependency directions", deps::check),
         Task::Fmt => fmt(&mut steps),
         Task::Lint => lint(&mut steps),
+        Task::Crash { args } => steps.run("crash states", || crash(&args)),
         Task::Ci => {
             static_checks(&mut steps);
             steps.run("documentation", || {
@@ -53,6 +60,12 @@ fn main() -> ExitCode {
         }
     }
     steps.summary()
+}
+
+fn crash(args: &[String]) -> anyhow::Result<()> {
+    let run = ["run", "--release", "--quiet", "-p", "kedge-sim", "--bin", "kedge-crash", "--"];
+    let words: Vec<&str> = run.into_iter().chain(args.iter().map(String::as_str)).collect();
+    tools::cargo(&words)
 }
 
 fn static_checks(steps: &mut Steps) {
@@ -80,6 +93,20 @@ fn tests(steps: &mut Steps) {
     steps.run("tests", || tools::cargo(&["test", "--workspace"]));
     steps
         .run("tests, release: crash exploration", || tools::cargo(&["test", "--release", "-p", "kedge-sim"]));
+    steps.run("tests, release: broken engines are caught", || {
+        tools::cargo(&[
+            "test",
+            "--release",
+            "-p",
+            "kedge-sim",
+            "--features",
+            "broken",
+            "--test",
+            "broken",
+            "--",
+            "--nocapture",
+        ])
+    });
     steps.run("tests, release: command line and mounts", || {
         tools::cargo(&["test", "--release", "-p", "kedge"])
     });

@@ -116,6 +116,26 @@ impl Medium {
         image
     }
 
+    /// As [`Medium::build`] with a random subset, and above it a write that was under way and is torn: up to some sector, or
+    /// anywhere.
+    pub fn build_torn(&self, seq: u64, offset: u64, data: &Data, seed: u64) -> MemDevice {
+        let mut rng = SmallRng::seed_from_u64(seed);
+        let mut image = self.build(Choice::Subset(rng.random()));
+        let sectors = data.blocks() as usize * SECTORS;
+        let cut = if rng.random() { Some(rng.random_range(1..sectors)) } else { None };
+        let mask = |block: usize| match cut {
+            Some(cut) => match cut.saturating_sub(block * SECTORS) {
+                n if n >= SECTORS => WHOLE,
+                n => (1u8 << n) - 1,
+            },
+            None => rng.random(),
+        };
+        let masks = (0..data.blocks() as usize).map(mask).collect();
+        let write = Pending { seq, block: blocks(offset), data: data.clone(), masks, lost: false };
+        land(image.pages_mut(), &write, |i| write.masks[i]);
+        image
+    }
+
     fn land_random(&self, pages: &mut Pages, seed: u64, tear: bool) {
         let mut rng = SmallRng::seed_from_u64(seed);
         // Different crashes lose differently much: with a fixed probability "nearly all" would never be seen.

@@ -71,9 +71,10 @@ pub struct Recording {
 /// How thoroughly to enumerate.
 #[derive(Clone, Copy, Debug)]
 pub struct StatePlan {
-    /// Media with whole writes at one point: all subsets of the unflushed writes if there are no more than this, else
-    /// all, none and a selection.
+    /// Media with whole writes at one point: all subsets of the unflushed writes if there are no more than this.
     pub subsets: usize,
+    /// Where there are more: all, none and a selection of this many.
+    pub samples: usize,
     /// Media with torn writes at one point, beside those.
     pub torn: usize,
     /// Crash only where a test set a mark, not at each event.
@@ -83,7 +84,7 @@ pub struct StatePlan {
 
 impl Default for StatePlan {
     fn default() -> Self {
-        StatePlan { subsets: 16, torn: 4, at_marks_only: false, seed: 0 }
+        StatePlan { subsets: 16, samples: 16, torn: 4, at_marks_only: false, seed: 0 }
     }
 }
 
@@ -95,14 +96,20 @@ pub struct CrashState {
     pub mark: Option<u64>,
     /// Unflushed writes that had a choice.
     pub pending: usize,
+    /// The next event is a FUA write that had reached the device and was torn. [`Recording::state`] repeats the others only.
+    pub in_flight: bool,
     pub choice: Choice,
     pub medium: MemDevice,
 }
 
 impl fmt::Debug for CrashState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let CrashState { at, mark, pending, choice, .. } = self;
-        write!(f, "crash after {at} events (mark {mark:?}), {pending} writes unflushed, landed: {choice:?}")
+        let CrashState { at, mark, pending, choice, in_flight, .. } = self;
+        let torn = if *in_flight { " and a FUA write in flight" } else { "" };
+        write!(
+            f,
+            "crash after {at} events (mark {mark:?}), {pending} writes unflushed{torn}, landed: {choice:?}"
+        )
     }
 }
 
@@ -137,10 +144,12 @@ impl Recording {
     /// Media at each point, in the order of events. Each costs a fork and the unflushed writes it keeps.
     pub fn states(&self, plan: StatePlan) -> States<'_> {
         let medium = Medium::new(self.base.fork());
-        let mut states = States { recording: self, plan, at: 0, mark: None, medium, todo: VecDeque::new() };
+        let (todo, torn) = (VecDeque::new(), VecDeque::new());
+        let mut states = States { recording: self, plan, at: 0, mark: None, medium, todo, torn };
         if !plan.at_marks_only {
             states.todo.push_back(Choice::None);
         }
+        states.plan_torn();
         states
     }
 }
@@ -153,6 +162,8 @@ pub struct States<'a> {
     mark: Option<u64>,
     medium: Medium,
     todo: VecDeque<Choice>,
+    /// Ways in which the FUA write that comes next may be torn.
+    torn: VecDeque<u64>,
 }
 
 impl Iterator for States<'_> {
@@ -165,9 +176,13 @@ impl Iterator for States<'_> {
                     at: self.at,
                     mark: self.mark,
                     pending: self.medium.pending(),
+                    in_flight: false,
                     choice,
                     medium: self.medium.build(choice),
                 });
+            }
+            if let Some(seed) = self.torn.pop_front() {
+                return Some(self.torn_state(seed));
             }
             let event = self.recording.events.get(self.at)?;
             self.medium.apply(event);
@@ -184,24 +199,56 @@ impl Iterator for States<'_> {
                 Event::Write { fua, .. } => self.plan_choices(!fua),
                 Event::WriteZeroes { .. } | Event::Discard { .. } => self.plan_choices(true),
             }
+            self.plan_torn();
         }
     }
 }
 
 impl States<'_> {
+    /// Goes on more or less thoroughly from the next event on.
+    pub fn set_plan(&mut self, plan: StatePlan) {
+        self.plan = plan;
+    }
+
+    fn rng(&self, salt: u64) -> SmallRng {
+        SmallRng::seed_from_u64(self.plan.seed ^ salt ^ (self.at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    }
+
+    /// A FUA write is durable when it completes. Until then it may be on the medium in part, like any other.
+    fn plan_torn(&mut self) {
+        let next = self.recording.events.get(self.at);
+        if !self.plan.at_marks_only && matches!(next, Some(Event::Write { fua: true, torn: None, .. })) {
+            let mut rng = self.rng(0xf0a);
+            self.torn.extend((0..self.plan.torn).map(|_| rng.random::<u64>()));
+        }
+    }
+
+    fn torn_state(&self, seed: u64) -> CrashState {
+        let Some(Event::Write { seq, offset, data, .. }) = self.recording.events.get(self.at) else {
+            unreachable!("planned for a write only");
+        };
+        CrashState {
+            at: self.at,
+            mark: self.mark,
+            pending: self.medium.pending(),
+            in_flight: true,
+            choice: Choice::Torn(seed),
+            medium: self.medium.build_torn(*seq, *offset, data, seed),
+        }
+    }
+
     fn plan_choices(&mut self, with_newest: bool) {
         let pending = self.medium.pending();
         let newest = with_newest && pending > 0;
         let free = pending - usize::from(newest);
-        let mut rng =
-            SmallRng::seed_from_u64(self.plan.seed ^ (self.at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let mut rng = self.rng(0);
         if pending < 64 && (1u64 << free) <= self.plan.subsets as u64 {
             let fixed = if newest { 1 << free } else { 0 };
             self.todo.extend((0..1u64 << free).map(|mask| Choice::Mask(mask | fixed)));
         } else {
             let nothing = if newest { Choice::Only(pending - 1) } else { Choice::None };
             self.todo.extend([Choice::All, nothing]);
-            for i in 2..self.plan.subsets {
+            for i in 2..self.plan.samples {
                 self.todo.push_back(match i % 3 {
                     0 => Choice::AllBut(rng.random_range(0..free)),
                     1 => Choice::Only(rng.random_range(0..pending)),

@@ -1,0 +1,129 @@
+//! Opening: features of later versions, read-only, lost superblock slots.
+#![allow(clippy::unwrap_used)]
+
+use kedge_base::{IoBuf, Lsn};
+use kedge_device::{Device, MemDevice};
+use kedge_format::superblock::{SLOTS, Superblock};
+use kedgefs::*;
+use std::sync::Arc;
+
+const SIZE: u64 = 16 << 20;
+
+fn clock() -> Arc<dyn Clock> {
+    Arc::new(ManualClock::default())
+}
+
+/// An image whose log still has to be replayed.
+fn crashed() -> Arc<MemDevice> {
+    let device = Arc::new(MemDevice::new(SIZE));
+    let options = FormatOptions { log_size: Some(1 << 20), ..Default::default() };
+    FileSystem::format(device.clone(), clock(), &options).unwrap();
+    let fs = FileSystem::open(device.clone(), clock(), MountOptions::default()).unwrap();
+    let f = fs.create(Ino::ROOT, b"f", 0o644, Owner::default()).unwrap();
+    fs.write(f.ino, 0, b"kept").unwrap();
+    fs.fsync(f.ino, false).unwrap();
+    device
+}
+
+fn open(device: &Arc<MemDevice>) -> Result<FileSystem> {
+    FileSystem::open(device.clone(), clock(), MountOptions::default())
+}
+
+fn slot(device: &MemDevice, slot: usize) -> Result<Superblock, kedge_base::Error> {
+    let mut block = IoBuf::zeroed(1);
+    device.read(SLOTS[slot].byte_offset(), &mut block).unwrap();
+    Superblock::decode(block.as_bytes(), slot, SIZE / 4096)
+}
+
+fn edit_slots(device: &MemDevice, edit: impl Fn(&mut Superblock)) {
+    for at in 0..2 {
+        let Ok(mut sb) = slot(device, at) else { continue };
+        edit(&mut sb);
+        let mut block = IoBuf::zeroed(1);
+        sb.encode(block.as_mut_bytes());
+        device.write(SLOTS[at].byte_offset(), &block, true).unwrap();
+    }
+}
+
+fn newest(device: &MemDevice) -> usize {
+    let generation = |at| slot(device, at).map(|sb| sb.checkpoint.generation).ok();
+    if generation(0) > generation(1) { 0 } else { 1 }
+}
+
+fn read_f(fs: &FileSystem) -> Vec<u8> {
+    let f = fs.lookup(Ino::ROOT, b"f").unwrap();
+    let mut bytes = [0; 16];
+    let n = fs.read(f.ino, 0, &mut bytes).unwrap();
+    bytes[..n].to_vec()
+}
+
+#[test]
+fn an_unknown_incompatible_feature_refuses_and_names_its_bits() {
+    let device = crashed();
+    edit_slots(&device, |sb| sb.geometry.feature_incompat = 0x40);
+    let error = open(&device).err().unwrap().to_string();
+    assert!(error.contains("incompatible") && error.contains("0x40"), "{error}");
+}
+
+#[test]
+fn an_unknown_read_only_compatible_feature_opens_read_only() {
+    let device = crashed();
+    edit_slots(&device, |sb| sb.geometry.feature_ro_compat = 0x8);
+    let fs = open(&device).unwrap();
+    assert_eq!(read_f(&fs), b"kept");
+    let refused = fs.create(Ino::ROOT, b"g", 0o644, Owner::default()).err().unwrap();
+    assert_eq!(refused.errno(), 30, "{refused}");
+}
+
+#[test]
+fn a_read_only_open_replays_in_memory_and_leaves_every_byte_alone() {
+    let device = crashed();
+    let before = device.bytes(0, SIZE as usize);
+    let options = MountOptions { read_only: true, ..Default::default() };
+    let fs = FileSystem::open(device.clone(), clock(), options).unwrap();
+    assert_eq!(read_f(&fs), b"kept");
+    let f = fs.lookup(Ino::ROOT, b"f").unwrap().ino;
+    for refused in [
+        fs.write(f, 0, b"x").err(),
+        fs.unlink(Ino::ROOT, b"f").err(),
+        fs.setattr(f, &SetAttr { mode: Some(0), ..Default::default() }).err(),
+        fs.setattr(f, &SetAttr { mtime: Some(SetTime::Now), ..Default::default() }).err(),
+        fs.setattr(f, &SetAttr { size: Some(0), ..Default::default() }).err(),
+        fs.setxattr(f, b"user.a", b"", XattrMode::Any).err(),
+        fs.fallocate(f, FallocateMode::PunchHole, 0, 1).err(),
+    ] {
+        assert_eq!(refused.map(|e| e.errno()), Some(30));
+    }
+    fs.fsync(f, false).unwrap();
+    fs.sync().unwrap();
+    fs.close().unwrap();
+    assert!(device.bytes(0, SIZE as usize) == before, "the image changed");
+}
+
+#[test]
+fn a_damaged_newest_slot_is_noticed_once_the_log_knows_more() {
+    // The mount has begun a new epoch: the older slot's log would end before everything this mount made durable.
+    let device = crashed();
+    let at = newest(&device);
+    device.corrupt(SLOTS[at].byte_offset() + 300, |rest| rest[0] ^= 1);
+    let error = open(&device).err().unwrap().to_string();
+    assert!(error.contains("log") && error.contains("slot"), "{error}");
+}
+
+#[test]
+fn a_damaged_older_slot_costs_nothing() {
+    let device = crashed();
+    let at = 1 - newest(&device);
+    device.corrupt(SLOTS[at].byte_offset() + 300, |rest| rest[0] ^= 1);
+    assert_eq!(read_f(&open(&device).unwrap()), b"kept");
+}
+
+#[test]
+fn a_log_that_ends_below_the_checkpoint_is_corrupt() {
+    let device = crashed();
+    edit_slots(&device, |sb| {
+        sb.checkpoint.checkpoint_lsn = Lsn(sb.checkpoint.checkpoint_lsn.0 + (512 << 10))
+    });
+    let error = open(&device).err().unwrap().to_string();
+    assert!(error.contains("below the checkpoint"), "{error}");
+}

@@ -1,0 +1,95 @@
+//! Crash exploration from the command line; `cargo xtask crash` runs it.
+
+use anyhow::{Context, bail};
+use kedge_base::{Clock, SystemClock};
+use kedge_sim::campaign::{Options, run, run_one};
+use kedge_sim::workload::{Catalogue, WorkloadId};
+use std::process::ExitCode;
+use std::time::Duration;
+
+const USAGE: &str =
+    "kedge-crash [--full] [--thorough] [--seed N] [--minutes M] [--seq 1|2|3]... [--resume FILE]
+            [--threads N] [--count] [--workload ID [--state K]]
+
+Without --full: a slice of the given minutes (3), all lengths in turn, in an order given by the seed.";
+
+#[derive(Default)]
+struct Args {
+    full: bool,
+    thorough: bool,
+    count: bool,
+    seed: Option<u64>,
+    minutes: Option<f64>,
+    seqs: Vec<u8>,
+    resume: Option<String>,
+    threads: Option<usize>,
+    workload: Option<WorkloadId>,
+    state: Option<u64>,
+}
+
+fn parse() -> anyhow::Result<Args> {
+    let mut args = Args::default();
+    let mut words = std::env::args().skip(1);
+    while let Some(word) = words.next() {
+        let mut value = || words.next().with_context(|| format!("{word} wants a value\n{USAGE}"));
+        match word.as_str() {
+            "--full" => args.full = true,
+            "--thorough" => args.thorough = true,
+            "--count" => args.count = true,
+            "--seed" => args.seed = Some(value()?.parse()?),
+            "--minutes" => args.minutes = Some(value()?.parse()?),
+            "--seq" => args.seqs.push(value()?.parse()?),
+            "--resume" => args.resume = Some(value()?),
+            "--threads" => args.threads = Some(value()?.parse()?),
+            "--workload" => args.workload = Some(value()?.parse().map_err(anyhow::Error::msg)?),
+            "--state" => args.state = Some(value()?.parse()?),
+            _ => bail!("{word}?\n{USAGE}"),
+        }
+    }
+    if args.seqs.iter().any(|seq| !(1..=3).contains(seq)) {
+        bail!("--seq is 1, 2 or 3\n{USAGE}");
+    }
+    Ok(args)
+}
+
+fn count(seqs: &[u8]) {
+    for &seq in seqs {
+        let catalogue = Catalogue::new(seq, 0);
+        let workloads: usize = match seq {
+            3 => catalogue.len() as usize,
+            _ => (0..catalogue.len()).map(|i| catalogue.variants(i).len()).sum(),
+        };
+        println!("{seq} operation(s): {} skeletons, {workloads} workloads", catalogue.len());
+    }
+}
+
+fn main() -> anyhow::Result<ExitCode> {
+    let args = parse()?;
+    // Another slice every day, and the same one all day.
+    let days = SystemClock::default().now().sec as u64 / 86400;
+    let seed = args.seed.unwrap_or(days);
+    if let Some(id) = args.workload {
+        let well = run_one(id, args.state, seed, args.thorough)?;
+        return Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+    }
+    let seqs = match (args.seqs.is_empty(), args.full) {
+        (false, _) => args.seqs,
+        (true, true) => vec![1, 2],
+        (true, false) => vec![1, 2, 3],
+    };
+    if args.count {
+        count(&seqs);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let minutes = args.minutes.or(if args.full { None } else { Some(3.0) });
+    let share = minutes.map(|m| Duration::from_secs_f64(m * 60.0 / seqs.len() as f64));
+    let options = Options {
+        seed,
+        parts: seqs.into_iter().map(|seq| (seq, share)).collect(),
+        resume: args.resume.map(Into::into),
+        threads: args.threads.unwrap_or(2),
+        thorough: args.thorough,
+    };
+    let tally = run(&options)?;
+    Ok(if tally.violations == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

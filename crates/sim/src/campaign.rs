@@ -1,0 +1,249 @@
+//! Explores many workloads on two threads, within a time or in full, and says what was found.
+//!
+//! Skeletons are taken in an order given by the seed, so that a slice of a few minutes is another one with another seed.
+//! What is done can be kept in a file: one line per finished skeleton, appended, so that a run that was ended goes on
+//! where it was.
+
+use crate::explore::{Explorer, Failure, Plan, Tally, base_image};
+use crate::shrink::shrink;
+use crate::workload::{Catalogue, Workload, WorkloadId};
+use kedge_base::{Clock, SystemClock, spawn_named};
+use kedge_device::MemDevice;
+use parking_lot::Mutex;
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+use rand::seq::SliceRandom;
+use std::collections::HashSet;
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// What to explore.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub seed: u64,
+    /// Lengths of workloads, and for how long each at most.
+    pub parts: Vec<(u8, Option<Duration>)>,
+    pub resume: Option<PathBuf>,
+    pub threads: usize,
+    /// All states of every medium, however many workloads there are.
+    pub thorough: bool,
+}
+
+/// Failures printed in full; the rest is counted.
+const PRINTED_MAX: usize = 10;
+/// Runs of the explorer to shorten one failing workload.
+const SHRINK_TRIES: usize = 40;
+const REPORT_EVERY: Duration = Duration::from_secs(30);
+
+struct Part {
+    catalogue: Catalogue,
+    order: Vec<u64>,
+    next: AtomicUsize,
+    deadline: Option<Duration>,
+    plan: Plan,
+}
+
+struct Shared {
+    part: Part,
+    base: MemDevice,
+    clock: SystemClock,
+    progress: Mutex<Progress>,
+}
+
+struct Progress {
+    tally: Tally,
+    done: usize,
+    printed: usize,
+    file: Option<File>,
+    reported: Duration,
+}
+
+/// Runs all parts; answers the sum.
+pub fn run(options: &Options) -> anyhow::Result<Tally> {
+    let clock = SystemClock::default();
+    let mut total = Tally::default();
+    for (seq, limit) in &options.parts {
+        total += run_part(options, *seq, *limit, clock)?;
+    }
+    println!("in all: {}", describe(&total, clock.monotonic()));
+    Ok(total)
+}
+
+fn describe(tally: &Tally, took: Duration) -> String {
+    format!(
+        "{} workloads, {} crash states ({} distinct media recovered, {} states during recovery), {:.0} states/s, \
+         {} violations, {:.1} minutes",
+        tally.workloads,
+        tally.states,
+        tally.distinct,
+        tally.recovery,
+        tally.states as f64 / took.as_secs_f64().max(1e-3),
+        tally.violations,
+        took.as_secs_f64() / 60.0
+    )
+}
+
+/// Finished skeletons of a kind, and what they counted.
+fn load(file: &PathBuf, seq: u8, seed: u64) -> anyhow::Result<(HashSet<u64>, Tally)> {
+    let (mut done, mut tally) = (HashSet::new(), Tally::default());
+    let Ok(file) = File::open(file) else { return Ok((done, tally)) };
+    for line in BufReader::new(file).lines() {
+        let line = line?;
+        let numbers: Result<Vec<u64>, _> = line.split(' ').map(str::parse).collect();
+        // A line that was cut off by the end of the run is not done.
+        let Ok(&[s, x, skeleton, workloads, states, distinct, recovery, violations]) = numbers.as_deref()
+        else {
+            continue;
+        };
+        if (s, x) == (seq as u64, seed) && done.insert(skeleton) {
+            tally += Tally { workloads, states, distinct, recovery, violations };
+        }
+    }
+    Ok((done, tally))
+}
+
+fn run_part(
+    options: &Options,
+    seq: u8,
+    limit: Option<Duration>,
+    clock: SystemClock,
+) -> anyhow::Result<Tally> {
+    let catalogue = Catalogue::new(seq, options.seed);
+    let seed = if seq < 3 { 0 } else { options.seed };
+    let (done, before) = match &options.resume {
+        Some(file) => load(file, seq, seed)?,
+        None => Default::default(),
+    };
+    let mut order: Vec<u64> = (0..catalogue.len()).filter(|i| !done.contains(i)).collect();
+    order.shuffle(&mut SmallRng::seed_from_u64(options.seed));
+    let file = options.resume.as_ref().map(|f| OpenOptions::new().create(true).append(true).open(f));
+    println!(
+        "{seq} operation(s): {} skeletons, {} of them done before, seed {}",
+        catalogue.len(),
+        done.len(),
+        options.seed
+    );
+    let started = clock.monotonic();
+    let thorough = options.thorough || seq == 1;
+    let plan = if thorough { Plan::thorough(options.seed) } else { Plan::quick(options.seed) };
+    let deadline = limit.map(|limit| started + limit);
+    let left = order.len();
+    let shared = Arc::new(Shared {
+        part: Part { catalogue, order, next: AtomicUsize::new(0), deadline, plan },
+        base: base_image().map_err(anyhow::Error::msg)?,
+        clock,
+        progress: Mutex::new(Progress {
+            tally: Tally::default(),
+            done: 0,
+            printed: 0,
+            file: file.transpose()?,
+            reported: started,
+        }),
+    });
+    let mut threads = Vec::new();
+    for i in 0..options.threads {
+        let shared = shared.clone();
+        threads.push(spawn_named(&format!("explore-{i}"), move || work(&shared))?);
+    }
+    for thread in threads {
+        thread.join().map_err(|_| anyhow::anyhow!("an exploring thread panicked"))??;
+    }
+    let progress = shared.progress.lock();
+    let took = clock.monotonic() - started;
+    let all = if progress.done == left { "all" } else { "a slice" };
+    println!("{seq} operation(s), {all}: {}", describe(&progress.tally, took));
+    let mut tally = progress.tally;
+    if !done.is_empty() {
+        tally += before;
+        println!("{seq} operation(s), with what was done before: {tally:?}");
+    }
+    Ok(tally)
+}
+
+fn work(shared: &Shared) -> anyhow::Result<()> {
+    let part = &shared.part;
+    let mut explorer = Explorer::new(&shared.base, part.plan);
+    loop {
+        let next = part.next.fetch_add(1, Ordering::Relaxed);
+        let Some(&skeleton) = part.order.get(next) else { return Ok(()) };
+        for workload in part.catalogue.variants(skeleton) {
+            if part.deadline.is_some_and(|deadline| shared.clock.monotonic() >= deadline) {
+                shared.progress.lock().tally += explorer.tally;
+                return Ok(());
+            }
+            if let Some(failure) = explorer.explore(&workload, None) {
+                shared.report(&failure);
+            }
+        }
+        shared.finish(skeleton, std::mem::take(&mut explorer.tally))?;
+    }
+}
+
+impl Shared {
+    fn finish(&self, skeleton: u64, tally: Tally) -> anyhow::Result<()> {
+        let now = self.clock.monotonic();
+        let mut progress = self.progress.lock();
+        progress.tally += tally;
+        progress.done += 1;
+        if let Some(file) = &mut progress.file {
+            let id = self.part.catalogue.id();
+            let Tally { workloads, states, distinct, recovery, violations } = tally;
+            let line = format!(
+                "{} {} {skeleton} {workloads} {states} {distinct} {recovery} {violations}\n",
+                id.0, id.1
+            );
+            file.write_all(line.as_bytes())?;
+        }
+        if now - progress.reported >= REPORT_EVERY {
+            progress.reported = now;
+            let Progress { tally, done, .. } = &*progress;
+            println!("  {done} of {} skeletons: {tally:?}", self.part.order.len());
+        }
+        Ok(())
+    }
+
+    fn report(&self, failure: &Failure) {
+        {
+            let mut progress = self.progress.lock();
+            progress.printed += 1;
+            if progress.printed > PRINTED_MAX {
+                let first = failure.what.lines().next().unwrap_or_default();
+                println!("VIOLATION --workload {}: {first}", failure.workload.id);
+                return;
+            }
+        }
+        let short = shorten(&self.base, self.part.plan, failure);
+        println!("{failure}\nshortest: {}\n", short.map_or("itself".to_owned(), |s| s.to_string()));
+    }
+}
+
+/// Fewer operations that fail as well.
+fn shorten(base: &MemDevice, plan: Plan, failure: &Failure) -> Option<Box<Failure>> {
+    let id = failure.workload.id;
+    let fails = |ops: &[crate::ops::Op]| {
+        let workload = Workload { id, ops: ops.to_vec(), settled: 0 };
+        Explorer::new(base, plan).explore(&workload, None)
+    };
+    // Operations that need one that is left out fail as the model says, and that is no violation.
+    let ops = shrink(failure.workload.ops.clone(), SHRINK_TRIES, |ops| fails(ops).is_some());
+    if ops.len() == failure.workload.ops.len() { None } else { fails(&ops) }
+}
+
+/// One workload, or one state of it. Answers whether all is well.
+pub fn run_one(id: WorkloadId, state: Option<u64>, seed: u64, thorough: bool) -> anyhow::Result<bool> {
+    let workload = Catalogue::workload(id).ok_or_else(|| anyhow::anyhow!("there is no workload {id}"))?;
+    println!("{workload}");
+    let plan = if thorough || id.seq == 1 { Plan::thorough(seed) } else { Plan::quick(seed) };
+    let mut explorer = Explorer::new(&base_image().map_err(anyhow::Error::msg)?, plan);
+    let failure = explorer.explore(&workload, state);
+    println!("{:?}", explorer.tally);
+    match &failure {
+        Some(failure) => println!("{failure}"),
+        None => println!("no violation"),
+    }
+    Ok(failure.is_none())
+}

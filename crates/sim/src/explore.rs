@@ -1,0 +1,353 @@
+//! Every state that a crash can leave behind during a workload, judged.
+//!
+//! A workload runs once, in this process, on a recording device over a fork of one formatted image. From the recording
+//! come the media: at each event all subsets of the unflushed writes (a selection where they are many), torn writes, and
+//! FUA writes torn before they completed. Each *distinct* medium is
+//! 1. opened, and the checkpoint that recovery left is judged by fsck;
+//! 2. walked;
+//! 3. used (on a share of the media): a file is made and removed in every directory, on every other one all names are
+//!    removed, it is closed and judged by fsck again;
+//! 4. crashed again at each write of its own recovery (on a share), and recovered again: the same tree must come out.
+//!
+//! What the walk found is then held against the oracle for the operations that had returned by that time.
+//!
+//! The recording repeats: the clock is a counter, one thread does all the work, and the engine's own threads have nothing to
+//! do (the commit interval is an hour, no workload fills the log).
+
+use crate::crash::{History, Promise, check_view};
+use crate::model::Model;
+use crate::ops::{Executor, OWNER, Op, Outcome};
+use crate::rig::{self, Setup, panic_text};
+use crate::view::{Found, View};
+use crate::workload::Workload;
+use kedge_base::ManualClock;
+use kedge_device::MemDevice;
+use kedge_device::sim::{FaultPlan, Recording, SimDevice, StatePlan};
+use kedge_fsck::CheckOptions;
+use kedgefs::{FileKind, FileSystem, Ino, MountOptions};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt;
+use std::ops::AddAssign;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+/// How thoroughly to look.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// Media at each event of the operations.
+    pub states: StatePlan,
+    /// Media at each event of the checkpoint when the file system is closed in the end.
+    pub closing: StatePlan,
+    /// One of so many distinct media is crashed during its recovery, too.
+    pub recovery_every: u64,
+    /// One of so many distinct media is used after its recovery.
+    pub use_every: u64,
+}
+
+impl Plan {
+    pub fn thorough(seed: u64) -> Plan {
+        let states = StatePlan { subsets: 1 << 10, samples: 64, torn: 3, at_marks_only: false, seed };
+        Plan {
+            states,
+            closing: StatePlan { subsets: 16, samples: 12, ..states },
+            recovery_every: 1,
+            use_every: 1,
+        }
+    }
+
+    /// For longer workloads, whose media are mostly those of shorter ones with a little more on top.
+    pub fn quick(seed: u64) -> Plan {
+        let plan = Plan::thorough(seed);
+        let closing = StatePlan { subsets: 4, samples: 4, torn: 1, ..plan.states };
+        let states = StatePlan { torn: 2, ..plan.states };
+        Plan { states, closing, recovery_every: 4, use_every: 4 }
+    }
+}
+
+/// How much was looked at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    pub workloads: u64,
+    /// Crash states: points in time times media, those during recovery included.
+    pub states: u64,
+    /// Different media that were recovered.
+    pub distinct: u64,
+    /// Of the states: crashes during recovery.
+    pub recovery: u64,
+    pub violations: u64,
+}
+
+impl AddAssign for Tally {
+    fn add_assign(&mut self, other: Tally) {
+        self.workloads += other.workloads;
+        self.states += other.states;
+        self.distinct += other.distinct;
+        self.recovery += other.recovery;
+        self.violations += other.violations;
+    }
+}
+
+/// A state that must not be.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    pub workload: Workload,
+    /// Number of the crash state in the enumeration; `None`: the workload itself failed.
+    pub state: Option<u64>,
+    /// Where the crash is.
+    pub at: String,
+    pub what: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "VIOLATION --workload {}", self.workload.id)?;
+        if let Some(state) = self.state {
+            write!(f, " --state {state}")?;
+        }
+        write!(f, "\n{}{}\n{}", self.workload, self.at, self.what)
+    }
+}
+
+/// What came out of one medium: the tree, or what is wrong.
+type Recovered = Result<View, String>;
+
+/// A workload that ran.
+struct Run {
+    recording: Recording,
+    history: History,
+}
+
+/// See the module. One for each thread.
+pub struct Explorer {
+    setup: Setup,
+    base: MemDevice,
+    plan: Plan,
+    /// What the device does wrong while the workload runs.
+    faults: FaultPlan,
+    /// Media seen lately, by hash: workloads with the same beginning share theirs.
+    recovered: HashMap<u64, Arc<Recovered>>,
+    pub tally: Tally,
+}
+
+/// Trees kept in memory, each of some ten KiB.
+const RECOVERED_MAX: usize = 4096;
+
+/// A small image, and nothing that acts by itself.
+pub fn setup() -> Setup {
+    let mount = MountOptions {
+        commit: std::time::Duration::from_secs(3600),
+        cache_size: 4 << 20,
+        ..MountOptions::default()
+    };
+    Setup { image: 16 << 20, log: 1 << 20, mount, promise: Promise::Prefix, compare_every: usize::MAX }
+}
+
+/// The image that all workloads start from.
+pub fn base_image() -> Result<MemDevice, String> {
+    let setup = setup();
+    rig::format(setup.image, setup.log)
+}
+
+impl Explorer {
+    pub fn new(base: &MemDevice, plan: Plan) -> Explorer {
+        let (setup, faults, tally) = (setup(), FaultPlan::default(), Tally::default());
+        Explorer { setup, base: base.fork(), plan, faults, recovered: HashMap::new(), tally }
+    }
+
+    /// Workloads run on a device that acknowledges flushes and does not honour them: an exploration that finds nothing
+    /// wrong then finds nothing at all.
+    pub fn on_lying_device(mut self) -> Explorer {
+        self.faults = FaultPlan::new(0).lying();
+        self
+    }
+
+    /// Explores one workload; answers the first violation. `only`: no state but this one is judged.
+    pub fn explore(&mut self, workload: &Workload, only: Option<u64>) -> Option<Box<Failure>> {
+        self.tally.workloads += 1;
+        let mut at = (None, String::new());
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            let run = self.record(workload)?;
+            self.judge_all(workload, &run, only, &mut at)
+        }));
+        let what = match result {
+            Ok(Ok(())) => return None,
+            Ok(Err(what)) => what,
+            Err(panic) => format!("panic: {}", panic_text(&*panic)),
+        };
+        self.tally.violations += 1;
+        Some(Box::new(Failure { workload: workload.clone(), state: at.0, at: at.1, what }))
+    }
+
+    /// Runs the operations, then closes. Each mark is the number of operations that have returned.
+    fn record(&self, workload: &Workload) -> Result<Run, String> {
+        let device = Arc::new(SimDevice::new(self.base.fork()));
+        let fs = rig::open(&device, &Arc::new(ManualClock::default()), &self.setup)?;
+        device.set_plan(self.faults.clone());
+        device.mark(0);
+        let mut exec = Executor::new(fs);
+        let mut model = Model::new();
+        let mut history = History::new(model.clone(), self.setup.promise);
+        for op in &workload.ops {
+            let expected = model.apply(op).ok_or_else(|| format!("{op:?} is not specified"))?;
+            let outcome = exec.apply(op);
+            if !expected.allows(&outcome) {
+                return Err(format!("{op:?} answers {outcome:?}, expected {:?}", expected.outcome));
+            }
+            history.push(op.clone(), outcome, expected.effect, model.clone());
+            device.mark(history.len() as u64);
+        }
+        let expected = model.apply(&Op::Remount).ok_or("a remount is specified")?;
+        exec.fs.close().map_err(|e| format!("close: {e}"))?;
+        history.push(Op::Remount, Outcome::Done, expected.effect, model);
+        device.mark(history.len() as u64);
+        Ok(Run { recording: device.recording(), history })
+    }
+
+    fn judge_all(
+        &mut self,
+        workload: &Workload,
+        run: &Run,
+        only: Option<u64>,
+        crash: &mut (Option<u64>, String),
+    ) -> Result<(), String> {
+        let closing = workload.ops.len() as u64;
+        let mut judged = HashSet::new();
+        let mut states = run.recording.states(self.plan.states);
+        let mut number = 0;
+        while let Some(state) = states.next() {
+            let Some(mark) = state.mark.filter(|mark| *mark >= workload.settled as u64) else { continue };
+            if mark == closing {
+                states.set_plan(self.plan.closing);
+            }
+            number += 1;
+            if only.is_some_and(|only| only != number) {
+                continue;
+            }
+            self.tally.states += 1;
+            let hash = state.medium.difference_hash(&self.base);
+            if !judged.insert((hash, mark)) {
+                continue;
+            }
+            *crash = (Some(number), format!("{state:?}"));
+            let recovered = self.recover(hash, &state.medium);
+            let view = (*recovered).as_ref().map_err(Clone::clone)?;
+            let done = mark as usize;
+            check_view(Ok(view), &run.history, done, &run.history.persists_before(done))
+                .map_err(|violation| violation.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// What comes out of a medium, from memory if it was seen lately.
+    fn recover(&mut self, hash: u64, medium: &MemDevice) -> Arc<Recovered> {
+        if let Some(known) = self.recovered.get(&hash) {
+            return known.clone();
+        }
+        if self.recovered.len() >= RECOVERED_MAX {
+            self.recovered.clear();
+        }
+        self.tally.distinct += 1;
+        let recovered = Arc::new(self.recover_anew(hash, medium));
+        self.recovered.insert(hash, recovered.clone());
+        recovered
+    }
+
+    fn recover_anew(&mut self, hash: u64, medium: &MemDevice) -> Recovered {
+        let (device, fs) = self.open(medium)?;
+        let recording = device.recording();
+        fsck(&device, "after recovery")?;
+        let view = View::of(&fs)?;
+        // Choices by the hash, so that they are the same in every run.
+        if hash.is_multiple_of(self.plan.use_every) {
+            exercise(&fs, &view, (hash / self.plan.use_every) & 1 == 0)?;
+            fs.close().map_err(|e| format!("close after recovery: {e}"))?;
+            fsck(&device, "after recovery, use and close")?;
+        }
+        drop(fs);
+        if (hash >> 8).is_multiple_of(self.plan.recovery_every) {
+            self.crash_recovery(&recording, &view)?;
+        }
+        Ok(view)
+    }
+
+    fn open(&self, medium: &MemDevice) -> Result<(Arc<SimDevice>, FileSystem), String> {
+        let device = Arc::new(SimDevice::new(medium.fork()));
+        let fs = rig::open(&device, &Arc::new(ManualClock::default()), &self.setup)?;
+        Ok((device, fs))
+    }
+
+    /// Crashes at each write of a recovery; the second recovery must find what the first one found.
+    fn crash_recovery(&mut self, recording: &Recording, view: &View) -> Result<(), String> {
+        let plan = StatePlan { subsets: 0, samples: 2, torn: 1, ..self.plan.states };
+        let mut seen = HashSet::from([recording.base.difference_hash(&self.base)]);
+        for state in recording.states(plan) {
+            self.tally.states += 1;
+            self.tally.recovery += 1;
+            if !seen.insert(state.medium.difference_hash(&self.base)) {
+                continue;
+            }
+            self.tally.distinct += 1;
+            let said = |e: String| format!("in recovery, {state:?}: {e}");
+            let (device, fs) = self.open(&state.medium).map_err(said)?;
+            fsck(&device, "after the second recovery").map_err(said)?;
+            let again = View::of(&fs).map_err(said)?;
+            same_view(view, &again).map_err(said)?;
+        }
+        Ok(())
+    }
+}
+
+/// Judges the newest checkpoint on the device as it is.
+fn fsck(device: &SimDevice, when: &str) -> Result<(), String> {
+    let report = kedge_fsck::check(Arc::new(device.view()), &CheckOptions::default());
+    if report.is_clean() { Ok(()) } else { Err(format!("fsck {when}: {report}")) }
+}
+
+/// Makes and removes a file in every directory; `empty`: then removes everything.
+fn exercise(fs: &FileSystem, view: &View, empty: bool) -> Result<(), String> {
+    let dirs = view.inodes.iter().filter(|(_, found)| found.attr.kind == FileKind::Directory);
+    for (dir, found) in dirs {
+        let said = |call: &'static str| {
+            let path = &found.path;
+            move |e: kedgefs::Error| format!("{path}: {call} after recovery fails: {e}")
+        };
+        fs.create(*dir, b"new", 0o644, OWNER).map_err(said("create"))?;
+        fs.unlink(*dir, b"new").map_err(said("unlink"))?;
+    }
+    if empty { remove_all(fs, view, Ino::ROOT, 0) } else { Ok(()) }
+}
+
+fn remove_all(fs: &FileSystem, view: &View, dir: Ino, depth: u32) -> Result<(), String> {
+    let found = &view.inodes[&dir];
+    for (name, child) in &found.entries {
+        let is_dir = view.inodes[child].attr.kind == FileKind::Directory;
+        if is_dir && depth < 16 {
+            remove_all(fs, view, *child, depth + 1)?;
+        }
+        let removed = if is_dir { fs.rmdir(dir, name.as_bytes()) } else { fs.unlink(dir, name.as_bytes()) };
+        removed.map_err(|e| format!("{}: removing {name:?} after recovery fails: {e}", found.path))?;
+    }
+    Ok(())
+}
+
+/// Whether two recoveries of one medium found the same.
+fn same_view(first: &View, second: &View) -> Result<(), String> {
+    let (a, b): (&BTreeMap<Ino, Found>, _) = (&first.inodes, &second.inodes);
+    if !a.keys().eq(b.keys()) {
+        return Err(format!("inodes {:?}, the first recovery found {:?}", b.keys(), a.keys()));
+    }
+    for (x, y) in a.values().zip(b.values()) {
+        let same = x.attr == y.attr && x.target == y.target && x.xattrs == y.xattrs && x.entries == y.entries;
+        if !same || x.content != y.content {
+            return Err(format!(
+                "{}: not as the first recovery found it: {:?} {:?}, first {:?} {:?}",
+                y.path, y.attr, y.entries, x.attr, x.entries
+            ));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "explore_tests.rs"]
+mod tests;

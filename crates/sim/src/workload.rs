@@ -1,0 +1,587 @@
+//! Small workloads in full: all sequences of one and of two operations over a few names, with every choice of what is
+//! made persistent after each.
+//!
+//! A *core* is one operation with its arguments; a *skeleton* is a sequence of cores. What an operation needs (a file with
+//! bytes in it, a free name, a directory) is put in front of it, so that each succeeds. A *variant* of a skeleton says
+//! what is persisted: whether the preparation of the first operation is, and what follows each operation.
+//!
+//! # Symmetry
+//! 1. `foo` and `bar` play the same part: of two skeletons that differ by exchanging them, the first is kept.
+//! 2. Two names of one inode persist the same: one of them is synced.
+//! 3. Nothing follows the last operation only in workloads whose last persistence point is elsewhere: such a workload is
+//!    a prefix of another.
+
+use crate::model::{Id, Model};
+use crate::ops::{Falloc, Fill, Op, Rename, Special, Target, XattrFlag, print_ops, split};
+use rand::rngs::SmallRng;
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng};
+use std::fmt;
+
+const FILES: [&str; 4] = ["foo", "bar", "A/foo", "A/bar"];
+const DIRS: [&str; 3] = ["A", "B", "A/C"];
+/// Bytes of a file that an operation needs: two blocks and a bit, so that its end is not aligned.
+const FILE_BYTES: u32 = 9000;
+const MODE: u32 = 0o644;
+const DIR_MODE: u32 = 0o755;
+
+/// One operation with its arguments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Core {
+    Create(&'static str),
+    Mkdir(&'static str),
+    Mknod(&'static str),
+    Symlink(&'static str),
+    /// Offset and length.
+    Write(&'static str, u64, u32),
+    Append(&'static str),
+    Truncate(&'static str, u64),
+    /// Index into [`FALLOCS`].
+    Fallocate(&'static str, usize),
+    Link(&'static str, &'static str),
+    Unlink(&'static str),
+    Rmdir(&'static str),
+    /// The last says whether the new name is taken.
+    Rename(&'static str, &'static str, bool),
+    Exchange(&'static str, &'static str),
+    SetXattr(&'static str),
+    RemoveXattr(&'static str),
+    /// A nameless file gets bytes and then this name.
+    Tmpfile(&'static str),
+}
+
+/// Mode, offset, length.
+const FALLOCS: [(Falloc, u64, u64); 8] = [
+    (Falloc::Alloc, 8192, 16384),
+    (Falloc::Keep, 8192, 16384),
+    (Falloc::Punch, 3000, 4000),
+    (Falloc::Punch, 4096, 4096),
+    (Falloc::Zero, 5000, 10000),
+    (Falloc::ZeroKeep, 2000, 16384),
+    (Falloc::Collapse, 4096, 4096),
+    (Falloc::Insert, 4096, 8192),
+];
+/// Overwrite a block, inside blocks, over the end, beyond the end.
+const WRITES: [(u64, u32); 4] = [(0, 4096), (1000, 5000), (7000, 9000), (20000, 3000)];
+const SIZES: [u64; 3] = [0, 3000, 20000];
+
+fn other(name: &'static str) -> &'static str {
+    match name {
+        "foo" => "bar",
+        "bar" => "foo",
+        "A/foo" => "A/bar",
+        "A/bar" => "A/foo",
+        same => same,
+    }
+}
+
+impl Core {
+    /// All of them.
+    pub fn all() -> Vec<Core> {
+        let mut all = Vec::new();
+        for f in FILES {
+            all.extend([
+                Core::Create(f),
+                Core::Mknod(f),
+                Core::Symlink(f),
+                Core::Append(f),
+                Core::Tmpfile(f),
+            ]);
+            all.extend([Core::Unlink(f), Core::SetXattr(f), Core::RemoveXattr(f)]);
+            all.extend(WRITES.map(|(offset, len)| Core::Write(f, offset, len)));
+            all.extend(SIZES.map(|size| Core::Truncate(f, size)));
+            all.extend((0..FALLOCS.len()).map(|i| Core::Fallocate(f, i)));
+            for to in FILES.into_iter().filter(|to| *to != f) {
+                all.extend([Core::Link(f, to), Core::Rename(f, to, false), Core::Rename(f, to, true)]);
+                if f < to {
+                    all.push(Core::Exchange(f, to));
+                }
+            }
+        }
+        for d in DIRS {
+            all.extend([Core::Mkdir(d), Core::Rmdir(d)]);
+        }
+        all.extend([Core::SetXattr("A"), Core::RemoveXattr("A")]);
+        for (from, to) in [("A", "B"), ("B", "A/C"), ("A/C", "B")] {
+            all.extend([Core::Rename(from, to, false), Core::Rename(from, to, true)]);
+        }
+        all.extend([Core::Exchange("A", "B"), Core::Exchange("A/C", "B"), Core::Exchange("A/foo", "B")]);
+        all
+    }
+
+    /// Those that found most bugs in other file systems: names taken, given up and taken again.
+    fn biased() -> Vec<Core> {
+        let kept = |core: &Core| {
+            matches!(
+                core,
+                Core::Link(..) | Core::Rename(..) | Core::Exchange(..) | Core::Unlink(_) | Core::Create(_)
+            ) || matches!(core, Core::Tmpfile(_) | Core::Mknod(_) | Core::Rmdir(_) | Core::Mkdir(_))
+        };
+        Core::all().into_iter().filter(kept).collect()
+    }
+
+    fn exchanged(self) -> Core {
+        match self {
+            Core::Create(f) => Core::Create(other(f)),
+            Core::Mknod(f) => Core::Mknod(other(f)),
+            Core::Symlink(f) => Core::Symlink(other(f)),
+            Core::Write(f, offset, len) => Core::Write(other(f), offset, len),
+            Core::Append(f) => Core::Append(other(f)),
+            Core::Truncate(f, size) => Core::Truncate(other(f), size),
+            Core::Fallocate(f, i) => Core::Fallocate(other(f), i),
+            Core::Link(f, to) => Core::Link(other(f), other(to)),
+            Core::Unlink(f) => Core::Unlink(other(f)),
+            Core::Rename(f, to, taken) => Core::Rename(other(f), other(to), taken),
+            Core::Exchange(a, b) => {
+                let (a, b) = (other(a), other(b));
+                Core::Exchange(a.min(b), a.max(b))
+            }
+            Core::SetXattr(f) => Core::SetXattr(other(f)),
+            Core::RemoveXattr(f) => Core::RemoveXattr(other(f)),
+            Core::Tmpfile(f) => Core::Tmpfile(other(f)),
+            Core::Mkdir(_) | Core::Rmdir(_) => self,
+        }
+    }
+
+    /// The names it works on.
+    fn uses(self) -> Vec<&'static str> {
+        match self {
+            Core::Create(f) | Core::Mkdir(f) | Core::Mknod(f) | Core::Symlink(f) | Core::Append(f) => vec![f],
+            Core::Write(f, ..) | Core::Truncate(f, _) | Core::Fallocate(f, _) => vec![f],
+            Core::Unlink(f) | Core::Rmdir(f) | Core::SetXattr(f) | Core::RemoveXattr(f) => vec![f],
+            Core::Tmpfile(f) => vec![f],
+            Core::Link(a, b) | Core::Rename(a, b, _) | Core::Exchange(a, b) => vec![a, b],
+        }
+    }
+}
+
+fn on(path: &str) -> Target {
+    Target::Path(path.to_owned())
+}
+
+fn path(path: &str) -> String {
+    path.to_owned()
+}
+
+/// Puts operations one behind the other, together with what they need. The model says what is there.
+struct Script {
+    model: Model,
+    ops: Vec<Op>,
+    fills: u32,
+}
+
+/// What a core needs cannot be had: a directory would have to make room for itself.
+struct Impossible;
+
+impl Script {
+    fn new() -> Script {
+        Script { model: Model::new(), ops: Vec::new(), fills: 0 }
+    }
+
+    fn push(&mut self, op: Op) -> Result<(), Impossible> {
+        match self.model.apply(&op) {
+            Some(applied) if applied.outcome.is_ok() => {
+                self.ops.push(op);
+                Ok(())
+            }
+            _ => Err(Impossible),
+        }
+    }
+
+    fn fill(&mut self) -> Fill {
+        self.fills += 1;
+        Fill::Seed(self.fills)
+    }
+
+    fn is_dir(&self, at: &str) -> Option<bool> {
+        self.model.find(at).and_then(|id| self.model.inode(id)).map(|inode| inode.is_dir())
+    }
+
+    fn need_parent(&mut self, at: &str) -> Result<(), Impossible> {
+        match split(at) {
+            Some((dir, _)) if dir != "." => self.need_dir(dir),
+            _ => Ok(()),
+        }
+    }
+
+    fn need_dir(&mut self, at: &str) -> Result<(), Impossible> {
+        self.need_parent(at)?;
+        if self.is_dir(at) != Some(true) {
+            self.need_free(at)?;
+            self.push(Op::Mkdir { path: path(at), mode: DIR_MODE })?;
+        }
+        Ok(())
+    }
+
+    /// A regular file with bytes.
+    fn need_file(&mut self, at: &str) -> Result<(), Impossible> {
+        self.need_parent(at)?;
+        let inode = self.model.find(at).and_then(|id| self.model.inode(id));
+        let (there, empty) = inode.map_or((false, true), |i| (i.is_file(), i.content.size() == 0));
+        if !there {
+            self.need_free(at)?;
+            self.push(Op::Create { path: path(at), mode: MODE })?;
+        }
+        if !there || empty {
+            let fill = self.fill();
+            self.push(Op::Write { on: on(at), offset: 0, len: FILE_BYTES, fill })?;
+        }
+        Ok(())
+    }
+
+    /// Something other than a directory.
+    fn need_name(&mut self, at: &str) -> Result<(), Impossible> {
+        self.need_parent(at)?;
+        if self.is_dir(at) == Some(false) { Ok(()) } else { self.need_file(at) }
+    }
+
+    fn need_kind(&mut self, at: &str) -> Result<(), Impossible> {
+        if DIRS.contains(&at) { self.need_dir(at) } else { self.need_name(at) }
+    }
+
+    fn need_empty(&mut self, at: &str) -> Result<(), Impossible> {
+        let id = self.model.find(at).ok_or(Impossible)?;
+        let names: Vec<String> =
+            self.model.inode(id).map(|i| i.entries.keys().cloned().collect()).unwrap_or_default();
+        names.iter().try_for_each(|name| self.need_free(&format!("{at}/{name}")))
+    }
+
+    fn need_free(&mut self, at: &str) -> Result<(), Impossible> {
+        match self.is_dir(at) {
+            None => self.need_parent(at),
+            Some(false) => self.push(Op::Unlink { path: path(at) }),
+            Some(true) => {
+                self.need_empty(at)?;
+                self.push(Op::Rmdir { path: path(at) })
+            }
+        }
+    }
+
+    fn prepare(&mut self, core: Core) -> Result<(), Impossible> {
+        match core {
+            Core::Create(f) | Core::Mkdir(f) | Core::Mknod(f) | Core::Symlink(f) | Core::Tmpfile(f) => {
+                self.need_free(f)
+            }
+            Core::Write(f, ..) | Core::Append(f) | Core::Truncate(f, _) => self.need_file(f),
+            Core::Fallocate(f, i) => {
+                self.need_file(f)?;
+                let inode = self.model.find(f).and_then(|id| self.model.inode(id)).ok_or(Impossible)?;
+                // Ranges are taken out of the middle only.
+                let (how, offset, len) = FALLOCS[i];
+                let anywhere = !matches!(how, Falloc::Collapse | Falloc::Insert);
+                if anywhere || inode.content.size() > offset + len {
+                    return Ok(());
+                }
+                let fill = self.fill();
+                self.push(Op::Write { on: on(f), offset: 0, len: (offset + len) as u32 + 3000, fill })
+            }
+            Core::Link(f, to) => {
+                self.need_name(f)?;
+                self.need_free(to)
+            }
+            Core::Unlink(f) => self.need_name(f),
+            Core::Rmdir(d) => {
+                self.need_dir(d)?;
+                self.need_empty(d)
+            }
+            Core::Rename(from, to, taken) => {
+                self.need_kind(from)?;
+                if !taken {
+                    return self.need_free(to);
+                }
+                self.need_kind(to)?;
+                if DIRS.contains(&to) { self.need_empty(to) } else { Ok(()) }
+            }
+            Core::Exchange(a, b) => {
+                self.need_kind(a)?;
+                self.need_kind(b)
+            }
+            Core::SetXattr(at) if DIRS.contains(&at) => self.need_dir(at),
+            Core::SetXattr(at) => self.need_file(at),
+            Core::RemoveXattr(at) => {
+                if DIRS.contains(&at) {
+                    self.need_dir(at)?
+                } else {
+                    self.need_file(at)?
+                }
+                let inode = self.model.find(at).and_then(|id| self.model.inode(id));
+                if inode.is_some_and(|i| !i.xattrs.contains_key("user.x")) {
+                    self.set_xattr(at, XattrFlag::Any)?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn set_xattr(&mut self, at: &str, how: XattrFlag) -> Result<(), Impossible> {
+        self.fills += 1;
+        let value = format!("value {}", self.fills);
+        self.push(Op::SetXattr { on: on(at), name: "user.x".to_owned(), value, how })
+    }
+
+    fn run(&mut self, core: Core) -> Result<(), Impossible> {
+        match core {
+            Core::Create(f) => self.push(Op::Create { path: path(f), mode: MODE }),
+            Core::Mkdir(d) => self.push(Op::Mkdir { path: path(d), mode: DIR_MODE }),
+            Core::Mknod(f) => self.push(Op::Mknod { path: path(f), special: Special::Chr }),
+            Core::Symlink(f) => self.push(Op::Symlink { target: "some/target".to_owned(), path: path(f) }),
+            Core::Write(f, offset, len) => {
+                let fill = self.fill();
+                self.push(Op::Write { on: on(f), offset, len, fill })
+            }
+            Core::Append(f) => {
+                let id = self.model.find(f).ok_or(Impossible)?;
+                let offset = self.model.inode(id).map_or(0, |inode| inode.content.size());
+                let fill = self.fill();
+                self.push(Op::Write { on: on(f), offset, len: 5000, fill })
+            }
+            Core::Truncate(f, size) => self.push(Op::Truncate { on: on(f), size }),
+            Core::Fallocate(f, i) => {
+                let (how, offset, len) = FALLOCS[i];
+                self.push(Op::Fallocate { on: on(f), how, offset, len })
+            }
+            Core::Link(f, to) => self.push(Op::Link { from: on(f), path: path(to) }),
+            Core::Unlink(f) => self.push(Op::Unlink { path: path(f) }),
+            Core::Rmdir(d) => self.push(Op::Rmdir { path: path(d) }),
+            Core::Rename(from, to, _) => {
+                self.push(Op::Rename { from: path(from), to: path(to), how: Rename::Replace })
+            }
+            Core::Exchange(a, b) => {
+                self.push(Op::Rename { from: path(a), to: path(b), how: Rename::Exchange })
+            }
+            Core::SetXattr(at) => self.set_xattr(at, XattrFlag::Any),
+            Core::RemoveXattr(at) => self.push(Op::RemoveXattr { on: on(at), name: "user.x".to_owned() }),
+            Core::Tmpfile(f) => self.tmpfile(f),
+        }
+    }
+
+    fn tmpfile(&mut self, f: &str) -> Result<(), Impossible> {
+        let dir = split(f).map_or(".", |(dir, _)| dir);
+        let handle = self.model.handles().len() as u8;
+        let fill = self.fill();
+        self.push(Op::Tmpfile { dir: path(dir), handle, mode: MODE })?;
+        self.push(Op::Write { on: Target::Handle(handle), offset: 0, len: FILE_BYTES, fill })?;
+        self.push(Op::Link { from: Target::Handle(handle), path: path(f) })
+    }
+
+    /// What may be made persistent now: `None` is nothing.
+    fn points(&self, used: &[&'static str]) -> Vec<Option<Op>> {
+        let mut points = vec![None, Some(Op::Sync)];
+        let mut seen: Vec<Id> = Vec::new();
+        let parents = used.iter().filter_map(|at| split(at)).map(|(dir, _)| dir);
+        for at in used.iter().copied().chain(parents) {
+            let Some(id) = self.model.find(at).filter(|id| !seen.contains(id)) else { continue };
+            seen.push(id);
+            points.push(Some(Op::Fsync { on: on(at) }));
+            if self.model.inode(id).is_some_and(|inode| inode.is_file()) {
+                points.push(Some(Op::Fdatasync { on: on(at) }));
+            }
+        }
+        points
+    }
+
+    fn step(&mut self, core: Core) -> Result<(), Impossible> {
+        self.prepare(core)?;
+        self.run(core)
+    }
+}
+
+impl Clone for Script {
+    fn clone(&self) -> Script {
+        Script { model: self.model.clone(), ops: self.ops.clone(), fills: self.fills }
+    }
+}
+
+/// Names a workload: it can be made again from this.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WorkloadId {
+    /// Operations: 1 to 3.
+    pub seq: u8,
+    /// Of a sampled workload (3 operations); 0 for those that are enumerated.
+    pub seed: u64,
+    pub skeleton: u64,
+    pub variant: u32,
+}
+
+impl fmt::Display for WorkloadId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:{}:{}", self.seq, self.seed, self.skeleton, self.variant)
+    }
+}
+
+impl std::str::FromStr for WorkloadId {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<WorkloadId, String> {
+        let numbers: Result<Vec<u64>, _> = text.split(':').map(str::parse).collect();
+        match numbers.as_deref() {
+            Ok(&[seq @ 1..=3, seed, skeleton, variant]) => {
+                Ok(WorkloadId { seq: seq as u8, seed, skeleton, variant: variant as u32 })
+            }
+            _ => Err(format!("{text:?} is not SEQ:SEED:SKELETON:VARIANT")),
+        }
+    }
+}
+
+/// Operations to run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Workload {
+    pub id: WorkloadId,
+    pub ops: Vec<Op>,
+    /// Operations at the front that end in a sync: a crash among them is another workload's business.
+    pub settled: usize,
+}
+
+impl fmt::Display for Workload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "workload {}\n{}", self.id, print_ops(&self.ops))
+    }
+}
+
+/// The skeletons of one length.
+pub struct Catalogue {
+    seq: u8,
+    seed: u64,
+    skeletons: Vec<Vec<Core>>,
+    cores: Vec<Core>,
+}
+
+/// Sampled skeletons of three operations.
+const SAMPLED: u64 = 1 << 20;
+
+impl Catalogue {
+    /// `seed` matters for three operations only, which are sampled.
+    pub fn new(seq: u8, seed: u64) -> Catalogue {
+        let all = Core::all();
+        let skeletons = match seq {
+            1 => all.iter().map(|core| vec![*core]).collect(),
+            2 => all.iter().flat_map(|a| all.iter().map(|b| vec![*a, *b])).collect(),
+            _ => Vec::new(),
+        };
+        let canonical = |skeleton: &Vec<Core>| {
+            let exchanged: Vec<Core> = skeleton.iter().map(|core| core.exchanged()).collect();
+            *skeleton >= exchanged
+        };
+        let skeletons = skeletons.into_iter().filter(canonical).collect();
+        Catalogue { seq, seed: if seq < 3 { 0 } else { seed }, skeletons, cores: Core::biased() }
+    }
+
+    /// Skeletons, those without a variant included.
+    pub fn len(&self) -> u64 {
+        if self.seq < 3 { self.skeletons.len() as u64 } else { SAMPLED }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Length and seed: what [`WorkloadId`]s of this catalogue begin with.
+    pub fn id(&self) -> (u8, u64) {
+        (self.seq, self.seed)
+    }
+
+    /// All workloads of a skeleton.
+    pub fn variants(&self, skeleton: u64) -> Vec<Workload> {
+        let mut out = Vec::new();
+        if self.seq == 3 {
+            out.extend(self.sample(skeleton));
+        } else {
+            for settle in [true, false] {
+                // Impossible skeletons have no variants.
+                let _ = self.settle(&self.skeletons[skeleton as usize], settle, &mut out);
+            }
+        }
+        let id = |variant| WorkloadId { seq: self.seq, seed: self.seed, skeleton, variant };
+        let numbered = out.into_iter().zip(0..);
+        numbered.map(|((ops, settled), i)| Workload { id: id(i), ops, settled }).collect()
+    }
+
+    pub fn workload(id: WorkloadId) -> Option<Workload> {
+        let catalogue = Catalogue::new(id.seq, id.seed);
+        if id.skeleton >= catalogue.len() {
+            return None;
+        }
+        catalogue.variants(id.skeleton).into_iter().nth(id.variant as usize)
+    }
+
+    fn settle(
+        &self,
+        cores: &[Core],
+        settle: bool,
+        out: &mut Vec<(Vec<Op>, usize)>,
+    ) -> Result<(), Impossible> {
+        let mut script = Script::new();
+        script.prepare(cores[0])?;
+        let mut settled = 0;
+        if settle {
+            if script.ops.is_empty() {
+                return Ok(()); // as without
+            }
+            script.push(Op::Sync)?;
+            settled = script.ops.len();
+        }
+        self.extend(script, cores, Vec::new(), settled, out);
+        Ok(())
+    }
+
+    /// Adds the operations from here on with all choices of persistence points.
+    fn extend(
+        &self,
+        mut script: Script,
+        cores: &[Core],
+        mut used: Vec<&'static str>,
+        settled: usize,
+        out: &mut Vec<(Vec<Op>, usize)>,
+    ) {
+        let Some((core, rest)) = cores.split_first() else {
+            out.push((script.ops, settled));
+            return;
+        };
+        if script.step(*core).is_err() {
+            return;
+        }
+        used.extend(core.uses());
+        for point in script.points(&used) {
+            let mut next = script.clone();
+            match point {
+                None if rest.is_empty() => continue,
+                None => {}
+                Some(op) => {
+                    if next.push(op).is_err() {
+                        continue;
+                    }
+                }
+            }
+            self.extend(next, rest, used.clone(), settled, out);
+        }
+    }
+
+    fn sample(&self, skeleton: u64) -> Option<(Vec<Op>, usize)> {
+        let mut rng =
+            SmallRng::seed_from_u64(self.seed ^ skeleton.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5e93);
+        let all = Core::all();
+        let mut script = Script::new();
+        let (mut settled, mut used) = (0, Vec::new());
+        for at in 0..3 {
+            let from = if rng.random_bool(0.75) { &self.cores } else { &all };
+            let core = *from.choose(&mut rng)?;
+            script.prepare(core).ok()?;
+            if at == 0 && rng.random_bool(0.5) {
+                script.push(Op::Sync).ok()?;
+                settled = script.ops.len();
+            }
+            script.run(core).ok()?;
+            used.extend(core.uses());
+            let points = script.points(&used);
+            let point = if at == 2 { points[1..].choose(&mut rng)? } else { points.choose(&mut rng)? };
+            if let Some(op) = point {
+                script.push(op.clone()).ok()?;
+            }
+        }
+        Some((script.ops, settled))
+    }
+}
+
+#[cfg(test)]
+#[path = "workload_tests.rs"]
+mod tests;
