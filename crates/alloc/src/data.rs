@@ -3,6 +3,7 @@
 use crate::bitmap::BITS;
 use crate::group::CONTINUE_MIN;
 use crate::{Alloc, DataReservation};
+use kedge_base::broken::{self, Variant};
 use kedge_base::lock::{Mutex, Rank};
 use kedge_base::{BlockNo, Error, Extent, Ino, Lsn, Result};
 use kedge_format::alloc::GROUP_BLOCKS;
@@ -168,6 +169,8 @@ impl Alloc {
             self.freed(freed as u64);
         }
         if !replay {
+            // Broken on purpose: the free counts as durable at once.
+            let end_lsn = if broken::is(Variant::ReuseFreedBlock) { Lsn(0) } else { end_lsn };
             self.pending.push(extent, end_lsn);
             self.release_due(Lsn(0));
         }

@@ -16,12 +16,13 @@
 //! three at one moment. It is taken after a group's lock or alone, never before one.
 
 use crate::Space;
-use kedge_base::lock::{Mutex, Rank};
+use kedge_base::lock::{Condvar, Mutex, Rank};
 use kedge_base::{BlockNo, Generation};
 use kedge_format::node::NODE_BLOCKS;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::Duration;
 
 /// Who asks for nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -40,6 +41,8 @@ pub(crate) struct NodePool {
     short: AtomicBool,
     low: AtomicBool,
     state: Mutex<State>,
+    /// A promise was given back.
+    returned: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -98,6 +101,7 @@ impl NodePool {
             short: AtomicBool::new(true),
             low: AtomicBool::new(true),
             state: Mutex::new(Rank::Leaf, State::default()),
+            returned: Condvar::new(),
         }
     }
 
@@ -152,6 +156,16 @@ impl NodePool {
         let need = n + self.class_floor(class);
         let state = self.state.lock();
         if state.promised > 0 || state.level() >= need { Refusal::Later } else { Refusal::Hopeless }
+    }
+
+    /// Waits until a promise is given back, at most `limit`. Returns at once, and false, if none is out.
+    pub fn wait_returned(&self, limit: Duration) -> bool {
+        let mut state = self.state.lock();
+        let out = state.promised > 0;
+        if out {
+            self.returned.wait_for(&mut state, limit);
+        }
+        out
     }
 
     /// How many slots are missing for a request, with a working reserve on top.
@@ -260,6 +274,7 @@ impl NodeReservation {
 impl Drop for NodeReservation {
     fn drop(&mut self) {
         self.pool.with(|s| s.promised -= self.slots);
+        self.pool.returned.notify_all();
     }
 }
 

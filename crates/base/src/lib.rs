@@ -4,6 +4,7 @@
 //! Nothing here does IO and nothing here knows the on-disk format.
 #![forbid(unsafe_code)]
 
+pub mod broken;
 mod buf;
 mod clock;
 mod counter;

@@ -6,6 +6,7 @@ use crate::stats::FsStats;
 use crate::sync::FlusherSignal;
 use crate::writeback::{Budget, DirtyList};
 use crate::{Attr, Error, MountOptions, Owner, Result};
+use kedge_base::broken::{self, Variant};
 use kedge_base::lock::{Mutex, MutexGuard, Rank};
 use kedge_base::{Clock, Ino, Timespec};
 use kedge_format::record::{InodeMask, RecordBuilder};
@@ -163,7 +164,10 @@ impl Fs {
         let others = record.edits();
         for c in changes.iter_mut() {
             c.core.change += 1;
-            let mask = c.mask | c.meta.unlogged | InodeMask::CHANGE;
+            let mut mask = c.mask | c.meta.unlogged | InodeMask::CHANGE;
+            if broken::is(Variant::SizeBeyondWritten) {
+                mask |= InodeMask::SIZE; // broken on purpose: the live size, whatever is written of it
+            }
             let named = InodeCore { size: c.logged_size.unwrap_or(c.core.size), ..c.core };
             record.inode(c.inode.ino, mask, &named);
         }
@@ -177,7 +181,9 @@ impl Fs {
             if c.mask.contains(InodeMask::SIZE) {
                 c.meta.logged_size = c.logged_size.unwrap_or(c.core.size);
             }
-            if !c.mask.without(TIMES).is_empty() || others {
+            // Broken on purpose: a new size is no more than a time stamp.
+            let forgotten = c.mask.contains(InodeMask::SIZE) && broken::is(Variant::ForgetDatasyncOnSize);
+            if (!c.mask.without(TIMES).is_empty() || others) && !forgotten {
                 c.meta.progress.datasync_lsn = lsn.end;
             }
         }

@@ -13,6 +13,7 @@
 //! taken for durable because nobody remembers it.
 
 use crate::pages::Pages;
+use kedge_base::broken::{self, Variant};
 use kedge_base::lock::{Mutex, Rank, RwLock};
 use kedge_base::{BlockNo, Ino, InoMap, Lsn};
 use kedge_format::record::InodeMask;
@@ -218,7 +219,8 @@ impl Shard {
         }
         for (ino, progress) in &victims {
             self.inodes.remove(ino);
-            if !progress.is_durable(store) {
+            // Broken on purpose: nobody remembers what is not durable of it.
+            if !progress.is_durable(store) && !broken::is(Variant::ForgetEvicted) {
                 self.evicted.insert(*ino, *progress);
             }
         }

@@ -7,6 +7,7 @@ use crate::core::{Change, Fs};
 use crate::inode::Inode;
 use crate::namespace::{Found, NAME_RECORD_BYTES, check_name, drop_name, lock_dirs, put_dentry};
 use crate::{Error, RenameMode, Result};
+use kedge_base::broken::{self, Variant};
 use kedge_base::{Ino, Timespec};
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
 use kedge_format::{FileKind, ItemKind, Key};
@@ -160,6 +161,10 @@ impl Fs {
         let victim = to.inode.as_ref().map(|i| i.ino);
         for c in &mut changes {
             let ino = c.inode.ino;
+            // Broken on purpose: the victim keeps its link count and becomes no orphan.
+            if Some(ino) == victim && broken::is(Variant::ForgetRenameVictim) {
+                continue;
+            }
             if Some(ino) == victim {
                 if c.inode.is_dir() && c.core.size != 0 {
                     return Err(Error::NotEmpty);

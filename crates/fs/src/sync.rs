@@ -13,6 +13,7 @@
 use crate::core::Fs;
 use crate::inode::Inode;
 use crate::{Error, Result};
+use kedge_base::broken::{self, Variant};
 use kedge_base::{BLOCK_SIZE, Ino, Lsn};
 use kedge_format::FileKind;
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
@@ -31,6 +32,8 @@ const LOG_RECORD_BYTES: u64 =
     LOG_DATA_MAX as u64 + 2 * PATCH_BYTES + LOG_DATA_PAGES as u64 * (PROMISE_PER_PIECE as u64 + 32);
 /// Inodes whose time stamps go into one record.
 const TIMES_INODES: usize = 256;
+/// The same on a full image.
+const TIMES_INODES_FULL: usize = 8;
 
 /// What an fsync still has to wait for.
 #[derive(Clone, Copy, Debug)]
@@ -81,7 +84,16 @@ impl Fs {
     pub fn fsync(&self, ino: Ino, datasync: bool) -> Result<()> {
         let wanted = self.fsync_prepare(ino, datasync)?;
         if self.needs_force(wanted) {
+            if broken::is(Variant::AckBeforeForce) {
+                // Broken on purpose: nobody waits for the log write.
+                let cause = Fs::cause(datasync);
+                self.store.force_async(self.store.head_lsn(), cause, Box::new(|_| {}));
+                return Ok(());
+            }
             self.store.force(self.store.head_lsn(), Fs::cause(datasync))?;
+        }
+        if datasync && broken::is(Variant::FdatasyncSkipsFlush) {
+            return Ok(()); // broken on purpose: bytes overwritten in place are left to chance
         }
         self.flush_if_needed(wanted.seq)
     }
@@ -106,7 +118,8 @@ impl Fs {
     /// New are bytes without a written block, bytes behind the logged size, and bytes of pages that are log-resident
     /// already: those must be logged again, or replay would put the older record over them.
     fn log_small_data(&self, inode: &Arc<Inode>) -> Result<bool> {
-        let mut handle = self.begin(LOG_RECORD_BYTES, 1, Class::Normal)?;
+        // Keeps a promise, as writeback does.
+        let mut handle = self.begin(LOG_RECORD_BYTES, 1, Class::Reclaim)?;
         let _wb = inode.wb.lock();
         let mut pages = inode.pages.lock();
         let dirty = pages.unclean(Which::Dirty, LOG_DATA_PAGES + 1);
@@ -158,27 +171,33 @@ impl Fs {
     /// Makes records of the time stamps that waited in the inodes.
     fn log_times(&self, inodes: &[Arc<Inode>]) -> Result<()> {
         for chunk in inodes.chunks(TIMES_INODES) {
-            let mut handle =
-                self.begin(PATCH_BYTES * chunk.len() as u64, chunk.len() as u32, Class::Reclaim)?;
-            let mut changes = Vec::with_capacity(chunk.len());
-            for inode in chunk {
-                let meta = inode.meta.lock();
-                if meta.unlogged.is_empty() || meta.dead {
-                    continue;
+            match self.log_times_of(chunk) {
+                // Many inodes may cost more tree nodes than a full image has; few at a time need few.
+                Err(Error::Engine(kedge_base::Error::NoSpace)) if chunk.len() > TIMES_INODES_FULL => {
+                    chunk.chunks(TIMES_INODES_FULL).try_for_each(|few| self.log_times_of(few))?;
                 }
-                let core = meta.core;
-                changes.push(crate::core::Change {
-                    inode,
-                    meta,
-                    core,
-                    mask: InodeMask::default(),
-                    logged_size: None,
-                });
-            }
-            if !changes.is_empty() {
-                self.commit(&mut handle, RecordBuilder::new(RecordOp::Times), &mut changes)?;
+                other => other?,
             }
         }
+        Ok(())
+    }
+
+    fn log_times_of(&self, inodes: &[Arc<Inode>]) -> Result<()> {
+        let mut handle = self.begin(PATCH_BYTES * inodes.len() as u64, inodes.len() as u32, Class::Reclaim)?;
+        let mut changes = Vec::with_capacity(inodes.len());
+        for inode in inodes {
+            let meta = inode.meta.lock();
+            if meta.unlogged.is_empty() || meta.dead {
+                continue;
+            }
+            let core = meta.core;
+            let mask = InodeMask::default();
+            changes.push(crate::core::Change { inode, meta, core, mask, logged_size: None });
+        }
+        if changes.is_empty() {
+            return Ok(());
+        }
+        self.commit(&mut handle, RecordBuilder::new(RecordOp::Times), &mut changes)?;
         Ok(())
     }
 

@@ -17,6 +17,7 @@ use crate::extents::{ExtentSet, Place};
 use crate::inode::Inode;
 use crate::pages::{Backing, Delta, Pages, Which};
 use crate::{Error, Result};
+use kedge_base::broken::{self, Variant};
 use kedge_base::lock::{Mutex, Rank};
 use kedge_base::{BLOCK_SIZE, BlockNo, Extent, Ino, IoBuf};
 use kedge_device::{Io, Op, run_batch};
@@ -34,6 +35,8 @@ const PASS_PAGES: usize = 1024;
 /// Log bytes of a pass: an inode's patch and drop, a segment's extent and allocation.
 const PASS_LOG_BYTES: u64 = PASS_INODES as u64 * 200 + PASS_SEGMENTS as u64 * 120 + 256;
 const PASS_SEGMENTS: usize = 256;
+/// Segments of a pass on an image without room for a wide one.
+const NARROW_SEGMENTS: usize = 8;
 /// Largest merged write.
 const MERGE_BLOCKS_MAX: u64 = 256;
 
@@ -188,28 +191,45 @@ impl Fs {
         sorted.sort_by_key(|i| i.ino);
         sorted.dedup_by_key(|i| i.ino);
         let mut first_error = None;
+        // What is written here was promised when it became dirty: it may use what is kept back from new promises.
+        let class = if class == Class::Normal { Class::Reclaim } else { class };
         for chunk in sorted.chunks(PASS_INODES) {
-            // Bounded: what was unclean at the start is written after so many passes; a writer that keeps dirtying
-            // pages does not hold us.
-            let pages: usize = chunk.iter().map(|i| i.pages.lock().unclean_count(which)).sum();
-            let passes = pages.div_ceil(PASS_PAGES).max(pages.div_ceil(PASS_SEGMENTS)) + 1;
-            for _ in 0..passes {
-                match self.writeback_pass(chunk, which, class) {
-                    Ok(true) => {}
-                    Ok(false) => break,
-                    Err(e) => {
-                        first_error.get_or_insert(e);
-                        break;
-                    }
-                }
+            let mut result = self.writeback_passes(chunk, which, class, PASS_SEGMENTS);
+            if let Err(Error::Engine(kedge_base::Error::NoSpace)) = result {
+                // A wide pass may ask for more tree nodes than a full image has; narrow ones need few at a time.
+                let narrow = |inode| self.writeback_passes(std::slice::from_ref(inode), which, class, NARROW_SEGMENTS);
+                result = chunk.iter().map(narrow).fold(Ok(()), Result::and);
+            }
+            if let Err(e) = result {
+                first_error.get_or_insert(e);
             }
         }
         first_error.map_or(Ok(()), Err)
     }
 
+    /// Passes until all is written that was unclean at the start. Bounded: a writer that keeps dirtying pages does not
+    /// hold us.
+    fn writeback_passes(&self, inodes: &[Arc<Inode>], which: Which, class: Class, segments_max: usize) -> Result<()> {
+        let pages: usize = inodes.iter().map(|i| i.pages.lock().unclean_count(which)).sum();
+        let passes = pages.div_ceil(PASS_PAGES).max(pages.div_ceil(segments_max)) + 1;
+        for _ in 0..passes {
+            if !self.writeback_pass(inodes, which, class, segments_max)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     /// One pass. Returns whether more is to be done.
-    fn writeback_pass(&self, inodes: &[Arc<Inode>], which: Which, class: Class) -> Result<bool> {
-        let mut handle = self.begin(PASS_LOG_BYTES, (2 * inodes.len() + 24) as u32, class)?;
+    fn writeback_pass(
+        &self,
+        inodes: &[Arc<Inode>],
+        which: Which,
+        class: Class,
+        segments_max: usize,
+    ) -> Result<bool> {
+        let items = 2 * inodes.len() + segments_max.min(24);
+        let mut handle = self.begin(PASS_LOG_BYTES, items as u32, class)?;
         let _wb: Vec<_> = inodes.iter().map(|i| i.wb.lock()).collect();
         let mut parts: Vec<Option<Part>> = Vec::with_capacity(inodes.len());
         let mut segments = Vec::new();
@@ -217,7 +237,7 @@ impl Fs {
         let mut goal = None;
         let mut planned = Ok(());
         for (who, inode) in inodes.iter().enumerate() {
-            if room == 0 || segments.len() >= PASS_SEGMENTS || planned.is_err() {
+            if room == 0 || segments.len() >= segments_max || planned.is_err() {
                 parts.push(None);
                 continue;
             }
@@ -235,16 +255,27 @@ impl Fs {
                 failed: false,
                 more: false,
             };
-            planned = self.plan(inode, who, &pages, &mut part, &mut segments, &mut goal);
+            planned = self.plan(inode, who, &pages, &mut part, &mut segments, &mut goal, segments_max);
             parts.push(Some(part));
         }
-        let more = room == 0 || parts.iter().flatten().any(|p| p.more) || segments.len() >= PASS_SEGMENTS;
+        let more = room == 0 || parts.iter().flatten().any(|p| p.more) || segments.len() >= segments_max;
         if segments.is_empty() {
             self.unlist_clean(inodes);
             return planned.map(|()| false);
         }
+        // Broken on purpose: the record comes first. The pause makes it likely that somebody forces it meanwhile.
+        let early = broken::is(Variant::ExtentBeforeData).then(|| {
+            for (inode, part) in inodes.iter().zip(&mut parts) {
+                if let Some(part) = part {
+                    part.size = inode.meta.lock().core.size;
+                }
+            }
+            let completed = self.complete(&mut handle, inodes, &mut parts);
+            std::thread::sleep(Duration::from_millis(1));
+            completed
+        });
         let outcome = self.write_segments(inodes, &mut parts, segments);
-        let completed = self.complete(&mut handle, inodes, &mut parts);
+        let completed = early.unwrap_or_else(|| self.complete(&mut handle, inodes, &mut parts));
         self.settle(inodes, &parts, completed.is_ok());
         completed?;
         self.unlist_clean(inodes);
@@ -254,6 +285,7 @@ impl Fs {
     }
 
     /// Finds or takes a place for each page. A part whose planning fails writes what was planned before.
+    #[allow(clippy::too_many_arguments)]
     fn plan(
         &self,
         inode: &Inode,
@@ -262,11 +294,12 @@ impl Fs {
         part: &mut Part,
         segments: &mut Vec<Segment>,
         goal: &mut Option<BlockNo>,
+        segments_max: usize,
     ) -> Result<()> {
         for run in pages.chunk_by(|a, b| a + 1 == *b) {
             let (first, count) = (run[0], run.len() as u64);
             for m in self.map(inode.ino, first, count)? {
-                if segments.len() >= PASS_SEGMENTS {
+                if segments.len() >= segments_max {
                     part.more = true;
                     return Ok(());
                 }
@@ -283,7 +316,7 @@ impl Fs {
                         part.set.load(self, inode.ino, m.first, m.first + m.blocks, usize::MAX)?;
                         let mut at = m.first;
                         while at < m.first + m.blocks {
-                            if segments.len() >= PASS_SEGMENTS {
+                            if segments.len() >= segments_max {
                                 part.more = true;
                                 return Ok(());
                             }
@@ -447,7 +480,9 @@ impl Fs {
                 change.set(InodeMask::BLOCKS, |c| c.blocks += fresh);
             }
             for (from, to) in &part.ranges {
-                if self.store.is_resident(inode.ino, from * BLOCK, (to - from) * BLOCK) {
+                // Broken on purpose: replay will put the logged bytes over these.
+                let kept = broken::is(Variant::ReplayOldData);
+                if !kept && self.store.is_resident(inode.ino, from * BLOCK, (to - from) * BLOCK) {
                     record.drop_data(inode.ino, from * BLOCK, (to - from) * BLOCK);
                 }
             }

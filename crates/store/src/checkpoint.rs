@@ -9,6 +9,7 @@
 //! A crash at any point finds one of the two.
 
 use crate::Store;
+use kedge_base::broken::{self, Variant};
 
 use kedge_alloc::FrozenAlloc;
 use kedge_base::lock::{Mutex, Rank};
@@ -185,12 +186,21 @@ impl Store {
     }
 
     fn cut(&self) -> Cut {
-        let gate = self.gate.write();
+        let mut gate = self.gate.write();
         let started = self.clock.monotonic();
         let lsn = self.log.seal();
+        if broken::is(Variant::CutNotExact) {
+            // Broken on purpose: the tree gets records that lie behind the cut.
+            drop(gate);
+            std::thread::sleep(std::time::Duration::from_millis(2));
+            gate = self.gate.write();
+        }
         let cut = Cut {
             lsn,
-            tail: self.residents.oldest().map_or(lsn, |oldest| oldest.min(lsn)),
+            tail: self.residents.oldest().map_or(lsn, |oldest| {
+                // Broken on purpose: log-resident data does not hold the tail.
+                if broken::is(Variant::TailPastResidents) { lsn } else { oldest.min(lsn) }
+            }),
             tree: self.tree.freeze(),
             alloc: self.alloc.freeze(),
             generation: Generation(self.generation.fetch_add(1, Ordering::Relaxed)),
@@ -330,7 +340,10 @@ pub(crate) fn write_checkpoint(
     let mut bitmaps = cut.alloc.writes(geometry.uuid, cut.generation);
     bitmaps.sort_by_key(|(at, _)| *at);
     let (_, bitmap_bytes) = write_merged(device, bitmaps.into_iter())?;
-    device.flush()?;
+    // Broken on purpose: the slot may be durable before what it points to.
+    if !broken::is(Variant::SlotBeforeNodes) {
+        device.flush()?;
+    }
     write_slot(device, &Superblock { geometry: geometry.clone(), checkpoint: state })?;
     Ok((nodes, node_bytes + bitmap_bytes))
 }

@@ -8,6 +8,7 @@ use kedge_base::{Error, Result};
 use kedge_format::record::{Record, RecordBuilder};
 use kedge_log::{RecordLsn, Reservation, ReserveClass};
 use smallvec::SmallVec;
+use std::time::Duration;
 
 /// The most an operation can use.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +33,10 @@ fn nodes_for(need: &Need, height: u32) -> u32 {
     let paths = need.items.min(8) + need.items.saturating_sub(8) / 3 + need.neighbours.div_ceil(64);
     paths * (height + 1) + 1
 }
+
+/// How long, and how often, an operation waits for others to give node promises back before it is refused.
+const NODE_WAIT: Duration = Duration::from_millis(100);
+const NODE_WAITS: u32 = 100;
 
 /// Reserved space of one running operation. Dropping it gives back what was not used.
 pub struct Handle<'a> {
@@ -79,13 +84,22 @@ impl Store {
         let class = if need.class == Class::Normal { NodeClass::Normal } else { NodeClass::Reclaim };
         let count = nodes_for(&need, self.tree_height());
         // Each round a checkpoint returns what the last one had replaced; on an image this full more than a few rounds
-        // mean that nothing is coming back.
-        for _ in 0..8 {
+        // mean that nothing is coming back. Rounds in which others hold promises do not count as such: theirs end
+        // without waiting for anybody's space, and to give up before would refuse what there is room for.
+        let (mut rounds, mut waits) = (0, 0);
+        while rounds < 8 && waits < NODE_WAITS {
             if let Some(nodes) = self.alloc.reserve_nodes(count, class)? {
                 return Ok(nodes);
             }
             self.stats.node_stalls.inc();
             self.checkpoint(CheckpointCause::NodeSpace)?;
+            if let Some(nodes) = self.alloc.reserve_nodes(count, class)? {
+                return Ok(nodes);
+            }
+            match self.alloc.wait_for_nodes(NODE_WAIT) {
+                true => waits += 1,
+                false => rounds += 1,
+            }
         }
         self.alloc.reserve_nodes(count, class)?.ok_or(Error::NoSpace)
     }

@@ -18,6 +18,7 @@ use crate::residents::{Residents, Source};
 use crate::space::{AllocNodes, DeviceNodes};
 use crate::{Counters, Store, StoreStats, Wake};
 use kedge_alloc::Alloc;
+use kedge_base::broken::{self, Variant};
 use kedge_base::lock::{Rank, RwLock};
 use kedge_base::{
     BLOCK_SIZE, BlockNo, Clock, CorruptKind, Epoch, Error, Generation, Ino, IoBuf, Lsn, Result, spawn_named,
@@ -233,7 +234,10 @@ impl Recovery {
             replay: true,
         };
         let end = self.scan(&mut |lsn, bytes| {
-            let record = Record::decode(lsn.start, bytes)?;
+            let mut record = Record::decode(lsn.start, bytes)?;
+            if broken::is(Variant::PartialRecord) && record.edits.len() > 1 {
+                record.edits.pop(); // broken on purpose: half an operation
+            }
             if lsn.start >= cut {
                 apply(&target, lsn, &record.edits)?;
             } else {
@@ -379,7 +383,9 @@ impl Recovery {
 
     /// The epoch that this mount writes.
     fn epoch(&self) -> Epoch {
-        Epoch(self.sb.checkpoint.epoch.0 + 1)
+        // Broken on purpose: log writes of the last mount pass for ones of this.
+        let step = if broken::is(Variant::KeepEpoch) { 0 } else { 1 };
+        Epoch(self.sb.checkpoint.epoch.0 + step)
     }
 
     fn into_store(self, head: Lsn, read_only: bool, options: &OpenOptions) -> Result<Arc<Store>> {

@@ -93,6 +93,20 @@ fn tests(steps: &mut Steps) {
     steps.run("tests", || tools::cargo(&["test", "--workspace"]));
     steps
         .run("tests, release: crash exploration", || tools::cargo(&["test", "--release", "-p", "kedge-sim"]));
+    steps.run("tests, release: broken engines are caught", || {
+        tools::cargo(&[
+            "test",
+            "--release",
+            "-p",
+            "kedge-sim",
+            "--features",
+            "broken",
+            "--test",
+            "broken",
+            "--",
+            "--nocapture",
+        ])
+    });
     steps.run("tests, release: command line and mounts", || {
         tools::cargo(&["test", "--release", "-p", "kedge"])
     });

@@ -8,9 +8,13 @@ use kedge_sim::shrink::shrink;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-/// The seeds to run: `count` fixed ones, or the one in `KEDGE_SEED`.
+/// The seeds to run: `count` fixed ones, or the one in `KEDGE_SEED`, or as many from there on as `KEDGE_RUNS` says.
 pub fn seeds(count: u64) -> Vec<u64> {
-    seed_from_env().map_or_else(|| (1..=count).collect(), |seed| vec![seed])
+    let runs = std::env::var("KEDGE_RUNS").ok().map(|text| text.parse().expect("KEDGE_RUNS is a number"));
+    match (seed_from_env(), runs) {
+        (None, runs) => (1..=runs.unwrap_or(count)).collect(),
+        (Some(seed), runs) => (seed..seed + runs.unwrap_or(1u64)).collect(),
+    }
 }
 
 /// Random operations that look at the model as they go. On failure: the error and the operations so far.

@@ -1,0 +1,89 @@
+//! Deliberately broken engines: the proof that the crash suite can fail.
+//!
+//! With the feature `broken` one [`Variant`] can be switched on for the whole process; the engine asks [`is`] at the one
+//! place where the variant's rule is kept, and breaks it. Without the feature [`is`] is `false` at compile time: a
+//! release holds nothing of this. Never enable the feature in a program that keeps data.
+
+/// A rule that the engine can be told to break.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u8)]
+pub enum Variant {
+    /// A log write does not flush the data it speaks of.
+    SkipDataFlush = 1,
+    /// fsync answers while its log write is under way.
+    AckBeforeForce,
+    /// fdatasync that forces nothing does not flush what was overwritten in place.
+    FdatasyncSkipsFlush,
+    /// A data block is reused before the record that freed it is durable.
+    ReuseFreedBlock,
+    /// A replaced tree node is reused before the next checkpoint is durable.
+    ReuseReplacedNode,
+    /// The superblock slot is written without a flush of what it points to.
+    SlotBeforeNodes,
+    /// The tail passes data whose only durable copy is in the log.
+    TailPastResidents,
+    /// A change of size does not count for fdatasync.
+    ForgetDatasyncOnSize,
+    /// What was log-resident and is in place now is not dropped from the log.
+    ReplayOldData,
+    /// Rename forgets the file that it displaces: link count and orphan.
+    ForgetRenameVictim,
+    /// Extents and sizes are recorded before their data is written.
+    ExtentBeforeData,
+    /// Any record of an inode names its live size, written or not.
+    SizeBeyondWritten,
+    /// Replay leaves out a record's last edit.
+    PartialRecord,
+    /// A mount goes on in the epoch of the one before.
+    KeepEpoch,
+    /// An evicted inode counts as durable.
+    ForgetEvicted,
+    /// Operations run between a checkpoint's cut LSN and its view of the tree.
+    CutNotExact,
+    /// A force is answered when its own log write is there, though one before it is not.
+    AckOutOfOrder,
+}
+
+impl Variant {
+    pub const ALL: [Variant; 17] = [
+        Variant::SkipDataFlush,
+        Variant::AckBeforeForce,
+        Variant::FdatasyncSkipsFlush,
+        Variant::ReuseFreedBlock,
+        Variant::ReuseReplacedNode,
+        Variant::SlotBeforeNodes,
+        Variant::TailPastResidents,
+        Variant::ForgetDatasyncOnSize,
+        Variant::ReplayOldData,
+        Variant::ForgetRenameVictim,
+        Variant::ExtentBeforeData,
+        Variant::SizeBeyondWritten,
+        Variant::PartialRecord,
+        Variant::KeepEpoch,
+        Variant::ForgetEvicted,
+        Variant::CutNotExact,
+        Variant::AckOutOfOrder,
+    ];
+}
+
+#[cfg(feature = "broken")]
+static SET: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(0);
+
+/// Breaks one rule in the whole process, or none.
+#[cfg(feature = "broken")]
+pub fn set(variant: Option<Variant>) {
+    SET.store(variant.map_or(0, |v| v as u8), std::sync::atomic::Ordering::SeqCst);
+}
+
+/// Whether the engine shall break this rule.
+#[cfg(feature = "broken")]
+pub fn is(variant: Variant) -> bool {
+    SET.load(std::sync::atomic::Ordering::Relaxed) == variant as u8
+}
+
+/// Never: the feature is off.
+#[cfg(not(feature = "broken"))]
+#[inline(always)]
+pub const fn is(_: Variant) -> bool {
+    false
+}

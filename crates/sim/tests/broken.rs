@@ -1,0 +1,510 @@
+//! The proof that the proofs can fail: each engine that is broken on purpose is caught by a named check, and the engine
+//! as it is passes all of them.
+//!
+//! A check is a workload on a recording device whose crash states are recovered and judged by fsck and the oracle. The
+//! media are full of garbage before they are formatted, so a block that shows before it was written shows.
+//!
+//! One test alone: the switch is one for the process.
+
+use kedge_base::broken::{self, Variant};
+use kedge_base::{IoBuf, ManualClock};
+use kedge_device::sim::{Choice, CrashState, Event, FaultPlan, OpKind, SimDevice, StatePlan};
+use kedge_device::{Device, MemDevice};
+use kedge_sim::backend::{Backend, InProcess};
+use kedge_sim::crash::{History, Promise, check_state};
+use kedge_sim::generate::{Generator, Profile};
+use kedge_sim::model::Model;
+use kedge_sim::ops::{Executor, Fill, Op, Rename, Target};
+use kedge_sim::rig::{self, Setup, panic_text, within};
+use kedge_sim::writers::{Writers, verify_after};
+use kedgefs::{FileSystem, FormatOptions};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use std::sync::Arc;
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(60);
+const GARBAGE: u8 = 0xee;
+const SEEDS: u64 = 20;
+
+type Check = (&'static str, fn() -> Result<(), String>);
+
+/// The quick and pointed ones first.
+const CHECKS: &[Check] = &[
+    ("fsync of data in place", fsync_in_place),
+    ("fsync of small data", fsync_small),
+    ("fdatasync of an overwrite", fdatasync_overwrite),
+    ("fdatasync of a new size", fdatasync_size),
+    ("logged data overwritten in place", logged_then_in_place),
+    ("rename over a file", rename_over),
+    ("metadata of a file with unwritten data", unwritten_size),
+    ("a log write overtakes another", overtaking),
+    ("log-resident data that cannot be written", stuck_resident),
+    ("fsync after eviction", eviction),
+    ("freed blocks on a full image", full_image),
+    ("two checkpoints of a wide tree", checkpoints),
+    ("writers beside checkpoints", writers),
+    ("random operations", random_large_log),
+    ("random operations, small log", random_small_log),
+];
+
+#[test]
+fn every_broken_engine_is_caught_and_the_engine_is_not() {
+    let filter = std::env::var("KEDGE_BROKEN").ok();
+    for (name, check) in CHECKS {
+        let (result, took) = run(check);
+        println!("{:<24} {name}: {:.2} s", "as it is", took.as_secs_f64());
+        result.unwrap_or_else(|e| panic!("{name}: {e}"));
+    }
+    let mut table = String::new();
+    let mut missed = Vec::new();
+    for variant in Variant::ALL {
+        if filter.as_ref().is_some_and(|f| *f != format!("{variant:?}")) {
+            continue;
+        }
+        broken::set(Some(variant));
+        let caught = catch(variant, &mut table);
+        broken::set(None);
+        if !caught {
+            missed.push(variant);
+        }
+    }
+    println!("\n{:<24} {:>6} {:>8}  caught by", "variant", "checks", "seconds");
+    println!("{table}");
+    assert!(missed.is_empty(), "nothing catches {missed:?}");
+}
+
+/// Runs the checks until one fails.
+fn catch(variant: Variant, table: &mut String) -> bool {
+    let mut total = Duration::ZERO;
+    for (i, (name, check)) in CHECKS.iter().enumerate() {
+        let (result, took) = run(check);
+        total += took;
+        if let Err(e) = result {
+            let seconds = total.as_secs_f64();
+            *table += &format!("{:<24} {:>6} {seconds:>8.2}  {name}\n", format!("{variant:?}"), i + 1);
+            let first: Vec<&str> = e.lines().take(3).collect();
+            println!("{variant:?}: {name}: {}", first.join(" | "));
+            return true;
+        }
+    }
+    *table += &format!(
+        "{:<24} {:>6} {:>8.2}  NOTHING\n",
+        format!("{variant:?}"),
+        CHECKS.len(),
+        total.as_secs_f64()
+    );
+    false
+}
+
+/// A panic or a hang is a failure like any other: the broken engine shows.
+#[allow(clippy::disallowed_methods)]
+fn run(check: &'static fn() -> Result<(), String>) -> (Result<(), String>, Duration) {
+    let start = std::time::Instant::now();
+    let result = std::panic::catch_unwind(|| within(LIMIT, "check", check));
+    (result.unwrap_or_else(|panic| Err(format!("panic: {}", panic_text(&*panic)))), start.elapsed())
+}
+
+// ----- the apparatus -----
+
+fn small() -> Setup {
+    Setup { image: 32 << 20, log: 4 << 20, promise: Promise::LastChange, ..Setup::default() }
+}
+
+/// A formatted image whose free blocks hold garbage.
+fn image(setup: &Setup) -> MemDevice {
+    let device = Arc::new(MemDevice::new(setup.image));
+    let mut garbage = IoBuf::zeroed(256);
+    garbage.as_mut_bytes().fill(GARBAGE);
+    for at in (0..setup.image).step_by(garbage.len()) {
+        device.write(at, &garbage, false).expect("memory takes it");
+    }
+    let options = FormatOptions { log_size: Some(setup.log), ..FormatOptions::default() };
+    FileSystem::format(device.clone(), Arc::new(ManualClock::default()), &options).expect("formats");
+    device.fork()
+}
+
+fn open(device: &Arc<SimDevice>, setup: &Setup) -> Result<FileSystem, String> {
+    rig::open(device, &Arc::new(ManualClock::default()), setup)
+}
+
+/// fsck, then a mount, as after a crash.
+fn recover(medium: MemDevice, setup: &Setup) -> Result<(Arc<SimDevice>, FileSystem), String> {
+    rig::fsck(medium.fork())?;
+    let device = Arc::new(SimDevice::new(medium));
+    let fs = open(&device, setup)?;
+    Ok((device, fs))
+}
+
+/// Operations and the model beside them, on a device that records.
+struct Tape {
+    setup: Setup,
+    device: Arc<SimDevice>,
+    exec: Executor,
+    model: Model,
+    history: History,
+}
+
+impl Tape {
+    fn new(setup: Setup) -> Result<Tape, String> {
+        let medium = image(&setup);
+        Tape::on(setup, medium, Model::new())
+    }
+
+    fn on(setup: Setup, medium: MemDevice, model: Model) -> Result<Tape, String> {
+        let device = Arc::new(SimDevice::new(medium));
+        let exec = Executor::new(open(&device, &setup)?);
+        let history = History::new(model.clone(), setup.promise);
+        Ok(Tape { setup, device, exec, model, history })
+    }
+
+    /// What was done so far is the past: a clean image, a new recording.
+    fn begin(mut self) -> Result<Tape, String> {
+        self.exec.fs.close().map_err(|e| e.to_string())?;
+        self.model.forget_handles();
+        Tape::on(self.setup, self.device.view(), self.model)
+    }
+
+    fn op(&mut self, op: Op) -> Result<(), String> {
+        let Some(expected) = self.model.apply(&op) else { return Ok(()) };
+        let outcome = self.exec.apply(&op);
+        if !expected.allows(&outcome) {
+            return Err(format!("{op:?} answers {outcome:?}, expected {:?}", expected.outcome));
+        }
+        self.history.push(op, outcome, expected.effect, self.model.clone());
+        self.device.mark(self.history.len() as u64);
+        Ok(())
+    }
+
+    fn ops(&mut self, ops: impl IntoIterator<Item = Op>) -> Result<(), String> {
+        ops.into_iter().try_for_each(|op| self.op(op))
+    }
+
+    fn judge(&self, state: CrashState) -> Result<(), String> {
+        let done = state.mark.unwrap_or(0) as usize;
+        let said = |e: String| format!("{state:?}: {e}");
+        let (_, fs) = recover(state.medium.fork(), &self.setup).map_err(said)?;
+        let result = check_state(&fs, &self.history, done, &self.history.persists_before(done));
+        let _ = fs.shutdown(false);
+        result.map(|_| ()).map_err(|v| said(v.to_string()))
+    }
+
+    /// Power fails at every event.
+    fn explore(self, subsets: usize, torn: usize) -> Result<(), String> {
+        let _ = self.exec.fs.shutdown(false);
+        let plan = StatePlan { subsets, torn, ..StatePlan::default() };
+        self.device.recording().states(plan).try_for_each(|state| self.judge(state))
+    }
+}
+
+fn on(path: &str) -> Target {
+    Target::Path(path.to_owned())
+}
+
+fn create(path: &str) -> Op {
+    Op::Create { path: path.to_owned(), mode: 0o644 }
+}
+
+fn write(path: &str, offset: u64, len: u32, seed: u32) -> Op {
+    Op::Write { on: on(path), offset, len, fill: Fill::Seed(seed) }
+}
+
+fn fsync(path: &str) -> Op {
+    Op::Fsync { on: on(path) }
+}
+
+fn fdatasync(path: &str) -> Op {
+    Op::Fdatasync { on: on(path) }
+}
+
+fn chmod(path: &str, mode: u32) -> Op {
+    Op::Chmod { on: on(path), mode }
+}
+
+/// Operations on a slow device, power failing everywhere.
+fn script(ops: impl IntoIterator<Item = Op>) -> Result<(), String> {
+    let mut tape = Tape::new(small())?;
+    tape.device.set_plan(FaultPlan::new(1).latency(OpKind::Write, Duration::from_millis(1)));
+    tape.ops(ops)?;
+    tape.explore(16, 1)
+}
+
+// ----- scripts -----
+
+fn fsync_in_place() -> Result<(), String> {
+    script([create("a"), write("a", 0, 100_000, 1), fsync("a"), create("b"), fsync("b")])
+}
+
+fn fsync_small() -> Result<(), String> {
+    script([create("a"), write("a", 0, 100, 1), fsync("a"), write("a", 100, 100, 2), fdatasync("a")])
+}
+
+fn fdatasync_overwrite() -> Result<(), String> {
+    script([
+        create("a"),
+        write("a", 0, 60_000, 1),
+        Op::Sync,
+        write("a", 0, 50_000, 2),
+        fdatasync("a"),
+        write("a", 4096, 10, 3),
+        fdatasync("a"),
+    ])
+}
+
+fn fdatasync_size() -> Result<(), String> {
+    let truncate = |size| Op::Truncate { on: on("a"), size };
+    script([
+        create("a"),
+        write("a", 0, 60_000, 1),
+        fsync("a"),
+        truncate(100_000),
+        fdatasync("a"),
+        truncate(5000),
+        fdatasync("a"),
+        write("a", 5000, 300, 2),
+        fdatasync("a"),
+    ])
+}
+
+fn logged_then_in_place() -> Result<(), String> {
+    script([
+        create("a"),
+        write("a", 0, 5000, 1),
+        fsync("a"),
+        write("a", 100, 3000, 2),
+        Op::Sync,
+        write("a", 200, 100, 3),
+        fsync("a"),
+        write("a", 0, 60_000, 4),
+        fdatasync("a"),
+    ])
+}
+
+fn rename_over() -> Result<(), String> {
+    let rename = |from: &str, to: &str| Op::Rename { from: from.into(), to: to.into(), how: Rename::Replace };
+    script([
+        create("a"),
+        write("a", 0, 100, 1),
+        fsync("a"),
+        create("b"),
+        write("b", 0, 200, 2),
+        Op::Link { from: on("b"), path: "c".into() },
+        rename("a", "b"),
+        fsync("b"),
+        rename("b", "c"),
+        fsync("c"),
+    ])
+}
+
+// ----- pointed checks beside the oracle -----
+
+/// Of a file that is only appended to, a crash leaves a prefix: its size is recorded when its bytes are there.
+fn unwritten_size() -> Result<(), String> {
+    let mut tape = Tape::new(small())?;
+    tape.ops([
+        create("a"),
+        write("a", 0, 50_000, 1),
+        chmod("a", 0o600),
+        create("b"),
+        fsync("b"),
+        fsync("a"),
+    ])?;
+    let _ = tape.exec.fs.shutdown(false);
+    for state in tape.device.recording().states(StatePlan { subsets: 8, torn: 0, ..StatePlan::default() }) {
+        let said = format!("{state:?}");
+        let (_, fs) = recover(state.medium, &tape.setup)?;
+        // Not there yet: nothing to judge.
+        if let Ok(bytes) = InProcess(fs.clone()).read("a")
+            && bytes != Fill::Seed(1).bytes(0, bytes.len())
+        {
+            return Err(format!("{said}: {} bytes, not all of them written", bytes.len()));
+        }
+        let _ = fs.shutdown(false);
+    }
+    Ok(())
+}
+
+/// Two log writes in flight, the second lands first: neither is acknowledged before the first has landed, and a mount
+/// that found the second alone never takes it for its own.
+fn overtaking() -> Result<(), String> {
+    let setup = small();
+    let device = Arc::new(SimDevice::new(image(&setup)));
+    let fs = open(&device, &setup)?;
+    let before = device.recording().events.len();
+    for (n, delay) in [(1, 40), (2, 0)] {
+        device.set_plan(FaultPlan::new(1).latency(OpKind::Write, Duration::from_millis(delay)));
+        let backend = InProcess(fs.clone());
+        backend.create(&n.to_string()).map_err(|e| e.to_string())?;
+        let ino = fs.lookup(kedgefs::Ino::ROOT, n.to_string().as_bytes()).map_err(|e| e.to_string())?.ino;
+        let marked = device.clone();
+        let done = Box::new(move |result: kedgefs::Result<()>| {
+            result.expect("nothing fails here");
+            marked.mark(n);
+        });
+        fs.fsync_async(ino, false, done);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    let _ = fs.shutdown(false);
+    let recording = device.recording();
+    for (i, event) in recording.events.iter().enumerate().skip(before) {
+        let (recovered, fs) = recover(recording.state(i + 1, Choice::None), &setup)?;
+        let names = InProcess(fs.clone()).list(".").map_err(|e| e.to_string())?;
+        if let Event::Mark(n) = event
+            && (1..=*n).any(|n| !names.contains(&n.to_string()))
+        {
+            return Err(format!("{n} was acknowledged, {names:?} is there"));
+        }
+        // As long as what was lost: the log goes on where the one that landed begins.
+        let backend = InProcess(fs.clone());
+        backend.create("x").and_then(|()| backend.fsync("x", false)).map_err(|e| e.to_string())?;
+        let _ = fs.shutdown(false);
+        let (_, fs) = recover(recovered.crash_as(Choice::None), &setup)?;
+        let again = InProcess(fs.clone()).list(".").map_err(|e| e.to_string())?;
+        if again.len() != names.len() + 1 {
+            return Err(format!("{names:?} and \"x\" became {again:?}"));
+        }
+        let _ = fs.shutdown(false);
+    }
+    Ok(())
+}
+
+/// A checkpoint that cannot write log-resident data in place leaves it in the log.
+fn stuck_resident() -> Result<(), String> {
+    let mut tape = Tape::new(small())?;
+    tape.ops([create("a"), write("a", 0, 5000, 1), fsync("a")])?;
+    tape.device.set_plan(FaultPlan::new(1).fail(OpKind::Write, 0, 5));
+    tape.exec.fs.checkpoint().map_err(|e| e.to_string())?;
+    tape.ops([create("b"), fsync("b")])?;
+    tape.explore(8, 1)
+}
+
+/// An fsync of a file that memory has forgotten makes it durable.
+fn eviction() -> Result<(), String> {
+    let mut setup = small();
+    setup.mount.cache_size = 2 << 20;
+    let device = Arc::new(SimDevice::new(image(&setup)));
+    device.stop_recording();
+    let fs = open(&device, &setup)?;
+    let backend = InProcess(fs.clone());
+    let io = |e: std::io::Error| e.to_string();
+    for round in 0..10 {
+        for i in 0..2000 {
+            backend.create(&format!("{round}-{i}")).map_err(io)?;
+        }
+        let name = format!("{round}-{}", round * 7);
+        backend.fsync(&name, false).map_err(io)?;
+        let (_, recovered) = recover(device.crash_as(Choice::None), &setup)?;
+        backend_has(&recovered, &name)?;
+        let _ = recovered.shutdown(false);
+        fs.sync().map_err(|e| e.to_string())?;
+    }
+    let _ = fs.shutdown(false);
+    Ok(())
+}
+
+fn backend_has(fs: &FileSystem, name: &str) -> Result<(), String> {
+    InProcess(fs.clone()).read(name).map(|_| ()).map_err(|e| format!("{name}, acknowledged: {e}"))
+}
+
+/// New data needs the blocks of a file that was deleted just before.
+fn full_image() -> Result<(), String> {
+    let mut tape = Tape::new(Setup { image: 16 << 20, log: 1 << 20, ..small() })?;
+    let free = tape.exec.fs.statfs().blocks_available as u32 * 4096;
+    let len = free / 10 * 6;
+    tape.ops([create("a"), write("a", 0, len, 1), Op::Sync])?;
+    let mut tape = tape.begin()?;
+    let unlink = Op::Unlink { path: "a".into() };
+    tape.ops([unlink, create("b"), write("b", 0, len, 2), fsync("b")])?;
+    tape.explore(4, 0)
+}
+
+/// A tree of many leaves, most of them changed between checkpoints.
+fn checkpoints() -> Result<(), String> {
+    let mut tape = Tape::new(small())?;
+    let name = |i: usize| format!("a-file-with-a-name-of-some-length-{i:04}");
+    for i in 0..600 {
+        // The history does not need these.
+        let op = create(&name(i));
+        tape.model.apply(&op);
+        tape.exec.apply(&op);
+    }
+    let mut tape = tape.begin()?;
+    for round in 0..3 {
+        tape.ops((0..10).map(|i| chmod(&name(i * 60), 0o600 + round)))?;
+        tape.exec.fs.checkpoint().map_err(|e| e.to_string())?;
+    }
+    tape.explore(6, 1)
+}
+
+/// Many threads, checkpoints all the time: what is acknowledged is there, and at every moment no file has foreign bytes.
+fn writers() -> Result<(), String> {
+    let setup = Setup { image: 48 << 20, log: 4 << 20, ..small() };
+    for seed in 0..4 {
+        let io = |e: std::io::Error| e.to_string();
+        let device = Arc::new(SimDevice::new(image(&setup)));
+        let fs = open(&device, &setup)?;
+        let backend: Arc<dyn Backend> = Arc::new(InProcess(fs.clone()));
+        let writers = Writers::start(&backend, 4, "w", seed).map_err(io)?;
+        let (nothing, from) = (writers.snapshot(), device.recording().events.len());
+        while writers.operations() < 400 && !writers.ended() {
+            fs.checkpoint().map_err(|e| e.to_string())?;
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let acked = writers.snapshot();
+        let medium = device.crash_as(Choice::Torn(seed));
+        let recording = device.recording();
+        let _ = fs.shutdown(false);
+        let begun = writers.stop();
+        let (_, fs) = recover(medium, &setup)?;
+        verify_after(&InProcess(fs.clone()), &acked, &begun)?;
+        let _ = fs.shutdown(false);
+        let mut rng = SmallRng::seed_from_u64(seed);
+        for _ in 0..60 {
+            let at = rng.random_range(from..=recording.events.len());
+            let choice = if rng.random() { Choice::None } else { Choice::Torn(rng.random()) };
+            let (_, fs) = recover(recording.state(at, choice), &setup)?;
+            verify_after(&InProcess(fs.clone()), &nothing, &begun)
+                .map_err(|e| format!("seed {seed}, event {at}, {choice:?}: {e}"))?;
+            let _ = fs.shutdown(false);
+        }
+    }
+    Ok(())
+}
+
+// ----- random operations -----
+
+fn random(setup: &Setup, profile: Profile) -> Result<(), String> {
+    for seed in 1..=SEEDS {
+        let mut tape = Tape::new(setup.clone())?;
+        let mut generator = Generator::new(seed, profile);
+        for i in 0..60 {
+            let op = generator.next(&tape.model);
+            tape.op(op).map_err(|e| format!("seed {seed}: {e}"))?;
+            if i % 20 == 19 {
+                tape.exec.fs.checkpoint().map_err(|e| e.to_string())?;
+            }
+        }
+        let _ = tape.exec.fs.shutdown(false);
+        let recording = tape.device.recording();
+        let mut rng = SmallRng::seed_from_u64(seed);
+        let states = recording.states(StatePlan { subsets: 2, torn: 1, seed, ..StatePlan::default() });
+        for state in states {
+            if rng.random_range(0..20) == 0 {
+                tape.judge(state).map_err(|e| format!("seed {seed}: {e}"))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn random_large_log() -> Result<(), String> {
+    let profile =
+        Profile { remounts: 0, extremes: 0, offset_max: 64 << 10, write_max: 20 << 10, ..Profile::default() };
+    random(&small(), profile)
+}
+
+fn random_small_log() -> Result<(), String> {
+    let setup = Setup { promise: Promise::LastChange, ..Setup::cramped() };
+    random(&setup, Profile { remounts: 0, extremes: 0, persists: 200, ..Profile::default() })
+}
