@@ -183,7 +183,8 @@ impl Fs {
     }
 
     fn log_times_of(&self, inodes: &[Arc<Inode>]) -> Result<()> {
-        let mut handle = self.begin(PATCH_BYTES * inodes.len() as u64, inodes.len() as u32, Class::Reclaim)?;
+        let mut handle =
+            self.begin(PATCH_BYTES * inodes.len() as u64, inodes.len() as u32, Class::Reclaim)?;
         let mut changes = Vec::with_capacity(inodes.len());
         for inode in inodes {
             let meta = inode.meta.lock();

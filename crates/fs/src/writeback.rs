@@ -197,7 +197,8 @@ impl Fs {
             let mut result = self.writeback_passes(chunk, which, class, PASS_SEGMENTS);
             if let Err(Error::Engine(kedge_base::Error::NoSpace)) = result {
                 // A wide pass may ask for more tree nodes than a full image has; narrow ones need few at a time.
-                let narrow = |inode| self.writeback_passes(std::slice::from_ref(inode), which, class, NARROW_SEGMENTS);
+                let narrow =
+                    |inode| self.writeback_passes(std::slice::from_ref(inode), which, class, NARROW_SEGMENTS);
                 result = chunk.iter().map(narrow).fold(Ok(()), Result::and);
             }
             if let Err(e) = result {
@@ -209,7 +210,13 @@ impl Fs {
 
     /// Passes until all is written that was unclean at the start. Bounded: a writer that keeps dirtying pages does not
     /// hold us.
-    fn writeback_passes(&self, inodes: &[Arc<Inode>], which: Which, class: Class, segments_max: usize) -> Result<()> {
+    fn writeback_passes(
+        &self,
+        inodes: &[Arc<Inode>],
+        which: Which,
+        class: Class,
+        segments_max: usize,
+    ) -> Result<()> {
         let pages: usize = inodes.iter().map(|i| i.pages.lock().unclean_count(which)).sum();
         let passes = pages.div_ceil(PASS_PAGES).max(pages.div_ceil(segments_max)) + 1;
         for _ in 0..passes {

@@ -36,12 +36,12 @@ fn slot(device: &MemDevice, slot: usize) -> Result<Superblock, kedge_base::Error
 }
 
 fn edit_slots(device: &MemDevice, edit: impl Fn(&mut Superblock)) {
-    for at in 0..2 {
+    for (at, place) in SLOTS.iter().enumerate() {
         let Ok(mut sb) = slot(device, at) else { continue };
         edit(&mut sb);
         let mut block = IoBuf::zeroed(1);
         sb.encode(block.as_mut_bytes());
-        device.write(SLOTS[at].byte_offset(), &block, true).unwrap();
+        device.write(place.byte_offset(), &block, true).unwrap();
     }
 }
 
