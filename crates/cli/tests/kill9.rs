@@ -6,7 +6,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, no_fuse};
+use common::{Place, Run, no_fuse};
 use kedge_sim::backend::{Backend, Mounted};
 use kedge_sim::rig::{seed_from_env, within};
 use kedge_sim::writers::{Snapshot, Writers, verify_after};
@@ -38,6 +38,18 @@ fn round(place: &Place, round: u64, rng: &mut SmallRng) -> (Snapshot, Snapshot) 
     (acked, writers.stop())
 }
 
+/// The killed process lets go of the image a moment after its mount is dead.
+fn fsck(place: &Place) -> Run {
+    for _ in 0..1000 {
+        let judged = place.run("fsck disk.kedge");
+        if !judged.err.contains("in use by another process") {
+            return judged;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("the image stays in use");
+}
+
 fn kill_again_and_again(seed: u64) {
     let place = Place::new();
     let mut rng = SmallRng::seed_from_u64(seed);
@@ -48,7 +60,7 @@ fn kill_again_and_again(seed: u64) {
         let (acked, begun) = round(&place, number, &mut rng);
         fsyncs += acked.fsyncs();
         past.push((acked, begun));
-        let judged = place.run("fsck disk.kedge");
+        let judged = fsck(&place);
         assert_eq!(judged.code, 0, "round {number}: {}{}", judged.out, judged.err);
         place.run("mount disk.kedge mnt").ok();
         for (i, (acked, begun)) in past.iter().enumerate() {
