@@ -543,16 +543,10 @@ impl Catalogue {
         used.extend(core.uses());
         for point in script.points(&used) {
             let mut next = script.clone();
-            match point {
-                None if rest.is_empty() => continue,
-                None => {}
-                Some(op) => {
-                    if next.push(op).is_err() {
-                        continue;
-                    }
-                }
+            let ends_bare = point.is_none() && rest.is_empty();
+            if !ends_bare && point.is_none_or(|op| next.push(op).is_ok()) {
+                self.extend(next, rest, used.clone(), settled, out);
             }
-            self.extend(next, rest, used.clone(), settled, out);
         }
     }
 

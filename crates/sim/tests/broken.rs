@@ -17,7 +17,7 @@ use kedge_sim::model::Model;
 use kedge_sim::ops::{Executor, Fill, Op, Rename, Target};
 use kedge_sim::rig::{self, Setup, panic_text, within};
 use kedge_sim::writers::{Writers, verify_after};
-use kedgefs::{FileSystem, FormatOptions};
+use kedgefs::{FileSystem, FormatOptions, SetAttr};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::sync::Arc;
@@ -381,30 +381,34 @@ fn stuck_resident() -> Result<(), String> {
 
 /// An fsync of a file that memory has forgotten makes it durable.
 fn eviction() -> Result<(), String> {
+    const FILES: u32 = 2000;
     let mut setup = small();
     setup.mount.cache_size = 2 << 20;
     let device = Arc::new(SimDevice::new(image(&setup)));
     device.stop_recording();
     let fs = open(&device, &setup)?;
-    let backend = InProcess(fs.clone());
-    let io = |e: std::io::Error| e.to_string();
-    for round in 0..10 {
-        for i in 0..2000 {
-            backend.create(&format!("{round}-{i}")).map_err(io)?;
-        }
-        let name = format!("{round}-{}", round * 7);
-        backend.fsync(&name, false).map_err(io)?;
+    let engine = |e: kedgefs::Error| e.to_string();
+    let look = |fs: &FileSystem, i: u32| fs.lookup(kedgefs::Ino::ROOT, i.to_string().as_bytes());
+    for i in 0..FILES {
+        InProcess(fs.clone()).create(&i.to_string()).map_err(|e| e.to_string())?;
+    }
+    for round in 1..=5 {
+        fs.sync().map_err(engine)?;
+        let (file, mode) = (round * 77, 0o700 + round);
+        let ino = look(&fs, file).map_err(engine)?.ino;
+        fs.setattr(ino, &SetAttr { mode: Some(mode), ..SetAttr::default() }).map_err(engine)?;
+        // Reading alone, so that nothing but the fsync makes the change durable.
+        (0..FILES).filter(|i| *i != file).try_for_each(|i| look(&fs, i).map(|_| ())).map_err(engine)?;
+        fs.fsync(ino, false).map_err(engine)?;
         let (_, recovered) = recover(device.crash_as(Choice::None), &setup)?;
-        backend_has(&recovered, &name)?;
+        let found = look(&recovered, file).map_err(engine)?.mode & 0o7777;
+        if found != mode {
+            return Err(format!("mode {found:o}, {mode:o} was acknowledged"));
+        }
         let _ = recovered.shutdown(false);
-        fs.sync().map_err(|e| e.to_string())?;
     }
     let _ = fs.shutdown(false);
     Ok(())
-}
-
-fn backend_has(fs: &FileSystem, name: &str) -> Result<(), String> {
-    InProcess(fs.clone()).read(name).map(|_| ()).map_err(|e| format!("{name}, acknowledged: {e}"))
 }
 
 /// New data needs the blocks of a file that was deleted just before.
