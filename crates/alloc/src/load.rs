@@ -14,7 +14,7 @@
 use crate::bitmap::{BITS, Bitmap};
 use crate::checkpoint::Durable;
 use crate::group::Group;
-use crate::{Alloc, format_owned};
+use crate::{Alloc, DataReservation, format_owned};
 use kedge_base::{BLOCK_SIZE, BlockNo, CorruptKind, Error, Extent, Generation, IoBuf, Result};
 use kedge_device::Device;
 use kedge_format::alloc::{GROUP_BLOCKS, GroupEntry, INDEX_ENTRIES, bitmap_crc, decode_index_block};
@@ -55,13 +55,23 @@ impl Alloc {
 
     /// Ends replay: what was held and not taken in the end is free, the pool is filled, data is served.
     pub fn replay_done(&self) {
+        drop(self.replay_done_with(0));
+    }
+
+    /// As [`Alloc::replay_done`], with up to `blocks` promised to data that the log holds and recovery has to place. The
+    /// promise comes before the pool's share: a full image whose pool was bled when the power failed had promised these
+    /// blocks to data, and could not be mounted if the pool took them.
+    pub fn replay_done_with(&self, blocks: u64) -> DataReservation {
         assert!(self.replaying.swap(false, SeqCst), "replay ends once");
-        let mut blocks = 0;
+        let mut freed = 0;
         for g in 0..self.cells.len() as u64 {
-            blocks += self.with_group(g, Group::drop_held) as u64;
+            freed += self.with_group(g, Group::drop_held) as u64;
         }
-        self.freed(blocks);
+        self.space.give(freed);
+        self.refill_stuck.store(false, SeqCst);
+        let promised = DataReservation::taken(self.space.clone(), self.space.take_up_to(blocks));
         self.fill_pool();
+        promised
     }
 }
 

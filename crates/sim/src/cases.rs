@@ -61,8 +61,12 @@ impl Case {
         if self.ops.iter().any(|op| op[0] == "clone") {
             return Ok(Verdict::Skipped("reflink is not supported".to_owned()));
         }
-        let rig =
-            Rig::new(Setup { compare_every: usize::MAX, promise: Promise::Prefix, ..Setup::default() })?;
+        let rig = Rig::new(Setup {
+            compare_every: usize::MAX,
+            log: 8 << 20,
+            promise: Promise::Prefix,
+            ..Setup::default()
+        })?;
         let mut run = Run { rig, handles: BTreeMap::new(), before: Model::new() };
         let mut crash = 0;
         for op in &self.ops {

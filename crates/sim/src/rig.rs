@@ -33,7 +33,7 @@ impl Default for Setup {
     fn default() -> Self {
         Setup {
             image: 256 << 20,
-            log: 32 << 20,
+            log: 16 << 20,
             mount: MountOptions {
                 commit: Duration::from_secs(3600),
                 cache_size: 64 << 20,

@@ -17,7 +17,7 @@ use crate::flusher::Flusher;
 use crate::residents::{Residents, Source};
 use crate::space::{AllocNodes, DeviceNodes};
 use crate::{Counters, Store, StoreStats, Wake};
-use kedge_alloc::Alloc;
+use kedge_alloc::{Alloc, DataReservation};
 use kedge_base::broken::{self, Variant};
 use kedge_base::lock::{Rank, RwLock};
 use kedge_base::{
@@ -131,6 +131,7 @@ impl Store {
         let end = recovery.replay()?;
         recovery.summary.damaged_slot = damaged.map(|e| e.to_string());
         recovery.write_overlay()?;
+        recovery.promised = None;
         recovery.checkpoint(end.head)?;
         recovery.into_store(end.head, read_only, options)
     }
@@ -161,6 +162,8 @@ struct Recovery {
     counters: Counters,
     generation: Arc<AtomicU64>,
     summary: ReplaySummary,
+    /// For what the overlay has to place.
+    promised: Option<DataReservation>,
 }
 
 impl Recovery {
@@ -191,7 +194,9 @@ impl Recovery {
         let counters = Counters { next_ino: AtomicU64::new(c.next_ino.0), inodes: AtomicU64::new(c.inodes) };
         let summary = ReplaySummary { clean: c.clean, tail_lsn: c.tail_lsn.0, ..Default::default() };
         let residents = Residents::new();
-        Ok(Recovery { device, clock, sb: sb.clone(), alloc, tree, residents, counters, generation, summary })
+        let sb = sb.clone();
+        let promised = None;
+        Ok(Recovery { device, clock, sb, alloc, tree, residents, counters, generation, summary, promised })
     }
 
     fn scan(&self, visit: &mut dyn FnMut(RecordLsn, &[u8]) -> Result<()>) -> Result<ScanEnd> {
@@ -248,12 +253,32 @@ impl Recovery {
             Ok(())
         })?;
         self.alloc.durable(end.head);
-        self.alloc.replay_done();
+        self.promised = Some(self.alloc.replay_done_with(self.overlay_holes()?));
         self.summary.log_writes = end.writes;
         self.summary.records = end.records;
         self.summary.bytes = end.bytes;
         self.summary.head_lsn = end.head.0;
         Ok(end)
+    }
+
+    /// Blocks that the overlay needs and no extent has: an upper bound, for bytes behind the end count too.
+    fn overlay_holes(&self) -> Result<u64> {
+        let mut holes = 0;
+        for ino in self.residents.inodes_by_age() {
+            let mut last = None;
+            for range in self.residents.ranges(ino) {
+                let block = BLOCK_SIZE as u64;
+                for block in range.offset / block..(range.offset + range.len).div_ceil(block) {
+                    if last.replace(block) != Some(block) && self.find_extent(ino, block)?.is_none() {
+                        holes += 1;
+                    }
+                    if holes >= self.sb.geometry.total_blocks {
+                        return Ok(holes); // more than there can be: whatever the log says, this ends
+                    }
+                }
+            }
+        }
+        Ok(holes)
     }
 
     /// Puts what remains of the overlay in place.
@@ -285,7 +310,7 @@ impl Recovery {
     }
 
     fn write_overlay_block(
-        &self,
+        &mut self,
         ino: Ino,
         core: &mut InodeCore,
         file_block: u64,
@@ -314,7 +339,8 @@ impl Recovery {
                 at
             }
             _ => {
-                let extent = self.alloc.alloc_data(self.alloc.goal_for(ino, ino), 1, None)?;
+                let goal = self.alloc.goal_for(ino, ino);
+                let extent = self.alloc.alloc_data(goal, 1, self.promised.as_mut())?;
                 record.alloc(extent);
                 let item = ExtentItem { start: extent.start, blocks: 1, unwritten: false };
                 record.put(Key::new(ino, ItemKind::Extent, file_block), &item.encode());

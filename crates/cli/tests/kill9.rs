@@ -1,0 +1,88 @@
+//! SIGKILL for the serving process while writers are at work on the real mount: what fsync confirmed is there afterwards,
+//! through the kernel, and fsck finds nothing.
+//!
+//! Acknowledgements are kept by this process, not by the file system. `KEDGE_SEED` repeats one image's rounds.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+use common::{Place, Run, no_fuse};
+use kedge_sim::backend::{Backend, Mounted};
+use kedge_sim::rig::{seed_from_env, within};
+use kedge_sim::writers::{Snapshot, Writers, verify_after};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use rustix::process::{Pid, Signal, kill_process};
+use std::sync::Arc;
+use std::time::Duration;
+
+const IMAGES: u64 = 5;
+const ROUNDS: u64 = 10;
+const WRITERS: usize = 8;
+
+fn round(place: &Place, round: u64, rng: &mut SmallRng) -> (Snapshot, Snapshot) {
+    let backend: Arc<dyn Backend> = Arc::new(Mounted(place.path("mnt")));
+    let writers = Writers::start(&backend, WRITERS, &format!("round{round}-"), rng.random()).unwrap();
+    let enough = rng.random_range(10..500);
+    while writers.operations() < enough && !writers.ended() {
+        std::thread::sleep(Duration::from_micros(300));
+    }
+    assert!(!writers.ended(), "writers end before the kill: {:?}", writers.snapshot().errors());
+    let pid = place.info("mnt")["mount"]["pid"].as_i64().unwrap() as i32;
+    let acked = writers.snapshot();
+    kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
+    // All of them run into the dead mount.
+    while !writers.ended() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    (acked, writers.stop())
+}
+
+/// The killed process lets go of the image a moment after its mount is dead.
+fn fsck(place: &Place) -> Run {
+    for _ in 0..1000 {
+        let judged = place.run("fsck disk.kedge");
+        if !judged.err.contains("in use by another process") {
+            return judged;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("the image stays in use");
+}
+
+fn kill_again_and_again(seed: u64) {
+    let place = Place::new();
+    let mut rng = SmallRng::seed_from_u64(seed);
+    place.run("mount --create 512M disk.kedge mnt").ok();
+    let mut past = Vec::new();
+    let mut fsyncs = 0;
+    for number in 0..ROUNDS {
+        let (acked, begun) = round(&place, number, &mut rng);
+        fsyncs += acked.fsyncs();
+        past.push((acked, begun));
+        let judged = fsck(&place);
+        assert_eq!(judged.code, 0, "round {number}: {}{}", judged.out, judged.err);
+        place.run("mount disk.kedge mnt").ok();
+        for (i, (acked, begun)) in past.iter().enumerate() {
+            if let Err(e) = verify_after(&Mounted(place.path("mnt")), acked, begun) {
+                panic!("round {number}, files of round {i}: {e}");
+            }
+        }
+    }
+    assert!(fsyncs > 10 * ROUNDS, "{fsyncs} acknowledged fsyncs");
+    place.run("umount mnt").ok();
+    assert_eq!(place.run("fsck disk.kedge").code, 0);
+}
+
+#[test]
+fn what_fsync_confirmed_to_many_writers_survives_a_kill() {
+    if no_fuse() {
+        return;
+    }
+    let seeds = seed_from_env().map_or_else(|| (1..=IMAGES).collect(), |seed| vec![seed]);
+    for seed in seeds {
+        let what = format!("KEDGE_SEED={seed}");
+        println!("{what}");
+        within(Duration::from_secs(600), &what, move || kill_again_and_again(seed));
+    }
+}
