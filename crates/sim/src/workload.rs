@@ -105,7 +105,12 @@ impl Core {
         for (from, to) in [("A", "B"), ("B", "A/C"), ("A/C", "B")] {
             all.extend([Core::Rename(from, to, false), Core::Rename(from, to, true)]);
         }
-        all.extend([Core::Exchange("A", "B"), Core::Exchange("A/C", "B"), Core::Exchange("A/foo", "B")]);
+        all.extend([
+            Core::Exchange("A", "B"),
+            Core::Exchange("A/C", "B"),
+            Core::Exchange("A/foo", "B"),
+            Core::Exchange("A/bar", "B"),
+        ]);
         all
     }
 
