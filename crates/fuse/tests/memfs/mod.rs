@@ -164,6 +164,12 @@ impl MemFs {
         if parent.find(name).is_some() {
             return Err(Error::Exists);
         }
+        // A set-group-ID directory hands its group down: the file system's part, not the transport's.
+        let (mut mode, mut owner) = (mode, owner);
+        if parent.attr.mode & 0o2000 != 0 {
+            owner.gid = parent.attr.gid;
+            mode |= if kind == FileKind::Directory { 0o2000 } else { 0 };
+        }
         let ino = self.add(state, kind, mode, owner);
         state.nodes.get_mut(&ino).unwrap().parent = dir.0;
         self.enter(state, dir.0, name, ino);
