@@ -90,7 +90,7 @@ fn lint(steps: &mut Steps) {
 /// All tests with the debug assertions on (lock ranks among them), then those again that are worth more at full speed:
 /// crash exploration gets through more states, the mounts through more races.
 fn tests(steps: &mut Steps) {
-    steps.run("tests", || tools::cargo(&["test", "--workspace"]));
+    steps.run("tests", || tools::cargo(&["test", "--workspace", "--no-fail-fast"]));
     steps
         .run("tests, release: crash exploration", || tools::cargo(&["test", "--release", "-p", "kedge-sim"]));
     steps.run("tests, release: broken engines are caught", || {

@@ -217,7 +217,10 @@ impl States<'_> {
     /// A FUA write is durable when it completes. Until then it may be on the medium in part, like any other.
     fn plan_torn(&mut self) {
         let next = self.recording.events.get(self.at);
-        if !self.plan.at_marks_only && matches!(next, Some(Event::Write { fua: true, torn: None, .. })) {
+        // A write of nothing is legal and has no part to tear.
+        let tears =
+            matches!(next, Some(Event::Write { fua: true, torn: None, data, .. }) if data.blocks() > 0);
+        if !self.plan.at_marks_only && tears {
             let mut rng = self.rng(0xf0a);
             self.torn.extend((0..self.plan.torn).map(|_| rng.random::<u64>()));
         }
