@@ -1,7 +1,7 @@
 //! One allocation group: its bitmaps, and the search for free runs.
 //!
 //! # Invariants (under the group's lock)
-//! 1. `owned` ⊆ `busy`; `nodes` ⊆ `busy` \ `owned`; in replay `held` ⊆ `busy`.
+//! 1. `owned` ⊆ `busy`; `nodes` ⊆ `busy` \ `owned`; in replay what is `held` is busy.
 //! 2. `free` and `owned_free` are the clear bits of `busy` and `owned`.
 //! 3. No free bit lies below `low`; no free slot exists if `slots_none`; no free run is longer than `run_max`. Taking
 //!    leaves that bound too high, giving back raises it, and the *sweep* lowers it: no free run that ends below
@@ -15,6 +15,7 @@
 //! block at a time; a bitmap is what has to be written anyway.
 
 use crate::bitmap::{BITS, Bitmap};
+use crate::held::Held;
 use kedge_base::lock::{Mutex, MutexGuard, Rank};
 use kedge_base::{BlockNo, CorruptKind, Error, Result};
 use kedge_format::node::NODE_BLOCKS;
@@ -41,8 +42,8 @@ pub(crate) struct Group {
     busy: Arc<Bitmap>,
     /// Pool slots and deferred ones: busy for the tree's sake, not owned.
     nodes: Option<Box<Bitmap>>,
-    /// Blocks that a record of the log takes; only in replay.
-    held: Option<Box<Bitmap>>,
+    /// Blocks that a record of the log still to be replayed takes; only in replay.
+    held: Option<Box<Held>>,
     pub free: u32,
     pub owned_free: u32,
     low: u32,
@@ -271,6 +272,9 @@ impl Group {
             Arc::make_mut(&mut self.busy).set(start, len);
             self.free -= fresh;
         }
+        if let Some(held) = &mut self.held {
+            held.sub(start, len);
+        }
         self.owned_free -= len;
         self.dirty = true;
         Ok(fresh)
@@ -293,7 +297,7 @@ impl Group {
 
     // Replay
 
-    /// Keeps the blocks from everyone but records. Returns how many were free until now.
+    /// Keeps the blocks from everyone but records until a record has taken them as often as they were held. Returns how many were free until now.
     pub fn hold(&mut self, start: u32, len: u32) -> Result<u32> {
         if let Some(bit) = self.nodes_in(start, len) {
             return self.bad(CorruptKind::Log, bit, "a record takes a block that is set aside for the tree");
@@ -301,7 +305,7 @@ impl Group {
         let fresh = len - self.busy.count_set(start, len);
         Arc::make_mut(&mut self.busy).set(start, len);
         self.free -= fresh;
-        self.held.get_or_insert_with(|| Box::new(Bitmap::new())).set(start, len);
+        self.held.get_or_insert_default().add(start, len);
         Ok(fresh)
     }
 
@@ -309,12 +313,12 @@ impl Group {
     pub fn release_unheld(&mut self, start: u32, len: u32) -> u32 {
         let (end, mut at, mut freed) = (start + len, start, 0);
         while at < end {
-            let held_from = self.held.as_ref().map_or(end, |h| h.next_set(at, end));
-            if held_from > at {
-                self.release(at, held_from - at);
-                freed += held_from - at;
+            let (held, held_end) = self.held.as_ref().map_or((end, end), |h| h.next(at, end));
+            if held > at {
+                self.release(at, held - at);
+                freed += held - at;
             }
-            at = self.held.as_ref().map_or(end, |h| h.next_clear(held_from, end));
+            at = held_end;
         }
         freed
     }

@@ -30,6 +30,10 @@
 //!    afterwards, whose data is in place. A node placed there would collide with the record and overwrite durable
 //!    data at the checkpoint that ends recovery. For the same reason a block freed in replay stays busy while a later
 //!    record takes it, and is free at once if none does: all that is replayed is durable (reason 2 is over).
+//! 6. **Slot that the tree used since the last cut** (spent: `free_node` of the current generation). Reusable as a node
+//!    at once, but data gets it only after the next checkpoint. Replay from that cut needs as many slots as the tree
+//!    had at its largest since; were such a slot data's by the end of the log, it would be held from the tree, and a
+//!    full image could not be recovered.
 //!
 //! No reason: *a frozen bitmap names it*. The bitmap of a checkpoint in flight may call a block owned that is free
 //! and reused by then; the log from the cut on holds the free and the new allocation, and replay corrects it. Nor
@@ -62,6 +66,7 @@ mod bitmap;
 mod checkpoint;
 mod data;
 mod group;
+mod held;
 mod load;
 mod nodes;
 mod pool;

@@ -71,7 +71,7 @@ impl Alloc {
         self.owned_free.fetch_add(NODE_BLOCKS, SeqCst);
         // Broken on purpose: a node that the last checkpoint reads is free at once.
         if born == current || broken::is(Variant::ReuseReplacedNode) {
-            self.pool.add(&[addr.0]);
+            self.pool.add_spent(addr.0, current);
         } else {
             self.pool.defer(addr.0, current);
         }

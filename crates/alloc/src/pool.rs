@@ -9,6 +9,8 @@
 //!    working part, not to protected alone: renames, chmods and the small creates that prepare a clean-up still work.
 //! 4. Freed slots return to the pool, not to data: the tree keeps what it had, however fragmented the image is by then.
 //!    They are *deferred* while the last durable checkpoint may read them.
+//!    Slots of nodes that were born and freed since the last cut are *spent*: the tree may have them again, data not
+//!    before the next checkpoint (reason 6 of the crate's documentation).
 //! 5. Data never takes blocks while slots + deferred ones are below `floor` and slots can be had from free space
 //!    ([`NodePool::is_short`]): a bled pool is refilled first when deletes free space.
 //!
@@ -48,6 +50,8 @@ pub(crate) struct NodePool {
 #[derive(Debug, Default)]
 struct State {
     slots: BTreeSet<u64>,
+    /// Slots, a part of `slots`, that were nodes in the generation named, which is in no durable checkpoint yet.
+    spent: BTreeMap<u64, Generation>,
     promised: u64,
     deferred: BTreeMap<Generation, Vec<u64>>,
     deferred_count: u64,
@@ -61,6 +65,12 @@ struct State {
 impl State {
     fn unpromised(&self) -> u64 {
         (self.slots.len() as u64).saturating_sub(self.promised)
+    }
+
+    /// Slots that data may have while `keep` unpromised ones stay.
+    fn surplus(&self, keep: u64) -> u64 {
+        let unspent = (self.slots.len() - self.spent.len()) as u64;
+        self.unpromised().saturating_sub(keep).min(unspent)
     }
 
     fn level(&self) -> u64 {
@@ -185,6 +195,7 @@ impl NodePool {
             let from = if near.0 == 0 { s.cursor } else { near.0 };
             let slot = s.slots.range(from..).next().or_else(|| s.slots.first()).copied()?;
             s.slots.remove(&slot);
+            s.spent.remove(&slot);
             s.cursor = slot + NODE_BLOCKS;
             s.handed_out += 1;
             Some(slot)
@@ -196,6 +207,14 @@ impl NodePool {
             for &slot in slots {
                 assert!(s.slots.insert(slot), "a slot enters the pool once");
             }
+        });
+    }
+
+    /// Takes back the slot of a node that was born in `generation` and is in no checkpoint.
+    pub fn add_spent(&self, slot: u64, generation: Generation) {
+        self.with(|s| {
+            assert!(s.slots.insert(slot), "a slot enters the pool once");
+            s.spent.insert(slot, generation);
         });
     }
 
@@ -221,6 +240,7 @@ impl NodePool {
                     assert!(s.slots.insert(slot), "a slot enters the pool once");
                 }
             }
+            s.spent.retain(|_, used| *used > generation);
             let keep = self.target() + 2 * std::mem::take(&mut s.handed_out);
             pop_surplus(s, keep, u64::MAX)
         })
@@ -230,7 +250,7 @@ impl NodePool {
     pub fn shrink(&self, blocks: u64) -> Vec<u64> {
         let want = blocks.div_ceil(NODE_BLOCKS);
         self.with(|s| {
-            if s.unpromised() < self.floor().saturating_add(want) {
+            if s.surplus(self.floor()) < want {
                 return Vec::new();
             }
             pop_surplus(s, self.floor(), want)
@@ -243,16 +263,19 @@ impl NodePool {
             slots: s.slots.len() as u64,
             promised: s.promised,
             deferred: s.deferred_count,
-            surplus: s.unpromised().saturating_sub(self.floor()),
+            surplus: s.surplus(self.floor()),
             lack: self.floor().saturating_sub(s.level()),
         }
     }
 }
 
-/// Removes up to `max` slots, the highest first, leaving `keep` free of promises.
+/// Removes up to `max` slots that are not spent, the highest first, leaving `keep` free of promises.
 fn pop_surplus(s: &mut State, keep: u64, max: u64) -> Vec<u64> {
-    let count = s.unpromised().saturating_sub(keep).min(max);
-    (0..count).map(|_| s.slots.pop_last().expect("counted as there")).collect()
+    let count = s.surplus(keep).min(max) as usize;
+    let out: Vec<u64> =
+        s.slots.iter().rev().filter(|slot| !s.spent.contains_key(slot)).take(count).copied().collect();
+    out.iter().for_each(|slot| assert!(s.slots.remove(slot), "just listed"));
+    out
 }
 
 /// A promise of node slots for one operation. Slots taken meanwhile still count against it, so the pool looks emptier

@@ -1,0 +1,123 @@
+//! Blocks that records still to be replayed take, counted: a block that the log takes, frees and takes again is held
+//! until the last of these records is applied, and no longer. A union would hold what the log has freed for good until
+//! the end, and on a full image the tree would find no slot for the nodes that replay copies.
+
+use std::collections::BTreeMap;
+
+/// Counts by block, as runs of equal count. One log holds the same extents over and over (a file rewritten, an image
+/// filled and emptied), so runs are few where counts per block would be many.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Held {
+    /// Start → (end, count). Runs do not overlap; counts are at least 1.
+    runs: BTreeMap<u32, (u32, u32)>,
+}
+
+impl Held {
+    /// One more record takes the blocks.
+    pub fn add(&mut self, start: u32, len: u32) {
+        let end = start + len;
+        self.split(start);
+        self.split(end);
+        let mut at = start;
+        let mut gaps = Vec::new();
+        for (&from, run) in self.runs.range_mut(start..end) {
+            if at < from {
+                gaps.push((at, from));
+            }
+            run.1 += 1;
+            at = run.0;
+        }
+        if at < end {
+            gaps.push((at, end));
+        }
+        self.runs.extend(gaps.into_iter().map(|(from, to)| (from, (to, 1))));
+        self.join(start, end);
+    }
+
+    /// One of the records that take the blocks was applied. Blocks that none takes stay as they are.
+    pub fn sub(&mut self, start: u32, len: u32) {
+        let end = start + len;
+        self.split(start);
+        self.split(end);
+        let inside: Vec<u32> = self.runs.range(start..end).map(|(&from, _)| from).collect();
+        for from in inside {
+            let run = self.runs.get_mut(&from).expect("just listed");
+            run.1 -= 1;
+            if run.1 == 0 {
+                self.runs.remove(&from);
+            }
+        }
+        self.join(start, end);
+    }
+
+    /// The first run of blocks in `[from, end)` that are held: (start, end), or (end, end).
+    pub fn next(&self, from: u32, end: u32) -> (u32, u32) {
+        let before = self.runs.range(..=from).next_back().filter(|(_, run)| run.0 > from);
+        let run = before.or_else(|| self.runs.range(from..end).next());
+        run.map_or((end, end), |(&start, run)| (start.max(from), run.0.min(end)))
+    }
+
+    /// Makes `at` the start of a run if it lies inside one.
+    fn split(&mut self, at: u32) {
+        if let Some((_, run)) = self.runs.range_mut(..at).next_back()
+            && run.0 > at
+        {
+            let tail = (run.0, run.1);
+            run.0 = at;
+            self.runs.insert(at, tail);
+        }
+    }
+
+    /// Joins neighbours of equal count around and inside `[start, end]`.
+    fn join(&mut self, start: u32, end: u32) {
+        let first = self.runs.range(..start).next_back().map_or(start, |(&from, _)| from);
+        let starts: Vec<u32> = self.runs.range(first..=end).map(|(&from, _)| from).collect();
+        let mut last: Option<u32> = None;
+        for from in starts {
+            let (to, count) = self.runs[&from];
+            if let Some(run) = last.and_then(|l| self.runs.get_mut(&l))
+                && *run == (from, count)
+            {
+                run.0 = to;
+                self.runs.remove(&from);
+            } else {
+                last = Some(from);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Held;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Against one counter per block; runs stay as few as they can be.
+        #[test]
+        fn counts_like_one_counter_per_block(steps in prop::collection::vec((any::<bool>(), 0..60u32, 1..20u32), 1..60)) {
+            let (mut held, mut model) = (Held::default(), [0u32; 80]);
+            for (add, start, len) in steps {
+                let blocks = &mut model[start as usize..(start + len) as usize];
+                if add {
+                    held.add(start, len);
+                    blocks.iter_mut().for_each(|n| *n += 1);
+                } else {
+                    held.sub(start, len);
+                    blocks.iter_mut().for_each(|n| *n = n.saturating_sub(1));
+                }
+                for at in 0..80u32 {
+                    let run = held.runs.range(..=at).next_back().filter(|(_, run)| run.0 > at);
+                    assert_eq!(run.map_or(0, |(_, run)| run.1), model[at as usize], "block {at}");
+                    let next = (at..80).find(|&b| model[b as usize] > 0).unwrap_or(80);
+                    assert_eq!(held.next(at, 80).0, next, "from {at}");
+                }
+                let runs: Vec<_> = held.runs.iter().collect();
+                for pair in runs.windows(2) {
+                    let ((_, left), (start, right)) = (pair[0], pair[1]);
+                    assert!(left.0 < *start || (left.0 == *start && left.1 != right.1), "{runs:?}");
+                }
+            }
+        }
+    }
+}
