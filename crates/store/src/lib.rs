@@ -42,11 +42,15 @@ use kedge_base::{BlockNo, Clock, Epoch, Error, Extent, Generation, Ino, Lsn, Res
 use kedge_btree::Tree;
 use kedge_device::Device;
 use kedge_format::Key;
+use kedge_format::node::NODE_BLOCKS;
 use kedge_format::superblock::Geometry;
 use kedge_log::Log;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
+
+/// Blocks of replaced tree nodes that make a checkpoint worth its while for a writer that finds no space.
+const NODES_WORTH_A_CHECKPOINT: u64 = 1024;
 
 /// Class of a reservation: may it use what is set aside for getting space back?
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -165,13 +169,25 @@ impl Store {
 
     // ----- blocks for data -----
 
+    /// Promises blocks. On a full image it first waits for frees that are only waiting for the log, and for the tree
+    /// nodes that a checkpoint would give back if they are many: an image that is simply full says so at once.
     pub fn reserve_data(&self, blocks: u64) -> Result<DataReservation> {
         self.alloc.durable(self.log.durable_lsn());
+        let refused = match self.alloc.reserve_data(blocks) {
+            Err(Error::NoSpace) => Error::NoSpace,
+            other => return other,
+        };
+        let counts = self.alloc.free_counts();
+        if counts.pending_data > 0 {
+            self.force(Lsn(u64::MAX), ForceCause::Space)?;
+            self.alloc.durable(self.log.durable_lsn());
+        }
         match self.alloc.reserve_data(blocks) {
-            Err(Error::NoSpace) => {
-                self.reclaim_space()?;
+            Err(Error::NoSpace) if counts.pending_nodes * NODE_BLOCKS > blocks.max(NODES_WORTH_A_CHECKPOINT) => {
+                self.checkpoint(CheckpointCause::NodeSpace)?;
                 self.alloc.reserve_data(blocks)
             }
+            Err(Error::NoSpace) => Err(refused),
             other => other,
         }
     }
@@ -188,13 +204,6 @@ impl Store {
 
     pub fn data_goal(&self, ino: Ino, dir: Ino) -> BlockNo {
         self.alloc.goal_for(ino, dir)
-    }
-
-    /// Makes blocks whose free is not yet durable, or that the last checkpoint still names, usable again.
-    pub fn reclaim_space(&self) -> Result<()> {
-        self.force(Lsn(u64::MAX), ForceCause::Space)?;
-        self.alloc.durable(self.log.durable_lsn());
-        self.checkpoint(CheckpointCause::NodeSpace)
     }
 
     // ----- the log -----
