@@ -102,6 +102,11 @@ impl Alloc {
         (self.space.available() + pool.surplus * NODE_BLOCKS).saturating_sub(lack)
     }
 
+    /// What [`Alloc::available_data`] would be if a checkpoint of now were durable.
+    pub fn available_after_checkpoint(&self) -> u64 {
+        self.space.available() + self.pool.surplus_after_checkpoint() * NODE_BLOCKS
+    }
+
     /// Places up to `want` blocks as one run inside one group: at `goal` if that is free, else near it.
     ///
     /// Draws on `reservation` first and for the rest on the space of all; with an empty or no reservation it may fail

@@ -18,6 +18,7 @@ use crate::{Alloc, DataReservation, format_owned};
 use kedge_base::{BLOCK_SIZE, BlockNo, CorruptKind, Error, Extent, Generation, IoBuf, Result};
 use kedge_device::Device;
 use kedge_format::alloc::{GROUP_BLOCKS, GroupEntry, INDEX_ENTRIES, bitmap_crc, decode_index_block};
+use kedge_format::node::NODE_BLOCKS;
 use kedge_format::superblock::{Geometry, Superblock};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -59,8 +60,8 @@ impl Alloc {
     }
 
     /// As [`Alloc::replay_done`], with up to `blocks` promised to data that the log holds and recovery has to place. The
-    /// promise comes before the pool's share: a full image whose pool was bled when the power failed had promised these
-    /// blocks to data, and could not be mounted if the pool took them.
+    /// promise comes before the pool's share, also before what the pool claimed during replay: a full image whose pool
+    /// was bled when the power failed had promised these blocks to data, and could not be mounted if the pool had them.
     pub fn replay_done_with(&self, blocks: u64) -> DataReservation {
         assert!(self.replaying.swap(false, SeqCst), "replay ends once");
         let mut freed = 0;
@@ -69,6 +70,9 @@ impl Alloc {
         }
         self.space.give(freed);
         self.refill_stuck.store(false, SeqCst);
+        let claimed = self.pool.drain();
+        self.unclaim(&claimed);
+        self.space.give(claimed.len() as u64 * NODE_BLOCKS);
         let promised = DataReservation::taken(self.space.clone(), self.space.take_up_to(blocks));
         self.fill_pool();
         promised

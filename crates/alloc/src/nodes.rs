@@ -93,10 +93,15 @@ impl Alloc {
     }
 
     fn release_slots(&self, slots: &[u64]) {
+        self.unclaim(slots);
+        self.freed(slots.len() as u64 * NODE_BLOCKS);
+    }
+
+    /// Frees slots that left the pool, not yet counted as available.
+    pub(crate) fn unclaim(&self, slots: &[u64]) {
         for &slot in slots {
             self.with_group(slot / GROUP_BLOCKS, |group| group.release_slot((slot % GROUP_BLOCKS) as u32));
         }
-        self.freed(slots.len() as u64 * NODE_BLOCKS);
     }
 
     /// Brings a bled pool back to its floor before data takes the space.

@@ -257,6 +257,21 @@ impl NodePool {
         })
     }
 
+    /// Takes all slots out, while nobody is promised any.
+    pub fn drain(&self) -> Vec<u64> {
+        self.with(|s| {
+            assert_eq!(s.promised, 0, "slots are promised");
+            s.spent.clear();
+            std::mem::take(&mut s.slots).into_iter().collect()
+        })
+    }
+
+    /// Slots that data could have once nothing is spent or deferred any more.
+    pub fn surplus_after_checkpoint(&self) -> u64 {
+        let s = self.state.lock();
+        s.level().saturating_sub(s.promised + self.floor())
+    }
+
     pub fn counts(&self) -> PoolCounts {
         let s = self.state.lock();
         PoolCounts {

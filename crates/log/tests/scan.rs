@@ -214,7 +214,7 @@ fn a_full_ring_ends_at_its_end() {
     // What the reservations keep back, but the ring could hold: filled by hand.
     let mut image = s.device.image();
     let mut writes = (log.durable_lsn().0 - 5 * BLOCK) / BLOCK;
-    assert!(writes >= 30);
+    assert!(writes > 0 && writes < 32, "{writes}");
     while writes < 32 {
         let lsn = (5 + writes) * BLOCK;
         put(&s, &mut image, Lsn(lsn), WriteHeader { tail_lsn: Lsn(5 * BLOCK), ..header(lsn, lsn) }, b"abc");

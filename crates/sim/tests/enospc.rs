@@ -253,3 +253,57 @@ fn a_tree_full_of_names_empties_too() {
     });
     result.unwrap_or_else(|e| panic!("{e}"));
 }
+
+/// Filled and emptied many times, each time elsewhere, without a checkpoint: replay has room for the tree all along.
+#[test]
+fn an_image_rewritten_within_one_log_recovers() {
+    let result = within(Duration::from_secs(300), "rewritten", || {
+        let mut setup = Setup { image: 64 << 20, log: 16 << 20, ..Setup::cramped() };
+        setup.mount.async_checkpoint = None;
+        setup.mount.cache_size = 256 << 20;
+        let mut full = Full::new(setup, 1)?;
+        let checkpoints = |fs: &FileSystem| {
+            let stats: serde_json::Value = serde_json::from_str(&fs.stats_json()).expect("valid JSON");
+            stats["checkpoint"]["by_cause"].to_string()
+        };
+        let before = checkpoints(&full.fs);
+        let mut files = Files::new();
+        for round in 0..5u64 {
+            let backend = InProcess(full.fs.clone());
+            full.fs.mkdir(Ino::ROOT, b"d", 0o755, OWNER).map_err(|e| format!("mkdir: {e}"))?;
+            for number in 0..32 {
+                let path = format!("d/{number}");
+                let bytes = Fill::Seed(number).bytes(0, 1 << 20);
+                let wrote = backend.create(&path).and_then(|()| backend.write_at(&path, 0, &bytes));
+                wrote
+                    .and_then(|()| backend.fsync(&path, false))
+                    .map_err(|e| format!("round {round}, {path}: {e}"))?;
+                files.insert(path, (1 << 20, Some(1 << 20)));
+            }
+            // A tree that was larger once than it is at the end.
+            for number in 100..1500 {
+                let path = format!("d/{number}");
+                let fs = &full.fs;
+                let dir = fs.lookup(Ino::ROOT, b"d").map_err(|e| e.to_string())?.ino;
+                fs.create(dir, path.as_bytes().split_at(2).1, 0o644, OWNER)
+                    .and_then(|file| {
+                        fs.setxattr(file.ino, b"user.filler", &[b'x'; 1000], kedgefs::XattrMode::Any)
+                    })
+                    .map_err(|e| format!("round {round}, {path}: {e}"))?;
+            }
+            if round < 4 {
+                delete_all(&full.fs)?;
+                full.fs.sync().map_err(|e| e.to_string())?;
+            }
+        }
+        full.fs.sync().map_err(|e| e.to_string())?;
+        if checkpoints(&full.fs) != before {
+            return Err(format!("the log was meant to hold it all: {before}, {}", checkpoints(&full.fs)));
+        }
+        full.crash()?;
+        verify(&InProcess(full.fs.clone()), &files, true)?;
+        full.fs.close().map_err(|e| format!("close: {e}"))?;
+        rig::fsck(full.device.view())
+    });
+    result.unwrap_or_else(|e| panic!("{e}"));
+}

@@ -42,15 +42,11 @@ use kedge_base::{BlockNo, Clock, Epoch, Error, Extent, Generation, Ino, Lsn, Res
 use kedge_btree::Tree;
 use kedge_device::Device;
 use kedge_format::Key;
-use kedge_format::node::NODE_BLOCKS;
 use kedge_format::superblock::Geometry;
 use kedge_log::Log;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-
-/// Blocks of replaced tree nodes that make a checkpoint worth its while for a writer that finds no space.
-const NODES_WORTH_A_CHECKPOINT: u64 = 1024;
 
 /// Class of a reservation: may it use what is set aside for getting space back?
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -169,21 +165,20 @@ impl Store {
 
     // ----- blocks for data -----
 
-    /// Promises blocks. On a full image it first waits for frees that are only waiting for the log, and for the tree
-    /// nodes that a checkpoint would give back if they are many: an image that is simply full says so at once.
+    /// Promises blocks. On a full image it first forces the log if blocks were freed, and makes a checkpoint if that
+    /// gives back enough tree nodes: an image that is simply full says so at once.
     pub fn reserve_data(&self, blocks: u64) -> Result<DataReservation> {
         self.alloc.durable(self.log.durable_lsn());
         let refused = match self.alloc.reserve_data(blocks) {
             Err(Error::NoSpace) => Error::NoSpace,
             other => return other,
         };
-        let counts = self.alloc.free_counts();
-        if counts.pending_data > 0 {
+        if self.alloc.free_counts().pending_data > 0 {
             self.force(Lsn(u64::MAX), ForceCause::Space)?;
             self.alloc.durable(self.log.durable_lsn());
         }
         match self.alloc.reserve_data(blocks) {
-            Err(Error::NoSpace) if counts.pending_nodes * NODE_BLOCKS > blocks.max(NODES_WORTH_A_CHECKPOINT) => {
+            Err(Error::NoSpace) if self.alloc.available_after_checkpoint() >= blocks => {
                 self.checkpoint(CheckpointCause::NodeSpace)?;
                 self.alloc.reserve_data(blocks)
             }
