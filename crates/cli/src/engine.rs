@@ -45,16 +45,12 @@ fn privileged() -> bool {
 pub fn open(path: &Path, words: &MountWords, cache_size: Option<u64>) -> Result<FileSystem> {
     let device = open_device(path, words.read_only)?;
     let mut options = MountOptions { read_only: words.read_only, ..MountOptions::default() };
-    if let Some(commit) = words.commit {
-        options.commit = commit;
-    } else if !privileged() {
+    if !privileged() {
         options.commit = COMMIT_ROOTLESS;
     }
+    words.switches.apply(&mut options);
     if let Some(bytes) = cache_size.or(words.cache_size) {
         options.cache_size = bytes;
-    }
-    if let Some(percent) = words.async_checkpoint {
-        options.async_checkpoint = percent;
     }
     FileSystem::open(device, Arc::new(SystemClock::default()), options)
         .with_context(|| format!("open {}", path.display()))

@@ -21,6 +21,7 @@ mod mount;
 mod mounts;
 mod options;
 mod os;
+mod remount;
 mod report;
 mod stats;
 mod tree;
@@ -53,6 +54,8 @@ enum Command {
     Mkfs(mkfs::Args),
     /// Mount an image on a directory
     Mount(mount::Args),
+    /// Change options of a mount
+    Remount(remount::Args),
     /// Unmount, and return when everything is on the device
     Umount(umount::Args),
     /// Check an image without writing to it
@@ -98,6 +101,7 @@ fn main() -> ExitCode {
     let outcome = match cli.command {
         Command::Mkfs(args) => mkfs::run(args),
         Command::Mount(args) => mount::run(args),
+        Command::Remount(args) => remount::run(args),
         Command::Umount(args) => umount::run(args),
         Command::Fsck(args) => fsck::run(args),
         Command::Info(args) => info::run(args),

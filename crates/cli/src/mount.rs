@@ -52,6 +52,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if args.fake {
         return Ok(ExitCode::SUCCESS);
     }
+    if words.remount {
+        return crate::remount::apply(&args.dir, &args.options);
+    }
     if args.as_daemon {
         return serve_as_daemon(&args, &words);
     }

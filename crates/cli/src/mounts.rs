@@ -12,6 +12,9 @@ pub const XATTR_STATS: &str = "system.kedgefs.stats";
 /// The serving process, in decimal.
 pub const XATTR_PID: &str = "system.kedgefs.pid";
 
+/// Set to a list of options to change them.
+pub const XATTR_OPTIONS: &str = "system.kedgefs.options";
+
 /// Largest value the kernel hands out.
 const XATTR_BYTES_MAX: usize = 64 << 10;
 

@@ -1,7 +1,7 @@
 //! Words people write: sizes ("4G") and mount options (`-o commit=5,noatime`).
 
 use crate::Usage;
-use std::time::Duration;
+use kedgefs::{SWITCH_WORDS, Switches};
 
 /// Bytes from a number with an optional binary unit: `512`, `64K`, `16M`, `4G`, `1T`, also `4GiB`.
 pub fn parse_size(text: &str) -> Result<u64, String> {
@@ -35,10 +35,11 @@ pub fn show_size(bytes: u64) -> String {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MountWords {
     pub read_only: bool,
-    pub commit: Option<Duration>,
     pub cache_size: Option<u64>,
-    /// Inner `None`: `noasync_checkpoint`.
-    pub async_checkpoint: Option<Option<u8>>,
+    /// Those that may change while mounted.
+    pub switches: Switches,
+    /// Change the options of a mount instead of making one.
+    pub remount: bool,
     pub allow_other: bool,
     pub workers: Option<usize>,
     pub writeback_cache: Option<bool>,
@@ -51,10 +52,7 @@ pub struct MountWords {
 pub const KNOWN: &[&str] = &[
     "ro",
     "rw",
-    "commit=SECONDS",
     "cache_size=SIZE",
-    "async_checkpoint[=PERCENT]",
-    "noasync_checkpoint",
     "allow_other",
     "default_permissions",
     "workers=N",
@@ -82,8 +80,6 @@ const NO_EFFECT: &[&str] = &[
     "default_permissions",
 ];
 
-/// Background checkpoints start here when `async_checkpoint` names no percentage.
-const ASYNC_CHECKPOINT_DEFAULT: u8 = 50;
 /// One may have to wait for another: with a single worker a mount could not make progress.
 const WORKERS: std::ops::RangeInclusive<u64> = 2..=64;
 
@@ -98,19 +94,17 @@ impl MountWords {
     }
 
     fn take(&mut self, word: &str) -> Result<(), Usage> {
+        if self.switches.take(word).map_err(|e| Usage(format!("mount option {e}")))? {
+            return Ok(());
+        }
         let (name, value) = word.split_once('=').map_or((word, None), |(n, v)| (n, Some(v)));
         match (name, value) {
             ("ro", None) => self.read_only = true,
             ("rw", None) => self.read_only = false,
-            ("commit", Some(v)) => self.commit = Some(Duration::from_secs(number(word, v, 1, 300)?)),
+            ("remount", None) => self.remount = true,
             ("cache_size", Some(v)) => {
                 self.cache_size = Some(parse_size(v).map_err(|e| Usage(format!("mount option {word}: {e}")))?)
             }
-            ("async_checkpoint", None) => self.async_checkpoint = Some(Some(ASYNC_CHECKPOINT_DEFAULT)),
-            ("async_checkpoint", Some(v)) => {
-                self.async_checkpoint = Some(Some(number(word, v, 1, 99)? as u8))
-            }
-            ("noasync_checkpoint", None) => self.async_checkpoint = Some(None),
             ("allow_other", None) => self.allow_other = true,
             ("workers", Some(v)) => {
                 self.workers = Some(number(word, v, *WORKERS.start(), *WORKERS.end())? as usize)
@@ -125,16 +119,19 @@ impl MountWords {
             ("noexec", None) => self.noexec = true,
             ("exec", None) => self.noexec = false,
             (n, _) if n.starts_with("x-") || n.starts_with("X-") || n == "comment" => {}
-            ("commit" | "cache_size" | "workers", None) => {
+            ("cache_size" | "workers", None) => {
                 return Err(Usage(format!("mount option {name} needs a value: {}", listed(name))));
             }
-            (n, Some(_)) if KNOWN.contains(&n) || NO_EFFECT.contains(&n) => {
+            (n, None) if listed(n) != UNLISTED => {
+                return Err(Usage(format!("mount option {name} needs a value: {}", listed(name))));
+            }
+            (n, Some(_)) if KNOWN.contains(&n) || SWITCH_WORDS.contains(&n) || NO_EFFECT.contains(&n) => {
                 return Err(Usage(format!("mount option {name} takes no value")));
             }
             _ => {
                 return Err(Usage(format!(
                     "unknown mount option {word}; known are {} and the generic options of mount(8)",
-                    KNOWN.join(", ")
+                    [KNOWN, SWITCH_WORDS].concat().join(", ")
                 )));
             }
         }
@@ -142,12 +139,15 @@ impl MountWords {
     }
 }
 
+const UNLISTED: &str = "see kedge --help";
+
 fn listed(name: &str) -> &'static str {
     KNOWN
         .iter()
+        .chain(SWITCH_WORDS)
         .find(|k| k.split_once('=').is_some_and(|(n, _)| n == name))
         .copied()
-        .unwrap_or("see kedge --help")
+        .unwrap_or(UNLISTED)
 }
 
 fn number(word: &str, value: &str, min: u64, max: u64) -> Result<u64, Usage> {

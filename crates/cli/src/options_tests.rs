@@ -1,4 +1,5 @@
 use super::*;
+use std::time::Duration;
 
 #[test]
 fn sizes_read_as_people_write_them() {
@@ -36,9 +37,12 @@ fn mount_options_are_read_in_order() {
     assert_eq!(
         w,
         MountWords {
-            commit: Some(Duration::from_secs(7)),
+            switches: Switches {
+                commit: Some(Duration::from_secs(7)),
+                async_checkpoint: Some(Some(50)),
+                ..Switches::default()
+            },
             cache_size: Some(64 << 20),
-            async_checkpoint: Some(Some(50)),
             nodev: true,
             ..MountWords::default()
         }
@@ -47,7 +51,10 @@ fn mount_options_are_read_in_order() {
         "async_checkpoint=30,noasync_checkpoint,workers=4,nowriteback_cache,ro,,x-systemd.a=b",
     ]);
     let w = w.unwrap();
-    assert_eq!((w.async_checkpoint, w.workers, w.writeback_cache), (Some(None), Some(4), Some(false)));
+    assert_eq!(
+        (w.switches.async_checkpoint, w.workers, w.writeback_cache),
+        (Some(None), Some(4), Some(false))
+    );
     assert!(w.read_only);
     assert_eq!(MountWords::parse([""]).unwrap(), MountWords::default());
 }

@@ -2,6 +2,7 @@
 
 use crate::{mounts, report};
 use anyhow::{Context, Result};
+use serde_json::Value;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -14,21 +15,75 @@ pub struct Args {
     /// Print the text format that Prometheus reads
     #[arg(long)]
     prometheus: bool,
+    /// The slowest fsyncs since the mount, and where their time went
+    #[arg(long, conflicts_with = "prometheus")]
+    slow_fsync: bool,
     /// The mount point
     dir: PathBuf,
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
     let text = mounts::attribute(&args.dir, mounts::XATTR_STATS)?;
-    let stats: serde_json::Value = serde_json::from_str(&text)
+    let mut stats: serde_json::Value = serde_json::from_str(&text)
         .with_context(|| format!("read the counters of {}", args.dir.display()))?;
-    let text = if args.json {
+    let slow = stats.as_object_mut().and_then(|s| s.remove("slow_fsyncs")).unwrap_or_default();
+    let text = if args.slow_fsync {
+        if args.json { format!("{slow:#}\n") } else { slow_table(&slow) }
+    } else if args.json {
         format!("{stats:#}\n")
     } else if args.prometheus {
         report::prometheus(&stats, &mounts::resolve(&args.dir)?.to_string_lossy())
     } else {
-        report::table(&stats)
+        transactions(&stats["transactions"]) + &report::table(&stats)
     };
     std::io::stdout().lock().write_all(text.as_bytes())?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn number(of: &Value, name: &str) -> u64 {
+    of[name].as_u64().unwrap_or(0)
+}
+
+fn ms(of: &Value, name: &str) -> f64 {
+    number(of, name) as f64 / 1e6
+}
+
+/// The transactions as jbd2 tells of its own. One is what lies between the cuts of two checkpoints.
+fn transactions(t: &Value) -> String {
+    format!(
+        "{} transactions ({} requested), each up to {} blocks\n\
+         average:\n  {:.3}ms waiting for log space\n  {:.3}ms running transaction\n  {:.3}ms transaction was being locked\n  \
+         {:.3}ms flushing data and log\n  {:.3}ms logging transaction\n  {:.3}ms transaction commit time\n  \
+         {} handles per transaction\n  {} blocks per transaction\n  {} logged blocks per transaction\n\
+         {} waits for log space, {:.3}ms in all\n\n",
+        number(t, "count"),
+        number(t, "requested"),
+        number(t, "blocks_max"),
+        ms(t, "waiting_avg_ns"),
+        ms(t, "running_avg_ns"),
+        ms(t, "locked_avg_ns"),
+        ms(t, "flushing_avg_ns"),
+        ms(t, "logging_avg_ns"),
+        ms(t, "commit_avg_ns"),
+        number(t, "handles_avg"),
+        number(t, "blocks_avg"),
+        number(t, "logged_blocks_avg"),
+        number(t, "log_space_stalls"),
+        ms(t, "log_space_stall_ns"),
+    )
+}
+
+fn slow_table(slow: &Value) -> String {
+    let mut text = format!(
+        "{:>10} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}  call\n",
+        "inode", "total ms", "data", "queue", "barrier", "log write", "wake", "flush"
+    );
+    for s in slow.as_array().into_iter().flatten() {
+        let call = if s["datasync"] == true { "fdatasync" } else { "fsync" };
+        let phases = ["total_ns", "data_ns", "queue_ns", "barrier_ns", "write_ns", "wake_ns", "flush_ns"];
+        text += &format!("{:>10}", number(s, "ino"));
+        phases.iter().for_each(|phase| text += &format!(" {:>9.3}", ms(s, phase)));
+        text += &format!("  {call}\n");
+    }
+    text
 }

@@ -4,9 +4,11 @@ use crate::core::{Fs, new_rename_lock};
 use crate::inode::InodeTable;
 use crate::namespace::Make;
 use crate::stats::{FsStats, OpKind};
+use crate::switches::Live;
 use crate::sync::FlusherSignal;
 use crate::writeback::{Budget, DirtyList};
 use crate::*;
+use kedge_base::lock::{Mutex, Rank};
 use kedge_base::{BLOCK_SIZE, spawn_named};
 use kedge_device::Device;
 use kedge_format::superblock::Geometry;
@@ -80,7 +82,6 @@ impl FileSystem {
         };
         let store = Store::open(device, clock.clone(), &open)?;
         let signal = Arc::new(FlusherSignal::new());
-        let commit = options.commit;
         let fs = Arc::new(Fs {
             seed: store.geometry().hash_seed,
             inodes: InodeTable::new((options.cache_size / 8 / 1024).clamp(1024, 1 << 20) as usize),
@@ -88,12 +89,13 @@ impl FileSystem {
             dirty: DirtyList::new(),
             budget: Budget::new(options.cache_size / 8 * 3),
             flusher: signal.clone(),
-            orphans: kedge_base::lock::Mutex::new(kedge_base::lock::Rank::Leaf, Default::default()),
+            orphans: Mutex::new(Rank::Leaf, Default::default()),
             stats: FsStats::default(),
             closed: AtomicBool::new(false),
             store,
             clock,
-            options,
+            live: Live::new(&options),
+            options: Mutex::new(Rank::Leaf, options),
         });
         let client: Weak<dyn CheckpointClient> = Arc::downgrade(&(fs.clone() as Arc<dyn CheckpointClient>));
         fs.store.set_client(client);
@@ -101,10 +103,40 @@ impl FileSystem {
             fs.recover_orphans()?;
             let weak = Arc::downgrade(&fs);
             let thread_signal = signal.clone();
-            spawn_named("kedge-flush", move || Fs::flush_loop(weak, thread_signal, commit))
+            spawn_named("kedge-flush", move || Fs::flush_loop(weak, thread_signal))
                 .map_err(|e| kedge_base::Error::io("start of a thread", 0, 0, &e))?;
         }
         Ok(FileSystem { fs, _flusher: Arc::new(StopFlusher(signal)) })
+    }
+
+    /// Changes options of the open file system. Operations under way may still follow the old ones.
+    pub fn remount(&self, switches: &Switches) -> Result<()> {
+        self.fs.check_open()?;
+        let mut options = self.fs.options.lock();
+        let mut wanted = options.clone();
+        switches.apply(&mut wanted);
+        if let Some(percent) = wanted.async_checkpoint {
+            kedge_store::check_async_percent(percent)?;
+        }
+        self.fs.live.set(&wanted);
+        *options = wanted;
+        let percent = options.async_checkpoint;
+        drop(options);
+        if switches.async_checkpoint.is_some() {
+            self.fs.store.set_async_checkpoint(percent);
+        }
+        self.fs.flusher.wake();
+        Ok(())
+    }
+
+    /// [`FileSystem::remount`] with a comma-separated list of options.
+    pub fn set_options(&self, list: &str) -> Result<()> {
+        self.remount(&list.parse()?)
+    }
+
+    /// The options in force.
+    pub fn options(&self) -> MountOptions {
+        self.fs.options.lock().clone()
     }
 
     /// Makes everything durable, writes the last checkpoint and ends. Later calls fail. Nameless inodes that are still
@@ -283,7 +315,7 @@ impl FileSystem {
     /// Gives `count` pins back; the last one of a nameless inode deletes it.
     pub fn unpin(&self, ino: Ino, count: u64) {
         if self.fs.inodes.unpin(ino, count)
-            && self.fs.orphans.lock().contains(&ino)
+            && self.fs.orphans.lock().contains_key(&ino)
             && self.fs.check_open().is_ok()
         {
             self.fs.orphaned(ino);

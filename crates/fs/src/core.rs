@@ -3,6 +3,7 @@
 use crate::inode::{Inode, InodeTable, Meta, Progress};
 use crate::pages::Delta;
 use crate::stats::FsStats;
+use crate::switches::Live;
 use crate::sync::FlusherSignal;
 use crate::writeback::{Budget, DirtyList};
 use crate::{Attr, Error, MountOptions, Owner, Result};
@@ -13,16 +14,20 @@ use kedge_format::record::{InodeMask, RecordBuilder};
 use kedge_format::{FileKind, InodeCore, Key};
 use kedge_store::{Class, Handle, Need, RecordLsn, Store};
 use smallvec::SmallVec;
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub(crate) struct Fs {
     pub store: Arc<Store>,
     pub clock: Arc<dyn Clock>,
-    /// Inodes without a name that something pins: the last pin deletes them.
-    pub orphans: Mutex<HashSet<Ino>>,
-    pub options: MountOptions,
+    /// Inodes without a name that something pins: the last pin deletes them. True: made without one (O_TMPFILE), so it
+    /// may still get one.
+    pub orphans: Mutex<HashMap<Ino, bool>>,
+    /// As they are now: `remount` changes some.
+    pub options: Mutex<MountOptions>,
+    /// The same for those that operations look up.
+    pub live: Live,
     /// Key of the name hash.
     pub seed: [u8; 16],
     pub inodes: InodeTable,

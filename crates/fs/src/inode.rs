@@ -15,7 +15,7 @@
 use crate::pages::Pages;
 use kedge_base::broken::{self, Variant};
 use kedge_base::lock::{Mutex, Rank, RwLock};
-use kedge_base::{BlockNo, Ino, InoMap, Lsn};
+use kedge_base::{BlockNo, Generation, Ino, InoMap, Lsn};
 use kedge_format::record::InodeMask;
 use kedge_format::{FileKind, InodeCore};
 use kedge_store::{Store, WriteSeq};
@@ -31,11 +31,23 @@ pub(crate) struct Progress {
     pub datasync_lsn: Lsn,
     /// Its last data write in place.
     pub write_seq: WriteSeq,
+    /// Generation in which it was last fsynced: for `new_name=sync`.
+    pub synced_in: Generation,
 }
 
 impl Progress {
     fn is_durable(&self, store: &Store) -> bool {
         self.commit_lsn <= store.durable_lsn() && store.data_flushed(self.write_seq)
+    }
+
+    /// An fsync named the inode since the last checkpoint.
+    pub fn was_synced(&self, store: &Store) -> bool {
+        self.synced_in == store.generation()
+    }
+
+    /// Nothing in it has to outlive eviction.
+    fn is_settled(&self, store: &Store) -> bool {
+        self.is_durable(store) && !self.was_synced(store)
     }
 }
 
@@ -220,12 +232,12 @@ impl Shard {
         for (ino, progress) in &victims {
             self.inodes.remove(ino);
             // Broken on purpose: nobody remembers what is not durable of it.
-            if !progress.is_durable(store) && !broken::is(Variant::ForgetEvicted) {
+            if !progress.is_settled(store) && !broken::is(Variant::ForgetEvicted) {
                 self.evicted.insert(*ino, *progress);
             }
         }
         if self.evicted.len() >= self.sweep_at {
-            self.evicted.retain(|_, p| !p.is_durable(store));
+            self.evicted.retain(|_, p| !p.is_settled(store));
             self.sweep_at = (self.evicted.len() * 2).max(64);
         }
         victims.len()

@@ -8,7 +8,7 @@ use kedge_base::{CorruptKind, Ino};
 use kedge_format::item::{Dentry, NAME_MAX, Orphan, SLOT_ORDINALS, SYMLINK_MAX, name_slot};
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
 use kedge_format::{FileKind, ItemKind, Key};
-use kedge_store::{Class, Handle};
+use kedge_store::{Class, ForceCause, Handle};
 use smallvec::SmallVec;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -185,7 +185,7 @@ impl Fs {
         record.inode(ino, create_mask(&core), &core);
         record.put(Key::orphan(ino), &Orphan::Unlinked.encode());
         self.inodes.pin(ino);
-        self.orphans.lock().insert(ino);
+        self.orphans.lock().insert(ino, true);
         let lsn = handle.commit(record).inspect_err(|_| {
             self.inodes.unpin(ino, 1);
             self.orphans.lock().remove(&ino);
@@ -233,7 +233,7 @@ impl Fs {
             }
             if c.core.nlink == 0 {
                 // Only an O_TMPFILE is nameless and may get a name; an unlinked file stays unlinked.
-                if self.store.get(Key::orphan(ino))?.is_none() {
+                if self.orphans.lock().get(&ino) != Some(&true) {
                     return Err(Error::NotFound);
                 }
                 record.delete(Key::orphan(ino));
@@ -246,7 +246,10 @@ impl Fs {
         put_dentry(&mut record, dir.ino, slot, ino, child.kind, name);
         self.commit(&mut handle, record, &mut changes)?;
         self.orphans.lock().remove(&ino);
-        drop(changes);
+        drop((changes, _io, handle));
+        if self.must_force_name(&[&child]) {
+            self.store.force(self.store.head_lsn(), ForceCause::Rename)?;
+        }
         self.attr_of(&child)
     }
 

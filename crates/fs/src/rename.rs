@@ -1,17 +1,17 @@
 //! Rename: one record that moves names, takes the victim's, and is never seen half.
 //!
-//! It starts no IO, waits for none and walks no ancestors but for the check that a directory does not move into itself.
+//! With `new_name=lazy` it starts no IO, waits for none and walks no ancestors but for the check that a directory does not move into itself.
 //! Child, both directories and victim get the record's LSN: an fsync of any of them makes the whole rename durable.
 
 use crate::core::{Change, Fs};
 use crate::inode::Inode;
 use crate::namespace::{Found, NAME_RECORD_BYTES, check_name, drop_name, lock_dirs, put_dentry};
-use crate::{Error, RenameMode, Result};
+use crate::{Error, NewName, RenameMode, Result};
 use kedge_base::broken::{self, Variant};
 use kedge_base::{Ino, Timespec};
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
 use kedge_format::{FileKind, ItemKind, Key};
-use kedge_store::{Class, Handle};
+use kedge_store::{Class, ForceCause, Handle};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
@@ -73,13 +73,23 @@ impl Fs {
                 continue;
             }
             let orphan = self.rename_locked(&mut handle, &from, &to, mode)?;
+            let pays = from.inode.as_ref().is_some_and(|moved| self.must_force_name(&[moved, &from_dir]));
             drop(guards);
             drop(handle);
+            if pays {
+                self.store.force(self.store.head_lsn(), ForceCause::Rename)?;
+            }
             if let Some(ino) = orphan {
                 self.orphaned(ino);
             }
             return Ok(());
         }
+    }
+
+    /// Whether link and rename have to force the log because one of the inodes was fsynced: only with `new_name=sync`.
+    pub fn must_force_name(&self, inodes: &[&Arc<Inode>]) -> bool {
+        self.live.new_name() == NewName::Sync
+            && inodes.iter().any(|inode| inode.meta.lock().progress.was_synced(&self.store))
     }
 
     fn side<'a>(&self, dir: &'a Arc<Inode>, name: &'a [u8]) -> Result<Side<'a>> {

@@ -458,7 +458,7 @@ impl Fs {
     /// An inode lost its last name: it goes now, or with its last pin.
     pub fn orphaned(&self, ino: Ino) {
         // Listed before the look at the pins: whoever gives the last one back meanwhile finds it.
-        self.orphans.lock().insert(ino);
+        self.orphans.lock().insert(ino, false);
         if self.inodes.is_pinned(ino) {
             return;
         }

@@ -1,6 +1,7 @@
 //! Counters of the file system: per operation in dbench's manner (count, average, maximum, histogram), and data IO.
 
 use crate::core::Fs;
+use crate::slow::SlowFsyncs;
 use kedge_base::{Counter, Histogram, HistogramSnapshot};
 use kedge_format::record::RecordOp;
 use kedge_store::CheckpointCause;
@@ -58,6 +59,7 @@ pub(crate) struct FsStats {
     pub logged_data: Counter,
     /// Writers that had to write back themselves.
     pub throttled: Counter,
+    pub slow: SlowFsyncs,
 }
 
 impl Default for FsStats {
@@ -70,6 +72,7 @@ impl Default for FsStats {
             data_read_bytes: Counter::new(),
             logged_data: Counter::new(),
             throttled: Counter::new(),
+            slow: SlowFsyncs::default(),
         }
     }
 }
@@ -120,7 +123,9 @@ impl Fs {
                 "tree_bytes": self.store.tree().cached_bytes(),
                 "tree_dirty_bytes": self.store.tree().dirty_bytes(),
             },
+            "slow_fsyncs": s.slow.list(),
             "log": self.log_value(),
+            "transactions": self.transactions_value(),
             "checkpoint": self.checkpoint_value(),
             "tree": self.tree_value(),
             "device": self.device_value(),
@@ -184,6 +189,35 @@ impl Fs {
             "bytes_written": s.checkpoint_bytes.get(),
             "node_stalls": s.node_stalls.get(),
             "dirty_stalls": s.dirty_stalls.get(),
+            "throttle_ns": latency(&s.throttle_ns.snapshot()),
+        })
+    }
+
+    /// What jbd2 tells of its transactions: a transaction is what lies between two checkpoints' cuts.
+    fn transactions_value(&self) -> Value {
+        let s = self.store.stats();
+        let log = self.store.log().stats();
+        let block = kedge_base::BLOCK_SIZE as u64;
+        let by_cause = |cause: CheckpointCause| s.checkpoints[cause as usize].get();
+        let count: u64 = s.checkpoints.iter().map(|c| c.get()).sum();
+        let per = |total: u64| total / count.max(1);
+        let mean = |h: &Histogram| h.snapshot().average() as u64;
+        let stalls = log.space_stalls.snapshot();
+        json!({
+            "count": count,
+            "requested": count - by_cause(CheckpointCause::Background),
+            "blocks_max": self.store.geometry().log_bytes() / block,
+            "waiting_avg_ns": per(stalls.sum),
+            "running_avg_ns": mean(&s.running_ns),
+            "locked_avg_ns": mean(&s.cut_ns),
+            "flushing_avg_ns": mean(&s.flushing_ns),
+            "logging_avg_ns": mean(&s.logging_ns),
+            "commit_avg_ns": mean(&s.checkpoint_ns),
+            "handles_avg": per(s.handles.get()),
+            "blocks_avg": per(s.checkpoint_bytes.get() / block),
+            "logged_blocks_avg": per(log.bytes_written.get() / block),
+            "log_space_stalls": stalls.count,
+            "log_space_stall_ns": stalls.sum,
         })
     }
 
@@ -214,7 +248,7 @@ impl Fs {
     /// Identity, geometry, options and what recovery did.
     pub fn info_value(&self) -> Value {
         let g = self.store.geometry();
-        let o = &self.options;
+        let o = self.options.lock().clone();
         json!({
             "uuid": g.uuid.to_string(),
             "label": g.label,
@@ -233,6 +267,8 @@ impl Fs {
                 "commit": o.commit.as_secs_f64(),
                 "cache_size": o.cache_size,
                 "async_checkpoint": o.async_checkpoint,
+                "new_name": o.new_name.word(),
+                "fdatasync": o.fdatasync.word(),
             },
             "recovery": self.store.replay_summary(),
         })

@@ -3,7 +3,8 @@
 //! # fsync
 //! 1. Its data: small new data becomes a record; all else is written in place and named by a record.
 //! 2. fsync (not fdatasync): time stamps that waited become a record.
-//! 3. If the inode's `commit_lsn` (fdatasync: `datasync_lsn`) is not durable, the log is forced to its head: everything
+//!    With `fdatasync=relog` also at fdatasync.
+//! 3. If the inode's `commit_lsn` (fdatasync, unless `relog`: `datasync_lsn`) is not durable, the log is forced to its head: everything
 //!    that completed before the call is durable with it.
 //! 4. If no force was needed but data was written in place since the last flush: one device flush, shared with whoever
 //!    else waits for one.
@@ -12,7 +13,8 @@
 
 use crate::core::Fs;
 use crate::inode::Inode;
-use crate::{Error, Result};
+use crate::slow::Trace;
+use crate::{Error, FdatasyncRule, Result};
 use kedge_base::broken::{self, Variant};
 use kedge_base::{BLOCK_SIZE, Ino, Lsn};
 use kedge_format::FileKind;
@@ -56,15 +58,18 @@ impl Fs {
             // A writeback that another thread runs has taken the dirty marks: wait for it.
             drop(inode.wb.lock());
         }
-        if !datasync && !inode.meta.lock().unlogged.is_empty() {
+        // The old rule of XFS: the change counter of an overwrite is part of the inode, and so are its time stamps.
+        let all = !datasync || self.live.fdatasync() == FdatasyncRule::Relog;
+        if all && !inode.meta.lock().unlogged.is_empty() {
             self.log_times(std::slice::from_ref(&inode))?;
         }
         let mut meta = inode.meta.lock();
         if std::mem::take(&mut meta.write_failed) {
             return Err(Error::WriteBack(ino));
         }
+        meta.progress.synced_in = self.store.generation();
         let p = meta.progress;
-        Ok(Wanted { lsn: if datasync { p.datasync_lsn } else { p.commit_lsn }, seq: p.write_seq })
+        Ok(Wanted { lsn: if all { p.commit_lsn } else { p.datasync_lsn }, seq: p.write_seq })
     }
 
     fn needs_force(&self, wanted: Wanted) -> bool {
@@ -82,7 +87,9 @@ impl Fs {
     }
 
     pub fn fsync(&self, ino: Ino, datasync: bool) -> Result<()> {
+        let start = self.clock.monotonic();
         let wanted = self.fsync_prepare(ino, datasync)?;
+        let mut trace = Trace { ino, datasync, start, data: self.clock.monotonic(), force: None };
         if self.needs_force(wanted) {
             if broken::is(Variant::AckBeforeForce) {
                 // Broken on purpose: nobody waits for the log write.
@@ -91,26 +98,37 @@ impl Fs {
                 return Ok(());
             }
             self.store.force(self.store.head_lsn(), Fs::cause(datasync))?;
+            trace.force = Some((self.clock.monotonic(), wanted.lsn));
         }
         if datasync && broken::is(Variant::FdatasyncSkipsFlush) {
             return Ok(()); // broken on purpose: bytes overwritten in place are left to chance
         }
-        self.flush_if_needed(wanted.seq)
+        self.flush_if_needed(wanted.seq)?;
+        self.stats.slow.record(&self.store, &trace, self.clock.monotonic());
+        Ok(())
     }
 
     /// Answers `done` without holding the calling thread while the log is forced.
     pub fn fsync_async(self: &Arc<Self>, ino: Ino, datasync: bool, done: crate::Done) {
-        match self.fsync_prepare(ino, datasync) {
-            Err(e) => done(Err(e)),
-            Ok(wanted) if self.needs_force(wanted) => {
-                let fs = self.clone();
-                let answer = Box::new(move |result: kedge_base::Result<()>| {
-                    done(result.map_err(Error::from).and_then(|()| fs.flush_if_needed(wanted.seq)));
-                });
-                self.store.force_async(self.store.head_lsn(), Fs::cause(datasync), answer);
-            }
-            Ok(wanted) => done(self.flush_if_needed(wanted.seq)),
+        let start = self.clock.monotonic();
+        let wanted = match self.fsync_prepare(ino, datasync) {
+            Err(e) => return done(Err(e)),
+            Ok(wanted) => wanted,
+        };
+        let mut trace = Trace { ino, datasync, start, data: self.clock.monotonic(), force: None };
+        if !self.needs_force(wanted) {
+            let result = self.flush_if_needed(wanted.seq);
+            self.stats.slow.record(&self.store, &trace, self.clock.monotonic());
+            return done(result);
         }
+        let fs = self.clone();
+        let answer = Box::new(move |result: kedge_base::Result<()>| {
+            trace.force = Some((fs.clock.monotonic(), wanted.lsn));
+            let result = result.map_err(Error::from).and_then(|()| fs.flush_if_needed(wanted.seq));
+            fs.stats.slow.record(&fs.store, &trace, fs.clock.monotonic());
+            done(result);
+        });
+        self.store.force_async(self.store.head_lsn(), Fs::cause(datasync), answer);
     }
 
     /// Puts the inode's dirty bytes into a record if they are few and new. Returns false if they must go in place.
@@ -255,13 +273,14 @@ impl Fs {
 
     /// Body of the flusher thread: every `commit` interval all completed work becomes durable; between, it writes when
     /// too much is dirty. Holds the file system only while it works.
-    pub fn flush_loop(fs: Weak<Fs>, signal: Arc<FlusherSignal>, commit: Duration) {
-        let mut left = commit;
+    pub fn flush_loop(fs: Weak<Fs>, signal: Arc<FlusherSignal>) {
+        let Some(mut left) = fs.upgrade().map(|fs| fs.live.commit()) else { return };
         let mut last = None;
         loop {
             let Some(woken) = signal.wait(left) else { return };
             let Some(fs) = fs.upgrade() else { return };
             let now = fs.clock.monotonic();
+            let commit = fs.live.commit();
             let due = !woken || now.saturating_sub(*last.get_or_insert(now)) >= commit;
             let result = if due {
                 last = Some(now);

@@ -1,5 +1,6 @@
 //! The words of the file system's interface.
 
+use crate::{FdatasyncRule, NewName};
 use kedge_base::{Ino, Timespec};
 use kedge_format::{FileKind, InodeCore};
 use serde::Serialize;
@@ -46,6 +47,8 @@ pub struct MountOptions {
     /// Background checkpoints start when free log space falls below this percentage (1..=99); `None`: the operation that finds no
     /// space checkpoints.
     pub async_checkpoint: Option<u8>,
+    pub new_name: NewName,
+    pub fdatasync: FdatasyncRule,
 }
 
 impl Default for MountOptions {
@@ -55,6 +58,8 @@ impl Default for MountOptions {
             commit: Duration::from_secs(5),
             cache_size: 256 << 20,
             async_checkpoint: Some(50),
+            new_name: NewName::Lazy,
+            fdatasync: FdatasyncRule::Seq,
         }
     }
 }

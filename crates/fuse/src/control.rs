@@ -1,6 +1,7 @@
 //! The side doors of a mount: its state as xattrs of the root directory, and the shutdown ioctl.
 //!
 //! `system.kedgefs.stats`, `.info` and `.pid` can be read by everybody, take no room in the image and are not listed.
+//! `system.kedgefs.options` is set to change options.
 
 use crate::dispatch::{Answer, Errno};
 use crate::ops::Ops;
@@ -9,6 +10,24 @@ use std::os::unix::fs::FileExt;
 
 /// All control xattrs begin so.
 pub const XATTR_PREFIX: &[u8] = b"system.kedgefs.";
+
+/// Setting it changes options of the mount: a comma-separated list.
+pub const XATTR_OPTIONS: &[u8] = b"system.kedgefs.options";
+
+/// Only who serves the mount, and root, may.
+fn check_owner(uid: u32) -> Answer<()> {
+    if uid != 0 && uid != rustix::process::geteuid().as_raw() {
+        return Err(Errno(libc::EPERM));
+    }
+    Ok(())
+}
+
+pub fn set_options(ops: &impl Ops, uid: u32, list: &[u8]) -> Answer<()> {
+    check_owner(uid)?;
+    let list = std::str::from_utf8(list).map_err(|_| Errno(libc::EINVAL))?;
+    ops.set_options(list).inspect_err(|e| tracing::warn!("remount with {list}: {e}"))?;
+    Ok(())
+}
 
 /// `FS_IOC_SHUTDOWN` (XFS_IOC_GOINGDOWN).
 pub const FS_IOC_SHUTDOWN: u32 = 0x8004_587d;
@@ -23,9 +42,7 @@ const SHUTDOWN_NOLOGFLUSH: u32 = 2;
 /// The ioctl's number declares the flag as output, so the kernel does not send it. It is fetched from the caller's
 /// memory; where that is not permitted, the hardest kind of stop is meant.
 pub fn shutdown(ops: &impl Ops, uid: u32, pid: u32, arg: u64) -> Answer<()> {
-    if uid != 0 && uid != rustix::process::geteuid().as_raw() {
-        return Err(Errno(libc::EPERM));
-    }
+    check_owner(uid)?;
     let flag = read_u32(pid, arg).unwrap_or_else(|e| {
         tracing::info!(pid, "shutdown flag not readable, taken as no log flush: {e}");
         SHUTDOWN_NOLOGFLUSH

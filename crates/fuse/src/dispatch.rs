@@ -133,7 +133,7 @@ impl<O: Ops> Server<O> {
             op::STATFS => reply.finish(Ok::<_, Errno>(self.statfs())),
             op::GETXATTR => self.getxattr(node, args, reply),
             op::LISTXATTR => self.listxattr(node, args, reply),
-            op::SETXATTR => reply.finish(self.setxattr(node, args)),
+            op::SETXATTR => reply.finish(self.setxattr(node, args, request.header.uid)),
             op::REMOVEXATTR => reply.finish(self.removexattr(node, args)),
             op::IOCTL => reply.finish(self.ioctl(request, args)),
             // Not served, and the kernel remembers: FLUSH (a close is no durability point), ACCESS (the kernel checks
@@ -563,10 +563,13 @@ impl<O: Ops> Server<O> {
         finish_xattr(reply, list);
     }
 
-    fn setxattr(&self, node: Ino, args: &mut Args<'_>) -> Answer<()> {
+    fn setxattr(&self, node: Ino, args: &mut Args<'_>, uid: u32) -> Answer<()> {
         let asked: abi::SetxattrIn = args.take()?;
         let name = args.text()?;
         let value = args.bytes(asked.size)?;
+        if node == Ino::ROOT && name == control::XATTR_OPTIONS {
+            return control::set_options(&*self.ops, uid, value);
+        }
         check_xattr_name(name)?;
         let mode = match asked.flags as i32 {
             0 => XattrMode::Any,

@@ -42,6 +42,7 @@ pub trait Ops: Send + Sync + 'static {
     fn shutdown(&self, flush: bool) -> Result<()>;
     fn stats_json(&self) -> String;
     fn info_json(&self) -> String;
+    fn set_options(&self, list: &str) -> Result<()>;
 }
 
 /// Writes the delegating implementation: `name(argument: type, ...) -> result;` for each method.
@@ -87,4 +88,5 @@ delegate! {
     shutdown(flush: bool) -> Result<()>;
     stats_json() -> String;
     info_json() -> String;
+    set_options(list: &str) -> Result<()>;
 }

@@ -24,7 +24,7 @@
 use crate::batch::Write;
 use crate::state::{Callback, State, after_shutdown};
 use crate::wait::{Parker, Signal, Wake, assert_may_wait};
-use crate::{ForceCause, Log, Shared};
+use crate::{ForceCause, Log, Shared, WriteTimes};
 use kedge_base::broken::{self, Variant};
 use kedge_base::lock::Rank;
 use kedge_base::{Error, Lsn, Result};
@@ -101,6 +101,11 @@ impl Log {
         let result = self.shared.force(upto);
         self.shared.stats.force_latency.record((self.shared.clock.monotonic() - started).as_nanos() as u64);
         result
+    }
+
+    /// When the write that made `target` durable went through its stages, if it is one of the last.
+    pub fn write_of(&self, target: Lsn) -> Option<WriteTimes> {
+        self.shared.recent.covering(target)
     }
 
     /// [`Log::force`] without blocking: `done` is called by a writer thread of the log, or at once when there is nothing to
@@ -195,6 +200,7 @@ impl Shared {
         self.stats.barriers.inc();
         // Broken on purpose: the data that the records speak of is not flushed.
         let flushed = if broken::is(Variant::SkipDataFlush) { Ok(()) } else { self.barrier.barrier() };
+        let barrier_over = self.clock.monotonic();
         let result = flushed.and_then(|()| {
             write.seal(&self.uuid);
             self.ring.write(&*self.device, write.header.lsn, &write.buf)
@@ -206,7 +212,9 @@ impl Shared {
             self.stats.bytes_written.add(write.buf.len() as u64);
             self.stats.group_records.record(write.header.records.into());
             self.stats.group_forces.record(write.forces.into());
-            self.stats.write_latency.record((self.clock.monotonic() - started).as_nanos() as u64);
+            let (end, done) = (write.header.end_lsn(), self.clock.monotonic());
+            self.stats.write_latency.record((done - started).as_nanos() as u64);
+            self.recent.push(WriteTimes { end, began: started, flushed: barrier_over, done });
         }
         let mut wake = Wake::default();
         let mut state = self.state.lock();

@@ -41,7 +41,7 @@ mod writer;
 pub use append::RecordLsn;
 pub use reserve::{CHECKPOINT_BYTES, RECORD_OVERHEAD, Reservation, ReserveClass};
 pub use scan::{ScanConfig, ScanEnd, StopReason, scan};
-pub use stats::{ForceCause, LogStats};
+pub use stats::{ForceCause, LogStats, WriteTimes};
 pub use tail::LogSpace;
 
 use kedge_base::lock::{Condvar, Mutex, Rank};
@@ -109,6 +109,7 @@ pub(crate) struct Shared {
     tail: AtomicU64,
     dead: AtomicBool,
     stats: LogStats,
+    recent: stats::Recent,
 }
 
 /// The log of a mounted image.
@@ -150,6 +151,7 @@ impl Log {
             tail: AtomicU64::new(config.tail.0),
             dead: AtomicBool::new(false),
             stats: LogStats::default(),
+            recent: stats::Recent::default(),
         });
         let threads = writer::start(&shared);
         Arc::new(Log { shared, threads: Mutex::new(Rank::Leaf, threads) })

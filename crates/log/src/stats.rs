@@ -1,6 +1,9 @@
 //! What the log counts.
 
-use kedge_base::{Counter, Histogram};
+use kedge_base::lock::{Mutex, Rank};
+use kedge_base::{Counter, Histogram, Lsn};
+use std::collections::VecDeque;
+use std::time::Duration;
 
 /// Why someone forces the log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -41,6 +44,48 @@ impl ForceCause {
             ForceCause::Checkpoint => "checkpoint",
             ForceCause::Close => "close",
         }
+    }
+}
+
+/// When one log write went through its stages, on the log's clock.
+#[derive(Clone, Copy, Debug)]
+pub struct WriteTimes {
+    /// All below is durable by this write and those before it.
+    pub end: Lsn,
+    pub began: Duration,
+    /// The barrier was over.
+    pub flushed: Duration,
+    pub done: Duration,
+}
+
+/// Writes remembered: more than can complete while one fsync is answered.
+const RECENT: usize = 64;
+
+/// The last writes, in order of completion.
+#[derive(Debug)]
+pub(crate) struct Recent(Mutex<VecDeque<WriteTimes>>);
+
+impl Default for Recent {
+    fn default() -> Recent {
+        Recent(Mutex::new(Rank::Leaf, VecDeque::with_capacity(RECENT)))
+    }
+}
+
+impl Recent {
+    pub fn push(&self, times: WriteTimes) {
+        let mut recent = self.0.lock();
+        if recent.len() == RECENT {
+            recent.pop_front();
+        }
+        recent.push_back(times);
+    }
+
+    pub fn covering(&self, target: Lsn) -> Option<WriteTimes> {
+        let recent = self.0.lock();
+        let oldest_end = recent.iter().map(|w| w.end).min()?;
+        // The write that reached the target may be forgotten already; one behind it would be the wrong answer.
+        let known = oldest_end < target || recent.len() < RECENT;
+        known.then(|| recent.iter().filter(|w| w.end >= target).min_by_key(|w| w.end).copied()).flatten()
     }
 }
 

@@ -10,7 +10,7 @@ use kedge_base::ManualClock;
 use kedge_device::sim::{Choice, SimDevice};
 use kedge_device::{Device, MemDevice};
 use kedge_fsck::CheckOptions;
-use kedgefs::{Clock, FileSystem, FormatOptions, MountOptions};
+use kedgefs::{Clock, FdatasyncRule, FileSystem, FormatOptions, MountOptions, NewName};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -50,6 +50,15 @@ impl Setup {
     pub fn cramped() -> Setup {
         let mount = MountOptions { cache_size: 2 << 20, ..Setup::default().mount };
         Setup { image: 96 << 20, log: 1 << 20, mount, promise: Promise::LastChange, ..Setup::default() }
+    }
+
+    /// With the switches of the mount in one of their positions, by `seed`: each must be as safe as the others.
+    pub fn switched(mut self, seed: u64) -> Setup {
+        let mount = &mut self.mount;
+        mount.new_name = if seed & 1 == 0 { NewName::Lazy } else { NewName::Sync };
+        mount.fdatasync = if seed & 2 == 0 { FdatasyncRule::Seq } else { FdatasyncRule::Relog };
+        mount.async_checkpoint = (seed & 4 == 0).then_some(50);
+        self
     }
 }
 

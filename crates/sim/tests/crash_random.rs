@@ -106,7 +106,7 @@ fn random_operations_then_power_failure() {
     for seed in seeds(125) {
         let profile =
             Profile { remounts: 0, offset_max: 64 << 10, write_max: 20 << 10, ..Profile::default() };
-        run("operations", seed, move || crash_one_thread(&Setup::default(), profile, seed, 2));
+        run("operations", seed, move || crash_one_thread(&Setup::default().switched(seed), profile, seed, 2));
     }
 }
 
@@ -114,7 +114,7 @@ fn random_operations_then_power_failure() {
 fn random_operations_with_a_small_log_then_power_failure() {
     for seed in seeds(125) {
         let profile = Profile { remounts: 0, persists: 200, ..Profile::default() };
-        run("small log", seed, move || crash_one_thread(&Setup::cramped(), profile, seed, 2));
+        run("small log", seed, move || crash_one_thread(&Setup::cramped().switched(seed), profile, seed, 2));
     }
 }
 
@@ -166,7 +166,7 @@ fn crash_writers(setup: &Setup, seed: u64) -> Result<(), String> {
 #[test]
 fn writers_then_power_failure() {
     for seed in seeds(100) {
-        let setup = Setup { promise: Promise::LastChange, ..Setup::default() };
+        let setup = Setup { promise: Promise::LastChange, ..Setup::default() }.switched(seed);
         run("writers", seed, move || crash_writers(&setup, seed));
     }
 }
@@ -174,7 +174,7 @@ fn writers_then_power_failure() {
 #[test]
 fn writers_with_a_small_log_then_power_failure() {
     for seed in seeds(150) {
-        let mut setup = Setup::cramped();
+        let mut setup = Setup::cramped().switched(seed);
         // Every second run: the operation that finds no log space checkpoints.
         if seed % 2 == 0 {
             setup.mount.async_checkpoint = None;

@@ -18,8 +18,10 @@ use kedge_btree::Frozen;
 use kedge_device::{Device, Io, Op, run_batch};
 use kedge_format::superblock::{CheckpointState, Superblock};
 use kedge_log::{ForceCause, SpacePressure};
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 /// Why a checkpoint ran.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,6 +59,9 @@ pub(crate) struct Control {
     single: Mutex<()>,
     started: AtomicU64,
     completed: AtomicU64,
+    /// When the last cut was, and how long the last checkpoint took, in nanoseconds: for the fill rate.
+    cut_at: AtomicU64,
+    took: AtomicU64,
     /// Percentage of free log below which the background thread checkpoints; 0: `noasync_checkpoint`.
     pub async_percent: AtomicU32,
 }
@@ -67,6 +72,8 @@ impl Control {
             single: Mutex::new(Rank::Checkpoint, ()),
             started: AtomicU64::new(0),
             completed: AtomicU64::new(0),
+            cut_at: AtomicU64::new(0),
+            took: AtomicU64::new(0),
             async_percent: AtomicU32::new(async_percent),
         }
     }
@@ -74,13 +81,21 @@ impl Control {
 
 /// Largest merged write, in blocks.
 const WRITE_BLOCKS_MAX: usize = 256;
-/// Writes of one batch: bounds the memory of a checkpoint to `BATCH_WRITES * WRITE_BLOCKS_MAX` blocks.
-const BATCH_WRITES: usize = 32;
+/// Writes of one batch: bounds the memory of a checkpoint to `BATCH_WRITES * WRITE_BLOCKS_MAX` blocks, and what a log
+/// write may find ahead of it in the device's queue.
+const BATCH_WRITES: usize = 8;
+/// Longest rest between two batches of a checkpoint that has time.
+const REST_MAX: Duration = Duration::from_millis(10);
+/// Operations are slowed down when less than this part of the log is free, more and more until it is full.
+const WALL: u64 = 8;
+/// What the last operation before the log is full waits.
+const THROTTLE_MAX: Duration = Duration::from_millis(4);
 
 /// Writes blocks given in any order, sorted and merged, and waits for all.
 pub(crate) fn write_merged(
     device: &dyn Device,
     mut writes: impl Iterator<Item = (BlockNo, IoBuf)>,
+    rest: &dyn Fn(),
 ) -> Result<(u64, u64)> {
     let (mut ios, mut bytes) = (0, 0);
     let mut run: Option<(BlockNo, IoBuf)> = None;
@@ -104,6 +119,9 @@ pub(crate) fn write_merged(
             ios += batch.len() as u64;
             for completion in run_batch(device, std::mem::take(&mut batch)) {
                 completion.result?;
+            }
+            if !ended {
+                rest();
             }
         }
         if ended {
@@ -173,15 +191,18 @@ impl Store {
         if let Some(client) = self.client.get().and_then(Weak::upgrade) {
             client.prepare_checkpoint()?;
         }
+        let prepared = self.clock.monotonic();
         let cut = self.cut();
-        let result = self.write_cut(cut, clean);
+        let result = self.write_cut(cut, clean, cause, prepared - started);
         if let Err(e) = &result {
             // The frozen state cannot be taken back into the running one: the log is whole, so a remount recovers.
             self.shutdown(e);
         }
         self.checkpoint.completed.fetch_add(1, Ordering::AcqRel);
         self.stats.checkpoints[cause as usize].inc();
-        self.stats.checkpoint_ns.record((self.clock.monotonic() - started).as_nanos() as u64);
+        let took = (self.clock.monotonic() - started).as_nanos() as u64;
+        self.checkpoint.took.store(took, Ordering::Relaxed);
+        self.stats.checkpoint_ns.record(took);
         result
     }
 
@@ -207,16 +228,33 @@ impl Store {
             next_ino: Ino(self.counters.next_ino.load(Ordering::Relaxed)),
             inodes: self.counters.inodes.load(Ordering::Relaxed),
         };
-        self.stats.cut_ns.record((self.clock.monotonic() - started).as_nanos() as u64);
+        let now = self.clock.monotonic();
+        self.stats.cut_ns.record((now - started).as_nanos() as u64);
         drop(gate);
+        let last = self.checkpoint.cut_at.swap(now.as_nanos() as u64, Ordering::Relaxed);
+        self.stats.running_ns.record((now.as_nanos() as u64).saturating_sub(last));
         cut
     }
 
-    fn write_cut(&self, cut: Cut, clean: bool) -> Result<()> {
+    fn write_cut(&self, cut: Cut, clean: bool, cause: CheckpointCause, prepare: Duration) -> Result<()> {
+        let sealed = self.clock.monotonic();
         self.log.force(cut.lsn, ForceCause::Checkpoint)?;
+        let forced = self.clock.monotonic();
+        self.stats.flushing_ns.record((prepare + (forced - sealed)).as_nanos() as u64);
         let clean = clean && cut.tail == cut.lsn;
         let state = self.checkpoint_state(&cut, clean);
-        let (nodes, bytes) = write_checkpoint(&*self.device, &self.geometry, &cut, state)?;
+        let (nodes, bytes) = {
+            let last = Cell::new(forced);
+            let rest = || {
+                let now = self.clock.monotonic();
+                if cause == CheckpointCause::Background && self.has_time() {
+                    std::thread::sleep((now - last.get()).min(REST_MAX));
+                }
+                last.set(self.clock.monotonic());
+            };
+            write_checkpoint(&*self.device, &self.geometry, &cut, state, &rest)?
+        };
+        self.stats.logging_ns.record((self.clock.monotonic() - forced).as_nanos() as u64);
         self.stats.nodes_written.add(nodes);
         self.stats.checkpoint_bytes.add(bytes);
         self.alloc.written(cut.alloc);
@@ -255,11 +293,52 @@ impl Store {
         }
     }
 
+    /// Bytes of the log between tail and head, and all of them.
+    fn log_use(&self) -> (u64, u64) {
+        (self.log.head_lsn().0.saturating_sub(self.log.tail_lsn().0), self.geometry.log_bytes())
+    }
+
+    fn async_percent(&self) -> u64 {
+        self.checkpoint.async_percent.load(Ordering::Relaxed) as u64
+    }
+
+    /// Less is free than the threshold, or than comes in while two checkpoints like the last one run.
     fn log_below_threshold(&self) -> bool {
-        let percent = self.checkpoint.async_percent.load(Ordering::Relaxed) as u64;
-        let ring = self.geometry.log_bytes();
-        let used = self.log.head_lsn().0.saturating_sub(self.log.tail_lsn().0);
-        percent > 0 && used > ring - ring * percent / 100
+        let percent = self.async_percent();
+        let (used, ring) = self.log_use();
+        if percent == 0 || used < ring / 8 {
+            return false;
+        }
+        if used > ring - ring * percent / 100 {
+            return true;
+        }
+        let elapsed = (self.clock.monotonic().as_nanos() as u64)
+            .saturating_sub(self.checkpoint.cut_at.load(Ordering::Relaxed));
+        let took = self.checkpoint.took.load(Ordering::Relaxed);
+        let incoming = used as u128 * took as u128 * 2 / elapsed.max(1) as u128;
+        elapsed > 0 && incoming > (ring - used) as u128
+    }
+
+    /// A checkpoint in the background may go slowly and leave the device to those who wait for it: nobody waits for log
+    /// space, and more than half of what was free when it started still is. Looked at after each batch, so a foreground
+    /// that fills the log meanwhile makes it go on at full speed.
+    fn has_time(&self) -> bool {
+        let (used, ring) = self.log_use();
+        !self.log.has_waiters() && ring.saturating_sub(used) * 200 > ring * self.async_percent()
+    }
+
+    /// Slows an operation down while the log is nearly full, so that the last of its space goes slowly enough for the
+    /// checkpoint under way to give some back. Only where one is: without `async_checkpoint` operations checkpoint.
+    pub(crate) fn throttle(&self) {
+        let (used, ring) = self.log_use();
+        let (free, wall) = (ring.saturating_sub(used), ring / WALL);
+        if free >= wall || self.async_percent() == 0 {
+            return;
+        }
+        self.wake_checkpoint(CheckpointCause::LogSpace);
+        let delay = THROTTLE_MAX.mul_f64((wall - free) as f64 / wall as f64);
+        std::thread::sleep(delay);
+        self.stats.throttle_ns.record(delay.as_nanos() as u64);
     }
 
     pub(crate) fn after_commit(&self) {
@@ -328,18 +407,19 @@ impl Drop for Store {
     }
 }
 
-/// Writes nodes and bitmaps, flushes, writes the slot. Returns (nodes, bytes) written.
+/// Writes nodes and bitmaps, with a call of `rest` between batches, flushes, writes the slot. Returns (nodes, bytes) written.
 pub(crate) fn write_checkpoint(
     device: &dyn Device,
     geometry: &kedge_format::superblock::Geometry,
     cut: &Cut,
     state: CheckpointState,
+    rest: &dyn Fn(),
 ) -> Result<(u64, u64)> {
     let mut nodes = 0;
-    let (_, node_bytes) = write_merged(device, cut.tree.nodes().inspect(|_| nodes += 1))?;
+    let (_, node_bytes) = write_merged(device, cut.tree.nodes().inspect(|_| nodes += 1), rest)?;
     let mut bitmaps = cut.alloc.writes(geometry.uuid, cut.generation);
     bitmaps.sort_by_key(|(at, _)| *at);
-    let (_, bitmap_bytes) = write_merged(device, bitmaps.into_iter())?;
+    let (_, bitmap_bytes) = write_merged(device, bitmaps.into_iter(), rest)?;
     // Broken on purpose: the slot may be durable before what it points to.
     if !broken::is(Variant::SlotBeforeNodes) {
         device.flush()?;

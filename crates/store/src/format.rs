@@ -81,7 +81,7 @@ pub fn format(device: Arc<dyn Device>, clock: Arc<dyn Clock>, params: &FormatPar
         clean: true,
         written_sec: now.sec,
     };
-    write_checkpoint(&*device, &geometry, &cut, state)?;
+    write_checkpoint(&*device, &geometry, &cut, state, &|| ())?;
     Ok(geometry)
 }
 

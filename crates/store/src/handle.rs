@@ -57,6 +57,9 @@ impl Store {
             return self.begin_in_checkpoint(need);
         }
         self.wait_for_dirty_limit()?;
+        if need.class == Class::Normal {
+            self.throttle();
+        }
         let class = match need.class {
             Class::Reclaim => ReserveClass::Reclaim,
             _ => ReserveClass::Normal,

@@ -400,7 +400,7 @@ impl Recovery {
             clean: false,
             written_sec: self.clock.now().sec,
         };
-        write_checkpoint(&*self.device, &self.sb.geometry, &cut, state)?;
+        write_checkpoint(&*self.device, &self.sb.geometry, &cut, state, &|| ())?;
         self.alloc.written(cut.alloc);
         self.alloc.checkpoint_durable(cut.generation);
         self.tree.written(cut.tree);

@@ -13,6 +13,14 @@ pub struct StoreStats {
     pub checkpoint_ns: Histogram,
     /// Nanoseconds under the exclusive epoch guard.
     pub cut_ns: Histogram,
+    /// Nanoseconds from one cut to the next: how long a transaction took operations in.
+    pub running_ns: Histogram,
+    /// Nanoseconds that writing log-resident data and forcing the log to the cut took.
+    pub flushing_ns: Histogram,
+    /// Nanoseconds from there to the new superblock slot.
+    pub logging_ns: Histogram,
+    /// Nanoseconds that operations were slowed down before the log was full.
+    pub throttle_ns: Histogram,
     pub nodes_written: Counter,
     pub checkpoint_bytes: Counter,
     /// Operations that waited for tree nodes.
@@ -29,6 +37,10 @@ impl Default for StoreStats {
             checkpoints: [const { Counter::new() }; crate::CheckpointCause::COUNT],
             checkpoint_ns: Histogram::default(),
             cut_ns: Histogram::default(),
+            running_ns: Histogram::default(),
+            flushing_ns: Histogram::default(),
+            logging_ns: Histogram::default(),
+            throttle_ns: Histogram::default(),
             nodes_written: Counter::new(),
             checkpoint_bytes: Counter::new(),
             node_stalls: Counter::new(),

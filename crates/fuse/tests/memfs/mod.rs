@@ -527,6 +527,10 @@ impl Ops for MemFs {
     fn info_json(&self) -> String {
         "{\"label\":\"mem\"}".to_owned()
     }
+
+    fn set_options(&self, list: &str) -> Result<()> {
+        Err(kedge_base::Error::invalid(format!("{list}: nothing to change here")).into())
+    }
 }
 
 pub const fn seconds(sec: i64, nsec: u32) -> Timespec {

@@ -1,0 +1,189 @@
+//! Options that may change while a file system is mounted: their words, and where operations look them up.
+//!
+//! Every position of every switch is safe: they trade speed, never durability. What differs is who waits when.
+
+use crate::{Error, MountOptions, Result};
+use kedge_base::Error as Engine;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::time::Duration;
+
+macro_rules! words {
+    ($(#[$doc:meta])* $name:ident as $option:literal { $($(#[$vdoc:meta])* $variant:ident = $word:literal),* $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+        #[repr(u8)]
+        pub enum $name { $($(#[$vdoc])* $variant),* }
+
+        impl $name {
+            const ALL: &[$name] = &[$($name::$variant),*];
+
+            pub fn word(self) -> &'static str {
+                match self { $($name::$variant => $word),* }
+            }
+
+            fn from_u8(n: u8) -> $name {
+                $name::ALL.get(n as usize).copied().unwrap_or_default()
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.word())
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = Error;
+
+            fn from_str(text: &str) -> Result<$name> {
+                $name::ALL.iter().find(|v| v.word() == text).copied().ok_or_else(|| {
+                    let known = $name::ALL.iter().map(|v| v.word()).collect::<Vec<_>>().join(" or ");
+                    Engine::invalid(format!("{}={text}: must be {known}", $option)).into()
+                })
+            }
+        }
+    };
+}
+
+words! {
+    /// What link and rename do about an inode that was fsynced since the last checkpoint.
+    NewName as "new_name" {
+        /// Nothing: they append a record, and the fsync that wants it pays.
+        #[default]
+        Lazy = "lazy",
+        /// They force the log before they return if the inode, or the directory that it leaves, was fsynced since the
+        /// last checkpoint. The old rule of Btrfs, kept to compare with.
+        Sync = "sync",
+    }
+}
+
+words! {
+    /// When fdatasync forces the log.
+    FdatasyncRule as "fdatasync" {
+        /// If something that is needed to read the data changed since the last force: the inode's `datasync_lsn`.
+        #[default]
+        Seq = "seq",
+        /// If anything changed, the time stamps and the change counter of an overwrite included. The old rule of XFS,
+        /// kept to compare with.
+        Relog = "relog",
+    }
+}
+
+/// Changes to a mounted file system's options; `None` leaves one as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Switches {
+    /// Inner `None`: `noasync_checkpoint`.
+    pub async_checkpoint: Option<Option<u8>>,
+    pub commit: Option<Duration>,
+    pub new_name: Option<NewName>,
+    pub fdatasync: Option<FdatasyncRule>,
+}
+
+/// As a message about an unknown option lists them.
+pub const SWITCH_WORDS: &[&str] = &[
+    "async_checkpoint[=PERCENT]",
+    "noasync_checkpoint",
+    "commit=SECONDS",
+    "new_name=lazy|sync",
+    "fdatasync=seq|relog",
+];
+
+/// Background checkpoints start here when `async_checkpoint` names no percentage.
+const ASYNC_CHECKPOINT_DEFAULT: u8 = 50;
+
+impl Switches {
+    /// Takes one option. False: it is none of these.
+    pub fn take(&mut self, word: &str) -> Result<bool> {
+        let (name, value) = word.split_once('=').map_or((word, None), |(n, v)| (n, Some(v)));
+        match (name, value) {
+            ("async_checkpoint", None) => self.async_checkpoint = Some(Some(ASYNC_CHECKPOINT_DEFAULT)),
+            ("async_checkpoint", Some(_)) => self.async_checkpoint = Some(Some(number(word, 1, 99)? as u8)),
+            ("noasync_checkpoint", None) => self.async_checkpoint = Some(None),
+            ("commit", Some(_)) => self.commit = Some(Duration::from_secs(number(word, 1, 300)?)),
+            ("new_name", Some(v)) => self.new_name = Some(v.parse()?),
+            ("fdatasync", Some(v)) => self.fdatasync = Some(v.parse()?),
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// These changes made to `options`.
+    pub fn apply(&self, options: &mut MountOptions) {
+        if let Some(percent) = self.async_checkpoint {
+            options.async_checkpoint = percent;
+        }
+        options.commit = self.commit.unwrap_or(options.commit);
+        options.new_name = self.new_name.unwrap_or(options.new_name);
+        options.fdatasync = self.fdatasync.unwrap_or(options.fdatasync);
+    }
+}
+
+impl FromStr for Switches {
+    type Err = Error;
+
+    /// A comma-separated list; an unknown option is an error that names it.
+    fn from_str(list: &str) -> Result<Switches> {
+        let mut switches = Switches::default();
+        for word in list.split(',').filter(|w| !w.is_empty()) {
+            if !switches.take(word)? {
+                let known = SWITCH_WORDS.join(", ");
+                return Err(Engine::invalid(format!(
+                    "{word} cannot change while mounted; what can is {known}"
+                ))
+                .into());
+            }
+        }
+        Ok(switches)
+    }
+}
+
+fn number(word: &str, min: u64, max: u64) -> Result<u64> {
+    let value = word.split_once('=').map_or("", |(_, v)| v);
+    match value.parse() {
+        Ok(n) if (min..=max).contains(&n) => Ok(n),
+        _ => {
+            Err(Engine::invalid(format!("{word}: the value must be a whole number from {min} to {max}"))
+                .into())
+        }
+    }
+}
+
+/// The switches of an open file system. Relaxed: an operation that runs while one changes may go either way.
+pub(crate) struct Live {
+    new_name: AtomicU8,
+    fdatasync: AtomicU8,
+    commit_ms: AtomicU64,
+}
+
+impl Live {
+    pub fn new(options: &MountOptions) -> Live {
+        let live =
+            Live { new_name: AtomicU8::new(0), fdatasync: AtomicU8::new(0), commit_ms: AtomicU64::new(0) };
+        live.set(options);
+        live
+    }
+
+    pub fn set(&self, options: &MountOptions) {
+        self.new_name.store(options.new_name as u8, Ordering::Relaxed);
+        self.fdatasync.store(options.fdatasync as u8, Ordering::Relaxed);
+        self.commit_ms.store(options.commit.as_millis() as u64, Ordering::Relaxed);
+    }
+
+    pub fn new_name(&self) -> NewName {
+        NewName::from_u8(self.new_name.load(Ordering::Relaxed))
+    }
+
+    pub fn fdatasync(&self) -> FdatasyncRule {
+        FdatasyncRule::from_u8(self.fdatasync.load(Ordering::Relaxed))
+    }
+
+    pub fn commit(&self) -> Duration {
+        Duration::from_millis(self.commit_ms.load(Ordering::Relaxed))
+    }
+}
+
+#[cfg(test)]
+#[path = "switches_tests.rs"]
+mod tests;

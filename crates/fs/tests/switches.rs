@@ -1,0 +1,131 @@
+//! The old rules behind the switches cost what they are said to cost, and the new ones do not.
+#![allow(clippy::unwrap_used)]
+
+use kedge_device::MemDevice;
+use kedgefs::*;
+use std::sync::Arc;
+
+fn open(options: MountOptions) -> FileSystem {
+    let device = Arc::new(MemDevice::new(64 << 20));
+    let clock: Arc<dyn Clock> = Arc::new(ManualClock::default());
+    FileSystem::format(device.clone(), clock.clone(), &FormatOptions::default()).unwrap();
+    FileSystem::open(device, clock, options).unwrap()
+}
+
+fn forces(fs: &FileSystem, cause: &str) -> u64 {
+    let stats: serde_json::Value = serde_json::from_str(&fs.stats_json()).unwrap();
+    stats["log"]["forces"][cause].as_u64().unwrap()
+}
+
+fn count(fs: &FileSystem, what: &str) -> u64 {
+    let stats: serde_json::Value = serde_json::from_str(&fs.stats_json()).unwrap();
+    what.split('.').fold(&stats, |v, key| &v[key]).as_u64().unwrap_or_else(|| panic!("no counter {what}"))
+}
+
+fn rename(fs: &FileSystem, from: &str, to: &str) {
+    fs.rename(Ino::ROOT, from.as_bytes(), Ino::ROOT, to.as_bytes(), RenameMode::Replace).unwrap();
+}
+
+#[test]
+fn only_new_name_sync_forces_for_a_name_and_only_of_what_was_fsynced() {
+    let fs = open(MountOptions::default());
+    let make = |fs: &FileSystem, name: &str| {
+        fs.create(Ino::ROOT, name.as_bytes(), 0o644, Owner::default()).unwrap().ino
+    };
+    let a = make(&fs, "a");
+    fs.fsync(a, false).unwrap();
+    let forced = count(&fs, "log.writes");
+    rename(&fs, "a", "b");
+    fs.link(a, Ino::ROOT, b"c").unwrap();
+    assert_eq!((forces(&fs, "rename"), count(&fs, "log.writes")), (0, forced), "lazy: no log write");
+
+    fs.set_options("new_name=sync").unwrap();
+    let other = make(&fs, "other");
+    rename(&fs, "other", "moved");
+    assert_eq!(forces(&fs, "rename"), 0, "it was never fsynced, nor was its directory");
+    rename(&fs, "b", "a");
+    assert_eq!(forces(&fs, "rename"), 1);
+    fs.link(a, Ino::ROOT, b"d").unwrap();
+    assert_eq!(forces(&fs, "rename"), 2);
+    assert_eq!(count(&fs, "log.durable_lsn"), count(&fs, "log.head_lsn"), "they return durable");
+    fs.checkpoint().unwrap();
+    rename(&fs, "a", "b");
+    assert_eq!(forces(&fs, "rename"), 2, "not since the last checkpoint");
+    fs.fsync(Ino::ROOT, false).unwrap();
+    rename(&fs, "moved", "other");
+    assert_eq!(forces(&fs, "rename"), 3, "the directory that it leaves was fsynced");
+    assert_eq!(fs.getattr(other).unwrap().nlink, 1);
+}
+
+#[test]
+fn an_overwrite_and_fdatasync_force_the_log_only_under_the_old_rule() {
+    let fs = open(MountOptions::default());
+    let f = fs.create(Ino::ROOT, b"f", 0o644, Owner::default()).unwrap().ino;
+    fs.write(f, 0, &[1; 256 << 10]).unwrap();
+    fs.fsync(f, false).unwrap();
+    let before = (count(&fs, "log.writes"), count(&fs, "device.flushes"));
+    for i in 0..8 {
+        fs.write(f, i * 8192, &[2; 4096]).unwrap();
+        fs.fsync(f, true).unwrap();
+    }
+    assert_eq!(count(&fs, "log.writes"), before.0, "seq: time stamps force no log");
+    assert_eq!(count(&fs, "device.flushes"), before.1 + 8, "and the data is flushed all the same");
+    fs.set_options("fdatasync=relog").unwrap();
+    for i in 0..8 {
+        fs.write(f, i * 8192, &[3; 4096]).unwrap();
+        fs.fsync(f, true).unwrap();
+    }
+    assert_eq!(count(&fs, "log.writes"), before.0 + 8, "relog: each of them does");
+}
+
+#[test]
+fn a_remount_changes_what_it_names_or_nothing() {
+    let fs = open(MountOptions::default());
+    fs.set_options("noasync_checkpoint,commit=9").unwrap();
+    let options = fs.options();
+    assert_eq!((options.async_checkpoint, options.commit.as_secs()), (None, 9));
+    for wrong in ["async_checkpoint=0", "fdatasync=seq,new_name=later", "async_checkpoint=30,ro"] {
+        assert!(fs.set_options(wrong).is_err(), "{wrong}");
+        assert_eq!(fs.options().async_checkpoint, None);
+        assert_eq!(fs.options().fdatasync, FdatasyncRule::Seq);
+    }
+    fs.set_options("async_checkpoint=30").unwrap();
+    let info: serde_json::Value = serde_json::from_str(&fs.info_json()).unwrap();
+    assert_eq!(info["options"]["async_checkpoint"], 30);
+    assert_eq!(info["options"]["new_name"], "lazy");
+}
+
+/// An unlinked file stays unlinked; one made without a name may get one.
+#[test]
+fn only_a_tmpfile_can_be_linked_back() {
+    let fs = open(MountOptions::default());
+    let f = fs.create(Ino::ROOT, b"f", 0o644, Owner::default()).unwrap().ino;
+    fs.pin(f).unwrap();
+    fs.unlink(Ino::ROOT, b"f").unwrap();
+    assert!(matches!(fs.link(f, Ino::ROOT, b"g"), Err(Error::NotFound)));
+    let t = fs.tmpfile(Ino::ROOT, 0o644, Owner::default()).unwrap().ino;
+    assert_eq!(fs.link(t, Ino::ROOT, b"t").unwrap().nlink, 1);
+}
+
+#[test]
+fn the_slowest_fsyncs_are_kept_slowest_first() {
+    let device = Arc::new(MemDevice::new(64 << 20));
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock::default());
+    FileSystem::format(device.clone(), clock.clone(), &FormatOptions::default()).unwrap();
+    let fs = FileSystem::open(device, clock, MountOptions::default()).unwrap();
+    for i in 0..40 {
+        let f = fs.create(Ino::ROOT, format!("{i}").as_bytes(), 0o644, Owner::default()).unwrap().ino;
+        fs.fsync(f, i % 2 == 0).unwrap();
+    }
+    let stats: serde_json::Value = serde_json::from_str(&fs.stats_json()).unwrap();
+    let slow = stats["slow_fsyncs"].as_array().unwrap();
+    assert_eq!(slow.len(), 16);
+    let field = |s: &serde_json::Value, name: &str| s[name].as_u64().unwrap();
+    assert!(slow.windows(2).all(|w| field(&w[0], "total_ns") >= field(&w[1], "total_ns")));
+    for s in slow {
+        let parts = ["data_ns", "queue_ns", "barrier_ns", "write_ns", "wake_ns", "flush_ns"];
+        let sum: u64 = parts.iter().map(|p| field(s, p)).sum();
+        assert_eq!(sum, field(s, "total_ns"), "the phases make up the whole: {s}");
+        assert!(field(s, "write_ns") > 0, "{s}");
+    }
+}
