@@ -49,6 +49,7 @@ pub fn open(path: &Path, words: &MountWords, cache_size: Option<u64>) -> Result<
         options.commit = COMMIT_ROOTLESS;
     }
     words.switches.apply(&mut options);
+    options.dirty_tracking = words.dirty_tracking.unwrap_or_default();
     if let Some(bytes) = cache_size.or(words.cache_size) {
         options.cache_size = bytes;
     }

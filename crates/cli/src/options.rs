@@ -1,7 +1,7 @@
 //! Words people write: sizes ("4G") and mount options (`-o commit=5,noatime`).
 
 use crate::Usage;
-use kedgefs::{SWITCH_WORDS, Switches};
+use kedgefs::{DirtyTracking, SWITCH_WORDS, Switches};
 
 /// Bytes from a number with an optional binary unit: `512`, `64K`, `16M`, `4G`, `1T`, also `4GiB`.
 pub fn parse_size(text: &str) -> Result<u64, String> {
@@ -38,6 +38,7 @@ pub struct MountWords {
     pub cache_size: Option<u64>,
     /// Those that may change while mounted.
     pub switches: Switches,
+    pub dirty_tracking: Option<DirtyTracking>,
     /// Change the options of a mount instead of making one.
     pub remount: bool,
     pub allow_other: bool,
@@ -55,6 +56,7 @@ pub const KNOWN: &[&str] = &[
     "cache_size=SIZE",
     "allow_other",
     "default_permissions",
+    "dirty_tracking=per_sb|shared",
     "workers=N",
     "writeback_cache",
     "nowriteback_cache",
@@ -101,6 +103,9 @@ impl MountWords {
         match (name, value) {
             ("ro", None) => self.read_only = true,
             ("rw", None) => self.read_only = false,
+            ("dirty_tracking", Some(v)) => {
+                self.dirty_tracking = Some(v.parse().map_err(|e| Usage(format!("mount option {e}")))?)
+            }
             ("remount", None) => self.remount = true,
             ("cache_size", Some(v)) => {
                 self.cache_size = Some(parse_size(v).map_err(|e| Usage(format!("mount option {word}: {e}")))?)

@@ -15,7 +15,7 @@ use std::process::ExitCode;
 #[derive(clap::Args, Debug)]
 pub struct Args {
     /// Comma-separated options: async_checkpoint[=PERCENT], noasync_checkpoint, commit=SECONDS, new_name=lazy|sync,
-    /// fdatasync=seq|relog
+    /// fdatasync=seq|relog, plug, noplug, writeback_order=oldest|location
     #[arg(short = 'o', value_name = "OPTIONS", required = true)]
     options: Vec<String>,
     /// The mount point

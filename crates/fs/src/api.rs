@@ -1,12 +1,13 @@
 //! The door: [`FileSystem`] and its operations, each counted and timed.
 
 use crate::core::{Fs, new_rename_lock};
+use crate::dirty::DirtyList;
 use crate::inode::InodeTable;
 use crate::namespace::Make;
 use crate::stats::{FsStats, OpKind};
 use crate::switches::Live;
 use crate::sync::FlusherSignal;
-use crate::writeback::{Budget, DirtyList};
+use crate::writeback::Budget;
 use crate::*;
 use kedge_base::lock::{Mutex, Rank};
 use kedge_base::{BLOCK_SIZE, spawn_named};
@@ -82,11 +83,15 @@ impl FileSystem {
         };
         let store = Store::open(device, clock.clone(), &open)?;
         let signal = Arc::new(FlusherSignal::new());
+        let dirty = Arc::new(DirtyList::new(options.dirty_tracking));
         let fs = Arc::new(Fs {
             seed: store.geometry().hash_seed,
-            inodes: InodeTable::new((options.cache_size / 8 / 1024).clamp(1024, 1 << 20) as usize),
+            inodes: InodeTable::new(
+                (options.cache_size / 8 / 1024).clamp(1024, 1 << 20) as usize,
+                dirty.clone(),
+            ),
             rename_lock: new_rename_lock(),
-            dirty: DirtyList::new(),
+            dirty,
             budget: Budget::new(options.cache_size / 8 * 3),
             flusher: signal.clone(),
             orphans: Mutex::new(Rank::Leaf, Default::default()),

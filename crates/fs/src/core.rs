@@ -1,11 +1,12 @@
 //! The open file system: what all operations share.
 
+use crate::dirty::DirtyList;
 use crate::inode::{Inode, InodeTable, Meta, Progress};
 use crate::pages::Delta;
 use crate::stats::FsStats;
 use crate::switches::Live;
 use crate::sync::FlusherSignal;
-use crate::writeback::{Budget, DirtyList};
+use crate::writeback::Budget;
 use crate::{Attr, Error, MountOptions, Owner, Result};
 use kedge_base::broken::{self, Variant};
 use kedge_base::lock::{Mutex, MutexGuard, Rank};
@@ -33,7 +34,7 @@ pub(crate) struct Fs {
     pub inodes: InodeTable,
     /// Held by renames that move between directories: the directory tree's shape stands still.
     pub rename_lock: Mutex<()>,
-    pub dirty: DirtyList,
+    pub dirty: Arc<DirtyList>,
     pub budget: Budget,
     pub flusher: Arc<FlusherSignal>,
     pub stats: FsStats,

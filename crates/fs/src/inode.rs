@@ -12,6 +12,7 @@
 //! not flags, and survive eviction in a side table until they are durable: an inode that is read in again is never
 //! taken for durable because nobody remembers it.
 
+use crate::dirty::DirtyList;
 use crate::pages::Pages;
 use kedge_base::broken::{self, Variant};
 use kedge_base::lock::{Mutex, Rank, RwLock};
@@ -118,6 +119,7 @@ pub(crate) struct InodeTable {
     shards: Vec<Mutex<Shard>>,
     per_shard_max: usize,
     count: AtomicUsize,
+    tracking: Arc<DirtyList>,
 }
 
 #[derive(Default)]
@@ -131,8 +133,9 @@ struct Shard {
 }
 
 impl InodeTable {
-    pub fn new(inodes_max: usize) -> InodeTable {
+    pub fn new(inodes_max: usize, tracking: Arc<DirtyList>) -> InodeTable {
         InodeTable {
+            tracking,
             shards: (0..SHARDS)
                 .map(|_| Mutex::new(Rank::Leaf, Shard { sweep_at: 64, ..Default::default() }))
                 .collect(),
@@ -173,9 +176,10 @@ impl InodeTable {
 
     fn add(&self, shard: &mut Shard, store: &Store, inode: Arc<Inode>) {
         if shard.inodes.len() >= self.per_shard_max {
-            let evicted = shard.evict(store, self.per_shard_max / 8 + 1);
+            let evicted = shard.evict(store, self.per_shard_max / 8 + 1, &self.tracking);
             self.count.fetch_sub(evicted, Ordering::Relaxed);
         }
+        self.tracking.cached(inode.ino, true);
         if shard.inodes.insert(inode.ino, inode).is_none() {
             self.count.fetch_add(1, Ordering::Relaxed);
         }
@@ -185,6 +189,7 @@ impl InodeTable {
     pub fn remove(&self, ino: Ino) {
         let mut shard = self.shard(ino).lock();
         if shard.inodes.remove(&ino).is_some() {
+            self.tracking.cached(ino, false);
             self.count.fetch_sub(1, Ordering::Relaxed);
         }
         shard.evicted.remove(&ino);
@@ -216,7 +221,7 @@ impl InodeTable {
 
 impl Shard {
     /// Drops up to `want` inodes that nobody uses and that hold nothing unwritten.
-    fn evict(&mut self, store: &Store, want: usize) -> usize {
+    fn evict(&mut self, store: &Store, want: usize, tracking: &DirtyList) -> usize {
         let mut victims = Vec::with_capacity(want);
         for (ino, inode) in &self.inodes {
             if victims.len() == want {
@@ -231,6 +236,7 @@ impl Shard {
         }
         for (ino, progress) in &victims {
             self.inodes.remove(ino);
+            tracking.cached(*ino, false);
             // Broken on purpose: nobody remembers what is not durable of it.
             if !progress.is_settled(store) && !broken::is(Variant::ForgetEvicted) {
                 self.evicted.insert(*ino, *progress);

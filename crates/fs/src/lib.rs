@@ -36,6 +36,7 @@ struct FrontPage;
 mod api;
 mod attr;
 mod core;
+mod dirty;
 mod error;
 mod extents;
 mod inode;
@@ -52,8 +53,9 @@ mod types;
 mod writeback;
 
 pub use api::{Done, FileSystem};
+pub use dirty::{ByLocation, DirtyInode, OldestFirst, WritebackOrder};
 pub use error::{Error, Result};
 pub use kedge_base::{Clock, Ino, ManualClock, SystemClock, Timespec};
 pub use kedge_format::FileKind;
-pub use switches::{FdatasyncRule, NewName, SWITCH_WORDS, Switches};
+pub use switches::{DirtyTracking, FdatasyncRule, NewName, OrderWord, SWITCH_WORDS, Switches};
 pub use types::*;

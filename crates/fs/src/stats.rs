@@ -118,6 +118,7 @@ impl Fs {
             "cache": {
                 "inodes": self.inodes.len(),
                 "dirty_inodes": self.dirty.len(),
+                "inodes_under_writeback": self.dirty.under_writeback().len(),
                 "pages": self.budget.cached_pages(),
                 "dirty_pages": self.budget.dirty_pages(),
                 "tree_bytes": self.store.tree().cached_bytes(),
@@ -269,6 +270,9 @@ impl Fs {
                 "async_checkpoint": o.async_checkpoint,
                 "new_name": o.new_name.word(),
                 "fdatasync": o.fdatasync.word(),
+                "plug": o.plug,
+                "writeback_order": o.writeback_order.name(),
+                "dirty_tracking": o.dirty_tracking.word(),
             },
             "recovery": self.store.replay_summary(),
         })

@@ -2,11 +2,14 @@
 //!
 //! Every position of every switch is safe: they trade speed, never durability. What differs is who waits when.
 
+use crate::dirty::{ByLocation, OldestFirst, WritebackOrder};
 use crate::{Error, MountOptions, Result};
 use kedge_base::Error as Engine;
+use kedge_base::lock::{Mutex, Rank};
 use std::fmt;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
 macro_rules! words {
@@ -23,9 +26,6 @@ macro_rules! words {
                 match self { $($name::$variant => $word),* }
             }
 
-            fn from_u8(n: u8) -> $name {
-                $name::ALL.get(n as usize).copied().unwrap_or_default()
-            }
         }
 
         impl fmt::Display for $name {
@@ -71,6 +71,36 @@ words! {
     }
 }
 
+words! {
+    /// How dirty inodes are tracked.
+    DirtyTracking as "dirty_tracking" {
+        /// Each mounted file system has its own lists.
+        #[default]
+        PerSb = "per_sb",
+        /// One list and one lock for all file systems of the process; sync walks every cached inode. The old way of
+        /// Linux, kept to compare with.
+        Shared = "shared",
+    }
+}
+
+words! {
+    /// The orders of writeback that have a word. A program that links the library may bring its own [`WritebackOrder`].
+    OrderWord as "writeback_order" {
+        #[default]
+        Oldest = "oldest",
+        Location = "location",
+    }
+}
+
+impl OrderWord {
+    pub fn order(self) -> Arc<dyn WritebackOrder> {
+        match self {
+            OrderWord::Oldest => Arc::new(OldestFirst),
+            OrderWord::Location => Arc::new(ByLocation),
+        }
+    }
+}
+
 /// Changes to a mounted file system's options; `None` leaves one as it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Switches {
@@ -79,6 +109,8 @@ pub struct Switches {
     pub commit: Option<Duration>,
     pub new_name: Option<NewName>,
     pub fdatasync: Option<FdatasyncRule>,
+    pub plug: Option<bool>,
+    pub writeback_order: Option<OrderWord>,
 }
 
 /// As a message about an unknown option lists them.
@@ -88,6 +120,9 @@ pub const SWITCH_WORDS: &[&str] = &[
     "commit=SECONDS",
     "new_name=lazy|sync",
     "fdatasync=seq|relog",
+    "plug",
+    "noplug",
+    "writeback_order=oldest|location",
 ];
 
 /// Background checkpoints start here when `async_checkpoint` names no percentage.
@@ -104,6 +139,9 @@ impl Switches {
             ("commit", Some(_)) => self.commit = Some(Duration::from_secs(number(word, 1, 300)?)),
             ("new_name", Some(v)) => self.new_name = Some(v.parse()?),
             ("fdatasync", Some(v)) => self.fdatasync = Some(v.parse()?),
+            ("plug", None) => self.plug = Some(true),
+            ("noplug", None) => self.plug = Some(false),
+            ("writeback_order", Some(v)) => self.writeback_order = Some(v.parse()?),
             _ => return Ok(false),
         }
         Ok(true)
@@ -117,6 +155,10 @@ impl Switches {
         options.commit = self.commit.unwrap_or(options.commit);
         options.new_name = self.new_name.unwrap_or(options.new_name);
         options.fdatasync = self.fdatasync.unwrap_or(options.fdatasync);
+        options.plug = self.plug.unwrap_or(options.plug);
+        if let Some(word) = self.writeback_order {
+            options.writeback_order = word.order();
+        }
     }
 }
 
@@ -150,17 +192,29 @@ fn number(word: &str, min: u64, max: u64) -> Result<u64> {
     }
 }
 
+fn nth<T: Copy + Default>(all: &[T], n: &AtomicU8) -> T {
+    all.get(n.load(Ordering::Relaxed) as usize).copied().unwrap_or_default()
+}
+
 /// The switches of an open file system. Relaxed: an operation that runs while one changes may go either way.
 pub(crate) struct Live {
     new_name: AtomicU8,
     fdatasync: AtomicU8,
     commit_ms: AtomicU64,
+    plug: AtomicBool,
+    order: Mutex<Arc<dyn WritebackOrder>>,
 }
 
 impl Live {
     pub fn new(options: &MountOptions) -> Live {
-        let live =
-            Live { new_name: AtomicU8::new(0), fdatasync: AtomicU8::new(0), commit_ms: AtomicU64::new(0) };
+        let live = Live {
+            new_name: AtomicU8::new(0),
+            fdatasync: AtomicU8::new(0),
+            commit_ms: AtomicU64::new(0),
+            plug: AtomicBool::new(true),
+            // Set under the lock of the options.
+            order: Mutex::with_order(Rank::Leaf, 1, options.writeback_order.clone()),
+        };
         live.set(options);
         live
     }
@@ -169,14 +223,24 @@ impl Live {
         self.new_name.store(options.new_name as u8, Ordering::Relaxed);
         self.fdatasync.store(options.fdatasync as u8, Ordering::Relaxed);
         self.commit_ms.store(options.commit.as_millis() as u64, Ordering::Relaxed);
+        self.plug.store(options.plug, Ordering::Relaxed);
+        *self.order.lock() = options.writeback_order.clone();
     }
 
     pub fn new_name(&self) -> NewName {
-        NewName::from_u8(self.new_name.load(Ordering::Relaxed))
+        nth(NewName::ALL, &self.new_name)
     }
 
     pub fn fdatasync(&self) -> FdatasyncRule {
-        FdatasyncRule::from_u8(self.fdatasync.load(Ordering::Relaxed))
+        nth(FdatasyncRule::ALL, &self.fdatasync)
+    }
+
+    pub fn plug(&self) -> bool {
+        self.plug.load(Ordering::Relaxed)
+    }
+
+    pub fn order(&self) -> Arc<dyn WritebackOrder> {
+        self.order.lock().clone()
     }
 
     pub fn commit(&self) -> Duration {

@@ -15,6 +15,9 @@ fn words_are_read_and_written_alike() {
         (live.new_name(), live.fdatasync(), live.commit()),
         (NewName::Sync, FdatasyncRule::Relog, options.commit)
     );
+    "noplug,writeback_order=location".parse::<Switches>().unwrap().apply(&mut options);
+    live.set(&options);
+    assert_eq!((live.plug(), live.order().name()), (false, "location"));
     "noasync_checkpoint".parse::<Switches>().unwrap().apply(&mut options);
     assert_eq!(options.async_checkpoint, None);
     assert_eq!(options.new_name, NewName::Sync, "what is not named stays");

@@ -189,7 +189,10 @@ impl Fs {
     /// Makes records of the time stamps that waited in the inodes.
     fn log_times(&self, inodes: &[Arc<Inode>]) -> Result<()> {
         for chunk in inodes.chunks(TIMES_INODES) {
-            match self.log_times_of(chunk) {
+            // Their metas are locked together: in the order of locks.
+            let mut chunk = chunk.to_vec();
+            chunk.sort_by_key(|i| i.ino);
+            match self.log_times_of(&chunk) {
                 // Many inodes may cost more tree nodes than a full image has; few at a time need few.
                 Err(Error::Engine(kedge_base::Error::NoSpace)) if chunk.len() > TIMES_INODES_FULL => {
                     chunk.chunks(TIMES_INODES_FULL).try_for_each(|few| self.log_times_of(few))?;
@@ -227,9 +230,9 @@ impl Fs {
         if self.store.is_read_only() {
             return Ok(WriteSeq(0));
         }
-        let dirty = self.dirty.all();
+        let dirty = self.dirty.all(&*self.live.order());
         self.writeback(&dirty, Which::Dirty, Class::Normal)?;
-        for inode in &dirty {
+        for inode in self.dirty.under_writeback() {
             drop(inode.wb.lock()); // a writeback that began before us
         }
         self.log_times(&dirty)?;
@@ -288,7 +291,7 @@ impl Fs {
                 fs.commit_tick()
             } else {
                 left = commit.saturating_sub(now.saturating_sub(last.unwrap_or(now)));
-                fs.writeback(&fs.dirty.oldest(1024), Which::Dirty, Class::Normal)
+                fs.writeback(&fs.dirty.first(1024, &*fs.live.order()), Which::Dirty, Class::Normal)
             };
             if let Err(e) = result
                 && fs.check_open().is_ok()

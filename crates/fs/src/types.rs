@@ -1,9 +1,10 @@
 //! The words of the file system's interface.
 
-use crate::{FdatasyncRule, NewName};
+use crate::{DirtyTracking, FdatasyncRule, NewName, OldestFirst, WritebackOrder};
 use kedge_base::{Ino, Timespec};
 use kedge_format::{FileKind, InodeCore};
 use serde::Serialize;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How an image is made.
@@ -49,6 +50,11 @@ pub struct MountOptions {
     pub async_checkpoint: Option<u8>,
     pub new_name: NewName,
     pub fdatasync: FdatasyncRule,
+    /// One pass of writeback gathers the IO of many inodes, sorts and merges it. False: each inode's IO goes by itself.
+    pub plug: bool,
+    pub writeback_order: Arc<dyn WritebackOrder>,
+    /// Fixed at open.
+    pub dirty_tracking: DirtyTracking,
 }
 
 impl Default for MountOptions {
@@ -60,6 +66,9 @@ impl Default for MountOptions {
             async_checkpoint: Some(50),
             new_name: NewName::Lazy,
             fdatasync: FdatasyncRule::Seq,
+            plug: true,
+            writeback_order: Arc::new(OldestFirst),
+            dirty_tracking: DirtyTracking::PerSb,
         }
     }
 }

@@ -1,9 +1,16 @@
-//! Writing file data in place: which inodes are dirty, one pass over many of them, and the memory budget.
+//! Writing file data in place: one pass over many inodes, and the memory budget.
 //!
 //! # A pass
 //! reserve → lock the inodes' `wb` (ascending) → list unclean pages → map them, allocating for those without an extent,
 //! neighbours next to one another → sort by place, merge, copy pages into large buffers → one batch → one record that
 //! maps what is new, drops what was log-resident, and names the sizes → the pages are clean.
+//!
+//! # Plug
+//! A pass gathers the IO of up to `PASS_INODES` inodes before it submits any: files written one after the other lie side by
+//! side, so their 4 KiB become few large writes. No page or meta lock is held at submission, only `wb`, which nobody takes
+//! who might hold up the IO; a pass never waits for anything with IO gathered and not submitted; its size is bounded in
+//! pages, segments and inodes; pages count as written when their write has completed. `noplug` submits each inode's IO by
+//! itself, unsorted, as Linux did before it plugged at a high level: it is kept to compare with.
 //!
 //! # Crash argument
 //! Extents and sizes are named only after their data IO has completed, and a log write that names them flushes the
@@ -23,7 +30,7 @@ use kedge_base::{BLOCK_SIZE, BlockNo, Extent, Ino, IoBuf};
 use kedge_device::{Io, Op, run_batch};
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
 use kedge_store::{CheckpointClient, Class, Handle};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
@@ -39,42 +46,6 @@ const PASS_SEGMENTS: usize = 256;
 const NARROW_SEGMENTS: usize = 8;
 /// Largest merged write.
 const MERGE_BLOCKS_MAX: u64 = 256;
-
-/// Inodes with dirty pages or unlogged time stamps.
-pub(crate) struct DirtyList {
-    list: Mutex<BTreeMap<Ino, (Arc<Inode>, Duration)>>,
-}
-
-impl DirtyList {
-    pub fn new() -> DirtyList {
-        DirtyList { list: Mutex::new(Rank::Leaf, BTreeMap::new()) }
-    }
-
-    pub fn add(&self, inode: Arc<Inode>, since: Duration) {
-        self.list.lock().insert(inode.ino, (inode, since));
-    }
-
-    pub fn remove(&self, ino: Ino) {
-        self.list.lock().remove(&ino);
-    }
-
-    pub fn len(&self) -> usize {
-        self.list.lock().len()
-    }
-
-    /// All, in order of inode number.
-    pub fn all(&self) -> Vec<Arc<Inode>> {
-        self.list.lock().values().map(|(i, _)| i.clone()).collect()
-    }
-
-    /// Up to `max`, those first that have been dirty longest.
-    pub fn oldest(&self, max: usize) -> Vec<Arc<Inode>> {
-        let mut by_age: Vec<(Duration, Arc<Inode>)> =
-            self.list.lock().values().map(|(i, since)| (*since, i.clone())).collect();
-        by_age.sort_by_key(|(since, i)| (*since, i.ino));
-        by_age.into_iter().take(max).map(|(_, i)| i).collect()
-    }
-}
 
 /// How many pages are in memory and how many of them are dirty, with the limits that writers and caches keep.
 pub(crate) struct Budget {
@@ -184,17 +155,41 @@ struct Part {
     more: bool,
 }
 
+/// The inodes of a pass while their pages are being written.
+struct UnderWriteback<'a> {
+    fs: &'a Fs,
+    inos: Vec<Ino>,
+}
+
+impl<'a> UnderWriteback<'a> {
+    fn join(fs: &'a Fs, inodes: &[Arc<Inode>], parts: &[Option<Part>]) -> UnderWriteback<'a> {
+        let written = inodes.iter().zip(parts).filter(|(_, part)| part.is_some());
+        let inos = written.map(|(inode, _)| {
+            fs.dirty.join_writeback(inode);
+            inode.ino
+        });
+        UnderWriteback { fs, inos: inos.collect() }
+    }
+}
+
+impl Drop for UnderWriteback<'_> {
+    fn drop(&mut self) {
+        self.inos.iter().for_each(|ino| self.fs.dirty.leave_writeback(*ino));
+    }
+}
+
 impl Fs {
-    /// Writes pages of the inodes in place. Pages dirtied meanwhile may stay dirty.
+    /// Writes pages of the inodes in place, in the order given. Pages dirtied meanwhile may stay dirty.
     pub fn writeback(&self, inodes: &[Arc<Inode>], which: Which, class: Class) -> Result<()> {
-        let mut sorted: Vec<Arc<Inode>> = inodes.to_vec();
-        sorted.sort_by_key(|i| i.ino);
-        sorted.dedup_by_key(|i| i.ino);
         let mut first_error = None;
         // What is written here was promised when it became dirty: it may use what is kept back from new promises.
         let class = if class == Class::Normal { Class::Reclaim } else { class };
-        for chunk in sorted.chunks(PASS_INODES) {
-            let mut result = self.writeback_passes(chunk, which, class, PASS_SEGMENTS);
+        for chunk in inodes.chunks(PASS_INODES) {
+            // Those of one pass are locked together: in the order of locks.
+            let mut chunk = chunk.to_vec();
+            chunk.sort_by_key(|i| i.ino);
+            chunk.dedup_by_key(|i| i.ino);
+            let mut result = self.writeback_passes(&chunk, which, class, PASS_SEGMENTS);
             if let Err(Error::Engine(kedge_base::Error::NoSpace)) = result {
                 // A wide pass may ask for more tree nodes than a full image has; narrow ones need few at a time.
                 let narrow =
@@ -271,6 +266,7 @@ impl Fs {
             return planned.map(|()| false);
         }
         // Broken on purpose: the record comes first. The pause makes it likely that somebody forces it meanwhile.
+        let busy = UnderWriteback::join(self, inodes, &parts);
         let early = broken::is(Variant::ExtentBeforeData).then(|| {
             for (inode, part) in inodes.iter().zip(&mut parts) {
                 if let Some(part) = part {
@@ -284,6 +280,7 @@ impl Fs {
         let outcome = self.write_segments(inodes, &mut parts, segments);
         let completed = early.unwrap_or_else(|| self.complete(&mut handle, inodes, &mut parts));
         self.settle(inodes, &parts, completed.is_ok());
+        drop(busy);
         completed?;
         self.unlist_clean(inodes);
         outcome?;
@@ -372,7 +369,10 @@ impl Fs {
         parts: &mut [Option<Part>],
         mut segments: Vec<Segment>,
     ) -> Result<()> {
-        segments.sort_by_key(|s| s.block);
+        let plug = self.live.plug();
+        if plug {
+            segments.sort_by_key(|s| s.block);
+        }
         let mut ios = Vec::new();
         // Of each write: whose pages it carries, and which of them were logged.
         let mut users: Vec<Vec<(usize, Vec<u64>)>> = Vec::new();
@@ -382,6 +382,7 @@ impl Fs {
             let mut end = at + 1;
             let mut blocks = segments[at].count;
             while end < segments.len()
+                && (plug || segments[end].who == segments[at].who)
                 && segments[end].block.0 == start.0 + blocks
                 && blocks + segments[end].count <= MERGE_BLOCKS_MAX
             {
@@ -572,11 +573,11 @@ impl Fs {
                 return Ok(());
             }
             self.stats.throttled.inc();
-            let oldest = self.dirty.oldest(PASS_INODES);
-            if oldest.is_empty() {
+            let first = self.dirty.first(PASS_INODES, &*self.live.order());
+            if first.is_empty() {
                 return Ok(());
             }
-            self.writeback(&oldest, Which::Dirty, Class::Normal)?;
+            self.writeback(&first, Which::Dirty, Class::Normal)?;
         }
         Ok(())
     }

@@ -129,3 +129,72 @@ fn the_slowest_fsyncs_are_kept_slowest_first() {
         assert!(field(s, "write_ns") > 0, "{s}");
     }
 }
+
+/// Files of 4 KiB, written by the timer or by sync.
+fn write_files(fs: &FileSystem, count: u32) {
+    for i in 0..count {
+        let f = fs.create(Ino::ROOT, format!("{i}").as_bytes(), 0o644, Owner::default()).unwrap().ino;
+        fs.write(f, 0, &[i as u8; 4096]).unwrap();
+    }
+    fs.sync().unwrap();
+    for i in 0..count {
+        let f = fs.lookup(Ino::ROOT, format!("{i}").as_bytes()).unwrap().ino;
+        let mut bytes = [0; 4096];
+        assert_eq!(fs.read(f, 0, &mut bytes).unwrap(), 4096);
+        assert!(bytes.iter().all(|b| *b == i as u8), "file {i}");
+    }
+}
+
+#[test]
+fn a_plug_merges_the_writes_of_many_files() {
+    let writes = |options: &str| {
+        let mut mount = MountOptions::default();
+        options.parse::<Switches>().unwrap().apply(&mut mount);
+        let fs = open(mount);
+        write_files(&fs, 512);
+        count(&fs, "data.writes")
+    };
+    let (plugged, alone) = (writes("plug"), writes("noplug"));
+    assert_eq!(alone, 512, "noplug: a write for each file");
+    assert!(plugged <= 512 / 64, "plug: {plugged} writes");
+    assert!(writes("plug,writeback_order=location") <= 512 / 64);
+}
+
+#[test]
+fn file_systems_that_share_a_dirty_list_write_only_their_own() {
+    let shared = || open(MountOptions { dirty_tracking: DirtyTracking::Shared, ..MountOptions::default() });
+    let (a, b) = (shared(), shared());
+    for fs in [&a, &b] {
+        let f = fs.create(Ino::ROOT, b"f", 0o644, Owner::default()).unwrap().ino;
+        fs.write(f, 0, &[7; 4096]).unwrap();
+    }
+    a.sync().unwrap();
+    let dirty = |fs: &FileSystem| (count(fs, "cache.dirty_inodes"), count(fs, "cache.dirty_pages"));
+    assert_eq!((dirty(&a), dirty(&b)), ((0, 0), (1, 1)));
+    drop(b);
+    write_files(&a, 20);
+    a.sync().unwrap(); // the reads changed time stamps
+    assert_eq!(dirty(&a), (0, 0));
+    a.close().unwrap();
+}
+
+#[derive(Debug)]
+struct LastFirst;
+
+impl WritebackOrder for LastFirst {
+    fn name(&self) -> &'static str {
+        "last first"
+    }
+
+    fn sort(&self, inodes: &mut [DirtyInode]) {
+        inodes.sort_by_key(|i| std::cmp::Reverse(i.ino));
+    }
+}
+
+#[test]
+fn a_program_may_bring_its_own_order() {
+    let fs = open(MountOptions { writeback_order: Arc::new(LastFirst), ..MountOptions::default() });
+    write_files(&fs, 300);
+    let info: serde_json::Value = serde_json::from_str(&fs.info_json()).unwrap();
+    assert_eq!(info["options"]["writeback_order"], "last first");
+}

@@ -10,7 +10,9 @@ use kedge_base::ManualClock;
 use kedge_device::sim::{Choice, SimDevice};
 use kedge_device::{Device, MemDevice};
 use kedge_fsck::CheckOptions;
-use kedgefs::{Clock, FdatasyncRule, FileSystem, FormatOptions, MountOptions, NewName};
+use kedgefs::{
+    Clock, DirtyTracking, FdatasyncRule, FileSystem, FormatOptions, MountOptions, NewName, OrderWord,
+};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -58,6 +60,9 @@ impl Setup {
         mount.new_name = if seed & 1 == 0 { NewName::Lazy } else { NewName::Sync };
         mount.fdatasync = if seed & 2 == 0 { FdatasyncRule::Seq } else { FdatasyncRule::Relog };
         mount.async_checkpoint = (seed & 4 == 0).then_some(50);
+        mount.plug = seed & 8 == 0;
+        mount.writeback_order = if seed & 16 == 0 { OrderWord::Oldest } else { OrderWord::Location }.order();
+        mount.dirty_tracking = if seed & 32 == 0 { DirtyTracking::PerSb } else { DirtyTracking::Shared };
         self
     }
 }

@@ -163,7 +163,9 @@ fn sweep(failure: Failure, setup: Setup, count: u64) {
     for &seed in &all {
         let inner = setup.clone();
         let what = format!("{failure:?} KEDGE_SEED={seed}");
-        let body = move || std::panic::catch_unwind(|| one_fault(&inner, failure, seed));
+        let body = move || {
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| one_fault(&inner, failure, seed)))
+        };
         match within(LIMIT, &what, body) {
             Ok(Ok(hit)) => struck += u32::from(hit),
             Ok(Err(e)) => failures.push(format!("{what}: {e}")),
