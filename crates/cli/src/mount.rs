@@ -135,6 +135,7 @@ fn serve(
     live: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
     let signals = TerminationSignals::block().context("block signals")?;
+    crate::os::give_large_buffers_back();
     // Before the engine starts its threads, so that they are flushers too.
     kedge_fuse::become_io_flusher();
     let fs = engine::open(image, words, cache_size)?;
