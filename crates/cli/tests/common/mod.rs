@@ -121,10 +121,25 @@ impl Place {
         self.run(&format!("mount{options} {image} mnt")).ok();
     }
 
+    /// Unmounts `mnt`. Not at the first try, perhaps: a test in another thread starts a program, which until it runs has
+    /// whatever files this one had open at that moment.
+    #[track_caller]
+    pub fn unmount(&self) {
+        for _ in 0..100 {
+            let run = self.run("umount mnt");
+            if run.code == 0 {
+                return;
+            }
+            assert!(run.err.contains("is in use"), "{}", run.err);
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        panic!("mnt stays in use");
+    }
+
     /// Unmounts `mnt` and has the image checked.
     #[track_caller]
     pub fn unmount_and_check(&self, image: &str) {
-        self.run("umount mnt").ok();
+        self.unmount();
         let judged = self.run(&format!("fsck {image}"));
         assert_eq!(judged.code, 0, "fsck {image}: {}{}", judged.out, judged.err);
     }
