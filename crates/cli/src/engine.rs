@@ -58,6 +58,7 @@ pub fn open(path: &Path, words: &MountWords, cache_size: Option<u64>) -> Result<
 }
 
 fn open_device(path: &Path, read_only: bool) -> Result<Arc<dyn Device>> {
+    crate::image::check_kind(path)?;
     Ok(FileDevice::open(path, OpenOptions { read_only, ..OpenOptions::default() })?)
 }
 

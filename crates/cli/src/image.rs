@@ -46,13 +46,19 @@ const SIGNATURES: &[(&str, u64, &[u8])] = &[
 /// Whatever lies in front of a file system that we do not know, it rarely starts later than this.
 const BLANK_BYTES: usize = 64 << 10;
 
+/// Refuses what can be no image. Before it is opened: of a pipe that would wait for a writer, who may never come.
+pub fn check_kind(path: &Path) -> Result<()> {
+    let kind = std::fs::metadata(path).with_context(|| format!("open {}", path.display()))?.file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        bail!("{} is neither a file nor a block device", path.display());
+    }
+    Ok(())
+}
+
 impl Image {
     pub fn open(path: &Path) -> Result<Image> {
+        check_kind(path)?;
         let mut file = File::open(path).with_context(|| format!("open {}", path.display()))?;
-        let kind = file.metadata().with_context(|| format!("stat {}", path.display()))?.file_type();
-        if !kind.is_file() && !kind.is_block_device() {
-            bail!("{} is neither a file nor a block device", path.display());
-        }
         let size =
             file.seek(SeekFrom::End(0)).with_context(|| format!("find the size of {}", path.display()))?;
         Ok(Image { file, path: path.to_owned(), size })

@@ -1,6 +1,6 @@
 //! `kedge mount`: attaches an image to a directory and serves it, in the background unless told otherwise.
 
-use crate::options::{MountWords, parse_size};
+use crate::options::{MountWords, parse_cache_size, parse_size};
 use crate::os::TerminationSignals;
 use crate::{Usage, daemon, engine, mkfs, mounts};
 use anyhow::{Context, Result, bail};
@@ -22,7 +22,7 @@ pub struct Args {
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     create: Option<u64>,
     /// Memory for cached metadata and file pages (as -o cache_size)
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_cache_size)]
     cache_size: Option<u64>,
     /// Where the serving process writes its messages (nowhere otherwise)
     #[arg(long, value_name = "FILE")]
@@ -82,6 +82,10 @@ fn prepare(args: &Args, words: &MountWords) -> Result<()> {
         mkfs::create(&args.image, size, &FormatOptions { size: Some(size), ..FormatOptions::default() })?;
     }
     mounts::detach_dead(&args.dir, &args.image)?;
+    // The lock on the image would refuse it too, and could not say who holds it.
+    if let Some(mount) = mounts::of_image(&args.image)? {
+        bail!("{} is in use: it is mounted on {}", args.image.display(), mount.dir.display());
+    }
     match std::fs::metadata(&args.dir) {
         Ok(meta) if meta.is_dir() => Ok(()),
         Ok(_) => bail!("mount point {} is not a directory", args.dir.display()),
@@ -138,6 +142,7 @@ fn serve(
     live: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
     let signals = TerminationSignals::block().context("block signals")?;
+    crate::os::give_large_buffers_back();
     // Before the engine starts its threads, so that they are flushers too.
     kedge_fuse::become_io_flusher();
     let fs = engine::open(image, words, cache_size)?;

@@ -21,6 +21,16 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << shift).ok_or_else(|| format!("'{text}' is more bytes than 64 bits hold"))
 }
 
+/// As [`parse_size`], for memory to cache in.
+pub fn parse_cache_size(text: &str) -> Result<u64, String> {
+    match parse_size(text)? {
+        bytes if bytes < CACHE_SIZE_MIN => {
+            Err(format!("the value must be at least {}", show_size(CACHE_SIZE_MIN)))
+        }
+        bytes => Ok(bytes),
+    }
+}
+
 /// A size for people, with two digits behind the point at most: `4 GiB`, `1.50 MiB`, `512 bytes`.
 pub fn show_size(bytes: u64) -> String {
     let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
@@ -82,6 +92,8 @@ const NO_EFFECT: &[&str] = &[
     "default_permissions",
 ];
 
+/// The nodes and pages of a few operations at once.
+const CACHE_SIZE_MIN: u64 = 1 << 20;
 /// One may have to wait for another: with a single worker a mount could not make progress.
 const WORKERS: std::ops::RangeInclusive<u64> = 2..=64;
 
@@ -108,7 +120,8 @@ impl MountWords {
             }
             ("remount", None) => self.remount = true,
             ("cache_size", Some(v)) => {
-                self.cache_size = Some(parse_size(v).map_err(|e| Usage(format!("mount option {word}: {e}")))?)
+                self.cache_size =
+                    Some(parse_cache_size(v).map_err(|e| Usage(format!("mount option {word}: {e}")))?)
             }
             ("allow_other", None) => self.allow_other = true,
             ("workers", Some(v)) => {

@@ -42,6 +42,25 @@ impl TerminationSignals {
     }
 }
 
+/// Buffers of this size and above go back to the kernel when they are freed.
+#[cfg(target_env = "gnu")]
+const MMAP_BYTES_MIN: libc::c_int = 256 << 10;
+/// Free memory at the end of a heap beyond which the heap shrinks.
+#[cfg(target_env = "gnu")]
+const TRIM_BYTES_MIN: libc::c_int = 1 << 20;
+
+/// Keeps the C library's heaps from holding several times what is in use. By default glibc takes large buffers from the
+/// heaps once it has seen some; there, between buffers that come and go, cached pages are scattered that stay, and
+/// neither the holes can be used nor the heaps shrink: a stream through a cache of 64 MiB made a process of 280.
+pub fn give_large_buffers_back() {
+    // SAFETY: mallopt takes two integers. A value it refuses changes nothing, which costs memory and nothing else.
+    #[cfg(target_env = "gnu")]
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, MMAP_BYTES_MIN);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, TRIM_BYTES_MIN);
+    }
+}
+
 /// Marks every descriptor but the standard three close-on-exec, so that a daemon does not keep the caller's locks and
 /// pipes. Nothing is closed here. A kernel that cannot do it (before 5.11) leaves the daemon with what it inherits.
 pub fn inherit_standard_streams_only() {

@@ -3,10 +3,9 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, no_fuse, write_and_fsync};
+use common::{Place, no_fuse, until, write_and_fsync};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
-use std::time::Duration;
 
 fn pid(place: &Place, dir: &str) -> Pid {
     let info = place.info(dir);
@@ -20,16 +19,6 @@ fn kill(place: &Place, dir: &str) {
     until("the mount is dead", || {
         fs::read_dir(place.path(dir)).is_err_and(|e| e.raw_os_error() == Some(libc::ENOTCONN))
     });
-}
-
-fn until(what: &str, done: impl Fn() -> bool) {
-    for _ in 0..1000 {
-        if done() {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    panic!("not within 10 s: {what}");
 }
 
 #[test]

@@ -252,7 +252,7 @@ impl Fs {
         }
         drop(pages);
         self.account(delta);
-        self.budget.enforce(self);
+        self.budget.enforce(self, delta.pages);
         if done == 0 { Err(kedge_base::Error::NoSpace.into()) } else { Ok(done) }
     }
 

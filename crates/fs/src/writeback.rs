@@ -44,6 +44,9 @@ const PASS_LOG_BYTES: u64 = PASS_INODES as u64 * 200 + PASS_SEGMENTS as u64 * 12
 const PASS_SEGMENTS: usize = 256;
 /// Segments of a pass on an image without room for a wide one.
 const NARROW_SEGMENTS: usize = 8;
+/// Cached pages that are looked at for eviction with each operation, and with each page that it adds.
+const TURNS_MIN: i64 = 64;
+const TURNS_PER_PAGE: i64 = 4;
 /// Largest merged write.
 const MERGE_BLOCKS_MAX: u64 = 256;
 
@@ -103,12 +106,15 @@ impl Budget {
     /// A clean page came into memory: older ones may have to go. No page lock is held.
     pub fn cached(&self, fs: &Fs, ino: Ino, index: u64) {
         self.token(ino, index);
-        self.enforce(fs);
+        self.enforce(fs, 1);
     }
 
     /// Drops clean pages while there are too many. Pages that are not clean get a new turn.
-    pub fn enforce(&self, fs: &Fs) {
-        let mut turns = 64;
+    ///
+    /// Looks at some more pages than the caller has `added`, so that a stream of large writes cannot outrun it; not at as
+    /// many as are too many: with a log full of pages that have to stay, every small write would look at all of them.
+    pub fn enforce(&self, fs: &Fs, added: i64) {
+        let mut turns = TURNS_MIN + TURNS_PER_PAGE * added;
         loop {
             let pages = self.cached_pages();
             let (ino, index) = {

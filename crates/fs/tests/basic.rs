@@ -131,3 +131,32 @@ fn closing_puts_log_resident_data_in_place() {
         assert_eq!(content(&fs, *ino), [i as u8; 100]);
     }
 }
+
+fn cached_pages(fs: &FileSystem) -> u64 {
+    let stats: serde_json::Value = serde_json::from_str(&fs.stats_json()).unwrap();
+    stats["cache"]["pages"].as_u64().unwrap()
+}
+
+/// Writes add pages faster, 256 at a time, than one page for each operation would make room.
+#[test]
+fn a_stream_of_large_writes_keeps_the_page_budget() {
+    let (device, fs) = fresh(128 << 20);
+    fs.close().unwrap();
+    let cache_size = 8 << 20;
+    let options = MountOptions { cache_size, ..Default::default() };
+    let fs = FileSystem::open(device.clone(), clock(), options).unwrap();
+    let f = fs.create(Ino::ROOT, b"f", 0o644, Owner::default()).unwrap();
+    let pages_max = cache_size / 8 * 3 / 4096;
+    for mib in 0..64u64 {
+        fs.write(f.ino, mib << 20, &vec![mib as u8; 1 << 20]).unwrap();
+        let pages = cached_pages(&fs);
+        assert!(pages <= pages_max + 512, "{pages} pages after {mib} MiB, {pages_max} are allowed");
+    }
+    let mut back = vec![0; 1 << 20];
+    for mib in 0..64u64 {
+        assert_eq!(fs.read(f.ino, mib << 20, &mut back).unwrap(), 1 << 20);
+        assert!(back.iter().all(|b| *b == mib as u8));
+    }
+    assert!(cached_pages(&fs) <= pages_max + 512);
+    fs.close().unwrap();
+}

@@ -1,9 +1,55 @@
 //! Runs the program as a user would.
 #![allow(dead_code, clippy::unwrap_used)]
 
+use rustix::process::{Pid, Signal, kill_process_group};
 use std::ffi::OsStr;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// No run of `kedge` takes longer, on whatever machine: one that does hangs.
+const KEDGE_LIMIT: Duration = Duration::from_secs(300);
+
+/// What a command left, which must end within `limit`. It and its children are killed if it does not.
+#[track_caller]
+pub fn output_within(mut command: Command, limit: Duration) -> std::io::Result<Output> {
+    let words: Vec<_> = std::iter::once(command.get_program()).chain(command.get_args()).collect();
+    let line = words.iter().map(|w| w.to_string_lossy()).collect::<Vec<_>>().join(" ");
+    let child = command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let group = Pid::from_raw(child.id() as i32).unwrap();
+    let (send, receive) = mpsc::channel();
+    kedge_base::spawn_named("output", move || send.send(child.wait_with_output())).unwrap();
+    receive.recv_timeout(limit).unwrap_or_else(|_| {
+        let killed = kill_process_group(group, Signal::KILL);
+        panic!("{line}: still running after {limit:?} (killed: {killed:?})")
+    })
+}
+
+/// Runs a program of a Debian package, which must be there and succeed within `limit`. Answers what it printed.
+#[track_caller]
+pub fn tool(mut command: Command, package: &str, limit: Duration) -> String {
+    let name = command.get_program().to_string_lossy().into_owned();
+    // fs_mark and mke2fs may lie where only root looks.
+    let path = std::env::var("PATH").unwrap_or_default();
+    command.env("PATH", format!("{path}:/usr/local/sbin:/usr/sbin:/sbin")).env("LC_ALL", "C");
+    let Output { status, stdout, stderr } = match output_within(command, limit) {
+        Ok(output) => output,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            panic!("{name} is not installed; on Debian, as root, run: apt-get install -y {package}")
+        }
+        Err(e) => panic!("{name}: {e}"),
+    };
+    let out = String::from_utf8_lossy(&stdout).into_owned();
+    assert!(status.success(), "{name}: {status}\n{out}\n{}", String::from_utf8_lossy(&stderr));
+    out
+}
+
+/// Whether the person who runs the tests has asked for those amounts that take minutes.
+pub fn full() -> bool {
+    std::env::var_os("KEDGE_FULL").is_some_and(|v| v == "1")
+}
 
 /// What a run of `kedge` left.
 pub struct Run {
@@ -48,7 +94,7 @@ impl Place {
     pub fn kedge<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Run {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kedge"));
         command.current_dir(self.0.path()).env_remove("KEDGE_LOG").args(args);
-        let Output { status, stdout, stderr } = command.output().unwrap();
+        let Output { status, stdout, stderr } = output_within(command, KEDGE_LIMIT).unwrap();
         Run {
             code: status.code().expect("ends by itself"),
             out: String::from_utf8(stdout).unwrap(),
@@ -59,6 +105,43 @@ impl Place {
     /// The words of one line as arguments.
     pub fn run(&self, line: &str) -> Run {
         self.kedge(line.split(' '))
+    }
+
+    /// A command that will run in the directory.
+    pub fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command.current_dir(self.0.path()).stdin(Stdio::null());
+        command
+    }
+
+    /// Unmounts `mnt`, has the image checked, and mounts it again.
+    #[track_caller]
+    pub fn remount(&self, image: &str, options: &str) {
+        self.unmount_and_check(image);
+        self.run(&format!("mount{options} {image} mnt")).ok();
+    }
+
+    /// Unmounts `mnt`. Not at the first try, perhaps: a test in another thread starts a program, which until it runs has
+    /// whatever files this one had open at that moment.
+    #[track_caller]
+    pub fn unmount(&self) {
+        for _ in 0..100 {
+            let run = self.run("umount mnt");
+            if run.code == 0 {
+                return;
+            }
+            assert!(run.err.contains("is in use"), "{}", run.err);
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        panic!("mnt stays in use");
+    }
+
+    /// Unmounts `mnt` and has the image checked.
+    #[track_caller]
+    pub fn unmount_and_check(&self, image: &str) {
+        self.unmount();
+        let judged = self.run(&format!("fsck {image}"));
+        assert_eq!(judged.code, 0, "fsck {image}: {}{}", judged.out, judged.err);
     }
 
     pub fn info(&self, target: &str) -> serde_json::Value {
@@ -86,6 +169,18 @@ pub fn no_fuse() -> bool {
         eprintln!("KEDGE_NO_FUSE=1: left out");
     }
     no
+}
+
+/// Waits for what another process is about to do.
+#[track_caller]
+pub fn until(what: &str, done: impl Fn() -> bool) {
+    for _ in 0..1000 {
+        if done() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("not within 10 s: {what}");
 }
 
 pub fn write_and_fsync(path: &Path, bytes: &[u8]) {

@@ -1,0 +1,153 @@
+//! What the serving process needs in memory, on the real mount: no more than the budget it was given and a fixed
+//! overhead, however many files there are and however much is written.
+//!
+//! The overhead is threads, the C library's heaps, buffers under way, what is dirty in the tree until the next checkpoint
+//! and what is known of files beyond their pages.
+//!
+//! `KEDGE_FULL=1` makes a million files, else 150,000. Numbers are the kernel's: resident now, and the most there ever was.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+use common::{Place, full, no_fuse};
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::path::Path;
+
+const MIB: u64 = 1 << 20;
+/// What a process may need beyond its `cache_size`.
+const OVERHEAD: u64 = 128 * MIB;
+const SMALL_CACHE: u64 = 64 * MIB;
+const DIRS: u32 = 1000;
+
+/// Bytes resident in the process that serves `mnt`: (now, at most).
+fn memory(place: &Place) -> (u64, u64) {
+    let pid = place.info("mnt")["mount"]["pid"].as_i64().unwrap();
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let field = |name: &str| {
+        let line = status.lines().find_map(|l| l.strip_prefix(name)).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+    };
+    (field("VmRSS:"), field("VmHWM:"))
+}
+
+#[track_caller]
+fn check(place: &Place, when: &str, limit: u64) {
+    let (now, most) = memory(place);
+    println!("{when}: {} MiB resident, {} MiB at most", now / MIB, most / MIB);
+    assert!(most <= limit, "{when}: {} MiB at most, {} are allowed", most / MIB, limit / MIB);
+    assert!(now <= most);
+}
+
+fn name(number: u32) -> String {
+    format!("dir{:04}/a file with some name {number:07}", number % DIRS)
+}
+
+/// As find(1) with -size: every entry and what stat says of it.
+fn walk(dir: &Path) -> u32 {
+    let mut found = 0;
+    for entry in fs::read_dir(dir).unwrap() {
+        let entry = entry.unwrap();
+        let meta = fs::symlink_metadata(entry.path()).unwrap();
+        found += 1;
+        if meta.is_dir() {
+            found += walk(&entry.path());
+        }
+    }
+    found
+}
+
+fn many_files(options: &str, limit: u64) {
+    let place = Place::new();
+    let files: u32 = if full() { 1_000_000 } else { 150_000 };
+    place.run(&format!("mount --create 8G{options} disk.kedge mnt")).ok();
+    for dir in 0..DIRS {
+        fs::create_dir(place.path(&format!("mnt/dir{dir:04}"))).unwrap();
+    }
+    for number in 0..files {
+        let mut file = File::create_new(place.path("mnt").join(name(number))).unwrap();
+        if number % 20 == 0 {
+            file.write_all(&number.to_le_bytes()).unwrap();
+        }
+    }
+    let what = format!("{files} files{options}");
+    check(&place, &format!("{what}, made"), limit);
+    assert_eq!(walk(&place.path("mnt")), files + DIRS);
+    check(&place, &format!("{what}, walked"), limit);
+    // A new process that has seen nothing yet, and a kernel that has forgotten what it knew.
+    place.remount("disk.kedge", options);
+    assert_eq!(walk(&place.path("mnt")), files + DIRS);
+    check(&place, &format!("{what}, walked after a remount"), limit);
+    for number in (0..files).step_by(20) {
+        assert_eq!(fs::read(place.path("mnt").join(name(number))).unwrap(), number.to_le_bytes());
+    }
+    check(&place, &format!("{what}, read"), limit);
+    place.unmount_and_check("disk.kedge");
+}
+
+#[test]
+fn a_million_files_with_the_default_cache() {
+    if !no_fuse() {
+        many_files("", if full() { 512 * MIB } else { 256 * MIB });
+    }
+}
+
+#[test]
+fn a_million_files_with_a_small_cache() {
+    if !no_fuse() {
+        many_files(" --cache-size 64M", SMALL_CACHE + OVERHEAD);
+    }
+}
+
+const STREAM: u64 = 512 * MIB;
+
+fn block(number: u64) -> Vec<u8> {
+    number.to_le_bytes().repeat(MIB as usize / 8)
+}
+
+fn stream(options: &str, limit: u64) {
+    let place = Place::new();
+    place.run(&format!("mount --create 2G{options} disk.kedge mnt")).ok();
+    let path = place.path("mnt/stream");
+    let mut file = File::create_new(&path).unwrap();
+    for number in 0..STREAM / MIB {
+        file.write_all(&block(number)).unwrap();
+    }
+    check(&place, &format!("{options}: written"), limit);
+    file.sync_all().unwrap();
+    check(&place, &format!("{options}: synced"), limit);
+    drop(file);
+    // Once more over what is there, which takes no new blocks.
+    let file = File::options().write(true).open(&path).unwrap();
+    for number in 0..STREAM / MIB {
+        std::os::unix::fs::FileExt::write_all_at(&file, &block(number), number * MIB).unwrap();
+    }
+    file.sync_all().unwrap();
+    check(&place, &format!("{options}: written over"), limit);
+    // The kernel forgets it, so that the reads arrive.
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    drop(file);
+    let mut file = File::open(&path).unwrap();
+    let mut bytes = vec![0; MIB as usize];
+    for number in 0..STREAM / MIB {
+        file.read_exact(&mut bytes).unwrap();
+        assert!(bytes == block(number), "MiB {number} has other bytes");
+    }
+    drop(file);
+    check(&place, &format!("{options}: read"), limit);
+    place.unmount_and_check("disk.kedge");
+}
+
+#[test]
+fn a_large_file_streams_through_a_small_cache() {
+    if !no_fuse() {
+        stream(" --cache-size 64M", SMALL_CACHE + OVERHEAD);
+    }
+}
+
+#[test]
+fn a_large_file_streams_through_a_small_cache_without_the_kernels() {
+    if !no_fuse() {
+        stream(" -o nowriteback_cache --cache-size 64M", SMALL_CACHE + OVERHEAD);
+    }
+}

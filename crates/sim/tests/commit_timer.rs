@@ -1,0 +1,176 @@
+//! Without any fsync: a crash loses no work that had completed more than `commit` before it (G14), whatever the load.
+//!
+//! Real time and real threads: the timer is what is tested. A writer notes when each of its operations had completed; the
+//! power fails at a moment of its own; what was recovered must hold everything that was old enough. `SLACK` is what a
+//! machine that does other things meanwhile may add: it is much shorter than `COMMIT`, so that a timer that runs late by
+//! an interval, or starts anew with every request, fails.
+
+mod common;
+
+use common::seeds;
+use kedge_base::{Clock, SystemClock};
+use kedge_device::sim::SimDevice;
+use kedge_sim::ops::{Fill, OWNER, list};
+use kedge_sim::rig::{self, within};
+use kedgefs::{FileSystem, Ino, MountOptions};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+const COMMIT: Duration = Duration::from_millis(1500);
+const SLACK: Duration = Duration::from_millis(700);
+/// Between operations: faster, they would fill a log write, which goes out by itself and hides a timer that is late.
+const PAUSE: Duration = Duration::from_millis(8);
+const IMAGE: u64 = 256 << 20;
+const LOG: u64 = 32 << 20;
+
+/// What a writer does beside making files.
+#[derive(Clone, Copy, Debug)]
+enum Load {
+    /// Names, links, renames: the log alone.
+    Metadata,
+    /// Small files and overwrites: dirty pages.
+    Data,
+    /// More dirty pages than the cache takes: the flusher is woken all the time.
+    Flood,
+    /// Nothing for most of the first interval, then a flood: the timer must not start with it.
+    LateFlood,
+}
+
+/// When an operation had completed, by what can be seen of it: a file and its bytes.
+struct Done {
+    at: Duration,
+    name: String,
+    fill: u32,
+    len: usize,
+}
+
+fn run_load(
+    fs: &FileSystem,
+    clock: &SystemClock,
+    load: Load,
+    stop: &AtomicBool,
+) -> Result<Vec<Done>, String> {
+    let said = |e: kedgefs::Error| e.to_string();
+    let flood = fs.create(Ino::ROOT, b"flood", 0o644, OWNER).map_err(said)?.ino;
+    let mut done = Vec::new();
+    for number in 0u32.. {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        let len = if matches!(load, Load::Metadata) { 0 } else { 1 + (number as usize * 977) % 9000 };
+        let (first, name) = (format!("new{number}"), format!("f{number}"));
+        let ino = fs.create(Ino::ROOT, first.as_bytes(), 0o644, OWNER).map_err(said)?.ino;
+        if len > 0 {
+            fs.write(ino, 0, &Fill::Seed(number).bytes(0, len)).map_err(said)?;
+        }
+        let replace = kedgefs::RenameMode::Replace;
+        fs.rename(Ino::ROOT, first.as_bytes(), Ino::ROOT, name.as_bytes(), replace).map_err(said)?;
+        done.push(Done { at: clock.monotonic(), name, fill: number, len });
+        let flooding = match load {
+            Load::Flood => true,
+            Load::LateFlood => clock.monotonic() > COMMIT * 4 / 5,
+            _ => false,
+        };
+        if flooding {
+            let at = u64::from(number) % 64 * (1 << 20);
+            fs.write(flood, at, &vec![number as u8; 1 << 20]).map_err(said)?;
+        }
+        std::thread::sleep(PAUSE);
+    }
+    Ok(done)
+}
+
+/// Names and bytes of what was recovered.
+fn recovered(fs: &FileSystem) -> Result<BTreeMap<String, Vec<u8>>, String> {
+    let said = |e: kedgefs::Error| e.to_string();
+    let mut found = BTreeMap::new();
+    for (name, _) in list(fs, Ino::ROOT).map_err(said)? {
+        if !name.starts_with('f') || name == "flood" {
+            continue;
+        }
+        let attr = fs.lookup(Ino::ROOT, name.as_bytes()).map_err(said)?;
+        let mut bytes = vec![0; attr.size as usize];
+        let read = fs.read(attr.ino, 0, &mut bytes).map_err(said)?;
+        bytes.truncate(read);
+        found.insert(name, bytes);
+    }
+    Ok(found)
+}
+
+/// Answers how much older than the crash the youngest work was that is lost: at most `COMMIT`, but for the slack.
+fn lost_age(load: Load, commit: Duration, seed: u64) -> Result<Duration, String> {
+    let mut rng = SmallRng::seed_from_u64(seed);
+    let device = Arc::new(SimDevice::new(rig::format(IMAGE, LOG)?));
+    device.stop_recording();
+    let clock = SystemClock::default();
+    let options = MountOptions { commit, cache_size: 16 << 20, ..MountOptions::default() };
+    let fs = FileSystem::open(device.clone(), Arc::new(clock), options).map_err(|e| e.to_string())?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let (inner, inner_stop) = (fs.clone(), stop.clone());
+    let writer = kedge_base::spawn_named("writer", move || run_load(&inner, &clock, load, &inner_stop))
+        .map_err(|e| e.to_string())?;
+    // Somewhere from before the second tick to behind the third; if the timer starts late, before its first.
+    let span = if matches!(load, Load::LateFlood) { COMMIT / 4 } else { COMMIT * 2 };
+    let at = COMMIT + SLACK + Duration::from_millis(100) + rng.random_range(Duration::ZERO..span);
+    std::thread::sleep(at.saturating_sub(clock.monotonic()));
+    let crash = clock.monotonic();
+    let medium = device.crash(rng.random());
+    stop.store(true, Ordering::Relaxed);
+    // The power is off; what the writer and the timer still do reaches nobody.
+    let done = writer.join().map_err(|p| rig::panic_text(&*p))??;
+    let _ = fs.shutdown(false);
+    rig::fsck(medium.fork())?;
+    let fs = FileSystem::open(Arc::new(medium), Arc::new(clock), MountOptions::default())
+        .map_err(|e| e.to_string())?;
+    let found = recovered(&fs)?;
+    let before = done.iter().filter(|d| d.at < crash).count();
+    if before < 20 {
+        return Err(format!("the writer did only {before} operations"));
+    }
+    let whole = |d: &Done| found.get(&d.name).is_some_and(|b| *b == Fill::Seed(d.fill).bytes(0, d.len));
+    let oldest = done.iter().find(|d| d.at < crash && !whole(d));
+    Ok(oldest.map_or(Duration::ZERO, |d| crash - d.at))
+}
+
+fn check(load: Load) {
+    for seed in seeds(4) {
+        let what = format!("KEDGE_SEED={seed} {load:?}");
+        let lost = within(Duration::from_secs(120), &what, move || lost_age(load, COMMIT, seed));
+        let lost = lost.unwrap_or_else(|e| panic!("{what}: {e}"));
+        println!("{what}: work of the last {lost:?} is lost");
+        assert!(lost <= COMMIT + SLACK, "{what}: work that was {lost:?} old is lost, commit is {COMMIT:?}");
+    }
+}
+
+#[test]
+fn names_are_durable_in_time() {
+    check(Load::Metadata);
+}
+
+#[test]
+fn small_files_are_durable_in_time() {
+    check(Load::Data);
+}
+
+#[test]
+fn a_flood_of_dirty_pages_does_not_delay_the_timer() {
+    check(Load::Flood);
+}
+
+#[test]
+fn a_flood_does_not_start_the_timer_anew() {
+    check(Load::LateFlood);
+}
+
+/// The test can fail: with a timer that never fires everything is lost.
+#[test]
+fn without_a_timer_work_is_lost() {
+    let hour = Duration::from_secs(3600);
+    let lost = within(Duration::from_secs(120), "no timer", move || lost_age(Load::Metadata, hour, 1));
+    let lost = lost.expect("runs");
+    assert!(lost > COMMIT + SLACK, "{lost:?}");
+}
