@@ -28,6 +28,7 @@ mod kinds;
 mod names;
 mod owned;
 mod read;
+mod repair;
 mod replay;
 mod report;
 mod slots;
@@ -36,6 +37,7 @@ mod tree;
 
 pub use image::check_checkpoint;
 pub use kinds::{FindingKind, Severity};
+pub use repair::{Ending, Repair, RepairKind, RepairMode, RepairOptions, RepairReport, repair};
 pub use replay::StoreReplay;
 pub use report::{Counters, Finding, ReplayState, ReplaySummary, Report, SuperblockSummary};
 
