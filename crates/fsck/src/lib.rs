@@ -3,7 +3,8 @@
 //! What is judged is always a *checkpointed* image: superblock, tree, bitmaps. It is read through `kedge_format` and
 //! `kedge_device` alone, never through the engine's tree, allocator or file system, so that a fault of theirs does not hide
 //! itself. The log is the exception: replay *is* the engine's, so the store replays it into an overlay in memory, and the
-//! image that recovery would leave is what gets judged. The device itself is never written.
+//! image that recovery would leave is what gets judged. A check never writes to the device; a [`repair`](repair()) does, as its module
+//! says.
 //!
 //! # What [`check`] does
 //! | newest slot | replay offered | replay | judged |
@@ -56,7 +57,8 @@ pub trait Replay: Send + Sync {
 /// How far a phase of the check has come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Progress {
-    /// "replay", "nodes" (of one level of the tree), "items", "names" or "space".
+    /// "replay", "nodes" (of one level of the tree), "items", "names" or "space"; of a repair also "salvage", "gather" and
+    /// "rebuild".
     pub phase: &'static str,
     pub done: u64,
     pub total: u64,

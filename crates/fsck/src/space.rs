@@ -79,7 +79,11 @@ pub(crate) fn bitmap_block(sb: &Superblock, group: u64, entry: &GroupEntry) -> B
 }
 
 /// The index's entries, `None` where a block of it is not valid.
-pub(crate) fn read_index(sb: &Superblock, reader: &mut Reader, findings: &mut Findings) -> Vec<Option<GroupEntry>> {
+pub(crate) fn read_index(
+    sb: &Superblock,
+    reader: &mut Reader,
+    findings: &mut Findings,
+) -> Vec<Option<GroupEntry>> {
     let (g, c) = (&sb.geometry, &sb.checkpoint);
     let start = g.index_start[Superblock::slot_of(c.generation)];
     let mut out: Vec<Option<GroupEntry>> = Vec::with_capacity(g.groups() as usize);

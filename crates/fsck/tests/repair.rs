@@ -5,10 +5,12 @@
 #![allow(clippy::unwrap_used)]
 
 use kedge_base::{BLOCK_SIZE, Clock, Ino, ManualClock};
-use kedge_device::sim::{SimDevice, StatePlan};
+use kedge_device::sim::{FaultPlan, OpKind, SimDevice, StatePlan};
 use kedge_device::{Device, MemDevice};
-use kedge_fsck::{CheckOptions, Ending, RepairKind, RepairMode, RepairOptions, RepairReport, StoreReplay, repair};
 use kedge_format::superblock::{SLOTS, Superblock};
+use kedge_fsck::{
+    CheckOptions, Ending, RepairKind, RepairMode, RepairOptions, RepairReport, StoreReplay, repair,
+};
 use kedgefs::{FileKind, FileSystem, FormatOptions, MountOptions, Owner};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -36,7 +38,11 @@ impl Random {
 /// The bytes of a file from an offset on. Zero is a hole's, so no file has it of its own.
 fn pattern(ino: Ino, offset: u64, len: usize) -> Vec<u8> {
     (offset..offset + len as u64)
-        .map(|at| ((ino.0.wrapping_mul(0x9e3779b97f4a7c15) ^ (at / 61).wrapping_mul(0xff51afd7ed558ccd)) >> 32) as u8 | 1)
+        .map(|at| {
+            ((ino.0.wrapping_mul(0x9e3779b97f4a7c15) ^ (at / 61).wrapping_mul(0xff51afd7ed558ccd)) >> 32)
+                as u8
+                | 1
+        })
         .collect()
 }
 
@@ -223,7 +229,11 @@ fn assert_usable(device: &MemDevice, what: &str) -> Tree {
         if *kind == FileKind::Regular {
             let own = pattern(*ino, 0, content.len());
             let foreign = content.iter().zip(&own).position(|(is, own)| is != own && *is != 0);
-            assert!(foreign.is_none(), "{what}: {} has foreign bytes from {foreign:?} on", path.escape_ascii());
+            assert!(
+                foreign.is_none(),
+                "{what}: {} has foreign bytes from {foreign:?} on",
+                path.escape_ascii()
+            );
         }
     }
     let owner = Owner { uid: 0, gid: 0 };
@@ -261,8 +271,9 @@ fn random_damage_is_repaired_or_refused() {
             let device = Arc::new(whole.fork());
             let said = damage(&device, &mut Random(seed));
             let what = format!("seed {seed:#x} (image {i}): {said}");
-            let report = catch_unwind(AssertUnwindSafe(|| repair(device.clone(), &options(RepairMode::Full))))
-                .unwrap_or_else(|_| panic!("panic: {what}"));
+            let report =
+                catch_unwind(AssertUnwindSafe(|| repair(device.clone(), &options(RepairMode::Full))))
+                    .unwrap_or_else(|_| panic!("panic: {what}"));
             match assert_good_end(&device, &report, &what) {
                 Some(_) => repaired += (report.ending == Ending::Repaired) as u32,
                 None => refused += 1,
@@ -270,7 +281,9 @@ fn random_damage_is_repaired_or_refused() {
             given_up += (report.count(RepairKind::LogGivenUp) > 0) as u32;
         }
     }
-    println!("seeds from {SEED:#x}: {repaired} repaired, {refused} refused, {given_up} gave up part of the log");
+    println!(
+        "seeds from {SEED:#x}: {repaired} repaired, {refused} refused, {given_up} gave up part of the log"
+    );
     assert!(repaired > 150, "{repaired} repaired, {refused} refused");
 }
 
@@ -382,4 +395,37 @@ fn a_crash_in_a_repair_is_repaired_again() {
     }
     println!("{states} states");
     assert!(states > 50, "only {states} states");
+}
+
+/// The device fails at the n-th write of a repair, and from then on: the repair says so, and the next one ends clean.
+#[test]
+fn a_device_that_fails_in_a_repair_leaves_what_can_be_repaired() {
+    let mut failed = 0;
+    for i in 0..6u64 {
+        let seed = 0x6661_696c_7300 + i;
+        let damaged = image(seed);
+        let said = damage(&damaged, &mut Random(seed));
+        if newest_slot(&damaged).is_none() {
+            continue;
+        }
+        for nth in 1..60 {
+            let sim = Arc::new(SimDevice::new(damaged.fork()));
+            sim.stop_recording();
+            sim.set_plan(FaultPlan::new(seed).fail(OpKind::Write, nth, 5));
+            let what = format!("seed {seed:#x}, write {nth}: {said}");
+            let report = repair(sim.clone(), &options(RepairMode::Full));
+            let ended = matches!(report.ending, Ending::Repaired | Ending::Clean);
+            if !ended {
+                assert_eq!((report.ending, report.exit_code & 8), (Ending::Failed, 8), "{what}: {report}");
+                failed += 1;
+            }
+            let device = Arc::new(sim.crash(seed));
+            let again = repair(device.clone(), &options(RepairMode::Full));
+            assert_good_end(&device, &again, &what);
+            if ended {
+                break;
+            }
+        }
+    }
+    assert!(failed > 10, "only {failed} repairs met a failure");
 }

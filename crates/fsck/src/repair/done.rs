@@ -1,7 +1,7 @@
 //! What a repair did, for people and scripts.
 
-use crate::report::{At, Finding, Report};
 use crate::ReplayState;
+use crate::report::{At, Finding, Report};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -231,7 +231,9 @@ impl fmt::Display for RepairReport {
             Ending::Repaired => {
                 write!(f, "{}: repaired; checked again: clean{}", self.device, Because(&self.message))
             }
-            Ending::Left => write!(f, "{}: errors left, nothing was written{}", self.device, Because(&self.message)),
+            Ending::Left => {
+                write!(f, "{}: errors left, nothing was written{}", self.device, Because(&self.message))
+            }
             Ending::Unclean => {
                 write!(f, "{}: errors left, nothing was changed{}", self.device, Because(&self.message))
             }

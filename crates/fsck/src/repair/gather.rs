@@ -59,10 +59,12 @@ pub(crate) struct Gathered {
     pub inodes: Vec<Inode>,
     pub names: Vec<Name>,
     pub orphans: Vec<(u64, Orphan)>,
-    /// Entries of the root directory whose names begin with [`LOST_FOUND`]: name, target.
-    pub lost_found: Vec<(Vec<u8>, u64)>,
-    /// The names in the directories that `lost_found` names, where they begin with '#'.
-    pub reattached: HashMap<u64, HashSet<Vec<u8>>>,
+    /// Entries of the root directory whose names begin with [`LOST_FOUND`], and their targets.
+    pub lost_found: HashMap<Vec<u8>, u64>,
+    /// The target of the one that is called just so. The root's entries come before all others.
+    lost_found_ino: Option<u64>,
+    /// The names in that directory that begin with '#'.
+    pub reattached: HashSet<Vec<u8>>,
 }
 
 impl Gathered {
@@ -117,11 +119,13 @@ impl Gathered {
                 let (target, kind) = (dentry.ino.0, dentry.kind);
                 self.names.push(Name { target, dir: key.ino, slot: key.offset, kind, keep: false });
                 if key.ino == Ino::ROOT.0 && dentry.name.starts_with(LOST_FOUND) {
-                    self.lost_found.push((dentry.name.to_vec(), target));
+                    self.lost_found.insert(dentry.name.to_vec(), target);
+                    if dentry.name == LOST_FOUND {
+                        self.lost_found_ino = Some(target);
+                    }
                 }
-                let place = dentry.name.starts_with(b"#") && self.lost_found.iter().any(|l| l.1 == key.ino);
-                if place {
-                    self.reattached.entry(key.ino).or_default().insert(dentry.name.to_vec());
+                if self.lost_found_ino == Some(key.ino) && dentry.name.starts_with(b"#") {
+                    self.reattached.insert(dentry.name.to_vec());
                 }
             }
             Sieved::Extent(pieces, cut) => {

@@ -4,7 +4,7 @@
 //! A repair never changes what it finds. It makes a *new checkpoint* beside the old one:
 //! 1. The log is replayed into memory ([`source`]); what cannot be replayed is given up and said.
 //! 2. The result is judged as by [`crate::check`]; with nothing wrong, the next steps only carry the replay over.
-//! 3. The readable items are gathered ([`gather`]), each judged by itself ([`sieve`]), then together ([`plan`]).
+//! 3. Leaves below unreadable nodes are looked for ([`salvage`]). The readable items are gathered ([`gather`]), each judged by itself ([`sieve`]), then together ([`plan`]).
 //! 4. If items or nodes change, the items that stay are streamed into a new tree ([`rebuild`]), in blocks that neither the
 //!    checkpoint on the device nor the replayed one owns. Else the tree stays.
 //! 5. File data and nodes that replay wrote in memory are written to their places. All bitmaps, made from what the tree owns,
@@ -30,6 +30,7 @@ mod done;
 mod gather;
 mod plan;
 mod rebuild;
+mod salvage;
 mod sieve;
 mod source;
 mod tracked;
@@ -49,12 +50,14 @@ use crate::tree::{self, NodeRef};
 use crate::{CheckOptions, Progress, StoreReplay};
 use commit::New;
 use done::Repairs;
-use kedge_base::{Clock, Error, Generation, Result, SystemClock};
+use kedge_base::{BlockNo, Clock, Error, Generation, Result, SystemClock};
 use kedge_device::Device;
+use kedge_format::Key;
 use kedge_format::node::NODE_BLOCKS;
 use kedge_format::superblock::Superblock;
 use rebuild::{Builder, Places, Rebuild, Root};
 use source::Source;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// How much may be repaired.
@@ -334,14 +337,20 @@ impl Job<'_> {
         let sb = &source.sb;
         let mut state = State::new(sb.geometry.groups(), Findings::new(0));
         let mut report = |done, total| progress(Progress { phase: "nodes", done, total });
-        let leaves = tree::walk_inner(sb, reader, &mut state, &mut report);
+        let mut leaves = tree::walk_inner(sb, reader, &mut state, &mut report);
+        let below_lost: Vec<_> = state.lost.ranges().collect();
+        if !below_lost.is_empty() && self.options.mode == RepairMode::Full {
+            let owned = &mut state.owned;
+            salvage::salvage(source, reader, &below_lost, &mut leaves, owned, repairs, progress);
+        }
         let leaves = tree::valid_leaves(sb, reader, &mut state, &leaves);
         // What is no node may be somebody's data.
         for node in &state.bad_nodes {
             state.owned.release(node.block, NODE_BLOCKS);
         }
+        let bad: HashMap<Key, BlockNo> = state.bad_nodes.iter().map(|n| (n.low, n.block)).collect();
         for (low, high) in state.lost.ranges() {
-            let block = state.bad_nodes.iter().find(|node| node.low == low).map(|node| node.block);
+            let block = bad.get(&low).copied();
             repairs.add(RepairKind::NodeDropped, At { ino: None, block }, || match high {
                 Some(high) => format!("all items from {low} up to {high}"),
                 None => format!("all items from {low} on"),

@@ -159,6 +159,54 @@ fn a_destroyed_leaf_costs_nothing_that_lies_elsewhere() {
 }
 
 #[test]
+fn leaves_below_a_destroyed_node_are_found_again() {
+    let built = Image::sample().build();
+    let whole = items(&built.device);
+    let inner: Vec<BlockNo> = built.nodes[1..].iter().flatten().copied().collect();
+    assert!(inner.len() >= 4);
+    for node in inner {
+        let device = Arc::new(built.device.fork());
+        write(&device, node, &[0xa5; NODE_SIZE]);
+        let report = repaired(&device, RepairMode::Full);
+        assert_ends_clean(&device, &report, &format!("node {node}"));
+        assert!(report.count(RepairKind::NodeSalvaged) > 1, "{report}");
+        assert_eq!(report.count(RepairKind::NodeDropped), 1, "{report}");
+        assert!(items(&device) == whole, "node {node}: {report}");
+    }
+}
+
+/// A leaf that the tree gave up, in blocks that a file then took and did not write.
+#[test]
+fn stale_leaves_stay_out() {
+    let mut image = Image::sample();
+    let stale = BlockNo(image.next_data.next_multiple_of(4) + 4);
+    image.next_data = stale.0 + 4;
+    image.file(300, 1, &[]);
+    image.extent(300, 0, ExtentItem { start: stale, blocks: 4, unwritten: true });
+    image.core(300, |c| c.blocks = 4);
+    image.name(3, "fallocated", 300, FileKind::Regular);
+    // Its last owner's generation, and one that no node of the tree has.
+    for generation in [1, 5] {
+        let mut image = Image { items: image.items.clone(), ..Image::sample() };
+        image.next_data = stale.0 + 4;
+        let uuid = image.geometry.uuid;
+        let built = image.build();
+        let whole = items(&built.device);
+        let mut bytes = vec![0; NODE_SIZE];
+        let mut node = NodeMut::init(&mut bytes, &uuid, stale, Generation(generation), 0);
+        let dead = InodeCore { mode: FileKind::Regular.mode_bits() | 0o600, ..InodeCore::default() };
+        node.append(&Key::inode(Ino(1000)), &dead.encode());
+        node.seal();
+        write(&built.device, stale, &bytes);
+        write(&built.device, built.nodes.last().unwrap()[0], &[0; NODE_SIZE]);
+        let device = Arc::new(built.device);
+        let report = repaired(&device, RepairMode::Full);
+        assert_ends_clean(&device, &report, "stale");
+        assert!(items(&device) == whole, "{report}");
+    }
+}
+
+#[test]
 fn inodes_without_a_name_go_to_lost_and_found() {
     let mut image = Image::sample();
     image.file(400, 1, &[(0, 2)]);

@@ -50,9 +50,10 @@ pub(crate) fn plan(
     let next_ino = planner.reattach(&mut gathered)?;
     let orphans = planner.orphans(&gathered);
     planner.cores(&gathered);
-    let retyped = gathered.names.iter().any(|n| {
-        n.keep && gathered.find(n.target).is_some_and(|i| gathered.inodes[i].kind != Some(n.kind))
-    });
+    let retyped = gathered
+        .names
+        .iter()
+        .any(|n| n.keep && gathered.find(n.target).is_some_and(|i| gathered.inodes[i].kind != Some(n.kind)));
     let inodes = gathered.inodes.iter().filter(|i| i.keep).count() as u64;
     let Planner { dropped, added, .. } = planner;
     Ok(Plan { gathered, dropped, retyped, added, orphans, next_ino, inodes })
@@ -285,9 +286,11 @@ impl Planner<'_> {
         if homeless.is_empty() {
             return Ok(next_ino);
         }
+        let mut taken_names = std::mem::take(&mut gathered.reattached);
         let place = match self.lost_found(gathered) {
             Some(place) => place,
             None => {
+                taken_names.clear();
                 let ino = next_ino;
                 next_ino = ino.checked_add(1).ok_or(Error::NoSpace)?;
                 self.make_lost_found(gathered, ino)?;
@@ -295,7 +298,6 @@ impl Planner<'_> {
             }
         };
         let mut slots = taken_slots(gathered, place);
-        let taken_names = gathered.reattached.remove(&place).unwrap_or_default();
         let at = gathered.find(place).ok_or(Error::NoSpace)?;
         for i in homeless {
             let inode = &mut gathered.inodes[i];
@@ -322,7 +324,7 @@ impl Planner<'_> {
 
     /// The directory lost+found, if there is one.
     fn lost_found(&self, gathered: &Gathered) -> Option<u64> {
-        let (_, ino) = gathered.lost_found.iter().find(|(name, _)| name == LOST_FOUND)?;
+        let ino = gathered.lost_found.get(LOST_FOUND)?;
         let inode = &gathered.inodes[gathered.find(*ino)?];
         let name = Planner::name_of(gathered, *ino)?;
         let usable = inode.keep && inode.kind == Some(FileKind::Directory);
@@ -333,7 +335,7 @@ impl Planner<'_> {
         let text = String::from_utf8_lossy(LOST_FOUND);
         let name = (0..u64::MAX)
             .map(|n| if n == 0 { text.to_string() } else { format!("{text}.{n}") })
-            .find(|name| gathered.lost_found.iter().all(|l| l.0 != name.as_bytes()))
+            .find(|name| !gathered.lost_found.contains_key(name.as_bytes()))
             .ok_or(Error::NoSpace)?;
         let mut slots = taken_slots(gathered, Ino::ROOT.0);
         self.add_name(&mut slots, Ino::ROOT.0, name.as_bytes(), ino, FileKind::Directory)?;

@@ -155,8 +155,7 @@ impl<'a> Builder<'a> {
                 self.writer.put(at.addr, &at.bytes)?;
                 self.writer.finish()?;
                 let nodes = self.nodes.len() as u64;
-                let root =
-                    Root { block: at.addr, generation: self.generation, level: level as u8, nodes };
+                let root = Root { block: at.addr, generation: self.generation, level: level as u8, nodes };
                 return Ok((root, self.nodes));
             }
             if at.open {

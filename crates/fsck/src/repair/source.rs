@@ -25,9 +25,7 @@ use crate::space::{bitmap_block, read_index, words};
 use crate::{Replay, ReplayState, ReplaySummary};
 use kedge_base::{BLOCK_SIZE, BlockNo, Error, IoBuf, Lsn, Result};
 use kedge_device::Device;
-use kedge_format::alloc::{
-    GROUP_BLOCKS, GroupEntry, INDEX_ENTRIES, bitmap_crc, encode_index_block,
-};
+use kedge_format::alloc::{GROUP_BLOCKS, GroupEntry, INDEX_ENTRIES, bitmap_crc, encode_index_block};
 use kedge_format::logwrite::WriteHeader;
 use kedge_format::record::{Edit, Record};
 use kedge_format::superblock::{Geometry, SLOTS, Superblock};

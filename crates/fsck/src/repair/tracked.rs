@@ -16,10 +16,7 @@ pub(crate) struct Tracked {
 impl Tracked {
     pub fn new(base: Arc<dyn Device>) -> Tracked {
         let groups = (base.geometry().size / BLOCK_SIZE as u64).div_ceil(GROUP_BLOCKS);
-        Tracked {
-            overlay: OverlayDevice::new(base),
-            written: Mutex::new(Rank::Leaf, Owned::new(groups)),
-        }
+        Tracked { overlay: OverlayDevice::new(base), written: Mutex::new(Rank::Leaf, Owned::new(groups)) }
     }
 
     /// The blocks written since it was made.
