@@ -4,15 +4,16 @@
 //! Each byte of each file is a function of the file and the place, so that foreign bytes are seen wherever they come from.
 #![allow(clippy::unwrap_used)]
 
-use kedge_base::{BLOCK_SIZE, Clock, Ino, ManualClock};
+use kedge_base::{BLOCK_SIZE, BlockNo, Clock, Ino, ManualClock};
 use kedge_device::sim::{FaultPlan, OpKind, SimDevice, StatePlan};
 use kedge_device::{Device, MemDevice};
+use kedge_format::node::{NODE_SIZE, NodeView};
 use kedge_format::superblock::{SLOTS, Superblock};
 use kedge_fsck::{
     CheckOptions, Ending, RepairKind, RepairMode, RepairOptions, RepairReport, StoreReplay, repair,
 };
 use kedgefs::{FileKind, FileSystem, FormatOptions, MountOptions, Owner};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -364,6 +365,53 @@ fn a_log_that_breaks_off_is_replayed_up_to_there() {
         seen += 1;
     }
     assert_eq!(seen, 12);
+}
+
+/// The live leaves of an image, with the inodes that have items there.
+fn leaves(device: &MemDevice) -> Vec<(BlockNo, BTreeSet<u64>)> {
+    let c = newest(device).checkpoint;
+    let mut level = vec![c.root];
+    for _ in 0..c.root_level {
+        let below = level.iter().flat_map(|node| {
+            let bytes = device.bytes(node.byte_offset(), NODE_SIZE);
+            let view = NodeView::trusted(&bytes);
+            (0..view.items()).map(|i| view.child(i).addr).collect::<Vec<_>>()
+        });
+        level = below.collect();
+    }
+    let with_inodes = level.into_iter().map(|leaf| {
+        let bytes = device.bytes(leaf.byte_offset(), NODE_SIZE);
+        (leaf, NodeView::trusted(&bytes).iter().map(|(key, _)| key.ino).collect())
+    });
+    with_inodes.collect()
+}
+
+/// One leaf is destroyed: whoever has no item there is as before, under the same name or in lost+found.
+#[test]
+fn files_outside_a_destroyed_leaf_keep_their_content() {
+    let mut compared = 0;
+    for i in 0..12u64 {
+        let device = Arc::new(image(0x6c65_6166_0000 + i));
+        // Unmounted, so that the tree has everything.
+        open(device.clone()).unwrap().close().unwrap();
+        let before = list(&open(Arc::new(device.fork())).unwrap()).unwrap();
+        for (leaf, inodes) in leaves(&device) {
+            let device = Arc::new(device.fork());
+            device.corrupt(leaf.byte_offset(), |b| b[..BLOCK_SIZE].fill(0));
+            let report = repair(device.clone(), &options(RepairMode::Full));
+            let what = format!("image {i}, leaf {leaf}");
+            let tree = assert_good_end(&device, &report, &what).unwrap();
+            let after: BTreeMap<Ino, &Vec<u8>> = tree.values().map(|(ino, _, bytes)| (*ino, bytes)).collect();
+            for (path, (ino, kind, content)) in &before {
+                if !inodes.contains(&ino.0) && *kind != FileKind::Directory {
+                    let is = after.get(ino);
+                    assert!(is == Some(&content), "{what}: {} changed: {report}", path.escape_ascii());
+                    compared += 1;
+                }
+            }
+        }
+    }
+    assert!(compared > 200, "only {compared} files lay elsewhere");
 }
 
 /// Power fails at each write of a repair that replays a log, and of one that also rewrites a damaged tree.
