@@ -4,7 +4,7 @@ use crate::options::MountWords;
 use anyhow::{Context, Result};
 use kedge_base::SystemClock;
 use kedge_device::{Device, FileDevice, OpenOptions};
-use kedge_fsck::{CheckOptions, StoreReplay};
+use kedge_fsck::{CheckOptions, Progress, RepairMode, RepairOptions, StoreReplay};
 use kedge_fuse::{FuseOptions, MountedSession};
 use kedgefs::{FileSystem, FormatOptions, MountOptions, Owner};
 use std::path::Path;
@@ -92,13 +92,28 @@ pub struct Checked {
     pub exit_code: u8,
 }
 
+/// Hears how far a check has come.
+pub type Hear = Arc<dyn Fn(Progress) + Send + Sync>;
+
 /// Judges an image without writing to it.
-pub fn check(path: &Path) -> Result<Checked> {
-    let options = CheckOptions { replay: Some(Arc::new(StoreReplay)), ..CheckOptions::default() };
+pub fn check(path: &Path, progress: Option<Hear>) -> Result<Checked> {
+    let options = CheckOptions { replay: Some(Arc::new(StoreReplay)), progress, ..CheckOptions::default() };
     let report = kedge_fsck::check(open_device(path, true)?, &options);
     Ok(Checked {
         text: report.to_string(),
         json: serde_json::to_value(&report).context("write the report as JSON")?,
         exit_code: report.exit_code() as u8,
+    })
+}
+
+/// Repairs an image, which nobody else can open meanwhile.
+pub fn repair(path: &Path, mode: RepairMode, force: bool, progress: Option<Hear>) -> Result<Checked> {
+    let check = CheckOptions { replay: Some(Arc::new(StoreReplay)), progress, ..CheckOptions::default() };
+    let options = RepairOptions { check, force, ..RepairOptions::new(mode) };
+    let report = kedge_fsck::repair(open_device(path, false)?, &options);
+    Ok(Checked {
+        text: report.to_string(),
+        json: serde_json::to_value(&report).context("write the report as JSON")?,
+        exit_code: report.exit_code as u8,
     })
 }

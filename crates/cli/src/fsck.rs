@@ -1,16 +1,45 @@
-//! `kedge fsck`: judges an image as recovery would leave it, and writes nothing.
+//! `kedge fsck`: judges an image as recovery would leave it, and repairs it if asked to.
+//!
+//! # Which of them
+//! | | what is looked at | what is written |
+//! |---|---|---|
+//! | nothing, or `-n` | everything | nothing |
+//! | `-p`, `-a` | everything, unless the image was unmounted (`-f`: also then) | what nobody can miss: the log is replayed, counts, bitmaps and orphan items are corrected |
+//! | `-y` | the same | everything that is needed for a clean image |
+//!
+//! There are no questions, so without a mode a terminal makes no difference.
 
-use crate::{engine, mounts};
+use crate::engine::Checked;
+use crate::{Usage, engine, mounts};
 use anyhow::{Result, bail};
-use std::io::Write;
+use kedge_fsck::{Progress, RepairMode};
+use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// Write nothing (this version never does)
+    /// Check everything, write nothing (so it is without -p and -y, too)
     #[arg(short = 'n')]
     dry_run: bool,
+    /// Replay the log and repair what is safe; anything else is left, with exit code 4 (also -a)
+    #[arg(short = 'p', short_alias = 'a')]
+    preen: bool,
+    /// Repair everything, at the price of what cannot be read
+    #[arg(short = 'y')]
+    yes: bool,
+    /// With -p or -y: check an image that was unmounted, too
+    #[arg(short = 'f')]
+    force: bool,
+    /// Show progress on a terminal
+    #[arg(short = 'C')]
+    progress: bool,
+    /// fsck(8) writes a file descriptor behind -C: progress goes to the terminal nevertheless
+    #[arg(short = '0', short_aliases = ['1', '2', '3', '4', '5', '6', '7', '8', '9'],
+          action = clap::ArgAction::Count, hide = true, requires = "progress")]
+    descriptor: u8,
     /// Print the report as JSON
     #[arg(long)]
     json: bool,
@@ -23,15 +52,57 @@ pub const OPERATIONAL: u8 = 8;
 pub const USAGE: u8 = 16;
 
 pub fn run(args: Args) -> Result<ExitCode> {
+    if args.dry_run as u8 + args.preen as u8 + args.yes as u8 > 1 {
+        bail!(Usage("only one of -n, -p (-a) and -y can be meant".into()));
+    }
     if let Some(mount) = mounts::of_image(&args.image)? {
         bail!("{} is mounted on {}: unmount it first", args.image.display(), mount.dir.display());
     }
-    let checked = engine::check(&args.image)?;
+    let bar = (args.progress && std::io::stderr().is_terminal()).then(|| Arc::new(Bar::default()));
+    let hear: Option<engine::Hear> = bar.clone().map(|bar| {
+        let hear: engine::Hear = Arc::new(move |p| bar.show(p));
+        hear
+    });
+    let mode = match (args.preen, args.yes) {
+        (true, _) => Some(RepairMode::Preen),
+        (_, true) => Some(RepairMode::Full),
+        _ => None,
+    };
+    let checked = match mode {
+        None => engine::check(&args.image, hear),
+        Some(mode) => engine::repair(&args.image, mode, args.force, hear),
+    };
+    if let Some(bar) = bar {
+        bar.clear();
+    }
+    let Checked { text, json, exit_code } = checked?;
     let mut out = std::io::stdout().lock();
     if args.json {
-        writeln!(out, "{:#}", checked.json)?;
+        writeln!(out, "{json:#}")?;
     } else {
-        writeln!(out, "{}", checked.text.trim_end())?;
+        writeln!(out, "{}", text.trim_end())?;
     }
-    Ok(ExitCode::from(checked.exit_code))
+    Ok(ExitCode::from(exit_code))
+}
+
+/// One line on stderr that is written over and over.
+#[derive(Default)]
+struct Bar {
+    /// Phase and percentage shown last, as one number.
+    shown: AtomicU64,
+}
+
+impl Bar {
+    fn show(&self, p: Progress) {
+        let percent = p.done * 100 / p.total.max(1);
+        let now = p.phase.bytes().fold(0, |sum: u64, b| sum * 31 + b as u64) << 8 | percent;
+        if self.shown.swap(now, Ordering::Relaxed) != now {
+            // Progress that cannot be shown is no reason to stop.
+            let _ = write!(std::io::stderr(), "\r{:<8} {percent:>3}%\x1b[K", p.phase);
+        }
+    }
+
+    fn clear(&self) {
+        let _ = write!(std::io::stderr(), "\r\x1b[K");
+    }
 }

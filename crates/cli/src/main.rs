@@ -58,7 +58,7 @@ enum Command {
     Remount(remount::Args),
     /// Unmount, and return when everything is on the device
     Umount(umount::Args),
-    /// Check an image without writing to it
+    /// Check an image, and repair it if asked to
     Fsck(fsck::Args),
     /// Show identity, geometry and state of an image or of a mount
     Info(info::Args),

@@ -13,12 +13,12 @@ use std::collections::BTreeSet;
 /// Found by the tests of replay and of unreadable devices.
 pub const ELSEWHERE: [FindingKind; 2] = [IoError, ReplayFailed];
 
-struct Case {
-    name: &'static str,
+pub struct Case {
+    pub name: &'static str,
     /// All that is found.
-    expect: &'static [FindingKind],
-    prepare: fn(&mut Image),
-    damage: fn(&Built),
+    pub expect: &'static [FindingKind],
+    pub prepare: fn(&mut Image),
+    pub damage: fn(&Built),
 }
 
 fn none(_: &Built) {}
@@ -304,7 +304,7 @@ impl Case {
     }
 }
 
-fn all_cases() -> Vec<Case> {
+pub fn all_cases() -> Vec<Case> {
     [superblock_cases(), tree_cases(), inode_cases(), directory_cases(), space_cases()]
         .into_iter()
         .flatten()

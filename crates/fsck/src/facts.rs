@@ -65,6 +65,10 @@ impl Lost {
         self.range(key, successor(key));
     }
 
+    pub fn ranges(&self) -> impl Iterator<Item = (Key, Option<Key>)> {
+        self.0.iter().map(|(low, high)| (*low, *high))
+    }
+
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

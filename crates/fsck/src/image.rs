@@ -7,13 +7,11 @@
 //! # Memory
 //! 32 bytes per inode, 24 per name, about 64 per leaf, one bit per block of the groups in use, and two read batches.
 
-use crate::facts::{Facts, Lost};
 use crate::items::{ItemCheck, State};
 use crate::kinds::FindingKind;
 use crate::names::check_names;
-use crate::owned::Owned;
 use crate::read::Reader;
-use crate::report::{At, Counters, Findings, Report, SuperblockSummary};
+use crate::report::{At, Findings, Report, SuperblockSummary};
 use crate::slots::read_slots;
 use crate::space::{check_space, claim_format_areas};
 use crate::tree;
@@ -35,23 +33,27 @@ pub fn check_checkpoint(
     check_from(&sb, &mut reader, findings, progress)
 }
 
-/// The phases behind the superblock.
+/// The phases behind the superblock, told as a report.
 pub(crate) fn check_from(
     sb: &Superblock,
     reader: &mut Reader,
     findings: Findings,
     progress: &mut dyn FnMut(Progress),
 ) -> Report {
-    let mut state = State {
-        findings,
-        counters: Counters::default(),
-        owned: Owned::new(sb.geometry.groups()),
-        facts: Facts::default(),
-        lost: Lost::default(),
-        conflicts: Vec::new(),
-    };
+    let state = judge(sb, reader, findings, progress);
+    report_of(sb, reader, state)
+}
+
+/// The phases behind the superblock.
+pub(crate) fn judge(
+    sb: &Superblock,
+    reader: &mut Reader,
+    findings: Findings,
+    progress: &mut dyn FnMut(Progress),
+) -> State {
+    let mut state = State::new(sb.geometry.groups(), findings);
     let mut report_phase = |phase, done, total| progress(Progress { phase, done, total });
-    claim_format_areas(sb, &mut state);
+    claim_format_areas(sb, &mut state.owned);
     let leaves =
         tree::walk_inner(sb, reader, &mut state, &mut |done, total| report_phase("nodes", done, total));
     let mut check = ItemCheck::new(sb, &mut state);
@@ -74,6 +76,11 @@ pub(crate) fn check_from(
     state.counters.blocks_used = used;
     state.counters.blocks_free = sb.geometry.total_blocks - used;
     state.counters.bytes_read = reader.bytes_read();
+    state
+}
+
+/// What a judged image's report says.
+pub(crate) fn report_of(sb: &Superblock, reader: &Reader, state: State) -> Report {
     let incomplete = !state.lost.is_empty();
     let mut report = state.findings.into_report(reader.device_name());
     report.superblock = Some(SuperblockSummary::of(sb));

@@ -8,6 +8,7 @@ use crate::facts::{Facts, InodeRec, Lost, NameRef};
 use crate::kinds::FindingKind;
 use crate::owned::Owned;
 use crate::report::{At, Counters, Findings, what_of};
+use crate::tree::NodeRef;
 use kedge_base::{BLOCK_SIZE, BlockNo, Ino};
 use kedge_format::alloc::GROUP_BLOCKS;
 use kedge_format::item::{
@@ -19,7 +20,7 @@ use kedge_format::{FileKind, InodeCore, ItemKind, Key};
 /// Conflicts of ownership whose every owner is looked up for the report.
 const CONFLICTS_MAX: usize = 64;
 /// File blocks from here on cannot exist.
-const FILE_BLOCKS_MAX: u64 = FILE_SIZE_MAX / BLOCK_SIZE as u64;
+pub(crate) const FILE_BLOCKS_MAX: u64 = FILE_SIZE_MAX / BLOCK_SIZE as u64;
 
 /// Blocks that a file claims though they had an owner already.
 #[derive(Clone, Copy)]
@@ -37,6 +38,22 @@ pub(crate) struct State {
     pub facts: Facts,
     pub lost: Lost,
     pub conflicts: Vec<Conflict>,
+    /// Nodes that did not hold what their parents said.
+    pub bad_nodes: Vec<NodeRef>,
+}
+
+impl State {
+    pub fn new(groups: u64, findings: Findings) -> State {
+        State {
+            findings,
+            counters: Counters::default(),
+            owned: Owned::new(groups),
+            facts: Facts::default(),
+            lost: Lost::default(),
+            conflicts: Vec::new(),
+            bad_nodes: Vec::new(),
+        }
+    }
 }
 
 /// The leaf that an item lies in.

@@ -3,7 +3,8 @@
 //! What is judged is always a *checkpointed* image: superblock, tree, bitmaps. It is read through `kedge_format` and
 //! `kedge_device` alone, never through the engine's tree, allocator or file system, so that a fault of theirs does not hide
 //! itself. The log is the exception: replay *is* the engine's, so the store replays it into an overlay in memory, and the
-//! image that recovery would leave is what gets judged. The device itself is never written.
+//! image that recovery would leave is what gets judged. A check never writes to the device; a [`repair`](repair()) does, as its module
+//! says.
 //!
 //! # What [`check`] does
 //! | newest slot | replay offered | replay | judged |
@@ -28,6 +29,7 @@ mod kinds;
 mod names;
 mod owned;
 mod read;
+mod repair;
 mod replay;
 mod report;
 mod slots;
@@ -36,6 +38,7 @@ mod tree;
 
 pub use image::check_checkpoint;
 pub use kinds::{FindingKind, Severity};
+pub use repair::{Ending, Repair, RepairKind, RepairMode, RepairOptions, RepairReport, repair};
 pub use replay::StoreReplay;
 pub use report::{Counters, Finding, ReplayState, ReplaySummary, Report, SuperblockSummary};
 
@@ -54,7 +57,8 @@ pub trait Replay: Send + Sync {
 /// How far a phase of the check has come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Progress {
-    /// "replay", "nodes" (of one level of the tree), "items", "names" or "space".
+    /// "replay", "nodes" (of one level of the tree), "items", "names" or "space"; of a repair also "salvage", "gather" and
+    /// "rebuild".
     pub phase: &'static str,
     pub done: u64,
     pub total: u64,

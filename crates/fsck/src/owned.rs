@@ -8,6 +8,7 @@ const WORDS: usize = BLOCK_SIZE / 8;
 /// One group, in the layout of the bitmap on the device.
 pub(crate) type GroupBits = [u64; WORDS];
 
+#[derive(Clone)]
 pub(crate) struct Owned {
     groups: Vec<Option<Box<GroupBits>>>,
     used: u64,
@@ -25,6 +26,75 @@ impl Owned {
 
     pub fn group(&self, group: u64) -> Option<&GroupBits> {
         self.groups.get(group as usize)?.as_deref()
+    }
+
+    /// Whether no block of the run has an owner.
+    pub fn is_free(&self, start: BlockNo, blocks: u64) -> bool {
+        let mut free = true;
+        self.visit(start, blocks, |_, bits| free &= bits == 0);
+        free
+    }
+
+    /// The runs of blocks with an owner within the run, which must lie inside the groups.
+    pub fn taken(&self, start: BlockNo, blocks: u64) -> Vec<(BlockNo, u64)> {
+        let mut runs = Vec::new();
+        self.visit(start, blocks, |base, bits| push_runs(&mut runs, base, bits));
+        runs
+    }
+
+    /// Shows the owned bits of the run's words, with the number of each word's first block.
+    fn visit(&self, start: BlockNo, blocks: u64, mut see: impl FnMut(u64, u64)) {
+        let end = start.0 + blocks;
+        let mut at = start.0;
+        while at < end {
+            let (group, bit) = (at / GROUP_BLOCKS, at % GROUP_BLOCKS);
+            let (word, shift) = ((bit / 64) as usize, bit % 64);
+            let count = (64 - shift).min(end - at);
+            let mask = (u64::MAX >> (64 - count)) << shift;
+            see(at - shift, self.group(group).map_or(0, |bits| bits[word] & mask));
+            at += count;
+        }
+    }
+
+    /// Owns what `other`, of the same image, owns as well.
+    pub fn add(&mut self, other: &Owned) {
+        for (group, bits) in (0..).zip(&other.groups) {
+            if let Some(bits) = bits {
+                self.add_group(group, bits);
+            }
+        }
+    }
+
+    /// Owns the set bits of a group as well.
+    pub fn add_group(&mut self, group: u64, bits: &GroupBits) {
+        let mine = self.groups[group as usize].get_or_insert_with(|| Box::new([0; WORDS]));
+        for (word, more) in mine.iter_mut().zip(bits) {
+            self.used += (more & !*word).count_ones() as u64;
+            *word |= more;
+        }
+    }
+
+    /// Takes away what `other`, of the same image, owns.
+    pub fn remove(&mut self, other: &Owned) {
+        for (mine, other) in self.groups.iter_mut().zip(&other.groups) {
+            if let (Some(mine), Some(other)) = (mine, other) {
+                for (word, less) in mine.iter_mut().zip(other.iter()) {
+                    self.used -= (*word & less).count_ones() as u64;
+                    *word &= !less;
+                }
+            }
+        }
+    }
+
+    /// Takes the run's owner away.
+    pub fn release(&mut self, start: BlockNo, blocks: u64) {
+        for at in start.0..start.0 + blocks {
+            if let Some(bits) = &mut self.groups[(at / GROUP_BLOCKS) as usize] {
+                let (word, mask) = ((at % GROUP_BLOCKS / 64) as usize, 1 << (at % 64));
+                self.used -= u64::from(bits[word] & mask != 0);
+                bits[word] &= !mask;
+            }
+        }
     }
 
     /// Gives the run an owner. Blocks that had one already come back as the runs they form, first block and length.

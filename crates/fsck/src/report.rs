@@ -313,6 +313,22 @@ impl Findings {
         self.counts.is_empty()
     }
 
+    pub fn has(&self, kind: FindingKind) -> bool {
+        self.counts.contains_key(&kind)
+    }
+
+    pub fn kinds(&self) -> impl Iterator<Item = FindingKind> {
+        self.counts.keys().copied()
+    }
+
+    /// Takes over what `other` has of those kinds, unless there is one of the kind already.
+    pub fn absorb_kinds(&mut self, other: Findings, kinds: &[FindingKind]) {
+        let mine: Vec<FindingKind> = self.kinds().collect();
+        let wanted = |kind: &FindingKind| kinds.contains(kind) && !mine.contains(kind);
+        self.list.extend(other.list.into_iter().filter(|f| wanted(&f.kind)));
+        self.counts.extend(other.counts.into_iter().filter(|(kind, _)| wanted(kind)));
+    }
+
     /// Takes over what `other` lists of other kinds or places.
     pub fn absorb_new(&mut self, other: Findings) {
         for finding in other.list {

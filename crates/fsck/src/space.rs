@@ -2,7 +2,7 @@
 
 use crate::items::State;
 use crate::kinds::FindingKind;
-use crate::owned::{GroupBits, push_runs};
+use crate::owned::{GroupBits, Owned, push_runs};
 use crate::read::Reader;
 use crate::report::{At, Findings};
 use kedge_base::BlockNo;
@@ -10,11 +10,11 @@ use kedge_format::alloc::{GROUP_BLOCKS, GroupEntry, INDEX_ENTRIES, bitmap_crc, d
 use kedge_format::superblock::Superblock;
 
 /// Blocks that the format owns: everything below the data area, and the rest of the last group.
-pub(crate) fn claim_format_areas(sb: &Superblock, state: &mut State) {
+pub(crate) fn claim_format_areas(sb: &Superblock, owned: &mut Owned) {
     let g = &sb.geometry;
-    state.owned.claim(BlockNo(0), g.data_start.0);
+    owned.claim(BlockNo(0), g.data_start.0);
     let end = g.groups() * GROUP_BLOCKS;
-    state.owned.claim(BlockNo(g.total_blocks), end - g.total_blocks);
+    owned.claim(BlockNo(g.total_blocks), end - g.total_blocks);
 }
 
 pub(crate) fn check_space(
@@ -74,12 +74,16 @@ pub(crate) fn check_space(
     unmarked.finish(findings);
 }
 
-fn bitmap_block(sb: &Superblock, group: u64, entry: &GroupEntry) -> BlockNo {
+pub(crate) fn bitmap_block(sb: &Superblock, group: u64, entry: &GroupEntry) -> BlockNo {
     BlockNo(sb.geometry.bitmap_start[usize::from(entry.home != 0)].0 + group)
 }
 
 /// The index's entries, `None` where a block of it is not valid.
-fn read_index(sb: &Superblock, reader: &mut Reader, findings: &mut Findings) -> Vec<Option<GroupEntry>> {
+pub(crate) fn read_index(
+    sb: &Superblock,
+    reader: &mut Reader,
+    findings: &mut Findings,
+) -> Vec<Option<GroupEntry>> {
     let (g, c) = (&sb.geometry, &sb.checkpoint);
     let start = g.index_start[Superblock::slot_of(c.generation)];
     let mut out: Vec<Option<GroupEntry>> = Vec::with_capacity(g.groups() as usize);
@@ -105,7 +109,7 @@ fn read_index(sb: &Superblock, reader: &mut Reader, findings: &mut Findings) -> 
     out
 }
 
-fn words(bitmap: &[u8]) -> impl Iterator<Item = u64> {
+pub(crate) fn words(bitmap: &[u8]) -> impl Iterator<Item = u64> {
     bitmap.chunks_exact(8).map(|w| u64::from_le_bytes(w.try_into().expect("eight bytes")))
 }
 

@@ -25,11 +25,11 @@ const OWNERS_MAX: usize = 8;
 #[derive(Clone, Copy)]
 pub(crate) struct NodeRef {
     pub block: BlockNo,
-    generation: Generation,
+    pub generation: Generation,
     /// It holds keys from here on,
-    low: Key,
+    pub low: Key,
     /// up to and without this one (`None`: to the end).
-    high: Option<Key>,
+    pub high: Option<Key>,
 }
 
 /// Walks the inner levels and returns the leaves in key order, all claimed.
@@ -104,6 +104,7 @@ fn view<'a>(
                 e => state.findings.add_error(FindingKind::NodeBad, at, &e),
             }
             state.lost.range(node.low, node.high);
+            state.bad_nodes.push(*node);
         })
         .ok()
 }
@@ -151,6 +152,52 @@ pub(crate) fn walk_leaves(
             progress(index as u64 + 1, leaves.len() as u64);
         },
     );
+}
+
+/// Keeps the leaves that are valid; the others go to [`State::bad_nodes`].
+pub(crate) fn valid_leaves(
+    sb: &Superblock,
+    reader: &mut Reader,
+    state: &mut State,
+    leaves: &[NodeRef],
+) -> Vec<NodeRef> {
+    let mut valid = Vec::with_capacity(leaves.len());
+    let place = |i: usize| leaves[i].block;
+    reader.stream(leaves.len(), NODE_BLOCKS as usize, place, |i, bytes| {
+        if view(sb, state, &leaves[i], 0, bytes).is_some() {
+            valid.push(leaves[i]);
+        }
+    });
+    valid
+}
+
+/// Streams the items of valid leaves in key order. `false` with an item: it lies outside its leaf's range.
+/// Leaves that became unreadable since they were found valid are an error: what was decided rests on them.
+pub(crate) fn stream_items(
+    sb: &Superblock,
+    reader: &mut Reader,
+    leaves: &[NodeRef],
+    mut visit: impl FnMut(&NodeRef, Key, &[u8], bool) -> Result<()>,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<()> {
+    let mut outcome = Ok(());
+    let place = |i: usize| leaves[i].block;
+    reader.stream(leaves.len(), NODE_BLOCKS as usize, place, |i, bytes| {
+        if outcome.is_err() {
+            return;
+        }
+        let node = &leaves[i];
+        let uuid = &sb.geometry.uuid;
+        outcome =
+            bytes.and_then(|b| NodeView::check(b, uuid, node.block, node.generation, 0)).and_then(|view| {
+                view.iter().try_for_each(|(key, value)| {
+                    let inside = key >= node.low && node.high.is_none_or(|high| key < high);
+                    visit(node, key, value, inside)
+                })
+            });
+        progress(i as u64 + 1, leaves.len() as u64);
+    });
+    outcome
 }
 
 fn leaf_items(node: &NodeRef, view: &NodeView, leaf: Leaf, check: &mut ItemCheck) {
@@ -232,7 +279,7 @@ pub(crate) fn report_conflicts(sb: &Superblock, reader: &mut Reader, state: &mut
 }
 
 impl NodeRef {
-    fn span(&self) -> String {
+    pub fn span(&self) -> String {
         format!("{} to {}", self.low, Bound(self.high))
     }
 }

@@ -1,0 +1,109 @@
+//! Repairing from the command line: modes, exit codes of fsck(8), what is refused.
+
+mod common;
+use common::Place;
+use kedge_base::BlockNo;
+use kedge_format::superblock::{SLOTS, Superblock};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+fn open(place: &Place) -> File {
+    File::options().read(true).write(true).open(place.path("a.kedge")).unwrap()
+}
+
+fn slots(file: &File) -> impl Iterator<Item = Superblock> {
+    [0, 1].into_iter().filter_map(|slot| {
+        let mut block = vec![0; 4096];
+        file.read_exact_at(&mut block, SLOTS[slot].byte_offset()).unwrap();
+        Superblock::decode(&block, slot, 4096).ok()
+    })
+}
+
+fn newest(file: &File) -> Superblock {
+    slots(file).max_by_key(|sb| sb.checkpoint.generation).unwrap()
+}
+
+fn overwrite(file: &File, block: BlockNo) {
+    file.write_all_at(&[0xff; 4096], block.byte_offset()).unwrap();
+}
+
+fn made() -> Place {
+    let place = Place::new();
+    place.run("mkfs --size 16M --log-size 1M a.kedge").ok();
+    place
+}
+
+#[test]
+fn an_unmounted_image_is_skipped_unless_forced() {
+    let place = made();
+    for mode in ["-p", "-a", "-y", "-aC0"] {
+        let out = place.run(&format!("fsck {mode} a.kedge")).ok();
+        assert!(out.contains("clean") && out.contains("unmounted"), "{mode}: {out}");
+    }
+    for mode in ["-f -p", "-fy", "-n", "-f"] {
+        let out = place.run(&format!("fsck {mode} a.kedge")).ok();
+        assert!(out.contains("1 inodes"), "{mode}: {out}");
+    }
+}
+
+#[test]
+fn bitmaps_are_repaired_by_preening() {
+    let place = made();
+    let file = open(&place);
+    for home in newest(&file).geometry.bitmap_start {
+        overwrite(&file, home);
+    }
+    assert_eq!(place.run("fsck -n a.kedge").code, 4);
+    let run = place.run("fsck -p -f a.kedge");
+    assert_eq!(run.code, 1, "{}{}", run.out, run.err);
+    assert!(run.out.contains("bitmap-bad") && run.out.contains("space-rebuilt"), "{}", run.out);
+    assert!(run.out.contains("repaired; checked again: clean"), "{}", run.out);
+    assert_eq!(place.run("fsck a.kedge").code, 0);
+}
+
+#[test]
+fn what_is_lost_is_left_by_preening_and_dropped_on_demand() {
+    let place = made();
+    let file = open(&place);
+    overwrite(&file, newest(&file).checkpoint.root);
+    let before = std::fs::read(place.path("a.kedge")).unwrap();
+    let run = place.run("fsck -p -f a.kedge");
+    assert_eq!(run.code, 4, "{}{}", run.out, run.err);
+    assert!(run.out.contains("nothing was written (node-bad: run fsck -y"), "{}", run.out);
+    assert!(std::fs::read(place.path("a.kedge")).unwrap() == before, "something was written");
+
+    let run = place.run("fsck -y -f --json a.kedge");
+    assert_eq!(run.code, 1, "{}{}", run.out, run.err);
+    let report: serde_json::Value = serde_json::from_str(&run.out).unwrap();
+    assert_eq!(report["ending"], "repaired");
+    assert_eq!(report["before"]["counts"]["node-bad"], 1);
+    assert_eq!(report["repair_counts"]["node-dropped"], 1);
+    assert_eq!(report["repair_counts"]["inode-remade"], 1, "the root directory");
+    assert!(report["repairs"].as_array().unwrap().iter().any(|r| r["kind"] == "node-dropped"));
+    assert_eq!((&report["after"]["errors"], &report["errors_left"]), (&0.into(), &0.into()));
+    assert_eq!(place.run("fsck a.kedge").code, 0);
+}
+
+#[test]
+fn an_image_without_superblock_is_refused() {
+    let place = made();
+    let file = open(&place);
+    SLOTS.iter().for_each(|slot| file.write_all_at(&[0xff; 100], slot.byte_offset() + 200).unwrap());
+    let run = place.run("fsck -y a.kedge");
+    assert_eq!(run.code, 4, "{}{}", run.out, run.err);
+    assert!(run.out.contains("there is no valid superblock to repair from"), "{}", run.out);
+}
+
+#[test]
+fn modes_exclude_one_another_and_an_image_in_use_is_refused() {
+    let place = made();
+    for modes in ["-n -y", "-p -n", "-a -y"] {
+        place.run(&format!("fsck {modes} a.kedge")).refused(16, &["only one of"]);
+    }
+    place.run("fsck -0 a.kedge").refused(16, &["-C"]);
+    let file = open(&place);
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockShared).unwrap();
+    for mode in ["-p", "-y"] {
+        place.run(&format!("fsck {mode} a.kedge")).refused(8, &["a.kedge", "in use"]);
+    }
+}

@@ -1,0 +1,177 @@
+//! Makes the repaired state the newest checkpoint. Crash argument: the module above.
+
+use super::done::{Ending, RepairKind, Repairs};
+use super::rebuild::Root;
+use super::source::{Source, bitmap_of, homes, index_blocks};
+use super::writer::Writer;
+use super::{Job, Outcome};
+use crate::Progress;
+use crate::image::check_from;
+use crate::owned::{Owned, push_runs};
+use crate::read::Reader;
+use crate::report::{At, Findings};
+use crate::slots::read_slots;
+use crate::{ReplayState, Report};
+use kedge_base::{BLOCK_SIZE, BlockNo, Epoch, Error, Generation, Ino, IoBuf, Lsn, Result};
+use kedge_device::Device;
+use kedge_format::alloc::{GROUP_BLOCKS, GroupEntry, bitmap_crc};
+use kedge_format::superblock::{CheckpointState, Superblock};
+
+/// A position that the log's scan still takes.
+const LSN_MAX: u64 = 1 << 62;
+/// Bytes of a label.
+const LABEL_MAX: usize = 64;
+/// Blocks carried over at once.
+const CARRY_BLOCKS: u64 = 256;
+
+/// What the new checkpoint shall hold.
+pub(crate) struct New {
+    pub generation: Generation,
+    pub root: Root,
+    /// All that has an owner.
+    pub owned: Owned,
+    /// Of that, what replay may have written in memory: data, and the tree's nodes if they stay.
+    pub carry: Owned,
+    pub next_ino: u64,
+    pub inodes: u64,
+}
+
+impl Job<'_> {
+    /// Writes what `new` needs, judges it, and only then its superblock.
+    pub(super) fn commit(
+        &self,
+        source: &Source,
+        new: &New,
+        wrong: bool,
+        repairs: &mut Repairs,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Outcome {
+        let sb = self.superblock(source, new)?;
+        self.carry_over(source, &new.carry)?;
+        self.write_space(&sb, &new.owned)?;
+        self.device.flush()?;
+        let mut reader = Reader::new(&**self.device);
+        let findings = Findings::new(self.options.check.findings_max);
+        let mut after = check_from(&sb, &mut reader, findings, progress);
+        after.device = self.device.name().to_owned();
+        if after.errors + after.warnings > 0 {
+            let message = "the repaired image would not be clean".to_owned();
+            return Ok((Ending::Unclean, message, Some(after)));
+        }
+        let mut block = IoBuf::zeroed(1);
+        sb.encode(block.as_mut_bytes());
+        self.device.write(sb.block().byte_offset(), &block, true)?;
+        let mut findings = Findings::new(self.options.check.findings_max);
+        let read_back = read_slots(&mut Reader::new(&**self.device), &mut findings);
+        if read_back.as_ref() != Some(&sb) || !findings.is_empty() {
+            let what = "the new superblock does not read back as it was written";
+            return Err(Error::corrupt(kedge_base::CorruptKind::Superblock, sb.block(), what));
+        }
+        self.tell(source, &sb, repairs);
+        Ok(self.ending(source, wrong, after))
+    }
+
+    fn ending(&self, source: &Source, wrong: bool, after: Report) -> (Ending, String, Option<Report>) {
+        let replayed = match &source.replay {
+            ReplayState::Done(summary) => {
+                format!("log replayed: {} records, {} bytes of data", summary.records, summary.data_bytes)
+            }
+            ReplayState::None | ReplayState::Failed { .. } => String::new(),
+        };
+        let ending = if wrong { Ending::Repaired } else { Ending::Clean };
+        (ending, replayed, Some(after))
+    }
+
+    fn superblock(&self, source: &Source, new: &New) -> Result<Superblock> {
+        let mut geometry = source.sb.geometry.clone();
+        // A label that is no UTF-8 grew when it was read.
+        while geometry.label.len() > LABEL_MAX {
+            geometry.label.pop();
+        }
+        let base = &self.base_sb.checkpoint;
+        let epoch = base.epoch.0.checked_add(2).ok_or_else(|| Error::invalid("epochs are used up"))?;
+        let head = source.sb.checkpoint.checkpoint_lsn;
+        let lsn = if head.0 > LSN_MAX { Lsn(0) } else { head };
+        let checkpoint = CheckpointState {
+            generation: new.generation,
+            root: new.root.block,
+            root_generation: new.root.generation,
+            root_level: new.root.level,
+            checkpoint_lsn: lsn,
+            tail_lsn: lsn,
+            epoch: Epoch(epoch),
+            next_ino: Ino(new.next_ino),
+            inodes: new.inodes,
+            free_blocks: geometry.groups() * GROUP_BLOCKS - new.owned.used(),
+            nodes: new.root.nodes,
+            clean: true,
+            written_sec: self.options.clock.now().sec,
+        };
+        Ok(Superblock { geometry, checkpoint })
+    }
+
+    /// Puts what replay wrote in memory, of what has an owner in the end, in its place.
+    fn carry_over(&self, source: &Source, carry: &Owned) -> Result<()> {
+        let Some(overlay) = &source.overlay else { return Ok(()) };
+        let (g, written) = (&source.sb.geometry, overlay.written());
+        let mut writer = Writer::new(&**self.device);
+        for group in 0..g.groups() {
+            let (Some(written), Some(carry)) = (written.group(group), carry.group(group)) else { continue };
+            let mut runs = Vec::new();
+            for (i, (written, carry)) in (0..).zip(written.iter().zip(carry)) {
+                push_runs(&mut runs, group * GROUP_BLOCKS + i * 64, written & carry);
+            }
+            for (start, blocks) in runs {
+                // Below the data area lies what this checkpoint writes anew.
+                let (mut at, end) = (start.0.max(g.data_start.0), start.0 + blocks);
+                while at < end {
+                    let count = CARRY_BLOCKS.min(end - at);
+                    let mut buf = IoBuf::zeroed(count as usize);
+                    overlay.read(BlockNo(at).byte_offset(), &mut buf)?;
+                    writer.put(BlockNo(at), buf.as_bytes())?;
+                    at += count;
+                }
+            }
+        }
+        writer.finish()
+    }
+
+    /// Writes all bitmaps into the homes that the newest checkpoint does not use, and the index into the other area.
+    fn write_space(&self, sb: &Superblock, owned: &Owned) -> Result<()> {
+        let homes = homes(self.base_sb, &mut Reader::new(&**self.device));
+        let mut entries = Vec::with_capacity(homes.len());
+        let mut writer = Writer::new(&**self.device);
+        for (group, home) in (0..).zip(homes) {
+            let (bytes, free_blocks) = bitmap_of(owned, group);
+            // Where the index cannot be read, no home is the current one.
+            let home = home.map_or(0, |home| 1 - home);
+            entries.push(GroupEntry { bitmap_crc: bitmap_crc(group, &bytes), free_blocks, home });
+            let at = BlockNo(sb.geometry.bitmap_start[home as usize].0 + group);
+            debug_assert_eq!(bytes.len(), BLOCK_SIZE);
+            writer.put(at, &bytes)?;
+        }
+        for (at, buf) in index_blocks(sb, &entries) {
+            writer.put(at, buf.as_bytes())?;
+        }
+        writer.finish()
+    }
+
+    fn tell(&self, source: &Source, sb: &Superblock, repairs: &mut Repairs) {
+        if let ReplayState::Done(summary) = &source.replay {
+            repairs.add(RepairKind::LogReplayed, At::default(), || {
+                format!(
+                    "LSN {} to {}: {} records, {} bytes of data",
+                    summary.from_lsn, summary.to_lsn, summary.records, summary.data_bytes
+                )
+            });
+        }
+        repairs.add(RepairKind::SpaceRebuilt, At::default(), || {
+            let c = &sb.checkpoint;
+            format!("{} groups; {} blocks are free", sb.geometry.groups(), c.free_blocks)
+        });
+        repairs.add(RepairKind::SuperblockCorrected, At::block(sb.block()), || {
+            let c = &sb.checkpoint;
+            format!("generation {}: {} inodes, {} nodes, unmounted", c.generation, c.inodes, c.nodes)
+        });
+    }
+}

@@ -1,0 +1,251 @@
+//! What a repair did, for people and scripts.
+
+use crate::ReplayState;
+use crate::report::{At, Finding, Report};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt;
+
+macro_rules! kinds {
+    ($($(#[doc = $doc:literal])* $kind:ident = $name:literal, $safe:literal;)*) => {
+        /// What was done. [`RepairKind::name`] is stable across versions.
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
+        pub enum RepairKind {
+            $($(#[doc = $doc])* #[serde(rename = $name)] $kind,)*
+        }
+
+        impl RepairKind {
+            pub const ALL: &'static [RepairKind] = &[$(RepairKind::$kind),*];
+
+            /// The name in reports.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(RepairKind::$kind => $name,)*
+                }
+            }
+
+            /// Whether nobody can miss anything afterwards: what preening may do.
+            pub const fn is_safe(self) -> bool {
+                match self {
+                    $(RepairKind::$kind => $safe,)*
+                }
+            }
+        }
+    };
+}
+
+kinds! {
+    /// Log records that could not be replayed are given up.
+    LogGivenUp = "log-given-up", false;
+    /// A tree node that could not be read is left out, with all that lay below it.
+    NodeDropped = "node-dropped", false;
+    /// A leaf below an unreadable node was found by looking at every block, and taken back.
+    NodeSalvaged = "node-salvaged", false;
+    /// An item that the format does not allow is left out.
+    ItemDropped = "item-dropped", false;
+    /// An inode is left out with all its items.
+    InodeDropped = "inode-dropped", false;
+    /// A directory entry is left out.
+    NameDropped = "name-dropped", false;
+    /// Blocks of a file that belong to somebody else became a hole.
+    ExtentDropped = "extent-dropped", false;
+    /// An inode whose core was lost got a new one, made up from its other items.
+    InodeRemade = "inode-remade", false;
+    /// An inode without a name got one in lost+found.
+    Reattached = "reattached", false;
+    /// The directory lost+found was made.
+    LostFoundMade = "lost-found-made", false;
+    /// Fields of an inode other than its counts were corrected.
+    InodeCorrected = "inode-corrected", false;
+    /// The type that a directory entry tells was corrected.
+    NameCorrected = "name-corrected", false;
+    /// Link, block or entry counts of an inode were corrected.
+    CountsCorrected = "counts-corrected", true;
+    /// An orphan item without its inode, or that does not suit it, is left out.
+    OrphanDropped = "orphan-dropped", true;
+    /// The tree was written anew.
+    TreeRewritten = "tree-rewritten", true;
+    /// Allocation bitmaps and index were made anew from what the tree owns.
+    SpaceRebuilt = "space-rebuilt", true;
+    /// The superblock's counters were corrected.
+    SuperblockCorrected = "superblock-corrected", true;
+    /// The log's records were replayed onto the device.
+    LogReplayed = "log-replayed", true;
+}
+
+/// One thing done.
+#[derive(Clone, Debug, Serialize)]
+pub struct Repair {
+    pub kind: RepairKind,
+    /// What was done to what, for people.
+    pub what: String,
+    pub ino: Option<u64>,
+    pub block: Option<u64>,
+}
+
+impl fmt::Display for Repair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "repair: {}", self.kind.name())?;
+        if let Some(ino) = self.ino {
+            write!(f, " inode {ino}")?;
+        }
+        if let Some(block) = self.block {
+            write!(f, " block {block}")?;
+        }
+        write!(f, ": {}", self.what)
+    }
+}
+
+/// Gathers what is done; counts all, keeps the first of each kind as [`crate::report::Findings`] does.
+pub(crate) struct Repairs {
+    list: Vec<Repair>,
+    counts: BTreeMap<RepairKind, u64>,
+    max: usize,
+}
+
+impl Repairs {
+    pub fn new(max: usize) -> Repairs {
+        Repairs { list: Vec::new(), counts: BTreeMap::new(), max }
+    }
+
+    pub fn add(&mut self, kind: RepairKind, at: At, what: impl FnOnce() -> String) {
+        let count = self.counts.entry(kind).or_insert(0);
+        *count += 1;
+        if self.list.len() < self.max && *count <= (self.max as u64 / 8).max(8) {
+            let (ino, block) = (at.ino.map(|i| i.0), at.block.map(|b| b.0));
+            self.list.push(Repair { kind, what: what(), ino, block });
+        }
+    }
+
+    pub fn has_unsafe(&self) -> bool {
+        self.counts.keys().any(|kind| !kind.is_safe())
+    }
+
+    /// Whether items have to change or go: everything but the log, the bitmaps and the superblock is made of them.
+    pub fn changes_items(&self) -> bool {
+        use RepairKind::{LogGivenUp, LogReplayed, SpaceRebuilt, SuperblockCorrected};
+        let others = [LogGivenUp, LogReplayed, SpaceRebuilt, SuperblockCorrected];
+        self.counts.keys().any(|kind| !others.contains(kind))
+    }
+}
+
+/// How a repair ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Ending {
+    /// The image was unmounted and not looked at further.
+    Skipped,
+    /// Nothing was wrong; at most the log was replayed onto the device.
+    Clean,
+    /// All that was wrong is repaired, and the check of the result found nothing.
+    Repaired,
+    /// Nothing was written: what is wrong is more than the mode may repair, or there is nothing to repair from.
+    Left,
+    /// The repaired image would not have been clean, or found no room: nothing was changed.
+    Unclean,
+    /// The device failed, or something else that is no fault of the image.
+    Failed,
+}
+
+/// The whole answer of a repair.
+#[derive(Clone, Debug, Serialize)]
+pub struct RepairReport {
+    pub device: String,
+    pub ending: Ending,
+    /// Why it ended so, where that needs words.
+    pub message: String,
+    /// What was found before.
+    pub before: Report,
+    /// The first repairs of each kind. With [`Ending::Left`], [`Ending::Unclean`] and [`Ending::Failed`] they are what would
+    /// have been done.
+    pub repairs: Vec<Repair>,
+    /// All repairs, by [`RepairKind::name`].
+    pub repair_counts: BTreeMap<&'static str, u64>,
+    /// What the check of the result found; `None`: nothing was written.
+    pub after: Option<Report>,
+    /// Errors found and not corrected.
+    pub errors_left: u64,
+    pub exit_code: i32,
+}
+
+impl RepairReport {
+    pub(crate) fn new(
+        ending: Ending,
+        message: String,
+        before: Report,
+        repairs: Repairs,
+        after: Option<Report>,
+    ) -> RepairReport {
+        let left = if before.errors > before.operational { 4 } else { 0 };
+        let (errors_left, exit_code) = match ending {
+            Ending::Skipped | Ending::Clean => (0, 0),
+            Ending::Repaired => (0, 1),
+            Ending::Left => (before.errors, before.exit_code()),
+            Ending::Unclean => (before.errors, 4),
+            Ending::Failed => (before.errors, left | 8),
+        };
+        RepairReport {
+            device: before.device.clone(),
+            ending,
+            message,
+            repair_counts: repairs.counts.iter().map(|(k, n)| (k.name(), *n)).collect(),
+            repairs: repairs.list,
+            before,
+            after,
+            errors_left,
+            exit_code,
+        }
+    }
+
+    /// How many repairs of a kind there were, those not listed included.
+    pub fn count(&self, kind: RepairKind) -> u64 {
+        self.repair_counts.get(kind.name()).copied().unwrap_or(0)
+    }
+}
+
+impl fmt::Display for RepairReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.ending == Ending::Skipped {
+            return write!(f, "{}: clean ({})", self.device, self.message);
+        }
+        writeln!(f, "{}", self.before)?;
+        if let ReplayState::Failed { .. } = self.before.replay {
+            writeln!(f, "the log could not be replayed whole")?;
+        }
+        for repair in &self.repairs {
+            writeln!(f, "{repair}")?;
+        }
+        for (kind, count) in &self.repair_counts {
+            let listed = self.repairs.iter().filter(|r| r.kind.name() == *kind).count() as u64;
+            if *count > listed {
+                writeln!(f, "{} more repairs of kind {kind}", count - listed)?;
+            }
+        }
+        for finding in self.after.iter().flat_map(|after| &after.findings) {
+            let finding: &Finding = finding;
+            writeln!(f, "still there: {finding}")?;
+        }
+        match self.ending {
+            Ending::Skipped => Ok(()),
+            Ending::Clean => write!(f, "{}: clean{}", self.device, Because(&self.message)),
+            Ending::Repaired => {
+                write!(f, "{}: repaired; checked again: clean{}", self.device, Because(&self.message))
+            }
+            Ending::Left => {
+                write!(f, "{}: errors left, nothing was written{}", self.device, Because(&self.message))
+            }
+            Ending::Unclean => {
+                write!(f, "{}: errors left, nothing was changed{}", self.device, Because(&self.message))
+            }
+            Ending::Failed => write!(f, "{}: repair failed{}", self.device, Because(&self.message)),
+        }
+    }
+}
+
+struct Because<'a>(&'a str);
+
+impl fmt::Display for Because<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() { Ok(()) } else { write!(f, " ({})", self.0) }
+    }
+}

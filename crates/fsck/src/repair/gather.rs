@@ -1,0 +1,180 @@
+//! The first pass of a rebuild: what the readable items add up to, some bytes for each inode and name.
+
+use super::done::{RepairKind, Repairs};
+use super::sieve::{Sieve, Sieved};
+use super::source::Source;
+use crate::Progress;
+use crate::owned::Owned;
+use crate::read::Reader;
+use crate::report::At;
+use crate::tree::{NodeRef, stream_items};
+use kedge_base::{Ino, Result};
+use kedge_format::item::Orphan;
+use kedge_format::{FileKind, Key};
+use std::collections::{HashMap, HashSet};
+
+/// An inode with at least one item. In ascending order of numbers.
+#[derive(Clone, Debug)]
+pub(crate) struct Inode {
+    pub ino: u64,
+    /// `None`: nothing tells what it was.
+    pub kind: Option<FileKind>,
+    /// Its core could not be read.
+    pub headless: bool,
+    pub has_target: bool,
+    // What the core says.
+    pub mode: u32,
+    pub nlink: u32,
+    pub size: u64,
+    pub blocks: u64,
+    pub core_parent: u64,
+    // What the items add up to.
+    pub kept_blocks: u64,
+    pub end_block: u64,
+    pub target_len: u32,
+    // What the plan fills in.
+    pub keep: bool,
+    /// Of a directory: the one that names it.
+    pub parent: u64,
+    pub names: u32,
+    pub subdirs: u32,
+    pub entries: u64,
+}
+
+/// A directory entry.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Name {
+    pub target: u64,
+    pub dir: u64,
+    pub slot: u64,
+    pub kind: FileKind,
+    pub keep: bool,
+}
+
+/// The prefix of the names that lost+found may have.
+pub(crate) const LOST_FOUND: &[u8] = b"lost+found";
+
+#[derive(Default)]
+pub(crate) struct Gathered {
+    pub inodes: Vec<Inode>,
+    pub names: Vec<Name>,
+    pub orphans: Vec<(u64, Orphan)>,
+    /// Entries of the root directory whose names begin with [`LOST_FOUND`], and their targets.
+    pub lost_found: HashMap<Vec<u8>, u64>,
+    /// The target of the one that is called just so. The root's entries come before all others.
+    lost_found_ino: Option<u64>,
+    /// The names in that directory that begin with '#'.
+    pub reattached: HashSet<Vec<u8>>,
+}
+
+impl Gathered {
+    pub fn find(&self, ino: u64) -> Option<usize> {
+        self.inodes.binary_search_by_key(&ino, |i| i.ino).ok()
+    }
+
+    fn inode(&mut self, ino: u64) -> &mut Inode {
+        if self.inodes.last().is_none_or(|last| last.ino != ino) {
+            self.inodes.push(Inode {
+                ino,
+                kind: None,
+                headless: true,
+                has_target: false,
+                mode: 0,
+                nlink: 0,
+                size: 0,
+                blocks: 0,
+                core_parent: 0,
+                parent: 0,
+                kept_blocks: 0,
+                end_block: 0,
+                target_len: 0,
+                keep: false,
+                names: 0,
+                subdirs: 0,
+                entries: 0,
+            });
+        }
+        self.inodes.last_mut().expect("pushed if it was not there")
+    }
+
+    fn take(&mut self, key: Key, sieved: Sieved, node: &NodeRef, repairs: &mut Repairs) {
+        match sieved {
+            Sieved::Drop(kind, what) => repairs.add(kind, At::both(key.ino, node.block), || what),
+            Sieved::Orphan(orphan) => self.orphans.push((key.offset, orphan)),
+            Sieved::Core(core) => {
+                let inode = self.inode(key.ino);
+                inode.headless = false;
+                (inode.mode, inode.nlink, inode.size) = (core.mode, core.nlink, core.size);
+                (inode.blocks, inode.core_parent) = (core.blocks, core.parent.0);
+                inode.parent = core.parent.0;
+            }
+            Sieved::Xattr => drop(self.inode(key.ino)),
+            Sieved::Target(len) => {
+                let inode = self.inode(key.ino);
+                inode.has_target = true;
+                inode.target_len = len as u32;
+            }
+            Sieved::Dentry(dentry) => {
+                self.inode(key.ino);
+                let (target, kind) = (dentry.ino.0, dentry.kind);
+                self.names.push(Name { target, dir: key.ino, slot: key.offset, kind, keep: false });
+                if key.ino == Ino::ROOT.0 && dentry.name.starts_with(LOST_FOUND) {
+                    self.lost_found.insert(dentry.name.to_vec(), target);
+                    if dentry.name == LOST_FOUND {
+                        self.lost_found_ino = Some(target);
+                    }
+                }
+                if self.lost_found_ino == Some(key.ino) && dentry.name.starts_with(b"#") {
+                    self.reattached.insert(dentry.name.to_vec());
+                }
+            }
+            Sieved::Extent(pieces, cut) => {
+                let inode = self.inode(key.ino);
+                inode.kept_blocks += pieces.iter().map(|(_, p)| p.blocks as u64).sum::<u64>();
+                if let Some((first, piece)) = pieces.last() {
+                    inode.end_block = first + piece.blocks as u64;
+                }
+                if cut > 0 {
+                    repairs.add(RepairKind::ExtentDropped, At::both(key.ino, node.block), || {
+                        format!("{cut} blocks from file block {} on have another owner: a hole", key.offset)
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// Streams the items once. Also returns the blocks that format, tree and files own.
+pub(crate) fn gather(
+    source: &Source,
+    reader: &mut Reader,
+    leaves: &[NodeRef],
+    owned: Owned,
+    repairs: &mut Repairs,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<(Gathered, Owned)> {
+    let mut gathered = Gathered::default();
+    let mut sieve = Sieve::new(&source.sb.geometry, owned, source.suspect());
+    stream_items(
+        &source.sb,
+        reader,
+        leaves,
+        |node, key, value, inside| {
+            if !inside {
+                repairs.add(RepairKind::ItemDropped, At::both(key.ino, node.block), || {
+                    format!("item {key}: outside {}, which its leaf is for", node.span())
+                });
+                return Ok(());
+            }
+            let sieved = sieve.item(key, value);
+            gathered.take(key, sieved, node, repairs);
+            if let Some(inode) = gathered.inodes.last_mut().filter(|i| i.ino == key.ino) {
+                inode.kind = sieve.kind();
+            }
+            Ok(())
+        },
+        &mut |done, total| progress(Progress { phase: "gather", done, total }),
+    )?;
+    let owned = sieve.owned;
+    Ok((gathered, owned))
+}

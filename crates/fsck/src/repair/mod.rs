@@ -1,0 +1,365 @@
+//! Repair: the image that is left when all that cannot be trusted is taken out.
+//!
+//! # How it is written
+//! A repair never changes what it finds. It makes a *new checkpoint* beside the old one:
+//! 1. The log is replayed into memory ([`source`]); what cannot be replayed is given up and said.
+//! 2. The result is judged as by [`crate::check`]; with nothing wrong, the next steps only carry the replay over.
+//! 3. Leaves below unreadable nodes are looked for ([`salvage`]). The readable items are gathered ([`gather`]), each judged by itself ([`sieve`]), then together ([`plan`]).
+//! 4. If items or nodes change, the items that stay are streamed into a new tree ([`rebuild`]), in blocks that neither the
+//!    checkpoint on the device nor the replayed one owns. Else the tree stays.
+//! 5. File data and nodes that replay wrote in memory are written to their places. All bitmaps, made from what the tree owns,
+//!    go to the homes that the old index does not use, the index to the area of the other slot. Flush.
+//! 6. The new checkpoint is judged where it lies. Only if nothing is wrong, its superblock slot is written, with FUA: one
+//!    generation on, two epochs on, clean, with an empty log. Two epochs, because a superblock that was lost can have opened
+//!    one more than we know of, and its log writes must not pass for ones of the new epoch.
+//!
+//! # Crash argument
+//! Until the slot of step 6 is durable, the newest slot is the old one, and nothing that it needs has changed: new nodes lie
+//! in blocks that nobody owns, bitmaps and index in homes and an area that it does not use, the log is not written at all. The
+//! data that step 5 writes in place is what recovery writes in place, from the same log, at its own next try: bytes
+//! that the log still holds, in blocks that the old tree gives to the same file or to nobody. Once the slot is durable, all it
+//! points to is, because the flush lies between. One sector holds a slot: a crash finds the old one or the new one. A repair
+//! that was cut short is simply run again.
+//!
+//! # What it does not do
+//! An image without a valid superblock slot is refused: geometry, the key of the name hash and the root are nowhere else. A
+//! tree that changes is written whole, and needs free blocks for that; without them the repair is refused and nothing changes.
+
+mod commit;
+mod done;
+mod gather;
+mod plan;
+mod rebuild;
+mod salvage;
+mod sieve;
+mod source;
+mod tracked;
+mod writer;
+
+pub use done::{Ending, Repair, RepairKind, RepairReport};
+
+use crate::image::{judge, report_of};
+use crate::items::State;
+use crate::kinds::FindingKind;
+use crate::owned::Owned;
+use crate::read::Reader;
+use crate::report::{At, Findings, Report};
+use crate::slots::read_slots;
+use crate::space::claim_format_areas;
+use crate::tree::{self, NodeRef};
+use crate::{CheckOptions, Progress, StoreReplay};
+use commit::New;
+use done::Repairs;
+use kedge_base::{BlockNo, Clock, Error, Generation, Result, SystemClock};
+use kedge_device::Device;
+use kedge_format::Key;
+use kedge_format::node::NODE_BLOCKS;
+use kedge_format::superblock::Superblock;
+use rebuild::{Builder, Places, Rebuild, Root};
+use source::Source;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// How much may be repaired.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RepairMode {
+    /// What nobody can miss afterwards: the log, counts, bitmaps, orphan items. Anything else: nothing is written.
+    Preen,
+    /// Everything, at the price of what cannot be read.
+    Full,
+}
+
+#[derive(Clone)]
+pub struct RepairOptions {
+    /// `check.replay`: `None` means the engine's own.
+    pub check: CheckOptions,
+    pub mode: RepairMode,
+    /// Look at an image that was unmounted, too.
+    pub force: bool,
+    pub clock: Arc<dyn Clock>,
+}
+
+impl RepairOptions {
+    pub fn new(mode: RepairMode) -> RepairOptions {
+        let clock = Arc::new(SystemClock::default());
+        RepairOptions { check: CheckOptions::default(), mode, force: false, clock }
+    }
+}
+
+/// Findings that say nothing against the tree: it stays as it is.
+const NOT_OF_THE_TREE: &[FindingKind] = &[
+    FindingKind::SuperblockSlotBad,
+    FindingKind::SuperblockSlotsDiffer,
+    FindingKind::SuperblockCleanWithLog,
+    FindingKind::SuperblockInodes,
+    FindingKind::SuperblockFreeBlocks,
+    FindingKind::SuperblockNodes,
+    FindingKind::SuperblockNextIno,
+    FindingKind::IndexBad,
+    FindingKind::BitmapBad,
+    FindingKind::GroupFreeBlocks,
+    FindingKind::BlocksLeaked,
+    FindingKind::BlocksUnmarked,
+];
+/// Findings of the tree that preening repairs.
+const SAFE_OF_THE_TREE: &[FindingKind] = &[
+    FindingKind::NlinkWrong,
+    FindingKind::BlocksWrong,
+    FindingKind::DirSize,
+    FindingKind::OrphanDangling,
+    FindingKind::OrphanWrong,
+];
+/// What is wrong on the device and gone where replay left its result in memory.
+const SEEN_ON_DEVICE: &[FindingKind] = &[
+    FindingKind::SuperblockSlotBad,
+    FindingKind::SuperblockSlotsDiffer,
+    FindingKind::SuperblockCleanWithLog,
+    FindingKind::SuperblockFreeBlocks,
+    FindingKind::IndexBad,
+    FindingKind::BitmapBad,
+    FindingKind::GroupFreeBlocks,
+    FindingKind::BlocksUnmarked,
+];
+
+/// Repairs the image on `device`, which nobody else may use meanwhile.
+pub fn repair(device: Arc<dyn Device>, options: &RepairOptions) -> RepairReport {
+    let mut progress = |p: Progress| {
+        if let Some(hear) = &options.check.progress {
+            hear(p);
+        }
+    };
+    let findings_max = options.check.findings_max;
+    let mut repairs = Repairs::new(findings_max);
+    let mut findings = Findings::new(findings_max);
+    let mut reader = Reader::new(&*device);
+    let Some(sb) = read_slots(&mut reader, &mut findings) else {
+        let before = findings.into_report(device.name());
+        let message = "there is no valid superblock to repair from".into();
+        return RepairReport::new(Ending::Left, message, before, repairs, None);
+    };
+    let settled = sb.checkpoint.clean && findings.is_empty();
+    if settled && !options.force {
+        let message = "it was unmounted; -f checks nevertheless".into();
+        let before = findings.into_report(device.name());
+        return RepairReport::new(Ending::Skipped, message, before, repairs, None);
+    }
+    let base = judge(&sb, &mut reader, findings, &mut progress);
+    let job = Job { device: &device, options, base_sb: &sb, settled };
+    let (before, outcome) = job.run(base, &mut repairs, &mut progress);
+    match outcome {
+        Ok((ending, message, after)) => RepairReport::new(ending, message, before, repairs, after),
+        Err(Error::NoSpace) => {
+            let message = "no space for the repaired tree beside the old one".into();
+            RepairReport::new(Ending::Unclean, message, before, repairs, None)
+        }
+        Err(error) => RepairReport::new(Ending::Failed, error.to_string(), before, repairs, None),
+    }
+}
+
+/// How it ended, why, and what the check of the result found.
+type Outcome = Result<(Ending, String, Option<Report>)>;
+
+struct Job<'a> {
+    device: &'a Arc<dyn Device>,
+    options: &'a RepairOptions,
+    /// The newest checkpoint on the device.
+    base_sb: &'a Superblock,
+    settled: bool,
+}
+
+/// What a judged source adds up to.
+struct Judged {
+    owned: Owned,
+    inodes: u64,
+    highest_ino: u64,
+    nodes: u64,
+    /// Parts of the tree could not be read.
+    incomplete: bool,
+    /// Nothing is wrong with the tree, only with what the superblock and the bitmaps say of it.
+    tree_is_fine: bool,
+}
+
+impl Judged {
+    fn of(state: &State) -> Judged {
+        Judged {
+            owned: state.owned.clone(),
+            inodes: state.counters.inodes,
+            highest_ino: state.facts.inodes.last().map_or(0, |i| i.ino),
+            nodes: state.counters.nodes,
+            incomplete: !state.lost.is_empty(),
+            tree_is_fine: state.findings.kinds().all(|kind| NOT_OF_THE_TREE.contains(&kind)),
+        }
+    }
+}
+
+impl Job<'_> {
+    /// What was found, and what came of it.
+    fn run(
+        &self,
+        base: State,
+        repairs: &mut Repairs,
+        progress: &mut dyn FnMut(Progress),
+    ) -> (Report, Outcome) {
+        let base_owned = base.owned.clone();
+        let (source, state) = match self.source(base, repairs, progress) {
+            Ok(both) => both,
+            Err((error, state)) => {
+                let before = report_of(self.base_sb, &Reader::new(&**self.device), *state);
+                return (before, Err(error));
+            }
+        };
+        let judged = Judged::of(&state);
+        let wrong = !state.findings.is_empty();
+        let unsafe_kind = state
+            .findings
+            .kinds()
+            .find(|kind| !NOT_OF_THE_TREE.contains(kind) && !SAFE_OF_THE_TREE.contains(kind));
+        let mut before = report_of(&source.sb, &Reader::new(&*source.device), state);
+        before.device = self.device.name().to_owned();
+        before.replay = source.replay.clone();
+        if !wrong && self.settled {
+            return (before, Ok((Ending::Clean, String::new(), None)));
+        }
+        if self.options.mode == RepairMode::Preen
+            && let Some(kind) = unsafe_kind
+        {
+            let kind = kind.name();
+            let message = format!("{kind}: run fsck -y to repair it, at the price of what cannot be read");
+            return (before, Ok((Ending::Left, message, None)));
+        }
+        let outcome = self.repair(&source, judged, base_owned, repairs, progress).and_then(|new| match new {
+            Some(new) => self.commit(&source, &new, wrong, repairs, progress),
+            None => {
+                let message = "items would have to go: run fsck -y to repair it".to_owned();
+                Ok((Ending::Left, message, None))
+            }
+        });
+        (before, outcome)
+    }
+
+    /// What the repair starts from, judged.
+    fn source(
+        &self,
+        base: State,
+        repairs: &mut Repairs,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<(Source, State), (Error, Box<State>)> {
+        if self.settled {
+            return Ok((Source::plain(self.device.clone(), self.base_sb), base));
+        }
+        progress(Progress { phase: "replay", done: 0, total: 1 });
+        let replay = self.options.check.replay.clone().unwrap_or_else(|| Arc::new(StoreReplay));
+        let max = self.options.check.findings_max;
+        let mut log = Findings::new(max);
+        let source = source::recover(self.device, self.base_sb, &base, &*replay, &mut log, repairs);
+        let source = match source {
+            Ok(source) => source,
+            Err(error) => return Err((error, Box::new(base))),
+        };
+        let mut state = match source.overlay {
+            None => base,
+            Some(_) => {
+                let mut reader = Reader::new(&*source.device);
+                let mut state = judge(&source.sb, &mut reader, Findings::new(max), progress);
+                state.findings.absorb_kinds(base.findings, SEEN_ON_DEVICE);
+                state
+            }
+        };
+        state.findings.absorb_kinds(log, FindingKind::ALL);
+        Ok((source, state))
+    }
+
+    /// Makes what the new checkpoint shall hold, and writes its tree if that is another. `None`: preening may not.
+    fn repair(
+        &self,
+        source: &Source,
+        judged: Judged,
+        base_owned: Owned,
+        repairs: &mut Repairs,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Option<New>> {
+        let c = &source.sb.checkpoint;
+        let next = self.base_sb.checkpoint.generation.0.checked_add(1);
+        let generation = Generation(next.ok_or_else(|| Error::invalid("generations are used up"))?);
+        let old_root =
+            Root { block: c.root, generation: c.root_generation, level: c.root_level, nodes: judged.nodes };
+        if judged.tree_is_fine && source.suspect().is_none() {
+            let next_ino = c.next_ino.0.max(judged.highest_ino.saturating_add(1));
+            let (owned, inodes) = (judged.owned, judged.inodes);
+            let carry = owned.clone();
+            return Ok(Some(New { generation, root: old_root, owned, carry, next_ino, inodes }));
+        }
+        let mut reader = Reader::new(&*source.device);
+        let (leaves, nodes) = self.readable(source, &mut reader, repairs, progress);
+        let mut owned = nodes.clone();
+        claim_format_areas(&source.sb, &mut owned);
+        let (gathered, all_owned) =
+            gather::gather(source, &mut reader, &leaves, owned.clone(), repairs, progress)?;
+        let plan = plan::plan(&source.sb, gathered, self.options.clock.now(), repairs)?;
+        if self.options.mode == RepairMode::Preen && (repairs.has_unsafe() || plan.changes_names()) {
+            return Ok(None);
+        }
+        let (next_ino, inodes) = (plan.next_ino, plan.inodes);
+        if !plan.changes_names() && plan.added.is_empty() && !repairs.changes_items() {
+            let carry = all_owned.clone();
+            return Ok(Some(New { generation, root: old_root, owned: all_owned, carry, next_ino, inodes }));
+        }
+        let mut taken = base_owned;
+        taken.add(&all_owned);
+        let spared =
+            judged.incomplete.then(|| source::recorded(self.base_sb, &mut Reader::new(&**self.device)));
+        let places = Places::new(&source.sb.geometry, taken, spared);
+        let uuid = source.sb.geometry.uuid;
+        let mut builder = Builder::new(&**self.device, uuid, generation, places);
+        let rebuild = Rebuild { source, leaves: &leaves, plan: &plan, repairs };
+        rebuild.run(&mut reader, owned, &mut builder, progress)?;
+        let (root, new_nodes) = builder.finish()?;
+        repairs.add(RepairKind::TreeRewritten, At::block(root.block), || {
+            format!("{} nodes, {} levels", root.nodes, root.level + 1)
+        });
+        let mut carry = all_owned;
+        carry.remove(&nodes);
+        let mut owned = carry.clone();
+        for node in new_nodes {
+            owned.claim(node, NODE_BLOCKS);
+        }
+        Ok(Some(New { generation, root, owned, carry, next_ino, inodes }))
+    }
+
+    /// The leaves that can be read, and the blocks of all nodes that can.
+    fn readable(
+        &self,
+        source: &Source,
+        reader: &mut Reader,
+        repairs: &mut Repairs,
+        progress: &mut dyn FnMut(Progress),
+    ) -> (Vec<NodeRef>, Owned) {
+        let sb = &source.sb;
+        let mut state = State::new(sb.geometry.groups(), Findings::new(0));
+        let mut report = |done, total| progress(Progress { phase: "nodes", done, total });
+        let mut leaves = tree::walk_inner(sb, reader, &mut state, &mut report);
+        let below_lost: Vec<_> = state.lost.ranges().collect();
+        if !below_lost.is_empty() && self.options.mode == RepairMode::Full {
+            let owned = &mut state.owned;
+            salvage::salvage(source, reader, &below_lost, &mut leaves, owned, repairs, progress);
+        }
+        let leaves = tree::valid_leaves(sb, reader, &mut state, &leaves);
+        // What is no node may be somebody's data.
+        for node in &state.bad_nodes {
+            state.owned.release(node.block, NODE_BLOCKS);
+        }
+        let bad: HashMap<Key, BlockNo> = state.bad_nodes.iter().map(|n| (n.low, n.block)).collect();
+        for (low, high) in state.lost.ranges() {
+            let block = bad.get(&low).copied();
+            repairs.add(RepairKind::NodeDropped, At { ino: None, block }, || match high {
+                Some(high) => format!("all items from {low} up to {high}"),
+                None => format!("all items from {low} on"),
+            });
+        }
+        (leaves, state.owned)
+    }
+}
+
+#[cfg(test)]
+#[path = "mod_tests.rs"]
+mod tests;

@@ -1,0 +1,433 @@
+//! What ties inodes together, put right: which inodes and names stay, who gets a place in lost+found, what the counts are.
+//!
+//! # Decisions, in this order
+//! 1. An inode stays if its items tell what it is, and a symlink if it has its target.
+//! 2. A name stays if its directory and its target do. Of several names of one directory one stays: that in the directory
+//!    it says is its parent, else the first. Nothing names the root.
+//! 3. Of directories that name one another in a circle, the one with the smallest number loses its name.
+//! 4. Who stays and has no name goes to lost+found, unless an orphan item says that this is meant.
+//! 5. Counts, parents and entry types follow from the names that stay.
+
+use super::done::{RepairKind, Repairs};
+use super::gather::{Gathered, Inode, LOST_FOUND, Name};
+use crate::report::At;
+use kedge_base::{BLOCK_SIZE, Error, Ino, Result, Timespec};
+use kedge_format::item::{Dentry, FILE_SIZE_MAX, Orphan, SLOT_ORDINALS, name_slot};
+use kedge_format::superblock::Superblock;
+use kedge_format::{FileKind, InodeCore, ItemKind, Key};
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+/// No inode, in arrays of indexes.
+const NONE: usize = usize::MAX;
+
+pub(crate) struct Plan {
+    pub gathered: Gathered,
+    /// Entries that go, by directory and slot, and why.
+    pub dropped: HashMap<(u64, u64), &'static str>,
+    /// Whether some entry tells another type than its target's.
+    pub retyped: bool,
+    /// Items that the old tree does not have.
+    pub added: BTreeMap<Key, Vec<u8>>,
+    /// Inodes whose orphan items stay.
+    pub orphans: HashSet<u64>,
+    pub next_ino: u64,
+    pub inodes: u64,
+}
+
+/// Decides; what is decided about inodes goes to `repairs` at once, what about names when they pass by again.
+pub(crate) fn plan(
+    sb: &Superblock,
+    mut gathered: Gathered,
+    now: Timespec,
+    repairs: &mut Repairs,
+) -> Result<Plan> {
+    add_root(&mut gathered);
+    let mut planner = Planner { sb, now, repairs, dropped: HashMap::new(), added: BTreeMap::new() };
+    planner.keep_inodes(&mut gathered);
+    planner.choose_names(&mut gathered);
+    planner.break_circles(&mut gathered);
+    count_entries(&mut gathered);
+    let next_ino = planner.reattach(&mut gathered)?;
+    let orphans = planner.orphans(&gathered);
+    planner.cores(&gathered);
+    let retyped = gathered
+        .names
+        .iter()
+        .any(|n| n.keep && gathered.find(n.target).is_some_and(|i| gathered.inodes[i].kind != Some(n.kind)));
+    let inodes = gathered.inodes.iter().filter(|i| i.keep).count() as u64;
+    let Planner { dropped, added, .. } = planner;
+    Ok(Plan { gathered, dropped, retyped, added, orphans, next_ino, inodes })
+}
+
+impl Plan {
+    pub fn inode(&self, ino: u64) -> Option<&Inode> {
+        self.gathered.find(ino).map(|i| &self.gathered.inodes[i]).filter(|i| i.keep)
+    }
+
+    /// Whether the tree may stay as it is, as far as it depends on names.
+    pub fn changes_names(&self) -> bool {
+        !self.dropped.is_empty() || self.retyped
+    }
+}
+
+/// The core that an inode shall have.
+pub(crate) fn final_core(inode: &Inode, core: InodeCore) -> InodeCore {
+    let kind = inode.kind.unwrap_or(FileKind::Regular);
+    let is_root = inode.ino == Ino::ROOT.0;
+    let mode = core.mode & (FileKind::MODE_MASK | 0o7777);
+    let (nlink, size, parent) = match kind {
+        FileKind::Directory if is_root => (2 + inode.subdirs, inode.entries, Ino::ROOT),
+        FileKind::Directory if inode.names == 0 => (0, inode.entries, core.parent),
+        FileKind::Directory => (2 + inode.subdirs, inode.entries, Ino(inode.parent)),
+        FileKind::Symlink => (inode.names, inode.target_len as u64, Ino(0)),
+        FileKind::Regular if core.size > FILE_SIZE_MAX => {
+            (inode.names, inode.end_block * BLOCK_SIZE as u64, Ino(0))
+        }
+        _ => (inode.names, core.size, Ino(0)),
+    };
+    InodeCore { mode, nlink, size, parent, blocks: inode.kept_blocks, ..core }
+}
+
+/// A core for an inode that has none.
+fn made_core(inode: &Inode, now: Timespec) -> InodeCore {
+    let kind = inode.kind.unwrap_or(FileKind::Regular);
+    let permissions = match kind {
+        FileKind::Directory if inode.ino == Ino::ROOT.0 => 0o755,
+        FileKind::Directory => 0o700,
+        FileKind::Symlink => 0o777,
+        _ => 0o600,
+    };
+    let core = InodeCore {
+        mode: kind.mode_bits() | permissions,
+        size: inode.end_block * BLOCK_SIZE as u64,
+        parent: Ino(inode.parent),
+        atime: now,
+        mtime: now,
+        ctime: now,
+        btime: now,
+        ..InodeCore::default()
+    };
+    final_core(inode, core)
+}
+
+/// The root directory is there, if only in name.
+fn add_root(gathered: &mut Gathered) {
+    if gathered.find(Ino::ROOT.0).is_none() {
+        gathered.inodes.insert(0, directory(Ino::ROOT.0));
+    }
+}
+
+/// A directory that is to be made.
+fn directory(ino: u64) -> Inode {
+    Inode {
+        ino,
+        kind: Some(FileKind::Directory),
+        headless: true,
+        has_target: false,
+        mode: 0,
+        nlink: 0,
+        size: 0,
+        blocks: 0,
+        core_parent: 0,
+        parent: Ino::ROOT.0,
+        kept_blocks: 0,
+        end_block: 0,
+        target_len: 0,
+        keep: true,
+        names: 0,
+        subdirs: 0,
+        entries: 0,
+    }
+}
+
+fn count_entries(gathered: &mut Gathered) {
+    let Gathered { inodes, names, .. } = gathered;
+    let find = |inodes: &[Inode], ino: u64| inodes.binary_search_by_key(&ino, |i| i.ino).ok();
+    for name in names.iter().filter(|n| n.keep) {
+        let is_dir = find(inodes, name.target).is_some_and(|t| inodes[t].kind == Some(FileKind::Directory));
+        if let Some(dir) = find(inodes, name.dir) {
+            inodes[dir].entries += 1;
+            inodes[dir].subdirs += is_dir as u32;
+        }
+    }
+}
+
+struct Planner<'a> {
+    sb: &'a Superblock,
+    now: Timespec,
+    repairs: &'a mut Repairs,
+    dropped: HashMap<(u64, u64), &'static str>,
+    added: BTreeMap<Key, Vec<u8>>,
+}
+
+impl Planner<'_> {
+    fn keep_inodes(&mut self, gathered: &mut Gathered) {
+        for inode in &mut gathered.inodes {
+            inode.keep = inode.kind.is_some_and(|kind| kind != FileKind::Symlink || inode.has_target);
+            if !inode.keep {
+                self.repairs.add(RepairKind::InodeDropped, At::ino(inode.ino), || match inode.kind {
+                    Some(_) => "a symlink whose target is lost".into(),
+                    None => "its core and all that tells what it was are lost".into(),
+                });
+            }
+        }
+    }
+
+    fn drop_name(&mut self, name: &mut Name, why: &'static str) {
+        name.keep = false;
+        self.dropped.insert((name.dir, name.slot), why);
+    }
+
+    fn choose_names(&mut self, gathered: &mut Gathered) {
+        gathered.names.sort_unstable_by_key(|n| (n.target, n.dir, n.slot));
+        let mut names = std::mem::take(&mut gathered.names);
+        for group in names.chunk_by_mut(|a, b| a.target == b.target) {
+            let target = gathered.find(group[0].target).filter(|&t| gathered.inodes[t].keep);
+            let Some(target) = target else {
+                group.iter_mut().for_each(|n| self.drop_name(n, "its inode is lost"));
+                continue;
+            };
+            if group[0].target == Ino::ROOT.0 {
+                group.iter_mut().for_each(|n| self.drop_name(n, "nothing names the root directory"));
+                continue;
+            }
+            for name in group.iter_mut() {
+                let dir = gathered.find(name.dir).map(|d| &gathered.inodes[d]);
+                name.keep = dir.is_some_and(|d| d.keep && d.kind == Some(FileKind::Directory));
+                if !name.keep {
+                    self.drop_name(name, "its directory is lost");
+                }
+            }
+            let inode = &mut gathered.inodes[target];
+            if inode.kind == Some(FileKind::Directory) {
+                let right = group.iter().position(|n| n.keep && n.dir == inode.parent);
+                let chosen = right.or_else(|| group.iter().position(|n| n.keep));
+                for (i, name) in group.iter_mut().enumerate() {
+                    if name.keep && Some(i) != chosen {
+                        self.drop_name(name, "another entry names this directory");
+                    }
+                }
+            }
+            inode.names = group.iter().filter(|n| n.keep).count() as u32;
+        }
+        gathered.names = names;
+    }
+
+    /// The index of the name that stays for a directory.
+    fn name_of(gathered: &Gathered, dir: u64) -> Option<usize> {
+        let from = gathered.names.partition_point(|n| n.target < dir);
+        let names = gathered.names[from..].iter().take_while(|n| n.target == dir);
+        names.enumerate().find(|(_, n)| n.keep).map(|(i, _)| from + i)
+    }
+
+    fn break_circles(&mut self, gathered: &mut Gathered) {
+        const DONE: usize = usize::MAX - 1;
+        let parents: Vec<usize> = gathered
+            .inodes
+            .iter()
+            .map(|i| match i.kind {
+                Some(FileKind::Directory) if i.keep => {
+                    let name = Planner::name_of(gathered, i.ino);
+                    name.and_then(|n| gathered.find(gathered.names[n].dir)).unwrap_or(NONE)
+                }
+                _ => NONE,
+            })
+            .collect();
+        let mut seen = vec![NONE; parents.len()];
+        for start in 0..parents.len() {
+            let mut at = start;
+            while at != NONE && seen[at] == NONE {
+                seen[at] = start;
+                at = parents[at];
+            }
+            if at != NONE && seen[at] == start {
+                let (mut smallest, mut next) = (at, parents[at]);
+                while next != at {
+                    smallest = smallest.min(next);
+                    next = parents[next];
+                }
+                let ino = gathered.inodes[smallest].ino;
+                if let Some(name) = Planner::name_of(gathered, ino) {
+                    self.drop_name(&mut gathered.names[name], "its directory lies below the one it names");
+                    gathered.inodes[smallest].names = 0;
+                }
+            }
+            let mut at = start;
+            while at != NONE && seen[at] == start {
+                seen[at] = DONE;
+                at = parents[at];
+            }
+        }
+        for i in 0..gathered.inodes.len() {
+            let inode = &gathered.inodes[i];
+            if inode.keep && inode.kind == Some(FileKind::Directory) && inode.names > 0 {
+                let name = Planner::name_of(gathered, inode.ino);
+                gathered.inodes[i].parent = name.map_or(inode.parent, |n| gathered.names[n].dir);
+            }
+        }
+    }
+
+    /// Gives those without a name one in lost+found. Returns the next inode number.
+    fn reattach(&mut self, gathered: &mut Gathered) -> Result<u64> {
+        let highest = gathered.inodes.last().map_or(Ino::ROOT.0, |i| i.ino);
+        let mut next_ino = self.sb.checkpoint.next_ino.0.max(highest + 1);
+        let unlinked: HashSet<u64> = {
+            let orphans = gathered.orphans.iter().filter(|o| o.1 == Orphan::Unlinked);
+            orphans.map(|o| o.0).collect()
+        };
+        let homeless: Vec<usize> = (0..gathered.inodes.len())
+            .filter(|&i| {
+                let inode = &gathered.inodes[i];
+                let meant = unlinked.contains(&inode.ino)
+                    && (inode.kind != Some(FileKind::Directory) || inode.entries == 0);
+                inode.keep && inode.ino != Ino::ROOT.0 && inode.names == 0 && !meant
+            })
+            .collect();
+        if homeless.is_empty() {
+            return Ok(next_ino);
+        }
+        let mut taken_names = std::mem::take(&mut gathered.reattached);
+        let place = match self.lost_found(gathered) {
+            Some(place) => place,
+            None => {
+                taken_names.clear();
+                let ino = next_ino;
+                next_ino = ino.checked_add(1).ok_or(Error::NoSpace)?;
+                self.make_lost_found(gathered, ino)?;
+                ino
+            }
+        };
+        let mut slots = taken_slots(gathered, place);
+        let at = gathered.find(place).ok_or(Error::NoSpace)?;
+        for i in homeless {
+            let inode = &mut gathered.inodes[i];
+            let Some(kind) = inode.kind else { continue };
+            let plain = format!("#{}", inode.ino);
+            let name = (0..u64::MAX)
+                .map(|n| if n == 0 { plain.clone() } else { format!("{plain}.{n}") })
+                .find(|name| !taken_names.contains(name.as_bytes()))
+                .ok_or(Error::NoSpace)?;
+            let (ino, is_dir) = (inode.ino, kind == FileKind::Directory);
+            inode.names = 1;
+            if is_dir {
+                inode.parent = place;
+            }
+            self.add_name(&mut slots, place, name.as_bytes(), ino, kind)?;
+            gathered.inodes[at].entries += 1;
+            gathered.inodes[at].subdirs += is_dir as u32;
+            self.repairs.add(RepairKind::Reattached, At::ino(ino), || {
+                format!("a {kind:?} that no entry names is now lost+found/{name}")
+            });
+        }
+        Ok(next_ino)
+    }
+
+    /// The directory lost+found, if there is one.
+    fn lost_found(&self, gathered: &Gathered) -> Option<u64> {
+        let ino = gathered.lost_found.get(LOST_FOUND)?;
+        let inode = &gathered.inodes[gathered.find(*ino)?];
+        let name = Planner::name_of(gathered, *ino)?;
+        let usable = inode.keep && inode.kind == Some(FileKind::Directory);
+        (usable && gathered.names[name].dir == Ino::ROOT.0).then_some(*ino)
+    }
+
+    fn make_lost_found(&mut self, gathered: &mut Gathered, ino: u64) -> Result<()> {
+        let text = String::from_utf8_lossy(LOST_FOUND);
+        let name = (0..u64::MAX)
+            .map(|n| if n == 0 { text.to_string() } else { format!("{text}.{n}") })
+            .find(|name| !gathered.lost_found.contains_key(name.as_bytes()))
+            .ok_or(Error::NoSpace)?;
+        let mut slots = taken_slots(gathered, Ino::ROOT.0);
+        self.add_name(&mut slots, Ino::ROOT.0, name.as_bytes(), ino, FileKind::Directory)?;
+        gathered.inodes.push(Inode { names: 1, ..directory(ino) });
+        let root = gathered.find(Ino::ROOT.0).ok_or(Error::NoSpace)?;
+        gathered.inodes[root].entries += 1;
+        gathered.inodes[root].subdirs += 1;
+        self.repairs.add(RepairKind::LostFoundMade, At::ino(ino), || format!("directory \"{name}\""));
+        Ok(())
+    }
+
+    fn add_name(
+        &mut self,
+        slots: &mut HashSet<u64>,
+        dir: u64,
+        name: &[u8],
+        ino: u64,
+        kind: FileKind,
+    ) -> Result<()> {
+        let first = name_slot(&self.sb.geometry.hash_seed, name);
+        let slot = (first..first + SLOT_ORDINALS).find(|slot| slots.insert(*slot)).ok_or(Error::NoSpace)?;
+        let value = Dentry { ino: Ino(ino), kind, name }.encode();
+        self.added.insert(Key::new(Ino(dir), ItemKind::Dentry, slot), value);
+        Ok(())
+    }
+
+    fn orphans(&mut self, gathered: &Gathered) -> HashSet<u64> {
+        let mut stay = HashSet::new();
+        for &(ino, orphan) in &gathered.orphans {
+            let inode = gathered.find(ino).map(|i| &gathered.inodes[i]).filter(|i| i.keep);
+            let fits = inode.is_some_and(|i| match orphan {
+                Orphan::Unlinked => i.names == 0 && i.ino != Ino::ROOT.0,
+                Orphan::Truncate => i.kind == Some(FileKind::Regular),
+            });
+            if fits {
+                stay.insert(ino);
+            } else {
+                self.repairs.add(RepairKind::OrphanDropped, At::ino(ino), || {
+                    let state = if inode.is_some() { "does not suit it" } else { "its inode does not exist" };
+                    format!("orphan item {orphan:?}: {state}")
+                });
+            }
+        }
+        stay
+    }
+
+    /// Makes the cores that are missing and tells which others change.
+    fn cores(&mut self, gathered: &Gathered) {
+        for inode in gathered.inodes.iter().filter(|i| i.keep) {
+            let at = At::ino(inode.ino);
+            if inode.headless {
+                let core = made_core(inode, self.now);
+                self.repairs.add(RepairKind::InodeRemade, at, || {
+                    let kind = core.kind();
+                    format!("its core was lost: now a {kind:?} of size {} that belongs to root", core.size)
+                });
+                self.added.insert(Key::inode(Ino(inode.ino)), core.encode().to_vec());
+                continue;
+            }
+            let is = InodeCore {
+                mode: inode.mode,
+                nlink: inode.nlink,
+                size: inode.size,
+                blocks: inode.blocks,
+                parent: Ino(inode.core_parent),
+                ..InodeCore::default()
+            };
+            let shall = final_core(inode, is);
+            let is_dir = inode.kind == Some(FileKind::Directory);
+            let counts = (is.nlink, is.blocks, if is_dir { is.size } else { 0 });
+            let right = (shall.nlink, shall.blocks, if is_dir { shall.size } else { 0 });
+            if counts != right {
+                self.repairs.add(RepairKind::CountsCorrected, at, || {
+                    format!(
+                        "links {} → {}, blocks {} → {}, entries {} → {}",
+                        counts.0, right.0, counts.1, right.1, counts.2, right.2
+                    )
+                });
+            }
+            if (is.mode, is.parent) != (shall.mode, shall.parent) || (!is_dir && is.size != shall.size) {
+                self.repairs.add(RepairKind::InodeCorrected, at, || {
+                    format!(
+                        "mode {:o} → {:o}, size {} → {}, parent {} → {}",
+                        is.mode, shall.mode, is.size, shall.size, is.parent, shall.parent
+                    )
+                });
+            }
+        }
+    }
+}
+
+/// The slots that a directory's entries take, those that go included.
+fn taken_slots(gathered: &Gathered, dir: u64) -> HashSet<u64> {
+    gathered.names.iter().filter(|n| n.dir == dir).map(|n| n.slot).collect()
+}

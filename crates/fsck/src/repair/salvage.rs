@@ -1,0 +1,152 @@
+//! Leaves below an inner node that cannot be read, found by looking at the blocks that the bitmaps call owned.
+//!
+//! A leaf names itself: its image, its address, its generation, and a checksum over all of it. What it cannot tell is whether the
+//! tree still held it. A leaf that the tree has given up is *stale*; its bytes stay where they were until its blocks are
+//! written again. These rules keep stale ones out:
+//! 1. All blocks of a live node are owned in the checkpoint's bitmaps. Groups whose bitmap cannot be trusted are not looked at.
+//! 2. Owned blocks can still hold a stale leaf: a file has them, and has not written them. So blocks of files are no leaves. A file
+//!    took the blocks after the leaf was given up: the leaf that says so is younger. Hence leaves are taken in
+//!    the order of their generations, the youngest first, and each voids what lies in the extents it names.
+//! 3. Live leaves have ranges of keys of their own. What overlaps a younger one is stale, since a leaf is replaced by younger ones.
+//! 4. A leaf's keys lie in one range that was lost.
+//!
+//! What gets past them is a stale leaf in a file's blocks whose own leaf is lost as well.
+
+use super::done::{RepairKind, Repairs};
+use super::source::{Source, recorded};
+use crate::Progress;
+use crate::facts::successor;
+use crate::owned::Owned;
+use crate::read::Reader;
+use crate::report::At;
+use crate::tree::{NodeRef, stream_items};
+use kedge_base::{BlockNo, Extent, Generation};
+use kedge_format::alloc::GROUP_BLOCKS;
+use kedge_format::item::ExtentItem;
+use kedge_format::node::{NODE_BLOCKS, NodeView};
+use kedge_format::superblock::{Geometry, Superblock};
+use kedge_format::{ItemKind, Key};
+use std::collections::BTreeMap;
+
+/// What could be a leaf of the tree.
+struct Candidate {
+    block: BlockNo,
+    generation: Generation,
+    first: Key,
+    last: Key,
+    items: usize,
+    extents: Vec<Extent>,
+}
+
+/// Adds to `leaves` those that are found in the `lost` ranges, and to `nodes` their blocks.
+pub(crate) fn salvage(
+    source: &Source,
+    reader: &mut Reader,
+    lost: &[(Key, Option<Key>)],
+    leaves: &mut Vec<NodeRef>,
+    nodes: &mut Owned,
+    repairs: &mut Repairs,
+    progress: &mut dyn FnMut(Progress),
+) {
+    let sb = &source.sb;
+    let mut data = data_of(sb, reader, leaves);
+    let mut candidates = Vec::new();
+    let owned = recorded(sb, reader);
+    let groups = sb.geometry.groups();
+    for group in 0..groups {
+        let places = places(&sb.geometry, group, &owned, nodes, &data);
+        reader.stream(
+            places.len(),
+            NODE_BLOCKS as usize,
+            |i| places[i],
+            |i, bytes| {
+                let Ok(bytes) = bytes else { return };
+                candidates.extend(candidate(sb, places[i], bytes).filter(|c| {
+                    lost.iter().any(|(low, high)| c.first >= *low && high.is_none_or(|high| c.last < high))
+                }));
+            },
+        );
+        progress(Progress { phase: "salvage", done: group + 1, total: groups });
+    }
+    candidates.sort_unstable_by_key(|c| (std::cmp::Reverse(c.generation), c.block));
+    // First to last key of those taken.
+    let mut taken: BTreeMap<Key, Key> = BTreeMap::new();
+    for c in candidates {
+        let before = taken.range(..=c.last).next_back();
+        if before.is_some_and(|(_, last)| *last >= c.first) || !data.is_free(c.block, NODE_BLOCKS) {
+            continue;
+        }
+        taken.insert(c.first, c.last);
+        nodes.claim(c.block, NODE_BLOCKS);
+        for extent in c.extents {
+            data.claim(extent.start, extent.blocks);
+        }
+        let high = successor(c.last);
+        leaves.push(NodeRef { block: c.block, generation: c.generation, low: c.first, high });
+        repairs.add(RepairKind::NodeSalvaged, At::block(c.block), || {
+            format!("a leaf of {} items from {} to {}", c.items, c.first, c.last)
+        });
+    }
+    leaves.sort_unstable_by_key(|leaf| leaf.low);
+}
+
+/// The blocks of the files whose leaves can be read.
+fn data_of(sb: &Superblock, reader: &mut Reader, leaves: &[NodeRef]) -> Owned {
+    let mut data = Owned::new(sb.geometry.groups());
+    let visit = |_: &NodeRef, key: Key, value: &[u8], _: bool| {
+        if let Some(extent) = extent_of(&sb.geometry, key, value) {
+            data.claim(extent.start, extent.blocks);
+        }
+        Ok(())
+    };
+    // Leaves that cannot be read end it early, so they are left out one by one.
+    let valid: Vec<NodeRef> = {
+        let mut valid = Vec::with_capacity(leaves.len());
+        reader.stream(
+            leaves.len(),
+            NODE_BLOCKS as usize,
+            |i| leaves[i].block,
+            |i, bytes| {
+                let leaf = &leaves[i];
+                let uuid = &sb.geometry.uuid;
+                let view = bytes.and_then(|b| NodeView::check(b, uuid, leaf.block, leaf.generation, 0));
+                valid.extend(view.is_ok().then_some(*leaf));
+            },
+        );
+        valid
+    };
+    if let Err(e) = stream_items(sb, reader, &valid, visit, &mut |_, _| {}) {
+        tracing::warn!("a leaf that could be read cannot any more: {e}");
+    }
+    data
+}
+
+fn extent_of(g: &Geometry, key: Key, value: &[u8]) -> Option<Extent> {
+    let item = (key.kind == ItemKind::Extent as u8).then(|| ExtentItem::decode(value).ok())?;
+    item.map(|i| i.extent()).filter(|e| e.start >= g.data_start && e.end().0 <= g.total_blocks)
+}
+
+/// Where a node of a group could lie.
+fn places(g: &Geometry, group: u64, owned: &Owned, nodes: &Owned, data: &Owned) -> Vec<BlockNo> {
+    let from = (group * GROUP_BLOCKS).max(g.data_start.0).next_multiple_of(NODE_BLOCKS);
+    let end = ((group + 1) * GROUP_BLOCKS).min(g.total_blocks);
+    let fits = |at: &BlockNo| {
+        let all = owned.taken(*at, NODE_BLOCKS) == [(*at, NODE_BLOCKS)];
+        all && nodes.is_free(*at, NODE_BLOCKS) && data.is_free(*at, NODE_BLOCKS)
+    };
+    if owned.group(group).is_none() || end < NODE_BLOCKS {
+        return Vec::new();
+    }
+    (from..=end - NODE_BLOCKS).step_by(NODE_BLOCKS as usize).map(BlockNo).filter(fits).collect()
+}
+
+fn candidate(sb: &Superblock, block: BlockNo, bytes: &[u8]) -> Option<Candidate> {
+    let generation = NodeView::trusted(bytes).generation();
+    let view = NodeView::check(bytes, &sb.geometry.uuid, block, generation, 0).ok()?;
+    if generation > sb.checkpoint.generation {
+        return None;
+    }
+    let extents = view.iter().filter_map(|(key, value)| extent_of(&sb.geometry, key, value)).collect();
+    let (first, last) = (view.first_key()?, view.last_key()?);
+    Some(Candidate { block, generation, first, last, items: view.items(), extents })
+}

@@ -1,0 +1,239 @@
+//! Which items a repaired tree may hold, judged one by one in key order.
+//!
+//! The sieve knows no more than the items before: its verdicts are the same in each pass over the same leaves, so none of
+//! them is kept in memory. What only shows once all items have been seen is [`super::plan`]'s.
+//!
+//! # Rules
+//! 1. Items of an unknown kind or under an impossible key are dropped.
+//! 2. An inode core that cannot be decoded is dropped. What follows without a core tells what the inode was: the first
+//!    entry makes it a directory, the first target a symlink, the first extent a file. Inode 1 is always a directory.
+//! 3. Attributes and entries stay where their name's slot is, each name once.
+//! 4. Extents stay in order, inside the data area and one group. Blocks that somebody owns already, or that a log record
+//!    that was given up allocated (so that they may hold another file's bytes), are cut out: a hole.
+
+use super::done::RepairKind;
+use crate::items::FILE_BLOCKS_MAX;
+use crate::owned::Owned;
+use crate::report::what_of;
+use kedge_base::{BlockNo, Ino};
+use kedge_format::alloc::GROUP_BLOCKS;
+use kedge_format::item::{Dentry, ExtentItem, Orphan, SLOT_ORDINALS, SYMLINK_MAX, Xattr, name_slot};
+use kedge_format::superblock::Geometry;
+use kedge_format::{FileKind, InodeCore, ItemKind, Key};
+
+/// Inode numbers from here on are impossible: the next one must still be a number.
+const INO_MAX: u64 = u64::MAX - (1 << 32);
+
+/// A verdict.
+pub(crate) enum Sieved<'v> {
+    /// Left out, and why.
+    Drop(RepairKind, String),
+    Core(InodeCore),
+    Xattr,
+    Target(usize),
+    Dentry(Dentry<'v>),
+    Orphan(Orphan),
+    /// The pieces that stay, with their first file block; and how many blocks do not.
+    Extent(Vec<(u64, ExtentItem)>, u64),
+}
+
+pub(crate) struct Sieve<'a> {
+    geometry: &'a Geometry,
+    /// Blocks with an owner: format, tree nodes, the extents passed so far.
+    pub owned: Owned,
+    suspect: Option<&'a Owned>,
+    ino: u64,
+    /// What the inode is, once known.
+    kind: Option<FileKind>,
+    next_file_block: u64,
+    has_target: bool,
+    bucket: (u64, u8, u64),
+    names: Vec<Vec<u8>>,
+}
+
+impl<'a> Sieve<'a> {
+    pub fn new(geometry: &'a Geometry, owned: Owned, suspect: Option<&'a Owned>) -> Sieve<'a> {
+        Sieve {
+            geometry,
+            owned,
+            suspect,
+            ino: 0,
+            kind: None,
+            next_file_block: 0,
+            has_target: false,
+            bucket: (0, 0, 0),
+            names: Vec::new(),
+        }
+    }
+
+    /// What the inode of the last item is, as far as its items tell.
+    pub fn kind(&self) -> Option<FileKind> {
+        self.kind
+    }
+
+    pub fn item<'v>(&mut self, key: Key, value: &'v [u8]) -> Sieved<'v> {
+        let drop = |what: &str| Sieved::Drop(RepairKind::ItemDropped, format!("item {key}: {what}"));
+        let Some(kind) = ItemKind::from_u8(key.kind) else { return drop("unknown kind") };
+        if (key.ino == 0) != (kind == ItemKind::Orphan) || key.ino > INO_MAX {
+            return drop("cannot be under this inode number");
+        }
+        if kind == ItemKind::Orphan {
+            return match Orphan::decode(value) {
+                Ok(orphan) if key.offset != 0 => Sieved::Orphan(orphan),
+                Ok(_) => drop("orphan item of inode 0"),
+                Err(e) => drop(&what_of(&e)),
+            };
+        }
+        if key.ino != self.ino {
+            self.ino = key.ino;
+            self.kind = (key.ino == Ino::ROOT.0).then_some(FileKind::Directory);
+            (self.next_file_block, self.has_target) = (0, false);
+        }
+        if matches!(kind, ItemKind::Inode | ItemKind::Symlink) && key.offset != 0 {
+            return drop("must have offset 0");
+        }
+        match kind {
+            ItemKind::Inode => self.core(key, value),
+            ItemKind::Xattr => self.xattr(key, value),
+            ItemKind::Symlink => self.target(key, value),
+            ItemKind::Dentry => self.dentry(key, value),
+            ItemKind::Extent => self.extent(key, value),
+            ItemKind::Orphan => drop("cannot be under this inode number"),
+        }
+    }
+
+    fn core<'v>(&mut self, key: Key, value: &'v [u8]) -> Sieved<'v> {
+        let drop = |what: &str| Sieved::Drop(RepairKind::ItemDropped, format!("item {key}: {what}"));
+        match InodeCore::decode(value) {
+            Ok(core) if key.ino == Ino::ROOT.0 && core.kind() != Some(FileKind::Directory) => {
+                drop("the root directory is none")
+            }
+            Ok(core) => {
+                self.kind = core.kind();
+                Sieved::Core(core)
+            }
+            Err(e) => drop(&what_of(&e)),
+        }
+    }
+
+    /// Whether an item belongs under its inode; an inode whose core is lost becomes what its first such item says.
+    fn is(&mut self, kind: FileKind) -> bool {
+        *self.kind.get_or_insert(kind) == kind
+    }
+
+    /// Whether a name lies in a slot of its hash, and is there for the first time.
+    fn placed(&mut self, key: Key, name: &[u8]) -> bool {
+        let slot = name_slot(&self.geometry.hash_seed, name);
+        if key.offset / SLOT_ORDINALS * SLOT_ORDINALS != slot {
+            return false;
+        }
+
+        let bucket = (key.ino, key.kind, slot);
+        if self.bucket != bucket {
+            self.bucket = bucket;
+            self.names.clear();
+        }
+        let fresh = !self.names.iter().any(|n| n == name);
+        if fresh {
+            self.names.push(name.to_vec());
+        }
+        fresh
+    }
+
+    fn xattr<'v>(&mut self, key: Key, value: &'v [u8]) -> Sieved<'v> {
+        let drop = |what: String| Sieved::Drop(RepairKind::ItemDropped, format!("item {key}: {what}"));
+        let xattr = match Xattr::decode(value) {
+            Ok(xattr) => xattr,
+            Err(e) => return drop(what_of(&e)),
+        };
+        if xattr.name.contains(&0) || !self.placed(key, xattr.name) {
+            return drop(format!("attribute \"{}\" in a slot of another name", xattr.name.escape_ascii()));
+        }
+        Sieved::Xattr
+    }
+
+    fn target<'v>(&mut self, key: Key, target: &'v [u8]) -> Sieved<'v> {
+        let drop = |what: String| Sieved::Drop(RepairKind::ItemDropped, format!("item {key}: {what}"));
+        if target.is_empty() || target.len() > SYMLINK_MAX || target.contains(&0) {
+            return drop(format!("impossible target of {} bytes", target.len()));
+        }
+        if self.has_target || !self.is(FileKind::Symlink) {
+            return drop("a target of what is no symlink".into());
+        }
+        self.has_target = true;
+        Sieved::Target(target.len())
+    }
+
+    fn dentry<'v>(&mut self, key: Key, value: &'v [u8]) -> Sieved<'v> {
+        let drop = |what: String| Sieved::Drop(RepairKind::NameDropped, what);
+        let dentry = match Dentry::decode(value) {
+            Ok(dentry) => dentry,
+            Err(e) => return drop(format!("item {key}: {}", what_of(&e))),
+        };
+        let shown = || format!("entry \"{}\" of inode {}", dentry.name.escape_ascii(), dentry.ino);
+        if matches!(dentry.name, b"." | b"..") || !self.placed(key, dentry.name) {
+            return drop(format!("{} in a slot of another name, or again", shown()));
+        }
+        if !self.is(FileKind::Directory) {
+            return drop(format!("{} under what is no directory", shown()));
+        }
+        Sieved::Dentry(dentry)
+    }
+
+    fn extent<'v>(&mut self, key: Key, value: &'v [u8]) -> Sieved<'v> {
+        let drop = |what: String| Sieved::Drop(RepairKind::ItemDropped, format!("item {key}: {what}"));
+        let item = match ExtentItem::decode(value) {
+            Ok(item) => item,
+            Err(e) => return drop(what_of(&e)),
+        };
+        let (extent, first, g) = (item.extent(), key.offset, self.geometry);
+        let shown = format!("extent of {} blocks at block {}", extent.blocks, extent.start);
+        if first.checked_add(extent.blocks).is_none_or(|end| end > FILE_BLOCKS_MAX) {
+            return drop(format!("{shown}, behind the largest file size"));
+        }
+        if extent.start < g.data_start || extent.end().0 > g.total_blocks {
+            return drop(format!("{shown}, outside the data area"));
+        }
+        if extent.start.0 / GROUP_BLOCKS != (extent.end().0 - 1) / GROUP_BLOCKS {
+            return drop(format!("{shown}, across groups"));
+        }
+        if first < self.next_file_block {
+            return drop(format!("{shown}, over file blocks that another extent has"));
+        }
+        if !self.is(FileKind::Regular) {
+            return drop(format!("{shown} of what is no file"));
+        }
+        self.next_file_block = first + extent.blocks;
+        let mut pieces = without(vec![(extent.start.0, extent.blocks)], &self.owned);
+        if let Some(suspect) = self.suspect {
+            pieces = without(pieces, suspect);
+        }
+        let mut kept = 0;
+        let mut out = Vec::with_capacity(pieces.len());
+        for (start, blocks) in pieces {
+            self.owned.claim(BlockNo(start), blocks);
+            kept += blocks;
+            let piece = ExtentItem { start: BlockNo(start), blocks: blocks as u32, ..item };
+            out.push((first + (start - extent.start.0), piece));
+        }
+        Sieved::Extent(out, extent.blocks - kept)
+    }
+}
+
+/// What of the runs has no owner.
+fn without(runs: Vec<(u64, u64)>, owned: &Owned) -> Vec<(u64, u64)> {
+    let mut out = Vec::with_capacity(runs.len());
+    for (start, blocks) in runs {
+        let mut at = start;
+        for (taken, len) in owned.taken(BlockNo(start), blocks) {
+            if taken.0 > at {
+                out.push((at, taken.0 - at));
+            }
+            at = taken.0 + len;
+        }
+        if at < start + blocks {
+            out.push((at, start + blocks - at));
+        }
+    }
+    out
+}

@@ -1,0 +1,341 @@
+//! What a repair starts from: the newest checkpoint, with as much of the log replayed into memory as can be.
+//!
+//! # How much of the log
+//! 1. All of it, as a mount would. The allocator that replay trusts gets bitmaps made from what the tree owns if those on
+//!    the device are wrong: replay's own blocks must not land in a file's, and a damaged bitmap is no reason to lose a log.
+//! 2. If that fails: the longest run of log writes that replays, found by halving. The store replays a log that was cut off
+//!    (zeroed, in memory) behind a write as one that ended there, and any such end is a state the image was in. A record that
+//!    does not replay is thus given up with all behind it: taking later ones would be a state that never was.
+//! 3. If not even the part below the checkpoint's cut can be read: none.
+//!
+//! # What giving up costs beside the records
+//! A block that a lost record freed may have been taken by another file since, its bytes are then not those of the file
+//! that the older state gives it to. Where a record given up can still be read, the blocks it allocated are *suspect* and
+//! become holes ([`super::sieve`]). Blocks that only unreadable records took cannot be told.
+
+use super::done::{RepairKind, Repairs};
+use super::tracked::Tracked;
+use crate::items::State;
+use crate::kinds::FindingKind;
+use crate::owned::{GroupBits, Owned};
+use crate::read::Reader;
+use crate::report::{At, Findings};
+use crate::slots::read_slots;
+use crate::space::{bitmap_block, read_index, words};
+use crate::{Replay, ReplayState, ReplaySummary};
+use kedge_base::{BLOCK_SIZE, BlockNo, Error, IoBuf, Lsn, Result};
+use kedge_device::Device;
+use kedge_format::alloc::{GROUP_BLOCKS, GroupEntry, INDEX_ENTRIES, bitmap_crc, encode_index_block};
+use kedge_format::logwrite::WriteHeader;
+use kedge_format::record::{Edit, Record};
+use kedge_format::superblock::{Geometry, SLOTS, Superblock};
+use std::sync::Arc;
+
+const BLOCK: u64 = BLOCK_SIZE as u64;
+/// Bytes of the ring read at once.
+const READ_AHEAD: u64 = 1 << 20;
+
+pub(crate) struct Source {
+    /// What is read: the device, or the overlay that the log was replayed into.
+    pub device: Arc<dyn Device>,
+    pub sb: Superblock,
+    /// What replay wrote; none if nothing was replayed.
+    pub overlay: Option<Arc<Tracked>>,
+    pub replay: ReplayState,
+    given_up: Option<GivenUp>,
+}
+
+/// Records that are not replayed.
+struct GivenUp {
+    suspect: Owned,
+}
+
+impl Source {
+    /// The checkpoint as it lies on the device.
+    pub fn plain(device: Arc<dyn Device>, sb: &Superblock) -> Source {
+        Source { device, sb: sb.clone(), overlay: None, replay: ReplayState::None, given_up: None }
+    }
+
+    /// Blocks whose bytes may be another file's.
+    pub fn suspect(&self) -> Option<&Owned> {
+        self.given_up.as_ref().map(|g| &g.suspect)
+    }
+}
+
+/// The current home of each group's bitmap, where the index can be read.
+pub(crate) fn homes(sb: &Superblock, reader: &mut Reader) -> Vec<Option<u8>> {
+    let index = read_index(sb, reader, &mut Findings::new(0));
+    index.into_iter().map(|e| e.map(|e| e.home)).collect()
+}
+
+/// What the bitmaps on the device call owned, of those that match their checksums.
+pub(crate) fn recorded(sb: &Superblock, reader: &mut Reader) -> Owned {
+    let index = read_index(sb, reader, &mut Findings::new(0));
+    let known: Vec<(u64, GroupEntry)> = (0..).zip(index).filter_map(|(g, e)| e.map(|e| (g, e))).collect();
+    let mut owned = Owned::new(sb.geometry.groups());
+    reader.stream(
+        known.len(),
+        1,
+        |i| bitmap_block(sb, known[i].0, &known[i].1),
+        |i, bytes| {
+            let (group, entry) = &known[i];
+            if let Ok(bytes) = bytes
+                && bitmap_crc(*group, bytes) == entry.bitmap_crc
+            {
+                let mut bits: GroupBits = [0; BLOCK_SIZE / 8];
+                bits.iter_mut().zip(words(bytes)).for_each(|(bit, word)| *bit = word);
+                owned.add_group(*group, &bits);
+            }
+        },
+    );
+    owned
+}
+
+/// Bitmap bytes, free blocks.
+pub(crate) fn bitmap_of(owned: &Owned, group: u64) -> (Vec<u8>, u32) {
+    let Some(bits) = owned.group(group) else { return (vec![0; BLOCK_SIZE], GROUP_BLOCKS as u32) };
+    let bytes = bits.iter().flat_map(|w| w.to_le_bytes()).collect();
+    (bytes, bits.iter().map(|w| w.count_zeros()).sum())
+}
+
+/// Puts index blocks of `entries` at the area of the generation's slot.
+pub(crate) fn index_blocks(sb: &Superblock, entries: &[GroupEntry]) -> Vec<(BlockNo, IoBuf)> {
+    let (g, generation) = (&sb.geometry, sb.checkpoint.generation);
+    let start = g.index_start[Superblock::slot_of(generation)].0;
+    let blocks = entries.chunks(INDEX_ENTRIES).enumerate().map(|(i, entries)| {
+        let mut buf = IoBuf::zeroed(1);
+        encode_index_block(&g.uuid, generation, (i * INDEX_ENTRIES) as u64, entries, buf.as_mut_bytes());
+        (BlockNo(start + i as u64), buf)
+    });
+    blocks.collect()
+}
+
+const SPACE_FAULTS: [FindingKind; 4] = [
+    FindingKind::IndexBad,
+    FindingKind::BitmapBad,
+    FindingKind::GroupFreeBlocks,
+    FindingKind::BlocksUnmarked,
+];
+
+/// Replays what can be replayed. `base` is the judged checkpoint, `findings` take what is wrong with the log.
+pub(crate) fn recover(
+    device: &Arc<dyn Device>,
+    sb: &Superblock,
+    base: &State,
+    replay: &dyn Replay,
+    findings: &mut Findings,
+    repairs: &mut Repairs,
+) -> Result<Source> {
+    let space = SPACE_FAULTS.iter().any(|kind| base.findings.has(*kind)).then(|| {
+        let mut space = base.owned.clone();
+        if !base.lost.is_empty() {
+            space.add(&recorded(sb, &mut Reader::new(&**device)));
+        }
+        space
+    });
+    let hide_other = base.findings.has(FindingKind::SuperblockSlotsDiffer);
+    let attempt = Attempt { device, sb, space: space.as_ref(), hide_other, replay };
+    let error = match attempt.run(None) {
+        Ok(source) => return Ok(source),
+        Err(error) => error,
+    };
+    findings.add_error(FindingKind::ReplayFailed, At::of(&error), &error);
+    let starts = log_writes(&**device, sb)?;
+    let cut = sb.checkpoint.checkpoint_lsn;
+    let ends: Vec<Lsn> = starts.into_iter().filter(|lsn| *lsn >= cut).collect();
+    let (mut best, mut best_end) = (None, cut);
+    // `ends[..low]` are known to replay, those from `high` on not to.
+    let (mut low, mut high, mut next) = (0, ends.len(), ends.len().saturating_sub(1));
+    while low < high {
+        match attempt.run(Some(ends[next])) {
+            Ok(source) => {
+                (best, best_end, low) = (Some(source), ends[next], next + 1);
+            }
+            Err(_) => high = next,
+        }
+        next = (low + high) / 2;
+    }
+    let replayed = best.is_some();
+    let given_up = give_up(&**device, sb, best_end, &error, replayed, repairs)?;
+    let mut source = best.unwrap_or_else(|| Source::plain(device.clone(), sb));
+    if !replayed {
+        source.replay = ReplayState::Failed { what: error.to_string() };
+    }
+    source.given_up = Some(given_up);
+    Ok(source)
+}
+
+struct Attempt<'a> {
+    device: &'a Arc<dyn Device>,
+    sb: &'a Superblock,
+    space: Option<&'a Owned>,
+    /// The other slot is of another image: the store would refuse both.
+    hide_other: bool,
+    replay: &'a dyn Replay,
+}
+
+impl Attempt<'_> {
+    /// Replays into fresh memory, up to `end` if there is one.
+    fn run(&self, end: Option<Lsn>) -> Result<Source> {
+        let overlay = Arc::new(Tracked::new(self.device.clone()));
+        if let Some(owned) = self.space {
+            patch_space(&*overlay, self.sb, owned)?;
+        }
+        if self.hide_other {
+            let other = 1 - Superblock::slot_of(self.sb.checkpoint.generation);
+            overlay.write(SLOTS[other].byte_offset(), &IoBuf::zeroed(1), false)?;
+        }
+        if let Some(end) = end {
+            let g = &self.sb.geometry;
+            let mut at = end.0;
+            let limit = self.sb.checkpoint.tail_lsn.0 + g.log_bytes();
+            while at < limit {
+                let place = at % g.log_bytes();
+                let len = (g.log_bytes() - place).min(limit - at);
+                overlay.write_zeroes(g.log_start.byte_offset() + place, len)?;
+                at += len;
+            }
+        }
+        let summary: ReplaySummary = self.replay.replay(overlay.clone())?;
+        let mut findings = Findings::new(8);
+        let sb = read_slots(&mut Reader::new(&*overlay), &mut findings)
+            .ok_or_else(|| Error::corrupt_log(Lsn(summary.to_lsn), "replay left no superblock"))?;
+        Ok(Source {
+            device: overlay.clone(),
+            sb,
+            overlay: Some(overlay),
+            replay: ReplayState::Done(summary),
+            given_up: None,
+        })
+    }
+}
+
+/// Makes the checkpoint's bitmaps and index, in memory, say what is owned.
+fn patch_space(overlay: &dyn Device, sb: &Superblock, owned: &Owned) -> Result<()> {
+    let mut entries = Vec::new();
+    for group in 0..sb.geometry.groups() {
+        let (bytes, free_blocks) = bitmap_of(owned, group);
+        entries.push(GroupEntry { bitmap_crc: bitmap_crc(group, &bytes), free_blocks, home: 0 });
+        let at = BlockNo(sb.geometry.bitmap_start[0].0 + group);
+        overlay.write(at.byte_offset(), &IoBuf::from_bytes(&bytes), false)?;
+    }
+    for (at, buf) in index_blocks(sb, &entries) {
+        overlay.write(at.byte_offset(), &buf, false)?;
+    }
+    Ok(())
+}
+
+/// Where the log's writes start, from the tail on, and where the last one ends: the run that is valid by the format's rules.
+fn log_writes(device: &dyn Device, sb: &Superblock) -> Result<Vec<Lsn>> {
+    let c = &sb.checkpoint;
+    let mut ring = Ring::new(device, &sb.geometry, c.tail_lsn);
+    let mut at = c.tail_lsn;
+    let mut out = vec![at];
+    while let Some((header, _)) = ring.write_at(at)? {
+        let valid = header.epoch == c.epoch && header.lsn == at && header.tail_lsn <= c.tail_lsn;
+        if !valid {
+            break;
+        }
+        at = header.end_lsn();
+        out.push(at);
+    }
+    Ok(out)
+}
+
+/// Looks through the whole ring for records that are not replayed, and says so.
+fn give_up(
+    device: &dyn Device,
+    sb: &Superblock,
+    end: Lsn,
+    error: &Error,
+    replayed: bool,
+    repairs: &mut Repairs,
+) -> Result<GivenUp> {
+    let (g, c) = (&sb.geometry, &sb.checkpoint);
+    let from = if replayed { end } else { c.tail_lsn };
+    let mut ring = Ring::new(device, g, c.tail_lsn);
+    let mut suspect = Owned::new(g.groups());
+    let (mut writes, mut records, mut last) = (0u64, 0u64, from);
+    let mut at = c.tail_lsn;
+    while at < ring.limit {
+        let Some((header, bytes)) = ring.write_at(at)? else {
+            at = Lsn(at.0 + BLOCK);
+            continue;
+        };
+        let next = Lsn(at.0 + header.blocks as u64 * BLOCK);
+        // A lost superblock slot can have opened one epoch more.
+        let newer = c.epoch.0.checked_add(1) == Some(header.epoch.0);
+        let lost = newer || (header.epoch == c.epoch && header.lsn >= from);
+        if lost && let Some(found) = header.records(bytes) {
+            writes += 1;
+            last = last.max(header.end_lsn());
+            for (lsn, bytes) in found {
+                records += 1;
+                let Ok(record) = Record::decode(lsn, bytes) else { continue };
+                for edit in record.edits {
+                    if let Edit::Alloc(extent) = edit
+                        && extent.start >= g.data_start
+                        && extent.start.0.checked_add(extent.blocks).is_some_and(|end| end <= g.total_blocks)
+                    {
+                        suspect.claim(extent.start, extent.blocks);
+                    }
+                }
+            }
+        }
+        at = next;
+    }
+    repairs.add(RepairKind::LogGivenUp, At::default(), || {
+        format!(
+            "the log from LSN {from} on ({writes} log writes with {records} records can still be read, the last one \
+             ends at LSN {last}): {error}"
+        )
+    });
+    Ok(GivenUp { suspect })
+}
+
+/// The ring from a position on, for one lap, read forward.
+struct Ring<'a> {
+    device: &'a dyn Device,
+    geometry: &'a Geometry,
+    limit: Lsn,
+    start: u64,
+    data: Vec<u8>,
+}
+
+impl<'a> Ring<'a> {
+    fn new(device: &'a dyn Device, geometry: &'a Geometry, from: Lsn) -> Ring<'a> {
+        // The slot's decoder bounds the ring; a position near the end of all numbers is refused by replay as well.
+        let limit = Lsn(from.0.saturating_add(geometry.log_bytes()) / BLOCK * BLOCK);
+        Ring { device, geometry, limit, start: from.0, data: Vec::new() }
+    }
+
+    /// A whole log write of this image at a position that is not below an earlier call's.
+    fn write_at(&mut self, at: Lsn) -> Result<Option<(WriteHeader, &[u8])>> {
+        let uuid = self.geometry.uuid;
+        let Some(block) = self.bytes(at, BLOCK)? else { return Ok(None) };
+        let Some(header) = WriteHeader::peek(&uuid, block) else { return Ok(None) };
+        let Some(write) = self.bytes(at, header.blocks as u64 * BLOCK)? else { return Ok(None) };
+        Ok(WriteHeader::crc_matches(write).then_some((header, write)))
+    }
+
+    fn bytes(&mut self, at: Lsn, len: u64) -> Result<Option<&[u8]>> {
+        if at.0.checked_add(len).is_none_or(|end| end > self.limit.0) {
+            return Ok(None);
+        }
+        let skip = (at.0 - self.start).min(self.data.len() as u64);
+        if self.start + (self.data.len() as u64) < at.0 + len {
+            self.data.drain(..skip as usize);
+            self.start = at.0;
+        }
+        while self.start + (self.data.len() as u64) < at.0 + len {
+            let from = self.start + self.data.len() as u64;
+            let place = from % self.geometry.log_bytes();
+            let piece = READ_AHEAD.min(self.limit.0 - from).min(self.geometry.log_bytes() - place);
+            let mut buf = IoBuf::zeroed((piece / BLOCK) as usize);
+            self.device.read(self.geometry.log_start.byte_offset() + place, &mut buf)?;
+            self.data.extend_from_slice(buf.as_bytes());
+        }
+        let first = (at.0 - self.start) as usize;
+        Ok(Some(&self.data[first..first + len as usize]))
+    }
+}

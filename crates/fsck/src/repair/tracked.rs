@@ -1,0 +1,83 @@
+//! A device in memory above another that remembers which blocks were written: what a replay in memory left, and nothing
+//! else, is later carried over to the device.
+
+use crate::owned::Owned;
+use kedge_base::lock::{Mutex, Rank};
+use kedge_base::{BLOCK_SIZE, BlockNo, IoBuf, Result};
+use kedge_device::{CompletionSink, Device, DeviceStats, Geometry, Op, OverlayDevice, Request};
+use kedge_format::alloc::GROUP_BLOCKS;
+use std::sync::Arc;
+
+pub(crate) struct Tracked {
+    overlay: OverlayDevice,
+    written: Mutex<Owned>,
+}
+
+impl Tracked {
+    pub fn new(base: Arc<dyn Device>) -> Tracked {
+        let groups = (base.geometry().size / BLOCK_SIZE as u64).div_ceil(GROUP_BLOCKS);
+        Tracked { overlay: OverlayDevice::new(base), written: Mutex::new(Rank::Leaf, Owned::new(groups)) }
+    }
+
+    /// The blocks written since it was made.
+    pub fn written(&self) -> Owned {
+        self.written.lock().clone()
+    }
+
+    fn note(&self, offset: u64, len: u64) {
+        // What lies outside the device is refused by the overlay; it must not be looked up here.
+        let end = offset.checked_add(len).is_some_and(|end| end <= self.overlay.geometry().size);
+        if end && len > 0 {
+            let block = BLOCK_SIZE as u64;
+            self.written.lock().claim(BlockNo(offset / block), len.div_ceil(block));
+        }
+    }
+}
+
+impl Device for Tracked {
+    fn geometry(&self) -> &Geometry {
+        self.overlay.geometry()
+    }
+
+    fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
+        for request in &batch {
+            match &request.op {
+                Op::Write { buf, .. } => self.note(request.offset, buf.len() as u64),
+                Op::Discard { len } | Op::WriteZeroes { len } => self.note(request.offset, *len),
+                Op::Read(_) | Op::Flush => {}
+            }
+        }
+        self.overlay.submit(batch, sink);
+    }
+
+    fn read(&self, offset: u64, buf: &mut IoBuf) -> Result<()> {
+        self.overlay.read(offset, buf)
+    }
+
+    fn write(&self, offset: u64, buf: &IoBuf, fua: bool) -> Result<()> {
+        self.note(offset, buf.len() as u64);
+        self.overlay.write(offset, buf, fua)
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.overlay.flush()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        self.note(offset, len);
+        self.overlay.discard(offset, len)
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64) -> Result<()> {
+        self.note(offset, len);
+        self.overlay.write_zeroes(offset, len)
+    }
+
+    fn stats(&self) -> &DeviceStats {
+        self.overlay.stats()
+    }
+
+    fn name(&self) -> &str {
+        self.overlay.name()
+    }
+}

@@ -1,0 +1,479 @@
+//! Images that the engine made, with random damage: a repair ends clean or refuses clearly, the result can be used, and no
+//! file ever shows bytes that were never its own.
+//!
+//! Each byte of each file is a function of the file and the place, so that foreign bytes are seen wherever they come from.
+#![allow(clippy::unwrap_used)]
+
+use kedge_base::{BLOCK_SIZE, BlockNo, Clock, Ino, ManualClock};
+use kedge_device::sim::{FaultPlan, OpKind, SimDevice, StatePlan};
+use kedge_device::{Device, MemDevice};
+use kedge_format::node::{NODE_SIZE, NodeView};
+use kedge_format::superblock::{SLOTS, Superblock};
+use kedge_fsck::{
+    CheckOptions, Ending, RepairKind, RepairMode, RepairOptions, RepairReport, StoreReplay, repair,
+};
+use kedgefs::{FileKind, FileSystem, FormatOptions, MountOptions, Owner};
+use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+const SIZE: u64 = 16 << 20;
+
+/// splitmix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e3779b97f4a7c15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58476d1ce4e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d049bb133111eb);
+        z ^ z >> 31
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+}
+
+/// The bytes of a file from an offset on. Zero is a hole's, so no file has it of its own.
+fn pattern(ino: Ino, offset: u64, len: usize) -> Vec<u8> {
+    (offset..offset + len as u64)
+        .map(|at| {
+            ((ino.0.wrapping_mul(0x9e3779b97f4a7c15) ^ (at / 61).wrapping_mul(0xff51afd7ed558ccd)) >> 32)
+                as u8
+                | 1
+        })
+        .collect()
+}
+
+fn clock() -> Arc<dyn Clock> {
+    Arc::new(ManualClock::default())
+}
+
+fn open(device: Arc<dyn Device>) -> kedgefs::Result<FileSystem> {
+    FileSystem::open(device, clock(), MountOptions { async_checkpoint: None, ..MountOptions::default() })
+}
+
+fn format(device: Arc<dyn Device>) {
+    let options = FormatOptions {
+        log_size: Some(1 << 20),
+        uuid: Some(uuid::Uuid::from_u128(77)),
+        ..FormatOptions::default()
+    };
+    FileSystem::format(device, clock(), &options).unwrap();
+}
+
+/// An image after random operations; unmounted, or as a crash leaves it.
+fn image(seed: u64) -> MemDevice {
+    let random = &mut Random(seed);
+    let device = Arc::new(MemDevice::new(SIZE));
+    format(device.clone());
+    let fs = open(device.clone()).unwrap();
+    let owner = Owner { uid: 0, gid: 0 };
+    let mut dirs = vec![Ino::ROOT];
+    let mut files: Vec<(Ino, Ino, String)> = Vec::new();
+    for i in 0..120 + random.below(150) {
+        let dir = dirs[random.below(dirs.len() as u64) as usize];
+        match random.below(20) {
+            0 | 1 => dirs.push(fs.mkdir(dir, format!("dir{i}").as_bytes(), 0o755, owner).unwrap().ino),
+            2..=9 => {
+                let name = format!("file{i}");
+                let ino = fs.create(dir, name.as_bytes(), 0o644, owner).unwrap().ino;
+                files.push((ino, dir, name));
+            }
+            10 => drop(fs.symlink(dir, format!("sym{i}").as_bytes(), b"some/where", owner).unwrap()),
+            11 if !files.is_empty() => {
+                let (ino, dir, name) = files.swap_remove(random.below(files.len() as u64) as usize);
+                fs.unlink(dir, name.as_bytes()).unwrap();
+                files.retain(|f| f.0 != ino);
+            }
+            12 if !files.is_empty() => {
+                let ino = files[random.below(files.len() as u64) as usize].0;
+                drop(fs.link(ino, dir, format!("link{i}").as_bytes()));
+            }
+            13 => fs.sync().unwrap(),
+            14 => fs.checkpoint().unwrap(),
+            _ if !files.is_empty() => {
+                let ino = files[random.below(files.len() as u64) as usize].0;
+                let (offset, len) = (random.below(60_000), 1 + random.below(20_000) as usize);
+                let _ = fs.write(ino, offset, &pattern(ino, offset, len)).unwrap();
+                if random.below(3) == 0 {
+                    fs.fsync(ino, false).unwrap();
+                }
+            }
+            _ => {}
+        }
+    }
+    if random.below(2) == 0 {
+        fs.close().unwrap();
+    } else {
+        fs.sync().unwrap();
+    }
+    drop(fs);
+    device.fork()
+}
+
+/// Path of each file, with its inode and content.
+type Tree = BTreeMap<Vec<u8>, (Ino, FileKind, Vec<u8>)>;
+
+fn list(fs: &FileSystem) -> kedgefs::Result<Tree> {
+    let mut out = Tree::new();
+    let mut todo = vec![(Ino::ROOT, Vec::new())];
+    while let Some((dir, path)) = todo.pop() {
+        let mut entries = Vec::new();
+        fs.readdir(dir, 0, &mut |e| {
+            entries.push((e.ino, e.kind, e.name.to_vec()));
+            true
+        })?;
+        for (ino, kind, name) in entries {
+            if matches!(&name[..], b"." | b"..") {
+                continue;
+            }
+            let path = [&path[..], b"/", &name].concat();
+            let content = match kind {
+                FileKind::Directory => {
+                    todo.push((ino, path.clone()));
+                    Vec::new()
+                }
+                FileKind::Symlink => fs.readlink(ino)?,
+                FileKind::Regular => {
+                    let size = fs.getattr(ino)?.size;
+                    // What damage made of a size is no reason to read petabytes.
+                    let mut content = vec![0; size.min(1 << 20) as usize];
+                    let got = fs.read(ino, 0, &mut content)?;
+                    content.truncate(got);
+                    content
+                }
+                _ => Vec::new(),
+            };
+            out.insert(path, (ino, kind, content));
+        }
+    }
+    Ok(out)
+}
+
+/// The first blocks of structures, by sort: slots, the newest checkpoint's index and bitmaps, nodes, log writes. File data is
+/// not hit: its bytes are nobody's to check.
+fn structures(device: &MemDevice) -> Vec<Vec<u64>> {
+    let block = |b: u64, len: usize| device.bytes(b * BLOCK_SIZE as u64, len);
+    let g = newest(device).geometry;
+    let begins = |magic: &[u8]| -> Vec<u64> {
+        (0..SIZE / BLOCK_SIZE as u64).filter(|b| block(*b, magic.len()) == magic).collect()
+    };
+    let mut space = vec![g.bitmap_start[0].0, g.bitmap_start[1].0];
+    space.extend(begins(b"KEDGEALI"));
+    let nodes = begins(b"KEDGENOD");
+    let newest_nodes = {
+        let generation = |b: u64| u64::from_le_bytes(block(b, 48)[40..].try_into().unwrap());
+        let highest = nodes.iter().map(|b| generation(*b)).max().unwrap_or(0);
+        nodes.iter().copied().filter(|b| generation(*b) + 2 > highest).collect()
+    };
+    let sorts = vec![vec![0, 16], space, newest_nodes, nodes, begins(b"KEDGELOG")];
+    sorts.into_iter().filter(|sort| !sort.is_empty()).collect()
+}
+
+/// Changes bytes; says what.
+fn damage(device: &MemDevice, random: &mut Random) -> String {
+    let mut said = Vec::new();
+    let sorts = structures(device);
+    let pick = |random: &mut Random| {
+        let sort = &sorts[random.below(sorts.len() as u64) as usize];
+        sort[random.below(sort.len() as u64) as usize]
+    };
+    for _ in 0..1 + random.below(4) {
+        let at = pick(random);
+        let offset = at * BLOCK_SIZE as u64;
+        let is_node = device.bytes(offset, 8) == *b"KEDGENOD";
+        let len = if is_node { 4 * BLOCK_SIZE } else { BLOCK_SIZE };
+        match random.below(5) {
+            0 | 1 => {
+                let (byte, bit) = (offset + random.below(len as u64), random.below(8));
+                device.corrupt(byte, |b| b[0] ^= 1 << bit);
+                said.push(format!("bit {bit} of byte {byte}"));
+            }
+            2 => {
+                device.corrupt(offset, |b| b[..BLOCK_SIZE].fill(0));
+                said.push(format!("block {at} zeroed"));
+            }
+            3 => {
+                let other = pick(random);
+                let (a, b) =
+                    (device.bytes(offset, BLOCK_SIZE), device.bytes(other * BLOCK_SIZE as u64, BLOCK_SIZE));
+                device.corrupt(offset, |x| x[..BLOCK_SIZE].copy_from_slice(&b));
+                device.corrupt(other * BLOCK_SIZE as u64, |x| x[..BLOCK_SIZE].copy_from_slice(&a));
+                said.push(format!("blocks {at} and {other} swapped"));
+            }
+            _ => {
+                device.corrupt(offset, |b| b[BLOCK_SIZE / 3..BLOCK_SIZE].fill(0xff));
+                said.push(format!("tail of block {at} overwritten"));
+            }
+        }
+        if newest_slot(device).is_none() {
+            break;
+        }
+    }
+    said.join(", ")
+}
+
+fn options(mode: RepairMode) -> RepairOptions {
+    let check = CheckOptions { replay: Some(Arc::new(StoreReplay)), ..CheckOptions::default() };
+    RepairOptions { check, force: true, clock: clock(), ..RepairOptions::new(mode) }
+}
+
+/// A repaired image can be used, and holds nothing that is foreign. Returns its tree.
+#[track_caller]
+fn assert_usable(device: &MemDevice, what: &str) -> Tree {
+    let fs = open(Arc::new(device.fork())).unwrap_or_else(|e| panic!("{what}: {e}"));
+    let tree = list(&fs).unwrap_or_else(|e| panic!("{what}: {e}"));
+    for (path, (ino, kind, content)) in &tree {
+        if *kind == FileKind::Regular {
+            let own = pattern(*ino, 0, content.len());
+            let foreign = content.iter().zip(&own).position(|(is, own)| is != own && *is != 0);
+            assert!(
+                foreign.is_none(),
+                "{what}: {} has foreign bytes from {foreign:?} on",
+                path.escape_ascii()
+            );
+        }
+    }
+    let owner = Owner { uid: 0, gid: 0 };
+    let ino = fs.create(Ino::ROOT, b"after the repair", 0o644, owner).unwrap().ino;
+    let _ = fs.write(ino, 0, &pattern(ino, 0, 10_000)).unwrap();
+    fs.fsync(ino, false).unwrap();
+    fs.unlink(Ino::ROOT, b"after the repair").unwrap();
+    fs.close().unwrap();
+    tree
+}
+
+/// Asserts a good end. `None`: refused.
+#[track_caller]
+fn assert_good_end(device: &MemDevice, report: &RepairReport, what: &str) -> Option<Tree> {
+    if report.before.superblock.is_none() {
+        assert!(report.ending == Ending::Left && report.exit_code & 12 != 0, "{what}: {report}");
+        assert!(report.message.contains("superblock"), "{what}: {report}");
+        return None;
+    }
+    assert!(matches!(report.ending, Ending::Repaired | Ending::Clean), "{what}: {report}");
+    let options = CheckOptions { replay: Some(Arc::new(StoreReplay)), ..CheckOptions::default() };
+    let again = kedge_fsck::check(Arc::new(device.fork()), &options);
+    assert!(again.is_clean() && again.warnings == 0, "{what}: {report}\nthen: {again}");
+    Some(assert_usable(device, what))
+}
+
+#[test]
+fn random_damage_is_repaired_or_refused() {
+    const SEED: u64 = 0x6b65_6467_6500;
+    let (mut repaired, mut refused, mut given_up) = (0, 0, 0);
+    for i in 0..24u64 {
+        let whole = image(SEED + i);
+        for j in 0..14u64 {
+            let seed = SEED + i * 1000 + j;
+            let device = Arc::new(whole.fork());
+            let said = damage(&device, &mut Random(seed));
+            let what = format!("seed {seed:#x} (image {i}): {said}");
+            let report =
+                catch_unwind(AssertUnwindSafe(|| repair(device.clone(), &options(RepairMode::Full))))
+                    .unwrap_or_else(|_| panic!("panic: {what}"));
+            match assert_good_end(&device, &report, &what) {
+                Some(_) => repaired += (report.ending == Ending::Repaired) as u32,
+                None => refused += 1,
+            }
+            given_up += (report.count(RepairKind::LogGivenUp) > 0) as u32;
+        }
+    }
+    println!(
+        "seeds from {SEED:#x}: {repaired} repaired, {refused} refused, {given_up} gave up part of the log"
+    );
+    assert!(repaired > 150, "{repaired} repaired, {refused} refused");
+}
+
+#[test]
+fn a_log_without_faults_is_replayed_and_nothing_else() {
+    for i in 0..10u64 {
+        let whole = image(0x6c6f_6700 + i);
+        let before = list(&open(Arc::new(whole.fork())).unwrap()).unwrap();
+        for mode in [RepairMode::Preen, RepairMode::Full] {
+            let device = Arc::new(whole.fork());
+            let report = repair(device.clone(), &options(mode));
+            assert_eq!((report.ending, report.exit_code), (Ending::Clean, 0), "{report}");
+            assert_eq!(assert_good_end(&device, &report, "no damage"), Some(before.clone()));
+        }
+    }
+}
+
+/// Bitmaps that are wrong or unreadable cost nothing, not even the log behind them.
+#[test]
+fn damaged_bitmaps_do_not_cost_the_log() {
+    let mut logs = 0;
+    for i in 0..12u64 {
+        let whole = image(0x6269_7400 + i);
+        let before = list(&open(Arc::new(whole.fork())).unwrap()).unwrap();
+        let device = Arc::new(whole.fork());
+        let sb = newest(&device);
+        for home in sb.geometry.bitmap_start {
+            device.corrupt(home.byte_offset(), |b| b[..BLOCK_SIZE].fill(0x11));
+        }
+        let report = repair(device.clone(), &options(RepairMode::Preen));
+        assert_eq!((report.ending, report.exit_code), (Ending::Repaired, 1), "{report}");
+        logs += (report.count(RepairKind::LogReplayed) > 0) as u32;
+        assert_eq!(assert_good_end(&device, &report, "bitmaps"), Some(before));
+    }
+    assert!(logs > 2, "only {logs} of the images had a log");
+}
+
+fn newest(device: &MemDevice) -> Superblock {
+    newest_slot(device).unwrap()
+}
+
+fn newest_slot(device: &MemDevice) -> Option<Superblock> {
+    let slots = [0, 1].map(|slot| {
+        let bytes = device.bytes(SLOTS[slot].byte_offset(), BLOCK_SIZE);
+        Superblock::decode(&bytes, slot, SIZE / BLOCK_SIZE as u64).ok()
+    });
+    slots.into_iter().flatten().max_by_key(|sb| sb.checkpoint.generation)
+}
+
+/// A log write in the middle is destroyed: what lies before it is replayed, what lies behind is given up and said.
+#[test]
+fn a_log_that_breaks_off_is_replayed_up_to_there() {
+    let mut seen = 0;
+    for i in 0..12u64 {
+        let device = Arc::new(MemDevice::new(SIZE));
+        format(device.clone());
+        let fs = open(device.clone()).unwrap();
+        let owner = Owner { uid: 0, gid: 0 };
+        for n in 0..40 {
+            let ino = fs.create(Ino::ROOT, format!("f{n}").as_bytes(), 0o644, owner).unwrap().ino;
+            let _ = fs.write(ino, 0, &pattern(ino, 0, 3000)).unwrap();
+            fs.fsync(ino, false).unwrap();
+        }
+        let device = Arc::new(device.fork());
+        drop(fs);
+        let sb = newest(&device);
+        let at = sb.checkpoint.checkpoint_lsn.0 + (5 + i) * BLOCK_SIZE as u64;
+        let offset = sb.geometry.log_start.byte_offset() + at % sb.geometry.log_bytes();
+        device.corrupt(offset + 200, |b| b[0] ^= 1);
+        let preened = repair(device.clone(), &options(RepairMode::Preen));
+        assert_eq!((preened.ending, preened.exit_code), (Ending::Left, 4), "{preened}");
+        let report = repair(device.clone(), &options(RepairMode::Full));
+        assert_eq!((report.ending, report.exit_code), (Ending::Repaired, 1), "{report}");
+        assert_eq!(report.count(RepairKind::LogGivenUp), 1, "{report}");
+        let tree = assert_good_end(&device, &report, &format!("write {i}")).unwrap();
+        assert!(!tree.is_empty() && tree.len() < 40, "{} files", tree.len());
+        assert!(tree.values().all(|f| f.2.len() == 3000 || f.2.is_empty()), "whole files or empty ones");
+        seen += 1;
+    }
+    assert_eq!(seen, 12);
+}
+
+/// The live leaves of an image, with the inodes that have items there.
+fn leaves(device: &MemDevice) -> Vec<(BlockNo, BTreeSet<u64>)> {
+    let c = newest(device).checkpoint;
+    let mut level = vec![c.root];
+    for _ in 0..c.root_level {
+        let below = level.iter().flat_map(|node| {
+            let bytes = device.bytes(node.byte_offset(), NODE_SIZE);
+            let view = NodeView::trusted(&bytes);
+            (0..view.items()).map(|i| view.child(i).addr).collect::<Vec<_>>()
+        });
+        level = below.collect();
+    }
+    let with_inodes = level.into_iter().map(|leaf| {
+        let bytes = device.bytes(leaf.byte_offset(), NODE_SIZE);
+        (leaf, NodeView::trusted(&bytes).iter().map(|(key, _)| key.ino).collect())
+    });
+    with_inodes.collect()
+}
+
+/// One leaf is destroyed: whoever has no item there is as before, under the same name or in lost+found.
+#[test]
+fn files_outside_a_destroyed_leaf_keep_their_content() {
+    let mut compared = 0;
+    for i in 0..12u64 {
+        let device = Arc::new(image(0x6c65_6166_0000 + i));
+        // Unmounted, so that the tree has everything.
+        open(device.clone()).unwrap().close().unwrap();
+        let before = list(&open(Arc::new(device.fork())).unwrap()).unwrap();
+        for (leaf, inodes) in leaves(&device) {
+            let device = Arc::new(device.fork());
+            device.corrupt(leaf.byte_offset(), |b| b[..BLOCK_SIZE].fill(0));
+            let report = repair(device.clone(), &options(RepairMode::Full));
+            let what = format!("image {i}, leaf {leaf}");
+            let tree = assert_good_end(&device, &report, &what).unwrap();
+            let after: BTreeMap<Ino, &Vec<u8>> = tree.values().map(|(ino, _, bytes)| (*ino, bytes)).collect();
+            for (path, (ino, kind, content)) in &before {
+                if !inodes.contains(&ino.0) && *kind != FileKind::Directory {
+                    let is = after.get(ino);
+                    assert!(is == Some(&content), "{what}: {} changed: {report}", path.escape_ascii());
+                    compared += 1;
+                }
+            }
+        }
+    }
+    assert!(compared > 200, "only {compared} files lay elsewhere");
+}
+
+/// Power fails at each write of a repair that replays a log, and of one that also rewrites a damaged tree.
+#[test]
+fn a_crash_in_a_repair_is_repaired_again() {
+    let mut states = 0;
+    for i in 0..8u64 {
+        let seed = 0x6372_6173_6800 + i;
+        let damaged = image(seed);
+        let said = if i % 2 == 0 { damage(&damaged, &mut Random(seed)) } else { "no damage".into() };
+        let sim = Arc::new(SimDevice::new(damaged));
+        let report = repair(sim.clone(), &options(RepairMode::Full));
+        if report.before.superblock.is_none() {
+            continue;
+        }
+        let what = format!("seed {seed:#x}: {said}");
+        assert!(matches!(report.ending, Ending::Repaired | Ending::Clean), "{what}: {report}");
+        let done = list(&open(Arc::new(sim.view())).unwrap()).unwrap();
+        let recording = sim.recording();
+        let plan = StatePlan { subsets: 2, samples: 3, torn: 2, at_marks_only: false, seed };
+        for state in recording.states(plan) {
+            let device = Arc::new(state.medium.fork());
+            let again = repair(device.clone(), &options(RepairMode::Full));
+            let what = format!("{what}, {state:?}");
+            let tree = assert_good_end(&device, &again, &what).unwrap_or_else(|| panic!("{what}: refused"));
+            assert_eq!(tree, done, "{what}");
+            states += 1;
+        }
+    }
+    println!("{states} states");
+    assert!(states > 50, "only {states} states");
+}
+
+/// The device fails at the n-th write of a repair, and from then on: the repair says so, and the next one ends clean.
+#[test]
+fn a_device_that_fails_in_a_repair_leaves_what_can_be_repaired() {
+    let mut failed = 0;
+    for i in 0..6u64 {
+        let seed = 0x6661_696c_7300 + i;
+        let damaged = image(seed);
+        let said = damage(&damaged, &mut Random(seed));
+        if newest_slot(&damaged).is_none() {
+            continue;
+        }
+        for nth in 1..60 {
+            let sim = Arc::new(SimDevice::new(damaged.fork()));
+            sim.stop_recording();
+            sim.set_plan(FaultPlan::new(seed).fail(OpKind::Write, nth, 5));
+            let what = format!("seed {seed:#x}, write {nth}: {said}");
+            let report = repair(sim.clone(), &options(RepairMode::Full));
+            let ended = matches!(report.ending, Ending::Repaired | Ending::Clean);
+            if !ended {
+                assert_eq!((report.ending, report.exit_code & 8), (Ending::Failed, 8), "{what}: {report}");
+                failed += 1;
+            }
+            let device = Arc::new(sim.crash(seed));
+            let again = repair(device.clone(), &options(RepairMode::Full));
+            assert_good_end(&device, &again, &what);
+            if ended {
+                break;
+            }
+        }
+    }
+    assert!(failed > 10, "only {failed} repairs met a failure");
+}
