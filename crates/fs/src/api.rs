@@ -1,5 +1,6 @@
 //! The door: [`FileSystem`] and its operations, each counted and timed.
 
+use crate::budget::Budget;
 use crate::core::{Fs, new_rename_lock};
 use crate::dirty::DirtyList;
 use crate::inode::InodeTable;
@@ -7,7 +8,6 @@ use crate::namespace::Make;
 use crate::stats::{FsStats, OpKind};
 use crate::switches::Live;
 use crate::sync::FlusherSignal;
-use crate::writeback::Budget;
 use crate::*;
 use kedge_base::lock::{Mutex, Rank};
 use kedge_base::{BLOCK_SIZE, spawn_named};
@@ -92,7 +92,7 @@ impl FileSystem {
             ),
             rename_lock: new_rename_lock(),
             dirty,
-            budget: Budget::new(options.cache_size / 8 * 3),
+            budget: Budget::new(options.cache_size / 8 * 3, options.shared_budget.clone()),
             flusher: signal.clone(),
             orphans: Mutex::new(Rank::Leaf, Default::default()),
             stats: FsStats::default(),

@@ -1,12 +1,12 @@
 //! The open file system: what all operations share.
 
+use crate::budget::Budget;
 use crate::dirty::DirtyList;
 use crate::inode::{Inode, InodeTable, Meta, Progress};
 use crate::pages::Delta;
 use crate::stats::FsStats;
 use crate::switches::Live;
 use crate::sync::FlusherSignal;
-use crate::writeback::Budget;
 use crate::{Attr, Error, MountOptions, Owner, Result};
 use kedge_base::broken::{self, Variant};
 use kedge_base::lock::{Mutex, MutexGuard, Rank};

@@ -35,6 +35,7 @@ struct FrontPage;
 
 mod api;
 mod attr;
+mod budget;
 mod core;
 mod dirty;
 mod error;
@@ -53,6 +54,7 @@ mod types;
 mod writeback;
 
 pub use api::{Done, FileSystem};
+pub use budget::SharedBudget;
 pub use dirty::{ByLocation, DirtyInode, OldestFirst, WritebackOrder};
 pub use error::{Error, Result};
 pub use kedge_base::{Clock, Ino, ManualClock, SystemClock, Timespec};

@@ -1,6 +1,6 @@
 //! The words of the file system's interface.
 
-use crate::{DirtyTracking, FdatasyncRule, NewName, OldestFirst, WritebackOrder};
+use crate::{DirtyTracking, FdatasyncRule, NewName, OldestFirst, SharedBudget, WritebackOrder};
 use kedge_base::{Ino, Timespec};
 use kedge_format::{FileKind, InodeCore};
 use serde::Serialize;
@@ -55,6 +55,8 @@ pub struct MountOptions {
     pub writeback_order: Arc<dyn WritebackOrder>,
     /// Fixed at open.
     pub dirty_tracking: DirtyTracking,
+    /// Limits for dirty pages that it shares with other file systems of this process.
+    pub shared_budget: Option<Arc<SharedBudget>>,
 }
 
 impl Default for MountOptions {
@@ -69,6 +71,7 @@ impl Default for MountOptions {
             plug: true,
             writeback_order: Arc::new(OldestFirst),
             dirty_tracking: DirtyTracking::PerSb,
+            shared_budget: None,
         }
     }
 }

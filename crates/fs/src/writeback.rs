@@ -1,4 +1,4 @@
-//! Writing file data in place: one pass over many inodes, and the memory budget.
+//! Writing file data in place, many inodes in one pass.
 //!
 //! # A pass
 //! reserve → lock the inodes' `wb` (ascending) → list unclean pages → map them, allocating for those without an extent,
@@ -25,14 +25,14 @@ use crate::inode::Inode;
 use crate::pages::{Backing, Delta, Pages, Which};
 use crate::{Error, Result};
 use kedge_base::broken::{self, Variant};
-use kedge_base::lock::{Mutex, Rank};
+
 use kedge_base::{BLOCK_SIZE, BlockNo, Extent, Ino, IoBuf};
 use kedge_device::{Io, Op, run_batch};
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
 use kedge_store::{CheckpointClient, Class, Handle};
-use std::collections::VecDeque;
+
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+
 use std::time::Duration;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
@@ -44,101 +44,8 @@ const PASS_LOG_BYTES: u64 = PASS_INODES as u64 * 200 + PASS_SEGMENTS as u64 * 12
 const PASS_SEGMENTS: usize = 256;
 /// Segments of a pass on an image without room for a wide one.
 const NARROW_SEGMENTS: usize = 8;
-/// Cached pages that are looked at for eviction with each operation, and with each page that it adds.
-const TURNS_MIN: i64 = 64;
-const TURNS_PER_PAGE: i64 = 4;
 /// Largest merged write.
 const MERGE_BLOCKS_MAX: u64 = 256;
-
-/// How many pages are in memory and how many of them are dirty, with the limits that writers and caches keep.
-pub(crate) struct Budget {
-    pages: AtomicI64,
-    dirty: AtomicI64,
-    pages_max: i64,
-    /// Above it the flusher writes; above twice of it writers do.
-    dirty_background: i64,
-    /// One token for each page, oldest first: the order in which clean pages go.
-    tokens: Mutex<VecDeque<(Ino, u64)>>,
-}
-
-impl Budget {
-    pub fn new(bytes: u64) -> Budget {
-        let pages_max = (bytes / BLOCK).max(512) as i64;
-        Budget {
-            pages: AtomicI64::new(0),
-            dirty: AtomicI64::new(0),
-            pages_max,
-            dirty_background: (pages_max / 4).max(128),
-            tokens: Mutex::new(Rank::Leaf, VecDeque::new()),
-        }
-    }
-
-    pub fn account(&self, delta: Delta) {
-        if delta.pages != 0 {
-            self.pages.fetch_add(delta.pages, Ordering::Relaxed);
-        }
-        if delta.dirty != 0 {
-            self.dirty.fetch_add(delta.dirty, Ordering::Relaxed);
-        }
-    }
-
-    pub fn dirty_pages(&self) -> i64 {
-        self.dirty.load(Ordering::Relaxed)
-    }
-
-    pub fn cached_pages(&self) -> i64 {
-        self.pages.load(Ordering::Relaxed)
-    }
-
-    pub fn over_background(&self) -> bool {
-        self.dirty_pages() > self.dirty_background
-    }
-
-    fn over_hard(&self) -> bool {
-        self.dirty_pages() > self.dirty_background * 2
-    }
-
-    /// A page came into memory. May be called with the page lock held.
-    pub fn token(&self, ino: Ino, index: u64) {
-        self.tokens.lock().push_back((ino, index));
-    }
-
-    /// A clean page came into memory: older ones may have to go. No page lock is held.
-    pub fn cached(&self, fs: &Fs, ino: Ino, index: u64) {
-        self.token(ino, index);
-        self.enforce(fs, 1);
-    }
-
-    /// Drops clean pages while there are too many. Pages that are not clean get a new turn.
-    ///
-    /// Looks at some more pages than the caller has `added`, so that a stream of large writes cannot outrun it; not at as
-    /// many as are too many: with a log full of pages that have to stay, every small write would look at all of them.
-    pub fn enforce(&self, fs: &Fs, added: i64) {
-        let mut turns = TURNS_MIN + TURNS_PER_PAGE * added;
-        loop {
-            let pages = self.cached_pages();
-            let (ino, index) = {
-                let mut tokens = self.tokens.lock();
-                // Tokens of pages that went otherwise (truncate) linger: keep their number bounded too.
-                if turns == 0 || (pages <= self.pages_max && tokens.len() as i64 <= 2 * self.pages_max) {
-                    return;
-                }
-                let Some(oldest) = tokens.pop_front() else { return };
-                oldest
-            };
-            turns -= 1;
-            let Some(inode) = fs.inodes.get(ino) else { continue };
-            let mut cached = inode.pages.lock();
-            if cached.evict(index) {
-                drop(cached);
-                self.account(Delta { pages: -1, dirty: 0 });
-            } else if cached.get(index).is_some() {
-                drop(cached);
-                self.token(ino, index);
-            }
-        }
-    }
-}
 
 /// A run of pages of one inode that goes to one run of blocks.
 struct Segment {
@@ -569,10 +476,13 @@ impl Fs {
         }
     }
 
-    /// Waits, before any lock, while too much is dirty: the writer helps to write.
+    /// Waits, before any lock, while too much is dirty: a little at first, then the writer helps to write.
     pub fn throttle(&self) -> Result<()> {
         if self.budget.over_background() {
             self.wake_flusher();
+        }
+        if let Some(delay) = self.budget.delay() {
+            std::thread::sleep(delay);
         }
         for _ in 0..64 {
             if !self.budget.over_hard() {
