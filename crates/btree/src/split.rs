@@ -1,7 +1,6 @@
 //! Steps that make room: a new root, the split of an inner node, the split of a leaf around an insertion.
 
 use crate::frame::{Frame, KeyRange, Node};
-use crate::latch::NodeLatch;
 use crate::tree::Tree;
 use crate::write::{Need, has_room};
 use kedge_base::{CorruptKind, Error, Generation, Result};
@@ -31,7 +30,7 @@ impl Tree {
         if level > LEVEL_MAX {
             return Err(Error::corrupt(CorruptKind::Node, root.addr, "the tree is higher than any real one"));
         }
-        self.anchor.latch.write(&self.watch(), |a| {
+        self.anchor.write(&self.watch(), |a| {
             if a.entry_of(root, key).is_none() || self.need(root, key, insert) != Need::Split {
                 return Ok(());
             }
@@ -59,14 +58,14 @@ impl Tree {
         cut: impl FnOnce(&mut Node, Child) -> (Arc<Frame>, R),
     ) -> Result<Option<R>> {
         let watch = self.watch();
-        parent.latch.write(&watch, |p| {
+        parent.write(&watch, |p| {
             let Some(i) = p.entry_of(child, key).filter(|_| parent.writable(generation)) else {
                 return Ok(None);
             };
             if p.view().free_space() < item_cost(CHILD_SIZE) {
                 return Ok(None);
             }
-            let cut = child.latch.write(&watch, |c| {
+            let cut = child.write(&watch, |c| {
                 if has_room(c.view(), key, value) {
                     return Ok(None);
                 }

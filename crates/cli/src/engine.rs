@@ -56,6 +56,9 @@ pub fn open(path: &Path, words: &MountWords, cache_size: Option<u64>) -> Result<
     if let Some(percent) = words.async_checkpoint {
         options.async_checkpoint = percent;
     }
+    if let Some(lock) = words.tree_lock {
+        options.tree_lock = lock;
+    }
     FileSystem::open(device, Arc::new(SystemClock::default()), options)
         .with_context(|| format!("open {}", path.display()))
 }

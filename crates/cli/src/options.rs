@@ -1,6 +1,7 @@
 //! Words people write: sizes ("4G") and mount options (`-o commit=5,noatime`).
 
 use crate::Usage;
+use kedgefs::TreeLock;
 use std::time::Duration;
 
 /// Bytes from a number with an optional binary unit: `512`, `64K`, `16M`, `4G`, `1T`, also `4GiB`.
@@ -39,6 +40,7 @@ pub struct MountWords {
     pub cache_size: Option<u64>,
     /// Inner `None`: `noasync_checkpoint`.
     pub async_checkpoint: Option<Option<u8>>,
+    pub tree_lock: Option<TreeLock>,
     pub allow_other: bool,
     pub workers: Option<usize>,
     pub writeback_cache: Option<bool>,
@@ -55,6 +57,7 @@ pub const KNOWN: &[&str] = &[
     "cache_size=SIZE",
     "async_checkpoint[=PERCENT]",
     "noasync_checkpoint",
+    "tree_lock=optimistic|rwlock|pingpong",
     "allow_other",
     "default_permissions",
     "workers=N",
@@ -111,6 +114,12 @@ impl MountWords {
                 self.async_checkpoint = Some(Some(number(word, v, 1, 99)? as u8))
             }
             ("noasync_checkpoint", None) => self.async_checkpoint = Some(None),
+            ("tree_lock", Some(v)) => {
+                self.tree_lock = Some(v.parse().map_err(|_| {
+                    let names = TreeLock::ALL.map(TreeLock::name).join(", ");
+                    Usage(format!("mount option {word}: the value must be one of {names}"))
+                })?);
+            }
             ("allow_other", None) => self.allow_other = true,
             ("workers", Some(v)) => {
                 self.workers = Some(number(word, v, *WORKERS.start(), *WORKERS.end())? as usize)
@@ -125,7 +134,7 @@ impl MountWords {
             ("noexec", None) => self.noexec = true,
             ("exec", None) => self.noexec = false,
             (n, _) if n.starts_with("x-") || n.starts_with("X-") || n == "comment" => {}
-            ("commit" | "cache_size" | "workers", None) => {
+            ("commit" | "cache_size" | "tree_lock" | "workers", None) => {
                 return Err(Usage(format!("mount option {name} needs a value: {}", listed(name))));
             }
             (n, Some(_)) if KNOWN.contains(&n) || NO_EFFECT.contains(&n) => {

@@ -53,4 +53,5 @@ pub use api::{Done, FileSystem};
 pub use error::{Error, Result};
 pub use kedge_base::{Clock, Ino, ManualClock, SystemClock, Timespec};
 pub use kedge_format::FileKind;
+pub use kedge_store::TreeLock;
 pub use types::*;

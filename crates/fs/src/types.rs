@@ -2,6 +2,7 @@
 
 use kedge_base::{Ino, Timespec};
 use kedge_format::{FileKind, InodeCore};
+use kedge_store::TreeLock;
 use serde::Serialize;
 use std::time::Duration;
 
@@ -46,6 +47,8 @@ pub struct MountOptions {
     /// Background checkpoints start when free log space falls below this percentage (1..=99); `None`: the operation that finds no
     /// space checkpoints.
     pub async_checkpoint: Option<u8>,
+    /// How threads keep out of each other's way in the tree of the metadata.
+    pub tree_lock: TreeLock,
 }
 
 impl Default for MountOptions {
@@ -55,6 +58,7 @@ impl Default for MountOptions {
             commit: Duration::from_secs(5),
             cache_size: 256 << 20,
             async_checkpoint: Some(50),
+            tree_lock: TreeLock::default(),
         }
     }
 }
