@@ -31,6 +31,10 @@ impl Tree {
         let mut found = TreeCheck::default();
         let (_, born_max, level) = self.root();
         self.check_child(&self.anchor, &Expect { range: KeyRange::ALL, level, born_max }, &mut found)?;
+        if self.height() != level as u32 + 1 {
+            let what = format!("height {} noted, {} found", self.height(), level as u32 + 1);
+            return Err(Error::corrupt(CorruptKind::Node, self.root().0, what));
+        }
         if found.nodes.len() as u64 != self.node_count() {
             let what = format!("{} nodes counted, {} found", self.node_count(), found.nodes.len());
             return Err(Error::corrupt(CorruptKind::Node, self.root().0, what));

@@ -387,7 +387,7 @@ impl Node {
 
     /// `Some(replaced)`, or `None` if there is no room.
     pub fn put(&mut self, current: Generation, key: &Key, value: &[u8]) -> Option<bool> {
-        match self.search(key) {
+        match self.next_in_run(key).map_or_else(|| self.search(key), Err) {
             Ok(i) => self.edit(current).replace_value(i, value).then_some(true),
             Err(i) => {
                 if !self.edit(current).insert_at(i, key, value) {
@@ -398,6 +398,18 @@ impl Node {
                 Some(false)
             }
         }
+    }
+
+    /// Where the key goes if that is behind the last insertion, in a leaf that is filled in sequence.
+    #[inline]
+    fn next_in_run(&self, key: &Key) -> Option<usize> {
+        if self.run == 0 {
+            return None;
+        }
+        let (view, i) = (self.view(), self.last_insert as usize + 1);
+        let items = view.items();
+        let fits = i <= items && view.key(i - 1) < *key && (i == items || *key < view.key(i));
+        fits.then_some(i)
     }
 
     /// Whether an insertion at `i` would go on with a sequence of ascending ones.

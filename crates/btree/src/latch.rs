@@ -10,15 +10,18 @@
 //! 1. [`Latch::peek`] and [`Latch::peek_mut`] give out the value of a latch whose [`PingLock`] the caller
 //!    holds. The lock around the value is not taken in this mode by anybody. Rejected: to take it as well,
 //!    always free, which would be safe but put its cost on one of the things to compare.
-//! 2. [`child_of`] turns a word of a node's route table into a reference to the child's frame, which an
+//! 2. [`Latch::read_visibly`] gives out the value to a reader that the writers look for in another place than
+//!    the lock around it: see [`crate::visible`].
+//! 3. [`child_of`] turns a word of a node's route table into a reference to the child's frame, which an
 //!    active reader of the tree's epochs keeps alive.
 
 use crate::epoch::Active;
 use crate::frame::{Frame, Node};
 use crate::pingpong::{Grip, HasPing, Mode, PingLock};
 use crate::routes::{Look, Words};
-use crate::stats::{Events, Kind, Meter};
+use crate::stats::{Events, Kind, Meter, stripe};
 use crate::tree_lock::TreeLock;
+use crate::visible::Bias;
 use parking_lot::RwLock;
 use std::sync::Arc;
 
@@ -28,6 +31,8 @@ use std::sync::Arc;
 pub(crate) struct Latch<T> {
     /// Of an inner node, for the statistics.
     inner: bool,
+    /// Its users are readers that look at [`Meter::readers`] first: [`Latch::read_visibly`].
+    bias: Bias,
     /// Guards `data` in place of its own lock.
     ping: Option<Box<PingLock>>,
     data: RwLock<T>,
@@ -71,7 +76,7 @@ impl Drop for LatchWatch<'_> {
 impl<T> Latch<T> {
     pub fn new(lock: TreeLock, inner: bool, value: T) -> Latch<T> {
         let ping = (lock == TreeLock::Pingpong).then(Box::default);
-        Latch { inner, ping, data: RwLock::new(value) }
+        Latch { inner, bias: Bias::default(), ping, data: RwLock::new(value) }
     }
 
     /// Access before anyone else knows the latch.
@@ -107,6 +112,22 @@ impl<T> Latch<T> {
         f(&guard)
     }
 
+    /// As [`Latch::read`], for a latch that is often read and seldom written; not for one with a
+    /// [`PingLock`].
+    #[inline]
+    pub fn read_visibly<R>(&self, watch: &LatchWatch<'_>, f: impl FnOnce(&T) -> R) -> R {
+        let readers = &watch.meter.readers;
+        if let Some(_visible) = self.bias.enter(readers, stripe()) {
+            // SAFETY: writers of this latch, which all come with a watch of the same tree, revoke its bias before
+            // they make a reference out of their guard, and revoking waits for `_visible` to be dropped.
+            return f(unsafe { &*self.data.data_ptr() });
+        }
+        self.read(watch, |value| {
+            self.bias.note_read();
+            f(value)
+        })
+    }
+
     /// Runs `f` alone. It may take its time: a spinning latch becomes a blocking one for it.
     #[inline]
     pub fn write<R>(&self, watch: &LatchWatch<'_>, f: impl FnOnce(&mut T) -> R) -> R {
@@ -120,6 +141,7 @@ impl<T> Latch<T> {
             Some(guard) => guard,
             None => watch.timed(kind, || (self.data.write(), 1)),
         };
+        self.bias.revoke(&watch.meter.readers);
         f(&mut guard)
     }
 
@@ -133,6 +155,7 @@ impl<T> Latch<T> {
         }
         let mut guard = self.data.try_write()?;
         watch.took(kind);
+        self.bias.revoke(&watch.meter.readers);
         Some(f(&mut guard))
     }
 

@@ -1,5 +1,4 @@
 use super::*;
-use crate::stats::TreeStats;
 use kedge_base::{Clock, ManualClock, Timespec, spawn_named};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::*};
@@ -7,7 +6,7 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 fn meter() -> Arc<Meter> {
-    Arc::new(Meter { clock: Arc::new(ManualClock::default()), stats: TreeStats::default() })
+    Arc::new(Meter::new(Arc::new(ManualClock::default())))
 }
 
 fn taken(meter: &Meter, lock: TreeLock) -> [u64; 4] {
@@ -58,7 +57,7 @@ impl Clock for Looked {
 fn only_waits_are_timed() {
     for lock in TreeLock::ALL {
         let clock = Arc::new(Looked::default());
-        let meter = Arc::new(Meter { clock: clock.clone(), stats: TreeStats::default() });
+        let meter = Arc::new(Meter::new(clock.clone()));
         let latch = Arc::new(Latch::new(lock, false, 0));
         let (started, has_started) = channel();
         let writer = {
@@ -84,4 +83,33 @@ fn only_waits_are_timed() {
         assert_eq!((waits.count, waits.sum), (1, 700));
         assert_eq!(report.waits(), 1, "a try does not wait");
     }
+}
+
+#[test]
+fn a_writer_waits_for_a_visible_reader() {
+    let meter = meter();
+    let latch = Arc::new(Latch::new(TreeLock::Optimistic, false, 0));
+    let watch = LatchWatch::new(&meter);
+    for _ in 0..20 {
+        latch.read_visibly(&watch, |v| assert_eq!(*v, 0));
+    }
+    drop(watch);
+    assert_eq!(taken(&meter, TreeLock::Optimistic)[0], 16, "then it was biased");
+    let (started, has_started) = channel();
+    let watch = LatchWatch::new(&meter);
+    let writer = latch.read_visibly(&watch, |v| {
+        let (meter, latch) = (meter.clone(), latch.clone());
+        let writer = spawn_named("writer", move || {
+            started.send(()).expect("the test waits");
+            latch.write(&LatchWatch::new(&meter), |v| *v = 1);
+        })
+        .expect("a thread starts");
+        has_started.recv().expect("the writer runs");
+        // Long enough for a writer that does not wait to be noticed, at least now and then.
+        (0..100).for_each(|_| std::thread::yield_now());
+        assert_eq!(*v, 0);
+        writer
+    });
+    writer.join().expect("no panic");
+    latch.read_visibly(&watch, |v| assert_eq!(*v, 1));
 }

@@ -52,6 +52,7 @@ mod stats;
 mod sync;
 mod tree;
 mod tree_lock;
+mod visible;
 mod write;
 
 pub use check::TreeCheck;

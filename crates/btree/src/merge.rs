@@ -11,6 +11,7 @@ use kedge_format::Key;
 use kedge_format::node::{NODE_PAYLOAD, NODE_SIZE, NodeMut, NodeView};
 use smallvec::SmallVec;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// A node with less than this looks for a partner.
 const SPARSE: usize = NODE_PAYLOAD / 4;
@@ -196,6 +197,7 @@ impl Tree {
             let generation = self.generation();
             a.edit(generation).set_level(only.level + 1);
             a.relink(generation, 0, &only);
+            self.root_level.store(only.level, Relaxed);
             self.retire(&root);
             self.meter.stats.merges.inc();
             true

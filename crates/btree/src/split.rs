@@ -7,6 +7,7 @@ use kedge_base::{CorruptKind, Error, Generation, Result};
 use kedge_format::Key;
 use kedge_format::node::{CHILD_SIZE, Child, LEVEL_MAX, NODE_PAYLOAD, NodeView, item_cost};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// How a full leaf is divided around a new item.
 #[derive(Debug, PartialEq, Eq)]
@@ -41,6 +42,7 @@ impl Tree {
             Frame::fill(&mut new).children[0] = Some(root.clone());
             a.edit(generation).set_level(level + 1);
             a.relink(generation, 0, &new);
+            self.root_level.store(level, Relaxed);
             self.adopt(&new);
             Ok(())
         })

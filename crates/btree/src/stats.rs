@@ -1,6 +1,7 @@
 //! What a tree counts.
 
 use crate::tree_lock::TreeLock;
+use crate::visible::Readers;
 use kedge_base::{Clock, Counter, Histogram, HistogramSnapshot};
 use std::cell::Cell;
 use std::sync::Arc;
@@ -227,10 +228,18 @@ pub fn histogram_text(unit: &str, buckets: &[u64]) -> String {
     out
 }
 
-/// What latches need in order to count.
+/// What the latches of a tree share.
 pub(crate) struct Meter {
     pub clock: Arc<dyn Clock>,
     pub stats: TreeStats,
+    /// Of leaves of an optimistic tree.
+    pub readers: Readers,
+}
+
+impl Meter {
+    pub fn new(clock: Arc<dyn Clock>) -> Meter {
+        Meter { clock, stats: TreeStats::default(), readers: Readers::new(STRIPES) }
+    }
 }
 
 #[cfg(test)]

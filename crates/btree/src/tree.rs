@@ -11,7 +11,7 @@ use kedge_base::{BlockNo, Clock, CorruptKind, Error, Generation, IoBuf, Result, 
 use kedge_format::Key;
 use kedge_format::node::{Child, LEVEL_MAX, NodeMut, NodeView};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::*};
 
 /// Candidates for eviction looked at per node that comes in.
 const TRIM_PER_LOAD: usize = 64;
@@ -64,6 +64,8 @@ pub struct Tree {
     pub(crate) anchor: Arc<Frame>,
     generation: AtomicU64,
     pub(crate) nodes: AtomicU64,
+    /// Of the root, for who needs no more than an idea of the tree's size.
+    pub(crate) root_level: AtomicU8,
 }
 
 /// Where a node sends a key.
@@ -139,11 +141,12 @@ impl Tree {
             io,
             space,
             uuid: config.uuid,
-            meter: Arc::new(Meter { clock: config.clock, stats: TreeStats::default() }),
+            meter: Arc::new(Meter::new(config.clock)),
             cache,
             anchor,
             generation: AtomicU64::new(generation.0),
             nodes: AtomicU64::new(nodes),
+            root_level: AtomicU8::new(root_level),
         }
     }
 
@@ -172,7 +175,12 @@ impl Tree {
     /// The most nodes that one put can take from [`NodeSpace`] now: every node of the path copied and split,
     /// and a new root. The path may grow by one level per root split of other writers in between.
     pub fn nodes_per_put_max(&self) -> u64 {
-        2 * (self.root().2 as u64 + 1) + 2
+        2 * self.height() as u64 + 2
+    }
+
+    /// Nodes from the root to a leaf, a moment ago.
+    pub fn height(&self) -> u32 {
+        self.root_level.load(Relaxed) as u32 + 1
     }
 
     pub fn stats(&self) -> &TreeStats {
@@ -390,7 +398,8 @@ impl Tree {
         let watch = self.watch();
         let found = match self.lock() {
             TreeLock::Optimistic => {
-                self.optimistic(key, |leaf| leaf.read(&watch, |n| n.range.covers(key).then(|| f(n))))
+                let mut f = |n: &Node| n.range.covers(key).then(|| f(n));
+                self.optimistic(key, |leaf| leaf.latch.read_visibly(&watch, &mut f))
             }
             TreeLock::Rwlock => None,
             TreeLock::Pingpong => return self.read_by_path(&watch, key, f),

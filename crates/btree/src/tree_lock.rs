@@ -46,3 +46,7 @@ impl FromStr for TreeLock {
         })
     }
 }
+
+#[cfg(test)]
+#[path = "tree_lock_tests.rs"]
+mod tests;

@@ -8,6 +8,8 @@ mod epoch;
 mod pingpong;
 #[path = "../src/routes.rs"]
 mod routes;
+#[path = "../src/visible.rs"]
+mod visible;
 
 /// As `src/sync.rs`, of what the model checker knows.
 mod sync {
@@ -61,6 +63,7 @@ use loom::sync::atomic::{AtomicU64, Ordering::*};
 use loom::thread;
 use pingpong::{Grip, HasPing, Mode, PingLock};
 use routes::{Bounds, Look, Routes};
+use visible::{Bias, Readers};
 
 /// All interleavings with up to this many switches away from a thread that could go on: more take too long,
 /// and faults hardly ever need more.
@@ -254,5 +257,77 @@ fn a_writer_waits_for_a_blocking_reader() {
         }
         reader.join().unwrap();
         assert_eq!(guarded.get(), 1);
+    });
+}
+
+/// A latch as simple as can be, with a bias.
+struct Biased {
+    bias: Bias,
+    readers: Readers,
+    latch: loom::sync::RwLock<()>,
+    value: UnsafeCell<u64>,
+}
+
+impl Biased {
+    fn read(&self, slot: usize) -> u64 {
+        if let Some(_visible) = self.bias.enter(&self.readers, slot) {
+            // SAFETY: the checker itself asserts that nobody writes it meanwhile.
+            return self.value.with(|v| unsafe { *v });
+        }
+        let _guard = self.latch.read().unwrap();
+        self.bias.note_read();
+        // SAFETY: as above.
+        self.value.with(|v| unsafe { *v })
+    }
+
+    fn write(&self) {
+        let _guard = self.latch.write().unwrap();
+        self.bias.revoke(&self.readers);
+        // SAFETY: the checker itself asserts that nobody else accesses it meanwhile.
+        self.value.with_mut(|v| unsafe { *v += 1 });
+    }
+}
+
+fn biased(slots: usize, reads: usize) -> Arc<Biased> {
+    let biased = Arc::new(Biased {
+        bias: Bias::default(),
+        readers: Readers::new(slots),
+        latch: loom::sync::RwLock::new(()),
+        value: UnsafeCell::new(0),
+    });
+    (0..reads).for_each(|_| assert_eq!(biased.read(0), 0));
+    biased
+}
+
+#[test]
+fn visible_readers_and_writers_exclude_each_other() {
+    model(|| {
+        let latch = biased(1, 16);
+        let writer = {
+            let latch = latch.clone();
+            thread::spawn(move || latch.write())
+        };
+        assert!(latch.read(0) <= 1);
+        assert!(latch.read(0) <= 1);
+        writer.join().unwrap();
+        assert_eq!(latch.read(0), 1);
+    });
+}
+
+#[test]
+fn a_latch_becomes_biased_beside_readers_and_writers() {
+    model(|| {
+        let latch = biased(2, 15);
+        let writer = {
+            let latch = latch.clone();
+            thread::spawn(move || latch.write())
+        };
+        let reader = {
+            let latch = latch.clone();
+            thread::spawn(move || assert!(latch.read(1) <= 1))
+        };
+        assert!(latch.read(0) <= 1);
+        writer.join().unwrap();
+        reader.join().unwrap();
     });
 }

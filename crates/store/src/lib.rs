@@ -161,7 +161,7 @@ impl Store {
 
     /// Levels of the tree, the leaf included.
     pub fn tree_height(&self) -> u32 {
-        self.tree.root().2 as u32 + 1
+        self.tree.height()
     }
 
     // ----- blocks for data -----
