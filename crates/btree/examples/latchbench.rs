@@ -81,6 +81,11 @@ fn run(clock: &SystemClock, lock: TreeLock, inserts: u64, lookups: u64, threads:
     (inserts as f64 / took.as_secs_f64(), work.tree.latches())
 }
 
+/// What 999 of 1000 waits for the kind of latch that is worst off do not exceed.
+fn tail(report: &LatchReport) -> u64 {
+    report.kinds.iter().map(|k| k.wait_ns.quantile(0.999)).max().unwrap_or(0)
+}
+
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
@@ -97,7 +102,7 @@ fn main() {
     let clock = SystemClock::default();
     println!("{inserts} insertions, {lookups} lookups each, medians of {rounds} rounds");
     println!(
-        "threads lock         insertions/s  acquisitions       waits     wakeups  longest ms  conversions  restarts"
+        "threads lock         insertions/s  acquisitions       waits     wakeups  longest ms  99.9 % us  in all ms  conversions  restarts"
     );
     for threads in threads {
         let mut runs: [Vec<(f64, LatchReport)>; 3] = Default::default();
@@ -110,12 +115,14 @@ fn main() {
         for (lock, runs) in TreeLock::ALL.into_iter().zip(&runs) {
             let of = |f: &dyn Fn(&LatchReport) -> f64| median(runs.iter().map(|(_, r)| f(r)).collect());
             println!(
-                "{threads:7} {lock:10} {:14.0} {:13.0} {:11.0} {:11.0} {:11.2} {:12.0} {:9.0}",
+                "{threads:7} {lock:10} {:14.0} {:13.0} {:11.0} {:11.0} {:11.2} {:10.1} {:10.1} {:12.0} {:9.0}",
                 median(runs.iter().map(|r| r.0).collect()),
                 of(&|r| r.acquisitions() as f64),
                 of(&|r| r.waits() as f64),
                 of(&|r| r.wakeups() as f64),
                 of(&|r| r.longest_wait_ns() as f64 / 1e6),
+                of(&|r| tail(r) as f64 / 1e3),
+                of(&|r| r.kinds.iter().map(|k| k.wait_ns.sum).sum::<u64>() as f64 / 1e6),
                 of(&|r| r.conversions as f64),
                 of(&|r| r.restarts as f64),
             );
