@@ -165,13 +165,11 @@ fn main() {
         let base = tree.node_count() << 32 | (t + 1) << 56;
         (0..ops).for_each(|n| assert!(!tree.put(key(base | n), &[7; 112]).expect("no IO")));
     });
-    let stats = ascending.stats();
+    let latches = ascending.latches();
     println!(
-        "latches: {} read ({} waited), {} write ({} waited), {} restarts",
-        stats.read_latch.acquisitions.get(),
-        stats.read_latch.waits().count,
-        stats.write_latch.acquisitions.get(),
-        stats.write_latch.waits().count,
-        stats.restarts.get()
+        "latches: {} taken, {} waited for, {} restarts",
+        latches.acquisitions(),
+        latches.waits(),
+        latches.restarts
     );
 }

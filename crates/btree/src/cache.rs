@@ -9,9 +9,9 @@
 //!
 //! Locks: the tables' own, of rank `Leaf`; no frame is dropped under them.
 
-use crate::frame::{Frame, Gauges};
-use crate::latch::NodeLatch;
+use crate::frame::{Frame, Shared};
 use crate::tree::{Route, Tree};
+use crate::tree_lock::TreeLock;
 use kedge_base::BlockNo;
 use kedge_base::lock::{Mutex, Rank};
 use std::collections::{HashMap, VecDeque};
@@ -28,17 +28,17 @@ pub(crate) struct Cache {
     pub limit: AtomicUsize,
     /// Nodes of the tree that are not in memory. Zero: nothing has to be pinned.
     pub absent: AtomicU64,
-    pub gauges: Arc<Gauges>,
+    pub shared: Arc<Shared>,
     dirty: [Mutex<DirtyTable>; DIRTY_SHARDS],
     ring: Mutex<VecDeque<Weak<Frame>>>,
 }
 
 impl Cache {
-    pub fn new(limit: usize, absent: u64) -> Cache {
+    pub fn new(lock: TreeLock, limit: usize, absent: u64) -> Cache {
         Cache {
             limit: AtomicUsize::new(limit),
             absent: AtomicU64::new(absent),
-            gauges: Arc::default(),
+            shared: Arc::new(Shared::new(lock)),
             dirty: std::array::from_fn(|_| Mutex::new(Rank::Leaf, HashMap::new())),
             ring: Mutex::new(Rank::Leaf, VecDeque::new()),
         }
@@ -65,13 +65,13 @@ impl Cache {
     pub fn add_clean<'a>(&self, frames: impl Iterator<Item = &'a Arc<Frame>>) {
         let mut ring = self.ring.lock();
         ring.extend(frames.map(Arc::downgrade));
-        if ring.len() > 64 + 2 * self.gauges.frames.load(Relaxed) {
+        if ring.len() > 64 + 2 * self.shared.frames.load(Relaxed) {
             ring.retain(|f| f.strong_count() > 0);
         }
     }
 
     fn over_limit(&self) -> bool {
-        self.gauges.cached.load(Relaxed) > self.limit.load(Relaxed)
+        self.shared.cached.load(Relaxed) > self.limit.load(Relaxed)
     }
 
     pub fn ring_len(&self) -> usize {
@@ -93,6 +93,11 @@ impl Tree {
     ///
     /// Takes latches: not to be called under one.
     pub(crate) fn trim(&self, budget: usize) {
+        if !self.cache.over_limit() {
+            return;
+        }
+        // What is retired counts as referred to, and may be of the tree yet, in another place.
+        self.cache.shared.epochs.collect();
         for _ in 0..budget {
             if !self.cache.over_limit() {
                 return;
@@ -111,7 +116,7 @@ impl Tree {
 
     fn evict(&self, frame: &Arc<Frame>) -> Fate {
         let watch = self.watch();
-        let look = frame.latch.read(&watch, |n| {
+        let look = frame.read(&watch, |n| {
             let evictable = !n.pins.pinned() && n.children.iter().all(Option::is_none);
             (n.range, evictable)
         });
@@ -129,15 +134,15 @@ impl Tree {
                 _ => return Fate::Kept,
             }
         }
-        parent.latch.write(&watch, |p| {
+        parent.write(&watch, |p| {
             let Some(i) = p.entry_of(frame, &low) else {
                 return Fate::Kept;
             };
-            // The parent's reference and ours; with any other, someone is on the way to this node.
-            if Arc::strong_count(frame) != 2 {
+            // The parent's references and ours; with any other, someone is on the way to this node.
+            if Arc::strong_count(frame) != frame.references() + 1 {
                 return Fate::Kept;
             }
-            let killed = frame.latch.try_write(&watch, |n| {
+            let killed = frame.try_write(&watch, |n| {
                 let evictable = !n.pins.pinned() && n.children.iter().all(Option::is_none);
                 if evictable {
                     n.kill();
@@ -148,6 +153,7 @@ impl Tree {
                 return Fate::Kept;
             }
             p.children[i] = None;
+            frame.uncount();
             self.cache.absent.fetch_add(1, Relaxed);
             self.meter.stats.evictions.inc();
             Fate::Gone

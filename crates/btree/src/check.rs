@@ -2,7 +2,6 @@
 //! it reads in what is not in memory, and an exact answer needs a tree at rest.
 
 use crate::frame::{Frame, KeyRange};
-use crate::latch::NodeLatch;
 use crate::tree::{Tree, check_fences};
 use kedge_base::{CorruptKind, Error, Generation, Result};
 use kedge_format::Key;
@@ -32,6 +31,10 @@ impl Tree {
         let mut found = TreeCheck::default();
         let (_, born_max, level) = self.root();
         self.check_child(&self.anchor, &Expect { range: KeyRange::ALL, level, born_max }, &mut found)?;
+        if self.height() != level as u32 + 1 {
+            let what = format!("height {} noted, {} found", self.height(), level as u32 + 1);
+            return Err(Error::corrupt(CorruptKind::Node, self.root().0, what));
+        }
         if found.nodes.len() as u64 != self.node_count() {
             let what = format!("{} nodes counted, {} found", self.node_count(), found.nodes.len());
             return Err(Error::corrupt(CorruptKind::Node, self.root().0, what));
@@ -45,7 +48,7 @@ impl Tree {
             return Err(Error::corrupt(CorruptKind::Node, parent.addr, "changed while it was checked"));
         };
         found.nodes.push(frame.link());
-        let below = frame.latch.read(&self.watch(), |n| {
+        let below = frame.read(&self.watch(), |n| {
             let bad = |what: String| Error::corrupt(CorruptKind::Node, frame.addr, what);
             let view = n.view();
             view.check_structure().map_err(bad)?;
@@ -72,6 +75,9 @@ impl Tree {
                 found.empty_leaves += (view.items() == 0) as u64;
                 found.items += view.items() as u64;
                 found.leaf_bytes += view.used() as u64;
+            }
+            if !frame.routes_agree(n) {
+                return Err(bad("has a route table that says something else".into()));
             }
             if n.children.len() != if level > 0 { view.items() } else { 0 } {
                 return Err(bad(format!("{} children in memory", n.children.len())));

@@ -7,7 +7,7 @@
 
 use crate::cache::DirtyTables;
 use crate::frame::Frame;
-use crate::latch::{LatchWatch, NodeLatch};
+use crate::latch::LatchWatch;
 use crate::stats::Meter;
 use crate::tree::Tree;
 use kedge_base::{BlockNo, Generation, IoBuf};
@@ -51,7 +51,7 @@ impl Frozen {
         order.into_iter().map(|frame| {
             let mut bytes = IoBuf::zeroed(NODE_BLOCKS as usize);
             // The latch is for the frame's other parts, which live on; the bytes are constant.
-            frame.latch.read(&LatchWatch::new(&self.meter), |n| {
+            frame.read(&LatchWatch::new(&self.meter), |n| {
                 for part in n.view().occupied() {
                     bytes.as_mut_bytes()[part.clone()].copy_from_slice(&n.bytes()[part]);
                 }

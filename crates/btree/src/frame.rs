@@ -6,11 +6,20 @@
 //!    write latch in the same step that takes its parent's reference away. Whoever still holds it finds out
 //!    when it asks.
 //! 3. Bytes change only while the node's generation is the current one: [`Node::edit`] asserts it.
+//! 4. In an optimistic tree, an inner node that can be reached has a route table that says what the node says
+//!    whenever its write latch is free: [`Frame::write`] sees to it. A child's table is filled before the
+//!    child's address appears in its parent's.
 
-use crate::latch::{NodeLatch, RwLatch};
+use crate::epoch::Epochs;
+use crate::latch::{Latch, LatchWatch};
+use crate::routes::{Bounds, Routes, Words};
+use crate::stats::STRIPES;
+use crate::tree::Route;
+use crate::tree_lock::TreeLock;
 use kedge_base::{BlockNo, Generation};
 use kedge_format::Key;
-use kedge_format::node::{Child, NODE_SIZE, NodeMut, NodeView};
+use kedge_format::node::{CHILD_SIZE, Child, NODE_PAYLOAD, NODE_SIZE, NodeMut, NodeView, item_cost};
+use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::*};
 
@@ -40,15 +49,44 @@ impl KeyRange {
     pub fn is_none(&self) -> bool {
         *self == KeyRange::NONE
     }
+
+    fn bounds(&self) -> Bounds {
+        Bounds { low: words(&self.low), high: self.high.as_ref().map(words) }
+    }
 }
 
-/// Memory in use, kept by the frames themselves so that it is true whoever holds them.
-#[derive(Debug, Default)]
-pub(crate) struct Gauges {
+/// A key as route tables have it.
+#[inline]
+pub(crate) fn words(key: &Key) -> Words {
+    [key.ino, key.kind as u64, key.offset]
+}
+
+/// What all frames of a tree share.
+pub(crate) struct Shared {
+    pub lock: TreeLock,
+    /// Memory in use, kept by the frames themselves so that it is true whoever holds them. A frame that only
+    /// readers without latches may still see counts no longer: the eviction that it made room for is done.
     pub cached: AtomicUsize,
     pub dirty: AtomicUsize,
     pub frames: AtomicUsize,
+    /// For readers without latches.
+    pub epochs: Epochs<Arc<Frame>>,
 }
+
+impl Shared {
+    pub fn new(lock: TreeLock) -> Shared {
+        Shared {
+            lock,
+            cached: AtomicUsize::new(0),
+            dirty: AtomicUsize::new(0),
+            frames: AtomicUsize::new(0),
+            epochs: Epochs::new(STRIPES),
+        }
+    }
+}
+
+/// Entries that fit an inner node.
+const FANOUT_MAX: usize = NODE_PAYLOAD / item_cost(CHILD_SIZE);
 
 /// A node's place in memory. Its identity never changes: a node that moves gets a new frame.
 ///
@@ -62,35 +100,48 @@ pub(crate) struct Frame {
     hot: AtomicBool,
     /// The device holds these bytes, or nobody needs them there any more.
     clean: AtomicBool,
+    /// Part of what is counted as cached.
+    counted: AtomicBool,
     pub addr: BlockNo,
     pub born: Generation,
-    gauges: Arc<Gauges>,
-    pub latch: RwLatch<Node>,
+    shared: Arc<Shared>,
+    /// Of inner nodes of an optimistic tree.
+    pub routes: Option<Routes>,
+    pub latch: Latch<Node>,
 }
 
 impl Frame {
     /// The node's bytes are zeros until [`Frame::fill`].
-    pub fn new(gauges: &Arc<Gauges>, clean: bool, child: Child, level: u8) -> Arc<Frame> {
+    pub fn new(shared: &Arc<Shared>, clean: bool, child: Child, level: u8) -> Arc<Frame> {
+        let fanout = if child.generation == ANCHOR { 1 } else { FANOUT_MAX };
+        let routed = shared.lock == TreeLock::Optimistic && level > 0;
         let frame = Arc::new(Frame {
             addr: child.addr,
             born: child.generation,
             level,
             hot: AtomicBool::new(true),
             clean: AtomicBool::new(clean),
-            gauges: gauges.clone(),
-            latch: RwLatch::new(Node {
-                range: KeyRange::NONE,
-                bytes: [0; NODE_SIZE],
-                children: Vec::new(),
-                pins: PinSet::default(),
-                last_insert: 0,
-                run: 0,
-            }),
+            counted: AtomicBool::new(true),
+            shared: shared.clone(),
+            routes: routed.then(|| Routes::new(fanout)),
+            latch: Latch::new(
+                shared.lock,
+                level > 0,
+                Node {
+                    range: KeyRange::NONE,
+                    bytes: [0; NODE_SIZE],
+                    children: Vec::new(),
+                    published: Vec::new(),
+                    pins: PinSet::default(),
+                    last_insert: 0,
+                    run: 0,
+                },
+            ),
         });
-        gauges.cached.fetch_add(frame.cost(), Relaxed);
-        gauges.frames.fetch_add(1, Relaxed);
+        shared.cached.fetch_add(frame.cost(), Relaxed);
+        shared.frames.fetch_add(1, Relaxed);
         if !clean {
-            gauges.dirty.fetch_add(frame.cost(), Relaxed);
+            shared.dirty.fetch_add(frame.cost(), Relaxed);
         }
         frame
     }
@@ -100,10 +151,99 @@ impl Frame {
         Arc::get_mut(frame).expect("a frame is filled before it is shared").latch.get_mut()
     }
 
+    #[inline]
+    pub fn read<R>(&self, watch: &LatchWatch<'_>, f: impl FnOnce(&Node) -> R) -> R {
+        self.latch.read(watch, f)
+    }
+
+    #[inline]
+    pub fn write<R>(&self, watch: &LatchWatch<'_>, f: impl FnOnce(&mut Node) -> R) -> R {
+        self.latch.write(watch, |n| {
+            let result = f(n);
+            if self.routes.is_some() {
+                self.publish(watch, n);
+            }
+            result
+        })
+    }
+
+    /// Not at all if that would mean to wait.
+    pub fn try_write<R>(&self, watch: &LatchWatch<'_>, f: impl FnOnce(&mut Node) -> R) -> Option<R> {
+        self.latch.try_write(watch, |n| {
+            let result = f(n);
+            if self.routes.is_some() {
+                self.publish(watch, n);
+            }
+            result
+        })
+    }
+
+    /// Brings the route table up to date. Entries change by one step of the tree at a time: in one place.
+    #[cold]
+    fn publish(&self, watch: &LatchWatch<'_>, n: &mut Node) {
+        let Some(routes) = &self.routes else {
+            return;
+        };
+        let first = !routes.is_published();
+        let at = |c: &Option<Arc<Frame>>| c.as_ref().map_or(0, |c| Arc::as_ptr(c) as usize as u64);
+        let (old, new) = (&n.published, &n.children);
+        let same = old.iter().zip(new).take_while(|(o, n)| at(o) == at(n)).count();
+        let shorter = old.len().min(new.len());
+        let tail = old.iter().rev().zip(new.iter().rev()).take(shorter - same);
+        let tail = tail.take_while(|(o, n)| at(o) == at(n)).count();
+        let bounds = n.range.bounds();
+        if !first && same == new.len() && old.len() == new.len() && routes.bounds() == bounds {
+            return;
+        }
+        let changed = same..new.len() - tail;
+        for child in new[changed.clone()].iter().flatten() {
+            if child.routes.as_ref().is_some_and(|r| !r.is_published()) {
+                child.write(watch, |_| ());
+            }
+        }
+        // Behind an entry that came or went the others have moved, and the one next to it may have a new key.
+        let stored = match (first, old.len() == new.len()) {
+            (true, _) => 0..new.len(),
+            (false, true) => changed.clone(),
+            (false, false) => same..new.len(),
+        };
+        let view = n.view();
+        routes.publish(&bounds, new.len(), stored, |i| (words(&view.key(i)), at(&new[i])));
+        let fresh: SmallVec<[_; 4]> = new[changed].iter().cloned().collect();
+        let end = n.published.len() - tail;
+        let gone = n.published.splice(same..end, fresh).flatten();
+        self.shared.epochs.retire(gone);
+    }
+
+    /// Whether the route table, if there is one, says what the node says, and its children have theirs.
+    pub fn routes_agree(&self, n: &Node) -> bool {
+        let Some(routes) = &self.routes else {
+            return true;
+        };
+        let at = |i: usize| n.children[i].as_ref().map_or(0, |c| Arc::as_ptr(c) as usize as u64);
+        let view = n.view();
+        let same = routes.agrees(&n.range.bounds(), n.children.len(), |i| (words(&view.key(i)), at(i)));
+        let published = |c: &Arc<Frame>| c.routes.as_ref().is_none_or(Routes::is_published);
+        same && n.children.iter().flatten().all(published)
+    }
+
+    /// No longer counts as cached.
+    pub fn uncount(&self) {
+        if self.counted.swap(false, AcqRel) {
+            self.shared.cached.fetch_sub(self.cost(), Relaxed);
+        }
+    }
+
+    /// How many references there are to a frame that hangs in the tree, beside those of who is on the way.
+    pub fn references(&self) -> usize {
+        if self.shared.lock == TreeLock::Optimistic { 2 } else { 1 }
+    }
+
     /// Bytes of memory, roughly: an inner node's references to its children are as many as fit its fan-out.
     fn cost(&self) -> usize {
         let children = if self.level > 0 { NODE_SIZE / 4 } else { 0 };
-        size_of::<Frame>() + 64 + children
+        let routes = if self.routes.is_some() && !self.is_anchor() { NODE_SIZE } else { 0 };
+        size_of::<Frame>() + 64 + children + routes
     }
 
     pub fn link(&self) -> Child {
@@ -137,7 +277,7 @@ impl Frame {
 
     pub fn mark_clean(&self) {
         if !self.clean.swap(true, AcqRel) {
-            self.gauges.dirty.fetch_sub(self.cost(), Relaxed);
+            self.shared.dirty.fetch_sub(self.cost(), Relaxed);
         }
     }
 }
@@ -145,8 +285,8 @@ impl Frame {
 impl Drop for Frame {
     fn drop(&mut self) {
         self.mark_clean();
-        self.gauges.cached.fetch_sub(self.cost(), Relaxed);
-        self.gauges.frames.fetch_sub(1, Relaxed);
+        self.uncount();
+        self.shared.frames.fetch_sub(1, Relaxed);
     }
 }
 
@@ -156,6 +296,8 @@ pub(crate) struct Node {
     pub range: KeyRange,
     bytes: [u8; NODE_SIZE],
     pub children: Vec<Option<Arc<Frame>>>,
+    /// The children as the route table has them.
+    published: Vec<Option<Arc<Frame>>>,
     pub pins: PinSet,
     /// Where the last insertion went and how many before it went to neighbouring ascending places.
     last_insert: u16,
@@ -224,6 +366,8 @@ impl Node {
         NodeMut::trusted(&mut to.bytes).set_identity(identity.addr, identity.generation);
         to.range = self.range;
         to.children = std::mem::take(&mut self.children);
+        // The new route table will refer to what the old one does.
+        to.published = std::mem::take(&mut self.published);
         to.pins = PinSet { own: self.pins.own.clone(), inherited: std::mem::take(&mut self.pins.inherited) };
         (to.last_insert, to.run) = (self.last_insert, self.run);
         self.kill();
@@ -243,7 +387,7 @@ impl Node {
 
     /// `Some(replaced)`, or `None` if there is no room.
     pub fn put(&mut self, current: Generation, key: &Key, value: &[u8]) -> Option<bool> {
-        match self.search(key) {
+        match self.next_in_run(key).map_or_else(|| self.search(key), Err) {
             Ok(i) => self.edit(current).replace_value(i, value).then_some(true),
             Err(i) => {
                 if !self.edit(current).insert_at(i, key, value) {
@@ -256,6 +400,18 @@ impl Node {
         }
     }
 
+    /// Where the key goes if that is behind the last insertion, in a leaf that is filled in sequence.
+    #[inline]
+    fn next_in_run(&self, key: &Key) -> Option<usize> {
+        if self.run == 0 {
+            return None;
+        }
+        let (view, i) = (self.view(), self.last_insert as usize + 1);
+        let items = view.items();
+        let fits = i <= items && view.key(i - 1) < *key && (i == items || *key < view.key(i));
+        fits.then_some(i)
+    }
+
     /// Whether an insertion at `i` would go on with a sequence of ascending ones.
     pub fn is_sequential_at(&self, i: usize) -> bool {
         self.run >= RUN_MIN && i == self.last_insert as usize + 1
@@ -266,6 +422,19 @@ impl Node {
         let view = self.view();
         let high = if i + 1 < view.items() { Some(view.key(i + 1)) } else { self.range.high };
         KeyRange { low: view.key(i), high }
+    }
+
+    /// Where the node sends a key.
+    #[inline]
+    pub fn route(&self, key: &Key) -> Route {
+        if !self.range.covers(key) {
+            return Route::Stale;
+        }
+        let i = self.child_index(key);
+        match &self.children[i] {
+            Some(child) => Route::Child(child.clone()),
+            None => Route::Missing(self.view().child(i)),
+        }
     }
 
     /// The entry under which `frame` hangs here, if this node still answers for `key` through it.

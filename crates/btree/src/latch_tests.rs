@@ -1,5 +1,4 @@
 use super::*;
-use crate::stats::TreeStats;
 use kedge_base::{Clock, ManualClock, Timespec, spawn_named};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::*};
@@ -7,23 +6,37 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 fn meter() -> Arc<Meter> {
-    Arc::new(Meter { clock: Arc::new(ManualClock::default()), stats: TreeStats::default() })
+    Arc::new(Meter::new(Arc::new(ManualClock::default())))
+}
+
+fn taken(meter: &Meter, lock: TreeLock) -> [u64; 4] {
+    meter.stats.report(lock).kinds.map(|k| k.acquisitions)
 }
 
 #[test]
 fn acquisitions_are_counted_per_operation() {
-    let (meter, latch) = (meter(), RwLatch::new(1));
-    let watch = LatchWatch::new(&meter);
-    for _ in 0..3 {
-        assert_eq!(latch.read(&watch, |v| *v), 1);
+    for lock in TreeLock::ALL {
+        let (meter, latch) = (meter(), Latch::new(lock, false, 1));
+        let inner = Latch::new(lock, true, ());
+        let watch = LatchWatch::new(&meter);
+        for _ in 0..3 {
+            assert_eq!(latch.read(&watch, |v| *v), 1);
+        }
+        latch.write(&watch, |v| *v = 2);
+        assert_eq!(latch.try_write(&watch, |v| *v), Some(2));
+        inner.write(&watch, |_| ());
+        assert_eq!(taken(&meter, lock), [0; 4], "the operation still runs");
+        drop(watch);
+        let report = meter.stats.report(lock);
+        assert_eq!(report.waits(), 0);
+        let (want, conversions) = match lock {
+            // Per write to blocking and back, which takes the latch again.
+            TreeLock::Pingpong => ([3, 0, 4, 2], 6),
+            _ => ([3, 0, 2, 1], 0),
+        };
+        assert_eq!(taken(&meter, lock), want, "read leaf, read inner, write leaf, write inner");
+        assert_eq!(report.conversions, conversions);
     }
-    latch.write(&watch, |v| *v = 2);
-    assert_eq!(latch.try_write(&watch, |v| *v), Some(2));
-    assert_eq!(meter.stats.read_latch.acquisitions.get(), 0, "the operation still runs");
-    drop(watch);
-    assert_eq!(meter.stats.read_latch.acquisitions.get(), 3);
-    assert_eq!(meter.stats.write_latch.acquisitions.get(), 2);
-    assert_eq!(meter.stats.read_latch.waits().count + meter.stats.write_latch.waits().count, 0);
 }
 
 /// Tells when someone looks at it, which a latch does just before it waits.
@@ -42,29 +55,61 @@ impl Clock for Looked {
 
 #[test]
 fn only_waits_are_timed() {
-    let clock = Arc::new(Looked::default());
-    let meter = Arc::new(Meter { clock: clock.clone(), stats: TreeStats::default() });
-    let latch = Arc::new(RwLatch::new(0));
-    let (started, has_started) = channel();
-    let writer = {
-        let (meter, latch) = (meter.clone(), latch.clone());
-        spawn_named("writer", move || {
-            latch.write(&LatchWatch::new(&meter), |v| {
-                started.send(()).expect("the test waits");
-                while clock.0.load(Acquire) == 0 {
-                    std::hint::spin_loop();
-                }
-                *v = 1;
-            });
-        })
-        .expect("a thread starts")
-    };
-    has_started.recv().expect("the writer runs");
+    for lock in TreeLock::ALL {
+        let clock = Arc::new(Looked::default());
+        let meter = Arc::new(Meter::new(clock.clone()));
+        let latch = Arc::new(Latch::new(lock, false, 0));
+        let (started, has_started) = channel();
+        let writer = {
+            let (meter, latch) = (meter.clone(), latch.clone());
+            spawn_named("writer", move || {
+                latch.write(&LatchWatch::new(&meter), |v| {
+                    started.send(()).expect("the test waits");
+                    while clock.0.load(Acquire) == 0 {
+                        std::hint::spin_loop();
+                    }
+                    *v = 1;
+                });
+            })
+            .expect("a thread starts")
+        };
+        has_started.recv().expect("the writer runs");
+        let watch = LatchWatch::new(&meter);
+        assert_eq!(latch.try_write(&watch, |_| ()), None);
+        latch.read(&watch, |v| assert_eq!(*v, 1));
+        writer.join().expect("no panic");
+        let report = meter.stats.report(lock);
+        let waits = &report.kinds[0].wait_ns;
+        assert_eq!((waits.count, waits.sum), (1, 700));
+        assert_eq!(report.waits(), 1, "a try does not wait");
+    }
+}
+
+#[test]
+fn a_writer_waits_for_a_visible_reader() {
+    let meter = meter();
+    let latch = Arc::new(Latch::new(TreeLock::Optimistic, false, 0));
     let watch = LatchWatch::new(&meter);
-    assert_eq!(latch.try_write(&watch, |_| ()), None);
-    latch.read(&watch, |v| assert_eq!(*v, 1));
+    for _ in 0..20 {
+        latch.read_visibly(&watch, |v| assert_eq!(*v, 0));
+    }
+    drop(watch);
+    assert_eq!(taken(&meter, TreeLock::Optimistic)[0], 16, "then it was biased");
+    let (started, has_started) = channel();
+    let watch = LatchWatch::new(&meter);
+    let writer = latch.read_visibly(&watch, |v| {
+        let (meter, latch) = (meter.clone(), latch.clone());
+        let writer = spawn_named("writer", move || {
+            started.send(()).expect("the test waits");
+            latch.write(&LatchWatch::new(&meter), |v| *v = 1);
+        })
+        .expect("a thread starts");
+        has_started.recv().expect("the writer runs");
+        // Long enough for a writer that does not wait to be noticed, at least now and then.
+        (0..100).for_each(|_| std::thread::yield_now());
+        assert_eq!(*v, 0);
+        writer
+    });
     writer.join().expect("no panic");
-    let waits = meter.stats.read_latch.waits();
-    assert_eq!((waits.count, waits.sum), (1, 700));
-    assert_eq!(meter.stats.write_latch.waits().count, 0, "a try does not wait");
+    latch.read_visibly(&watch, |v| assert_eq!(*v, 1));
 }

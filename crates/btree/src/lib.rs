@@ -33,25 +33,33 @@
 //! A parent in memory refers to its children in memory, so a descent needs no table, a child in memory
 //! implies its ancestors in memory, and a node is evicted by clearing that reference. Only clean nodes
 //! without children in memory and without pins are evicted, by second chance.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod cache;
 mod check;
 mod checkpoint;
+mod epoch;
 mod frame;
+#[allow(unsafe_code)]
 mod latch;
 mod merge;
+mod path;
+mod pingpong;
 mod read;
+mod routes;
 mod split;
 mod stats;
+mod sync;
 mod tree;
+mod tree_lock;
+mod visible;
 mod write;
 
 pub use check::TreeCheck;
 pub use checkpoint::Frozen;
 pub use frame::Pins;
-pub use latch::{LatchWatch, NodeLatch, RwLatch};
-pub use stats::{LatchStats, StripedCounter, TreeStats};
+pub use stats::{LatchKind, LatchReport, TreeStats, histogram_text};
 pub use tree::{NodeIo, NodeSpace, Tree, TreeConfig};
+pub use tree_lock::TreeLock;
 
 pub use kedge_format::Key;

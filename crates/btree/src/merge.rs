@@ -5,13 +5,13 @@
 //! world changes; an empty leaf without a neighbour under its parent stays.
 
 use crate::frame::{Frame, Node};
-use crate::latch::NodeLatch;
 use crate::tree::{Route, Tree};
 use kedge_base::Generation;
 use kedge_format::Key;
 use kedge_format::node::{NODE_PAYLOAD, NODE_SIZE, NodeMut, NodeView};
 use smallvec::SmallVec;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// A node with less than this looks for a partner.
 const SPARSE: usize = NODE_PAYLOAD / 4;
@@ -50,17 +50,17 @@ impl Tree {
     /// Whether a merge looks worth the parent's write latch.
     fn has_partner(&self, parent: &Frame, child: &Arc<Frame>, key: &Key) -> bool {
         let watch = self.watch();
-        parent.latch.read(&watch, |p| {
+        parent.read(&watch, |p| {
             let Some(i) = p.entry_of(child, key) else {
                 return false;
             };
-            let (items, used) = child.latch.read(&watch, |c| (c.view().items(), c.view().used()));
+            let (items, used) = child.read(&watch, |c| (c.view().items(), c.view().used()));
             if items == 0 {
                 return p.view().items() > 1;
             }
             let fits = |j: Option<usize>| {
                 let neighbour = j.and_then(|j| p.children.get(j)).and_then(Option::as_ref);
-                neighbour.is_some_and(|n| used + n.latch.read(&watch, |n| n.view().used()) <= MERGED_MAX)
+                neighbour.is_some_and(|n| used + n.read(&watch, |n| n.view().used()) <= MERGED_MAX)
             };
             used < SPARSE && (fits(i.checked_sub(1)) || fits(Some(i + 1)))
         })
@@ -69,11 +69,11 @@ impl Tree {
     /// True if the parent has an entry less now.
     fn merge_child(&self, parent: &Frame, child: &Arc<Frame>, key: &Key, generation: Generation) -> bool {
         let watch = self.watch();
-        parent.latch.write(&watch, |p| {
+        parent.write(&watch, |p| {
             let Some(i) = p.entry_of(child, key).filter(|_| parent.writable(generation)) else {
                 return false;
             };
-            child.latch.write(&watch, |c| {
+            child.write(&watch, |c| {
                 if c.view().items() == 0 {
                     return self.drop_empty(p, i, child, c, generation);
                 }
@@ -105,7 +105,7 @@ impl Tree {
         let to_left = i > 0 && (i + 1 == items || loaded(i - 1).is_some() || loaded(i + 1).is_none());
         let neighbour = if to_left { loaded(i - 1) } else { loaded(i + 1) };
         if let Some(neighbour) = neighbour {
-            neighbour.latch.write(&watch, |n| {
+            neighbour.write(&watch, |n| {
                 n.pins.inherit(&c.pins);
                 if to_left {
                     n.range.high = c.range.high;
@@ -138,7 +138,7 @@ impl Tree {
         let Some(neighbour) = p.children.get(j).cloned().flatten() else {
             return false;
         };
-        let merged = neighbour.latch.write(&self.watch(), |n| {
+        let merged = neighbour.write(&self.watch(), |n| {
             if n.view().used() + c.view().used() > MERGED_MAX {
                 return false;
             }
@@ -177,14 +177,14 @@ impl Tree {
         let Route::Child(root) = self.route(&watch, &self.anchor, &Key::MIN) else {
             return false;
         };
-        if root.level == 0 || root.latch.read(&watch, |r| r.range.is_none() || r.view().items() > 1) {
+        if root.level == 0 || root.read(&watch, |r| r.range.is_none() || r.view().items() > 1) {
             return false;
         }
-        self.anchor.latch.write(&watch, |a| {
+        self.anchor.write(&watch, |a| {
             if a.entry_of(&root, &Key::MIN).is_none() {
                 return false;
             }
-            let only = root.latch.write(&watch, |r| {
+            let only = root.write(&watch, |r| {
                 let only = if r.view().items() == 1 { r.children[0].clone() } else { None };
                 if only.is_some() {
                     r.kill();
@@ -197,6 +197,7 @@ impl Tree {
             let generation = self.generation();
             a.edit(generation).set_level(only.level + 1);
             a.relink(generation, 0, &only);
+            self.root_level.store(only.level, Relaxed);
             self.retire(&root);
             self.meter.stats.merges.inc();
             true

@@ -3,14 +3,15 @@
 use crate::tree::Tree;
 use kedge_base::Result;
 use kedge_format::Key;
+use smallvec::SmallVec;
 use std::ops::ControlFlow;
 
-/// Items copied out of one leaf.
+/// Items copied out of one leaf; most scans are short.
 #[derive(Default)]
 struct Batch {
-    bytes: Vec<u8>,
+    bytes: SmallVec<[u8; 512]>,
     /// Key and end of the value, which starts where the one before ends.
-    items: Vec<(Key, usize)>,
+    items: SmallVec<[(Key, usize); 8]>,
 }
 
 impl Tree {

@@ -1,13 +1,13 @@
 //! Steps that make room: a new root, the split of an inner node, the split of a leaf around an insertion.
 
 use crate::frame::{Frame, KeyRange, Node};
-use crate::latch::NodeLatch;
 use crate::tree::Tree;
 use crate::write::{Need, has_room};
 use kedge_base::{CorruptKind, Error, Generation, Result};
 use kedge_format::Key;
 use kedge_format::node::{CHILD_SIZE, Child, LEVEL_MAX, NODE_PAYLOAD, NodeView, item_cost};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// How a full leaf is divided around a new item.
 #[derive(Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ impl Tree {
         if level > LEVEL_MAX {
             return Err(Error::corrupt(CorruptKind::Node, root.addr, "the tree is higher than any real one"));
         }
-        self.anchor.latch.write(&self.watch(), |a| {
+        self.anchor.write(&self.watch(), |a| {
             if a.entry_of(root, key).is_none() || self.need(root, key, insert) != Need::Split {
                 return Ok(());
             }
@@ -42,6 +42,7 @@ impl Tree {
             Frame::fill(&mut new).children[0] = Some(root.clone());
             a.edit(generation).set_level(level + 1);
             a.relink(generation, 0, &new);
+            self.root_level.store(level, Relaxed);
             self.adopt(&new);
             Ok(())
         })
@@ -59,14 +60,14 @@ impl Tree {
         cut: impl FnOnce(&mut Node, Child) -> (Arc<Frame>, R),
     ) -> Result<Option<R>> {
         let watch = self.watch();
-        parent.latch.write(&watch, |p| {
+        parent.write(&watch, |p| {
             let Some(i) = p.entry_of(child, key).filter(|_| parent.writable(generation)) else {
                 return Ok(None);
             };
             if p.view().free_space() < item_cost(CHILD_SIZE) {
                 return Ok(None);
             }
-            let cut = child.latch.write(&watch, |c| {
+            let cut = child.write(&watch, |c| {
                 if has_room(c.view(), key, value) {
                     return Ok(None);
                 }

@@ -1,19 +1,22 @@
 //! What a tree counts.
 
+use crate::tree_lock::TreeLock;
+use crate::visible::Readers;
 use kedge_base::{Clock, Counter, Histogram, HistogramSnapshot};
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-const STRIPES: usize = 16;
+pub(crate) const STRIPES: usize = 16;
 
-/// A counter for events of every descent: each thread adds to one of several cache lines, so that counting
+/// Counters for events of every descent: each thread adds to one of several cache lines, so that counting
 /// does not make of independent readers a queue for one line.
-#[derive(Debug, Default)]
-pub struct StripedCounter([Stripe; STRIPES]);
+#[derive(Debug)]
+struct Striped<const N: usize>([Stripe<N>; STRIPES]);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 #[repr(align(128))]
-struct Stripe(AtomicU64);
+struct Stripe<const N: usize>([AtomicU64; N]);
 
 static NEXT_STRIPE: AtomicUsize = AtomicUsize::new(0);
 
@@ -21,40 +24,90 @@ thread_local! {
     static STRIPE: usize = NEXT_STRIPE.fetch_add(1, Relaxed) % STRIPES;
 }
 
-impl StripedCounter {
+/// Of this thread.
+#[inline]
+pub(crate) fn stripe() -> usize {
+    STRIPE.with(|s| *s)
+}
+
+impl<const N: usize> Default for Striped<N> {
+    fn default() -> Self {
+        Striped(std::array::from_fn(|_| Stripe(std::array::from_fn(|_| AtomicU64::new(0)))))
+    }
+}
+
+impl<const N: usize> Striped<N> {
+    fn get(&self, i: usize) -> u64 {
+        self.0.iter().map(|s| s.0[i].load(Relaxed)).sum()
+    }
+}
+
+/// Acquisitions of latches by access and level, then conversions.
+const EVENTS: usize = Kind::ALL.len() + 1;
+const CONVERSIONS: usize = Kind::ALL.len();
+
+/// What is latched, and for what.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    ReadLeaf,
+    ReadInner,
+    WriteLeaf,
+    WriteInner,
+}
+
+impl Kind {
+    const ALL: [Kind; 4] = [Kind::ReadLeaf, Kind::ReadInner, Kind::WriteLeaf, Kind::WriteInner];
+
+    fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Kind::ReadLeaf => ("read", "leaf"),
+            Kind::ReadInner => ("read", "inner"),
+            Kind::WriteLeaf => ("write", "leaf"),
+            Kind::WriteInner => ("write", "inner"),
+        }
+    }
+}
+
+/// What one operation counts until it is done.
+#[derive(Default)]
+pub(crate) struct Events([Cell<u32>; EVENTS]);
+
+impl Events {
     #[inline]
-    pub fn add(&self, n: u64) {
-        let stripe = STRIPE.with(|s| *s);
-        self.0[stripe].0.fetch_add(n, Relaxed);
+    fn inc(&self, i: usize) {
+        self.0[i].set(self.0[i].get() + 1);
     }
 
-    pub fn get(&self) -> u64 {
-        self.0.iter().map(|s| s.0.load(Relaxed)).sum()
+    #[inline]
+    pub fn took(&self, kind: Kind) {
+        self.inc(kind as usize);
+    }
+
+    pub fn converted(&self) {
+        self.inc(CONVERSIONS);
     }
 }
 
-/// Acquisitions of one kind of latch, and the waits among them.
+/// The waits for one kind of latch. In three units, because powers of two of one do not fall on those of
+/// another.
 #[derive(Debug, Default)]
-pub struct LatchStats {
-    pub acquisitions: StripedCounter,
-    pub(crate) wait_ns: Histogram,
-}
-
-impl LatchStats {
-    /// Nanoseconds waited, of those acquisitions that did not succeed at once.
-    pub fn waits(&self) -> HistogramSnapshot {
-        self.wait_ns.snapshot()
-    }
+struct Waits {
+    ns: Histogram,
+    us: Histogram,
+    ms: Histogram,
+    wakeups: Counter,
 }
 
 #[derive(Debug, Default)]
 pub struct TreeStats {
-    pub read_latch: LatchStats,
-    pub write_latch: LatchStats,
+    events: Striped<EVENTS>,
+    waits: [Waits; Kind::ALL.len()],
     /// Nodes read from the device.
     pub node_reads: Counter,
-    /// Descents that met a node which no longer answered for the key.
+    /// Descents that met a node which no longer answered for the key, or changed while it was read.
     pub restarts: Counter,
+    /// Descents without latches that gave up: a node was not in memory, or kept changing.
+    pub fallbacks: Counter,
     /// Nodes moved to a new address because they were of an older generation.
     pub copies: Counter,
     pub splits: Counter,
@@ -62,8 +115,133 @@ pub struct TreeStats {
     pub evictions: Counter,
 }
 
-/// What latches need in order to count.
+impl TreeStats {
+    #[inline]
+    pub(crate) fn add(&self, events: &Events) {
+        let stripe = &self.events.0[stripe()].0;
+        for (total, n) in stripe.iter().zip(&events.0) {
+            if n.get() > 0 {
+                total.fetch_add(n.get() as u64, Relaxed);
+            }
+        }
+    }
+
+    pub(crate) fn waited(&self, kind: Kind, nanos: u64, wakeups: u64) {
+        let waits = &self.waits[kind as usize];
+        waits.ns.record(nanos);
+        waits.us.record(nanos / 1000);
+        waits.ms.record(nanos / 1_000_000);
+        waits.wakeups.add(wakeups);
+    }
+
+    pub(crate) fn report(&self, lock: TreeLock) -> LatchReport {
+        let kind = |kind: Kind| {
+            let (waits, (access, level)) = (&self.waits[kind as usize], kind.names());
+            LatchKind {
+                access,
+                level,
+                acquisitions: self.events.get(kind as usize),
+                wakeups: waits.wakeups.get(),
+                wait_ns: waits.ns.snapshot(),
+                wait_us: waits.us.snapshot(),
+                wait_ms: waits.ms.snapshot(),
+            }
+        };
+        LatchReport {
+            lock,
+            kinds: Kind::ALL.map(kind),
+            conversions: self.events.get(CONVERSIONS),
+            restarts: self.restarts.get(),
+            fallbacks: self.fallbacks.get(),
+        }
+    }
+}
+
+/// What happened at the latches of a tree since it was opened.
+#[derive(Debug, Clone)]
+pub struct LatchReport {
+    pub lock: TreeLock,
+    pub kinds: [LatchKind; 4],
+    /// Between spinning and blocking.
+    pub conversions: u64,
+    /// Descents started over.
+    pub restarts: u64,
+    /// Descents without latches that went on with latches.
+    pub fallbacks: u64,
+}
+
+/// The latches of leaves or of inner nodes, for reading or for writing.
+#[derive(Debug, Clone)]
+pub struct LatchKind {
+    /// `read` or `write`.
+    pub access: &'static str,
+    /// `leaf` or `inner`.
+    pub level: &'static str,
+    /// How often one was taken; with [`TreeLock::Pingpong`] conversions back to spinning are among them, since
+    /// each takes the lock anew.
+    pub acquisitions: u64,
+    /// How often a waiter woke up: at least once per wait that slept, more if it was woken for nothing.
+    pub wakeups: u64,
+    /// Of those acquisitions that did not succeed at once: in nanoseconds, whole microseconds, whole milliseconds.
+    pub wait_ns: HistogramSnapshot,
+    pub wait_us: HistogramSnapshot,
+    pub wait_ms: HistogramSnapshot,
+}
+
+impl LatchReport {
+    fn sum(&self, of: impl Fn(&LatchKind) -> u64) -> u64 {
+        self.kinds.iter().map(of).sum()
+    }
+
+    pub fn acquisitions(&self) -> u64 {
+        self.sum(|k| k.acquisitions)
+    }
+
+    pub fn waits(&self) -> u64 {
+        self.sum(|k| k.wait_ns.count)
+    }
+
+    pub fn wakeups(&self) -> u64 {
+        self.sum(|k| k.wakeups)
+    }
+
+    pub fn longest_wait_ns(&self) -> u64 {
+        self.kinds.iter().map(|k| k.wait_ns.max).max().unwrap_or(0)
+    }
+}
+
+/// A histogram as text: per power of two the bounds, the count, and a bar whose length is its part of the
+/// highest. `buckets` as in [`HistogramSnapshot`].
+pub fn histogram_text(unit: &str, buckets: &[u64]) -> String {
+    const BAR: usize = 40;
+    let mut out = format!("{unit:>10}{:15}: count     distribution\n", "");
+    // Zero and one share a row.
+    let mut rows: Vec<u64> = vec![buckets.iter().take(2).sum()];
+    rows.extend(buckets.iter().skip(2));
+    let most = rows.iter().copied().max().unwrap_or(0).max(1);
+    for (i, count) in rows.iter().enumerate() {
+        let low = if i == 0 { 0 } else { 1u64 << i };
+        let high = (1u128 << (i + 1)) - 1;
+        let stars = "*".repeat((*count as u128 * BAR as u128 / most as u128) as usize);
+        out += &format!("{low:>10} -> {high:<10} : {count:<8} |{stars:<BAR$}|\n");
+    }
+    out
+}
+
+/// What the latches of a tree share.
 pub(crate) struct Meter {
     pub clock: Arc<dyn Clock>,
     pub stats: TreeStats,
+    /// Of leaves of an optimistic tree.
+    pub readers: Readers,
 }
+
+impl Meter {
+    pub fn new(clock: Arc<dyn Clock>) -> Meter {
+        Meter { clock, stats: TreeStats::default(), readers: Readers::new(STRIPES) }
+    }
+}
+
+#[cfg(test)]
+#[path = "stats_tests.rs"]
+mod tests;

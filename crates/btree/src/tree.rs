@@ -1,17 +1,22 @@
 //! The tree's handle and the descent: from the root pointer to the leaf that answers for a key.
 
 use crate::cache::Cache;
-use crate::frame::{ANCHOR, Frame, KeyRange, Node, Pins};
-use crate::latch::{LatchWatch, NodeLatch};
-use crate::stats::{Meter, TreeStats};
+use crate::epoch::Active;
+use crate::frame::{ANCHOR, Frame, KeyRange, Node, Pins, words};
+use crate::latch::{LatchWatch, Step, child_of};
+use crate::routes::Words;
+use crate::stats::{LatchReport, Meter, TreeStats, stripe};
+use crate::tree_lock::TreeLock;
 use kedge_base::{BlockNo, Clock, CorruptKind, Error, Generation, IoBuf, Result, SystemClock};
 use kedge_format::Key;
 use kedge_format::node::{Child, LEVEL_MAX, NodeMut, NodeView};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::*};
 
 /// Candidates for eviction looked at per node that comes in.
 const TRIM_PER_LOAD: usize = 64;
+/// Descents without latches before one with them.
+const OPTIMISTIC_TRIES: u32 = 8;
 
 /// Reads nodes from the device. Called without any latch held; may sleep.
 pub trait NodeIo: Send + Sync {
@@ -37,11 +42,12 @@ pub struct TreeConfig {
     pub cache_bytes: usize,
     /// Measures waits.
     pub clock: Arc<dyn Clock>,
+    pub lock: TreeLock,
 }
 
 impl TreeConfig {
     pub fn new(uuid: uuid::Uuid, cache_bytes: usize) -> TreeConfig {
-        TreeConfig { uuid, cache_bytes, clock: Arc::new(SystemClock::default()) }
+        TreeConfig { uuid, cache_bytes, clock: Arc::new(SystemClock::default()), lock: TreeLock::default() }
     }
 }
 
@@ -58,6 +64,8 @@ pub struct Tree {
     pub(crate) anchor: Arc<Frame>,
     generation: AtomicU64,
     pub(crate) nodes: AtomicU64,
+    /// Of the root, for who needs no more than an idea of the tree's size.
+    pub(crate) root_level: AtomicU8,
 }
 
 /// Where a node sends a key.
@@ -80,7 +88,7 @@ impl Tree {
         let addr = space.alloc_node(BlockNo(0))?;
         let tree = Tree::with_root(io, space, config, Child { addr, generation }, 0, 0, generation);
         let root = tree.new_frame(Child { addr, generation }, 0, KeyRange::ALL, |_| ());
-        tree.anchor.latch.write(&tree.watch(), |a| a.children[0] = Some(root.clone()));
+        tree.anchor.write(&tree.watch(), |a| a.children[0] = Some(root.clone()));
         tree.adopt(&root);
         Ok(tree)
     }
@@ -122,9 +130,9 @@ impl Tree {
         nodes: u64,
         generation: Generation,
     ) -> Tree {
-        let cache = Cache::new(config.cache_bytes, nodes);
+        let cache = Cache::new(config.lock, config.cache_bytes, nodes);
         let (identity, level) = (Child { addr: BlockNo(u64::MAX), generation: ANCHOR }, root_level + 1);
-        let mut anchor = Frame::new(&cache.gauges, true, identity, level);
+        let mut anchor = Frame::new(&cache.shared, true, identity, level);
         let node = Frame::fill(&mut anchor);
         node.init(&config.uuid, identity, level).append(&Key::MIN, &root.encode());
         node.forget_children();
@@ -133,11 +141,12 @@ impl Tree {
             io,
             space,
             uuid: config.uuid,
-            meter: Arc::new(Meter { clock: config.clock, stats: TreeStats::default() }),
+            meter: Arc::new(Meter::new(config.clock)),
             cache,
             anchor,
             generation: AtomicU64::new(generation.0),
             nodes: AtomicU64::new(nodes),
+            root_level: AtomicU8::new(root_level),
         }
     }
 
@@ -152,7 +161,7 @@ impl Tree {
 
     /// Address, generation and level of the root.
     pub fn root(&self) -> (BlockNo, Generation, u8) {
-        self.anchor.latch.read(&self.watch(), |a| {
+        self.anchor.read(&self.watch(), |a| {
             let root = a.view().child(0);
             (root.addr, root.generation, a.view().level() - 1)
         })
@@ -166,21 +175,35 @@ impl Tree {
     /// The most nodes that one put can take from [`NodeSpace`] now: every node of the path copied and split,
     /// and a new root. The path may grow by one level per root split of other writers in between.
     pub fn nodes_per_put_max(&self) -> u64 {
-        2 * (self.root().2 as u64 + 1) + 2
+        2 * self.height() as u64 + 2
+    }
+
+    /// Nodes from the root to a leaf, a moment ago.
+    pub fn height(&self) -> u32 {
+        self.root_level.load(Relaxed) as u32 + 1
     }
 
     pub fn stats(&self) -> &TreeStats {
         &self.meter.stats
     }
 
+    pub fn lock(&self) -> TreeLock {
+        self.cache.shared.lock
+    }
+
+    /// What happened at the latches so far.
+    pub fn latches(&self) -> LatchReport {
+        self.meter.stats.report(self.lock())
+    }
+
     /// Memory of all nodes held, dirty ones included.
     pub fn cached_bytes(&self) -> usize {
-        self.cache.gauges.cached.load(Relaxed)
+        self.cache.shared.cached.load(Relaxed)
     }
 
     /// Memory of nodes that cannot be evicted until a checkpoint has written them.
     pub fn dirty_bytes(&self) -> usize {
-        self.cache.gauges.dirty.load(Relaxed)
+        self.cache.shared.dirty.load(Relaxed)
     }
 
     pub fn cache_bytes(&self) -> usize {
@@ -191,6 +214,7 @@ impl Tree {
     pub fn set_cache_bytes(&self, bytes: usize) {
         self.cache.limit.store(bytes, Relaxed);
         self.trim(3 * self.cache.ring_len());
+        self.cache.shared.epochs.collect();
     }
 
     /// Whether the whole tree is in memory just now, so that there is nothing to pin.
@@ -217,7 +241,7 @@ impl Tree {
         range: KeyRange,
         fill: impl FnOnce(&mut NodeMut<'_>),
     ) -> Arc<Frame> {
-        let mut frame = Frame::new(&self.cache.gauges, false, identity, level);
+        let mut frame = Frame::new(&self.cache.shared, false, identity, level);
         let node = Frame::fill(&mut frame);
         fill(&mut node.init(&self.uuid, identity, level));
         node.forget_children();
@@ -248,16 +272,7 @@ impl Tree {
 
     #[inline]
     pub(crate) fn route(&self, watch: &LatchWatch<'_>, parent: &Frame, key: &Key) -> Route {
-        parent.latch.read(watch, |p| {
-            if !p.range.covers(key) {
-                return Route::Stale;
-            }
-            let i = p.child_index(key);
-            match &p.children[i] {
-                Some(child) => Route::Child(child.clone()),
-                None => Route::Missing(p.view().child(i)),
-            }
-        })
+        parent.read(watch, |p| p.route(key))
     }
 
     /// The child of `parent` that answers for the key, read in if need be. None: start over.
@@ -285,7 +300,7 @@ impl Tree {
     /// there by now. Then what was read means nothing, not even that it is corrupt: its blocks may have been
     /// used anew.
     #[cold]
-    fn load(
+    pub(crate) fn load(
         &self,
         watch: &LatchWatch<'_>,
         parent: &Frame,
@@ -295,7 +310,7 @@ impl Tree {
         self.trim(TRIM_PER_LOAD);
         self.meter.stats.node_reads.inc();
         let read = self.io.read_node(child.addr);
-        parent.latch.write(watch, |p| {
+        parent.write(watch, |p| {
             if !p.range.covers(key) {
                 return Ok(None);
             }
@@ -310,7 +325,7 @@ impl Tree {
             let range = p.child_range(i);
             let view = NodeView::check(bytes.as_bytes(), &self.uuid, child.addr, child.generation, level)?;
             check_fences(view, &range, child.addr)?;
-            let mut frame = Frame::new(&self.cache.gauges, true, child, level);
+            let mut frame = Frame::new(&self.cache.shared, true, child, level);
             let node = Frame::fill(&mut frame);
             node.set_bytes(bytes.as_bytes());
             node.range = range;
@@ -338,18 +353,75 @@ impl Tree {
         }
     }
 
+    /// Goes down without latches and runs `f` on the leaf, which says None if it is not the right one any
+    /// more. None: go down with latches.
+    #[inline]
+    pub(crate) fn optimistic<R>(&self, key: &Key, mut f: impl FnMut(&Frame) -> Option<R>) -> Option<R> {
+        let active = self.cache.shared.epochs.enter(stripe());
+        let key = words(key);
+        for _ in 0..OPTIMISTIC_TRIES {
+            let done = match self.descend(&active, &key) {
+                Step::Child(leaf) => f(leaf),
+                Step::Missing => break,
+                Step::Stale | Step::Torn => None,
+            };
+            if done.is_some() {
+                return done;
+            }
+            self.meter.stats.restarts.inc();
+        }
+        self.meter.stats.fallbacks.inc();
+        None
+    }
+
+    /// `Child` of the leaf.
+    #[inline]
+    fn descend<'a>(&'a self, active: &'a Active<'_>, key: &Words) -> Step<'a> {
+        let mut at: &Frame = &self.anchor;
+        loop {
+            match child_of(at, key, active) {
+                Step::Child(child) => {
+                    child.touch();
+                    if child.level == 0 {
+                        return Step::Child(child);
+                    }
+                    at = child;
+                }
+                other => return other,
+            }
+        }
+    }
+
     /// Runs `f` on the leaf that answers for the key, under its read latch.
     #[inline]
     pub(crate) fn with_leaf<R>(&self, key: &Key, mut f: impl FnMut(&Node) -> R) -> Result<R> {
         let watch = self.watch();
+        let found = match self.lock() {
+            TreeLock::Optimistic => {
+                let mut f = |n: &Node| n.range.covers(key).then(|| f(n));
+                self.optimistic(key, |leaf| leaf.latch.read_visibly(&watch, &mut f))
+            }
+            TreeLock::Rwlock => None,
+            TreeLock::Pingpong => return self.read_by_path(&watch, key, f),
+        };
+        if let Some(result) = found {
+            return Ok(result);
+        }
         loop {
             let leaf = self.leaf_for(&watch, key)?;
-            let done = leaf.latch.read(&watch, |n| n.range.covers(key).then(|| f(n)));
+            let done = leaf.read(&watch, |n| n.range.covers(key).then(|| f(n)));
             match done {
                 Some(result) => return Ok(result),
                 None => self.meter.stats.restarts.inc(),
             }
         }
+    }
+}
+
+impl Drop for Tree {
+    fn drop(&mut self) {
+        // What is retired refers to what keeps it.
+        self.cache.shared.epochs.collect();
     }
 }
 

@@ -6,9 +6,10 @@
 //! a split never has to go back up). A step that finds the world changed does nothing and the descent starts
 //! over.
 
-use crate::frame::Frame;
-use crate::latch::NodeLatch;
+use crate::frame::{Frame, Node};
+use crate::latch::LatchWatch;
 use crate::tree::Tree;
+use crate::tree_lock::TreeLock;
 use kedge_base::{Error, Generation, Result};
 use kedge_format::Key;
 use kedge_format::item::VALUE_MAX;
@@ -44,17 +45,13 @@ impl Tree {
         let generation = self.generation();
         let watch = self.watch();
         loop {
-            let leaf = self.leaf_for(&watch, &key)?;
-            let attempt = if leaf.born != generation {
-                Attempt::Old
-            } else {
-                leaf.latch.write(&watch, |n| {
-                    if !n.range.covers(&key) {
-                        return Attempt::Stale;
-                    }
-                    n.put(generation, &key, value).map_or(Attempt::Full, Attempt::Done)
-                })
-            };
+            let attempt = self.attempt(
+                &watch,
+                generation,
+                &key,
+                |_| Attempt::Old,
+                |n| n.put(generation, &key, value).map_or(Attempt::Full, Attempt::Done),
+            )?;
             let prepared = match attempt {
                 Attempt::Done(replaced) => return Ok(replaced),
                 Attempt::Stale => {
@@ -102,25 +99,18 @@ impl Tree {
         &self,
         generation: Generation,
         key: &Key,
-        mut f: impl FnMut(&mut crate::frame::Node, usize) -> R,
+        mut f: impl FnMut(&mut Node, usize) -> R,
     ) -> Result<Option<R>> {
         let watch = self.watch();
         loop {
-            let leaf = self.leaf_for(&watch, key)?;
-            let attempt = if leaf.born != generation {
+            let attempt = self.attempt(
+                &watch,
+                generation,
+                key,
                 // Only an item that exists is worth a copy.
-                leaf.latch.read(&watch, |n| match n.range.covers(key).then(|| n.search(key)) {
-                    None => Attempt::Stale,
-                    Some(Err(_)) => Attempt::Done(None),
-                    Some(Ok(_)) => Attempt::Old,
-                })
-            } else {
-                leaf.latch.write(&watch, |n| match n.range.covers(key).then(|| n.search(key)) {
-                    None => Attempt::Stale,
-                    Some(Err(_)) => Attempt::Done(None),
-                    Some(Ok(i)) => Attempt::Done(Some(f(n, i))),
-                })
-            };
+                |n| n.search(key).map_or(Attempt::Done(None), |_| Attempt::Old),
+                |n| n.search(key).map_or(Attempt::Done(None), |i| Attempt::Done(Some(f(n, i)))),
+            )?;
             match attempt {
                 Attempt::Done(done) => return Ok(done),
                 Attempt::Old => {
@@ -129,6 +119,39 @@ impl Tree {
                 Attempt::Stale | Attempt::Full => self.meter.stats.restarts.inc(),
             }
         }
+    }
+
+    /// Runs `change` on the leaf that answers for the key under its write latch, or `old` for reading if it is
+    /// of an older generation.
+    fn attempt<R>(
+        &self,
+        watch: &LatchWatch<'_>,
+        generation: Generation,
+        key: &Key,
+        old: impl Fn(&Node) -> Attempt<R>,
+        mut change: impl FnMut(&mut Node) -> Attempt<R>,
+    ) -> Result<Attempt<R>> {
+        if self.lock() == TreeLock::Pingpong {
+            return self.write_by_path(watch, key, |leaf, n| {
+                let attempt = if leaf.born != generation { old(n) } else { change(n) };
+                let restructure = matches!(attempt, Attempt::Old | Attempt::Full);
+                (attempt, restructure)
+            });
+        }
+        let mut at = |leaf: &Frame| {
+            if leaf.born != generation {
+                return leaf.read(watch, |n| if n.range.covers(key) { old(n) } else { Attempt::Stale });
+            }
+            // A leaf has no route table to bring up to date.
+            leaf.latch.write(watch, |n| if n.range.covers(key) { change(n) } else { Attempt::Stale })
+        };
+        if self.lock() == TreeLock::Optimistic {
+            let done = self.optimistic(key, |leaf| Some(at(leaf)).filter(|a| !matches!(a, Attempt::Stale)));
+            if let Some(attempt) = done {
+                return Ok(attempt);
+            }
+        }
+        Ok(at(&*self.leaf_for(watch, key)?))
     }
 
     /// Makes the path to the key's leaf writable and, with a value to insert, roomy. `Some(replaced)` if a
@@ -177,7 +200,7 @@ impl Tree {
     }
 
     pub(crate) fn need(&self, child: &Frame, key: &Key, insert: Option<&[u8]>) -> Need {
-        child.latch.read(&self.watch(), |n| match (n.view_if_covers(key), insert) {
+        child.read(&self.watch(), |n| match (n.view_if_covers(key), insert) {
             (None, _) => Need::Restart,
             (Some(view), Some(value)) if !has_room(view, key, value) => Need::Split,
             _ => Need::Nothing,
@@ -193,15 +216,15 @@ impl Tree {
         generation: Generation,
     ) -> Result<bool> {
         let watch = self.watch();
-        parent.latch.write(&watch, |p| {
+        parent.write(&watch, |p| {
             let Some(i) = p.entry_of(child, key).filter(|_| parent.writable(generation)) else {
                 return Ok(false);
             };
             let addr = self.space.alloc_node(child.addr)?;
             let identity = Child { addr, generation };
-            let mut copy = Frame::new(&self.cache.gauges, false, identity, child.level);
+            let mut copy = Frame::new(&self.cache.shared, false, identity, child.level);
             let node = Frame::fill(&mut copy);
-            child.latch.write(&watch, |c| c.move_to(node, identity));
+            child.write(&watch, |c| c.move_to(node, identity));
             p.relink(generation, i, &copy);
             self.adopt(&copy);
             self.retire(child);

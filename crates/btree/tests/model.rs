@@ -4,7 +4,7 @@
 mod common;
 
 use common::{Checkpoint, World};
-use kedge_btree::{Key, Pins};
+use kedge_btree::{Key, Pins, TreeLock};
 use proptest::prelude::*;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -71,9 +71,9 @@ fn key(n: u64) -> Key {
 }
 
 impl Run {
-    fn new(keys: u64, cache_nodes: usize) -> Run {
+    fn new(lock: TreeLock, keys: u64, cache_nodes: usize) -> Run {
         Run {
-            world: World::new(cache_nodes * 16384),
+            world: World::with_lock(lock, cache_nodes * 16384),
             model: BTreeMap::new(),
             frozen: None,
             pins: Vec::new(),
@@ -247,22 +247,24 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn a_tree_behaves_like_a_sorted_map(acts in proptest::collection::vec(act(2000), 1..80), cache in 0..12usize) {
-        let mut run = Run::new(2000, cache);
-        for act in acts {
-            run.act(act);
+        for lock in TreeLock::ALL {
+            let mut run = Run::new(lock, 2000, cache);
+            for act in &acts {
+                run.act(act.clone());
+            }
+            run.end();
         }
-        run.end();
     }
 }
 
 /// Large values make a tree of several levels out of few items.
 #[test]
 fn a_high_tree_behaves_like_a_sorted_map() {
-    for seed in [1u64, 2, 3] {
-        println!("seed {seed}");
+    for (seed, lock) in (1u64..).zip(TreeLock::ALL) {
+        println!("seed {seed}, {lock}");
         let mut rng = SmallRng::seed_from_u64(seed);
         let keys = 6000;
-        let mut run = Run::new(keys, 40);
+        let mut run = Run::new(lock, keys, 40);
         for step in 0..120 {
             let (at, count) = (rng.random_range(0..keys), rng.random_range(1..400));
             let big = rng.random_range(2000..=4352);

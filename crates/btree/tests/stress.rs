@@ -6,7 +6,7 @@ mod common;
 
 use common::World;
 use kedge_base::spawn_named;
-use kedge_btree::Key;
+use kedge_btree::{Key, TreeLock};
 use parking_lot::RwLock;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -135,10 +135,10 @@ fn checkpoint_loop(shared: &Shared) {
     }
 }
 
-fn stress(cache_nodes: usize, writers: u64, readers: u64, keys: u64, ops: u64, seed: u64) {
-    println!("seed {seed}");
+fn stress(lock: TreeLock, cache_nodes: usize, writers: u64, readers: u64, keys: u64, ops: u64, seed: u64) {
+    println!("seed {seed}, {lock}");
     let shared = Arc::new(Shared {
-        world: World::new(cache_nodes * 16384),
+        world: World::with_lock(lock, cache_nodes * 16384),
         gate: RwLock::new(()),
         stop: AtomicBool::new(false),
         checkpoints: AtomicU64::new(0),
@@ -178,17 +178,43 @@ fn stress(cache_nodes: usize, writers: u64, readers: u64, keys: u64, ops: u64, s
     );
 }
 
-#[test]
-fn writers_readers_and_checkpoints_in_memory() {
-    stress(100_000, 4, 2, 4000, 40_000, 11);
+fn in_memory(lock: TreeLock) {
+    stress(lock, 100_000, 4, 2, 4000, 40_000, 11);
 }
 
-#[test]
-fn writers_readers_and_checkpoints_with_a_small_cache() {
-    stress(30, 4, 2, 4000, 20_000, 12);
+fn with_a_small_cache(lock: TreeLock) {
+    stress(lock, 30, 4, 2, 4000, 20_000, 12);
 }
 
-#[test]
-fn writers_in_few_leaves() {
-    stress(10, 8, 4, 60, 10_000, 13);
+fn in_few_leaves(lock: TreeLock) {
+    stress(lock, 10, 8, 4, 60, 10_000, 13);
+}
+
+macro_rules! under_each_lock {
+    ($($name:ident: $lock:ident;)*) => {
+        $(mod $name {
+            use super::TreeLock;
+
+            #[test]
+            fn writers_readers_and_checkpoints_in_memory() {
+                super::in_memory(TreeLock::$lock);
+            }
+
+            #[test]
+            fn writers_readers_and_checkpoints_with_a_small_cache() {
+                super::with_a_small_cache(TreeLock::$lock);
+            }
+
+            #[test]
+            fn writers_in_few_leaves() {
+                super::in_few_leaves(TreeLock::$lock);
+            }
+        })*
+    };
+}
+
+under_each_lock! {
+    optimistic: Optimistic;
+    rwlock: Rwlock;
+    pingpong: Pingpong;
 }

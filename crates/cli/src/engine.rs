@@ -53,6 +53,9 @@ pub fn open(path: &Path, words: &MountWords, cache_size: Option<u64>) -> Result<
     if let Some(bytes) = cache_size.or(words.cache_size) {
         options.cache_size = bytes;
     }
+    if let Some(lock) = words.tree_lock {
+        options.tree_lock = lock;
+    }
     FileSystem::open(device, Arc::new(SystemClock::default()), options)
         .with_context(|| format!("open {}", path.display()))
 }

@@ -1,7 +1,7 @@
 //! Words people write: sizes ("4G") and mount options (`-o commit=5,noatime`).
 
 use crate::Usage;
-use kedgefs::{DirtyTracking, SWITCH_WORDS, Switches};
+use kedgefs::{DirtyTracking, SWITCH_WORDS, Switches, TreeLock};
 
 /// Bytes from a number with an optional binary unit: `512`, `64K`, `16M`, `4G`, `1T`, also `4GiB`.
 pub fn parse_size(text: &str) -> Result<u64, String> {
@@ -51,6 +51,7 @@ pub struct MountWords {
     pub dirty_tracking: Option<DirtyTracking>,
     /// Change the options of a mount instead of making one.
     pub remount: bool,
+    pub tree_lock: Option<TreeLock>,
     pub allow_other: bool,
     pub workers: Option<usize>,
     pub writeback_cache: Option<bool>,
@@ -64,6 +65,7 @@ pub const KNOWN: &[&str] = &[
     "ro",
     "rw",
     "cache_size=SIZE",
+    "tree_lock=optimistic|rwlock|pingpong",
     "allow_other",
     "default_permissions",
     "dirty_tracking=per_sb|shared",
@@ -123,6 +125,12 @@ impl MountWords {
                 self.cache_size =
                     Some(parse_cache_size(v).map_err(|e| Usage(format!("mount option {word}: {e}")))?)
             }
+            ("tree_lock", Some(v)) => {
+                self.tree_lock = Some(v.parse().map_err(|_| {
+                    let names = TreeLock::ALL.map(TreeLock::name).join(", ");
+                    Usage(format!("mount option {word}: the value must be one of {names}"))
+                })?);
+            }
             ("allow_other", None) => self.allow_other = true,
             ("workers", Some(v)) => {
                 self.workers = Some(number(word, v, *WORKERS.start(), *WORKERS.end())? as usize)
@@ -137,9 +145,6 @@ impl MountWords {
             ("noexec", None) => self.noexec = true,
             ("exec", None) => self.noexec = false,
             (n, _) if n.starts_with("x-") || n.starts_with("X-") || n == "comment" => {}
-            ("cache_size" | "workers", None) => {
-                return Err(Usage(format!("mount option {name} needs a value: {}", listed(name))));
-            }
             (n, None) if listed(n) != UNLISTED => {
                 return Err(Usage(format!("mount option {name} needs a value: {}", listed(name))));
             }

@@ -60,6 +60,19 @@ fn mount_options_are_read_in_order() {
 }
 
 #[test]
+fn the_kind_of_latches_is_one_of_three() {
+    for lock in TreeLock::ALL {
+        let words = MountWords::parse([format!("tree_lock={lock}").as_str()]).unwrap();
+        assert_eq!(words.tree_lock, Some(lock));
+    }
+    for list in ["tree_lock=mutex", "tree_lock=", "tree_lock", "tree_lock=Rwlock"] {
+        let e = MountWords::parse([list]).unwrap_err().to_string();
+        let named = TreeLock::ALL.iter().all(|lock| e.contains(lock.name()));
+        assert!(e.contains(list) && named, "{e}");
+    }
+}
+
+#[test]
 fn what_is_not_understood_is_refused_by_name() {
     let refused = |list| MountWords::parse([list]).unwrap_err().to_string();
     let e = refused("ro,datta=journal");

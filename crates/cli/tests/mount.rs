@@ -146,14 +146,17 @@ fn a_live_mount_tells_of_itself() {
         return;
     }
     let place = Place::new();
-    place.run("mount --create 64M -o commit=9,nodev disk.kedge mnt").ok();
+    place.run("mount --create 64M -o commit=9,nodev,tree_lock=rwlock disk.kedge mnt").ok();
     write_and_fsync(&place.path("mnt/file"), b"x");
     let info = place.info("mnt");
     assert!(info["mount"]["image"].as_str().unwrap().ends_with("/disk.kedge"), "{info}");
+    assert_eq!(info["options"]["tree_lock"], "rwlock", "{info}");
     assert!(!place.run("info mnt").ok().is_empty());
     let stats: serde_json::Value = serde_json::from_str(&place.run("stats --json mnt").ok()).unwrap();
     assert!(stats.is_object());
     assert!(place.run("stats mnt").ok().lines().count() > 5);
+    let latches = place.run("stats --latches mnt").ok();
+    assert!(latches.starts_with("tree_lock=rwlock: ") && latches.contains("write leaf: taken "), "{latches}");
     for line in place.run("stats --prometheus mnt").ok().lines().filter(|l| !l.starts_with('#')) {
         let (name, value) = line.rsplit_once(' ').unwrap();
         assert!(name.starts_with("kedgefs_") && name.ends_with('}'), "{line}");

@@ -79,6 +79,7 @@ impl FileSystem {
             read_only: options.read_only,
             node_cache_bytes: options.cache_size / 2,
             async_checkpoint: options.async_checkpoint,
+            tree_lock: options.tree_lock,
             ..Default::default()
         };
         let store = Store::open(device, clock.clone(), &open)?;

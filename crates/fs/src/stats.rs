@@ -224,13 +224,26 @@ impl Fs {
 
     fn tree_value(&self) -> Value {
         let t = self.store.tree().stats();
+        let latches = self.store.tree().latches();
+        let kind = |k: &kedge_store::LatchKind| {
+            let value = json!({
+                "acquisitions": k.acquisitions,
+                "wakeups": k.wakeups,
+                "wait_ns": latency(&k.wait_ns),
+                "wait_us_histogram": k.wait_us.buckets,
+                "wait_ms_histogram": k.wait_ms.buckets,
+            });
+            (format!("{}_{}", k.access, k.level), value)
+        };
         json!({
             "height": self.store.tree_height(),
             "node_reads": t.node_reads.get(),
-            "restarts": t.restarts.get(),
+            "lock": latches.lock.name(),
+            "restarts": latches.restarts,
+            "fallbacks": latches.fallbacks,
+            "conversions": latches.conversions,
             "copies": t.copies.get(),
-            "read_latch": { "acquisitions": t.read_latch.acquisitions.get(), "wait_ns": latency(&t.read_latch.waits()) },
-            "write_latch": { "acquisitions": t.write_latch.acquisitions.get(), "wait_ns": latency(&t.write_latch.waits()) },
+            "latches": latches.kinds.iter().map(kind).collect::<Map<String, Value>>(),
         })
     }
 
@@ -273,6 +286,7 @@ impl Fs {
                 "plug": o.plug,
                 "writeback_order": o.writeback_order.name(),
                 "dirty_tracking": o.dirty_tracking.word(),
+                "tree_lock": o.tree_lock.name(),
             },
             "recovery": self.store.replay_summary(),
         })

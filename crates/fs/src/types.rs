@@ -3,6 +3,7 @@
 use crate::{DirtyTracking, FdatasyncRule, NewName, OldestFirst, SharedBudget, WritebackOrder};
 use kedge_base::{Ino, Timespec};
 use kedge_format::{FileKind, InodeCore};
+use kedge_store::TreeLock;
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,6 +58,8 @@ pub struct MountOptions {
     pub dirty_tracking: DirtyTracking,
     /// Limits for dirty pages that it shares with other file systems of this process.
     pub shared_budget: Option<Arc<SharedBudget>>,
+    /// How threads keep out of each other's way in the tree of the metadata.
+    pub tree_lock: TreeLock,
 }
 
 impl Default for MountOptions {
@@ -72,6 +75,7 @@ impl Default for MountOptions {
             writeback_order: Arc::new(OldestFirst),
             dirty_tracking: DirtyTracking::PerSb,
             shared_budget: None,
+            tree_lock: TreeLock::default(),
         }
     }
 }

@@ -12,6 +12,7 @@ use kedge_device::{Device, MemDevice};
 use kedge_fsck::CheckOptions;
 use kedgefs::{
     Clock, DirtyTracking, FdatasyncRule, FileSystem, FormatOptions, MountOptions, NewName, OrderWord,
+    TreeLock,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -62,6 +63,7 @@ impl Setup {
         mount.async_checkpoint = (seed & 4 == 0).then_some(50);
         mount.plug = seed & 8 == 0;
         mount.writeback_order = if seed & 16 == 0 { OrderWord::Oldest } else { OrderWord::Location }.order();
+        mount.tree_lock = TreeLock::ALL[(seed as usize >> 6) % TreeLock::ALL.len()];
         mount.dirty_tracking = if seed & 32 == 0 { DirtyTracking::PerSb } else { DirtyTracking::Shared };
         self
     }

@@ -31,6 +31,7 @@ pub use flusher::WriteSeq;
 pub use format::{FormatParams, format};
 pub use handle::{Handle, Need, PROMISE_PER_PIECE};
 pub use kedge_alloc::DataReservation;
+pub use kedge_btree::{LatchKind, TreeLock, histogram_text};
 pub use kedge_log::{ForceCause, RecordLsn};
 pub use recovery::{OpenOptions, ReplaySummary, read_superblock};
 pub use residents::ResidentRange;
@@ -160,7 +161,7 @@ impl Store {
 
     /// Levels of the tree, the leaf included.
     pub fn tree_height(&self) -> u32 {
-        self.tree.root().2 as u32 + 1
+        self.tree.height()
     }
 
     // ----- blocks for data -----

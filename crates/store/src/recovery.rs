@@ -23,7 +23,7 @@ use kedge_base::lock::{Rank, RwLock};
 use kedge_base::{
     BLOCK_SIZE, BlockNo, Clock, CorruptKind, Epoch, Error, Generation, Ino, IoBuf, Lsn, Result, spawn_named,
 };
-use kedge_btree::{Tree, TreeConfig};
+use kedge_btree::{Tree, TreeConfig, TreeLock};
 use kedge_device::{Device, OverlayDevice};
 use kedge_format::item::ExtentItem;
 use kedge_format::record::{Edit, InodeMask, Record, RecordBuilder, RecordOp};
@@ -42,6 +42,8 @@ pub struct OpenOptions {
     pub node_cache_bytes: u64,
     /// `None`: `noasync_checkpoint`.
     pub async_checkpoint: Option<u8>,
+    /// The kind of latches that the tree has.
+    pub tree_lock: TreeLock,
     /// Log writes in flight at once.
     pub log_writes_max: usize,
 }
@@ -52,6 +54,7 @@ impl Default for OpenOptions {
             read_only: false,
             node_cache_bytes: 128 << 20,
             async_checkpoint: Some(50),
+            tree_lock: TreeLock::default(),
             log_writes_max: 4,
         }
     }
@@ -179,6 +182,7 @@ impl Recovery {
         let space = AllocNodes { alloc: alloc.clone(), generation: generation.clone() };
         let config = TreeConfig {
             clock: clock.clone(),
+            lock: options.tree_lock,
             ..TreeConfig::new(sb.geometry.uuid, options.node_cache_bytes as usize)
         };
         let tree = Tree::open(

@@ -2,7 +2,7 @@
 #![allow(dead_code, clippy::unwrap_used)]
 
 use kedge_base::{BlockNo, CorruptKind, Error, Generation, IoBuf, Result};
-use kedge_btree::{Frozen, Key, NodeIo, NodeSpace, Tree, TreeCheck, TreeConfig};
+use kedge_btree::{Frozen, Key, NodeIo, NodeSpace, Tree, TreeCheck, TreeConfig, TreeLock};
 use kedge_format::node::{Child, NODE_BLOCKS};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
@@ -120,9 +120,13 @@ pub struct Checkpoint {
 
 impl World {
     pub fn new(cache_bytes: usize) -> World {
+        World::with_lock(TreeLock::default(), cache_bytes)
+    }
+
+    pub fn with_lock(lock: TreeLock, cache_bytes: usize) -> World {
         let generation = Generation(5);
         let (device, space) = (Arc::new(Device::default()), Arc::new(Space::new(generation)));
-        let config = TreeConfig::new(UUID, cache_bytes);
+        let config = TreeConfig { lock, ..TreeConfig::new(UUID, cache_bytes) };
         let tree = Tree::create(device.clone(), space.clone(), config, generation).unwrap();
         World { device, space, tree }
     }
@@ -185,7 +189,7 @@ impl World {
         let tree = Tree::open(
             device.clone(),
             space.clone(),
-            TreeConfig::new(UUID, cache_bytes),
+            TreeConfig { lock: self.tree.lock(), ..TreeConfig::new(UUID, cache_bytes) },
             frozen.root,
             frozen.root_generation,
             frozen.root_level,

@@ -1,0 +1,166 @@
+//! What an inner node says to descents that take no latch: its keys and children a second time, in words that
+//! are read and written atomically, under a version.
+//!
+//! # Protocol
+//! The writer, alone under the node's write latch, makes the version odd, stores what changed, and makes it
+//! even again. A reader looks at the version before and after; what it read in between counts only if it saw
+//! the same even version twice. Until then it is a guess, on which nothing is done but search on: every index
+//! is within the table whatever the words say. All accesses are atomic, so a reader beside a writer is no
+//! data race but a retry.
+//!
+//! # Why a second copy
+//! The node's bytes are changed by plain stores in some dozen places; to let them be read meanwhile, each
+//! would have to be made of atomic stores, for leaves too, where most changes happen. Inner nodes are one in
+//! a hundred, change when a child splits or moves, and need an array of children in memory anyway. Aligned
+//! words are also what a search is fastest in.
+
+use super::sync::{AtomicU64, Ordering::*, fence};
+
+/// A key in the order of its words.
+pub(crate) type Words = [u64; 3];
+
+const CHILD: usize = 3;
+const ENTRY: usize = CHILD + 1;
+
+pub(crate) struct Routes {
+    /// Odd while it is being written; 0 before it was first.
+    version: AtomicU64,
+    len: AtomicU64,
+    low: [AtomicU64; 3],
+    high: [AtomicU64; 3],
+    /// 0: there is no upper bound.
+    bounded: AtomicU64,
+    /// Per child: its lower bound, and what stands for it (0: nothing).
+    entries: Box<[AtomicU64]>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Look {
+    /// Never 0.
+    Child(u64),
+    Missing,
+    /// The node does not answer for the key.
+    Stale,
+    /// A writer came in between.
+    Torn,
+}
+
+/// What the table says of the node itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Bounds {
+    pub low: Words,
+    pub high: Option<Words>,
+}
+
+impl Routes {
+    pub fn new(capacity: usize) -> Routes {
+        let word = || AtomicU64::new(0);
+        Routes {
+            version: word(),
+            len: word(),
+            low: [word(), word(), word()],
+            high: [word(), word(), word()],
+            bounded: word(),
+            entries: (0..capacity * ENTRY).map(|_| word()).collect(),
+        }
+    }
+
+    pub fn is_published(&self) -> bool {
+        self.version.load(Acquire) > 0
+    }
+
+    #[inline]
+    pub fn look(&self, key: &Words) -> Look {
+        let version = self.version.load(Acquire);
+        if version % 2 == 1 {
+            return Look::Torn;
+        }
+        let found = self.search(key);
+        // The loads above stay above, and if one of them saw a writer's store, the load below sees its version.
+        fence(Acquire);
+        if self.version.load(Relaxed) == version { found } else { Look::Torn }
+    }
+
+    #[inline]
+    fn search(&self, key: &Words) -> Look {
+        let len = (self.len.load(Relaxed) as usize).min(self.entries.len() / ENTRY);
+        let below = self.bounded.load(Relaxed) == 0 || *key < load(&self.high);
+        if len == 0 || !below || load(&self.low) > *key {
+            return Look::Stale;
+        }
+        // The first entry answers for whatever the others do not.
+        let (mut from, mut to) = (1, len);
+        while from < to {
+            let mid = (from + to) / 2;
+            if is_at_or_below(&self.entries[mid * ENTRY..mid * ENTRY + CHILD], key) {
+                from = mid + 1;
+            } else {
+                to = mid;
+            }
+        }
+        match self.entries[(from - 1) * ENTRY + CHILD].load(Relaxed) {
+            0 => Look::Missing,
+            child => Look::Child(child),
+        }
+    }
+
+    /// The writer's own view.
+    pub fn bounds(&self) -> Bounds {
+        let high = (self.bounded.load(Relaxed) != 0).then(|| load(&self.high));
+        Bounds { low: load(&self.low), high }
+    }
+
+    /// Stores the entries of `changed` and how many there are now. By one writer at a time.
+    pub fn publish(
+        &self,
+        bounds: &Bounds,
+        len: usize,
+        changed: std::ops::Range<usize>,
+        entry: impl Fn(usize) -> (Words, u64),
+    ) {
+        let version = self.version.load(Relaxed);
+        self.version.store(version + 1, Relaxed);
+        // Whoever sees a store below and then loads the version sees it odd, or a later one.
+        fence(Release);
+        self.len.store(len as u64, Relaxed);
+        store(&self.low, &bounds.low);
+        store(&self.high, &bounds.high.unwrap_or_default());
+        self.bounded.store(bounds.high.is_some() as u64, Relaxed);
+        for i in changed {
+            let (key, child) = entry(i);
+            store(&self.entries[i * ENTRY..i * ENTRY + CHILD], &key);
+            self.entries[i * ENTRY + CHILD].store(child, Relaxed);
+        }
+        self.version.store(version + 2, Release);
+    }
+
+    /// Whether this is what [`Routes::publish`] would have stored.
+    pub fn agrees(&self, bounds: &Bounds, len: usize, entry: impl Fn(usize) -> (Words, u64)) -> bool {
+        self.is_published()
+            && self.bounds() == *bounds
+            && self.len.load(Relaxed) == len as u64
+            && (0..len).all(|i| {
+                let words = &self.entries[i * ENTRY..(i + 1) * ENTRY];
+                let (key, child) = entry(i);
+                words.iter().zip(key.iter().chain([&child])).all(|(word, want)| word.load(Relaxed) == *want)
+            })
+    }
+}
+
+#[inline]
+fn load(words: &[AtomicU64; 3]) -> Words {
+    [words[0].load(Relaxed), words[1].load(Relaxed), words[2].load(Relaxed)]
+}
+
+fn store(words: &[AtomicU64], values: &Words) {
+    words.iter().zip(values).for_each(|(word, value)| word.store(*value, Relaxed));
+}
+
+#[inline]
+fn is_at_or_below(words: &[AtomicU64], key: &Words) -> bool {
+    let first = words[0].load(Relaxed);
+    if first != key[0] {
+        return first < key[0];
+    }
+    (words[1].load(Relaxed), words[2].load(Relaxed)) <= (key[1], key[2])
+}

@@ -1,0 +1,55 @@
+//! What the latch algorithms need of the platform, in one place: the model checker compiles the same
+//! algorithms against its own (`tests/loom.rs`).
+
+pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+/// Between two looks at something that another thread is about to change. A waiter that went on for long
+/// gives its processor away: the other thread may be waiting for one.
+#[inline]
+pub(crate) fn relax(looks: &mut u32) {
+    *looks += 1;
+    if looks.is_multiple_of(64) {
+        std::thread::yield_now();
+    } else {
+        std::hint::spin_loop();
+    }
+}
+
+/// A place to sleep.
+#[derive(Debug, Default)]
+pub(crate) struct Bed {
+    mutex: parking_lot::Mutex<()>,
+    condvar: parking_lot::Condvar,
+}
+
+impl Bed {
+    /// Sleeps until `done`, which is asked again after each [`Bed::wake_all`]. How often it was woken.
+    pub fn sleep(&self, done: impl Fn() -> bool) -> u64 {
+        let mut woken = 0;
+        let mut guard = self.mutex.lock();
+        while !done() {
+            self.condvar.wait(&mut guard);
+            woken += 1;
+        }
+        woken
+    }
+
+    pub fn wake_all(&self) {
+        drop(self.mutex.lock());
+        self.condvar.notify_all();
+    }
+}
+
+/// A value under a short mutex, under which nothing else of this module is used.
+#[derive(Debug, Default)]
+pub(crate) struct Locked<T>(parking_lot::Mutex<T>);
+
+impl<T> Locked<T> {
+    pub fn new(value: T) -> Locked<T> {
+        Locked(parking_lot::Mutex::new(value))
+    }
+
+    pub fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
+        f(&mut self.0.lock())
+    }
+}

@@ -1,0 +1,52 @@
+//! Which latches a tree uses.
+
+use kedge_base::Error;
+use std::fmt;
+use std::str::FromStr;
+
+/// How threads keep out of each other's way in the nodes. The tree's contents and its format are the same
+/// under each.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub enum TreeLock {
+    /// Descents read inner nodes without a latch and validate what they read; leaves have latches.
+    #[default]
+    Optimistic,
+    /// Descents take each node's reader-writer latch.
+    Rwlock,
+    /// Descents hold the latches of a path, which spin, and turn them into blocking ones and back where they
+    /// might sleep. Slow under contention, and here to be compared with.
+    Pingpong,
+}
+
+impl TreeLock {
+    pub const ALL: [TreeLock; 3] = [TreeLock::Optimistic, TreeLock::Rwlock, TreeLock::Pingpong];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            TreeLock::Optimistic => "optimistic",
+            TreeLock::Rwlock => "rwlock",
+            TreeLock::Pingpong => "pingpong",
+        }
+    }
+}
+
+impl fmt::Display for TreeLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for TreeLock {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<TreeLock, Error> {
+        TreeLock::ALL.into_iter().find(|lock| lock.name() == text).ok_or_else(|| {
+            let names = TreeLock::ALL.map(TreeLock::name).join(", ");
+            Error::invalid(format!("tree_lock={text}: the value must be one of {names}"))
+        })
+    }
+}
+
+#[cfg(test)]
+#[path = "tree_lock_tests.rs"]
+mod tests;
