@@ -1,0 +1,87 @@
+//! Without any fsync: a killed server loses no work that had completed more than `commit=` seconds before it (G14).
+//!
+//! With `nowriteback_cache` that includes data: else the kernel keeps it to itself for as long as it likes.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+use common::{Place, no_fuse};
+use kedge_base::{Clock, SystemClock};
+use kedge_sim::ops::Fill;
+use kedge_sim::rig::{seed_from_env, within};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs;
+use std::time::Duration;
+
+const COMMIT: Duration = Duration::from_secs(1);
+/// For a machine that does other things meanwhile. Shorter than `COMMIT`: a timer that misses one turn fails.
+const SLACK: Duration = Duration::from_millis(700);
+
+/// Works for some seconds, kills the server, and answers how old the oldest work was that is lost.
+fn lost_age(options: &str, seed: u64) -> Duration {
+    let data = options.contains("nowriteback_cache");
+    let bytes =
+        |number: u32| Fill::Seed(number).bytes(0, if data { number as usize * 977 % 9000 } else { 0 });
+    let place = Place::new();
+    place.run(&format!("mount --create 256M{options} disk.kedge mnt")).ok();
+    let pid = place.info("mnt")["mount"]["pid"].as_i64().unwrap() as i32;
+    let clock = SystemClock::default();
+    let mut rng = SmallRng::seed_from_u64(seed);
+    let end = COMMIT * 2 + rng.random_range(Duration::ZERO..COMMIT * 2);
+    let mut done = Vec::new();
+    while clock.monotonic() < end {
+        let number = done.len() as u32;
+        let dir = place.path(&format!("mnt/dir{}", number / 50));
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join("new"), bytes(number)).unwrap();
+        fs::rename(dir.join("new"), dir.join(number.to_string())).unwrap();
+        done.push(clock.monotonic());
+        std::thread::sleep(Duration::from_millis(8));
+    }
+    kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
+    let killed = clock.monotonic();
+    common::until("the image is free", || !place.run("fsck disk.kedge").err.contains("in use"));
+    assert_eq!(place.run("fsck disk.kedge").code, 0);
+    place.run("mount disk.kedge mnt").ok();
+    let whole = |number: u32| {
+        let path = place.path(&format!("mnt/dir{}/{number}", number / 50));
+        fs::read(path).is_ok_and(|found| found == bytes(number))
+    };
+    let lost = (0..).zip(&done).find(|(number, _)| !whole(*number));
+    place.unmount_and_check("disk.kedge");
+    lost.map_or(Duration::ZERO, |(_, at)| killed - *at)
+}
+
+fn check(options: &'static str) {
+    for seed in seed_from_env().map_or_else(|| (1..=4).collect(), |seed| vec![seed]) {
+        let what = format!("KEDGE_SEED={seed}{options}");
+        let lost = within(Duration::from_secs(120), &what, move || lost_age(options, seed));
+        println!("{what}: work of the last {lost:?} is lost");
+        assert!(lost <= COMMIT + SLACK, "{what}: work that was {lost:?} old is lost");
+    }
+}
+
+#[test]
+fn names_are_durable_in_time() {
+    if !no_fuse() {
+        check(" -o commit=1");
+    }
+}
+
+#[test]
+fn data_is_durable_in_time_once_the_kernel_passes_it_on() {
+    if !no_fuse() {
+        check(" -o commit=1,nowriteback_cache");
+    }
+}
+
+/// The test can fail: with a late timer work is lost.
+#[test]
+fn with_a_long_interval_work_is_lost() {
+    if !no_fuse() {
+        let lost = within(Duration::from_secs(120), "commit=300", || lost_age(" -o commit=300", 1));
+        assert!(lost > COMMIT + SLACK, "{lost:?}");
+    }
+}
