@@ -149,7 +149,7 @@ impl<T> Latch<T> {
     pub fn try_write<R>(&self, watch: &LatchWatch<'_>, f: impl FnOnce(&mut T) -> R) -> Option<R> {
         let kind = self.kind(Mode::Write);
         if let Some(ping) = &self.ping {
-            let grip = Grip::try_take(ping, Mode::Write).ok()?;
+            let grip = Grip::try_take(&**ping, Mode::Write).ok()?;
             watch.took(kind);
             return Some(self.write_blocking(watch, grip, f));
         }
