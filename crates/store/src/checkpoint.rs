@@ -170,15 +170,20 @@ impl Store {
     pub fn checkpoint(&self, cause: CheckpointCause) -> Result<()> {
         let mine = self.checkpoint.started.load(Ordering::Acquire) + 1;
         let _single = self.checkpoint.single.lock();
-        if self.checkpoint.completed.load(Ordering::Acquire) >= mine {
+        // Behind the last one nothing may follow: it would take the clean mark away.
+        let is_last = self.closed.load(Ordering::Acquire);
+        if is_last || self.checkpoint.completed.load(Ordering::Acquire) >= mine {
             return self.check_alive();
         }
         self.run_checkpoint(cause, false)
     }
 
+    /// The last checkpoint.
     pub(crate) fn checkpoint_clean(&self) -> Result<()> {
         let _single = self.checkpoint.single.lock();
-        self.run_checkpoint(CheckpointCause::Unmount, true)
+        let result = self.run_checkpoint(CheckpointCause::Unmount, true);
+        self.closed.store(true, Ordering::Release);
+        result
     }
 
     /// The caller holds the single-flight lock.

@@ -88,7 +88,8 @@ pub struct Store {
     pub(crate) stats: StoreStats,
     pub(crate) dirty_limit: AtomicU64,
     pub(crate) summary: ReplaySummary,
-    closed: AtomicBool,
+    /// Set by the last checkpoint, under the lock that makes checkpoints single.
+    pub(crate) closed: AtomicBool,
     /// Wakes the background checkpoint thread.
     pub(crate) wake: Arc<Wake>,
 }
