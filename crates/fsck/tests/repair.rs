@@ -7,7 +7,8 @@
 use kedge_base::{BLOCK_SIZE, BlockNo, Clock, Ino, ManualClock};
 use kedge_device::sim::{FaultPlan, OpKind, SimDevice, StatePlan};
 use kedge_device::{Device, MemDevice};
-use kedge_format::node::{NODE_SIZE, NodeView};
+use kedge_format::InodeCore;
+use kedge_format::node::{NODE_SIZE, NodeMut, NodeView};
 use kedge_format::superblock::{SLOTS, Superblock};
 use kedge_fsck::{
     CheckOptions, Ending, RepairKind, RepairMode, RepairOptions, RepairReport, StoreReplay, repair,
@@ -476,4 +477,56 @@ fn a_device_that_fails_in_a_repair_leaves_what_can_be_repaired() {
         }
     }
     assert!(failed > 10, "only {failed} repairs met a failure");
+}
+
+/// A log and a tree with a fault that replay carries along: the new tree must stay clear of the old checkpoint's, which replay
+/// has given up and which is all there is until the new superblock.
+#[test]
+fn a_crash_leaves_the_old_tree_though_replay_gave_it_up() {
+    let device = Arc::new(MemDevice::new(SIZE));
+    format(device.clone());
+    let fs = open(device.clone()).unwrap();
+    let owner = Owner { uid: 0, gid: 0 };
+    for n in 0..600 {
+        if n == 500 {
+            fs.checkpoint().unwrap();
+        }
+        let ino = fs.create(Ino::ROOT, format!("f{n}").as_bytes(), 0o644, owner).unwrap().ino;
+        let _ = fs.write(ino, 0, &pattern(ino, 0, 100)).unwrap();
+    }
+    fs.sync().unwrap();
+    let damaged = device.fork();
+    drop(fs);
+    let (leaf, _) = leaves(&damaged).pop().unwrap();
+    let mut bytes = damaged.bytes(leaf.byte_offset(), NODE_SIZE);
+    let mut node = NodeMut::trusted(&mut bytes);
+    let at = (0..node.view().items()).find(|i| node.view().value(*i).len() == InodeCore::SIZE).unwrap();
+    let core = InodeCore::decode(node.view().value(at)).unwrap();
+    node.value_mut(at).copy_from_slice(&InodeCore { nlink: 7, ..core }.encode());
+    node.seal();
+    damaged.corrupt(leaf.byte_offset(), |b| b[..BLOCK_SIZE].copy_from_slice(&bytes[..BLOCK_SIZE]));
+    for i in 1..4 {
+        let piece = &bytes[i * BLOCK_SIZE..][..BLOCK_SIZE];
+        damaged.corrupt(leaf.byte_offset() + (i * BLOCK_SIZE) as u64, |b| {
+            b[..BLOCK_SIZE].copy_from_slice(piece)
+        });
+    }
+
+    let sim = Arc::new(SimDevice::new(damaged));
+    let report = repair(sim.clone(), &options(RepairMode::Preen));
+    assert_eq!((report.ending, report.exit_code), (Ending::Repaired, 1), "{report}");
+    assert_eq!(report.count(RepairKind::CountsCorrected), 1, "{report}");
+    assert!(
+        report.count(RepairKind::LogReplayed) == 1 && report.count(RepairKind::TreeRewritten) == 1,
+        "{report}"
+    );
+    let done = list(&open(Arc::new(sim.view())).unwrap()).unwrap();
+    assert_eq!(done.len(), 600);
+    let plan = StatePlan { subsets: 4, samples: 6, torn: 3, at_marks_only: false, seed: 1 };
+    for state in sim.recording().states(plan) {
+        let device = Arc::new(state.medium.fork());
+        let again = repair(device.clone(), &options(RepairMode::Preen));
+        let tree = assert_good_end(&device, &again, &format!("{state:?}")).unwrap();
+        assert!(tree == done, "{state:?}");
+    }
 }
