@@ -1,4 +1,5 @@
 //! Repairing from the command line: modes, exit codes of fsck(8), what is refused.
+#![allow(clippy::unwrap_used)]
 
 mod common;
 use common::Place;
