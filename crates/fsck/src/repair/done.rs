@@ -37,6 +37,8 @@ macro_rules! kinds {
 kinds! {
     /// Log records that could not be replayed are given up.
     LogGivenUp = "log-given-up", false;
+    /// A log write that cannot be read may have given blocks of one file to another: which, nobody knows any more.
+    DataUncertain = "data-uncertain", false;
     /// A tree node that could not be read is left out, with all that lay below it.
     NodeDropped = "node-dropped", false;
     /// A leaf below an unreadable node was found by looking at every block, and taken back.
@@ -123,8 +125,8 @@ impl Repairs {
 
     /// Whether items have to change or go: everything but the log, the bitmaps and the superblock is made of them.
     pub fn changes_items(&self) -> bool {
-        use RepairKind::{LogGivenUp, LogReplayed, SpaceRebuilt, SuperblockCorrected};
-        let others = [LogGivenUp, LogReplayed, SpaceRebuilt, SuperblockCorrected];
+        use RepairKind::{DataUncertain, LogGivenUp, LogReplayed, SpaceRebuilt, SuperblockCorrected};
+        let others = [DataUncertain, LogGivenUp, LogReplayed, SpaceRebuilt, SuperblockCorrected];
         self.counts.keys().any(|kind| !others.contains(kind))
     }
 }

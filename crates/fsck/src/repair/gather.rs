@@ -21,6 +21,8 @@ pub(crate) struct Inode {
     pub kind: Option<FileKind>,
     /// Its core could not be read.
     pub headless: bool,
+    /// A directory that the repair makes.
+    pub made: bool,
     pub has_target: bool,
     // What the core says.
     pub mode: u32,
@@ -78,6 +80,7 @@ impl Gathered {
                 ino,
                 kind: None,
                 headless: true,
+                made: false,
                 has_target: false,
                 mode: 0,
                 nlink: 0,

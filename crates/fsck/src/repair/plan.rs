@@ -16,6 +16,7 @@ use kedge_format::item::{Dentry, FILE_SIZE_MAX, Orphan, SLOT_ORDINALS, name_slot
 use kedge_format::superblock::Superblock;
 use kedge_format::{FileKind, InodeCore, ItemKind, Key};
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt::Write;
 
 /// No inode, in arrays of indexes.
 const NONE: usize = usize::MAX;
@@ -123,6 +124,7 @@ fn directory(ino: u64) -> Inode {
         ino,
         kind: Some(FileKind::Directory),
         headless: true,
+        made: ino != Ino::ROOT.0,
         has_target: false,
         mode: 0,
         nlink: 0,
@@ -388,10 +390,15 @@ impl Planner<'_> {
             let at = At::ino(inode.ino);
             if inode.headless {
                 let core = made_core(inode, self.now);
-                self.repairs.add(RepairKind::InodeRemade, at, || {
-                    let kind = core.kind();
-                    format!("its core was lost: now a {kind:?} of size {} that belongs to root", core.size)
-                });
+                if !inode.made {
+                    let kind = inode.kind.unwrap_or(FileKind::Regular);
+                    self.repairs.add(RepairKind::InodeRemade, at, || {
+                        format!(
+                            "its core was lost: now a {kind:?} of size {} that belongs to root",
+                            core.size
+                        )
+                    });
+                }
                 self.added.insert(Key::inode(Ino(inode.ino)), core.encode().to_vec());
                 continue;
             }
@@ -409,18 +416,21 @@ impl Planner<'_> {
             let right = (shall.nlink, shall.blocks, if is_dir { shall.size } else { 0 });
             if counts != right {
                 self.repairs.add(RepairKind::CountsCorrected, at, || {
-                    format!(
-                        "links {} → {}, blocks {} → {}, entries {} → {}",
-                        counts.0, right.0, counts.1, right.1, counts.2, right.2
-                    )
+                    let mut text = format!("links {} → {}", counts.0, right.0);
+                    if is_dir {
+                        let _ = write!(text, ", entries {} → {}", counts.2, right.2);
+                    } else {
+                        let _ = write!(text, ", blocks {} → {}", counts.1, right.1);
+                    }
+                    text
                 });
             }
-            if (is.mode, is.parent) != (shall.mode, shall.parent) || (!is_dir && is.size != shall.size) {
+            let fields = |core: &InodeCore| (core.mode, core.parent, if is_dir { 0 } else { core.size });
+            let (was, now) = (fields(&is), fields(&shall));
+            if was != now {
+                let size = if is_dir { String::new() } else { format!(", size {} → {}", was.2, now.2) };
                 self.repairs.add(RepairKind::InodeCorrected, at, || {
-                    format!(
-                        "mode {:o} → {:o}, size {} → {}, parent {} → {}",
-                        is.mode, shall.mode, is.size, shall.size, is.parent, shall.parent
-                    )
+                    format!("mode {:o} → {:o}, parent {} → {}{size}", was.0, now.0, was.1, now.1)
                 });
             }
         }

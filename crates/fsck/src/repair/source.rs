@@ -11,7 +11,8 @@
 //! # What giving up costs beside the records
 //! A block that a lost record freed may have been taken by another file since, its bytes are then not those of the file
 //! that the older state gives it to. Where a record given up can still be read, the blocks it allocated are *suspect* and
-//! become holes ([`super::sieve`]). Blocks that only unreadable records took cannot be told.
+//! become holes ([`super::sieve`]). Blocks that only unreadable records took cannot be told: file data has no checksums and
+//! no owner's name. That there may be such is said ([`RepairKind::DataUncertain`]).
 
 use super::done::{RepairKind, Repairs};
 use super::tracked::Tracked;
@@ -255,7 +256,7 @@ fn give_up(
     let from = if replayed { end } else { c.tail_lsn };
     let mut ring = Ring::new(device, g, c.tail_lsn);
     let mut suspect = Owned::new(g.groups());
-    let (mut writes, mut records, mut last) = (0u64, 0u64, from);
+    let (mut writes, mut records, mut last, mut readable) = (0u64, 0u64, from, 0u64);
     let mut at = c.tail_lsn;
     while at < ring.limit {
         let Some((header, bytes)) = ring.write_at(at)? else {
@@ -268,6 +269,7 @@ fn give_up(
         let lost = newer || (header.epoch == c.epoch && header.lsn >= from);
         if lost && let Some(found) = header.records(bytes) {
             writes += 1;
+            readable += header.blocks as u64 * BLOCK;
             last = last.max(header.end_lsn());
             for (lsn, bytes) in found {
                 records += 1;
@@ -290,6 +292,12 @@ fn give_up(
              ends at LSN {last}): {error}"
         )
     });
+    // A fault of a record leaves its write readable, and those behind it; nothing readable at all is a fault of the first.
+    if writes == 0 || last.0 - from.0 != readable {
+        repairs.add(RepairKind::DataUncertain, At::default(), || {
+            "part of that cannot be read: files that changed since may show bytes of files that took their blocks".into()
+        });
+    }
     Ok(GivenUp { suspect })
 }
 
