@@ -6,7 +6,7 @@ use kedge_base::SystemClock;
 use kedge_device::{Device, FileDevice, OpenOptions};
 use kedge_fsck::{CheckOptions, Progress, RepairMode, RepairOptions, StoreReplay};
 use kedge_fuse::{FuseOptions, MountedSession};
-use kedgefs::{FileSystem, FormatOptions, MountOptions, Owner};
+use kedgefs::{FileSystem, FormatOptions, MountOptions, Owner, SharedBudget};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,8 +43,18 @@ fn privileged() -> bool {
 
 /// Opens the file system of an image as the mount options say.
 pub fn open(path: &Path, words: &MountWords, cache_size: Option<u64>) -> Result<FileSystem> {
+    open_with(path, words, cache_size, None)
+}
+
+/// As [`open`], with a budget for dirty pages that it shares with others.
+pub fn open_with(
+    path: &Path,
+    words: &MountWords,
+    cache_size: Option<u64>,
+    shared_budget: Option<Arc<SharedBudget>>,
+) -> Result<FileSystem> {
     let device = open_device(path, words.read_only)?;
-    let mut options = MountOptions { read_only: words.read_only, ..MountOptions::default() };
+    let mut options = MountOptions { read_only: words.read_only, shared_budget, ..MountOptions::default() };
     if !privileged() {
         options.commit = COMMIT_ROOTLESS;
     }

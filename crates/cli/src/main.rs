@@ -14,6 +14,7 @@ mod daemon;
 mod dump;
 mod engine;
 mod fsck;
+mod host;
 mod image;
 mod info;
 mod mkfs;
@@ -54,6 +55,8 @@ enum Command {
     Mkfs(mkfs::Args),
     /// Mount an image on a directory
     Mount(mount::Args),
+    /// Serve several images in one process, in the foreground
+    Daemon(host::Args),
     /// Change options of a mount
     Remount(remount::Args),
     /// Unmount, and return when everything is on the device
@@ -101,6 +104,7 @@ fn main() -> ExitCode {
     let outcome = match cli.command {
         Command::Mkfs(args) => mkfs::run(args),
         Command::Mount(args) => mount::run(args),
+        Command::Daemon(args) => host::run(args),
         Command::Remount(args) => remount::run(args),
         Command::Umount(args) => umount::run(args),
         Command::Fsck(args) => fsck::run(args),

@@ -1,5 +1,6 @@
 //! `kedge mount`: attaches an image to a directory and serves it, in the background unless told otherwise.
 
+use crate::host::{self, Request};
 use crate::options::{MountWords, parse_cache_size, parse_size};
 use crate::os::TerminationSignals;
 use crate::{Usage, daemon, engine, mkfs, mounts};
@@ -24,6 +25,9 @@ pub struct Args {
     /// Memory for cached metadata and file pages (as -o cache_size)
     #[arg(long, value_name = "SIZE", value_parser = parse_cache_size)]
     cache_size: Option<u64>,
+    /// Let the process called NAME serve it beside its other mounts; it is started if there is none
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["foreground", "log_file"])]
+    daemon: Option<String>,
     /// Where the serving process writes its messages (nowhere otherwise)
     #[arg(long, value_name = "FILE")]
     log_file: Option<PathBuf>,
@@ -61,7 +65,11 @@ pub fn run(args: Args) -> Result<ExitCode> {
     prepare(&args, &words)?;
     let image = args.image.canonicalize().with_context(|| format!("find {}", args.image.display()))?;
     let dir = args.dir.canonicalize().with_context(|| format!("find {}", args.dir.display()))?;
-    if args.foreground {
+    if let Some(name) = &args.daemon {
+        let options = args.options.join(",");
+        let cache_size = args.cache_size.map(|bytes| bytes.to_string());
+        host::join(name, &Request { image, dir, options, cache_size })?;
+    } else if args.foreground {
         serve(&image, &dir, &words, args.cache_size, || Ok(()))?;
     } else {
         spawn(&args, &image, &dir)?;
@@ -146,7 +154,7 @@ fn serve(
     // Before the engine starts its threads, so that they are flushers too.
     kedge_fuse::become_io_flusher();
     let fs = engine::open(image, words, cache_size)?;
-    let session = attach(image, dir, words, signals).and_then(|session| live().map(|()| session));
+    let session = attach_alone(image, dir, words, signals).and_then(|session| live().map(|()| session));
     let session = match session {
         Ok(session) => session,
         Err(e) => {
@@ -164,13 +172,18 @@ fn serve(
     closed.with_context(|| format!("close {}", image.display()))
 }
 
-fn attach(
+pub fn attach(image: &Path, dir: &Path, words: &MountWords) -> Result<MountedSession> {
+    engine::mount(image, dir, words)
+}
+
+/// [`attach`], and termination signals unmount it.
+fn attach_alone(
     image: &Path,
     dir: &Path,
     words: &MountWords,
     signals: TerminationSignals,
 ) -> Result<MountedSession> {
-    let session = engine::mount(image, dir, words)?;
+    let session = attach(image, dir, words)?;
     let mount = session.mount_point().clone();
     // Detached: it waits for ever and ends with the process.
     kedge_base::spawn_named("signals", move || unmount_on_signal(&signals, &mount))

@@ -21,7 +21,7 @@ pub struct Args {
 }
 
 /// How often to look whether the image was given back by a process that lives on.
-const LOOK_AGAIN: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+const LOOK_AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 pub fn run(args: Args) -> Result<ExitCode> {
     let dir = mounts::resolve(&args.dir)?;

@@ -1,0 +1,390 @@
+//! One process that serves several images: `kedge daemon FILE.toml`, and `kedge mount --daemon NAME`, which joins the
+//! process of that name or starts it.
+//!
+//! What the mounts share is the process and a budget for dirty pages. Each has its own engine with its own threads for the
+//! log, checkpoints and writeback: a device that hangs holds up nobody else. The process ends with its last mount.
+//!
+//! # Joining
+//! A named process listens on a socket in a directory that only its user can enter: `$XDG_RUNTIME_DIR/kedge`, for root
+//! `/run/kedge`, else a directory in `/tmp` that must belong to the user. One request and one answer, each a line of JSON.
+
+use crate::mount::attach;
+use crate::options::{MountWords, parse_size};
+use crate::os::TerminationSignals;
+use crate::{Usage, daemon, engine, mounts};
+use anyhow::{Context, Result, bail};
+use kedge_base::lock::{Condvar, Mutex, Rank};
+use kedge_fuse::MountPoint;
+use kedgefs::SharedBudget;
+use serde::{Deserialize, Serialize};
+use std::ffi::OsStr;
+use std::fs::DirBuilder;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Dirty data of all mounts together, unless the file says otherwise.
+const DIRTY_BACKGROUND: u64 = 64 << 20;
+const DIRTY_HARD: u64 = 256 << 20;
+/// Longest request.
+const REQUEST_MAX: u64 = 64 << 10;
+/// A client that connects and says nothing does not keep others waiting.
+const REQUEST_WAIT: Duration = Duration::from_secs(5);
+/// Tries to join before giving up: a process may be ending, or starting, just now.
+const JOIN_TRIES: u32 = 50;
+const JOIN_PAUSE: Duration = Duration::from_millis(100);
+
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// Started by `kedge mount --daemon`: listens under this name, and ends when nothing is mounted
+    #[arg(long, hide = true, conflicts_with = "file", required_unless_present = "file")]
+    name: Option<String>,
+    /// What to mount, in TOML: `name`, `dirty_background`, `dirty_hard`, and for each mount a table [[mount]] with
+    /// `image`, `dir`, `options`, `cache_size`
+    file: Option<PathBuf>,
+}
+
+#[derive(Deserialize, Debug, Default)]
+#[serde(deny_unknown_fields)]
+struct Config {
+    name: Option<String>,
+    dirty_background: Option<String>,
+    dirty_hard: Option<String>,
+    #[serde(default)]
+    mount: Vec<Request>,
+}
+
+/// One image to mount.
+#[derive(Serialize, Deserialize, Debug, Clone)]
+#[serde(deny_unknown_fields)]
+pub struct Request {
+    pub image: PathBuf,
+    pub dir: PathBuf,
+    #[serde(default)]
+    pub options: String,
+    #[serde(default)]
+    pub cache_size: Option<String>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Reply {
+    error: Option<String>,
+}
+
+impl Config {
+    fn read(path: &Path) -> Result<Config> {
+        let text = std::fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
+        let mut config: Config = toml::from_str(&text).map_err(|e| {
+            // Its message spans lines and draws the place; the first says what and where.
+            Usage(format!("{}: {}", path.display(), e.to_string().trim()))
+        })?;
+        if config.mount.is_empty() {
+            return Err(Usage(format!("{}: no [[mount]]", path.display())).into());
+        }
+        // Paths in the file are relative to the file.
+        let base = std::path::absolute(path)?.parent().map(Path::to_path_buf).unwrap_or_default();
+        for request in &mut config.mount {
+            request.image = base.join(&request.image);
+            request.dir = base.join(&request.dir);
+        }
+        Ok(config)
+    }
+
+    fn budget(&self) -> Result<Arc<SharedBudget>> {
+        let size = |name: &str, text: &Option<String>, default| match text {
+            None => Ok(default),
+            Some(text) => parse_size(text).map_err(|e| Usage(format!("{name}: {e}"))),
+        };
+        let background = size("dirty_background", &self.dirty_background, DIRTY_BACKGROUND)?;
+        Ok(SharedBudget::new(background, size("dirty_hard", &self.dirty_hard, DIRTY_HARD)?))
+    }
+}
+
+pub fn run(args: Args) -> Result<ExitCode> {
+    if let Some(name) = &args.name {
+        return serve_as_daemon(name);
+    }
+    let file = args.file.as_deref().expect("clap wants one of the two");
+    let config = Config::read(file)?;
+    let signals = TerminationSignals::block().context("block signals")?;
+    let host = Host::new(config.budget()?, signals)?;
+    if let Some(name) = &config.name {
+        host.listen(name)?;
+    }
+    for request in &config.mount {
+        if let Err(e) = host.mount(request) {
+            host.unmount_all();
+            host.wait();
+            return Err(e.context(format!("mount {} on {}", request.image.display(), request.dir.display())));
+        }
+    }
+    host.wait();
+    host.verdict()
+}
+
+fn serve_as_daemon(name: &str) -> Result<ExitCode> {
+    let child = daemon::Child::start(false)?;
+    let started = TerminationSignals::block()
+        .context("block signals")
+        .and_then(|signals| Host::new(Config::default().budget()?, signals))
+        .and_then(|host| host.listen(name).map(|()| host));
+    let host = match started {
+        Ok(host) => host,
+        Err(e) => {
+            child.failed(&e);
+            return Ok(ExitCode::from(crate::FAILURE));
+        }
+    };
+    child.ready()?;
+    host.wait_for_first();
+    host.wait();
+    host.verdict()
+}
+
+/// Mounts by way of the process called `name`, which is started if there is none.
+pub fn join(name: &str, request: &Request) -> Result<()> {
+    let path = socket(name)?;
+    for _ in 0..JOIN_TRIES {
+        match UnixStream::connect(&path) {
+            Ok(stream) => match ask(stream, request)? {
+                Some(reply) => return reply.error.map_or(Ok(()), |e| bail!("{e}")),
+                None => std::thread::sleep(JOIN_PAUSE), // it was ending
+            },
+            Err(_) => {
+                // Nobody listens. Should two start one at once, the second finds the socket taken and joins the first.
+                let words: [&OsStr; 3] = ["daemon".as_ref(), "--name".as_ref(), name.as_ref()];
+                if let Err(e) = daemon::spawn(&words, None) {
+                    tracing::debug!("start of {name}: {e}");
+                    std::thread::sleep(JOIN_PAUSE);
+                }
+            }
+        }
+    }
+    bail!("no process called {name} answers at {}", path.display())
+}
+
+/// `None`: it went away without an answer.
+fn ask(mut stream: UnixStream, request: &Request) -> Result<Option<Reply>> {
+    let mut line = serde_json::to_string(request).context("write the request")?;
+    line.push('\n');
+    let mut answer = String::new();
+    let said =
+        stream.write_all(line.as_bytes()).and_then(|()| BufReader::new(&stream).read_line(&mut answer));
+    match said {
+        Ok(n) if n > 0 => Ok(Some(serde_json::from_str(&answer).context("read the answer")?)),
+        _ => Ok(None),
+    }
+}
+
+/// Where the process of that name listens. Makes the directory, which must be the user's alone.
+fn socket(name: &str) -> Result<PathBuf> {
+    if name.is_empty()
+        || name.len() > 64
+        || !name.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c))
+    {
+        return Err(Usage(format!(
+            "'{name}' is no name for a daemon: up to 64 letters, digits, '-' and '_' are"
+        ))
+        .into());
+    }
+    let uid = rustix::process::geteuid();
+    let dir = match std::env::var_os("XDG_RUNTIME_DIR") {
+        Some(dir) if !uid.is_root() && !dir.is_empty() => PathBuf::from(dir).join("kedge"),
+        _ if uid.is_root() => PathBuf::from("/run/kedge"),
+        _ => std::env::temp_dir().join(format!("kedge-{}", uid.as_raw())),
+    };
+    let made = DirBuilder::new().mode(0o700).create(&dir);
+    let meta =
+        std::fs::symlink_metadata(&dir).with_context(|| format!("make {} ({made:?})", dir.display()))?;
+    if !meta.is_dir() || meta.uid() != uid.as_raw() || meta.mode() & 0o077 != 0 {
+        bail!("{} must be a directory that only its owner, uid {}, can enter", dir.display(), uid.as_raw());
+    }
+    Ok(dir.join(format!("{name}.sock")))
+}
+
+/// The mounts of this process.
+struct Host {
+    budget: Arc<SharedBudget>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    live: Vec<MountPoint>,
+    /// Being mounted.
+    starting: usize,
+    /// Something was mounted.
+    used: bool,
+    /// No more mounts: the last one is gone.
+    ending: bool,
+    failed: Vec<String>,
+    socket: Option<PathBuf>,
+}
+
+impl Host {
+    fn new(budget: Arc<SharedBudget>, signals: TerminationSignals) -> Result<Arc<Host>> {
+        crate::os::give_large_buffers_back();
+        kedge_fuse::become_io_flusher();
+        let state = Mutex::new(Rank::Leaf, State::default());
+        let host = Arc::new(Host { budget, state, changed: Condvar::default() });
+        let mine = host.clone();
+        kedge_base::spawn_named("signals", move || {
+            loop {
+                match signals.wait() {
+                    Ok(signal) => tracing::info!("signal {signal}: unmounting"),
+                    Err(e) => return tracing::error!("cannot wait for signals: {e}"),
+                }
+                mine.unmount_all();
+            }
+        })
+        .context("start a thread")?;
+        Ok(host)
+    }
+
+    /// Those in use stay, and the next signal tries again.
+    fn unmount_all(&self) {
+        let live = self.state.lock().live.clone();
+        for mount in live {
+            if let Err(e) = mount.request_unmount() {
+                tracing::error!("cannot unmount: {e}");
+            }
+        }
+    }
+
+    fn listen(self: &Arc<Host>, name: &str) -> Result<()> {
+        let path = socket(name)?;
+        // A socket that nobody answers is one that a killed process left.
+        if UnixStream::connect(&path).is_ok() {
+            bail!("a daemon called {name} is running already");
+        }
+        let _ = std::fs::remove_file(&path);
+        let listener = UnixListener::bind(&path).with_context(|| format!("listen at {}", path.display()))?;
+        self.state.lock().socket = Some(path);
+        let host = self.clone();
+        kedge_base::spawn_named("join", move || {
+            for stream in listener.incoming() {
+                match stream {
+                    Ok(stream) => host.answer(stream),
+                    Err(e) => return tracing::error!("cannot listen any more: {e}"),
+                }
+            }
+        })
+        .context("start a thread")?;
+        Ok(())
+    }
+
+    fn answer(self: &Arc<Host>, mut stream: UnixStream) {
+        let request = (|| -> Result<Request> {
+            stream.set_read_timeout(Some(REQUEST_WAIT))?;
+            let mut line = String::new();
+            BufReader::new((&stream).take(REQUEST_MAX)).read_line(&mut line)?;
+            Ok(serde_json::from_str(&line)?)
+        })();
+        let error = match request.and_then(|request| self.mount(&request)) {
+            Ok(()) => None,
+            Err(e) if e.is::<Ending>() => return, // no answer: the client starts another process
+            Err(e) => Some(crate::one_line(&format!("{e:#}"))),
+        };
+        let answer = serde_json::to_string(&Reply { error }).unwrap_or_default() + "\n";
+        if let Err(e) = stream.write_all(answer.as_bytes()) {
+            tracing::warn!("who asked for a mount is gone: {e}");
+        }
+    }
+
+    /// Returns when the mount is live.
+    fn mount(self: &Arc<Host>, request: &Request) -> Result<()> {
+        {
+            let mut state = self.state.lock();
+            if state.ending {
+                return Err(Ending.into());
+            }
+            state.starting += 1;
+        }
+        let started = self.start(request);
+        let mut state = self.state.lock();
+        state.starting -= 1;
+        state.used |= started.is_ok();
+        self.changed.notify_all();
+        started
+    }
+
+    fn start(self: &Arc<Host>, request: &Request) -> Result<()> {
+        let words = MountWords::parse([request.options.as_str()])?;
+        let cache_size = request.cache_size.as_deref().map(parse_size).transpose().map_err(Usage)?;
+        let image =
+            request.image.canonicalize().with_context(|| format!("find {}", request.image.display()))?;
+        let dir = mounts::resolve(&request.dir)?;
+        let fs = engine::open_with(&image, &words, cache_size, Some(self.budget.clone()))?;
+        let session = match attach(&image, &dir, &words) {
+            Ok(session) => session,
+            Err(e) => {
+                fs.close().with_context(|| format!("close {}", image.display()))?;
+                return Err(e);
+            }
+        };
+        let mount = session.mount_point().clone();
+        self.state.lock().live.push(mount.clone());
+        let host = self.clone();
+        let shown = dir.clone();
+        let serve = move || {
+            let to_close = fs.clone();
+            let served = session.run_and_close(fs, move || to_close.close());
+            let error = match served {
+                Ok(Ok(())) => None,
+                Ok(Err(e)) => Some(format!("close {}: {e}", image.display())),
+                Err(e) => Some(format!("serve {}: {e}", dir.display())),
+            };
+            let mut state = host.state.lock();
+            state.live.retain(|live| live.dir != mount.dir || live.image != mount.image);
+            state.failed.extend(error);
+            host.changed.notify_all();
+        };
+        kedge_base::spawn_named("serve", serve)
+            .map(drop)
+            .with_context(|| format!("start a thread for {}", shown.display()))
+    }
+
+    fn wait_for_first(&self) {
+        let mut state = self.state.lock();
+        while !state.used {
+            // Whoever started us mounts at once; if that fails, there is nothing to stay for.
+            if self.changed.wait_for(&mut state, REQUEST_WAIT) && state.starting == 0 {
+                return;
+            }
+        }
+    }
+
+    /// Until nothing is mounted.
+    fn wait(&self) {
+        let mut state = self.state.lock();
+        while !state.live.is_empty() || state.starting > 0 {
+            self.changed.wait(&mut state);
+        }
+        state.ending = true;
+        if let Some(path) = state.socket.take() {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+
+    fn verdict(&self) -> Result<ExitCode> {
+        let failed = self.state.lock().failed.join("; ");
+        if failed.is_empty() { Ok(ExitCode::SUCCESS) } else { bail!("{failed}") }
+    }
+}
+
+/// The process ends: ask another one.
+#[derive(Debug)]
+struct Ending;
+
+impl std::fmt::Display for Ending {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("the daemon is ending")
+    }
+}
+
+impl std::error::Error for Ending {}
