@@ -25,11 +25,11 @@
 //!
 //! # Kinds of latches
 //! [`TreeLock`] says how nodes are latched; the tree's steps are the same. *Rwlock*: each node's reader-writer
-//! latch in turn, as above. *Optimistic*: descents read the inner nodes' route tables ([`routes`]), which are
-//! versioned, and store nothing in them; epochs ([`epoch`]) keep what a reader may be looking at; a leaf has
-//! its latch, which readers of a calm leaf go around ([`visible`]). Whoever meets a node that is not in memory,
+//! latch in turn, as above. *Optimistic*: descents read the inner nodes' route tables (`routes`), which are
+//! versioned, and store nothing in them; epochs (`epoch`) keep what a reader may be looking at; a leaf has
+//! its latch, which readers of a calm leaf go around (`visible`). Whoever meets a node that is not in memory,
 //! or that keeps changing, and whoever changes the structure, goes down with latches. *Pingpong*: paths of
-//! spinning and blocking latches as btrfs once had them ([`pingpong`], [`path`]).
+//! spinning and blocking latches as btrfs once had them (`pingpong`, `path`).
 //!
 //! # Latch order
 //! Parent before child. Two children of one parent only under the parent's write latch, then in any order:

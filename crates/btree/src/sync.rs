@@ -8,7 +8,7 @@ pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 #[inline]
 pub(crate) fn relax(looks: &mut u32) {
     *looks += 1;
-    if *looks % 64 == 0 {
+    if looks.is_multiple_of(64) {
         std::thread::yield_now();
     } else {
         std::hint::spin_loop();
