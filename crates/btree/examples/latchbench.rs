@@ -59,7 +59,22 @@ impl Work {
     }
 }
 
-fn run(clock: &SystemClock, lock: TreeLock, inserts: u64, lookups: u64, threads: u64) -> (f64, LatchReport) {
+struct Run {
+    /// Insertions per second.
+    rate: f64,
+    /// Per second of processor time: for machines that have other things to do.
+    cpu_rate: f64,
+    latches: LatchReport,
+}
+
+/// Processor time of this thread. Infinite where the system does not tell.
+fn cpu_seconds() -> f64 {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    let nanos: Option<f64> = text.split(' ').next().and_then(|n| n.parse().ok());
+    nanos.map_or(f64::INFINITY, |n| n / 1e9)
+}
+
+fn run(clock: &SystemClock, lock: TreeLock, inserts: u64, lookups: u64, threads: u64) -> Run {
     let config = TreeConfig { lock, ..TreeConfig::new(uuid::Uuid::nil(), 8 << 30) };
     let tree = Tree::create(Arc::new(NoIo), Arc::new(Bump(AtomicU64::new(4))), config, Generation(1));
     let work = Arc::new(Work { tree: tree.expect("no IO"), inserts, lookups, threads });
@@ -69,16 +84,18 @@ fn run(clock: &SystemClock, lock: TreeLock, inserts: u64, lookups: u64, threads:
             let (work, start) = (work.clone(), start.clone());
             let body = move || {
                 start.wait();
+                let before = cpu_seconds();
                 work.run(t);
+                cpu_seconds() - before
             };
             spawn_named("bench", body).expect("a thread starts")
         })
         .collect();
     start.wait();
     let began = clock.monotonic();
-    all.into_iter().for_each(|t| t.join().expect("no panic"));
-    let took = clock.monotonic() - began;
-    (inserts as f64 / took.as_secs_f64(), work.tree.latches())
+    let cpu: f64 = all.into_iter().map(|t| t.join().expect("no panic")).sum();
+    let took = (clock.monotonic() - began).as_secs_f64();
+    Run { rate: inserts as f64 / took, cpu_rate: inserts as f64 / cpu, latches: work.tree.latches() }
 }
 
 /// What 999 of 1000 waits for the kind of latch that is worst off do not exceed.
@@ -102,10 +119,10 @@ fn main() {
     let clock = SystemClock::default();
     println!("{inserts} insertions, {lookups} lookups each, medians of {rounds} rounds");
     println!(
-        "threads lock         insertions/s  acquisitions       waits     wakeups  longest ms  99.9 % us  in all ms  conversions  restarts"
+        "threads lock         insertions/s   per cpu s  acquisitions       waits     wakeups  longest ms  99.9 % us  in all ms  conversions  restarts"
     );
     for threads in threads {
-        let mut runs: [Vec<(f64, LatchReport)>; 3] = Default::default();
+        let mut runs: [Vec<Run>; 3] = Default::default();
         for round in 0..rounds as usize {
             for turn in 0..TreeLock::ALL.len() {
                 let at = (round + turn) % TreeLock::ALL.len();
@@ -113,10 +130,11 @@ fn main() {
             }
         }
         for (lock, runs) in TreeLock::ALL.into_iter().zip(&runs) {
-            let of = |f: &dyn Fn(&LatchReport) -> f64| median(runs.iter().map(|(_, r)| f(r)).collect());
+            let of = |f: &dyn Fn(&LatchReport) -> f64| median(runs.iter().map(|r| f(&r.latches)).collect());
             println!(
-                "{threads:7} {lock:10} {:14.0} {:13.0} {:11.0} {:11.0} {:11.2} {:10.1} {:10.1} {:12.0} {:9.0}",
-                median(runs.iter().map(|r| r.0).collect()),
+                "{threads:7} {lock:10} {:14.0} {:11.0} {:13.0} {:11.0} {:11.0} {:11.2} {:10.1} {:10.1} {:12.0} {:9.0}",
+                median(runs.iter().map(|r| r.rate).collect()),
+                median(runs.iter().map(|r| r.cpu_rate).collect()),
                 of(&|r| r.acquisitions() as f64),
                 of(&|r| r.waits() as f64),
                 of(&|r| r.wakeups() as f64),
@@ -128,7 +146,7 @@ fn main() {
             );
         }
         if std::env::var_os("HISTOGRAMS").is_some() {
-            for kind in runs.iter().filter_map(|r| r.last()).flat_map(|(_, r)| &r.kinds) {
+            for kind in runs.iter().filter_map(|r| r.last()).flat_map(|r| &r.latches.kinds) {
                 println!(
                     "{} {}\n{}",
                     kind.access,

@@ -98,7 +98,7 @@ impl<T> Latch<T> {
     #[inline]
     pub fn read<R>(&self, watch: &LatchWatch<'_>, f: impl FnOnce(&T) -> R) -> R {
         let kind = self.kind(Mode::Read);
-        if let Some(ping) = &self.ping {
+        if let Some(ping) = self.ping.as_deref() {
             let _grip = grip(watch, kind, ping, Mode::Read);
             // SAFETY: the grip is of this latch's lock.
             return f(unsafe { self.peek() });
@@ -132,7 +132,7 @@ impl<T> Latch<T> {
     #[inline]
     pub fn write<R>(&self, watch: &LatchWatch<'_>, f: impl FnOnce(&mut T) -> R) -> R {
         let kind = self.kind(Mode::Write);
-        if let Some(ping) = &self.ping {
+        if let Some(ping) = self.ping.as_deref() {
             let grip = grip(watch, kind, ping, Mode::Write);
             return self.write_blocking(watch, grip, f);
         }
@@ -148,8 +148,8 @@ impl<T> Latch<T> {
     /// Runs `f` alone, or not at all if that would mean to wait.
     pub fn try_write<R>(&self, watch: &LatchWatch<'_>, f: impl FnOnce(&mut T) -> R) -> Option<R> {
         let kind = self.kind(Mode::Write);
-        if let Some(ping) = &self.ping {
-            let grip = Grip::try_take(&**ping, Mode::Write).ok()?;
+        if let Some(ping) = self.ping.as_deref() {
+            let grip = Grip::try_take(ping, Mode::Write).ok()?;
             watch.took(kind);
             return Some(self.write_blocking(watch, grip, f));
         }

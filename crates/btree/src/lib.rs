@@ -23,6 +23,14 @@
 //! of which leaves a valid tree; writers take as many steps as they need, top down, then try their leaf
 //! again.
 //!
+//! # Kinds of latches
+//! [`TreeLock`] says how nodes are latched; the tree's steps are the same. *Rwlock*: each node's reader-writer
+//! latch in turn, as above. *Optimistic*: descents read the inner nodes' route tables (`routes`), which are
+//! versioned, and store nothing in them; epochs (`epoch`) keep what a reader may be looking at; a leaf has
+//! its latch, which readers of a calm leaf go around (`visible`). Whoever meets a node that is not in memory,
+//! or that keeps changing, and whoever changes the structure, goes down with latches. *Pingpong*: paths of
+//! spinning and blocking latches as btrfs once had them (`pingpong`, `path`).
+//!
 //! # Latch order
 //! Parent before child. Two children of one parent only under the parent's write latch, then in any order:
 //! nobody else can wait for one while holding the other. Under latches only the allocator and the cache's
