@@ -150,7 +150,7 @@ fn flip(place: &Place, seed: u64, images: &[Vec<u8>]) -> &'static str {
             let range = &ranges[rng.random_range(0..ranges.len())];
             rng.random_range(range.clone())
         })
-        .find(|&at| seed % 4 == 0 || bytes[at] != 0)
+        .find(|&at| seed.is_multiple_of(4) || bytes[at] != 0)
         .unwrap();
     bytes[at] ^= 1 << rng.random_range(0..8);
     fs::write(place.path("disk.kedge"), &bytes).unwrap();
