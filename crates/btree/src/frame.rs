@@ -80,7 +80,7 @@ impl Frame {
             gauges: gauges.clone(),
             latch: RwLatch::new(Node {
                 range: KeyRange::NONE,
-                bytes: [0; NODE_SIZE],
+                bytes: Box::new([0; NODE_SIZE]),
                 children: Vec::new(),
                 pins: PinSet::default(),
                 last_insert: 0,
@@ -103,7 +103,7 @@ impl Frame {
     /// Bytes of memory, roughly: an inner node's references to its children are as many as fit its fan-out.
     fn cost(&self) -> usize {
         let children = if self.level > 0 { NODE_SIZE / 4 } else { 0 };
-        size_of::<Frame>() + 64 + children
+        size_of::<Frame>() + NODE_SIZE + 64 + children
     }
 
     pub fn link(&self) -> Child {
@@ -154,7 +154,8 @@ impl Drop for Frame {
 #[repr(C)]
 pub(crate) struct Node {
     pub range: KeyRange,
-    bytes: [u8; NODE_SIZE],
+    /// On their own: a frame's memory stays while the eviction ring has a weak reference to it, dead or not.
+    bytes: Box<[u8; NODE_SIZE]>,
     pub children: Vec<Option<Arc<Frame>>>,
     pub pins: PinSet,
     /// Where the last insertion went and how many before it went to neighbouring ascending places.
@@ -177,12 +178,12 @@ impl Node {
     }
 
     pub fn init(&mut self, uuid: &uuid::Uuid, child: Child, level: u8) -> NodeMut<'_> {
-        NodeMut::init(&mut self.bytes, uuid, child.addr, child.generation, level)
+        NodeMut::init(&mut self.bytes[..], uuid, child.addr, child.generation, level)
     }
 
     #[inline]
     pub fn view(&self) -> NodeView<'_> {
-        NodeView::trusted(&self.bytes)
+        NodeView::trusted(&self.bytes[..])
     }
 
     pub fn bytes(&self) -> &[u8; NODE_SIZE] {
@@ -214,14 +215,14 @@ impl Node {
             born == current || born == ANCHOR,
             "a node of generation {born} changed in generation {current}"
         );
-        NodeMut::trusted(&mut self.bytes)
+        NodeMut::trusted(&mut self.bytes[..])
     }
 
     /// Moves everything into another node with a new identity and leaves this one dead, its bytes as they
     /// were: a checkpoint may have yet to write them.
     pub fn move_to(&mut self, to: &mut Node, identity: Child) {
-        to.bytes.copy_from_slice(&self.bytes);
-        NodeMut::trusted(&mut to.bytes).set_identity(identity.addr, identity.generation);
+        to.bytes.copy_from_slice(&self.bytes[..]);
+        NodeMut::trusted(&mut to.bytes[..]).set_identity(identity.addr, identity.generation);
         to.range = self.range;
         to.children = std::mem::take(&mut self.children);
         to.pins = PinSet { own: self.pins.own.clone(), inherited: std::mem::take(&mut self.pins.inherited) };
@@ -231,7 +232,7 @@ impl Node {
 
     /// Replaces the bytes by others of the same identity and leaves the children to the caller.
     pub fn replace_bytes(&mut self, bytes: &[u8; NODE_SIZE]) {
-        self.bytes = *bytes;
+        *self.bytes = *bytes;
         self.run = 0;
     }
 
