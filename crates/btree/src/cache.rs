@@ -65,7 +65,8 @@ impl Cache {
     pub fn add_clean<'a>(&self, frames: impl Iterator<Item = &'a Arc<Frame>>) {
         let mut ring = self.ring.lock();
         ring.extend(frames.map(Arc::downgrade));
-        if ring.len() > 64 + 2 * self.shared.frames.load(Relaxed) {
+        let frames = self.shared.frames.load(Relaxed);
+        if ring.len() > 64 + frames + frames / 8 {
             ring.retain(|f| f.strong_count() > 0);
         }
     }

@@ -129,7 +129,7 @@ impl Frame {
                 level > 0,
                 Node {
                     range: KeyRange::NONE,
-                    bytes: [0; NODE_SIZE],
+                    bytes: Box::new([0; NODE_SIZE]),
                     children: Vec::new(),
                     published: Vec::new(),
                     pins: PinSet::default(),
@@ -243,7 +243,7 @@ impl Frame {
     fn cost(&self) -> usize {
         let children = if self.level > 0 { NODE_SIZE / 4 } else { 0 };
         let routes = if self.routes.is_some() && !self.is_anchor() { NODE_SIZE } else { 0 };
-        size_of::<Frame>() + 64 + children + routes
+        size_of::<Frame>() + NODE_SIZE + 64 + children + routes
     }
 
     pub fn link(&self) -> Child {
@@ -294,7 +294,8 @@ impl Drop for Frame {
 #[repr(C)]
 pub(crate) struct Node {
     pub range: KeyRange,
-    bytes: [u8; NODE_SIZE],
+    /// On their own: a frame's memory stays while the eviction ring has a weak reference to it, dead or not.
+    bytes: Box<[u8; NODE_SIZE]>,
     pub children: Vec<Option<Arc<Frame>>>,
     /// The children as the route table has them.
     published: Vec<Option<Arc<Frame>>>,
@@ -319,12 +320,12 @@ impl Node {
     }
 
     pub fn init(&mut self, uuid: &uuid::Uuid, child: Child, level: u8) -> NodeMut<'_> {
-        NodeMut::init(&mut self.bytes, uuid, child.addr, child.generation, level)
+        NodeMut::init(&mut self.bytes[..], uuid, child.addr, child.generation, level)
     }
 
     #[inline]
     pub fn view(&self) -> NodeView<'_> {
-        NodeView::trusted(&self.bytes)
+        NodeView::trusted(&self.bytes[..])
     }
 
     pub fn bytes(&self) -> &[u8; NODE_SIZE] {
@@ -356,14 +357,14 @@ impl Node {
             born == current || born == ANCHOR,
             "a node of generation {born} changed in generation {current}"
         );
-        NodeMut::trusted(&mut self.bytes)
+        NodeMut::trusted(&mut self.bytes[..])
     }
 
     /// Moves everything into another node with a new identity and leaves this one dead, its bytes as they
     /// were: a checkpoint may have yet to write them.
     pub fn move_to(&mut self, to: &mut Node, identity: Child) {
-        to.bytes.copy_from_slice(&self.bytes);
-        NodeMut::trusted(&mut to.bytes).set_identity(identity.addr, identity.generation);
+        to.bytes.copy_from_slice(&self.bytes[..]);
+        NodeMut::trusted(&mut to.bytes[..]).set_identity(identity.addr, identity.generation);
         to.range = self.range;
         to.children = std::mem::take(&mut self.children);
         // The new route table will refer to what the old one does.
@@ -375,7 +376,7 @@ impl Node {
 
     /// Replaces the bytes by others of the same identity and leaves the children to the caller.
     pub fn replace_bytes(&mut self, bytes: &[u8; NODE_SIZE]) {
-        self.bytes = *bytes;
+        *self.bytes = *bytes;
         self.run = 0;
     }
 

@@ -10,6 +10,11 @@ use kedgefs::FormatOptions;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
+
+/// A path lookup that is under way makes a mount look in use.
+const UNMOUNT_ATTEMPTS: u32 = 10;
+const UNMOUNT_PAUSE: Duration = Duration::from_millis(50);
 
 #[derive(clap::Args, Debug)]
 pub struct Args {
@@ -197,9 +202,18 @@ fn unmount_on_signal(signals: &TerminationSignals, mount: &MountPoint) {
             Ok(signal) => tracing::info!("signal {signal}: unmounting"),
             Err(e) => return tracing::error!("cannot wait for signals: {e}"),
         }
-        // In use: it stays mounted, and the next signal tries again.
-        if let Err(e) = mount.request_unmount() {
-            tracing::error!("cannot unmount: {e}");
+        // In use: it stays mounted, and the next signal tries again. But not for somebody who just looks something up.
+        for attempt in 1.. {
+            match mount.request_unmount() {
+                Err(kedge_fuse::MountError::Busy(_)) if attempt < UNMOUNT_ATTEMPTS => {
+                    std::thread::sleep(UNMOUNT_PAUSE);
+                }
+                Err(e) => {
+                    tracing::error!("cannot unmount: {e}");
+                    break;
+                }
+                Ok(()) => break,
+            }
         }
     }
 }

@@ -297,7 +297,7 @@ fn an_image_that_is_somebody_elses() {
     let place = Place::new();
     fs::create_dir(place.path("mnt")).unwrap();
     place.run("mkfs --size 16M disk.kedge").ok();
-    fs::set_permissions(place.path("disk.kedge"), fs::Permissions::from_mode(0o0)).unwrap();
+    fs::set_permissions(place.path("disk.kedge"), fs::Permissions::from_mode(0o000)).unwrap();
     let words = ["disk.kedge", "Permission denied"];
     for line in ["info disk.kedge", "dump disk.kedge", "mkfs disk.kedge", "mkfs -f --size 16M disk.kedge"] {
         as_nobody(&place, line).refused(1, &words);

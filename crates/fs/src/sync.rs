@@ -277,22 +277,25 @@ impl Fs {
     /// Body of the flusher thread: every `commit` interval all completed work becomes durable; between, it writes when
     /// too much is dirty. Holds the file system only while it works.
     pub fn flush_loop(fs: Weak<Fs>, signal: Arc<FlusherSignal>) {
-        let Some(mut left) = fs.upgrade().map(|fs| fs.live.commit()) else { return };
-        let mut last = None;
+        // From the start, not from the first time somebody wakes us: that may be an interval later.
+        let Some((mut last, mut left)) = fs.upgrade().map(|fs| (fs.clock.monotonic(), fs.live.commit()))
+        else {
+            return;
+        };
         loop {
             let Some(woken) = signal.wait(left) else { return };
             let Some(fs) = fs.upgrade() else { return };
             let now = fs.clock.monotonic();
             let commit = fs.live.commit();
-            let due = !woken || now.saturating_sub(*last.get_or_insert(now)) >= commit;
+            let due = !woken || now.saturating_sub(last) >= commit;
             let result = if due {
-                last = Some(now);
-                left = commit;
+                last = now;
                 fs.commit_tick()
             } else {
-                left = commit.saturating_sub(now.saturating_sub(last.unwrap_or(now)));
                 fs.writeback(&fs.dirty.first(1024, &*fs.live.order()), Which::Dirty, Class::Normal)
             };
+            // What the work took is not added to the interval.
+            left = commit.saturating_sub(fs.clock.monotonic().saturating_sub(last));
             if let Err(e) = result
                 && fs.check_open().is_ok()
                 && fs.store.check_alive().is_ok()
