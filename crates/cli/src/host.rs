@@ -319,6 +319,7 @@ impl Host {
         let image =
             request.image.canonicalize().with_context(|| format!("find {}", request.image.display()))?;
         let dir = mounts::resolve(&request.dir)?;
+        mounts::refuse_busy(&dir)?;
         let fs = engine::open_with(&image, &words, cache_size, Some(self.budget.clone()))?;
         let session = match attach(&image, &dir, &words) {
             Ok(session) => session,

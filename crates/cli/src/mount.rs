@@ -84,6 +84,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
 
 /// Makes what `--create` asks for and looks at what is there, so that most errors are found before a process starts.
 fn prepare(args: &Args, words: &MountWords) -> Result<()> {
+    mounts::detach_dead(&args.dir, &args.image)?;
+    mounts::refuse_busy(&args.dir)?;
     if !mkfs::exists(&args.image)? {
         let Some(size) = args.create else {
             bail!("{} does not exist (--create SIZE makes it)", args.image.display());
@@ -94,7 +96,6 @@ fn prepare(args: &Args, words: &MountWords) -> Result<()> {
         let size = mkfs::whole_blocks(size);
         mkfs::create(&args.image, size, &FormatOptions { size: Some(size), ..FormatOptions::default() })?;
     }
-    mounts::detach_dead(&args.dir, &args.image)?;
     // The lock on the image would refuse it too, and could not say who holds it.
     if let Some(mount) = mounts::of_image(&args.image)? {
         bail!("{} is in use: it is mounted on {}", args.image.display(), mount.dir.display());

@@ -23,6 +23,18 @@ pub fn at(dir: &Path) -> Result<Option<MountEntry>> {
     Ok(kedge_fuse::mount_at(&resolve(dir)?))
 }
 
+/// Refuses a directory on which a KedgeFS mount lives: the new mount would hide it, and nearly always that is a mistake.
+/// On mounts of others it may be what is wanted (a tmpfs on /mnt), and mount(8) allows it.
+pub fn refuse_busy(dir: &Path) -> Result<()> {
+    // A directory that is not there is for others to judge.
+    match resolve(dir).map(|dir| kedge_fuse::mount_at(&dir)) {
+        Ok(Some(mount)) if mount.is_kedgefs() => {
+            bail!("mount point {} is busy: {} is mounted there", dir.display(), mount.image().display())
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Where an image is mounted, by whatever file system, and somebody answers.
 pub fn of_image(image: &Path) -> Result<Option<MountEntry>> {
     for mount in all_of_image(image) {

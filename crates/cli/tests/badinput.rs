@@ -185,24 +185,25 @@ fn mount_points_that_are_none() {
     place.unmount_and_check("disk.kedge");
 }
 
-/// As mount(8) does it: a mount on a mount point hides what is there, and unmounting brings it back. What is refused is
-/// the same image twice.
 #[test]
-fn a_mount_on_a_mount_hides_it() {
+fn a_mount_point_that_is_busy() {
     if no_fuse() {
         return;
     }
     let place = Place::new();
     place.run("mount --create 16M a.kedge mnt").ok();
     fs::write(place.path("mnt/file"), "a").unwrap();
-    place.run("mount a.kedge mnt").refused(1, &["a.kedge is in use", "mounted on", "/mnt"]);
-    place.run("mount --create 16M b.kedge mnt").ok();
-    assert_eq!(fs::read_dir(place.path("mnt")).unwrap().count(), 0, "b is empty");
-    fs::write(place.path("mnt/file"), "b").unwrap();
-    assert!(place.info("mnt")["mount"]["image"].as_str().unwrap().ends_with("/b.kedge"));
-    place.unmount_and_check("b.kedge");
+    place.run("mount a.kedge mnt").refused(1, &["mnt", "busy", "a.kedge is mounted there"]);
+    place.run("mkfs --size 16M b.kedge").ok();
+    place.run("mount b.kedge mnt").refused(1, &["mnt", "busy", "a.kedge is mounted there"]);
+    place.run("mount --create 16M c.kedge mnt").refused(1, &["busy"]);
+    assert!(!place.path("c.kedge").exists(), "nothing is made for a mount that cannot be");
+    place.run("mount --daemon busy-test b.kedge mnt").refused(1, &["busy"]);
     assert_eq!(fs::read(place.path("mnt/file")).unwrap(), b"a");
     place.unmount_and_check("a.kedge");
+    place.run("mount b.kedge mnt").ok();
+    assert_eq!(fs::read_dir(place.path("mnt")).unwrap().count(), 0);
+    place.unmount_and_check("b.kedge");
 }
 
 #[test]
