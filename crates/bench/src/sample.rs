@@ -15,6 +15,10 @@ impl Sample {
         self.0.is_empty()
     }
 
+    pub fn rounds(&self) -> &[f64] {
+        &self.0
+    }
+
     /// Of an even number of rounds: the mean of the middle two. NaN without any.
     pub fn median(&self) -> f64 {
         let mut sorted = self.0.clone();
