@@ -235,13 +235,20 @@ impl Section {
         }
         let mut grid = vec![head];
         for outcome in &self.outcomes {
-            grid.extend((0..outcome.metrics.len()).map(|m| match self.reading {
-                Reading::Ratio => row(outcome, m, &names),
-                Reading::Change => change_row(outcome, m, &names, published),
+            grid.extend((0..outcome.metrics.len()).filter_map(|m| match self.reading {
+                Reading::Ratio => Some(row(outcome, m, &names)),
+                Reading::Change if is_silent(outcome, m) => None,
+                Reading::Change => Some(change_row(outcome, m, &names, published)),
             }));
         }
         grid
     }
+}
+
+/// It could have explained something, but never happened.
+fn is_silent(outcome: &Outcome, metric: usize) -> bool {
+    let zero = |side: &crate::contest::Side| side.median(metric).is_none_or(|v| v == 0.0);
+    outcome.metrics.get(metric).is_some_and(|m| m.better == Better::Neither) && outcome.sides.iter().all(zero)
 }
 
 /// What both kinds of rows begin with.

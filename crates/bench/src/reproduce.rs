@@ -6,11 +6,11 @@
 //! Old and new take turns on the same image where the switch can be turned while mounted.
 
 //mod checkpoint;
-//mod delay;
-//mod fdatasync;
+mod delay;
+mod fdatasync;
 //mod marks;
 mod mix;
-//mod overwrite;
+mod overwrite;
 mod rename;
 
 use crate::Settings;
@@ -77,7 +77,7 @@ pub fn run(settings: &Settings, experiment: Experiment, parts: &[Part]) -> Resul
     }
     match experiment {
         Experiment::Rename => rename::run(&mut run)?,
-        //Experiment::Fdatasync => fdatasync::run(&mut run)?,
+        Experiment::Fdatasync => fdatasync::run(&mut run)?,
         //Experiment::Checkpoint => checkpoint::run(&mut run)?,
         _ => bail!("todo"),
     }

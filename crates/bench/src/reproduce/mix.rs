@@ -115,8 +115,12 @@ impl Client {
         let (dir, document) = (self.dir, document(self.cycles % DOCUMENTS));
         let file = self.create(b"~temporary")?;
         let mut at = 0;
-        for _ in 0..WRITES {
+        for i in 0..WRITES {
             at += self.write(file, at)?;
+            // The load file flushes between the writes of a document, never behind its rename.
+            if i == WRITES / 2 && self.rng.random_bool(0.65) {
+                self.timed(FLUSH, |fs| fs.fsync(file, false))?;
+            }
         }
         self.timed(FLUSH, |fs| fs.fsync(file, false))?;
         self.timed(RENAME, |fs| fs.rename(dir, b"~temporary", dir, &document, RenameMode::Replace))?;
@@ -124,9 +128,6 @@ impl Client {
             let scratch = self.create(format!("scratch{i}").as_bytes())?;
             self.write(scratch, 0)?;
             self.reads(scratch, READS / 2 / SCRATCH)?;
-        }
-        if self.rng.random_bool(0.65) {
-            self.timed(FLUSH, |fs| fs.fsync(file, false))?;
         }
         for _ in 0..OPENS {
             self.timed(CREATE, |fs| fs.lookup(dir, &document))?;
