@@ -5,10 +5,10 @@
 //!
 //! Old and new take turns on the same image where the switch can be turned while mounted.
 
-//mod checkpoint;
+mod checkpoint;
 mod delay;
 mod fdatasync;
-//mod marks;
+mod marks;
 mod mix;
 mod overwrite;
 mod rename;
@@ -78,8 +78,7 @@ pub fn run(settings: &Settings, experiment: Experiment, parts: &[Part]) -> Resul
     match experiment {
         Experiment::Rename => rename::run(&mut run)?,
         Experiment::Fdatasync => fdatasync::run(&mut run)?,
-        //Experiment::Checkpoint => checkpoint::run(&mut run)?,
-        _ => bail!("todo"),
+        Experiment::Checkpoint => checkpoint::run(&mut run)?,
     }
     let Run { sections, bars, notes, failures, .. } = run;
     machine.durable_write.push(place.durable_write()?);
