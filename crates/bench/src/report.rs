@@ -228,7 +228,7 @@ impl Section {
             Reading::Change => {
                 head.push("change".into());
                 let figures = self.outcomes.iter().flat_map(|o| &o.published).map(|p| p.figures.len());
-                published = figures.max().unwrap_or(0);
+                published = figures.max().unwrap_or(0).min(names.len());
                 head.extend(names.iter().take(published).map(|n| format!("published: {n}")));
                 head.extend((published > 1).then(|| "published change".to_owned()));
             }

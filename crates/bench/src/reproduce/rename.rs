@@ -105,7 +105,7 @@ fn on_the_mount(run: &mut Run<'_>) -> Result<()> {
     let mut outcome = run.plan.hold(Contest {
         title: format!("dbench, {CLIENTS} clients"),
         metrics: metrics(&OPERATIONS),
-        amount: Amount::Warmed { pilot: run.pick(2, 5), amount: run.pick(3, 15) },
+        amount: Amount::Warmed { pilot: run.pick(2, 4), amount: run.pick(3, 10) },
         goal: None,
         contestants: RULES.map(|rule| contestant(rule, &made, body(rule))).into(),
     })?;
@@ -145,7 +145,7 @@ fn in_process(run: &mut Run<'_>) -> Result<()> {
     let mut outcome = run.plan.hold(Contest {
         title: format!("dbench's mix, {CLIENTS} threads"),
         metrics: metrics(&mix::OPERATIONS),
-        amount: Amount::Warmed { pilot: run.pick(1, 3), amount: run.pick(2, 8) },
+        amount: Amount::Warmed { pilot: run.pick(1, 3), amount: run.pick(2, 6) },
         goal: None,
         contestants: RULES.map(|rule| contestant(rule, &made, body(rule))).into(),
     })?;
