@@ -37,6 +37,16 @@ impl Counters {
         FORCE_CAUSES.iter().map(|cause| self.since(before, &format!("log/forces/{cause}"))).sum()
     }
 
+    /// Milliseconds that the engine itself took for an operation, on average.
+    pub fn average_since(&self, before: &Counters, operation: &str) -> f64 {
+        let sum = |of: &Counters| {
+            let get = |name: &str| of.get(&format!("operations/{operation}/{name}")).unwrap_or(0.0);
+            (get("average") * get("count"), get("count"))
+        };
+        let ((now, count), (old, old_count)) = (sum(self), sum(before));
+        (now - old) / (count - old_count) / 1e6
+    }
+
     /// Of an operation's latency in nanoseconds. Operations without an instance are not listed. Within a bucket, which
     /// spans a factor of two, its values are taken for evenly spread.
     pub fn quantile_since(&self, before: &Counters, operation: &str, q: f64) -> f64 {

@@ -9,6 +9,8 @@ use std::fmt::Write;
 
 /// Rounds farther than this from their median are worth a word.
 const SPREAD_NOTED: f64 = 0.2;
+/// As are durable writes that differ by more than this factor between before and after.
+const DISK_NOTED: f64 = 3.0;
 
 #[derive(Serialize)]
 pub struct Report {
@@ -96,7 +98,8 @@ impl Report {
             writeln!(out, "```\n{}\n```", section.commands().join("\n")).expect("a String takes all");
         }
         if !self.bars.is_empty() {
-            writeln!(out, "\n### Bars\n\n{}", piped(&self.bar_grid()).trim_end()).expect("a String takes all");
+            writeln!(out, "\n### Bars\n\n{}", piped(&self.bar_grid()).trim_end())
+                .expect("a String takes all");
         }
         let remarks = self.remarks();
         if !remarks.is_empty() {
@@ -158,6 +161,16 @@ impl Report {
             remarks.push(format!(
                 "The machine was busy before (load {:.1}): repeat when it is idle.",
                 self.machine.load
+            ));
+        }
+        let writes = &self.machine.durable_write;
+        let (least, most) =
+            writes.iter().fold((f64::INFINITY, 0.0f64), |(l, m), us| (l.min(*us), m.max(*us)));
+        if most > least * DISK_NOTED {
+            remarks.push(format!(
+                "The disk had other work: a durable write took {} to {} µs. Latencies mean little.",
+                number(least),
+                number(most)
             ));
         }
         let noisy: Vec<String> = self.outcomes().filter_map(noise).collect();
@@ -247,7 +260,7 @@ impl Section {
 
 /// It could have explained something, but never happened.
 fn is_silent(outcome: &Outcome, metric: usize) -> bool {
-    let zero = |side: &crate::contest::Side| side.median(metric).is_none_or(|v| v == 0.0);
+    let zero = |side: &crate::contest::Side| side.median(metric).is_none_or(|v| v == 0.0 || v.is_nan());
     outcome.metrics.get(metric).is_some_and(|m| m.better == Better::Neither) && outcome.sides.iter().all(zero)
 }
 
@@ -284,7 +297,8 @@ fn change_row(outcome: &Outcome, metric: usize, names: &[&str], published: usize
     let mut row = cells(outcome, metric, names);
     let Some(name) = outcome.metrics.get(metric).map(|m| &m.name) else { return row };
     row.push(percent(change(outcome.median(0, name), outcome.median(1, name))));
-    let figures = outcome.published.iter().find(|p| p.metric == name).map_or(&[][..], |p: &Published| p.figures);
+    let figures =
+        outcome.published.iter().find(|p| p.metric == name).map_or(&[][..], |p: &Published| p.figures);
     let figure = |i: usize| figures.get(i).copied().unwrap_or(f64::NAN);
     row.extend((0..published).map(|i| number(figure(i))));
     row.extend((published > 1).then(|| percent(change(figure(0), figure(1)))));

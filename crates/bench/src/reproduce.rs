@@ -41,6 +41,14 @@ impl Experiment {
             Experiment::Checkpoint => "reproduce checkpoint",
         }
     }
+
+    /// Where rounds may be short, more of them bear more noise.
+    fn rounds(self) -> usize {
+        match self {
+            Experiment::Fdatasync => 9,
+            Experiment::Rename | Experiment::Checkpoint => 5,
+        }
+    }
 }
 
 /// Where an experiment is done.
@@ -60,7 +68,7 @@ pub const PARTS: [Part; 3] = [Part::Mount, Part::Process, Part::Model];
 /// unusable, or an interrupt.
 pub fn run(settings: &Settings, experiment: Experiment, parts: &[Part]) -> Result<Report> {
     let place = Place::new(settings)?;
-    let rounds = settings.rounds.unwrap_or(if settings.quick { 2 } else { 5 });
+    let rounds = settings.rounds.unwrap_or(if settings.quick { 2 } else { experiment.rounds() });
     let mut machine = Machine::look(&place)?;
     let mut run = Run {
         settings,
@@ -73,7 +81,10 @@ pub fn run(settings: &Settings, experiment: Experiment, parts: &[Part]) -> Resul
         failures: Vec::new(),
     };
     if place.in_memory() {
-        run.note(format!("The images are on {}, in memory, where a flush costs nothing: use --dir on a disk.", place.host));
+        run.note(format!(
+            "The images are on {}, in memory, where a flush costs nothing: use --dir on a disk.",
+            place.host
+        ));
     }
     match experiment {
         Experiment::Rename => rename::run(&mut run)?,

@@ -34,7 +34,9 @@ fn has_both_rules(report: &serde_json::Value, contests: usize) {
         }
         assert!(!outcome["published"].as_array().unwrap().is_empty());
     }
-    assert!(report["bars"].as_array().unwrap().iter().any(|b| b["what"].as_str().unwrap().contains("log forces")));
+    assert!(
+        report["bars"].as_array().unwrap().iter().any(|b| b["what"].as_str().unwrap().contains("log forces"))
+    );
 }
 
 #[test]

@@ -36,7 +36,8 @@ const LOADS: [(usize, bool); 5] = [(1, false), (4, false), (4, true), (8, false)
 const MODEL_LOADS: [(usize, bool); 2] = [(1, false), (4, false)];
 
 const RATE: &str = "IOPS";
-const RUNTIME: &str = "runtime";
+/// The announcement gives it for a number of overwrites that it does not name.
+const RUNTIME: &str = "runtime of 1,000 overwrites";
 const LATENCY: &str = "average latency";
 const FORCES: &str = "log forces";
 const CALLS: &str = "fdatasync calls";
@@ -66,10 +67,10 @@ fn metrics() -> Vec<Metric> {
 }
 
 fn values(sum: &Sum, counters: Option<(Counters, Counters)>) -> Result<Vec<f64>> {
-    let mut values = vec![sum.rate, sum.runtime, sum.latency.average(), sum.latency.quantile(0.999)];
+    let mut values = vec![sum.rate, 1000.0 / sum.rate, sum.latency.average(), sum.latency.quantile(0.999)];
     values.extend(match counters {
         Some((before, after)) => [
-            after.forces_since(&before)? / sum.runtime,
+            after.forces_since(&before)? / sum.seconds,
             sum.calls,
             after.since(&before, "device/flushes")?,
             after.since(&before, "log/data_flushes_shared")?,
@@ -112,13 +113,20 @@ impl<T: Target> Files<T> {
     /// New ones for a load; those of the load before are gone.
     fn make(threads: usize, shared: bool, make: impl Fn(&str) -> Result<T>) -> Result<Files<T>> {
         let count = if shared { 1 } else { threads };
-        Ok(Files((0..count).map(|i| make(&format!("t{threads}{}f{i}", if shared { "s" } else { "" }))).collect::<Result<_>>()?))
+        Ok(Files(
+            (0..count)
+                .map(|i| make(&format!("t{threads}{}f{i}", if shared { "s" } else { "" })))
+                .collect::<Result<_>>()?,
+        ))
     }
 }
 
 /// How the work of a round is told.
-fn told(threads: usize, shared: bool, each: u64) -> String {
-    format!("# {}: a block appended, then {each} random 4 KiB + fdatasync each", load_title(threads, shared))
+fn told(threads: usize, shared: bool, time: u64) -> String {
+    format!(
+        "# {}: a block appended, then random 4 KiB + fdatasync for {time} ms",
+        load_title(threads, shared)
+    )
 }
 
 fn load_title(threads: usize, shared: bool) -> String {
@@ -137,11 +145,10 @@ fn host_contestant<'c>(
 ) -> Contestant<'c> {
     let interrupt = &run.settings.interrupt;
     let round = Cell::new(0);
-    contestant(name, files, move |files: &Files<HostFile>, total| {
-        let each = (total / load.0 as u64).max(1);
+    contestant(name, files, move |files: &Files<HostFile>, ms| {
         round.set(round.get() + 1);
-        let sum = overwrite::run(&files.0, FILE, load.0, each, round.get(), interrupt)?;
-        Ok(Round { values: values(&sum, None)?, command: told(load.0, load.1, each) })
+        let sum = overwrite::run(&files.0, FILE, load.0, Duration::from_millis(ms), round.get(), interrupt)?;
+        Ok(Round { values: values(&sum, None)?, command: told(load.0, load.1, ms) })
     })
 }
 
@@ -154,18 +161,17 @@ fn library_contestant<'c>(
 ) -> Contestant<'c> {
     let interrupt = &run.settings.interrupt;
     let round = Cell::new(0);
-    contestant(rule, files, move |files: &Files<LibraryFile>, total| {
+    contestant(rule, files, move |files: &Files<LibraryFile>, ms| {
         let library = library.as_ref().map_err(|e| anyhow!("{e}"))?;
-        let each = (total / load.0 as u64).max(1);
         round.set(round.get() + 1);
         library.sync()?;
         library.fs().set_options(&format!("fdatasync={rule}"))?;
         let before = Counters::of(library.fs())?;
         // Twice as far for the second rule on the same files: both append.
         let at = round.get() * 2 + u64::from(rule == SEQ);
-        let sum = overwrite::run(&files.0, FILE, load.0, each, at, interrupt)?;
+        let sum = overwrite::run(&files.0, FILE, load.0, Duration::from_millis(ms), at, interrupt)?;
         let after = Counters::of(library.fs())?;
-        let command = format!("# fdatasync={rule}; {}", &told(load.0, load.1, each)[2..]);
+        let command = format!("# fdatasync={rule}; {}", &told(load.0, load.1, ms)[2..]);
         Ok(Round { values: values(&sum, Some((before, after)))?, command })
     })
 }
@@ -179,18 +185,17 @@ fn mount_contestant<'c>(
 ) -> Contestant<'c> {
     let (interrupt, shell) = (&run.settings.interrupt, &run.place.shell);
     let round = Cell::new(0);
-    contestant(rule, files, move |files: &Files<HostFile>, total| {
+    contestant(rule, files, move |files: &Files<HostFile>, ms| {
         let name = mounted.as_ref().map_err(|e| anyhow!("{e}"))?.name();
-        let each = (total / load.0 as u64).max(1);
         round.set(round.get() + 1);
         let remount = format!("kedge remount {name} -o fdatasync={rule}");
         shell.run(&format!("sync -f {name}"))?;
         shell.run(&remount)?;
         let before = Counters::of_mount(shell, name)?;
         let at = round.get() * 2 + u64::from(rule == SEQ);
-        let sum = overwrite::run(&files.0, FILE, load.0, each, at, interrupt)?;
+        let sum = overwrite::run(&files.0, FILE, load.0, Duration::from_millis(ms), at, interrupt)?;
         let after = Counters::of_mount(shell, name)?;
-        let command = format!("{remount}; {}", told(load.0, load.1, each));
+        let command = format!("{remount}; {}", told(load.0, load.1, ms));
         Ok(Round { values: values(&sum, Some((before, after)))?, command })
     })
 }
@@ -226,9 +231,10 @@ fn with_others(run: &mut Run<'_>, part: Part) -> Result<()> {
         let (ours, library_files);
         let mut contestants = if in_process {
             let library_ref = library.as_ref().map_err(|e| anyhow!("{e}"));
-            library_files = run.made(library_ref.and_then(|l| {
-                Files::make(load.0, load.1, |name| overwrite::library_file(l, name, FILE))
-            }))?;
+            library_files = run
+                .made(library_ref.and_then(|l| {
+                    Files::make(load.0, load.1, |name| overwrite::library_file(l, name, FILE))
+                }))?;
             [RELOG, SEQ].map(|rule| library_contestant(run, rule, &library, &library_files, load)).into()
         } else {
             ours = run.made(host(&kedge))?;
@@ -239,7 +245,12 @@ fn with_others(run: &mut Run<'_>, part: Part) -> Result<()> {
         outcomes.push(hold(run, load, contestants)?);
     }
     for (outcome, load) in outcomes.iter().zip(loads) {
-        let bars = bars(outcome, if in_process { "in process" } else { "on the mount" }, load.0, in_process && load.0 <= 4);
+        let bars = bars(
+            outcome,
+            if in_process { "in process" } else { "on the mount" },
+            load.0,
+            in_process && load.0 <= 4,
+        );
         run.bars.extend(bars);
     }
     run.end_library(library);
@@ -254,10 +265,10 @@ fn with_others(run: &mut Run<'_>, part: Part) -> Result<()> {
 }
 
 fn hold(run: &Run<'_>, load: (usize, bool), contestants: Vec<Contestant<'_>>) -> Result<Outcome> {
-    let seconds = run.pick(0.4, 1.3);
-    let amount = Amount::Scaled { pilot: 100 * load.0 as u64, max: 200_000, seconds };
+    let amount = Amount::Warmed { pilot: run.pick(100, 300), amount: run.pick(300, 600) };
     let title = load_title(load.0, load.1);
-    let mut outcome = run.plan.hold(Contest { title, metrics: metrics(), amount, goal: None, contestants })?;
+    let mut outcome =
+        run.plan.hold(Contest { title, metrics: metrics(), amount, goal: None, contestants })?;
     outcome.published = PUBLISHED.to_vec();
     Ok(outcome)
 }
@@ -269,10 +280,12 @@ fn model(run: &mut Run<'_>) -> Result<()> {
     let mut outcomes = Vec::new();
     for load in MODEL_LOADS {
         let library_ref = library.as_ref().map_err(|e| anyhow!("{e}"));
-        let files = run.made(library_ref.and_then(|l| {
-            Files::make(load.0, load.1, |name| overwrite::library_file(l, name, FILE))
-        }))?;
-        let contestants = [RELOG, SEQ].map(|rule| library_contestant(run, rule, &library, &files, load)).into();
+        let files = run.made(
+            library_ref
+                .and_then(|l| Files::make(load.0, load.1, |name| overwrite::library_file(l, name, FILE))),
+        )?;
+        let contestants =
+            [RELOG, SEQ].map(|rule| library_contestant(run, rule, &library, &files, load)).into();
         outcomes.push(hold(run, load, contestants)?);
     }
     for (outcome, load) in outcomes.iter().zip(MODEL_LOADS) {
@@ -294,9 +307,21 @@ fn model(run: &mut Run<'_>) -> Result<()> {
 fn bars(outcome: &Outcome, place: &str, threads: usize, beside_others: bool) -> Vec<Bar> {
     let over = |at: &dyn Fn(usize, &str) -> f64| change(at(1, CALLS), at(1, FLUSHES) + at(1, SHARED));
     let flushes = match threads {
-        1 => Bar::new(outcome, "flushes with seq, off the number of fdatasync calls", "%", Want::AtMost(1.0), |at| over(at).abs()),
+        1 => Bar::new(
+            outcome,
+            "flushes with seq, off the number of fdatasync calls",
+            "%",
+            Want::AtMost(1.0),
+            |at| over(at).abs(),
+        ),
         // Others' flushes may have covered a call's bytes before it asked: it shares without joining one.
-        _ => Bar::new(outcome, "flushes with seq, above fdatasync calls less those shared", "%", Want::AtMost(1.0), over),
+        _ => Bar::new(
+            outcome,
+            "flushes with seq, above fdatasync calls less those shared",
+            "%",
+            Want::AtMost(1.0),
+            over,
+        ),
     };
     let mut bars = vec![Bar::change(outcome, FORCES, Want::AtMost(-92.0)), flushes];
     if beside_others {

@@ -7,7 +7,7 @@ use crate::Interrupt;
 use crate::library::{Library, in_threads};
 use crate::times::Times;
 use anyhow::{Context, Result, ensure};
-use kedge_base::SystemClock;
+use kedge_base::{Clock, SystemClock};
 use kedgefs::{FileSystem, Ino, Owner};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -15,10 +15,9 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 const BLOCK: u64 = 4096;
-/// Overwrites between two looks at the interrupt.
-const LOOK_AGAIN: u64 = 64;
 /// Bytes of one write that fills a file.
 const FILL: usize = 1 << 20;
 
@@ -81,8 +80,7 @@ fn fill(file: &impl Target, size: u64) -> Result<()> {
 pub struct Sum {
     /// Overwrites per second.
     pub rate: f64,
-    /// Seconds.
-    pub runtime: f64,
+    pub seconds: f64,
     /// Of write and fdatasync together.
     pub latency: Times,
     /// fdatasyncs, the one that follows the change of size included. All of them had written something.
@@ -90,32 +88,33 @@ pub struct Sum {
 }
 
 /// One round: thread `i` works on `files[i % files.len()]`. `round` names the random sequence and where the files grow: it must
-/// be larger than those before it on the same files.
+/// be larger than those before it on the same files. It ends with the time: a disk that others use too may become a hundred times
+/// slower from one round to the next.
 pub fn run<T: Target>(
     files: &[T],
     size: u64,
     threads: usize,
-    each: u64,
+    time: Duration,
     round: u64,
     interrupt: &Interrupt,
 ) -> Result<Sum> {
     let (took, answers) = in_threads(threads, |i| {
         let (file, interrupt) = (files[i % files.len()].clone(), interrupt.clone());
         let first = i < files.len();
-        move || overwrite(&file, size, first, each, round * 64 + i as u64, &interrupt)
+        move || overwrite(&file, size, first, time, round * 64 + i as u64, &interrupt)
     })?;
     let mut latency = Times::default();
     answers.into_iter().for_each(|times| latency.merge(times));
     let calls = latency.count() + files.len().min(threads) as f64;
-    let runtime = took.as_secs_f64();
-    Ok(Sum { rate: latency.count() / runtime, runtime, latency, calls })
+    let seconds = took.as_secs_f64();
+    Ok(Sum { rate: latency.count() / seconds, seconds, latency, calls })
 }
 
 fn overwrite<T: Target>(
     file: &T,
     size: u64,
     first: bool,
-    each: u64,
+    time: Duration,
     seed: u64,
     interrupt: &Interrupt,
 ) -> Result<Times> {
@@ -129,10 +128,9 @@ fn overwrite<T: Target>(
         file.write_at(behind, &block)?;
         file.fdatasync()?;
     }
-    for i in 0..each {
-        if i % LOOK_AGAIN == 0 {
-            interrupt.check()?;
-        }
+    let end = clock.monotonic() + time;
+    while clock.monotonic() < end {
+        interrupt.check()?;
         rng.fill(&mut block[..]);
         let at = rng.random_range(0..size / BLOCK) * BLOCK;
         times.time(&clock, || file.write_at(at, &block).and_then(|()| file.fdatasync()))?;
