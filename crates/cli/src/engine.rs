@@ -3,6 +3,7 @@
 use crate::options::MountWords;
 use anyhow::{Context, Result};
 use kedge_base::SystemClock;
+use kedge_device::sim::VolatileDevice;
 use kedge_device::{Device, FileDevice, OpenOptions};
 use kedge_fsck::{CheckOptions, Progress, RepairMode, RepairOptions, StoreReplay};
 use kedge_fuse::{FuseOptions, MountedSession};
@@ -41,9 +42,12 @@ fn privileged() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Opens the file system of an image as the mount options say.
-pub fn open(path: &Path, words: &MountWords, cache_size: Option<u64>) -> Result<FileSystem> {
-    let device = open_device(path, words.read_only)?;
+/// Opens the file system of an image as the mount options say. `volatile`: what is not flushed dies with this process.
+pub fn open(path: &Path, words: &MountWords, cache_size: Option<u64>, volatile: bool) -> Result<FileSystem> {
+    let mut device = open_device(path, words.read_only)?;
+    if volatile {
+        device = Arc::new(VolatileDevice::new(device));
+    }
     let mut options = MountOptions { read_only: words.read_only, ..MountOptions::default() };
     if !privileged() {
         options.commit = COMMIT_ROOTLESS;
