@@ -3,6 +3,7 @@
 use crate::options::MountWords;
 use anyhow::{Context, Result};
 use kedge_base::SystemClock;
+use kedge_device::sim::VolatileDevice;
 use kedge_device::{Device, FileDevice, OpenOptions};
 use kedge_fsck::{CheckOptions, Progress, RepairMode, RepairOptions, StoreReplay};
 use kedge_fuse::{FuseOptions, MountedSession};
@@ -41,26 +42,31 @@ fn privileged() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Opens the file system of an image as the mount options say.
-pub fn open(path: &Path, words: &MountWords, cache_size: Option<u64>) -> Result<FileSystem> {
-    open_with(path, words, cache_size, None)
+/// What an image is opened with besides its mount options.
+#[derive(Clone, Default)]
+pub struct Extra {
+    /// Goes before the option.
+    pub cache_size: Option<u64>,
+    /// What is not flushed dies with this process.
+    pub volatile: bool,
+    /// Limits for dirty pages that it shares with others.
+    pub shared_budget: Option<Arc<SharedBudget>>,
 }
 
-/// As [`open`], with a budget for dirty pages that it shares with others.
-pub fn open_with(
-    path: &Path,
-    words: &MountWords,
-    cache_size: Option<u64>,
-    shared_budget: Option<Arc<SharedBudget>>,
-) -> Result<FileSystem> {
-    let device = open_device(path, words.read_only)?;
+/// Opens the file system of an image as the mount options say.
+pub fn open(path: &Path, words: &MountWords, extra: Extra) -> Result<FileSystem> {
+    let mut device = open_device(path, words.read_only)?;
+    if extra.volatile {
+        device = Arc::new(VolatileDevice::new(device));
+    }
+    let shared_budget = extra.shared_budget;
     let mut options = MountOptions { read_only: words.read_only, shared_budget, ..MountOptions::default() };
     if !privileged() {
         options.commit = COMMIT_ROOTLESS;
     }
     words.switches.apply(&mut options);
     options.dirty_tracking = words.dirty_tracking.unwrap_or_default();
-    if let Some(bytes) = cache_size.or(words.cache_size) {
+    if let Some(bytes) = extra.cache_size.or(words.cache_size) {
         options.cache_size = bytes;
     }
     if let Some(lock) = words.tree_lock {

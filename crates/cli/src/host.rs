@@ -320,7 +320,9 @@ impl Host {
             request.image.canonicalize().with_context(|| format!("find {}", request.image.display()))?;
         let dir = mounts::resolve(&request.dir)?;
         mounts::refuse_busy(&dir)?;
-        let fs = engine::open_with(&image, &words, cache_size, Some(self.budget.clone()))?;
+        let shared_budget = Some(self.budget.clone());
+        let extra = engine::Extra { cache_size, shared_budget, ..engine::Extra::default() };
+        let fs = engine::open(&image, &words, extra)?;
         let session = match attach(&image, &dir, &words) {
             Ok(session) => session,
             Err(e) => {

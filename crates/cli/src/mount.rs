@@ -36,6 +36,9 @@ pub struct Args {
     /// Where the serving process writes its messages (nowhere otherwise)
     #[arg(long, value_name = "FILE")]
     log_file: Option<PathBuf>,
+    /// For tests: unflushed writes stay in this process, so that killing it is a power failure
+    #[arg(long, hide = true)]
+    volatile: bool,
     /// Started by `kedge mount` itself: speaks on standard output with the waiting parent
     #[arg(long, hide = true, requires = "foreground")]
     as_daemon: bool,
@@ -75,7 +78,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         let cache_size = args.cache_size.map(|bytes| bytes.to_string());
         host::join(name, &Request { image, dir, options, cache_size })?;
     } else if args.foreground {
-        serve(&image, &dir, &words, args.cache_size, || Ok(()))?;
+        serve(&args, &image, &dir, &words, || Ok(()))?;
     } else {
         spawn(&args, &image, &dir)?;
     }
@@ -126,6 +129,9 @@ fn spawn(args: &Args, image: &Path, dir: &Path) -> Result<()> {
     if let Some(path) = &log_file {
         words.extend::<[&OsStr; 2]>(["--log-file".as_ref(), path.as_ref()]);
     }
+    if args.volatile {
+        words.push("--volatile".as_ref());
+    }
     words.extend::<[&OsStr; 3]>(["--".as_ref(), image.as_ref(), dir.as_ref()]);
     daemon::spawn(&words, log_file.as_deref())
 }
@@ -133,7 +139,7 @@ fn spawn(args: &Args, image: &Path, dir: &Path) -> Result<()> {
 fn serve_as_daemon(args: &Args, words: &MountWords) -> Result<ExitCode> {
     let child = daemon::Child::start(args.log_file.is_some())?;
     let mut live = false;
-    let served = serve(&args.image, &args.dir, words, args.cache_size, || {
+    let served = serve(args, &args.image, &args.dir, words, || {
         child.ready()?;
         live = true;
         Ok(())
@@ -149,17 +155,19 @@ fn serve_as_daemon(args: &Args, words: &MountWords) -> Result<ExitCode> {
 
 /// Opens, mounts, calls `live`, and serves until the mount is gone. The image is closed whatever happened before.
 fn serve(
+    args: &Args,
     image: &Path,
     dir: &Path,
     words: &MountWords,
-    cache_size: Option<u64>,
     live: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
     let signals = TerminationSignals::block().context("block signals")?;
     crate::os::give_large_buffers_back();
     // Before the engine starts its threads, so that they are flushers too.
     kedge_fuse::become_io_flusher();
-    let fs = engine::open(image, words, cache_size)?;
+    let extra =
+        engine::Extra { cache_size: args.cache_size, volatile: args.volatile, ..engine::Extra::default() };
+    let fs = engine::open(image, words, extra)?;
     let session = attach_alone(image, dir, words, signals).and_then(|session| live().map(|()| session));
     let session = match session {
         Ok(session) => session,

@@ -29,6 +29,8 @@ pub struct Options {
     pub parts: Vec<(u8, Option<Duration>)>,
     pub resume: Option<PathBuf>,
     pub threads: usize,
+    /// Set the mount's switches by the seed; workloads of three operations do so anyway.
+    pub switched: bool,
     /// All states of every medium, however many workloads there are.
     pub thorough: bool,
 }
@@ -45,6 +47,7 @@ struct Part {
     next: AtomicUsize,
     deadline: Option<Duration>,
     plan: Plan,
+    switched: Option<u64>,
 }
 
 struct Shared {
@@ -132,8 +135,9 @@ fn run_part(
     let plan = if thorough { Plan::thorough(options.seed) } else { Plan::quick(options.seed) };
     let deadline = limit.map(|limit| started + limit);
     let left = order.len();
+    let switched = (options.switched || seq == 3).then_some(options.seed);
     let shared = Arc::new(Shared {
-        part: Part { catalogue, order, next: AtomicUsize::new(0), deadline, plan },
+        part: Part { catalogue, order, next: AtomicUsize::new(0), deadline, plan, switched },
         base: base_image().map_err(anyhow::Error::msg)?,
         clock,
         progress: Mutex::new(Progress {
@@ -166,7 +170,7 @@ fn run_part(
 
 fn work(shared: &Shared) -> anyhow::Result<()> {
     let part = &shared.part;
-    let mut explorer = Explorer::new(&shared.base, part.plan);
+    let mut explorer = Explorer::new(&shared.base, part.plan).switched(part.switched);
     loop {
         let next = part.next.fetch_add(1, Ordering::Relaxed);
         let Some(&skeleton) = part.order.get(next) else { return Ok(()) };
@@ -216,17 +220,17 @@ impl Shared {
                 return;
             }
         }
-        let short = shorten(&self.base, self.part.plan, failure);
+        let short = shorten(&self.base, &self.part, failure);
         println!("{failure}\nshortest: {}\n", short.map_or("itself".to_owned(), |s| s.to_string()));
     }
 }
 
 /// Fewer operations that fail as well.
-fn shorten(base: &MemDevice, plan: Plan, failure: &Failure) -> Option<Box<Failure>> {
+fn shorten(base: &MemDevice, part: &Part, failure: &Failure) -> Option<Box<Failure>> {
     let id = failure.workload.id;
     let fails = |ops: &[crate::ops::Op]| {
         let workload = Workload { id, ops: ops.to_vec(), settled: 0 };
-        Explorer::new(base, plan).explore(&workload, None)
+        Explorer::new(base, part.plan).switched(part.switched).explore(&workload, None)
     };
     // Operations that need one that is left out fail as the model says, and that is no violation.
     let ops = shrink(failure.workload.ops.clone(), SHRINK_TRIES, |ops| fails(ops).is_some());
@@ -234,11 +238,13 @@ fn shorten(base: &MemDevice, plan: Plan, failure: &Failure) -> Option<Box<Failur
 }
 
 /// One workload, or one state of it. Answers whether all is well.
-pub fn run_one(id: WorkloadId, state: Option<u64>, seed: u64, thorough: bool) -> anyhow::Result<bool> {
+pub fn run_one(options: &Options, id: WorkloadId, state: Option<u64>) -> anyhow::Result<bool> {
     let workload = Catalogue::workload(id).ok_or_else(|| anyhow::anyhow!("there is no workload {id}"))?;
     println!("{workload}");
+    let Options { seed, thorough, switched, .. } = *options;
     let plan = if thorough || id.seq == 1 { Plan::thorough(seed) } else { Plan::quick(seed) };
-    let mut explorer = Explorer::new(&base_image().map_err(anyhow::Error::msg)?, plan);
+    let switched = (switched || id.seq == 3).then_some(seed);
+    let mut explorer = Explorer::new(&base_image().map_err(anyhow::Error::msg)?, plan).switched(switched);
     let failure = explorer.explore(&workload, state);
     println!("{:?}", explorer.tally);
     match &failure {

@@ -18,6 +18,9 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+/// The cases, one a line.
+pub const FSYNC: &str = include_str!("../cases/fsync.jsonl");
+
 /// More operations than this from one word are not kept in the history: the oracle needs a version for each.
 const KEPT_MAX: usize = 500;
 
@@ -52,7 +55,8 @@ impl Case {
         }
     }
 
-    fn crashes(&self) -> usize {
+    /// How often power fails.
+    pub fn crashes(&self) -> usize {
         self.ops.iter().filter(|op| op[0] == "crash").count().max(1)
     }
 
@@ -123,7 +127,7 @@ impl<'a> Word<'a> {
 }
 
 /// "foo_%04d" with a number in it.
-fn numbered(format: &str, n: u64) -> Result<String, String> {
+pub fn numbered(format: &str, n: u64) -> Result<String, String> {
     let (head, rest) = format.split_once('%').ok_or("no % in a format")?;
     let (width, tail) = rest.split_once('d').ok_or("no d in a format")?;
     let width: usize = width.trim_start_matches('0').parse().unwrap_or(0);

@@ -91,6 +91,8 @@ impl AddAssign for Tally {
 #[derive(Clone, Debug)]
 pub struct Failure {
     pub workload: Workload,
+    /// The seed by which the mount's switches were set, if they were.
+    pub switched: Option<u64>,
     /// Number of the crash state in the enumeration; `None`: the workload itself failed.
     pub state: Option<u64>,
     /// Where the crash is.
@@ -101,6 +103,9 @@ pub struct Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "VIOLATION --workload {}", self.workload.id)?;
+        if let Some(seed) = self.switched {
+            write!(f, " --switched --seed {seed}")?;
+        }
         if let Some(state) = self.state {
             write!(f, " --state {state}")?;
         }
@@ -124,6 +129,8 @@ pub struct Explorer {
     plan: Plan,
     /// What the device does wrong while the workload runs.
     faults: FaultPlan,
+    /// Seed of the mount's switches; `None`: they are as they are without options.
+    switched: Option<u64>,
     /// Media seen lately, by hash: workloads with the same beginning share theirs.
     recovered: HashMap<u64, Arc<Recovered>>,
     pub tally: Tally,
@@ -151,7 +158,13 @@ pub fn base_image() -> Result<MemDevice, String> {
 impl Explorer {
     pub fn new(base: &MemDevice, plan: Plan) -> Explorer {
         let (setup, faults, tally) = (setup(), FaultPlan::default(), Tally::default());
-        Explorer { setup, base: base.fork(), plan, faults, recovered: HashMap::new(), tally }
+        Explorer { setup, base: base.fork(), plan, faults, switched: None, recovered: HashMap::new(), tally }
+    }
+
+    /// The switches of each workload's mount are set by `seed` and the workload: all must be as safe.
+    pub fn switched(mut self, seed: Option<u64>) -> Explorer {
+        self.switched = seed;
+        self
     }
 
     /// Workloads run on a device that acknowledges flushes and does not honour them: an exploration that finds nothing
@@ -165,6 +178,9 @@ impl Explorer {
     pub fn explore(&mut self, workload: &Workload, only: Option<u64>) -> Option<Box<Failure>> {
         self.tally.workloads += 1;
         let mut at = (None, String::new());
+        if let Some(seed) = self.switched {
+            self.setup = setup().switched(seed.wrapping_add(workload.id.mixed()));
+        }
         let result = catch_unwind(AssertUnwindSafe(|| {
             let run = self.record(workload)?;
             self.judge_all(workload, &run, only, &mut at)
@@ -175,7 +191,13 @@ impl Explorer {
             Err(panic) => format!("panic: {}", panic_text(&*panic)),
         };
         self.tally.violations += 1;
-        Some(Box::new(Failure { workload: workload.clone(), state: at.0, at: at.1, what }))
+        Some(Box::new(Failure {
+            workload: workload.clone(),
+            switched: self.switched,
+            state: at.0,
+            at: at.1,
+            what,
+        }))
     }
 
     /// Runs the operations, then closes. Each mark is the number of operations that have returned.

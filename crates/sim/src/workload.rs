@@ -408,6 +408,14 @@ pub struct WorkloadId {
     pub variant: u32,
 }
 
+impl WorkloadId {
+    /// A number that differs from that of a similar workload in many bits.
+    pub fn mixed(self) -> u64 {
+        let id = (self.skeleton << 24) ^ ((self.variant as u64) << 4) ^ self.seq as u64;
+        (id ^ self.seed.rotate_left(48)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20
+    }
+}
+
 impl fmt::Display for WorkloadId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}:{}:{}", self.seq, self.seed, self.skeleton, self.variant)

@@ -1,15 +1,13 @@
 //! The written-down fsync cases, with power failures that lose everything unflushed, nothing, and parts of it.
 
 use kedge_device::sim::Choice;
-use kedge_sim::cases::{Case, Verdict};
+use kedge_sim::cases::{Case, FSYNC, Verdict};
 use kedge_sim::rig::within;
 use std::time::Duration;
 
-const CASES: &str = include_str!("../cases/fsync.jsonl");
-
 #[test]
 fn every_case_holds_whatever_of_the_unflushed_writes_is_lost() {
-    let cases = Case::parse_all(CASES).expect("one case a line");
+    let cases = Case::parse_all(FSYNC).expect("one case a line");
     assert!(cases.len() >= 44, "{} cases", cases.len());
     let choices = [Choice::None, Choice::All].into_iter();
     let choices: Vec<Choice> =

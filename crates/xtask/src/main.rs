@@ -31,7 +31,7 @@ enum Task {
     Lint,
     /// All but the tests and the tools they need, and the documentation without warnings
     Ci,
-    /// Crash states of small workloads: a slice of three minutes, or --full [--seed N] [--minutes M] [--seq 1|2|3]
+    /// Crash states of small workloads: a slice of four minutes (KEDGE_CRASH_MINUTES), or --full [--seed N] [--minutes M] [--seq 1|2|3]
     /// [--resume FILE] [--workload ID [--state K]]
     Crash {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -91,6 +91,7 @@ fn lint(steps: &mut Steps) {
 /// crash exploration gets through more states, the mounts through more races.
 fn tests(steps: &mut Steps) {
     steps.run("tests", || tools::cargo(&["test", "--workspace", "--no-fail-fast"]));
+    steps.run("crash states, a slice", || crash(&[]));
     steps
         .run("tests, release: crash exploration", || tools::cargo(&["test", "--release", "-p", "kedge-sim"]));
     steps.run("tests, release: broken engines are caught", || {

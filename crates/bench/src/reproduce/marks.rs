@@ -87,7 +87,7 @@ fn work(
         _ => files.clear(),
     }
     for (i, file) in files.into_iter().enumerate() {
-        if i as u64 % LOOK_AGAIN == 0 {
+        if (i as u64).is_multiple_of(LOOK_AGAIN) {
             interrupt.check()?;
         }
         fsync.time(&clock, || fs.fsync(file, false))?;

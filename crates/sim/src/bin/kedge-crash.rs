@@ -9,15 +9,19 @@ use std::time::Duration;
 
 const USAGE: &str =
     "kedge-crash [--full] [--thorough] [--seed N] [--minutes M] [--seq 1|2|3]... [--resume FILE]
-            [--threads N] [--count] [--workload ID [--state K]]
+            [--threads N] [--count] [--switched] [--workload ID [--state K]]
 
-Without --full: a slice of the given minutes (3), all lengths in turn, in an order given by the seed.";
+Without --full: a slice of the given minutes (KEDGE_CRASH_MINUTES, else 4), all lengths in turn, in an order given by the
+seed, with the mount's switches set by the seed, too (as by --switched). Without --seed: another one every day.";
+
+const MINUTES: f64 = 4.0;
 
 #[derive(Default)]
 struct Args {
     full: bool,
     thorough: bool,
     count: bool,
+    switched: bool,
     seed: Option<u64>,
     minutes: Option<f64>,
     seqs: Vec<u8>,
@@ -35,6 +39,7 @@ fn parse() -> anyhow::Result<Args> {
         match word.as_str() {
             "--full" => args.full = true,
             "--thorough" => args.thorough = true,
+            "--switched" => args.switched = true,
             "--count" => args.count = true,
             "--seed" => args.seed = Some(value()?.parse()?),
             "--minutes" => args.minutes = Some(value()?.parse()?),
@@ -63,15 +68,18 @@ fn count(seqs: &[u8]) {
     }
 }
 
+fn slice_minutes() -> anyhow::Result<f64> {
+    match std::env::var("KEDGE_CRASH_MINUTES") {
+        Ok(text) => text.parse().with_context(|| format!("KEDGE_CRASH_MINUTES={text} is no number")),
+        Err(_) => Ok(MINUTES),
+    }
+}
+
 fn main() -> anyhow::Result<ExitCode> {
     let args = parse()?;
     // Another slice every day, and the same one all day.
     let days = SystemClock::default().now().sec as u64 / 86400;
     let seed = args.seed.unwrap_or(days);
-    if let Some(id) = args.workload {
-        let well = run_one(id, args.state, seed, args.thorough)?;
-        return Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE });
-    }
     let seqs = match (args.seqs.is_empty(), args.full) {
         (false, _) => args.seqs,
         (true, true) => vec![1, 2],
@@ -81,7 +89,10 @@ fn main() -> anyhow::Result<ExitCode> {
         count(&seqs);
         return Ok(ExitCode::SUCCESS);
     }
-    let minutes = args.minutes.or(if args.full { None } else { Some(3.0) });
+    let minutes = match (args.minutes, args.full) {
+        (None, false) => Some(slice_minutes()?),
+        (minutes, _) => minutes,
+    };
     let share = minutes.map(|m| Duration::from_secs_f64(m * 60.0 / seqs.len() as f64));
     let options = Options {
         seed,
@@ -89,7 +100,15 @@ fn main() -> anyhow::Result<ExitCode> {
         resume: args.resume.map(Into::into),
         threads: args.threads.unwrap_or(2),
         thorough: args.thorough,
+        switched: args.switched || (!args.full && args.workload.is_none()),
     };
+    if let Some(id) = args.workload {
+        let well = run_one(&options, id, args.state)?;
+        return Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+    }
+    if !args.full {
+        println!("a slice; again: cargo xtask crash --seed {seed}");
+    }
     let tally = run(&options)?;
     Ok(if tally.violations == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

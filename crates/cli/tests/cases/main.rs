@@ -1,0 +1,154 @@
+//! The written-down fsync cases through a real mount, with a power failure at each crash point.
+//!
+//! The daemon's device keeps what is not flushed in the daemon's memory (`mount --volatile`); SIGKILL loses exactly that.
+//! The kernel's caches lie above: what it has not sent yet is not done. What must hold afterwards is read through a new
+//! mount.
+
+#![allow(clippy::unwrap_used)]
+
+#[path = "../common/mod.rs"]
+mod common;
+mod expect;
+mod operate;
+
+use common::{Place, no_fuse};
+use kedge_sim::cases::{Case, FSYNC};
+use kedge_sim::rig::within;
+use operate::Hands;
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs::File;
+use std::time::Duration;
+
+const IMAGE: &str = "disk.kedge";
+/// Nothing is durable but what an operation made so: no case lasts until the commit timer.
+const MOUNT: [&str; 5] = ["mount", "-o", "commit=300", IMAGE, "mnt"];
+
+struct Machine {
+    place: Place,
+    hands: Hands,
+}
+
+impl Machine {
+    fn new() -> Machine {
+        let place = Place::new();
+        File::create_new(place.path(IMAGE)).unwrap().set_len(96 << 20).unwrap();
+        place.kedge(["mkfs", IMAGE]).ok();
+        std::fs::create_dir(place.path("mnt")).unwrap();
+        let hands = Hands::new(place.path("mnt"));
+        Machine { place, hands }
+    }
+
+    fn power_on(&self) {
+        self.place.kedge(MOUNT.iter().chain(&["--volatile"])).ok();
+    }
+
+    /// SIGKILL loses the daemon's memory, and with it what was not flushed. Then the image must be whole.
+    fn power_off(&mut self) -> Result<(), String> {
+        let pid = self.place.info("mnt")["mount"]["pid"].as_i64().unwrap() as i32;
+        kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
+        self.hands.let_go();
+        self.fsck("after the crash")
+    }
+
+    /// The killed process lets go of its mount and of the image a moment after the signal.
+    fn fsck(&self, when: &str) -> Result<(), String> {
+        for _ in 0..1000 {
+            let judged = self.place.kedge(["fsck", IMAGE]);
+            if !["in use by another process", "is mounted on"].iter().any(|busy| judged.err.contains(busy)) {
+                let said = format!("fsck {when}: {}{}", judged.out, judged.err);
+                return if judged.code == 0 { Ok(()) } else { Err(said) };
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Err(format!("fsck {when}: the image stays in use"))
+    }
+
+    fn end(self) -> Result<(), String> {
+        drop(self.hands);
+        let machine = Machine { hands: Hands::new(self.place.path("mnt")), place: self.place };
+        machine.place.run("umount mnt").ok();
+        machine.fsck("after the unmount")
+    }
+}
+
+fn run(case: &Case) -> Result<(), String> {
+    let mut machine = Machine::new();
+    machine.power_on();
+    let explicit = case.ops.iter().any(|op| op[0] == "crash");
+    let ops = case.ops.iter().cloned();
+    let ops = ops.chain((!explicit).then(|| vec!["crash".into()]));
+    let mut crash = 0;
+    for op in ops {
+        if op[0] != "crash" {
+            machine.hands.operate(&op).map_err(|e| format!("{op:?}: {e}"))?;
+            continue;
+        }
+        crash += 1;
+        machine.power_off()?;
+        if crash < case.crashes() {
+            machine.power_on();
+        } else {
+            machine.place.kedge(MOUNT).ok();
+        }
+        expect::all(case, crash, &mut machine.hands).map_err(|e| format!("after crash {crash}, {e}"))?;
+    }
+    machine.end()
+}
+
+#[test]
+fn every_case_holds_through_the_kernel() {
+    if no_fuse() {
+        return;
+    }
+    let cases = Case::parse_all(FSYNC).expect("one case a line");
+    let (lacking, runnable): (Vec<_>, Vec<_>) =
+        cases.into_iter().partition(|case| case.ops.iter().any(|op| op[0] == "clone"));
+    for case in &lacking {
+        println!("not run: {}: there is no reflink", case.name());
+    }
+    assert_eq!((lacking.len(), runnable.len()), (3, 41), "cases that ask for reflinks, and the others");
+    let mut failures = Vec::new();
+    for case in runnable {
+        let (name, why) = (case.name(), case.why.clone());
+        if let Err(e) = within(Duration::from_secs(120), &name, move || run(&case)) {
+            failures.push(format!("{name} ({why}): {e}"));
+        }
+    }
+    assert!(failures.is_empty(), "{} cases fail:\n{}", failures.len(), failures.join("\n\n"));
+}
+
+/// The operation that the cases left out need is refused as an operation that does not exist.
+#[test]
+fn a_reflink_is_refused_cleanly() {
+    if no_fuse() {
+        return;
+    }
+    let machine = Machine::new();
+    machine.place.kedge(MOUNT).ok();
+    std::fs::write(machine.place.path("mnt/foo"), [97; 65536]).unwrap();
+    let (from, to) = (machine.place.path("mnt/foo"), machine.place.path("mnt/bar"));
+    let cloned = rustix::fs::ioctl_ficlone(File::create(&to).unwrap(), File::open(&from).unwrap());
+    assert_eq!(cloned, Err(rustix::io::Errno::OPNOTSUPP));
+    assert_eq!((std::fs::read(from).unwrap(), std::fs::read(to).unwrap()), (vec![97; 65536], vec![]));
+    machine.end().unwrap();
+}
+
+/// The power failure is one: what nobody made durable is gone, and fsync's word is kept.
+#[test]
+fn a_kill_loses_what_was_not_flushed() {
+    if no_fuse() {
+        return;
+    }
+    let mut machine = Machine::new();
+    machine.power_on();
+    let at = |name: &str| machine.place.path("mnt").join(name);
+    let (kept, lost) = (at("kept"), at("lost"));
+    common::write_and_fsync(&kept, b"durable");
+    File::create_new(&lost).unwrap();
+    assert!(lost.exists());
+    machine.power_off().unwrap();
+    machine.place.kedge(MOUNT).ok();
+    assert_eq!(std::fs::read(kept).unwrap(), b"durable");
+    assert!(!lost.exists(), "the image still holds what was never flushed");
+    machine.end().unwrap();
+}

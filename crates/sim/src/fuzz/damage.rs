@@ -1,0 +1,267 @@
+//! Damaged images from a few bytes: an input is a list of edits of an image's metadata.
+//!
+//! Edits of raw images would spend nearly all their time in unused bytes and on checksums. Here an edit names a structure and
+//! a place in its used part, and afterwards the checksums are right again, so that the code behind them is reached.
+//!
+//! Input: one byte of flags, then eight bytes for each edit: structure (2), place (2), kind (1), arguments (3). Every
+//! input means something.
+
+use crate::generate::{Generator, Profile};
+use crate::model::Model;
+use crate::ops::{Executor, OWNER};
+use crate::rig;
+use kedge_base::{BLOCK_SIZE, Generation, IoBuf, ManualClock};
+use kedge_device::{Device, MemDevice};
+use kedge_format::alloc::{bitmap_crc, decode_index_block, encode_index_block};
+use kedge_format::logwrite::WriteHeader;
+use kedge_format::node::{NODE_SIZE, NodeView};
+use kedge_format::reseal;
+use kedge_format::superblock::{Geometry, SLOTS, Superblock};
+use kedgefs::{FileSystem, Ino, MountOptions, XattrMode};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+pub const IMAGE: u64 = 16 << 20;
+const LOG: u64 = 1 << 20;
+const BLOCK: u64 = BLOCK_SIZE as u64;
+/// More edits make an image that is refused at the first look.
+const EDITS_MAX: usize = 24;
+const EDIT: usize = 8;
+
+/// Bits of an input's first byte.
+pub mod flag {
+    /// The image that was unmounted, instead of the one that lost power.
+    pub const UNMOUNTED: u8 = 1;
+    /// Checksums stay wrong.
+    pub const UNSEALED: u8 = 2;
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    Slot,
+    Index,
+    Bitmap,
+    Log,
+    Node,
+}
+
+impl Kind {
+    pub const ALL: [Kind; 5] = [Kind::Slot, Kind::Index, Kind::Bitmap, Kind::Log, Kind::Node];
+}
+
+/// One block, node or log write, sealed as a whole.
+#[derive(Clone, Debug)]
+pub struct Structure {
+    pub kind: Kind,
+    pub at: u64,
+    pub len: usize,
+    /// Its parts that hold something.
+    used: [Range<usize>; 2],
+}
+
+impl Structure {
+    fn place(&self, n: usize) -> usize {
+        let first = self.used[0].len();
+        let n = n % (first + self.used[1].len()).max(1);
+        if n < first { self.used[0].start + n } else { self.used[1].start + n - first }
+    }
+
+    pub fn read(&self, medium: &MemDevice) -> Vec<u8> {
+        medium.bytes(self.at, self.len)
+    }
+}
+
+/// A used image, and where its metadata lies.
+pub struct Base {
+    pub medium: MemDevice,
+    pub geometry: Geometry,
+    pub structures: Vec<Structure>,
+}
+
+/// The image that an input is about.
+pub fn base(flags: u8) -> &'static Base {
+    static BASES: [OnceLock<Base>; 2] = [OnceLock::new(), OnceLock::new()];
+    let unmounted = flags & flag::UNMOUNTED;
+    BASES[unmounted as usize].get_or_init(|| make(unmounted != 0))
+}
+
+pub fn mount_options() -> MountOptions {
+    MountOptions { commit: Duration::from_secs(3600), cache_size: 4 << 20, ..MountOptions::default() }
+}
+
+pub fn open(medium: MemDevice) -> Result<FileSystem, kedgefs::Error> {
+    FileSystem::open(Arc::new(medium), Arc::new(ManualClock::default()), mount_options())
+}
+
+/// A tree of more than one level, files of all kinds; half of it in a checkpoint, the rest only in the log.
+fn make(unmounted: bool) -> Base {
+    let device = Arc::new(rig::format(IMAGE, LOG).expect("an image is made"));
+    let fs = FileSystem::open(device.clone(), Arc::new(ManualClock::default()), mount_options())
+        .expect("a fresh image opens");
+    let dir = fs.mkdir(Ino::ROOT, b"many", 0o755, OWNER).expect("there is room").ino;
+    for n in 0..60 {
+        let file = fs.create(dir, format!("file {n}").as_bytes(), 0o644, OWNER).expect("there is room").ino;
+        fs.setxattr(file, b"user.filler", &[n; 900], XattrMode::Any).expect("there is room");
+        fs.write(file, n as u64 % 4 * 5000, &[n; 5000]).expect("there is room");
+    }
+    fs.checkpoint().expect("a checkpoint is written");
+    let profile =
+        Profile { remounts: 0, offset_max: 30 << 10, write_max: 9000, extremes: 0, ..Profile::default() };
+    let (mut exec, mut generator, mut model) = (Executor::new(fs), Generator::new(7, profile), Model::new());
+    let mut done = 0;
+    while done < 120 {
+        let op = generator.next(&model);
+        if model.apply(&op).is_some() {
+            exec.apply(&op);
+            done += 1;
+        }
+        if done == 60 {
+            exec.fs.checkpoint().expect("a checkpoint is written");
+        }
+    }
+    exec.fs.sync().expect("the log is forced");
+    let crashed = device.fork();
+    exec.fs.close().expect("the image is closed");
+    let medium = if unmounted { device.fork() } else { crashed };
+    let geometry = (0..SLOTS.len())
+        .find_map(|i| {
+            let block = medium.bytes(SLOTS[i].byte_offset(), BLOCK_SIZE);
+            Superblock::decode(&block, i, IMAGE / BLOCK).ok()
+        })
+        .expect("a slot is valid")
+        .geometry;
+    let structures = structures(&medium, &geometry);
+    Base { medium, geometry, structures }
+}
+
+fn structures(medium: &MemDevice, geometry: &Geometry) -> Vec<Structure> {
+    let block = |kind, at, used| Structure { kind, at, len: BLOCK_SIZE, used: [0..used, 0..0] };
+    let mut found: Vec<Structure> = SLOTS.iter().map(|b| block(Kind::Slot, b.byte_offset(), 400)).collect();
+    for home in 0..2 {
+        found.push(block(Kind::Index, geometry.index_start[home].byte_offset(), 80));
+        found.push(block(Kind::Bitmap, geometry.bitmap_start[home].byte_offset(), BLOCK_SIZE));
+    }
+    let log = geometry.log_start.byte_offset();
+    let mut at = 0;
+    while at < geometry.log_bytes() {
+        let Some(header) = WriteHeader::peek(&geometry.uuid, &medium.bytes(log + at, BLOCK_SIZE)) else {
+            at += BLOCK;
+            continue;
+        };
+        let len = header.blocks as usize * BLOCK_SIZE;
+        if at + len as u64 > geometry.log_bytes() {
+            break;
+        }
+        let used = (80 + header.payload_bytes as usize).min(len);
+        found.push(Structure { kind: Kind::Log, at: log + at, len, used: [0..used, 0..0] });
+        at += len as u64;
+    }
+    for at in (geometry.data_start.byte_offset()..IMAGE - NODE_SIZE as u64).step_by(BLOCK_SIZE) {
+        if medium.bytes(at, 8) == b"KEDGENOD" {
+            let node = medium.bytes(at, NODE_SIZE);
+            let used = NodeView::trusted(&node).occupied();
+            found.push(Structure { kind: Kind::Node, at, len: NODE_SIZE, used });
+        }
+    }
+    found
+}
+
+/// Values at which arithmetic goes wrong.
+const NUMBERS: [u64; 12] = [
+    0,
+    1,
+    0x7f,
+    0xff,
+    0xffff,
+    0x7fff_ffff,
+    0xffff_ffff,
+    IMAGE / BLOCK,
+    i64::MAX as u64,
+    1 << 63,
+    u64::MAX - 4095,
+    u64::MAX,
+];
+
+/// One edit of `bytes` at `at`.
+fn edit(bytes: &mut [u8], at: usize, kind: u8, args: [u8; 3]) {
+    let at = if kind & 8 != 0 { at & !7 } else { at };
+    let number = NUMBERS[args[0] as usize % NUMBERS.len()].wrapping_add_signed(args[1] as i8 as i64 / 32);
+    let mut put = |value: &[u8]| {
+        let len = value.len().min(bytes.len() - at);
+        bytes[at..at + len].copy_from_slice(&value[..len]);
+    };
+    match kind & 7 {
+        0 => put(&args[..1]),
+        1 => put(&args[..2]),
+        2 => put(&args),
+        3 => put(&(number as u32).to_le_bytes()),
+        4 => put(&number.to_le_bytes()),
+        5 => bytes[at] ^= 1 << (args[0] & 7),
+        6 => bytes[at] = bytes[at].wrapping_add(args[0]),
+        _ => {
+            // Something of the same structure from elsewhere: a key, an extent, another record.
+            let from = u16::from_le_bytes([args[1], args[2]]) as usize % bytes.len();
+            let len = (args[0] as usize % 96).min(bytes.len() - at.max(from));
+            bytes.copy_within(from..from + len, at);
+        }
+    }
+}
+
+/// The input's edits of one structure alone.
+pub fn edit_one(bytes: &mut [u8], structure: &Structure, edits: &[u8]) {
+    for e in edits.chunks_exact(EDIT).take(EDITS_MAX) {
+        let place = structure.place(u16::from_le_bytes([e[2], e[3]]) as usize);
+        edit(bytes, place, e[4], [e[5], e[6], e[7]]);
+    }
+}
+
+/// The image with the input's edits of structures of these kinds.
+pub fn damaged(input: &[u8], kinds: &[Kind]) -> MemDevice {
+    let (flags, edits) = input.split_first().unwrap_or((&0, &[]));
+    let base = base(*flags);
+    let medium = base.medium.fork();
+    let candidates: Vec<&Structure> =
+        base.structures.iter().filter(|structure| kinds.contains(&structure.kind)).collect();
+    let mut touched: BTreeMap<u64, (&Structure, Vec<u8>)> = BTreeMap::new();
+    for e in edits.chunks_exact(EDIT).take(EDITS_MAX) {
+        let structure = candidates[u16::from_le_bytes([e[0], e[1]]) as usize % candidates.len()];
+        let (_, bytes) = touched.entry(structure.at).or_insert_with(|| (structure, structure.read(&medium)));
+        edit_one(bytes, structure, e);
+    }
+    for (structure, mut bytes) in touched.into_values() {
+        if flags & flag::UNSEALED == 0 {
+            match structure.kind {
+                Kind::Bitmap => reseal_bitmap(base, &medium, structure, &bytes),
+                _ => drop(reseal(&mut bytes)),
+            }
+        }
+        put(&medium, structure.at, &bytes);
+    }
+    medium
+}
+
+/// Writes whole blocks.
+pub fn put(medium: &MemDevice, at: u64, bytes: &[u8]) {
+    let mut buf = IoBuf::zeroed(bytes.len() / BLOCK_SIZE);
+    buf.as_mut_bytes().copy_from_slice(bytes);
+    medium.write(at, &buf, false).expect("a place inside the image");
+}
+
+/// A bitmap's checksum lies in the index.
+fn reseal_bitmap(base: &Base, medium: &MemDevice, bitmap: &Structure, bytes: &[u8]) {
+    let home = base.geometry.bitmap_start.iter().position(|start| start.byte_offset() == bitmap.at);
+    for start in base.geometry.index_start {
+        let mut index = medium.bytes(start.byte_offset(), BLOCK_SIZE);
+        let generation = u64::from_le_bytes(index[32..40].try_into().expect("eight bytes"));
+        let (uuid, generation) = (&base.geometry.uuid, Generation(generation));
+        let Ok(mut entries) = decode_index_block(&index, start, uuid, generation, 0) else { continue };
+        for entry in entries.iter_mut().take(1).filter(|entry| Some(entry.home as usize) == home) {
+            entry.bitmap_crc = bitmap_crc(0, bytes);
+            entry.free_blocks = bytes.iter().map(|byte| byte.count_zeros()).sum();
+        }
+        encode_index_block(uuid, generation, 0, &entries, &mut index);
+        put(medium, start.byte_offset(), &index);
+    }
+}

@@ -1,0 +1,69 @@
+//! The fuzzer's targets without a fuzzer: the inputs that were worth keeping, and random ones for a few seconds.
+//!
+//! `KEDGE_FUZZ_SECONDS` sets how many (for each target), `KEDGE_SEED` the seed.
+
+use kedge_base::{Clock, SystemClock};
+use kedge_sim::fuzz::{TARGETS, Target, random};
+use kedge_sim::rig::{panic_text, seed_from_env, within};
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+use std::panic::catch_unwind;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+const SECONDS: f64 = 2.0;
+/// Many times what the slowest input takes.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Panics of all threads of this process: those of the engine's own are caught by nobody here.
+static PANICS: AtomicU64 = AtomicU64::new(0);
+
+fn count_panics() {
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        PANICS.fetch_add(1, Ordering::SeqCst);
+        before(info);
+    }));
+}
+
+fn hex(input: &[u8]) -> String {
+    input.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn check(name: &str, target: Target, input: &[u8], from: &str) {
+    let (before, owned) = (PANICS.load(Ordering::SeqCst), input.to_vec());
+    let what = format!("{name}, {from}: {}", hex(input));
+    let done = within(LIMIT, &what, move || catch_unwind(|| target(&owned)));
+    if let Err(panic) = done {
+        panic!("{what}: {}", panic_text(&*panic));
+    }
+    assert_eq!(PANICS.load(Ordering::SeqCst), before, "{what}: a thread of the engine panicked");
+}
+
+/// One test, for the count of panics is the process's.
+#[test]
+fn no_bytes_make_the_engine_or_fsck_panic() {
+    count_panics();
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
+    let seconds = std::env::var("KEDGE_FUZZ_SECONDS").map_or(SECONDS, |s| s.parse().expect("a number"));
+    let seed = seed_from_env().unwrap_or(1);
+    let clock = SystemClock::default();
+    for (name, target) in TARGETS {
+        let mut kept = 0;
+        for file in std::fs::read_dir(corpus.join(name)).expect("every target has a corpus") {
+            let path = file.expect("a readable directory").path();
+            check(name, target, &std::fs::read(&path).expect("readable"), &path.display().to_string());
+            kept += 1;
+        }
+        assert!(kept > 0, "no corpus for {name}");
+        let mut rng = SmallRng::seed_from_u64(seed);
+        let (end, mut runs) = (clock.monotonic() + Duration::from_secs_f64(seconds), 0u64);
+        while clock.monotonic() < end {
+            check(name, target, &random(&mut rng), &format!("KEDGE_SEED={seed} input {runs}"));
+            runs += 1;
+        }
+        println!("{name}: {kept} kept inputs, {runs} random ones in {seconds} s");
+        assert!(runs > 20, "{name}: {runs} inputs in {seconds} s");
+    }
+}

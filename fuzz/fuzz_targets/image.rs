@@ -1,0 +1,4 @@
+//! See `kedge_sim::fuzz::image`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| kedge_sim::fuzz::image(input));
