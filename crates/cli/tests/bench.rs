@@ -1,5 +1,6 @@
 //! `kedge bench` refuses what makes no sense before it makes anything. What it measures is for people to see: it takes
 //! minutes and a quiet machine. That it measures is shown with one short experiment.
+#![allow(clippy::unwrap_used)]
 
 mod common;
 use common::Place;
