@@ -279,6 +279,10 @@ fn cells(outcome: &Outcome, metric: usize, names: &[&str]) -> Vec<String> {
             None => "left out".into(),
             Some(side) if side.failed.is_some() => "FAILED".into(),
             Some(side) => match side.samples.get(metric) {
+                // Around nothing, a spread in percent says nothing.
+                Some(s) if s.median() == 0.0 && s.spread() > 0.0 => {
+                    format!("0.00, once {}", number(s.rounds().iter().copied().fold(0.0, f64::max)))
+                }
                 Some(s) if s.median().is_finite() => {
                     format!("{} ±{:.0} %", number(s.median()), s.spread() * 100.0)
                 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::contest::{Metric, Side};
+use crate::contest::{Metric, Published, Side};
 use crate::sample::Sample;
 
 fn side(name: &'static str, values: &[f64]) -> Side {
@@ -89,4 +89,50 @@ fn what_is_below_failed_or_noisy_is_said() {
     let json: serde_json::Value = serde_json::from_str(&report.json().unwrap()).unwrap();
     assert_eq!(json["sections"][0]["outcomes"][0]["sides"][0]["samples"][0]["median"], 100.0);
     assert_eq!(json["sections"][0]["outcomes"][0]["goal"]["ratio"], 3.0);
+}
+
+#[test]
+fn changes_stand_beside_what_was_published() {
+    let metrics = vec![
+        Metric::new("Rename average", "ms", Better::Lower),
+        Metric::new("log forces by sync", "", Better::Neither),
+    ];
+    let with_forces = |name, values: &[f64]| {
+        let mut side = side(name, values);
+        let mut none = Sample::default();
+        values.iter().for_each(|_| none.push(0.0));
+        side.samples.push(none);
+        side
+    };
+    let outcome = Outcome {
+        title: "dbench".into(),
+        metrics,
+        goal: None,
+        sides: vec![with_forces("sync", &[2.0, 2.2]), with_forces("lazy", &[0.2, 0.22])],
+        published: vec![Published { metric: "Rename average", figures: &[2.158, 0.123] }],
+    };
+    let bar = Bar::change(&outcome, "Rename average", crate::bars::Want::AtMost(-94.0));
+    let mut report = report(vec![outcome]);
+    report.sections[0].reading = Reading::Change;
+    report.bars = vec![bar];
+    report.machine.durable_write = vec![40.0, 4000.0];
+    let text = report.text();
+    let row: Vec<&str> = text
+        .lines()
+        .find(|l| l.contains("Rename average, ms"))
+        .unwrap()
+        .split("  ")
+        .filter(|c| !c.is_empty())
+        .collect();
+    let row: Vec<&str> = row.iter().map(|c| c.trim()).collect();
+    assert_eq!(
+        row,
+        ["dbench", "Rename average, ms", "2.10 ±5 %", "0.21 ±5 %", "-90.0 %", "2.16", "0.12", "-94.3 %"]
+    );
+    assert!(!text.contains("log forces by sync"), "what never happened has no row: {text}");
+    assert!(text.contains("MISSED"), "{text}");
+    assert!(text.contains("a durable write took 40.0 to 4,000 µs"), "{text}");
+    let missed = report.missed();
+    assert!(missed.len() == 1 && missed[0].starts_with("dbench: Rename average: -90"), "{missed:?}");
+    assert!(!report.failed(), "a bar that was missed is no failure");
 }

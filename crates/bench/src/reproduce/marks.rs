@@ -65,7 +65,7 @@ fn work(
     let (mut create, mut fsync) = (Times::default(), Times::default());
     let mut files = Vec::with_capacity(each as usize);
     for i in 0..each {
-        if i % LOOK_AGAIN == 0 {
+        if i.is_multiple_of(LOOK_AGAIN) {
             interrupt.check()?;
         }
         let dir = dirs[(i / FILES_PER_TURN) as usize % dirs.len()];
