@@ -26,6 +26,7 @@ const OPS: usize = 60;
 enum Failure {
     Plain(OpKind),
     Torn,
+    Short,
     LostFlush,
 }
 
@@ -35,6 +36,10 @@ impl Failure {
         match self {
             Failure::Plain(kind) => plan.fail(kind, nth, errno::EIO),
             Failure::Torn => plan.torn_write(nth, errno::EIO),
+            // Less than a block, or most of a large write.
+            Failure::Short => {
+                plan.short_write(nth, if seed.is_multiple_of(2) { 512 } else { 12 << 10 }, errno::EIO)
+            }
             Failure::LostFlush => plan.lose_flush(nth, errno::EIO),
         }
     }
@@ -78,18 +83,24 @@ fn check_shut_down(fs: &FileSystem) -> Result<(), String> {
     Ok(())
 }
 
-fn one_fault(setup: &Setup, failure: Failure, seed: u64) -> Result<bool, String> {
-    let (medium, mut model) = start(setup, seed)?;
+/// Answers whether there was an `nth` request to fail.
+fn one_fault(
+    setup: &Setup,
+    (medium, mut model): (MemDevice, Model),
+    failure: Failure,
+    (seed, nth): (u64, u64),
+    ops: usize,
+) -> Result<bool, String> {
     let device = Arc::new(SimDevice::new(medium));
     device.stop_recording();
     let fs = rig::open(&device, &Arc::new(ManualClock::default()), setup)?;
-    device.set_plan(failure.plan(seed % 23, seed));
+    device.set_plan(failure.plan(nth, seed));
     let mut exec = Executor::new(fs);
     let profile = Profile { remounts: 0, persists: 250, ..Profile::default() };
     let mut generator = Generator::new(seed ^ 0xfa17, profile);
     let mut history = History::new(model.clone(), Promise::LastChange);
     let mut down = false;
-    while history.len() < OPS && !down {
+    while history.len() < ops && !down {
         let op = generator.next(&model);
         let mut after = model.clone();
         let Some(expected) = after.apply(&op) else { continue };
@@ -126,9 +137,9 @@ fn one_fault(setup: &Setup, failure: Failure, seed: u64) -> Result<bool, String>
     let counts = device.op_counts();
     let struck = match failure {
         Failure::Plain(OpKind::Read) => counts.reads,
-        Failure::Plain(OpKind::Write) | Failure::Torn => counts.writes,
+        Failure::Plain(OpKind::Write) | Failure::Torn | Failure::Short => counts.writes,
         Failure::Plain(OpKind::Flush) | Failure::LostFlush => counts.flushes,
-    } > seed % 23;
+    } > nth;
     if down {
         check_shut_down(&exec.fs)?;
     } else if struck
@@ -164,7 +175,10 @@ fn sweep(failure: Failure, setup: Setup, count: u64) {
         let inner = setup.clone();
         let what = format!("{failure:?} KEDGE_SEED={seed}");
         let body = move || {
-            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| one_fault(&inner, failure, seed)))
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                start(&inner, seed)
+                    .and_then(|image| one_fault(&inner, image, failure, (seed, seed % 23), OPS))
+            }))
         };
         match within(LIMIT, &what, body) {
             Ok(Ok(hit)) => struck += u32::from(hit),
@@ -180,6 +194,50 @@ fn sweep(failure: Failure, setup: Setup, count: u64) {
         failures[..failures.len().min(3)].join("\n")
     );
     assert!(all.len() == 1 || struck > 0, "no fault was ever met");
+}
+
+/// Every request of a workload fails once, in each way.
+#[test]
+fn every_request_fails_once() {
+    const WAYS: [Failure; 6] = [
+        Failure::Plain(OpKind::Read),
+        Failure::Plain(OpKind::Write),
+        Failure::Torn,
+        Failure::Short,
+        Failure::Plain(OpKind::Flush),
+        Failure::LostFlush,
+    ];
+    // With the debug assertions on, the same few times.
+    let all = seeds(if cfg!(debug_assertions) { 2 } else { 20 });
+    let mut runs = 0;
+    for &seed in &all {
+        let setup = if seed % 2 == 0 {
+            Setup { promise: Promise::LastChange, ..Setup::default() }.switched(seed)
+        } else {
+            Setup::cramped().switched(seed)
+        };
+        let (medium, model) = start(&setup, seed).unwrap_or_else(|e| panic!("KEDGE_SEED={seed}: {e}"));
+        for way in WAYS {
+            for nth in 0.. {
+                let what = format!("{way:?} KEDGE_SEED={seed}, request {nth}");
+                let (setup, image) = (setup.clone(), (medium.fork(), model.clone()));
+                let body = move || {
+                    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                        one_fault(&setup, image, way, (seed, nth), 2 * OPS)
+                    }))
+                };
+                runs += 1;
+                match within(LIMIT, &what, body) {
+                    Ok(Ok(true)) => {}
+                    Ok(Ok(false)) => break,
+                    Ok(Err(e)) => panic!("{what}: {e}"),
+                    Err(panic) => panic!("{what}: panic: {}", rig::panic_text(&*panic)),
+                }
+            }
+        }
+    }
+    println!("{} workloads, {runs} faults: nothing lost, no panic, no hang", all.len());
+    assert!(runs > 50 * all.len(), "{runs} runs are not every request");
 }
 
 #[test]
