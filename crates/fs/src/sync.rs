@@ -30,8 +30,13 @@ const BLOCK: u64 = BLOCK_SIZE as u64;
 /// New data up to this many bytes rides in the log.
 pub(crate) const LOG_DATA_MAX: usize = 32 << 10;
 const LOG_DATA_PAGES: usize = 16;
-const LOG_RECORD_BYTES: u64 =
-    LOG_DATA_MAX as u64 + 2 * PATCH_BYTES + LOG_DATA_PAGES as u64 * (PROMISE_PER_PIECE as u64 + 32);
+
+/// The most that a record with the dirty bytes of so many pages takes.
+fn log_record_bytes(pages: usize) -> u64 {
+    let bytes = (pages as u64 * BLOCK).min(LOG_DATA_MAX as u64);
+    bytes + 2 * PATCH_BYTES + pages as u64 * (PROMISE_PER_PIECE as u64 + 32)
+}
+
 /// Inodes whose time stamps go into one record.
 const TIMES_INODES: usize = 256;
 /// The same on a full image.
@@ -136,17 +141,22 @@ impl Fs {
     /// New are bytes without a written block, bytes behind the logged size, and bytes of pages that are log-resident
     /// already: those must be logged again, or replay would put the older record over them.
     fn log_small_data(&self, inode: &Arc<Inode>) -> Result<bool> {
-        // Keeps a promise, as writeback does.
-        let mut handle = self.begin(LOG_RECORD_BYTES, 1, Class::Reclaim)?;
+        let room = inode.pages.lock().dirty_count();
+        if room > LOG_DATA_PAGES {
+            return Ok(false);
+        }
+        // Keeps a promise, as writeback does. For as many pages as are dirty now: many fsyncs at once would else hold a
+        // good part of a small log that none of them needs.
+        let mut handle = self.begin(log_record_bytes(room), 1, Class::Reclaim)?;
         let _wb = inode.wb.lock();
         let mut pages = inode.pages.lock();
-        let dirty = pages.unclean(Which::Dirty, LOG_DATA_PAGES + 1);
+        let dirty = pages.unclean(Which::Dirty, room + 1);
         if dirty.is_empty() {
             return Ok(true);
         }
         let mut changes = self.lock_metas(&[&**inode]);
         let c = &mut changes[0];
-        if c.meta.dead || dirty.len() > LOG_DATA_PAGES {
+        if c.meta.dead || dirty.len() > room {
             return Ok(c.meta.dead);
         }
         let size = c.core.size;

@@ -325,11 +325,12 @@ impl Store {
     }
 
     /// A checkpoint in the background may go slowly and leave the device to those who wait for it: nobody waits for log
-    /// space, and more than half of what was free when it started still is. Looked at after each batch, so a foreground
-    /// that fills the log meanwhile makes it go on at full speed.
+    /// space, and more than three quarters of what was free when it started still is. Looked at after each batch, so a
+    /// foreground that fills the log meanwhile makes it go on at full speed.
     fn has_time(&self) -> bool {
-        let (used, ring) = self.log_use();
-        !self.log.has_waiters() && ring.saturating_sub(used) * 200 > ring * self.async_percent()
+        // What is reserved or promised counts: it is space that nobody else can have.
+        let free = self.log.space().free_percent as u64;
+        !self.log.has_waiters() && free * 4 > 3 * self.async_percent()
     }
 
     /// Slows an operation down while the log is nearly full, so that the last of its space goes slowly enough for the
@@ -366,7 +367,10 @@ impl Store {
     /// operation that found no space checkpoints.
     pub(crate) fn log_space_short(&self) -> Result<()> {
         if self.checkpoint.async_percent.load(Ordering::Relaxed) == 0 {
-            return self.checkpoint(CheckpointCause::LogSpace);
+            let started = self.clock.monotonic();
+            let result = self.checkpoint(CheckpointCause::LogSpace);
+            self.log.stats().space_stalls.record((self.clock.monotonic() - started).as_nanos() as u64);
+            return result;
         }
         self.wake_checkpoint(CheckpointCause::LogSpace);
         Ok(())
