@@ -16,6 +16,9 @@ const SECONDS: f64 = 2.0;
 /// Many times what the slowest input takes.
 const LIMIT: Duration = Duration::from_secs(60);
 
+/// One cause has many inputs.
+const FAILURES_MAX: usize = 30;
+
 /// Panics of all threads of this process: those of the engine's own are caught by nobody here.
 static PANICS: AtomicU64 = AtomicU64::new(0);
 
@@ -31,14 +34,17 @@ fn hex(input: &[u8]) -> String {
     input.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn check(name: &str, target: Target, input: &[u8], from: &str) {
+fn check(name: &str, target: Target, input: &[u8], from: &str) -> Result<(), String> {
     let (before, owned) = (PANICS.load(Ordering::SeqCst), input.to_vec());
     let what = format!("{name}, {from}: {}", hex(input));
     let done = within(LIMIT, &what, move || catch_unwind(|| target(&owned)));
     if let Err(panic) = done {
-        panic!("{what}: {}", panic_text(&*panic));
+        return Err(format!("{what}: {}", panic_text(&*panic)));
     }
-    assert_eq!(PANICS.load(Ordering::SeqCst), before, "{what}: a thread of the engine panicked");
+    match PANICS.load(Ordering::SeqCst) == before {
+        true => Ok(()),
+        false => Err(format!("{what}: a thread of the engine panicked")),
+    }
 }
 
 /// One test, for the count of panics is the process's.
@@ -49,21 +55,25 @@ fn no_bytes_make_the_engine_or_fsck_panic() {
     let seconds = std::env::var("KEDGE_FUZZ_SECONDS").map_or(SECONDS, |s| s.parse().expect("a number"));
     let seed = seed_from_env().unwrap_or(1);
     let clock = SystemClock::default();
+    let mut failures = Vec::new();
     for (name, target) in TARGETS {
         let mut kept = 0;
         for file in std::fs::read_dir(corpus.join(name)).expect("every target has a corpus") {
             let path = file.expect("a readable directory").path();
-            check(name, target, &std::fs::read(&path).expect("readable"), &path.display().to_string());
+            let input = std::fs::read(&path).expect("readable");
+            failures.extend(check(name, target, &input, &path.display().to_string()).err());
             kept += 1;
         }
         assert!(kept > 0, "no corpus for {name}");
         let mut rng = SmallRng::seed_from_u64(seed);
         let (end, mut runs) = (clock.monotonic() + Duration::from_secs_f64(seconds), 0u64);
-        while clock.monotonic() < end {
-            check(name, target, &random(&mut rng), &format!("KEDGE_SEED={seed} input {runs}"));
+        while clock.monotonic() < end && failures.len() < FAILURES_MAX {
+            let from = format!("KEDGE_SEED={seed} input {runs}");
+            failures.extend(check(name, target, &random(&mut rng), &from).err());
             runs += 1;
         }
         println!("{name}: {kept} kept inputs, {runs} random ones in {seconds} s");
-        assert!(runs > 20, "{name}: {runs} inputs in {seconds} s");
+        assert!(runs > 20 || !failures.is_empty(), "{name}: {runs} inputs in {seconds} s");
     }
+    assert!(failures.is_empty(), "{} inputs:\n{}", failures.len(), failures.join("\n"));
 }
