@@ -87,3 +87,41 @@ pub fn is(variant: Variant) -> bool {
 pub const fn is(_: Variant) -> bool {
     false
 }
+
+/// Refused reservations: the engine asks [`refusal::comes`] wherever an operation promises itself space, and one of them
+/// can be told to fail as on a full image.
+pub mod refusal {
+    #[cfg(feature = "broken")]
+    use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+    #[cfg(feature = "broken")]
+    static ASKED: AtomicU64 = AtomicU64::new(0);
+    #[cfg(feature = "broken")]
+    static AT: AtomicU64 = AtomicU64::new(u64::MAX);
+
+    /// Counts from here on and refuses reservation number `at`, from 0; `None`: none.
+    #[cfg(feature = "broken")]
+    pub fn start(at: Option<u64>) {
+        AT.store(at.unwrap_or(u64::MAX), SeqCst);
+        ASKED.store(0, SeqCst);
+    }
+
+    /// Reservations since [`start`].
+    #[cfg(feature = "broken")]
+    pub fn asked() -> u64 {
+        ASKED.load(SeqCst)
+    }
+
+    /// Whether this reservation shall be refused.
+    #[cfg(feature = "broken")]
+    pub fn comes() -> bool {
+        ASKED.fetch_add(1, SeqCst) == AT.load(SeqCst)
+    }
+
+    /// Never: the feature is off.
+    #[cfg(not(feature = "broken"))]
+    #[inline(always)]
+    pub const fn comes() -> bool {
+        false
+    }
+}

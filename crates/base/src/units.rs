@@ -50,7 +50,8 @@ impl Ino {
 impl BlockNo {
     /// Byte offset of the block on the device.
     pub const fn byte_offset(self) -> u64 {
-        self.0 * crate::BLOCK_SIZE as u64
+        // An address from an image may be anything: one past every device is refused by the device.
+        self.0.saturating_mul(crate::BLOCK_SIZE as u64) & !(crate::BLOCK_SIZE as u64 - 1)
     }
 }
 

@@ -103,6 +103,11 @@ impl InodeCore {
         FileKind::from_mode(self.mode)
     }
 
+    /// Whether size and blocks are such that one may calculate with them.
+    pub(crate) fn is_possible(&self) -> bool {
+        self.size <= crate::SIZE_MAX && self.blocks <= crate::BLOCKS_MAX
+    }
+
     pub fn encode(&self) -> [u8; InodeCore::SIZE] {
         let times = [self.atime, self.mtime, self.ctime, self.btime];
         let raw = RawInode {
@@ -153,6 +158,13 @@ impl InodeCore {
                 CorruptKind::Inode,
                 BlockNo(0),
                 format!("mode {:o} has no file type", core.mode),
+            ));
+        }
+        if !core.is_possible() {
+            return Err(Error::corrupt(
+                CorruptKind::Inode,
+                BlockNo(0),
+                format!("impossible size {} or count of blocks {}", core.size, core.blocks),
             ));
         }
         if raw.nsec.iter().any(|n| n.get() >= 1_000_000_000) {

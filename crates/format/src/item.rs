@@ -106,6 +106,11 @@ impl<'a> Xattr<'a> {
     }
 }
 
+/// Whether a run of blocks lies where byte offsets reach.
+pub(crate) fn fits(start: u64, blocks: u64) -> bool {
+    start.checked_add(blocks).is_some_and(|end| end <= crate::BLOCKS_MAX)
+}
+
 /// Where a run of file blocks lies. The file block is the key's offset.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ExtentItem {
@@ -139,7 +144,7 @@ impl ExtentItem {
         let start = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
         let blocks = u32::from_le_bytes(bytes[8..12].try_into().expect("four bytes"));
         let flags = u32::from_le_bytes(bytes[12..].try_into().expect("four bytes"));
-        if blocks == 0 || blocks as u64 > EXTENT_BLOCKS_MAX || start.checked_add(blocks as u64).is_none() {
+        if blocks == 0 || blocks as u64 > EXTENT_BLOCKS_MAX || !fits(start, blocks as u64) {
             return Err(bad(format!("extent of {blocks} blocks at block {start}")));
         }
         if flags & !ExtentItem::UNWRITTEN != 0 {

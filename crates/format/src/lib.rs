@@ -30,6 +30,11 @@ pub mod superblock;
 pub use inode::{FileKind, InodeCore};
 pub use key::{ItemKind, Key};
 
+/// Blocks that byte offsets can name: nothing lies behind.
+pub const BLOCKS_MAX: u64 = u64::MAX / kedge_base::BLOCK_SIZE as u64;
+/// Bytes that a file can have (it may not have as many): sums of offsets and lengths then stay far from overflow.
+pub const SIZE_MAX: u64 = i64::MAX as u64;
+
 /// CRC32C of `bytes` as if the four bytes at `crc_at` were zero.
 pub(crate) fn crc_without(bytes: &[u8], crc_at: usize) -> u32 {
     let crc = crc32c::crc32c(&bytes[..crc_at]);

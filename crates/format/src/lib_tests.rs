@@ -22,3 +22,53 @@ fn foreign_and_short_bytes_are_left_alone() {
         assert_eq!(bytes, foreign);
     }
 }
+
+/// Numbers from an image with which no later sum may overflow.
+#[test]
+fn impossible_numbers_are_refused() {
+    let extent = |start| item::ExtentItem { start: BlockNo(start), blocks: 1, unwritten: false };
+    assert!(item::ExtentItem::decode(&extent(BLOCKS_MAX - 1).encode()).is_ok());
+    for start in [BLOCKS_MAX, u64::MAX - 1, u64::MAX] {
+        assert!(item::ExtentItem::decode(&extent(start).encode()).is_err(), "{start}");
+    }
+    let inode = |size, blocks| InodeCore { mode: 0o100644, size, blocks, ..InodeCore::default() };
+    assert!(InodeCore::decode(&inode(SIZE_MAX, BLOCKS_MAX).encode()).is_ok());
+    for (size, blocks) in [(SIZE_MAX + 1, 0), (u64::MAX, 0), (0, BLOCKS_MAX + 1)] {
+        assert!(InodeCore::decode(&inode(size, blocks).encode()).is_err(), "{size} {blocks}");
+    }
+}
+
+#[test]
+fn a_child_beyond_every_device_is_refused() {
+    let (uuid, generation) = (uuid::Uuid::from_bytes([7; 16]), Generation(3));
+    for (addr, valid) in [(64, true), (BLOCKS_MAX, false), (u64::MAX - 3, false)] {
+        let mut bytes = vec![0; node::NODE_SIZE];
+        let mut inner = node::NodeMut::init(&mut bytes, &uuid, BlockNo(128), generation, 1);
+        inner.append(
+            &Key::new(kedge_base::Ino(1), ItemKind::Inode, 0),
+            &node::Child { addr: BlockNo(addr), generation }.encode(),
+        );
+        inner.seal();
+        let checked = node::NodeView::check(&bytes, &uuid, BlockNo(128), generation, 1);
+        assert_eq!(checked.is_ok(), valid, "{addr}");
+    }
+}
+
+#[test]
+fn a_log_write_at_the_end_of_all_positions_is_none() {
+    let uuid = uuid::Uuid::from_bytes([7; 16]);
+    for (lsn, valid) in [(4096, true), (u64::MAX - 4095, false)] {
+        let header = logwrite::WriteHeader {
+            epoch: kedge_base::Epoch(1),
+            lsn: kedge_base::Lsn(lsn),
+            blocks: 1,
+            tail_lsn: kedge_base::Lsn(0),
+            durable_lsn: kedge_base::Lsn(0),
+            payload_bytes: 0,
+            records: 0,
+        };
+        let mut write = vec![0; kedge_base::BLOCK_SIZE];
+        header.seal(&uuid, &mut write);
+        assert_eq!(logwrite::WriteHeader::peek(&uuid, &write).is_some(), valid, "{lsn}");
+    }
+}

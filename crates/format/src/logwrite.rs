@@ -26,6 +26,9 @@ pub const FRAME_SIZE: usize = 4;
 /// Largest log write, in blocks (1 MiB). A record never crosses log writes, so this also bounds a record.
 pub const WRITE_BLOCKS_MAX: u32 = 256;
 
+/// No log comes so far; behind it is room to count on.
+const LSN_MAX: u64 = i64::MAX as u64;
+
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct RawHeader {
@@ -96,7 +99,8 @@ impl WriteHeader {
         let blocks = raw.blocks.get();
         let capacity = blocks as u64 * BLOCK_SIZE as u64;
         let fits = (1..=WRITE_BLOCKS_MAX).contains(&blocks)
-            && HEADER_SIZE as u64 + raw.payload_bytes.get() as u64 <= capacity;
+            && HEADER_SIZE as u64 + raw.payload_bytes.get() as u64 <= capacity
+            && raw.lsn.get() <= LSN_MAX;
         (raw.magic == MAGIC && raw.uuid == *uuid.as_bytes() && fits).then(|| WriteHeader {
             epoch: Epoch(raw.epoch.get()),
             lsn: Lsn(raw.lsn.get()),

@@ -218,6 +218,9 @@ impl<'a> NodeView<'a> {
                 return Err(format!("key {i} does not ascend"));
             }
             before = Some(key);
+            if self.level() > 0 && !crate::item::fits(self.child(i).addr.0, NODE_BLOCKS) {
+                return Err(format!("child {i} lies at block {}", self.child(i).addr));
+            }
             if self.level() > 0 && self.child(i).generation > self.generation() {
                 return Err(format!("child {i} is younger than its parent"));
             }

@@ -351,14 +351,14 @@ impl<'a> Reader<'a> {
 
     fn extent(&mut self) -> Option<Extent> {
         let e = Extent::new(BlockNo(self.u64()?), self.u64()?);
-        (e.blocks > 0 && e.start.0.checked_add(e.blocks).is_some()).then_some(e)
+        (e.blocks > 0 && crate::item::fits(e.start.0, e.blocks)).then_some(e)
     }
 
     /// inode, offset, length of a byte range that does not wrap.
     fn range(&mut self, wide: bool) -> Option<(Ino, u64, u64)> {
         let (ino, offset) = (Ino(self.u64()?), self.u64()?);
         let len = if wide { self.u64()? } else { self.u32()? as u64 };
-        offset.checked_add(len)?;
+        offset.checked_add(len).filter(|end| *end <= crate::SIZE_MAX)?;
         Some((ino, offset, len))
     }
 
@@ -391,7 +391,7 @@ impl<'a> Reader<'a> {
             CTIME => ctime = self.time();
             BTIME => btime = self.time();
         }
-        Some(InodePatch { ino, mask, core })
+        core.is_possible().then_some(InodePatch { ino, mask, core })
     }
 
     fn edit(&mut self) -> Option<Edit<'a>> {

@@ -75,6 +75,9 @@ struct Raw {
     written_sec: I64,
 }
 
+/// No image lives to see a counter at this value; behind it is room to count on.
+pub const COUNTER_MAX: u64 = 1 << 62;
+
 const CRC_AT: usize = std::mem::offset_of!(Raw, crc);
 const _: () = assert!(CRC_AT == 12);
 const _: () = assert!(std::mem::offset_of!(Raw, feature_compat) == 112);
@@ -369,7 +372,7 @@ impl Superblock {
         if g.data_start.0 < at || g.data_start.0 >= g.total_blocks || g.data_start.0 % NODE_BLOCKS != 0 {
             return Err("data area outside the image");
         }
-        if c.root < g.data_start || c.root.0 + NODE_BLOCKS > g.total_blocks || c.root.0 % NODE_BLOCKS != 0 {
+        if c.root < g.data_start || c.root.0 > g.total_blocks - NODE_BLOCKS || c.root.0 % NODE_BLOCKS != 0 {
             return Err("tree root outside the data area");
         }
         if c.root_generation > c.generation || c.root_level > 16 {
@@ -381,6 +384,10 @@ impl Superblock {
             || c.checkpoint_lsn.0 % BLOCK_SIZE as u64 != 0
         {
             return Err("impossible log positions");
+        }
+        let counters = [c.generation.0, c.epoch.0, c.next_ino.0, c.inodes, c.nodes];
+        if counters.into_iter().any(|n| n > COUNTER_MAX) {
+            return Err("a counter that cannot have come so far");
         }
         if c.next_ino <= Ino::ROOT || c.free_blocks > g.total_blocks {
             return Err("impossible inode or block count");

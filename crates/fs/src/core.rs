@@ -169,7 +169,7 @@ impl Fs {
     ) -> Result<RecordLsn> {
         let others = record.edits();
         for c in changes.iter_mut() {
-            c.core.change += 1;
+            c.core.change = c.core.change.wrapping_add(1);
             let mut mask = c.mask | c.meta.unlogged | InodeMask::CHANGE;
             if broken::is(Variant::SizeBeyondWritten) {
                 mask |= InodeMask::SIZE; // broken on purpose: the live size, whatever is written of it

@@ -2,7 +2,7 @@
 
 use crate::core::Fs;
 use crate::{Error, Result};
-use kedge_base::{BlockNo, CorruptKind, Extent, Ino};
+use kedge_base::{BLOCK_SIZE, BlockNo, CorruptKind, Extent, Ino};
 use kedge_format::item::{EXTENT_BLOCKS_MAX, ExtentItem};
 use kedge_format::record::RecordBuilder;
 use kedge_format::{ItemKind, Key};
@@ -55,6 +55,12 @@ impl Fs {
         })?;
         if let Some(e) = bad {
             return Err(e.into());
+        }
+        let last = kedge_format::SIZE_MAX / BLOCK_SIZE as u64 + 1;
+        if let Some((at, item)) = found.iter().find(|(at, item)| *at > last - item.blocks as u64) {
+            let what = format!("inode {ino}: an extent at file block {at}");
+            let bad = kedge_base::Error::corrupt(CorruptKind::ExtentItem, item.start, what);
+            return Err(Error::Engine(bad));
         }
         if let Some(w) = found.windows(2).find(|w| w[0].0 + w[0].1.blocks as u64 > w[1].0) {
             let what = format!("inode {ino}: extents at file blocks {} and {} overlap", w[0].0, w[1].0);

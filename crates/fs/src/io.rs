@@ -5,7 +5,7 @@ use crate::extents::{Mapping, Place};
 use crate::inode::Inode;
 use crate::pages::{Backing, Page, Which};
 use crate::{Error, Result, SeekKind};
-use kedge_base::{BLOCK_SIZE, Ino, IoBuf};
+use kedge_base::{BLOCK_SIZE, BlockNo, Ino, IoBuf};
 use kedge_format::FileKind;
 use kedge_format::item::FILE_SIZE_MAX;
 use kedge_format::record::InodeMask;
@@ -91,7 +91,7 @@ impl Fs {
                     while done < m.blocks {
                         let blocks = (m.blocks - done).min(READ_BLOCKS_MAX);
                         let mut io = IoBuf::zeroed(blocks as usize);
-                        self.store.device().read((start.0 + done) * BLOCK, &mut io)?;
+                        self.store.device().read(BlockNo(start.0 + done).byte_offset(), &mut io)?;
                         self.stats.data_reads.inc();
                         self.stats.data_read_bytes.add(io.len() as u64);
                         for (i, block) in io.as_mut_bytes().chunks_exact_mut(BLOCK_SIZE).enumerate() {

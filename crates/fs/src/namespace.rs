@@ -222,7 +222,7 @@ impl Fs {
                     return Err(Error::NotFound);
                 }
                 c.touch(now);
-                c.set(InodeMask::SIZE, |core| core.size += 1);
+                c.set(InodeMask::SIZE, |core| core.size = core.size.saturating_add(1));
                 continue;
             }
             if c.meta.dead {
@@ -272,7 +272,7 @@ impl Fs {
         for c in &mut changes {
             if c.inode.ino == dir.ino {
                 c.touch(now);
-                c.set(InodeMask::SIZE, |core| core.size -= 1);
+                c.set(InodeMask::SIZE, |core| core.size = core.size.saturating_sub(1));
                 continue;
             }
             orphaned = drop_name(c, &mut record, now)?;
@@ -329,8 +329,8 @@ impl Fs {
             if c.inode.ino == dir.ino {
                 c.touch(now);
                 c.set(InodeMask::SIZE | InodeMask::NLINK, |core| {
-                    core.size -= 1;
-                    core.nlink -= 1;
+                    core.size = core.size.saturating_sub(1);
+                    core.nlink = core.nlink.saturating_sub(1);
                 });
                 continue;
             }

@@ -6,9 +6,10 @@ use crate::crash::{History, Promise, check_view};
 use crate::model::Model;
 use crate::ops::{Executor, Op, Outcome, print_ops};
 use crate::view::{View, compare_with_handles};
-use kedge_base::ManualClock;
+use kedge_base::{BLOCK_SIZE, IoBuf, ManualClock};
 use kedge_device::sim::{Choice, SimDevice};
 use kedge_device::{Device, MemDevice};
+use kedge_format::superblock::{SLOTS, Superblock};
 use kedge_fsck::CheckOptions;
 use kedgefs::{
     Clock, DirtyTracking, FdatasyncRule, FileSystem, FormatOptions, MountOptions, NewName, OrderWord,
@@ -85,11 +86,21 @@ fn said(what: &str) -> impl Fn(kedgefs::Error) -> String {
     move |e| format!("{what} fails: {e} (errno {})", e.errno())
 }
 
-/// Makes an image in memory.
+/// Makes an image in memory, the same each time: neither the image's name nor the key of its name hash is random.
 pub fn format(size: u64, log: u64) -> Result<MemDevice, String> {
     let device = Arc::new(MemDevice::new(size));
-    let options = FormatOptions { log_size: Some(log), ..FormatOptions::default() };
+    let uuid = Some(uuid::Uuid::from_bytes([0x6b; 16]));
+    let options = FormatOptions { log_size: Some(log), uuid, ..FormatOptions::default() };
     FileSystem::format(device.clone(), Arc::new(ManualClock::default()), &options).map_err(said("format"))?;
+    for (i, slot) in SLOTS.iter().enumerate() {
+        let mut block = IoBuf::zeroed(1);
+        block.as_mut_bytes().copy_from_slice(&device.bytes(slot.byte_offset(), BLOCK_SIZE));
+        // A fresh image has no name that was hashed yet, and perhaps only one slot.
+        let Ok(mut sb) = Superblock::decode(block.as_bytes(), i, size / BLOCK_SIZE as u64) else { continue };
+        sb.geometry.hash_seed = [0x5a; 16];
+        sb.encode(block.as_mut_bytes());
+        device.write(slot.byte_offset(), &block, false).map_err(|e| e.to_string())?;
+    }
     Ok(device.fork())
 }
 

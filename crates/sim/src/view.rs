@@ -177,8 +177,9 @@ pub fn read_inode(fs: &FileSystem, ino: Ino, path: &str) -> Result<Found, String
     match attr.kind {
         FileKind::Regular => found.content = read_content(fs, &attr, path)?,
         FileKind::Symlink => {
-            found.target = text(&fs.readlink(ino).map_err(said(path, "readlink"))?);
-            if found.target.is_empty() || found.target.len() as u64 != attr.size {
+            let target = fs.readlink(ino).map_err(said(path, "readlink"))?;
+            found.target = text(&target);
+            if target.is_empty() || target.len() as u64 != attr.size {
                 return Err(format!("{path}: symlink of size {} to {:?}", attr.size, found.target));
             }
         }

@@ -56,6 +56,10 @@ impl Store {
         if need.class == Class::Checkpoint {
             return self.begin_in_checkpoint(need);
         }
+        // Those that give space back are never refused.
+        if need.class == Class::Normal && kedge_base::broken::refusal::comes() {
+            return Err(Error::NoSpace);
+        }
         self.wait_for_dirty_limit()?;
         if need.class == Class::Normal {
             self.throttle();

@@ -94,7 +94,7 @@ fn tests(steps: &mut Steps) {
     steps.run("crash states, a slice", || crash(&[]));
     steps
         .run("tests, release: crash exploration", || tools::cargo(&["test", "--release", "-p", "kedge-sim"]));
-    steps.run("tests, release: broken engines are caught", || {
+    steps.run("tests, release: broken engines are caught, refused space harms nothing", || {
         tools::cargo(&[
             "test",
             "--release",
@@ -104,6 +104,8 @@ fn tests(steps: &mut Steps) {
             "broken",
             "--test",
             "broken",
+            "--test",
+            "refused",
             "--",
             "--nocapture",
         ])

@@ -1,0 +1,145 @@
+//! Every reservation of space is refused once: the operation that asked fails with ENOSPC and changes nothing, or does
+//! without; all before and after it is as if it had never been tried, also after a crash.
+//!
+//! One test alone: the counter is one for the process. `KEDGE_SEED` repeats one workload.
+
+mod common;
+
+use common::seeds;
+use kedge_base::ManualClock;
+use kedge_base::broken::refusal;
+use kedge_device::sim::{Choice, SimDevice};
+use kedge_sim::crash::{History, check_state};
+use kedge_sim::generate::{Generator, Profile};
+use kedge_sim::model::{Effect, Model};
+use kedge_sim::ops::{Executor, Falloc, Op, Outcome, errno};
+use kedge_sim::rig::{self, Setup, within};
+use kedge_sim::view::compare_with_handles;
+use std::sync::Arc;
+use std::time::Duration;
+
+const WORKLOADS: u64 = 24;
+const OPERATIONS: usize = 40;
+
+#[derive(Default, Debug)]
+struct Tally {
+    reservations: u64,
+    refused: u64,
+    done_without: u64,
+    /// Failed with one of their steps done.
+    stepwise: u64,
+}
+
+/// What random operations are there, by the model alone.
+fn workload(seed: u64) -> Vec<Op> {
+    let profile = Profile {
+        remounts: 0,
+        offset_max: 64 << 10,
+        write_max: 20 << 10,
+        persists: 150,
+        shifts: 100,
+        extremes: 0,
+        ..Profile::default()
+    };
+    let (mut generator, mut model, mut ops) = (Generator::new(seed, profile), Model::new(), Vec::new());
+    while ops.len() < OPERATIONS {
+        let op = generator.next(&model);
+        if model.apply(&op).is_some() {
+            ops.push(op);
+        }
+    }
+    ops
+}
+
+/// Operations that take several steps, each of them whole: a range is zeroed first, then allocated.
+fn is_stepwise(op: &Op) -> bool {
+    matches!(op, Op::Fallocate { how: Falloc::Zero | Falloc::ZeroKeep, .. })
+}
+
+/// Runs the workload and refuses reservation `at`. Answers how many there were, whether that failed an
+/// operation, and whether one with a step done.
+fn run(setup: &Setup, ops: &[Op], at: Option<u64>) -> Result<(u64, bool, bool), String> {
+    let device = Arc::new(SimDevice::new(rig::format(setup.image, setup.log)?));
+    device.stop_recording();
+    let fs = rig::open(&device, &Arc::new(ManualClock::default()), setup)?;
+    let (mut exec, mut model) = (Executor::new(fs), Model::new());
+    let mut history = History::new(model.clone(), setup.promise);
+    let (mut failed, mut stepwise) = (false, false);
+    refusal::start(at);
+    for op in ops {
+        let before = model.clone();
+        let Some(expected) = model.apply(op) else { continue };
+        let asked = refusal::asked();
+        let outcome = exec.apply(op);
+        let hit = at.is_some_and(|at| (asked..refusal::asked()).contains(&at));
+        if hit && outcome == Outcome::Failed(errno::ENOSPC) {
+            failed = true;
+            let zeroed = is_stepwise(op) && compare_with_handles(&exec, &before).is_err();
+            if zeroed {
+                stepwise = true;
+                break;
+            }
+            model = before;
+            history.push(op.clone(), outcome, Effect::default(), model.clone());
+            compare_with_handles(&exec, &model).map_err(|e| format!("{op:?} is refused: {e}"))?;
+            model.forget_atimes();
+            continue;
+        }
+        if !expected.allows(&outcome) {
+            return Err(format!("{op:?} answers {outcome:?}, expected {:?}", expected.outcome));
+        }
+        history.push(op.clone(), outcome, expected.effect, model.clone());
+    }
+    let asked = refusal::asked();
+    refusal::start(None);
+    let done = history.len();
+    if !stepwise {
+        compare_with_handles(&exec, &model).map_err(|e| format!("at the end: {e}"))?;
+    }
+    // Nothing that was not flushed survives; what was made durable must.
+    let medium = device.crash_as(Choice::None);
+    let _ = exec.fs.shutdown(false);
+    rig::fsck(medium.fork())?;
+    if !stepwise {
+        let fs = rig::open(&Arc::new(SimDevice::new(medium)), &Arc::new(ManualClock::default()), setup)?;
+        check_state(&fs, &history, done, &history.persists_before(done)).map_err(|v| v.to_string())?;
+        let _ = fs.shutdown(false);
+    }
+    Ok((asked, failed, stepwise))
+}
+
+fn refuse_each(seed: u64) -> Result<Tally, String> {
+    let (setup, ops) = (Setup { image: 32 << 20, log: 2 << 20, ..Setup::default() }, workload(seed));
+    let (count, ..) = run(&setup, &ops, None)?;
+    let mut tally = Tally { reservations: count, ..Tally::default() };
+    for at in 0..count {
+        let (_, failed, stepwise) =
+            run(&setup, &ops, Some(at)).map_err(|e| format!("reservation {at} of {count}: {e}"))?;
+        tally.stepwise += u64::from(stepwise);
+        if failed {
+            tally.refused += 1;
+        } else {
+            tally.done_without += 1;
+        }
+    }
+    Ok(tally)
+}
+
+#[test]
+fn each_refused_reservation_fails_its_operation_and_nothing_else() {
+    let mut total = Tally::default();
+    for seed in seeds(WORKLOADS) {
+        let what = format!("KEDGE_SEED={seed}");
+        match within(Duration::from_secs(300), &what, move || refuse_each(seed)) {
+            Ok(tally) => {
+                total.reservations += tally.reservations;
+                total.refused += tally.refused;
+                total.done_without += tally.done_without;
+                total.stepwise += tally.stepwise;
+            }
+            Err(e) => panic!("{what}: {e}"),
+        }
+    }
+    println!("{total:?}");
+    assert!(total.refused > total.reservations / 2, "{total:?}");
+}
