@@ -8,9 +8,10 @@ use crate::contest::{Amount, Better, Contest, Contestant, Goal, Metric, Plan, Ro
 use crate::library::{Host, Library, Work, files_per_second};
 use crate::mounts::{self, Mounted};
 use crate::place::{Machine, Place};
-use crate::report::{Report, Section};
+use crate::report::{Reading, Report, Section};
 use crate::{parse, shell};
 use anyhow::{Result, bail};
+use std::borrow::Cow;
 
 /// Some of the experiment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,9 +31,9 @@ const BYTES_PER_FILE: u64 = 32 << 10;
 const KEDGE: &str = "KedgeFS";
 const EXT4: &str = "ext4";
 
-const FILES: Metric = Metric { unit: "files/s", better: Better::Higher };
-const THROUGHPUT: Metric = Metric { unit: "MB/s", better: Better::Higher };
-const MAX_LATENCY: Metric = Metric { unit: "ms at most", better: Better::Lower };
+const FILES: Metric = Metric { name: Cow::Borrowed(""), unit: "files/s", better: Better::Higher };
+const THROUGHPUT: Metric = Metric { name: Cow::Borrowed(""), unit: "MB/s", better: Better::Higher };
+const MAX_LATENCY: Metric = Metric { name: Cow::Borrowed(""), unit: "ms at most", better: Better::Lower };
 
 /// Runs the parts and reports. An error means that there is nothing to report: the directory is unusable, or an interrupt.
 pub fn run(settings: &Settings, parts: &[Part]) -> Result<Report> {
@@ -59,7 +60,7 @@ pub fn run(settings: &Settings, parts: &[Part]) -> Result<Report> {
     let Baseline { notes, failures, .. } = baseline;
     machine.durable_write.push(place.durable_write()?);
     let version = env!("CARGO_PKG_VERSION");
-    Ok(Report { experiment: "baseline", version, machine, rounds, sections, notes, failures })
+    Ok(Report { experiment: "baseline", version, machine, rounds, sections, bars: vec![], notes, failures })
 }
 
 struct Baseline<'a> {
@@ -146,7 +147,7 @@ impl<'a> Baseline<'a> {
         }
         let setup = self.setup();
         self.end([Some(kedge), ext4]);
-        Ok(Some(Section { title: "fs_mark on the mounts: 4 KiB and fsync per file", setup, outcomes }))
+        Ok(Some(Section { title: "fs_mark on the mounts: 4 KiB and fsync per file", setup, outcomes, reading: Reading::Ratio }))
     }
 
     fn dbench(&mut self) -> Result<Option<Section>> {
@@ -169,7 +170,7 @@ impl<'a> Baseline<'a> {
         })?;
         let setup = self.setup();
         self.end([Some(kedge), ext4]);
-        Ok(Some(Section { title: "dbench on the mounts", setup, outcomes: vec![outcome] }))
+        Ok(Some(Section { title: "dbench on the mounts", setup, outcomes: vec![outcome], reading: Reading::Ratio }))
     }
 
     fn library(&mut self) -> Result<Section> {
@@ -208,7 +209,7 @@ impl<'a> Baseline<'a> {
         }
         self.end([ext4]);
         let _ = std::fs::remove_file(image);
-        Ok(Section { title: "In one process: the library, and ext4 through std::fs", setup, outcomes })
+        Ok(Section { title: "In one process: the library, and ext4 through std::fs", setup, outcomes, reading: Reading::Ratio })
     }
 
     fn in_process(

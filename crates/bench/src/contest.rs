@@ -4,17 +4,22 @@ use crate::Interrupt;
 use crate::sample::{Sample, number};
 use anyhow::Result;
 use serde::Serialize;
+use std::borrow::Cow;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Better {
     Higher,
     Lower,
+    /// It explains others.
+    Neither,
 }
 
 /// One number that a round yields.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Metric {
+    /// Empty where the contest's title says it.
+    pub name: Cow<'static, str>,
     pub unit: &'static str,
     pub better: Better,
 }
@@ -33,6 +38,11 @@ pub enum Goal {
 #[derive(Clone, Copy, Debug)]
 pub enum Amount {
     Fixed(u64),
+    /// The first round does less.
+    Warmed {
+        pilot: u64,
+        amount: u64,
+    },
     /// As much as the slowest contestant does in `seconds`, which a first round of `pilot` items shows. The first metric is a
     /// rate of items per second.
     Scaled {
@@ -49,6 +59,9 @@ pub struct Round {
     /// What was done, in words that a reader can repeat.
     pub command: String,
 }
+
+/// Metrics that the progress shows, the first ones.
+const SHOWN: usize = 3;
 
 /// Does a round of that amount.
 type Body<'a> = Box<dyn FnMut(u64) -> Result<Round> + 'a>;
@@ -73,6 +86,12 @@ pub struct Contest<'a> {
     pub contestants: Vec<Contestant<'a>>,
 }
 
+impl Metric {
+    pub fn new(name: impl Into<Cow<'static, str>>, unit: &'static str, better: Better) -> Metric {
+        Metric { name: name.into(), unit, better }
+    }
+}
+
 /// What a contest came to.
 #[derive(Debug, Serialize)]
 pub struct Outcome {
@@ -80,6 +99,17 @@ pub struct Outcome {
     pub metrics: Vec<Metric>,
     pub goal: Option<Goal>,
     pub sides: Vec<Side>,
+    /// What others reported of the same measure.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub published: Vec<Published>,
+}
+
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Published {
+    /// Its name.
+    pub metric: &'static str,
+    /// One for each side, as far as there are any.
+    pub figures: &'static [f64],
 }
 
 #[derive(Debug, Serialize)]
@@ -124,6 +154,7 @@ impl Plan<'_> {
                             .values
                             .iter()
                             .zip(&contest.metrics)
+                            .take(SHOWN)
                             .map(|(value, m)| format!("{} {}", number(*value), m.unit))
                             .collect();
                         (self.progress)(&format!("{title}, {what}: {} {}", side.name, shown.join(", ")));
@@ -142,7 +173,7 @@ impl Plan<'_> {
 
         let pilot = match contest.amount {
             Amount::Fixed(n) => n,
-            Amount::Scaled { pilot, .. } => pilot,
+            Amount::Scaled { pilot, .. } | Amount::Warmed { pilot, .. } => pilot,
         };
         let mut rates = Vec::new();
         for (c, side) in contest.contestants.iter_mut().zip(&mut sides) {
@@ -155,7 +186,7 @@ impl Plan<'_> {
                 side.samples.iter_mut().zip(values.unwrap_or_default()).for_each(|(s, v)| s.push(v));
             }
         }
-        Ok(Outcome { title: contest.title, metrics: contest.metrics, goal: contest.goal, sides })
+        Ok(Outcome { title: contest.title, metrics: contest.metrics, goal: contest.goal, sides, published: vec![] })
     }
 }
 
@@ -163,7 +194,7 @@ impl Amount {
     /// The amount after pilots that went at these rates.
     fn after(self, rates: &[f64]) -> u64 {
         match self {
-            Amount::Fixed(n) => n,
+            Amount::Fixed(n) | Amount::Warmed { amount: n, .. } => n,
             Amount::Scaled { pilot, max, seconds } => {
                 let slowest = rates.iter().copied().fold(f64::INFINITY, f64::min);
                 if slowest.is_finite() { ((slowest * seconds) as u64).clamp(1, max) } else { pilot }
@@ -173,6 +204,20 @@ impl Amount {
 }
 
 impl Outcome {
+    /// Of that name. NaN stands for what is not known, so that it meets no expectation.
+    pub fn median(&self, side: usize, metric: &str) -> f64 {
+        self.sample(side, metric).map_or(f64::NAN, Sample::median)
+    }
+
+    pub fn round(&self, side: usize, metric: &str, round: usize) -> f64 {
+        self.sample(side, metric).and_then(|s| s.rounds().get(round).copied()).unwrap_or(f64::NAN)
+    }
+
+    fn sample(&self, side: usize, metric: &str) -> Option<&Sample> {
+        let index = self.metrics.iter().position(|m| m.name == metric)?;
+        self.sides.get(side)?.sample(index)
+    }
+
     /// First by second contestant, in one metric.
     pub fn ratio(&self, metric: usize) -> Option<f64> {
         let [a, b, ..] = self.sides.as_slice() else { return None };
@@ -197,8 +242,11 @@ impl Outcome {
 
 impl Side {
     pub fn median(&self, metric: usize) -> Option<f64> {
-        let sample = self.samples.get(metric).filter(|s| self.failed.is_none() && !s.is_empty())?;
-        Some(sample.median())
+        self.sample(metric).map(Sample::median)
+    }
+
+    fn sample(&self, metric: usize) -> Option<&Sample> {
+        self.samples.get(metric).filter(|s| self.failed.is_none() && !s.is_empty())
     }
 }
 

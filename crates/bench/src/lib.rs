@@ -2,9 +2,12 @@
 //!
 //! ```text
 //! baseline                 the experiment behind docs/PERFORMANCE.md
+//! reproduce                the experiments behind docs/EXPERIMENTS.md: what others published of a change, beside our switch for it
+//! bars                     what an experiment has to reach
 //! contest                  contestants, alternated rounds, the choice of how much to do
 //! report                   what came out, as text, Markdown and JSON
 //! sample, parse            medians and spread; what fs_mark and dbench print
+//! counters, times          KedgeFS's own counters, and latencies as a client sees them
 //! library                  loops in this process, on the library or through std::fs
 //! mounts, place, shell     mounts, the directory and machine, commands: whatever has to be undone
 //! ```
@@ -18,15 +21,19 @@
 //! 4. What cannot be measured here is named. A contestant that fails is reported as failed and never left out.
 #![forbid(unsafe_code)]
 
+mod bars;
 pub mod baseline;
 mod contest;
+mod counters;
 mod library;
 mod mounts;
 mod parse;
 mod place;
 mod report;
+pub mod reproduce;
 mod sample;
 mod shell;
+mod times;
 
 pub use report::Report;
 pub use shell::Interrupt;

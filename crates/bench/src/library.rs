@@ -2,12 +2,13 @@
 
 use anyhow::{Context, Result, bail};
 use kedge_base::{Clock, SystemClock, spawn_named};
-use kedge_device::{FileDevice, OpenOptions};
+use kedge_device::{Device, FileDevice, OpenOptions};
 use kedgefs::{FileSystem, FormatOptions, Ino, MountOptions, Owner};
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Barrier};
+use std::time::Duration;
 
 /// A file system as the loops see it.
 pub trait Target: Clone + Send + 'static {
@@ -40,14 +41,27 @@ pub fn files_per_second<T: Target>(target: &T, work: Work, threads: usize, each:
     };
     let dirs = if work == Work::Empty { threads } else { 1 };
     let made: Vec<T::Dir> = (0..dirs).map(|i| target.make_dir(&name(i))).collect::<Result<_>>()?;
+    let (took, _) = in_threads(threads, |i| {
+        let (target, dir) = (target.clone(), made[i % dirs].clone());
+        move || create_files(&target, &dir, work, i, each)
+    })?;
+    (0..dirs).try_for_each(|i| target.remove_dir(&name(i)))?;
+    Ok((threads as u64 * each) as f64 / took.as_secs_f64())
+}
+
+/// What each of `threads` threads answered, and how long it took from a common start to the end of the last one.
+pub fn in_threads<R: Send + 'static, W: FnOnce() -> Result<R> + Send + 'static>(
+    threads: usize,
+    mut make: impl FnMut(usize) -> W,
+) -> Result<(Duration, Vec<R>)> {
     let clock = SystemClock::default();
     let start = Arc::new(Barrier::new(threads + 1));
     let mut workers = Vec::new();
     for i in 0..threads {
-        let (target, dir, start) = (target.clone(), made[i % dirs].clone(), start.clone());
+        let (work, start) = (make(i), start.clone());
         let body = move || {
             start.wait();
-            create_files(&target, &dir, work, i, each)
+            work()
         };
         workers.push(spawn_named("bench", body).context("start a thread")?);
     }
@@ -56,11 +70,8 @@ pub fn files_per_second<T: Target>(target: &T, work: Work, threads: usize, each:
     // All are waited for before the first error is looked at: they use what the caller may take away.
     let ended: Vec<_> = workers.into_iter().map(|w| w.join()).collect();
     let took = clock.monotonic() - started;
-    for result in ended {
-        result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-    }
-    (0..dirs).try_for_each(|i| target.remove_dir(&name(i)))?;
-    Ok((threads as u64 * each) as f64 / took.as_secs_f64())
+    let answers = ended.into_iter().map(|r| r.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+    Ok((took, answers.collect::<Result<_>>()?))
 }
 
 fn create_files<T: Target>(target: &T, dir: &T::Dir, work: Work, thread: usize, each: u64) -> Result<()> {
@@ -85,12 +96,18 @@ impl Library {
     /// Formats and opens it with the defaults. The file may exist.
     pub fn make(image: &Path, size: u64) -> Result<Library> {
         let device = FileDevice::create(image, size, OpenOptions::default())?;
+        Library::on(device, &FormatOptions::default(), MountOptions::default())
+    }
+
+    pub fn on(device: Arc<dyn Device>, format: &FormatOptions, options: MountOptions) -> Result<Library> {
         let clock = Arc::new(SystemClock::default());
-        FileSystem::format(device.clone(), clock.clone(), &FormatOptions::default())
-            .with_context(|| format!("format {}", image.display()))?;
-        let fs = FileSystem::open(device, clock, MountOptions::default())
-            .with_context(|| format!("open {}", image.display()))?;
-        Ok(Library(fs))
+        let name = device.name().to_owned();
+        FileSystem::format(device.clone(), clock.clone(), format).with_context(|| format!("format {name}"))?;
+        Ok(Library(FileSystem::open(device, clock, options).with_context(|| format!("open {name}"))?))
+    }
+
+    pub fn fs(&self) -> &FileSystem {
+        &self.0
     }
 
     pub fn sync(&self) -> Result<()> {

@@ -36,6 +36,17 @@ pub fn ext4_lines(size: u64, written: bool) -> Vec<String> {
     ]
 }
 
+/// The rest is default, the log included.
+pub fn xfs_lines(size: u64, written: bool) -> Vec<String> {
+    let discard = if written { " -K" } else { "" };
+    vec![
+        make_file("xfs", size, written),
+        format!("mkfs.xfs -q -f{discard} xfs.img"),
+        "mkdir xfs".into(),
+        "mount -o loop xfs.img xfs".into(),
+    ]
+}
+
 pub fn make_file(name: &str, size: u64, written: bool) -> String {
     match written {
         false => format!("truncate -s {size} {name}.img"),
@@ -50,6 +61,15 @@ impl<'a> Mounted<'a> {
 
     pub fn ext4(shell: &'a Shell, size: u64, written: bool) -> Result<Mounted<'a>> {
         Mounted::make(shell, "ext4", "umount ext4", &ext4_lines(size, written))
+    }
+
+    pub fn xfs(shell: &'a Shell, size: u64, written: bool) -> Result<Mounted<'a>> {
+        Mounted::make(shell, "xfs", "umount xfs", &xfs_lines(size, written))
+    }
+
+    /// KedgeFS made and mounted as those lines say, on the directory `kedge`.
+    pub fn kedge_by(shell: &'a Shell, lines: &[String]) -> Result<Mounted<'a>> {
+        Mounted::make(shell, "kedge", "kedge umount kedge", lines)
     }
 
     fn make(

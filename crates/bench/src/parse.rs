@@ -38,6 +38,38 @@ pub fn dbench(output: &str) -> Result<Dbench> {
     })
 }
 
+/// A row of dbench's table. Milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DbenchOperation {
+    pub count: f64,
+    pub average: f64,
+    pub max: f64,
+}
+
+/// The table of operations by name. One that did not happen has no row.
+pub fn dbench_operations(output: &str) -> Result<Vec<(String, DbenchOperation)>> {
+    let mut lines = output.lines().skip_while(|l| {
+        let head: Vec<&str> = l.split_whitespace().collect();
+        head != ["Operation", "Count", "AvgLat", "MaxLat"]
+    });
+    lines.next().context("dbench printed no table of operations")?;
+    let mut rows = Vec::new();
+    for line in lines.skip(1).take_while(|l| !l.trim().is_empty()) {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [name, count, average, max] = words[..] else { bail!("dbench's row '{}'", line.trim()) };
+        let number = |word: &str| -> Result<f64> {
+            let value: f64 = word.parse().with_context(|| format!("'{word}' in dbench's row '{line}'"))?;
+            if value.is_finite() && value >= 0.0 { Ok(value) } else { bail!("'{word}' in dbench's row '{line}'") }
+        };
+        let row = DbenchOperation { count: number(count)?, average: number(average)?, max: number(max)? };
+        rows.push((name.to_owned(), row));
+    }
+    if rows.is_empty() {
+        bail!("dbench's table of operations is empty");
+    }
+    Ok(rows)
+}
+
 fn positive(word: &str) -> Result<f64> {
     match word.parse::<f64>() {
         Ok(value) if value.is_finite() && value > 0.0 => Ok(value),

@@ -1,6 +1,7 @@
 //! What an experiment found, for people, for documents and for programs.
 
-use crate::contest::{Better, Goal, Outcome};
+use crate::bars::{Bar, change};
+use crate::contest::{Better, Goal, Outcome, Published};
 use crate::place::Machine;
 use crate::sample::number;
 use serde::Serialize;
@@ -16,6 +17,9 @@ pub struct Report {
     pub machine: Machine,
     pub rounds: usize,
     pub sections: Vec<Section>,
+    /// What has to be reached.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub bars: Vec<Bar>,
     /// What was left out, and what to bear in mind.
     pub notes: Vec<String>,
     /// What failed outside a round.
@@ -28,6 +32,17 @@ pub struct Section {
     /// How the contestants were made, as they were run.
     pub setup: Vec<String>,
     pub outcomes: Vec<Outcome>,
+    pub reading: Reading,
+}
+
+/// How the first two contestants are compared.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Reading {
+    /// First by second.
+    Ratio,
+    /// From the first to the second, in percent, beside what was published.
+    Change,
 }
 
 /// Cells of a table; the first row is its head.
@@ -37,6 +52,16 @@ impl Report {
     /// Whether a contestant failed.
     pub fn failed(&self) -> bool {
         !self.failures.is_empty() || self.outcomes().any(|o| o.sides.iter().any(|s| s.failed.is_some()))
+    }
+
+    /// What `--check` complains about, a line each.
+    pub fn missed(&self) -> Vec<String> {
+        self.bars.iter().filter(|b| !b.met).map(Bar::complaint).collect()
+    }
+
+    fn bar_grid(&self) -> Grid {
+        let head = ["bar", "wanted", "reached", "verdict"].map(str::to_owned).to_vec();
+        [head].into_iter().chain(self.bars.iter().map(Bar::row)).collect()
     }
 
     pub fn json(&self) -> serde_json::Result<String> {
@@ -53,6 +78,9 @@ impl Report {
             out.push('\n');
             out.push_str(&aligned(&section.grid()));
         }
+        if !self.bars.is_empty() {
+            writeln!(out, "\nBars\n\n{}", aligned(&self.bar_grid()).trim_end()).expect("a String takes all");
+        }
         out.push('\n');
         for remark in self.remarks() {
             writeln!(out, "{remark}").expect("a String takes all");
@@ -66,6 +94,9 @@ impl Report {
             writeln!(out, "\n### {}\n\n{}", section.title, piped(&section.grid()))
                 .expect("a String takes all");
             writeln!(out, "```\n{}\n```", section.commands().join("\n")).expect("a String takes all");
+        }
+        if !self.bars.is_empty() {
+            writeln!(out, "\n### Bars\n\n{}", piped(&self.bar_grid()).trim_end()).expect("a String takes all");
         }
         let remarks = self.remarks();
         if !remarks.is_empty() {
@@ -186,33 +217,82 @@ impl Section {
         let names: Vec<&str> = widest.iter().flat_map(|o| &o.sides).map(|s| s.name).collect();
         let mut head = vec!["".to_owned(), "unit".to_owned()];
         head.extend(names.iter().map(|n| n.to_string()));
-        if let [a, b] = names[..] {
-            head.push(format!("{a} / {b}"));
+        let mut published = 0;
+        match self.reading {
+            Reading::Ratio => {
+                if let [a, b] = names[..] {
+                    head.push(format!("{a} / {b}"));
+                }
+                head.push("expected".into());
+            }
+            Reading::Change => {
+                head.push("change".into());
+                let figures = self.outcomes.iter().flat_map(|o| &o.published).map(|p| p.figures.len());
+                published = figures.max().unwrap_or(0).min(names.len());
+                head.extend(names.iter().take(published).map(|n| format!("published: {n}")));
+                head.extend((published > 1).then(|| "published change".to_owned()));
+            }
         }
-        head.push("expected".into());
         let mut grid = vec![head];
         for outcome in &self.outcomes {
-            grid.extend((0..outcome.metrics.len()).map(|m| row(outcome, m, &names)));
+            grid.extend((0..outcome.metrics.len()).filter_map(|m| match self.reading {
+                Reading::Ratio => Some(row(outcome, m, &names)),
+                Reading::Change if is_silent(outcome, m) => None,
+                Reading::Change => Some(change_row(outcome, m, &names, published)),
+            }));
         }
         grid
     }
 }
 
-fn row(outcome: &Outcome, metric: usize, names: &[&str]) -> Vec<String> {
+/// It could have explained something, but never happened.
+fn is_silent(outcome: &Outcome, metric: usize) -> bool {
+    let zero = |side: &crate::contest::Side| side.median(metric).is_none_or(|v| v == 0.0);
+    outcome.metrics.get(metric).is_some_and(|m| m.better == Better::Neither) && outcome.sides.iter().all(zero)
+}
+
+/// What both kinds of rows begin with.
+fn cells(outcome: &Outcome, metric: usize, names: &[&str]) -> Vec<String> {
     let Some(m) = outcome.metrics.get(metric) else { return Vec::new() };
-    let arrow = if m.better == Better::Higher { "" } else { ", lower is better" };
-    let mut row = vec![outcome.title.clone(), format!("{}{arrow}", m.unit)];
+    let unit = match (m.better, &*m.name) {
+        (Better::Lower, "") => format!("{}, lower is better", m.unit),
+        (_, "") => m.unit.to_owned(),
+        (_, name) => format!("{name}, {}", m.unit).trim_end_matches(", ").to_owned(),
+    };
+    let mut row = vec![outcome.title.clone(), unit];
     for name in names {
         let side = outcome.sides.iter().find(|s| s.name == *name);
         row.push(match side {
             None => "left out".into(),
             Some(side) if side.failed.is_some() => "FAILED".into(),
-            Some(side) => side
-                .samples
-                .get(metric)
-                .map_or("-".into(), |s| format!("{} ±{:.0} %", number(s.median()), s.spread() * 100.0)),
+            Some(side) => match side.samples.get(metric) {
+                Some(s) if s.median().is_finite() => {
+                    format!("{} ±{:.0} %", number(s.median()), s.spread() * 100.0)
+                }
+                _ => "-".into(),
+            },
         });
     }
+    row
+}
+
+fn percent(value: f64) -> String {
+    if value.is_finite() { format!("{value:+.1} %") } else { "-".into() }
+}
+
+fn change_row(outcome: &Outcome, metric: usize, names: &[&str], published: usize) -> Vec<String> {
+    let mut row = cells(outcome, metric, names);
+    let Some(name) = outcome.metrics.get(metric).map(|m| &m.name) else { return row };
+    row.push(percent(change(outcome.median(0, name), outcome.median(1, name))));
+    let figures = outcome.published.iter().find(|p| p.metric == name).map_or(&[][..], |p: &Published| p.figures);
+    let figure = |i: usize| figures.get(i).copied().unwrap_or(f64::NAN);
+    row.extend((0..published).map(|i| number(figure(i))));
+    row.extend((published > 1).then(|| percent(change(figure(0), figure(1)))));
+    row
+}
+
+fn row(outcome: &Outcome, metric: usize, names: &[&str]) -> Vec<String> {
+    let mut row = cells(outcome, metric, names);
     if names.len() == 2 {
         row.push(outcome.ratio(metric).map_or("-".into(), number));
     }

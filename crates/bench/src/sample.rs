@@ -15,6 +15,10 @@ impl Sample {
         self.0.is_empty()
     }
 
+    pub fn rounds(&self) -> &[f64] {
+        &self.0
+    }
+
     /// Of an even number of rounds: the mean of the middle two. NaN without any.
     pub fn median(&self) -> f64 {
         let mut sorted = self.0.clone();
@@ -55,7 +59,8 @@ pub fn number(value: f64) -> String {
     let decimals = match value.abs() {
         v if v >= 99.95 => 0,
         v if v >= 9.995 => 1,
-        _ => 2,
+        v if v >= 0.0995 || v == 0.0 => 2,
+        _ => 3,
     };
     let text = format!("{value:.decimals$}");
     let whole = text.find('.').unwrap_or(text.len());

@@ -77,7 +77,7 @@ impl Shell {
         let name = words.next().unwrap_or_default();
         let program = match name {
             "kedge" => self.kedge.clone(),
-            _ => find(name).with_context(|| format!("{name} is not installed"))?,
+            _ => need(name)?,
         };
         // Files rather than pipes: nobody has to empty them while we wait.
         let (out, err) = (self.dir.join("stdout"), self.dir.join("stderr"));
@@ -137,6 +137,24 @@ impl Shell {
         child.kill()?;
         Ok(())
     }
+}
+
+/// As [`find`]; the error says what to install.
+pub fn need(name: &str) -> Result<PathBuf> {
+    need_from(name, find(name))
+}
+
+fn need_from(name: &str, found: Option<PathBuf>) -> Result<PathBuf> {
+    let package = match name {
+        "dbench" => " (Debian package dbench)",
+        "fs_mark" => " (Debian package fsmark)",
+        "mkfs.ext4" => " (Debian package e2fsprogs)",
+        "mkfs.xfs" => " (Debian package xfsprogs)",
+        "mount" | "umount" => " (Debian package mount)",
+        "truncate" | "dd" | "mkdir" | "sync" => " (Debian package coreutils)",
+        _ => "",
+    };
+    found.with_context(|| format!("{name} is not installed{package}"))
 }
 
 /// The program of that name. Those for the administrator are not on everybody's PATH.

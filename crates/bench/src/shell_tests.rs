@@ -36,3 +36,12 @@ fn an_interrupt_ends_what_runs_and_lets_undo_pass() {
     assert!(shell.run("true").is_err());
     shell.undo("true").unwrap();
 }
+
+#[test]
+fn a_missing_tool_names_its_package() {
+    // Whether they are installed here or not.
+    for (tool, package) in [("fs_mark", "fsmark"), ("mkfs.xfs", "xfsprogs"), ("dbench", "dbench")] {
+        let missing = need_from(tool, None).unwrap_err().to_string();
+        assert_eq!(missing, format!("{tool} is not installed (Debian package {package})"));
+    }
+}

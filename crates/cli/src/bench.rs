@@ -5,6 +5,7 @@ use crate::os::TerminationSignals;
 use anyhow::{Context, Result};
 use clap::{Subcommand, ValueEnum};
 use kedge_bench::baseline::{self, Part};
+use kedge_bench::reproduce;
 use kedge_bench::{Interrupt, Settings};
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::io::Write;
@@ -30,6 +31,38 @@ enum Experiment {
         #[arg(long, value_name = "PART")]
         only: Vec<PartWord>,
     },
+    /// What others published of a change, measured with the switch for the same change
+    Reproduce {
+        experiment: ExperimentWord,
+        #[command(flatten)]
+        common: Common,
+        /// Only there; may be repeated
+        #[arg(long, value_name = "WHERE")]
+        only: Vec<WhereWord>,
+        /// Exit with 1 if a bar is missed, and name each
+        #[arg(long)]
+        check: bool,
+    },
+}
+
+#[derive(Clone, Copy, ValueEnum, Debug)]
+enum ExperimentWord {
+    /// Btrfs: rename and link no longer force the log (new_name)
+    Rename,
+    /// XFS: fdatasync no longer forces the log for time stamps (fdatasync)
+    Fdatasync,
+    /// ext4: checkpoints in the background (async_checkpoint)
+    Checkpoint,
+}
+
+#[derive(Clone, Copy, ValueEnum, Debug)]
+enum WhereWord {
+    /// On a mount
+    Mount,
+    /// The library in this process
+    Process,
+    /// The library on a device in memory whose flushes take a millisecond
+    Model,
 }
 
 /// Options of all experiments.
@@ -79,6 +112,26 @@ pub fn run(args: Args) -> Result<ExitCode> {
             let parts: Vec<Part> = all.filter(|part| asked.is_empty() || asked.contains(part)).collect();
             let report = baseline::run(&common.settings()?, &parts)?;
             common.print(&report)
+        }
+        Experiment::Reproduce { experiment, common, only, check } => {
+            let experiment = match experiment {
+                ExperimentWord::Rename => reproduce::Experiment::Rename,
+                ExperimentWord::Fdatasync => reproduce::Experiment::Fdatasync,
+                ExperimentWord::Checkpoint => reproduce::Experiment::Checkpoint,
+            };
+            let asked = only.iter().map(|word| match word {
+                WhereWord::Mount => reproduce::Part::Mount,
+                WhereWord::Process => reproduce::Part::Process,
+                WhereWord::Model => reproduce::Part::Model,
+            });
+            let asked: Vec<reproduce::Part> = asked.collect();
+            let all = reproduce::PARTS.into_iter();
+            let parts: Vec<_> = all.filter(|part| asked.is_empty() || asked.contains(part)).collect();
+            let report = reproduce::run(&common.settings()?, experiment, &parts)?;
+            let code = common.print(&report)?;
+            let missed = report.missed();
+            missed.iter().filter(|_| check).for_each(|line| eprintln!("kedge: bar missed: {line}"));
+            Ok(if check && !missed.is_empty() { ExitCode::from(crate::FAILURE) } else { code })
         }
     }
 }

@@ -1,0 +1,118 @@
+//! What an experiment has to reach, and whether it did.
+//!
+//! The medians of the rounds decide. Rounds are also judged one by one: where they disagree, the machine was too noisy to tell,
+//! and the verdict says so.
+
+use crate::contest::Outcome;
+use crate::sample::number;
+use serde::Serialize;
+
+/// Fewer than this part of the rounds with the same verdict as the medians: they disagree.
+const AGREE: f64 = 0.8;
+
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Want {
+    AtLeast(f64),
+    AtMost(f64),
+}
+
+impl Want {
+    fn holds(self, value: f64) -> bool {
+        match self {
+            Want::AtLeast(limit) => value >= limit,
+            Want::AtMost(limit) => value <= limit,
+        }
+    }
+
+    fn words(self, unit: &str) -> String {
+        let (sign, limit) = match self {
+            Want::AtLeast(limit) => ("≥", limit),
+            Want::AtMost(limit) => ("≤", limit),
+        };
+        format!("{sign} {} {unit}", figure(limit)).trim_end().to_owned()
+    }
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct Bar {
+    pub what: String,
+    pub unit: &'static str,
+    pub want: Want,
+    /// `None`: it was not measured, and so not met.
+    pub reached: Option<f64>,
+    pub met: bool,
+    /// Part of the rounds that say by themselves what the medians say.
+    pub agreeing: f64,
+}
+
+/// One number that a bar speaks of, from the values of sides and metrics.
+pub trait Figure: Fn(&dyn Fn(usize, &str) -> f64) -> f64 {}
+impl<F: Fn(&dyn Fn(usize, &str) -> f64) -> f64> Figure for F {}
+
+impl Bar {
+    pub fn new(outcome: &Outcome, what: &str, unit: &'static str, want: Want, figure: impl Figure) -> Bar {
+        let value = figure(&|side, metric| outcome.median(side, metric));
+        let rounds = outcome.sides.iter().flat_map(|s| &s.samples).map(|s| s.rounds().len()).max().unwrap_or(0);
+        let met = want.holds(value);
+        let alike = |round: &usize| {
+            want.holds(figure(&|side, metric| outcome.round(side, metric, *round))) == met
+        };
+        let agreeing = (0..rounds).filter(alike).count() as f64 / rounds.max(1) as f64;
+        Bar {
+            what: format!("{}: {what}", outcome.title),
+            unit,
+            want,
+            reached: value.is_finite().then_some(value),
+            met,
+            agreeing,
+        }
+    }
+
+    /// From the first to the second contestant, in percent.
+    pub fn change(outcome: &Outcome, metric: &str, want: Want) -> Bar {
+        Bar::new(outcome, metric, "%", want, |at| change(at(0, metric), at(1, metric)))
+    }
+
+    pub fn is_noisy(&self) -> bool {
+        self.reached.is_some() && self.agreeing < AGREE
+    }
+
+    fn reached_words(&self) -> String {
+        self.reached.map_or("not measured".into(), |v| format!("{} {}", figure(v), self.unit).trim_end().to_owned())
+    }
+
+    fn verdict(&self) -> String {
+        let word = if self.met { "met" } else { "MISSED" };
+        match self.is_noisy() {
+            true => format!("{word}, but too noisy to tell: {:.0} % of the rounds agree", self.agreeing * 100.0),
+            false => word.into(),
+        }
+    }
+
+    pub fn row(&self) -> Vec<String> {
+        vec![self.what.clone(), self.want.words(self.unit), self.reached_words(), self.verdict()]
+    }
+
+    pub fn complaint(&self) -> String {
+        let noise = if self.is_noisy() { " (too noisy to tell)" } else { "" };
+        format!("{}: {}, wanted {}{noise}", self.what, self.reached_words(), self.want.words(self.unit))
+    }
+}
+
+fn figure(value: f64) -> String {
+    if value == value.trunc() { format!("{value:.0}") } else { number(value) }
+}
+
+/// In percent. From nothing to nothing is no change.
+pub fn change(old: f64, new: f64) -> f64 {
+    match (old, new) {
+        (0.0, 0.0) => 0.0,
+        (0.0, _) => f64::NAN,
+        _ => (new / old - 1.0) * 100.0,
+    }
+}
+
+#[cfg(test)]
+#[path = "bars_tests.rs"]
+mod tests;

@@ -1,0 +1,70 @@
+//! KedgeFS's own counters at one moment, and what became of them since.
+//!
+//! A counter that is not there is an error: taken for zero, a misspelt one would meet every expectation of none.
+
+use crate::shell::Shell;
+use anyhow::{Context, Result};
+use kedgefs::FileSystem;
+use serde_json::Value;
+
+pub struct Counters(Value);
+
+impl Counters {
+    pub fn of_mount(shell: &Shell, name: &str) -> Result<Counters> {
+        Counters::parse(&shell.run(&format!("kedge stats --json {name}"))?)
+    }
+
+    pub fn of(fs: &FileSystem) -> Result<Counters> {
+        Counters::parse(&fs.stats_json())
+    }
+
+    pub fn parse(json: &str) -> Result<Counters> {
+        Ok(Counters(serde_json::from_str(json).context("read the counters")?))
+    }
+
+    /// `path` as `log/forces/rename`.
+    pub fn get(&self, path: &str) -> Result<f64> {
+        let found = self.0.pointer(&format!("/{path}")).and_then(Value::as_f64);
+        found.with_context(|| format!("no counter {path}"))
+    }
+
+    pub fn since(&self, before: &Counters, path: &str) -> Result<f64> {
+        Ok(self.get(path)? - before.get(path)?)
+    }
+
+    /// All of `log/forces`.
+    pub fn forces_since(&self, before: &Counters) -> Result<f64> {
+        FORCE_CAUSES.iter().map(|cause| self.since(before, &format!("log/forces/{cause}"))).sum()
+    }
+
+    /// Of an operation's latency in nanoseconds. Operations without an instance are not listed. Within a bucket, which
+    /// spans a factor of two, its values are taken for evenly spread.
+    pub fn quantile_since(&self, before: &Counters, operation: &str, q: f64) -> f64 {
+        let buckets = |of: &Counters| -> Vec<f64> {
+            let path = format!("/operations/{operation}/histogram");
+            let list = of.0.pointer(&path).and_then(Value::as_array);
+            list.map_or(vec![], |l| l.iter().map(|v| v.as_f64().unwrap_or(0.0)).collect())
+        };
+        let (now, old) = (buckets(self), buckets(before));
+        let counts: Vec<f64> =
+            now.iter().enumerate().map(|(i, n)| n - old.get(i).copied().unwrap_or(0.0)).collect();
+        let want = counts.iter().sum::<f64>() * q;
+        let mut seen = 0.0;
+        for (i, n) in counts.iter().enumerate() {
+            if *n > 0.0 && seen + n >= want {
+                let low = if i == 0 { 0.0 } else { (2.0f64).powi(i as i32 - 1) };
+                return low + low * (want - seen) / n;
+            }
+            seen += n;
+        }
+        f64::NAN
+    }
+}
+
+/// As `log/forces` names them.
+pub const FORCE_CAUSES: [&str; 9] =
+    ["fsync", "fdatasync", "sync", "commit_timer", "rename", "fallocate", "space", "checkpoint", "close"];
+
+#[cfg(test)]
+#[path = "counters_tests.rs"]
+mod tests;

@@ -1,0 +1,170 @@
+//! What others published of a change to a file system, measured with our switch for the same change.
+//!
+//! Each experiment is a module with the published figures, the contests and the bars. To add one: a variant of
+//! [`Experiment`] and a function that pushes sections and bars into a [`Run`].
+//!
+//! Old and new take turns on the same image where the switch can be turned while mounted.
+
+mod checkpoint;
+mod delay;
+mod fdatasync;
+mod marks;
+mod mix;
+mod overwrite;
+mod rename;
+
+use crate::Settings;
+use crate::bars::Bar;
+use crate::contest::{Contestant, Plan};
+use crate::library::Library;
+use crate::mounts::Mounted;
+use crate::place::{Machine, Place};
+use crate::report::{Report, Section};
+use crate::shell::need;
+use anyhow::{Result, bail};
+use kedge_device::{FileDevice, OpenOptions};
+use kedgefs::{FormatOptions, MountOptions};
+
+/// What can be reproduced.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Experiment {
+    Rename,
+    Fdatasync,
+    Checkpoint,
+}
+
+impl Experiment {
+    fn title(self) -> &'static str {
+        match self {
+            Experiment::Rename => "reproduce rename",
+            Experiment::Fdatasync => "reproduce fdatasync",
+            Experiment::Checkpoint => "reproduce checkpoint",
+        }
+    }
+}
+
+/// Where an experiment is done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Part {
+    /// On a mount.
+    Mount,
+    /// The library in this process.
+    Process,
+    /// The library on a device in memory whose flushes take a millisecond.
+    Model,
+}
+
+pub const PARTS: [Part; 3] = [Part::Mount, Part::Process, Part::Model];
+
+/// Runs the experiment and reports. An error means that there is nothing to report: a tool is missing, the directory is
+/// unusable, or an interrupt.
+pub fn run(settings: &Settings, experiment: Experiment, parts: &[Part]) -> Result<Report> {
+    let place = Place::new(settings)?;
+    let rounds = settings.rounds.unwrap_or(if settings.quick { 2 } else { 5 });
+    let mut machine = Machine::look(&place)?;
+    let mut run = Run {
+        settings,
+        place: &place,
+        plan: Plan { rounds, interrupt: &settings.interrupt, progress: settings.progress },
+        parts,
+        sections: Vec::new(),
+        bars: Vec::new(),
+        notes: Vec::new(),
+        failures: Vec::new(),
+    };
+    if place.in_memory() {
+        run.note(format!("The images are on {}, in memory, where a flush costs nothing: use --dir on a disk.", place.host));
+    }
+    match experiment {
+        Experiment::Rename => rename::run(&mut run)?,
+        Experiment::Fdatasync => fdatasync::run(&mut run)?,
+        Experiment::Checkpoint => checkpoint::run(&mut run)?,
+    }
+    let Run { sections, bars, notes, failures, .. } = run;
+    machine.durable_write.push(place.durable_write()?);
+    let version = env!("CARGO_PKG_VERSION");
+    Ok(Report { experiment: experiment.title(), version, machine, rounds, sections, bars, notes, failures })
+}
+
+struct Run<'a> {
+    settings: &'a Settings,
+    place: &'a Place,
+    plan: Plan<'a>,
+    parts: &'a [Part],
+    sections: Vec<Section>,
+    bars: Vec<Bar>,
+    notes: Vec<String>,
+    failures: Vec<String>,
+}
+
+/// A file system that could not be made stands in the contest as one that fails.
+type Made<T> = Result<T, String>;
+
+impl<'a> Run<'a> {
+    fn does(&self, part: Part) -> bool {
+        self.parts.contains(&part)
+    }
+
+    fn note(&mut self, note: String) {
+        (self.settings.progress)(&note);
+        self.notes.push(note);
+    }
+
+    /// The value in a short run, and in a full one.
+    fn pick<T>(&self, quick: T, full: T) -> T {
+        if self.settings.quick { quick } else { full }
+    }
+
+    fn need(&self, tools: &[&str]) -> Result<()> {
+        tools.iter().try_for_each(|tool| need(tool).map(drop))
+    }
+
+    /// An interrupt is an error of the experiment, anything else one of the contestant.
+    fn made<T>(&self, made: Result<T>) -> Result<Made<T>> {
+        self.settings.interrupt.check()?;
+        Ok(made.map_err(|e| format!("{e:#}")))
+    }
+
+    fn kedge(&self) -> Result<Made<Mounted<'a>>> {
+        self.made(Mounted::kedge(&self.place.shell, self.settings.size, self.settings.written))
+    }
+
+    /// The library on an image file, which [`Run::end_library`] removes.
+    fn library(&self, format: &FormatOptions, options: MountOptions) -> Result<Made<Library>> {
+        let image = self.place.shell.dir.join(LIBRARY_IMAGE);
+        let device = FileDevice::create(&image, self.settings.size, OpenOptions::default());
+        self.made(device.map_err(anyhow::Error::from).and_then(|d| Library::on(d, format, options)))
+    }
+
+    fn end_library(&mut self, library: Made<Library>) {
+        if let Ok(library) = library
+            && let Err(e) = library.close()
+        {
+            self.failures.push(format!("{e:#}"));
+        }
+        // The directory of the experiment goes in any case.
+        let _ = std::fs::remove_file(self.place.shell.dir.join(LIBRARY_IMAGE));
+    }
+
+    fn end<'m>(&mut self, mounts: impl IntoIterator<Item = Made<Mounted<'m>>>) {
+        for mounted in mounts.into_iter().flatten() {
+            if let Err(e) = mounted.end() {
+                self.failures.push(format!("{e:#}"));
+            }
+        }
+    }
+}
+
+const LIBRARY_IMAGE: &str = "library.img";
+const LIBRARY_SETUP: &str = "# FileDevice::create(\"library.img\"), FileSystem::format, FileSystem::open";
+
+fn contestant<'c, T>(
+    name: &'static str,
+    made: &'c Made<T>,
+    body: impl Fn(&T, u64) -> Result<crate::contest::Round> + 'c,
+) -> Contestant<'c> {
+    Contestant::new(name, move |amount| match made {
+        Ok(target) => body(target, amount),
+        Err(e) => bail!("{e}"),
+    })
+}

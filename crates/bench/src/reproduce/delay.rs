@@ -1,0 +1,73 @@
+//! A device whose flushes take as long as we say: where the flush dominates, and nothing else does.
+//!
+//! The time is slept before the request is passed on, in the caller's thread; `submit` may answer before it returns, so that it may
+//! also wait. A FUA write waits once, whatever it writes: devices take one flush for either.
+
+use kedge_base::{IoBuf, Result};
+use kedge_device::{CompletionSink, Device, DeviceStats, Geometry, Op, Request};
+use std::sync::Arc;
+use std::time::Duration;
+
+pub struct DelayedFlush {
+    base: Arc<dyn Device>,
+    delay: Duration,
+    name: String,
+}
+
+impl DelayedFlush {
+    pub fn new(base: Arc<dyn Device>, delay: Duration) -> DelayedFlush {
+        let name = format!("{} (a flush takes {} µs more)", base.name(), delay.as_micros());
+        DelayedFlush { base, delay, name }
+    }
+}
+
+impl Device for DelayedFlush {
+    fn geometry(&self) -> &Geometry {
+        self.base.geometry()
+    }
+
+    fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
+        let waits = |r: &Request| matches!(r.op, Op::Flush | Op::Write { fua: true, .. });
+        // Those of one batch overlap.
+        if batch.iter().any(waits) {
+            std::thread::sleep(self.delay);
+        }
+        self.base.submit(batch, sink);
+    }
+
+    fn read(&self, offset: u64, buf: &mut IoBuf) -> Result<()> {
+        self.base.read(offset, buf)
+    }
+
+    fn write(&self, offset: u64, buf: &IoBuf, fua: bool) -> Result<()> {
+        if fua {
+            std::thread::sleep(self.delay);
+        }
+        self.base.write(offset, buf, fua)
+    }
+
+    fn flush(&self) -> Result<()> {
+        std::thread::sleep(self.delay);
+        self.base.flush()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        self.base.discard(offset, len)
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64) -> Result<()> {
+        self.base.write_zeroes(offset, len)
+    }
+
+    fn stats(&self) -> &DeviceStats {
+        self.base.stats()
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+#[cfg(test)]
+#[path = "delay_tests.rs"]
+mod tests;

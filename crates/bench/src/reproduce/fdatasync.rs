@@ -1,0 +1,313 @@
+//! XFS, "optimise away log forces on timestamp updates for fdatasync": random overwrites with fdatasync, before and after,
+//! beside ext4.
+//!
+//! `fdatasync=relog` is the old rule: whatever changed in the inode, its time stamps included, is logged and forced by fdatasync.
+//! `fdatasync=seq` forces the log for what is needed to read the data, once.
+
+use super::delay::DelayedFlush;
+use super::overwrite::{self, HostFile, LibraryFile, Sum, Target};
+use super::{LIBRARY_SETUP, Made, Part, Run, contestant};
+use crate::bars::{Bar, Want, change};
+use crate::contest::{Amount, Better, Contest, Contestant, Metric, Outcome, Published, Round};
+use crate::counters::Counters;
+use crate::library::Library;
+use crate::mounts::{self, Mounted};
+use crate::report::{Reading, Section};
+use anyhow::{Result, anyhow};
+use kedge_device::MemDevice;
+use kedgefs::{FormatOptions, MountOptions};
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Contestants, in this order.
+const RELOG: &str = "relog";
+const SEQ: &str = "seq";
+const EXT4: &str = "ext4";
+const XFS: &str = "XFS";
+
+/// Bytes of each file before it grows.
+const FILE: u64 = 16 << 20;
+const MODEL_IMAGE: u64 = 512 << 20;
+const MODEL_FLUSH: Duration = Duration::from_millis(1);
+
+/// Threads, and whether they share one file.
+const LOADS: [(usize, bool); 5] = [(1, false), (4, false), (4, true), (8, false), (8, true)];
+const MODEL_LOADS: [(usize, bool); 2] = [(1, false), (4, false)];
+
+const RATE: &str = "IOPS";
+const RUNTIME: &str = "runtime";
+const LATENCY: &str = "average latency";
+const FORCES: &str = "log forces";
+const CALLS: &str = "fdatasync calls";
+const FLUSHES: &str = "data flushes";
+const SHARED: &str = "flushes shared";
+
+/// Of ext4, XFS before and after; average latency and runtime of 100 runs.
+const PUBLISHED: &[Published] = &[
+    Published { metric: RATE, figures: &[1000.0, 1500.0, 2000.0] },
+    Published { metric: RUNTIME, figures: &[2.45, 1.49, 1.63] },
+    Published { metric: LATENCY, figures: &[2.39, 1.46, 1.59] },
+    Published { metric: FORCES, figures: &[400.0, 30.0] },
+];
+
+fn metrics() -> Vec<Metric> {
+    vec![
+        Metric::new(RATE, "/s", Better::Higher),
+        Metric::new(RUNTIME, "s", Better::Lower),
+        Metric::new(LATENCY, "ms", Better::Lower),
+        Metric::new("99.9 % of latencies", "ms", Better::Lower),
+        Metric::new(FORCES, "/s", Better::Lower),
+        Metric::new(CALLS, "", Better::Neither),
+        Metric::new(FLUSHES, "", Better::Neither),
+        Metric::new(SHARED, "", Better::Neither),
+        Metric::new("FUA writes", "", Better::Neither),
+    ]
+}
+
+fn values(sum: &Sum, counters: Option<(Counters, Counters)>) -> Result<Vec<f64>> {
+    let mut values = vec![sum.rate, sum.runtime, sum.latency.average(), sum.latency.quantile(0.999)];
+    values.extend(match counters {
+        Some((before, after)) => [
+            after.forces_since(&before)? / sum.runtime,
+            sum.calls,
+            after.since(&before, "device/flushes")?,
+            after.since(&before, "log/data_flushes_shared")?,
+            after.since(&before, "device/fua_writes")?,
+        ],
+        // Their counters are not ours.
+        None => [f64::NAN, sum.calls, f64::NAN, f64::NAN, f64::NAN],
+    });
+    Ok(values)
+}
+
+pub fn run(run: &mut Run<'_>) -> Result<()> {
+    if run.does(Part::Mount) || run.does(Part::Process) {
+        run.need(&["truncate", "mkdir", "sync"])?;
+        if run.place.root {
+            run.need(&["mkfs.ext4", "mkfs.xfs", "mount", "umount"])?;
+        } else {
+            run.note("Left out: ext4 and XFS (it takes root to mount them from a loop device).".into());
+        }
+    }
+    if run.does(Part::Process) {
+        with_others(run, Part::Process)?;
+    }
+    if run.does(Part::Mount) {
+        with_others(run, Part::Mount)?;
+    }
+    if run.does(Part::Model) {
+        model(run)?;
+    }
+    run.note(
+        "Published: XFS and ext4 on a machine that is not described, iops and log forces rounded. Its ext4 stands beside ours.".into(),
+    );
+    Ok(())
+}
+
+/// Their ways to the files of one load.
+struct Files<T>(Vec<T>);
+
+impl<T: Target> Files<T> {
+    /// New ones for a load; those of the load before are gone.
+    fn make(threads: usize, shared: bool, make: impl Fn(&str) -> Result<T>) -> Result<Files<T>> {
+        let count = if shared { 1 } else { threads };
+        Ok(Files((0..count).map(|i| make(&format!("t{threads}{}f{i}", if shared { "s" } else { "" }))).collect::<Result<_>>()?))
+    }
+}
+
+/// How the work of a round is told.
+fn told(threads: usize, shared: bool, each: u64) -> String {
+    format!("# {}: a block appended, then {each} random 4 KiB + fdatasync each", load_title(threads, shared))
+}
+
+fn load_title(threads: usize, shared: bool) -> String {
+    match (threads, shared) {
+        (1, _) => "1 thread".into(),
+        (n, true) => format!("{n} threads, one file"),
+        (n, false) => format!("{n} threads, own files"),
+    }
+}
+
+fn host_contestant<'c>(
+    run: &'c Run<'_>,
+    name: &'static str,
+    files: &'c Made<Files<HostFile>>,
+    load: (usize, bool),
+) -> Contestant<'c> {
+    let interrupt = &run.settings.interrupt;
+    let round = Cell::new(0);
+    contestant(name, files, move |files: &Files<HostFile>, total| {
+        let each = (total / load.0 as u64).max(1);
+        round.set(round.get() + 1);
+        let sum = overwrite::run(&files.0, FILE, load.0, each, round.get(), interrupt)?;
+        Ok(Round { values: values(&sum, None)?, command: told(load.0, load.1, each) })
+    })
+}
+
+fn library_contestant<'c>(
+    run: &'c Run<'_>,
+    rule: &'static str,
+    library: &'c Made<Library>,
+    files: &'c Made<Files<LibraryFile>>,
+    load: (usize, bool),
+) -> Contestant<'c> {
+    let interrupt = &run.settings.interrupt;
+    let round = Cell::new(0);
+    contestant(rule, files, move |files: &Files<LibraryFile>, total| {
+        let library = library.as_ref().map_err(|e| anyhow!("{e}"))?;
+        let each = (total / load.0 as u64).max(1);
+        round.set(round.get() + 1);
+        library.sync()?;
+        library.fs().set_options(&format!("fdatasync={rule}"))?;
+        let before = Counters::of(library.fs())?;
+        // Twice as far for the second rule on the same files: both append.
+        let at = round.get() * 2 + u64::from(rule == SEQ);
+        let sum = overwrite::run(&files.0, FILE, load.0, each, at, interrupt)?;
+        let after = Counters::of(library.fs())?;
+        let command = format!("# fdatasync={rule}; {}", &told(load.0, load.1, each)[2..]);
+        Ok(Round { values: values(&sum, Some((before, after)))?, command })
+    })
+}
+
+fn mount_contestant<'c>(
+    run: &'c Run<'_>,
+    rule: &'static str,
+    mounted: &'c Made<Mounted<'_>>,
+    files: &'c Made<Files<HostFile>>,
+    load: (usize, bool),
+) -> Contestant<'c> {
+    let (interrupt, shell) = (&run.settings.interrupt, &run.place.shell);
+    let round = Cell::new(0);
+    contestant(rule, files, move |files: &Files<HostFile>, total| {
+        let name = mounted.as_ref().map_err(|e| anyhow!("{e}"))?.name();
+        let each = (total / load.0 as u64).max(1);
+        round.set(round.get() + 1);
+        let remount = format!("kedge remount {name} -o fdatasync={rule}");
+        shell.run(&format!("sync -f {name}"))?;
+        shell.run(&remount)?;
+        let before = Counters::of_mount(shell, name)?;
+        let at = round.get() * 2 + u64::from(rule == SEQ);
+        let sum = overwrite::run(&files.0, FILE, load.0, each, at, interrupt)?;
+        let after = Counters::of_mount(shell, name)?;
+        let command = format!("{remount}; {}", told(load.0, load.1, each));
+        Ok(Round { values: values(&sum, Some((before, after)))?, command })
+    })
+}
+
+/// KedgeFS in process or on the mount, beside ext4 and XFS.
+fn with_others(run: &mut Run<'_>, part: Part) -> Result<()> {
+    let (shell, size, written) = (&run.place.shell, run.settings.size, run.settings.written);
+    let in_process = part == Part::Process;
+    let library = match in_process {
+        true => run.library(&FormatOptions::default(), MountOptions::default())?,
+        false => Err("not in this part".into()),
+    };
+    let kedge = if in_process { Err("not in this part".into()) } else { run.kedge()? };
+    let mut setup = if in_process { vec![LIBRARY_SETUP.into()] } else { mounts::kedge_lines(size, written) };
+    let mut others = Vec::new();
+    if run.place.root {
+        others.push((EXT4, run.made(Mounted::ext4(shell, size, written))?));
+        others.push((XFS, run.made(Mounted::xfs(shell, size, written))?));
+        setup.extend(mounts::ext4_lines(size, written));
+        setup.extend(mounts::xfs_lines(size, written));
+    }
+    let loads = if run.settings.quick { &LOADS[..3] } else { &LOADS };
+    let mut outcomes = Vec::new();
+    for load in loads.iter().copied() {
+        let host = |mounted: &Made<Mounted<'_>>| {
+            let mounted = mounted.as_ref().map_err(|e| anyhow!("{e}"))?;
+            Files::make(load.0, load.1, |name| overwrite::host_file(&mounted.path(), name, FILE))
+        };
+        let mut theirs = Vec::new();
+        for (name, mounted) in &others {
+            theirs.push((*name, run.made(host(mounted))?));
+        }
+        let (ours, library_files);
+        let mut contestants = if in_process {
+            let library_ref = library.as_ref().map_err(|e| anyhow!("{e}"));
+            library_files = run.made(library_ref.and_then(|l| {
+                Files::make(load.0, load.1, |name| overwrite::library_file(l, name, FILE))
+            }))?;
+            [RELOG, SEQ].map(|rule| library_contestant(run, rule, &library, &library_files, load)).into()
+        } else {
+            ours = run.made(host(&kedge))?;
+            let of = |rule| mount_contestant(run, rule, &kedge, &ours, load);
+            vec![of(RELOG), of(SEQ)]
+        };
+        contestants.extend(theirs.iter().map(|(name, files)| host_contestant(run, name, files, load)));
+        outcomes.push(hold(run, load, contestants)?);
+    }
+    for (outcome, load) in outcomes.iter().zip(loads) {
+        let bars = bars(outcome, if in_process { "in process" } else { "on the mount" }, load.0, in_process && load.0 <= 4);
+        run.bars.extend(bars);
+    }
+    run.end_library(library);
+    run.end(if in_process { None } else { Some(kedge) });
+    run.end(others.into_iter().map(|(_, mounted)| mounted));
+    let title = match in_process {
+        true => "In this process: the library; ext4 and XFS through std::fs on loop devices",
+        false => "On the mount; ext4 and XFS on loop devices",
+    };
+    run.sections.push(Section { title, setup, outcomes, reading: Reading::Change });
+    Ok(())
+}
+
+fn hold(run: &Run<'_>, load: (usize, bool), contestants: Vec<Contestant<'_>>) -> Result<Outcome> {
+    let seconds = run.pick(0.4, 1.3);
+    let amount = Amount::Scaled { pilot: 100 * load.0 as u64, max: 200_000, seconds };
+    let title = load_title(load.0, load.1);
+    let mut outcome = run.plan.hold(Contest { title, metrics: metrics(), amount, goal: None, contestants })?;
+    outcome.published = PUBLISHED.to_vec();
+    Ok(outcome)
+}
+
+/// A device in memory whose flush takes a millisecond, so that nothing else counts.
+fn model(run: &mut Run<'_>) -> Result<()> {
+    let device = Arc::new(DelayedFlush::new(Arc::new(MemDevice::new(MODEL_IMAGE)), MODEL_FLUSH));
+    let library = run.made(Library::on(device, &FormatOptions::default(), MountOptions::default()))?;
+    let mut outcomes = Vec::new();
+    for load in MODEL_LOADS {
+        let library_ref = library.as_ref().map_err(|e| anyhow!("{e}"));
+        let files = run.made(library_ref.and_then(|l| {
+            Files::make(load.0, load.1, |name| overwrite::library_file(l, name, FILE))
+        }))?;
+        let contestants = [RELOG, SEQ].map(|rule| library_contestant(run, rule, &library, &files, load)).into();
+        outcomes.push(hold(run, load, contestants)?);
+    }
+    for (outcome, load) in outcomes.iter().zip(MODEL_LOADS) {
+        run.bars.extend(bars(outcome, "a flush of 1 ms", load.0, false));
+        let mut runtime = Bar::change(outcome, RUNTIME, Want::AtMost(-39.0));
+        runtime.what = format!("a flush of 1 ms, {}", runtime.what);
+        run.bars.push(runtime);
+    }
+    run.end_library(library);
+    run.sections.push(Section {
+        title: "The library on a device in memory whose flushes and FUA writes take 1 ms",
+        setup: vec![],
+        outcomes,
+        reading: Reading::Change,
+    });
+    Ok(())
+}
+
+fn bars(outcome: &Outcome, place: &str, threads: usize, beside_others: bool) -> Vec<Bar> {
+    let over = |at: &dyn Fn(usize, &str) -> f64| change(at(1, CALLS), at(1, FLUSHES) + at(1, SHARED));
+    let flushes = match threads {
+        1 => Bar::new(outcome, "flushes with seq, off the number of fdatasync calls", "%", Want::AtMost(1.0), |at| over(at).abs()),
+        // Others' flushes may have covered a call's bytes before it asked: it shares without joining one.
+        _ => Bar::new(outcome, "flushes with seq, above fdatasync calls less those shared", "%", Want::AtMost(1.0), over),
+    };
+    let mut bars = vec![Bar::change(outcome, FORCES, Want::AtMost(-92.0)), flushes];
+    if beside_others {
+        for (side, what) in [(2, "IOPS of seq by ext4's"), (3, "IOPS of seq by XFS's")] {
+            bars.push(Bar::new(outcome, what, "", Want::AtLeast(1.5), |at| at(1, RATE) / at(side, RATE)));
+        }
+    }
+    bars.iter_mut().for_each(|bar| bar.what = format!("{place}, {}", bar.what));
+    bars
+}
+
+#[cfg(test)]
+#[path = "fdatasync_tests.rs"]
+mod tests;

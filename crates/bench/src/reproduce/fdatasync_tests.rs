@@ -1,0 +1,45 @@
+use super::*;
+use crate::contest::Side;
+use crate::sample::Sample;
+
+fn outcome(of: impl Fn(usize, &str) -> f64) -> Outcome {
+    let metrics = metrics();
+    let side = |i: usize, name| {
+        let mut samples = vec![Sample::default(); metrics.len()];
+        samples.iter_mut().zip(&metrics).for_each(|(s, m)| s.push(of(i, &m.name)));
+        Side { name, command: String::new(), samples, failed: None }
+    };
+    let sides = [RELOG, SEQ, EXT4, XFS].iter().enumerate().map(|(i, name)| side(i, name)).collect();
+    Outcome { title: "t".into(), metrics: metrics.clone(), goal: None, sides, published: PUBLISHED.to_vec() }
+}
+
+#[test]
+fn the_published_figures_meet_what_they_claim() {
+    let published = |i: usize, name: &str| {
+        let found = PUBLISHED.iter().find(|p| p.metric == name);
+        found.and_then(|p| p.figures.get(i).copied()).unwrap_or(f64::NAN)
+    };
+    let outcome = outcome(published);
+    assert!(bars(&outcome, "t", 1, false)[0].met, "400 to 30 log forces a second");
+    assert!(Bar::change(&outcome, RUNTIME, Want::AtMost(-39.0)).met);
+}
+
+#[test]
+fn every_flush_is_accounted_for() {
+    let with = |threads: usize, flushes: f64, shared: f64| {
+        let figure = move |_: usize, name: &str| match name {
+            CALLS => 1000.0,
+            FLUSHES => flushes,
+            SHARED => shared,
+            _ => 1.0,
+        };
+        bars(&outcome(figure), "t", threads, true)
+    };
+    assert!(with(1, 1000.0, 0.0)[1].met);
+    assert!(with(1, 1005.0, 0.0)[1].met, "a flush or two by others");
+    assert!(!with(1, 300.0, 0.0)[1].met, "calls that nobody flushed for");
+    assert!(!with(1, 2000.0, 0.0)[1].met, "two for each call");
+    assert!(with(4, 300.0, 600.0)[1].met, "some found their bytes flushed");
+    assert!(!with(4, 700.0, 600.0)[1].met, "more than one for a call");
+    assert_eq!(with(4, 1000.0, 0.0).iter().filter(|b| b.what.contains("IOPS") && !b.met).count(), 2);
+}

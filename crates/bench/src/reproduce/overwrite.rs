@@ -1,0 +1,145 @@
+//! Random overwrites of 4 KiB, each made durable with fdatasync, in files that are fully written.
+//!
+//! The same loop runs on the library and, through std::fs, on a mount. Each round begins with an operation that changes the
+//! size: from then on the inode is dirty in more than its time stamps until something makes that durable.
+
+use crate::Interrupt;
+use crate::library::{Library, in_threads};
+use crate::times::Times;
+use anyhow::{Context, Result, ensure};
+use kedge_base::SystemClock;
+use kedgefs::{FileSystem, Ino, Owner};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+const BLOCK: u64 = 4096;
+/// Overwrites between two looks at the interrupt.
+const LOOK_AGAIN: u64 = 64;
+/// Bytes of one write that fills a file.
+const FILL: usize = 1 << 20;
+
+/// An open file.
+pub trait Target: Clone + Send + 'static {
+    fn write_at(&self, offset: u64, data: &[u8]) -> Result<()>;
+    fn fdatasync(&self) -> Result<()>;
+}
+
+#[derive(Clone)]
+pub struct LibraryFile(FileSystem, Ino);
+
+impl Target for LibraryFile {
+    fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
+        ensure!(self.0.write(self.1, offset, data)? == data.len(), "a write was cut short");
+        Ok(())
+    }
+
+    fn fdatasync(&self) -> Result<()> {
+        Ok(self.0.fsync(self.1, true)?)
+    }
+}
+
+#[derive(Clone)]
+pub struct HostFile(Arc<File>);
+
+impl Target for HostFile {
+    fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
+        self.0.write_all_at(data, offset).context("write")
+    }
+
+    fn fdatasync(&self) -> Result<()> {
+        self.0.sync_data().context("fdatasync")
+    }
+}
+
+/// A file of `size` bytes, written and durable. `name` must be new.
+pub fn library_file(library: &Library, name: &str, size: u64) -> Result<LibraryFile> {
+    let file = library.fs().create(Ino::ROOT, name.as_bytes(), 0o644, Owner::default())?;
+    let file = LibraryFile(library.fs().clone(), file.ino);
+    fill(&file, size)?;
+    Ok(file)
+}
+
+/// As [`library_file`].
+pub fn host_file(dir: &Path, name: &str, size: u64) -> Result<HostFile> {
+    let path = dir.join(name);
+    let file = File::create_new(&path).with_context(|| format!("create {}", path.display()))?;
+    let file = HostFile(Arc::new(file));
+    fill(&file, size)?;
+    Ok(file)
+}
+
+fn fill(file: &impl Target, size: u64) -> Result<()> {
+    let data = vec![0x6b; FILL];
+    (0..size / FILL as u64).try_for_each(|i| file.write_at(i * FILL as u64, &data))?;
+    file.fdatasync()
+}
+
+pub struct Sum {
+    /// Overwrites per second.
+    pub rate: f64,
+    /// Seconds.
+    pub runtime: f64,
+    /// Of write and fdatasync together.
+    pub latency: Times,
+    /// fdatasyncs, the one that follows the change of size included. All of them had written something.
+    pub calls: f64,
+}
+
+/// One round: thread `i` works on `files[i % files.len()]`. `round` names the random sequence and where the files grow: it must
+/// be larger than those before it on the same files.
+pub fn run<T: Target>(
+    files: &[T],
+    size: u64,
+    threads: usize,
+    each: u64,
+    round: u64,
+    interrupt: &Interrupt,
+) -> Result<Sum> {
+    let (took, answers) = in_threads(threads, |i| {
+        let (file, interrupt) = (files[i % files.len()].clone(), interrupt.clone());
+        let first = i < files.len();
+        move || overwrite(&file, size, first, each, round * 64 + i as u64, &interrupt)
+    })?;
+    let mut latency = Times::default();
+    answers.into_iter().for_each(|times| latency.merge(times));
+    let calls = latency.count() + files.len().min(threads) as f64;
+    let runtime = took.as_secs_f64();
+    Ok(Sum { rate: latency.count() / runtime, runtime, latency, calls })
+}
+
+fn overwrite<T: Target>(
+    file: &T,
+    size: u64,
+    first: bool,
+    each: u64,
+    seed: u64,
+    interrupt: &Interrupt,
+) -> Result<Times> {
+    let clock = SystemClock::default();
+    let mut rng = SmallRng::seed_from_u64(seed);
+    let mut times = Times::default();
+    let mut block = vec![0u8; BLOCK as usize];
+    if first {
+        // Each round a block farther, however often the contestants have come by.
+        let behind = size + (seed / 64) * BLOCK;
+        file.write_at(behind, &block)?;
+        file.fdatasync()?;
+    }
+    for i in 0..each {
+        if i % LOOK_AGAIN == 0 {
+            interrupt.check()?;
+        }
+        rng.fill(&mut block[..]);
+        let at = rng.random_range(0..size / BLOCK) * BLOCK;
+        times.time(&clock, || file.write_at(at, &block).and_then(|()| file.fdatasync()))?;
+    }
+    Ok(times)
+}
+
+#[cfg(test)]
+#[path = "overwrite_tests.rs"]
+mod tests;

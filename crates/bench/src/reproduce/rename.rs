@@ -1,0 +1,205 @@
+//! Btrfs, "do not commit logs and transactions during link and rename operations": dbench with 16 clients before and after.
+//!
+//! `new_name=sync` is the old rule: rename and link of an inode that was fsynced force the log. `new_name=lazy` leaves that
+//! to the fsync that wants it.
+
+use super::{LIBRARY_SETUP, Part, Run, contestant, mix};
+use crate::bars::{Bar, Want};
+use crate::contest::{Amount, Better, Contest, Metric, Outcome, Published, Round};
+use crate::counters::{Counters, FORCE_CAUSES};
+use crate::library::Library;
+use crate::mounts::{self, Mounted};
+use crate::parse;
+use crate::report::{Reading, Section};
+use anyhow::Result;
+use kedgefs::{FormatOptions, MountOptions};
+
+const CLIENTS: usize = 16;
+const RULES: [&str; 2] = ["sync", "lazy"];
+
+/// dbench's operations, in its order.
+const OPERATIONS: [&str; 16] = [
+    "NTCreateX", "Close", "Rename", "Unlink", "Deltree", "Mkdir", "Qpathinfo", "Qfileinfo", "Qfsinfo",
+    "Sfileinfo", "Find", "WriteX", "ReadX", "LockX", "UnlockX", "Flush",
+];
+
+const THROUGHPUT: &str = "throughput";
+const MAX_LATENCY: &str = "worst latency";
+const FORCES_RENAME: &str = "log forces by rename or link";
+
+macro_rules! published {
+    ($($metric:literal: $($figure:literal),+;)*) => { &[$(Published { metric: $metric, figures: &[$($figure),+] }),*] };
+}
+
+const PUBLISHED: &[Published] = published! {
+    "throughput": 1128.35, 1201.98;
+    "worst latency": 1102.255, 778.036;
+    "NTCreateX average": 0.011, 0.012;
+    "NTCreateX maximum": 155.088, 448.281;
+    "Close average": 0.001, 0.001;
+    "Close maximum": 0.243, 0.925;
+    "Rename average": 2.158, 0.123;
+    "Rename maximum": 1101.947, 267.183;
+    "Unlink average": 0.067, 0.080;
+    "Unlink maximum": 121.638, 63.433;
+    "Deltree average": 2.425, 2.830;
+    "Deltree maximum": 7.816, 11.144;
+    "Mkdir average": 0.002, 0.003;
+    "Mkdir maximum": 0.003, 0.010;
+    "Qpathinfo average": 0.006, 0.006;
+    "Qpathinfo maximum": 21.370, 10.288;
+    "Qfileinfo average": 0.001, 0.001;
+    "Qfileinfo maximum": 0.146, 0.169;
+    "Qfsinfo average": 0.001, 0.002;
+    "Qfsinfo maximum": 11.228, 14.039;
+    "Sfileinfo average": 0.003, 0.004;
+    "Sfileinfo maximum": 21.263, 2.438;
+    "Find average": 0.025, 0.026;
+    "Find maximum": 9.617, 10.200;
+    "WriteX average": 0.011, 0.011;
+    "WriteX maximum": 211.390, 200.985;
+    "ReadX average": 0.003, 0.003;
+    "ReadX maximum": 9.442, 10.036;
+    "LockX average": 0.002, 0.002;
+    "LockX maximum": 0.119, 0.076;
+    "UnlockX average": 0.001, 0.001;
+    "UnlockX maximum": 0.138, 0.109;
+    "Flush average": 4.252, 5.015;
+    "Flush maximum": 1102.249, 778.033;
+};
+
+pub fn run(run: &mut Run<'_>) -> Result<()> {
+    if run.does(Part::Mount) {
+        run.need(&["dbench", "truncate", "mkdir", "sync"])?;
+        on_the_mount(run)?;
+    }
+    if run.does(Part::Process) {
+        in_process(run)?;
+    }
+    run.note("Published: Btrfs on NVMe, 12 cores, dbench -t 300 with 16 clients. Compare the changes, not the figures.".into());
+    Ok(())
+}
+
+fn on_the_mount(run: &mut Run<'_>) -> Result<()> {
+    let made = run.kedge()?;
+    let shell = &run.place.shell;
+    let body = |rule: &'static str| {
+        move |mounted: &Mounted<'_>, seconds: u64| {
+            mounted.fresh()?;
+            shell.run(&format!("kedge remount {} -o new_name={rule}", mounted.name()))?;
+            let before = Counters::of_mount(shell, mounted.name())?;
+            let command = format!("dbench -t {seconds} -D {}/work {CLIENTS}", mounted.name());
+            let output = shell.run(&command)?;
+            let after = Counters::of_mount(shell, mounted.name())?;
+            let sum = parse::dbench(&output)?;
+            let rows = parse::dbench_operations(&output)?;
+            let mut values = vec![sum.throughput, sum.max_latency];
+            for name in OPERATIONS {
+                let row = rows.iter().find(|r| r.0 == name).map(|r| r.1);
+                values.extend(row.map_or([f64::NAN; 3], |r| [r.count, r.average, r.max]));
+            }
+            values.extend(log_values(&before, &after)?);
+            Ok(Round { values, command: format!("kedge remount kedge -o new_name={rule}; {command}") })
+        }
+    };
+    let mut outcome = run.plan.hold(Contest {
+        title: format!("dbench, {CLIENTS} clients"),
+        metrics: metrics(&OPERATIONS),
+        amount: Amount::Warmed { pilot: run.pick(2, 4), amount: run.pick(3, 10) },
+        goal: None,
+        contestants: RULES.map(|rule| contestant(rule, &made, body(rule))).into(),
+    })?;
+    outcome.published = PUBLISHED.to_vec();
+    run.bars.extend(bars(&outcome));
+    let setup = mounts::kedge_lines(run.settings.size, run.settings.written);
+    run.end([made]);
+    run.sections.push(Section {
+        title: "dbench on the mount",
+        setup,
+        outcomes: vec![outcome],
+        reading: Reading::Change,
+    });
+    Ok(())
+}
+
+fn in_process(run: &mut Run<'_>) -> Result<()> {
+    let made = run.library(&FormatOptions::default(), MountOptions::default())?;
+    let interrupt = &run.settings.interrupt;
+    let body = |rule: &'static str| {
+        move |library: &Library, seconds: u64| {
+            let fs = library.fs();
+            library.sync()?;
+            fs.set_options(&format!("new_name={rule}"))?;
+            let before = Counters::of(fs)?;
+            let sum = mix::run(library, CLIENTS, seconds, interrupt)?;
+            let after = Counters::of(fs)?;
+            let mut values = vec![sum.throughput, sum.max_latency];
+            for times in &sum.operations {
+                values.extend([times.count(), times.average(), times.max()]);
+            }
+            values.extend(log_values(&before, &after)?);
+            let command = format!("# new_name={rule}; the mix in {CLIENTS} threads for {seconds} s");
+            Ok(Round { values, command })
+        }
+    };
+    let mut outcome = run.plan.hold(Contest {
+        title: format!("dbench's mix, {CLIENTS} threads"),
+        metrics: metrics(&mix::OPERATIONS),
+        amount: Amount::Warmed { pilot: run.pick(1, 3), amount: run.pick(2, 6) },
+        goal: None,
+        contestants: RULES.map(|rule| contestant(rule, &made, body(rule))).into(),
+    })?;
+    outcome.published = PUBLISHED.to_vec();
+    run.bars.extend(bars(&outcome));
+    run.end_library(made);
+    run.sections.push(Section {
+        title: "The same mix in this process, on the library",
+        setup: vec![LIBRARY_SETUP.into()],
+        outcomes: vec![outcome],
+        reading: Reading::Change,
+    });
+    Ok(())
+}
+
+fn metrics(operations: &[&str]) -> Vec<Metric> {
+    let mut metrics = vec![
+        Metric::new(THROUGHPUT, "MB/s", Better::Higher),
+        Metric::new(MAX_LATENCY, "ms", Better::Lower),
+    ];
+    for name in operations {
+        metrics.push(Metric::new(format!("{name} count"), "", Better::Neither));
+        metrics.push(Metric::new(format!("{name} average"), "ms", Better::Lower));
+        metrics.push(Metric::new(format!("{name} maximum"), "ms", Better::Lower));
+    }
+    for cause in FORCE_CAUSES {
+        metrics.push(match cause {
+            "rename" => Metric::new(FORCES_RENAME, "", Better::Lower),
+            cause => Metric::new(format!("log forces by {}", cause.replace('_', " ")), "", Better::Neither),
+        });
+    }
+    metrics.push(Metric::new("log writes", "", Better::Neither));
+    metrics.push(Metric::new("device flushes", "", Better::Neither));
+    metrics
+}
+
+fn log_values(before: &Counters, after: &Counters) -> Result<Vec<f64>> {
+    let paths = FORCE_CAUSES.iter().map(|cause| format!("log/forces/{cause}"));
+    let paths = paths.chain(["log/writes".into(), "device/flushes".into()]);
+    paths.map(|path| after.since(before, &path)).collect()
+}
+
+fn bars(outcome: &Outcome) -> Vec<Bar> {
+    vec![
+        Bar::new(outcome, "log forces by rename or link with lazy", "", Want::AtMost(0.0), |at| at(1, FORCES_RENAME)),
+        Bar::change(outcome, "Rename average", Want::AtMost(-94.0)),
+        Bar::change(outcome, "Rename maximum", Want::AtMost(-75.8)),
+        Bar::change(outcome, THROUGHPUT, Want::AtLeast(6.5)),
+        Bar::change(outcome, MAX_LATENCY, Want::AtMost(-29.4)),
+        Bar::change(outcome, "Flush average", Want::AtMost(0.0)),
+        Bar::change(outcome, "NTCreateX maximum", Want::AtMost(0.0)),
+    ]
+}
+
+#[cfg(test)]
+#[path = "rename_tests.rs"]
+mod tests;
