@@ -53,11 +53,11 @@ impl<F: Fn(&dyn Fn(usize, &str) -> f64) -> f64> Figure for F {}
 impl Bar {
     pub fn new(outcome: &Outcome, what: &str, unit: &'static str, want: Want, figure: impl Figure) -> Bar {
         let value = figure(&|side, metric| outcome.median(side, metric));
-        let rounds = outcome.sides.iter().flat_map(|s| &s.samples).map(|s| s.rounds().len()).max().unwrap_or(0);
+        let rounds =
+            outcome.sides.iter().flat_map(|s| &s.samples).map(|s| s.rounds().len()).max().unwrap_or(0);
         let met = want.holds(value);
-        let alike = |round: &usize| {
-            want.holds(figure(&|side, metric| outcome.round(side, metric, *round))) == met
-        };
+        let alike =
+            |round: &usize| want.holds(figure(&|side, metric| outcome.round(side, metric, *round))) == met;
         let agreeing = (0..rounds).filter(alike).count() as f64 / rounds.max(1) as f64;
         Bar {
             what: format!("{}: {what}", outcome.title),
@@ -79,13 +79,16 @@ impl Bar {
     }
 
     fn reached_words(&self) -> String {
-        self.reached.map_or("not measured".into(), |v| format!("{} {}", figure(v), self.unit).trim_end().to_owned())
+        self.reached
+            .map_or("not measured".into(), |v| format!("{} {}", figure(v), self.unit).trim_end().to_owned())
     }
 
     fn verdict(&self) -> String {
         let word = if self.met { "met" } else { "MISSED" };
         match self.is_noisy() {
-            true => format!("{word}, but too noisy to tell: {:.0} % of the rounds agree", self.agreeing * 100.0),
+            true => {
+                format!("{word}, but too noisy to tell: {:.0} % of the rounds agree", self.agreeing * 100.0)
+            }
             false => word.into(),
         }
     }

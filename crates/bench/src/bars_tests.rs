@@ -19,10 +19,12 @@ fn outcome(old: &[f64], new: &[f64]) -> Outcome {
 
 #[test]
 fn medians_decide() {
-    let bar = Bar::change(&outcome(&[2.0, 2.1, 1.9], &[0.1, 0.1, 0.1]), "Rename average", Want::AtMost(-94.0));
+    let bar =
+        Bar::change(&outcome(&[2.0, 2.1, 1.9], &[0.1, 0.1, 0.1]), "Rename average", Want::AtMost(-94.0));
     assert!(bar.met && !bar.is_noisy());
     assert_eq!(bar.row(), ["dbench: Rename average", "≤ -94 %", "-95 %", "met"]);
-    let bar = Bar::change(&outcome(&[2.0, 2.0, 2.0], &[0.2, 0.2, 0.2]), "Rename average", Want::AtMost(-94.0));
+    let bar =
+        Bar::change(&outcome(&[2.0, 2.0, 2.0], &[0.2, 0.2, 0.2]), "Rename average", Want::AtMost(-94.0));
     assert!(!bar.met && !bar.is_noisy());
     assert_eq!(bar.complaint(), "dbench: Rename average: -90 %, wanted ≤ -94 %");
 }

@@ -147,7 +147,12 @@ impl<'a> Baseline<'a> {
         }
         let setup = self.setup();
         self.end([Some(kedge), ext4]);
-        Ok(Some(Section { title: "fs_mark on the mounts: 4 KiB and fsync per file", setup, outcomes, reading: Reading::Ratio }))
+        Ok(Some(Section {
+            title: "fs_mark on the mounts: 4 KiB and fsync per file",
+            setup,
+            outcomes,
+            reading: Reading::Ratio,
+        }))
     }
 
     fn dbench(&mut self) -> Result<Option<Section>> {
@@ -170,7 +175,12 @@ impl<'a> Baseline<'a> {
         })?;
         let setup = self.setup();
         self.end([Some(kedge), ext4]);
-        Ok(Some(Section { title: "dbench on the mounts", setup, outcomes: vec![outcome], reading: Reading::Ratio }))
+        Ok(Some(Section {
+            title: "dbench on the mounts",
+            setup,
+            outcomes: vec![outcome],
+            reading: Reading::Ratio,
+        }))
     }
 
     fn library(&mut self) -> Result<Section> {
@@ -209,7 +219,12 @@ impl<'a> Baseline<'a> {
         }
         self.end([ext4]);
         let _ = std::fs::remove_file(image);
-        Ok(Section { title: "In one process: the library, and ext4 through std::fs", setup, outcomes, reading: Reading::Ratio })
+        Ok(Section {
+            title: "In one process: the library, and ext4 through std::fs",
+            setup,
+            outcomes,
+            reading: Reading::Ratio,
+        })
     }
 
     fn in_process(

@@ -186,7 +186,13 @@ impl Plan<'_> {
                 side.samples.iter_mut().zip(values.unwrap_or_default()).for_each(|(s, v)| s.push(v));
             }
         }
-        Ok(Outcome { title: contest.title, metrics: contest.metrics, goal: contest.goal, sides, published: vec![] })
+        Ok(Outcome {
+            title: contest.title,
+            metrics: contest.metrics,
+            goal: contest.goal,
+            sides,
+            published: vec![],
+        })
     }
 }
 

@@ -2,7 +2,8 @@ use super::*;
 use anyhow::bail;
 use std::cell::RefCell;
 
-const FILES: Metric = Metric { name: std::borrow::Cow::Borrowed(""), unit: "files/s", better: Better::Higher };
+const FILES: Metric =
+    Metric { name: std::borrow::Cow::Borrowed(""), unit: "files/s", better: Better::Higher };
 
 fn round(values: &[f64]) -> Result<Round> {
     Ok(Round { values: values.to_vec(), command: "work".into() })

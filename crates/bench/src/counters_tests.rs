@@ -6,7 +6,8 @@ use std::sync::Arc;
 #[test]
 fn a_real_file_system_has_them() {
     let device = Arc::new(MemDevice::new(64 << 20));
-    let library = crate::library::Library::on(device, &FormatOptions::default(), MountOptions::default()).unwrap();
+    let library =
+        crate::library::Library::on(device, &FormatOptions::default(), MountOptions::default()).unwrap();
     let fs = library.fs();
     let before = Counters::of(fs).unwrap();
     let file = fs.create(Ino::ROOT, b"f", 0o644, Owner::default()).unwrap();

@@ -59,7 +59,11 @@ pub fn dbench_operations(output: &str) -> Result<Vec<(String, DbenchOperation)>>
         let [name, count, average, max] = words[..] else { bail!("dbench's row '{}'", line.trim()) };
         let number = |word: &str| -> Result<f64> {
             let value: f64 = word.parse().with_context(|| format!("'{word}' in dbench's row '{line}'"))?;
-            if value.is_finite() && value >= 0.0 { Ok(value) } else { bail!("'{word}' in dbench's row '{line}'") }
+            if value.is_finite() && value >= 0.0 {
+                Ok(value)
+            } else {
+                bail!("'{word}' in dbench's row '{line}'")
+            }
         };
         let row = DbenchOperation { count: number(count)?, average: number(average)?, max: number(max)? };
         rows.push((name.to_owned(), row));

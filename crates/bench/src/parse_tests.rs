@@ -57,11 +57,19 @@ fn dbench_sum() {
 
 #[test]
 fn dbench_table_of_operations() {
-    let table = DBENCH.replace(" Flush ", " NTCreateX      11471098     0.012   448.281\n Rename         485746     0.123   267.183\n Flush ");
+    let table = DBENCH.replace(
+        " Flush ",
+        " NTCreateX      11471098     0.012   448.281\n Rename         485746     0.123   267.183\n Flush ",
+    );
     let rows = dbench_operations(&table).unwrap();
     assert_eq!(rows.iter().map(|r| &*r.0).collect::<Vec<_>>(), ["NTCreateX", "Rename", "Flush"]);
     assert_eq!(rows[1].1, DbenchOperation { count: 485746.0, average: 0.123, max: 267.183 });
-    for bad in ["", "Operation Count AvgLat MaxLat\n---\n\nThroughput", "Operation Count AvgLat MaxLat\n---\nFlush 1 x 2", "Operation Count AvgLat MaxLat\n---\nFlush 1 2"] {
+    for bad in [
+        "",
+        "Operation Count AvgLat MaxLat\n---\n\nThroughput",
+        "Operation Count AvgLat MaxLat\n---\nFlush 1 x 2",
+        "Operation Count AvgLat MaxLat\n---\nFlush 1 2",
+    ] {
         assert!(dbench_operations(bad).is_err(), "{bad}");
     }
 }

@@ -96,7 +96,8 @@ impl Report {
             writeln!(out, "```\n{}\n```", section.commands().join("\n")).expect("a String takes all");
         }
         if !self.bars.is_empty() {
-            writeln!(out, "\n### Bars\n\n{}", piped(&self.bar_grid()).trim_end()).expect("a String takes all");
+            writeln!(out, "\n### Bars\n\n{}", piped(&self.bar_grid()).trim_end())
+                .expect("a String takes all");
         }
         let remarks = self.remarks();
         if !remarks.is_empty() {
@@ -284,7 +285,8 @@ fn change_row(outcome: &Outcome, metric: usize, names: &[&str], published: usize
     let mut row = cells(outcome, metric, names);
     let Some(name) = outcome.metrics.get(metric).map(|m| &m.name) else { return row };
     row.push(percent(change(outcome.median(0, name), outcome.median(1, name))));
-    let figures = outcome.published.iter().find(|p| p.metric == name).map_or(&[][..], |p: &Published| p.figures);
+    let figures =
+        outcome.published.iter().find(|p| p.metric == name).map_or(&[][..], |p: &Published| p.figures);
     let figure = |i: usize| figures.get(i).copied().unwrap_or(f64::NAN);
     row.extend((0..published).map(|i| number(figure(i))));
     row.extend((published > 1).then(|| percent(change(figure(0), figure(1)))));

@@ -9,7 +9,8 @@ fn side(name: &'static str, values: &[f64]) -> Side {
 }
 
 fn outcome(title: &str, goal: Option<Goal>, sides: Vec<Side>) -> Outcome {
-    let metrics = vec![Metric { name: std::borrow::Cow::Borrowed(""), unit: "files/s", better: Better::Higher }];
+    let metrics =
+        vec![Metric { name: std::borrow::Cow::Borrowed(""), unit: "files/s", better: Better::Higher }];
     Outcome { title: title.into(), metrics, goal, sides, published: vec![] }
 }
 
@@ -26,7 +27,12 @@ fn report(outcomes: Vec<Outcome>) -> Report {
             durable_write: vec![85.0, 90.0],
         },
         rounds: 3,
-        sections: vec![Section { title: "Section", setup: vec!["make".into()], outcomes, reading: Reading::Ratio }],
+        sections: vec![Section {
+            title: "Section",
+            setup: vec!["make".into()],
+            outcomes,
+            reading: Reading::Ratio,
+        }],
         bars: vec![],
         notes: vec![],
         failures: vec![],

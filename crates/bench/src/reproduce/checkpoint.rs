@@ -203,9 +203,13 @@ fn in_process(run: &Run<'_>, mode: usize, option: &'static str, each: u64) -> Re
 /// A short run makes too few files for the log to wrap.
 fn bars(outcome: &Outcome, place: &str, mode: usize, rounds: usize, quick: bool) -> Vec<Bar> {
     let mut bars = vec![
-        Bar::new(outcome, "wait for log space with async_checkpoint, slow-downs included", "ms", Want::AtMost(0.0), |at| {
-            at(1, STALL) + at(1, THROTTLE)
-        }),
+        Bar::new(
+            outcome,
+            "wait for log space with async_checkpoint, slow-downs included",
+            "ms",
+            Want::AtMost(0.0),
+            |at| at(1, STALL) + at(1, THROTTLE),
+        ),
         Bar::change(outcome, FILES, Want::AtLeast(PLAN[mode].files)),
     ];
     if FSYNC_MODES.contains(&mode) {

@@ -17,7 +17,8 @@ fn only_what_makes_durable_takes_long() {
     let block = IoBuf::zeroed(1);
     assert!(took(|| device.flush().unwrap()) >= DELAY);
     assert!(took(|| device.write(0, &block, true).unwrap()) >= DELAY);
-    let batch = |fua| (0..2).map(|i| Io { offset: i * 4096, op: Op::Write { buf: IoBuf::zeroed(1), fua } }).collect();
+    let batch =
+        |fua| (0..2).map(|i| Io { offset: i * 4096, op: Op::Write { buf: IoBuf::zeroed(1), fua } }).collect();
     assert!(took(|| drop(run_batch(&device, batch(true)))) >= DELAY);
     // The fastest of some: a busy machine may make any one of them late.
     let fastest = (0..20).map(|_| took(|| device.write(0, &block, false).unwrap())).min().unwrap();

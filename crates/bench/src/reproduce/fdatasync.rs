@@ -112,7 +112,11 @@ impl<T: Target> Files<T> {
     /// New ones for a load; those of the load before are gone.
     fn make(threads: usize, shared: bool, make: impl Fn(&str) -> Result<T>) -> Result<Files<T>> {
         let count = if shared { 1 } else { threads };
-        Ok(Files((0..count).map(|i| make(&format!("t{threads}{}f{i}", if shared { "s" } else { "" }))).collect::<Result<_>>()?))
+        Ok(Files(
+            (0..count)
+                .map(|i| make(&format!("t{threads}{}f{i}", if shared { "s" } else { "" })))
+                .collect::<Result<_>>()?,
+        ))
     }
 }
 
@@ -226,9 +230,10 @@ fn with_others(run: &mut Run<'_>, part: Part) -> Result<()> {
         let (ours, library_files);
         let mut contestants = if in_process {
             let library_ref = library.as_ref().map_err(|e| anyhow!("{e}"));
-            library_files = run.made(library_ref.and_then(|l| {
-                Files::make(load.0, load.1, |name| overwrite::library_file(l, name, FILE))
-            }))?;
+            library_files = run
+                .made(library_ref.and_then(|l| {
+                    Files::make(load.0, load.1, |name| overwrite::library_file(l, name, FILE))
+                }))?;
             [RELOG, SEQ].map(|rule| library_contestant(run, rule, &library, &library_files, load)).into()
         } else {
             ours = run.made(host(&kedge))?;
@@ -239,7 +244,12 @@ fn with_others(run: &mut Run<'_>, part: Part) -> Result<()> {
         outcomes.push(hold(run, load, contestants)?);
     }
     for (outcome, load) in outcomes.iter().zip(loads) {
-        let bars = bars(outcome, if in_process { "in process" } else { "on the mount" }, load.0, in_process && load.0 <= 4);
+        let bars = bars(
+            outcome,
+            if in_process { "in process" } else { "on the mount" },
+            load.0,
+            in_process && load.0 <= 4,
+        );
         run.bars.extend(bars);
     }
     run.end_library(library);
@@ -257,7 +267,8 @@ fn hold(run: &Run<'_>, load: (usize, bool), contestants: Vec<Contestant<'_>>) ->
     let seconds = run.pick(0.4, 1.3);
     let amount = Amount::Scaled { pilot: 100 * load.0 as u64, max: 200_000, seconds };
     let title = load_title(load.0, load.1);
-    let mut outcome = run.plan.hold(Contest { title, metrics: metrics(), amount, goal: None, contestants })?;
+    let mut outcome =
+        run.plan.hold(Contest { title, metrics: metrics(), amount, goal: None, contestants })?;
     outcome.published = PUBLISHED.to_vec();
     Ok(outcome)
 }
@@ -269,10 +280,12 @@ fn model(run: &mut Run<'_>) -> Result<()> {
     let mut outcomes = Vec::new();
     for load in MODEL_LOADS {
         let library_ref = library.as_ref().map_err(|e| anyhow!("{e}"));
-        let files = run.made(library_ref.and_then(|l| {
-            Files::make(load.0, load.1, |name| overwrite::library_file(l, name, FILE))
-        }))?;
-        let contestants = [RELOG, SEQ].map(|rule| library_contestant(run, rule, &library, &files, load)).into();
+        let files = run.made(
+            library_ref
+                .and_then(|l| Files::make(load.0, load.1, |name| overwrite::library_file(l, name, FILE))),
+        )?;
+        let contestants =
+            [RELOG, SEQ].map(|rule| library_contestant(run, rule, &library, &files, load)).into();
         outcomes.push(hold(run, load, contestants)?);
     }
     for (outcome, load) in outcomes.iter().zip(MODEL_LOADS) {
@@ -294,9 +307,21 @@ fn model(run: &mut Run<'_>) -> Result<()> {
 fn bars(outcome: &Outcome, place: &str, threads: usize, beside_others: bool) -> Vec<Bar> {
     let over = |at: &dyn Fn(usize, &str) -> f64| change(at(1, CALLS), at(1, FLUSHES) + at(1, SHARED));
     let flushes = match threads {
-        1 => Bar::new(outcome, "flushes with seq, off the number of fdatasync calls", "%", Want::AtMost(1.0), |at| over(at).abs()),
+        1 => Bar::new(
+            outcome,
+            "flushes with seq, off the number of fdatasync calls",
+            "%",
+            Want::AtMost(1.0),
+            |at| over(at).abs(),
+        ),
         // Others' flushes may have covered a call's bytes before it asked: it shares without joining one.
-        _ => Bar::new(outcome, "flushes with seq, above fdatasync calls less those shared", "%", Want::AtMost(1.0), over),
+        _ => Bar::new(
+            outcome,
+            "flushes with seq, above fdatasync calls less those shared",
+            "%",
+            Want::AtMost(1.0),
+            over,
+        ),
     };
     let mut bars = vec![Bar::change(outcome, FORCES, Want::AtMost(-92.0)), flushes];
     if beside_others {

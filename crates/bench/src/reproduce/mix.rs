@@ -106,7 +106,11 @@ impl Client {
         }
     }
 
-    fn timed<R>(&mut self, operation: usize, work: impl FnOnce(&FileSystem) -> kedgefs::Result<R>) -> Result<R> {
+    fn timed<R>(
+        &mut self,
+        operation: usize,
+        work: impl FnOnce(&FileSystem) -> kedgefs::Result<R>,
+    ) -> Result<R> {
         let fs = &self.fs;
         Ok(self.times[operation].time(&self.clock, || work(fs))?)
     }

@@ -7,7 +7,8 @@ const SIZE: u64 = 2 << 20;
 #[test]
 fn every_call_is_counted_on_both_sides() {
     let interrupt = Interrupt::new(|_| {});
-    let library = Library::on(Arc::new(MemDevice::new(128 << 20)), &FormatOptions::default(), MountOptions::default());
+    let library =
+        Library::on(Arc::new(MemDevice::new(128 << 20)), &FormatOptions::default(), MountOptions::default());
     let library = library.unwrap();
     let own: Vec<_> = (0..3).map(|i| library_file(&library, &format!("f{i}"), SIZE).unwrap()).collect();
     let sum = run(&own, SIZE, 3, 10, 1, &interrupt).unwrap();

@@ -19,8 +19,22 @@ const RULES: [&str; 2] = ["sync", "lazy"];
 
 /// dbench's operations, in its order.
 const OPERATIONS: [&str; 16] = [
-    "NTCreateX", "Close", "Rename", "Unlink", "Deltree", "Mkdir", "Qpathinfo", "Qfileinfo", "Qfsinfo",
-    "Sfileinfo", "Find", "WriteX", "ReadX", "LockX", "UnlockX", "Flush",
+    "NTCreateX",
+    "Close",
+    "Rename",
+    "Unlink",
+    "Deltree",
+    "Mkdir",
+    "Qpathinfo",
+    "Qfileinfo",
+    "Qfsinfo",
+    "Sfileinfo",
+    "Find",
+    "WriteX",
+    "ReadX",
+    "LockX",
+    "UnlockX",
+    "Flush",
 ];
 
 const THROUGHPUT: &str = "throughput";
@@ -162,10 +176,8 @@ fn in_process(run: &mut Run<'_>) -> Result<()> {
 }
 
 fn metrics(operations: &[&str]) -> Vec<Metric> {
-    let mut metrics = vec![
-        Metric::new(THROUGHPUT, "MB/s", Better::Higher),
-        Metric::new(MAX_LATENCY, "ms", Better::Lower),
-    ];
+    let mut metrics =
+        vec![Metric::new(THROUGHPUT, "MB/s", Better::Higher), Metric::new(MAX_LATENCY, "ms", Better::Lower)];
     for name in operations {
         metrics.push(Metric::new(format!("{name} count"), "", Better::Neither));
         metrics.push(Metric::new(format!("{name} average"), "ms", Better::Lower));
@@ -190,7 +202,9 @@ fn log_values(before: &Counters, after: &Counters) -> Result<Vec<f64>> {
 
 fn bars(outcome: &Outcome) -> Vec<Bar> {
     vec![
-        Bar::new(outcome, "log forces by rename or link with lazy", "", Want::AtMost(0.0), |at| at(1, FORCES_RENAME)),
+        Bar::new(outcome, "log forces by rename or link with lazy", "", Want::AtMost(0.0), |at| {
+            at(1, FORCES_RENAME)
+        }),
         Bar::change(outcome, "Rename average", Want::AtMost(-94.0)),
         Bar::change(outcome, "Rename maximum", Want::AtMost(-75.8)),
         Bar::change(outcome, THROUGHPUT, Want::AtLeast(6.5)),
