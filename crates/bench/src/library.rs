@@ -33,20 +33,33 @@ pub enum Work {
 
 const FILE: [u8; 4096] = [0x6b; 4096];
 
-/// Files per second by `threads` threads that make `each` files.
+/// Files per second by `threads` threads that make `each` files. Removes them.
 pub fn files_per_second<T: Target>(target: &T, work: Work, threads: usize, each: u64) -> Result<f64> {
-    let name = |i| match work {
-        Work::Empty => format!("work{i}"),
-        Work::Synced => "work".into(),
-    };
-    let dirs = if work == Work::Empty { threads } else { 1 };
-    let made: Vec<T::Dir> = (0..dirs).map(|i| target.make_dir(&name(i))).collect::<Result<_>>()?;
+    let took = make_files(target, work, threads, each)?;
+    (0..dirs(work, threads)).try_for_each(|i| target.remove_dir(&dir_name(work, i)))?;
+    Ok((threads as u64 * each) as f64 / took.as_secs_f64())
+}
+
+/// How long `threads` threads take to make `each` files, which stay.
+pub fn make_files<T: Target>(target: &T, work: Work, threads: usize, each: u64) -> Result<Duration> {
+    let dirs = dirs(work, threads);
+    let made: Vec<T::Dir> = (0..dirs).map(|i| target.make_dir(&dir_name(work, i))).collect::<Result<_>>()?;
     let (took, _) = in_threads(threads, |i| {
         let (target, dir) = (target.clone(), made[i % dirs].clone());
         move || create_files(&target, &dir, work, i, each)
     })?;
-    (0..dirs).try_for_each(|i| target.remove_dir(&name(i)))?;
-    Ok((threads as u64 * each) as f64 / took.as_secs_f64())
+    Ok(took)
+}
+
+fn dirs(work: Work, threads: usize) -> usize {
+    if work == Work::Empty { threads } else { 1 }
+}
+
+fn dir_name(work: Work, i: usize) -> String {
+    match work {
+        Work::Empty => format!("work{i}"),
+        Work::Synced => "work".into(),
+    }
 }
 
 /// What each of `threads` threads answered, and how long it took from a common start to the end of the last one.

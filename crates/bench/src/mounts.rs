@@ -47,6 +47,20 @@ pub fn xfs_lines(size: u64, written: bool) -> Vec<String> {
     ]
 }
 
+pub fn btrfs_lines(size: u64, written: bool) -> Vec<String> {
+    let discard = if written { " -K" } else { "" };
+    vec![
+        make_file("btrfs", size, written),
+        format!("mkfs.btrfs -q -f{discard} btrfs.img"),
+        "mkdir btrfs".into(),
+        "mount -o loop btrfs.img btrfs".into(),
+    ]
+}
+
+pub fn tmpfs_lines() -> Vec<String> {
+    vec!["mkdir tmpfs".into(), "mount -t tmpfs tmpfs tmpfs".into()]
+}
+
 pub fn make_file(name: &str, size: u64, written: bool) -> String {
     match written {
         false => format!("truncate -s {size} {name}.img"),
@@ -65,6 +79,14 @@ impl<'a> Mounted<'a> {
 
     pub fn xfs(shell: &'a Shell, size: u64, written: bool) -> Result<Mounted<'a>> {
         Mounted::make(shell, "xfs", "umount xfs", &xfs_lines(size, written))
+    }
+
+    pub fn btrfs(shell: &'a Shell, size: u64, written: bool) -> Result<Mounted<'a>> {
+        Mounted::make(shell, "btrfs", "umount btrfs", &btrfs_lines(size, written))
+    }
+
+    pub fn tmpfs(shell: &'a Shell) -> Result<Mounted<'a>> {
+        Mounted::make(shell, "tmpfs", "umount tmpfs", &tmpfs_lines())
     }
 
     /// KedgeFS made and mounted as those lines say, on the directory `kedge`.

@@ -6,12 +6,16 @@
 //! Old and new take turns on the same image where the switch can be turned while mounted.
 
 mod checkpoint;
+mod cpu;
 mod delay;
 mod fdatasync;
 mod marks;
 mod mix;
 mod overwrite;
 mod rename;
+mod sync;
+mod tree_lock;
+mod writeback;
 
 use crate::Settings;
 use crate::bars::Bar;
@@ -31,6 +35,9 @@ pub enum Experiment {
     Rename,
     Fdatasync,
     Checkpoint,
+    TreeLock,
+    Writeback,
+    Sync,
 }
 
 impl Experiment {
@@ -39,6 +46,9 @@ impl Experiment {
             Experiment::Rename => "reproduce rename",
             Experiment::Fdatasync => "reproduce fdatasync",
             Experiment::Checkpoint => "reproduce checkpoint",
+            Experiment::TreeLock => "reproduce tree-lock",
+            Experiment::Writeback => "reproduce writeback",
+            Experiment::Sync => "reproduce sync",
         }
     }
 
@@ -90,6 +100,9 @@ pub fn run(settings: &Settings, experiment: Experiment, parts: &[Part]) -> Resul
         Experiment::Rename => rename::run(&mut run)?,
         Experiment::Fdatasync => fdatasync::run(&mut run)?,
         Experiment::Checkpoint => checkpoint::run(&mut run)?,
+        Experiment::TreeLock => tree_lock::run(&mut run)?,
+        Experiment::Writeback => writeback::run(&mut run)?,
+        Experiment::Sync => sync::run(&mut run)?,
     }
     let Run { sections, bars, notes, failures, .. } = run;
     machine.durable_write.push(place.durable_write()?);

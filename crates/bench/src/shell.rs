@@ -149,6 +149,7 @@ fn need_from(name: &str, found: Option<PathBuf>) -> Result<PathBuf> {
         "dbench" => " (Debian package dbench)",
         "fs_mark" => " (Debian package fsmark)",
         "mkfs.ext4" => " (Debian package e2fsprogs)",
+        "mkfs.btrfs" => " (Debian package btrfs-progs)",
         "mkfs.xfs" => " (Debian package xfsprogs)",
         "mount" | "umount" => " (Debian package mount)",
         "truncate" | "dd" | "mkdir" | "sync" => " (Debian package coreutils)",

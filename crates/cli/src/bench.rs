@@ -53,6 +53,12 @@ enum ExperimentWord {
     Fdatasync,
     /// ext4: checkpoints in the background (async_checkpoint)
     Checkpoint,
+    /// Btrfs: tree latches no longer go back from blocking to spinning (tree_lock)
+    TreeLock,
+    /// Linux: one plug for the writeback of many files (plug)
+    Writeback,
+    /// Linux: dirty inodes tracked by file system, and what sync looks at (dirty_tracking)
+    Sync,
 }
 
 #[derive(Clone, Copy, ValueEnum, Debug)]
@@ -118,6 +124,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
                 ExperimentWord::Rename => reproduce::Experiment::Rename,
                 ExperimentWord::Fdatasync => reproduce::Experiment::Fdatasync,
                 ExperimentWord::Checkpoint => reproduce::Experiment::Checkpoint,
+                ExperimentWord::TreeLock => reproduce::Experiment::TreeLock,
+                ExperimentWord::Writeback => reproduce::Experiment::Writeback,
+                ExperimentWord::Sync => reproduce::Experiment::Sync,
             };
             let asked = only.iter().map(|word| match word {
                 WhereWord::Mount => reproduce::Part::Mount,

@@ -1,0 +1,19 @@
+use super::*;
+
+#[test]
+fn the_times_are_found_behind_any_name() {
+    let stat = "7 (a) b (c)) R 1 7 7 0 -1 4194304 95 0 0 0 250 75 0 0 20 0 1 0 100 2 3";
+    assert_eq!(parse(stat), Some(Cpu { user: 2.5, system: 0.75 }));
+    assert_eq!(parse("7 (a) R 1 2"), None);
+    assert_eq!(parse(""), None);
+}
+
+#[test]
+fn it_grows() {
+    let before = Cpu::now().unwrap();
+    let mut x = 1u64;
+    while before.since().unwrap().total() < 0.02 {
+        x = std::hint::black_box(x.wrapping_mul(3));
+    }
+    assert!(before.since().unwrap().total() < 60.0);
+}

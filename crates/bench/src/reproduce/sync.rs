@@ -1,0 +1,272 @@
+//! Linux, "per-sb tracking of dirty inodes": a storm of syncs on one file system while another one's cache is full of clean inodes.
+//!
+//! With `dirty_tracking=shared` a sync walks all cached inodes of the process under one lock; with `per_sb` it sees its own
+//! file system's dirty ones. A is filled with empty files and synced, then eight threads write a small file and sync, over and
+//! over, on B. Both are made anew for each round: the lists of the process are empty without A.
+
+use super::cpu::Cpu;
+use super::{Part, Run};
+use crate::bars::{Bar, Want};
+use crate::contest::{Amount, Better, Contest, Contestant, Metric, Outcome, Published, Round};
+use crate::counters::Counters;
+use crate::library::{Library, Work, in_threads, make_files};
+use crate::report::{Reading, Section};
+use crate::sample::Sample;
+use crate::times::Times;
+use anyhow::{Result, ensure};
+use kedge_base::{Clock, SystemClock};
+use kedge_device::{FileDevice, OpenOptions};
+use kedgefs::{DirtyTracking, FileSystem, FormatOptions, Ino, MountOptions, Owner};
+use std::path::PathBuf;
+use std::sync::{Arc, Barrier};
+
+const THREADS: usize = 8;
+const FILL_THREADS: usize = 4;
+const FILE: [u8; 4096] = [0x6b; 4096];
+/// Room for all cached inodes that the library allows.
+const CACHE: u64 = 8 << 30;
+/// Syncs of the clean file system that a round times.
+const CLEAN: usize = 20;
+/// Counted groups of parallel syncs.
+const GROUPS: usize = 100;
+
+const STORM: &str = "storm";
+const LATENCY: &str = "average sync";
+const CLEAN_SYNC: &str = "sync of clean A";
+const CACHED: &str = "inodes cached by A";
+const GROUP: &str = "syncs";
+
+/// What xfs/297 took, without and with cached inodes: at least this, since it was not waited for.
+const PUBLISHED: &[Published] = &[Published { metric: STORM, figures: &[36.0, 900.0] }];
+
+/// How dirty inodes are tracked, and whether A is full.
+const SIDES: [(&str, DirtyTracking, bool); 4] = [
+    ("shared, A empty", DirtyTracking::Shared, false),
+    ("shared, A full", DirtyTracking::Shared, true),
+    ("per_sb, A empty", DirtyTracking::PerSb, false),
+    ("per_sb, A full", DirtyTracking::PerSb, true),
+];
+
+pub fn run(run: &mut Run<'_>) -> Result<()> {
+    if !run.does(Part::Process) {
+        run.note("Left out: all but the library in process. A mount is a process of its own, so that nothing is shared.".into());
+        return Ok(());
+    }
+    storms(run)?;
+    parallel(run)?;
+    run.note("Published: xfs/297 on XFS with per-superblock dirty tracking, whose sync still walked all cached inodes; it was ended after 15 minutes. Compare the change, not the figures.".into());
+    Ok(())
+}
+
+/// A library on an image of its own.
+struct Made {
+    library: Library,
+    image: PathBuf,
+}
+
+impl Made {
+    fn new(run: &Run<'_>, name: &str, dirty_tracking: DirtyTracking) -> Result<Made> {
+        let image = run.place.shell.dir.join(name);
+        let device = FileDevice::create(&image, run.settings.size, OpenOptions::default())?;
+        let options = MountOptions { dirty_tracking, cache_size: CACHE, ..MountOptions::default() };
+        Ok(Made { library: Library::on(device, &FormatOptions::default(), options)?, image })
+    }
+
+    /// Nobody needs what is in it: closing would write it all.
+    fn end(self) -> Result<()> {
+        self.library.fs().shutdown(false)?;
+        drop(self.library);
+        Ok(std::fs::remove_file(self.image)?)
+    }
+}
+
+/// Fills A with `count` cached clean inodes. Returns how many there are.
+fn fill(a: &Library, count: u64) -> Result<f64> {
+    if count > 0 {
+        make_files(a, Work::Empty, FILL_THREADS, count / FILL_THREADS as u64)?;
+    }
+    a.sync()?;
+    // What would be checkpointed in the background now must not disturb the storm.
+    a.fs().checkpoint()?;
+    let counters = Counters::of(a.fs())?;
+    let cached = counters.get("cache/inodes")?;
+    ensure!(cached >= count as f64 * 0.95, "only {cached} of {count} inodes stayed in the cache");
+    ensure!(counters.get("cache/dirty_inodes")? == 0.0, "A is not clean");
+    Ok(cached)
+}
+
+fn write_small(fs: &FileSystem, dir: Ino, name: &str) -> Result<()> {
+    let file = fs.create(dir, name.as_bytes(), 0o644, Owner::default())?.ino;
+    ensure!(fs.write(file, 0, &FILE)? == FILE.len(), "a write was cut short");
+    Ok(())
+}
+
+/// Each thread writes a small file and syncs, `each` times. Seconds, and the latencies of the syncs.
+fn storm(run: &Run<'_>, b: &Library, each: u64) -> Result<(f64, Times)> {
+    let fs = b.fs();
+    let (took, answers) = in_threads(THREADS, |thread| {
+        let (fs, interrupt) = (fs.clone(), run.settings.interrupt.clone());
+        move || {
+            let (clock, mut times) = (SystemClock::default(), Times::default());
+            for i in 0..each {
+                interrupt.check()?;
+                write_small(&fs, Ino::ROOT, &format!("storm{thread}~{i}"))?;
+                times.time(&clock, || fs.sync())?;
+            }
+            Ok(times)
+        }
+    })?;
+    let mut times = Times::default();
+    answers.into_iter().for_each(|own| times.merge(own));
+    Ok((took.as_secs_f64(), times))
+}
+
+/// In milliseconds, of a file system without anything to write: the median.
+fn clean_sync(a: &Library) -> Result<f64> {
+    let clock = SystemClock::default();
+    let mut sample = Sample::default();
+    for _ in 0..CLEAN {
+        let mut time = Times::default();
+        time.time(&clock, || a.sync())?;
+        sample.push(time.max());
+    }
+    Ok(sample.median())
+}
+
+fn storms(run: &mut Run<'_>) -> Result<()> {
+    let inodes = run.pick(100_000, 1_000_000);
+    let each = run.pick(20, 100);
+    let this = &*run;
+    let contestants = SIDES.map(|(name, tracking, full)| {
+        Contestant::new(name, move |each| {
+            let a = Made::new(this, "a.img", tracking)?;
+            let b = Made::new(this, "b.img", tracking)?;
+            let cached = fill(&a.library, if full { inodes } else { 0 })?;
+            let clean = clean_sync(&a.library)?;
+            let cpu = Cpu::now()?;
+            let (took, times) = storm(this, &b.library, each)?;
+            let cpu = cpu.since()?.total();
+            a.end()?;
+            b.end()?;
+            let values = vec![times.count() / took, took, times.average(), times.quantile(0.99), cpu, clean, cached];
+            let command = format!(
+                "# dirty_tracking={tracking}; A with {cached} inodes; on B {THREADS} threads, {each} times a file of 4 KiB and a sync each"
+            );
+            Ok(Round { values, command })
+        })
+    });
+    let mut outcome = run.plan.hold(Contest {
+        title: format!("{} syncs on B by {THREADS} threads", each * THREADS as u64),
+        metrics: vec![
+            Metric::new("syncs per second", "/s", Better::Higher),
+            Metric::new(STORM, "s", Better::Lower),
+            Metric::new(LATENCY, "ms", Better::Lower),
+            Metric::new("99 % of syncs", "ms", Better::Lower),
+            Metric::new("processor time", "s", Better::Lower),
+            Metric::new(CLEAN_SYNC, "ms", Better::Lower),
+            Metric::new(CACHED, "", Better::Neither),
+        ],
+        amount: Amount::Warmed { pilot: 5, amount: each },
+        goal: None,
+        contestants: contestants.into(),
+    })?;
+    outcome.published = PUBLISHED.to_vec();
+    run.bars.extend(storm_bars(&outcome));
+    run.sections.push(Section {
+        title: "A storm of syncs on B beside A, two libraries in this process",
+        setup: vec![],
+        outcomes: vec![outcome],
+        reading: Reading::Change,
+    });
+    Ok(())
+}
+
+fn storm_bars(outcome: &Outcome) -> Vec<Bar> {
+    vec![
+        Bar::new(outcome, "storm with A full by A empty, per_sb", "", Want::AtMost(1.1), |at| {
+            at(3, STORM) / at(2, STORM)
+        }),
+        Bar::new(outcome, "sync of clean full A, per_sb by shared", "%", Want::AtMost(1.0), |at| {
+            at(3, CLEAN_SYNC) / at(1, CLEAN_SYNC) * 100.0
+        }),
+    ]
+}
+
+/// Milliseconds from a common start until all `threads` syncs are done, the median of many groups. As much is dirty for one as
+/// for eight.
+fn group(run: &Run<'_>, fs: &FileSystem, threads: usize, groups: usize, label: &str) -> Result<f64> {
+    let (start, end) = (Arc::new(Barrier::new(threads)), Arc::new(Barrier::new(threads)));
+    let (_, answers) = in_threads(threads, |thread| {
+        let (fs, start, end) = (fs.clone(), start.clone(), end.clone());
+        let (interrupt, label) = (run.settings.interrupt.clone(), label.to_owned());
+        move || {
+            let (clock, mut took) = (SystemClock::default(), Sample::default());
+            // An error must not leave the others at a barrier: it is told at the end.
+            let mut result = Ok(());
+            for i in 0..groups {
+                if thread == 0 && interrupt.check().is_ok() {
+                    for file in 0..THREADS {
+                        let written = write_small(&fs, Ino::ROOT, &format!("{label}{i}~{file}"));
+                        result = result.and(written);
+                    }
+                }
+                start.wait();
+                let started = clock.monotonic();
+                let synced = fs.sync();
+                end.wait();
+                took.push((clock.monotonic() - started).as_nanos() as f64 / 1e6);
+                result = result.and(synced.map_err(anyhow::Error::from));
+            }
+            result.and(interrupt.check()).map(|()| took.median())
+        }
+    })?;
+    Ok(answers.first().copied().unwrap_or(f64::NAN))
+}
+
+fn parallel(run: &mut Run<'_>) -> Result<()> {
+    let groups = run.pick(GROUPS / 5, GROUPS);
+    let made = Made::new(run, "b.img", DirtyTracking::PerSb)?;
+    let this = &*run;
+    let fs = made.library.fs();
+    let contestants = [("one sync", 1), ("8 parallel syncs", THREADS)].map(|(name, threads)| {
+        let round = std::cell::Cell::new(0);
+        Contestant::new(name, move |groups| {
+            round.set(round.get() + 1);
+            let before = Counters::of(fs)?;
+            let label = format!("t{threads}r{}g", round.get());
+            let took = group(this, fs, threads, groups as usize, &label)?;
+            let after = Counters::of(fs)?;
+            let per = |path: &str| Ok::<_, anyhow::Error>(after.since(&before, path)? / groups as f64);
+            let values = vec![took, per("log/writes")?, per("device/flushes")?, per("device/fua_writes")?];
+            let command = format!("# {groups} times: {THREADS} files of 4 KiB, then {threads} syncs at once");
+            Ok(Round { values, command })
+        })
+    });
+    let outcome = run.plan.hold(Contest {
+        title: format!("{THREADS} small files, then sync"),
+        metrics: vec![
+            Metric::new(GROUP, "ms until all are done", Better::Lower),
+            Metric::new("log writes", "each time", Better::Lower),
+            Metric::new("device flushes", "each time", Better::Lower),
+            Metric::new("FUA writes", "each time", Better::Lower),
+        ],
+        amount: Amount::Warmed { pilot: 5, amount: groups as u64 },
+        goal: None,
+        contestants: contestants.into(),
+    })?;
+    run.bars.push(Bar::new(&outcome, "8 parallel syncs by one", "", Want::AtMost(1.5), |at| {
+        at(1, GROUP) / at(0, GROUP)
+    }));
+    made.end()?;
+    run.sections.push(Section {
+        title: "One sync and eight at once",
+        setup: vec![],
+        outcomes: vec![outcome],
+        reading: Reading::Change,
+    });
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "sync_tests.rs"]
+mod tests;
