@@ -56,7 +56,7 @@ impl Experiment {
     fn rounds(self) -> usize {
         match self {
             Experiment::Fdatasync => 9,
-            Experiment::Rename | Experiment::Checkpoint => 5,
+            _ => 5,
         }
     }
 }

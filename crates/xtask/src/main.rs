@@ -63,7 +63,7 @@ fn main() -> ExitCode {
 }
 
 fn crash(args: &[String]) -> anyhow::Result<()> {
-    let run = ["run", "--release", "--quiet", "-p", "kedge-sim", "--bin", "kedge-crash", "--"];
+    let run = ["run", "--profile", "soak", "--quiet", "-p", "kedge-sim", "--bin", "kedge-crash", "--"];
     let words: Vec<&str> = run.into_iter().chain(args.iter().map(String::as_str)).collect();
     tools::cargo(&words)
 }
@@ -92,12 +92,14 @@ fn lint(steps: &mut Steps) {
 fn tests(steps: &mut Steps) {
     steps.run("tests", || tools::cargo(&["test", "--workspace", "--no-fail-fast"]));
     steps.run("crash states, a slice", || crash(&[]));
-    steps
-        .run("tests, release: crash exploration", || tools::cargo(&["test", "--release", "-p", "kedge-sim"]));
-    steps.run("tests, release: broken engines are caught, refused space harms nothing", || {
+    steps.run("tests, at full speed: crash exploration", || {
+        tools::cargo(&["test", "--profile", "soak", "-p", "kedge-sim"])
+    });
+    steps.run("tests, at full speed: broken engines are caught, refused space harms nothing", || {
         tools::cargo(&[
             "test",
-            "--release",
+            "--profile",
+            "soak",
             "-p",
             "kedge-sim",
             "--features",
@@ -110,7 +112,19 @@ fn tests(steps: &mut Steps) {
             "--nocapture",
         ])
     });
-    steps.run("tests, release: command line and mounts", || {
-        tools::cargo(&["test", "--release", "-p", "kedge"])
+    steps.run("tests, at full speed: killed mounts", || {
+        tools::cargo(&[
+            "test",
+            "--profile",
+            "soak",
+            "-p",
+            "kedge",
+            "--test",
+            "kill9",
+            "--test",
+            "mount",
+            "--test",
+            "cases",
+        ])
     });
 }
