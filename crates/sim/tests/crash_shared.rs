@@ -97,9 +97,12 @@ impl Shared {
             6 if a != b => {
                 let second = others.first().expect("never nameless").clone();
                 let mut after = others.clone();
-                (next.remove(&first), next.insert(second.clone()));
-                (after.remove(&second), after.insert(first.clone()));
-                (push(a, &next), push(b, &after));
+                next.remove(&first);
+                next.insert(second.clone());
+                after.remove(&second);
+                after.insert(first.clone());
+                push(a, &next);
+                push(b, &after);
                 self.rename(&first, &second, RenameMode::Exchange)
             }
             _ => {

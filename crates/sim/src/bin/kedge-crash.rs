@@ -11,10 +11,10 @@ const USAGE: &str =
     "kedge-crash [--full] [--thorough] [--seed N] [--minutes M] [--seq 1|2|3]... [--resume FILE]
             [--threads N] [--count] [--switched] [--workload ID [--state K]]
 
-Without --full: a slice of the given minutes (KEDGE_CRASH_MINUTES, else 4), all lengths in turn, in an order given by the
+Without --full: a slice of the given minutes (KEDGE_CRASH_MINUTES, else 2), all lengths in turn, in an order given by the
 seed, with the mount's switches set by the seed, too (as by --switched). Without --seed: another one every day.";
 
-const MINUTES: f64 = 4.0;
+const MINUTES: f64 = 2.0;
 
 #[derive(Default)]
 struct Args {
