@@ -31,7 +31,7 @@ enum Task {
     Lint,
     /// All but the tests and the tools they need, and the documentation without warnings
     Ci,
-    /// Crash states of small workloads: a slice of four minutes (KEDGE_CRASH_MINUTES), or --full [--seed N] [--minutes M] [--seq 1|2|3]
+    /// Crash states of small workloads: a slice of two minutes (KEDGE_CRASH_MINUTES), or --full [--seed N] [--minutes M] [--seq 1|2|3]
     /// [--resume FILE] [--workload ID [--state K]]
     Crash {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
