@@ -358,7 +358,8 @@ impl<'a> Reader<'a> {
     fn range(&mut self, wide: bool) -> Option<(Ino, u64, u64)> {
         let (ino, offset) = (Ino(self.u64()?), self.u64()?);
         let len = if wide { self.u64()? } else { self.u32()? as u64 };
-        offset.checked_add(len).filter(|end| *end <= crate::SIZE_MAX)?;
+        // A range may reach to the end of all offsets: "from here on".
+        offset.checked_add(len)?;
         Some((ino, offset, len))
     }
 

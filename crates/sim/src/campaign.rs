@@ -68,11 +68,14 @@ struct Progress {
 /// Runs all parts; answers the sum.
 pub fn run(options: &Options) -> anyhow::Result<Tally> {
     let clock = SystemClock::default();
-    let mut total = Tally::default();
+    let (mut total, mut now) = (Tally::default(), Tally::default());
     for (seq, limit) in &options.parts {
-        total += run_part(options, *seq, *limit, clock)?;
+        let (tally, before) = run_part(options, *seq, *limit, clock)?;
+        now += tally;
+        total += tally;
+        total += before;
     }
-    println!("in all: {}", describe(&total, clock.monotonic()));
+    println!("in all: {}", describe(&now, clock.monotonic()));
     Ok(total)
 }
 
@@ -109,12 +112,13 @@ fn load(file: &PathBuf, seq: u8, seed: u64) -> anyhow::Result<(HashSet<u64>, Tal
     Ok((done, tally))
 }
 
+/// Answers what this run counted, and what was counted before it was resumed.
 fn run_part(
     options: &Options,
     seq: u8,
     limit: Option<Duration>,
     clock: SystemClock,
-) -> anyhow::Result<Tally> {
+) -> anyhow::Result<(Tally, Tally)> {
     let catalogue = Catalogue::new(seq, options.seed);
     let seed = if seq < 3 { 0 } else { options.seed };
     let (done, before) = match &options.resume {
@@ -160,12 +164,13 @@ fn run_part(
     let took = clock.monotonic() - started;
     let all = if progress.done == left { "all" } else { "a slice" };
     println!("{seq} operation(s), {all}: {}", describe(&progress.tally, took));
-    let mut tally = progress.tally;
+    let tally = progress.tally;
     if !done.is_empty() {
-        tally += before;
-        println!("{seq} operation(s), with what was done before: {tally:?}");
+        let mut both = tally;
+        both += before;
+        println!("{seq} operation(s), with what was done before: {both:?}");
     }
-    Ok(tally)
+    Ok((tally, before))
 }
 
 fn work(shared: &Shared) -> anyhow::Result<()> {

@@ -113,8 +113,10 @@ fn make(unmounted: bool) -> Base {
     let mut done = 0;
     while done < 120 {
         let op = generator.next(&model);
-        if model.apply(&op).is_some() {
-            exec.apply(&op);
+        if let Some(expected) = model.apply(&op) {
+            let outcome = exec.apply(&op);
+            // The model does not know of the files made before: what is read differs.
+            assert_eq!(outcome.is_ok(), expected.outcome.is_ok(), "{op:?} answers {outcome:?}");
             done += 1;
         }
         if done == 60 {
