@@ -74,7 +74,6 @@ impl Made {
 
     /// Nobody needs what is in it: closing would write it all.
     fn end(self) -> Result<()> {
-        self.library.fs().shutdown(false)?;
         drop(self.library);
         Ok(std::fs::remove_file(self.image)?)
     }
@@ -134,7 +133,7 @@ fn clean_sync(a: &Library) -> Result<f64> {
 }
 
 fn storms(run: &mut Run<'_>) -> Result<()> {
-    let inodes = run.pick(100_000, 1_000_000);
+    let inodes = run.work(100_000, 1_000_000);
     let each = run.pick(20, 100);
     let this = &*run;
     let contestants = SIDES.map(|(name, tracking, full)| {
