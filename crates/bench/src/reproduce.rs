@@ -139,6 +139,11 @@ impl<'a> Run<'a> {
         if self.settings.quick { quick } else { full }
     }
 
+    /// Items of a short run, and of a full one. Small images get a tenth: they are for trying it out.
+    fn work(&self, quick: u64, full: u64) -> u64 {
+        self.pick(quick, full) / if self.settings.size < SMALL_IMAGE { 10 } else { 1 }
+    }
+
     fn need(&self, tools: &[&str]) -> Result<()> {
         tools.iter().try_for_each(|tool| need(tool).map(drop))
     }
@@ -179,6 +184,7 @@ impl<'a> Run<'a> {
     }
 }
 
+const SMALL_IMAGE: u64 = 1 << 30;
 const LIBRARY_IMAGE: &str = "library.img";
 const LIBRARY_SETUP: &str = "# FileDevice::create(\"library.img\"), FileSystem::format, FileSystem::open";
 
@@ -192,3 +198,7 @@ fn contestant<'c, T>(
         Err(e) => bail!("{e}"),
     })
 }
+
+#[cfg(test)]
+#[path = "reproduce_tests.rs"]
+mod tests;

@@ -15,7 +15,9 @@ fn requests_that_make_no_sense() {
     place.run("bench baseline --json --markdown").refused(2, &["--json", "--markdown"]);
     place.run("bench baseline --dir gone").refused(1, &["gone"]);
     assert_eq!(place.run("bench reproduce").code, 2, "no experiment");
-    place.run("bench reproduce everything").refused(2, &["everything", "rename, fdatasync, checkpoint"]);
+    place
+        .run("bench reproduce everything")
+        .refused(2, &["everything", "rename, fdatasync, checkpoint, tree-lock, writeback, sync"]);
     place.run("bench reproduce rename --only nowhere").refused(2, &["nowhere", "mount, process, model"]);
     place.run("bench reproduce rename --dir gone").refused(1, &["gone"]);
     assert_eq!(std::fs::read_dir(place.path("")).unwrap().count(), 0, "nothing was made");

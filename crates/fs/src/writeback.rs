@@ -9,8 +9,8 @@
 //! A pass gathers the IO of up to `PASS_INODES` inodes before it submits any: files written one after the other lie side by
 //! side, so their 4 KiB become few large writes. No page or meta lock is held at submission, only `wb`, which nobody takes
 //! who might hold up the IO; a pass never waits for anything with IO gathered and not submitted; its size is bounded in
-//! pages, segments and inodes; pages count as written when their write has completed. `noplug` submits each inode's IO by
-//! itself, unsorted, as Linux did before it plugged at a high level: it is kept to compare with.
+//! pages, segments and inodes; pages count as written when their write has completed. With `noplug` nothing is
+//! merged or sorted across inodes, as in Linux before it plugged at a high level: it is kept to compare with.
 //!
 //! # Crash argument
 //! Extents and sizes are named only after their data IO has completed, and a log write that names them flushes the

@@ -29,10 +29,10 @@ fn the_published_figures_meet_what_they_claim() {
     created.push(Published { metric: RATE, figures: &[1.6e6 / 147.307, 1.6e6 / 62.273] });
     // The waits came down to 127/1023, whose rows stand for an eighth.
     let of = |published: &[Published], name| outcome(Metric::new(name, "", Better::Higher), published);
-    let bars = bars(&of(&created, RATE), &of(PUBLISHED_MIX, THROUGHPUT));
+    let bars = bars(&of(&created, RATE));
     // 147.307 by 62.273 is 2.366: the bar is rounded up.
     assert!(bars[0].reached.unwrap() > 2.36);
-    assert!(bars[1].met && bars[2].met && bars[4].reached.unwrap() > 2.83);
+    assert!(bars[1].met && bars[2].met);
     assert!(!bars[3].met, "not measured is not met");
 }
 
@@ -62,7 +62,6 @@ fn latches_are_summed_by_access() {
 fn only_histograms_that_tell_something_are_shown() {
     let text = histograms(&stats().to_string()).unwrap().join("\n");
     assert_eq!(text.matches("usecs").count(), 3, "{text}");
-    assert_eq!(text.matches("msecs").count(), 1, "{text}");
     assert!(text.contains("# waits, tree_lock=pingpong, write latch of inner"), "{text}");
     assert!(!text.contains("read latch of leaf"), "{text}");
 }

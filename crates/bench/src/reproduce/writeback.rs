@@ -95,7 +95,7 @@ pub fn run(run: &mut Run<'_>) -> Result<()> {
 
 fn part(run: &mut Run<'_>, part: Part) -> Result<()> {
     let each = match part {
-        Part::Process => run.pick(2_000, 25_000),
+        Part::Process => run.work(2_000, 25_000),
         _ => run.pick(300, 2_500),
     };
     let each = each.min(run.settings.size / (64 << 10) / THREADS as u64);

@@ -1,0 +1,63 @@
+use super::*;
+use crate::Interrupt;
+
+fn report(experiment: Experiment) -> Report {
+    let dir = tempfile::tempdir().unwrap();
+    let settings = Settings {
+        dir: Some(dir.path().to_owned()),
+        size: 256 << 20,
+        rounds: Some(1),
+        quick: true,
+        written: false,
+        kedge: "none is needed in process".into(),
+        interrupt: Interrupt::new(|_| {}),
+        progress: |_| {},
+    };
+    let report = run(&settings, experiment, &[Part::Process]).unwrap();
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left");
+    report
+}
+
+/// All contestants of the first section have figures, and no bar speaks of something that was not measured.
+fn is_whole(report: &Report, contests: usize, contestants: usize, bars: usize) {
+    assert!(report.failures.is_empty(), "{:?}", report.failures);
+    let outcomes = &report.sections[0].outcomes;
+    assert_eq!(outcomes.len(), contests);
+    for outcome in outcomes {
+        assert_eq!(outcome.sides.len(), contestants);
+        assert!(outcome.sides.iter().all(|s| s.failed.is_none()), "{outcome:#?}");
+        assert!(!outcome.published.is_empty());
+    }
+    assert!(
+        report.bars.len() >= bars && report.bars[..bars].iter().all(|b| b.reached.is_some()),
+        "{:#?}",
+        report.bars
+    );
+    let json: serde_json::Value = serde_json::from_str(&report.json().unwrap()).unwrap();
+    assert_eq!(json["bars"].as_array().unwrap().len(), report.bars.len());
+}
+
+#[test]
+fn writeback_in_process() {
+    let report = report(Experiment::Writeback);
+    is_whole(&report, 1, 2, 3);
+    assert!(report.bars[0].met, "few device writes: {:?}", report.bars[0]);
+}
+
+#[test]
+fn sync_in_process() {
+    let report = report(Experiment::Sync);
+    is_whole(&report, 1, 4, 3);
+}
+
+/// Other file systems or the means to make them may be missing here.
+#[test]
+fn tree_lock_in_process() {
+    let missing = ["mkfs.ext4", "mkfs.btrfs", "mount"].iter().any(|tool| need(tool).is_err());
+    if !missing {
+        let report = report(Experiment::TreeLock);
+        is_whole(&report, 2, 3, 3);
+        let histograms = report.sections[0].setup.iter().filter(|l| l.contains("distribution"));
+        assert!(histograms.count() > 0);
+    }
+}
