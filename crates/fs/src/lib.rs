@@ -59,6 +59,6 @@ pub use dirty::{ByLocation, DirtyInode, OldestFirst, WritebackOrder};
 pub use error::{Error, Result};
 pub use kedge_base::{Clock, Ino, ManualClock, SystemClock, Timespec};
 pub use kedge_format::FileKind;
-pub use kedge_store::TreeLock;
+pub use kedge_store::{TreeLock, histogram_text};
 pub use switches::{DirtyTracking, FdatasyncRule, NewName, OrderWord, SWITCH_WORDS, Switches};
 pub use types::*;

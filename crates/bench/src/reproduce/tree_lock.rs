@@ -14,7 +14,7 @@ use crate::mounts::{self, Mounted};
 use crate::report::{Reading, Section};
 use anyhow::{Context, Result};
 use kedge_device::{FileDevice, OpenOptions};
-use kedge_store::histogram_text;
+use kedgefs::histogram_text;
 use kedgefs::{FormatOptions, MountOptions, TreeLock};
 use serde_json::Value;
 use std::cell::RefCell;
