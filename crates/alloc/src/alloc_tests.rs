@@ -477,6 +477,53 @@ fn held_blocks_are_kept_for_their_records() {
     alloc.cells.iter().for_each(|c| c.lock().check());
 }
 
+/// A full image that the log filled and emptied over and over has the room for replay that it had when it ran.
+#[test]
+fn a_hold_ends_with_the_last_record_that_takes_the_blocks() {
+    let geometry = plan(SMALLEST, 1024);
+    let device = TestDevice::new(SMALLEST);
+    let mut generation = Generation(1);
+    checkpoint(&Alloc::format(&geometry), &device, &mut generation);
+    let alloc = Alloc::load(&device, &geometry, Generation(1)).unwrap();
+    let all = Extent::new(geometry.data_start, SMALLEST - geometry.data_start.0);
+    let half = Extent::new(all.start, all.blocks / 2);
+    for e in [all, half, all] {
+        alloc.hold_for_replay(e).unwrap();
+    }
+    for (lsn, e) in [(1, all), (2, half), (3, all)] {
+        assert!(is_no_space(alloc.alloc_node(BlockNo(0))), "before record {lsn}");
+        alloc.apply_alloc(e).unwrap();
+        alloc.apply_free(e, Lsn(lsn)).unwrap();
+    }
+    alloc.alloc_node(BlockNo(0)).expect("no record takes the blocks again, though replay is not over");
+    alloc.replay_done();
+    alloc.cells.iter().for_each(|c| c.lock().check());
+}
+
+/// Replay from the last cut needs as many slots as the tree had at its largest since, so data gets none of them before the
+/// next checkpoint is durable; the tree may have them again at once.
+#[test]
+fn slots_that_the_tree_used_since_the_cut_are_not_for_data() {
+    let alloc = smallest();
+    let nodes: Vec<BlockNo> = (0..300).map(|_| alloc.alloc_node(BlockNo(0)).unwrap()).collect();
+    let others = alloc.free_counts();
+    for node in &nodes {
+        alloc.free_node(*node, Generation(1), Generation(1)).unwrap();
+    }
+    assert_eq!(fill(&alloc).len() as u64, others.free + 4 * others.pool, "all but what the tree used");
+    assert!(is_no_space(alloc.reserve_data(1)));
+    assert!(alloc.available_after_checkpoint() >= 4 * 200, "a checkpoint is worth its while");
+    let again: Vec<BlockNo> = (0..300).map(|_| alloc.alloc_node(BlockNo(0)).unwrap()).collect();
+    for node in again {
+        alloc.free_node(node, Generation(1), Generation(1)).unwrap();
+    }
+    let promise = alloc.available_after_checkpoint();
+    alloc.checkpoint_durable(Generation(1));
+    assert_eq!(alloc.available_data(), promise);
+    drop(alloc.reserve_data(promise).unwrap());
+    alloc.cells.iter().for_each(|c| c.lock().check());
+}
+
 #[test]
 #[should_panic(expected = "neither written nor abandoned")]
 fn one_checkpoint_at_a_time() {

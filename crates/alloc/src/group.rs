@@ -297,7 +297,8 @@ impl Group {
 
     // Replay
 
-    /// Keeps the blocks from everyone but records until a record has taken them as often as they were held. Returns how many were free until now.
+    /// Keeps the blocks from everyone but records until records have taken them as often as they were held. Returns how
+    /// many were free until now.
     pub fn hold(&mut self, start: u32, len: u32) -> Result<u32> {
         if let Some(bit) = self.nodes_in(start, len) {
             return self.bad(CorruptKind::Log, bit, "a record takes a block that is set aside for the tree");
