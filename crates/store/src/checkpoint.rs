@@ -445,3 +445,7 @@ pub fn check_async_percent(percent: u8) -> Result<()> {
         Err(Error::invalid(format!("async_checkpoint={percent}: the percentage of free log must be 1 to 99")))
     }
 }
+
+#[cfg(test)]
+#[path = "checkpoint_tests.rs"]
+mod tests;
