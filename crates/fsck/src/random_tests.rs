@@ -4,26 +4,11 @@ use crate::damage_tests::run;
 use crate::test_image::{Built, Image, write};
 use kedge_base::{BLOCK_SIZE, BlockNo};
 use kedge_format::node::{NODE_BLOCKS, NODE_SIZE, NodeMut};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const SEED: u64 = 0x6b65646765667363;
-
-/// splitmix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e3779b97f4a7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58476d1ce4e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d049bb133111eb);
-        z ^ z >> 31
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
-    }
-}
 
 /// The blocks that the newest checkpoint is made of.
 fn structure(built: &Built) -> Vec<BlockNo> {
@@ -35,7 +20,7 @@ fn structure(built: &Built) -> Vec<BlockNo> {
 }
 
 /// A check of a fork of `built` with some damage; panics are told with the case's seed.
-fn damaged(built: &Built, seed: u64, damage: impl FnOnce(&Built, &mut Random)) -> crate::Report {
+fn damaged(built: &Built, seed: u64, damage: impl FnOnce(&Built, &mut SmallRng)) -> crate::Report {
     let copy = Built {
         device: built.device.fork(),
         superblock: built.superblock.clone(),
@@ -43,7 +28,7 @@ fn damaged(built: &Built, seed: u64, damage: impl FnOnce(&Built, &mut Random)) -
         index: built.index,
         bitmaps: built.bitmaps.clone(),
     };
-    damage(&copy, &mut Random(seed));
+    damage(&copy, &mut SmallRng::seed_from_u64(seed));
     catch_unwind(AssertUnwindSafe(|| run(&copy))).unwrap_or_else(|_| panic!("panic with seed {seed:#x}"))
 }
 
@@ -55,15 +40,15 @@ fn damaged_structures_are_noticed() {
         let seed = SEED ^ case << 8;
         let mut zeroed = false;
         let report = damaged(&built, seed, |built, random| {
-            let block = blocks[random.below(blocks.len())];
-            zeroed = random.below(4) == 0;
+            let block = blocks[random.random_range(0..blocks.len())];
+            zeroed = random.random_range(0..4) == 0;
             if zeroed {
                 let was = built.device.bytes(block.byte_offset(), BLOCK_SIZE);
                 // The unused middle of a node is zero already.
                 zeroed = was.iter().any(|&b| b != 0);
                 write(&built.device, block, &[0; BLOCK_SIZE]);
             } else {
-                let (byte, bit) = (random.below(BLOCK_SIZE), random.below(8));
+                let (byte, bit) = (random.random_range(0..BLOCK_SIZE), random.random_range(0..8));
                 built.device.corrupt(block.byte_offset() + byte as u64, |b| b[0] ^= 1 << bit);
                 zeroed = true;
             }
@@ -79,9 +64,11 @@ fn damage_elsewhere_on_the_device_is_none() {
     for case in 0..200 {
         let seed = SEED ^ case << 8;
         let report = damaged(&built, seed, |built, random| {
-            let block = BlockNo(random.next() % built.superblock.geometry.total_blocks);
+            let block = BlockNo(random.random_range(0..built.superblock.geometry.total_blocks));
             if !blocks.contains(&block) {
-                built.device.corrupt(block.byte_offset() + random.below(BLOCK_SIZE) as u64, |b| b[0] ^= 0x55);
+                built.device.corrupt(block.byte_offset() + random.random_range(0..BLOCK_SIZE) as u64, |b| {
+                    b[0] ^= 0x55
+                });
             }
         });
         assert!(report.is_clean(), "seed {seed:#x}: {report}");
@@ -96,21 +83,21 @@ fn nodes_with_valid_checksums_and_hostile_content_never_panic() {
     let mut noticed = 0;
     for case in 0..1500 {
         let report = damaged(&built, SEED ^ case << 8, |built, random| {
-            for _ in 0..1 + random.below(4) {
-                let at = nodes[random.below(nodes.len())];
+            for _ in 0..1 + random.random_range(0..4) {
+                let at = nodes[random.random_range(0..nodes.len())];
                 let mut bytes = built.device.bytes(at.byte_offset(), NODE_SIZE);
-                for _ in 0..1 + random.below(3) {
+                for _ in 0..1 + random.random_range(0..3) {
                     // Half of the blows go where slots and values lie.
-                    let place = match random.below(4) {
-                        0 => random.below(64),
-                        1 => random.below(64 + 16 * 21),
-                        _ => NODE_SIZE - 1 - random.below(1200),
+                    let place = match random.random_range(0..4) {
+                        0 => random.random_range(0..64),
+                        1 => random.random_range(0..64 + 16 * 21),
+                        _ => NODE_SIZE - 1 - random.random_range(0..1200),
                     };
-                    bytes[place] = match random.below(4) {
+                    bytes[place] = match random.random_range(0..4) {
                         0 => 0xff,
                         1 => 0,
                         2 => bytes[place].wrapping_add(1),
-                        _ => random.next() as u8,
+                        _ => random.random(),
                     };
                 }
                 NodeMut::trusted(&mut bytes).seal();
@@ -124,11 +111,11 @@ fn nodes_with_valid_checksums_and_hostile_content_never_panic() {
 
 #[test]
 fn garbage_is_refused_without_a_panic() {
-    let mut random = Random(SEED);
+    let mut random = SmallRng::seed_from_u64(SEED);
     for size in [0u64, 4096, 16 * 4096, 17 * 4096, 1 << 20] {
         let device = kedge_device::MemDevice::new(size);
         for block in 0..size / 4096 {
-            device.corrupt(block * 4096, |bytes| bytes.iter_mut().for_each(|b| *b = random.next() as u8));
+            device.corrupt(block * 4096, |bytes| bytes.iter_mut().for_each(|b| *b = random.random()));
         }
         let report = crate::check_checkpoint(&device, &crate::CheckOptions::default(), &mut |_| {});
         assert_eq!(report.exit_code(), 8, "{size} bytes: {report}");

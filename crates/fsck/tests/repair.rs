@@ -14,28 +14,13 @@ use kedge_fsck::{
     CheckOptions, Ending, RepairKind, RepairMode, RepairOptions, RepairReport, StoreReplay, repair,
 };
 use kedgefs::{FileKind, FileSystem, FormatOptions, MountOptions, Owner};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 const SIZE: u64 = 16 << 20;
-
-/// splitmix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e3779b97f4a7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58476d1ce4e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d049bb133111eb);
-        z ^ z >> 31
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-}
 
 /// The bytes of a file from an offset on. Zero is a hole's, so no file has it of its own.
 fn pattern(ino: Ino, offset: u64, len: usize) -> Vec<u8> {
@@ -67,16 +52,16 @@ fn format(device: Arc<dyn Device>) {
 
 /// An image after random operations; unmounted, or as a crash leaves it.
 fn image(seed: u64) -> MemDevice {
-    let random = &mut Random(seed);
+    let random = &mut SmallRng::seed_from_u64(seed);
     let device = Arc::new(MemDevice::new(SIZE));
     format(device.clone());
     let fs = open(device.clone()).unwrap();
     let owner = Owner { uid: 0, gid: 0 };
     let mut dirs = vec![Ino::ROOT];
     let mut files: Vec<(Ino, Ino, String)> = Vec::new();
-    for i in 0..120 + random.below(150) {
-        let dir = dirs[random.below(dirs.len() as u64) as usize];
-        match random.below(20) {
+    for i in 0..120 + random.random_range(0..150) {
+        let dir = dirs[random.random_range(0..dirs.len() as u64) as usize];
+        match random.random_range(0..20) {
             0 | 1 => dirs.push(fs.mkdir(dir, format!("dir{i}").as_bytes(), 0o755, owner).unwrap().ino),
             2..=9 => {
                 let name = format!("file{i}");
@@ -85,28 +70,29 @@ fn image(seed: u64) -> MemDevice {
             }
             10 => drop(fs.symlink(dir, format!("sym{i}").as_bytes(), b"some/where", owner).unwrap()),
             11 if !files.is_empty() => {
-                let (ino, dir, name) = files.swap_remove(random.below(files.len() as u64) as usize);
+                let (ino, dir, name) = files.swap_remove(random.random_range(0..files.len() as u64) as usize);
                 fs.unlink(dir, name.as_bytes()).unwrap();
                 files.retain(|f| f.0 != ino);
             }
             12 if !files.is_empty() => {
-                let ino = files[random.below(files.len() as u64) as usize].0;
+                let ino = files[random.random_range(0..files.len() as u64) as usize].0;
                 drop(fs.link(ino, dir, format!("link{i}").as_bytes()));
             }
             13 => fs.sync().unwrap(),
             14 => fs.checkpoint().unwrap(),
             _ if !files.is_empty() => {
-                let ino = files[random.below(files.len() as u64) as usize].0;
-                let (offset, len) = (random.below(60_000), 1 + random.below(20_000) as usize);
+                let ino = files[random.random_range(0..files.len() as u64) as usize].0;
+                let (offset, len) =
+                    (random.random_range(0..60_000), 1 + random.random_range(0..20_000) as usize);
                 let _ = fs.write(ino, offset, &pattern(ino, offset, len)).unwrap();
-                if random.below(3) == 0 {
+                if random.random_range(0..3) == 0 {
                     fs.fsync(ino, false).unwrap();
                 }
             }
             _ => {}
         }
     }
-    if random.below(2) == 0 {
+    if random.random_range(0..2) == 0 {
         fs.close().unwrap();
     } else {
         fs.sync().unwrap();
@@ -175,21 +161,21 @@ fn structures(device: &MemDevice) -> Vec<Vec<u64>> {
 }
 
 /// Changes bytes; says what.
-fn damage(device: &MemDevice, random: &mut Random) -> String {
+fn damage(device: &MemDevice, random: &mut SmallRng) -> String {
     let mut said = Vec::new();
     let sorts = structures(device);
-    let pick = |random: &mut Random| {
-        let sort = &sorts[random.below(sorts.len() as u64) as usize];
-        sort[random.below(sort.len() as u64) as usize]
+    let pick = |random: &mut SmallRng| {
+        let sort = &sorts[random.random_range(0..sorts.len() as u64) as usize];
+        sort[random.random_range(0..sort.len() as u64) as usize]
     };
-    for _ in 0..1 + random.below(4) {
+    for _ in 0..1 + random.random_range(0..4) {
         let at = pick(random);
         let offset = at * BLOCK_SIZE as u64;
         let is_node = device.bytes(offset, 8) == *b"KEDGENOD";
         let len = if is_node { 4 * BLOCK_SIZE } else { BLOCK_SIZE };
-        match random.below(5) {
+        match random.random_range(0..5) {
             0 | 1 => {
-                let (byte, bit) = (offset + random.below(len as u64), random.below(8));
+                let (byte, bit) = (offset + random.random_range(0..len as u64), random.random_range(0..8));
                 device.corrupt(byte, |b| b[0] ^= 1 << bit);
                 said.push(format!("bit {bit} of byte {byte}"));
             }
@@ -275,7 +261,7 @@ fn random_damage_is_repaired_or_refused() {
         for j in 0..14u64 {
             let seed = SEED + i * 1000 + j;
             let device = Arc::new(whole.fork());
-            let said = damage(&device, &mut Random(seed));
+            let said = damage(&device, &mut SmallRng::seed_from_u64(seed));
             let what = format!("seed {seed:#x} (image {i}): {said}");
             let report =
                 catch_unwind(AssertUnwindSafe(|| repair(device.clone(), &options(RepairMode::Full))))
@@ -427,7 +413,11 @@ fn a_crash_in_a_repair_is_repaired_again() {
     for i in 0..8u64 {
         let seed = 0x6372_6173_6800 + i;
         let damaged = image(seed);
-        let said = if i % 2 == 0 { damage(&damaged, &mut Random(seed)) } else { "no damage".into() };
+        let said = if i % 2 == 0 {
+            damage(&damaged, &mut SmallRng::seed_from_u64(seed))
+        } else {
+            "no damage".into()
+        };
         let sim = Arc::new(SimDevice::new(damaged));
         let report = repair(sim.clone(), &options(RepairMode::Full));
         if report.before.superblock.is_none() {
@@ -458,7 +448,7 @@ fn a_device_that_fails_in_a_repair_leaves_what_can_be_repaired() {
     for i in 0..6u64 {
         let seed = 0x6661_696c_7300 + i;
         let damaged = image(seed);
-        let said = damage(&damaged, &mut Random(seed));
+        let said = damage(&damaged, &mut SmallRng::seed_from_u64(seed));
         if newest_slot(&damaged).is_none() {
             continue;
         }

@@ -10,6 +10,8 @@ use kedge_device::sim::{SimDevice, StatePlan};
 use kedge_format::item::{Dentry, ExtentItem, Orphan};
 use kedge_format::node::{NODE_SIZE, NodeMut};
 use kedge_format::{FileKind, InodeCore, ItemKind, Key};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -321,50 +323,35 @@ fn without_room_for_another_tree_nothing_changes() {
     assert_eq!(items(&device), bytes);
 }
 
-/// splitmix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e3779b97f4a7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58476d1ce4e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d049bb133111eb);
-        z ^ z >> 31
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
-    }
-}
-
 /// One to four blows: nodes changed and sealed again, so that no checksum tells; nodes, bitmaps and slots destroyed.
-fn hit(built: &Built, device: &MemDevice, random: &mut Random) {
+fn hit(built: &Built, device: &MemDevice, random: &mut SmallRng) {
     let nodes: Vec<BlockNo> = built.nodes.iter().flatten().copied().collect();
-    for _ in 0..1 + random.below(4) {
-        let at = nodes[random.below(nodes.len())];
-        match random.below(8) {
+    for _ in 0..1 + random.random_range(0..4) {
+        let at = nodes[random.random_range(0..nodes.len())];
+        match random.random_range(0..8) {
             0 => write(device, at, &[0; NODE_SIZE]),
-            1 => write(device, built.bitmaps[random.below(built.bitmaps.len())], &[0x5a; BLOCK_SIZE]),
+            1 => {
+                write(device, built.bitmaps[random.random_range(0..built.bitmaps.len())], &[0x5a; BLOCK_SIZE])
+            }
             2 => write(device, built.index, &[0; BLOCK_SIZE]),
             3 => write(device, BlockNo(16), &[1; BLOCK_SIZE]),
             4 => {
-                let other = nodes[random.below(nodes.len())];
+                let other = nodes[random.random_range(0..nodes.len())];
                 let bytes = device.bytes(other.byte_offset(), NODE_SIZE);
                 write(device, at, &bytes);
             }
             _ => {
                 let mut bytes = device.bytes(at.byte_offset(), NODE_SIZE);
-                for _ in 0..1 + random.below(6) {
-                    let place = match random.below(3) {
-                        0 => 64 + random.below(16 * 21),
-                        _ => NODE_SIZE - 1 - random.below(1200),
+                for _ in 0..1 + random.random_range(0..6) {
+                    let place = match random.random_range(0..3) {
+                        0 => 64 + random.random_range(0..16 * 21),
+                        _ => NODE_SIZE - 1 - random.random_range(0..1200),
                     };
-                    bytes[place] = match random.below(4) {
+                    bytes[place] = match random.random_range(0..4) {
                         0 => 0xff,
                         1 => 0,
                         2 => bytes[place].wrapping_add(1),
-                        _ => random.next() as u8,
+                        _ => random.random(),
                     };
                 }
                 NodeMut::trusted(&mut bytes).seal();
@@ -382,7 +369,7 @@ fn random_damage_ends_clean() {
     for case in 0..1000u64 {
         let seed = SEED ^ case << 16;
         let device = Arc::new(built.device.fork());
-        hit(&built, &device, &mut Random(seed));
+        hit(&built, &device, &mut SmallRng::seed_from_u64(seed));
         let report = catch_unwind(AssertUnwindSafe(|| repaired(&device, RepairMode::Full)))
             .unwrap_or_else(|_| panic!("panic with seed {seed:#x}"));
         assert_ends_clean(&device, &report, &format!("seed {seed:#x}"));
@@ -399,7 +386,7 @@ fn a_crash_in_a_repair_leaves_the_old_image_or_the_new() {
     for case in 0..6u64 {
         let seed = SEED ^ case << 16;
         let damaged = built.device.fork();
-        hit(&built, &damaged, &mut Random(seed));
+        hit(&built, &damaged, &mut SmallRng::seed_from_u64(seed));
         let old = checked(&damaged);
         let sim = Arc::new(SimDevice::new(damaged));
         let report = repair(sim.clone(), &options(RepairMode::Full));
