@@ -115,7 +115,6 @@ pub(crate) struct Shared {
 /// The log of a mounted image.
 pub struct Log {
     shared: Arc<Shared>,
-    threads: Mutex<Vec<std::thread::JoinHandle<()>>>,
 }
 
 impl Log {
@@ -153,8 +152,8 @@ impl Log {
             stats: LogStats::default(),
             recent: stats::Recent::default(),
         });
-        let threads = writer::start(&shared);
-        Arc::new(Log { shared, threads: Mutex::new(Rank::Leaf, threads) })
+        writer::start(&shared);
+        Arc::new(Log { shared })
     }
 
     /// Names who is asked for log space.
@@ -179,8 +178,7 @@ impl Log {
     /// Lets the writer threads finish what they were asked for, joins them and shuts the log down. Does not force: what was
     /// appended and not forced is lost.
     pub fn stop(&self) {
-        let threads = std::mem::take(&mut *self.threads.lock());
-        writer::stop(&self.shared, threads);
+        writer::stop(&self.shared);
     }
 }
 

@@ -51,8 +51,8 @@ use std::cmp::Ordering;
 use uuid::Uuid;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
-/// Bytes per device read.
-const READ_AHEAD: u64 = 1 << 20;
+/// Bytes per device read: more would be faster on a slow device and leave the processor's cache.
+const READ_AHEAD: u64 = 256 << 10;
 /// Far beyond what a device can write in its life, and far from overflow.
 const LSN_MAX: u64 = 1 << 62;
 const RING_MAX: u64 = kedge_format::superblock::LOG_MAX / BLOCK;
@@ -314,13 +314,15 @@ struct Walk<'a> {
     data_start: Lsn,
     /// At most one write and one read ahead.
     data: Vec<u8>,
+    /// What the device reads into, of one read ahead.
+    buf: IoBuf,
 }
 
 impl<'a> Walk<'a> {
     fn new(device: &'a dyn Device, config: ScanConfig) -> Walk<'a> {
         let ring = Ring::new(config.ring_start, config.ring_blocks);
         let limit = Lsn(config.from.0 + ring.bytes());
-        Walk { device, ring, limit, data_start: config.from, data: Vec::new(), config }
+        Walk { device, ring, limit, data_start: config.from, data: Vec::new(), buf: IoBuf::default(), config }
     }
 
     /// The bytes of `[at, at + len)`, which lie below the limit and not below an earlier call's `at`.
@@ -340,9 +342,9 @@ impl<'a> Walk<'a> {
         while end > data_end {
             let from = Lsn(data_end);
             let piece = READ_AHEAD.min(self.limit.0 - from.0).min(self.ring.until_end(from));
-            let mut buf = IoBuf::zeroed((piece / BLOCK) as usize);
-            self.device.read(self.ring.offset(from), &mut buf)?;
-            self.data.extend_from_slice(buf.as_bytes());
+            self.buf.resize((piece / BLOCK) as usize);
+            self.device.read(self.ring.offset(from), &mut self.buf)?;
+            self.data.extend_from_slice(self.buf.as_bytes());
             data_end += piece;
         }
         let first = (at.0 - self.data_start.0) as usize;

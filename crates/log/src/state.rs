@@ -10,6 +10,7 @@ use kedge_base::broken::{self, Variant};
 use kedge_base::{BLOCK_SIZE, Epoch, Error, IoBuf, Lsn, Result};
 use kedge_format::logwrite::WRITE_BLOCKS_MAX;
 use std::collections::VecDeque;
+use std::thread::JoinHandle;
 
 /// An asynchronous force's continuation.
 pub(crate) type Callback = Box<dyn FnOnce(Result<()>) + Send>;
@@ -51,8 +52,11 @@ pub(crate) struct State {
 
     /// Why the log was shut down.
     pub dead: Option<Error>,
-    /// Writer threads finish and leave.
+    /// Writer threads finish and leave, and no more are started.
     pub stopping: bool,
+    pub threads: Vec<JoinHandle<()>>,
+    /// Of `threads`, those that wait for work or are about to look for it for the first time.
+    pub threads_waiting: usize,
     /// Buffers of completed writes, to spare allocation and page faults.
     pool: Vec<IoBuf>,
 }
@@ -75,6 +79,8 @@ impl State {
             answers: VecDeque::new(),
             dead: None,
             stopping: false,
+            threads: Vec::new(),
+            threads_waiting: 0,
             pool: Vec::new(),
         }
     }

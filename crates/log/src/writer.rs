@@ -1,6 +1,7 @@
 //! Writer threads: they write full batches, write for asynchronous forces and deliver their answers.
 //!
-//! There is one more thread than writes may be in flight, so that an answer never waits behind a device write.
+//! A thread that finds work leaves another one waiting for the next, started if need be, up to one more than writes may be in
+//! flight: so an answer never waits behind a device write, and a mount that needs one thread has one.
 
 use crate::Shared;
 use crate::force::stopped;
@@ -8,37 +9,47 @@ use crate::state::State;
 use crate::wait::Wake;
 use kedge_base::{Error, spawn_named};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
-/// Starts the writer threads. One suffices; without any, shutdown is latched: nobody would answer asynchronous forces.
-pub(crate) fn start(shared: &Arc<Shared>) -> Vec<JoinHandle<()>> {
-    let wanted = shared.state.lock().in_flight_max + 1;
-    let mut threads = Vec::new();
-    for i in 0..wanted {
-        let shared_of_thread = shared.clone();
-        match spawn_named(&format!("kedge-log-{i}"), move || run(&shared_of_thread)) {
-            Ok(thread) => threads.push(thread),
-            Err(error) if threads.is_empty() => {
-                shared.shut_down(&Error::invalid(format!("no log writer thread could be started: {error}")));
-                break;
-            }
-            Err(error) => {
-                tracing::warn!(%error, started = threads.len(), wanted, "fewer log writer threads than wanted");
-                break;
-            }
-        }
+/// Starts the first writer thread. Without any, shutdown is latched: nobody would answer asynchronous forces.
+pub(crate) fn start(shared: &Arc<Shared>) {
+    let started = start_one(shared, &mut shared.state.lock());
+    if let Err(error) = started {
+        shared.shut_down(&Error::invalid(format!("no log writer thread could be started: {error}")));
     }
-    threads
 }
 
-fn run(shared: &Shared) {
+fn start_one(shared: &Arc<Shared>, state: &mut State) -> std::io::Result<()> {
+    let shared_of_thread = shared.clone();
+    let name = format!("kedge-log-{}", state.threads.len());
+    let thread = spawn_named(&name, move || run(&shared_of_thread))?;
+    state.threads.push(thread);
+    state.threads_waiting += 1;
+    Ok(())
+}
+
+/// Called by a thread that goes to work: sees to it that another one waits.
+fn leave_one_waiting(shared: &Arc<Shared>, state: &mut State) {
+    let wanted = state.in_flight_max + 1;
+    if state.threads_waiting > 0 || state.stopping || state.threads.len() >= wanted {
+        return;
+    }
+    if let Err(error) = start_one(shared, state) {
+        let started = state.threads.len();
+        tracing::warn!(%error, started, wanted, "fewer log writer threads than wanted");
+    }
+}
+
+fn run(shared: &Arc<Shared>) {
     let mut state = shared.state.lock();
+    state.threads_waiting -= 1;
     loop {
         if let Some((done, result)) = state.answers.pop_front() {
+            leave_one_waiting(shared, &mut state);
             drop(state);
             done(result);
             state = shared.state.lock();
         } else if state.writer_may_lead() {
+            leave_one_waiting(shared, &mut state);
             let mut wake = Wake::default();
             let write = shared.take(&mut state, &mut wake);
             drop(state);
@@ -49,7 +60,9 @@ fn run(shared: &Shared) {
         } else if state.stopping && state.is_drained() {
             return;
         } else {
+            state.threads_waiting += 1;
             shared.writers.wait(&mut state);
+            state.threads_waiting -= 1;
         }
     }
 }
@@ -63,8 +76,13 @@ impl State {
 
 /// Lets the threads finish, joins them, shuts the log down. A callback may drop the last handle of a log, so the caller can
 /// be a writer thread itself: that one is not joined.
-pub(crate) fn stop(shared: &Shared, threads: Vec<JoinHandle<()>>) {
-    shared.state.lock().stopping = true;
+pub(crate) fn stop(shared: &Shared) {
+    let threads = {
+        let mut state = shared.state.lock();
+        // From here on no thread is started.
+        state.stopping = true;
+        std::mem::take(&mut state.threads)
+    };
     shared.writers.notify_all();
     let this = std::thread::current().id();
     for thread in threads {

@@ -1,10 +1,11 @@
 //! Explores many workloads on two threads, within a time or in full, and says what was found.
 //!
-//! Skeletons are taken in an order given by the seed, so that a slice of a few minutes is another one with another seed.
+//! A slice takes skeletons in an order given by the seed, so that it is another one with another seed. A full run takes those
+//! with the same first operation together: they share most of their media.
 //! What is done can be kept in a file: one line per finished skeleton, appended, so that a run that was ended goes on
 //! where it was.
 
-use crate::explore::{Explorer, Failure, Plan, Tally, base_image};
+use crate::explore::{Explorer, Failure, Memory, Plan, Tally, base_image};
 use crate::shrink::shrink;
 use crate::workload::{Catalogue, Workload, WorkloadId};
 use kedge_base::{Clock, SystemClock, spawn_named};
@@ -53,6 +54,7 @@ struct Part {
 struct Shared {
     part: Part,
     base: MemDevice,
+    memory: Arc<Mutex<Memory>>,
     clock: SystemClock,
     progress: Mutex<Progress>,
 }
@@ -126,7 +128,9 @@ fn run_part(
         None => Default::default(),
     };
     let mut order: Vec<u64> = (0..catalogue.len()).filter(|i| !done.contains(i)).collect();
-    order.shuffle(&mut SmallRng::seed_from_u64(options.seed));
+    if limit.is_some() {
+        order.shuffle(&mut SmallRng::seed_from_u64(options.seed));
+    }
     let file = options.resume.as_ref().map(|f| OpenOptions::new().create(true).append(true).open(f));
     println!(
         "{seq} operation(s): {} skeletons, {} of them done before, seed {}",
@@ -143,6 +147,7 @@ fn run_part(
     let shared = Arc::new(Shared {
         part: Part { catalogue, order, next: AtomicUsize::new(0), deadline, plan, switched },
         base: base_image().map_err(anyhow::Error::msg)?,
+        memory: Arc::default(),
         clock,
         progress: Mutex::new(Progress {
             tally: Tally::default(),
@@ -175,7 +180,7 @@ fn run_part(
 
 fn work(shared: &Shared) -> anyhow::Result<()> {
     let part = &shared.part;
-    let mut explorer = Explorer::new(&shared.base, part.plan).switched(part.switched);
+    let mut explorer = Explorer::new(&shared.base, part.plan).switched(part.switched).sharing(&shared.memory);
     loop {
         let next = part.next.fetch_add(1, Ordering::Relaxed);
         let Some(&skeleton) = part.order.get(next) else { return Ok(()) };

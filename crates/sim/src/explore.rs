@@ -25,6 +25,7 @@ use kedge_device::MemDevice;
 use kedge_device::sim::{FaultPlan, Recording, SimDevice, StatePlan};
 use kedge_fsck::CheckOptions;
 use kedgefs::{FileKind, FileSystem, Ino, MountOptions};
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::ops::AddAssign;
@@ -114,7 +115,7 @@ impl fmt::Display for Failure {
 }
 
 /// What came out of one medium: the tree, or what is wrong.
-type Recovered = Result<View, String>;
+pub type Recovered = Result<View, String>;
 
 /// A workload that ran.
 struct Run {
@@ -131,13 +132,38 @@ pub struct Explorer {
     faults: FaultPlan,
     /// Seed of the mount's switches; `None`: they are as they are without options.
     switched: Option<u64>,
-    /// Media seen lately, by hash: workloads with the same beginning share theirs.
-    recovered: HashMap<u64, Arc<Recovered>>,
+    recovered: Arc<Mutex<Memory>>,
     pub tally: Tally,
 }
 
-/// Trees kept in memory, each of some ten KiB.
-const RECOVERED_MAX: usize = 4096;
+/// Media recovered lately, by hash: workloads with the same beginning share theirs, and so do threads.
+#[derive(Default)]
+pub struct Memory {
+    young: HashMap<u64, Arc<Recovered>>,
+    /// What was young before, and goes when the young ones are too many again.
+    old: HashMap<u64, Arc<Recovered>>,
+}
+
+impl Memory {
+    /// Trees of one age, each of some ten KiB.
+    const MAX: usize = 20_000;
+
+    fn get(&mut self, hash: u64) -> Option<Arc<Recovered>> {
+        if let Some(known) = self.young.get(&hash) {
+            return Some(known.clone());
+        }
+        let known = self.old.remove(&hash)?;
+        self.put(hash, known.clone());
+        Some(known)
+    }
+
+    fn put(&mut self, hash: u64, recovered: Arc<Recovered>) {
+        if self.young.len() >= Self::MAX {
+            self.old = std::mem::take(&mut self.young);
+        }
+        self.young.insert(hash, recovered);
+    }
+}
 
 /// A small image, and nothing that acts by itself.
 pub fn setup() -> Setup {
@@ -158,7 +184,13 @@ pub fn base_image() -> Result<MemDevice, String> {
 impl Explorer {
     pub fn new(base: &MemDevice, plan: Plan) -> Explorer {
         let (setup, faults, tally) = (setup(), FaultPlan::default(), Tally::default());
-        Explorer { setup, base: base.fork(), plan, faults, switched: None, recovered: HashMap::new(), tally }
+        Explorer { setup, base: base.fork(), plan, faults, switched: None, recovered: Arc::default(), tally }
+    }
+
+    /// With a memory that it shares with others of the same plan.
+    pub fn sharing(mut self, recovered: &Arc<Mutex<Memory>>) -> Explorer {
+        self.recovered = recovered.clone();
+        self
     }
 
     /// The switches of each workload's mount are set by `seed` and the workload: all must be as safe.
@@ -262,15 +294,12 @@ impl Explorer {
 
     /// What comes out of a medium, from memory if it was seen lately.
     fn recover(&mut self, hash: u64, medium: &MemDevice) -> Arc<Recovered> {
-        if let Some(known) = self.recovered.get(&hash) {
-            return known.clone();
-        }
-        if self.recovered.len() >= RECOVERED_MAX {
-            self.recovered.clear();
+        if let Some(known) = self.recovered.lock().get(hash) {
+            return known;
         }
         self.tally.distinct += 1;
         let recovered = Arc::new(self.recover_anew(hash, medium));
-        self.recovered.insert(hash, recovered.clone());
+        self.recovered.lock().put(hash, recovered.clone());
         recovered
     }
 
