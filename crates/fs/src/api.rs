@@ -14,7 +14,7 @@ use kedge_base::{BLOCK_SIZE, spawn_named};
 use kedge_device::Device;
 use kedge_format::superblock::Geometry;
 use kedge_store::{CheckpointClient, ForceCause, FormatParams, OpenOptions, Store};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
 /// Answers an operation that went on in the background.
@@ -94,6 +94,7 @@ impl FileSystem {
             rename_lock: new_rename_lock(),
             dirty,
             budget: Budget::new(options.cache_size / 8 * 3, options.shared_budget.clone()),
+            durable_writes: AtomicU32::new(0),
             flusher: signal.clone(),
             orphans: Mutex::new(Rank::Leaf, Default::default()),
             stats: FsStats::default(),

@@ -17,7 +17,7 @@ use kedge_store::{Class, Handle, Need, RecordLsn, Store};
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 pub(crate) struct Fs {
     pub store: Arc<Store>,
@@ -36,6 +36,8 @@ pub(crate) struct Fs {
     pub rename_lock: Mutex<()>,
     pub dirty: Arc<DirtyList>,
     pub budget: Budget,
+    /// Data writes under way that are durable on their own.
+    pub durable_writes: AtomicU32,
     pub flusher: Arc<FlusherSignal>,
     pub stats: FsStats,
     pub closed: AtomicBool,

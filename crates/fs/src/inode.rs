@@ -21,7 +21,7 @@ use kedge_format::record::InodeMask;
 use kedge_format::{FileKind, InodeCore};
 use kedge_store::{Store, WriteSeq};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 /// What is not yet known to be durable of an inode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -77,6 +77,8 @@ pub(crate) struct Meta {
 pub(crate) struct Inode {
     pub ino: Ino,
     pub kind: FileKind,
+    /// Calls that want its data durable and have not seen it written yet.
+    pub syncing: AtomicU32,
     pub io: RwLock<()>,
     pub wb: Mutex<()>,
     pub pages: Mutex<Pages>,
@@ -100,6 +102,7 @@ impl Inode {
         Inode {
             ino,
             kind,
+            syncing: AtomicU32::new(0),
             io: RwLock::with_order(Rank::InodeIo, ino.0, ()),
             wb: Mutex::with_order(Rank::Writeback, ino.0, ()),
             pages: Mutex::with_order(Rank::PageRange, ino.0, Pages::default()),

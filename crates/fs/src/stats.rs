@@ -53,6 +53,8 @@ pub(crate) struct FsStats {
     ops: Vec<Histogram>,
     pub data_writes: Counter,
     pub data_write_bytes: Counter,
+    /// Of the data writes, those that need no flush.
+    pub data_writes_durable: Counter,
     pub data_reads: Counter,
     pub data_read_bytes: Counter,
     /// fsyncs whose data rode in the log.
@@ -68,6 +70,7 @@ impl Default for FsStats {
             ops: OP_NAMES.iter().map(|_| Histogram::default()).collect(),
             data_writes: Counter::new(),
             data_write_bytes: Counter::new(),
+            data_writes_durable: Counter::new(),
             data_reads: Counter::new(),
             data_read_bytes: Counter::new(),
             logged_data: Counter::new(),
@@ -110,6 +113,7 @@ impl Fs {
             "data": {
                 "writes": s.data_writes.get(),
                 "write_bytes": s.data_write_bytes.get(),
+                "durable_writes": s.data_writes_durable.get(),
                 "reads": s.data_reads.get(),
                 "read_bytes": s.data_read_bytes.get(),
                 "fsyncs_with_data_in_log": s.logged_data.get(),

@@ -7,7 +7,7 @@
 //! 3. If the inode's `commit_lsn` (fdatasync, unless `relog`: `datasync_lsn`) is not durable, the log is forced to its head: everything
 //!    that completed before the call is durable with it.
 //! 4. If no force was needed but data was written in place since the last flush: one device flush, shared with whoever
-//!    else waits for one.
+//!    else waits for one. Step 1 spares it where it writes durably ("Durable writes" in [`crate::writeback`]).
 //!
 //! No inode lock is held across a force or a flush. An inode with nothing undurable costs nothing.
 
@@ -25,6 +25,7 @@ use std::time::Duration;
 
 use crate::attr::PATCH_BYTES;
 use crate::pages::{Backing, Which};
+use crate::writeback::Syncing;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 /// New data up to this many bytes rides in the log.
@@ -56,8 +57,9 @@ impl Fs {
         self.store.check_alive()?;
         let inode = self.get(ino)?;
         if inode.kind == FileKind::Regular && !self.store.is_read_only() {
+            let _syncing = Syncing::join(&inode);
             if inode.pages.lock().dirty_count() > 0 && !self.log_small_data(&inode)? {
-                let written = self.writeback(std::slice::from_ref(&inode), Which::Dirty, Class::Normal);
+                let written = self.writeback_for_fsync(&inode);
                 written.inspect_err(|_| inode.meta.lock().write_failed = false)?; // told with this answer
             }
             // A writeback that another thread runs has taken the dirty marks: wait for it.

@@ -12,6 +12,15 @@
 //! pages, segments and inodes; pages count as written when their write has completed. With `noplug` nothing is
 //! merged or sorted across inodes, as in Linux before it plugged at a high level: it is kept to compare with.
 //!
+//! # Durable writes
+//! An fsync whose data is one write gets it with one FUA write, instead of a write and a flush of the whole device; two fsyncs of one
+//! file whose data is two writes get them with two, and so on up to `DURABLE_MAX`. Nothing that was written before is made durable by
+//! that, so it is done only if nothing of this file waits for a flush; and only beside few others of its kind, for a flush serves any
+//! number of files. A durable write gets no number from the flusher: no barrier and no fsync has to flush for it.
+//!
+//! A write that is durable on its own may have failed in the flush that a device without FUA makes of it, and what others had written
+//! is lost then. So if anything waits for a flush, its failure shuts the mount down as that of a flush does.
+//!
 //! # Crash argument
 //! Extents and sizes are named only after their data IO has completed, and a log write that names them flushes the
 //! device first: no crash shows stale or foreign bytes. A `Drop` for log-resident bytes stands in the same record, so
@@ -32,7 +41,7 @@ use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
 use kedge_store::{CheckpointClient, Class, Handle};
 
 use std::sync::Arc;
-
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
@@ -46,6 +55,20 @@ const PASS_SEGMENTS: usize = 256;
 const NARROW_SEGMENTS: usize = 8;
 /// Largest merged write.
 const MERGE_BLOCKS_MAX: u64 = 256;
+/// Most durable writes of one pass, and under way in all.
+const DURABLE_MAX: u32 = 4;
+/// Longest durable write: a longer one takes longer than a flush.
+const DURABLE_BLOCKS_MAX: usize = 16;
+
+/// What a pass is to write, and how.
+#[derive(Clone, Copy)]
+struct Kind {
+    which: Which,
+    class: Class,
+    segments_max: usize,
+    /// By durable writes, if that is cheaper than a flush.
+    durable: bool,
+}
 
 /// A run of pages of one inode that goes to one run of blocks.
 struct Segment {
@@ -91,22 +114,69 @@ impl Drop for UnderWriteback<'_> {
     }
 }
 
+/// One write to come.
+struct Gathered {
+    start: BlockNo,
+    buf: IoBuf,
+    /// Whose pages it carries, and which of them were logged.
+    users: Vec<(usize, Vec<u64>)>,
+}
+
+/// Durable writes under way, until dropped.
+struct DurableTurn<'a> {
+    under_way: &'a AtomicU32,
+    count: u32,
+}
+
+impl Drop for DurableTurn<'_> {
+    fn drop(&mut self) {
+        self.under_way.fetch_sub(self.count, Ordering::Relaxed);
+    }
+}
+
+/// A call that wants the inode's data durable, until it has seen it written.
+pub(crate) struct Syncing<'a>(&'a Inode);
+
+impl Syncing<'_> {
+    pub fn join(inode: &Inode) -> Syncing<'_> {
+        inode.syncing.fetch_add(1, Ordering::Relaxed);
+        Syncing(inode)
+    }
+}
+
+impl Drop for Syncing<'_> {
+    fn drop(&mut self) {
+        self.0.syncing.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 impl Fs {
     /// Writes pages of the inodes in place, in the order given. Pages dirtied meanwhile may stay dirty.
     pub fn writeback(&self, inodes: &[Arc<Inode>], which: Which, class: Class) -> Result<()> {
-        let mut first_error = None;
         // What is written here was promised when it became dirty: it may use what is kept back from new promises.
         let class = if class == Class::Normal { Class::Reclaim } else { class };
+        self.writeback_of(inodes, Kind { which, class, segments_max: PASS_SEGMENTS, durable: false })
+    }
+
+    /// Writes what is dirty of an inode for an fsync. What it makes durable by that needs no flush.
+    pub fn writeback_for_fsync(&self, inode: &Arc<Inode>) -> Result<()> {
+        let (which, class) = (Which::Dirty, Class::Reclaim);
+        let kind = Kind { which, class, segments_max: PASS_SEGMENTS, durable: true };
+        self.writeback_of(std::slice::from_ref(inode), kind)
+    }
+
+    fn writeback_of(&self, inodes: &[Arc<Inode>], kind: Kind) -> Result<()> {
+        let mut first_error = None;
         for chunk in inodes.chunks(PASS_INODES) {
             // Those of one pass are locked together: in the order of locks.
             let mut chunk = chunk.to_vec();
             chunk.sort_by_key(|i| i.ino);
             chunk.dedup_by_key(|i| i.ino);
-            let mut result = self.writeback_passes(&chunk, which, class, PASS_SEGMENTS);
+            let mut result = self.writeback_passes(&chunk, kind);
             if let Err(Error::Engine(kedge_base::Error::NoSpace)) = result {
                 // A wide pass may ask for more tree nodes than a full image has; narrow ones need few at a time.
-                let narrow =
-                    |inode| self.writeback_passes(std::slice::from_ref(inode), which, class, NARROW_SEGMENTS);
+                let kind = Kind { segments_max: NARROW_SEGMENTS, ..kind };
+                let narrow = |inode| self.writeback_passes(std::slice::from_ref(inode), kind);
                 result = chunk.iter().map(narrow).fold(Ok(()), Result::and);
             }
             if let Err(e) = result {
@@ -118,17 +188,11 @@ impl Fs {
 
     /// Passes until all is written that was unclean at the start. Bounded: a writer that keeps dirtying pages does not
     /// hold us.
-    fn writeback_passes(
-        &self,
-        inodes: &[Arc<Inode>],
-        which: Which,
-        class: Class,
-        segments_max: usize,
-    ) -> Result<()> {
-        let pages: usize = inodes.iter().map(|i| i.pages.lock().unclean_count(which)).sum();
-        let passes = pages.div_ceil(PASS_PAGES).max(pages.div_ceil(segments_max)) + 1;
+    fn writeback_passes(&self, inodes: &[Arc<Inode>], kind: Kind) -> Result<()> {
+        let pages: usize = inodes.iter().map(|i| i.pages.lock().unclean_count(kind.which)).sum();
+        let passes = pages.div_ceil(PASS_PAGES).max(pages.div_ceil(kind.segments_max)) + 1;
         for _ in 0..passes {
-            if !self.writeback_pass(inodes, which, class, segments_max)? {
+            if !self.writeback_pass(inodes, kind)? {
                 break;
             }
         }
@@ -136,13 +200,8 @@ impl Fs {
     }
 
     /// One pass. Returns whether more is to be done.
-    fn writeback_pass(
-        &self,
-        inodes: &[Arc<Inode>],
-        which: Which,
-        class: Class,
-        segments_max: usize,
-    ) -> Result<bool> {
+    fn writeback_pass(&self, inodes: &[Arc<Inode>], kind: Kind) -> Result<bool> {
+        let Kind { which, class, segments_max, durable } = kind;
         let items = 2 * inodes.len() + segments_max.min(24);
         let mut handle = self.begin(PASS_LOG_BYTES, items as u32, class)?;
         let _wb: Vec<_> = inodes.iter().map(|i| i.wb.lock()).collect();
@@ -186,12 +245,16 @@ impl Fs {
                     part.size = inode.meta.lock().core.size;
                 }
             }
-            let completed = self.complete(&mut handle, inodes, &mut parts);
+            let completed = self.complete(&mut handle, inodes, &mut parts, false);
             std::thread::sleep(Duration::from_millis(1));
             completed
         });
-        let outcome = self.write_segments(inodes, &mut parts, segments);
-        let completed = early.unwrap_or_else(|| self.complete(&mut handle, inodes, &mut parts));
+        let ios = self.gather(inodes, &mut parts, segments);
+        let turn = if durable && !more { self.durable_turn(&inodes[0], &ios) } else { None };
+        let outcome = self.write_gathered(inodes, &mut parts, ios, turn.is_some());
+        let completed =
+            early.unwrap_or_else(|| self.complete(&mut handle, inodes, &mut parts, turn.is_some()));
+        drop(turn);
         self.settle(inodes, &parts, completed.is_ok());
         drop(busy);
         completed?;
@@ -275,20 +338,18 @@ impl Fs {
         own.or(running).unwrap_or_else(|| self.store.data_goal(inode.ino, inode.ino))
     }
 
-    /// Copies pages into merged buffers, writes them as one batch, and marks parts whose IO failed.
-    fn write_segments(
+    /// Copies pages into merged buffers.
+    fn gather(
         &self,
         inodes: &[Arc<Inode>],
         parts: &mut [Option<Part>],
         mut segments: Vec<Segment>,
-    ) -> Result<()> {
+    ) -> Vec<Gathered> {
         let plug = self.live.plug();
         if plug {
             segments.sort_by_key(|s| s.block);
         }
         let mut ios = Vec::new();
-        // Of each write: whose pages it carries, and which of them were logged.
-        let mut users: Vec<Vec<(usize, Vec<u64>)>> = Vec::new();
         let mut at = 0;
         while at < segments.len() {
             let start = segments[at].block;
@@ -303,21 +364,54 @@ impl Fs {
                 end += 1;
             }
             let mut buf = IoBuf::zeroed(blocks as usize);
-            let mut who = Vec::new();
+            let mut users = Vec::new();
             let mut offset = 0;
             for s in &segments[at..end] {
                 let part = parts[s.who].as_mut().expect("a segment belongs to a part");
                 let len = s.count as usize * BLOCK_SIZE;
                 let logged =
                     self.copy_pages(&inodes[s.who], s, part, &mut buf.as_mut_bytes()[offset..offset + len]);
-                who.push((s.who, logged));
+                users.push((s.who, logged));
                 offset += len;
             }
-            self.stats.data_writes.inc();
-            self.stats.data_write_bytes.add(buf.len() as u64);
-            ios.push(Io { offset: start.byte_offset(), op: Op::Write { buf, fua: false } });
-            users.push(who);
+            ios.push(Gathered { start, buf, users });
             at = end;
+        }
+        ios
+    }
+
+    /// Whether these writes of an fsync shall be durable ones. `wb` of the inode is held.
+    fn durable_turn(&self, inode: &Inode, ios: &[Gathered]) -> Option<DurableTurn<'_>> {
+        let calls = inode.syncing.load(Ordering::Relaxed).min(DURABLE_MAX);
+        if ios.len() > calls as usize || ios.iter().any(|io| io.buf.blocks() > DURABLE_BLOCKS_MAX) {
+            return None;
+        }
+        // Its answer would wait for that flush anyway.
+        if !self.store.data_flushed(inode.meta.lock().progress.write_seq) {
+            return None;
+        }
+        let turn = DurableTurn { under_way: &self.durable_writes, count: ios.len() as u32 };
+        let others = self.durable_writes.fetch_add(turn.count, Ordering::Relaxed);
+        (others + turn.count <= DURABLE_MAX).then_some(turn)
+    }
+
+    /// Writes what was gathered as one batch, and marks parts whose IO failed.
+    fn write_gathered(
+        &self,
+        inodes: &[Arc<Inode>],
+        parts: &mut [Option<Part>],
+        gathered: Vec<Gathered>,
+        durable: bool,
+    ) -> Result<()> {
+        // Broken on purpose: bytes overwritten in place are left to chance.
+        let fua = durable && !broken::is(Variant::FdatasyncSkipsFlush);
+        let (mut ios, mut users) = (Vec::new(), Vec::new());
+        for io in gathered {
+            self.stats.data_writes.inc();
+            self.stats.data_write_bytes.add(io.buf.len() as u64);
+            self.stats.data_writes_durable.add(durable as u64);
+            ios.push(Io { offset: io.start.byte_offset(), op: Op::Write { buf: io.buf, fua } });
+            users.push(io.users);
         }
         let mut first_error = None;
         for (completion, who) in run_batch(&**self.store.device(), ios).into_iter().zip(users) {
@@ -327,7 +421,8 @@ impl Fs {
                 parts[who].as_mut().expect("a segment belongs to a part").failed = true;
                 self.restore_logged(&inodes[who], &logged);
             }
-            if matches!(e, kedge_base::Error::Fenced | kedge_base::Error::OutcomeUnknown) {
+            let flush_lost = durable && !self.store.data_flushed(self.store.data_write_seq());
+            if flush_lost || matches!(e, kedge_base::Error::Fenced | kedge_base::Error::OutcomeUnknown) {
                 self.store.shutdown(&e);
             }
             first_error.get_or_insert(Error::from(e));
@@ -367,14 +462,15 @@ impl Fs {
         }
     }
 
-    /// The record of a pass.
+    /// The record of a pass. `durable`: its data is, no flush is needed for it.
     fn complete(
         &self,
         handle: &mut Handle<'_>,
         inodes: &[Arc<Inode>],
         parts: &mut [Option<Part>],
+        durable: bool,
     ) -> Result<()> {
-        let seq = self.store.note_data_write();
+        let seq = (!durable).then(|| self.store.note_data_write());
         let mut record = RecordBuilder::new(RecordOp::WriteBack);
         let mut changes: Vec<Change<'_>> = Vec::new();
         for (inode, part) in inodes.iter().zip(parts) {
@@ -388,7 +484,9 @@ impl Fs {
                 }
                 continue;
             }
-            meta.progress.write_seq = seq;
+            if let Some(seq) = seq {
+                meta.progress.write_seq = seq;
+            }
             let core = meta.core;
             let mut change = Change { inode, meta, core, mask: InodeMask::default(), logged_size: None };
             let before = record.edits();

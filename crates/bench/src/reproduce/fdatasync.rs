@@ -43,6 +43,8 @@ const FORCES: &str = "log forces";
 const CALLS: &str = "fdatasync calls";
 const FLUSHES: &str = "data flushes";
 const SHARED: &str = "flushes shared";
+/// Written with FUA: each is a flush of its own bytes.
+const DURABLE: &str = "durable data writes";
 
 /// Of ext4, XFS before and after; average latency and runtime of 100 runs.
 const PUBLISHED: &[Published] = &[
@@ -62,6 +64,7 @@ fn metrics() -> Vec<Metric> {
         Metric::new(CALLS, "", Better::Neither),
         Metric::new(FLUSHES, "", Better::Neither),
         Metric::new(SHARED, "", Better::Neither),
+        Metric::new(DURABLE, "", Better::Neither),
         Metric::new("FUA writes", "", Better::Neither),
     ]
 }
@@ -74,10 +77,11 @@ fn values(sum: &Sum, counters: Option<(Counters, Counters)>) -> Result<Vec<f64>>
             sum.calls,
             after.since(&before, "device/flushes")?,
             after.since(&before, "log/data_flushes_shared")?,
+            after.since(&before, "data/durable_writes")?,
             after.since(&before, "device/fua_writes")?,
         ],
         // Their counters are not ours.
-        None => [f64::NAN, sum.calls, f64::NAN, f64::NAN, f64::NAN],
+        None => [f64::NAN, sum.calls, f64::NAN, f64::NAN, f64::NAN, f64::NAN],
     });
     Ok(values)
 }
@@ -305,11 +309,13 @@ fn model(run: &mut Run<'_>) -> Result<()> {
 }
 
 fn bars(outcome: &Outcome, place: &str, threads: usize, beside_others: bool) -> Vec<Bar> {
-    let over = |at: &dyn Fn(usize, &str) -> f64| change(at(1, CALLS), at(1, FLUSHES) + at(1, SHARED));
+    let over = |at: &dyn Fn(usize, &str) -> f64| {
+        change(at(1, CALLS), at(1, FLUSHES) + at(1, DURABLE) + at(1, SHARED))
+    };
     let flushes = match threads {
         1 => Bar::new(
             outcome,
-            "flushes with seq, off the number of fdatasync calls",
+            "flushes and durable writes with seq, off the number of fdatasync calls",
             "%",
             Want::AtMost(1.0),
             |at| over(at).abs(),
@@ -317,7 +323,7 @@ fn bars(outcome: &Outcome, place: &str, threads: usize, beside_others: bool) -> 
         // Others' flushes may have covered a call's bytes before it asked: it shares without joining one.
         _ => Bar::new(
             outcome,
-            "flushes with seq, above fdatasync calls less those shared",
+            "flushes and durable writes with seq, above fdatasync calls less those shared",
             "%",
             Want::AtMost(1.0),
             over,

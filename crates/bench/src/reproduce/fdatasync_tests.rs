@@ -26,15 +26,19 @@ fn the_published_figures_meet_what_they_claim() {
 
 #[test]
 fn every_flush_is_accounted_for() {
-    let with = |threads: usize, flushes: f64, shared: f64| {
+    let counted = |threads: usize, flushes: f64, durable: f64, shared: f64| {
         let figure = move |_: usize, name: &str| match name {
             CALLS => 1000.0,
             FLUSHES => flushes,
             SHARED => shared,
+            DURABLE => durable,
             _ => 1.0,
         };
         bars(&outcome(figure), "t", threads, true)
     };
+    let with = |threads: usize, flushes: f64, shared: f64| counted(threads, flushes, 0.0, shared);
+    assert!(counted(1, 10.0, 990.0, 0.0)[1].met, "a durable write is a flush of what it writes");
+    assert!(!counted(1, 1000.0, 1000.0, 0.0)[1].met, "both for each call");
     assert!(with(1, 1000.0, 0.0)[1].met);
     assert!(with(1, 1005.0, 0.0)[1].met, "a flush or two by others");
     assert!(!with(1, 300.0, 0.0)[1].met, "calls that nobody flushed for");

@@ -1,0 +1,106 @@
+//! An fsync whose data is one write makes that write durable by itself, where it would else flush the device.
+
+use kedge_base::ManualClock;
+use kedge_device::sim::{Choice, FaultPlan, OpKind, SimDevice};
+use kedge_sim::ops::{OWNER, errno};
+use kedge_sim::rig;
+use kedgefs::{FileSystem, Ino, SeekKind};
+use std::sync::Arc;
+
+const FILE: usize = 256 << 10;
+const PAGE: usize = 4096;
+
+struct Two {
+    device: Arc<SimDevice>,
+    fs: FileSystem,
+    a: Ino,
+    b: Ino,
+}
+
+/// Two files, written in place and durable.
+fn two_files() -> Two {
+    let setup = kedge_sim::explore::setup();
+    let device = Arc::new(SimDevice::new(rig::format(setup.image, setup.log).unwrap()));
+    let fs = rig::open(&device, &Arc::new(ManualClock::default()), &setup).unwrap();
+    let [a, b] = [b"a", b"b"].map(|name| {
+        let ino = fs.create(Ino::ROOT, name, 0o644, OWNER).unwrap().ino;
+        fs.write(ino, 0, &[1; FILE]).unwrap();
+        ino
+    });
+    fs.sync().unwrap();
+    Two { device, fs, a, b }
+}
+
+impl Two {
+    fn overwrite(&self, ino: Ino, byte: u8) {
+        self.fs.write(ino, 8 * PAGE as u64, &[byte; PAGE]).unwrap();
+    }
+
+    /// The overwritten byte after the loss of everything that need not be there.
+    fn after_power_loss(&self, ino: Ino) -> u8 {
+        let device = Arc::new(SimDevice::new(self.device.crash_as(Choice::None)));
+        let setup = kedge_sim::explore::setup();
+        let fs = rig::open(&device, &Arc::new(ManualClock::default()), &setup).unwrap();
+        let mut byte = [0];
+        assert_eq!(fs.read(ino, 9 * PAGE as u64 - 1, &mut byte).unwrap(), 1);
+        byte[0]
+    }
+
+    fn fails_next_write(&self) {
+        self.device.set_plan(FaultPlan::new(0).fail(OpKind::Write, 0, errno::EIO));
+    }
+}
+
+#[test]
+fn one_overwrite_is_durable_without_a_flush() {
+    let two = two_files();
+    two.device.set_plan(FaultPlan::default());
+    two.overwrite(two.a, 2);
+    two.overwrite(two.b, 2);
+    two.fs.fsync(two.a, true).unwrap();
+    let counts = two.device.op_counts();
+    assert_eq!((counts.writes, counts.flushes), (1, 0));
+    assert_eq!((two.after_power_loss(two.a), two.after_power_loss(two.b)), (2, 1), "only what was asked for");
+}
+
+#[test]
+fn a_durable_write_does_not_answer_for_what_was_written_before() {
+    let two = two_files();
+    two.overwrite(two.a, 2);
+    // Written back and not flushed.
+    two.fs.seek(two.a, 0, SeekKind::Data).unwrap();
+    assert_eq!(two.after_power_loss(two.a), 1, "the test's own assumption: it is not durable yet");
+    two.device.set_plan(FaultPlan::default());
+    two.fs.write(two.a, 0, &[2; PAGE]).unwrap();
+    two.fs.fsync(two.a, true).unwrap();
+    assert_eq!(two.device.op_counts().flushes, 1);
+    assert_eq!(two.after_power_loss(two.a), 2);
+}
+
+#[test]
+fn a_failed_one_is_told_once_and_tried_again() {
+    let two = two_files();
+    two.overwrite(two.a, 2);
+    two.fails_next_write();
+    assert_eq!(two.fs.fsync(two.a, true).unwrap_err().errno(), errno::EIO);
+    assert_eq!(two.after_power_loss(two.a), 1);
+    two.fs.fsync(two.a, true).unwrap();
+    assert_eq!(two.after_power_loss(two.a), 2);
+}
+
+/// What failed may have been the flush that a device without FUA makes of it: then what others had written is lost, and a
+/// later flush would not say so.
+#[test]
+fn a_failed_one_shuts_down_if_others_wait_for_a_flush() {
+    let two = two_files();
+    two.overwrite(two.b, 2);
+    two.fs.seek(two.b, 0, SeekKind::Data).unwrap();
+    two.overwrite(two.a, 2);
+    two.fails_next_write();
+    assert_eq!(two.fs.fsync(two.a, true).unwrap_err().errno(), errno::EIO);
+    assert_eq!(
+        two.fs.fsync(two.b, true).unwrap_err().errno(),
+        errno::EIO,
+        "nobody knows whether it is there"
+    );
+}
