@@ -4,13 +4,17 @@
 //! until neither is left; it is on the *under-writeback list* while a pass writes pages of it. `sync` walks these two and
 //! nothing else: neither the cached clean inodes of its own file system nor anything of another one in this process.
 //!
+//! Writeback that makes room takes inodes from a *queue*: all that were dirty when it was last filled, in the file system's order. To
+//! sort anew for each pass would cost more than the pass, with hundreds of thousands of dirty inodes; and threads that help to write
+//! take different ones. (Linux moves its dirty inodes to `b_io` for the same reasons.)
+//!
 //! [`DirtyTracking::Shared`] is what Linux did before: one list under one lock for all file systems of the process, filtered
 //! by owner, and a sync that walks every cached inode. It is kept to compare with, and is as safe.
 
 use crate::inode::Inode;
 use kedge_base::lock::{Mutex, Rank};
 use kedge_base::{BlockNo, Ino};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -84,9 +88,18 @@ static SHARED: Mutex<SharedLists> =
     Mutex::with_order(Rank::Leaf, 1, SharedLists { dirty: BTreeMap::new(), cached: BTreeSet::new() });
 static NEXT_OWNER: AtomicU64 = AtomicU64::new(0);
 
+/// Inodes to be written next; some may be clean by now.
+#[derive(Default)]
+struct Queue {
+    /// Name of the order that they are in.
+    order: &'static str,
+    inos: VecDeque<Ino>,
+}
+
 /// See the module.
 pub(crate) struct DirtyList {
     own: Mutex<Dirty>,
+    queue: Mutex<Queue>,
     under_writeback: Mutex<BTreeMap<Ino, (Arc<Inode>, u32)>>,
     /// This file system's mark in the shared lists; `None`: it keeps its own.
     owner: Option<u64>,
@@ -97,6 +110,7 @@ impl DirtyList {
         let shared = tracking == DirtyTracking::Shared;
         DirtyList {
             own: Mutex::new(Rank::Leaf, BTreeMap::new()),
+            queue: Mutex::new(Rank::Leaf, Queue::default()),
             under_writeback: Mutex::new(Rank::Leaf, BTreeMap::new()),
             owner: shared.then(|| NEXT_OWNER.fetch_add(1, Ordering::Relaxed)),
         }
@@ -135,13 +149,15 @@ impl DirtyList {
         }
     }
 
-    /// All, in `order`.
-    pub fn all(&self, order: &dyn WritebackOrder) -> Vec<Arc<Inode>> {
-        self.first(usize::MAX, order)
+    fn get(&self, ino: Ino) -> Option<Arc<Inode>> {
+        match self.owner {
+            None => self.own.lock().get(&ino).map(|(inode, _)| inode.clone()),
+            Some(owner) => SHARED.lock().dirty.get(&(owner, ino)).map(|(inode, _)| inode.clone()),
+        }
     }
 
-    /// Up to `max`, the first in `order`.
-    pub fn first(&self, max: usize, order: &dyn WritebackOrder) -> Vec<Arc<Inode>> {
+    /// All, in `order`.
+    pub fn all(&self, order: &dyn WritebackOrder) -> Vec<Arc<Inode>> {
         let mut inodes: BTreeMap<Ino, Arc<Inode>> = BTreeMap::new();
         let mut dirty = Vec::new();
         for (inode, since) in self.snapshot() {
@@ -150,7 +166,49 @@ impl DirtyList {
             inodes.insert(inode.ino, inode);
         }
         order.sort(&mut dirty);
-        dirty.iter().take(max).filter_map(|d| inodes.remove(&d.ino)).collect()
+        dirty.iter().filter_map(|d| inodes.remove(&d.ino)).collect()
+    }
+
+    /// Up to `max` from the queue, which is filled in `order` when it is empty: those under writeback are left out, for
+    /// to take them would be to wait for them.
+    pub fn take(&self, max: usize, order: &dyn WritebackOrder) -> Vec<Arc<Inode>> {
+        let mut filled = false;
+        loop {
+            let inos: Vec<Ino> = {
+                let mut queue = self.queue.lock();
+                if queue.order != order.name() {
+                    queue.inos.clear();
+                }
+                let count = queue.inos.len().min(max);
+                queue.inos.drain(..count).collect()
+            };
+            let inodes: Vec<_> = inos.iter().filter_map(|ino| self.get(*ino)).collect();
+            if !inodes.is_empty() || (inos.is_empty() && filled) {
+                return inodes;
+            }
+            if inos.is_empty() {
+                self.fill(order);
+                filled = true;
+            }
+        }
+    }
+
+    fn fill(&self, order: &dyn WritebackOrder) {
+        let mut inodes = self.all(order);
+        {
+            let busy = self.under_writeback.lock();
+            inodes.retain(|inode| !busy.contains_key(&inode.ino));
+        }
+        let mut queue = self.queue.lock();
+        // Unless another thread was faster.
+        if queue.inos.is_empty() {
+            *queue = Queue { order: order.name(), inos: inodes.iter().map(|inode| inode.ino).collect() };
+        }
+    }
+
+    /// One of those under writeback.
+    pub fn any_under_writeback(&self) -> Option<Arc<Inode>> {
+        self.under_writeback.lock().values().next().map(|(inode, _)| inode.clone())
     }
 
     /// A pass writes pages of the inode.
@@ -223,6 +281,34 @@ mod tests {
         let mut inodes = inodes();
         order.sort(&mut inodes);
         inodes.iter().map(|i| i.ino.0).collect()
+    }
+
+    #[test]
+    fn the_queue_gives_each_inode_once_and_not_those_that_are_busy() {
+        let list = DirtyList::new(DirtyTracking::PerSb);
+        let inode = |ino| {
+            let kind = kedge_format::FileKind::Regular;
+            Arc::new(Inode::new(Ino(ino), kedge_format::InodeCore::default(), kind, Default::default()))
+        };
+        for ino in 1..=5 {
+            list.add(inode(ino), Duration::from_secs(10 - ino));
+        }
+        let busy = inode(3);
+        list.join_writeback(&busy);
+        let take = |max, order: &dyn WritebackOrder| -> Vec<u64> {
+            list.take(max, order).iter().map(|inode| inode.ino.0).collect()
+        };
+        assert_eq!(take(2, &OldestFirst), [5, 4]);
+        list.remove(Ino(2));
+        assert_eq!(take(2, &OldestFirst), [1], "what is clean by now is left out");
+        assert_eq!(take(9, &ByLocation), [1, 4, 5], "filled anew when it is empty");
+        list.remove(Ino(1));
+        list.remove(Ino(4));
+        list.remove(Ino(5));
+        assert!(take(9, &ByLocation).is_empty());
+        assert_eq!(list.any_under_writeback().map(|inode| inode.ino), Some(Ino(3)));
+        list.leave_writeback(Ino(3));
+        assert_eq!(take(9, &OldestFirst), [3]);
     }
 
     #[test]

@@ -304,7 +304,7 @@ impl Fs {
                 last = now;
                 fs.commit_tick()
             } else {
-                fs.writeback(&fs.dirty.first(1024, &*fs.live.order()), Which::Dirty, Class::Normal)
+                fs.writeback(&fs.dirty.take(1024, &*fs.live.order()), Which::Dirty, Class::Normal)
             };
             // What the work took is not added to the interval.
             left = commit.saturating_sub(fs.clock.monotonic().saturating_sub(last));

@@ -587,11 +587,14 @@ impl Fs {
                 return Ok(());
             }
             self.stats.throttled.inc();
-            let first = self.dirty.first(PASS_INODES, &*self.live.order());
-            if first.is_empty() {
+            let next = self.dirty.take(PASS_INODES, &*self.live.order());
+            if !next.is_empty() {
+                self.writeback(&next, Which::Dirty, Class::Normal)?;
+            } else if let Some(inode) = self.dirty.any_under_writeback() {
+                drop(inode.wb.lock()); // others write the rest
+            } else {
                 return Ok(());
             }
-            self.writeback(&first, Which::Dirty, Class::Normal)?;
         }
         Ok(())
     }

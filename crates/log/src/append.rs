@@ -45,6 +45,7 @@ impl Log {
         state.reserve.give_back(charge);
         state.assert_within_ring();
         state.grant(&mut wake);
+        shared.note_free(state);
         drop(guard);
         wake.fire(&shared.writers);
         shared.stats.records.inc();

@@ -107,6 +107,8 @@ pub(crate) struct Shared {
     head: AtomicU64,
     durable: AtomicU64,
     tail: AtomicU64,
+    /// [`Log::free_bytes`].
+    free: AtomicU64,
     dead: AtomicBool,
     stats: LogStats,
     recent: stats::Recent,
@@ -135,6 +137,7 @@ impl Log {
             config.tail <= config.head && config.head.0 - config.tail.0 <= ring.bytes(),
             "the log fits its ring"
         );
+        let state = State::new(&config, ring);
         let shared = Arc::new(Shared {
             device,
             clock,
@@ -142,7 +145,8 @@ impl Log {
             uuid: config.uuid,
             epoch: config.epoch,
             ring,
-            state: Mutex::new(Rank::LogState, State::new(&config, ring)),
+            free: AtomicU64::new(state.free_bytes()),
+            state: Mutex::new(Rank::LogState, state),
             writers: Condvar::new(),
             pressure: Mutex::new(Rank::Leaf, None),
             head: AtomicU64::new(config.head.0),

@@ -30,6 +30,7 @@ use kedge_base::{BLOCK_SIZE, Error, Result};
 use kedge_format::logwrite::{FRAME_SIZE, HEADER_SIZE};
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Release;
 use std::time::Duration;
 
 /// What a record is charged beyond its own bytes.
@@ -93,6 +94,12 @@ impl Drop for Reservation {
     }
 }
 
+/// What ordinary reservations leave alone.
+pub(crate) fn emergency(ring: u64) -> u64 {
+    // A ring is at least 1 MiB; the bound of a half only matters to tiny rings of tests.
+    (ring / 8).max(EMERGENCY_MIN).min(ring / 2)
+}
+
 struct Waiter {
     charge: u64,
     parker: Arc<Parker>,
@@ -111,11 +118,9 @@ pub(crate) struct ReserveQueue {
 
 impl ReserveQueue {
     pub fn new(ring: u64, staged_max: u64) -> ReserveQueue {
-        // A ring is at least 1 MiB; the bound of a half only matters to tiny rings of tests.
-        let emergency = (ring / 8).max(EMERGENCY_MIN).min(ring / 2);
         ReserveQueue {
             ring,
-            emergency,
+            emergency: emergency(ring),
             staged_max,
             reserved: 0,
             promised: 0,
@@ -210,6 +215,11 @@ impl State {
         }
     }
 
+    pub fn free_bytes(&self) -> u64 {
+        let taken = self.used() + self.reserve.reserved + self.reserve.promised;
+        self.reserve.limit(ReserveClass::Normal).saturating_sub(taken)
+    }
+
     /// Beyond the ring's end, or the tail's, lies log that is still needed: better to stop than to overwrite it.
     pub fn assert_within_ring(&self) {
         let taken = self.used() + self.reserve.reserved;
@@ -228,6 +238,13 @@ impl State {
     }
 }
 
+impl Shared {
+    /// Keeps the copy that [`Log::free_bytes`] reads.
+    pub fn note_free(&self, state: &State) {
+        self.free.store(state.free_bytes(), Release);
+    }
+}
+
 impl Log {
     /// Sets aside log bytes for one record of `bytes` bytes (or less). For `n` records of `bytes` in all, ask for
     /// `bytes + (n - 1) * RECORD_OVERHEAD`. Waits for space, so the caller holds no lock that making space could need.
@@ -239,6 +256,7 @@ impl Log {
         let mut state = self.shared.state.lock();
         state.check_alive()?;
         let Some(lacks) = state.reserve_now(charge, class) else {
+            self.shared.note_free(&state);
             drop(state);
             return Ok(Reservation { shared: self.shared.clone(), left: charge });
         };
@@ -271,6 +289,7 @@ impl Log {
         let mut state = self.shared.state.lock();
         state.check_alive()?;
         let lacks = state.reserve_now(charge, class);
+        self.shared.note_free(&state);
         drop(state);
         Ok(lacks.is_none().then(|| Reservation { shared: self.shared.clone(), left: charge }))
     }

@@ -59,6 +59,7 @@ impl Log {
         self.shared.tail.store(lsn.0, Release);
         state.grant(&mut wake);
         state.nudge(&mut wake);
+        self.shared.note_free(&state);
         drop(state);
         wake.fire(&self.shared.writers);
     }
@@ -76,6 +77,17 @@ impl Log {
         }
         drop(state);
         wake.fire(&self.shared.writers);
+    }
+
+    /// What an ordinary reservation could still take when the last one was made, the last record appended or the tail
+    /// moved: without a lock, for those who look after each operation.
+    pub fn free_bytes(&self) -> u64 {
+        self.shared.free.load(Acquire)
+    }
+
+    /// The same of an empty log.
+    pub fn free_bytes_max(&self) -> u64 {
+        self.shared.ring.bytes() - crate::reserve::emergency(self.shared.ring.bytes())
     }
 
     pub fn space(&self) -> LogSpace {

@@ -223,6 +223,7 @@ fn reservations_never_let_the_ring_overflow() {
     }
     let space = log.space();
     assert_eq!(space.reserved_bytes, held.len() as u64 * (10 + RECORD_OVERHEAD));
+    assert!(log.free_bytes() < 10 + RECORD_OVERHEAD, "what is reserved is not free");
     assert!(space.reserved_bytes + (10 + RECORD_OVERHEAD) > ring - ring / 8);
     assert!(
         log.try_reserve(10, ReserveClass::Reclaim).unwrap().is_some(),
@@ -239,6 +240,11 @@ fn reservations_never_let_the_ring_overflow() {
     assert!(space.used_bytes <= ring);
     log.advance_tail(log.durable_lsn());
     assert_eq!((log.space().used_bytes, log.space().free_percent), (0, 100));
+    assert_eq!(log.free_bytes(), log.free_bytes_max());
+    log.promise(1000);
+    drop(log.reserve(10, ReserveClass::Normal).unwrap());
+    assert!(log.free_bytes() <= log.free_bytes_max() - 1000, "nor is what is promised");
+    log.promise(-1000);
 }
 
 #[test]

@@ -86,7 +86,7 @@ const WRITE_BLOCKS_MAX: usize = 256;
 const BATCH_WRITES: usize = 8;
 /// Longest rest between two batches of a checkpoint that has time.
 const REST_MAX: Duration = Duration::from_millis(10);
-/// Operations are slowed down when less than this part of the log is free, more and more until it is full.
+/// Operations are slowed down when less than this part of the log is free to them, more and more until none is.
 const WALL: u64 = 8;
 /// What the last operation before the log is full waits.
 const THROTTLE_MAX: Duration = Duration::from_millis(4);
@@ -298,46 +298,41 @@ impl Store {
         }
     }
 
-    /// Bytes of the log between tail and head, and all of them.
-    fn log_use(&self) -> (u64, u64) {
-        (self.log.head_lsn().0.saturating_sub(self.log.tail_lsn().0), self.geometry.log_bytes())
-    }
-
     fn async_percent(&self) -> u64 {
         self.checkpoint.async_percent.load(Ordering::Relaxed) as u64
     }
 
-    /// Less is free than the threshold, or than comes in while two checkpoints like the last one run.
+    /// Less is free than the threshold, or than comes in while two checkpoints like the last one run. What is reserved or
+    /// promised is not free: an operation waits for it as for what is written.
     fn log_below_threshold(&self) -> bool {
         let percent = self.async_percent();
-        let (used, ring) = self.log_use();
-        if percent == 0 || used < ring / 8 {
-            return false;
+        let (free, max) = (self.log.free_bytes(), self.log.free_bytes_max());
+        let used = self.log.head_lsn().0.saturating_sub(self.log.tail_lsn().0);
+        if percent == 0 || used < max / 8 {
+            return false; // a checkpoint now would give little back
         }
-        if used > ring - ring * percent / 100 {
+        if free < max * percent / 100 {
             return true;
         }
         let elapsed = (self.clock.monotonic().as_nanos() as u64)
             .saturating_sub(self.checkpoint.cut_at.load(Ordering::Relaxed));
         let took = self.checkpoint.took.load(Ordering::Relaxed);
         let incoming = used as u128 * took as u128 * 2 / elapsed.max(1) as u128;
-        elapsed > 0 && incoming > (ring - used) as u128
+        elapsed > 0 && incoming > free as u128
     }
 
     /// A checkpoint in the background may go slowly and leave the device to those who wait for it: nobody waits for log
     /// space, and more than three quarters of what was free when it started still is. Looked at after each batch, so a
     /// foreground that fills the log meanwhile makes it go on at full speed.
     fn has_time(&self) -> bool {
-        // What is reserved or promised counts: it is space that nobody else can have.
-        let free = self.log.space().free_percent as u64;
-        !self.log.has_waiters() && free * 4 > 3 * self.async_percent()
+        let (free, max) = (self.log.free_bytes(), self.log.free_bytes_max());
+        !self.log.has_waiters() && free * 400 > max * 3 * self.async_percent()
     }
 
     /// Slows an operation down while the log is nearly full, so that the last of its space goes slowly enough for the
     /// checkpoint under way to give some back. Only where one is: without `async_checkpoint` operations checkpoint.
     pub(crate) fn throttle(&self) {
-        let (used, ring) = self.log_use();
-        let (free, wall) = (ring.saturating_sub(used), ring / WALL);
+        let (free, wall) = (self.log.free_bytes(), self.log.free_bytes_max() / WALL);
         if free >= wall || self.async_percent() == 0 {
             return;
         }

@@ -45,6 +45,14 @@ struct Size {
     files: u64,
 }
 
+impl Size {
+    /// A short run has an eighth of the files, and a log in proportion.
+    fn of(self, run: &Run<'_>) -> Size {
+        let quick = Size { log_mib: (self.log_mib / 8).max(1), files: (self.files / 8).max(20) };
+        if run.settings.quick { quick } else { self }
+    }
+}
+
 macro_rules! mode {
     ($mount_log:literal MiB $mount:literal, $log:literal MiB $process:literal, $bar:literal, $files:literal => $files_new:literal,
      $count:literal => $count_new:literal) => {
@@ -62,13 +70,13 @@ macro_rules! mode {
 }
 
 const PLAN: [Mode; 7] = [
-    mode!(1 MiB 800, 4 MiB 2600, -1.0, 96898.0 => 97727.0, 177.0 => 177.0),
-    mode!(4 MiB 520, 4 MiB 600, 5.8, 46780.0 => 49510.0, 1210422.0 => 1053905.0),
-    mode!(1 MiB 800, 4 MiB 2600, -1.0, 71072.0 => 72464.0, 190.0 => 189.0),
-    mode!(4 MiB 1400, 4 MiB 1400, 14.4, 61977.0 => 70962.0, 282973.0 => 88148.0),
-    mode!(1 MiB 800, 4 MiB 2600, -1.0, 69796.0 => 70708.0, 190.0 => 189.0),
-    mode!(4 MiB 1400, 4 MiB 1400, 8.5, 61523.0 => 66785.0, 411394.0 => 280367.0),
-    mode!(1 MiB 800, 4 MiB 2600, -1.0, 70129.0 => 69194.0, 189.0 => 190.0),
+    mode!(1 MiB 800, 8 MiB 5200, -1.0, 96898.0 => 97727.0, 177.0 => 177.0),
+    mode!(16 MiB 520, 16 MiB 600, 5.8, 46780.0 => 49510.0, 1210422.0 => 1053905.0),
+    mode!(1 MiB 800, 8 MiB 5200, -1.0, 71072.0 => 72464.0, 190.0 => 189.0),
+    mode!(16 MiB 2000, 16 MiB 2400, 14.4, 61977.0 => 70962.0, 282973.0 => 88148.0),
+    mode!(1 MiB 800, 8 MiB 5200, -1.0, 69796.0 => 70708.0, 190.0 => 189.0),
+    mode!(16 MiB 2000, 16 MiB 2400, 8.5, 61523.0 => 66785.0, 411394.0 => 280367.0),
+    mode!(1 MiB 800, 8 MiB 5200, -1.0, 70129.0 => 69194.0, 189.0 => 190.0),
 ];
 
 /// Those in which every file has an fsync that makes something durable.
@@ -130,7 +138,7 @@ fn all_modes(run: &mut Run<'_>, part: Part) -> Result<()> {
     let mut outcomes = Vec::new();
     for (mode, plan) in PLAN.iter().enumerate() {
         let size = if part == Part::Mount { plan.mount } else { plan.process };
-        let each = run.pick((size.files / 8).max(20), size.files);
+        let each = size.of(run).files;
         let title = format!("S{mode}: {}", MODES[mode]);
         let amount = Amount::Warmed { pilot: (each / 4).max(10), amount: each };
         let ready = Ok(());
@@ -166,7 +174,7 @@ fn on_the_mount(run: &Run<'_>, mode: usize, option: &'static str, each: u64) -> 
     let shell = &run.place.shell;
     let lines = [
         mounts::make_file("kedge", run.settings.size, false),
-        format!("kedge mkfs --log-size {}M kedge.img", PLAN[mode].mount.log_mib),
+        format!("kedge mkfs --log-size {}M kedge.img", PLAN[mode].mount.of(run).log_mib),
         "mkdir kedge".into(),
         format!("kedge mount -o {option} kedge.img kedge"),
     ];
@@ -185,7 +193,7 @@ fn on_the_mount(run: &Run<'_>, mode: usize, option: &'static str, each: u64) -> 
 fn in_process(run: &Run<'_>, mode: usize, option: &'static str, each: u64) -> Result<Round> {
     let image = run.place.shell.dir.join(LIBRARY_IMAGE);
     let device = FileDevice::create(&image, run.settings.size, OpenOptions::default())?;
-    let log_mib = PLAN[mode].process.log_mib;
+    let log_mib = PLAN[mode].process.of(run).log_mib;
     let format = FormatOptions { log_size: Some(log_mib << 20), ..FormatOptions::default() };
     let mut options = MountOptions::default();
     option.parse::<Switches>()?.apply(&mut options);
