@@ -111,7 +111,7 @@ fn every_case_holds_through_the_kernel() {
     for case in &lacking {
         println!("not run: {}: there is no reflink", case.name());
     }
-    assert_eq!((lacking.len(), runnable.len()), (3, 46), "cases that ask for reflinks, and the others");
+    assert_eq!((lacking.len(), runnable.len()), (3, 51), "cases that ask for reflinks, and the others");
     run_all(runnable, OPTIONS);
 }
 
@@ -128,13 +128,14 @@ fn run_all(cases: Vec<Case>, options: &'static str) {
 
 /// Without the kernel's write-back cache, stores through a mapping are still in the kernel's pages until somebody syncs them.
 #[test]
-fn mapped_stores_hold_without_the_write_back_cache_too() {
+fn bytes_alone_hold_without_the_write_back_cache_too() {
     if no_fuse() {
         return;
     }
     let cases = Case::parse_all(FSYNC).expect("one case a line");
-    let cases: Vec<Case> = cases.into_iter().filter(|case| case.test == "mapped").collect();
-    assert_eq!(cases.len(), 5);
+    let cases: Vec<Case> =
+        cases.into_iter().filter(|case| ["mapped", "overwrite"].contains(&&*case.test)).collect();
+    assert_eq!(cases.len(), 10);
     run_all(cases, "commit=300,nowriteback_cache");
 }
 
