@@ -149,12 +149,21 @@ impl ExtentSet {
         self.now.insert(at, ExtentItem { start: extent.start, blocks: extent.blocks as u32, unwritten });
     }
 
-    /// Marks `[from, to)`, which is mapped, as written.
+    /// Marks what is mapped of `[from, to)` as written.
     pub fn set_written(&mut self, from: u64, to: u64) {
+        self.mark(from, to, false);
+    }
+
+    /// Marks what is mapped of `[from, to)` as unwritten: it reads as zero.
+    pub fn set_unwritten(&mut self, from: u64, to: u64) {
+        self.mark(from, to, true);
+    }
+
+    fn mark(&mut self, from: u64, to: u64, unwritten: bool) {
         self.split(from);
         self.split(to);
         for (_, item) in self.now.range_mut(from..to) {
-            item.unwritten = false;
+            item.unwritten = unwritten;
         }
     }
 

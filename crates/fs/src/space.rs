@@ -7,6 +7,10 @@
 //! are voided in the same record, so replay does not bring them back. Cut blocks (punch, growth behind a cut end) get
 //! `Zero` edits: their zeros are as durable as the record.
 //!
+//! Zero range allocates the holes first, in records of their own that nobody sees: without the space, no byte changes. Then it
+//! turns blocks that hold data into unwritten ones where they lie. A write that comes next goes to the same place and may be there
+//! before the record is: a crash then shows it beside older bytes, as after any overwrite.
+//!
 //! Collapse and insert range move blocks that hold data to other offsets. An overwrite at the new offset goes in place; were
 //! it on the device before the record is durable, a crash would show it at the old offset, where no byte of it was ever
 //! written. So the two force the log before anything can be written to what they moved. To remember per inode which
@@ -33,6 +37,8 @@ const BLOCK: u64 = BLOCK_SIZE as u64;
 const STEP_ITEMS: usize = 512;
 /// Log bytes of such a record: an item's edit and a block's edit each, the patch, voids and zeros.
 const STEP_BYTES: u64 = STEP_ITEMS as u64 * 96 + PATCH_BYTES + 4 * PROMISE_PER_PIECE as u64 + 512;
+/// File blocks that one record allocates, or one look at the map covers.
+const STEP_BLOCKS: u64 = 1 << 15;
 /// How often an operation makes room for itself beside a writer that keeps dirtying the file.
 const SETTLE_TRIES: u32 = 1000;
 /// Extents that collapse and insert range move in one record.
@@ -172,16 +178,31 @@ impl Fs {
         &self,
         handle: &mut Handle<'_>,
         inode: &Inode,
-        mut record: RecordBuilder,
+        record: RecordBuilder,
         mut set: ExtentSet,
         range: (u64, u64),
         void: (u64, u64),
         size: Option<u64>,
     ) -> Result<()> {
-        let ino = inode.ino;
         let freed = set.remove(range.0, range.1);
+        self.change(handle, inode, record, set, &freed, void, size)
+    }
+
+    /// The record of [`Fs::remove`] and [`Fs::unwrite`]: names the changed extents and what became free of them.
+    #[allow(clippy::too_many_arguments)]
+    fn change(
+        &self,
+        handle: &mut Handle<'_>,
+        inode: &Inode,
+        mut record: RecordBuilder,
+        set: ExtentSet,
+        freed: &[kedge_base::Extent],
+        void: (u64, u64),
+        size: Option<u64>,
+    ) -> Result<()> {
+        let ino = inode.ino;
         set.emit(&mut record, ino);
-        for extent in &freed {
+        for extent in freed {
             record.free(*extent);
         }
         let blocks: u64 = freed.iter().map(|e| e.blocks).sum();
@@ -248,10 +269,9 @@ impl Fs {
                 self.punch(&inode, offset, end.max(offset))
             }
             FallocateMode::ZeroRange { keep_size } => {
-                // The space first: a range that cannot be kept allocated is left alone.
-                let held = inode.meta.lock().core.size;
-                self.punch(&inode, offset, end.min(held.next_multiple_of(BLOCK)).max(offset))?;
-                self.preallocate(&inode, offset, end, keep_size)
+                // The space first: where it is missing, no byte changes.
+                self.fill_holes(&inode, offset, end)?;
+                self.unwrite(&inode, offset, end, keep_size)
             }
             FallocateMode::CollapseRange => self.shift_range(&inode, offset, len, true),
             FallocateMode::InsertRange => self.shift_range(&inode, offset, len, false),
@@ -289,13 +309,86 @@ impl Fs {
         }
     }
 
+    /// Turns whole blocks of an allocated range into unwritten ones and zeroes the rest, a bounded number of extents a
+    /// record; the last one names the size. Blocks stay where they are: what reads as zero now was the file's all along.
+    fn unwrite(&self, inode: &Arc<Inode>, offset: u64, end: u64, keep_size: bool) -> Result<()> {
+        let (mut from, to) = (offset.div_ceil(BLOCK), end / BLOCK);
+        let mut cut_head = true;
+        loop {
+            let (mut handle, _io, _wb) = self.begin_settled(inode, Class::Reclaim, |_| end)?;
+            let mut record = RecordBuilder::new(RecordOp::Fallocate);
+            let mut set = ExtentSet::default();
+            let mut upto = to.max(from);
+            if from < to && set.load(self, inode.ino, from, to, STEP_ITEMS)? >= STEP_ITEMS {
+                upto = set.end().unwrap_or(to).clamp(from + 1, to);
+            }
+            let size = inode.meta.lock().core.size;
+            // Behind the last block there is nothing but holes and unwritten blocks.
+            let behind = size.next_multiple_of(BLOCK);
+            if std::mem::take(&mut cut_head) {
+                self.zero_range_of_block(inode, &mut record, offset, (from * BLOCK).min(end).min(behind))?;
+            }
+            let finished = upto >= to;
+            if finished && from <= to {
+                self.zero_range_of_block(inode, &mut record, to * BLOCK, end.min(behind))?;
+            }
+            let new_size = (finished && !keep_size && end > size).then_some(end);
+            if new_size.is_some() {
+                // What of the last block lies in the range is seen to already.
+                self.zero_range_of_block(inode, &mut record, size, behind.min(offset))?;
+            }
+            let delta = inode.pages.lock().remove_range(from, upto);
+            self.account(delta);
+            set.set_unwritten(from, upto);
+            self.change(&mut handle, inode, record, set, &[], (from * BLOCK, upto * BLOCK), new_size)?;
+            from = upto;
+            if finished {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Allocates the holes of a range, if there are any. Dirty pages hold promises for blocks of their own: where nothing else
+    /// is left, they are written in place, and have those blocks then.
+    fn fill_holes(&self, inode: &Arc<Inode>, offset: u64, end: u64) -> Result<()> {
+        let (first, last) = (offset / BLOCK, end.div_ceil(BLOCK));
+        if self.is_allocated(inode, first, last)? {
+            return Ok(());
+        }
+        match self.preallocate(inode, offset, end, true) {
+            Err(Error::Engine(kedge_base::Error::NoSpace)) => {
+                self.writeback(std::slice::from_ref(inode), Which::All, Class::Normal)?;
+                if self.is_allocated(inode, first, last)? {
+                    return Ok(());
+                }
+                self.preallocate(inode, offset, end, true)
+            }
+            other => other,
+        }
+    }
+
+    /// Whether no file block of `[at, last)` is a hole.
+    fn is_allocated(&self, inode: &Inode, mut at: u64, last: u64) -> Result<bool> {
+        let _io = inode.io.read();
+        let _wb = inode.wb.lock();
+        // The first hole ends it, so this is bounded by what the file has.
+        while at < last {
+            let blocks = (last - at).min(STEP_BLOCKS);
+            if self.map(inode.ino, at, blocks)?.iter().any(|m| m.place == Place::Hole) {
+                return Ok(false);
+            }
+            at += blocks;
+        }
+        Ok(true)
+    }
+
     /// Allocates what is a hole in `[offset, end)`, a bounded number of extents a record.
     fn preallocate(&self, inode: &Arc<Inode>, offset: u64, end: u64, keep_size: bool) -> Result<()> {
         let (first, last) = (offset / BLOCK, end.div_ceil(BLOCK));
         let mut at = first;
         loop {
             // Refused before anything is taken, unless blocks of the range are allocated already.
-            let want = (last - at).min(1 << 15);
+            let want = (last - at).min(STEP_BLOCKS);
             let mut promise = self.store.reserve_data(want).ok();
             let (mut handle, _io, _wb) = self
                 .begin_settled(inode, Class::Normal, |size| if keep_size || end <= size { 0 } else { end })?;

@@ -37,7 +37,7 @@ kinds! {
     SuperblockMissing = "superblock-missing",
     /// The two slots disagree on geometry, identity or features.
     SuperblockSlotsDiffer = "superblock-slots-differ",
-    /// The superblock says the image was unmounted, but its tail lies before its checkpoint.
+    /// The superblock says the image was unmounted, but its tail lies before its checkpoint, or its log goes on behind it.
     SuperblockCleanWithLog = "superblock-clean-with-log",
     /// The superblock's number of inodes is not that of the tree.
     SuperblockInodes = "superblock-inodes",

@@ -10,12 +10,14 @@
 //! | newest slot | replay offered | replay | judged |
 //! |---|---|---|---|
 //! | none valid | any | not tried | nothing; the findings say why |
-//! | clean, both slots valid | any | not needed | the device |
-//! | else | no | not asked for | the newest checkpoint on the device |
+//! | any | no | not asked for | the newest checkpoint on the device |
+//! | clean, both slots valid, nothing in its log | yes | not needed | the device |
 //! | else | yes | succeeds | the overlay |
 //! | else | yes | fails | the newest checkpoint on the device, and the failure is a finding |
 //!
-//! A clean slot beside a bad one gets its replay too: the bad one may have been newer, and only the log can tell.
+//! A clean slot beside a bad one gets its replay too: the bad one may have been newer, and only the log can tell. The log can
+//! also tell of a newer slot where both are valid, because the newer one never reached its place; so a clean mark alone is
+//! not believed, and the log is looked at as far as a mount would.
 //!
 //! # Any bytes
 //! Images may hold anything. Every read is bounded, nothing recurses, each node is followed once, memory grows with the
@@ -44,12 +46,16 @@ pub use report::{Counters, Finding, ReplayState, ReplaySummary, Report, Superblo
 
 use kedge_base::Result;
 use kedge_device::Device;
+use kedge_format::superblock::Superblock;
 use read::Reader;
 use report::{At, Findings};
 use std::sync::Arc;
 
 /// Recovers an image by replaying its log, as a mount would.
 pub trait Replay: Send + Sync {
+    /// How many log writes a replay from this slot would find. An error: it would fail over them.
+    fn log_writes(&self, device: &dyn Device, sb: &Superblock) -> Result<u64>;
+
     /// Recovers the image on `overlay` and leaves a checkpoint there.
     fn replay(&self, overlay: Arc<dyn Device>) -> Result<ReplaySummary>;
 }
@@ -101,8 +107,8 @@ fn check_over(
     let Some(sb) = slots::read_slots(&mut reader, &mut findings) else {
         return findings.into_report(device.name());
     };
-    let settled = sb.checkpoint.clean && findings.is_empty();
-    let replay = options.replay.as_ref().filter(|_| !settled);
+    let replay =
+        options.replay.as_ref().filter(|replay| !is_settled(&***replay, &*device, &sb, &mut findings));
     let Some(replay) = replay else {
         return image::check_from(&sb, &mut reader, findings, &mut progress);
     };
@@ -123,6 +129,24 @@ fn check_over(
     report.device = device.name().to_owned();
     report.replay = state;
     report
+}
+
+/// Whether the newest slot says that the image was unmounted, and nothing on the device says otherwise.
+fn is_settled(replay: &dyn Replay, device: &dyn Device, sb: &Superblock, findings: &mut Findings) -> bool {
+    if !sb.checkpoint.clean || !findings.is_empty() {
+        return false;
+    }
+    match replay.log_writes(device, sb) {
+        Ok(0) => true,
+        Ok(writes) => {
+            findings.add(FindingKind::SuperblockCleanWithLog, At::block(sb.block()), || {
+                format!("unmounted, yet {writes} log writes follow the checkpoint")
+            });
+            false
+        }
+        // Replay meets the same, and tells of it.
+        Err(_) => false,
+    }
 }
 
 /// Judges what replay left; `findings` are those of the slots before it.

@@ -88,6 +88,10 @@ fn fake(outcome: fn(&dyn Device) -> Result<ReplaySummary>) -> (Arc<FakeReplay>, 
 }
 
 impl Replay for FakeReplay {
+    fn log_writes(&self, _: &dyn Device, _: &kedge_format::superblock::Superblock) -> Result<u64> {
+        Ok(0)
+    }
+
     fn replay(&self, overlay: Arc<dyn Device>) -> Result<ReplaySummary> {
         self.calls.fetch_add(1, Ordering::Relaxed);
         (self.outcome)(&*overlay)

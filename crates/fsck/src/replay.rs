@@ -3,6 +3,7 @@
 use crate::{Replay, ReplaySummary};
 use kedge_base::{Result, SystemClock};
 use kedge_device::Device;
+use kedge_format::superblock::Superblock;
 use kedge_store::{OpenOptions, Store};
 use std::sync::Arc;
 
@@ -11,6 +12,10 @@ use std::sync::Arc;
 pub struct StoreReplay;
 
 impl Replay for StoreReplay {
+    fn log_writes(&self, device: &dyn Device, sb: &Superblock) -> Result<u64> {
+        kedge_store::count_log_writes(device, sb)
+    }
+
     fn replay(&self, overlay: Arc<dyn Device>) -> Result<ReplaySummary> {
         let store = Store::open(overlay, Arc::new(SystemClock::default()), &OpenOptions::default())?;
         let s = store.replay_summary();

@@ -130,12 +130,8 @@ pub fn image(input: &[u8]) {
 
 /// fsck's own reading, with and without replay. What it calls clean the engine must be able to read, and what it has
 /// repaired must be clean.
-///
-/// The log of an unmounted image is left alone: fsck does not read it, and a mount, which does, refuses a forged write there.
 pub fn fsck(input: &[u8]) {
-    let unmounted = input.first().is_some_and(|flags| flags & damage::flag::UNMOUNTED != 0);
-    let kinds: Vec<Kind> = Kind::ALL.into_iter().filter(|kind| !unmounted || *kind != Kind::Log).collect();
-    let medium = damaged(input, &kinds);
+    let medium = damaged(input, &Kind::ALL);
     let _ = kedge_fsck::check(Arc::new(medium.fork()), &CheckOptions::default());
     let options = CheckOptions { replay: Some(Arc::new(StoreReplay)), ..CheckOptions::default() };
     let report = kedge_fsck::check(Arc::new(medium.fork()), &options);

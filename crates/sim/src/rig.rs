@@ -113,6 +113,10 @@ pub fn format(size: u64, log: u64) -> Result<MemDevice, String> {
 struct ByMounting;
 
 impl kedge_fsck::Replay for ByMounting {
+    fn log_writes(&self, device: &dyn Device, sb: &Superblock) -> kedge_base::Result<u64> {
+        kedge_fsck::Replay::log_writes(&kedge_fsck::StoreReplay, device, sb)
+    }
+
     fn replay(&self, overlay: Arc<dyn Device>) -> kedge_base::Result<kedge_fsck::ReplaySummary> {
         let engine = |e: kedgefs::Error| match e {
             kedgefs::Error::Engine(e) => e,

@@ -9,7 +9,7 @@ use kedge_device::sim::SimDevice;
 use kedge_sim::backend::{Backend, InProcess};
 use kedge_sim::ops::{Fill, OWNER, errno};
 use kedge_sim::rig::{self, Setup, within};
-use kedgefs::{FileSystem, Ino};
+use kedgefs::{FallocateMode, FileSystem, Ino};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::collections::BTreeMap;
@@ -17,6 +17,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+const BLOCK: usize = 4096;
 const THREADS: u32 = 4;
 const ROUNDS: u64 = 6;
 
@@ -306,4 +307,81 @@ fn an_image_rewritten_within_one_log_recovers() {
         rig::fsck(full.device.view())
     });
     result.unwrap_or_else(|e| panic!("{e}"));
+}
+
+/// Zero range on an image without a free block: over holes it fails and no byte changes; over blocks that are the file's
+/// already, on the device or promised to dirty pages, it needs no other ones.
+fn zero_range_when_full(keep_size: bool) -> Result<(), String> {
+    const PIECE: usize = 1 << 20;
+    let said = |what: &'static str| move |e: kedgefs::Error| format!("{what}: {e}");
+    let mut full = Full::new(Setup { image: 40 << 20, log: 2 << 20, ..Setup::cramped() }, 1)?;
+    let fs = full.fs.clone();
+    let ino = fs.create(Ino::ROOT, b"sparse", 0o644, OWNER).map_err(said("create"))?.ino;
+    let mut bytes = vec![0; 9 * PIECE + 1000];
+    for (n, at) in [0, 8 * PIECE + 1000].into_iter().enumerate() {
+        bytes[at..at + PIECE].copy_from_slice(&Fill::Seed(n as u32).bytes(0, PIECE));
+        fs.write(ino, at as u64, &bytes[at..at + PIECE]).map_err(said("write"))?;
+    }
+    fs.sync().map_err(said("sync"))?;
+    let backend = InProcess(fs.clone());
+    fs.mkdir(Ino::ROOT, b"fill", 0o755, OWNER).map_err(said("mkdir"))?;
+    let dirty = fs.create(Ino::ROOT, b"dirty", 0o644, OWNER).map_err(said("create"))?.ino;
+    let (files, _) = fill(&backend, "fill", SmallRng::seed_from_u64(1))?;
+    // What one file gives back goes to pages whose bytes are dirty.
+    let large =
+        files.iter().find(|(_, (written, _))| *written > 200_000).expect("a large file was written").0;
+    backend.unlink(large).map_err(|e| e.to_string())?;
+    fs.sync().map_err(said("sync after an unlink"))?;
+    let mut promised = 0;
+    while fs.write(dirty, promised, &[7; BLOCK]).is_ok() {
+        promised += BLOCK as u64;
+    }
+    let whole = bytes.len() as u64 - 50;
+    let mode = FallocateMode::ZeroRange { keep_size };
+    let read = |fs: &FileSystem| InProcess(fs.clone()).read("sparse").map_err(|e| e.to_string());
+    for (offset, len) in [(50, whole), (0, 2 * PIECE as u64), (PIECE as u64, 20 * PIECE as u64)] {
+        match fs.fallocate(ino, mode, offset, len) {
+            Err(e) if e.errno() == errno::ENOSPC => {}
+            other => return Err(format!("zero range of {len} at {offset} in a full image: {other:?}")),
+        }
+        if read(&fs)? != bytes {
+            return Err(format!("zero range of {len} at {offset} failed and changed bytes"));
+        }
+    }
+    fs.fallocate(dirty, mode, 0, promised).map_err(said("zero range of dirty pages"))?;
+    let found = backend.read("dirty").map_err(|e| e.to_string())?;
+    if promised < 100_000 || found != vec![0; promised as usize] {
+        return Err(format!("{promised} dirty bytes that were zeroed are not zero"));
+    }
+    full.crash()?;
+    let fs = full.fs.clone();
+    if read(&fs)? != bytes {
+        return Err("after a crash, bytes of a range that was not zeroed are not there".to_owned());
+    }
+    let ino = fs.lookup(Ino::ROOT, b"sparse").map_err(said("lookup"))?.ino;
+    let blocks = fs.getattr(ino).map_err(said("getattr"))?.blocks;
+    let free = fs.statfs().blocks_free;
+    fs.fallocate(ino, mode, 100, PIECE as u64 - 200).map_err(said("zero range of what is allocated"))?;
+    bytes[100..PIECE - 100].fill(0);
+    fs.fsync(ino, false).map_err(said("fsync"))?;
+    if read(&fs)? != bytes {
+        return Err("a range that was zeroed is not zero, or bytes beside it are".to_owned());
+    }
+    if fs.getattr(ino).map_err(said("getattr"))?.blocks != blocks || fs.statfs().blocks_free > free {
+        return Err("zero range gave blocks away".to_owned());
+    }
+    full.crash()?;
+    if read(&full.fs)? != bytes {
+        return Err("after a crash, a range that was zeroed is not as it was".to_owned());
+    }
+    full.fs.close().map_err(said("close"))?;
+    rig::fsck(full.device.view())
+}
+
+#[test]
+fn zero_range_without_space_changes_nothing() {
+    for keep_size in [false, true] {
+        let result = within(Duration::from_secs(300), "zero range", move || zero_range_when_full(keep_size));
+        result.unwrap_or_else(|e| panic!("keep_size {keep_size}: {e}"));
+    }
 }

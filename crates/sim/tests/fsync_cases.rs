@@ -8,7 +8,7 @@ use std::time::Duration;
 #[test]
 fn every_case_holds_whatever_of_the_unflushed_writes_is_lost() {
     let cases = Case::parse_all(FSYNC).expect("one case a line");
-    assert!(cases.len() >= 44, "{} cases", cases.len());
+    assert!(cases.len() >= 54, "{} cases", cases.len());
     let choices = [Choice::None, Choice::All].into_iter();
     let choices: Vec<Choice> =
         choices.chain((0..4).map(Choice::Subset)).chain((0..6).map(Choice::Torn)).collect();

@@ -12,7 +12,7 @@ use kedge_device::sim::{Choice, SimDevice};
 use kedge_sim::crash::{History, check_state};
 use kedge_sim::generate::{Generator, Profile};
 use kedge_sim::model::{Effect, Model};
-use kedge_sim::ops::{Executor, Falloc, Op, Outcome, errno};
+use kedge_sim::ops::{Executor, Op, Outcome, errno};
 use kedge_sim::rig::{self, Setup, within};
 use kedge_sim::view::compare_with_handles;
 use std::sync::Arc;
@@ -26,8 +26,6 @@ struct Tally {
     reservations: u64,
     refused: u64,
     done_without: u64,
-    /// Failed with one of their steps done.
-    stepwise: u64,
 }
 
 /// What random operations are there, by the model alone.
@@ -51,20 +49,14 @@ fn workload(seed: u64) -> Vec<Op> {
     ops
 }
 
-/// Operations that take several steps, each of them whole: a range is zeroed first, then allocated.
-fn is_stepwise(op: &Op) -> bool {
-    matches!(op, Op::Fallocate { how: Falloc::Zero | Falloc::ZeroKeep, .. })
-}
-
-/// Runs the workload and refuses reservation `at`. Answers how many there were, whether that failed an
-/// operation, and whether one with a step done.
-fn run(setup: &Setup, ops: &[Op], at: Option<u64>) -> Result<(u64, bool, bool), String> {
+/// Runs the workload and refuses reservation `at`. Answers how many there were, and whether that failed an operation.
+fn run(setup: &Setup, ops: &[Op], at: Option<u64>) -> Result<(u64, bool), String> {
     let device = Arc::new(SimDevice::new(rig::format(setup.image, setup.log)?));
     device.stop_recording();
     let fs = rig::open(&device, &Arc::new(ManualClock::default()), setup)?;
     let (mut exec, mut model) = (Executor::new(fs), Model::new());
     let mut history = History::new(model.clone(), setup.promise);
-    let (mut failed, mut stepwise) = (false, false);
+    let mut failed = false;
     refusal::start(at);
     for op in ops {
         let before = model.clone();
@@ -74,11 +66,6 @@ fn run(setup: &Setup, ops: &[Op], at: Option<u64>) -> Result<(u64, bool, bool), 
         let hit = at.is_some_and(|at| (asked..refusal::asked()).contains(&at));
         if hit && outcome == Outcome::Failed(errno::ENOSPC) {
             failed = true;
-            let zeroed = is_stepwise(op) && compare_with_handles(&exec, &before).is_err();
-            if zeroed {
-                stepwise = true;
-                break;
-            }
             model = before;
             history.push(op.clone(), outcome, Effect::default(), model.clone());
             compare_with_handles(&exec, &model).map_err(|e| format!("{op:?} is refused: {e}"))?;
@@ -93,29 +80,24 @@ fn run(setup: &Setup, ops: &[Op], at: Option<u64>) -> Result<(u64, bool, bool), 
     let asked = refusal::asked();
     refusal::start(None);
     let done = history.len();
-    if !stepwise {
-        compare_with_handles(&exec, &model).map_err(|e| format!("at the end: {e}"))?;
-    }
+    compare_with_handles(&exec, &model).map_err(|e| format!("at the end: {e}"))?;
     // Nothing that was not flushed survives; what was made durable must.
     let medium = device.crash_as(Choice::None);
     let _ = exec.fs.shutdown(false);
     rig::fsck(medium.fork())?;
-    if !stepwise {
-        let fs = rig::open(&Arc::new(SimDevice::new(medium)), &Arc::new(ManualClock::default()), setup)?;
-        check_state(&fs, &history, done, &history.persists_before(done)).map_err(|v| v.to_string())?;
-        let _ = fs.shutdown(false);
-    }
-    Ok((asked, failed, stepwise))
+    let fs = rig::open(&Arc::new(SimDevice::new(medium)), &Arc::new(ManualClock::default()), setup)?;
+    check_state(&fs, &history, done, &history.persists_before(done)).map_err(|v| v.to_string())?;
+    let _ = fs.shutdown(false);
+    Ok((asked, failed))
 }
 
 fn refuse_each(seed: u64) -> Result<Tally, String> {
     let (setup, ops) = (Setup { image: 32 << 20, log: 2 << 20, ..Setup::default() }, workload(seed));
-    let (count, ..) = run(&setup, &ops, None)?;
+    let (count, _) = run(&setup, &ops, None)?;
     let mut tally = Tally { reservations: count, ..Tally::default() };
     for at in 0..count {
-        let (_, failed, stepwise) =
+        let (_, failed) =
             run(&setup, &ops, Some(at)).map_err(|e| format!("reservation {at} of {count}: {e}"))?;
-        tally.stepwise += u64::from(stepwise);
         if failed {
             tally.refused += 1;
         } else {
@@ -135,7 +117,6 @@ fn each_refused_reservation_fails_its_operation_and_nothing_else() {
                 total.reservations += tally.reservations;
                 total.refused += tally.refused;
                 total.done_without += tally.done_without;
-                total.stepwise += tally.stepwise;
             }
             Err(e) => panic!("{what}: {e}"),
         }

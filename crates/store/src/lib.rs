@@ -33,7 +33,7 @@ pub use handle::{Handle, Need, PROMISE_PER_PIECE};
 pub use kedge_alloc::DataReservation;
 pub use kedge_btree::{LatchKind, TreeLock, histogram_text};
 pub use kedge_log::{ForceCause, RecordLsn};
-pub use recovery::{OpenOptions, ReplaySummary, read_superblock};
+pub use recovery::{OpenOptions, ReplaySummary, count_log_writes, read_superblock};
 pub use residents::ResidentRange;
 pub use stats::StoreStats;
 

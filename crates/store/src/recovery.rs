@@ -140,6 +140,36 @@ impl Store {
     }
 }
 
+/// The log that a slot speaks of.
+fn scan_log(
+    device: &dyn Device,
+    sb: &Superblock,
+    visit: &mut dyn FnMut(RecordLsn, &[u8]) -> Result<()>,
+) -> Result<ScanEnd> {
+    let (g, c) = (&sb.geometry, &sb.checkpoint);
+    let config = ScanConfig {
+        uuid: g.uuid,
+        epoch: c.epoch,
+        ring_start: g.log_start,
+        ring_blocks: g.log_blocks,
+        from: c.tail_lsn,
+        slot_tail: c.tail_lsn,
+    };
+    let end = scan(device, config, visit)?;
+    if end.head < c.checkpoint_lsn {
+        return Err(Error::corrupt_log(
+            end.head,
+            format!("the log ends below the checkpoint at LSN {}", c.checkpoint_lsn),
+        ));
+    }
+    Ok(end)
+}
+
+/// How many log writes an open would replay from this slot; fails where an open fails over the log.
+pub fn count_log_writes(device: &dyn Device, sb: &Superblock) -> Result<u64> {
+    Ok(scan_log(device, sb, &mut |_, _| Ok(()))?.writes)
+}
+
 /// Returns whether the mount must be read-only.
 fn check_features(sb: &Superblock, read_only: bool) -> Result<bool> {
     let g = &sb.geometry;
@@ -204,23 +234,7 @@ impl Recovery {
     }
 
     fn scan(&self, visit: &mut dyn FnMut(RecordLsn, &[u8]) -> Result<()>) -> Result<ScanEnd> {
-        let (g, c) = (&self.sb.geometry, &self.sb.checkpoint);
-        let config = ScanConfig {
-            uuid: g.uuid,
-            epoch: c.epoch,
-            ring_start: g.log_start,
-            ring_blocks: g.log_blocks,
-            from: c.tail_lsn,
-            slot_tail: c.tail_lsn,
-        };
-        let end = scan(&*self.device, config, visit)?;
-        if end.head < c.checkpoint_lsn {
-            return Err(Error::corrupt_log(
-                end.head,
-                format!("the log ends below the checkpoint at LSN {}", c.checkpoint_lsn),
-            ));
-        }
-        Ok(end)
+        scan_log(&*self.device, &self.sb, visit)
     }
 
     fn replay(&mut self) -> Result<ScanEnd> {

@@ -1,5 +1,6 @@
 //! The operations of a case as system calls.
 
+use crate::mapping::Mapping;
 use kedge_base::{BLOCK_SIZE, IoBuf};
 use kedge_sim::cases::numbered;
 use rustix::fs::{CWD, FallocateFlags, FileType, Mode, OFlags, RenameFlags, XattrFlags};
@@ -17,6 +18,8 @@ type Done = Result<(), String>;
 pub struct Hands {
     root: PathBuf,
     held: BTreeMap<String, File>,
+    /// Files that a case has stored into through a mapping, which stays.
+    mapped: BTreeMap<PathBuf, Mapping>,
 }
 
 /// An operation's arguments.
@@ -38,7 +41,7 @@ fn os<E: std::fmt::Display>(e: E) -> String {
 
 impl Hands {
     pub fn new(root: PathBuf) -> Hands {
-        Hands { root, held: BTreeMap::new() }
+        Hands { root, held: BTreeMap::new(), mapped: BTreeMap::new() }
     }
 
     pub fn path(&self, path: &str) -> PathBuf {
@@ -48,6 +51,7 @@ impl Hands {
     /// Closes everything: the mount is dead.
     pub fn let_go(&mut self) {
         self.held.clear();
+        self.mapped.clear();
     }
 
     pub fn operate(&mut self, op: &[Value]) -> Done {
@@ -59,6 +63,7 @@ impl Hands {
             | "rmtree" | "rename" | "rename_x" | "many_links" | "many_unlink" => self.names(name, &args),
             "chmod" | "setxattr" | "removexattr" => self.attributes(name, &args),
             "fsync" | "fdatasync" | "sync" | "syncfs" => self.persist(name, &args),
+            "mwrite" | "msync" => self.stores(name, &args),
             // Promises nothing. The caches are those of the whole machine: each crash empties ours.
             "sync_range" | "drop_caches" => Ok(()),
             "sleep" => {
@@ -157,6 +162,20 @@ impl Hands {
             }
             other => Err(format!("unknown operation {other}")),
         }
+    }
+
+    fn stores(&mut self, name: &str, args: &Args<'_>) -> Done {
+        let path = self.path(args.text(0)?);
+        if name == "msync" {
+            return self.mapped.get(&path).ok_or("not mapped")?.sync().map_err(os);
+        }
+        if !self.mapped.contains_key(&path) {
+            let file = OpenOptions::new().read(true).write(true).open(&path).map_err(os)?;
+            self.mapped.insert(path.clone(), Mapping::of(&file).map_err(os)?);
+        }
+        let mapping = self.mapped.get_mut(&path).ok_or("just mapped")?;
+        mapping.store(args.number(1)? as usize, &filled(args)?);
+        Ok(())
     }
 
     /// Through a descriptor that cannot write: it must work all the same.

@@ -5,7 +5,7 @@
 //!
 //! An operation is submitted when it enters, waits out its latency, then happens at one instant. A flush covers the
 //! writes that had completed when it was submitted, so neither those of its own batch nor those that complete while it
-//! waits. The operations of a batch happen in random order. Lock: one leaf, not held while waiting or completing.
+//! waits. The operations of a batch happen in random order, those that the plan delays last. Lock: one leaf, not held while waiting or completing.
 
 use super::fault::{Effect, FaultPlan, OpCounts, OpKind};
 use super::medium::{Choice, Medium, SECTOR, WHOLE, mix};
@@ -36,6 +36,8 @@ struct State {
     recording: Option<(MemDevice, Vec<Event>)>,
     plan: FaultPlan,
     counts: OpCounts,
+    /// Operations that wait out a delay of their own.
+    held_up: usize,
     /// After an unknown outcome nothing is answered any more.
     poisoned: bool,
     rng: SmallRng,
@@ -46,7 +48,9 @@ struct Admitted {
     /// Everything numbered below has completed.
     seq: u64,
     fault: Option<(Effect, i32)>,
-    delay: Duration,
+    latency: Duration,
+    /// Waited out alone, behind the rest of the batch.
+    late: Duration,
 }
 
 impl SimDevice {
@@ -59,6 +63,7 @@ impl SimDevice {
             seq: 1,
             plan: FaultPlan::default(),
             counts: OpCounts::default(),
+            held_up: 0,
             poisoned: false,
             rng: SmallRng::seed_from_u64(0),
         };
@@ -79,6 +84,11 @@ impl SimDevice {
 
     pub fn op_counts(&self) -> OpCounts {
         self.state.lock().counts
+    }
+
+    /// Operations that the plan delays and that wait now: submitted, and neither happened nor answered.
+    pub fn held_up(&self) -> usize {
+        self.state.lock().held_up
     }
 
     /// Notes in the recording that what `n` stands for has happened.
@@ -124,8 +134,9 @@ impl SimDevice {
     fn admit(&self, kind: OpKind) -> Admitted {
         let mut guard = self.state.lock();
         let state = &mut *guard;
+        let late = state.plan.late(kind, *state.counts.of(kind));
         let fault = state.plan.strike(&mut state.counts, kind);
-        Admitted { seq: state.seq, fault, delay: state.plan.delay(kind) }
+        Admitted { seq: state.seq, fault, latency: state.plan.latency_of(kind), late }
     }
 
     fn admit_op(&self, op: &Op) -> Admitted {
@@ -204,8 +215,17 @@ impl SimDevice {
     /// The synchronous door.
     fn alone(&self, kind: OpKind, happen: impl FnOnce(&Admitted) -> Result<()>) -> Result<()> {
         let admitted = self.admit(kind);
-        wait(admitted.delay);
+        wait(admitted.latency);
+        self.hold_up(&admitted);
         happen(&admitted)
+    }
+
+    fn hold_up(&self, admitted: &Admitted) {
+        if !admitted.late.is_zero() {
+            self.state.lock().held_up += 1;
+            wait(admitted.late);
+            self.state.lock().held_up -= 1;
+        }
     }
 }
 
@@ -284,9 +304,11 @@ impl Device for SimDevice {
     fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
         let mut admitted: Vec<(Admitted, Request)> =
             batch.into_iter().map(|request| (self.admit_op(&request.op), request)).collect();
-        wait(admitted.iter().map(|(a, _)| a.delay).max().unwrap_or_default());
+        wait(admitted.iter().map(|(a, _)| a.latency).max().unwrap_or_default());
         admitted.shuffle(&mut self.state.lock().rng);
+        admitted.sort_by_key(|(a, _)| a.late);
         for (admitted, Request { tag, offset, mut op }) in admitted {
+            self.hold_up(&admitted);
             let result = self.happen(&admitted, offset, &mut op);
             sink.complete(Completion { tag, op, result });
         }

@@ -384,3 +384,45 @@ fn without_recording_crashing_goes_on() {
     let image = device.crash_as(Choice::None);
     assert!(block(&image, 0) == [0; BLOCK_SIZE] && block(&image, 1) == [2; BLOCK_SIZE]);
 }
+
+/// The one that is late is neither there nor answered while it waits; the others of its batch are.
+#[test]
+fn a_delayed_operation_comes_last_and_is_covered_by_no_earlier_flush() {
+    const BY: std::time::Duration = std::time::Duration::from_millis(300);
+    let device = Arc::new(sim());
+    device.set_plan(FaultPlan::new(1).delay(OpKind::Write, 1, BY).delay(OpKind::Flush, 1, BY));
+    let write = |at: u64| Io { offset: at * B, op: Op::Write { buf: filled(at as u8 + 1), fua: false } };
+    let batch = {
+        let (device, ios) = (device.clone(), (0..3).map(write).collect());
+        kedge_base::spawn_named("batch", move || run_batch(&*device, ios)).unwrap()
+    };
+    let held_up = || {
+        for _ in 0..10_000 {
+            if device.held_up() == 1 {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_micros(100));
+        }
+        panic!("nothing was delayed");
+    };
+    held_up();
+    device.flush().unwrap();
+    let during = device.crash_as(Choice::None);
+    assert_eq!(block(&during, 0)[0], 1);
+    assert_eq!(block(&during, 1)[0], 0, "late, and so covered by no flush yet");
+    assert_eq!(block(&during, 2)[0], 3);
+    assert!(batch.join().unwrap().iter().all(|done| done.result.is_ok()));
+    assert_eq!(block(&device.view(), 1)[0], 2);
+    // A flush that is late covers what was there when it was submitted.
+    let flush = {
+        let device = device.clone();
+        kedge_base::spawn_named("flush", move || device.flush()).unwrap()
+    };
+    held_up();
+    device.write(3 * B, &filled(9), false).unwrap();
+    assert_eq!(block(&device.crash_as(Choice::None), 1)[0], 0, "the flush has not happened");
+    flush.join().unwrap().unwrap();
+    let after = device.crash_as(Choice::None);
+    assert_eq!((block(&after, 1)[0], block(&after, 3)[0]), (2, 0));
+    assert_eq!(device.held_up(), 0);
+}

@@ -1,4 +1,4 @@
-//! Which operations of a simulated device fail, how, and how long the others take.
+//! Which operations of a simulated device fail, how, which come late, and how long the others take.
 
 use kedge_base::Error;
 use std::time::Duration;
@@ -46,7 +46,7 @@ impl OpCounts {
         self.reads + self.writes + self.flushes
     }
 
-    fn of(&mut self, kind: OpKind) -> &mut u64 {
+    pub(super) fn of(&mut self, kind: OpKind) -> &mut u64 {
         match kind {
             OpKind::Read => &mut self.reads,
             OpKind::Write => &mut self.writes,
@@ -59,6 +59,7 @@ impl OpCounts {
 #[derive(Clone, Debug, Default)]
 pub struct FaultPlan {
     faults: Vec<Fault>,
+    delays: Vec<(OpKind, u64, Duration)>,
     fail_from: Option<(u64, i32)>,
     read_latency: Duration,
     write_latency: Duration,
@@ -110,6 +111,12 @@ impl FaultPlan {
         self
     }
 
+    /// The n-th operation of its kind happens, and is answered, only after `by`; the others of its batch go ahead.
+    pub fn delay(mut self, kind: OpKind, nth: u64, by: Duration) -> FaultPlan {
+        self.delays.push((kind, nth, by));
+        self
+    }
+
     /// Operations of this kind take so long, all of a batch together.
     pub fn latency(mut self, kind: OpKind, delay: Duration) -> FaultPlan {
         match kind {
@@ -126,7 +133,13 @@ impl FaultPlan {
         self
     }
 
-    pub(super) fn delay(&self, kind: OpKind) -> Duration {
+    /// By how much the n-th operation of its kind is late.
+    pub(super) fn late(&self, kind: OpKind, nth: u64) -> Duration {
+        let mut of_it = self.delays.iter().filter(|delay| (delay.0, delay.1) == (kind, nth));
+        of_it.next().map_or(Duration::ZERO, |(.., by)| *by)
+    }
+
+    pub(super) fn latency_of(&self, kind: OpKind) -> Duration {
         match kind {
             OpKind::Read => self.read_latency,
             OpKind::Write => self.write_latency,

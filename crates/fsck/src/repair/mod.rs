@@ -47,7 +47,7 @@ use crate::report::{At, Findings, Report};
 use crate::slots::read_slots;
 use crate::space::claim_format_areas;
 use crate::tree::{self, NodeRef};
-use crate::{CheckOptions, Progress, StoreReplay};
+use crate::{CheckOptions, Progress, Replay, StoreReplay, is_settled};
 use commit::New;
 use done::Repairs;
 use kedge_base::{BlockNo, Clock, Error, Generation, Result, SystemClock};
@@ -137,14 +137,15 @@ pub fn repair(device: Arc<dyn Device>, options: &RepairOptions) -> RepairReport 
         let message = "there is no valid superblock to repair from".into();
         return RepairReport::new(Ending::Left, message, before, repairs, None);
     };
-    let settled = sb.checkpoint.clean && findings.is_empty();
+    let replay = options.check.replay.clone().unwrap_or_else(|| Arc::new(StoreReplay));
+    let settled = is_settled(&*replay, &*device, &sb, &mut findings);
     if settled && !options.force {
         let message = "it was unmounted; -f checks nevertheless".into();
         let before = findings.into_report(device.name());
         return RepairReport::new(Ending::Skipped, message, before, repairs, None);
     }
     let base = judge(&sb, &mut reader, findings, &mut progress);
-    let job = Job { device: &device, options, base_sb: &sb, settled };
+    let job = Job { device: &device, options, base_sb: &sb, replay: &*replay, settled };
     let (before, outcome) = job.run(base, &mut repairs, &mut progress);
     match outcome {
         Ok((ending, message, after)) => RepairReport::new(ending, message, before, repairs, after),
@@ -164,6 +165,7 @@ struct Job<'a> {
     options: &'a RepairOptions,
     /// The newest checkpoint on the device.
     base_sb: &'a Superblock,
+    replay: &'a dyn Replay,
     settled: bool,
 }
 
@@ -248,10 +250,9 @@ impl Job<'_> {
             return Ok((Source::plain(self.device.clone(), self.base_sb), base));
         }
         progress(Progress { phase: "replay", done: 0, total: 1 });
-        let replay = self.options.check.replay.clone().unwrap_or_else(|| Arc::new(StoreReplay));
         let max = self.options.check.findings_max;
         let mut log = Findings::new(max);
-        let source = source::recover(self.device, self.base_sb, &base, &*replay, &mut log, repairs);
+        let source = source::recover(self.device, self.base_sb, &base, self.replay, &mut log, repairs);
         let source = match source {
             Ok(source) => source,
             Err(error) => return Err((error, Box::new(base))),

@@ -1,0 +1,48 @@
+//! A file's bytes as memory.
+
+use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
+use std::ffi::c_void;
+use std::fs::File;
+use std::io;
+
+/// A whole file, mapped shared. It must not become shorter meanwhile.
+pub struct Mapping {
+    at: *mut c_void,
+    len: usize,
+}
+
+// SAFETY: the memory belongs to the mapping alone, whichever thread has it.
+unsafe impl Send for Mapping {}
+
+impl Mapping {
+    pub fn of(file: &File) -> io::Result<Mapping> {
+        let len = file.metadata()?.len() as usize;
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at a place that the kernel chooses aliases no memory of ours.
+        let at = unsafe { mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, file, 0)? };
+        Ok(Mapping { at, len })
+    }
+
+    /// Stores bytes. The page faults of the first touch ask the file system for what is there.
+    pub fn store(&mut self, offset: usize, bytes: &[u8]) {
+        assert!(offset + bytes.len() <= self.len, "a store behind the end of the file");
+        // SAFETY: in the mapping, as just asserted; nobody has a reference into it.
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at.cast::<u8>().add(offset), bytes.len())
+        };
+    }
+
+    pub fn sync(&self) -> io::Result<()> {
+        // SAFETY: exactly the range that was mapped.
+        let synced = unsafe { msync(self.at, self.len, MsyncFlags::SYNC) };
+        Ok(synced?)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: exactly the range that was mapped, and nothing points into it.
+        let unmapped = unsafe { munmap(self.at, self.len) };
+        assert_eq!(unmapped, Ok(()), "a whole mapping can be unmapped");
+    }
+}
