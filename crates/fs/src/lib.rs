@@ -44,6 +44,7 @@ mod inode;
 mod io;
 mod namespace;
 mod pages;
+mod reaper;
 mod rename;
 mod slow;
 mod space;

@@ -2,6 +2,7 @@
 //!
 //! With `new_name=lazy` it starts no IO, waits for none and walks no ancestors but for the check that a directory does not move into itself.
 //! Child, both directories and victim get the record's LSN: an fsync of any of them makes the whole rename durable.
+//! A file that it displaces is an orphan by the same record and is deleted behind its back (`reaper`).
 
 use crate::core::{Change, Fs};
 use crate::inode::Inode;
@@ -55,21 +56,18 @@ impl Fs {
         let from_dir = self.get_dir(dir)?;
         let to_dir = self.get_dir(new_dir)?;
         let _shape = (dir != new_dir).then(|| self.rename_lock.lock());
+        // A directory that would be replaced must be locked too, in the order of locks: known after a first look.
+        let mut victim_dir: Option<Arc<Inode>> = None;
         loop {
-            // A directory that would be replaced must be locked too: peek first, look again under the locks.
-            let victim_dir = {
-                let _io = to_dir.io.read();
-                match self.find(new_dir, new_name)?.entry {
-                    Some((ino, FileKind::Directory)) => Some(self.get(ino)?),
-                    _ => None,
-                }
-            };
             let mut dirs: SmallVec<[&Arc<Inode>; 4]> = SmallVec::from_slice(&[&from_dir, &to_dir]);
             dirs.extend(victim_dir.as_ref());
             let guards = lock_dirs(&dirs);
             let from = self.side(&from_dir, name)?;
             let to = self.side(&to_dir, new_name)?;
             if to.is_dir() && to.inode.as_ref().map(|i| i.ino) != victim_dir.as_ref().map(|i| i.ino) {
+                let victim = to.inode.clone();
+                drop((guards, dirs));
+                victim_dir = victim;
                 continue;
             }
             let orphan = self.rename_locked(&mut handle, &from, &to, mode)?;
@@ -79,8 +77,8 @@ impl Fs {
             if pays {
                 self.store.force(self.store.head_lsn(), ForceCause::Rename)?;
             }
-            if let Some(ino) = orphan {
-                self.orphaned(ino);
+            if let Some((ino, kind)) = orphan {
+                self.displaced(ino, kind);
             }
             return Ok(());
         }
@@ -105,7 +103,7 @@ impl Fs {
         from: &Side<'_>,
         to: &Side<'_>,
         mode: RenameMode,
-    ) -> Result<Option<Ino>> {
+    ) -> Result<Option<(Ino, FileKind)>> {
         let Some(source) = &from.inode else { return Err(Error::NotFound) };
         if from.dir.meta.lock().core.nlink == 0 || to.dir.meta.lock().core.nlink == 0 {
             return Err(Error::NotFound);
@@ -151,7 +149,12 @@ impl Fs {
         .into())
     }
 
-    fn replace(&self, handle: &mut Handle<'_>, from: &Side<'_>, to: &Side<'_>) -> Result<Option<Ino>> {
+    fn replace(
+        &self,
+        handle: &mut Handle<'_>,
+        from: &Side<'_>,
+        to: &Side<'_>,
+    ) -> Result<Option<(Ino, FileKind)>> {
         let source = from.inode.as_ref().expect("checked by the caller");
         if let Some(target) = &to.inode {
             match (source.is_dir(), target.is_dir()) {
@@ -180,7 +183,7 @@ impl Fs {
                     return Err(Error::NotEmpty);
                 }
                 if drop_name(c, &mut record, now)? {
-                    orphan = Some(ino);
+                    orphan = Some((ino, c.inode.kind));
                 }
                 continue;
             }
