@@ -5,7 +5,6 @@ use crate::core::{Fs, new_rename_lock};
 use crate::dirty::DirtyList;
 use crate::inode::InodeTable;
 use crate::namespace::Make;
-use crate::reaper::Reaper;
 use crate::stats::{FsStats, OpKind};
 use crate::switches::Live;
 use crate::sync::FlusherSignal;
@@ -30,16 +29,15 @@ pub type Done = Box<dyn FnOnce(Result<()>) + Send>;
 #[derive(Clone)]
 pub struct FileSystem {
     fs: Arc<Fs>,
-    _threads: Arc<StopThreads>,
+    _flusher: Arc<StopFlusher>,
 }
 
-/// Ends the threads with the last clone.
-struct StopThreads(Arc<FlusherSignal>, Arc<Reaper>);
+/// Ends the flusher thread with the last clone.
+struct StopFlusher(Arc<FlusherSignal>);
 
-impl Drop for StopThreads {
+impl Drop for StopFlusher {
     fn drop(&mut self) {
         self.0.stop();
-        self.1.stop();
     }
 }
 
@@ -87,7 +85,6 @@ impl FileSystem {
         let store = Store::open(device, clock.clone(), &open)?;
         let signal = Arc::new(FlusherSignal::new());
         let dirty = Arc::new(DirtyList::new(options.dirty_tracking));
-        let reaper = Arc::new(Reaper::new(options.reap_delay));
         let fs = Arc::new(Fs {
             seed: store.geometry().hash_seed,
             inodes: InodeTable::new(
@@ -99,7 +96,6 @@ impl FileSystem {
             budget: Budget::new(options.cache_size / 8 * 3, options.shared_budget.clone()),
             durable_writes: AtomicU32::new(0),
             flusher: signal.clone(),
-            reaper: reaper.clone(),
             orphans: Mutex::new(Rank::Leaf, Default::default()),
             stats: FsStats::default(),
             closed: AtomicBool::new(false),
@@ -116,11 +112,8 @@ impl FileSystem {
             let thread_signal = signal.clone();
             spawn_named("kedge-flush", move || Fs::flush_loop(weak, thread_signal))
                 .map_err(|e| kedge_base::Error::io("start of a thread", 0, 0, &e))?;
-            let (weak, line) = (Arc::downgrade(&fs), reaper.clone());
-            spawn_named("kedge-reap", move || Fs::reap_loop(weak, line))
-                .map_err(|e| kedge_base::Error::io("start of a thread", 0, 0, &e))?;
         }
-        Ok(FileSystem { fs, _threads: Arc::new(StopThreads(signal, reaper)) })
+        Ok(FileSystem { fs, _flusher: Arc::new(StopFlusher(signal)) })
     }
 
     /// Changes options of the open file system. Operations under way may still follow the old ones.
@@ -164,7 +157,6 @@ impl FileSystem {
             return Ok(());
         }
         self.fs.flusher.stop();
-        self.fs.reaper.stop();
         let closed = self.fs.store.close();
         synced?;
         Ok(closed?)
@@ -337,9 +329,7 @@ impl FileSystem {
         }
     }
 
-    /// Counted behind the deletions that wait: what a rename displaced is free.
     pub fn statfs(&self) -> StatFs {
-        self.fs.reap();
         let counts = self.fs.store.alloc().free_counts();
         let available = self.fs.store.alloc().available_data();
         let inodes = self.fs.store.inode_count();

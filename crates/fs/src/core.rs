@@ -4,7 +4,6 @@ use crate::budget::Budget;
 use crate::dirty::DirtyList;
 use crate::inode::{Inode, InodeTable, Meta, Progress};
 use crate::pages::Delta;
-use crate::reaper::Reaper;
 use crate::stats::FsStats;
 use crate::switches::Live;
 use crate::sync::FlusherSignal;
@@ -14,7 +13,7 @@ use kedge_base::lock::{Mutex, MutexGuard, Rank};
 use kedge_base::{Clock, Ino, Timespec};
 use kedge_format::record::{InodeMask, RecordBuilder};
 use kedge_format::{FileKind, InodeCore, Key};
-use kedge_store::{Class, DataReservation, Handle, Need, RecordLsn, Store};
+use kedge_store::{Class, Handle, Need, RecordLsn, Store};
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -40,7 +39,6 @@ pub(crate) struct Fs {
     /// Data writes under way that are durable on their own.
     pub durable_writes: AtomicU32,
     pub flusher: Arc<FlusherSignal>,
-    pub reaper: Arc<Reaper>,
     pub stats: FsStats,
     pub closed: AtomicBool,
 }
@@ -106,17 +104,7 @@ impl Fs {
         if class != Class::Checkpoint {
             self.check_open()?; // closing ends in a checkpoint
         }
-        let need = Need { log_bytes, items, neighbours, class };
-        match class {
-            Class::Normal => self.with_reaped(|| self.store.begin(need)),
-            // Deletions themselves are of these.
-            Class::Reclaim | Class::Checkpoint => Ok(self.store.begin(need)?),
-        }
-    }
-
-    /// Promises blocks for data. Before any inode lock.
-    pub fn reserve_data(&self, blocks: u64) -> Result<DataReservation> {
-        self.with_reaped(|| self.store.reserve_data(blocks))
+        Ok(self.store.begin(Need { log_bytes, items, neighbours, class })?)
     }
 
     /// The inode, from the table or the tree.
@@ -140,22 +128,16 @@ impl Fs {
     pub fn get_file(&self, ino: Ino) -> Result<Arc<Inode>> {
         let inode = self.get(ino)?;
         match inode.kind {
-            FileKind::Regular if self.is_gone(&inode.meta.lock(), ino) => Err(Error::NotFound),
             FileKind::Regular => Ok(inode),
             FileKind::Directory => Err(Error::IsDirectory),
             _ => Err(Error::Invalid("not a regular file")),
         }
     }
 
-    /// Deleted, or about to be: nameless, and nothing pins it.
-    fn is_gone(&self, meta: &Meta, ino: Ino) -> bool {
-        meta.dead || (meta.core.nlink == 0 && !self.inodes.is_pinned(ino))
-    }
-
     pub fn attr_of(&self, inode: &Inode) -> Result<Attr> {
         let delayed = if inode.kind == FileKind::Regular { inode.pages.lock().promised() } else { 0 };
         let meta = inode.meta.lock();
-        if self.is_gone(&meta, inode.ino) {
+        if meta.dead {
             return Err(Error::NotFound);
         }
         let mut core = meta.core;

@@ -190,10 +190,10 @@ impl Fs {
         let end = (offset + data.len() as u64).div_ceil(BLOCK);
         // Promised before the lock: finding space may need a checkpoint, which takes inode locks. Blocks that turn out
         // to be mapped are given back below.
-        let mut promise = match self.reserve_data(end - first) {
+        let mut promise = match self.store.reserve_data(end - first) {
             Ok(r) => Some(r),
-            Err(Error::Engine(kedge_base::Error::NoSpace)) => None,
-            Err(e) => return Err(e),
+            Err(kedge_base::Error::NoSpace) => None,
+            Err(e) => return Err(e.into()),
         };
         let _io = self.lock_io(inode)?;
         let (size, blocks) = {

@@ -44,7 +44,6 @@ mod inode;
 mod io;
 mod namespace;
 mod pages;
-mod reaper;
 mod rename;
 mod slow;
 mod space;

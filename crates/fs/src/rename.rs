@@ -2,7 +2,6 @@
 //!
 //! With `new_name=lazy` it starts no IO, waits for none and walks no ancestors but for the check that a directory does not move into itself.
 //! Child, both directories and victim get the record's LSN: an fsync of any of them makes the whole rename durable.
-//! A file that it displaces is an orphan by the same record and is deleted behind its back (`reaper`).
 
 use crate::core::{Change, Fs};
 use crate::inode::Inode;
@@ -56,18 +55,21 @@ impl Fs {
         let from_dir = self.get_dir(dir)?;
         let to_dir = self.get_dir(new_dir)?;
         let _shape = (dir != new_dir).then(|| self.rename_lock.lock());
-        // A directory that would be replaced must be locked too, in the order of locks: known after a first look.
-        let mut victim_dir: Option<Arc<Inode>> = None;
         loop {
+            // A directory that would be replaced must be locked too: peek first, look again under the locks.
+            let victim_dir = {
+                let _io = to_dir.io.read();
+                match self.find(new_dir, new_name)?.entry {
+                    Some((ino, FileKind::Directory)) => Some(self.get(ino)?),
+                    _ => None,
+                }
+            };
             let mut dirs: SmallVec<[&Arc<Inode>; 4]> = SmallVec::from_slice(&[&from_dir, &to_dir]);
             dirs.extend(victim_dir.as_ref());
             let guards = lock_dirs(&dirs);
             let from = self.side(&from_dir, name)?;
             let to = self.side(&to_dir, new_name)?;
             if to.is_dir() && to.inode.as_ref().map(|i| i.ino) != victim_dir.as_ref().map(|i| i.ino) {
-                let victim = to.inode.clone();
-                drop((guards, dirs));
-                victim_dir = victim;
                 continue;
             }
             let orphan = self.rename_locked(&mut handle, &from, &to, mode)?;
@@ -77,8 +79,8 @@ impl Fs {
             if pays {
                 self.store.force(self.store.head_lsn(), ForceCause::Rename)?;
             }
-            if let Some((ino, kind)) = orphan {
-                self.displaced(ino, kind);
+            if let Some(ino) = orphan {
+                self.orphaned(ino);
             }
             return Ok(());
         }
@@ -103,7 +105,7 @@ impl Fs {
         from: &Side<'_>,
         to: &Side<'_>,
         mode: RenameMode,
-    ) -> Result<Option<(Ino, FileKind)>> {
+    ) -> Result<Option<Ino>> {
         let Some(source) = &from.inode else { return Err(Error::NotFound) };
         if from.dir.meta.lock().core.nlink == 0 || to.dir.meta.lock().core.nlink == 0 {
             return Err(Error::NotFound);
@@ -149,12 +151,7 @@ impl Fs {
         .into())
     }
 
-    fn replace(
-        &self,
-        handle: &mut Handle<'_>,
-        from: &Side<'_>,
-        to: &Side<'_>,
-    ) -> Result<Option<(Ino, FileKind)>> {
+    fn replace(&self, handle: &mut Handle<'_>, from: &Side<'_>, to: &Side<'_>) -> Result<Option<Ino>> {
         let source = from.inode.as_ref().expect("checked by the caller");
         if let Some(target) = &to.inode {
             match (source.is_dir(), target.is_dir()) {
@@ -183,7 +180,7 @@ impl Fs {
                     return Err(Error::NotEmpty);
                 }
                 if drop_name(c, &mut record, now)? {
-                    orphan = Some((ino, c.inode.kind));
+                    orphan = Some(ino);
                 }
                 continue;
             }

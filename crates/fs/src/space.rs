@@ -389,7 +389,7 @@ impl Fs {
         loop {
             // Refused before anything is taken, unless blocks of the range are allocated already.
             let want = (last - at).min(STEP_BLOCKS);
-            let mut promise = self.reserve_data(want).ok();
+            let mut promise = self.store.reserve_data(want).ok();
             let (mut handle, _io, _wb) = self
                 .begin_settled(inode, Class::Normal, |size| if keep_size || end <= size { 0 } else { end })?;
             let mut record = RecordBuilder::new(RecordOp::Fallocate);

@@ -119,11 +119,6 @@ impl Fs {
                 "fsyncs_with_data_in_log": s.logged_data.get(),
                 "throttled_writes": s.throttled.get(),
             },
-            "deletions": {
-                "waiting": self.reaper.waiting(),
-                "in_background": self.reaper.reaped.get(),
-                "refused_by_the_line": self.reaper.refused.get(),
-            },
             "cache": {
                 "inodes": self.inodes.len(),
                 "dirty_inodes": self.dirty.len(),

@@ -242,7 +242,6 @@ impl Fs {
         if self.store.is_read_only() {
             return Ok(WriteSeq(0));
         }
-        self.reap(); // before it writes what is to be deleted
         let dirty = self.dirty.all(&*self.live.order());
         self.writeback(&dirty, Which::Dirty, Class::Normal)?;
         for inode in self.dirty.under_writeback() {

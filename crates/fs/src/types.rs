@@ -60,9 +60,6 @@ pub struct MountOptions {
     pub shared_budget: Option<Arc<SharedBudget>>,
     /// How threads keep out of each other's way in the tree of the metadata.
     pub tree_lock: TreeLock,
-    /// How long a file that a rename displaced may wait to be deleted in the background, so that several go at once. Zero: the
-    /// rename deletes it.
-    pub reap_delay: Duration,
 }
 
 impl Default for MountOptions {
@@ -79,7 +76,6 @@ impl Default for MountOptions {
             dirty_tracking: DirtyTracking::PerSb,
             shared_budget: None,
             tree_lock: TreeLock::default(),
-            reap_delay: Duration::from_millis(20),
         }
     }
 }

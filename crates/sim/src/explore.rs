@@ -170,7 +170,6 @@ pub fn setup() -> Setup {
     let mount = MountOptions {
         commit: std::time::Duration::from_secs(3600),
         cache_size: 4 << 20,
-        reap_delay: std::time::Duration::from_secs(3600),
         ..MountOptions::default()
     };
     Setup { image: 16 << 20, log: 1 << 20, mount, promise: Promise::Prefix, compare_every: usize::MAX }

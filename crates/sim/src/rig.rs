@@ -33,7 +33,7 @@ pub struct Setup {
 
 impl Default for Setup {
     /// Nothing forces the log but the operations themselves: the commit timer is an hour, and a history does not fill the
-    /// log to where checkpoints begin. What renames displace waits as long, for a crash or for somebody who wants its space.
+    /// log to where checkpoints begin.
     fn default() -> Self {
         Setup {
             image: 256 << 20,
@@ -41,7 +41,6 @@ impl Default for Setup {
             mount: MountOptions {
                 commit: Duration::from_secs(3600),
                 cache_size: 64 << 20,
-                reap_delay: Duration::from_secs(3600),
                 ..MountOptions::default()
             },
             promise: Promise::Prefix,
@@ -71,9 +70,6 @@ impl Setup {
         mount.plug = seed & 8 == 0;
         mount.writeback_order = if seed & 16 == 0 { OrderWord::Oldest } else { OrderWord::Location }.order();
         mount.tree_lock = TreeLock::ALL[(seed as usize >> 6) % TreeLock::ALL.len()];
-        if seed % 3 == 0 {
-            mount.reap_delay = Duration::ZERO;
-        }
         mount.dirty_tracking = if seed & 32 == 0 { DirtyTracking::PerSb } else { DirtyTracking::Shared };
         self
     }

@@ -228,10 +228,7 @@ fn run_all(setup: fn() -> Setup, count: u64) {
     let mut operations = 0;
     for seed in seeds(count) {
         let what = format!("KEDGE_SEED={seed}");
-        let mut setup = setup().switched(seed);
-        if seed % 3 == 1 {
-            setup.mount.reap_delay = Duration::from_millis(1); // the thread that deletes runs among the others
-        }
+        let setup = setup().switched(seed);
         match within(Duration::from_secs(120), &what, move || run(&setup, seed, false)) {
             Ok(n) => operations += n,
             Err(e) => panic!("{what}: {e}"),
