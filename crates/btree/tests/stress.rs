@@ -178,15 +178,27 @@ fn stress(lock: TreeLock, cache_nodes: usize, writers: u64, readers: u64, keys: 
     );
 }
 
+/// Miri interprets: a thousandth of the work takes as long.
+const MIRI: bool = cfg!(miri);
+
 fn in_memory(lock: TreeLock) {
+    if MIRI {
+        return stress(lock, 100_000, 2, 1, 200, 150, 11);
+    }
     stress(lock, 100_000, 4, 2, 4000, 40_000, 11);
 }
 
 fn with_a_small_cache(lock: TreeLock) {
+    if MIRI {
+        return stress(lock, 30, 2, 1, 200, 150, 12);
+    }
     stress(lock, 30, 4, 2, 4000, 20_000, 12);
 }
 
 fn in_few_leaves(lock: TreeLock) {
+    if MIRI {
+        return stress(lock, 10, 3, 1, 40, 150, 13);
+    }
     stress(lock, 10, 8, 4, 60, 10_000, 13);
 }
 

@@ -10,7 +10,7 @@ use crate::{Error, NewName, RenameMode, Result};
 use kedge_base::broken::{self, Variant};
 use kedge_base::{Ino, Timespec};
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
-use kedge_format::{FileKind, ItemKind, Key};
+use kedge_format::{ItemKind, Key};
 use kedge_store::{Class, ForceCause, Handle};
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -54,27 +54,25 @@ impl Fs {
         let mut handle = self.begin(2 * NAME_RECORD_BYTES, 8, Class::Normal)?;
         let from_dir = self.get_dir(dir)?;
         let to_dir = self.get_dir(new_dir)?;
-        let _shape = (dir != new_dir).then(|| self.rename_lock.lock());
+        let shape = (dir != new_dir).then(|| self.rename_lock.lock());
+        // A directory that would be replaced must be locked too, in the order of locks: known after a first look.
+        let mut victim_dir: Option<Arc<Inode>> = None;
         loop {
-            // A directory that would be replaced must be locked too: peek first, look again under the locks.
-            let victim_dir = {
-                let _io = to_dir.io.read();
-                match self.find(new_dir, new_name)?.entry {
-                    Some((ino, FileKind::Directory)) => Some(self.get(ino)?),
-                    _ => None,
-                }
-            };
             let mut dirs: SmallVec<[&Arc<Inode>; 4]> = SmallVec::from_slice(&[&from_dir, &to_dir]);
             dirs.extend(victim_dir.as_ref());
             let guards = lock_dirs(&dirs);
             let from = self.side(&from_dir, name)?;
             let to = self.side(&to_dir, new_name)?;
             if to.is_dir() && to.inode.as_ref().map(|i| i.ino) != victim_dir.as_ref().map(|i| i.ino) {
+                let victim = to.inode.clone();
+                drop((guards, dirs));
+                victim_dir = victim;
                 continue;
             }
             let orphan = self.rename_locked(&mut handle, &from, &to, mode)?;
             let pays = from.inode.as_ref().is_some_and(|moved| self.must_force_name(&[moved, &from_dir]));
-            drop(guards);
+            // The tree has its new shape: a force, or a deletion that makes room first, is nobody else's business.
+            drop((guards, shape));
             drop(handle);
             if pays {
                 self.store.force(self.store.head_lsn(), ForceCause::Rename)?;

@@ -36,7 +36,26 @@ const BLOCK: u64 = BLOCK_SIZE as u64;
 /// Extents that one record removes or adds.
 const STEP_ITEMS: usize = 512;
 /// Log bytes of such a record: an item's edit and a block's edit each, the patch, voids and zeros.
-const STEP_BYTES: u64 = STEP_ITEMS as u64 * 96 + PATCH_BYTES + 4 * PROMISE_PER_PIECE as u64 + 512;
+const STEP_BYTES: u64 = WIDE.log_bytes();
+
+/// The most that one record of a removal takes away.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct StepMax {
+    extents: usize,
+    /// A few of the largest fill a leaf.
+    xattrs: usize,
+}
+
+const WIDE: StepMax = StepMax { extents: STEP_ITEMS, xattrs: 8 };
+/// For files with few extents, and for images so full that a wide step finds no tree nodes: what frees space must never need
+/// more of them than are kept for it.
+const NARROW: StepMax = StepMax { extents: 32, xattrs: 2 };
+
+impl StepMax {
+    const fn log_bytes(self) -> u64 {
+        (self.extents + self.xattrs) as u64 * 96 + PATCH_BYTES + 4 * PROMISE_PER_PIECE as u64 + 512
+    }
+}
 /// File blocks that one record allocates, or one look at the map covers.
 const STEP_BLOCKS: u64 = 1 << 15;
 /// How often an operation makes room for itself beside a writer that keeps dirtying the file.
@@ -51,8 +70,9 @@ impl Fs {
         }
         let shrinks = size < inode.meta.lock().core.size;
         let class = if shrinks { Class::Reclaim } else { Class::Normal };
-        let (mut handle, io, wb) =
-            self.begin_settled(inode, class, |live| if size == live { 0 } else { size })?;
+        let max = self.step_max(inode.ino, size.div_ceil(BLOCK))?;
+        let (mut handle, max, io, wb) =
+            self.begin_settled(inode, class, max, |live| if size == live { 0 } else { size })?;
         let old = inode.meta.lock().core.size;
         let mut record = RecordBuilder::new(RecordOp::Truncate);
         if size > old {
@@ -62,7 +82,7 @@ impl Fs {
         }
         let first = size.div_ceil(BLOCK);
         let mut set = ExtentSet::default();
-        let more = set.load(self, inode.ino, first, u64::MAX, STEP_ITEMS)? >= STEP_ITEMS;
+        let more = set.load(self, inode.ino, first, u64::MAX, max.extents)? >= max.extents;
         let named = {
             let mut meta = inode.meta.lock();
             meta.shrinking = more;
@@ -79,9 +99,26 @@ impl Fs {
         if more { self.finish_truncate(inode) } else { Ok(()) }
     }
 
-    /// Reserves for a record that removes or adds up to [`STEP_ITEMS`] extents.
-    fn begin_step(&self, class: Class) -> Result<Handle<'_>> {
-        self.begin_many(STEP_BYTES, 4, STEP_ITEMS as u32, class)
+    /// A step that is enough for the extents from `first` on, or a wide one. What it is enough for may change until the
+    /// inode is locked: it bounds the step all the same.
+    fn step_max(&self, ino: Ino, first: u64) -> Result<StepMax> {
+        let few = self.extents(ino, first, u64::MAX, NARROW.extents)?.len() < NARROW.extents;
+        Ok(if few { NARROW } else { WIDE })
+    }
+
+    /// Reserves for a record that removes or adds up to so many extents, or fewer: the answer says how many.
+    fn begin_step(&self, class: Class, max: StepMax) -> Result<(Handle<'_>, StepMax)> {
+        let begin = |max: StepMax| {
+            let handle =
+                self.begin_many(max.log_bytes(), 4 + max.xattrs as u32, max.extents as u32, class)?;
+            Ok((handle, max))
+        };
+        match begin(max) {
+            Err(Error::Engine(kedge_base::Error::NoSpace)) if class != Class::Normal && max != NARROW => {
+                begin(NARROW)
+            }
+            other => other,
+        }
     }
 
     /// Reserves and locks for an operation whose record makes the file at least `names(size)` bytes long for recovery, or
@@ -93,10 +130,11 @@ impl Fs {
         &'a self,
         inode: &'a Arc<Inode>,
         class: Class,
+        max: StepMax,
         names: impl Fn(u64) -> u64,
-    ) -> Result<(Handle<'a>, WriteGuard<'a, ()>, MutexGuard<'a, ()>)> {
+    ) -> Result<(Handle<'a>, StepMax, WriteGuard<'a, ()>, MutexGuard<'a, ()>)> {
         for _ in 0..SETTLE_TRIES {
-            let handle = self.begin_step(class)?;
+            let (handle, max) = self.begin_step(class, max)?;
             let io = self.lock_io(inode)?;
             let wb = inode.wb.lock();
             let dirty = inode.pages.lock().dirty_count() > 0;
@@ -105,7 +143,7 @@ impl Fs {
                 (meta.core.size, meta.logged_size)
             };
             if !dirty || size <= logged || names(size) <= logged {
-                return Ok((handle, io, wb));
+                return Ok((handle, max, io, wb));
             }
             drop((wb, io, handle));
             self.writeback(std::slice::from_ref(inode), Which::Dirty, class)?;
@@ -229,7 +267,8 @@ impl Fs {
     /// The further steps of a long truncate, here or after a crash. Any thread may help.
     pub fn finish_truncate(&self, inode: &Arc<Inode>) -> Result<()> {
         loop {
-            let mut handle = self.begin_step(Class::Reclaim)?;
+            let behind = inode.meta.lock().core.size.div_ceil(BLOCK);
+            let (mut handle, max) = self.begin_step(Class::Reclaim, self.step_max(inode.ino, behind)?)?;
             let _io = inode.io.write();
             let _wb = inode.wb.lock();
             let (first, named) = {
@@ -240,7 +279,7 @@ impl Fs {
                 (meta.core.size.div_ceil(BLOCK), meta.core.nlink > 0)
             };
             let mut set = ExtentSet::default();
-            let more = set.load(self, inode.ino, first, u64::MAX, STEP_ITEMS)? >= STEP_ITEMS;
+            let more = set.load(self, inode.ino, first, u64::MAX, max.extents)? >= max.extents;
             let mut record = RecordBuilder::new(RecordOp::Reclaim);
             if !more && named {
                 record.delete(Key::orphan(inode.ino));
@@ -286,11 +325,12 @@ impl Fs {
         let (mut from, to) = (offset.div_ceil(BLOCK), end / BLOCK);
         let mut cut_head = true;
         loop {
-            let (mut handle, _io, _wb) = self.begin_settled(inode, Class::Reclaim, |_| end)?;
+            let max = self.step_max(inode.ino, from)?;
+            let (mut handle, max, _io, _wb) = self.begin_settled(inode, Class::Reclaim, max, |_| end)?;
             let mut record = RecordBuilder::new(RecordOp::Fallocate);
             let mut set = ExtentSet::default();
             let mut upto = to.max(from);
-            if from < to && set.load(self, inode.ino, from, to, STEP_ITEMS)? >= STEP_ITEMS {
+            if from < to && set.load(self, inode.ino, from, to, max.extents)? >= max.extents {
                 upto = set.end().unwrap_or(to).clamp(from + 1, to);
             }
             if std::mem::take(&mut cut_head) {
@@ -315,11 +355,12 @@ impl Fs {
         let (mut from, to) = (offset.div_ceil(BLOCK), end / BLOCK);
         let mut cut_head = true;
         loop {
-            let (mut handle, _io, _wb) = self.begin_settled(inode, Class::Reclaim, |_| end)?;
+            let max = self.step_max(inode.ino, from)?;
+            let (mut handle, max, _io, _wb) = self.begin_settled(inode, Class::Reclaim, max, |_| end)?;
             let mut record = RecordBuilder::new(RecordOp::Fallocate);
             let mut set = ExtentSet::default();
             let mut upto = to.max(from);
-            if from < to && set.load(self, inode.ino, from, to, STEP_ITEMS)? >= STEP_ITEMS {
+            if from < to && set.load(self, inode.ino, from, to, max.extents)? >= max.extents {
                 upto = set.end().unwrap_or(to).clamp(from + 1, to);
             }
             let size = inode.meta.lock().core.size;
@@ -390,8 +431,8 @@ impl Fs {
             // Refused before anything is taken, unless blocks of the range are allocated already.
             let want = (last - at).min(STEP_BLOCKS);
             let mut promise = self.store.reserve_data(want).ok();
-            let (mut handle, _io, _wb) = self
-                .begin_settled(inode, Class::Normal, |size| if keep_size || end <= size { 0 } else { end })?;
+            let names = |size| if keep_size || end <= size { 0 } else { end };
+            let (mut handle, _, _io, _wb) = self.begin_settled(inode, Class::Normal, WIDE, names)?;
             let mut record = RecordBuilder::new(RecordOp::Fallocate);
             let mut set = ExtentSet::default();
             let (reached, new) = self.take_holes(inode, at, at + want, &mut set, &mut promise)?;
@@ -566,7 +607,7 @@ impl Fs {
     /// Deletes a nameless inode that nobody pins, in bounded steps.
     pub fn delete_orphan(&self, ino: Ino) -> Result<()> {
         loop {
-            let mut handle = self.begin_step(Class::Reclaim)?;
+            let (mut handle, max) = self.begin_step(Class::Reclaim, self.step_max(ino, 0)?)?;
             let inode = match self.get(ino) {
                 Err(Error::NotFound) => return Ok(()),
                 other => other?,
@@ -582,42 +623,41 @@ impl Fs {
             let delta = pages.remove_range(0, u64::MAX);
             drop(pages);
             self.account(delta);
-            if self.delete_step(&mut handle, &inode)? {
+            if self.delete_step(&mut handle, &inode, max)? {
                 return Ok(());
             }
         }
     }
 
     /// Returns true when the inode is gone.
-    fn delete_step(&self, handle: &mut Handle<'_>, inode: &Inode) -> Result<bool> {
+    fn delete_step(&self, handle: &mut Handle<'_>, inode: &Inode, max: StepMax) -> Result<bool> {
         let ino = inode.ino;
         let mut record = RecordBuilder::new(RecordOp::Reclaim);
+        let extents = self.extents(ino, 0, u64::MAX, max.extents)?;
         let mut blocks = 0;
-        let mut items = 0;
-        let mut bad = None;
-        for (at, item) in self.extents(ino, 0, u64::MAX, STEP_ITEMS)? {
-            record.delete(Key::new(ino, ItemKind::Extent, at));
-            record.free(ExtentItem::extent(&item));
+        for (at, item) in &extents {
+            record.delete(Key::new(ino, ItemKind::Extent, *at));
+            record.free(ExtentItem::extent(item));
             blocks += item.blocks as u64;
-            items += 1;
         }
+        let mut finished = extents.len() < max.extents;
+        let mut others = 0;
         for kind in [ItemKind::Xattr, ItemKind::Symlink] {
             let key = |offset| Key::new(ino, kind, offset);
             // A symlink's target goes last, with its inode: until then the two agree.
-            if items >= STEP_ITEMS {
+            if !finished {
                 break;
             }
             self.store.scan(key(0), key(u64::MAX), &mut |at, _| {
-                if items >= STEP_ITEMS {
-                    bad = Some(());
+                if others >= max.xattrs {
+                    finished = false;
                     return ControlFlow::Break(());
                 }
                 record.delete(at);
-                items += 1;
+                others += 1;
                 ControlFlow::Continue(())
             })?;
         }
-        let finished = items < STEP_ITEMS;
         let mut changes = self.lock_metas(&[inode]);
         let c = &mut changes[0];
         if self.store.is_resident(ino, 0, u64::MAX) {

@@ -1,4 +1,5 @@
 //! An fsync whose data is one write makes that write durable by itself, where it would else flush the device.
+#![allow(clippy::unwrap_used)]
 
 use kedge_base::ManualClock;
 use kedge_device::sim::{Choice, FaultPlan, OpKind, SimDevice};

@@ -9,7 +9,7 @@ use kedge_device::sim::SimDevice;
 use kedge_sim::backend::{Backend, InProcess};
 use kedge_sim::ops::{Fill, OWNER, errno};
 use kedge_sim::rig::{self, Setup, within};
-use kedgefs::{FallocateMode, FileSystem, Ino};
+use kedgefs::{FallocateMode, FileSystem, Ino, XattrMode};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::collections::BTreeMap;
@@ -383,5 +383,47 @@ fn zero_range_without_space_changes_nothing() {
     for keep_size in [false, true] {
         let result = within(Duration::from_secs(300), "zero range", move || zero_range_when_full(keep_size));
         result.unwrap_or_else(|e| panic!("keep_size {keep_size}: {e}"));
+    }
+}
+
+/// A small image full of names: what frees space needs tree nodes, and must never need more of them than are kept for it.
+fn names_to_the_brim(image: u64) -> Result<(), String> {
+    let said = |what: &'static str| move |e: kedgefs::Error| format!("{what}: {e}");
+    let setup = Setup { image, log: 2 << 20, ..Setup::default() };
+    let device = Arc::new(SimDevice::new(rig::format(setup.image, setup.log)?));
+    device.stop_recording();
+    let fs = rig::open(&device, &Arc::new(ManualClock::default()), &setup)?;
+    let name = |i: u64| format!("file{i}").into_bytes();
+    let fits = |i: u64| {
+        let filler = &[b'x'; 3000];
+        fs.create(Ino::ROOT, &name(i), 0o644, OWNER)
+            .is_ok_and(|attr| fs.setxattr(attr.ino, b"user.filler", filler, XattrMode::Any).is_ok())
+    };
+    let made = (0..100_000).take_while(|i| fits(*i)).count() as u64;
+    if !(2000..100_000).contains(&made) {
+        return Err(format!("{made} files fill the image"));
+    }
+    let inodes = |fs: &FileSystem| fs.statfs().inodes - fs.statfs().inodes_free;
+    let before = inodes(&fs);
+    for i in 0..600 {
+        fs.unlink(Ino::ROOT, &name(i)).map_err(said("unlink"))?;
+    }
+    if inodes(&fs) + 600 != before {
+        return Err(format!("{} of 600 unlinked files are gone", before - inodes(&fs)));
+    }
+    let again = (200_000..300_000).take_while(|i| fits(*i)).count();
+    if !(400..800).contains(&again) {
+        return Err(format!("{again} files fit where 600 were unlinked"));
+    }
+    fs.close().map_err(said("close"))?;
+    rig::fsck(device.view())
+}
+
+#[test]
+fn an_image_full_of_names_gives_back_what_is_unlinked() {
+    for image in [16 << 20, 32 << 20, 96 << 20] {
+        let what = format!("an image of {image} bytes");
+        let result = within(Duration::from_secs(300), &what, move || names_to_the_brim(image));
+        result.unwrap_or_else(|e| panic!("{what}: {e}"));
     }
 }
