@@ -12,7 +12,7 @@
 
 use kedge_base::BLOCK_SIZE;
 use kedge_store::DataReservation;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Whether the block behind a page has an extent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,16 +34,6 @@ pub(crate) enum Which {
     /// Those that hold the log's tail.
     Logged,
     All,
-}
-
-impl Which {
-    fn wants(self, page: &Page) -> bool {
-        match self {
-            Which::Dirty => page.dirty.is_some(),
-            Which::Logged => page.logged,
-            Which::All => !page.is_clean(),
-        }
-    }
 }
 
 pub(crate) struct Page {
@@ -84,10 +74,10 @@ impl Page {
 #[derive(Default)]
 pub(crate) struct Pages {
     pub map: BTreeMap<u64, Page>,
-    /// Pages with a dirty range.
-    dirty: usize,
-    /// Pages that are logged.
-    logged: usize,
+    /// Indices of the pages with a dirty range, and of those that are logged: a large file in memory has few of either, and
+    /// an fsync of one page must not look at all.
+    dirty: BTreeSet<u64>,
+    logged: BTreeSet<u64>,
     pub reservation: Option<DataReservation>,
 }
 
@@ -100,11 +90,11 @@ pub(crate) struct Delta {
 
 impl Pages {
     pub fn dirty_count(&self) -> usize {
-        self.dirty
+        self.dirty.len()
     }
 
     pub fn logged_count(&self) -> usize {
-        self.logged
+        self.logged.len()
     }
 
     pub fn get(&self, index: u64) -> Option<&Page> {
@@ -139,7 +129,7 @@ impl Pages {
         let was = page.dirty.is_some();
         page.mark(from, to);
         if !was {
-            self.dirty += 1;
+            self.dirty.insert(index);
         }
         Delta { pages: 0, dirty: !was as i64 }
     }
@@ -156,9 +146,11 @@ impl Pages {
     pub fn set_logged(&mut self, index: u64) -> Delta {
         let page = self.map.get_mut(&index).expect("a page that is logged is present");
         let was_dirty = page.dirty.take().is_some();
-        self.dirty -= was_dirty as usize;
-        self.logged += !page.logged as usize;
         page.logged = true;
+        if was_dirty {
+            self.dirty.remove(&index);
+        }
+        self.logged.insert(index);
         Delta { pages: 0, dirty: -(was_dirty as i64) }
     }
 
@@ -178,26 +170,30 @@ impl Pages {
         let page = self.map.get_mut(&index).expect("a page that is written back is present");
         page.holds += 1;
         let was_dirty = page.dirty.take().is_some();
-        self.dirty -= was_dirty as usize;
-        self.logged -= page.logged as usize;
-        page.logged = false;
+        if was_dirty {
+            self.dirty.remove(&index);
+        }
+        if std::mem::take(&mut page.logged) {
+            self.logged.remove(&index);
+        }
         Delta { pages: 0, dirty: -(was_dirty as i64) }
     }
 
-    /// Indices of up to `max` pages that are not clean.
+    /// Indices of up to `max` pages that are not clean, ascending.
     pub fn unclean(&self, which: Which, max: usize) -> Vec<u64> {
-        if self.unclean_count(which) == 0 {
-            return Vec::new();
+        match which {
+            Which::Dirty => self.dirty.iter().copied().take(max).collect(),
+            Which::Logged => self.logged.iter().copied().take(max).collect(),
+            Which::All => self.dirty.union(&self.logged).copied().take(max).collect(),
         }
-        self.map.iter().filter(|(_, p)| which.wants(p)).map(|(&i, _)| i).take(max).collect()
     }
 
     /// At least the number of pages that `unclean` would name.
     pub fn unclean_count(&self, which: Which) -> usize {
         match which {
-            Which::Dirty => self.dirty,
-            Which::Logged => self.logged,
-            Which::All => self.dirty + self.logged,
+            Which::Dirty => self.dirty.len(),
+            Which::Logged => self.logged.len(),
+            Which::All => self.dirty.len() + self.logged.len(),
         }
     }
 
@@ -209,9 +205,11 @@ impl Pages {
         for index in gone {
             let page = self.map.remove(&index).expect("just listed");
             delta.pages -= 1;
-            self.logged -= page.logged as usize;
+            if page.logged {
+                self.logged.remove(&index);
+            }
             if page.dirty.is_some() {
-                self.dirty -= 1;
+                self.dirty.remove(&index);
                 delta.dirty -= 1;
             }
             reserved += (page.backing == Backing::Reserved) as u64;

@@ -13,10 +13,11 @@
 //! merged or sorted across inodes, as in Linux before it plugged at a high level: it is kept to compare with.
 //!
 //! # Durable writes
-//! An fsync whose data is one write gets it with one FUA write, instead of a write and a flush of the whole device; two fsyncs of one
-//! file whose data is two writes get them with two, and so on up to `DURABLE_MAX`. Nothing that was written before is made durable by
-//! that, so it is done only if nothing of this file waits for a flush; and only beside few others of its kind, for a flush serves any
-//! number of files. A durable write gets no number from the flusher: no barrier and no fsync has to flush for it.
+//! An fsync whose data is one write gets it with one FUA write, instead of a write and a flush of the whole device. Nothing that
+//! was written before is made durable by that, so it is done only if nothing of this file waits for a flush; only beside few others of
+//! its kind, for a flush serves any number of files; and only by a call that is alone with its file: `wb` is held during the write and
+//! not during a flush, so that calls on one file are faster with a flush that they share. A durable write gets no number from the
+//! flusher: no barrier and no fsync has to flush for it.
 //!
 //! A write that is durable on its own may have failed in the flush that a device without FUA makes of it, and what others had written
 //! is lost then. So if anything waits for a flush, its failure shuts the mount down as that of a flush does.
@@ -55,7 +56,7 @@ const PASS_SEGMENTS: usize = 256;
 const NARROW_SEGMENTS: usize = 8;
 /// Largest merged write.
 const MERGE_BLOCKS_MAX: u64 = 256;
-/// Most durable writes of one pass, and under way in all.
+/// Most durable writes under way.
 const DURABLE_MAX: u32 = 4;
 /// Longest durable write: a longer one takes longer than a flush.
 const DURABLE_BLOCKS_MAX: usize = 16;
@@ -122,15 +123,14 @@ struct Gathered {
     users: Vec<(usize, Vec<u64>)>,
 }
 
-/// Durable writes under way, until dropped.
+/// A durable write under way, until dropped.
 struct DurableTurn<'a> {
     under_way: &'a AtomicU32,
-    count: u32,
 }
 
 impl Drop for DurableTurn<'_> {
     fn drop(&mut self) {
-        self.under_way.fetch_sub(self.count, Ordering::Relaxed);
+        self.under_way.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -382,17 +382,17 @@ impl Fs {
 
     /// Whether these writes of an fsync shall be durable ones. `wb` of the inode is held.
     fn durable_turn(&self, inode: &Inode, ios: &[Gathered]) -> Option<DurableTurn<'_>> {
-        let calls = inode.syncing.load(Ordering::Relaxed).min(DURABLE_MAX);
-        if ios.len() > calls as usize || ios.iter().any(|io| io.buf.blocks() > DURABLE_BLOCKS_MAX) {
+        let alone = inode.syncing.load(Ordering::Relaxed) == 1;
+        if !alone || ios.len() > 1 || ios.iter().any(|io| io.buf.blocks() > DURABLE_BLOCKS_MAX) {
             return None;
         }
         // Its answer would wait for that flush anyway.
         if !self.store.data_flushed(inode.meta.lock().progress.write_seq) {
             return None;
         }
-        let turn = DurableTurn { under_way: &self.durable_writes, count: ios.len() as u32 };
-        let others = self.durable_writes.fetch_add(turn.count, Ordering::Relaxed);
-        (others + turn.count <= DURABLE_MAX).then_some(turn)
+        let others = self.durable_writes.fetch_add(1, Ordering::Relaxed);
+        let turn = DurableTurn { under_way: &self.durable_writes };
+        (others < DURABLE_MAX).then_some(turn)
     }
 
     /// Writes what was gathered as one batch, and marks parts whose IO failed.
