@@ -206,6 +206,11 @@ impl DirtyList {
         }
     }
 
+    /// How many are under writeback.
+    pub fn count_under_writeback(&self) -> usize {
+        self.under_writeback.lock().len()
+    }
+
     /// One of those under writeback.
     pub fn any_under_writeback(&self) -> Option<Arc<Inode>> {
         self.under_writeback.lock().values().next().map(|(inode, _)| inode.clone())

@@ -122,7 +122,7 @@ impl Fs {
             "cache": {
                 "inodes": self.inodes.len(),
                 "dirty_inodes": self.dirty.len(),
-                "inodes_under_writeback": self.dirty.under_writeback().len(),
+                "inodes_under_writeback": self.dirty.count_under_writeback(),
                 "pages": self.budget.cached_pages(),
                 "dirty_pages": self.budget.dirty_pages(),
                 "tree_bytes": self.store.tree().cached_bytes(),

@@ -20,7 +20,8 @@
 //! flusher: no barrier and no fsync has to flush for it.
 //!
 //! A write that is durable on its own may have failed in the flush that a device without FUA makes of it, and what others had written
-//! is lost then. So if anything waits for a flush, its failure shuts the mount down as that of a flush does.
+//! is lost then. So its failure shuts the mount down as that of a flush does, unless nothing else was written while it ran and nothing
+//! had waited for a flush before.
 //!
 //! # Crash argument
 //! Extents and sizes are named only after their data IO has completed, and a log write that names them flushes the
@@ -39,7 +40,7 @@ use kedge_base::broken::{self, Variant};
 use kedge_base::{BLOCK_SIZE, BlockNo, Extent, Ino, IoBuf};
 use kedge_device::{Io, Op, run_batch};
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
-use kedge_store::{CheckpointClient, Class, Handle};
+use kedge_store::{CheckpointClient, Class, Handle, WriteSeq};
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -413,6 +414,7 @@ impl Fs {
             ios.push(Io { offset: io.start.byte_offset(), op: Op::Write { buf: io.buf, fua } });
             users.push(io.users);
         }
+        let alone = if durable { self.all_flushed() } else { None };
         let mut first_error = None;
         for (completion, who) in run_batch(&**self.store.device(), ios).into_iter().zip(users) {
             let Err(e) = completion.result else { continue };
@@ -421,13 +423,19 @@ impl Fs {
                 parts[who].as_mut().expect("a segment belongs to a part").failed = true;
                 self.restore_logged(&inodes[who], &logged);
             }
-            let flush_lost = durable && !self.store.data_flushed(self.store.data_write_seq());
+            let flush_lost = durable && (alone.is_none() || self.all_flushed() != alone);
             if flush_lost || matches!(e, kedge_base::Error::Fenced | kedge_base::Error::OutcomeUnknown) {
                 self.store.shutdown(&e);
             }
             first_error.get_or_insert(Error::from(e));
         }
         first_error.map_or(Ok(()), Err)
+    }
+
+    /// For a pass over one inode: the newest data write, if nothing waits for a flush and nothing else is being written.
+    fn all_flushed(&self) -> Option<WriteSeq> {
+        let newest = self.store.data_write_seq();
+        (self.dirty.count_under_writeback() <= 1 && self.store.data_flushed(newest)).then_some(newest)
     }
 
     /// Copies a segment's pages and marks them as being written. Returns those that were logged.

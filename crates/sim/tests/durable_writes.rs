@@ -1,15 +1,17 @@
 //! An fsync whose data is one write makes that write durable by itself, where it would else flush the device.
 #![allow(clippy::unwrap_used)]
 
-use kedge_base::ManualClock;
+use kedge_base::{ManualClock, spawn_named};
 use kedge_device::sim::{Choice, FaultPlan, OpKind, SimDevice};
 use kedge_sim::ops::{OWNER, errno};
 use kedge_sim::rig;
 use kedgefs::{FileSystem, Ino, SeekKind};
 use std::sync::Arc;
+use std::time::Duration;
 
 const FILE: usize = 256 << 10;
 const PAGE: usize = 4096;
+const LATE: Duration = Duration::from_millis(500);
 
 struct Two {
     device: Arc<SimDevice>,
@@ -99,6 +101,34 @@ fn a_failed_one_shuts_down_if_others_wait_for_a_flush() {
     two.overwrite(two.a, 2);
     two.fails_next_write();
     assert_eq!(two.fs.fsync(two.a, true).unwrap_err().errno(), errno::EIO);
+    assert_eq!(
+        two.fs.fsync(two.b, true).unwrap_err().errno(),
+        errno::EIO,
+        "nobody knows whether it is there"
+    );
+}
+
+/// The same for what others are writing just then: nobody has counted it yet, and the failed flush may have been its.
+#[test]
+fn a_failed_one_shuts_down_if_others_are_writing() {
+    let two = two_files();
+    two.overwrite(two.a, 2);
+    two.overwrite(two.b, 2);
+    let plan = FaultPlan::new(0).delay(OpKind::Write, 0, LATE).fail(OpKind::Write, 1, errno::EIO);
+    two.device.set_plan(plan);
+    let (fs, b) = (two.fs.clone(), two.b);
+    let other = spawn_named("other", move || fs.seek(b, 0, SeekKind::Data).map(drop)).unwrap();
+    while two.device.op_counts().writes == 0 {
+        std::thread::yield_now();
+    }
+    assert_eq!(two.fs.fsync(two.a, true).unwrap_err().errno(), errno::EIO);
+    assert_eq!(
+        two.device.op_counts().writes,
+        2,
+        "the test's own assumption: one of two went before the other"
+    );
+    // Its own write had succeeded, and yet.
+    let _ = other.join().unwrap();
     assert_eq!(
         two.fs.fsync(two.b, true).unwrap_err().errno(),
         errno::EIO,
