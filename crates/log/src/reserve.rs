@@ -88,6 +88,7 @@ impl Drop for Reservation {
             let mut state = self.shared.state.lock();
             state.reserve.give_back(self.left);
             state.grant(&mut wake);
+            self.shared.note_free(&state);
             drop(state);
             wake.fire(&self.shared.writers);
         }

@@ -75,12 +75,12 @@ impl Log {
         if delta < 0 {
             state.grant(&mut wake);
         }
+        self.shared.note_free(&state);
         drop(state);
         wake.fire(&self.shared.writers);
     }
 
-    /// What an ordinary reservation could still take when the last one was made, the last record appended or the tail
-    /// moved: without a lock, for those who look after each operation.
+    /// What an ordinary reservation could still take a moment ago: without a lock, for those who look after each operation.
     pub fn free_bytes(&self) -> u64 {
         self.shared.free.load(Acquire)
     }
