@@ -33,11 +33,6 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
-/// Extents that one record removes or adds.
-const STEP_ITEMS: usize = 512;
-/// Log bytes of such a record: an item's edit and a block's edit each, the patch, voids and zeros.
-const STEP_BYTES: u64 = WIDE.log_bytes();
-
 /// The most that one record of a removal takes away.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct StepMax {
@@ -46,16 +41,18 @@ struct StepMax {
     xattrs: usize,
 }
 
-const WIDE: StepMax = StepMax { extents: STEP_ITEMS, xattrs: 8 };
+const WIDE: StepMax = StepMax { extents: 512, xattrs: 8 };
 /// For files with few extents, and for images so full that a wide step finds no tree nodes: what frees space must never need
 /// more of them than are kept for it.
 const NARROW: StepMax = StepMax { extents: 32, xattrs: 2 };
 
 impl StepMax {
+    /// Log bytes of such a record: an item's edit and a block's edit each, the patch, voids and zeros.
     const fn log_bytes(self) -> u64 {
         (self.extents + self.xattrs) as u64 * 96 + PATCH_BYTES + 4 * PROMISE_PER_PIECE as u64 + 512
     }
 }
+
 /// File blocks that one record allocates, or one look at the map covers.
 const STEP_BLOCKS: u64 = 1 << 15;
 /// How often an operation makes room for itself beside a writer that keeps dirtying the file.
@@ -328,11 +325,7 @@ impl Fs {
             let max = self.step_max(inode.ino, from)?;
             let (mut handle, max, _io, _wb) = self.begin_settled(inode, Class::Reclaim, max, |_| end)?;
             let mut record = RecordBuilder::new(RecordOp::Fallocate);
-            let mut set = ExtentSet::default();
-            let mut upto = to.max(from);
-            if from < to && set.load(self, inode.ino, from, to, max.extents)? >= max.extents {
-                upto = set.end().unwrap_or(to).clamp(from + 1, to);
-            }
+            let (set, upto) = self.load_step(inode.ino, from, to, max)?;
             if std::mem::take(&mut cut_head) {
                 self.zero_range_of_block(inode, &mut record, offset, (from * BLOCK).min(end))?;
             }
@@ -349,6 +342,16 @@ impl Fs {
         }
     }
 
+    /// The extents of whole blocks from `from` on that one step takes, and how far towards `to` it comes.
+    fn load_step(&self, ino: Ino, from: u64, to: u64, max: StepMax) -> Result<(ExtentSet, u64)> {
+        let mut set = ExtentSet::default();
+        let mut upto = to.max(from);
+        if from < to && set.load(self, ino, from, to, max.extents)? >= max.extents {
+            upto = set.end().unwrap_or(to).clamp(from + 1, to);
+        }
+        Ok((set, upto))
+    }
+
     /// Turns whole blocks of an allocated range into unwritten ones and zeroes the rest, a bounded number of extents a
     /// record; the last one names the size. Blocks stay where they are: what reads as zero now was the file's all along.
     fn unwrite(&self, inode: &Arc<Inode>, offset: u64, end: u64, keep_size: bool) -> Result<()> {
@@ -358,11 +361,7 @@ impl Fs {
             let max = self.step_max(inode.ino, from)?;
             let (mut handle, max, _io, _wb) = self.begin_settled(inode, Class::Reclaim, max, |_| end)?;
             let mut record = RecordBuilder::new(RecordOp::Fallocate);
-            let mut set = ExtentSet::default();
-            let mut upto = to.max(from);
-            if from < to && set.load(self, inode.ino, from, to, max.extents)? >= max.extents {
-                upto = set.end().unwrap_or(to).clamp(from + 1, to);
-            }
+            let (mut set, upto) = self.load_step(inode.ino, from, to, max)?;
             let size = inode.meta.lock().core.size;
             // Behind the last block there is nothing but holes and unwritten blocks.
             let behind = size.next_multiple_of(BLOCK);
@@ -489,7 +488,7 @@ impl Fs {
             set.load(self, inode.ino, m.first, m.first + m.blocks, usize::MAX)?;
             let mut done = 0;
             while done < m.blocks {
-                if new.len() >= STEP_ITEMS / 4 {
+                if new.len() >= WIDE.extents / 4 {
                     return Ok((m.first + done, new));
                 }
                 let goal =
@@ -539,7 +538,7 @@ impl Fs {
             if items > SHIFT_ITEMS {
                 return Err(Error::FileTooLarge);
             }
-            let bytes = (items as u64 + 4) * 160 + STEP_BYTES;
+            let bytes = (items as u64 + 4) * 160 + WIDE.log_bytes();
             let mut handle = self.begin_many(bytes, 8, 2 * items as u32, Class::Normal)?;
             let _io = self.lock_io(inode)?;
             let _wb = inode.wb.lock();
