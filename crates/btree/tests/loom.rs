@@ -162,6 +162,12 @@ fn nothing_is_dropped_under_a_reader() {
     });
 }
 
+/// Runs `body` beside the model's own thread.
+fn beside<T: 'static>(shared: &Arc<T>, body: impl FnOnce(Arc<T>) + 'static) -> thread::JoinHandle<()> {
+    let shared = shared.clone();
+    thread::spawn(move || body(shared))
+}
+
 struct Guarded {
     lock: PingLock,
     value: UnsafeCell<u64>,
@@ -193,16 +199,13 @@ impl Guarded {
 fn writers_exclude_each_other_through_conversions() {
     model(|| {
         let guarded = Guarded::new();
-        let other = {
-            let guarded = guarded.clone();
-            thread::spawn(move || {
-                let (mut grip, _) = Grip::take(guarded.clone(), Mode::Write);
-                grip.set_blocking();
-                guarded.add();
-                grip.clear_blocking();
-                guarded.add();
-            })
-        };
+        let other = beside(&guarded, |guarded| {
+            let (mut grip, _) = Grip::take(guarded.clone(), Mode::Write);
+            grip.set_blocking();
+            guarded.add();
+            grip.clear_blocking();
+            guarded.add();
+        });
         {
             let (_grip, _) = Grip::take(guarded.clone(), Mode::Write);
             guarded.add();
@@ -217,14 +220,11 @@ fn writers_exclude_each_other_through_conversions() {
 fn a_sleeper_is_woken_by_who_unlocks_blocking() {
     model(|| {
         let guarded = Guarded::new();
-        let other = {
-            let guarded = guarded.clone();
-            thread::spawn(move || {
-                let (mut grip, _) = Grip::take(guarded.clone(), Mode::Write);
-                grip.set_blocking();
-                guarded.add();
-            })
-        };
+        let other = beside(&guarded, |guarded| {
+            let (mut grip, _) = Grip::take(guarded.clone(), Mode::Write);
+            grip.set_blocking();
+            guarded.add();
+        });
         {
             let (_grip, _) = Grip::take(guarded.clone(), Mode::Read);
             let seen = guarded.get();
@@ -238,16 +238,13 @@ fn a_sleeper_is_woken_by_who_unlocks_blocking() {
 fn a_writer_waits_for_a_blocking_reader() {
     model(|| {
         let guarded = Guarded::new();
-        let reader = {
-            let guarded = guarded.clone();
-            thread::spawn(move || {
-                let (mut grip, _) = Grip::take(guarded.clone(), Mode::Read);
-                grip.set_blocking();
-                let seen = guarded.get();
-                grip.clear_blocking();
-                assert_eq!(guarded.get(), seen);
-            })
-        };
+        let reader = beside(&guarded, |guarded| {
+            let (mut grip, _) = Grip::take(guarded.clone(), Mode::Read);
+            grip.set_blocking();
+            let seen = guarded.get();
+            grip.clear_blocking();
+            assert_eq!(guarded.get(), seen);
+        });
         match Grip::try_take(guarded.clone(), Mode::Write) {
             Ok(_grip) => guarded.add(),
             Err(guarded) => {
@@ -303,10 +300,7 @@ fn biased(slots: usize, reads: usize) -> Arc<Biased> {
 fn visible_readers_and_writers_exclude_each_other() {
     model(|| {
         let latch = biased(1, 16);
-        let writer = {
-            let latch = latch.clone();
-            thread::spawn(move || latch.write())
-        };
+        let writer = beside(&latch, |latch| latch.write());
         assert!(latch.read(0) <= 1);
         assert!(latch.read(0) <= 1);
         writer.join().unwrap();
@@ -318,14 +312,8 @@ fn visible_readers_and_writers_exclude_each_other() {
 fn a_latch_becomes_biased_beside_readers_and_writers() {
     model(|| {
         let latch = biased(2, 15);
-        let writer = {
-            let latch = latch.clone();
-            thread::spawn(move || latch.write())
-        };
-        let reader = {
-            let latch = latch.clone();
-            thread::spawn(move || assert!(latch.read(1) <= 1))
-        };
+        let writer = beside(&latch, |latch| latch.write());
+        let reader = beside(&latch, |latch| assert!(latch.read(1) <= 1));
         assert!(latch.read(0) <= 1);
         writer.join().unwrap();
         reader.join().unwrap();
