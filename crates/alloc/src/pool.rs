@@ -78,6 +78,13 @@ impl State {
     }
 }
 
+/// Written only when it changes: each operation reads these, and a write takes the cache line from all other processors.
+fn note(flag: &AtomicBool, is: bool) {
+    if flag.load(SeqCst) != is {
+        flag.store(is, SeqCst);
+    }
+}
+
 /// Answer to a reservation that the pool cannot serve.
 pub(crate) enum Refusal {
     /// Slots come back: from operations under way or with a checkpoint.
@@ -138,8 +145,8 @@ impl NodePool {
     fn with<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.state.lock();
         let out = f(&mut state);
-        self.short.store(state.level() < self.floor(), SeqCst);
-        self.low.store(state.unpromised() < self.floor(), SeqCst);
+        note(&self.short, state.level() < self.floor());
+        note(&self.low, state.unpromised() < self.floor());
         out
     }
 

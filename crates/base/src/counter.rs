@@ -1,7 +1,8 @@
 //! Counters and power-of-two histograms, cheap enough to be always on.
 
 use serde::Serialize;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 /// A monotonic event count.
 #[derive(Debug, Default)]
@@ -32,39 +33,61 @@ impl Counter {
 
 /// Power-of-two histogram: bucket 0 counts the value 0, bucket `i` the values in `[2^(i-1), 2^i)`. The unit is the
 /// caller's (nanoseconds for latencies).
-#[derive(Debug)]
+///
+/// Threads record in *stripes* of their own, summed when somebody looks: counters that all processors write would have their cache line go
+/// from one to the other with each operation. A stripe is allocated when it is first used.
+#[derive(Debug, Default)]
 pub struct Histogram {
+    stripes: [OnceLock<Box<Stripe>>; STRIPES],
+}
+
+/// On cache lines of its own.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Stripe {
     buckets: [AtomicU64; 65],
     sum: AtomicU64,
     max: AtomicU64,
 }
 
-impl Default for Histogram {
-    fn default() -> Self {
-        Histogram {
-            buckets: [const { AtomicU64::new(0) }; 65],
-            sum: AtomicU64::new(0),
-            max: AtomicU64::new(0),
-        }
+/// How many parts a thing has that is divided among threads.
+pub const STRIPES: usize = 8;
+
+/// Which part of striped things the calling thread uses: always the same one.
+pub fn stripe() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static MINE: usize = NEXT.fetch_add(1, Relaxed) % STRIPES;
     }
+    MINE.with(|mine| *mine)
 }
 
 impl Histogram {
     pub fn record(&self, value: u64) {
-        self.buckets[64 - value.leading_zeros() as usize].fetch_add(1, Relaxed);
-        self.sum.fetch_add(value, Relaxed);
-        self.max.fetch_max(value, Relaxed);
+        let stripe = self.stripes[stripe()].get_or_init(|| {
+            Box::new(Stripe {
+                buckets: [const { AtomicU64::new(0) }; 65],
+                sum: AtomicU64::new(0),
+                max: AtomicU64::new(0),
+            })
+        });
+        stripe.buckets[64 - value.leading_zeros() as usize].fetch_add(1, Relaxed);
+        stripe.sum.fetch_add(value, Relaxed);
+        if stripe.max.load(Relaxed) < value {
+            stripe.max.fetch_max(value, Relaxed);
+        }
     }
 
     pub fn snapshot(&self) -> HistogramSnapshot {
-        let buckets: Vec<u64> = self.buckets.iter().map(|b| b.load(Relaxed)).collect();
-        let used = buckets.iter().rposition(|&b| b != 0).map_or(0, |i| i + 1);
-        HistogramSnapshot {
-            count: buckets.iter().sum(),
-            sum: self.sum.load(Relaxed),
-            max: self.max.load(Relaxed),
-            buckets: buckets[..used].to_vec(),
+        let mut buckets = vec![0; 65];
+        let (mut sum, mut max) = (0u64, 0);
+        for stripe in self.stripes.iter().filter_map(OnceLock::get) {
+            buckets.iter_mut().zip(&stripe.buckets).for_each(|(all, own)| *all += own.load(Relaxed));
+            sum = sum.wrapping_add(stripe.sum.load(Relaxed));
+            max = max.max(stripe.max.load(Relaxed));
         }
+        buckets.truncate(buckets.iter().rposition(|&b| b != 0).map_or(0, |i| i + 1));
+        HistogramSnapshot { count: buckets.iter().sum(), sum, max, buckets }
     }
 }
 
@@ -96,3 +119,7 @@ impl HistogramSnapshot {
         self.max
     }
 }
+
+#[cfg(test)]
+#[path = "counter_tests.rs"]
+mod tests;

@@ -14,7 +14,7 @@ mod units;
 
 pub use buf::{BLOCK_SIZE, Block, IoBuf};
 pub use clock::{Clock, ManualClock, SystemClock, Timespec};
-pub use counter::{Counter, Histogram, HistogramSnapshot};
+pub use counter::{Counter, Histogram, HistogramSnapshot, STRIPES, stripe};
 pub use error::{CorruptKind, Error, Result};
 pub use units::{BlockNo, Epoch, Extent, Generation, Ino, InoHasher, InoMap, Lsn};
 

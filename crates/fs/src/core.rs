@@ -1,8 +1,9 @@
 //! The open file system: what all operations share.
 
 use crate::budget::Budget;
+use crate::chunks::InodeTable;
 use crate::dirty::DirtyList;
-use crate::inode::{Inode, InodeTable, Meta, Progress};
+use crate::inode::{Inode, Meta, Progress};
 use crate::pages::Delta;
 use crate::stats::FsStats;
 use crate::switches::Live;
@@ -166,8 +167,27 @@ impl Fs {
     pub fn commit(
         &self,
         handle: &mut Handle<'_>,
+        record: RecordBuilder,
+        changes: &mut [Change<'_>],
+    ) -> Result<RecordLsn> {
+        self.commit_by(record, changes, |record| handle.commit(record))
+    }
+
+    /// [`Fs::commit`] of an operation with one record, which makes no log-resident data.
+    pub fn commit_only(
+        &self,
+        handle: Handle<'_>,
+        record: RecordBuilder,
+        changes: &mut [Change<'_>],
+    ) -> Result<RecordLsn> {
+        self.commit_by(record, changes, |record| handle.commit_only(record))
+    }
+
+    fn commit_by(
+        &self,
         mut record: RecordBuilder,
         changes: &mut [Change<'_>],
+        commit: impl FnOnce(RecordBuilder) -> kedge_base::Result<RecordLsn>,
     ) -> Result<RecordLsn> {
         let others = record.edits();
         for c in changes.iter_mut() {
@@ -181,7 +201,7 @@ impl Fs {
         }
         // Edits beside the patches (extents, names, attributes) are more than time stamps, whoever they are of.
         let others = others > 0;
-        let lsn = handle.commit(record)?;
+        let lsn = commit(record)?;
         for c in changes.iter_mut() {
             c.meta.core = c.core;
             c.meta.unlogged = InodeMask::default();

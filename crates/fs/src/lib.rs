@@ -36,6 +36,7 @@ struct FrontPage;
 mod api;
 mod attr;
 mod budget;
+mod chunks;
 mod core;
 mod dirty;
 mod error;

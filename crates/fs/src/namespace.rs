@@ -128,7 +128,7 @@ impl Fs {
             return Err(Error::NameTooLong);
         }
         let bytes = NAME_RECORD_BYTES + make.target.len() as u64;
-        let mut handle = self.begin(bytes, 4, Class::Normal)?;
+        let handle = self.begin(bytes, 4, Class::Normal)?;
         let dir = self.get_dir(dir)?;
         let _io = dir.io.write();
         let slot = self.find_free(dir.ino, name)?;
@@ -161,7 +161,7 @@ impl Fs {
         }
         record.inode(ino, create_mask(&core), &core);
         put_dentry(&mut record, dir.ino, slot, ino, make.kind, name);
-        let lsn = self.commit(&mut handle, record, &mut changes)?;
+        let lsn = self.commit_only(handle, record, &mut changes)?;
         drop(changes);
         self.inodes.insert_new(&self.store, Arc::new(Inode::new(ino, core, make.kind, progress_at(lsn))));
         Ok(Attr::from_core(ino, &core, make.kind))
@@ -205,7 +205,7 @@ impl Fs {
 
     pub fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
         check_name(name)?;
-        let mut handle = self.begin(NAME_RECORD_BYTES, 4, Class::Normal)?;
+        let handle = self.begin(NAME_RECORD_BYTES, 4, Class::Normal)?;
         let dir = self.get_dir(dir)?;
         let child = self.get(ino)?;
         if child.is_dir() {
@@ -244,9 +244,9 @@ impl Fs {
             });
         }
         put_dentry(&mut record, dir.ino, slot, ino, child.kind, name);
-        self.commit(&mut handle, record, &mut changes)?;
+        self.commit_only(handle, record, &mut changes)?;
         self.orphans.lock().remove(&ino);
-        drop((changes, _io, handle));
+        drop((changes, _io));
         if self.must_force_name(&[&child]) {
             self.store.force(self.store.head_lsn(), ForceCause::Rename)?;
         }
@@ -255,7 +255,7 @@ impl Fs {
 
     pub fn unlink(&self, dir: Ino, name: &[u8]) -> Result<()> {
         check_name(name)?;
-        let mut handle = self.begin(NAME_RECORD_BYTES, 4, Class::Reclaim)?;
+        let handle = self.begin(NAME_RECORD_BYTES, 4, Class::Reclaim)?;
         let dir = self.get_dir(dir)?;
         let io = dir.io.write();
         let found = self.find(dir.ino, name)?;
@@ -277,10 +277,9 @@ impl Fs {
             }
             orphaned = drop_name(c, &mut record, now)?;
         }
-        self.commit(&mut handle, record, &mut changes)?;
+        self.commit_only(handle, record, &mut changes)?;
         drop(changes);
         drop(io);
-        drop(handle);
         if orphaned {
             self.orphaned(ino);
         }

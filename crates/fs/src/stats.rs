@@ -187,7 +187,7 @@ impl Fs {
         json!({
             "generation": self.store.generation().0,
             "by_cause": causes,
-            "handles": s.handles.get(),
+            "handles": s.handles(),
             "ns": latency(&s.checkpoint_ns.snapshot()),
             "cut_ns": latency(&s.cut_ns.snapshot()),
             "nodes_written": s.nodes_written.get(),
@@ -218,7 +218,7 @@ impl Fs {
             "flushing_avg_ns": mean(&s.flushing_ns),
             "logging_avg_ns": mean(&s.logging_ns),
             "commit_avg_ns": mean(&s.checkpoint_ns),
-            "handles_avg": per(s.handles.get()),
+            "handles_avg": per(s.handles()),
             "blocks_avg": per(s.checkpoint_bytes.get() / block),
             "logged_blocks_avg": per(log.bytes_written.get() / block),
             "log_space_stalls": stalls.count,

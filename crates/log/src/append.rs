@@ -29,10 +29,21 @@ impl Log {
     /// When the record exceeds what is left of the reservation, is empty or longer than [`RECORD_MAX`], or when the
     /// reservation is another log's: its maker miscounted.
     pub fn append(&self, reservation: &mut Reservation, record: &[u8]) -> RecordLsn {
+        let charge = reservation.spend(record.len());
+        self.append_for(reservation, charge, record)
+    }
+
+    /// [`Log::append`] of the reservation's last record: what is left goes back under the same lock, not at the drop.
+    pub fn append_last(&self, reservation: &mut Reservation, record: &[u8]) -> RecordLsn {
+        let charge = reservation.spend(record.len()) + reservation.spend_rest();
+        self.append_for(reservation, charge, record)
+    }
+
+    /// `charge`: what the reservation gives up for the record.
+    fn append_for(&self, reservation: &Reservation, charge: u64, record: &[u8]) -> RecordLsn {
         let shared = &*self.shared;
         assert!(!record.is_empty() && record.len() <= RECORD_MAX, "a record has 1 to RECORD_MAX bytes");
         assert!(Arc::ptr_eq(&self.shared, &reservation.shared), "a reservation belongs to one log");
-        let charge = reservation.spend(record.len());
         let mut wake = Wake::default();
         let mut guard = shared.state.lock();
         let state = &mut *guard;

@@ -50,6 +50,7 @@ use kedge_device::Device;
 use kedge_format::logwrite::{FRAME_SIZE, HEADER_SIZE, WRITE_BLOCKS_MAX};
 use ring::Ring;
 use state::State;
+use std::sync::atomic::Ordering::Acquire;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Weak};
 use uuid::Uuid;
@@ -172,6 +173,10 @@ impl Log {
 
     /// Why the log was shut down.
     pub fn shutdown_reason(&self) -> Option<Error> {
+        // Every operation asks: without the lock, unless there is something to tell.
+        if !self.shared.dead.load(Acquire) {
+            return None;
+        }
         self.shared.state.lock().dead.clone()
     }
 

@@ -75,6 +75,11 @@ impl Reservation {
         charge
     }
 
+    /// Takes all out that is left.
+    pub(crate) fn spend_rest(&mut self) -> u64 {
+        std::mem::take(&mut self.left)
+    }
+
     /// Longest record that still fits.
     pub fn bytes_left(&self) -> u64 {
         self.left.saturating_sub(RECORD_OVERHEAD)

@@ -212,14 +212,14 @@ impl Store {
     }
 
     fn cut(&self) -> Cut {
-        let mut gate = self.gate.write();
+        let mut gate = self.gate.close();
         let started = self.clock.monotonic();
         let lsn = self.log.seal();
         if broken::is(Variant::CutNotExact) {
             // Broken on purpose: the tree gets records that lie behind the cut.
             drop(gate);
             std::thread::sleep(std::time::Duration::from_millis(2));
-            gate = self.gate.write();
+            gate = self.gate.close();
         }
         let cut = Cut {
             lsn,

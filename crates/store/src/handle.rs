@@ -6,7 +6,7 @@ use crate::{Class, Store};
 use kedge_alloc::{NodeClass, NodeReservation};
 use kedge_base::{Error, Result};
 use kedge_format::record::{Record, RecordBuilder};
-use kedge_log::{RecordLsn, Reservation, ReserveClass};
+use kedge_log::{Log, RecordLsn, Reservation, ReserveClass};
 use smallvec::SmallVec;
 use std::time::Duration;
 
@@ -118,6 +118,16 @@ impl Handle<'_> {
     /// The caller holds the meta locks of all inodes that the record touches, so that records of one inode are
     /// appended in the order in which they take effect.
     pub fn commit(&mut self, record: RecordBuilder) -> Result<RecordLsn> {
+        self.commit_as(record, false)
+    }
+
+    /// [`Handle::commit`] of an operation with one record: what is left of the reservation goes back with it. Not for records
+    /// that make log-resident pieces, whose promises come out of what is left.
+    pub fn commit_only(mut self, record: RecordBuilder) -> Result<RecordLsn> {
+        self.commit_as(record, true)
+    }
+
+    fn commit_as(&mut self, record: RecordBuilder, last: bool) -> Result<RecordLsn> {
         let store = self.store;
         let bytes = record.finish();
         let decoded = Record::decode(store.log.head_lsn(), &bytes)?;
@@ -125,9 +135,10 @@ impl Handle<'_> {
         // Read in what apply will touch: below the epoch guard nothing may wait for IO. A tree that is in memory as a
         // whole needs no pins; should the first eviction come just then, this one operation waits for a read.
         let _pins = if store.tree.is_in_memory() { None } else { Some(store.tree.pin(&keys)?) };
-        let gate = store.gate.read();
+        let gate = store.gate.enter();
         store.check_alive()?;
-        let lsn = store.log.append(&mut self.log, &bytes);
+        let append = if last { Log::append_last } else { Log::append };
+        let lsn = append(&store.log, &mut self.log, &bytes);
         let target = Target {
             tree: &store.tree,
             alloc: &store.alloc,
@@ -137,7 +148,10 @@ impl Handle<'_> {
         };
         match apply::apply(&target, lsn, &decoded.edits) {
             Ok(0) => {}
-            Ok(pieces) => store.log.promise(pieces * PROMISE_PER_PIECE),
+            Ok(pieces) => {
+                assert!(pieces < 0 || !last, "what the promise comes out of is given back");
+                store.log.promise(pieces * PROMISE_PER_PIECE);
+            }
             Err(e) => {
                 store.shutdown(&e);
                 return Err(e);
@@ -145,7 +159,6 @@ impl Handle<'_> {
         }
         drop(gate);
         store.stats.records[decoded.op as usize].inc();
-        store.stats.handles.inc();
         store.after_commit();
         Ok(lsn)
     }

@@ -20,6 +20,7 @@ mod apply;
 mod checkpoint;
 mod flusher;
 mod format;
+mod gate;
 mod handle;
 mod recovery;
 mod residents;
@@ -38,7 +39,7 @@ pub use residents::ResidentRange;
 pub use stats::StoreStats;
 
 use kedge_alloc::Alloc;
-use kedge_base::lock::{Condvar, Mutex, Rank, RwLock};
+use kedge_base::lock::{Condvar, Mutex, Rank};
 use kedge_base::{BlockNo, Clock, Epoch, Error, Extent, Generation, Ino, Lsn, Result};
 use kedge_btree::Tree;
 use kedge_device::Device;
@@ -76,8 +77,8 @@ pub struct Store {
     pub(crate) alloc: Arc<Alloc>,
     pub(crate) log: Arc<Log>,
     pub(crate) flusher: Arc<flusher::Flusher>,
-    /// The epoch guard: shared by committing operations, exclusive for a cut.
-    pub(crate) gate: RwLock<()>,
+    /// The epoch guard.
+    pub(crate) gate: gate::Gate,
     pub(crate) residents: residents::Residents,
     pub(crate) counters: Counters,
     /// Generation in which the tree changes now: one more than the last cut's.

@@ -19,7 +19,6 @@ use crate::space::{AllocNodes, DeviceNodes};
 use crate::{Counters, Store, StoreStats, Wake};
 use kedge_alloc::{Alloc, DataReservation};
 use kedge_base::broken::{self, Variant};
-use kedge_base::lock::{Rank, RwLock};
 use kedge_base::{
     BLOCK_SIZE, BlockNo, Clock, CorruptKind, Epoch, Error, Generation, Ino, IoBuf, Lsn, Result, spawn_named,
 };
@@ -462,7 +461,7 @@ impl Recovery {
             alloc: self.alloc,
             log,
             flusher,
-            gate: RwLock::new(Rank::EpochGuard, ()),
+            gate: crate::gate::Gate::new(),
             residents: self.residents,
             counters: self.counters,
             generation: self.generation,

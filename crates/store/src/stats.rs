@@ -6,8 +6,6 @@ use kedge_base::{Counter, Histogram};
 pub struct StoreStats {
     /// By [`kedge_format::record::RecordOp`].
     pub records: [Counter; 16],
-    /// Operations committed.
-    pub handles: Counter,
     pub checkpoints: [Counter; crate::CheckpointCause::COUNT],
     /// Nanoseconds from start to the tail's advance.
     pub checkpoint_ns: Histogram,
@@ -33,7 +31,6 @@ impl Default for StoreStats {
     fn default() -> Self {
         StoreStats {
             records: [const { Counter::new() }; 16],
-            handles: Counter::new(),
             checkpoints: [const { Counter::new() }; crate::CheckpointCause::COUNT],
             checkpoint_ns: Histogram::default(),
             cut_ns: Histogram::default(),
@@ -46,5 +43,12 @@ impl Default for StoreStats {
             node_stalls: Counter::new(),
             dirty_stalls: Counter::new(),
         }
+    }
+}
+
+impl StoreStats {
+    /// Operations committed: each has one record.
+    pub fn handles(&self) -> u64 {
+        self.records.iter().map(Counter::get).sum()
     }
 }

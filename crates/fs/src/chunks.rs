@@ -1,0 +1,230 @@
+//! The table that caches inodes, what is undurable of evicted ones, and pins.
+//!
+//! # Chunks
+//! Inodes of sixteen neighbouring numbers share one entry of the table, a *chunk*: siblings have neighbouring numbers
+//! ([`crate::core::Fs::new_ino`]), so a directory's inodes take a sixteenth of the look-ups in cold memory, and a table that grows moves a sixteenth of
+//! the entries.
+//!
+//! # Eviction
+//! Second chance: the chunks of a shard stand in a ring, and a hand goes round. A full shard looks at the chunk under the hand: was it used since the
+//! hand was there last, it stays; else those of its inodes go that nobody holds and that have nothing unwritten, and with the last one the
+//! chunk. An insertion looks at a bounded number of chunks: inodes that cannot go cost it little, and the table grows beyond its limit.
+
+use crate::dirty::DirtyList;
+use crate::inode::{Inode, Progress, evictable};
+use kedge_base::broken::{self, Variant};
+use kedge_base::lock::{Mutex, Rank};
+use kedge_base::{Ino, InoMap};
+use kedge_format::{FileKind, InodeCore};
+use kedge_store::Store;
+use std::sync::Arc;
+
+const SHARDS: usize = 32;
+/// Inodes of a chunk.
+const CHUNK: u64 = 16;
+/// Chunks that one insertion into a full shard looks at.
+const LOOK_AT: usize = 8;
+/// Cached inodes, what is undurable of evicted ones, and pins.
+pub(crate) struct InodeTable {
+    shards: Vec<Mutex<Shard>>,
+    per_shard_max: usize,
+    tracking: Arc<DirtyList>,
+}
+
+#[derive(Default)]
+struct Chunk {
+    inodes: [Option<Arc<Inode>>; CHUNK as usize],
+    count: u8,
+    /// Since the hand was there last.
+    used: bool,
+    /// Its place in the ring.
+    at: usize,
+}
+
+#[derive(Default)]
+struct Shard {
+    /// By the number of a chunk's first inode. None is empty.
+    chunks: InoMap<Box<Chunk>>,
+    /// The same numbers, each once.
+    ring: Vec<Ino>,
+    hand: usize,
+    /// In all chunks.
+    inodes: usize,
+    /// Progress of evicted inodes that is not known to be durable.
+    evicted: InoMap<Progress>,
+    pins: InoMap<u64>,
+    /// Size of `evicted` at which durable entries are dropped.
+    sweep_at: usize,
+}
+
+/// The chunk that holds an inode, and its place there.
+fn place(ino: Ino) -> (Ino, usize) {
+    (Ino(ino.0 - ino.0 % CHUNK), (ino.0 % CHUNK) as usize)
+}
+
+impl InodeTable {
+    pub fn new(inodes_max: usize, tracking: Arc<DirtyList>) -> InodeTable {
+        InodeTable {
+            tracking,
+            shards: (0..SHARDS)
+                .map(|_| Mutex::new(Rank::Leaf, Shard { sweep_at: 64, ..Default::default() }))
+                .collect(),
+            per_shard_max: (inodes_max / SHARDS).max(16),
+        }
+    }
+
+    fn shard(&self, ino: Ino) -> &Mutex<Shard> {
+        &self.shards[(ino.0 / CHUNK) as usize % SHARDS]
+    }
+
+    pub fn get(&self, ino: Ino) -> Option<Arc<Inode>> {
+        self.shard(ino).lock().get(ino)
+    }
+
+    pub fn len(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().inodes).sum()
+    }
+
+    /// Adds an inode read from the tree, unless another thread was faster. Returns the one in the table.
+    pub fn insert_loaded(&self, store: &Store, ino: Ino, core: InodeCore, kind: FileKind) -> Arc<Inode> {
+        let mut shard = self.shard(ino).lock();
+        if let Some(there) = shard.get(ino) {
+            return there;
+        }
+        let progress = shard.evicted.remove(&ino).unwrap_or_default();
+        let inode = Arc::new(Inode::new(ino, core, kind, progress));
+        self.add(&mut shard, store, inode.clone());
+        inode
+    }
+
+    /// Adds an inode that was just created.
+    pub fn insert_new(&self, store: &Store, inode: Arc<Inode>) {
+        let mut shard = self.shard(inode.ino).lock();
+        self.add(&mut shard, store, inode);
+    }
+
+    fn add(&self, shard: &mut Shard, store: &Store, inode: Arc<Inode>) {
+        for _ in 0..LOOK_AT {
+            if shard.inodes < self.per_shard_max || shard.ring.is_empty() {
+                break;
+            }
+            shard.evict_one(store, &self.tracking);
+        }
+        self.tracking.cached(inode.ino, true);
+        shard.insert(inode);
+    }
+
+    /// Forgets a deleted inode.
+    pub fn remove(&self, ino: Ino) {
+        let mut shard = self.shard(ino).lock();
+        if shard.remove(ino) {
+            self.tracking.cached(ino, false);
+        }
+        shard.evicted.remove(&ino);
+    }
+
+    pub fn pin(&self, ino: Ino) {
+        *self.shard(ino).lock().pins.entry(ino).or_insert(0) += 1;
+    }
+
+    /// Returns true when the last pin went.
+    pub fn unpin(&self, ino: Ino, count: u64) -> bool {
+        let mut shard = self.shard(ino).lock();
+        let Some(pins) = shard.pins.get_mut(&ino) else { return false };
+        *pins = pins.saturating_sub(count);
+        if *pins > 0 {
+            return false;
+        }
+        shard.pins.remove(&ino);
+        if shard.pins.capacity() > 64 && shard.pins.len() * 4 < shard.pins.capacity() {
+            shard.pins.shrink_to_fit();
+        }
+        true
+    }
+
+    pub fn is_pinned(&self, ino: Ino) -> bool {
+        self.shard(ino).lock().pins.contains_key(&ino)
+    }
+}
+
+impl Shard {
+    fn get(&mut self, ino: Ino) -> Option<Arc<Inode>> {
+        let (first, index) = place(ino);
+        let chunk = self.chunks.get_mut(&first)?;
+        chunk.used = true;
+        chunk.inodes[index].clone()
+    }
+
+    fn insert(&mut self, inode: Arc<Inode>) {
+        let (first, index) = place(inode.ino);
+        let ring = &mut self.ring;
+        let chunk = self.chunks.entry(first).or_insert_with(|| {
+            ring.push(first);
+            // Used: the hand may be right before it.
+            Box::new(Chunk { at: ring.len() - 1, used: true, ..Default::default() })
+        });
+        if chunk.inodes[index].replace(inode).is_none() {
+            chunk.count += 1;
+            self.inodes += 1;
+        }
+    }
+
+    /// Whether it was there.
+    fn remove(&mut self, ino: Ino) -> bool {
+        let (first, index) = place(ino);
+        let Some(chunk) = self.chunks.get_mut(&first) else { return false };
+        if chunk.inodes[index].take().is_none() {
+            return false;
+        }
+        chunk.count -= 1;
+        self.inodes -= 1;
+        if chunk.count == 0 {
+            self.remove_chunk(first);
+        }
+        true
+    }
+
+    fn remove_chunk(&mut self, first: Ino) {
+        let gone = self.chunks.remove(&first).expect("the caller has looked at it");
+        assert_eq!(self.ring.swap_remove(gone.at), first, "a chunk knows its place");
+        if let Some(moved) = self.ring.get(gone.at) {
+            self.chunks.get_mut(moved).expect("the ring has the chunks that there are").at = gone.at;
+        }
+    }
+
+    /// Looks at one chunk, of at least one.
+    fn evict_one(&mut self, store: &Store, tracking: &DirtyList) {
+        let at = self.hand % self.ring.len();
+        // On, also where a chunk goes: the last one takes its place, which is the newest as a rule.
+        self.hand = at + 1;
+        let first = self.ring[at];
+        let chunk = self.chunks.get_mut(&first).expect("the ring has the chunks that there are");
+        if std::mem::take(&mut chunk.used) {
+            return;
+        }
+        for (slot, ino) in chunk.inodes.iter_mut().zip(first.0..) {
+            // Nobody else can come to hold it: the table's reference is the only one, and we have the table's lock.
+            let held = slot.as_ref().is_none_or(|inode| Arc::strong_count(inode) > 1);
+            let Some(progress) = slot.as_deref().filter(|_| !held).and_then(evictable) else { continue };
+            *slot = None;
+            chunk.count -= 1;
+            self.inodes -= 1;
+            tracking.cached(Ino(ino), false);
+            // Broken on purpose: nobody remembers what is not durable of it.
+            if !progress.is_settled(store) && !broken::is(Variant::ForgetEvicted) {
+                self.evicted.insert(Ino(ino), progress);
+            }
+        }
+        if chunk.count == 0 {
+            self.remove_chunk(first);
+        }
+        if self.evicted.len() >= self.sweep_at {
+            self.evicted.retain(|_, p| !p.is_settled(store));
+            self.sweep_at = (self.evicted.len() * 2).max(64);
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "chunks_tests.rs"]
+mod tests;

@@ -1,0 +1,36 @@
+//! The epoch guard: shared by operations that commit, exclusive for a checkpoint's cut.
+//!
+//! One lock for each stripe of threads: who commits takes his stripe's, a cut takes all. A single reader-writer lock would be
+//! written by every operation, and its cache line go from processor to processor; cuts are rare. Exclusion holds because a
+//! reader holds one of the locks that the writer needs; two writers do not wait for one another crosswise because both take the locks
+//! in order.
+
+use kedge_base::lock::{Rank, ReadGuard, RwLock, WriteGuard};
+use kedge_base::{STRIPES, stripe};
+
+/// On cache lines of its own.
+#[repr(align(128))]
+struct Lane(RwLock<()>);
+
+/// See the module.
+pub(crate) struct Gate([Lane; STRIPES]);
+
+impl Gate {
+    pub fn new() -> Gate {
+        Gate(std::array::from_fn(|i| Lane(RwLock::with_order(Rank::EpochGuard, i as u64, ()))))
+    }
+
+    /// Keeps cuts out. Not taken twice by one thread: a cut that came between would wait for the first, and the second for it.
+    pub fn enter(&self) -> ReadGuard<'_, ()> {
+        self.0[stripe()].0.read()
+    }
+
+    /// Keeps everyone out.
+    pub fn close(&self) -> [WriteGuard<'_, ()>; STRIPES] {
+        std::array::from_fn(|i| self.0[i].0.write())
+    }
+}
+
+#[cfg(test)]
+#[path = "gate_tests.rs"]
+mod tests;
