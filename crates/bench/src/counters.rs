@@ -47,11 +47,12 @@ impl Counters {
         (now - old) / (count - old_count) / 1e6
     }
 
-    /// Of an operation's latency in nanoseconds. Operations without an instance are not listed. Within a bucket, which
-    /// spans a factor of two, its values are taken for evenly spread.
-    pub fn quantile_since(&self, before: &Counters, operation: &str, q: f64) -> f64 {
+    /// Of latencies in nanoseconds, as `operations/fsync`; NaN without any: operations without an instance are not listed. Within
+    /// a bucket, which spans a factor of two, its values are taken for evenly spread, up to the largest there was.
+    pub fn quantile_since(&self, before: &Counters, latency: &str, q: f64) -> f64 {
+        let max = self.get(&format!("{latency}/max")).unwrap_or(f64::INFINITY);
         let buckets = |of: &Counters| -> Vec<f64> {
-            let path = format!("/operations/{operation}/histogram");
+            let path = format!("/{latency}/histogram");
             let list = of.0.pointer(&path).and_then(Value::as_array);
             list.map_or(vec![], |l| l.iter().map(|v| v.as_f64().unwrap_or(0.0)).collect())
         };
@@ -63,7 +64,7 @@ impl Counters {
         for (i, n) in counts.iter().enumerate() {
             if *n > 0.0 && seen + n >= want {
                 let low = if i == 0 { 0.0 } else { (2.0f64).powi(i as i32 - 1) };
-                return low + low * (want - seen) / n;
+                return (low + low * (want - seen) / n).min(max);
             }
             seen += n;
         }

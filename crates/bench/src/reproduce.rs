@@ -26,8 +26,11 @@ use crate::place::{Machine, Place};
 use crate::report::{Report, Section};
 use crate::shell::need;
 use anyhow::{Result, bail};
-use kedge_device::{FileDevice, OpenOptions};
+use delay::DelayedFlush;
+use kedge_device::{FileDevice, MemDevice, OpenOptions};
 use kedgefs::{FormatOptions, MountOptions};
+use std::sync::Arc;
+use std::time::Duration;
 
 /// What can be reproduced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -165,6 +168,12 @@ impl<'a> Run<'a> {
         self.made(device.map_err(anyhow::Error::from).and_then(|d| Library::on(d, format, options)))
     }
 
+    /// The library where nothing but flushes counts: on a device in memory, whose flushes take a millisecond.
+    fn model(&self) -> Result<Made<Library>> {
+        let device = Arc::new(DelayedFlush::new(Arc::new(MemDevice::new(MODEL_IMAGE)), MODEL_FLUSH));
+        self.made(Library::on(device, &FormatOptions::default(), MountOptions::default()))
+    }
+
     fn end_library(&mut self, library: Made<Library>) {
         if let Ok(library) = library
             && let Err(e) = library.close()
@@ -185,6 +194,8 @@ impl<'a> Run<'a> {
 }
 
 const SMALL_IMAGE: u64 = 1 << 30;
+const MODEL_IMAGE: u64 = 512 << 20;
+const MODEL_FLUSH: Duration = Duration::from_millis(1);
 const LIBRARY_IMAGE: &str = "library.img";
 const LIBRARY_SETUP: &str = "# FileDevice::create(\"library.img\"), FileSystem::format, FileSystem::open";
 

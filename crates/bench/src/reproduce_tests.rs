@@ -1,7 +1,7 @@
 use super::*;
 use crate::Interrupt;
 
-fn report(experiment: Experiment) -> Report {
+fn report(experiment: Experiment, part: Part) -> Report {
     let dir = tempfile::tempdir().unwrap();
     let settings = Settings {
         dir: Some(dir.path().to_owned()),
@@ -9,11 +9,11 @@ fn report(experiment: Experiment) -> Report {
         rounds: Some(1),
         quick: true,
         written: false,
-        kedge: "none is needed in process".into(),
+        kedge: "none is needed off the mount".into(),
         interrupt: Interrupt::new(|_| {}),
         progress: |_| {},
     };
-    let report = run(&settings, experiment, &[Part::Process]).unwrap();
+    let report = run(&settings, experiment, &[part]).unwrap();
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left");
     report
 }
@@ -39,14 +39,25 @@ fn is_whole(report: &Report, contests: usize, contestants: usize, bars: usize) {
 
 #[test]
 fn writeback_in_process() {
-    let report = report(Experiment::Writeback);
+    let report = report(Experiment::Writeback, Part::Process);
     is_whole(&report, 1, 2, 3);
     assert!(report.bars[0].met, "few device writes: {:?}", report.bars[0]);
 }
 
 #[test]
+fn rename_with_a_modelled_flush() {
+    let report = report(Experiment::Rename, Part::Model);
+    is_whole(&report, 1, 2, 7);
+    assert!(report.bars[0].met, "no force by rename: {:?}", report.bars[0]);
+    let average = |side| report.sections[0].outcomes[0].median(side, "Rename average");
+    assert!(average(0) > 0.9, "one that forces takes a flush: {} ms", average(0));
+    assert!(average(1) < average(0) / 2.0, "{} ms without", average(1));
+    assert!(report.bars.iter().all(|b| b.what.starts_with("process, flush of 1 ms, ")), "{:?}", report.bars);
+}
+
+#[test]
 fn sync_in_process() {
-    let report = report(Experiment::Sync);
+    let report = report(Experiment::Sync, Part::Process);
     is_whole(&report, 1, 4, 3);
 }
 
@@ -55,7 +66,7 @@ fn sync_in_process() {
 fn tree_lock_in_process() {
     let missing = ["mkfs.ext4", "mkfs.btrfs", "mount"].iter().any(|tool| need(tool).is_err());
     if !missing {
-        let report = report(Experiment::TreeLock);
+        let report = report(Experiment::TreeLock, Part::Process);
         is_whole(&report, 2, 3, 3);
         let histograms = report.sections[0].setup.iter().filter(|l| l.contains("distribution"));
         assert!(histograms.count() > 0);

@@ -46,6 +46,8 @@ pub(crate) struct Trace {
     pub ino: Ino,
     pub datasync: bool,
     pub start: Duration,
+    /// [`Store::checkpoint_turn`] when it came.
+    pub turn: u64,
     /// When its data was done.
     pub data: Duration,
     /// When the force was answered, and its target; `None`: no force.

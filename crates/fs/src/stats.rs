@@ -61,6 +61,8 @@ pub(crate) struct FsStats {
     pub logged_data: Counter,
     /// Writers that had to write back themselves.
     pub throttled: Counter,
+    /// Nanoseconds of fsyncs and fdatasyncs during which a checkpoint ran, if only for a part.
+    pub fsync_meanwhile: Histogram,
     pub slow: SlowFsyncs,
 }
 
@@ -75,6 +77,7 @@ impl Default for FsStats {
             data_read_bytes: Counter::new(),
             logged_data: Counter::new(),
             throttled: Counter::new(),
+            fsync_meanwhile: Histogram::default(),
             slow: SlowFsyncs::default(),
         }
     }
@@ -195,6 +198,7 @@ impl Fs {
             "node_stalls": s.node_stalls.get(),
             "dirty_stalls": s.dirty_stalls.get(),
             "throttle_ns": latency(&s.throttle_ns.snapshot()),
+            "fsync_meanwhile_ns": latency(&self.stats.fsync_meanwhile.snapshot()),
         })
     }
 

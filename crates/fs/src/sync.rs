@@ -52,7 +52,7 @@ pub(crate) struct Wanted {
 
 impl Fs {
     /// Steps 1 and 2.
-    pub fn fsync_prepare(&self, ino: Ino, datasync: bool) -> Result<Wanted> {
+    fn fsync_prepare(&self, ino: Ino, datasync: bool) -> Result<Wanted> {
         self.check_open()?;
         self.store.check_alive()?;
         let inode = self.get(ino)?;
@@ -93,10 +93,24 @@ impl Fs {
         if datasync { ForceCause::Fdatasync } else { ForceCause::Fsync }
     }
 
-    pub fn fsync(&self, ino: Ino, datasync: bool) -> Result<()> {
-        let start = self.clock.monotonic();
+    /// Steps 1 and 2, and the beginning of their trace.
+    fn fsync_begin(&self, ino: Ino, datasync: bool) -> Result<(Wanted, Trace)> {
+        // Before all else: the preparation may itself checkpoint, or wait for one.
+        let (start, turn) = (self.clock.monotonic(), self.store.checkpoint_turn());
         let wanted = self.fsync_prepare(ino, datasync)?;
-        let mut trace = Trace { ino, datasync, start, data: self.clock.monotonic(), force: None };
+        Ok((wanted, Trace { ino, datasync, start, turn, data: self.clock.monotonic(), force: None }))
+    }
+
+    fn fsync_end(&self, trace: &Trace) {
+        let end = self.clock.monotonic();
+        self.stats.slow.record(&self.store, trace, end);
+        if self.store.checkpoint_ran_since(trace.turn) {
+            self.stats.fsync_meanwhile.record(end.saturating_sub(trace.start).as_nanos() as u64);
+        }
+    }
+
+    pub fn fsync(&self, ino: Ino, datasync: bool) -> Result<()> {
+        let (wanted, mut trace) = self.fsync_begin(ino, datasync)?;
         if self.needs_force(wanted) {
             if broken::is(Variant::AckBeforeForce) {
                 // Broken on purpose: nobody waits for the log write.
@@ -111,28 +125,26 @@ impl Fs {
             return Ok(()); // broken on purpose: bytes overwritten in place are left to chance
         }
         self.flush_if_needed(wanted.seq)?;
-        self.stats.slow.record(&self.store, &trace, self.clock.monotonic());
+        self.fsync_end(&trace);
         Ok(())
     }
 
     /// Answers `done` without holding the calling thread while the log is forced.
     pub fn fsync_async(self: &Arc<Self>, ino: Ino, datasync: bool, done: crate::Done) {
-        let start = self.clock.monotonic();
-        let wanted = match self.fsync_prepare(ino, datasync) {
+        let (wanted, mut trace) = match self.fsync_begin(ino, datasync) {
             Err(e) => return done(Err(e)),
-            Ok(wanted) => wanted,
+            Ok(begun) => begun,
         };
-        let mut trace = Trace { ino, datasync, start, data: self.clock.monotonic(), force: None };
         if !self.needs_force(wanted) {
             let result = self.flush_if_needed(wanted.seq);
-            self.stats.slow.record(&self.store, &trace, self.clock.monotonic());
+            self.fsync_end(&trace);
             return done(result);
         }
         let fs = self.clone();
         let answer = Box::new(move |result: kedge_base::Result<()>| {
             trace.force = Some((fs.clock.monotonic(), wanted.lsn));
             let result = result.map_err(Error::from).and_then(|()| fs.flush_if_needed(wanted.seq));
-            fs.stats.slow.record(&fs.store, &trace, fs.clock.monotonic());
+            fs.fsync_end(&trace);
             done(result);
         });
         self.store.force_async(self.store.head_lsn(), Fs::cause(datasync), answer);

@@ -143,6 +143,43 @@ fn the_slowest_fsyncs_are_kept_slowest_first() {
 }
 
 /// Files of 4 KiB, written by the timer or by sync.
+/// Without `async_checkpoint`, and with one file that is overwritten, it is the fsyncs that find the log full and checkpoint.
+#[test]
+fn fsyncs_beside_a_checkpoint_are_counted_by_themselves() {
+    let device = Arc::new(MemDevice::new(64 << 20));
+    let clock: Arc<dyn Clock> = Arc::new(ManualClock::default());
+    let format = FormatOptions { log_size: Some(1 << 20), ..FormatOptions::default() };
+    FileSystem::format(device.clone(), clock.clone(), &format).unwrap();
+    let options = MountOptions { async_checkpoint: None, ..MountOptions::default() };
+    let fs = FileSystem::open(device, clock, options).unwrap();
+    let meanwhile = || count(&fs, "checkpoint.fsync_meanwhile_ns.count");
+    let checkpoints = || count(&fs, "transactions.count");
+    let file = fs.create(Ino::ROOT, b"f", 0o644, Owner::default()).unwrap().ino;
+    fs.checkpoint().unwrap();
+    let before = checkpoints();
+    let grow = |i: u64, sync: &dyn Fn(bool)| {
+        fs.write(file, i * 4096, &[7; 4096]).unwrap();
+        sync(i.is_multiple_of(2));
+    };
+    let at_once = |datasync| fs.fsync(file, datasync).unwrap();
+    let answered = |datasync| {
+        let (send, receive) = std::sync::mpsc::channel();
+        fs.fsync_async(file, datasync, Box::new(move |result| send.send(result).unwrap()));
+        receive.recv().unwrap().unwrap();
+    };
+    grow(0, &at_once);
+    grow(1, &answered);
+    assert_eq!(meanwhile(), 0, "none ran, though one had");
+    (2..500).for_each(|i| grow(i, &at_once));
+    let first = checkpoints() - before;
+    assert!(first >= 1);
+    assert_eq!(meanwhile(), first);
+    (500..1000).for_each(|i| grow(i, &answered));
+    assert!(checkpoints() - before > first);
+    assert_eq!(meanwhile(), checkpoints() - before);
+    assert!(count(&fs, "operations.fsync.count") > 400, "most are not counted");
+}
+
 fn write_files(fs: &FileSystem, count: u32) {
     for i in 0..count {
         let f = fs.create(Ino::ROOT, format!("{i}").as_bytes(), 0o644, Owner::default()).unwrap().ino;

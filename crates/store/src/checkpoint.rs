@@ -57,7 +57,9 @@ pub trait CheckpointClient: Send + Sync {
 /// One checkpoint at a time.
 pub(crate) struct Control {
     single: Mutex<()>,
-    started: AtomicU64,
+    /// Odd while a checkpoint runs: advances when one starts and when it ends, however it ends.
+    turn: AtomicU64,
+    /// Number of the last one that completed. They are numbered from 1 as they start; one that fails leaves its number out.
     completed: AtomicU64,
     /// When the last cut was, and how long the last checkpoint took, in nanoseconds: for the fill rate.
     cut_at: AtomicU64,
@@ -70,12 +72,47 @@ impl Control {
     pub fn new(async_percent: u32) -> Control {
         Control {
             single: Mutex::new(Rank::Checkpoint, ()),
-            started: AtomicU64::new(0),
+            turn: AtomicU64::new(0),
             completed: AtomicU64::new(0),
             cut_at: AtomicU64::new(0),
             took: AtomicU64::new(0),
             async_percent: AtomicU32::new(async_percent),
         }
+    }
+
+    /// The number of the next one to start.
+    fn next(&self) -> u64 {
+        self.turn.load(Ordering::Acquire).div_ceil(2) + 1
+    }
+
+    /// That one or a later one has completed.
+    fn covers(&self, number: u64) -> bool {
+        self.completed.load(Ordering::Acquire) >= number
+    }
+
+    /// The caller holds `single`.
+    fn start(&self) -> Running<'_> {
+        let number = self.next();
+        self.turn.fetch_add(1, Ordering::AcqRel);
+        Running { control: self, number }
+    }
+}
+
+/// A checkpoint from its start to its end.
+struct Running<'a> {
+    control: &'a Control,
+    number: u64,
+}
+
+impl Running<'_> {
+    fn completed(&self) {
+        self.control.completed.store(self.number, Ordering::Release);
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.control.turn.fetch_add(1, Ordering::AcqRel);
     }
 }
 
@@ -168,14 +205,24 @@ impl Store {
 
     /// Runs a checkpoint that starts after this call, or shares one that does.
     pub fn checkpoint(&self, cause: CheckpointCause) -> Result<()> {
-        let mine = self.checkpoint.started.load(Ordering::Acquire) + 1;
+        let mine = self.checkpoint.next();
         let _single = self.checkpoint.single.lock();
         // Behind the last one nothing may follow: it would take the clean mark away.
         let is_last = self.closed.load(Ordering::Acquire);
-        if is_last || self.checkpoint.completed.load(Ordering::Acquire) >= mine {
+        if is_last || self.checkpoint.covers(mine) {
             return self.check_alive();
         }
         self.run_checkpoint(cause, false)
+    }
+
+    /// Odd while a checkpoint runs; advances when one starts and when it ends.
+    pub fn checkpoint_turn(&self) -> u64 {
+        self.checkpoint.turn.load(Ordering::Acquire)
+    }
+
+    /// Whether a checkpoint ran at any time since [`Store::checkpoint_turn`] gave `turn`.
+    pub fn checkpoint_ran_since(&self, turn: u64) -> bool {
+        !turn.is_multiple_of(2) || self.checkpoint_turn() != turn
     }
 
     /// The last checkpoint.
@@ -191,7 +238,7 @@ impl Store {
         if let Some(reason) = self.log.shutdown_reason() {
             return Err(reason);
         }
-        self.checkpoint.started.fetch_add(1, Ordering::AcqRel);
+        let running = self.checkpoint.start();
         let started = self.clock.monotonic();
         if let Some(client) = self.client.get().and_then(Weak::upgrade) {
             client.prepare_checkpoint()?;
@@ -199,11 +246,11 @@ impl Store {
         let prepared = self.clock.monotonic();
         let cut = self.cut();
         let result = self.write_cut(cut, clean, cause, prepared - started);
-        if let Err(e) = &result {
+        match &result {
+            Ok(()) => running.completed(),
             // The frozen state cannot be taken back into the running one: the log is whole, so a remount recovers.
-            self.shutdown(e);
+            Err(e) => self.shutdown(e),
         }
-        self.checkpoint.completed.fetch_add(1, Ordering::AcqRel);
         self.stats.checkpoints[cause as usize].inc();
         let took = (self.clock.monotonic() - started).as_nanos() as u64;
         self.checkpoint.took.store(took, Ordering::Relaxed);

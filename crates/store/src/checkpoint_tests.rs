@@ -2,6 +2,7 @@ use super::*;
 use crate::{Class, FormatParams, Need, OpenOptions, format, read_superblock};
 use kedge_base::{Clock, ManualClock};
 use kedge_device::MemDevice;
+use std::sync::atomic::AtomicBool;
 
 /// With a log of 1 MiB.
 fn fresh() -> (Arc<dyn Device>, Arc<Store>) {
@@ -51,4 +52,70 @@ fn what_is_reserved_is_not_free_to_a_checkpoint_that_rests_nor_to_who_comes_next
     assert!(store.has_time());
     store.throttle();
     assert_eq!(slowed(), 1, "what was given back is free at once");
+}
+
+/// Sees the turns of checkpoints from inside them; fails to prepare them when told to.
+struct Client {
+    store: Weak<Store>,
+    fails: AtomicBool,
+    turns: Mutex<Vec<u64>>,
+}
+
+impl CheckpointClient for Client {
+    fn prepare_checkpoint(&self) -> Result<()> {
+        let store = self.store.upgrade().unwrap();
+        let turn = store.checkpoint_turn();
+        assert!(store.checkpoint_ran_since(turn), "it has not ended");
+        self.turns.lock().push(turn);
+        if self.fails.load(Ordering::Relaxed) { Err(Error::invalid("not now")) } else { Ok(()) }
+    }
+}
+
+fn with_client() -> (Arc<Store>, Arc<Client>) {
+    let (_, store) = fresh();
+    let client = Arc::new(Client {
+        store: Arc::downgrade(&store),
+        fails: AtomicBool::new(false),
+        turns: Mutex::new(Rank::Leaf, Vec::new()),
+    });
+    let weak: Weak<Client> = Arc::downgrade(&client);
+    store.set_client(weak);
+    (store, client)
+}
+
+#[test]
+fn the_turn_is_odd_inside_a_checkpoint_and_even_behind_it_even_if_it_fails() {
+    let (store, client) = with_client();
+    for fails in [false, true, false] {
+        client.fails.store(fails, Ordering::Relaxed);
+        let before = store.checkpoint_turn();
+        assert!(!store.checkpoint_ran_since(before), "none is under way");
+        assert_eq!(store.checkpoint(CheckpointCause::Request).is_err(), fails);
+        assert_eq!(client.turns.lock().pop(), Some(before + 1));
+        assert!(store.checkpoint_ran_since(before) && store.checkpoint_ran_since(before + 1));
+        assert_eq!(store.checkpoint_turn(), before + 2);
+        assert!(!store.checkpoint_ran_since(before + 2));
+    }
+    store.shutdown(&Error::invalid("enough"));
+    let turn = store.checkpoint_turn();
+    assert!(store.checkpoint(CheckpointCause::Request).is_err());
+    assert_eq!(store.checkpoint_turn(), turn, "none began");
+}
+
+#[test]
+fn who_waits_shares_a_checkpoint_that_starts_later_also_after_one_that_failed() {
+    let (store, client) = with_client();
+    for fails in [false, true, false] {
+        client.fails.store(fails, Ordering::Relaxed);
+        let wanted = store.checkpoint.next();
+        assert!(!store.checkpoint.covers(wanted));
+        assert_eq!(store.checkpoint(CheckpointCause::Request).is_err(), fails);
+        assert_eq!(store.checkpoint.covers(wanted), !fails, "only one that completed is shared");
+    }
+    // Who comes while one runs is not content with it: its cut may lie before what they did.
+    let running = store.checkpoint.start();
+    let wanted = store.checkpoint.next();
+    running.completed();
+    drop(running);
+    assert!(!store.checkpoint.covers(wanted));
 }

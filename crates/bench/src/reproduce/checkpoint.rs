@@ -27,6 +27,8 @@ const REQUESTED: &str = "transactions requested";
 const STALL: &str = "wait for log space";
 const THROTTLE: &str = "slowed down for log space";
 const FSYNC: &str = "99.9 % of fsyncs";
+/// The change is about these, and they are few of all.
+const FSYNC_MEANWHILE: &str = "99.9 % of fsyncs while a checkpoint runs";
 const LOG_WRAPS: &str = "log wraps in a round";
 
 /// A way to sync, what was published of it, and what has to be reached of files/s, in percent.
@@ -73,9 +75,9 @@ const PLAN: [Mode; 7] = [
     mode!(1 MiB 800, 8 MiB 5200, -1.0, 96898.0 => 97727.0, 177.0 => 177.0),
     mode!(16 MiB 520, 16 MiB 600, 5.8, 46780.0 => 49510.0, 1210422.0 => 1053905.0),
     mode!(1 MiB 800, 8 MiB 5200, -1.0, 71072.0 => 72464.0, 190.0 => 189.0),
-    mode!(16 MiB 2000, 16 MiB 2400, 14.4, 61977.0 => 70962.0, 282973.0 => 88148.0),
+    mode!(16 MiB 2000, 16 MiB 2700, 14.4, 61977.0 => 70962.0, 282973.0 => 88148.0),
     mode!(1 MiB 800, 8 MiB 5200, -1.0, 69796.0 => 70708.0, 190.0 => 189.0),
-    mode!(16 MiB 2000, 16 MiB 2400, 8.5, 61523.0 => 66785.0, 411394.0 => 280367.0),
+    mode!(16 MiB 2000, 16 MiB 2700, 8.5, 61523.0 => 66785.0, 411394.0 => 280367.0),
     mode!(1 MiB 800, 8 MiB 5200, -1.0, 70129.0 => 69194.0, 189.0 => 190.0),
 ];
 
@@ -90,6 +92,7 @@ fn metrics() -> Vec<Metric> {
         Metric::new(STALL, "ms in all", Better::Lower),
         Metric::new(THROTTLE, "ms in all", Better::Lower),
         Metric::new(FSYNC, "ms", Better::Lower),
+        Metric::new(FSYNC_MEANWHILE, "ms", Better::Lower),
         Metric::new("99.9 % of creations", "ms", Better::Lower),
         Metric::new("checkpoint", "ms on average", Better::Neither),
         Metric::new(LOG_WRAPS, "", Better::Neither),
@@ -97,8 +100,8 @@ fn metrics() -> Vec<Metric> {
 }
 
 /// Of a file system that was made for the round. `fsync` and `create`: milliseconds.
-fn values(rate: f64, counters: &Counters, fsync: f64, create: f64) -> Result<Vec<f64>> {
-    let get = |path: &str| counters.get(path);
+fn values(rate: f64, before: &Counters, after: &Counters, fsync: f64, create: f64) -> Result<Vec<f64>> {
+    let get = |path: &str| after.get(path);
     let throttle = get("checkpoint/throttle_ns/average")? * get("checkpoint/throttle_ns/count")?;
     Ok(vec![
         rate,
@@ -107,6 +110,7 @@ fn values(rate: f64, counters: &Counters, fsync: f64, create: f64) -> Result<Vec
         get("transactions/log_space_stall_ns")? / 1e6,
         throttle / 1e6,
         fsync,
+        after.quantile_since(before, "checkpoint/fsync_meanwhile_ns", 0.999) / 1e6,
         create,
         get("transactions/commit_avg_ns")? / 1e6,
         get("log/head_lsn")? / get("log/ring_bytes")?,
@@ -128,8 +132,13 @@ pub fn run(run: &mut Run<'_>) -> Result<()> {
     run.note(format!(
         "{STALL}: what operations waited in their reservations; the checkpoint that an operation runs itself without async_checkpoint counts as its transaction."
     ));
+    run.note(format!(
+        "{FSYNC_MEANWHILE}: those during which one ran, if only for a part; from KedgeFS's histograms, whose buckets span a factor of two."
+    ));
     if run.does(Part::Mount) {
-        run.note("On the mount, the quantiles come from KedgeFS's histograms, whose buckets span a factor of two, and leave the kernel out.".into());
+        run.note(
+            "On the mount, all quantiles come from these histograms, which leave the kernel out.".into(),
+        );
     }
     Ok(())
 }
@@ -185,7 +194,7 @@ fn on_the_mount(run: &Run<'_>, mode: usize, option: &'static str, each: u64) -> 
     let after = Counters::of_mount(shell, mounted.name())?;
     mounted.end()?;
     let quantile = |operation| after.quantile_since(&before, operation, 0.999) / 1e6;
-    let values = values(rate, &after, quantile("fsync"), quantile("create"))?;
+    let values = values(rate, &before, &after, quantile("operations/fsync"), quantile("operations/create"))?;
     let command = format!("{}; {}; {fs_mark}", lines[1], lines[3]);
     Ok(Round { values, command })
 }
@@ -198,11 +207,12 @@ fn in_process(run: &Run<'_>, mode: usize, option: &'static str, each: u64) -> Re
     let mut options = MountOptions::default();
     option.parse::<Switches>()?.apply(&mut options);
     let library = Library::on(device, &format, options)?;
+    let before = Counters::of(library.fs())?;
     let sum = marks::run(&library, mode, each, &run.settings.interrupt)?;
-    let counters = Counters::of(library.fs())?;
+    let after = Counters::of(library.fs())?;
     library.close()?;
     std::fs::remove_file(image)?;
-    let values = values(sum.rate, &counters, sum.fsync.quantile(0.999), sum.create.quantile(0.999))?;
+    let values = values(sum.rate, &before, &after, sum.fsync.quantile(0.999), sum.create.quantile(0.999))?;
     let command =
         format!("# a log of {log_mib} MiB, {option}; mode {mode}, {THREADS} threads, {each} files each");
     Ok(Round { values, command })
@@ -221,7 +231,7 @@ fn bars(outcome: &Outcome, place: &str, mode: usize, rounds: usize, quick: bool)
         Bar::change(outcome, FILES, Want::AtLeast(PLAN[mode].files)),
     ];
     if FSYNC_MODES.contains(&mode) {
-        bars.push(Bar::change(outcome, FSYNC, Want::AtMost(-50.0)));
+        bars.push(Bar::change(outcome, FSYNC_MEANWHILE, Want::AtMost(-50.0)));
     }
     if !quick {
         bars.push(Bar::new(outcome, "log wraps in all rounds", "", Want::AtLeast(WRAPS), |at| {

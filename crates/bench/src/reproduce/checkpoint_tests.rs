@@ -22,7 +22,8 @@ fn published(mode: usize, side: usize, name: &str) -> Option<f64> {
 fn the_published_figures_meet_what_they_claim() {
     for mode in 0..7 {
         let figure = |side: usize, name: &str| match name {
-            FSYNC => [10.0, 5.0][side],
+            FSYNC => f64::NAN, // it is told, not judged
+            FSYNC_MEANWHILE => [10.0, 5.0][side],
             LOG_WRAPS => 4.0,
             _ => published(mode, side, name).unwrap_or(0.0),
         };
@@ -43,4 +44,39 @@ fn any_wait_or_slow_down_misses() {
         };
         assert!(!bars(&outcome(1, figure), "t", 1, 5, true)[0].met, "{slow}");
     }
+}
+
+#[test]
+fn without_an_fsync_beside_a_checkpoint_the_bar_is_missed() {
+    let bar = |sides: [f64; 2]| {
+        let outcome = outcome(1, move |side, name| if name == FSYNC_MEANWHILE { sides[side] } else { 1.0 });
+        bars(&outcome, "t", 1, 5, true).into_iter().find(|b| b.what.contains(FSYNC_MEANWHILE)).unwrap()
+    };
+    assert!(bar([4.0, 2.0]).met && !bar([4.0, 2.1]).met);
+    for sides in [[f64::NAN, 2.0], [4.0, f64::NAN], [f64::NAN; 2]] {
+        let bar = bar(sides);
+        assert_eq!((bar.met, bar.reached), (false, None), "{sides:?}");
+    }
+}
+
+#[test]
+fn there_is_a_value_for_each_metric() {
+    let library = |log_size| {
+        let device = std::sync::Arc::new(kedge_device::MemDevice::new(64 << 20));
+        let format = FormatOptions { log_size: Some(log_size), ..FormatOptions::default() };
+        Library::on(device, &format, MountOptions::default()).unwrap()
+    };
+    let at = metrics().iter().position(|m| m.name == FSYNC_MEANWHILE).unwrap();
+    let of = |library: &Library, mode: usize| {
+        let before = Counters::of(library.fs()).unwrap();
+        let sum = marks::run(library, mode, 30, &crate::Interrupt::new(|_| {})).unwrap();
+        library.fs().checkpoint().unwrap(); // one at least, without an fsync beside it
+        let after = Counters::of(library.fs()).unwrap();
+        library.close().unwrap();
+        let values = values(sum.rate, &before, &after, 1.0, 1.0).unwrap();
+        assert_eq!(values.len(), metrics().len());
+        values[at]
+    };
+    assert!(of(&library(16 << 20), 0).is_nan(), "nothing was fsynced");
+    assert!(of(&library(1 << 20), 1) > 0.0, "the log is full a few times");
 }

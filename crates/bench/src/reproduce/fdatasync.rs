@@ -4,7 +4,6 @@
 //! `fdatasync=relog` is the old rule: whatever changed in the inode, its time stamps included, is logged and forced by fdatasync.
 //! `fdatasync=seq` forces the log for what is needed to read the data, once.
 
-use super::delay::DelayedFlush;
 use super::overwrite::{self, HostFile, LibraryFile, Sum, Target};
 use super::{LIBRARY_SETUP, Made, Part, Run, contestant};
 use crate::bars::{Bar, Want, change};
@@ -14,10 +13,8 @@ use crate::library::Library;
 use crate::mounts::{self, Mounted};
 use crate::report::{Reading, Section};
 use anyhow::{Result, anyhow};
-use kedge_device::MemDevice;
 use kedgefs::{FormatOptions, MountOptions};
 use std::cell::Cell;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// Contestants, in this order.
@@ -28,8 +25,6 @@ const XFS: &str = "XFS";
 
 /// Bytes of each file before it grows.
 const FILE: u64 = 16 << 20;
-const MODEL_IMAGE: u64 = 512 << 20;
-const MODEL_FLUSH: Duration = Duration::from_millis(1);
 
 /// Threads, and whether they share one file.
 const LOADS: [(usize, bool); 5] = [(1, false), (4, false), (4, true), (8, false), (8, true)];
@@ -277,10 +272,8 @@ fn hold(run: &Run<'_>, load: (usize, bool), contestants: Vec<Contestant<'_>>) ->
     Ok(outcome)
 }
 
-/// A device in memory whose flush takes a millisecond, so that nothing else counts.
 fn model(run: &mut Run<'_>) -> Result<()> {
-    let device = Arc::new(DelayedFlush::new(Arc::new(MemDevice::new(MODEL_IMAGE)), MODEL_FLUSH));
-    let library = run.made(Library::on(device, &FormatOptions::default(), MountOptions::default()))?;
+    let library = run.model()?;
     let mut outcomes = Vec::new();
     for load in MODEL_LOADS {
         let library_ref = library.as_ref().map_err(|e| anyhow!("{e}"));
