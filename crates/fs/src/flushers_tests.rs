@@ -28,7 +28,7 @@ struct Seen {
     most: AtomicUsize,
 }
 
-/// Takes its turns as long as its gate is closed.
+/// Its turns last while its gate is closed.
 struct Fake {
     name: &'static str,
     seen: Arc<Seen>,
@@ -62,7 +62,7 @@ impl Fake {
         (fake, member)
     }
 
-    /// Its turns last until `open`.
+    /// Until `open`.
     fn close(self) -> Fake {
         *self.closed.lock() = true;
         self
