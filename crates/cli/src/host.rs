@@ -1,8 +1,9 @@
 //! One process that serves several images: `kedge daemon FILE.toml`, and `kedge mount --daemon NAME`, which joins the
 //! process of that name or starts it.
 //!
-//! What the mounts share is the process and a budget for dirty pages. Each has its own engine with its own threads for the
-//! log, checkpoints and writeback: a device that hangs holds up nobody else. The process ends with its last mount.
+//! What the mounts share is the process, a budget for dirty pages and the flusher threads. Each has its own engine with its own
+//! threads for the log and checkpoints. A device that hangs holds up nobody else: neither the budget nor the flusher threads
+//! let it. The process ends with its last mount.
 //!
 //! # Joining
 //! A named process listens on a socket in a directory that only its user can enter: `$XDG_RUNTIME_DIR/kedge`, for root

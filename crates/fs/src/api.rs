@@ -4,13 +4,13 @@ use crate::budget::Budget;
 use crate::chunks::InodeTable;
 use crate::core::{Fs, new_rename_lock};
 use crate::dirty::DirtyList;
+use crate::flushers::{Flushed, Member};
 use crate::namespace::Make;
 use crate::stats::{FsStats, OpKind};
 use crate::switches::Live;
-use crate::sync::FlusherSignal;
 use crate::*;
+use kedge_base::BLOCK_SIZE;
 use kedge_base::lock::{Mutex, Rank};
-use kedge_base::{BLOCK_SIZE, spawn_named};
 use kedge_device::Device;
 use kedge_format::superblock::Geometry;
 use kedge_store::{CheckpointClient, ForceCause, FormatParams, OpenOptions, Store};
@@ -29,15 +29,15 @@ pub type Done = Box<dyn FnOnce(Result<()>) + Send>;
 #[derive(Clone)]
 pub struct FileSystem {
     fs: Arc<Fs>,
-    _flusher: Arc<StopFlusher>,
+    _membership: Arc<Membership>,
 }
 
-/// Ends the flusher thread with the last clone.
-struct StopFlusher(Arc<FlusherSignal>);
+/// Leaves the pool of flusher threads with the last clone.
+struct Membership(Arc<Member>);
 
-impl Drop for StopFlusher {
+impl Drop for Membership {
     fn drop(&mut self) {
-        self.0.stop();
+        self.0.leave();
     }
 }
 
@@ -83,7 +83,7 @@ impl FileSystem {
             ..Default::default()
         };
         let store = Store::open(device, clock.clone(), &open)?;
-        let signal = Arc::new(FlusherSignal::new());
+        let member = Member::new();
         let dirty = Arc::new(DirtyList::new(options.dirty_tracking));
         let fs = Arc::new(Fs {
             seed: store.geometry().hash_seed,
@@ -95,7 +95,7 @@ impl FileSystem {
             dirty,
             budget: Budget::new(options.cache_size / 8 * 3, options.shared_budget.clone()),
             durable_writes: AtomicU32::new(0),
-            flusher: signal.clone(),
+            flusher: member.clone(),
             orphans: Mutex::new(Rank::Leaf, Default::default()),
             stats: FsStats::default(),
             closed: AtomicBool::new(false),
@@ -108,12 +108,12 @@ impl FileSystem {
         fs.store.set_client(client);
         if !fs.store.is_read_only() {
             fs.recover_orphans()?;
-            let weak = Arc::downgrade(&fs);
-            let thread_signal = signal.clone();
-            spawn_named("kedge-flush", move || Fs::flush_loop(weak, thread_signal))
+            let client: Weak<dyn Flushed> = Arc::downgrade(&(fs.clone() as Arc<dyn Flushed>));
+            member
+                .join(client, fs.clock.monotonic(), fs.live.commit())
                 .map_err(|e| kedge_base::Error::io("start of a thread", 0, 0, &e))?;
         }
-        Ok(FileSystem { fs, _flusher: Arc::new(StopFlusher(signal)) })
+        Ok(FileSystem { fs, _membership: Arc::new(Membership(member)) })
     }
 
     /// Changes options of the open file system. Operations under way may still follow the old ones.
@@ -156,7 +156,7 @@ impl FileSystem {
         if self.fs.closed.swap(true, Ordering::Relaxed) {
             return Ok(());
         }
-        self.fs.flusher.stop();
+        self.fs.flusher.leave();
         let closed = self.fs.store.close();
         synced?;
         Ok(closed?)

@@ -3,11 +3,11 @@
 use crate::budget::Budget;
 use crate::chunks::InodeTable;
 use crate::dirty::DirtyList;
+use crate::flushers::Member;
 use crate::inode::{Inode, Meta, Progress};
 use crate::pages::Delta;
 use crate::stats::FsStats;
 use crate::switches::Live;
-use crate::sync::FlusherSignal;
 use crate::{Attr, Error, MountOptions, Owner, Result};
 use kedge_base::broken::{self, Variant};
 use kedge_base::lock::{Mutex, MutexGuard, Rank};
@@ -39,7 +39,7 @@ pub(crate) struct Fs {
     pub budget: Budget,
     /// Data writes under way that are durable on their own.
     pub durable_writes: AtomicU32,
-    pub flusher: Arc<FlusherSignal>,
+    pub flusher: Arc<Member>,
     pub stats: FsStats,
     pub closed: AtomicBool,
 }

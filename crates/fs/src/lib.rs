@@ -41,6 +41,7 @@ mod core;
 mod dirty;
 mod error;
 mod extents;
+mod flushers;
 mod inode;
 mod io;
 mod namespace;

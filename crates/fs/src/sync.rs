@@ -1,4 +1,4 @@
-//! fsync, fdatasync, sync, and the thread that makes work durable which nobody asked to sync.
+//! fsync, fdatasync, sync, and what the flusher threads ([`crate::flushers`]) do for a file system.
 //!
 //! # fsync
 //! 1. Its data: small new data becomes a record; all else is written in place and named by a record.
@@ -12,6 +12,7 @@
 //! No inode lock is held across a force or a flush. An inode with nothing undurable costs nothing.
 
 use crate::core::Fs;
+use crate::flushers::Flushed;
 use crate::inode::Inode;
 use crate::slow::Trace;
 use crate::{Error, FdatasyncRule, Result};
@@ -20,7 +21,7 @@ use kedge_base::{BLOCK_SIZE, Ino, Lsn};
 use kedge_format::FileKind;
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
 use kedge_store::{Class, ForceCause, PROMISE_PER_PIECE, WriteSeq};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::attr::PATCH_BYTES;
@@ -298,37 +299,6 @@ impl Fs {
         self.flusher.wake();
     }
 
-    /// Body of the flusher thread: every `commit` interval all completed work becomes durable; between, it writes when
-    /// too much is dirty. Holds the file system only while it works.
-    pub fn flush_loop(fs: Weak<Fs>, signal: Arc<FlusherSignal>) {
-        // From the start, not from the first time somebody wakes us: that may be an interval later.
-        let Some((mut last, mut left)) = fs.upgrade().map(|fs| (fs.clock.monotonic(), fs.live.commit()))
-        else {
-            return;
-        };
-        loop {
-            let Some(woken) = signal.wait(left) else { return };
-            let Some(fs) = fs.upgrade() else { return };
-            let now = fs.clock.monotonic();
-            let commit = fs.live.commit();
-            let due = !woken || now.saturating_sub(last) >= commit;
-            let result = if due {
-                last = now;
-                fs.commit_tick()
-            } else {
-                fs.writeback(&fs.dirty.take(1024, &*fs.live.order()), Which::Dirty, Class::Normal)
-            };
-            // What the work took is not added to the interval.
-            left = commit.saturating_sub(fs.clock.monotonic().saturating_sub(last));
-            if let Err(e) = result
-                && fs.check_open().is_ok()
-                && fs.store.check_alive().is_ok()
-            {
-                tracing::error!("periodic writeback: {e}");
-            }
-        }
-    }
-
     fn commit_tick(&self) -> Result<()> {
         if self.dirty.len() > 0 || self.store.head_lsn() > self.store.durable_lsn() {
             self.sync(ForceCause::CommitTimer)?;
@@ -337,42 +307,30 @@ impl Fs {
     }
 }
 
-/// Wakes and stops the flusher thread.
-pub(crate) struct FlusherSignal {
-    state: kedge_base::lock::Mutex<(bool, bool)>,
-    cond: kedge_base::lock::Condvar,
-}
-
-impl FlusherSignal {
-    pub fn new() -> FlusherSignal {
-        FlusherSignal {
-            state: kedge_base::lock::Mutex::new(kedge_base::lock::Rank::Leaf, (false, false)),
-            cond: kedge_base::lock::Condvar::new(),
+impl Flushed for Fs {
+    /// At the end of each `commit` interval all completed work becomes durable; between, a woken thread writes because too
+    /// much is dirty.
+    fn turn(&self, last: &mut Duration, over: bool) -> Duration {
+        let now = self.clock.monotonic();
+        let commit = self.live.commit();
+        let result = if over || now.saturating_sub(*last) >= commit {
+            *last = now;
+            self.commit_tick()
+        } else {
+            self.writeback(&self.dirty.take(1024, &*self.live.order()), Which::Dirty, Class::Normal)
+        };
+        if let Err(e) = result
+            && self.check_open().is_ok()
+            && self.store.check_alive().is_ok()
+        {
+            tracing::error!("periodic writeback: {e}");
         }
+        // What the work took is not added to the interval.
+        commit.saturating_sub(self.clock.monotonic().saturating_sub(*last))
     }
 
-    pub fn wake(&self) {
-        let mut state = self.state.lock();
-        if !state.0 {
-            state.0 = true;
-            self.cond.notify_one();
-        }
-    }
-
-    pub fn stop(&self) {
-        self.state.lock().1 = true;
-        self.cond.notify_all();
-    }
-
-    /// `None`: stop. `Some(true)`: woken. `Some(false)`: the interval is over.
-    fn wait(&self, interval: Duration) -> Option<bool> {
-        let mut state = self.state.lock();
-        if !state.0 && !state.1 {
-            self.cond.wait_for(&mut state, interval);
-        }
-        if state.1 {
-            return None;
-        }
-        Some(std::mem::take(&mut state.0))
+    fn panicked(&self, words: &str) {
+        let reason = format!("the writeback of a flusher thread panicked: {words}");
+        self.store.shutdown(&kedge_base::Error::Shutdown(reason.into()));
     }
 }

@@ -1,0 +1,267 @@
+//! File systems of one process share their flusher threads: none suffers from another one's device.
+#![allow(clippy::unwrap_used)]
+
+use kedge_base::IoBuf;
+use kedge_device::sim::{Choice, SimDevice};
+use kedge_device::{CompletionSink, Device, DeviceStats, Geometry, MemDevice, Op, Request};
+use kedgefs::*;
+use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Whatever the machine does meanwhile.
+const PATIENCE: Duration = Duration::from_secs(60);
+const COMMIT: Duration = Duration::from_millis(100);
+const NAME: &str = "kedge-flusher";
+
+/// The tests count threads of the process.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Writes {
+    Work,
+    Hang,
+    /// In a flusher thread; the others' are not what is tested.
+    Panic,
+}
+
+/// A device whose writes may hang or panic.
+struct Fickle {
+    inner: SimDevice,
+    writes: Mutex<Writes>,
+    changed: Condvar,
+    /// Flusher threads that hang in a write.
+    hung: Mutex<usize>,
+}
+
+impl Fickle {
+    fn new() -> Arc<Fickle> {
+        let mem = MemDevice::new(16 << 20);
+        let options = FormatOptions { log_size: Some(1 << 20), ..Default::default() };
+        let mem = Arc::new(mem);
+        FileSystem::format(mem.clone(), clock(), &options).unwrap();
+        let inner = SimDevice::new(mem.fork());
+        inner.stop_recording();
+        Arc::new(Fickle {
+            inner,
+            writes: Mutex::new(Writes::Work),
+            changed: Condvar::new(),
+            hung: Mutex::new(0),
+        })
+    }
+
+    fn set(&self, writes: Writes) {
+        *self.writes.lock() = writes;
+        self.changed.notify_all();
+    }
+
+    fn before_write(&self) {
+        let flusher = std::thread::current().name() == Some(NAME);
+        let mut writes = self.writes.lock();
+        if *writes == Writes::Panic && flusher {
+            drop(writes);
+            panic!("a write on purpose");
+        }
+        if *writes == Writes::Hang {
+            *self.hung.lock() += flusher as usize;
+            while *writes == Writes::Hang {
+                self.changed.wait(&mut writes);
+            }
+            *self.hung.lock() -= flusher as usize;
+        }
+    }
+
+    fn open(self: &Arc<Self>) -> FileSystem {
+        let options = MountOptions { commit: COMMIT, ..Default::default() };
+        FileSystem::open(self.clone(), clock(), options).unwrap()
+    }
+
+    /// The file's bytes if the power failed now and took everything that is not durable.
+    fn durable(&self, name: &str) -> Option<Vec<u8>> {
+        let medium = Arc::new(self.inner.crash_as(Choice::None));
+        let options = MountOptions { read_only: true, ..Default::default() };
+        let fs = FileSystem::open(medium, clock(), options).unwrap();
+        let attr = fs.lookup(Ino::ROOT, name.as_bytes()).ok()?;
+        let mut bytes = vec![0; attr.size as usize];
+        let read = fs.read(attr.ino, 0, &mut bytes).unwrap();
+        bytes.truncate(read);
+        Some(bytes)
+    }
+}
+
+impl Device for Fickle {
+    fn geometry(&self) -> &Geometry {
+        self.inner.geometry()
+    }
+
+    fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
+        if batch.iter().any(|r| matches!(r.op, Op::Write { .. })) {
+            self.before_write();
+        }
+        self.inner.submit(batch, sink);
+    }
+
+    fn read(&self, offset: u64, buf: &mut IoBuf) -> kedge_base::Result<()> {
+        self.inner.read(offset, buf)
+    }
+
+    fn write(&self, offset: u64, buf: &IoBuf, fua: bool) -> kedge_base::Result<()> {
+        self.before_write();
+        self.inner.write(offset, buf, fua)
+    }
+
+    fn flush(&self) -> kedge_base::Result<()> {
+        self.inner.flush()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> kedge_base::Result<()> {
+        self.inner.discard(offset, len)
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64) -> kedge_base::Result<()> {
+        self.inner.write_zeroes(offset, len)
+    }
+
+    fn stats(&self) -> &DeviceStats {
+        self.inner.stats()
+    }
+
+    fn name(&self) -> &str {
+        "fickle"
+    }
+}
+
+fn clock() -> Arc<dyn Clock> {
+    Arc::new(SystemClock::default())
+}
+
+#[track_caller]
+fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
+    let clock = SystemClock::default();
+    while !condition() {
+        assert!(clock.monotonic() < PATIENCE, "waited in vain: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn content(name: &str) -> Vec<u8> {
+    name.bytes().cycle().take(100_000).collect()
+}
+
+/// Nobody syncs it.
+fn put(fs: &FileSystem, name: &str) -> Result<()> {
+    let file = fs.create(Ino::ROOT, name.as_bytes(), 0o644, Owner::default())?;
+    fs.write(file.ino, 0, &content(name)).map(drop)
+}
+
+#[track_caller]
+fn wait_durable(device: &Fickle, name: &str) {
+    wait_for(name, || device.durable(name).is_some_and(|bytes| bytes == content(name)));
+}
+
+fn flusher_threads() -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    // One that has just ended cannot be read.
+    let comm = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+    comm.filter(|name| name.trim_end() == NAME).count()
+}
+
+#[test]
+fn devices_that_hang_keep_no_other_file_system_from_being_durable() {
+    let _alone = ONE_AT_A_TIME.lock();
+    let devices: Vec<_> = (0..5).map(|_| Fickle::new()).collect();
+    let open: Vec<_> = devices.iter().map(Fickle::open).collect();
+    let (hanging, well) = (&devices[..4], &devices[4]);
+    hanging.iter().for_each(|device| device.set(Writes::Hang));
+    open[..4].iter().for_each(|fs| put(fs, "late").unwrap());
+    wait_for("four hang", || hanging.iter().all(|device| *device.hung.lock() == 1));
+    put(&open[4], "in time").unwrap();
+    wait_durable(well, "in time");
+    // Opened now, too.
+    let new = Fickle::new();
+    let newly_open = new.open();
+    put(&newly_open, "new").unwrap();
+    wait_durable(&new, "new");
+    assert!(flusher_threads() <= 4 + 3, "{} threads", flusher_threads());
+    for device in hanging {
+        assert_eq!(*device.hung.lock(), 1, "still, and no second thread");
+        assert_eq!(device.durable("late"), None);
+        device.set(Writes::Work);
+    }
+    hanging.iter().for_each(|device| wait_durable(device, "late"));
+    wait_for("the threads end", || flusher_threads() <= 3);
+    open.iter().chain([&newly_open]).for_each(|fs| fs.close().unwrap());
+}
+
+#[test]
+fn many_file_systems_share_few_threads() {
+    let _alone = ONE_AT_A_TIME.lock();
+    let devices: Vec<_> = (0..16).map(|_| Fickle::new()).collect();
+    let open: Vec<_> = devices.iter().map(Fickle::open).collect();
+    let mut most = 0;
+    for name in ["one", "two", "three"] {
+        open.iter().for_each(|fs| put(fs, name).unwrap());
+        for device in &devices {
+            wait_for(name, || {
+                most = most.max(flusher_threads());
+                device.durable(name).is_some_and(|bytes| bytes == content(name))
+            });
+        }
+    }
+    // Three; where the machine is so busy that turns take longer than a healthy device ever would, some more.
+    assert!((1..=8).contains(&most), "{most} threads");
+    open.iter().for_each(|fs| fs.close().unwrap());
+}
+
+#[test]
+fn closed_file_systems_leave_and_can_be_opened_again() {
+    let _alone = ONE_AT_A_TIME.lock();
+    let devices: Vec<_> = (0..3).map(|_| Fickle::new()).collect();
+    for name in ["first", "second"] {
+        let mut open: Vec<_> = devices.iter().map(Fickle::open).collect();
+        open.iter().for_each(|fs| put(fs, name).unwrap());
+        devices.iter().for_each(|device| wait_durable(device, name));
+        // One is dropped as if the process had died, the others are closed; one of them is kept.
+        drop(open.remove(0));
+        open.iter().for_each(|fs| fs.close().unwrap());
+        drop(open.remove(0));
+        for device in &devices[..2] {
+            wait_for("the device is let go", || Arc::strong_count(device) == 1);
+        }
+        wait_for("the threads end", || flusher_threads() == 0);
+    }
+}
+
+#[test]
+fn a_panic_in_writeback_shuts_down_one_file_system() {
+    let _alone = ONE_AT_A_TIME.lock();
+    let (bad, good) = (Fickle::new(), Fickle::new());
+    let (bad_fs, good_fs) = (bad.open(), good.open());
+    put(&bad_fs, "before").unwrap();
+    wait_durable(&bad, "before");
+    bad.set(Writes::Panic);
+    put(&bad_fs, "lost").unwrap();
+    let mut said = String::new();
+    wait_for("the file system is shut down", || {
+        let refused = bad_fs.mkdir(Ino::ROOT, b"refused", 0o755, Owner::default());
+        let _ = bad_fs.rmdir(Ino::ROOT, b"refused");
+        refused.is_err_and(|e| {
+            said = e.to_string();
+            true
+        })
+    });
+    assert!(said.contains("panicked: a write on purpose"), "{said}");
+    put(&good_fs, "after").unwrap();
+    wait_durable(&good, "after");
+    good_fs.close().unwrap();
+
+    assert!(bad_fs.close().is_err());
+    drop(bad_fs);
+    wait_for("the device is let go", || Arc::strong_count(&bad) == 1);
+    bad.set(Writes::Work);
+    let again = bad.open();
+    assert!(again.lookup(Ino::ROOT, b"before").is_ok());
+    put(&again, "again").unwrap();
+    wait_durable(&bad, "again");
+    again.close().unwrap();
+}
