@@ -262,6 +262,26 @@ fn a_reservation_for_several_records_counts_the_overhead_of_each() {
 }
 
 #[test]
+fn the_last_record_gives_the_rest_of_its_reservation_back() {
+    let s = setup(2 * MIB);
+    let log = s.open(Lsn(0), Lsn(0));
+    let max = log.free_bytes_max() - RECORD_OVERHEAD;
+    let mut reservation = log.reserve(max, ReserveClass::Normal).unwrap();
+    let waiting = {
+        let log = log.clone();
+        spawn(move || log.reserve(10, ReserveClass::Normal).map(drop))
+    };
+    until(|| log.has_waiters());
+    log.append(&mut reservation, &[1; 10]);
+    assert_eq!(log.space().reserved_bytes, max - 10, "the first record's charge alone");
+    log.append_last(&mut reservation, &[1; 10]);
+    waiting.join().unwrap().unwrap(); // while we still have it
+    assert_eq!((reservation.bytes_left(), log.space().reserved_bytes), (0, 0));
+    drop(reservation);
+    assert_eq!(log.space().reserved_bytes, 0, "once");
+}
+
+#[test]
 #[should_panic(expected = "exceeds its reservation")]
 fn a_record_beyond_its_reservation_is_refused() {
     let log = setup(2 * MIB).open(Lsn(0), Lsn(0));
