@@ -13,6 +13,7 @@
 use kedge_base::BLOCK_SIZE;
 use kedge_store::DataReservation;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 /// Whether the block behind a page has an extent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -179,22 +180,34 @@ impl Pages {
         Delta { pages: 0, dirty: -(was_dirty as i64) }
     }
 
-    /// Indices of up to `max` pages that are not clean, ascending.
-    pub fn unclean(&self, which: Which, max: usize) -> Vec<u64> {
+    /// Indices of the first `max` pages in `range` that are not clean, ascending.
+    pub fn unclean(&self, which: Which, range: Range<u64>, max: usize) -> Vec<u64> {
+        if range.is_empty() {
+            return Vec::new();
+        }
+        let (dirty, logged) = (self.dirty.range(range.clone()), self.logged.range(range));
         match which {
-            Which::Dirty => self.dirty.iter().copied().take(max).collect(),
-            Which::Logged => self.logged.iter().copied().take(max).collect(),
-            Which::All => self.dirty.union(&self.logged).copied().take(max).collect(),
+            Which::Dirty => dirty.copied().take(max).collect(),
+            Which::Logged => logged.copied().take(max).collect(),
+            Which::All => {
+                let mut both: Vec<u64> = dirty.take(max).chain(logged.take(max)).copied().collect();
+                both.sort_unstable();
+                both.dedup();
+                both.truncate(max);
+                both
+            }
         }
     }
 
-    /// At least the number of pages that `unclean` would name.
-    pub fn unclean_count(&self, which: Which) -> usize {
-        match which {
-            Which::Dirty => self.dirty.len(),
-            Which::Logged => self.logged.len(),
-            Which::All => self.dirty.len() + self.logged.len(),
-        }
+    /// Behind the last page that is not clean; 0 if there is none.
+    pub fn unclean_end(&self, which: Which) -> u64 {
+        let (dirty, logged) = (self.dirty.last(), self.logged.last());
+        let last = match which {
+            Which::Dirty => dirty,
+            Which::Logged => logged,
+            Which::All => dirty.max(logged),
+        };
+        last.map_or(0, |last| last + 1)
     }
 
     /// Forgets the pages in `[from, to)`, dirty or not, and their reserved blocks.

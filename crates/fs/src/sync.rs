@@ -59,12 +59,14 @@ impl Fs {
         let inode = self.get(ino)?;
         if inode.kind == FileKind::Regular && !self.store.is_read_only() {
             let _syncing = Syncing::join(&inode);
-            if inode.pages.lock().dirty_count() > 0 && !self.log_small_data(&inode)? {
+            if inode.pages.lock().dirty_count() == 0 {
+                // A writeback that another thread runs may have taken the marks: wait for it. The calls below do, too, and
+                // to wait once more behind them would be to wait for those that came later, and for their flush.
+                drop(inode.wb.lock());
+            } else if !self.log_small_data(&inode)? {
                 let written = self.writeback_for_fsync(&inode);
                 written.inspect_err(|_| inode.meta.lock().write_failed = false)?; // told with this answer
             }
-            // A writeback that another thread runs has taken the dirty marks: wait for it.
-            drop(inode.wb.lock());
         }
         // The old rule of XFS: the change counter of an overwrite is part of the inode, and so are its time stamps.
         let all = !datasync || self.live.fdatasync() == FdatasyncRule::Relog;
@@ -165,7 +167,7 @@ impl Fs {
         let mut handle = self.begin(log_record_bytes(room), 1, Class::Reclaim)?;
         let _wb = inode.wb.lock();
         let mut pages = inode.pages.lock();
-        let dirty = pages.unclean(Which::Dirty, room + 1);
+        let dirty = pages.unclean(Which::Dirty, 0..u64::MAX, room + 1);
         if dirty.is_empty() {
             return Ok(true);
         }

@@ -42,6 +42,7 @@ use kedge_device::{Io, Op, run_batch};
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
 use kedge_store::{CheckpointClient, Class, Handle, WriteSeq};
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -187,40 +188,48 @@ impl Fs {
         first_error.map_or(Ok(()), Err)
     }
 
-    /// Passes until all is written that was unclean at the start. Bounded: a writer that keeps dirtying pages does not
-    /// hold us.
+    /// Passes until all is written that was unclean at the start. Each goes on where the last one stopped, up to the last page that was
+    /// unclean then: so a writer who dirties pages anew neither holds us, nor do we write his in place of those that we were
+    /// asked for.
     fn writeback_passes(&self, inodes: &[Arc<Inode>], kind: Kind) -> Result<()> {
-        let pages: usize = inodes.iter().map(|i| i.pages.lock().unclean_count(kind.which)).sum();
-        let passes = pages.div_ceil(PASS_PAGES).max(pages.div_ceil(kind.segments_max)) + 1;
-        for _ in 0..passes {
-            if !self.writeback_pass(inodes, kind)? {
-                break;
-            }
-        }
+        let mut left = None;
+        while self.writeback_pass(inodes, kind, &mut left)? {}
         Ok(())
     }
 
-    /// One pass. Returns whether more is to be done.
-    fn writeback_pass(&self, inodes: &[Arc<Inode>], kind: Kind) -> Result<bool> {
+    /// One pass over the pages that are left, of which it takes away what it did. `None`: all. Returns whether more is to be done.
+    fn writeback_pass(
+        &self,
+        inodes: &[Arc<Inode>],
+        kind: Kind,
+        left: &mut Option<Vec<Range<u64>>>,
+    ) -> Result<bool> {
         let Kind { which, class, segments_max, durable } = kind;
         let items = 2 * inodes.len() + segments_max.min(24);
         let mut handle = self.begin(PASS_LOG_BYTES, items as u32, class)?;
         let _wb: Vec<_> = inodes.iter().map(|i| i.wb.lock()).collect();
+        // Under `wb`: what another writeback took and failed to write is unclean again.
+        let left =
+            left.get_or_insert_with(|| inodes.iter().map(|i| 0..i.pages.lock().unclean_end(which)).collect());
         let mut parts: Vec<Option<Part>> = Vec::with_capacity(inodes.len());
         let mut segments = Vec::new();
         let mut room = PASS_PAGES;
         let mut goal = None;
         let mut planned = Ok(());
-        for (who, inode) in inodes.iter().enumerate() {
+        for (who, (inode, left)) in inodes.iter().zip(left.iter_mut()).enumerate() {
             if room == 0 || segments.len() >= segments_max || planned.is_err() {
                 parts.push(None);
                 continue;
             }
-            let pages = inode.pages.lock().unclean(which, room);
-            if pages.is_empty() {
+            let pages = inode.pages.lock().unclean(which, left.clone(), room);
+            if pages.len() < room {
+                left.start = left.end; // these are all
+            }
+            let Some(last) = pages.last() else {
                 parts.push(None);
                 continue;
-            }
+            };
+            left.start = left.start.max(last + 1);
             room -= pages.len();
             let mut part = Part {
                 set: ExtentSet::default(),
@@ -231,9 +240,12 @@ impl Fs {
                 more: false,
             };
             planned = self.plan(inode, who, &pages, &mut part, &mut segments, &mut goal, segments_max);
+            if part.more {
+                left.start = part.ranges.last().map_or(pages[0], |(_, to)| *to);
+            }
             parts.push(Some(part));
         }
-        let more = room == 0 || parts.iter().flatten().any(|p| p.more) || segments.len() >= segments_max;
+        let more = left.iter().any(|left| !left.is_empty());
         if segments.is_empty() {
             self.unlist_clean(inodes);
             return planned.map(|()| false);
