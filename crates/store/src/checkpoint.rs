@@ -128,6 +128,12 @@ const WALL: u64 = 8;
 /// What the last operation before the log is full waits.
 const THROTTLE_MAX: Duration = Duration::from_millis(4);
 
+/// Whether at most half of what is free comes in during a checkpoint like the last one, which took `took` nanoseconds, if it goes on
+/// as in the `since` nanoseconds from the cut on, in which `came` bytes did. This one may take longer than the last: it has taken `since`.
+fn fills_slowly(free: u64, came: u64, since: u64, took: u64) -> bool {
+    2 * came as u128 * took.max(since) as u128 <= free as u128 * since as u128
+}
+
 /// Writes blocks given in any order, sorted and merged, and waits for all.
 pub(crate) fn write_merged(
     device: &dyn Device,
@@ -299,7 +305,7 @@ impl Store {
             let last = Cell::new(forced);
             let rest = || {
                 let now = self.clock.monotonic();
-                if cause == CheckpointCause::Background && self.has_time() {
+                if cause == CheckpointCause::Background && self.has_time(cut.lsn) {
                     std::thread::sleep((now - last.get()).min(REST_MAX));
                 }
                 last.set(self.clock.monotonic());
@@ -369,11 +375,16 @@ impl Store {
     }
 
     /// A checkpoint in the background may go slowly and leave the device to those who wait for it: nobody waits for log
-    /// space, and more than three quarters of what was free when it started still is. Looked at after each batch, so a
+    /// space, more than three quarters of what was free when it started still are, and it fills slowly. Looked at after each batch, so a
     /// foreground that fills the log meanwhile makes it go on at full speed.
-    fn has_time(&self) -> bool {
+    fn has_time(&self, cut: Lsn) -> bool {
         let (free, max) = (self.log.free_bytes(), self.log.free_bytes_max());
-        !self.log.has_waiters() && free * 400 > max * 3 * self.async_percent()
+        let since = (self.clock.monotonic().as_nanos() as u64)
+            .saturating_sub(self.checkpoint.cut_at.load(Ordering::Relaxed));
+        let came = self.log.head_lsn().0.saturating_sub(cut.0);
+        !self.log.has_waiters()
+            && free * 400 > max * 3 * self.async_percent()
+            && fills_slowly(free, came, since, self.checkpoint.took.load(Ordering::Relaxed))
     }
 
     /// Slows an operation down while the log is nearly full, so that the last of its space goes slowly enough for the

@@ -41,17 +41,28 @@ fn what_is_reserved_is_not_free_to_a_checkpoint_that_rests_nor_to_who_comes_next
     let (_device, store) = fresh();
     let slowed = || store.stats().throttle_ns.snapshot().count;
     let need = |log_bytes| Need { log_bytes, items: 1, neighbours: 0, class: Class::Normal };
-    assert!(store.has_time());
+    assert!(store.has_time(store.head_lsn()));
     let much = store.begin(need(600 << 10)).unwrap();
-    assert!(!store.has_time(), "two thirds of the log are taken, though nothing is written");
+    assert!(!store.has_time(store.head_lsn()), "two thirds of the log are taken, though nothing is written");
     let most = store.begin(need(230 << 10)).unwrap();
     assert_eq!(slowed(), 0);
     store.throttle();
     assert_eq!(slowed(), 1);
     drop((much, most));
-    assert!(store.has_time());
+    assert!(store.has_time(store.head_lsn()));
     store.throttle();
     assert_eq!(slowed(), 1, "what was given back is free at once");
+}
+
+#[test]
+fn a_checkpoint_rests_only_while_the_log_fills_slowly() {
+    // 100 of 1000 bytes in 5 ns, in 20 ns 400: there is time.
+    assert!(fills_slowly(1000, 100, 5, 20));
+    assert!(!fills_slowly(1000, 100, 5, 26), "520 of 1000 bytes while it runs");
+    // The first one, or one that takes longer than the last.
+    assert!(fills_slowly(1000, 500, 30, 0));
+    assert!(!fills_slowly(1000, 501, 30, 0) && !fills_slowly(1000, 501, 30, 20));
+    assert!(fills_slowly(1000, 0, 0, 20) && !fills_slowly(1000, 1, 0, 20), "right at the cut");
 }
 
 /// Sees the turns of checkpoints from inside them; fails to prepare them when told to.
