@@ -60,8 +60,7 @@ impl Fs {
         if inode.kind == FileKind::Regular && !self.store.is_read_only() {
             let _syncing = Syncing::join(&inode);
             if inode.pages.lock().dirty_count() == 0 {
-                // A writeback that another thread runs may have taken the marks: wait for it. The calls below do, too, and
-                // to wait once more behind them would be to wait for those that came later, and for their flush.
+                // A writeback that another thread runs may have taken the marks: wait for it, as the calls below do.
                 drop(inode.wb.lock());
             } else if !self.log_small_data(&inode)? {
                 let written = self.writeback_for_fsync(&inode);
@@ -79,6 +78,12 @@ impl Fs {
         }
         meta.progress.synced_in = self.store.generation();
         let p = meta.progress;
+        drop(meta);
+        if !self.store.data_flushed(p.write_seq) {
+            // Who writes to this file just now can share the flush: it begins when he has. Not before the number is read: a call
+            // whose data is durable already, or soon, would wait for his flush, too.
+            drop(inode.wb.lock());
+        }
         Ok(Wanted { lsn: if all { p.commit_lsn } else { p.datasync_lsn }, seq: p.write_seq })
     }
 
