@@ -512,12 +512,11 @@ fn drop_caches_alone() -> MutexGuard<'static, ()> {
 }
 
 fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
-    // The bound only turns a hang into a failure.
-    for _ in 0..3000 {
+    for _ in 0..200 {
         if condition() {
             return;
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    panic!("{what}: not within half a minute");
+    panic!("{what}: not within two seconds");
 }

@@ -174,13 +174,13 @@ pub fn no_fuse() -> bool {
 /// Waits for what another process is about to do.
 #[track_caller]
 pub fn until(what: &str, done: impl Fn() -> bool) {
-    for _ in 0..6000 {
+    for _ in 0..1000 {
         if done() {
             return;
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    panic!("not within a minute: {what}");
+    panic!("not within 10 s: {what}");
 }
 
 pub fn write_and_fsync(path: &Path, bytes: &[u8]) {
