@@ -25,6 +25,7 @@ fn superblock() -> Superblock {
         nodes: 1,
         clean: false,
         written_sec: 0,
+        losses: None,
     };
     Superblock { geometry, checkpoint }
 }

@@ -25,6 +25,7 @@ fn superblock(root_level: u8) -> Superblock {
         nodes: 3,
         clean: true,
         written_sec: 0,
+        losses: None,
     };
     Superblock { geometry, checkpoint }
 }

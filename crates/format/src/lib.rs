@@ -18,6 +18,27 @@
 //! never panic and never allocate more than the bytes can justify.
 #![forbid(unsafe_code)]
 
+/// Asserts at compile time the size of a structure, and offset and size of each of its fields, in their order and without
+/// a gap: what is not listed does not exist.
+macro_rules! assert_layout {
+    ($raw:ty, $size:expr, { $($field:ident: $offset:expr, $bytes:expr;)* }) => {
+        const _: () = {
+            const fn size_of_field<T, F>(_: fn(T) -> F) -> usize {
+                size_of::<F>()
+            }
+            let mut end = 0;
+            $(
+                assert!(std::mem::offset_of!($raw, $field) == $offset, stringify!($field));
+                assert!(size_of_field(|raw: $raw| raw.$field) == $bytes, stringify!($field));
+                assert!(end == $offset, concat!("a gap before ", stringify!($field)));
+                end = $offset + $bytes;
+            )*
+            assert!(end == $size && size_of::<$raw>() == $size, "fields are missing");
+        };
+    };
+}
+pub(crate) use assert_layout;
+
 pub mod alloc;
 pub mod inode;
 pub mod item;

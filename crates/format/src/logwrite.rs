@@ -29,6 +29,24 @@ pub const WRITE_BLOCKS_MAX: u32 = 256;
 /// No log comes so far; behind it is room to count on.
 const LSN_MAX: u64 = i64::MAX as u64;
 
+/// Random bytes made with the image. Who knows them can make log writes that pass for the engine's own, so they are shown
+/// nowhere: not by `Debug` either, which the text of a superblock goes through.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+pub struct LogSecret(pub [u8; 16]);
+
+impl std::fmt::Debug for LogSecret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("LogSecret(..)")
+    }
+}
+
+/// What an image's log writes are recognised by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LogKey {
+    pub uuid: uuid::Uuid,
+    pub secret: LogSecret,
+}
+
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct RawHeader {
@@ -45,7 +63,19 @@ struct RawHeader {
     reserved: U64,
 }
 
-const _: () = assert!(size_of::<RawHeader>() == HEADER_SIZE);
+crate::assert_layout!(RawHeader, HEADER_SIZE, {
+    magic: 0, 8;
+    crc: 8, 4;
+    blocks: 12, 4;
+    uuid: 16, 16;
+    epoch: 32, 8;
+    lsn: 40, 8;
+    tail_lsn: 48, 8;
+    durable_lsn: 56, 8;
+    payload_bytes: 64, 4;
+    records: 68, 4;
+    reserved: 72, 8;
+});
 const CRC_AT: usize = std::mem::offset_of!(RawHeader, crc);
 
 /// Decoded header.

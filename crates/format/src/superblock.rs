@@ -11,13 +11,14 @@
 
 use crate::alloc::{GROUP_BLOCKS, INDEX_ENTRIES};
 use crate::crc_without;
+use crate::logwrite::{LogKey, LogSecret};
 use crate::node::NODE_BLOCKS;
 use kedge_base::{BLOCK_SIZE, BlockNo, CorruptKind, Epoch, Error, Generation, Ino, Lsn, Result, Timespec};
 use zerocopy::little_endian::{I64, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 const MAGIC: [u8; 8] = *b"KEDGEFS\0";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Blocks of the two slots.
 pub const SLOTS: [BlockNo; 2] = [BlockNo(0), BlockNo(16)];
 /// Smallest image, in bytes.
@@ -73,15 +74,55 @@ struct Raw {
     free_blocks: U64,
     nodes: U64,
     written_sec: I64,
+    log_secret: [u8; 16],
+    losses: U64,
+    lost_sec: I64,
 }
 
 /// No image lives to see a counter at this value; behind it is room to count on.
 pub const COUNTER_MAX: u64 = 1 << 62;
 
 const CRC_AT: usize = std::mem::offset_of!(Raw, crc);
-const _: () = assert!(CRC_AT == 12);
-const _: () = assert!(std::mem::offset_of!(Raw, feature_compat) == 112);
-const _: () = assert!(std::mem::offset_of!(Raw, generation) == 240);
+// The table of docs/FORMAT.md: field, offset, bytes. A field that moves or changes its size is another format.
+crate::assert_layout!(Raw, 368, {
+    magic: 0, 8;
+    version: 8, 4;
+    crc: 12, 4;
+    uuid: 16, 16;
+    hash_seed: 32, 16;
+    label: 48, 64;
+    feature_compat: 112, 8;
+    feature_ro_compat: 120, 8;
+    feature_incompat: 128, 8;
+    block_size: 136, 4;
+    node_blocks: 140, 4;
+    total_blocks: 144, 8;
+    group_blocks: 152, 8;
+    index_start: 160, 16;
+    index_blocks: 176, 8;
+    bitmap_start: 184, 16;
+    log_start: 200, 8;
+    log_blocks: 208, 8;
+    data_start: 216, 8;
+    created_sec: 224, 8;
+    created_nsec: 232, 4;
+    clean: 236, 4;
+    generation: 240, 8;
+    root: 248, 8;
+    root_generation: 256, 8;
+    root_level: 264, 8;
+    checkpoint_lsn: 272, 8;
+    tail_lsn: 280, 8;
+    epoch: 288, 8;
+    next_ino: 296, 8;
+    inodes: 304, 8;
+    free_blocks: 312, 8;
+    nodes: 320, 8;
+    written_sec: 328, 8;
+    log_secret: 336, 16;
+    losses: 352, 8;
+    lost_sec: 360, 8;
+});
 /// One sector holds a slot, so that a torn write leaves it either old or new.
 const _: () = assert!(size_of::<Raw>() <= 512);
 
@@ -104,11 +145,18 @@ pub struct Geometry {
     /// First block that tree nodes and file data may use.
     pub data_start: BlockNo,
     pub created: Timespec,
+    /// What log writes are keyed with. Made with the image, and shown to nobody.
+    pub log_secret: LogSecret,
 }
 
 impl Geometry {
     pub fn groups(&self) -> u64 {
         self.total_blocks.div_ceil(GROUP_BLOCKS)
+    }
+
+    /// What the log writes of this image are recognised by.
+    pub fn log_key(&self) -> LogKey {
+        LogKey { uuid: self.uuid, secret: self.log_secret }
     }
 
     pub fn log_bytes(&self) -> u64 {
@@ -121,7 +169,7 @@ impl Geometry {
         log / BLOCK_SIZE as u64 * BLOCK_SIZE as u64
     }
 
-    /// Lays out an image of `image_bytes` with a log of `log_bytes`.
+    /// Lays out an image of `image_bytes` with a log of `log_bytes`. Whoever makes an image sets `log_secret`.
     pub fn plan(
         image_bytes: u64,
         log_bytes: u64,
@@ -170,8 +218,18 @@ impl Geometry {
             log_blocks,
             data_start: BlockNo(data_start),
             created,
+            log_secret: LogSecret::default(),
         })
     }
+}
+
+/// File data that an unmount could not write. Kept until a repair has told of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Losses {
+    /// How many files, at least 1.
+    pub files: u64,
+    /// Seconds of the first one.
+    pub since: i64,
 }
 
 /// What a checkpoint leaves behind.
@@ -197,6 +255,8 @@ pub struct CheckpointState {
     /// The image was unmounted: the log holds nothing that the tree lacks.
     pub clean: bool,
     pub written_sec: i64,
+    /// Since the last repair.
+    pub losses: Option<Losses>,
 }
 
 /// A decoded slot.
@@ -258,6 +318,9 @@ impl Superblock {
             free_blocks: c.free_blocks.into(),
             nodes: c.nodes.into(),
             written_sec: c.written_sec.into(),
+            log_secret: g.log_secret.0,
+            losses: c.losses.map_or(0, |l| l.files).into(),
+            lost_sec: c.losses.map_or(0, |l| l.since).into(),
         };
         out.fill(0);
         out[..size_of::<Raw>()].copy_from_slice(raw.as_bytes());
@@ -272,7 +335,7 @@ impl Superblock {
 
     /// Decodes slot `slot` of a device of `device_blocks` blocks.
     ///
-    /// A valid slot is a block that (1) has the magic, (2) has version 1, (3) matches its CRC, (4) says this format's
+    /// A valid slot is a block that (1) has the magic, (2) has version 2, (3) matches its CRC, (4) says this format's
     /// block, node and group sizes, (5) describes areas that lie in order inside the image and a root inside the data
     /// area, (6) is of a generation that belongs in this slot, and (7) fits the device.
     pub fn decode(bytes: &[u8], slot: usize, device_blocks: u64) -> Result<Superblock> {
@@ -285,7 +348,12 @@ impl Superblock {
             return Err(bad("no KedgeFS magic".into()));
         }
         if raw.version.get() != VERSION {
-            return Err(Error::Unsupported(format!("format version {}", raw.version).into()));
+            let what = format!(
+                "format version {}; this program reads and writes version {VERSION} alone: copy the files with \
+                 the program that made the image, into an image made by this one",
+                raw.version
+            );
+            return Err(Error::Unsupported(what.into()));
         }
         if bytes.len() != BLOCK_SIZE || crc_without(bytes, CRC_AT) != raw.crc.get() {
             return Err(bad("checksum mismatch".into()));
@@ -312,6 +380,7 @@ impl Superblock {
             log_blocks: raw.log_blocks.get(),
             data_start: BlockNo(raw.data_start.get()),
             created: Timespec { sec: raw.created_sec.get(), nsec: raw.created_nsec.get() },
+            log_secret: LogSecret(raw.log_secret),
         };
         let checkpoint = CheckpointState {
             generation: Generation(raw.generation.get()),
@@ -328,6 +397,10 @@ impl Superblock {
             nodes: raw.nodes.get(),
             clean: raw.clean.get() != 0,
             written_sec: raw.written_sec.get(),
+            losses: match raw.losses.get() {
+                0 => None,
+                files => Some(Losses { files, since: raw.lost_sec.get() }),
+            },
         };
         let sb = Superblock { geometry, checkpoint };
         sb.check(slot).map_err(|what| bad(what.into()))?;

@@ -1,9 +1,13 @@
 use super::*;
 
+const SECRET: LogSecret = LogSecret(*b"0123456789abcdef");
+
 fn sample() -> Superblock {
-    let geometry =
-        Geometry::plan(64 << 20, 4 << 20, "label", uuid::Uuid::from_u128(7), [3; 16], Timespec::default())
-            .unwrap();
+    let geometry = Geometry {
+        log_secret: SECRET,
+        ..Geometry::plan(64 << 20, 4 << 20, "label", uuid::Uuid::from_u128(7), [3; 16], Timespec::default())
+            .unwrap()
+    };
     let checkpoint = CheckpointState {
         generation: Generation(4),
         root: geometry.data_start,
@@ -18,6 +22,7 @@ fn sample() -> Superblock {
         nodes: 1,
         clean: true,
         written_sec: 5,
+        losses: Some(Losses { files: 3, since: -4 }),
     };
     Superblock { geometry, checkpoint }
 }
@@ -28,6 +33,36 @@ fn a_slot_reads_back_as_it_was_written() {
     let mut block = vec![0; BLOCK_SIZE];
     sb.encode(&mut block);
     assert_eq!(Superblock::decode(&block, 0, 1 << 20).unwrap(), sb);
+    let mut none = sb.clone();
+    none.checkpoint.losses = None;
+    none.encode(&mut block);
+    assert_eq!(Superblock::decode(&block, 0, 1 << 20).unwrap(), none);
+}
+
+#[test]
+fn version_1_is_refused_by_its_number() {
+    let mut block = vec![0; BLOCK_SIZE];
+    sample().encode(&mut block);
+    block[8..12].copy_from_slice(&1u32.to_le_bytes());
+    let crc = crc_without(&block, CRC_AT);
+    block[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
+    let error = Superblock::decode(&block, 0, 1 << 20).unwrap_err();
+    assert!(matches!(error, Error::Unsupported(_)), "{error}");
+    assert!(error.to_string().contains("format version 1; "), "{error}");
+}
+
+/// `kedge dump` prints a superblock so.
+#[test]
+fn the_text_of_a_superblock_does_not_hold_the_logs_secret() {
+    let sb = sample();
+    let text = format!("{sb:?} {sb:#?} {:?}", sb.geometry.log_key());
+    assert!(text.contains("LogSecret(..)"), "{text}");
+    // As bytes, as a number either way, as text.
+    let bytes = SECRET.0;
+    assert!(!text.contains("48, 49, 50") && !text.contains("0123456789abcdef"), "{text}");
+    for number in [u128::from_le_bytes(bytes), u128::from_be_bytes(bytes)] {
+        assert!(!text.contains(&number.to_string()) && !text.contains(&format!("{number:x}")), "{text}");
+    }
 }
 
 #[test]

@@ -12,6 +12,7 @@ use crate::*;
 use kedge_base::BLOCK_SIZE;
 use kedge_base::lock::{Mutex, Rank};
 use kedge_device::Device;
+use kedge_format::logwrite::LogSecret;
 use kedge_format::superblock::Geometry;
 use kedge_store::{CheckpointClient, ForceCause, FormatParams, OpenOptions, Store};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -41,6 +42,12 @@ impl Drop for Membership {
     }
 }
 
+/// Sixteen random bytes. Six bits of a random uuid are fixed, at other places in one of two that is turned by half.
+fn new_log_secret() -> LogSecret {
+    let [a, b] = [(); 2].map(|()| uuid::Uuid::new_v4().as_u128());
+    LogSecret((a ^ b.rotate_left(64)).to_le_bytes())
+}
+
 impl FileSystem {
     /// Makes a file system on the device. What was there is lost.
     pub fn format(
@@ -55,6 +62,7 @@ impl FileSystem {
             label: options.label.clone(),
             uuid: options.uuid.unwrap_or_else(uuid::Uuid::new_v4),
             hash_seed: *uuid::Uuid::new_v4().as_bytes(),
+            log_secret: new_log_secret(),
             uid: options.owner.uid,
             gid: options.owner.gid,
         };

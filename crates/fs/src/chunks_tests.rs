@@ -16,6 +16,7 @@ fn store() -> Arc<Store> {
         label: String::new(),
         uuid: uuid::Uuid::nil(),
         hash_seed: [0; 16],
+        log_secret: kedge_format::logwrite::LogSecret([1; 16]),
         uid: 0,
         gid: 0,
     };

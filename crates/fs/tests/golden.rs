@@ -7,12 +7,13 @@ use kedge_device::{Device, MemDevice};
 use kedgefs::*;
 use std::sync::Arc;
 
-/// See `examples/golden.rs` for how it was made and what is in it.
-const GOLDEN: &[u8] = include_bytes!("golden/v1.blocks");
+/// See `examples/golden.rs` for how they were made and what is in them.
+const GOLDEN: &[u8] = include_bytes!("golden/v2.blocks");
+const VERSION_1: &[u8] = include_bytes!("golden/v1.blocks");
 
-fn image() -> Arc<MemDevice> {
+fn image(blocks: &[u8]) -> Arc<MemDevice> {
     let device = MemDevice::new(16 << 20);
-    for entry in GOLDEN.chunks_exact(8 + 4096) {
+    for entry in blocks.chunks_exact(8 + 4096) {
         let (number, block) = entry.split_at(8);
         let number = u64::from_le_bytes(number.try_into().unwrap());
         device.write(number * 4096, &IoBuf::from_bytes(block), false).unwrap();
@@ -20,9 +21,28 @@ fn image() -> Arc<MemDevice> {
     Arc::new(device)
 }
 
+/// Its log writes carry no key that could be checked: there is no reading them by this version's rules.
+#[test]
+fn an_image_of_version_1_is_refused_by_mount_fsck_and_repair_and_stays_as_it_is() {
+    let device = image(VERSION_1);
+    let before = device.bytes(0, 16 << 20);
+    for read_only in [false, true] {
+        let options = MountOptions { read_only, ..MountOptions::default() };
+        let opened = FileSystem::open(device.clone(), Arc::new(ManualClock::default()), options);
+        let error = opened.map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains("format version 1; "), "{error}");
+    }
+    let report = kedge_fsck::check(device.clone(), &kedge_fsck::CheckOptions::default());
+    assert_eq!((report.count(kedge_fsck::FindingKind::Unsupported), report.exit_code()), (2, 8), "{report}");
+    let full = kedge_fsck::RepairOptions::new(kedge_fsck::RepairMode::Full);
+    let repair = kedge_fsck::repair(device.clone(), &full);
+    assert_eq!((repair.ending, repair.exit_code), (kedge_fsck::Ending::Left, 8), "{repair}");
+    assert!(device.bytes(0, 16 << 20) == before, "something was written");
+}
+
 #[test]
 fn the_golden_image_is_read_as_it_was_meant() {
-    let device = image();
+    let device = image(GOLDEN);
     let options = kedge_fsck::CheckOptions {
         replay: Some(Arc::new(kedge_fsck::StoreReplay)),
         ..kedge_fsck::CheckOptions::default()

@@ -7,6 +7,7 @@ use kedge_base::{BLOCK_SIZE, BlockNo, Extent, Generation, Ino, Lsn};
 use kedge_format::alloc::GROUP_BLOCKS;
 use kedge_format::item::{Dentry, ExtentItem, FILE_SIZE_MAX, Orphan, Xattr};
 use kedge_format::node::Child;
+use kedge_format::superblock::Losses;
 use kedge_format::{FileKind, ItemKind, Key};
 use std::collections::BTreeSet;
 
@@ -81,6 +82,9 @@ fn superblock_cases() -> Vec<Case> {
         }),
         items("node count", &[SuperblockNodes], |i| {
             i.superblock = Some(Box::new(|sb| sb.checkpoint.nodes -= 1));
+        }),
+        items("data lost", &[DataLost], |i| {
+            i.superblock = Some(Box::new(|sb| sb.checkpoint.losses = Some(Losses { files: 1, since: 9 })));
         }),
         items("next inode in use", &[SuperblockNextIno], |i| {
             i.superblock = Some(Box::new(|sb| sb.checkpoint.next_ino = Ino(299)));

@@ -17,7 +17,7 @@ use crate::space::{check_space, claim_format_areas};
 use crate::tree;
 use crate::{CheckOptions, Progress};
 use kedge_device::Device;
-use kedge_format::superblock::Superblock;
+use kedge_format::superblock::{Losses, Superblock};
 
 /// Judges the newest checkpoint as it lies on `device`, without looking at the log.
 pub fn check_checkpoint(
@@ -56,6 +56,10 @@ pub(crate) fn judge(
     claim_format_areas(sb, &mut state.owned);
     let leaves =
         tree::walk_inner(sb, reader, &mut state, &mut |done, total| report_phase("nodes", done, total));
+    if let Some(losses) = &sb.checkpoint.losses {
+        // Named by no block: both slots, and each checkpoint of a replay, say the same.
+        state.findings.add(FindingKind::DataLost, At::default(), || losses_text(losses));
+    }
     let mut check = ItemCheck::new(sb, &mut state);
     tree::walk_leaves(sb, reader, &leaves, &mut check, &mut |done, total| report_phase("items", done, total));
     check.finish();
@@ -77,6 +81,14 @@ pub(crate) fn judge(
     state.counters.blocks_free = sb.geometry.total_blocks - used;
     state.counters.bytes_read = reader.bytes_read();
     state
+}
+
+/// What a recorded loss is, for people.
+pub(crate) fn losses_text(losses: &Losses) -> String {
+    format!(
+        "data of {} files could not be written when the image was unmounted, first at {} seconds after 1970",
+        losses.files, losses.since
+    )
 }
 
 /// What a judged image's report says.

@@ -48,6 +48,9 @@ kinds! {
     /// An inode number in use is not below the superblock's next one.
     SuperblockNextIno = "superblock-next-ino",
 
+    /// Files had data that an unmount could not write: it was given up. Nothing is wrong with what is there.
+    DataLost = "data-lost",
+
     /// A tree node does not hold what its parent (or the superblock) promises.
     NodeBad = "node-bad",
     /// A child pointer outside the data area, or not on a node boundary.

@@ -217,6 +217,7 @@ impl Image {
                 nodes: nodes.iter().map(|level| level.len() as u64).sum(),
                 clean: true,
                 written_sec: 0,
+                losses: None,
             },
         };
         let mut old = superblock.clone();

@@ -9,6 +9,7 @@ use crate::view::{View, compare_with_handles};
 use kedge_base::{BLOCK_SIZE, IoBuf, ManualClock};
 use kedge_device::sim::{Choice, SimDevice};
 use kedge_device::{Device, MemDevice};
+use kedge_format::logwrite::LogSecret;
 use kedge_format::superblock::{SLOTS, Superblock};
 use kedge_fsck::CheckOptions;
 use kedgefs::{
@@ -91,7 +92,7 @@ fn said(what: &str) -> impl Fn(kedgefs::Error) -> String {
     move |e| format!("{what} fails: {e} (errno {})", e.errno())
 }
 
-/// Makes an image in memory, the same each time: neither the image's name nor the key of its name hash is random.
+/// Makes an image in memory, the same each time: its name, the key of its name hash and the log's secret are not random.
 pub fn format(size: u64, log: u64) -> Result<MemDevice, String> {
     let device = Arc::new(MemDevice::new(size));
     let uuid = Some(uuid::Uuid::from_bytes([0x6b; 16]));
@@ -103,6 +104,7 @@ pub fn format(size: u64, log: u64) -> Result<MemDevice, String> {
         // A fresh image has no name that was hashed yet, and perhaps only one slot.
         let Ok(mut sb) = Superblock::decode(block.as_bytes(), i, size / BLOCK_SIZE as u64) else { continue };
         sb.geometry.hash_seed = [0x5a; 16];
+        sb.geometry.log_secret = LogSecret([0xc3; 16]);
         sb.encode(block.as_mut_bytes());
         device.write(slot.byte_offset(), &block, false).map_err(|e| e.to_string())?;
     }

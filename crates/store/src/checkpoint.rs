@@ -338,6 +338,7 @@ impl Store {
             nodes: cut.tree.node_count,
             clean,
             written_sec: self.clock.now().sec,
+            losses: self.losses(),
         }
     }
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::{Class, FormatParams, Need, OpenOptions, format, read_superblock};
+use crate::{Class, FormatParams, Losses, Need, OpenOptions, format, read_superblock};
 use kedge_base::{Clock, ManualClock};
 use kedge_device::MemDevice;
 use std::sync::atomic::AtomicBool;
@@ -14,6 +14,7 @@ fn fresh() -> (Arc<dyn Device>, Arc<Store>) {
         label: String::new(),
         uuid: uuid::Uuid::from_bytes([7; 16]),
         hash_seed: [9; 16],
+        log_secret: kedge_format::logwrite::LogSecret([8; 16]),
         uid: 0,
         gid: 0,
     };
@@ -34,6 +35,39 @@ fn a_checkpoint_that_comes_after_the_last_leaves_the_clean_mark() {
     assert!(closed.clean);
     assert!(store.checkpoint(CheckpointCause::Background).is_err());
     assert_eq!(read_superblock(&*device).unwrap().0.checkpoint, closed);
+}
+
+fn reopened(device: &Arc<dyn Device>) -> Arc<Store> {
+    Store::open(device.clone(), Arc::new(ManualClock::default()), &OpenOptions::default()).unwrap()
+}
+
+/// Whoever mounts the image next, and the one after, is told until a repair has told of it.
+#[test]
+fn noted_losses_stay_in_each_superblock_over_checkpoints_mounts_and_crashes() {
+    let (device, store) = fresh();
+    let on_device = || read_superblock(&*device).unwrap().0.checkpoint.losses;
+    assert_eq!(store.losses(), None);
+    store.note_losses(0);
+    assert_eq!(store.losses(), None, "nothing was lost");
+    store.note_losses(2);
+    store.note_losses(1);
+    let files = |losses: Option<Losses>| losses.map(|l| l.files);
+    assert_eq!((files(store.losses()), on_device()), (Some(3), None));
+    store.checkpoint(CheckpointCause::Request).unwrap();
+    assert_eq!(on_device(), store.losses(), "a checkpoint carries it");
+    store.close().unwrap();
+    assert_eq!(on_device(), store.losses());
+
+    // Opened and never closed: recovery's own checkpoint carries it.
+    let first = store.losses();
+    drop(reopened(&device));
+    assert_eq!(on_device(), first);
+    let store = reopened(&device);
+    assert_eq!(store.losses(), first);
+    store.note_losses(4);
+    store.close().unwrap();
+    let both = on_device().unwrap();
+    assert_eq!((both.files, Some(both.since)), (7, first.map(|l| l.since)), "counted on, since the first");
 }
 
 #[test]

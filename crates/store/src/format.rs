@@ -6,6 +6,7 @@ use kedge_alloc::Alloc;
 use kedge_base::{BLOCK_SIZE, Clock, Epoch, Generation, Ino, IoBuf, Lsn, Result};
 use kedge_btree::{Tree, TreeConfig};
 use kedge_device::{Device, Io, Op, run_batch};
+use kedge_format::logwrite::LogSecret;
 use kedge_format::superblock::{CheckpointState, Geometry, SLOTS};
 use kedge_format::{FileKind, InodeCore, Key};
 use std::sync::Arc;
@@ -20,6 +21,8 @@ pub struct FormatParams {
     pub label: String,
     pub uuid: uuid::Uuid,
     pub hash_seed: [u8; 16],
+    /// Random; see [`kedge_format::logwrite`].
+    pub log_secret: LogSecret,
     /// Owner of the root directory.
     pub uid: u32,
     pub gid: u32,
@@ -32,7 +35,10 @@ const FIRST: Generation = Generation(2);
 pub fn format(device: Arc<dyn Device>, clock: Arc<dyn Clock>, params: &FormatParams) -> Result<Geometry> {
     let now = clock.now();
     let size = params.size.min(device.geometry().size);
-    let geometry = Geometry::plan(size, params.log_size, &params.label, params.uuid, params.hash_seed, now)?;
+    let geometry = Geometry {
+        log_secret: params.log_secret,
+        ..Geometry::plan(size, params.log_size, &params.label, params.uuid, params.hash_seed, now)?
+    };
     // The old slots first: a crash while formatting must not leave an old image that looks whole.
     for slot in SLOTS {
         device.write(slot.byte_offset(), &IoBuf::zeroed(1), false)?;
@@ -80,6 +86,7 @@ pub fn format(device: Arc<dyn Device>, clock: Arc<dyn Clock>, params: &FormatPar
         nodes: cut.tree.node_count,
         clean: true,
         written_sec: now.sec,
+        losses: None,
     };
     write_checkpoint(&*device, &geometry, &cut, state, &|| ())?;
     Ok(geometry)

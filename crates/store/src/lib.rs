@@ -45,6 +45,7 @@ use kedge_btree::Tree;
 use kedge_device::Device;
 use kedge_format::Key;
 use kedge_format::superblock::Geometry;
+pub use kedge_format::superblock::Losses;
 use kedge_log::Log;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -89,6 +90,8 @@ pub struct Store {
     pub(crate) stats: StoreStats,
     pub(crate) dirty_limit: AtomicU64,
     pub(crate) summary: ReplaySummary,
+    /// What each superblock written from now on says was lost.
+    pub(crate) losses: Mutex<Option<Losses>>,
     /// Set by the last checkpoint, under the lock that makes checkpoints single.
     pub(crate) closed: AtomicBool,
     /// Wakes the background checkpoint thread.
@@ -276,6 +279,24 @@ impl Store {
 
     pub fn inode_count(&self) -> u64 {
         self.counters.inodes.load(Ordering::Relaxed)
+    }
+
+    // ----- what was lost -----
+
+    /// Notes that the data of `files` files could not be written and is given up. Each superblock written from now on says
+    /// so, until a repair has told of it: call it before the checkpoint that closes the image.
+    pub fn note_losses(&self, files: u64) {
+        if files == 0 {
+            return;
+        }
+        let mut losses = self.losses.lock();
+        let before = losses.unwrap_or(Losses { files: 0, since: self.clock.now().sec });
+        *losses = Some(Losses { files: before.files.saturating_add(files), ..before });
+    }
+
+    /// Data that was given up since the last repair, in this mount or one before.
+    pub fn losses(&self) -> Option<Losses> {
+        *self.losses.lock()
     }
 
     // ----- life and death -----

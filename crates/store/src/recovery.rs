@@ -19,6 +19,7 @@ use crate::space::{AllocNodes, DeviceNodes};
 use crate::{Counters, Store, StoreStats, Wake};
 use kedge_alloc::{Alloc, DataReservation};
 use kedge_base::broken::{self, Variant};
+use kedge_base::lock::{Mutex, Rank};
 use kedge_base::{
     BLOCK_SIZE, BlockNo, Clock, CorruptKind, Epoch, Error, Generation, Ino, IoBuf, Lsn, Result, spawn_named,
 };
@@ -128,6 +129,14 @@ impl Store {
             && sb.checkpoint.generation > Generation(2)
         {
             tracing::warn!("using the other superblock slot: {e}");
+        }
+        if let Some(losses) = &sb.checkpoint.losses {
+            let (files, since) = (losses.files, losses.since);
+            tracing::warn!(
+                files,
+                since,
+                "data of files was lost when the image was unmounted; fsck -p clears this"
+            );
         }
         let mut recovery = Recovery::load(device, clock, &sb, options)?;
         let end = recovery.replay()?;
@@ -416,6 +425,7 @@ impl Recovery {
             nodes: cut.tree.node_count,
             clean: false,
             written_sec: self.clock.now().sec,
+            losses: self.sb.checkpoint.losses,
         };
         write_checkpoint(&*self.device, &self.sb.geometry, &cut, state, &|| ())?;
         self.alloc.written(cut.alloc);
@@ -470,6 +480,7 @@ impl Recovery {
             stats: StoreStats::default(),
             dirty_limit: AtomicU64::new(options.node_cache_bytes / 2),
             summary: self.summary,
+            losses: Mutex::new(Rank::Leaf, self.sb.checkpoint.losses),
             closed: AtomicBool::new(false),
             wake: wake.clone(),
         });

@@ -6,7 +6,7 @@ use super::source::{Source, bitmap_of, homes, index_blocks};
 use super::writer::Writer;
 use super::{Job, Outcome};
 use crate::Progress;
-use crate::image::check_from;
+use crate::image::{check_from, losses_text};
 use crate::owned::{Owned, push_runs};
 use crate::read::Reader;
 use crate::report::{At, Findings};
@@ -133,6 +133,7 @@ impl Job<'_> {
             nodes: new.root.nodes,
             clean: true,
             written_sec: self.options.clock.now().sec,
+            losses: None,
         };
         Ok(Superblock { geometry, checkpoint })
     }
@@ -191,6 +192,9 @@ impl Job<'_> {
                     summary.from_lsn, summary.to_lsn, summary.records, summary.data_bytes
                 )
             });
+        }
+        if let Some(losses) = &self.base_sb.checkpoint.losses {
+            repairs.add(RepairKind::LossesCleared, At::default(), || losses_text(losses));
         }
         repairs.add(RepairKind::SpaceRebuilt, At::default(), || {
             let c = &sb.checkpoint;

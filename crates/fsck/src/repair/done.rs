@@ -71,6 +71,8 @@ kinds! {
     SpaceRebuilt = "space-rebuilt", true;
     /// The superblock's counters were corrected.
     SuperblockCorrected = "superblock-corrected", true;
+    /// The superblock's note of data lost at an unmount was told, and is gone.
+    LossesCleared = "losses-cleared", true;
     /// The log's records were replayed onto the device.
     LogReplayed = "log-replayed", true;
 }
@@ -125,8 +127,9 @@ impl Repairs {
 
     /// Whether items have to change or go: everything but the log, the bitmaps and the superblock is made of them.
     pub fn changes_items(&self) -> bool {
-        use RepairKind::{DataUncertain, LogGivenUp, LogReplayed, SpaceRebuilt, SuperblockCorrected};
-        let others = [DataUncertain, LogGivenUp, LogReplayed, SpaceRebuilt, SuperblockCorrected];
+        use RepairKind::*;
+        let others =
+            [DataUncertain, LogGivenUp, LogReplayed, LossesCleared, SpaceRebuilt, SuperblockCorrected];
         self.counts.keys().any(|kind| !others.contains(kind))
     }
 }

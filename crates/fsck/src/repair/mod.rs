@@ -95,6 +95,7 @@ const NOT_OF_THE_TREE: &[FindingKind] = &[
     FindingKind::SuperblockFreeBlocks,
     FindingKind::SuperblockNodes,
     FindingKind::SuperblockNextIno,
+    FindingKind::DataLost,
     FindingKind::IndexBad,
     FindingKind::BitmapBad,
     FindingKind::GroupFreeBlocks,
@@ -139,7 +140,8 @@ pub fn repair(device: Arc<dyn Device>, options: &RepairOptions) -> RepairReport 
     };
     let replay = options.check.replay.clone().unwrap_or_else(|| Arc::new(StoreReplay));
     let settled = is_settled(&*replay, &*device, &sb, &mut findings);
-    if settled && !options.force {
+    // A recorded loss is told and cleared also where nothing else is looked at.
+    if settled && !options.force && sb.checkpoint.losses.is_none() {
         let message = "it was unmounted; -f checks nevertheless".into();
         let before = findings.into_report(device.name());
         return RepairReport::new(Ending::Skipped, message, before, repairs, None);
