@@ -266,9 +266,15 @@ impl FileSystem {
         self.timed(OpKind::read, |fs| fs.read(ino, offset, buf))
     }
 
-    /// Bytes written; fewer than asked when space or device gave out on the way.
+    /// Bytes written; fewer than asked when space or device gave out on the way. The cause is in the trace, and the answer
+    /// to a call that writes the rest.
     pub fn write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<usize> {
-        self.timed(OpKind::write, |fs| fs.write(ino, offset, data))
+        self.write_with(ino, offset, data, WriteMode::default())
+    }
+
+    /// [`FileSystem::write`] in another way.
+    pub fn write_with(&self, ino: Ino, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize> {
+        self.timed(OpKind::write, |fs| fs.write(ino, offset, data, mode))
     }
 
     pub fn fallocate(&self, ino: Ino, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {

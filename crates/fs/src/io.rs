@@ -4,7 +4,7 @@ use crate::core::Fs;
 use crate::extents::{Mapping, Place};
 use crate::inode::Inode;
 use crate::pages::{Backing, Page, Which};
-use crate::{Error, Result, SeekKind};
+use crate::{Error, Result, SeekKind, WriteMode};
 use kedge_base::{BLOCK_SIZE, BlockNo, Ino, IoBuf};
 use kedge_format::FileKind;
 use kedge_format::item::FILE_SIZE_MAX;
@@ -151,7 +151,7 @@ impl Fs {
         Ok(HeldPage { inode, index })
     }
 
-    pub fn write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<usize> {
+    pub fn write(&self, ino: Ino, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize> {
         if self.store.is_read_only() {
             return Err(kedge_base::Error::ReadOnly.into());
         }
@@ -168,21 +168,43 @@ impl Fs {
             // Chunks end at multiples of the chunk size, so that large writes stay block-aligned.
             let room = WRITE_CHUNK - (at % WRITE_CHUNK as u64) as usize;
             let chunk = &data[done..data.len().min(done + room)];
-            match self.write_chunk(&inode, at, chunk) {
-                Ok(n) => {
-                    done += n;
-                    if n < chunk.len() {
-                        break;
-                    }
-                }
-                Err(_) if done > 0 => break, // what was written is reported; the error comes with the next call
-                Err(e) => return Err(e),
+            let (n, cause) = self.write_chunk(&inode, at, chunk, mode);
+            done += n;
+            let Some(cause) = cause else { continue };
+            if done == 0 || mode.whole {
+                return Err(cause);
             }
+            // The caller learns the count; the cause is the answer when he writes the rest.
+            tracing::warn!("inode {ino}: {done} of {} bytes written: {cause}", data.len());
+            self.stats.short_writes.inc();
+            break;
         }
         Ok(done)
     }
 
-    fn write_chunk(&self, inode: &Arc<Inode>, offset: u64, data: &[u8]) -> Result<usize> {
+    /// Returns how many bytes from the chunk's start were written, and why not all of them.
+    fn write_chunk(
+        &self,
+        inode: &Arc<Inode>,
+        offset: u64,
+        data: &[u8],
+        mode: WriteMode,
+    ) -> (usize, Option<Error>) {
+        let taken = match self.take_chunk(inode, offset, data, mode) {
+            Ok(taken) => taken,
+            Err(e) => return (0, Some(e)),
+        };
+        if mode.through && taken > 0 {
+            let end = (offset + taken as u64).div_ceil(BLOCK);
+            if let Err(e) = self.writeback_range(inode, offset / BLOCK..end) {
+                return (0, Some(e));
+            }
+        }
+        (taken, (taken < data.len()).then(|| kedge_base::Error::NoSpace.into()))
+    }
+
+    /// Takes bytes into memory, as many as there is space for. Returns how many.
+    fn take_chunk(&self, inode: &Arc<Inode>, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize> {
         self.check_open()?;
         self.store.check_alive()?;
         self.throttle()?;
@@ -245,15 +267,17 @@ impl Fs {
             let now = self.now();
             let mut meta = inode.meta.lock();
             meta.core.size = meta.core.size.max(offset + done as u64);
-            meta.core.mtime = now;
-            meta.core.ctime = now;
-            meta.unlogged |= InodeMask::MTIME | InodeMask::CTIME;
+            if !mode.keep_times {
+                meta.core.mtime = now;
+                meta.core.ctime = now;
+                meta.unlogged |= InodeMask::MTIME | InodeMask::CTIME;
+            }
             self.list_dirty(inode, &mut meta);
         }
         drop(pages);
         self.account(delta);
         self.budget.enforce(self, delta.pages);
-        if done == 0 { Err(kedge_base::Error::NoSpace.into()) } else { Ok(done) }
+        Ok(done)
     }
 
     /// Before a file grows past a cut block: the bytes behind the old end become zero, in memory and on their way to

@@ -61,6 +61,8 @@ pub(crate) struct FsStats {
     pub logged_data: Counter,
     /// Writers that had to write back themselves.
     pub throttled: Counter,
+    /// Writes that took less than they were given.
+    pub short_writes: Counter,
     /// Nanoseconds of fsyncs and fdatasyncs during which a checkpoint ran, if only for a part.
     pub fsync_meanwhile: Histogram,
     pub slow: SlowFsyncs,
@@ -77,6 +79,7 @@ impl Default for FsStats {
             data_read_bytes: Counter::new(),
             logged_data: Counter::new(),
             throttled: Counter::new(),
+            short_writes: Counter::new(),
             fsync_meanwhile: Histogram::default(),
             slow: SlowFsyncs::default(),
         }
@@ -121,6 +124,7 @@ impl Fs {
                 "read_bytes": s.data_read_bytes.get(),
                 "fsyncs_with_data_in_log": s.logged_data.get(),
                 "throttled_writes": s.throttled.get(),
+                "short_writes": s.short_writes.get(),
             },
             "cache": {
                 "inodes": self.inodes.len(),

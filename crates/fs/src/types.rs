@@ -204,3 +204,41 @@ pub struct StatFs {
     pub inodes_free: u64,
     pub name_max: u32,
 }
+
+/// How [`crate::FileSystem::write_with`] writes. The default is what write(2) does: as much as there is room for goes into memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WriteMode {
+    /// All bytes or an error, for a caller that ignores short counts: the kernel, when it writes back pages of its cache. Bytes
+    /// that were taken before the error stay: they are what the caller's cache shows.
+    pub whole: bool,
+    /// The bytes are on the device, though not flushed, when the call returns, or it fails (`O_DIRECT`). A short count
+    /// means that so many bytes are on the device.
+    pub through: bool,
+    /// Time stamps stay: the caller sets them.
+    pub keep_times: bool,
+}
+
+impl WriteMode {
+    /// For pages that the kernel writes back from its cache, and whose time stamps it keeps.
+    pub const fn from_cache() -> WriteMode {
+        WriteMode { whole: true, through: false, keep_times: true }
+    }
+
+    /// For `O_DIRECT`.
+    pub const fn direct() -> WriteMode {
+        WriteMode { whole: false, through: true, keep_times: false }
+    }
+
+    pub const fn with_whole(self, whole: bool) -> WriteMode {
+        WriteMode { whole, ..self }
+    }
+
+    pub const fn with_through(self, through: bool) -> WriteMode {
+        WriteMode { through, ..self }
+    }
+
+    pub const fn with_keep_times(self, keep_times: bool) -> WriteMode {
+        WriteMode { keep_times, ..self }
+    }
+}

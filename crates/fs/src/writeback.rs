@@ -167,6 +167,28 @@ impl Fs {
         self.writeback_of(std::slice::from_ref(inode), kind)
     }
 
+    /// Writes what is unclean of a range of file blocks in place.
+    pub fn writeback_range(&self, inode: &Arc<Inode>, range: Range<u64>) -> Result<()> {
+        let (which, class) = (Which::All, Class::Reclaim);
+        for segments_max in [PASS_SEGMENTS, NARROW_SEGMENTS] {
+            let kind = Kind { which, class, segments_max, durable: false };
+            let mut left = Some(vec![range.clone()]);
+            let written = loop {
+                match self.writeback_pass(std::slice::from_ref(inode), kind, &mut left) {
+                    Ok(true) => {}
+                    Ok(false) => break Ok(()),
+                    Err(e) => break Err(e),
+                }
+            };
+            match written {
+                // See `writeback_of`.
+                Err(Error::Engine(kedge_base::Error::NoSpace)) if segments_max != NARROW_SEGMENTS => {}
+                other => return other,
+            }
+        }
+        unreachable!("the narrow try returns")
+    }
+
     fn writeback_of(&self, inodes: &[Arc<Inode>], kind: Kind) -> Result<()> {
         let mut first_error = None;
         for chunk in inodes.chunks(PASS_INODES) {

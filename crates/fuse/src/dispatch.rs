@@ -12,7 +12,7 @@ use crate::transport::{Reply, Request};
 use kedge_base::{BLOCK_SIZE, IoBuf};
 use kedgefs::{
     Attr, DirEntry, FallocateMode, FileKind, Ino, Owner, RenameMode, SeekKind, SetAttr, SetTime, Timespec,
-    XattrMode,
+    WriteMode, XattrMode,
 };
 use std::sync::atomic::Ordering;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
@@ -426,7 +426,7 @@ impl<O: Ops> Server<O> {
         if asked.write_flags & abi::WRITE_KILL_SUIDGID != 0 {
             self.drop_privilege(node)?;
         }
-        let size = self.ops.write(node, asked.offset, data)?;
+        let size = self.ops.write_with(node, asked.offset, data, WriteMode::default())?;
         Ok(abi::WriteOut { size: size as u32, padding: 0 })
     }
 

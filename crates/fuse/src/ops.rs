@@ -3,7 +3,7 @@
 
 use kedgefs::{
     Attr, DirEntry, FallocateMode, FileSystem, Ino, Owner, RenameMode, Result, SeekKind, SetAttr, StatFs,
-    XattrMode,
+    WriteMode, XattrMode,
 };
 
 /// Answers an operation that went on in the background.
@@ -26,7 +26,7 @@ pub trait Ops: Send + Sync + 'static {
     fn rename(&self, dir: Ino, name: &[u8], new_dir: Ino, new_name: &[u8], mode: RenameMode) -> Result<()>;
     fn readdir(&self, dir: Ino, cookie: u64, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()>;
     fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize>;
-    fn write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<usize>;
+    fn write_with(&self, ino: Ino, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize>;
     fn fallocate(&self, ino: Ino, mode: FallocateMode, offset: u64, len: u64) -> Result<()>;
     fn seek(&self, ino: Ino, offset: u64, kind: SeekKind) -> Result<u64>;
     fn fsync_async(&self, ino: Ino, datasync: bool, done: Done);
@@ -72,7 +72,7 @@ delegate! {
     rename(dir: Ino, name: &[u8], new_dir: Ino, new_name: &[u8], mode: RenameMode) -> Result<()>;
     readdir(dir: Ino, cookie: u64, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()>;
     read(ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize>;
-    write(ino: Ino, offset: u64, data: &[u8]) -> Result<usize>;
+    write_with(ino: Ino, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize>;
     fallocate(ino: Ino, mode: FallocateMode, offset: u64, len: u64) -> Result<()>;
     seek(ino: Ino, offset: u64, kind: SeekKind) -> Result<u64>;
     fsync_async(ino: Ino, datasync: bool, done: Done);

@@ -5,7 +5,7 @@ use kedge_base::Clock;
 use kedge_fuse::{Done, Ops};
 use kedgefs::{
     Attr, DirEntry, Error, FallocateMode, FileKind, Ino, Owner, RenameMode, Result, SeekKind, SetAttr,
-    SetTime, StatFs, SystemClock, Timespec, XattrMode,
+    SetTime, StatFs, SystemClock, Timespec, WriteMode, XattrMode,
 };
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -398,11 +398,13 @@ impl Ops for MemFs {
         self.with(ino, |node| Ok(node.read(offset, buf)))
     }
 
-    fn write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<usize> {
+    fn write_with(&self, ino: Ino, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize> {
         let now = self.clock.now();
         self.change(ino, |node| {
             node.write(offset, data);
-            (node.attr.mtime, node.attr.ctime) = (now, now);
+            if !mode.keep_times {
+                (node.attr.mtime, node.attr.ctime) = (now, now);
+            }
             Ok(data.len())
         })
     }
