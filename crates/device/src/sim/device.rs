@@ -5,16 +5,17 @@
 //!
 //! An operation is submitted when it enters, waits out its latency, then happens at one instant. A flush covers the
 //! writes that had completed when it was submitted, so neither those of its own batch nor those that complete while it
-//! waits. The operations of a batch happen in random order, those that the plan delays last. Lock: one leaf, not held while waiting or completing.
+//! waits. The operations of a batch happen in random order, those that the plan delays or holds last. Lock: one leaf, not
+//! held while waiting or completing.
 
-use super::fault::{Effect, FaultPlan, OpCounts, OpKind};
+use super::fault::{Asked, Effect, FaultPlan, OpCounts, OpKind, Progress, Strike};
 use super::medium::{Choice, Medium, SECTOR, WHOLE, mix};
 use super::recording::{Event, Recording};
 use crate::mem::put;
 use crate::pages::{Data, Page, blocks};
 use crate::{Completion, CompletionSink, Device, DeviceStats, Geometry, MemDevice, Op, Request};
 use kedge_base::{BLOCK_SIZE, Error, IoBuf, Result};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
@@ -25,6 +26,8 @@ pub struct SimDevice {
     geometry: Geometry,
     stats: DeviceStats,
     state: Mutex<State>,
+    /// Held operations were released.
+    released: Condvar,
 }
 
 struct State {
@@ -35,9 +38,11 @@ struct State {
     /// `None`: not recording.
     recording: Option<(MemDevice, Vec<Event>)>,
     plan: FaultPlan,
-    counts: OpCounts,
-    /// Operations that wait out a delay of their own.
+    progress: Progress,
+    /// Operations that wait out a delay of their own, or for their release.
     held_up: usize,
+    /// Calls of `release` so far.
+    releases: u64,
     /// After an unknown outcome nothing is answered any more.
     poisoned: bool,
     rng: SmallRng,
@@ -51,6 +56,8 @@ struct Admitted {
     latency: Duration,
     /// Waited out alone, behind the rest of the batch.
     late: Duration,
+    /// Waits for a release that comes later than this many.
+    held: Option<u64>,
 }
 
 impl SimDevice {
@@ -62,8 +69,9 @@ impl SimDevice {
             medium: Medium::new(mem.fork()),
             seq: 1,
             plan: FaultPlan::default(),
-            counts: OpCounts::default(),
+            progress: Progress::default(),
             held_up: 0,
+            releases: 0,
             poisoned: false,
             rng: SmallRng::seed_from_u64(0),
         };
@@ -71,6 +79,7 @@ impl SimDevice {
             geometry: mem.geometry().clone(),
             stats: DeviceStats::default(),
             state: Mutex::new(state),
+            released: Condvar::new(),
         }
     }
 
@@ -78,15 +87,31 @@ impl SimDevice {
     pub fn set_plan(&self, plan: FaultPlan) {
         let mut state = self.state.lock();
         state.rng = SmallRng::seed_from_u64(plan.seed);
-        state.counts = OpCounts::default();
+        state.progress = Progress::default();
         state.plan = plan;
     }
 
     pub fn op_counts(&self) -> OpCounts {
-        self.state.lock().counts
+        self.state.lock().progress.counts
     }
 
-    /// Operations that the plan delays and that wait now: submitted, and neither happened nor answered.
+    /// Operations that failed by plan since it was set.
+    pub fn struck(&self) -> u64 {
+        self.state.lock().progress.struck
+    }
+
+    /// The same one by one, the first few thousand of them, in the order in which they were submitted.
+    pub fn strikes(&self) -> Vec<Strike> {
+        self.state.lock().progress.strikes.clone()
+    }
+
+    /// Lets go all operations that the plan holds now.
+    pub fn release(&self) {
+        self.state.lock().releases += 1;
+        self.released.notify_all();
+    }
+
+    /// Operations that the plan delays or holds and that wait now: submitted, and neither happened nor answered.
     pub fn held_up(&self) -> usize {
         self.state.lock().held_up
     }
@@ -131,21 +156,28 @@ impl SimDevice {
         self.state.lock().recording = None;
     }
 
-    fn admit(&self, kind: OpKind) -> Admitted {
+    fn admit(&self, asked: &Asked<'_>) -> Admitted {
         let mut guard = self.state.lock();
         let state = &mut *guard;
-        let late = state.plan.late(kind, *state.counts.of(kind));
-        let fault = state.plan.strike(&mut state.counts, kind);
-        Admitted { seq: state.seq, fault, latency: state.plan.latency_of(kind), late }
+        let kind = asked.kind;
+        let nth = *state.progress.counts.of(kind);
+        let late = state.plan.late(kind, nth);
+        let held = state.plan.holds(kind, nth).then_some(state.releases);
+        let pages = state.view.pages_mut();
+        let fault =
+            state.plan.strike(&mut state.progress, &mut state.rng, asked, |block| pages.get(block).is_some());
+        Admitted { seq: state.seq, fault, latency: state.plan.latency_of(kind), late, held }
     }
 
-    fn admit_op(&self, op: &Op) -> Admitted {
+    fn admit_op(&self, offset: u64, op: &Op) -> Admitted {
         self.stats.count(op);
-        self.admit(match op {
-            Op::Read(_) => OpKind::Read,
-            Op::Write { .. } | Op::Discard { .. } | Op::WriteZeroes { .. } => OpKind::Write,
-            Op::Flush => OpKind::Flush,
-        })
+        let (kind, data) = match op {
+            Op::Read(_) => (OpKind::Read, None),
+            Op::Write { buf, .. } => (OpKind::Write, Some(buf)),
+            Op::Discard { .. } | Op::WriteZeroes { .. } => (OpKind::Write, None),
+            Op::Flush => (OpKind::Flush, None),
+        };
+        self.admit(&Asked { kind, offset, len: op.len(), data })
     }
 
     fn happen(&self, admitted: &Admitted, offset: u64, op: &mut Op) -> Result<()> {
@@ -213,19 +245,24 @@ impl SimDevice {
     }
 
     /// The synchronous door.
-    fn alone(&self, kind: OpKind, happen: impl FnOnce(&Admitted) -> Result<()>) -> Result<()> {
-        let admitted = self.admit(kind);
+    fn alone(&self, asked: &Asked<'_>, happen: impl FnOnce(&Admitted) -> Result<()>) -> Result<()> {
+        let admitted = self.admit(asked);
         wait(admitted.latency);
         self.hold_up(&admitted);
         happen(&admitted)
     }
 
     fn hold_up(&self, admitted: &Admitted) {
-        if !admitted.late.is_zero() {
-            self.state.lock().held_up += 1;
-            wait(admitted.late);
-            self.state.lock().held_up -= 1;
+        if admitted.late.is_zero() && admitted.held.is_none() {
+            return;
         }
+        self.state.lock().held_up += 1;
+        wait(admitted.late);
+        let mut state = self.state.lock();
+        while admitted.held.is_some_and(|releases| state.releases <= releases) {
+            self.released.wait(&mut state);
+        }
+        state.held_up -= 1;
     }
 }
 
@@ -303,10 +340,10 @@ impl Device for SimDevice {
 
     fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
         let mut admitted: Vec<(Admitted, Request)> =
-            batch.into_iter().map(|request| (self.admit_op(&request.op), request)).collect();
+            batch.into_iter().map(|request| (self.admit_op(request.offset, &request.op), request)).collect();
         wait(admitted.iter().map(|(a, _)| a.latency).max().unwrap_or_default());
         admitted.shuffle(&mut self.state.lock().rng);
-        admitted.sort_by_key(|(a, _)| a.late);
+        admitted.sort_by_key(|(a, _)| (a.held.is_some(), a.late));
         for (admitted, Request { tag, offset, mut op }) in admitted {
             self.hold_up(&admitted);
             let result = self.happen(&admitted, offset, &mut op);
@@ -316,25 +353,30 @@ impl Device for SimDevice {
 
     fn read(&self, offset: u64, buf: &mut IoBuf) -> Result<()> {
         self.stats.count_read(buf.len());
-        self.alone(OpKind::Read, |admitted| self.do_read(admitted, offset, buf))
+        let asked = Asked { kind: OpKind::Read, offset, len: buf.len() as u64, data: None };
+        self.alone(&asked, |admitted| self.do_read(admitted, offset, buf))
     }
 
     fn write(&self, offset: u64, buf: &IoBuf, fua: bool) -> Result<()> {
         self.stats.count_write(buf.len(), fua);
-        self.alone(OpKind::Write, |admitted| self.do_write(admitted, offset, buf, fua))
+        let asked = Asked { kind: OpKind::Write, offset, len: buf.len() as u64, data: Some(buf) };
+        self.alone(&asked, |admitted| self.do_write(admitted, offset, buf, fua))
     }
 
     fn flush(&self) -> Result<()> {
         self.stats.count_flush();
-        self.alone(OpKind::Flush, |admitted| self.do_flush(admitted))
+        let asked = Asked { kind: OpKind::Flush, offset: 0, len: 0, data: None };
+        self.alone(&asked, |admitted| self.do_flush(admitted))
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.alone(OpKind::Write, |admitted| self.do_zero(admitted, "discard", offset, len))
+        let asked = Asked { kind: OpKind::Write, offset, len, data: None };
+        self.alone(&asked, |admitted| self.do_zero(admitted, "discard", offset, len))
     }
 
     fn write_zeroes(&self, offset: u64, len: u64) -> Result<()> {
-        self.alone(OpKind::Write, |admitted| self.do_zero(admitted, "write_zeroes", offset, len))
+        let asked = Asked { kind: OpKind::Write, offset, len, data: None };
+        self.alone(&asked, |admitted| self.do_zero(admitted, "write_zeroes", offset, len))
     }
 
     fn stats(&self) -> &DeviceStats {

@@ -426,3 +426,96 @@ fn a_delayed_operation_comes_last_and_is_covered_by_no_earlier_flush() {
     assert_eq!((block(&after, 1)[0], block(&after, 3)[0]), (2, 0));
     assert_eq!(device.held_up(), 0);
 }
+
+fn errno_of(result: kedge_base::Result<()>) -> Option<i32> {
+    match result {
+        Ok(()) => None,
+        Err(Error::Io { errno, .. }) => Some(errno),
+        Err(other) => panic!("{other}"),
+    }
+}
+
+/// Whether a write of `blocks` blocks at block `at` fails, and with what.
+fn try_write(device: &SimDevice, at: u64, blocks: usize) -> Option<i32> {
+    errno_of(device.write(at * B, &IoBuf::from_bytes(&vec![7; blocks * BLOCK_SIZE]), false))
+}
+
+fn try_read(device: &SimDevice, at: u64) -> Option<i32> {
+    errno_of(device.read(at * B, &mut IoBuf::zeroed(1)))
+}
+
+/// The block under the struck request stays bad for its kind, the rest of the device is as before.
+#[test]
+fn a_block_that_turns_bad_stays_bad() {
+    let device = sim();
+    device.set_plan(FaultPlan::new(1).bad_block(OpKind::Write, 1, libc::EIO));
+    assert_eq!(try_write(&device, 2, 1), None);
+    assert_eq!(try_write(&device, 2, 3), Some(libc::EIO));
+    assert_eq!(try_write(&device, 2, 1), Some(libc::EIO));
+    assert_eq!(try_write(&device, 1, 2), Some(libc::EIO), "it touches the block");
+    assert_eq!(try_write(&device, 3, 2), None, "the first block of the request is bad, not the others");
+    assert_eq!(try_read(&device, 2), None);
+    let strikes: Vec<(u64, u64)> = device.strikes().iter().map(|s| (s.offset / B, s.len / B)).collect();
+    assert_eq!((strikes, device.struck()), (vec![(2, 3), (2, 1), (1, 2)], 3));
+    assert_eq!(device.strikes()[0].data.as_ref().unwrap().to_vec(), vec![7; 3 * BLOCK_SIZE]);
+    device.set_plan(FaultPlan::new(1));
+    assert_eq!((try_write(&device, 2, 1), device.struck()), (None, 0), "a new plan heals it");
+}
+
+#[test]
+fn a_bad_range_strikes_who_touches_it() {
+    let device = sim();
+    device.set_plan(FaultPlan::new(1).bad_range(OpKind::Read, 3 * B..5 * B, libc::EIO));
+    let struck: Vec<bool> = (2..6).map(|at| try_read(&device, at).is_some()).collect();
+    assert_eq!(struck, [false, true, true, false]);
+    assert_eq!(try_write(&device, 3, 1), None);
+}
+
+#[test]
+fn a_kind_that_fails_from_some_point_on() {
+    let device = sim();
+    device.set_plan(FaultPlan::new(1).fail_kind_from(OpKind::Flush, 1, libc::EIO));
+    assert_eq!(errno_of(device.flush()), None);
+    assert_eq!(errno_of(device.flush()), Some(libc::EIO));
+    assert_eq!(errno_of(device.flush()), Some(libc::EIO));
+    assert_eq!((try_write(&device, 0, 1), try_read(&device, 0)), (None, None));
+    let mut failed = 0;
+    device.set_plan(FaultPlan::new(3).sometimes(OpKind::Write, 4, libc::EIO));
+    for _ in 0..400 {
+        failed += u32::from(try_write(&device, 0, 1).is_some());
+    }
+    assert!((50..200).contains(&failed), "{failed} of 400");
+}
+
+/// What was written before can be written again; what was not, or was discarded, cannot.
+#[test]
+fn a_host_without_space_takes_no_new_blocks() {
+    let device = sim();
+    assert_eq!(try_write(&device, 0, 2), None);
+    device.set_plan(FaultPlan::new(1).host_full(1));
+    assert_eq!(try_write(&device, 5, 1), None, "it is not full yet");
+    assert_eq!(try_write(&device, 1, 2), Some(libc::ENOSPC));
+    assert_eq!(try_write(&device, 0, 2), None);
+    assert_eq!(errno_of(device.discard(0, B)), None);
+    assert_eq!((try_write(&device, 0, 1), try_write(&device, 1, 1)), (Some(libc::ENOSPC), None));
+    assert_eq!(errno_of(device.flush()), None);
+}
+
+/// Held until told, and it can fail then; what is submitted after the release is not held by it.
+#[test]
+fn a_held_operation_waits_for_its_release() {
+    let device = Arc::new(sim());
+    device.set_plan(FaultPlan::new(1).hold(OpKind::Write, 0).fail(OpKind::Write, 0, libc::EIO));
+    let held = {
+        let device = device.clone();
+        kedge_base::spawn_named("held", move || try_write(&device, 0, 1)).unwrap()
+    };
+    while device.held_up() == 0 {
+        std::thread::yield_now();
+    }
+    assert_eq!(try_write(&device, 1, 1), None);
+    assert!(!held.is_finished());
+    device.release();
+    assert_eq!(held.join().unwrap(), Some(libc::EIO));
+    assert_eq!((block(&device.view(), 0)[0], device.held_up()), (0, 0));
+}

@@ -1,6 +1,14 @@
 //! Which operations of a simulated device fail, how, which come late, and how long the others take.
+//!
+//! Some faults come once ([`FaultPlan::fail`]), others stay until the plan is replaced: a bad range, a block that turns
+//! bad under a request, a kind of request that fails from some point on, a host without space for new blocks. What was
+//! struck is on record as a [`Strike`], so that a test can ask whether somebody was told of each.
 
-use kedge_base::Error;
+use crate::pages::{Data, blocks};
+use kedge_base::{BLOCK_SIZE, Error, IoBuf};
+use rand::Rng;
+use rand::rngs::SmallRng;
+use std::ops::Range;
 use std::time::Duration;
 
 /// Zeroing and discarding count as writes.
@@ -31,6 +39,59 @@ struct Fault {
     nth: u64,
     errno: i32,
     effect: Effect,
+    /// The first block of the request is bad from then on.
+    stays: bool,
+}
+
+/// A fault that stays.
+#[derive(Clone, Debug)]
+struct Standing {
+    kind: OpKind,
+    from: u64,
+    /// In bytes. Flushes are everywhere.
+    range: Range<u64>,
+    /// It strikes one request of so many, by the plan's seed.
+    one_in: u32,
+    errno: i32,
+}
+
+/// A request that failed by plan.
+#[derive(Clone, Debug)]
+pub struct Strike {
+    pub kind: OpKind,
+    pub offset: u64,
+    pub len: u64,
+    pub errno: i32,
+    /// What a write wanted to write: a test whose files mark their blocks sees whose they were. `None` for zeroing.
+    pub data: Option<Data>,
+}
+
+/// More than these are counted and not kept.
+const STRIKES_MAX: usize = 4096;
+
+/// What has come of a plan since it was set.
+#[derive(Default)]
+pub(super) struct Progress {
+    pub counts: OpCounts,
+    /// Blocks that turned bad under a request.
+    bad: Vec<(OpKind, Range<u64>, i32)>,
+    pub strikes: Vec<Strike>,
+    pub struck: u64,
+}
+
+/// A request, as the plan looks at it.
+pub(super) struct Asked<'a> {
+    pub kind: OpKind,
+    pub offset: u64,
+    pub len: u64,
+    pub data: Option<&'a IoBuf>,
+}
+
+impl Asked<'_> {
+    fn touches(&self, range: &Range<u64>) -> bool {
+        self.kind == OpKind::Flush
+            || (self.offset < range.end && range.start < self.offset.saturating_add(self.len))
+    }
 }
 
 /// Operations since the plan was set, failed ones included.
@@ -59,7 +120,10 @@ impl OpCounts {
 #[derive(Clone, Debug, Default)]
 pub struct FaultPlan {
     faults: Vec<Fault>,
+    standing: Vec<Standing>,
+    host_full_from: Option<u64>,
     delays: Vec<(OpKind, u64, Duration)>,
+    holds: Vec<(OpKind, u64)>,
     fail_from: Option<(u64, i32)>,
     read_latency: Duration,
     write_latency: Duration,
@@ -75,7 +139,42 @@ impl FaultPlan {
     }
 
     fn with(mut self, kind: OpKind, nth: u64, errno: i32, effect: Effect) -> FaultPlan {
-        self.faults.push(Fault { kind, nth, errno, effect });
+        self.faults.push(Fault { kind, nth, errno, effect, stays: false });
+        self
+    }
+
+    fn standing(mut self, kind: OpKind, from: u64, errno: i32) -> FaultPlan {
+        self.standing.push(Standing { kind, from, range: 0..u64::MAX, one_in: 1, errno });
+        self
+    }
+
+    /// The n-th operation of its kind fails, and so does every later one of that kind that touches its first block.
+    pub fn bad_block(mut self, kind: OpKind, nth: u64, errno: i32) -> FaultPlan {
+        self.faults.push(Fault { kind, nth, errno, effect: Effect::Nothing, stays: true });
+        self
+    }
+
+    /// Every operation of this kind that touches these bytes fails.
+    pub fn bad_range(mut self, kind: OpKind, range: Range<u64>, errno: i32) -> FaultPlan {
+        self.standing.push(Standing { kind, from: 0, range, one_in: 1, errno });
+        self
+    }
+
+    /// From the n-th on, every operation of this kind fails.
+    pub fn fail_kind_from(self, kind: OpKind, nth: u64, errno: i32) -> FaultPlan {
+        self.standing(kind, nth, errno)
+    }
+
+    /// One operation of this kind in so many fails, which of them is up to the seed.
+    pub fn sometimes(mut self, kind: OpKind, one_in: u32, errno: i32) -> FaultPlan {
+        self.standing.push(Standing { kind, from: 0, range: 0..u64::MAX, one_in: one_in.max(1), errno });
+        self
+    }
+
+    /// From the n-th write on, the host has no space: a write fails with ENOSPC if it touches a block that holds nothing
+    /// but zeros, as an image file whose holes cannot be filled. (A host may have kept space for zeros; this one has not.)
+    pub fn host_full(mut self, nth: u64) -> FaultPlan {
+        self.host_full_from = Some(nth);
         self
     }
 
@@ -117,6 +216,15 @@ impl FaultPlan {
         self
     }
 
+    /// The n-th operation of its kind happens, and is answered, only when [`SimDevice::release`] is called; the others of
+    /// its batch go ahead.
+    ///
+    /// [`SimDevice::release`]: super::SimDevice::release
+    pub fn hold(mut self, kind: OpKind, nth: u64) -> FaultPlan {
+        self.holds.push((kind, nth));
+        self
+    }
+
     /// Operations of this kind take so long, all of a batch together.
     pub fn latency(mut self, kind: OpKind, delay: Duration) -> FaultPlan {
         match kind {
@@ -147,15 +255,57 @@ impl FaultPlan {
         }
     }
 
-    /// Counts an operation and says whether it is to fail.
-    pub(super) fn strike(&self, counts: &mut OpCounts, kind: OpKind) -> Option<(Effect, i32)> {
-        let all = counts.total();
-        let nth = *counts.of(kind);
-        *counts.of(kind) += 1;
-        if let Some(fault) = self.faults.iter().find(|fault| fault.kind == kind && fault.nth == nth) {
-            return Some((fault.effect, fault.errno));
+    /// Whether the n-th operation of its kind waits for its release.
+    pub(super) fn holds(&self, kind: OpKind, nth: u64) -> bool {
+        self.holds.contains(&(kind, nth))
+    }
+
+    /// Counts an operation and says whether it is to fail. `holds_data`: whether a block has been written with something.
+    pub(super) fn strike(
+        &self,
+        progress: &mut Progress,
+        rng: &mut SmallRng,
+        asked: &Asked<'_>,
+        holds_data: impl Fn(u64) -> bool,
+    ) -> Option<(Effect, i32)> {
+        let kind = asked.kind;
+        let all = progress.counts.total();
+        let nth = *progress.counts.of(kind);
+        *progress.counts.of(kind) += 1;
+        let once = self.faults.iter().find(|fault| fault.kind == kind && fault.nth == nth);
+        if let Some(fault) = once.filter(|fault| fault.stays) {
+            let block = asked.offset..asked.offset.saturating_add(BLOCK_SIZE as u64);
+            progress.bad.push((kind, block, fault.errno));
         }
-        self.fail_from.filter(|(from, _)| all >= *from).map(|(_, errno)| (Effect::Nothing, errno))
+        let struck = once
+            .map(|fault| (fault.effect, fault.errno))
+            .or_else(|| {
+                let standing = self.standing.iter().filter(|s| s.kind == kind && nth >= s.from);
+                let mut hit = standing.filter(|s| asked.touches(&s.range));
+                let found = hit.find(|s| s.one_in == 1 || rng.random_range(0..s.one_in) == 0);
+                found.map(|s| (Effect::Nothing, s.errno))
+            })
+            .or_else(|| {
+                let bad = progress.bad.iter().find(|(of, range, _)| *of == kind && asked.touches(range));
+                bad.map(|(.., errno)| (Effect::Nothing, *errno))
+            })
+            .or_else(|| {
+                let full = kind == OpKind::Write && self.host_full_from.is_some_and(|from| nth >= from);
+                let data = asked.data.filter(|_| full)?;
+                let first = blocks(asked.offset);
+                let hole = (first..first + data.blocks() as u64).any(|block| !holds_data(block));
+                hole.then_some((Effect::Nothing, libc::ENOSPC))
+            })
+            .or_else(|| {
+                let from = self.fail_from.filter(|(from, _)| all >= *from);
+                from.map(|(_, errno)| (Effect::Nothing, errno))
+            })?;
+        progress.struck += 1;
+        if progress.strikes.len() < STRIKES_MAX {
+            let (offset, len, data) = (asked.offset, asked.len, asked.data.map(Data::new));
+            progress.strikes.push(Strike { kind, offset, len, errno: struck.1, data });
+        }
+        Some(struck)
     }
 }
 

@@ -10,7 +10,7 @@ mod volatile;
 
 pub use crate::pages::Data;
 pub use device::SimDevice;
-pub use fault::{FaultPlan, OpCounts, OpKind};
+pub use fault::{FaultPlan, OpCounts, OpKind, Strike};
 pub use medium::Choice;
 pub use recording::{CrashState, Event, Recording, StatePlan, States};
 pub use volatile::VolatileDevice;
