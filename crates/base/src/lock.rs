@@ -1,34 +1,83 @@
-//! Locks with ranks: a thread takes them downward only. Debug builds assert it, release builds pay nothing.
+//! Locks with ranks: a thread takes locks in ascending rank only. Debug builds assert it; release builds pay nothing.
 //!
-//! The order (`docs/ARCHITECTURE.md`, "Lock order"):
-//! freeze gate → log reservation → rename lock → inode io lock (ancestors first, then ascending ino) → page range →
-//! inode meta lock → epoch guard → tree latches → allocation group → log state → plug/device queue.
+//! [`Rank::ALL`] is the one list of the lock order. The table in `docs/ARCHITECTURE.md`, "Lock order", is generated from
+//! it (`cargo xtask docs`).
 //!
-//! Two locks of one rank may be held together only when their `order` keys ascend (the inode number for inode locks);
-//! tree latches are taken root to leaf, left to right, which the tree itself guarantees, so they carry no rank.
+//! Two locks of one rank may be held together only when their `order` keys ascend: for the locks of an inode that key is
+//! the inode number. The latches of the tree carry no rank: the tree itself takes a parent before its child and holds at
+//! most the two.
 
 use std::ops::{Deref, DerefMut};
 
-/// A place in the lock order; lower is taken first.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-#[repr(u8)]
-pub enum Rank {
-    FreezeGate = 10,
-    Checkpoint = 15,
-    LogReservation = 20,
-    Rename = 30,
-    InodeIo = 40,
-    Writeback = 45,
-    PageRange = 50,
-    InodeMeta = 60,
-    EpochGuard = 70,
-    Residents = 75,
-    TreeRoot = 80,
-    AllocGroup = 90,
-    LogState = 100,
-    DeviceQueue = 110,
-    /// Leaf locks of caches and tables: nothing is taken under them.
-    Leaf = 120,
+macro_rules! ranks {
+    ($($(#[doc = $guards:literal])+ $name:ident = $rank:literal $io:ident,)+) => {
+        /// A place in the lock order; the lower rank is taken first.
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+        #[repr(u8)]
+        pub enum Rank {
+            $($(#[doc = $guards])+ $name = $rank,)+
+        }
+
+        impl Rank {
+            /// All ranks, in the order in which a thread takes them.
+            pub const ALL: &'static [Rank] = &[$(Rank::$name),+];
+
+            /// What the locks of this rank guard.
+            pub const fn guards(self) -> &'static str {
+                match self {
+                    $(Rank::$name => concat!($($guards),+),)+
+                }
+            }
+
+            /// Whether a thread may wait for the device while it holds a lock of this rank.
+            pub const fn may_wait_for_io(self) -> bool {
+                match self {
+                    $(Rank::$name => ranks!(@$io),)+
+                }
+            }
+        }
+    };
+    (@io) => { true };
+    (@no_io) => { false };
+}
+
+ranks! {
+    /// One checkpoint at a time.
+    Checkpoint = 15 io,
+    /// No lock: where an operation waits for log space. The rank asserts that it holds nothing a checkpoint needs.
+    LogReservation = 20 io,
+    /// The shape of the directory tree, while a rename moves between two directories.
+    Rename = 30 io,
+    /// An inode's contents against other operations: reads share it, writes and changes of a directory's entries do not.
+    InodeIo = 40 io,
+    /// An inode against a second writeback.
+    Writeback = 45 io,
+    /// An inode's pages.
+    PageRange = 50 io,
+    /// An inode's attributes, and the order of the records that touch it.
+    InodeMeta = 60 io,
+    /// The epoch guard: shared by commits, exclusive for the cut of a checkpoint. One lock for each stripe of threads.
+    EpochGuard = 70 no_io,
+    /// The index of log-resident data.
+    Residents = 75 no_io,
+    /// An allocation group. Order 0 is the refill of the pool of node slots, order `group + 1` the group itself.
+    AllocGroup = 90 no_io,
+    /// The state of the log.
+    LogState = 100 no_io,
+    /// The state of the shared device flush. Released while the flush runs.
+    DeviceQueue = 110 no_io,
+    /// Lists, tables and condition variables. Under one nothing is taken but another of this rank with a higher order.
+    Leaf = 120 no_io,
+}
+
+/// The lock order as the rows of a Markdown table.
+pub fn order_table() -> String {
+    let mut out = String::from("| rank | guards | may wait for the device |\n|---|---|---|\n");
+    for rank in Rank::ALL {
+        let io = if rank.may_wait_for_io() { "yes" } else { "no" };
+        out += &format!("| `{rank:?}` | {} | {io} |\n", rank.guards().trim());
+    }
+    out
 }
 
 #[cfg(debug_assertions)]

@@ -27,3 +27,14 @@ fn upward_is_refused() {
     let _l = log.lock();
     let _g = gate.read();
 }
+
+#[test]
+fn the_list_of_ranks_is_the_lock_order() {
+    assert!(Rank::ALL.windows(2).all(|pair| pair[0] < pair[1]), "the list does not ascend");
+    // Once a rank forbids waiting for the device, all ranks below it do.
+    let io: Vec<bool> = Rank::ALL.iter().map(|rank| rank.may_wait_for_io()).collect();
+    assert!(io.windows(2).all(|pair| pair[0] || !pair[1]), "{io:?}");
+    assert!(!Rank::EpochGuard.may_wait_for_io() && Rank::InodeMeta.may_wait_for_io());
+    assert_eq!(order_table().lines().count(), 2 + Rank::ALL.len());
+    assert!(Rank::ALL.iter().all(|rank| !rank.guards().contains('|')));
+}

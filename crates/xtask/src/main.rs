@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod deps;
+mod docs;
 mod steps;
 mod tools;
 
@@ -29,6 +30,11 @@ enum Task {
     Fmt,
     /// clippy with warnings denied
     Lint,
+    /// Writes the tables of the documents that are generated from the code; --check only compares
+    Docs {
+        #[arg(long)]
+        check: bool,
+    },
     /// All but the tests and the tools they need, and the documentation without warnings
     Ci,
     /// Crash states of small workloads: a slice of two minutes (KEDGE_CRASH_MINUTES), or --full [--seed N] [--minutes M] [--seq 1|2|3]
@@ -51,6 +57,7 @@ fn main() -> ExitCode {
         Task::Deps => steps.run("dependency directions", deps::check),
         Task::Fmt => fmt(&mut steps),
         Task::Lint => lint(&mut steps),
+        Task::Docs { check } => steps.run("generated tables of the documents", || docs::run(check)),
         Task::Crash { args } => steps.run("crash states", || crash(&args)),
         Task::Ci => {
             static_checks(&mut steps);
@@ -72,6 +79,7 @@ fn crash(args: &[String]) -> anyhow::Result<()> {
 
 fn static_checks(steps: &mut Steps) {
     steps.run("dependency directions", deps::check);
+    steps.run("generated tables of the documents", || docs::run(true));
     fmt(steps);
     lint(steps);
     steps.run_if_installed("licences and advisories", &["deny", "--version"], || {

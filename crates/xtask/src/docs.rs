@@ -1,0 +1,78 @@
+//! Tables of the documents that are generated from the code, so that each fact has one home.
+//!
+//! A generated part stands between `<!-- generated: NAME -->` and `<!-- end of generated -->`. `cargo xtask docs` writes
+//! it anew; `cargo xtask docs --check`, a step of `ci` and `test`, fails when text and code differ.
+
+use anyhow::{Context, Result, bail, ensure};
+use std::path::{Path, PathBuf};
+
+/// (file, name of the part, what makes its text)
+type Part = (&'static str, &'static str, fn() -> String);
+
+const PARTS: &[Part] = &[("docs/ARCHITECTURE.md", "lock order", kedge_base::lock::order_table)];
+
+const END: &str = "<!-- end of generated -->";
+
+fn begin(name: &str) -> String {
+    format!("<!-- generated: {name} -->")
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Rewrites the generated parts, or with `check` only compares.
+pub fn run(check: bool) -> Result<()> {
+    let mut stale = Vec::new();
+    for file in files() {
+        let path = root().join(file);
+        let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        let wanted = render(file, &text)?;
+        if wanted == text {
+            continue;
+        }
+        stale.push(file);
+        if !check {
+            std::fs::write(&path, wanted).with_context(|| path.display().to_string())?;
+            println!("{file}: rewritten");
+        }
+    }
+    if check && !stale.is_empty() {
+        bail!("generated tables differ from the code in {}: run `cargo xtask docs`", stale.join(", "));
+    }
+    println!("{} generated parts of {} documents are current", PARTS.len(), files().len());
+    Ok(())
+}
+
+fn files() -> Vec<&'static str> {
+    let mut files: Vec<_> = PARTS.iter().map(|part| part.0).collect();
+    files.dedup();
+    files
+}
+
+/// The text of `file` with its generated parts as the code has them.
+fn render(file: &str, text: &str) -> Result<String> {
+    let mut text = text.to_owned();
+    let parts = PARTS.iter().filter(|part| part.0 == file);
+    let mut expected = 0;
+    for (_, name, make) in parts {
+        expected += 1;
+        let mark = begin(name);
+        ensure!(text.matches(&mark).count() == 1, "{file}: {mark} does not stand there exactly once");
+        let start = text.find(&mark).expect("counted above") + mark.len();
+        let len = text[start..].find(END).with_context(|| format!("{file}: {mark} has no end"))?;
+        text.replace_range(start..start + len, &format!("\n{}\n", make().trim_end()));
+    }
+    // A mark that no part names would keep its old text for ever.
+    let found = text.matches("<!-- generated: ").count();
+    ensure!(
+        found == expected,
+        "{file} has {found} generated parts, the table of {} says {expected}",
+        file!()
+    );
+    Ok(text)
+}
+
+#[cfg(test)]
+#[path = "docs_tests.rs"]
+mod tests;
