@@ -102,3 +102,21 @@ impl std::hash::Hasher for InoHasher {
 
 /// A map by inode number.
 pub type InoMap<V> = std::collections::HashMap<Ino, V, std::hash::BuildHasherDefault<InoHasher>>;
+
+/// Bytes from a number with an optional binary unit: `512`, `64K`, `16M`, `4G`, `1T`, also `4GiB`.
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (number, unit) = text.split_at(digits);
+    let bad = || format!("'{text}' is not a size (examples: 65536, 64K, 16M, 4G, 1T)");
+    let number: u64 = number.parse().map_err(|_| bad())?;
+    let unit = unit.to_ascii_lowercase();
+    let shift = match unit.strip_suffix("ib").unwrap_or(&unit) {
+        "" if unit.is_empty() => 0,
+        "k" => 10,
+        "m" => 20,
+        "g" => 30,
+        "t" => 40,
+        _ => return Err(bad()),
+    };
+    number.checked_mul(1 << shift).ok_or_else(|| format!("'{text}' is more bytes than 64 bits hold"))
+}

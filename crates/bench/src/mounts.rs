@@ -158,7 +158,7 @@ impl<'a> Mounted<'a> {
 impl Drop for Mounted<'_> {
     fn drop(&mut self) {
         if let Err(e) = self.unmount() {
-            eprintln!("kedge bench: {e:#}");
+            eprintln!("kedge-lab: {e:#}");
         }
         let (dir, image) = (self.path(), self.shell.dir.join(format!("{}.img", self.name)));
         // What was never made need not be removed; the rest goes with the directory of the experiment.

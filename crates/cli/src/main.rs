@@ -9,7 +9,6 @@
 //! place shows what the command line needs of them.
 #![deny(unsafe_code)]
 
-mod bench;
 mod daemon;
 mod dump;
 mod engine;
@@ -37,6 +36,9 @@ use std::process::ExitCode;
 /// Exit codes that are not fsck's.
 const FAILURE: u8 = 1;
 const USAGE: u8 = 2;
+
+const BENCH_MOVED: &str =
+    "experiments are in a program of their own: kedge-lab bench …, kedge-lab reproduce …";
 
 #[derive(Parser, Debug)]
 #[command(
@@ -69,8 +71,12 @@ enum Command {
     Stats(stats::Args),
     /// Show the structures of an image
     Dump(dump::Args),
-    /// Measure it beside other file systems
-    Bench(bench::Args),
+    /// Moved to kedge-lab
+    #[command(hide = true)]
+    Bench {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        _words: Vec<OsString>,
+    },
 }
 
 /// A request that makes no sense: exit code 2 (fsck: 16), unlike a sensible one that failed.
@@ -111,7 +117,7 @@ fn main() -> ExitCode {
         Command::Info(args) => info::run(args),
         Command::Stats(args) => stats::run(args),
         Command::Dump(args) => dump::run(args),
-        Command::Bench(args) => bench::run(args),
+        Command::Bench { .. } => Err(Usage(BENCH_MOVED.into()).into()),
     };
     match outcome {
         Ok(code) => code,

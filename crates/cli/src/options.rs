@@ -3,23 +3,7 @@
 use crate::Usage;
 use kedgefs::{DirtyTracking, SWITCH_WORDS, Switches, TreeLock};
 
-/// Bytes from a number with an optional binary unit: `512`, `64K`, `16M`, `4G`, `1T`, also `4GiB`.
-pub fn parse_size(text: &str) -> Result<u64, String> {
-    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-    let (number, unit) = text.split_at(digits);
-    let bad = || format!("'{text}' is not a size (examples: 65536, 64K, 16M, 4G, 1T)");
-    let number: u64 = number.parse().map_err(|_| bad())?;
-    let unit = unit.to_ascii_lowercase();
-    let shift = match unit.strip_suffix("ib").unwrap_or(&unit) {
-        "" if unit.is_empty() => 0,
-        "k" => 10,
-        "m" => 20,
-        "g" => 30,
-        "t" => 40,
-        _ => return Err(bad()),
-    };
-    number.checked_mul(1 << shift).ok_or_else(|| format!("'{text}' is more bytes than 64 bits hold"))
-}
+pub use kedge_base::parse_size;
 
 /// As [`parse_size`], for memory to cache in.
 pub fn parse_cache_size(text: &str) -> Result<u64, String> {

@@ -19,6 +19,8 @@ fn requests_that_make_no_sense() {
     place.run("mount --create 16M -o ro a b").refused(2, &["--create", "ro"]);
     place.run("dump --log --tree a").refused(2, &["--log", "--tree"]);
     place.run("fsck").refused(16, &["<IMAGE>"]);
+    place.run("bench").refused(2, &["kedge-lab"]);
+    place.run("bench reproduce rename --quick").refused(2, &["kedge-lab reproduce"]);
     assert_eq!(place.kedge([""; 0]).code, 2, "no subcommand");
     assert_eq!(std::fs::read_dir(place.path("")).unwrap().count(), 0, "nothing was made");
 }
@@ -50,4 +52,5 @@ fn help_and_version() {
         assert!(help.contains(command), "{command} in {help}");
         assert!(place.kedge([command, "--help"]).ok().contains("Usage: kedge"));
     }
+    assert!(!help.contains("bench"), "{help}");
 }

@@ -1,0 +1,270 @@
+//! `kedge-lab`: experiments that compare KedgeFS with other file systems, on this machine.
+//!
+//! A program of its own, so that the `kedge` that people install carries no benchmark code. Mounts are made by the `kedge`
+//! that lies beside it. Exit codes: 0 success, 1 failure or a missed bar, 2 usage. An error is one line on stderr.
+#![deny(unsafe_code)]
+
+mod signals;
+
+use anyhow::{Context, Result, ensure};
+use clap::error::ErrorKind;
+use clap::{Parser, Subcommand, ValueEnum};
+use kedge_bench::baseline::{self, Part};
+use kedge_bench::reproduce;
+use kedge_bench::{Interrupt, Settings};
+use rustix::process::{Pid, Signal, kill_process_group};
+use signals::TerminationSignals;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Below it the log and ext4's journal would be most of the image.
+const SIZE_MIN: u64 = 256 << 20;
+const FAILURE: u8 = 1;
+const USAGE: u8 = 2;
+
+#[derive(Parser, Debug)]
+#[command(name = "kedge-lab", version, about = "Experiments that compare KedgeFS with other file systems")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Measure KedgeFS beside another file system
+    #[command(subcommand)]
+    Bench(Bench),
+    /// What others published of a change, measured with the switch for the same change
+    Reproduce {
+        experiment: ExperimentWord,
+        #[command(flatten)]
+        common: Common,
+        /// Only there; may be repeated
+        #[arg(long, value_name = "WHERE")]
+        only: Vec<WhereWord>,
+        /// Exit with 1 if a bar is missed, and name each
+        #[arg(long)]
+        check: bool,
+    },
+}
+
+#[derive(Subcommand, Debug)]
+enum Bench {
+    /// fs_mark, dbench and loops in process: KedgeFS beside ext4 on a loop device (root; without it what remains)
+    Baseline {
+        #[command(flatten)]
+        common: Common,
+        /// Only this part; may be repeated
+        #[arg(long, value_name = "PART")]
+        only: Vec<PartWord>,
+    },
+}
+
+#[derive(Clone, Copy, ValueEnum, Debug)]
+enum ExperimentWord {
+    /// Btrfs: rename and link no longer force the log (new_name)
+    Rename,
+    /// XFS: fdatasync no longer forces the log for time stamps (fdatasync)
+    Fdatasync,
+    /// ext4: checkpoints in the background (async_checkpoint)
+    Checkpoint,
+    /// Btrfs: tree latches no longer go back from blocking to spinning (tree_lock)
+    TreeLock,
+    /// Linux: one plug for the writeback of many files (plug)
+    Writeback,
+    /// Linux: dirty inodes tracked by file system, and what sync looks at (dirty_tracking)
+    Sync,
+}
+
+#[derive(Clone, Copy, ValueEnum, Debug)]
+enum WhereWord {
+    /// On a mount
+    Mount,
+    /// The library in this process
+    Process,
+    /// The library on a device in memory whose flushes take a millisecond
+    Model,
+}
+
+/// Options of all experiments.
+#[derive(clap::Args, Debug)]
+struct Common {
+    /// Where images are made: on a disk, not in memory (default: below the current directory)
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Size of each image (default: 8G, with --quick 2G)
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    size: Option<u64>,
+    /// Counted rounds for each contestant
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100))]
+    rounds: Option<u64>,
+    /// Few and short rounds: shows that it works
+    #[arg(long)]
+    quick: bool,
+    /// Write the images full before they are used, so that the host has no blocks to allocate under them
+    #[arg(long)]
+    written: bool,
+    /// Print JSON
+    #[arg(long, conflicts_with = "markdown")]
+    json: bool,
+    /// Print Markdown
+    #[arg(long)]
+    markdown: bool,
+    /// Write the report to FILE instead of standard output, when the experiment is over
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, ValueEnum, Debug)]
+enum PartWord {
+    #[value(name = "fs_mark")]
+    FsMark,
+    Library,
+    Dbench,
+}
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(e) if e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand || !e.use_stderr() => {
+            let code = if e.use_stderr() { USAGE } else { 0 };
+            return ExitCode::from(if e.print().is_ok() { code } else { FAILURE });
+        }
+        Err(e) => {
+            let text = e.render().to_string();
+            let text = text.strip_prefix("error: ").unwrap_or(&text);
+            let text = text.split("\n\nUsage:").next().unwrap_or(text);
+            let text = text.split("\n\nFor more").next().unwrap_or(text);
+            eprintln!("kedge-lab: {} (see kedge-lab --help)", one_line(text));
+            return ExitCode::from(USAGE);
+        }
+    };
+    let outcome = match cli.command {
+        Command::Bench(Bench::Baseline { common, only }) => bench_baseline(&common, &only),
+        Command::Reproduce { experiment, common, only, check } => {
+            reproduce_one(experiment, &common, &only, check)
+        }
+    };
+    outcome.unwrap_or_else(|e| {
+        eprintln!("kedge-lab: {}", one_line(&format!("{e:#}")));
+        ExitCode::from(FAILURE)
+    })
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+fn bench_baseline(common: &Common, only: &[PartWord]) -> Result<ExitCode> {
+    let asked = only.iter().map(|word| match word {
+        PartWord::FsMark => Part::FsMark,
+        PartWord::Library => Part::Library,
+        PartWord::Dbench => Part::Dbench,
+    });
+    let asked: Vec<Part> = asked.collect();
+    let all = baseline::PARTS.into_iter();
+    let parts: Vec<Part> = all.filter(|part| asked.is_empty() || asked.contains(part)).collect();
+    let report = baseline::run(&common.settings()?, &parts)?;
+    common.print(&report)
+}
+
+fn reproduce_one(
+    experiment: ExperimentWord,
+    common: &Common,
+    only: &[WhereWord],
+    check: bool,
+) -> Result<ExitCode> {
+    let experiment = match experiment {
+        ExperimentWord::Rename => reproduce::Experiment::Rename,
+        ExperimentWord::Fdatasync => reproduce::Experiment::Fdatasync,
+        ExperimentWord::Checkpoint => reproduce::Experiment::Checkpoint,
+        ExperimentWord::TreeLock => reproduce::Experiment::TreeLock,
+        ExperimentWord::Writeback => reproduce::Experiment::Writeback,
+        ExperimentWord::Sync => reproduce::Experiment::Sync,
+    };
+    let asked = only.iter().map(|word| match word {
+        WhereWord::Mount => reproduce::Part::Mount,
+        WhereWord::Process => reproduce::Part::Process,
+        WhereWord::Model => reproduce::Part::Model,
+    });
+    let asked: Vec<reproduce::Part> = asked.collect();
+    let all = reproduce::PARTS.into_iter();
+    let parts: Vec<_> = all.filter(|part| asked.is_empty() || asked.contains(part)).collect();
+    let report = reproduce::run(&common.settings()?, experiment, &parts)?;
+    let code = common.print(&report)?;
+    let missed = report.missed();
+    missed.iter().filter(|_| check).for_each(|line| eprintln!("kedge-lab: bar missed: {line}"));
+    Ok(if check && !missed.is_empty() { ExitCode::from(FAILURE) } else { code })
+}
+
+/// The `kedge` beside this program, which `cargo build` made with it. Another one on the PATH could be of another version.
+fn kedge_beside_this() -> Result<PathBuf> {
+    let this = std::env::current_exe().context("find this program")?;
+    let kedge = this.with_file_name("kedge");
+    ensure!(
+        kedge.is_file(),
+        "{} does not exist: build it with `cargo build --release -p kedge`",
+        kedge.display()
+    );
+    Ok(kedge)
+}
+
+impl Common {
+    /// Also takes over the signals that would end the program: what is mounted has to be undone.
+    fn settings(&self) -> Result<Settings> {
+        let kedge = kedge_beside_this()?;
+        let signals = TerminationSignals::block().context("block signals")?;
+        let interrupt = Interrupt::new(end_group);
+        let raise = interrupt.clone();
+        // Detached: it waits for ever and ends with the process.
+        kedge_base::spawn_named("signals", move || {
+            while let Ok(signal) = signals.wait() {
+                eprintln!("kedge-lab: signal {signal}: cleaning up");
+                raise.raise();
+            }
+        })
+        .context("start a thread")?;
+        Ok(Settings {
+            dir: self.dir.clone(),
+            size: self.size.unwrap_or(if self.quick { 2 << 30 } else { 8 << 30 }),
+            rounds: self.rounds.map(|n| n as usize),
+            quick: self.quick,
+            written: self.written,
+            kedge,
+            interrupt,
+            progress: |line| eprintln!("{line}"),
+        })
+    }
+
+    fn print(&self, report: &kedge_bench::Report) -> Result<ExitCode> {
+        let text = if self.json {
+            report.json().context("write the report as JSON")? + "\n"
+        } else if self.markdown {
+            report.markdown()
+        } else {
+            report.text()
+        };
+        match &self.out {
+            Some(file) => {
+                std::fs::write(file, text).with_context(|| format!("write {}", file.display()))?;
+            }
+            None => std::io::stdout().lock().write_all(text.as_bytes()).context("print the report")?,
+        }
+        Ok(if report.failed() { ExitCode::from(FAILURE) } else { ExitCode::SUCCESS })
+    }
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    match kedge_base::parse_size(text)? {
+        bytes if bytes >= SIZE_MIN => Ok(bytes >> 20 << 20),
+        _ => Err("the images need at least 256M".into()),
+    }
+}
+
+/// A group that is gone already has ended as it was asked to.
+fn end_group(leader: u32) {
+    if let Some(leader) = i32::try_from(leader).ok().and_then(Pid::from_raw) {
+        let _ = kill_process_group(leader, Signal::TERM);
+    }
+}

@@ -1,0 +1,129 @@
+//! `kedge-lab` refuses what makes no sense before it makes anything. What it measures is for people to see: it takes
+//! minutes and a quiet machine. That it measures is shown with one short experiment.
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A directory of its own for each test, with the program and, beside it, what stands for `kedge`: nothing here mounts.
+struct Place {
+    dir: tempfile::TempDir,
+    lab: PathBuf,
+}
+
+struct Run {
+    code: i32,
+    out: String,
+    err: String,
+}
+
+impl Place {
+    fn new() -> Place {
+        let dir = tempfile::tempdir().unwrap();
+        let lab = dir.path().join("bin/kedge-lab");
+        std::fs::create_dir(dir.path().join("bin")).unwrap();
+        std::fs::create_dir(dir.path().join("work")).unwrap();
+        std::fs::copy(env!("CARGO_BIN_EXE_kedge-lab"), &lab).unwrap();
+        std::fs::write(dir.path().join("bin/kedge"), "").unwrap();
+        Place { dir, lab }
+    }
+
+    fn work(&self) -> PathBuf {
+        self.dir.path().join("work")
+    }
+
+    fn run(&self, words: &str) -> Run {
+        self.run_program(&self.lab, words)
+    }
+
+    fn run_program(&self, program: &Path, words: &str) -> Run {
+        let words = words.split_whitespace();
+        let output = Command::new(program).args(words).current_dir(self.work()).output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        Run { code: output.status.code().unwrap(), out: text(output.stdout), err: text(output.stderr) }
+    }
+
+    /// Nothing was made, or what was made is gone.
+    fn is_empty(&self) -> bool {
+        std::fs::read_dir(self.work()).unwrap().count() == 0
+    }
+}
+
+impl Run {
+    #[track_caller]
+    fn ok(self) -> String {
+        assert_eq!(self.code, 0, "stdout: {}\nstderr: {}", self.out, self.err);
+        self.out
+    }
+
+    /// Fails unless the exit code was `code` and stderr is one line that has all of `words`.
+    #[track_caller]
+    fn refused(self, code: i32, words: &[&str]) {
+        assert_eq!(self.code, code, "stdout: {}\nstderr: {}", self.out, self.err);
+        assert_eq!(self.err.lines().count(), 1, "one line: {}", self.err);
+        assert!(self.err.starts_with("kedge-lab: "), "{}", self.err);
+        assert!(words.iter().all(|word| self.err.contains(word)), "{words:?} in {}", self.err);
+    }
+}
+
+#[test]
+fn requests_that_make_no_sense() {
+    let place = Place::new();
+    assert_eq!(place.run("bench").code, 2, "no experiment");
+    place.run("bench baseline --only everything").refused(2, &["everything", "fs_mark, library, dbench"]);
+    place.run("bench baseline --size 16M").refused(2, &["16M", "256M"]);
+    place.run("bench baseline --rounds 0").refused(2, &["0"]);
+    place.run("bench baseline --json --markdown").refused(2, &["--json", "--markdown"]);
+    place.run("bench baseline --dir gone").refused(1, &["gone"]);
+    assert_eq!(place.run("reproduce").code, 2, "no experiment");
+    place
+        .run("reproduce everything")
+        .refused(2, &["everything", "rename, fdatasync, checkpoint, tree-lock, writeback, sync"]);
+    place.run("reproduce rename --only nowhere").refused(2, &["nowhere", "mount, process, model"]);
+    place.run("reproduce rename --dir gone").refused(1, &["gone"]);
+    assert!(place.is_empty(), "nothing was made");
+    std::fs::remove_file(place.lab.with_file_name("kedge")).unwrap();
+    place.run("reproduce rename").refused(1, &["bin/kedge does not exist", "cargo build"]);
+    assert!(place.run("bench baseline --help").ok().contains("--quick"));
+}
+
+/// Every contest of the report has the figures of both rules.
+fn has_both_rules(report: &serde_json::Value, contests: usize) {
+    let outcomes = report["sections"][0]["outcomes"].as_array().unwrap();
+    assert_eq!(outcomes.len(), contests, "{report:#}");
+    for outcome in outcomes {
+        for (side, name) in [(0, "relog"), (1, "seq")] {
+            let side = &outcome["sides"][side];
+            assert_eq!(side["name"], name);
+            assert!(side["failed"].is_null(), "{side:#}");
+            assert!(side["samples"][0]["median"].as_f64().unwrap() > 0.0, "{side:#}");
+        }
+        assert!(!outcome["published"].as_array().unwrap().is_empty());
+    }
+    assert!(
+        report["bars"].as_array().unwrap().iter().any(|b| b["what"].as_str().unwrap().contains("log forces"))
+    );
+}
+
+#[test]
+fn a_reproduction_in_memory() {
+    let place = Place::new();
+    let out = place.dir.path().join("report.json");
+    let words = "reproduce fdatasync --quick --rounds 1 --only model --json --out";
+    assert_eq!(place.run(&format!("{words} {}", out.display())).ok(), "");
+    has_both_rules(&serde_json::from_slice(&std::fs::read(out).unwrap()).unwrap(), 2);
+    assert!(place.is_empty(), "nothing is left");
+}
+
+/// ext4 and XFS may be missing here, or loop devices: KedgeFS is measured all the same.
+#[test]
+fn a_reproduction_in_process() {
+    let place = Place::new();
+    let run = place.run("reproduce fdatasync --quick --rounds 1 --size 512M --only process --json");
+    if run.out.is_empty() {
+        assert!(run.code == 1 && run.err.contains("(Debian package "), "{}", run.err);
+    } else {
+        has_both_rules(&serde_json::from_str(&run.out).unwrap(), 3);
+    }
+    assert!(place.is_empty(), "nothing is left");
+}
