@@ -408,7 +408,7 @@ fn impossible_states_are_corrupt() {
     let geometry = plan(SMALLEST, 1024);
     let load = |bitmap: &[u8], free: u32, entries: usize| {
         let device = TestDevice::new(SMALLEST);
-        let entry = GroupEntry { bitmap_crc: bitmap_crc(0, bitmap), free_blocks: free, home: 0 };
+        let entry = GroupEntry { bitmap_crc: bitmap_crc(0, bitmap), free_blocks: free, copy: 0 };
         let mut buf = kedge_base::IoBuf::zeroed(1);
         let entries = vec![entry; entries];
         encode_index_block(&geometry.uuid, Generation(1), 0, &entries, buf.as_mut_bytes());

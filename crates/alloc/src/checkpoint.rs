@@ -4,7 +4,7 @@
 //! refills may: they touch `busy` alone. Freezing shares the bitmaps that changed; whoever changes one afterwards
 //! copies it first.
 //!
-//! Crash argument: see "Homes" in the crate's documentation.
+//! Crash argument: see "Copies" in the crate's documentation.
 
 use crate::Alloc;
 use crate::bitmap::Bitmap;
@@ -66,14 +66,14 @@ impl FrozenAlloc {
                 *entry = GroupEntry {
                     bitmap_crc: format::bitmap_crc(frozen.group, &bytes),
                     free_blocks: frozen.free_blocks,
-                    home: 1 - entry.home,
+                    copy: 1 - entry.copy,
                 };
             }
             Arc::new(index)
         })
     }
 
-    /// What the checkpoint of `generation` has to write, neighbours merged: the changed bitmaps into the homes that
+    /// What the checkpoint of `generation` has to write, neighbours merged: the changed bitmaps into the copies that
     /// the last durable checkpoint does not use, and the index area of the generation's slot.
     ///
     /// That must not be the slot of the last durable checkpoint: its index would be gone before the new superblock is
@@ -84,16 +84,16 @@ impl FrozenAlloc {
         assert!(self.base.slot != Some(slot), "a checkpoint spares the slot of the last durable one");
         let index = self.index();
         let mut out = Vec::new();
-        for home in 0..2 {
+        for copy in 0..2 {
             let there: Vec<&FrozenGroup> =
-                self.groups.iter().filter(|f| index[f.group as usize].home == home).collect();
+                self.groups.iter().filter(|f| index[f.group as usize].copy == copy).collect();
             for run in there.chunk_by(|a, b| a.group + 1 == b.group).flat_map(|run| run.chunks(WRITE_BLOCKS))
             {
                 let mut buf = IoBuf::zeroed(run.len());
                 for (frozen, block) in run.iter().zip(buf.as_mut_bytes().chunks_exact_mut(BLOCK_SIZE)) {
                     frozen.owned.to_bytes(block);
                 }
-                out.push((BlockNo(self.geometry.bitmap_start[home as usize].0 + run[0].group), buf));
+                out.push((BlockNo(self.geometry.bitmap_start[copy as usize].0 + run[0].group), buf));
             }
         }
         let start = self.geometry.index_start[slot].0;
@@ -116,7 +116,7 @@ impl FrozenAlloc {
 impl Alloc {
     /// Shares the bitmaps that changed since the last freeze. Under the caller's exclusive epoch guard; one at a time.
     pub fn freeze(&self) -> FrozenAlloc {
-        // Two in flight would write one home twice, the second time perhaps under a durable superblock that reads it.
+        // Two in flight would write one copy twice, the second time perhaps under a durable superblock that reads it.
         assert!(
             !self.in_flight.swap(true, SeqCst),
             "the last frozen state was neither written nor abandoned"
@@ -141,14 +141,14 @@ impl Alloc {
         }
     }
 
-    /// The superblock of the frozen state's checkpoint is durable: its homes are the current ones.
+    /// The superblock of the frozen state's checkpoint is durable: its copies are the current ones.
     pub fn written(&self, frozen: FrozenAlloc) {
         let slot = *frozen.slot.get().expect("its writes were asked for");
         *self.durable.lock() = Durable { index: frozen.index().clone(), slot: Some(slot) };
         self.in_flight.store(false, SeqCst);
     }
 
-    /// The checkpoint failed: the groups it would have written are dirty again. Its homes stay unused, whatever of
+    /// The checkpoint failed: the groups it would have written are dirty again. Its copies stay unused, whatever of
     /// them was written, and so does its slot: the next checkpoint's generation must fall on the same slot (see
     /// [`FrozenAlloc::writes`]).
     pub fn abandon(&self, frozen: FrozenAlloc) {

@@ -49,11 +49,11 @@
 //! - On a full image data gets NoSpace; deletes go on, if need be with a checkpoint between them that returns their
 //!   deferred nodes.
 //!
-//! # Homes
-//! Each bitmap has two homes. A checkpoint writes each bitmap that changed into the home that the last durable
-//! checkpoint does not use, and a whole index area (that of its superblock slot) that says which home is current. A
-//! crash before the superblock leaves the old slot, whose index names homes that were not written since. One
-//! checkpoint at a time is in flight; it must end in [`Alloc::written`] or [`Alloc::abandon`], and homes flip only
+//! # Copies
+//! Each bitmap has two copies. A checkpoint writes each bitmap that changed into the copy that the last durable
+//! checkpoint does not use, and a whole index area (that of its superblock slot) that says which copy is current. A
+//! crash before the superblock leaves the old slot, whose index names copies that were not written since. One
+//! checkpoint at a time is in flight; it must end in [`Alloc::written`] or [`Alloc::abandon`], and copies flip only
 //! with the former.
 //!
 //! # Locks
@@ -161,8 +161,8 @@ impl Alloc {
             group.dirty = true;
             group
         });
-        // Home 1 is called current, so that the first checkpoint writes home 0; the other fields are never written.
-        let entry = GroupEntry { bitmap_crc: 0, free_blocks: 0, home: 1 };
+        // Copy 1 is called current, so that the first checkpoint writes copy 0; the other fields are never written.
+        let entry = GroupEntry { bitmap_crc: 0, free_blocks: 0, copy: 1 };
         let index = Arc::new(vec![entry; geometry.groups() as usize]);
         let dirty = (0..geometry.groups()).collect();
         Alloc::new(geometry, groups.collect(), Durable { index, slot: None }, dirty, false)

@@ -1,7 +1,7 @@
 //! Reading the allocator's state from an image, and what replay does before it serves anyone.
 //!
 //! A valid state of generation `g` is: (1) every block of index area `g % 2` decodes, is of `g`, of this image and of
-//! its place, and names as many groups as it must; (2) every group's bitmap, in the home its entry names, matches the
+//! its place, and names as many groups as it must; (2) every group's bitmap, in the copy its entry names, matches the
 //! entry's CRC and free count; (3) the blocks that the format owns are set in it. Everything is read, also of a large
 //! image: an allocator that trusts a bitmap it has not checked hands out blocks that files use.
 //!
@@ -110,23 +110,23 @@ fn read_groups(
     entries: &[GroupEntry],
     out: &mut Vec<Group>,
 ) -> Result<()> {
-    // Homes alternate as groups change at different checkpoints: from each, one read from the first to the last that
+    // Copies alternate as groups change at different checkpoints: from each, one read from the first to the last that
     // is wanted.
-    let mut homes = [(0, IoBuf::default()), (0, IoBuf::default())];
-    for (home, (from, buf)) in homes.iter_mut().enumerate() {
-        let wanted = |e: &GroupEntry| e.home as usize == home;
+    let mut copies = [(0, IoBuf::default()), (0, IoBuf::default())];
+    for (copy, (from, buf)) in copies.iter_mut().enumerate() {
+        let wanted = |e: &GroupEntry| e.copy as usize == copy;
         if let (Some(low), Some(high)) = (entries.iter().position(wanted), entries.iter().rposition(wanted)) {
             *from = low;
             *buf = IoBuf::zeroed(high - low + 1);
-            let block = BlockNo(geometry.bitmap_start[home].0 + first + low as u64);
+            let block = BlockNo(geometry.bitmap_start[copy].0 + first + low as u64);
             device.read(block.byte_offset(), buf)?;
         }
     }
     for (i, entry) in entries.iter().enumerate() {
-        let (from, buf) = &homes[entry.home as usize];
+        let (from, buf) = &copies[entry.copy as usize];
         let bytes = &buf.as_bytes()[(i - from) * BLOCK_SIZE..][..BLOCK_SIZE];
         let g = first + i as u64;
-        let block = BlockNo(geometry.bitmap_start[entry.home as usize].0 + g);
+        let block = BlockNo(geometry.bitmap_start[entry.copy as usize].0 + g);
         out.push(check_group(geometry, g, entry, block, bytes)?);
     }
     Ok(())

@@ -1,7 +1,7 @@
-//! Allocation groups: bitmaps with two homes each, and the index that says which home is current.
+//! Allocation groups: bitmaps with two copies each, and the index that says which copy is current.
 //!
 //! Group `g` covers blocks `[g * GROUP_BLOCKS, (g + 1) * GROUP_BLOCKS)`. Its bitmap is one block: bit `i` (byte `i / 8`,
-//! bit `i % 8`) is set when block `g * GROUP_BLOCKS + i` is owned. Home `h` of group `g` is block
+//! bit `i % 8`) is set when block `g * GROUP_BLOCKS + i` is owned. Copy `h` of group `g` is block
 //! `bitmap_start[h] + g`. The index area of slot `s` is `index_blocks` blocks from `index_start[s]`.
 
 use crate::crc_without;
@@ -32,11 +32,25 @@ struct IndexHeader {
 struct RawEntry {
     bitmap_crc: U32,
     free_blocks: U32,
-    home: U32,
+    copy: U32,
     reserved: U32,
 }
 
-const _: () = assert!(size_of::<IndexHeader>() == 48 && size_of::<RawEntry>() == 16);
+crate::layout::layout!(INDEX_LAYOUT: IndexHeader, 48, {
+    magic: 0, 8, "`KEDGEALI`";
+    crc: 8, 4, "CRC32C of the block";
+    entries: 12, 4, "count";
+    uuid: 16, 16;
+    generation: 32, 8;
+    first_group: 40, 8;
+});
+crate::layout::layout!(ENTRY_LAYOUT: RawEntry, 16, {
+    bitmap_crc: 0, 4, "CRC32C of the number of the group (8 bytes) and the bitmap";
+    free_blocks: 4, 4;
+    copy: 8, 4, "0 or 1: which copy of the bitmap is current";
+    reserved: 12, 4, "zero";
+});
+const _: () = assert!(INDEX_ENTRIES == 253);
 const CRC_AT: usize = std::mem::offset_of!(IndexHeader, crc);
 
 /// What the index says of one group.
@@ -44,8 +58,8 @@ const CRC_AT: usize = std::mem::offset_of!(IndexHeader, crc);
 pub struct GroupEntry {
     pub bitmap_crc: u32,
     pub free_blocks: u32,
-    /// 0 or 1: which home of the bitmap is current.
-    pub home: u8,
+    /// 0 or 1: which copy of the bitmap is current.
+    pub copy: u8,
 }
 
 /// CRC of a bitmap block, as the index records it. Seeded with group number so that a bitmap in the wrong place fails.
@@ -77,7 +91,7 @@ pub fn encode_index_block(
         let raw = RawEntry {
             bitmap_crc: e.bitmap_crc.into(),
             free_blocks: e.free_blocks.into(),
-            home: (e.home as u32).into(),
+            copy: (e.copy as u32).into(),
             reserved: 0.into(),
         };
         slot.copy_from_slice(raw.as_bytes());
@@ -117,13 +131,13 @@ pub fn decode_index_block(
         .take(header.entries.get() as usize)
         .map(|raw| {
             let raw = RawEntry::read_from_bytes(raw).map_err(|_| bad("short entry"))?;
-            if raw.home.get() > 1 || raw.free_blocks.get() as u64 > GROUP_BLOCKS {
+            if raw.copy.get() > 1 || raw.free_blocks.get() as u64 > GROUP_BLOCKS {
                 return Err(bad("entry out of range"));
             }
             Ok(GroupEntry {
                 bitmap_crc: raw.bitmap_crc.get(),
                 free_blocks: raw.free_blocks.get(),
-                home: raw.home.get() as u8,
+                copy: raw.copy.get() as u8,
             })
         })
         .collect()

@@ -91,9 +91,21 @@ struct RawInode {
     nsec: [U32; 4],
 }
 
-const _: () = assert!(size_of::<RawInode>() == InodeCore::SIZE);
-const _: () = assert!(std::mem::offset_of!(RawInode, size) == 24);
-const _: () = assert!(std::mem::offset_of!(RawInode, sec) == 64);
+crate::layout::layout!(LAYOUT: RawInode, InodeCore::SIZE, {
+    mode: 0, 4, "type and permission bits";
+    flags: 4, 4;
+    uid: 8, 4;
+    gid: 12, 4;
+    nlink: 16, 4, "of a directory, 2 + subdirectories";
+    reserved: 20, 4, "zero";
+    size: 24, 8, "bytes; of a directory, its entries";
+    blocks: 32, 8, "allocated, of 4096 bytes";
+    rdev: 40, 8;
+    parent: 48, 8, "of a directory: the one that names it";
+    change: 56, 8, "counts every change";
+    sec: 64, 32, "4 × 8: atime, mtime, ctime, btime";
+    nsec: 96, 16, "4 × 4, in the same order";
+});
 
 impl InodeCore {
     /// Bytes of the item's value.

@@ -4,6 +4,8 @@ use crate::FileKind;
 use kedge_base::{BlockNo, CorruptKind, Error, Extent, Ino, Result};
 use siphasher::sip::SipHasher13;
 use std::hash::Hasher;
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Longest name of a directory entry or of an extended attribute, in bytes.
 pub const NAME_MAX: usize = 255;
@@ -39,25 +41,22 @@ pub struct Dentry<'a> {
 
 impl<'a> Dentry<'a> {
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(9 + self.name.len());
-        out.extend_from_slice(&self.ino.0.to_le_bytes());
-        out.push(self.kind.dtype());
+        let head = DentryHead { ino: self.ino.0.into(), kind: self.kind.dtype() };
+        let mut out = Vec::with_capacity(size_of::<DentryHead>() + self.name.len());
+        out.extend_from_slice(head.as_bytes());
         out.extend_from_slice(self.name);
         out
     }
 
     pub fn decode(bytes: &'a [u8]) -> Result<Dentry<'a>> {
         let bad = |what: String| Error::corrupt(CorruptKind::Dentry, BlockNo(0), what);
-        let Some((ino, rest)) = bytes.split_first_chunk::<8>() else {
+        let Ok((head, name)) = DentryHead::read_from_prefix(bytes) else {
             return Err(bad(format!("dentry of {} bytes", bytes.len())));
         };
-        let Some((&dtype, name)) = rest.split_first() else {
-            return Err(bad("dentry without a type".into()));
+        let Some(kind) = FileKind::from_dtype(head.kind) else {
+            return Err(bad(format!("dentry with unknown type {}", head.kind)));
         };
-        let Some(kind) = FileKind::from_dtype(dtype) else {
-            return Err(bad(format!("dentry with unknown type {dtype}")));
-        };
-        let ino = Ino(u64::from_le_bytes(*ino));
+        let ino = Ino(head.ino.get());
         if ino.0 == 0
             || name.is_empty()
             || name.len() > NAME_MAX
@@ -120,6 +119,33 @@ pub struct ExtentItem {
     pub unwritten: bool,
 }
 
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawExtent {
+    start: U64,
+    blocks: U32,
+    flags: U32,
+}
+
+crate::layout::layout!(EXTENT_LAYOUT: RawExtent, ExtentItem::SIZE, {
+    start: 0, 8, "first block";
+    blocks: 8, 4, "1 to 32768";
+    flags: 12, 4, "bit 0: unwritten, reads as zeros; the others are zero";
+});
+
+/// What stands in front of a directory entry's name.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct DentryHead {
+    ino: U64,
+    kind: u8,
+}
+
+crate::layout::layout!(DENTRY_LAYOUT: DentryHead, 9, {
+    ino: 0, 8;
+    kind: 8, 1, "type, as `d_type`; the name follows, 1 to 255 bytes";
+});
+
 impl ExtentItem {
     pub const SIZE: usize = 16;
     const UNWRITTEN: u32 = 1;
@@ -129,21 +155,19 @@ impl ExtentItem {
     }
 
     pub fn encode(&self) -> [u8; ExtentItem::SIZE] {
-        let mut out = [0; ExtentItem::SIZE];
-        out[..8].copy_from_slice(&self.start.0.to_le_bytes());
-        out[8..12].copy_from_slice(&self.blocks.to_le_bytes());
         let flags = if self.unwritten { ExtentItem::UNWRITTEN } else { 0 };
-        out[12..].copy_from_slice(&flags.to_le_bytes());
-        out
+        zerocopy::transmute!(RawExtent {
+            start: self.start.0.into(),
+            blocks: self.blocks.into(),
+            flags: flags.into(),
+        })
     }
 
     pub fn decode(bytes: &[u8]) -> Result<ExtentItem> {
         let bad = |what: String| Error::corrupt(CorruptKind::ExtentItem, BlockNo(0), what);
-        let bytes: &[u8; ExtentItem::SIZE] =
-            bytes.try_into().map_err(|_| bad(format!("extent item of {} bytes", bytes.len())))?;
-        let start = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
-        let blocks = u32::from_le_bytes(bytes[8..12].try_into().expect("four bytes"));
-        let flags = u32::from_le_bytes(bytes[12..].try_into().expect("four bytes"));
+        let raw = RawExtent::read_from_bytes(bytes)
+            .map_err(|_| bad(format!("extent item of {} bytes", bytes.len())))?;
+        let (start, blocks, flags) = (raw.start.get(), raw.blocks.get(), raw.flags.get());
         if blocks == 0 || blocks as u64 > EXTENT_BLOCKS_MAX || !fits(start, blocks as u64) {
             return Err(bad(format!("extent of {blocks} blocks at block {start}")));
         }

@@ -21,6 +21,30 @@ pub enum ItemKind {
 }
 
 impl ItemKind {
+    /// What the offset of the key is, and what the value.
+    pub const fn contents(self) -> (&'static str, &'static str) {
+        match self {
+            ItemKind::Inode => ("0", "inode core"),
+            ItemKind::Xattr => ("name slot", "name length 1 · name · value (up to 4096 bytes)"),
+            ItemKind::Symlink => ("0", "target"),
+            ItemKind::Dentry => ("name slot, also the directory cookie", "head, name"),
+            ItemKind::Extent => ("first file block", "extent"),
+            ItemKind::Orphan => {
+                ("the orphan's inode number, under inode 0", "1: has no name; 2: a truncate is not finished")
+            }
+        }
+    }
+
+    /// The kinds as a Markdown table (`cargo xtask docs`).
+    pub fn table() -> String {
+        let mut out = String::from("| kind | item | offset | value |\n|---|---|---|---|\n");
+        for kind in ItemKind::ALL {
+            let (offset, value) = kind.contents();
+            out += &format!("| {} | {kind:?} | {offset} | {value} |\n", kind as u8);
+        }
+        out
+    }
+
     pub const ALL: [ItemKind; 6] = [
         ItemKind::Inode,
         ItemKind::Xattr,
@@ -43,6 +67,21 @@ pub struct Key {
     pub kind: u8,
     pub offset: u64,
 }
+
+/// Names the bytes of an encoded key; all three numbers are big-endian.
+#[allow(dead_code)]
+#[repr(C)]
+struct RawKey {
+    ino: [u8; 8],
+    kind: u8,
+    offset: [u8; 8],
+}
+
+crate::layout::layout!(LAYOUT: RawKey, Key::SIZE, {
+    ino: 0, 8, "inode number, big-endian";
+    kind: 8, 1, "of the item";
+    offset: 9, 8, "big-endian";
+});
 
 impl Key {
     pub const MIN: Key = Key { ino: 0, kind: 0, offset: 0 };

@@ -6,7 +6,7 @@
 //! block 0                superblock slot 0 (even generations)
 //! block 16               superblock slot 1 (odd generations)
 //! index_start[0..2]      allocation index, one area per slot: which bitmap copy of each group is current
-//! bitmap_start[0..2]     allocation bitmaps, two homes per group; a checkpoint writes the home the last one did not use
+//! bitmap_start[0..2]     allocation bitmaps, two copies per group; a checkpoint writes the copy that the last one did not use
 //! log_start              the log ring, written once at format so that the host never allocates under it
 //! data_start..           tree nodes (16 KiB, 4-block runs) and file data
 //! ```
@@ -18,31 +18,11 @@
 //! never panic and never allocate more than the bytes can justify.
 #![forbid(unsafe_code)]
 
-/// Asserts at compile time the size of a structure, and offset and size of each of its fields, in their order and without
-/// a gap: what is not listed does not exist.
-macro_rules! assert_layout {
-    ($raw:ty, $size:expr, { $($field:ident: $offset:expr, $bytes:expr;)* }) => {
-        const _: () = {
-            const fn size_of_field<T, F>(_: fn(T) -> F) -> usize {
-                size_of::<F>()
-            }
-            let mut end = 0;
-            $(
-                assert!(std::mem::offset_of!($raw, $field) == $offset, stringify!($field));
-                assert!(size_of_field(|raw: $raw| raw.$field) == $bytes, stringify!($field));
-                assert!(end == $offset, concat!("a gap before ", stringify!($field)));
-                end = $offset + $bytes;
-            )*
-            assert!(end == $size && size_of::<$raw>() == $size, "fields are missing");
-        };
-    };
-}
-pub(crate) use assert_layout;
-
 pub mod alloc;
 pub mod inode;
 pub mod item;
 pub mod key;
+pub mod layout;
 pub mod logwrite;
 pub mod node;
 pub mod record;

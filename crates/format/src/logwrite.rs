@@ -63,17 +63,17 @@ struct RawHeader {
     reserved: U64,
 }
 
-crate::assert_layout!(RawHeader, HEADER_SIZE, {
-    magic: 0, 8;
-    crc: 8, 4;
-    blocks: 12, 4;
+crate::layout::layout!(LAYOUT: RawHeader, HEADER_SIZE, {
+    magic: 0, 8, "`KEDGELOG`";
+    crc: 8, 4, "CRC32C of the whole write";
+    blocks: 12, 4, "of the whole write";
     uuid: 16, 16;
     epoch: 32, 8;
-    lsn: 40, 8;
-    tail_lsn: 48, 8;
-    durable_lsn: 56, 8;
-    payload_bytes: 64, 4;
-    records: 68, 4;
+    lsn: 40, 8, "of this header";
+    tail_lsn: 48, 8, "when the write was composed";
+    durable_lsn: 56, 8, "when the write was composed";
+    payload_bytes: 64, 4, "frames behind the header";
+    records: 68, 4, "count";
     reserved: 72, 8;
 });
 const CRC_AT: usize = std::mem::offset_of!(RawHeader, crc);

@@ -4,9 +4,9 @@
 //! 0        64                                heap_start                     16384
 //! | header | slot 0 | slot 1 | … |   free    | values, in any order, with holes |
 //!
-//! header   magic[8] crc u32 level u8 0 u8 items u16 uuid[16] addr u64 generation u64 heap_start u16 garbage u16 0[12]
-//! slot     key[17] (big-endian, memcmp order) · offset u16 · length u16
 //! ```
+//! Header, slot and child: [`HEADER_LAYOUT`], [`SLOT_LAYOUT`], [`CHILD_LAYOUT`].
+//!
 //! Keys lie in the slots, not with their values: a search then touches one dense array, and no value.
 //!
 //! A *leaf* (level 0) holds items: any value of up to [`VALUE_MAX`] bytes. An *inner* node of level `n` holds
@@ -69,8 +69,26 @@ struct Header {
     reserved2: [u8; 12],
 }
 
+/// Names the bytes of a slot; the code reads them in place.
+#[allow(dead_code)]
+#[repr(C)]
+struct RawSlot {
+    key: [u8; Key::SIZE],
+    offset: [u8; 2],
+    length: [u8; 2],
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawChild {
+    addr: U64,
+    generation: U64,
+}
+
 const HEADER: usize = size_of::<Header>();
-const SLOT: usize = Key::SIZE + 4;
+const SLOT: usize = size_of::<RawSlot>();
+const VALUE_AT: usize = offset_of!(RawSlot, offset);
+const LENGTH_AT: usize = offset_of!(RawSlot, length);
 const CRC_AT: usize = offset_of!(Header, crc);
 const LEVEL_AT: usize = offset_of!(Header, level);
 const ITEMS_AT: usize = offset_of!(Header, items);
@@ -79,9 +97,28 @@ const GENERATION_AT: usize = offset_of!(Header, generation);
 const HEAP_AT: usize = offset_of!(Header, heap_start);
 const GARBAGE_AT: usize = offset_of!(Header, garbage);
 
-const _: () = assert!(HEADER == 64);
-const _: () = assert!(CRC_AT == 8 && LEVEL_AT == 12 && ITEMS_AT == 14 && offset_of!(Header, uuid) == 16);
-const _: () = assert!(ADDR_AT == 32 && GENERATION_AT == 40 && HEAP_AT == 48 && GARBAGE_AT == 50);
+crate::layout::layout!(HEADER_LAYOUT: Header, 64, {
+    magic: 0, 8, "`KEDGENOD`";
+    crc: 8, 4, "CRC32C of the node";
+    level: 12, 1, "0: a leaf";
+    reserved: 13, 1, "zero";
+    items: 14, 2, "count";
+    uuid: 16, 16;
+    addr: 32, 8, "block at which the node lies";
+    generation: 40, 8, "in which it was born";
+    heap_start: 48, 2, "where the values begin";
+    garbage: 50, 2, "bytes of the heap that belong to no value";
+    reserved2: 52, 12, "zero";
+});
+crate::layout::layout!(SLOT_LAYOUT: RawSlot, 21, {
+    key: 0, 17, "big-endian";
+    offset: 17, 2, "of the value in the node";
+    length: 19, 2, "of the value";
+});
+crate::layout::layout!(CHILD_LAYOUT: RawChild, CHILD_SIZE, {
+    addr: 0, 8, "block of the child";
+    generation: 8, 8, "in which the child was born";
+});
 const _: () = assert!(NODE_SIZE <= u16::MAX as usize, "heap offsets are 16 bits");
 // Splitting a full leaf around a largest item leaves two halves that both fit: see the tree's split.
 const _: () = assert!(3 * item_cost(VALUE_MAX) <= NODE_PAYLOAD);
@@ -100,15 +137,12 @@ pub struct Child {
 
 impl Child {
     pub fn encode(&self) -> [u8; CHILD_SIZE] {
-        let mut out = [0; CHILD_SIZE];
-        out[..8].copy_from_slice(&self.addr.0.to_le_bytes());
-        out[8..].copy_from_slice(&self.generation.0.to_le_bytes());
-        out
+        zerocopy::transmute!(RawChild { addr: self.addr.0.into(), generation: self.generation.0.into() })
     }
 
     fn decode(bytes: &[u8; CHILD_SIZE]) -> Child {
-        let le = |r: Range<usize>| u64::from_le_bytes(bytes[r].try_into().expect("eight bytes"));
-        Child { addr: BlockNo(le(0..8)), generation: Generation(le(8..16)) }
+        let raw: &RawChild = zerocopy::transmute_ref!(bytes);
+        Child { addr: BlockNo(raw.addr.get()), generation: Generation(raw.generation.get()) }
     }
 }
 
@@ -138,8 +172,8 @@ impl Packed {
 }
 
 fn slot_span(slot: &[u8; SLOT]) -> Range<usize> {
-    let offset = u16::from_le_bytes([slot[Key::SIZE], slot[Key::SIZE + 1]]) as usize;
-    let len = u16::from_le_bytes([slot[Key::SIZE + 2], slot[Key::SIZE + 3]]) as usize;
+    let offset = u16::from_le_bytes([slot[VALUE_AT], slot[VALUE_AT + 1]]) as usize;
+    let len = u16::from_le_bytes([slot[LENGTH_AT], slot[LENGTH_AT + 1]]) as usize;
     offset..offset + len
 }
 

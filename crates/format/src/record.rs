@@ -80,6 +80,25 @@ impl InodeMask {
     pub const CREATE: InodeMask = InodeMask(1 << 31);
     pub const ALL_FIELDS: InodeMask = InodeMask((1 << 14) - 1);
 
+    /// Bits with the names of their fields and the bytes that these take in a record, in the order in which they follow
+    /// the mask.
+    pub const FIELDS: [(InodeMask, &'static str, usize); 14] = [
+        (InodeMask::MODE, "mode", 4),
+        (InodeMask::FLAGS, "flags", 4),
+        (InodeMask::UID, "uid", 4),
+        (InodeMask::GID, "gid", 4),
+        (InodeMask::NLINK, "nlink", 4),
+        (InodeMask::SIZE, "size", 8),
+        (InodeMask::BLOCKS, "blocks", 8),
+        (InodeMask::RDEV, "rdev", 8),
+        (InodeMask::PARENT, "parent", 8),
+        (InodeMask::CHANGE, "change", 8),
+        (InodeMask::ATIME, "atime", 12),
+        (InodeMask::MTIME, "mtime", 12),
+        (InodeMask::CTIME, "ctime", 12),
+        (InodeMask::BTIME, "btime", 12),
+    ];
+
     pub const fn contains(self, other: InodeMask) -> bool {
         self.0 & other.0 == other.0
     }
@@ -175,8 +194,87 @@ mod tag {
     pub const DROP: u8 = 8;
 }
 
+#[allow(dead_code)]
+#[repr(C)]
+struct RawRecord {
+    op: u8,
+    flags: u8,
+    edits: [u8; 2],
+}
+
+crate::layout::layout!(LAYOUT: RawRecord, RECORD_HEADER, {
+    op: 0, 1, "operation";
+    flags: 1, 1, "zero";
+    edits: 2, 2, "count; the edits follow";
+});
+
 /// Bytes of an encoded record's header.
 pub const RECORD_HEADER: usize = 4;
+
+/// What an edit looks like: its tag, its name, and the parts of its body. A part of 0 bytes has as many as a length in
+/// front of it says, or as the bits of the mask ask for.
+#[derive(Clone, Copy, Debug)]
+pub struct EditLayout {
+    pub tag: u8,
+    pub name: &'static str,
+    pub parts: &'static [(&'static str, usize)],
+}
+
+const EXTENT_PARTS: &[(&str, usize)] = &[("first block", 8), ("blocks", 8)];
+const RANGE_PARTS: &[(&str, usize)] = &[("ino", 8), ("offset", 8), ("length", 8)];
+
+/// All edits, by their tags.
+pub const EDITS: [EditLayout; 8] = [
+    EditLayout { tag: tag::INODE, name: "Inode", parts: &[("ino", 8), ("mask", 4), ("fields", 0)] },
+    EditLayout { tag: tag::PUT, name: "Put", parts: &[("key", Key::SIZE), ("length", 2), ("value", 0)] },
+    EditLayout { tag: tag::DELETE, name: "Delete", parts: &[("key", Key::SIZE)] },
+    EditLayout { tag: tag::ALLOC, name: "Alloc", parts: EXTENT_PARTS },
+    EditLayout { tag: tag::FREE, name: "Free", parts: EXTENT_PARTS },
+    EditLayout {
+        tag: tag::DATA,
+        name: "Data",
+        parts: &[("ino", 8), ("offset", 8), ("length", 4), ("bytes", 0)],
+    },
+    EditLayout { tag: tag::ZERO, name: "Zero", parts: RANGE_PARTS },
+    EditLayout { tag: tag::DROP, name: "Drop", parts: RANGE_PARTS },
+];
+
+/// The tables of `docs/FORMAT.md` about records (`cargo xtask docs`).
+pub mod tables {
+    use super::{EDITS, InodeMask, RecordOp};
+
+    /// Tags and bodies of the edits.
+    pub fn edits() -> String {
+        let mut out = String::from("| tag | edit | body |\n|---|---|---|\n");
+        for edit in EDITS {
+            let part = |(name, bytes): &(&str, usize)| match bytes {
+                0 => (*name).to_owned(),
+                n => format!("{name} {n}"),
+            };
+            let parts: Vec<_> = edit.parts.iter().map(part).collect();
+            out += &format!("| {} | {} | {} |\n", edit.tag, edit.name, parts.join(" · "));
+        }
+        out
+    }
+
+    /// Bits of the mask of an Inode edit.
+    pub fn mask() -> String {
+        let mut out = String::from("| bit | field | bytes |\n|---|---|---|\n");
+        for (bit, name, bytes) in InodeMask::FIELDS {
+            out += &format!("| {} | {name} | {bytes} |\n", bit.0.trailing_zeros());
+        }
+        let create = InodeMask::CREATE.0.trailing_zeros();
+        out + &format!(
+            "| {create} | the inode must not exist yet; fields that are not named are zero | 0 |\n"
+        )
+    }
+
+    /// Numbers of the operations.
+    pub fn ops() -> String {
+        let ops: Vec<_> = RecordOp::ALL.into_iter().map(|op| format!("{} {op:?}", op as u8)).collect();
+        ops.join(" · ")
+    }
+}
 
 /// Builds a record.
 #[derive(Clone, Debug)]

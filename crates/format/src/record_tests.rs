@@ -62,3 +62,39 @@ proptest! {
         prop_assert!(Record::decode(Lsn(1), &bytes[..cut]).is_err());
     }
 }
+
+/// The tables of the documentation are made from `EDITS` and `InodeMask::FIELDS`: they must say what the builder writes.
+#[test]
+fn encoded_edits_have_the_layout_that_is_documented() {
+    let (ino, extent) = (Ino(7), Extent::new(BlockNo(9), 3));
+    let bytes_of = |build: &dyn Fn(&mut RecordBuilder)| {
+        let mut record = RecordBuilder::new(RecordOp::Create);
+        build(&mut record);
+        record.finish()
+    };
+    let key = Key::inode(ino);
+    let built: [(u8, usize, Vec<u8>); 8] = [
+        (1, 0, bytes_of(&|r| r.inode(ino, InodeMask::default(), &InodeCore::default()))),
+        (2, 5, bytes_of(&|r| r.put(key, b"value"))),
+        (3, 0, bytes_of(&|r| r.delete(key))),
+        (4, 0, bytes_of(&|r| r.alloc(extent))),
+        (5, 0, bytes_of(&|r| r.free(extent))),
+        (6, 4, bytes_of(&|r| r.data(ino, 0, b"data"))),
+        (7, 0, bytes_of(&|r| r.zero(ino, 0, 1))),
+        (8, 0, bytes_of(&|r| r.drop_data(ino, 0, 1))),
+    ];
+    for ((tag, variable, bytes), layout) in built.iter().zip(EDITS) {
+        assert_eq!((layout.tag, bytes[RECORD_HEADER]), (*tag, *tag), "{}", layout.name);
+        let fixed: usize = layout.parts.iter().map(|part| part.1).sum();
+        assert_eq!(bytes.len(), RECORD_HEADER + 1 + fixed + variable, "{}", layout.name);
+    }
+    let empty = built[0].2.len();
+    let mut all = InodeMask::default();
+    for (i, (bit, name, bytes)) in InodeMask::FIELDS.into_iter().enumerate() {
+        assert_eq!(bit.0, 1 << i, "{name} is out of order");
+        let record = bytes_of(&|r| r.inode(ino, bit, &InodeCore::default()));
+        assert_eq!(record.len(), empty + bytes, "{name}");
+        all |= bit;
+    }
+    assert_eq!(all, InodeMask::ALL_FIELDS);
+}

@@ -83,45 +83,45 @@ struct Raw {
 pub const COUNTER_MAX: u64 = 1 << 62;
 
 const CRC_AT: usize = std::mem::offset_of!(Raw, crc);
-// The table of docs/FORMAT.md: field, offset, bytes. A field that moves or changes its size is another format.
-crate::assert_layout!(Raw, 368, {
-    magic: 0, 8;
-    version: 8, 4;
-    crc: 12, 4;
+// A field that moves or changes its size is another format.
+crate::layout::layout!(LAYOUT: Raw, 368, {
+    magic: 0, 8, "`KEDGEFS\\0`";
+    version: 8, 4, "2; others are refused";
+    crc: 12, 4, "CRC32C of the block";
     uuid: 16, 16;
-    hash_seed: 32, 16;
-    label: 48, 64;
-    feature_compat: 112, 8;
-    feature_ro_compat: 120, 8;
-    feature_incompat: 128, 8;
-    block_size: 136, 4;
-    node_blocks: 140, 4;
+    hash_seed: 32, 16, "key of the name hash";
+    label: 48, 64, "UTF-8, padded with zeros";
+    feature_compat: 112, 8, "unknown bits: mount anyway";
+    feature_ro_compat: 120, 8, "unknown bits: mount read-only";
+    feature_incompat: 128, 8, "unknown bits: refuse";
+    block_size: 136, 4, "4096";
+    node_blocks: 140, 4, "4";
     total_blocks: 144, 8;
-    group_blocks: 152, 8;
-    index_start: 160, 16;
-    index_blocks: 176, 8;
-    bitmap_start: 184, 16;
+    group_blocks: 152, 8, "32768";
+    index_start: 160, 16, "one area for each slot";
+    index_blocks: 176, 8, "of each area";
+    bitmap_start: 184, 16, "one area for each copy";
     log_start: 200, 8;
     log_blocks: 208, 8;
-    data_start: 216, 8;
-    created_sec: 224, 8;
+    data_start: 216, 8, "multiple of 4";
+    created_sec: 224, 8, "when the image was made";
     created_nsec: 232, 4;
-    clean: 236, 4;
-    generation: 240, 8;
-    root: 248, 8;
+    clean: 236, 4, "1: unmounted, the log holds nothing that the tree lacks";
+    generation: 240, 8, "number of the checkpoint; its lowest bit is the slot";
+    root: 248, 8, "address of the tree's root node";
     root_generation: 256, 8;
-    root_level: 264, 8;
-    checkpoint_lsn: 272, 8;
-    tail_lsn: 280, 8;
-    epoch: 288, 8;
-    next_ino: 296, 8;
-    inodes: 304, 8;
-    free_blocks: 312, 8;
-    nodes: 320, 8;
-    written_sec: 328, 8;
-    log_secret: 336, 16;
-    losses: 352, 8;
-    lost_sec: 360, 8;
+    root_level: 264, 8, "0: the root is a leaf";
+    checkpoint_lsn: 272, 8, "the tree holds exactly the records below";
+    tail_lsn: 280, 8, "where recovery starts to scan";
+    epoch: 288, 8, "of the log writes that belong to this mount";
+    next_ino: 296, 8, "no inode number from here on was ever used";
+    inodes: 304, 8, "count";
+    free_blocks: 312, 8, "count";
+    nodes: 320, 8, "count";
+    written_sec: 328, 8, "when the slot was written";
+    log_secret: 336, 16, "random; keys the log writes. No program shows it";
+    losses: 352, 8, "files whose data an unmount could not write and gave up, since the last repair";
+    lost_sec: 360, 8, "when the first of them";
 });
 /// One sector holds a slot, so that a torn write leaves it either old or new.
 const _: () = assert!(size_of::<Raw>() <= 512);

@@ -75,7 +75,7 @@ pub(crate) fn check_space(
 }
 
 pub(crate) fn bitmap_block(sb: &Superblock, group: u64, entry: &GroupEntry) -> BlockNo {
-    BlockNo(sb.geometry.bitmap_start[usize::from(entry.home != 0)].0 + group)
+    BlockNo(sb.geometry.bitmap_start[usize::from(entry.copy != 0)].0 + group)
 }
 
 /// The index's entries, `None` where a block of it is not valid.

@@ -232,7 +232,7 @@ impl Image {
         Built { device, superblock, nodes, index, bitmaps }
     }
 
-    /// Writes bitmaps, by turns in one home and the other, and the index.
+    /// Writes bitmaps, by turns in one copy and the other, and the index.
     fn write_space(&self, device: &MemDevice, owned: &[bool]) -> (BlockNo, Vec<BlockNo>) {
         let g = &self.geometry;
         let mut entries = Vec::new();
@@ -245,10 +245,10 @@ impl Image {
                     bitmap[bit / 8] &= !(1 << (bit % 8));
                 }
             }
-            let home = (group % 2) as u8;
-            let block = BlockNo(g.bitmap_start[home as usize].0 + group);
+            let copy = (group % 2) as u8;
+            let block = BlockNo(g.bitmap_start[copy as usize].0 + group);
             let free = bitmap.iter().map(|b| b.count_zeros()).sum();
-            let mut entry = GroupEntry { bitmap_crc: bitmap_crc(group, &bitmap), free_blocks: free, home };
+            let mut entry = GroupEntry { bitmap_crc: bitmap_crc(group, &bitmap), free_blocks: free, copy };
             if let Some(hook) = &self.entry {
                 hook(group, &mut entry);
             }

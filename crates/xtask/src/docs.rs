@@ -4,12 +4,33 @@
 //! it anew; `cargo xtask docs --check`, a step of `ci` and `test`, fails when text and code differ.
 
 use anyhow::{Context, Result, bail, ensure};
+use kedge_format::{ItemKind, alloc, inode, item, key, logwrite, node, record, superblock};
 use std::path::{Path, PathBuf};
 
 /// (file, name of the part, what makes its text)
 type Part = (&'static str, &'static str, fn() -> String);
 
-const PARTS: &[Part] = &[("docs/ARCHITECTURE.md", "lock order", kedge_base::lock::order_table)];
+const FORMAT: &str = "docs/FORMAT.md";
+
+const PARTS: &[Part] = &[
+    ("docs/ARCHITECTURE.md", "lock order", kedge_base::lock::order_table),
+    (FORMAT, "superblock", || superblock::LAYOUT.table()),
+    (FORMAT, "allocation index", || alloc::INDEX_LAYOUT.table()),
+    (FORMAT, "allocation index entry", || alloc::ENTRY_LAYOUT.table()),
+    (FORMAT, "log write", || logwrite::LAYOUT.table()),
+    (FORMAT, "record", || record::LAYOUT.table()),
+    (FORMAT, "edits", record::tables::edits),
+    (FORMAT, "inode mask", record::tables::mask),
+    (FORMAT, "operations", record::tables::ops),
+    (FORMAT, "node header", || node::HEADER_LAYOUT.table()),
+    (FORMAT, "node slot", || node::SLOT_LAYOUT.table()),
+    (FORMAT, "child", || node::CHILD_LAYOUT.table()),
+    (FORMAT, "key", || key::LAYOUT.table()),
+    (FORMAT, "item kinds", ItemKind::table),
+    (FORMAT, "inode core", || inode::LAYOUT.table()),
+    (FORMAT, "dentry", || item::DENTRY_LAYOUT.table()),
+    (FORMAT, "extent", || item::EXTENT_LAYOUT.table()),
+];
 
 const END: &str = "<!-- end of generated -->";
 

@@ -2,7 +2,7 @@
 
 use super::done::{Ending, RepairKind, Repairs};
 use super::rebuild::Root;
-use super::source::{Source, bitmap_of, homes, index_blocks};
+use super::source::{Source, bitmap_of, copies, index_blocks};
 use super::writer::Writer;
 use super::{Job, Outcome};
 use crate::Progress;
@@ -164,17 +164,17 @@ impl Job<'_> {
         writer.finish()
     }
 
-    /// Writes all bitmaps into the homes that the newest checkpoint does not use, and the index into the other area.
+    /// Writes all bitmaps into the copies that the newest checkpoint does not use, and the index into the other area.
     fn write_space(&self, sb: &Superblock, owned: &Owned) -> Result<()> {
-        let homes = homes(self.base_sb, &mut Reader::new(&**self.device));
-        let mut entries = Vec::with_capacity(homes.len());
+        let copies = copies(self.base_sb, &mut Reader::new(&**self.device));
+        let mut entries = Vec::with_capacity(copies.len());
         let mut writer = Writer::new(&**self.device);
-        for (group, home) in (0..).zip(homes) {
+        for (group, copy) in (0..).zip(copies) {
             let (bytes, free_blocks) = bitmap_of(owned, group);
-            // Where the index cannot be read, no home is the current one.
-            let home = home.map_or(0, |home| 1 - home);
-            entries.push(GroupEntry { bitmap_crc: bitmap_crc(group, &bytes), free_blocks, home });
-            let at = BlockNo(sb.geometry.bitmap_start[home as usize].0 + group);
+            // Where the index cannot be read, no copy is the current one.
+            let copy = copy.map_or(0, |copy| 1 - copy);
+            entries.push(GroupEntry { bitmap_crc: bitmap_crc(group, &bytes), free_blocks, copy });
+            let at = BlockNo(sb.geometry.bitmap_start[copy as usize].0 + group);
             debug_assert_eq!(bytes.len(), BLOCK_SIZE);
             writer.put(at, &bytes)?;
         }

@@ -8,14 +8,14 @@
 //! 4. If items or nodes change, the items that stay are streamed into a new tree ([`rebuild`]), in blocks that neither the
 //!    checkpoint on the device nor the replayed one owns. Else the tree stays.
 //! 5. File data and nodes that replay wrote in memory are written to their places. All bitmaps, made from what the tree owns,
-//!    go to the homes that the old index does not use, the index to the area of the other slot. Flush.
+//!    go to the copies that the old index does not use, the index to the area of the other slot. Flush.
 //! 6. The new checkpoint is judged where it lies. Only if nothing is wrong, its superblock slot is written, with FUA: one
 //!    generation on, two epochs on, clean, with an empty log. Two epochs, because a superblock that was lost can have opened
 //!    one more than we know of, and its log writes must not pass for ones of the new epoch.
 //!
 //! # Crash argument
 //! Until the slot of step 6 is durable, the newest slot is the old one, and nothing that it needs has changed: new nodes lie
-//! in blocks that nobody owns, bitmaps and index in homes and an area that it does not use, the log is not written at all. The
+//! in blocks that nobody owns, bitmaps and index in copies and an area that it does not use, the log is not written at all. The
 //! data that step 5 writes in place is what recovery writes in place, from the same log, at its own next try: bytes
 //! that the log still holds, in blocks that the old tree gives to the same file or to nobody. Once the slot is durable, all it
 //! points to is, because the flush lies between. One sector holds a slot: a crash finds the old one or the new one. A repair

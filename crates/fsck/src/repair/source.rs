@@ -63,10 +63,10 @@ impl Source {
     }
 }
 
-/// The current home of each group's bitmap, where the index can be read.
-pub(crate) fn homes(sb: &Superblock, reader: &mut Reader) -> Vec<Option<u8>> {
+/// The current copy of each group's bitmap, where the index can be read.
+pub(crate) fn copies(sb: &Superblock, reader: &mut Reader) -> Vec<Option<u8>> {
     let index = read_index(sb, reader, &mut Findings::new(0));
-    index.into_iter().map(|e| e.map(|e| e.home)).collect()
+    index.into_iter().map(|e| e.map(|e| e.copy)).collect()
 }
 
 /// What the bitmaps on the device call owned, of those that match their checksums.
@@ -216,7 +216,7 @@ fn patch_space(overlay: &dyn Device, sb: &Superblock, owned: &Owned) -> Result<(
     let mut entries = Vec::new();
     for group in 0..sb.geometry.groups() {
         let (bytes, free_blocks) = bitmap_of(owned, group);
-        entries.push(GroupEntry { bitmap_crc: bitmap_crc(group, &bytes), free_blocks, home: 0 });
+        entries.push(GroupEntry { bitmap_crc: bitmap_crc(group, &bytes), free_blocks, copy: 0 });
         let at = BlockNo(sb.geometry.bitmap_start[0].0 + group);
         overlay.write(at.byte_offset(), &IoBuf::from_bytes(&bytes), false)?;
     }

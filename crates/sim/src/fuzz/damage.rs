@@ -141,9 +141,9 @@ fn make(unmounted: bool) -> Base {
 fn structures(medium: &MemDevice, geometry: &Geometry) -> Vec<Structure> {
     let block = |kind, at, used| Structure { kind, at, len: BLOCK_SIZE, used: [0..used, 0..0] };
     let mut found: Vec<Structure> = SLOTS.iter().map(|b| block(Kind::Slot, b.byte_offset(), 400)).collect();
-    for home in 0..2 {
-        found.push(block(Kind::Index, geometry.index_start[home].byte_offset(), 80));
-        found.push(block(Kind::Bitmap, geometry.bitmap_start[home].byte_offset(), BLOCK_SIZE));
+    for copy in 0..2 {
+        found.push(block(Kind::Index, geometry.index_start[copy].byte_offset(), 80));
+        found.push(block(Kind::Bitmap, geometry.bitmap_start[copy].byte_offset(), BLOCK_SIZE));
     }
     let log = geometry.log_start.byte_offset();
     let mut at = 0;
@@ -253,13 +253,13 @@ pub fn put(medium: &MemDevice, at: u64, bytes: &[u8]) {
 
 /// A bitmap's checksum lies in the index.
 fn reseal_bitmap(base: &Base, medium: &MemDevice, bitmap: &Structure, bytes: &[u8]) {
-    let home = base.geometry.bitmap_start.iter().position(|start| start.byte_offset() == bitmap.at);
+    let copy = base.geometry.bitmap_start.iter().position(|start| start.byte_offset() == bitmap.at);
     for start in base.geometry.index_start {
         let mut index = medium.bytes(start.byte_offset(), BLOCK_SIZE);
         let generation = u64::from_le_bytes(index[32..40].try_into().expect("eight bytes"));
         let (uuid, generation) = (&base.geometry.uuid, Generation(generation));
         let Ok(mut entries) = decode_index_block(&index, start, uuid, generation, 0) else { continue };
-        for entry in entries.iter_mut().take(1).filter(|entry| Some(entry.home as usize) == home) {
+        for entry in entries.iter_mut().take(1).filter(|entry| Some(entry.copy as usize) == copy) {
             entry.bitmap_crc = bitmap_crc(0, bytes);
             entry.free_blocks = bytes.iter().map(|byte| byte.count_zeros()).sum();
         }
