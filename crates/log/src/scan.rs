@@ -5,32 +5,33 @@
 //! the stop as well.
 //!
 //! # At the expected position
-//! | header (1, 3, 6) | CRC (2) | epoch (4) | LSN (5) | tail | frames (7) | then |
-//! |---|---|---|---|---|---|---|
-//! | no  |    |       |           |              |     | stop: nothing was written here, or its first sector is missing |
-//! | yes | no |       |           |              |     | stop: torn |
-//! | yes | ok | newer |           |              |     | corrupt: only a newer superblock slot opens a newer epoch, and it is lost |
-//! | yes | ok | older |           |              |     | stop: left over from an earlier mount |
-//! | yes | ok | same  | other     |              |     | stop: left over from an earlier lap |
-//! | yes | ok | same  | later lap |              |     | corrupt: the tail has passed `from`, the slot that said so is lost |
-//! | yes | ok | same  | expected  | above slot's |     | corrupt: the same |
-//! | yes | ok | same  | expected  | fine         | bad | corrupt: no crash composes such a write |
-//! | yes | ok | same  | expected  | fine         | ok  | take |
+//! | row | header (1, 3, 6) | CRC (2) | epoch (4) | LSN (5) | tail | frames (7) | then |
+//! |---|---|---|---|---|---|---|---|
+//! | @A | no  |    |       |           |              |     | stop: nothing was written here, or its first sector is missing |
+//! | @B | yes | no |       |           |              |     | stop: torn |
+//! | @C | yes | ok | newer |           |              |     | corrupt: only a newer superblock slot opens a newer epoch, and it is lost |
+//! | @D | yes | ok | older |           |              |     | stop: left over from an earlier mount |
+//! | @E | yes | ok | same  | other     |              |     | stop: left over from an earlier lap |
+//! | @F | yes | ok | same  | later lap |              |     | corrupt: the tail has passed `from`, the slot that said so is lost |
+//! | @G | yes | ok | same  | expected  | above slot's |     | corrupt: the same |
+//! | @H | yes | ok | same  | expected  | fine         | bad | corrupt: no crash composes such a write |
+//! | @I | yes | ok | same  | expected  | fine         | ok  | take |
 //!
 //! # Behind the stop
-//! | header | CRC | epoch | LSN | tail | durable LSN | then |
-//! |---|---|---|---|---|---|---|
-//! | no  |    |       |           |              |              | nothing |
-//! | yes | no |       |           |              |              | nothing |
-//! | yes | ok | newer |           |              |              | corrupt: newer slot lost |
-//! | yes | ok | older |           |              |              | nothing |
-//! | yes | ok | same  | other     |              |              | nothing |
-//! | yes | ok | same  | later lap |              |              | corrupt: newer slot lost |
-//! | yes | ok | same  | expected  | above slot's |              | corrupt: newer slot lost |
-//! | yes | ok | same  | expected  | fine         | above stop   | corrupt: the write at the stop was durable and is not valid |
-//! | yes | ok | same  | expected  | fine         | not above it | nothing: was in flight beside the one that did not make it |
+//! | row | header | CRC | epoch | LSN | tail | durable LSN | then |
+//! |---|---|---|---|---|---|---|---|
+//! | @J | no  |    |       |           |              |              | nothing |
+//! | @K | yes | no |       |           |              |              | nothing |
+//! | @L | yes | ok | newer |           |              |              | corrupt: newer slot lost |
+//! | @M | yes | ok | older |           |              |              | nothing |
+//! | @N | yes | ok | same  | other     |              |              | nothing |
+//! | @O | yes | ok | same  | later lap |              |              | corrupt: newer slot lost |
+//! | @P | yes | ok | same  | expected  | above slot's |              | corrupt: newer slot lost |
+//! | @Q | yes | ok | same  | expected  | fine         | above stop   | corrupt: the write at the stop was durable and is not valid |
+//! | @R | yes | ok | same  | expected  | fine         | not above it | nothing: was in flight beside the one that did not make it |
 //!
-//! "Expected" there is the position that the place has in this lap, "later lap" a whole number of rings more.
+//! Errors and debug lines name the row that decided, as `@C`. "Expected" there is the position that the place has in this
+//! lap, "later lap" a whole number of rings more.
 //!
 //! # How far to look
 //! Let the write at the stop have been acknowledged. The first write composed after that carries a durable LSN above the stop.
@@ -135,6 +136,8 @@ enum Decision {
 
 /// A row of a table above; `None` stands for an empty cell.
 struct Row {
+    /// The name of the row in the tables above.
+    label: char,
     header: bool,
     crc: Option<bool>,
     epoch: Option<Ordering>,
@@ -146,8 +149,9 @@ struct Row {
 }
 
 impl Row {
-    const fn new(header: bool, then: Decision) -> Row {
+    const fn new(label: char, header: bool, then: Decision) -> Row {
         Row {
+            label,
             header,
             crc: None,
             epoch: None,
@@ -159,16 +163,16 @@ impl Row {
         }
     }
 
-    const fn of_epoch(epoch: Ordering, then: Decision) -> Row {
-        Row { crc: Some(true), epoch: Some(epoch), ..Row::new(true, then) }
+    const fn of_epoch(label: char, epoch: Ordering, then: Decision) -> Row {
+        Row { crc: Some(true), epoch: Some(epoch), ..Row::new(label, true, then) }
     }
 
-    const fn of_lap(lap: Lap, then: Decision) -> Row {
-        Row { lap: Some(lap), ..Row::of_epoch(Ordering::Equal, then) }
+    const fn of_lap(label: char, lap: Lap, then: Decision) -> Row {
+        Row { lap: Some(lap), ..Row::of_epoch(label, Ordering::Equal, then) }
     }
 
-    const fn of_tail(above: bool, then: Decision) -> Row {
-        Row { tail_above_slot: Some(above), ..Row::of_lap(Lap::Expected, then) }
+    const fn of_tail(label: char, above: bool, then: Decision) -> Row {
+        Row { tail_above_slot: Some(above), ..Row::of_lap(label, Lap::Expected, then) }
     }
 
     fn matches(&self, facts: &Facts) -> bool {
@@ -186,31 +190,31 @@ impl Row {
 }
 
 const AT_EXPECTED: [Row; 9] = [
-    Row::new(false, Decision::Stop(StopReason::NoWrite)),
-    Row { crc: Some(false), ..Row::new(true, Decision::Stop(StopReason::Torn)) },
-    Row::of_epoch(Ordering::Greater, Decision::NewerSlotLost),
-    Row::of_epoch(Ordering::Less, Decision::Stop(StopReason::OlderEpoch)),
-    Row::of_lap(Lap::Other, Decision::Stop(StopReason::OlderLap)),
-    Row::of_lap(Lap::Later, Decision::NewerSlotLost),
-    Row::of_tail(true, Decision::NewerSlotLost),
-    Row { frames: Some(false), ..Row::of_tail(false, Decision::BadFrames) },
-    Row { frames: Some(true), ..Row::of_tail(false, Decision::Take) },
+    Row::new('A', false, Decision::Stop(StopReason::NoWrite)),
+    Row { crc: Some(false), ..Row::new('B', true, Decision::Stop(StopReason::Torn)) },
+    Row::of_epoch('C', Ordering::Greater, Decision::NewerSlotLost),
+    Row::of_epoch('D', Ordering::Less, Decision::Stop(StopReason::OlderEpoch)),
+    Row::of_lap('E', Lap::Other, Decision::Stop(StopReason::OlderLap)),
+    Row::of_lap('F', Lap::Later, Decision::NewerSlotLost),
+    Row::of_tail('G', true, Decision::NewerSlotLost),
+    Row { frames: Some(false), ..Row::of_tail('H', false, Decision::BadFrames) },
+    Row { frames: Some(true), ..Row::of_tail('I', false, Decision::Take) },
 ];
 
 const BEHIND_STOP: [Row; 9] = [
-    Row::new(false, Decision::Nothing),
-    Row { crc: Some(false), ..Row::new(true, Decision::Nothing) },
-    Row::of_epoch(Ordering::Greater, Decision::NewerSlotLost),
-    Row::of_epoch(Ordering::Less, Decision::Nothing),
-    Row::of_lap(Lap::Other, Decision::Nothing),
-    Row::of_lap(Lap::Later, Decision::NewerSlotLost),
-    Row::of_tail(true, Decision::NewerSlotLost),
-    Row { durable_above_stop: Some(true), ..Row::of_tail(false, Decision::DurableWriteLost) },
-    Row { durable_above_stop: Some(false), ..Row::of_tail(false, Decision::Nothing) },
+    Row::new('J', false, Decision::Nothing),
+    Row { crc: Some(false), ..Row::new('K', true, Decision::Nothing) },
+    Row::of_epoch('L', Ordering::Greater, Decision::NewerSlotLost),
+    Row::of_epoch('M', Ordering::Less, Decision::Nothing),
+    Row::of_lap('N', Lap::Other, Decision::Nothing),
+    Row::of_lap('O', Lap::Later, Decision::NewerSlotLost),
+    Row::of_tail('P', true, Decision::NewerSlotLost),
+    Row { durable_above_stop: Some(true), ..Row::of_tail('Q', false, Decision::DurableWriteLost) },
+    Row { durable_above_stop: Some(false), ..Row::of_tail('R', false, Decision::Nothing) },
 ];
 
-fn decide(table: &[Row], facts: &Facts) -> Decision {
-    table.iter().find(|row| row.matches(facts)).expect("the tables cover all facts").then
+fn decide<'a>(table: &'a [Row], facts: &Facts) -> &'a Row {
+    table.iter().find(|row| row.matches(facts)).expect("the tables cover all facts")
 }
 
 /// Visits the records of all valid writes from `config.from` on, in order. An error of `visit` ends the scan.
@@ -233,7 +237,8 @@ pub fn scan(
     while end.head < walk.limit {
         let at = end.head;
         let (facts, header) = walk.look(at, at)?;
-        match (decide(&AT_EXPECTED, &facts), header) {
+        let row = decide(&AT_EXPECTED, &facts);
+        match (row.then, header) {
             (Decision::Take, Some(header)) => {
                 for (start, record) in frames(&header, walk.bytes(at, header.blocks as u64 * BLOCK)?) {
                     let lsn = RecordLsn {
@@ -250,9 +255,10 @@ pub fn scan(
             }
             (Decision::Stop(reason), _) => {
                 end.stop = reason;
+                tracing::debug!(lsn = %at, row = %row.label, ?reason, "the log ends");
                 break;
             }
-            (decision, header) => return Err(walk.corrupt(decision, at, at, header)),
+            (_, header) => return Err(walk.corrupt(row, at, at, header)),
         }
     }
     let stop = end.head;
@@ -260,9 +266,10 @@ pub fn scan(
     let mut at = Lsn(stop.0 + BLOCK);
     while at <= behind && at < walk.limit {
         let (facts, header) = walk.look(at, stop)?;
-        match decide(&BEHIND_STOP, &facts) {
+        let row = decide(&BEHIND_STOP, &facts);
+        match row.then {
             Decision::Nothing => at = Lsn(at.0 + BLOCK),
-            decision => return Err(walk.corrupt(decision, at, stop, header)),
+            _ => return Err(walk.corrupt(row, at, stop, header)),
         }
     }
     Ok(end)
@@ -384,8 +391,8 @@ impl<'a> Walk<'a> {
         Ok((facts, Some(header)))
     }
 
-    fn corrupt(&self, decision: Decision, at: Lsn, stop: Lsn, header: Option<WriteHeader>) -> Error {
-        let what = match decision {
+    fn corrupt(&self, row: &Row, at: Lsn, stop: Lsn, header: Option<WriteHeader>) -> Error {
+        let what = match row.then {
             Decision::NewerSlotLost => format!(
                 "LSN {at}: a log write of a newer superblock slot, which is lost (found {header:?}; the slot names {:?}, \
                  tail {})",
@@ -396,11 +403,11 @@ impl<'a> Walk<'a> {
                 "LSN {stop}: the log write there was durable and is not valid (the one at LSN {at} says so: {header:?})"
             ),
             Decision::Take | Decision::Stop(_) | Decision::Nothing => {
-                unreachable!("not a finding of corruption: {decision:?}")
+                unreachable!("not a finding of corruption: @{}", row.label)
             }
         };
-        let place = if decision == Decision::DurableWriteLost { stop } else { at };
-        Error::corrupt(CorruptKind::Log, self.ring.block(place), what)
+        let place = if row.then == Decision::DurableWriteLost { stop } else { at };
+        Error::corrupt(CorruptKind::Log, self.ring.block(place), format!("{what} [scan row @{}]", row.label))
     }
 }
 

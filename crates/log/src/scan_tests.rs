@@ -37,6 +37,54 @@ fn every_combination_of_facts_matches_exactly_one_row() {
     }
 }
 
+/// The tables of the module's head and those of the code are the same: label, cells and decision of each row.
+#[test]
+fn rows_are_documented_under_their_labels() {
+    let head = include_str!("scan.rs").lines().take_while(|line| line.starts_with("//!"));
+    let documented: Vec<Vec<&str>> = head
+        .filter_map(|line| line.strip_prefix("//! | @"))
+        .map(|row| row.trim_end_matches('|').split('|').map(str::trim).collect())
+        .collect();
+    let rows: Vec<&Row> = AT_EXPECTED.iter().chain(&BEHIND_STOP).collect();
+    assert_eq!(documented.len(), rows.len());
+    for (i, (cells, row)) in documented.iter().zip(rows).enumerate() {
+        let behind = i >= AT_EXPECTED.len();
+        let yes = |fact, yes: &'static str, no: &'static str| match fact {
+            None => "",
+            Some(true) => yes,
+            Some(false) => no,
+        };
+        let last = if behind {
+            yes(row.durable_above_stop, "above stop", "not above it")
+        } else {
+            yes(row.frames, "ok", "bad")
+        };
+        let epoch = row.epoch.map_or("", |epoch| match epoch {
+            Ordering::Greater => "newer",
+            Ordering::Less => "older",
+            Ordering::Equal => "same",
+        });
+        let lap = row.lap.map_or("", |lap| match lap {
+            Lap::Other => "other",
+            Lap::Later => "later lap",
+            Lap::Expected => "expected",
+        });
+        let tail = yes(row.tail_above_slot, "above slot's", "fine");
+        let header = if row.header { "yes" } else { "no" };
+        let want = [header, yes(row.crc, "ok", "no"), epoch, lap, tail, last];
+        assert_eq!(cells[0], row.label.to_string());
+        assert_eq!(row.label, char::from(b'A' + i as u8));
+        assert_eq!(cells[1..7], want, "@{}", row.label);
+        let word = match row.then {
+            Take => "take",
+            Stop(_) => "stop",
+            Nothing => "nothing",
+            NewerSlotLost | BadFrames | DurableWriteLost => "corrupt",
+        };
+        assert!(cells[7].starts_with(word), "@{}: {}", row.label, cells[7]);
+    }
+}
+
 #[test]
 fn the_tables_decide_what_the_rules_say() {
     for facts in all_facts() {
@@ -46,7 +94,7 @@ fn the_tables_decide_what_the_rules_say() {
             || same && (facts.lap == Lap::Later || facts.lap == Lap::Expected && facts.tail_above_slot);
         let in_place = same && facts.lap == Lap::Expected && !facts.tail_above_slot;
 
-        let at = decide(&AT_EXPECTED, &facts);
+        let at = decide(&AT_EXPECTED, &facts).then;
         assert_eq!(at == NewerSlotLost, slot_lost, "{facts:?}");
         assert_eq!(at == Take, in_place && facts.frames, "{facts:?}");
         assert_eq!(at == BadFrames, in_place && !facts.frames, "{facts:?}");
@@ -60,7 +108,7 @@ fn the_tables_decide_what_the_rules_say() {
             _ => {}
         }
 
-        let behind = decide(&BEHIND_STOP, &facts);
+        let behind = decide(&BEHIND_STOP, &facts).then;
         assert_eq!(behind == NewerSlotLost, slot_lost, "{facts:?}");
         assert_eq!(behind == DurableWriteLost, in_place && facts.durable_above_stop, "{facts:?}");
         assert!(matches!(behind, NewerSlotLost | DurableWriteLost | Nothing), "{facts:?}");
