@@ -177,10 +177,12 @@ impl FileSystem {
         result
     }
 
+    /// The inode that `name` names in `dir`; `.` and `..` work.
     pub fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
         self.timed(OpKind::lookup, |fs| fs.lookup(dir, name))
     }
 
+    /// What stat(2) shows of an inode.
     pub fn getattr(&self, ino: Ino) -> Result<Attr> {
         self.timed(OpKind::getattr, |fs| fs.getattr(ino))
     }
@@ -196,6 +198,7 @@ impl FileSystem {
         self.timed(OpKind::create, |fs| fs.make(dir, name, &make))
     }
 
+    /// A new directory.
     pub fn mkdir(&self, dir: Ino, name: &[u8], mode: u32, owner: Owner) -> Result<Attr> {
         let make = Make { kind: FileKind::Directory, mode, rdev: 0, target: b"", owner };
         self.timed(OpKind::mkdir, |fs| fs.make(dir, name, &make))
@@ -216,6 +219,7 @@ impl FileSystem {
         self.timed(OpKind::mknod, |fs| fs.make(dir, name, &make))
     }
 
+    /// A new symbolic link with a target of 1 to 4095 bytes, which is not interpreted.
     pub fn symlink(&self, dir: Ino, name: &[u8], target: &[u8], owner: Owner) -> Result<Attr> {
         if target.is_empty() {
             return Err(Error::NotFound);
@@ -224,6 +228,7 @@ impl FileSystem {
         self.timed(OpKind::symlink, |fs| fs.make(dir, name, &make))
     }
 
+    /// The target of a symbolic link.
     pub fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
         self.timed(OpKind::readlink, |fs| fs.readlink(ino))
     }
@@ -233,18 +238,22 @@ impl FileSystem {
         self.timed(OpKind::tmpfile, |fs| fs.tmpfile(dir, mode, owner))
     }
 
+    /// A further name for an inode that is no directory. Gives a nameless file of [`FileSystem::tmpfile`] its first one.
     pub fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
         self.timed(OpKind::link, |fs| fs.link(ino, dir, name))
     }
 
+    /// Removes a name of an inode that is no directory. With the last name the inode goes, unless it is pinned.
     pub fn unlink(&self, dir: Ino, name: &[u8]) -> Result<()> {
         self.timed(OpKind::unlink, |fs| fs.unlink(dir, name))
     }
 
+    /// Removes an empty directory.
     pub fn rmdir(&self, dir: Ino, name: &[u8]) -> Result<()> {
         self.timed(OpKind::rmdir, |fs| fs.rmdir(dir, name))
     }
 
+    /// Moves a name, wholly or not at all: no crash shows both names or neither.
     pub fn rename(
         &self,
         dir: Ino,
@@ -277,10 +286,12 @@ impl FileSystem {
         self.timed(OpKind::write, |fs| fs.write(ino, offset, data, mode))
     }
 
+    /// fallocate(2) for a regular file.
     pub fn fallocate(&self, ino: Ino, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
         self.timed(OpKind::fallocate, |fs| fs.fallocate(ino, mode, offset, len))
     }
 
+    /// The next data or the next hole at or behind `offset`.
     pub fn seek(&self, ino: Ino, offset: u64, kind: SeekKind) -> Result<u64> {
         self.timed(OpKind::seek, |fs| fs.seek(ino, offset, kind))
     }
@@ -307,22 +318,27 @@ impl FileSystem {
         self.timed(OpKind::sync, |fs| fs.sync(ForceCause::Sync))
     }
 
+    /// As [`FileSystem::sync`], without holding a thread while the log is forced.
     pub fn sync_async(&self, done: Done) {
         self.fs.sync_async(done);
     }
 
+    /// The value of an extended attribute. Names carry their namespace (`user.`, `trusted.`, `security.`).
     pub fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         self.timed(OpKind::getxattr, |fs| fs.getxattr(ino, name))
     }
 
+    /// Sets an extended attribute.
     pub fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
         self.timed(OpKind::setxattr, |fs| fs.setxattr(ino, name, value, mode))
     }
 
+    /// The names of all extended attributes.
     pub fn listxattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
         self.timed(OpKind::listxattr, |fs| fs.listxattr(ino))
     }
 
+    /// Removes an extended attribute, which must exist.
     pub fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
         self.timed(OpKind::removexattr, |fs| fs.removexattr(ino, name))
     }
@@ -343,6 +359,7 @@ impl FileSystem {
         }
     }
 
+    /// Space and inodes, used and free.
     pub fn statfs(&self) -> StatFs {
         let counts = self.fs.store.alloc().free_counts();
         let available = self.fs.store.alloc().available_data();

@@ -25,6 +25,7 @@ use crate::switches::DirtyTracking;
 /// One dirty inode, as a [`WritebackOrder`] sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirtyInode {
+    /// Its number.
     pub ino: Ino,
     /// On the file system's clock, when it became dirty.
     pub since: Duration,

@@ -1,38 +1,54 @@
 //! What a file system operation can answer, and its errno: the one place where the file system's errno numbers appear.
 
+/// The result of a file system operation.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why an operation was refused or failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
+    /// ENOENT: no inode of this number or name.
     #[error("no such file or directory")]
     NotFound,
+    /// EEXIST: the name is taken.
     #[error("file exists")]
     Exists,
+    /// ENOTDIR.
     #[error("not a directory")]
     NotDirectory,
+    /// EISDIR.
     #[error("is a directory")]
     IsDirectory,
+    /// ENOTEMPTY: the directory has entries.
     #[error("directory not empty")]
     NotEmpty,
+    /// ENAMETOOLONG: more than 255 bytes, or a link target of more than 4095.
     #[error("file name too long")]
     NameTooLong,
+    /// EINVAL, and which argument.
     #[error("invalid argument: {0}")]
     Invalid(&'static str),
+    /// EPERM, and what.
     #[error("operation not permitted: {0}")]
     NotPermitted(&'static str),
+    /// EMLINK: 65,000 links.
     #[error("too many links")]
     TooManyLinks,
+    /// EFBIG: behind the largest size of a file.
     #[error("file too large")]
     FileTooLarge,
+    /// ENODATA: the inode has no such extended attribute.
     #[error("no such extended attribute")]
     NoXattr,
+    /// E2BIG: a value of more than 4096 bytes.
     #[error("extended attribute value too large")]
     XattrTooLarge,
+    /// EOPNOTSUPP, and what.
     #[error("operation not supported: {0}")]
     NotSupported(&'static str),
+    /// ENXIO: the offset lies behind the last data or the end of the file.
     #[error("no data or hole behind the offset")]
     NoSuchOffset,
+    /// EIO: data that was accepted earlier could not be written to the device.
     #[error("data of inode {0} could not be written back")]
     WriteBack(kedge_base::Ino),
     /// The engine's own errors: device, corruption, space, shutdown.
@@ -41,6 +57,7 @@ pub enum Error {
 }
 
 impl Error {
+    /// The number that a system call would answer.
     pub fn errno(&self) -> i32 {
         match self {
             Error::NotFound => 2,         // ENOENT

@@ -27,6 +27,7 @@
 //! # }
 //! ```
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
 
 /// The example of the project's front page, compiled.
 #[cfg(doctest)]

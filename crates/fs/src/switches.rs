@@ -22,6 +22,7 @@ macro_rules! words {
         impl $name {
             const ALL: &[$name] = &[$($name::$variant),*];
 
+            /// The word of the option.
             pub fn word(self) -> &'static str {
                 match self { $($name::$variant => $word),* }
             }
@@ -86,13 +87,16 @@ words! {
 words! {
     /// The orders of writeback that have a word. A program that links the library may bring its own [`WritebackOrder`].
     OrderWord as "writeback_order" {
+        /// The inode that has been dirty longest goes first.
         #[default]
         Oldest = "oldest",
+        /// In the order of places on the device.
         Location = "location",
     }
 }
 
 impl OrderWord {
+    /// The order that the word stands for.
     pub fn order(self) -> Arc<dyn WritebackOrder> {
         match self {
             OrderWord::Oldest => Arc::new(OldestFirst),
@@ -106,10 +110,15 @@ impl OrderWord {
 pub struct Switches {
     /// Inner `None`: `noasync_checkpoint`.
     pub async_checkpoint: Option<Option<u8>>,
+    /// How often completed work is made durable.
     pub commit: Option<Duration>,
+    /// Whether a new name of an fsynced inode forces the log.
     pub new_name: Option<NewName>,
+    /// Whether time stamps alone force the log.
     pub fdatasync: Option<FdatasyncRule>,
+    /// Whether a pass of writeback merges the IO of many inodes.
     pub plug: Option<bool>,
+    /// Which dirty inodes are written first.
     pub writeback_order: Option<OrderWord>,
 }
 

@@ -26,11 +26,13 @@ pub struct FormatOptions {
 /// What format made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct FormatSummary {
+    /// Identity of the image.
     pub uuid: uuid::Uuid,
     /// Bytes.
     pub size: u64,
     /// Bytes.
     pub log_size: u64,
+    /// Bytes of a block.
     pub block_size: u32,
     /// Allocation groups.
     pub groups: u64,
@@ -41,6 +43,7 @@ pub struct FormatSummary {
 /// How an image is opened.
 #[derive(Clone, Debug)]
 pub struct MountOptions {
+    /// Nothing is written to the device; the log is replayed in memory.
     pub read_only: bool,
     /// Completed work that no fsync covered is made durable at least this often.
     pub commit: Duration,
@@ -49,10 +52,13 @@ pub struct MountOptions {
     /// Background checkpoints start when free log space falls below this percentage (1..=99); `None`: the operation that finds no
     /// space checkpoints.
     pub async_checkpoint: Option<u8>,
+    /// Whether a new name of an fsynced inode forces the log.
     pub new_name: NewName,
+    /// Whether time stamps alone force the log at fdatasync.
     pub fdatasync: FdatasyncRule,
     /// One pass of writeback gathers the IO of many inodes, sorts and merges it. False: each inode's IO goes by itself.
     pub plug: bool,
+    /// Which dirty inodes are written first.
     pub writeback_order: Arc<dyn WritebackOrder>,
     /// Fixed at open.
     pub dirty_tracking: DirtyTracking,
@@ -83,27 +89,40 @@ impl Default for MountOptions {
 /// Who creates an inode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Owner {
+    /// User.
     pub uid: u32,
+    /// Group.
     pub gid: u32,
 }
 
 /// What stat(2) shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attr {
+    /// Inode number.
     pub ino: Ino,
+    /// Type of the file.
     pub kind: FileKind,
     /// Type and permission bits.
     pub mode: u32,
+    /// Names; of a directory, 2 + subdirectories.
     pub nlink: u32,
+    /// User.
     pub uid: u32,
+    /// Group.
     pub gid: u32,
+    /// Of a device file, which device.
     pub rdev: u64,
+    /// Bytes; of a directory, its entries.
     pub size: u64,
     /// 512-byte units, as in st_blocks.
     pub blocks: u64,
+    /// Last read. Updated lazily.
     pub atime: Timespec,
+    /// Last change of the contents.
     pub mtime: Timespec,
+    /// Last change of contents or attributes.
     pub ctime: Timespec,
+    /// Creation.
     pub btime: Timespec,
 }
 
@@ -130,7 +149,9 @@ impl Attr {
 /// A new time stamp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SetTime {
+    /// The time of the call.
     Now,
+    /// This time.
     At(Timespec),
 }
 
@@ -139,19 +160,28 @@ pub enum SetTime {
 pub struct SetAttr {
     /// Permission bits (the type bits are ignored).
     pub mode: Option<u32>,
+    /// User.
     pub uid: Option<u32>,
+    /// Group.
     pub gid: Option<u32>,
+    /// Truncates, or extends with zeros.
     pub size: Option<u64>,
+    /// Last read.
     pub atime: Option<SetTime>,
+    /// Last change of the contents.
     pub mtime: Option<SetTime>,
+    /// Last change of contents or attributes.
     pub ctime: Option<Timespec>,
 }
 
 /// One entry that readdir shows. "." and ".." come first.
 #[derive(Clone, Copy, Debug)]
 pub struct DirEntry<'a> {
+    /// Inode number.
     pub ino: Ino,
+    /// Type of the file.
     pub kind: FileKind,
+    /// Any bytes but `/` and zero.
     pub name: &'a [u8],
     /// Pass it to readdir to go on behind this entry. Stable while the directory changes.
     pub cookie: u64,
@@ -163,45 +193,70 @@ pub enum RenameMode {
     /// Replace the target if it exists.
     #[default]
     Replace,
+    /// Refuse if the target exists.
     NoReplace,
+    /// Swap the two names, which must both exist.
     Exchange,
 }
 
 /// Flags of setxattr(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum XattrMode {
+    /// Create or replace.
     #[default]
     Any,
+    /// Refuse if it exists.
     Create,
+    /// Refuse if it does not exist.
     Replace,
 }
 
 /// Modes of fallocate(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FallocateMode {
-    Allocate { keep_size: bool },
+    /// Allocates blocks for the range without writing them.
+    Allocate {
+        /// The size stays though the range goes beyond it.
+        keep_size: bool,
+    },
+    /// Deallocates the range, which then reads as zeros.
     PunchHole,
-    ZeroRange { keep_size: bool },
+    /// Makes the range read as zeros and allocates its holes.
+    ZeroRange {
+        /// The size stays though the range goes beyond it.
+        keep_size: bool,
+    },
+    /// Removes the range and moves what follows to its place.
     CollapseRange,
+    /// Moves what follows away and leaves a hole.
     InsertRange,
 }
 
 /// Whence of lseek(2) beyond the classic three.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SeekKind {
+    /// SEEK_DATA.
     Data,
+    /// SEEK_HOLE; the end of a file counts as a hole.
     Hole,
 }
 
 /// What statfs(2) shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct StatFs {
+    /// Bytes of a block.
     pub block_size: u32,
+    /// Blocks of the image.
     pub blocks: u64,
+    /// Blocks that nothing occupies.
     pub blocks_free: u64,
+    /// Those that file data can have.
     pub blocks_available: u64,
+    /// Inodes in use and free.
     pub inodes: u64,
+    /// Inodes that can still be created, as an estimate.
     pub inodes_free: u64,
+    /// Longest name, in bytes.
     pub name_max: u32,
 }
 

@@ -30,6 +30,8 @@ enum Task {
     Fmt,
     /// clippy with warnings denied
     Lint,
+    /// Builds with the oldest Rust that Cargo.toml promises, if it is installed
+    Msrv,
     /// Writes the tables of the documents that are generated from the code; --check only compares
     Docs {
         #[arg(long)]
@@ -57,6 +59,7 @@ fn main() -> ExitCode {
         Task::Deps => steps.run("dependency directions", deps::check),
         Task::Fmt => fmt(&mut steps),
         Task::Lint => lint(&mut steps),
+        Task::Msrv => msrv(&mut steps),
         Task::Docs { check } => steps.run("generated tables of the documents", || docs::run(check)),
         Task::Crash { args } => steps.run("crash states", || crash(&args)),
         Task::Ci => {
@@ -82,6 +85,7 @@ fn static_checks(steps: &mut Steps) {
     steps.run("generated tables of the documents", || docs::run(true));
     fmt(steps);
     lint(steps);
+    msrv(steps);
     steps.run_if_installed("licences and advisories", &["deny", "--version"], || {
         tools::cargo(&["deny", "--all-features", "check"])
     });
@@ -95,6 +99,10 @@ fn lint(steps: &mut Steps) {
     steps.run_if_installed("lints", &["clippy", "--version"], || {
         tools::cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])
     });
+}
+
+fn msrv(steps: &mut Steps) {
+    steps.run_unless("oldest Rust", tools::msrv_missing(), tools::check_msrv);
 }
 
 /// All tests with the debug assertions on (lock ranks among them), then those again that are worth more at full speed:

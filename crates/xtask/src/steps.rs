@@ -44,10 +44,14 @@ impl Steps {
         probe: &[&str],
         step: impl FnOnce() -> Result<()>,
     ) {
-        if crate::tools::cargo_quiet(probe) {
-            return self.run(name, step);
-        }
-        let why = format!("cargo {} is not installed", probe[0]);
+        let missing =
+            (!crate::tools::cargo_quiet(probe)).then(|| format!("cargo {} is not installed", probe[0]));
+        self.run_unless(name, missing, step);
+    }
+
+    /// Runs the step, or reports it as left out if there is a reason to.
+    pub fn run_unless(&mut self, name: &'static str, why: Option<String>, step: impl FnOnce() -> Result<()>) {
+        let Some(why) = why else { return self.run(name, step) };
         println!("==== {name}: left out, {why}");
         self.done.push((name, Duration::ZERO, Outcome::Skipped(why)));
     }

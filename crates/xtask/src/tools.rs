@@ -24,6 +24,35 @@ pub fn cargo_with(args: &[&str], env: &[(&str, &str)]) -> Result<()> {
     run(&mut command)
 }
 
+/// The oldest Rust that the workspace promises to build with (`rust-version` in Cargo.toml).
+pub const MSRV: &str = env!("CARGO_PKG_RUST_VERSION");
+
+/// Why the workspace cannot be checked with the oldest Rust; `None`: it can. Installs nothing: a download would fail offline
+/// and surprise everywhere else.
+pub fn msrv_missing() -> Option<String> {
+    let mut probe = Command::new("rustup");
+    let there = succeeds(probe.args(["run", MSRV, "cargo", "--version"]));
+    (!there).then(|| format!("Rust {MSRV} is not installed (rustup toolchain install {MSRV})"))
+}
+
+/// Checks the workspace with the oldest Rust, in a target directory of its own: it would else throw away the artefacts of
+/// the usual one.
+pub fn check_msrv() -> Result<()> {
+    let mut command = Command::new("rustup");
+    command.args([
+        "run",
+        MSRV,
+        "cargo",
+        "check",
+        "--workspace",
+        "--all-targets",
+        "--target-dir",
+        "target/msrv",
+    ]);
+    // Set by the cargo that runs us: they name the newer toolchain.
+    run(command.env_remove("CARGO").env_remove("RUSTC").env_remove("RUSTUP_TOOLCHAIN"))
+}
+
 /// Whether `cargo <args>` succeeds; prints nothing.
 pub fn cargo_quiet(args: &[&str]) -> bool {
     succeeds(&mut cargo_command(args))
