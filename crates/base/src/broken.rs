@@ -88,7 +88,7 @@ pub const fn is(_: Variant) -> bool {
     false
 }
 
-/// Refused reservations: the engine asks [`refusal::comes`] wherever an operation promises itself space, and one of them
+/// Refused reservations: the engine asks [`refusal::should_fail`] wherever an operation promises itself space, and one of them
 /// can be told to fail as on a full image.
 pub mod refusal {
     #[cfg(feature = "broken")]
@@ -114,14 +114,14 @@ pub mod refusal {
 
     /// Whether this reservation shall be refused.
     #[cfg(feature = "broken")]
-    pub fn comes() -> bool {
+    pub fn should_fail() -> bool {
         ASKED.fetch_add(1, SeqCst) == AT.load(SeqCst)
     }
 
     /// Never: the feature is off.
     #[cfg(not(feature = "broken"))]
     #[inline(always)]
-    pub const fn comes() -> bool {
+    pub const fn should_fail() -> bool {
         false
     }
 }

@@ -14,7 +14,7 @@
 //! through the blocking count: both are released by one and acquired by the other. Going to sleep and waking
 //! are a store and a load on either side (count of sleepers, count of holders), with a fence between them.
 
-use super::sync::{AtomicU32, Bed, Ordering::*, fence, relax};
+use super::sync::{AtomicU32, Ordering::*, WaitQueue, fence, relax};
 
 const WRITER: u32 = 1 << 31;
 
@@ -28,7 +28,7 @@ pub(crate) enum Mode {
 #[derive(Debug, Default)]
 struct Queue {
     sleepers: AtomicU32,
-    bed: Bed,
+    queue: WaitQueue,
 }
 
 impl Queue {
@@ -39,7 +39,7 @@ impl Queue {
         }
         self.sleepers.fetch_add(1, Relaxed);
         fence(SeqCst);
-        let woken = self.bed.sleep(|| holders.load(Acquire) == 0);
+        let woken = self.queue.sleep(|| holders.load(Acquire) == 0);
         self.sleepers.fetch_sub(1, Relaxed);
         woken
     }
@@ -51,7 +51,7 @@ impl Queue {
         }
         fence(SeqCst);
         if self.sleepers.load(Relaxed) > 0 {
-            self.bed.wake_all();
+            self.queue.wake_all();
         }
     }
 }

@@ -17,13 +17,13 @@ pub(crate) fn relax(looks: &mut u32) {
 
 /// A place to sleep.
 #[derive(Debug, Default)]
-pub(crate) struct Bed {
+pub(crate) struct WaitQueue {
     mutex: parking_lot::Mutex<()>,
     condvar: parking_lot::Condvar,
 }
 
-impl Bed {
-    /// Sleeps until `done`, which is asked again after each [`Bed::wake_all`]. How often it was woken.
+impl WaitQueue {
+    /// Sleeps until `done`, which is asked again after each [`WaitQueue::wake_all`]. How often it was woken.
     pub fn sleep(&self, done: impl Fn() -> bool) -> u64 {
         let mut woken = 0;
         let mut guard = self.mutex.lock();

@@ -20,12 +20,12 @@ mod sync {
     }
 
     #[derive(Debug, Default)]
-    pub(crate) struct Bed {
+    pub(crate) struct WaitQueue {
         mutex: loom::sync::Mutex<()>,
         condvar: loom::sync::Condvar,
     }
 
-    impl Bed {
+    impl WaitQueue {
         pub fn sleep(&self, done: impl Fn() -> bool) -> u64 {
             let mut woken = 0;
             let mut guard = self.mutex.lock().unwrap();

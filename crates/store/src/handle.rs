@@ -57,7 +57,7 @@ impl Store {
             return self.begin_in_checkpoint(need);
         }
         // Those that give space back are never refused.
-        if need.class == Class::Normal && kedge_base::broken::refusal::comes() {
+        if need.class == Class::Normal && kedge_base::broken::refusal::should_fail() {
             return Err(Error::NoSpace);
         }
         self.wait_for_dirty_limit()?;

@@ -174,7 +174,7 @@ impl Store {
     /// Promises blocks. On a full image it first forces the log if blocks were freed, and makes a checkpoint if that
     /// gives back enough tree nodes: an image that is simply full says so at once.
     pub fn reserve_data(&self, blocks: u64) -> Result<DataReservation> {
-        if kedge_base::broken::refusal::comes() {
+        if kedge_base::broken::refusal::should_fail() {
             return Err(Error::NoSpace);
         }
         self.alloc.durable(self.log.durable_lsn());
