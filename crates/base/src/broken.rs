@@ -42,10 +42,12 @@ pub enum Variant {
     CutNotExact,
     /// A force is answered when its own log write is there, though one before it is not.
     AckOutOfOrder,
+    /// An inode read from the tree enters the cache though it changed there meanwhile.
+    StaleInode,
 }
 
 impl Variant {
-    pub const ALL: [Variant; 17] = [
+    pub const ALL: [Variant; 18] = [
         Variant::SkipDataFlush,
         Variant::AckBeforeForce,
         Variant::FdatasyncSkipsFlush,
@@ -63,6 +65,7 @@ impl Variant {
         Variant::ForgetEvicted,
         Variant::CutNotExact,
         Variant::AckOutOfOrder,
+        Variant::StaleInode,
     ];
 }
 
@@ -124,4 +127,116 @@ pub mod refusal {
     pub const fn should_fail() -> bool {
         false
     }
+}
+
+/// Widened windows: the engine calls [`pause::at`] where one thread must not see another's work half done. A test stops
+/// a thread there, or slows all that pass, so that a race that is rare becomes certain.
+pub mod pause {
+    #[cfg(feature = "broken")]
+    use parking_lot::{Condvar, Mutex};
+    #[cfg(feature = "broken")]
+    use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+    #[cfg(feature = "broken")]
+    use std::time::Duration;
+
+    /// A place in the engine.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    #[repr(u8)]
+    pub enum Point {
+        /// An inode was read from the tree and is not in the cache yet.
+        InodeRead,
+        /// About to wait for another thread that reads the same inode.
+        InodeAwaited,
+        /// A truncate has removed a part of the extents, and holds no lock.
+        TruncateStep,
+        /// The record of a removal of extents is made, but for what the inode's meta lock decides.
+        Removal,
+        /// Extents were taken for a file, and no record names them.
+        ExtentsTaken,
+    }
+
+    #[cfg(feature = "broken")]
+    const POINTS: usize = 5;
+    /// Longest hold. A test that forgets to release fails instead of hanging.
+    #[cfg(feature = "broken")]
+    const HOLD_MAX: Duration = Duration::from_secs(60);
+
+    /// What happens to who comes to a point.
+    #[cfg(feature = "broken")]
+    #[derive(Clone, Copy, PartialEq)]
+    enum Rule {
+        Pass,
+        HoldNext,
+        Holding,
+        Stall(Duration),
+    }
+
+    #[cfg(feature = "broken")]
+    static RULES: Mutex<[Rule; POINTS]> = Mutex::new([Rule::Pass; POINTS]);
+    #[cfg(feature = "broken")]
+    static CHANGED: Condvar = Condvar::new();
+    #[cfg(feature = "broken")]
+    static PASSED: [AtomicU64; POINTS] = [const { AtomicU64::new(0) }; POINTS];
+
+    #[cfg(feature = "broken")]
+    fn set(point: Point, rule: Rule) {
+        RULES.lock()[point as usize] = rule;
+        CHANGED.notify_all();
+    }
+
+    /// The next thread that comes to the point stays there until [`release`].
+    #[cfg(feature = "broken")]
+    pub fn hold_next(point: Point) {
+        set(point, Rule::HoldNext);
+    }
+
+    /// Whether a thread is held at the point.
+    #[cfg(feature = "broken")]
+    pub fn is_held(point: Point) -> bool {
+        RULES.lock()[point as usize] == Rule::Holding
+    }
+
+    /// Lets all go, who are held and who come.
+    #[cfg(feature = "broken")]
+    pub fn release(point: Point) {
+        set(point, Rule::Pass);
+    }
+
+    /// Each thread that comes to the point takes a nap.
+    #[cfg(feature = "broken")]
+    pub fn stall(point: Point, nap: Duration) {
+        set(point, Rule::Stall(nap));
+    }
+
+    /// How many came to the point since the process began.
+    #[cfg(feature = "broken")]
+    pub fn passed(point: Point) -> u64 {
+        PASSED[point as usize].load(SeqCst)
+    }
+
+    /// The engine is at the point.
+    #[cfg(feature = "broken")]
+    pub fn at(point: Point) {
+        PASSED[point as usize].fetch_add(1, SeqCst);
+        let mut rules = RULES.lock();
+        match rules[point as usize] {
+            Rule::Pass | Rule::Holding => {}
+            Rule::Stall(nap) => {
+                drop(rules);
+                std::thread::sleep(nap);
+            }
+            Rule::HoldNext => {
+                rules[point as usize] = Rule::Holding;
+                while rules[point as usize] == Rule::Holding {
+                    let timed_out = CHANGED.wait_for(&mut rules, HOLD_MAX).timed_out();
+                    assert!(!timed_out, "held at {point:?} and never released");
+                }
+            }
+        }
+    }
+
+    /// Nothing: the feature is off.
+    #[cfg(not(feature = "broken"))]
+    #[inline(always)]
+    pub const fn at(_: Point) {}
 }

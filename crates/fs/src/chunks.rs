@@ -9,11 +9,35 @@
 //! Second chance: the chunks of a shard stand in a ring, and a hand goes round. A full shard looks at the chunk under the hand: was it used since the
 //! hand was there last, it stays; else those of its inodes go that nobody holds and that have nothing unwritten, and with the last one the
 //! chunk. An insertion looks at a bounded number of chunks: inodes that cannot go cost it little, and the table grows beyond its limit.
+//!
+//! # Loading
+//! An inode that is not in the table is read from the tree by one thread; who wants the same inode meanwhile waits for
+//! that thread's answer ([`InodeTable::get_or_load`]). No lock is held across the read. The thread that reads takes no
+//! lock of an inode, so those who wait may hold any.
+//!
+//! What was read cannot be old when it enters the table, because nobody can change it in the tree meanwhile:
+//! 1. *While an inode is read it is not in the table, and nobody holds an [`Inode`] of it* that is not dead. Eviction takes only
+//!    inodes that nobody else holds, under the lock of the shard, and whoever comes later waits for the reader.
+//!    [`InodeTable::remove`] is for dead inodes alone.
+//! 2. *Each change of an inode's items in the tree is made by a thread that holds its `Inode`, and not of a dead one.* For
+//!    namespace operations, rename's displaced inode, attributes, truncate, writeback and the deletion of orphans (at mount
+//!    also) it comes from [`crate::core::Fs::get`], before the record is made; `dead` is looked at under the meta lock that the
+//!    commit needs, or under the io lock that a deletion needs.
+//! 3. *A new inode enters the table before its record is applied*, its meta locked until then: who reads it before finds
+//!    nothing in the tree, who comes after waits for the lock ([`crate::core::Newborn`]).
+//! 4. *Numbers are not used again*, so a dead inode's number finds nothing in the tree, now and later.
+//! 5. Recovery applies records to the tree before the table exists. A checkpoint changes no item; the writeback that it
+//!    asks for goes by rule 2.
+//!
+//! The alternative is a counter of changes for each shard, looked at before and after the read, and a new read if it moved:
+//! reads beside many changes would then have no bound.
 
 use crate::dirty::DirtyList;
 use crate::inode::{Inode, Progress, evictable};
+use crate::Result;
+use kedge_base::broken::pause::{self, Point};
 use kedge_base::broken::{self, Variant};
-use kedge_base::lock::{Mutex, Rank};
+use kedge_base::lock::{Condvar, Mutex, Rank};
 use kedge_base::{Ino, InoMap};
 use kedge_format::{FileKind, InodeCore};
 use kedge_store::Store;
@@ -53,8 +77,64 @@ struct Shard {
     /// Progress of evicted inodes that is not known to be durable.
     evicted: InoMap<Progress>,
     pins: InoMap<u64>,
+    /// Reads from the tree under way.
+    loads: InoMap<Arc<Load>>,
     /// Size of `evicted` at which durable entries are dropped.
     sweep_at: usize,
+}
+
+/// A read of an inode under way, and its answer for those who wait.
+struct Load {
+    answer: Mutex<Option<Answer>>,
+    answered: Condvar,
+}
+
+#[derive(Clone)]
+enum Answer {
+    Read(Result<Arc<Inode>>),
+    /// The reader panicked.
+    Gone,
+}
+
+impl Load {
+    fn new() -> Load {
+        Load { answer: Mutex::new(Rank::Leaf, None), answered: Condvar::new() }
+    }
+
+    fn wait(&self) -> Answer {
+        let mut answer = self.answer.lock();
+        loop {
+            match &*answer {
+                Some(answer) => return answer.clone(),
+                None => self.answered.wait(&mut answer),
+            }
+        }
+    }
+}
+
+/// The reader's part. Dropped without an answer it lets those who wait try for themselves.
+struct Loading<'a> {
+    table: &'a InodeTable,
+    ino: Ino,
+    load: Arc<Load>,
+    answer: Answer,
+}
+
+impl Drop for Loading<'_> {
+    fn drop(&mut self) {
+        // First from the shard: who comes from now on finds the inode there or reads for himself.
+        self.table.shard(self.ino).lock().loads.remove(&self.ino);
+        *self.load.answer.lock() = Some(self.answer.clone());
+        self.load.answered.notify_all();
+    }
+}
+
+/// What is known of an inode that somebody wants.
+enum Wanted {
+    There(Arc<Inode>),
+    Awaited(Arc<Load>),
+    /// The caller reads it.
+    Mine(Arc<Load>),
 }
 
 /// The chunk that holds an inode, and its place there.
@@ -85,8 +165,53 @@ impl InodeTable {
         self.shards.iter().map(|shard| shard.lock().inodes).sum()
     }
 
-    /// Adds an inode read from the tree, unless another thread was faster. Returns the one in the table.
-    pub fn insert_loaded(&self, store: &Store, ino: Ino, core: InodeCore, kind: FileKind) -> Arc<Inode> {
+    /// The inode, from the table or from `read`. One thread reads; its answer, an error too, is that of all who came
+    /// meanwhile. Each further turn of the loop needs another thread's panic.
+    pub fn get_or_load(
+        &self,
+        store: &Store,
+        ino: Ino,
+        read: impl FnOnce() -> Result<(InodeCore, FileKind)>,
+    ) -> Result<Arc<Inode>> {
+        loop {
+            match self.want(ino) {
+                Wanted::There(inode) => return Ok(inode),
+                Wanted::Awaited(load) => {
+                    pause::at(Point::InodeAwaited);
+                    if let Answer::Read(result) = load.wait() {
+                        return result;
+                    }
+                }
+                Wanted::Mine(load) => {
+                    let mut loading = Loading { table: self, ino, load, answer: Answer::Gone };
+                    let result = read().map(|(core, kind)| self.insert_loaded(store, ino, core, kind));
+                    loading.answer = Answer::Read(result.clone());
+                    return result;
+                }
+            }
+        }
+    }
+
+    fn want(&self, ino: Ino) -> Wanted {
+        let mut shard = self.shard(ino).lock();
+        if let Some(inode) = shard.get(ino) {
+            return Wanted::There(inode);
+        }
+        // Broken on purpose: everybody reads for himself, whatever happens to the inode meanwhile.
+        if broken::is(Variant::StaleInode) {
+            return Wanted::Mine(Arc::new(Load::new()));
+        }
+        if let Some(load) = shard.loads.get(&ino) {
+            return Wanted::Awaited(load.clone());
+        }
+        let load = Arc::new(Load::new());
+        shard.loads.insert(ino, load.clone());
+        Wanted::Mine(load)
+    }
+
+    /// Adds an inode read from the tree. Returns the one in the table: another one only if a thread asked for the number of an
+    /// inode while it was being created.
+    fn insert_loaded(&self, store: &Store, ino: Ino, core: InodeCore, kind: FileKind) -> Arc<Inode> {
         let mut shard = self.shard(ino).lock();
         if let Some(there) = shard.get(ino) {
             return there;
@@ -97,10 +222,15 @@ impl InodeTable {
         inode
     }
 
-    /// Adds an inode that was just created.
-    pub fn insert_new(&self, store: &Store, inode: Arc<Inode>) {
+    /// Adds an inode that is being created. Returns whether its number was free.
+    #[must_use]
+    pub fn insert_new(&self, store: &Store, inode: Arc<Inode>) -> bool {
         let mut shard = self.shard(inode.ino).lock();
+        if shard.get(inode.ino).is_some() {
+            return false;
+        }
         self.add(&mut shard, store, inode);
+        true
     }
 
     fn add(&self, shard: &mut Shard, store: &Store, inode: Arc<Inode>) {
@@ -114,7 +244,7 @@ impl InodeTable {
         shard.insert(inode);
     }
 
-    /// Forgets a deleted inode.
+    /// Forgets a dead inode.
     pub fn remove(&self, ino: Ino) {
         let mut shard = self.shard(ino).lock();
         if shard.remove(ino) {

@@ -9,9 +9,10 @@ use crate::pages::Delta;
 use crate::stats::FsStats;
 use crate::switches::Live;
 use crate::{Attr, Error, MountOptions, Owner, Result};
+use kedge_base::broken::pause::{self, Point};
 use kedge_base::broken::{self, Variant};
 use kedge_base::lock::{Mutex, MutexGuard, Rank};
-use kedge_base::{Clock, Ino, Timespec};
+use kedge_base::{BlockNo, Clock, CorruptKind, Ino, Timespec};
 use kedge_format::record::{InodeMask, RecordBuilder};
 use kedge_format::{FileKind, InodeCore, Key};
 use kedge_store::{Class, Handle, Need, RecordLsn, Store};
@@ -72,6 +73,51 @@ impl Change<'_> {
 
 pub(crate) type Changes<'a> = SmallVec<[Change<'a>; 4]>;
 
+/// A new inode from its number to its record. It is in the table, and whoever finds it there waits for its meta lock until the
+/// record is applied: so nobody reads the same number from the tree and puts a second inode of it into the table. Dropped
+/// without [`Newborn::lives`], after an error or a panic, it is dead and forgotten.
+pub(crate) struct Newborn<'a> {
+    fs: &'a Fs,
+    meta: MutexGuard<'a, Meta>,
+    ino: Ino,
+    alive: bool,
+}
+
+impl<'a> Newborn<'a> {
+    /// Of an inode made in `dir`, whose meta lock the caller may hold.
+    pub fn new(fs: &'a Fs, dir: Ino, inode: &'a Arc<Inode>) -> Result<Newborn<'a>> {
+        let ino = inode.ino;
+        // Numbers ascend: the order of locks, and that the number is free, rest on it. An image may say otherwise.
+        let ascends = ino > dir;
+        let meta = ascends.then(|| inode.meta.lock());
+        match meta {
+            Some(meta) if fs.inodes.insert_new(&fs.store, inode.clone()) => {
+                Ok(Newborn { fs, meta, ino, alive: false })
+            }
+            _ => {
+                let what = format!("inode number {ino} is the next to be given out and is in use");
+                Err(kedge_base::Error::corrupt(CorruptKind::Inode, BlockNo(0), what).into())
+            }
+        }
+    }
+
+    /// The record that creates it is applied.
+    pub fn lives(mut self, lsn: RecordLsn) {
+        self.meta.progress = progress_at(lsn);
+        self.alive = true;
+    }
+}
+
+impl Drop for Newborn<'_> {
+    fn drop(&mut self) {
+        if !self.alive {
+            self.meta.dead = true;
+            self.meta.core.nlink = 0;
+            self.fs.inodes.remove(self.ino);
+        }
+    }
+}
+
 /// Time stamps and the change counter: what fdatasync may leave behind.
 const TIMES: InodeMask = InodeMask(
     InodeMask::ATIME.0 | InodeMask::MTIME.0 | InodeMask::CTIME.0 | InodeMask::BTIME.0 | InodeMask::CHANGE.0,
@@ -110,15 +156,12 @@ impl Fs {
 
     /// The inode, from the table or the tree.
     pub fn get(&self, ino: Ino) -> Result<Arc<Inode>> {
-        if let Some(inode) = self.inodes.get(ino) {
-            return Ok(inode);
-        }
-        let Some(core) = self.store.get_with(Key::inode(ino), InodeCore::decode)? else {
-            return Err(Error::NotFound);
-        };
-        let core = core?;
-        let kind = core.kind().ok_or(Error::NotFound)?;
-        Ok(self.inodes.insert_loaded(&self.store, ino, core, kind))
+        self.inodes.get_or_load(&self.store, ino, || {
+            let core = self.store.get_with(Key::inode(ino), InodeCore::decode)?.ok_or(Error::NotFound)??;
+            pause::at(Point::InodeRead);
+            let kind = core.kind().ok_or(Error::NotFound)?;
+            Ok((core, kind))
+        })
     }
 
     pub fn get_dir(&self, ino: Ino) -> Result<Arc<Inode>> {
@@ -267,8 +310,9 @@ impl Fs {
     }
 
     /// Puts the inode on the dirty list. The caller holds its meta lock.
+    /// Nothing of a dead one is ever written: it would stay on the list for good.
     pub fn list_dirty(&self, inode: &Arc<Inode>, meta: &mut Meta) {
-        if !meta.listed {
+        if !meta.listed && !meta.dead {
             meta.listed = true;
             self.dirty.add(inode.clone(), self.clock.monotonic());
         }
@@ -299,7 +343,7 @@ pub(crate) fn create_mask(core: &InodeCore) -> InodeMask {
 }
 
 /// Progress of an inode that the record ending at `lsn` created or changed whole.
-pub(crate) fn progress_at(lsn: RecordLsn) -> Progress {
+fn progress_at(lsn: RecordLsn) -> Progress {
     Progress { commit_lsn: lsn.end, datasync_lsn: lsn.end, ..Default::default() }
 }
 

@@ -1,6 +1,6 @@
 //! Names: lookup, create, link, unlink, rmdir, readdir. A directory's entries change under its exclusive io lock.
 
-use crate::core::{Fs, create_mask, progress_at};
+use crate::core::{Fs, Newborn, create_mask};
 use crate::inode::Inode;
 use crate::{Attr, DirEntry, Error, Owner, Result};
 use kedge_base::lock::WriteGuard;
@@ -161,9 +161,9 @@ impl Fs {
         }
         record.inode(ino, create_mask(&core), &core);
         put_dentry(&mut record, dir.ino, slot, ino, make.kind, name);
-        let lsn = self.commit_only(handle, record, &mut changes)?;
-        drop(changes);
-        self.inodes.insert_new(&self.store, Arc::new(Inode::new(ino, core, make.kind, progress_at(lsn))));
+        let inode = Arc::new(Inode::new(ino, core, make.kind, Default::default()));
+        let newborn = Newborn::new(self, dir.ino, &inode)?;
+        newborn.lives(self.commit_only(handle, record, &mut changes)?);
         Ok(Attr::from_core(ino, &core, make.kind))
     }
 
@@ -184,14 +184,14 @@ impl Fs {
         let mut record = RecordBuilder::new(RecordOp::Create);
         record.inode(ino, create_mask(&core), &core);
         record.put(Key::orphan(ino), &Orphan::Unlinked.encode());
+        let inode = Arc::new(Inode::new(ino, core, FileKind::Regular, Default::default()));
+        let newborn = Newborn::new(self, dir.ino, &inode)?;
         self.inodes.pin(ino);
         self.orphans.lock().insert(ino, true);
-        let lsn = handle.commit(record).inspect_err(|_| {
+        newborn.lives(handle.commit(record).inspect_err(|_| {
             self.inodes.unpin(ino, 1);
             self.orphans.lock().remove(&ino);
-        })?;
-        self.inodes
-            .insert_new(&self.store, Arc::new(Inode::new(ino, core, FileKind::Regular, progress_at(lsn))));
+        })?);
         Ok(Attr::from_core(ino, &core, FileKind::Regular))
     }
 
