@@ -129,8 +129,9 @@ pub mod refusal {
     }
 }
 
-/// Widened windows: the engine calls [`pause::at`] where one thread must not see another's work half done. A test stops
-/// a thread there, or slows all that pass, so that a race that is rare becomes certain.
+/// Widened windows: the engine calls [`pause::at`] where one thread must not see another's work
+/// half done. A test stops a thread there, or slows all that pass, so that a race that is rare
+/// becomes certain.
 pub mod pause {
     #[cfg(feature = "broken")]
     use parking_lot::{Condvar, Mutex};
@@ -161,14 +162,14 @@ pub mod pause {
     #[cfg(feature = "broken")]
     const HOLD_MAX: Duration = Duration::from_secs(60);
 
-    /// What happens to who comes to a point.
+    /// What happens to threads that come to a point.
     #[cfg(feature = "broken")]
     #[derive(Clone, Copy, PartialEq)]
     enum Rule {
         Pass,
         HoldNext,
         Holding,
-        Stall(Duration),
+        Stall { nap: Duration, one_in: u64 },
     }
 
     #[cfg(feature = "broken")]
@@ -196,16 +197,16 @@ pub mod pause {
         RULES.lock()[point as usize] == Rule::Holding
     }
 
-    /// Lets all go, who are held and who come.
+    /// Lets all threads pass, held ones and later ones.
     #[cfg(feature = "broken")]
     pub fn release(point: Point) {
         set(point, Rule::Pass);
     }
 
-    /// Each thread that comes to the point takes a nap.
+    /// One in so many that come to the point takes a nap, in which the others overtake it.
     #[cfg(feature = "broken")]
-    pub fn stall(point: Point, nap: Duration) {
-        set(point, Rule::Stall(nap));
+    pub fn stall(point: Point, nap: Duration, one_in: u64) {
+        set(point, Rule::Stall { nap, one_in });
     }
 
     /// How many came to the point since the process began.
@@ -217,14 +218,14 @@ pub mod pause {
     /// The engine is at the point.
     #[cfg(feature = "broken")]
     pub fn at(point: Point) {
-        PASSED[point as usize].fetch_add(1, SeqCst);
+        let turn = PASSED[point as usize].fetch_add(1, SeqCst);
         let mut rules = RULES.lock();
         match rules[point as usize] {
-            Rule::Pass | Rule::Holding => {}
-            Rule::Stall(nap) => {
+            Rule::Stall { nap, one_in } if turn.is_multiple_of(one_in) => {
                 drop(rules);
                 std::thread::sleep(nap);
             }
+            Rule::Pass | Rule::Holding | Rule::Stall { .. } => {}
             Rule::HoldNext => {
                 rules[point as usize] = Rule::Holding;
                 while rules[point as usize] == Rule::Holding {

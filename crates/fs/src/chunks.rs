@@ -11,30 +11,34 @@
 //! chunk. An insertion looks at a bounded number of chunks: inodes that cannot go cost it little, and the table grows beyond its limit.
 //!
 //! # Loading
-//! An inode that is not in the table is read from the tree by one thread; who wants the same inode meanwhile waits for
-//! that thread's answer ([`InodeTable::get_or_load`]). No lock is held across the read. The thread that reads takes no
-//! lock of an inode, so those who wait may hold any.
+//! An inode that is not in the table is read from the tree by one thread. Threads that want the same
+//! inode meanwhile wait for its answer ([`InodeTable::get_or_load`]). No lock of the table is held
+//! across the read. The read takes no lock of an inode, so threads that wait for it may hold any.
 //!
-//! What was read cannot be old when it enters the table, because nobody can change it in the tree meanwhile:
-//! 1. *While an inode is read it is not in the table, and nobody holds an [`Inode`] of it* that is not dead. Eviction takes only
-//!    inodes that nobody else holds, under the lock of the shard, and whoever comes later waits for the reader.
-//!    [`InodeTable::remove`] is for dead inodes alone.
-//! 2. *Each change of an inode's items in the tree is made by a thread that holds its `Inode`, and not of a dead one.* For
-//!    namespace operations, rename's displaced inode, attributes, truncate, writeback and the deletion of orphans (at mount
-//!    also) it comes from [`crate::core::Fs::get`], before the record is made; `dead` is looked at under the meta lock that the
-//!    commit needs, or under the io lock that a deletion needs.
-//! 3. *A new inode enters the table before its record is applied*, its meta locked until then: who reads it before finds
-//!    nothing in the tree, who comes after waits for the lock ([`crate::core::Newborn`]).
-//! 4. *Numbers are not used again*, so a dead inode's number finds nothing in the tree, now and later.
-//! 5. Recovery applies records to the tree before the table exists. A checkpoint changes no item; the writeback that it
-//!    asks for goes by rule 2.
+//! What was read cannot be old when it enters the table, because nobody can change it in the tree
+//! meanwhile:
+//! 1. *While an inode is read it is not in the table, and nobody holds an [`Inode`] of it* that is
+//!    not dead. Eviction takes only inodes that nobody else holds, under the lock of the shard, and
+//!    a thread that comes later waits for the reader. [`InodeTable::remove`] takes only dead inodes.
+//! 2. *Each change of an inode's items in the tree is made by a thread that holds its `Inode`, and
+//!    not of a dead one.* For namespace operations, rename's displaced inode, attributes, truncate,
+//!    writeback and the deletion of orphans (at mount also) it comes from [`crate::core::Fs::get`],
+//!    before the record is made; `dead` is looked at under the meta lock that the commit needs, or
+//!    under the io lock that a deletion needs.
+//! 3. *A new inode enters the table before its record is applied*, its meta locked until then: a
+//!    thread that reads before finds nothing in the tree, one that comes after waits for the lock
+//!    ([`crate::core::Newborn`]).
+//! 4. *Numbers are not used again*, so a dead inode's number finds nothing in the tree, now and
+//!    later.
+//! 5. Recovery applies records to the tree before the table exists. A checkpoint changes no item;
+//!    the writeback that it asks for goes by rule 2.
 //!
-//! The alternative is a counter of changes for each shard, looked at before and after the read, and a new read if it moved:
-//! reads beside many changes would then have no bound.
+//! The alternative is a counter of changes for each shard, looked at before and after the read, and
+//! a new read if it moved: reads beside many changes would then have no bound.
 
+use crate::Result;
 use crate::dirty::DirtyList;
 use crate::inode::{Inode, Progress, evictable};
-use crate::Result;
 use kedge_base::broken::pause::{self, Point};
 use kedge_base::broken::{self, Variant};
 use kedge_base::lock::{Condvar, Mutex, Rank};
@@ -83,7 +87,7 @@ struct Shard {
     sweep_at: usize,
 }
 
-/// A read of an inode under way, and its answer for those who wait.
+/// A read of an inode under way, and its answer for the threads that wait.
 struct Load {
     answer: Mutex<Option<Answer>>,
     answered: Condvar,
@@ -112,7 +116,7 @@ impl Load {
     }
 }
 
-/// The reader's part. Dropped without an answer it lets those who wait try for themselves.
+/// The reader's part. Dropped without an answer, it lets those that wait try again.
 struct Loading<'a> {
     table: &'a InodeTable,
     ino: Ino,
@@ -122,7 +126,7 @@ struct Loading<'a> {
 
 impl Drop for Loading<'_> {
     fn drop(&mut self) {
-        // First from the shard: who comes from now on finds the inode there or reads for himself.
+        // First from the shard: a thread that comes from now on finds the inode there, or reads.
         self.table.shard(self.ino).lock().loads.remove(&self.ino);
         *self.load.answer.lock() = Some(self.answer.clone());
         self.load.answered.notify_all();
@@ -165,8 +169,8 @@ impl InodeTable {
         self.shards.iter().map(|shard| shard.lock().inodes).sum()
     }
 
-    /// The inode, from the table or from `read`. One thread reads; its answer, an error too, is that of all who came
-    /// meanwhile. Each further turn of the loop needs another thread's panic.
+    /// The inode, from the table or from `read`. One thread reads; its answer, an error too, is
+    /// that of all who came meanwhile. Each further turn of the loop needs another thread's panic.
     pub fn get_or_load(
         &self,
         store: &Store,
@@ -197,7 +201,7 @@ impl InodeTable {
         if let Some(inode) = shard.get(ino) {
             return Wanted::There(inode);
         }
-        // Broken on purpose: everybody reads for himself, whatever happens to the inode meanwhile.
+        // Broken on purpose: each thread reads, whatever happens to the inode meanwhile.
         if broken::is(Variant::StaleInode) {
             return Wanted::Mine(Arc::new(Load::new()));
         }
@@ -209,8 +213,8 @@ impl InodeTable {
         Wanted::Mine(load)
     }
 
-    /// Adds an inode read from the tree. Returns the one in the table: another one only if a thread asked for the number of an
-    /// inode while it was being created.
+    /// Adds an inode read from the tree. Returns the one in the table: another one only if a thread
+    /// asked for the number of an inode while it was being created.
     fn insert_loaded(&self, store: &Store, ino: Ino, core: InodeCore, kind: FileKind) -> Arc<Inode> {
         let mut shard = self.shard(ino).lock();
         if let Some(there) = shard.get(ino) {

@@ -73,9 +73,10 @@ impl Change<'_> {
 
 pub(crate) type Changes<'a> = SmallVec<[Change<'a>; 4]>;
 
-/// A new inode from its number to its record. It is in the table, and whoever finds it there waits for its meta lock until the
-/// record is applied: so nobody reads the same number from the tree and puts a second inode of it into the table. Dropped
-/// without [`Newborn::lives`], after an error or a panic, it is dead and forgotten.
+/// A new inode from its number to its record. It is in the table, its meta locked: a thread that
+/// finds it there waits until the record is applied, instead of reading the tree and putting a second
+/// inode of that number into the table. Dropped without [`Newborn::lives`], after an error or a panic,
+/// it is dead and forgotten.
 pub(crate) struct Newborn<'a> {
     fs: &'a Fs,
     meta: MutexGuard<'a, Meta>,
@@ -87,7 +88,8 @@ impl<'a> Newborn<'a> {
     /// Of an inode made in `dir`, whose meta lock the caller may hold.
     pub fn new(fs: &'a Fs, dir: Ino, inode: &'a Arc<Inode>) -> Result<Newborn<'a>> {
         let ino = inode.ino;
-        // Numbers ascend: the order of locks, and that the number is free, rest on it. An image may say otherwise.
+        // Numbers ascend: the order of locks, and that the number is free, rest on it. An image may
+        // say otherwise.
         let ascends = ino > dir;
         let meta = ascends.then(|| inode.meta.lock());
         match meta {
