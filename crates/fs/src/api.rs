@@ -29,7 +29,7 @@ pub type Done = Box<dyn FnOnce(Result<()>) + Send>;
 /// open recovers.
 #[derive(Clone)]
 pub struct FileSystem {
-    fs: Arc<Fs>,
+    pub(crate) fs: Arc<Fs>,
     _membership: Arc<Membership>,
 }
 

@@ -155,6 +155,10 @@ impl Fs {
         match (mode, &old) {
             (XattrMode::Create, Some(_)) => return Err(Error::Exists),
             (XattrMode::Replace, None) => return Err(Error::NoXattr),
+            // 256 names of one hash: the next slot belongs to another.
+            (_, None) if slot >= name_slot(&self.seed, name) + SLOT_ORDINALS => {
+                return Err(kedge_base::Error::NoSpace.into());
+            }
             _ => {}
         }
         let mut record = RecordBuilder::new(RecordOp::Xattr);

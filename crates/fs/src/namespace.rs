@@ -25,7 +25,8 @@ pub(crate) const NAME_RECORD_BYTES: u64 = 1536;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Found {
     pub entry: Option<(Ino, FileKind)>,
-    /// The entry's slot; without an entry, a free slot for the name.
+    /// The entry's slot; without an entry, the first free slot for the name, to be checked with
+    /// [`Fs::check_slot`].
     pub slot: u64,
 }
 
@@ -84,10 +85,18 @@ impl Fs {
         if found.entry.is_some() {
             return Err(Error::Exists);
         }
-        if found.slot >= name_slot(&self.seed, name) + SLOT_ORDINALS {
-            return Err(Error::Engine(kedge_base::Error::NoSpace)); // 256 names of one hash
-        }
+        self.check_slot(&found, name)?;
         Ok(found.slot)
+    }
+
+    /// Whether the slot that [`Fs::find`] found for a new name is one of its hash: 256 names may
+    /// share a hash, and the slot behind theirs belongs to others.
+    pub fn check_slot(&self, found: &Found, name: &[u8]) -> Result<()> {
+        if found.slot < name_slot(&self.seed, name) + SLOT_ORDINALS {
+            Ok(())
+        } else {
+            Err(Error::Engine(kedge_base::Error::NoSpace))
+        }
     }
 
     pub fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr> {

@@ -157,6 +157,8 @@ impl Fs {
                 (false, true) => return Err(Error::IsDirectory),
                 _ => {}
             }
+        } else {
+            self.check_slot(&to.found, to.name)?;
         }
         let now = self.now();
         let mut inodes: SmallVec<[&Inode; 4]> = SmallVec::from_slice(&[&**from.dir, &**to.dir, &**source]);
@@ -251,3 +253,7 @@ fn change_dir(c: &mut Change<'_>, entries: i64, links: i64, now: Timespec) {
         c.set(InodeMask::NLINK, |core| core.nlink = core.nlink.wrapping_add_signed(links as i32));
     }
 }
+
+#[cfg(test)]
+#[path = "rename_tests.rs"]
+mod tests;
