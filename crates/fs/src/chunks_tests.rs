@@ -175,8 +175,8 @@ fn until_awaited(table: &InodeTable, ino: Ino) {
     }
 }
 
-/// Some threads want one inode; `first` is what the first read answers, later ones find it. Returns the answers, and how
-/// often was read.
+/// Some threads want one inode; `first` is what the first read answers, later ones find it. Returns
+/// the answers, and how often was read.
 fn load_together(
     table: &InodeTable,
     first: impl Fn() -> Result<(InodeCore, FileKind)> + Sync,

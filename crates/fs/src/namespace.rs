@@ -245,7 +245,13 @@ impl Fs {
                 if self.orphans.lock().get(&ino) != Some(&true) {
                     return Err(Error::NotFound);
                 }
-                record.delete(Key::orphan(ino));
+                // A truncate that is not finished needs the item now that the file will not go as a
+                // whole.
+                if c.meta.shrinking {
+                    record.put(Key::orphan(ino), &Orphan::Truncate.encode());
+                } else {
+                    record.delete(Key::orphan(ino));
+                }
             }
             c.set(InodeMask::NLINK | InodeMask::CTIME, |core| {
                 core.nlink += 1;

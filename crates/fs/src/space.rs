@@ -3,6 +3,13 @@
 //! # Crash argument
 //! A truncate that removes more extents than one record takes sets the size and an orphan item in its first record;
 //! the rest follows in further records, the last of which removes the orphan item. Recovery finishes what it finds.
+//! One key holds what an inode is an orphan for: it has no name, or its truncate is not finished. The
+//! first covers the second, for the inode goes as a whole. So names and truncates meet there. `unlink`
+//! of the last name puts the first over the second. `link` of a nameless inode puts the second in
+//! place of the first if a truncate still has something to remove: else a crash would leave bytes
+//! that were cut off, and they would show once the file grew. Each of them looks at the link count and
+//! at `shrinking`, and changes them, under the meta lock that its record is committed with.
+//!
 //! A deletion works through the same steps under the orphan item that the unlink left. Log-resident bytes of what goes
 //! are voided in the same record, so replay does not bring them back. Cut blocks (punch, growth behind a cut end) get
 //! `Zero` edits: their zeros are as durable as the record.
@@ -23,6 +30,7 @@ use crate::extents::{ExtentSet, Place};
 use crate::inode::Inode;
 use crate::pages::{Backing, Which};
 use crate::{Error, FallocateMode, Result};
+use kedge_base::broken::pause::{self, Point};
 use kedge_base::lock::{MutexGuard, WriteGuard};
 use kedge_base::{BLOCK_SIZE, Ino};
 use kedge_format::item::{ExtentItem, FILE_SIZE_MAX, Orphan};
@@ -53,6 +61,34 @@ impl StepMax {
     }
 }
 
+/// What a removal says of the file's size.
+#[derive(Clone, Copy, Default)]
+struct Sizes {
+    /// The new one, if there is one.
+    named: Option<u64>,
+    /// Whether a truncate still has extents to remove when this record is there.
+    shrinking: bool,
+}
+
+/// Extents taken for a file until a record names them: whatever fails before, they go back.
+struct Taken<'a> {
+    fs: &'a Fs,
+    extents: Vec<kedge_base::Extent>,
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        // A record that failed half applied has shut the store down: some may be owned, and none is
+        // taken again.
+        if self.fs.store.check_alive().is_err() {
+            return;
+        }
+        for extent in self.extents.drain(..) {
+            self.fs.store.release_data(extent);
+        }
+    }
+}
+
 /// File blocks that one record allocates, or one look at the map covers.
 const STEP_BLOCKS: u64 = 1 << 15;
 /// How often an operation makes room for itself beside a writer that keeps dirtying the file.
@@ -74,24 +110,16 @@ impl Fs {
         let mut record = RecordBuilder::new(RecordOp::Truncate);
         if size > old {
             self.zero_range_of_block(inode, &mut record, old, old.next_multiple_of(BLOCK).min(size))?;
-        } else {
-            self.forget_behind(inode, size);
         }
         let first = size.div_ceil(BLOCK);
         let mut set = ExtentSet::default();
         let more = set.load(self, inode.ino, first, u64::MAX, max.extents)? >= max.extents;
-        let named = {
-            let mut meta = inode.meta.lock();
-            meta.shrinking = more;
-            meta.core.nlink > 0
-        };
-        if more && named {
-            // A nameless inode has an orphan item already, and goes whole.
-            record.put(Key::orphan(inode.ino), &Orphan::Truncate.encode());
-        }
         let upto = set.end().unwrap_or(first).max(first);
-        let named_size = (size != old).then_some(size);
-        self.remove(&mut handle, inode, record, set, (first, upto), (size, u64::MAX), named_size)?;
+        let sizes = Sizes { named: (size != old).then_some(size), shrinking: more };
+        self.remove(&mut handle, inode, record, set, (first, upto), (size, u64::MAX), sizes)?;
+        if size <= old {
+            self.forget_behind(inode, size);
+        }
         drop((wb, io, handle));
         if more { self.finish_truncate(inode) } else { Ok(()) }
     }
@@ -149,16 +177,32 @@ impl Fs {
     }
 
     /// Takes the io lock exclusively once no truncate is half done: extents that it still has to remove must not be
-    /// mistaken for new ones.
+    /// mistaken for new ones. A deletion needs the lock too: while it is held the inode does not
+    /// die.
     pub fn lock_io<'a>(&self, inode: &'a Arc<Inode>) -> Result<WriteGuard<'a, ()>> {
         loop {
             let io = inode.io.write();
-            if !inode.meta.lock().shrinking {
+            let (dead, shrinking) = {
+                let meta = inode.meta.lock();
+                (meta.dead, meta.shrinking)
+            };
+            if dead {
+                return Err(Error::NotFound);
+            }
+            if !shrinking {
                 return Ok(io);
             }
             drop(io);
             self.finish_truncate(inode)?;
         }
+    }
+
+    /// Pages of blocks that a record took away. Not before it is there: if it fails, dirty bytes
+    /// are still the file's, and logged ones still have to be written to where the log may let go
+    /// of them. The caller holds `io` and `wb`, so nobody looks at the pages in between.
+    fn forget_pages(&self, inode: &Inode, from: u64, to: u64) {
+        let delta = inode.pages.lock().remove_range(from, to);
+        self.account(delta);
     }
 
     /// Pages behind the new end go; the rest of the cut page becomes zero.
@@ -217,10 +261,10 @@ impl Fs {
         mut set: ExtentSet,
         range: (u64, u64),
         void: (u64, u64),
-        size: Option<u64>,
+        sizes: Sizes,
     ) -> Result<()> {
         let freed = set.remove(range.0, range.1);
-        self.change(handle, inode, record, set, &freed, void, size)
+        self.change(handle, inode, record, set, &freed, void, sizes)
     }
 
     /// The record of [`Fs::remove`] and [`Fs::unwrite`]: names the changed extents and what became free of them.
@@ -233,7 +277,7 @@ impl Fs {
         set: ExtentSet,
         freed: &[kedge_base::Extent],
         void: (u64, u64),
-        size: Option<u64>,
+        sizes: Sizes,
     ) -> Result<()> {
         let ino = inode.ino;
         set.emit(&mut record, ino);
@@ -245,45 +289,51 @@ impl Fs {
             record.drop_data(ino, void.0, void.1 - void.0);
         }
         let now = self.now();
+        pause::at(Point::Removal);
         let mut changes = self.lock_metas(&[inode]);
         let c = &mut changes[0];
         if c.meta.dead {
             return Err(Error::NotFound);
         }
         c.touch(now);
-        if let Some(size) = size {
+        if let Some(size) = sizes.named {
             c.set(InodeMask::SIZE, |core| core.size = size);
+        }
+        // A nameless inode has an orphan item that covers the truncate.
+        match (c.core.nlink > 0, c.meta.shrinking, sizes.shrinking) {
+            (true, false, true) => record.put(Key::orphan(ino), &Orphan::Truncate.encode()),
+            (true, true, false) => record.delete(Key::orphan(ino)),
+            _ => {}
         }
         if blocks > 0 {
             c.set(InodeMask::BLOCKS, |core| core.blocks = core.blocks.saturating_sub(blocks));
         }
         self.commit(handle, record, &mut changes)?;
+        changes[0].meta.shrinking = sizes.shrinking;
         Ok(())
     }
 
     /// The further steps of a long truncate, here or after a crash. Any thread may help.
     pub fn finish_truncate(&self, inode: &Arc<Inode>) -> Result<()> {
         loop {
+            pause::at(Point::TruncateStep);
             let behind = inode.meta.lock().core.size.div_ceil(BLOCK);
             let (mut handle, max) = self.begin_step(Class::Reclaim, self.step_max(inode.ino, behind)?)?;
             let _io = inode.io.write();
             let _wb = inode.wb.lock();
-            let (first, named) = {
+            let first = {
                 let meta = inode.meta.lock();
                 if !meta.shrinking {
                     return Ok(());
                 }
-                (meta.core.size.div_ceil(BLOCK), meta.core.nlink > 0)
+                meta.core.size.div_ceil(BLOCK)
             };
             let mut set = ExtentSet::default();
             let more = set.load(self, inode.ino, first, u64::MAX, max.extents)? >= max.extents;
-            let mut record = RecordBuilder::new(RecordOp::Reclaim);
-            if !more && named {
-                record.delete(Key::orphan(inode.ino));
-            }
+            let record = RecordBuilder::new(RecordOp::Reclaim);
             let upto = set.end().unwrap_or(first).max(first);
-            self.remove(&mut handle, inode, record, set, (first, upto), (0, 0), None)?;
-            inode.meta.lock().shrinking = more;
+            let sizes = Sizes { named: None, shrinking: more };
+            self.remove(&mut handle, inode, record, set, (first, upto), (0, 0), sizes)?;
         }
     }
 
@@ -332,9 +382,9 @@ impl Fs {
             if upto >= to && from <= to {
                 self.zero_range_of_block(inode, &mut record, to * BLOCK, end)?;
             }
-            let delta = inode.pages.lock().remove_range(from, upto);
-            self.account(delta);
-            self.remove(&mut handle, inode, record, set, (from, upto), (from * BLOCK, upto * BLOCK), None)?;
+            let void = (from * BLOCK, upto * BLOCK);
+            self.remove(&mut handle, inode, record, set, (from, upto), void, Sizes::default())?;
+            self.forget_pages(inode, from, upto);
             from = upto;
             if from >= to {
                 return Ok(());
@@ -377,10 +427,10 @@ impl Fs {
                 // What of the last block lies in the range is seen to already.
                 self.zero_range_of_block(inode, &mut record, size, behind.min(offset))?;
             }
-            let delta = inode.pages.lock().remove_range(from, upto);
-            self.account(delta);
+            let sizes = Sizes { named: new_size, shrinking: false };
             set.set_unwritten(from, upto);
-            self.change(&mut handle, inode, record, set, &[], (from * BLOCK, upto * BLOCK), new_size)?;
+            self.change(&mut handle, inode, record, set, &[], (from * BLOCK, upto * BLOCK), sizes)?;
+            self.forget_pages(inode, from, upto);
             from = upto;
             if finished {
                 return Ok(());
@@ -434,7 +484,9 @@ impl Fs {
             let (mut handle, _, _io, _wb) = self.begin_settled(inode, Class::Normal, WIDE, names)?;
             let mut record = RecordBuilder::new(RecordOp::Fallocate);
             let mut set = ExtentSet::default();
-            let (reached, new) = self.take_holes(inode, at, at + want, &mut set, &mut promise)?;
+            let mut new = Taken { fs: self, extents: Vec::new() };
+            let reached = self.take_holes(inode, at, at + want, &mut set, &mut promise, &mut new)?;
+            pause::at(Point::ExtentsTaken);
             let finished = reached >= last;
             let size = inode.meta.lock().core.size;
             let grows = finished && !keep_size && end > size;
@@ -442,16 +494,13 @@ impl Fs {
                 self.zero_range_of_block(inode, &mut record, size, size.next_multiple_of(BLOCK).min(end))?;
             }
             set.emit(&mut record, inode.ino);
-            for extent in &new {
+            for extent in &new.extents {
                 record.alloc(*extent);
             }
-            let fresh: u64 = new.iter().map(|e| e.blocks).sum();
+            let fresh: u64 = new.extents.iter().map(|e| e.blocks).sum();
             let now = self.now();
             let mut changes = self.lock_metas(&[&**inode]);
             let c = &mut changes[0];
-            if c.meta.dead {
-                return Err(Error::NotFound);
-            }
             c.set(InodeMask::CTIME, |core| core.ctime = now);
             if fresh > 0 {
                 c.set(InodeMask::BLOCKS, |core| core.blocks += fresh);
@@ -461,6 +510,7 @@ impl Fs {
                 c.set(InodeMask::SIZE, |core| core.size = end);
             }
             self.commit(&mut handle, record, &mut changes)?;
+            new.extents.clear(); // the file's now
             drop(changes);
             self.settle_preallocated(inode, at, reached);
             at = reached;
@@ -470,8 +520,7 @@ impl Fs {
         }
     }
 
-    /// Takes extents for the holes of `[at, to)` until a record is full. Returns how far it came, and the extents.
-    #[allow(clippy::type_complexity)]
+    /// Takes extents for the holes of `[at, to)` until a record is full. Returns how far it came.
     fn take_holes(
         &self,
         inode: &Inode,
@@ -479,8 +528,8 @@ impl Fs {
         to: u64,
         set: &mut ExtentSet,
         promise: &mut Option<DataReservation>,
-    ) -> Result<(u64, Vec<kedge_base::Extent>)> {
-        let mut new = Vec::new();
+        new: &mut Taken<'_>,
+    ) -> Result<u64> {
         for m in self.map(inode.ino, at, to - at)? {
             if m.place != Place::Hole {
                 continue;
@@ -488,28 +537,19 @@ impl Fs {
             set.load(self, inode.ino, m.first, m.first + m.blocks, usize::MAX)?;
             let mut done = 0;
             while done < m.blocks {
-                if new.len() >= WIDE.extents / 4 {
-                    return Ok((m.first + done, new));
+                if new.extents.len() >= WIDE.extents / 4 {
+                    return Ok(m.first + done);
                 }
                 let goal =
                     inode.meta.lock().goal.unwrap_or_else(|| self.store.data_goal(inode.ino, inode.ino));
-                match self.store.alloc_data(goal, m.blocks - done, promise.as_mut()) {
-                    Ok(extent) => {
-                        set.insert(m.first + done, extent, true);
-                        inode.meta.lock().goal = Some(extent.end());
-                        done += extent.blocks;
-                        new.push(extent);
-                    }
-                    Err(e) => {
-                        for extent in new {
-                            self.store.release_data(extent);
-                        }
-                        return Err(e.into());
-                    }
-                }
+                let extent = self.store.alloc_data(goal, m.blocks - done, promise.as_mut())?;
+                new.extents.push(extent);
+                set.insert(m.first + done, extent, true);
+                inode.meta.lock().goal = Some(extent.end());
+                done += extent.blocks;
             }
         }
-        Ok((to, new))
+        Ok(to)
     }
 
     /// Pages that waited for allocation have a block now and need their promise no more.
@@ -608,21 +648,28 @@ impl Fs {
         loop {
             let (mut handle, max) = self.begin_step(Class::Reclaim, self.step_max(ino, 0)?)?;
             let inode = match self.get(ino) {
-                Err(Error::NotFound) => return Ok(()),
+                Err(Error::NotFound) => {
+                    self.orphans.lock().remove(&ino);
+                    return Ok(());
+                }
                 other => other?,
             };
             let _io = inode.io.write();
             let _wb = inode.wb.lock();
-            let mut pages = inode.pages.lock();
             let meta = inode.meta.lock();
-            if meta.core.nlink > 0 || meta.dead || self.inodes.is_pinned(ino) {
+            if meta.core.nlink > 0 || meta.dead {
+                // Another thread was faster, or gave an O_TMPFILE a name. Under the meta lock:
+                // whoever takes the last name comes later and lists it anew.
+                self.orphans.lock().remove(&ino);
+                return Ok(());
+            }
+            if self.inodes.is_pinned(ino) {
                 return Ok(());
             }
             drop(meta);
-            let delta = pages.remove_range(0, u64::MAX);
-            drop(pages);
-            self.account(delta);
-            if self.delete_step(&mut handle, &inode, max)? {
+            let gone = self.delete_step(&mut handle, &inode, max)?;
+            self.forget_pages(&inode, 0, u64::MAX);
+            if gone {
                 return Ok(());
             }
         }
@@ -707,3 +754,7 @@ impl Fs {
         Ok(count)
     }
 }
+
+#[cfg(test)]
+#[path = "space_tests.rs"]
+mod tests;
