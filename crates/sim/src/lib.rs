@@ -15,6 +15,8 @@ pub mod fuzz;
 pub mod generate;
 pub mod model;
 pub mod ops;
+#[cfg(feature = "broken")]
+pub mod races;
 pub mod rig;
 pub mod shrink;
 pub mod view;

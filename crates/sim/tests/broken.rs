@@ -15,6 +15,7 @@ use kedge_sim::crash::{History, Promise, check_state};
 use kedge_sim::generate::{Generator, Profile};
 use kedge_sim::model::Model;
 use kedge_sim::ops::{Executor, Fill, Op, Rename, Target};
+use kedge_sim::races;
 use kedge_sim::rig::{self, Setup, panic_text, within};
 use kedge_sim::writers::{Writers, verify_after};
 use kedgefs::{FileSystem, FormatOptions, SetAttr};
@@ -41,6 +42,8 @@ const CHECKS: &[Check] = &[
     ("a log write overtakes another", overtaking),
     ("log-resident data that cannot be written", stuck_resident),
     ("fsync after eviction", eviction),
+    ("an inode deleted while it is read", races::deleted_while_read),
+    ("an inode linked while it is read", races::linked_while_read),
     ("freed blocks on a full image", full_image),
     ("two checkpoints of a wide tree", checkpoints),
     ("writers beside checkpoints", writers),

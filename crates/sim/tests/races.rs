@@ -1,0 +1,63 @@
+//! Races between threads, made certain by stopping one of them in a marked window, and made likely
+//! by slowing all of them there.
+//!
+//! The marks are for the whole process: the tests take turns.
+
+use kedge_sim::races;
+use kedge_sim::rig::seed_from_env;
+use kedge_sim::rig::within;
+use parking_lot::Mutex;
+use std::time::Duration;
+
+static TURN: Mutex<()> = Mutex::new(());
+
+fn certain(race: fn() -> Result<(), String>) {
+    let _turn = TURN.lock();
+    within(Duration::from_secs(300), "race", race).unwrap_or_else(|e| panic!("{e}"));
+}
+
+#[test]
+fn an_inode_deleted_while_it_is_read_stays_deleted() {
+    certain(races::deleted_while_read);
+}
+
+#[test]
+fn an_inode_linked_while_it_is_read_has_both_names() {
+    certain(races::linked_while_read);
+}
+
+#[test]
+fn a_name_given_between_two_steps_of_a_truncate_harms_neither() {
+    certain(races::linked_between_truncate_steps);
+}
+
+#[test]
+fn a_crash_after_a_name_given_between_two_steps_of_a_truncate_brings_nothing_back() {
+    certain(races::linked_between_truncate_steps_then_crash);
+}
+
+#[test]
+fn a_name_taken_beside_the_last_step_of_a_truncate_leaves_an_orphan() {
+    certain(races::unlinked_beside_the_last_truncate_step);
+}
+
+#[test]
+fn a_name_given_beside_the_last_step_of_a_truncate_leaves_none() {
+    certain(races::linked_beside_the_last_truncate_step);
+}
+
+/// `KEDGE_SEED` repeats one seed, as far as threads repeat anything.
+#[test]
+fn a_cache_too_small_for_the_files_shows_none_of_them_as_it_was() {
+    let _turn = TURN.lock();
+    let seeds = seed_from_env().map_or(1..5, |seed| seed..seed + 1);
+    let (mut reads, mut awaited) = (0, 0);
+    for seed in seeds {
+        let run = move || races::small_cache(seed, 3000);
+        let counts = within(Duration::from_secs(600), "stress", run).unwrap_or_else(|e| panic!("{e}"));
+        reads += counts.0;
+        awaited += counts.1;
+    }
+    println!("{reads} inodes read, {awaited} times somebody waited for another's read");
+    assert!(reads > 1000 && awaited > 0, "{reads} reads, {awaited} waits: the cache was not small");
+}
