@@ -113,7 +113,7 @@ fn tests(steps: &mut Steps) {
     steps.run("tests, at full speed: crash exploration", || {
         tools::cargo(&["test", "--profile", "soak", "-p", "kedge-sim"])
     });
-    steps.run("tests, at full speed: broken engines are caught, refused space harms nothing", || {
+    steps.run("tests, at full speed: broken engines are caught, refused space and races harm nothing", || {
         tools::cargo(&[
             "test",
             "--profile",
@@ -126,6 +126,8 @@ fn tests(steps: &mut Steps) {
             "broken",
             "--test",
             "refused",
+            "--test",
+            "races",
             "--",
             "--nocapture",
         ])
