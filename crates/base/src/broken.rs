@@ -44,10 +44,12 @@ pub enum Variant {
     AckOutOfOrder,
     /// An inode read from the tree enters the cache though it changed there meanwhile.
     StaleInode,
+    /// Bytes with the right magic, uuid and checksum pass for a log write.
+    UnkeyedLog,
 }
 
 impl Variant {
-    pub const ALL: [Variant; 18] = [
+    pub const ALL: [Variant; 19] = [
         Variant::SkipDataFlush,
         Variant::AckBeforeForce,
         Variant::FdatasyncSkipsFlush,
@@ -66,6 +68,7 @@ impl Variant {
         Variant::CutNotExact,
         Variant::AckOutOfOrder,
         Variant::StaleInode,
+        Variant::UnkeyedLog,
     ];
 }
 

@@ -96,9 +96,9 @@ fn read_log_write(
     sb: &Superblock,
     lsn: Lsn,
 ) -> Result<Result<(WriteHeader, Vec<u8>), &'static str>> {
-    let uuid = &sb.geometry.uuid;
+    let key = sb.geometry.log_key();
     let first = read_ring(image, sb, lsn, 1)?;
-    let Some(header) = WriteHeader::peek(uuid, &first) else {
+    let Some(header) = WriteHeader::peek(&key, &first) else {
         return Ok(Err("no log write of this image starts there"));
     };
     if header.blocks as u64 > sb.geometry.log_blocks {
@@ -107,7 +107,7 @@ fn read_log_write(
     let bytes = read_ring(image, sb, lsn, header.blocks as u64)?;
     Ok(if header.lsn != lsn {
         Err("the write there is of an earlier round")
-    } else if !WriteHeader::crc_matches(&bytes) {
+    } else if !header.is_whole(&key, &bytes) {
         Err("the write there is torn (checksum mismatch)")
     } else if header.epoch != sb.checkpoint.epoch {
         Err("the write there is of another epoch")

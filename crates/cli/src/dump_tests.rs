@@ -37,7 +37,7 @@ fn log_write(sb: &Superblock, lsn: Lsn, epoch: Epoch, blocks: u32, record: &[u8]
     let payload_bytes = (FRAME_SIZE + record.len()) as u32;
     let header =
         WriteHeader { epoch, lsn, blocks, tail_lsn: TAIL, durable_lsn: TAIL, payload_bytes, records: 1 };
-    header.seal(&sb.geometry.uuid, &mut bytes);
+    header.seal(&sb.geometry.log_key(), &mut bytes);
     bytes
 }
 

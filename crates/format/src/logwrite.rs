@@ -1,8 +1,10 @@
 //! Log writes: a header, framed records, zero padding to a block.
 //!
 //! # A log write at LSN `n` is *valid* when all of this holds
-//! 1. Its header's magic is right.
-//! 2. `crc` is the CRC32C of the whole write (padding included) with the `crc` field zero.
+//! 1. Its header's magic is right, and `tag` is the SipHash-2-4 of the header, with the fields `tag` and `crc` as zero, under
+//!    the image's [`LogSecret`].
+//! 2. `crc` is the CRC32C of the whole write (padding included) with the `crc` field zero, and `body` the SipHash-1-3 of the
+//!    payload under the same secret.
 //! 3. `uuid` is the image's.
 //! 4. `epoch` is the one the superblock slot names.
 //! 5. `lsn` equals `n`: the place where the previous valid write ended.
@@ -12,15 +14,40 @@
 //! Recovery stops at the first write that is not valid. A write that fails 7 *alone* was written so: corruption. A write that fails 4 *alone*, with a newer epoch, proves that a
 //! newer superblock slot was lost: corruption, not the end of the log. So does a valid write behind the stop whose
 //! `durable_lsn` lies behind the stop.
+//!
+//! # Why no file's content can pass for a log write
+//! Small data of files lies in the ring as its owner wrote it, at places that can be foreseen; block boundaries fall into it;
+//! and a scan looks at every block behind the stop. Magic, uuid and CRC are no secret. Without a key a user could
+//! put a header of a later epoch into a file, and the image would be taken for one whose newest superblock is lost: no
+//! mount, read-only or not, and no `fsck -p`, after a clean unmount. What a user who knows this format can try:
+//! - *Make up a header.* It needs a tag under 128 secret bits that no program shows and no file holds: one chance in 2^64
+//!   for each block, and no answer that says how near a guess was.
+//! - *Take a header from the log.* Blocks of the ring are never a file's and no read of a file reaches them. What remains
+//!   there of earlier mounts and laps has a valid tag, but of its own epoch and LSN, so rules 4 and 5 leave it out, as they do
+//!   where no user has a hand in it. The engine never writes a header into a file or a file's bytes in front of a header.
+//! - *Swap what is behind a genuine header.* After a power cut in the middle of a write its header can be new while sectors
+//!   of its body are what the ring held before, and that may be bytes that a user put there for the purpose, chosen so that
+//!   the CRC is right: a CRC is linear, and four free bytes are enough. Such a body would be replayed as records, with
+//!   any owner and mode in them. So the payload has a keyed hash of its own; the padding, which nothing reads, has the CRC.
+//!
+//! Whoever can read the image's blocks can read the secret, and a copy of an image has the secret of the original: an image
+//! must not be readable by those who shall not write to it. This is about content alone.
+//!
+//! The tag can be judged with the header alone. That bounds the work on blocks that only look like headers: with a tag over
+//! the whole write each block could make a reader hash a megabyte. The CRC stays: it is what finds a torn write, for it
+//! costs a tenth of a keyed hash and covers the padding.
 
 use crate::crc_without;
+use kedge_base::broken::{self, Variant};
 use kedge_base::{BLOCK_SIZE, Epoch, Lsn};
+use siphasher::sip::{SipHasher13, SipHasher24};
+use std::hash::Hasher;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 const MAGIC: [u8; 8] = *b"KEDGELOG";
 /// Bytes of a log write's header.
-pub const HEADER_SIZE: usize = 80;
+pub const HEADER_SIZE: usize = 88;
 /// Bytes in front of each record.
 pub const FRAME_SIZE: usize = 4;
 /// Largest log write, in blocks (1 MiB). A record never crosses log writes, so this also bounds a record.
@@ -60,7 +87,8 @@ struct RawHeader {
     durable_lsn: U64,
     payload_bytes: U32,
     records: U32,
-    reserved: U64,
+    body: U64,
+    tag: U64,
 }
 
 crate::layout::layout!(LAYOUT: RawHeader, HEADER_SIZE, {
@@ -74,9 +102,43 @@ crate::layout::layout!(LAYOUT: RawHeader, HEADER_SIZE, {
     durable_lsn: 56, 8, "when the write was composed";
     payload_bytes: 64, 4, "frames behind the header";
     records: 68, 4, "count";
-    reserved: 72, 8;
+    body: 72, 8, "SipHash-1-3 of the frames, under `log_secret`";
+    tag: 80, 8, "SipHash-2-4 of bytes 0 to 87 with `crc` and `tag` as zero, under `log_secret`";
 });
 const CRC_AT: usize = std::mem::offset_of!(RawHeader, crc);
+
+impl RawHeader {
+    /// Rule 1: what `tag` must be.
+    fn tag(&self, secret: &LogSecret) -> u64 {
+        let mut bytes = [0; HEADER_SIZE];
+        bytes.copy_from_slice(self.as_bytes());
+        bytes[CRC_AT..CRC_AT + 4].fill(0);
+        bytes[std::mem::offset_of!(RawHeader, tag)..].fill(0);
+        let mut hasher = SipHasher24::new_with_key(&secret.0);
+        hasher.write(&bytes);
+        hasher.finish()
+    }
+}
+
+/// Rule 2: what `body` must be.
+fn body_hash(secret: &LogSecret, payload: &[u8]) -> u64 {
+    let mut hasher = SipHasher13::new_with_key(&secret.0);
+    hasher.write(payload);
+    hasher.finish()
+}
+
+/// Makes tag, body hash and CRC right again, whatever else a write holds. For those who damage images on purpose and want to be
+/// believed.
+pub(crate) fn reseal(bytes: &mut [u8], secret: &LogSecret) -> bool {
+    let Ok((mut raw, _)) = RawHeader::read_from_prefix(bytes) else { return false };
+    let end = HEADER_SIZE.saturating_add(raw.payload_bytes.get() as usize).min(bytes.len());
+    raw.body = body_hash(secret, &bytes[HEADER_SIZE..end]).into();
+    raw.tag = raw.tag(secret).into();
+    bytes[..HEADER_SIZE].copy_from_slice(raw.as_bytes());
+    let crc = crc_without(bytes, CRC_AT);
+    bytes[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
+    true
+}
 
 /// Decoded header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -100,38 +162,43 @@ impl WriteHeader {
         Lsn(self.lsn.0 + self.blocks as u64 * BLOCK_SIZE as u64)
     }
 
-    /// Seals `write`: fills in the header and the CRC. `write` is the whole log write, frames already in place, padding
-    /// zero.
-    pub fn seal(&self, uuid: &uuid::Uuid, write: &mut [u8]) {
+    /// Seals `write`: fills in the header with tag, body hash and CRC. `write` is the whole log write, frames already in
+    /// place, padding zero.
+    pub fn seal(&self, key: &LogKey, write: &mut [u8]) {
         assert_eq!(write.len(), self.blocks as usize * BLOCK_SIZE, "a log write is whole blocks");
         let raw = RawHeader {
             magic: MAGIC,
             crc: 0.into(),
             blocks: self.blocks.into(),
-            uuid: *uuid.as_bytes(),
+            uuid: *key.uuid.as_bytes(),
             epoch: self.epoch.0.into(),
             lsn: self.lsn.0.into(),
             tail_lsn: self.tail_lsn.0.into(),
             durable_lsn: self.durable_lsn.0.into(),
             payload_bytes: self.payload_bytes.into(),
             records: self.records.into(),
-            reserved: 0.into(),
+            body: 0.into(),
+            tag: 0.into(),
         };
         write[..HEADER_SIZE].copy_from_slice(raw.as_bytes());
-        let crc = crc_without(write, CRC_AT);
-        write[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
+        assert!(reseal(write, &key.secret), "a log write holds a header");
     }
 
-    /// Reads a header without its CRC: rules 1, 3 and the bounds of rule 6. `None`: no log write of this image starts
-    /// here.
-    pub fn peek(uuid: &uuid::Uuid, block: &[u8]) -> Option<WriteHeader> {
+    /// Reads a header: rules 1, 3 and the bounds of rule 6. `None`: no log write of this image starts here. The one place
+    /// where bytes become a header, so that nobody can take one for genuine without the key.
+    pub fn peek(key: &LogKey, block: &[u8]) -> Option<WriteHeader> {
         let (raw, _) = RawHeader::read_from_prefix(block).ok()?;
         let blocks = raw.blocks.get();
         let capacity = blocks as u64 * BLOCK_SIZE as u64;
         let fits = (1..=WRITE_BLOCKS_MAX).contains(&blocks)
             && HEADER_SIZE as u64 + raw.payload_bytes.get() as u64 <= capacity
             && raw.lsn.get() <= LSN_MAX;
-        (raw.magic == MAGIC && raw.uuid == *uuid.as_bytes() && fits).then(|| WriteHeader {
+        if raw.magic != MAGIC || raw.uuid != *key.uuid.as_bytes() || !fits {
+            return None;
+        }
+        // Broken on purpose: any bytes with the right magic, uuid and CRC are a log write.
+        let genuine = raw.tag.get() == raw.tag(&key.secret) || broken::is(Variant::UnkeyedLog);
+        genuine.then(|| WriteHeader {
             epoch: Epoch(raw.epoch.get()),
             lsn: Lsn(raw.lsn.get()),
             blocks,
@@ -142,10 +209,14 @@ impl WriteHeader {
         })
     }
 
-    /// Rule 2 for a whole write.
-    pub fn crc_matches(write: &[u8]) -> bool {
-        let Some(stored) = write.get(CRC_AT..CRC_AT + 4) else { return false };
-        crc_without(write, CRC_AT).to_le_bytes() == *stored
+    /// Rule 2 for a whole write that starts with this header.
+    pub fn is_whole(&self, key: &LogKey, write: &[u8]) -> bool {
+        let Ok((raw, _)) = RawHeader::read_from_prefix(write) else { return false };
+        if write.len() != self.blocks as usize * BLOCK_SIZE || crc_without(write, CRC_AT) != raw.crc.get() {
+            return false;
+        }
+        let payload = &write[HEADER_SIZE..HEADER_SIZE + self.payload_bytes as usize];
+        raw.body.get() == body_hash(&key.secret, payload) || broken::is(Variant::UnkeyedLog)
     }
 
     /// Rule 7: the records of a whole write with their positions, or `None` when the frames do not divide the payload.
@@ -164,3 +235,7 @@ impl WriteHeader {
         (out.len() == self.records as usize).then_some(out)
     }
 }
+
+#[cfg(test)]
+#[path = "logwrite_tests.rs"]
+mod tests;

@@ -79,8 +79,11 @@ struct Raw {
     lost_sec: I64,
 }
 
-/// No image lives to see a counter at this value; behind it is room to count on.
+/// No slot holds a counter or log position above this: sums are far from overflow.
 pub const COUNTER_MAX: u64 = 1 << 62;
+/// No image is opened whose counters or positions are above this: what is left up to [`COUNTER_MAX`] is more than a mount can
+/// count in its life, so that it never writes a slot that no mount would take.
+pub const OPEN_MAX: u64 = 1 << 61;
 
 const CRC_AT: usize = std::mem::offset_of!(Raw, crc);
 // A field that moves or changes its size is another format.
@@ -277,6 +280,25 @@ impl Superblock {
         SLOTS[Superblock::slot_of(self.checkpoint.generation)]
     }
 
+    /// Whether an image with this slot can be opened: what is wrong if its counters leave no room to count on. Only a
+    /// crafted image's can. Mount and fsck ask before they trust a slot, a repair before it writes one.
+    pub fn check_room(&self) -> Result<()> {
+        let c = &self.checkpoint;
+        let counters = [
+            ("generation", c.generation.0),
+            ("epoch", c.epoch.0),
+            ("inode number", c.next_ino.0),
+            ("LSN", c.checkpoint_lsn.0),
+        ];
+        match counters.into_iter().find(|(_, n)| *n > OPEN_MAX) {
+            None => Ok(()),
+            Some((what, n)) => {
+                let what = format!("{what} {n} leaves no room to count on");
+                Err(Error::corrupt(CorruptKind::Superblock, self.block(), what))
+            }
+        }
+    }
+
     /// Encodes into a whole block.
     pub fn encode(&self, out: &mut [u8]) {
         assert_eq!(out.len(), BLOCK_SIZE);
@@ -458,7 +480,7 @@ impl Superblock {
         {
             return Err("impossible log positions");
         }
-        let counters = [c.generation.0, c.epoch.0, c.next_ino.0, c.inodes, c.nodes];
+        let counters = [c.generation.0, c.epoch.0, c.next_ino.0, c.inodes, c.nodes, c.checkpoint_lsn.0];
         if counters.into_iter().any(|n| n > COUNTER_MAX) {
             return Err("a counter that cannot have come so far");
         }

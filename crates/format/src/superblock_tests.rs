@@ -51,6 +51,36 @@ fn version_1_is_refused_by_its_number() {
     assert!(error.to_string().contains("format version 1; "), "{error}");
 }
 
+#[test]
+fn counters_that_leave_no_room_are_told_from_impossible_ones() {
+    type Set = fn(&mut CheckpointState, u64);
+    let fields: [(&str, Set); 4] = [
+        ("generation", |c, n| c.generation = Generation(n)),
+        ("epoch", |c, n| c.epoch = Epoch(n)),
+        ("inode number", |c, n| c.next_ino = Ino(n)),
+        ("LSN", |c, n| (c.checkpoint_lsn, c.tail_lsn) = (Lsn(n), Lsn(n))),
+    ];
+    // Multiples of a block, and of two: the generation stays in its slot.
+    let step = 2 * BLOCK_SIZE as u64;
+    for (name, set) in fields {
+        let with = |n| {
+            let mut sb = sample();
+            set(&mut sb.checkpoint, n);
+            let mut block = vec![0; BLOCK_SIZE];
+            sb.encode(&mut block);
+            Superblock::decode(&block, 0, 1 << 20).map(|sb| sb.check_room())
+        };
+        assert!(matches!(with(OPEN_MAX), Ok(Ok(()))), "{name}");
+        for n in [OPEN_MAX + step, COUNTER_MAX] {
+            let error = with(n).unwrap().unwrap_err().to_string();
+            assert!(error.contains(&format!("{name} {n} leaves no room")), "{error}");
+        }
+        for n in [COUNTER_MAX + step, u64::MAX - step + 1] {
+            assert!(with(n).is_err(), "{name} {n}");
+        }
+    }
+}
+
 /// `kedge dump` prints a superblock so.
 #[test]
 fn the_text_of_a_superblock_does_not_hold_the_logs_secret() {

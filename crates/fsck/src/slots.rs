@@ -88,6 +88,9 @@ fn judge(sb: Superblock, findings: &mut Findings) -> Option<Superblock> {
         findings.add(FindingKind::Unsupported, at, || format!("unknown read-only features {unknown:#x}"));
         return None;
     }
+    if let Err(error) = sb.check_room() {
+        findings.add_error(FindingKind::SuperblockSlotBad, at, &error);
+    }
     if c.clean && c.tail_lsn != c.checkpoint_lsn {
         findings.add(FindingKind::SuperblockCleanWithLog, at, || {
             format!(

@@ -80,7 +80,7 @@ impl Device for FileDevice {
 fn open(device: Arc<dyn Device>, in_flight_max: usize) -> Arc<Log> {
     let setup = Setup::new(MemDevice::new(8, 0));
     let config = LogConfig {
-        uuid: setup.uuid,
+        key: setup.key,
         epoch: setup.epoch,
         ring_start: BlockNo(0),
         ring_blocks: RING_BLOCKS,

@@ -4,7 +4,7 @@
 //! needs no work when the batch is sealed.
 
 use kedge_base::{BLOCK_SIZE, Epoch, IoBuf, Lsn};
-use kedge_format::logwrite::{FRAME_SIZE, HEADER_SIZE, WriteHeader};
+use kedge_format::logwrite::{FRAME_SIZE, HEADER_SIZE, LogKey, WriteHeader};
 
 /// Records between two block-aligned positions. Open while records are appended, then sealed.
 pub(crate) struct Batch {
@@ -97,7 +97,7 @@ pub(crate) struct Write {
 }
 
 impl Write {
-    pub fn seal(&mut self, uuid: &uuid::Uuid) {
-        self.header.seal(uuid, self.buf.as_mut_bytes());
+    pub fn seal(&mut self, key: &LogKey) {
+        self.header.seal(key, self.buf.as_mut_bytes());
     }
 }

@@ -202,7 +202,7 @@ impl Shared {
         let flushed = if broken::is(Variant::SkipDataFlush) { Ok(()) } else { self.barrier.barrier() };
         let barrier_over = self.clock.monotonic();
         let result = flushed.and_then(|()| {
-            write.seal(&self.uuid);
+            write.seal(&self.key);
             self.ring.write(&*self.device, write.header.lsn, &write.buf)
         });
         if let Err(error) = &result {

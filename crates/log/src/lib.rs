@@ -47,13 +47,12 @@ pub use tail::LogSpace;
 use kedge_base::lock::{Condvar, Mutex, Rank};
 use kedge_base::{BLOCK_SIZE, BlockNo, Clock, Epoch, Error, Lsn, Result};
 use kedge_device::Device;
-use kedge_format::logwrite::{FRAME_SIZE, HEADER_SIZE, WRITE_BLOCKS_MAX};
+use kedge_format::logwrite::{FRAME_SIZE, HEADER_SIZE, LogKey, WRITE_BLOCKS_MAX};
 use ring::Ring;
 use state::State;
 use std::sync::atomic::Ordering::Acquire;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Weak};
-use uuid::Uuid;
 
 /// Most log writes in flight. Recovery relies on it: it bounds how far behind a lost write the proof of its loss can lie.
 pub const IN_FLIGHT_MAX: usize = 4;
@@ -78,7 +77,7 @@ pub trait SpacePressure: Send + Sync {
 /// Where the ring lies and where it stands.
 #[derive(Clone, Debug)]
 pub struct LogConfig {
-    pub uuid: Uuid,
+    pub key: LogKey,
     pub epoch: Epoch,
     pub ring_start: BlockNo,
     pub ring_blocks: u64,
@@ -97,7 +96,7 @@ pub(crate) struct Shared {
     device: Arc<dyn Device>,
     clock: Arc<dyn Clock>,
     barrier: Arc<dyn Barrier>,
-    uuid: Uuid,
+    key: LogKey,
     epoch: Epoch,
     ring: Ring,
     state: Mutex<State>,
@@ -143,7 +142,7 @@ impl Log {
             device,
             clock,
             barrier,
-            uuid: config.uuid,
+            key: config.key,
             epoch: config.epoch,
             ring,
             free: AtomicU64::new(state.free_bytes()),

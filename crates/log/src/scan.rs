@@ -4,8 +4,10 @@
 //! not valid is the *stop*. Then it must tell the end of the log from the loss of something acknowledged, so it looks behind
 //! the stop as well.
 //!
+//! Facts count only of a header whose tag is right: bytes that anybody could have put there are no header at all.
+//!
 //! # At the expected position
-//! | row | header (1, 3, 6) | CRC (2) | epoch (4) | LSN (5) | tail | frames (7) | then |
+//! | row | header (1, 3, 6) | hashes (2) | epoch (4) | LSN (5) | tail | frames (7) | then |
 //! |---|---|---|---|---|---|---|---|
 //! | @A | no  |    |       |           |              |     | stop: nothing was written here, or its first sector is missing |
 //! | @B | yes | no |       |           |              |     | stop: torn |
@@ -18,7 +20,7 @@
 //! | @I | yes | ok | same  | expected  | fine         | ok  | take |
 //!
 //! # Behind the stop
-//! | row | header | CRC | epoch | LSN | tail | durable LSN | then |
+//! | row | header | hashes | epoch | LSN | tail | durable LSN | then |
 //! |---|---|---|---|---|---|---|---|
 //! | @J | no  |    |       |           |              |              | nothing |
 //! | @K | yes | no |       |           |              |              | nothing |
@@ -47,9 +49,8 @@ use crate::RecordLsn;
 use crate::ring::Ring;
 use kedge_base::{BLOCK_SIZE, BlockNo, CorruptKind, Epoch, Error, IoBuf, Lsn, Result};
 use kedge_device::Device;
-use kedge_format::logwrite::{FRAME_SIZE, HEADER_SIZE, WRITE_BLOCKS_MAX, WriteHeader};
+use kedge_format::logwrite::{FRAME_SIZE, HEADER_SIZE, LogKey, WRITE_BLOCKS_MAX, WriteHeader};
 use std::cmp::Ordering;
-use uuid::Uuid;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 /// Bytes per device read: more would be faster on a slow device and leave the processor's cache.
@@ -63,7 +64,7 @@ const LOOK_BEHIND: u64 = IN_FLIGHT_MAX as u64 * WRITE_BLOCKS_MAX as u64 * BLOCK;
 /// What the superblock slot says of the log.
 #[derive(Clone, Debug)]
 pub struct ScanConfig {
-    pub uuid: Uuid,
+    pub key: LogKey,
     pub epoch: Epoch,
     pub ring_start: BlockNo,
     pub ring_blocks: u64,
@@ -78,7 +79,7 @@ pub struct ScanConfig {
 pub enum StopReason {
     /// No log write of this image starts there.
     NoWrite,
-    /// The CRC does not match.
+    /// CRC or body hash does not match.
     Torn,
     /// A write of an earlier mount.
     OlderEpoch,
@@ -115,6 +116,7 @@ enum Lap {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Facts {
     header: bool,
+    /// Rule 2, the body hash included.
     crc: bool,
     epoch: Ordering,
     lap: Lap,
@@ -369,8 +371,8 @@ impl<'a> Walk<'a> {
             frames: false,
             durable_above_stop: false,
         };
-        let uuid = self.config.uuid;
-        let Some(header) = WriteHeader::peek(&uuid, self.bytes(at, BLOCK)?) else { return Ok((facts, None)) };
+        let key = self.config.key;
+        let Some(header) = WriteHeader::peek(&key, self.bytes(at, BLOCK)?) else { return Ok((facts, None)) };
         let bytes = header.blocks as u64 * BLOCK;
         if bytes > self.limit.0 - at.0 {
             // Rule 6: it would overlap the place where the walk began.
@@ -378,7 +380,7 @@ impl<'a> Walk<'a> {
         }
         let write = self.bytes(at, bytes)?;
         facts.header = true;
-        facts.crc = WriteHeader::crc_matches(write);
+        facts.crc = header.is_whole(&key, write);
         facts.frames = facts.crc && frames_divide(&header, write);
         facts.epoch = header.epoch.cmp(&self.config.epoch);
         facts.lap = match header.lsn.0.checked_sub(at.0) {

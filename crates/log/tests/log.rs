@@ -43,7 +43,7 @@ fn records_lie_where_append_says_and_come_back_in_order() {
     let log = s.open(Lsn(0), Lsn(0));
     let a = append(&log, b"first");
     let b = append(&log, b"second record");
-    assert_eq!((a.start, a.end, a.write_start), (Lsn(80), Lsn(80 + 4 + 5), Lsn(0)));
+    assert_eq!((a.start, a.end, a.write_start), (Lsn(88), Lsn(88 + 4 + 5), Lsn(0)));
     assert_eq!((b.start, b.end), (a.end, Lsn(a.end.0 + 4 + 13)));
     assert_eq!((log.head_lsn(), log.durable_lsn()), (b.end, Lsn(0)));
     log.force(a.end, ForceCause::Fsync).unwrap();

@@ -43,7 +43,7 @@ fn put(s: &Setup, image: &mut [u8], place: Lsn, header: WriteHeader, record: &[u
     let bytes = buf.as_mut_bytes();
     bytes[HEADER_SIZE..HEADER_SIZE + 4].copy_from_slice(&(record.len() as u32).to_le_bytes());
     bytes[HEADER_SIZE + FRAME_SIZE..HEADER_SIZE + FRAME_SIZE + record.len()].copy_from_slice(record);
-    header.seal(&s.uuid, bytes);
+    header.seal(&s.key, bytes);
     let at = (RING_START * BLOCK + place.0 % (s.ring_blocks * BLOCK)) as usize;
     image[at..at + bytes.len()].copy_from_slice(bytes);
 }
@@ -230,7 +230,7 @@ fn a_full_ring_ends_at_its_end() {
 fn an_error_of_the_visitor_ends_the_scan() {
     let s = written(32, Lsn(0), &[&[10, 10], &[10]]);
     let config = kedge_log::ScanConfig {
-        uuid: s.uuid,
+        key: s.key,
         epoch: s.epoch,
         ring_start: kedge_base::BlockNo(RING_START),
         ring_blocks: s.ring_blocks,

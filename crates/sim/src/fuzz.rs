@@ -37,7 +37,7 @@ pub fn superblock(input: &[u8]) {
         let _ = Superblock::decode(&block, slot, damage::IMAGE / BLOCK_SIZE as u64);
         let _ = Superblock::decode(&input[..len], slot, u64::MAX);
     }
-    if reseal(&mut block) {
+    if reseal(&mut block, &base(0).geometry.log_secret) {
         let medium = base(0).medium.fork();
         for slot in SLOTS {
             put(&medium, slot.byte_offset(), &block);
@@ -53,7 +53,7 @@ pub fn log(input: &[u8]) {
     if let Some((structure, edits)) = one_of(Kind::Log, input) {
         let mut bytes = structure.read(&base(0).medium);
         edit_one(&mut bytes, structure, edits);
-        if let Some(header) = kedge_format::logwrite::WriteHeader::peek(&base(0).geometry.uuid, &bytes) {
+        if let Some(header) = kedge_format::logwrite::WriteHeader::peek(&base(0).geometry.log_key(), &bytes) {
             for (lsn, record) in header.records(&bytes).unwrap_or_default() {
                 let _ = Record::decode(lsn, record);
             }
@@ -71,7 +71,7 @@ pub fn node(input: &[u8]) {
     let Some((structure, edits)) = one_of(Kind::Node, input) else { return };
     let mut bytes = structure.read(&base(input[0]).medium);
     edit_one(&mut bytes, structure, edits);
-    reseal(&mut bytes);
+    reseal(&mut bytes, &base(input[0]).geometry.log_secret);
     let header = NodeView::trusted(&bytes);
     let (addr, generation, level) = (header.addr(), header.generation(), header.level());
     let uuid = base(input[0]).geometry.uuid;

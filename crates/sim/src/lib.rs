@@ -11,6 +11,7 @@ pub mod cases;
 pub mod content;
 pub mod crash;
 pub mod explore;
+pub mod forge;
 pub mod fuzz;
 pub mod generate;
 pub mod model;

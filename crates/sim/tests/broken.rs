@@ -44,6 +44,7 @@ const CHECKS: &[Check] = &[
     ("fsync after eviction", eviction),
     ("an inode deleted while it is read", races::deleted_while_read),
     ("an inode linked while it is read", races::linked_while_read),
+    ("files that forge log writes", kedge_sim::forge::check),
     ("freed blocks on a full image", full_image),
     ("two checkpoints of a wide tree", checkpoints),
     ("writers beside checkpoints", writers),

@@ -104,7 +104,7 @@ fn a_repair_starts_above_every_epoch_in_the_log() {
         records: 0,
     };
     let mut write = IoBuf::zeroed(1);
-    header.seal(&geometry.uuid, write.as_mut_bytes());
+    header.seal(&geometry.log_key(), write.as_mut_bytes());
     let at = geometry.log_start.byte_offset() + tail.0 % geometry.log_bytes();
     device.write(at, &write, false).expect("in range");
     // As after a power failure, so that the log is asked.

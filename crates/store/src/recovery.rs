@@ -123,6 +123,7 @@ impl Store {
     /// Opens an image, replaying its log.
     pub fn open(device: Arc<dyn Device>, clock: Arc<dyn Clock>, options: &OpenOptions) -> Result<Arc<Store>> {
         let (sb, damaged) = read_superblock(&*device)?;
+        sb.check_room()?;
         let read_only = options.read_only || check_features(&sb, options.read_only)?;
         let device: Arc<dyn Device> = if read_only { Arc::new(OverlayDevice::new(device)) } else { device };
         if let Some(e) = &damaged
@@ -156,7 +157,7 @@ fn scan_log(
 ) -> Result<ScanEnd> {
     let (g, c) = (&sb.geometry, &sb.checkpoint);
     let config = ScanConfig {
-        uuid: g.uuid,
+        key: g.log_key(),
         epoch: c.epoch,
         ring_start: g.log_start,
         ring_blocks: g.log_blocks,
@@ -449,7 +450,7 @@ impl Recovery {
             self.clock.clone(),
             flusher.clone(),
             LogConfig {
-                uuid: g.uuid,
+                key: g.log_key(),
                 epoch: self.epoch(),
                 ring_start: g.log_start,
                 ring_blocks: g.log_blocks,

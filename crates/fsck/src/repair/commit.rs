@@ -16,10 +16,8 @@ use kedge_base::{BLOCK_SIZE, BlockNo, Epoch, Error, Generation, Ino, IoBuf, Lsn,
 use kedge_device::Device;
 use kedge_format::alloc::{GROUP_BLOCKS, GroupEntry, bitmap_crc};
 use kedge_format::logwrite::WriteHeader;
-use kedge_format::superblock::{COUNTER_MAX, CheckpointState, Geometry, Superblock};
+use kedge_format::superblock::{CheckpointState, Geometry, OPEN_MAX, Superblock};
 
-/// A position that the log's scan still takes.
-const LSN_MAX: u64 = 1 << 62;
 /// Bytes of a label.
 const LABEL_MAX: usize = 64;
 /// Blocks carried over at once.
@@ -40,17 +38,17 @@ pub(crate) struct New {
 /// The newest epoch of any log write that lies whole in the ring. One that is wrapped around the ring's end is told by its
 /// header and not checked further: to be too careful costs epochs alone.
 fn newest_epoch(device: &dyn Device, g: &Geometry) -> Result<Option<Epoch>> {
-    let mut newest = None;
+    let (key, mut newest) = (g.log_key(), None);
     let mut at = 0;
     while at < g.log_blocks {
         let mut block = IoBuf::zeroed(1);
         device.read(BlockNo(g.log_start.0 + at).byte_offset(), &mut block)?;
         let mut step = 1;
-        if let Some(header) = WriteHeader::peek(&g.uuid, block.as_bytes()) {
+        if let Some(header) = WriteHeader::peek(&key, block.as_bytes()) {
             let blocks = header.blocks as u64;
             let mut write = IoBuf::zeroed(blocks.min(g.log_blocks - at) as usize);
             device.read(BlockNo(g.log_start.0 + at).byte_offset(), &mut write)?;
-            if blocks > g.log_blocks - at || WriteHeader::crc_matches(write.as_bytes()) {
+            if blocks > g.log_blocks - at || header.is_whole(&key, write.as_bytes()) {
                 newest = newest.max(Some(header.epoch));
                 step = blocks;
             }
@@ -115,10 +113,10 @@ impl Job<'_> {
         let base = &self.base_sb.checkpoint;
         // A log write of an epoch above the slot's, whoever made it, would say that a newer slot is lost.
         let newest = newest_epoch(&**self.device, &geometry)?.unwrap_or(base.epoch).max(base.epoch);
-        let epoch = newest.0.checked_add(2).filter(|epoch| *epoch <= COUNTER_MAX);
+        let epoch = newest.0.checked_add(2).filter(|epoch| *epoch <= OPEN_MAX);
         let epoch = epoch.ok_or_else(|| Error::invalid("epochs are used up"))?;
         let head = source.sb.checkpoint.checkpoint_lsn;
-        let lsn = if head.0 > LSN_MAX { Lsn(0) } else { head };
+        let lsn = if head.0 > OPEN_MAX { Lsn(0) } else { head };
         let checkpoint = CheckpointState {
             generation: new.generation,
             root: new.root.block,
@@ -135,7 +133,9 @@ impl Job<'_> {
             written_sec: self.options.clock.now().sec,
             losses: None,
         };
-        Ok(Superblock { geometry, checkpoint })
+        let sb = Superblock { geometry, checkpoint };
+        sb.check_room()?;
+        Ok(sb)
     }
 
     /// Puts what replay wrote in memory, of what has an owner in the end, in its place.

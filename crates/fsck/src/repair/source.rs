@@ -319,11 +319,11 @@ impl<'a> Ring<'a> {
 
     /// A whole log write of this image at a position that is not below an earlier call's.
     fn write_at(&mut self, at: Lsn) -> Result<Option<(WriteHeader, &[u8])>> {
-        let uuid = self.geometry.uuid;
+        let key = self.geometry.log_key();
         let Some(block) = self.bytes(at, BLOCK)? else { return Ok(None) };
-        let Some(header) = WriteHeader::peek(&uuid, block) else { return Ok(None) };
+        let Some(header) = WriteHeader::peek(&key, block) else { return Ok(None) };
         let Some(write) = self.bytes(at, header.blocks as u64 * BLOCK)? else { return Ok(None) };
-        Ok(WriteHeader::crc_matches(write).then_some((header, write)))
+        Ok(header.is_whole(&key, write).then_some((header, write)))
     }
 
     fn bytes(&mut self, at: Lsn, len: u64) -> Result<Option<&[u8]>> {

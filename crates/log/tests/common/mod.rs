@@ -259,7 +259,7 @@ pub const RING_START: u64 = 3;
 pub struct Setup {
     pub device: Arc<MemDevice>,
     pub barrier: Arc<CountingBarrier>,
-    pub uuid: uuid::Uuid,
+    pub key: kedge_format::logwrite::LogKey,
     pub epoch: kedge_base::Epoch,
     pub ring_blocks: u64,
     pub in_flight_max: usize,
@@ -272,7 +272,10 @@ impl Setup {
         Setup {
             device,
             barrier: Arc::default(),
-            uuid: uuid::Uuid::from_u128(7),
+            key: kedge_format::logwrite::LogKey {
+                uuid: uuid::Uuid::from_u128(7),
+                secret: kedge_format::logwrite::LogSecret([9; 16]),
+            },
             epoch: kedge_base::Epoch(1),
             ring_blocks,
             in_flight_max: 4,
@@ -295,7 +298,7 @@ impl Setup {
             Arc::new(kedge_base::SystemClock::default()),
             barrier,
             kedge_log::LogConfig {
-                uuid: self.uuid,
+                key: self.key,
                 epoch: self.epoch,
                 ring_start: kedge_base::BlockNo(RING_START),
                 ring_blocks: self.ring_blocks,
@@ -319,7 +322,7 @@ impl Setup {
         from: kedge_base::Lsn,
     ) -> Result<(kedge_log::ScanEnd, Vec<Found>)> {
         let config = kedge_log::ScanConfig {
-            uuid: self.uuid,
+            key: self.key,
             epoch: self.epoch,
             ring_start: kedge_base::BlockNo(RING_START),
             ring_blocks: self.ring_blocks,

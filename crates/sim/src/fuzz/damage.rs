@@ -13,7 +13,7 @@ use crate::rig;
 use kedge_base::{BLOCK_SIZE, Generation, IoBuf, ManualClock};
 use kedge_device::{Device, MemDevice};
 use kedge_format::alloc::{bitmap_crc, decode_index_block, encode_index_block};
-use kedge_format::logwrite::WriteHeader;
+use kedge_format::logwrite::{HEADER_SIZE, WriteHeader};
 use kedge_format::node::{NODE_SIZE, NodeView};
 use kedge_format::reseal;
 use kedge_format::superblock::{Geometry, SLOTS, Superblock};
@@ -148,7 +148,7 @@ fn structures(medium: &MemDevice, geometry: &Geometry) -> Vec<Structure> {
     let log = geometry.log_start.byte_offset();
     let mut at = 0;
     while at < geometry.log_bytes() {
-        let Some(header) = WriteHeader::peek(&geometry.uuid, &medium.bytes(log + at, BLOCK_SIZE)) else {
+        let Some(header) = WriteHeader::peek(&geometry.log_key(), &medium.bytes(log + at, BLOCK_SIZE)) else {
             at += BLOCK;
             continue;
         };
@@ -156,7 +156,7 @@ fn structures(medium: &MemDevice, geometry: &Geometry) -> Vec<Structure> {
         if at + len as u64 > geometry.log_bytes() {
             break;
         }
-        let used = (80 + header.payload_bytes as usize).min(len);
+        let used = (HEADER_SIZE + header.payload_bytes as usize).min(len);
         found.push(Structure { kind: Kind::Log, at: log + at, len, used: [0..used, 0..0] });
         at += len as u64;
     }
@@ -236,7 +236,7 @@ pub fn damaged(input: &[u8], kinds: &[Kind]) -> MemDevice {
         if flags & flag::UNSEALED == 0 {
             match structure.kind {
                 Kind::Bitmap => reseal_bitmap(base, &medium, structure, &bytes),
-                _ => drop(reseal(&mut bytes)),
+                _ => drop(reseal(&mut bytes, &base.geometry.log_secret)),
             }
         }
         put(&medium, structure.at, &bytes);
