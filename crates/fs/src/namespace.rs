@@ -14,7 +14,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 /// Most names of one inode.
-const LINKS_MAX: u32 = 65_000;
+pub(crate) const LINKS_MAX: u32 = 65_000;
 /// Cookies of "." and ".."; entries' cookies are their slots, which start far above.
 const DOT: u64 = 1;
 const DOT_DOT: u64 = 2;

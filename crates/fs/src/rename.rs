@@ -5,7 +5,7 @@
 
 use crate::core::{Change, Fs};
 use crate::inode::Inode;
-use crate::namespace::{Found, NAME_RECORD_BYTES, check_name, drop_name, lock_dirs, put_dentry};
+use crate::namespace::{Found, LINKS_MAX, NAME_RECORD_BYTES, check_name, drop_name, lock_dirs, put_dentry};
 use crate::{Error, NewName, RenameMode, Result};
 use kedge_base::broken::{self, Variant};
 use kedge_base::{Ino, Timespec};
@@ -199,7 +199,7 @@ impl Fs {
                 entries += victim.is_none() as i64;
                 links += source.is_dir() as i64 - to.is_dir() as i64;
             }
-            change_dir(c, entries, links, now);
+            change_dir(c, entries, links, now)?;
         }
         self.commit(handle, record, &mut changes)?;
         Ok(orphan)
@@ -227,7 +227,7 @@ impl Fs {
                 if ino == to.dir.ino {
                     links += source.is_dir() as i64 - target.is_dir() as i64;
                 }
-                change_dir(c, 0, links, now);
+                change_dir(c, 0, links, now)?;
             }
         }
         self.commit(handle, record, &mut changes)?;
@@ -244,7 +244,10 @@ fn moved(c: &mut Change<'_>, from: &Side<'_>, to: &Side<'_>, now: Timespec) {
     }
 }
 
-fn change_dir(c: &mut Change<'_>, entries: i64, links: i64, now: Timespec) {
+fn change_dir(c: &mut Change<'_>, entries: i64, links: i64, now: Timespec) -> Result<()> {
+    if links > 0 && c.core.nlink >= LINKS_MAX {
+        return Err(Error::TooManyLinks);
+    }
     c.touch(now);
     if entries != 0 {
         c.set(InodeMask::SIZE, |core| core.size = core.size.wrapping_add_signed(entries));
@@ -252,6 +255,7 @@ fn change_dir(c: &mut Change<'_>, entries: i64, links: i64, now: Timespec) {
     if links != 0 {
         c.set(InodeMask::NLINK, |core| core.nlink = core.nlink.wrapping_add_signed(links as i32));
     }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -64,3 +64,26 @@ fn an_attribute_whose_hash_has_no_slot_left_is_refused() {
     let kept = kedge_format::item::Xattr::decode(&behind).unwrap();
     assert_eq!(kept.value, value(first + SLOT_ORDINALS));
 }
+
+#[test]
+fn a_directory_that_is_full_of_directories_takes_no_other() {
+    let (door, _) = crowded(b"new");
+    let mkdir = |dir, name: &[u8]| door.mkdir(dir, name, 0o755, Owner::default());
+    let full = mkdir(Ino::ROOT, b"full").unwrap().ino;
+    let inner = mkdir(full, b"inner").unwrap().ino;
+    let outer = mkdir(Ino::ROOT, b"outer").unwrap().ino;
+    let links = |ino| door.getattr(ino).unwrap().nlink;
+    // As if it had so many: making them takes too long.
+    door.fs.get(full).unwrap().meta.lock().core.nlink = LINKS_MAX;
+    let into = |name: &[u8], mode| door.rename(Ino::ROOT, b"outer", full, name, mode);
+    for result in [mkdir(full, b"one more").map(drop), into(b"one more", RenameMode::Replace)] {
+        assert!(matches!(result, Err(Error::TooManyLinks)), "{result:?}");
+    }
+    assert_eq!(door.lookup(Ino::ROOT, b"outer").unwrap().ino, outer);
+    assert_eq!((links(full), links(Ino::ROOT)), (LINKS_MAX, 4), "a refused rename changes no count");
+    // One directory for another.
+    into(b"inner", RenameMode::Exchange).unwrap();
+    into(b"inner", RenameMode::Replace).unwrap();
+    assert_eq!(door.lookup(full, b"inner").unwrap().ino, inner);
+    assert_eq!((links(full), links(Ino::ROOT)), (LINKS_MAX, 3));
+}

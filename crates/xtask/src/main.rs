@@ -113,25 +113,28 @@ fn tests(steps: &mut Steps) {
     steps.run("tests, at full speed: crash exploration", || {
         tools::cargo(&["test", "--profile", "soak", "-p", "kedge-sim"])
     });
-    steps.run("tests, at full speed: broken engines are caught, refused space and races harm nothing", || {
-        tools::cargo(&[
-            "test",
-            "--profile",
-            "soak",
-            "-p",
-            "kedge-sim",
-            "--features",
-            "broken",
-            "--test",
-            "broken",
-            "--test",
-            "refused",
-            "--test",
-            "races",
-            "--",
-            "--nocapture",
-        ])
-    });
+    steps.run(
+        "tests, at full speed: broken engines are caught, refused space and races harm nothing",
+        || {
+            tools::cargo(&[
+                "test",
+                "--profile",
+                "soak",
+                "-p",
+                "kedge-sim",
+                "--features",
+                "broken",
+                "--test",
+                "broken",
+                "--test",
+                "refused",
+                "--test",
+                "races",
+                "--",
+                "--nocapture",
+            ])
+        },
+    );
     steps.run("tests, at full speed: killed mounts", || {
         tools::cargo(&[
             "test",
