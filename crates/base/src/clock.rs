@@ -1,5 +1,6 @@
 //! Time as a dependency: core crates take a [`Clock`], tests drive a [`ManualClock`].
 
+use rustix::time::{ClockId, clock_gettime};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -18,6 +19,10 @@ pub trait Clock: Send + Sync + 'static {
 }
 
 /// The clocks of the operating system.
+///
+/// Wall-clock time is the kernel's coarse one, which moves once a tick (some milliseconds): the clock that the kernel's own
+/// file systems stamp files with. On a mount, kernel and server stamp files in turn. If the server's clock were the precise
+/// one, it would be ahead of the kernel's by up to a tick, and a file could look older than one that was written before it.
 #[derive(Debug, Clone, Copy)]
 pub struct SystemClock {
     start: std::time::Instant,
@@ -31,13 +36,9 @@ impl Default for SystemClock {
 }
 
 impl Clock for SystemClock {
-    #[allow(clippy::disallowed_methods)]
     fn now(&self) -> Timespec {
-        let now = std::time::SystemTime::now();
-        match now.duration_since(std::time::UNIX_EPOCH) {
-            Ok(d) => Timespec { sec: d.as_secs() as i64, nsec: d.subsec_nanos() },
-            Err(e) => Timespec { sec: -(e.duration().as_secs() as i64) - 1, nsec: 0 },
-        }
+        let now = clock_gettime(ClockId::RealtimeCoarse);
+        Timespec { sec: now.tv_sec, nsec: now.tv_nsec as u32 }
     }
 
     fn monotonic(&self) -> Duration {
