@@ -5,7 +5,8 @@
 //! session                     the threads of one mount
 //! devfuse                     requests from /dev/fuse      (behind the trait in `transport`)
 //! server, dispatch            request → call → reply       (against the trait in `ops`)
-//! seek, control               LSEEK below a writeback cache; control xattrs and ioctls
+//! seek, control               LSEEK below a page cache; control xattrs and ioctls
+//! failures                    requests that failed, counted
 //! abi                         the wire format
 //! sys                         the system calls without a safe wrapper: all `unsafe`
 //! ```
@@ -15,6 +16,7 @@ pub mod abi;
 mod control;
 mod devfuse;
 mod dispatch;
+pub mod failures;
 mod loopdev;
 mod mount;
 mod mountinfo;

@@ -12,9 +12,10 @@
 //!   OPEN that is never sent, and be lost. (Nor without `handle_killpriv`: the kernel would keep set-user-id bits.) (3) An unlinked open file lives until the FORGET behind its last close.
 //! - **Long timeouts**, for attributes, names, and names that do not exist. All changes pass through the kernel, which
 //!   keeps its caches right itself.
-//! - **Writeback cache.** The kernel owns size, mtime and ctime of regular files; it sends the times as a SETATTR of
-//!   times only, which must stay a change of times only below. LSEEK must first get the kernel's dirty pages written
-//!   (the kernel forgets to): see [`crate::seek`].
+//! - **Writeback cache**, if the mount asks for it. The kernel owns size, mtime and ctime of regular files; it sends the
+//!   times as a SETATTR of times only, which must stay a change of times only below, and a WRITE leaves them alone: it may
+//!   come after the SETATTR. Without it the server owns them.
+//! - **LSEEK** must first get the kernel's dirty pages written (the kernel forgets to): see [`crate::seek`].
 //! - **The server clears set-user-id bits** (`handle_killpriv`). Without it the kernel asks for the xattr
 //!   `security.capability` before every write(2). With it the kernel remembers the absence, drops capabilities itself
 //!   (as the xattr is removed through it), and flags the writes and truncates before which the set-user-id and
@@ -28,6 +29,7 @@
 use crate::abi::{self, OPCODES, init, op, op_name};
 use crate::control;
 use crate::dispatch::{Answer, Args, Errno};
+use crate::failures::Failures;
 use crate::ops::Ops;
 use crate::options::FuseOptions;
 use crate::seek::SeekJob;
@@ -52,13 +54,14 @@ pub struct Server<O> {
     pub(crate) ops: Arc<O>,
     pub(crate) transport: Arc<dyn Transport>,
     pub(crate) options: FuseOptions,
-    /// Agreed on with the kernel: LSEEK must flush first.
+    /// Agreed on with the kernel: it keeps size and times of regular files.
     pub(crate) writeback: AtomicBool,
     pub(crate) seeks: mpsc::Sender<SeekJob>,
     /// Taken by DESTROY; what it does is done before umount(2) returns.
     on_destroy: Mutex<Option<OnDestroy>>,
     requests: [Counter; OPCODES],
     requests_unknown: Counter,
+    failures: Arc<Failures>,
     /// The mount's part of `system.kedgefs.info`.
     mount_json: String,
 }
@@ -83,6 +86,7 @@ impl<O: Ops> Server<O> {
             on_destroy: Mutex::new(Some(on_destroy)),
             requests: [const { Counter::new() }; OPCODES],
             requests_unknown: Counter::new(),
+            failures: Arc::default(),
             mount_json,
         };
         (server, jobs)
@@ -96,7 +100,7 @@ impl<O: Ops> Server<O> {
         let opcode = request.header.opcode;
         self.requests.get(opcode as usize).unwrap_or(&self.requests_unknown).inc();
         tracing::trace!(op = op_name(opcode), node = request.header.nodeid, "request");
-        let reply = Reply::new(self.transport.clone(), request);
+        let reply = Reply::new(self.transport.clone(), self.failures.clone(), request);
         // The reply answers EIO when the stack unwinds over it.
         if catch_unwind(AssertUnwindSafe(|| self.dispatch(request, reply, out))).is_err() {
             tracing::error!(
@@ -179,7 +183,7 @@ impl<O: Ops> Server<O> {
         Some(value.into_bytes())
     }
 
-    /// Requests by kind, those that occurred.
+    /// Requests by kind, those that occurred, and those that failed.
     fn requests_json(&self) -> String {
         let mut json = String::from("{\"requests\":{");
         let known = self.requests.iter().enumerate().map(|(i, n)| (op_name(i as u32), n.get()));
@@ -190,7 +194,7 @@ impl<O: Ops> Server<O> {
             write!(json, "{comma}\"{name}\":{count}").expect("strings take any text");
             comma = ",";
         }
-        json.push_str("}}");
+        write!(json, "}},\"failed\":{}}}", self.failures.to_json()).expect("strings take any text");
         json
     }
 

@@ -4,7 +4,8 @@
 //! the log holds no worker: the worker gives the reply away and receives the next request. A reply that is dropped
 //! answers EIO: no error path can leave the caller of a system call waiting forever.
 
-use crate::abi::{InHeader, OutHeader};
+use crate::abi::{InHeader, OutHeader, op_name};
+use crate::failures::Failures;
 use kedge_base::IoBuf;
 use std::io;
 use std::sync::Arc;
@@ -72,14 +73,19 @@ impl Default for RequestBuf {
 #[must_use]
 pub struct Reply {
     transport: Arc<dyn Transport>,
+    failures: Arc<Failures>,
+    opcode: u32,
+    node: u64,
     unique: u64,
     token: u32,
     open: bool,
 }
 
 impl Reply {
-    pub fn new(transport: Arc<dyn Transport>, request: &Request<'_>) -> Reply {
-        Reply { transport, unique: request.header.unique, token: request.token, open: true }
+    /// A failure is counted among `failures`.
+    pub fn new(transport: Arc<dyn Transport>, failures: Arc<Failures>, request: &Request<'_>) -> Reply {
+        let InHeader { opcode, nodeid: node, unique, .. } = request.header;
+        Reply { transport, failures, opcode, node, unique, token: request.token, open: true }
     }
 
     pub fn ok(self, parts: &[&[u8]]) {
@@ -106,6 +112,9 @@ impl Reply {
 
     fn send(mut self, error: i32, parts: &[&[u8]]) {
         self.open = false;
+        if error != 0 {
+            self.failures.note(self.opcode, self.node, -error);
+        }
         report(self.transport.reply(self.token, self.unique, error, parts), self.unique);
     }
 }
@@ -113,7 +122,13 @@ impl Reply {
 impl Drop for Reply {
     fn drop(&mut self) {
         if self.open {
-            tracing::error!(unique = self.unique, "request was dropped unanswered");
+            tracing::error!(
+                op = op_name(self.opcode),
+                node = self.node,
+                unique = self.unique,
+                "request was dropped unanswered"
+            );
+            self.failures.note(self.opcode, self.node, libc::EIO);
             report(self.transport.reply(self.token, self.unique, -libc::EIO, &[]), self.unique);
         }
     }

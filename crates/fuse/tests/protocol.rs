@@ -6,6 +6,7 @@ mod memfs;
 
 use kedge_base::IoBuf;
 use kedge_fuse::abi::{self, InHeader, OutHeader, op};
+use kedge_fuse::failures::Failures;
 use kedge_fuse::transport::{Reply, Request, RequestBuf, Transport};
 use kedge_fuse::{FuseOptions, Server};
 use kedgefs::{Ino, Owner};
@@ -284,9 +285,10 @@ fn a_dropped_reply_is_an_error() {
     let wire = Arc::new(Wire::default());
     let header = InHeader { unique: 7, ..InHeader::new_zeroed() };
     let request = Request { header, body: &[], token: 0 };
-    drop(Reply::new(wire.clone(), &request));
-    Reply::new(wire.clone(), &request).none();
-    Reply::new(wire.clone(), &request).err(libc::EPERM);
+    let failures = Arc::new(Failures::default());
+    drop(Reply::new(wire.clone(), failures.clone(), &request));
+    Reply::new(wire.clone(), failures.clone(), &request).none();
+    Reply::new(wire.clone(), failures.clone(), &request).err(libc::EPERM);
     let replies: Vec<_> = wire.replies.lock().iter().map(|r| (r.0, r.1)).collect();
     assert_eq!(replies, [(7, -libc::EIO), (7, -libc::EPERM)]);
 }
