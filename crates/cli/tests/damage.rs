@@ -296,8 +296,8 @@ fn a_full_image_keeps_what_was_synced_and_empties() {
 }
 
 #[test]
-fn a_full_image_without_the_kernels_cache() {
+fn a_full_image_below_a_writeback_cache() {
     if !no_fuse() {
-        within(Duration::from_secs(300), "full image", || full_image(" -o nowriteback_cache"));
+        within(Duration::from_secs(300), "full image", || full_image(" -o writeback_cache"));
     }
 }

@@ -146,8 +146,8 @@ fn a_large_file_streams_through_a_small_cache() {
 }
 
 #[test]
-fn a_large_file_streams_through_a_small_cache_without_the_kernels() {
+fn a_large_file_streams_through_a_small_cache_below_a_writeback_cache() {
     if !no_fuse() {
-        stream(" -o nowriteback_cache --cache-size 64M", SMALL_CACHE + OVERHEAD);
+        stream(" -o writeback_cache --cache-size 64M", SMALL_CACHE + OVERHEAD);
     }
 }

@@ -3,23 +3,9 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, no_fuse, until, write_and_fsync};
-use rustix::process::{Pid, Signal, kill_process};
+use common::{Place, kill, no_fuse, pid, until, write_and_fsync};
+use rustix::process::{Signal, kill_process};
 use std::fs;
-
-fn pid(place: &Place, dir: &str) -> Pid {
-    let info = place.info(dir);
-    Pid::from_raw(info["mount"]["pid"].as_i64().unwrap() as i32).unwrap()
-}
-
-/// Kills the process that serves the mount and waits until the kernel has noticed.
-fn kill(place: &Place, dir: &str) {
-    kill_process(pid(place, dir), Signal::KILL).unwrap();
-    // Not by stat(2), which the kernel goes on answering from its cache.
-    until("the mount is dead", || {
-        fs::read_dir(place.path(dir)).is_err_and(|e| e.raw_os_error() == Some(libc::ENOTCONN))
-    });
-}
 
 #[test]
 fn create_mount_write_unmount_and_find_it_again() {

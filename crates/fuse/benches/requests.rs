@@ -27,7 +27,7 @@ fn main() {
     };
     let choices = [
         ("defaults", base.clone()),
-        ("no writeback cache", off(|o| o.writeback_cache = false)),
+        ("writeback cache", off(|o| o.writeback_cache = true)),
         ("opens and releases", off(|o| o.no_open = false)),
         ("kernel kills privileges", off(|o| o.handle_killpriv = false)),
         ("one channel", off(|o| o.clone_channels = false)),

@@ -177,6 +177,8 @@ pub mod fopen {
 
 /// [`OpenIn::open_flags`].
 pub const OPEN_KILL_SUIDGID: u32 = 1 << 0;
+/// [`WriteIn::write_flags`]: pages that the kernel writes back from its cache. It ignores a short count then.
+pub const WRITE_CACHE: u32 = 1 << 0;
 /// [`WriteIn::write_flags`].
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 /// [`FsyncIn::fsync_flags`].

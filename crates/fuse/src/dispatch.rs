@@ -423,11 +423,38 @@ impl<O: Ops> Server<O> {
     fn write(&self, node: Ino, args: &mut Args<'_>) -> Answer<abi::WriteOut> {
         let asked: abi::WriteIn = args.take()?;
         let data = args.bytes(asked.size)?;
+        tracing::trace!(
+            node = node.0,
+            offset = asked.offset,
+            size = asked.size,
+            write_flags = asked.write_flags,
+            open_flags = format_args!("{:#o}", asked.flags),
+            "write"
+        );
         if asked.write_flags & abi::WRITE_KILL_SUIDGID != 0 {
             self.drop_privilege(node)?;
         }
-        let size = self.ops.write_with(node, asked.offset, data, WriteMode::default())?;
+        let size = self.ops.write_with(node, asked.offset, data, self.write_mode(&asked))?;
         Ok(abi::WriteOut { size: size as u32, padding: 0 })
+    }
+
+    /// What the kernel expects of a WRITE.
+    ///
+    /// - From its cache (writeback, msync, a store through a shared mapping, whichever cache the mount has): it ignores a
+    ///   short count, and takes the pages for written. So all of it is taken, or the request fails.
+    /// - `O_DIRECT`: the data is on the device before the answer. A short count becomes EIO where the kernel splits the
+    ///   write into requests of which it waits for all; so these fail whole, too, with the errno that is true.
+    /// - With a writeback cache the kernel stamps the file at write(2) already, and sends the stamps in a SETATTR that may
+    ///   overtake the data. So the data leaves them alone.
+    ///
+    /// `O_SYNC` and `O_DSYNC` need nothing here: the kernel sends an FSYNC behind the WRITE.
+    fn write_mode(&self, asked: &abi::WriteIn) -> WriteMode {
+        let direct = asked.flags & libc::O_DIRECT as u32 != 0;
+        let cached = asked.write_flags & abi::WRITE_CACHE != 0;
+        WriteMode::default()
+            .with_whole(cached || direct)
+            .with_through(direct && !cached)
+            .with_keep_times(self.writeback.load(Ordering::Relaxed))
     }
 
     fn fallocate(&self, request: &Request<'_>, args: &mut Args<'_>) -> Answer<()> {
@@ -458,24 +485,24 @@ impl<O: Ops> Server<O> {
         Ok(self.ops.fallocate(node, mode, asked.offset, asked.length)?)
     }
 
+    /// See [`crate::seek`] for the question that is behind this: which pages has the kernel not written yet?
     fn lseek(&self, node: Ino, args: &mut Args<'_>, reply: Reply) {
-        let job = args.take().and_then(|asked: abi::LseekIn| match asked.whence as i32 {
+        let asked = args.take().and_then(|asked: abi::LseekIn| match asked.whence as i32 {
             libc::SEEK_DATA => Ok((asked.offset, SeekKind::Data)),
             libc::SEEK_HOLE => Ok((asked.offset, SeekKind::Hole)),
             _ => Err(EINVAL),
         });
-        match job {
-            Ok((offset, kind)) if self.writeback.load(Ordering::Relaxed) => {
-                // Without the other thread the job comes back in the error, and its reply answers EIO.
-                if self.seeks.send(SeekJob { reply, ino: node, offset, kind }).is_err() {
-                    tracing::error!("nobody serves lseek");
-                }
-            }
-            Ok((offset, kind)) => {
-                let found = self.ops.seek(node, offset, kind).map_err(Errno::from);
-                reply.finish(found.map(|offset| abi::LseekOut { offset }));
-            }
-            Err(e) => reply.err(e.0),
+        let (offset, kind) = match asked {
+            Ok(asked) => asked,
+            Err(e) => return reply.err(e.0),
+        };
+        // A page that is not written yet can only turn a hole into data.
+        if kind == SeekKind::Data && self.ops.seek(node, offset, kind).is_ok_and(|found| found == offset) {
+            return reply.finish(Ok::<_, Errno>(abi::LseekOut { offset }));
+        }
+        // Without the other thread the job comes back in the error, and its reply answers EIO.
+        if self.seeks.send(SeekJob { reply, ino: node, offset, kind }).is_err() {
+            tracing::error!("nobody serves lseek");
         }
     }
 

@@ -20,7 +20,8 @@ pub struct FuseOptions {
     pub workers: Option<usize>,
     /// Gives each worker its own channel to the kernel where that is permitted.
     pub clone_channels: bool,
-    /// The kernel gathers small writes in its page cache and keeps size and times of files that are being written.
+    /// The kernel gathers small writes in its page cache and keeps size and times of files that are being written. Not by
+    /// default: write(2) then succeeds beyond the capacity of the image, since nobody has reserved space for it.
     pub writeback_cache: bool,
     /// Opens and closes take no request. See [`crate::Server`].
     pub no_open: bool,
@@ -44,7 +45,7 @@ impl Default for FuseOptions {
             noexec: false,
             workers: None,
             clone_channels: true,
-            writeback_cache: true,
+            writeback_cache: false,
             no_open: true,
             handle_killpriv: true,
             cache_timeout: Duration::from_secs(3600),

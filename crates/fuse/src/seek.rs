@@ -1,9 +1,11 @@
-//! LSEEK (SEEK_DATA, SEEK_HOLE) below a writeback cache.
+//! LSEEK (SEEK_DATA, SEEK_HOLE) below the kernel's page cache.
 //!
-//! The kernel asks the server where data is without having written its dirty pages: a file of a mebibyte just written
-//! would be a hole, and a copy of it that trusts SEEK_DATA would be empty. Answering ENOSYS is the known way out (the
-//! kernel then takes every file for dense); it costs every sparse file its holes. Instead the server tells the kernel
-//! to invalidate the file's pages from the offset on, which makes it write the dirty ones, and looks then.
+//! The kernel asks the server where data is without having written its dirty pages. Below a writeback cache a file just
+//! written would be a hole; with either cache a store through a shared mapping would be one. A copy that trusts SEEK_DATA
+//! would lose those bytes. Answering ENOSYS is the known way out (the kernel then takes every file for dense); it costs
+//! every sparse file its holes. Instead the server tells the kernel to invalidate the file's pages from the offset on,
+//! which makes it write the dirty ones, and looks then. Where there is data at the very offset, no page that is still to
+//! be written can change the answer: it is given at once.
 //!
 //! The kernel returns from the invalidation when the pages are written: when workers have answered the WRITEs. A worker
 //! that waited there could wait for itself, so these requests have a thread of their own. The LSEEK holds the inode's

@@ -2,11 +2,14 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "../../cli/tests/cases/mapping.rs"]
+mod mapping;
 mod memfs;
 mod mounted;
 
 use kedge_fuse::FuseOptions;
 use kedgefs::{SetAttr, SetTime, Timespec};
+use mapping::Mapping;
 use memfs::MemFs;
 use mounted::{Mounted, both};
 use parking_lot::{Mutex, MutexGuard};
@@ -17,19 +20,23 @@ use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::time::Duration;
 
-/// Both kinds of mount, with and without what may be switched off.
+/// Both kinds of mount, without and with a writeback cache, with and without what may be switched off.
 fn all() -> Vec<FuseOptions> {
     let mut all = both();
     let simple = all.iter().map(|o| FuseOptions {
-        writeback_cache: false,
         no_open: false,
         handle_killpriv: false,
         clone_channels: false,
         ..o.clone()
     });
-    let simple: Vec<_> = simple.collect();
+    let simple: Vec<_> = simple.chain(gathering()).collect();
     all.extend(simple);
     all
+}
+
+/// Both kinds of mount, with a writeback cache.
+fn gathering() -> Vec<FuseOptions> {
+    both().into_iter().map(|o| FuseOptions { writeback_cache: true, ..o }).collect()
 }
 
 fn names(dir: &std::path::Path) -> BTreeSet<String> {
@@ -402,10 +409,51 @@ fn sparse_files() {
     }
 }
 
+/// A store through a shared mapping is data, though the kernel has not written it yet.
+#[test]
+fn stores_through_a_mapping_are_found() {
+    use rustix::fs::SeekFrom::{Data, Hole};
+    for options in all() {
+        let m = Mounted::new(&options);
+        let f =
+            OpenOptions::new().read(true).write(true).create(true).truncate(true).open(m.path("f")).unwrap();
+        f.set_len(1 << 20).unwrap();
+        let mut map = Mapping::of(&f).unwrap();
+        map.store(500_000, b"stored");
+        let block = 500_000 / 4096 * 4096;
+        assert_eq!(rustix::fs::seek(&f, Data(0)), Ok(block), "{options:?}");
+        assert_eq!(rustix::fs::seek(&f, Hole(block)), Ok(block + 4096));
+        map.store(0, b"stored");
+        assert_eq!(rustix::fs::seek(&f, Hole(0)), Ok(4096), "{options:?}");
+        assert_eq!(rustix::fs::seek(&f, Data(0)), Ok(0));
+        map.sync().unwrap();
+        drop(map);
+        drop_caches();
+        assert_eq!(&fs::read(m.path("f")).unwrap()[500_000..500_006], b"stored");
+    }
+}
+
+/// What fails is counted by operation and errno.
+#[test]
+fn failures_are_counted() {
+    for options in both() {
+        let m = Mounted::new(&options);
+        fs::create_dir(m.path("d")).unwrap();
+        fs::write(m.path("d/f"), "x").unwrap();
+        for _ in 0..2 {
+            assert!(fs::remove_dir(m.path("d")).is_err());
+        }
+        assert!(fs::metadata(m.path("none")).is_err());
+        let stats = m.control("system.kedgefs.stats");
+        assert!(stats.contains(r#""RMDIR":{"ENOTEMPTY":2}"#), "{stats}");
+        assert!(!stats.contains(r#""LOOKUP":{"#), "a name that is not there is no failure: {stats}");
+    }
+}
+
 /// Several lseeks at once, each of which needs WRITEs answered, on two workers.
 #[test]
 fn seeks_do_not_starve_workers() {
-    for options in both() {
+    for options in gathering() {
         let m = Mounted::new(&FuseOptions { workers: Some(2), ..options });
         std::thread::scope(|scope| {
             for t in 0..8 {
@@ -456,10 +504,12 @@ fn fsync_holds_no_worker() {
 /// What a writeback cache sends along with an fsync is a change of times only.
 #[test]
 fn flushed_times_are_times_only() {
-    for options in both() {
+    for options in gathering() {
         let m = Mounted::new(&options);
         let mut f = File::create(m.path("f")).unwrap();
         m.fs.take_setattrs();
+        // A tick of the clock later: else the times are the ones that the file was made with.
+        std::thread::sleep(Duration::from_millis(30));
         f.write_all(b"x").unwrap();
         f.sync_all().unwrap();
         let sent = m.fs.take_setattrs();
@@ -476,10 +526,10 @@ fn flushed_times_are_times_only() {
     }
 }
 
-/// write(2) to an open file asks the server nothing.
+/// Below a writeback cache write(2) to an open file asks the server nothing.
 #[test]
 fn writes_are_cached() {
-    for options in both() {
+    for options in gathering() {
         let m = Mounted::new(&options);
         let mut f = File::create(m.path("f")).unwrap();
         f.write_all(b"first").unwrap();

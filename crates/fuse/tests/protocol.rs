@@ -269,9 +269,11 @@ fn init_agrees_on_what_both_have() {
         abi::InitOut::read_from_bytes(&payload).map_err(|_| error)
     };
     let [closed, open] = both();
-    let out = ask(closed, 7, 45, u32::MAX).unwrap();
+    let out = ask(closed.clone(), 7, 45, u32::MAX).unwrap();
     assert_eq!((out.major, out.minor, out.max_write, out.max_pages), (7, abi::MINOR, 1 << 20, 256));
-    assert_ne!(out.flags & abi::init::WRITEBACK_CACHE, 0);
+    assert_eq!(out.flags & abi::init::WRITEBACK_CACHE, 0, "not the default");
+    let gathers = FuseOptions { writeback_cache: true, ..closed.clone() };
+    assert_ne!(ask(gathers, 7, 45, u32::MAX).unwrap().flags & abi::init::WRITEBACK_CACHE, 0);
     assert_eq!(out.flags & abi::init::ATOMIC_O_TRUNC, 0, "would lose O_TRUNC");
     assert_ne!(ask(open.clone(), 7, 45, u32::MAX).unwrap().flags & abi::init::ATOMIC_O_TRUNC, 0);
     assert_eq!(ask(open.clone(), 7, 31, 1).unwrap().flags, 1);

@@ -126,9 +126,10 @@ fn run_all(cases: Vec<Case>, options: &'static str) {
     assert!(failures.is_empty(), "{} cases fail:\n{}", failures.len(), failures.join("\n\n"));
 }
 
-/// Without the kernel's write-back cache, stores through a mapping are still in the kernel's pages until somebody syncs them.
+/// Below a writeback cache all bytes are in the kernel's pages until somebody syncs them, not those alone that were stored
+/// through a mapping.
 #[test]
-fn bytes_alone_hold_without_the_write_back_cache_too() {
+fn bytes_alone_hold_below_a_writeback_cache_too() {
     if no_fuse() {
         return;
     }
@@ -136,7 +137,7 @@ fn bytes_alone_hold_without_the_write_back_cache_too() {
     let cases: Vec<Case> =
         cases.into_iter().filter(|case| ["mapped", "overwrite"].contains(&&*case.test)).collect();
     assert_eq!(cases.len(), 10);
-    run_all(cases, "commit=300,nowriteback_cache");
+    run_all(cases, "commit=300,writeback_cache");
 }
 
 /// The operation that the cases left out need is refused as an operation that does not exist.

@@ -1,7 +1,7 @@
 //! Runs the program as a user would.
 #![allow(dead_code, clippy::unwrap_used)]
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use std::ffi::OsStr;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -169,6 +169,20 @@ pub fn no_fuse() -> bool {
         eprintln!("KEDGE_NO_FUSE=1: left out");
     }
     no
+}
+
+pub fn pid(place: &Place, dir: &str) -> Pid {
+    let info = place.info(dir);
+    Pid::from_raw(info["mount"]["pid"].as_i64().unwrap() as i32).unwrap()
+}
+
+/// Kills the process that serves the mount and waits until the kernel has noticed.
+pub fn kill(place: &Place, dir: &str) {
+    kill_process(pid(place, dir), Signal::KILL).unwrap();
+    // Not by stat(2) or by opening the directory, which the kernel goes on answering by itself.
+    until("the mount is dead", || {
+        rustix::fs::statfs(place.path(dir)).is_err_and(|e| e == rustix::io::Errno::NOTCONN)
+    });
 }
 
 /// Waits for what another process is about to do.

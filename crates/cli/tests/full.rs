@@ -1,0 +1,164 @@
+//! An image without room, through the mount: whoever is told that data is durable finds it again.
+//!
+//! Files with holes are made first, then the image is filled. What is then written to a hole cannot all be kept, so the
+//! call that promises durability must fail, whichever it is and whichever cache the mount has. The kernel writes its
+//! cached pages back in requests whose short answers it ignores: an engine that answers short there loses data silently.
+
+#![allow(clippy::unwrap_used)]
+
+#[path = "common/mod.rs"]
+mod common;
+#[path = "cases/mapping.rs"]
+mod mapping;
+
+use common::{Place, no_fuse};
+use mapping::Mapping;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+
+const MIB: usize = 1 << 20;
+/// Bytes of a file that O_DIRECT takes: aligned.
+const BLOCK: usize = 4096;
+
+/// How a program makes sure of what it wrote.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Promise {
+    Fsync,
+    Fdatasync,
+    Syncfs,
+    OpenSync,
+    OpenDsync,
+    Direct,
+    Msync,
+}
+
+const PROMISES: [Promise; 7] = [
+    Promise::Fsync,
+    Promise::Fdatasync,
+    Promise::Syncfs,
+    Promise::OpenSync,
+    Promise::OpenDsync,
+    Promise::Direct,
+    Promise::Msync,
+];
+
+/// A buffer that O_DIRECT takes.
+fn aligned(len: usize, byte: u8) -> kedge_base::IoBuf {
+    let mut buf = kedge_base::IoBuf::zeroed(len / BLOCK);
+    buf.as_mut_bytes().fill(byte);
+    buf
+}
+
+/// Writes until there is no room, in ever smaller steps.
+fn fill(path: &Path) {
+    let file = OpenOptions::new().create(true).append(true).custom_flags(libc::O_DIRECT).open(path).unwrap();
+    for step in [MIB, 16 * BLOCK, BLOCK] {
+        let buf = aligned(step, 0xee);
+        loop {
+            match (&file).write(buf.as_bytes()) {
+                Ok(n) if n > 0 => {}
+                Ok(_) => panic!("a write of nothing"),
+                Err(e) => {
+                    assert_eq!(e.raw_os_error(), Some(libc::ENOSPC), "{e}");
+                    break;
+                }
+            }
+        }
+    }
+    file.sync_all().unwrap();
+}
+
+/// Writes `bytes` at `offset` as one who checks every answer would. `Ok`: all of it is durable.
+fn keep(path: &Path, promise: Promise, offset: u64, bytes: &kedge_base::IoBuf) -> io::Result<()> {
+    let flags = match promise {
+        Promise::OpenSync => libc::O_SYNC,
+        Promise::OpenDsync => libc::O_DSYNC,
+        Promise::Direct => libc::O_DIRECT,
+        _ => 0,
+    };
+    let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)?;
+    if promise == Promise::Msync {
+        let mut map = Mapping::of(&file)?;
+        map.store(offset as usize, bytes.as_bytes());
+        return map.sync();
+    }
+    let mut done = 0;
+    while done < bytes.len() {
+        done += file.write_at(&bytes.as_bytes()[done..], offset + done as u64)?;
+    }
+    match promise {
+        Promise::Fsync | Promise::Direct => file.sync_all(),
+        Promise::Fdatasync => file.sync_data(),
+        Promise::Syncfs => Ok(rustix::fs::syncfs(&file)?),
+        _ => Ok(()),
+    }
+}
+
+fn full_image(options: &str) {
+    let place = Place::new();
+    place.run("mkfs --size 64M --log-size 4M disk.kedge").ok();
+    place.run(&format!("mount --create 64M {options} disk.kedge mnt")).ok();
+    let path = |promise| place.path(&format!("mnt/{promise:?}"));
+    for promise in PROMISES {
+        // There is room for the beginning of what will be written: a request could be answered short.
+        let file = File::create(path(promise)).unwrap();
+        file.write_all_at(&[b'0'; 16 * BLOCK], 0).unwrap();
+        file.set_len(MIB as u64).unwrap();
+    }
+    std::fs::write(place.path("mnt/log"), [b'l'; 6000]).unwrap();
+    rustix::fs::syncfs(File::open(place.path("mnt")).unwrap()).unwrap();
+    fill(&place.path("mnt/filler"));
+
+    // A log that grows: whoever is told by write(2) or fsync(2) of all of it, finds it.
+    let mut log = OpenOptions::new().append(true).open(place.path("mnt/log")).unwrap();
+    let mut length = 6000;
+    let told = log.write(&[b'm'; 500_000]).and_then(|n| {
+        length += n;
+        log.sync_all()
+    });
+    println!("{options}: append {told:?}, {length} bytes");
+    if !options.contains("-o writeback_cache") {
+        assert!(length < 500_000, "write(2) counts what there is room for");
+    }
+    let mut kept = Vec::new();
+    for (promise, byte) in PROMISES.into_iter().zip(b'A'..) {
+        let bytes = aligned(MIB / 2, byte);
+        match keep(&path(promise), promise, 0, &bytes) {
+            Ok(()) => kept.push((promise, bytes)),
+            Err(e) => assert_eq!(e.raw_os_error(), Some(libc::ENOSPC), "{options} {promise:?}: {e}"),
+        }
+    }
+    drop(log);
+    common::kill(&place, "mnt");
+    place.run(&format!("mount {options} disk.kedge mnt")).ok();
+    if told.is_ok() {
+        assert_eq!(std::fs::metadata(place.path("mnt/log")).unwrap().len(), length as u64, "{options}: log");
+    }
+    for (promise, bytes) in &kept {
+        let now = std::fs::read(path(*promise)).unwrap();
+        assert!(&now[..bytes.len()] == bytes.as_bytes(), "{options} {promise:?}: success, and data lost");
+    }
+    assert!(
+        kept.is_empty(),
+        "{options}: there was no room for {:?}",
+        kept.iter().map(|k| k.0).collect::<Vec<_>>()
+    );
+    assert!(!options.contains("-o writeback_cache") || told.is_err(), "there was no room for 500,000 bytes");
+    place.unmount_and_check("disk.kedge");
+}
+
+#[test]
+fn a_full_image_tells_write() {
+    if !no_fuse() {
+        full_image("-o nowriteback_cache");
+    }
+}
+
+#[test]
+fn a_full_image_tells_fsync_of_a_writeback_cache() {
+    if !no_fuse() {
+        full_image("-o writeback_cache");
+    }
+}
