@@ -501,12 +501,11 @@ impl Fs {
             let now = self.now();
             let mut changes = self.lock_metas(&[&**inode]);
             let c = &mut changes[0];
-            c.set(InodeMask::CTIME, |core| core.ctime = now);
+            c.touch(now);
             if fresh > 0 {
                 c.set(InodeMask::BLOCKS, |core| core.blocks += fresh);
             }
             if grows {
-                c.touch(now);
                 c.set(InodeMask::SIZE, |core| core.size = end);
             }
             self.commit(&mut handle, record, &mut changes)?;

@@ -11,7 +11,20 @@ use std::thread::JoinHandle;
 
 /// Tests that need FUSE fail without it, lest nobody notice that they do not run, unless told so.
 pub fn no_fuse() -> bool {
-    std::env::var_os("KEDGE_NO_FUSE").is_some_and(|v| v == "1")
+    let no = std::env::var_os("KEDGE_NO_FUSE").is_some_and(|v| v == "1");
+    if no {
+        skip("KEDGE_NO_FUSE=1");
+    }
+    no
+}
+
+/// Says loudly that a test, or a part of it, does not run. Past the test harness, which would keep it to itself: whoever
+/// runs the tests counts these lines.
+pub fn skip(why: &str) {
+    use std::io::Write;
+    let thread = std::thread::current();
+    let line = format!("KEDGE-SKIP: {}: {why}\n", thread.name().unwrap_or("a test"));
+    io::stderr().write_all(line.as_bytes()).unwrap();
 }
 
 pub struct Mounted {
@@ -94,6 +107,7 @@ pub fn both() -> Vec<FuseOptions> {
     if rustix::process::geteuid().is_root() {
         vec![FuseOptions { privileged: Some(true), ..FuseOptions::default() }, plain]
     } else {
+        skip("the privileged half needs root");
         vec![plain]
     }
 }
