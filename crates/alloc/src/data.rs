@@ -102,6 +102,12 @@ impl Alloc {
         (self.space.available() + pool.surplus * NODE_BLOCKS).saturating_sub(lack)
     }
 
+    /// What [`Alloc::available_data`] would be if all records, and then a checkpoint, were durable.
+    pub(crate) fn available_soon(&self) -> u64 {
+        let lack = if self.refill_stuck.load(SeqCst) { 0 } else { self.pool.counts().lack * NODE_BLOCKS };
+        (self.available_after_checkpoint() + self.pending.blocks()).saturating_sub(lack)
+    }
+
     /// What [`Alloc::available_data`] would be if a checkpoint of now were durable.
     pub fn available_after_checkpoint(&self) -> u64 {
         self.space.available() + self.pool.surplus_after_checkpoint() * NODE_BLOCKS

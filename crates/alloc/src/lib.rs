@@ -126,6 +126,9 @@ pub struct FreeCounts {
     pub reserved: u64,
     /// Blocks that data could still reserve, those the pool would spare included.
     pub available: u64,
+    /// The same once what records have freed is durable and a checkpoint has given back the nodes that it can: what a caller
+    /// gets who waits for that.
+    pub available_soon: u64,
     /// Data blocks freed by records that are not durable.
     pub pending_data: u64,
     /// Node slots that wait for a checkpoint.
@@ -254,6 +257,7 @@ impl Alloc {
             owned_free: self.owned_free.load(SeqCst),
             reserved,
             available: self.available_data(),
+            available_soon: self.available_soon(),
             pending_data: self.pending.blocks(),
             pending_nodes: pool.deferred,
             pool: pool.slots,

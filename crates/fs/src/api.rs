@@ -360,14 +360,18 @@ impl FileSystem {
     }
 
     /// Space and inodes, used and free.
+    ///
+    /// Blocks are free that no file and no node has or is promised, those too that were freed a moment ago and wait for the
+    /// log or a checkpoint. Available are those of them that data can have: some are kept for nodes.
     pub fn statfs(&self) -> StatFs {
         let counts = self.fs.store.alloc().free_counts();
-        let available = self.fs.store.alloc().available_data();
+        let free = counts.owned_free.saturating_sub(counts.reserved);
+        let available = counts.available_soon.min(free);
         let inodes = self.fs.store.inode_count();
         StatFs {
             block_size: BLOCK_SIZE as u32,
             blocks: self.fs.store.geometry().total_blocks,
-            blocks_free: counts.free,
+            blocks_free: free,
             blocks_available: available,
             // Inodes are made as needed: as many more as there is room for their items.
             inodes: inodes + available * 8,

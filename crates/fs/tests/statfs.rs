@@ -1,0 +1,69 @@
+//! What statfs says is so: of a new image, while data waits for its place, and right after a file is deleted.
+
+#![allow(clippy::unwrap_used)]
+
+use kedge_device::MemDevice;
+use kedgefs::{FileSystem, FormatOptions, Ino, ManualClock, MountOptions, Owner};
+use std::sync::Arc;
+
+const BLOCKS: u64 = 2048;
+/// A file's own cost beside its data: some nodes.
+const SLACK: u64 = 64;
+
+fn new() -> FileSystem {
+    let (device, clock) = (Arc::new(MemDevice::new(64 << 20)), Arc::new(ManualClock::default()));
+    FileSystem::format(device.clone(), clock.clone(), &FormatOptions::default()).unwrap();
+    FileSystem::open(device, clock, MountOptions::default()).unwrap()
+}
+
+/// Free and available blocks.
+fn room(fs: &FileSystem) -> (u64, u64) {
+    let st = fs.statfs();
+    assert!(st.blocks_available <= st.blocks_free, "{st:?}");
+    assert!(st.blocks_free <= st.blocks, "{st:?}");
+    assert!(st.inodes_free <= st.inodes, "{st:?}");
+    (st.blocks_free, st.blocks_available)
+}
+
+#[test]
+fn free_space_is_told_at_once() {
+    let fs = new();
+    let (free, available) = room(&fs);
+    assert!(available > free / 2, "{available} of {free} blocks");
+    let file = fs.create(Ino::ROOT, b"file", 0o644, Owner::default()).unwrap();
+    fs.write(file.ino, 0, &vec![1; (BLOCKS * 4096) as usize]).unwrap();
+    // Delayed allocation: promised is not free.
+    let is_used = |when: &str| {
+        let (free_now, available_now) = room(&fs);
+        for (then, now) in [(free, free_now), (available, available_now)] {
+            let used = then.saturating_sub(now);
+            assert!((BLOCKS..BLOCKS + SLACK).contains(&used), "{when}: {used} blocks used");
+        }
+    };
+    is_used("written");
+    fs.fsync(file.ino, false).unwrap();
+    is_used("synced");
+    fs.checkpoint().unwrap();
+    is_used("after a checkpoint");
+    // No sync, no write and no other operation behind it.
+    fs.unlink(Ino::ROOT, b"file").unwrap();
+    let (free_now, available_now) = room(&fs);
+    assert!(free_now + SLACK >= free, "{free_now} of {free} blocks are free again");
+    assert!(available_now + SLACK >= available, "{available_now} of {available} blocks are available again");
+    // And it is true: all that was said to be there can be had.
+    let file = fs.create(Ino::ROOT, b"all", 0o644, Owner::default()).unwrap();
+    let bytes = vec![2; 1 << 20];
+    let mut at = 0;
+    while at / 4096 + 256 <= available_now {
+        assert_eq!(
+            fs.write(file.ino, at, &bytes).unwrap(),
+            bytes.len(),
+            "at block {} of {available_now}",
+            at / 4096
+        );
+        at += bytes.len() as u64;
+    }
+    fs.fsync(file.ino, false).unwrap();
+    room(&fs);
+    fs.close().unwrap();
+}
