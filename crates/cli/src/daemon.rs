@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail};
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -47,11 +48,21 @@ pub fn spawn(args: &[&OsStr], log_file: Option<&Path>) -> Result<()> {
 }
 
 fn open_log(path: &Path) -> Result<File> {
-    OpenOptions::new()
+    // Where others may write, too, the name may be theirs: a link to any file, which would get our
+    // lines, or a pipe, which would keep us waiting for a reader.
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
+    let file = OpenOptions::new()
         .append(true)
         .create(true)
+        .mode(0o600)
+        .custom_flags(flags)
         .open(path)
-        .with_context(|| format!("open the log file {}", path.display()))
+        .with_context(|| format!("open the log file {}", path.display()))?;
+    let meta = file.metadata().with_context(|| format!("open the log file {}", path.display()))?;
+    if !meta.is_file() || meta.nlink() != 1 || meta.uid() != rustix::process::geteuid().as_raw() {
+        bail!("the log file {} must be a regular file of your own, with one name", path.display());
+    }
+    Ok(file)
 }
 
 /// The side of the process that [`spawn`] started.

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 use kedge_base::BLOCK_SIZE;
 use kedgefs::FormatOptions;
 use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -70,6 +71,10 @@ pub fn create(path: &Path, size: u64, options: &FormatOptions) -> Result<()> {
     };
     let dir = path.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let temporary = dir.join(format!(".{}.{}.new", name.to_string_lossy(), std::process::id()));
+    // A name that is there already is somebody else's, perhaps a link to a file that would be
+    // overwritten.
+    let new = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary);
+    new.with_context(|| format!("create {}", path.display()))?;
     let made = engine::create(&temporary, size, options).and_then(|()| publish(&temporary, path, dir));
     if made.is_err() && temporary.exists() {
         fs::remove_file(&temporary).with_context(|| format!("remove {}", temporary.display()))?;
@@ -125,3 +130,7 @@ fn extend(path: &Path, size: u64) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+#[path = "mkfs_tests.rs"]
+mod tests;

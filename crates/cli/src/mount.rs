@@ -103,9 +103,9 @@ fn prepare(args: &Args, words: &MountWords) -> Result<()> {
     if let Some(mount) = mounts::of_image(&args.image)? {
         bail!("{} is in use: it is mounted on {}", args.image.display(), mount.dir.display());
     }
-    match std::fs::metadata(&args.dir) {
-        Ok(meta) if meta.is_dir() => Ok(()),
-        Ok(_) => bail!("mount point {} is not a directory", args.dir.display()),
+    match kedge_fuse::is_dir(&args.dir).map_err(std::io::Error::from) {
+        Ok(true) => Ok(()),
+        Ok(false) => bail!("mount point {} is not a directory", args.dir.display()),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound && args.create.is_some() => {
             std::fs::create_dir(&args.dir)
                 .with_context(|| format!("create mount point {}", args.dir.display()))

@@ -1,8 +1,11 @@
 //! Which mount is meant, and what it says of itself in extended attributes.
+//!
+//! Mounts that other users made with their own servers are neither believed nor touched:
+//! `kedge_fuse`'s module `mountinfo` says which. Only the caller's own wish, a path on the command
+//! line, leads there.
 
 use anyhow::{Context, Result, bail};
 use kedge_fuse::MountEntry;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// JSON with identity, geometry and options.
@@ -37,7 +40,7 @@ pub fn refuse_busy(dir: &Path) -> Result<()> {
 
 /// Where an image is mounted, by whatever file system, and somebody answers.
 pub fn of_image(image: &Path) -> Result<Option<MountEntry>> {
-    for mount in all_of_image(image) {
+    for mount in kedge_fuse::mounts_of(image) {
         if !is_dead(&mount.dir)? {
             return Ok(Some(mount));
         }
@@ -48,7 +51,8 @@ pub fn of_image(image: &Path) -> Result<Option<MountEntry>> {
 /// Detaches the dead mounts on a directory and of an image: nothing can come of them but a new mount.
 pub fn detach_dead(dir: &Path, image: &Path) -> Result<()> {
     let here = if is_dead(dir)? { Some(resolve(dir)?) } else { None };
-    for dir in here.into_iter().chain(all_of_image(image).into_iter().map(|m| m.dir)) {
+    let others = kedge_fuse::mounts_of(image).into_iter().filter(MountEntry::is_kedgefs).map(|m| m.dir);
+    for dir in here.into_iter().chain(others) {
         // The second look: both may be the same mount.
         if is_dead(&dir)? {
             tracing::warn!("{}: detaching the mount of a process that died", dir.display());
@@ -56,19 +60,6 @@ pub fn detach_dead(dir: &Path, image: &Path) -> Result<()> {
         }
     }
     Ok(())
-}
-
-fn all_of_image(image: &Path) -> Vec<MountEntry> {
-    let Ok(wanted) = std::fs::metadata(image) else { return Vec::new() };
-    let is_wanted = |path: &Path| {
-        // A relative or made-up source ("tmpfs") names no file of ours.
-        path.is_absolute()
-            && std::fs::metadata(path).is_ok_and(|found| {
-                let same_file = (found.dev(), found.ino()) == (wanted.dev(), wanted.ino());
-                same_file || (found.file_type().is_block_device() && found.rdev() == wanted.rdev())
-            })
-    };
-    kedge_fuse::mounts().into_iter().filter(|m| is_wanted(&m.source) || is_wanted(&m.image())).collect()
 }
 
 /// The absolute path without symlinks, without asking the directory itself, which may be a dead mount.
@@ -85,11 +76,16 @@ pub fn resolve(dir: &Path) -> Result<PathBuf> {
 }
 
 /// Whether `dir` is the mount point of a KedgeFS mount whose process has died. Asks for an attribute that only the process
-/// can answer: stat(2) the kernel would answer from its cache.
+/// can answer: stat(2) the kernel would answer from its cache. A foreign mount is nobody's here to
+/// detach, and is not asked, nor is anything that lies in one.
 pub fn is_dead(dir: &Path) -> Result<bool> {
+    // A directory that is not there is for others to judge.
+    let Ok(dir) = resolve(dir) else { return Ok(false) };
+    if !kedge_fuse::mount_at(&dir).is_some_and(|m| m.is_kedgefs()) || kedge_fuse::asks_strangers(&dir) {
+        return Ok(false);
+    }
     let mut value = [0; 64];
-    let gone = rustix::fs::getxattr(dir, XATTR_PID, &mut value[..]) == Err(rustix::io::Errno::NOTCONN);
-    Ok(gone && at(dir)?.is_some_and(|m| m.is_kedgefs()))
+    Ok(rustix::fs::getxattr(&dir, XATTR_PID, &mut value[..]) == Err(rustix::io::Errno::NOTCONN))
 }
 
 /// An attribute of a mount's root.

@@ -29,6 +29,13 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if !mount.is_kedgefs() {
         bail!("{} is a mount of {}, not of KedgeFS", args.dir.display(), mount.kind);
     }
+    if mount.is_foreign() {
+        // What it says of its image and its process is somebody else's word: nothing to look at,
+        // nothing to wait for.
+        tracing::info!("{}: a mount of user {:?}, who closes the image", dir.display(), mount.owner);
+        engine::unmount(&dir, false)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let image = mount.image();
     if mounts::is_dead(&dir)? {
         engine::unmount(&dir, true)?;

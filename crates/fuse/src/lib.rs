@@ -28,8 +28,8 @@ mod session;
 mod sys;
 pub mod transport;
 
-pub use mount::{MountError, become_io_flusher, mount, unmount};
-pub use mountinfo::{MountEntry, mount_at, mounts, mounts_of};
+pub use mount::{MountError, become_io_flusher, is_dir, mount, unmount};
+pub use mountinfo::{MountEntry, asks_strangers, mount_at, mounts, mounts_of};
 pub use ops::{Done, Ops};
 pub use options::FuseOptions;
 pub use server::Server;

@@ -5,6 +5,7 @@ use rustix::fd::AsFd;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// How often another process may snatch the device that was free.
@@ -26,6 +27,26 @@ pub fn attach(image: &Path, read_only: bool) -> io::Result<(PathBuf, File)> {
         }
     }
     Err(io::Error::other("other processes took every free loop device"))
+}
+
+/// Whether the block device of this number (`major:minor`) is a loop device that is attached to the
+/// image. Its inode is compared; where the device cannot be opened, for want of privilege, the path
+/// that the kernel tells.
+pub fn backs(number: &str, image: &Path, meta: &std::fs::Metadata) -> bool {
+    if !meta.is_file() {
+        return false;
+    }
+    let entry = PathBuf::from(format!("/sys/dev/block/{number}"));
+    if !entry.join("loop").is_dir() {
+        return false;
+    }
+    let Ok(link) = std::fs::read_link(&entry) else { return false };
+    let Some(name) = link.file_name() else { return false };
+    let node = Path::new("/dev").join(name);
+    match File::open(&node).and_then(|device| sys::loop_backing(&device)) {
+        Ok(inode) => inode == (meta.dev(), meta.ino()),
+        Err(_) => backing_file(&node).is_some_and(|path| path == image),
+    }
 }
 
 /// The file that a loop device is attached to, as the kernel knows its path.

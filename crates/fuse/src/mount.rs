@@ -15,6 +15,7 @@ use crate::session::{MountPoint, MountedSession};
 use crate::sys;
 use crate::{abi, loopdev};
 use rustix::fd::OwnedFd;
+use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{
@@ -73,7 +74,7 @@ pub fn mount(image: &Path, dir: &Path, options: &FuseOptions) -> Result<MountedS
     let image =
         fs::canonicalize(image).map_err(|error| MountError::Image { image: image.to_owned(), error })?;
     // Before the mount point is looked at: it may be the image's own, which nobody serves yet.
-    if let Some(taken) = mountinfo::mounts_of(&image).into_iter().next() {
+    if let Some(taken) = mountinfo::mounts_of(&image).into_iter().find(|entry| entry.is_kedgefs()) {
         return Err(MountError::AlreadyMounted { image, dir: taken.dir });
     }
     let dir = check_mount_point(dir)?;
@@ -131,7 +132,19 @@ fn check_mount_point(dir: &Path) -> Result<PathBuf, MountError> {
         _ => MountError::MountPoint { dir: dir.to_owned(), error },
     };
     let real = fs::canonicalize(dir).map_err(fail)?;
-    if fs::metadata(&real).map_err(fail)?.is_dir() { Ok(real) } else { Err(MountError::NotDirectory(real)) }
+    if !mountinfo::asks_strangers(&real) {
+        // A dead mount of ours tells so.
+        fs::metadata(&real).map_err(fail)?;
+    }
+    if is_dir(&real).map_err(|e| fail(e.into()))? { Ok(real) } else { Err(MountError::NotDirectory(real)) }
+}
+
+/// Whether a path is a directory, without asking the server of a mount that may lie there: one that
+/// hangs would hang us.
+pub fn is_dir(path: &Path) -> Result<bool, Errno> {
+    let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
+    let found = statx(CWD, path, flags, StatxFlags::TYPE)?;
+    Ok(FileType::from_raw_mode(found.stx_mode.into()).is_dir())
 }
 
 fn mount_privileged(

@@ -1,8 +1,27 @@
 //! Which images are mounted where, by `/proc/self/mountinfo`.
+//!
+//! # What is believed
+//! With the set-user-id helper anybody can mount a FUSE server of their own and let it name any
+//! source. So:
+//! 1. A mount on a block device has that device's number, which the kernel puts there. The image is
+//!    that device, or the file whose inode a loop device is attached to. Device numbers and inodes
+//!    are compared, never paths. Only root makes such mounts.
+//! 2. File systems that have no number of a block device (btrfs) are believed their source, if it
+//!    lies in `/dev`: only root mounts them, too.
+//! 3. A FUSE mount without a block device is believed its source if root or the caller made it
+//!    (`user_id`, which the kernel tells), and the source is the image's own canonical path: that
+//!    names no file of somebody else's on the way.
+//! 4. All other FUSE mounts are *foreign*: nothing that they say counts, and nobody looks into
+//!    them. A server that does not answer holds up whoever asks, for ever.
+//!
+//! None of this keeps two mounts from one image: the lock on the image does. This tells who holds
+//! it.
 
 use crate::loopdev;
+use rustix::fs::{major, minor};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// One line of the mount table.
@@ -14,6 +33,8 @@ pub struct MountEntry {
     /// File system type, with the subtype behind a dot.
     pub kind: String,
     pub source: PathBuf,
+    /// The user who made a FUSE mount.
+    pub owner: Option<u32>,
 }
 
 impl MountEntry {
@@ -22,7 +43,31 @@ impl MountEntry {
         matches!(self.kind.as_str(), "fuseblk.kedgefs" | "fuse.kedgefs")
     }
 
-    /// The image behind it.
+    /// A FUSE mount that neither root nor the caller made.
+    pub fn is_foreign(&self) -> bool {
+        let plain = self.kind == "fuse" || self.kind.starts_with("fuse.");
+        plain && !self.owner.is_some_and(|owner| owner == 0 || owner == rustix::process::geteuid().as_raw())
+    }
+
+    /// Whether the image, whose canonical path and attributes these are, is behind it: see the
+    /// module.
+    fn holds(&self, image: &Path, meta: &std::fs::Metadata) -> bool {
+        if self.kind == "fuse" || self.kind.starts_with("fuse.") {
+            return self.is_kedgefs() && !self.is_foreign() && self.source == image;
+        }
+        let mut devices: Vec<String> = vec![self.device.clone()];
+        if self.source.starts_with("/dev")
+            && let Ok(source) = std::fs::metadata(&self.source)
+            && source.file_type().is_block_device()
+        {
+            devices.push(format!("{}:{}", major(source.rdev()), minor(source.rdev())));
+        }
+        let itself = meta.file_type().is_block_device();
+        let itself = itself.then(|| format!("{}:{}", major(meta.rdev()), minor(meta.rdev())));
+        devices.iter().any(|device| itself.as_ref() == Some(device) || loopdev::backs(device, image, meta))
+    }
+
+    /// What it says is the image behind it. Of a foreign mount that is a word and no more.
     pub fn image(&self) -> PathBuf {
         loopdev::backing_file(&self.source).unwrap_or_else(|| self.source.clone())
     }
@@ -39,9 +84,16 @@ pub fn mounts() -> Vec<MountEntry> {
     }
 }
 
-/// The mounts of an image, named by its canonical path.
+/// The mounts of an image, by whatever file system, so far as they can be believed.
 pub fn mounts_of(image: &Path) -> Vec<MountEntry> {
-    mounts().into_iter().filter(|entry| entry.is_kedgefs() && entry.image() == image).collect()
+    let Ok(image) = image.canonicalize() else { return Vec::new() };
+    let Ok(meta) = std::fs::metadata(&image) else { return Vec::new() };
+    mounts().into_iter().filter(|entry| entry.holds(&image, &meta)).collect()
+}
+
+/// Whether a lookup of `dir`, an absolute path, could ask the server of a foreign mount.
+pub fn asks_strangers(dir: &Path) -> bool {
+    mounts().iter().any(|entry| entry.is_foreign() && dir.starts_with(&entry.dir))
 }
 
 /// The topmost mount on a directory, named by its canonical path.
@@ -57,11 +109,15 @@ fn parse(line: &[u8]) -> Option<MountEntry> {
     let mut behind_dash = fields.skip_while(|field| *field != b"-").skip(1);
     let kind = behind_dash.next()?;
     let source = behind_dash.next()?;
+    let options = behind_dash.next().unwrap_or_default();
+    let owner = options.split(|&b| b == b',').find_map(|option| option.strip_prefix(b"user_id="));
+    let owner = owner.and_then(|id| std::str::from_utf8(id).ok()?.parse().ok());
     Some(MountEntry {
         device: String::from_utf8_lossy(device).into_owned(),
         dir: path(dir),
         kind: String::from_utf8_lossy(kind).into_owned(),
         source: path(source),
+        owner,
     })
 }
 

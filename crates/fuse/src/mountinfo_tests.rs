@@ -8,8 +8,24 @@ fn lines_are_taken_apart() {
     assert_eq!(entry.dir, Path::new("/mnt/a b\\c"));
     assert_eq!(entry.kind, "fuseblk.kedgefs");
     assert_eq!(entry.source, Path::new("/dev/loop0"));
-    assert!(entry.is_kedgefs());
+    assert!(entry.is_kedgefs() && !entry.is_foreign());
+    assert_eq!(entry.owner, Some(0));
     assert_eq!(parse(b"1 2 0:1 / /x rw - proc proc rw").unwrap().kind, "proc");
+}
+
+#[test]
+fn a_mount_of_another_user_is_foreign() {
+    let me = rustix::process::geteuid().as_raw();
+    let mount = |kind: &str, options: &str| {
+        parse(format!("1 2 0:50 / /x rw shared:1 - {kind} /srv/image rw,{options}").as_bytes()).unwrap()
+    };
+    for kind in ["fuse", "fuse.kedgefs", "fuse.other"] {
+        assert!(mount(kind, &format!("user_id={},group_id=0", me + 1)).is_foreign(), "{kind}");
+        assert!(mount(kind, "group_id=0").is_foreign(), "{kind}: nobody says whose it is");
+        assert!(!mount(kind, &format!("user_id={me},group_id=0")).is_foreign(), "{kind}");
+        assert!(!mount(kind, "user_id=0").is_foreign(), "{kind}");
+    }
+    assert!(!mount("ext4", "stripe=4").is_foreign());
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::io;
 
 const FUSE_DEV_IOC_CLONE: libc::c_ulong = 0x8004_e500;
 const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4c82;
+const LOOP_GET_STATUS64: libc::c_ulong = 0x4c05;
 const LOOP_CONFIGURE: libc::c_ulong = 0x4c0a;
 const LO_FLAGS_READ_ONLY: u32 = 1;
 const LO_FLAGS_AUTOCLEAR: u32 = 4;
@@ -86,6 +87,17 @@ pub fn configure_loop(device: impl AsFd, image: impl AsFd, name: &[u8], read_onl
     // both descriptors are open.
     check(unsafe { libc::ioctl(device.as_fd().as_raw_fd(), LOOP_CONFIGURE, &raw const config) })?;
     Ok(())
+}
+
+/// Device and inode of the file that a loop device is attached to.
+pub fn loop_backing(device: impl AsFd) -> io::Result<(u64, u64)> {
+    let mut info = std::mem::MaybeUninit::<LoopInfo64>::zeroed();
+    // SAFETY: the ioctl writes at most one `loop_info64`, whose layout the struct has, through a
+    // pointer valid for the call; the descriptor is open.
+    check(unsafe { libc::ioctl(device.as_fd().as_raw_fd(), LOOP_GET_STATUS64, info.as_mut_ptr()) })?;
+    // SAFETY: it was zeroed, and any bytes are a value of it.
+    let info = unsafe { info.assume_init() };
+    Ok((info.device, info.inode))
 }
 
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {
