@@ -19,6 +19,16 @@ pub enum FileKind {
 impl FileKind {
     pub const MODE_MASK: u32 = 0o170_000;
 
+    pub const ALL: [FileKind; 7] = [
+        FileKind::Fifo,
+        FileKind::CharDevice,
+        FileKind::Directory,
+        FileKind::BlockDevice,
+        FileKind::Regular,
+        FileKind::Symlink,
+        FileKind::Socket,
+    ];
+
     pub const fn mode_bits(self) -> u32 {
         (self.dtype() as u32) << 12
     }
@@ -37,10 +47,7 @@ impl FileKind {
     }
 
     pub fn from_dtype(dtype: u8) -> Option<FileKind> {
-        use FileKind::*;
-        [Fifo, CharDevice, Directory, BlockDevice, Regular, Symlink, Socket]
-            .into_iter()
-            .find(|k| k.dtype() == dtype)
+        FileKind::ALL.into_iter().find(|k| k.dtype() == dtype)
     }
 
     pub fn from_mode(mode: u32) -> Option<FileKind> {

@@ -33,6 +33,8 @@ pub use key::{ItemKind, Key};
 
 /// Blocks that byte offsets can name: nothing lies behind.
 pub const BLOCKS_MAX: u64 = u64::MAX / kedge_base::BLOCK_SIZE as u64;
+/// Highest number of an inode: the next one is still a number that a superblock may hold.
+pub const INO_MAX: u64 = superblock::OPEN_MAX - 1;
 /// Bytes that a file can have (it may not have as many): sums of offsets and lengths then stay far from overflow.
 pub const SIZE_MAX: u64 = i64::MAX as u64;
 

@@ -169,7 +169,8 @@ pub enum Edit<'a> {
         offset: u64,
         bytes: &'a [u8],
     },
-    /// Like `Data` with `len` zero bytes.
+    /// Like `Data` with `len` zero bytes, all of one block: what a cut leaves of it, and never
+    /// more.
     Zero {
         ino: Ino,
         offset: u64,
@@ -377,6 +378,7 @@ impl RecordBuilder {
     }
 
     pub fn zero(&mut self, ino: Ino, offset: u64, len: u64) {
+        assert!(within_block(offset, len), "the zeros of an edit lie in one block");
         self.edit(tag::ZERO);
         self.u64(ino.0).u64(offset).u64(len);
     }
@@ -465,7 +467,7 @@ impl<'a> Reader<'a> {
         let ino = Ino(self.u64()?);
         let mask = InodeMask(self.u32()?);
         let known = InodeMask::ALL_FIELDS | InodeMask::CREATE;
-        if ino.0 == 0 || !known.contains(mask) {
+        if ino.0 == 0 || ino.0 > crate::INO_MAX || !known.contains(mask) {
             return None;
         }
         let mut core = InodeCore::default();
@@ -513,6 +515,9 @@ impl<'a> Reader<'a> {
             }
             tag::ZERO => {
                 let (ino, offset, len) = self.range(true)?;
+                if !within_block(offset, len) {
+                    return None;
+                }
                 Edit::Zero { ino, offset, len }
             }
             tag::DROP => {
@@ -522,6 +527,13 @@ impl<'a> Reader<'a> {
             _ => return None,
         })
     }
+}
+
+/// Whether a range has bytes, all of one block. The few bytes of a `Zero` edit could name any
+/// number of blocks otherwise, and who replays it would have to look at each.
+fn within_block(offset: u64, len: u64) -> bool {
+    let block = kedge_base::BLOCK_SIZE as u64;
+    len > 0 && len <= block - offset % block
 }
 
 impl<'a> Record<'a> {

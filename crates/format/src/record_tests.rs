@@ -18,7 +18,7 @@ fn a_record_reads_back_as_it_was_built() {
     b.alloc(Extent::new(BlockNo(5), 6));
     b.free(Extent::new(BlockNo(7), 8));
     b.data(Ino(9), 3, b"hello");
-    b.zero(Ino(9), 4096, 1 << 40);
+    b.zero(Ino(9), 4096, 4096);
     b.drop_data(Ino(9), 0, 10);
     let bytes = b.finish();
     let record = Record::decode(Lsn(0), &bytes).unwrap();
@@ -32,10 +32,32 @@ fn a_record_reads_back_as_it_was_built() {
             Edit::Alloc(Extent::new(BlockNo(5), 6)),
             Edit::Free(Extent::new(BlockNo(7), 8)),
             Edit::Data { ino: Ino(9), offset: 3, bytes: b"hello" },
-            Edit::Zero { ino: Ino(9), offset: 4096, len: 1 << 40 },
+            Edit::Zero { ino: Ino(9), offset: 4096, len: 4096 },
             Edit::Drop { ino: Ino(9), offset: 0, len: 10 },
         ]
     );
+}
+
+/// Twenty-five bytes once named 2^54 bytes to be zeroed, and recovery listed their blocks until
+/// memory ended.
+#[test]
+fn zeros_of_more_than_one_block_are_refused() {
+    let record = |offset: u64, len: u64| {
+        let mut b = RecordBuilder::new(RecordOp::Truncate);
+        b.zero(Ino(9), 4096, 1);
+        let mut bytes = b.finish();
+        let at = bytes.len() - 16;
+        bytes[at..at + 8].copy_from_slice(&offset.to_le_bytes());
+        bytes[at + 8..].copy_from_slice(&len.to_le_bytes());
+        bytes
+    };
+    let accepted = |offset, len| Record::decode(Lsn(0), &record(offset, len)).is_ok();
+    for (offset, len) in [(0, 1), (0, 4096), (4096, 4096), (4097, 4095), (8191, 1)] {
+        assert!(accepted(offset, len), "{len} bytes at {offset}");
+    }
+    for (offset, len) in [(0, 0), (0, 4097), (1, 4096), (8191, 2), (0, 1 << 54), (4096, u64::MAX - 4096)] {
+        assert!(!accepted(offset, len), "{len} bytes at {offset}");
+    }
 }
 
 #[test]

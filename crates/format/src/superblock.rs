@@ -480,7 +480,8 @@ impl Superblock {
         {
             return Err("impossible log positions");
         }
-        let counters = [c.generation.0, c.epoch.0, c.next_ino.0, c.inodes, c.nodes, c.checkpoint_lsn.0];
+        let counters =
+            [c.generation.0, c.epoch.0, c.next_ino.0, c.inodes, c.nodes, c.checkpoint_lsn.0, c.tail_lsn.0];
         if counters.into_iter().any(|n| n > COUNTER_MAX) {
             return Err("a counter that cannot have come so far");
         }

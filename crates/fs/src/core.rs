@@ -294,17 +294,17 @@ impl Fs {
 
     /// An inode number near those of its siblings: directories draw from ranges of their own, so that creators in
     /// different directories meet in different leaves.
-    pub fn new_ino(&self, dir: &mut Meta) -> Ino {
+    pub fn new_ino(&self, dir: &mut Meta) -> Result<Ino> {
         let (next, end) = dir.ino_range;
         if next < end {
             dir.ino_range.0 += 1;
-            return Ino(next);
+            return Ok(Ino(next));
         }
         // A directory that grows takes longer ranges.
-        let count = (dir.core.size + 8).next_power_of_two().clamp(16, 1024);
-        let first = self.store.take_inos(count);
+        let count = (dir.core.size.min(1000) + 8).next_power_of_two().clamp(16, 1024);
+        let first = self.store.take_inos(count)?;
         dir.ino_range = (first.0 + 1, first.0 + count);
-        first
+        Ok(first)
     }
 
     pub fn account(&self, delta: Delta) {

@@ -147,7 +147,7 @@ impl Fs {
         if parent.meta.core.nlink == 0 {
             return Err(Error::NotFound);
         }
-        let ino = self.new_ino(&mut parent.meta);
+        let ino = self.new_ino(&mut parent.meta)?;
         let mut core = self.new_core(&parent.core, make.mode, make.kind, make.owner, now);
         core.rdev = make.rdev;
         let mut record = RecordBuilder::new(RecordOp::Create);
@@ -185,7 +185,7 @@ impl Fs {
         if meta.core.nlink == 0 {
             return Err(Error::NotFound);
         }
-        let ino = self.new_ino(&mut meta);
+        let ino = self.new_ino(&mut meta)?;
         let parent = meta.core;
         drop(meta);
         let mut core = self.new_core(&parent, mode, FileKind::Regular, owner, now);

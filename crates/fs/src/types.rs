@@ -285,14 +285,17 @@ impl WriteMode {
         WriteMode { whole: false, through: true, keep_times: false }
     }
 
+    /// The same with `whole` set so.
     pub const fn with_whole(self, whole: bool) -> WriteMode {
         WriteMode { whole, ..self }
     }
 
+    /// The same with `through` set so.
     pub const fn with_through(self, through: bool) -> WriteMode {
         WriteMode { through, ..self }
     }
 
+    /// The same with `keep_times` set so.
     pub const fn with_keep_times(self, keep_times: bool) -> WriteMode {
         WriteMode { keep_times, ..self }
     }

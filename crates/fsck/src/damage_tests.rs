@@ -86,6 +86,9 @@ fn superblock_cases() -> Vec<Case> {
         items("data lost", &[DataLost], |i| {
             i.superblock = Some(Box::new(|sb| sb.checkpoint.losses = Some(Losses { files: 1, since: 9 })));
         }),
+        items("next inode that no image lives to see", &[SuperblockCounter], |i| {
+            i.superblock = Some(Box::new(|sb| sb.checkpoint.next_ino = Ino((1 << 61) + 1)));
+        }),
         items("next inode in use", &[SuperblockNextIno], |i| {
             i.superblock = Some(Box::new(|sb| sb.checkpoint.next_ino = Ino(299)));
         }),

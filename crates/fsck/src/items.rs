@@ -15,7 +15,7 @@ use kedge_format::item::{
     Dentry, ExtentItem, FILE_SIZE_MAX, Orphan, SLOT_ORDINALS, SYMLINK_MAX, Xattr, name_slot,
 };
 use kedge_format::superblock::Superblock;
-use kedge_format::{FileKind, InodeCore, ItemKind, Key};
+use kedge_format::{FileKind, INO_MAX, InodeCore, ItemKind, Key};
 
 /// Conflicts of ownership whose every owner is looked up for the report.
 const CONFLICTS_MAX: usize = 64;
@@ -123,7 +123,7 @@ impl<'a> ItemCheck<'a> {
             self.add(FindingKind::ItemUnknown, at, || format!("item {key} of {} bytes", value.len()));
             return;
         };
-        if (key.ino == 0) != (kind == ItemKind::Orphan) {
+        if (key.ino == 0) != (kind == ItemKind::Orphan) || key.ino > INO_MAX {
             self.add(FindingKind::ItemMisplaced, at, || {
                 format!("item {key} cannot be under this inode number")
             });

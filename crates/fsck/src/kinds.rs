@@ -39,6 +39,8 @@ kinds! {
     SuperblockSlotsDiffer = "superblock-slots-differ",
     /// The superblock says the image was unmounted, but its tail lies before its checkpoint, or its log goes on behind it.
     SuperblockCleanWithLog = "superblock-clean-with-log",
+    /// A counter or log position of the superblock is so high that no image lives to see it.
+    SuperblockCounter = "superblock-counter",
     /// The superblock's number of inodes is not that of the tree.
     SuperblockInodes = "superblock-inodes",
     /// The superblock's number of free blocks is not that of the groups.

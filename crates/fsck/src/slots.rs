@@ -89,7 +89,7 @@ fn judge(sb: Superblock, findings: &mut Findings) -> Option<Superblock> {
         return None;
     }
     if let Err(error) = sb.check_room() {
-        findings.add_error(FindingKind::SuperblockSlotBad, at, &error);
+        findings.add_error(FindingKind::SuperblockCounter, at, &error);
     }
     if c.clean && c.tail_lsn != c.checkpoint_lsn {
         findings.add(FindingKind::SuperblockCleanWithLog, at, || {

@@ -10,7 +10,6 @@ use kedge_alloc::Alloc;
 use kedge_base::{Error, Lsn, Result};
 use kedge_btree::Tree;
 use kedge_format::record::{Edit, InodeMask, InodePatch};
-use kedge_format::superblock::OPEN_MAX;
 use kedge_format::{InodeCore, ItemKind, Key};
 use kedge_log::RecordLsn;
 use std::sync::atomic::Ordering;
@@ -71,9 +70,6 @@ pub(crate) fn apply_resident(residents: &Residents, lsn: Lsn, edit: &Edit<'_>, r
 }
 
 fn apply_inode(target: &Target<'_>, lsn: Lsn, patch: &InodePatch) -> Result<()> {
-    if patch.ino.0 > OPEN_MAX {
-        return Err(Error::corrupt_log(lsn, format!("inode {}, which no image comes to", patch.ino)));
-    }
     let key = Key::inode(patch.ino);
     if patch.mask.contains(InodeMask::CREATE) {
         let mut core = InodeCore::default();

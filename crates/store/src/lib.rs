@@ -272,9 +272,14 @@ impl Store {
 
     // ----- inode numbers -----
 
-    /// Takes `count` inode numbers that no inode ever had.
-    pub fn take_inos(&self, count: u64) -> Ino {
-        Ino(self.counters.next_ino.fetch_add(count, Ordering::Relaxed))
+    /// Takes `count` inode numbers that no inode ever had. There are enough of them for any image's
+    /// life; one that begins near their end is made up, and gets none that recovery would refuse.
+    pub fn take_inos(&self, count: u64) -> Result<Ino> {
+        let next = &self.counters.next_ino;
+        let taken = next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |first| {
+            first.checked_add(count).filter(|end| *end <= kedge_format::INO_MAX)
+        });
+        taken.map(Ino).map_err(|_| Error::NoSpace)
     }
 
     pub fn inode_count(&self) -> u64 {

@@ -54,7 +54,7 @@ use kedge_base::{BlockNo, Clock, Error, Generation, Result, SystemClock};
 use kedge_device::Device;
 use kedge_format::Key;
 use kedge_format::node::NODE_BLOCKS;
-use kedge_format::superblock::Superblock;
+use kedge_format::superblock::{OPEN_MAX, Superblock};
 use rebuild::{Builder, Places, Rebuild, Root};
 use source::Source;
 use std::collections::HashMap;
@@ -91,6 +91,7 @@ const NOT_OF_THE_TREE: &[FindingKind] = &[
     FindingKind::SuperblockSlotBad,
     FindingKind::SuperblockSlotsDiffer,
     FindingKind::SuperblockCleanWithLog,
+    FindingKind::SuperblockCounter,
     FindingKind::SuperblockInodes,
     FindingKind::SuperblockFreeBlocks,
     FindingKind::SuperblockNodes,
@@ -157,6 +158,12 @@ pub fn repair(device: Arc<dyn Device>, options: &RepairOptions) -> RepairReport 
         }
         Err(error) => RepairReport::new(Ending::Failed, error.to_string(), before, repairs, None),
     }
+}
+
+/// The number of the next inode, where `highest` is the last in use. One that is used up says
+/// nothing.
+fn next_ino(sb: &Superblock, highest: u64) -> u64 {
+    Some(sb.checkpoint.next_ino.0).filter(|next| *next <= OPEN_MAX).unwrap_or(0).max(highest + 1)
 }
 
 /// How it ended, why, and what the check of the result found.
@@ -253,6 +260,10 @@ impl Job<'_> {
         }
         progress(Progress { phase: "replay", done: 0, total: 1 });
         let max = self.options.check.findings_max;
+        if let Some((source, mut state)) = self.as_a_mount_would(&base, progress) {
+            state.findings.absorb_kinds(base.findings, SEEN_ON_DEVICE);
+            return Ok((source, state));
+        }
         let mut log = Findings::new(max);
         let source = source::recover(self.device, self.base_sb, &base, self.replay, &mut log, repairs);
         let source = match source {
@@ -272,6 +283,21 @@ impl Job<'_> {
         Ok((source, state))
     }
 
+    /// Where the bitmaps on the device are wrong, but replay with them leaves nothing to find: a
+    /// mount and a check would take that state, so it is taken here too. To replay with better
+    /// bitmaps can fail over what replay itself puts right.
+    fn as_a_mount_would(&self, base: &State, progress: &mut dyn FnMut(Progress)) -> Option<(Source, State)> {
+        if !source::space_is_wrong(base) {
+            return None;
+        }
+        // A failure is told of by the replay with better bitmaps, if that fails, too.
+        let source = source::replay_plainly(self.device, self.base_sb, self.replay).ok()?;
+        let mut reader = Reader::new(&*source.device);
+        let findings = Findings::new(self.options.check.findings_max);
+        let state = judge(&source.sb, &mut reader, findings, progress);
+        state.findings.is_empty().then_some((source, state))
+    }
+
     /// Makes what the new checkpoint shall hold, and writes its tree if that is another. `None`: preening may not.
     fn repair(
         &self,
@@ -287,7 +313,7 @@ impl Job<'_> {
         let old_root =
             Root { block: c.root, generation: c.root_generation, level: c.root_level, nodes: judged.nodes };
         if judged.tree_is_fine && source.suspect().is_none() {
-            let next_ino = c.next_ino.0.max(judged.highest_ino.saturating_add(1));
+            let next_ino = next_ino(&source.sb, judged.highest_ino);
             let (owned, inodes) = (judged.owned, judged.inodes);
             let carry = owned.clone();
             return Ok(Some(New { generation, root: old_root, owned, carry, next_ino, inodes }));

@@ -272,7 +272,7 @@ impl Planner<'_> {
     /// Gives those without a name one in lost+found. Returns the next inode number.
     fn reattach(&mut self, gathered: &mut Gathered) -> Result<u64> {
         let highest = gathered.inodes.last().map_or(Ino::ROOT.0, |i| i.ino);
-        let mut next_ino = self.sb.checkpoint.next_ino.0.max(highest + 1);
+        let mut next_ino = super::next_ino(self.sb, highest);
         let unlinked: HashSet<u64> = {
             let orphans = gathered.orphans.iter().filter(|o| o.1 == Orphan::Unlinked);
             orphans.map(|o| o.0).collect()

@@ -19,10 +19,7 @@ use kedge_base::{BlockNo, Ino};
 use kedge_format::alloc::GROUP_BLOCKS;
 use kedge_format::item::{Dentry, ExtentItem, Orphan, SLOT_ORDINALS, SYMLINK_MAX, Xattr, name_slot};
 use kedge_format::superblock::Geometry;
-use kedge_format::{FileKind, InodeCore, ItemKind, Key};
-
-/// Inode numbers from here on are impossible: the next one must still be a number.
-const INO_MAX: u64 = u64::MAX - (1 << 32);
+use kedge_format::{FileKind, INO_MAX, InodeCore, ItemKind, Key};
 
 /// A verdict.
 pub(crate) enum Sieved<'v> {

@@ -3,6 +3,8 @@
 //! # How much of the log
 //! 1. All of it, as a mount would. The allocator that replay trusts gets bitmaps made from what the tree owns if those on
 //!    the device are wrong: replay's own blocks must not land in a file's, and a damaged bitmap is no reason to lose a log.
+//!    Before that the device's own are tried: if the check then finds nothing, it is the state that
+//!    a mount would take.
 //! 2. If that fails: the longest run of log writes that replays, found by halving. The store replays a log that was cut off
 //!    (zeroed, in memory) behind a write as one that ended there, and any such end is a state the image was in. A record that
 //!    does not replay is thus given up with all behind it: taking later ones would be a state that never was.
@@ -118,6 +120,20 @@ const SPACE_FAULTS: [FindingKind; 4] = [
     FindingKind::BlocksUnmarked,
 ];
 
+/// Whether the bitmaps on the device are not those of the tree.
+pub(crate) fn space_is_wrong(base: &State) -> bool {
+    SPACE_FAULTS.iter().any(|kind| base.findings.has(*kind))
+}
+
+/// Replays all of the log, with the bitmaps that are on the device.
+pub(crate) fn replay_plainly(
+    device: &Arc<dyn Device>,
+    sb: &Superblock,
+    replay: &dyn Replay,
+) -> Result<Source> {
+    Attempt { device, sb, space: None, hide_other: false, replay }.run(None)
+}
+
 /// Replays what can be replayed. `base` is the judged checkpoint, `findings` take what is wrong with the log.
 pub(crate) fn recover(
     device: &Arc<dyn Device>,
@@ -127,7 +143,7 @@ pub(crate) fn recover(
     findings: &mut Findings,
     repairs: &mut Repairs,
 ) -> Result<Source> {
-    let space = SPACE_FAULTS.iter().any(|kind| base.findings.has(*kind)).then(|| {
+    let space = space_is_wrong(base).then(|| {
         let mut space = base.owned.clone();
         if !base.lost.is_empty() {
             space.add(&recorded(sb, &mut Reader::new(&**device)));
