@@ -4,6 +4,7 @@
 //! calls them, and so does an ordinary test, with the corpus beside this crate and with random inputs ([`random`]).
 
 pub mod damage;
+pub mod hostile;
 
 use crate::ops::OWNER;
 use crate::view::View;

@@ -252,7 +252,7 @@ pub fn put(medium: &MemDevice, at: u64, bytes: &[u8]) {
 }
 
 /// A bitmap's checksum lies in the index.
-fn reseal_bitmap(base: &Base, medium: &MemDevice, bitmap: &Structure, bytes: &[u8]) {
+pub(super) fn reseal_bitmap(base: &Base, medium: &MemDevice, bitmap: &Structure, bytes: &[u8]) {
     let copy = base.geometry.bitmap_start.iter().position(|start| start.byte_offset() == bitmap.at);
     for start in base.geometry.index_start {
         let mut index = medium.bytes(start.byte_offset(), BLOCK_SIZE);
