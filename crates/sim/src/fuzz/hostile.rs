@@ -29,7 +29,9 @@ use kedge_format::node::{NODE_BLOCKS, NODE_SIZE, NodeMut, NodeView};
 use kedge_format::superblock::{COUNTER_MAX, SLOTS, Superblock};
 use kedge_format::{BLOCKS_MAX, FileKind, InodeCore, ItemKind, Key, SIZE_MAX, reseal};
 use kedge_fsck::{CheckOptions, Ending, RepairMode, RepairOptions, StoreReplay};
-use kedgefs::{FileSystem, Ino, MountOptions, SetAttr};
+use kedgefs::{
+    DirEntry, FallocateMode, FileSystem, Ino, MountOptions, RenameMode, SeekKind, SetAttr, XattrMode,
+};
 use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
@@ -344,6 +346,14 @@ impl Liar {
         }
     }
 
+    /// A directory of the base image.
+    fn dir(&mut self) -> u64 {
+        let entries = self.inside.keys.iter().filter(|key| key.kind == ItemKind::Dentry as u8);
+        let mut dirs: Vec<u64> = entries.map(|key| key.ino).collect();
+        dirs.dedup();
+        self.one(&dirs)
+    }
+
     fn key(&mut self) -> Key {
         let known = self.one(&self.inside.keys);
         let kind = self.one(&[1, 2, 3, 4, 5, 6, 0, 7, 255]);
@@ -590,9 +600,16 @@ impl Liar {
                 (Key { ino, kind: 5, offset: n }, value.to_vec())
             }
             2 | 3 => {
-                let (target, name) = (self.ino(), [b'a' + self.rng.random_range(0..26u8)]);
+                let name = [b'a' + self.rng.random_range(0..26u8)];
+                let kind = self.one(&FileKind::ALL).dtype();
+                // A directory in itself or in one below it: whoever follows names comes back.
+                let circle = self.rng.random_bool(0.4);
+                let (ino, target, kind) = match circle {
+                    true => (self.dir(), self.dir(), FileKind::Directory.dtype()),
+                    false => (ino, self.ino(), kind),
+                };
                 let mut value = target.to_le_bytes().to_vec();
-                value.push(self.one(&[1, 2, 4, 6, 8, 10, 12]));
+                value.push(kind);
                 value.extend_from_slice(&name);
                 let slot = kedge_format::item::name_slot(&self.sb.geometry.hash_seed, &name);
                 let offset = slot + if self.rng.random_bool(0.2) { self.rng.random_range(0..256) } else { 0 };
@@ -883,6 +900,45 @@ fn change(fs: &FileSystem) {
         let _ = fs.setattr(ino, &SetAttr { size: Some(size), ..SetAttr::default() });
         let _ = fs.removexattr(ino, b"user.filler");
     }
+    roam(fs);
     let _ = fs.checkpoint();
     let _ = fs.sync();
+}
+
+/// Names and their places that [`roam`] takes in: directories may name one another in circles.
+const ROAM_MAX: usize = 120;
+
+/// Follows names without a memory of where it was, and moves, links and removes what it meets.
+fn roam(fs: &FileSystem) {
+    let (mut queue, mut found) = (vec![Ino::ROOT], Vec::new());
+    while let Some(dir) = queue.pop().filter(|_| found.len() < ROAM_MAX) {
+        let mut some = 0;
+        let _ = fs.readdir(dir, 0, &mut |entry: DirEntry<'_>| {
+            if !matches!(entry.name, b"." | b"..") {
+                found.push((dir, entry.name.to_vec(), entry.ino, entry.kind));
+                some += 1;
+            }
+            if entry.kind == FileKind::Directory && !matches!(entry.name, b"." | b"..") {
+                queue.insert(0, entry.ino);
+            }
+            some < 20
+        });
+    }
+    for (n, (dir, name, ino, kind)) in found.iter().enumerate() {
+        let (to, other, _, _) = &found[(n * 7 + 3) % found.len()];
+        let modes = [RenameMode::Replace, RenameMode::NoReplace, RenameMode::Exchange];
+        let _ = match n % 8 {
+            _ if *kind == FileKind::Directory && n % 3 == 0 => fs.rmdir(*dir, name),
+            0 | 1 => fs.rename(*dir, name, *to, other, modes[n / 8 % 3]),
+            2 => fs.rename(*dir, name, *to, format!("moved {n}").as_bytes(), RenameMode::Replace),
+            3 => fs.unlink(*dir, name),
+            4 => fs.link(*ino, *to, format!("link {n}").as_bytes()).map(drop),
+            5 => fs.fallocate(*ino, FallocateMode::PunchHole, 100, 1 << 40),
+            6 => fs.setxattr(*ino, b"user.more", &[n as u8; 700], XattrMode::Any),
+            _ => fs.mkdir(*ino, b"below", 0o755, OWNER).map(drop),
+        };
+        for kind in [SeekKind::Data, SeekKind::Hole] {
+            let _ = fs.seek(*ino, n as u64 * 4096, kind);
+        }
+    }
 }
