@@ -8,7 +8,7 @@ use crate::rig::{self, Setup};
 use kedge_base::ManualClock;
 use kedge_base::broken::pause::{self, Point};
 use kedge_device::sim::{Choice, SimDevice};
-use kedgefs::{Error, FileSystem, Ino, MountOptions, SetAttr, SetTime};
+use kedgefs::{Error, FallocateMode, FileSystem, Ino, MountOptions, SetAttr, SetTime};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::sync::Arc;
@@ -263,6 +263,37 @@ pub fn linked_beside_the_last_truncate_step() -> Result<(), String> {
         return Err(format!("{found:?}"));
     }
     stage.judge()
+}
+
+/// A record that takes blocks of a file away fails: the bytes that were written there and not stored
+/// yet are still the file's.
+pub fn failed_removals_keep_the_bytes() -> Result<(), String> {
+    type Removal = fn(&FileSystem, Ino) -> kedgefs::Result<()>;
+    let removals: [(&str, Removal); 3] = [
+        ("truncate", |fs, ino| cut(ino)(fs)),
+        ("punch", |fs, ino| fs.fallocate(ino, FallocateMode::PunchHole, 0, 2 * BLOCK)),
+        ("zero", |fs, ino| fs.fallocate(ino, FallocateMode::ZeroRange { keep_size: true }, 0, 2 * BLOCK)),
+    ];
+    for (name, removal) in removals {
+        let stage = Stage::new()?;
+        let ino = stage.file("f")?;
+        let (bytes, mut found) = ([0xab; 3 * BLOCK as usize], [0; 3 * BLOCK as usize]);
+        stage.fs.write(ino, 0, &bytes).map_err(text)?;
+        // The file has its blocks and its size: the next bytes are an overwrite, and wait in memory.
+        stage.fs.sync().map_err(text)?;
+        let bytes = bytes.map(|b| b ^ 0xff);
+        stage.fs.write(ino, 0, &bytes).map_err(text)?;
+        let stop = |fs: &FileSystem| fs.shutdown(false);
+        let (removed, _) = stage.beside(Point::Removal, |fs| removal(fs, ino), stop, || Ok(()))?;
+        if removed.is_ok() {
+            return Err(format!("{name}: succeeds on a file system that is shut down"));
+        }
+        let count = stage.fs.read(ino, 0, &mut found).map_err(text)?;
+        if (count, found) != (bytes.len(), bytes) {
+            return Err(format!("{name} failed, and {count} bytes are left, first {:#x}", found[0]));
+        }
+    }
+    Ok(())
 }
 
 // ----- many threads, a cache too small for their files, and slow reads -----

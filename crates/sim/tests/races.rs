@@ -46,6 +46,11 @@ fn a_name_given_beside_the_last_step_of_a_truncate_leaves_none() {
     certain(races::linked_beside_the_last_truncate_step);
 }
 
+#[test]
+fn a_removal_that_fails_keeps_the_bytes_that_were_written() {
+    certain(races::failed_removals_keep_the_bytes);
+}
+
 /// `KEDGE_SEED` repeats one seed, as far as threads repeat anything.
 #[test]
 fn a_cache_too_small_for_the_files_shows_none_of_them_as_it_was() {
