@@ -1,10 +1,10 @@
 //! The door: [`FileSystem`] and its operations, each counted and timed.
 
 use crate::budget::Budget;
-use crate::chunks::InodeTable;
 use crate::core::{Fs, new_rename_lock};
 use crate::dirty::DirtyList;
 use crate::flushers::{Flushed, Member};
+use crate::inode_cache::InodeTable;
 use crate::namespace::Make;
 use crate::stats::{FsStats, OpKind};
 use crate::switches::Live;

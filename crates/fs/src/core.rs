@@ -1,10 +1,10 @@
 //! The open file system: what all operations share.
 
 use crate::budget::Budget;
-use crate::chunks::InodeTable;
 use crate::dirty::DirtyList;
 use crate::flushers::Member;
 use crate::inode::{Inode, Meta, Progress};
+use crate::inode_cache::InodeTable;
 use crate::pages::Delta;
 use crate::stats::FsStats;
 use crate::switches::Live;

@@ -1,4 +1,4 @@
-//! Inodes in memory: their locks, their attributes, what is not yet durable of them. `chunks` caches them.
+//! Inodes in memory: their locks, their attributes, what is not yet durable of them. `inode_cache` caches them.
 //!
 //! # Locks of an inode, in the order in which they are taken
 //! 1. `io`: shared by reads and lookups; exclusive for writes, truncates and changes of a directory's entries. Several

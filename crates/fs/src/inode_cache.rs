@@ -360,5 +360,5 @@ impl Shard {
 }
 
 #[cfg(test)]
-#[path = "chunks_tests.rs"]
+#[path = "inode_cache_tests.rs"]
 mod tests;
