@@ -92,7 +92,7 @@ fn look_inside(base: &Base) -> Inside {
     }
     let (log, ring) = (sb.geometry.log_start.byte_offset(), sb.geometry.log_bytes());
     while let Some(header) =
-        WriteHeader::peek(&sb.geometry.uuid, &base.medium.bytes(log + found.head.0 % ring, BLOCK_SIZE))
+        WriteHeader::peek(&sb.geometry.log_key(), &base.medium.bytes(log + found.head.0 % ring, BLOCK_SIZE))
             .filter(|header| header.lsn == found.head && header.epoch == c.epoch)
     {
         found.head = header.end_lsn();
@@ -396,7 +396,7 @@ impl Liar {
                     let mut bytes = self.medium.bytes(slot.byte_offset(), BLOCK_SIZE);
                     let n = self.number(get(&bytes, at, len));
                     set(&mut bytes, at, len, n);
-                    reseal(&mut bytes);
+                    reseal(&mut bytes, &self.base.geometry.log_secret);
                     put(&self.medium, slot.byte_offset(), &bytes);
                 }
                 self.lie(format!("slots: {name}"));
@@ -451,7 +451,7 @@ impl Liar {
         let (name, at, len) = self.one(&fields);
         let n = self.number(get(&bytes, at, len));
         set(&mut bytes, at, len, n);
-        reseal(&mut bytes);
+        reseal(&mut bytes, &self.base.geometry.log_secret);
         put(&self.medium, start.byte_offset(), &bytes);
         self.lie(format!("index: {name} {n}"));
     }
@@ -492,7 +492,7 @@ impl Liar {
         };
         let n = self.number(get(&bytes, at, len));
         set(&mut bytes, at, len, n);
-        reseal(&mut bytes);
+        reseal(&mut bytes, &self.base.geometry.log_secret);
         put(&self.medium, addr.byte_offset(), &bytes);
         self.lie(format!("node {addr} of level {level}: {name} {n}"));
     }
@@ -657,7 +657,7 @@ impl Liar {
             let (name, at, len) = self.one(&LOG_HEADER);
             let n = self.number(get(&write, at, len));
             set(&mut write, at, len, n);
-            reseal(&mut write);
+            reseal(&mut write, &self.base.geometry.log_secret);
             what.push(format!("{name} {n}"));
         }
         self.append(&write);
@@ -679,7 +679,7 @@ impl Liar {
         };
         let mut write = vec![0; blocks * BLOCK_SIZE];
         write[HEADER_SIZE..HEADER_SIZE + payload.len()].copy_from_slice(payload);
-        header.seal(&self.base.geometry.uuid, &mut write);
+        header.seal(&self.base.geometry.log_key(), &mut write);
         write
     }
 
