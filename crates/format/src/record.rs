@@ -451,7 +451,9 @@ impl<'a> Reader<'a> {
 
     fn extent(&mut self) -> Option<Extent> {
         let e = Extent::new(BlockNo(self.u64()?), self.u64()?);
-        (e.blocks > 0 && crate::item::fits(e.start.0, e.blocks)).then_some(e)
+        // No run crosses an allocation group, so one edit's work is bounded by one group's bitmap.
+        let blocks = 1..=crate::item::EXTENT_BLOCKS_MAX;
+        (blocks.contains(&e.blocks) && crate::item::fits(e.start.0, e.blocks)).then_some(e)
     }
 
     /// inode, offset, length of a byte range that does not wrap.

@@ -60,6 +60,19 @@ fn zeros_of_more_than_one_block_are_refused() {
     }
 }
 
+/// Each pair of seventeen bytes could take and free all blocks of a large image, bit by bit.
+#[test]
+fn runs_of_more_blocks_than_a_group_has_are_refused() {
+    let accepted = |blocks: u64| {
+        let mut b = RecordBuilder::new(RecordOp::WriteBack);
+        b.alloc(Extent::new(BlockNo(40_000), blocks));
+        b.free(Extent::new(BlockNo(40_000), blocks));
+        Record::decode(Lsn(0), &b.finish()).is_ok()
+    };
+    assert!(accepted(1) && accepted(crate::item::EXTENT_BLOCKS_MAX));
+    assert!(!accepted(0) && !accepted(crate::item::EXTENT_BLOCKS_MAX + 1) && !accepted(1 << 40));
+}
+
 #[test]
 fn a_patch_sets_its_fields_and_no_other() {
     let new = InodeCore { size: 10, uid: 5, ..Default::default() };

@@ -23,6 +23,9 @@ const VERSION: u32 = 2;
 pub const SLOTS: [BlockNo; 2] = [BlockNo(0), BlockNo(16)];
 /// Smallest image, in bytes.
 pub const IMAGE_MIN: u64 = 16 << 20;
+/// Largest image, in bytes (1 PiB). An image file may be sparse: what is kept in memory for each
+/// group is bounded by this.
+pub const IMAGE_MAX: u64 = 1 << 50;
 /// Smallest log, in bytes.
 pub const LOG_MIN: u64 = 1 << 20;
 /// Largest log, in bytes.
@@ -185,6 +188,11 @@ impl Geometry {
         if image_bytes < IMAGE_MIN {
             return Err(Error::invalid(format!(
                 "image of {image_bytes} bytes: the smallest is {IMAGE_MIN} (16 MiB)"
+            )));
+        }
+        if image_bytes > IMAGE_MAX {
+            return Err(Error::invalid(format!(
+                "image of {image_bytes} bytes: the largest is {IMAGE_MAX} (1 PiB)"
             )));
         }
         if !(LOG_MIN..=LOG_MAX).contains(&log_bytes) || log_bytes > image_bytes / 2 {
@@ -440,7 +448,8 @@ impl Superblock {
         if Superblock::slot_of(c.generation) != slot {
             return Err("generation belongs in the other slot");
         }
-        if g.total_blocks < IMAGE_MIN / BLOCK_SIZE as u64 || g.total_blocks > u64::MAX / BLOCK_SIZE as u64 {
+        let sizes = IMAGE_MIN / BLOCK_SIZE as u64..=IMAGE_MAX / BLOCK_SIZE as u64;
+        if !sizes.contains(&g.total_blocks) {
             return Err("impossible image size");
         }
         let groups = g.groups();
@@ -463,6 +472,12 @@ impl Superblock {
         }
         if !(LOG_MIN..=LOG_MAX).contains(&g.log_bytes()) {
             return Err("impossible log size");
+        }
+        // Who owns the blocks in front of the data area costs memory, a bitmap for each group:
+        // there are no more of them than the areas need.
+        let needed: u64 = FIRST_AREA + areas.iter().map(|(_, blocks)| blocks).sum::<u64>();
+        if g.data_start.0 > needed + GROUP_BLOCKS {
+            return Err("data area far behind the others");
         }
         if g.data_start.0 < at || g.data_start.0 >= g.total_blocks || g.data_start.0 % NODE_BLOCKS != 0 {
             return Err("data area outside the image");

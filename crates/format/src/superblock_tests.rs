@@ -122,3 +122,29 @@ fn plans_refuse_what_cannot_work_with_the_reason() {
     assert!(plan(64 << 20, 64 << 10).unwrap_err().to_string().contains("1 MiB"));
     assert!(plan(16 << 20, 1 << 20).is_ok());
 }
+
+/// A sparse file costs its maker nothing, and fsck made an entry for each group that its size could
+/// have.
+#[test]
+fn an_image_beyond_the_largest_is_refused() {
+    let max = IMAGE_MAX / BLOCK_SIZE as u64;
+    let of_size = |blocks: u64, data_start: Option<u64>| {
+        let bytes = blocks.min(max) * BLOCK_SIZE as u64;
+        let mut sb = sample();
+        sb.geometry =
+            Geometry::plan(bytes, 4 << 20, "", uuid::Uuid::nil(), [0; 16], Timespec::default()).unwrap();
+        sb.geometry.total_blocks = blocks;
+        if let Some(start) = data_start {
+            sb.geometry.data_start = BlockNo(start);
+        }
+        sb.checkpoint.root = sb.geometry.data_start;
+        let mut block = vec![0; BLOCK_SIZE];
+        sb.encode(&mut block);
+        Superblock::decode(&block, 0, u64::MAX)
+    };
+    of_size(max, None).unwrap();
+    for blocks in [max + 1, max * 2, 1 << 51, u64::MAX / BLOCK_SIZE as u64] {
+        assert!(of_size(blocks, None).is_err(), "{blocks} blocks");
+    }
+    assert!(of_size(max, Some(max / 2)).is_err(), "all in front of the data area is the format's");
+}
