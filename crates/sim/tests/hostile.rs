@@ -8,7 +8,7 @@
 //! seed is an image: to look at one again, give it and ask for one.
 
 use kedge_base::{BLOCK_SIZE, Clock, SystemClock};
-use kedge_format::superblock::{COUNTER_LAST, COUNTER_MAX, Superblock};
+use kedge_format::superblock::{OPEN_MAX, COUNTER_MAX, Superblock};
 use kedge_format::{INO_MAX, InodeCore, Key};
 use kedge_sim::fuzz::damage::open;
 use kedge_sim::fuzz::hostile::{image, judge, with_edits, with_slot};
@@ -244,7 +244,7 @@ fn counters_near_their_end_are_used_up_for_fsck_and_mount_alike() {
         }),
     ];
     for (repairable, set) in counters {
-        for n in [COUNTER_LAST + 4096, COUNTER_MAX - 4096, COUNTER_MAX, COUNTER_MAX + 4096, u64::MAX] {
+        for n in [OPEN_MAX + 4096, COUNTER_MAX - 4096, COUNTER_MAX, COUNTER_MAX + 4096, u64::MAX] {
             let medium = with_slot(|sb| set(sb, n));
             let verdict = judge(&medium).unwrap_or_else(|e| panic!("{n}: {e}"));
             // Behind the largest number the slot is not valid, and the other one is a checkpoint
