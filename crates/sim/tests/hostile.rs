@@ -8,7 +8,8 @@
 //! seed is an image: to look at one again, give it and ask for one.
 
 use kedge_base::{BLOCK_SIZE, Clock, SystemClock};
-use kedge_format::superblock::{OPEN_MAX, COUNTER_MAX, Superblock};
+use kedge_format::item::FILE_SIZE_MAX;
+use kedge_format::superblock::{COUNTER_MAX, OPEN_MAX, Superblock};
 use kedge_format::{INO_MAX, InodeCore, Key};
 use kedge_sim::fuzz::damage::open;
 use kedge_sim::fuzz::hostile::{image, judge, with_edits, with_slot};
@@ -110,7 +111,8 @@ fn watch(from: u64, end: u64, failures: &mut Vec<String>, counts: &mut Counts) -
         }
     };
     stop(&mut child);
-    let said: Vec<String> = errors.try_iter().collect();
+    // Without the lines of a backtrace, which are indented.
+    let said: Vec<String> = errors.try_iter().filter(|line| !line.starts_with(' ')).collect();
     let said = said[said.len().saturating_sub(8)..].join("\n    ");
     failures.push(format!("KEDGE_SEED={at}: the process {ending}\n    {said}\n    {:?}", image(at).lies));
     counts.judged += 1;
@@ -197,11 +199,16 @@ fn child(range: &str) {
 #[test]
 fn few_bytes_of_log_do_not_name_many_blocks() {
     for len in [4097u64, 1 << 30, 1 << 54, u64::MAX >> 1] {
-        let mut edit = vec![7];
-        for n in [2, 0, len] {
-            edit.extend_from_slice(&u64::to_le_bytes(n));
+        // Of a file that is as large as it may be.
+        let mut edits = vec![1];
+        edits.extend_from_slice(&3u64.to_le_bytes());
+        edits.extend_from_slice(&(1u32 << 5).to_le_bytes());
+        edits.extend_from_slice(&FILE_SIZE_MAX.to_le_bytes());
+        edits.push(7);
+        for n in [3, 0, len] {
+            edits.extend_from_slice(&u64::to_le_bytes(n));
         }
-        let medium = with_edits(1, &edit);
+        let medium = with_edits(2, &edits);
         let e = open(medium.fork()).err().expect("such an edit is refused").to_string();
         assert!(e.contains("malformed record"), "{len} bytes: {e}");
         let verdict = judge(&medium).expect("fsck and mount agree");

@@ -699,6 +699,11 @@ impl Liar {
         for _ in 0..edits {
             what.push(self.edit(&mut bytes));
         }
+        if self.rng.random_bool(0.15) {
+            let more = edits + 2;
+            bytes[2..4].copy_from_slice(&more.to_le_bytes());
+            what.push(self.huge_file(&mut bytes));
+        }
         bytes
     }
 
@@ -753,6 +758,22 @@ impl Liar {
                 format!("{} of {ino}: {offset}+{len}", if tag == 7 { "zero" } else { "drop" })
             }
         }
+    }
+
+    /// A file of a huge size, and an edit of a huge part of it: one without the other comes to nothing.
+    fn huge_file(&mut self, out: &mut Vec<u8>) -> String {
+        let (ino, size) = (self.one(&self.inside.keys).ino.max(1), self.one(&[1 << 40, FILE_SIZE_MAX]));
+        let (tag, offset) = (self.one(&[7, 8]), self.one(&[0, 1, 4096]));
+        let len = self.one(&[1 << 20, 1 << 30, size / 2, size - offset, SIZE_MAX]);
+        out.push(1);
+        out.extend_from_slice(&ino.to_le_bytes());
+        out.extend_from_slice(&(1u32 << 5).to_le_bytes());
+        out.extend_from_slice(&size.to_le_bytes());
+        out.push(tag);
+        for n in [ino, offset, len] {
+            out.extend_from_slice(&n.to_le_bytes());
+        }
+        format!("size of {ino}: {size}, {} {offset}+{len}", if tag == 7 { "zero" } else { "drop" })
     }
 
     fn offset(&mut self) -> u64 {
