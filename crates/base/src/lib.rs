@@ -10,12 +10,14 @@ mod clock;
 mod counter;
 mod error;
 pub mod lock;
+mod panics;
 mod units;
 
 pub use buf::{BLOCK_SIZE, Block, IoBuf};
 pub use clock::{Clock, ManualClock, SystemClock, Timespec};
 pub use counter::{Counter, Histogram, HistogramSnapshot, STRIPES, stripe};
 pub use error::{CorruptKind, Error, Result};
+pub use panics::{panic_words, without_panic};
 pub use units::{BlockNo, Epoch, Extent, Generation, Ino, InoHasher, InoMap, Lsn, parse_size};
 
 /// Starts a named thread. The only place that may create one: names make stack dumps and `top -H` readable.

@@ -650,12 +650,8 @@ impl CheckpointClient for Fs {
             let inodes: Vec<Arc<Inode>> = chunk.iter().filter_map(|ino| self.inodes.get(*ino)).collect();
             match self.writeback(&inodes, Which::Logged, Class::Checkpoint) {
                 Ok(()) => {}
-                // Data that cannot be written, or has no room to be, stays in the log and holds the tail: the
-                // checkpoint goes on without it.
-                Err(Error::Engine(e @ (kedge_base::Error::Io { .. } | kedge_base::Error::NoSpace))) => {
-                    tracing::warn!("log-resident data stays in the log: {e}");
-                    return Ok(());
-                }
+                // Data that cannot be written, or has no room to be, stays in the log and holds the tail: what the store makes
+                // of it is its own decision.
                 Err(Error::Engine(e)) => return Err(e),
                 Err(e) => return Err(kedge_base::Error::invalid(e.to_string())),
             }

@@ -27,7 +27,7 @@ use crate::wait::{Parker, Signal, Wake, assert_may_wait};
 use crate::{ForceCause, Log, Shared, WriteTimes};
 use kedge_base::broken::{self, Variant};
 use kedge_base::lock::Rank;
-use kedge_base::{Error, Lsn, Result};
+use kedge_base::{Error, Lsn, Result, without_panic};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
@@ -154,6 +154,10 @@ impl Shared {
         })
     }
 
+    fn check_alive(&self) -> Result<()> {
+        if self.dead.load(Acquire) { self.state.lock().check_alive() } else { Ok(()) }
+    }
+
     fn force(&self, upto: Lsn) -> Result<()> {
         let mut parker = None;
         let mut state = self.state.lock();
@@ -193,20 +197,26 @@ impl Shared {
         write
     }
 
-    /// A leader's work: barrier, seal, write, answer.
+    /// A leader's work: barrier, seal, write, answer. Behind the barrier whoever appended into the batch is done with
+    /// applying its records; if that failed, the log is shut down, and the batch must not be written.
     pub(crate) fn write(&self, mut write: Write) -> Result<()> {
         let started = self.clock.monotonic();
         // The batch is closed: all appends into it are past, and so are the completions they speak of.
         self.stats.barriers.inc();
-        // Broken on purpose: the data that the records speak of is not flushed.
-        let flushed = if broken::is(Variant::SkipDataFlush) { Ok(()) } else { self.barrier.barrier() };
-        let barrier_over = self.clock.monotonic();
-        let result = flushed.and_then(|()| {
+        let mut barrier_over = started;
+        // A panic would leave the write in flight for ever, and everybody waiting behind it.
+        let result = without_panic("a log write", || {
+            // Broken on purpose: the data that the records speak of is not flushed.
+            if !broken::is(Variant::SkipDataFlush) {
+                self.barrier.barrier()?;
+            }
+            barrier_over = self.clock.monotonic();
+            self.check_alive()?;
             write.seal(&self.key);
             self.ring.write(&*self.device, write.header.lsn, &write.buf)
         });
         if let Err(error) = &result {
-            tracing::error!(%error, lsn = %write.header.lsn, "log write failed, the log shuts down");
+            tracing::error!(%error, lsn = %write.header.lsn, "log write not made, the log shuts down");
         } else {
             self.stats.writes.inc();
             self.stats.bytes_written.add(write.buf.len() as u64);

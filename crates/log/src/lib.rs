@@ -17,9 +17,12 @@
 //! 3. `durable` is the end of the contiguous prefix of completed writes. Several writes may be in flight and complete in
 //!    any order; forces are answered in LSN order.
 //! 4. [`Barrier::barrier`] is called after the last append into a batch and before its write, so a record never becomes
-//!    durable before the data whose completion it speaks of.
+//!    durable before the data whose completion it speaks of, nor before the caller who appended it is done with it.
 //! 5. The first failed write or barrier latches *shutdown*. Nothing is retried and nothing is written after it was noticed:
-//!    every waiter wakes with an error, every later force or reservation gets one.
+//!    every waiter wakes with an error, every later force or reservation gets one. Whether it is latched is looked at once
+//!    more between barrier and write.
+//! 6. A panic in a write, a barrier or a callback latches shutdown with its words: no thread of the log ends while somebody
+//!    may wait for it.
 //!
 //! # Locks
 //! One short mutex (`Rank::LogState`) guards everything above; it is never held across IO, a barrier or a callback. Waiters
@@ -63,7 +66,8 @@ pub const RECORD_MAX: usize = WRITE_BLOCKS_MAX as usize * BLOCK_SIZE - HEADER_SI
 pub trait Barrier: Send + Sync {
     /// Makes every data write that completed before the call durable: flushes the device if there was one since the last
     /// flush. Called from several threads at once; returning because another thread's flush is *under way* is only right
-    /// when that flush began after the call.
+    /// when that flush began after the call. It is also where records are waited for whose append has returned while their
+    /// caller may still find that they must not be written: it shuts the log down before the barrier returns.
     fn barrier(&self) -> Result<()>;
 }
 

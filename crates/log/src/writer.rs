@@ -7,7 +7,7 @@ use crate::Shared;
 use crate::force::stopped;
 use crate::state::State;
 use crate::wait::Wake;
-use kedge_base::{Error, spawn_named};
+use kedge_base::{Error, spawn_named, without_panic};
 use std::sync::Arc;
 
 /// Starts the first writer thread. Without any, shutdown is latched: nobody would answer asynchronous forces.
@@ -39,9 +39,21 @@ fn leave_one_waiting(shared: &Arc<Shared>, state: &mut State) {
     }
 }
 
+/// A panic shuts the log down, and the thread goes on: those who wait still have to get their answers. It cannot panic for
+/// ever, because a log that is shut down writes nothing, and an answer is taken from the queue before it is delivered.
 fn run(shared: &Arc<Shared>) {
+    shared.state.lock().threads_waiting -= 1;
+    while let Err(error) = without_panic("a thread of the log", || {
+        serve(shared);
+        Ok(())
+    }) {
+        tracing::error!("{error}");
+        shared.shut_down(&error);
+    }
+}
+
+fn serve(shared: &Arc<Shared>) {
     let mut state = shared.state.lock();
-    state.threads_waiting -= 1;
     loop {
         if let Some((done, result)) = state.answers.pop_front() {
             leave_one_waiting(shared, &mut state);

@@ -583,6 +583,87 @@ fn a_failed_barrier_is_a_failed_write() {
     assert_eq!(s.device.writes(), 0);
 }
 
+/// Shuts its log down, as somebody does who finds that a record it has appended must not be written.
+struct Revoking(std::sync::Mutex<std::sync::Weak<Log>>);
+
+impl kedge_log::Barrier for Revoking {
+    fn barrier(&self) -> Result<()> {
+        if let Some(log) = self.0.lock().unwrap().upgrade() {
+            log.shutdown(&Error::invalid("revoked"));
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn what_is_revoked_before_the_barrier_returns_is_not_written() {
+    let s = setup(2 * MIB);
+    let barrier = Arc::new(Revoking(std::sync::Mutex::default()));
+    let log = s.open_with(barrier.clone(), Lsn(0), Lsn(0));
+    *barrier.0.lock().unwrap() = Arc::downgrade(&log);
+    let at = append(&log, b"x");
+    let error = log.force(at.end, ForceCause::Fsync).unwrap_err();
+    assert!(error.to_string().contains("revoked"), "{error}");
+    assert_eq!((s.device.writes(), log.durable_lsn()), (0, Lsn(0)));
+}
+
+/// One that leads by itself, one that waits behind it, one that is to be called.
+#[test]
+fn a_panic_in_a_write_is_told_to_all_who_wait() {
+    let s = setup(2 * MIB);
+    let log = s.open(Lsn(0), Lsn(0));
+    s.barrier.panic.store(true, SeqCst);
+    let (send, told) = mpsc::channel();
+    let at = append(&log, b"x");
+    log.force_async(at.end, ForceCause::Fsync, Box::new(move |result| send.send(result).unwrap()));
+    let waiters: Vec<_> = (0..4)
+        .map(|_| {
+            let log = log.clone();
+            spawn(move || log.force(at.end, ForceCause::Fsync))
+        })
+        .collect();
+    let answers = waiters.into_iter().map(|t| t.join().expect("the panic stays inside"));
+    for answer in answers.chain([told.recv_timeout(Duration::from_secs(60)).expect("it is called")]) {
+        let error = answer.unwrap_err().to_string();
+        assert!(error.contains("a panic in a log write: the barrier panics"), "{error}");
+    }
+    s.barrier.panic.store(false, SeqCst);
+    assert!(log.reserve(1, ReserveClass::Normal).is_err());
+    assert_eq!(s.device.writes(), 0);
+    log.stop();
+}
+
+/// The threads that deliver answers outlive a callback that panics: those behind it are called, and are told.
+#[test]
+fn a_panic_in_a_callback_shuts_the_log_down_and_the_other_callbacks_are_called() {
+    let s = setup(2 * MIB);
+    let log = s.open(Lsn(0), Lsn(0));
+    let at = append(&log, b"x");
+    log.force_async(at.end, ForceCause::Fsync, Box::new(|_| panic!("the callback panics")));
+    until(|| log.shutdown_reason().is_some());
+    let reason = log.shutdown_reason().unwrap().to_string();
+    assert!(reason.contains("a panic in a thread of the log: the callback panics"), "{reason}");
+
+    // Many at once, so that each of the threads has to deliver behind a panic of its own.
+    let log = s.open(Lsn(0), Lsn(0));
+    let (send, told) = mpsc::channel();
+    s.device.hold_write(0);
+    let at = append(&log, b"y");
+    for n in 0..40 {
+        let send = send.clone();
+        let done = move |result: Result<()>| {
+            assert!(n % 4 != 0, "the callback panics");
+            send.send(result.is_ok()).unwrap();
+        };
+        log.force_async(at.end, ForceCause::Fsync, Box::new(done));
+    }
+    s.device.release();
+    for _ in 0..30 {
+        told.recv_timeout(Duration::from_secs(60)).expect("each is called");
+    }
+    log.stop();
+}
+
 #[test]
 fn shutdown_from_outside_wakes_waiters() {
     let log = setup(MIB + 3).open(Lsn(0), Lsn(0));

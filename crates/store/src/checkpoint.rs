@@ -9,18 +9,19 @@
 //! A crash at any point finds one of the two.
 
 use crate::Store;
+use crate::background::Retry;
 use kedge_base::broken::{self, Variant};
 
 use kedge_alloc::FrozenAlloc;
 use kedge_base::lock::{Mutex, Rank};
-use kedge_base::{BlockNo, Error, Generation, Ino, IoBuf, Lsn, Result};
+use kedge_base::{BlockNo, Error, Generation, Ino, IoBuf, Lsn, Result, without_panic};
 use kedge_btree::Frozen;
 use kedge_device::{Device, Io, Op, run_batch};
 use kedge_format::superblock::{CheckpointState, Superblock};
 use kedge_log::{ForceCause, SpacePressure};
 use std::cell::Cell;
+use std::sync::Weak;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// Why a checkpoint ran.
@@ -50,7 +51,8 @@ impl CheckpointCause {
 /// What a checkpoint asks of the file system above.
 pub trait CheckpointClient: Send + Sync {
     /// Writes log-resident data in place, oldest first, so that the tail can move. Runs beside operations, with no
-    /// lock of the store held but the one that makes checkpoints single.
+    /// lock of the store held but the one that makes checkpoints single. The error is why data stays in the log; whatever
+    /// else could be written has been.
     fn prepare_checkpoint(&self) -> Result<()>;
 }
 
@@ -66,6 +68,9 @@ pub(crate) struct Control {
     took: AtomicU64,
     /// Percentage of free log below which the background thread checkpoints; 0: `noasync_checkpoint`.
     pub async_percent: AtomicU32,
+    /// Why the last checkpoint left data in the log that it should have written in place.
+    pub unwritable: Mutex<Option<Error>>,
+    pub retry: Mutex<Retry>,
 }
 
 impl Control {
@@ -77,6 +82,8 @@ impl Control {
             cut_at: AtomicU64::new(0),
             took: AtomicU64::new(0),
             async_percent: AtomicU32::new(async_percent),
+            unwritable: Mutex::new(Rank::Leaf, None),
+            retry: Mutex::new(Rank::Leaf, Retry::default()),
         }
     }
 
@@ -239,22 +246,22 @@ impl Store {
         result
     }
 
-    /// The caller holds the single-flight lock.
+    /// The caller holds the single-flight lock. One that fails shuts the store down: the frozen state cannot be taken back into
+    /// the running one, and the log is whole, so a mount anew recovers. So does one that panics, whose half-done state nobody may
+    /// go on with.
     fn run_checkpoint(&self, cause: CheckpointCause, clean: bool) -> Result<()> {
         if let Some(reason) = self.log.shutdown_reason() {
             return Err(reason);
         }
         let running = self.checkpoint.start();
         let started = self.clock.monotonic();
-        if let Some(client) = self.client.get().and_then(Weak::upgrade) {
-            client.prepare_checkpoint()?;
-        }
-        let prepared = self.clock.monotonic();
-        let cut = self.cut();
-        let result = self.write_cut(cut, clean, cause, prepared - started);
+        let result = without_panic("a checkpoint", || {
+            self.prepare()?;
+            let prepared = self.clock.monotonic();
+            self.write_cut(self.cut(), clean, cause, prepared - started)
+        });
         match &result {
             Ok(()) => running.completed(),
-            // The frozen state cannot be taken back into the running one: the log is whole, so a remount recovers.
             Err(e) => self.shutdown(e),
         }
         self.stats.checkpoints[cause as usize].inc();
@@ -262,6 +269,22 @@ impl Store {
         self.checkpoint.took.store(took, Ordering::Relaxed);
         self.stats.checkpoint_ns.record(took);
         result
+    }
+
+    /// Has log-resident data written in place. What cannot be, for whatever reason, stays in the log and holds the tail, and
+    /// the checkpoint is made without it: it still frees the log up to there, and whoever asked for it may be somebody who has
+    /// nothing to do with that data. If then nobody finds log space any more, [`Store::background`] decides.
+    fn prepare(&self) -> Result<()> {
+        let Some(client) = self.client.get().and_then(Weak::upgrade) else { return Ok(()) };
+        let prepared = client.prepare_checkpoint();
+        match &prepared {
+            Ok(()) => {}
+            // The device or the store is gone as a whole.
+            Err(Error::Shutdown(_) | Error::Fenced | Error::OutcomeUnknown) => return prepared,
+            Err(e) => tracing::warn!("log-resident data stays in the log: {e}"),
+        }
+        *self.checkpoint.unwritable.lock() = prepared.err();
+        Ok(())
     }
 
     fn cut(&self) -> Cut {
@@ -428,29 +451,6 @@ impl Store {
         }
         self.wake_checkpoint(CheckpointCause::LogSpace);
         Ok(())
-    }
-
-    /// Body of the background thread. Holds the store only while it works, so that dropping the store ends it.
-    pub(crate) fn background(store: Weak<Store>, wake: Arc<crate::Wake>) {
-        loop {
-            let cause = {
-                let mut flag = wake.flag.lock();
-                while flag.wanted.is_none() && !flag.stop {
-                    wake.cond.wait(&mut flag);
-                }
-                if flag.stop {
-                    return;
-                }
-                flag.wanted
-            };
-            let Some(store) = store.upgrade() else { return };
-            if let Err(e) = store.checkpoint(cause.unwrap_or(CheckpointCause::Background)) {
-                tracing::error!("background checkpoint: {e}");
-            }
-            // Wishes that came while it ran are met by it, unless the log is still short: then go on.
-            let again = store.check_alive().is_ok() && store.log.has_waiters();
-            wake.flag.lock().wanted = again.then_some(CheckpointCause::LogSpace);
-        }
     }
 }
 

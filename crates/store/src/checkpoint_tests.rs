@@ -2,6 +2,7 @@ use super::*;
 use crate::{Class, FormatParams, Losses, Need, OpenOptions, format, read_superblock};
 use kedge_base::{Clock, ManualClock};
 use kedge_device::MemDevice;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 /// With a log of 1 MiB.
@@ -99,10 +100,11 @@ fn a_checkpoint_rests_only_while_the_log_fills_slowly() {
     assert!(fills_slowly(1000, 0, 0, 20) && !fills_slowly(1000, 1, 0, 20), "right at the cut");
 }
 
-/// Sees the turns of checkpoints from inside them; fails to prepare them when told to.
+/// Sees the turns of checkpoints from inside them; the device is gone when it is told so.
 struct Client {
     store: Weak<Store>,
     fails: AtomicBool,
+    panics: AtomicBool,
     turns: Mutex<Vec<u64>>,
 }
 
@@ -112,7 +114,8 @@ impl CheckpointClient for Client {
         let turn = store.checkpoint_turn();
         assert!(store.checkpoint_ran_since(turn), "it has not ended");
         self.turns.lock().push(turn);
-        if self.fails.load(Ordering::Relaxed) { Err(Error::invalid("not now")) } else { Ok(()) }
+        assert!(!self.panics.load(Ordering::Relaxed), "the client panics");
+        if self.fails.load(Ordering::Relaxed) { Err(Error::Fenced) } else { Ok(()) }
     }
 }
 
@@ -121,6 +124,7 @@ fn with_client() -> (Arc<Store>, Arc<Client>) {
     let client = Arc::new(Client {
         store: Arc::downgrade(&store),
         fails: AtomicBool::new(false),
+        panics: AtomicBool::new(false),
         turns: Mutex::new(Rank::Leaf, Vec::new()),
     });
     let weak: Weak<Client> = Arc::downgrade(&client);
@@ -131,7 +135,7 @@ fn with_client() -> (Arc<Store>, Arc<Client>) {
 #[test]
 fn the_turn_is_odd_inside_a_checkpoint_and_even_behind_it_even_if_it_fails() {
     let (store, client) = with_client();
-    for fails in [false, true, false] {
+    for fails in [false, false, true] {
         client.fails.store(fails, Ordering::Relaxed);
         let before = store.checkpoint_turn();
         assert!(!store.checkpoint_ran_since(before), "none is under way");
@@ -141,16 +145,17 @@ fn the_turn_is_odd_inside_a_checkpoint_and_even_behind_it_even_if_it_fails() {
         assert_eq!(store.checkpoint_turn(), before + 2);
         assert!(!store.checkpoint_ran_since(before + 2));
     }
-    store.shutdown(&Error::invalid("enough"));
+    // One that failed was the last.
     let turn = store.checkpoint_turn();
+    client.fails.store(false, Ordering::Relaxed);
     assert!(store.checkpoint(CheckpointCause::Request).is_err());
     assert_eq!(store.checkpoint_turn(), turn, "none began");
 }
 
 #[test]
-fn who_waits_shares_a_checkpoint_that_starts_later_also_after_one_that_failed() {
+fn who_waits_shares_a_checkpoint_that_starts_later_and_completes() {
     let (store, client) = with_client();
-    for fails in [false, true, false] {
+    for fails in [false, false, true] {
         client.fails.store(fails, Ordering::Relaxed);
         let wanted = store.checkpoint.next();
         assert!(!store.checkpoint.covers(wanted));
@@ -163,4 +168,19 @@ fn who_waits_shares_a_checkpoint_that_starts_later_also_after_one_that_failed() 
     running.completed();
     drop(running);
     assert!(!store.checkpoint.covers(wanted));
+}
+
+/// Called by whoever unmounts, by an operation that needs space, by the thread in the background.
+#[test]
+fn a_checkpoint_that_panics_shuts_the_store_down_with_its_words() {
+    let (store, client) = with_client();
+    client.panics.store(true, Ordering::Relaxed);
+    let words = "a panic in a checkpoint: the client panics";
+    let error = store.checkpoint(CheckpointCause::Request).unwrap_err().to_string();
+    assert!(error.contains(words), "{error}");
+    assert!(store.checkpoint_turn().is_multiple_of(2), "it has ended");
+    let need = Need { log_bytes: 100, items: 1, neighbours: 0, class: Class::Normal };
+    let error = store.begin(need).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains(words), "{error}");
+    assert!(store.close().unwrap_err().to_string().contains(words));
 }

@@ -4,8 +4,9 @@
 //! waiter is served by the first flush that started at or after its number. One flush runs at a time: those who come
 //! meanwhile share the next one.
 
+use crate::gate::Gate;
 use kedge_base::lock::{Condvar, Mutex, Rank};
-use kedge_base::{Counter, Error, Result};
+use kedge_base::{Counter, Error, Result, without_panic};
 use kedge_device::Device;
 use kedge_log::Barrier;
 use std::sync::Arc;
@@ -81,7 +82,8 @@ impl Flusher {
             drop(state);
             let covers = self.written.load(Ordering::Acquire);
             self.flushes.inc();
-            let result = self.device.flush();
+            // Whatever comes, those who wait for this flush get an answer.
+            let result = without_panic("a device flush", || self.device.flush());
             let mut state = self.state.lock();
             state.running = false;
             match result {
@@ -96,8 +98,17 @@ impl Flusher {
     }
 }
 
-impl Barrier for Flusher {
+/// What a log write waits for.
+pub(crate) struct LogBarrier {
+    pub gate: Arc<Gate>,
+    pub flusher: Arc<Flusher>,
+}
+
+impl Barrier for LogBarrier {
+    /// First those who append: they leave the gate when their records are applied, or when they have shut the log down
+    /// because a record could not be. Then the data.
     fn barrier(&self) -> Result<()> {
-        self.flush(self.newest())
+        self.gate.wait_for_those_inside();
+        self.flusher.flush(self.flusher.newest())
     }
 }

@@ -25,6 +25,14 @@ impl Gate {
         self.0[stripe()].0.read()
     }
 
+    /// Returns when everyone is out who was inside at the call. Who comes later is not waited for, so this ends however busy
+    /// the gate is: a lane that somebody wants to close lets nobody in before.
+    pub fn wait_for_those_inside(&self) {
+        for lane in &self.0 {
+            drop(lane.0.write());
+        }
+    }
+
     /// Keeps everyone out.
     pub fn close(&self) -> [WriteGuard<'_, ()>; STRIPES] {
         std::array::from_fn(|i| self.0[i].0.write())

@@ -37,3 +37,38 @@ fn nobody_is_inside_while_it_is_closed() {
     }
     inside.into_iter().for_each(|t| t.join().expect("no panic"));
 }
+
+#[test]
+fn who_was_inside_is_waited_for_and_who_comes_later_is_not() {
+    let gate = Arc::new(Gate::new());
+    let (entered, wait_entered) = std::sync::mpsc::channel();
+    let (leave, wait_leave) = std::sync::mpsc::channel::<()>();
+    let left = Arc::new(AtomicU64::new(0));
+    let inside = {
+        let (gate, left) = (gate.clone(), left.clone());
+        let body = move || {
+            let pass = gate.enter();
+            entered.send(()).expect("somebody listens");
+            wait_leave.recv().expect("told to leave");
+            left.store(1, Relaxed);
+            drop(pass);
+        };
+        spawn_named("inside", body).expect("start a thread")
+    };
+    wait_entered.recv().expect("it enters");
+    let waits = {
+        let (gate, left) = (gate.clone(), left.clone());
+        let body = move || {
+            gate.wait_for_those_inside();
+            left.load(Relaxed)
+        };
+        spawn_named("waits", body).expect("start a thread")
+    };
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    assert!(!waits.is_finished());
+    leave.send(()).expect("it listens");
+    assert_eq!(waits.join().expect("no panic"), 1, "it has left");
+    inside.join().expect("no panic");
+    gate.wait_for_those_inside();
+    drop(gate.enter());
+}

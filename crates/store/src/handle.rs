@@ -112,6 +112,20 @@ impl Store {
     }
 }
 
+/// Shuts the store down when it is dropped armed: by a panic between append and the end of apply. Dropped before the epoch
+/// guard is left, so that no log write takes the record. (An error has shut the store down already.)
+struct Poison<'a>(Option<&'a Store>);
+
+impl Drop for Poison<'_> {
+    fn drop(&mut self) {
+        if let Some(store) = self.0
+            && std::thread::panicking()
+        {
+            store.shutdown(&Error::Shutdown("a panic while a record was applied".into()));
+        }
+    }
+}
+
 impl Handle<'_> {
     /// Appends the record and applies it: all of it or, after a crash, all or nothing. No IO, no wait.
     ///
@@ -137,6 +151,7 @@ impl Handle<'_> {
         let _pins = if store.tree.is_in_memory() { None } else { Some(store.tree.pin(&keys)?) };
         let gate = store.gate.enter();
         store.check_alive()?;
+        let mut poison = Poison(Some(store));
         let append = if last { Log::append_last } else { Log::append };
         let lsn = append(&store.log, &mut self.log, &bytes);
         let target = Target {
@@ -146,20 +161,21 @@ impl Handle<'_> {
             counters: &store.counters,
             replay: false,
         };
-        match apply::apply(&target, lsn, &decoded.edits) {
-            Ok(0) => {}
-            Ok(pieces) => {
-                assert!(pieces < 0 || !last, "what the promise comes out of is given back");
-                store.log.promise(pieces * PROMISE_PER_PIECE);
-            }
-            Err(e) => {
-                store.shutdown(&e);
-                return Err(e);
-            }
+        // The gate is still held: no log write takes the record before it is applied or the log is shut down.
+        let pieces = apply::apply(&target, lsn, &decoded.edits).inspect_err(|e| store.shutdown(e))?;
+        if pieces != 0 {
+            assert!(pieces < 0 || !last, "what the promise comes out of is given back");
+            store.log.promise(pieces * PROMISE_PER_PIECE);
         }
+        poison.0 = None;
+        drop(poison);
         drop(gate);
         store.stats.records[decoded.op as usize].inc();
         store.after_commit();
         Ok(lsn)
     }
 }
+
+#[cfg(test)]
+#[path = "handle_tests.rs"]
+mod tests;

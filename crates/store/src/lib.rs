@@ -2,13 +2,14 @@
 //!
 //! # Life of an operation
 //! [`Store::begin`] reserves log bytes and tree nodes (the only wait), [`Handle::commit`] enters the epoch, appends the
-//! record, applies it, and leaves: no IO, no wait. [`Store::force`] makes it durable.
+//! record (its LSN is known then), applies it, and leaves: no IO, no wait. [`Store::force`] makes it durable.
 //!
 //! # Invariants
 //! 1. The tree, the owned bitmaps, the residents and the counters are a function of the records appended so far: only
 //!    [`apply`] changes them, live and in replay.
 //! 2. A record is appended and applied inside one epoch guard, and a checkpoint's cut takes the guard exclusively: the
-//!    tree at the cut holds exactly the records below it.
+//!    tree at the cut holds exactly the records below it. A log write waits until all who were inside the guard have left, and
+//!    whoever cannot apply a record shuts the log down inside it: so a record that was not applied is never durable.
 //! 3. Two records that touch one inode are appended in the order in which they are applied: the caller holds the
 //!    inode's meta lock across `commit`.
 //! 4. A checkpoint's superblock slot is written only when the log is durable up to the cut and the nodes and bitmaps are
@@ -17,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 mod apply;
+mod background;
 mod checkpoint;
 mod flusher;
 mod format;
@@ -79,7 +81,7 @@ pub struct Store {
     pub(crate) log: Arc<Log>,
     pub(crate) flusher: Arc<flusher::Flusher>,
     /// The epoch guard.
-    pub(crate) gate: gate::Gate,
+    pub(crate) gate: Arc<gate::Gate>,
     pub(crate) residents: residents::Residents,
     pub(crate) counters: Counters,
     /// Generation in which the tree changes now: one more than the last cut's.

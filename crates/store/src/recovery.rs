@@ -13,7 +13,8 @@
 
 use crate::apply::{Target, apply, apply_resident};
 use crate::checkpoint::{Control, Cut, write_checkpoint};
-use crate::flusher::Flusher;
+use crate::flusher::{Flusher, LogBarrier};
+use crate::gate::Gate;
 use crate::residents::{DrainedPiece, Residents, Source};
 use crate::space::{AllocNodes, DeviceNodes};
 use crate::{Counters, Store, StoreStats, Wake};
@@ -444,11 +445,12 @@ impl Recovery {
 
     fn into_store(self, head: Lsn, read_only: bool, options: &OpenOptions) -> Result<Arc<Store>> {
         let flusher = Arc::new(Flusher::new(self.device.clone()));
+        let gate = Arc::new(Gate::new());
         let g = &self.sb.geometry;
         let log = Log::new(
             self.device.clone(),
             self.clock.clone(),
-            flusher.clone(),
+            Arc::new(LogBarrier { gate: gate.clone(), flusher: flusher.clone() }),
             LogConfig {
                 key: g.log_key(),
                 epoch: self.epoch(),
@@ -472,7 +474,7 @@ impl Recovery {
             alloc: self.alloc,
             log,
             flusher,
-            gate: crate::gate::Gate::new(),
+            gate,
             residents: self.residents,
             counters: self.counters,
             generation: self.generation,

@@ -81,6 +81,11 @@ impl Residents {
         self.ages.lock().first_key_value().map(|((lsn, _), _)| *lsn)
     }
 
+    /// The inode of the oldest piece.
+    pub fn oldest_inode(&self) -> Option<Ino> {
+        self.ages.lock().first_key_value().map(|((_, ino), _)| *ino)
+    }
+
     /// Adds a piece, replacing what it covers. Returns the change of the number of pieces.
     pub fn add(&self, ino: Ino, offset: u64, len: u64, lsn: Lsn, source: Source) -> i64 {
         if len == 0 {

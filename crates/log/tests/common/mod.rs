@@ -243,12 +243,14 @@ impl Device for MemDevice {
 pub struct CountingBarrier {
     pub calls: std::sync::atomic::AtomicU64,
     pub fail: std::sync::atomic::AtomicBool,
+    pub panic: std::sync::atomic::AtomicBool,
 }
 
 impl kedge_log::Barrier for CountingBarrier {
     fn barrier(&self) -> Result<()> {
         use std::sync::atomic::Ordering::Relaxed;
         self.calls.fetch_add(1, Relaxed);
+        assert!(!self.panic.load(Relaxed), "the barrier panics");
         if self.fail.load(Relaxed) { Err(eio("flush", 0, 0)) } else { Ok(()) }
     }
 }
