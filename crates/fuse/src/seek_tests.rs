@@ -65,7 +65,7 @@ fn a_panic_answers_its_caller_and_those_behind_it_and_shuts_the_file_system_down
     let ask = |unique| {
         let request = Request { header: InHeader { unique, ..InHeader::new_zeroed() }, body: &[], token: 0 };
         send.send(SeekJob {
-            reply: Reply::new(wire.clone(), &request),
+            reply: Reply::new(wire.clone(), Arc::default(), &request),
             ino,
             offset: 0,
             kind: SeekKind::Data,
