@@ -119,7 +119,7 @@ fn collide(write: &mut [u8], at: usize, want: u32) {
         }
     }
     assert_eq!(need, 0);
-    write[at..at + 4].copy_from_slice(&(bytes as u32).to_le_bytes());
+    write[at..at + 4].copy_from_slice(&bytes.to_le_bytes());
 }
 
 /// The sector with the header is new, the others hold what a file's owner had planted in the ring for this moment: the

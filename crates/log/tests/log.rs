@@ -584,11 +584,11 @@ fn a_failed_barrier_is_a_failed_write() {
 }
 
 /// Shuts its log down, as somebody does who finds that a record it has appended must not be written.
-struct Revoking(std::sync::Mutex<std::sync::Weak<Log>>);
+struct Revoking(parking_lot::Mutex<std::sync::Weak<Log>>);
 
 impl kedge_log::Barrier for Revoking {
     fn barrier(&self) -> Result<()> {
-        if let Some(log) = self.0.lock().unwrap().upgrade() {
+        if let Some(log) = self.0.lock().upgrade() {
             log.shutdown(&Error::invalid("revoked"));
         }
         Ok(())
@@ -598,9 +598,9 @@ impl kedge_log::Barrier for Revoking {
 #[test]
 fn what_is_revoked_before_the_barrier_returns_is_not_written() {
     let s = setup(2 * MIB);
-    let barrier = Arc::new(Revoking(std::sync::Mutex::default()));
+    let barrier = Arc::new(Revoking(parking_lot::Mutex::new(std::sync::Weak::new())));
     let log = s.open_with(barrier.clone(), Lsn(0), Lsn(0));
-    *barrier.0.lock().unwrap() = Arc::downgrade(&log);
+    *barrier.0.lock() = Arc::downgrade(&log);
     let at = append(&log, b"x");
     let error = log.force(at.end, ForceCause::Fsync).unwrap_err();
     assert!(error.to_string().contains("revoked"), "{error}");
