@@ -639,3 +639,36 @@ fn many_threads() {
     assert_eq!(after.free + 4 * after.pool, before.free + 4 * before.pool);
     alloc.cells.iter().for_each(|c| c.lock().check());
 }
+
+#[test]
+fn bad_blocks_are_nobodys_until_the_image_is_closed() {
+    let alloc = smallest();
+    let before = alloc.free_counts().available;
+    let e = alloc.alloc_data(BlockNo(2000), 10, None).unwrap();
+    alloc.apply_alloc(e).unwrap();
+    let bad = Extent::new(BlockNo(e.start.0 + 3), 2);
+    assert!(alloc.quarantine(bad));
+    assert_eq!(alloc.bad_blocks(), 2);
+    alloc.apply_free(e, Lsn(1)).unwrap();
+    alloc.durable(Lsn(1));
+    let counts = alloc.free_counts();
+    assert_eq!((counts.available, counts.pending_data), (before - 2, 0));
+    let handed_out = fill(&alloc);
+    let is_bad = |e: &Extent| bad.start <= e.start && e.start < bad.end();
+    assert!(!handed_out.iter().any(is_bad), "a bad block was handed out");
+    let rest = Extent::new(handed_out[0].start, handed_out[0].blocks);
+    assert!(!alloc.quarantine(Extent::new(rest.start, 256)), "a device that is bad as a whole");
+}
+
+#[test]
+fn what_is_given_back_as_a_promise_is_nobody_elses() {
+    let alloc = smallest();
+    let mut promise = alloc.reserve_data(5).unwrap();
+    let e = alloc.alloc_data(BlockNo(0), 5, Some(&mut promise)).unwrap();
+    fill(&alloc);
+    let renewed = alloc.unplace_data(e);
+    assert_eq!(renewed.blocks(), 5);
+    assert!(is_no_space(alloc.alloc_data(BlockNo(0), 1, None)));
+    drop(renewed);
+    assert_eq!(alloc.alloc_data(BlockNo(0), 5, None).unwrap(), e);
+}

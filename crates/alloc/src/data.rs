@@ -20,6 +20,9 @@ const SHRINK_TRIES: u32 = 16;
 /// Directories with inode numbers this close share a group, so that a tree of small directories is written in one
 /// place.
 const DIRS_TOGETHER: u64 = 64;
+/// At most this part of the data area, and at least so many blocks, can be set aside as bad.
+const BAD_PART: u64 = 64;
+const BAD_MIN: u64 = 256;
 /// Groups tried for a directory before a nearly full one will do.
 const DIR_GROUPS: u64 = 16;
 
@@ -150,11 +153,57 @@ impl Alloc {
 
     /// Gives back a run, or a part of one, that no record took.
     pub fn release_data(&self, extent: Extent) {
-        let pieces = self.pieces(extent).expect("gives back what alloc_data placed");
+        self.freed(self.release(extent));
+    }
+
+    /// As [`Alloc::release_data`], for blocks that were placed out of a promise: it is renewed, and
+    /// nobody else gets them in between.
+    pub fn unplace_data(&self, extent: Extent) -> DataReservation {
+        DataReservation::taken(self.space.clone(), self.release(extent))
+    }
+
+    /// Sets blocks aside that the device does not take: whoever has them keeps them, and when they
+    /// become free nobody gets them as long as the image is open. The caller has them, placed or by
+    /// an extent. False: too many are set aside already, the device as a whole is at fault.
+    pub fn quarantine(&self, extent: Extent) -> bool {
+        let limit = ((self.geometry.total_blocks - self.geometry.data_start.0) / BAD_PART).max(BAD_MIN);
+        let mut bad = self.bad.lock();
+        if bad.len() as u64 + extent.blocks > limit {
+            return false;
+        }
+        bad.extend(extent.start.0..extent.end().0);
+        self.bad_count.store(bad.len() as u64, SeqCst);
+        true
+    }
+
+    /// Blocks in quarantine.
+    pub fn bad_blocks(&self) -> u64 {
+        self.bad_count.load(SeqCst)
+    }
+
+    /// Makes busy blocks free that nothing holds any more, but for those in quarantine. Returns how
+    /// many.
+    fn release(&self, extent: Extent) -> u64 {
+        if self.bad_blocks() == 0 {
+            return self.release_run(extent);
+        }
+        let bad: Vec<u64> = self.bad.lock().range(extent.start.0..extent.end().0).copied().collect();
+        let (mut at, mut released) = (extent.start.0, 0);
+        for end in bad.into_iter().chain([extent.end().0]) {
+            if at < end {
+                released += self.release_run(Extent::new(BlockNo(at), end - at));
+            }
+            at = end + 1;
+        }
+        released
+    }
+
+    fn release_run(&self, extent: Extent) -> u64 {
+        let pieces = self.pieces(extent).expect("checked when it was placed or freed");
         for (g, bit, len) in pieces {
             self.with_group(g, |group| group.release(bit, len));
         }
-        self.freed(extent.blocks);
+        extent.blocks
     }
 
     /// A record takes the blocks: they become owned.
@@ -195,16 +244,10 @@ impl Alloc {
 
     fn release_due(&self, lsn: Lsn) {
         let due = self.pending.due(lsn);
-        let mut blocks = 0;
-        for extent in due {
-            let pieces = self.pieces(extent).expect("checked when it was freed");
-            for (g, bit, len) in pieces {
-                self.with_group(g, |group| group.release(bit, len));
-            }
-            blocks += extent.blocks;
-        }
+        let blocks = due.iter().map(|extent| extent.blocks).sum();
+        let released = due.into_iter().map(|extent| self.release(extent)).sum();
         self.pending.blocks.fetch_sub(blocks, SeqCst);
-        self.freed(blocks);
+        self.freed(released);
     }
 
     /// Where to look for the first blocks of a file: directories are spread over the groups, a directory's files stay

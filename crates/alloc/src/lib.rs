@@ -34,6 +34,9 @@
 //!    at once, but data gets it only after the next checkpoint. Replay from that cut needs as many slots as the tree
 //!    had at its largest since; were such a slot data's by the end of the log, it would be held from the tree, and a
 //!    full image could not be recovered.
+//! 7. **The device did not take a write to it** (`quarantine`). Reused, the next file's write
+//!    fails, too. Until the image is closed: the next mount may try again, for a device may have
+//!    been mended.
 //!
 //! No reason: *a frozen bitmap names it*. The bitmap of a checkpoint in flight may call a block owned that is free
 //! and reused by then; the log from the cut on holds the free and the new allocation, and replay corrects it. Nor
@@ -86,6 +89,7 @@ use kedge_format::alloc::{GROUP_BLOCKS, GroupEntry};
 use kedge_format::superblock::Geometry;
 use pool::NodePool;
 use space::Space;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
@@ -111,6 +115,10 @@ pub struct Alloc {
     durable: Mutex<Durable>,
     in_flight: AtomicBool,
     replaying: AtomicBool,
+    /// Blocks in quarantine, and how many: whoever releases blocks need not look while there are
+    /// none.
+    bad: Mutex<BTreeSet<u64>>,
+    bad_count: AtomicU64,
 }
 
 /// Figures of the allocator, each exact for itself; together a glimpse, for they move while they are read.
@@ -197,6 +205,8 @@ impl Alloc {
             durable: Mutex::new(Rank::Leaf, durable),
             in_flight: AtomicBool::new(false),
             replaying: AtomicBool::new(replaying),
+            bad: Mutex::new(Rank::Leaf, BTreeSet::new()),
+            bad_count: AtomicU64::new(0),
         }
     }
 

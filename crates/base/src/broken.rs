@@ -44,12 +44,16 @@ pub enum Variant {
     AckOutOfOrder,
     /// An inode read from the tree enters the cache though it changed there meanwhile.
     StaleInode,
+    /// Pages whose record failed count as written.
+    ErrorNotPropagated,
+    /// An fsync that waits for another's writeback does not look at what became of it.
+    WaitWithoutLook,
     /// Bytes with the right magic, uuid and checksum pass for a log write.
     UnkeyedLog,
 }
 
 impl Variant {
-    pub const ALL: [Variant; 19] = [
+    pub const ALL: [Variant; 21] = [
         Variant::SkipDataFlush,
         Variant::AckBeforeForce,
         Variant::FdatasyncSkipsFlush,
@@ -68,6 +72,8 @@ impl Variant {
         Variant::CutNotExact,
         Variant::AckOutOfOrder,
         Variant::StaleInode,
+        Variant::ErrorNotPropagated,
+        Variant::WaitWithoutLook,
         Variant::UnkeyedLog,
     ];
 }

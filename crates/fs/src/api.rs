@@ -42,7 +42,8 @@ impl Drop for Membership {
     }
 }
 
-/// Sixteen random bytes. Six bits of a random uuid are fixed, at other places in one of two that is turned by half.
+/// Sixteen random bytes. Six bits of a random uuid are fixed, at other places in one of two that is
+/// turned by half.
 fn new_log_secret() -> LogSecret {
     let [a, b] = [(); 2].map(|()| uuid::Uuid::new_v4().as_u128());
     LogSecret((a ^ b.rotate_left(64)).to_le_bytes())
@@ -156,18 +157,30 @@ impl FileSystem {
 
     /// Makes everything durable, writes the last checkpoint and ends. Later calls fail. Nameless inodes that are still
     /// pinned are deleted by the next open.
+    ///
+    /// File data that no place on the device takes, though tried again, is lost: that is the error
+    /// then ([`Error::DataLost`]), the image remembers it until a repair, and all else is durable
+    /// and closed.
     pub fn close(&self) -> Result<()> {
         if self.fs.closed.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let synced = self.fs.sync(ForceCause::Close);
+        let synced = self.fs.sync_for_close();
         if self.fs.closed.swap(true, Ordering::Relaxed) {
             return Ok(());
         }
         self.fs.flusher.leave();
+        let lost = self.fs.lost_data();
+        if let Some(lost) = &lost {
+            tracing::error!("{lost}");
+            self.fs.store.note_losses(lost.files);
+        }
         let closed = self.fs.store.close();
-        synced?;
-        Ok(closed?)
+        match lost {
+            // The cause of that, too, is in the trace.
+            Some(lost) if closed.is_ok() => Err(Error::DataLost(Arc::new(lost))),
+            _ => synced.and(closed.map_err(Error::from)),
+        }
     }
 
     fn timed<R>(&self, op: OpKind, run: impl FnOnce(&Fs) -> Result<R>) -> Result<R> {
@@ -275,8 +288,8 @@ impl FileSystem {
         self.timed(OpKind::read, |fs| fs.read(ino, offset, buf))
     }
 
-    /// Bytes written; fewer than asked when space or device gave out on the way. The cause is in the trace, and the answer
-    /// to a call that writes the rest.
+    /// Bytes written; fewer than asked when space or device gave out on the way. The cause is in
+    /// the trace, and the answer to a call that writes the rest.
     pub fn write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<usize> {
         self.write_with(ino, offset, data, WriteMode::default())
     }
@@ -382,11 +395,10 @@ impl FileSystem {
 
     /// Stops at once (FS_IOC_SHUTDOWN): later mutations and fsyncs fail with EIO. `flush`: force the log first.
     pub fn shutdown(&self, flush: bool) -> Result<()> {
-        if flush {
-            self.fs.sync(ForceCause::Sync)?;
-        }
+        // What cannot be flushed does not keep it running.
+        let flushed = if flush { self.fs.sync(ForceCause::Sync) } else { Ok(()) };
         self.fs.store.shutdown(&kedge_base::Error::Shutdown("a shutdown was asked for".into()));
-        Ok(())
+        flushed
     }
 
     /// Writes a checkpoint now.

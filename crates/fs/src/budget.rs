@@ -115,6 +115,11 @@ impl Budget {
         dirty > self.dirty_hard || self.shared.as_ref().is_some_and(|s| s.over(s.hard, dirty))
     }
 
+    /// In pages.
+    pub fn hard_limit(&self) -> i64 {
+        self.dirty_hard
+    }
+
     /// How long a writer waits before it goes on: nothing up to half way between the limits, then more and more. The
     /// flusher gets ahead, and few writers ever meet the hard limit, where they wait for whole passes.
     pub fn delay(&self) -> Option<Duration> {

@@ -1,5 +1,9 @@
 //! What a file system operation can answer, and its errno: the one place where the file system's errno numbers appear.
 
+use kedge_base::Ino;
+use std::fmt;
+use std::sync::Arc;
+
 /// The result of a file system operation.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -50,7 +54,10 @@ pub enum Error {
     NoSuchOffset,
     /// EIO: data that was accepted earlier could not be written to the device.
     #[error("data of inode {0} could not be written back")]
-    WriteBack(kedge_base::Ino),
+    WriteBack(Ino),
+    /// What unmount could not write.
+    #[error("{0}")]
+    DataLost(Arc<LostData>),
     /// The engine's own errors: device, corruption, space, shutdown.
     #[error(transparent)]
     Engine(#[from] kedge_base::Error),
@@ -75,7 +82,37 @@ impl Error {
             Error::NotSupported(_) => 95, // EOPNOTSUPP
             Error::NoSuchOffset => 6,     // ENXIO
             Error::WriteBack(_) => 5,     // EIO
+            Error::DataLost(_) => 5,      // EIO
             Error::Engine(e) => e.errno(),
+        }
+    }
+}
+
+/// File data that was accepted and could not be written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LostData {
+    /// How many files lost data.
+    pub files: u64,
+    /// Counted in whole pages.
+    pub bytes: u64,
+    /// Inode and bytes of some of them, in ascending order.
+    pub some: Vec<(Ino, u64)>,
+}
+
+impl LostData {
+    /// As many files are named.
+    pub(crate) const NAMED_MAX: usize = 16;
+}
+
+impl fmt::Display for LostData {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes of {} files could not be written and are lost:", self.bytes, self.files)?;
+        for (i, (ino, bytes)) in self.some.iter().enumerate() {
+            write!(f, "{} {bytes} of inode {ino}", if i > 0 { "," } else { "" })?;
+        }
+        match self.files - self.some.len() as u64 {
+            0 => Ok(()),
+            more => write!(f, ", and {more} more"),
         }
     }
 }

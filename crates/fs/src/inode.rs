@@ -19,6 +19,7 @@ use kedge_format::record::InodeMask;
 use kedge_format::{FileKind, InodeCore};
 use kedge_store::{Store, WriteSeq};
 use std::sync::atomic::AtomicU32;
+use std::time::Duration;
 
 /// What is not yet known to be durable of an inode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,8 +68,11 @@ pub(crate) struct Meta {
     pub listed: bool,
     /// Its items are gone.
     pub dead: bool,
-    /// A data write failed and nobody was told.
+    /// A writeback failed, and no fsync has told of it.
     pub write_failed: bool,
+    /// How often writeback failed since it last succeeded, and when the background tries again.
+    pub failures: u32,
+    pub retry_at: Duration,
 }
 
 pub(crate) struct Inode {
@@ -95,6 +99,8 @@ impl Inode {
             listed: false,
             dead: false,
             write_failed: false,
+            failures: 0,
+            retry_at: Duration::ZERO,
         };
         Inode {
             ino,

@@ -264,20 +264,25 @@ impl Fs {
             done += n;
         }
         if done > 0 {
-            let now = self.now();
-            let mut meta = inode.meta.lock();
-            meta.core.size = meta.core.size.max(offset + done as u64);
-            if !mode.keep_times {
-                meta.core.mtime = now;
-                meta.core.ctime = now;
-                meta.unlogged |= InodeMask::MTIME | InodeMask::CTIME;
-            }
-            self.list_dirty(inode, &mut meta);
+            self.grown(inode, offset + done as u64, mode);
         }
         drop(pages);
         self.account(delta);
         self.budget.enforce(self, delta.pages);
         Ok(done)
+    }
+
+    /// Bytes up to `end` were written. The caller holds the page lock.
+    fn grown(&self, inode: &Arc<Inode>, end: u64, mode: WriteMode) {
+        let now = self.now();
+        let mut meta = inode.meta.lock();
+        meta.core.size = meta.core.size.max(end);
+        if !mode.keep_times {
+            meta.core.mtime = now;
+            meta.core.ctime = now;
+            meta.unlogged |= InodeMask::MTIME | InodeMask::CTIME;
+        }
+        self.list_dirty(inode, &mut meta);
     }
 
     /// Before a file grows past a cut block: the bytes behind the old end become zero, in memory and on their way to
@@ -306,8 +311,9 @@ impl Fs {
         }
         // Delayed allocation shows as holes; written back, the extents say it all.
         let unclean = {
+            // Also while they are being written: the extents come with the record, and it may fail.
             let pages = inode.pages.lock();
-            pages.dirty_count() + pages.logged_count() > 0
+            !pages.is_written() || pages.logged_count() > 0
         };
         if unclean && !self.store.is_read_only() {
             self.writeback(std::slice::from_ref(&inode), Which::All, kedge_store::Class::Normal)?;

@@ -59,7 +59,7 @@ mod writeback;
 pub use api::{Done, FileSystem};
 pub use budget::SharedBudget;
 pub use dirty::{ByLocation, DirtyInode, OldestFirst, WritebackOrder};
-pub use error::{Error, Result};
+pub use error::{Error, LostData, Result};
 pub use kedge_base::{Clock, Ino, ManualClock, SystemClock, Timespec};
 pub use kedge_format::FileKind;
 pub use kedge_store::{TreeLock, histogram_text};

@@ -4,6 +4,10 @@
 //! - *clean*: equal to what is in place (or to a hole); may be dropped.
 //! - *dirty* (a byte range): changed since it was last logged or written in place.
 //! - *logged*: its newest durable copy is in the log; it must be written in place before the log's tail may pass.
+//! - *being written*: its bytes are on their way to the device, or are there and no record says so
+//!   yet. Such a page looks clean. If that fails, it is again what it was. All of this happens
+//!   under the inode's `wb` lock, so who wants to know that nothing is dirty looks with that lock
+//!   held, or asks [`Pages::is_written`].
 //!
 //! A page may be logged and dirty at once. What is dirty or logged stays in memory, and so does its inode.
 //!
@@ -72,6 +76,13 @@ impl Page {
     }
 }
 
+/// What a page was before it was written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Before {
+    dirty: Option<(u16, u16)>,
+    logged: bool,
+}
+
 #[derive(Default)]
 pub(crate) struct Pages {
     pub map: BTreeMap<u64, Page>,
@@ -79,6 +90,10 @@ pub(crate) struct Pages {
     /// an fsync of one page must not look at all.
     dirty: BTreeSet<u64>,
     logged: BTreeSet<u64>,
+    /// Pages on their way to the device, which look clean and may become dirty again.
+    writing: usize,
+    /// Pages whose blocks the device did not take a write to.
+    bad_homes: BTreeSet<u64>,
     pub reservation: Option<DataReservation>,
 }
 
@@ -166,18 +181,72 @@ impl Pages {
         }
     }
 
-    /// The page's content goes in place now: it is clean unless it changes again, and held until the record is there.
-    pub fn set_writing(&mut self, index: u64) -> Delta {
+    /// The page's content goes in place now: it counts as clean unless it changes again, and is
+    /// held until [`Pages::written`] or [`Pages::not_written`]. Answers what it was, and the change
+    /// of the totals.
+    pub fn set_writing(&mut self, index: u64) -> (Before, Delta) {
         let page = self.map.get_mut(&index).expect("a page that is written back is present");
         page.holds += 1;
-        let was_dirty = page.dirty.take().is_some();
-        if was_dirty {
+        self.writing += 1;
+        let before = Before { dirty: page.dirty.take(), logged: std::mem::take(&mut page.logged) };
+        if before.dirty.is_some() {
             self.dirty.remove(&index);
         }
-        if std::mem::take(&mut page.logged) {
+        if before.logged {
             self.logged.remove(&index);
         }
-        Delta { pages: 0, dirty: -(was_dirty as i64) }
+        (before, Delta { pages: 0, dirty: -(before.dirty.is_some() as i64) })
+    }
+
+    /// What [`Pages::set_writing`] began came to its end: the page is in place and a record says
+    /// where. Answers whether it has a promise that it no longer needs: a writer who came before
+    /// the record was there has made it.
+    pub fn written(&mut self, index: u64) -> bool {
+        self.bad_homes.remove(&index);
+        let page = self.end_writing(index);
+        std::mem::replace(&mut page.backing, Backing::Written) == Backing::Reserved
+    }
+
+    /// What [`Pages::set_writing`] began failed: the page is what it was, and what it became
+    /// meanwhile.
+    pub fn not_written(&mut self, index: u64, before: Before) -> Delta {
+        let page = self.end_writing(index);
+        let was_dirty = page.dirty.is_some();
+        if let Some((from, to)) = before.dirty {
+            page.mark(from as usize, to as usize);
+            self.dirty.insert(index);
+        }
+        if before.logged {
+            self.map.get_mut(&index).expect("just seen").logged = true;
+            self.logged.insert(index);
+        }
+        Delta { pages: 0, dirty: (before.dirty.is_some() && !was_dirty) as i64 }
+    }
+
+    fn end_writing(&mut self, index: u64) -> &mut Page {
+        self.writing -= 1;
+        let page = self.map.get_mut(&index).expect("held since it is being written");
+        page.holds -= 1;
+        page
+    }
+
+    /// Nothing is dirty, and nothing is on its way that may become dirty again.
+    pub fn is_written(&self) -> bool {
+        self.dirty.is_empty() && self.writing == 0
+    }
+
+    /// The device did not take a write to the page's block: the next one goes elsewhere.
+    pub fn set_bad_home(&mut self, index: u64) {
+        self.bad_homes.insert(index);
+    }
+
+    pub fn has_bad_home(&self, index: u64) -> bool {
+        !self.bad_homes.is_empty() && self.bad_homes.contains(&index)
+    }
+
+    /// The first dirty page from `from` on that is not in `listed`, which ascends.
+    pub fn first_dirty_beside(&self, from: u64, listed: &[u64]) -> Option<u64> {
+        self.dirty.range(from..).find(|index| listed.binary_search(index).is_err()).copied()
     }
 
     /// Indices of the first `max` pages in `range` that are not clean, ascending.
@@ -225,6 +294,7 @@ impl Pages {
                 self.dirty.remove(&index);
                 delta.dirty -= 1;
             }
+            self.bad_homes.remove(&index);
             reserved += (page.backing == Backing::Reserved) as u64;
         }
         self.release(reserved);

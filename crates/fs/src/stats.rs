@@ -53,6 +53,10 @@ pub(crate) struct FsStats {
     ops: Vec<Histogram>,
     pub data_writes: Counter,
     pub data_write_bytes: Counter,
+    /// Writes of file data that the device did not take.
+    pub data_write_errors: Counter,
+    /// Pages that went elsewhere after the device had not taken a write to their block.
+    pub relocated_writes: Counter,
     /// Of the data writes, those that need no flush.
     pub data_writes_durable: Counter,
     pub data_reads: Counter,
@@ -74,6 +78,8 @@ impl Default for FsStats {
             ops: OP_NAMES.iter().map(|_| Histogram::default()).collect(),
             data_writes: Counter::new(),
             data_write_bytes: Counter::new(),
+            data_write_errors: Counter::new(),
+            relocated_writes: Counter::new(),
             data_writes_durable: Counter::new(),
             data_reads: Counter::new(),
             data_read_bytes: Counter::new(),
@@ -120,6 +126,9 @@ impl Fs {
                 "writes": s.data_writes.get(),
                 "write_bytes": s.data_write_bytes.get(),
                 "durable_writes": s.data_writes_durable.get(),
+                "write_errors": s.data_write_errors.get(),
+                "relocated_writes": s.relocated_writes.get(),
+                "bad_blocks": self.store.alloc().bad_blocks(),
                 "reads": s.data_reads.get(),
                 "read_bytes": s.data_read_bytes.get(),
                 "fsyncs_with_data_in_log": s.logged_data.get(),
@@ -289,6 +298,7 @@ impl Fs {
             "inodes": self.store.inode_count(),
             "free_blocks": self.store.alloc().free_counts().free,
             "read_only": self.store.is_read_only(),
+            "shut_down": self.store.log().shutdown_reason().map(|reason| reason.to_string()),
             "options": {
                 "commit": o.commit.as_secs_f64(),
                 "cache_size": o.cache_size,

@@ -15,7 +15,7 @@ use crate::core::Fs;
 use crate::flushers::Flushed;
 use crate::inode::Inode;
 use crate::slow::Trace;
-use crate::{Error, FdatasyncRule, Result};
+use crate::{Error, FdatasyncRule, LostData, Result};
 use kedge_base::broken::{self, Variant};
 use kedge_base::{BLOCK_SIZE, Ino, Lsn};
 use kedge_format::FileKind;
@@ -39,6 +39,9 @@ fn log_record_bytes(pages: usize) -> u64 {
     bytes + 2 * PATCH_BYTES + pages as u64 * (PROMISE_PER_PIECE as u64 + 32)
 }
 
+/// Between the tries of the last sync.
+const CLOSE_RESTS: [Duration; 3] =
+    [Duration::from_millis(10), Duration::from_millis(50), Duration::from_millis(250)];
 /// Inodes whose time stamps go into one record.
 const TIMES_INODES: usize = 256;
 /// The same on a full image.
@@ -58,14 +61,7 @@ impl Fs {
         self.store.check_alive()?;
         let inode = self.get(ino)?;
         if inode.kind == FileKind::Regular && !self.store.is_read_only() {
-            let _syncing = Syncing::join(&inode);
-            if inode.pages.lock().dirty_count() == 0 {
-                // A writeback that another thread runs may have taken the marks: wait for it, as the calls below do.
-                drop(inode.wb.lock());
-            } else if !self.log_small_data(&inode)? {
-                let written = self.writeback_for_fsync(&inode);
-                written.inspect_err(|_| inode.meta.lock().write_failed = false)?; // told with this answer
-            }
+            self.write_dirty(&inode)?;
         }
         // The old rule of XFS: the change counter of an overwrite is part of the inode, and so are its time stamps.
         let all = !datasync || self.live.fdatasync() == FdatasyncRule::Relog;
@@ -85,6 +81,25 @@ impl Fs {
             drop(inode.wb.lock());
         }
         Ok(Wanted { lsn: if all { p.commit_lsn } else { p.datasync_lsn }, seq: p.write_seq })
+    }
+
+    /// Step 1. What fails of it is told with the answer.
+    fn write_dirty(&self, inode: &Arc<Inode>) -> Result<()> {
+        let _syncing = Syncing::join(inode);
+        if inode.pages.lock().dirty_count() == 0 {
+            // A writeback that another thread runs may have taken the marks. It may fail, and then
+            // they are there again: so wait for it, and look with its lock held. The calls below
+            // look with that lock held, too.
+            let _wb = inode.wb.lock();
+            // Broken on purpose: to have waited is enough.
+            if inode.pages.lock().dirty_count() == 0 || broken::is(Variant::WaitWithoutLook) {
+                return Ok(());
+            }
+        }
+        if self.log_small_data(inode)? {
+            return Ok(());
+        }
+        self.writeback_for_fsync(inode).inspect_err(|_| inode.meta.lock().write_failed = false)
     }
 
     fn needs_force(&self, wanted: Wanted) -> bool {
@@ -218,21 +233,26 @@ impl Fs {
         Ok(true)
     }
 
-    /// Makes records of the time stamps that waited in the inodes.
+    /// Makes records of the time stamps that waited in the inodes. One inode that fails does not
+    /// keep the others from theirs.
     fn log_times(&self, inodes: &[Arc<Inode>]) -> Result<()> {
+        let mut result = Ok(());
         for chunk in inodes.chunks(TIMES_INODES) {
             // Their metas are locked together: in the order of locks.
             let mut chunk = chunk.to_vec();
             chunk.sort_by_key(|i| i.ino);
-            match self.log_times_of(&chunk) {
+            let few = match self.log_times_of(&chunk) {
+                Ok(()) => continue,
                 // Many inodes may cost more tree nodes than a full image has; few at a time need few.
-                Err(Error::Engine(kedge_base::Error::NoSpace)) if chunk.len() > TIMES_INODES_FULL => {
-                    chunk.chunks(TIMES_INODES_FULL).try_for_each(|few| self.log_times_of(few))?;
-                }
-                other => other?,
+                Err(Error::Engine(kedge_base::Error::NoSpace)) => TIMES_INODES_FULL,
+                Err(_) => 1,
+            };
+            for few in chunk.chunks(few).take_while(|_| self.store.check_alive().is_ok()) {
+                result = result.and(self.log_times_of(few));
             }
+            result = result.and(self.store.check_alive().map_err(Error::from));
         }
-        Ok(())
+        result
     }
 
     fn log_times_of(&self, inodes: &[Arc<Inode>]) -> Result<()> {
@@ -255,51 +275,78 @@ impl Fs {
         Ok(())
     }
 
-    /// Everything that completed before the call becomes durable, except for a force that the caller makes.
-    fn sync_prepare(&self) -> Result<WriteSeq> {
+    /// Everything that completed before the call is written, except for a force that the caller
+    /// makes. What cannot be written keeps nothing else from it: the first error comes with the
+    /// answer.
+    fn sync_prepare(&self, cause: ForceCause) -> Result<(WriteSeq, Result<()>)> {
         self.check_open()?;
         self.store.check_alive()?;
         if self.store.is_read_only() {
-            return Ok(WriteSeq(0));
+            return Ok((WriteSeq(0), Ok(())));
         }
+        // All that is dirty, and all that a writeback has taken and may fail to write: such an
+        // inode stays on the list.
         let dirty = self.dirty.all(&*self.live.order());
-        self.writeback(&dirty, Which::Dirty, Class::Normal)?;
+        let mut result = match cause {
+            // Nobody waits for what failed just now: the timer leaves it alone for a while.
+            ForceCause::CommitTimer => self.writeback(&self.due(dirty.clone()), Which::Dirty, Class::Normal),
+            _ => self.writeback(&dirty, Which::Dirty, Class::Normal),
+        };
         for inode in self.dirty.under_writeback() {
             drop(inode.wb.lock()); // a writeback that began before us
         }
-        self.log_times(&dirty)?;
-        self.unlist(&dirty);
-        Ok(self.store.data_write_seq())
-    }
-
-    fn unlist(&self, inodes: &[Arc<Inode>]) {
-        for inode in inodes {
-            let pages = inode.pages.lock();
-            let mut meta = inode.meta.lock();
-            if meta.listed && pages.dirty_count() == 0 && meta.unlogged.is_empty() {
-                meta.listed = false;
-                self.dirty.remove(inode.ino);
-            }
-        }
+        result = result.and(self.log_times(&dirty));
+        self.unlist_clean(&dirty);
+        Ok((self.store.data_write_seq(), result))
     }
 
     pub fn sync(&self, cause: ForceCause) -> Result<()> {
-        let seq = self.sync_prepare()?;
+        let (seq, result) = self.sync_prepare(cause)?;
         self.store.force(self.store.head_lsn(), cause)?;
-        self.flush_if_needed(seq)
+        self.flush_if_needed(seq)?;
+        result
     }
 
     pub fn sync_async(self: &Arc<Self>, done: crate::Done) {
-        match self.sync_prepare() {
+        match self.sync_prepare(ForceCause::Sync) {
             Err(e) => done(Err(e)),
-            Ok(seq) => {
+            Ok((seq, prepared)) => {
                 let fs = self.clone();
                 let answer = Box::new(move |result: kedge_base::Result<()>| {
-                    done(result.map_err(Error::from).and_then(|()| fs.flush_if_needed(seq)));
+                    let forced = result.map_err(Error::from).and_then(|()| fs.flush_if_needed(seq));
+                    done(forced.and(prepared));
                 });
                 self.store.force_async(self.store.head_lsn(), ForceCause::Sync, answer);
             }
         }
+    }
+
+    /// The last sync: what fails is tried again some times, each time elsewhere.
+    pub fn sync_for_close(&self) -> Result<()> {
+        let mut result = self.sync(ForceCause::Close);
+        for rest in CLOSE_RESTS {
+            if result.is_ok() || self.check_open().is_err() || self.store.check_alive().is_err() {
+                break;
+            }
+            std::thread::sleep(rest);
+            result = self.sync(ForceCause::Close);
+        }
+        result
+    }
+
+    /// What is dirty behind the last sync, and is lost.
+    pub fn lost_data(&self) -> Option<LostData> {
+        let mut some: Vec<(Ino, u64)> = self
+            .dirty
+            .all(&*self.live.order())
+            .iter()
+            .map(|inode| (inode.ino, inode.pages.lock().dirty_count() as u64 * BLOCK))
+            .filter(|(_, bytes)| *bytes > 0)
+            .collect();
+        some.sort_unstable();
+        let (files, bytes) = (some.len() as u64, some.iter().map(|(_, bytes)| bytes).sum());
+        some.truncate(LostData::NAMED_MAX);
+        (files > 0).then_some(LostData { files, bytes, some })
     }
 
     pub fn wake_flusher(&self) {
@@ -324,7 +371,7 @@ impl Flushed for Fs {
             *last = now;
             self.commit_tick()
         } else {
-            self.writeback(&self.dirty.take(1024, &*self.live.order()), Which::Dirty, Class::Normal)
+            self.writeback(&self.due(self.dirty.take(1024, &*self.live.order())), Which::Dirty, Class::Normal)
         };
         if let Err(e) = result
             && self.check_open().is_ok()

@@ -260,15 +260,17 @@ pub struct StatFs {
     pub name_max: u32,
 }
 
-/// How [`crate::FileSystem::write_with`] writes. The default is what write(2) does: as much as there is room for goes into memory.
+/// How [`crate::FileSystem::write_with`] writes. The default is what write(2) does: as much as
+/// there is room for goes into memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WriteMode {
-    /// All bytes or an error, for a caller that ignores short counts: the kernel, when it writes back pages of its cache. Bytes
-    /// that were taken before the error stay: they are what the caller's cache shows.
+    /// All bytes or an error, for a caller that ignores short counts: the kernel, when it writes
+    /// back pages of its cache. Bytes that were taken before the error stay: they are what the
+    /// caller's cache shows.
     pub whole: bool,
-    /// The bytes are on the device, though not flushed, when the call returns, or it fails (`O_DIRECT`). A short count
-    /// means that so many bytes are on the device.
+    /// The bytes are on the device, though not flushed, when the call returns, or it fails
+    /// (`O_DIRECT`). A short count means that so many bytes are on the device.
     pub through: bool,
     /// Time stamps stay: the caller sets them.
     pub keep_times: bool,

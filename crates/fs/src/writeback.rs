@@ -23,25 +23,50 @@
 //! is lost then. So its failure shuts the mount down as that of a flush does, unless nothing else was written while it ran and nothing
 //! had waited for a flush before.
 //!
+//! # When a write fails
+//! 1. The device's answer to a write of several blocks does not say which it did not take. So its
+//!    blocks are written once more, each by itself (not a durable write: what failed may have been
+//!    its flush). Only pages whose own write fails count as failed.
+//! 2. A page that failed, or that the pass's record failed for, is what it was before: dirty,
+//!    logged, or both. No record names its new block, and its part of the record, if the rest goes
+//!    on, is left out. The size that the record names ends before the first page that is still
+//!    dirty.
+//! 3. Its block is set aside (`Alloc::quarantine`), and the next writeback of the page goes
+//!    elsewhere: one record frees the old block, maps the new one and drops what is log-resident.
+//!    Without free space it tries the old place again.
+//! 4. An fsync, or a write that goes through, that met a failed write answers the error, even if
+//!    rule 1 or another thread has mended it. Everybody else (sync, the flusher, a checkpoint's
+//!    preparation, unmount) tries once more at once, inode by inode, and answers the error of that.
+//!    So one file's failure holds up no other.
+//! 5. Each inode whose bytes a failed write carried remembers that, mended or not, until an fsync
+//!    of it has answered an error. That fsync may be the one that met it.
+//! 6. Background writeback and the commit timer leave an inode that failed alone for a while, more
+//!    and more; those who wait for the data do not.
+//!
 //! # Crash argument
 //! Extents and sizes are named only after their data IO has completed, and a log write that names them flushes the
 //! device first: no crash shows stale or foreign bytes. A `Drop` for log-resident bytes stands in the same record, so
 //! replay never puts old logged bytes over newer ones in place. Blocks allocated for a pass that a crash cuts off are
 //! nobody's: no record names them. A page's size is read after its bytes were copied, so no size ever covers bytes that
 //! were not written.
+//!
+//! With failures: pages behind the recorded size wait for those before them, so that a record never
+//! names a size over bytes that are not there, nor a written block behind the size, which a file
+//! that grows later would show. A page that moves has its old block until the record is durable:
+//! what a crash before finds there is what was there, or sectors of the write that failed;
+//! log-resident bytes are still in the log. The old block is not used again, for it is bad.
 
-use crate::core::{Change, Fs};
-use crate::extents::{ExtentSet, Place};
+mod finish;
+mod plan;
+
+use crate::core::Fs;
 use crate::inode::Inode;
-use crate::pages::{Backing, Delta, Pages, Which};
+use crate::pages::Which;
 use crate::{Error, Result};
 use kedge_base::broken::{self, Variant};
-
-use kedge_base::{BLOCK_SIZE, BlockNo, Extent, Ino, IoBuf};
-use kedge_device::{Io, Op, run_batch};
-use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
-use kedge_store::{CheckpointClient, Class, Handle, WriteSeq};
-
+use kedge_base::{BLOCK_SIZE, Ino};
+use kedge_store::{CheckpointClient, Class};
+use plan::{Gathered, Part, Plan};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -62,6 +87,17 @@ const MERGE_BLOCKS_MAX: u64 = 256;
 const DURABLE_MAX: u32 = 4;
 /// Longest durable write: a longer one takes longer than a flush.
 const DURABLE_BLOCKS_MAX: usize = 16;
+/// Blocks of failed writes that one pass writes once more, each by itself.
+const SPLIT_BLOCKS_MAX: usize = MERGE_BLOCKS_MAX as usize;
+/// How long background writeback leaves an inode alone whose write failed: twice as long each time.
+const RETRY_MIN: Duration = Duration::from_millis(100);
+const RETRY_DOUBLINGS_MAX: u32 = 5;
+/// How often a write that goes through looks again whether it is through.
+const RANGE_TRIES: u32 = 3;
+/// How often a writer at the hard limit tries to help in vain, and how long it rests after the
+/// first time.
+const VAIN_MAX: u32 = 8;
+const VAIN_REST: Duration = Duration::from_millis(5);
 
 /// What a pass is to write, and how.
 #[derive(Clone, Copy)]
@@ -69,29 +105,19 @@ struct Kind {
     which: Which,
     class: Class,
     segments_max: usize,
-    /// By durable writes, if that is cheaper than a flush.
+    /// Part of an fsync: by durable writes, if that is cheaper than a flush.
     durable: bool,
+    /// The caller answers for the data: it hears of each write that failed, and does not try again
+    /// by itself.
+    told: bool,
 }
 
-/// A run of pages of one inode that goes to one run of blocks.
-struct Segment {
-    /// Place among the pass's inodes.
-    who: usize,
-    index: u64,
-    count: u64,
-    block: BlockNo,
-}
-
-/// One inode's part of a pass.
-struct Part {
-    set: ExtentSet,
-    new: Vec<Extent>,
-    /// File blocks written, as ranges.
-    ranges: Vec<(u64, u64)>,
-    /// Largest size seen when pages were copied.
-    size: u64,
-    failed: bool,
+/// How a pass ended.
+#[must_use]
+struct Ended {
     more: bool,
+    /// A write that failed.
+    error: Option<Error>,
 }
 
 /// The inodes of a pass while their pages are being written.
@@ -115,14 +141,6 @@ impl Drop for UnderWriteback<'_> {
     fn drop(&mut self) {
         self.inos.iter().for_each(|ino| self.fs.dirty.leave_writeback(*ino));
     }
-}
-
-/// One write to come.
-struct Gathered {
-    start: BlockNo,
-    buf: IoBuf,
-    /// Whose pages it carries, and which of them were logged.
-    users: Vec<(usize, Vec<u64>)>,
 }
 
 /// A durable write under way, until dropped.
@@ -153,127 +171,116 @@ impl Drop for Syncing<'_> {
 }
 
 impl Fs {
-    /// Writes pages of the inodes in place, in the order given. Pages dirtied meanwhile may stay dirty.
+    /// Writes pages of the inodes in place, in the order given. Pages dirtied meanwhile may stay
+    /// dirty. What fails is tried once more, inode by inode; answers the first error of that.
     pub fn writeback(&self, inodes: &[Arc<Inode>], which: Which, class: Class) -> Result<()> {
         // What is written here was promised when it became dirty: it may use what is kept back from new promises.
         let class = if class == Class::Normal { Class::Reclaim } else { class };
-        self.writeback_of(inodes, Kind { which, class, segments_max: PASS_SEGMENTS, durable: false })
-    }
-
-    /// Writes what is dirty of an inode for an fsync. What it makes durable by that needs no flush.
-    pub fn writeback_for_fsync(&self, inode: &Arc<Inode>) -> Result<()> {
-        let (which, class) = (Which::Dirty, Class::Reclaim);
-        let kind = Kind { which, class, segments_max: PASS_SEGMENTS, durable: true };
-        self.writeback_of(std::slice::from_ref(inode), kind)
-    }
-
-    /// Writes what is unclean of a range of file blocks in place.
-    pub fn writeback_range(&self, inode: &Arc<Inode>, range: Range<u64>) -> Result<()> {
-        let (which, class) = (Which::All, Class::Reclaim);
-        for segments_max in [PASS_SEGMENTS, NARROW_SEGMENTS] {
-            let kind = Kind { which, class, segments_max, durable: false };
-            let mut left = Some(vec![range.clone()]);
-            let written = loop {
-                match self.writeback_pass(std::slice::from_ref(inode), kind, &mut left) {
-                    Ok(true) => {}
-                    Ok(false) => break Ok(()),
-                    Err(e) => break Err(e),
-                }
-            };
-            match written {
-                // See `writeback_of`.
-                Err(Error::Engine(kedge_base::Error::NoSpace)) if segments_max != NARROW_SEGMENTS => {}
-                other => return other,
-            }
-        }
-        unreachable!("the narrow try returns")
-    }
-
-    fn writeback_of(&self, inodes: &[Arc<Inode>], kind: Kind) -> Result<()> {
-        let mut first_error = None;
+        let kind = Kind { which, class, segments_max: PASS_SEGMENTS, durable: false, told: false };
+        let mut result = Ok(());
         for chunk in inodes.chunks(PASS_INODES) {
             // Those of one pass are locked together: in the order of locks.
             let mut chunk = chunk.to_vec();
             chunk.sort_by_key(|i| i.ino);
             chunk.dedup_by_key(|i| i.ino);
-            let mut result = self.writeback_passes(&chunk, kind);
-            if let Err(Error::Engine(kedge_base::Error::NoSpace)) = result {
-                // A wide pass may ask for more tree nodes than a full image has; narrow ones need few at a time.
-                let kind = Kind { segments_max: NARROW_SEGMENTS, ..kind };
-                let narrow = |inode| self.writeback_passes(std::slice::from_ref(inode), kind);
-                result = chunk.iter().map(narrow).fold(Ok(()), Result::and);
-            }
-            if let Err(e) = result {
-                first_error.get_or_insert(e);
-            }
+            let of_chunk = match self.writeback_passes(&chunk, kind, None) {
+                Err(e) if self.store.check_alive().is_ok() => self.writeback_singly(&chunk, kind, &e),
+                other => other,
+            };
+            result = result.and(of_chunk);
         }
-        first_error.map_or(Ok(()), Err)
+        result
     }
 
-    /// Passes until all is written that was unclean at the start. Each goes on where the last one stopped, up to the last page that was
-    /// unclean then: so a writer who dirties pages anew neither holds us, nor do we write his in place of those that we were
-    /// asked for.
-    fn writeback_passes(&self, inodes: &[Arc<Inode>], kind: Kind) -> Result<()> {
-        let mut left = None;
-        while self.writeback_pass(inodes, kind, &mut left)? {}
+    /// Once more, after an error. With narrow passes if it was for want of space: a wide one may
+    /// ask for more tree nodes than a full image has.
+    fn writeback_singly(&self, inodes: &[Arc<Inode>], kind: Kind, after: &Error) -> Result<()> {
+        let mut result = Ok(());
+        for inode in inodes {
+            let of_inode = self.writeback_again(inode, kind, after);
+            if of_inode.is_err() {
+                self.note_failure(inode);
+            }
+            result = result.and(of_inode);
+        }
+        result
+    }
+
+    fn writeback_again(&self, inode: &Arc<Inode>, kind: Kind, after: &Error) -> Result<()> {
+        let no_space = matches!(after, Error::Engine(kedge_base::Error::NoSpace));
+        let kind = Kind { segments_max: if no_space { NARROW_SEGMENTS } else { kind.segments_max }, ..kind };
+        self.writeback_passes(std::slice::from_ref(inode), kind, None)
+    }
+
+    /// Writes what is dirty of an inode for an fsync. What it makes durable by that needs no flush.
+    pub fn writeback_for_fsync(&self, inode: &Arc<Inode>) -> Result<()> {
+        self.writeback_told(inode, Kind::told(Which::Dirty, true), None)
+    }
+
+    /// Writes what is unclean of a range of file blocks in place.
+    pub fn writeback_range(&self, inode: &Arc<Inode>, range: Range<u64>) -> Result<()> {
+        for _ in 0..RANGE_TRIES {
+            // With what lies between the recorded size and the range: it cannot be recorded before
+            // that.
+            let start = range.start.min(inode.meta.lock().logged_size / BLOCK);
+            self.writeback_told(inode, Kind::told(Which::All, false), Some(start..range.end))?;
+            // A truncate may have moved the recorded size meanwhile, or somebody has written again.
+            if inode.pages.lock().unclean(Which::All, range.clone(), 1).is_empty() {
+                break;
+            }
+        }
         Ok(())
     }
 
-    /// One pass over the pages that are left, of which it takes away what it did. `None`: all. Returns whether more is to be done.
+    fn writeback_told(&self, inode: &Arc<Inode>, kind: Kind, range: Option<Range<u64>>) -> Result<()> {
+        match self.writeback_passes(std::slice::from_ref(inode), kind, range.clone()) {
+            Err(Error::Engine(kedge_base::Error::NoSpace)) => {
+                let kind = Kind { segments_max: NARROW_SEGMENTS, ..kind };
+                self.writeback_passes(std::slice::from_ref(inode), kind, range)
+            }
+            other => other,
+        }
+    }
+
+    /// Passes until all is written that was unclean at the start, or in the range. Each goes on
+    /// where the last one stopped, up to the last page that was unclean then: so a writer who
+    /// dirties pages anew neither holds us, nor do we write his in place of those that we were
+    /// asked for. A write that fails does not keep the others from being tried.
+    fn writeback_passes(&self, inodes: &[Arc<Inode>], kind: Kind, range: Option<Range<u64>>) -> Result<()> {
+        let mut left = range.map(|range| vec![range; inodes.len()]);
+        let mut error = None;
+        loop {
+            let ended = self.writeback_pass(inodes, kind, &mut left)?;
+            error = error.or(ended.error);
+            if !ended.more || self.store.check_alive().is_err() {
+                return error.map_or(Ok(()), Err);
+            }
+        }
+    }
+
+    /// One pass over the pages that are left, of which it takes away what it did. `None`: all.
     fn writeback_pass(
         &self,
         inodes: &[Arc<Inode>],
         kind: Kind,
         left: &mut Option<Vec<Range<u64>>>,
-    ) -> Result<bool> {
-        let Kind { which, class, segments_max, durable } = kind;
-        let items = 2 * inodes.len() + segments_max.min(24);
-        let mut handle = self.begin(PASS_LOG_BYTES, items as u32, class)?;
+    ) -> Result<Ended> {
+        let items = 2 * inodes.len() + kind.segments_max.min(24);
+        let mut handle = self.begin(PASS_LOG_BYTES, items as u32, kind.class)?;
         let _wb: Vec<_> = inodes.iter().map(|i| i.wb.lock()).collect();
         // Under `wb`: what another writeback took and failed to write is unclean again.
-        let left =
-            left.get_or_insert_with(|| inodes.iter().map(|i| 0..i.pages.lock().unclean_end(which)).collect());
-        let mut parts: Vec<Option<Part>> = Vec::with_capacity(inodes.len());
-        let mut segments = Vec::new();
-        let mut room = PASS_PAGES;
-        let mut goal = None;
-        let mut planned = Ok(());
-        for (who, (inode, left)) in inodes.iter().zip(left.iter_mut()).enumerate() {
-            if room == 0 || segments.len() >= segments_max || planned.is_err() {
-                parts.push(None);
-                continue;
-            }
-            let pages = inode.pages.lock().unclean(which, left.clone(), room);
-            if pages.len() < room {
-                left.start = left.end; // these are all
-            }
-            let Some(last) = pages.last() else {
-                parts.push(None);
-                continue;
-            };
-            left.start = left.start.max(last + 1);
-            room -= pages.len();
-            let mut part = Part {
-                set: ExtentSet::default(),
-                new: Vec::new(),
-                ranges: Vec::new(),
-                size: 0,
-                failed: false,
-                more: false,
-            };
-            planned = self.plan(inode, who, &pages, &mut part, &mut segments, &mut goal, segments_max);
-            if part.more {
-                left.start = part.ranges.last().map_or(pages[0], |(_, to)| *to);
-            }
-            parts.push(Some(part));
-        }
+        let left = left.get_or_insert_with(|| {
+            inodes.iter().map(|i| 0..i.pages.lock().unclean_end(kind.which)).collect()
+        });
+        let (mut parts, segments, planned) = self.plan_pass(inodes, kind, left);
         let more = left.iter().any(|left| !left.is_empty());
         if segments.is_empty() {
             self.unlist_clean(inodes);
-            return planned.map(|()| false);
+            return planned.map(|()| Ended { more: false, error: None });
         }
-        // Broken on purpose: the record comes first. The pause makes it likely that somebody forces it meanwhile.
         let busy = UnderWriteback::join(self, inodes, &parts);
+        // Broken on purpose: the record comes first. The pause makes it likely that somebody forces
+        // it meanwhile.
         let early = broken::is(Variant::ExtentBeforeData).then(|| {
             for (inode, part) in inodes.iter().zip(&mut parts) {
                 if let Some(part) = part {
@@ -285,134 +292,61 @@ impl Fs {
             completed
         });
         let ios = self.gather(inodes, &mut parts, segments);
-        let turn = if durable && !more { self.durable_turn(&inodes[0], &ios) } else { None };
-        let outcome = self.write_gathered(inodes, &mut parts, ios, turn.is_some());
+        let turn = if kind.durable && !more { self.durable_turn(&inodes[0], &ios) } else { None };
+        let written = self.write_gathered(&mut parts, ios, turn.is_some());
         let completed =
             early.unwrap_or_else(|| self.complete(&mut handle, inodes, &mut parts, turn.is_some()));
         drop(turn);
         self.settle(inodes, &parts, completed.is_ok());
         drop(busy);
-        completed?;
         self.unlist_clean(inodes);
-        outcome?;
+        completed?;
         planned?;
-        Ok(more)
+        let failed = parts.iter().flatten().any(|part| !part.kept.is_empty());
+        Ok(Ended { more, error: written.err().filter(|_| failed || kind.told) })
     }
 
-    /// Finds or takes a place for each page. A part whose planning fails writes what was planned before.
-    #[allow(clippy::too_many_arguments)]
-    fn plan(
-        &self,
-        inode: &Inode,
-        who: usize,
-        pages: &[u64],
-        part: &mut Part,
-        segments: &mut Vec<Segment>,
-        goal: &mut Option<BlockNo>,
-        segments_max: usize,
-    ) -> Result<()> {
-        for run in pages.chunk_by(|a, b| a + 1 == *b) {
-            let (first, count) = (run[0], run.len() as u64);
-            for m in self.map(inode.ino, first, count)? {
-                if segments.len() >= segments_max {
-                    part.more = true;
-                    return Ok(());
-                }
-                match m.place {
-                    Place::Written(block) => {
-                        segments.push(Segment { who, index: m.first, count: m.blocks, block });
-                    }
-                    Place::Unwritten(block) => {
-                        part.set.load(self, inode.ino, m.first, m.first + m.blocks, usize::MAX)?;
-                        part.set.set_written(m.first, m.first + m.blocks);
-                        segments.push(Segment { who, index: m.first, count: m.blocks, block });
-                    }
-                    Place::Hole => {
-                        part.set.load(self, inode.ino, m.first, m.first + m.blocks, usize::MAX)?;
-                        let mut at = m.first;
-                        while at < m.first + m.blocks {
-                            if segments.len() >= segments_max {
-                                part.more = true;
-                                return Ok(());
-                            }
-                            let want = m.first + m.blocks - at;
-                            let near = self.data_goal(inode, *goal);
-                            let mut pages = inode.pages.lock();
-                            let extent = self.store.alloc_data(near, want, pages.reservation.as_mut())?;
-                            for index in at..at + extent.blocks {
-                                if let Some(p) = pages.map.get_mut(&index) {
-                                    p.backing = Backing::Unknown; // its reserved block is used
-                                }
-                            }
-                            drop(pages);
-                            part.set.insert(at, extent, false);
-                            part.new.push(extent);
-                            segments.push(Segment {
-                                who,
-                                index: at,
-                                count: extent.blocks,
-                                block: extent.start,
-                            });
-                            part.ranges.push((at, at + extent.blocks));
-                            at += extent.blocks;
-                            *goal = Some(extent.end());
-                            inode.meta.lock().goal = Some(extent.end());
-                        }
-                        continue;
-                    }
-                }
-                part.ranges.push((m.first, m.first + m.blocks));
-            }
-        }
-        Ok(())
-    }
-
-    /// Behind the file's last block, else behind the last file of this pass, else where the allocator sends the inode.
-    fn data_goal(&self, inode: &Inode, running: Option<BlockNo>) -> BlockNo {
-        let own = inode.meta.lock().goal;
-        own.or(running).unwrap_or_else(|| self.store.data_goal(inode.ino, inode.ino))
-    }
-
-    /// Copies pages into merged buffers.
-    fn gather(
+    /// Lists the pages of a pass and finds their places. What was planned before an error is
+    /// written.
+    fn plan_pass(
         &self,
         inodes: &[Arc<Inode>],
-        parts: &mut [Option<Part>],
-        mut segments: Vec<Segment>,
-    ) -> Vec<Gathered> {
-        let plug = self.live.plug();
-        if plug {
-            segments.sort_by_key(|s| s.block);
-        }
-        let mut ios = Vec::new();
-        let mut at = 0;
-        while at < segments.len() {
-            let start = segments[at].block;
-            let mut end = at + 1;
-            let mut blocks = segments[at].count;
-            while end < segments.len()
-                && (plug || segments[end].who == segments[at].who)
-                && segments[end].block.0 == start.0 + blocks
-                && blocks + segments[end].count <= MERGE_BLOCKS_MAX
-            {
-                blocks += segments[end].count;
-                end += 1;
+        kind: Kind,
+        left: &mut [Range<u64>],
+    ) -> (Vec<Option<Part>>, Vec<plan::Segment>, Result<()>) {
+        let mut parts: Vec<Option<Part>> = Vec::with_capacity(inodes.len());
+        let mut plan = Plan::new(kind.segments_max);
+        let mut room = PASS_PAGES;
+        let mut planned = Ok(());
+        for (who, (inode, left)) in inodes.iter().zip(left.iter_mut()).enumerate() {
+            if room == 0 || plan.is_full() || planned.is_err() {
+                parts.push(None);
+                continue;
             }
-            let mut buf = IoBuf::zeroed(blocks as usize);
-            let mut users = Vec::new();
-            let mut offset = 0;
-            for s in &segments[at..end] {
-                let part = parts[s.who].as_mut().expect("a segment belongs to a part");
-                let len = s.count as usize * BLOCK_SIZE;
-                let logged =
-                    self.copy_pages(&inodes[s.who], s, part, &mut buf.as_mut_bytes()[offset..offset + len]);
-                users.push((s.who, logged));
-                offset += len;
+            let logged_size = inode.meta.lock().logged_size;
+            let (pages, left_out) = {
+                let cached = inode.pages.lock();
+                let pages = cached.unclean(kind.which, left.clone(), room);
+                let left_out = cached.first_dirty_beside(logged_size / BLOCK, &pages);
+                (pages, left_out)
+            };
+            if pages.len() < room {
+                left.start = left.end; // these are all
             }
-            ios.push(Gathered { start, buf, users });
-            at = end;
+            let Some(last) = pages.last() else {
+                parts.push(None);
+                continue;
+            };
+            left.start = left.start.max(last + 1);
+            room -= pages.len();
+            let mut part = Part::new(left_out);
+            planned = self.plan(inode, who, &pages, &mut part, &mut plan);
+            if part.more {
+                left.start = part.ranges.last().map_or(pages[0], |(_, to)| *to);
+            }
+            parts.push(Some(part));
         }
-        ios
+        (parts, plan.segments, planned)
     }
 
     /// Whether these writes of an fsync shall be durable ones. `wb` of the inode is held.
@@ -430,193 +364,36 @@ impl Fs {
         (others < DURABLE_MAX).then_some(turn)
     }
 
-    /// Writes what was gathered as one batch, and marks parts whose IO failed.
-    fn write_gathered(
-        &self,
-        inodes: &[Arc<Inode>],
-        parts: &mut [Option<Part>],
-        gathered: Vec<Gathered>,
-        durable: bool,
-    ) -> Result<()> {
-        // Broken on purpose: bytes overwritten in place are left to chance.
-        let fua = durable && !broken::is(Variant::FdatasyncSkipsFlush);
-        let (mut ios, mut users) = (Vec::new(), Vec::new());
-        for io in gathered {
-            self.stats.data_writes.inc();
-            self.stats.data_write_bytes.add(io.buf.len() as u64);
-            self.stats.data_writes_durable.add(durable as u64);
-            ios.push(Io { offset: io.start.byte_offset(), op: Op::Write { buf: io.buf, fua } });
-            users.push(io.users);
-        }
-        let alone = if durable { self.all_flushed() } else { None };
-        let mut first_error = None;
-        for (completion, who) in run_batch(&**self.store.device(), ios).into_iter().zip(users) {
-            let Err(e) = completion.result else { continue };
-            tracing::error!("writeback: {e}");
-            for (who, logged) in who {
-                parts[who].as_mut().expect("a segment belongs to a part").failed = true;
-                self.restore_logged(&inodes[who], &logged);
-            }
-            let flush_lost = durable && (alone.is_none() || self.all_flushed() != alone);
-            if flush_lost || matches!(e, kedge_base::Error::Fenced | kedge_base::Error::OutcomeUnknown) {
-                self.store.shutdown(&e);
-            }
-            first_error.get_or_insert(Error::from(e));
-        }
-        first_error.map_or(Ok(()), Err)
-    }
-
-    /// For a pass over one inode: the newest data write, if nothing waits for a flush and nothing else is being written.
-    fn all_flushed(&self) -> Option<WriteSeq> {
-        let newest = self.store.data_write_seq();
-        (self.dirty.count_under_writeback() <= 1 && self.store.data_flushed(newest)).then_some(newest)
-    }
-
-    /// Copies a segment's pages and marks them as being written. Returns those that were logged.
-    fn copy_pages(&self, inode: &Inode, s: &Segment, part: &mut Part, out: &mut [u8]) -> Vec<u64> {
-        let mut logged = Vec::new();
-        let mut delta = Delta::default();
-        let mut pages = inode.pages.lock();
-        for (i, block) in out.chunks_exact_mut(BLOCK_SIZE).enumerate() {
-            let index = s.index + i as u64;
-            let page = pages.get(index).expect("unclean pages stay in memory; `wb` excludes truncate");
-            block.copy_from_slice(&page.data[..]);
-            if page.logged {
-                logged.push(index);
-            }
-            delta.dirty += pages.set_writing(index).dirty;
-        }
-        // The page lock makes bytes and size one state: a writer changes both under it.
-        part.size = part.size.max(inode.meta.lock().core.size);
-        drop(pages);
-        self.account(delta);
-        logged
-    }
-
-    /// The write failed, the log still has the bytes: keep them for another try at the next checkpoint.
-    fn restore_logged(&self, inode: &Inode, logged: &[u64]) {
-        let mut pages = inode.pages.lock();
-        for &index in logged {
-            let Some(dirty) = pages.get(index).map(|p| p.dirty) else { continue };
-            let down = pages.set_logged(index);
-            let up = pages.mark_dirty(index, dirty);
-            self.account(Delta { pages: 0, dirty: down.dirty + up.dirty });
-        }
-    }
-
-    /// The record of a pass. `durable`: its data is, no flush is needed for it.
-    fn complete(
-        &self,
-        handle: &mut Handle<'_>,
-        inodes: &[Arc<Inode>],
-        parts: &mut [Option<Part>],
-        durable: bool,
-    ) -> Result<()> {
-        let seq = (!durable).then(|| self.store.note_data_write());
-        let mut record = RecordBuilder::new(RecordOp::WriteBack);
-        let mut changes: Vec<Change<'_>> = Vec::new();
-        for (inode, part) in inodes.iter().zip(parts) {
-            let Some(part) = part else { continue };
-            let mut meta = inode.meta.lock();
-            if part.failed {
-                meta.write_failed = true;
-                drop(meta);
-                for extent in part.new.drain(..) {
-                    self.store.release_data(extent);
-                }
-                continue;
-            }
-            if let Some(seq) = seq {
-                meta.progress.write_seq = seq;
-            }
-            let core = meta.core;
-            let mut change = Change { inode, meta, core, mask: InodeMask::default(), logged_size: None };
-            let before = record.edits();
-            std::mem::take(&mut part.set).emit(&mut record, inode.ino);
-            let fresh: u64 = part.new.iter().map(|e| e.blocks).sum();
-            for extent in &part.new {
-                record.alloc(*extent);
-            }
-            if fresh > 0 {
-                change.set(InodeMask::BLOCKS, |c| c.blocks += fresh);
-            }
-            for (from, to) in &part.ranges {
-                // Broken on purpose: replay will put the logged bytes over these.
-                let kept = broken::is(Variant::ReplayOldData);
-                if !kept && self.store.is_resident(inode.ino, from * BLOCK, (to - from) * BLOCK) {
-                    record.drop_data(inode.ino, from * BLOCK, (to - from) * BLOCK);
-                }
-            }
-            let written_to = part.ranges.iter().map(|(_, to)| to * BLOCK).max().unwrap_or(0);
-            let size = change.meta.logged_size.max(written_to.min(part.size));
-            if size > change.meta.logged_size {
-                change.logged_size = Some(size);
-                change.mask |= InodeMask::SIZE;
-            }
-            if record.edits() > before || !change.mask.is_empty() {
-                changes.push(change);
-            }
-        }
-        if changes.is_empty() {
-            return Ok(());
-        }
-        self.commit(handle, record, &mut changes)?;
-        Ok(())
-    }
-
-    /// After the record: the blocks behind the pages have written extents now. Pages whose write failed are dirty again:
-    /// an fsync that finds them tries anew, and never answers success for bytes that are not in place.
-    fn settle(&self, inodes: &[Arc<Inode>], parts: &[Option<Part>], completed: bool) {
-        for (inode, part) in inodes.iter().zip(parts) {
-            let Some(part) = part else { continue };
-            let mut pages = inode.pages.lock();
-            let indices = || part.ranges.iter().flat_map(|(from, to)| *from..*to);
-            indices().for_each(|index| pages.release_hold(index));
-            if part.failed {
-                self.account(self.keep_dirty(&mut pages, indices()));
-                self.list_dirty(inode, &mut inode.meta.lock());
-                continue;
-            }
-            let mut surplus = 0;
-            for (from, to) in part.ranges.iter().filter(|_| completed) {
-                for (_, page) in pages.map.range_mut(*from..*to) {
-                    // A writer that came before the record was there has promised a block that is not needed.
-                    surplus += (page.backing == Backing::Reserved) as u64;
-                    page.backing = Backing::Written;
-                }
-            }
-            pages.release(surplus);
-        }
-    }
-
-    /// Pages that were to be written and were not. Blocks found for them were given back: they are promised anew.
-    fn keep_dirty(&self, pages: &mut Pages, indices: impl Iterator<Item = u64>) -> Delta {
-        let mut delta = Delta::default();
-        for index in indices {
-            delta.dirty += pages.mark_dirty(index, Some((0, BLOCK_SIZE as u16))).dirty;
-            if pages.get(index).is_some_and(|page| page.backing == Backing::Unknown)
-                // Without a promise, if others were faster, the page asks for space when it is written.
-                && let Ok(promise) = self.store.alloc().reserve_data(1)
-            {
-                pages.reserve(promise);
-                pages.map.get_mut(&index).expect("just seen").backing = Backing::Reserved;
-            }
-        }
-        delta
-    }
-
-    fn unlist_clean(&self, inodes: &[Arc<Inode>]) {
+    /// Takes inodes off the dirty list that have nothing dirty, nothing on its way that may become
+    /// dirty again, and no waiting time stamps.
+    pub fn unlist_clean(&self, inodes: &[Arc<Inode>]) {
         for inode in inodes {
             let pages = inode.pages.lock();
             let mut meta = inode.meta.lock();
-            if meta.listed && pages.dirty_count() == 0 && meta.unlogged.is_empty() {
+            if meta.listed && pages.is_written() && meta.unlogged.is_empty() {
                 meta.listed = false;
                 self.dirty.remove(inode.ino);
             }
         }
     }
 
-    /// Waits, before any lock, while too much is dirty: a little at first, then the writer helps to write.
+    fn note_failure(&self, inode: &Inode) {
+        let mut meta = inode.meta.lock();
+        let wait = RETRY_MIN * (1 << meta.failures.min(RETRY_DOUBLINGS_MAX));
+        meta.failures += 1;
+        meta.retry_at = self.clock.monotonic() + wait;
+    }
+
+    /// The inodes but for those that failed and that the background leaves alone for a while.
+    pub fn due(&self, mut inodes: Vec<Arc<Inode>>) -> Vec<Arc<Inode>> {
+        let now = self.clock.monotonic();
+        inodes.retain(|inode| inode.meta.lock().retry_at <= now);
+        inodes
+    }
+
+    /// Waits, before any lock, while too much is dirty: a little at first, then the writer helps to
+    /// write. What others' data meets there is not the writer's affair, unless nothing of it can be
+    /// written and memory would grow without bound.
     pub fn throttle(&self) -> Result<()> {
         if self.budget.over_background() {
             self.wake_flusher();
@@ -624,6 +401,7 @@ impl Fs {
         if let Some(delay) = self.budget.delay() {
             std::thread::sleep(delay);
         }
+        let mut vain = 0;
         for _ in 0..64 {
             if !self.budget.over_hard() {
                 return Ok(());
@@ -631,7 +409,13 @@ impl Fs {
             self.stats.throttled.inc();
             let next = self.dirty.take(PASS_INODES, &*self.live.order());
             if !next.is_empty() {
-                self.writeback(&next, Which::Dirty, Class::Normal)?;
+                if let Err(e) = self.writeback(&next, Which::Dirty, Class::Normal) {
+                    vain += 1;
+                    self.helped_in_vain(vain, e)?;
+                    if vain >= VAIN_MAX {
+                        return Ok(()); // most of what is dirty can be written
+                    }
+                }
             } else if let Some(inode) = self.dirty.any_under_writeback() {
                 drop(inode.wb.lock()); // others write the rest
             } else {
@@ -640,22 +424,64 @@ impl Fs {
         }
         Ok(())
     }
+
+    /// A writer at the hard limit could not write back what others have dirtied: it rests, more and
+    /// more. If that does not help, and what cannot be written takes half of the memory for dirty
+    /// pages, the file system shuts down. To let writers on would be to grow without bound; to hold
+    /// them for ever would be a hang without a word; and a refused write would be the answer for
+    /// another file's data.
+    fn helped_in_vain(&self, times: u32, e: Error) -> Result<()> {
+        self.store.check_alive()?;
+        std::thread::sleep(VAIN_REST * (1 << times.min(VAIN_MAX)));
+        if times < VAIN_MAX || !self.budget.over_hard() {
+            return Ok(());
+        }
+        let stuck: Vec<(Ino, usize)> = self
+            .dirty
+            .all(&*self.live.order())
+            .iter()
+            .filter(|inode| inode.meta.lock().failures > 1)
+            .map(|inode| (inode.ino, inode.pages.lock().dirty_count()))
+            .collect();
+        let pages: usize = stuck.iter().map(|(_, pages)| pages).sum();
+        if let Some((ino, _)) = stuck.first()
+            && 2 * pages as i64 >= self.budget.hard_limit()
+        {
+            let bytes = pages * BLOCK_SIZE;
+            let reason =
+                format!("{bytes} bytes of file data cannot be written, those of inode {ino} among them: {e}");
+            self.store.shutdown(&kedge_base::Error::Shutdown(reason.into()));
+        }
+        Ok(self.store.check_alive()?)
+    }
+}
+
+impl Kind {
+    fn told(which: Which, durable: bool) -> Kind {
+        Kind { which, class: Class::Reclaim, segments_max: PASS_SEGMENTS, durable, told: true }
+    }
 }
 
 impl CheckpointClient for Fs {
     /// Oldest first, so that the tail can move even if the log is too full to complete all at once.
+    /// What no place takes stays in the log and holds the tail, and keeps nothing else from being
+    /// written: what the store makes of the first error is its own decision.
     fn prepare_checkpoint(&self) -> kedge_base::Result<()> {
         let resident = self.store.resident_inodes();
+        let mut result = Ok(());
         for chunk in resident.chunks(PASS_INODES) {
             let inodes: Vec<Arc<Inode>> = chunk.iter().filter_map(|ino| self.inodes.get(*ino)).collect();
-            match self.writeback(&inodes, Which::Logged, Class::Checkpoint) {
-                Ok(()) => {}
-                // Data that cannot be written, or has no room to be, stays in the log and holds the tail: what the store makes
-                // of it is its own decision.
-                Err(Error::Engine(e)) => return Err(e),
-                Err(e) => return Err(kedge_base::Error::invalid(e.to_string())),
+            let error = match self.writeback(&inodes, Which::Logged, Class::Checkpoint) {
+                Ok(()) => continue,
+                Err(Error::Engine(e)) => e,
+                Err(e) => kedge_base::Error::invalid(e.to_string()),
+            };
+            let no_space = matches!(error, kedge_base::Error::NoSpace);
+            result = result.and(Err(error));
+            if no_space || self.store.check_alive().is_err() {
+                break; // nor is there for what is younger
             }
         }
-        Ok(())
+        result
     }
 }

@@ -14,12 +14,14 @@ pub mod explore;
 pub mod forge;
 pub mod fuzz;
 pub mod generate;
+pub mod ledger;
 pub mod model;
 pub mod ops;
 #[cfg(feature = "broken")]
 pub mod races;
 pub mod rig;
 pub mod shrink;
+pub mod trouble;
 pub mod view;
 pub mod workload;
 pub mod writers;

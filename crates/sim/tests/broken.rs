@@ -6,6 +6,9 @@
 //!
 //! One test alone: the switch is one for the process.
 
+#[path = "broken/failing.rs"]
+mod failing;
+
 use kedge_base::broken::{self, Variant};
 use kedge_base::{IoBuf, ManualClock};
 use kedge_device::sim::{Choice, CrashState, Event, FaultPlan, OpKind, SimDevice, StatePlan};
@@ -40,6 +43,8 @@ const CHECKS: &[Check] = &[
     ("rename over a file", rename_over),
     ("metadata of a file with unwritten data", unwritten_size),
     ("a log write overtakes another", overtaking),
+    ("a record of a writeback that fails", failing::failed_record),
+    ("an fsync beside one that fails", failing::second_fsync),
     ("log-resident data that cannot be written", stuck_resident),
     ("fsync after eviction", eviction),
     ("an inode deleted while it is read", races::deleted_while_read),

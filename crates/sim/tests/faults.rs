@@ -1,7 +1,9 @@
-//! The device fails one request, or answers it late: whoever is answered gets an error, nobody is lied to.
+//! The device fails one request, or fails from then on in one place or altogether, or answers late: whoever is answered
+//! gets an error, nobody is lied to. Whatever was answered, the media are judged at the end of each run.
 //!
 //! 1. A failed flush or log write shuts the file system down: every later change and fsync answers EIO.
-//! 2. A failed data write is told to the fsync of that file and to nobody else; a failed read to its reader.
+//! 2. A failed data write is told to the fsync of that file and to nobody else; a failed read to its reader. So a call
+//!    other than an fsync or sync fails only if a request failed during the call, or after a shutdown.
 //! 3. Whatever was acknowledged before and after is there after a remount, with or without a power failure.
 //! 4. A request that is late is no fault: nobody gets an error. What was acknowledged by the time it waits is there if power
 //!    fails then, so nobody was answered on its behalf before it was done.
@@ -36,6 +38,12 @@ enum Failure {
     Torn,
     Short,
     LostFlush,
+    /// Its first block is bad from then on.
+    Bad(OpKind),
+    /// All later ones of its kind fail as well.
+    From(OpKind),
+    /// The host has no room for blocks that were not written before.
+    HostFull,
     /// No failure: answered after [`LATE`].
     Late(OpKind),
 }
@@ -47,6 +55,8 @@ struct Met {
     struck: bool,
     /// Power failed while it was late.
     cut: bool,
+    requests: u64,
+    media: u64,
 }
 
 /// A power failure while a request is late: how many operations had been acknowledged just before and after, and the medium.
@@ -95,6 +105,9 @@ impl Failure {
                 plan.short_write(nth, if seed.is_multiple_of(2) { 512 } else { 12 << 10 }, errno::EIO)
             }
             Failure::LostFlush => plan.lose_flush(nth, errno::EIO),
+            Failure::Bad(kind) => plan.bad_block(kind, nth, errno::EIO),
+            Failure::From(kind) => plan.fail_kind_from(kind, nth, errno::EIO),
+            Failure::HostFull => plan.host_full(nth),
             Failure::Late(kind) => plan.delay(kind, nth, LATE),
         }
     }
@@ -115,7 +128,8 @@ fn start(setup: &Setup, seed: u64) -> Result<(MemDevice, Model), String> {
 }
 
 fn is_shut_down(fs: &FileSystem) -> bool {
-    fs.create(Ino::ROOT, b"\x01probe", 0o600, OWNER).is_err_and(|e| e.errno() == errno::EIO)
+    let info: serde_json::Value = serde_json::from_str(&fs.info_json()).expect("the file system writes JSON");
+    !info["shut_down"].is_null()
 }
 
 /// Every change and fsync must be refused.
@@ -155,32 +169,30 @@ fn one_fault(
     let profile = Profile { remounts: 0, persists: 250, ..Profile::default() };
     let mut generator = Generator::new(seed ^ 0xfa17, profile);
     let mut history = History::new(model.clone(), Promise::LastChange);
-    let mut down = false;
-    while history.len() < ops && !down {
+    let (mut down, mut under_way) = (false, false);
+    let mut tries = 0;
+    while history.len() < ops && tries < 10 * ops && !under_way {
+        tries += 1;
         let op = generator.next(&model);
         let mut after = model.clone();
         let Some(expected) = after.apply(&op) else { continue };
+        let failed_before = device.struck();
         let outcome = exec.apply(&op);
-        if outcome == Outcome::Failed(errno::EIO) && !late {
+        let failed =
+            matches!(outcome, Outcome::Failed(errno::EIO | errno::ENOSPC)) && !expected.allows(&outcome);
+        if failed && !late {
             down = is_shut_down(&exec.fs);
-            if down {
-                // Whether it took effect is open: it is the operation that was under way.
+            let syncs = matches!(expected.effect.persist, Some(Persist::Inode { .. } | Persist::All));
+            if !down && !syncs && device.struck() == failed_before {
+                return Err(format!("{op:?} answers {outcome:?} and no request has failed during it"));
+            }
+            let changes = expected.effect.ordered || expected.effect.data.is_some();
+            let handles = matches!(op, Op::Open { .. } | Op::Close { .. } | Op::Tmpfile { .. });
+            // What is under way when power fails may be there or not. A change that failed is one of these, and nothing
+            // may come behind it that the oracle would take for a later one.
+            if down || changes || handles {
                 history.push(op, outcome, expected.effect, after);
-            } else {
-                let probe = Op::Unlink { path: "\x01probe".to_owned() };
-                let gone = exec.apply(&probe);
-                if !gone.is_ok() {
-                    return Err(format!("{op:?} answers EIO, then the probe cannot be removed: {gone:?}"));
-                }
-                // Not taken for done: a write may be there in part, so what follows is not to be judged.
-                if !matches!(expected.effect.persist, Some(Persist::Inode { .. } | Persist::All))
-                    && expected.effect.data.is_some_and(|d| d.from < d.to)
-                {
-                    return Ok(Met { struck: true, cut: false });
-                }
-                if let Op::Open { .. } | Op::Close { .. } | Op::Tmpfile { .. } = op {
-                    return Ok(Met { struck: true, cut: false });
-                }
+                under_way = true;
             }
             continue;
         }
@@ -195,24 +207,27 @@ fn one_fault(
     }
     let counts = device.op_counts();
     let struck = match failure {
-        Failure::Plain(OpKind::Read) | Failure::Late(OpKind::Read) => counts.reads,
-        Failure::Plain(OpKind::Write) | Failure::Late(OpKind::Write) | Failure::Torn | Failure::Short => {
-            counts.writes
-        }
-        Failure::Plain(OpKind::Flush) | Failure::Late(OpKind::Flush) | Failure::LostFlush => counts.flushes,
-    } > nth;
+        Failure::Late(OpKind::Read) => counts.reads > nth,
+        Failure::Late(OpKind::Write) => counts.writes > nth,
+        Failure::Late(OpKind::Flush) => counts.flushes > nth,
+        _ => device.struck() > 0,
+    };
     if down {
         check_shut_down(&exec.fs)?;
     } else if struck
-        && matches!(failure, Failure::Plain(OpKind::Flush) | Failure::LostFlush)
+        && matches!(
+            failure,
+            Failure::Plain(OpKind::Flush) | Failure::From(OpKind::Flush) | Failure::LostFlush
+        )
         && !is_shut_down(&exec.fs)
         && exec.fs.sync().is_ok()
     {
         return Err("a flush failed and the file system goes on".to_owned());
     }
-    let done = history.len() - usize::from(down);
+    let done = history.len() - usize::from(under_way);
     let cut = watch.map_or(Ok(None), Watch::stop)?;
-    let met = Met { struck, cut: cut.is_some() };
+    let media = 2 + u64::from(cut.is_some());
+    let met = Met { struck, cut: cut.is_some(), requests: device.struck(), media };
     let mut media = vec![
         ("power failure", device.crash(seed), done, done),
         ("end of the process", device.view(), done, done),
@@ -225,8 +240,6 @@ fn one_fault(
         rig::fsck(medium.fork()).map_err(said)?;
         let device = Arc::new(SimDevice::new(medium));
         let fs = rig::open(&device, &Arc::new(ManualClock::default()), setup).map_err(said)?;
-        // The probe of a file system that was not shut down after all.
-        let _ = fs.unlink(Ino::ROOT, b"\x01probe");
         check_state(&fs, &history, begun, &history.persists_before(acked))
             .map_err(|v| said(v.to_string()))?;
         fs.close().map_err(|e| said(format!("close: {e}")))?;
@@ -264,58 +277,137 @@ fn sweep(failure: Failure, setup: Setup, count: u64) {
     assert!(all.len() == 1 || struck > 0, "no fault was ever met");
 }
 
-/// Every request of a workload fails once, in each way, and is late once.
+/// What came of many runs.
+#[derive(Default)]
+struct Counts {
+    runs: u64,
+    requests: u64,
+    late: u64,
+    cut: u64,
+    media: u64,
+}
+
+impl Counts {
+    fn print(&self, what: &str) {
+        let Counts { runs, requests, late, cut, media } = self;
+        println!(
+            "{what}: {runs} runs, {requests} requests struck, {late} late, {cut} power failures meanwhile, {media} media judged: \
+             0 losses, 0 lies, 0 hangs, 0 panics"
+        );
+    }
+}
+
+/// Every request of a workload, or one in `stride`, is the one at which the failure begins.
+fn enumerate(
+    setup: &Setup,
+    start: &(MemDevice, Model),
+    way: Failure,
+    (seed, stride): (u64, usize),
+    counts: &mut Counts,
+) {
+    for nth in (seed % stride as u64..).step_by(stride) {
+        let what = format!("{way:?} KEDGE_SEED={seed}, request {nth}");
+        let (setup, image) = (setup.clone(), (start.0.fork(), start.1.clone()));
+        let body = move || {
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                one_fault(&setup, image, way, (seed, nth), 2 * OPS)
+            }))
+        };
+        match within(LIMIT, &what, body) {
+            Ok(Ok(met)) => {
+                counts.runs += 1;
+                counts.requests += met.requests;
+                counts.media += met.media;
+                counts.cut += u64::from(met.cut);
+                if !met.struck {
+                    return;
+                }
+                counts.late += u64::from(matches!(way, Failure::Late(_)));
+            }
+            Ok(Err(e)) => panic!("{what}: {e}"),
+            Err(panic) => panic!("{what}: panic: {}", rig::panic_text(&*panic)),
+        }
+    }
+}
+
+/// Every request of a workload fails in each way, and is late once.
 #[test]
 fn every_request_fails_once() {
-    const WAYS: [Failure; 9] = [
+    const WAYS: [Failure; 15] = [
         Failure::Plain(OpKind::Read),
         Failure::Plain(OpKind::Write),
         Failure::Torn,
         Failure::Short,
         Failure::Plain(OpKind::Flush),
         Failure::LostFlush,
+        Failure::Bad(OpKind::Read),
+        Failure::Bad(OpKind::Write),
+        Failure::From(OpKind::Read),
+        Failure::From(OpKind::Write),
+        Failure::From(OpKind::Flush),
+        Failure::HostFull,
         Failure::Late(OpKind::Read),
         Failure::Late(OpKind::Write),
         Failure::Late(OpKind::Flush),
     ];
     // With the debug assertions on, the same few times.
     let all = seeds(if cfg!(debug_assertions) { 2 } else { 20 });
-    let (mut faults, mut late, mut cut) = (0, 0, 0);
+    let mut counts = Counts::default();
     for &seed in &all {
         let setup = if seed % 2 == 0 {
             Setup { promise: Promise::LastChange, ..Setup::default() }.switched(seed)
         } else {
             Setup::cramped().switched(seed)
         };
-        let (medium, model) = start(&setup, seed).unwrap_or_else(|e| panic!("KEDGE_SEED={seed}: {e}"));
-        for way in WAYS {
-            for nth in 0.. {
-                let what = format!("{way:?} KEDGE_SEED={seed}, request {nth}");
-                let (setup, image) = (setup.clone(), (medium.fork(), model.clone()));
-                let body = move || {
-                    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                        one_fault(&setup, image, way, (seed, nth), 2 * OPS)
-                    }))
-                };
-                match within(LIMIT, &what, body) {
-                    Ok(Ok(met)) if met.struck => {
-                        *if matches!(way, Failure::Late(_)) { &mut late } else { &mut faults } += 1;
-                        cut += usize::from(met.cut);
-                    }
-                    Ok(Ok(_)) => break,
-                    Ok(Err(e)) => panic!("{what}: {e}"),
-                    Err(panic) => panic!("{what}: panic: {}", rig::panic_text(&*panic)),
-                }
-            }
+        let image = start(&setup, seed).unwrap_or_else(|e| panic!("KEDGE_SEED={seed}: {e}"));
+        WAYS.into_iter().for_each(|way| enumerate(&setup, &image, way, (seed, 1), &mut counts));
+    }
+    counts.print("every request");
+    let of_each = all.len() as u64;
+    assert!(counts.requests > 50 * of_each, "{} faults are not every request", counts.requests);
+    let Counts { late, cut, .. } = counts;
+    assert!(late > 20 * of_each && cut > late / 2, "{cut} power failures in {late} late requests");
+}
+
+/// Names that nobody changes: with these the tree is larger than what is kept of it.
+fn filled(setup: &Setup, (medium, mut model): (MemDevice, Model)) -> Result<(MemDevice, Model), String> {
+    let device = Arc::new(SimDevice::new(medium));
+    device.stop_recording();
+    let mut exec = Executor::new(rig::open(&device, &Arc::new(ManualClock::default()), setup)?);
+    let mut ops = vec![Op::Mkdir { path: "filler".into(), mode: 0o755 }];
+    let name = |n: usize| format!("filler/{n:04} {}", "a long name ".repeat(15));
+    ops.extend((0..1200).map(|n| Op::Create { path: name(n), mode: 0o644 }));
+    for op in &ops {
+        let expected = model.apply(op).ok_or("a filler is unspecified")?;
+        let outcome = exec.apply(op);
+        if !expected.allows(&outcome) {
+            return Err(format!("{op:?} answers {outcome:?}"));
         }
     }
-    println!(
-        "{} workloads, {faults} faults, {late} late requests, {cut} power failures meanwhile: nothing lost, no panic, \
-         no hang",
-        all.len()
-    );
-    assert!(faults > 50 * all.len(), "{faults} faults are not every request");
-    assert!(late > 20 * all.len() && cut > late / 2, "{cut} power failures in {late} late requests");
+    exec.fs.close().map_err(|e| e.to_string())?;
+    Ok((device.view(), model))
+}
+
+/// The same where nodes of the tree are read all the time: each of these reads fails, once or for good.
+#[test]
+fn every_request_fails_once_with_a_tree_larger_than_its_cache() {
+    const WAYS: [Failure; 4] = [
+        Failure::Plain(OpKind::Read),
+        Failure::Bad(OpKind::Read),
+        Failure::From(OpKind::Read),
+        Failure::Bad(OpKind::Write),
+    ];
+    let (all, stride) = if cfg!(debug_assertions) { (seeds(1), 11) } else { (seeds(6), 2) };
+    let mut counts = Counts::default();
+    for &seed in &all {
+        let mut setup = Setup::cramped().switched(seed);
+        setup.mount.cache_size = 512 << 10;
+        let image = start(&setup, seed).and_then(|image| filled(&setup, image));
+        let image = image.unwrap_or_else(|e| panic!("KEDGE_SEED={seed}: {e}"));
+        WAYS.into_iter().for_each(|way| enumerate(&setup, &image, way, (seed, stride), &mut counts));
+    }
+    counts.print("every request, a large tree");
+    assert!(counts.requests > 20 * all.len() as u64, "{} faults: the tree is not read", counts.requests);
 }
 
 #[test]

@@ -105,6 +105,16 @@ impl SimDevice {
         self.state.lock().progress.strikes.clone()
     }
 
+    /// From here on nothing fails and nothing is held up. What was counted stays.
+    pub fn heal(&self) {
+        let mut state = self.state.lock();
+        state.plan = FaultPlan::new(state.plan.seed);
+        state.progress.heal();
+        state.releases += 1;
+        drop(state);
+        self.released.notify_all();
+    }
+
     /// Lets go all operations that the plan holds now.
     pub fn release(&self) {
         self.state.lock().releases += 1;
@@ -160,13 +170,17 @@ impl SimDevice {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         let kind = asked.kind;
+        let latency = state.plan.latency_of(kind);
+        if !state.plan.covers(asked) {
+            return Admitted { seq: state.seq, fault: None, latency, late: Duration::ZERO, held: None };
+        }
         let nth = *state.progress.counts.of(kind);
         let late = state.plan.late(kind, nth);
         let held = state.plan.holds(kind, nth).then_some(state.releases);
         let pages = state.view.pages_mut();
         let fault =
             state.plan.strike(&mut state.progress, &mut state.rng, asked, |block| pages.get(block).is_some());
-        Admitted { seq: state.seq, fault, latency: state.plan.latency_of(kind), late, held }
+        Admitted { seq: state.seq, fault, latency, late, held }
     }
 
     fn admit_op(&self, offset: u64, op: &Op) -> Admitted {

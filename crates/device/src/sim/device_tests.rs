@@ -458,8 +458,10 @@ fn a_block_that_turns_bad_stays_bad() {
     let strikes: Vec<(u64, u64)> = device.strikes().iter().map(|s| (s.offset / B, s.len / B)).collect();
     assert_eq!((strikes, device.struck()), (vec![(2, 3), (2, 1), (1, 2)], 3));
     assert_eq!(device.strikes()[0].data.as_ref().unwrap().to_vec(), vec![7; 3 * BLOCK_SIZE]);
+    device.heal();
+    assert_eq!((try_write(&device, 2, 1), device.struck()), (None, 3), "well again, the count stays");
     device.set_plan(FaultPlan::new(1));
-    assert_eq!((try_write(&device, 2, 1), device.struck()), (None, 0), "a new plan heals it");
+    assert_eq!(device.struck(), 0);
 }
 
 #[test]
@@ -518,4 +520,13 @@ fn a_held_operation_waits_for_its_release() {
     device.release();
     assert_eq!(held.join().unwrap(), Some(libc::EIO));
     assert_eq!((block(&device.view(), 0)[0], device.held_up()), (0, 0));
+}
+
+#[test]
+fn a_plan_for_a_range_counts_what_touches_it() {
+    let device = sim();
+    device.set_plan(FaultPlan::new(1).fail(OpKind::Write, 1, libc::EIO).only_in(4 * B..6 * B));
+    let answers = [0, 4, 3, 5, 5].map(|at| try_write(&device, at, 1).is_some());
+    assert_eq!(answers, [false, false, false, true, false]);
+    assert_eq!(device.op_counts().writes, 3);
 }

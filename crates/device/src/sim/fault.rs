@@ -79,6 +79,12 @@ pub(super) struct Progress {
     pub struck: u64,
 }
 
+impl Progress {
+    pub fn heal(&mut self) {
+        self.bad.clear();
+    }
+}
+
 /// A request, as the plan looks at it.
 pub(super) struct Asked<'a> {
     pub kind: OpKind,
@@ -122,6 +128,7 @@ pub struct FaultPlan {
     faults: Vec<Fault>,
     standing: Vec<Standing>,
     host_full_from: Option<u64>,
+    scope: Option<Range<u64>>,
     delays: Vec<(OpKind, u64, Duration)>,
     holds: Vec<(OpKind, u64)>,
     fail_from: Option<(u64, i32)>,
@@ -208,6 +215,17 @@ impl FaultPlan {
     pub fn fail_from(mut self, nth: u64, errno: i32) -> FaultPlan {
         self.fail_from = Some((nth, errno));
         self
+    }
+
+    /// Reads and writes that do not touch these bytes are outside of the plan: they are not counted and do not fail.
+    pub fn only_in(mut self, range: Range<u64>) -> FaultPlan {
+        self.scope = Some(range);
+        self
+    }
+
+    /// Whether the plan speaks of this operation.
+    pub(super) fn covers(&self, asked: &Asked<'_>) -> bool {
+        self.scope.as_ref().is_none_or(|scope| asked.touches(scope))
     }
 
     /// The n-th operation of its kind happens, and is answered, only after `by`; the others of its batch go ahead.

@@ -26,7 +26,7 @@ use kedge_format::alloc::{decode_index_block, encode_index_block};
 use kedge_format::item::{ExtentItem, FILE_SIZE_MAX};
 use kedge_format::logwrite::{HEADER_SIZE, WriteHeader};
 use kedge_format::node::{NODE_BLOCKS, NODE_SIZE, NodeMut, NodeView};
-use kedge_format::superblock::{COUNTER_LAST, COUNTER_MAX, SLOTS, Superblock};
+use kedge_format::superblock::{COUNTER_MAX, OPEN_MAX, SLOTS, Superblock};
 use kedge_format::{BLOCKS_MAX, FileKind, InodeCore, ItemKind, Key, SIZE_MAX, reseal};
 use kedge_fsck::{CheckOptions, Ending, RepairMode, RepairOptions, StoreReplay};
 use kedgefs::{
@@ -901,7 +901,7 @@ fn ends_soon(medium: &MemDevice) -> bool {
     newest(medium).is_some_and(|sb| {
         let c = &sb.checkpoint;
         let counters = [c.generation.0, c.epoch.0, c.next_ino.0, c.checkpoint_lsn.0];
-        counters.into_iter().any(|n| n > COUNTER_LAST - (1 << 32))
+        counters.into_iter().any(|n| n > OPEN_MAX - (1 << 32))
     })
 }
 

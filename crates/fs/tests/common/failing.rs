@@ -1,0 +1,195 @@
+//! A device that fails by plan, and that can be told to take blocks that begin with a mark nowhere.
+
+use kedge_base::IoBuf;
+use kedge_device::sim::{Choice, FaultPlan, SimDevice};
+use kedge_device::{Completion, CompletionSink, Device, DeviceStats, Geometry, MemDevice, Op, Request};
+use kedgefs::*;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+pub const PAGE: usize = 4096;
+pub const MARK: &[u8] = b"nowhere!";
+const SIZE: u64 = 64 << 20;
+
+struct Refusing {
+    sim: Arc<SimDevice>,
+    refuses: Arc<AtomicBool>,
+    refused: Arc<AtomicU64>,
+}
+
+impl Refusing {
+    fn check(&self, offset: u64, buf: &IoBuf) -> kedge_base::Result<()> {
+        let marked = buf.as_bytes().chunks_exact(PAGE).any(|block| block.starts_with(MARK));
+        if marked && self.refuses.load(Ordering::SeqCst) {
+            self.refused.fetch_add(1, Ordering::SeqCst);
+            return Err(kedge_base::Error::Io { op: "write", offset, len: buf.len() as u64, errno: 5 });
+        }
+        Ok(())
+    }
+}
+
+impl Device for Refusing {
+    fn geometry(&self) -> &Geometry {
+        self.sim.geometry()
+    }
+
+    fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
+        let mut good = Vec::new();
+        for request in batch {
+            match &request.op {
+                Op::Write { buf, .. } => match self.check(request.offset, buf) {
+                    Ok(()) => good.push(request),
+                    Err(e) => sink.complete(Completion { tag: request.tag, op: request.op, result: Err(e) }),
+                },
+                _ => good.push(request),
+            }
+        }
+        self.sim.submit(good, sink);
+    }
+
+    fn read(&self, offset: u64, buf: &mut IoBuf) -> kedge_base::Result<()> {
+        self.sim.read(offset, buf)
+    }
+
+    fn write(&self, offset: u64, buf: &IoBuf, fua: bool) -> kedge_base::Result<()> {
+        self.check(offset, buf)?;
+        self.sim.write(offset, buf, fua)
+    }
+
+    fn flush(&self) -> kedge_base::Result<()> {
+        self.sim.flush()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> kedge_base::Result<()> {
+        self.sim.discard(offset, len)
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64) -> kedge_base::Result<()> {
+        self.sim.write_zeroes(offset, len)
+    }
+
+    fn stats(&self) -> &DeviceStats {
+        self.sim.stats()
+    }
+
+    fn name(&self) -> &str {
+        "failing"
+    }
+}
+
+/// An image on such a device.
+pub struct Failing {
+    pub sim: Arc<SimDevice>,
+    pub clock: Arc<ManualClock>,
+    refuses: Arc<AtomicBool>,
+    /// Writes that it did not take for their mark.
+    pub refused: Arc<AtomicU64>,
+}
+
+impl Failing {
+    pub fn new() -> Failing {
+        Failing::with(&FormatOptions::default())
+    }
+
+    pub fn with(options: &FormatOptions) -> Failing {
+        let mem = Arc::new(MemDevice::new(SIZE));
+        FileSystem::format(mem.clone(), Arc::new(ManualClock::default()), options).unwrap();
+        Failing::on(mem.fork())
+    }
+
+    fn on(mem: MemDevice) -> Failing {
+        let sim = Arc::new(SimDevice::new(mem));
+        sim.stop_recording();
+        Failing { sim, clock: Arc::default(), refuses: Arc::default(), refused: Arc::default() }
+    }
+
+    /// Another one with the same content, and without faults.
+    pub fn fork(&self) -> Failing {
+        Failing::on(self.sim.view())
+    }
+
+    pub fn open_with(&self, options: MountOptions) -> FileSystem {
+        let device =
+            Refusing { sim: self.sim.clone(), refuses: self.refuses.clone(), refused: self.refused.clone() };
+        FileSystem::open(Arc::new(device), self.clock.clone(), options).unwrap()
+    }
+
+    /// Nothing goes on by itself.
+    pub fn open(&self) -> FileSystem {
+        self.open_with(MountOptions { commit: Duration::from_secs(3600), ..Default::default() })
+    }
+
+    /// 512 pages, of which 256 may be dirty.
+    pub fn little_memory() -> MountOptions {
+        MountOptions { commit: Duration::from_secs(3600), cache_size: 1 << 20, ..Default::default() }
+    }
+
+    pub fn create(&self, fs: &FileSystem, name: &[u8]) -> Ino {
+        fs.create(Ino::ROOT, name, 0o644, Owner::default()).unwrap().ino
+    }
+
+    /// A durable file full of `0`, written in place.
+    pub fn file(&self, fs: &FileSystem, name: &[u8], pages: usize) -> Ino {
+        let ino = self.create(fs, name);
+        fs.write(ino, 0, &vec![b'0'; pages * PAGE]).unwrap();
+        fs.seek(ino, 0, SeekKind::Data).unwrap();
+        fs.fsync(ino, false).unwrap();
+        ino
+    }
+
+    pub fn refuse_marked(&self, refuse: bool) {
+        self.refuses.store(refuse, Ordering::SeqCst);
+    }
+
+    fn superblock(&self) -> kedge_format::superblock::Superblock {
+        kedge_store::read_superblock(&self.sim.view()).unwrap().0
+    }
+
+    /// A plan for requests behind the log: file data, and tree nodes at checkpoints.
+    pub fn data(&self) -> FaultPlan {
+        let start = self.superblock().geometry.data_start.0 * PAGE as u64;
+        FaultPlan::new(1).only_in(start..SIZE)
+    }
+
+    pub fn losses(&self) -> Option<u64> {
+        self.superblock().checkpoint.losses.map(|losses| losses.files)
+    }
+
+    pub fn is_clean(&self) -> bool {
+        self.superblock().checkpoint.clean
+    }
+
+    /// What is there of a file after the loss of everything that need not be there.
+    pub fn durable(&self, ino: Ino) -> Vec<u8> {
+        let fs = self.after_power_loss();
+        let size = fs.getattr(ino).unwrap().size;
+        let mut bytes = vec![0; size as usize];
+        assert_eq!(fs.read(ino, 0, &mut bytes).unwrap(), bytes.len());
+        bytes
+    }
+
+    pub fn is_durable(&self, name: &[u8], bytes: &[u8]) -> bool {
+        let fs = self.after_power_loss();
+        fs.lookup(Ino::ROOT, name).is_ok_and(|attr| {
+            let mut found = vec![0; attr.size as usize];
+            fs.read(attr.ino, 0, &mut found).is_ok_and(|n| n == found.len()) && found == bytes
+        })
+    }
+
+    fn after_power_loss(&self) -> FileSystem {
+        let medium = Arc::new(self.sim.crash_as(Choice::None));
+        let options = MountOptions { read_only: true, ..Default::default() };
+        FileSystem::open(medium, self.clock.clone(), options).unwrap()
+    }
+
+    /// A counter of file data.
+    pub fn stat(&self, fs: &FileSystem, name: &str) -> u64 {
+        self.value(fs, &["data", name])
+    }
+
+    pub fn value(&self, fs: &FileSystem, path: &[&str]) -> u64 {
+        let stats: serde_json::Value = serde_json::from_str(&fs.stats_json()).unwrap();
+        path.iter().fold(&stats, |value, name| &value[name]).as_u64().unwrap()
+    }
+}

@@ -1,0 +1,252 @@
+//! Threads at work on a device that fails, and the verdict: who was told, who was not, and what the medium holds.
+//!
+//! A *run* is one workload under one [`Fault`]. Each thread owns files whose bytes go into a [`ledger`](crate::ledger) and makes
+//! entries in a directory of its own; threads also fsync one another's files. Afterwards everything is fsynced, the device
+//! is healed, everything is fsynced again, and the file system is closed. Media are judged as of power failures in the
+//! middle, after the first fsyncs and after the second, and as of the end.
+//!
+//! What must hold:
+//! 1. *No loss.* What an fsync, a sync or close answered with success is on every medium taken after the answer, and no
+//!    medium holds bytes that nobody wrote there.
+//! 2. *No lie.* A request of the device that failed with a file's data is told to somebody whom it concerns: to a call on
+//!    that file or on all files, to all by a shutdown, or by the counter of writes that succeeded elsewhere. A failed log
+//!    write or flush shuts the file system down. A live read answers what was written last.
+//! 3. *No innocent victim.* A call fails only if the device failed a request for metadata or for the call's own file, since
+//!    the call began or, for an fsync, since the last one that succeeded; or if the file system is shut down.
+//! 4. *No hang.* Calls end as long as the device answers, and nothing retries in a hot loop.
+//! 5. *It heals.* When the device is well again and the file system is not shut down, the second fsync succeeds: the first
+//!    one may still tell of the past.
+
+mod run;
+mod verdict;
+
+pub use run::{Stage, run};
+
+use crate::rig::{self, Setup};
+use kedge_device::MemDevice;
+use kedge_device::sim::{FaultPlan, OpKind};
+use kedge_format::superblock::{Geometry, SLOTS, Superblock};
+use std::fmt;
+use std::ops::Range;
+
+/// The files and the tree of a run take a few of these.
+const BAD_RANGE: u64 = 1 << 20;
+
+/// How the device fails.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fault {
+    /// One request.
+    Once(OpKind),
+    /// One write, a part of which lands.
+    Torn,
+    /// One write, which fails only when others have come up behind it.
+    HeldWrite,
+    /// One flush, and what it should have covered is lost.
+    LostFlush,
+    /// A block that turns bad.
+    BadBlock(OpKind),
+    /// A piece of where the run's data comes to lie, from the start.
+    BadRange(OpKind),
+    /// One request of a kind in so many.
+    Sometimes(OpKind, u32),
+    /// All requests of a kind from some point on.
+    From(OpKind),
+    /// All requests.
+    Gone,
+    /// The host has no room for blocks that were not written before.
+    HostFull,
+}
+
+impl Fault {
+    pub const ALL: [Fault; 19] = [
+        Fault::Once(OpKind::Read),
+        Fault::Once(OpKind::Write),
+        Fault::Once(OpKind::Flush),
+        Fault::Torn,
+        Fault::HeldWrite,
+        Fault::LostFlush,
+        Fault::BadBlock(OpKind::Read),
+        Fault::BadBlock(OpKind::Write),
+        Fault::BadRange(OpKind::Read),
+        Fault::BadRange(OpKind::Write),
+        Fault::Sometimes(OpKind::Read, 12),
+        Fault::Sometimes(OpKind::Read, 60),
+        Fault::Sometimes(OpKind::Write, 12),
+        Fault::Sometimes(OpKind::Write, 60),
+        Fault::From(OpKind::Read),
+        Fault::From(OpKind::Write),
+        Fault::From(OpKind::Flush),
+        Fault::Gone,
+        Fault::HostFull,
+    ];
+
+    fn plan(self, nth: u64, seed: u64, data: Range<u64>) -> FaultPlan {
+        let mut plan = FaultPlan::new(seed);
+        // A failed log write ends most runs: half of them leave the log alone.
+        if !matches!(self, Fault::Gone) && seed % 2 == 1 {
+            plan = plan.only_in(data.clone());
+        }
+        let eio = crate::ops::errno::EIO;
+        match self {
+            Fault::Once(kind) => plan.fail(kind, nth, eio),
+            Fault::Torn => plan.torn_write(nth, eio),
+            Fault::HeldWrite => plan.hold(OpKind::Write, nth).fail(OpKind::Write, nth, eio),
+            Fault::LostFlush => plan.lose_flush(nth, eio),
+            Fault::BadBlock(kind) => plan.bad_block(kind, nth, eio),
+            Fault::BadRange(kind) => {
+                let start = data.start + (seed % 6) * BAD_RANGE;
+                plan.bad_range(kind, start..(start + BAD_RANGE).min(data.end), eio)
+            }
+            Fault::Sometimes(kind, one_in) => plan.sometimes(kind, one_in, eio),
+            Fault::From(kind) => plan.fail_kind_from(kind, nth, eio),
+            Fault::Gone => plan.fail_from(nth, eio),
+            Fault::HostFull => plan.host_full(nth),
+        }
+    }
+}
+
+/// Who works, and on what.
+#[derive(Clone, Debug)]
+pub struct Scene {
+    pub setup: Setup,
+    pub threads: usize,
+    /// Files of each thread.
+    pub files: usize,
+    /// Calls of each thread.
+    pub calls: usize,
+    /// In percent: how often a thread fsyncs the first file of all, whosesoever it is.
+    pub crowd: u32,
+    /// Real time and a short commit interval: the timer and the flushers meet the fault too.
+    pub background: bool,
+}
+
+impl Scene {
+    /// One thread, nothing in the background: a seed repeats it.
+    pub fn alone() -> Scene {
+        let mut setup = Setup::cramped();
+        setup.mount.cache_size = 1 << 20;
+        Scene { setup, threads: 1, files: 3, calls: 90, crowd: 0, background: false }
+    }
+
+    /// So many files that one sync touches more of the tree than the cache holds.
+    pub fn wide() -> Scene {
+        Scene { files: 120, calls: 200, ..Scene::alone() }
+    }
+
+    pub fn threads(threads: usize) -> Scene {
+        Scene { threads, calls: 50, ..Scene::alone() }
+    }
+
+    /// Threads that fsync one another's files all the time.
+    pub fn crowd(threads: usize) -> Scene {
+        Scene { files: 1, crowd: 35, ..Scene::threads(threads) }
+    }
+
+    pub fn background(threads: usize) -> Scene {
+        Scene { background: true, ..Scene::threads(threads) }
+    }
+}
+
+/// What can be wrong.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Class {
+    Loss,
+    Lie,
+    Innocent,
+    Hang,
+    Panic,
+    /// fsck, or a mount, or a call that fails for no reason that has a name here.
+    Other,
+}
+
+/// The counts of many runs.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    pub runs: u64,
+    /// Requests of the device that failed.
+    pub struck: u64,
+    /// Runs in which one did.
+    pub met: u64,
+    pub shutdowns: u64,
+    /// Calls that were answered with an error.
+    pub told: u64,
+    pub media: u64,
+    pub findings: Vec<(Class, String)>,
+}
+
+impl Report {
+    fn find(&mut self, class: Class, what: impl Into<String>) {
+        self.findings.push((class, what.into()));
+    }
+
+    pub fn count(&self, class: Class) -> usize {
+        self.findings.iter().filter(|(c, _)| *c == class).count()
+    }
+
+    /// Takes in another one; `what` says of which run its findings are.
+    pub fn add(&mut self, other: Report, what: &str) {
+        self.runs += other.runs;
+        self.struck += other.struck;
+        self.met += other.met;
+        self.shutdowns += other.shutdowns;
+        self.told += other.told;
+        self.media += other.media;
+        self.findings.extend(other.findings.into_iter().map(|(c, text)| (c, format!("{what}: {text}"))));
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let of = |class| self.count(class);
+        write!(
+            f,
+            "{} runs, {} met a fault, {} requests struck, {} calls told, {} shutdowns, {} media judged: {} losses, {} lies, \
+             {} innocents told, {} hangs, {} panics, {} other",
+            self.runs,
+            self.met,
+            self.struck,
+            self.told,
+            self.shutdowns,
+            self.media,
+            of(Class::Loss),
+            of(Class::Lie),
+            of(Class::Innocent),
+            of(Class::Hang),
+            of(Class::Panic),
+            of(Class::Other)
+        )
+    }
+}
+
+/// Where things lie on an image.
+#[derive(Clone, Debug)]
+pub(crate) struct Layout {
+    pub log: Range<u64>,
+    pub data: Range<u64>,
+}
+
+impl Layout {
+    pub fn of(geometry: &Geometry) -> Layout {
+        let block = kedge_base::BLOCK_SIZE as u64;
+        let log = geometry.log_start.0 * block;
+        Layout {
+            log: log..log + geometry.log_bytes(),
+            data: geometry.data_start.0 * block..geometry.total_blocks * block,
+        }
+    }
+
+    pub fn read(medium: &MemDevice, size: u64) -> Result<Layout, String> {
+        let blocks = size / kedge_base::BLOCK_SIZE as u64;
+        let decode = |i: usize| {
+            let bytes = medium.bytes(SLOTS[i].byte_offset(), kedge_base::BLOCK_SIZE);
+            Superblock::decode(&bytes, i, blocks).ok()
+        };
+        let found = (0..SLOTS.len()).find_map(decode).ok_or("no superblock")?;
+        Ok(Layout::of(&found.geometry))
+    }
+}
+
+/// fsck, with a name.
+fn fsck(medium: &MemDevice) -> Result<(), String> {
+    rig::fsck(medium.fork())
+}

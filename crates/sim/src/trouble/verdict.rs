@@ -1,0 +1,140 @@
+//! Who was told: the calls of a run against the requests that the device failed.
+
+use super::{Class, Layout, Report};
+use crate::ledger::owners;
+use kedge_device::sim::{OpKind, Strike};
+use kedgefs::Error;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Whose failure a call may be told of, besides failures that concern everybody.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Concern {
+    /// Nobody's data.
+    Metadata,
+    /// This file's, while the call runs.
+    File(usize),
+    /// This file's, since it was last durable.
+    Sync(usize),
+    /// All.
+    All,
+}
+
+/// A call that was answered.
+pub(super) struct Call {
+    pub what: &'static str,
+    pub concern: Concern,
+    /// Requests that had failed when it began and when it was answered.
+    pub start: u64,
+    pub end: u64,
+    pub error: Option<Error>,
+    /// It failed, and the file system said then that it is shut down.
+    pub down: bool,
+}
+
+impl Call {
+    fn is_of(&self, file: usize) -> bool {
+        match self.concern {
+            Concern::Metadata => false,
+            Concern::File(of) | Concern::Sync(of) => of == file,
+            Concern::All => true,
+        }
+    }
+}
+
+/// Whom a failed request concerns.
+#[derive(Debug)]
+enum Hit {
+    /// The log, a flush, a superblock: nothing may go on.
+    Deadly,
+    /// A node of the tree, or a read: whoever needs it.
+    Anybody,
+    Data(BTreeSet<usize>),
+}
+
+pub(super) struct Judge<'a> {
+    pub layout: &'a Layout,
+    pub strikes: Vec<Strike>,
+    pub calls: &'a [Call],
+}
+
+impl Judge<'_> {
+    fn hit(&self, strike: &Strike) -> Hit {
+        match strike.kind {
+            OpKind::Flush => Hit::Deadly,
+            OpKind::Read => Hit::Anybody,
+            OpKind::Write if self.layout.log.contains(&strike.offset) => Hit::Deadly,
+            OpKind::Write => {
+                let data = strike.data.as_ref().filter(|_| self.layout.data.contains(&strike.offset));
+                let files = data.map_or_else(BTreeSet::new, |data| owners(&data.to_vec()));
+                if files.is_empty() { Hit::Anybody } else { Hit::Data(files) }
+            }
+        }
+    }
+
+    /// Rules 2 and 3.
+    pub fn told(&self, report: &mut Report, stats: &str) {
+        let hits: Vec<Hit> = self.strikes.iter().map(|strike| self.hit(strike)).collect();
+        let down = self.calls.iter().any(|call| call.down);
+        if !down && hits.iter().any(|hit| matches!(hit, Hit::Deadly)) {
+            report.find(Class::Lie, "a flush or log write failed and the file system goes on");
+        }
+        if !down && healed_elsewhere(stats) == 0 {
+            for (at, hit) in hits.iter().enumerate() {
+                let Hit::Data(files) = hit else { continue };
+                for file in files {
+                    // The call may have been under way when the request failed.
+                    let mut later = self.calls.iter().filter(|c| c.end > at as u64 && c.is_of(*file));
+                    if !later.any(|call| call.error.is_some()) {
+                        let strike = &self.strikes[at];
+                        let (offset, len) = (strike.offset, strike.len);
+                        let what =
+                            format!("nobody was told of file {file}: write {at} at {offset}, {len} bytes");
+                        report.find(Class::Lie, what);
+                    }
+                }
+            }
+        }
+        self.innocents(report, &hits);
+    }
+
+    fn innocents(&self, report: &mut Report, hits: &[Hit]) {
+        let mut since: BTreeMap<usize, u64> = BTreeMap::new();
+        for call in self.calls {
+            let Some(error) = &call.error else {
+                if let Concern::Sync(file) = call.concern {
+                    since.insert(file, call.start);
+                }
+                continue;
+            };
+            if call.down {
+                continue;
+            }
+            let from = match call.concern {
+                Concern::Metadata | Concern::File(_) => call.start,
+                Concern::Sync(file) => since.get(&file).copied().unwrap_or(0).min(call.start),
+                Concern::All => 0,
+            };
+            // More strikes than were kept: nothing can be said.
+            if call.end as usize > hits.len() {
+                continue;
+            }
+            let concerned = hits[from as usize..call.end as usize].iter().any(|hit| match hit {
+                Hit::Deadly | Hit::Anybody => true,
+                Hit::Data(files) => match call.concern {
+                    Concern::Metadata => false,
+                    Concern::File(file) | Concern::Sync(file) => files.contains(&file),
+                    Concern::All => true,
+                },
+            });
+            if !concerned {
+                report.find(Class::Innocent, format!("{} {:?} answers {error}", call.what, call.concern));
+            }
+        }
+    }
+}
+
+/// Writes that failed in one place and succeeded in another, as the file system counts them.
+fn healed_elsewhere(stats: &str) -> u64 {
+    let stats: serde_json::Value = serde_json::from_str(stats).expect("the file system writes JSON");
+    stats["data"]["relocated_writes"].as_u64().unwrap_or(0)
+}

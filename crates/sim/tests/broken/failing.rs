@@ -1,0 +1,96 @@
+//! Checks on a device that fails: success is only said of what is durable.
+
+use kedge_base::{ManualClock, spawn_named};
+use kedge_device::MemDevice;
+use kedge_device::sim::{Choice, FaultPlan, OpKind, SimDevice};
+use kedge_sim::ops::{OWNER, errno};
+use kedge_sim::rig;
+use kedgefs::{FileSystem, Ino, MountOptions};
+use std::sync::Arc;
+use std::time::Duration;
+
+const IMAGE: u64 = 64 << 20;
+const LOG: u64 = 4 << 20;
+const PAGE: usize = 4096;
+/// A race has to come out in one way: it is run so often.
+const TRIES: u32 = 10;
+
+fn said(e: kedgefs::Error) -> String {
+    e.to_string()
+}
+
+fn open(medium: MemDevice, cache_size: u64) -> Result<(Arc<SimDevice>, FileSystem), String> {
+    let device = Arc::new(SimDevice::new(medium));
+    let options = MountOptions { commit: Duration::from_secs(3600), cache_size, ..MountOptions::default() };
+    let fs = FileSystem::open(device.clone(), Arc::new(ManualClock::default()), options).map_err(said)?;
+    Ok((device, fs))
+}
+
+/// After the loss of all that need not be there: whether the bytes are.
+fn is_durable(device: &SimDevice, ino: Ino, at: u64, bytes: &[u8]) -> Result<bool, String> {
+    let (_, fs) = open(device.crash_as(Choice::None), 16 << 20)?;
+    let mut found = vec![0; bytes.len()];
+    let n = fs.read(ino, at, &mut found).map_err(said)?;
+    Ok(n == bytes.len() && found == bytes)
+}
+
+/// The record of a writeback needs a tree node that cannot be read once. After an error, success is
+/// the truth.
+pub fn failed_record() -> Result<(), String> {
+    let (device, fs) = open(rig::format(IMAGE, LOG)?, 16 << 20)?;
+    let ino = fs.create(Ino::ROOT, b"sparse", 0o644, OWNER).map_err(said)?.ino;
+    for i in 0..3000 {
+        fs.write(ino, 2 * i * PAGE as u64, &[1; PAGE]).map_err(said)?;
+    }
+    fs.close().map_err(said)?;
+    let base = device.view();
+    for nth in 0.. {
+        let (device, fs) = open(base.fork(), 128 << 10)?;
+        let (end, new) = (2 * 3000 * PAGE as u64, vec![2; 20 * PAGE]);
+        fs.write(ino, end, &new).map_err(said)?;
+        for i in 1000..2000 {
+            fs.read(ino, 2 * i * PAGE as u64, &mut [0]).map_err(said)?;
+        }
+        device.set_plan(FaultPlan::new(nth).fail(OpKind::Read, nth, errno::EIO));
+        let answers = [0; 3].map(|_| fs.fsync(ino, true).is_ok());
+        if answers.contains(&true) && !is_durable(&device, ino, end, &new)? {
+            return Err(format!("read {nth} fails: fsync answers {answers:?}, the bytes are not there"));
+        }
+        if !answers[2] {
+            return Err(format!("read {nth} fails once: fsync answers {answers:?}"));
+        }
+        if device.struck() == 0 {
+            return if nth > 1 { Ok(()) } else { Err("fsync reads nothing".to_owned()) };
+        }
+    }
+    unreachable!("some read is the last")
+}
+
+/// A second fsync beside one that fails does not answer for it.
+pub fn second_fsync() -> Result<(), String> {
+    (0..TRIES).try_for_each(|_| {
+        let (device, fs) = open(rig::format(IMAGE, LOG)?, 16 << 20)?;
+        let ino = fs.create(Ino::ROOT, b"f", 0o644, OWNER).map_err(said)?.ino;
+        fs.write(ino, 0, &[1; 64 * PAGE]).map_err(said)?;
+        fs.sync().map_err(said)?;
+        fs.write(ino, 0, &[2; 64 * PAGE]).map_err(said)?;
+        let plan = FaultPlan::new(0).hold(OpKind::Write, 0).fail_kind_from(OpKind::Write, 0, errno::EIO);
+        device.set_plan(plan);
+        let fsync = || {
+            let fs = fs.clone();
+            spawn_named("fsync", move || fs.fsync(ino, true)).map_err(|e| e.to_string())
+        };
+        let first = fsync()?;
+        while device.held_up() == 0 {
+            std::thread::yield_now();
+        }
+        let second = fsync()?;
+        std::thread::sleep(Duration::from_millis(30)); // it waits by now, as a rule
+        device.release();
+        let answers = [first, second].map(|thread| thread.join().is_ok_and(|answer| answer.is_ok()));
+        match answers.contains(&true) && !is_durable(&device, ino, 0, &[2; 64 * PAGE])? {
+            true => Err(format!("{answers:?}, and the bytes are not there")),
+            false => Ok(()),
+        }
+    })
+}
