@@ -42,18 +42,24 @@ pub enum Variant {
     CutNotExact,
     /// A force is answered when its own log write is there, though one before it is not.
     AckOutOfOrder,
-    /// An inode read from the tree enters the cache though it changed there meanwhile.
-    StaleInode,
     /// Pages whose record failed count as written.
     ErrorNotPropagated,
     /// An fsync that waits for another's writeback does not look at what became of it.
     WaitWithoutLook,
+    /// An inode read from the tree enters the cache though it changed there meanwhile.
+    StaleInode,
+    /// A write that must be whole or fail is answered short.
+    ShortWhole,
+    /// An unmount does not note the files whose data it had to give up.
+    ForgetLosses,
+    /// Data that the kernel writes back from its cache sets the time stamps.
+    TouchInWriteback,
     /// Bytes with the right magic, uuid and checksum pass for a log write.
     UnkeyedLog,
 }
 
 impl Variant {
-    pub const ALL: [Variant; 21] = [
+    pub const ALL: &'static [Variant] = &[
         Variant::SkipDataFlush,
         Variant::AckBeforeForce,
         Variant::FdatasyncSkipsFlush,
@@ -71,9 +77,12 @@ impl Variant {
         Variant::ForgetEvicted,
         Variant::CutNotExact,
         Variant::AckOutOfOrder,
-        Variant::StaleInode,
         Variant::ErrorNotPropagated,
         Variant::WaitWithoutLook,
+        Variant::StaleInode,
+        Variant::ShortWhole,
+        Variant::ForgetLosses,
+        Variant::TouchInWriteback,
         Variant::UnkeyedLog,
     ];
 }

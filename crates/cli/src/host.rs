@@ -44,7 +44,7 @@ pub struct Args {
     /// Started by `kedge mount --daemon`: listens under this name, and ends when nothing is mounted
     #[arg(long, hide = true, conflicts_with = "file", required_unless_present = "file")]
     name: Option<String>,
-    /// What to mount, in TOML: `name`, `dirty_background`, `dirty_hard`, and for each mount a table [[mount]] with
+    /// What to mount, in TOML: `name`, `dirty_background`, `dirty_hard`, and for each mount a table `[[mount]]` with
     /// `image`, `dir`, `options`, `cache_size`
     file: Option<PathBuf>,
 }

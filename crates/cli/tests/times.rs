@@ -8,7 +8,7 @@ mod common;
 #[path = "cases/mapping.rs"]
 mod mapping;
 
-use common::{Place, kill, no_fuse, skip, tool};
+use common::{Place, kill, no_fuse, tool};
 use mapping::Mapping;
 use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags, Timespec, Timestamps, XattrFlags};
 use std::fs::{self, File, OpenOptions};
@@ -134,7 +134,7 @@ fn stamps_survive_a_kill_after_syncfs() {
         return;
     }
     if !rustix::process::geteuid().is_root() {
-        return skip("syncfs needs a mount as root");
+        return kedge_base::skip::note("syncfs needs a mount as root");
     }
     for options in MODES {
         survive(options, Before::Syncfs, true);
@@ -267,7 +267,7 @@ fn operations_move_the_stamps_that_they_move_on_ext4() {
         return;
     }
     if !rustix::process::geteuid().is_root() {
-        return skip("it takes root to mount ext4");
+        return kedge_base::skip::note("it takes root to mount ext4");
     }
     let place = Place::new();
     fs::create_dir(place.path("ext4")).unwrap();

@@ -11,7 +11,7 @@ use kedge_fuse::FuseOptions;
 use kedgefs::{SetAttr, SetTime, Timespec};
 use mapping::Mapping;
 use memfs::MemFs;
-use mounted::{Mounted, both};
+use mounted::{Mounted, both, is_root};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, Gid, Mode, OFlags, RenameFlags, Timestamps, Uid, XattrFlags};
 use std::collections::BTreeSet;
@@ -261,15 +261,13 @@ fn attributes() {
         assert_eq!(meta.blksize(), 4096);
         assert!(meta.created().is_ok(), "statx gives the time of birth");
         let mknod = |name, kind, dev| {
-            if rustix::process::geteuid().is_root() {
+            if is_root("no device nodes and fifos") {
                 rustix::fs::mknodat(CWD, m.path(name), kind, Mode::from(0o600), dev).unwrap();
             }
         };
         mknod("null", rustix::fs::FileType::CharacterDevice, rustix::fs::makedev(259, 0x12345));
         mknod("fifo", rustix::fs::FileType::Fifo, 0);
-        if !rustix::process::geteuid().is_root() {
-            mounted::skip("it takes root to make devices and to change groups");
-        } else {
+        if is_root("no device nodes, no groups") {
             drop_caches();
             let meta = fs::metadata(m.path("null")).unwrap();
             assert!(meta.file_type().is_char_device());
@@ -294,8 +292,8 @@ fn attributes() {
 /// The set-user-id bit goes with the owner and with the content.
 #[test]
 fn privilege_is_dropped() {
-    if !rustix::process::geteuid().is_root() {
-        return mounted::skip("it takes root to have privilege");
+    if !is_root("nobody's writes") {
+        return;
     }
     for options in all() {
         let m = Mounted::new(&options);
@@ -556,10 +554,9 @@ fn drop_caches() {
 /// No other test drops them before the guard goes: they are those of the whole machine.
 fn drop_caches_alone() -> MutexGuard<'static, ()> {
     let alone = CACHES.lock();
-    if rustix::process::geteuid().is_root() {
+    // Without root the tests see the kernel's memory only, which is less of a test but still one.
+    if is_root("the caches of the kernel are not dropped") {
         fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
-    } else {
-        mounted::skip("it takes root to drop the kernel's caches: the rest sees the kernel's memory only");
     }
     alone
 }

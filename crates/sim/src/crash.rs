@@ -13,7 +13,10 @@
 //!    never comes back.
 //! 5. *Sizes* grown by plain writes are outside the sequence too: the size is one the file had in the window, or one
 //!    between two successive ones where a write made it grow. Sizes set by truncate and fallocate are in the sequence.
-//! 6. *Time stamps* set explicitly and persisted by fsync are values that they had since then.
+//! 6. *Time stamps* persisted by fsync are, to the nanosecond, values that they had since then, or in the inode's last
+//!    change that is in the prefix: its record carries them. For mtime and ctime that takes a model that has learned what
+//!    the file system set; where it has not, those set explicitly are judged. Setting times alone is outside the
+//!    sequence, as a plain write is.
 //!
 //! Not looked at here: whether the image is consistent below the interface (fsck), and inodes without a name.
 
@@ -244,7 +247,7 @@ fn fits(view: &View, history: &History, floors: &Floors, k: usize, last: usize) 
             window.check_size(found)?;
             window.check_bytes(found)?;
         }
-        check_times(history, id, found, floors.times_of(id), last)?;
+        check_times(history, id, found, floors.times_of(id), (k, last))?;
     }
     Ok(())
 }
@@ -342,21 +345,35 @@ impl<'a> Window<'a> {
     }
 }
 
-/// Time stamps that were set explicitly in the whole window.
-fn check_times(history: &History, id: Id, found: &Found, floor: usize, last: usize) -> Result<(), String> {
+/// Time stamps that are known in the whole window.
+fn check_times(
+    history: &History,
+    id: Id,
+    found: &Found,
+    floor: usize,
+    (k, last): (usize, usize),
+) -> Result<(), String> {
     // Before its creation an inode had no time at all: what is not synced is free then.
     if history.state(floor).inode(id).is_none() {
         return Ok(());
     }
-    let states = (floor..=last).filter_map(|state| history.state(state).inode(id));
-    let (mut mtimes, mut atimes) = (Vec::new(), Vec::new());
+    // Its last change among the metadata operations that are there. Plain writes have no place in the sequence, and times
+    // of theirs may come later or not at all; nor have times that are set by themselves, which wait for an fsync as well.
+    let lazy = |step: &Step| matches!(step.op, Op::Utimes { .. });
+    let touches = |step: &Step| step.effect.ordered && step.effect.touched.contains(&id) && !lazy(step);
+    let change = history.steps[..k].iter().rposition(touches).map_or(0, |at| at + 1);
+    let states = (floor.max(change)..=last).filter_map(|state| history.state(state).inode(id));
+    let (mut mtimes, mut ctimes, mut atimes) = (Vec::new(), Vec::new(), Vec::new());
     for inode in states {
         mtimes.push(inode.mtime);
+        ctimes.push(inode.ctime);
         atimes.push(inode.atime);
     }
-    for (name, found_time, times) in
-        [("mtime", found.attr.mtime, mtimes), ("atime", found.attr.atime, atimes)]
+    let attr = &found.attr;
+    for (name, found_time, mut times) in
+        [("mtime", attr.mtime, mtimes), ("ctime", attr.ctime, ctimes), ("atime", attr.atime, atimes)]
     {
+        times.dedup();
         if !times.is_empty() && times.iter().all(|t| t.is_some_and(|t| t != found_time)) {
             return Err(format!("{}: {name} {found_time:?}, it was one of {times:?}", found.path));
         }

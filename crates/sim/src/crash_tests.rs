@@ -22,7 +22,7 @@ fn show(model: &Model) -> View {
             blocks: 0,
             atime: time(inode.atime),
             mtime: time(inode.mtime),
-            ctime: Timespec::default(),
+            ctime: time(inode.ctime),
             btime: Timespec::default(),
         };
         let found = Found {
@@ -252,4 +252,41 @@ fn an_fdatasync_may_force_more_than_it_must() {
     let datasync = Op::Fdatasync { on: p("a") };
     let ops = [create("a"), write("a", 0, 9000, 1), Op::Sync, punch, datasync, mkdir, fsync("a")];
     assert_eq!(allowed(&history(Promise::Prefix, &ops)), [4, 5, 6, 7]);
+}
+
+/// With learned times: a ctime that the file never had is refused, and so is one older than the change that is there, or
+/// than what an fsync made durable.
+#[test]
+fn learned_times_are_those_of_a_state() {
+    let mut model = Model::new();
+    let mut history = History::new(model.clone(), Promise::LastChange);
+    let chmod = |mode| Op::Chmod { on: p("a"), mode };
+    let ops = [create("a"), chmod(0o600), fsync("a"), write("a", 0, 9, 1), chmod(0o640)];
+    let at = |sec| Timespec { sec, nsec: 5 };
+    for (i, op) in ops.iter().enumerate() {
+        let applied = model.apply(op).unwrap();
+        let now = at(10 + i as i64);
+        let attr = Attr { mtime: now, ctime: now, ..show(&model).inodes[&Ino::ROOT].attr };
+        model.learn_times((at(0), at(99)), |_| Ok(attr)).unwrap();
+        history.push(op.clone(), applied.outcome, applied.effect, model.clone());
+    }
+    // Nothing but the clock sets a ctime.
+    model.apply(&chmod(0o644)).unwrap();
+    let attr = Attr { ctime: at(100), ..show(&model).inodes[&Ino::ROOT].attr };
+    model.learn_times((at(0), at(99)), |_| Ok(attr)).unwrap_err();
+    let mut view = show(history.state(4));
+    let a = view.at("a").unwrap().attr.ino;
+    let mut with = |ctime| {
+        view.inodes.get_mut(&a).unwrap().attr.ctime = at(ctime);
+        check(&history, &view, 4).map(|_| ())
+    };
+    with(13).unwrap();
+    with(11).expect("the write may not be there, with its times");
+    with(10).expect_err("older than the fsync");
+    with(12).expect_err("of no state");
+    view = show(history.state(5));
+    view.inodes.get_mut(&a).unwrap().attr.ctime = at(13);
+    check(&history, &view, 5).map(|_| ()).expect_err("the change of the mode carries its time");
+    view.inodes.get_mut(&a).unwrap().attr.ctime = at(14);
+    check(&history, &view, 5).map(|_| ()).unwrap();
 }

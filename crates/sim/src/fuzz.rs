@@ -29,6 +29,15 @@ pub type Target = fn(&[u8]);
 pub const TARGETS: [(&str, Target); 5] =
     [("superblock", superblock), ("log", log), ("node", node), ("image", image), ("fsck", fsck)];
 
+/// Runs a target on the files that the program was started with. None is a mistake.
+pub fn run_files(target: Target) -> std::io::Result<()> {
+    let files: Vec<_> = std::env::args_os().skip(1).collect();
+    if files.is_empty() {
+        return Err(std::io::Error::other("which files?"));
+    }
+    files.into_iter().try_for_each(|file| std::fs::read(file).map(|input| target(&input)))
+}
+
 /// Bytes of a superblock: as they are, with a right checksum, and as edits of a valid one.
 pub fn superblock(input: &[u8]) {
     let mut block = vec![0; BLOCK_SIZE];

@@ -39,9 +39,10 @@ pub struct Inode {
     pub parent: Id,
     pub target: String,
     pub xattrs: BTreeMap<String, String>,
-    /// Where they were set explicitly and nothing has changed them since.
+    /// Where they are known: set explicitly or [learned](Model::learn_times), and nothing has changed them since.
     pub atime: Option<Timespec>,
     pub mtime: Option<Timespec>,
+    pub ctime: Option<Timespec>,
 }
 
 impl Inode {
@@ -61,6 +62,7 @@ impl Inode {
             xattrs: BTreeMap::new(),
             atime: None,
             mtime: None,
+            ctime: None,
         }
     }
 
@@ -216,7 +218,43 @@ impl Model {
 
     /// The inode's data, mapping or entries changed.
     fn modified(&mut self, id: Id) {
-        self.edit(id).mtime = None;
+        let inode = self.edit(id);
+        (inode.mtime, inode.ctime) = (None, None);
+    }
+
+    /// The inode's attributes changed.
+    fn changed(&mut self, id: Id) {
+        self.edit(id).ctime = None;
+    }
+
+    /// Asks for the times that the last operation has set: to the nanosecond they are the file system's own, by its clock.
+    /// From here on they may not change without an operation. Call it after each operation, or never. Inodes without a
+    /// name are left out.
+    ///
+    /// # Errors
+    /// A ctime, which nobody can set, that is not of the clock: before `from` or behind `to`.
+    pub fn learn_times(
+        &mut self,
+        (from, to): (Timespec, Timespec),
+        attr: impl Fn(&str) -> Result<kedgefs::Attr, String>,
+    ) -> Result<(), String> {
+        for (path, id) in self.paths() {
+            let inode = self.get(id);
+            if inode.mtime.is_some() && inode.ctime.is_some() {
+                continue;
+            }
+            let found = attr(&path)?;
+            let inode = self.edit(id);
+            inode.mtime.get_or_insert(found.mtime);
+            inode.ctime.get_or_insert(found.ctime);
+            if !(from..=to).contains(&found.ctime) {
+                return Err(format!(
+                    "{path}: ctime {:?}, the clock went from {from:?} to {to:?}",
+                    found.ctime
+                ));
+            }
+        }
+        Ok(())
     }
 
     fn lookup(&self, dir: Id, name: &str) -> Result<Id, No> {
@@ -391,6 +429,7 @@ impl Model {
         self.edit(dir).entries.insert(name.to_owned(), id);
         self.modified(dir);
         self.edit(id).nlink += 1;
+        self.changed(id);
         Ok(ordered([dir, id]))
     }
 
@@ -410,6 +449,7 @@ impl Model {
             self.edit(id).nlink -= 1;
         }
         self.edit(id).dead = self.get(id).nlink == 0;
+        self.changed(id);
         self.reap(id);
     }
 
@@ -470,6 +510,7 @@ impl Model {
             self.edit(new_dir).entries.insert(new_name.to_owned(), moved);
             self.rehome(moved, old_dir, new_dir);
             self.rehome(other, new_dir, old_dir);
+            self.changed(other);
         } else {
             if there.is_some() {
                 let victim = self.drop_name(new_dir, new_name);
@@ -479,6 +520,7 @@ impl Model {
             self.edit(new_dir).entries.insert(new_name.to_owned(), moved);
             self.rehome(moved, old_dir, new_dir);
         }
+        self.changed(moved);
         self.modified(old_dir);
         self.modified(new_dir);
         let mut touched = vec![old_dir, new_dir, moved];
@@ -602,6 +644,7 @@ impl Model {
             }
             _ => unreachable!("sorted by run()"),
         };
+        self.changed(id);
         Ok((Outcome::Done, Effect { ordered: true, datasync, touched: vec![id], ..Effect::default() }))
     }
 
@@ -677,7 +720,7 @@ impl Model {
         let inode = self.edit(id);
         let grew = end > inode.content.size();
         inode.content.write(offset, &bytes());
-        inode.mtime = None;
+        (inode.mtime, inode.ctime) = (None, None);
         let data = Some(DataChange { id, from: offset, to: end, sets_size: false, grew });
         Ok((Outcome::Done, Effect { data, ..Effect::default() }))
     }
@@ -695,7 +738,7 @@ impl Model {
         let inode = self.edit(id);
         let old = inode.content.size();
         inode.content.set_size(size);
-        inode.mtime = None;
+        (inode.mtime, inode.ctime) = (None, None);
         let to = if size < old { u64::MAX } else { size };
         let data = Some(DataChange { id, from: size, to, sets_size: size != old, grew: false });
         Ok((
@@ -725,7 +768,7 @@ impl Model {
         if how.grows() {
             inode.content.set_size(old.max(end));
         }
-        inode.mtime = None;
+        (inode.mtime, inode.ctime) = (None, None);
         let (from, to) = if how.zeroes() { (offset, end) } else { (0, 0) };
         let sets_size = how.grows() && end > old;
         let data = Some(DataChange { id, from, to, sets_size, grew: false });
@@ -756,7 +799,7 @@ impl Model {
         let content = content.shifted(from, to, new_size);
         let inode = self.edit(id);
         inode.content = content;
-        inode.mtime = None;
+        (inode.mtime, inode.ctime) = (None, None);
         let data = Some(DataChange { id, from: offset, to: u64::MAX, sets_size: true, grew: false });
         Ok((Outcome::Done, Effect { ordered: true, datasync: true, touched: vec![id], data, persist: None }))
     }

@@ -167,6 +167,7 @@ impl Rig {
                 expected.outcome, expected.or
             ));
         }
+        learn_times(&mut self.model, &self.exec.fs, self.clock.now()).map_err(|e| format!("{op:?}: {e}"))?;
         if let Some(history) = &mut self.history {
             history.push(op.clone(), outcome.clone(), expected.effect, self.model.clone());
         }
@@ -240,6 +241,15 @@ impl Rig {
         }
         self.compare()
     }
+}
+
+/// Lets the model know what times an operation has set, which was over at `to`. They lie behind the start of the clock.
+pub fn learn_times(model: &mut Model, fs: &FileSystem, to: kedgefs::Timespec) -> Result<(), String> {
+    let start = ManualClock::default().now();
+    model.learn_times((start, to), |path| {
+        let ino = crate::ops::resolve(fs, path).map_err(|e| format!("{path}: {e}"))?;
+        fs.getattr(ino).map_err(|e| format!("{path}: {e}"))
+    })
 }
 
 /// Opens the file system on the rig's device.

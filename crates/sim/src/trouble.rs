@@ -12,7 +12,8 @@
 //!    that file or on all files, to all by a shutdown, or by the counter of writes that succeeded elsewhere. A failed log
 //!    write or flush shuts the file system down. A live read answers what was written last.
 //! 3. *No innocent victim.* A call fails only if the device failed a request for metadata or for the call's own file, since
-//!    the call began or, for an fsync, since the last one that succeeded; or if the file system is shut down.
+//!    the call began or, for an fsync, since the last one that succeeded, or before that and nobody has been told; or if the
+//!    file system is shut down.
 //! 4. *No hang.* Calls end as long as the device answers, and nothing retries in a hot loop.
 //! 5. *It heals.* When the device is well again and the file system is not shut down, the second fsync succeeds: the first
 //!    one may still tell of the past.

@@ -122,6 +122,7 @@ impl View {
                 xattrs: found.xattrs.clone(),
                 atime: None,
                 mtime: None,
+                ctime: None,
             };
             (ino.0, Arc::new(inode))
         };
@@ -323,6 +324,9 @@ pub fn compare_inode(found: &Found, inode: &Inode, depth: Depth) -> Result<(), S
     same!("size", attr.size, inode.size());
     if let Some(mtime) = inode.mtime {
         same!("mtime", attr.mtime, mtime);
+    }
+    if let Some(ctime) = inode.ctime {
+        same!("ctime", attr.ctime, ctime);
     }
     if let Some(atime) = inode.atime {
         same!("atime", attr.atime, atime);

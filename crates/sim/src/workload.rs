@@ -36,7 +36,7 @@ pub enum Core {
     Write(&'static str, u64, u32),
     Append(&'static str),
     Truncate(&'static str, u64),
-    /// Index into [`FALLOCS`].
+    /// Index into `FALLOCS`.
     Fallocate(&'static str, usize),
     Link(&'static str, &'static str),
     Unlink(&'static str),

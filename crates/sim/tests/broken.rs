@@ -6,6 +6,8 @@
 //!
 //! One test alone: the switch is one for the process.
 
+#[path = "broken/answers.rs"]
+mod answers;
 #[path = "broken/failing.rs"]
 mod failing;
 
@@ -45,6 +47,9 @@ const CHECKS: &[Check] = &[
     ("a log write overtakes another", overtaking),
     ("a record of a writeback that fails", failing::failed_record),
     ("an fsync beside one that fails", failing::second_fsync),
+    ("a write from the kernel's cache on a full image", answers::whole_or_error),
+    ("an unmount that loses data", answers::losses_are_noted),
+    ("time stamps that the kernel keeps", answers::times_are_kept),
     ("log-resident data that cannot be written", stuck_resident),
     ("fsync after eviction", eviction),
     ("an inode deleted while it is read", races::deleted_while_read),
@@ -67,7 +72,7 @@ fn every_broken_engine_is_caught_and_the_engine_is_not() {
     }
     let mut table = String::new();
     let mut missed = Vec::new();
-    for variant in Variant::ALL {
+    for &variant in Variant::ALL {
         if filter.as_ref().is_some_and(|f| *f != format!("{variant:?}")) {
             continue;
         }

@@ -8,7 +8,7 @@
 mod common;
 
 use common::seeds;
-use kedge_base::ManualClock;
+use kedge_base::{Clock, ManualClock};
 use kedge_device::sim::{Choice, SimDevice};
 use kedge_device::{Device, MemDevice};
 use kedge_sim::backend::{Backend, InProcess};
@@ -40,7 +40,8 @@ fn record(
     count: usize,
 ) -> Result<(Arc<SimDevice>, History), String> {
     let device = Arc::new(SimDevice::new(rig::format(setup.image, setup.log)?));
-    let fs = rig::open(&device, &Arc::new(ManualClock::default()), setup)?;
+    let clock = Arc::new(ManualClock::default());
+    let fs = rig::open(&device, &clock, setup)?;
     let mut exec = Executor::new(fs);
     let mut generator = Generator::new(seed, profile);
     let mut model = Model::new();
@@ -52,6 +53,7 @@ fn record(
         if !expected.allows(&outcome) {
             return Err(format!("{op:?} answers {outcome:?}, expected {:?}", expected.outcome));
         }
+        rig::learn_times(&mut model, &exec.fs, clock.now()).map_err(|e| format!("{op:?}: {e}"))?;
         history.push(op, outcome, expected.effect, model.clone());
         device.mark(history.len() as u64);
     }

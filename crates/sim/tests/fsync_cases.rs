@@ -21,7 +21,10 @@ fn every_case_holds_whatever_of_the_unflushed_writes_is_lost() {
             let verdict = verdict.unwrap_or_else(|panic| Err(kedge_sim::rig::panic_text(&*panic)));
             match verdict {
                 Ok(Verdict::Passed) => continue,
-                Ok(Verdict::Skipped(why)) => skipped.push(format!("{}: {why}", case.name())),
+                Ok(Verdict::Skipped(why)) => {
+                    kedge_base::skip::note(&format!("{}: {why}", case.name()));
+                    skipped.push(format!("{}: {why}", case.name()));
+                }
                 Err(e) => failures.push(format!("{} ({}), {choice:?}: {e}", case.name(), case.why)),
             }
             break;

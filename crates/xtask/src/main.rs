@@ -7,11 +7,14 @@
 mod deps;
 mod docs;
 mod steps;
+mod tally;
 mod tools;
 
 use clap::{Parser, Subcommand};
+use std::ffi::OsStr;
 use std::process::ExitCode;
 use steps::Steps;
+use tally::Tally;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "Checks of the KedgeFS workspace")]
@@ -22,8 +25,13 @@ struct Cli {
 
 #[derive(Subcommand, Clone)]
 enum Task {
-    /// All: tools, dependency directions, format, lints, licences, tests. KEDGE_NO_FUSE=1 leaves out those that mount
-    Test,
+    /// All: tools, dependency directions, format, lints, licences, documentation, fuzz targets, tests. KEDGE_NO_FUSE=1
+    /// leaves out those that mount
+    Test {
+        /// Larger sweeps and whole enumerations too: hours instead of minutes
+        #[arg(long)]
+        long: bool,
+    },
     /// Whether each crate depends on the crates it may depend on
     Deps,
     /// rustfmt, check only
@@ -51,10 +59,10 @@ fn main() -> ExitCode {
     let task = Cli::parse().task;
     let mut steps = Steps::default();
     match task {
-        Task::Test => {
+        Task::Test { long } => {
             steps.run("tools", tools::install);
             static_checks(&mut steps);
-            tests(&mut steps);
+            tests(&mut steps, long);
         }
         Task::Deps => steps.run("dependency directions", deps::check),
         Task::Fmt => fmt(&mut steps),
@@ -62,12 +70,7 @@ fn main() -> ExitCode {
         Task::Msrv => msrv(&mut steps),
         Task::Docs { check } => steps.run("generated tables of the documents", || docs::run(check)),
         Task::Crash { args } => steps.run("crash states", || crash(&args)),
-        Task::Ci => {
-            static_checks(&mut steps);
-            steps.run("documentation", || {
-                tools::cargo_with(&["doc", "--workspace", "--no-deps"], &[("RUSTDOCFLAGS", "-D warnings")])
-            });
-        }
+        Task::Ci => static_checks(&mut steps),
     }
     steps.summary()
 }
@@ -89,10 +92,30 @@ fn static_checks(steps: &mut Steps) {
     steps.run_if_installed("licences and advisories", &["deny", "--version"], || {
         tools::cargo(&["deny", "--all-features", "check"])
     });
+    steps.run("documentation", || {
+        tools::cargo_with(
+            &["doc", "--workspace", "--no-deps", "--document-private-items"],
+            &[("RUSTDOCFLAGS", "-D warnings")],
+        )
+    });
+    steps.run("fuzz targets", fuzz_targets);
+}
+
+/// With libFuzzer where there is a nightly compiler and `cargo fuzz`; elsewhere they are at least compiled.
+fn fuzz_targets() -> anyhow::Result<()> {
+    if tools::succeeds_in("fuzz", "cargo", &["+nightly", "fuzz", "--version"]) {
+        return tools::run_in("fuzz", "cargo", &["+nightly", "fuzz", "build", "-s", "none"]);
+    }
+    println!("no nightly compiler with cargo fuzz: the targets are checked without libFuzzer");
+    tools::cargo(&["check", "--locked", "--manifest-path", "fuzz/Cargo.toml", "--no-default-features"])
 }
 
 fn fmt(steps: &mut Steps) {
     steps.run_if_installed("format", &["fmt", "--version"], || tools::cargo(&["fmt", "--all", "--check"]));
+}
+
+fn msrv(steps: &mut Steps) {
+    steps.run_unless("oldest Rust", tools::msrv_missing(), tools::check_msrv);
 }
 
 fn lint(steps: &mut Steps) {
@@ -101,53 +124,62 @@ fn lint(steps: &mut Steps) {
     });
 }
 
-fn msrv(steps: &mut Steps) {
-    steps.run_unless("oldest Rust", tools::msrv_missing(), tools::check_msrv);
-}
+/// Test programs that are worth more at full speed, with what they are for and how cargo is told.
+const FAST: &[(&str, &[&str])] = &[
+    ("tests, at full speed: crash exploration", &["-p", "kedge-sim"]),
+    (
+        "tests, at full speed: broken engines are caught, refused space and races harm nothing",
+        &[
+            "-p",
+            "kedge-sim",
+            "--features",
+            "broken",
+            "--test",
+            "broken",
+            "--test",
+            "refused",
+            "--test",
+            "races",
+            "--",
+            "--nocapture",
+        ],
+    ),
+    (
+        "tests, at full speed: killed mounts",
+        &["-p", "kedge", "--test", "kill9", "--test", "mount", "--test", "cases"],
+    ),
+];
 
 /// All tests with the debug assertions on (lock ranks among them), then those again that are worth more at full speed:
-/// crash exploration gets through more states, the mounts through more races.
-fn tests(steps: &mut Steps) {
-    steps.run("tests", || tools::cargo(&["test", "--workspace", "--no-fail-fast"]));
-    steps.run("crash states, a slice", || crash(&[]));
-    steps.run("tests, at full speed: crash exploration", || {
-        tools::cargo(&["test", "--profile", "soak", "-p", "kedge-sim"])
+/// crash exploration gets through more states, the mounts through more races. `long`: with whole enumerations, and the
+/// tests are told to do more (`KEDGE_LONG`).
+fn tests(steps: &mut Steps, long: bool) {
+    let log = match tally::fresh_log() {
+        Ok(log) => log,
+        Err(e) => return steps.run("the file of the skips", || Err(e)),
+    };
+    let mut env = vec![(tally::LOG, log.as_os_str())];
+    if long {
+        env.push(("KEDGE_LONG", OsStr::new("1")));
+    }
+    let mut tally = Tally::default();
+    steps.run("tests", || tools::cargo_tests(&["test", "--workspace", "--no-fail-fast"], &env, &mut tally));
+    if long {
+        steps
+            .run("crash states of one operation, all", || crash(&["--full", "--seq", "1"].map(String::from)));
+        steps.run("crash states of two operations, all", || {
+            crash(&["--full", "--seq", "2"].map(String::from))
+        });
+    } else {
+        steps.run("crash states, a slice", || crash(&[]));
+    }
+    for (name, args) in FAST {
+        let args = [&["test", "--profile", "soak", "--no-fail-fast"], *args].concat();
+        steps.run(name, || tools::cargo_tests(&args, &env, &mut tally));
+    }
+    steps.run("skips", || {
+        tally.skips(&tally::read_log(&log)?);
+        Ok(())
     });
-    steps.run(
-        "tests, at full speed: broken engines are caught, refused space and races harm nothing",
-        || {
-            tools::cargo(&[
-                "test",
-                "--profile",
-                "soak",
-                "-p",
-                "kedge-sim",
-                "--features",
-                "broken",
-                "--test",
-                "broken",
-                "--test",
-                "refused",
-                "--test",
-                "races",
-                "--",
-                "--nocapture",
-            ])
-        },
-    );
-    steps.run("tests, at full speed: killed mounts", || {
-        tools::cargo(&[
-            "test",
-            "--profile",
-            "soak",
-            "-p",
-            "kedge",
-            "--test",
-            "kill9",
-            "--test",
-            "mount",
-            "--test",
-            "cases",
-        ])
-    });
+    steps.close_with(tally.print());
 }

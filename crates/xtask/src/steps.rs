@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 #[derive(Default)]
 pub struct Steps {
     done: Vec<(&'static str, Duration, Outcome)>,
+    closing: String,
 }
 
 enum Outcome {
@@ -56,6 +57,11 @@ impl Steps {
         self.done.push((name, Duration::ZERO, Outcome::Skipped(why)));
     }
 
+    /// What the summary ends with.
+    pub fn close_with(&mut self, text: String) {
+        self.closing = text;
+    }
+
     pub fn summary(self) -> ExitCode {
         println!("==== summary");
         let mut failed = false;
@@ -72,6 +78,7 @@ impl Steps {
         }
         let total: Duration = self.done.iter().map(|(_, took, _)| *took).sum();
         println!("{:>7.1} s  in all", total.as_secs_f64());
+        print!("{}", self.closing);
         if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
     }
 }

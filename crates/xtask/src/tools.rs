@@ -1,6 +1,9 @@
 //! Other programs: cargo, and the Debian packages that the mount tests use.
 
+use crate::tally::Tally;
 use anyhow::{Context, Result, bail};
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -53,9 +56,47 @@ pub fn check_msrv() -> Result<()> {
     run(command.env_remove("CARGO").env_remove("RUSTC").env_remove("RUSTUP_TOOLCHAIN"))
 }
 
+/// As [`cargo_with`], for runs of tests: what they came to is added to the tally.
+pub fn cargo_tests(args: &[&str], env: &[(&str, &OsStr)], tally: &mut Tally) -> Result<()> {
+    let mut command = cargo_command(args);
+    command.envs(env.iter().copied()).stdout(Stdio::piped());
+    let line = describe(&command);
+    println!("$ {line}");
+    let mut child = command.spawn().with_context(|| format!("start {line}"))?;
+    let output = child.stdout.take().expect("it is piped");
+    for text in BufReader::new(output).split(b'\n') {
+        let text = text.with_context(|| format!("output of {line}"))?;
+        let text = String::from_utf8_lossy(&text);
+        println!("{text}");
+        tally.line(&text);
+    }
+    let status = child.wait().with_context(|| format!("wait for {line}"))?;
+    if !status.success() {
+        bail!("{line}: {status}");
+    }
+    Ok(())
+}
+
 /// Whether `cargo <args>` succeeds; prints nothing.
 pub fn cargo_quiet(args: &[&str]) -> bool {
     succeeds(&mut cargo_command(args))
+}
+
+/// Whether a program succeeds in a directory of the workspace; prints nothing. Not the cargo that runs us, which would
+/// not know of `+toolchain`.
+pub fn succeeds_in(dir: &str, program: &str, args: &[&str]) -> bool {
+    succeeds(outside(dir, program).args(args))
+}
+
+pub fn run_in(dir: &str, program: &str, args: &[&str]) -> Result<()> {
+    run(outside(dir, program).args(args))
+}
+
+/// Without what cargo told us of itself: the program may be another version's.
+fn outside(dir: &str, program: &str) -> Command {
+    let mut command = Command::new(program);
+    command.current_dir(dir).env_remove("CARGO").env_remove("RUSTUP_TOOLCHAIN");
+    command
 }
 
 fn succeeds(command: &mut Command) -> bool {
@@ -67,9 +108,13 @@ fn succeeds(command: &mut Command) -> bool {
         .is_ok_and(|s| s.success())
 }
 
-fn run(command: &mut Command) -> Result<()> {
+fn describe(command: &Command) -> String {
     let words: Vec<_> = std::iter::once(command.get_program()).chain(command.get_args()).collect();
-    let line = words.iter().map(|w| w.to_string_lossy()).collect::<Vec<_>>().join(" ");
+    words.iter().map(|w| w.to_string_lossy()).collect::<Vec<_>>().join(" ")
+}
+
+fn run(command: &mut Command) -> Result<()> {
+    let line = describe(command);
     println!("$ {line}");
     let status = command.status().with_context(|| format!("start {line}"))?;
     if !status.success() {

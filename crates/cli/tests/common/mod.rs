@@ -161,21 +161,13 @@ impl Drop for Place {
     }
 }
 
-/// Says loudly that a test does not run. Past the test harness, which would keep it to itself: whoever runs the tests
-/// counts these lines.
-pub fn skip(why: &str) {
-    use std::io::Write;
-    let thread = std::thread::current();
-    let line = format!("KEDGE-SKIP: {}: {why}\n", thread.name().unwrap_or("a test"));
-    std::io::stderr().write_all(line.as_bytes()).unwrap();
-}
-
 /// Whether the person who runs the tests has asked for none that mount. Never inferred: a machine that cannot mount
 /// would else pass for one that was tested.
+#[track_caller]
 pub fn no_fuse() -> bool {
     let no = std::env::var_os("KEDGE_NO_FUSE").is_some_and(|v| v == "1");
     if no {
-        skip("KEDGE_NO_FUSE=1");
+        kedge_base::skip::note("KEDGE_NO_FUSE=1: the test mounts");
     }
     no
 }

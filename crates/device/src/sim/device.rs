@@ -52,7 +52,7 @@ struct State {
 struct Admitted {
     /// Everything numbered below has completed.
     seq: u64,
-    fault: Option<(Effect, i32)>,
+    fault: Option<(Effect, Strike)>,
     latency: Duration,
     /// Waited out alone, behind the rest of the batch.
     late: Duration,
@@ -95,12 +95,12 @@ impl SimDevice {
         self.state.lock().progress.counts
     }
 
-    /// Operations that failed by plan since it was set.
+    /// Operations that were answered with a failure by plan since it was set.
     pub fn struck(&self) -> u64 {
         self.state.lock().progress.struck
     }
 
-    /// The same one by one, the first few thousand of them, in the order in which they were submitted.
+    /// The same one by one, the first few thousand of them, in the order in which they were answered.
     pub fn strikes(&self) -> Vec<Strike> {
         self.state.lock().progress.strikes.clone()
     }
@@ -206,7 +206,7 @@ impl SimDevice {
 
     fn do_read(&self, admitted: &Admitted, offset: u64, buf: &mut IoBuf) -> Result<()> {
         self.geometry.check("read", offset, buf.len() as u64)?;
-        let state = self.state.lock();
+        let mut state = self.state.lock();
         state.fail(admitted, "read", offset, buf.len() as u64)?;
         state.view.read(offset, buf)
     }
@@ -216,9 +216,9 @@ impl SimDevice {
         self.geometry.check("write", offset, len)?;
         let mut state = self.state.lock();
         let failure = state.fail(admitted, "write", offset, len);
-        let torn = match admitted.fault {
+        let torn = match admitted.fault.as_ref().map(|(effect, _)| *effect) {
             None if failure.is_ok() => None,
-            Some((effect @ (Effect::Torn | Effect::Short(_) | Effect::Unknown), _)) if !state.poisoned => {
+            Some(effect @ (Effect::Torn | Effect::Short(_) | Effect::Unknown)) if !state.poisoned => {
                 state.poisoned = effect == Effect::Unknown;
                 Some(state.reached(effect, buf.blocks()))
             }
@@ -287,11 +287,13 @@ fn wait(delay: Duration) {
 }
 
 impl State {
-    fn fail(&self, admitted: &Admitted, op: &'static str, offset: u64, len: u64) -> Result<()> {
+    fn fail(&mut self, admitted: &Admitted, op: &'static str, offset: u64, len: u64) -> Result<()> {
         if self.poisoned {
             return Err(Error::OutcomeUnknown);
         }
-        admitted.fault.map_or(Ok(()), |(effect, errno)| Err(effect.error(op, offset, len, errno)))
+        let Some((effect, strike)) = &admitted.fault else { return Ok(()) };
+        self.progress.answered(strike);
+        Err(effect.error(op, offset, len, strike.errno))
     }
 
     fn next_seq(&mut self) -> u64 {

@@ -530,3 +530,12 @@ fn a_plan_for_a_range_counts_what_touches_it() {
     assert_eq!(answers, [false, false, false, true, false]);
     assert_eq!(device.op_counts().writes, 3);
 }
+
+#[test]
+fn marked_data_is_refused_wherever_it_goes() {
+    let device = sim();
+    device.set_plan(FaultPlan::new(1).refuse([7; 8], libc::EIO));
+    assert_eq!((try_write(&device, 0, 1), try_write(&device, 9, 2)), (Some(libc::EIO), Some(libc::EIO)));
+    assert_eq!(errno_of(device.write(0, &filled(8), false)), None);
+    assert_eq!(errno_of(device.discard(0, B)), None);
+}

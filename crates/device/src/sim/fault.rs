@@ -52,6 +52,8 @@ struct Standing {
     range: Range<u64>,
     /// It strikes one request of so many, by the plan's seed.
     one_in: u32,
+    /// It strikes writes alone that have a block which begins with these bytes.
+    mark: Option<[u8; 8]>,
     errno: i32,
 }
 
@@ -80,6 +82,14 @@ pub(super) struct Progress {
 }
 
 impl Progress {
+    /// A request is answered with its failure.
+    pub fn answered(&mut self, strike: &Strike) {
+        self.struck += 1;
+        if self.strikes.len() < STRIKES_MAX {
+            self.strikes.push(strike.clone());
+        }
+    }
+
     pub fn heal(&mut self) {
         self.bad.clear();
     }
@@ -94,6 +104,12 @@ pub(super) struct Asked<'a> {
 }
 
 impl Asked<'_> {
+    fn bears(&self, mark: Option<[u8; 8]>) -> bool {
+        let Some(mark) = mark else { return true };
+        let begins = |data: &IoBuf| data.as_bytes().chunks(BLOCK_SIZE).any(|block| block.starts_with(&mark));
+        self.data.is_some_and(begins)
+    }
+
     fn touches(&self, range: &Range<u64>) -> bool {
         self.kind == OpKind::Flush
             || (self.offset < range.end && range.start < self.offset.saturating_add(self.len))
@@ -151,7 +167,7 @@ impl FaultPlan {
     }
 
     fn standing(mut self, kind: OpKind, from: u64, errno: i32) -> FaultPlan {
-        self.standing.push(Standing { kind, from, range: 0..u64::MAX, one_in: 1, errno });
+        self.standing.push(Standing { kind, from, range: 0..u64::MAX, one_in: 1, mark: None, errno });
         self
     }
 
@@ -163,7 +179,7 @@ impl FaultPlan {
 
     /// Every operation of this kind that touches these bytes fails.
     pub fn bad_range(mut self, kind: OpKind, range: Range<u64>, errno: i32) -> FaultPlan {
-        self.standing.push(Standing { kind, from: 0, range, one_in: 1, errno });
+        self.standing.push(Standing { kind, from: 0, range, one_in: 1, mark: None, errno });
         self
     }
 
@@ -174,7 +190,21 @@ impl FaultPlan {
 
     /// One operation of this kind in so many fails, which of them is up to the seed.
     pub fn sometimes(mut self, kind: OpKind, one_in: u32, errno: i32) -> FaultPlan {
-        self.standing.push(Standing { kind, from: 0, range: 0..u64::MAX, one_in: one_in.max(1), errno });
+        self.standing.push(Standing {
+            kind,
+            from: 0,
+            range: 0..u64::MAX,
+            one_in: one_in.max(1),
+            mark: None,
+            errno,
+        });
+        self
+    }
+
+    /// Every write that has a block which begins with these bytes fails, wherever it goes: data that no place takes.
+    pub fn refuse(mut self, mark: [u8; 8], errno: i32) -> FaultPlan {
+        let (kind, range) = (OpKind::Write, 0..u64::MAX);
+        self.standing.push(Standing { kind, from: 0, range, one_in: 1, mark: Some(mark), errno });
         self
     }
 
@@ -285,7 +315,7 @@ impl FaultPlan {
         rng: &mut SmallRng,
         asked: &Asked<'_>,
         holds_data: impl Fn(u64) -> bool,
-    ) -> Option<(Effect, i32)> {
+    ) -> Option<(Effect, Strike)> {
         let kind = asked.kind;
         let all = progress.counts.total();
         let nth = *progress.counts.of(kind);
@@ -299,7 +329,7 @@ impl FaultPlan {
             .map(|fault| (fault.effect, fault.errno))
             .or_else(|| {
                 let standing = self.standing.iter().filter(|s| s.kind == kind && nth >= s.from);
-                let mut hit = standing.filter(|s| asked.touches(&s.range));
+                let mut hit = standing.filter(|s| asked.touches(&s.range) && asked.bears(s.mark));
                 let found = hit.find(|s| s.one_in == 1 || rng.random_range(0..s.one_in) == 0);
                 found.map(|s| (Effect::Nothing, s.errno))
             })
@@ -318,12 +348,8 @@ impl FaultPlan {
                 let from = self.fail_from.filter(|(from, _)| all >= *from);
                 from.map(|(_, errno)| (Effect::Nothing, errno))
             })?;
-        progress.struck += 1;
-        if progress.strikes.len() < STRIKES_MAX {
-            let (offset, len, data) = (asked.offset, asked.len, asked.data.map(Data::new));
-            progress.strikes.push(Strike { kind, offset, len, errno: struck.1, data });
-        }
-        Some(struck)
+        let (offset, len, data) = (asked.offset, asked.len, asked.data.map(Data::new));
+        Some((struck.0, Strike { kind, offset, len, errno: struck.1, data }))
     }
 }
 

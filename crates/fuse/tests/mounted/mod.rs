@@ -10,21 +10,23 @@ use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 
 /// Tests that need FUSE fail without it, lest nobody notice that they do not run, unless told so.
+#[track_caller]
 pub fn no_fuse() -> bool {
     let no = std::env::var_os("KEDGE_NO_FUSE").is_some_and(|v| v == "1");
     if no {
-        skip("KEDGE_NO_FUSE=1");
+        kedge_base::skip::note("KEDGE_NO_FUSE=1: the test mounts");
     }
     no
 }
 
-/// Says loudly that a test, or a part of it, does not run. Past the test harness, which would keep it to itself: whoever
-/// runs the tests counts these lines.
-pub fn skip(why: &str) {
-    use std::io::Write;
-    let thread = std::thread::current();
-    let line = format!("KEDGE-SKIP: {}: {why}\n", thread.name().unwrap_or("a test"));
-    io::stderr().write_all(line.as_bytes()).unwrap();
+/// Whether the tests may do what root alone may. What they leave out otherwise is told.
+#[track_caller]
+pub fn is_root(what: &str) -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        kedge_base::skip::note(&format!("not root: {what}"));
+    }
+    root
 }
 
 pub struct Mounted {
@@ -104,10 +106,9 @@ pub fn both() -> Vec<FuseOptions> {
         return Vec::new();
     }
     let plain = FuseOptions { privileged: Some(false), ..FuseOptions::default() };
-    if rustix::process::geteuid().is_root() {
+    if is_root("no privileged mount") {
         vec![FuseOptions { privileged: Some(true), ..FuseOptions::default() }, plain]
     } else {
-        skip("the privileged half needs root");
         vec![plain]
     }
 }

@@ -328,8 +328,20 @@ fn watched<T: Send + 'static>(
     thread.join().map_err(|panic| (Class::Panic, panic_text(&*panic)))
 }
 
-/// Media and what they must hold.
-type Media = Vec<(&'static str, MemDevice, Books)>;
+/// A medium and what it must hold.
+struct Medium {
+    when: &'static str,
+    medium: MemDevice,
+    books: Books,
+    /// The unmount said that it gave data up: the image says so too.
+    lossy: bool,
+}
+
+type Media = Vec<Medium>;
+
+fn medium(when: &'static str, medium: MemDevice, books: Books) -> Medium {
+    Medium { when, medium, books, lossy: false }
+}
 
 /// The workload; in its middle, when half of the calls have ended, power fails on a copy of the medium.
 fn workload(
@@ -348,8 +360,8 @@ fn workload(
     let all = || threads.iter().all(JoinHandle::is_finished);
     watch(shared, || all() || shared.ended.load(Ordering::Relaxed) >= half).map_err(|e| (Class::Hang, e))?;
     let acked = shared.books();
-    let medium = shared.device.crash(rng.random());
-    media.push(("power failure in the middle", medium, acked.before(&shared.books())));
+    let taken = shared.device.crash(rng.random());
+    media.push(medium("power failure in the middle", taken, acked.before(&shared.books())));
     watch(shared, all).map_err(|e| (Class::Hang, e))?;
     for thread in threads {
         thread.join().map_err(|panic| (Class::Panic, panic_text(&*panic)))?;
@@ -369,7 +381,8 @@ fn ending(shared: &Arc<Shared>, seed: u64, heal: bool, media: &mut Media) -> Res
     watched(shared, sync_all)?;
     // Nobody writes any more, so what is acknowledged before is all there is to find.
     let acked = shared.books();
-    media.push(("power failure after the fsyncs", device.crash(seed), acked.before(&shared.books())));
+    let taken = device.crash(seed);
+    media.push(medium("power failure after the fsyncs", taken, acked.before(&shared.books())));
     if heal {
         shared.device.heal();
         watched(shared, sync_all)?;
@@ -380,14 +393,16 @@ fn ending(shared: &Arc<Shared>, seed: u64, heal: bool, media: &mut Media) -> Res
             shared.findings.lock().push((Class::Other, format!("the device is well, and {last:?}")));
         }
         let acked = shared.books();
-        media.push(("power failure after it healed", device.crash_as(Choice::None), acked));
+        media.push(medium("power failure after it healed", device.crash_as(Choice::None), acked));
     }
     let closed = watched(shared, |shared| shared.call("close", Concern::All, FileSystem::close).is_some())?;
     let books = shared.books();
     let books = if closed { books.all_settled() } else { books };
-    media.push(("the end", device.view(), books.clone()));
-    if closed {
-        media.push(("power failure after the end", device.crash_as(Choice::None), books));
+    let lossy = shared.calls.lock().last().is_some_and(|call| matches!(call.error, Some(Error::DataLost(_))));
+    media.push(Medium { lossy, ..medium("the end", device.view(), books.clone()) });
+    if closed || lossy {
+        let taken = device.crash_as(Choice::None);
+        media.push(Medium { lossy, ..medium("power failure after the end", taken, books) });
     }
     Ok(())
 }
@@ -440,9 +455,10 @@ fn try_run(stage: &Stage, scene: &Scene, fault: Fault, seed: u64, report: &mut R
     let judge = Judge { layout: &stage.layout, strikes: device.strikes(), calls: &calls };
     judge.told(report, &shared.fs.stats_json());
     let _ = shared.fs.shutdown(false);
-    for (when, medium, books) in media {
+    for medium in media {
         report.media += 1;
-        if let Err((class, e)) = judge_medium(stage, scene, medium, &books) {
+        let when = medium.when;
+        if let Err((class, e)) = judge_medium(stage, scene, medium) {
             report.find(class, format!("{when}: {e}"));
         }
     }
@@ -450,14 +466,17 @@ fn try_run(stage: &Stage, scene: &Scene, fault: Fault, seed: u64, report: &mut R
 }
 
 /// Opens the medium and compares it with the books.
-fn judge_medium(
-    stage: &Stage,
-    scene: &Scene,
-    medium: MemDevice,
-    books: &Books,
-) -> Result<(), (Class, String)> {
+fn judge_medium(stage: &Stage, scene: &Scene, medium: Medium) -> Result<(), (Class, String)> {
     let other = |e: String| (Class::Other, e);
-    super::fsck(&medium).map_err(other)?;
+    let Medium { medium, books, lossy, .. } = medium;
+    match (super::fsck(&medium), lossy) {
+        (Ok(()), false) => {}
+        (Err(report), true) if report.contains("data-lost") => {}
+        (Ok(()), true) => {
+            return Err((Class::Lie, "the unmount lost data, and the image does not know".to_owned()));
+        }
+        (Err(e), _) => return Err(other(e)),
+    }
     let medium: Arc<dyn Device> = Arc::new(medium);
     let fs = FileSystem::open(medium, Arc::new(ManualClock::default()), scene.setup.mount.clone())
         .map_err(|e| other(format!("open: {e}")))?;

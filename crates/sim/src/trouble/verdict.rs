@@ -99,6 +99,8 @@ impl Judge<'_> {
 
     fn innocents(&self, report: &mut Report, hits: &[Hit]) {
         let mut since: BTreeMap<usize, u64> = BTreeMap::new();
+        // Failures before these have been told of a file.
+        let mut told: BTreeMap<usize, u64> = BTreeMap::new();
         for call in self.calls {
             let Some(error) = &call.error else {
                 if let Concern::Sync(file) = call.concern {
@@ -118,6 +120,13 @@ impl Judge<'_> {
             if call.end as usize > hits.len() {
                 continue;
             }
+            // A writeback may learn of its failure while an fsync stores the same bytes: the next one tells.
+            let mut untold = |file: usize| {
+                let first = told.insert(file, call.end).unwrap_or(0).min(call.end);
+                let mut hits = hits[first as usize..call.end as usize].iter();
+                hits.any(|hit| matches!(hit, Hit::Data(files) if files.contains(&file)))
+            };
+            let late = if let Concern::Sync(file) = call.concern { untold(file) } else { false };
             let concerned = hits[from as usize..call.end as usize].iter().any(|hit| match hit {
                 Hit::Deadly | Hit::Anybody => true,
                 Hit::Data(files) => match call.concern {
@@ -126,7 +135,7 @@ impl Judge<'_> {
                     Concern::All => true,
                 },
             });
-            if !concerned {
+            if !concerned && !late {
                 report.find(Class::Innocent, format!("{} {:?} answers {error}", call.what, call.concern));
             }
         }

@@ -8,8 +8,13 @@ use kedge_sim::shrink::shrink;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-/// The seeds to run: `count` fixed ones, or the one in `KEDGE_SEED`, or as many from there on as `KEDGE_RUNS` says.
+/// How often a long run (`cargo xtask test --long`) does what an ordinary one does once.
+const LONG: u64 = 10;
+
+/// The seeds to run: `count` fixed ones (`KEDGE_LONG=1`: ten times as many), or the one in `KEDGE_SEED`, or as many from there
+/// on as `KEDGE_RUNS` says.
 pub fn seeds(count: u64) -> Vec<u64> {
+    let count = if std::env::var_os("KEDGE_LONG").is_some_and(|v| v == "1") { LONG * count } else { count };
     let runs = std::env::var("KEDGE_RUNS").ok().map(|text| text.parse().expect("KEDGE_RUNS is a number"));
     match (seed_from_env(), runs) {
         (None, runs) => (1..=runs.unwrap_or(count)).collect(),

@@ -1,0 +1,73 @@
+//! Checks of answers: whole or not at all, what was lost, whose the time stamps are.
+
+use kedge_base::ManualClock;
+use kedge_device::sim::{Choice, FaultPlan, SimDevice};
+use kedge_sim::ops::{OWNER, errno, stamp};
+use kedge_sim::rig::{self, Setup};
+use kedgefs::{Error, FileSystem, Ino, SetAttr, SetTime, WriteMode};
+use std::sync::Arc;
+
+fn said(e: Error) -> String {
+    e.to_string()
+}
+
+fn start() -> Result<(Arc<SimDevice>, FileSystem, Ino), String> {
+    let setup = Setup::cramped();
+    let device = Arc::new(SimDevice::new(rig::format(setup.image, setup.log)?));
+    let fs = rig::open(&device, &Arc::new(ManualClock::default()), &setup)?;
+    let ino = fs.create(Ino::ROOT, b"f", 0o644, OWNER).map_err(said)?.ino;
+    Ok((device, fs, ino))
+}
+
+/// The kernel ignores short answers when it writes back: on a full image it must hear of an error.
+pub fn whole_or_error() -> Result<(), String> {
+    let (_, fs, ino) = start()?;
+    let free = fs.statfs().blocks_available * 4096;
+    let bytes = vec![7; free as usize + (4 << 20)];
+    match fs.write_with(ino, 0, &bytes, WriteMode::from_cache()) {
+        Err(e) if e.errno() == errno::ENOSPC => Ok(()),
+        other => Err(format!("{} bytes with {free} free: {other:?}", bytes.len())),
+    }
+}
+
+/// After an unmount that lost data, close says so, and so does the image.
+pub fn losses_are_noted() -> Result<(), String> {
+    const MARK: [u8; 8] = *b"refused!";
+    let (device, fs, ino) = start()?;
+    fs.sync().map_err(said)?;
+    fs.write(ino, 0, &MARK.repeat(8 << 10)).map_err(said)?;
+    device.set_plan(FaultPlan::new(1).refuse(MARK, errno::EIO));
+    let Err(Error::DataLost(_)) = fs.close() else {
+        return Err("close is content with data that no place takes".to_owned());
+    };
+    if device.struck() == 0 {
+        return Err("nothing was refused".to_owned());
+    }
+    match rig::fsck(device.view()) {
+        Err(report) if report.contains("data-lost") => Ok(()),
+        other => Err(format!("fsck after the loss: {other:?}")),
+    }
+}
+
+/// mtime and ctime belong to the kernel where it says so: now, and after a power failure.
+pub fn times_are_kept() -> Result<(), String> {
+    let (device, fs, ino) = start()?;
+    let mtime = Some(SetTime::At(stamp(77)));
+    let set = fs.setattr(ino, &SetAttr { mtime, ..SetAttr::default() }).map_err(said)?;
+    fs.write_with(ino, 0, &[7; 70_000], WriteMode::from_cache()).map_err(said)?;
+    let now = fs.getattr(ino).map_err(said)?;
+    fs.fsync(ino, false).map_err(said)?;
+    let recovered = Arc::new(SimDevice::new(device.crash_as(Choice::None)));
+    let fs = rig::open(&recovered, &Arc::new(ManualClock::default()), &Setup::cramped())?;
+    let later = fs.getattr(ino).map_err(said)?;
+    for (when, found) in [("at once", &now), ("after a crash", &later)] {
+        if (found.mtime, found.ctime) != (set.mtime, set.ctime) {
+            return Err(format!(
+                "{when}: {:?}, {:?} was set",
+                (found.mtime, found.ctime),
+                (set.mtime, set.ctime)
+            ));
+        }
+    }
+    if later.size == 70_000 { Ok(()) } else { Err(format!("{} bytes", later.size)) }
+}
