@@ -3,12 +3,12 @@
 use crate::options::MountWords;
 use anyhow::{Context, Result};
 use kedge_base::SystemClock;
-use kedge_device::sim::VolatileDevice;
+use kedge_device::sim::{ScriptedDevice, VolatileDevice};
 use kedge_device::{Device, FileDevice, OpenOptions};
 use kedge_fsck::{CheckOptions, Progress, RepairMode, RepairOptions, StoreReplay};
 use kedge_fuse::{FuseOptions, MountedSession};
 use kedgefs::{FileSystem, FormatOptions, MountOptions, Owner, SharedBudget};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -49,6 +49,8 @@ pub struct Extra {
     pub cache_size: Option<u64>,
     /// What is not flushed dies with this process.
     pub volatile: bool,
+    /// Requests to the device fail as this file asks for.
+    pub faults: Option<PathBuf>,
     /// Limits for dirty pages that it shares with others.
     pub shared_budget: Option<Arc<SharedBudget>>,
 }
@@ -58,6 +60,9 @@ pub fn open(path: &Path, words: &MountWords, extra: Extra) -> Result<FileSystem>
     let mut device = open_device(path, words.read_only)?;
     if extra.volatile {
         device = Arc::new(VolatileDevice::new(device));
+    }
+    if let Some(path) = extra.faults {
+        device = Arc::new(ScriptedDevice::new(device, path));
     }
     let shared_budget = extra.shared_budget;
     let mut options = MountOptions { read_only: words.read_only, shared_budget, ..MountOptions::default() };

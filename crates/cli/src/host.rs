@@ -12,7 +12,7 @@
 use crate::mount::attach;
 use crate::options::{MountWords, parse_size};
 use crate::os::TerminationSignals;
-use crate::{Usage, daemon, engine, mounts};
+use crate::{Usage, daemon, engine, image, mounts, syslog};
 use anyhow::{Context, Result, bail};
 use kedge_base::lock::{Condvar, Mutex, Rank};
 use kedge_fuse::MountPoint;
@@ -321,6 +321,9 @@ impl Host {
             request.image.canonicalize().with_context(|| format!("find {}", request.image.display()))?;
         let dir = mounts::resolve(&request.dir)?;
         mounts::refuse_busy(&dir)?;
+        if let Some(losses) = image::losses(&image) {
+            tracing::warn!("{}: {}", image.display(), image::tell_losses(&losses));
+        }
         let shared_budget = Some(self.budget.clone());
         let extra = engine::Extra { cache_size, shared_budget, ..engine::Extra::default() };
         let fs = engine::open(&image, &words, extra)?;
@@ -343,6 +346,11 @@ impl Host {
                 Ok(Err(e)) => Some(format!("close {}: {e}", image.display())),
                 Err(e) => Some(format!("serve {}: {e}", dir.display())),
             };
+            if let Some(error) = &error {
+                // At once: the verdict comes when the last mount is gone.
+                tracing::error!("{error}");
+                syslog::error(error);
+            }
             let mut state = host.state.lock();
             state.live.retain(|live| live.dir != mount.dir || live.image != mount.image);
             state.failed.extend(error);

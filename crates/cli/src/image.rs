@@ -5,7 +5,7 @@
 
 use anyhow::{Context, Result, bail};
 use kedge_base::{BLOCK_SIZE, BlockNo};
-use kedge_format::superblock::{SLOTS, Superblock};
+use kedge_format::superblock::{Losses, SLOTS, Superblock};
 use std::fs::File;
 use std::io::{Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt};
@@ -53,6 +53,20 @@ pub fn check_kind(path: &Path) -> Result<()> {
         bail!("{} is neither a file nor a block device", path.display());
     }
     Ok(())
+}
+
+/// What an image says an unmount has lost. `None` also for what cannot be read: whoever opens it says so better.
+pub fn losses(path: &Path) -> Option<Losses> {
+    Image::open(path).ok()?.superblock().ok()?.checkpoint.losses
+}
+
+/// For people who are about to use the image.
+pub fn tell_losses(losses: &Losses) -> String {
+    format!(
+        "an unmount could not write the data of {} files, first at {} seconds after 1970; what could not be written is \
+         lost (kedge fsck -y takes note and clears this)",
+        losses.files, losses.since
+    )
 }
 
 impl Image {

@@ -54,6 +54,8 @@ pub fn image_json(path: &Path, superblock: &Superblock) -> Value {
         "inodes": c.inodes,
         "tree_nodes": c.nodes,
         "clean": c.clean,
+        "lost_files": c.losses.map_or(0, |losses| losses.files),
+        "lost_since": c.losses.map(|losses| losses.since),
         "generation": c.generation.0,
         "epoch": c.epoch.0,
         "checkpoint_lsn": c.checkpoint_lsn.0,

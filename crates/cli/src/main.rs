@@ -24,6 +24,7 @@ mod os;
 mod remount;
 mod report;
 mod stats;
+mod syslog;
 mod tree;
 mod umount;
 

@@ -3,7 +3,7 @@
 use crate::host::{self, Request};
 use crate::options::{MountWords, parse_cache_size, parse_size};
 use crate::os::TerminationSignals;
-use crate::{Usage, daemon, engine, mkfs, mounts};
+use crate::{Usage, daemon, engine, image, mkfs, mounts, syslog};
 use anyhow::{Context, Result, bail};
 use kedge_fuse::{MountPoint, MountedSession};
 use kedgefs::FormatOptions;
@@ -39,6 +39,9 @@ pub struct Args {
     /// For tests: unflushed writes stay in this process, so that killing it is a power failure
     #[arg(long, hide = true)]
     volatile: bool,
+    /// For tests: requests to the device fail as this file asks for
+    #[arg(long, hide = true, value_name = "FILE")]
+    faults: Option<PathBuf>,
     /// Started by `kedge mount` itself: speaks on standard output with the waiting parent
     #[arg(long, hide = true, requires = "foreground")]
     as_daemon: bool,
@@ -73,6 +76,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
     prepare(&args, &words)?;
     let image = args.image.canonicalize().with_context(|| format!("find {}", args.image.display()))?;
     let dir = args.dir.canonicalize().with_context(|| format!("find {}", args.dir.display()))?;
+    if let Some(losses) = image::losses(&image) {
+        eprintln!("kedge: warning: {}: {}", args.image.display(), image::tell_losses(&losses));
+    }
     if let Some(name) = &args.daemon {
         let options = args.options.join(",");
         let cache_size = args.cache_size.map(|bytes| bytes.to_string());
@@ -132,6 +138,10 @@ fn spawn(args: &Args, image: &Path, dir: &Path) -> Result<()> {
     if args.volatile {
         words.push("--volatile".as_ref());
     }
+    let faults = args.faults.as_ref().map(std::path::absolute).transpose().context("find the faults")?;
+    if let Some(path) = &faults {
+        words.extend::<[&OsStr; 2]>(["--faults".as_ref(), path.as_ref()]);
+    }
     words.extend::<[&OsStr; 3]>(["--".as_ref(), image.as_ref(), dir.as_ref()]);
     daemon::spawn(&words, log_file.as_deref())
 }
@@ -165,8 +175,12 @@ fn serve(
     crate::os::give_large_buffers_back();
     // Before the engine starts its threads, so that they are flushers too.
     kedge_fuse::become_io_flusher();
-    let extra =
-        engine::Extra { cache_size: args.cache_size, volatile: args.volatile, ..engine::Extra::default() };
+    let extra = engine::Extra {
+        cache_size: args.cache_size,
+        volatile: args.volatile,
+        faults: args.faults.clone(),
+        ..engine::Extra::default()
+    };
     let fs = engine::open(image, words, extra)?;
     let session = attach_alone(image, dir, words, signals).and_then(|session| live().map(|()| session));
     let session = match session {
@@ -175,6 +189,7 @@ fn serve(
             // The session, if there was one, has been dropped and with it the mount.
             if let Err(second) = fs.close() {
                 tracing::error!("close {}: {second}", image.display());
+                syslog::error(&format!("close {}: {second}", image.display()));
             }
             return Err(e);
         }
@@ -183,7 +198,10 @@ fn serve(
     let closed = session
         .run_and_close(fs, move || to_close.close())
         .with_context(|| format!("serve {}", dir.display()))?;
-    closed.with_context(|| format!("close {}", image.display()))
+    // Standard error is nobody's by now, unless it is a log file.
+    closed
+        .with_context(|| format!("close {}", image.display()))
+        .inspect_err(|e| syslog::error(&format!("{e:#}")))
 }
 
 pub fn attach(image: &Path, dir: &Path, words: &MountWords) -> Result<MountedSession> {

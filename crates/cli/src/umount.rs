@@ -2,8 +2,11 @@
 //!
 //! umount(8) on a plain fuse mount returns as soon as the kernel has detached it, while the serving process still writes
 //! its last checkpoint. So: find that process first, unmount, wait for its end, and look at the superblock it left.
+//!
+//! What the kernel holds in its page cache is written before, with syncfs(2): unmounting writes it too, and tells nobody
+//! if that fails. What the server could not write is in the superblock.
 
-use crate::image::Image;
+use crate::image::{self, Image};
 use crate::{engine, mounts};
 use anyhow::{Context, Result, anyhow, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -47,6 +50,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     let server = server(&dir)?;
     let read_only = statvfs(&dir).is_ok_and(|s| s.f_flag.contains(StatVfsMountFlags::RDONLY));
+    let lost_before = image::losses(&image).map_or(0, |losses| losses.files);
+    let synced = sync(&dir);
     engine::unmount(&dir, false)?;
     wait_for_end(&server, &image)?;
     if !read_only && !is_clean(&image)? {
@@ -56,7 +61,24 @@ pub fn run(args: Args) -> Result<ExitCode> {
             image.display()
         );
     }
+    let lost = image::losses(&image).map_or(0, |losses| losses.files).saturating_sub(lost_before);
+    if lost > 0 {
+        bail!(
+            "{}: unmounted, but the data of {lost} files could not be written to {} and is lost",
+            args.dir.display(),
+            image.display()
+        );
+    }
+    synced.with_context(|| {
+        format!("{}: unmounted, but data that was written to it could not be kept", args.dir.display())
+    })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Has the kernel write what it holds. The descriptor must be gone again before the mount goes.
+fn sync(dir: &Path) -> Result<()> {
+    let root = File::open(dir).with_context(|| format!("open {}", dir.display()))?;
+    Ok(rustix::fs::syncfs(root)?)
 }
 
 /// A handle on the process behind a mount. Taken while it still serves, so the number cannot mean another one.
@@ -77,7 +99,8 @@ fn wait_for_end(server: &OwnedFd, image: &Path) -> Result<()> {
             Ok(_) => return Ok(()),
             Err(e) => return Err(e).context("wait for the serving process"),
         }
-        if is_clean(image)? && is_unlocked(image)? {
+        // Whether it was closed cleanly is the next question: one that was not stays so for ever.
+        if is_unlocked(image)? {
             return Ok(());
         }
     }

@@ -5,6 +5,7 @@ mod common;
 
 use common::{Place, no_fuse, until, write_and_fsync};
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::process::{Child, Stdio};
 
 fn pid(place: &Place, dir: &str) -> u32 {
@@ -46,6 +47,30 @@ fn mounts_of_one_daemon_share_a_process_that_ends_with_the_last() {
     }
     until("the daemon's end", || !alive(server));
     place.run("mount --daemon ../x a.kedge a").refused(2, &["../x"]);
+}
+
+/// A mount whose file system has stopped is unmounted, and that it was not closed is said, though the process lives on.
+#[test]
+fn an_unmount_waits_for_the_image_not_for_a_clean_mark() {
+    if no_fuse() {
+        return;
+    }
+    let place = Place::new();
+    let name = format!("stop-{}", std::process::id());
+    for n in ["a", "b"] {
+        place.run(&format!("mount --daemon {name} --create 64M {n}.kedge {n}")).ok();
+        write_and_fsync(&place.path(&format!("{n}/f")), n.as_bytes());
+    }
+    let root = fs::File::open(place.path("a")).unwrap();
+    let no_log_flush = 2u32;
+    // SAFETY: FS_IOC_SHUTDOWN reads one u32 through a pointer that is valid for the call.
+    let stopped = unsafe { libc::ioctl(root.as_raw_fd(), 0x8004_587d, &raw const no_log_flush) };
+    assert_eq!(stopped, 0, "{}", std::io::Error::last_os_error());
+    drop(root);
+    place.run("umount a").refused(1, &["a.kedge", "not closed cleanly"]);
+    assert_eq!(fs::read(place.path("b/f")).unwrap(), b"b", "the other goes on");
+    place.run("umount b").ok();
+    assert_eq!(place.run("fsck a.kedge").code, 0);
 }
 
 struct Foreground(Child);

@@ -1,5 +1,5 @@
-//! Time stamps through the mount, to the nanosecond: what stat showed is found again after each kind of end, and each
-//! operation moves the stamps that it moves on ext4.
+//! Time stamps through the mount, to the nanosecond: what stat showed is found again after each
+//! kind of end, and each operation moves the stamps that it moves on ext4.
 
 #![allow(clippy::unwrap_used)]
 
@@ -60,7 +60,8 @@ enum Before {
 
 const FILES: usize = 40;
 
-/// Files of which half are held open and half were closed: the stamps that stat shows at the end are found again.
+/// Files of which half are held open and half were closed: the stamps that stat shows at the end
+/// are found again.
 fn survive(options: &str, before: Before, killed: bool) {
     let place = mounted(options);
     let path = |i: usize| place.path(&format!("mnt/{i}"));
@@ -234,7 +235,8 @@ fn edit(dir: &Path) -> File {
     OpenOptions::new().read(true).write(true).open(dir.join("f")).unwrap()
 }
 
-/// Which stamps each operation moves: mtime and ctime of the file, mtime and ctime of its directory.
+/// Which stamps each operation moves: mtime and ctime of the file, mtime and ctime of its
+/// directory.
 fn moved(root: &Path) -> Vec<(&'static str, [bool; 4])> {
     let dirs: Vec<_> = (0..OPERATIONS.len()).map(|i| root.join(i.to_string())).collect();
     for dir in &dirs {
@@ -295,7 +297,8 @@ fn operations_move_the_stamps_that_they_move_on_ext4() {
     }
 }
 
-/// The stamps of a read do not hide a write: a file that is read after it was written keeps the time of the write.
+/// The stamps of a read do not hide a write: a file that is read after it was written keeps the
+/// time of the write.
 #[test]
 fn reads_leave_the_stamps_of_writes() {
     if no_fuse() {

@@ -298,6 +298,8 @@ impl Fs {
             "inodes": self.store.inode_count(),
             "free_blocks": self.store.alloc().free_counts().free,
             "read_only": self.store.is_read_only(),
+            "lost_files": self.store.losses().map_or(0, |losses| losses.files),
+            "lost_since": self.store.losses().map(|losses| losses.since),
             "shut_down": self.store.log().shutdown_reason().map(|reason| reason.to_string()),
             "options": {
                 "commit": o.commit.as_secs_f64(),

@@ -1,4 +1,5 @@
-//! What statfs says is so: of a new image, while data waits for its place, and right after a file is deleted.
+//! What statfs says is so: of a new image, while data waits for its place, and right after a file
+//! is deleted.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,7 +1,8 @@
-//! Requests that were answered with an error, counted by operation and errno, and told to the log at level debug.
+//! Requests that were answered with an error, counted by operation and errno, and told to the log
+//! at level debug.
 //!
-//! A look-up of a name that does not exist is no failure: the kernel gets an entry that says so. ENOSYS is none either: it
-//! is how the server tells the kernel to do without a request.
+//! A look-up of a name that does not exist is no failure: the kernel gets an entry that says so.
+//! ENOSYS is none either: it is how the server tells the kernel to do without a request.
 
 use crate::abi::op_name;
 use parking_lot::Mutex;

@@ -1,15 +1,17 @@
 //! LSEEK (SEEK_DATA, SEEK_HOLE) below the kernel's page cache.
 //!
-//! The kernel asks the server where data is without having written its dirty pages. Below a writeback cache a file just
-//! written would be a hole; with either cache a store through a shared mapping would be one. A copy that trusts SEEK_DATA
-//! would lose those bytes. Answering ENOSYS is the known way out (the kernel then takes every file for dense); it costs
-//! every sparse file its holes. Instead the server tells the kernel to invalidate the file's pages from the offset on,
-//! which makes it write the dirty ones, and looks then. Where there is data at the very offset, no page that is still to
-//! be written can change the answer: it is given at once.
+//! The kernel asks the server where data is without having written its dirty pages. Below a
+//! writeback cache a file just written would be a hole; with either cache a store through a shared
+//! mapping would be one. A copy that trusts SEEK_DATA would lose those bytes. Answering ENOSYS is
+//! the known way out (the kernel then takes every file for dense); it costs every sparse file its
+//! holes. Instead the server tells the kernel to invalidate the file's pages from the offset on,
+//! which makes it write the dirty ones, and looks then. Where there is data at the very offset, no
+//! page that is still to be written can change the answer: it is given at once.
 //!
-//! The kernel returns from the invalidation when the pages are written: when workers have answered the WRITEs. A worker
-//! that waited there could wait for itself, so these requests have a thread of their own. The LSEEK holds the inode's
-//! lock in the kernel, but neither WRITE nor the invalidation takes that.
+//! The kernel returns from the invalidation when the pages are written: when workers have answered
+//! the WRITEs. A worker that waited there could wait for itself, so these requests have a thread of
+//! their own. The LSEEK holds the inode's lock in the kernel, but neither WRITE nor the
+//! invalidation takes that.
 //!
 //! The queue is as long as there are callers blocked in lseek(2). A panic shuts the file system down, as one of a worker
 //! does; the thread goes on, or every later lseek(2) would wait for ever.

@@ -116,6 +116,14 @@ impl File {
         self.settled = self.settled.max(mark);
     }
 
+    /// A sync was answered with an error by a cache that takes pages for clean which it could not pass on. What was written
+    /// since the last success may be lost for good, though each write was answered with success and a later sync may be, too.
+    pub fn disowned(&mut self) {
+        for step in &mut self.steps[self.settled..] {
+            step.done = false;
+        }
+    }
+
     /// The later record of the same file, with what was settled in this one.
     pub fn settled_of(&self, later: &File) -> File {
         File { settled: self.settled, ..later.clone() }

@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io;
 
 /// A whole file, mapped shared. It must not become shorter meanwhile.
+#[allow(dead_code)] // several tests include this file
 pub struct Mapping {
     at: *mut c_void,
     len: usize,
@@ -14,6 +15,7 @@ pub struct Mapping {
 // SAFETY: the memory belongs to the mapping alone, whichever thread has it.
 unsafe impl Send for Mapping {}
 
+#[allow(dead_code)]
 impl Mapping {
     pub fn of(file: &File) -> io::Result<Mapping> {
         let len = file.metadata()?.len() as usize;

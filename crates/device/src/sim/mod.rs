@@ -6,6 +6,7 @@ mod device;
 mod fault;
 mod medium;
 mod recording;
+mod scripted;
 mod volatile;
 
 pub use crate::pages::Data;
@@ -13,4 +14,5 @@ pub use device::SimDevice;
 pub use fault::{FaultPlan, OpCounts, OpKind, Strike};
 pub use medium::Choice;
 pub use recording::{CrashState, Event, Recording, StatePlan, States};
+pub use scripted::ScriptedDevice;
 pub use volatile::VolatileDevice;

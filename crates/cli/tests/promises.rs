@@ -1,8 +1,10 @@
-//! An image without room, through the mount: whoever is told that data is durable finds it again.
+//! An image without room, and a device that fails, through the mount: whoever is told that data is
+//! durable finds it again.
 //!
-//! Files with holes are made first, then the image is filled. What is then written to a hole cannot all be kept, so the
-//! call that promises durability must fail, whichever it is and whichever cache the mount has. The kernel writes its
-//! cached pages back in requests whose short answers it ignores: an engine that answers short there loses data silently.
+//! Files with holes are made first, then the image is filled. What is then written to a hole cannot
+//! all be kept, so the call that promises durability must fail, whichever it is and whichever cache
+//! the mount has. The kernel writes its cached pages back in requests whose short answers it
+//! ignores: an engine that answers short there loses data silently.
 
 #![allow(clippy::unwrap_used)]
 
@@ -102,7 +104,8 @@ fn full_image(options: &str) {
     place.run(&format!("mount --create 64M {options} disk.kedge mnt")).ok();
     let path = |promise| place.path(&format!("mnt/{promise:?}"));
     for promise in PROMISES {
-        // There is room for the beginning of what will be written: a request could be answered short.
+        // There is room for the beginning of what will be written: a request could be answered
+        // short.
         let file = File::create(path(promise)).unwrap();
         file.write_all_at(&[b'0'; 16 * BLOCK], 0).unwrap();
         file.set_len(MIB as u64).unwrap();
@@ -147,6 +150,59 @@ fn full_image(options: &str) {
     );
     assert!(!options.contains("-o writeback_cache") || told.is_err(), "there was no room for 500,000 bytes");
     place.unmount_and_check("disk.kedge");
+}
+
+/// What makes sure of data fails while the device does, whichever way it is, and none answers from
+/// memory.
+fn failing_device(options: &str) {
+    let place = Place::new();
+    let line = format!("mount --create 64M -o commit=300,{options} --faults faults disk.kedge mnt");
+    place.run(&line).ok();
+    let path = |promise| place.path(&format!("mnt/{promise:?}"));
+    for promise in PROMISES {
+        common::write_and_fsync(&path(promise), &[b'o'; MIB]);
+    }
+    let new = aligned(MIB / 2, b'S');
+    std::fs::write(place.path("faults"), "write 5 0 SSSS").unwrap();
+    for promise in PROMISES {
+        let kept = keep(&path(promise), promise, 0, &new);
+        let errno = kept.as_ref().err().and_then(io::Error::raw_os_error);
+        assert_eq!(errno, Some(libc::EIO), "{options} {promise:?}: {kept:?}");
+    }
+    let struck = std::fs::read_to_string(place.path("faults.struck")).unwrap().lines().count();
+    assert!(struck >= PROMISES.len(), "{struck} requests failed");
+    let stats: serde_json::Value = serde_json::from_str(&place.run("stats --json mnt").ok()).unwrap();
+    let failed = &stats["fuse"]["failed"];
+    assert!(
+        failed["FSYNC"]["EIO"].as_u64() >= Some(2) && failed["WRITE"]["EIO"].as_u64() >= Some(1),
+        "{failed}"
+    );
+
+    // It is mended. Somebody may still have to be told of what went wrong before; what is made sure
+    // of then is there.
+    std::fs::remove_file(place.path("faults")).unwrap();
+    for promise in PROMISES {
+        if let Err(e) = keep(&path(promise), promise, 0, &new) {
+            println!("{options} {promise:?}: told once more: {e}");
+            keep(&path(promise), promise, 0, &new).unwrap();
+        }
+    }
+    common::kill(&place, "mnt");
+    place.run(&line).ok();
+    for promise in PROMISES {
+        let now = std::fs::read(path(promise)).unwrap();
+        assert!(&now[..new.len()] == new.as_bytes(), "{options} {promise:?}: success, and data lost");
+        assert!(now[new.len()..].iter().all(|byte| *byte == b'o'), "{options} {promise:?}");
+    }
+    place.unmount_and_check("disk.kedge");
+}
+
+#[test]
+fn a_failing_device_tells_all() {
+    if !no_fuse() {
+        failing_device("nowriteback_cache");
+        failing_device("writeback_cache");
+    }
 }
 
 #[test]

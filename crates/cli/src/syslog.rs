@@ -1,0 +1,17 @@
+//! A line for the system's log: what nobody reads on the standard error of a process in the
+//! background.
+
+use std::os::unix::net::UnixDatagram;
+
+/// Facility daemon, severity error.
+const DAEMON_ERROR: u32 = 3 << 3 | 3;
+
+/// Tells the system's log of an error, if there is one that listens. The process's own log has it
+/// in any case.
+pub fn error(text: &str) {
+    let line = format!("<{DAEMON_ERROR}>kedge[{}]: {}", std::process::id(), crate::one_line(text));
+    let sent = UnixDatagram::unbound().and_then(|socket| socket.send_to(line.as_bytes(), "/dev/log"));
+    if let Err(e) = sent {
+        tracing::debug!("not told to the system's log: {e}");
+    }
+}

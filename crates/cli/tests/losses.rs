@@ -1,0 +1,109 @@
+//! Unmounting on a device that fails: what is lost is said, by `kedge umount`, the log, the image,
+//! and the next mount.
+
+#![allow(clippy::unwrap_used)]
+
+#[path = "common/mod.rs"]
+mod common;
+
+use common::{Place, no_fuse};
+use std::fs;
+
+const LINE: &str = "mount --create 64M disk.kedge mnt -o commit=300 --log-file log --faults faults";
+const EIO: i32 = 5;
+/// Too large for the log: data in place.
+static DATA: [u8; 300_000] = [b'S'; 300_000];
+
+fn place_with_data() -> Place {
+    let place = Place::new();
+    place.run(LINE).ok();
+    common::write_and_fsync(&place.path("mnt/kept"), &[b'K'; 300_000]);
+    fs::write(place.path("mnt/file"), DATA).unwrap();
+    place
+}
+
+fn fails(place: &Place, fault: &str) {
+    fs::write(place.path("faults"), fault).unwrap();
+}
+
+#[test]
+fn a_fault_that_passes_loses_nothing() {
+    if no_fuse() {
+        return;
+    }
+    let place = place_with_data();
+    fails(&place, &format!("write {EIO} 1 SSSS"));
+    place.run("umount mnt").ok();
+    fs::remove_file(place.path("faults")).unwrap();
+    assert_eq!(fs::read_to_string(place.path("faults.struck")).unwrap().lines().count(), 1);
+    assert_eq!(place.info("disk.kedge")["lost_files"], 0);
+    place.run(LINE).ok();
+    assert!(fs::read(place.path("mnt/file")).unwrap() == DATA, "an unmount without complaint kept it");
+    place.unmount_and_check("disk.kedge");
+}
+
+#[test]
+fn a_fault_that_stays_is_said_by_all() {
+    if no_fuse() {
+        return;
+    }
+    let place = place_with_data();
+    fails(&place, &format!("write {EIO} 0 SSSS"));
+    place.run("umount mnt").refused(1, &["mnt", "1 files", "lost", "disk.kedge"]);
+    fs::remove_file(place.path("faults")).unwrap();
+    let log = fs::read_to_string(place.path("log")).unwrap();
+    assert!(log.contains("could not be written and are lost"), "{log}");
+    let info = place.info("disk.kedge");
+    assert_eq!((&info["clean"], &info["lost_files"]), (&true.into(), &1.into()), "{info}");
+
+    let judged = place.run("fsck disk.kedge");
+    assert!(judged.code != 0 && judged.out.contains("data-lost"), "{}: {}", judged.code, judged.out);
+    let run = place.run(LINE);
+    assert!(
+        run.err.contains("warning") && run.err.contains("1 files"),
+        "the next mount says it: {}",
+        run.err
+    );
+    assert_eq!(run.code, 0);
+    assert_eq!(place.info("mnt")["lost_files"], 1);
+    assert!(fs::read(place.path("mnt/kept")).unwrap() == [b'K'; 300_000], "what could be written is there");
+    // Nothing more is lost: unmounting has nothing to say.
+    place.run("umount mnt").ok();
+    assert_eq!(place.info("disk.kedge")["lost_files"], 1);
+    assert_eq!(place.run("fsck -y disk.kedge").code, 1);
+    assert_eq!(place.info("disk.kedge")["lost_files"], 0);
+    assert_eq!(place.run(LINE).err, "");
+    place.unmount_and_check("disk.kedge");
+}
+
+/// What the kernel still holds is written by an unmount, too, which would tell nobody.
+#[test]
+fn what_the_kernel_could_not_pass_on_is_said() {
+    if no_fuse() {
+        return;
+    }
+    if !rustix::process::geteuid().is_root() {
+        return kedge_base::skip::note("the kernel passes syncfs(2) on to a mount as root only");
+    }
+    let place = Place::new();
+    place.run("mount --create 32M disk.kedge mnt -o writeback_cache").ok();
+    // More than there is room for, and nobody has synced it; closed by a process that looks at
+    // nothing.
+    let file =
+        fs::File::options().read(true).write(true).create_new(true).open(place.path("mnt/file")).unwrap();
+    file.set_len(64 << 20).unwrap();
+    let mut map = mapping::Mapping::of(&file).unwrap();
+    for at in (0..64 << 20).step_by(4096) {
+        map.store(at, b"stored");
+    }
+    // In part it is passed on here, and refused; what matters is what the unmount says.
+    drop(file);
+    drop(map);
+    let run = place.run("umount mnt");
+    assert_eq!(run.code, 1, "{}", run.err);
+    assert!(run.err.contains("could not be kept") && run.err.contains("No space left"), "{}", run.err);
+    assert_eq!(place.run("fsck disk.kedge").code, 0);
+}
+
+#[path = "cases/mapping.rs"]
+mod mapping;
