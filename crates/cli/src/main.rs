@@ -9,6 +9,7 @@
 //! place shows what the command line needs of them.
 #![deny(unsafe_code)]
 
+mod crash;
 mod daemon;
 mod dump;
 mod engine;
@@ -78,6 +79,8 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         _words: Vec<OsString>,
     },
+    /// Crash-test a program: what would it find after a power failure?
+    Crash(crash::Args),
 }
 
 /// A request that makes no sense: exit code 2 (fsck: 16), unlike a sensible one that failed.
@@ -119,6 +122,7 @@ fn main() -> ExitCode {
         Command::Stats(args) => stats::run(args),
         Command::Dump(args) => dump::run(args),
         Command::Bench { .. } => Err(Usage(BENCH_MOVED.into()).into()),
+        Command::Crash(args) => crash::run(args),
     };
     match outcome {
         Ok(code) => code,

@@ -13,6 +13,7 @@
 #![deny(unsafe_code)]
 
 pub mod abi;
+mod caller;
 mod control;
 mod devfuse;
 mod dispatch;
@@ -28,6 +29,7 @@ mod session;
 mod sys;
 pub mod transport;
 
+pub use caller::caller;
 pub use mount::{MountError, become_io_flusher, is_dir, mount, unmount};
 pub use mountinfo::{MountEntry, asks_strangers, mount_at, mounts, mounts_of};
 pub use ops::{Done, Ops};

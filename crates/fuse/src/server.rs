@@ -27,6 +27,7 @@
 //! there are always two workers at least.
 
 use crate::abi::{self, OPCODES, init, op, op_name};
+use crate::caller::with_caller;
 use crate::control;
 use crate::dispatch::{Answer, Args, Errno};
 use crate::failures::Failures;
@@ -102,7 +103,8 @@ impl<O: Ops> Server<O> {
         tracing::trace!(op = op_name(opcode), node = request.header.nodeid, "request");
         let reply = Reply::new(self.transport.clone(), self.failures.clone(), request);
         // The reply answers EIO when the stack unwinds over it.
-        if catch_unwind(AssertUnwindSafe(|| self.dispatch(request, reply, out))).is_err() {
+        let dispatch = || with_caller(request.header.pid, || self.dispatch(request, reply, out));
+        if catch_unwind(AssertUnwindSafe(dispatch)).is_err() {
             tracing::error!(
                 op = op_name(opcode),
                 node = request.header.nodeid,

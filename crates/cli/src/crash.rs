@@ -1,0 +1,93 @@
+//! `kedge crash`: crash tests of other programs.
+
+mod explore;
+mod record;
+mod replay;
+
+use crate::Usage;
+use anyhow::{Context, Result, bail};
+use clap::Subcommand;
+use kedge_crash::kcr::{self, Loaded};
+use kedge_crash::{MODELS, Model};
+use std::fs::File;
+use std::io::BufReader;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Run a command on a file system of its own and record what it does there
+    Record(record::Args),
+    /// Try the crash states of a recording
+    Explore(explore::Args),
+    /// Show one crash state again
+    Replay(replay::Args),
+    /// Note in the recording that the user has now been told something
+    Mark(record::MarkArgs),
+    /// List the models: what a file system may lose
+    Models,
+}
+
+pub fn run(args: Args) -> Result<ExitCode> {
+    match args.command {
+        Command::Record(args) => record::run(args),
+        Command::Explore(args) => explore::run(args),
+        Command::Replay(args) => replay::run(args),
+        Command::Mark(args) => record::mark(args),
+        Command::Models => {
+            for model in MODELS {
+                println!("{:15} {}", model.name, model.about);
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+fn parse_model(name: &str) -> Result<Model, String> {
+    let names = || MODELS.map(|m| m.name).join(", ");
+    Model::by_name(name).ok_or_else(|| format!("there is no model {name:?}; there are {}", names()))
+}
+
+/// `90`, `90s`, `500ms`, `5m`, `1h`.
+fn parse_time(text: &str) -> Result<Duration, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let number: f64 = text[..digits].parse().map_err(|_| format!("{text:?} is no time"))?;
+    let unit = match &text[digits..] {
+        "" | "s" => 1.0,
+        "ms" => 0.001,
+        "m" => 60.0,
+        "h" => 3600.0,
+        _ => return Err(format!("{text:?} is no time: ms, s, m and h are known")),
+    };
+    Duration::try_from_secs_f64(number * unit).map_err(|e| format!("{text:?}: {e}"))
+}
+
+fn load(path: &Path) -> Result<Loaded> {
+    let file = File::open(path).with_context(|| format!("open {}", path.display()))?;
+    let loaded = kcr::read(BufReader::new(file)).with_context(|| format!("read {}", path.display()))?;
+    if let Some((at, why)) = &loaded.cut {
+        eprintln!(
+            "kedge: {} is not whole: {why} at byte {at}; {} calls before that are used",
+            path.display(),
+            loaded.trace.events.len()
+        );
+    }
+    if loaded.trace.events.iter().skip(loaded.trace.start()).all(|e| e.call.is_note()) {
+        bail!(
+            "{} holds no change of a file: did the command write into $KEDGE_DIR (or was --cd forgotten)?",
+            path.display()
+        );
+    }
+    Ok(loaded)
+}
+
+fn usage(text: &str) -> anyhow::Error {
+    Usage(text.to_owned()).into()
+}

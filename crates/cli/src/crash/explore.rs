@@ -1,0 +1,179 @@
+//! `kedge crash explore`.
+
+use super::{load, parse_model, parse_time, usage};
+use crate::options::parse_size;
+use anyhow::{Context, Result};
+use kedge_crash::report::Told;
+use kedge_crash::{Budget, Campaign, Checker, CommandChecker, FilesChecker, Model, Report, Trace};
+
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// States and time, when the user sets neither.
+const STATES_DEFAULT: u64 = 10_000;
+/// Exit code: no verdict, because the checker or the recording is at fault.
+const NO_VERDICT: u8 = 3;
+const PROGRESS_MILLIS: u64 = 250;
+
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// The recording
+    recording: PathBuf,
+    #[command(flatten)]
+    judge: Judge,
+    /// What the file system may lose (see kedge crash models)
+    #[arg(long, value_parser = parse_model, default_value = "posix")]
+    model: Model,
+    /// How long or how many states to try: a number of states, or a time such as 5m
+    #[arg(long, value_name = "TIME|STATES", value_parser = parse_budget)]
+    budget: Option<Limit>,
+    /// Stop at so many failing states
+    #[arg(long, value_name = "N")]
+    max_failures: Option<u64>,
+    /// Of the random part
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Checkers side by side [default: one for each processor]
+    #[arg(long, value_name = "N")]
+    jobs: Option<usize>,
+    /// Print the report as JSON, or write it to a file
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-", require_equals = true)]
+    json: Option<PathBuf>,
+    /// Write the report as JUnit XML
+    #[arg(long, value_name = "FILE")]
+    junit: Option<PathBuf>,
+    /// Write the report as one HTML page
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// No progress
+    #[arg(long, short)]
+    quiet: bool,
+}
+
+/// Who judges a state.
+#[derive(clap::Args, Debug, Clone)]
+pub struct Judge {
+    /// A shell command that exits 0 if the state in its working directory is one that the program recovers from
+    #[arg(long, value_name = "CMD")]
+    pub check: Option<String>,
+    /// Judge without a command: each file is whole, old or new, and what the user was told of is there
+    #[arg(long, conflicts_with = "check")]
+    pub check_files: bool,
+    /// A checker that takes longer fails
+    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "30s")]
+    pub timeout: Duration,
+    /// Address space of a checker
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub memory: Option<u64>,
+    /// Where states are made [default: in memory, /dev/shm]
+    #[arg(long, value_name = "DIR")]
+    pub work: Option<PathBuf>,
+}
+
+impl Judge {
+    pub fn name(&self) -> &str {
+        match (&self.check, self.check_files) {
+            (Some(command), _) => command,
+            (None, true) => "--check-files",
+            (None, false) => "none",
+        }
+    }
+
+    pub fn build(&self, trace: &Trace) -> Result<Option<Box<dyn Checker>>> {
+        Ok(match (&self.check, self.check_files) {
+            (Some(command), _) => {
+                let checker = CommandChecker::new(command, self.timeout, self.memory, self.work.as_deref())
+                    .context("make a directory for the states")?;
+                Some(Box::new(checker))
+            }
+            (None, true) => Some(Box::new(FilesChecker::new(trace))),
+            (None, false) => None,
+        })
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum Limit {
+    States(u64),
+    Time(Duration),
+}
+
+fn parse_budget(text: &str) -> Result<Limit, String> {
+    match text.parse() {
+        Ok(states) => Ok(Limit::States(states)),
+        Err(_) => parse_time(text).map(Limit::Time),
+    }
+}
+
+pub fn run(args: Args) -> Result<ExitCode> {
+    let loaded = load(&args.recording)?;
+    let Some(checker) = args.judge.build(&loaded.trace)? else {
+        return Err(usage("who judges the states? Give --check 'CMD' or --check-files"));
+    };
+    let (states, time) = match args.budget {
+        None => (Some(STATES_DEFAULT), None),
+        Some(Limit::States(n)) => (Some(n), None),
+        Some(Limit::Time(t)) => (None, Some(t)),
+    };
+    let jobs = args.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()));
+    let budget = Budget { states, time, failures: args.max_failures, seed: args.seed, jobs };
+    let shown = AtomicU64::new(0);
+    let is_shown = !args.quiet && std::io::stderr().is_terminal();
+    let hear = |states: u64, failing: u64, time: Duration| {
+        let now = u64::try_from(time.as_millis()).unwrap_or(u64::MAX) / PROGRESS_MILLIS;
+        if is_shown && shown.swap(now, Ordering::Relaxed) != now {
+            eprint!("\r{states} states, {failing} failing, {:.0} s ", time.as_secs_f64());
+        }
+    };
+    let campaign =
+        Campaign { trace: &loaded.trace, model: args.model, checker: &*checker, budget, hear: Some(&hear) };
+    let report = campaign.run();
+    if is_shown {
+        eprint!("\r\x1b[K");
+    }
+    let cut = loaded.cut.map(|(at, why)| format!("{why} at byte {at}"));
+    let name = args.recording.to_string_lossy();
+    let told = Told {
+        report: &report,
+        trace: &loaded.trace,
+        name: &name,
+        checker: args.judge.name(),
+        cut: cut.as_deref(),
+    };
+    deliver(&args, &told)?;
+    Ok(ExitCode::from(exit_code(&report)))
+}
+
+fn exit_code(report: &Report) -> u8 {
+    match (&report.outcome.broken, &report.fails_uncrashed) {
+        (None, None) if report.failed() => crate::FAILURE,
+        (None, None) => 0,
+        _ => NO_VERDICT,
+    }
+}
+
+fn deliver(args: &Args, told: &Told<'_>) -> Result<()> {
+    let write = |path: &Path, text: &str| {
+        std::fs::write(path, text).with_context(|| format!("write {}", path.display()))
+    };
+    if let Some(path) = &args.junit {
+        write(path, &told.junit())?;
+    }
+    if let Some(path) = &args.html {
+        write(path, &told.html())?;
+    }
+    let json = args.json.as_ref().map(|path| (path, format!("{:#}\n", told.json())));
+    match json {
+        Some((path, json)) if path == Path::new("-") => print!("{json}"),
+        json => {
+            if let Some((path, json)) = json {
+                write(path, &json)?;
+            }
+            print!("{}", told.text());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,114 @@
+//! `kedge crash record` and `kedge crash mark`.
+
+use crate::options::parse_size;
+use crate::os::TerminationSignals;
+use anyhow::{Context, Result, bail};
+use kedge_crash_record::{MARK_FILE, Options, record};
+use regex::Regex;
+use rustix::process::{Pid, Signal, kill_process};
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::Duration;
+
+const SIZE_DEFAULT: &str = "1G";
+
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// Room on the file system, which is in memory
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = SIZE_DEFAULT)]
+    size: u64,
+    /// What the directory holds when the command starts; no crash loses it
+    #[arg(long, value_name = "DIR")]
+    from: Option<PathBuf>,
+    /// Start the command in the directory
+    #[arg(long)]
+    cd: bool,
+    /// Lines on the command's standard output that match tell the user that something is durable
+    #[arg(long, value_name = "REGEX")]
+    ack: Option<Regex>,
+    /// Kill the command after this time
+    #[arg(long, value_name = "TIME", value_parser = super::parse_time)]
+    timeout: Option<Duration>,
+    /// The recording
+    #[arg(short = 'o', value_name = "FILE", default_value = "run.kcr")]
+    out: PathBuf,
+    /// The command; $KEDGE_DIR is the directory that it must use
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    command: Vec<OsString>,
+}
+
+pub fn run(args: Args) -> Result<ExitCode> {
+    let signals = TerminationSignals::block().context("block signals")?;
+    let child = Arc::new(AtomicI32::new(0));
+    let to_end = child.clone();
+    // Detached: it waits for ever and ends with the process. The mount must not outlive us, so the command is ended first.
+    kedge_base::spawn_named("signals", move || pass_on(&signals, &to_end)).context("start a thread")?;
+    let out = args.out.clone();
+    let options = Options {
+        size: args.size,
+        from: args.from,
+        cd: args.cd,
+        ack: args.ack,
+        timeout: args.timeout,
+        out: args.out,
+        command: args.command,
+    };
+    let recorded = record(&options, &|pid| child.store(i32::try_from(pid).unwrap_or(0), Ordering::Relaxed))?;
+    eprintln!(
+        "kedge: {} events and {} marks recorded in {}; the command ended with exit code {}{}",
+        recorded.events,
+        recorded.marks,
+        out.display(),
+        recorded.code,
+        if recorded.timed_out { " (its time was over)" } else { "" }
+    );
+    if !recorded.leftovers.is_empty() {
+        eprintln!(
+            "kedge: these processes still used the directory and were not waited for: {}",
+            recorded.leftovers.join(", ")
+        );
+    }
+    Ok(ExitCode::from(u8::try_from(recorded.code).unwrap_or(crate::FAILURE)))
+}
+
+fn pass_on(signals: &TerminationSignals, child: &AtomicI32) {
+    loop {
+        match signals.wait() {
+            Ok(_) => {}
+            Err(e) => return tracing::error!("cannot wait for signals: {e}"),
+        }
+        if let Some(pid) = Pid::from_raw(child.load(Ordering::Relaxed))
+            && let Err(e) = kill_process(pid, Signal::TERM)
+        {
+            tracing::warn!("the command cannot be ended: {e}");
+        }
+    }
+}
+
+#[derive(clap::Args, Debug)]
+pub struct MarkArgs {
+    /// What the user has been told
+    text: String,
+}
+
+/// A write that returns when the mark is recorded.
+pub fn mark(args: MarkArgs) -> Result<ExitCode> {
+    let path = match std::env::var_os("KEDGE_MARK") {
+        Some(path) => PathBuf::from(path),
+        None => match std::env::var_os("KEDGE_DIR") {
+            Some(dir) => PathBuf::from(dir).join(MARK_FILE),
+            None => bail!("nothing is being recorded: neither KEDGE_MARK nor KEDGE_DIR is set"),
+        },
+    };
+    let text = args.text.lines().collect::<Vec<_>>().join(" ");
+    let mut file = std::fs::File::options()
+        .write(true)
+        .open(&path)
+        .with_context(|| format!("open {}: is it the directory of a recording?", path.display()))?;
+    file.write_all(text.as_bytes()).with_context(|| format!("write {}", path.display()))?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,213 @@
+//! `kedge crash` as a user runs it: programs recorded on a real mount, their crash states explored, bad input.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+use common::{Place, Run, no_fuse};
+use std::fs;
+
+/// Records a shell script that runs in the directory.
+fn record(place: &Place, options: &[&str], script: &str) -> Run {
+    let words = ["crash", "record", "--size", "64M", "--cd", "-o", "run.kcr"];
+    place.kedge(words.into_iter().chain(options.iter().copied()).chain(["--", "sh", "-ec", script]))
+}
+
+fn explore(place: &Place, model: &str, check: &str) -> (i32, serde_json::Value) {
+    let words = ["crash", "explore", "run.kcr", "--json", "--jobs", "2", "--model", model, "--check", check];
+    let run = place.kedge(words);
+    (run.code, serde_json::from_str(&run.out).unwrap_or_else(|e| panic!("{e}: {}{}", run.out, run.err)))
+}
+
+const SAVE: &str = "echo new > doc.tmp; sync doc.tmp; mv doc.tmp doc; ";
+const CHECK: &str = "grep -qx new doc || { test -z \"$KEDGE_ACKED\" && grep -qx old doc; }";
+
+fn place_with_old_doc() -> Place {
+    let place = Place::new();
+    fs::create_dir(place.path("from")).unwrap();
+    fs::write(place.path("from/doc"), "old\n").unwrap();
+    place
+}
+
+#[test]
+fn a_missing_sync_of_the_directory_is_found_named_and_mended() {
+    if no_fuse() {
+        return;
+    }
+    let place = place_with_old_doc();
+    let wrong = format!("{SAVE} echo saved");
+    assert_eq!(record(&place, &["--from", "from", "--ack", "^saved$"], &wrong).ok(), "saved\n");
+    for model in ["posix", "ext4", "xfs", "btrfs", "kedgefs"] {
+        let (code, report) = explore(&place, model, CHECK);
+        assert_eq!(code, 1, "{model}: {report:#}");
+        let cause = &report["causes"][0];
+        let sentence = cause["sentence"].as_str().unwrap();
+        assert!(sentence.contains("rename(\"doc.tmp\", \"doc\")"), "{model}: {sentence}");
+        assert_eq!(cause["fixes"][0]["call"], "fsync(\".\")", "{model}: {sentence}");
+        assert_eq!(cause["fixes"][0]["failing"], 0, "{model}: {sentence}");
+
+        // The state can be had again, and fails again.
+        let state = cause["state"].as_str().unwrap();
+        let words = ["crash", "replay", "run.kcr", "--model", model, "--state", state, "--check", CHECK];
+        let again = place.kedge(words.into_iter().chain(["--keep", &format!("kept-{model}")]));
+        assert_eq!(again.code, 1, "{}{}", again.out, again.err);
+        assert!(again.out.contains("lost") && again.out.contains("rename"), "{}", again.out);
+        assert_eq!(fs::read_to_string(place.path(&format!("kept-{model}/doc"))).unwrap(), "old\n");
+    }
+
+    record(&place, &["--from", "from", "--ack", "^saved$"], &format!("{SAVE} sync .; echo saved")).ok();
+    for model in ["posix", "ext4", "xfs", "btrfs", "kedgefs"] {
+        let (code, report) = explore(&place, model, CHECK);
+        assert_eq!((code, &report["failing"]), (0, &0.into()), "{model}: {report:#}");
+        assert_eq!(report["complete"], true, "{model}: {report:#}");
+    }
+}
+
+#[test]
+fn files_are_judged_without_a_program() {
+    if no_fuse() {
+        return;
+    }
+    let place = place_with_old_doc();
+    let kedge = env!("CARGO_BIN_EXE_kedge");
+    for (script, code) in [
+        (format!("{SAVE} sync .; {kedge} crash mark 'it is saved'"), 0),
+        (format!("{SAVE} echo it is saved > .kedge-mark"), 1),
+        ("echo new > doc; sync doc".to_owned(), 1),
+    ] {
+        record(&place, &["--from", "from"], &script).ok();
+        let run = place.run("crash explore run.kcr --check-files --junit junit.xml --html page.html");
+        assert_eq!(run.code, code, "{script}: {}{}", run.out, run.err);
+        let junit = fs::read_to_string(place.path("junit.xml")).unwrap();
+        assert_eq!(junit.contains("<failure"), code == 1, "{junit}");
+        assert!(fs::read_to_string(place.path("page.html")).unwrap().contains("</html>"));
+    }
+}
+
+/// The recording of many kinds of calls gives at its end the directory that the program left.
+#[test]
+fn what_is_recorded_is_what_was_done() {
+    if no_fuse() {
+        return;
+    }
+    let place = place_with_old_doc();
+    let script = "mkdir -p a/b; echo one > a/b/f; ln a/b/f hard; ln -s a/b soft; mv a/b/f a/g; echo more >> hard; \
+        head -c 3000000 /dev/urandom > big; dd if=/dev/urandom of=big bs=1000 seek=7 count=9 conv=notrunc status=none; \
+        truncate -s 2500001 big; fallocate -p -o 4096 -l 100000 big; chmod 600 hard; mkdir gone; rmdir gone; \
+        cp big other; rm other; mv doc a/b; dd if=/dev/zero of=a/b/d bs=5000 count=2 oflag=dsync status=none; \
+        test \"$(ls -A | tr '\\n' ' ')\" = 'a big hard soft '; ! rm -f .kedge-mark; \
+        cp -a . \"$OLDPWD/left\"";
+    record(&place, &["--from", "from"], &format!("export OLDPWD={}; {script}", place.path("").display()))
+        .ok();
+    let run = place.run("crash explore run.kcr --check true --json --budget 1");
+    assert_eq!(run.code, 0, "{}", run.err);
+    let trace = kedge_crash::kcr::read(&fs::read(place.path("run.kcr")).unwrap()[..]).unwrap().trace;
+    let names: Vec<&str> = trace.events.iter().map(|e| e.call.name()).collect();
+    for name in [
+        "create",
+        "mkdir",
+        "symlink",
+        "link",
+        "rename",
+        "write",
+        "truncate",
+        "fallocate",
+        "chmod",
+        "rmdir",
+        "fdatasync",
+    ] {
+        assert!(names.contains(&name), "{name} in {names:?}");
+    }
+    assert!(trace.events.iter().skip(trace.start()).filter(|e| !e.call.is_note()).all(|e| e.pid != 0));
+    place.run(&format!("crash replay run.kcr --state {} --keep found", trace.events.len())).ok();
+    let mut diff = place.command("diff");
+    let output = diff.args(["-r", "--no-dereference", "left", "found"]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    for name in ["hard", "a/b/d", "big"] {
+        use std::os::unix::fs::MetadataExt;
+        let [one, other] = ["left", "found"].map(|d| fs::symlink_metadata(place.path(d).join(name)).unwrap());
+        assert_eq!(
+            (one.mode(), one.len(), one.nlink()),
+            (other.mode(), other.len(), other.nlink()),
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn commands_that_fail_hang_or_leave_something_behind() {
+    if no_fuse() {
+        return;
+    }
+    let place = Place::new();
+    assert_eq!(record(&place, &[], "echo x > f; exit 7").code, 7);
+    assert_eq!(record(&place, &[], "echo x > f; kill -9 $$").code, 137);
+    let hung = record(&place, &["--timeout", "500ms"], "echo x > f; sleep 1000 & sleep 1000");
+    assert_eq!(hung.code, 137, "{}", hung.err);
+    assert!(hung.err.contains("its time was over"), "{}", hung.err);
+    let left = record(&place, &[], "echo x > f; sleep 20 > /dev/null 2>&1 &");
+    assert_eq!(left.code, 0, "{}", left.err);
+    assert!(left.err.contains("still used the directory") && left.err.contains("sleep"), "{}", left.err);
+    // All of them left a recording.
+    place.run("crash explore run.kcr --check true").ok();
+    place
+        .run("crash record -o run.kcr -- /no/such/command")
+        .refused(1, &["/no/such/command", "cannot be started"]);
+    place.run("crash record -o no/where.kcr -- true").refused(1, &["no/where.kcr"]);
+    place
+        .run("crash record -o run.kcr --from nowhere -- true")
+        .refused(1, &["nowhere", "could not be copied"]);
+    record(&place, &[], "echo elsewhere > /dev/null").ok();
+    place.run("crash explore run.kcr --check true").refused(1, &["holds no change of a file", "KEDGE_DIR"]);
+}
+
+#[test]
+fn recordings_and_checkers_that_are_no_good() {
+    if no_fuse() {
+        return;
+    }
+    let place = Place::new();
+    record(&place, &[], "echo a > f; sync f; echo b > g; sync g .").ok();
+    let whole = fs::read(place.path("run.kcr")).unwrap();
+    let cut = place.path("cut.kcr");
+    fs::write(&cut, &whole[..whole.len() - 3]).unwrap();
+    let run = place.run("crash explore cut.kcr --check true");
+    assert_eq!(run.code, 0, "{}", run.err);
+    assert!(run.err.contains("not whole") && run.out.contains("not whole"), "{}{}", run.out, run.err);
+    fs::write(&cut, b"something else, and long enough").unwrap();
+    place.run("crash explore cut.kcr --check true").refused(1, &["cut.kcr", "not a recording"]);
+    place.run("crash explore none.kcr --check true").refused(1, &["none.kcr"]);
+
+    place.run("crash explore run.kcr").refused(2, &["--check"]);
+    place.run("crash explore run.kcr --check true --model vfat").refused(2, &["vfat", "posix"]);
+    place.run("crash explore run.kcr --check true --budget 5y").refused(2, &["5y"]);
+    place.run("crash replay run.kcr --state 4.loose-1").refused(2, &["4.loose-1"]);
+    place.run("crash replay run.kcr --state 400").refused(1, &["400", "crash points"]);
+    place.run("crash replay run.kcr --state 4 --keep .").refused(1, &["not empty"]);
+    place.run("crash mark hello").refused(1, &["nothing is being recorded"]);
+
+    // No verdict is neither pass nor failure of the program.
+    for (check, word) in [("false", "without any crash"), ("no-such-checker", "cannot be run")] {
+        let run = place.kedge(["crash", "explore", "run.kcr", "--check", check]);
+        assert_eq!(run.code, 3, "{}{}", run.out, run.err);
+        assert!(run.out.contains("no verdict") && run.out.contains(word), "{}", run.out);
+    }
+    // A checker that hangs on what a crash leaves, and one that spoils its state.
+    let run = place.kedge([
+        "crash",
+        "explore",
+        "run.kcr",
+        "--timeout",
+        "300ms",
+        "--budget",
+        "3",
+        "--check",
+        "test -e f || sleep 1000",
+    ]);
+    assert_eq!(run.code, 1, "{}{}", run.out, run.err);
+    assert!(run.out.contains("did not end"), "{}", run.out);
+    place.kedge(["crash", "explore", "run.kcr", "--check", "test ! -e h && rm -f f g && touch h"]).ok();
+    // A budget that ends early is said.
+    let run = place.kedge(["crash", "explore", "run.kcr", "--check", "true", "--budget", "2"]);
+    assert_eq!(run.code, 0, "{}", run.err);
+    assert!(run.out.contains("not all was tried") && run.out.contains("NOT tried"), "{}", run.out);
+}

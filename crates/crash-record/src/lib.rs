@@ -1,0 +1,19 @@
+//! Records what a program does to a file system: a KedgeFS in memory, mounted on a directory of its own, that writes down each
+//! call before it answers.
+//!
+//! ```text
+//! log         the recording as it grows; who called
+//! recording   the file system that writes down what is done to it
+//! run         mount, fill, run the command, unmount
+//! ```
+//!
+//! The mount writes through: each write(2) is one request of the thread that called it. Stores through shared mappings come when
+//! the kernel writes the pages back: at msync, fsync, munmap or when it likes; their thread is not known.
+#![forbid(unsafe_code)]
+
+mod log;
+mod recording;
+mod run;
+
+pub use recording::MARK_FILE;
+pub use run::{Options, RecordError, Recorded, record};

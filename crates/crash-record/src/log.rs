@@ -1,0 +1,111 @@
+//! The recording as it grows.
+
+use kedge_base::{Clock, SystemClock};
+use kedge_crash::kcr::{KcrError, Writer};
+use kedge_crash::{Call, Event};
+use parking_lot::{Mutex, MutexGuard};
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::BufWriter;
+
+/// Command lines of processes, for people.
+const COMMAND_MAX: usize = 200;
+/// Threads whose process is remembered. Beyond it the memory starts anew: a process may then be named twice.
+const THREADS_MAX: usize = 1 << 16;
+
+/// What many threads append to. The lock is held over a change of the file system and its record, so that the recording
+/// has the order in which things took effect. It is taken before any lock of the file system.
+pub struct Log {
+    state: Mutex<State>,
+    clock: SystemClock,
+}
+
+pub struct State {
+    out: Option<Writer<BufWriter<File>>>,
+    /// Events so far.
+    pub count: u64,
+    pub marks: u64,
+    /// Why nothing is recorded any more.
+    failed: Option<KcrError>,
+    processes: HashMap<u32, u32>,
+}
+
+impl Log {
+    pub fn new(file: File) -> Result<Log, KcrError> {
+        let out = Some(Writer::new(BufWriter::with_capacity(1 << 20, file))?);
+        let state = State { out, count: 0, marks: 0, failed: None, processes: HashMap::new() };
+        Ok(Log { state: Mutex::new(state), clock: SystemClock::default() })
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    pub fn append(&self, state: &mut State, tid: u32, errno: i32, call: Call) {
+        let pid = match tid {
+            0 => 0,
+            tid => match state.processes.get(&tid) {
+                Some(pid) => *pid,
+                None => self.meet(state, tid),
+            },
+        };
+        self.put(state, pid, tid, errno, call);
+    }
+
+    /// A thread that called for the first time: its process gets an event, unless another of its threads was here.
+    fn meet(&self, state: &mut State, tid: u32) -> u32 {
+        let (pid, name, command) = look_at(tid);
+        if state.processes.len() >= THREADS_MAX {
+            state.processes.clear();
+        }
+        let is_known = state.processes.values().any(|p| *p == pid);
+        state.processes.insert(tid, pid);
+        if !is_known {
+            self.put(state, pid, tid, 0, Call::Process { pid, name, command });
+        }
+        pid
+    }
+
+    fn put(&self, state: &mut State, pid: u32, tid: u32, errno: i32, call: Call) {
+        let Some(out) = &mut state.out else { return };
+        let time = u64::try_from(self.clock.monotonic().as_nanos()).unwrap_or(u64::MAX);
+        let is_mark = matches!(call, Call::Mark { .. });
+        let event = Event { time, pid, tid, errno, call, stack: Vec::new() };
+        match out.append(&event) {
+            Ok(()) => {
+                state.count += 1;
+                state.marks += u64::from(is_mark);
+            }
+            // A recording with a hole would accuse the program of what it did not do: it ends here, and says so at the end.
+            Err(e) => {
+                tracing::error!("the recording cannot be written: {e}");
+                state.failed = Some(e);
+                state.out = None;
+            }
+        }
+    }
+
+    /// Ends the recording, and says whether all of it was written.
+    pub fn finish(&self) -> Result<(u64, u64), KcrError> {
+        let mut state = self.lock();
+        if let Some(e) = state.failed.take() {
+            return Err(e);
+        }
+        if let Some(out) = state.out.take() {
+            out.finish()?;
+        }
+        Ok((state.count, state.marks))
+    }
+}
+
+/// Process, name and command line of a thread; of one that is gone already, what can be said.
+fn look_at(tid: u32) -> (u32, String, String) {
+    let text = |file: &str| fs::read_to_string(format!("/proc/{tid}/{file}")).unwrap_or_default();
+    let status = text("status");
+    let field = |name: &str| {
+        status.lines().find_map(|l| l.strip_prefix(name)).map(|v| v.trim().to_owned()).unwrap_or_default()
+    };
+    let pid = field("Tgid:").parse().unwrap_or(tid);
+    let command: String = text("cmdline").replace('\0', " ").trim().chars().take(COMMAND_MAX).collect();
+    (pid, field("Name:"), command)
+}

@@ -1,0 +1,304 @@
+//! The file system that writes down what is done to it.
+
+use crate::log::{Log, State};
+
+use kedge_crash::Call;
+use kedge_crash::trace::Space;
+use kedge_fuse::{Done, Ops, caller};
+use kedgefs::{
+    Attr, DirEntry, Error, FallocateMode, FileSystem, Ino, Owner, RenameMode, Result, SeekKind, SetAttr,
+    StatFs, WriteMode, XattrMode,
+};
+use std::sync::Arc;
+
+/// Each line that is written to this file in the root directory is a mark. No directory lists it.
+pub const MARK_FILE: &str = ".kedge-mark";
+
+/// A [`FileSystem`] whose changes are recorded.
+#[derive(Clone)]
+pub struct Recording {
+    fs: FileSystem,
+    log: Arc<Log>,
+    /// Of [`MARK_FILE`].
+    mark_ino: Ino,
+}
+
+fn errno<T>(result: &Result<T>) -> i32 {
+    result.as_ref().err().map_or(0, Error::errno)
+}
+
+fn is_control(dir: Ino, name: &[u8]) -> bool {
+    dir == Ino::ROOT && name == MARK_FILE.as_bytes()
+}
+
+impl Recording {
+    pub fn new(fs: FileSystem, log: Arc<Log>, owner: Owner) -> Result<Recording> {
+        let attr = fs.create(Ino::ROOT, MARK_FILE.as_bytes(), 0o622, owner)?;
+        Ok(Recording { fs, log, mark_ino: attr.ino })
+    }
+
+    /// Does it and writes it down as one step.
+    fn change<T>(&self, run: impl FnOnce() -> Result<T>, call: impl FnOnce(&Result<T>) -> Call) -> Result<T> {
+        let mut log = self.log.lock();
+        let result = run();
+        let call = call(&result);
+        self.log.append(&mut log, caller(), errno(&result), call);
+        result
+    }
+
+    fn refuse_control(&self, dir: Ino, name: &[u8]) -> Result<()> {
+        if is_control(dir, name) { Err(Error::NotPermitted("the file for marks")) } else { Ok(()) }
+    }
+
+    fn made(
+        &self,
+        dir: Ino,
+        name: &[u8],
+        run: impl FnOnce() -> Result<Attr>,
+        target: Option<&[u8]>,
+    ) -> Result<Attr> {
+        self.refuse_control(dir, name)?;
+        self.change(run, |made| {
+            let (ino, mode, uid, gid) =
+                made.as_ref().map_or((0, 0, 0, 0), |a| (a.ino.0, a.mode, a.uid, a.gid));
+            let target = target.map(<[u8]>::to_vec);
+            Call::Create { dir: dir.0, name: name.to_vec(), ino, mode, uid, gid, target }
+        })
+    }
+
+    fn removed(&self, dir: Ino, name: &[u8], is_dir: bool, run: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.refuse_control(dir, name)?;
+        let mut log = self.log.lock();
+        let ino = self.fs.lookup(dir, name).map_or(0, |a| a.ino.0);
+        let result = run();
+        let call = Call::Remove { dir: dir.0, name: name.to_vec(), ino, is_dir };
+        self.log.append(&mut log, caller(), errno(&result), call);
+        result
+    }
+
+    fn mark(&self, data: &[u8]) {
+        let mut log = self.log.lock();
+        for line in String::from_utf8_lossy(data).lines().filter(|l| !l.trim().is_empty()) {
+            self.log.append(&mut log, caller(), 0, Call::Mark { text: line.trim().to_owned() });
+        }
+    }
+
+    fn persisted(&self, ino: Option<Ino>, datasync: bool, done: Done) -> Done {
+        let (log, tid) = (self.log.clone(), caller());
+        let since = log.lock().count;
+        Box::new(move |result| {
+            let call = match ino {
+                Some(ino) => Call::Fsync { ino: ino.0, datasync, since },
+                None => Call::Sync { since },
+            };
+            let mut state = log.lock();
+            log.append(&mut state, tid, errno(&result), call);
+            drop(state);
+            done(result);
+        })
+    }
+
+    /// The parts of a setattr that a crash can lose. Times are none.
+    fn record_setattr(&self, log: &mut State, ino: Ino, set: &SetAttr, errno: i32) {
+        if let Some(size) = set.size {
+            self.log.append(log, caller(), errno, Call::Truncate { ino: ino.0, size });
+        }
+        if set.mode.is_some() || set.uid.is_some() || set.gid.is_some() {
+            let call = Call::Attr { ino: ino.0, mode: set.mode, uid: set.uid, gid: set.gid };
+            self.log.append(log, caller(), errno, call);
+        }
+    }
+}
+
+impl Ops for Recording {
+    fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
+        if ino == self.mark_ino {
+            return self.fs.getattr(ino);
+        }
+        let mut log = self.log.lock();
+        let result = self.fs.setattr(ino, set);
+        self.record_setattr(&mut log, ino, set, errno(&result));
+        result
+    }
+
+    fn create(&self, dir: Ino, name: &[u8], mode: u32, owner: Owner) -> Result<Attr> {
+        self.made(dir, name, || self.fs.create(dir, name, mode, owner), None)
+    }
+
+    fn mkdir(&self, dir: Ino, name: &[u8], mode: u32, owner: Owner) -> Result<Attr> {
+        self.made(dir, name, || self.fs.mkdir(dir, name, mode, owner), None)
+    }
+
+    fn mknod(&self, dir: Ino, name: &[u8], mode: u32, rdev: u64, owner: Owner) -> Result<Attr> {
+        self.made(dir, name, || self.fs.mknod(dir, name, mode, rdev, owner), None)
+    }
+
+    fn symlink(&self, dir: Ino, name: &[u8], target: &[u8], owner: Owner) -> Result<Attr> {
+        self.made(dir, name, || self.fs.symlink(dir, name, target, owner), Some(target))
+    }
+
+    fn tmpfile(&self, dir: Ino, mode: u32, owner: Owner) -> Result<Attr> {
+        self.change(
+            || self.fs.tmpfile(dir, mode, owner),
+            |made| {
+                let (ino, mode) = made.as_ref().map_or((0, mode), |a| (a.ino.0, a.mode));
+                Call::Tmpfile { ino, mode, uid: owner.uid, gid: owner.gid }
+            },
+        )
+    }
+
+    fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
+        self.refuse_control(dir, name)?;
+        let call = Call::Link { ino: ino.0, dir: dir.0, name: name.to_vec() };
+        self.change(|| self.fs.link(ino, dir, name), |_| call)
+    }
+
+    fn unlink(&self, dir: Ino, name: &[u8]) -> Result<()> {
+        self.removed(dir, name, false, || self.fs.unlink(dir, name))
+    }
+
+    fn rmdir(&self, dir: Ino, name: &[u8]) -> Result<()> {
+        self.removed(dir, name, true, || self.fs.rmdir(dir, name))
+    }
+
+    fn rename(&self, dir: Ino, name: &[u8], new_dir: Ino, new_name: &[u8], mode: RenameMode) -> Result<()> {
+        self.refuse_control(dir, name)?;
+        self.refuse_control(new_dir, new_name)?;
+        let mut log = self.log.lock();
+        let ino = self.fs.lookup(dir, name).map_or(0, |a| a.ino.0);
+        let victim = self.fs.lookup(new_dir, new_name).ok().map(|a| a.ino.0);
+        let result = self.fs.rename(dir, name, new_dir, new_name, mode);
+        // Two names of one file: nothing is renamed.
+        if victim != Some(ino) || result.is_err() {
+            let call = Call::Rename {
+                dir: dir.0,
+                name: name.to_vec(),
+                new_dir: new_dir.0,
+                new_name: new_name.to_vec(),
+                ino,
+                victim,
+                exchange: mode == RenameMode::Exchange,
+            };
+            self.log.append(&mut log, caller(), errno(&result), call);
+        }
+        result
+    }
+
+    fn write_with(&self, ino: Ino, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize> {
+        if ino == self.mark_ino {
+            self.mark(data);
+            return Ok(data.len());
+        }
+        let mapped = caller() == 0;
+        self.change(
+            || self.fs.write_with(ino, offset, data, mode),
+            |written| {
+                let data = data[..written.as_ref().map_or(0, |n| (*n).min(data.len()))].to_vec();
+                Call::Write { ino: ino.0, offset, data, mapped }
+            },
+        )
+    }
+
+    fn fallocate(&self, ino: Ino, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
+        let how = match mode {
+            FallocateMode::Allocate { keep_size } => Space::Allocate { keep_size },
+            FallocateMode::PunchHole => Space::Punch,
+            FallocateMode::ZeroRange { keep_size } => Space::Zero { keep_size },
+            FallocateMode::CollapseRange => Space::Collapse,
+            FallocateMode::InsertRange => Space::Insert,
+        };
+        let call = Call::Allocate { ino: ino.0, how, offset, len };
+        self.change(|| self.fs.fallocate(ino, mode, offset, len), |_| call)
+    }
+
+    fn fsync_async(&self, ino: Ino, datasync: bool, done: Done) {
+        if ino == self.mark_ino {
+            return done(Ok(()));
+        }
+        let done = self.persisted(Some(ino), datasync, done);
+        self.fs.fsync_async(ino, datasync, done);
+    }
+
+    fn sync(&self) -> Result<()> {
+        let since = self.log.lock().count;
+        let result = self.fs.sync();
+        let mut log = self.log.lock();
+        self.log.append(&mut log, caller(), errno(&result), Call::Sync { since });
+        result
+    }
+
+    fn sync_async(&self, done: Done) {
+        let done = self.persisted(None, false, done);
+        self.fs.sync_async(done);
+    }
+
+    fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
+        let call = Call::Xattr { ino: ino.0, name: name.to_vec(), value: Some(value.to_vec()) };
+        self.change(|| self.fs.setxattr(ino, name, value, mode), |_| call)
+    }
+
+    fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
+        let call = Call::Xattr { ino: ino.0, name: name.to_vec(), value: None };
+        self.change(|| self.fs.removexattr(ino, name), |_| call)
+    }
+
+    fn readdir(&self, dir: Ino, cookie: u64, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
+        self.fs.readdir(dir, cookie, &mut |entry| is_control(dir, entry.name) || visit(entry))
+    }
+
+    fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
+        self.fs.lookup(dir, name)
+    }
+
+    fn getattr(&self, ino: Ino) -> Result<Attr> {
+        self.fs.getattr(ino)
+    }
+
+    fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
+        self.fs.readlink(ino)
+    }
+
+    fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        self.fs.read(ino, offset, buf)
+    }
+
+    fn seek(&self, ino: Ino, offset: u64, kind: SeekKind) -> Result<u64> {
+        self.fs.seek(ino, offset, kind)
+    }
+
+    fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        self.fs.getxattr(ino, name)
+    }
+
+    fn listxattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
+        self.fs.listxattr(ino)
+    }
+
+    fn pin(&self, ino: Ino) -> Result<()> {
+        self.fs.pin(ino)
+    }
+
+    fn unpin(&self, ino: Ino, count: u64) {
+        self.fs.unpin(ino, count);
+    }
+
+    fn statfs(&self) -> StatFs {
+        self.fs.statfs()
+    }
+
+    fn shutdown(&self, flush: bool) -> Result<()> {
+        self.fs.shutdown(flush)
+    }
+
+    fn stats_json(&self) -> String {
+        self.fs.stats_json()
+    }
+
+    fn info_json(&self) -> String {
+        self.fs.info_json()
+    }
+
+    fn set_options(&self, list: &str) -> Result<()> {
+        self.fs.set_options(list)
+    }
+}

@@ -1,0 +1,297 @@
+//! One recording: mount, fill, run the command, unmount.
+
+use crate::log::Log;
+use crate::recording::{MARK_FILE, Recording};
+use kedge_base::{Clock, SystemClock, spawn_named};
+use kedge_crash::Call;
+use kedge_crash::kcr::KcrError;
+use kedge_device::MemDevice;
+use kedge_fuse::{FuseOptions, MountError, MountPoint};
+use kedgefs::{FileSystem, FormatOptions, MountOptions, Owner};
+
+use regex::Regex;
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, IsTerminal, Write};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+const POLL: Duration = Duration::from_millis(5);
+/// How long processes that the command left may go on using the mount.
+const LEFTOVERS_WAIT: Duration = Duration::from_secs(3);
+const MOUNT_WAIT: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Bytes of the image, which is in memory.
+    pub size: u64,
+    /// What the directory holds when the command starts.
+    pub from: Option<PathBuf>,
+    /// The command starts in the directory.
+    pub cd: bool,
+    /// Lines of the command's standard output that match are marks.
+    pub ack: Option<Regex>,
+    pub timeout: Option<Duration>,
+    pub out: PathBuf,
+    pub command: Vec<OsString>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    #[error("the image in memory: {0}")]
+    Image(#[from] kedgefs::Error),
+    #[error(transparent)]
+    Mount(#[from] MountError),
+    #[error("{what}: {error}")]
+    Io { what: String, error: io::Error },
+    #[error("the recording {}: {error}", path.display())]
+    Recording { path: PathBuf, error: KcrError },
+    #[error("{} cannot be started: {error}", command.display())]
+    Start { command: PathBuf, error: io::Error },
+    #[error("{} could not be copied into the mount: {output}", from.display())]
+    Fill { from: PathBuf, output: String },
+}
+
+fn io_error(what: impl Into<String>) -> impl FnOnce(io::Error) -> RecordError {
+    move |error| RecordError::Io { what: what.into(), error }
+}
+
+/// What was recorded.
+#[derive(Debug, Clone)]
+pub struct Recorded {
+    /// Calls since the command started, notes among them.
+    pub events: u64,
+    pub marks: u64,
+    /// Exit code of the command; by a signal: 128 and its number.
+    pub code: i32,
+    pub timed_out: bool,
+    /// Processes that still used the mount when the command had ended.
+    pub leftovers: Vec<String>,
+}
+
+/// Runs the command on a mount of its own and records it. `started` hears the number of its process, to pass signals on.
+pub fn record(options: &Options, started: &dyn Fn(u32)) -> Result<Recorded, RecordError> {
+    let recording = |error| RecordError::Recording { path: options.out.clone(), error };
+    let file = File::create(&options.out).map_err(|e| recording(e.into()))?;
+    let log = Arc::new(Log::new(file).map_err(recording)?);
+    let temp = tempfile::Builder::new()
+        .prefix("kedge-record-")
+        .tempdir()
+        .map_err(io_error("a temporary directory"))?;
+    let mount = Mount::new(temp.path(), options, log.clone())?;
+    let run = run_on(&mount, options, &log, started);
+    let leftovers = mount.end();
+    let (code, timed_out, before) = run?;
+    let leftovers = leftovers?;
+    let (events, marks) = log.finish().map_err(recording)?;
+    Ok(Recorded { events: events - before, marks, code, timed_out, leftovers })
+}
+
+fn run_on(
+    mount: &Mount,
+    options: &Options,
+    log: &Arc<Log>,
+    started: &dyn Fn(u32),
+) -> Result<(i32, bool, u64), RecordError> {
+    if let Some(from) = &options.from {
+        fill(from, &mount.point.dir)?;
+    }
+    let before = {
+        let mut state = log.lock();
+        log.append(&mut state, 0, 0, Call::Baseline);
+        state.count
+    };
+    let (status, timed_out) = run_command(&mount.point.dir, options, log, started)?;
+    let code = status.code().or(status.signal().map(|s| 128 + s)).unwrap_or(-1);
+    let mut state = log.lock();
+    log.append(&mut state, 0, 0, Call::End { code });
+    Ok((code, timed_out, before))
+}
+
+/// The image, mounted and served.
+struct Mount {
+    point: MountPoint,
+    served: std::thread::JoinHandle<io::Result<kedgefs::Result<()>>>,
+}
+
+impl Mount {
+    fn new(temp: &Path, options: &Options, log: Arc<Log>) -> Result<Mount, RecordError> {
+        let owner =
+            Owner { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };
+        let device = Arc::new(MemDevice::new(options.size));
+        let clock = Arc::new(SystemClock::default());
+        FileSystem::format(
+            device.clone(),
+            clock.clone(),
+            &FormatOptions { owner, ..FormatOptions::default() },
+        )?;
+        let fs = FileSystem::open(device, clock, MountOptions::default())?;
+        let (image, dir) = (temp.join("image"), temp.join("dir"));
+        // What a loop device can be attached to: the mount's name, not its content.
+        File::create(&image).and_then(|f| f.set_len(1 << 20)).map_err(io_error("a temporary file"))?;
+        std::fs::create_dir(&dir).map_err(io_error("a temporary directory"))?;
+        let fuse = FuseOptions { writeback_cache: false, ..FuseOptions::default() };
+        let recording = Recording::new(fs.clone(), log, owner)?;
+        let session = kedge_fuse::mount(&image, &dir, &fuse)?;
+        let point = session.mount_point().clone();
+        let served =
+            spawn_named("kedge-record", move || session.run_and_close(recording, move || fs.close()))
+                .map_err(io_error("a thread"))?;
+        let mount = Mount { point, served };
+        mount.wait_until_served()?;
+        Ok(mount)
+    }
+
+    fn wait_until_served(&self) -> Result<(), RecordError> {
+        let clock = SystemClock::default();
+        while let Err(e) = std::fs::metadata(self.point.dir.join(MARK_FILE)) {
+            if clock.monotonic() > MOUNT_WAIT {
+                return Err(io_error("the mount does not answer")(e));
+            }
+            std::thread::sleep(POLL);
+        }
+        Ok(())
+    }
+
+    /// Unmounts. Who still uses it is given some time and then left behind, by name.
+    fn end(self) -> Result<Vec<String>, RecordError> {
+        let clock = SystemClock::default();
+        let mut leftovers = Vec::new();
+        loop {
+            match self.point.request_unmount() {
+                Ok(()) => break,
+                Err(MountError::Busy(_)) if clock.monotonic() < LEFTOVERS_WAIT => std::thread::sleep(POLL),
+                Err(MountError::Busy(_)) => {
+                    leftovers = users_of(&self.point.dir);
+                    kedge_fuse::unmount(&self.point.dir, true)?;
+                    // The mount lives as long as they do: nobody waits for them.
+                    return Ok(leftovers);
+                }
+                Err(e) => return Err(e.into()),
+            }
+        }
+        match self.served.join() {
+            Ok(Ok(Ok(()))) => Ok(leftovers),
+            Ok(Ok(Err(e))) => Err(e.into()),
+            Ok(Err(e)) => Err(io_error("serving the mount")(e)),
+            Err(_) => Err(io_error("serving the mount")(io::Error::other("a thread panicked"))),
+        }
+    }
+}
+
+/// Processes with a file or their working directory on the mount.
+fn users_of(dir: &Path) -> Vec<String> {
+    let mut users = Vec::new();
+    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Ok(pid) = entry.file_name().to_string_lossy().parse::<u32>() else { continue };
+        let is_below = |link: PathBuf| std::fs::read_link(link).is_ok_and(|to| to.starts_with(dir));
+        let fds = std::fs::read_dir(entry.path().join("fd")).into_iter().flatten().flatten();
+        if is_below(entry.path().join("cwd")) || fds.map(|fd| fd.path()).any(is_below) {
+            let name = std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+            users.push(format!("{pid} {}", name.trim()));
+        }
+    }
+    users
+}
+
+fn fill(from: &Path, dir: &Path) -> Result<(), RecordError> {
+    let output = Command::new("cp")
+        .arg("-a")
+        .arg("--")
+        .arg(from.join("."))
+        .arg(dir)
+        .output()
+        .map_err(io_error("cp"))?;
+    match output.status.success() {
+        true => Ok(()),
+        false => {
+            let output = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            Err(RecordError::Fill { from: from.to_owned(), output })
+        }
+    }
+}
+
+fn run_command(
+    dir: &Path,
+    options: &Options,
+    log: &Arc<Log>,
+    started: &dyn Fn(u32),
+) -> Result<(ExitStatus, bool), RecordError> {
+    let (program, args) = options.command.split_first().expect("the command line asks for one word at least");
+    let mut command = Command::new(program);
+    command.args(args).env("KEDGE_DIR", dir).env("KEDGE_MARK", dir.join(MARK_FILE));
+    if options.cd {
+        command.current_dir(dir);
+    }
+    if options.ack.is_some() {
+        command.stdout(Stdio::piped());
+    }
+    // At a terminal it must stay in the foreground; elsewhere it can be ended with all that it started.
+    let own_group = !io::stdin().is_terminal();
+    if own_group {
+        command.process_group(0);
+    }
+    let mut child = command.spawn().map_err(|error| RecordError::Start { command: program.into(), error })?;
+    started(child.id());
+    let reader = match (child.stdout.take(), options.ack.clone()) {
+        (Some(out), Some(ack)) => {
+            let log = log.clone();
+            Some(spawn_named("kedge-ack", move || forward(out, &ack, &log)).map_err(io_error("a thread"))?)
+        }
+        _ => None,
+    };
+    let ended = wait(&mut child, options.timeout, own_group).map_err(io_error("the command"))?;
+    if let Some(reader) = reader {
+        // A process that was left behind may hold the pipe: it is not waited for.
+        let clock = SystemClock::default();
+        while !reader.is_finished() && clock.monotonic() < LEFTOVERS_WAIT {
+            std::thread::sleep(POLL);
+        }
+    }
+    Ok(ended)
+}
+
+/// Passes the lines on, and notes those that match. A line is noted after it is written, so a mark is late rather than early: no
+/// promise is taken for given before it was.
+fn forward(out: impl io::Read, ack: &Regex, log: &Log) {
+    let mut lines = BufReader::new(out);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        match lines.read_until(b'\n', &mut line) {
+            Ok(0) => return,
+            Ok(_) => {}
+            Err(e) => return tracing::error!("the command's output: {e}"),
+        }
+        let text = String::from_utf8_lossy(&line);
+        if ack.is_match(text.trim_end()) {
+            let mut state = log.lock();
+            log.append(&mut state, 0, 0, Call::Mark { text: text.trim_end().to_owned() });
+        }
+        if let Err(e) = io::stdout().write_all(&line) {
+            tracing::warn!("standard output: {e}");
+        }
+    }
+}
+
+fn wait(child: &mut Child, timeout: Option<Duration>, own_group: bool) -> io::Result<(ExitStatus, bool)> {
+    let clock = SystemClock::default();
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok((status, false));
+        }
+        if timeout.is_some_and(|t| clock.monotonic() >= t) {
+            let group =
+                i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw).filter(|_| own_group);
+            match group {
+                Some(group) => rustix::process::kill_process_group(group, rustix::process::Signal::KILL)?,
+                None => child.kill()?,
+            }
+            return Ok((child.wait()?, true));
+        }
+        std::thread::sleep(POLL);
+    }
+}

@@ -1,0 +1,149 @@
+//! A whole run: search, shrink, explain.
+
+use crate::describe::Paths;
+use crate::disk::Disk;
+use crate::explain::{Explainer, Explanation, with_calls};
+use crate::history::History;
+use crate::model::Model;
+use crate::recipe::{Pick, Recipe};
+use crate::run::{Budget, Case, Checker, Ended, Hear, Outcome, Search, Verdict};
+use crate::shrink::Shrinker;
+use crate::trace::Trace;
+
+/// Causes told in words; failing states beyond them are counted.
+const CAUSES_MAX: usize = 8;
+/// Failing states that are shrunk to find them.
+const SHRUNK_MAX: usize = 24;
+/// States tried with all missing calls put in.
+const MENDED_STATES: u64 = 1000;
+
+/// What a run has to say.
+#[derive(Clone, Debug)]
+pub struct Report {
+    pub model: Model,
+    pub seed: u64,
+    pub outcome: Outcome,
+    /// One for each cause.
+    pub failures: Vec<Explanation>,
+    /// The checker fails on the complete state: it is not a crash that it finds.
+    pub fails_uncrashed: Option<String>,
+    /// Failing states that were not looked into.
+    pub unexplained: u64,
+    /// States tried with all missing calls put in together, and how many of them failed.
+    pub mended: Option<(u64, u64)>,
+}
+
+impl Report {
+    pub fn failed(&self) -> bool {
+        self.outcome.failing > 0
+    }
+}
+
+/// A run over a recording under a model.
+pub struct Campaign<'a> {
+    pub trace: &'a Trace,
+    pub model: Model,
+    pub checker: &'a dyn Checker,
+    pub budget: Budget,
+    pub hear: Option<Hear<'a>>,
+}
+
+impl Campaign<'_> {
+    pub fn run(&self) -> Report {
+        let history = History::new(self.trace, self.model);
+        let outcome = Search {
+            trace: self.trace,
+            history: &history,
+            checker: self.checker,
+            budget: self.budget.clone(),
+            hear: self.hear,
+        }
+        .run();
+        let whole = Recipe::new(*history.points().end(), Pick::All);
+        let fails_uncrashed = outcome.failures.iter().find(|f| f.recipe == whole).map(|f| f.message.clone());
+        let mut report = Report {
+            model: self.model,
+            seed: self.budget.seed,
+            outcome,
+            failures: Vec::new(),
+            fails_uncrashed,
+            unexplained: 0,
+            mended: None,
+        };
+        // A checker that cannot run would call every state failing while it shrinks; one that fails without a crash, too.
+        if report.outcome.ended != Ended::Broken && report.fails_uncrashed.is_none() {
+            self.explain(&history, &mut report);
+            report.mended = self.mend(&report);
+        }
+        report
+    }
+
+    /// The search again, with every call that was found missing.
+    fn mend(&self, report: &Report) -> Option<(u64, u64)> {
+        let fixes = report.failures.iter().flat_map(|f| &f.fixes);
+        let places: Vec<_> = fixes.flat_map(|f| f.places.iter().copied()).collect();
+        if places.is_empty() {
+            return None;
+        }
+        let trace = with_calls(self.trace, &places);
+        let history = History::new(&trace, self.model);
+        let budget =
+            Budget { states: Some(MENDED_STATES), failures: None, time: None, ..self.budget.clone() };
+        let checker = self.checker;
+        let outcome = Search { trace: &trace, history: &history, checker, budget, hear: None }.run();
+        (outcome.broken.is_none()).then_some((outcome.states, outcome.failing))
+    }
+
+    fn explain(&self, history: &History, report: &mut Report) {
+        let paths = Paths::of(self.trace);
+        let shrinker = Shrinker::new(self.trace, history, self.checker);
+        let explainer = Explainer {
+            trace: self.trace,
+            paths: &paths,
+            history,
+            checker: self.checker,
+            jobs: self.budget.jobs,
+        };
+        let mut known: Vec<Vec<u32>> = Vec::new();
+        let mut shrunk_count = 0;
+        for failure in &report.outcome.failures {
+            let lost = history.lost(&failure.recipe);
+            let is_known = known
+                .iter()
+                .any(|roots| !roots.is_empty() && roots.iter().all(|n| lost.binary_search(n).is_ok()));
+            if is_known {
+                continue;
+            }
+            if shrunk_count == SHRUNK_MAX || report.failures.len() == CAUSES_MAX {
+                report.unexplained += 1;
+                continue;
+            }
+            shrunk_count += 1;
+            let shrunk = shrinker.shrink(&failure.recipe, &failure.message);
+            let is_new = !known.contains(&shrunk.roots);
+            known.push(shrunk.roots.clone());
+            if !is_new {
+                continue;
+            }
+            let explanation = explainer.explain(&shrunk);
+            if !report.failures.iter().any(|e| e.cause == explanation.cause) {
+                report.failures.push(explanation);
+            }
+        }
+        report.unexplained += report.outcome.failing - report.outcome.failures.len() as u64;
+    }
+}
+
+/// Explores a recording in this process: the judge gets each crash state as a [`Disk`], to recover on, and what the user had been
+/// told. The systematic states and 10,000 states at most, always the same ones.
+pub fn explore_in_memory(
+    trace: &Trace,
+    model: Model,
+    judge: impl Fn(&Disk, &[&str]) -> Result<(), String> + Sync,
+) -> Report {
+    let checker = |case: &Case<'_>| match judge(&Disk::after(case.state.clone()), case.told) {
+        Ok(()) => Verdict::Good,
+        Err(why) => Verdict::Bad(why),
+    };
+    Campaign { trace, model, checker: &checker, budget: Budget::default(), hear: None }.run()
+}

@@ -1,0 +1,266 @@
+//! A program as the judge: the state becomes a directory, a command runs in it, and its exit code is the verdict.
+//!
+//! Each state is made anew. What a checker did to the one before cannot be seen from time stamps: a shared mapping on tmpfs leaves
+//! none. The directory is on tmpfs if there is one, so making it costs a copy in memory.
+//!
+//! The command runs in a process group of its own, with a limit of memory and of time; when it has ended or its time is
+//! over, the whole group is killed. What it wrote to standard output and error is kept to its last part.
+
+use crate::run::{Case, Checker, Verdict};
+use crate::state::{Body, Node, State};
+use kedge_base::{Clock, SystemClock};
+use rustix::process::{Pid, Signal, kill_process_group};
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Of what a checker prints.
+const OUTPUT_KEPT: u64 = 4096;
+/// An environment variable longer than this does not fit.
+const TOLD_BYTES_MAX: usize = 64 << 10;
+const POLL_MAX: Duration = Duration::from_millis(5);
+
+/// A shell command that judges states.
+pub struct CommandChecker {
+    pub command: String,
+    pub timeout: Duration,
+    /// Bytes of address space; `None`: no limit.
+    pub memory: Option<u64>,
+    work: tempfile::TempDir,
+}
+
+impl CommandChecker {
+    /// States are made below `dir`, or where memory is if that is `None`.
+    pub fn new(
+        command: &str,
+        timeout: Duration,
+        memory: Option<u64>,
+        dir: Option<&Path>,
+    ) -> io::Result<CommandChecker> {
+        let shm = Path::new("/dev/shm");
+        let place = match dir {
+            Some(dir) => dir.to_owned(),
+            None if rustix::fs::access(shm, rustix::fs::Access::WRITE_OK).is_ok() => shm.to_owned(),
+            None => std::env::temp_dir(),
+        };
+        let work = tempfile::Builder::new().prefix("kedge-crash-").tempdir_in(place)?;
+        Ok(CommandChecker { command: command.to_owned(), timeout, memory, work })
+    }
+
+    fn judge(&self, case: &Case<'_>) -> io::Result<Verdict> {
+        let root = self.work.path().join(format!("job{}", case.job));
+        clear(&root)?;
+        let dir = root.join("state");
+        fs::create_dir_all(&dir)?;
+        materialise(case.state, &dir)?;
+        let told = case.told.join("\n");
+        let told_file = root.join("acked");
+        fs::write(&told_file, format!("{told}\n"))?;
+        let output =
+            File::options().create(true).truncate(true).read(true).write(true).open(root.join("output"))?;
+        let mut command = Command::new("/bin/sh");
+        command
+            .arg("-c")
+            .arg(format!("{}eval \"$KEDGE_CHECK\"", self.limits()))
+            .current_dir(&dir)
+            .env("KEDGE_CHECK", &self.command)
+            .env("KEDGE_STATE", case.recipe.to_string())
+            .env("KEDGE_DIR", &dir)
+            .env("KEDGE_ACKED_FILE", &told_file)
+            .env("KEDGE_ACKED_COUNT", case.told.len().to_string())
+            .stdin(Stdio::null())
+            .stdout(output.try_clone()?)
+            .stderr(output.try_clone()?)
+            .process_group(0);
+        match told.len() <= TOLD_BYTES_MAX && !told.contains('\0') {
+            true => command.env("KEDGE_ACKED", &told),
+            false => command.env_remove("KEDGE_ACKED"),
+        };
+        let (status, timed_out) = self.wait(&mut command)?;
+        Ok(self.verdict(status, timed_out, &tail(output)?))
+    }
+
+    fn limits(&self) -> String {
+        match self.memory {
+            Some(bytes) => format!("ulimit -c 0; ulimit -v {} || exit 125; ", bytes / 1024),
+            None => "ulimit -c 0; ".to_owned(),
+        }
+    }
+
+    fn wait(&self, command: &mut Command) -> io::Result<(ExitStatus, bool)> {
+        let clock = SystemClock::default();
+        let mut child = command.spawn()?;
+        let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        let mut pause = Duration::from_micros(200);
+        let mut timed_out = false;
+        let status = loop {
+            if let Some(status) = child.try_wait()? {
+                break status;
+            }
+            if clock.monotonic() >= self.timeout {
+                timed_out = true;
+                kill(group);
+                break child.wait()?;
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(POLL_MAX);
+        };
+        // What it left behind must not write into the next state.
+        kill(group);
+        Ok((status, timed_out))
+    }
+
+    fn verdict(&self, status: ExitStatus, timed_out: bool, output: &str) -> Verdict {
+        if timed_out {
+            return Verdict::Bad(format!("the checker did not end within {:?}; {output}", self.timeout));
+        }
+        match (status.code(), status.signal()) {
+            (Some(0), _) => Verdict::Good,
+            // The shell's way to say that there is no such command, or that it must not be run.
+            (Some(code @ (126 | 127)), _) => {
+                Verdict::Broken(format!("the checker cannot be run (exit code {code}): {output}"))
+            }
+            (Some(125), _) if self.memory.is_some() && output.contains("ulimit") => {
+                Verdict::Broken(format!("the memory limit cannot be set: {output}"))
+            }
+            (Some(code), _) => Verdict::Bad(with_output(&format!("exit code {code}"), output)),
+            (None, signal) => Verdict::Bad(with_output(
+                &format!("the checker died of signal {}", signal.unwrap_or(0)),
+                output,
+            )),
+        }
+    }
+}
+
+fn with_output(what: &str, output: &str) -> String {
+    if output.is_empty() { what.to_owned() } else { format!("{what}: {output}") }
+}
+
+fn kill(group: Option<Pid>) {
+    if let Some(group) = group {
+        // ESRCH: nobody is left, which is what is wanted.
+        if let Err(e) = kill_process_group(group, Signal::KILL)
+            && e != rustix::io::Errno::SRCH
+        {
+            tracing::warn!("processes of a checker cannot be killed: {e}");
+        }
+    }
+}
+
+impl Checker for CommandChecker {
+    fn check(&self, case: &Case<'_>) -> Verdict {
+        match self.judge(case) {
+            Ok(verdict) => verdict,
+            Err(e) => Verdict::Broken(format!("state {} cannot be made or checked: {e}", case.recipe)),
+        }
+    }
+}
+
+fn tail(mut output: File) -> io::Result<String> {
+    let len = output.metadata()?.len();
+    output.seek(SeekFrom::Start(len.saturating_sub(OUTPUT_KEPT)))?;
+    let mut bytes = Vec::new();
+    output.take(OUTPUT_KEPT).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
+}
+
+/// Removes a directory that a checker may have left without permissions.
+fn clear(root: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(root) {
+        Ok(()) => Ok(()),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+            open_up(root)?;
+            fs::remove_dir_all(root)
+        }
+        Err(e) => Err(e),
+    }
+}
+
+fn open_up(dir: &Path) -> io::Result<()> {
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o700))?;
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            open_up(&entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// Makes the tree in an empty directory. Owners are set by root alone; pipes, sockets and devices are left out.
+pub fn materialise(state: &State, dir: &Path) -> io::Result<()> {
+    let mut made: HashMap<u64, PathBuf> = HashMap::new();
+    let mut modes: Vec<(PathBuf, u32)> = Vec::new();
+    let mut result = Ok(());
+    state.walk(&mut |path, ino, node| {
+        if result.is_ok() {
+            let place = dir.join(OsStr::from_bytes(path));
+            result = make(&place, path.is_empty(), ino, node, &mut made, &mut modes);
+        }
+    });
+    result?;
+    // Inner directories first: the outer one may take away the way to them.
+    for (place, mode) in modes.into_iter().rev() {
+        fs::set_permissions(place, fs::Permissions::from_mode(mode))?;
+    }
+    Ok(())
+}
+
+fn make(
+    place: &Path,
+    is_root: bool,
+    ino: u64,
+    node: &Arc<Node>,
+    made: &mut HashMap<u64, PathBuf>,
+    modes: &mut Vec<(PathBuf, u32)>,
+) -> io::Result<()> {
+    if let (Some(first), false) = (made.get(&ino), matches!(node.body, Body::Dir(_))) {
+        return fs::hard_link(first, place);
+    }
+    match &node.body {
+        Body::Special => return Ok(()),
+        Body::Symlink(target) => std::os::unix::fs::symlink(OsStr::from_bytes(target), place)?,
+        Body::Dir(_) => {
+            if !is_root {
+                fs::create_dir(place)?;
+            }
+            modes.push((place.to_owned(), (node.meta.mode & 0o7777) | 0o700));
+        }
+        Body::File(file) => {
+            let out = File::options().write(true).create_new(true).open(place)?;
+            for (at, bytes) in file.pieces() {
+                out.write_all_at(bytes, at)?;
+            }
+            out.set_len(file.size)?;
+            let mode = node.meta.mode & 0o7777;
+            if mode != 0o644 {
+                out.set_permissions(fs::Permissions::from_mode(mode))?;
+            }
+        }
+    }
+    made.insert(ino, place.to_owned());
+    for (name, value) in node.xattrs.iter().filter(|(name, _)| name.starts_with(b"user.")) {
+        match rustix::fs::lsetxattr(place, OsStr::from_bytes(name), value, rustix::fs::XattrFlags::empty()) {
+            // Not every tmpfs has them.
+            Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    if rustix::process::geteuid().is_root() && !is_root && (node.meta.uid, node.meta.gid) != (0, 0) {
+        std::os::unix::fs::lchown(place, Some(node.meta.uid), Some(node.meta.gid))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "check_tests.rs"]
+mod tests;

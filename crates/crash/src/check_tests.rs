@@ -1,0 +1,81 @@
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+use crate::disk::Disk;
+use crate::recipe::{Pick, Recipe};
+
+fn checker(command: &str) -> CommandChecker {
+    CommandChecker::new(command, Duration::from_secs(60), None, None).unwrap()
+}
+
+fn disk() -> Disk {
+    let disk = Disk::new();
+    disk.create_dir("dir").unwrap();
+    disk.create("dir/file").unwrap().write_at(3, b"text").unwrap();
+    disk.hard_link("dir/file", "other").unwrap();
+    disk
+}
+
+fn judge(checker: &CommandChecker, told: &[&str]) -> Verdict {
+    let recipe = Recipe::new(7, Pick::Durable);
+    checker.check(&Case { recipe: &recipe, state: &disk().state(), told, job: 0 })
+}
+
+#[test]
+fn the_command_sees_the_state_and_what_was_told() {
+    let all = "test \"$(tr '\\0' . < dir/file)\" = ...text && test dir/file -ef other && test $(ls | wc -l) = 2 \
+               && test \"$KEDGE_STATE\" = 7.durable && test \"$KEDGE_DIR\" = \"$(pwd -P)\" && test $KEDGE_ACKED_COUNT = 2 \
+               && test \"$KEDGE_ACKED\" = \"$(printf 'a\\nb c')\" && test \"$(cat $KEDGE_ACKED_FILE)\" = \"$KEDGE_ACKED\"";
+    assert_eq!(judge(&checker(all), &["a", "b c"]), Verdict::Good);
+}
+
+#[test]
+fn exit_codes_signals_and_output() {
+    let Verdict::Bad(why) = judge(&checker("echo out; echo err >&2; exit 9"), &[]) else { panic!("bad") };
+    assert_eq!(why, "exit code 9: out\nerr");
+    let Verdict::Bad(why) = judge(&checker("kill -9 $$"), &[]) else { panic!("bad") };
+    assert!(why.contains("signal 9"), "{why}");
+    let Verdict::Broken(why) = judge(&checker("no-such-command-anywhere"), &[]) else { panic!("broken") };
+    assert!(why.contains("127"), "{why}");
+}
+
+#[test]
+fn a_checker_that_never_ends_is_killed_with_all_it_started() {
+    let mut checker = checker("sleep 1000 & sleep 1000");
+    checker.timeout = Duration::from_millis(300);
+    let Verdict::Bad(why) = judge(&checker, &[]) else { panic!("bad") };
+    assert!(why.contains("did not end within 300ms"), "{why}");
+}
+
+#[test]
+fn a_checker_that_eats_memory_fails() {
+    let mut checker = checker("x=$(head -c 300000000 /dev/zero | tr '\\0' x); test -n \"$x\"");
+    assert_eq!(judge(&checker, &[]), Verdict::Good);
+    checker.memory = Some(100 << 20);
+    assert!(matches!(judge(&checker, &[]), Verdict::Bad(_)));
+}
+
+#[test]
+fn what_a_checker_does_to_a_state_is_not_seen_by_the_next() {
+    let checker = checker(
+        "test ! -e mine && test $(wc -c < other) = 7 && echo x >> other && touch mine && mkdir deep && chmod 0 deep",
+    );
+    for _ in 0..3 {
+        assert_eq!(judge(&checker, &[]), Verdict::Good);
+    }
+}
+
+#[test]
+fn a_place_without_room_is_no_verdict() {
+    let checker = CommandChecker::new("true", Duration::from_secs(60), None, None).unwrap();
+    let huge = Disk::new();
+    huge.create("f").unwrap().set_len(1 << 62).unwrap();
+    let recipe = Recipe::new(1, Pick::All);
+    let verdict = checker.check(&Case { recipe: &recipe, state: &huge.state(), told: &[], job: 0 });
+    assert!(matches!(verdict, Verdict::Good | Verdict::Broken(_)), "{verdict:?}");
+    fs::remove_dir_all(checker.work.path()).unwrap();
+    fs::write(checker.work.path(), "a file in the way").unwrap();
+    assert!(matches!(judge(&checker, &[]), Verdict::Broken(_)));
+    fs::remove_file(checker.work.path()).unwrap();
+    fs::create_dir(checker.work.path()).unwrap();
+}

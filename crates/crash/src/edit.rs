@@ -1,0 +1,160 @@
+//! The smallest changes that a crash can keep or lose one by one.
+
+use crate::state::{Name, Page};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Type, permissions and owner of an inode. Time stamps are not part of a crash state: no model promises them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Meta {
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+}
+
+impl Meta {
+    pub const KINDS: u32 = 0o170000;
+    pub const FILE: u32 = 0o100000;
+    pub const DIR: u32 = 0o040000;
+    pub const LINK: u32 = 0o120000;
+
+    /// The type bits; none stand for a regular file, as in mknod(2).
+    pub fn kind(&self) -> u32 {
+        match self.mode & Meta::KINDS {
+            0 => Meta::FILE,
+            kind => kind,
+        }
+    }
+}
+
+/// Bytes of one write call, shared by the edits it is split into.
+#[derive(Clone, Debug)]
+pub struct Slice {
+    pub of: Arc<[u8]>,
+    pub range: Range<u32>,
+}
+
+impl Slice {
+    pub fn as_slice(&self) -> &[u8] {
+        &self.of[self.range.start as usize..self.range.end as usize]
+    }
+}
+
+#[derive(Clone, Debug)]
+pub enum Edit {
+    /// A new inode. Nobody sees it until a name is added.
+    Inode {
+        ino: u64,
+        meta: Meta,
+        target: Option<Arc<[u8]>>,
+    },
+    Add {
+        dir: u64,
+        name: Name,
+        ino: u64,
+    },
+    Remove {
+        dir: u64,
+        name: Name,
+        ino: u64,
+    },
+    /// One edit: every model holds rename to be atomic.
+    Rename {
+        dir: u64,
+        name: Name,
+        new_dir: u64,
+        new_name: Name,
+        ino: u64,
+        victim: Option<u64>,
+        exchange: bool,
+    },
+    /// Bytes inside one page. `whole`: they are all of it.
+    Data {
+        ino: u64,
+        page: u64,
+        at: u16,
+        bytes: Slice,
+        whole: Option<Arc<Page>>,
+    },
+    /// A write made the file this long.
+    Grow {
+        ino: u64,
+        size: u64,
+    },
+    /// truncate(2), to shorter or longer.
+    Truncate {
+        ino: u64,
+        size: u64,
+    },
+    Zero {
+        ino: u64,
+        from: u64,
+        to: u64,
+    },
+    /// fallocate's collapse and insert: what lies from `from` on starts at `to`.
+    Shift {
+        ino: u64,
+        from: u64,
+        to: u64,
+        size: u64,
+    },
+    Attr {
+        ino: u64,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+    },
+    Xattr {
+        ino: u64,
+        name: Name,
+        value: Option<Arc<[u8]>>,
+    },
+    /// The time stamps that a write leaves. Nothing sees it; it has a place in the order of metadata.
+    Touch {
+        ino: u64,
+    },
+}
+
+impl Edit {
+    /// The inode whose own state it changes (not a directory's entries).
+    pub fn own(&self) -> Option<u64> {
+        match self {
+            Edit::Inode { ino, .. }
+            | Edit::Data { ino, .. }
+            | Edit::Grow { ino, .. }
+            | Edit::Truncate { ino, .. }
+            | Edit::Zero { ino, .. }
+            | Edit::Shift { ino, .. }
+            | Edit::Attr { ino, .. }
+            | Edit::Xattr { ino, .. }
+            | Edit::Touch { ino } => Some(*ino),
+            Edit::Add { .. } | Edit::Remove { .. } | Edit::Rename { .. } => None,
+        }
+    }
+
+    /// The inodes that gain or lose a name by it.
+    pub fn named(&self) -> [Option<u64>; 2] {
+        match self {
+            Edit::Add { ino, .. } | Edit::Remove { ino, .. } => [Some(*ino), None],
+            Edit::Rename { ino, victim, .. } => [Some(*ino), *victim],
+            _ => [None, None],
+        }
+    }
+
+    /// The directories whose entries it changes.
+    pub fn dirs(&self) -> [Option<u64>; 2] {
+        match self {
+            Edit::Add { dir, .. } | Edit::Remove { dir, .. } => [Some(*dir), None],
+            Edit::Rename { dir, new_dir, .. } => [Some(*dir), Some(*new_dir)],
+            _ => [None, None],
+        }
+    }
+
+    pub fn is_name(&self) -> bool {
+        self.dirs()[0].is_some()
+    }
+
+    pub fn is_data(&self) -> bool {
+        matches!(self, Edit::Data { .. })
+    }
+}

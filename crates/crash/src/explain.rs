@@ -1,0 +1,405 @@
+//! Says what a failing state means: which calls were lost, and which persistence call at which place prevents it.
+//!
+//! A persistence call helps if, with it in the recording, the state is no longer legal. Candidates are fsyncs of the files
+//! and directories whose edits were lost, put before the first later call that survived or before the promise that was
+//! broken. The first that makes the state illegal is then put into the recording and the search is run again: only
+//! what that search found is reported.
+
+use crate::describe::{Paths, count};
+use crate::edit::Edit;
+use crate::history::History;
+use crate::recipe::{Pick, Recipe};
+use crate::run::{Budget, Checker, Search};
+use crate::shrink::Shrunk;
+use crate::trace::{Call, Event, Trace};
+use serde::Serialize;
+
+/// States tried with the missing call put in.
+const VERIFY_STATES: u64 = 400;
+/// Places of one missing call that are mended together.
+const ALIKE_MAX: usize = 1000;
+
+/// A call of the recording, as reports show it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CallRef {
+    /// The number of the event.
+    pub number: u32,
+    pub text: String,
+    /// What of it was lost.
+    pub what: String,
+    /// All of it was lost.
+    pub is_whole: bool,
+    /// It told the user something.
+    pub is_mark: bool,
+    pub pid: u32,
+    pub stack: Vec<String>,
+}
+
+impl CallRef {
+    fn as_lost(&self) -> String {
+        match self.is_whole {
+            true => format!("#{} {}", self.number, self.text),
+            false => format!("{} of #{} {}", self.what, self.number, self.text),
+        }
+    }
+}
+
+/// A persistence call that is missing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Fix {
+    /// `fsync("dir")`.
+    pub call: String,
+    pub path: String,
+    /// It goes before this event.
+    pub before: u32,
+    pub before_text: String,
+    /// Other places of the recording where the same call is missing in the same way. The search ran with all of them put in.
+    pub also_before: Vec<u32>,
+    /// States tried with the call put in, and how many of them failed.
+    pub tried: u64,
+    pub failing: u64,
+    /// The calls put in: of which inode, before which event.
+    #[serde(skip)]
+    pub(crate) places: Vec<Candidate>,
+}
+
+/// A failure told in words.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Explanation {
+    /// The name by which the state can be shown again.
+    pub state: String,
+    /// What the checker said.
+    pub message: String,
+    /// The crash came behind this call.
+    pub after: Option<CallRef>,
+    pub lost: Vec<CallRef>,
+    /// Later calls that survived, the first of them.
+    pub kept: Option<CallRef>,
+    pub fixes: Vec<Fix>,
+    /// What the user had been told, the last of it.
+    pub told: Option<String>,
+    /// All of the above in words.
+    pub sentence: String,
+    /// Lost calls and fix, the same for failures of one cause.
+    #[serde(skip)]
+    pub cause: String,
+}
+
+pub struct Explainer<'a> {
+    pub trace: &'a Trace,
+    pub paths: &'a Paths,
+    pub history: &'a History,
+    pub checker: &'a dyn Checker,
+    pub jobs: usize,
+}
+
+/// Where a missing call could go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Candidate {
+    pub ino: u64,
+    pub before: u32,
+}
+
+/// The recording with these fsyncs put in.
+pub(crate) fn with_calls(trace: &Trace, calls: &[Candidate]) -> Trace {
+    let mut ordered = calls.to_vec();
+    ordered.sort_by_key(|c| (std::cmp::Reverse(c.before), c.ino));
+    ordered.dedup();
+    let mut mended = trace.clone();
+    for c in ordered {
+        let near = &trace.events[c.before as usize];
+        let call = Call::Fsync { ino: c.ino, datasync: false, since: u64::from(c.before) };
+        let event =
+            Event { time: near.time, pid: near.pid, tid: near.tid, errno: 0, call, stack: Vec::new() };
+        mended = mended.with_event(c.before as usize, event);
+    }
+    mended
+}
+
+impl Explainer<'_> {
+    pub fn explain(&self, shrunk: &Shrunk) -> Explanation {
+        let recipe = &shrunk.recipe;
+        let lost = self.history.lost(recipe);
+        // A torn page is a loss too, and what would have made it durable prevents it.
+        let mut missing = shrunk.roots.clone();
+        missing.extend(recipe.torn.as_ref().map(|t| t.micro));
+        let kept = self.first_kept(recipe, &missing);
+        let fixes = self.fixes(recipe, &missing, &lost, kept);
+        let mut calls = self.calls(&shrunk.roots, &lost);
+        if let Some(torn) = &recipe.torn {
+            let micro = &self.history.micros[torn.micro as usize];
+            let Edit::Data { page, .. } = micro.edit else { unreachable!("only bytes are torn") };
+            let (from, to) = (torn.sectors.start * 512, torn.sectors.end * 512);
+            let what = format!("all but bytes {from} to {to} of its page at {}", page * 4096);
+            calls.insert(0, self.call(micro.event, what));
+        }
+        let told = self.trace.marks(recipe.at as usize).last().map(|t| (*t).to_owned());
+        let after = recipe.at.checked_sub(1).map(|n| self.call(n, String::new()));
+        let kept = kept.map(|n| self.call(n, String::new()));
+        let cause = cause(&calls, kept.as_ref(), &fixes);
+        let sentence = self.sentence(&calls, after.as_ref(), kept.as_ref(), &fixes, told.as_deref());
+        let (state, message) = (recipe.to_string(), shrunk.message.clone());
+        Explanation { state, message, after, lost: calls, kept, fixes, told, sentence, cause }
+    }
+
+    fn call(&self, number: u32, what: String) -> CallRef {
+        let event = &self.trace.events[number as usize];
+        let text = self.paths.call(number as usize, event);
+        CallRef {
+            number,
+            text,
+            what,
+            is_whole: false,
+            is_mark: matches!(event.call, Call::Mark { .. }),
+            pid: event.pid,
+            stack: event.stack.clone(),
+        }
+    }
+
+    /// The lost edits by call.
+    fn calls(&self, roots: &[u32], lost: &[u32]) -> Vec<CallRef> {
+        let mut calls: Vec<(u32, Vec<&'static str>)> = Vec::new();
+        for n in roots {
+            let micro = &self.history.micros[*n as usize];
+            let what = match micro.edit {
+                Edit::Inode { .. } => "the new file",
+                Edit::Add { .. } => "its name in the directory",
+                Edit::Remove { .. } => "the removal of the name",
+                Edit::Rename { .. } => "the rename",
+                Edit::Data { .. } => "bytes",
+                Edit::Grow { .. } | Edit::Truncate { .. } => "the size",
+                Edit::Zero { .. } | Edit::Shift { .. } => "the change of space",
+                Edit::Attr { .. } | Edit::Xattr { .. } => "attributes",
+                Edit::Touch { .. } => "time stamps",
+            };
+            match calls.last_mut().filter(|(event, _)| *event == micro.event) {
+                Some((_, parts)) if parts.contains(&what) => {}
+                Some((_, parts)) => parts.push(what),
+                None => calls.push((micro.event, vec![what])),
+            }
+        }
+        let whole = |event| {
+            let mut edits = self
+                .history
+                .of_event(event)
+                .filter(|n| !matches!(self.history.micros[*n as usize].edit, Edit::Touch { .. }));
+            edits.all(|n| lost.binary_search(&n).is_ok())
+        };
+        let call = |(event, parts): (u32, Vec<&str>)| CallRef {
+            is_whole: whole(event),
+            ..self.call(event, parts.join(" and "))
+        };
+        calls.into_iter().map(call).collect()
+    }
+
+    /// The first call behind a lost one that left something, or that told the user something.
+    fn first_kept(&self, recipe: &Recipe, roots: &[u32]) -> Option<u32> {
+        let first = roots.iter().map(|n| self.history.micros[*n as usize].event).min()?;
+        let set = self.history.set(recipe);
+        (first + 1..recipe.at).find(|event| {
+            let call = &self.trace.events[*event as usize].call;
+            let mut edits = self.history.of_event(*event);
+            matches!(call, Call::Mark { .. } | Call::End { .. })
+                || edits.any(|n| {
+                    set.has(n) && !matches!(self.history.micros[n as usize].edit, Edit::Touch { .. })
+                })
+        })
+    }
+
+    fn fixes(&self, recipe: &Recipe, roots: &[u32], lost: &[u32], kept: Option<u32>) -> Vec<Fix> {
+        let Some(kept) = kept else { return Vec::new() };
+        let mut candidates: Vec<Candidate> = Vec::new();
+        for n in roots {
+            let micro = &self.history.micros[*n as usize];
+            let event = micro.event;
+            // Not before the lost call, which there would be nothing of to persist.
+            let places = [kept, event + 1].into_iter().filter(|p| *p > event);
+            for before in places {
+                let [dir, new_dir] = micro.edit.dirs();
+                let inos = [micro.edit.own(), new_dir, dir, micro.edit.named()[0]];
+                for ino in inos.into_iter().flatten() {
+                    let candidate = Candidate { ino, before };
+                    if !candidates.contains(&candidate) {
+                        candidates.push(candidate);
+                    }
+                }
+            }
+        }
+        if let Some(fix) = candidates.iter().find_map(|c| self.try_fix(&[*c], recipe, lost)) {
+            return fix;
+        }
+        // No call alone helps: one for each of the lost.
+        let mut all: Vec<Candidate> = candidates.iter().copied().filter(|c| c.before == kept).collect();
+        all.truncate(8);
+        self.try_fix(&all, recipe, lost).unwrap_or_default()
+    }
+
+    /// The calls as fixes, if with them the state cannot be.
+    fn try_fix(&self, calls: &[Candidate], recipe: &Recipe, lost: &[u32]) -> Option<Vec<Fix>> {
+        let trace = with_calls(self.trace, calls);
+        let history = History::new(&trace, self.history.model);
+        let torn = recipe.torn.as_ref().map(|t| t.micro);
+        let moved = calls.iter().filter(|c| c.before <= recipe.at).count() as u32;
+        let at = (recipe.at + moved).min(*history.points().end());
+        if history.allows(at, lost) && torn.is_none_or(|n| history.may_tear(n, at)) {
+            return None;
+        }
+        let same = Recipe { at, pick: Pick::Lose(self.history.roots(lost)), torn: recipe.torn.clone() };
+        if self.still_fails(&trace, &history, &same) {
+            return None;
+        }
+        // A program that forgets a call in a loop forgets it each time.
+        let missing: Vec<u32> = lost.iter().copied().chain(torn).collect();
+        let others: Vec<Vec<Candidate>> = calls.iter().map(|c| self.alike(c, &missing)).collect();
+        let all: Vec<Candidate> = calls.iter().copied().chain(others.iter().flatten().copied()).collect();
+        let trace = with_calls(self.trace, &all);
+        let history = History::new(&trace, self.history.model);
+        let budget = Budget { states: Some(VERIFY_STATES), jobs: self.jobs, ..Budget::default() };
+        let outcome =
+            Search { trace: &trace, history: &history, checker: self.checker, budget, hear: None }.run();
+        let fix = |(c, others): (&Candidate, Vec<Candidate>)| {
+            let path = self.paths.inode(c.ino, c.before as usize);
+            let before_text = self.paths.call(c.before as usize, &self.trace.events[c.before as usize]);
+            Fix {
+                call: format!("fsync({path:?})"),
+                path,
+                before: c.before,
+                before_text,
+                also_before: others.iter().map(|o| o.before).collect(),
+                tried: outcome.states,
+                failing: outcome.failing,
+                places: std::iter::once(*c).chain(others).collect(),
+            }
+        };
+        Some(calls.iter().zip(others).map(fix).collect())
+    }
+
+    fn kind(&self, event: u32) -> String {
+        kind(&self.paths.call(event as usize, &self.trace.events[event as usize]))
+    }
+
+    /// Other places where a call like the lost one is followed by one like that before which the call is missing.
+    fn alike(&self, candidate: &Candidate, lost: &[u32]) -> Vec<Candidate> {
+        let persists = |n: u32| {
+            let edit = &self.history.micros[n as usize].edit;
+            edit.own() == Some(candidate.ino) || edit.dirs().contains(&Some(candidate.ino))
+        };
+        let Some(lost) = lost.iter().copied().find(|n| persists(*n)) else { return Vec::new() };
+        let micro = &self.history.micros[lost as usize];
+        let is_own = micro.edit.own() == Some(candidate.ino);
+        let (lost_kind, before_kind) = (self.kind(micro.event), self.kind(candidate.before));
+        let mut places = Vec::new();
+        let mut open: Option<u64> = None;
+        for event in *self.history.points().start()..*self.history.points().end() {
+            let this = self.kind(event);
+            if this == before_kind
+                && let Some(ino) = open.take()
+                && event != candidate.before
+                && places.len() < ALIKE_MAX
+            {
+                places.push(Candidate { ino, before: event });
+            }
+            if this == lost_kind {
+                let edits = self.history.of_event(event).map(|n| &self.history.micros[n as usize].edit);
+                let mut inos =
+                    edits.filter_map(|e| if is_own { e.own() } else { e.dirs()[1].or(e.dirs()[0]) });
+                open = inos.next().or(open);
+            }
+        }
+        places
+    }
+
+    fn still_fails(&self, trace: &Trace, history: &History, recipe: &Recipe) -> bool {
+        let state = history.state(recipe);
+        let told = trace.marks(recipe.at as usize);
+        let case = crate::run::Case { recipe, state: &state, told: &told, job: 0 };
+        self.checker.check(&case) != crate::run::Verdict::Good
+    }
+
+    fn sentence(
+        &self,
+        lost: &[CallRef],
+        after: Option<&CallRef>,
+        kept: Option<&CallRef>,
+        fixes: &[Fix],
+        told: Option<&str>,
+    ) -> String {
+        let mut text = match (after, told) {
+            (Some(after), Some(told)) if after.is_mark => {
+                format!("A crash after the user was told {told:?} (#{})", after.number)
+            }
+            (Some(after), _) => format!("A crash after #{} {}", after.number, after.text),
+            (None, _) => "A crash at the start".to_owned(),
+        };
+        if lost.is_empty() {
+            text.push_str(
+                " leaves a state that does not pass the check, though nothing at all is lost. No persistence call can \
+                 prevent that: the calls up to there are not one atomic step. Write a new file and rename it, or keep a log.",
+            );
+            return text;
+        }
+        let list: Vec<String> = lost.iter().take(4).map(CallRef::as_lost).collect();
+        text.push_str(&format!(" can lose {}", list.join(", and ")));
+        if lost.len() > list.len() {
+            text.push_str(&format!(", and parts of {} more calls", lost.len() - list.len()));
+        }
+        match kept {
+            Some(kept) if kept.is_mark => {}
+            Some(kept) => {
+                text.push_str(&format!(", while the later #{} {} survives", kept.number, kept.text))
+            }
+            None => {}
+        }
+        text.push_str(". ");
+        text.push_str(&self.advice(fixes, kept));
+        text
+    }
+
+    fn advice(&self, fixes: &[Fix], kept: Option<&CallRef>) -> String {
+        let Some(first) = fixes.first() else {
+            return match kept {
+                None => "No persistence call prevents it: the step is not atomic. Write a new file and rename it, or \
+                         keep a log with checksums.",
+                Some(_) => "No single persistence call was found that prevents it.",
+            }
+            .to_owned();
+        };
+        let place = |f: &Fix| {
+            let others = match f.also_before.len() {
+                0 => String::new(),
+                n => format!(" (and at {} like it)", count(n as u64, "place")),
+            };
+            format!("{} before #{} {}{others}", f.call, f.before, f.before_text)
+        };
+        let calls: Vec<String> = fixes.iter().map(place).collect();
+        let then = match first.failing {
+            0 => format!("with it, none of {} fails", count(first.tried, "state")),
+            n => format!(
+                "this failure is gone then; {n} of {} fail for other reasons",
+                count(first.tried, "state")
+            ),
+        };
+        format!("{} prevents it: {then}.", calls.join(" together with "))
+    }
+}
+
+/// Calls of one kind on files of one kind: a loop of the program makes the same call again on a file with another number.
+fn kind(text: &str) -> String {
+    let name = text.split(['(', ' ']).next().unwrap_or_default();
+    if name == "mark" {
+        return name.to_owned();
+    }
+    let path = text.split('"').nth(1).unwrap_or_default();
+    format!("{name} {}", path.replace(|c: char| c.is_ascii_digit(), ""))
+}
+
+fn cause(lost: &[CallRef], kept: Option<&CallRef>, fixes: &[Fix]) -> String {
+    if !fixes.is_empty() {
+        let fixes = fixes.iter().map(|f| format!("{} before {}", kind(&f.call), kind(&f.before_text)));
+        return fixes.collect::<Vec<_>>().join("; ");
+    }
+    let mut parts: Vec<String> = lost.iter().map(|c| format!("{} {}", c.what, kind(&c.text))).collect();
+    parts.dedup();
+    parts.extend(kept.map(|k| format!("kept {}", kind(&k.text))));
+    parts.join("; ")
+}

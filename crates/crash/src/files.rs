@@ -1,0 +1,115 @@
+//! The judge that needs no program: each file is whole.
+//!
+//! Judged are the files that were there at the start or when the user was told something; without any mark, those that were there at the
+//! end. Others, such as the new file beside the old one, are the program's own business.
+//!
+//! A file has *versions*: what it held when the user was told something, when it got a name (create aside) or lost it, when
+//! it was made persistent, and at the end. In a crash state each file must hold one of its versions, and one no older than the
+//! last that the user was told of. A file the user was never told of may also be missing. A half-written file, a mixture, and one that
+//! is full of zeros are no version.
+
+use crate::history::History;
+use crate::model::STRICT;
+use crate::recipe::{Pick, Recipe};
+use crate::run::{Case, Checker, Verdict};
+use crate::state::{Body, Digest, State};
+use crate::trace::{Call, Trace};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What a file held from an event on; `None`: there was none.
+type Version = (u32, Option<Digest>);
+
+pub struct FilesChecker {
+    versions: BTreeMap<Vec<u8>, Vec<Version>>,
+    judged: BTreeSet<Vec<u8>>,
+    /// The events that told the user something.
+    marks: Vec<u32>,
+}
+
+fn paths(state: &State) -> BTreeSet<Vec<u8>> {
+    let mut there = BTreeSet::new();
+    state.walk(&mut |path, _, node| {
+        if matches!(node.body, Body::File(_)) {
+            there.insert(path.to_vec());
+        }
+    });
+    there
+}
+
+impl FilesChecker {
+    pub fn new(trace: &Trace) -> FilesChecker {
+        let history = History::new(trace, STRICT);
+        let mut checker =
+            FilesChecker { versions: BTreeMap::new(), judged: BTreeSet::new(), marks: Vec::new() };
+        for at in history.points() {
+            let before = (at > *history.points().start()).then(|| &trace.events[at as usize - 1]);
+            if let Some(Call::Mark { .. }) = before.map(|e| &e.call) {
+                checker.marks.push(at);
+            }
+            let is_moment = match before.map(|e| &e.call) {
+                None => true,
+                Some(
+                    Call::Mark { .. }
+                    | Call::Fsync { .. }
+                    | Call::Sync { .. }
+                    | Call::Rename { .. }
+                    | Call::Link { .. }
+                    | Call::Remove { .. }
+                    | Call::End { .. },
+                ) => true,
+                Some(_) => at == *history.points().end(),
+            };
+            if is_moment {
+                let state = history.state(&Recipe::new(at, Pick::All));
+                let is_start = at == *history.points().start();
+                let is_last = at == *history.points().end() && checker.marks.is_empty();
+                if is_start || is_last || checker.marks.last() == Some(&at) {
+                    checker.judged.extend(paths(&state));
+                }
+                checker.learn(at, &state);
+            }
+        }
+        checker
+    }
+
+    fn learn(&mut self, at: u32, state: &State) {
+        let there = paths(state);
+        let gone: Vec<Vec<u8>> = self.versions.keys().filter(|p| !there.contains(*p)).cloned().collect();
+        for path in gone.into_iter().chain(there) {
+            let digest = state.content_digest(&path);
+            let versions = self.versions.entry(path).or_insert_with(|| vec![(0, None)]);
+            if versions.last().is_none_or(|v| v.1 != digest) {
+                versions.push((at, digest));
+            }
+        }
+    }
+
+    /// The first version that a crash at `at` may show.
+    fn oldest(&self, versions: &[Version], at: u32) -> usize {
+        let told = self.marks.iter().rev().find(|m| **m <= at);
+        told.map_or(0, |told| versions.iter().rposition(|v| v.0 <= *told).unwrap_or(0))
+    }
+}
+
+impl Checker for FilesChecker {
+    fn check(&self, case: &Case<'_>) -> Verdict {
+        for path in &self.judged {
+            let name = String::from_utf8_lossy(path);
+            let digest = case.state.content_digest(path);
+            let Some(versions) = self.versions.get(path) else { continue };
+            let oldest = self.oldest(versions, case.recipe.at);
+            if versions[oldest..].iter().any(|v| v.1 == digest) {
+                continue;
+            }
+            let what = match digest {
+                None => "is missing, though the user was told of it",
+                Some(_) if versions.iter().any(|v| v.1 == digest) => {
+                    "is older than what the user was told of"
+                }
+                Some(_) => "is neither old nor new: it is cut off, mixed or full of zeros",
+            };
+            return Verdict::Bad(format!("{name} {what}"));
+        }
+        Verdict::Good
+    }
+}

@@ -1,0 +1,282 @@
+//! A recording under a model: which crash states are legal.
+//!
+//! A *crash point* `at` lies behind the first `at` events. A state at it is a set `S` of edits of those events. It is legal
+//! if `S` = `A` ∪ `D`, where `D` is what persistence calls made durable before the point, and `A` is any set that has with each edit
+//! all that it needs and all that is before it in the log. `D` is closed under needing, and under the log too except where fsync
+//! passes by it ([`Order::Transaction`]).
+//!
+//! Edits are applied in the order of the recording. A state is built from the copy of the whole tree before its first missing
+//! edit, so that its cost is what comes after that.
+
+use crate::bits::Bits;
+use crate::model::{Model, Order};
+use crate::recipe::{Pick, Recipe};
+use crate::split::{Micro, Splitter};
+use crate::state::State;
+use crate::trace::{Call, Trace};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+/// A copy of the tree is kept each so many edits.
+const SNAPSHOT_EVERY: usize = 64;
+const NEVER: u32 = u32::MAX;
+
+pub struct History {
+    pub model: Model,
+    pub micros: Vec<Micro>,
+    /// The event that made an edit durable, for each edit.
+    durable_at: Vec<u32>,
+    /// How many edits the first `at` events have, for each `at`.
+    upto: Vec<u32>,
+    /// The first crash point.
+    start: u32,
+    snapshots: Vec<State>,
+}
+
+impl History {
+    pub fn new(trace: &Trace, model: Model) -> History {
+        let mut splitter = Splitter::new(model);
+        let start = trace.start();
+        for (number, event) in trace.events[..start].iter().enumerate() {
+            splitter.add(number as u32, event);
+        }
+        let mut base = State::default();
+        for micro in splitter.settle() {
+            base.apply(&micro.edit);
+        }
+        let mut durable = Durable { at: Vec::new(), by_log: model.order != Order::Transaction };
+        let mut upto = vec![0; start + 1];
+        for (number, event) in trace.events.iter().enumerate().skip(start) {
+            splitter.add(number as u32, event);
+            durable.at.resize(splitter.micros.len(), NEVER);
+            upto.push(splitter.micros.len() as u32);
+            let synced = match event.call {
+                _ if !event.ok() => continue,
+                // A total order persists as a whole: an fsync cannot leave out what came before.
+                Call::Fsync { since, .. } | Call::Sync { since } if is_total(model, &event.call) => {
+                    upto_event(&splitter.micros, since)
+                }
+                Call::Fsync { ino, datasync, since } => splitter.take_synced(ino, datasync, since),
+                _ => continue,
+            };
+            durable.make(&splitter.micros, synced, number as u32);
+        }
+        let snapshots = snapshots(base, &splitter.micros);
+        History {
+            model,
+            micros: splitter.micros,
+            durable_at: durable.at,
+            upto,
+            start: start as u32,
+            snapshots,
+        }
+    }
+
+    /// Crash points from the first to the last.
+    pub fn points(&self) -> std::ops::RangeInclusive<u32> {
+        self.start..=self.upto.len() as u32 - 1
+    }
+
+    /// How many edits there are at a crash point.
+    pub fn upto(&self, at: u32) -> usize {
+        self.upto[at as usize] as usize
+    }
+
+    /// The edits of one event.
+    pub fn of_event(&self, event: u32) -> std::ops::Range<u32> {
+        self.upto[event as usize]..self.upto[event as usize + 1]
+    }
+
+    /// The last crash point at which an edit can be missing.
+    pub fn last_without(&self, micro: u32) -> u32 {
+        self.durable_at[micro as usize].min(*self.points().end())
+    }
+
+    pub fn is_durable(&self, micro: u32, at: u32) -> bool {
+        self.durable_at[micro as usize] < at
+    }
+
+    fn durable(&self, at: u32) -> Bits {
+        let mut set = Bits::none(self.upto(at));
+        for n in (0..self.upto(at) as u32).filter(|n| self.is_durable(*n, at)) {
+            set.insert(n);
+        }
+        set
+    }
+
+    /// How many edits could be lost at a crash point.
+    pub fn pending(&self, at: u32) -> impl Iterator<Item = u32> {
+        (0..self.upto(at) as u32).filter(move |n| !self.is_durable(*n, at))
+    }
+
+    fn behind(&self, n: u32) -> impl Iterator<Item = u32> {
+        let micro = &self.micros[n as usize];
+        micro.needs.iter().copied().chain(micro.after)
+    }
+
+    /// The set of a recipe. What the recipe wants to lose but must not is there.
+    pub fn set(&self, recipe: &Recipe) -> Bits {
+        let len = self.upto(recipe.at);
+        match &recipe.pick {
+            Pick::All => Bits::all(len),
+            Pick::Durable => self.durable(recipe.at),
+            Pick::Lose(lost) => self.without(recipe.at, lost),
+            Pick::Keep(kept) => self.with(recipe.at, kept.iter().copied()),
+            Pick::Sample(seed) => {
+                let mut rng = SmallRng::seed_from_u64(*seed ^ u64::from(recipe.at) << 32);
+                let pending: Vec<u32> = self.pending(recipe.at).collect();
+                let share = rng.random_range(0.0..1.0);
+                let chosen: Vec<u32> = pending.into_iter().filter(|_| rng.random_bool(share)).collect();
+                match rng.random_bool(0.5) {
+                    true => self.with(recipe.at, chosen.into_iter()),
+                    false => self.without(recipe.at, &chosen),
+                }
+            }
+        }
+    }
+
+    /// All but these and what needs them; and what is durable.
+    fn without(&self, at: u32, lost: &[u32]) -> Bits {
+        let mut set = Bits::all(self.upto(at));
+        let Some(first) = lost.iter().copied().filter(|n| set.has(*n)).min() else { return set };
+        for n in lost.iter().copied().filter(|n| set.has(*n)).collect::<Vec<_>>() {
+            set.remove(n);
+        }
+        for n in first + 1..self.upto(at) as u32 {
+            if set.has(n) && self.behind(n).any(|d| d >= first && !set.has(d)) {
+                set.remove(n);
+            }
+        }
+        for n in first..self.upto(at) as u32 {
+            if self.is_durable(n, at) {
+                set.insert(n);
+            }
+        }
+        set
+    }
+
+    /// What is durable, and these with all they need.
+    fn with(&self, at: u32, kept: impl Iterator<Item = u32>) -> Bits {
+        let len = self.upto(at) as u32;
+        let mut set = Bits::none(len as usize);
+        let mut last = None;
+        for n in kept.filter(|n| *n < len) {
+            set.insert(n);
+            last = last.max(Some(n));
+        }
+        for n in (0..last.map_or(0, |n| n + 1)).rev() {
+            if set.has(n) {
+                for d in self.behind(n) {
+                    set.insert(d);
+                }
+            }
+        }
+        for n in (0..len).filter(|n| self.is_durable(*n, at)) {
+            set.insert(n);
+        }
+        set
+    }
+
+    /// The edits that the recipe's state lacks.
+    pub fn lost(&self, recipe: &Recipe) -> Vec<u32> {
+        let set = self.set(recipe);
+        (0..self.upto(recipe.at) as u32).filter(|n| !set.has(*n)).collect()
+    }
+
+    /// Those of the lost edits that need no other lost one: losing these loses all.
+    pub fn roots(&self, lost: &[u32]) -> Vec<u32> {
+        let is_lost = |n: u32| lost.binary_search(&n).is_ok();
+        lost.iter().copied().filter(|n| !self.behind(*n).any(is_lost)).collect()
+    }
+
+    /// The tree that the recipe leaves.
+    pub fn state(&self, recipe: &Recipe) -> State {
+        let mut set = self.set(recipe);
+        let torn = recipe.torn.as_ref().filter(|t| self.may_tear(t.micro, recipe.at));
+        if let Some(torn) = torn {
+            // What needs the page needs it whole, later bytes of it among that.
+            set.intersect(&self.without(recipe.at, &[torn.micro]));
+        }
+        let first = set.first_missing().unwrap_or(set.len() as u32) as usize;
+        let snapshot = first / SNAPSHOT_EVERY;
+        let mut state = self.snapshots[snapshot].clone();
+        let mut torn = torn;
+        for n in set.iter_from((snapshot * SNAPSHOT_EVERY) as u32) {
+            if let Some(torn) = torn.take_if(|t| t.micro < n) {
+                state.apply_torn(&self.micros[torn.micro as usize].edit, torn.sectors.clone());
+            }
+            state.apply(&self.micros[n as usize].edit);
+        }
+        if let Some(torn) = torn {
+            state.apply_torn(&self.micros[torn.micro as usize].edit, torn.sectors.clone());
+        }
+        state
+    }
+
+    fn page_of(&self, n: u32) -> Option<(u64, u64)> {
+        match self.micros[n as usize].edit {
+            crate::edit::Edit::Data { ino, page, .. } => Some((ino, page)),
+            _ => None,
+        }
+    }
+
+    /// Whether an edit is bytes that a crash at this point may have written in part.
+    pub fn may_tear(&self, n: u32, at: u32) -> bool {
+        self.model.torn_pages
+            && (n as usize) < self.upto(at)
+            && self.page_of(n).is_some()
+            && !self.is_durable(n, at)
+    }
+
+    /// Whether a crash may leave exactly what the recipe asks for: nothing of what it loses is durable.
+    pub fn allows(&self, at: u32, lost: &[u32]) -> bool {
+        lost.iter().all(|n| (*n as usize) < self.upto(at) && !self.is_durable(*n, at))
+    }
+}
+
+fn is_total(model: Model, call: &Call) -> bool {
+    matches!(call, Call::Sync { .. }) || model.order == Order::Total
+}
+
+fn upto_event(micros: &[Micro], since: u64) -> Vec<u32> {
+    // Backwards from the end: what is long durable need not be looked at, but the list must be whole.
+    (0..micros.len() as u32).filter(|n| u64::from(micros[*n as usize].event) < since).collect()
+}
+
+/// When each edit became durable, as far as the recording has been read.
+struct Durable {
+    at: Vec<u32>,
+    /// What is durable has all that is before it in the log.
+    by_log: bool,
+}
+
+impl Durable {
+    fn make(&mut self, micros: &[Micro], synced: Vec<u32>, event: u32) {
+        let mut todo = synced;
+        while let Some(n) = todo.pop() {
+            if self.at[n as usize] != NEVER {
+                continue;
+            }
+            self.at[n as usize] = event;
+            let micro = &micros[n as usize];
+            todo.extend(micro.needs.iter().copied());
+            todo.extend(micro.after.filter(|_| self.by_log));
+        }
+    }
+}
+
+fn snapshots(base: State, micros: &[Micro]) -> Vec<State> {
+    let mut state = base;
+    let mut snapshots = vec![state.clone()];
+    for chunk in micros.chunks(SNAPSHOT_EVERY) {
+        for micro in chunk {
+            state.apply(&micro.edit);
+        }
+        snapshots.push(state.clone());
+    }
+    snapshots
+}
+
+#[cfg(test)]
+#[path = "history_tests.rs"]
+mod tests;

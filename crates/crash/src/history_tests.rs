@@ -1,0 +1,229 @@
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+use crate::disk::Disk;
+use crate::explore::Plan;
+use crate::model::MODELS;
+use std::collections::BTreeSet;
+
+/// Random calls of a program, made from a seed.
+fn random_trace(seed: u64) -> Trace {
+    let mut rng = SmallRng::seed_from_u64(seed);
+    let disk = Disk::new();
+    disk.create_dir("d").unwrap();
+    for _ in 0..rng.random_range(5..60) {
+        let name = |rng: &mut SmallRng| ["a", "b", "c", "d/a", "d/b"][rng.random_range(0..5usize)];
+        let path = name(&mut rng);
+        // Most of these may be refused as things are; a refused one changes nothing.
+        let _refused = match rng.random_range(0..10) {
+            0 | 1 => disk.create(path).map(|_| ()),
+            2 | 3 => disk.open(path).and_then(|f| {
+                f.write_at(
+                    rng.random_range(0..9000),
+                    &vec![rng.random_range(1..255); rng.random_range(1..9000)],
+                )
+            }),
+            4 => disk.open(path).and_then(|f| f.set_len(rng.random_range(0..9000))),
+            5 => disk.rename(path, name(&mut rng)),
+            6 => disk.hard_link(path, name(&mut rng)),
+            7 => disk.remove(path),
+            8 => disk.sync(path),
+            _ => disk.sync(["", "d"][rng.random_range(0..2usize)]),
+        };
+    }
+    disk.trace()
+}
+
+#[test]
+fn every_state_that_is_tried_is_legal() {
+    for seed in 0..60 {
+        let trace = random_trace(seed);
+        for model in MODELS {
+            let history = History::new(&trace, model);
+            let mut plan = Plan::new(&trace, &history, seed);
+            for _ in 0..plan.planned().min(600) + 50 {
+                let recipe = plan.next();
+                let set = history.set(&recipe);
+                for n in 0..history.upto(recipe.at) as u32 {
+                    let durable = history.is_durable(n, recipe.at);
+                    assert!(
+                        set.has(n) || !durable,
+                        "seed {seed} {} {recipe}: durable edit {n} is lost",
+                        model.name
+                    );
+                    let micro = &history.micros[n as usize];
+                    let mut needs = micro.needs.iter().chain(micro.after.iter().filter(|_| !durable));
+                    assert!(
+                        !set.has(n) || needs.all(|d| set.has(*d)),
+                        "seed {seed} {} {recipe}: edit {n} lacks what it needs",
+                        model.name
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_last_state_is_what_the_program_saw() {
+    for seed in 0..60 {
+        let trace = random_trace(seed);
+        for model in MODELS {
+            let history = History::new(&trace, model);
+            let whole = history.state(&Recipe::new(*history.points().end(), Pick::All));
+            let strict = History::new(&trace, crate::model::STRICT);
+            let other = strict.state(&Recipe::new(*strict.points().end(), Pick::All));
+            assert_eq!(whole.digest(), other.digest(), "seed {seed} {}", model.name);
+        }
+    }
+}
+
+#[test]
+fn names_of_states_are_read_back() {
+    let trace = random_trace(1);
+    let history = History::new(&trace, Model::by_name("posix").unwrap());
+    let mut plan = Plan::new(&trace, &history, 1);
+    for _ in 0..plan.planned() + 100 {
+        let recipe = plan.next();
+        assert_eq!(recipe.to_string().parse::<Recipe>().unwrap(), recipe);
+    }
+    for bad in ["", "x", "1.lose-a", "1.torn-1-3-2", "1.torn-1-0-9", "1.who", "1.seed-", "-1"] {
+        assert!(bad.parse::<Recipe>().is_err(), "{bad}");
+    }
+}
+
+/// What `f` may hold after a crash at the end, in all states that are tried: `-` missing, else its bytes without repetition.
+fn after_crash(model: &str, run: impl FnOnce(&Disk)) -> BTreeSet<String> {
+    let disk = Disk::new();
+    run(&disk);
+    let trace = disk.trace();
+    let history = History::new(&trace, Model::by_name(model).unwrap());
+    let mut plan = Plan::new(&trace, &history, 1);
+    let end = *history.points().end();
+    let mut found = BTreeSet::new();
+    for _ in 0..plan.planned() + 300 {
+        let recipe = plan.next();
+        if recipe.at == end && recipe.torn.is_none() {
+            let shown = history.state(&recipe).content(b"f").map_or("-".to_owned(), |bytes| {
+                let mut bytes: Vec<u8> = bytes.iter().map(|b| if *b == 0 { b'0' } else { *b }).collect();
+                bytes.dedup();
+                String::from_utf8(bytes).unwrap()
+            });
+            found.insert(shown);
+        }
+    }
+    found
+}
+
+fn set(words: &[&str]) -> BTreeSet<String> {
+    words.iter().map(|w| (*w).to_owned()).collect()
+}
+
+fn old_file(disk: &Disk) {
+    disk.create("f").unwrap().write_at(0, b"o").unwrap();
+    disk.settle();
+}
+
+#[test]
+fn a_new_file_whose_fsync_returned() {
+    let run = |disk: &Disk| {
+        disk.create("f").unwrap().write_at(0, b"n").unwrap();
+        disk.sync("f").unwrap();
+    };
+    for model in ["strict", "kedgefs", "ext4", "xfs", "btrfs", "ext4-writeback"] {
+        assert_eq!(after_crash(model, run), set(&["n"]), "{model}");
+    }
+    assert_eq!(after_crash("posix", run), set(&["-", "n"]), "its name needs an fsync of the directory");
+}
+
+#[test]
+fn a_new_file_that_nobody_synced() {
+    let run = |disk: &Disk| disk.create("f").unwrap().write_at(0, b"n").unwrap();
+    for model in ["strict", "kedgefs", "ext4", "xfs", "btrfs"] {
+        assert_eq!(after_crash(model, run), set(&["-", "", "n"]), "{model}");
+    }
+    for model in ["ext4-writeback", "posix"] {
+        assert_eq!(after_crash(model, run), set(&["-", "", "0", "n"]), "{model}: the size without the byte");
+    }
+}
+
+#[test]
+fn replace_by_rename_without_fsync() {
+    let run = |disk: &Disk| {
+        old_file(disk);
+        disk.create("t").unwrap().write_at(0, b"n").unwrap();
+        disk.rename("t", "f").unwrap();
+    };
+    assert_eq!(after_crash("ext4", run), set(&["o", "n"]), "the bytes come with the rename");
+    for model in ["kedgefs", "xfs", "btrfs"] {
+        assert_eq!(after_crash(model, run), set(&["o", "", "n"]), "{model}");
+    }
+    for model in ["ext4-writeback", "posix"] {
+        assert_eq!(after_crash(model, run), set(&["o", "", "0", "n"]), "{model}");
+    }
+}
+
+#[test]
+fn appended_pages() {
+    let run = |disk: &Disk| {
+        old_file(disk);
+        let file = disk.open("f").unwrap();
+        file.write_at(4096, &[b'a'; 4096]).unwrap();
+        file.write_at(8192, &[b'b'; 4096]).unwrap();
+    };
+    let in_order = set(&["o", "o0a", "o0ab"]);
+    for model in ["strict", "kedgefs", "ext4"] {
+        assert_eq!(after_crash(model, run), in_order, "{model}");
+    }
+    for model in ["xfs", "btrfs"] {
+        assert_eq!(after_crash(model, run), set(&["o", "o0a", "o0ab", "o0b"]), "{model}");
+    }
+    assert!(after_crash("posix", run).contains("o0"), "sizes without bytes");
+}
+
+#[test]
+fn an_fsync_of_another_file() {
+    let run = |disk: &Disk| {
+        old_file(disk);
+        disk.rename("f", "g").unwrap();
+        disk.create("f").unwrap();
+        disk.settle();
+        disk.remove("f").unwrap();
+        disk.create("x").unwrap().write_at(0, b"x").unwrap();
+        disk.sync("x").unwrap();
+    };
+    for model in ["kedgefs", "ext4", "xfs"] {
+        assert_eq!(after_crash(model, run), set(&["-"]), "{model}: one log orders all names");
+    }
+    for model in ["btrfs", "posix"] {
+        assert_eq!(after_crash(model, run), set(&["-", ""]), "{model}: fsync persists its own inode");
+    }
+}
+
+#[test]
+fn an_fsync_that_failed_promises_nothing() {
+    let disk = Disk::new();
+    disk.create("f").unwrap().write_at(0, b"n").unwrap();
+    disk.sync("f").unwrap();
+    let mut trace = disk.trace();
+    trace.events.last_mut().unwrap().errno = 5;
+    let history = History::new(&trace, Model::by_name("ext4").unwrap());
+    let end = *history.points().end();
+    assert_eq!(history.pending(end).count(), history.micros.len());
+}
+
+#[test]
+fn a_call_after_the_start_of_an_fsync_is_not_covered() {
+    let disk = Disk::new();
+    let file = disk.create("f").unwrap();
+    file.write_at(0, b"a").unwrap();
+    file.write_at(1, b"b").unwrap();
+    file.sync_all().unwrap();
+    let mut trace = disk.trace();
+    let Call::Fsync { since, .. } = &mut trace.events[3].call else { panic!("an fsync") };
+    assert_eq!(*since, 3);
+    *since = 2;
+    let history = History::new(&trace, Model::by_name("kedgefs").unwrap());
+    let state = history.state(&Recipe::new(4, Pick::Durable));
+    assert_eq!(state.content(b"f").unwrap(), b"a");
+}

@@ -1,0 +1,171 @@
+//! What a run found: for people at a terminal, for programs, for CI servers, and as a page.
+
+mod html;
+mod junit;
+
+use crate::campaign::Report;
+use crate::describe::{Paths, count};
+use crate::run::Ended;
+use crate::trace::Trace;
+use serde_json::{Value, json};
+use std::fmt::Write;
+
+/// A report with what it is about.
+pub struct Told<'a> {
+    pub report: &'a Report,
+    pub trace: &'a Trace,
+    /// The recording's name.
+    pub name: &'a str,
+    /// The checker, as the user gave it.
+    pub checker: &'a str,
+    /// Why the recording ended before its end.
+    pub cut: Option<&'a str>,
+}
+
+impl Told<'_> {
+    /// How much was tried, and why no more.
+    pub fn coverage(&self) -> String {
+        let outcome = &self.report.outcome;
+        let systematic = match outcome.unreached {
+            0 => format!("all {} systematic states were tried", outcome.planned),
+            n => format!("{n} of {} systematic states were NOT tried", outcome.planned),
+        };
+        match outcome.ended {
+            Ended::Covered => format!("{systematic}, and chance finds no other"),
+            Ended::States => format!("the budget of states ended the search; {systematic}"),
+            Ended::Time => format!("the budget of time ended the search; {systematic}"),
+            Ended::Failures => format!("the limit of failures ended the search; {systematic}"),
+            Ended::Broken => "the search ended early".to_owned(),
+        }
+    }
+
+    /// One line: the verdict.
+    pub fn verdict(&self) -> String {
+        let (report, outcome) = (self.report, &self.report.outcome);
+        let states = count(outcome.states, "distinct crash state");
+        if let Some(why) = &outcome.broken {
+            return format!("no verdict: {why}");
+        }
+        if let Some(why) = &report.fails_uncrashed {
+            return format!("no verdict: the checker fails without any crash, on the complete state: {why}");
+        }
+        match (outcome.failing, outcome.unreached) {
+            (0, 0) => format!("no failure in {states} under {}", report.model.name),
+            (0, _) => {
+                format!("no failure so far, in {states} under {}; not all was tried", report.model.name)
+            }
+            (n, _) => format!(
+                "{n} of {states} fail under {}, of {}",
+                report.model.name,
+                count(report.failures.len() as u64, "cause")
+            ),
+        }
+    }
+
+    /// What all missing calls together would do.
+    pub fn mended(&self) -> Option<String> {
+        let (states, failing) = self.report.mended?;
+        let calls = self.report.failures.iter().map(|f| f.fixes.len() as u64).sum();
+        let states = count(states, "state");
+        Some(match (failing, calls) {
+            (0, 1) => format!("With this call, none of {states} fails."),
+            (0, _) => format!("With all {calls} missing calls put in, none of {states} fails."),
+            (n, _) => format!("With {} put in, {n} of {states} still fail.", count(calls, "missing call")),
+        })
+    }
+
+    /// For people.
+    pub fn text(&self) -> String {
+        let mut text = format!("{}\n", self.verdict());
+        if let Some(cut) = self.cut {
+            writeln!(text, "the recording is not whole: {cut}; what comes before is used")
+                .expect("strings take any text");
+        }
+        for (i, failure) in self.report.failures.iter().enumerate() {
+            let message = failure.message.lines().last().unwrap_or_default();
+            write!(
+                text,
+                "\n{}. {}\n   checker: {message}\n   state:   {}\n",
+                i + 1,
+                failure.sentence,
+                failure.state
+            )
+            .expect("strings take any text");
+            for frame in failure.lost.iter().flat_map(|c| c.stack.iter().take(6)) {
+                writeln!(text, "     at {frame}").expect("strings take any text");
+            }
+        }
+        if let Some(mended) = self.mended() {
+            writeln!(text, "\n{mended}").expect("strings take any text");
+        }
+        if self.report.unexplained > 0 {
+            writeln!(text, "\n{} more failing states were not looked into", self.report.unexplained)
+                .expect("strings take any text");
+        }
+        let took = self.report.outcome.took.as_secs_f64();
+        writeln!(text, "\n{}; seed {}, {took:.1} s", self.coverage(), self.report.seed)
+            .expect("strings take any text");
+        text
+    }
+
+    /// For programs. Members are only ever added.
+    pub fn json(&self) -> Value {
+        let outcome = &self.report.outcome;
+        json!({
+            "version": 1,
+            "recording": self.name,
+            "recording_cut": self.cut,
+            "checker": self.checker,
+            "model": self.report.model.name,
+            "seed": self.report.seed,
+            "verdict": self.verdict(),
+            "passed": !self.report.failed() && outcome.broken.is_none(),
+            "complete": outcome.is_whole(),
+            "coverage": self.coverage(),
+            "states": outcome.states,
+            "recipes": outcome.recipes,
+            "systematic": outcome.planned,
+            "systematic_not_tried": outcome.unreached,
+            "failing": outcome.failing,
+            "seconds": outcome.took.as_secs_f64(),
+            "fails_uncrashed": self.report.fails_uncrashed,
+            "broken": outcome.broken,
+            "causes": self.report.failures,
+            "mended_states": self.report.mended.map(|m| m.0),
+            "mended_failing": self.report.mended.map(|m| m.1),
+            "unexplained": self.report.unexplained,
+        })
+    }
+
+    /// For CI servers.
+    pub fn junit(&self) -> String {
+        junit::render(self)
+    }
+
+    /// One self-contained page.
+    pub fn html(&self) -> String {
+        html::render(self, &Paths::of(self.trace))
+    }
+}
+
+/// Text inside an element or attribute of XML or HTML. Characters that XML does not have are shown as a box.
+fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&#39;"),
+            '\n' | '\t' => out.push(c),
+            c if c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}') => out.push('\u{25a1}'),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+#[path = "report_tests.rs"]
+mod tests;

@@ -1,0 +1,356 @@
+//! The page: the verdict, each cause with its sentence and a picture of what was lost, and all calls on a time line.
+//!
+//! It is one file without scripts or anything from elsewhere, so that it can be kept beside a CI run and read in any browser.
+//! Colours follow the reader's choice of light or dark.
+
+use super::{Told, escape};
+use crate::describe::{Paths, count};
+use crate::explain::Explanation;
+use crate::history::History;
+use crate::recipe::{Pick, Recipe};
+use crate::state::{Body, State};
+use crate::trace::Call;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+
+/// Calls around a failure that its picture shows.
+const AROUND: u32 = 12;
+/// Calls in the list of all.
+const CALLS_MAX: usize = 2000;
+/// Bytes of a file in a difference.
+const SHOWN_BYTES: usize = 160;
+const DIFFERENCES_MAX: usize = 20;
+
+const STYLE: &str = include_str!("style.css");
+
+pub fn render(told: &Told<'_>, paths: &Paths) -> String {
+    let history = History::new(told.trace, told.report.model);
+    let mut page = String::new();
+    let title = escape(told.name);
+    let failed = told.report.failed();
+    let class = match (&told.report.outcome.broken, failed) {
+        (Some(_), _) => "none",
+        (None, true) => "bad",
+        (None, false) => "good",
+    };
+    put(
+        &mut page,
+        format_args!(
+            "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
+         <meta name=\"color-scheme\" content=\"light dark\">\
+         <title>kedge crash: {title}</title><style>{STYLE}</style></head><body><main>\n\
+         <h1>Crash test of <code>{title}</code></h1>\n<p class=\"verdict {class}\">{}</p>\n",
+            escape(&sentence_case(&told.verdict()))
+        ),
+    );
+    facts(&mut page, told);
+    for (i, failure) in told.report.failures.iter().enumerate() {
+        cause(&mut page, i + 1, failure, told, paths, &history);
+    }
+    if let Some(mended) = told.mended() {
+        put(&mut page, format_args!("<p class=\"fix\">{}</p>\n", escape(&mended)));
+    }
+    calls(&mut page, told, paths, &history);
+    page.push_str("</main></body></html>\n");
+    page
+}
+
+fn put(page: &mut String, text: std::fmt::Arguments<'_>) {
+    page.write_fmt(text).expect("strings take any text");
+}
+
+fn sentence_case(text: &str) -> String {
+    let mut chars = text.chars();
+    chars.next().map_or_else(String::new, |c| c.to_uppercase().chain(chars).collect::<String>() + ".")
+}
+
+fn facts(page: &mut String, told: &Told<'_>) {
+    let report = told.report;
+    let outcome = &report.outcome;
+    page.push_str("<dl class=\"facts\">");
+    let mut fact = |name: &str, value: &str| {
+        put(page, format_args!("<div><dt>{name}</dt><dd>{}</dd></div>", escape(value)));
+    };
+    fact("Model", &format!("{} ({})", report.model.name, report.model.about));
+    fact("Checker", told.checker);
+    fact("Coverage", &told.coverage());
+    if let Some(cut) = told.cut {
+        fact("Recording", &format!("not whole: {cut}"));
+    }
+    fact(
+        "Run",
+        &format!(
+            "{} judged in {:.1} s, seed {}",
+            count(outcome.states, "state"),
+            outcome.took.as_secs_f64(),
+            report.seed
+        ),
+    );
+    page.push_str("</dl>\n");
+}
+
+fn cause(
+    page: &mut String,
+    number: usize,
+    failure: &Explanation,
+    told: &Told<'_>,
+    paths: &Paths,
+    history: &History,
+) {
+    put(
+        page,
+        format_args!(
+            "<section><h2>Failure {number}</h2>\n<p class=\"sentence\">{}</p>\n",
+            escape(&failure.sentence)
+        ),
+    );
+    for fix in &failure.fixes {
+        put(
+            page,
+            format_args!(
+                "<p class=\"fix\"><b>Missing:</b> <code>{}</code> before call #{} <code>{}</code>{}</p>\n",
+                escape(&fix.call),
+                fix.before,
+                escape(&fix.before_text),
+                match fix.also_before.len() {
+                    0 => String::new(),
+                    n => format!(", and at {} like it", count(n as u64, "place")),
+                }
+            ),
+        );
+    }
+    put(page, format_args!("<p>The checker said:</p><pre>{}</pre>\n", escape(&failure.message)));
+    let Ok(recipe) = failure.state.parse::<Recipe>() else {
+        page.push_str("</section>\n");
+        return;
+    };
+    picture(page, failure, &recipe, told, paths, history);
+    difference(page, &recipe, history);
+    put(
+        page,
+        format_args!(
+            "<p class=\"again\">See it again: <code>kedge crash replay {} --model {} --state {} --keep DIR</code></p></section>\n",
+            escape(told.name),
+            told.report.model.name,
+            escape(&failure.state)
+        ),
+    );
+}
+
+/// The calls around the failure, and what became of each.
+fn picture(
+    page: &mut String,
+    failure: &Explanation,
+    recipe: &Recipe,
+    told: &Told<'_>,
+    paths: &Paths,
+    history: &History,
+) {
+    let set = history.set(recipe);
+    let first = failure.lost.iter().map(|c| c.number).min().unwrap_or(recipe.at.saturating_sub(1));
+    let start = *history.points().start();
+    let from = first.saturating_sub(AROUND / 2).max(start);
+    let to = recipe.at.min(first + AROUND);
+    let fix_at = |n: u32| failure.fixes.iter().filter(move |f| f.before == n);
+    page.push_str("<table class=\"calls\"><thead><tr><th>#</th><th>call</th><th>after the crash</th></tr></thead><tbody>\n");
+    let row = |page: &mut String, n: u32| {
+        for fix in fix_at(n) {
+            put(
+                page,
+                format_args!(
+                    "<tr class=\"missing\"><td></td><td><code>{}</code></td><td>missing here</td></tr>\n",
+                    escape(&fix.call)
+                ),
+            );
+        }
+        let event = &told.trace.events[n as usize];
+        if matches!(event.call, Call::Process { .. }) {
+            return;
+        }
+        let edits: Vec<u32> = history.of_event(n).collect();
+        let lost = edits.iter().filter(|e| !set.has(**e)).count();
+        let is_torn = recipe.torn.as_ref().is_some_and(|t| edits.contains(&t.micro));
+        let (class, fate) = match (lost, is_torn) {
+            (_, true) => ("part", "torn"),
+            (0, _) if edits.is_empty() => ("note", ""),
+            (0, _) if edits.iter().all(|e| history.is_durable(*e, recipe.at)) => ("safe", "safe"),
+            (0, _) => ("kept", "there by chance"),
+            (n, _) if n == edits.len() => ("lost", "lost"),
+            _ => ("part", "lost in part"),
+        };
+        put(
+            page,
+            format_args!(
+                "<tr class=\"{class}\"><td>{n}</td><td><code>{}</code></td><td>{fate}</td></tr>\n",
+                escape(&paths.call(n as usize, event))
+            ),
+        );
+    };
+    for n in from..to {
+        row(page, n);
+    }
+    if to < recipe.at {
+        put(
+            page,
+            format_args!(
+                "<tr class=\"note\"><td></td><td>… {} …</td><td></td></tr>\n",
+                count(u64::from(recipe.at - to - 1), "more call")
+            ),
+        );
+        row(page, recipe.at - 1);
+    }
+    for fix in fix_at(recipe.at) {
+        put(
+            page,
+            format_args!(
+                "<tr class=\"missing\"><td></td><td><code>{}</code></td><td>missing here</td></tr>\n",
+                escape(&fix.call)
+            ),
+        );
+    }
+    page.push_str("<tr class=\"crash\"><td></td><td>crash</td><td></td></tr></tbody></table>\n");
+}
+
+/// The directory after the crash beside the one that the program had.
+fn difference(page: &mut String, recipe: &Recipe, history: &History) {
+    let whole = history.state(&Recipe::new(recipe.at, Pick::All));
+    let found = history.state(recipe);
+    let (had, has) = (files(&whole), files(&found));
+    let names: BTreeSet<&Vec<u8>> = had.keys().chain(has.keys()).collect();
+    let changed: Vec<&Vec<u8>> = names.into_iter().filter(|n| had.get(*n) != has.get(*n)).collect();
+    if changed.is_empty() {
+        page.push_str("<p>The directory is what the program had at that moment.</p>\n");
+        return;
+    }
+    page.push_str(
+        "<table class=\"diff\"><thead><tr><th>file</th><th>the program had</th><th>after the crash</th></tr></thead><tbody>\n",
+    );
+    for name in changed.iter().take(DIFFERENCES_MAX) {
+        put(
+            page,
+            format_args!(
+                "<tr><td><code>{}</code></td><td>{}</td><td>{}</td></tr>\n",
+                escape(&String::from_utf8_lossy(name)),
+                show(&whole, name),
+                show(&found, name)
+            ),
+        );
+    }
+    page.push_str("</tbody></table>\n");
+    if changed.len() > DIFFERENCES_MAX {
+        put(page, format_args!("<p>and {} more.</p>\n", changed.len() - DIFFERENCES_MAX));
+    }
+}
+
+fn files(state: &State) -> BTreeMap<Vec<u8>, (u32, Option<u128>)> {
+    let mut files = BTreeMap::new();
+    state.walk(&mut |path, _, node| {
+        if !path.is_empty() {
+            let digest = match node.body {
+                Body::File(_) => state.content_digest(path),
+                _ => None,
+            };
+            files.insert(path.to_vec(), (node.meta.kind(), digest));
+        }
+    });
+    files
+}
+
+fn show(state: &State, path: &[u8]) -> String {
+    let Some((_, node)) = state.find(path) else { return "<i>missing</i>".to_owned() };
+    match &node.body {
+        Body::Dir(entries) => {
+            format!("directory, {}", count(entries.len() as u64, "entry").replace("entrys", "entries"))
+        }
+        Body::Symlink(target) => format!("→ <code>{}</code>", escape(&String::from_utf8_lossy(target))),
+        Body::Special => "special file".to_owned(),
+        Body::File(file) => {
+            let mut head = [0; SHOWN_BYTES];
+            let len = file.read(0, &mut head);
+            let head = &head[..len];
+            let text = if !head.is_empty() && head.iter().all(|b| *b == 0) {
+                "<i>zeros</i>".to_owned()
+            } else {
+                let text: String = String::from_utf8_lossy(head)
+                    .chars()
+                    .map(|c| if c.is_control() && c != '\n' { '·' } else { c })
+                    .collect();
+                format!("<pre>{}</pre>", escape(&text))
+            };
+            format!("{}{text}", count(file.size, "byte"))
+        }
+    }
+}
+
+fn calls(page: &mut String, told: &Told<'_>, paths: &Paths, history: &History) {
+    let start = *history.points().start() as usize;
+    let events = &told.trace.events[start..];
+    put(
+        page,
+        format_args!(
+            "<section><h2>All calls</h2>\n<p>{} of {} on {}. <b>Safe by</b> is the persistence call that made it durable \
+         under this model.</p>\n<div class=\"scroll\"><table class=\"calls\"><thead><tr><th>#</th><th>ms</th><th>process</th><th>call</th>\
+         <th>safe by</th></tr></thead><tbody>\n",
+            count(events.iter().filter(|e| !e.call.is_note()).count() as u64, "call"),
+            count(
+                events.iter().map(|e| e.pid).filter(|p| *p != 0).collect::<BTreeSet<_>>().len() as u64,
+                "process"
+            )
+            .replace("processs", "processes"),
+            count(
+                events
+                    .iter()
+                    .filter_map(|e| match e.call {
+                        Call::Fsync { ino, .. } | Call::Write { ino, .. } => Some(ino),
+                        _ => None,
+                    })
+                    .collect::<BTreeSet<_>>()
+                    .len() as u64,
+                "file"
+            )
+        ),
+    );
+    let mut names: BTreeMap<u32, &str> = BTreeMap::new();
+    for (i, event) in events.iter().enumerate().take(CALLS_MAX) {
+        if let Call::Process { pid, name, .. } = &event.call {
+            names.insert(*pid, name);
+            continue;
+        }
+        let number = (start + i) as u32;
+        let safe = safe_by(history, number);
+        let class = match (&event.call, safe.as_str()) {
+            (Call::Fsync { .. } | Call::Sync { .. }, _) => "sync",
+            (Call::Mark { .. } | Call::Baseline | Call::End { .. }, _) => "mark",
+            (_, "never") => "never",
+            _ => "",
+        };
+        let process = names.get(&event.pid).map_or_else(String::new, |n| format!("{n} {}", event.pid));
+        put(
+            page,
+            format_args!(
+                "<tr class=\"{class}\"><td>{number}</td><td>{:.1}</td><td>{}</td><td><code>{}</code></td><td>{safe}</td></tr>\n",
+                event.time as f64 / 1e6,
+                escape(&process),
+                escape(&paths.call(start + i, event))
+            ),
+        );
+    }
+    page.push_str("</tbody></table></div>\n");
+    if events.len() > CALLS_MAX {
+        put(page, format_args!("<p>and {} more.</p>\n", events.len() - CALLS_MAX));
+    }
+    page.push_str("</section>\n");
+}
+
+fn safe_by(history: &History, event: u32) -> String {
+    let end = *history.points().end();
+    let edits: Vec<u32> = history.of_event(event).collect();
+    if edits.is_empty() {
+        return String::new();
+    }
+    if edits.iter().any(|n| !history.is_durable(*n, end)) {
+        return "never".to_owned();
+    }
+    edits.iter().map(|n| history.last_without(*n)).max().map_or_else(String::new, |n| format!("#{n}"))
+}

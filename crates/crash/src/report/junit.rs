@@ -1,0 +1,43 @@
+//! JUnit's XML: one test case for the search, one for each cause of failures.
+
+use super::{Told, escape};
+
+pub fn render(told: &Told<'_>) -> String {
+    let report = told.report;
+    let suite = escape(&format!("kedge crash {}", report.model.name));
+    let seconds = report.outcome.took.as_secs_f64();
+    let is_error = report.outcome.broken.is_some() || report.fails_uncrashed.is_some();
+    let failures = if is_error { 0 } else { report.failures.len().max(usize::from(report.failed())) };
+    let mut cases = String::new();
+    let mut case = |name: &str, body: &str| {
+        cases.push_str(&format!(
+            "    <testcase classname=\"{suite}\" name=\"{}\" time=\"{seconds:.3}\">{body}</testcase>\n",
+            escape(name)
+        ));
+    };
+    if is_error {
+        case(told.name, &format!("<error message=\"{}\"/>", escape(&told.verdict())));
+    } else if !report.failed() {
+        case(
+            told.name,
+            &format!("<system-out>{}\n{}</system-out>", escape(&told.verdict()), escape(&told.coverage())),
+        );
+    } else if report.failures.is_empty() {
+        case(told.name, &format!("<failure message=\"{}\"/>", escape(&told.verdict())));
+    }
+    for failure in &report.failures {
+        let body = format!(
+            "<failure message=\"{}\">{}\nstate {}</failure>",
+            escape(&failure.sentence),
+            escape(&failure.message),
+            escape(&failure.state)
+        );
+        case(&format!("{}: {}", told.name, failure.state), &body);
+    }
+    let tests = failures.max(1);
+    format!(
+        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n  <testsuite name=\"{suite}\" tests=\"{tests}\" \
+         failures=\"{failures}\" errors=\"{}\" time=\"{seconds:.3}\">\n{cases}  </testsuite>\n</testsuites>\n",
+        u32::from(is_error)
+    )
+}

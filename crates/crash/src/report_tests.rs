@@ -1,0 +1,80 @@
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+use crate::campaign::explore_in_memory;
+use crate::disk::Disk;
+use crate::model::Model;
+
+fn told<'a>(report: &'a Report, trace: &'a Trace) -> Told<'a> {
+    Told { report, trace, name: "run<1>.kcr", checker: "test \"$x\" & <y>", cut: None }
+}
+
+fn failing() -> (Report, Trace) {
+    let disk = Disk::new();
+    disk.create("a<b>").unwrap().write_at(0, b"</pre><script>").unwrap();
+    disk.tell("saved & \u{1} <sound>");
+    let trace = disk.trace();
+    let report = explore_in_memory(&trace, Model::by_name("posix").unwrap(), |disk, told| {
+        let is_there = disk.read("a<b>").is_ok_and(|b| b == b"</pre><script>");
+        if told.is_empty() || is_there { Ok(()) } else { Err("lost <it>".into()) }
+    });
+    assert!(report.failed());
+    (report, trace)
+}
+
+#[test]
+fn nothing_that_a_program_wrote_becomes_markup() {
+    let (report, trace) = failing();
+    let told = told(&report, &trace);
+    let page = told.html();
+    assert!(
+        page.contains("run&lt;1&gt;.kcr") && page.contains("a&lt;b&gt;") && page.contains("lost &lt;it&gt;")
+    );
+    assert!(!page.contains("<script>") && !page.contains("<sound>"), "{page}");
+    for place in ["http:", "https:", "src=", "@import", "url("] {
+        assert!(!page.contains(place), "the page is self-contained: {place}");
+    }
+    let xml = told.junit();
+    assert!(!xml.contains("<it>") && !xml.contains('\u{1}'), "{xml}");
+}
+
+#[test]
+fn machines_read_the_same_verdict() {
+    let (report, trace) = failing();
+    let told = told(&report, &trace);
+    let json = told.json();
+    assert_eq!(json["passed"], false);
+    assert_eq!(json["failing"], report.outcome.failing);
+    assert_eq!(json["causes"].as_array().unwrap().len(), report.failures.len());
+    assert!(json["causes"][0]["sentence"].as_str().unwrap().contains("fsync"));
+    let xml = told.junit();
+    assert_eq!(xml.matches("<failure ").count(), report.failures.len());
+    assert!(xml.contains(&format!("failures=\"{}\"", report.failures.len())), "{xml}");
+}
+
+#[test]
+fn a_budget_that_ends_early_is_said_and_is_no_plain_pass() {
+    let (mut report, trace) = failing();
+    report.outcome.failing = 0;
+    report.outcome.failures.clear();
+    report.failures.clear();
+    report.outcome.ended = Ended::States;
+    report.outcome.unreached = 5;
+    let told = told(&report, &trace);
+    assert!(told.verdict().contains("not all was tried"), "{}", told.verdict());
+    assert!(told.text().contains("5 of"), "{}", told.text());
+    assert_eq!(told.json()["complete"], false);
+    assert!(told.junit().contains("NOT tried"));
+}
+
+#[test]
+fn a_checker_that_fails_without_a_crash_is_no_verdict_on_crashes() {
+    let disk = Disk::new();
+    disk.create("a").unwrap();
+    let trace = disk.trace();
+    let report = explore_in_memory(&trace, Model::by_name("posix").unwrap(), |_, _| Err("no".into()));
+    assert!(report.failures.is_empty());
+    let told = told(&report, &trace);
+    assert!(told.verdict().contains("without any crash"), "{}", told.verdict());
+    assert!(told.junit().contains("<error ") && told.junit().contains("errors=\"1\""));
+}

@@ -1,0 +1,249 @@
+//! Tries crash states until the budget ends, and says honestly what was covered.
+//!
+//! Recipes are taken and their states built under one lock, so that the states tried depend on recording, model, seed and
+//! a budget counted in states, never on how threads were scheduled. Checkers run beside one another.
+
+use crate::explore::Plan;
+use crate::history::History;
+use crate::recipe::{Pick, Recipe};
+use crate::state::{Digest, State};
+use crate::trace::Trace;
+use kedge_base::{Clock, SystemClock};
+use parking_lot::Mutex;
+use std::collections::HashSet;
+use std::time::Duration;
+
+/// So many recipes in a row that gave nothing new: there is nothing new to find by chance.
+const STALE_MAX: u64 = 5000;
+/// So many failing states are kept for the report; all are counted.
+const FAILURES_KEPT_MAX: usize = 200;
+
+/// A crash state to be judged.
+pub struct Case<'a> {
+    pub recipe: &'a Recipe,
+    pub state: &'a State,
+    /// What the user had been told.
+    pub told: &'a [&'a str],
+    /// Which of the checkers that run side by side this is, from 0.
+    pub job: usize,
+}
+
+/// What a checker thinks of a state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    Good,
+    /// The program does not recover, or broke a promise; why.
+    Bad(String),
+    /// The state could not be judged: this is nobody's verdict on the program.
+    Broken(String),
+}
+
+pub trait Checker: Sync {
+    fn check(&self, case: &Case<'_>) -> Verdict;
+}
+
+impl<F: Fn(&Case<'_>) -> Verdict + Sync> Checker for F {
+    fn check(&self, case: &Case<'_>) -> Verdict {
+        self(case)
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Budget {
+    /// Distinct states.
+    pub states: Option<u64>,
+    pub time: Option<Duration>,
+    /// Stop at so many failing states.
+    pub failures: Option<u64>,
+    pub seed: u64,
+    pub jobs: usize,
+}
+
+impl Default for Budget {
+    fn default() -> Budget {
+        Budget { states: Some(10_000), time: None, failures: None, seed: 1, jobs: 1 }
+    }
+}
+
+/// Why the search ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// The systematic states are all tried, and chance finds nothing new.
+    Covered,
+    States,
+    Time,
+    Failures,
+    /// A state could not be judged, see [`Outcome::broken`].
+    Broken,
+}
+
+#[derive(Clone, Debug)]
+pub struct Failure {
+    pub recipe: Recipe,
+    pub message: String,
+    /// The how-manieth state it was.
+    pub number: u64,
+}
+
+/// What a search found.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// Different states judged.
+    pub states: u64,
+    /// Recipes taken; the rest led to states that had been judged.
+    pub recipes: u64,
+    /// Systematic recipes, and how many of them the budget did not reach.
+    pub planned: u64,
+    pub unreached: u64,
+    pub failing: u64,
+    /// The first of the failing ones, in the order they were tried.
+    pub failures: Vec<Failure>,
+    pub ended: Ended,
+    pub broken: Option<String>,
+    pub took: Duration,
+}
+
+impl Outcome {
+    /// Nothing failed and nothing systematic was left out.
+    pub fn is_whole(&self) -> bool {
+        self.unreached == 0 && self.broken.is_none()
+    }
+}
+
+/// Hears how far a search has come: states judged, of them failing, time.
+pub type Hear<'a> = &'a (dyn Fn(u64, u64, Duration) + Sync);
+
+struct Source<'a> {
+    plan: Plan<'a>,
+    seen: HashSet<(Digest, usize)>,
+    states: u64,
+    recipes: u64,
+    stale: u64,
+    ended: Option<Ended>,
+}
+
+#[derive(Default)]
+struct Found {
+    failing: u64,
+    judged: u64,
+    failures: Vec<Failure>,
+    broken: Option<String>,
+}
+
+/// One search through the states of a recording.
+pub struct Search<'a> {
+    pub trace: &'a Trace,
+    pub history: &'a History,
+    pub checker: &'a dyn Checker,
+    pub budget: Budget,
+    pub hear: Option<Hear<'a>>,
+}
+
+impl Search<'_> {
+    pub fn run(&self) -> Outcome {
+        let clock = SystemClock::default();
+        let source = Mutex::new(Source {
+            plan: Plan::new(self.trace, self.history, self.budget.seed),
+            seen: HashSet::new(),
+            states: 0,
+            recipes: 0,
+            stale: 0,
+            ended: None,
+        });
+        let found = Mutex::new(Found::default());
+        let jobs = self.budget.jobs.clamp(1, 256);
+        std::thread::scope(|scope| {
+            for job in 1..jobs {
+                let (source, found, clock) = (&source, &found, &clock);
+                scope.spawn(move || self.work(job, source, found, clock));
+            }
+            self.work(0, &source, &found, &clock);
+        });
+        let (source, mut found) = (source.into_inner(), found.into_inner());
+        found.failures.sort_by_key(|f| f.number);
+        Outcome {
+            states: source.states,
+            recipes: source.recipes,
+            planned: source.plan.planned() as u64,
+            unreached: source.plan.left() as u64,
+            failing: found.failing,
+            failures: found.failures,
+            ended: source.ended.unwrap_or(Ended::Covered),
+            broken: found.broken,
+            took: clock.monotonic(),
+        }
+    }
+
+    fn work(&self, job: usize, source: &Mutex<Source<'_>>, found: &Mutex<Found>, clock: &SystemClock) {
+        loop {
+            let next = self.next(&mut source.lock(), clock);
+            let Some((number, recipe, state)) = next else { return };
+            let told = self.trace.marks(recipe.at as usize);
+            let verdict = self.checker.check(&Case { recipe: &recipe, state: &state, told: &told, job });
+            let mut found = found.lock();
+            found.judged += 1;
+            match verdict {
+                Verdict::Good => {}
+                Verdict::Bad(message) => {
+                    found.failing += 1;
+                    if found.failures.len() < FAILURES_KEPT_MAX {
+                        found.failures.push(Failure { recipe, message, number });
+                    }
+                    if self.budget.failures.is_some_and(|max| found.failing >= max) {
+                        source.lock().ended.get_or_insert(Ended::Failures);
+                    }
+                }
+                Verdict::Broken(why) => {
+                    found.broken.get_or_insert(why);
+                    source.lock().ended.get_or_insert(Ended::Broken);
+                }
+            }
+            if let Some(hear) = self.hear {
+                hear(found.judged, found.failing, clock.monotonic());
+            }
+        }
+    }
+
+    /// The next state that nobody has judged.
+    fn next(&self, source: &mut Source<'_>, clock: &SystemClock) -> Option<(u64, Recipe, State)> {
+        loop {
+            if source.ended.is_none() {
+                source.ended = self.end(source, clock.monotonic());
+            }
+            if source.ended.is_some() {
+                return None;
+            }
+            // The complete states are tried first: if one of them fails, the checker is not about crashes.
+            let recipe = match source.recipes {
+                0 => Recipe::new(*self.history.points().end(), Pick::All),
+                _ => source.plan.next(),
+            };
+            source.recipes += 1;
+            let state = self.history.state(&recipe);
+            let told = self.told(recipe.at);
+            if source.seen.insert((state.digest(), told)) {
+                source.states += 1;
+                source.stale = 0;
+                return Some((source.states, recipe, state));
+            }
+            source.stale += 1;
+        }
+    }
+
+    fn end(&self, source: &Source<'_>, now: Duration) -> Option<Ended> {
+        if self.budget.states.is_some_and(|max| source.states >= max) {
+            return Some(Ended::States);
+        }
+        if self.budget.time.is_some_and(|max| now >= max) {
+            return Some(Ended::Time);
+        }
+        (source.plan.left() == 0 && source.stale >= STALE_MAX).then_some(Ended::Covered)
+    }
+
+    fn told(&self, at: u32) -> usize {
+        self.trace.events[..at as usize]
+            .iter()
+            .filter(|e| matches!(e.call, crate::trace::Call::Mark { .. }))
+            .count()
+    }
+}

@@ -1,0 +1,184 @@
+//! Makes a failing state as small as it can be told.
+//!
+//! A state is told by what it lacks. Lost edits are given back, halves first, as long as the checker still fails;
+//! then the crash is moved forward in time. What is left: no single one of the lost calls can be given back.
+
+use crate::history::History;
+use crate::recipe::{Pick, Recipe};
+use crate::run::{Case, Checker, Verdict};
+use crate::trace::Trace;
+use std::cell::Cell;
+
+/// Checkers are programs that take their time.
+const CHECKS_MAX: u32 = 150;
+/// Moments before a crash that are compared with it.
+const PREFIXES_MAX: usize = 500;
+
+/// A failing state in its smallest form.
+#[derive(Clone, Debug)]
+pub struct Shrunk {
+    pub recipe: Recipe,
+    /// The edits whose loss takes all others with it.
+    pub roots: Vec<u32>,
+    pub message: String,
+    /// Checks it took.
+    pub checks: u32,
+    /// The limit of checks came first.
+    pub is_cut: bool,
+}
+
+pub struct Shrinker<'a> {
+    pub trace: &'a Trace,
+    pub history: &'a History,
+    pub checker: &'a dyn Checker,
+    checks: Cell<u32>,
+}
+
+impl<'a> Shrinker<'a> {
+    pub fn new(trace: &'a Trace, history: &'a History, checker: &'a dyn Checker) -> Shrinker<'a> {
+        Shrinker { trace, history, checker, checks: Cell::new(0) }
+    }
+
+    /// Why the state fails; `None`: it does not, or it cannot be judged, or there were checks enough.
+    fn fails(&self, recipe: &Recipe) -> Option<String> {
+        if self.checks.get() >= CHECKS_MAX {
+            return None;
+        }
+        self.checks.set(self.checks.get() + 1);
+        let state = self.history.state(recipe);
+        let told = self.trace.marks(recipe.at as usize);
+        match self.checker.check(&Case { recipe, state: &state, told: &told, job: 0 }) {
+            Verdict::Bad(message) => Some(message),
+            Verdict::Good | Verdict::Broken(_) => None,
+        }
+    }
+
+    pub fn shrink(&self, recipe: &Recipe, message: &str) -> Shrunk {
+        self.checks.set(0);
+        let mut best = (recipe.clone(), message.to_owned());
+        if let Some(prefix) = self.as_prefix(&best.0) {
+            return Shrunk {
+                recipe: prefix.0,
+                roots: Vec::new(),
+                message: prefix.1,
+                checks: self.checks.get(),
+                is_cut: false,
+            };
+        }
+        self.try_whole_page(&mut best);
+        let lost = self.history.lost(&best.0);
+        let mut roots = self.history.roots(&lost);
+        self.by_roots(&mut best, &roots);
+        self.give_back(&mut best, &mut roots);
+        self.crash_earlier(&mut best, &roots);
+        self.give_back(&mut best, &mut roots);
+        let is_cut = self.checks.get() >= CHECKS_MAX;
+        Shrunk { recipe: best.0, roots, message: best.1, checks: self.checks.get(), is_cut }
+    }
+
+    /// The moment, if there is one, that looks like the state when nothing is lost; or the one before the first lost call.
+    fn as_prefix(&self, recipe: &Recipe) -> Option<(Recipe, String)> {
+        let digest = self.history.state(recipe).digest();
+        let first_lost = self.history.lost(recipe).first().map(|n| self.history.micros[*n as usize].event);
+        let start = *self.history.points().start();
+        let like = (start..=recipe.at).rev().take(PREFIXES_MAX).map(|at| Recipe::new(at, Pick::All));
+        let same = like.into_iter().find(|r| self.history.state(r).digest() == digest);
+        let before = first_lost.map(|at| Recipe::new(at, Pick::All));
+        [same, before].into_iter().flatten().find_map(|r| self.fails(&r).map(|message| (r, message)))
+    }
+
+    /// A tear that is not needed is left out.
+    fn try_whole_page(&self, best: &mut (Recipe, String)) {
+        if best.0.torn.is_some() {
+            let whole = Recipe { torn: None, ..best.0.clone() };
+            if let Some(message) = self.fails(&whole) {
+                *best = (whole, message);
+            }
+        }
+    }
+
+    /// Names the state by what it lacks, however it was found.
+    fn by_roots(&self, best: &mut (Recipe, String), roots: &[u32]) {
+        if matches!(best.0.pick, Pick::All | Pick::Lose(_)) {
+            return;
+        }
+        let pick = if roots.is_empty() { Pick::All } else { Pick::Lose(roots.to_vec()) };
+        let named = Recipe { pick, ..best.0.clone() };
+        if let Some(message) = self.fails(&named) {
+            *best = (named, message);
+        }
+    }
+
+    fn give_back(&self, best: &mut (Recipe, String), roots: &mut Vec<u32>) {
+        let recipe = |roots: &[u32], best: &Recipe| {
+            let pick = if roots.is_empty() { Pick::All } else { Pick::Lose(roots.to_vec()) };
+            Recipe { pick, ..best.clone() }
+        };
+        let mut part = roots.len();
+        while part > 0 {
+            let mut from = 0;
+            while from < roots.len() {
+                let mut fewer = roots.clone();
+                fewer.drain(from..(from + part).min(roots.len()));
+                // What a lost edit took with it may have been what mattered: losing that alone is tried too.
+                let smaller = recipe(&fewer, &best.0);
+                match self.fails(&smaller) {
+                    Some(message) => {
+                        *best = (smaller, message);
+                        *roots = fewer;
+                    }
+                    None => from += part,
+                }
+            }
+            part /= 2;
+        }
+        self.lose_later_part(best, roots);
+    }
+
+    /// For each root: instead of it, only what it took with it.
+    fn lose_later_part(&self, best: &mut (Recipe, String), roots: &mut Vec<u32>) {
+        let mut tried = 0;
+        while tried < roots.len() {
+            let given_back = roots[tried];
+            let lost = self.history.lost(&best.0);
+            let rest: Vec<u32> = lost.into_iter().filter(|n| *n != given_back).collect();
+            let next = self.history.roots(&rest);
+            if next.is_empty() {
+                return;
+            }
+            let recipe = Recipe { pick: Pick::Lose(next.clone()), ..best.0.clone() };
+            match self.fails(&recipe) {
+                Some(message) => {
+                    *best = (recipe, message);
+                    *roots = next;
+                    tried = 0;
+                }
+                None => tried += 1,
+            }
+        }
+    }
+
+    /// A crash that comes earlier leaves fewer calls to look at.
+    fn crash_earlier(&self, best: &mut (Recipe, String), roots: &[u32]) {
+        if matches!(best.0.pick, Pick::Sample(_)) {
+            return;
+        }
+        let first = roots.iter().map(|n| self.history.micros[*n as usize].event + 1).max();
+        let torn = best.0.torn.as_ref().map(|t| self.history.micros[t.micro as usize].event + 1);
+        let first = first.max(torn).unwrap_or(*self.history.points().start());
+        // Downwards by halves of what is left, then one by one.
+        let mut step = (best.0.at.saturating_sub(first)).div_ceil(2);
+        while step > 0 && best.0.at > first {
+            let at = best.0.at.saturating_sub(step).max(first);
+            let recipe = Recipe { at, ..best.0.clone() };
+            match self.fails(&recipe) {
+                Some(message) => *best = (recipe, message),
+                None if step == 1 => break,
+                None => step = step.div_ceil(2),
+            }
+            if at == first {
+                break;
+            }
+        }
+    }
+}

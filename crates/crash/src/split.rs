@@ -1,0 +1,370 @@
+//! Splits calls into edits, and says which edits each needs.
+//!
+//! One pass over the recording. What is kept for each inode is the newest edit of each of its parts, so that an edit
+//! needs a few others directly and the rest through them.
+
+use crate::edit::{Edit, Meta, Slice};
+use crate::model::{Model, Order};
+use crate::state::{Name, PAGE, Page, ROOT};
+use crate::trace::{Call, Event, Space};
+use smallvec::SmallVec;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+/// An edit in a recording.
+#[derive(Clone, Debug)]
+pub struct Micro {
+    /// The number of the call it is a part of.
+    pub event: u32,
+    pub edit: Edit,
+    /// Edits without which this one cannot be there.
+    pub needs: SmallVec<[u32; 4]>,
+    /// The edit before it in the file system's log. Beside `needs`, because fsync may pass by it.
+    pub after: Option<u32>,
+}
+
+/// What is known of an inode while the recording is read.
+#[derive(Debug, Default)]
+struct Known {
+    is_dir: bool,
+    size: u64,
+    inode: Option<u32>,
+    /// The last edit that changed which bytes there are: truncate, hole, shift.
+    barrier: Option<u32>,
+    grown: Option<u32>,
+    attr: Option<u32>,
+    xattrs: HashMap<Name, u32>,
+    pages: HashMap<u64, u32>,
+    /// Bytes and sizes that no rename has waited for.
+    unflushed: Vec<u32>,
+    /// Edits of the inode itself that nothing has made persistent yet.
+    own: Vec<u32>,
+    /// The same of its names.
+    names: Vec<u32>,
+    /// The same of a directory's entries.
+    entries: Vec<u32>,
+    /// A directory's newest edit of each name.
+    newest: BTreeMap<Name, u32>,
+}
+
+pub struct Splitter {
+    model: Model,
+    pub micros: Vec<Micro>,
+    known: HashMap<u64, Known>,
+    logged: Option<u32>,
+    dir_moves: Option<u32>,
+    event: u32,
+}
+
+type Needs = SmallVec<[u32; 4]>;
+
+impl Splitter {
+    pub fn new(model: Model) -> Splitter {
+        let root = Known { is_dir: true, ..Known::default() };
+        Splitter {
+            model,
+            micros: Vec::new(),
+            known: HashMap::from([(ROOT, root)]),
+            logged: None,
+            dir_moves: None,
+            event: 0,
+        }
+    }
+
+    /// Forgets all edits: what they made is there for good.
+    pub fn settle(&mut self) -> Vec<Micro> {
+        for known in self.known.values_mut() {
+            *known = Known { is_dir: known.is_dir, size: known.size, ..Known::default() };
+        }
+        self.logged = None;
+        self.dir_moves = None;
+        std::mem::take(&mut self.micros)
+    }
+
+    /// The numbers of edits that an fsync of `ino` persists by itself, not counting what they need. They are taken from the lists:
+    /// the caller makes them persistent.
+    pub fn take_synced(&mut self, ino: u64, datasync: bool, since: u64) -> Vec<u32> {
+        let mut taken = Vec::new();
+        let mut todo = vec![(ino, true)];
+        let mut seen = std::collections::HashSet::new();
+        while let Some((ino, first)) = todo.pop() {
+            if !seen.insert(ino) {
+                continue;
+            }
+            let keeps_names = self.model.fsync_keeps_names;
+            let micros = &self.micros;
+            let Some(known) = self.known.get_mut(&ino) else { continue };
+            let covered = |n: &u32| u64::from(micros[*n as usize].event) < since;
+            let birth = known.inode.map(|n| micros[n as usize].event);
+            if first {
+                let wanted = |n: &u32| covered(n) && !(datasync && is_soft(&micros[*n as usize].edit));
+                taken.extend(known.own.extract_if(.., |n| wanted(n)));
+                if known.is_dir {
+                    taken.extend(known.entries.extract_if(.., |n| covered(n)));
+                }
+            }
+            if keeps_names {
+                let wanted = |n: &u32| covered(n) && (!datasync || Some(micros[*n as usize].event) == birth);
+                let names: Vec<u32> = known.names.extract_if(.., |n| wanted(n)).collect();
+                let above = names.iter().flat_map(|n| micros[*n as usize].edit.dirs()).flatten();
+                todo.extend(above.map(|dir| (dir, false)));
+                taken.extend(names);
+            }
+        }
+        taken
+    }
+
+    pub fn add(&mut self, number: u32, event: &Event) {
+        if !event.ok() {
+            return;
+        }
+        self.event = number;
+        match &event.call {
+            Call::Create { dir, name, ino, mode, uid, gid, target } => {
+                let target = target.as_ref().map(|t| Arc::from(&t[..]));
+                self.make(*ino, Meta { mode: *mode, uid: *uid, gid: *gid }, target);
+                self.add_name(*dir, name, *ino);
+            }
+            Call::Tmpfile { ino, mode, uid, gid } => {
+                self.make(*ino, Meta { mode: *mode, uid: *uid, gid: *gid }, None);
+            }
+            Call::Link { ino, dir, name } => self.add_name(*dir, name, *ino),
+            Call::Remove { dir, name, ino, is_dir } => self.remove(*dir, name, *ino, *is_dir),
+            Call::Rename { dir, name, new_dir, new_name, ino, victim, exchange } => {
+                self.rename((*dir, name), (*new_dir, new_name), *ino, *victim, *exchange);
+            }
+            Call::Write { ino, offset, data, .. } => self.write(*ino, *offset, data),
+            Call::Truncate { ino, size } => self.truncate(*ino, *size),
+            Call::Allocate { ino, how, offset, len } => self.allocate(*ino, *how, *offset, *len),
+            Call::Attr { ino, mode, uid, gid } => {
+                let needs = self.needs(*ino, |k| [k.attr, k.inode]);
+                let edit = Edit::Attr { ino: *ino, mode: *mode, uid: *uid, gid: *gid };
+                let n = self.push(edit, needs);
+                self.of(*ino).attr = Some(n);
+            }
+            Call::Xattr { ino, name, value } => {
+                let name: Name = Arc::from(&name[..]);
+                let needs = self.needs(*ino, |k| [k.xattrs.get(&name).copied(), k.inode]);
+                let value = value.as_ref().map(|v| Arc::from(&v[..]));
+                let n = self.push(Edit::Xattr { ino: *ino, name: name.clone(), value }, needs);
+                self.of(*ino).xattrs.insert(name, n);
+            }
+            Call::Process { .. }
+            | Call::Fsync { .. }
+            | Call::Sync { .. }
+            | Call::Mark { .. }
+            | Call::Baseline
+            | Call::End { .. } => {}
+        }
+    }
+
+    fn of(&mut self, ino: u64) -> &mut Known {
+        self.known.entry(ino).or_default()
+    }
+
+    fn needs<const N: usize>(&mut self, ino: u64, of: impl FnOnce(&Known) -> [Option<u32>; N]) -> Needs {
+        of(self.of(ino)).into_iter().flatten().collect()
+    }
+
+    fn push(&mut self, edit: Edit, mut needs: Needs) -> u32 {
+        let n = self.micros.len() as u32;
+        let in_log = !matches!(edit, Edit::Data { .. } | Edit::Grow { .. });
+        let after = match self.model.order {
+            Order::Free => None,
+            Order::Total => n.checked_sub(1),
+            Order::Log | Order::Transaction if edit.is_data() => None,
+            Order::Log | Order::Transaction => self.logged,
+        };
+        if in_log {
+            self.logged = Some(n);
+        }
+        needs.sort_unstable();
+        needs.dedup();
+        if let Some(own) = edit.own() {
+            self.of(own).own.push(n);
+        }
+        for ino in edit.named().into_iter().flatten() {
+            self.of(ino).names.push(n);
+        }
+        let [dir, second] = edit.dirs();
+        for dir in [dir, second.filter(|d| Some(*d) != dir)].into_iter().flatten() {
+            self.of(dir).entries.push(n);
+        }
+        self.micros.push(Micro { event: self.event, edit, needs, after });
+        n
+    }
+
+    fn make(&mut self, ino: u64, meta: Meta, target: Option<Arc<[u8]>>) {
+        let n = self.push(Edit::Inode { ino, meta, target }, Needs::new());
+        let known = self.of(ino);
+        known.inode = Some(n);
+        known.is_dir = meta.kind() == Meta::DIR;
+    }
+
+    /// What an edit of a name needs: the one before it, and the directory.
+    fn name_needs(&mut self, dir: u64, name: &Name) -> Needs {
+        self.needs(dir, |d| [d.newest.get(name).copied(), d.inode])
+    }
+
+    fn set_newest(&mut self, dir: u64, name: Name, n: u32) {
+        self.of(dir).newest.insert(name, n);
+    }
+
+    fn add_name(&mut self, dir: u64, name: &[u8], ino: u64) {
+        let name: Name = Arc::from(name);
+        let mut needs = self.name_needs(dir, &name);
+        needs.extend(self.needs(ino, |k| [k.inode]));
+        let n = self.push(Edit::Add { dir, name: name.clone(), ino }, needs);
+        self.set_newest(dir, name, n);
+    }
+
+    fn remove(&mut self, dir: u64, name: &[u8], ino: u64, is_dir: bool) {
+        let name: Name = Arc::from(name);
+        let mut needs = self.name_needs(dir, &name);
+        if is_dir {
+            needs.extend(self.of(ino).newest.values().copied());
+        }
+        let n = self.push(Edit::Remove { dir, name: name.clone(), ino }, needs);
+        self.set_newest(dir, name, n);
+    }
+
+    fn rename(
+        &mut self,
+        old: (u64, &[u8]),
+        new: (u64, &[u8]),
+        ino: u64,
+        victim: Option<u64>,
+        exchange: bool,
+    ) {
+        let (name, new_name): (Name, Name) = (Arc::from(old.1), Arc::from(new.1));
+        let mut needs = self.name_needs(old.0, &name);
+        needs.extend(self.name_needs(new.0, &new_name));
+        needs.extend(self.needs(ino, |k| [k.inode]));
+        let moves_dir = self.of(ino).is_dir;
+        if moves_dir {
+            needs.extend(self.dir_moves);
+        }
+        if let Some(victim) = victim {
+            if self.of(victim).is_dir && !exchange {
+                needs.extend(self.of(victim).newest.values().copied());
+            }
+            if self.model.rename_needs_data && !exchange {
+                let unflushed = std::mem::take(&mut self.of(ino).unflushed);
+                needs.extend(unflushed);
+            }
+        }
+        let edit = Edit::Rename {
+            dir: old.0,
+            name: name.clone(),
+            new_dir: new.0,
+            new_name: new_name.clone(),
+            ino,
+            victim,
+            exchange,
+        };
+        let n = self.push(edit, needs);
+        if moves_dir {
+            self.dir_moves = Some(n);
+        }
+        self.set_newest(old.0, name, n);
+        self.set_newest(new.0, new_name, n);
+    }
+
+    fn write(&mut self, ino: u64, offset: u64, data: &[u8]) {
+        let Some(end) = offset.checked_add(data.len() as u64) else { return };
+        let of: Arc<[u8]> = Arc::from(data);
+        if self.model.write_is_logged {
+            let needs = self.needs(ino, |k| [k.inode]);
+            self.push(Edit::Touch { ino }, needs);
+        }
+        let mut at = offset;
+        while at < end {
+            let (page, skip) = (at / PAGE as u64, (at % PAGE as u64) as usize);
+            let take = (PAGE - skip).min((end - at) as usize);
+            let from = (at - offset) as u32;
+            let bytes = Slice { of: of.clone(), range: from..from + take as u32 };
+            let whole = (take == PAGE).then(|| Arc::new(Page::full(bytes.as_slice())));
+            let needs = self.needs(ino, |k| [k.pages.get(&page).copied(), k.barrier.or(k.inode)]);
+            let n = self.push(Edit::Data { ino, page, at: skip as u16, bytes, whole }, needs);
+            let known = self.of(ino);
+            known.pages.insert(page, n);
+            known.unflushed.push(n);
+            at += take as u64;
+            if at > known.size {
+                self.grow(ino, at, n);
+            }
+        }
+    }
+
+    /// A write of edit `data` made the file `size` long.
+    fn grow(&mut self, ino: u64, size: u64, data: u32) {
+        let mut needs = self.needs(ino, |k| [k.barrier.or(k.inode)]);
+        if self.model.size_needs_data {
+            needs.push(data);
+        }
+        if self.model.size_in_order {
+            needs.extend(self.of(ino).grown);
+        }
+        let n = self.push(Edit::Grow { ino, size }, needs);
+        let known = self.of(ino);
+        known.size = size;
+        known.grown = Some(n);
+        known.unflushed.push(n);
+    }
+
+    /// After an edit that changed which bytes there are.
+    fn fence(&mut self, ino: u64, n: u32, size: u64) {
+        let known = self.of(ino);
+        known.barrier = Some(n);
+        known.grown = None;
+        known.pages.clear();
+        known.size = size;
+    }
+
+    fn truncate(&mut self, ino: u64, size: u64) {
+        let mut needs = self.needs(ino, |k| [k.barrier.or(k.inode)]);
+        if self.model.size_in_order {
+            needs.extend(self.of(ino).grown);
+        }
+        let n = self.push(Edit::Truncate { ino, size }, needs);
+        self.fence(ino, n, size);
+    }
+
+    fn allocate(&mut self, ino: u64, how: Space, offset: u64, len: u64) {
+        let Some(end) = offset.checked_add(len) else { return };
+        let size = self.of(ino).size;
+        match how {
+            Space::Allocate { keep_size } | Space::Zero { keep_size } => {
+                if matches!(how, Space::Zero { .. }) {
+                    self.zero(ino, offset, end);
+                }
+                if !keep_size && end > size {
+                    self.truncate(ino, end);
+                }
+            }
+            Space::Punch => self.zero(ino, offset, end),
+            Space::Collapse | Space::Insert => {
+                let (from, to, size) = match how {
+                    Space::Collapse => (end, offset, size.saturating_sub(len)),
+                    _ => (offset, end, size.saturating_add(len)),
+                };
+                let needs = self.of(ino).own.iter().copied().collect();
+                let n = self.push(Edit::Shift { ino, from, to, size }, needs);
+                self.fence(ino, n, size);
+            }
+        }
+    }
+
+    fn zero(&mut self, ino: u64, from: u64, to: u64) {
+        let needs = self.needs(ino, |k| [k.barrier.or(k.inode)]);
+        let n = self.push(Edit::Zero { ino, from, to }, needs);
+        let known = self.of(ino);
+        known.barrier = Some(n);
+        known.pages.clear();
+    }
+}
+
+/// What fdatasync may leave out.
+fn is_soft(edit: &Edit) -> bool {
+    matches!(edit, Edit::Attr { .. } | Edit::Xattr { .. } | Edit::Touch { .. })
+}

@@ -1,0 +1,431 @@
+//! A directory tree in memory, cheap to copy, to which [`Edit`]s are applied.
+//!
+//! An edit applies to any tree: what it names may be missing, because a crash state is a choice of edits. Which choices
+//! are legal is not decided here but by [`crate::History`]. Nothing here fails and nothing is read from outside.
+
+use crate::edit::{Edit, Meta};
+use crate::sparse::Sparse;
+use siphasher::sip128::{Hasher128, SipHasher13};
+use std::collections::BTreeMap;
+use std::hash::Hasher;
+use std::sync::{Arc, OnceLock};
+
+pub const PAGE: usize = 4096;
+pub const SECTOR: usize = 512;
+/// Inode number of the root directory.
+pub const ROOT: u64 = 1;
+/// A tree deeper than this is cut off when it is walked: no real one is, and a damaged recording must not exhaust the
+/// stack.
+const DEPTH_MAX: usize = 1024;
+
+pub type Name = Arc<[u8]>;
+/// Of the visible content. 128 bits: states are taken for equal when these are.
+pub type Digest = u128;
+
+/// One page of a file, with the digest of its bytes.
+#[derive(Clone, Debug)]
+pub struct Page {
+    bytes: Box<[u8]>,
+    digest: OnceLock<Digest>,
+}
+
+impl Page {
+    pub fn zeroed() -> Page {
+        Page { bytes: vec![0; PAGE].into_boxed_slice(), digest: OnceLock::new() }
+    }
+
+    pub fn full(bytes: &[u8]) -> Page {
+        debug_assert_eq!(bytes.len(), PAGE);
+        Page { bytes: bytes.into(), digest: OnceLock::new() }
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    fn put(&mut self, at: usize, bytes: &[u8]) {
+        self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+        self.digest = OnceLock::new();
+    }
+
+    fn digest(&self) -> Digest {
+        *self.digest.get_or_init(|| digest_of(&self.bytes))
+    }
+}
+
+fn digest_of(bytes: &[u8]) -> Digest {
+    // Trailing zeros do not count: a page that is missing, short or zero reads the same.
+    let end = bytes.iter().rposition(|b| *b != 0).map_or(0, |i| i + 1);
+    let mut h = SipHasher13::new();
+    h.write(&bytes[..end]);
+    h.finish128().as_u128()
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct FileBody {
+    pub size: u64,
+    /// May hold bytes behind the size: data whose size was lost. They are not part of what is seen.
+    pages: Sparse<Page>,
+}
+
+impl FileBody {
+    pub fn read(&self, offset: u64, buf: &mut [u8]) -> usize {
+        let len = buf.len().min(usize::try_from(self.size.saturating_sub(offset)).unwrap_or(usize::MAX));
+        let mut at = 0;
+        while at < len {
+            let place = offset + at as u64;
+            let skip = (place % PAGE as u64) as usize;
+            let take = (PAGE - skip).min(len - at);
+            match self.pages.get(place / PAGE as u64) {
+                Some(page) => buf[at..at + take].copy_from_slice(&page.bytes()[skip..skip + take]),
+                None => buf[at..at + take].fill(0),
+            }
+            at += take;
+        }
+        len
+    }
+
+    /// The pages that hold something, each with the bytes of it that are in the file.
+    pub fn pieces(&self) -> impl Iterator<Item = (u64, &[u8])> {
+        let size = self.size;
+        self.pages
+            .range(0)
+            .map(|(n, page)| (n * PAGE as u64, page))
+            .take_while(move |(at, _)| *at < size)
+            .map(move |(at, page)| {
+                let len = usize::try_from(size - at).unwrap_or(PAGE).min(PAGE);
+                (at, &page.bytes()[..len])
+            })
+    }
+
+    fn put(&mut self, page: u64, at: usize, bytes: &[u8]) {
+        match self.pages.get_mut(page) {
+            Some(slot) => Arc::make_mut(slot).put(at, bytes),
+            None => {
+                let mut fresh = Page::zeroed();
+                fresh.put(at, bytes);
+                self.pages.set(page, Arc::new(fresh));
+            }
+        }
+    }
+
+    fn truncate(&mut self, size: u64) {
+        self.pages.cut(size.div_ceil(PAGE as u64));
+        let tail = (size % PAGE as u64) as usize;
+        if tail > 0 && self.pages.get(size / PAGE as u64).is_some() {
+            self.put(size / PAGE as u64, tail, &[0; PAGE][tail..]);
+        }
+        self.size = size;
+    }
+
+    fn zero(&mut self, from: u64, to: u64) {
+        let page = PAGE as u64;
+        let (first, last) = (from.div_ceil(page), to / page);
+        if first <= last {
+            self.pages.remove_range(first, last);
+        }
+        for part in [(from, to.min(first * page)), (from.max(last * page), to)] {
+            if part.0 < part.1 && self.pages.get(part.0 / page).is_some() {
+                let at = (part.0 % page) as usize;
+                let len = ((part.1 - part.0) as usize).min(PAGE - at);
+                self.put(part.0 / page, at, &[0; PAGE][..len]);
+            }
+        }
+    }
+
+    /// Moves what lies from `from` on so that it starts at `to`; both are on page boundaries, as fallocate(2) demands.
+    fn shift(&mut self, from: u64, to: u64) {
+        let (from_page, to_page) = (from / PAGE as u64, to / PAGE as u64);
+        let moved: Vec<(u64, Arc<Page>)> = self.pages.range(from_page).map(|(n, p)| (n, p.clone())).collect();
+        self.pages.cut(from_page.min(to_page));
+        for (n, page) in moved {
+            self.pages.set(n - from_page + to_page, page);
+        }
+    }
+
+    fn digest(&self, h: &mut SipHasher13) {
+        h.write_u64(self.size);
+        for (at, bytes) in self.pieces() {
+            let digest = if bytes.len() == PAGE {
+                self.pages.get(at / PAGE as u64).map_or(0, |p| p.digest())
+            } else {
+                digest_of(bytes)
+            };
+            if digest != digest_of(&[]) {
+                h.write_u64(at);
+                h.write_u128(digest);
+            }
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub enum Body {
+    File(FileBody),
+    Dir(BTreeMap<Name, u64>),
+    Symlink(Arc<[u8]>),
+    /// A pipe, socket or device.
+    Special,
+}
+
+#[derive(Debug)]
+pub struct Node {
+    pub meta: Meta,
+    pub xattrs: BTreeMap<Name, Arc<[u8]>>,
+    pub body: Body,
+    /// Of the node without its children.
+    digest: OnceLock<Digest>,
+}
+
+impl Clone for Node {
+    /// A copy is made to be changed, so it does not inherit the digest.
+    fn clone(&self) -> Node {
+        Node {
+            meta: self.meta,
+            xattrs: self.xattrs.clone(),
+            body: self.body.clone(),
+            digest: OnceLock::new(),
+        }
+    }
+}
+
+impl Node {
+    pub fn new(meta: Meta, target: Option<&Arc<[u8]>>) -> Node {
+        let body = match (meta.kind(), target) {
+            (Meta::DIR, _) => Body::Dir(BTreeMap::new()),
+            (Meta::LINK, target) => Body::Symlink(target.cloned().unwrap_or_default()),
+            (Meta::FILE, _) => Body::File(FileBody::default()),
+            _ => Body::Special,
+        };
+        Node { meta, xattrs: BTreeMap::new(), body, digest: OnceLock::new() }
+    }
+
+    fn digest(&self) -> Digest {
+        *self.digest.get_or_init(|| {
+            let mut h = SipHasher13::new();
+            h.write_u32(self.meta.mode);
+            h.write_u32(self.meta.uid);
+            h.write_u32(self.meta.gid);
+            for (name, value) in &self.xattrs {
+                h.write_usize(name.len());
+                h.write(name);
+                h.write_usize(value.len());
+                h.write(value);
+            }
+            match &self.body {
+                Body::File(file) => file.digest(&mut h),
+                Body::Symlink(target) => h.write(target),
+                Body::Dir(_) | Body::Special => {}
+            }
+            h.finish128().as_u128()
+        })
+    }
+}
+
+/// Is shown a path, an inode's number and the node.
+pub type Visit<'v, 'a> = &'v mut dyn FnMut(&[u8], u64, &'a Arc<Node>);
+
+/// A whole tree. A clone shares all that neither changes.
+#[derive(Clone, Debug)]
+pub struct State {
+    nodes: Sparse<Node>,
+}
+
+impl Default for State {
+    fn default() -> State {
+        let mut nodes = Sparse::default();
+        nodes.set(ROOT, Arc::new(Node::new(Meta { mode: Meta::DIR | 0o755, uid: 0, gid: 0 }, None)));
+        State { nodes }
+    }
+}
+
+impl State {
+    pub fn node(&self, ino: u64) -> Option<&Arc<Node>> {
+        self.nodes.get(ino)
+    }
+
+    fn change(&mut self, ino: u64, change: impl FnOnce(&mut Node)) {
+        if let Some(slot) = self.nodes.get_mut(ino) {
+            let node = Arc::make_mut(slot);
+            // The node may be this tree's alone and then was not copied.
+            node.digest = OnceLock::new();
+            change(node);
+        }
+    }
+
+    fn change_file(&mut self, ino: u64, change: impl FnOnce(&mut FileBody)) {
+        self.change(ino, |node| {
+            if let Body::File(file) = &mut node.body {
+                change(file);
+            }
+        });
+    }
+
+    fn change_dir(&mut self, ino: u64, change: impl FnOnce(&mut BTreeMap<Name, u64>)) {
+        self.change(ino, |node| {
+            if let Body::Dir(entries) = &mut node.body {
+                change(entries);
+            }
+        });
+    }
+
+    fn entry(&self, dir: u64, name: &[u8]) -> Option<u64> {
+        match &self.node(dir)?.body {
+            Body::Dir(entries) => entries.get(name).copied(),
+            _ => None,
+        }
+    }
+
+    pub fn apply(&mut self, edit: &Edit) {
+        match edit {
+            Edit::Inode { ino, meta, target } => {
+                self.nodes.set(*ino, Arc::new(Node::new(*meta, target.as_ref())));
+            }
+            Edit::Add { dir, name, ino } => self.change_dir(*dir, |d| {
+                d.insert(name.clone(), *ino);
+            }),
+            Edit::Remove { dir, name, .. } => self.change_dir(*dir, |d| {
+                d.remove(name);
+            }),
+            Edit::Rename { dir, name, new_dir, new_name, exchange, .. } => {
+                self.rename((*dir, name), (*new_dir, new_name), *exchange);
+            }
+            Edit::Data { ino, page, at, bytes, whole } => self.change_file(*ino, |file| match whole {
+                Some(whole) => file.pages.set(*page, whole.clone()),
+                None => file.put(*page, *at as usize, bytes.as_slice()),
+            }),
+            Edit::Grow { ino, size } => self.change_file(*ino, |file| file.size = file.size.max(*size)),
+            Edit::Truncate { ino, size } => self.change_file(*ino, |file| file.truncate(*size)),
+            Edit::Zero { ino, from, to } => self.change_file(*ino, |file| file.zero(*from, *to)),
+            Edit::Shift { ino, from, to, size } => self.change_file(*ino, |file| {
+                file.shift(*from, *to);
+                file.size = *size;
+            }),
+            Edit::Attr { ino, mode, uid, gid } => self.change(*ino, |node| {
+                let meta = &mut node.meta;
+                meta.mode = mode.map_or(meta.mode, |m| meta.kind() | (m & !Meta::KINDS));
+                meta.uid = uid.unwrap_or(meta.uid);
+                meta.gid = gid.unwrap_or(meta.gid);
+            }),
+            Edit::Xattr { ino, name, value } => self.change(*ino, |node| match value {
+                Some(value) => {
+                    node.xattrs.insert(name.clone(), value.clone());
+                }
+                None => {
+                    node.xattrs.remove(name);
+                }
+            }),
+            Edit::Touch { .. } => {}
+        }
+    }
+
+    /// Applies the sectors `from..to` of a data edit's page, and nothing of the others.
+    pub fn apply_torn(&mut self, edit: &Edit, sectors: std::ops::Range<usize>) {
+        let Edit::Data { ino, page, at, bytes, .. } = edit else { return };
+        let (start, bytes) = (*at as usize, bytes.as_slice());
+        let from = (sectors.start * SECTOR).max(start);
+        let to = (sectors.end * SECTOR).min(start + bytes.len());
+        if from < to {
+            self.change_file(*ino, |file| file.put(*page, from, &bytes[from - start..to - start]));
+        }
+    }
+
+    fn rename(&mut self, old: (u64, &Name), new: (u64, &Name), exchange: bool) {
+        let Some(ino) = self.entry(old.0, old.1) else { return };
+        let displaced = self.entry(new.0, new.1);
+        self.change_dir(old.0, |d| {
+            match displaced.filter(|_| exchange) {
+                Some(other) => d.insert(old.1.clone(), other),
+                None => d.remove(old.1),
+            };
+        });
+        self.change_dir(new.0, |d| {
+            d.insert(new.1.clone(), ino);
+        });
+    }
+
+    /// The largest number of an inode.
+    pub fn ino_max(&self) -> u64 {
+        self.nodes.range(0).last().map_or(ROOT, |(ino, _)| ino)
+    }
+
+    /// Shows every name that can be reached from the root, parents first, with its path from there (the root's is empty).
+    pub fn walk<'a>(&'a self, visit: Visit<'_, 'a>) {
+        let mut path = Vec::new();
+        self.walk_below(ROOT, &mut path, 0, visit);
+    }
+
+    fn walk_below<'a>(&'a self, ino: u64, path: &mut Vec<u8>, depth: usize, visit: Visit<'_, 'a>) {
+        let Some(node) = self.node(ino).filter(|_| depth < DEPTH_MAX) else { return };
+        visit(path, ino, node);
+        if let Body::Dir(entries) = &node.body {
+            let len = path.len();
+            for (name, child) in entries {
+                if len > 0 {
+                    path.push(b'/');
+                }
+                path.extend_from_slice(name);
+                self.walk_below(*child, path, depth + 1, visit);
+                path.truncate(len);
+            }
+        }
+    }
+
+    /// Of all that a program could see. Which names share an inode is part of it, the inode's number is not.
+    pub fn digest(&self) -> Digest {
+        let mut h = SipHasher13::new();
+        let mut seen = std::collections::HashMap::new();
+        self.walk(&mut |path, ino, node| {
+            h.write_usize(path.len());
+            h.write(path);
+            let order = seen.len();
+            let first = *seen.entry(ino).or_insert(order);
+            h.write_usize(first);
+            if first == order {
+                h.write_u128(node.digest());
+            }
+        });
+        h.finish128().as_u128()
+    }
+
+    /// The inode at a path below the root. Symlinks are not followed.
+    pub fn find(&self, path: &[u8]) -> Option<(u64, &Arc<Node>)> {
+        let mut ino = ROOT;
+        for name in path.split(|b| *b == b'/').filter(|n| !n.is_empty() && *n != b".") {
+            ino = self.entry(ino, name)?;
+        }
+        Some((ino, self.node(ino)?))
+    }
+
+    /// The whole content of the file at a path; `None`: there is no file, or no memory for it (sparse files may be
+    /// larger than any).
+    pub fn content(&self, path: &[u8]) -> Option<Vec<u8>> {
+        match &self.find(path)?.1.body {
+            Body::File(file) => {
+                let size = usize::try_from(file.size).ok()?;
+                let mut bytes = Vec::new();
+                bytes.try_reserve_exact(size).ok()?;
+                bytes.resize(size, 0);
+                file.read(0, &mut bytes);
+                Some(bytes)
+            }
+            _ => None,
+        }
+    }
+
+    /// A number for the content of the file at a path, without copying it.
+    pub fn content_digest(&self, path: &[u8]) -> Option<Digest> {
+        match &self.find(path)?.1.body {
+            Body::File(file) => {
+                let mut h = SipHasher13::new();
+                file.digest(&mut h);
+                Some(h.finish128().as_u128())
+            }
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "state_tests.rs"]
+mod tests;

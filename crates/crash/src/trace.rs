@@ -1,0 +1,233 @@
+//! What a program did to a file system, in the order in which it took effect.
+//!
+//! An [`Event`] is one call that changes something, makes something persistent, or marks a moment. Calls that failed are
+//! kept for the report and change nothing. Inodes go by number, and no number is used twice.
+
+use serde::{Deserialize, Serialize};
+
+/// One recorded call.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Event {
+    /// Nanoseconds since the recording began.
+    pub time: u64,
+    /// The process; 0: the kernel by itself, or unknown.
+    pub pid: u32,
+    /// The thread in it.
+    pub tid: u32,
+    /// 0: it succeeded.
+    pub errno: i32,
+    pub call: Call,
+    /// Where in the program, innermost first. Empty where nobody looked.
+    pub stack: Vec<String>,
+}
+
+impl Event {
+    pub fn ok(&self) -> bool {
+        self.errno == 0
+    }
+}
+
+/// How fallocate(2) was called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Space {
+    Allocate { keep_size: bool },
+    Punch,
+    Zero { keep_size: bool },
+    Collapse,
+    Insert,
+}
+
+/// Variants are only ever added at the end: their position is their number in a file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Call {
+    /// A process that appears in the recording: its name and command line.
+    Process {
+        pid: u32,
+        name: String,
+        command: String,
+    },
+    /// A new inode with a name: `mode` has the type bits. Symlinks have a target.
+    Create {
+        dir: u64,
+        #[serde(with = "serde_bytes")]
+        name: Vec<u8>,
+        ino: u64,
+        mode: u32,
+        uid: u32,
+        gid: u32,
+        #[serde(with = "serde_bytes")]
+        target: Option<Vec<u8>>,
+    },
+    /// A new inode without a name.
+    Tmpfile {
+        ino: u64,
+        mode: u32,
+        uid: u32,
+        gid: u32,
+    },
+    Link {
+        ino: u64,
+        dir: u64,
+        #[serde(with = "serde_bytes")]
+        name: Vec<u8>,
+    },
+    /// unlink(2) or rmdir(2).
+    Remove {
+        dir: u64,
+        #[serde(with = "serde_bytes")]
+        name: Vec<u8>,
+        ino: u64,
+        is_dir: bool,
+    },
+    Rename {
+        dir: u64,
+        #[serde(with = "serde_bytes")]
+        name: Vec<u8>,
+        new_dir: u64,
+        #[serde(with = "serde_bytes")]
+        new_name: Vec<u8>,
+        ino: u64,
+        /// What had the new name before.
+        victim: Option<u64>,
+        exchange: bool,
+    },
+    Write {
+        ino: u64,
+        offset: u64,
+        #[serde(with = "serde_bytes")]
+        data: Vec<u8>,
+        /// The kernel wrote cached pages back by itself: a memory mapping's, whose program is not known.
+        mapped: bool,
+    },
+    Truncate {
+        ino: u64,
+        size: u64,
+    },
+    Allocate {
+        ino: u64,
+        how: Space,
+        offset: u64,
+        len: u64,
+    },
+    Attr {
+        ino: u64,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+    },
+    Xattr {
+        ino: u64,
+        #[serde(with = "serde_bytes")]
+        name: Vec<u8>,
+        /// `None`: removed.
+        #[serde(with = "serde_bytes")]
+        value: Option<Vec<u8>>,
+    },
+    /// fsync(2), fdatasync(2), msync(2), and what a write with O_SYNC or O_DSYNC does after it. It covers the events
+    /// before number `since`: those that had returned when it was called.
+    Fsync {
+        ino: u64,
+        datasync: bool,
+        since: u64,
+    },
+    /// sync(2), syncfs(2).
+    Sync {
+        since: u64,
+    },
+    /// From here on the user has been told this.
+    Mark {
+        text: String,
+    },
+    /// All before it is what the program found: no crash loses it.
+    Baseline,
+    /// The program ended with this code; by a signal: 128 and its number.
+    End {
+        code: i32,
+    },
+}
+
+impl Call {
+    /// What a shell user or the manual would call it.
+    pub fn name(&self) -> &'static str {
+        use crate::edit::Meta;
+        match self {
+            Call::Process { .. } => "process",
+            Call::Create { mode, .. } => match mode & Meta::KINDS {
+                Meta::DIR => "mkdir",
+                Meta::LINK => "symlink",
+                Meta::FILE | 0 => "create",
+                _ => "mknod",
+            },
+            Call::Tmpfile { .. } => "open(O_TMPFILE)",
+            Call::Link { .. } => "link",
+            Call::Remove { is_dir: false, .. } => "unlink",
+            Call::Remove { is_dir: true, .. } => "rmdir",
+            Call::Rename { exchange: false, .. } => "rename",
+            Call::Rename { exchange: true, .. } => "rename(exchange)",
+            Call::Write { mapped: false, .. } => "write",
+            Call::Write { mapped: true, .. } => "mapped write",
+            Call::Truncate { .. } => "truncate",
+            Call::Allocate { .. } => "fallocate",
+            Call::Attr { mode: Some(_), .. } => "chmod",
+            Call::Attr { .. } => "chown",
+            Call::Xattr { value: Some(_), .. } => "setxattr",
+            Call::Xattr { value: None, .. } => "removexattr",
+            Call::Fsync { datasync: false, .. } => "fsync",
+            Call::Fsync { datasync: true, .. } => "fdatasync",
+            Call::Sync { .. } => "sync",
+            Call::Mark { .. } => "mark",
+            Call::Baseline => "start",
+            Call::End { .. } => "end",
+        }
+    }
+
+    /// A moment rather than a call of the program.
+    pub fn is_note(&self) -> bool {
+        matches!(self, Call::Process { .. } | Call::Mark { .. } | Call::Baseline | Call::End { .. })
+    }
+}
+
+/// A recording.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Trace {
+    pub events: Vec<Event>,
+}
+
+impl Trace {
+    /// Number of the first event that a crash can follow.
+    pub fn start(&self) -> usize {
+        self.events.iter().rposition(|e| e.call == Call::Baseline).map_or(0, |i| i + 1)
+    }
+
+    /// Whether the recorder saw the program end.
+    pub fn end(&self) -> Option<i32> {
+        self.events.iter().rev().find_map(|e| match e.call {
+            Call::End { code } => Some(code),
+            _ => None,
+        })
+    }
+
+    /// What the user was told by event `at`.
+    pub fn marks(&self, at: usize) -> Vec<&str> {
+        let told = self.events[..at.min(self.events.len())].iter();
+        told.filter_map(|e| match &e.call {
+            Call::Mark { text } => Some(text.as_str()),
+            _ => None,
+        })
+        .collect()
+    }
+
+    /// The trace with an event put in before event `at`. What later calls cover stays the same calls.
+    pub fn with_event(&self, at: usize, event: Event) -> Trace {
+        let mut events = self.events.clone();
+        for later in &mut events[at..] {
+            if let Call::Fsync { since, .. } | Call::Sync { since } = &mut later.call
+                && *since > at as u64
+            {
+                *since += 1;
+            }
+        }
+        events.insert(at, event);
+        Trace { events }
+    }
+}

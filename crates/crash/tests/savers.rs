@@ -1,0 +1,161 @@
+//! The ways in which programs save a file, right and wrong. Each wrong one must be caught, with the call that is missing;
+//! none of the right ones may be accused.
+
+#![allow(clippy::unwrap_used)]
+
+use kedge_crash::{Disk, Model, Report, explore_in_memory};
+use std::io::Result;
+
+const OLD: &[u8] = b"the old text";
+
+fn new_text() -> Vec<u8> {
+    b"the new text, which is longer than a page ".repeat(200)
+}
+
+/// A disk with `doc` on it, safe; then `save` is called, and the user is told.
+fn saved(save: impl FnOnce(&Disk) -> Result<()>) -> Disk {
+    let disk = Disk::new();
+    disk.create("doc").unwrap().write_at(0, OLD).unwrap();
+    disk.settle();
+    save(&disk).unwrap();
+    disk.tell("saved");
+    disk
+}
+
+/// `doc` is the old text or the new one, and the new one if the user was told so.
+fn judge(disk: &Disk, told: &[&str]) -> std::result::Result<(), String> {
+    let found = disk.read("doc").map_err(|e| format!("doc: {e}"))?;
+    match found {
+        text if text == new_text() => Ok(()),
+        text if text == OLD && told.is_empty() => Ok(()),
+        text if text == OLD => Err("the old text, though the user was told that the new one is saved".into()),
+        text => Err(format!("{} bytes that are neither", text.len())),
+    }
+}
+
+fn explore(model: &str, save: impl FnOnce(&Disk) -> Result<()>) -> Report {
+    let model = Model::by_name(model).unwrap();
+    let report = explore_in_memory(&saved(save).trace(), model, judge);
+    assert!(report.fails_uncrashed.is_none(), "the saver works when nothing crashes");
+    assert!(report.outcome.states > 1, "a save has crash states");
+    report
+}
+
+fn write_new(disk: &Disk, name: &str) -> Result<()> {
+    disk.create(name)?.write_at(0, &new_text())
+}
+
+fn in_place(disk: &Disk) -> Result<()> {
+    let file = disk.open("doc")?;
+    file.set_len(0)?;
+    file.write_at(0, &new_text())?;
+    file.sync_all()?;
+    disk.sync("")
+}
+
+fn rename_only(disk: &Disk) -> Result<()> {
+    write_new(disk, "doc.tmp")?;
+    disk.rename("doc.tmp", "doc")?;
+    disk.sync("")
+}
+
+fn no_dir_sync(disk: &Disk) -> Result<()> {
+    write_new(disk, "doc.tmp")?;
+    disk.open("doc.tmp")?.sync_all()?;
+    disk.rename("doc.tmp", "doc")
+}
+
+fn right(disk: &Disk) -> Result<()> {
+    write_new(disk, "doc.tmp")?;
+    disk.open("doc.tmp")?.sync_all()?;
+    disk.rename("doc.tmp", "doc")?;
+    disk.sync("")
+}
+
+#[test]
+fn in_place_is_caught_everywhere_and_no_call_can_help() {
+    for model in ["strict", "kedgefs", "ext4", "xfs", "btrfs", "posix"] {
+        let report = explore(model, in_place);
+        assert!(report.failed(), "{model}");
+        assert!(
+            report.failures.iter().any(|f| f.sentence.contains("No persistence call")),
+            "{model}: {report:#?}"
+        );
+    }
+}
+
+#[test]
+fn rename_without_fsync_of_the_file_is_caught_where_rename_does_not_wait() {
+    for model in ["kedgefs", "xfs", "btrfs", "ext4-writeback", "posix"] {
+        let report = explore(model, rename_only);
+        assert!(report.failed(), "{model}");
+        let first = &report.failures[0];
+        assert!(first.fixes.iter().any(|f| f.call == "fsync(\"doc.tmp\")"), "{model}: {first:#?}");
+        assert!(first.fixes.iter().all(|f| f.failing == 0), "{model}: {first:#?}");
+        assert_eq!(report.mended.map(|m| m.1), Some(0), "{model}: {report:#?}");
+    }
+    assert!(!explore("ext4", rename_only).failed(), "ext4 keeps the bytes of a replacing rename");
+}
+
+#[test]
+fn a_missing_sync_of_the_directory_is_caught() {
+    for model in ["kedgefs", "ext4", "xfs", "btrfs", "posix"] {
+        let report = explore(model, no_dir_sync);
+        assert!(report.failed(), "{model}");
+        let first = &report.failures[0];
+        assert!(
+            first.sentence.contains("fsync(\".\") before #7 mark \"saved\" prevents it"),
+            "{model}: {first:#?}"
+        );
+        assert_eq!(first.fixes[0].failing, 0, "{model}: {first:#?}");
+    }
+}
+
+#[test]
+fn the_right_way_is_accused_by_no_model() {
+    for model in kedge_crash::MODELS {
+        let report = explore(model.name, right);
+        assert!(!report.failed(), "{}: {:#?}", model.name, report.failures);
+        assert!(report.outcome.is_whole(), "{}: {:#?}", model.name, report.outcome);
+    }
+}
+
+/// A record that spills over a page, and a header that says it is there, without a persistence call in between.
+#[test]
+fn a_torn_page_is_prevented_by_the_call_that_makes_it_durable() {
+    let disk = Disk::new();
+    let log = disk.create("log").unwrap();
+    log.write_at(0, &[b'0'; 8192]).unwrap();
+    disk.settle();
+    log.write_at(4096, &[b'r'; 4096]).unwrap();
+    log.write_at(0, b"1").unwrap();
+    log.sync_all().unwrap();
+    let model = Model::by_name("btrfs").unwrap();
+    let torn = Model { torn_pages: true, ..model };
+    for (model, fails) in
+        [(Model { torn_pages: true, order: kedge_crash::Order::Total, ..model }, false), (torn, true)]
+    {
+        let report = explore_in_memory(&disk.trace(), model, |disk, _| {
+            let log = disk.read("log").map_err(|e| e.to_string())?;
+            let is_whole = log[4096..].iter().all(|b| *b == b'r');
+            // Bytes that are all missing are noticed by this program; a torn page is not.
+            let is_missing = log[4096..].iter().all(|b| *b == b'0');
+            if log[0] == b'0' || is_whole || is_missing { Ok(()) } else { Err("half a record".into()) }
+        });
+        assert_eq!(report.failed(), fails, "{report:#?}");
+        if fails {
+            let first = &report.failures[0];
+            assert!(first.state.contains("torn"), "{first:#?}");
+            assert_eq!(first.fixes[0].call, "fsync(\"log\")", "{first:#?}");
+            assert_eq!(report.mended.map(|m| m.1), Some(0), "{report:#?}");
+        }
+    }
+}
+
+#[test]
+fn a_judge_who_accepts_all_finds_nothing() {
+    let trace = saved(in_place).trace();
+    let report = explore_in_memory(&trace, Model::by_name("posix").unwrap(), |_, _| Ok(()));
+    assert_eq!(report.outcome.failing, 0);
+    assert!(report.outcome.states > 20, "{} states", report.outcome.states);
+}

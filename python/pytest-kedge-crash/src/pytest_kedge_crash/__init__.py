@@ -1,0 +1,100 @@
+"""Crash-test programs in pytest. Everything is done by the program `kedge` (environment KEDGE: its path)."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+__all__ = ["Explored", "KedgeCrash", "KedgeError", "Recording"]
+
+# Exit codes of `kedge crash explore`.
+PASSED, FAILED = 0, 1
+
+
+class KedgeError(Exception):
+    """`kedge` could not do what it was asked: no verdict on the program."""
+
+
+class Explored:
+    """What the search found. `report` is the JSON of `kedge crash explore --json`."""
+
+    def __init__(self, report):
+        self.report = report
+
+    @property
+    def passed(self):
+        return self.report["passed"]
+
+    @property
+    def complete(self):
+        """All systematic states were tried."""
+        return self.report["complete"]
+
+    @property
+    def sentences(self):
+        return [cause["sentence"] for cause in self.report["causes"]]
+
+    def assert_passed(self, complete=True):
+        """Fails the test with the sentences, or because the budget ended first (unless `complete` is false)."""
+        lines = [self.report["verdict"], *self.sentences]
+        assert self.passed, "\n\n".join(lines)
+        assert self.complete or not complete, f"{self.report['verdict']}: {self.report['coverage']}"
+
+
+class Recording:
+    """A recorded run of a program; `code` is its exit code."""
+
+    def __init__(self, kedge, path, code, output):
+        self._kedge, self.path, self.code, self.output = kedge, path, code, output
+
+    def explore(self, check=None, *, model="posix", check_files=False, budget=None, seed=1, html=None):
+        """Tries crash states. `check` is a shell command, run in each; or `check_files=True`."""
+        words = ["explore", str(self.path), "--json", "--quiet", "--model", model, "--seed", str(seed)]
+        words += ["--check", check] if check is not None else []
+        words += ["--check-files"] if check_files else []
+        words += ["--budget", str(budget)] if budget is not None else []
+        words += ["--html", str(html)] if html is not None else []
+        run = self._kedge(words)
+        if run.returncode not in (PASSED, FAILED):
+            raise KedgeError(f"{run.stderr}{run.stdout}")
+        return Explored(json.loads(run.stdout))
+
+
+class KedgeCrash:
+    def __init__(self, program, directory, cwd):
+        self._program, self._directory, self._cwd, self._count = program, Path(directory), cwd, 0
+
+    def _kedge(self, words):
+        return subprocess.run(
+            [self._program, "crash", *words], cwd=self._cwd, text=True, capture_output=True, stdin=subprocess.DEVNULL
+        )
+
+    def record(self, command, *, ack=None, start=None, cd=False, size="1G", timeout=None, expect=0):
+        """Runs `command` (a list of words) on a file system of its own. `start`: a directory to start from.
+        `expect`: its exit code, or None for any."""
+        self._count += 1
+        path = self._directory / f"run{self._count}.kcr"
+        words = ["record", "-o", str(path), "--size", str(size)]
+        words += ["--ack", ack] if ack is not None else []
+        words += ["--from", str(start)] if start is not None else []
+        words += ["--cd"] if cd else []
+        words += ["--timeout", str(timeout)] if timeout is not None else []
+        run = self._kedge([*words, "--", *map(str, command)])
+        if not path.exists() or "recorded in" not in run.stderr:
+            raise KedgeError(run.stderr)
+        if expect is not None and run.returncode != expect:
+            raise KedgeError(f"the program ended with {run.returncode}: {run.stdout}{run.stderr}")
+        return Recording(self._kedge, path, run.returncode, run.stdout)
+
+
+@pytest.fixture
+def kedge_crash(tmp_path_factory):
+    """Records programs and explores their crash states. A machine without `kedge` fails the test: it would else pass
+    for one that was tested."""
+    program = os.environ.get("KEDGE") or shutil.which("kedge")
+    if program is None:
+        pytest.fail("kedge is not installed (cargo install --path crates/cli), or KEDGE does not name it", pytrace=False)
+    return KedgeCrash(program, tmp_path_factory.mktemp("kedge-crash"), os.getcwd())
