@@ -3,6 +3,7 @@
 use kedge_base::{BlockNo, Clock, CorruptKind, Error, Generation, IoBuf, Result, SystemClock, spawn_named};
 use kedge_btree::{Key, NodeIo, NodeSpace, Tree, TreeConfig};
 use kedge_format::ItemKind;
+use kedge_format::logwrite::LogSecret;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::ops::ControlFlow;
@@ -28,7 +29,7 @@ impl NodeSpace for Bump {
 }
 
 fn tree() -> Tree {
-    let config = TreeConfig::new(uuid::Uuid::nil(), 8 << 30);
+    let config = TreeConfig::new(uuid::Uuid::nil(), LogSecret::default(), 8 << 30);
     Tree::create(Arc::new(NoIo), Arc::new(Bump(AtomicU64::new(4))), config, Generation(1)).expect("no IO")
 }
 

@@ -11,6 +11,7 @@ use crate::latch::LatchWatch;
 use crate::stats::Meter;
 use crate::tree::Tree;
 use kedge_base::{BlockNo, Generation, IoBuf};
+use kedge_format::logwrite::LogSecret;
 use kedge_format::node::{NODE_BLOCKS, NodeMut};
 use std::sync::Arc;
 
@@ -27,6 +28,7 @@ pub struct Frozen {
     pub node_count: u64,
     /// As they were kept: to move them into one list would take the writers' time.
     dirty: DirtyTables,
+    secret: LogSecret,
     meter: Arc<Meter>,
 }
 
@@ -56,7 +58,7 @@ impl Frozen {
                     bytes.as_mut_bytes()[part.clone()].copy_from_slice(&n.bytes()[part]);
                 }
             });
-            NodeMut::trusted(bytes.as_mut_bytes()).seal();
+            NodeMut::trusted(bytes.as_mut_bytes()).seal(&self.secret);
             (frame.addr, bytes)
         })
     }
@@ -77,6 +79,7 @@ impl Tree {
             generation,
             node_count: self.node_count(),
             dirty,
+            secret: self.secret,
             meter: self.meter.clone(),
         }
     }

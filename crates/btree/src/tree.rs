@@ -9,6 +9,7 @@ use crate::stats::{LatchReport, Meter, TreeStats, stripe};
 use crate::tree_lock::TreeLock;
 use kedge_base::{BlockNo, Clock, CorruptKind, Error, Generation, IoBuf, Result, SystemClock};
 use kedge_format::Key;
+use kedge_format::logwrite::LogSecret;
 use kedge_format::node::{Child, LEVEL_MAX, NodeMut, NodeView};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::*};
@@ -38,6 +39,8 @@ pub trait NodeSpace: Send + Sync {
 pub struct TreeConfig {
     /// Of the image; every node carries it.
     pub uuid: uuid::Uuid,
+    /// Of the image; keys the tags of its nodes.
+    pub secret: LogSecret,
     /// Memory for nodes. Dirty nodes stay in memory even beyond it.
     pub cache_bytes: usize,
     /// Measures waits.
@@ -46,8 +49,9 @@ pub struct TreeConfig {
 }
 
 impl TreeConfig {
-    pub fn new(uuid: uuid::Uuid, cache_bytes: usize) -> TreeConfig {
-        TreeConfig { uuid, cache_bytes, clock: Arc::new(SystemClock::default()), lock: TreeLock::default() }
+    pub fn new(uuid: uuid::Uuid, secret: LogSecret, cache_bytes: usize) -> TreeConfig {
+        let (clock, lock) = (Arc::new(SystemClock::default()), TreeLock::default());
+        TreeConfig { uuid, secret, cache_bytes, clock, lock }
     }
 }
 
@@ -57,6 +61,7 @@ pub struct Tree {
     io: Arc<dyn NodeIo>,
     pub(crate) space: Arc<dyn NodeSpace>,
     pub(crate) uuid: uuid::Uuid,
+    pub(crate) secret: LogSecret,
     pub(crate) meter: Arc<Meter>,
     pub(crate) cache: Cache,
     /// An inner node in memory only, whose one child is the root: so that the root is copied, evicted and
@@ -141,6 +146,7 @@ impl Tree {
             io,
             space,
             uuid: config.uuid,
+            secret: config.secret,
             meter: Arc::new(Meter::new(config.clock)),
             cache,
             anchor,

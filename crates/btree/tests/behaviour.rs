@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::World;
+use common::{SECRET, World};
 use kedge_base::{BlockNo, CorruptKind, Error, Result};
 use kedge_btree::{Key, Tree};
 use kedge_format::item::VALUE_MAX;
@@ -315,7 +315,7 @@ fn a_well_formed_node_with_foreign_keys_is_refused() {
         let mut nodes = world.device.nodes.lock();
         let mut node = NodeMut::trusted(nodes.get_mut(&victim).unwrap());
         node.set_key(0, &Key::MIN);
-        node.seal();
+        node.seal(&SECRET);
     }
     let open = world.open_frozen(&checkpoint, PLENTY).map(|w| w.tree);
     assert!(matches!(read_all(open), Err(Error::Corrupt { block, .. }) if block == victim));

@@ -47,7 +47,7 @@ fn image(swap: bool) -> (Image, Superblock) {
         for (key, value) in items {
             node.append(key, value);
         }
-        node.seal();
+        node.seal(&sb.geometry.log_secret);
         file.as_file().write_all_at(&bytes, addr.0 * BLOCK_SIZE as u64).unwrap();
     };
     let leaf = |inos: [u64; 3]| inos.map(|ino| (key(ino), ino.to_string().into_bytes()));

@@ -45,13 +45,20 @@ pub(crate) fn crc_without(bytes: &[u8], crc_at: usize) -> u32 {
     crc32c::crc32c_append(crc, &bytes[crc_at + 4..])
 }
 
-/// Makes the checksum of a metadata block right, and the hashes of a log write, whatever else it holds; false if its magic
-/// is none of ours. For those who damage images on purpose and want to be believed. `bytes` are the whole block, node or log
+/// Makes the checksum of a metadata block right, and the hashes of a log write or node, whatever else it
+/// holds; false if its magic is none of ours. For those who damage images on purpose and want to be believed. `bytes` are the whole block, node or log
 /// write of an image with this secret.
 pub fn reseal(bytes: &mut [u8], secret: &logwrite::LogSecret) -> bool {
     let crc_at = match bytes.get(..8) {
         Some(b"KEDGEFS\0") => 12,
-        Some(b"KEDGENOD" | b"KEDGEALI") => 8,
+        Some(b"KEDGENOD") => {
+            let whole = bytes.len() == node::NODE_SIZE;
+            if whole {
+                node::NodeMut::trusted(bytes).seal(secret);
+            }
+            return whole;
+        }
+        Some(b"KEDGEALI") => 8,
         Some(b"KEDGELOG") => return logwrite::reseal(bytes, secret),
         _ => return false,
     };

@@ -7,7 +7,7 @@ const SECRET: logwrite::LogSecret = logwrite::LogSecret([0x42; 16]);
 fn a_resealed_block_is_believed() {
     let (uuid, mut bytes) = (uuid::Uuid::from_bytes([7; 16]), vec![0; node::NODE_SIZE]);
     let (addr, generation) = (BlockNo(64), Generation(3));
-    node::NodeMut::init(&mut bytes, &uuid, addr, generation, 0).seal();
+    node::NodeMut::init(&mut bytes, &uuid, addr, generation, 0).seal(&SECRET);
     let valid = |bytes: &[u8]| node::NodeView::check(bytes, &uuid, addr, generation, 0).is_ok();
     assert!(valid(&bytes));
     // In the free space between slots and heap.
@@ -50,7 +50,7 @@ fn a_child_beyond_every_device_is_refused() {
             &Key::new(kedge_base::Ino(1), ItemKind::Inode, 0),
             &node::Child { addr: BlockNo(addr), generation }.encode(),
         );
-        inner.seal();
+        inner.seal(&SECRET);
         let checked = node::NodeView::check(&bytes, &uuid, BlockNo(128), generation, 1);
         assert_eq!(checked.is_ok(), valid, "{addr}");
     }

@@ -56,8 +56,8 @@ pub const WRITE_BLOCKS_MAX: u32 = 256;
 /// No log comes so far; behind it is room to count on.
 const LSN_MAX: u64 = i64::MAX as u64;
 
-/// Random bytes made with the image. Who knows them can make log writes that pass for the engine's own, so they are shown
-/// nowhere: not by `Debug` either, which the text of a superblock goes through.
+/// Random bytes made with the image; they key log writes and tree nodes. Who knows them can make either pass for the
+/// engine's own, so they are shown nowhere: not by `Debug` either, which the text of a superblock goes through.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct LogSecret(pub [u8; 16]);
 

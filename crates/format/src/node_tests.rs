@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 const UUID: uuid::Uuid = uuid::Uuid::from_u128(0x1234_5678);
 const ADDR: BlockNo = BlockNo(4096);
 const GENERATION: Generation = Generation(9);
+const SECRET: LogSecret = LogSecret(*b"sixteen of bytes");
 
 fn key(n: u64) -> Key {
     Key { ino: n >> 12, kind: (n >> 9) as u8 & 7, offset: n & 511 }
@@ -14,7 +15,7 @@ fn sealed(level: u8, fill: impl FnOnce(&mut NodeMut<'_>)) -> Vec<u8> {
     let mut bytes = vec![0xAA; NODE_SIZE];
     let mut node = NodeMut::init(&mut bytes, &UUID, ADDR, GENERATION, level);
     fill(&mut node);
-    node.seal();
+    node.seal(&SECRET);
     bytes
 }
 
@@ -25,10 +26,40 @@ fn check(bytes: &[u8], level: u8) -> Result<NodeView<'_>> {
 /// Seals bytes that were tampered with, so that the checks behind the CRC have their say.
 fn reject(mut bytes: Vec<u8>, level: u8, tamper: impl FnOnce(&mut [u8]), want: &str) {
     tamper(&mut bytes);
-    NodeMut::trusted(&mut bytes).seal();
+    NodeMut::trusted(&mut bytes).seal(&SECRET);
     match check(&bytes, level) {
         Err(Error::Corrupt { kind: CorruptKind::Node, block: ADDR, what }) if what.contains(want) => {}
         other => panic!("expected {want:?}, got {:?}", other.map(|v| v.items())),
+    }
+}
+
+#[test]
+fn a_tag_answers_for_each_bit_of_the_node_and_of_the_secret() {
+    let whole = sample_leaf();
+    assert!(check(&whole, 0).unwrap().is_genuine(&SECRET));
+    let crc_right = |bytes: &mut [u8]| {
+        let crc = crc_without(bytes, CRC_AT);
+        bytes[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
+    };
+    let (mut flipped, mut valid) = (0, 0);
+    // Each bit of the header and the first slots, then one in each word.
+    let places = (0..HEADER + 2 * SLOT).flat_map(|at| (0..8).map(move |bit| (at, bit)));
+    for (at, bit) in places.chain((HEADER..NODE_SIZE).step_by(8).map(|at| (at, at / 8 % 8))) {
+        if (CRC_AT..CRC_AT + 4).contains(&at) {
+            continue;
+        }
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1 << bit;
+        crc_right(&mut bytes);
+        assert!(!NodeView::trusted(&bytes).is_genuine(&SECRET), "byte {at}, bit {bit}");
+        flipped += 1;
+        valid += check(&bytes, 0).is_ok() as u32;
+    }
+    assert!(flipped > 2000 && valid > 300, "{flipped} flipped, {valid} of them valid but for the tag");
+    for bit in 0..128 {
+        let mut other = SECRET;
+        other.0[bit / 8] ^= 1 << (bit % 8);
+        assert!(!NodeView::trusted(&whole).is_genuine(&other), "bit {bit} of the secret");
     }
 }
 
@@ -177,7 +208,7 @@ fn ranges_move_between_nodes() {
     let mut node = NodeMut::trusted(&mut left);
     node.truncate(25);
     assert_eq!(node.view().used(), 25 * item_cost(100));
-    node.seal();
+    node.seal(&SECRET);
     let (left, right) = (check(&left, 0).unwrap(), check(&right, 0).unwrap());
     assert!(view.iter().eq(left.iter().chain(right.iter())));
 }
@@ -255,7 +286,7 @@ proptest! {
         }
         for level in 0..3 {
             bytes[LEVEL_AT] = level;
-            NodeMut::trusted(&mut bytes).seal();
+            NodeMut::trusted(&mut bytes).seal(&SECRET);
             if let Ok(view) = check(&bytes, level) {
                 prop_assert!(view.iter().count() == view.items());
                 let _ = view.search(&key(seed));

@@ -125,7 +125,7 @@ crate::layout::layout!(LAYOUT: Raw, 368, {
     free_blocks: 312, 8, "count";
     nodes: 320, 8, "count";
     written_sec: 328, 8, "when the slot was written";
-    log_secret: 336, 16, "random; keys the log writes. No program shows it";
+    log_secret: 336, 16, "random; keys log writes and tree nodes. No program shows it";
     losses: 352, 8, "files whose data an unmount could not write and gave up, since the last repair";
     lost_sec: 360, 8, "when the first of them";
 });

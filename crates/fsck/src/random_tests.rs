@@ -100,7 +100,7 @@ fn nodes_with_valid_checksums_and_hostile_content_never_panic() {
                         _ => random.random(),
                     };
                 }
-                NodeMut::trusted(&mut bytes).seal();
+                NodeMut::trusted(&mut bytes).seal(&Default::default());
                 write(&built.device, at, &bytes);
             }
         });

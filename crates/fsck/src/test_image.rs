@@ -334,7 +334,7 @@ impl Packer<'_> {
         if let Some(hook) = &self.image.node {
             hook(level, self.nodes[level as usize].len(), &mut node);
         }
-        node.seal();
+        node.seal(&self.image.geometry.log_secret);
         let addr = node.view().addr();
         write(&self.device, addr, bytes);
         self.mark(Extent::new(addr, NODE_BLOCKS), true);

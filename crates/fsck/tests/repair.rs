@@ -7,9 +7,11 @@
 use kedge_base::{BLOCK_SIZE, BlockNo, Clock, Ino, ManualClock};
 use kedge_device::sim::{FaultPlan, OpKind, SimDevice, StatePlan};
 use kedge_device::{Device, MemDevice};
-use kedge_format::InodeCore;
+use kedge_format::item::ExtentItem;
+use kedge_format::logwrite::LogSecret;
 use kedge_format::node::{NODE_SIZE, NodeMut, NodeView};
 use kedge_format::superblock::{SLOTS, Superblock};
+use kedge_format::{InodeCore, ItemKind, Key};
 use kedge_fsck::{
     CheckOptions, Ending, RepairKind, RepairMode, RepairOptions, RepairReport, StoreReplay, repair,
 };
@@ -406,6 +408,85 @@ fn files_outside_a_destroyed_leaf_keep_their_content() {
     assert!(compared > 200, "only {compared} files lay elsewhere");
 }
 
+/// A fork of `whole` in which a user wrote these bytes to a file. Unmounted.
+fn with_bytes_of_a_user(whole: &MemDevice, ino: Ino, offset: u64, bytes: &[u8]) -> MemDevice {
+    let device = Arc::new(whole.fork());
+    let fs = open(device.clone()).unwrap();
+    assert_eq!(fs.write(ino, offset, bytes).unwrap(), bytes.len());
+    fs.close().unwrap();
+    // Another mount that does not touch the file: its leaf is not of the newest generation.
+    open(device.clone()).unwrap().close().unwrap();
+    device.fork()
+}
+
+/// A user who knows the format, but not the secret, writes a leaf into a file, for the place where it comes
+/// to lie and of the newest generation: a set-user-id file of root, new or in an old one's stead, with the
+/// blocks of another. Then the root of the tree is damaged, so that all leaves are looked for.
+#[test]
+fn a_leaf_that_a_user_put_into_a_file_is_not_taken() {
+    let device = Arc::new(MemDevice::new(SIZE));
+    format(device.clone());
+    let fs = open(device.clone()).unwrap();
+    let create = |name: &str, id| {
+        let owner = Owner { uid: id, gid: id };
+        let ino = fs.create(Ino::ROOT, name.as_bytes(), 0o600, owner).unwrap().ino;
+        assert_eq!(fs.write(ino, 0, &pattern(ino, 0, 70_000)).unwrap(), 70_000);
+        ino
+    };
+    let mine = create("mine", 1000);
+    let others: Vec<Ino> = (0..150).map(|n| create(&format!("f{n}"), 0)).collect();
+    fs.close().unwrap();
+    let whole = device.fork();
+    let extent = |ino: Ino| {
+        leaves(&whole).into_iter().find_map(|(leaf, _)| {
+            let bytes = whole.bytes(leaf.byte_offset(), NODE_SIZE);
+            let is = |key: &Key| key.ino == ino.0 && key.kind == ItemKind::Extent as u8;
+            let found = NodeView::trusted(&bytes).iter().find(|(key, _)| is(key))?;
+            Some((found.0.offset, ExtentItem::decode(found.1).unwrap()))
+        })
+    };
+    let (first, item) = extent(mine).unwrap();
+    let place = BlockNo(item.start.0.next_multiple_of(4));
+    let offset = (first + place.0 - item.start.0) * BLOCK_SIZE as u64;
+    assert!(place.0 + 4 <= item.start.0 + item.blocks as u64);
+    let honest = with_bytes_of_a_user(&whole, mine, offset, &pattern(mine, offset, NODE_SIZE));
+    let before = list(&open(Arc::new(honest.fork())).unwrap()).unwrap();
+
+    for ino in [others[75], Ino(5000)] {
+        let sb = newest(&honest);
+        let mut bytes = vec![0; NODE_SIZE];
+        let (uuid, generation) = (sb.geometry.uuid, sb.checkpoint.generation);
+        let mut node = NodeMut::init(&mut bytes, &uuid, place, generation, 0);
+        let core = InodeCore { mode: 0o104_755, nlink: 1, size: 70_000, blocks: 18, ..InodeCore::default() };
+        node.append(&Key::inode(ino), &core.encode());
+        let of_another = extent(others[30]).unwrap().1;
+        node.append(&Key::new(ino, ItemKind::Extent, 0), &of_another.encode());
+        node.seal(&LogSecret(*b"a guess of mine."));
+        let damaged = with_bytes_of_a_user(&whole, mine, offset, &bytes);
+        assert!(damaged.bytes(place.byte_offset(), NODE_SIZE) == bytes, "the leaf lies where it says");
+        assert_eq!(newest(&damaged).checkpoint.generation, generation);
+        let root = newest(&damaged).checkpoint;
+        assert!(root.root_level > 0, "there are leaves to look for");
+        damaged.corrupt(root.root.byte_offset(), |b| b[..BLOCK_SIZE].fill(0));
+
+        let device = Arc::new(damaged);
+        let report = repair(device.clone(), &RepairOptions { force: true, ..options(RepairMode::Full) });
+        assert_eq!(report.ending, Ending::Repaired, "{report}");
+        assert!(report.count(RepairKind::NodeSalvaged) > 1, "{report}");
+        let after = list(&open(device.clone()).unwrap()).unwrap();
+        let fs = open(device).unwrap();
+        for (path, (ino, ..)) in &after {
+            let mode = fs.getattr(*ino).unwrap().mode;
+            assert_eq!(mode & 0o6000, 0, "{}: {report}", path.escape_ascii());
+        }
+        assert!(after.keys().eq(before.keys()), "{report}");
+        for (path, (ino, kind, content)) in &before {
+            let same = after[path].0 == *ino && after[path].1 == *kind;
+            assert!(same && (*ino == mine || after[path].2 == *content), "{}: {report}", path.escape_ascii());
+        }
+    }
+}
+
 /// Power fails at each write of a repair that replays a log, and of one that also rewrites a damaged tree.
 #[test]
 fn a_crash_in_a_repair_is_repaired_again() {
@@ -498,7 +579,7 @@ fn a_crash_leaves_the_old_tree_though_replay_gave_it_up() {
     let at = (0..node.view().items()).find(|i| node.view().value(*i).len() == InodeCore::SIZE).unwrap();
     let core = InodeCore::decode(node.view().value(at)).unwrap();
     node.value_mut(at).copy_from_slice(&InodeCore { nlink: 7, ..core }.encode());
-    node.seal();
+    node.seal(&newest(&damaged).geometry.log_secret);
     damaged.corrupt(leaf.byte_offset(), |b| b[..BLOCK_SIZE].copy_from_slice(&bytes[..BLOCK_SIZE]));
     for i in 1..4 {
         let piece = &bytes[i * BLOCK_SIZE..][..BLOCK_SIZE];

@@ -48,7 +48,8 @@ pub fn format(device: Arc<dyn Device>, clock: Arc<dyn Clock>, params: &FormatPar
 
     let alloc = Arc::new(Alloc::format(&geometry));
     let space = AllocNodes { alloc: alloc.clone(), generation: Arc::new(AtomicU64::new(FIRST.0)) };
-    let config = TreeConfig { clock: clock.clone(), ..TreeConfig::new(geometry.uuid, 1 << 20) };
+    let config =
+        TreeConfig { clock: clock.clone(), ..TreeConfig::new(geometry.uuid, geometry.log_secret, 1 << 20) };
     let tree = Tree::create(Arc::new(DeviceNodes(device.clone())), Arc::new(space), config, FIRST)?;
     let root = InodeCore {
         mode: FileKind::Directory.mode_bits() | 0o755,

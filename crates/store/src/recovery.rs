@@ -223,7 +223,7 @@ impl Recovery {
         let config = TreeConfig {
             clock: clock.clone(),
             lock: options.tree_lock,
-            ..TreeConfig::new(sb.geometry.uuid, options.node_cache_bytes as usize)
+            ..TreeConfig::new(sb.geometry.uuid, sb.geometry.log_secret, options.node_cache_bytes as usize)
         };
         let tree = Tree::open(
             Arc::new(DeviceNodes(device.clone())),

@@ -3,6 +3,7 @@
 
 use kedge_base::{BlockNo, CorruptKind, Error, Generation, IoBuf, Result};
 use kedge_btree::{Frozen, Key, NodeIo, NodeSpace, Tree, TreeCheck, TreeConfig, TreeLock};
+use kedge_format::logwrite::LogSecret;
 use kedge_format::node::{Child, NODE_BLOCKS};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
@@ -11,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
 pub const UUID: uuid::Uuid = uuid::Uuid::from_u128(42);
+pub const SECRET: LogSecret = LogSecret([42; 16]);
 
 #[derive(Default)]
 pub struct Device {
@@ -126,7 +128,7 @@ impl World {
     pub fn with_lock(lock: TreeLock, cache_bytes: usize) -> World {
         let generation = Generation(5);
         let (device, space) = (Arc::new(Device::default()), Arc::new(Space::new(generation)));
-        let config = TreeConfig { lock, ..TreeConfig::new(UUID, cache_bytes) };
+        let config = TreeConfig { lock, ..TreeConfig::new(UUID, SECRET, cache_bytes) };
         let tree = Tree::create(device.clone(), space.clone(), config, generation).unwrap();
         World { device, space, tree }
     }
@@ -189,7 +191,7 @@ impl World {
         let tree = Tree::open(
             device.clone(),
             space.clone(),
-            TreeConfig { lock: self.tree.lock(), ..TreeConfig::new(UUID, cache_bytes) },
+            TreeConfig { lock: self.tree.lock(), ..TreeConfig::new(UUID, SECRET, cache_bytes) },
             frozen.root,
             frozen.root_generation,
             frozen.root_level,

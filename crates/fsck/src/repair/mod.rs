@@ -338,8 +338,7 @@ impl Job<'_> {
         let spared =
             judged.incomplete.then(|| source::recorded(self.base_sb, &mut Reader::new(&**self.device)));
         let places = Places::new(&source.sb.geometry, taken, spared);
-        let uuid = source.sb.geometry.uuid;
-        let mut builder = Builder::new(&**self.device, uuid, generation, places);
+        let mut builder = Builder::new(&**self.device, &source.sb.geometry, generation, places);
         let rebuild = Rebuild { source, leaves: &leaves, plan: &plan, repairs };
         rebuild.run(&mut reader, owned, &mut builder, progress)?;
         let (root, new_nodes) = builder.finish()?;

@@ -192,14 +192,14 @@ fn stale_leaves_stay_out() {
     for generation in [1, 5] {
         let mut image = Image { items: image.items.clone(), ..Image::sample() };
         image.next_data = stale.0 + 4;
-        let uuid = image.geometry.uuid;
+        let (uuid, secret) = (image.geometry.uuid, image.geometry.log_secret);
         let built = image.build();
         let whole = items(&built.device);
         let mut bytes = vec![0; NODE_SIZE];
         let mut node = NodeMut::init(&mut bytes, &uuid, stale, Generation(generation), 0);
         let dead = InodeCore { mode: FileKind::Regular.mode_bits() | 0o600, ..InodeCore::default() };
         node.append(&Key::inode(Ino(1000)), &dead.encode());
-        node.seal();
+        node.seal(&secret);
         write(&built.device, stale, &bytes);
         write(&built.device, built.nodes.last().unwrap()[0], &[0; NODE_SIZE]);
         let device = Arc::new(built.device);
@@ -355,7 +355,7 @@ fn hit(built: &Built, device: &MemDevice, random: &mut SmallRng) {
                         _ => random.random(),
                     };
                 }
-                NodeMut::trusted(&mut bytes).seal();
+                NodeMut::trusted(&mut bytes).seal(&Default::default());
                 write(device, at, &bytes);
             }
         }

@@ -16,6 +16,7 @@ use crate::tree::{NodeRef, stream_items};
 use kedge_base::{BlockNo, Error, Generation, Result};
 use kedge_device::Device;
 use kedge_format::item::Dentry;
+use kedge_format::logwrite::LogSecret;
 use kedge_format::node::{Child, LEVEL_MAX, NODE_BLOCKS, NODE_PAYLOAD, NODE_SIZE, NodeMut, item_cost};
 use kedge_format::superblock::Geometry;
 use kedge_format::{ItemKind, Key};
@@ -79,6 +80,7 @@ struct Level {
 
 pub(crate) struct Builder<'a> {
     uuid: uuid::Uuid,
+    secret: LogSecret,
     generation: Generation,
     places: Places,
     writer: Writer<'a>,
@@ -88,9 +90,9 @@ pub(crate) struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    pub fn new(device: &'a dyn Device, uuid: uuid::Uuid, generation: Generation, places: Places) -> Self {
+    pub fn new(device: &'a dyn Device, g: &Geometry, generation: Generation, places: Places) -> Self {
         let (writer, levels, nodes) = (Writer::new(device), Vec::new(), Vec::new());
-        Builder { uuid, generation, places, writer, levels, nodes }
+        Builder { uuid: g.uuid, secret: g.log_secret, generation, places, writer, levels, nodes }
     }
 
     /// Appends an item; keys ascend.
@@ -137,7 +139,7 @@ impl<'a> Builder<'a> {
     fn close(&mut self, level: usize) -> Result<()> {
         let generation = self.generation;
         let at = &mut self.levels[level];
-        NodeMut::trusted(&mut at.bytes).seal();
+        NodeMut::trusted(&mut at.bytes).seal(&self.secret);
         self.writer.put(at.addr, &at.bytes)?;
         (at.open, at.closed) = (false, at.closed + 1);
         let (low, child) = (at.low, Child { addr: at.addr, generation });
@@ -151,7 +153,7 @@ impl<'a> Builder<'a> {
             let at = &mut self.levels[level];
             // The highest level's only node is the root.
             if at.closed == 0 {
-                NodeMut::trusted(&mut at.bytes).seal();
+                NodeMut::trusted(&mut at.bytes).seal(&self.secret);
                 self.writer.put(at.addr, &at.bytes)?;
                 self.writer.finish()?;
                 let nodes = self.nodes.len() as u64;

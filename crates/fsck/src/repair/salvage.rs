@@ -1,7 +1,12 @@
 //! Leaves below an inner node that cannot be read, found by looking at the blocks that the bitmaps call owned.
 //!
-//! A leaf names itself: its image, its address, its generation, and a checksum over all of it. What it cannot tell is whether the
-//! tree still held it. A leaf that the tree has given up is *stale*; its bytes stay where they were until its blocks are
+//! Owned blocks are also blocks of files, and a user can put bytes into a file that pass for a leaf of this image at that
+//! address, of the newest generation, with a set-user-id file or anybody's blocks in it. No rule about who owns which block
+//! keeps such a leaf out: the leaf that tells the file's blocks may be lost as well, and a forged one is taken for the
+//! younger. So only *genuine* nodes are taken, which the engine made: their tag is a hash of the whole node under the
+//! image's secret. Why nobody without the secret can make one: `format::node`.
+//!
+//! A genuine leaf names its image, its address and its generation. What it cannot tell is whether the tree still held it. A leaf that the tree has given up is *stale*; its bytes stay where they were until its blocks are
 //! written again. These rules keep stale ones out:
 //! 1. All blocks of a live node are owned in the checkpoint's bitmaps. Groups whose bitmap cannot be trusted are not looked at.
 //! 2. Owned blocks can still hold a stale leaf: a file has them, and has not written them. So blocks of files are no leaves. A file
@@ -143,7 +148,7 @@ fn places(g: &Geometry, group: u64, owned: &Owned, nodes: &Owned, data: &Owned) 
 fn candidate(sb: &Superblock, block: BlockNo, bytes: &[u8]) -> Option<Candidate> {
     let generation = NodeView::trusted(bytes).generation();
     let view = NodeView::check(bytes, &sb.geometry.uuid, block, generation, 0).ok()?;
-    if generation > sb.checkpoint.generation {
+    if generation > sb.checkpoint.generation || !view.is_genuine(&sb.geometry.log_secret) {
         return None;
     }
     let extents = view.iter().filter_map(|(key, value)| extent_of(&sb.geometry, key, value)).collect();

@@ -519,7 +519,7 @@ impl Liar {
         if !node.replace_value(i, &value) {
             return;
         }
-        node.seal();
+        node.seal(&self.base.geometry.log_secret);
         put(&self.medium, addr.byte_offset(), &bytes);
         self.lie(format!("item {key}: {name}"));
     }
@@ -580,7 +580,7 @@ impl Liar {
                 Err(i) => node.insert_at(i, &key, &value),
             };
             if done {
-                node.seal();
+                node.seal(&self.base.geometry.log_secret);
                 put(&self.medium, at.byte_offset(), &bytes);
                 self.lie(format!("new item {key}: {value:02x?}"));
             }
