@@ -1,7 +1,7 @@
 //! The allocator: which block may be handed out, and what a checkpoint writes about it.
 //!
 //! It serves 4 KiB blocks of file data and 16 KiB node slots (four blocks, aligned) from groups of
-//! [`GROUP_BLOCKS`](kedge_format::alloc::GROUP_BLOCKS), and keeps two bitmaps of each group:
+//! [`GROUP_BLOCKS`], and keeps two bitmaps of each group:
 //!
 //! - **owned**: what the applied records and the tree say. Exactly this is frozen at a checkpoint's cut and written.
 //!   Only `apply_alloc`, `apply_free`, `alloc_node` and `free_node` change it, and they run inside the epoch guard,

@@ -1,7 +1,7 @@
 //! What others published of a change to a file system, measured with our switch for the same change.
 //!
 //! Each experiment is a module with the published figures, the contests and the bars. To add one: a variant of
-//! [`Experiment`] and a function that pushes sections and bars into a [`Run`].
+//! [`Experiment`] and a function that pushes sections and bars into a `Run`.
 //!
 //! Old and new take turns on the same image where the switch can be turned while mounted.
 

@@ -103,7 +103,7 @@ crate::layout::layout!(LAYOUT: RawHeader, HEADER_SIZE, {
     payload_bytes: 64, 4, "frames behind the header";
     records: 68, 4, "count";
     body: 72, 8, "SipHash-1-3 of the frames, under `log_secret`";
-    tag: 80, 8, "SipHash-2-4 of bytes 0 to 87 with `crc` and `tag` as zero, under `log_secret`";
+    tag: 80, 8, "SipHash-2-4 of the header with `crc` and `tag` as zero, under `log_secret`";
 });
 const CRC_AT: usize = std::mem::offset_of!(RawHeader, crc);
 

@@ -2,7 +2,7 @@
 //!
 //! # Crash argument
 //! Until the new superblock slot is durable, recovery starts from the other slot: its nodes and bitmaps are untouched
-//! (replaced nodes and the bitmaps' other homes are not reused before this checkpoint is durable) and the log from its
+//! (replaced nodes and the bitmaps' other copies are not reused before this checkpoint is durable) and the log from its
 //! tail is still there (the tail moves last). Once the slot is durable, all it points to is, because a flush lies
 //! between: nodes, bitmaps, index. The log was forced to the cut before the slot is written, so the log has no gap
 //! between tail and cut, and blocks freed below the cut may be reused as soon as their records are durable.

@@ -1,9 +1,9 @@
 //! The epoch guard: shared by operations that commit, exclusive for a checkpoint's cut.
 //!
-//! One lock for each stripe of threads: who commits takes his stripe's, a cut takes all. A single reader-writer lock would be
-//! written by every operation, and its cache line go from processor to processor; cuts are rare. Exclusion holds because a
-//! reader holds one of the locks that the writer needs; two writers do not wait for one another crosswise because both take the locks
-//! in order.
+//! A big-reader lock: one lock for each stripe of threads. A commit takes the lock of its thread's stripe, a cut takes all.
+//! Every operation would write a single reader-writer lock, and its cache line would move from processor to processor; cuts
+//! are rare. Readers and writer exclude each other because a reader holds one of the locks that the writer needs. Two
+//! writers cannot deadlock because both take the locks in order.
 
 use kedge_base::lock::{Rank, ReadGuard, RwLock, WriteGuard};
 use kedge_base::{STRIPES, stripe};

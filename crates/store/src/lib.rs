@@ -6,7 +6,7 @@
 //!
 //! # Invariants
 //! 1. The tree, the owned bitmaps, the residents and the counters are a function of the records appended so far: only
-//!    [`apply`] changes them, live and in replay.
+//!    `apply` changes them, live and in replay.
 //! 2. A record is appended and applied inside one epoch guard, and a checkpoint's cut takes the guard exclusively: the
 //!    tree at the cut holds exactly the records below it. A log write waits until all who were inside the guard have left, and
 //!    whoever cannot apply a record shuts the log down inside it: so a record that was not applied is never durable.

@@ -1,8 +1,10 @@
 //! Tables of the documents that are generated from the code, so that each fact has one home.
 //!
 //! A generated part stands between `<!-- generated: NAME -->` and `<!-- end of generated -->`. `cargo xtask docs` writes
-//! it anew; `cargo xtask docs --check`, a step of `ci` and `test`, fails when text and code differ.
+//! it anew, and wraps the prose of all documents; `cargo xtask docs --check`, a step of `ci` and `test`, fails when there is
+//! anything to write.
 
+use crate::wrap::wrap;
 use anyhow::{Context, Result, bail, ensure};
 use kedge_format::{ItemKind, alloc, inode, item, key, logwrite, node, record, superblock};
 use std::path::{Path, PathBuf};
@@ -45,30 +47,49 @@ fn root() -> PathBuf {
 /// Rewrites the generated parts, or with `check` only compares.
 pub fn run(check: bool) -> Result<()> {
     let mut stale = Vec::new();
-    for file in files() {
+    let files = files()?;
+    for file in &files {
         let path = root().join(file);
         let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-        let wanted = render(file, &text)?;
+        let wanted = wrap(&render(file, &text)?);
         if wanted == text {
             continue;
         }
-        stale.push(file);
+        stale.push(file.as_str());
         if !check {
             std::fs::write(&path, wanted).with_context(|| path.display().to_string())?;
             println!("{file}: rewritten");
         }
     }
     if check && !stale.is_empty() {
-        bail!("generated tables differ from the code in {}: run `cargo xtask docs`", stale.join(", "));
+        bail!("`cargo xtask docs` would rewrite {}: run it", stale.join(", "));
     }
-    println!("{} generated parts of {} documents are current", PARTS.len(), files().len());
+    println!("{} documents, {} generated parts: as the code has them", files.len(), PARTS.len());
     Ok(())
 }
 
-fn files() -> Vec<&'static str> {
-    let mut files: Vec<_> = PARTS.iter().map(|part| part.0).collect();
-    files.dedup();
-    files
+/// All documents but the change log, whose lines are their authors', and the results of experiments, which a program writes.
+fn files() -> Result<Vec<String>> {
+    let mut files = vec!["README.md".to_owned(), "CONTRIBUTING.md".into()];
+    let mut add_all = |dir: &str| -> Result<()> {
+        for entry in std::fs::read_dir(root().join(dir)).with_context(|| dir.to_owned())? {
+            let name = entry?.file_name();
+            let name = name.to_str().with_context(|| format!("{dir}/{}", name.display()))?;
+            if name.ends_with(".md") {
+                files.push(format!("{dir}/{name}"));
+            }
+        }
+        Ok(())
+    };
+    add_all("docs")?;
+    add_all("docs/rfcs")?;
+    for entry in std::fs::read_dir(root().join("crates")).context("crates")? {
+        let name = entry?.file_name();
+        add_all(&format!("crates/{}", name.display()))?;
+    }
+    files.sort();
+    ensure!(PARTS.iter().all(|part| files.iter().any(|f| f == part.0)), "a generated part has no document");
+    Ok(files)
 }
 
 /// The text of `file` with its generated parts as the code has them.

@@ -9,6 +9,7 @@ mod docs;
 mod steps;
 mod tally;
 mod tools;
+mod wrap;
 
 use clap::{Parser, Subcommand};
 use std::ffi::OsStr;
@@ -40,7 +41,7 @@ enum Task {
     Lint,
     /// Builds with the oldest Rust that Cargo.toml promises, if it is installed
     Msrv,
-    /// Writes the tables of the documents that are generated from the code; --check only compares
+    /// Writes the tables of the documents that are generated from the code, and wraps their prose; --check only compares
     Docs {
         #[arg(long)]
         check: bool,
@@ -68,7 +69,7 @@ fn main() -> ExitCode {
         Task::Fmt => fmt(&mut steps),
         Task::Lint => lint(&mut steps),
         Task::Msrv => msrv(&mut steps),
-        Task::Docs { check } => steps.run("generated tables of the documents", || docs::run(check)),
+        Task::Docs { check } => steps.run("documents", || docs::run(check)),
         Task::Crash { args } => steps.run("crash states", || crash(&args)),
         Task::Ci => static_checks(&mut steps),
     }
@@ -85,7 +86,7 @@ fn crash(args: &[String]) -> anyhow::Result<()> {
 
 fn static_checks(steps: &mut Steps) {
     steps.run("dependency directions", deps::check);
-    steps.run("generated tables of the documents", || docs::run(true));
+    steps.run("documents", || docs::run(true));
     fmt(steps);
     lint(steps);
     msrv(steps);

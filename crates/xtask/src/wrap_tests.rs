@@ -1,0 +1,32 @@
+use super::*;
+
+const LONG: &str = "word word word word word word word word word word word word word word word word word word word word word";
+
+#[test]
+fn prose_is_wrapped_and_stays_so() {
+    let text =
+        format!("# A heading that stays\n\n{LONG}\nmore\n\n- {LONG}\n  1. {LONG}\n     more\n- short\n");
+    let wrapped = wrap(&text);
+    assert!(wrapped.lines().all(|line| line.chars().count() <= WIDTH), "{wrapped}");
+    assert_eq!(wrap(&wrapped), wrapped);
+    assert_eq!(wrapped.split_whitespace().collect::<Vec<_>>(), text.split_whitespace().collect::<Vec<_>>());
+    assert!(wrapped.contains("\n- word") && wrapped.contains("\n  word") && wrapped.contains("\n     word"));
+}
+
+#[test]
+fn tables_and_code_stay() {
+    let row = format!("| {LONG} | {LONG} |");
+    let text = format!("{row}\n\n```\n{LONG} {LONG}\n\n    - not a list\n```\n\n    {LONG} {LONG}\n");
+    assert_eq!(wrap(&text), text);
+}
+
+/// A dash or number that wrapping moves to the start of a line would turn into a list item.
+#[test]
+fn a_word_that_looks_like_a_mark_never_begins_a_line() {
+    for mark in ["-", "12."] {
+        let text = format!("{} {mark} word word word\n", &LONG[..WIDTH - 1]);
+        let wrapped = wrap(&text);
+        assert!(wrapped.lines().all(|line| bullet(line) == 0), "{wrapped}");
+        assert_eq!(wrap(&wrapped), wrapped);
+    }
+}
