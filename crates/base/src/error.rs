@@ -1,6 +1,6 @@
 //! The error type of the engine. File system level errors (ENOENT and friends) live in the `kedgefs` crate.
 
-use crate::{BlockNo, Lsn};
+use crate::{BlockNo, Ino, Lsn};
 use std::sync::Arc;
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -68,6 +68,10 @@ pub enum Error {
     /// A request or option that cannot be met, with the reason.
     #[error("{0}")]
     Invalid(Arc<str>),
+    /// Recovery cannot put data that the log holds into its place, nor into another. It stays in the
+    /// log.
+    #[error("data of inode {ino} in the log cannot be put into its place, block {block}: {why}")]
+    Unplaced { ino: Ino, block: BlockNo, why: Arc<Error> },
     /// A record or operation is larger than the log can take.
     #[error("operation needs {need} bytes of log, the log takes at most {max}")]
     TooLarge { need: u64, max: u64 },
@@ -99,11 +103,12 @@ impl Error {
         match self {
             Error::Corrupt { .. } => 117, // EUCLEAN
             Error::Io { .. } | Error::OutcomeUnknown | Error::Shutdown(_) | Error::Fenced => 5, // EIO
-            Error::NoSpace => 28,         // ENOSPC
-            Error::ReadOnly => 30,        // EROFS
-            Error::Busy(_) => 16,         // EBUSY
+            Error::Unplaced { why, .. } => why.errno(),
+            Error::NoSpace => 28,                            // ENOSPC
+            Error::ReadOnly => 30,                           // EROFS
+            Error::Busy(_) => 16,                            // EBUSY
             Error::Unsupported(_) | Error::Invalid(_) => 22, // EINVAL
-            Error::TooLarge { .. } => 27, // EFBIG
+            Error::TooLarge { .. } => 27,                    // EFBIG
         }
     }
 }

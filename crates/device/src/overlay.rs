@@ -6,8 +6,9 @@
 use crate::pages::{Page, Pages, blocks, patch};
 use crate::request::submit_inline;
 use crate::{CompletionSink, Device, DeviceStats, FuaKind, Geometry, Request};
-use kedge_base::{BLOCK_SIZE, IoBuf, Result};
+use kedge_base::{BLOCK_SIZE, BlockNo, Error, IoBuf, Result};
 use parking_lot::RwLock;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 pub struct OverlayDevice {
@@ -16,6 +17,8 @@ pub struct OverlayDevice {
     stats: DeviceStats,
     /// Absent: the base's. A discarded block is a zero page, since the base must not show through again.
     written: RwLock<Pages>,
+    /// Blocks whose reads fail, with the error, until they are written.
+    spoilt: RwLock<BTreeMap<u64, Error>>,
     name: String,
 }
 
@@ -28,7 +31,14 @@ impl OverlayDevice {
             ..base.geometry().clone()
         };
         let name = format!("{} (overlaid)", base.name());
-        OverlayDevice { base, geometry, stats: DeviceStats::default(), written: RwLock::default(), name }
+        let (stats, written, spoilt) = (DeviceStats::default(), RwLock::default(), RwLock::default());
+        OverlayDevice { base, geometry, stats, written, spoilt, name }
+    }
+
+    /// Has every read of a block fail until it is written here: what the base holds there is not what a
+    /// reader should see, even if the base can be read again later.
+    pub fn spoil(&self, block: BlockNo, error: Error) {
+        self.spoilt.write().insert(block.0, error);
     }
 
     fn zero(&self, offset: u64, len: u64) {
@@ -52,6 +62,14 @@ impl Device for OverlayDevice {
         self.stats.count_read(buf.len());
         self.geometry.check("read", offset, buf.len() as u64)?;
         let written = self.written.read().present(blocks(offset), buf.blocks() as u64);
+        let first = blocks(offset);
+        let spoilt = self.spoilt.read();
+        let mut in_range = spoilt.range(first..first + buf.blocks() as u64);
+        let is_written = |block: u64| written.iter().any(|(i, _)| first + *i as u64 == block);
+        if let Some((_, error)) = in_range.find(|(block, _)| !is_written(**block)) {
+            return Err(error.clone());
+        }
+        drop(spoilt);
         // What is overlaid whole is not read: the base may be unreadable just there.
         if written.len() < buf.blocks() {
             self.base.read(offset, buf)?;

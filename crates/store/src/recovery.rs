@@ -10,6 +10,21 @@
 //! | 5 | a checkpoint of the next generation: tail = cut = head, epoch + 1 | before its slot is durable as in 4, afterwards recovered |
 //!
 //! A read-only open does the same on an overlay in memory: the image is not touched.
+//!
+//! # When the device does not take a block of step 4
+//! The block is set aside (`Alloc::quarantine`) and the bytes go to a free block, as in the running
+//! file system's writeback: one record frees the old block and maps the new one. After
+//! [`PLACES_MAX`] places, or without a free block, the open fails and names inode and block: the
+//! bytes stay in the log. To go on without them would lose what an fsync promised.
+//!
+//! A block whose other bytes cannot be read cannot be completed anywhere: the open fails, too.
+//! A read-only open goes on and has all reads of that block fail.
+//!
+//! A crash then: the slot and the log are as they were, so the next recovery knows nothing of the
+//! move. It finds the old block mapped, with sectors of the failed write or without, and puts the
+//! same bytes over it; the new block is nobody's in that slot's view, as for a hole. The old block
+//! is not used again while the image is open, and its free becomes durable with the mapping of the
+//! new one, by the checkpoint.
 
 use crate::apply::{Target, apply, apply_resident};
 use crate::checkpoint::{Control, Cut, write_checkpoint};
@@ -22,7 +37,8 @@ use kedge_alloc::{Alloc, DataReservation};
 use kedge_base::broken::{self, Variant};
 use kedge_base::lock::{Mutex, Rank};
 use kedge_base::{
-    BLOCK_SIZE, BlockNo, Clock, CorruptKind, Epoch, Error, Generation, Ino, IoBuf, Lsn, Result, spawn_named,
+    BLOCK_SIZE, BlockNo, Clock, CorruptKind, Epoch, Error, Extent, Generation, Ino, IoBuf, Lsn, Result,
+    spawn_named,
 };
 use kedge_btree::{Tree, TreeConfig, TreeLock};
 use kedge_device::{Device, OverlayDevice};
@@ -34,6 +50,9 @@ use kedge_log::{Log, LogConfig, RecordLsn, ScanConfig, ScanEnd, scan};
 use serde::Serialize;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+
+/// Places that are tried for a block of data that the device does not take.
+const PLACES_MAX: usize = 8;
 
 /// How a store is opened.
 #[derive(Clone, Debug)]
@@ -126,7 +145,8 @@ impl Store {
         let (sb, damaged) = read_superblock(&*device)?;
         sb.check_room()?;
         let read_only = options.read_only || check_features(&sb, options.read_only)?;
-        let device: Arc<dyn Device> = if read_only { Arc::new(OverlayDevice::new(device)) } else { device };
+        let overlay = read_only.then(|| Arc::new(OverlayDevice::new(device.clone())));
+        let device = overlay.clone().map_or(device, |overlay| overlay as Arc<dyn Device>);
         if let Some(e) = &damaged
             && sb.checkpoint.generation > Generation(2)
         {
@@ -141,6 +161,7 @@ impl Store {
             );
         }
         let mut recovery = Recovery::load(device, clock, &sb, options)?;
+        recovery.read_only = overlay;
         let end = recovery.replay()?;
         recovery.summary.damaged_slot = damaged.map(|e| e.to_string());
         recovery.write_overlay()?;
@@ -207,6 +228,8 @@ struct Recovery {
     summary: ReplaySummary,
     /// For what the overlay has to place.
     promised: Option<DataReservation>,
+    /// The device, if the open is a read-only one.
+    read_only: Option<Arc<OverlayDevice>>,
 }
 
 impl Recovery {
@@ -239,8 +262,20 @@ impl Recovery {
         let summary = ReplaySummary { clean: c.clean, tail_lsn: c.tail_lsn.0, ..Default::default() };
         let residents = Residents::new();
         let sb = sb.clone();
-        let promised = None;
-        Ok(Recovery { device, clock, sb, alloc, tree, residents, counters, generation, summary, promised })
+        let (promised, read_only) = (None, None);
+        Ok(Recovery {
+            device,
+            clock,
+            sb,
+            alloc,
+            tree,
+            residents,
+            counters,
+            generation,
+            summary,
+            promised,
+            read_only,
+        })
     }
 
     fn scan(&self, visit: &mut dyn FnMut(RecordLsn, &[u8]) -> Result<()>) -> Result<ScanEnd> {
@@ -345,39 +380,48 @@ impl Recovery {
         pieces: &[DrainedPiece],
     ) -> Result<()> {
         let mapped = self.find_extent(ino, file_block)?;
+        let place_of = |(first, item): (u64, ExtentItem)| BlockNo(item.start.0 + (file_block - first));
         let mut buf = IoBuf::zeroed(1);
-        let mut place = None;
-        if let Some((first, item)) = mapped {
-            let at = BlockNo(item.start.0 + (file_block - first));
-            if !item.unwritten {
-                self.device.read(at.byte_offset(), &mut buf)?;
+        let in_use = mapped.filter(|(_, item)| !item.unwritten);
+        // What is replaced whole need not be read: the block may be bad.
+        if let Some(at) = in_use.map(place_of)
+            && !covers(pieces, file_block, core.size)
+        {
+            match (self.device.read(at.byte_offset(), &mut buf), &self.read_only) {
+                (Ok(()), _) => {}
+                (Err(e @ Error::Io { .. }), Some(overlay)) => {
+                    tracing::warn!("{}: reads of the block will fail", unplaced(ino, at, e.clone()));
+                    overlay.spoil(at, e);
+                    return Ok(());
+                }
+                (Err(e), _) => return Err(unplaced(ino, at, e)),
             }
-            place = Some(at);
         }
         let has_bytes = overlay_bytes(buf.as_mut_bytes(), file_block, pieces);
-        if mapped.is_none_or(|(_, item)| item.unwritten) && !has_bytes {
+        if in_use.is_none() && !has_bytes {
             return Ok(()); // zeros over a hole
         }
         let mut record = RecordBuilder::new(RecordOp::WriteBack);
-        let at = match (place, mapped) {
-            (Some(at), Some((first, item))) => {
-                if item.unwritten {
-                    convert_block(&mut record, ino, first, item, file_block);
-                }
-                at
+        if let Some((first, item)) = mapped {
+            let place = place_of((first, item));
+            let at = self.write_somewhere(ino, place, &buf)?;
+            if at != place {
+                record.free(Extent::new(place, 1));
+                record.alloc(Extent::new(at, 1));
             }
-            _ => {
-                let goal = self.alloc.goal_for(ino, ino);
-                let extent = self.alloc.alloc_data(goal, 1, self.promised.as_mut())?;
-                record.alloc(extent);
-                let item = ExtentItem { start: extent.start, blocks: 1, unwritten: false };
-                record.put(Key::new(ino, ItemKind::Extent, file_block), &item.encode());
-                core.blocks += 1;
-                record.inode(ino, InodeMask::BLOCKS, core);
-                extent.start
+            if at != place || item.unwritten {
+                map_block(&mut record, ino, (first, item), file_block, at);
             }
-        };
-        self.device.write(at.byte_offset(), &buf, false)?;
+        } else {
+            let goal = self.alloc.goal_for(ino, ino);
+            let place = self.alloc.alloc_data(goal, 1, self.promised.as_mut())?.start;
+            let at = self.write_somewhere(ino, place, &buf)?;
+            record.alloc(Extent::new(at, 1));
+            let item = ExtentItem { start: at, blocks: 1, unwritten: false };
+            record.put(Key::new(ino, ItemKind::Extent, file_block), &item.encode());
+            core.blocks += 1;
+            record.inode(ino, InodeMask::BLOCKS, core);
+        }
         if !record.is_empty() {
             let bytes = record.finish();
             let lsn = RecordLsn { write_start: Lsn(0), start: Lsn(0), end: Lsn(0) };
@@ -391,6 +435,32 @@ impl Recovery {
             apply(&target, lsn, &Record::decode(Lsn(0), &bytes)?.edits)?;
         }
         Ok(())
+    }
+
+    /// Writes a block to `place` or, where the device does not take it, to a free one that it
+    /// takes. Returns where it lies.
+    fn write_somewhere(&self, ino: Ino, place: BlockNo, buf: &IoBuf) -> Result<BlockNo> {
+        let (mut at, mut first_error) = (place, None);
+        for _ in 0..PLACES_MAX {
+            let error = match self.device.write(at.byte_offset(), buf, false) {
+                Ok(()) => return Ok(at),
+                Err(e @ Error::Io { .. }) => e,
+                // The device as a whole is gone.
+                Err(e) => return Err(e),
+            };
+            tracing::warn!("data of inode {ino} in the log: block {at} is set aside: {error}");
+            first_error.get_or_insert(error);
+            if !self.alloc.quarantine(Extent::new(at, 1)) {
+                break;
+            }
+            // Not out of the promise: that is for blocks that have no place yet.
+            match self.alloc.alloc_data(self.alloc.goal_for(ino, ino), 1, None) {
+                Ok(extent) => at = extent.start,
+                Err(Error::NoSpace) => break,
+                Err(e) => return Err(e),
+            }
+        }
+        Err(unplaced(ino, place, first_error.expect("it ends early only behind an error")))
     }
 
     fn find_extent(&self, ino: Ino, file_block: u64) -> Result<Option<(u64, ExtentItem)>> {
@@ -529,18 +599,42 @@ fn overlay_bytes(block: &mut [u8], file_block: u64, pieces: &[DrainedPiece]) -> 
     any
 }
 
-/// Splits an unwritten extent around one block that now holds data.
-fn convert_block(record: &mut RecordBuilder, ino: Ino, first: u64, item: ExtentItem, file_block: u64) {
+/// Whether the pieces, which are those of one block, leave none of its bytes below the end of the
+/// file as they are.
+fn covers(pieces: &[DrainedPiece], file_block: u64, size: u64) -> bool {
+    let start = file_block * BLOCK_SIZE as u64;
+    let end = (start + BLOCK_SIZE as u64).min(size);
+    let reached = pieces.iter().fold(start, |to, (at, len, _)| if *at <= to { to.max(at + len) } else { to });
+    reached >= end
+}
+
+/// Names the block that an error of the device is about.
+fn unplaced(ino: Ino, block: BlockNo, error: Error) -> Error {
+    match error {
+        Error::Io { .. } => Error::Unplaced { ino, block, why: Arc::new(error) },
+        other => other,
+    }
+}
+
+/// Splits an extent around one block, which now holds data and lies at `place`.
+fn map_block(
+    record: &mut RecordBuilder,
+    ino: Ino,
+    (first, item): (u64, ExtentItem),
+    file_block: u64,
+    place: BlockNo,
+) {
     let at = file_block - first;
-    let mut put = |from: u64, blocks: u64, unwritten: bool| {
+    let mut put = |from: u64, start: BlockNo, blocks: u64, unwritten: bool| {
         if blocks > 0 {
-            let item = ExtentItem { start: BlockNo(item.start.0 + from), blocks: blocks as u32, unwritten };
+            let item = ExtentItem { start, blocks: blocks as u32, unwritten };
             record.put(Key::new(ino, ItemKind::Extent, first + from), &item.encode());
         }
     };
-    put(0, at, true);
-    put(at, 1, false);
-    put(at + 1, item.blocks as u64 - at - 1, true);
+    let old = |from: u64| BlockNo(item.start.0 + from);
+    put(0, old(0), at, item.unwritten);
+    put(at, place, 1, false);
+    put(at + 1, old(at + 1), item.blocks as u64 - at - 1, item.unwritten);
 }
 
 #[cfg(test)]
