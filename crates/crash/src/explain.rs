@@ -134,7 +134,8 @@ impl Explainer<'_> {
             calls.insert(0, self.call(micro.event, what));
         }
         let told = self.trace.marks(recipe.at as usize).last().map(|t| (*t).to_owned());
-        let after = recipe.at.checked_sub(1).map(|n| self.call(n, String::new()));
+        let is_call = |n: &u32| !matches!(self.trace.events[*n as usize].call, Call::Process { .. });
+        let after = (0..recipe.at).rev().find(is_call).map(|n| self.call(n, String::new()));
         let kept = kept.map(|n| self.call(n, String::new()));
         let cause = cause(&calls, kept.as_ref(), &fixes);
         let sentence = self.sentence(&calls, after.as_ref(), kept.as_ref(), &fixes, told.as_deref());
@@ -390,7 +391,10 @@ fn kind(text: &str) -> String {
         return name.to_owned();
     }
     let path = text.split('"').nth(1).unwrap_or_default();
-    format!("{name} {}", path.replace(|c: char| c.is_ascii_digit(), ""))
+    let words = path.split(|c: char| !c.is_ascii_alphanumeric());
+    let plain: Vec<&str> =
+        words.map(|w| if w.contains(|c: char| c.is_ascii_digit()) { "0" } else { w }).collect();
+    format!("{name} {}", plain.join("/"))
 }
 
 fn cause(lost: &[CallRef], kept: Option<&CallRef>, fixes: &[Fix]) -> String {

@@ -10,6 +10,7 @@ mod steps;
 mod tally;
 mod tools;
 mod wrap;
+mod zoo;
 
 use clap::{Parser, Subcommand};
 use std::ffi::OsStr;
@@ -54,6 +55,9 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// Crash tests of programs that people use, against what their documentation says: `kedge crash` on each. Words: only rows whose
+    /// name has one of them. KEDGE names the program, else it is built
+    CrashZoo { words: Vec<String> },
 }
 
 fn main() -> ExitCode {
@@ -71,6 +75,7 @@ fn main() -> ExitCode {
         Task::Msrv => msrv(&mut steps),
         Task::Docs { check } => steps.run("documents", || docs::run(check)),
         Task::Crash { args } => steps.run("crash states", || crash(&args)),
+        Task::CrashZoo { words } => steps.run("crash zoo", || zoo::run(&words)),
         Task::Ci => static_checks(&mut steps),
     }
     steps.summary()
