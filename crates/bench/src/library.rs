@@ -115,7 +115,8 @@ impl Library {
     pub fn on(device: Arc<dyn Device>, format: &FormatOptions, options: MountOptions) -> Result<Library> {
         let clock = Arc::new(SystemClock::default());
         let name = device.name().to_owned();
-        FileSystem::format(device.clone(), clock.clone(), format)
+        let format = FormatOptions { overwrite: true, ..format.clone() };
+        FileSystem::format(device.clone(), clock.clone(), &format)
             .with_context(|| format!("format {name}"))?;
         Ok(Library(FileSystem::open(device, clock, options).with_context(|| format!("open {name}"))?))
     }

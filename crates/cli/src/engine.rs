@@ -6,19 +6,32 @@ use kedge_base::SystemClock;
 use kedge_device::sim::{ScriptedDevice, VolatileDevice};
 use kedge_device::{Device, FileDevice, OpenOptions};
 use kedge_fsck::{CheckOptions, Progress, RepairMode, RepairOptions, StoreReplay};
-use kedge_fuse::{FuseOptions, MountedSession};
-use kedgefs::{FileSystem, FormatOptions, MountOptions, Owner, SharedBudget};
+use kedge_fuse::{FuseOptions, MountError, MountPoint, MountedSession};
+use kedgefs::{FileSystem, FormatOptions, MountOptions, Owner, SharedBudget, Switches};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Without privilege the kernel passes no sync(2) on to us: what the timer has not made durable is all that a crash
-/// after `sync` can cost, so it runs more often.
-const COMMIT_ROOTLESS: Duration = Duration::from_secs(1);
+/// To a plain mount the kernel passes no sync(2) on: what the timer has not made durable is all that a crash after
+/// `sync` can cost, so it runs more often.
+const COMMIT_PLAIN: Duration = Duration::from_secs(1);
+
+/// How long an image may be locked before it counts as in use. After umount(8) the process that
+/// served the mount holds it still: on a mount without privilege while it writes the last
+/// checkpoint, else until it has ended. What is mounted is refused at once, by the mount table.
+const LOCK_WAIT: Duration = Duration::from_secs(15);
+/// A look-up that is under way, of udev or of a desktop that looks into a new mount, makes it look
+/// in use.
+const UNMOUNT_ATTEMPTS: u32 = 40;
+const UNMOUNT_PAUSE: Duration = Duration::from_millis(50);
+
+fn device_options(read_only: bool) -> OpenOptions {
+    OpenOptions { read_only, lock_wait: LOCK_WAIT, ..OpenOptions::default() }
+}
 
 /// Makes an image on an existing file or device.
 pub fn format(path: &Path, options: &FormatOptions) -> Result<()> {
-    let device = FileDevice::open(path, OpenOptions::default())?;
+    let device = FileDevice::open(path, device_options(false))?;
     format_device(device, options).with_context(|| format!("format {}", path.display()))
 }
 
@@ -35,11 +48,6 @@ fn format_device(device: Arc<FileDevice>, options: &FormatOptions) -> Result<()>
     let options = FormatOptions { owner, ..options.clone() };
     FileSystem::format(device, Arc::new(SystemClock::default()), &options)?;
     Ok(())
-}
-
-/// Whether we may mount by ourselves.
-fn privileged() -> bool {
-    rustix::process::geteuid().is_root()
 }
 
 /// What an image is opened with besides its mount options.
@@ -66,9 +74,6 @@ pub fn open(path: &Path, words: &MountWords, extra: Extra) -> Result<FileSystem>
     }
     let shared_budget = extra.shared_budget;
     let mut options = MountOptions { read_only: words.read_only, shared_budget, ..MountOptions::default() };
-    if !privileged() {
-        options.commit = COMMIT_ROOTLESS;
-    }
     words.switches.apply(&mut options);
     options.dirty_tracking = words.dirty_tracking.unwrap_or_default();
     if let Some(bytes) = extra.cache_size.or(words.cache_size) {
@@ -83,13 +88,14 @@ pub fn open(path: &Path, words: &MountWords, extra: Extra) -> Result<FileSystem>
 
 fn open_device(path: &Path, read_only: bool) -> Result<Arc<dyn Device>> {
     crate::image::check_kind(path)?;
-    Ok(FileDevice::open(path, OpenOptions { read_only, ..OpenOptions::default() })?)
+    Ok(FileDevice::open(path, device_options(read_only))?)
 }
 
-/// Attaches an image to a directory. Nothing answers there before the session is served.
-pub fn mount(image: &Path, dir: &Path, words: &MountWords) -> Result<MountedSession> {
+/// Attaches the image of `fs` to a directory. Nothing answers there before the session is served.
+pub fn mount(fs: &FileSystem, image: &Path, dir: &Path, words: &MountWords) -> Result<MountedSession> {
     let defaults = FuseOptions::default();
     let options = FuseOptions {
+        privileged: words.privileged,
         allow_other: words.allow_other.then_some(true),
         read_only: words.read_only,
         nosuid: words.nosuid,
@@ -99,12 +105,42 @@ pub fn mount(image: &Path, dir: &Path, words: &MountWords) -> Result<MountedSess
         writeback_cache: words.writeback_cache.unwrap_or(defaults.writeback_cache),
         ..defaults
     };
-    Ok(kedge_fuse::mount(image, dir, &options)?)
+    let session = kedge_fuse::mount(image, dir, &options)?;
+    if !session.mount_point().privileged && words.switches.commit.is_none() {
+        fs.remount(&Switches { commit: Some(COMMIT_PLAIN), ..Switches::default() })?;
+    }
+    Ok(session)
 }
 
-/// Detaches a mount; `lazy`: even if it is in use or dead.
-pub fn unmount(dir: &Path, lazy: bool) -> Result<()> {
-    Ok(kedge_fuse::unmount(dir, lazy)?)
+/// For root, whose mount came out weaker than usual.
+pub fn tell_plain(mount: &MountPoint) -> Option<String> {
+    mount.why_plain.as_ref().map(|why| {
+        format!(
+            "{why}; so this is a plain fuse mount: sync(2) and syncfs(2) do not reach it (fsync does), umount(8) returns \
+             before all is written (kedge umount waits), commit=1 is the default; -o fuse says that this is meant"
+        )
+    })
+}
+
+/// Ends a mount. One that is in use a little later still stays.
+pub fn unmount(dir: &Path) -> Result<()> {
+    Ok(patiently(|| kedge_fuse::unmount(dir, false))?)
+}
+
+/// Detaches a mount even if it is in use or dead.
+pub fn detach(dir: &Path) -> Result<()> {
+    Ok(kedge_fuse::unmount(dir, true)?)
+}
+
+/// Calls `unmount`, and again for a moment while the mount is in use.
+pub fn patiently(mut unmount: impl FnMut() -> Result<(), MountError>) -> Result<(), MountError> {
+    for _ in 1..UNMOUNT_ATTEMPTS {
+        match unmount() {
+            Err(MountError::Busy(_)) => std::thread::sleep(UNMOUNT_PAUSE),
+            outcome => return outcome,
+        }
+    }
+    unmount()
 }
 
 /// What the checker found.

@@ -9,7 +9,6 @@
 //! A named process listens on a socket in a directory that only its user can enter: `$XDG_RUNTIME_DIR/kedge`, for root
 //! `/run/kedge`, else a directory in `/tmp` that must belong to the user. One request and one answer, each a line of JSON.
 
-use crate::mount::attach;
 use crate::options::{MountWords, parse_size};
 use crate::os::TerminationSignals;
 use crate::{Usage, daemon, engine, image, mounts, syslog};
@@ -251,7 +250,7 @@ impl Host {
     fn unmount_all(&self) {
         let live = self.state.lock().live.clone();
         for mount in live {
-            if let Err(e) = mount.request_unmount() {
+            if let Err(e) = engine::patiently(|| mount.request_unmount()) {
                 tracing::error!("cannot unmount: {e}");
             }
         }
@@ -327,7 +326,7 @@ impl Host {
         let shared_budget = Some(self.budget.clone());
         let extra = engine::Extra { cache_size, shared_budget, ..engine::Extra::default() };
         let fs = engine::open(&image, &words, extra)?;
-        let session = match attach(&image, &dir, &words) {
+        let session = match engine::mount(&fs, &image, &dir, &words) {
             Ok(session) => session,
             Err(e) => {
                 fs.close().with_context(|| format!("close {}", image.display()))?;
@@ -335,6 +334,9 @@ impl Host {
             }
         };
         let mount = session.mount_point().clone();
+        if let Some(weaker) = engine::tell_plain(&mount) {
+            tracing::warn!("{}: {weaker}", dir.display());
+        }
         self.state.lock().live.push(mount.clone());
         let host = self.clone();
         let shown = dir.clone();

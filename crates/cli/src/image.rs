@@ -5,6 +5,7 @@
 
 use anyhow::{Context, Result, bail};
 use kedge_base::{BLOCK_SIZE, BlockNo};
+use kedge_format::content::{Content, HEAD_BYTES};
 use kedge_format::superblock::{Losses, SLOTS, Superblock};
 use std::fs::File;
 use std::io::{Seek, SeekFrom};
@@ -18,33 +19,6 @@ pub struct Image {
     /// Bytes.
     pub size: u64,
 }
-
-/// What a device holds, as [`Image::content`] tells it.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Content {
-    Blank,
-    KedgeFs,
-    /// Another format, by name.
-    Other(&'static str),
-}
-
-/// (what, offset of the magic, magic)
-const SIGNATURES: &[(&str, u64, &[u8])] = &[
-    ("an ext2, ext3 or ext4 file system", 1080, &[0x53, 0xef]),
-    ("an XFS file system", 0, b"XFSB"),
-    ("a btrfs file system", 65536 + 64, b"_BHRfS_M"),
-    ("an F2FS file system", 1024, &[0x10, 0x20, 0xf5, 0xf2]),
-    ("a LUKS volume", 0, b"LUKS\xba\xbe"),
-    ("an LVM physical volume", 512, b"LABELONE"),
-    ("a swap area", 4086, b"SWAPSPACE2"),
-    ("a squashfs image", 0, b"hsqs"),
-    ("an ISO 9660 image", 32769, b"CD001"),
-    ("a qcow2 image", 0, b"QFI\xfb"),
-    ("a GPT partition table", 512, b"EFI PART"),
-    ("a partition table or boot sector", 510, &[0x55, 0xaa]),
-];
-/// Whatever lies in front of a file system that we do not know, it rarely starts later than this.
-const BLANK_BYTES: usize = 64 << 10;
 
 /// Refuses what can be no image. Before it is opened: of a pipe that would wait for a writer, who may never come.
 pub fn check_kind(path: &Path) -> Result<()> {
@@ -108,7 +82,12 @@ impl Image {
             [Err(a), Err(b)] => {
                 // A slot with our magic says more about the damage than one that was never written.
                 let magic = self.block(SLOTS[1]).is_ok_and(|bytes| Superblock::has_magic(&bytes));
-                Err(if magic { b } else { a })
+                match self.content() {
+                    Ok(Content::Other(held)) => {
+                        bail!("{} holds {held}, no KedgeFS image", self.path.display())
+                    }
+                    _ => Err(if magic { b } else { a }),
+                }
             }
         };
         superblock.with_context(|| format!("{}: no valid superblock", self.path.display()))
@@ -116,31 +95,9 @@ impl Image {
 
     /// What the device holds already, as far as can be told from where file systems put their signatures.
     pub fn content(&self) -> Result<Content> {
-        let has = |offset: u64, magic: &[u8]| -> Result<bool> {
-            if self.size < offset + magic.len() as u64 {
-                return Ok(false);
-            }
-            let mut bytes = vec![0; magic.len()];
-            self.read(offset, &mut bytes)?;
-            Ok(bytes == magic)
-        };
-        for slot in SLOTS.iter().filter(|slot| self.size >= slot.byte_offset() + BLOCK_SIZE as u64) {
-            if Superblock::has_magic(&self.block(*slot)?) {
-                return Ok(Content::KedgeFs);
-            }
-        }
-        for &(what, offset, magic) in SIGNATURES {
-            if has(offset, magic)? {
-                return Ok(Content::Other(what));
-            }
-        }
-        let mut head = vec![0; BLANK_BYTES.min(self.size as usize)];
+        let mut head = vec![0; HEAD_BYTES.min(usize::try_from(self.size).unwrap_or(HEAD_BYTES))];
         self.read(0, &mut head)?;
-        Ok(if head.iter().all(|&b| b == 0) {
-            Content::Blank
-        } else {
-            Content::Other("data of an unknown kind")
-        })
+        Ok(Content::of(&head))
     }
 }
 

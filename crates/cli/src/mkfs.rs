@@ -3,7 +3,7 @@
 //! A new file appears under its name only when the image in it is whole and durable, so that an interrupted run leaves
 //! nothing that a later `mount --create` would take for an image.
 
-use crate::image::{Content, Image};
+use crate::image::Image;
 use crate::options::parse_size;
 use crate::{Usage, engine, info, mounts};
 use anyhow::{Context, Result, bail};
@@ -41,6 +41,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
         log_size: args.log_size.map(whole_blocks),
         label: args.label,
         uuid: args.uuid,
+        // What must not be lost is refused below, before anything is touched.
+        overwrite: true,
         ..FormatOptions::default()
     };
     if !exists(&args.image)? {
@@ -108,11 +110,7 @@ fn check_target(path: &Path, force: bool) -> Result<()> {
     if let Some(mount) = mounts::of_image(path)? {
         bail!("{} is mounted on {}", path.display(), mount.dir.display());
     }
-    let held = match Image::open(path)?.content()? {
-        Content::Blank => return Ok(()),
-        Content::KedgeFs => "a KedgeFS image",
-        Content::Other(what) => what,
-    };
+    let Some(held) = Image::open(path)?.content()?.name() else { return Ok(()) };
     if !force {
         bail!("{} holds {held}; -f overwrites it", path.display());
     }

@@ -3,18 +3,13 @@
 use crate::host::{self, Request};
 use crate::options::{MountWords, parse_cache_size, parse_size};
 use crate::os::TerminationSignals;
-use crate::{Usage, daemon, engine, image, mkfs, mounts, syslog};
+use crate::{Usage, daemon, engine, image, mkfs, mounts, remount, syslog};
 use anyhow::{Context, Result, bail};
 use kedge_fuse::{MountPoint, MountedSession};
-use kedgefs::FormatOptions;
+use kedgefs::{FileSystem, FormatOptions};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
-
-/// A path lookup that is under way makes a mount look in use.
-const UNMOUNT_ATTEMPTS: u32 = 10;
-const UNMOUNT_PAUSE: Duration = Duration::from_millis(50);
 
 #[derive(clap::Args, Debug)]
 pub struct Args {
@@ -63,12 +58,16 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
+    // Before the words are read as those of a mount: mount(8) adds some that only a remount knows.
+    if remount::is_asked(&args.options) {
+        return match args.fake {
+            true => Ok(ExitCode::SUCCESS),
+            false => remount::apply(&args.dir, &args.options, remount::Flags::Cleared),
+        };
+    }
     let words = MountWords::parse(args.options.iter().map(String::as_str))?;
     if args.fake {
         return Ok(ExitCode::SUCCESS);
-    }
-    if words.remount {
-        return crate::remount::apply(&args.dir, &args.options);
     }
     if args.as_daemon {
         return serve_as_daemon(&args, &words);
@@ -182,7 +181,7 @@ fn serve(
         ..engine::Extra::default()
     };
     let fs = engine::open(image, words, extra)?;
-    let session = attach_alone(image, dir, words, signals).and_then(|session| live().map(|()| session));
+    let session = attach(&fs, image, dir, words, signals).and_then(|session| live().map(|()| session));
     let session = match session {
         Ok(session) => session,
         Err(e) => {
@@ -204,19 +203,19 @@ fn serve(
         .inspect_err(|e| syslog::error(&format!("{e:#}")))
 }
 
-pub fn attach(image: &Path, dir: &Path, words: &MountWords) -> Result<MountedSession> {
-    engine::mount(image, dir, words)
-}
-
-/// [`attach`], and termination signals unmount it.
-fn attach_alone(
+/// Mounts, and termination signals unmount.
+fn attach(
+    fs: &FileSystem,
     image: &Path,
     dir: &Path,
     words: &MountWords,
     signals: TerminationSignals,
 ) -> Result<MountedSession> {
-    let session = attach(image, dir, words)?;
+    let session = engine::mount(fs, image, dir, words)?;
     let mount = session.mount_point().clone();
+    if let Some(weaker) = engine::tell_plain(&mount) {
+        eprintln!("kedge: warning: {weaker}");
+    }
     // Detached: it waits for ever and ends with the process.
     kedge_base::spawn_named("signals", move || unmount_on_signal(&signals, &mount))
         .context("start a thread")?;
@@ -229,18 +228,9 @@ fn unmount_on_signal(signals: &TerminationSignals, mount: &MountPoint) {
             Ok(signal) => tracing::info!("signal {signal}: unmounting"),
             Err(e) => return tracing::error!("cannot wait for signals: {e}"),
         }
-        // In use: it stays mounted, and the next signal tries again. But not for somebody who just looks something up.
-        for attempt in 1.. {
-            match mount.request_unmount() {
-                Err(kedge_fuse::MountError::Busy(_)) if attempt < UNMOUNT_ATTEMPTS => {
-                    std::thread::sleep(UNMOUNT_PAUSE);
-                }
-                Err(e) => {
-                    tracing::error!("cannot unmount: {e}");
-                    break;
-                }
-                Ok(()) => break,
-            }
+        // In use: it stays mounted, and the next signal tries again.
+        if let Err(e) = engine::patiently(|| mount.request_unmount()) {
+            tracing::error!("cannot unmount: {e}");
         }
     }
 }

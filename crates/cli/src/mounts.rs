@@ -56,7 +56,7 @@ pub fn detach_dead(dir: &Path, image: &Path) -> Result<()> {
         // The second look: both may be the same mount.
         if is_dead(&dir)? {
             tracing::warn!("{}: detaching the mount of a process that died", dir.display());
-            crate::engine::unmount(&dir, true)?;
+            crate::engine::detach(&dir)?;
         }
     }
     Ok(())

@@ -33,10 +33,10 @@ pub struct MountWords {
     /// Those that may change while mounted.
     pub switches: Switches,
     pub dirty_tracking: Option<DirtyTracking>,
-    /// Change the options of a mount instead of making one.
-    pub remount: bool,
     pub tree_lock: Option<TreeLock>,
     pub allow_other: bool,
+    /// `fuseblk` or `fuse`: whether the mount goes through a block device.
+    pub privileged: Option<bool>,
     pub workers: Option<usize>,
     pub writeback_cache: Option<bool>,
     pub nosuid: bool,
@@ -52,6 +52,8 @@ pub const KNOWN: &[&str] = &[
     "tree_lock=optimistic|rwlock|pingpong",
     "allow_other",
     "default_permissions",
+    "fuse",
+    "fuseblk",
     "dirty_tracking=per_sb|shared",
     "workers=N",
     "writeback_cache",
@@ -104,7 +106,6 @@ impl MountWords {
             ("dirty_tracking", Some(v)) => {
                 self.dirty_tracking = Some(v.parse().map_err(|e| Usage(format!("mount option {e}")))?)
             }
-            ("remount", None) => self.remount = true,
             ("cache_size", Some(v)) => {
                 self.cache_size =
                     Some(parse_cache_size(v).map_err(|e| Usage(format!("mount option {word}: {e}")))?)
@@ -116,6 +117,8 @@ impl MountWords {
                 })?);
             }
             ("allow_other", None) => self.allow_other = true,
+            ("fuseblk", None) => self.privileged = Some(true),
+            ("fuse", None) => self.privileged = Some(false),
             ("workers", Some(v)) => {
                 self.workers = Some(number(word, v, *WORKERS.start(), *WORKERS.end())? as usize)
             }

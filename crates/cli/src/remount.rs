@@ -1,48 +1,242 @@
-//! `kedge remount`, and `mount -o remount` where `mount.fuseblk.kedgefs` is a link to this program: changes options of a
-//! live mount.
+//! `kedge remount`, and `mount -o remount` where `mount.kedgefs`, `mount.fuseblk.kedgefs` and
+//! `mount.fuse.kedgefs` are links to this program: changes options of a live mount.
 //!
-//! The kernel tells a FUSE server nothing of a remount, so the list goes to the serving process as an attribute of the
-//! root directory. It is read here first: the error can then say what is wrong, where an errno could not.
+//! The kernel tells a FUSE server nothing of a remount, so the options of KedgeFS go to the serving
+//! process as an attribute of the root directory. They are read here first: the error can then say
+//! what is wrong, where an errno could not. `ro`, `nosuid` and their like are the kernel's.
+//!
+//! mount(8) asks for more than its user did. Named a directory alone, it repeats the words of fstab,
+//! or else those of the mount table. So a word is one of four:
+//!
+//! | word | becomes |
+//! |---|---|
+//! | of the engine, and may change | sent to the serving process |
+//! | a flag of mount(2) | changed in the kernel, if it is another than now |
+//! | cannot change (`cache_size=64M`, `user_id=0`) | nothing if it is in force, else an error |
+//! | without effect (`nofail`, `x-…`) | nothing |
+//!
+//! All words are judged before anything changes. Options that nobody names stay as they are, with
+//! one exception: mount(8) names all flags that are to be set, and leaves out `exec`, `suid` and
+//! `dev`. So a flag that it does not name is cleared, as its manual page says.
 
+use crate::options::MountWords;
 use crate::{Usage, mounts};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
+use kedge_fuse::MountEntry;
 use kedgefs::Switches;
 use rustix::fs::XattrFlags;
 use rustix::io::Errno;
+use rustix::mount::MountFlags;
+use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 #[derive(clap::Args, Debug)]
 pub struct Args {
     /// Comma-separated options: async_checkpoint[=PERCENT], noasync_checkpoint, commit=SECONDS, new_name=lazy|sync,
-    /// fdatasync=seq|relog, plug, noplug, writeback_order=oldest|location
+    /// fdatasync=seq|relog, plug, noplug, writeback_order=oldest|location; and as root ro, rw,
+    /// [no]suid, [no]dev, [no]exec
     #[arg(short = 'o', value_name = "OPTIONS", required = true)]
     options: Vec<String>,
     /// The mount point
     dir: PathBuf,
 }
 
+/// What the kernel shows of a FUSE mount in the mount table, and fusermount3 takes. Made with the
+/// mount; mount(8) repeats them.
+const KERNEL_WORDS: &[&str] = &[
+    "user_id",
+    "group_id",
+    "rootmode",
+    "default_permissions",
+    "allow_other",
+    "max_read",
+    "blksize",
+    "fsname",
+    "subtype",
+];
+
+/// Words for flags of mount(2): for one that is set, and for one that is not.
+const FLAGS: &[(&str, &str, MountFlags)] = &[
+    ("ro", "rw", MountFlags::RDONLY),
+    ("nosuid", "suid", MountFlags::NOSUID),
+    ("nodev", "dev", MountFlags::NODEV),
+    ("noexec", "exec", MountFlags::NOEXEC),
+    ("noatime", "atime", MountFlags::NOATIME),
+    ("nodiratime", "diratime", MountFlags::NODIRATIME),
+    ("relatime", "norelatime", MountFlags::RELATIME),
+    ("nosymfollow", "symfollow", MountFlags::NOSYMFOLLOW),
+];
+
+/// What becomes of `nosuid`, `nodev` and `noexec` that nobody names.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Flags {
+    Kept,
+    /// As mount(8) means it.
+    Cleared,
+}
+
 pub fn run(args: Args) -> Result<ExitCode> {
-    apply(&args.dir, &args.options)
+    apply(&args.dir, &args.options, Flags::Kept)
+}
+
+/// Whether these options are for a mount that is there already.
+pub fn is_asked(lists: &[String]) -> bool {
+    lists.iter().flat_map(|list| list.split(',')).any(|word| word == "remount")
 }
 
 /// Changes the options of the mount at `dir`; the word `remount` itself may be among them.
-pub fn apply(dir: &Path, lists: &[String]) -> Result<ExitCode> {
+pub fn apply(dir: &Path, lists: &[String], unnamed: Flags) -> Result<ExitCode> {
     let words: Vec<&str> =
         lists.iter().flat_map(|list| list.split(',')).filter(|w| !w.is_empty() && *w != "remount").collect();
-    let list = words.join(",");
-    list.parse::<Switches>().map_err(|e| Usage(format!("remount option {e}")))?;
-    match mounts::at(dir)? {
-        Some(mount) if mount.is_kedgefs() => {}
+    let (kernel, ours): (Vec<&str>, Vec<&str>) =
+        words.into_iter().partition(|word| KERNEL_WORDS.contains(&name(word)));
+    let asked = MountWords::parse(ours.iter().copied().filter(|word| !is_flag(word)))?;
+    let mount = match mounts::at(dir)? {
+        Some(mount) if mount.is_kedgefs() => mount,
         Some(mount) => bail!("{} is a mount of {}, not of KedgeFS", dir.display(), mount.kind),
         None => bail!("{} is not a mount point", dir.display()),
+    };
+    let info: Value = serde_json::from_str(&mounts::attribute(dir, mounts::XATTR_INFO)?)
+        .with_context(|| format!("read what {} says of itself", dir.display()))?;
+    refuse_fixed(&asked, &kernel, &mount, &info)?;
+    let (now, wanted) = flags(&ours, &mount, unnamed);
+    if info["read_only"] == true && !wanted.contains(MountFlags::RDONLY) {
+        bail!("{} was mounted read-only: unmount it, and mount it without ro", dir.display());
     }
+    let switches = changes(&ours, &info["options"])?;
+    // The kernel lets no attribute be set while nothing can be written.
+    let opens = now.contains(MountFlags::RDONLY) && !wanted.contains(MountFlags::RDONLY);
+    if opens {
+        set_flags(dir, wanted)?;
+    }
+    if !switches.is_empty() {
+        send(dir, &switches)?;
+    }
+    if wanted != now && !opens {
+        set_flags(dir, wanted)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn name(word: &str) -> &str {
+    word.split_once('=').map_or(word, |(name, _)| name)
+}
+
+/// Those words that name another value than the one in force.
+fn changes(words: &[&str], in_force: &Value) -> Result<String> {
+    let mut changes = Vec::new();
+    for word in words {
+        let mut switches = Switches::default();
+        if switches.take(word).map_err(|e| Usage(format!("remount option {e}")))?
+            && !is_in_force(&switches, in_force)
+        {
+            changes.push(*word);
+        }
+    }
+    Ok(changes.join(","))
+}
+
+fn is_in_force(switches: &Switches, options: &Value) -> bool {
+    let Switches { async_checkpoint, commit, new_name, fdatasync, plug, writeback_order } = *switches;
+    [
+        ("async_checkpoint", async_checkpoint.map(Value::from)),
+        ("commit", commit.map(|d| d.as_secs_f64().into())),
+        ("new_name", new_name.map(|v| v.word().into())),
+        ("fdatasync", fdatasync.map(|v| v.word().into())),
+        ("plug", plug.map(Value::from)),
+        ("writeback_order", writeback_order.map(|v| v.word().into())),
+    ]
+    .into_iter()
+    .all(|(name, asked)| asked.is_none_or(|asked| options[name] == asked))
+}
+
+/// Refuses a change of what is made with the mount. To name what is in force is no change.
+fn refuse_fixed(asked: &MountWords, kernel: &[&str], mount: &MountEntry, info: &Value) -> Result<()> {
+    if let Some(word) = kernel.iter().find(|word| !mount.has_option(word) && !has_default(word, mount)) {
+        return Err(fixed(word, "as the mount table says"));
+    }
+    let (engine, fuse) = (&info["options"], &info["mount"]["options"]);
+    let fixed_words = [
+        ("cache_size", asked.cache_size.map(Value::from), &engine["cache_size"]),
+        ("fuse", asked.privileged.map(|p| if p { "fuseblk" } else { "fuse" }.into()), &info["mount"]["type"]),
+        ("tree_lock", asked.tree_lock.map(|v| v.name().into()), &engine["tree_lock"]),
+        ("dirty_tracking", asked.dirty_tracking.map(|v| v.word().into()), &engine["dirty_tracking"]),
+        ("workers", asked.workers.map(Value::from), &fuse["workers"]),
+        ("writeback_cache", asked.writeback_cache.map(Value::from), &fuse["writeback_cache"]),
+    ];
+    for (word, asked, in_force) in fixed_words {
+        if asked.is_some_and(|asked| asked != *in_force) {
+            return Err(fixed(word, &format!("{in_force}")));
+        }
+    }
+    Ok(())
+}
+
+/// Words of fusermount3 that the kernel shows elsewhere, or not at all.
+fn has_default(word: &str, mount: &MountEntry) -> bool {
+    match name(word) {
+        "fsname" => word.strip_prefix("fsname=").is_some_and(|n| Path::new(n) == mount.source),
+        "subtype" => word == "subtype=kedgefs",
+        "rootmode" => true, // of a directory: the root is one
+        _ => false,
+    }
+}
+
+fn fixed(word: &str, in_force: &str) -> anyhow::Error {
+    Usage(format!("remount option {word} cannot change while mounted; in force is {in_force}")).into()
+}
+
+fn is_flag(word: &str) -> bool {
+    FLAGS.iter().any(|(on, off, _)| word == *on || word == *off)
+}
+
+/// The flags in force, and those with the changes that `words` ask for.
+fn flags(words: &[&str], mount: &MountEntry, unnamed: Flags) -> (MountFlags, MountFlags) {
+    let mut now = MountFlags::empty();
+    for (on, _, flag) in FLAGS {
+        now.set(*flag, mount.has_option(on));
+    }
+    let mut wanted = now;
+    if unnamed == Flags::Cleared {
+        wanted.remove(MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC);
+    }
+    for word in words {
+        for (on, off, flag) in FLAGS {
+            if word == on || word == off {
+                wanted.set(*flag, word == on);
+            }
+        }
+        // The two exclude one another, and mount(8) adds its word behind what was in force.
+        match *word {
+            "noatime" => wanted.remove(MountFlags::RELATIME),
+            "relatime" => wanted.remove(MountFlags::NOATIME),
+            _ => {}
+        }
+    }
+    (now, wanted)
+}
+
+fn send(dir: &Path, list: &str) -> Result<()> {
     rustix::fs::setxattr(dir, mounts::XATTR_OPTIONS, list.as_bytes(), XattrFlags::empty())
         .map_err(|e| match e {
-            Errno::PERM => anyhow::anyhow!("only root and the owner of the mount may change its options"),
-            Errno::NOTCONN => anyhow::anyhow!("the serving process has died"),
+            Errno::PERM => anyhow!("only root and the owner of the mount may change its options"),
+            Errno::NOTCONN => anyhow!("the serving process has died"),
+            // The kernel itself refuses to set an attribute where nothing can be written.
+            Errno::ROFS => anyhow!("{list} cannot change on a read-only mount"),
             e => e.into(),
         })
-        .with_context(|| format!("remount {}", dir.display()))?;
-    Ok(ExitCode::SUCCESS)
+        .with_context(|| format!("remount {}", dir.display()))
+}
+
+/// With `ro` the kernel first has everything synced.
+fn set_flags(dir: &Path, flags: MountFlags) -> Result<()> {
+    rustix::mount::mount_remount(dir, flags, "").map_err(|e| {
+        let why = match e {
+            Errno::PERM => "only root may change ro, nosuid, nodev and noexec".to_owned(),
+            Errno::BUSY => "it is in use: files are open for writing".to_owned(),
+            e => std::io::Error::from(e).to_string(),
+        };
+        anyhow!("remount {}: {why}", dir.display())
+    })
 }

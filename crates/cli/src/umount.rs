@@ -41,7 +41,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     let image = mount.image();
     if mounts::is_dead(&dir)? {
-        engine::unmount(&dir, true)?;
+        engine::detach(&dir)?;
         bail!(
             "{}: the serving process had died; {} was not closed, its next mount replays the log",
             args.dir.display(),
@@ -52,7 +52,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let read_only = statvfs(&dir).is_ok_and(|s| s.f_flag.contains(StatVfsMountFlags::RDONLY));
     let lost_before = image::losses(&image).map_or(0, |losses| losses.files);
     let synced = sync(&dir);
-    engine::unmount(&dir, false)?;
+    engine::unmount(&dir)?;
     wait_for_end(&server, &image)?;
     if !read_only && !is_clean(&image)? {
         bail!(

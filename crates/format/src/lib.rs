@@ -19,6 +19,7 @@
 #![forbid(unsafe_code)]
 
 pub mod alloc;
+pub mod content;
 pub mod inode;
 pub mod item;
 pub mod key;

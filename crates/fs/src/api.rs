@@ -1,6 +1,7 @@
 //! The door: [`FileSystem`] and its operations, each counted and timed.
 
 use crate::budget::Budget;
+use crate::claim::Claim;
 use crate::core::{Fs, new_rename_lock};
 use crate::dirty::DirtyList;
 use crate::flushers::{Flushed, Member};
@@ -12,7 +13,9 @@ use crate::*;
 use kedge_base::BLOCK_SIZE;
 use kedge_base::broken::{self, Variant};
 use kedge_base::lock::{Mutex, Rank};
+use kedge_base::{BLOCK_SIZE, CorruptKind, Error as Engine, IoBuf};
 use kedge_device::Device;
+use kedge_format::content::{Content, HEAD_BYTES};
 use kedge_format::logwrite::LogSecret;
 use kedge_format::superblock::Geometry;
 use kedge_store::{CheckpointClient, ForceCause, FormatParams, OpenOptions, Store};
@@ -50,13 +53,41 @@ fn new_log_secret() -> LogSecret {
     LogSecret((a ^ b.rotate_left(64)).to_le_bytes())
 }
 
+/// What the device holds now.
+fn content(device: &dyn Device) -> Result<Content> {
+    let bytes = device.geometry().size.min(HEAD_BYTES as u64) as usize;
+    let mut head = IoBuf::zeroed(bytes / BLOCK_SIZE);
+    if bytes >= BLOCK_SIZE {
+        device.read(0, &mut head)?;
+    }
+    Ok(Content::of(head.as_bytes()))
+}
+
+/// That a device is no KedgeFS image says less than what it is instead.
+fn name_other(device: &dyn Device, e: Engine) -> Engine {
+    match (&e, content(device)) {
+        (Engine::Corrupt { kind: CorruptKind::Superblock, .. }, Ok(Content::Other(held))) => {
+            Engine::invalid(format!("{} holds {held}, no KedgeFS image", device.name()))
+        }
+        _ => e,
+    }
+}
+
 impl FileSystem {
-    /// Makes a file system on the device. What was there is lost.
+    /// Makes a file system on the device. One that holds something already is refused, unless
+    /// [`FormatOptions::overwrite`] says that it may be lost.
     pub fn format(
         device: Arc<dyn Device>,
         clock: Arc<dyn Clock>,
         options: &FormatOptions,
     ) -> Result<FormatSummary> {
+        let _claim = Claim::new(&device, false)?;
+        if !options.overwrite
+            && let Some(held) = content(&*device)?.name()
+        {
+            let name = device.name();
+            return Err(Engine::invalid(format!("{name} holds {held}, which would be lost")).into());
+        }
         let size = options.size.unwrap_or(device.geometry().size).min(device.geometry().size);
         let params = FormatParams {
             size,
@@ -84,6 +115,7 @@ impl FileSystem {
         if let Some(percent) = options.async_checkpoint {
             kedge_store::check_async_percent(percent)?;
         }
+        let claim = Claim::new(&device, options.read_only)?;
         // Of the budget: half for tree nodes, three eighths for pages, the rest for inodes.
         let open = OpenOptions {
             read_only: options.read_only,
@@ -92,7 +124,7 @@ impl FileSystem {
             tree_lock: options.tree_lock,
             ..Default::default()
         };
-        let store = Store::open(device, clock.clone(), &open)?;
+        let store = Store::open(device.clone(), clock.clone(), &open).map_err(|e| name_other(&*device, e))?;
         let member = Member::new();
         let dirty = Arc::new(DirtyList::new(options.dirty_tracking));
         let fs = Arc::new(Fs {
@@ -113,6 +145,7 @@ impl FileSystem {
             clock,
             live: Live::new(&options),
             options: Mutex::new(Rank::Leaf, options),
+            claim,
         });
         let client: Weak<dyn CheckpointClient> = Arc::downgrade(&(fs.clone() as Arc<dyn CheckpointClient>));
         fs.store.set_client(client);
@@ -179,6 +212,7 @@ impl FileSystem {
             }
         }
         let closed = self.fs.store.close();
+        self.fs.claim.release();
         match lost {
             // The cause of that, too, is in the trace.
             Some(lost) if closed.is_ok() => Err(Error::DataLost(Arc::new(lost))),

@@ -1,6 +1,7 @@
 //! The open file system: what all operations share.
 
 use crate::budget::Budget;
+use crate::claim::Claim;
 use crate::dirty::DirtyList;
 use crate::flushers::Member;
 use crate::inode::{Inode, Meta, Progress};
@@ -43,6 +44,8 @@ pub(crate) struct Fs {
     pub flusher: Arc<Member>,
     pub stats: FsStats,
     pub closed: AtomicBool,
+    /// Last: it goes after all that uses the device.
+    pub claim: Claim,
 }
 
 /// What a record does to one existing inode.

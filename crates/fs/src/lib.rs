@@ -37,6 +37,7 @@ struct FrontPage;
 mod api;
 mod attr;
 mod budget;
+mod claim;
 mod core;
 mod dirty;
 mod error;

@@ -21,6 +21,8 @@ pub struct FormatOptions {
     pub uuid: Option<uuid::Uuid>,
     /// Of the root directory.
     pub owner: Owner,
+    /// Destroy what the device holds. Without it only a device that begins with zeros is taken.
+    pub overwrite: bool,
 }
 
 /// What format made.

@@ -5,8 +5,11 @@
 //!   and syncfs reach the server, and umount(2) returns only when the server is done. The loop device is an identity
 //!   only: all IO on the image is the file system's own. The kernel never writes through it, so nothing of it is ever
 //!   dirty; it lets go of the image by itself with the mount (autoclear).
-//! - **Plain**: `fuse` through the set-user-id helper fusermount3, for anybody. sync(2) does not reach the server, and
-//!   umount returns before the server is done.
+//! - **Plain**: `fuse`, for anybody: root mounts it by itself, others through the set-user-id helper fusermount3. sync(2)
+//!   does not reach the server, and umount returns before the server is done.
+//!
+//! Root gets the first kind where it can be had, else the second: in a container there may be no loop device, and in a
+//! user namespace the kernel takes no block device at all.
 
 use crate::devfuse::DevFuse;
 use crate::mountinfo;
@@ -79,22 +82,45 @@ pub fn mount(image: &Path, dir: &Path, options: &FuseOptions) -> Result<MountedS
     }
     let dir = check_mount_point(dir)?;
     let root = rustix::process::geteuid().is_root();
-    let privileged = options.privileged.unwrap_or(root);
-    if privileged && !root {
-        return Err(MountError::NotRoot);
-    }
-    let (fd, source) = if privileged {
-        mount_privileged(&image, &dir, options)?
-    } else {
-        (mount_plain(&image, &dir, options)?, image.clone())
+    let mut why_plain = None;
+    let by_block_device = match options.privileged {
+        Some(true) if !root => return Err(MountError::NotRoot),
+        Some(true) => Some(mount_privileged(&image, &dir, options)?),
+        None if root => match mount_privileged(&image, &dir, options) {
+            Ok(mounted) => Some(mounted),
+            Err(e) if is_not_for_us(&e) => {
+                why_plain = Some(e.to_string());
+                None
+            }
+            Err(e) => return Err(e),
+        },
+        _ => None,
+    };
+    let privileged = by_block_device.is_some();
+    let (fd, source) = match by_block_device {
+        Some(mounted) => mounted,
+        None => mount_plain(&image, &dir, options, root)?,
     };
     raise_write_limit(&dir);
     let transport = DevFuse::new(fd, options.worker_count(), options.clone_channels);
     Ok(MountedSession {
         transport: Some(Arc::new(transport)),
         options: options.clone(),
-        mount: MountPoint { image, dir, source, privileged },
+        mount: MountPoint { image, dir, source, privileged, why_plain },
     })
+}
+
+/// Whether a privileged mount cannot be had here at all, rather than failed. A device that somebody else uses, above all,
+/// must not be mounted past its owner.
+fn is_not_for_us(e: &MountError) -> bool {
+    match e {
+        MountError::Loop { .. } => true,
+        // In a user namespace, or a kernel without block devices.
+        MountError::Mount { error, .. } => {
+            matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENODEV))
+        }
+        _ => false,
+    }
 }
 
 /// Ends the mount on `dir`. `lazy`: detaches it at once, though it is in use; it ends with its last user.
@@ -162,12 +188,29 @@ fn mount_privileged(
             .map_err(|error| MountError::Loop { image: image.to_owned(), error })?;
         (path, Some(file))
     };
+    let others = options.allow_other.unwrap_or(true);
+    mount_fd(&fd, &source, dir, "fuseblk", others, options)?;
+    Ok((fd, source))
+}
+
+/// Calls mount(2) for the connection of `fd`.
+fn mount_fd(
+    fd: &OwnedFd,
+    source: &Path,
+    dir: &Path,
+    kind: &str,
+    allow_other: bool,
+    options: &FuseOptions,
+) -> Result<(), MountError> {
     let mut data = format!(
-        "fd={},rootmode=40000,user_id=0,group_id=0,default_permissions,blksize=4096,max_read={}",
-        rustix::fd::AsRawFd::as_raw_fd(&fd),
+        "fd={},rootmode=40000,user_id=0,group_id=0,default_permissions,max_read={}",
+        rustix::fd::AsRawFd::as_raw_fd(fd),
         abi::MAX_IO
     );
-    if options.allow_other.unwrap_or(true) {
+    if kind == "fuseblk" {
+        data.push_str(",blksize=4096");
+    }
+    if allow_other {
         data.push_str(",allow_other");
     }
     let data = CString::new(data).expect("no option holds a NUL");
@@ -180,15 +223,30 @@ fn mount_privileged(
     ] {
         flags.set(flag, option);
     }
-    rustix::mount::mount(&source, dir, format!("fuseblk.{SUBTYPE}"), flags, Some(data.as_c_str())).map_err(
-        |e| MountError::Mount { source_dev: source.clone(), dir: dir.to_owned(), error: e.into() },
-    )?;
-    Ok((fd, source))
+    rustix::mount::mount(source, dir, format!("{kind}.{SUBTYPE}"), flags, Some(data.as_c_str())).map_err(
+        |e| MountError::Mount { source_dev: source.to_owned(), dir: dir.to_owned(), error: e.into() },
+    )
 }
 
-fn mount_plain(image: &Path, dir: &Path, options: &FuseOptions) -> Result<OwnedFd, MountError> {
-    let image_name = image.to_string_lossy().into_owned();
-    let fsname = options.fsname.as_deref().unwrap_or(&image_name);
+/// A mount of kind `fuse`, and what the mount table shows as its source.
+fn mount_plain(
+    image: &Path,
+    dir: &Path,
+    options: &FuseOptions,
+    root: bool,
+) -> Result<(OwnedFd, PathBuf), MountError> {
+    let source = options.fsname.as_ref().map_or_else(|| image.to_owned(), PathBuf::from);
+    if root {
+        let fd = sys::open_fuse().map_err(MountError::NoFuseDevice)?;
+        let others = options.allow_other.unwrap_or(true);
+        mount_fd(&fd, &source, dir, "fuse", others, options)?;
+        return Ok((fd, source));
+    }
+    mount_by_helper(&source, dir, options).map(|fd| (fd, source))
+}
+
+fn mount_by_helper(source: &Path, dir: &Path, options: &FuseOptions) -> Result<OwnedFd, MountError> {
+    let fsname = source.to_string_lossy();
     let mut opts = format!(
         "fsname={},subtype={SUBTYPE},default_permissions,max_read={}",
         fsname.replace('\\', "\\\\").replace(',', "\\,"),

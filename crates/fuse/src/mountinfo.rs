@@ -35,9 +35,23 @@ pub struct MountEntry {
     pub source: PathBuf,
     /// The user who made a FUSE mount.
     pub owner: Option<u32>,
+    /// Options of this mount: `rw`, `nosuid`, `relatime`.
+    pub options: String,
+    /// Options of the file system behind it: `ro`, `user_id=0`.
+    pub super_options: String,
 }
 
 impl MountEntry {
+    /// Whether `word` is among the options, as mount(8) would repeat them in a remount.
+    pub fn has_option(&self, word: &str) -> bool {
+        self.options.split(',').chain(self.super_options.split(',')).any(|option| option == word)
+    }
+
+    /// Whether nothing can be changed through this mount.
+    pub fn is_read_only(&self) -> bool {
+        self.has_option("ro")
+    }
+
     /// Is it one of ours?
     pub fn is_kedgefs(&self) -> bool {
         matches!(self.kind.as_str(), "fuseblk.kedgefs" | "fuse.kedgefs")
@@ -106,11 +120,12 @@ fn parse(line: &[u8]) -> Option<MountEntry> {
     let mut fields = line.split(|&b| b == b' ');
     let device = fields.nth(2)?;
     let dir = fields.nth(1)?;
+    let options = fields.next()?;
     let mut behind_dash = fields.skip_while(|field| *field != b"-").skip(1);
     let kind = behind_dash.next()?;
     let source = behind_dash.next()?;
-    let options = behind_dash.next().unwrap_or_default();
-    let owner = options.split(|&b| b == b',').find_map(|option| option.strip_prefix(b"user_id="));
+    let super_options = behind_dash.next().unwrap_or_default();
+    let owner = super_options.split(|&b| b == b',').find_map(|option| option.strip_prefix(b"user_id="));
     let owner = owner.and_then(|id| std::str::from_utf8(id).ok()?.parse().ok());
     Some(MountEntry {
         device: String::from_utf8_lossy(device).into_owned(),
@@ -118,6 +133,8 @@ fn parse(line: &[u8]) -> Option<MountEntry> {
         kind: String::from_utf8_lossy(kind).into_owned(),
         source: path(source),
         owner,
+        options: String::from_utf8_lossy(options).into_owned(),
+        super_options: String::from_utf8_lossy(super_options).into_owned(),
     })
 }
 

@@ -10,6 +10,11 @@ fn lines_are_taken_apart() {
     assert_eq!(entry.source, Path::new("/dev/loop0"));
     assert!(entry.is_kedgefs() && !entry.is_foreign());
     assert_eq!(entry.owner, Some(0));
+    assert!(!entry.is_read_only());
+    assert!(entry.has_option("noatime") && entry.has_option("user_id=0"), "{entry:?}");
+    assert!(!entry.has_option("user_id") && !entry.has_option("shared:1"), "{entry:?}");
+    assert!(parse(b"1 2 0:1 / /x ro - proc proc rw").unwrap().is_read_only());
+    assert!(parse(b"1 2 0:1 / /x rw - proc proc ro").unwrap().is_read_only());
     assert_eq!(parse(b"1 2 0:1 / /x rw - proc proc rw").unwrap().kind, "proc");
 }
 

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 #[derive(Clone, Debug)]
 pub struct FuseOptions {
-    /// A `fuseblk` mount by this process itself, which must be root, against a plain one through fusermount3. `None`:
-    /// as the process may.
+    /// A `fuseblk` mount by this process itself, which must be root, against a plain one. `None`: the first if this
+    /// process is root and the kernel lets it, else the second.
     pub privileged: Option<bool>,
     /// What `/proc/mounts` shows as the source of a plain mount; `None`: the image's path.
     pub fsname: Option<String>,
-    /// Lets users other than the mount's owner in; `None`: only on a privileged mount, as on any file system.
+    /// Lets users other than the mount's owner in; `None`: only on a mount that root makes, as on any file system.
     pub allow_other: Option<bool>,
     pub read_only: bool,
     pub nosuid: bool,

@@ -30,6 +30,8 @@ pub struct MountPoint {
     pub source: PathBuf,
     /// A `fuseblk` mount: sync and umount reach the server and wait for it.
     pub privileged: bool,
+    /// Why a mount of root's is not privileged, though nobody asked for a plain one.
+    pub why_plain: Option<String>,
 }
 
 impl MountPoint {

@@ -17,6 +17,9 @@ pub struct OpenOptions {
     /// Keep others out: exclusively when writable, against writers when read-only. Without it two owners can ruin an
     /// image; only for looking at one that is known to be mounted.
     pub lock: bool,
+    /// How long to wait for the lock before the image counts as in use. A process that unmounts
+    /// gives it back at its very end, which umount(8) may not wait for.
+    pub lock_wait: Duration,
     /// Bypass the page cache where the file system can.
     pub direct: bool,
     /// Serve batches through io_uring where the kernel lets us.
@@ -25,7 +28,7 @@ pub struct OpenOptions {
 
 impl Default for OpenOptions {
     fn default() -> Self {
-        OpenOptions { read_only: false, lock: true, direct: true, io_uring: true }
+        OpenOptions { read_only: false, lock: true, lock_wait: Duration::ZERO, direct: true, io_uring: true }
     }
 }
 
@@ -110,7 +113,7 @@ fn finish(
         }
     };
     if options.lock {
-        lock(path, &fd, options.read_only, block_device)?;
+        lock(path, &fd, options, block_device)?;
     }
     let mut size = rustix::fs::seek(&fd, SeekFrom::End(0)).map_err(|e| failed("size", e))?;
     if let Some(want) = want {
@@ -151,18 +154,35 @@ fn busy(path: &Path) -> Error {
     Error::Busy(path.display().to_string().into())
 }
 
+/// Between two tries for the lock.
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
+/// udev holds a shared lock while it looks at a block device that was just closed after writing.
+const UDEV_WAIT: Duration = Duration::from_millis(500);
+
 /// The lock lives as long as the open file, so it survives a fork into the background and ends with the process.
-fn lock(path: &Path, fd: &OwnedFd, read_only: bool, block_device: bool) -> Result<()> {
+fn lock(path: &Path, fd: &OwnedFd, options: OpenOptions, block_device: bool) -> Result<()> {
+    let wait = if block_device { options.lock_wait.max(UDEV_WAIT) } else { options.lock_wait };
+    let mut pauses = wait.as_millis().div_ceil(LOCK_PAUSE.as_millis());
+    loop {
+        match try_lock(path, fd, options.read_only, block_device) {
+            Err(Error::Busy(_)) if pauses > 0 => pauses -= 1,
+            outcome => return outcome,
+        }
+        std::thread::sleep(LOCK_PAUSE);
+    }
+}
+
+fn try_lock(path: &Path, fd: &OwnedFd, read_only: bool, block_device: bool) -> Result<()> {
+    let failed = |what: &str, e: Errno| {
+        Error::invalid(format!("cannot {what} {}: {}", path.display(), std::io::Error::from(e)))
+    };
     if block_device {
         // Held only for a moment: a mount that names this device as its source claims it itself.
         let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
         match rustix::fs::open(path, flags, Mode::empty()) {
             Ok(_) => {}
             Err(Errno::BUSY) => return Err(busy(path)),
-            Err(e) => {
-                let why = std::io::Error::from(e);
-                return Err(Error::invalid(format!("cannot claim {}: {why}", path.display())));
-            }
+            Err(e) => return Err(failed("claim", e)),
         }
     }
     let operation = if read_only {
@@ -170,19 +190,12 @@ fn lock(path: &Path, fd: &OwnedFd, read_only: bool, block_device: bool) -> Resul
     } else {
         FlockOperation::NonBlockingLockExclusive
     };
-    // udev holds a shared lock while it looks at a block device that was just closed after writing.
-    let mut tries = if block_device { 25 } else { 1 };
     loop {
-        tries -= 1;
         match rustix::fs::flock(fd, operation) {
             Ok(()) => return Ok(()),
-            Err(Errno::INTR) => tries += 1,
-            Err(Errno::WOULDBLOCK) if tries > 0 => std::thread::sleep(Duration::from_millis(20)),
+            Err(Errno::INTR) => {}
             Err(Errno::WOULDBLOCK) => return Err(busy(path)),
-            Err(e) => {
-                let why = std::io::Error::from(e);
-                return Err(Error::invalid(format!("cannot lock {}: {why}", path.display())));
-            }
+            Err(e) => return Err(failed("lock", e)),
         }
     }
 }

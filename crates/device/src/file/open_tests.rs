@@ -1,5 +1,6 @@
 use crate::{Device, FileDevice, OpenOptions};
 use kedge_base::{Error, IoBuf};
+use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 
@@ -25,6 +26,22 @@ fn an_image_has_one_writer_or_many_readers() {
     assert!(matches!(FileDevice::open(&path, OpenOptions::default()), Err(Error::Busy(_))));
     drop((first, second));
     FileDevice::open(&path, OpenOptions::default()).unwrap();
+}
+
+/// A process that unmounts gives the image back a little after umount(8) has returned.
+#[test]
+fn the_lock_is_waited_for_so_long_and_no_longer() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    let patient = |ms| OpenOptions { lock_wait: Duration::from_millis(ms), ..Default::default() };
+    let owner = FileDevice::create(&path, MIB, OpenOptions::default()).unwrap();
+    assert!(matches!(FileDevice::open(&path, patient(100)), Err(Error::Busy(_))), "the wait ends");
+    std::thread::scope(|scope| {
+        let next = scope.spawn(|| FileDevice::open(&path, patient(60_000)));
+        std::thread::sleep(Duration::from_millis(100));
+        drop(owner);
+        next.join().unwrap().unwrap();
+    });
 }
 
 #[test]

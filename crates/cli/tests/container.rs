@@ -1,0 +1,136 @@
+//! Mounts where not all is there: no loop device, a user namespace, no privilege, no path.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+use common::{Place, no_fuse, output_within, skip};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
+
+/// What `program` with `args` and the shell `script` printed and complained of. `$K` is kedge; `set -e` holds.
+#[track_caller]
+fn shell(place: &Place, program: &str, args: &str, script: &str) -> (String, String) {
+    let binary = place.path("kedge");
+    if !binary.exists() {
+        // Where an ordinary user finds it, too.
+        fs::copy(env!("CARGO_BIN_EXE_kedge"), &binary).unwrap();
+        for path in [place.path(""), binary.clone()] {
+            fs::set_permissions(path, fs::Permissions::from_mode(0o777)).unwrap();
+        }
+    }
+    let mut command = place.command(program);
+    command.args(args.split(' ')).args(["sh", "-c", &format!("set -eu\n{script}")]);
+    command.env("K", &binary).env_remove("KEDGE_LOG").env("HOME", "/");
+    let out = output_within(command, Duration::from_secs(300)).unwrap();
+    let (said, errors) = (String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap());
+    assert!(out.status.success(), "{script}\n{said}{errors}");
+    (said, errors)
+}
+
+fn not_root() -> bool {
+    let not = !rustix::process::geteuid().is_root();
+    if not {
+        skip("only root can take its own privileges away");
+    }
+    not
+}
+
+/// Mounts, writes, shows the type, unmounts, and looks whether all is well.
+const TOUR: &str = "
+    findmnt -no FSTYPE mnt
+    $K info --json mnt | grep -c '\"commit\": 1.0' || true
+    mkdir mnt/d; echo kept > mnt/d/file; sync mnt/d/file
+    $K umount mnt
+    $K fsck -f disk.kedge > report
+    $K mount $O disk.kedge mnt
+    cat mnt/d/file
+    $K umount mnt
+";
+
+#[test]
+fn root_without_loop_devices_gets_a_plain_mount_and_is_told() {
+    if no_fuse() || not_root() {
+        return;
+    }
+    let place = Place::new();
+    let script = format!(
+        "mount --bind /dev/null /dev/loop-control
+        O=
+        if $K mount --create 64M -o fuseblk disk.kedge mnt 2> refusal; then exit 1; fi
+        grep -c 'no loop device for' refusal
+        $K mount --create 64M disk.kedge mnt
+        {TOUR}"
+    );
+    let (said, errors) = shell(&place, "unshare", "-m --propagation private", &script);
+    assert_eq!(said.lines().collect::<Vec<_>>(), ["1", "fuse.kedgefs", "1", "kept"]);
+    let warning = errors.lines().next().unwrap();
+    let words = ["kedge: warning: no loop device for", "sync(2)", "kedge umount waits", "commit=1"];
+    assert!(words.iter().all(|word| warning.contains(word)), "{errors}");
+    assert_eq!(errors.lines().count(), 2, "one line for each mount: {errors}");
+}
+
+#[test]
+fn the_kind_of_mount_can_be_chosen() {
+    if no_fuse() || not_root() {
+        return;
+    }
+    let place = Place::new();
+    let script = format!("O='-o fuse'; $K mount --create 64M $O disk.kedge mnt\n{TOUR}");
+    let (said, errors) = shell(&place, "env", "-u KEDGE_LOG", &script);
+    assert_eq!(said.lines().collect::<Vec<_>>(), ["fuse.kedgefs", "1", "kept"]);
+    assert_eq!(errors, "", "what was asked for is no surprise");
+    let script = format!("rm disk.kedge\nO='-o fuseblk'; $K mount --create 64M $O disk.kedge mnt\n{TOUR}");
+    let (said, errors) = shell(&place, "env", "-u KEDGE_LOG", &script);
+    assert_eq!(said.lines().collect::<Vec<_>>(), ["fuseblk.kedgefs", "0", "kept"]);
+    assert_eq!(errors, "");
+}
+
+#[test]
+fn roots_of_user_namespaces_mount() {
+    if no_fuse() || not_root() {
+        return;
+    }
+    let place = Place::new();
+    let script = format!("O=; $K mount --create 64M disk.kedge mnt\n{TOUR}");
+    let (said, errors) = shell(&place, "unshare", "-rm", &script);
+    assert_eq!(said.lines().collect::<Vec<_>>(), ["fuse.kedgefs", "1", "kept"]);
+    assert!(errors.contains("kedge: warning: "), "{errors}");
+
+    let place = Place::new();
+    let args = "--reuid 65534 --regid 65534 --clear-groups unshare -rm";
+    let (said, errors) = shell(&place, "setpriv", args, &script);
+    assert_eq!(said.lines().collect::<Vec<_>>(), ["fuse.kedgefs", "1", "kept"]);
+    assert!(errors.contains("kedge: warning: "), "{errors}");
+}
+
+#[test]
+fn an_ordinary_user_mounts_through_the_helper() {
+    if no_fuse() || not_root() {
+        return;
+    }
+    let place = Place::new();
+    let script = format!("O=; $K mount --create 64M disk.kedge mnt\n{TOUR}");
+    let args = "--reuid 65534 --regid 65534 --clear-groups";
+    let (said, errors) = shell(&place, "setpriv", args, &script);
+    assert_eq!(said.lines().collect::<Vec<_>>(), ["fuse.kedgefs", "1", "kept"]);
+    assert_eq!(errors, "", "it is all that there is for such a user");
+}
+
+#[test]
+fn an_image_that_is_open_already() {
+    if no_fuse() {
+        return;
+    }
+    let place = Place::new();
+    place.run("mkfs --size 64M disk.kedge").ok();
+    let script = "mkdir mnt
+        $K mount /dev/fd/3 mnt 3<> disk.kedge
+        $K info --json mnt | grep -c '/disk.kedge\"' > count
+        $K umount mnt
+        exec 3<> disk.kedge
+        $K fsck -f /dev/fd/3 > report
+        $K info /proc/self/fd/3 | grep -c '^clean *yes'";
+    let (said, errors) = shell(&place, "env", "-u KEDGE_LOG", script);
+    assert_eq!((said.as_str(), errors.as_str()), ("1\n", ""));
+}

@@ -1,0 +1,102 @@
+//! What a device holds already, told from where file systems put their signatures: so that nobody's
+//! data is formatted over by mistake, and an error can name what was found instead of KedgeFS.
+//!
+//! A signature is a few bytes at a fixed place. It says who wrote there, not that the rest is sound.
+
+use crate::superblock::{SLOTS, Superblock};
+use kedge_base::BLOCK_SIZE;
+
+/// Bytes from the beginning of a device that [`Content::of`] wants to see, or all if there are fewer.
+pub const HEAD_BYTES: usize = 128 << 10;
+/// Whatever lies in front of a file system that we do not know, it rarely starts later than this.
+const BLANK_BYTES: usize = 64 << 10;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Content {
+    /// Zeros.
+    Blank,
+    KedgeFs,
+    /// Another format, by name.
+    Other(&'static str),
+}
+
+/// (what, offset of the magic, magic). The first that fits: a boot sector may lie before a file system.
+const SIGNATURES: &[(&str, usize, &[u8])] = &[
+    ("an XFS file system", 0, b"XFSB"),
+    ("a btrfs file system", 65536 + 64, b"_BHRfS_M"),
+    (
+        "a bcachefs file system",
+        4096 + 24,
+        b"\xc6\x85\x73\xf6\x66\xce\x90\xa9\xd9\x6a\x60\xcf\x80\x3d\xf7\xef",
+    ),
+    ("an F2FS file system", 1024, &[0x10, 0x20, 0xf5, 0xf2]),
+    ("an EROFS file system", 1024, &[0xe2, 0xe1, 0xf5, 0xe0]),
+    ("a ReiserFS file system", 65536 + 52, b"ReIsEr"),
+    ("a JFS file system", 32768, b"JFS1"),
+    ("an NTFS file system", 3, b"NTFS    "),
+    ("an exFAT file system", 3, b"EXFAT   "),
+    ("a FAT file system", 82, b"FAT32   "),
+    ("a FAT file system", 54, b"FAT1"),
+    ("a LUKS volume", 0, b"LUKS\xba\xbe"),
+    ("an LVM physical volume", 512, b"LABELONE"),
+    ("a member of a software RAID", 4096, &[0xfc, 0x4e, 0x2b, 0xa9]),
+    ("a swap area", 4086, b"SWAPSPACE2"),
+    ("a squashfs image", 0, b"hsqs"),
+    ("an ISO 9660 image", 32769, b"CD001"),
+    ("a qcow2 image", 0, b"QFI\xfb"),
+    ("a GPT partition table", 512, b"EFI PART"),
+    ("a partition table or boot sector", 510, &[0x55, 0xaa]),
+];
+
+impl Content {
+    /// Judges by the first [`HEAD_BYTES`] of a device.
+    pub fn of(head: &[u8]) -> Content {
+        let has = |offset: usize, magic: &[u8]| head.get(offset..).is_some_and(|at| at.starts_with(magic));
+        let slots = SLOTS.map(|slot| slot.byte_offset() as usize);
+        if slots.iter().filter_map(|slot| head.get(*slot..slot + BLOCK_SIZE)).any(Superblock::has_magic) {
+            return Content::KedgeFs;
+        }
+        if let Some(name) = ext(head) {
+            return Content::Other(name);
+        }
+        if let Some((name, ..)) = SIGNATURES.iter().find(|(_, offset, magic)| has(*offset, magic)) {
+            return Content::Other(name);
+        }
+        match head[..BLANK_BYTES.min(head.len())].iter().all(|&b| b == 0) {
+            true => Content::Blank,
+            false => Content::Other("data of an unknown kind"),
+        }
+    }
+
+    /// In words. `None`: nothing.
+    pub fn name(self) -> Option<&'static str> {
+        match self {
+            Content::Blank => None,
+            Content::KedgeFs => Some("a KedgeFS image"),
+            Content::Other(name) => Some(name),
+        }
+    }
+}
+
+/// Which of the ext family, by the features in its superblock.
+fn ext(head: &[u8]) -> Option<&'static str> {
+    const SUPERBLOCK: usize = 1024;
+    const HAS_JOURNAL: u32 = 4;
+    /// Extents, 64 bits, flexible groups: what came with ext4.
+    const OF_EXT4: u32 = 0x40 | 0x80 | 0x200;
+    let superblock = head.get(SUPERBLOCK..2 * SUPERBLOCK)?;
+    let word = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| superblock[at + i]));
+    if superblock[56..58] != [0x53, 0xef] {
+        return None;
+    }
+    let (compat, incompat) = (word(92), word(96));
+    Some(match (incompat & OF_EXT4, compat & HAS_JOURNAL) {
+        (0, 0) => "an ext2 file system",
+        (0, _) => "an ext3 file system",
+        _ => "an ext4 file system",
+    })
+}
+
+#[cfg(test)]
+#[path = "content_tests.rs"]
+mod tests;

@@ -1,0 +1,77 @@
+//! Nobody's data is formatted over by mistake, and no device has two engines.
+
+use kedge_base::IoBuf;
+use kedge_device::{Device, FileDevice, MemDevice, OpenOptions};
+use kedgefs::{Error, FileSystem, FormatOptions, Ino, ManualClock, MountOptions, Owner};
+use std::sync::Arc;
+
+const SIZE: u64 = 32 << 20;
+
+fn clock() -> Arc<ManualClock> {
+    Arc::new(ManualClock::default())
+}
+
+fn format(device: Arc<dyn Device>, overwrite: bool) -> Result<(), Error> {
+    let options = FormatOptions { log_size: Some(1 << 20), overwrite, ..FormatOptions::default() };
+    FileSystem::format(device, clock(), &options).map(drop)
+}
+
+#[test]
+fn format_refuses_what_holds_something() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    let create = || FileDevice::create(&path, SIZE, OpenOptions::default()).unwrap();
+    format(create(), false).unwrap();
+    let fs = FileSystem::open(create(), clock(), MountOptions::default()).unwrap();
+    fs.create(Ino::ROOT, b"kept", 0o644, Owner::default()).unwrap();
+    fs.close().unwrap();
+    drop(fs);
+
+    // The same two lines once more, as a program that is started again would run them.
+    let e = format(create(), false).unwrap_err();
+    assert!(e.to_string().ends_with("image holds a KedgeFS image, which would be lost"), "{e}");
+    let fs = FileSystem::open(create(), clock(), MountOptions::default()).unwrap();
+    fs.lookup(Ino::ROOT, b"kept").unwrap();
+    fs.close().unwrap();
+    drop(fs);
+    format(create(), true).unwrap();
+    let fs = FileSystem::open(create(), clock(), MountOptions::default()).unwrap();
+    assert!(matches!(fs.lookup(Ino::ROOT, b"kept"), Err(Error::NotFound)));
+}
+
+#[test]
+fn foreign_file_systems_are_named_and_left_alone() {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(SIZE));
+    device.write(0, &IoBuf::from_bytes(b"XFSB"), true).unwrap();
+    let e = format(device.clone(), false).unwrap_err().to_string();
+    assert!(e.contains("holds an XFS file system, which would be lost"), "{e}");
+    let e = FileSystem::open(device.clone(), clock(), MountOptions::default()).err().unwrap().to_string();
+    assert!(e.contains("holds an XFS file system, no KedgeFS image"), "{e}");
+    let mut found = IoBuf::zeroed(1);
+    device.read(0, &mut found).unwrap();
+    assert_eq!(&found.as_bytes()[..5], b"XFSB\0");
+}
+
+#[test]
+fn one_device_has_one_engine() {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(SIZE));
+    format(device.clone(), false).unwrap();
+    let open = |read_only| {
+        FileSystem::open(device.clone(), clock(), MountOptions { read_only, ..MountOptions::default() })
+    };
+    let fs = open(false).unwrap();
+    for e in [open(false).err(), open(true).err(), format(device.clone(), true).err()] {
+        let e = e.expect("a second engine would ruin it").to_string();
+        assert!(e.contains("is open in this process already"), "{e}");
+    }
+    fs.create(Ino::ROOT, b"file", 0o644, Owner::default()).unwrap();
+    // Closed, though a handle on it still lives.
+    fs.close().unwrap();
+    let (first, second) = (open(true).unwrap(), open(true).unwrap());
+    first.lookup(Ino::ROOT, b"file").and_then(|_| second.lookup(Ino::ROOT, b"file")).unwrap();
+    assert!(open(false).is_err(), "readers keep a writer out");
+    drop((first, second));
+    // Dropped without a close, as in a crash.
+    drop(open(false).unwrap());
+    open(false).unwrap().lookup(Ino::ROOT, b"file").unwrap();
+}
