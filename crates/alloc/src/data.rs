@@ -181,6 +181,19 @@ impl Alloc {
         self.bad_count.load(SeqCst)
     }
 
+    /// Blocks in quarantine that no record owns: free by the bitmaps, and out of reach.
+    pub(crate) fn bad_unowned(&self) -> u64 {
+        if self.bad_blocks() == 0 {
+            return 0;
+        }
+        let bad: Vec<u64> = self.bad.lock().iter().copied().collect();
+        let owned = |block: &u64| {
+            let bit = (block % GROUP_BLOCKS) as u32;
+            self.with_group(block / GROUP_BLOCKS, |group| group.owned.count_set(bit, 1) == 1)
+        };
+        bad.iter().filter(|block| !owned(block)).count() as u64
+    }
+
     /// Makes busy blocks free that nothing holds any more, but for those in quarantine. Returns how
     /// many.
     fn release(&self, extent: Extent) -> u64 {

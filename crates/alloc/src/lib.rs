@@ -128,7 +128,8 @@ pub struct FreeCounts {
     pub total: u64,
     /// Blocks not busy.
     pub free: u64,
-    /// Blocks not owned: what a checkpoint cut now would call free.
+    /// Blocks neither owned nor in quarantine: what a checkpoint cut now would call free, but for
+    /// those that the device does not take.
     pub owned_free: u64,
     /// Blocks promised to data and not yet placed; part of `free`.
     pub reserved: u64,
@@ -264,7 +265,7 @@ impl Alloc {
         FreeCounts {
             total: self.geometry.total_blocks - self.geometry.data_start.0,
             free: available + reserved,
-            owned_free: self.owned_free.load(SeqCst),
+            owned_free: self.owned_free.load(SeqCst).saturating_sub(self.bad_unowned()),
             reserved,
             available: self.available_data(),
             available_soon: self.available_soon(),

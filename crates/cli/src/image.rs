@@ -3,7 +3,7 @@
 //! Nothing here locks the image or writes to it, so that `info` and `dump` also work on one that is mounted. What they
 //! then show is the last checkpoint, not the present.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use kedge_base::{BLOCK_SIZE, BlockNo};
 use kedge_format::content::{Content, HEAD_BYTES};
 use kedge_format::superblock::{Losses, SLOTS, Superblock};
@@ -82,11 +82,12 @@ impl Image {
             [Err(a), Err(b)] => {
                 // A slot with our magic says more about the damage than one that was never written.
                 let magic = self.block(SLOTS[1]).is_ok_and(|bytes| Superblock::has_magic(&bytes));
+                let e = if magic { b } else { a };
                 match self.content() {
                     Ok(Content::Other(held)) => {
-                        bail!("{} holds {held}, no KedgeFS image", self.path.display())
+                        Err(anyhow!("{e:#}; {} holds {held}, no KedgeFS image", self.path.display()))
                     }
-                    _ => Err(if magic { b } else { a }),
+                    _ => Err(e),
                 }
             }
         };

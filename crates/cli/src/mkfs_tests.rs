@@ -1,4 +1,5 @@
 use super::*;
+use kedge_format::content::Content;
 
 /// The temporary name can be foreseen. Where others may write, a link of theirs may lie there.
 #[test]

@@ -35,7 +35,7 @@ use std::process::ExitCode;
 pub struct Args {
     /// Comma-separated options: async_checkpoint[=PERCENT], noasync_checkpoint, commit=SECONDS, new_name=lazy|sync,
     /// fdatasync=seq|relog, plug, noplug, writeback_order=oldest|location; and as root ro, rw,
-    /// [no]suid, [no]dev, [no]exec
+    /// suid, dev, exec and their opposites with no
     #[arg(short = 'o', value_name = "OPTIONS", required = true)]
     options: Vec<String>,
     /// The mount point

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, no_fuse, output_within, skip};
+use common::{Place, no_fuse, output_within};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
@@ -31,7 +31,7 @@ fn shell(place: &Place, program: &str, args: &str, script: &str) -> (String, Str
 fn not_root() -> bool {
     let not = !rustix::process::geteuid().is_root();
     if not {
-        skip("only root can take its own privileges away");
+        kedge_base::skip::note("only root can take its own privileges away");
     }
     not
 }

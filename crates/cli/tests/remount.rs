@@ -9,7 +9,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, no_fuse, output_within, skip};
+use common::{Place, no_fuse, output_within};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::time::Duration;
@@ -22,7 +22,7 @@ fn in_namespace(options: &str, script: &str) -> Option<String> {
         return None;
     }
     if !rustix::process::geteuid().is_root() {
-        skip("only root can lay a directory over /sbin");
+        kedge_base::skip::note("only root can lay a directory over /sbin");
         return None;
     }
     let place = Place::new();

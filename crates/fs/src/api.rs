@@ -1,4 +1,4 @@
-//! The door: [`FileSystem`] and its operations, each counted and timed.
+//! Public API: [`FileSystem`] and its operations, each counted and timed.
 
 use crate::budget::Budget;
 use crate::claim::Claim;
@@ -10,7 +10,6 @@ use crate::namespace::Make;
 use crate::stats::{FsStats, OpKind};
 use crate::switches::Live;
 use crate::*;
-use kedge_base::BLOCK_SIZE;
 use kedge_base::broken::{self, Variant};
 use kedge_base::lock::{Mutex, Rank};
 use kedge_base::{BLOCK_SIZE, CorruptKind, Error as Engine, IoBuf};
@@ -63,11 +62,12 @@ fn content(device: &dyn Device) -> Result<Content> {
     Ok(Content::of(head.as_bytes()))
 }
 
-/// That a device is no KedgeFS image says less than what it is instead.
+/// Adds to an error about a superblock what the device holds instead.
 fn name_other(device: &dyn Device, e: Engine) -> Engine {
     match (&e, content(device)) {
-        (Engine::Corrupt { kind: CorruptKind::Superblock, .. }, Ok(Content::Other(held))) => {
-            Engine::invalid(format!("{} holds {held}, no KedgeFS image", device.name()))
+        (Engine::Corrupt { kind: kind @ CorruptKind::Superblock, block, what }, Ok(Content::Other(held))) => {
+            let name = device.name();
+            Engine::corrupt(*kind, *block, format!("{what}; {name} holds {held}, no KedgeFS image"))
         }
         _ => e,
     }

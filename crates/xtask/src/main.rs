@@ -82,7 +82,7 @@ fn main() -> ExitCode {
 }
 
 fn crash(args: &[String]) -> anyhow::Result<()> {
-    let run = ["run", "--profile", "soak", "--quiet", "-p", "kedge-sim", "--bin", "kedge-crash", "--"];
+    let run = ["run", "--profile", "soak", "--quiet", "-p", "kedge-sim", "--bin", "crash-states", "--"];
     let words: Vec<&str> = run.into_iter().chain(args.iter().map(String::as_str)).collect();
     // Each state is a mount: memory that goes back to the kernel after it comes again as page faults, a fifth of the time.
     let keep = "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456";

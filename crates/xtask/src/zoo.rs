@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 use std::time::Instant;
 
 /// Distinct states for each row and model.
-const STATES: &str = "1500";
+const STATES: &str = "600";
 
 enum Expect {
     Pass,

@@ -189,13 +189,13 @@ pub fn kill(place: &Place, dir: &str) {
 /// Waits for what another process is about to do.
 #[track_caller]
 pub fn until(what: &str, done: impl Fn() -> bool) {
-    for _ in 0..1000 {
+    for _ in 0..6000 {
         if done() {
             return;
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    panic!("not within 10 s: {what}");
+    panic!("not within a minute: {what}");
 }
 
 pub fn write_and_fsync(path: &Path, bytes: &[u8]) {

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 const USAGE: &str =
-    "kedge-crash [--full] [--thorough] [--seed N] [--minutes M] [--seq 1|2|3]... [--resume FILE]
+    "crash-states [--full] [--thorough] [--seed N] [--minutes M] [--seq 1|2|3]... [--resume FILE]
             [--threads N] [--count] [--switched] [--workload ID [--state K]]
 
 Without --full: a slice of the given minutes (KEDGE_CRASH_MINUTES, else 2), all lengths in turn, in an order given by the
