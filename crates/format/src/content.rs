@@ -22,6 +22,7 @@ pub enum Content {
 
 /// (what, offset of the magic, magic). The first that fits: a boot sector may lie before a file system.
 const SIGNATURES: &[(&str, usize, &[u8])] = &[
+    ("an ext2, ext3 or ext4 file system", 1024 + 56, &[0x53, 0xef]),
     ("an XFS file system", 0, b"XFSB"),
     ("a btrfs file system", 65536 + 64, b"_BHRfS_M"),
     (
@@ -56,9 +57,6 @@ impl Content {
         if slots.iter().filter_map(|slot| head.get(*slot..slot + BLOCK_SIZE)).any(Superblock::has_magic) {
             return Content::KedgeFs;
         }
-        if let Some(name) = ext(head) {
-            return Content::Other(name);
-        }
         if let Some((name, ..)) = SIGNATURES.iter().find(|(_, offset, magic)| has(*offset, magic)) {
             return Content::Other(name);
         }
@@ -76,25 +74,6 @@ impl Content {
             Content::Other(name) => Some(name),
         }
     }
-}
-
-/// Which of the ext family, by the features in its superblock.
-fn ext(head: &[u8]) -> Option<&'static str> {
-    const SUPERBLOCK: usize = 1024;
-    const HAS_JOURNAL: u32 = 4;
-    /// Extents, 64 bits, flexible groups: what came with ext4.
-    const OF_EXT4: u32 = 0x40 | 0x80 | 0x200;
-    let superblock = head.get(SUPERBLOCK..2 * SUPERBLOCK)?;
-    let word = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| superblock[at + i]));
-    if superblock[56..58] != [0x53, 0xef] {
-        return None;
-    }
-    let (compat, incompat) = (word(92), word(96));
-    Some(match (incompat & OF_EXT4, compat & HAS_JOURNAL) {
-        (0, 0) => "an ext2 file system",
-        (0, _) => "an ext3 file system",
-        _ => "an ext4 file system",
-    })
 }
 
 #[cfg(test)]

@@ -22,16 +22,6 @@ fn signatures_are_recognised() {
 }
 
 #[test]
-fn the_ext_family_is_told_apart() {
-    let ext = |compat: u8, incompat: u8| {
-        with(&[(1080, &[0x53, 0xef]), (1116, &[compat]), (1120, &[incompat])]).name().unwrap()
-    };
-    assert_eq!(ext(0, 2), "an ext2 file system");
-    assert_eq!(ext(4, 2), "an ext3 file system");
-    assert_eq!(ext(4, 0x42), "an ext4 file system");
-}
-
-#[test]
 fn a_short_device_is_judged_by_what_there_is() {
     for len in [0, 1, 511, 1080, 1081, 4096, 65536] {
         assert_eq!(Content::of(&vec![0; len]), Content::Blank, "{len}");
