@@ -50,6 +50,9 @@ const SIGNATURES: &[(&str, usize, &[u8])] = &[
 ];
 
 impl Content {
+    /// The name of what has no signature that we know.
+    pub const UNKNOWN: &'static str = "data of an unknown kind";
+
     /// Judges by the first [`HEAD_BYTES`] of a device.
     pub fn of(head: &[u8]) -> Content {
         let has = |offset: usize, magic: &[u8]| head.get(offset..).is_some_and(|at| at.starts_with(magic));
@@ -62,7 +65,7 @@ impl Content {
         }
         match head[..BLANK_BYTES.min(head.len())].iter().all(|&b| b == 0) {
             true => Content::Blank,
-            false => Content::Other("data of an unknown kind"),
+            false => Content::Other(Content::UNKNOWN),
         }
     }
 

@@ -74,7 +74,7 @@ fn name_other(device: &dyn Device, e: Engine) -> Engine {
 }
 
 impl FileSystem {
-    /// Makes a file system on the device. One that holds something already is refused, unless
+    /// Makes a file system on the device. One that holds an image or another file system is refused, unless
     /// [`FormatOptions::overwrite`] says that it may be lost.
     pub fn format(
         device: Arc<dyn Device>,
@@ -83,7 +83,7 @@ impl FileSystem {
     ) -> Result<FormatSummary> {
         let _claim = Claim::new(&device, false)?;
         if !options.overwrite
-            && let Some(held) = content(&*device)?.name()
+            && let Some(held) = content(&*device)?.name().filter(|held| *held != Content::UNKNOWN)
         {
             let name = device.name();
             return Err(Engine::invalid(format!("{name} holds {held}, which would be lost")).into());

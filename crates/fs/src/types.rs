@@ -21,7 +21,8 @@ pub struct FormatOptions {
     pub uuid: Option<uuid::Uuid>,
     /// Of the root directory.
     pub owner: Owner,
-    /// Destroy what the device holds. Without it only a device that begins with zeros is taken.
+    /// Destroy what the device holds. Without it a device with an image or another file system is
+    /// refused; bytes that no known signature marks are overwritten all the same.
     pub overwrite: bool,
 }
 
