@@ -245,6 +245,14 @@ fn free_blocks(place: &Place) -> u64 {
 
 fn full_image(options: &str) {
     let place = Place::new();
+    let unmount = match options {
+        "" => Place::unmount_and_check,
+        _ => Place::unmount_refused_and_check,
+    };
+    let remount = || {
+        unmount(&place, "disk.kedge");
+        place.run(&format!("mount{options} disk.kedge mnt")).ok();
+    };
     place.run("mkfs --size 40M --log-size 2M disk.kedge").ok();
     place.run(&format!("mount --create 40M{options} disk.kedge mnt")).ok();
     let free = free_blocks(&place);
@@ -273,7 +281,7 @@ fn full_image(options: &str) {
             assert_eq!(place.run("fsck disk.kedge").code, 0, "after a kill");
             place.run(&format!("mount{options} disk.kedge mnt")).ok();
         } else {
-            place.remount("disk.kedge", options);
+            remount();
         }
         verify(&synced);
         for dir in dirs {
@@ -281,11 +289,11 @@ fn full_image(options: &str) {
                 .or_else(|e| if e.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(e) })
                 .unwrap();
         }
-        place.remount("disk.kedge", options);
+        remount();
         let now = free_blocks(&place);
         assert!(now + 64 >= free, "round {round}: {now} blocks are free, {free} at first");
     }
-    place.unmount_and_check("disk.kedge");
+    unmount(&place, "disk.kedge");
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod common;
 
 use common::{Place, no_fuse};
 use std::fs;
+use std::io::Write;
 
 const LINE: &str = "mount --create 64M disk.kedge mnt -o commit=300 --log-file log --faults faults";
 const EIO: i32 = 5;
@@ -103,6 +104,41 @@ fn what_the_kernel_could_not_pass_on_is_said() {
     assert_eq!(run.code, 1, "{}", run.err);
     assert!(run.err.contains("could not be kept") && run.err.contains("No space left"), "{}", run.err);
     assert_eq!(place.run("fsck disk.kedge").code, 0);
+}
+
+/// The kernel has passed data on by itself, it was refused, and nobody has asked since.
+#[test]
+fn what_was_refused_in_the_background_is_said() {
+    if no_fuse() {
+        return;
+    }
+    if !rustix::process::geteuid().is_root() {
+        return kedge_base::skip::note("the kernel passes syncfs(2) on to a mount as root only");
+    }
+    let place = Place::new();
+    place.run("mount --create 32M disk.kedge mnt -o writeback_cache").ok();
+    let mut file = fs::File::create(place.path("mnt/file")).unwrap();
+    for _ in 0..64 {
+        file.write_all(&[b'w'; 1 << 20]).unwrap();
+    }
+    let refused = || {
+        let stats = place.kedge(["stats", "--json", "mnt"]).ok();
+        let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
+        stats["fuse"]["failed"]["WRITE"]["ENOSPC"].as_u64().unwrap_or(0)
+    };
+    // Starts the write-back of all of it, waits for none of it, and tells of none of it. Until a
+    // second one finds nothing more that would be refused.
+    let mut before = 0;
+    common::until("all is passed on", || {
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        let now = refused();
+        now > 0 && std::mem::replace(&mut before, now) == now
+    });
+    drop(file);
+    let run = place.run("umount mnt");
+    assert_eq!(run.code, 1, "{}", run.err);
+    assert!(run.err.contains("could not be kept") && run.err.contains("No space left"), "{}", run.err);
 }
 
 #[path = "cases/mapping.rs"]
