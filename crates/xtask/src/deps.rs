@@ -40,7 +40,6 @@ const RULES: &[Rule] = &[
     // A second opinion on the image: it must not share the code that it judges. Of the store it uses replay alone.
     (FSCK, &[BASE, DEVICE, FORMAT, STORE], &[FS]),
     (SIM, &[BASE, DEVICE, FORMAT, FS, FSCK], &[]),
-    (CLI, &[BASE, DEVICE, FORMAT, STORE, FS, FUSE, FSCK, CRASH, CRASH_RECORD], &[SIM]),
     // The laboratory. Nothing depends on it: what people install carries no benchmark code.
     (BENCH, &[BASE, DEVICE, FS], &[]),
     // Writes the documents' tables from the code that they describe.
@@ -48,6 +47,7 @@ const RULES: &[Rule] = &[
     // A tool for other people's programs: it judges by rules of its own and knows nothing of the engine.
     (CRASH, &[BASE], &[]),
     (CRASH_RECORD, &[BASE, DEVICE, FS, FUSE, CRASH], &[]),
+    (CLI, &[BASE, DEVICE, FORMAT, STORE, FS, FUSE, FSCK, CRASH, CRASH_RECORD], &[SIM]),
 ];
 
 /// A crate's dependencies inside the workspace; `true`: only for its tests.
