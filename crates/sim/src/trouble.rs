@@ -9,7 +9,8 @@
 //! 1. *No loss.* What an fsync, a sync or close answered with success is on every medium taken after the answer, and no
 //!    medium holds bytes that nobody wrote there.
 //! 2. *No lie.* A request of the device that failed with a file's data is told to somebody whom it concerns: to a call on
-//!    that file or on all files, to all by a shutdown, or by the counter of writes that succeeded elsewhere. A failed log
+//!    that file or on all files, to all by a shutdown, or by the counter of writes that succeeded elsewhere. Only a close
+//!    that wrote the data once more and answers success may keep it to itself. A failed log
 //!    write or flush shuts the file system down. A live read answers what was written last.
 //! 3. *No innocent victim.* A call fails only if the device failed a request for metadata or for the call's own file, since
 //!    the call began or, for an fsync, since the last one that succeeded, or before that and nobody has been told; or if the
@@ -30,8 +31,8 @@ use kedge_format::superblock::{Geometry, SLOTS, Superblock};
 use std::fmt;
 use std::ops::Range;
 
-/// The files and the tree of a run take a few of these.
-const BAD_RANGE: u64 = 1 << 20;
+/// Bad ranges that the place for data is divided into: what a run writes lies in one of them.
+const BAD_RANGES: u64 = 6;
 
 /// How the device fails.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,7 +47,7 @@ pub enum Fault {
     LostFlush,
     /// A block that turns bad.
     BadBlock(OpKind),
-    /// A piece of where the run's data comes to lie, from the start.
+    /// One of [`BAD_RANGES`] pieces of the place for data, from the start.
     BadRange(OpKind),
     /// One request of a kind in so many.
     Sometimes(OpKind, u32),
@@ -95,8 +96,9 @@ impl Fault {
             Fault::LostFlush => plan.lose_flush(nth, eio),
             Fault::BadBlock(kind) => plan.bad_block(kind, nth, eio),
             Fault::BadRange(kind) => {
-                let start = data.start + (seed % 6) * BAD_RANGE;
-                plan.bad_range(kind, start..(start + BAD_RANGE).min(data.end), eio)
+                let piece = (data.end - data.start) / BAD_RANGES;
+                let start = data.start + seed % BAD_RANGES * piece;
+                plan.bad_range(kind, start..start + piece, eio)
             }
             Fault::Sometimes(kind, one_in) => plan.sometimes(kind, one_in, eio),
             Fault::From(kind) => plan.fail_kind_from(kind, nth, eio),

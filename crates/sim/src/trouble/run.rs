@@ -1,6 +1,6 @@
 //! The workload of a run, and its phases.
 
-use super::verdict::{Call, Concern, Judge};
+use super::verdict::{CLOSE, Call, Concern, Judge};
 use super::{Class, Fault, Layout, Report, Scene};
 use crate::ledger::{File, WORD};
 use crate::ops::OWNER;
@@ -395,7 +395,7 @@ fn ending(shared: &Arc<Shared>, seed: u64, heal: bool, media: &mut Media) -> Res
         let acked = shared.books();
         media.push(medium("power failure after it healed", device.crash_as(Choice::None), acked));
     }
-    let closed = watched(shared, |shared| shared.call("close", Concern::All, FileSystem::close).is_some())?;
+    let closed = watched(shared, |shared| shared.call(CLOSE, Concern::All, FileSystem::close).is_some())?;
     let books = shared.books();
     let books = if closed { books.all_settled() } else { books };
     let lossy = shared.calls.lock().last().is_some_and(|call| matches!(call.error, Some(Error::DataLost(_))));

@@ -6,6 +6,9 @@ use kedge_device::sim::{OpKind, Strike};
 use kedgefs::Error;
 use std::collections::{BTreeMap, BTreeSet};
 
+/// The last call of a run.
+pub(super) const CLOSE: &str = "close";
+
 /// Whose failure a call may be told of, besides failures that concern everybody.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Concern {
@@ -81,6 +84,9 @@ impl Judge<'_> {
         if !down && healed_elsewhere(stats) == 0 {
             for (at, hit) in hits.iter().enumerate() {
                 let Hit::Data(files) = hit else { continue };
+                if at as u64 >= self.made_good_from() {
+                    continue;
+                }
                 for file in files {
                     // The call may have been under way when the request failed.
                     let mut later = self.calls.iter().filter(|c| c.end > at as u64 && c.is_of(*file));
@@ -95,6 +101,13 @@ impl Judge<'_> {
             }
         }
         self.innocents(report, &hits);
+    }
+
+    /// Failures from this one on were met by a close that then answered success: it wrote the data
+    /// once more, no later call could be told, and the media at the end are judged by its answer.
+    fn made_good_from(&self) -> u64 {
+        let close = self.calls.last().filter(|call| call.what == CLOSE && call.error.is_none());
+        close.map_or(u64::MAX, |call| call.start)
     }
 
     fn innocents(&self, report: &mut Report, hits: &[Hit]) {
