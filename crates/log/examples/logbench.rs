@@ -1,6 +1,7 @@
 //! Appends and forces per second: on a device in memory, and on a file when its path is given.
 //!
-//! `logbench [FILE] [in_flight_max...]`; the file is created, written full, opened with O_DSYNC (and O_DIRECT) and left behind.
+//! `logbench [FILE] [in_flight_max...]`; the file is created, written full, opened with O_DSYNC
+//! (and O_DIRECT) and left behind.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../tests/common/mod.rs"]
@@ -135,7 +136,8 @@ fn forces(device: Arc<dyn Device>, in_flight_max: usize, threads: usize, seconds
     );
 }
 
-/// Calls of `step` per second, over all threads. This thread plays the checkpoint: the tail follows the durable log.
+/// Calls of `step` per second, over all threads. This thread plays the checkpoint: the tail follows
+/// the durable log.
 fn run(log: &Arc<Log>, threads: usize, seconds: u64, step: fn(&Log)) -> (f64, Duration) {
     let stop = Arc::new(AtomicBool::new(false));
     let count = Arc::new(AtomicU64::new(0));

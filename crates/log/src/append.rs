@@ -1,7 +1,8 @@
-//! Append: a record takes its place. Commit never waits, so neither does anything here.
+//! Append: a record gets its position. Commit never waits, so nothing here may wait.
 //!
-//! All under one short mutex: a copy of the record and a few additions. Per-thread staging would spare the mutex and
-//! cost a merge in LSN order at every force; it is not worth that while the mutex does not show in a profile.
+//! An append is a copy of the record and a few additions under one short mutex. The alternative is
+//! a staging buffer for each thread. It would avoid the mutex and need a merge in LSN order at
+//! every force. That does not pay while the mutex does not show in a profile.
 
 use crate::wait::Wake;
 use crate::{Log, RECORD_MAX, Reservation};
@@ -15,25 +16,27 @@ use std::sync::atomic::Ordering::Release;
 pub struct RecordLsn {
     /// First byte (of its frame).
     pub start: Lsn,
-    /// Behind its last byte: the record is durable iff the log's durable LSN reaches here.
+    /// End of its last byte. The record is durable if and only if the log's durable LSN reaches it.
     pub end: Lsn,
-    /// Start of the log write that holds it. Who still needs the record keeps the tail from passing *this* position: a
-    /// scan can begin at no later one.
+    /// Start of the log write that holds it. To keep the record, keep the tail at or below *this*
+    /// position: a scan can begin at no later one and still read the record.
     pub write_start: Lsn,
 }
 
 impl Log {
-    /// Appends one record within a reservation. Never waits, no IO.
+    /// Appends one record within a reservation. Never waits, does no IO.
     ///
     /// # Panics
-    /// When the record exceeds what is left of the reservation, is empty or longer than [`RECORD_MAX`], or when the
-    /// reservation is another log's: its maker miscounted.
+    /// If the record exceeds what is left of the reservation, is empty or longer than
+    /// [`RECORD_MAX`], or if the reservation belongs to another log. Each of these is a bug of the
+    /// caller.
     pub fn append(&self, reservation: &mut Reservation, record: &[u8]) -> RecordLsn {
         let charge = reservation.spend(record.len());
         self.append_for(reservation, charge, record)
     }
 
-    /// [`Log::append`] of the reservation's last record: what is left goes back under the same lock, not at the drop.
+    /// [`Log::append`] of the reservation's last record. The rest of the reservation is given back
+    /// under the same lock, instead of taking it again at the drop.
     pub fn append_last(&self, reservation: &mut Reservation, record: &[u8]) -> RecordLsn {
         let charge = reservation.spend(record.len()) + reservation.spend_rest();
         self.append_for(reservation, charge, record)
@@ -64,8 +67,9 @@ impl Log {
         RecordLsn { start, end: Lsn(start.0 + (FRAME_SIZE + record.len()) as u64), write_start }
     }
 
-    /// Closes the open batch if it holds records: the position at which the next record's log write will start. Called
-    /// while no append is running, this is an exact cut: what was appended before lies below, what comes later does not.
+    /// Closes the open batch if it holds records. Returns the position at which the next record's
+    /// log write will start. If no append runs meanwhile, the position is an exact cut: records
+    /// appended before the call lie below it, later ones do not.
     pub fn seal(&self) -> Lsn {
         let mut wake = Wake::default();
         let mut state = self.shared.state.lock();

@@ -1,7 +1,7 @@
-//! A batch: the bytes of one log write while they gather, and its way to the device.
+//! A batch: the bytes of one log write, from the first append until the device has them.
 //!
-//! Behind `used` the buffer is zero at all times (it grows with zeros and shrinks only on block boundaries), so padding
-//! needs no work when the batch is sealed.
+//! The buffer is always zero from `used` on: it grows with zeros and shrinks only to block
+//! boundaries. So padding needs no work when the batch is sealed.
 
 use kedge_base::{BLOCK_SIZE, Epoch, IoBuf, Lsn};
 use kedge_format::logwrite::{FRAME_SIZE, HEADER_SIZE, LogKey, WriteHeader};
@@ -14,7 +14,7 @@ pub(crate) struct Batch {
     /// Bytes used, header included; [`HEADER_SIZE`] when there is no record.
     used: usize,
     pub records: u32,
-    /// Forces whose target lies in here.
+    /// Forces whose target lies in this batch.
     pub forces: u32,
 }
 
@@ -28,7 +28,7 @@ impl Batch {
         self.records == 0
     }
 
-    /// Behind the last record; `base` when there is none, because an empty batch is never written.
+    /// End of the last record; `base` when there is none, because an empty batch is never written.
     pub fn head(&self) -> Lsn {
         if self.is_empty() { self.base } else { Lsn(self.base.0 + self.used as u64) }
     }
@@ -37,7 +37,7 @@ impl Batch {
         if self.is_empty() { 0 } else { self.used.div_ceil(BLOCK_SIZE) }
     }
 
-    /// Bytes it takes on the device if it is sealed now.
+    /// Bytes on the device if it is sealed now.
     pub fn padded(&self) -> u64 {
         (self.blocks() * BLOCK_SIZE) as u64
     }
@@ -51,7 +51,7 @@ impl Batch {
         self.used + FRAME_SIZE + record <= batch_bytes_max
     }
 
-    /// Frames a record at the end; its position.
+    /// Appends a record with its frame. Returns its position.
     pub fn push(&mut self, record: &[u8], batch_bytes_max: usize) -> Lsn {
         let at = self.used;
         let end = at + FRAME_SIZE + record.len();
@@ -67,7 +67,8 @@ impl Batch {
         Lsn(self.base.0 + at as u64)
     }
 
-    /// The write, whole but for its header's bytes, which [`Write::seal`] computes outside the lock.
+    /// The log write, complete except for the bytes of its header, which [`Write::seal`] computes
+    /// outside the lock.
     pub fn into_write(mut self, epoch: Epoch, tail_lsn: Lsn, durable_lsn: Lsn) -> Write {
         let blocks = self.blocks();
         self.buf.resize(blocks);
@@ -83,13 +84,13 @@ impl Batch {
         Write { header, buf: self.buf, forces: self.forces }
     }
 
-    /// Gives the buffer back, its content unneeded.
+    /// Returns the buffer for reuse; its contents are no longer needed.
     pub fn into_buf(self) -> IoBuf {
         self.buf
     }
 }
 
-/// A batch in the hands of a leader.
+/// A batch that a leader has taken to write it.
 pub(crate) struct Write {
     pub header: WriteHeader,
     pub buf: IoBuf,

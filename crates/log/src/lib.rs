@@ -1,32 +1,39 @@
-//! The log: a ring of blocks on the device that takes records in the order in which they take effect.
+//! The log: a ring of blocks on the device that takes records in the order in which they take
+//! effect.
 //!
 //! # Life of a record
-//! 1. **reserve** (`reserve`): log bytes are promised. The only place that may wait, for space or for memory.
-//! 2. **append** (`append`): the record is copied into the *open batch* at its final position; its LSN is known. Never
-//!    waits, no IO.
-//! 3. **seal** (`batch`): the open batch is closed, padded to a block, and the next one starts behind the padding.
-//! 4. **force** (`force`): a leader writes the oldest sealed batch with one FUA write; whoever waits for a record in it is
-//!    answered once everything before it is durable too.
-//! 5. **tail** (`tail`): a checkpoint makes the record unnecessary; its place in the ring may be reserved again.
-//! 6. **scan** (`scan`): after a crash, what was forced and was not checkpointed is found again.
+//! 1. **reserve** (`reserve`): log bytes are promised. This is the only step that may wait, for
+//!    space or for memory.
+//! 2. **append** (`append`): the record is copied into the *open batch* at its final position,
+//!    which is its LSN. It never waits and does no IO.
+//! 3. **seal** (`batch`): the open batch is closed and padded to a block. The next one starts after
+//!    the padding.
+//! 4. **force** (`force`): a leader writes the oldest batch with one FUA write (group commit). A
+//!    force that waits for a record in it returns once everything before it is durable too.
+//! 5. **tail** (`tail`): a checkpoint makes the record unnecessary. Its place in the ring may be
+//!    reserved again.
+//! 6. **scan** (`scan`): after a crash, recovery finds what was forced and not checkpointed.
 //!
 //! # Invariants
-//! 1. `tail <= durable <= taken <= open batch's base <= head`, and `padded head - tail + reserved <= ring`.
-//! 2. Batches are laid end to end: each begins where the padding of the one before ends. The place of a byte never
-//!    changes after its append.
-//! 3. `durable` is the end of the contiguous prefix of completed writes. Several writes may be in flight and complete in
-//!    any order; forces are answered in LSN order.
-//! 4. [`Barrier::barrier`] is called after the last append into a batch and before its write, so a record never becomes
-//!    durable before the data whose completion it speaks of, nor before the caller who appended it is done with it.
-//! 5. The first failed write or barrier latches *shutdown*. Nothing is retried and nothing is written after it was noticed:
-//!    every waiter wakes with an error, every later force or reservation gets one. Whether it is latched is looked at once
-//!    more between barrier and write.
-//! 6. A panic in a write, a barrier or a callback latches shutdown with its words: no thread of the log ends while somebody
-//!    may wait for it.
+//! 1. `tail <= durable <= taken <= open batch's base <= head`, and `padded head - tail + reserved
+//!    <= ring`.
+//! 2. Batches lie end to end: each begins where the padding of the previous one ends. A byte never
+//!    moves after its append.
+//! 3. `durable` is the end of the contiguous prefix of completed writes. Several writes may be in
+//!    flight and complete in any order; forces are answered in LSN order.
+//! 4. [`Barrier::barrier`] is called after the last append into a batch and before its write. So a
+//!    record never becomes durable before the data that it refers to, nor before its caller has
+//!    applied it.
+//! 5. The first failed write or barrier latches *shutdown*. Nothing is retried, and no write starts
+//!    afterwards. Every waiter wakes with an error, and every later force or reservation gets one.
+//!    A leader checks the latch once more between barrier and write.
+//! 6. A panic in a write, a barrier or a callback latches shutdown with the panic's message. No
+//!    thread of the log ends while an operation may be waiting for it.
 //!
 //! # Locks
-//! One short mutex (`Rank::LogState`) guards everything above; it is never held across IO, a barrier or a callback. Waiters
-//! sleep on parkers of their own (`Rank::Leaf`), so that a completed write wakes those it answers and no one else.
+//! One short mutex (`Rank::LogState`) guards everything above. It is never held across IO, a
+//! barrier or a callback. Each waiter sleeps on its own parker (`Rank::Leaf`), so a completed write
+//! wakes only the waiters that it answers.
 #![forbid(unsafe_code)]
 
 mod append;
@@ -57,28 +64,31 @@ use std::sync::atomic::Ordering::Acquire;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Weak};
 
-/// Most log writes in flight. Recovery relies on it: it bounds how far behind a lost write the proof of its loss can lie.
+/// Most log writes in flight. Recovery relies on this bound: it limits how far after a lost write
+/// the proof of its loss can lie.
 pub const IN_FLIGHT_MAX: usize = 4;
 /// Longest record.
 pub const RECORD_MAX: usize = WRITE_BLOCKS_MAX as usize * BLOCK_SIZE - HEADER_SIZE - FRAME_SIZE;
 
-/// What orders data writes before the records that speak of them.
+/// Orders data writes before the records that refer to them.
 pub trait Barrier: Send + Sync {
-    /// Makes every data write that completed before the call durable: flushes the device if there was one since the last
-    /// flush. Called from several threads at once; returning because another thread's flush is *under way* is only right
-    /// when that flush began after the call. It is also where records are waited for whose append has returned while their
-    /// caller may still find that they must not be written: it shuts the log down before the barrier returns.
+    /// Makes every data write that completed before the call durable: flushes the device if there
+    /// was one since the last flush. Several threads may call it at once. Sharing another thread's
+    /// flush is correct only if that flush began after the call.
+    ///
+    /// The barrier also waits for callers that have appended a record and not yet applied it. A
+    /// caller that cannot apply its record shuts the log down before the barrier returns.
     fn barrier(&self) -> Result<()>;
 }
 
-/// Who can make log space.
+/// The component that can make log space.
 pub trait SpacePressure: Send + Sync {
-    /// A reservation is about to wait for log space: start a checkpoint or boost the running one. Must not block. Repeated
-    /// while the wait lasts.
+    /// A reservation is about to wait for log space: start a checkpoint, or speed up the running
+    /// one. Must not block. Called repeatedly while the wait lasts.
     fn need_space(&self);
 }
 
-/// Where the ring lies and where it stands.
+/// The place of the ring on the device, and its head and tail.
 #[derive(Clone, Debug)]
 pub struct LogConfig {
     pub key: LogKey,
@@ -89,13 +99,13 @@ pub struct LogConfig {
     pub head: Lsn,
     /// Oldest position still needed: the start of a log write.
     pub tail: Lsn,
-    /// Log writes in flight at most, 1 to [`IN_FLIGHT_MAX`]; values outside are clamped.
+    /// Most log writes in flight, clamped to 1 to [`IN_FLIGHT_MAX`].
     pub in_flight_max: usize,
-    /// Bytes of sealed batches not yet on the device above which reservations wait.
+    /// Reservations wait while more bytes than this are sealed and not yet on the device.
     pub staged_bytes_max: u64,
 }
 
-/// What the log and its writer threads share.
+/// The state that the log and its writer threads share.
 pub(crate) struct Shared {
     device: Arc<dyn Device>,
     clock: Arc<dyn Clock>,
@@ -107,7 +117,7 @@ pub(crate) struct Shared {
     /// Writer threads sleep here.
     writers: Condvar,
     pressure: Mutex<Option<Weak<dyn SpacePressure>>>,
-    // Copies of what `state` guards, for readers without the lock.
+    // Copies of fields that `state` guards, for readers that do not take the lock.
     head: AtomicU64,
     durable: AtomicU64,
     tail: AtomicU64,
@@ -124,7 +134,8 @@ pub struct Log {
 }
 
 impl Log {
-    /// Opens the log for writing at `config.head`. Should no writer thread start, the log comes up shut down with the reason.
+    /// Opens the log for writing at `config.head`. If no writer thread can be started, the log is
+    /// opened shut down, with that reason.
     pub fn new(
         device: Arc<dyn Device>,
         clock: Arc<dyn Clock>,
@@ -164,19 +175,20 @@ impl Log {
         Arc::new(Log { shared })
     }
 
-    /// Names who is asked for log space.
+    /// Sets the component that is asked for log space.
     pub fn set_pressure(&self, pressure: Weak<dyn SpacePressure>) {
         *self.shared.pressure.lock() = Some(pressure);
     }
 
-    /// Latches shutdown: every waiter wakes with an error, nothing more is written. The first reason stays.
+    /// Latches shutdown: every waiter wakes with an error, and nothing more is written. The first
+    /// reason is kept.
     pub fn shutdown(&self, reason: &Error) {
         self.shared.shut_down(reason);
     }
 
     /// Why the log was shut down.
     pub fn shutdown_reason(&self) -> Option<Error> {
-        // Every operation asks: without the lock, unless there is something to tell.
+        // Every operation calls this, so the common case takes no lock.
         if !self.shared.dead.load(Acquire) {
             return None;
         }
@@ -187,8 +199,8 @@ impl Log {
         &self.shared.stats
     }
 
-    /// Lets the writer threads finish what they were asked for, joins them and shuts the log down. Does not force: what was
-    /// appended and not forced is lost.
+    /// Lets the writer threads finish the work they were given, joins them and shuts the log down.
+    /// Does not force: records that were appended and not forced are lost.
     pub fn stop(&self) {
         writer::stop(&self.shared);
     }

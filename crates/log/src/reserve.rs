@@ -1,26 +1,29 @@
-//! Reservations: log bytes promised before an operation takes any lock.
+//! Reservations: log bytes set aside before an operation takes any lock.
 //!
 //! # Accounting
 //! With `used` = padded end of the open batch - tail, a reservation is granted when
 //!
 //! `used + reserved + promised + charge (+ emergency, for normal ones) <= ring`.
 //!
-//! The ring never overflows, because an append makes `used` grow by no more than it takes from `reserved`, and nothing else
-//! makes it grow. A record of `n` bytes is charged `n + RECORD_OVERHEAD` = `n + FRAME_SIZE + HEADER_SIZE + BLOCK_SIZE`:
-//! - it joins a batch that holds records: with `u` bytes used before, the padded size grows by
+//! The ring never overflows: an append makes `used` grow by no more than it takes from `reserved`,
+//! and nothing else makes `used` grow. A record of `n` bytes is charged `n + RECORD_OVERHEAD` = `n
+//! + FRAME_SIZE + HEADER_SIZE + BLOCK_SIZE`:
+//! - If it joins a batch that holds records, of which `u` bytes are used, the padded size grows by
 //!   `pad(u + FRAME_SIZE + n) - pad(u) <= FRAME_SIZE + n + BLOCK_SIZE - 1`;
-//! - it is the first of its batch, because the one before was forced, sealed or full: that one's padding is in `used`
-//!   already, and `used` grows by `pad(HEADER_SIZE + FRAME_SIZE + n) <= HEADER_SIZE + FRAME_SIZE + n + BLOCK_SIZE - 1`.
+//! - If it is the first of its batch, the previous batch was forced, sealed or full. Its padding is
+//!   in `used` already, and `used` grows by `pad(HEADER_SIZE + FRAME_SIZE + n) <= HEADER_SIZE +
+//!   FRAME_SIZE + n + BLOCK_SIZE - 1`.
 //!
-//! So padding, however many forces cause it, is paid by the record behind which it lies. What a record was charged and did
-//! not use goes back at its append.
+//! So each record pays for the padding after it, however many forces there are. The unused part of
+//! its charge is given back at its append.
 //!
 //! # Fairness
-//! First come, first served within a class: a waiter that does not fit blocks those behind it, or large reservations would
-//! starve. Reclaiming ones go before normal ones, for they are what makes space.
+//! First come, first served within a class. A waiter that does not fit blocks later ones; otherwise
+//! large reservations would starve. Reclaim goes before normal, because it is what makes space.
 //!
 //! # Memory
-//! Appends cannot wait, so memory is bounded here: reservations wait while sealed batches wait for the device.
+//! Appends cannot wait, so memory is bounded here: reservations wait while too many sealed bytes
+//! wait for the device.
 
 use crate::state::State;
 use crate::wait::{Parker, Signal, Wake, assert_may_wait};
@@ -37,25 +40,28 @@ use std::time::Duration;
 pub const RECORD_OVERHEAD: u64 = (HEADER_SIZE + FRAME_SIZE + BLOCK_SIZE) as u64;
 /// Smallest emergency reserve.
 const EMERGENCY_MIN: u64 = 128 << 10;
-/// How often a waiting reservation asks for space again: a request that met a checkpoint about to end is not lost.
+/// How often a waiting reservation asks for space again. A request that came just before a
+/// checkpoint ended would otherwise be lost.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 
-/// Who asks for log space.
+/// What a reservation may use of the ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReserveClass {
-    /// Ordinary operations. Leaves the emergency reserve alone.
+    /// Ordinary operations. They leave the emergency reserve alone.
     Normal,
-    /// What frees space or must complete what has begun: unlink, truncate, writeback. Leaves [`CHECKPOINT_BYTES`] alone.
+    /// Operations that free space, or complete what has begun: unlink, truncate, writeback. They
+    /// leave [`CHECKPOINT_BYTES`] alone.
     Reclaim,
-    /// The records by which a checkpoint makes the tail move. Never waits ([`Log::try_reserve`]): nobody but the
-    /// checkpoint itself could make the room that it would wait for.
+    /// The records by which a checkpoint makes the tail move. Never waits ([`Log::try_reserve`]):
+    /// only the checkpoint itself could make the room, so waiting would deadlock.
     Checkpoint,
 }
 
-/// What only a checkpoint may use. One of its records fits; the next ones live on what that one's promises give back.
+/// The part of the ring that only a checkpoint may use. One of its records fits. The next ones use
+/// the promised bytes that this record releases.
 pub const CHECKPOINT_BYTES: u64 = 72 << 10;
 
-/// Log bytes set aside. What is left when it is dropped goes back.
+/// Log bytes set aside. Dropping it gives back what is left.
 #[must_use]
 pub struct Reservation {
     pub(crate) shared: Arc<Shared>,
@@ -63,7 +69,7 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// Takes a record's charge out.
+    /// Takes out the charge of a record of `record` bytes.
     pub(crate) fn spend(&mut self, record: usize) -> u64 {
         let charge = record as u64 + RECORD_OVERHEAD;
         assert!(
@@ -75,7 +81,7 @@ impl Reservation {
         charge
     }
 
-    /// Takes all out that is left.
+    /// Takes out all that is left.
     pub(crate) fn spend_rest(&mut self) -> u64 {
         std::mem::take(&mut self.left)
     }
@@ -100,9 +106,9 @@ impl Drop for Reservation {
     }
 }
 
-/// What ordinary reservations leave alone.
+/// The emergency reserve: bytes of the ring that normal reservations leave alone.
 pub(crate) fn emergency(ring: u64) -> u64 {
-    // A ring is at least 1 MiB; the bound of a half only matters to tiny rings of tests.
+    // A ring has at least 1 MiB; only the tiny rings of tests reach the bound of one half.
     (ring / 8).max(EMERGENCY_MIN).min(ring / 2)
 }
 
@@ -143,7 +149,7 @@ impl ReserveQueue {
         self.reserved = self.reserved.checked_sub(charge).expect("what is given back was reserved");
     }
 
-    /// What is left of the ring when only `class` is looked at.
+    /// Bytes of the ring that reservations of `class` may fill.
     fn limit(&self, class: ReserveClass) -> u64 {
         match class {
             ReserveClass::Normal => self.ring - self.emergency,
@@ -164,7 +170,7 @@ impl ReserveQueue {
         }
     }
 
-    /// Grants from the front while it fits.
+    /// Grants waiting reservations from the front while they fit.
     fn grant(&mut self, used: u64, staged: u64, wake: &mut Wake) {
         while staged <= self.staged_max {
             let class = if self.reclaim.is_empty() { ReserveClass::Normal } else { ReserveClass::Reclaim };
@@ -191,7 +197,7 @@ impl ReserveQueue {
     }
 }
 
-/// What a reservation would wait for.
+/// What a reservation has to wait for.
 enum Lacks {
     Space,
     Memory,
@@ -211,8 +217,8 @@ impl State {
         self.staged > self.reserve.staged_max
     }
 
-    /// Has the first reservation that still waits ask for space again. It asks in its own thread: the caller here may hold
-    /// what asking needs.
+    /// Wakes the first reservation that still waits, to ask for space again. It asks in its own
+    /// thread, because the caller here may hold a lock that asking needs.
     pub fn nudge(&self, wake: &mut Wake) {
         if let Some(waiter) = self.reserve.first()
             && !self.is_short_of_memory()
@@ -226,7 +232,8 @@ impl State {
         self.reserve.limit(ReserveClass::Normal).saturating_sub(taken)
     }
 
-    /// Beyond the ring's end, or the tail's, lies log that is still needed: better to stop than to overwrite it.
+    /// Beyond the tail's next lap lies log that is still needed: better to stop than to overwrite
+    /// it.
     pub fn assert_within_ring(&self) {
         let taken = self.used() + self.reserve.reserved;
         assert!(taken <= self.reserve.ring, "log of {taken} bytes in a ring of {}", self.reserve.ring);
@@ -245,15 +252,16 @@ impl State {
 }
 
 impl Shared {
-    /// Keeps the copy that [`Log::free_bytes`] reads.
+    /// Updates the copy that [`Log::free_bytes`] reads.
     pub fn note_free(&self, state: &State) {
         self.free.store(state.free_bytes(), Release);
     }
 }
 
 impl Log {
-    /// Sets aside log bytes for one record of `bytes` bytes (or less). For `n` records of `bytes` in all, ask for
-    /// `bytes + (n - 1) * RECORD_OVERHEAD`. Waits for space, so the caller holds no lock that making space could need.
+    /// Sets aside log bytes for one record of at most `bytes` bytes. For `n` records of `bytes` in
+    /// all, ask for `bytes + (n - 1) * RECORD_OVERHEAD`. It may wait for space, so the caller must
+    /// hold no lock that a checkpoint takes.
     pub fn reserve(&self, bytes: u64, class: ReserveClass) -> Result<Reservation> {
         let charge = self.charge(bytes, class)?;
         if class == ReserveClass::Normal {
@@ -284,7 +292,7 @@ impl Log {
         granted.map(|()| Reservation { shared: self.shared.clone(), left: charge })
     }
 
-    /// Whether a reservation waits.
+    /// Whether any reservation is waiting.
     pub fn has_waiters(&self) -> bool {
         self.shared.state.lock().reserve.is_waited_for()
     }

@@ -1,4 +1,4 @@
-//! Where a log position lies on the device: `lsn % ring`, behind the ring's first block.
+//! Where a log position lies on the device: `lsn % ring` bytes after the start of the ring.
 
 use kedge_base::{BLOCK_SIZE, BlockNo, IoBuf, Lsn, Result};
 use kedge_device::Device;
@@ -34,8 +34,8 @@ impl Ring {
         self.bytes - lsn.0 % self.bytes
     }
 
-    /// Writes whole blocks durably; in two parts when they cross the ring's end. A crash between the two leaves a write
-    /// whose CRC does not match, like any torn one.
+    /// Writes whole blocks durably, in two parts if they cross the ring's end. A crash between the
+    /// two leaves a write whose CRC does not match, like any torn write.
     pub fn write(&self, device: &dyn Device, lsn: Lsn, buf: &IoBuf) -> Result<()> {
         let first = self.until_end(lsn);
         if buf.len() as u64 <= first {

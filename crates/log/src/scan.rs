@@ -1,10 +1,11 @@
 //! Scan: recovery's walk over the log writes from the tail to the end of the log.
 //!
-//! A write is *valid* by the numbered rules of [`kedge_format::logwrite`]. The walk takes valid writes; the first one that is
-//! not valid is the *stop*. Then it must tell the end of the log from the loss of something acknowledged, so it looks behind
-//! the stop as well.
+//! A write is *valid* by the numbered rules of [`kedge_format::logwrite`]. The walk takes valid
+//! writes. The first position without a valid write is the *stop*. Recovery must then tell the end
+//! of the log from the loss of acknowledged records, so it looks beyond the stop as well.
 //!
-//! Facts count only of a header whose tag is right: bytes that anybody could have put there are no header at all.
+//! Only a header whose tag is correct counts as a header. Bytes that a user could have placed there
+//! do not.
 //!
 //! # At the expected position
 //! | row | header (1, 3, 6) | hashes (2) | epoch (4) | LSN (5) | tail | frames (7) | then |
@@ -18,8 +19,7 @@
 //! | @G | yes | ok | same  | expected  | above slot's |     | corrupt: the same |
 //! | @H | yes | ok | same  | expected  | fine         | bad | corrupt: no crash composes such a write |
 //! | @I | yes | ok | same  | expected  | fine         | ok  | take |
-//!
-//! # Behind the stop
+//! # Beyond the stop
 //! | row | header | hashes | epoch | LSN | tail | durable LSN | then |
 //! |---|---|---|---|---|---|---|---|
 //! | @J | no  |    |       |           |              |              | nothing |
@@ -32,17 +32,21 @@
 //! | @Q | yes | ok | same  | expected  | fine         | above stop   | corrupt: the write at the stop was durable and is not valid |
 //! | @R | yes | ok | same  | expected  | fine         | not above it | nothing: was in flight beside the one that did not make it |
 //!
-//! Errors and debug lines name the row that decided, as `@C`. "Expected" there is the position that the place has in this
-//! lap, "later lap" a whole number of rings more.
+//! Errors and debug lines name the row that decided, as `@C`. An LSN is "expected" if it is the
+//! position of that place in this lap. It is of a "later lap" if it is a whole number of rings
+//! more.
 //!
 //! # How far to look
-//! Let the write at the stop have been acknowledged. The first write composed after that carries a durable LSN above the stop.
-//! A write is composed only while fewer than `IN_FLIGHT_MAX` lie between the durable prefix and it, so at most
-//! `IN_FLIGHT_MAX - 1` others, each of at most `WRITE_BLOCKS_MAX` blocks, come between the two: it starts within
-//! `IN_FLIGHT_MAX * WRITE_BLOCKS_MAX` blocks of the stop. If there is none, the lost write was the last one: that cannot be
-//! told from a write that never made it, nor need it be on a device that keeps what it acknowledged.
+//! Suppose that the write at the stop had been acknowledged. The first write composed after that
+//! carries a durable LSN above the stop. A write is composed only while fewer than `IN_FLIGHT_MAX`
+//! writes lie between the durable prefix and it. So at most `IN_FLIGHT_MAX - 1` others lie between
+//! the two, each of at most `WRITE_BLOCKS_MAX` blocks. It therefore starts within `IN_FLIGHT_MAX *
+//! WRITE_BLOCKS_MAX` blocks of the stop.
 //!
-//! Nothing is read beyond `from + ring`: those places are the ones the walk began with.
+//! If there is no such write, the lost one was the last. It cannot be told from a write that never
+//! completed. A device that keeps what it acknowledged does not lose it.
+//!
+//! Nothing is read beyond `from + ring`: there the walk would meet the blocks with which it began.
 
 use crate::IN_FLIGHT_MAX;
 use crate::RecordLsn;
@@ -53,15 +57,16 @@ use kedge_format::logwrite::{FRAME_SIZE, HEADER_SIZE, LogKey, WRITE_BLOCKS_MAX, 
 use std::cmp::Ordering;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
-/// Bytes per device read: more would be faster on a slow device and leave the processor's cache.
+/// Bytes per device read. More would be faster on a slow device, but would not stay in the
+/// processor's cache.
 const READ_AHEAD: u64 = 256 << 10;
 /// Far beyond what a device can write in its life, and far from overflow.
 const LSN_MAX: u64 = 1 << 62;
 const RING_MAX: u64 = kedge_format::superblock::LOG_MAX / BLOCK;
 /// See "How far to look".
-const LOOK_BEHIND: u64 = IN_FLIGHT_MAX as u64 * WRITE_BLOCKS_MAX as u64 * BLOCK;
+const LOOK_BEYOND: u64 = IN_FLIGHT_MAX as u64 * WRITE_BLOCKS_MAX as u64 * BLOCK;
 
-/// What the superblock slot says of the log.
+/// What the superblock slot says about the log.
 #[derive(Clone, Debug)]
 pub struct ScanConfig {
     pub key: LogKey,
@@ -92,7 +97,7 @@ pub enum StopReason {
 /// What a scan found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ScanEnd {
-    /// Behind the last valid write: where the next epoch's first write goes.
+    /// End of the last valid write: where the first write of the next epoch goes.
     pub head: Lsn,
     pub writes: u64,
     pub records: u64,
@@ -101,10 +106,10 @@ pub struct ScanEnd {
     pub stop: StopReason,
 }
 
-/// A write's LSN against the place at which it lies.
+/// A write's LSN compared with the place at which it lies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Lap {
-    /// What the place holds in this lap.
+    /// The LSN of that place in this lap.
     Expected,
     /// The same place, one or more laps later.
     Later,
@@ -112,7 +117,8 @@ enum Lap {
     Other,
 }
 
-/// What is known of the bytes at a position. Facts that rest on a missing one are whatever they are.
+/// What is known about the bytes at a position. A fact that depends on one that is false has no
+/// meaning.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Facts {
     header: bool,
@@ -129,7 +135,7 @@ struct Facts {
 enum Decision {
     Take,
     Stop(StopReason),
-    /// Behind the stop: proves nothing.
+    /// Beyond the stop: proves nothing.
     Nothing,
     NewerSlotLost,
     BadFrames,
@@ -203,7 +209,7 @@ const AT_EXPECTED: [Row; 9] = [
     Row { frames: Some(true), ..Row::of_tail('I', false, Decision::Take) },
 ];
 
-const BEHIND_STOP: [Row; 9] = [
+const BEYOND_STOP: [Row; 9] = [
     Row::new('J', false, Decision::Nothing),
     Row { crc: Some(false), ..Row::new('K', true, Decision::Nothing) },
     Row::of_epoch('L', Ordering::Greater, Decision::NewerSlotLost),
@@ -219,7 +225,8 @@ fn decide<'a>(table: &'a [Row], facts: &Facts) -> &'a Row {
     table.iter().find(|row| row.matches(facts)).expect("the tables cover all facts")
 }
 
-/// Visits the records of all valid writes from `config.from` on, in order. An error of `visit` ends the scan.
+/// Visits the records of all valid writes from `config.from` on, in order. An error of `visit` ends
+/// the scan.
 pub fn scan(
     device: &dyn Device,
     config: ScanConfig,
@@ -264,11 +271,11 @@ pub fn scan(
         }
     }
     let stop = end.head;
-    let behind = walk.limit.min(Lsn(stop.0 + LOOK_BEHIND));
+    let behind = walk.limit.min(Lsn(stop.0 + LOOK_BEYOND));
     let mut at = Lsn(stop.0 + BLOCK);
     while at <= behind && at < walk.limit {
         let (facts, header) = walk.look(at, stop)?;
-        let row = decide(&BEHIND_STOP, &facts);
+        let row = decide(&BEYOND_STOP, &facts);
         match row.then {
             Decision::Nothing => at = Lsn(at.0 + BLOCK),
             _ => return Err(walk.corrupt(row, at, stop, header)),
@@ -277,7 +284,8 @@ pub fn scan(
     Ok(end)
 }
 
-/// The frames of a write's payload, up to the first that does not fit it. Lazy, and none is allocated for.
+/// The frames of a write's payload, up to the first that does not fit into it. Lazy; allocates
+/// nothing.
 fn frames<'a>(header: &WriteHeader, write: &'a [u8]) -> Frames<'a> {
     Frames { base: header.lsn, write, at: HEADER_SIZE, end: HEADER_SIZE + header.payload_bytes as usize }
 }
@@ -323,7 +331,7 @@ struct Walk<'a> {
     data_start: Lsn,
     /// At most one write and one read ahead.
     data: Vec<u8>,
-    /// What the device reads into, of one read ahead.
+    /// The buffer of one device read.
     buf: IoBuf,
 }
 
@@ -334,7 +342,8 @@ impl<'a> Walk<'a> {
         Walk { device, ring, limit, data_start: config.from, data: Vec::new(), buf: IoBuf::default(), config }
     }
 
-    /// The bytes of `[at, at + len)`, which lie below the limit and not below an earlier call's `at`.
+    /// The bytes of `[at, at + len)`. The range must end at or below the limit, and must not start
+    /// below the `at` of an earlier call.
     fn bytes(&mut self, at: Lsn, len: u64) -> Result<&[u8]> {
         let end = at.0 + len;
         assert!(
@@ -360,7 +369,7 @@ impl<'a> Walk<'a> {
         Ok(&self.data[first..first + len as usize])
     }
 
-    /// Judges what lies at `at`, the walk having stopped (or being) at `stop`.
+    /// Collects the facts about the bytes at `at`. `stop` is where the walk has stopped, or is.
     fn look(&mut self, at: Lsn, stop: Lsn) -> Result<(Facts, Option<WriteHeader>)> {
         let mut facts = Facts {
             header: false,
@@ -375,7 +384,7 @@ impl<'a> Walk<'a> {
         let Some(header) = WriteHeader::peek(&key, self.bytes(at, BLOCK)?) else { return Ok((facts, None)) };
         let bytes = header.blocks as u64 * BLOCK;
         if bytes > self.limit.0 - at.0 {
-            // Rule 6: it would overlap the place where the walk began.
+            // Rule 6: it would overlap the place at which the walk began.
             return Ok((facts, None));
         }
         let write = self.bytes(at, bytes)?;

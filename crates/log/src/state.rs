@@ -1,4 +1,4 @@
-//! What the state lock guards, and the transitions that more than one verb needs.
+//! The state under the log's mutex, and the transitions that several of the verbs use.
 
 use crate::batch::{Batch, Write};
 use crate::force::ForceWaiter;
@@ -31,14 +31,16 @@ pub(crate) struct State {
     pub open: Batch,
     /// Full, not yet handed to a leader; in LSN order, right before `open`.
     pub sealed: VecDeque<Batch>,
-    /// Handed to leaders, in LSN order, right before `sealed`. A completed one keeps its slot until all before it are
-    /// completed: so no write starts more than `in_flight_max` writes behind the durable prefix, on which recovery relies.
+    /// Handed to leaders, in LSN order, right before `sealed`. A completed one keeps its slot until
+    /// all before it are completed. So no write starts more than `in_flight_max` writes after the
+    /// durable prefix. Recovery relies on this.
     in_flight: VecDeque<InFlight>,
     /// End of the last batch handed to a leader.
     pub taken: Lsn,
     pub durable: Lsn,
     pub tail: Lsn,
-    /// Start of every write from `tail` on that this log made, to refuse a tail in the middle of one.
+    /// Start of every write from `tail` on that this log made. Used to refuse a tail in the middle
+    /// of a write.
     pub write_starts: VecDeque<Lsn>,
 
     /// Bytes of sealed batches and of writes in flight.
@@ -52,10 +54,10 @@ pub(crate) struct State {
 
     /// Why the log was shut down.
     pub dead: Option<Error>,
-    /// Writer threads finish and leave, and no more are started.
+    /// Writer threads finish and end, and no more are started.
     pub stopping: bool,
     pub threads: Vec<JoinHandle<()>>,
-    /// Of `threads`, those that wait for work or are about to look for it for the first time.
+    /// The number of `threads` that wait for work, or are about to look for it for the first time.
     pub threads_waiting: usize,
     /// Buffers of completed writes, to spare allocation and page faults.
     pool: Vec<IoBuf>,
@@ -95,12 +97,12 @@ impl State {
         self.in_flight.iter().filter(|w| !w.done).map(|w| w.forces).sum()
     }
 
-    /// Bytes of ring between the tail and the end of the open batch, padding included.
+    /// Bytes of the ring between the tail and the end of the open batch, padding included.
     pub fn used(&self) -> u64 {
         self.open.end().0 - self.tail.0
     }
 
-    /// The error that everyone gets after shutdown.
+    /// Fails with the reason once the log is shut down.
     pub fn check_alive(&self) -> Result<()> {
         match &self.dead {
             None => Ok(()),
@@ -108,7 +110,7 @@ impl State {
         }
     }
 
-    /// Closes the open batch, which holds records, and starts the next behind its padding.
+    /// Closes the open batch, which holds records, and starts the next after its padding.
     fn close_open(&mut self) -> Batch {
         let next = Batch::new(self.open.end(), self.pool.pop().unwrap_or_default());
         let batch = std::mem::replace(&mut self.open, next);
@@ -124,7 +126,8 @@ impl State {
         }
         let batch = self.close_open();
         if self.dead.is_some() {
-            // It will never be written: keeping it would let the queue grow without bound.
+            // It will never be written, and the queue of sealed batches must not grow without
+            // bound.
             self.drop_sealed(batch);
         } else {
             self.sealed.push_back(batch);
@@ -137,7 +140,8 @@ impl State {
         self.recycle(batch.into_buf());
     }
 
-    /// Hands the oldest unwritten batch to the caller, who must write it and then call [`State::complete`].
+    /// Hands the oldest unwritten batch to the caller. The caller must write it, then call
+    /// [`State::leave`], and then [`State::complete`] or [`State::latch`].
     pub fn take(&mut self, epoch: Epoch, wake: &mut Wake) -> Write {
         let batch = self.sealed.pop_front().unwrap_or_else(|| self.close_open());
         assert!(!batch.is_empty() && batch.base == self.taken, "batches are written in order, none empty");
@@ -147,13 +151,14 @@ impl State {
         batch.into_write(epoch, self.tail, self.durable)
     }
 
-    /// Takes note that a leader is done with its write, however it went.
+    /// A leader is done with its write, whether it succeeded or not.
     pub fn leave(&mut self, write: Write) {
         self.staged -= write.buf.len() as u64;
         self.recycle(write.buf);
     }
 
-    /// A write that ends at `end` is on the device: moves the durable prefix and answers the forces it reaches.
+    /// A write that ends at `end` is on the device: moves the durable prefix and answers the forces
+    /// it reaches.
     pub fn complete(&mut self, end: Lsn, wake: &mut Wake) {
         let slot = self.in_flight.iter_mut().find(|w| w.end == end).expect("a write in flight is listed");
         slot.done = true;
@@ -161,7 +166,7 @@ impl State {
             self.durable = self.durable.max(self.in_flight.pop_front().expect("there is a front").end);
         }
         if broken::is(Variant::AckOutOfOrder) {
-            // Broken on purpose: what lies before the write need not be there.
+            // Broken on purpose: earlier writes need not have completed.
             self.durable = self.durable.max(end);
         }
         while self.waiters.front().is_some_and(|w| w.target <= self.durable) {
@@ -203,7 +208,7 @@ impl State {
     }
 }
 
-/// The error for whoever comes after the shutdown.
+/// The error that calls after the shutdown get.
 pub(crate) fn after_shutdown(reason: &Error) -> Error {
     match reason {
         Error::Shutdown(_) => reason.clone(),

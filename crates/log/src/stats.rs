@@ -1,11 +1,11 @@
-//! What the log counts.
+//! Counters of the log.
 
 use kedge_base::lock::{Mutex, Rank};
 use kedge_base::{Counter, Histogram, Lsn};
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Why someone forces the log.
+/// Why the log is forced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum ForceCause {
     Fsync,
@@ -47,18 +47,18 @@ impl ForceCause {
     }
 }
 
-/// When one log write went through its stages, on the log's clock.
+/// The times of one log write's stages, on the log's clock.
 #[derive(Clone, Copy, Debug)]
 pub struct WriteTimes {
-    /// All below is durable by this write and those before it.
+    /// Everything below is durable by this write and those before it.
     pub end: Lsn,
     pub began: Duration,
-    /// The barrier was over.
+    /// When the barrier returned.
     pub flushed: Duration,
     pub done: Duration,
 }
 
-/// Writes remembered: more than can complete while one fsync is answered.
+/// Writes remembered: more than complete while one fsync returns.
 const RECENT: usize = 64;
 
 /// The last writes, in order of completion.
@@ -83,7 +83,8 @@ impl Recent {
     pub fn covering(&self, target: Lsn) -> Option<WriteTimes> {
         let recent = self.0.lock();
         let oldest_end = recent.iter().map(|w| w.end).min()?;
-        // The write that reached the target may be forgotten already; one behind it would be the wrong answer.
+        // The write that reached the target may be forgotten already. A later one would be the
+        // wrong answer.
         let known = oldest_end < target || recent.len() < RECENT;
         known.then(|| recent.iter().filter(|w| w.end >= target).min_by_key(|w| w.end).copied()).flatten()
     }
@@ -107,9 +108,9 @@ pub struct LogStats {
     pub group_records: Histogram,
     /// Forces per write whose target lay in it.
     pub group_forces: Histogram,
-    /// Barrier and write, from sealing to completion.
+    /// Barrier, sealing and device write together.
     pub write_latency: Histogram,
-    /// Time a force took that had to wait, IO included.
+    /// Duration of forces that had to wait, IO included.
     pub force_latency: Histogram,
     /// Waits of reservations for log space.
     pub space_stalls: Histogram,

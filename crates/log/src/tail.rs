@@ -1,4 +1,4 @@
-//! The tail moves up behind a checkpoint; space is what lies between it and the head of the next lap.
+//! The tail advances after a checkpoint. Free space lies between the head and the tail's next lap.
 
 use crate::Log;
 use crate::wait::Wake;
@@ -13,14 +13,14 @@ pub struct LogSpace {
     pub used_bytes: u64,
     /// Held by reservations.
     pub reserved_bytes: u64,
-    /// Promised to records of later reservations.
+    /// Promised to records for which there is no reservation yet.
     pub promised_bytes: u64,
     /// What none of these takes, in percent of the ring, rounded down.
     pub free_percent: u8,
 }
 
 impl Log {
-    /// Behind the last record appended.
+    /// End of the last record appended.
     pub fn head_lsn(&self) -> Lsn {
         Lsn(self.shared.head.load(Acquire))
     }
@@ -35,13 +35,14 @@ impl Log {
         Lsn(self.shared.tail.load(Acquire))
     }
 
-    /// Gives the space below `lsn` free. Call it once a superblock slot that names `lsn` as its tail is durable: the bytes
-    /// may be overwritten from now on, and recovery takes a log write with a newer tail than the slot's as proof of a lost
-    /// slot. A lower `lsn` than the present tail changes nothing.
+    /// Frees the space below `lsn`. Call it when a superblock slot that names `lsn` as its tail is
+    /// durable. From now on the bytes may be overwritten, and recovery takes a log write with a
+    /// newer tail than the slot's as proof of a lost slot. An `lsn` below the present tail changes
+    /// nothing.
     ///
     /// # Panics
-    /// When `lsn` is beyond the durable LSN or not the start of a log write (or the position of the next one): recovery
-    /// could not begin there.
+    /// If `lsn` is beyond the durable LSN, or is not the start of a log write or the position of
+    /// the next one. Recovery could not begin there.
     pub fn advance_tail(&self, lsn: Lsn) {
         let mut wake = Wake::default();
         let mut state = self.shared.state.lock();
@@ -64,8 +65,9 @@ impl Log {
         wake.fire(&self.shared.writers);
     }
 
-    /// Changes the bytes promised to records that will come through later [`crate::ReserveClass::Reclaim`] reservations.
-    /// Count [`crate::RECORD_OVERHEAD`] for each record.
+    /// Changes by `delta` the bytes promised to records that will come through later
+    /// [`crate::ReserveClass::Reclaim`] reservations. Count [`crate::RECORD_OVERHEAD`] for each
+    /// record.
     pub fn promise(&self, delta: i64) {
         let mut wake = Wake::default();
         let mut state = self.shared.state.lock();
@@ -80,12 +82,13 @@ impl Log {
         wake.fire(&self.shared.writers);
     }
 
-    /// What an ordinary reservation could still take a moment ago: without a lock, for those who look after each operation.
+    /// Bytes that a normal reservation could take a moment ago. Takes no lock, because it is read
+    /// after each operation.
     pub fn free_bytes(&self) -> u64 {
         self.shared.free.load(Acquire)
     }
 
-    /// The same of an empty log.
+    /// [`Log::free_bytes`] of an empty log.
     pub fn free_bytes_max(&self) -> u64 {
         self.shared.ring.bytes() - crate::reserve::emergency(self.shared.ring.bytes())
     }

@@ -1,7 +1,8 @@
-//! One sleeping thread, woken by whoever has its answer.
+//! One sleeping thread, woken by the thread that has its answer.
 //!
-//! A parker each, instead of one condition variable for all: a completed write then wakes exactly those it answers, and one
-//! more to lead the next write, where a broadcast would wake everyone to sleep again.
+//! Each waiter has a parker of its own. A completed write wakes exactly the waiters that it
+//! answers, and one more to lead the next write. One condition variable for all was the
+//! alternative: its broadcast would wake every waiter, and most of them would go back to sleep.
 
 use kedge_base::Result;
 use kedge_base::lock::{Condvar, Mutex, Rank};
@@ -9,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) enum Signal {
-    /// There may be something to write and a free slot: look again.
+    /// There may be a batch to write and a free slot: look again.
     Look,
     /// The wait is over.
     Done(Result<()>),
@@ -55,7 +56,8 @@ impl Parker {
     }
 }
 
-/// Wake-ups gathered under the state lock and fired behind it, so that nobody wakes only to find the lock taken.
+/// Wake-ups that are collected under the state lock and fired after it is released, so that no
+/// thread wakes only to find the lock taken.
 #[derive(Default)]
 pub(crate) struct Wake {
     pub signals: Vec<(Arc<Parker>, Signal)>,
@@ -78,8 +80,8 @@ impl Wake {
     }
 }
 
-/// Panics in debug builds when the calling thread holds a lock of `rank` or of one below it: it is about to wait, and must
-/// not make those wait that need the lock.
+/// Panics in debug builds if the calling thread holds a lock of `rank` or of a later rank. It is
+/// about to wait, and threads that need such a lock must not wait for it.
 pub(crate) fn assert_may_wait(rank: Rank) {
     if cfg!(debug_assertions) {
         drop(Mutex::new(rank, ()).lock());

@@ -1,7 +1,9 @@
-//! Writer threads: they write full batches, write for asynchronous forces and deliver their answers.
+//! Writer threads: they write full batches, lead writes for asynchronous forces and call their
+//! callbacks.
 //!
-//! A thread that finds work leaves another one waiting for the next, started if need be, up to one more than writes may be in
-//! flight: so an answer never waits behind a device write, and a mount that needs one thread has one.
+//! A thread that takes up work makes sure that another one waits for the next, and starts it if
+//! need be. There is at most one thread more than there may be writes in flight. So an answer never
+//! waits for a device write to finish, and a mount that needs one thread has one.
 
 use crate::Shared;
 use crate::force::stopped;
@@ -10,7 +12,8 @@ use crate::wait::Wake;
 use kedge_base::{Error, spawn_named, without_panic};
 use std::sync::Arc;
 
-/// Starts the first writer thread. Without any, shutdown is latched: nobody would answer asynchronous forces.
+/// Starts the first writer thread. If that fails, shutdown is latched, because nothing would answer
+/// asynchronous forces.
 pub(crate) fn start(shared: &Arc<Shared>) {
     let started = start_one(shared, &mut shared.state.lock());
     if let Err(error) = started {
@@ -27,7 +30,7 @@ fn start_one(shared: &Arc<Shared>, state: &mut State) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Called by a thread that goes to work: sees to it that another one waits.
+/// Called by a thread that takes up work: makes sure that another one waits.
 fn leave_one_waiting(shared: &Arc<Shared>, state: &mut State) {
     let wanted = state.in_flight_max + 1;
     if state.threads_waiting > 0 || state.stopping || state.threads.len() >= wanted {
@@ -39,8 +42,9 @@ fn leave_one_waiting(shared: &Arc<Shared>, state: &mut State) {
     }
 }
 
-/// A panic shuts the log down, and the thread goes on: those who wait still have to get their answers. It cannot panic for
-/// ever, because a log that is shut down writes nothing, and an answer is taken from the queue before it is delivered.
+/// A panic shuts the log down, and the thread goes on, because the waiting forces still need their
+/// answers. It cannot panic for ever: a log that is shut down writes nothing, and an answer is
+/// taken from the queue before it is delivered.
 fn run(shared: &Arc<Shared>) {
     shared.state.lock().threads_waiting -= 1;
     while let Err(error) = without_panic("a thread of the log", || {
@@ -66,7 +70,7 @@ fn serve(shared: &Arc<Shared>) {
             let write = shared.take(&mut state, &mut wake);
             drop(state);
             wake.fire(&shared.writers);
-            // A failure is latched and every waiter has it: there is nobody else to tell.
+            // A failure is latched, and every waiter has got it. There is no other caller to tell.
             let _latched = shared.write(write);
             state = shared.state.lock();
         } else if state.stopping && state.is_drained() {
@@ -80,14 +84,14 @@ fn serve(shared: &Arc<Shared>) {
 }
 
 impl State {
-    /// Nothing is left for a writer thread to do, now or when a write in flight completes.
+    /// A writer thread has nothing left to do, now or when a write in flight completes.
     fn is_drained(&self) -> bool {
         self.answers.is_empty() && self.sealed.is_empty() && (self.dead.is_some() || self.in_flight() == 0)
     }
 }
 
-/// Lets the threads finish, joins them, shuts the log down. A callback may drop the last handle of a log, so the caller can
-/// be a writer thread itself: that one is not joined.
+/// Lets the threads finish, joins them and shuts the log down. A callback may drop the last handle
+/// of a log, so the caller can itself be a writer thread. That one is not joined.
 pub(crate) fn stop(shared: &Shared) {
     let threads = {
         let mut state = shared.state.lock();

@@ -1,4 +1,5 @@
-//! Random logs, cut off at random moments: a scan returns exactly a prefix of what was appended, and all that was forced.
+//! Random logs, cut off at random moments: a scan returns exactly a prefix of what was appended,
+//! and all that was forced.
 #![allow(clippy::unwrap_used)]
 
 mod common;

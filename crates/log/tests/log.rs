@@ -386,7 +386,7 @@ fn waiting_reservations_are_served_in_order() {
             order.lock().push(i);
             drop(r);
         }));
-        // It asks for space once it is queued: the next one comes behind it.
+        // It asks for space once it is queued, so the next one comes after it.
         until(|| asking.0.lock().len() as u64 == i + 1);
     }
     drop(all);
@@ -444,7 +444,7 @@ fn many_threads_share_writes() {
     assert_eq!((end.records, found.len(), end.writes), (800, 800, stats.writes.get()));
 }
 
-/// A failing test must not leave the log's threads in a held write for ever.
+/// A failing test must not leave the log's threads in a blocked write for ever.
 struct Release(Arc<MemDevice>);
 
 impl Drop for Release {
@@ -467,7 +467,8 @@ fn writes_complete_in_any_order_and_are_acknowledged_in_lsn_order() {
     };
     force(0);
     until(|| s.device.writes() == 1);
-    // The held write leaves three slots; completed ones behind it do not free theirs, however many forces come.
+    // The blocked write leaves three slots. Later writes that complete do not free theirs, however
+    // many forces come.
     for i in 1..40 {
         force(i);
         std::thread::sleep(Duration::from_millis(1));
@@ -550,7 +551,8 @@ fn a_failed_write_latches_shutdown_and_wakes_everyone() {
         .collect();
     let at = log.append(&mut early, &[2; 100]);
     log.force_async(at.end, ForceCause::Fsync, Box::new(move |r| sender.send(r).unwrap()));
-    // The leader, whoever it was, and those it would have answered get the device's error; who comes later does not.
+    // The leader and the forces that it would have answered get the device's error. Later calls get
+    // the shutdown.
     let mut errors: Vec<Error> = threads.into_iter().map(|t| t.join().unwrap().unwrap_err()).collect();
     errors.push(receiver.recv().unwrap().unwrap_err());
     assert!(errors.iter().any(|e| matches!(e, Error::Io { .. })), "{errors:?}");
@@ -558,7 +560,7 @@ fn a_failed_write_latches_shutdown_and_wakes_everyone() {
     assert!(matches!(stuck.join().unwrap(), Err(Error::Shutdown(_))));
     assert!(matches!(log.shutdown_reason(), Some(Error::Io { .. })));
 
-    // Afterwards nothing is accepted, nothing hangs, nothing is written.
+    // Afterwards nothing is accepted, hangs or is written.
     let writes = s.device.writes();
     assert!(matches!(log.force(Lsn(0), ForceCause::Fsync), Err(Error::Shutdown(_))));
     assert!(matches!(log.reserve(1, ReserveClass::Reclaim), Err(Error::Shutdown(_))));
@@ -583,7 +585,7 @@ fn a_failed_barrier_is_a_failed_write() {
     assert_eq!(s.device.writes(), 0);
 }
 
-/// Shuts its log down, as somebody does who finds that a record it has appended must not be written.
+/// Shuts its log down, as a caller does that cannot apply the record it has appended.
 struct Revoking(parking_lot::Mutex<std::sync::Weak<Log>>);
 
 impl kedge_log::Barrier for Revoking {
@@ -607,7 +609,7 @@ fn what_is_revoked_before_the_barrier_returns_is_not_written() {
     assert_eq!((s.device.writes(), log.durable_lsn()), (0, Lsn(0)));
 }
 
-/// One that leads by itself, one that waits behind it, one that is to be called.
+/// One force that leads, one that waits for it, and one with a callback.
 #[test]
 fn a_panic_in_a_write_is_told_to_all_who_wait() {
     let s = setup(2 * MIB);
@@ -633,7 +635,8 @@ fn a_panic_in_a_write_is_told_to_all_who_wait() {
     log.stop();
 }
 
-/// The threads that deliver answers outlive a callback that panics: those behind it are called, and are told.
+/// The threads that deliver answers outlive a callback that panics: the later callbacks are still
+/// called, with the error.
 #[test]
 fn a_panic_in_a_callback_shuts_the_log_down_and_the_other_callbacks_are_called() {
     let s = setup(2 * MIB);
@@ -644,7 +647,7 @@ fn a_panic_in_a_callback_shuts_the_log_down_and_the_other_callbacks_are_called()
     let reason = log.shutdown_reason().unwrap().to_string();
     assert!(reason.contains("a panic in a thread of the log: the callback panics"), "{reason}");
 
-    // Many at once, so that each of the threads has to deliver behind a panic of its own.
+    // Many at once, so that each of the threads has to deliver answers after a panic of its own.
     let log = s.open(Lsn(0), Lsn(0));
     let (send, told) = mpsc::channel();
     s.device.hold_write(0);

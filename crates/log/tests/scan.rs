@@ -1,4 +1,5 @@
-//! Scans of logs that a crash cannot have produced: recovery must say so, and never hand out a wrong record.
+//! Scans of logs that no crash can produce. Recovery must report them, and must never return a
+//! wrong record.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -110,7 +111,8 @@ fn a_lost_durable_write_is_named() {
 fn a_write_in_flight_beside_the_lost_one_proves_nothing() {
     let s = written(64, Lsn(0), &[&[10]]);
     let mut image = s.device.image();
-    // The write at block 1 did not make it; those behind it were composed while only block 0 was durable.
+    // The write at block 1 did not complete. Those after it were composed while only block 0 was
+    // durable.
     for block in 2..5 {
         put(&s, &mut image, Lsn(block * BLOCK), header(block * BLOCK, BLOCK), b"abc");
     }
@@ -135,7 +137,7 @@ fn the_proof_of_a_loss_is_found_as_far_away_as_it_can_lie() {
 #[test]
 fn a_newer_epoch_proves_a_lost_superblock_slot() {
     let s = written(64, Lsn(0), &[&[10], &[10]]);
-    // Where the log goes on, and behind the stop.
+    // Where the log goes on, and beyond the stop.
     for block in [2, 7] {
         let mut image = s.device.image();
         let newer = WriteHeader { epoch: Epoch(2), ..header(block * BLOCK, block * BLOCK) };
@@ -213,7 +215,7 @@ fn a_full_ring_ends_at_its_end() {
         let at = log.append(&mut r, &[1; 10]);
         log.force(at.end, ForceCause::Fsync).unwrap();
     }
-    // What the reservations keep back, but the ring could hold: filled by hand.
+    // The reserves of the classes leave a part of the ring unused. It is filled by hand here.
     let mut image = s.device.image();
     let mut writes = (log.durable_lsn().0 - 5 * BLOCK) / BLOCK;
     assert!(writes > 0 && writes < 32, "{writes}");

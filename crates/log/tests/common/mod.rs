@@ -1,7 +1,8 @@
 //! A block device in memory for the log's tests and its benchmark.
 //!
-//! `medium` is what survives. A plain write goes to `pending` until a flush; a FUA write is on the medium once it returns.
-//! A crash freezes the medium at one moment: of each write then under way any subset of sectors arrives, later requests fail.
+//! `medium` is what survives. A plain write stays in `pending` until a flush; a FUA write is on the
+//! medium when it returns. A crash freezes the medium at one moment. Of each write then under way
+//! any subset of sectors arrives, and later requests fail.
 #![allow(dead_code)]
 
 use kedge_base::{BLOCK_SIZE, Error, IoBuf, Result};
@@ -76,7 +77,7 @@ impl MemDevice {
         })
     }
 
-    /// The `n`-th write from now on fails (0: the next); nothing of it reaches the medium.
+    /// The `n`-th write from now on fails (0: the next). Nothing of it reaches the medium.
     pub fn fail_write(&self, n: u64) {
         let mut inner = self.inner.lock();
         inner.fail_at = Some(inner.writes + n);
@@ -117,7 +118,7 @@ impl MemDevice {
         self.inner.lock().flushes
     }
 
-    /// Most writes that were ever under way at once.
+    /// The largest number of writes that were ever in flight at once.
     pub fn in_flight_max(&self) -> usize {
         self.inner.lock().in_flight_max
     }
@@ -257,7 +258,7 @@ impl kedge_log::Barrier for CountingBarrier {
 
 pub const RING_START: u64 = 3;
 
-/// A log on `device`, whose ring is all of it but for the first [`RING_START`] blocks.
+/// A log on `device`, whose ring is all of it except the first [`RING_START`] blocks.
 pub struct Setup {
     pub device: Arc<MemDevice>,
     pub barrier: Arc<CountingBarrier>,
