@@ -1,8 +1,10 @@
-//! Applying a record: the one function that changes tree, bitmaps, residents and counters, live and in replay.
+//! Applying a record: the one function that changes tree, bitmaps, residents and counters, in the
+//! running store and in replay.
 //!
-//! Edits are absolute and name every block, so nothing is decided here. In replay an edit that does not fit (a block
-//! taken twice, an item deleted that is not there) is corruption; live it is a broken invariant, and the caller shuts
-//! the store down rather than go on with half a record.
+//! Edits are absolute and name every block, so nothing is decided here. An edit may not fit the
+//! state: it takes an owned block, or deletes an item that does not exist. In replay that is
+//! corruption. In the running store it is a broken invariant, and the caller shuts the store down
+//! instead of going on with half a record.
 
 use crate::Counters;
 use crate::residents::{Residents, Source};
@@ -20,11 +22,11 @@ pub(crate) struct Target<'a> {
     pub alloc: &'a Alloc,
     pub residents: &'a Residents,
     pub counters: &'a Counters,
-    /// Replay keeps the bytes of data edits.
+    /// Whether this is replay, which keeps the bytes of data edits.
     pub replay: bool,
 }
 
-/// Applies the edits of the record at `lsn`. Returns by how much the number of resident pieces changed.
+/// Applies the edits of the record at `lsn`. Returns the change in the number of resident pieces.
 pub(crate) fn apply(target: &Target<'_>, lsn: RecordLsn, edits: &[Edit<'_>]) -> Result<i64> {
     let mut pieces = 0;
     for edit in edits {
@@ -54,7 +56,7 @@ pub(crate) fn apply(target: &Target<'_>, lsn: RecordLsn, edits: &[Edit<'_>]) -> 
     Ok(pieces)
 }
 
-/// The part of a record that concerns log-resident data: all that replay does with records below the cut.
+/// Applies an edit of log-resident data. Replay does nothing else with records below the cut.
 pub(crate) fn apply_resident(residents: &Residents, lsn: Lsn, edit: &Edit<'_>, replay: bool) -> i64 {
     match edit {
         Edit::Data { ino, offset, bytes } => {
@@ -95,7 +97,8 @@ fn apply_inode(target: &Target<'_>, lsn: Lsn, patch: &InodePatch) -> Result<()> 
     outcome
 }
 
-/// Keys of the items that the edits touch, for pinning before the epoch is entered.
+/// Keys of the items that the edits touch. Their leaves are pinned before the epoch guard is
+/// entered.
 pub(crate) fn keys<'a>(edits: &'a [Edit<'_>]) -> impl Iterator<Item = Key> + 'a {
     edits.iter().filter_map(|edit| match edit {
         Edit::Inode(patch) => Some(Key::inode(patch.ino)),

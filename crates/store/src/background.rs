@@ -1,17 +1,23 @@
-//! The thread that makes checkpoints in the background, and what it does when they free nothing.
+//! The background checkpoint thread, and what it does when checkpoints free no log space.
 //!
 //! # Checkpoints that free nothing
-//! Data in the log that cannot be written to its place holds the tail. A checkpoint is then made without it and the log behind
-//! that data stays as full as it was. Whoever waits for log space asks again and again, and so would the thread: thousands of
-//! checkpoints in a second, for nothing. So after one that did not move the tail it rests, twice as long each time, up to a bound.
+//! Log-resident data that cannot be written in place holds the tail. A checkpoint is then made
+//! without it, and the log after that data stays as full as it was. Operations that wait for log
+//! space keep asking for checkpoints. Without a limit the thread would run thousands of useless
+//! ones each second. So after a checkpoint that did not move the tail the thread pauses, twice as
+//! long each time, up to a bound.
 //!
-//! The space may still come: the device may answer again, or somebody deletes the file. While nobody waits that is good enough.
-//! Somebody who waits must not do so for ever. After [`Retry::tries`] such checkpoints in a row, with somebody waiting all the
-//! time, the store shuts down with an error that names the file and what was said of its data. A mount anew starts from what is
-//! durable. To go on without the data instead would be to lose what an fsync has promised; to refuse only those who wait would
-//! refuse every later operation as well, each after a wait of its own.
+//! Space may still become free: the device may recover, or the file may be deleted. While no
+//! operation waits, that is good enough. But no operation may wait for ever. After [`Retry::tries`]
+//! such checkpoints in a row, with an operation waiting during each, the store shuts down. The
+//! error names the file and the reason. The next mount starts from what is durable.
 //!
-//! A tail that nothing holds is another matter: then the space is taken by reservations, and who has them gives it back.
+//! Two alternatives were rejected. Going on without the data would lose what an fsync has promised.
+//! Failing only the waiting operations would fail every later one as well, each after a wait of its
+//! own.
+//!
+//! None of this applies if no log-resident data holds the tail. The space is then taken by
+//! reservations, and running operations give it back.
 
 use crate::checkpoint::CheckpointCause;
 use crate::{Store, Wake};
@@ -22,11 +28,11 @@ use std::time::Duration;
 /// How checkpoints that free nothing are repeated.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Retry {
-    /// Rest after the first.
+    /// Pause after the first.
     pub first: Duration,
-    /// Longest rest.
+    /// Longest pause.
     pub longest: Duration,
-    /// How many are made while somebody waits.
+    /// How many are made while an operation waits for log space.
     pub tries: u32,
 }
 
@@ -37,61 +43,67 @@ impl Default for Retry {
     }
 }
 
-/// What the thread knows of its last checkpoints.
+/// What the thread knows about its last checkpoints.
 #[derive(Default)]
 struct Progress {
     tail: Lsn,
     /// Checkpoints in a row that did not move the tail.
     fruitless: u32,
-    /// Of these, the last ones during which somebody waited for what lies behind it.
+    /// Of these, the most recent ones in a row at which log-resident data held the tail and an
+    /// operation waited for space.
     stuck: u32,
 }
 
 #[derive(PartialEq, Eq, Debug)]
 enum Next {
-    Rest(Duration),
+    Pause(Duration),
     GiveUp,
 }
 
 impl Progress {
-    /// `tail`: behind a checkpoint. `held`: data in the log holds it there. `waiting`: somebody waits for log space.
+    /// Takes note of a checkpoint. `tail`: where it left the tail. `held`: log-resident data holds
+    /// the tail there. `waiting`: an operation waits for log space.
     fn after(&mut self, tail: Lsn, held: bool, waiting: bool, retry: &Retry) -> Next {
         if tail != self.tail {
             *self = Progress { tail, ..Progress::default() };
-            return Next::Rest(Duration::ZERO);
+            return Next::Pause(Duration::ZERO);
         }
         let doubled = retry.first.saturating_mul(1 << self.fruitless.min(16));
         self.fruitless = self.fruitless.saturating_add(1);
         self.stuck = if held && waiting { self.stuck + 1 } else { 0 };
-        if self.stuck >= retry.tries { Next::GiveUp } else { Next::Rest(doubled.min(retry.longest)) }
+        if self.stuck >= retry.tries { Next::GiveUp } else { Next::Pause(doubled.min(retry.longest)) }
     }
 }
 
 impl Store {
-    /// Body of the background thread. Holds the store only while it works, so that dropping the store ends it.
+    /// Body of the background thread. Holds the store only while it works, so that dropping the
+    /// store ends it.
     pub(crate) fn background(store: Weak<Store>, wake: Arc<Wake>) {
         let mut progress = Progress::default();
-        while let Some(cause) = next_wish(&wake) {
+        while let Some(cause) = next_request(&wake) {
             let Some(store) = store.upgrade() else { return };
-            // A checkpoint that panics is an error already. Whatever else does must not end the thread unseen.
-            let rest =
+            // A checkpoint that panics is an error already. A panic elsewhere must not end the
+            // thread silently.
+            let pause_for =
                 without_panic("the checkpoint thread", || Ok(store.background_turn(cause, &mut progress)));
-            let rest = rest.unwrap_or_else(|e| {
+            let pause_for = pause_for.unwrap_or_else(|e| {
                 store.shutdown(&e);
                 Duration::ZERO
             });
-            // Wishes that came while it ran are met by it, unless the log is still short: then go on.
+            // The checkpoint serves the requests that came while it ran. If the log is still short
+            // of space, go on.
             let again = store.check_alive().is_ok() && store.log.has_waiters();
             drop(store);
-            pause(&wake, rest);
+            pause(&wake, pause_for);
             wake.flag.lock().wanted = again.then_some(CheckpointCause::LogSpace);
         }
     }
 
-    /// Returns how long to rest.
+    /// Returns how long to pause.
     fn background_turn(&self, cause: CheckpointCause, progress: &mut Progress) -> Duration {
         if let Err(e) = self.checkpoint(cause) {
-            // It has shut the store down, or that was done before: whoever waits has been told.
+            // The store is shut down, by this checkpoint or before. Waiting operations have got the
+            // error.
             tracing::error!("background checkpoint: {e}");
             return Duration::ZERO;
         }
@@ -99,7 +111,7 @@ impl Store {
         let held = self.residents.oldest().is_some_and(|oldest| oldest <= tail);
         let retry = *self.checkpoint.retry.lock();
         match progress.after(tail, held, self.log.has_waiters(), &retry) {
-            Next::Rest(rest) => rest,
+            Next::Pause(time) => time,
             Next::GiveUp => {
                 self.shutdown(&self.stuck_error());
                 Duration::ZERO
@@ -107,7 +119,7 @@ impl Store {
         }
     }
 
-    /// What holds the tail, and why.
+    /// The error that says which data holds the tail, and why.
     fn stuck_error(&self) -> Error {
         let inode = match self.residents.oldest_inode() {
             Some(ino) => format!("inode {ino}"),
@@ -123,8 +135,8 @@ impl Store {
     }
 }
 
-/// Sleeps until a checkpoint is wanted. `None`: the store ends.
-fn next_wish(wake: &Wake) -> Option<CheckpointCause> {
+/// Sleeps until a checkpoint is requested. `None`: the store ends.
+fn next_request(wake: &Wake) -> Option<CheckpointCause> {
     let mut flag = wake.flag.lock();
     loop {
         match flag.wanted {
@@ -135,12 +147,13 @@ fn next_wish(wake: &Wake) -> Option<CheckpointCause> {
     }
 }
 
-/// Rests, or until the store ends. A wish is pending all the time, so that a further one wakes nobody.
-fn pause(wake: &Wake, rest: Duration) {
+/// Pauses, at most until the store ends. A request stays pending meanwhile, so that a further one
+/// does not wake the thread.
+fn pause(wake: &Wake, time: Duration) {
     let mut flag = wake.flag.lock();
-    if !rest.is_zero() && !flag.stop {
+    if !time.is_zero() && !flag.stop {
         flag.wanted = Some(CheckpointCause::LogSpace);
-        wake.cond.wait_for(&mut flag, rest);
+        wake.cond.wait_for(&mut flag, time);
     }
 }
 

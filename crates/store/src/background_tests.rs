@@ -16,36 +16,36 @@ fn rests_double_up_to_the_bound_and_begin_anew_when_the_tail_moves() {
     let mut progress = Progress::default();
     for round in 1..3 {
         let tail = Lsn(round * 4096);
-        assert_eq!(progress.after(tail, true, true, &retry), Next::Rest(Duration::ZERO));
-        for rest in [1, 2, 4, 5, 5] {
-            assert_eq!(progress.after(tail, true, true, &retry), Next::Rest(rest * MS));
+        assert_eq!(progress.after(tail, true, true, &retry), Next::Pause(Duration::ZERO));
+        for pause in [1, 2, 4, 5, 5] {
+            assert_eq!(progress.after(tail, true, true, &retry), Next::Pause(pause * MS));
         }
     }
     // However often.
     for _ in 0..200 {
-        assert_eq!(progress.after(Lsn(8192), true, false, &retry), Next::Rest(5 * MS));
+        assert_eq!(progress.after(Lsn(8192), true, false, &retry), Next::Pause(5 * MS));
     }
 }
 
 #[test]
 fn it_gives_up_only_what_holds_the_tail_and_only_if_somebody_waits_all_the_time() {
     let retry = Retry { first: MS, longest: MS, tries: 3 };
-    let rest = Next::Rest(MS);
+    let pause = Next::Pause(MS);
     let tail = Lsn(4096);
     let mut progress = Progress { tail, ..Progress::default() };
     for (held, waiting) in [(true, false), (false, true), (true, true), (true, true), (true, false)] {
-        assert_eq!(progress.after(tail, held, waiting, &retry), rest);
+        assert_eq!(progress.after(tail, held, waiting, &retry), pause);
     }
     // A reservation takes the space: it comes back.
     for _ in 0..10 {
-        assert_eq!(progress.after(tail, false, true, &retry), rest);
+        assert_eq!(progress.after(tail, false, true, &retry), pause);
     }
-    assert_eq!(progress.after(tail, true, true, &retry), rest);
-    assert_eq!(progress.after(tail, true, true, &retry), rest);
+    assert_eq!(progress.after(tail, true, true, &retry), pause);
+    assert_eq!(progress.after(tail, true, true, &retry), pause);
     assert_eq!(progress.after(tail, true, true, &retry), Next::GiveUp);
 }
 
-/// Cannot write what is log-resident: its block is bad. Or panics.
+/// A client that cannot write log-resident data in place because its block is bad, or that panics.
 struct BadBlock {
     calls: AtomicU64,
     panics: AtomicBool,
@@ -86,7 +86,7 @@ fn store_with_data(async_checkpoint: Option<u8>) -> (Arc<Store>, Arc<BadBlock>) 
     (store, client)
 }
 
-/// Fills the log with records until an operation gets an error, which must come: the error.
+/// Fills the log with records until an operation fails. Returns the error.
 fn fill(store: &Arc<Store>) -> Error {
     let (send, told) = mpsc::channel();
     let filler = {
@@ -115,14 +115,14 @@ fn who_waits_for_log_space_that_does_not_come_is_told_what_holds_it() {
         for words in ["the log is full", "data in it of inode 77", "block 1234: device write"] {
             assert!(error.contains(words), "{error}");
         }
-        // The operations checkpoint too when the log fills, a bounded number of times; nobody does over and over.
+        // Operations checkpoint too when the log fills, but a bounded number of times.
         let calls = client.calls.load(Relaxed);
         assert!((tries as u64..100).contains(&calls), "{calls} checkpoints");
         assert!(store.check_alive().is_err() && store.close().is_err());
     }
 }
 
-/// While nobody waits: checkpoints are made without the data, and the store lives.
+/// While no operation waits, checkpoints are made without the data, and the store stays alive.
 #[test]
 fn data_that_cannot_be_written_fails_no_checkpoint() {
     let (store, client) = store_with_data(None);

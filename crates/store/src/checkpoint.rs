@@ -1,12 +1,16 @@
-//! Checkpoints: the tree as of a cut becomes durable, the log's tail moves, what only the last checkpoint used is free.
+//! Checkpoints: the tree as of a cut becomes durable, the log's tail moves, and blocks that only
+//! the last checkpoint used become free.
 //!
 //! # Crash argument
-//! Until the new superblock slot is durable, recovery starts from the other slot: its nodes and bitmaps are untouched
-//! (replaced nodes and the bitmaps' other copies are not reused before this checkpoint is durable) and the log from its
-//! tail is still there (the tail moves last). Once the slot is durable, all it points to is, because a flush lies
-//! between: nodes, bitmaps, index. The log was forced to the cut before the slot is written, so the log has no gap
-//! between tail and cut, and blocks freed below the cut may be reused as soon as their records are durable.
-//! A crash at any point finds one of the two.
+//! A crash at any point leaves one of two states.
+//!
+//! 1. The new superblock slot is not durable. Recovery starts from the other slot. Its nodes and
+//!    bitmaps are untouched: nodes that were replaced, and the bitmap copies of that slot, are not
+//!    reused before this checkpoint is durable. The log from its tail on is still there, because
+//!    the tail moves last.
+//! 2. The new slot is durable. Then so are the nodes, bitmaps and index to which it points, because
+//!    a flush lies between. The log was forced to the cut before the slot was written, so it has no
+//!    gap between tail and cut.
 
 use crate::Store;
 use crate::background::Retry;
@@ -34,7 +38,7 @@ pub enum CheckpointCause {
     LogSpace,
     /// An operation found no tree nodes, or blocks waited for a checkpoint.
     NodeSpace,
-    /// Too many dirty tree nodes for the cache budget.
+    /// The dirty tree nodes exceed the cache budget.
     DirtyNodes,
     Recovery,
     Unmount,
@@ -48,11 +52,11 @@ impl CheckpointCause {
         ["background", "log_space", "node_space", "dirty_nodes", "recovery", "unmount", "request"];
 }
 
-/// What a checkpoint asks of the file system above.
+/// What a checkpoint needs from the file system above the store.
 pub trait CheckpointClient: Send + Sync {
-    /// Writes log-resident data in place, oldest first, so that the tail can move. Runs beside operations, with no
-    /// lock of the store held but the one that makes checkpoints single. The error is why data stays in the log; whatever
-    /// else could be written has been.
+    /// Writes log-resident data in place, oldest first, so that the tail can move. Runs beside
+    /// operations. The only lock of the store that is held is the one that admits one checkpoint at
+    /// a time. The error says why some data stays in the log. All other data has been written.
     fn prepare_checkpoint(&self) -> Result<()>;
 }
 
@@ -61,14 +65,16 @@ pub(crate) struct Control {
     single: Mutex<()>,
     /// Odd while a checkpoint runs: advances when one starts and when it ends, however it ends.
     turn: AtomicU64,
-    /// Number of the last one that completed. They are numbered from 1 as they start; one that fails leaves its number out.
+    /// Number of the last checkpoint that completed. They are numbered from 1 as they start.
     completed: AtomicU64,
-    /// When the last cut was, and how long the last checkpoint took, in nanoseconds: for the fill rate.
+    /// Time of the last cut and duration of the last checkpoint, in nanoseconds. The fill rate of
+    /// the log is computed from them.
     cut_at: AtomicU64,
     took: AtomicU64,
-    /// Percentage of free log below which the background thread checkpoints; 0: `noasync_checkpoint`.
+    /// Percentage of free log below which the background thread checkpoints; 0:
+    /// `noasync_checkpoint`.
     pub async_percent: AtomicU32,
-    /// Why the last checkpoint left data in the log that it should have written in place.
+    /// Why the last checkpoint could not write some log-resident data in place.
     pub unwritable: Mutex<Option<Error>>,
     pub retry: Mutex<Retry>,
 }
@@ -87,12 +93,12 @@ impl Control {
         }
     }
 
-    /// The number of the next one to start.
+    /// The number of the next checkpoint to start.
     fn next(&self) -> u64 {
         self.turn.load(Ordering::Acquire).div_ceil(2) + 1
     }
 
-    /// That one or a later one has completed.
+    /// Whether the checkpoint `number` or a later one has completed.
     fn covers(&self, number: u64) -> bool {
         self.completed.load(Ordering::Acquire) >= number
     }
@@ -125,27 +131,31 @@ impl Drop for Running<'_> {
 
 /// Largest merged write, in blocks.
 const WRITE_BLOCKS_MAX: usize = 256;
-/// Writes of one batch: bounds the memory of a checkpoint to `BATCH_WRITES * WRITE_BLOCKS_MAX` blocks, and what a log
-/// write may find ahead of it in the device's queue.
+/// Writes in one batch. This bounds the memory of a checkpoint to `BATCH_WRITES * WRITE_BLOCKS_MAX`
+/// blocks, and bounds how much a log write may find ahead of it in the device's queue.
 const BATCH_WRITES: usize = 8;
-/// Longest rest between two batches of a checkpoint that has time.
-const REST_MAX: Duration = Duration::from_millis(10);
-/// Operations are slowed down when less than this part of the log is free to them, more and more until none is.
-const WALL: u64 = 8;
-/// What the last operation before the log is full waits.
+/// Longest pause between two batches of a paced checkpoint.
+const PAUSE_MAX: Duration = Duration::from_millis(10);
+/// Operations are throttled when less than one part in so many of the log is free to them: the less
+/// is free, the longer.
+const THROTTLE_PART: u64 = 8;
+/// Delay of the last operation before the log is full.
 const THROTTLE_MAX: Duration = Duration::from_millis(4);
 
-/// Whether at most half of what is free comes in during a checkpoint like the last one, which took `took` nanoseconds, if it goes on
-/// as in the `since` nanoseconds from the cut on, in which `came` bytes did. This one may take longer than the last: it has taken `since`.
+/// Whether the log fills slowly enough that a checkpoint may be paced: at its present rate, at most
+/// half of the `free` bytes would be filled during the checkpoint. The rate is `came` bytes in the
+/// `since` nanoseconds from the cut on. The checkpoint is assumed to take as long as the last one,
+/// `took` nanoseconds, and at least the `since` that it has already taken.
 fn fills_slowly(free: u64, came: u64, since: u64, took: u64) -> bool {
     2 * came as u128 * took.max(since) as u128 <= free as u128 * since as u128
 }
 
-/// Writes blocks given in any order, sorted and merged, and waits for all.
+/// Writes blocks, merging neighbours that follow each other in `writes`. Waits for all writes.
+/// Calls `pace` between batches. Returns the number of writes and bytes.
 pub(crate) fn write_merged(
     device: &dyn Device,
     mut writes: impl Iterator<Item = (BlockNo, IoBuf)>,
-    rest: &dyn Fn(),
+    pace: &dyn Fn(),
 ) -> Result<(u64, u64)> {
     let (mut ios, mut bytes) = (0, 0);
     let mut run: Option<(BlockNo, IoBuf)> = None;
@@ -171,7 +181,7 @@ pub(crate) fn write_merged(
                 completion.result?;
             }
             if !ended {
-                rest();
+                pace();
             }
         }
         if ended {
@@ -187,7 +197,7 @@ pub(crate) fn write_slot(device: &dyn Device, sb: &Superblock) -> Result<()> {
     device.write(sb.block().byte_offset(), &block, true)
 }
 
-/// What a cut takes with it.
+/// The state that a cut takes, to be written as a checkpoint.
 pub(crate) struct Cut {
     pub tree: Frozen,
     pub alloc: FrozenAlloc,
@@ -199,18 +209,19 @@ pub(crate) struct Cut {
 }
 
 impl Store {
-    /// Names the file system above, for [`CheckpointClient::prepare_checkpoint`].
+    /// Sets the file system above, for [`CheckpointClient::prepare_checkpoint`].
     pub fn set_client(&self, client: Weak<dyn CheckpointClient>) {
         assert!(self.client.set(client).is_ok(), "a store has one client");
     }
 
-    /// Changes `async_checkpoint` (a percentage) or `noasync_checkpoint` (`None`) of a running store.
+    /// Changes `async_checkpoint` (a percentage) or `noasync_checkpoint` (`None`) of a running
+    /// store.
     pub fn set_async_checkpoint(&self, percent: Option<u8>) {
         self.checkpoint.async_percent.store(percent.unwrap_or(0) as u32, Ordering::Relaxed);
         self.wake_checkpoint(CheckpointCause::Background);
     }
 
-    /// Bounds the dirty tree nodes, in bytes.
+    /// Sets the memory for tree nodes, in bytes. Half of it may be dirty.
     pub fn set_cache_budget(&self, node_bytes: u64) {
         self.tree.set_cache_bytes(node_bytes as usize);
         self.dirty_limit.store(node_bytes / 2, Ordering::Relaxed);
@@ -220,7 +231,7 @@ impl Store {
     pub fn checkpoint(&self, cause: CheckpointCause) -> Result<()> {
         let mine = self.checkpoint.next();
         let _single = self.checkpoint.single.lock();
-        // Behind the last one nothing may follow: it would take the clean mark away.
+        // No checkpoint may follow the last one: it would remove the clean mark.
         let is_last = self.closed.load(Ordering::Acquire);
         if is_last || self.checkpoint.covers(mine) {
             return self.check_alive();
@@ -238,7 +249,7 @@ impl Store {
         !turn.is_multiple_of(2) || self.checkpoint_turn() != turn
     }
 
-    /// The last checkpoint.
+    /// The last checkpoint, which marks the image clean.
     pub(crate) fn checkpoint_clean(&self) -> Result<()> {
         let _single = self.checkpoint.single.lock();
         let result = self.run_checkpoint(CheckpointCause::Unmount, true);
@@ -246,9 +257,9 @@ impl Store {
         result
     }
 
-    /// The caller holds the single-flight lock. One that fails shuts the store down: the frozen state cannot be taken back into
-    /// the running one, and the log is whole, so a mount anew recovers. So does one that panics, whose half-done state nobody may
-    /// go on with.
+    /// The caller holds `single`. A checkpoint that fails shuts the store down: the frozen state
+    /// cannot be merged back into the running one, and the log is complete, so the next mount
+    /// recovers. A checkpoint that panics does the same, because its state is incomplete.
     fn run_checkpoint(&self, cause: CheckpointCause, clean: bool) -> Result<()> {
         if let Some(reason) = self.log.shutdown_reason() {
             return Err(reason);
@@ -271,9 +282,10 @@ impl Store {
         result
     }
 
-    /// Has log-resident data written in place. What cannot be, for whatever reason, stays in the log and holds the tail, and
-    /// the checkpoint is made without it: it still frees the log up to there, and whoever asked for it may be somebody who has
-    /// nothing to do with that data. If then nobody finds log space any more, [`Store::background`] decides.
+    /// Has log-resident data written in place. Data that cannot be written stays in the log and
+    /// holds the tail. The checkpoint is made without it: it still frees the log up to that data,
+    /// and the operation that requested it may have nothing to do with that data.
+    /// [`crate::background`] says what happens when checkpoints then free nothing.
     fn prepare(&self) -> Result<()> {
         let Some(client) = self.client.get().and_then(Weak::upgrade) else { return Ok(()) };
         let prepared = client.prepare_checkpoint();
@@ -292,7 +304,7 @@ impl Store {
         let started = self.clock.monotonic();
         let lsn = self.log.seal();
         if broken::is(Variant::CutNotExact) {
-            // Broken on purpose: the tree gets records that lie behind the cut.
+            // Broken on purpose: the tree gets records that lie above the cut.
             drop(gate);
             std::thread::sleep(std::time::Duration::from_millis(2));
             gate = self.gate.close();
@@ -326,14 +338,14 @@ impl Store {
         let state = self.checkpoint_state(&cut, clean);
         let (nodes, bytes) = {
             let last = Cell::new(forced);
-            let rest = || {
+            let pace = || {
                 let now = self.clock.monotonic();
-                if cause == CheckpointCause::Background && self.has_time(cut.lsn) {
-                    std::thread::sleep((now - last.get()).min(REST_MAX));
+                if cause == CheckpointCause::Background && self.may_pace(cut.lsn) {
+                    std::thread::sleep((now - last.get()).min(PAUSE_MAX));
                 }
                 last.set(self.clock.monotonic());
             };
-            write_checkpoint(&*self.device, &self.geometry, &cut, state, &rest)?
+            write_checkpoint(&*self.device, &self.geometry, &cut, state, &pace)?
         };
         self.stats.logging_ns.record((self.clock.monotonic() - forced).as_nanos() as u64);
         self.stats.nodes_written.add(nodes);
@@ -379,8 +391,9 @@ impl Store {
         self.checkpoint.async_percent.load(Ordering::Relaxed) as u64
     }
 
-    /// Less is free than the threshold, or than comes in while two checkpoints like the last one run. What is reserved or
-    /// promised is not free: an operation waits for it as for what is written.
+    /// Whether a background checkpoint should start: less of the log is free than the threshold, or
+    /// than would be filled while two checkpoints like the last one run. Reserved and promised
+    /// space is not free: operations wait for it as for space that holds records.
     fn log_below_threshold(&self) -> bool {
         let percent = self.async_percent();
         let (free, max) = (self.log.free_bytes(), self.log.free_bytes_max());
@@ -398,10 +411,11 @@ impl Store {
         elapsed > 0 && incoming > free as u128
     }
 
-    /// A checkpoint in the background may go slowly and leave the device to those who wait for it: nobody waits for log
-    /// space, more than three quarters of what was free when it started still are, and it fills slowly. Looked at after each batch, so a
-    /// foreground that fills the log meanwhile makes it go on at full speed.
-    fn has_time(&self, cut: Lsn) -> bool {
+    /// Whether a background checkpoint may be paced, to leave the device to operations that wait
+    /// for it: no operation waits for log space, more than three quarters of the threshold are
+    /// still free, and the log fills slowly. It is evaluated after each batch, so the checkpoint
+    /// goes on at full speed as soon as operations fill the log.
+    fn may_pace(&self, cut: Lsn) -> bool {
         let (free, max) = (self.log.free_bytes(), self.log.free_bytes_max());
         let since = (self.clock.monotonic().as_nanos() as u64)
             .saturating_sub(self.checkpoint.cut_at.load(Ordering::Relaxed));
@@ -411,15 +425,16 @@ impl Store {
             && fills_slowly(free, came, since, self.checkpoint.took.load(Ordering::Relaxed))
     }
 
-    /// Slows an operation down while the log is nearly full, so that the last of its space goes slowly enough for the
-    /// checkpoint under way to give some back. Only where one is: without `async_checkpoint` operations checkpoint.
+    /// Delays an operation while the log is nearly full, so that the rest of its space lasts until
+    /// the running checkpoint frees some. Without `async_checkpoint` there is no delay: operations
+    /// then run the checkpoint themselves.
     pub(crate) fn throttle(&self) {
-        let (free, wall) = (self.log.free_bytes(), self.log.free_bytes_max() / WALL);
-        if free >= wall || self.async_percent() == 0 {
+        let (free, limit) = (self.log.free_bytes(), self.log.free_bytes_max() / THROTTLE_PART);
+        if free >= limit || self.async_percent() == 0 {
             return;
         }
         self.wake_checkpoint(CheckpointCause::LogSpace);
-        let delay = THROTTLE_MAX.mul_f64((wall - free) as f64 / wall as f64);
+        let delay = THROTTLE_MAX.mul_f64((limit - free) as f64 / limit as f64);
         std::thread::sleep(delay);
         self.stats.throttle_ns.record(delay.as_nanos() as u64);
     }
@@ -440,8 +455,8 @@ impl Store {
         self.checkpoint(CheckpointCause::DirtyNodes)
     }
 
-    /// A reservation did not fit. Async: the background thread is already wanted, the reservation waits. Otherwise the
-    /// operation that found no space checkpoints.
+    /// A reservation did not fit. With `async_checkpoint` this wakes the background thread, and the
+    /// reservation then waits. Without, the operation that found no space runs the checkpoint.
     pub(crate) fn log_space_short(&self) -> Result<()> {
         if self.checkpoint.async_percent.load(Ordering::Relaxed) == 0 {
             let started = self.clock.monotonic();
@@ -470,19 +485,20 @@ impl Drop for Store {
     }
 }
 
-/// Writes nodes and bitmaps, with a call of `rest` between batches, flushes, writes the slot. Returns (nodes, bytes) written.
+/// Writes nodes and bitmaps, calling `pace` between batches, flushes, and writes the slot. Returns
+/// the nodes and bytes written.
 pub(crate) fn write_checkpoint(
     device: &dyn Device,
     geometry: &kedge_format::superblock::Geometry,
     cut: &Cut,
     state: CheckpointState,
-    rest: &dyn Fn(),
+    pace: &dyn Fn(),
 ) -> Result<(u64, u64)> {
     let mut nodes = 0;
-    let (_, node_bytes) = write_merged(device, cut.tree.nodes().inspect(|_| nodes += 1), rest)?;
+    let (_, node_bytes) = write_merged(device, cut.tree.nodes().inspect(|_| nodes += 1), pace)?;
     let mut bitmaps = cut.alloc.writes(geometry.uuid, cut.generation);
     bitmaps.sort_by_key(|(at, _)| *at);
-    let (_, bitmap_bytes) = write_merged(device, bitmaps.into_iter(), rest)?;
+    let (_, bitmap_bytes) = write_merged(device, bitmaps.into_iter(), pace)?;
     // Broken on purpose: the slot may be durable before what it points to.
     if !broken::is(Variant::SlotBeforeNodes) {
         device.flush()?;
@@ -491,7 +507,7 @@ pub(crate) fn write_checkpoint(
     Ok((nodes, node_bytes + bitmap_bytes))
 }
 
-/// A refusal that names the option.
+/// Checks the value of `async_checkpoint`; the error names the option.
 pub fn check_async_percent(percent: u8) -> Result<()> {
     if (1..=99).contains(&percent) {
         Ok(())

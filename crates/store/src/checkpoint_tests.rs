@@ -5,7 +5,7 @@ use kedge_device::MemDevice;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// With a log of 1 MiB.
+/// A store with a log of 1 MiB.
 fn fresh() -> (Arc<dyn Device>, Arc<Store>) {
     let device: Arc<dyn Device> = Arc::new(MemDevice::new(32 << 20));
     let clock: Arc<dyn Clock> = Arc::new(ManualClock::default());
@@ -24,8 +24,8 @@ fn fresh() -> (Arc<dyn Device>, Arc<Store>) {
     (device, store)
 }
 
-/// The background thread may have been woken before the close, and come to run between the last checkpoint and the end of
-/// the log.
+/// The background thread may have been woken before the close, and come to run between the last
+/// checkpoint and the end of the log.
 #[test]
 fn a_checkpoint_that_comes_after_the_last_leaves_the_clean_mark() {
     let (device, store) = fresh();
@@ -42,7 +42,7 @@ fn reopened(device: &Arc<dyn Device>) -> Arc<Store> {
     Store::open(device.clone(), Arc::new(ManualClock::default()), &OpenOptions::default()).unwrap()
 }
 
-/// Whoever mounts the image next, and the one after, is told until a repair has told of it.
+/// Losses are reported at each mount until a repair has reported them.
 #[test]
 fn noted_losses_stay_in_each_superblock_over_checkpoints_mounts_and_crashes() {
     let (device, store) = fresh();
@@ -59,7 +59,7 @@ fn noted_losses_stay_in_each_superblock_over_checkpoints_mounts_and_crashes() {
     store.close().unwrap();
     assert_eq!(on_device(), store.losses());
 
-    // Opened and never closed: recovery's own checkpoint carries it.
+    // Opened and never closed: recovery's own checkpoint carries the losses.
     let first = store.losses();
     drop(reopened(&device));
     assert_eq!(on_device(), first);
@@ -76,22 +76,22 @@ fn what_is_reserved_is_not_free_to_a_checkpoint_that_rests_nor_to_who_comes_next
     let (_device, store) = fresh();
     let slowed = || store.stats().throttle_ns.snapshot().count;
     let need = |log_bytes| Need { log_bytes, items: 1, neighbours: 0, class: Class::Normal };
-    assert!(store.has_time(store.head_lsn()));
+    assert!(store.may_pace(store.head_lsn()));
     let much = store.begin(need(600 << 10)).unwrap();
-    assert!(!store.has_time(store.head_lsn()), "two thirds of the log are taken, though nothing is written");
+    assert!(!store.may_pace(store.head_lsn()), "two thirds of the log are taken, though nothing is written");
     let most = store.begin(need(230 << 10)).unwrap();
     assert_eq!(slowed(), 0);
     store.throttle();
     assert_eq!(slowed(), 1);
     drop((much, most));
-    assert!(store.has_time(store.head_lsn()));
+    assert!(store.may_pace(store.head_lsn()));
     store.throttle();
     assert_eq!(slowed(), 1, "what was given back is free at once");
 }
 
 #[test]
 fn a_checkpoint_rests_only_while_the_log_fills_slowly() {
-    // 100 of 1000 bytes in 5 ns, in 20 ns 400: there is time.
+    // 100 bytes in 5 ns make 400 in 20 ns, of 1000 that are free: slow enough.
     assert!(fills_slowly(1000, 100, 5, 20));
     assert!(!fills_slowly(1000, 100, 5, 26), "520 of 1000 bytes while it runs");
     // The first one, or one that takes longer than the last.
@@ -100,7 +100,8 @@ fn a_checkpoint_rests_only_while_the_log_fills_slowly() {
     assert!(fills_slowly(1000, 0, 0, 20) && !fills_slowly(1000, 1, 0, 20), "right at the cut");
 }
 
-/// Sees the turns of checkpoints from inside them; the device is gone when it is told so.
+/// A client that reads the turn inside a checkpoint, and fails as if the device were gone when it
+/// is told so.
 struct Client {
     store: Weak<Store>,
     fails: AtomicBool,
@@ -162,7 +163,8 @@ fn who_waits_shares_a_checkpoint_that_starts_later_and_completes() {
         assert_eq!(store.checkpoint(CheckpointCause::Request).is_err(), fails);
         assert_eq!(store.checkpoint.covers(wanted), !fails, "only one that completed is shared");
     }
-    // Who comes while one runs is not content with it: its cut may lie before what they did.
+    // A call that comes while a checkpoint runs is not served by it: its cut may lie before the
+    // caller's records.
     let running = store.checkpoint.start();
     let wanted = store.checkpoint.next();
     running.completed();
@@ -170,7 +172,7 @@ fn who_waits_shares_a_checkpoint_that_starts_later_and_completes() {
     assert!(!store.checkpoint.covers(wanted));
 }
 
-/// Called by whoever unmounts, by an operation that needs space, by the thread in the background.
+/// Requested by an unmount, by an operation that needs space, and by the background thread.
 #[test]
 fn a_checkpoint_that_panics_shuts_the_store_down_with_its_words() {
     let (store, client) = with_client();

@@ -1,8 +1,8 @@
-//! Device flushes shared between those who need one.
+//! Device flushes that are shared by the threads that need one.
 //!
-//! A flush covers the data writes that completed before it *started*. Each completed write gets a sequence number; a
-//! waiter is served by the first flush that started at or after its number. One flush runs at a time: those who come
-//! meanwhile share the next one.
+//! A flush covers the data writes that completed before it *started*. Each completed write gets a
+//! sequence number. A request is served by the first flush that started after its write had
+//! completed. One flush runs at a time; requests that come meanwhile share the next one.
 
 use crate::gate::Gate;
 use kedge_base::lock::{Condvar, Mutex, Rank};
@@ -82,7 +82,7 @@ impl Flusher {
             drop(state);
             let covers = self.written.load(Ordering::Acquire);
             self.flushes.inc();
-            // Whatever comes, those who wait for this flush get an answer.
+            // Even if the flush panics, the requests that wait for it get an answer.
             let result = without_panic("a device flush", || self.device.flush());
             let mut state = self.state.lock();
             state.running = false;
@@ -105,8 +105,8 @@ pub(crate) struct LogBarrier {
 }
 
 impl Barrier for LogBarrier {
-    /// First those who append: they leave the gate when their records are applied, or when they have shut the log down
-    /// because a record could not be. Then the data.
+    /// First waits for the commits that are under way. They leave the gate when their record is
+    /// applied, or when they have shut the log down because it could not be. Then flushes the data.
     fn barrier(&self) -> Result<()> {
         self.gate.wait_for_those_inside();
         self.flusher.flush(self.flusher.newest())

@@ -1,4 +1,4 @@
-//! Making an image: geometry, an all-written log ring, the root directory, the first checkpoint.
+//! Formatting: geometry, a log ring written in full, the root directory, the first checkpoint.
 
 use crate::checkpoint::{Cut, write_checkpoint};
 use crate::space::{AllocNodes, DeviceNodes};
@@ -12,7 +12,7 @@ use kedge_format::{FileKind, InodeCore, Key};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-/// What a new image shall be.
+/// Parameters of a new image.
 #[derive(Clone, Debug)]
 pub struct FormatParams {
     /// Bytes; at most the device's size.
@@ -31,7 +31,7 @@ pub struct FormatParams {
 /// First generation; its slot is slot 0.
 const FIRST: Generation = Generation(2);
 
-/// Makes an image on the device. What was there is lost.
+/// Formats the device as an image. Its previous contents are lost.
 pub fn format(device: Arc<dyn Device>, clock: Arc<dyn Clock>, params: &FormatParams) -> Result<Geometry> {
     let now = clock.now();
     let size = params.size.min(device.geometry().size);
@@ -93,8 +93,8 @@ pub fn format(device: Arc<dyn Device>, clock: Arc<dyn Clock>, params: &FormatPar
     Ok(geometry)
 }
 
-/// Writes the whole ring, really: a host that had to allocate or convert blocks under a log write would pay for it in
-/// every force.
+/// Writes the whole ring with zeros, instead of leaving holes in a sparse file. Otherwise the host
+/// would allocate or convert blocks under log writes, and each force would pay for that.
 fn write_log_ring(device: &dyn Device, geometry: &Geometry) -> Result<()> {
     const CHUNK: u64 = 256;
     let mut at = 0;

@@ -1,4 +1,4 @@
-//! Handles: an operation's membership in the transaction, from reservation to commit.
+//! Handles: an operation's reservation and commit.
 
 use crate::apply::{self, Target};
 use crate::checkpoint::CheckpointCause;
@@ -10,35 +10,38 @@ use kedge_log::{Log, RecordLsn, Reservation, ReserveClass};
 use smallvec::SmallVec;
 use std::time::Duration;
 
-/// The most an operation can use.
+/// The most that an operation can use.
 #[derive(Clone, Copy, Debug)]
 pub struct Need {
     /// Bytes of its records.
     pub log_bytes: u64,
-    /// Items that it puts, patches or deletes.
+    /// Items that it puts, updates or deletes.
     pub items: u32,
     /// Further small items that lie side by side (extents of one file).
     pub neighbours: u32,
     pub class: Class,
 }
 
-/// Log bytes set aside, as long as a resident piece lives, for its part of the record that voids it: patch, extent,
-/// allocation and drop. Who makes pieces reserves as much for each.
+/// Log bytes promised for each resident piece while it exists. They are for its part of the record
+/// that voids it: inode patch, extent, allocation and drop. An operation that makes pieces reserves
+/// as much for each.
 pub const PROMISE_PER_PIECE: i64 = 256;
 
-/// Tree nodes that an operation can cost: for each path its nodes copied and a split on each level. Items of one
-/// operation share most of their paths. Past eight, three of the largest fill a leaf; of neighbours that are extents a
-/// leaf holds some hundreds, even half empty.
+/// The most tree nodes that an operation can take: for each path from root to leaf, a copy of each
+/// node and a split on each level. Items of one operation share most of their paths, so items
+/// beyond the eighth count a third of a path: three of the largest fill a leaf. Of neighbours,
+/// which are extents, even a half-empty leaf holds some hundreds.
 fn nodes_for(need: &Need, height: u32) -> u32 {
     let paths = need.items.min(8) + need.items.saturating_sub(8) / 3 + need.neighbours.div_ceil(64);
     paths * (height + 1) + 1
 }
 
-/// How long, and how often, an operation waits for others to give node promises back before it is refused.
+/// How long, and how often, an operation waits for others to release node reservations before it
+/// fails with `NoSpace`.
 const NODE_WAIT: Duration = Duration::from_millis(100);
 const NODE_WAITS: u32 = 100;
 
-/// Reserved space of one running operation. Dropping it gives back what was not used.
+/// The reserved space of one running operation. Dropping it gives back what was not used.
 pub struct Handle<'a> {
     store: &'a Store,
     log: Reservation,
@@ -46,8 +49,9 @@ pub struct Handle<'a> {
 }
 
 impl Store {
-    /// Reserves what an operation may need, waiting for a checkpoint where log or node space is short. Takes no lock
-    /// and must be called before any inode lock is taken: a checkpoint that frees the space takes them.
+    /// Reserves what an operation may need. Waits for a checkpoint if log or node space is short.
+    /// Must be called before any inode lock is taken: the checkpoint that frees the space takes
+    /// inode locks.
     pub fn begin(&self, need: Need) -> Result<Handle<'_>> {
         if self.read_only {
             return Err(Error::ReadOnly);
@@ -56,7 +60,7 @@ impl Store {
         if need.class == Class::Checkpoint {
             return self.begin_in_checkpoint(need);
         }
-        // Those that give space back are never refused.
+        // Operations that give space back are never refused.
         if need.class == Class::Normal && kedge_base::broken::refusal::should_fail() {
             return Err(Error::NoSpace);
         }
@@ -79,7 +83,8 @@ impl Store {
         Ok(Handle { store: self, log, _nodes: nodes })
     }
 
-    /// For the checkpoint's own records: takes what is there or refuses, for to wait would be to wait for itself.
+    /// For the checkpoint's own records. Fails if there is no space, because waiting for a
+    /// checkpoint would deadlock on itself.
     fn begin_in_checkpoint(&self, need: Need) -> Result<Handle<'_>> {
         let count = nodes_for(&need, self.tree_height());
         let nodes = self.alloc.reserve_nodes(count, NodeClass::Reclaim)?.ok_or(Error::NoSpace)?;
@@ -90,9 +95,10 @@ impl Store {
     fn reserve_nodes(&self, need: Need) -> Result<NodeReservation> {
         let class = if need.class == Class::Normal { NodeClass::Normal } else { NodeClass::Reclaim };
         let count = nodes_for(&need, self.tree_height());
-        // Each round a checkpoint returns what the last one had replaced; on an image this full more than a few rounds
-        // mean that nothing is coming back. Rounds in which others hold promises do not count as such: theirs end
-        // without waiting for anybody's space, and to give up before would refuse what there is room for.
+        // In each round a checkpoint frees the nodes that were replaced before it. On an image this
+        // full, more than a few rounds mean that nothing will become free. Rounds in which other
+        // operations hold reservations do not count as such: those operations end without waiting
+        // for space, and failing before would refuse an operation for which there is room.
         let (mut rounds, mut waits) = (0, 0);
         while rounds < 8 && waits < NODE_WAITS {
             if let Some(nodes) = self.alloc.reserve_nodes(count, class)? {
@@ -112,8 +118,9 @@ impl Store {
     }
 }
 
-/// Shuts the store down when it is dropped armed: by a panic between append and the end of apply. Dropped before the epoch
-/// guard is left, so that no log write takes the record. (An error has shut the store down already.)
+/// Shuts the store down if it is dropped, armed, by a panic between append and the end of apply. It
+/// is dropped before the epoch guard is left, so no log write takes the record. (After an error the
+/// store is shut down already.)
 struct Poison<'a>(Option<&'a Store>);
 
 impl Drop for Poison<'_> {
@@ -127,16 +134,18 @@ impl Drop for Poison<'_> {
 }
 
 impl Handle<'_> {
-    /// Appends the record and applies it: all of it or, after a crash, all or nothing. No IO, no wait.
+    /// Appends the record and applies it. After a crash all of it is there, or nothing. Does no IO
+    /// and does not wait.
     ///
-    /// The caller holds the meta locks of all inodes that the record touches, so that records of one inode are
-    /// appended in the order in which they take effect.
+    /// The caller holds the meta locks of all inodes that the record touches, so that records of
+    /// one inode are appended in the order in which they take effect.
     pub fn commit(&mut self, record: RecordBuilder) -> Result<RecordLsn> {
         self.commit_as(record, false)
     }
 
-    /// [`Handle::commit`] of an operation with one record: what is left of the reservation goes back with it. Not for records
-    /// that make log-resident pieces, whose promises come out of what is left.
+    /// [`Handle::commit`] of an operation with one record. The rest of the reservation is given
+    /// back with it. Not for records that make log-resident pieces: their promises come out of that
+    /// rest.
     pub fn commit_only(mut self, record: RecordBuilder) -> Result<RecordLsn> {
         self.commit_as(record, true)
     }
@@ -146,8 +155,9 @@ impl Handle<'_> {
         let bytes = record.finish();
         let decoded = Record::decode(store.log.head_lsn(), &bytes)?;
         let keys: SmallVec<[_; 8]> = apply::keys(&decoded.edits).collect();
-        // Read in what apply will touch: below the epoch guard nothing may wait for IO. A tree that is in memory as a
-        // whole needs no pins; should the first eviction come just then, this one operation waits for a read.
+        // Read the leaves that apply will touch: below the epoch guard nothing may wait for IO. A
+        // tree that is in memory as a whole needs no pins. If its first eviction happens just then,
+        // this one operation waits for a read.
         let _pins = if store.tree.is_in_memory() { None } else { Some(store.tree.pin(&keys)?) };
         let gate = store.gate.enter();
         store.check_alive()?;
@@ -161,7 +171,8 @@ impl Handle<'_> {
             counters: &store.counters,
             replay: false,
         };
-        // The gate is still held: no log write takes the record before it is applied or the log is shut down.
+        // The gate is still held, so no log write takes the record before it is applied or the log
+        // is shut down.
         let pieces = apply::apply(&target, lsn, &decoded.edits).inspect_err(|e| store.shutdown(e))?;
         if pieces != 0 {
             assert!(pieces < 0 || !last, "what the promise comes out of is given back");

@@ -35,8 +35,9 @@ fn xattr(n: u64) -> Key {
     Key::new(Ino::ROOT, ItemKind::Xattr, n)
 }
 
-/// Many edits that can be applied, and a last one that cannot: between its append and the failure lie milliseconds in which
-/// others force the log. Were it written, no recovery could replay it.
+/// A record of many edits of which the last cannot be applied. Between its append and the failure
+/// lie milliseconds, in which other threads force the log. If the record were written, no recovery
+/// could replay it.
 #[test]
 fn a_record_that_cannot_be_applied_never_becomes_durable() {
     for round in 0..8 {

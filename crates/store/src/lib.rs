@@ -1,19 +1,24 @@
-//! The store joins tree, log and allocator into one thing that changes atomically and survives a crash.
+//! The store joins tree, log and allocator into one state that changes atomically and survives a
+//! crash.
 //!
 //! # Life of an operation
-//! [`Store::begin`] reserves log bytes and tree nodes (the only wait), [`Handle::commit`] enters the epoch, appends the
-//! record (its LSN is known then), applies it, and leaves: no IO, no wait. [`Store::force`] makes it durable.
+//! [`Store::begin`] reserves log bytes and tree nodes; only here may an operation wait for space.
+//! [`Handle::commit`] enters the epoch guard, appends the record, which gives it its LSN, applies
+//! it, and leaves the guard. It does no IO and does not wait. [`Store::force`] makes the record
+//! durable.
 //!
 //! # Invariants
-//! 1. The tree, the owned bitmaps, the residents and the counters are a function of the records appended so far: only
-//!    `apply` changes them, live and in replay.
-//! 2. A record is appended and applied inside one epoch guard, and a checkpoint's cut takes the guard exclusively: the
-//!    tree at the cut holds exactly the records below it. A log write waits until all who were inside the guard have left, and
-//!    whoever cannot apply a record shuts the log down inside it: so a record that was not applied is never durable.
-//! 3. Two records that touch one inode are appended in the order in which they are applied: the caller holds the
-//!    inode's meta lock across `commit`.
-//! 4. A checkpoint's superblock slot is written only when the log is durable up to the cut and the nodes and bitmaps are
-//!    flushed.
+//! 1. The tree, the owned bitmaps, the residents and the counters are a function of the records
+//!    appended so far: only `apply` changes them, live and in replay.
+//! 2. A record is appended and applied inside one epoch guard, and a checkpoint's cut takes the
+//!    guard exclusively. So the tree at the cut holds exactly the records below it. A log write
+//!    waits until all commits that were inside the guard have left. A commit that cannot apply its
+//!    record shuts the log down before it leaves. So a record that was not applied is never
+//!    durable.
+//! 3. Two records that touch one inode are appended in the order in which they are applied: the
+//!    caller holds the inode's meta lock across `commit`.
+//! 4. A checkpoint's superblock slot is written only when the log is durable up to the cut and the
+//!    nodes and bitmaps are flushed.
 //! 5. The tail never passes the oldest log-resident range.
 #![forbid(unsafe_code)]
 
@@ -53,13 +58,14 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
-/// Class of a reservation: may it use what is set aside for getting space back?
+/// Class of a reservation: which of the reserves it may use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Class {
     Normal,
     /// Operations that free space or log: unlink, truncate, completion of writeback.
     Reclaim,
-    /// Writeback on behalf of a running checkpoint. Never waits: refused with `NoSpace` when space is short.
+    /// Writeback on behalf of a running checkpoint. Never waits: fails with `NoSpace` when space is
+    /// short.
     Checkpoint,
 }
 
@@ -70,7 +76,7 @@ pub(crate) struct Counters {
     pub inodes: AtomicU64,
 }
 
-/// See the module.
+/// An open image; see the module.
 pub struct Store {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) clock: Arc<dyn Clock>,
@@ -92,7 +98,7 @@ pub struct Store {
     pub(crate) stats: StoreStats,
     pub(crate) dirty_limit: AtomicU64,
     pub(crate) summary: ReplaySummary,
-    /// What each superblock written from now on says was lost.
+    /// The losses that each superblock written from now on records.
     pub(crate) losses: Mutex<Option<Losses>>,
     /// Set by the last checkpoint, under the lock that makes checkpoints single.
     pub(crate) closed: AtomicBool,
@@ -156,7 +162,7 @@ impl Store {
         self.tree.prev_at_or_before(key)
     }
 
-    /// Shows the items in `[from, to]` until `visit` breaks. Runs without a latch.
+    /// Passes the items in `[from, to]` to `visit` until it breaks. `visit` runs without a latch.
     pub fn scan(
         &self,
         from: Key,
@@ -173,8 +179,9 @@ impl Store {
 
     // ----- blocks for data -----
 
-    /// Promises blocks. On a full image it first forces the log if blocks were freed, and makes a checkpoint if that
-    /// gives back enough tree nodes: an image that is simply full says so at once.
+    /// Promises blocks. On a full image it first forces the log if freed blocks wait for that, and
+    /// then makes a checkpoint if that would free enough. An image that is simply full fails at
+    /// once.
     pub fn reserve_data(&self, blocks: u64) -> Result<DataReservation> {
         if kedge_base::broken::refusal::should_fail() {
             return Err(Error::NoSpace);
@@ -198,12 +205,13 @@ impl Store {
         }
     }
 
-    /// Takes a run of at most `want` blocks near `goal` for IO; the blocks are nobody's until a record names them.
+    /// Takes a run of at most `want` blocks near `goal` for IO. The blocks have no owner until a
+    /// record names them.
     pub fn alloc_data(&self, goal: BlockNo, want: u64, from: Option<&mut DataReservation>) -> Result<Extent> {
         self.alloc.alloc_data(goal, want, from)
     }
 
-    /// Gives blocks back that no record named.
+    /// Gives back blocks that no record named.
     pub fn release_data(&self, extent: Extent) {
         self.alloc.release_data(extent);
     }
@@ -236,7 +244,8 @@ impl Store {
         self.flusher.note_write()
     }
 
-    /// Makes the data writes up to `seq` durable with one device flush shared by all who wait for one.
+    /// Makes the data writes up to `seq` durable, with a device flush that is shared by all callers
+    /// that wait for one.
     pub fn flush_data(&self, seq: WriteSeq) -> Result<()> {
         self.check_alive()?;
         self.flusher.flush(seq).inspect_err(|e| self.shutdown(e))
@@ -267,15 +276,15 @@ impl Store {
         self.residents.overlaps(ino, offset, len)
     }
 
-    /// Inodes with log-resident data, those whose data is oldest in the log first.
+    /// Inodes with log-resident data, by the age of their oldest data, oldest first.
     pub fn resident_inodes(&self) -> Vec<Ino> {
         self.residents.inodes_by_age()
     }
 
     // ----- inode numbers -----
 
-    /// Takes `count` inode numbers that no inode ever had. There are enough of them for any image's
-    /// life; one that begins near their end is made up, and gets none that recovery would refuse.
+    /// Takes `count` inode numbers that no inode ever had. They suffice for the life of any image.
+    /// An image that is near their end was forged; it gets no number that recovery would refuse.
     pub fn take_inos(&self, count: u64) -> Result<Ino> {
         let next = &self.counters.next_ino;
         let taken = next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |first| {
@@ -290,8 +299,9 @@ impl Store {
 
     // ----- what was lost -----
 
-    /// Notes that the data of `files` files could not be written and is given up. Each superblock written from now on says
-    /// so, until a repair has told of it: call it before the checkpoint that closes the image.
+    /// Records that the data of `files` files could not be written and is given up. Each superblock
+    /// written from now on says so, until a repair has reported it. Call it before the checkpoint
+    /// that closes the image.
     pub fn note_losses(&self, files: u64) {
         if files == 0 {
             return;
@@ -308,7 +318,7 @@ impl Store {
 
     // ----- life and death -----
 
-    /// Latches shutdown: nothing is accepted any more.
+    /// Latches shutdown: no change is accepted any more.
     pub fn shutdown(&self, reason: &Error) {
         tracing::error!("shutting down: {reason}");
         self.log.shutdown(reason);
@@ -346,8 +356,8 @@ impl Store {
         self.epoch
     }
 
-    /// The last checkpoint, with the image marked clean, and the end of the log's threads. The caller has written all
-    /// file data back.
+    /// Makes the last checkpoint, which marks the image clean, and ends the log's threads. The
+    /// caller has written back all file data.
     pub fn close(&self) -> Result<()> {
         if self.closed.load(Ordering::Relaxed) {
             return Ok(());

@@ -1,30 +1,32 @@
-//! Opening an image: slot choice, replay of the log, and a first checkpoint that starts a new epoch.
+//! Opening an image: slot choice, replay of the log, and a first checkpoint that starts a new
+//! epoch.
 //!
 //! # Steps
 //! | | what | a crash here |
 //! |---|---|---|
 //! | 1 | both slots are decoded; the valid one of the higher generation is taken | nothing was written |
-//! | 2 | the log is scanned from the tail: blocks that records take are set aside, so that replay's own nodes stay clear of them | nothing was written |
+//! | 2 | the log is scanned from the tail: blocks that records take are held, so that replay's own nodes stay clear of them | nothing was written |
 //! | 3 | the log is scanned again: records below the cut feed the overlay, records from it on are applied | nothing was written: all nodes are dirty in memory |
-//! | 4 | what remains of the overlay is written in place | the next recovery starts from the same slot and log and writes the same bytes; blocks it newly takes are nobody's in that slot's view |
-//! | 5 | a checkpoint of the next generation: tail = cut = head, epoch + 1 | before its slot is durable as in 4, afterwards recovered |
+//! | 4 | what remains of the overlay is written in place | the next recovery starts from the same slot and log and writes the same bytes; blocks that this one newly took have no owner in that slot's view |
+//! | 5 | a checkpoint of the next generation: tail = cut = head, epoch + 1 | before its slot is durable as in 4; afterwards the image is recovered |
 //!
 //! A read-only open does the same on an overlay in memory: the image is not touched.
 //!
 //! # When the device does not take a block of step 4
 //! The block is set aside (`Alloc::quarantine`) and the bytes go to a free block, as in the running
 //! file system's writeback: one record frees the old block and maps the new one. After
-//! [`PLACES_MAX`] places, or without a free block, the open fails and names inode and block: the
-//! bytes stay in the log. To go on without them would lose what an fsync promised.
+//! [`PLACES_MAX`] places, or without a free block, the open fails, the error names inode and block,
+//! and the bytes stay in the log. Going on without them would lose what an fsync promised.
 //!
-//! A block whose other bytes cannot be read cannot be completed anywhere: the open fails, too.
-//! A read-only open goes on and has all reads of that block fail.
+//! If the log holds only a part of a block and the rest cannot be read, the block cannot be
+//! completed anywhere. The open then fails, too. A read-only open goes on, and all reads of that
+//! block fail.
 //!
-//! A crash then: the slot and the log are as they were, so the next recovery knows nothing of the
-//! move. It finds the old block mapped, with sectors of the failed write or without, and puts the
-//! same bytes over it; the new block is nobody's in that slot's view, as for a hole. The old block
-//! is not used again while the image is open, and its free becomes durable with the mapping of the
-//! new one, by the checkpoint.
+//! A crash during such a move leaves the slot and the log as they were, so the next recovery knows
+//! nothing of it. It finds the old block mapped, perhaps with some sectors of the failed write, and
+//! writes the same bytes over it. The new block has no owner in that slot's view. The old block is
+//! not used again while the image is open. The checkpoint makes its release durable together with
+//! the mapping of the new block.
 
 use crate::apply::{Target, apply, apply_resident};
 use crate::checkpoint::{Control, Cut, write_checkpoint};
@@ -51,7 +53,7 @@ use serde::Serialize;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// Places that are tried for a block of data that the device does not take.
+/// Places that are tried for a block of data that the device refuses.
 const PLACES_MAX: usize = 8;
 
 /// How a store is opened.
@@ -83,9 +85,9 @@ impl Default for OpenOptions {
 /// What recovery found and did.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct ReplaySummary {
-    /// The image had been unmounted.
+    /// The image had been unmounted cleanly.
     pub clean: bool,
-    /// The other superblock slot does not decode.
+    /// Why the other superblock slot does not decode.
     pub damaged_slot: Option<String>,
     pub log_writes: u64,
     pub records: u64,
@@ -97,7 +99,7 @@ pub struct ReplaySummary {
     pub head_lsn: u64,
 }
 
-/// Reads both slots and takes the newer valid one; also says what is wrong with the other.
+/// Reads both slots and returns the newer valid one, and what is wrong with the other.
 pub fn read_superblock(device: &dyn Device) -> Result<(Superblock, Option<Error>)> {
     let device_blocks = device.geometry().size / BLOCK_SIZE as u64;
     let read = |slot: usize| -> Result<(Superblock, bool)> {
@@ -171,7 +173,7 @@ impl Store {
     }
 }
 
-/// The log that a slot speaks of.
+/// Scans the log that a slot describes.
 fn scan_log(
     device: &dyn Device,
     sb: &Superblock,
@@ -196,7 +198,8 @@ fn scan_log(
     Ok(end)
 }
 
-/// How many log writes an open would replay from this slot; fails where an open fails over the log.
+/// The number of log writes that an open would replay from this slot. Fails if an open would fail
+/// because of the log.
 pub fn count_log_writes(device: &dyn Device, sb: &Superblock) -> Result<u64> {
     Ok(scan_log(device, sb, &mut |_, _| Ok(()))?.writes)
 }
@@ -215,7 +218,7 @@ fn check_features(sb: &Superblock, read_only: bool) -> Result<bool> {
     Ok(unknown != 0)
 }
 
-/// A store in the making.
+/// A store that is being opened.
 struct Recovery {
     device: Arc<dyn Device>,
     clock: Arc<dyn Clock>,
@@ -226,9 +229,9 @@ struct Recovery {
     counters: Counters,
     generation: Arc<AtomicU64>,
     summary: ReplaySummary,
-    /// For what the overlay has to place.
+    /// Blocks promised for overlay data that has no block yet.
     promised: Option<DataReservation>,
-    /// The device, if the open is a read-only one.
+    /// The overlay device of a read-only open.
     read_only: Option<Arc<OverlayDevice>>,
 }
 
@@ -324,7 +327,8 @@ impl Recovery {
         Ok(end)
     }
 
-    /// Blocks that the overlay needs and no extent has: an upper bound, for bytes behind the end count too.
+    /// Blocks of overlay data that no extent maps. This is an upper bound, because bytes beyond the
+    /// end of a file count too.
     fn overlay_holes(&self) -> Result<u64> {
         let mut holes = 0;
         for ino in self.residents.inodes_by_age() {
@@ -336,7 +340,7 @@ impl Recovery {
                         holes += 1;
                     }
                     if holes >= self.sb.geometry.total_blocks {
-                        return Ok(holes); // more than there can be: whatever the log says, this ends
+                        return Ok(holes); // more than there can be: this bounds the loop whatever the log says
                     }
                 }
             }
@@ -344,7 +348,7 @@ impl Recovery {
         Ok(holes)
     }
 
-    /// Puts what remains of the overlay in place.
+    /// Writes what remains of the overlay in place.
     fn write_overlay(&mut self) -> Result<()> {
         for (ino, pieces) in self.residents.drain() {
             self.summary.data_ranges += pieces.len() as u64;
@@ -383,7 +387,7 @@ impl Recovery {
         let place_of = |(first, item): (u64, ExtentItem)| BlockNo(item.start.0 + (file_block - first));
         let mut buf = IoBuf::zeroed(1);
         let in_use = mapped.filter(|(_, item)| !item.unwritten);
-        // What is replaced whole need not be read: the block may be bad.
+        // A block that is replaced as a whole need not be read: it may be bad.
         if let Some(at) = in_use.map(place_of)
             && !covers(pieces, file_block, core.size)
         {
@@ -437,8 +441,7 @@ impl Recovery {
         Ok(())
     }
 
-    /// Writes a block to `place` or, where the device does not take it, to a free one that it
-    /// takes. Returns where it lies.
+    /// Writes a block to `place` or, if that write fails, to a free block. Returns where it lies.
     fn write_somewhere(&self, ino: Ino, place: BlockNo, buf: &IoBuf) -> Result<BlockNo> {
         let (mut at, mut first_error) = (place, None);
         for _ in 0..PLACES_MAX {
@@ -453,7 +456,7 @@ impl Recovery {
             if !self.alloc.quarantine(Extent::new(at, 1)) {
                 break;
             }
-            // Not out of the promise: that is for blocks that have no place yet.
+            // Not from the promise: that is for data that has no block yet.
             match self.alloc.alloc_data(self.alloc.goal_for(ino, ino), 1, None) {
                 Ok(extent) => at = extent.start,
                 Err(Error::NoSpace) => break,
@@ -508,7 +511,7 @@ impl Recovery {
 
     /// The epoch that this mount writes.
     fn epoch(&self) -> Epoch {
-        // Broken on purpose: log writes of the last mount pass for ones of this.
+        // Broken on purpose: log writes of the last mount pass for writes of this one.
         let step = if broken::is(Variant::KeepEpoch) { 0 } else { 1 };
         Epoch(self.sb.checkpoint.epoch.0 + step)
     }
@@ -566,9 +569,9 @@ impl Recovery {
     }
 }
 
-/// Those of an inode's pieces that a block overlaps. They are in order and never overlap, so a
-/// search finds them: a look at each piece for each block would take hours for a log of 1 GiB that
-/// one file fills.
+/// The pieces of an inode that overlap a block. They are sorted and disjoint, so a binary search
+/// finds them. Checking each piece for each block would take hours if one file filled a log of 1
+/// GiB.
 fn pieces_of(pieces: &[DrainedPiece], file_block: u64) -> &[DrainedPiece] {
     let start = file_block * BLOCK_SIZE as u64;
     let first = pieces.partition_point(|(at, len, _)| at + len <= start);
@@ -576,7 +579,8 @@ fn pieces_of(pieces: &[DrainedPiece], file_block: u64) -> &[DrainedPiece] {
     &pieces[first..first + count]
 }
 
-/// Copies the pieces that overlap a block into it. Returns whether any of them carries bytes (not just zeros).
+/// Copies the pieces that overlap a block into it. Returns whether any of them carries bytes rather
+/// than zeros.
 fn overlay_bytes(block: &mut [u8], file_block: u64, pieces: &[DrainedPiece]) -> bool {
     let start = file_block * BLOCK_SIZE as u64;
     let end = start + BLOCK_SIZE as u64;
@@ -599,8 +603,7 @@ fn overlay_bytes(block: &mut [u8], file_block: u64, pieces: &[DrainedPiece]) -> 
     any
 }
 
-/// Whether the pieces, which are those of one block, leave none of its bytes below the end of the
-/// file as they are.
+/// Whether the pieces of a block replace all of its bytes below the end of the file.
 fn covers(pieces: &[DrainedPiece], file_block: u64, size: u64) -> bool {
     let start = file_block * BLOCK_SIZE as u64;
     let end = (start + BLOCK_SIZE as u64).min(size);
@@ -608,7 +611,7 @@ fn covers(pieces: &[DrainedPiece], file_block: u64, size: u64) -> bool {
     reached >= end
 }
 
-/// Names the block that an error of the device is about.
+/// Adds inode and block to an error of the device.
 fn unplaced(ino: Ino, block: BlockNo, error: Error) -> Error {
     match error {
         Error::Io { .. } => Error::Unplaced { ino, block, why: Arc::new(error) },

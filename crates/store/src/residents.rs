@@ -1,17 +1,20 @@
 //! Log-resident data: ranges of files whose newest durable copy is a log record.
 //!
-//! One structure for both lives: live it knows ranges and LSNs (the bytes are in the page cache); in replay it also
-//! holds the bytes and is the overlay that recovery writes in place at the end. Pieces of one inode never overlap; a
-//! newer piece replaces what it covers.
+//! The running store and replay use the same structure. In the running store it knows ranges and
+//! LSNs; the bytes are in the page cache. In replay it also holds the bytes: it is the overlay that
+//! recovery writes in place at the end. Pieces of one inode never overlap: a newer piece replaces
+//! what it covers.
 //!
 //! # Memory
-//! Nothing but the size of the log bounds the pieces. The shortest edit that makes one has 22 bytes in the
-//! log, and a piece of one byte takes less than 200 in memory: its entry in a map whose nodes are half
-//! full, the same in the map of ages, and an allocation for the byte. So a log that somebody made for the
-//! purpose takes eight to nine times its size in recovery, 9 GiB for the largest log; one of pieces of
-//! a block takes little more than its size. To refuse a log over it would be to refuse what a running file
-//! system may have written. All inodes of a shard share one map for this reason: with a map of
-//! its own each inode takes 600 bytes more, which is thirty times the log if each edit names another one.
+//! Only the size of the log bounds the pieces. The shortest edit that makes one takes 22 bytes of
+//! log. A piece of one byte takes less than 200 bytes of memory: its entry in a map whose nodes are
+//! half full, another in the map of ages, and an allocation for the byte. So a log that was crafted
+//! for this takes eight to nine times its size in recovery, 9 GiB for the largest log. A log of
+//! pieces of a block each takes little more than its size. Refusing such a log would refuse what a
+//! running file system may have written.
+//!
+//! All inodes of a shard share one map for this reason. With a map of its own each inode would take
+//! 600 bytes more. That is thirty times the size of the log if each edit names another inode.
 
 use kedge_base::lock::{Mutex, Rank};
 use kedge_base::{Ino, Lsn};
@@ -24,10 +27,10 @@ const SHARDS: usize = 16;
 /// Where the bytes of a piece are.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
-    /// In the page cache of the running file system.
+    /// In the page cache of the running store.
     Live,
     Zero,
-    /// In the record: the piece starts `usize` bytes into it.
+    /// In the bytes of an edit: the piece starts `usize` bytes into them.
     Bytes(Arc<[u8]>, usize),
 }
 
@@ -58,7 +61,7 @@ pub struct ResidentRange {
 /// By inode and offset.
 type Pieces = BTreeMap<(Ino, u64), Piece>;
 
-// What the module says of memory.
+// The bound on memory in the module's head relies on this.
 const _: () = assert!(size_of::<((Ino, u64), Piece)>() <= 64);
 
 /// Offset, length and bytes of a piece.
@@ -66,7 +69,7 @@ pub(crate) type DrainedPiece = (u64, u64, Source);
 
 pub(crate) struct Residents {
     shards: Vec<Mutex<Pieces>>,
-    /// (LSN, inode) of every piece, counted: the oldest is what holds the tail.
+    /// The number of pieces by LSN and inode. The oldest piece holds the tail.
     ages: Mutex<BTreeMap<(Lsn, Ino), u32>>,
     pieces: AtomicUsize,
 }
@@ -99,7 +102,7 @@ impl Residents {
         self.ages.lock().first_key_value().map(|((_, ino), _)| *ino)
     }
 
-    /// Adds a piece, replacing what it covers. Returns the change of the number of pieces.
+    /// Adds a piece, replacing what it covers. Returns the change in the number of pieces.
     pub fn add(&self, ino: Ino, offset: u64, len: u64, lsn: Lsn, source: Source) -> i64 {
         if len == 0 {
             return 0;
@@ -113,7 +116,7 @@ impl Residents {
         self.changed(pieces.len() as i64 - before)
     }
 
-    /// Voids a range. Returns the change of the number of pieces.
+    /// Voids a range. Returns the change in the number of pieces.
     pub fn drop_range(&self, ino: Ino, offset: u64, len: u64) -> i64 {
         let mut pieces = self.shard(ino).lock();
         let before = pieces.len() as i64;
@@ -155,7 +158,7 @@ impl Residents {
         ages.keys().filter(|(_, ino)| seen.insert(*ino)).map(|(_, ino)| *ino).collect()
     }
 
-    /// Takes everything out, for recovery: per inode, pieces in order of offset.
+    /// Takes all pieces out, for recovery: sorted by inode, then by offset.
     pub fn drain(&self) -> Vec<(Ino, Vec<DrainedPiece>)> {
         let mut all: Vec<(Ino, Vec<DrainedPiece>)> = Vec::new();
         for shard in &self.shards {

@@ -1,4 +1,4 @@
-//! What the tree asks of the allocator and the device: the seam that keeps `btree` from knowing either.
+//! Connects the tree to the allocator and the device, so that `btree` depends on neither.
 
 use kedge_alloc::Alloc;
 use kedge_base::{BlockNo, Generation, IoBuf, Result};
@@ -32,7 +32,7 @@ impl NodeSpace for AllocNodes {
     fn free_node(&self, addr: BlockNo, born: Generation) {
         let current = Generation(self.generation.load(Ordering::Relaxed));
         if let Err(e) = self.alloc.free_node(addr, born, current) {
-            // The tree has let go of it. At worst the slot is lost to this image, which fsck reports as leaked.
+            // The tree no longer uses the node. At worst its slot is leaked, which fsck reports.
             tracing::error!("freeing the tree node at block {addr}: {e}");
         }
     }

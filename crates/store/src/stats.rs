@@ -7,17 +7,17 @@ pub struct StoreStats {
     /// By [`kedge_format::record::RecordOp`].
     pub records: [Counter; 16],
     pub checkpoints: [Counter; crate::CheckpointCause::COUNT],
-    /// Nanoseconds from start to the tail's advance.
+    /// Nanoseconds from the start of a checkpoint to its end.
     pub checkpoint_ns: Histogram,
     /// Nanoseconds under the exclusive epoch guard.
     pub cut_ns: Histogram,
-    /// Nanoseconds from one cut to the next: how long a transaction took operations in.
+    /// Nanoseconds from one cut to the next: how long a transaction was open for operations.
     pub running_ns: Histogram,
-    /// Nanoseconds that writing log-resident data and forcing the log to the cut took.
+    /// Nanoseconds for writing log-resident data in place and forcing the log to the cut.
     pub flushing_ns: Histogram,
     /// Nanoseconds from there to the new superblock slot.
     pub logging_ns: Histogram,
-    /// Nanoseconds that operations were slowed down before the log was full.
+    /// Nanoseconds by which operations were throttled because the log was nearly full.
     pub throttle_ns: Histogram,
     pub nodes_written: Counter,
     pub checkpoint_bytes: Counter,
@@ -47,7 +47,7 @@ impl Default for StoreStats {
 }
 
 impl StoreStats {
-    /// Operations committed: each has one record.
+    /// Records committed: most operations have one.
     pub fn handles(&self) -> u64 {
         self.records.iter().map(Counter::get).sum()
     }
