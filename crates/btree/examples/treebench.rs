@@ -37,8 +37,8 @@ fn key(n: u64) -> Key {
     Key { ino: n, kind: ItemKind::Inode as u8, offset: 0 }
 }
 
-/// Processor time of this thread, for machines that have other things to do. Infinite where the system does
-/// not tell.
+/// Processor time of this thread, for machines that have other things to do. Infinite where the
+/// system does not tell.
 fn cpu_seconds() -> f64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     let nanos: Option<f64> = text.split(' ').next().and_then(|n| n.parse().ok());

@@ -1,13 +1,13 @@
-//! Which nodes are in memory: the dirty ones by address, the clean ones in the order of the eviction hand.
+//! The node cache: dirty nodes by address, clean nodes in a ring for CLOCK eviction.
 //!
 //! # Invariants
-//! 1. The dirty table holds exactly the live nodes born in the current generation. [`Tree::freeze`] takes it
-//!    whole.
-//! 2. Every clean node of the tree is in the ring, once. The ring's references are weak: a node that left the
-//!    tree otherwise goes at once, its ring entry when the hand passes or when dead entries make up half of
-//!    the ring.
+//! 1. The dirty table holds exactly the live nodes born in the current generation. [`Tree::freeze`]
+//!    takes the whole table.
+//! 2. Every clean node of the tree is in the ring once. The ring's references are weak, so a node
+//!    that leaves the tree otherwise is freed at once. Its ring entry goes when the hand passes, or
+//!    when the ring has many more entries than there are frames.
 //!
-//! Locks: the tables' own, of rank `Leaf`; no frame is dropped under them.
+//! The tables have locks of rank `Leaf`. No frame is dropped under them.
 
 use crate::frame::{Frame, Shared};
 use crate::tree::{Route, Tree};
@@ -26,7 +26,7 @@ pub(crate) type DirtyTables = [DirtyTable; DIRTY_SHARDS];
 
 pub(crate) struct Cache {
     pub limit: AtomicUsize,
-    /// Nodes of the tree that are not in memory. Zero: nothing has to be pinned.
+    /// Nodes of the tree that are not in memory. If zero, nothing has to be pinned.
     pub absent: AtomicU64,
     pub shared: Arc<Shared>,
     dirty: [Mutex<DirtyTable>; DIRTY_SHARDS],
@@ -61,7 +61,7 @@ impl Cache {
         std::array::from_fn(|i| std::mem::take(&mut *self.dirty[i].lock()))
     }
 
-    /// Puts clean nodes before the eviction hand.
+    /// Adds clean nodes to the ring, where the hand reaches them last.
     pub fn add_clean<'a>(&self, frames: impl Iterator<Item = &'a Arc<Frame>>) {
         let mut ring = self.ring.lock();
         ring.extend(frames.map(Arc::downgrade));
@@ -82,22 +82,23 @@ impl Cache {
 
 #[derive(PartialEq, Eq)]
 enum Fate {
-    /// Left memory now or earlier: the ring forgets it.
+    /// It left memory, now or earlier: its entry is removed from the ring.
     Gone,
     Kept,
 }
 
 impl Tree {
-    /// Evicts until the cache is within its limit or `budget` candidates were looked at: whoever adds a node
-    /// looks at more than one, so the cache shrinks faster than it grows, and nobody walks a ring full of
-    /// pinned nodes for long.
+    /// Evicts until the cache is within its limit or `budget` candidates were examined. A thread
+    /// that adds a node examines more than one, so the cache shrinks faster than it grows. The
+    /// budget bounds the walk over a ring of pinned nodes.
     ///
-    /// Takes latches: not to be called under one.
+    /// Takes latches, so it must not be called under one.
     pub(crate) fn trim(&self, budget: usize) {
         if !self.cache.over_limit() {
             return;
         }
-        // What is retired counts as referred to, and may be of the tree yet, in another place.
+        // Retired references count in `strong_count`, and their frames may still be in the tree, in
+        // another place.
         self.cache.shared.epochs.collect();
         for _ in 0..budget {
             if !self.cache.over_limit() {
@@ -131,7 +132,7 @@ impl Tree {
             match self.route(&watch, &parent, &low) {
                 Route::Child(child) if Arc::ptr_eq(&child, frame) => break,
                 Route::Child(child) if child.level > frame.level => parent = child,
-                // It moved while we looked; the next round will tell.
+                // It moved meanwhile; the next round of the hand will see.
                 _ => return Fate::Kept,
             }
         }
@@ -139,7 +140,8 @@ impl Tree {
             let Some(i) = p.entry_of(frame, &low) else {
                 return Fate::Kept;
             };
-            // The parent's references and ours; with any other, someone is on the way to this node.
+            // The references of the parent and ours. If there is any other, a descent is on its way
+            // to this node.
             if Arc::strong_count(frame) != frame.references() + 1 {
                 return Fate::Kept;
             }

@@ -1,5 +1,5 @@
-//! A walk over the whole tree that tests every invariant the memory structure has. For tests and debugging:
-//! it reads in what is not in memory, and an exact answer needs a tree at rest.
+//! A walk over the whole tree that checks every invariant of the structure in memory. For tests and
+//! debugging: it reads in all nodes, and its answer is exact only while nothing changes the tree.
 
 use crate::frame::{Frame, KeyRange};
 use crate::tree::{Tree, check_fences};
@@ -19,7 +19,7 @@ pub struct TreeCheck {
     pub leaf_bytes: u64,
 }
 
-/// What a node has to agree with.
+/// What the parent says about a node.
 struct Expect {
     range: KeyRange,
     level: u8,

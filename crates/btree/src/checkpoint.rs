@@ -1,9 +1,10 @@
-//! The end of a generation: what a checkpoint has to write.
+//! The end of a generation: the nodes that a checkpoint has to write.
 //!
-//! The crash argument: a frozen node's bytes never change again, its address is not used anew until the next
-//! checkpoint is durable (the allocator's rule for nodes born in an older generation), and a live node that
-//! is not among the frozen ones was written by an earlier checkpoint. So once all frozen nodes are durable,
-//! the root names a whole tree.
+//! # Crash argument
+//! A frozen node's bytes never change again. Its address is not reused before the next checkpoint
+//! is durable, which is the allocator's rule for nodes born in an older generation. A live node
+//! that is not among the frozen ones was written by an earlier checkpoint. So once all frozen nodes
+//! are durable, the root names a whole tree.
 
 use crate::cache::DirtyTables;
 use crate::frame::Frame;
@@ -17,7 +18,8 @@ use std::sync::Arc;
 
 /// The tree as it was at a freeze: its root, and the nodes that the device does not hold yet.
 ///
-/// Dropped without [`Tree::written`], its nodes stay in memory for good: there is no other copy.
+/// If it is dropped without [`Tree::written`], its nodes stay in memory for good, because there is
+/// no other copy.
 pub struct Frozen {
     pub root: BlockNo,
     pub root_generation: Generation,
@@ -26,7 +28,8 @@ pub struct Frozen {
     pub generation: Generation,
     /// Nodes of the whole tree.
     pub node_count: u64,
-    /// As they were kept: to move them into one list would take the writers' time.
+    /// The shards of the dirty table, as they were. Merging them here would take time under the
+    /// exclusive epoch guard.
     dirty: DirtyTables,
     secret: LogSecret,
     meter: Arc<Meter>,
@@ -46,13 +49,15 @@ impl Frozen {
         self.dirty.iter().flat_map(|table| table.values())
     }
 
-    /// The nodes to write, in the order of their addresses. Each is copied and sealed when it is asked for.
+    /// The nodes to write, in the order of their addresses. Each is copied and sealed when the
+    /// iterator reaches it.
     pub fn nodes(&self) -> impl Iterator<Item = (BlockNo, IoBuf)> + '_ {
         let mut order: Vec<&Arc<Frame>> = self.frames().collect();
         order.sort_unstable_by_key(|f| f.addr);
         order.into_iter().map(|frame| {
             let mut bytes = IoBuf::zeroed(NODE_BLOCKS as usize);
-            // The latch is for the frame's other parts, which live on; the bytes are constant.
+            // The latch is for the other fields of the node, which still change. The bytes are
+            // constant.
             frame.read(&LatchWatch::new(&self.meter), |n| {
                 for part in n.view().occupied() {
                     bytes.as_mut_bytes()[part.clone()].copy_from_slice(&n.bytes()[part]);
@@ -65,8 +70,8 @@ impl Frozen {
 }
 
 impl Tree {
-    /// Ends the current generation. No writer may be active (readers may). Copies nothing: its time depends
-    /// neither on the size of the tree nor on how much of it is dirty.
+    /// Ends the current generation. No writer may be active; readers may. Copies nothing, so its
+    /// time depends neither on the size of the tree nor on how much of it is dirty.
     pub fn freeze(&self) -> Frozen {
         let generation = self.generation();
         let (root, root_generation, root_level) = self.root();
@@ -84,7 +89,7 @@ impl Tree {
         }
     }
 
-    /// The nodes of `frozen` are on the device: they may leave memory.
+    /// The nodes of `frozen` are on the device and may be evicted from now on.
     pub fn written(&self, frozen: Frozen) {
         frozen.frames().for_each(|frame| frame.mark_clean());
         self.cache.add_clean(frozen.frames());

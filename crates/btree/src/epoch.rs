@@ -1,26 +1,28 @@
-//! When memory may go that readers look at without holding it: epochs.
+//! Epoch-based reclamation of frames, which readers without latches may be looking at.
 //!
 //! # The rule
-//! A reader *enters* and from then on counts as active in the epoch that it saw. Who takes something out of
-//! the readers' sight *retires* it afterwards, stamped with the epoch of that moment. The epoch moves from
-//! `e` to `e + 1` when nobody is active in `e - 1` any more; what is stamped `e` is dropped when the epoch is
-//! `e + 2` or later.
+//! A reader *enters*, and from then on is active in the epoch that it saw. A writer first makes an
+//! object unreachable and then *retires* it, stamped with the current epoch. The epoch moves from
+//! `e` to `e + 1` when no reader is active in `e - 1` any more. An object stamped `e` is dropped
+//! when the epoch is `e + 2` or later.
 //!
-//! Why that is enough: a reader that entered in an epoch above the stamp saw the epoch move after the stamp
-//! was taken, hence (both sides have a fence between) sees the thing gone and cannot get hold of it. The
-//! others were active in epochs up to the stamp, and the epoch only got to stamp + 2 when they had left.
+//! Why that is enough: a reader that entered in an epoch above the stamp saw the epoch move after
+//! the stamp was taken. Both sides have a fence in between, so it sees that the object is
+//! unreachable and cannot obtain a reference. All other readers were active in epochs up to the
+//! stamp, and the epoch reached stamp + 2 only after they had left.
 //!
 //! # Cost
-//! Entering and leaving each write one cache line that only threads of the same stripe write. Nobody waits
-//! for anybody: as long as a reader stays, things retired pile up, and readers never stay longer than one
-//! descent and one leaf latch.
+//! Entering and leaving each write one cache line, which only threads of the same stripe write. No
+//! thread waits for another. Retired objects accumulate while a reader stays, but readers never
+//! stay longer than one descent and one leaf latch.
 
 use super::sync::{AtomicU64, Locked, Ordering::*, fence};
 use std::collections::VecDeque;
 
-/// Epochs that can have active readers or such as are about to notice that they came too late.
+/// Epochs that can have active readers, or readers that are about to notice that the epoch has
+/// moved.
 const LIVE: u64 = 3;
-/// Things retired that are worth a look at all stripes.
+/// Number of retired objects that is worth a check of all stripes.
 const BATCH: usize = 32;
 
 #[derive(Default)]
@@ -29,7 +31,7 @@ struct Stripe {
     active: [AtomicU64; LIVE as usize],
 }
 
-/// Keeps retired `T`s until no reader can see them.
+/// Keeps each retired `T` until no reader can see it.
 pub(crate) struct Epochs<T> {
     now: AtomicU64,
     stripes: Box<[Stripe]>,
@@ -49,7 +51,7 @@ impl Drop for Active<'_> {
 }
 
 impl<T> Epochs<T> {
-    /// Threads that enter with different stripes do not meet.
+    /// Threads that enter with different stripes write different cache lines.
     pub fn new(stripes: usize) -> Epochs<T> {
         Epochs {
             now: AtomicU64::new(1),
@@ -72,7 +74,8 @@ impl<T> Epochs<T> {
         }
     }
 
-    /// Takes over what readers can no longer find, and drops what nobody can still be looking at.
+    /// Takes over objects that readers can no longer find, and drops those that no reader can still
+    /// be using.
     pub fn retire(&self, things: impl IntoIterator<Item = T>) {
         fence(SeqCst);
         let stamp = self.now.load(Acquire);
@@ -93,7 +96,8 @@ impl<T> Epochs<T> {
         }
         let now = self.now.load(Acquire);
         let gone: Vec<(u64, T)> = self.retired.with(|retired| {
-            // Stamps nearly ascend: one that came in late waits behind a younger one.
+            // Stamps ascend, nearly: an older one may be queued after a newer one, and then waits
+            // for it.
             let ready = retired.iter().take_while(|(stamp, _)| stamp + 2 <= now).count();
             retired.drain(..ready).collect()
         });

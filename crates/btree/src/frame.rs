@@ -1,14 +1,14 @@
-//! A node in memory: its bytes, the keys it answers for, its children in memory, its pins.
+//! A node in memory: its bytes, the range of keys it covers, its children in memory, its pins.
 //!
 //! # Invariants
 //! 1. `children` of an inner node is parallel to its entries; a leaf's is empty.
-//! 2. A node that left the tree (moved, merged away, evicted) has a range that covers nothing, set under its
-//!    write latch in the same step that takes its parent's reference away. Whoever still holds it finds out
-//!    when it asks.
+//! 2. A node that left the tree (moved, merged away, evicted) has a range that covers nothing. It
+//!    is set under the node's write latch, in the step that clears its parent's reference. A thread
+//!    that still refers to the node finds out when it checks the range.
 //! 3. Bytes change only while the node's generation is the current one: [`Node::edit`] asserts it.
-//! 4. In an optimistic tree, an inner node that can be reached has a route table that says what the node says
-//!    whenever its write latch is free: [`Frame::write`] sees to it. A child's table is filled before the
-//!    child's address appears in its parent's.
+//! 4. In an optimistic tree, the route table of a reachable inner node agrees with the node
+//!    whenever its write latch is free: [`Frame::write`] ensures it. A child's table is filled
+//!    before the child's address appears in its parent's table.
 
 use crate::epoch::Epochs;
 use crate::latch::{Latch, LatchWatch};
@@ -23,14 +23,14 @@ use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::*};
 
-/// The root pointer is kept as an inner node with one child that is never on the device. Its generation marks
-/// it.
+/// The root pointer is kept as an inner node with one child. That node is never on the device. It
+/// is recognised by this generation.
 pub(crate) const ANCHOR: Generation = Generation(u64::MAX);
 
-/// Insertions at ascending neighbouring places after which a leaf is taken to be filled sequentially.
+/// After so many insertions at ascending neighbouring places a leaf counts as filled sequentially.
 pub(crate) const RUN_MIN: u8 = 8;
 
-/// Keys from `low` up to below `high`; without `high`, up to the last.
+/// Keys from `low` (inclusive) to `high` (exclusive); without `high`, to the last key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KeyRange {
     pub low: Key,
@@ -55,21 +55,22 @@ impl KeyRange {
     }
 }
 
-/// A key as route tables have it.
+/// A key in the form that route tables use.
 #[inline]
 pub(crate) fn words(key: &Key) -> Words {
     [key.ino, key.kind as u64, key.offset]
 }
 
-/// What all frames of a tree share.
+/// The state that all frames of a tree share.
 pub(crate) struct Shared {
     pub lock: TreeLock,
-    /// Memory in use, kept by the frames themselves so that it is true whoever holds them. A frame that only
-    /// readers without latches may still see counts no longer: the eviction that it made room for is done.
+    /// Memory in use. The frames update it themselves, so it is correct whichever thread holds
+    /// them. A frame that is evicted and that only readers without latches may still see does not
+    /// count any more.
     pub cached: AtomicUsize,
     pub dirty: AtomicUsize,
     pub frames: AtomicUsize,
-    /// For readers without latches.
+    /// Reclamation of frames that readers without latches may still see.
     pub epochs: Epochs<Arc<Frame>>,
 }
 
@@ -85,33 +86,33 @@ impl Shared {
     }
 }
 
-/// Entries that fit an inner node.
+/// The most entries of an inner node.
 const FANOUT_MAX: usize = NODE_PAYLOAD / item_cost(CHILD_SIZE);
 
 /// A node's place in memory. Its identity never changes: a node that moves gets a new frame.
 ///
-/// One allocation, bytes included, and the fields in this order: what a lookup needs lies in three
-/// neighbouring cache lines on one page before the slots. Not an aligned IO buffer, which would waste a fifth
-/// of the memory between the allocations.
+/// The fields are in this order so that a lookup needs only a few neighbouring cache lines of the
+/// frame. The node's bytes are a separate allocation, without the alignment of an IO buffer:
+/// aligned allocations would waste a fifth of the memory in the gaps between them.
 #[repr(C)]
 pub(crate) struct Frame {
     pub level: u8,
-    /// Used since the eviction hand last passed.
+    /// Used since the CLOCK hand last passed.
     hot: AtomicBool,
-    /// The device holds these bytes, or nobody needs them there any more.
+    /// The device holds these bytes, or they are no longer needed there.
     clean: AtomicBool,
-    /// Part of what is counted as cached.
+    /// Whether [`Shared::cached`] includes this frame.
     counted: AtomicBool,
     pub addr: BlockNo,
     pub born: Generation,
     shared: Arc<Shared>,
-    /// Of inner nodes of an optimistic tree.
+    /// The route table: only inner nodes of an optimistic tree have one.
     pub routes: Option<Routes>,
     pub latch: Latch<Node>,
 }
 
 impl Frame {
-    /// The node's bytes are zeros until [`Frame::fill`].
+    /// A frame whose bytes are zeros until [`Frame::fill`].
     pub fn new(shared: &Arc<Shared>, clean: bool, child: Child, level: u8) -> Arc<Frame> {
         let fanout = if child.generation == ANCHOR { 1 } else { FANOUT_MAX };
         let routed = shared.lock == TreeLock::Optimistic && level > 0;
@@ -146,7 +147,7 @@ impl Frame {
         frame
     }
 
-    /// The node of a frame that nobody else refers to yet.
+    /// The node of a frame that is not shared yet.
     pub fn fill(frame: &mut Arc<Frame>) -> &mut Node {
         Arc::get_mut(frame).expect("a frame is filled before it is shared").latch.get_mut()
     }
@@ -167,7 +168,7 @@ impl Frame {
         })
     }
 
-    /// Not at all if that would mean to wait.
+    /// [`Frame::write`], or `None` if it would have to wait.
     pub fn try_write<R>(&self, watch: &LatchWatch<'_>, f: impl FnOnce(&mut Node) -> R) -> Option<R> {
         self.latch.try_write(watch, |n| {
             let result = f(n);
@@ -178,7 +179,8 @@ impl Frame {
         })
     }
 
-    /// Brings the route table up to date. Entries change by one step of the tree at a time: in one place.
+    /// Updates the route table. One step of the tree changes entries in one place only, so the
+    /// table is compared from both ends and the part between is stored.
     #[cold]
     fn publish(&self, watch: &LatchWatch<'_>, n: &mut Node) {
         let Some(routes) = &self.routes else {
@@ -201,7 +203,8 @@ impl Frame {
                 child.write(watch, |_| ());
             }
         }
-        // Behind an entry that came or went the others have moved, and the one next to it may have a new key.
+        // After an entry that was added or removed, the others have moved, and the one next to it
+        // may have a new key.
         let stored = match (first, old.len() == new.len()) {
             (true, _) => 0..new.len(),
             (false, true) => changed.clone(),
@@ -215,7 +218,8 @@ impl Frame {
         self.shared.epochs.retire(gone);
     }
 
-    /// Whether the route table, if there is one, says what the node says, and its children have theirs.
+    /// Whether the route table, if there is one, agrees with the node, and its children have
+    /// theirs.
     pub fn routes_agree(&self, n: &Node) -> bool {
         let Some(routes) = &self.routes else {
             return true;
@@ -227,19 +231,21 @@ impl Frame {
         same && n.children.iter().flatten().all(published)
     }
 
-    /// No longer counts as cached.
+    /// Stops counting the frame as cached.
     pub fn uncount(&self) {
         if self.counted.swap(false, AcqRel) {
             self.shared.cached.fetch_sub(self.cost(), Relaxed);
         }
     }
 
-    /// How many references there are to a frame that hangs in the tree, beside those of who is on the way.
+    /// The number of references to a frame that is linked into the tree, besides those of running
+    /// descents.
     pub fn references(&self) -> usize {
         if self.shared.lock == TreeLock::Optimistic { 2 } else { 1 }
     }
 
-    /// Bytes of memory, roughly: an inner node's references to its children are as many as fit its fan-out.
+    /// Approximate bytes of memory. An inner node has as many references to children as its fan-out
+    /// allows.
     fn cost(&self) -> usize {
         let children = if self.level > 0 { NODE_SIZE / 4 } else { 0 };
         let routes = if self.routes.is_some() && !self.is_anchor() { NODE_SIZE } else { 0 };
@@ -261,7 +267,7 @@ impl Frame {
 
     #[inline]
     pub fn touch(&self) {
-        // A store only where it changes something: the line is shared by all readers.
+        // Store only if that changes something: all readers share the cache line.
         if !self.hot.load(Relaxed) {
             self.hot.store(true, Relaxed);
         }
@@ -294,19 +300,21 @@ impl Drop for Frame {
 #[repr(C)]
 pub(crate) struct Node {
     pub range: KeyRange,
-    /// On their own: a frame's memory stays while the eviction ring has a weak reference to it, dead or not.
+    /// A separate allocation: the memory of a frame stays allocated while the CLOCK ring has a weak
+    /// reference to it.
     bytes: Box<[u8; NODE_SIZE]>,
     pub children: Vec<Option<Arc<Frame>>>,
-    /// The children as the route table has them.
+    /// The children that the route table refers to.
     published: Vec<Option<Arc<Frame>>>,
     pub pins: PinSet,
-    /// Where the last insertion went and how many before it went to neighbouring ascending places.
+    /// Place of the last insertion, and how many before it went to neighbouring ascending places.
     last_insert: u16,
     run: u8,
 }
 
 impl Node {
-    /// Takes over a valid node (CRC aside), none of whose children is in memory. Panics on the wrong length.
+    /// Takes over the bytes of a valid node (the CRC aside). None of its children is in memory.
+    /// Panics if the length is wrong.
     pub fn set_bytes(&mut self, bytes: &[u8]) {
         self.bytes.copy_from_slice(bytes);
         self.forget_children();
@@ -337,19 +345,19 @@ impl Node {
         self.view().search_between(key, &self.range.low, self.range.high.as_ref())
     }
 
-    /// Which child answers for the key.
+    /// The index of the child that covers the key.
     #[inline]
     pub fn child_index(&self, key: &Key) -> usize {
         self.search(key).unwrap_or_else(|i| i.saturating_sub(1))
     }
 
-    /// The node's view, if it answers for the key.
+    /// The node's view, if it covers the key.
     #[inline]
     pub fn view_if_covers(&self, key: &Key) -> Option<NodeView<'_>> {
         self.range.covers(key).then(|| self.view())
     }
 
-    /// The bytes for changing, in generation `current`.
+    /// Mutable access to the bytes, in generation `current`.
     #[inline]
     pub fn edit(&mut self, current: Generation) -> NodeMut<'_> {
         let born = self.view().generation();
@@ -360,27 +368,27 @@ impl Node {
         NodeMut::trusted(&mut self.bytes[..])
     }
 
-    /// Moves everything into another node with a new identity and leaves this one dead, its bytes as they
-    /// were: a checkpoint may have yet to write them.
+    /// Moves everything into another node with a new identity and kills this one. Its bytes stay as
+    /// they are: a checkpoint may still have to write them.
     pub fn move_to(&mut self, to: &mut Node, identity: Child) {
         to.bytes.copy_from_slice(&self.bytes[..]);
         NodeMut::trusted(&mut to.bytes[..]).set_identity(identity.addr, identity.generation);
         to.range = self.range;
         to.children = std::mem::take(&mut self.children);
-        // The new route table will refer to what the old one does.
+        // The new route table will refer to the same children as the old one.
         to.published = std::mem::take(&mut self.published);
         to.pins = PinSet { own: self.pins.own.clone(), inherited: std::mem::take(&mut self.pins.inherited) };
         (to.last_insert, to.run) = (self.last_insert, self.run);
         self.kill();
     }
 
-    /// Replaces the bytes by others of the same identity and leaves the children to the caller.
+    /// Replaces the bytes by others of the same identity. The caller updates the children.
     pub fn replace_bytes(&mut self, bytes: &[u8; NODE_SIZE]) {
         *self.bytes = *bytes;
         self.run = 0;
     }
 
-    /// Makes the node answer for nothing.
+    /// Makes the node cover nothing.
     pub fn kill(&mut self) {
         self.range = KeyRange::NONE;
         self.children = Vec::new();
@@ -401,7 +409,8 @@ impl Node {
         }
     }
 
-    /// Where the key goes if that is behind the last insertion, in a leaf that is filled in sequence.
+    /// The place of the key if it is right after the last insertion, in a leaf that is filled
+    /// sequentially.
     #[inline]
     fn next_in_run(&self, key: &Key) -> Option<usize> {
         if self.run == 0 {
@@ -413,12 +422,12 @@ impl Node {
         fits.then_some(i)
     }
 
-    /// Whether an insertion at `i` would go on with a sequence of ascending ones.
+    /// Whether an insertion at `i` would continue a sequence of ascending insertions.
     pub fn is_sequential_at(&self, i: usize) -> bool {
         self.run >= RUN_MIN && i == self.last_insert as usize + 1
     }
 
-    /// What child `i` answers for.
+    /// The range of keys that child `i` covers.
     pub fn child_range(&self, i: usize) -> KeyRange {
         let view = self.view();
         let high = if i + 1 < view.items() { Some(view.key(i + 1)) } else { self.range.high };
@@ -438,7 +447,8 @@ impl Node {
         }
     }
 
-    /// The entry under which `frame` hangs here, if this node still answers for `key` through it.
+    /// The index of the entry that refers to `frame`, if this node still covers `key` and sends it
+    /// there.
     pub fn entry_of(&self, frame: &Arc<Frame>, key: &Key) -> Option<usize> {
         if !self.range.covers(key) {
             return None;
@@ -453,7 +463,7 @@ impl Node {
         self.children[i] = Some(frame.clone());
     }
 
-    /// Adds an entry, for which there is room.
+    /// Adds an entry. The node has room for it.
     pub fn insert_link(&mut self, current: Generation, i: usize, low: &Key, frame: &Arc<Frame>) {
         let fits = self.edit(current).insert_at(i, low, &frame.link().encode());
         assert!(fits, "the parent was found to have room");
@@ -466,8 +476,8 @@ impl Node {
     }
 }
 
-/// What keeps a node from being evicted. A pin is for a key range as it was when pinned: if that part of the
-/// node moves to other nodes, the pin follows.
+/// The pins that keep a node from being evicted. A pin is for the key range at the time of pinning:
+/// if a part of it moves to another node, the pin follows.
 #[derive(Default)]
 pub(crate) struct PinSet {
     own: Arc<AtomicU32>,
@@ -480,8 +490,8 @@ impl PinSet {
         self.own.load(Acquire) > 0 || self.inherited.iter().any(|p| p.load(Acquire) > 0)
     }
 
-    /// Takes over the pins of a node whose keys came here. Those that are not held now never will be on
-    /// behalf of these keys.
+    /// Takes over the pins of a node whose keys moved here. A pin that is not held now need not
+    /// follow these keys.
     pub fn inherit(&mut self, from: &PinSet) {
         self.inherited.retain(|p| p.load(Acquire) > 0);
         for pin in from.inherited.iter().chain([&from.own]) {
@@ -491,7 +501,7 @@ impl PinSet {
         }
     }
 
-    /// Under the node's latch, which keeps it from being evicted or merged in between.
+    /// Takes a pin. Called under the node's latch, so the node is not evicted or merged meanwhile.
     pub fn pin(&self) -> Arc<AtomicU32> {
         self.own.fetch_add(1, AcqRel);
         self.own.clone()

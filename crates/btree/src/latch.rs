@@ -1,19 +1,21 @@
 //! The latch of a node, and all unsafe code of the crate.
 //!
-//! The tree takes latches through [`Latch::read`] and [`Latch::write`], with a closure for what is done under
-//! them. What the latch is like was decided when the tree was opened: with [`TreeLock::Rwlock`] and
-//! [`TreeLock::Optimistic`] the reader-writer lock that holds the value, whose waiters sleep; with
-//! [`TreeLock::Pingpong`] a [`PingLock`] beside it. What makes a descent optimistic is not the latch but that
-//! it reads inner nodes without one: see [`crate::routes`] and [`child_of`].
+//! The tree takes latches through [`Latch::read`] and [`Latch::write`], with a closure for what is
+//! done under them. The kind of latch is chosen when the tree is opened. With [`TreeLock::Rwlock`]
+//! and [`TreeLock::Optimistic`] it is the reader-writer lock that holds the value, whose waiters
+//! sleep. With [`TreeLock::Pingpong`] it is a [`PingLock`] beside the value. An optimistic descent
+//! differs not in the latch: it reads inner nodes without one. See [`crate::routes`] and
+//! [`child_of`].
 //!
 //! # The unsafe code
-//! 1. [`Latch::peek`] and [`Latch::peek_mut`] give out the value of a latch whose [`PingLock`] the caller
-//!    holds. The lock around the value is not taken in this mode by anybody. Rejected: to take it as well,
-//!    always free, which would be safe but put its cost on one of the things to compare.
-//! 2. [`Latch::read_visibly`] gives out the value to a reader that the writers look for in another place than
-//!    the lock around it: see [`crate::visible`].
-//! 3. [`child_of`] turns a word of a node's route table into a reference to the child's frame, which an
-//!    active reader of the tree's epochs keeps alive.
+//! 1. [`Latch::peek`] and [`Latch::peek_mut`] return the value of a latch whose [`PingLock`] the
+//!    caller holds. In this mode no thread takes the lock around the value. The alternative is to
+//!    take it as well; it would always be free. That would be safe, but would add its cost to one
+//!    of the kinds that are compared.
+//! 2. [`Latch::read_visibly`] returns the value to a reader that does not hold the lock around it.
+//!    Writers look for such readers in a table: see [`crate::visible`].
+//! 3. [`child_of`] turns a word of a node's route table into a reference to the child's frame. The
+//!    frame lives as long as the caller is an active reader of the tree's epochs.
 
 use crate::epoch::Active;
 use crate::frame::{Frame, Node};
@@ -25,21 +27,21 @@ use crate::visible::Bias;
 use parking_lot::RwLock;
 use std::sync::Arc;
 
-/// Guards the state of one node in memory. Not reentrant. Every acquisition is counted, and those that wait
-/// are timed.
+/// Guards the state of one node in memory. Not reentrant. Every acquisition is counted, and those
+/// that wait are timed.
 #[repr(C)]
 pub(crate) struct Latch<T> {
-    /// Of an inner node, for the statistics.
+    /// Whether this is the latch of an inner node, for the statistics.
     inner: bool,
-    /// Its users are readers that look at [`Meter::readers`] first: [`Latch::read_visibly`].
+    /// For readers that bypass the latch: [`Latch::read_visibly`].
     bias: Bias,
-    /// Guards `data` in place of its own lock.
+    /// Guards `data` instead of the lock around it.
     ping: Option<Box<PingLock>>,
     data: RwLock<T>,
 }
 
-/// Counts what one operation on the tree does with latches; the tree's counters see the sums when it is
-/// dropped.
+/// Counts the latch events of one operation on the tree. They are added to the tree's counters when
+/// it is dropped.
 pub(crate) struct LatchWatch<'a> {
     meter: &'a Meter,
     events: Events,
@@ -55,7 +57,7 @@ impl<'a> LatchWatch<'a> {
         self.events.took(kind);
     }
 
-    /// `wait` returns what it waited for and how often it was woken.
+    /// Times `wait`, which returns the guard and how often the thread was woken.
     #[cold]
     fn timed<G>(&self, kind: Kind, wait: impl FnOnce() -> (G, u64)) -> G {
         let start = self.meter.clock.monotonic();
@@ -79,7 +81,7 @@ impl<T> Latch<T> {
         Latch { inner, bias: Bias::default(), ping, data: RwLock::new(value) }
     }
 
-    /// Access before anyone else knows the latch.
+    /// Access before the latch is shared.
     pub fn get_mut(&mut self) -> &mut T {
         self.data.get_mut()
     }
@@ -94,32 +96,33 @@ impl<T> Latch<T> {
         }
     }
 
-    /// Runs `f` beside other readers.
+    /// Runs `f` under the latch, shared with other readers.
     #[inline]
     pub fn read<R>(&self, watch: &LatchWatch<'_>, f: impl FnOnce(&T) -> R) -> R {
         let kind = self.kind(Mode::Read);
         if let Some(ping) = self.ping.as_deref() {
             let _grip = grip(watch, kind, ping, Mode::Read);
-            // SAFETY: the grip is of this latch's lock.
+            // SAFETY: `_grip` holds this latch's lock.
             return f(unsafe { self.peek() });
         }
         watch.took(kind);
         let guard = match self.data.try_read() {
             Some(guard) => guard,
-            // One wake-up is what the lock lets us know.
+            // The lock does not report wake-ups, so one is counted.
             None => watch.timed(kind, || (self.data.read(), 1)),
         };
         f(&guard)
     }
 
-    /// As [`Latch::read`], for a latch that is often read and seldom written; not for one with a
-    /// [`PingLock`].
+    /// [`Latch::read`] for a latch that is often read and seldom written (reader-biased, as BRAVO).
+    /// Not for a latch with a [`PingLock`].
     #[inline]
     pub fn read_visibly<R>(&self, watch: &LatchWatch<'_>, f: impl FnOnce(&T) -> R) -> R {
         let readers = &watch.meter.readers;
         if let Some(_visible) = self.bias.enter(readers, stripe()) {
-            // SAFETY: writers of this latch, which all come with a watch of the same tree, revoke its bias before
-            // they make a reference out of their guard, and revoking waits for `_visible` to be dropped.
+            // SAFETY: all writers of this latch use a watch of the same tree. They revoke the bias
+            // before they make a reference from their guard, and revoking waits until `_visible` is
+            // dropped.
             return f(unsafe { &*self.data.data_ptr() });
         }
         self.read(watch, |value| {
@@ -128,7 +131,8 @@ impl<T> Latch<T> {
         })
     }
 
-    /// Runs `f` alone. It may take its time: a spinning latch becomes a blocking one for it.
+    /// Runs `f` with exclusive access. It may take long: a spinning latch becomes a blocking one
+    /// for it.
     #[inline]
     pub fn write<R>(&self, watch: &LatchWatch<'_>, f: impl FnOnce(&mut T) -> R) -> R {
         let kind = self.kind(Mode::Write);
@@ -145,7 +149,7 @@ impl<T> Latch<T> {
         f(&mut guard)
     }
 
-    /// Runs `f` alone, or not at all if that would mean to wait.
+    /// [`Latch::write`], or `None` if it would have to wait.
     pub fn try_write<R>(&self, watch: &LatchWatch<'_>, f: impl FnOnce(&mut T) -> R) -> Option<R> {
         let kind = self.kind(Mode::Write);
         if let Some(ping) = self.ping.as_deref() {
@@ -166,25 +170,26 @@ impl<T> Latch<T> {
         f: impl FnOnce(&mut T) -> R,
     ) -> R {
         convert(watch, grip.set_blocking());
-        // SAFETY: the grip is of this latch's lock and for writing.
+        // SAFETY: `grip` holds this latch's lock for writing.
         let result = f(unsafe { self.peek_mut() });
         respin(watch, self.kind(Mode::Write), grip.clear_blocking());
         result
     }
 
     /// # Safety
-    /// The caller holds `ping`, and does not hold it for writing with a [`Latch::peek_mut`] still in use.
+    /// The caller holds `ping`, and no reference from [`Latch::peek_mut`] is in use.
     unsafe fn peek(&self) -> &T {
-        // SAFETY: nobody takes the lock of `data` while there is a `ping`, and holders of that for reading
-        // exclude those for writing.
+        // SAFETY: no thread takes the lock of `data` if there is a `ping`, and readers and writers
+        // of `ping` exclude each other.
         unsafe { &*self.data.data_ptr() }
     }
 
     /// # Safety
-    /// The caller holds `ping` for writing, and uses no other reference that it got so.
+    /// The caller holds `ping` for writing, and no other reference from `peek` or `peek_mut` is in
+    /// use.
     #[allow(clippy::mut_from_ref)]
     unsafe fn peek_mut(&self) -> &mut T {
-        // SAFETY: as above; a holder for writing is alone.
+        // SAFETY: as above; there is one holder for writing, and no other holder beside it.
         unsafe { &mut *self.data.data_ptr() }
     }
 }
@@ -195,7 +200,7 @@ fn convert(watch: &LatchWatch<'_>, done: bool) {
     }
 }
 
-/// To become spinning again is to take the lock again.
+/// Converting back to spinning counts as an acquisition: it takes the spinning lock again.
 fn respin(watch: &LatchWatch<'_>, kind: Kind, done: bool) {
     if done {
         watch.events.converted();
@@ -221,7 +226,7 @@ impl HasPing for Arc<Frame> {
 pub(crate) struct Held(Grip<Arc<Frame>>);
 
 impl Held {
-    /// Gives the frame back if it would have to wait.
+    /// Returns the frame if it would have to wait.
     pub fn try_take(watch: &LatchWatch<'_>, frame: Arc<Frame>, mode: Mode) -> Result<Held, Arc<Frame>> {
         let kind = frame.latch.kind(mode);
         let grip = Grip::try_take(frame, mode)?;
@@ -229,7 +234,7 @@ impl Held {
         Ok(Held(grip))
     }
 
-    /// For who tried before.
+    /// Waits for the latch, after [`Held::try_take`] has failed.
     pub fn wait(watch: &LatchWatch<'_>, frame: Arc<Frame>, mode: Mode) -> Held {
         let kind = frame.latch.kind(mode);
         watch.took(kind);
@@ -241,13 +246,15 @@ impl Held {
     }
 
     pub fn node(&self) -> &Node {
-        // SAFETY: the grip is of this frame's lock, and a reference from `node_mut` would borrow `self`.
+        // SAFETY: the grip holds this frame's lock, and a reference from `node_mut` would borrow
+        // `self`.
         unsafe { self.frame().latch.peek() }
     }
 
     pub fn node_mut(&mut self) -> &mut Node {
         assert!(self.0.mode() == Mode::Write, "changes need a write latch");
-        // SAFETY: the grip is of this frame's lock and for writing; it lends out one reference at a time.
+        // SAFETY: the grip holds this frame's lock for writing, and the borrow of `self` allows one
+        // reference at a time.
         unsafe { self.frame().latch.peek_mut() }
     }
 
@@ -261,7 +268,7 @@ impl Held {
     }
 }
 
-/// Where an inner node sends a key, as read without its latch.
+/// The next step of a descent, from an inner node that was read without its latch.
 pub(crate) enum Step<'a> {
     Child(&'a Frame),
     Missing,
@@ -269,15 +276,17 @@ pub(crate) enum Step<'a> {
     Torn,
 }
 
-/// Asks the route table of `parent`, a frame that was found by this active reader (or one that outlives it).
+/// Looks the key up in the route table of `parent`. This active reader found the frame, or the
+/// frame outlives it.
 #[inline]
 pub(crate) fn child_of<'a>(parent: &'a Frame, key: &Words, _active: &'a Active<'_>) -> Step<'a> {
     let routes = parent.routes.as_ref().expect("inner nodes of an optimistic tree have route tables");
     match routes.look(key) {
-        // SAFETY: route tables hold pointers out of `Arc<Frame>`s, of which `Node::published` keeps one as
-        // long as the pointer is in the table, and which then goes to the tree's epochs. The reader was active
-        // before it read the pointer, and stays so for `'a`; see the rule in `epoch`. A pointer that was in the
-        // table is one to an initialised frame: it was stored after, and the look synchronised with the store.
+        // SAFETY: a route table holds pointers from `Arc<Frame>`s. `Node::published` keeps an `Arc`
+        // as long as the pointer is in the table; then the `Arc` is retired to the tree's epochs.
+        // The reader was active before it read the pointer, and stays active for `'a`; see the rule
+        // in `epoch`. The frame was initialised before its pointer was stored, and the lookup
+        // synchronised with that store.
         Look::Child(child) => Step::Child(unsafe { &*(child as usize as *const Frame) }),
         Look::Missing => Step::Missing,
         Look::Stale => Step::Stale,

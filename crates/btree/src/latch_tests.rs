@@ -39,7 +39,7 @@ fn acquisitions_are_counted_per_operation() {
     }
 }
 
-/// Tells when someone looks at it, which a latch does just before it waits.
+/// A clock that tells when it is read, which a latch does just before it waits.
 #[derive(Default)]
 struct Looked(AtomicU64);
 
@@ -105,7 +105,7 @@ fn a_writer_waits_for_a_visible_reader() {
         })
         .expect("a thread starts");
         has_started.recv().expect("the writer runs");
-        // Long enough for a writer that does not wait to be noticed, at least now and then.
+        // Long enough for the test to notice, at least now and then, a writer that does not wait.
         (0..100).for_each(|_| std::thread::yield_now());
         assert_eq!(*v, 0);
         writer

@@ -1,8 +1,9 @@
-//! Steps that make the tree smaller: an empty leaf leaves, sparse neighbours become one, a root with one
-//! child goes.
+//! Steps that make the tree smaller: an empty leaf is removed, sparse neighbours are merged, a root
+//! with one child is replaced by that child.
 //!
-//! All of it is best effort. It looks only at nodes in memory (a merge is not worth IO) and gives up when the
-//! world changes; an empty leaf without a neighbour under its parent stays.
+//! All of it is best effort. It looks only at nodes in memory, because a merge is not worth IO, and
+//! gives up if the tree changes meanwhile. An empty leaf that is the only child of its parent
+//! stays.
 
 use crate::frame::{Frame, Node};
 use crate::tree::{Route, Tree};
@@ -13,9 +14,10 @@ use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// A node with less than this looks for a partner.
+/// A node with fewer bytes than this is sparse.
 const SPARSE: usize = NODE_PAYLOAD / 4;
-/// What two nodes may hold to become one. Well below full, or the next insertion would split it again.
+/// Two nodes with at most this many bytes may be merged. Well below full, or the next insertion
+/// would split the result again.
 const MERGED_MAX: usize = NODE_PAYLOAD * 2 / 3;
 
 impl Tree {
@@ -23,7 +25,7 @@ impl Tree {
         view.used() < SPARSE
     }
 
-    /// Looks at the path to a key from the leaf up and merges what is sparse.
+    /// Merges sparse nodes on the path to a key, from the leaf up.
     #[cold]
     pub(crate) fn rebalance(&self, generation: Generation, key: &Key) {
         let watch = self.watch();
@@ -66,7 +68,7 @@ impl Tree {
         })
     }
 
-    /// True if the parent has an entry less now.
+    /// True if the parent has one entry less now.
     fn merge_child(&self, parent: &Frame, child: &Arc<Frame>, key: &Key, generation: Generation) -> bool {
         let watch = self.watch();
         parent.write(&watch, |p| {
@@ -86,8 +88,8 @@ impl Tree {
         })
     }
 
-    /// Takes an empty leaf out. A neighbour answers for its keys from now on: one in memory if there is, so
-    /// that a pin on these keys keeps meaning something.
+    /// Removes an empty leaf. A neighbour covers its keys from now on, preferably one in memory, so
+    /// that a pin on these keys still has an effect.
     fn drop_empty(
         &self,
         p: &mut Node,
@@ -124,8 +126,9 @@ impl Tree {
         true
     }
 
-    /// Moves what neighbour `j` holds into child `i`, if it is in memory and both fit. The child stays
-    /// because it is of the current generation; the neighbour may be of any, and is only read.
+    /// Moves the items of neighbour `j` into child `i`, if the neighbour is in memory and both fit.
+    /// The child is kept because it is of the current generation. The neighbour may be of any
+    /// generation; its bytes are only read.
     fn absorb(
         &self,
         p: &mut Node,
@@ -171,7 +174,7 @@ impl Tree {
         merged
     }
 
-    /// Makes the only child of the root the root. False if there is nothing to do.
+    /// Makes the only child of the root the new root. False if there is nothing to do.
     fn shrink_root(&self) -> bool {
         let watch = self.watch();
         let Route::Child(root) = self.route(&watch, &self.anchor, &Key::MIN) else {

@@ -1,12 +1,15 @@
 //! Descents that hold the latches of their path, for trees with [`crate::TreeLock::Pingpong`].
 //!
-//! A lookup takes each node's latch for reading before it lets the parent's go. An insertion takes the leaf's
-//! and its parent's for writing, since the parent might have to change, and keeps the ancestors of a node
-//! until it knows that the key does not become that node's first. Latches are taken spinning. Where a latch
-//! is not to be had at once the whole path becomes blocking, and spinning again when it is there; so it does
-//! before a node is read from the device and before the tree's structure is changed. Each level of the
-//! descent ends with a conversion back that first converts everything there is, in order of the levels: that
-//! too is how it was.
+//! This is how btrfs did it. A lookup takes each node's latch for reading before it releases the
+//! parent's (latch coupling). An insertion takes the leaf's and its parent's latch for writing,
+//! since the parent might have to change. It keeps the ancestors of a node until it knows that the
+//! key will not become that node's first.
+//!
+//! Latches are taken spinning. If a latch is not free at once, the whole path becomes blocking, and
+//! spinning again once the latch is taken. The path also becomes blocking before a node is read
+//! from the device and before the tree's structure is changed. Each level of the descent ends with
+//! a conversion back to spinning, which first converts all latches of the path to blocking, from
+//! the root down.
 
 use crate::frame::{Frame, Node};
 use crate::latch::{Held, LatchWatch};
@@ -17,7 +20,7 @@ use kedge_format::Key;
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// Levels up to this one are latched for writing by who changes a leaf.
+/// A change of a leaf latches levels up to this one for writing.
 const WRITE_LEVEL: u8 = 1;
 
 struct Path<'a, 'm> {
@@ -58,7 +61,7 @@ impl Path<'_, '_> {
 }
 
 impl Tree {
-    /// Runs `f` on the leaf that answers for the key, latched for reading and blocking.
+    /// Runs `f` on the leaf that covers the key, latched for reading and blocking.
     pub(crate) fn read_by_path<R>(
         &self,
         watch: &LatchWatch<'_>,
@@ -71,8 +74,8 @@ impl Tree {
         Ok(f(leaf.node()))
     }
 
-    /// Runs `f` on the leaf that answers for the key, latched for writing; `f` says whether the structure has
-    /// to change before it can be done.
+    /// Runs `f` on the leaf that covers the key, latched for writing. `f` also returns whether the
+    /// structure has to change first.
     pub(crate) fn write_by_path<R>(
         &self,
         watch: &LatchWatch<'_>,

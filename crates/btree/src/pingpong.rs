@@ -1,18 +1,21 @@
-//! A lock that is held either *spinning* or *blocking*, as btrfs latched its tree blocks up to Linux 5.0.
+//! A lock that is held either *spinning* or *blocking*, as btrfs latched its tree blocks up to
+//! Linux 5.0.
 //!
 //! # The scheme
-//! A lock is taken spinning: whoever wants it meanwhile burns its processor. A holder that may sleep first
-//! converts it: it counts itself as a blocking holder and lets the spinning lock go. Whoever takes the
-//! spinning lock then and finds blocking holders in its way lets it go again and sleeps until they are gone.
-//! The holder converts back to spinning when it no longer sleeps: it takes the spinning lock, counts itself
-//! out, and wakes *all* who sleep. These find the lock held, spinning or even blocking again, and spin or
-//! sleep on: the ping-pong that the other latches exist to avoid. Nothing is slowed down here on purpose; the
-//! conversions and the wake-ups for nothing are the scheme.
+//! A lock is taken spinning: a thread that wants it meanwhile busy-waits. A holder that may sleep
+//! converts it first: it increments the count of blocking holders and releases the spinning lock. A
+//! thread that then takes the spinning lock and finds conflicting blocking holders releases it
+//! again and sleeps until they are gone. The holder converts back to spinning when it will no
+//! longer sleep: it takes the spinning lock, decrements the count, and wakes *all* sleepers. They
+//! find the lock held, spinning or even blocking again, and go on spinning or sleeping. This
+//! ping-pong is what the other kinds of latches avoid. Nothing is slowed down here on purpose: the
+//! conversions and useless wake-ups are the scheme.
 //!
 //! # Memory order
-//! A holder's changes reach the next holder through the spinning word, or, if it unlocks while blocking,
-//! through the blocking count: both are released by one and acquired by the other. Going to sleep and waking
-//! are a store and a load on either side (count of sleepers, count of holders), with a fence between them.
+//! A holder's changes reach the next holder through the spinning word, or through the blocking
+//! count if it unlocks while blocking. Both are released by one and acquired by the other. A
+//! sleeper stores to the count of sleepers and then loads the count of holders; a waker does the
+//! reverse. Each has a fence in between.
 
 use super::sync::{AtomicU32, Ordering::*, WaitQueue, fence, relax};
 
@@ -24,7 +27,7 @@ pub(crate) enum Mode {
     Write,
 }
 
-/// Who wait for a count to become zero.
+/// Threads that wait for a count to become zero.
 #[derive(Debug, Default)]
 struct Queue {
     sleepers: AtomicU32,
@@ -32,7 +35,7 @@ struct Queue {
 }
 
 impl Queue {
-    /// How often the sleeper was woken.
+    /// Sleeps until `holders` is zero. Returns how often the thread was woken.
     fn wait_for_none(&self, holders: &AtomicU32) -> u64 {
         if holders.load(Acquire) == 0 {
             return 0;
@@ -44,7 +47,7 @@ impl Queue {
         woken
     }
 
-    /// One holder less. The last one wakes everybody.
+    /// One holder less. The last one wakes all sleepers.
     fn leave(&self, holders: &AtomicU32) {
         if holders.fetch_sub(1, AcqRel) != 1 {
             return;
@@ -58,7 +61,7 @@ impl Queue {
 
 #[derive(Debug, Default)]
 pub(crate) struct PingLock {
-    /// Spinning holders: [`WRITER`], or readers counted.
+    /// Spinning holders: [`WRITER`], or the number of readers.
     spinning: AtomicU32,
     blocking_readers: AtomicU32,
     /// At most one.
@@ -98,7 +101,7 @@ impl PingLock {
             || (mode == Mode::Write && self.blocking_readers.load(Acquire) > 0)
     }
 
-    /// Takes the lock, spinning. How often it was woken on the way.
+    /// Takes the lock, spinning. Returns how often the thread was woken meanwhile.
     pub fn lock(&self, mode: Mode) -> u64 {
         let mut woken = 0;
         loop {
@@ -114,7 +117,7 @@ impl PingLock {
         }
     }
 
-    /// Takes the lock, spinning, unless that would mean to wait.
+    /// Takes the lock, spinning, unless it would have to wait.
     pub fn try_lock(&self, mode: Mode) -> bool {
         if self.is_blocked(mode) || !self.try_spin(mode) {
             return false;
@@ -126,7 +129,7 @@ impl PingLock {
         free
     }
 
-    /// By a spinning holder.
+    /// Converts to blocking. Called by a spinning holder.
     fn set_blocking(&self, mode: Mode) {
         match mode {
             Mode::Read => self.blocking_readers.fetch_add(1, AcqRel),
@@ -135,7 +138,8 @@ impl PingLock {
         self.stop_spinning(mode);
     }
 
-    /// By a blocking holder, which spins until nobody else looks at the lock.
+    /// Converts back to spinning. Called by a blocking holder, which spins until it has the
+    /// spinning lock.
     fn clear_blocking(&self, mode: Mode) {
         self.spin(mode);
         self.unlock_blocking(mode);
@@ -168,13 +172,13 @@ pub(crate) struct Grip<P: HasPing> {
 }
 
 impl<P: HasPing> Grip<P> {
-    /// The grip, and how often the thread was woken for it.
+    /// Takes the lock. Returns the grip, and how often the thread was woken meanwhile.
     pub fn take(owner: P, mode: Mode) -> (Grip<P>, u64) {
         let woken = owner.ping().lock(mode);
         (Grip { owner, mode, blocking: false }, woken)
     }
 
-    /// Gives the owner back if it would have to wait.
+    /// Takes the lock, or returns the owner if it would have to wait.
     pub fn try_take(owner: P, mode: Mode) -> Result<Grip<P>, P> {
         if owner.ping().try_lock(mode) { Ok(Grip { owner, mode, blocking: false }) } else { Err(owner) }
     }
@@ -187,7 +191,7 @@ impl<P: HasPing> Grip<P> {
         self.mode
     }
 
-    /// Before anything that may sleep. False: it was so already.
+    /// Converts to blocking, before anything that may sleep. False: it was blocking already.
     pub fn set_blocking(&mut self) -> bool {
         let convert = !self.blocking;
         if convert {

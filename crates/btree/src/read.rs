@@ -6,7 +6,7 @@ use kedge_format::Key;
 use smallvec::SmallVec;
 use std::ops::ControlFlow;
 
-/// Items copied out of one leaf; most scans are short.
+/// Items copied from one leaf. The inline sizes suit short scans, which are the most frequent.
 #[derive(Default)]
 struct Batch {
     bytes: SmallVec<[u8; 512]>,
@@ -19,8 +19,8 @@ impl Tree {
         self.get_with(key, |value| value.to_vec())
     }
 
-    /// Runs `f` on the value, under the leaf's read latch: it must not call the tree. It may run more than
-    /// once; the last result counts.
+    /// Runs `f` on the value, under the leaf's read latch: `f` must not call the tree. It may run
+    /// more than once; the last result counts.
     #[inline]
     pub fn get_with<R>(&self, key: Key, mut f: impl FnMut(&[u8]) -> R) -> Result<Option<R>> {
         self.with_leaf(&key, |n| n.search(&key).ok().map(|i| f(n.view().value(i))))
@@ -66,9 +66,9 @@ impl Tree {
         }
     }
 
-    /// Runs `f` on the items of a range in key order, until it breaks. `f` runs without a latch and may call
-    /// the tree. Each leaf's items are as of one moment; changes behind the scan's position are seen, changes
-    /// before it are not.
+    /// Runs `f` on the items of a range in key order, until it breaks. `f` runs without a latch and
+    /// may call the tree. The items of each leaf are read at one moment. The scan sees changes in
+    /// leaves that it has not reached yet, and no later changes in leaves that it has passed.
     pub fn scan(
         &self,
         from: Key,
@@ -108,7 +108,7 @@ impl Tree {
     }
 }
 
-/// The greatest key below.
+/// The greatest key below `key`.
 fn key_before(key: &Key) -> Option<Key> {
     if let Some(offset) = key.offset.checked_sub(1) {
         return Some(Key { offset, ..*key });

@@ -1,51 +1,52 @@
-//! What an inner node says to descents that take no latch: its keys and children a second time, in words that
-//! are read and written atomically, under a version.
+//! Route tables: a second copy of an inner node's keys and children, for descents that take no
+//! latch. Its words are read and written atomically, under a version (a seqlock).
 //!
 //! # Protocol
-//! The writer, alone under the node's write latch, makes the version odd, stores what changed, and makes it
-//! even again. A reader looks at the version before and after; what it read in between counts only if it saw
-//! the same even version twice. Until then it is a guess, on which nothing is done but search on: every index
-//! is within the table whatever the words say. All accesses are atomic, so a reader beside a writer is no
-//! data race but a retry.
+//! There is one writer, under the node's write latch. It makes the version odd, stores what
+//! changed, and makes the version even again. A reader loads the version before and after its
+//! search. The result is valid only if both loads return the same even version. Until then the
+//! reader does nothing with the words but search on, and every index is within the table whatever
+//! the words say. All accesses are atomic, so a reader beside a writer retries; there is no data
+//! race.
 //!
 //! # Why a second copy
-//! The node's bytes are changed by plain stores in some dozen places; to let them be read meanwhile, each
-//! would have to be made of atomic stores, for leaves too, where most changes happen. Inner nodes are one in
-//! a hundred, change when a child splits or moves, and need an array of children in memory anyway. Aligned
-//! words are also what a search is fastest in.
+//! The node's bytes are changed by plain stores in some dozen places. To read them without a latch,
+//! each of these would have to use atomic stores, for leaves too, where most changes happen. Only
+//! one node in a hundred is an inner node. Inner nodes change only when a child splits or moves,
+//! and need an array of children in memory anyway. A search is also fastest in aligned words.
 
 use super::sync::{AtomicU64, Ordering::*, fence};
 
-/// A key in the order of its words.
+/// A key as words, which compare in the order of keys.
 pub(crate) type Words = [u64; 3];
 
 const CHILD: usize = 3;
 const ENTRY: usize = CHILD + 1;
 
 pub(crate) struct Routes {
-    /// Odd while it is being written; 0 before it was first.
+    /// Odd while the table is being written; 0 before the first write.
     version: AtomicU64,
     len: AtomicU64,
     low: [AtomicU64; 3],
     high: [AtomicU64; 3],
-    /// 0: there is no upper bound.
+    /// Whether `high` is a bound; 0: there is no upper bound.
     bounded: AtomicU64,
-    /// Per child: its lower bound, and what stands for it (0: nothing).
+    /// For each child its lower bound, and the word that stands for it; 0: not in memory.
     entries: Box<[AtomicU64]>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Look {
-    /// Never 0.
+    /// The word of the child; never 0.
     Child(u64),
     Missing,
-    /// The node does not answer for the key.
+    /// The node does not cover the key.
     Stale,
-    /// A writer came in between.
+    /// A writer changed the table meanwhile.
     Torn,
 }
 
-/// What the table says of the node itself.
+/// The range of keys that the node covers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Bounds {
     pub low: Words,
@@ -76,7 +77,8 @@ impl Routes {
             return Look::Torn;
         }
         let found = self.search(key);
-        // The loads above stay above, and if one of them saw a writer's store, the load below sees its version.
+        // The fence keeps the loads above before the load below. If one of them saw a writer's
+        // store, the load below sees that writer's version.
         fence(Acquire);
         if self.version.load(Relaxed) == version { found } else { Look::Torn }
     }
@@ -88,7 +90,7 @@ impl Routes {
         if len == 0 || !below || load(&self.low) > *key {
             return Look::Stale;
         }
-        // The first entry answers for whatever the others do not.
+        // The first entry covers all keys that the others do not.
         let (mut from, mut to) = (1, len);
         while from < to {
             let mid = (from + to) / 2;
@@ -104,13 +106,14 @@ impl Routes {
         }
     }
 
-    /// The writer's own view.
+    /// The bounds, as the writer reads them.
     pub fn bounds(&self) -> Bounds {
         let high = (self.bounded.load(Relaxed) != 0).then(|| load(&self.high));
         Bounds { low: load(&self.low), high }
     }
 
-    /// Stores the entries of `changed` and how many there are now. By one writer at a time.
+    /// Stores the bounds, the number of entries and the entries of `changed`. Called by one writer
+    /// at a time.
     pub fn publish(
         &self,
         bounds: &Bounds,
@@ -120,7 +123,8 @@ impl Routes {
     ) {
         let version = self.version.load(Relaxed);
         self.version.store(version + 1, Relaxed);
-        // Whoever sees a store below and then loads the version sees it odd, or a later one.
+        // A reader that sees a store below and then loads the version sees this odd version, or a
+        // later one.
         fence(Release);
         self.len.store(len as u64, Relaxed);
         store(&self.low, &bounds.low);

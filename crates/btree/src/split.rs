@@ -1,4 +1,5 @@
-//! Steps that make room: a new root, the split of an inner node, the split of a leaf around an insertion.
+//! Steps that make room: a new root, the split of an inner node, the split of a leaf around an
+//! insertion.
 
 use crate::frame::{Frame, KeyRange, Node};
 use crate::tree::Tree;
@@ -48,8 +49,8 @@ impl Tree {
         })
     }
 
-    /// Runs a split: `cut` divides the child, whose new right sibling gets the given address, and returns the
-    /// sibling. `None`, and nothing happened: start over.
+    /// Runs a split. `cut` divides the child and returns the new right sibling, which gets the
+    /// given address. `None`: nothing was changed, start over.
     fn split<R>(
         &self,
         parent: &Frame,
@@ -100,7 +101,7 @@ impl Tree {
         let done = self.split(parent, child, key, &[], generation, |c, identity| {
             let view = c.view();
             let items = view.items();
-            // At the right edge keys ascend: leave the left node nearly full.
+            // At the right edge keys ascend, so the left node stays nearly full.
             let keep = if c.child_index(key) == items - 1 { items - 1 } else { items / 2 };
             let range = KeyRange { low: view.key(keep), high: c.range.high };
             let mut right =
@@ -112,8 +113,8 @@ impl Tree {
         Ok(done.is_some())
     }
 
-    /// Splits a leaf and puts the item into the half that it belongs to. `Some(replaced)`. `None`, and
-    /// nothing happened: start over.
+    /// Splits a leaf and puts the item into the half to which it belongs. Returns `Some(replaced)`.
+    /// `None`: nothing was changed, start over.
     pub(crate) fn split_leaf(
         &self,
         parent: &Frame,
@@ -160,7 +161,7 @@ fn choose_cut(leaf: &Node, at: usize, len: usize) -> Cut {
         return Cut { keep: at, left: false };
     }
     if leaf.is_sequential_at(at) {
-        // A sequence fills up from the middle: let it go on at the end of the left leaf.
+        // A sequence of insertions in the middle: let it continue at the end of the left leaf.
         let before: usize = (0..at).map(|i| item_cost(view.value(i).len())).sum();
         if before + new <= NODE_PAYLOAD {
             return Cut { keep: at, left: true };
@@ -172,9 +173,10 @@ fn choose_cut(leaf: &Node, at: usize, len: usize) -> Cut {
     balanced_cut(view, at, new, total)
 }
 
-/// Fills the left half until it has at least half of the bytes. It then has less than that and one largest
-/// item, the right half at most that: three largest items fit a node, so both fit; and neither is empty,
-/// since a leaf that must be split is more than half full without the new item.
+/// Fills the left half until it has at least half of the bytes. It then has less than half of them
+/// plus one item of the largest size, and the right half has at most half. Three items of the
+/// largest size fit into a node, so both halves fit. Neither is empty, since a leaf that must be
+/// split is more than half full without the new item.
 fn balanced_cut(view: NodeView<'_>, at: usize, new: usize, total: usize) -> Cut {
     let (mut keep, mut left, mut bytes) = (0, false, 0);
     while bytes < total / 2 {

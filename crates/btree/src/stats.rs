@@ -1,4 +1,4 @@
-//! What a tree counts.
+//! Statistics of a tree.
 
 use crate::tree_lock::TreeLock;
 use crate::visible::Readers;
@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 pub(crate) const STRIPES: usize = 16;
 
-/// Counters for events of every descent: each thread adds to one of several cache lines, so that counting
-/// does not make of independent readers a queue for one line.
+/// Counters of events that every descent has. Each thread adds to one of several cache lines, so
+/// that independent readers do not contend for one line.
 #[derive(Debug)]
 struct Striped<const N: usize>([Stripe<N>; STRIPES]);
 
@@ -24,7 +24,7 @@ thread_local! {
     static STRIPE: usize = NEXT_STRIPE.fetch_add(1, Relaxed) % STRIPES;
 }
 
-/// Of this thread.
+/// The stripe of the calling thread.
 #[inline]
 pub(crate) fn stripe() -> usize {
     STRIPE.with(|s| *s)
@@ -42,11 +42,11 @@ impl<const N: usize> Striped<N> {
     }
 }
 
-/// Acquisitions of latches by access and level, then conversions.
+/// Acquisitions of latches by access and level, and conversions.
 const EVENTS: usize = Kind::ALL.len() + 1;
 const CONVERSIONS: usize = Kind::ALL.len();
 
-/// What is latched, and for what.
+/// Access and level of a latch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     ReadLeaf,
@@ -68,7 +68,7 @@ impl Kind {
     }
 }
 
-/// What one operation counts until it is done.
+/// The counts of one operation, until it ends.
 #[derive(Default)]
 pub(crate) struct Events([Cell<u32>; EVENTS]);
 
@@ -88,8 +88,8 @@ impl Events {
     }
 }
 
-/// The waits for one kind of latch. In three units, because powers of two of one do not fall on those of
-/// another.
+/// The waits for one kind of latch, in three units: buckets are powers of two, and those of one
+/// unit do not coincide with those of another.
 #[derive(Debug, Default)]
 struct Waits {
     ns: Histogram,
@@ -104,7 +104,7 @@ pub struct TreeStats {
     waits: [Waits; Kind::ALL.len()],
     /// Nodes read from the device.
     pub node_reads: Counter,
-    /// Descents that met a node which no longer answered for the key, or changed while it was read.
+    /// Descents that met a node which no longer covered the key, or changed while it was read.
     pub restarts: Counter,
     /// Descents without latches that gave up: a node was not in memory, or kept changing.
     pub fallbacks: Counter,
@@ -157,16 +157,16 @@ impl TreeStats {
     }
 }
 
-/// What happened at the latches of a tree since it was opened.
+/// Statistics of a tree's latches since it was opened.
 #[derive(Debug, Clone)]
 pub struct LatchReport {
     pub lock: TreeLock,
     pub kinds: [LatchKind; 4],
-    /// Between spinning and blocking.
+    /// Conversions between spinning and blocking.
     pub conversions: u64,
     /// Descents started over.
     pub restarts: u64,
-    /// Descents without latches that went on with latches.
+    /// Descents without latches that were repeated with latches.
     pub fallbacks: u64,
 }
 
@@ -177,12 +177,14 @@ pub struct LatchKind {
     pub access: &'static str,
     /// `leaf` or `inner`.
     pub level: &'static str,
-    /// How often one was taken; with [`TreeLock::Pingpong`] conversions back to spinning are among them, since
-    /// each takes the lock anew.
+    /// How often one was taken. With [`TreeLock::Pingpong`] this includes conversions back to
+    /// spinning, since each takes the lock again.
     pub acquisitions: u64,
-    /// How often a waiter woke up: at least once per wait that slept, more if it was woken for nothing.
+    /// How often a waiter woke up: at least once for each wait that slept, more if it was woken in
+    /// vain.
     pub wakeups: u64,
-    /// Of those acquisitions that did not succeed at once: in nanoseconds, whole microseconds, whole milliseconds.
+    /// Waiting times of acquisitions that did not succeed at once, in nanoseconds, whole
+    /// microseconds and whole milliseconds.
     pub wait_ns: HistogramSnapshot,
     pub wait_us: HistogramSnapshot,
     pub wait_ms: HistogramSnapshot,
@@ -210,8 +212,8 @@ impl LatchReport {
     }
 }
 
-/// A histogram as text: per power of two the bounds, the count, and a bar whose length is its part of the
-/// highest. `buckets` as in [`HistogramSnapshot`].
+/// A histogram as text: for each power of two the bounds, the count, and a bar in proportion to the
+/// highest count. `buckets` as in [`HistogramSnapshot`].
 pub fn histogram_text(unit: &str, buckets: &[u64]) -> String {
     const BAR: usize = 40;
     let mut out = format!("{unit:>10}{:15}: count     distribution\n", "");
@@ -228,11 +230,11 @@ pub fn histogram_text(unit: &str, buckets: &[u64]) -> String {
     out
 }
 
-/// What the latches of a tree share.
+/// The state that the latches of a tree share.
 pub(crate) struct Meter {
     pub clock: Arc<dyn Clock>,
     pub stats: TreeStats,
-    /// Of leaves of an optimistic tree.
+    /// Readers that bypass the latches of leaves, in an optimistic tree.
     pub readers: Readers,
 }
 

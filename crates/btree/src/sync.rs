@@ -1,10 +1,10 @@
-//! What the latch algorithms need of the platform, in one place: the model checker compiles the same
-//! algorithms against its own (`tests/loom.rs`).
+//! The synchronisation primitives that the latch algorithms use. The model checker compiles the
+//! same algorithms against its own primitives (`tests/loom.rs`).
 
 pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// Between two looks at something that another thread is about to change. A waiter that went on for long
-/// gives its processor away: the other thread may be waiting for one.
+/// One step of a spin loop. A thread that has spun for long yields its processor: the thread for
+/// which it waits may need one.
 #[inline]
 pub(crate) fn relax(looks: &mut u32) {
     *looks += 1;
@@ -15,7 +15,7 @@ pub(crate) fn relax(looks: &mut u32) {
     }
 }
 
-/// A place to sleep.
+/// Threads that sleep until a condition holds.
 #[derive(Debug, Default)]
 pub(crate) struct WaitQueue {
     mutex: parking_lot::Mutex<()>,
@@ -23,7 +23,8 @@ pub(crate) struct WaitQueue {
 }
 
 impl WaitQueue {
-    /// Sleeps until `done`, which is asked again after each [`WaitQueue::wake_all`]. How often it was woken.
+    /// Sleeps until `done`, which is checked again after each [`WaitQueue::wake_all`]. Returns how
+    /// often the thread was woken.
     pub fn sleep(&self, done: impl Fn() -> bool) -> u64 {
         let mut woken = 0;
         let mut guard = self.mutex.lock();
@@ -40,7 +41,7 @@ impl WaitQueue {
     }
 }
 
-/// A value under a short mutex, under which nothing else of this module is used.
+/// A value under a short mutex. While it is held, nothing else of this module is used.
 #[derive(Debug, Default)]
 pub(crate) struct Locked<T>(parking_lot::Mutex<T>);
 

@@ -1,4 +1,4 @@
-//! The tree's handle and the descent: from the root pointer to the leaf that answers for a key.
+//! The tree's handle and the descent: from the root pointer to the leaf that covers a key.
 
 use crate::cache::Cache;
 use crate::epoch::Active;
@@ -14,9 +14,9 @@ use kedge_format::node::{Child, LEVEL_MAX, NodeMut, NodeView};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::*};
 
-/// Candidates for eviction looked at per node that comes in.
+/// Candidates for eviction that are examined for each node that is read in.
 const TRIM_PER_LOAD: usize = 64;
-/// Descents without latches before one with them.
+/// Attempts to descend without latches before a descent with latches.
 const OPTIMISTIC_TRIES: u32 = 8;
 
 /// Reads nodes from the device. Called without any latch held; may sleep.
@@ -25,23 +25,24 @@ pub trait NodeIo: Send + Sync {
     fn read_node(&self, addr: BlockNo) -> Result<IoBuf>;
 }
 
-/// Gives out and takes back the blocks of nodes. Called under latches: must not do IO.
+/// Allocates and frees the blocks of nodes. Called under latches: must not do IO.
 pub trait NodeSpace: Send + Sync {
-    /// A place for a node, near another. Does not fail if the caller of the tree reserved enough; if it
-    /// fails, the tree's operation fails and has not happened.
+    /// Blocks for a node, near another node. Does not fail if the caller of the tree has reserved
+    /// enough. If it fails, the tree's operation fails and changes no item.
     fn alloc_node(&self, near: BlockNo) -> Result<BlockNo>;
 
-    /// The tree of the current generation no longer uses this node. If it was born in the current generation,
-    /// no checkpoint knows it; else the last durable checkpoint may still use it.
+    /// The tree of the current generation no longer uses this node. If it was born in the current
+    /// generation, no checkpoint refers to it. Otherwise the last durable checkpoint may still use
+    /// it.
     fn free_node(&self, addr: BlockNo, born: Generation);
 }
 
 pub struct TreeConfig {
-    /// Of the image; every node carries it.
+    /// The image's uuid; every node carries it.
     pub uuid: uuid::Uuid,
-    /// Of the image; keys the tags of its nodes.
+    /// The image's secret; keys the tags of its nodes.
     pub secret: LogSecret,
-    /// Memory for nodes. Dirty nodes stay in memory even beyond it.
+    /// Memory for nodes, in bytes. Dirty nodes stay in memory even beyond it.
     pub cache_bytes: usize,
     /// Measures waits.
     pub clock: Arc<dyn Clock>,
@@ -55,8 +56,8 @@ impl TreeConfig {
     }
 }
 
-/// A B+tree; see the crate's page. All methods may be called from many threads, except where a method says
-/// otherwise.
+/// A B+tree; see the crate's documentation. All methods may be called from many threads, except
+/// where a method says otherwise.
 pub struct Tree {
     io: Arc<dyn NodeIo>,
     pub(crate) space: Arc<dyn NodeSpace>,
@@ -64,12 +65,12 @@ pub struct Tree {
     pub(crate) secret: LogSecret,
     pub(crate) meter: Arc<Meter>,
     pub(crate) cache: Cache,
-    /// An inner node in memory only, whose one child is the root: so that the root is copied, evicted and
-    /// looked up as any child.
+    /// An inner node that exists in memory only. Its one child is the root. So the root is copied,
+    /// evicted and looked up like any child.
     pub(crate) anchor: Arc<Frame>,
     generation: AtomicU64,
     pub(crate) nodes: AtomicU64,
-    /// Of the root, for who needs no more than an idea of the tree's size.
+    /// Level of the root, for callers that need only an estimate of the tree's size.
     pub(crate) root_level: AtomicU8,
 }
 
@@ -78,12 +79,12 @@ pub(crate) enum Route {
     Child(Arc<Frame>),
     /// The child is not in memory.
     Missing(Child),
-    /// The node does not answer for the key any more.
+    /// The node no longer covers the key.
     Stale,
 }
 
 impl Tree {
-    /// A new tree, an empty leaf born in `generation`.
+    /// A new tree: one empty leaf, born in `generation`.
     pub fn create(
         io: Arc<dyn NodeIo>,
         space: Arc<dyn NodeSpace>,
@@ -98,8 +99,9 @@ impl Tree {
         Ok(tree)
     }
 
-    /// The tree that a checkpoint left: its root, the count of its nodes, and the generation in which changes
-    /// will be born, which must be younger than every node on the device. Reads the root.
+    /// Opens the tree of a checkpoint, given its root, the number of its nodes, and the generation
+    /// in which changed nodes will be born. That generation must be newer than every node on the
+    /// device. Reads the root.
     #[allow(clippy::too_many_arguments)]
     pub fn open(
         io: Arc<dyn NodeIo>,
@@ -156,7 +158,7 @@ impl Tree {
         }
     }
 
-    /// The generation in which changes are born now.
+    /// The current generation, in which changed nodes are born.
     pub fn generation(&self) -> Generation {
         Generation(self.generation.load(Acquire))
     }
@@ -178,8 +180,9 @@ impl Tree {
         self.nodes.load(Relaxed)
     }
 
-    /// The most nodes that one put can take from [`NodeSpace`] now: every node of the path copied and split,
-    /// and a new root. The path may grow by one level per root split of other writers in between.
+    /// The most nodes that one put can take from [`NodeSpace`] now: every node of the path is
+    /// copied and split, and there is a new root. The path may grow by one level for each root
+    /// split of another writer meanwhile.
     pub fn nodes_per_put_max(&self) -> u64 {
         2 * self.height() as u64 + 2
     }
@@ -197,7 +200,7 @@ impl Tree {
         self.cache.shared.lock
     }
 
-    /// What happened at the latches so far.
+    /// Statistics of the latches since the tree was opened.
     pub fn latches(&self) -> LatchReport {
         self.meter.stats.report(self.lock())
     }
@@ -216,7 +219,7 @@ impl Tree {
         self.cache.limit.load(Relaxed)
     }
 
-    /// Sets the memory for nodes and evicts what is over it, as far as that can be evicted.
+    /// Sets the memory for nodes, and evicts nodes beyond it as far as they can be evicted.
     pub fn set_cache_bytes(&self, bytes: usize) {
         self.cache.limit.store(bytes, Relaxed);
         self.trim(3 * self.cache.ring_len());
@@ -228,8 +231,8 @@ impl Tree {
         self.cache.absent.load(Relaxed) == 0
     }
 
-    /// Reads in the leaves that answer for `keys` and keeps them and their ancestors in memory. Waits for the
-    /// device; holds no latch meanwhile.
+    /// Reads in the leaves that cover `keys`, and keeps them and their ancestors in memory. May
+    /// wait for the device; holds no latch meanwhile.
     pub fn pin(&self, keys: &[Key]) -> Result<Pins> {
         let mut pins = Pins(Vec::with_capacity(keys.len()));
         for key in keys {
@@ -239,7 +242,7 @@ impl Tree {
         Ok(pins)
     }
 
-    /// A dirty node, not yet linked nor shared.
+    /// A new dirty node, neither linked nor shared yet.
     pub(crate) fn new_frame(
         &self,
         identity: Child,
@@ -259,13 +262,13 @@ impl Tree {
         LatchWatch::new(&self.meter)
     }
 
-    /// Counts a new node of the current generation in, under the latches of the step that links it.
+    /// Registers a new node of the current generation, under the latches of the step that links it.
     pub(crate) fn adopt(&self, frame: &Arc<Frame>) {
         self.cache.add_dirty(frame);
         self.nodes.fetch_add(1, Relaxed);
     }
 
-    /// Counts a node out, under the latches of the step that killed it.
+    /// Unregisters a node and frees its blocks, under the latches of the step that killed it.
     pub(crate) fn retire(&self, frame: &Frame) {
         self.nodes.fetch_sub(1, Relaxed);
         if frame.born == self.generation() {
@@ -281,7 +284,7 @@ impl Tree {
         parent.read(watch, |p| p.route(key))
     }
 
-    /// The child of `parent` that answers for the key, read in if need be. None: start over.
+    /// The child of `parent` that covers the key, read in if need be. `None`: start over.
     #[inline]
     pub(crate) fn child_of(
         &self,
@@ -302,9 +305,9 @@ impl Tree {
         }
     }
 
-    /// Reads a node in and links it into its parent, unless someone else did or the parent has another child
-    /// there by now. Then what was read means nothing, not even that it is corrupt: its blocks may have been
-    /// used anew.
+    /// Reads a node in and links it into its parent, unless another thread did that, or the parent
+    /// has another child there by now. In that case the bytes that were read mean nothing, even if
+    /// they look corrupt: the blocks may have been reused.
     #[cold]
     pub(crate) fn load(
         &self,
@@ -342,7 +345,7 @@ impl Tree {
         })
     }
 
-    /// The leaf that answered for the key a moment ago.
+    /// The leaf that covered the key a moment ago.
     #[inline]
     pub(crate) fn leaf_for(&self, watch: &LatchWatch<'_>, key: &Key) -> Result<Arc<Frame>> {
         'restart: loop {
@@ -359,8 +362,8 @@ impl Tree {
         }
     }
 
-    /// Goes down without latches and runs `f` on the leaf, which says None if it is not the right one any
-    /// more. None: go down with latches.
+    /// Descends without latches and runs `f` on the leaf. `f` returns `None` if the leaf no longer
+    /// covers the key. The result is `None` if the caller must descend with latches.
     #[inline]
     pub(crate) fn optimistic<R>(&self, key: &Key, mut f: impl FnMut(&Frame) -> Option<R>) -> Option<R> {
         let active = self.cache.shared.epochs.enter(stripe());
@@ -380,7 +383,7 @@ impl Tree {
         None
     }
 
-    /// `Child` of the leaf.
+    /// Descends without latches. Returns `Child` with the leaf, or why it stopped.
     #[inline]
     fn descend<'a>(&'a self, active: &'a Active<'_>, key: &Words) -> Step<'a> {
         let mut at: &Frame = &self.anchor;
@@ -398,7 +401,7 @@ impl Tree {
         }
     }
 
-    /// Runs `f` on the leaf that answers for the key, under its read latch.
+    /// Runs `f` on the leaf that covers the key, under its read latch.
     #[inline]
     pub(crate) fn with_leaf<R>(&self, key: &Key, mut f: impl FnMut(&Node) -> R) -> Result<R> {
         let watch = self.watch();
@@ -426,12 +429,13 @@ impl Tree {
 
 impl Drop for Tree {
     fn drop(&mut self) {
-        // What is retired refers to what keeps it.
+        // Retired frames refer to the structure that holds them.
         self.cache.shared.epochs.collect();
     }
 }
 
-/// A valid node may still be the wrong one: its keys must lie between its parent's.
+/// A valid node may still be the wrong one: its keys must lie within the bounds that its parent
+/// gives.
 pub(crate) fn check_fences(view: NodeView<'_>, range: &KeyRange, addr: BlockNo) -> Result<()> {
     let (Some(first), Some(last)) = (view.first_key(), view.last_key()) else {
         return Ok(());

@@ -1,10 +1,10 @@
-//! Which latches a tree uses.
+//! The kinds of latches that a tree can use.
 
 use kedge_base::Error;
 use std::fmt;
 use std::str::FromStr;
 
-/// How threads keep out of each other's way in the nodes. The tree's contents and its format are the same
+/// How threads exclude each other in the nodes. The tree's contents and its format are the same
 /// under each.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub enum TreeLock {
@@ -13,8 +13,8 @@ pub enum TreeLock {
     Optimistic,
     /// Descents take each node's reader-writer latch.
     Rwlock,
-    /// Descents hold the latches of a path, which spin, and turn them into blocking ones and back where they
-    /// might sleep. Slow under contention, and here to be compared with.
+    /// Descents hold the latches of a path. These spin, and are converted to blocking ones and back
+    /// where a thread might sleep. Slow under contention; it exists for comparison.
     Pingpong,
 }
 

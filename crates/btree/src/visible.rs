@@ -1,26 +1,28 @@
-//! Readers that say what they read in a line of their own, in place of writing the latch's.
+//! Reader-biased latches (BRAVO): readers announce themselves in a table instead of writing to the
+//! latch.
 //!
-//! A reader-writer lock costs each reader two stores into a line that all its readers share, so that readers
-//! of one leaf queue for it although they do not exclude each other. A latch that was read for a while
-//! without a write is *biased*: its readers only put its name into their own slot of a table. A writer, who
-//! has the latch already, takes the bias away and waits until no slot names the latch; after that all goes
-//! through the latch until it is calm again. So a leaf that is written all the time costs its writers
-//! nothing, and one that is read all the time costs its readers no shared line.
+//! A reader-writer lock costs each reader two stores to a cache line that all its readers share. So
+//! readers of one leaf contend for that line although they do not exclude each other. A latch that
+//! was read for a while without a write becomes *biased*: its readers only put its name into a slot
+//! of a table, each thread into the slot of its stripe. A writer takes the latch, revokes the bias,
+//! and waits until no slot names the latch. After that all readers go through the latch until it is
+//! biased again. So a leaf that is often written costs its writers nothing more, and a leaf that is
+//! often read costs its readers no shared cache line.
 //!
-//! Why they exclude each other: the reader stores its slot and then looks at the bias, the writer stores the
-//! bias and then looks at the slots, each with a fence between. At least one sees the other: the reader goes
-//! to the latch, or the writer waits.
+//! Why readers and writers exclude each other: the reader stores its slot and then loads the bias.
+//! The writer stores the bias and then loads the slots. Each has a fence in between, so at least
+//! one sees the other: the reader goes to the latch, or the writer waits.
 
 use super::sync::{AtomicU32, AtomicU64, Ordering::*, fence, relax};
 
-/// Reads through the latch in a row that make it biased: as many as there are slots to look at for who takes
-/// the bias away.
+/// Reads in a row through the latch after which it becomes biased: as many as there are slots that
+/// revoking has to check.
 const CALM: u32 = 16;
 
 #[repr(align(128))]
 struct Slot(AtomicU64);
 
-/// What the threads read just now, by name; 0: nothing.
+/// The names of the latches that threads are reading now; 0: none.
 pub(crate) struct Readers(Box<[Slot]>);
 
 impl Readers {
@@ -29,14 +31,14 @@ impl Readers {
     }
 }
 
-/// A latch's part.
+/// The bias of one latch.
 #[derive(Debug)]
 pub(crate) struct Bias {
     on: AtomicU32,
     calm: AtomicU32,
 }
 
-/// Keeps writers away from what it names until it is dropped.
+/// Excludes writers of the latch that its slot names, until it is dropped.
 pub(crate) struct Visible<'a>(&'a AtomicU64);
 
 impl Drop for Visible<'_> {
@@ -57,7 +59,8 @@ impl Bias {
         self as *const Bias as usize as u64
     }
 
-    /// None: through the latch. One thing at a time per slot, so also for who reads something already.
+    /// Enters without the latch. `None`: go through the latch, because it is not biased, or because
+    /// the slot is in use.
     #[inline]
     pub fn enter<'a>(&self, readers: &'a Readers, slot: usize) -> Option<Visible<'a>> {
         if self.on.load(Relaxed) == 0 {
@@ -71,7 +74,7 @@ impl Bias {
         (self.on.load(Acquire) != 0).then_some(visible)
     }
 
-    /// By a reader that has the latch.
+    /// Called by a reader that holds the latch.
     #[inline]
     pub fn note_read(&self) {
         if self.on.load(Relaxed) == 0 && self.calm.fetch_add(1, Relaxed) + 1 >= CALM {
@@ -79,7 +82,7 @@ impl Bias {
         }
     }
 
-    /// By a writer that has the latch, before it touches what the latch guards.
+    /// Called by a writer that holds the latch, before it accesses what the latch guards.
     #[inline]
     pub fn revoke(&self, readers: &Readers) {
         if self.calm.load(Relaxed) > 0 {

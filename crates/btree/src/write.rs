@@ -1,10 +1,10 @@
-//! Changes of items, and the steps that make a leaf fit for them.
+//! Changes of items, and the steps that prepare a leaf for them.
 //!
-//! A writer first goes down like a reader and takes the write latch of the leaf alone. If the leaf is of an
-//! older generation or full, it *prepares*: from the root down, one step at a time on a parent and its child,
-//! nodes are copied into the current generation and full ones split (inner nodes before they are needed: then
-//! a split never has to go back up). A step that finds the world changed does nothing and the descent starts
-//! over.
+//! A writer first descends like a reader and takes only the write latch of the leaf. If the leaf is
+//! of an older generation or full, the writer *prepares* the path: from the root down, one step at
+//! a time on a parent and its child, nodes are copied into the current generation and full ones are
+//! split. Inner nodes are split before that is necessary, so a split never has to go back up. If a
+//! step finds that the tree has changed, it does nothing and the descent starts over.
 
 use crate::frame::{Frame, Node};
 use crate::latch::LatchWatch;
@@ -16,19 +16,19 @@ use kedge_format::item::VALUE_MAX;
 use kedge_format::node::{CHILD_SIZE, Child, NodeView, item_cost};
 use std::sync::Arc;
 
-/// Candidates for eviction looked at after a change of structure.
+/// Candidates for eviction that are examined after a change of structure.
 const TRIM_PER_STEP: usize = 8;
 
 enum Attempt<R> {
     Done(R),
-    /// The leaf does not answer for the key any more.
+    /// The leaf no longer covers the key.
     Stale,
     /// The leaf is of an older generation.
     Old,
     Full,
 }
 
-/// What a node on the way needs before it can be gone through.
+/// What a node on the path needs before the descent can go on.
 #[derive(PartialEq, Eq)]
 pub(crate) enum Need {
     Nothing,
@@ -67,8 +67,9 @@ impl Tree {
         }
     }
 
-    /// Changes the value of `key` in place, its length fixed. False if there is none, and `f` was not called;
-    /// else it was called once, under the leaf's write latch: it must not call the tree.
+    /// Changes the value of `key` in place; its length cannot change. Returns false if there is no
+    /// such item, without a call of `f`. Otherwise `f` was called once, under the leaf's write
+    /// latch: it must not call the tree.
     pub fn update(&self, key: Key, f: impl FnOnce(&mut [u8])) -> Result<bool> {
         let mut f = Some(f);
         let generation = self.generation();
@@ -84,7 +85,8 @@ impl Tree {
         let generation = self.generation();
         let sparse = self.change(generation, &key, |leaf, i| {
             leaf.edit(generation).remove_at(i);
-            // Looking for a partner to merge with costs more than the removal: not every time.
+            // Looking for a neighbour to merge with costs more than the removal, so this is not
+            // done each time.
             let view = leaf.view();
             view.items() == 0 || (view.items() % 8 == 0 && Tree::is_sparse(view))
         })?;
@@ -121,8 +123,8 @@ impl Tree {
         }
     }
 
-    /// Runs `change` on the leaf that answers for the key under its write latch, or `old` for reading if it is
-    /// of an older generation.
+    /// Runs `change` on the leaf that covers the key, under its write latch. If the leaf is of an
+    /// older generation, runs `old` under its read latch instead.
     fn attempt<R>(
         &self,
         watch: &LatchWatch<'_>,
@@ -142,7 +144,7 @@ impl Tree {
             if leaf.born != generation {
                 return leaf.read(watch, |n| if n.range.covers(key) { old(n) } else { Attempt::Stale });
             }
-            // A leaf has no route table to bring up to date.
+            // A leaf has no route table to update.
             leaf.latch.write(watch, |n| if n.range.covers(key) { change(n) } else { Attempt::Stale })
         };
         if self.lock() == TreeLock::Optimistic {
@@ -154,8 +156,9 @@ impl Tree {
         Ok(at(&*self.leaf_for(watch, key)?))
     }
 
-    /// Makes the path to the key's leaf writable and, with a value to insert, roomy. `Some(replaced)` if a
-    /// split of the leaf put the item where it belongs; None: try the leaf again.
+    /// Makes the path to the key's leaf writable and, if there is a value to insert, makes room for
+    /// it. `Some(replaced)` if a split of the leaf has inserted the item. `None`: try the leaf
+    /// again.
     #[cold]
     fn prepare(&self, generation: Generation, key: &Key, insert: Option<&[u8]>) -> Result<Option<bool>> {
         let done = self.prepare_path(generation, key, insert);
@@ -207,7 +210,8 @@ impl Tree {
         })
     }
 
-    /// Moves a child of an older generation to a new address. False: the world changed, start over.
+    /// Moves a child of an older generation to a new address. False: the tree has changed, start
+    /// over.
     fn copy_child(
         &self,
         parent: &Frame,
@@ -234,7 +238,8 @@ impl Tree {
     }
 }
 
-/// Whether a node can take what an insertion may bring: a leaf the item, an inner node one more child.
+/// Whether a node can take what an insertion may bring: a leaf the item, an inner node one more
+/// child.
 pub(crate) fn has_room(view: NodeView<'_>, key: &Key, value: &[u8]) -> bool {
     if view.level() > 0 {
         return view.free_space() >= item_cost(CHILD_SIZE);

@@ -193,8 +193,8 @@ fn a_scan_may_delete_what_it_visits() {
     assert_eq!((found.items, found.nodes.len(), world.tree.root().2), (0, 1, 0), "an empty root is left");
 }
 
-/// The read is slow: when it returns, the node was moved, its old blocks are no longer a node, and its
-/// successor was evicted. Were a latch held meanwhile, this would not end.
+/// The read is slow: when it returns, the node was moved, its old blocks are no longer a node, and
+/// its successor was evicted. If a latch were held meanwhile, the test would hang.
 #[test]
 fn a_node_that_moves_while_it_is_read_is_read_again() {
     let world = Arc::new(World::new(PLENTY));

@@ -1,5 +1,6 @@
-//! The latch algorithms under the model checker: the crate's own sources, compiled against its atomics. Every
-//! interleaving of these small models is run, and every value that the memory model allows a load to see.
+//! The latch algorithms under the model checker: the crate's own sources, compiled against its
+//! atomics. Every interleaving of these small models is run, and every value that the memory model
+//! allows a load to see.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, dead_code)]
 
 #[path = "../src/epoch.rs"]
@@ -65,8 +66,8 @@ use pingpong::{Grip, HasPing, Mode, PingLock};
 use routes::{Bounds, Look, Routes};
 use visible::{Bias, Readers};
 
-/// All interleavings with up to this many switches away from a thread that could go on: more take too long,
-/// and faults hardly ever need more.
+/// All interleavings with up to this many preemptions. More would take too long, and bugs hardly
+/// ever need more.
 const SWITCHES: usize = 3;
 
 fn model(body: impl Fn() + Sync + Send + 'static) {
@@ -75,7 +76,7 @@ fn model(body: impl Fn() + Sync + Send + 'static) {
     builder.check(body);
 }
 
-/// A table whose words always say the same thing: every key starts with what the child is called.
+/// A table whose words agree: every key starts with the word of its child.
 fn publish(routes: &Routes, stamp: u64) {
     let bounds = Bounds { low: [stamp, 0, 0], high: Some([stamp + 100, 0, 0]) };
     routes.publish(&bounds, 2, 0..2, |i| ([stamp + 10 * i as u64, 0, 0], stamp + i as u64));
@@ -90,8 +91,9 @@ fn a_look_sees_one_version() {
             let routes = routes.clone();
             thread::spawn(move || publish(&routes, 1050))
         };
-        // In the old version the second child's, in the new one the first child's; half of one and half of
-        // the other would say the first one's of the old or the second one's of the new.
+        // The key is the second child's in the old version and the first child's in the new one. A
+        // mix of the two would give the first child of the old version, or the second child of the
+        // new one.
         match routes.look(&[1052, 0, 0]) {
             Look::Child(child) => assert!(child == 1001 || child == 1050, "child {child}"),
             look => assert_eq!(look, Look::Torn),
@@ -123,7 +125,7 @@ fn what_a_route_leads_to_is_initialised() {
     });
 }
 
-/// Asserts when it is dropped that nobody reads it.
+/// Asserts when it is dropped that no thread reads it.
 struct Thing(Arc<UnsafeCell<u64>>);
 
 impl Drop for Thing {
@@ -138,7 +140,7 @@ fn nothing_is_dropped_under_a_reader() {
     model(|| {
         let epochs = Arc::new(Epochs::<Thing>::new(1));
         let cell = Arc::new(UnsafeCell::new(7));
-        // What a reader finds: 1, the thing; 0, nothing.
+        // What a reader finds: 1, the object; 0, nothing.
         let visible = Arc::new(AtomicU64::new(1));
         let writer = {
             let (epochs, cell, visible) = (epochs.clone(), cell.clone(), visible.clone());

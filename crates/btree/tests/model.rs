@@ -1,4 +1,5 @@
-//! The tree against a sorted map: random operations, evictions, freezes, and each frozen state opened anew.
+//! The tree against a sorted map: random operations, evictions, freezes, and each frozen state
+//! opened anew.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -190,7 +191,7 @@ impl Run {
         }
     }
 
-    /// Empties the tree at the end: nothing may be left allocated but a root.
+    /// Empties the tree at the end: only a root may be left allocated.
     fn end(mut self) {
         assert!(self.world.contents() == self.model);
         self.act(Act::Check);
@@ -257,7 +258,7 @@ proptest! {
     }
 }
 
-/// Large values make a tree of several levels out of few items.
+/// Large values make a tree of several levels from few items.
 #[test]
 fn a_high_tree_behaves_like_a_sorted_map() {
     for (seed, lock) in (1u64..).zip(TreeLock::ALL) {

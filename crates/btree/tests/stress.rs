@@ -1,5 +1,5 @@
-//! Many threads: writers with their own keys, readers over all, checkpoints that stop the writers for an
-//! instant.
+//! Many threads: writers with keys of their own, readers of all keys, and checkpoints that stop the
+//! writers for an instant.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -126,7 +126,7 @@ fn checkpoint_loop(shared: &Shared) {
             shared.world.freeze()
         };
         shared.world.write(&checkpoint);
-        // What is on the device is a whole tree, whatever the writers do meanwhile.
+        // The device holds a whole tree, whatever the writers do meanwhile.
         let again = shared.world.open_frozen(&checkpoint, 32 * 16384).unwrap();
         again.check();
         again.contents().iter().for_each(|(key, value)| verify(*key, value));

@@ -163,7 +163,8 @@ impl World {
         assert!(self.device.nodes.lock().len() <= before + count);
     }
 
-    /// The checkpoint is durable: what only the one before used is free, and on this device destroyed.
+    /// The checkpoint is durable: nodes that only the previous one used are free, and this device
+    /// destroys them.
     pub fn finish(&self, checkpoint: Checkpoint) {
         self.tree.written(checkpoint.frozen);
         let mut state = self.space.state.lock();
@@ -201,7 +202,7 @@ impl World {
         Ok(World { device, space, tree })
     }
 
-    /// Walks the tree and compares what it uses with what the allocator gave.
+    /// Walks the tree and compares the nodes that it uses with those that the allocator gave.
     pub fn check(&self) -> TreeCheck {
         let found = self.tree.check().unwrap();
         let reachable: BTreeMap<BlockNo, Generation> =
