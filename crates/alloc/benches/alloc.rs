@@ -1,4 +1,5 @@
-//! Rates of the allocator: single blocks and runs, on an empty, a nearly full and a checkerboard image, and nodes.
+//! Rates of the allocator: single blocks and runs, on an empty, a nearly full and a checkerboard
+//! image, and nodes.
 
 use kedge_alloc::{Alloc, NodeClass};
 use kedge_base::{BLOCK_SIZE, BlockNo, Clock, Extent, Generation, Lsn, SystemClock, Timespec, spawn_named};

@@ -17,7 +17,7 @@ fn is_no_space<T>(result: Result<T, Error>) -> bool {
     matches!(result, Err(Error::NoSpace))
 }
 
-/// Takes and applies single blocks until there is no more.
+/// Allocates single blocks, with their records, until there are no more.
 fn fill(alloc: &Alloc) -> Vec<Extent> {
     let mut all = Vec::new();
     loop {
@@ -79,7 +79,7 @@ fn goals_outside_the_image_are_hints_too() {
 #[test]
 fn reservations_hold_to_the_last_block() {
     let alloc = smallest();
-    // Single blocks with gaps between them, so that the space is nothing but crumbs.
+    // Single blocks with gaps between them, so that the space is fragmented to single blocks.
     let all = fill(&alloc);
     let (gone, _kept): (Vec<_>, Vec<_>) = all.iter().partition(|e| e.start.0 % 2 == 0);
     for e in &gone {
@@ -301,7 +301,7 @@ fn a_full_image_can_be_emptied() {
     }
 }
 
-/// The pool bled dry on a full image takes what deletes free before data gets it.
+/// A pool that was emptied on a full image takes what deletes free before data gets it.
 #[test]
 fn a_bled_pool_is_refilled_first() {
     let alloc = smallest();
@@ -322,7 +322,7 @@ fn a_bled_pool_is_refilled_first() {
     alloc.durable(Lsn(5));
     let counts = alloc.free_counts();
     assert!(counts.pool >= 8, "{counts:?}");
-    // Crumbs are no slots: data may have them though the pool is short.
+    // Single blocks are no slots: data may have them though the pool is short.
     for e in kept.iter().step_by(2) {
         alloc.apply_free(*e, Lsn(6)).unwrap();
     }
@@ -477,7 +477,8 @@ fn held_blocks_are_kept_for_their_records() {
     alloc.cells.iter().for_each(|c| c.lock().check());
 }
 
-/// A full image that the log filled and emptied over and over has the room for replay that it had when it ran.
+/// A full image that the log filled and emptied again and again has as much room for replay as it
+/// had when it ran.
 #[test]
 fn a_hold_ends_with_the_last_record_that_takes_the_blocks() {
     let geometry = plan(SMALLEST, 1024);
@@ -500,8 +501,8 @@ fn a_hold_ends_with_the_last_record_that_takes_the_blocks() {
     alloc.cells.iter().for_each(|c| c.lock().check());
 }
 
-/// Replay from the last cut needs as many slots as the tree had at its largest since, so data gets none of them before the
-/// next checkpoint is durable; the tree may have them again at once.
+/// Replay from the last cut needs as many slots as the tree had at its largest since, so data gets
+/// none of them before the next checkpoint is durable; the tree may have them again at once.
 #[test]
 fn slots_that_the_tree_used_since_the_cut_are_not_for_data() {
     let alloc = smallest();
@@ -532,7 +533,8 @@ fn one_checkpoint_at_a_time() {
     let _second = alloc.freeze();
 }
 
-/// Threads that take, apply and free at random, with checkpoints between: no block has two owners, nothing is lost.
+/// Threads that take, apply and free at random, with checkpoints between: no block has two owners,
+/// nothing is lost.
 #[test]
 fn many_threads() {
     let geometry = plan(2 * GROUP_BLOCKS + 1000, 20000);

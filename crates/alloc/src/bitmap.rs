@@ -1,7 +1,7 @@
 //! The bits of one group, a word at a time.
 //!
-//! Bit `i` is bit `i % 64` of word `i / 64`, which little-endian words turn into the bit order of the format. Nothing
-//! here knows what a bit means.
+//! Bit `i` is bit `i % 64` of word `i / 64`. Stored as little-endian words, this is the bit order
+//! of the format. The meaning of a bit is the caller's.
 
 use kedge_base::BLOCK_SIZE;
 use kedge_format::alloc::GROUP_BLOCKS;
@@ -98,7 +98,8 @@ impl Bitmap {
         self.next(from, end, 0)
     }
 
-    /// First set bit once every word is inverted by `flip`. Searches live here, so it is spelled out.
+    /// First set bit of the words combined with `flip` by exclusive or. Most time of a search is
+    /// spent here, hence the explicit loop.
     fn next(&self, from: u32, end: u32, flip: u64) -> u32 {
         assert!(end <= BITS, "range inside the group");
         if from >= end {
@@ -116,8 +117,8 @@ impl Bitmap {
         (word as u32 * 64 + hit.trailing_zeros()).min(end)
     }
 
-    /// Where the run of clear bits that ends at `to` (exclusive) begins, looking back as far as the word that holds
-    /// `limit`.
+    /// The start of the run of clear bits that ends at `to` (exclusive). Looks back as far as the
+    /// word that holds `limit`.
     pub fn clear_run_before(&self, to: u32, limit: u32) -> u32 {
         let mut at = to;
         while at > limit {
@@ -132,7 +133,7 @@ impl Bitmap {
         at
     }
 
-    /// First node slot (aligned run of clear bits) at or behind `from`, itself aligned.
+    /// First node slot (an aligned run of clear bits) at or after `from`, which is aligned too.
     pub fn next_clear_slot(&self, from: u32) -> Option<u32> {
         debug_assert!(from.is_multiple_of(NODE_BLOCKS as u32));
         let mut mask = u64::MAX << (from % 64);

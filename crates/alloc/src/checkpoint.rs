@@ -1,8 +1,8 @@
-//! Freezing the owned bitmaps at a checkpoint's cut, and what is written of them.
+//! Freezing the owned bitmaps at a checkpoint's cut, and writing them.
 //!
-//! The cut holds the exclusive epoch guard, so no `apply_*`, `alloc_node` or `free_node` runs. Searches, promises and
-//! refills may: they touch `busy` alone. Freezing shares the bitmaps that changed; whoever changes one afterwards
-//! copies it first.
+//! The cut holds the exclusive epoch guard, so no `apply_*`, `alloc_node` or `free_node` runs.
+//! Searches, promises and refills may run: they change only `busy`. Freezing shares the bitmaps
+//! that changed; a later change copies the bitmap first.
 //!
 //! Crash argument: see "Copies" in the crate's documentation.
 
@@ -23,7 +23,8 @@ pub struct FrozenAlloc {
     geometry: Geometry,
     /// The groups that changed, ascending.
     groups: Vec<FrozenGroup>,
-    /// The index of the last durable checkpoint, and with the changed groups' entries, once someone asked.
+    /// The index of the last durable checkpoint. `index` is the same with the entries of the
+    /// changed groups, computed on first use.
     base: Durable,
     index: OnceLock<Arc<Vec<GroupEntry>>>,
     slot: OnceLock<usize>,
@@ -34,7 +35,7 @@ pub struct FrozenAlloc {
 #[derive(Clone)]
 pub(crate) struct Durable {
     pub index: Arc<Vec<GroupEntry>>,
-    /// The slot whose index area that is; none before the first checkpoint of a new image.
+    /// The slot of that index area; `None` before the first checkpoint of a new image.
     pub slot: Option<usize>,
 }
 
@@ -55,7 +56,7 @@ impl FrozenAlloc {
         self.groups.len()
     }
 
-    /// The index that the checkpoint leaves. Costs the checksums, so it is made outside the cut.
+    /// The index that the checkpoint writes. It needs checksums, so it is computed outside the cut.
     fn index(&self) -> &Arc<Vec<GroupEntry>> {
         self.index.get_or_init(|| {
             let mut index = self.base.index.to_vec();
@@ -73,11 +74,13 @@ impl FrozenAlloc {
         })
     }
 
-    /// What the checkpoint of `generation` has to write, neighbours merged: the changed bitmaps into the copies that
-    /// the last durable checkpoint does not use, and the index area of the generation's slot.
+    /// The writes of the checkpoint of `generation`, with neighbours merged: the changed bitmaps
+    /// into the copies that the last durable checkpoint does not use, and the index area of the
+    /// generation's slot.
     ///
-    /// That must not be the slot of the last durable checkpoint: its index would be gone before the new superblock is
-    /// there. So after an abandoned checkpoint a generation is skipped.
+    /// That must not be the slot of the last durable checkpoint: its index would be overwritten
+    /// before the new superblock is durable. So a generation is skipped after an abandoned
+    /// checkpoint.
     pub fn writes(&self, uuid: uuid::Uuid, generation: Generation) -> Vec<(BlockNo, IoBuf)> {
         let slot = *self.slot.get_or_init(|| Superblock::slot_of(generation));
         assert!(slot == Superblock::slot_of(generation), "a frozen state is of one generation");
@@ -114,9 +117,11 @@ impl FrozenAlloc {
 }
 
 impl Alloc {
-    /// Shares the bitmaps that changed since the last freeze. Under the caller's exclusive epoch guard; one at a time.
+    /// Shares the bitmaps that changed since the last freeze. Called under the exclusive epoch
+    /// guard, and for one checkpoint at a time.
     pub fn freeze(&self) -> FrozenAlloc {
-        // Two in flight would write one copy twice, the second time perhaps under a durable superblock that reads it.
+        // Two in flight could write the same copy, the second one while a durable superblock
+        // already refers to it.
         assert!(
             !self.in_flight.swap(true, SeqCst),
             "the last frozen state was neither written nor abandoned"
@@ -141,16 +146,17 @@ impl Alloc {
         }
     }
 
-    /// The superblock of the frozen state's checkpoint is durable: its copies are the current ones.
+    /// The superblock of the frozen state's checkpoint is durable: its copies are now the current
+    /// ones.
     pub fn written(&self, frozen: FrozenAlloc) {
         let slot = *frozen.slot.get().expect("its writes were asked for");
         *self.durable.lock() = Durable { index: frozen.index().clone(), slot: Some(slot) };
         self.in_flight.store(false, SeqCst);
     }
 
-    /// The checkpoint failed: the groups it would have written are dirty again. Its copies stay unused, whatever of
-    /// them was written, and so does its slot: the next checkpoint's generation must fall on the same slot (see
-    /// [`FrozenAlloc::writes`]).
+    /// The checkpoint failed: the groups it would have written are dirty again. Its copies and its
+    /// slot stay unused, even if some of them were written. The generation of the next checkpoint
+    /// must fall on the same slot (see [`FrozenAlloc::writes`]).
     pub fn abandon(&self, frozen: FrozenAlloc) {
         for frozen in &frozen.groups {
             self.with_group(frozen.group, |group| group.dirty = true);

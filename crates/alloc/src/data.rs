@@ -1,4 +1,4 @@
-//! Blocks for file data: promises, places, and the frees that wait for the log.
+//! Blocks for file data: promises, placement, and the frees that wait for the log.
 
 use crate::bitmap::BITS;
 use crate::group::CONTINUE_MIN;
@@ -11,27 +11,29 @@ use kedge_format::node::NODE_BLOCKS;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
-/// A run this long (4 MiB) is as good as any: no search goes on for more.
+/// A run of this length (4 MiB) is good enough: no search goes on for a longer one.
 const GOOD_RUN: u64 = 1024;
-/// Groups searched for a good run before a poor one near the goal will do.
+/// Groups that are searched for a good run before a short one near the goal is taken.
 const GOOD_GROUPS: u32 = 4;
-/// How often a data reservation takes from the pool before it gives up against others who do the same.
+/// How often a data reservation takes blocks from the pool before it gives up, because other
+/// threads took them first.
 const SHRINK_TRIES: u32 = 16;
-/// Directories with inode numbers this close share a group, so that a tree of small directories is written in one
-/// place.
+/// So many directories with neighbouring inode numbers share a group, so that a tree of small
+/// directories is written in one place.
 const DIRS_TOGETHER: u64 = 64;
 /// At most this part of the data area, and at least so many blocks, can be set aside as bad.
 const BAD_PART: u64 = 64;
 const BAD_MIN: u64 = 256;
-/// Groups tried for a directory before a nearly full one will do.
+/// Groups that are tried for a directory before a nearly full one is taken.
 const DIR_GROUPS: u64 = 16;
 
-/// Data frees that are not durable, by the LSN behind their record.
+/// Frees of data that are not durable, by the end LSN of their record.
 pub(crate) struct Pending {
-    /// Ascending. Threads free nearly in the order of their records, so a queue whose late comers move up a few
-    /// places is cheaper than a tree.
+    /// In ascending order. Threads free nearly in the order of their records, so inserting a late
+    /// entry a few places from the end is cheaper than a tree.
     by_lsn: Mutex<VecDeque<(Lsn, Extent)>>,
-    /// Lowest LSN in the queue; `u64::MAX` when it is empty. Lets `durable` leave without a lock.
+    /// Lowest LSN in the queue; `u64::MAX` when it is empty. `durable` returns without the lock if
+    /// this is higher.
     oldest: AtomicU64,
     durable: AtomicU64,
     blocks: AtomicU64,
@@ -61,10 +63,11 @@ impl Pending {
         self.oldest.fetch_min(end_lsn.0, SeqCst);
     }
 
-    /// What is durable by `lsn`, or by the highest LSN seen so far.
+    /// Removes and returns the frees that are durable at `lsn`, or at the highest LSN seen so far.
     ///
-    /// Either this thread sees the new `oldest` of a concurrent `push`, or that thread, which checks `durable` after
-    /// its push, sees the new `durable`: no free is left behind when the log then falls idle.
+    /// Beside a concurrent `push`, either this thread sees the new `oldest`, or the pushing thread,
+    /// which checks `durable` after its push, sees the new `durable`. So no free stays in the queue
+    /// when the log then becomes idle.
     fn due(&self, lsn: Lsn) -> Vec<Extent> {
         let lsn = self.durable.fetch_max(lsn.0, SeqCst).max(lsn.0);
         if self.oldest.load(SeqCst) > lsn {
@@ -111,16 +114,17 @@ impl Alloc {
         (self.available_after_checkpoint() + self.pending.blocks()).saturating_sub(lack)
     }
 
-    /// What [`Alloc::available_data`] would be if a checkpoint of now were durable.
+    /// What [`Alloc::available_data`] would be if a checkpoint cut now were durable.
     pub fn available_after_checkpoint(&self) -> u64 {
         self.space.available() + self.pool.surplus_after_checkpoint() * NODE_BLOCKS
     }
 
-    /// Places up to `want` blocks as one run inside one group: at `goal` if that is free, else near it.
+    /// Places up to `want` blocks as one run inside one group: at `goal` if that is free, else near
+    /// it.
     ///
-    /// Draws on `reservation` first and for the rest on the space of all; with an empty or no reservation it may fail
-    /// with NoSpace, otherwise at least one block is placed. The run is busy, and the caller's until `apply_alloc` or
-    /// `release_data`.
+    /// Takes blocks from `reservation` first and the rest from the unpromised space. Without a
+    /// reservation, or with an empty one, it may fail with NoSpace; otherwise at least one block is
+    /// placed. The run is busy and belongs to the caller until `apply_alloc` or `release_data`.
     pub fn alloc_data(
         &self,
         goal: BlockNo,
@@ -156,15 +160,15 @@ impl Alloc {
         self.freed(self.release(extent));
     }
 
-    /// As [`Alloc::release_data`], for blocks that were placed out of a promise: it is renewed, and
-    /// nobody else gets them in between.
+    /// [`Alloc::release_data`] for blocks that were placed from a promise. The promise is renewed,
+    /// and no other caller can take the blocks in between.
     pub fn unplace_data(&self, extent: Extent) -> DataReservation {
         DataReservation::taken(self.space.clone(), self.release(extent))
     }
 
-    /// Sets blocks aside that the device does not take: whoever has them keeps them, and when they
-    /// become free nobody gets them as long as the image is open. The caller has them, placed or by
-    /// an extent. False: too many are set aside already, the device as a whole is at fault.
+    /// Puts blocks whose writes failed into quarantine. They stay with their owner; once free, they
+    /// are not allocated again while the image is open. The caller owns them, through placement or
+    /// an extent. False: too many are in quarantine already, so the device as a whole is at fault.
     pub fn quarantine(&self, extent: Extent) -> bool {
         let limit = ((self.geometry.total_blocks - self.geometry.data_start.0) / BAD_PART).max(BAD_MIN);
         let mut bad = self.bad.lock();
@@ -181,7 +185,8 @@ impl Alloc {
         self.bad_count.load(SeqCst)
     }
 
-    /// Blocks in quarantine that no record owns: free by the bitmaps, and out of reach.
+    /// Blocks in quarantine that no record owns: the bitmaps call them free, but they are not
+    /// available.
     pub(crate) fn bad_unowned(&self) -> u64 {
         if self.bad_blocks() == 0 {
             return 0;
@@ -194,8 +199,7 @@ impl Alloc {
         bad.iter().filter(|block| !owned(block)).count() as u64
     }
 
-    /// Makes busy blocks free that nothing holds any more, but for those in quarantine. Returns how
-    /// many.
+    /// Frees busy blocks that nothing holds any more, except those in quarantine. Returns how many.
     fn release(&self, extent: Extent) -> u64 {
         if self.bad_blocks() == 0 {
             return self.release_run(extent);
@@ -230,7 +234,8 @@ impl Alloc {
         Ok(())
     }
 
-    /// A record, which ends at `end_lsn`, gives the blocks back: no longer owned, busy until the record is durable.
+    /// A record that ends at `end_lsn` frees the blocks: they are no longer owned, and stay busy
+    /// until the record is durable.
     pub fn apply_free(&self, extent: Extent, end_lsn: Lsn) -> Result<()> {
         let replay = self.replaying.load(SeqCst);
         for (g, bit, len) in self.pieces(extent)? {
@@ -250,7 +255,7 @@ impl Alloc {
         Ok(())
     }
 
-    /// The log is durable up to `lsn`: data freed by records that end there is reusable.
+    /// The log is durable up to `lsn`: data freed by records that end at or below it is reusable.
     pub fn durable(&self, lsn: Lsn) {
         self.release_due(lsn);
     }
@@ -263,13 +268,14 @@ impl Alloc {
         self.freed(released);
     }
 
-    /// Where to look for the first blocks of a file: directories are spread over the groups, a directory's files stay
-    /// together and follow one another.
+    /// Where to look for the first blocks of a file. Directories are spread over the groups; the
+    /// files of one directory lie together, one after another.
     pub fn goal_for(&self, ino: Ino, dir: Ino) -> BlockNo {
         let (first, last) = (self.locate(BlockNo(0)).0, self.cells.len() as u64 - 1);
         let count = last - first + 1;
         let key = if dir.0 != 0 { dir.0 } else { ino.0 } / DIRS_TOGETHER;
-        // Fibonacci hashing: neighbouring keys land far apart, so directories do not grow into one another.
+        // Fibonacci hashing: neighbouring keys are far apart, so directories do not grow into each
+        // other.
         let home = ((key.wrapping_mul(0x9E37_79B9_7F4A_7C15) as u128 * count as u128) >> 64) as u64;
         let roomy = |g: &u64| self.cells[*g as usize].free() >= BITS / 8;
         let g = (0..count.min(DIR_GROUPS)).map(|i| first + (home + i) % count).find(roomy);
@@ -277,7 +283,7 @@ impl Alloc {
         BlockNo(g * GROUP_BLOCKS + self.cells[g as usize].cursor() as u64)
     }
 
-    /// Finds a place for up to `want` blocks that were taken from the space, so it exists.
+    /// Finds a place for up to `want` blocks. They were taken from the space, so there is one.
     fn place(&self, goal: BlockNo, want: u32) -> Extent {
         let (home, bit) = self.locate(goal);
         let good = if self.cells.len() == 1 { 1 } else { want.min(GOOD_RUN as u32) };
@@ -316,8 +322,9 @@ impl Alloc {
         self.place_under_all_locks(want)
     }
 
-    /// A run of at least `min` and at most `want` blocks in group `g`, at or behind `from` or the group's cursor.
-    /// Right at `from` also a shorter one that is worth continuing.
+    /// A run of at least `min` and at most `want` blocks in group `g`, at or after `from` or the
+    /// group's cursor. A run right at `from` may be shorter, if it is long enough to continue a
+    /// file.
     fn place_in(&self, g: u64, from: Option<u32>, want: u32, min: u32) -> Option<Extent> {
         if self.cells[g as usize].free() == 0 {
             return None;
@@ -332,8 +339,9 @@ impl Alloc {
         })
     }
 
-    /// The walk above can miss the promised block: freed in a group it had passed while another thread took the one
-    /// ahead. Walking again might miss it again, without bound; with every lock held nothing moves.
+    /// The search above can miss the promised block: it may be freed in a group that was already
+    /// searched, while another thread takes the one ahead. Another search might miss it again,
+    /// without bound. With all locks held, nothing changes.
     fn place_under_all_locks(&self, want: u32) -> Extent {
         let mut passed = Vec::with_capacity(self.cells.len());
         for (g, cell) in self.cells.iter().enumerate() {

@@ -3,16 +3,20 @@
 //! # Invariants (under the group's lock)
 //! 1. `owned` ⊆ `busy`; `nodes` ⊆ `busy` \ `owned`; in replay what is `held` is busy.
 //! 2. `free` and `owned_free` are the clear bits of `busy` and `owned`.
-//! 3. No free bit lies below `low`; no free slot exists if `slots_none`; no free run is longer than `run_max`. Taking
-//!    leaves that bound too high, giving back raises it, and the *sweep* lowers it: no free run that ends below
-//!    `swept` is longer than `swept_max`, so once `swept` reaches the end the bound is what the sweep saw.
+//! 3. No free bit lies below `low`. No free slot exists if `slots_none`. No free run is longer than
+//!    `run_max`. Allocating leaves this bound too high, freeing raises it, and the *sweep* lowers
+//!    it: no free run that ends below `swept` is longer than `swept_max`, so once `swept` reaches
+//!    the end, `swept_max` is the new bound.
 //!
 //! # Search
-//! A search looks at [`RUNS_MAX`] runs behind the goal and in the group's front, and lets the sweep go on by as many,
-//! so a checkerboard costs microseconds and not a scan of 16 thousand holes, and later searches know from `run_max`
-//! what they cannot find. A full word costs one compare, so a nearly full group is 512 of them. Trees of free extents
-//! would find the best fit, but cost a node of memory per hole and pointer chasing on the path that allocates one
-//! block at a time; a bitmap is what has to be written anyway.
+//! A search examines [`RUNS_MAX`] runs after the goal and as many at the group's front, and
+//! advances the sweep by as many. So a checkerboard of holes costs microseconds instead of a scan
+//! of 16 thousand holes, and later searches know from `run_max` what they cannot find. A full word
+//! costs one comparison, so a nearly full group costs 512.
+//!
+//! Trees of free extents were the alternative. They would find the best fit, but take a node of
+//! memory for each hole, and pointer chasing where blocks are allocated one at a time. A bitmap has
+//! to be written anyway.
 
 use crate::bitmap::{BITS, Bitmap};
 use crate::held::Held;
@@ -23,12 +27,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 const SLOT: u32 = NODE_BLOCKS as u32;
-/// Runs that one search looks at, and that it sweeps.
+/// Runs that one search examines, and by which it advances the sweep.
 const RUNS_MAX: u32 = 128;
-/// How far `release` looks for the ends of the run it makes; a longer one counts as all that is free.
+/// How far `release` looks for the ends of the run it creates. A longer run counts as everything
+/// that is free.
 const MERGE_MAX: u32 = 2048;
-/// A run right at the goal is taken from this length on (64 KiB) even if longer ones lie behind: it continues what
-/// ends at the goal without a seek.
+/// A run right at the goal is taken if it has at least this length (64 KiB), even if longer ones
+/// lie further on: it continues without a seek what ends at the goal.
 pub(crate) const CONTINUE_MIN: u32 = 16;
 /// Node slots are claimed in runs of at least this many (1 MiB) while such runs exist.
 pub(crate) const SLOT_RUN: u32 = 64;
@@ -36,13 +41,14 @@ pub(crate) const SLOT_RUN: u32 = 64;
 #[derive(Clone)]
 pub(crate) struct Group {
     first: BlockNo,
-    /// What the next checkpoint writes. Shared with a frozen checkpoint until either side is done with it.
+    /// The bitmap that the next checkpoint writes. Shared with a frozen checkpoint until it is
+    /// changed or the checkpoint ends.
     pub owned: Arc<Bitmap>,
-    /// Shares `owned` until a bit differs, which halves the memory of groups nobody touches.
+    /// Shares `owned` until a bit differs, which halves the memory of unused groups.
     busy: Arc<Bitmap>,
-    /// Pool slots and deferred ones: busy for the tree's sake, not owned.
+    /// Slots in the pool and deferred slots: busy, not owned.
     nodes: Option<Box<Bitmap>>,
-    /// Blocks that a record of the log still to be replayed takes; only in replay.
+    /// Blocks that records still to be replayed take; only in replay.
     held: Option<Box<Held>>,
     pub free: u32,
     pub owned_free: u32,
@@ -56,7 +62,7 @@ pub(crate) struct Group {
     pub dirty: bool,
 }
 
-/// A group with what others may know of it without its lock: hints, never truths.
+/// A group, with hints that are read without its lock and may be outdated.
 pub(crate) struct GroupCell {
     group: Mutex<Group>,
     free: AtomicU32,
@@ -81,7 +87,7 @@ impl GroupCell {
         self.group.lock()
     }
 
-    /// Renews the hints; call it before the lock is dropped after a change.
+    /// Updates the hints; call it after a change, before the lock is dropped.
     pub fn publish(&self, group: &Group) {
         self.free.store(group.free, Relaxed);
         self.run_max.store(group.run_max, Relaxed);
@@ -102,8 +108,8 @@ impl GroupCell {
 }
 
 impl Group {
-    /// A group of which `owned` is taken. Data starts an eighth into the free part: nodes are claimed from the front,
-    /// so the two meet only when the group fills up.
+    /// A group whose `owned` blocks are taken. Data starts an eighth into the free part, and nodes
+    /// are claimed from the front, so the two meet only when the group fills up.
     pub fn new(first: BlockNo, owned: Arc<Bitmap>) -> Group {
         let free = BITS - owned.count_set(0, BITS);
         let low = owned.next_clear(0, BITS);
@@ -133,15 +139,16 @@ impl Group {
         Err(Error::corrupt(kind, self.block(bit), what))
     }
 
-    /// Where the next allocation without a wish starts.
+    /// Where the next allocation without a goal starts.
     pub fn cursor(&self) -> u32 {
         self.cursor
     }
 
     // Free runs
 
-    /// A free run of up to `want` blocks: the one at `from` if it is worth it, else the first long enough behind,
-    /// from the group's start, or met by the sweep, else the longest seen. None only if nothing is free.
+    /// A free run of up to `want` blocks. In this order: the run at `from` if it is long enough to
+    /// continue; the first of `want` blocks after `from`, from the group's start, or met by the
+    /// sweep; the longest seen. `None` only if nothing is free.
     pub fn find_run(&mut self, from: u32, want: u32) -> Option<(u32, u32)> {
         if self.free == 0 {
             self.run_max = 0;
@@ -167,7 +174,8 @@ impl Group {
         Some(best)
     }
 
-    /// The first run of `want` blocks (measured no further) in `[from, end)`, or the longest of those looked at.
+    /// The first run of `want` blocks in `[from, end)`, or the longest of those examined. Runs are
+    /// not measured beyond `want`.
     fn scan(&self, from: u32, end: u32, want: u32) -> (u32, u32) {
         let (mut at, mut best) = (from, (from, 0));
         for _ in 0..RUNS_MAX {
@@ -183,9 +191,10 @@ impl Group {
         best
     }
 
-    /// Takes the sweep further; returns a run of `want` blocks if it meets one, else the longest it met.
+    /// Advances the sweep. Returns a run of `want` blocks if it meets one, else the longest it met.
     ///
-    /// Stopping at a find keeps the sweep in front of it: the run is likely taken now, and swept as what is left of it.
+    /// If it finds one, the sweep stops before that run: the run will probably be taken now, and
+    /// the next sweep then sees what is left of it.
     fn sweep(&mut self, want: u32) -> (u32, u32) {
         let mut best = (self.swept, 0);
         for _ in 0..RUNS_MAX {
@@ -216,7 +225,7 @@ impl Group {
         self.cursor = if start + len < BITS { start + len } else { 0 };
     }
 
-    /// Makes busy blocks free that nothing holds any more.
+    /// Frees busy blocks that nothing holds any more.
     pub fn release(&mut self, start: u32, len: u32) {
         assert_eq!(
             self.busy.first_clear(start, len),
@@ -254,7 +263,8 @@ impl Group {
         self.nodes.as_ref()?.first_set(start, len)
     }
 
-    /// A record takes the blocks. Returns how many were free until now, which only replay may meet.
+    /// A record takes the blocks. Returns how many were free until now; that is possible only in
+    /// replay.
     pub fn apply_alloc(&mut self, start: u32, len: u32, replay: bool) -> Result<u32> {
         if let Some(bit) = self.owned.first_set(start, len) {
             return self.bad(CorruptKind::Bitmap, bit, "a record takes a block that is allocated already");
@@ -280,7 +290,7 @@ impl Group {
         Ok(fresh)
     }
 
-    /// A record gives the blocks back; they stay busy.
+    /// A record frees the blocks; they stay busy.
     pub fn apply_free(&mut self, start: u32, len: u32) -> Result<()> {
         if let Some(bit) = self.owned.first_clear(start, len) {
             return self.bad(
@@ -297,8 +307,8 @@ impl Group {
 
     // Replay
 
-    /// Keeps the blocks from everyone but records until records have taken them as often as they were held. Returns how
-    /// many were free until now.
+    /// Reserves the blocks for records, until records have taken them as often as they were held.
+    /// Returns how many were free until now.
     pub fn hold(&mut self, start: u32, len: u32) -> Result<u32> {
         if let Some(bit) = self.nodes_in(start, len) {
             return self.bad(CorruptKind::Log, bit, "a record takes a block that is set aside for the tree");
@@ -310,7 +320,7 @@ impl Group {
         Ok(fresh)
     }
 
-    /// Frees what is in the range and neither held nor owned. Returns how many blocks that were.
+    /// Frees the blocks of the range that are not held; none of them is owned. Returns how many.
     pub fn release_unheld(&mut self, start: u32, len: u32) -> u32 {
         let (end, mut at, mut freed) = (start + len, start, 0);
         while at < end {
@@ -324,7 +334,8 @@ impl Group {
         freed
     }
 
-    /// Ends replay: what was held and did not end up owned is free. Returns how many blocks that were.
+    /// Ends replay: blocks that were held and are not owned in the end become free. Returns how
+    /// many.
     pub fn drop_held(&mut self) -> u32 {
         if self.held.take().is_none() {
             return 0;
@@ -344,7 +355,8 @@ impl Group {
 
     // Node slots
 
-    /// Claims up to `max` slots for the pool. With `runs` only in runs of [`SLOT_RUN`] or all of `max`.
+    /// Claims up to `max` slots for the pool. With `runs`, only runs of at least [`SLOT_RUN`]
+    /// slots, or of `max` if that is less.
     pub fn claim_slots(&mut self, max: u32, runs: bool, out: &mut Vec<u64>) {
         if self.slots_none || self.free < SLOT || max == 0 {
             return;
@@ -375,7 +387,7 @@ impl Group {
         let (mut at, mut left) = (self.low / SLOT * SLOT, max);
         while left > 0 {
             let Some(start) = self.busy.next_clear_slot(at) else {
-                // Nothing is left behind `at`, and all before was claimed.
+                // There is no slot after `at`, and all before were claimed.
                 self.slots_none = true;
                 return;
             };

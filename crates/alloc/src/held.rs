@@ -1,11 +1,12 @@
-//! Blocks that records still to be replayed take, counted: a block that the log takes, frees and takes again is held
-//! until the last of these records is applied, and no longer. A union would hold what the log has freed for good until
-//! the end, and on a full image the tree would find no slot for the nodes that replay copies.
+//! Counts, for each block, the records still to be replayed that take it. A block that the log
+//! takes, frees and takes again is held until the last of these records is applied, and no longer.
+//! A set without counts would hold until the end of replay what the log has freed for good, and on
+//! a full image the tree would find no slot for the nodes that replay copies.
 
 use std::collections::BTreeMap;
 
-/// Counts by block, as runs of equal count. One log holds the same extents over and over (a file rewritten, an image
-/// filled and emptied), so runs are few where counts per block would be many.
+/// Counts of blocks, as runs of equal count. A log often takes the same extents again and again (a
+/// file is rewritten, an image filled and emptied), so there are few runs.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Held {
     /// Start → (end, count). Runs do not overlap; counts are at least 1.
@@ -34,7 +35,7 @@ impl Held {
         self.join(start, end);
     }
 
-    /// One of the records that take the blocks was applied. Blocks that none takes stay as they are.
+    /// One of the records that take the blocks was applied. Blocks that are not held stay so.
     pub fn sub(&mut self, start: u32, len: u32) {
         let end = start + len;
         self.split(start);
@@ -93,7 +94,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Against one counter per block; runs stay as few as they can be.
+        /// Compares with one counter for each block. There are no more runs than necessary.
         #[test]
         fn counts_like_one_counter_per_block(steps in prop::collection::vec((any::<bool>(), 0..60u32, 1..20u32), 1..60)) {
             let (mut held, mut model) = (Held::default(), [0u32; 80]);

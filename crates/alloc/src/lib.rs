@@ -1,68 +1,79 @@
-//! The allocator: which block may be handed out, and what a checkpoint writes about it.
+//! The allocator: which blocks may be allocated, and what a checkpoint writes about them.
 //!
 //! It serves 4 KiB blocks of file data and 16 KiB node slots (four blocks, aligned) from groups of
 //! [`GROUP_BLOCKS`], and keeps two bitmaps of each group:
 //!
-//! - **owned**: what the applied records and the tree say. Exactly this is frozen at a checkpoint's cut and written.
-//!   Only `apply_alloc`, `apply_free`, `alloc_node` and `free_node` change it, and they run inside the epoch guard,
-//!   so the cut is exact.
-//! - **busy**: what must not be handed out, a superset of owned. It lives in memory only: after a crash everything
-//!   that is not owned is free, once the log has been replayed.
+//! - **owned**: blocks that the applied records and the tree take. Exactly this is frozen at a
+//!   checkpoint's cut and written. Only `apply_alloc`, `apply_free`, `alloc_node` and `free_node`
+//!   change it, and they run inside the epoch guard, so the cut is exact.
+//! - **busy**: blocks that must not be allocated, a superset of owned. It exists in memory only:
+//!   after a crash, once the log is replayed, everything that is not owned is free.
 //!
 //! # When is a free block not yet reusable?
-//! A block is busy and not owned for one of these reasons. With each the crash (or fault) that reusing it would cause:
+//! A block is busy and not owned for one of these reasons. Each names the failure that reusing the
+//! block would cause:
 //!
-//! 1. **Handed out, its record not yet appended.** Between `alloc_data` and `apply_alloc` (or `release_data`) the
-//!    data write is in flight. Handed out twice, two files would write the same block, no crash needed.
-//! 2. **Data freed by a record that is not durable** (`apply_free` until `durable`). Reused, new bytes reach the
-//!    block in place; power fails before the record is durable; recovery brings the old file back, with foreign bytes
-//!    in it (breaks "never foreign data"). Once durable the block is free at once, no checkpoint needed: recovery
-//!    replays the free before anything reads the block.
-//! 3. **Node freed, but the last durable checkpoint reads it** (`free_node` of an older generation, until
-//!    `checkpoint_durable`). Reused as node or data and written, a crash before the next superblock would leave the
-//!    old tree with a foreign block in its middle: the whole image lost. A node born in the current generation is in
-//!    no checkpoint, so its slot is reusable at once.
-//! 4. **Slot of the node pool.** Claimed though nobody uses it, so that a full or fragmented image can always be
-//!    emptied. Handed to data, the first unlink on a full image would find no node to copy to, and a checkpoint could
-//!    not complete.
-//! 5. **Named by a log record that replay has yet to apply** (`hold_for_replay` until `replay_done`). Replay copies
-//!    tree nodes, and the bitmaps it starts from are those of the cut: they call blocks free that files took
-//!    afterwards, whose data is in place. A node placed there would collide with the record and overwrite durable
-//!    data at the checkpoint that ends recovery. For the same reason a block freed in replay stays busy while a later
-//!    record takes it, and is free at once if none does: all that is replayed is durable (reason 2 is over).
-//! 6. **Slot that the tree used since the last cut** (spent: `free_node` of the current generation). Reusable as a node
-//!    at once, but data gets it only after the next checkpoint. Replay from that cut needs as many slots as the tree
-//!    had at its largest since; were such a slot data's by the end of the log, it would be held from the tree, and a
-//!    full image could not be recovered.
-//! 7. **The device did not take a write to it** (`quarantine`). Reused, the next file's write
-//!    fails, too. Until the image is closed: the next mount may try again, for a device may have
-//!    been mended.
+//! 1. **Allocated, its record not yet appended.** Between `alloc_data` and `apply_alloc` (or
+//!    `release_data`) the data write is in flight. If the block were allocated twice, two files
+//!    would write it, even without a crash.
+//! 2. **Data freed by a record that is not durable** (`apply_free` until `durable`). If it were
+//!    reused, new bytes would reach the block. If power then failed before the record was durable,
+//!    recovery would bring the old file back with foreign bytes in it. Once the record is durable,
+//!    the block is free at once, without a checkpoint: recovery replays the free before anything
+//!    reads the block.
+//! 3. **Node freed, but the last durable checkpoint reads it** (`free_node` of an older generation,
+//!    until `checkpoint_durable`). If it were reused and written, a crash before the next
+//!    superblock would leave the old tree with a foreign block in it: the whole image would be
+//!    lost. A node born in the current generation is in no checkpoint, so its slot is reusable at
+//!    once.
+//! 4. **Slot of the node pool.** Claimed though not in use, so that a full or fragmented image can
+//!    always be emptied. If data got it, the first unlink on a full image would find no node to
+//!    copy to, and a checkpoint could not complete.
+//! 5. **Named by a log record that replay has yet to apply** (`hold_for_replay` until
+//!    `replay_done`). Replay copies tree nodes, and it starts from the bitmaps of the cut. These
+//!    call blocks free that files took afterwards and whose data is in place. A node placed there
+//!    would collide with the record, and the checkpoint that ends recovery would overwrite durable
+//!    data. For the same reason a block freed in replay stays busy while a later record takes it.
+//!    If none does, it is free at once: all that is replayed is durable, so reason 2 does not
+//!    apply.
+//! 6. **Slot that the tree used since the last cut** (spent: `free_node` of the current
+//!    generation). Reusable as a node at once, but data gets it only after the next checkpoint.
+//!    Replay from that cut needs as many slots as the tree had at its largest since. If data had
+//!    such a slot by the end of the log, the tree could not use it in replay, and a full image
+//!    could not be recovered.
+//! 7. **The device did not take a write to it** (`quarantine`). If it were reused, the next write
+//!    would fail, too. This lasts until the image is closed. The next mount may try again, since
+//!    the device may have been repaired.
 //!
-//! No reason: *a frozen bitmap names it*. The bitmap of a checkpoint in flight may call a block owned that is free
-//! and reused by then; the log from the cut on holds the free and the new allocation, and replay corrects it. Nor
-//! *the older superblock slot names it*: mount falls back to it only together with a log that recovery refuses (see
-//! `kedge_format::superblock`). Nor *IO is in flight on it*: whoever frees a block has waited for its reads and
-//! writes before the record.
+//! These are not reasons:
+//! - *A frozen bitmap names it*. The bitmap of a checkpoint in flight may call a block owned that
+//!   is free and reused by then. The log from the cut on holds the free and the new allocation, and
+//!   replay corrects the bitmap.
+//! - *The older superblock slot names it*. A mount falls back to that slot only together with a log
+//!   that recovery refuses (see `kedge_format::superblock`).
+//! - *IO is in flight on it*. An operation that frees a block waits for its reads and writes before
+//!   the record.
 //!
 //! # Space rules
-//! - Promises and places are kept apart (`space`): a promise is a number taken from `available`, which never counts
-//!   a busy block, so reservations are honest and hold to the last single block.
-//! - The node pool is physical and separate (`pool`): it takes from `available` only, never what was promised to
-//!   data, and data takes from it only what lies above its floor.
-//! - On a full image data gets NoSpace; deletes go on, if need be with a checkpoint between them that returns their
-//!   deferred nodes.
+//! - Promises and placement are separate (`space`). A promise is a number taken from `available`,
+//!   which never counts a busy block. So every promise can be kept, to the last single block.
+//! - The node pool holds physical slots (`pool`). It takes from `available` only, never what was
+//!   promised to data. Data takes from the pool only what lies above its floor.
+//! - On a full image data gets NoSpace. Deletes go on, if need be with a checkpoint between them
+//!   that returns their deferred nodes.
 //!
 //! # Copies
-//! Each bitmap has two copies. A checkpoint writes each bitmap that changed into the copy that the last durable
-//! checkpoint does not use, and a whole index area (that of its superblock slot) that says which copy is current. A
-//! crash before the superblock leaves the old slot, whose index names copies that were not written since. One
-//! checkpoint at a time is in flight; it must end in [`Alloc::written`] or [`Alloc::abandon`], and copies flip only
-//! with the former.
+//! Each bitmap has two copies. A checkpoint writes each bitmap that changed into the copy that the
+//! last durable checkpoint does not use. It also writes the index area of its superblock slot,
+//! which says which copy is current. A crash before the superblock leaves the old slot, whose index
+//! names copies that were not written since. One checkpoint at a time is in flight. It must end in
+//! [`Alloc::written`] or [`Alloc::abandon`], and only the former switches the copies.
 //!
 //! # Locks
-//! Refilling the pool (rank AllocGroup, order 0) → groups (rank AllocGroup, order group + 1) → pool, lists (rank
-//! Leaf). A thread holds one group at a time, except a search that lost every race: it takes all in order, and then
-//! must find what it was promised. No IO under any of them.
+//! Refilling the pool (rank AllocGroup, order 0) → groups (rank AllocGroup, order group + 1) →
+//! pool, lists (rank Leaf). A thread holds one group at a time, except a search that lost every
+//! race: it takes all groups in order, and then must find what it was promised. No IO is done under
+//! any of these locks.
 #![forbid(unsafe_code)]
 
 mod bitmap;
@@ -93,15 +104,15 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
-/// See the crate's documentation.
+/// The allocator of an open image; see the crate's documentation.
 pub struct Alloc {
     geometry: Geometry,
     cells: Box<[GroupCell]>,
     space: Arc<Space>,
     pool: Arc<NodePool>,
-    /// One refill at a time, so that many callers do not claim the missing slots many times over.
+    /// One refill at a time, so that concurrent callers do not each claim the missing slots.
     refill: Mutex<()>,
-    /// No slot could be had from free space, and nothing was freed since.
+    /// The last refill found too few slots in free space, and nothing was freed since.
     refill_stuck: AtomicBool,
     /// Where the last run of slots was claimed.
     node_goal: AtomicU64,
@@ -115,28 +126,28 @@ pub struct Alloc {
     durable: Mutex<Durable>,
     in_flight: AtomicBool,
     replaying: AtomicBool,
-    /// Blocks in quarantine, and how many: whoever releases blocks need not look while there are
-    /// none.
+    /// Blocks in quarantine, and their number, so that a release need not take the lock while there
+    /// are none.
     bad: Mutex<BTreeSet<u64>>,
     bad_count: AtomicU64,
 }
 
-/// Figures of the allocator, each exact for itself; together a glimpse, for they move while they are read.
+/// Figures of the allocator. Each is exact, but they are not of the same moment, since they may
+/// change while they are read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FreeCounts {
     /// Blocks of the data area.
     pub total: u64,
     /// Blocks not busy.
     pub free: u64,
-    /// Blocks neither owned nor in quarantine: what a checkpoint cut now would call free, but for
-    /// those that the device does not take.
+    /// Blocks that are neither owned nor in quarantine: those that a checkpoint cut now would call
+    /// free, without the bad ones.
     pub owned_free: u64,
     /// Blocks promised to data and not yet placed; part of `free`.
     pub reserved: u64,
-    /// Blocks that data could still reserve, those the pool would spare included.
+    /// Blocks that data could still reserve, including those that the pool can spare.
     pub available: u64,
-    /// The same once what records have freed is durable and a checkpoint has given back the nodes that it can: what a caller
-    /// gets who waits for that.
+    /// `available` as it would be once all records, and then a checkpoint, are durable.
     pub available_soon: u64,
     /// Data blocks freed by records that are not durable.
     pub pending_data: u64,
@@ -150,7 +161,8 @@ pub struct FreeCounts {
     pub protected: u64,
 }
 
-/// What part of the group at `first` belongs to the format: blocks below `data_start` and behind the image's end.
+/// The parts of the group at `first` that belong to the format: blocks below `data_start` and
+/// beyond the end of the image.
 fn format_owned(geometry: &Geometry, first: u64) -> [(u32, u32); 2] {
     let clamp = |block: u64| block.saturating_sub(first).min(GROUP_BLOCKS) as u32;
     let (data, end) = (clamp(geometry.data_start.0), clamp(geometry.total_blocks));
@@ -158,8 +170,8 @@ fn format_owned(geometry: &Geometry, first: u64) -> [(u32, u32); 2] {
 }
 
 impl Alloc {
-    /// The allocator of a new image: owned is what the format owns. Ready for use; its first checkpoint writes every
-    /// bitmap.
+    /// The allocator of a new image: only the format's blocks are owned. Ready for use; its first
+    /// checkpoint writes every bitmap.
     pub fn format(geometry: &Geometry) -> Alloc {
         let empty = Arc::new(Bitmap::new());
         let groups = (0..geometry.groups()).map(|g| {
@@ -173,7 +185,8 @@ impl Alloc {
             group.dirty = true;
             group
         });
-        // Copy 1 is called current, so that the first checkpoint writes copy 0; the other fields are never written.
+        // Copy 1 is marked current, so that the first checkpoint writes copy 0. The other fields
+        // are replaced before they are written.
         let entry = GroupEntry { bitmap_crc: 0, free_blocks: 0, copy: 1 };
         let index = Arc::new(vec![entry; geometry.groups() as usize]);
         let dirty = (0..geometry.groups()).collect();
@@ -211,7 +224,8 @@ impl Alloc {
         }
     }
 
-    /// Works on a group under its lock, renews its hints and notes that it became dirty.
+    /// Runs `f` on a group under its lock, then updates its hints, and lists the group if it became
+    /// dirty.
     fn with_group<R>(&self, g: u64, f: impl FnOnce(&mut Group) -> R) -> R {
         let cell = &self.cells[g as usize];
         let mut group = cell.lock();
@@ -224,13 +238,14 @@ impl Alloc {
         out
     }
 
-    /// Group and bit of a block, which is moved into the data area if it lies outside: for hints.
+    /// Group and bit of a block that is only a hint: it is clamped to the data area.
     fn locate(&self, block: BlockNo) -> (u64, u32) {
         let block = block.0.clamp(self.geometry.data_start.0, self.geometry.total_blocks - 1);
         (block / GROUP_BLOCKS, (block % GROUP_BLOCKS) as u32)
     }
 
-    /// The parts of an extent by group; an extent outside the data area is corrupt, for extents come from records.
+    /// The parts of an extent by group. Extents come from records, so one outside the data area is
+    /// corruption.
     fn pieces(&self, extent: Extent) -> Result<impl Iterator<Item = (u64, u32, u32)> + use<>> {
         let end = extent.start.0.checked_add(extent.blocks);
         if extent.blocks == 0
@@ -250,7 +265,7 @@ impl Alloc {
         }))
     }
 
-    /// Raises `available` after bits became free, and lets the pool take its share first.
+    /// Raises `available` after blocks became free. The pool takes its share first.
     fn freed(&self, blocks: u64) {
         if blocks > 0 {
             self.space.give(blocks);

@@ -1,13 +1,14 @@
-//! Reading the allocator's state from an image, and what replay does before it serves anyone.
+//! Reading the allocator's state from an image, and what replay does before data is served.
 //!
-//! A valid state of generation `g` is: (1) every block of index area `g % 2` decodes, is of `g`, of this image and of
-//! its place, and names as many groups as it must; (2) every group's bitmap, in the copy its entry names, matches the
-//! entry's CRC and free count; (3) the blocks that the format owns are set in it. Everything is read, also of a large
-//! image: an allocator that trusts a bitmap it has not checked hands out blocks that files use.
+//! A valid state of generation `g` is: (1) every block of index area `g % 2` decodes, is of `g`, of
+//! this image and of its place, and names as many groups as it must; (2) every group's bitmap, in
+//! the copy its entry names, matches the entry's CRC and free count; (3) the blocks that the format
+//! owns are set in it. Everything is read, also of a large image: an allocator that trusts an
+//! unchecked bitmap may allocate blocks that files use.
 //!
-//! A loaded allocator is *in replay*: records and the tree are served, data is not.
-//! 1. `hold_for_replay` for every extent that any record from the cut on allocates, before the first node is touched
-//!    (reason 5 of the crate's documentation);
+//! A loaded allocator is *in replay*: it serves records and the tree, but not data.
+//! 1. `hold_for_replay` for every extent that any record from the cut on allocates, before the
+//!    first node is touched (reason 5 of the crate's documentation);
 //! 2. apply the records; a checkpoint in between is fine;
 //! 3. `replay_done`, also when there was nothing to replay.
 
@@ -27,7 +28,8 @@ use std::sync::atomic::Ordering::SeqCst;
 const READ_BLOCKS: u64 = 256;
 
 impl Alloc {
-    /// Reads what the checkpoint of `generation` left. The result is in replay: see [`Alloc::replay_done`].
+    /// Reads the state that the checkpoint of `generation` wrote. The result is in replay: see
+    /// [`Alloc::replay_done`].
     pub fn load(device: &dyn Device, geometry: &Geometry, generation: Generation) -> Result<Alloc> {
         let entries = read_index(device, geometry, generation)?;
         let mut groups = Vec::with_capacity(entries.len());
@@ -38,7 +40,8 @@ impl Alloc {
         Ok(Alloc::new(geometry, groups, durable, Vec::new(), true))
     }
 
-    /// Keeps an extent that a record of the log allocates from the tree until that record is applied.
+    /// Holds an extent that a record of the log allocates, so that the tree does not use it before
+    /// that record is applied.
     pub fn hold_for_replay(&self, extent: Extent) -> Result<()> {
         assert!(self.replaying.load(SeqCst), "holds are taken in replay");
         for (g, bit, len) in self.pieces(extent)? {
@@ -48,20 +51,22 @@ impl Alloc {
         Ok(())
     }
 
-    /// Blocks that a record or a hold took from the free ones. Nobody is promised any in replay, so they are there
-    /// unless someone refills the pool this moment, which replay does not do beside it.
+    /// Takes blocks out of the available ones, for a record or a hold. In replay no blocks are
+    /// promised and no refill runs beside it, so they are there.
     pub(crate) fn take_in_replay(&self, blocks: u64) -> Result<()> {
         if blocks == 0 || self.space.take(blocks) { Ok(()) } else { Err(Error::NoSpace) }
     }
 
-    /// Ends replay: what was held and not taken in the end is free, the pool is filled, data is served.
+    /// Ends replay: blocks that were held and not taken are freed, the pool is filled, and data is
+    /// served.
     pub fn replay_done(&self) {
         drop(self.replay_done_with(0));
     }
 
-    /// As [`Alloc::replay_done`], with up to `blocks` promised to data that the log holds and recovery has to place. The
-    /// promise comes before the pool's share, also before what the pool claimed during replay: a full image whose pool
-    /// was bled when the power failed had promised these blocks to data, and could not be mounted if the pool had them.
+    /// [`Alloc::replay_done`] with up to `blocks` promised to log-resident data that recovery has
+    /// to place. The promise has priority over the pool's share, and over what the pool claimed
+    /// during replay. Otherwise a full image whose pool was low when the power failed could not be
+    /// mounted: it had promised these blocks to data.
     pub fn replay_done_with(&self, blocks: u64) -> DataReservation {
         assert!(self.replaying.swap(false, SeqCst), "replay ends once");
         let mut freed = 0;
@@ -102,7 +107,7 @@ fn read_index(device: &dyn Device, geometry: &Geometry, generation: Generation) 
     Ok(entries)
 }
 
-/// Reads the groups from `first` on that `entries` are about.
+/// Reads the groups of `entries`, which start at group `first`.
 fn read_groups(
     device: &dyn Device,
     geometry: &Geometry,
@@ -110,8 +115,8 @@ fn read_groups(
     entries: &[GroupEntry],
     out: &mut Vec<Group>,
 ) -> Result<()> {
-    // Copies alternate as groups change at different checkpoints: from each, one read from the first to the last that
-    // is wanted.
+    // The current copies alternate, as groups change at different checkpoints. So for each copy one
+    // read covers the first to the last block that is wanted.
     let mut copies = [(0, IoBuf::default()), (0, IoBuf::default())];
     for (copy, (from, buf)) in copies.iter_mut().enumerate() {
         let wanted = |e: &GroupEntry| e.copy as usize == copy;

@@ -1,8 +1,10 @@
-//! A model of the allocator and of the medium: every block has a state and remembers who wrote it last.
+//! A model of the allocator and of the medium: every block has a state and remembers who wrote it
+//! last.
 //!
-//! The model is harsher than the file system: whatever is handed out is written at once, nodes too. After each crash
-//! every block that the recovered state names must still hold what its owner wrote. That checks the reasons of the
-//! crate's documentation by their consequences, not by reading the allocator's lists.
+//! The model is harsher than the file system: every block that is allocated is written at once,
+//! nodes too. After each crash, every block that the recovered state names must still hold what its
+//! owner wrote. This checks the reasons of the crate's documentation by their consequences, not by
+//! reading the allocator's lists.
 
 use crate::test_device::{TestDevice, plan, write_frozen};
 use crate::{Alloc, DataReservation, FrozenAlloc, NodeClass};
@@ -56,7 +58,7 @@ enum Edit {
     Free(Extent),
 }
 
-/// What a tree and the files are at one moment: owner by block.
+/// The tree and the files at one moment: owner by block.
 #[derive(Clone, Default)]
 struct Image {
     data: BTreeMap<u64, u64>,
@@ -125,7 +127,7 @@ impl Model {
         model
     }
 
-    /// Fills a large image but for holes, so that the interesting end of it is near.
+    /// Fills a large image except for holes, so that it is soon full.
     fn crowd(&mut self) {
         let mut rng = StdRng::seed_from_u64(1);
         while self.alloc.available_data() > 3000 {
@@ -152,7 +154,7 @@ impl Model {
         }
     }
 
-    /// Something was handed out: it must be nobody's, and it is written at once.
+    /// An extent was allocated: it must have no owner, and it is written at once.
     fn write(&mut self, e: Extent) -> u64 {
         assert!(e.start >= self.geometry.data_start && e.end().0 <= self.geometry.total_blocks, "{e:?}");
         assert_eq!(e.start.0 / GROUP_BLOCKS, (e.end().0 - 1) / GROUP_BLOCKS, "{e:?} crosses a group");
@@ -253,7 +255,8 @@ impl Model {
         }
     }
 
-    /// Copies nodes as an operation would, and grows or shrinks the tree; never more than it reserved.
+    /// Copies nodes as an operation would, and grows or shrinks the tree; never more than it
+    /// reserved.
     fn nodes(&mut self, class: NodeClass, reserve: u8, copies: u8, grow: i8, seed: u64) {
         match self.alloc.reserve_nodes(reserve as u32, class) {
             Ok(Some(r)) => {
@@ -303,7 +306,8 @@ impl Model {
 
     fn finish(&mut self, fail: bool) {
         let Some(InFlight { frozen, generation, image, cut }) = self.in_flight.take() else { return };
-        // The log is forced to the cut before anything is written, also by a checkpoint that fails afterwards.
+        // The log is forced to the cut before anything is written, also by a checkpoint that fails
+        // afterwards.
         self.durable(cut);
         write_frozen(&self.device, &frozen, generation);
         if fail {
@@ -356,7 +360,8 @@ impl Model {
         self.deferred.clear();
         self.image = self.durable.1.clone();
         self.current = self.durable.0.next();
-        // The tree is read before replay, so it must be whole; data only after the frees that are durable.
+        // The tree is read before replay, so it must be whole; data only after the frees that are
+        // durable.
         self.check_nodes();
 
         self.alloc = self.check_load();

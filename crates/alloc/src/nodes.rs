@@ -14,10 +14,11 @@ use std::time::Duration;
 impl Alloc {
     /// Promises `slots` node slots to an operation.
     ///
-    /// `None`: not now, but slots are deferred to the next checkpoint, held by operations under way, or blocks are
-    /// freed by records not yet durable: checkpoint, then ask again. A [`NodeClass::Normal`] caller should give up
-    /// with NoSpace after a few checkpoints in vain, for others may take what comes back. `Err(NoSpace)`: nothing
-    /// outstanding would help.
+    /// `None`: not now, but slots may come back. Some are deferred to the next checkpoint or held
+    /// by running operations, or records that freed blocks are not yet durable. Make a checkpoint,
+    /// then ask again. A [`NodeClass::Normal`] caller should give up with NoSpace after a few
+    /// useless checkpoints, because others may take what comes back. `Err(NoSpace)`: nothing would
+    /// help.
     pub fn reserve_nodes(&self, slots: u32, class: NodeClass) -> Result<Option<NodeReservation>> {
         let slots = slots as u64;
         if self.pool.is_low() {
@@ -26,7 +27,7 @@ impl Alloc {
         if let Some(reservation) = self.pool.reserve(slots, class) {
             return Ok(Some(reservation));
         }
-        // A request larger than the pool's floor, or others were quicker.
+        // The request is larger than the pool's floor, or other threads took the slots.
         self.refill(BlockNo(0), || self.pool.missing(slots, class));
         if let Some(reservation) = self.pool.reserve(slots, class) {
             return Ok(Some(reservation));
@@ -38,13 +39,14 @@ impl Alloc {
         }
     }
 
-    /// Waits until an operation gives its promise back, at most `limit`. False, at once, if no promise is out.
+    /// Waits until an operation gives back its promise, at most `limit`. Returns false at once if
+    /// there is no promise.
     pub fn wait_for_nodes(&self, limit: Duration) -> bool {
         self.pool.wait_returned(limit)
     }
 
-    /// Makes a slot of the pool a node, preferably the first at or behind `near` (0: behind the last one). Runs under
-    /// the caller's [`NodeReservation`]; without one it may fail with NoSpace.
+    /// Makes a slot of the pool a node, preferably the first at or after `near` (0: after the last
+    /// one). The caller should hold a [`NodeReservation`]; without one it may fail with NoSpace.
     pub fn alloc_node(&self, near: BlockNo) -> Result<BlockNo> {
         let slot = match self.pool.take(near) {
             Some(slot) => slot,
@@ -58,9 +60,9 @@ impl Alloc {
         Ok(BlockNo(slot))
     }
 
-    /// Gives up a node that was born in generation `born`, while `current` is open.
+    /// Frees a node that was born in generation `born`. `current` is the current generation.
     ///
-    /// Addresses come from the image, so one that cannot be a node's is corrupt, not a broken invariant.
+    /// Addresses come from the image, so an impossible one is corruption, not a broken invariant.
     pub fn free_node(&self, addr: BlockNo, born: Generation, current: Generation) -> Result<()> {
         let inside = addr >= self.geometry.data_start
             && addr.0.checked_add(NODE_BLOCKS).is_some_and(|end| end <= self.geometry.total_blocks);
@@ -78,7 +80,7 @@ impl Alloc {
         Ok(())
     }
 
-    /// Checkpoint `generation` is durable: what was freed up to it returns to the pool.
+    /// Checkpoint `generation` is durable: slots that were freed up to it return to the pool.
     pub fn checkpoint_durable(&self, generation: Generation) {
         let surplus = self.pool.checkpoint_durable(generation);
         self.release_slots(&surplus);
@@ -104,14 +106,14 @@ impl Alloc {
         }
     }
 
-    /// Brings a bled pool back to its floor before data takes the space.
+    /// Refills the pool up to its floor before data takes the space.
     pub(crate) fn top_up(&self) {
         if self.pool.is_short() {
             self.refill(BlockNo(0), || self.pool.lack());
         }
     }
 
-    /// Claims the slots that `lack` says are missing, as far as free space that is not promised has them.
+    /// Claims as many slots as `lack` returns, as far as unpromised free space has them.
     fn refill(&self, near: BlockNo, lack: impl Fn() -> u64) {
         if self.refill_stuck.load(SeqCst) || self.space.available() < NODE_BLOCKS {
             return;
@@ -121,8 +123,8 @@ impl Alloc {
         if lack == 0 {
             return;
         }
-        // Set before the search and cleared by whoever frees, so that a block freed behind the search's back is not
-        // missed.
+        // Set before the search and cleared by each free, so that a block which is freed during the
+        // search is not missed.
         self.refill_stuck.store(true, SeqCst);
         let granted = self.space.take_slots(lack);
         let mut slots = Vec::with_capacity(granted as usize);
@@ -136,14 +138,15 @@ impl Alloc {
         tracing::trace!(lack, granted, claimed = slots.len(), "node pool refill");
     }
 
-    /// Claims `want` slots: in long runs from all groups first, so that checkpoints write nodes in few large writes
-    /// and data is not cut up, then wherever four aligned blocks are left.
+    /// Claims `want` slots. Long runs from all groups come first, so that checkpoints write nodes
+    /// in few large writes and data is not fragmented. Then any four aligned blocks will do.
     fn claim_slots(&self, near: BlockNo, want: usize, out: &mut Vec<u64>) {
         let near = if near.0 == 0 { BlockNo(self.node_goal.load(Relaxed)) } else { near };
         let (home, count) = (self.locate(near).0, self.cells.len() as u64);
         for runs in [true, false] {
             for g in (0..count).map(|i| (home + i) % count) {
-                // A group may hold several runs; each pass takes one, so the loop ends with the group's free blocks.
+                // A group may hold several runs; each pass takes one, so the loop ends with the
+                // group's free blocks.
                 loop {
                     let before = out.len();
                     let left = (want - before).min(BITS as usize) as u32;
@@ -166,7 +169,7 @@ impl Alloc {
         }
     }
 
-    /// Fills the pool. Done as needed anyway; a mount does it up front to find out early.
+    /// Fills the pool at mount time, to learn early whether there is enough space.
     pub(crate) fn fill_pool(&self) {
         self.refill(BlockNo(0), || self.pool.missing(0, NodeClass::Normal));
     }

@@ -1,21 +1,26 @@
-//! The pool of node slots: claimed physically, so that neither a full nor a fragmented image starves the tree.
+//! The pool of node slots. They are claimed physically, so that neither a full nor a fragmented
+//! image starves the tree.
 //!
 //! # Rules
-//! 1. A slot of the pool is busy, not owned, and marked `nodes` in its group. It left the space that data may have.
-//! 2. The lowest `protected` slots are only for [`NodeClass::Reclaim`]: unlink, truncate, replay, writeback
-//!    completions. These either give space back or keep a promise already made, so refusing them would wedge a full
-//!    image.
-//! 3. The working part on top serves everyone. When data is short the pool shrinks to `floor` = protected + half the
-//!    working part, not to protected alone: renames, chmods and the small creates that prepare a clean-up still work.
-//! 4. Freed slots return to the pool, not to data: the tree keeps what it had, however fragmented the image is by then.
-//!    They are *deferred* while the last durable checkpoint may read them.
-//!    Slots of nodes that were born and freed since the last cut are *spent*: the tree may have them again, data not
-//!    before the next checkpoint (reason 6 of the crate's documentation).
-//! 5. Data never takes blocks while slots + deferred ones are below `floor` and slots can be had from free space
-//!    ([`NodePool::is_short`]): a bled pool is refilled first when deletes free space.
+//! 1. A slot of the pool is busy, not owned, and marked in `nodes` of its group. The space
+//!    available to data does not count it.
+//! 2. The lowest `protected` slots are only for [`NodeClass::Reclaim`]: unlink, truncate, replay,
+//!    writeback completions. These either free space or keep a promise already made, so refusing
+//!    them would make a full image unusable.
+//! 3. The working part above serves all operations. When data is short of space, the pool shrinks
+//!    to `floor` = protected + half the working part, not to the protected part alone. So renames,
+//!    chmods and the small creates that prepare a clean-up still work.
+//! 4. Freed slots return to the pool, not to data: the tree keeps what it had, however fragmented
+//!    the image is by then. They are *deferred* while the last durable checkpoint may read them.
+//!    Slots of nodes that were born and freed since the last cut are *spent*: the tree may reuse
+//!    them, data may not before the next checkpoint (reason 6 of the crate's documentation).
+//! 5. Data never takes blocks while slots plus deferred slots are below `floor` and free space has
+//!    slots ([`NodePool::is_short`]). So when deletes free space, a pool that is short is refilled
+//!    first.
 //!
-//! One mutex (rank Leaf) guards slots, promises and deferred slots together, because the verdict "hopeless" needs all
-//! three at one moment. It is taken after a group's lock or alone, never before one.
+//! One mutex (rank Leaf) guards slots, promises and deferred slots together, because
+//! [`Refusal::Hopeless`] needs all three at one moment. It is taken after a group's lock or alone,
+//! never before one.
 
 use crate::Space;
 use kedge_base::lock::{Condvar, Mutex, Rank};
@@ -26,7 +31,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
-/// Who asks for nodes.
+/// Class of a reservation of nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NodeClass {
     /// Leaves the protected slots alone.
@@ -39,26 +44,28 @@ pub enum NodeClass {
 pub(crate) struct NodePool {
     pub protected: u64,
     working: u64,
-    /// Mirror of the state for those who only want to know that nothing is to do.
+    /// Copies of facts of the state, which are read without the lock.
     short: AtomicBool,
     low: AtomicBool,
     state: Mutex<State>,
-    /// A promise was given back.
+    /// Signalled when a promise is given back.
     returned: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
     slots: BTreeSet<u64>,
-    /// Slots, a part of `slots`, that were nodes in the generation named, which is in no durable checkpoint yet.
+    /// Slots, a subset of `slots`, that were nodes in the given generation, which is in no durable
+    /// checkpoint yet.
     spent: BTreeMap<u64, Generation>,
     promised: u64,
     deferred: BTreeMap<Generation, Vec<u64>>,
     deferred_count: u64,
-    /// Behind the last slot handed out: the next one without a wish comes from here, so that one checkpoint's nodes
-    /// merge.
+    /// End of the last slot allocated. The next one without a goal comes from here, so that the
+    /// nodes of one checkpoint can be merged into large writes.
     cursor: u64,
-    /// Slots handed out since the last checkpoint became durable: what the next one will want again.
+    /// Slots allocated since the last checkpoint became durable. The next generation will need
+    /// about as many.
     handed_out: u64,
 }
 
@@ -67,7 +74,7 @@ impl State {
         (self.slots.len() as u64).saturating_sub(self.promised)
     }
 
-    /// Slots that data may have while `keep` unpromised ones stay.
+    /// Slots that data may take if `keep` unpromised ones stay.
     fn surplus(&self, keep: u64) -> u64 {
         let unspent = (self.slots.len() - self.spent.len()) as u64;
         self.unpromised().saturating_sub(keep).min(unspent)
@@ -78,7 +85,8 @@ impl State {
     }
 }
 
-/// Written only when it changes: each operation reads these, and a write takes the cache line from all other processors.
+/// Sets a flag only if it changes. Each operation reads these flags, and a store would take the
+/// cache line from all other processors.
 fn note(flag: &AtomicBool, is: bool) {
     if flag.load(SeqCst) != is {
         flag.store(is, SeqCst);
@@ -87,7 +95,7 @@ fn note(flag: &AtomicBool, is: bool) {
 
 /// Answer to a reservation that the pool cannot serve.
 pub(crate) enum Refusal {
-    /// Slots come back: from operations under way or with a checkpoint.
+    /// Slots will come back, from running operations or with a checkpoint.
     Later,
     /// Nothing outstanding would be enough.
     Hopeless,
@@ -107,9 +115,11 @@ pub(crate) struct PoolCounts {
 impl NodePool {
     /// A pool for a data area of `blocks`.
     pub fn new(blocks: u64) -> NodePool {
-        // A 64th of all nodes that could exist: 256 data blocks per protected slot, so even if every delayed block of a
-        // full image becomes an extent of its own, the leaves they need come from the protected part. The upper bound
-        // covers 1 GiB of such blocks, more than writeback lets pile up. At least 32: three deletes side by side.
+        // A 64th of all nodes that could exist, which is 256 data blocks for each protected slot.
+        // So even if every delayed block of a full image becomes an extent of its own, the
+        // protected part has enough leaves for them. The upper bound covers 1 GiB of such blocks,
+        // more than writeback allows to accumulate. The lower bound suffices for three deletes at
+        // once.
         let nodes = blocks / NODE_BLOCKS;
         let protected = (nodes / 64).clamp(32, 1024);
         NodePool {
@@ -122,22 +132,22 @@ impl NodePool {
         }
     }
 
-    /// Slots that the pool keeps however short data is.
+    /// Slots that the pool keeps however short of space data is.
     pub fn floor(&self) -> u64 {
         self.protected + self.working / 2
     }
 
-    /// Slots that the pool would like to have free.
+    /// Free slots at which a refill aims.
     pub fn target(&self) -> u64 {
         self.protected + self.working
     }
 
-    /// The pool's claim goes before data's (rule 5).
+    /// The pool is refilled before data takes space (rule 5).
     pub fn is_short(&self) -> bool {
         self.short.load(SeqCst)
     }
 
-    /// Fewer free slots than `floor`, whatever comes back later.
+    /// There are fewer free slots than `floor`, not counting deferred ones.
     pub fn is_low(&self) -> bool {
         self.low.load(SeqCst)
     }
@@ -165,17 +175,19 @@ impl NodePool {
         })
     }
 
-    /// What to answer to a request that [`NodePool::reserve`] and a refill could not serve.
+    /// The answer to a request that [`NodePool::reserve`] and a refill could not serve.
     ///
-    /// While any promise is out, slots are on their way between pool, tree and the deferred list, so the sum says
-    /// nothing: the answer is `Later`, and the promises end soon, since their holders never wait for space.
+    /// While there is any promise, slots are moving between pool, tree and the deferred list, so
+    /// their sum says nothing. The answer is then `Later`. The promises end soon, since their
+    /// holders never wait for space.
     pub fn refusal(&self, n: u64, class: NodeClass) -> Refusal {
         let need = n + self.class_floor(class);
         let state = self.state.lock();
         if state.promised > 0 || state.level() >= need { Refusal::Later } else { Refusal::Hopeless }
     }
 
-    /// Waits until a promise is given back, at most `limit`. Returns at once, and false, if none is out.
+    /// Waits until a promise is given back, at most `limit`. Returns false at once if there is
+    /// none.
     pub fn wait_returned(&self, limit: Duration) -> bool {
         let mut state = self.state.lock();
         let out = state.promised > 0;
@@ -185,18 +197,19 @@ impl NodePool {
         out
     }
 
-    /// How many slots are missing for a request, with a working reserve on top.
+    /// How many slots are missing for a request, or to the target if that is more.
     pub fn missing(&self, n: u64, class: NodeClass) -> u64 {
         let want = (n + self.class_floor(class)).max(self.target());
         want.saturating_sub(self.state.lock().unpromised())
     }
 
-    /// How many slots are missing to `floor` (rule 5).
+    /// How many slots are missing to reach `floor` (rule 5).
     pub fn lack(&self) -> u64 {
         self.floor().saturating_sub(self.state.lock().level())
     }
 
-    /// Takes a slot at or behind `near`, or behind the last one handed out if `near` is 0; wraps around.
+    /// Takes a slot at or after `near`, or after the last one allocated if `near` is 0; wraps
+    /// around.
     pub fn take(&self, near: BlockNo) -> Option<u64> {
         self.with(|s| {
             let from = if near.0 == 0 { s.cursor } else { near.0 };
@@ -233,11 +246,12 @@ impl NodePool {
         });
     }
 
-    /// Takes back what was deferred up to `generation`; returns slots beyond what the pool will want.
+    /// Takes back the slots that were deferred up to `generation`. Returns the slots that the pool
+    /// will not need.
     ///
-    /// Two checkpoints' worth stays above the target: a tree that copies N nodes per generation holds N deferred ones
-    /// while it takes N others. What a shrunken tree leaves behind goes to data, the highest addresses first, which
-    /// keeps the tree low in the image.
+    /// The slots of two generations are kept above the target: a tree that copies N nodes in each
+    /// generation has N deferred ones while it takes N others. What a shrunken tree no longer needs
+    /// goes to data, highest addresses first, which keeps the tree at low addresses.
     pub fn checkpoint_durable(&self, generation: Generation) -> Vec<u64> {
         self.with(|s| {
             while let Some(entry) = s.deferred.first_entry().filter(|e| *e.key() <= generation) {
@@ -253,7 +267,7 @@ impl NodePool {
         })
     }
 
-    /// Takes slots for `blocks` blocks of data out of the pool, or none if it cannot spare as many.
+    /// Removes slots for `blocks` blocks of data from the pool, or none if it cannot spare as many.
     pub fn shrink(&self, blocks: u64) -> Vec<u64> {
         let want = blocks.div_ceil(NODE_BLOCKS);
         self.with(|s| {
@@ -264,7 +278,7 @@ impl NodePool {
         })
     }
 
-    /// Takes all slots out, while nobody is promised any.
+    /// Removes all slots, of which none may be promised.
     pub fn drain(&self) -> Vec<u64> {
         self.with(|s| {
             assert_eq!(s.promised, 0, "slots are promised");
@@ -291,7 +305,8 @@ impl NodePool {
     }
 }
 
-/// Removes up to `max` slots that are not spent, the highest first, leaving `keep` free of promises.
+/// Removes up to `max` slots that are not spent, highest addresses first, and leaves `keep`
+/// unpromised ones.
 fn pop_surplus(s: &mut State, keep: u64, max: u64) -> Vec<u64> {
     let count = s.surplus(keep).min(max) as usize;
     let out: Vec<u64> =
@@ -300,9 +315,10 @@ fn pop_surplus(s: &mut State, keep: u64, max: u64) -> Vec<u64> {
     out
 }
 
-/// A promise of node slots for one operation. Slots taken meanwhile still count against it, so the pool looks emptier
-/// than it is until the reservation is dropped, right after the operation's commit; that errs on the safe side and
-/// keeps the tree free of any knowledge of reservations. Must not be dropped under a lock of rank Leaf.
+/// A promise of node slots for one operation. Slots that the operation takes are not subtracted
+/// from its promise, so the pool looks emptier than it is until the reservation is dropped, right
+/// after the operation's commit. That errs on the safe side, and the tree need not know about
+/// reservations. Must not be dropped under a lock of rank Leaf.
 #[derive(Debug)]
 #[must_use = "dropping a reservation gives it back"]
 pub struct NodeReservation {
@@ -324,7 +340,7 @@ impl Drop for NodeReservation {
 }
 
 impl Space {
-    /// Blocks of the space that whole slots would use, at most `slots` of them.
+    /// Takes the blocks of up to `slots` whole slots. Returns the number of slots.
     pub fn take_slots(&self, slots: u64) -> u64 {
         let got = self.take_up_to(slots.saturating_mul(NODE_BLOCKS));
         let odd = got % NODE_BLOCKS;

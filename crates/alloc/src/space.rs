@@ -1,12 +1,14 @@
-//! The promise of blocks: what may still be claimed, apart from where it lies.
+//! Promises of blocks: how many may still be claimed, independent of where they lie.
 //!
 //! # Invariants
-//! 1. At every moment the groups hold at least `available` + all blocks promised and not yet placed as clear busy bits.
-//!    Hence the order: whoever clears busy bits raises `available` afterwards, whoever sets them took a promise first.
-//! 2. So a holder of a promise always finds a block, if need be one at a time: a reservation is never broken by
-//!    fragmentation.
+//! 1. At every moment at least `available` + all promised blocks that are not yet placed are clear
+//!    in the busy bitmaps. Hence the order: busy bits are cleared before `available` is raised, and
+//!    a promise is taken before they are set.
+//! 2. So the holder of a promise always finds its blocks, if need be one at a time. Fragmentation
+//!    cannot break a reservation.
 //!
-//! Reservations belong to dirty pages and live long, so they share the counters by `Arc` and give back when dropped.
+//! Reservations belong to dirty pages and live long. So they share the counters by `Arc`, and give
+//! back the rest when dropped.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -14,7 +16,8 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 #[derive(Debug, Default)]
 pub(crate) struct Space {
     available: AtomicU64,
-    /// Blocks in live [`DataReservation`]s. A figure for [`crate::FreeCounts`]; decisions look at `available` alone.
+    /// Blocks in live [`DataReservation`]s. For [`crate::FreeCounts`] only; decisions use
+    /// `available`.
     reserved: AtomicU64,
 }
 
@@ -36,7 +39,7 @@ impl Space {
         self.available.fetch_update(SeqCst, SeqCst, |a| a.checked_sub(blocks)).is_ok()
     }
 
-    /// Takes up to `blocks`; says how many.
+    /// Takes up to `blocks`; returns how many.
     pub fn take_up_to(&self, blocks: u64) -> u64 {
         if blocks == 0 {
             return 0;
@@ -47,7 +50,8 @@ impl Space {
     }
 }
 
-/// A promise of blocks for data not yet placed (delayed allocation). Dropping it gives the rest back.
+/// A promise of blocks for data not yet placed (delayed allocation). Dropping it gives the rest
+/// back.
 #[derive(Debug)]
 #[must_use = "dropping a reservation gives it back"]
 pub struct DataReservation {
@@ -80,12 +84,12 @@ impl DataReservation {
         self.blocks += std::mem::take(&mut other.blocks);
     }
 
-    /// Gives `blocks`, at most all, back to the space of all.
+    /// Gives `blocks`, at most all, back to the unpromised space.
     pub fn give_back(&mut self, blocks: u64) {
         drop(self.split(blocks));
     }
 
-    /// The blocks were placed: the promise is kept, nothing returns.
+    /// The blocks were placed: the promise is kept, and nothing is given back.
     pub(crate) fn consume(&mut self, blocks: u64) {
         assert!(blocks <= self.blocks, "consumes what was promised");
         self.blocks -= blocks;
