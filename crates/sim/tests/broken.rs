@@ -386,9 +386,13 @@ fn overtaking() -> Result<(), String> {
 /// A checkpoint that cannot write log-resident data in place leaves it in the log.
 fn stuck_resident() -> Result<(), String> {
     let mut tape = Tape::new(small())?;
-    tape.ops([create("a"), write("a", 0, 5000, 1), fsync("a")])?;
-    tape.device.set_plan(FaultPlan::new(1).fail(OpKind::Write, 0, 5));
+    tape.ops([create("a"), write("a", 0, 100, 1), fsync("a")])?;
+    // Where it belongs, and then elsewhere.
+    tape.device.set_plan(FaultPlan::new(1).fail(OpKind::Write, 0, 5).fail(OpKind::Write, 1, 5));
     tape.exec.fs.checkpoint().map_err(|e| e.to_string())?;
+    if tape.device.struck() != 2 {
+        return Err(format!("{} writes failed, two were to", tape.device.struck()));
+    }
     tape.ops([create("b"), fsync("b")])?;
     tape.explore(8, 1)
 }
