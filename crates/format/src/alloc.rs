@@ -1,8 +1,9 @@
 //! Allocation groups: bitmaps with two copies each, and the index that says which copy is current.
 //!
-//! Group `g` covers blocks `[g * GROUP_BLOCKS, (g + 1) * GROUP_BLOCKS)`. Its bitmap is one block: bit `i` (byte `i / 8`,
-//! bit `i % 8`) is set when block `g * GROUP_BLOCKS + i` is owned. Copy `h` of group `g` is block
-//! `bitmap_start[h] + g`. The index area of slot `s` is `index_blocks` blocks from `index_start[s]`.
+//! Group `g` covers blocks `[g * GROUP_BLOCKS, (g + 1) * GROUP_BLOCKS)`. Its bitmap is one block:
+//! bit `i` (byte `i / 8`, bit `i % 8`) is set when block `g * GROUP_BLOCKS + i` is owned. Copy `h`
+//! of group `g` is block `bitmap_start[h] + g`. The index area of slot `s` is `index_blocks` blocks
+//! from `index_start[s]`.
 
 use crate::crc_without;
 use kedge_base::{BLOCK_SIZE, BlockNo, CorruptKind, Error, Generation, Result};
@@ -53,7 +54,7 @@ crate::layout::layout!(ENTRY_LAYOUT: RawEntry, 16, {
 const _: () = assert!(INDEX_ENTRIES == 253);
 const CRC_AT: usize = std::mem::offset_of!(IndexHeader, crc);
 
-/// What the index says of one group.
+/// The index entry of one group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GroupEntry {
     pub bitmap_crc: u32,
@@ -62,12 +63,14 @@ pub struct GroupEntry {
     pub copy: u8,
 }
 
-/// CRC of a bitmap block, as the index records it. Seeded with group number so that a bitmap in the wrong place fails.
+/// CRC of a bitmap block, as the index records it. It covers the group's number too, so a bitmap in
+/// the wrong place fails.
 pub fn bitmap_crc(group: u64, bitmap: &[u8]) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c(&group.to_le_bytes()), bitmap)
 }
 
-/// Encodes one index block; `entries` are those of the groups from `first_group`, at most [`INDEX_ENTRIES`].
+/// Encodes one index block; `entries` are those of the groups from `first_group`, at most
+/// [`INDEX_ENTRIES`].
 pub fn encode_index_block(
     uuid: &uuid::Uuid,
     generation: Generation,
@@ -100,7 +103,8 @@ pub fn encode_index_block(
     out[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
 }
 
-/// Decodes an index block that lies at `block` and must be of `generation` and start at `first_group`.
+/// Decodes an index block that lies at `block` and must be of `generation` and start at
+/// `first_group`.
 pub fn decode_index_block(
     bytes: &[u8],
     block: BlockNo,

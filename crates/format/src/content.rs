@@ -1,14 +1,16 @@
-//! What a device holds already, told from where file systems put their signatures: so that nobody's
-//! data is formatted over by mistake, and an error can name what was found instead of KedgeFS.
+//! Recognises what a device holds already, by the signatures of file systems and other formats. So
+//! data is not formatted over by mistake, and an error can name what was found instead of KedgeFS.
 //!
-//! A signature is a few bytes at a fixed place. It says who wrote there, not that the rest is sound.
+//! A signature is a few bytes at a fixed place. It names a format; it does not say that the rest is
+//! valid.
 
 use crate::superblock::{SLOTS, Superblock};
 use kedge_base::BLOCK_SIZE;
 
-/// Bytes from the beginning of a device that [`Content::of`] wants to see, or all if there are fewer.
+/// Bytes from the beginning of a device that [`Content::of`] needs, or all if there are fewer.
 pub const HEAD_BYTES: usize = 128 << 10;
-/// Whatever lies in front of a file system that we do not know, it rarely starts later than this.
+/// A device counts as blank if this many bytes are zero: the data of an unknown format rarely
+/// starts later.
 const BLANK_BYTES: usize = 64 << 10;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,7 +22,8 @@ pub enum Content {
     Other(&'static str),
 }
 
-/// (what, offset of the magic, magic). The first that fits: a boot sector may lie before a file system.
+/// (what, offset of the magic, magic). The first that fits: a boot sector may lie before a file
+/// system.
 const SIGNATURES: &[(&str, usize, &[u8])] = &[
     ("an ext2, ext3 or ext4 file system", 1024 + 56, &[0x53, 0xef]),
     ("an XFS file system", 0, b"XFSB"),
@@ -50,7 +53,7 @@ const SIGNATURES: &[(&str, usize, &[u8])] = &[
 ];
 
 impl Content {
-    /// The name of what has no signature that we know.
+    /// The name of data without a known signature.
     pub const UNKNOWN: &'static str = "data of an unknown kind";
 
     /// Judges by the first [`HEAD_BYTES`] of a device.
@@ -69,7 +72,7 @@ impl Content {
         }
     }
 
-    /// In words. `None`: nothing.
+    /// A name for messages. `None`: the device is blank.
     pub fn name(self) -> Option<&'static str> {
         match self {
             Content::Blank => None,

@@ -1,4 +1,4 @@
-//! The inode core: what stat(2) shows, plus what recovery needs.
+//! The inode core: the fields that stat(2) shows, and those that recovery needs.
 
 use kedge_base::{BlockNo, CorruptKind, Error, Ino, Result, Timespec};
 use zerocopy::little_endian::{I64, U32, U64};
@@ -122,7 +122,7 @@ impl InodeCore {
         FileKind::from_mode(self.mode)
     }
 
-    /// Whether size and blocks are such that one may calculate with them.
+    /// Whether size and blocks are small enough to calculate with.
     pub(crate) fn is_possible(&self) -> bool {
         self.size <= crate::SIZE_MAX && self.blocks <= crate::BLOCKS_MAX
     }

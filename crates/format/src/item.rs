@@ -20,11 +20,13 @@ pub const EXTENT_BLOCKS_MAX: u64 = 32768;
 /// Largest file size in bytes: every file block number fits 43 bits.
 pub const FILE_SIZE_MAX: u64 = (1 << 55) - 4096;
 
-/// Names whose hashes collide differ in the low bits of their slot; a lookup scans all ordinals of the hash.
+/// Names whose hashes collide differ in the low bits of their slot; a lookup scans all ordinals of
+/// the hash.
 pub const SLOT_ORDINALS: u64 = 256;
 
-/// First slot (item offset) for a name: 55 bits of keyed hash, then 8 bits of ordinal, which start at 0. Never below
-/// 256, so that small directory cookies stay free for "." and "..", and always below 2^63, so that it is a valid off_t.
+/// First slot (item offset) for a name: 55 bits of keyed hash, then 8 bits of ordinal, which start
+/// at 0. Never below 256, so that small directory cookies stay free for "." and "..", and always
+/// below 2^63, so that it is a valid off_t.
 pub fn name_slot(seed: &[u8; 16], name: &[u8]) -> u64 {
     let mut hasher = SipHasher13::new_with_key(seed);
     hasher.write(name);
@@ -105,12 +107,12 @@ impl<'a> Xattr<'a> {
     }
 }
 
-/// Whether a run of blocks lies where byte offsets reach.
+/// Whether all blocks of a run have byte offsets.
 pub(crate) fn fits(start: u64, blocks: u64) -> bool {
     start.checked_add(blocks).is_some_and(|end| end <= crate::BLOCKS_MAX)
 }
 
-/// Where a run of file blocks lies. The file block is the key's offset.
+/// The place of a run of file blocks. Its first file block is the key's offset.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ExtentItem {
     pub start: BlockNo,
@@ -133,7 +135,7 @@ crate::layout::layout!(EXTENT_LAYOUT: RawExtent, ExtentItem::SIZE, {
     flags: 12, 4, "bit 0: unwritten, reads as zeros; the others are zero";
 });
 
-/// What stands in front of a directory entry's name.
+/// The fields before a directory entry's name.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct DentryHead {
@@ -184,7 +186,7 @@ impl ExtentItem {
 pub enum Orphan {
     /// The inode has no name: delete it.
     Unlinked = 1,
-    /// A truncate has set the size and not yet removed all blocks behind it.
+    /// A truncate has set the size and not yet removed all blocks beyond it.
     Truncate = 2,
 }
 

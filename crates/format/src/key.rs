@@ -2,7 +2,8 @@
 
 use kedge_base::Ino;
 
-/// What an item holds. The numbers are on disk; their order is the order of an inode's items in the tree.
+/// What an item holds. The numbers are on disk; their order is the order of an inode's items in the
+/// tree.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 #[repr(u8)]
 pub enum ItemKind {
@@ -12,7 +13,8 @@ pub enum ItemKind {
     Xattr = 2,
     /// offset 0: the target's bytes.
     Symlink = 3,
-    /// offset: name hash and ordinal; value: [`crate::item::Dentry`]. The offset is also the directory cookie.
+    /// offset: name hash and ordinal; value: [`crate::item::Dentry`]. The offset is also the
+    /// directory cookie.
     Dentry = 4,
     /// offset: first file block; value: [`crate::item::ExtentItem`].
     Extent = 5,
@@ -59,8 +61,8 @@ impl ItemKind {
     }
 }
 
-/// Key of an item. Field order is comparison order. `kind` is raw so that any bytes make a key; whether the kind is
-/// known is the item decoder's question.
+/// Key of an item. Field order is comparison order. `kind` is raw, so that any bytes make a key.
+/// The item decoder checks whether the kind is known.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub struct Key {
     pub ino: u64,

@@ -1,4 +1,5 @@
-//! Layouts of the on-disk structures: asserted at compile time, and the source of the tables in `docs/FORMAT.md`.
+//! Layouts of the on-disk structures: asserted at compile time, and the source of the tables in
+//! `docs/FORMAT.md`.
 
 /// A field of an on-disk structure.
 #[derive(Clone, Copy, Debug)]
@@ -28,9 +29,9 @@ impl Layout {
     }
 }
 
-/// `layout!(NAME: Struct, size, { field: offset, bytes, "note"; … })` makes `NAME` a [`Layout`] and asserts at compile time
-/// the size of the structure, and offset and size of each field, in their order and without a gap: what is not listed
-/// does not exist.
+/// `layout!(NAME: Struct, size, { field: offset, bytes, "note"; … })` makes `NAME` a [`Layout`] and
+/// asserts at compile time the size of the structure, and the offset and size of each field. Fields
+/// are listed in order and without gaps, so no field can be missing.
 macro_rules! layout {
     ($name:ident: $raw:ty, $size:expr, { $($field:ident: $offset:expr, $bytes:expr $(, $note:literal)?;)* }) => {
         const _: () = {

@@ -1,5 +1,6 @@
-//! The one normative source of what KedgeFS puts on a device. All integers are little-endian unless a field says
-//! otherwise; every metadata block carries a CRC32C, its magic and its owner's uuid.
+//! The normative source of the on-disk format. Integers are little-endian unless a field says
+//! otherwise. Every metadata block carries a magic, a CRC32C and the uuid of its image; a bitmap
+//! has its CRC in the index.
 //!
 //! # Image
 //! ```text
@@ -10,12 +11,12 @@
 //! log_start              the log ring, written once at format so that the host never allocates under it
 //! data_start..           tree nodes (16 KiB, 4-block runs) and file data
 //! ```
-//! Blocks below `data_start` are owned by the format and marked allocated in the bitmaps; so are the blocks of the last
-//! group that lie behind the end of the image.
+//! Blocks below `data_start` are owned by the format and marked allocated in the bitmaps. So are
+//! the blocks of the last group beyond the end of the image.
 //!
 //! # Decoding
-//! Decoders take bytes that may be anything. They return [`kedge_base::Error::Corrupt`] naming kind and block; they
-//! never panic and never allocate more than the bytes can justify.
+//! Decoders accept any bytes. They return [`kedge_base::Error::Corrupt`], which names kind and
+//! block. They never panic, and never allocate more than the bytes can justify.
 #![forbid(unsafe_code)]
 
 pub mod alloc;
@@ -32,11 +33,12 @@ pub mod superblock;
 pub use inode::{FileKind, InodeCore};
 pub use key::{ItemKind, Key};
 
-/// Blocks that byte offsets can name: nothing lies behind.
+/// The number of blocks that have byte offsets.
 pub const BLOCKS_MAX: u64 = u64::MAX / kedge_base::BLOCK_SIZE as u64;
-/// Highest number of an inode: the next one is still a number that a superblock may hold.
+/// Highest inode number: a superblock may hold the next one.
 pub const INO_MAX: u64 = superblock::OPEN_MAX - 1;
-/// Bytes that a file can have (it may not have as many): sums of offsets and lengths then stay far from overflow.
+/// Upper bound on file sizes in records and items, above the largest size that is allowed. Sums of
+/// offsets and lengths then stay far from overflow.
 pub const SIZE_MAX: u64 = i64::MAX as u64;
 
 /// CRC32C of `bytes` as if the four bytes at `crc_at` were zero.
@@ -46,9 +48,10 @@ pub(crate) fn crc_without(bytes: &[u8], crc_at: usize) -> u32 {
     crc32c::crc32c_append(crc, &bytes[crc_at + 4..])
 }
 
-/// Makes the checksum of a metadata block right, and the hashes of a log write or node, whatever else it
-/// holds; false if its magic is none of ours. For those who damage images on purpose and want to be believed. `bytes` are the whole block, node or log
-/// write of an image with this secret.
+/// Recomputes the checksum of a metadata block, and the hashes of a log write or node, whatever
+/// else it holds. For tests that damage images and need valid checksums. `bytes` are the whole
+/// block, node or log write of an image with this secret. False if the magic is not one of this
+/// format.
 pub fn reseal(bytes: &mut [u8], secret: &logwrite::LogSecret) -> bool {
     let crc_at = match bytes.get(..8) {
         Some(b"KEDGEFS\0") => 12,

@@ -25,7 +25,7 @@ fn foreign_and_short_bytes_are_left_alone() {
     }
 }
 
-/// Numbers from an image with which no later sum may overflow.
+/// Sums with numbers from an image must not overflow.
 #[test]
 fn impossible_numbers_are_refused() {
     let extent = |start| item::ExtentItem { start: BlockNo(start), blocks: 1, unwritten: false };

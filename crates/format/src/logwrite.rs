@@ -1,41 +1,48 @@
 //! Log writes: a header, framed records, zero padding to a block.
 //!
 //! # A log write at LSN `n` is *valid* when all of this holds
-//! 1. Its header's magic is right, and `tag` is the SipHash-2-4 of the header, with the fields `tag` and `crc` as zero, under
-//!    the image's [`LogSecret`].
-//! 2. `crc` is the CRC32C of the whole write (padding included) with the `crc` field zero, and `body` the SipHash-1-3 of the
-//!    payload under the same secret.
+//! 1. Its header has the magic, and `tag` is the SipHash-2-4 of the header, with the fields `tag`
+//!    and `crc` as zero, under the image's [`LogSecret`].
+//! 2. `crc` is the CRC32C of the whole write (padding included) with the `crc` field zero, and
+//!    `body` the SipHash-1-3 of the payload under the same secret.
 //! 3. `uuid` is the image's.
 //! 4. `epoch` is the one the superblock slot names.
-//! 5. `lsn` equals `n`: the place where the previous valid write ended.
-//! 6. `blocks` is at least 1 and at most [`WRITE_BLOCKS_MAX`] and the ring's size; header and payload fit it.
-//! 7. The payload divides exactly into frames (`u32` length, then that many bytes, length at least 1).
+//! 5. `lsn` equals `n`, the position at which the previous valid write ended.
+//! 6. `blocks` is at least 1 and at most [`WRITE_BLOCKS_MAX`] and the ring's size; header and
+//!    payload fit it.
+//! 7. The payload divides exactly into frames (`u32` length, then that many bytes, length at least
+//!    1).
 //!
-//! Recovery stops at the first write that is not valid. A write that fails 7 *alone* was written so: corruption. A write that fails 4 *alone*, with a newer epoch, proves that a
-//! newer superblock slot was lost: corruption, not the end of the log. So does a valid write behind the stop whose
-//! `durable_lsn` lies behind the stop.
+//! Recovery stops at the first position without a valid write. Some findings there and beyond are
+//! corruption instead of the end of the log: a write that fails rule 7 alone, a write of a newer
+//! epoch or with a newer tail, which proves that a newer superblock slot was lost, and a later
+//! write whose `durable_lsn` lies above the stop. The tables in `kedge_log::scan` list all cases.
 //!
 //! # Why no file's content can pass for a log write
-//! Small data of files lies in the ring as its owner wrote it, at places that can be foreseen; block boundaries fall into it;
-//! and a scan looks at every block behind the stop. Magic, uuid and CRC are no secret. Without a key a user could
-//! put a header of a later epoch into a file, and the image would be taken for one whose newest superblock is lost: no
-//! mount, read-only or not, and no `fsck -p`, after a clean unmount. What a user who knows this format can try:
-//! - *Make up a header.* It needs a tag under 128 secret bits that no program shows and no file holds: one chance in 2^64
-//!   for each block, and no answer that says how near a guess was.
-//! - *Take a header from the log.* Blocks of the ring are never a file's and no read of a file reaches them. What remains
-//!   there of earlier mounts and laps has a valid tag, but of its own epoch and LSN, so rules 4 and 5 leave it out, as they do
-//!   where no user has a hand in it. The engine never writes a header into a file or a file's bytes in front of a header.
-//! - *Swap what is behind a genuine header.* After a power cut in the middle of a write its header can be new while sectors
-//!   of its body are what the ring held before, and that may be bytes that a user put there for the purpose, chosen so that
-//!   the CRC is right: a CRC is linear, and four free bytes are enough. Such a body would be replayed as records, with
-//!   any owner and mode in them. So the payload has a keyed hash of its own; the padding, which nothing reads, has the CRC.
+//! Small data of files lies in the ring as its owner wrote it, at predictable places. Block
+//! boundaries fall into it, and a scan looks at every block beyond the stop. Magic, uuid and CRC
+//! are no secret. Without a key a user could put a header of a later epoch into a file. The image
+//! would then look as if its newest superblock was lost: after a clean unmount neither a mount,
+//! read-only or not, nor `fsck -p` would take it. A user who knows this format can try the
+//! following:
+//! - *Make up a header.* It needs a tag under 128 secret bits that no program shows and no file
+//!   holds. A guess succeeds with one chance in 2^64 for each block, and failures reveal nothing.
+//! - *Take a header from the log.* Blocks of the ring never belong to a file, and no read of a file
+//!   reaches them. Remains of earlier mounts and laps have valid tags, but for their own epoch and
+//!   LSN, so rules 4 and 5 exclude them. The engine never writes a header into a file.
+//! - *Replace the body after a genuine header.* After a power failure during a write, its header
+//!   can be new while sectors of its body are what the ring held before. A user may have chosen
+//!   those bytes so that the CRC is correct: a CRC is linear, and four free bytes suffice. Such a
+//!   body would be replayed as records, with any owner and mode in them. So the payload has a keyed
+//!   hash of its own. The padding, which nothing reads, has only the CRC.
 //!
-//! Whoever can read the image's blocks can read the secret, and a copy of an image has the secret of the original: an image
-//! must not be readable by those who shall not write to it. This is about content alone.
+//! This protects against file content only. A user who can read the image's blocks can read the
+//! secret, and a copy of an image has the secret of the original. So an image must not be readable
+//! by users who must not write to it.
 //!
-//! The tag can be judged with the header alone. That bounds the work on blocks that only look like headers: with a tag over
-//! the whole write each block could make a reader hash a megabyte. The CRC stays: it is what finds a torn write, for it
-//! costs a tenth of a keyed hash and covers the padding.
+//! The tag covers the header alone. That bounds the work on blocks that only look like headers:
+//! with a tag over the whole write, each block could make a reader hash a megabyte. The CRC finds
+//! torn writes: it costs a tenth of a keyed hash, and covers the padding too.
 
 use crate::crc_without;
 use kedge_base::broken::{self, Variant};
@@ -50,14 +57,16 @@ const MAGIC: [u8; 8] = *b"KEDGELOG";
 pub const HEADER_SIZE: usize = 88;
 /// Bytes in front of each record.
 pub const FRAME_SIZE: usize = 4;
-/// Largest log write, in blocks (1 MiB). A record never crosses log writes, so this also bounds a record.
+/// Largest log write, in blocks (1 MiB). A record never crosses log writes, so this also bounds a
+/// record.
 pub const WRITE_BLOCKS_MAX: u32 = 256;
 
-/// No log comes so far; behind it is room to count on.
+/// No log reaches this position, and sums above it do not overflow.
 const LSN_MAX: u64 = i64::MAX as u64;
 
-/// Random bytes made with the image; they key log writes and tree nodes. Who knows them can make either pass for the
-/// engine's own, so they are shown nowhere: not by `Debug` either, which the text of a superblock goes through.
+/// Random bytes that are made with the image. They key log writes and tree nodes. Knowing them is
+/// enough to forge either, so no program shows them. `Debug` hides them too, since the text of a
+/// superblock uses it.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct LogSecret(pub [u8; 16]);
 
@@ -67,7 +76,7 @@ impl std::fmt::Debug for LogSecret {
     }
 }
 
-/// What an image's log writes are recognised by.
+/// The key by which log writes of an image are recognised.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LogKey {
     pub uuid: uuid::Uuid,
@@ -127,8 +136,7 @@ fn body_hash(secret: &LogSecret, payload: &[u8]) -> u64 {
     hasher.finish()
 }
 
-/// Makes tag, body hash and CRC right again, whatever else a write holds. For those who damage images on purpose and want to be
-/// believed.
+/// Recomputes tag, body hash and CRC, whatever else a write holds. For tests that damage images.
 pub(crate) fn reseal(bytes: &mut [u8], secret: &LogSecret) -> bool {
     let Ok((mut raw, _)) = RawHeader::read_from_prefix(bytes) else { return false };
     let end = HEADER_SIZE.saturating_add(raw.payload_bytes.get() as usize).min(bytes.len());
@@ -152,7 +160,7 @@ pub struct WriteHeader {
     pub tail_lsn: Lsn,
     /// Everything below was durable when the write was composed.
     pub durable_lsn: Lsn,
-    /// Bytes of frames behind the header.
+    /// Bytes of frames after the header.
     pub payload_bytes: u32,
     pub records: u32,
 }
@@ -162,8 +170,8 @@ impl WriteHeader {
         Lsn(self.lsn.0 + self.blocks as u64 * BLOCK_SIZE as u64)
     }
 
-    /// Seals `write`: fills in the header with tag, body hash and CRC. `write` is the whole log write, frames already in
-    /// place, padding zero.
+    /// Seals `write`: fills in the header with tag, body hash and CRC. `write` is the whole log
+    /// write, frames already in place, padding zero.
     pub fn seal(&self, key: &LogKey, write: &mut [u8]) {
         assert_eq!(write.len(), self.blocks as usize * BLOCK_SIZE, "a log write is whole blocks");
         let raw = RawHeader {
@@ -184,8 +192,9 @@ impl WriteHeader {
         assert!(reseal(write, &key.secret), "a log write holds a header");
     }
 
-    /// Reads a header: rules 1, 3 and the bounds of rule 6. `None`: no log write of this image starts here. The one place
-    /// where bytes become a header, so that nobody can take one for genuine without the key.
+    /// Reads a header: rules 1, 3 and the bounds of rule 6. `None`: no log write of this image
+    /// starts here. This is the only way from bytes to a header, so none is taken for genuine
+    /// without the key.
     pub fn peek(key: &LogKey, block: &[u8]) -> Option<WriteHeader> {
         let (raw, _) = RawHeader::read_from_prefix(block).ok()?;
         let blocks = raw.blocks.get();
@@ -219,7 +228,8 @@ impl WriteHeader {
         raw.body.get() == body_hash(&key.secret, payload) || broken::is(Variant::UnkeyedLog)
     }
 
-    /// Rule 7: the records of a whole write with their positions, or `None` when the frames do not divide the payload.
+    /// Rule 7: the records of a whole write with their positions, or `None` when the frames do not
+    /// divide the payload.
     pub fn records<'a>(&self, write: &'a [u8]) -> Option<Vec<(Lsn, &'a [u8])>> {
         let end = HEADER_SIZE + self.payload_bytes as usize;
         let mut at = HEADER_SIZE;

@@ -30,7 +30,7 @@ fn set_crc(write: &mut [u8]) {
     write[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
 }
 
-/// All that recovery asks of a write's bytes.
+/// All checks of recovery on a write's bytes.
 fn is_believed(key: &LogKey, write: &[u8]) -> bool {
     WriteHeader::peek(key, write).is_some_and(|header| header.is_whole(key, write))
 }
@@ -52,7 +52,8 @@ fn a_write_reads_back_and_every_flipped_bit_is_noticed() {
     for bit in 0..write.len() * 8 {
         write[bit / 8] ^= 1 << (bit % 8);
         assert!(!is_believed(&KEY, &write), "bit {bit}");
-        // The checksum alone made right, as anybody can. Only the padding is not under the key.
+        // Only the checksum is corrected, which needs no key. The padding is the only part without
+        // a keyed hash.
         if !(CRC_AT..CRC_AT + 4).contains(&(bit / 8)) && bit / 8 < HEADER_SIZE + FRAME_SIZE + 5000 {
             let mut forged = write.clone();
             set_crc(&mut forged);
@@ -73,7 +74,7 @@ fn a_short_or_long_write_is_not_whole() {
     assert!(!header.is_whole(&KEY, &write));
 }
 
-/// Another image, or the same as somebody knows it who does not know the secret.
+/// The key of another image, and of the same image without the secret.
 #[test]
 fn the_tag_needs_the_secret() {
     let write = sealed(0, b"abc");
@@ -88,7 +89,8 @@ fn the_tag_needs_the_secret() {
     }
 }
 
-/// Four bytes at `at` that give `write` the CRC32C `want`: the checksum is linear, so each bit of them flips fixed bits of it.
+/// Four bytes at `at` that give `write` the CRC32C `want`: the checksum is linear, so each bit of
+/// them flips fixed bits of it.
 fn collide(write: &mut [u8], at: usize, want: u32) {
     write[at..at + 4].fill(0);
     let base = crc_without(write, CRC_AT);
@@ -122,8 +124,8 @@ fn collide(write: &mut [u8], at: usize, want: u32) {
     write[at..at + 4].copy_from_slice(&bytes.to_le_bytes());
 }
 
-/// The sector with the header is new, the others hold what a file's owner had planted in the ring for this moment: the
-/// record that lies there has the checksum of the one that was meant.
+/// The sector with the header is new. The others hold what a file's owner had planted in the ring:
+/// a record with the same checksum as the one that was written.
 #[test]
 fn planted_sectors_behind_a_genuine_header_are_no_records() {
     const SECTOR: usize = 512;
@@ -138,7 +140,7 @@ fn planted_sectors_behind_a_genuine_header_are_no_records() {
 }
 
 proptest! {
-    /// Whatever a header says, to make its hashes right and to read it neither panics nor reads beyond the write.
+    /// Whatever a header says, resealing and reading it neither panics nor reads beyond the write.
     #[test]
     fn any_header_can_be_resealed_and_read(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
         let mut write = sealed(0, b"abc");

@@ -7,49 +7,55 @@
 //! ```
 //! Header, slot and child: [`HEADER_LAYOUT`], [`SLOT_LAYOUT`], [`CHILD_LAYOUT`].
 //!
-//! Keys lie in the slots, not with their values: a search then touches one dense array, and no value.
+//! Keys lie in the slots, not with their values. So a search reads one dense array, and no value.
 //!
-//! A *leaf* (level 0) holds items: any value of up to [`VALUE_MAX`] bytes. An *inner* node of level `n` holds
-//! children of level `n - 1`: the value is the child's address and generation, the key is the lower bound of
-//! the child's keys. The key of an inner node's first entry equals the key of its own entry in its parent
-//! ([`Key::MIN`] at the left edge).
+//! A *leaf* (level 0) holds items: any value of up to [`VALUE_MAX`] bytes. An *inner* node of level
+//! `n` holds children of level `n - 1`: the value is the child's address and generation, the key is
+//! the lower bound of the child's keys. The key of an inner node's first entry equals the key of
+//! its own entry in its parent ([`Key::MIN`] at the left edge).
 //!
 //! # A valid node
 //! 1. is [`NODE_SIZE`] bytes and starts with the magic;
 //! 2. matches its CRC32C, taken over the whole node with the CRC field as zero;
-//! 3. has the uuid, address, generation and level that its parent (or the superblock) says. The generation is
-//!    that in which the node was born; a different one means a write that never landed or one that should not
-//!    have;
-//! 4. has its slots end at or below `heap_start`, and `heap_start` inside the node; an inner node has an
-//!    item;
-//! 5. has every value inside `[heap_start, NODE_SIZE)`, no two overlapping, and the bytes between them add up
-//!    to `garbage`; empty values lie at `NODE_SIZE`;
+//! 3. has the uuid, address, generation and level that its parent (or the superblock) says. The
+//!    generation is that in which the node was born. A different one means that a write never
+//!    reached the device, or went to the wrong place;
+//! 4. has its slots end at or below `heap_start`, and `heap_start` inside the node; an inner node
+//!    has an item;
+//! 5. has every value inside `[heap_start, NODE_SIZE)`, no two overlapping, and the bytes between
+//!    them add up to `garbage`; empty values lie at `NODE_SIZE`;
 //! 6. has leaf values of at most [`VALUE_MAX`] bytes and inner values of exactly [`CHILD_SIZE`];
 //! 7. has strictly ascending keys;
 //! 8. as an inner node has no child younger than itself: changing a child changes its parent.
 //!
-//! [`NodeView::check`] tests all of them on any bytes. [`NodeView::trusted`] and [`NodeMut`] take nodes that
-//! passed it or that this module built; on other bytes they may panic, never more.
+//! [`NodeView::check`] tests all of them on any bytes. [`NodeView::trusted`] and [`NodeMut`] take
+//! nodes that passed it or that this module built; on other bytes they may panic, never more.
 //!
 //! # A genuine node
-//! is a valid one whose `tag` is the SipHash-1-3 of the whole node, with the fields `tag` and `crc` as zero,
-//! under the image's [`LogSecret`]. The engine writes no other. [`NodeView::is_genuine`] tests it.
+//! is a valid one whose `tag` is the SipHash-1-3 of the whole node, with the fields `tag` and `crc`
+//! as zero, under the image's [`LogSecret`]. The engine writes no other. [`NodeView::is_genuine`]
+//! tests it.
 //!
-//! Who comes from the parent need not ask: the parent names address and generation, and the engine wrote a
-//! node there. Who looks for nodes among blocks that nothing points to must ask, for it also meets blocks of
-//! files. A user knows this format, can read the uuid and can make a CRC, and so could put a leaf into a file.
-//! What such a user can try:
-//! - *Make up a leaf.* It needs a tag under 128 secret bits: one chance in 2^64 for each block.
-//! - *Copy a genuine node.* Its blocks are never a file's while it lives, and no file shows what its blocks
-//!   held before they were the file's. And it names its address: a copy is valid nowhere else.
-//! - *Keep the header of a genuine node that was given up, and write what is behind it*, in blocks that a file
-//!   took and did not write whole. A tag over the header and the CRC would not do, for a CRC is linear
-//!   and four free bytes make it right. So the tag covers the whole node.
-//! - *Have the engine tag chosen bytes.* Under the same secret it hashes payloads of log writes, which begin
-//!   with the length of a record. A node begins with the magic, which is no such length. And it shows no tag.
+//! A reader that comes from the parent need not test it: the parent names address and generation,
+//! and the engine wrote a node there. A repair that searches for nodes among blocks to which
+//! nothing points must test it, because it also meets blocks of files. A user who knows this format
+//! can read the uuid and compute a CRC, and so could put a leaf into a file. Such a user can try
+//! the following:
+//! - *Make up a leaf.* It needs a tag under 128 secret bits. A guess succeeds with one chance in
+//!   2^64 for each block.
+//! - *Copy a genuine node.* Its blocks do not belong to a file while the node exists, and no file
+//!   shows what its blocks held before. A node also names its address, so a copy is valid nowhere
+//!   else.
+//! - *Keep the header of a genuine node that was freed, and replace the rest*, in blocks that a
+//!   file took and did not write completely. A tag over the header and the CRC would not suffice: a
+//!   CRC is linear, and four free bytes correct it. So the tag covers the whole node.
+//! - *Make the engine tag chosen bytes.* Under the same secret it hashes payloads of log writes,
+//!   which begin with the length of a record. A node begins with the magic, which is no such
+//!   length. And the engine shows no tag.
 //!
-//! A reader from the parent pays nothing for the tag, and a checkpoint some ten microseconds for each node.
-//! To key the CRC instead was the alternative: whatever a CRC mixes in, it stays linear.
+//! A reader that comes from the parent pays nothing for the tag. A checkpoint pays some ten
+//! microseconds for each node. The alternative was a keyed CRC, but a CRC stays linear whatever is
+//! mixed into it.
 
 use crate::item::VALUE_MAX;
 use crate::logwrite::LogSecret;
@@ -146,7 +152,8 @@ crate::layout::layout!(CHILD_LAYOUT: RawChild, CHILD_SIZE, {
     generation: 8, 8, "in which the child was born";
 });
 const _: () = assert!(NODE_SIZE <= u16::MAX as usize, "heap offsets are 16 bits");
-// Splitting a full leaf around a largest item leaves two halves that both fit: see the tree's split.
+// Splitting a full leaf around an item of the largest size leaves two halves that both fit: see the
+// tree's split.
 const _: () = assert!(3 * item_cost(VALUE_MAX) <= NODE_PAYLOAD);
 
 /// Bytes of a node that an item with a value of `len` bytes takes.
@@ -172,7 +179,8 @@ impl Child {
     }
 }
 
-/// A key in the shape that compares fastest: its first sixteen bytes as one number, then the last.
+/// A key in the form that compares fastest: its first sixteen bytes as one number, and the last
+/// byte.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Packed(u128, u8);
 
@@ -216,7 +224,7 @@ impl<'a> NodeView<'a> {
         NodeView { bytes: bytes.try_into().expect("a node has NODE_SIZE bytes") }
     }
 
-    /// Validates bytes that may be anything, as the module's list says.
+    /// Validates any bytes, by the rules in the module's head.
     pub fn check(
         bytes: &'a [u8],
         uuid: &uuid::Uuid,
@@ -252,7 +260,7 @@ impl<'a> NodeView<'a> {
         Ok(view)
     }
 
-    /// Tests points 4 to 8 of the module's list.
+    /// Checks rules 4 to 8 in the module's head.
     pub fn check_structure(&self) -> Result<(), String> {
         let (items, heap) = (self.items(), self.heap_start());
         if heap > NODE_SIZE || HEADER + items * SLOT > heap {
@@ -403,9 +411,9 @@ impl<'a> NodeView<'a> {
         }
     }
 
-    /// Like [`NodeView::search`], with a guess where to start: keys between `low` and `high` are often evenly
-    /// spread, and a node that is not in the processor's caches costs a miss per probe. Any bounds give the
-    /// right answer.
+    /// [`NodeView::search`] with a guess where to start (interpolation). Keys between `low` and
+    /// `high` are often evenly spread, and in a node that is not in the processor's caches each
+    /// probe is a miss. The answer is correct for any bounds.
     #[inline]
     pub fn search_between(&self, key: &Key, low: &Key, high: Option<&Key>) -> Result<usize, usize> {
         let slots = self.slots();
@@ -421,8 +429,8 @@ impl<'a> NodeView<'a> {
         }
     }
 
-    /// Which child of an inner node is responsible for the key: the last one whose lower bound is not above
-    /// it.
+    /// Which child of an inner node is responsible for the key: the last one whose lower bound is
+    /// not above it.
     #[inline]
     pub fn child_index(&self, key: &Key) -> usize {
         match self.search(key) {
@@ -444,8 +452,8 @@ fn lower_bound(slots: &[[u8; SLOT]], want: Packed) -> usize {
     let (mut low, mut high) = (0, slots.len());
     while low < high {
         let mid = (low + high) / 2;
-        // A branch on purpose: the processor guesses and fetches ahead, where a conditional move would wait
-        // for each cache miss in turn.
+        // A branch on purpose: the processor predicts it and fetches ahead. A conditional move
+        // would wait for each cache miss in turn.
         if Packed::of_slot(&slots[mid]) < want {
             low = mid + 1;
         } else {
@@ -455,8 +463,8 @@ fn lower_bound(slots: &[[u8; SLOT]], want: Packed) -> usize {
     low
 }
 
-/// Where `want` would lie among `items` keys spread evenly from `low` to `high`. None if that is not worth a
-/// guess.
+/// Where `want` would lie among `items` keys spread evenly from `low` to `high`. `None` if a guess
+/// is not worth it.
 #[inline(always)]
 fn guess(want: Packed, low: &Key, high: &Key, items: usize) -> Option<usize> {
     let (low, high) = (Packed::of_key(low).0, Packed::of_key(high).0);
@@ -469,7 +477,8 @@ fn guess(want: Packed, low: &Key, high: &Key, items: usize) -> Option<usize> {
     Some(((part * items as f64) as usize).min(items - 1))
 }
 
-/// [`lower_bound`], looking around `guess` first, in strides that double. `guess` is the index of a slot.
+/// [`lower_bound`], looking around `guess` first, in strides that double. `guess` is the index of a
+/// slot.
 #[inline(always)]
 fn lower_bound_near(slots: &[[u8; SLOT]], want: Packed, guess: usize) -> usize {
     // As many slots as share a cache line.
@@ -522,7 +531,7 @@ impl<'a> NodeMut<'a> {
         NodeMut { bytes: bytes.try_into().expect("a node has NODE_SIZE bytes") }
     }
 
-    /// Makes an empty node out of any bytes.
+    /// Initialises any bytes as an empty node.
     pub fn init(
         bytes: &'a mut [u8],
         uuid: &uuid::Uuid,
@@ -559,13 +568,14 @@ impl<'a> NodeMut<'a> {
         self.bytes[at..at + 2].copy_from_slice(&(value as u16).to_le_bytes());
     }
 
-    /// Gives a copied node its own name.
+    /// Gives a copied node its own address and generation.
     pub fn set_identity(&mut self, addr: BlockNo, generation: Generation) {
         self.bytes[ADDR_AT..ADDR_AT + 8].copy_from_slice(&addr.0.to_le_bytes());
         self.bytes[GENERATION_AT..GENERATION_AT + 8].copy_from_slice(&generation.0.to_le_bytes());
     }
 
-    /// For the root pointer that the tree keeps as a node in memory; nodes on the device never change level.
+    /// For the root pointer that the tree keeps as a node in memory; nodes on the device never
+    /// change level.
     pub fn set_level(&mut self, level: u8) {
         self.bytes[LEVEL_AT] = level;
     }
@@ -606,8 +616,8 @@ impl<'a> NodeMut<'a> {
         }
     }
 
-    /// Inserts an item before item `i`; the caller keeps the order. False, and nothing changed, if there is
-    /// no room.
+    /// Inserts an item before item `i`; the caller keeps the order. False, and nothing changed, if
+    /// there is no room.
     pub fn insert_at(&mut self, i: usize, key: &Key, value: &[u8]) -> bool {
         let items = self.view().items();
         assert!(i <= items);
@@ -624,7 +634,7 @@ impl<'a> NodeMut<'a> {
         true
     }
 
-    /// Adds an item behind the others; the caller keeps the order and knows that there is room.
+    /// Adds an item after the others; the caller keeps the order and ensures that there is room.
     pub fn append(&mut self, key: &Key, value: &[u8]) {
         assert!(self.insert_at(self.view().items(), key, value), "appended items fit");
     }
@@ -695,7 +705,7 @@ impl<'a> NodeMut<'a> {
         true
     }
 
-    /// The value for changing in place.
+    /// Mutable access to a value.
     pub fn value_mut(&mut self, i: usize) -> &mut [u8] {
         let span = slot_span(&self.view().slots()[i]);
         &mut self.bytes[span]

@@ -23,7 +23,7 @@ fn check(bytes: &[u8], level: u8) -> Result<NodeView<'_>> {
     NodeView::check(bytes, &UUID, ADDR, GENERATION, level)
 }
 
-/// Seals bytes that were tampered with, so that the checks behind the CRC have their say.
+/// Seals modified bytes, so that the checks after the CRC are reached.
 fn reject(mut bytes: Vec<u8>, level: u8, tamper: impl FnOnce(&mut [u8]), want: &str) {
     tamper(&mut bytes);
     NodeMut::trusted(&mut bytes).seal(&SECRET);
@@ -274,7 +274,7 @@ proptest! {
 
     #[test]
     fn no_bytes_make_the_check_panic(seed in any::<u64>(), head in proptest::collection::vec(any::<u8>(), 0..400)) {
-        // Random bytes behind a plausible header and CRC.
+        // Random bytes after a plausible header and CRC.
         let mut bytes = sample_leaf();
         let mut state = seed | 1;
         for (i, byte) in head.iter().enumerate() {

@@ -1,8 +1,8 @@
 //! Log records: one operation each, a list of edits that take effect together or not at all.
 //!
-//! Edits are *logical* (keys and fields, never node addresses) and *absolute* (the new value, never a difference), and
-//! name every block they take or give back, so that applying them needs no decision: replay and the live operation run
-//! the same code.
+//! Edits are *logical* (keys and fields, never node addresses) and *absolute* (the new value, never
+//! a difference), and name every block they allocate or free. So applying them needs no decision,
+//! and replay and the running operation use the same code.
 //!
 //! ```text
 //! record  op u8 · flags u8 (0) · edits u16 · edit…
@@ -12,7 +12,7 @@
 use crate::{InodeCore, Key};
 use kedge_base::{BlockNo, Error, Extent, Ino, Lsn, Result, Timespec};
 
-/// What operation a record stands for. Only for people and statistics: replay looks at the edits alone.
+/// The operation of a record. Only for people and statistics: replay looks at the edits alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[repr(u8)]
 pub enum RecordOp {
@@ -25,13 +25,13 @@ pub enum RecordOp {
     Truncate = 7,
     /// Data IO completed: extents, size, dropped log-resident ranges.
     WriteBack = 8,
-    /// Small data that rides in the log.
+    /// Small data in the log.
     LogData = 9,
     Fallocate = 10,
     Xattr = 11,
     /// Orphan cleanup, one bounded step.
     Reclaim = 12,
-    /// Time stamps that had waited in the inode.
+    /// Time stamps that were pending in the inode.
     Times = 13,
 }
 
@@ -80,8 +80,8 @@ impl InodeMask {
     pub const CREATE: InodeMask = InodeMask(1 << 31);
     pub const ALL_FIELDS: InodeMask = InodeMask((1 << 14) - 1);
 
-    /// Bits with the names of their fields and the bytes that these take in a record, in the order in which they follow
-    /// the mask.
+    /// Bits with the names of their fields and the bytes that these take in a record, in the order
+    /// in which they follow the mask.
     pub const FIELDS: [(InodeMask, &'static str, usize); 14] = [
         (InodeMask::MODE, "mode", 4),
         (InodeMask::FLAGS, "flags", 4),
@@ -169,14 +169,15 @@ pub enum Edit<'a> {
         offset: u64,
         bytes: &'a [u8],
     },
-    /// Like `Data` with `len` zero bytes, all of one block: what a cut leaves of it, and never
+    /// Like `Data` with `len` zero bytes, all of one block: the rest of a block at a cut, never
     /// more.
     Zero {
         ino: Ino,
         offset: u64,
         len: u64,
     },
-    /// Log-resident bytes of the range are void: they are in place, or gone with a truncate, punch or unlink.
+    /// Log-resident bytes of the range are void: they are in place, or gone with a truncate, punch
+    /// or unlink.
     Drop {
         ino: Ino,
         offset: u64,
@@ -212,8 +213,8 @@ crate::layout::layout!(LAYOUT: RawRecord, RECORD_HEADER, {
 /// Bytes of an encoded record's header.
 pub const RECORD_HEADER: usize = 4;
 
-/// What an edit looks like: its tag, its name, and the parts of its body. A part of 0 bytes has as many as a length in
-/// front of it says, or as the bits of the mask ask for.
+/// The layout of an edit: its tag, its name, and the parts of its body. The size of a part of 0
+/// bytes is given by the length before it, or by the bits of the mask.
 #[derive(Clone, Copy, Debug)]
 pub struct EditLayout {
     pub tag: u8,
@@ -531,16 +532,16 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Whether a range has bytes, all of one block. The few bytes of a `Zero` edit could name any
-/// number of blocks otherwise, and who replays it would have to look at each.
+/// Whether a range is not empty and lies within one block. Otherwise the few bytes of a `Zero` edit
+/// could name any number of blocks, and replay would have to visit each.
 fn within_block(offset: u64, len: u64) -> bool {
     let block = kedge_base::BLOCK_SIZE as u64;
     len > 0 && len <= block - offset % block
 }
 
 impl<'a> Record<'a> {
-    /// Decodes a record that lies at `lsn`. Every edit is well-formed afterwards (whether it can be applied is the
-    /// store's question).
+    /// Decodes a record that lies at `lsn`. Every edit is then well-formed; the store finds out
+    /// whether it can be applied.
     pub fn decode(lsn: Lsn, bytes: &'a [u8]) -> Result<Record<'a>> {
         let bad = || Error::corrupt_log(lsn, "malformed record");
         let mut r = Reader(bytes);

@@ -38,8 +38,8 @@ fn a_record_reads_back_as_it_was_built() {
     );
 }
 
-/// Twenty-five bytes once named 2^54 bytes to be zeroed, and recovery listed their blocks until
-/// memory ended.
+/// A `Zero` edit of twenty-five bytes could name 2^54 bytes, and recovery would list their blocks
+/// until memory was exhausted.
 #[test]
 fn zeros_of_more_than_one_block_are_refused() {
     let record = |offset: u64, len: u64| {
@@ -98,7 +98,8 @@ proptest! {
     }
 }
 
-/// The tables of the documentation are made from `EDITS` and `InodeMask::FIELDS`: they must say what the builder writes.
+/// The tables of the documentation are made from `EDITS` and `InodeMask::FIELDS`: they must agree
+/// with what the builder writes.
 #[test]
 fn encoded_edits_have_the_layout_that_is_documented() {
     let (ino, extent) = (Ino(7), Extent::new(BlockNo(9), 3));

@@ -1,13 +1,16 @@
-//! The superblock: geometry, identity and features, and where the last checkpoint left the tree and the log.
+//! The superblock: geometry, identity, features, and the last checkpoint's position of tree and
+//! log.
 //!
 //! # Invariants
-//! 1. Two slots. A checkpoint of generation `g` writes slot `g % 2`, with FUA, after all it points to is durable.
-//!    The other slot is untouched, so at every moment one slot is whole.
-//! 2. Mount takes the valid slot with the higher generation. Should the newer one have been destroyed, recovery notices:
-//!    the log carries a tail beyond the older slot's, or a newer epoch ([`crate::logwrite`]).
+//! 1. Two slots. A checkpoint of generation `g` writes slot `g % 2`, with FUA, after everything to
+//!    which it points is durable. The other slot is untouched, so one slot is valid at every
+//!    moment.
+//! 2. A mount takes the valid slot with the higher generation. If the newer slot was destroyed and
+//!    the log was written since, recovery notices: the log carries a newer tail than the older
+//!    slot's, or a newer epoch ([`crate::logwrite`]).
 //! 3. Geometry, identity and features are equal in both slots.
-//! 4. `tail_lsn <= checkpoint_lsn`. The tree holds exactly the records below `checkpoint_lsn`; records from `tail_lsn`
-//!    on are still needed for the data that rides in them.
+//! 4. `tail_lsn <= checkpoint_lsn`. The tree holds exactly the records below `checkpoint_lsn`;
+//!    records from `tail_lsn` on are still needed for the data in them.
 
 use crate::alloc::{GROUP_BLOCKS, INDEX_ENTRIES};
 use crate::crc_without;
@@ -32,7 +35,7 @@ pub const LOG_MIN: u64 = 1 << 20;
 pub const LOG_MAX: u64 = 1 << 30;
 /// Longest label, in bytes.
 pub const LABEL_MAX: usize = 64;
-/// First free byte for tree node blocks never lies below this block.
+/// First block after the superblock slots: no area starts below it.
 const FIRST_AREA: u64 = 17;
 
 /// Features whose unknown bits refuse the mount.
@@ -84,8 +87,9 @@ struct Raw {
 
 /// No slot holds a counter or log position above this: sums are far from overflow.
 pub const COUNTER_MAX: u64 = 1 << 62;
-/// No image is opened whose counters or positions are above this: what is left up to [`COUNTER_MAX`] is more than a mount can
-/// count in its life, so that it never writes a slot that no mount would take.
+/// No image is opened whose counters or positions are above this. The distance to [`COUNTER_MAX`]
+/// is more than a mount can count in its life, so no mount writes a slot that the next one would
+/// refuse.
 pub const OPEN_MAX: u64 = 1 << 61;
 
 const CRC_AT: usize = std::mem::offset_of!(Raw, crc);
@@ -151,7 +155,7 @@ pub struct Geometry {
     /// First block that tree nodes and file data may use.
     pub data_start: BlockNo,
     pub created: Timespec,
-    /// What log writes are keyed with. Made with the image, and shown to nobody.
+    /// Keys log writes and tree nodes. Made with the image; no program shows it.
     pub log_secret: LogSecret,
 }
 
@@ -160,7 +164,7 @@ impl Geometry {
         self.total_blocks.div_ceil(GROUP_BLOCKS)
     }
 
-    /// What the log writes of this image are recognised by.
+    /// The key by which log writes of this image are recognised.
     pub fn log_key(&self) -> LogKey {
         LogKey { uuid: self.uuid, secret: self.log_secret }
     }
@@ -169,13 +173,14 @@ impl Geometry {
         self.log_blocks * BLOCK_SIZE as u64
     }
 
-    /// The default log size for an image: a 32nd of it, within 32 MiB and 1 GiB, and never above a quarter.
+    /// The default log size for an image: a 32nd of it, within 32 MiB and 1 GiB, and never above a
+    /// quarter.
     pub fn default_log_bytes(image_bytes: u64) -> u64 {
         let log = (image_bytes / 32).clamp(32 << 20, LOG_MAX).min(image_bytes / 4).max(LOG_MIN);
         log / BLOCK_SIZE as u64 * BLOCK_SIZE as u64
     }
 
-    /// Lays out an image of `image_bytes` with a log of `log_bytes`. Whoever makes an image sets `log_secret`.
+    /// Lays out an image of `image_bytes` with a log of `log_bytes`. The caller sets `log_secret`.
     pub fn plan(
         image_bytes: u64,
         log_bytes: u64,
@@ -234,7 +239,7 @@ impl Geometry {
     }
 }
 
-/// File data that an unmount could not write. Kept until a repair has told of it.
+/// File data that an unmount could not write. Kept until a repair has reported it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Losses {
     /// How many files, at least 1.
@@ -243,7 +248,7 @@ pub struct Losses {
     pub since: i64,
 }
 
-/// What a checkpoint leaves behind.
+/// The state that a checkpoint records.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CheckpointState {
     pub generation: Generation,
@@ -256,7 +261,7 @@ pub struct CheckpointState {
     /// Where recovery starts to scan.
     pub tail_lsn: Lsn,
     pub epoch: Epoch,
-    /// Every inode number from here on was never used.
+    /// No inode number from here on was ever used.
     pub next_ino: Ino,
     /// Number of inodes, the root included.
     pub inodes: u64,
@@ -288,8 +293,9 @@ impl Superblock {
         SLOTS[Superblock::slot_of(self.checkpoint.generation)]
     }
 
-    /// Whether an image with this slot can be opened: what is wrong if its counters leave no room to count on. Only a
-    /// crafted image's can. Mount and fsck ask before they trust a slot, a repair before it writes one.
+    /// Checks that the counters of this slot are far enough from their end for the image to be
+    /// opened. Only a crafted image fails this. Mount and fsck check it before they trust a slot, a
+    /// repair before it writes one.
     pub fn check_room(&self) -> Result<()> {
         let c = &self.checkpoint;
         let counters = [
@@ -365,9 +371,10 @@ impl Superblock {
 
     /// Decodes slot `slot` of a device of `device_blocks` blocks.
     ///
-    /// A valid slot is a block that (1) has the magic, (2) has version 2, (3) matches its CRC, (4) says this format's
-    /// block, node and group sizes, (5) describes areas that lie in order inside the image and a root inside the data
-    /// area, (6) is of a generation that belongs in this slot, and (7) fits the device.
+    /// A valid slot is a block that (1) has the magic, (2) has version 2, (3) matches its CRC, (4)
+    /// says this format's block, node and group sizes, (5) describes areas that lie in order inside
+    /// the image and a root inside the data area, (6) is of a generation that belongs in this slot,
+    /// and (7) fits the device.
     pub fn decode(bytes: &[u8], slot: usize, device_blocks: u64) -> Result<Superblock> {
         let block = SLOTS[slot];
         let bad = |what: String| Error::corrupt(CorruptKind::Superblock, block, what);
@@ -473,8 +480,8 @@ impl Superblock {
         if !(LOG_MIN..=LOG_MAX).contains(&g.log_bytes()) {
             return Err("impossible log size");
         }
-        // Who owns the blocks in front of the data area costs memory, a bitmap for each group:
-        // there are no more of them than the areas need.
+        // The blocks before the data area cost memory, a bitmap for each group. So there must not
+        // be more of them than the areas need.
         let needed: u64 = FIRST_AREA + areas.iter().map(|(_, blocks)| blocks).sum::<u64>();
         if g.data_start.0 > needed + GROUP_BLOCKS {
             return Err("data area far behind the others");

@@ -81,7 +81,7 @@ fn counters_that_leave_no_room_are_told_from_impossible_ones() {
     }
 }
 
-/// `kedge dump` prints a superblock so.
+/// `kedge dump` prints a superblock in this form.
 #[test]
 fn the_text_of_a_superblock_does_not_hold_the_logs_secret() {
     let sb = sample();
@@ -123,8 +123,7 @@ fn plans_refuse_what_cannot_work_with_the_reason() {
     assert!(plan(16 << 20, 1 << 20).is_ok());
 }
 
-/// A sparse file costs its maker nothing, and fsck made an entry for each group that its size could
-/// have.
+/// A sparse file costs its author nothing, but fsck would need memory for each group of its size.
 #[test]
 fn an_image_beyond_the_largest_is_refused() {
     let max = IMAGE_MAX / BLOCK_SIZE as u64;
