@@ -1,15 +1,19 @@
-//! Block devices under the engine: a file or block device, memory, and a simulator that records and crashes.
+//! Block devices under the engine: a file or block device, memory, and a simulator that records and
+//! crashes.
 //!
 //! # The contract
 //! 1. Offsets and lengths are whole blocks ([`kedge_base::BLOCK_SIZE`]) inside [`Geometry::size`].
-//! 2. A completed write is visible to every later read. It is *durable* (survives power loss) only once a flush that was
-//!    submitted after its completion has completed, or if it was a `fua` write that completed.
-//! 3. Between two flushes any subset of the writes may reach the medium, in any order, torn at 512 bytes.
+//! 2. A completed write is visible to every later read. It is *durable* (survives power loss) only
+//!    once a flush that was submitted after its completion has completed, or if it was a `fua`
+//!    write that completed.
+//! 3. Between two flushes any subset of the writes may reach the medium, in any order, torn at 512
+//!    bytes.
 //! 4. A FUA write makes itself durable and nothing else.
-//! 5. Every submitted request completes exactly once, with its buffers, on any thread; requests of one batch are
-//!    unordered. Completions never run under a lock that `submit` takes.
-//! 6. An error is final: a device never retries silently. [`Error::Fenced`] kills the mount, after
-//!    [`Error::OutcomeUnknown`] the device answers every request with an error until it is opened anew.
+//! 5. Every submitted request completes exactly once, with its buffers, on any thread; requests of
+//!    one batch are unordered. Completions never run under a lock that `submit` takes.
+//! 6. An error is final: a device never retries silently. [`Error::Fenced`] shuts the mount down.
+//!    After [`Error::OutcomeUnknown`] the device answers every request with an error until it is
+//!    opened again.
 
 #![deny(unsafe_code)]
 
@@ -41,7 +45,7 @@ pub enum FuaKind {
     Emulated,
 }
 
-/// What the engine may know of a device.
+/// Properties of a device.
 #[derive(Clone, Debug)]
 pub struct Geometry {
     /// Bytes, a multiple of the block size.
@@ -59,7 +63,7 @@ pub struct Geometry {
 const OPTIMAL_IO: u32 = 1 << 20;
 
 impl Geometry {
-    /// Of a device in memory.
+    /// The geometry of a device in memory.
     fn memory(size: u64) -> Geometry {
         Geometry {
             size: size - size % BLOCK_SIZE as u64,
@@ -70,8 +74,8 @@ impl Geometry {
         }
     }
 
-    /// Refuses ranges that break rule 1 of the contract. An error, not an assertion: the numbers may stem from a corrupt
-    /// image.
+    /// Refuses ranges that break rule 1 of the contract, with an error instead of an assertion: the
+    /// numbers may come from a corrupt image.
     fn check(&self, op: &'static str, offset: u64, len: u64) -> Result<()> {
         let errno = if !(offset | len).is_multiple_of(BLOCK_SIZE as u64) {
             libc::EINVAL
@@ -95,7 +99,8 @@ impl Geometry {
 pub trait Device: Send + Sync + 'static {
     fn geometry(&self) -> &Geometry;
 
-    /// Starts a batch. Each request is answered once through `sink`, on any thread, possibly before `submit` returns.
+    /// Starts a batch. Each request is answered once through `sink`, on any thread, possibly before
+    /// `submit` returns.
     fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>);
 
     /// Reads `buf.len()` bytes at `offset`, in the calling thread.
@@ -107,13 +112,14 @@ pub trait Device: Send + Sync + 'static {
     /// Makes every write that completed before the call durable.
     fn flush(&self) -> Result<()>;
 
-    /// Tells the device that the range holds nothing of worth. What it reads as afterwards: [`Geometry::discard_zeroes`].
+    /// Tells the device that the contents of the range are no longer needed.
+    /// [`Geometry::discard_zeroes`] says what it reads as afterwards.
     fn discard(&self, offset: u64, len: u64) -> Result<()>;
 
     /// Makes the range read as zeros, with the durability of a plain write.
     fn write_zeroes(&self, offset: u64, len: u64) -> Result<()>;
 
-    /// What the device was asked to do since it was made.
+    /// Counters of requests since the device was opened.
     fn stats(&self) -> &DeviceStats;
 
     /// Identifies the device in messages: a path, "memory".

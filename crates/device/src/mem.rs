@@ -1,6 +1,7 @@
-//! A sparse device in memory, with snapshots cheap enough to take one for each crash state.
+//! A sparse device in memory. Snapshots are cheap enough to take one for each crash state.
 //!
-//! Everything is durable at once; [`crate::sim`] puts a volatile cache in front. Lock: one leaf, held for copying only.
+//! Every write is durable at once; [`crate::sim`] puts a volatile cache in front. Lock: one leaf,
+//! held for copying only.
 
 use crate::pages::{Page, Pages, blocks};
 use crate::request::submit_inline;
@@ -27,12 +28,12 @@ impl MemDevice {
         MemDevice { geometry, stats: DeviceStats::default(), pages: RwLock::new(pages) }
     }
 
-    /// A copy that shares all content until one of both is written. Its counters start at zero.
+    /// A copy that shares all contents until either is written. Its counters start at zero.
     pub fn fork(&self) -> MemDevice {
         MemDevice::with_pages(self.geometry.clone(), self.pages.read().clone())
     }
 
-    /// A number for what differs from `base`: equal for equal content, whatever the writes that made it.
+    /// A hash of what differs from `base`: equal for equal contents, whatever writes led to them.
     pub fn difference_hash(&self, base: &MemDevice) -> u64 {
         let mut hasher = std::hash::DefaultHasher::new();
         for (block, page) in self.pages.read().differing(&base.pages.read()) {
@@ -59,8 +60,8 @@ impl MemDevice {
         out
     }
 
-    /// Damages the image, for tests: `f` gets the bytes from `offset` to the end of its block. Panics beyond the end of
-    /// the device.
+    /// Damages the image, for tests: `f` gets the bytes from `offset` to the end of its block.
+    /// Panics beyond the end of the device.
     pub fn corrupt(&self, offset: u64, f: impl FnOnce(&mut [u8])) {
         assert!(offset < self.geometry.size, "offset inside the device");
         let mut pages = self.pages.write();

@@ -1,7 +1,9 @@
-//! Writes kept in memory above a device that is only read: a log can be replayed and judged without touching the image.
+//! Keeps writes in memory, above a device that is only read. So a log can be replayed and checked
+//! without changing the image.
 //!
-//! Memory grows with the blocks written and is given back with the device; what replays a log into it is bounded by the
-//! log and by the tree nodes the log touches. Lock: one leaf, never held across a request to the base.
+//! Memory grows with the blocks written and is freed with the device. Replaying a log into it is
+//! bounded by the log and by the tree nodes that the log changes. Lock: one leaf, never held across
+//! a request to the base.
 
 use crate::pages::{Page, Pages, blocks, patch};
 use crate::request::submit_inline;
@@ -15,7 +17,8 @@ pub struct OverlayDevice {
     base: Arc<dyn Device>,
     geometry: Geometry,
     stats: DeviceStats,
-    /// Absent: the base's. A discarded block is a zero page, since the base must not show through again.
+    /// An absent block is read from the base. A discarded block is a zero page, so that the base's
+    /// contents do not reappear.
     written: RwLock<Pages>,
     /// Blocks whose reads fail, with the error, until they are written.
     spoilt: RwLock<BTreeMap<u64, Error>>,
@@ -35,8 +38,8 @@ impl OverlayDevice {
         OverlayDevice { base, geometry, stats, written, spoilt, name }
     }
 
-    /// Has every read of a block fail until it is written here: what the base holds there is not what a
-    /// reader should see, even if the base can be read again later.
+    /// Makes every read of a block fail until it is written here: readers must not see the base's
+    /// contents, even if the base can be read again later.
     pub fn spoil(&self, block: BlockNo, error: Error) {
         self.spoilt.write().insert(block.0, error);
     }
@@ -70,7 +73,7 @@ impl Device for OverlayDevice {
             return Err(error.clone());
         }
         drop(spoilt);
-        // What is overlaid whole is not read: the base may be unreadable just there.
+        // If the overlay has the whole range, the base is not read: it may be unreadable there.
         if written.len() < buf.blocks() {
             self.base.read(offset, buf)?;
         }

@@ -1,8 +1,8 @@
-//! Blocks in memory, shared between images: what makes a snapshot of a memory device cheap.
+//! Blocks in memory that images share, so that a snapshot of a memory device is cheap.
 //!
-//! A [`Page`] is one immutable block. [`Pages`] maps block numbers to pages in chunks behind shared pointers: a clone
-//! copies one pointer per 256 KiB in use, the first write to a chunk afterwards copies its 64 slots, and no block is ever
-//! copied but by a write to a part of it.
+//! A [`Page`] is one immutable block. [`Pages`] maps block numbers to pages in chunks behind shared
+//! pointers: a clone copies one pointer per 256 KiB in use, the first write to a chunk afterwards
+//! copies its 64 slots, and no block is ever copied but by a write to a part of it.
 
 use kedge_base::{BLOCK_SIZE, IoBuf};
 use std::collections::BTreeMap;
@@ -98,7 +98,7 @@ impl Chunk {
     }
 }
 
-/// A sparse map from block number to page. What an absent block means is the owner's matter.
+/// A sparse map from block number to page. The owner decides what an absent block means.
 #[derive(Clone, Default)]
 pub(crate) struct Pages {
     chunks: BTreeMap<u64, Arc<Chunk>>,
@@ -121,7 +121,7 @@ impl Pages {
         Arc::make_mut(chunk).set((block % CHUNK) as usize, Some(page));
     }
 
-    /// Costs by what is there, not by the length of the range.
+    /// The cost depends on the pages present, not on the length of the range.
     pub fn remove(&mut self, from: u64, blocks: u64) {
         let end = from + blocks;
         if blocks == 0 {
@@ -156,7 +156,8 @@ impl Pages {
         })
     }
 
-    /// Blocks whose bytes are others than in `base`, ascending. Costs by the chunks that the two do not share.
+    /// Blocks whose bytes differ from `base`, ascending. The cost depends on the chunks that the
+    /// two do not share.
     pub fn differing(&self, base: &Pages) -> Vec<(u64, Page)> {
         let mut numbers: Vec<u64> = self.chunks.keys().chain(base.chunks.keys()).copied().collect();
         numbers.sort_unstable();

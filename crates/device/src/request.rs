@@ -1,11 +1,11 @@
-//! Requests and completions of the asynchronous door, and a synchronous batch on top of it.
+//! Requests and completions of the asynchronous interface, and a synchronous batch on top of it.
 
 use crate::Device;
 use kedge_base::{IoBuf, Result};
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 
-/// What a request asks for. Buffers travel with the request and come back with its completion.
+/// The operation of a request. Buffers move with the request and come back with its completion.
 #[derive(Debug)]
 pub enum Op {
     Read(IoBuf),
@@ -16,7 +16,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// The word for it in errors.
+    /// Its name in errors.
     pub fn name(&self) -> &'static str {
         match self {
             Op::Read(_) => "read",
@@ -37,7 +37,7 @@ impl Op {
     }
 }
 
-/// Serves one operation through the device's synchronous door.
+/// Serves one operation through the device's synchronous interface.
 fn perform(device: &dyn Device, offset: u64, op: &mut Op) -> Result<()> {
     match op {
         Op::Read(buf) => device.read(offset, buf),
@@ -48,7 +48,8 @@ fn perform(device: &dyn Device, offset: u64, op: &mut Op) -> Result<()> {
     }
 }
 
-/// [`Device::submit`] for devices whose requests never wait: everything is done and answered before it returns.
+/// [`Device::submit`] for devices whose requests never wait: everything is done and answered before
+/// it returns.
 pub(crate) fn submit_inline(device: &dyn Device, batch: Vec<Request>, sink: &dyn CompletionSink) {
     for Request { tag, offset, mut op } in batch {
         let result = perform(device, offset, &mut op);
@@ -102,7 +103,7 @@ impl CompletionSink for Gather {
     }
 }
 
-/// Submits `ios` as one batch and waits for all. Answers in the order given.
+/// Submits `ios` as one batch and waits for all. Returns the completions in the order of `ios`.
 pub fn run_batch(device: &dyn Device, mut ios: Vec<Io>) -> Vec<Completion> {
     let count = ios.len();
     if count <= 1 {

@@ -1,9 +1,10 @@
-//! What a device was asked to do, counted.
+//! Counters of a device's requests.
 
 use crate::Op;
 use kedge_base::Counter;
 
-/// Requests as they were issued, whatever came of them. Discards and zeroing move no data and are not counted.
+/// Requests as they were issued, whether they succeeded or not. Discards and zeroing transfer no
+/// data and are not counted.
 #[derive(Debug, Default)]
 pub struct DeviceStats {
     pub reads: Counter,

@@ -30,7 +30,8 @@ pub enum Step {
         at: u64,
         len: u64,
     },
-    /// Single blocks, ascending by at least one: written in one batch with flushes between, then read in one.
+    /// Single blocks, ascending by at least one: written in one batch with flushes between, then
+    /// read in one.
     Batch {
         blocks: Vec<u64>,
         fill: u8,
@@ -130,7 +131,7 @@ pub fn run(device: &dyn Device, model: &mut [u8], steps: &[Step]) {
     expect(device, model, 0, BLOCKS);
 }
 
-/// Ranges outside the device or not of whole blocks are refused by every door.
+/// Every interface refuses ranges that are outside the device or not of whole blocks.
 pub fn refuses_bad_ranges(device: &dyn Device) {
     let size = device.geometry().size;
     for (offset, len) in [(size, B), (size - B, 2 * B), (u64::MAX - B + 1, B), (512, B)] {

@@ -113,7 +113,7 @@ fn a_discarded_range_gives_its_space_back() {
     assert!(used() <= full - 100 * B, "{} of {full} bytes still used", used());
 }
 
-/// The substitutes for what a kernel or file system may refuse.
+/// The fallbacks for what a kernel or file system may refuse.
 #[test]
 fn substitutes_do_the_same() {
     for options in ways() {
@@ -211,7 +211,7 @@ impl CompletionSink for Panics {
     }
 }
 
-/// Others must not wait forever for a thread that died.
+/// No request may wait for ever for a thread that died.
 #[test]
 fn a_panicking_completion_kills_the_device_and_hangs_nobody() {
     for options in ways() {

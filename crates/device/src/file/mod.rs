@@ -1,12 +1,14 @@
 //! A file or a block device.
 //!
-//! The synchronous door makes its system calls in the calling thread: that is the shortest way for a log write. Batches
-//! go through io_uring ([`ring`]) or, where the kernel refuses it (seccomp, old kernels), a few threads. Both come to life
-//! with the first batch, so a program may open an image and go into the background afterwards.
+//! The synchronous interface makes its system calls in the calling thread: that is the shortest
+//! path for a log write. Batches go through io_uring ([`ring`]) or, if the kernel refuses it
+//! (seccomp, old kernels), through a few threads. Both are started with the first batch, so a
+//! program may open an image and daemonise afterwards.
 //!
 //! # Crash argument
-//! Durability is the kernel's: a flush is `fdatasync`, a FUA write carries RWF_DSYNC (or is followed by `fdatasync`), and
-//! either returns only when the medium has said so. Nothing is buffered here.
+//! The kernel provides durability. A flush is `fdatasync`. A FUA write carries RWF_DSYNC, or is
+//! followed by `fdatasync`. Either returns only when the device has confirmed it. Nothing is
+//! buffered here.
 
 mod open;
 mod queue;
@@ -32,7 +34,7 @@ pub struct FileDevice {
     geometry: Geometry,
     stats: DeviceStats,
     io_uring: bool,
-    /// `None`: not even threads were to be had, the callers do the work.
+    /// `None`: not even threads could be started, so the callers do the work.
     engine: OnceLock<Option<Engine>>,
 }
 
@@ -48,8 +50,9 @@ impl FileDevice {
         Ok(FileDevice::new(open::open(path.as_ref(), options)?, options))
     }
 
-    /// Makes an image file of `size` bytes (rounded down to blocks, sparse), or opens what is there and grows it, if it is
-    /// a file, to `size`. The device is `size` bytes large even if the file is larger. Content is left as it is.
+    /// Creates a sparse image file of `size` bytes (rounded down to blocks), or opens an existing
+    /// one and grows it to `size` if it is a file. The device has `size` bytes even if the file is
+    /// larger. Contents are left as they are.
     pub fn create(path: impl AsRef<Path>, size: u64, options: OpenOptions) -> Result<Arc<FileDevice>> {
         Ok(FileDevice::new(open::create(path.as_ref(), size, options)?, options))
     }
@@ -100,7 +103,7 @@ impl Engine {
         let mut engine = Engine { queue: Arc::new(Queue::new()?), threads: Vec::new(), ring: false };
         for i in 0..POOL_THREADS {
             let (file, queue) = (file.clone(), engine.queue.clone());
-            // A failure half-way drops the engine, which ends the threads that did start.
+            // A failure here drops the engine, which ends the threads that have started.
             engine.threads.push(spawn_named(&format!("kedge-io-{i}"), move || pool(&file, &queue))?);
         }
         Ok(engine)
@@ -128,19 +131,21 @@ fn pool(file: &RawFile, queue: &Queue) {
         }
     }));
     if let Err(panic) = outcome {
-        // A completion panicked. With fewer threads and at last none, others would wait forever without a word.
+        // A completion panicked. Each panic would leave fewer threads, and with none left, requests
+        // would wait for ever without an error.
         queue.abandon().into_iter().for_each(|job| job.complete(Err(Error::OutcomeUnknown)));
         resume_unwind(panic);
     }
 }
 
 impl Drop for Engine {
-    /// Everything submitted is answered before the file is closed and its lock given up.
+    /// Every submitted request is answered before the file is closed and its lock released.
     fn drop(&mut self) {
         self.queue.close();
         let me = std::thread::current().id();
         for thread in self.threads.drain(..) {
-            // The last reference may go with a completion, on a thread of ours: it ends by itself.
+            // A completion may drop the last reference, on a thread of this engine. That thread is
+            // not joined; it ends by itself.
             if thread.thread().id() != me && thread.join().is_err() {
                 tracing::error!("a device thread panicked");
             }
@@ -169,7 +174,7 @@ impl Device for FileDevice {
             jobs.into_iter().for_each(|job| job.perform(&self.file));
             return;
         };
-        // Turned down only after a thread of the engine died: see `pool` and `ring::serve`.
+        // Refused only after a thread of the engine died: see `pool` and `ring::serve`.
         if let Err(jobs) = engine.queue.push(jobs) {
             jobs.into_iter().for_each(|job| job.complete(Err(Error::OutcomeUnknown)));
         }
@@ -197,8 +202,9 @@ impl Device for FileDevice {
         self.file.discard(offset, len)
     }
 
-    /// On a file this leaves space that is reserved but not written: the first durable write to each part of it costs about
-    /// twice as much. What is to be overwritten durably again and again is better written with zeros once.
+    /// On a file this leaves space that is reserved but not written, and the first durable write to
+    /// each part of it costs about twice as much. A range that will be overwritten durably again
+    /// and again should be written with zeros once.
     fn write_zeroes(&self, offset: u64, len: u64) -> Result<()> {
         self.geometry.check("write_zeroes", offset, len)?;
         self.file.write_zeroes(offset, len)

@@ -1,4 +1,5 @@
-//! Opening an image: direct IO where it is to be had, the lock that keeps a second owner out, an honest geometry.
+//! Opening an image: direct IO if available, the lock that excludes a second owner, and the
+//! geometry.
 
 use super::raw::{PUNCH, RawFile};
 use crate::{FuaKind, Geometry, OPTIMAL_IO};
@@ -14,15 +15,15 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug)]
 pub struct OpenOptions {
     pub read_only: bool,
-    /// Keep others out: exclusively when writable, against writers when read-only. Without it two owners can ruin an
-    /// image; only for looking at one that is known to be mounted.
+    /// Take the lock: exclusive when writable, shared when read-only. Without it two owners can
+    /// destroy an image. Only for reading an image that is known to be mounted.
     pub lock: bool,
     /// How long to wait for the lock before the image counts as in use. A process that unmounts
-    /// gives it back at its very end, which umount(8) may not wait for.
+    /// releases it at its very end, and umount(8) may return before that.
     pub lock_wait: Duration,
-    /// Bypass the page cache where the file system can.
+    /// Bypass the page cache if the file system supports it.
     pub direct: bool,
-    /// Serve batches through io_uring where the kernel lets us.
+    /// Serve batches through io_uring if the kernel allows it.
     pub io_uring: bool,
 }
 
@@ -37,7 +38,8 @@ pub(super) fn open(path: &Path, options: OpenOptions) -> Result<(RawFile, Geomet
     finish(path, options, fd, direct, None)
 }
 
-/// As [`open`], of a file made or grown to `size`; the geometry is of that size even if there is more.
+/// [`open`] of a file that is created or grown to `size`. The geometry has that size even if the
+/// file is larger.
 pub(super) fn create(path: &Path, size: u64, options: OpenOptions) -> Result<(RawFile, Geometry)> {
     let size = size - size % BLOCK_SIZE as u64;
     if options.read_only || size == 0 {
@@ -60,7 +62,7 @@ pub(super) fn create(path: &Path, size: u64, options: OpenOptions) -> Result<(Ra
 fn open_fd(path: &Path, options: OpenOptions, flags: OFlags) -> Result<(OwnedFd, bool)> {
     let access = if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
     let flags = flags | access | OFlags::CLOEXEC;
-    // An image holds everybody's files: nobody's business but the owner's.
+    // An image holds the files of all users, so only its owner may read it.
     let mode = Mode::RUSR | Mode::WUSR;
     let failed = |e: Errno| match e {
         Errno::BUSY => busy(path),
@@ -83,11 +85,12 @@ fn open_fd(path: &Path, options: OpenOptions, flags: OFlags) -> Result<(OwnedFd,
     rustix::fs::open(path, flags, mode).map(|fd| (fd, false)).map_err(failed)
 }
 
-/// Whether block-aligned requests satisfy direct IO. Kernels that cannot tell are older than the devices that would say no.
+/// Whether block-aligned requests satisfy direct IO. Kernels that do not report the alignment are
+/// older than the devices that would need a larger one.
 fn direct_fits(fd: impl AsFd) -> bool {
     let Ok(st) = rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) else { return true };
     let known = st.stx_mask & StatxFlags::DIOALIGN.bits() != 0;
-    // An alignment of 0 means that the flag is taken and ignored.
+    // An alignment of 0 means that the flag is accepted and ignored.
     !known
         || (1..=BLOCK_SIZE as u32).contains(&st.stx_dio_offset_align)
             && st.stx_dio_mem_align <= BLOCK_SIZE as u32
@@ -134,7 +137,8 @@ fn finish(
         size: size - size % BLOCK_SIZE as u64,
         optimal_io: OPTIMAL_IO,
         discard_granularity,
-        // A hole reads as zeros. Block devices promise nothing (the kernel stopped believing them too).
+        // A hole reads as zeros. Block devices promise nothing (the kernel stopped believing them
+        // too).
         discard_zeroes: !block_device && discard_granularity > 0,
         fua: FuaKind::Native,
     };
@@ -156,10 +160,11 @@ fn busy(path: &Path) -> Error {
 
 /// Between two tries for the lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
-/// udev holds a shared lock while it looks at a block device that was just closed after writing.
+/// udev holds a shared lock while it probes a block device that was just closed after writing.
 const UDEV_WAIT: Duration = Duration::from_millis(500);
 
-/// The lock lives as long as the open file, so it survives a fork into the background and ends with the process.
+/// The lock lives as long as the open file, so it survives a fork into the background and ends with
+/// the process.
 fn lock(path: &Path, fd: &OwnedFd, options: OpenOptions, block_device: bool) -> Result<()> {
     let wait = if block_device { options.lock_wait.max(UDEV_WAIT) } else { options.lock_wait };
     let mut pauses = wait.as_millis().div_ceil(LOCK_PAUSE.as_millis());
@@ -200,7 +205,7 @@ fn try_lock(path: &Path, fd: &OwnedFd, read_only: bool, block_device: bool) -> R
     }
 }
 
-/// Asks by punching behind the end, where there is nothing to lose.
+/// Tests by punching beyond the end of the file, where there is no data.
 fn file_discard_granularity(fd: &OwnedFd, size: u64) -> u32 {
     let end = size.next_multiple_of(BLOCK_SIZE as u64);
     match rustix::fs::fallocate(fd, PUNCH, end, BLOCK_SIZE as u64) {

@@ -28,7 +28,7 @@ fn an_image_has_one_writer_or_many_readers() {
     FileDevice::open(&path, OpenOptions::default()).unwrap();
 }
 
-/// A process that unmounts gives the image back a little after umount(8) has returned.
+/// A process that unmounts releases the image a little after umount(8) has returned.
 #[test]
 fn the_lock_is_waited_for_so_long_and_no_longer() {
     let dir = tempfile::tempdir().unwrap();

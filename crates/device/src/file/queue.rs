@@ -1,9 +1,10 @@
-//! The queue between those who submit batches and the threads that serve them.
+//! The queue between threads that submit batches and threads that serve them.
 //!
 //! Lock: one leaf, never held across IO or a completion.
 //!
-//! Bound: a submitter waits while [`QUEUED_MAX`] jobs are queued, then its batch is taken whole. A serving thread, which
-//! comes here when a completion submits more, never waits: it would wait for itself.
+//! Bound: a submitter waits while [`QUEUED_MAX`] jobs are queued, then its batch is taken whole. A
+//! serving thread comes here when a completion submits more. It never waits, because that would
+//! deadlock on itself.
 
 use super::raw::RawFile;
 use crate::{Completion, CompletionSink, Request};
@@ -28,7 +29,7 @@ impl Job {
         self.sink.complete(Completion { tag, op, result });
     }
 
-    /// Does it here and now.
+    /// Performs the job in the calling thread.
     pub fn perform(mut self, file: &RawFile) {
         let result = file.perform(self.request.offset, &mut self.request.op);
         self.complete(result);
@@ -39,7 +40,7 @@ impl Job {
 struct State {
     jobs: VecDeque<Job>,
     closed: bool,
-    /// The ring thread waits in the kernel and must be rung.
+    /// The ring thread waits in the kernel and must be woken through `bell`.
     asleep: bool,
 }
 
@@ -60,7 +61,7 @@ pub(super) enum Taken {
     Jobs(Vec<Job>),
     /// Nothing now; the bell will ring.
     Nothing,
-    /// Nothing ever again.
+    /// Closed and empty.
     Closed,
 }
 
@@ -70,12 +71,12 @@ impl Queue {
         Ok(Queue { state: Mutex::default(), work: Condvar::new(), room: Condvar::new(), bell })
     }
 
-    /// Marks the calling thread as one that serves a queue, of whichever device.
+    /// Marks the calling thread as one that serves a queue, of any device.
     pub fn serve_here() {
         SERVING.set(true);
     }
 
-    /// Gives the jobs back if nobody serves the queue any more.
+    /// Returns the jobs if no thread serves the queue any more.
     pub fn push(&self, jobs: Vec<Job>) -> Result<(), Vec<Job>> {
         let mut state = self.state.lock();
         while state.jobs.len() >= QUEUED_MAX && !state.closed && !SERVING.get() {
@@ -113,7 +114,8 @@ impl Queue {
         }
     }
 
-    /// For the ring thread: up to `max` jobs, without waiting. After [`Taken::Nothing`] the next push rings the bell.
+    /// For the ring thread: up to `max` jobs, without waiting. After [`Taken::Nothing`] the next
+    /// push rings the bell.
     pub fn take(&self, max: usize) -> Taken {
         let mut state = self.state.lock();
         if state.jobs.is_empty() {
@@ -143,14 +145,14 @@ impl Queue {
         self.ring_bell();
     }
 
-    /// Closes the queue and returns what nobody will serve.
+    /// Closes the queue and returns the jobs that no thread will serve.
     pub fn abandon(&self) -> Vec<Job> {
         self.close();
         self.state.lock().jobs.drain(..).collect()
     }
 
     fn ring_bell(&self) {
-        // EAGAIN means that the counter is full, that is, that the bell rings already.
+        // EAGAIN means that the counter is full: the ring thread is woken already.
         match rustix::io::write(&self.bell, &1u64.to_ne_bytes()) {
             Ok(_) | Err(rustix::io::Errno::AGAIN) => {}
             Err(e) => tracing::error!("cannot wake the ring thread: {e}"),

@@ -1,6 +1,7 @@
-//! System calls on an open image: each operation whole, in the calling thread.
+//! System calls on an open image: each operation is completed in the calling thread.
 //!
-//! Interrupted calls are repeated and short ones continued; both are no errors of the device. Everything else is final.
+//! Interrupted calls are repeated and short transfers are continued; neither is an error of the
+//! device. Every other error is final.
 
 use crate::{OPTIMAL_IO, Op};
 use kedge_base::{BLOCK_SIZE, Error, IoBuf, Result};
@@ -17,13 +18,13 @@ pub(super) struct RawFile {
     pub direct: bool,
     pub block_device: bool,
     pub read_only: bool,
-    /// Set when the kernel turned RWF_DSYNC down: FUA is then write + fdatasync.
+    /// Set when the kernel has refused RWF_DSYNC: FUA is then write + fdatasync.
     pub no_dsync: AtomicBool,
-    /// Set when the file system turned zeroing by fallocate down: zeros are then written.
+    /// Set when the file system has refused zeroing by fallocate: zeros are then written.
     pub no_zero_range: AtomicBool,
 }
 
-/// How far a read or write of `len` bytes has come.
+/// The progress of a read or write of `len` bytes.
 pub(super) struct Transfer {
     pub done: usize,
     len: usize,
@@ -34,7 +35,7 @@ pub(super) struct Transfer {
 pub(super) enum Step {
     Done,
     More,
-    /// The end of the file, or a device that takes nothing and gives no reason.
+    /// The end of the file, or a device that transfers nothing and reports no error.
     Stuck,
 }
 
@@ -47,8 +48,8 @@ impl Transfer {
         self.len - self.done
     }
 
-    /// Accounts for a call that moved `n` bytes. O_DIRECT goes on from a block boundary, since the rest must be aligned;
-    /// moving nothing from there twice means that there is no more to move.
+    /// Accounts for a call that moved `n` bytes. O_DIRECT continues from a block boundary, since
+    /// the rest must be aligned. If two calls from there move nothing, nothing more can be moved.
     pub fn advance(&mut self, n: usize) -> Step {
         let mut done = self.done + n;
         if done >= self.len {
@@ -84,7 +85,7 @@ impl Transfer {
 pub(super) const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
 pub(super) const ZERO: FallocateFlags = FallocateFlags::ZERO_RANGE.union(FallocateFlags::KEEP_SIZE);
 
-/// What "not here" looks like in the answers of kernels and file systems.
+/// Whether an error of a kernel or file system means "not supported".
 pub(super) fn unsupported(e: Errno) -> bool {
     matches!(e, Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL)
 }
@@ -106,7 +107,7 @@ impl RawFile {
         if fua && !self.no_dsync.load(Relaxed) {
             match self.write_calls(offset, buf, ReadWriteFlags::DSYNC) {
                 Err(Error::Io { errno, .. }) if unsupported(Errno::from_raw_os_error(errno)) => {
-                    // Not final: if the write itself is what is refused, the plain one below says so.
+                    // Not final: if the write itself is refused, the plain one below fails too.
                     self.no_dsync.store(true, Relaxed);
                 }
                 outcome => return outcome,
@@ -129,8 +130,8 @@ impl RawFile {
         outcome.map_err(|e| failed("write", offset + transfer.done as u64, transfer.remaining() as u64, e))
     }
 
-    /// Never repeated after an error: the kernel may have dropped what it could not write, and a second call that
-    /// succeeds would then be a lie.
+    /// Never repeated after an error: the kernel may have dropped what it could not write, and the
+    /// success of a second call would then be false.
     pub fn flush(&self) -> Result<()> {
         if self.read_only {
             return Ok(());
@@ -203,8 +204,8 @@ fn discard_blocks(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<(), Errno
     /// `_IO(0x12, 119)`.
     const BLKDISCARD: libc::c_ulong = 0x1277;
     let range = [offset, len];
-    // SAFETY: BLKDISCARD reads two u64 from the pointer, which points at two u64 that outlive the call, and writes
-    // nothing to memory of this process.
+    // SAFETY: BLKDISCARD reads two u64 from the pointer, which points at two u64 that outlive the
+    // call, and writes nothing to memory of this process.
     let rc = unsafe { libc::ioctl(fd.as_raw_fd(), BLKDISCARD as _, range.as_ptr()) };
     if rc == 0 {
         return Ok(());

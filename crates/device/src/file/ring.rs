@@ -1,12 +1,14 @@
-//! Batches through io_uring: one thread owns the ring, feeds it from the queue and hands out completions.
+//! Batches through io_uring: one thread owns the ring, submits requests from the queue and delivers
+//! completions.
 //!
-//! One owner, rather than submission by the callers under a lock, because the kernel ties requests to the thread that
-//! issued them: what it has handed to a helper thread is cancelled when the issuer exits, and a short-lived caller must not
-//! take a flush with it. It also leaves nothing of the ring shared. The price is a thread switch per batch; single
-//! requests whose latency counts go through the synchronous door.
+//! The alternative is submission by the callers under a lock. But the kernel ties requests to the
+//! thread that submitted them: a request that it has passed to a helper thread is cancelled when
+//! the submitter exits, and the exit of a short-lived caller must not cancel a flush. With one
+//! owner nothing of the ring is shared either. The price is a thread switch for each batch. Single
+//! requests whose latency matters go through the synchronous interface.
 //!
-//! Buffers given to the kernel live in `slots` until their completion has been seen; [`Ring::drain`] runs before the slots
-//! are freed, also when the thread unwinds.
+//! Buffers given to the kernel live in `slots` until their completion has been seen;
+//! [`Ring::drain`] runs before the slots are freed, also when the thread unwinds.
 
 #![allow(unsafe_code)]
 
@@ -22,7 +24,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::Sender;
 
-/// Requests in the kernel at a time. The ring holds twice as many, so that an entry is always free.
+/// Most requests in the kernel at a time. The ring holds twice as many, so that an entry is always
+/// free.
 const DEPTH: usize = 128;
 const BELL: u64 = u64::MAX;
 /// Length of one request; the kernel cuts at just below 2 GiB, anyway.
@@ -49,13 +52,13 @@ struct Ring {
     bell_armed: bool,
 }
 
-/// The ring thread. Says through `ready` whether there is a ring.
+/// The body of the ring thread. Reports through `ready` whether the ring could be created.
 pub(super) fn serve(file: Arc<RawFile>, queue: Arc<Queue>, ready: Sender<std::io::Result<()>>) {
     Queue::serve_here();
     let ring = match build() {
         Ok(ring) => ring,
         Err(e) => {
-            // The opener waits for this answer; if it went away there is nobody to tell.
+            // The opener waits for this answer; if it is gone, there is no receiver.
             drop(ready.send(Err(e)));
             return;
         }
@@ -156,7 +159,8 @@ impl Ring {
         self.starting.push(slot);
     }
 
-    /// What the ring cannot do, or was found not to do here. All of it is rare enough to hold up the rest.
+    /// Whether the ring cannot do an operation, or has failed to do it here. Such operations are
+    /// rare enough to block the others.
     fn needs_thread(&self, op: &Op) -> bool {
         match op {
             Op::Read(buf) => buf.is_empty(),
@@ -208,9 +212,10 @@ impl Ring {
     }
 
     fn push(&mut self, entry: &squeue::Entry) {
-        // SAFETY: the buffer an entry names belongs to a flight in `slots`, whose heap memory stays where it is and is not
-        // touched until the completion has been taken off the ring; the bell's entry names none. The file descriptors
-        // are owned through `self`, which outlives the requests because `drain` waits for them.
+        // SAFETY: the buffer an entry names belongs to a flight in `slots`, whose heap memory stays
+        // where it is and is not touched until the completion has been taken off the ring; the
+        // bell's entry names none. The file descriptors are owned through `self`, which outlives
+        // the requests because `drain` waits for them.
         let pushed = unsafe { self.ring.submission().push(entry) };
         pushed.expect("the ring has more entries than there are slots and the bell");
     }
@@ -237,7 +242,7 @@ impl Ring {
                 return self.starting.push(slot);
             }
             Err(e) if unsupported(e) && optional => {
-                // The synchronous path knows the substitutes and remembers that they are needed.
+                // The synchronous path knows the fallbacks and remembers that they are needed.
                 return self.land(slot).job.perform(&self.file);
             }
             _ => {}
@@ -257,7 +262,8 @@ impl Ring {
         self.slots[slot].take().expect("a flight lands once")
     }
 
-    /// Answers everything with an error after the ring broke down. The outcome of what flew is unknown.
+    /// Answers every request with an error after the ring has failed. The outcome of requests in
+    /// the kernel is unknown.
     fn fail(&mut self) {
         self.drain();
         let flights = self.slots.iter_mut().filter_map(Option::take).map(|flight| flight.job);
@@ -266,7 +272,8 @@ impl Ring {
         }
     }
 
-    /// Waits until the kernel holds no buffer any more. If it cannot be asked, the buffers are given up for good.
+    /// Waits until the kernel uses no buffer any more. If that cannot be found out, the buffers are
+    /// leaked.
     fn drain(&mut self) {
         while self.in_kernel > 0 {
             match self.ring.submit_and_wait(1) {

@@ -1,12 +1,12 @@
-//! A device in memory that records, fails by plan and loses power.
+//! A device in memory that records requests, fails as planned and loses power.
 //!
-//! Three things are kept apart: the *view* (all completed writes: what reads see), the *medium* (what power loss can leave)
-//! and the *recording* (how it came to that, for replay at leisure).
+//! Three states are separate: the *view* (all completed writes, which reads see), the *medium*
+//! (what a power loss can leave) and the *recording* (the events that led there, for later replay).
 //!
-//! An operation is submitted when it enters, waits out its latency, then happens at one instant. A flush covers the
-//! writes that had completed when it was submitted, so neither those of its own batch nor those that complete while it
-//! waits. The operations of a batch happen in random order, those that the plan delays or holds last. Lock: one leaf, not
-//! held while waiting or completing.
+//! An operation is submitted when it enters, waits out its latency, then happens at one instant. A
+//! flush covers the writes that had completed when it was submitted: neither those of its own batch
+//! nor those that complete while it waits. The operations of a batch happen in random order, those
+//! that the plan delays or holds come last. Lock: one leaf, not held while waiting or completing.
 
 use super::fault::{Asked, Effect, FaultPlan, OpCounts, OpKind, Progress, Strike};
 use super::medium::{Choice, Medium, SECTOR, WHOLE, mix};
@@ -54,7 +54,7 @@ struct Admitted {
     seq: u64,
     fault: Option<(Effect, Strike)>,
     latency: Duration,
-    /// Waited out alone, behind the rest of the batch.
+    /// A delay of its own, after the rest of the batch.
     late: Duration,
     /// Waits for a release that comes later than this many.
     held: Option<u64>,
@@ -83,7 +83,8 @@ impl SimDevice {
         }
     }
 
-    /// Replaces the plan, counts from zero, and starts the random choices anew from the plan's seed.
+    /// Replaces the plan, counts from zero, and starts the random choices anew from the plan's
+    /// seed.
     pub fn set_plan(&self, plan: FaultPlan) {
         let mut state = self.state.lock();
         state.rng = SmallRng::seed_from_u64(plan.seed);
@@ -100,12 +101,12 @@ impl SimDevice {
         self.state.lock().progress.struck
     }
 
-    /// The same one by one, the first few thousand of them, in the order in which they were answered.
+    /// The first few thousand of these operations, in the order in which they were answered.
     pub fn strikes(&self) -> Vec<Strike> {
         self.state.lock().progress.strikes.clone()
     }
 
-    /// From here on nothing fails and nothing is held up. What was counted stays.
+    /// From here on nothing fails and nothing is held. Counts are kept.
     pub fn heal(&self) {
         let mut state = self.state.lock();
         state.plan = FaultPlan::new(state.plan.seed);
@@ -115,28 +116,30 @@ impl SimDevice {
         self.released.notify_all();
     }
 
-    /// Lets go all operations that the plan holds now.
+    /// Releases all operations that the plan holds now.
     pub fn release(&self) {
         self.state.lock().releases += 1;
         self.released.notify_all();
     }
 
-    /// Operations that the plan delays or holds and that wait now: submitted, and neither happened nor answered.
+    /// Operations that the plan delays or holds and that wait now: submitted, and neither happened
+    /// nor answered.
     pub fn held_up(&self) -> usize {
         self.state.lock().held_up
     }
 
-    /// Notes in the recording that what `n` stands for has happened.
+    /// Puts the mark `n` into the recording.
     pub fn mark(&self, n: u64) {
         self.state.lock().note(Event::Mark(n));
     }
 
-    /// The medium after power loss now: everything durable, and a random part of the rest, torn at sectors.
+    /// The medium after power loss now: everything durable, and a random part of the rest, torn at
+    /// sectors.
     pub fn crash(&self, seed: u64) -> MemDevice {
         self.crash_as(Choice::Torn(seed))
     }
 
-    /// The medium after power loss now, in the way told.
+    /// The medium after power loss now, with the given choice of pending writes.
     pub fn crash_as(&self, choice: Choice) -> MemDevice {
         self.state.lock().medium.build(choice)
     }
@@ -146,7 +149,7 @@ impl SimDevice {
         self.state.lock().view.fork()
     }
 
-    /// Writes that a power loss now may take.
+    /// Number of writes that a power loss now may lose.
     pub fn pending(&self) -> usize {
         self.state.lock().medium.pending()
     }
@@ -160,8 +163,8 @@ impl SimDevice {
         }
     }
 
-    /// Stops recording and forgets what was recorded: a recording keeps all that was ever written in memory. Crashing stays
-    /// possible.
+    /// Stops recording and forgets what was recorded: a recording keeps all that was ever written
+    /// in memory. Crashing stays possible.
     pub fn stop_recording(&self) {
         self.state.lock().recording = None;
     }
@@ -258,7 +261,7 @@ impl SimDevice {
         failure
     }
 
-    /// The synchronous door.
+    /// Serves one synchronous request.
     fn alone(&self, asked: &Asked<'_>, happen: impl FnOnce(&Admitted) -> Result<()>) -> Result<()> {
         let admitted = self.admit(asked);
         wait(admitted.latency);

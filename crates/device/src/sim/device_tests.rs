@@ -19,8 +19,8 @@ fn block(image: &MemDevice, at: u64) -> Vec<u8> {
     image.bytes(at * B, BLOCK_SIZE)
 }
 
-/// What each sector may hold after a crash, kept apart from the simulator's own account: the durable content first, then
-/// everything written since.
+/// What each sector may hold after a crash, tracked independently of the simulator: the durable
+/// contents first, then everything written since.
 struct Allowed(Vec<Vec<Vec<u8>>>);
 
 impl Allowed {
@@ -233,7 +233,8 @@ fn all_subsets_are_enumerated_once() {
     assert_eq!(images.iter().collect::<BTreeSet<_>>().len(), images.len());
 }
 
-/// A FUA write may be found torn until it has completed, over any of the writes before it, and never afterwards.
+/// A FUA write may be found torn until it has completed, over any of the writes before it, and
+/// never afterwards.
 #[test]
 fn a_fua_write_tears_before_it_completes() {
     let device = sim();
@@ -385,7 +386,8 @@ fn without_recording_crashing_goes_on() {
     assert!(block(&image, 0) == [0; BLOCK_SIZE] && block(&image, 1) == [2; BLOCK_SIZE]);
 }
 
-/// The one that is late is neither there nor answered while it waits; the others of its batch are.
+/// The delayed operation has neither happened nor been answered while it waits; the others of its
+/// batch have.
 #[test]
 fn a_delayed_operation_comes_last_and_is_covered_by_no_earlier_flush() {
     const BY: std::time::Duration = std::time::Duration::from_millis(300);
@@ -503,7 +505,8 @@ fn a_host_without_space_takes_no_new_blocks() {
     assert_eq!(errno_of(device.flush()), None);
 }
 
-/// Held until told, and it can fail then; what is submitted after the release is not held by it.
+/// An operation is held until its release, and can then fail. Operations submitted after the
+/// release are not held by it.
 #[test]
 fn a_held_operation_waits_for_its_release() {
     let device = Arc::new(sim());

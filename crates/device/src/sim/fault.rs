@@ -1,8 +1,10 @@
-//! Which operations of a simulated device fail, how, which come late, and how long the others take.
+//! Fault plans of a simulated device: which operations fail and how, which are delayed, and how
+//! long the others take.
 //!
-//! Some faults come once ([`FaultPlan::fail`]), others stay until the plan is replaced: a bad range, a block that turns
-//! bad under a request, a kind of request that fails from some point on, a host without space for new blocks. What was
-//! struck is on record as a [`Strike`], so that a test can ask whether somebody was told of each.
+//! Some faults come once ([`FaultPlan::fail`]), others stay until the plan is replaced: a bad
+//! range, a block that turns bad under a request, a kind of request that fails from some point on,
+//! a host without space for new blocks. Each failed request is recorded as a [`Strike`], so that a
+//! test can check that each failure was reported.
 
 use crate::pages::{Data, blocks};
 use kedge_base::{BLOCK_SIZE, Error, IoBuf};
@@ -48,30 +50,31 @@ struct Fault {
 struct Standing {
     kind: OpKind,
     from: u64,
-    /// In bytes. Flushes are everywhere.
+    /// Range in bytes. A flush is in every range.
     range: Range<u64>,
-    /// It strikes one request of so many, by the plan's seed.
+    /// It strikes one request in so many, chosen by the plan's seed.
     one_in: u32,
-    /// It strikes writes alone that have a block which begins with these bytes.
+    /// It strikes only writes that have a block which begins with these bytes.
     mark: Option<[u8; 8]>,
     errno: i32,
 }
 
-/// A request that failed by plan.
+/// A request that failed as planned.
 #[derive(Clone, Debug)]
 pub struct Strike {
     pub kind: OpKind,
     pub offset: u64,
     pub len: u64,
     pub errno: i32,
-    /// What a write wanted to write: a test whose files mark their blocks sees whose they were. `None` for zeroing.
+    /// The data of a write: a test whose files mark their blocks sees to which file they belong.
+    /// `None` for zeroing.
     pub data: Option<Data>,
 }
 
 /// More than these are counted and not kept.
 const STRIKES_MAX: usize = 4096;
 
-/// What has come of a plan since it was set.
+/// The progress of a plan since it was set.
 #[derive(Default)]
 pub(super) struct Progress {
     pub counts: OpCounts,
@@ -95,7 +98,7 @@ impl Progress {
     }
 }
 
-/// A request, as the plan looks at it.
+/// A request, as the plan sees it.
 pub(super) struct Asked<'a> {
     pub kind: OpKind,
     pub offset: u64,
@@ -138,7 +141,8 @@ impl OpCounts {
     }
 }
 
-/// A script of failures. Operations are counted from 0, each kind by itself, from the moment the plan is set.
+/// A script of failures. Operations are counted from 0, each kind by itself, from the moment the
+/// plan is set.
 #[derive(Clone, Debug, Default)]
 pub struct FaultPlan {
     faults: Vec<Fault>,
@@ -171,7 +175,8 @@ impl FaultPlan {
         self
     }
 
-    /// The n-th operation of its kind fails, and so does every later one of that kind that touches its first block.
+    /// The n-th operation of its kind fails, and so does every later one of that kind that touches
+    /// its first block.
     pub fn bad_block(mut self, kind: OpKind, nth: u64, errno: i32) -> FaultPlan {
         self.faults.push(Fault { kind, nth, errno, effect: Effect::Nothing, stays: true });
         self
@@ -201,15 +206,17 @@ impl FaultPlan {
         self
     }
 
-    /// Every write that has a block which begins with these bytes fails, wherever it goes: data that no place takes.
+    /// Every write that has a block which begins with these bytes fails, wherever it goes: data
+    /// that no place takes.
     pub fn refuse(mut self, mark: [u8; 8], errno: i32) -> FaultPlan {
         let (kind, range) = (OpKind::Write, 0..u64::MAX);
         self.standing.push(Standing { kind, from: 0, range, one_in: 1, mark: Some(mark), errno });
         self
     }
 
-    /// From the n-th write on, the host has no space: a write fails with ENOSPC if it touches a block that holds nothing
-    /// but zeros, as an image file whose holes cannot be filled. (A host may have kept space for zeros; this one has not.)
+    /// From the n-th write on, the host has no space: a write fails with ENOSPC if it touches a
+    /// block that holds nothing but zeros, as an image file whose holes cannot be filled. (A host
+    /// may have kept space for zeros; this one has not.)
     pub fn host_full(mut self, nth: u64) -> FaultPlan {
         self.host_full_from = Some(nth);
         self
@@ -230,8 +237,8 @@ impl FaultPlan {
         self.with(OpKind::Write, nth, errno, Effect::Short(bytes))
     }
 
-    /// The n-th flush fails, and later ones succeed without making durable what this one should have: what an operating
-    /// system does that marks pages clean though they could not be written.
+    /// The n-th flush fails, and later ones succeed without making durable what this one should
+    /// have: as with an operating system that marks pages clean though they could not be written.
     pub fn lose_flush(self, nth: u64, errno: i32) -> FaultPlan {
         self.with(OpKind::Flush, nth, errno, Effect::Lost)
     }
@@ -247,25 +254,27 @@ impl FaultPlan {
         self
     }
 
-    /// Reads and writes that do not touch these bytes are outside of the plan: they are not counted and do not fail.
+    /// Reads and writes that do not touch these bytes are outside of the plan: they are not counted
+    /// and do not fail.
     pub fn only_in(mut self, range: Range<u64>) -> FaultPlan {
         self.scope = Some(range);
         self
     }
 
-    /// Whether the plan speaks of this operation.
+    /// Whether the plan covers this operation.
     pub(super) fn covers(&self, asked: &Asked<'_>) -> bool {
         self.scope.as_ref().is_none_or(|scope| asked.touches(scope))
     }
 
-    /// The n-th operation of its kind happens, and is answered, only after `by`; the others of its batch go ahead.
+    /// The n-th operation of its kind happens, and is answered, only after `by`; the others of its
+    /// batch go ahead.
     pub fn delay(mut self, kind: OpKind, nth: u64, by: Duration) -> FaultPlan {
         self.delays.push((kind, nth, by));
         self
     }
 
-    /// The n-th operation of its kind happens, and is answered, only when [`SimDevice::release`] is called; the others of
-    /// its batch go ahead.
+    /// The n-th operation of its kind happens, and is answered, only when [`SimDevice::release`] is
+    /// called; the others of its batch go ahead.
     ///
     /// [`SimDevice::release`]: super::SimDevice::release
     pub fn hold(mut self, kind: OpKind, nth: u64) -> FaultPlan {
@@ -273,7 +282,7 @@ impl FaultPlan {
         self
     }
 
-    /// Operations of this kind take so long, all of a batch together.
+    /// Operations of this kind take `delay`, all of a batch together.
     pub fn latency(mut self, kind: OpKind, delay: Duration) -> FaultPlan {
         match kind {
             OpKind::Read => self.read_latency = delay,
@@ -283,7 +292,7 @@ impl FaultPlan {
         self
     }
 
-    /// Flushes and FUA writes are acknowledged and not honoured.
+    /// Flushes and FUA writes are acknowledged but not performed.
     pub fn lying(mut self) -> FaultPlan {
         self.lying = true;
         self
@@ -308,7 +317,8 @@ impl FaultPlan {
         self.holds.contains(&(kind, nth))
     }
 
-    /// Counts an operation and says whether it is to fail. `holds_data`: whether a block has been written with something.
+    /// Counts an operation and says whether it is to fail. `holds_data`: whether a block has been
+    /// written with something.
     pub(super) fn strike(
         &self,
         progress: &mut Progress,

@@ -1,9 +1,10 @@
-//! What is on the medium, and what only the volatile cache knows: the model behind rules 2 to 4 of the device contract.
+//! The state of the medium and of the volatile cache: the model of rules 2 to 4 of the device
+//! contract.
 //!
-//! Writes wait in `pending` until a flush or FUA moves them to `durable`. At power loss any subset of what is pending
-//! has landed, in any order, each sector by itself. One thing is certain even of pending writes: none lands over a durable
-//! write that came after it, since a cache holds one version of a sector. So a durable write masks the same sectors out of
-//! everything older.
+//! Writes wait in `pending` until a flush or FUA moves them to `durable`. At power loss any subset
+//! of the pending writes has reached the medium, in any order, each sector by itself. But no
+//! pending write overwrites a later durable one, since a cache holds one version of a sector. So a
+//! durable write masks its sectors out of all older writes.
 
 use crate::MemDevice;
 use crate::mem::put;
@@ -25,13 +26,14 @@ pub(super) struct Pending {
     pub seq: u64,
     block: u64,
     data: Data,
-    /// Sectors of each block that may land.
+    /// Sectors of each block that may reach the medium.
     masks: Vec<u8>,
     /// A flush that should have made it durable failed: no later flush will.
     lost: bool,
 }
 
-/// Which of the pending writes, in the order of their completion, have landed when the power is gone.
+/// Which of the pending writes, in the order of their completion, have reached the medium at power
+/// loss.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Choice {
     All,
@@ -64,8 +66,8 @@ impl Medium {
         self.pending.len()
     }
 
-    /// A write has completed. `torn`: sectors of each block that it reached, if not all; such a write failed and is never
-    /// durable by itself.
+    /// A write has completed. `torn`: sectors of each block that it reached, if not all; such a
+    /// write failed and is never durable by itself.
     pub fn write(&mut self, seq: u64, offset: u64, data: &Data, torn: Option<&[u8]>, fua: bool) {
         let masks = torn.map_or_else(|| vec![WHOLE; data.blocks() as usize], <[u8]>::to_vec);
         let write = Pending { seq, block: blocks(offset), data: data.clone(), masks, lost: false };
@@ -88,7 +90,7 @@ impl Medium {
         }
     }
 
-    /// A flush has failed, and the cache forgot that it owes the writes below `covers` to the medium.
+    /// A flush has failed, and no later flush will write the writes below `covers`.
     pub fn lose(&mut self, covers: u64) {
         for write in self.pending.iter_mut().filter(|write| write.seq < covers) {
             write.lost = true;
@@ -116,8 +118,8 @@ impl Medium {
         image
     }
 
-    /// As [`Medium::build`] with a random subset, and above it a write that was under way and is torn: up to some sector, or
-    /// anywhere.
+    /// As [`Medium::build`] with a random subset, and above it a write that was under way and is
+    /// torn: up to some sector, or anywhere.
     pub fn build_torn(&self, seq: u64, offset: u64, data: &Data, seed: u64) -> MemDevice {
         let mut rng = SmallRng::seed_from_u64(seed);
         let mut image = self.build(Choice::Subset(rng.random()));
@@ -138,7 +140,7 @@ impl Medium {
 
     fn land_random(&self, pages: &mut Pages, seed: u64, tear: bool) {
         let mut rng = SmallRng::seed_from_u64(seed);
-        // Different crashes lose differently much: with a fixed probability "nearly all" would never be seen.
+        // Crashes lose different amounts. With a fixed probability "nearly all" would never occur.
         let keep = *[0.05, 0.3, 0.5, 0.7, 0.95].choose(&mut rng).expect("not empty");
         let torn = if tear { *[0.1, 0.5, 1.0].choose(&mut rng).expect("not empty") } else { 0.0 };
         let mut order: Vec<&Pending> = self.pending.iter().collect();

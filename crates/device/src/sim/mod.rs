@@ -1,4 +1,5 @@
-//! Devices for tests: a simulator that records, fails and crashes, and a volatile cache for a process that gets killed.
+//! Devices for tests: a simulator that records, fails and crashes, and a volatile cache for a
+//! process that gets killed.
 //!
 //! Everything random comes from seeds given by the caller: a failure is repeated by its seed.
 

@@ -1,4 +1,5 @@
-//! What happened to a device, event by event, and the media a power loss could have left at each point.
+//! A recording of the events of a device, and the media that a power loss could have left at each
+//! point.
 
 use super::medium::{Choice, Medium};
 use crate::MemDevice;
@@ -9,7 +10,8 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
-/// An event stands in the recording where it completed. `seq` numbers everything but marks, upwards.
+/// An event stands in the recording where it completed. `seq` numbers everything but marks,
+/// upwards.
 #[derive(Clone, Debug)]
 pub enum Event {
     Write {
@@ -33,7 +35,8 @@ pub enum Event {
     },
     Flush {
         seq: u64,
-        /// Writes numbered below this completed before the flush was submitted: they are durable. 0 for a lie.
+        /// Writes numbered below this completed before the flush was submitted: they are durable. 0
+        /// for a lie.
         covers: u64,
     },
     /// A flush failed, and no later one makes the writes numbered below `covers` durable.
@@ -41,7 +44,7 @@ pub enum Event {
         seq: u64,
         covers: u64,
     },
-    /// The test says so: what `mark` stands for has happened by now.
+    /// A mark that the test has set.
     Mark(u64),
 }
 
@@ -61,7 +64,7 @@ impl Medium {
     }
 }
 
-/// A device's life from `base` on.
+/// The events of a device from `base` on.
 pub struct Recording {
     /// The medium before the first event.
     pub base: MemDevice,
@@ -71,7 +74,8 @@ pub struct Recording {
 /// How thoroughly to enumerate.
 #[derive(Clone, Copy, Debug)]
 pub struct StatePlan {
-    /// Media with whole writes at one point: all subsets of the unflushed writes if there are no more than this.
+    /// Media with whole writes at one point: all subsets of the unflushed writes if there are no
+    /// more than this.
     pub subsets: usize,
     /// Where there are more: all, none and a selection of this many.
     pub samples: usize,
@@ -96,7 +100,8 @@ pub struct CrashState {
     pub mark: Option<u64>,
     /// Unflushed writes that had a choice.
     pub pending: usize,
-    /// The next event is a FUA write that had reached the device and was torn. [`Recording::state`] repeats the others only.
+    /// The next event is a FUA write that had reached the device and was torn. [`Recording::state`]
+    /// repeats the others only.
     pub in_flight: bool,
     pub choice: Choice,
     pub medium: MemDevice,
@@ -135,13 +140,14 @@ impl Recording {
         self.state(events, Choice::Torn(seed))
     }
 
-    /// Any medium after the first `events` events. Repeats a [`CrashState`] from its `at` and `choice`; replays from the base,
-    /// so walking all of them is for [`Recording::states`].
+    /// Any medium after the first `events` events. Repeats a [`CrashState`] from its `at` and
+    /// `choice`; replays from the base, so use [`Recording::states`] to walk all of them.
     pub fn state(&self, events: usize, choice: Choice) -> MemDevice {
         self.medium(events).build(choice)
     }
 
-    /// Media at each point, in the order of events. Each costs a fork and the unflushed writes it keeps.
+    /// Media at each point, in the order of events. Each costs a fork and the unflushed writes it
+    /// keeps.
     pub fn states(&self, plan: StatePlan) -> States<'_> {
         let medium = Medium::new(self.base.fork());
         let (todo, torn) = (VecDeque::new(), VecDeque::new());
@@ -194,8 +200,8 @@ impl Iterator for States<'_> {
                 }
                 _ if self.plan.at_marks_only => {}
                 Event::Flush { .. } | Event::FlushLost { .. } => self.plan_choices(false),
-                // What lacks the new write was a state of the point before, under the same mark. A FUA write is not
-                // pending, so nothing lacks it.
+                // States without the new write belong to the previous point, under the same mark. A
+                // FUA write is not pending, so every state has it.
                 Event::Write { fua, .. } => self.plan_choices(!fua),
                 Event::WriteZeroes { .. } | Event::Discard { .. } => self.plan_choices(true),
             }
@@ -205,7 +211,7 @@ impl Iterator for States<'_> {
 }
 
 impl States<'_> {
-    /// Goes on more or less thoroughly from the next event on.
+    /// Changes the plan from the next event on.
     pub fn set_plan(&mut self, plan: StatePlan) {
         self.plan = plan;
     }
@@ -214,7 +220,8 @@ impl States<'_> {
         SmallRng::seed_from_u64(self.plan.seed ^ salt ^ (self.at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15))
     }
 
-    /// A FUA write is durable when it completes. Until then it may be on the medium in part, like any other.
+    /// A FUA write is durable when it completes. Until then it may be on the medium in part, like
+    /// any other.
     fn plan_torn(&mut self) {
         let next = self.recording.events.get(self.at);
         // A write of nothing is legal and has no part to tear.

@@ -1,5 +1,5 @@
-//! Faults of a real device, as a file asks for them: for a serving process whose device begins to
-//! fail at a moment that a test in another process chooses.
+//! Faults of a real device, as requested in a file. With it, a test in another process chooses when
+//! the device of a serving process begins to fail.
 //!
 //! Each line of the file is a fault, `KIND ERRNO COUNT BYTES`: requests of a kind (`read`, `write`,
 //! `flush`) fail with the error number, COUNT of them, or all if COUNT is 0. Of writes only those
@@ -70,8 +70,8 @@ impl ScriptedDevice {
     }
 
     fn strike(&self, kind: OpKind, op: &'static str, offset: u64, len: u64, data: &[u8]) -> Result<()> {
-        // A file that is not there is one without faults; one that cannot be understood fails
-        // everything, lest a test pass for want of faults.
+        // Without a file there are no faults. A file that cannot be parsed fails every request, so
+        // that a test cannot pass because its faults were not injected.
         let text = std::fs::read_to_string(&self.path).unwrap_or_default();
         let mut script = self.script.lock();
         if script.text != text {

@@ -1,10 +1,13 @@
-//! A volatile write cache in front of a real device: a process that is killed loses exactly what it has not flushed.
+//! A volatile write cache in front of a real device: a process that is killed loses exactly what it
+//! has not flushed.
 //!
-//! Killing a daemon does not lose writes by itself, since the kernel has them already. With this device in between, all that
-//! was not flushed dies with the process. The cache is not bounded, or "exactly" would not hold: for tests only.
+//! Killing a daemon alone does not lose writes, since the kernel has them already. With this device
+//! in between, all writes that were not flushed are lost with the process. The cache is unbounded,
+//! or "exactly" would not hold: for tests only.
 //!
-//! Locks: `drain` (one flush or FUA write at a time, so that no older buffered block is written over a newer FUA write),
-//! then the leaf `buffered`, which is never held across a request to the inner device.
+//! Locks: `drain` (one flush or FUA write at a time, so that no older buffered block is written
+//! over a newer FUA write), then the leaf `buffered`, which is never held across a request to the
+//! inner device.
 
 use crate::pages::{Page, Pages, blocks, patch};
 use crate::request::submit_inline;
@@ -42,7 +45,7 @@ impl VolatileDevice {
         self.buffered.read().is_empty()
     }
 
-    /// Writes what is buffered, and forgets those blocks that were not written anew meanwhile.
+    /// Writes the buffered blocks, and drops those that were not written again meanwhile.
     fn write_back(&self) -> Result<()> {
         // A clone costs a pointer per chunk; it keeps writers going while the blocks are written.
         let snapshot = self.buffered.read().clone();
@@ -85,8 +88,8 @@ impl Device for VolatileDevice {
     fn read(&self, offset: u64, buf: &mut IoBuf) -> Result<()> {
         self.stats.count_read(buf.len());
         self.geometry().check("read", offset, buf.len() as u64)?;
-        // The buffer first: the other way round a flush in between would move blocks from where we look next to where we
-        // have looked already.
+        // The buffer is read first. In the other order, a flush in between would move blocks from
+        // the buffer to the inner device after that was read.
         let buffered = self.buffered.read().present(blocks(offset), buf.blocks() as u64);
         if buffered.len() < buf.blocks() {
             self.inner.read(offset, buf)?;
@@ -119,7 +122,8 @@ impl Device for VolatileDevice {
         self.inner.flush()
     }
 
-    /// Goes through at once: the contract lets a discard take effect at any time, and at once is the hardest.
+    /// Passed on at once: the contract lets a discard take effect at any time, and at once is the
+    /// hardest case.
     fn discard(&self, offset: u64, len: u64) -> Result<()> {
         self.geometry().check("discard", offset, len)?;
         let _drain = self.drain.lock();
