@@ -1,4 +1,5 @@
-//! Each fault on an image that is otherwise good: what is found is that fault and nothing that follows from it.
+//! Each fault on an otherwise good image: the check finds that fault, and nothing that merely
+//! follows from it.
 
 use crate::test_image::{Built, Image, write};
 use crate::{CheckOptions, FindingKind, Report, check_checkpoint};

@@ -1,4 +1,5 @@
-//! What is remembered of each inode and name until all items have been seen, and which keys could not be read.
+//! The facts that are kept about each inode and name until all items have been seen, and the keys
+//! that could not be read.
 
 use kedge_base::Ino;
 use kedge_format::item::Orphan;
@@ -12,18 +13,18 @@ pub(crate) struct InodeRec {
     pub nlink: u32,
     /// Entries of type directory under it.
     pub subdirs: u32,
-    /// `None`: the core could not be decoded, nothing is judged by it.
+    /// `None`: the core could not be decoded, and nothing is checked against it.
     pub kind: Option<FileKind>,
     pub has_entries: bool,
     /// Some of its items could not be read.
     pub gap: bool,
 }
 
-/// A directory entry. The name itself stays in its leaf, to be fetched for the few that a finding is about.
+/// A directory entry. The name itself stays in its leaf. It is fetched only for findings.
 pub(crate) struct NameRef {
     pub target: u64,
     pub dir: u64,
-    /// Index of the leaf that holds it; `u32::MAX` stands for any further.
+    /// Index of the leaf that holds it; `u32::MAX` stands for that one and all further ones.
     pub leaf: u32,
     pub kind: FileKind,
 }
@@ -48,15 +49,15 @@ impl Facts {
     }
 }
 
-/// Key ranges that could not be read: nodes that are not valid, items that cannot be decoded. What might lie there is not
-/// reported as missing: the fault that hides it has been.
+/// Key ranges that could not be read: nodes that are not valid, items that cannot be decoded. Items
+/// that might lie there are not reported as missing: the fault that hides them has been reported.
 ///
 /// The ranges are disjoint, because each node's range is cut out of its parent's.
 #[derive(Default)]
 pub(crate) struct Lost(BTreeMap<Key, Option<Key>>);
 
 impl Lost {
-    /// Keys from `low` up to and without `high` (`None`: to the end).
+    /// Adds the keys from `low` (inclusive) to `high` (exclusive; `None`: to the end).
     pub fn range(&mut self, low: Key, high: Option<Key>) {
         self.0.insert(low, high);
     }

@@ -1,11 +1,14 @@
 //! The check of a checkpointed image, from the superblock to the last bitmap.
 //!
 //! # Phases
-//! 1. superblock slots; 2. the tree's inner nodes, level by level; 3. the leaves' items in key order, inode by inode;
-//! 4. names, links and orphans across inodes; 5. allocation index and bitmaps against the blocks that 1 to 3 claimed.
+//! 1. superblock slots; 2. the tree's inner nodes, level by level; 3. the leaves' items in key
+//!    order, inode by inode;
+//! 4. names, links and orphans across inodes; 5. allocation index and bitmaps against the blocks
+//!    that 1 to 3 claimed.
 //!
 //! # Memory
-//! 32 bytes per inode, 24 per name, about 64 per leaf, one bit per block of the groups in use, and two read batches.
+//! 32 bytes per inode, 24 per name, about 64 per leaf, one bit per block of the groups in use, and
+//! two read batches.
 
 use crate::items::{ItemCheck, State};
 use crate::kinds::FindingKind;
@@ -19,7 +22,7 @@ use crate::{CheckOptions, Progress};
 use kedge_device::Device;
 use kedge_format::superblock::{Losses, Superblock};
 
-/// Judges the newest checkpoint as it lies on `device`, without looking at the log.
+/// Checks the newest checkpoint as it is on `device`, without the log.
 pub fn check_checkpoint(
     device: &dyn Device,
     options: &CheckOptions,
@@ -33,7 +36,7 @@ pub fn check_checkpoint(
     check_from(&sb, &mut reader, findings, progress)
 }
 
-/// The phases behind the superblock, told as a report.
+/// The phases after the superblock, as a report.
 pub(crate) fn check_from(
     sb: &Superblock,
     reader: &mut Reader,
@@ -44,7 +47,7 @@ pub(crate) fn check_from(
     report_of(sb, reader, state)
 }
 
-/// The phases behind the superblock.
+/// The phases after the superblock.
 pub(crate) fn judge(
     sb: &Superblock,
     reader: &mut Reader,
@@ -57,7 +60,7 @@ pub(crate) fn judge(
     let leaves =
         tree::walk_inner(sb, reader, &mut state, &mut |done, total| report_phase("nodes", done, total));
     if let Some(losses) = &sb.checkpoint.losses {
-        // Named by no block: both slots, and each checkpoint of a replay, say the same.
+        // Without a block: both slots, and each checkpoint of a replay, say the same.
         state.findings.add(FindingKind::DataLost, At::default(), || losses_text(losses));
     }
     let mut check = ItemCheck::new(sb, &mut state);
@@ -83,7 +86,7 @@ pub(crate) fn judge(
     state
 }
 
-/// What a recorded loss is, for people.
+/// The text of a recorded loss.
 pub(crate) fn losses_text(losses: &Losses) -> String {
     format!(
         "data of {} files could not be written when the image was unmounted, first at {} seconds after 1970",
@@ -91,7 +94,7 @@ pub(crate) fn losses_text(losses: &Losses) -> String {
     )
 }
 
-/// What a judged image's report says.
+/// The report of a checked image.
 pub(crate) fn report_of(sb: &Superblock, reader: &Reader, state: State) -> Report {
     let incomplete = !state.lost.is_empty();
     let mut report = state.findings.into_report(reader.device_name());

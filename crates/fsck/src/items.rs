@@ -1,8 +1,10 @@
-//! What can be judged of one inode as its items stream by in key order: core, attributes, target, entries, extents.
+//! Checks of one inode while its items are streamed in key order: core, attributes, target,
+//! entries, extents.
 //!
-//! The items of an inode are neighbours in the tree, core first, so all that concerns one inode alone needs no memory
-//! beyond it. What ties inodes together (names, link counts, parents) is gathered as [`Facts`], a few bytes per inode and
-//! name, and judged in [`crate::names`] once all items have been seen. Extents are claimed in [`Owned`] on the way.
+//! The items of an inode are neighbours in the tree, core first. So checks of a single inode need
+//! memory for one inode only. Relations between inodes (names, link counts, parents) are collected
+//! as [`Facts`], a few bytes for each inode and name, and checked in [`crate::names`] once all
+//! items have been seen. Extents are claimed in [`Owned`] meanwhile.
 
 use crate::facts::{Facts, InodeRec, Lost, NameRef};
 use crate::kinds::FindingKind;
@@ -17,12 +19,12 @@ use kedge_format::item::{
 use kedge_format::superblock::Superblock;
 use kedge_format::{FileKind, INO_MAX, InodeCore, ItemKind, Key};
 
-/// Conflicts of ownership whose every owner is looked up for the report.
+/// Conflicts of ownership for which the report names all owners.
 const CONFLICTS_MAX: usize = 64;
 /// File blocks from here on cannot exist.
 pub(crate) const FILE_BLOCKS_MAX: u64 = FILE_SIZE_MAX / BLOCK_SIZE as u64;
 
-/// Blocks that a file claims though they had an owner already.
+/// Blocks that a file claims and that already have an owner.
 #[derive(Clone, Copy)]
 pub(crate) struct Conflict {
     pub start: BlockNo,
@@ -30,7 +32,7 @@ pub(crate) struct Conflict {
     pub ino: Ino,
 }
 
-/// What all phases write into.
+/// The state that all phases share.
 pub(crate) struct State {
     pub findings: Findings,
     pub counters: Counters,
@@ -38,7 +40,7 @@ pub(crate) struct State {
     pub facts: Facts,
     pub lost: Lost,
     pub conflicts: Vec<Conflict>,
-    /// Nodes that did not hold what their parents said.
+    /// Nodes that were not what their parents said.
     pub bad_nodes: Vec<NodeRef>,
 }
 
@@ -70,12 +72,12 @@ pub(crate) struct ItemCheck<'a> {
     bucket: Bucket,
 }
 
-/// The inode whose items stream by.
+/// The inode whose items are being streamed.
 struct Current {
     ino: Ino,
     leaf: Leaf,
     has_core: bool,
-    /// `None`: no core, or one that says nothing.
+    /// `None`: no core, or one that cannot be decoded.
     core: Option<InodeCore>,
     entries: u64,
     subdirs: u32,
@@ -115,7 +117,7 @@ impl<'a> ItemCheck<'a> {
         self.state
     }
 
-    /// Judges one item. Keys come in strictly ascending order.
+    /// Checks one item. Keys come in strictly ascending order.
     pub fn item(&mut self, key: Key, value: &[u8], leaf: Leaf) {
         self.state.counters.items += 1;
         let at = At::both(key.ino, leaf.block);
@@ -152,7 +154,7 @@ impl<'a> ItemCheck<'a> {
         self.current = Some(current);
     }
 
-    /// Judges the last inode; call when all items have been seen.
+    /// Checks the last inode; call it when all items have been seen.
     pub fn finish(mut self) {
         self.finish_inode();
     }
@@ -249,7 +251,8 @@ impl<'a> ItemCheck<'a> {
         }
     }
 
-    /// Whether a name lies in a slot of its hash, and is there for the first time; else its first slot.
+    /// Whether a name lies in a slot of its hash, and is there for the first time; else its first
+    /// slot.
     fn placed(&mut self, key: Key, name: &[u8]) -> Result<bool, u64> {
         let slot = name_slot(&self.sb.geometry.hash_seed, name);
         if key.offset / SLOT_ORDINALS * SLOT_ORDINALS != slot {

@@ -1,4 +1,4 @@
-//! What a check can find. Names are stable: scripts match on them.
+//! The kinds of findings. Their names are stable, because scripts match on them.
 
 macro_rules! kinds {
     ($($(#[doc = $doc:literal])* $kind:ident = $name:literal,)*) => {
@@ -22,7 +22,7 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// The device failed a read: what lies there was not judged.
+    /// The device failed a read: what lies there was not checked.
     IoError = "io-error",
     /// Neither slot starts with the magic of a superblock.
     NotAnImage = "not-an-image",
@@ -37,9 +37,10 @@ kinds! {
     SuperblockMissing = "superblock-missing",
     /// The two slots disagree on geometry, identity or features.
     SuperblockSlotsDiffer = "superblock-slots-differ",
-    /// The superblock says the image was unmounted, but its tail lies before its checkpoint, or its log goes on behind it.
+    /// The superblock says the image was unmounted, but its tail lies before its checkpoint, or its
+    /// log continues after it.
     SuperblockCleanWithLog = "superblock-clean-with-log",
-    /// A counter or log position of the superblock is so high that no image lives to see it.
+    /// A counter or log position of the superblock is higher than any image can reach.
     SuperblockCounter = "superblock-counter",
     /// The superblock's number of inodes is not that of the tree.
     SuperblockInodes = "superblock-inodes",
@@ -50,10 +51,11 @@ kinds! {
     /// An inode number in use is not below the superblock's next one.
     SuperblockNextIno = "superblock-next-ino",
 
-    /// Files had data that an unmount could not write: it was given up. Nothing is wrong with what is there.
+    /// An unmount could not write data of some files and gave it up. The rest of the image is not
+    /// affected.
     DataLost = "data-lost",
 
-    /// A tree node does not hold what its parent (or the superblock) promises.
+    /// A tree node is not what its parent (or the superblock) says.
     NodeBad = "node-bad",
     /// A child pointer outside the data area, or not on a node boundary.
     NodeMisplaced = "node-misplaced",
@@ -71,7 +73,8 @@ kinds! {
 
     /// An inode core that cannot be decoded or has impossible fields.
     InodeBad = "inode-bad",
-    /// The root directory is missing, is no directory, is named by an entry or has another parent than itself.
+    /// The root directory is missing, is no directory, is named by an entry or has another parent
+    /// than itself.
     RootBad = "root-bad",
     /// An inode that no directory entry names, though no orphan item says so.
     InodeUnnamed = "inode-unnamed",
@@ -84,7 +87,8 @@ kinds! {
     OrphanBad = "orphan-bad",
     /// An orphan item of an inode that does not exist.
     OrphanDangling = "orphan-dangling",
-    /// An orphan item that does not suit its inode: named though unlinked, or a truncate of what is no file.
+    /// An orphan item that does not suit its inode: named though unlinked, or a truncate of what is
+    /// no file.
     OrphanWrong = "orphan-wrong",
 
     /// A directory entry that cannot be decoded or has an impossible name.
@@ -105,12 +109,13 @@ kinds! {
     DirManyNames = "dir-many-names",
     /// A directory whose parent is not the directory that names it.
     DirParent = "dir-parent",
-    /// Directories that name one another in a circle and so cannot be reached.
+    /// Directories that name each other in a cycle and so cannot be reached.
     DirCycle = "dir-cycle",
     /// A directory without a name that still holds entries.
     DirUnlinkedNotEmpty = "dir-unlinked-not-empty",
 
-    /// A symlink target that is empty, too long or holds a NUL, or whose length is not the symlink's size.
+    /// A symlink target that is empty, too long or holds a NUL, or whose length is not the
+    /// symlink's size.
     SymlinkBad = "symlink-bad",
     /// A symlink target under an inode that is no symlink.
     SymlinkOnOther = "symlink-on-other",
@@ -128,7 +133,7 @@ kinds! {
     ExtentBad = "extent-bad",
     /// An extent under an inode that is no regular file.
     ExtentOnOther = "extent-on-other",
-    /// An extent behind the largest file size.
+    /// An extent beyond the largest file size.
     ExtentBeyondLimit = "extent-beyond-limit",
     /// Two extents of a file hold the same file block.
     ExtentOverlap = "extent-overlap",
@@ -152,7 +157,7 @@ kinds! {
 }
 
 impl FindingKind {
-    /// Whether it says that the check could not be made, rather than that the image is wrong.
+    /// Whether it means that a check could not be made, and not that the image is wrong.
     pub const fn is_operational(self) -> bool {
         matches!(self, FindingKind::IoError | FindingKind::NotAnImage | FindingKind::Unsupported)
     }

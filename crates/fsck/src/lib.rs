@@ -1,13 +1,13 @@
-//! An independent opinion on a KedgeFS image.
+//! An independent check of a KedgeFS image, and its repair.
 //!
-//! What is judged is always a *checkpointed* image: superblock, tree, bitmaps. It is read through `kedge_format` and
-//! `kedge_device` alone, never through the engine's tree, allocator or file system, so that a fault of theirs does not hide
-//! itself. The log is the exception: replay *is* the engine's, so the store replays it into an overlay in memory, and the
-//! image that recovery would leave is what gets judged. A check never writes to the device; a [`repair`](repair()) does, as its module
-//! says.
+//! A check always looks at a *checkpointed* image: superblock, tree, bitmaps. It reads the image
+//! through `kedge_format` and `kedge_device` alone. It does not use the engine's tree, allocator or
+//! file system, so a bug there cannot hide its own damage. The log is the exception: the engine's
+//! store replays it into an overlay in memory, and the check looks at the image that recovery would
+//! leave. A check never writes to the device; a [`repair`](repair()) does.
 //!
 //! # What [`check`] does
-//! | newest slot | replay offered | replay | judged |
+//! | newest slot | replay offered | replay | checked |
 //! |---|---|---|---|
 //! | none valid | any | not tried | nothing; the findings say why |
 //! | any | no | not asked for | the newest checkpoint on the device |
@@ -15,13 +15,15 @@
 //! | else | yes | succeeds | the overlay |
 //! | else | yes | fails | the newest checkpoint on the device, and the failure is a finding |
 //!
-//! A clean slot beside a bad one gets its replay too: the bad one may have been newer, and only the log can tell. The log can
-//! also tell of a newer slot where both are valid, because the newer one never reached its place; so a clean mark alone is
-//! not believed, and the log is looked at as far as a mount would.
+//! A clean slot beside a bad one is replayed too: the bad one may have been newer, and only the log
+//! can tell. Even if both are valid, a newer slot may not have reached the device, and the log can
+//! tell that, too. So a clean mark alone is not believed, and the log is scanned as far as a mount
+//! would scan it.
 //!
 //! # Any bytes
-//! Images may hold anything. Every read is bounded, nothing recurses, each node is followed once, memory grows with the
-//! items that are really there, and findings are counted without limit but kept up to [`CheckOptions::findings_max`].
+//! Images may hold any bytes. Every read is bounded, nothing recurses, each node is followed once,
+//! and memory grows with the items that exist. All findings are counted, and up to
+//! [`CheckOptions::findings_max`] are kept.
 #![forbid(unsafe_code)]
 
 mod facts;
@@ -53,18 +55,19 @@ use std::sync::Arc;
 
 /// Recovers an image by replaying its log, as a mount would.
 pub trait Replay: Send + Sync {
-    /// How many log writes a replay from this slot would find. An error: it would fail over them.
+    /// How many log writes a replay from this slot would find. Fails if a replay would fail because
+    /// of the log.
     fn log_writes(&self, device: &dyn Device, sb: &Superblock) -> Result<u64>;
 
     /// Recovers the image on `overlay` and leaves a checkpoint there.
     fn replay(&self, overlay: Arc<dyn Device>) -> Result<ReplaySummary>;
 }
 
-/// How far a phase of the check has come.
+/// The progress of a phase of the check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Progress {
-    /// "replay", "nodes" (of one level of the tree), "items", "names" or "space"; of a repair also "salvage", "gather" and
-    /// "rebuild".
+    /// "replay", "nodes" (of one level of the tree), "items", "names" or "space"; of a repair also
+    /// "salvage", "gather" and "rebuild".
     pub phase: &'static str,
     pub done: u64,
     pub total: u64,
@@ -74,9 +77,9 @@ pub struct Progress {
 pub struct CheckOptions {
     /// Findings kept with their text; no kind takes more than an eighth of them.
     pub findings_max: usize,
-    /// Who replays the log. `None`: the newest checkpoint is judged as it lies on the device.
+    /// Replays the log. `None`: the newest checkpoint is checked as it is on the device.
     pub replay: Option<Arc<dyn Replay>>,
-    /// Hears how far [`check`] has come, from the calling thread.
+    /// Called with the progress of [`check`], in the calling thread.
     pub progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
 }
 
@@ -86,7 +89,7 @@ impl Default for CheckOptions {
     }
 }
 
-/// Judges the image on `device` as recovery would leave it.
+/// Checks the image on `device` as recovery would leave it.
 pub fn check(device: Arc<dyn Device>, options: &CheckOptions) -> Report {
     check_over(device, options, |base| Arc::new(kedge_device::OverlayDevice::new(base)))
 }
@@ -120,7 +123,7 @@ fn check_over(
             (ReplayState::Done(summary), report)
         }
         Err(error) => {
-            // The error names the place; the finding has one only for what lies at a block.
+            // The error's text names the place; the finding has one only if it is a block.
             findings.add_error(FindingKind::ReplayFailed, At::of(&error), &error);
             let report = image::check_from(&sb, &mut reader, findings, &mut progress);
             (ReplayState::Failed { what: error.to_string() }, report)
@@ -131,7 +134,8 @@ fn check_over(
     report
 }
 
-/// Whether the newest slot says that the image was unmounted, and nothing on the device says otherwise.
+/// Whether the newest slot says that the image was unmounted, and nothing on the device says
+/// otherwise.
 fn is_settled(replay: &dyn Replay, device: &dyn Device, sb: &Superblock, findings: &mut Findings) -> bool {
     if !sb.checkpoint.clean || !findings.is_empty() {
         return false;
@@ -144,12 +148,12 @@ fn is_settled(replay: &dyn Replay, device: &dyn Device, sb: &Superblock, finding
             });
             false
         }
-        // Replay meets the same, and tells of it.
+        // Replay meets the same error, and reports it.
         Err(_) => false,
     }
 }
 
-/// Judges what replay left; `findings` are those of the slots before it.
+/// Checks what replay left; `findings` are those of the slots before it.
 fn check_replayed(
     overlay: &dyn Device,
     mut findings: Findings,

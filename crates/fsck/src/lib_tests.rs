@@ -156,7 +156,7 @@ fn a_bad_slot_beside_a_clean_one_is_replayed_and_reported_once() {
 #[test]
 fn a_failed_replay_is_a_finding_and_the_checkpoint_is_judged() {
     let (_, options) = fake(|device| {
-        // What a failing replay leaves in its overlay must not be judged.
+        // What a failing replay leaves in its overlay must not be checked.
         device.write_zeroes(0, 4096 * 4096)?;
         Err(Error::corrupt(CorruptKind::Log, BlockNo(77), "record of no kind"))
     });
@@ -201,7 +201,7 @@ impl Device for Unreadable {
     }
 
     fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
-        // Back to front: answers come in any order.
+        // In reverse: answers come in any order.
         for Request { tag, offset, mut op } in batch.into_iter().rev() {
             let Op::Read(buf) = &mut op else { panic!("a check only reads") };
             let result = self.read(offset, buf);

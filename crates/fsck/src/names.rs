@@ -1,9 +1,9 @@
-//! What ties inodes together, judged once all items have been seen: names and their targets, link counts, parents,
-//! reachability, orphans, and the superblock's counts of them.
-//!
-//! # What is not said when parts of the tree are lost
-//! Names and inodes that could not be read are not "missing". So with losses a count is only wrong when what *was* seen
-//! already exceeds it, and a target or orphan is only missing when its key does not lie in a lost range.
+//! Checks of relations between inodes, once all items have been seen: names and their targets, link
+//! counts, parents, reachability, orphans, and the superblock's counts of them.
+//! # What is not reported when parts of the tree are lost
+//! Names and inodes that could not be read are not "missing". So if parts are lost, a count is
+//! wrong only when what *was* seen already exceeds it, and a target or orphan is missing only when
+//! its key does not lie in a lost range.
 
 use crate::facts::{Facts, InodeRec, Lost, NameRef};
 use crate::items::State;
@@ -14,7 +14,7 @@ use kedge_format::item::Orphan;
 use kedge_format::superblock::Superblock;
 use kedge_format::{FileKind, Key};
 
-/// No directory: in the array of parents, that nothing names a directory.
+/// No directory. In the array of parents: nothing names the directory.
 const NONE: usize = usize::MAX;
 
 /// Fetches the name of an entry from its leaf, for a finding's text: leaf, directory, target.
@@ -55,7 +55,7 @@ pub(crate) fn check_names<'a>(sb: &Superblock, state: &'a mut State, name_of: &'
 }
 
 impl Names<'_> {
-    /// Goes through inodes and names side by side, both in order of inode numbers.
+    /// Walks inodes and names in parallel, both in order of inode numbers.
     fn walk(&mut self) {
         let facts = self.facts;
         let mut rest = facts.names.as_slice();
@@ -110,7 +110,7 @@ impl Names<'_> {
         }
     }
 
-    /// Compares a link count with what was seen; `gap`: what was seen may lack some.
+    /// Compares a link count with the names seen; `gap`: some names may not have been seen.
     fn links(&mut self, inode: &InodeRec, seen: u64, gap: bool) {
         let nlink = inode.nlink as u64;
         if seen > nlink || (seen < nlink && !gap && self.lost.is_empty()) {
@@ -164,7 +164,8 @@ impl Names<'_> {
         }
     }
 
-    /// Finds directories whose parents lead in a circle. Chains that end elsewhere end at a fault already reported.
+    /// Finds directories whose parents form a cycle. Other chains end at the root, or at a fault
+    /// already reported.
     fn cycles(&mut self) {
         /// Visited from the directory with this index; `DONE` once its end is known.
         const DONE: usize = usize::MAX - 1;

@@ -1,5 +1,5 @@
-//! Which blocks have an owner: one bit per block, in pieces of one allocation group that come to life when touched, so
-//! that an image that is large and empty costs next to nothing.
+//! Which blocks have an owner: one bit for each block, in pieces of one allocation group that are
+//! allocated on first use. So a large, empty image costs next to nothing.
 
 use kedge_base::{BLOCK_SIZE, BlockNo};
 use kedge_format::alloc::GROUP_BLOCKS;
@@ -56,7 +56,7 @@ impl Owned {
         }
     }
 
-    /// Owns what `other`, of the same image, owns as well.
+    /// Adds what `other`, of the same image, owns.
     pub fn add(&mut self, other: &Owned) {
         for (group, bits) in (0..).zip(&other.groups) {
             if let Some(bits) = bits {
@@ -65,7 +65,7 @@ impl Owned {
         }
     }
 
-    /// Owns the set bits of a group as well.
+    /// Adds the set bits of a group.
     pub fn add_group(&mut self, group: u64, bits: &GroupBits) {
         let mine = self.groups[group as usize].get_or_insert_with(|| Box::new([0; WORDS]));
         for (word, more) in mine.iter_mut().zip(bits) {
@@ -74,7 +74,7 @@ impl Owned {
         }
     }
 
-    /// Takes away what `other`, of the same image, owns.
+    /// Removes what `other`, of the same image, owns.
     pub fn remove(&mut self, other: &Owned) {
         for (mine, other) in self.groups.iter_mut().zip(&other.groups) {
             if let (Some(mine), Some(other)) = (mine, other) {
@@ -86,7 +86,7 @@ impl Owned {
         }
     }
 
-    /// Takes the run's owner away.
+    /// Removes the run's owner.
     pub fn release(&mut self, start: BlockNo, blocks: u64) {
         for at in start.0..start.0 + blocks {
             if let Some(bits) = &mut self.groups[(at / GROUP_BLOCKS) as usize] {
@@ -97,8 +97,8 @@ impl Owned {
         }
     }
 
-    /// Gives the run an owner. Blocks that had one already come back as the runs they form, first block and length.
-    /// The run must lie inside the groups.
+    /// Gives the run an owner. Returns the blocks that already had one, as runs of first block and
+    /// length. The run must lie inside the groups.
     pub fn claim(&mut self, start: BlockNo, blocks: u64) -> Vec<(BlockNo, u64)> {
         let mut taken = Vec::new();
         let end = start.0 + blocks;

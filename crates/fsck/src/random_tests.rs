@@ -1,4 +1,4 @@
-//! Random damage: never a panic, and damage to what the checkpoint is made of is always noticed.
+//! Random damage: never a panic, and damage to the structures of the checkpoint is always noticed.
 
 use crate::damage_tests::run;
 use crate::test_image::{Built, Image, write};
@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const SEED: u64 = 0x6b65646765667363;
 
-/// The blocks that the newest checkpoint is made of.
+/// The blocks of the newest checkpoint's structures.
 fn structure(built: &Built) -> Vec<BlockNo> {
     let nodes = built.nodes.iter().flatten();
     let mut blocks: Vec<BlockNo> = nodes.flat_map(|n| (0..NODE_BLOCKS).map(|i| BlockNo(n.0 + i))).collect();
@@ -87,7 +87,7 @@ fn nodes_with_valid_checksums_and_hostile_content_never_panic() {
                 let at = nodes[random.random_range(0..nodes.len())];
                 let mut bytes = built.device.bytes(at.byte_offset(), NODE_SIZE);
                 for _ in 0..1 + random.random_range(0..3) {
-                    // Half of the blows go where slots and values lie.
+                    // Half of the changes go where slots and values lie.
                     let place = match random.random_range(0..4) {
                         0 => random.random_range(0..64),
                         1 => random.random_range(0..64 + 16 * 21),

@@ -1,7 +1,8 @@
-//! Batched reads with one batch ahead: while one batch is judged the next is on its way.
+//! Batched reads with one batch of read-ahead: while one batch is checked, the next is being read.
 //!
-//! Runs that happen to be neighbours on the device travel in one request, since a checkpoint writes its nodes side by side.
-//! When such a request fails its runs are read again one by one, so that a bad sector costs the one node it is in.
+//! Runs that are neighbours on the device are read with one request, since a checkpoint writes its
+//! nodes side by side. If such a request fails, its runs are read again one by one, so that a bad
+//! sector costs only the node in which it lies.
 
 use kedge_base::{BLOCK_SIZE, BlockNo, Error, IoBuf, Result};
 use kedge_device::{Completion, CompletionSink, Device, Op, Request};
@@ -23,12 +24,12 @@ struct Forward(Sender<Completion>);
 
 impl CompletionSink for Forward {
     fn complete(&self, completion: Completion) {
-        // Fails only when the reader has given up on the batch; the answer is void then.
+        // Fails only if the reader has dropped the batch; the answer is not needed then.
         let _ = self.0.send(completion);
     }
 }
 
-/// Runs that travel together: the first block, and how many runs of how many blocks.
+/// Runs that are read with one request: the first block, and how many runs of how many blocks.
 #[derive(Clone, Copy)]
 struct Span {
     start: BlockNo,
@@ -59,7 +60,8 @@ impl<'a> Reader<'a> {
         self.bytes_read
     }
 
-    /// Reads `count` runs of `blocks` blocks; `place(i)` says where run `i` starts. Hands them to `visit` in order.
+    /// Reads `count` runs of `blocks` blocks; `place(i)` says where run `i` starts. Hands them to
+    /// `visit` in order.
     pub fn stream(
         &mut self,
         count: usize,
@@ -104,7 +106,8 @@ impl<'a> Reader<'a> {
         let (send, answers) = channel();
         let mut batch = Vec::with_capacity(spans.len());
         for (i, span) in spans.iter().enumerate() {
-            // The device's contract wants requests inside it; places come from the image and may be anything.
+            // The device's contract wants requests inside it; places come from the image and may be
+            // anything.
             let blocks = span.runs * span.blocks;
             if span.start.0.checked_add(blocks as u64).is_some_and(|end| end <= self.device_blocks) {
                 self.bytes_read += (blocks * BLOCK_SIZE) as u64;

@@ -1,8 +1,9 @@
-//! What a check says: findings, counts and what the image is.
+//! The report of a check: findings, counts and a summary of the image.
 //!
 //! # Bounds
-//! A destroyed image can hold as many faults as items. Every finding is counted, but only the first few of each kind and
-//! at most [`CheckOptions::findings_max`](crate::CheckOptions) in all are kept, and only those get their text made.
+//! A destroyed image can hold as many faults as items. Every finding is counted, but only the first
+//! few of each kind and at most [`CheckOptions::findings_max`](crate::CheckOptions) in all are
+//! kept, and text is made only for those.
 
 use crate::kinds::{FindingKind, Severity};
 use kedge_base::{BlockNo, Error, Ino};
@@ -23,7 +24,7 @@ pub struct Finding {
     pub block: Option<u64>,
 }
 
-/// How much was looked at.
+/// How much was checked.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize)]
 pub struct Counters {
     pub inodes: u64,
@@ -47,7 +48,7 @@ pub struct Counters {
     pub bytes_read: u64,
 }
 
-/// The superblock that was judged.
+/// The superblock that was checked.
 #[derive(Clone, Debug, Serialize)]
 pub struct SuperblockSummary {
     pub uuid: uuid::Uuid,
@@ -101,27 +102,29 @@ pub struct ReplaySummary {
     pub data_bytes: u64,
 }
 
-/// What came of the log.
+/// What happened to the log.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ReplayState {
-    /// The image was unmounted, or the caller did not ask: the checkpoint was judged as it lies on the device.
+    /// The image was unmounted, or no replay was requested: the checkpoint was checked as it is on
+    /// the device.
     None,
-    /// The log was replayed into memory and the result judged.
+    /// The log was replayed into memory and the result checked.
     Done(ReplaySummary),
-    /// Replay failed: the newest checkpoint was judged as it lies on the device.
+    /// Replay failed: the newest checkpoint was checked as it is on the device.
     Failed { what: String },
 }
 
-/// The whole answer.
+/// The report.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     pub device: String,
-    /// `None`: no valid superblock, nothing else was judged.
+    /// `None`: there is no valid superblock, and nothing else was checked.
     pub superblock: Option<SuperblockSummary>,
     pub replay: ReplayState,
     pub counters: Counters,
-    /// Parts of the tree that could not be read: cross-checks that would only repeat that were left out.
+    /// Whether parts of the tree could not be read. Cross-checks that would only repeat that were
+    /// left out.
     pub incomplete: bool,
     /// The first findings of each kind.
     pub findings: Vec<Finding>,
@@ -139,7 +142,8 @@ impl Report {
         self.errors == 0
     }
 
-    /// The exit code of fsck(8): 0 no errors, 4 errors left uncorrected, 8 the check could not be made, 12 both.
+    /// The exit code of fsck(8): 0 no errors, 4 errors left uncorrected, 8 the check could not be
+    /// made, 12 both.
     pub fn exit_code(&self) -> i32 {
         let wrong = if self.errors > self.operational { 4 } else { 0 };
         let failed = if self.operational > 0 { 8 } else { 0 };
@@ -166,7 +170,7 @@ impl fmt::Display for Report {
         match &self.replay {
             ReplayState::None => match &self.superblock {
                 Some(sb) if !sb.clean => {
-                    writeln!(f, "not unmounted; checkpoint judged without replay of the log")?
+                    writeln!(f, "not unmounted; checkpoint checked without replay of the log")?
                 }
                 _ => {}
             },
@@ -176,7 +180,7 @@ impl fmt::Display for Report {
                 r.from_lsn, r.to_lsn, r.log_writes, r.records, r.data_bytes
             )?,
             ReplayState::Failed { what } => {
-                writeln!(f, "log replay failed ({what}); newest checkpoint judged as it lies on the device")?
+                writeln!(f, "log replay failed ({what}); newest checkpoint checked as it is on the device")?
             }
         }
         for finding in &self.findings {
@@ -249,7 +253,7 @@ impl At {
         At { ino: None, block: Some(block) }
     }
 
-    /// Where an error says it is; block 0 stands for what lies elsewhere than at a block.
+    /// The place of an error; block 0 stands for one that is not at a block.
     pub fn of(error: &Error) -> At {
         match error {
             Error::Corrupt { block, .. } if block.0 != 0 => At::block(*block),
@@ -262,7 +266,7 @@ impl At {
     }
 }
 
-/// Gathers findings within the bounds.
+/// Collects findings within the bounds.
 pub(crate) struct Findings {
     list: Vec<Finding>,
     counts: BTreeMap<FindingKind, u64>,
@@ -272,7 +276,7 @@ pub(crate) struct Findings {
 
 impl Findings {
     pub fn new(max: usize) -> Findings {
-        // One kind never takes all the room: a flood of one fault must not hide its cause.
+        // One kind never takes all the room: many faults of one kind must not hide their cause.
         Findings { list: Vec::new(), counts: BTreeMap::new(), max, per_kind: (max as u64 / 8).max(8) }
     }
 
@@ -299,7 +303,8 @@ impl Findings {
         self.list.push(finding);
     }
 
-    /// Takes an error of the format or device: the device's own faults are [`FindingKind::IoError`], all else `kind`.
+    /// Takes an error of the format or device: the device's own faults are
+    /// [`FindingKind::IoError`], all else `kind`.
     pub fn add_error(&mut self, kind: FindingKind, at: At, error: &Error) {
         let kind = match error {
             Error::Io { .. } | Error::Fenced | Error::OutcomeUnknown => FindingKind::IoError,
@@ -321,7 +326,8 @@ impl Findings {
         self.counts.keys().copied()
     }
 
-    /// Takes over what `other` has of those kinds, unless there is one of the kind already.
+    /// Takes over the findings of those kinds from `other`, unless there is one of the kind
+    /// already.
     pub fn absorb_kinds(&mut self, other: Findings, kinds: &[FindingKind]) {
         let mine: Vec<FindingKind> = self.kinds().collect();
         let wanted = |kind: &FindingKind| kinds.contains(kind) && !mine.contains(kind);
@@ -329,7 +335,7 @@ impl Findings {
         self.counts.extend(other.counts.into_iter().filter(|(kind, _)| wanted(kind)));
     }
 
-    /// Takes over what `other` lists of other kinds or places.
+    /// Takes over the findings of `other` that are of other kinds or places.
     pub fn absorb_new(&mut self, other: Findings) {
         for finding in other.list {
             if !self.list.iter().any(|f| f.kind == finding.kind && f.block == finding.block) {

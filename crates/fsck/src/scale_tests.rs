@@ -1,4 +1,5 @@
-//! Many files: the check must stream. `KEDGE_FSCK_FILES` sets the number, for measurements in release builds.
+//! Many files: memory must stay bounded. `KEDGE_FSCK_FILES` sets the number, for measurements in
+//! release builds.
 
 use crate::damage_tests::run;
 use crate::test_image::{Image, write};

@@ -1,4 +1,4 @@
-//! The superblock slots: both are judged, the newest valid one is taken.
+//! The superblock slots: both are checked, and the newest valid one is taken.
 
 use crate::kinds::FindingKind;
 use crate::read::Reader;
@@ -6,7 +6,7 @@ use crate::report::{At, Findings};
 use kedge_base::{BlockNo, Error, Generation};
 use kedge_format::superblock::{INCOMPAT_KNOWN, RO_COMPAT_KNOWN, SLOTS, Superblock};
 
-/// Reads both slots. `None`: nothing to go on, and the findings say why.
+/// Reads both slots. `None`: none is valid, and the findings say why.
 pub(crate) fn read_slots(reader: &mut Reader, findings: &mut Findings) -> Option<Superblock> {
     let device_blocks = reader.device_blocks();
     if device_blocks <= SLOTS[1].0 {
@@ -84,7 +84,8 @@ fn judge(sb: Superblock, findings: &mut Findings) -> Option<Superblock> {
     }
     let unknown = g.feature_ro_compat & !RO_COMPAT_KNOWN;
     if unknown != 0 {
-        // Such a feature may own blocks that this version does not know of: ownership cannot be judged.
+        // Such a feature may own blocks that this version does not know about, so ownership cannot
+        // be checked.
         findings.add(FindingKind::Unsupported, at, || format!("unknown read-only features {unknown:#x}"));
         return None;
     }

@@ -1,4 +1,4 @@
-//! The allocation index and the bitmaps against the ownership that the tree adds up to.
+//! Checks the allocation index and the bitmaps against the blocks that the tree owns.
 
 use crate::items::State;
 use crate::kinds::FindingKind;
@@ -34,7 +34,7 @@ pub(crate) fn check_space(
         }
     }
     let known: Vec<(u64, GroupEntry)> = (0..).zip(index).filter_map(|(g, e)| e.map(|e| (g, e))).collect();
-    // Ownership that could not be read is no leak.
+    // If parts of the tree could not be read, blocks without an owner are no leak.
     let judge_leaks = state.lost.is_empty();
     let mut leaked = Runs::new(FindingKind::BlocksLeaked, "marked as owned, but nothing owns them");
     let mut unmarked = Runs::new(FindingKind::BlocksUnmarked, "owned, but marked as free");
@@ -113,7 +113,8 @@ pub(crate) fn words(bitmap: &[u8]) -> impl Iterator<Item = u64> {
     bitmap.chunks_exact(8).map(|w| u64::from_le_bytes(w.try_into().expect("eight bytes")))
 }
 
-/// Calls `differ(first block, marked, owned)` for each word of a group where the two are not the same.
+/// Calls `differ(first block, marked, owned)` for each word of a group where the two are not the
+/// same.
 fn compare(group: u64, bitmap: &[u8], own: Option<&GroupBits>, mut differ: impl FnMut(u64, u64, u64)) {
     for (i, marked) in words(bitmap).enumerate() {
         let own = own.map_or(0, |bits| bits[i]);

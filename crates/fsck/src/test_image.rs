@@ -1,7 +1,7 @@
-//! Builds images with the format's encoders alone, whole or with a chosen fault.
+//! Builds images with the format's encoders alone, valid or with a chosen fault.
 //!
-//! Items are packed into a tree of any shape, ownership is added up block by block, and hooks may change a node, an index
-//! entry or a superblock before it is sealed.
+//! Items are packed into a tree of any shape, ownership is added up block by block, and hooks may
+//! change a node, an index entry or a superblock before it is sealed.
 
 use kedge_base::{BLOCK_SIZE, BlockNo, Epoch, Extent, Generation, Ino, IoBuf, Lsn, Timespec};
 use kedge_device::{Device, MemDevice};
@@ -26,7 +26,7 @@ pub struct Image {
     pub items: BTreeMap<Key, Vec<u8>>,
     pub items_per_node: usize,
     pub next_data: u64,
-    /// Marks in the bitmaps beside what the items add up to, and marks left out.
+    /// Marks in the bitmaps besides those of the items, and marks left out.
     pub extra_marks: Vec<Extent>,
     pub missing_marks: Vec<Extent>,
     pub node: Option<NodeHook>,
@@ -36,7 +36,7 @@ pub struct Image {
     pub old_superblock: Option<SuperblockHook>,
 }
 
-/// An image, and where things came to lie.
+/// An image, and the places of its structures.
 pub struct Built {
     pub device: MemDevice,
     pub superblock: Superblock,
@@ -47,7 +47,8 @@ pub struct Built {
 }
 
 impl Image {
-    /// An image without items. Tree nodes take the front of the data area, file data the part from `data_at`.
+    /// An image without items. Tree nodes take the front of the data area, file data the part from
+    /// `data_at`.
     pub fn empty(image_bytes: u64, data_at: u64) -> Image {
         let seed = [9; 16];
         let uuid = uuid::Uuid::from_u128(0x6b65646765);

@@ -1,11 +1,12 @@
-//! The tree from the root down, level by level, so that a level is read in large batches and memory holds one level's
-//! addresses; then the leaves' items in key order.
+//! Walks the tree from the root down, level by level, so that a level is read in large batches and
+//! memory holds one level's addresses. Then streams the leaves' items in key order.
 //!
 //! # Against hostile images
-//! A node is followed only once: its blocks are claimed in [`crate::owned::Owned`] before it is read, so neither a
-//! cycle nor a shared subtree is walked twice, and the work is bounded by the blocks of the image. The height is bounded by the
-//! superblock's decoder. Key ranges are cut out of the parent's, hence disjoint and in order; a node that breaks its range is
-//! left there, and the rest of its range counts as lost.
+//! A node is followed only once: its blocks are claimed in [`crate::owned::Owned`] before it is
+//! read, so neither a cycle nor a shared subtree is walked twice, and the work is bounded by the
+//! blocks of the image. The height is bounded by the superblock's decoder. The range of a node is a
+//! part of its parent's, so ranges are disjoint and in order. A node that leaves its range is read
+//! no further, and the rest of its range counts as lost.
 
 use crate::facts::successor;
 use crate::items::{Conflict, ItemCheck, Leaf, State};
@@ -18,7 +19,7 @@ use kedge_format::node::{NODE_BLOCKS, NodeView};
 use kedge_format::superblock::Superblock;
 use kedge_format::{ItemKind, Key};
 
-/// Owners that a report of a conflict names at most.
+/// The most owners that a report of a conflict names.
 const OWNERS_MAX: usize = 8;
 
 /// A node as its parent names it.
@@ -26,9 +27,9 @@ const OWNERS_MAX: usize = 8;
 pub(crate) struct NodeRef {
     pub block: BlockNo,
     pub generation: Generation,
-    /// It holds keys from here on,
+    /// Lowest key (inclusive).
     pub low: Key,
-    /// up to and without this one (`None`: to the end).
+    /// Highest key (exclusive; `None`: to the end).
     pub high: Option<Key>,
 }
 
@@ -171,8 +172,9 @@ pub(crate) fn valid_leaves(
     valid
 }
 
-/// Streams the items of valid leaves in key order. `false` with an item: it lies outside its leaf's range.
-/// Leaves that became unreadable since they were found valid are an error: what was decided rests on them.
+/// Streams the items of valid leaves in key order. `false` with an item: it lies outside its leaf's
+/// range. A leaf that has become unreadable since it was found valid is an error, because decisions
+/// are based on it.
 pub(crate) fn stream_items(
     sb: &Superblock,
     reader: &mut Reader,
@@ -236,7 +238,8 @@ pub(crate) fn name_of(
     Some((node.block, found.name.escape_ascii().to_string()))
 }
 
-/// Goes through the extents of all leaves once more and reports every conflict with all its owners but the tree's own.
+/// Goes through the extents of all leaves once more and reports every conflict with all its owners
+/// but the tree's own.
 pub(crate) fn report_conflicts(sb: &Superblock, reader: &mut Reader, state: &mut State, leaves: &[NodeRef]) {
     let conflicts = std::mem::take(&mut state.conflicts);
     if conflicts.is_empty() {
@@ -254,7 +257,7 @@ pub(crate) fn report_conflicts(sb: &Superblock, reader: &mut Reader, state: &mut
         |i, bytes| {
             let node = &leaves[i];
             let uuid = &sb.geometry.uuid;
-            // Leaves that fail now have their finding from the first pass.
+            // Leaves that fail now were reported in the first pass.
             let Ok(view) = bytes.and_then(|b| NodeView::check(b, uuid, node.block, node.generation, 0))
             else {
                 return;
@@ -284,7 +287,7 @@ impl NodeRef {
     }
 }
 
-/// A key or none, for people.
+/// A key or none, as text.
 struct Bound(Option<Key>);
 
 impl std::fmt::Display for Bound {

@@ -1,4 +1,4 @@
-//! A clean mark alone is not believed: what the log holds behind it counts, as it does for a mount.
+//! A clean mark alone is not believed: the log after it counts, as it does for a mount.
 #![allow(clippy::unwrap_used)]
 
 use kedge_base::{BLOCK_SIZE, Clock, IoBuf, ManualClock};
@@ -60,7 +60,8 @@ fn check(device: &MemDevice) -> Report {
 fn a_log_newer_than_the_clean_slot_is_a_lost_slot() {
     let (unmounted, image) = unmounted_and_used();
     assert!(check(&unmounted).is_clean() && check(&image).is_clean());
-    // The device forgot the slot of the last mount: both that are there are valid, the newer one says "unmounted".
+    // The device forgot the slot of the last mount: both that are there are valid, the newer one
+    // says "unmounted".
     for i in 0..2 {
         put_slot(&image, i, &slot(&unmounted, i));
     }
@@ -78,7 +79,7 @@ fn a_log_newer_than_the_clean_slot_is_a_lost_slot() {
     assert_eq!((preened.ending, preened.exit_code), (Ending::Left, 4), "{preened}");
     assert_eq!(device.difference_hash(&before), before.difference_hash(&before), "something was written");
 
-    // What was synced is given up, and that is said; the state of the clean slot is there.
+    // What was synced is given up and reported; the state of the clean slot is there.
     let repaired = repair(device.clone(), &RepairOptions::new(RepairMode::Full));
     assert_eq!((repaired.ending, repaired.exit_code), (Ending::Repaired, 1), "{repaired}");
     assert_eq!(repaired.count(RepairKind::LogGivenUp), 1, "{repaired}");

@@ -1,5 +1,5 @@
-//! Superblocks whose counters are near the end of all numbers, with valid checksums: mount and fsck agree, and no mount
-//! writes a slot that the next one refuses.
+//! Superblocks whose counters are near the end of all numbers, with valid checksums: mount and fsck
+//! agree, and no mount writes a slot that the next one refuses.
 #![allow(clippy::unwrap_used)]
 
 use kedge_base::{BLOCK_SIZE, Clock, Epoch, Generation, Ino, IoBuf, Lsn, ManualClock};
@@ -69,7 +69,8 @@ fn mount_and_fsck_agree_on_counters_near_their_end() {
             for read_only in [true, false] {
                 let device = Arc::new(image.fork());
                 let opened = open(device.clone(), read_only);
-                // Above what a slot can hold, it counts as damaged: the other one is taken, and fsck says so.
+                // Above what a slot can hold, it counts as damaged: the other one is taken, and
+                // fsck says so.
                 let taken = n == OPEN_MAX || n > COUNTER_MAX;
                 assert_eq!((opened.is_ok(), report.is_clean()), (taken, n == OPEN_MAX), "{said}: {report}");
                 match opened {

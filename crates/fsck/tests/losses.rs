@@ -1,4 +1,5 @@
-//! A superblock that says that an unmount lost data: fsck tells it on each path, and a repair clears it once it is told.
+//! A superblock that says that an unmount lost data: fsck reports it on each path, and a repair
+//! reports and clears it.
 #![allow(clippy::unwrap_used)]
 
 use kedge_base::{Clock, ManualClock};
@@ -44,7 +45,7 @@ fn check(device: &MemDevice) -> Report {
 #[test]
 fn a_loss_is_an_error_until_a_repair_has_told_of_it() {
     for mode in [RepairMode::Preen, RepairMode::Full] {
-        // Unmounted, which a repair otherwise does not look at; and in use when it crashed.
+        // Unmounted, which a repair otherwise does not check; and in use when it crashed.
         for crashed in [false, true] {
             let device = unmounted(3);
             assert!(read_superblock(&*device).unwrap().0.checkpoint.clean);

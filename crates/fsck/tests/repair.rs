@@ -1,7 +1,8 @@
-//! Images that the engine made, with random damage: a repair ends clean or refuses clearly, the result can be used, and no
-//! file ever shows bytes that were never its own.
+//! Images that the engine made, with random damage: a repair ends clean or refuses clearly, the
+//! result can be used, and no file ever shows bytes that were never its own.
 //!
-//! Each byte of each file is a function of the file and the place, so that foreign bytes are seen wherever they come from.
+//! Each byte of each file is a function of the file and the place, so that foreign bytes are seen
+//! wherever they come from.
 #![allow(clippy::unwrap_used)]
 
 use kedge_base::{BLOCK_SIZE, BlockNo, Clock, Ino, ManualClock};
@@ -142,8 +143,8 @@ fn list(fs: &FileSystem) -> kedgefs::Result<Tree> {
     Ok(out)
 }
 
-/// The first blocks of structures, by sort: slots, the newest checkpoint's index and bitmaps, nodes, log writes. File data is
-/// not hit: its bytes are nobody's to check.
+/// The first blocks of structures, by kind: slots, the newest checkpoint's index and bitmaps,
+/// nodes, log writes. File data is not damaged, because nothing checks its bytes.
 fn structures(device: &MemDevice) -> Vec<Vec<u64>> {
     let block = |b: u64, len: usize| device.bytes(b * BLOCK_SIZE as u64, len);
     let g = newest(device).geometry;
@@ -210,8 +211,8 @@ fn options(mode: RepairMode) -> RepairOptions {
     RepairOptions { check, force: true, clock: clock(), ..RepairOptions::new(mode) }
 }
 
-/// A repaired image can be used, and holds nothing that is foreign, unless the log is destroyed that would tell (`uncertain`).
-/// Returns its tree.
+/// Asserts that a repaired image can be used and shows no foreign bytes, unless the log that would
+/// tell is destroyed (`uncertain`). Returns its tree.
 #[track_caller]
 fn assert_usable(device: &MemDevice, uncertain: bool, what: &str) -> Tree {
     let fs = open(Arc::new(device.fork())).unwrap_or_else(|e| panic!("{what}: {e}"));
@@ -296,7 +297,7 @@ fn a_log_without_faults_is_replayed_and_nothing_else() {
     }
 }
 
-/// Bitmaps that are wrong or unreadable cost nothing, not even the log behind them.
+/// Bitmaps that are wrong or unreadable cost nothing, not even the log.
 #[test]
 fn damaged_bitmaps_do_not_cost_the_log() {
     let mut logs = 0;
@@ -328,7 +329,8 @@ fn newest_slot(device: &MemDevice) -> Option<Superblock> {
     slots.into_iter().flatten().max_by_key(|sb| sb.checkpoint.generation)
 }
 
-/// A log write in the middle is destroyed: what lies before it is replayed, what lies behind is given up and said.
+/// A log write in the middle is destroyed: earlier ones are replayed, later ones are given up and
+/// reported.
 #[test]
 fn a_log_that_breaks_off_is_replayed_up_to_there() {
     let mut seen = 0;
@@ -380,7 +382,8 @@ fn leaves(device: &MemDevice) -> Vec<(BlockNo, BTreeSet<u64>)> {
     with_inodes.collect()
 }
 
-/// One leaf is destroyed: whoever has no item there is as before, under the same name or in lost+found.
+/// One leaf is destroyed: a file without items there is as before, under the same name or in
+/// lost+found.
 #[test]
 fn files_outside_a_destroyed_leaf_keep_their_content() {
     let mut compared = 0;
@@ -419,9 +422,10 @@ fn with_bytes_of_a_user(whole: &MemDevice, ino: Ino, offset: u64, bytes: &[u8]) 
     device.fork()
 }
 
-/// A user who knows the format, but not the secret, writes a leaf into a file, for the place where it comes
-/// to lie and of the newest generation: a set-user-id file of root, new or in an old one's stead, with the
-/// blocks of another. Then the root of the tree is damaged, so that all leaves are looked for.
+/// A user who knows the format, but not the secret, writes a leaf into a file, for the place where
+/// it will lie, and of the newest generation. It has a set-user-id file of root, new or in place of
+/// an old one, with the blocks of another file. Then the root of the tree is damaged, so that all
+/// leaves are searched for.
 #[test]
 fn a_leaf_that_a_user_put_into_a_file_is_not_taken() {
     let device = Arc::new(MemDevice::new(SIZE));
@@ -487,7 +491,8 @@ fn a_leaf_that_a_user_put_into_a_file_is_not_taken() {
     }
 }
 
-/// Power fails at each write of a repair that replays a log, and of one that also rewrites a damaged tree.
+/// Power fails at each write of a repair that replays a log, and of one that also rewrites a
+/// damaged tree.
 #[test]
 fn a_crash_in_a_repair_is_repaired_again() {
     let mut states = 0;
@@ -522,7 +527,8 @@ fn a_crash_in_a_repair_is_repaired_again() {
     assert!(states > 50, "only {states} states");
 }
 
-/// The device fails at the n-th write of a repair, and from then on: the repair says so, and the next one ends clean.
+/// The device fails at the n-th write of a repair, and from then on: the repair says so, and the
+/// next one ends clean.
 #[test]
 fn a_device_that_fails_in_a_repair_leaves_what_can_be_repaired() {
     let mut failed = 0;
@@ -555,8 +561,8 @@ fn a_device_that_fails_in_a_repair_leaves_what_can_be_repaired() {
     assert!(failed > 10, "only {failed} repairs met a failure");
 }
 
-/// A log and a tree with a fault that replay carries along: the new tree must stay clear of the old checkpoint's, which replay
-/// has given up and which is all there is until the new superblock.
+/// A log and a tree with a fault that replay carries along: the new tree must stay clear of the old
+/// checkpoint's, which replay has replaced and which is the only one until the new superblock.
 #[test]
 fn a_crash_leaves_the_old_tree_though_replay_gave_it_up() {
     let device = Arc::new(MemDevice::new(SIZE));
@@ -607,8 +613,8 @@ fn a_crash_leaves_the_old_tree_though_replay_gave_it_up() {
     }
 }
 
-/// A file that was deleted comes back because the record that deleted it is destroyed. Its blocks have another owner's bytes by
-/// then, and a record behind the destroyed one says so.
+/// A file that was deleted comes back because the record that deleted it is destroyed. Its blocks
+/// have another owner's bytes by then, and a record after the destroyed one says so.
 #[test]
 fn a_file_that_comes_back_does_not_show_what_took_its_blocks() {
     let device = Arc::new(MemDevice::new(SIZE));

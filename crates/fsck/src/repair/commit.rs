@@ -1,4 +1,4 @@
-//! Makes the repaired state the newest checkpoint. Crash argument: the module above.
+//! Makes the repaired state the newest checkpoint. The crash argument is in the parent module.
 
 use super::done::{Ending, RepairKind, Repairs};
 use super::rebuild::Root;
@@ -23,11 +23,11 @@ const LABEL_MAX: usize = 64;
 /// Blocks carried over at once.
 const CARRY_BLOCKS: u64 = 256;
 
-/// What the new checkpoint shall hold.
+/// The contents of the new checkpoint.
 pub(crate) struct New {
     pub generation: Generation,
     pub root: Root,
-    /// All that has an owner.
+    /// All blocks with an owner.
     pub owned: Owned,
     /// Of that, what replay may have written in memory: data, and the tree's nodes if they stay.
     pub carry: Owned,
@@ -35,8 +35,8 @@ pub(crate) struct New {
     pub inodes: u64,
 }
 
-/// The newest epoch of any log write that lies whole in the ring. One that is wrapped around the ring's end is told by its
-/// header and not checked further: to be too careful costs epochs alone.
+/// The newest epoch of any log write that lies whole in the ring. A write that wraps around the
+/// ring's end is recognised by its header and not checked further: a wrong guess only skips epochs.
 fn newest_epoch(device: &dyn Device, g: &Geometry) -> Result<Option<Epoch>> {
     let (key, mut newest) = (g.log_key(), None);
     let mut at = 0;
@@ -59,7 +59,7 @@ fn newest_epoch(device: &dyn Device, g: &Geometry) -> Result<Option<Epoch>> {
 }
 
 impl Job<'_> {
-    /// Writes what `new` needs, judges it, and only then its superblock.
+    /// Writes the contents of `new`, checks them, and only then writes its superblock.
     pub(super) fn commit(
         &self,
         source: &Source,
@@ -106,12 +106,13 @@ impl Job<'_> {
 
     fn superblock(&self, source: &Source, new: &New) -> Result<Superblock> {
         let mut geometry = source.sb.geometry.clone();
-        // A label that is no UTF-8 grew when it was read.
+        // A label that is not UTF-8 became longer when it was decoded.
         while geometry.label.len() > LABEL_MAX {
             geometry.label.pop();
         }
         let base = &self.base_sb.checkpoint;
-        // A log write of an epoch above the slot's, whoever made it, would say that a newer slot is lost.
+        // A log write of an epoch above the slot's, whoever made it, would say that a newer slot is
+        // lost.
         let newest = newest_epoch(&**self.device, &geometry)?.unwrap_or(base.epoch).max(base.epoch);
         let epoch = newest.0.checked_add(2).filter(|epoch| *epoch <= OPEN_MAX);
         let epoch = epoch.ok_or_else(|| Error::invalid("epochs are used up"))?;
@@ -138,7 +139,7 @@ impl Job<'_> {
         Ok(sb)
     }
 
-    /// Puts what replay wrote in memory, of what has an owner in the end, in its place.
+    /// Writes to the device what replay wrote in memory, as far as it has an owner in the end.
     fn carry_over(&self, source: &Source, carry: &Owned) -> Result<()> {
         let Some(overlay) = &source.overlay else { return Ok(()) };
         let (g, written) = (&source.sb.geometry, overlay.written());
@@ -164,7 +165,8 @@ impl Job<'_> {
         writer.finish()
     }
 
-    /// Writes all bitmaps into the copies that the newest checkpoint does not use, and the index into the other area.
+    /// Writes all bitmaps into the copies that the newest checkpoint does not use, and the index
+    /// into the other area.
     fn write_space(&self, sb: &Superblock, owned: &Owned) -> Result<()> {
         let copies = copies(self.base_sb, &mut Reader::new(&**self.device));
         let mut entries = Vec::with_capacity(copies.len());

@@ -1,4 +1,4 @@
-//! What a repair did, for people and scripts.
+//! The report of a repair, for people and scripts.
 
 use crate::ReplayState;
 use crate::report::{At, Finding, Report};
@@ -24,7 +24,7 @@ macro_rules! kinds {
                 }
             }
 
-            /// Whether nobody can miss anything afterwards: what preening may do.
+            /// Whether nothing can be missed afterwards, so that preening may do it.
             pub const fn is_safe(self) -> bool {
                 match self {
                     $(RepairKind::$kind => $safe,)*
@@ -37,11 +37,12 @@ macro_rules! kinds {
 kinds! {
     /// Log records that could not be replayed are given up.
     LogGivenUp = "log-given-up", false;
-    /// A log write that cannot be read may have given blocks of one file to another: which, nobody knows any more.
+    /// A log write that cannot be read may have given blocks of one file to another. Which ones,
+    /// cannot be found out.
     DataUncertain = "data-uncertain", false;
     /// A tree node that could not be read is left out, with all that lay below it.
     NodeDropped = "node-dropped", false;
-    /// A leaf below an unreadable node was found by looking at every block, and taken back.
+    /// A leaf below an unreadable node was found by searching all blocks, and was put back.
     NodeSalvaged = "node-salvaged", false;
     /// An item that the format does not allow is left out.
     ItemDropped = "item-dropped", false;
@@ -49,7 +50,7 @@ kinds! {
     InodeDropped = "inode-dropped", false;
     /// A directory entry is left out.
     NameDropped = "name-dropped", false;
-    /// Blocks of a file that belong to somebody else became a hole.
+    /// Blocks of a file that belong to another owner became a hole.
     ExtentDropped = "extent-dropped", false;
     /// An inode whose core was lost got a new one, made up from its other items.
     InodeRemade = "inode-remade", false;
@@ -59,19 +60,19 @@ kinds! {
     LostFoundMade = "lost-found-made", false;
     /// Fields of an inode other than its counts were corrected.
     InodeCorrected = "inode-corrected", false;
-    /// The type that a directory entry tells was corrected.
+    /// The type in a directory entry was corrected.
     NameCorrected = "name-corrected", false;
     /// Link, block or entry counts of an inode were corrected.
     CountsCorrected = "counts-corrected", true;
     /// An orphan item without its inode, or that does not suit it, is left out.
     OrphanDropped = "orphan-dropped", true;
-    /// The tree was written anew.
+    /// The tree was rewritten.
     TreeRewritten = "tree-rewritten", true;
-    /// Allocation bitmaps and index were made anew from what the tree owns.
+    /// Allocation bitmaps and index were rebuilt from what the tree owns.
     SpaceRebuilt = "space-rebuilt", true;
     /// The superblock's counters were corrected.
     SuperblockCorrected = "superblock-corrected", true;
-    /// The superblock's note of data lost at an unmount was told, and is gone.
+    /// The superblock's record of data lost at an unmount was reported and cleared.
     LossesCleared = "losses-cleared", true;
     /// The log's records were replayed onto the device.
     LogReplayed = "log-replayed", true;
@@ -100,7 +101,8 @@ impl fmt::Display for Repair {
     }
 }
 
-/// Gathers what is done; counts all, keeps the first of each kind as [`crate::report::Findings`] does.
+/// Collects the repairs: counts all, and keeps the first of each kind as
+/// [`crate::report::Findings`] does.
 pub(crate) struct Repairs {
     list: Vec<Repair>,
     counts: BTreeMap<RepairKind, u64>,
@@ -125,7 +127,8 @@ impl Repairs {
         self.counts.keys().any(|kind| !kind.is_safe())
     }
 
-    /// Whether items have to change or go: everything but the log, the bitmaps and the superblock is made of them.
+    /// Whether items have to be changed or removed: everything but the log, the bitmaps and the
+    /// superblock consists of them.
     pub fn changes_items(&self) -> bool {
         use RepairKind::*;
         let others =
@@ -138,17 +141,19 @@ impl Repairs {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Ending {
-    /// The image was unmounted and not looked at further.
+    /// The image was unmounted and was not checked further.
     Skipped,
     /// Nothing was wrong; at most the log was replayed onto the device.
     Clean,
     /// All that was wrong is repaired, and the check of the result found nothing.
     Repaired,
-    /// Nothing was written: what is wrong is more than the mode may repair, or there is nothing to repair from.
+    /// Nothing was written: the damage is more than the mode may repair, or there is nothing to
+    /// repair from.
     Left,
-    /// The repaired image would not have been clean, or found no room: nothing was changed.
+    /// The repaired image would not have been clean, or there was no space for it: nothing was
+    /// changed.
     Unclean,
-    /// The device failed, or something else that is no fault of the image.
+    /// The device failed, or something else failed that is not a fault of the image.
     Failed,
 }
 
@@ -157,12 +162,12 @@ pub enum Ending {
 pub struct RepairReport {
     pub device: String,
     pub ending: Ending,
-    /// Why it ended so, where that needs words.
+    /// Why it ended so, if that needs an explanation.
     pub message: String,
     /// What was found before.
     pub before: Report,
-    /// The first repairs of each kind. With [`Ending::Left`], [`Ending::Unclean`] and [`Ending::Failed`] they are what would
-    /// have been done.
+    /// The first repairs of each kind. With [`Ending::Left`], [`Ending::Unclean`] and
+    /// [`Ending::Failed`] they are what would have been done.
     pub repairs: Vec<Repair>,
     /// All repairs, by [`RepairKind::name`].
     pub repair_counts: BTreeMap<&'static str, u64>,

@@ -1,4 +1,5 @@
-//! The first pass of a rebuild: what the readable items add up to, some bytes for each inode and name.
+//! The first pass of a rebuild: collects the facts of the readable items, some bytes for each inode
+//! and name.
 
 use super::done::{RepairKind, Repairs};
 use super::sieve::{Sieve, Sieved};
@@ -17,7 +18,7 @@ use std::collections::{HashMap, HashSet};
 #[derive(Clone, Debug)]
 pub(crate) struct Inode {
     pub ino: u64,
-    /// `None`: nothing tells what it was.
+    /// `None`: its type is unknown.
     pub kind: Option<FileKind>,
     /// Its core could not be read.
     pub headless: bool,
@@ -63,7 +64,7 @@ pub(crate) struct Gathered {
     pub orphans: Vec<(u64, Orphan)>,
     /// Entries of the root directory whose names begin with [`LOST_FOUND`], and their targets.
     pub lost_found: HashMap<Vec<u8>, u64>,
-    /// The target of the one that is called just so. The root's entries come before all others.
+    /// The target of the entry with exactly that name. The root's entries come before all others.
     lost_found_ino: Option<u64>,
     /// The names in that directory that begin with '#'.
     pub reattached: HashSet<Vec<u8>>,

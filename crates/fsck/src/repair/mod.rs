@@ -1,29 +1,39 @@
-//! Repair: the image that is left when all that cannot be trusted is taken out.
+//! Repair: makes an image of everything that can be trusted.
 //!
 //! # How it is written
 //! A repair never changes what it finds. It makes a *new checkpoint* beside the old one:
-//! 1. The log is replayed into memory ([`source`]); what cannot be replayed is given up and said.
-//! 2. The result is judged as by [`crate::check`]; with nothing wrong, the next steps only carry the replay over.
-//! 3. Leaves below unreadable nodes are looked for ([`salvage`]). The readable items are gathered ([`gather`]), each judged by itself ([`sieve`]), then together ([`plan`]).
-//! 4. If items or nodes change, the items that stay are streamed into a new tree ([`rebuild`]), in blocks that neither the
-//!    checkpoint on the device nor the replayed one owns. Else the tree stays.
-//! 5. File data and nodes that replay wrote in memory are written to their places. All bitmaps, made from what the tree owns,
-//!    go to the copies that the old index does not use, the index to the area of the other slot. Flush.
-//! 6. The new checkpoint is judged where it lies. Only if nothing is wrong, its superblock slot is written, with FUA: one
-//!    generation on, two epochs on, clean, with an empty log. Two epochs, because a superblock that was lost can have opened
-//!    one more than we know of, and its log writes must not pass for ones of the new epoch.
+//! 1. The log is replayed into memory ([`source`]). What cannot be replayed is given up and
+//!    reported.
+//! 2. The result is checked as by [`crate::check`]. If nothing is wrong, the next steps only write
+//!    what replay changed.
+//! 3. Leaves below unreadable nodes are searched for ([`salvage`]). The readable items are
+//!    collected ([`gather`]), each checked by itself ([`sieve`]), then together ([`plan`]).
+//! 4. If items or nodes change, the items that stay are streamed into a new tree ([`rebuild`]), in
+//!    blocks that neither the checkpoint on the device nor the replayed one owns. Else the tree
+//!    stays.
+//! 5. File data and nodes that replay wrote in memory are written to their places. All bitmaps,
+//!    made from what the tree owns, go to the copies that the old index does not use, the index to
+//!    the area of the other slot. Flush.
+//! 6. The new checkpoint is checked where it lies. Only if nothing is wrong, its superblock slot is
+//!    written, with FUA: the next generation, the next epoch but one, clean, with an empty log. One
+//!    epoch is skipped because a superblock that was lost may have opened it, and its log writes
+//!    must not pass for writes of the new epoch.
 //!
 //! # Crash argument
-//! Until the slot of step 6 is durable, the newest slot is the old one, and nothing that it needs has changed: new nodes lie
-//! in blocks that nobody owns, bitmaps and index in copies and an area that it does not use, the log is not written at all. The
-//! data that step 5 writes in place is what recovery writes in place, from the same log, at its own next try: bytes
-//! that the log still holds, in blocks that the old tree gives to the same file or to nobody. Once the slot is durable, all it
-//! points to is, because the flush lies between. One sector holds a slot: a crash finds the old one or the new one. A repair
-//! that was cut short is simply run again.
+//! Until the slot of step 6 is durable, the newest slot is the old one, and nothing that it needs
+//! has changed. New nodes lie in blocks without an owner, bitmaps and index in copies and an area
+//! that the old slot does not use, and the log is not written at all. The data that step 5 writes
+//! in place is the data that recovery would write from the same log: bytes that the log still
+//! holds, in blocks that the old tree gives to the same file or to no owner.
+//!
+//! Once the slot is durable, so is everything to which it points, because a flush lies between. A
+//! slot is one sector, so a crash leaves the old one or the new one. An interrupted repair is
+//! simply run again.
 //!
 //! # What it does not do
-//! An image without a valid superblock slot is refused: geometry, the key of the name hash and the root are nowhere else. A
-//! tree that changes is written whole, and needs free blocks for that; without them the repair is refused and nothing changes.
+//! An image without a valid superblock slot is refused: geometry, the key of the name hash and the
+//! root are stored nowhere else. A tree that changes is written as a whole, and needs free blocks
+//! for that. Without them the repair is refused and nothing changes.
 
 mod commit;
 mod done;
@@ -63,9 +73,10 @@ use std::sync::Arc;
 /// How much may be repaired.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RepairMode {
-    /// What nobody can miss afterwards: the log, counts, bitmaps, orphan items. Anything else: nothing is written.
+    /// Only repairs that lose nothing: the log, counts, bitmaps, orphan items. If more is wrong,
+    /// nothing is written.
     Preen,
-    /// Everything, at the price of what cannot be read.
+    /// All repairs; what cannot be read is lost.
     Full,
 }
 
@@ -74,7 +85,7 @@ pub struct RepairOptions {
     /// `check.replay`: `None` means the engine's own.
     pub check: CheckOptions,
     pub mode: RepairMode,
-    /// Look at an image that was unmounted, too.
+    /// Check an image that was unmounted, too.
     pub force: bool,
     pub clock: Arc<dyn Clock>,
 }
@@ -86,7 +97,7 @@ impl RepairOptions {
     }
 }
 
-/// Findings that say nothing against the tree: it stays as it is.
+/// Findings that do not concern the tree: it stays as it is.
 const NOT_OF_THE_TREE: &[FindingKind] = &[
     FindingKind::SuperblockSlotBad,
     FindingKind::SuperblockSlotsDiffer,
@@ -111,7 +122,7 @@ const SAFE_OF_THE_TREE: &[FindingKind] = &[
     FindingKind::OrphanDangling,
     FindingKind::OrphanWrong,
 ];
-/// What is wrong on the device and gone where replay left its result in memory.
+/// Findings on the device that replay mends in its result in memory.
 const SEEN_ON_DEVICE: &[FindingKind] = &[
     FindingKind::SuperblockSlotBad,
     FindingKind::SuperblockSlotsDiffer,
@@ -123,7 +134,7 @@ const SEEN_ON_DEVICE: &[FindingKind] = &[
     FindingKind::BlocksUnmarked,
 ];
 
-/// Repairs the image on `device`, which nobody else may use meanwhile.
+/// Repairs the image on `device`, which must not be used meanwhile.
 pub fn repair(device: Arc<dyn Device>, options: &RepairOptions) -> RepairReport {
     let mut progress = |p: Progress| {
         if let Some(hear) = &options.check.progress {
@@ -141,7 +152,7 @@ pub fn repair(device: Arc<dyn Device>, options: &RepairOptions) -> RepairReport 
     };
     let replay = options.check.replay.clone().unwrap_or_else(|| Arc::new(StoreReplay));
     let settled = is_settled(&*replay, &*device, &sb, &mut findings);
-    // A recorded loss is told and cleared also where nothing else is looked at.
+    // A recorded loss is reported and cleared even if nothing else is checked.
     if settled && !options.force && sb.checkpoint.losses.is_none() {
         let message = "it was unmounted; -f checks nevertheless".into();
         let before = findings.into_report(device.name());
@@ -160,8 +171,8 @@ pub fn repair(device: Arc<dyn Device>, options: &RepairOptions) -> RepairReport 
     }
 }
 
-/// The number of the next inode, where `highest` is the last in use. One that is used up says
-/// nothing.
+/// The number of the next inode, where `highest` is the last in use. A superblock's number beyond
+/// the limit is ignored.
 fn next_ino(sb: &Superblock, highest: u64) -> u64 {
     Some(sb.checkpoint.next_ino.0).filter(|next| *next <= OPEN_MAX).unwrap_or(0).max(highest + 1)
 }
@@ -178,7 +189,7 @@ struct Job<'a> {
     settled: bool,
 }
 
-/// What a judged source adds up to.
+/// The result of checking a source.
 struct Judged {
     owned: Owned,
     inodes: u64,
@@ -186,7 +197,7 @@ struct Judged {
     nodes: u64,
     /// Parts of the tree could not be read.
     incomplete: bool,
-    /// Nothing is wrong with the tree, only with what the superblock and the bitmaps say of it.
+    /// Nothing is wrong with the tree, only with what the superblock and the bitmaps say about it.
     tree_is_fine: bool,
 }
 
@@ -204,7 +215,7 @@ impl Judged {
 }
 
 impl Job<'_> {
-    /// What was found, and what came of it.
+    /// Runs the repair: what was found, and how it ended.
     fn run(
         &self,
         base: State,
@@ -248,7 +259,7 @@ impl Job<'_> {
         (before, outcome)
     }
 
-    /// What the repair starts from, judged.
+    /// The source from which the repair starts, checked.
     fn source(
         &self,
         base: State,
@@ -283,14 +294,14 @@ impl Job<'_> {
         Ok((source, state))
     }
 
-    /// Where the bitmaps on the device are wrong, but replay with them leaves nothing to find: a
-    /// mount and a check would take that state, so it is taken here too. To replay with better
-    /// bitmaps can fail over what replay itself puts right.
+    /// If the bitmaps on the device are wrong, but replay with them leaves an image without
+    /// findings, that image is taken: a mount and a check would take it, too. A replay with
+    /// corrected bitmaps could fail at something that replay itself puts right.
     fn as_a_mount_would(&self, base: &State, progress: &mut dyn FnMut(Progress)) -> Option<(Source, State)> {
         if !source::space_is_wrong(base) {
             return None;
         }
-        // A failure is told of by the replay with better bitmaps, if that fails, too.
+        // A failure is reported by the replay with corrected bitmaps, if that fails, too.
         let source = source::replay_plainly(self.device, self.base_sb, self.replay).ok()?;
         let mut reader = Reader::new(&*source.device);
         let findings = Findings::new(self.options.check.findings_max);
@@ -298,7 +309,8 @@ impl Job<'_> {
         state.findings.is_empty().then_some((source, state))
     }
 
-    /// Makes what the new checkpoint shall hold, and writes its tree if that is another. `None`: preening may not.
+    /// Computes the contents of the new checkpoint, and writes its tree if it changes. `None`: more
+    /// than preening may do.
     fn repair(
         &self,
         source: &Source,
@@ -372,7 +384,7 @@ impl Job<'_> {
             salvage::salvage(source, reader, &below_lost, &mut leaves, owned, repairs, progress);
         }
         let leaves = tree::valid_leaves(sb, reader, &mut state, &leaves);
-        // What is no node may be somebody's data.
+        // A block that is not a node may hold file data.
         for node in &state.bad_nodes {
             state.owned.release(node.block, NODE_BLOCKS);
         }

@@ -1,4 +1,5 @@
-//! Repairs of images built with the format's encoders alone: each fault, random damage, crashes in the middle.
+//! Repairs of images built with the format's encoders alone: each fault, random damage, crashes in
+//! the middle.
 
 use super::*;
 use crate::damage_tests::all_cases;
@@ -44,7 +45,7 @@ fn items(device: &MemDevice) -> BTreeMap<Key, Vec<u8>> {
     out
 }
 
-/// Asserts that a repair ended well, and that a second look agrees.
+/// Asserts that a repair ended well, and that a second check agrees.
 #[track_caller]
 fn assert_ends_clean(device: &MemDevice, report: &RepairReport, what: &str) {
     if report.before.superblock.is_none() {
@@ -70,7 +71,7 @@ fn every_fault_is_repaired() {
         let report = repaired(&device, RepairMode::Full);
         assert_ends_clean(&device, &report, case.name);
         assert!(report.before.errors + report.before.warnings > 0, "{}: {report}", case.name);
-        // What no lost node took is there: no fault of one item costs another.
+        // Everything outside of lost nodes is there: the fault of one item costs no other.
         use FindingKind::{KeyOrder, NodeBad, NodeMisplaced, NodeShared};
         let nodes = [KeyOrder, NodeBad, NodeMisplaced, NodeShared];
         if report.before.superblock.is_some() && !case.expect.iter().any(|kind| nodes.contains(kind)) {
@@ -145,7 +146,8 @@ fn a_destroyed_leaf_costs_nothing_that_lies_elsewhere() {
         assert_eq!(report.count(RepairKind::NodeDropped), 1, "{report}");
         let after = items(&device);
         for (key, value) in &whole {
-            // A file whose core is there keeps each extent, attribute and target that was not in the leaf.
+            // A file whose core is there keeps each extent, attribute and target that was not in
+            // the leaf.
             let kept = [ItemKind::Extent, ItemKind::Xattr, ItemKind::Symlink].map(|k| k as u8);
             if kept.contains(&key.kind) && !lost.contains(key) {
                 assert_eq!(after.get(key), Some(value), "leaf {i}: {key}\n{report}");
@@ -178,7 +180,7 @@ fn leaves_below_a_destroyed_node_are_found_again() {
     }
 }
 
-/// A leaf that the tree gave up, in blocks that a file then took and did not write.
+/// A leaf that the tree freed, in blocks that a file then took and did not write.
 #[test]
 fn stale_leaves_stay_out() {
     let mut image = Image::sample();
@@ -216,7 +218,7 @@ fn inodes_without_a_name_go_to_lost_and_found() {
     image.directory(401, 3);
     image.name(401, "below", 100, FileKind::Regular);
     image.core(100, |c| c.nlink = 2);
-    // A name that a file called so cannot have again, and a file in the way of the directory.
+    // A name in lost+found that is taken already, and a file in the way of the directory.
     image.file(402, 1, &[]);
     image.name(1, "lost+found", 402, FileKind::Regular);
     let device = Arc::new(image.build().device);
@@ -324,7 +326,8 @@ fn without_room_for_another_tree_nothing_changes() {
     assert_eq!(items(&device), bytes);
 }
 
-/// One to four blows: nodes changed and sealed again, so that no checksum tells; nodes, bitmaps and slots destroyed.
+/// One to four faults: nodes are changed and sealed again, so that checksums match; nodes, bitmaps
+/// and slots are destroyed.
 fn hit(built: &Built, device: &MemDevice, random: &mut SmallRng) {
     let nodes: Vec<BlockNo> = built.nodes.iter().flatten().copied().collect();
     for _ in 0..1 + random.random_range(0..4) {

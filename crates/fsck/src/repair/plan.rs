@@ -1,11 +1,14 @@
-//! What ties inodes together, put right: which inodes and names stay, who gets a place in lost+found, what the counts are.
+//! Repairs relations between inodes: which inodes and names stay, which inodes go to lost+found,
+//! what the counts are.
 //!
 //! # Decisions, in this order
-//! 1. An inode stays if its items tell what it is, and a symlink if it has its target.
-//! 2. A name stays if its directory and its target do. Of several names of one directory one stays: that in the directory
-//!    it says is its parent, else the first. Nothing names the root.
-//! 3. Of directories that name one another in a circle, the one with the smallest number loses its name.
-//! 4. Who stays and has no name goes to lost+found, unless an orphan item says that this is meant.
+//! 1. An inode stays if its items tell its type. A symlink also needs its target.
+//! 2. A name stays if its directory and its target do. Of several names of one directory one stays:
+//!    the one in the directory that it says is its parent, else the first. Nothing names the root.
+//! 3. Of directories that name each other in a cycle, the one with the smallest number loses its
+//!    name.
+//! 4. An inode that stays and has no name goes to lost+found, unless an orphan item says that it
+//!    should have none.
 //! 5. Counts, parents and entry types follow from the names that stay.
 
 use super::done::{RepairKind, Repairs};
@@ -25,7 +28,7 @@ pub(crate) struct Plan {
     pub gathered: Gathered,
     /// Entries that go, by directory and slot, and why.
     pub dropped: HashMap<(u64, u64), &'static str>,
-    /// Whether some entry tells another type than its target's.
+    /// Whether some entry has another type than its target.
     pub retyped: bool,
     /// Items that the old tree does not have.
     pub added: BTreeMap<Key, Vec<u8>>,
@@ -35,7 +38,8 @@ pub(crate) struct Plan {
     pub inodes: u64,
 }
 
-/// Decides; what is decided about inodes goes to `repairs` at once, what about names when they pass by again.
+/// Decides. Repairs of inodes are reported at once, repairs of names when the items are streamed
+/// again.
 pub(crate) fn plan(
     sb: &Superblock,
     mut gathered: Gathered,
@@ -71,7 +75,7 @@ impl Plan {
     }
 }
 
-/// The core that an inode shall have.
+/// The core of an inode after the repair.
 pub(crate) fn final_core(inode: &Inode, core: InodeCore) -> InodeCore {
     let kind = inode.kind.unwrap_or(FileKind::Regular);
     let is_root = inode.ino == Ino::ROOT.0;
@@ -111,7 +115,7 @@ fn made_core(inode: &Inode, now: Timespec) -> InodeCore {
     final_core(inode, core)
 }
 
-/// The root directory is there, if only in name.
+/// Adds the root directory if it is missing.
 fn add_root(gathered: &mut Gathered) {
     if gathered.find(Ino::ROOT.0).is_none() {
         gathered.inodes.insert(0, directory(Ino::ROOT.0));
@@ -269,7 +273,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Gives those without a name one in lost+found. Returns the next inode number.
+    /// Gives inodes without a name one in lost+found. Returns the next inode number.
     fn reattach(&mut self, gathered: &mut Gathered) -> Result<u64> {
         let highest = gathered.inodes.last().map_or(Ino::ROOT.0, |i| i.ino);
         let mut next_ino = super::next_ino(self.sb, highest);
@@ -384,7 +388,7 @@ impl Planner<'_> {
         stay
     }
 
-    /// Makes the cores that are missing and tells which others change.
+    /// Makes the missing cores, and reports which others change.
     fn cores(&mut self, gathered: &Gathered) {
         for inode in gathered.inodes.iter().filter(|i| i.keep) {
             let at = At::ino(inode.ino);
@@ -437,7 +441,7 @@ impl Planner<'_> {
     }
 }
 
-/// The slots that a directory's entries take, those that go included.
+/// The slots of a directory's entries, including those that are removed.
 fn taken_slots(gathered: &Gathered, dir: u64) -> HashSet<u64> {
     gathered.names.iter().filter(|n| n.dir == dir).map(|n| n.slot).collect()
 }

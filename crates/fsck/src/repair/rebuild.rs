@@ -1,7 +1,9 @@
-//! The second pass of a rebuild: the items that stay, corrected, stream from the old leaves into a new tree.
+//! The second pass of a rebuild: the items that stay, corrected, stream from the old leaves into a
+//! new tree.
 //!
-//! Nodes are packed from left to right, one open node for each level; memory does not grow with the tree. They go to blocks
-//! that neither the old checkpoint nor the source owns, so whoever reads the old tree never meets one.
+//! Nodes are packed from left to right, one open node for each level; memory does not grow with the
+//! tree. They go to blocks that neither the old checkpoint nor the source owns, so a reader of the
+//! old tree never meets one.
 
 use super::done::{RepairKind, Repairs};
 use super::plan::{Plan, final_core};
@@ -21,14 +23,16 @@ use kedge_format::node::{Child, LEVEL_MAX, NODE_BLOCKS, NODE_PAYLOAD, NODE_SIZE,
 use kedge_format::superblock::Geometry;
 use kedge_format::{ItemKind, Key};
 
-/// A node is closed when it has this many bytes: what is added later finds room without a split.
+/// A node is closed when it has this many bytes, so that later insertions find room without a
+/// split.
 const FILL: usize = NODE_PAYLOAD * 9 / 10;
 
 /// Places for new nodes.
 pub(crate) struct Places {
     /// Blocks that must stay as they are.
     taken: Owned,
-    /// Blocks that better stay as they are: what the old bitmaps call owned may belong to what could not be read.
+    /// Blocks that should stay as they are: those that the old bitmaps call owned may belong to
+    /// items that could not be read.
     spared: Option<Owned>,
     at: u64,
     data_start: u64,
@@ -52,7 +56,7 @@ impl Places {
                     return Ok(at);
                 }
             }
-            // What had to be spared is taken if there is nothing else.
+            // Spared blocks are taken if there are no others.
             if self.spared.take().is_none() {
                 return Err(Error::NoSpace);
             }
@@ -168,7 +172,7 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// What the second pass works with.
+/// The inputs of the second pass.
 pub(crate) struct Rebuild<'a> {
     pub source: &'a Source,
     pub leaves: &'a [NodeRef],
@@ -207,7 +211,7 @@ impl Rebuild<'_> {
     }
 }
 
-/// Appends what the plan leaves of one item.
+/// Appends what the plan keeps of one item.
 fn emit(
     plan: &Plan,
     repairs: &mut Repairs,

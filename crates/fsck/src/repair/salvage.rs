@@ -1,21 +1,27 @@
-//! Leaves below an inner node that cannot be read, found by looking at the blocks that the bitmaps call owned.
+//! Leaves below an unreadable inner node, found by searching the blocks that the bitmaps call
+//! owned.
 //!
-//! Owned blocks are also blocks of files, and a user can put bytes into a file that pass for a leaf of this image at that
-//! address, of the newest generation, with a set-user-id file or anybody's blocks in it. No rule about who owns which block
-//! keeps such a leaf out: the leaf that tells the file's blocks may be lost as well, and a forged one is taken for the
-//! younger. So only *genuine* nodes are taken, which the engine made: their tag is a hash of the whole node under the
-//! image's secret. Why nobody without the secret can make one: `format::node`.
+//! Some owned blocks belong to files. A user can put bytes into a file that look like a leaf of
+//! this image at that address, of the newest generation, with a set-user-id file or another user's
+//! blocks in it. No rule about ownership excludes such a leaf: the leaf with the file's extents may
+//! be lost as well, and the forged one would count as the younger. So only *genuine* nodes are
+//! taken, which the engine made: their tag is a hash of the whole node under the image's secret.
+//! `format::node` explains why a user without the secret cannot make one.
 //!
-//! A genuine leaf names its image, its address and its generation. What it cannot tell is whether the tree still held it. A leaf that the tree has given up is *stale*; its bytes stay where they were until its blocks are
-//! written again. These rules keep stale ones out:
-//! 1. All blocks of a live node are owned in the checkpoint's bitmaps. Groups whose bitmap cannot be trusted are not looked at.
-//! 2. Owned blocks can still hold a stale leaf: a file has them, and has not written them. So blocks of files are no leaves. A file
-//!    took the blocks after the leaf was given up: the leaf that says so is younger. Hence leaves are taken in
-//!    the order of their generations, the youngest first, and each voids what lies in the extents it names.
-//! 3. Live leaves have ranges of keys of their own. What overlaps a younger one is stale, since a leaf is replaced by younger ones.
+//! A genuine leaf names its image, its address and its generation. It does not tell whether the
+//! tree still contained it. A leaf that the tree has freed is *stale*; its bytes stay until its
+//! blocks are written again. These rules exclude stale leaves:
+//! 1. All blocks of a live node are owned in the checkpoint's bitmaps. Groups whose bitmap cannot
+//!    be trusted are not searched.
+//! 2. Owned blocks can still hold a stale leaf, if they belong to a file that has not written them.
+//!    So blocks of files are not taken for leaves. The file took the blocks after the leaf was
+//!    freed, so the leaf with that extent is younger. Hence leaves are taken in the order of their
+//!    generations, the youngest first, and each excludes the blocks in the extents that it names.
+//! 3. The key ranges of live leaves are disjoint. A leaf that overlaps a younger one is stale,
+//!    since a leaf is replaced by younger ones.
 //! 4. A leaf's keys lie in one range that was lost.
 //!
-//! What gets past them is a stale leaf in a file's blocks whose own leaf is lost as well.
+//! They do not exclude a stale leaf in the blocks of a file whose own leaf is lost as well.
 
 use super::done::{RepairKind, Repairs};
 use super::source::{Source, recorded};
@@ -33,7 +39,7 @@ use kedge_format::superblock::{Geometry, Superblock};
 use kedge_format::{ItemKind, Key};
 use std::collections::BTreeMap;
 
-/// What could be a leaf of the tree.
+/// A node that could be a leaf of the tree.
 struct Candidate {
     block: BlockNo,
     generation: Generation,
@@ -104,7 +110,7 @@ fn data_of(sb: &Superblock, reader: &mut Reader, leaves: &[NodeRef]) -> Owned {
         }
         Ok(())
     };
-    // Leaves that cannot be read end it early, so they are left out one by one.
+    // A leaf that cannot be read would end the walk early, so such leaves are left out one by one.
     let valid: Vec<NodeRef> = {
         let mut valid = Vec::with_capacity(leaves.len());
         reader.stream(

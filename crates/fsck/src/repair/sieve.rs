@@ -1,15 +1,17 @@
-//! Which items a repaired tree may hold, judged one by one in key order.
+//! Which items a repaired tree may hold, decided one by one in key order.
 //!
-//! The sieve knows no more than the items before: its verdicts are the same in each pass over the same leaves, so none of
-//! them is kept in memory. What only shows once all items have been seen is [`super::plan`]'s.
+//! The sieve knows only the items before. So its decisions are the same in each pass over the same
+//! leaves, and none is kept in memory. [`super::plan`] decides what needs all items.
 //!
 //! # Rules
 //! 1. Items of an unknown kind or under an impossible key are dropped.
-//! 2. An inode core that cannot be decoded is dropped. What follows without a core tells what the inode was: the first
-//!    entry makes it a directory, the first target a symlink, the first extent a file. Inode 1 is always a directory.
-//! 3. Attributes and entries stay where their name's slot is, each name once.
-//! 4. Extents stay in order, inside the data area and one group. Blocks that somebody owns already, or that a log record
-//!    that was given up allocated (so that they may hold another file's bytes), are cut out: a hole.
+//! 2. An inode core that cannot be decoded is dropped. The items that follow without a core tell
+//!    the type of the inode: the first entry makes it a directory, the first target a symlink, the
+//!    first extent a file. Inode 1 is always a directory.
+//! 3. Attributes and entries stay if they are in the slot of their name, each name once.
+//! 4. Extents stay if they are in order, inside the data area and inside one group. Blocks that
+//!    already have an owner become a hole. So do blocks that were allocated by a log record that
+//!    was given up, since they may hold another file's bytes.
 
 use super::done::RepairKind;
 use crate::items::FILE_BLOCKS_MAX;
@@ -21,7 +23,7 @@ use kedge_format::item::{Dentry, ExtentItem, Orphan, SLOT_ORDINALS, SYMLINK_MAX,
 use kedge_format::superblock::Geometry;
 use kedge_format::{FileKind, INO_MAX, InodeCore, ItemKind, Key};
 
-/// A verdict.
+/// A decision about an item.
 pub(crate) enum Sieved<'v> {
     /// Left out, and why.
     Drop(RepairKind, String),
@@ -63,7 +65,7 @@ impl<'a> Sieve<'a> {
         }
     }
 
-    /// What the inode of the last item is, as far as its items tell.
+    /// The type of the last item's inode, as far as its items tell.
     pub fn kind(&self) -> Option<FileKind> {
         self.kind
     }
@@ -113,7 +115,8 @@ impl<'a> Sieve<'a> {
         }
     }
 
-    /// Whether an item belongs under its inode; an inode whose core is lost becomes what its first such item says.
+    /// Whether an item belongs under its inode; an inode whose core is lost becomes what its first
+    /// such item says.
     fn is(&mut self, kind: FileKind) -> bool {
         *self.kind.get_or_insert(kind) == kind
     }
@@ -217,7 +220,7 @@ impl<'a> Sieve<'a> {
     }
 }
 
-/// What of the runs has no owner.
+/// The parts of the runs without an owner.
 fn without(runs: Vec<(u64, u64)>, owned: &Owned) -> Vec<(u64, u64)> {
     let mut out = Vec::with_capacity(runs.len());
     for (start, blocks) in runs {

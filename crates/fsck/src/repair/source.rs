@@ -1,20 +1,23 @@
-//! What a repair starts from: the newest checkpoint, with as much of the log replayed into memory as can be.
+//! The source of a repair: the newest checkpoint, with as much of the log as possible replayed into
+//! memory.
 //!
 //! # How much of the log
-//! 1. All of it, as a mount would. The allocator that replay trusts gets bitmaps made from what the tree owns if those on
-//!    the device are wrong: replay's own blocks must not land in a file's, and a damaged bitmap is no reason to lose a log.
-//!    Before that the device's own are tried: if the check then finds nothing, it is the state that
-//!    a mount would take.
-//! 2. If that fails: the longest run of log writes that replays, found by halving. The store replays a log that was cut off
-//!    (zeroed, in memory) behind a write as one that ended there, and any such end is a state the image was in. A record that
-//!    does not replay is thus given up with all behind it: taking later ones would be a state that never was.
+//! 1. All of it, as a mount would. If the bitmaps on the device are wrong, replay gets bitmaps made
+//!    from what the tree owns: blocks that replay allocates must not be a file's, and a damaged
+//!    bitmap is no reason to lose a log. Before that, the bitmaps on the device are tried: if the
+//!    check then finds nothing, the result is the state that a mount would take.
+//! 2. If that fails: the longest prefix of log writes that replays, found by bisection. The log is
+//!    cut off after a write (zeroed, in memory), and the store replays it as if it ended there. Any
+//!    such end is a state in which the image once was. So a record that does not replay is given up
+//!    with all later ones: skipping it would make a state that never existed.
 //! 3. If not even the part below the checkpoint's cut can be read: none.
-//!
-//! # What giving up costs beside the records
-//! A block that a lost record freed may have been taken by another file since, its bytes are then not those of the file
-//! that the older state gives it to. Where a record given up can still be read, the blocks it allocated are *suspect* and
-//! become holes ([`super::sieve`]). Blocks that only unreadable records took cannot be told: file data has no checksums and
-//! no owner's name. That there may be such is said ([`RepairKind::DataUncertain`]).
+//! # What giving up costs besides the records
+//! A block that a lost record freed may have been taken by another file since. Its bytes are then
+//! not those of the file to which the older state gives it. If a record that was given up can still
+//! be read, the blocks that it allocated are *suspect* and become holes ([`super::sieve`]). Blocks
+//! that only unreadable records took cannot be recognised: file data has neither checksums nor the
+//! name of its owner. The report says that there may be such blocks
+//! ([`RepairKind::DataUncertain`]).
 
 use super::done::{RepairKind, Repairs};
 use super::tracked::Tracked;
@@ -39,7 +42,7 @@ const BLOCK: u64 = BLOCK_SIZE as u64;
 const READ_AHEAD: u64 = 1 << 20;
 
 pub(crate) struct Source {
-    /// What is read: the device, or the overlay that the log was replayed into.
+    /// The device to read: the image's, or the overlay into which the log was replayed.
     pub device: Arc<dyn Device>,
     pub sb: Superblock,
     /// What replay wrote; none if nothing was replayed.
@@ -71,7 +74,7 @@ pub(crate) fn copies(sb: &Superblock, reader: &mut Reader) -> Vec<Option<u8>> {
     index.into_iter().map(|e| e.map(|e| e.copy)).collect()
 }
 
-/// What the bitmaps on the device call owned, of those that match their checksums.
+/// The blocks that the bitmaps on the device call owned, of the bitmaps that match their checksums.
 pub(crate) fn recorded(sb: &Superblock, reader: &mut Reader) -> Owned {
     let index = read_index(sb, reader, &mut Findings::new(0));
     let known: Vec<(u64, GroupEntry)> = (0..).zip(index).filter_map(|(g, e)| e.map(|e| (g, e))).collect();
@@ -101,7 +104,7 @@ pub(crate) fn bitmap_of(owned: &Owned, group: u64) -> (Vec<u8>, u32) {
     (bytes, bits.iter().map(|w| w.count_zeros()).sum())
 }
 
-/// Puts index blocks of `entries` at the area of the generation's slot.
+/// The index blocks of `entries`, for the area of the generation's slot.
 pub(crate) fn index_blocks(sb: &Superblock, entries: &[GroupEntry]) -> Vec<(BlockNo, IoBuf)> {
     let (g, generation) = (&sb.geometry, sb.checkpoint.generation);
     let start = g.index_start[Superblock::slot_of(generation)].0;
@@ -120,7 +123,7 @@ const SPACE_FAULTS: [FindingKind; 4] = [
     FindingKind::BlocksUnmarked,
 ];
 
-/// Whether the bitmaps on the device are not those of the tree.
+/// Whether the bitmaps on the device disagree with the tree.
 pub(crate) fn space_is_wrong(base: &State) -> bool {
     SPACE_FAULTS.iter().any(|kind| base.findings.has(*kind))
 }
@@ -134,7 +137,8 @@ pub(crate) fn replay_plainly(
     Attempt { device, sb, space: None, hide_other: false, replay }.run(None)
 }
 
-/// Replays what can be replayed. `base` is the judged checkpoint, `findings` take what is wrong with the log.
+/// Replays what can be replayed. `base` is the checked checkpoint; findings about the log go to
+/// `findings`.
 pub(crate) fn recover(
     device: &Arc<dyn Device>,
     sb: &Superblock,
@@ -227,7 +231,7 @@ impl Attempt<'_> {
     }
 }
 
-/// Makes the checkpoint's bitmaps and index, in memory, say what is owned.
+/// Corrects the checkpoint's bitmaps and index, in memory.
 fn patch_space(overlay: &dyn Device, sb: &Superblock, owned: &Owned) -> Result<()> {
     let mut entries = Vec::new();
     for group in 0..sb.geometry.groups() {
@@ -242,7 +246,7 @@ fn patch_space(overlay: &dyn Device, sb: &Superblock, owned: &Owned) -> Result<(
     Ok(())
 }
 
-/// Where the log's writes start, from the tail on, and where the last one ends: the run that is valid by the format's rules.
+/// The starts of the log's valid writes from the tail on, and the end of the last one.
 fn log_writes(device: &dyn Device, sb: &Superblock) -> Result<Vec<Lsn>> {
     let c = &sb.checkpoint;
     let mut ring = Ring::new(device, &sb.geometry, c.tail_lsn);
@@ -259,7 +263,7 @@ fn log_writes(device: &dyn Device, sb: &Superblock) -> Result<Vec<Lsn>> {
     Ok(out)
 }
 
-/// Looks through the whole ring for records that are not replayed, and says so.
+/// Searches the whole ring for records that are not replayed, and reports them.
 fn give_up(
     device: &dyn Device,
     sb: &Superblock,
@@ -308,7 +312,8 @@ fn give_up(
              ends at LSN {last}): {error}"
         )
     });
-    // A fault of a record leaves its write readable, and those behind it; nothing readable at all is a fault of the first.
+    // A faulty record leaves its write and the later ones readable. If nothing is readable, the
+    // first write is faulty.
     if writes == 0 || last.0 - from.0 != readable {
         repairs.add(RepairKind::DataUncertain, At::default(), || {
             "part of that cannot be read: files that changed since may show bytes of files that took their blocks".into()
@@ -328,7 +333,8 @@ struct Ring<'a> {
 
 impl<'a> Ring<'a> {
     fn new(device: &'a dyn Device, geometry: &'a Geometry, from: Lsn) -> Ring<'a> {
-        // The slot's decoder bounds the ring; a position near the end of all numbers is refused by replay as well.
+        // The slot's decoder bounds the ring. Replay refuses a position near the end of all numbers
+        // as well.
         let limit = Lsn(from.0.saturating_add(geometry.log_bytes()) / BLOCK * BLOCK);
         Ring { device, geometry, limit, start: from.0, data: Vec::new() }
     }

@@ -1,5 +1,5 @@
-//! A device in memory above another that remembers which blocks were written: what a replay in memory left, and nothing
-//! else, is later carried over to the device.
+//! An overlay device that remembers which blocks were written. Only these blocks, which a replay in
+//! memory has changed, are later written to the device.
 
 use crate::owned::Owned;
 use kedge_base::lock::{Mutex, Rank};
@@ -25,7 +25,7 @@ impl Tracked {
     }
 
     fn note(&self, offset: u64, len: u64) {
-        // What lies outside the device is refused by the overlay; it must not be looked up here.
+        // The overlay refuses ranges outside the device; they must not be recorded here.
         let end = offset.checked_add(len).is_some_and(|end| end <= self.overlay.geometry().size);
         if end && len > 0 {
             let block = BLOCK_SIZE as u64;

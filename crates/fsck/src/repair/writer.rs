@@ -1,4 +1,4 @@
-//! Writes of a repair: gathered, neighbours merged, in batches of bounded memory.
+//! Writes of a repair: neighbours are merged, and batches have bounded memory.
 
 use kedge_base::{BLOCK_SIZE, BlockNo, IoBuf, Result};
 use kedge_device::{Device, Io, Op, run_batch};
