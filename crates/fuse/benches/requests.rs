@@ -1,5 +1,6 @@
-//! What the transport costs: common sequences against the file system in memory, in microseconds and in requests, for
-//! the choices that [`FuseOptions`] leaves open. `cargo bench -p kedge-fuse --bench requests [-- CHOICE]`
+//! Measures the cost of the transport: common sequences on the file system in memory, in
+//! microseconds and in requests, for the choices that [`FuseOptions`] leaves open. `cargo bench -p
+//! kedge-fuse --bench requests [-- CHOICE]`
 
 #[path = "../tests/memfs/mod.rs"]
 mod memfs;
@@ -39,7 +40,7 @@ fn main() {
     let wanted = std::env::args().skip(1).find(|arg| !arg.starts_with('-')).unwrap_or_default();
     let choices: Vec<_> = choices.into_iter().filter(|(name, _)| name.contains(&wanted)).collect();
     let mut best: Vec<Vec<Measured>> = choices.iter().map(|_| Vec::new()).collect();
-    // The choices take turns, and the best turn counts: what else the machine does comes and goes.
+    // The choices take turns, and the best turn counts, since the load of the machine varies.
     for _ in 0..ROUNDS {
         for ((_, options), best) in choices.iter().zip(&mut best) {
             let round = run(options);

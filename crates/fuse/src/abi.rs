@@ -1,8 +1,9 @@
 //! The FUSE wire format: what the kernel sends and expects, as plain structs, opcodes and flags.
 //!
-//! Integers are in host order. Every struct is a multiple of 8 bytes, which the `assert!` behind each of them holds; a
-//! request is an [`InHeader`], one argument struct and the names or data behind it. Only what this server uses is here;
-//! an opcode without a name is answered with ENOSYS, which tells the kernel to do without.
+//! Integers are in host order. The size of every struct is a multiple of 8 bytes, and an `assert!`
+//! after each checks it. A request is an [`InHeader`], one argument struct, and then names or data.
+//! Only what this server uses is here. An opcode without a name is answered with ENOSYS, which
+//! tells the kernel to do without it.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -12,7 +13,8 @@ pub const MINOR: u32 = 40;
 /// Before 7.23 (Linux 3.15) there is no ctime in SETATTR, and structs have other sizes.
 pub const MINOR_MIN: u32 = 23;
 
-/// The largest payload of one READ or WRITE: 256 pages, the most the kernel grants without a sysctl.
+/// The largest payload of one READ or WRITE: 256 pages, the most the kernel grants without a
+/// sysctl.
 pub const MAX_IO: usize = 1 << 20;
 pub const MAX_PAGES: u16 = 256;
 
@@ -100,12 +102,12 @@ wire!(
 );
 wire!(InvalInodeOut = 24 { ino: u64, off: i64, len: i64 });
 
-/// Bytes that an entry with a name of `name` bytes takes behind a head of `head` bytes.
+/// Bytes of an entry with a head of `head` bytes and a name of `name` bytes.
 pub const fn dirent_size(head: usize, name: usize) -> usize {
     (head + name + 7) & !7
 }
 
-/// What a header may name, with the names that the counters show.
+/// Opcodes, with the names that the counters show.
 macro_rules! opcodes {
     ($($name:ident = $number:literal),* $(,)?) => {
         pub mod op {
@@ -177,11 +179,12 @@ pub mod fopen {
 
 /// [`OpenIn::open_flags`].
 pub const OPEN_KILL_SUIDGID: u32 = 1 << 0;
-/// [`WriteIn::write_flags`]: pages that the kernel writes back from its cache. It ignores a short count then.
+/// [`WriteIn::write_flags`]: pages that the kernel writes back from its cache. It ignores a short
+/// count then.
 pub const WRITE_CACHE: u32 = 1 << 0;
 /// [`WriteIn::write_flags`].
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 /// [`FsyncIn::fsync_flags`].
 pub const FSYNC_DATASYNC: u32 = 1 << 0;
-/// A message of the server's own accord: attributes, and pages unless the offset is negative, are stale.
+/// An unsolicited message: attributes are stale, and pages too unless the offset is negative.
 pub const NOTIFY_INVAL_INODE: i32 = 2;

@@ -1,4 +1,4 @@
-//! Who asked: the thread behind the request that is being served.
+//! The caller: the thread whose system call led to the request that is being served.
 
 use std::cell::Cell;
 
@@ -6,9 +6,9 @@ thread_local! {
     static CALLER: Cell<u32> = const { Cell::new(0) };
 }
 
-/// The number of the thread whose system call the request that this thread serves came from, as this process's namespace sees it.
-/// 0: the kernel by itself (writeback of a mapping), or no request. Jobs that are handed on to other threads (fsync's end, LSEEK) have none
-/// there.
+/// The number of the calling thread of the request that this thread serves, in this process's
+/// namespace. 0: the kernel itself (writeback of a mapping), or no request. Jobs that are passed to
+/// other threads (the end of an fsync, LSEEK) have none there.
 pub fn caller() -> u32 {
     CALLER.get()
 }

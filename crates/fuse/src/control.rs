@@ -1,20 +1,21 @@
-//! The side doors of a mount: its state as xattrs of the root directory, and the shutdown ioctl.
+//! The control interface of a mount: its state as xattrs of the root directory, and the shutdown
+//! ioctl.
 //!
-//! `system.kedgefs.stats`, `.info` and `.pid` can be read by everybody, take no room in the image and are not listed.
-//! `system.kedgefs.options` is set to change options.
+//! Every user can read `system.kedgefs.stats`, `.info` and `.pid`. They take no space in the image
+//! and are not listed. Setting `system.kedgefs.options` changes options.
 
 use crate::dispatch::{Answer, Errno};
 use crate::ops::Ops;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-/// All control xattrs begin so.
+/// Prefix of all control xattrs.
 pub const XATTR_PREFIX: &[u8] = b"system.kedgefs.";
 
 /// Setting it changes options of the mount: a comma-separated list.
 pub const XATTR_OPTIONS: &[u8] = b"system.kedgefs.options";
 
-/// Only who serves the mount, and root, may.
+/// Only the user who serves the mount, and root, may do this.
 fn check_owner(uid: u32) -> Answer<()> {
     if uid != 0 && uid != rustix::process::geteuid().as_raw() {
         return Err(Errno(libc::EPERM));
@@ -32,15 +33,15 @@ pub fn set_options(ops: &impl Ops, uid: u32, list: &[u8]) -> Answer<()> {
 /// `FS_IOC_SHUTDOWN` (XFS_IOC_GOINGDOWN).
 pub const FS_IOC_SHUTDOWN: u32 = 0x8004_587d;
 
-/// What FS_IOC_SHUTDOWN may be told.
+/// Flags of FS_IOC_SHUTDOWN.
 const SHUTDOWN_DEFAULT: u32 = 0;
 const SHUTDOWN_LOGFLUSH: u32 = 1;
 const SHUTDOWN_NOLOGFLUSH: u32 = 2;
 
 /// Stops the file system as task `pid` asks with the flag at its address `arg`.
 ///
-/// The ioctl's number declares the flag as output, so the kernel does not send it. It is fetched from the caller's
-/// memory; where that is not permitted, the hardest kind of stop is meant.
+/// The ioctl's number declares the flag as output, so the kernel does not send it. It is read from
+/// the caller's memory. If that is not permitted, the hardest kind of stop is assumed.
 pub fn shutdown(ops: &impl Ops, uid: u32, pid: u32, arg: u64) -> Answer<()> {
     check_owner(uid)?;
     let flag = read_u32(pid, arg).unwrap_or_else(|e| {
@@ -87,7 +88,7 @@ pub fn with_member(object: &str, name: &str, value: &str) -> String {
             let comma = if open.trim_end().ends_with('{') { "" } else { "," };
             format!("{}{comma}{}:{value}}}", open.trim_end(), json_string(name))
         }
-        // Not an object: better shown as it is than lost.
+        // Not an object: show it as it is.
         None => format!("{{{}:{value}}}", json_string(name)),
     }
 }

@@ -1,8 +1,8 @@
 //! The transport over `/dev/fuse`: one read per request, one gathering write per reply.
 //!
-//! Each worker has a channel of its own (a cloned descriptor) where it can get one: requests that were read from a
-//! channel are then looked up among that channel's alone when they are answered. A rootless mount, which has the
-//! descriptor from fusermount3 and may not open `/dev/fuse`, shares one.
+//! Each worker has a channel of its own (a cloned descriptor) if it can get one. The kernel then
+//! looks up an answered request only among those of that channel. A rootless mount has its
+//! descriptor from fusermount3 and may not open `/dev/fuse`, so its workers share one channel.
 
 use crate::sys;
 use crate::transport::{Request, RequestBuf, Transport, out_header};
@@ -44,7 +44,7 @@ impl DevFuse {
             *slice = IoSlice::new(part);
         }
         let sent = rustix::io::writev(&self.channels[channel], &slices[..=parts.len()])?;
-        // The kernel takes a message whole or refuses it.
+        // The kernel accepts a whole message or refuses it.
         debug_assert_eq!(sent, header.len as usize);
         Ok(())
     }

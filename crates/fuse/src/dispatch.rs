@@ -1,7 +1,7 @@
-//! Each request is a match, a call and a reply or an errno.
+//! Dispatch of requests: each is a match arm, a call, and a reply or an errno.
 //!
-//! Requests come from the kernel, but nothing here trusts them: an argument struct that is cut short, a name without its
-//! end, a length that is not there answer EINVAL.
+//! Requests come from the kernel, but nothing here trusts them. A truncated argument struct, a name
+//! without its end, or a length beyond the data is answered with EINVAL.
 
 use crate::abi::{self, fattr, fopen, op};
 use crate::control;
@@ -37,17 +37,17 @@ pub type Answer<T> = Result<T, Errno>;
 
 const EINVAL: Errno = Errno(libc::EINVAL);
 
-/// Generations tell apart inodes that share a number; here none do.
+/// Generations distinguish inodes that reuse a number; here none does.
 const NODE_GENERATION: u64 = 1;
 const NAME_END: u8 = 0;
 const S_ISUID: u32 = 0o4000;
 const S_ISGID: u32 = 0o2000;
 const S_IXGRP: u32 = 0o0010;
 const PERMISSIONS: u32 = 0o7777;
-/// The most a value or a list of names may take.
+/// The largest size of a value or a list of names.
 const XATTR_SIZE_MAX: usize = 65536;
 
-/// Takes the body of a request apart.
+/// Parses the body of a request.
 pub struct Args<'a>(&'a [u8]);
 
 impl<'a> Args<'a> {
@@ -68,7 +68,7 @@ impl<'a> Args<'a> {
         Ok(text)
     }
 
-    /// The name of a directory entry, which `.` and `..` are only to be looked up.
+    /// The name of a directory entry, or `.` and `..`, which only a lookup may name.
     fn name_or_dots(&mut self) -> Answer<&'a [u8]> {
         let name = self.text()?;
         if name.is_empty() || name.contains(&b'/') { Err(EINVAL) } else { Ok(name) }
@@ -97,7 +97,7 @@ impl<O: Ops> Server<O> {
             }
             op::LOOKUP => reply.finish(self.lookup(node, args)),
             opcode if has_no_reply(opcode) => {
-                // The kernel would take a reply for one to a request that does not exist.
+                // No reply: the kernel would not find a request for it.
                 reply.none();
                 if self.forget(request).is_err() {
                     tracing::error!(op = abi::op_name(opcode), "malformed");
@@ -136,9 +136,10 @@ impl<O: Ops> Server<O> {
             op::SETXATTR => reply.finish(self.setxattr(node, args, request.header.uid)),
             op::REMOVEXATTR => reply.finish(self.removexattr(node, args)),
             op::IOCTL => reply.finish(self.ioctl(request, args)),
-            // Not served, and the kernel remembers: FLUSH (a close is no durability point), ACCESS (the kernel checks
-            // permissions), INTERRUPT (nothing waits for long), locks and POLL (the kernel's own do), BMAP,
-            // COPY_FILE_RANGE (the kernel copies through the page cache).
+            // Not served, and the kernel remembers it: FLUSH (a close is no durability point),
+            // ACCESS (the kernel checks permissions), INTERRUPT (no request waits for long), locks
+            // and POLL (the kernel handles them), BMAP, COPY_FILE_RANGE (the kernel copies through
+            // the page cache).
             _ => reply.err(libc::ENOSYS),
         }
     }
@@ -169,7 +170,7 @@ impl<O: Ops> Server<O> {
         (self.options.cache_timeout.as_secs(), self.options.cache_timeout.subsec_nanos())
     }
 
-    /// A pinned inode as the kernel wants it.
+    /// The reply for a pinned inode.
     fn entry(&self, attr: &Attr) -> abi::EntryOut {
         let (secs, nanos) = self.timeout();
         abi::EntryOut {
@@ -196,7 +197,7 @@ impl<O: Ops> Server<O> {
 
     fn lookup(&self, dir: Ino, args: &mut Args<'_>) -> Answer<abi::EntryOut> {
         let attr = match args.name_or_dots()? {
-            // An NFS server looks up inodes by number so, and then the way to the root.
+            // An NFS server looks up inodes by number in this way, and then the path to the root.
             b"." => self.ops.getattr(dir)?,
             b".." => self.ops.getattr(self.parent(dir)?)?,
             name => match self.ops.lookup(dir, name) {
@@ -283,24 +284,24 @@ impl<O: Ops> Server<O> {
         Ok(self.attr_out(&self.ops.setattr(node, &set)?))
     }
 
-    /// Clears the set-user-id bits before a change of the file's content. Before, so that no crash leaves changed
-    /// content with old privilege.
+    /// Clears the set-user-id bits before a change of the file's content, so that no crash leaves
+    /// changed content with the old privilege.
     fn drop_privilege(&self, node: Ino) -> Answer<()> {
         let mode = mode_without_privilege(&self.ops.getattr(node)?);
         if mode.is_some() {
             self.ops.setattr(node, &SetAttr { mode, ..SetAttr::default() })?;
-            // execve(2) trusts the mode that the kernel remembers.
+            // execve(2) uses the mode that the kernel has cached.
             self.forget_attributes(node.0);
         }
         Ok(())
     }
 
-    /// Who will own what is created. A set-group-ID directory's group is the file system's to hand down.
+    /// The owner of a new inode. The file system applies the group of a set-group-ID directory.
     fn owner(request: &Request<'_>) -> Owner {
         Owner { uid: request.header.uid, gid: request.header.gid }
     }
 
-    // Modes come with the umask applied: the flag DONT_MASK is not agreed on.
+    // Modes come with the umask applied: the flag DONT_MASK is not negotiated.
 
     fn create_file(&self, request: &Request<'_>, name: &[u8], mode: u32, rdev: u32) -> Answer<Attr> {
         let dir = Ino(request.header.nodeid);
@@ -402,7 +403,7 @@ impl<O: Ops> Server<O> {
             }
             self.ops.setattr(node, &SetAttr { size: Some(0), ..SetAttr::default() })?;
         }
-        // Without the flag each open would drop the file's pages.
+        // Without the flag each open would drop the file's cached pages.
         Ok(open_out(fopen::KEEP_CACHE | fopen::NOFLUSH))
     }
 
@@ -440,14 +441,16 @@ impl<O: Ops> Server<O> {
 
     /// What the kernel expects of a WRITE.
     ///
-    /// - From its cache (writeback, msync, a store through a shared mapping, whichever cache the mount has): it ignores a
-    ///   short count, and takes the pages for written. So all of it is taken, or the request fails.
-    /// - `O_DIRECT`: the data is on the device before the answer. A short count becomes EIO where the kernel splits the
-    ///   write into requests of which it waits for all; so these fail whole, too, with the errno that is true.
-    /// - With a writeback cache the kernel stamps the file at write(2) already, and sends the stamps in a SETATTR that may
-    ///   overtake the data. So the data leaves them alone.
+    /// - Writes from its cache (writeback, msync, a store through a shared mapping, in either cache
+    ///   mode): it ignores a short count and considers the pages written. So the data is accepted
+    ///   as a whole, or the request fails.
+    /// - `O_DIRECT`: the data is on the device before the answer. The kernel may split such a write
+    ///   into requests and wait for all of them; a short count then becomes EIO. So these fail as a
+    ///   whole, too, with the true errno.
+    /// - With a writeback cache the kernel sets the time stamps at write(2), and sends them in a
+    ///   SETATTR that may overtake the data. So the data does not change them.
     ///
-    /// `O_SYNC` and `O_DSYNC` need nothing here: the kernel sends an FSYNC behind the WRITE.
+    /// `O_SYNC` and `O_DSYNC` need nothing here: the kernel sends an FSYNC after the WRITE.
     fn write_mode(&self, asked: &abi::WriteIn) -> WriteMode {
         let direct = asked.flags & libc::O_DIRECT as u32 != 0;
         let cached = asked.write_flags & abi::WRITE_CACHE != 0;
@@ -477,15 +480,15 @@ impl<O: Ops> Server<O> {
             },
         };
         let node = Ino(request.header.nodeid);
-        // The one change of content for which the kernel has no flag. Who may keep the bits is root, as near as can be
-        // told from here.
+        // This is the one change of content for which the kernel has no flag. A caller with
+        // CAP_FSETID may keep the bits; here, root stands for that.
         if self.options.handle_killpriv && request.header.uid != 0 {
             self.drop_privilege(node)?;
         }
         Ok(self.ops.fallocate(node, mode, asked.offset, asked.length)?)
     }
 
-    /// See [`crate::seek`] for the question that is behind this: which pages has the kernel not written yet?
+    /// See [`crate::seek`]: the kernel may have dirty pages that it has not written yet.
     fn lseek(&self, node: Ino, args: &mut Args<'_>, reply: Reply) {
         let asked = args.take().and_then(|asked: abi::LseekIn| match asked.whence as i32 {
             libc::SEEK_DATA => Ok((asked.offset, SeekKind::Data)),
@@ -496,11 +499,12 @@ impl<O: Ops> Server<O> {
             Ok(asked) => asked,
             Err(e) => return reply.err(e.0),
         };
-        // A page that is not written yet can only turn a hole into data.
+        // A dirty page can only turn a hole into data.
         if kind == SeekKind::Data && self.ops.seek(node, offset, kind).is_ok_and(|found| found == offset) {
             return reply.finish(Ok::<_, Errno>(abi::LseekOut { offset }));
         }
-        // Without the other thread the job comes back in the error, and its reply answers EIO.
+        // If the other thread is gone, the job comes back in the error, and dropping its reply
+        // answers EIO.
         if self.seeks.send(SeekJob { reply, ino: node, offset, kind }).is_err() {
             tracing::error!("nobody serves lseek");
         }
@@ -553,7 +557,8 @@ impl<O: Ops> Server<O> {
                 abi::EntryOut::mut_from_prefix(bytes).expect("each record begins with an entry");
             let (dirent, rest) = abi::Dirent::ref_from_prefix(rest).expect("a directory entry follows");
             let name = &rest[..dirent.namelen as usize];
-            // An entry that is gone by now stays without an inode: the kernel shows the name and looks up if asked.
+            // An entry that has been removed meanwhile gets no inode: the kernel shows the name,
+            // and looks it up if necessary.
             if name != b"." && name != b".." && self.ops.pin(Ino(dirent.ino)).is_ok() {
                 match self.ops.getattr(Ino(dirent.ino)) {
                     Ok(attr) => *entry = self.entry(&attr),
@@ -625,7 +630,7 @@ impl<O: Ops> Server<O> {
     }
 }
 
-/// Directory entries, one behind the other, in a buffer.
+/// Directory entries, one after another, in a buffer.
 struct DirList<'a> {
     buf: &'a mut [u8],
     len: usize,
@@ -676,7 +681,7 @@ fn finish_scratch(reply: Reply, len: Answer<usize>, out: &IoBuf) {
     }
 }
 
-/// Answers with a value, or with its size if the caller has no room and asks for that.
+/// Answers with a value, or with its size if the caller's buffer has no bytes.
 fn finish_xattr(reply: Reply, value: Answer<(u32, Vec<u8>)>) {
     match value {
         Ok((_, value)) if value.len() > XATTR_SIZE_MAX => reply.err(libc::E2BIG),
@@ -687,7 +692,7 @@ fn finish_xattr(reply: Reply, value: Answer<(u32, Vec<u8>)>) {
     }
 }
 
-/// The kernel hands `system.posix_acl_*` through when the server has not agreed to ACLs.
+/// The kernel passes `system.posix_acl_*` on if the server has not negotiated ACLs.
 fn check_xattr_name(name: &[u8]) -> Answer<()> {
     if name.is_empty() {
         return Err(EINVAL);
@@ -708,8 +713,8 @@ fn set_time(now: bool, sec: u64, nsec: u32) -> Answer<SetTime> {
     if now { Ok(SetTime::Now) } else { Ok(SetTime::At(timespec(sec, nsec)?)) }
 }
 
-/// The permission bits that are left when a file loses what it would lend its caller; `None`: it lends nothing.
-/// Without group execution the set-group-id bit means something else.
+/// The permission bits without set-user-id and set-group-id; `None`: neither is set. Without group
+/// execution the set-group-id bit has another meaning.
 fn mode_without_privilege(attr: &Attr) -> Option<u32> {
     let mut mode = attr.mode & PERMISSIONS;
     if attr.kind == FileKind::Directory {

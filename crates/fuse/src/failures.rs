@@ -1,8 +1,8 @@
-//! Requests that were answered with an error, counted by operation and errno, and told to the log
-//! at level debug.
+//! Requests that were answered with an error: counted by operation and errno, and logged at level
+//! debug.
 //!
-//! A look-up of a name that does not exist is no failure: the kernel gets an entry that says so.
-//! ENOSYS is none either: it is how the server tells the kernel to do without a request.
+//! A lookup of a name that does not exist is no failure: the kernel gets a negative entry. ENOSYS
+//! is none either: with it the server tells the kernel to do without a request.
 
 use crate::abi::op_name;
 use parking_lot::Mutex;
@@ -45,7 +45,7 @@ impl Failures {
     }
 }
 
-/// As in `errno.h`, of those that the server answers.
+/// The names in `errno.h` of the errors that the server answers.
 fn errno_name(errno: i32) -> String {
     let name = match errno {
         libc::EPERM => "EPERM",

@@ -1,4 +1,5 @@
-//! KedgeFS as a mount: a FUSE server of its own, thin because the transport is the cost of a file system in user space.
+//! KedgeFS as a mount: a FUSE server of its own. It is thin, because the transport is the main cost
+//! of a file system in user space.
 //!
 //! ```text
 //! mount, loopdev, mountinfo   making and ending mounts

@@ -8,11 +8,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// How often another process may snatch the device that was free.
+/// How often another process may take the free device first.
 const ATTEMPTS: usize = 64;
 
-/// Attaches `image` to a free loop device. The device lets go of the image when the file returned and all other users,
-/// such as a mount, have closed it.
+/// Attaches `image` to a free loop device. The device is detached when the returned file is closed
+/// and all other users, such as a mount, have closed it.
 pub fn attach(image: &Path, read_only: bool) -> io::Result<(PathBuf, File)> {
     let open = |path: &Path| OpenOptions::new().read(true).write(!read_only).open(path);
     let file = open(image)?;
@@ -30,8 +30,8 @@ pub fn attach(image: &Path, read_only: bool) -> io::Result<(PathBuf, File)> {
 }
 
 /// Whether the block device of this number (`major:minor`) is a loop device that is attached to the
-/// image. Its inode is compared; where the device cannot be opened, for want of privilege, the path
-/// that the kernel tells.
+/// image. Compares the inode, or, if the device cannot be opened without privilege, the path that
+/// the kernel reports.
 pub fn backs(number: &str, image: &Path, meta: &std::fs::Metadata) -> bool {
     if !meta.is_file() {
         return false;

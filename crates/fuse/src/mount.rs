@@ -1,15 +1,17 @@
 //! Making and ending mounts.
 //!
-//! Two kinds, for the kernel treats them differently:
-//! - **Privileged**: `fuseblk` on a block device: the image itself if it is one, else a loop device attached to it. Sync
-//!   and syncfs reach the server, and umount(2) returns only when the server is done. The loop device is an identity
-//!   only: all IO on the image is the file system's own. The kernel never writes through it, so nothing of it is ever
-//!   dirty; it lets go of the image by itself with the mount (autoclear).
-//! - **Plain**: `fuse`, for anybody: root mounts it by itself, others through the set-user-id helper fusermount3. sync(2)
-//!   does not reach the server, and umount returns before the server is done.
+//! There are two kinds of mounts, which the kernel treats differently:
+//! - **Privileged**: `fuseblk` on a block device: the image itself if it is one, else a loop device
+//!   attached to it. Sync and syncfs reach the server, and umount(2) returns only when the server
+//!   is done. The loop device is only an identity: the file system does all IO on the image itself.
+//!   The kernel never writes through the device, so it is never dirty. It is detached with the
+//!   mount (autoclear).
+//! - **Plain**: `fuse`, for any user. Root mounts it directly, other users through the set-user-id
+//!   helper fusermount3. sync(2) does not reach the server, and umount returns before the server is
+//!   done.
 //!
-//! Root gets the first kind where it can be had, else the second: in a container there may be no loop device, and in a
-//! user namespace the kernel takes no block device at all.
+//! Root gets the first kind if it is available, else the second: in a container there may be no
+//! loop device, and in a user namespace the kernel accepts no block device at all.
 
 use crate::devfuse::DevFuse;
 use crate::mountinfo;
@@ -34,7 +36,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 const SUBTYPE: &str = "kedgefs";
-/// Names of the set-user-id helper; the first that is there is taken.
+/// Names of the set-user-id helper; the first that exists is used.
 const HELPERS: [&str; 2] = ["fusermount3", "fusermount"];
 
 /// Why a mount was not made or not ended.
@@ -72,11 +74,12 @@ pub enum MountError {
     Unmount { dir: PathBuf, error: io::Error },
 }
 
-/// Mounts `image` on the directory `dir`. Nothing answers there until [`MountedSession::run`] is called.
+/// Mounts `image` on the directory `dir`. Nothing answers there until [`MountedSession::run`] is
+/// called.
 pub fn mount(image: &Path, dir: &Path, options: &FuseOptions) -> Result<MountedSession, MountError> {
     let image =
         fs::canonicalize(image).map_err(|error| MountError::Image { image: image.to_owned(), error })?;
-    // Before the mount point is looked at: it may be the image's own, which nobody serves yet.
+    // Before the mount point is examined: it may be the image's own mount, which is not served yet.
     if let Some(taken) = mountinfo::mounts_of(&image).into_iter().find(|entry| entry.is_kedgefs()) {
         return Err(MountError::AlreadyMounted { image, dir: taken.dir });
     }
@@ -110,8 +113,8 @@ pub fn mount(image: &Path, dir: &Path, options: &FuseOptions) -> Result<MountedS
     })
 }
 
-/// Whether a privileged mount cannot be had here at all, rather than failed. A device that somebody else uses, above all,
-/// must not be mounted past its owner.
+/// Whether privileged mounts are not available here, as opposed to a mount that failed. In
+/// particular, a device that is in use must not be mounted by other means.
 fn is_not_for_us(e: &MountError) -> bool {
     match e {
         MountError::Loop { .. } => true,
@@ -123,7 +126,8 @@ fn is_not_for_us(e: &MountError) -> bool {
     }
 }
 
-/// Ends the mount on `dir`. `lazy`: detaches it at once, though it is in use; it ends with its last user.
+/// Ends the mount on `dir`. `lazy`: detaches it at once even if it is in use; it ends with its last
+/// user.
 pub fn unmount(dir: &Path, lazy: bool) -> Result<(), MountError> {
     unmount_as(dir, rustix::process::geteuid().is_root(), lazy)
 }
@@ -159,14 +163,14 @@ fn check_mount_point(dir: &Path) -> Result<PathBuf, MountError> {
     };
     let real = fs::canonicalize(dir).map_err(fail)?;
     if !mountinfo::asks_strangers(&real) {
-        // A dead mount of ours tells so.
+        // A mount whose server is dead is recognised by this error.
         fs::metadata(&real).map_err(fail)?;
     }
     if is_dir(&real).map_err(|e| fail(e.into()))? { Ok(real) } else { Err(MountError::NotDirectory(real)) }
 }
 
-/// Whether a path is a directory, without asking the server of a mount that may lie there: one that
-/// hangs would hang us.
+/// Whether a path is a directory. Does not ask the server of a mount that may lie there: a server
+/// that hangs would block this process.
 pub fn is_dir(path: &Path) -> Result<bool, Errno> {
     let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
     let found = statx(CWD, path, flags, StatxFlags::TYPE)?;
@@ -180,7 +184,7 @@ fn mount_privileged(
 ) -> Result<(OwnedFd, PathBuf), MountError> {
     let fd = sys::open_fuse().map_err(MountError::NoFuseDevice)?;
     let image_error = |error| MountError::Image { image: image.to_owned(), error };
-    // The loop device must stay open until the mount holds it: with its last user it lets go of the image.
+    // The loop device must stay open until the mount holds it: it is detached with its last user.
     let (source, _loop_device) = if fs::metadata(image).map_err(image_error)?.file_type().is_block_device() {
         (image.to_owned(), None)
     } else {
@@ -270,8 +274,9 @@ fn mount_by_helper(source: &Path, dir: &Path, options: &FuseOptions) -> Result<O
     receive_fd(&ours)
 }
 
-/// Runs fusermount3. It sends what it opens over `socket`, which it gets as its standard input: any other descriptor
-/// would have to survive exec, and then in every child that another thread starts meanwhile.
+/// Runs fusermount3. It sends what it opens over `socket`, which it gets as its standard input: any
+/// other descriptor would have to survive exec, and then in every child that another thread starts
+/// meanwhile.
 fn run_helper(args: &[&str], dir: &Path, socket: Option<OwnedFd>) -> Result<(), MountError> {
     for helper in HELPERS {
         let mut command = Command::new(helper);
@@ -305,7 +310,7 @@ fn receive_fd(socket: &OwnedFd) -> Result<OwnedFd, MountError> {
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0];
-    // The helper has ended, so what it sent is there; if it sent nothing, nothing will come.
+    // The helper has ended: either its message is there, or none will come.
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
     recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut control, flags)
         .map_err(|e| MountError::Helper(format!("sent no descriptor: {e}")))?;
@@ -319,9 +324,10 @@ fn receive_fd(socket: &OwnedFd) -> Result<OwnedFd, MountError> {
     Err(MountError::Helper("sent no descriptor".to_owned()))
 }
 
-/// Lifts the limits that the kernel puts on the dirty pages of a server it does not trust: one per cent of what the
-/// other file systems may have, strictly, which makes a stream of writes three times slower. Not permitted, or not
-/// there: so be it. What makes the server worth the trust is [`become_io_flusher`].
+/// Lifts the limit that the kernel puts on the dirty pages of an untrusted server: strictly one per
+/// cent of what other file systems may have, which makes a stream of writes three times slower. It
+/// is no error if that is not permitted or not supported. [`become_io_flusher`] makes the server
+/// trustworthy in this respect.
 fn raise_write_limit(dir: &Path) {
     let Some(entry) = mountinfo::mount_at(dir) else { return };
     let suffix = if entry.kind.starts_with("fuseblk") { "-fuseblk" } else { "" };
@@ -333,10 +339,11 @@ fn raise_write_limit(dir: &Path) {
     }
 }
 
-/// Tells the kernel that this thread, and those it starts from now on, write dirty pages: an allocation of theirs must
-/// not wait for pages to be written that they would have to write themselves. The workers of a mount do it on their
-/// own; a program that serves a mount does it before it opens the file system. Needs CAP_SYS_RESOURCE; without it the
-/// kernel's strict limit on dirty pages, which only root can lift, keeps that danger away.
+/// Tells the kernel that this thread, and those it starts from now on, write dirty pages: their
+/// memory allocations must not wait for pages that they would have to write themselves. The workers
+/// of a mount do this by themselves; a program that serves a mount does it before it opens the file
+/// system. It needs CAP_SYS_RESOURCE. Without that the kernel's strict limit on dirty pages, which
+/// only root can lift, prevents this deadlock.
 pub fn become_io_flusher() {
     if let Err(e) = rustix::process::configure_io_flusher_behavior(true) {
         tracing::debug!("not an IO flusher: {e}");

@@ -1,21 +1,20 @@
 //! Which images are mounted where, by `/proc/self/mountinfo`.
-//!
-//! # What is believed
-//! With the set-user-id helper anybody can mount a FUSE server of their own and let it name any
+//! # What is trusted
+//! With the set-user-id helper any user can mount a FUSE server of their own and let it name any
 //! source. So:
-//! 1. A mount on a block device has that device's number, which the kernel puts there. The image is
+//! 1. A mount on a block device has that device's number, which the kernel reports. The image is
 //!    that device, or the file whose inode a loop device is attached to. Device numbers and inodes
 //!    are compared, never paths. Only root makes such mounts.
-//! 2. File systems that have no number of a block device (btrfs) are believed their source, if it
+//! 2. For file systems without the number of a block device (btrfs) the source is trusted if it
 //!    lies in `/dev`: only root mounts them, too.
-//! 3. A FUSE mount without a block device is believed its source if root or the caller made it
-//!    (`user_id`, which the kernel tells), and the source is the image's own canonical path: that
-//!    names no file of somebody else's on the way.
-//! 4. All other FUSE mounts are *foreign*: nothing that they say counts, and nobody looks into
-//!    them. A server that does not answer holds up whoever asks, for ever.
+//! 3. For a FUSE mount without a block device the source is trusted if root or the caller made the
+//!    mount (`user_id`, which the kernel reports), and the source is the image's own canonical
+//!    path, which contains no symlink of another user.
+//! 4. All other FUSE mounts are *foreign*: nothing that they say is trusted, and no path in them is
+//!    accessed. A server that does not answer would block the caller for ever.
 //!
-//! None of this keeps two mounts from one image: the lock on the image does. This tells who holds
-//! it.
+//! None of this prevents two mounts of one image; the lock on the image does. This finds out which
+//! mount holds it.
 
 use crate::loopdev;
 use rustix::fs::{major, minor};
@@ -30,14 +29,14 @@ pub struct MountEntry {
     /// `major:minor` of the file system.
     pub device: String,
     pub dir: PathBuf,
-    /// File system type, with the subtype behind a dot.
+    /// File system type, with the subtype after a dot.
     pub kind: String,
     pub source: PathBuf,
     /// The user who made a FUSE mount.
     pub owner: Option<u32>,
     /// Options of this mount: `rw`, `nosuid`, `relatime`.
     pub options: String,
-    /// Options of the file system behind it: `ro`, `user_id=0`.
+    /// Options of the file system: `ro`, `user_id=0`.
     pub super_options: String,
 }
 
@@ -52,7 +51,7 @@ impl MountEntry {
         self.has_option("ro")
     }
 
-    /// Is it one of ours?
+    /// Whether it is a mount of KedgeFS.
     pub fn is_kedgefs(&self) -> bool {
         matches!(self.kind.as_str(), "fuseblk.kedgefs" | "fuse.kedgefs")
     }
@@ -63,7 +62,7 @@ impl MountEntry {
         plain && !self.owner.is_some_and(|owner| owner == 0 || owner == rustix::process::geteuid().as_raw())
     }
 
-    /// Whether the image, whose canonical path and attributes these are, is behind it: see the
+    /// Whether this is a mount of the image with this canonical path and these attributes: see the
     /// module.
     fn holds(&self, image: &Path, meta: &std::fs::Metadata) -> bool {
         if self.kind == "fuse" || self.kind.starts_with("fuse.") {
@@ -81,7 +80,7 @@ impl MountEntry {
         devices.iter().any(|device| itself.as_ref() == Some(device) || loopdev::backs(device, image, meta))
     }
 
-    /// What it says is the image behind it. Of a foreign mount that is a word and no more.
+    /// The image that it names. Not to be trusted for a foreign mount.
     pub fn image(&self) -> PathBuf {
         loopdev::backing_file(&self.source).unwrap_or_else(|| self.source.clone())
     }
@@ -98,14 +97,14 @@ pub fn mounts() -> Vec<MountEntry> {
     }
 }
 
-/// The mounts of an image, by whatever file system, so far as they can be believed.
+/// The mounts of an image, by any file system, as far as they can be trusted.
 pub fn mounts_of(image: &Path) -> Vec<MountEntry> {
     let Ok(image) = image.canonicalize() else { return Vec::new() };
     let Ok(meta) = std::fs::metadata(&image) else { return Vec::new() };
     mounts().into_iter().filter(|entry| entry.holds(&image, &meta)).collect()
 }
 
-/// Whether a lookup of `dir`, an absolute path, could ask the server of a foreign mount.
+/// Whether a lookup of `dir`, an absolute path, could reach the server of a foreign mount.
 pub fn asks_strangers(dir: &Path) -> bool {
     mounts().iter().any(|entry| entry.is_foreign() && dir.starts_with(&entry.dir))
 }
@@ -138,7 +137,7 @@ fn parse(line: &[u8]) -> Option<MountEntry> {
     })
 }
 
-/// Undoes `\ooo`, which stands for blanks, tabs, line ends and backslashes.
+/// Decodes `\ooo`, which stands for blanks, tabs, line ends and backslashes.
 fn path(field: &[u8]) -> PathBuf {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;

@@ -1,15 +1,15 @@
-//! What the server asks of a file system: the methods of [`FileSystem`] as a trait, so that the server can be tested
-//! against a real kernel without an engine, and an engine without a kernel.
+//! The operations that the server needs: the methods of [`FileSystem`] as a trait, so that the
+//! server can be tested against a real kernel without an engine, and an engine without a kernel.
 
 use kedgefs::{
     Attr, DirEntry, FallocateMode, FileSystem, Ino, Owner, RenameMode, Result, SeekKind, SetAttr, StatFs,
     WriteMode, XattrMode,
 };
 
-/// Answers an operation that went on in the background.
+/// Answers an operation that continued in the background.
 pub type Done = Box<dyn FnOnce(Result<()>) + Send>;
 
-/// Each method means what the method of [`FileSystem`] of that name means.
+/// Each method corresponds to the method of [`FileSystem`] of that name.
 pub trait Ops: Send + Sync + 'static {
     fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr>;
     fn getattr(&self, ino: Ino) -> Result<Attr>;

@@ -1,35 +1,37 @@
-//! How a mount is made and served.
+//! Options of a mount.
 
 use std::time::Duration;
 
 #[derive(Clone, Debug)]
 pub struct FuseOptions {
-    /// A `fuseblk` mount by this process itself, which must be root, against a plain one. `None`: the first if this
-    /// process is root and the kernel lets it, else the second.
+    /// Whether to make a `fuseblk` mount, for which this process must be root, or a plain one.
+    /// `None`: the first if this process is root and the kernel permits it, else the second.
     pub privileged: Option<bool>,
     /// What `/proc/mounts` shows as the source of a plain mount; `None`: the image's path.
     pub fsname: Option<String>,
-    /// Lets users other than the mount's owner in; `None`: only on a mount that root makes, as on any file system.
+    /// Admits users other than the mount's owner. `None`: only on a mount that root makes, as on
+    /// any file system.
     pub allow_other: Option<bool>,
     pub read_only: bool,
     pub nosuid: bool,
     pub nodev: bool,
     pub noexec: bool,
-    /// Threads that receive requests; `None`: twice the CPUs, from two to four. Never fewer than two: see
-    /// [`crate::Server`].
+    /// Threads that receive requests; `None`: twice the CPUs, from two to four. Never fewer than
+    /// two: see [`crate::Server`].
     pub workers: Option<usize>,
-    /// Gives each worker its own channel to the kernel where that is permitted.
+    /// Gives each worker its own channel to the kernel if that is permitted.
     pub clone_channels: bool,
-    /// The kernel gathers small writes in its page cache and keeps size and times of files that are being written. Not by
-    /// default: write(2) then succeeds beyond the capacity of the image, since nobody has reserved space for it.
+    /// The kernel gathers small writes in its page cache and keeps size and times of files that are
+    /// being written. Not by default: write(2) would then succeed beyond the capacity of the image,
+    /// since no space is reserved for it.
     pub writeback_cache: bool,
     /// Opens and closes take no request. See [`crate::Server`].
     pub no_open: bool,
-    /// The server clears set-user-id bits on writes, so that the kernel need not ask for `security.capability` before
-    /// each write. See [`crate::Server`].
+    /// The server clears set-user-id bits on writes, so that the kernel need not ask for
+    /// `security.capability` before each write. See [`crate::Server`].
     pub handle_killpriv: bool,
-    /// How long the kernel may answer from its own memory. Everything that changes the file system passes through the
-    /// kernel, so nothing but the width of a counter speaks against a long time.
+    /// How long the kernel may answer from its own caches. Everything that changes the file system
+    /// passes through the kernel, so only the width of a counter limits this time.
     pub cache_timeout: Duration,
 }
 

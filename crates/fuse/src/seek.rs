@@ -1,20 +1,20 @@
 //! LSEEK (SEEK_DATA, SEEK_HOLE) below the kernel's page cache.
 //!
-//! The kernel asks the server where data is without having written its dirty pages. Below a
-//! writeback cache a file just written would be a hole; with either cache a store through a shared
-//! mapping would be one. A copy that trusts SEEK_DATA would lose those bytes. Answering ENOSYS is
-//! the known way out (the kernel then takes every file for dense); it costs every sparse file its
-//! holes. Instead the server tells the kernel to invalidate the file's pages from the offset on,
-//! which makes it write the dirty ones, and looks then. Where there is data at the very offset, no
-//! page that is still to be written can change the answer: it is given at once.
+//! The kernel asks the server where data is without writing its dirty pages first. With a writeback
+//! cache, a file just written would be a hole. In either cache mode, so would a store through a
+//! shared mapping. A copy that trusts SEEK_DATA would lose those bytes. The usual workaround is to
+//! answer ENOSYS. The kernel then considers every file dense, and sparse files lose their holes in
+//! copies. Instead, the server tells the kernel to invalidate the file's pages from the offset on,
+//! which makes it write the dirty ones, and then searches. If there is data at the offset itself,
+//! no dirty page can change the answer, and it is given at once.
 //!
 //! The kernel returns from the invalidation when the pages are written: when workers have answered
-//! the WRITEs. A worker that waited there could wait for itself, so these requests have a thread of
-//! their own. The LSEEK holds the inode's lock in the kernel, but neither WRITE nor the
+//! the WRITEs. A worker that waited there could deadlock on itself, so these requests have a thread
+//! of their own. The LSEEK holds the inode's lock in the kernel, but neither WRITE nor the
 //! invalidation takes that.
 //!
-//! The queue is as long as there are callers blocked in lseek(2). A panic shuts the file system down, as one of a worker
-//! does; the thread goes on, or every later lseek(2) would wait for ever.
+//! The queue is as long as there are callers blocked in lseek(2). A panic shuts the file system
+//! down, as that of a worker does. The thread goes on, or every later lseek(2) would wait for ever.
 
 use crate::abi::{self, LseekOut};
 use crate::dispatch::Errno;

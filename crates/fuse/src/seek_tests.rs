@@ -44,7 +44,8 @@ impl Transport for Wire {
     }
 }
 
-/// Whose lseek met it gets EIO, and so does who comes later: nobody waits for a thread that is gone.
+/// The lseek that met the panic gets EIO, and so do later ones: no caller waits for a thread that
+/// is gone.
 #[test]
 fn a_panic_answers_its_caller_and_those_behind_it_and_shuts_the_file_system_down() {
     let device = Arc::new(MemDevice::new(16 << 20));
@@ -83,7 +84,7 @@ fn a_panic_answers_its_caller_and_those_behind_it_and_shuts_the_file_system_down
     wire.panics.store(true, SeqCst);
     assert_eq!(ask(2), -libc::EIO);
     wire.panics.store(false, SeqCst);
-    // It is answered still; what is only read needs nothing that a shutdown takes away.
+    // It is still answered: an operation that only reads works after a shutdown.
     let _either = ask(3);
     assert!(fs.create(Ino::ROOT, b"other", 0o644, owner).is_err(), "the file system is shut down");
     drop(send);

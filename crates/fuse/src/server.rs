@@ -1,30 +1,35 @@
-//! The server of one mount: what it agrees on with the kernel, and the frame around every request.
-//!
-//! # What is agreed at INIT, and why
-//! - **Node ids are inode numbers.** Inode numbers are never reused, so the generation is always 1 and a file handle of
-//!   an NFS server stays good for the life of the image.
-//! - **One pin per entry given out.** Each reply that hands an inode to the kernel pins it once; FORGET gives pins back.
-//!   An open file needs no pin of its own: the kernel forgets no inode that is open.
-//! - **No opens** (`no_open`). OPEN and OPENDIR answer ENOSYS: the kernel then opens and closes files without a request,
-//!   with the cache kept. Three traps: (1) the kernel takes ENOSYS for an answer to the *first* open only, so CREATE
-//!   answers ENOSYS too and the kernel goes on with MKNOD and an open; besides, a file opened by CREATE is always
-//!   RELEASEd, synchronously on a `fuseblk` mount. (2) ATOMIC_O_TRUNC must not be agreed on: O_TRUNC would go with an
-//!   OPEN that is never sent, and be lost. (Nor without `handle_killpriv`: the kernel would keep set-user-id bits.) (3) An unlinked open file lives until the FORGET behind its last close.
-//! - **Long timeouts**, for attributes, names, and names that do not exist. All changes pass through the kernel, which
-//!   keeps its caches right itself.
-//! - **Writeback cache**, if the mount asks for it. The kernel owns size, mtime and ctime of regular files; it sends the
-//!   times as a SETATTR of times only, which must stay a change of times only below, and a WRITE leaves them alone: it may
-//!   come after the SETATTR. Without it the server owns them.
-//! - **LSEEK** must first get the kernel's dirty pages written (the kernel forgets to): see [`crate::seek`].
-//! - **The server clears set-user-id bits** (`handle_killpriv`). Without it the kernel asks for the xattr
-//!   `security.capability` before every write(2). With it the kernel remembers the absence, drops capabilities itself
-//!   (as the xattr is removed through it), and flags the writes and truncates before which the set-user-id and
-//!   set-group-id bits must go.
+//! The server of one mount: what it negotiates with the kernel, and the handling common to all
+//! requests.
+//! # What is negotiated at INIT, and why
+//! - **Node ids are inode numbers.** Inode numbers are never reused, so the generation is always 1
+//!   and a file handle of an NFS server stays good for the life of the image.
+//! - **One pin per entry.** Each reply that returns an inode to the kernel pins it once; FORGET
+//!   releases pins. An open file needs no pin of its own: the kernel forgets no inode that is open.
+//! - **No opens** (`no_open`). OPEN and OPENDIR answer ENOSYS. The kernel then opens and closes
+//!   files without a request, and keeps their cache. There are three traps. (1) The kernel accepts
+//!   ENOSYS only as the answer to the *first* open. So CREATE answers ENOSYS too, and the kernel
+//!   goes on with MKNOD and an open. Besides, a file opened by CREATE is always RELEASEd,
+//!   synchronously on a `fuseblk` mount. (2) ATOMIC_O_TRUNC must not be negotiated: O_TRUNC would
+//!   be part of an OPEN that is never sent, and be lost. (Nor without `handle_killpriv`: the kernel
+//!   would keep set-user-id bits.) (3) An unlinked open file lives until the FORGET after its last
+//!   close.
+//! - **Long timeouts**, for attributes, names, and names that do not exist. All changes pass
+//!   through the kernel, which keeps its caches coherent.
+//! - **Writeback cache**, if the mount asks for it. The kernel owns size, mtime and ctime of
+//!   regular files; It sends the times as a SETATTR of times only, which the file system must treat
+//!   as that. A WRITE leaves the times alone, because it may come after the SETATTR. Without the
+//!   cache the server owns them.
+//! - **LSEEK** must first make the kernel write its dirty pages, which it does not do by itself:
+//!   see [`crate::seek`].
+//! - **The server clears set-user-id bits** (`handle_killpriv`). Without it the kernel asks for the
+//!   xattr `security.capability` before every write(2). With it the kernel remembers the absence,
+//!   removes capabilities itself by removing the xattr, and flags the writes and truncates before
+//!   which the set-user-id and set-group-id bits must be cleared.
 //! - **READDIRPLUS always**, not adaptively: a cold walk of a tree needs no LOOKUP per name.
 //!
 //! # Threads
-//! A worker may have to read the memory of a caller (see [`crate::control`]), which may be mapped from this mount. So
-//! there are always two workers at least.
+//! A worker may have to read the memory of a caller (see [`crate::control`]), which may be mapped
+//! from this mount. So there are always at least two workers.
 
 use crate::abi::{self, OPCODES, init, op, op_name};
 use crate::caller::with_caller;
@@ -44,7 +49,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Requests the kernel may have on the way in the background, and from when on it throttles writeback.
+/// Background requests that the kernel may have in flight, and from which number on it throttles
+/// writeback.
 const MAX_BACKGROUND: u16 = 64;
 const CONGESTION_THRESHOLD: u16 = 48;
 
@@ -55,10 +61,10 @@ pub struct Server<O> {
     pub(crate) ops: Arc<O>,
     pub(crate) transport: Arc<dyn Transport>,
     pub(crate) options: FuseOptions,
-    /// Agreed on with the kernel: it keeps size and times of regular files.
+    /// Negotiated with the kernel: it owns size and times of regular files.
     pub(crate) writeback: AtomicBool,
     pub(crate) seeks: mpsc::Sender<SeekJob>,
-    /// Taken by DESTROY; what it does is done before umount(2) returns.
+    /// Taken by DESTROY; it completes before umount(2) returns.
     on_destroy: Mutex<Option<OnDestroy>>,
     requests: [Counter; OPCODES],
     requests_unknown: Counter,
@@ -68,8 +74,9 @@ pub struct Server<O> {
 }
 
 impl<O: Ops> Server<O> {
-    /// `mount_json` is the object that `system.kedgefs.info` shows as `mount`; `on_destroy` runs when the kernel takes
-    /// leave. The jobs that come out of the receiver are for [`crate::seek::serve`].
+    /// `mount_json` is the object that `system.kedgefs.info` shows as `mount`; `on_destroy` runs
+    /// when the kernel ends the connection. The jobs from the receiver are for
+    /// [`crate::seek::serve`].
     pub fn new(
         ops: Arc<O>,
         transport: Arc<dyn Transport>,
@@ -93,10 +100,11 @@ impl<O: Ops> Server<O> {
         (server, jobs)
     }
 
-    /// Answers one request, or gives it to whoever will. `out` is scratch space of one worker.
+    /// Answers one request, or passes it to the thread that will. `out` is scratch space of one
+    /// worker.
     ///
-    /// A panic below is a broken invariant of the engine: nothing may be written any more, but the mount must go on
-    /// answering, or every process that looks at it hangs.
+    /// A panic below is a broken invariant of the engine. Nothing may be written any more, but the
+    /// mount must go on answering, or every process that accesses it hangs.
     pub fn handle(&self, request: &Request<'_>, out: &mut IoBuf) {
         let opcode = request.header.opcode;
         self.requests.get(opcode as usize).unwrap_or(&self.requests_unknown).inc();
@@ -118,7 +126,7 @@ impl<O: Ops> Server<O> {
         }
     }
 
-    /// Runs what the session wants done at the end; at most once.
+    /// Runs the session's final action; at most once.
     pub(crate) fn destroy(&self) {
         let on_destroy = self.on_destroy.lock().take();
         if let Some(on_destroy) = on_destroy {
@@ -132,7 +140,7 @@ impl<O: Ops> Server<O> {
         let mut answer = abi::InitOut::new_zeroed();
         answer.major = abi::MAJOR;
         if offer.major > abi::MAJOR {
-            // The kernel asks again in the version named.
+            // The kernel sends INIT again in the version named.
             return Ok(answer);
         }
         if offer.major < abi::MAJOR || offer.minor < abi::MINOR_MIN {
@@ -185,7 +193,7 @@ impl<O: Ops> Server<O> {
         Some(value.into_bytes())
     }
 
-    /// Requests by kind, those that occurred, and those that failed.
+    /// Requests by opcode, as far as they occurred, and those that failed.
     fn requests_json(&self) -> String {
         let mut json = String::from("{\"requests\":{");
         let known = self.requests.iter().enumerate().map(|(i, n)| (op_name(i as u32), n.get()));
@@ -205,11 +213,11 @@ impl<O: Ops> Server<O> {
         self.requests.get(opcode as usize).unwrap_or(&self.requests_unknown).get()
     }
 
-    /// Tells the kernel that attributes changed which it did not change itself.
+    /// Tells the kernel that attributes have changed other than through it.
     pub(crate) fn forget_attributes(&self, ino: u64) {
         let body = abi::InvalInodeOut { ino, off: -1, len: 0 };
         if let Err(e) = self.transport.notify(abi::NOTIFY_INVAL_INODE, body.as_bytes()) {
-            // ENOENT: the kernel does not know the inode any more.
+            // ENOENT: the kernel has forgotten the inode.
             tracing::debug!(ino, "attributes not invalidated: {e}");
         }
     }

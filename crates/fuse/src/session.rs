@@ -13,30 +13,31 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A mount made by [`crate::mount()`]. The kernel waits until [`MountedSession::run`] serves it; dropped before that, it
-/// unmounts.
+/// A mount made by [`crate::mount()`]. The kernel waits until [`MountedSession::run`] serves it;
+/// dropped before that, it unmounts.
 pub struct MountedSession {
     pub(crate) transport: Option<Arc<dyn Transport>>,
     pub(crate) options: FuseOptions,
     pub(crate) mount: MountPoint,
 }
 
-/// What is mounted where. Outlives the session, so that a signal handler can ask for its end.
+/// The mount point and its source. Outlives the session, so that a signal handler can request its
+/// end.
 #[derive(Clone, Debug)]
 pub struct MountPoint {
     pub image: PathBuf,
     pub dir: PathBuf,
-    /// As `/proc/mounts` shows it: a loop device, a block device or the image.
+    /// The source in `/proc/mounts`: a loop device, a block device or the image.
     pub source: PathBuf,
     /// A `fuseblk` mount: sync and umount reach the server and wait for it.
     pub privileged: bool,
-    /// Why a mount of root's is not privileged, though nobody asked for a plain one.
+    /// Why a mount by root is not privileged, though a plain one was not requested.
     pub why_plain: Option<String>,
 }
 
 impl MountPoint {
-    /// Asks the kernel to end the mount. Refused with [`MountError::Busy`] while anything on it is in use. Must not be
-    /// called on a thread that serves the mount.
+    /// Asks the kernel to end the mount. Refused with [`MountError::Busy`] while anything on it is
+    /// in use. Must not be called on a thread that serves the mount.
     pub fn request_unmount(&self) -> Result<(), MountError> {
         mount::unmount_as(&self.dir, self.privileged, false)
     }
@@ -56,8 +57,8 @@ impl MountedSession {
         self.mount.request_unmount()
     }
 
-    /// Serves until the mount has ended. Everything is durable then if the kernel took leave, which it does on a
-    /// privileged mount only; the caller closes the file system.
+    /// Serves until the mount has ended. On a privileged mount the kernel sends DESTROY, and
+    /// everything is durable then. The caller closes the file system.
     pub fn run<O: Ops>(self, ops: O) -> io::Result<()> {
         let ops = Arc::new(ops);
         let last = ops.clone();
@@ -71,8 +72,8 @@ impl MountedSession {
         )
     }
 
-    /// As [`MountedSession::run`], and calls `close` exactly once: before umount(2) returns on a privileged mount, so
-    /// that whoever unmounted finds the image closed; after the last request otherwise.
+    /// [`MountedSession::run`], and calls `close` exactly once: on a privileged mount before
+    /// umount(2) returns, so that the image is closed then; otherwise after the last request.
     pub fn run_and_close<O: Ops, E: Send + 'static>(
         self,
         ops: O,
@@ -117,7 +118,7 @@ impl MountedSession {
 
 impl Drop for MountedSession {
     fn drop(&mut self) {
-        // Closing the connection first: an unmount would wait for an answer that nobody gives.
+        // The connection is closed first: an unmount would wait for an answer that no thread gives.
         if self.transport.take().is_some()
             && let Err(e) = mount::unmount_as(&self.mount.dir, self.mount.privileged, true)
         {
@@ -126,7 +127,8 @@ impl Drop for MountedSession {
     }
 }
 
-/// Receives and answers on as many threads as the transport takes, this one included, until the connection ends.
+/// Receives and answers on as many threads as the transport takes, this one included, until the
+/// connection ends.
 pub fn serve<O: Ops>(server: &Arc<Server<O>>, transport: &Arc<dyn Transport>) -> io::Result<()> {
     let mut threads = Vec::new();
     for worker in 1..transport.workers() {

@@ -50,7 +50,8 @@ pub fn open_fuse() -> io::Result<OwnedFd> {
 pub fn clone_fuse_channel(session: &OwnedFd) -> io::Result<OwnedFd> {
     let channel = open_fuse()?;
     let source = session.as_raw_fd() as u32;
-    // SAFETY: the ioctl reads one u32 through a pointer that is valid for the call; both descriptors are open.
+    // SAFETY: the ioctl reads one u32 through a pointer that is valid for the call; both
+    // descriptors are open.
     check(unsafe { libc::ioctl(channel.as_raw_fd(), FUSE_DEV_IOC_CLONE, &raw const source) })?;
     Ok(channel)
 }
@@ -61,7 +62,7 @@ pub fn free_loop_number(control: BorrowedFd<'_>) -> io::Result<i32> {
     check(unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE) })
 }
 
-/// Attaches `image` to the loop device, which lets go of it when its last user closes.
+/// Attaches `image` to the loop device, which is detached when its last user closes it.
 pub fn configure_loop(device: impl AsFd, image: impl AsFd, name: &[u8], read_only: bool) -> io::Result<()> {
     let mut file_name = [0; 64];
     let len = name.len().min(file_name.len() - 1);
@@ -83,8 +84,8 @@ pub fn configure_loop(device: impl AsFd, image: impl AsFd, name: &[u8], read_onl
         init: [0; 2],
     };
     let config = LoopConfig { fd: image.as_fd().as_raw_fd() as u32, block_size: 0, info, reserved: [0; 8] };
-    // SAFETY: the ioctl reads one `loop_config`, whose layout the struct has, through a pointer valid for the call;
-    // both descriptors are open.
+    // SAFETY: the ioctl reads one `loop_config`, whose layout the struct has, through a pointer
+    // valid for the call; both descriptors are open.
     check(unsafe { libc::ioctl(device.as_fd().as_raw_fd(), LOOP_CONFIGURE, &raw const config) })?;
     Ok(())
 }

@@ -1,8 +1,9 @@
-//! How requests come in and replies go out: the seam below which nothing knows what a file is.
+//! The interface to the kernel connection: how requests are received and replies are sent.
 //!
-//! A request is answered through its [`Reply`], from any thread, at any time, exactly once. So an fsync that waits for
-//! the log holds no worker: the worker gives the reply away and receives the next request. A reply that is dropped
-//! answers EIO: no error path can leave the caller of a system call waiting forever.
+//! A request is answered through its [`Reply`], from any thread, at any time, exactly once. So an
+//! fsync that waits for the log blocks no worker: the worker passes the reply on and receives the
+//! next request. A reply that is dropped answers EIO, so no error path can leave the caller of a
+//! system call waiting for ever.
 
 use crate::abi::{InHeader, OutHeader, op_name};
 use crate::failures::Failures;
@@ -17,12 +18,12 @@ pub struct Request<'a> {
     pub header: InHeader,
     /// What follows the header.
     pub body: &'a [u8],
-    /// The transport's own note on where the answer has to go.
+    /// Tells the transport where the answer must go.
     pub token: u32,
 }
 
 impl<'a> Request<'a> {
-    /// Takes `message` apart. `None`: it is no request, and has no `unique` that an answer could name.
+    /// Parses `message`. `None`: it is no request, and has no `unique` that an answer could name.
     pub fn parse(message: &'a [u8], token: u32) -> Option<Request<'a>> {
         let (header, body) = InHeader::read_from_prefix(message).ok()?;
         (header.len as usize == message.len()).then_some(Request { header, body, token })
@@ -33,7 +34,7 @@ impl<'a> Request<'a> {
 ///
 /// `receive` is called by one thread per worker number, everything else by any thread.
 pub trait Transport: Send + Sync + 'static {
-    /// As `/proc/mounts` readers and statistics should know it.
+    /// The name in `system.kedgefs.info` and statistics.
     fn name(&self) -> &'static str;
     /// How many workers may receive at the same time.
     fn workers(&self) -> usize;
@@ -45,8 +46,9 @@ pub trait Transport: Send + Sync + 'static {
     fn notify(&self, code: i32, body: &[u8]) -> io::Result<()>;
 }
 
-/// Room for the largest request, placed so that the data of a WRITE begins on a page: the copy in the kernel and the one
-/// into the page cache run aligned, and the data could go to an O_DIRECT device as it is.
+/// Space for the largest request, placed so that the data of a WRITE begins on a page. Then the
+/// copy in the kernel and the copy into the page cache are aligned, and the data could be written
+/// to an O_DIRECT device without another copy.
 #[derive(Debug)]
 pub struct RequestBuf(IoBuf);
 
@@ -137,7 +139,8 @@ impl Drop for Reply {
 fn report(sent: io::Result<()>, unique: u64) {
     match sent {
         Ok(()) => {}
-        // ENOENT: the caller was killed before it could be told. The rest: the mount is gone, and the caller with it.
+        // ENOENT: the caller was killed before the answer. Other errors: the mount is gone, and the
+        // caller with it.
         Err(e)
             if matches!(
                 e.raw_os_error(),

@@ -20,7 +20,8 @@ use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::time::Duration;
 
-/// Both kinds of mount, without and with a writeback cache, with and without what may be switched off.
+/// Both kinds of mount, without and with a writeback cache, with and without what may be switched
+/// off.
 fn all() -> Vec<FuseOptions> {
     let mut all = both();
     let simple = all.iter().map(|o| FuseOptions {
@@ -157,7 +158,7 @@ fn exclusive_creation() {
     for options in all() {
         let m = Mounted::new(&options);
         let new = || OpenOptions::new().write(true).create_new(true).mode(0o400).open(m.path("f"));
-        // The mode forbids writing to the next who opens, not to the creator.
+        // The mode forbids writing to later opens, not to the creator.
         new().unwrap().write_all(b"x").unwrap();
         assert_eq!(new().unwrap_err().kind(), ErrorKind::AlreadyExists);
         assert_eq!(fs::metadata(m.path("f")).unwrap().mode() & 0o7777, 0o400);
@@ -274,7 +275,7 @@ fn attributes() {
             assert_eq!(meta.rdev(), rustix::fs::makedev(259, 0x12345));
             assert!(fs::metadata(m.path("fifo")).unwrap().file_type().is_fifo());
 
-            // A directory with the set-group-id bit hands its group down.
+            // New entries inherit the group of a directory with the set-group-id bit.
             fs::create_dir(m.path("g")).unwrap();
             rustix::fs::chown(m.path("g"), None, Some(Gid::from_raw(77))).unwrap();
             fs::set_permissions(m.path("g"), fs::Permissions::from_mode(0o2775)).unwrap();
@@ -289,7 +290,7 @@ fn attributes() {
     }
 }
 
-/// The set-user-id bit goes with the owner and with the content.
+/// A change of the owner or of the content clears the set-user-id bit.
 #[test]
 fn privilege_is_dropped() {
     if !is_root("nobody's writes") {
@@ -544,14 +545,14 @@ fn writes_are_cached() {
     }
 }
 
-/// Held by who drops the caches, and by who counts on what is cached then.
+/// Held by tests that drop the caches, and by tests that rely on cached data.
 static CACHES: Mutex<()> = Mutex::new(());
 
 fn drop_caches() {
     drop(drop_caches_alone());
 }
 
-/// No other test drops them before the guard goes: they are those of the whole machine.
+/// No other test drops the caches before the guard is dropped: they are those of the whole machine.
 fn drop_caches_alone() -> MutexGuard<'static, ()> {
     let alone = CACHES.lock();
     // Without root the tests see the kernel's memory only, which is less of a test but still one.

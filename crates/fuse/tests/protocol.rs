@@ -1,4 +1,5 @@
-//! The server against a kernel that sends nonsense: every request is answered once, and nothing panics.
+//! The server with a kernel that sends invalid requests: every request is answered once, and
+//! nothing panics.
 
 #![allow(clippy::unwrap_used)]
 
@@ -113,8 +114,8 @@ fn nonsense_is_refused() {
         bench.fs_file();
         for _ in 0..100_000 {
             let opcode = random.below(60) as u32;
-            // Forgetting what was not given out is the file system's to catch; once INIT has agreed on a writeback
-            // cache, LSEEK is answered by a thread that is not there.
+            // Forgetting what was not given out is the file system's to catch; once INIT has agreed
+            // on a writeback cache, LSEEK is answered by a thread that is not there.
             if matches!(opcode, op::INIT | op::FORGET | op::BATCH_FORGET) {
                 continue;
             }

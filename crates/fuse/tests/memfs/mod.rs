@@ -1,4 +1,4 @@
-//! A file system in memory, as simple as it can be, behind the real server.
+//! A minimal file system in memory, for tests of the real server.
 #![allow(dead_code, clippy::unwrap_used)]
 
 use kedge_base::Clock;
@@ -164,7 +164,8 @@ impl MemFs {
         if parent.find(name).is_some() {
             return Err(Error::Exists);
         }
-        // A set-group-ID directory hands its group down: the file system's part, not the transport's.
+        // The group of a set-group-ID directory is inherited: the file system does that, not the
+        // transport.
         let (mut mode, mut owner) = (mode, owner);
         if parent.attr.mode & 0o2000 != 0 {
             owner.gid = parent.attr.gid;

@@ -1,6 +1,6 @@
-//! A mount of the file system in memory that cleans up after itself when a test fails. What it cannot survive is a kill:
-//! this process is server and client, and the kernel closes its files on the mount only after the server's threads are
-//! gone. Then `/sys/fs/fuse/connections/<number>/abort` helps.
+//! A mount of the file system in memory that cleans up after itself when a test fails. It does not
+//! survive a kill: this process is server and client, and the kernel closes its files on the mount
+//! only after the server's threads are gone. Then use `/sys/fs/fuse/connections/<number>/abort`.
 #![allow(dead_code, clippy::unwrap_used)]
 
 use crate::memfs::MemFs;
@@ -9,7 +9,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 
-/// Tests that need FUSE fail without it, lest nobody notice that they do not run, unless told so.
+/// Tests that need FUSE fail without it, unless told otherwise, so that it is noticed if they do
+/// not run.
 #[track_caller]
 pub fn no_fuse() -> bool {
     let no = std::env::var_os("KEDGE_NO_FUSE").is_some_and(|v| v == "1");
@@ -19,7 +20,7 @@ pub fn no_fuse() -> bool {
     no
 }
 
-/// Whether the tests may do what root alone may. What they leave out otherwise is told.
+/// Whether the tests run as root. If not, what they leave out is reported.
 #[track_caller]
 pub fn is_root(what: &str) -> bool {
     let root = rustix::process::geteuid().is_root();
@@ -68,7 +69,7 @@ impl Mounted {
         Ok(self.server.take().expect("unmounted once").join().unwrap())
     }
 
-    /// How often a request came, as the mount itself tells.
+    /// The mount's own count of a request.
     pub fn requests(&self, name: &str) -> u64 {
         let stats = self.control("system.kedgefs.stats");
         let key = format!("\"{name}\":");
