@@ -29,9 +29,9 @@ enum Command {
     Explore(explore::Args),
     /// Show one crash state again
     Replay(replay::Args),
-    /// Note in the recording that the user has now been told something
+    /// Record that the user has now been told something
     Mark(record::MarkArgs),
-    /// List the models: what a file system may lose
+    /// List the models of what a file system may lose
     Models,
 }
 

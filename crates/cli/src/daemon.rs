@@ -1,8 +1,9 @@
 //! `kedge mount` returns when the mount is live, and leaves a process behind that serves it.
 //!
-//! The parent starts this binary anew instead of forking: the tracing and engine state of a process with threads does
-//! not survive a fork. The child's standard output is a pipe to the parent that carries one line: `ready`, or `failed`
-//! and the reason. A pipe that ends without that line means that the child died; then its exit status is the reason.
+//! The parent executes this binary again instead of forking, because the tracing and engine state
+//! of a process with threads does not survive a fork. The child's standard output is a pipe to the
+//! parent that carries one line: `ready`, or `failed` and the reason. If the pipe ends without that
+//! line, the child has died, and its exit status is the reason.
 
 use anyhow::{Context, Result, bail};
 use std::ffi::OsStr;
@@ -24,7 +25,8 @@ pub fn spawn(args: &[&OsStr], log_file: Option<&Path>) -> Result<()> {
         None => Stdio::inherit(),
     };
     crate::os::inherit_standard_streams_only();
-    // /proc/self/exe rather than a path: it runs this very binary though it may have been replaced or deleted.
+    // /proc/self/exe instead of a path: it runs this binary even if the file has been replaced or
+    // deleted.
     let mut child = Command::new("/proc/self/exe")
         .arg0("kedge")
         .args(args)
@@ -48,8 +50,8 @@ pub fn spawn(args: &[&OsStr], log_file: Option<&Path>) -> Result<()> {
 }
 
 fn open_log(path: &Path) -> Result<File> {
-    // Where others may write, too, the name may be theirs: a link to any file, which would get our
-    // lines, or a pipe, which would keep us waiting for a reader.
+    // In a directory that other users can write to, the name may be theirs: a link to any file,
+    // which would get our lines, or a pipe, whose open would wait for a reader.
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
     let file = OpenOptions::new()
         .append(true)
@@ -75,12 +77,13 @@ impl Child {
     pub fn start(keep_stderr: bool) -> Result<Child> {
         rustix::process::setsid().context("start a session")?;
         std::env::set_current_dir("/").context("leave the working directory")?;
-        // Started through /proc/self/exe, it would be called "exe" in ps and top.
+        // A process started through /proc/self/exe would be called "exe" in ps and top.
         rustix::thread::set_name(c"kedge").context("name the process")?;
         Ok(Child { keep_stderr })
     }
 
-    /// Lets the parent return. An error means that it has gone: whoever asked for the mount has given it up.
+    /// Lets the parent return. An error means that the parent is gone, so the mount is not wanted
+    /// any more.
     pub fn ready(&self) -> Result<()> {
         report(READY).context("the process that asked for the mount is gone")?;
         let null = OpenOptions::new().read(true).write(true).open("/dev/null").context("open /dev/null")?;

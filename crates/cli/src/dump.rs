@@ -1,7 +1,7 @@
-//! `kedge dump`: the structures of an image, for people who look for a fault.
+//! `kedge dump`: the structures of an image, for debugging.
 //!
-//! Plain reads, no lock, no recovery: what is shown is what lies on the device. On a mounted image that is the last
-//! checkpoint and as much of the log as has been written.
+//! It reads without a lock and without recovery, so it shows what is on the device. On a mounted
+//! image that is the last checkpoint and the part of the log that has been written.
 
 use crate::image::Image;
 use crate::tree;
@@ -19,13 +19,13 @@ use std::process::ExitCode;
 
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// The items of this inode in the last checkpoint's tree
+    /// Show the items of this inode in the last checkpoint's tree
     #[arg(long, value_name = "N", conflicts_with = "log")]
     ino: Option<u64>,
-    /// The log from its tail to its end, record by record
+    /// Show the log from its tail to its end, record by record
     #[arg(long, conflicts_with = "tree")]
     log: bool,
-    /// All items of the last checkpoint's tree
+    /// Show all items of the last checkpoint's tree
     #[arg(long)]
     tree: bool,
     /// A file or block device
@@ -72,7 +72,7 @@ fn dump_log(image: &Image, out: &mut dyn Write) -> Result<()> {
         if at == c.checkpoint_lsn {
             writeln!(out, "-- the tree holds the records above")?;
         }
-        // A log that were valid for more than its size would be read in circles.
+        // A log that seems valid for more than its size would be read for ever.
         if at.0 - c.tail_lsn.0 >= superblock.geometry.log_bytes() {
             writeln!(out, "-- the log ends at LSN {at}: it is full")?;
             return Ok(());
@@ -90,7 +90,8 @@ fn dump_log(image: &Image, out: &mut dyn Write) -> Result<()> {
     }
 }
 
-/// The write at `lsn` if it is valid by the rules of [`kedge_format::logwrite`], else which of them it breaks.
+/// The write at `lsn` if it is valid by the rules of [`kedge_format::logwrite`], else which of them
+/// it breaks.
 fn read_log_write(
     image: &Image,
     sb: &Superblock,

@@ -1,4 +1,4 @@
-//! All that the command line asks of the engine, the mount and the checker.
+//! The command line's interface to the engine, the mount and the checker.
 
 use crate::options::MountWords;
 use anyhow::{Context, Result};
@@ -12,16 +12,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// To a plain mount the kernel passes no sync(2) on: what the timer has not made durable is all that a crash after
-/// `sync` can cost, so it runs more often.
+/// The kernel does not pass sync(2) on to a plain mount. A crash after `sync` can lose what the
+/// commit timer has not made durable, so the timer runs more often there.
 const COMMIT_PLAIN: Duration = Duration::from_secs(1);
 
 /// How long an image may be locked before it counts as in use. After umount(8) the process that
-/// served the mount holds it still: on a mount without privilege while it writes the last
-/// checkpoint, else until it has ended. What is mounted is refused at once, by the mount table.
+/// served the mount still holds it: on an unprivileged mount while it writes the last checkpoint,
+/// else until it has ended. A mounted image is refused at once, by the mount table.
 const LOCK_WAIT: Duration = Duration::from_secs(15);
-/// A look-up that is under way, of udev or of a desktop that looks into a new mount, makes it look
-/// in use.
+/// How often an unmount is tried: a running lookup, of udev or of a desktop that opens new mounts,
+/// makes the mount busy.
 const UNMOUNT_ATTEMPTS: u32 = 40;
 const UNMOUNT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -35,14 +35,14 @@ pub fn format(path: &Path, options: &FormatOptions) -> Result<()> {
     format_device(device, options).with_context(|| format!("format {}", path.display()))
 }
 
-/// Makes a file of `size` bytes and an image in it. The path must not exist.
+/// Creates a file of `size` bytes with an image in it. The path must not exist.
 pub fn create(path: &Path, size: u64, options: &FormatOptions) -> Result<()> {
     let device = FileDevice::create(path, size, OpenOptions::default())?;
     format_device(device, options).with_context(|| format!("format {}", path.display()))
 }
 
-/// The root directory belongs to whoever makes the image: a mount without privilege could not be written to by the only
-/// one who sees it if it were root's.
+/// The root directory belongs to the user who makes the image. An unprivileged mount is visible
+/// only to its user, who could not write to it if it belonged to root.
 fn format_device(device: Arc<FileDevice>, options: &FormatOptions) -> Result<()> {
     let owner = Owner { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };
     let options = FormatOptions { owner, ..options.clone() };
@@ -50,16 +50,16 @@ fn format_device(device: Arc<FileDevice>, options: &FormatOptions) -> Result<()>
     Ok(())
 }
 
-/// What an image is opened with besides its mount options.
+/// Parameters for opening an image, besides its mount options.
 #[derive(Clone, Default)]
 pub struct Extra {
-    /// Goes before the option.
+    /// Overrides the option.
     pub cache_size: Option<u64>,
-    /// What is not flushed dies with this process.
+    /// Writes that are not flushed are lost with this process.
     pub volatile: bool,
-    /// Requests to the device fail as this file asks for.
+    /// Requests to the device fail as this file says.
     pub faults: Option<PathBuf>,
-    /// Limits for dirty pages that it shares with others.
+    /// A budget for dirty pages that it shares with other images.
     pub shared_budget: Option<Arc<SharedBudget>>,
 }
 
@@ -112,7 +112,7 @@ pub fn mount(fs: &FileSystem, image: &Path, dir: &Path, words: &MountWords) -> R
     Ok(session)
 }
 
-/// For root, whose mount came out weaker than usual.
+/// A message for root, if the mount is plain and not privileged.
 pub fn tell_plain(mount: &MountPoint) -> Option<String> {
     mount.why_plain.as_ref().map(|why| {
         format!(
@@ -122,7 +122,7 @@ pub fn tell_plain(mount: &MountPoint) -> Option<String> {
     })
 }
 
-/// Ends a mount. One that is in use a little later still stays.
+/// Ends a mount. Fails if it stays in use for a while.
 pub fn unmount(dir: &Path) -> Result<()> {
     Ok(patiently(|| kedge_fuse::unmount(dir, false))?)
 }
@@ -132,7 +132,7 @@ pub fn detach(dir: &Path) -> Result<()> {
     Ok(kedge_fuse::unmount(dir, true)?)
 }
 
-/// Calls `unmount`, and again for a moment while the mount is in use.
+/// Calls `unmount`, and repeats it for a moment while the mount is in use.
 pub fn patiently(mut unmount: impl FnMut() -> Result<(), MountError>) -> Result<(), MountError> {
     for _ in 1..UNMOUNT_ATTEMPTS {
         match unmount() {
@@ -145,17 +145,17 @@ pub fn patiently(mut unmount: impl FnMut() -> Result<(), MountError>) -> Result<
 
 /// What the checker found.
 pub struct Checked {
-    /// For people.
+    /// The report as text.
     pub text: String,
     pub json: serde_json::Value,
-    /// As fsck(8) wants it.
+    /// The exit code of fsck(8).
     pub exit_code: u8,
 }
 
-/// Hears how far a check has come.
+/// Called with the progress of a check.
 pub type Hear = Arc<dyn Fn(Progress) + Send + Sync>;
 
-/// Judges an image without writing to it.
+/// Checks an image without writing to it.
 pub fn check(path: &Path, progress: Option<Hear>) -> Result<Checked> {
     let options = CheckOptions { replay: Some(Arc::new(StoreReplay)), progress, ..CheckOptions::default() };
     let report = kedge_fsck::check(open_device(path, true)?, &options);
@@ -166,7 +166,7 @@ pub fn check(path: &Path, progress: Option<Hear>) -> Result<Checked> {
     })
 }
 
-/// Repairs an image, which nobody else can open meanwhile.
+/// Repairs an image, which stays locked meanwhile.
 pub fn repair(path: &Path, mode: RepairMode, force: bool, progress: Option<Hear>) -> Result<Checked> {
     let check = CheckOptions { replay: Some(Arc::new(StoreReplay)), progress, ..CheckOptions::default() };
     let options = RepairOptions { check, force, ..RepairOptions::new(mode) };

@@ -1,13 +1,12 @@
-//! `kedge fsck`: judges an image as recovery would leave it, and repairs it if asked to.
-//!
-//! # Which of them
-//! | | what is looked at | what is written |
+//! `kedge fsck`: checks an image as recovery would leave it, and repairs it on request.
+//! # Modes
+//! //! | | what is checked | what is written |
 //! |---|---|---|
 //! | nothing, or `-n` | everything | nothing |
 //! | `-p`, `-a` | everything, unless the image was unmounted (`-f`: also then) | what nobody can miss: the log is replayed, counts, bitmaps and orphan items are corrected |
 //! | `-y` | the same | everything that is needed for a clean image |
 //!
-//! There are no questions, so without a mode a terminal makes no difference.
+//! It asks no questions, so it behaves the same with and without a terminal.
 
 use crate::engine::Checked;
 use crate::{Usage, engine, mounts};
@@ -21,22 +20,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// Check everything, write nothing (so it is without -p and -y, too)
+    /// Check everything, write nothing (the default without -p and -y)
     #[arg(short = 'n')]
     dry_run: bool,
-    /// Replay the log and repair what is safe; anything else is left, with exit code 4 (also -a)
+    /// Replay the log and make safe repairs only; if more is wrong, exit with code 4 (also -a)
     #[arg(short = 'p', short_alias = 'a')]
     preen: bool,
-    /// Repair everything, at the price of what cannot be read
+    /// Repair everything; what cannot be read is lost
     #[arg(short = 'y')]
     yes: bool,
-    /// With -p or -y: check an image that was unmounted, too
+    /// With -p or -y: also check an image that was unmounted cleanly
     #[arg(short = 'f')]
     force: bool,
     /// Show progress on a terminal
     #[arg(short = 'C')]
     progress: bool,
-    /// fsck(8) writes a file descriptor behind -C: progress goes to the terminal nevertheless
+    /// fsck(8) adds a file descriptor to -C; it is ignored, and progress goes to the terminal
     #[arg(short = '0', short_aliases = ['1', '2', '3', '4', '5', '6', '7', '8', '9'],
           action = clap::ArgAction::Count, hide = true, requires = "progress")]
     descriptor: u8,
@@ -47,7 +46,7 @@ pub struct Args {
     image: PathBuf,
 }
 
-// Exit codes of fsck(8) that are not the report's own.
+// Exit codes of fsck(8) that do not come from the report.
 pub const OPERATIONAL: u8 = 8;
 pub const USAGE: u8 = 16;
 
@@ -85,7 +84,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::from(exit_code))
 }
 
-/// One line on stderr that is written over and over.
+/// A progress line on stderr that is overwritten in place.
 #[derive(Default)]
 struct Bar {
     /// Phase and percentage shown last, as one number.

@@ -1,13 +1,15 @@
-//! One process that serves several images: `kedge daemon FILE.toml`, and `kedge mount --daemon NAME`, which joins the
-//! process of that name or starts it.
+//! One process that serves several images: `kedge daemon FILE.toml`, and `kedge mount --daemon
+//! NAME`, which joins the process of that name or starts it.
 //!
-//! What the mounts share is the process, a budget for dirty pages and the flusher threads. Each has its own engine with its own
-//! threads for the log and checkpoints. A device that hangs holds up nobody else: neither the budget nor the flusher threads
-//! let it. The process ends with its last mount.
+//! What the mounts share is the process, a budget for dirty pages and the flusher threads. Each has
+//! its own engine with its own threads for the log and checkpoints. A device that hangs does not
+//! delay the other mounts, neither through the budget nor through the flusher threads. The process
+//! ends with its last mount.
 //!
 //! # Joining
-//! A named process listens on a socket in a directory that only its user can enter: `$XDG_RUNTIME_DIR/kedge`, for root
-//! `/run/kedge`, else a directory in `/tmp` that must belong to the user. One request and one answer, each a line of JSON.
+//! A named process listens on a socket in a directory that only its user can enter:
+//! `$XDG_RUNTIME_DIR/kedge`, for root `/run/kedge`, else a directory in `/tmp` that must belong to
+//! the user. One request and one answer, each a line of JSON.
 
 use crate::options::{MountWords, parse_size};
 use crate::os::TerminationSignals;
@@ -27,14 +29,14 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Dirty data of all mounts together, unless the file says otherwise.
+/// Limit on the dirty data of all mounts together, unless the file says otherwise.
 const DIRTY_BACKGROUND: u64 = 64 << 20;
 const DIRTY_HARD: u64 = 256 << 20;
-/// Longest request.
+/// Bytes of the longest request.
 const REQUEST_MAX: u64 = 64 << 10;
-/// A client that connects and says nothing does not keep others waiting.
+/// A client that connects and sends nothing must not delay others for longer.
 const REQUEST_WAIT: Duration = Duration::from_secs(5);
-/// Tries to join before giving up: a process may be ending, or starting, just now.
+/// Attempts to join before giving up: a process may just be ending or starting.
 const JOIN_TRIES: u32 = 50;
 const JOIN_PAUSE: Duration = Duration::from_millis(100);
 
@@ -43,8 +45,8 @@ pub struct Args {
     /// Started by `kedge mount --daemon`: listens under this name, and ends when nothing is mounted
     #[arg(long, hide = true, conflicts_with = "file", required_unless_present = "file")]
     name: Option<String>,
-    /// What to mount, in TOML: `name`, `dirty_background`, `dirty_hard`, and for each mount a table `[[mount]]` with
-    /// `image`, `dir`, `options`, `cache_size`
+    /// What to mount, in TOML: `name`, `dirty_background`, `dirty_hard`, and for each mount a table
+    /// `[[mount]]` with `image`, `dir`, `options`, `cache_size`
     file: Option<PathBuf>,
 }
 
@@ -79,7 +81,7 @@ impl Config {
     fn read(path: &Path) -> Result<Config> {
         let text = std::fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
         let mut config: Config = toml::from_str(&text).map_err(|e| {
-            // Its message spans lines and draws the place; the first says what and where.
+            // Its message has several lines with an excerpt.
             Usage(format!("{}: {}", path.display(), e.to_string().trim()))
         })?;
         if config.mount.is_empty() {
@@ -155,7 +157,8 @@ pub fn join(name: &str, request: &Request) -> Result<()> {
                 None => std::thread::sleep(JOIN_PAUSE), // it was ending
             },
             Err(_) => {
-                // Nobody listens. Should two start one at once, the second finds the socket taken and joins the first.
+                // No process listens. If two callers start one at once, the second process finds
+                // the socket taken, and its caller joins the first.
                 let words: [&OsStr; 3] = ["daemon".as_ref(), "--name".as_ref(), name.as_ref()];
                 if let Err(e) = daemon::spawn(&words, None) {
                     tracing::debug!("start of {name}: {e}");
@@ -167,7 +170,7 @@ pub fn join(name: &str, request: &Request) -> Result<()> {
     bail!("no process called {name} answers at {}", path.display())
 }
 
-/// `None`: it went away without an answer.
+/// Sends a request. `None`: the process ended without an answer.
 fn ask(mut stream: UnixStream, request: &Request) -> Result<Option<Reply>> {
     let mut line = serde_json::to_string(request).context("write the request")?;
     line.push('\n');
@@ -180,7 +183,7 @@ fn ask(mut stream: UnixStream, request: &Request) -> Result<Option<Reply>> {
     }
 }
 
-/// Where the process of that name listens. Makes the directory, which must be the user's alone.
+/// The socket of the process of that name. Creates its directory, which only the user may access.
 fn socket(name: &str) -> Result<PathBuf> {
     if name.is_empty()
         || name.len() > 64
@@ -218,9 +221,9 @@ struct State {
     live: Vec<MountPoint>,
     /// Being mounted.
     starting: usize,
-    /// Something was mounted.
+    /// Whether anything was mounted so far.
     used: bool,
-    /// No more mounts: the last one is gone.
+    /// No more mounts are accepted: the last one is gone.
     ending: bool,
     failed: Vec<String>,
     socket: Option<PathBuf>,
@@ -246,7 +249,7 @@ impl Host {
         Ok(host)
     }
 
-    /// Those in use stay, and the next signal tries again.
+    /// Unmounts all. Mounts in use stay, and the next signal tries again.
     fn unmount_all(&self) {
         let live = self.state.lock().live.clone();
         for mount in live {
@@ -258,7 +261,7 @@ impl Host {
 
     fn listen(self: &Arc<Host>, name: &str) -> Result<()> {
         let path = socket(name)?;
-        // A socket that nobody answers is one that a killed process left.
+        // If no process answers, a killed process has left the socket.
         if UnixStream::connect(&path).is_ok() {
             bail!("a daemon called {name} is running already");
         }
@@ -349,7 +352,7 @@ impl Host {
                 Err(e) => Some(format!("serve {}: {e}", dir.display())),
             };
             if let Some(error) = &error {
-                // At once: the verdict comes when the last mount is gone.
+                // Logged at once: the exit code comes only when the last mount is gone.
                 tracing::error!("{error}");
                 syslog::error(error);
             }
@@ -366,14 +369,14 @@ impl Host {
     fn wait_for_first(&self) {
         let mut state = self.state.lock();
         while !state.used {
-            // Whoever started us mounts at once; if that fails, there is nothing to stay for.
+            // The caller that started this process mounts at once. If that fails, the process ends.
             if self.changed.wait_for(&mut state, REQUEST_WAIT) && state.starting == 0 {
                 return;
             }
         }
     }
 
-    /// Until nothing is mounted.
+    /// Waits until nothing is mounted.
     fn wait(&self) {
         let mut state = self.state.lock();
         while !state.live.is_empty() || state.starting > 0 {

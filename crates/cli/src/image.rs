@@ -1,7 +1,7 @@
-//! Looking at an image with plain reads: superblock slots and foreign signatures.
+//! Examining an image with plain reads: superblock slots and foreign signatures.
 //!
-//! Nothing here locks the image or writes to it, so that `info` and `dump` also work on one that is mounted. What they
-//! then show is the last checkpoint, not the present.
+//! Nothing here locks the image or writes to it, so that `info` and `dump` also work on one that is
+//! mounted. They then show the last checkpoint, not the current state.
 
 use anyhow::{Context, Result, anyhow, bail};
 use kedge_base::{BLOCK_SIZE, BlockNo};
@@ -20,7 +20,8 @@ pub struct Image {
     pub size: u64,
 }
 
-/// Refuses what can be no image. Before it is opened: of a pipe that would wait for a writer, who may never come.
+/// Refuses files that cannot be images, before they are opened: opening a pipe would wait for a
+/// writer.
 pub fn check_kind(path: &Path) -> Result<()> {
     let kind = std::fs::metadata(path).with_context(|| format!("open {}", path.display()))?.file_type();
     if !kind.is_file() && !kind.is_block_device() {
@@ -29,12 +30,13 @@ pub fn check_kind(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What an image says an unmount has lost. `None` also for what cannot be read: whoever opens it says so better.
+/// The losses that an image records. `None` also if it cannot be read: opening it gives a better
+/// error.
 pub fn losses(path: &Path) -> Option<Losses> {
     Image::open(path).ok()?.superblock().ok()?.checkpoint.losses
 }
 
-/// For people who are about to use the image.
+/// The message about losses, for a user who is about to use the image.
 pub fn tell_losses(losses: &Losses) -> String {
     format!(
         "an unmount could not write the data of {} files, first at {} seconds after 1970; what could not be written is \
@@ -80,7 +82,8 @@ impl Image {
             [Ok(a), Ok(b)] => Ok(if a.checkpoint.generation > b.checkpoint.generation { a } else { b }),
             [Ok(one), Err(_)] | [Err(_), Ok(one)] => Ok(one),
             [Err(a), Err(b)] => {
-                // A slot with our magic says more about the damage than one that was never written.
+                // The error of a slot with the magic tells more than that of a slot that was never
+                // written.
                 let magic = self.block(SLOTS[1]).is_ok_and(|bytes| Superblock::has_magic(&bytes));
                 let e = if magic { b } else { a };
                 match self.content() {
@@ -94,7 +97,7 @@ impl Image {
         superblock.with_context(|| format!("{}: no valid superblock", self.path.display()))
     }
 
-    /// What the device holds already, as far as can be told from where file systems put their signatures.
+    /// What the device holds already, as far as signatures tell.
     pub fn content(&self) -> Result<Content> {
         let mut head = vec![0; HEAD_BYTES.min(usize::try_from(self.size).unwrap_or(HEAD_BYTES))];
         self.read(0, &mut head)?;

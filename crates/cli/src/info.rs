@@ -1,4 +1,4 @@
-//! `kedge info`: what an image is, from its superblock, or what a live mount says of itself.
+//! `kedge info`: describes an image from its superblock, or a live mount from its own report.
 
 use crate::image::Image;
 use crate::options::show_size;
@@ -16,7 +16,7 @@ pub struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// An image, or the directory it is mounted on
+    /// An image, or the directory on which it is mounted
     #[arg(value_name = "IMAGE|DIR")]
     target: PathBuf,
 }
@@ -38,7 +38,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What a superblock says. Counts of blocks are those of the last checkpoint.
+/// The contents of a superblock. Counts of blocks are those of the last checkpoint.
 pub fn image_json(path: &Path, superblock: &Superblock) -> Value {
     let (g, c) = (&superblock.geometry, &superblock.checkpoint);
     let bytes = |blocks: u64| blocks.saturating_mul(BLOCK_SIZE as u64);

@@ -1,12 +1,13 @@
 //! `kedge`: the command line of KedgeFS.
 //!
 //! # Exit codes
-//! 0 success · 1 failure · 2 usage. `fsck` follows fsck(8): 0 clean, 1 fixed, 4 errors left, 8 operational error,
-//! 16 usage. An error is one line on stderr that starts with `kedge:` and names what failed and where.
+//! 0 success · 1 failure · 2 usage. `fsck` follows fsck(8): 0 clean, 1 fixed, 4 errors left, 8
+//! operational error, 16 usage. An error is one line on stderr that starts with `kedge:` and names
+//! what failed and where.
 //!
 //! # Shape
-//! One module for each subcommand. They reach the engine, the mount and the checker only through [`engine`], so that one
-//! place shows what the command line needs of them.
+//! One module for each subcommand. They reach the engine, the mount and the checker only through
+//! [`engine`], so that one place shows what the command line needs of them.
 #![deny(unsafe_code)]
 
 mod crash;
@@ -65,7 +66,7 @@ enum Command {
     Remount(remount::Args),
     /// Unmount, and return when everything is on the device
     Umount(umount::Args),
-    /// Check an image, and repair it if asked to
+    /// Check an image, and optionally repair it
     Fsck(fsck::Args),
     /// Show identity, geometry and state of an image or of a mount
     Info(info::Args),
@@ -79,11 +80,11 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         _words: Vec<OsString>,
     },
-    /// Crash-test a program: what would it find after a power failure?
+    /// Crash-test a program: show what it would find after a power failure
     Crash(crash::Args),
 }
 
-/// A request that makes no sense: exit code 2 (fsck: 16), unlike a sensible one that failed.
+/// A usage error: exit code 2 (fsck: 16), unlike a valid request that failed.
 #[derive(Debug)]
 struct Usage(String);
 
@@ -126,7 +127,7 @@ fn main() -> ExitCode {
     };
     match outcome {
         Ok(code) => code,
-        // `kedge dump … | head` has seen enough.
+        // The reader has closed the pipe, as in `kedge dump … | head`.
         Err(e) if is_broken_pipe(&e) => ExitCode::SUCCESS,
         Err(e) => {
             eprintln!("kedge: {}", one_line(&format!("{e:#}")));
@@ -143,8 +144,8 @@ fn is_broken_pipe(e: &anyhow::Error) -> bool {
     e.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
-/// mount(8), mkfs(8) and fsck(8) call helpers by name: `mount.kedgefs IMAGE DIR -o …` is `kedge mount …`. mount.fuse(8)
-/// calls the program after the file system's type: `kedgefs`.
+/// mount(8), mkfs(8) and fsck(8) call helpers by name: `mount.kedgefs IMAGE DIR -o …` is `kedge
+/// mount …`. mount.fuse(8) calls the program after the file system's type: `kedgefs`.
 fn with_subcommand(mut args: Vec<OsString>) -> Vec<OsString> {
     let name = args
         .first()
@@ -163,7 +164,7 @@ fn with_subcommand(mut args: Vec<OsString>) -> Vec<OsString> {
     args
 }
 
-/// What went wrong, without clap's usage text and tips.
+/// The message of the error, without clap's usage text and tips.
 fn first_paragraphs(e: &clap::Error) -> String {
     let text = e.render().to_string();
     let text = text.strip_prefix("error: ").unwrap_or(&text);

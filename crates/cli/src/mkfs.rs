@@ -1,7 +1,7 @@
 //! `kedge mkfs`: makes an image.
 //!
-//! A new file appears under its name only when the image in it is whole and durable, so that an interrupted run leaves
-//! nothing that a later `mount --create` would take for an image.
+//! A new file appears under its name only when the image in it is complete and durable. So an
+//! interrupted run leaves nothing that a later `mount --create` would take for an image.
 
 use crate::image::Image;
 use crate::options::parse_size;
@@ -16,19 +16,19 @@ use std::process::ExitCode;
 
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// Size of the image; a file that does not exist is made, one that is shorter is extended
+    /// Size of the image; a missing file is created, a shorter one is extended
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     size: Option<u64>,
     /// Name of the file system, at most 64 bytes
     #[arg(short = 'L', long, default_value = "", hide_default_value = true)]
     label: String,
-    /// Identity; a random one otherwise
+    /// UUID of the image [default: random]
     #[arg(short = 'U', long)]
     uuid: Option<uuid::Uuid>,
     /// Size of the log, 1 MiB to 1 GiB (default: a 32nd of the image, at least 32 MiB)
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     log_size: Option<u64>,
-    /// Overwrite what the target holds
+    /// Overwrite existing data on the target
     #[arg(short, long)]
     force: bool,
     /// A file or block device
@@ -41,7 +41,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         log_size: args.log_size.map(whole_blocks),
         label: args.label,
         uuid: args.uuid,
-        // What must not be lost is refused below, before anything is touched.
+        // Targets that hold data are refused below, before anything is changed.
         overwrite: true,
         ..FormatOptions::default()
     };
@@ -73,7 +73,7 @@ pub fn create(path: &Path, size: u64, options: &FormatOptions) -> Result<()> {
     };
     let dir = path.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let temporary = dir.join(format!(".{}.{}.new", name.to_string_lossy(), std::process::id()));
-    // A name that is there already is somebody else's, perhaps a link to a file that would be
+    // A name that exists already may belong to another user, and be a link to a file that would be
     // overwritten.
     let new = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary);
     new.with_context(|| format!("create {}", path.display()))?;
@@ -100,7 +100,7 @@ pub fn exists(path: &Path) -> Result<bool> {
     path.try_exists().with_context(|| format!("look for {}", path.display()))
 }
 
-/// Sizes count in whole blocks; what is left over is not used.
+/// Rounds a size down to whole blocks.
 pub fn whole_blocks(bytes: u64) -> u64 {
     bytes / BLOCK_SIZE as u64 * BLOCK_SIZE as u64
 }
@@ -118,7 +118,8 @@ fn check_target(path: &Path, force: bool) -> Result<()> {
     Ok(())
 }
 
-/// Makes a regular file at least `size` bytes long. A block device that is too small is the engine's to refuse.
+/// Extends a regular file to at least `size` bytes. The engine refuses a block device that is too
+/// small.
 fn extend(path: &Path, size: u64) -> Result<()> {
     let file =
         OpenOptions::new().write(true).open(path).with_context(|| format!("open {}", path.display()))?;

@@ -1,7 +1,8 @@
 use super::*;
 use kedge_format::content::Content;
 
-/// The temporary name can be foreseen. Where others may write, a link of theirs may lie there.
+/// The temporary name is predictable. In a directory that other users can write to, there may be a
+/// link of that name.
 #[test]
 fn a_new_image_is_not_made_through_a_link() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! `kedge mount`: attaches an image to a directory and serves it, in the background unless told otherwise.
+//! `kedge mount`: attaches an image to a directory and serves it, in the background unless told
+//! otherwise.
 
 use crate::host::{self, Request};
 use crate::options::{MountWords, parse_cache_size, parse_size};
@@ -16,31 +17,32 @@ pub struct Args {
     /// Comma-separated mount options
     #[arg(short = 'o', value_name = "OPTIONS")]
     options: Vec<String>,
-    /// Serve in this process instead of one in the background
+    /// Serve in this process instead of a background process
     #[arg(long)]
     foreground: bool,
-    /// Make the image with this size, and the directory, if they do not exist
+    /// Create the image with this size, and the directory, if they do not exist
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     create: Option<u64>,
     /// Memory for cached metadata and file pages (as -o cache_size)
     #[arg(long, value_name = "SIZE", value_parser = parse_cache_size)]
     cache_size: Option<u64>,
-    /// Let the process called NAME serve it beside its other mounts; it is started if there is none
+    /// Let the process called NAME serve it along with its other mounts; start it if there is none
     #[arg(long, value_name = "NAME", conflicts_with_all = ["foreground", "log_file"])]
     daemon: Option<String>,
-    /// Where the serving process writes its messages (nowhere otherwise)
+    /// File for the messages of the serving process [default: they are discarded]
     #[arg(long, value_name = "FILE")]
     log_file: Option<PathBuf>,
-    /// For tests: unflushed writes stay in this process, so that killing it is a power failure
+    /// For tests: keep unflushed writes in this process, so that killing it acts as a power failure
     #[arg(long, hide = true)]
     volatile: bool,
-    /// For tests: requests to the device fail as this file asks for
+    /// For tests: requests to the device fail as this file says
     #[arg(long, hide = true, value_name = "FILE")]
     faults: Option<PathBuf>,
-    /// Started by `kedge mount` itself: speaks on standard output with the waiting parent
+    /// Started by `kedge mount` itself: reports to the waiting parent on standard output
     #[arg(long, hide = true, requires = "foreground")]
     as_daemon: bool,
-    /// What mount(8) may pass on to its helpers: sloppy, do not write mtab, be verbose, pretend; the type
+    /// What mount(8) may pass on to its helpers: sloppy, do not write mtab, be verbose, pretend;
+    /// the type
     #[arg(short = 's', hide = true)]
     sloppy: bool,
     #[arg(short = 'n', hide = true)]
@@ -58,7 +60,8 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
-    // Before the words are read as those of a mount: mount(8) adds some that only a remount knows.
+    // Before the words are parsed as those of a mount: mount(8) adds some that only a remount
+    // knows.
     if remount::is_asked(&args.options) {
         return match args.fake {
             true => Ok(ExitCode::SUCCESS),
@@ -90,7 +93,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Makes what `--create` asks for and looks at what is there, so that most errors are found before a process starts.
+/// Creates what `--create` requests and checks what exists, so that most errors are found before a
+/// process is started.
 fn prepare(args: &Args, words: &MountWords) -> Result<()> {
     mounts::detach_dead(&args.dir, &args.image)?;
     mounts::refuse_busy(&args.dir)?;
@@ -104,7 +108,7 @@ fn prepare(args: &Args, words: &MountWords) -> Result<()> {
         let size = mkfs::whole_blocks(size);
         mkfs::create(&args.image, size, &FormatOptions { size: Some(size), ..FormatOptions::default() })?;
     }
-    // The lock on the image would refuse it too, and could not say who holds it.
+    // The lock on the image would refuse it too, but could not name the mount that holds it.
     if let Some(mount) = mounts::of_image(&args.image)? {
         bail!("{} is in use: it is mounted on {}", args.image.display(), mount.dir.display());
     }
@@ -162,7 +166,8 @@ fn serve_as_daemon(args: &Args, words: &MountWords) -> Result<ExitCode> {
     }
 }
 
-/// Opens, mounts, calls `live`, and serves until the mount is gone. The image is closed whatever happened before.
+/// Opens, mounts, calls `live`, and serves until the mount is gone. The image is closed in any
+/// case.
 fn serve(
     args: &Args,
     image: &Path,
@@ -197,13 +202,13 @@ fn serve(
     let closed = session
         .run_and_close(fs, move || to_close.close())
         .with_context(|| format!("serve {}", dir.display()))?;
-    // Standard error is nobody's by now, unless it is a log file.
+    // Nobody reads standard error by now, unless it is a log file.
     closed
         .with_context(|| format!("close {}", image.display()))
         .inspect_err(|e| syslog::error(&format!("{e:#}")))
 }
 
-/// Mounts, and termination signals unmount.
+/// Mounts, and arranges that termination signals unmount.
 fn attach(
     fs: &FileSystem,
     image: &Path,

@@ -1,8 +1,8 @@
-//! Which mount is meant, and what it says of itself in extended attributes.
+//! Finding the mount that a command names, and its extended attributes.
 //!
-//! Mounts that other users made with their own servers are neither believed nor touched:
-//! `kedge_fuse`'s module `mountinfo` says which. Only the caller's own wish, a path on the command
-//! line, leads there.
+//! Mounts that other users made with their own servers are neither trusted nor accessed: the module
+//! `mountinfo` of `kedge_fuse` says which these are. Only a path on the caller's command line leads
+//! into one.
 
 use anyhow::{Context, Result, bail};
 use kedge_fuse::MountEntry;
@@ -18,18 +18,20 @@ pub const XATTR_PID: &str = "system.kedgefs.pid";
 /// Set to a list of options to change them.
 pub const XATTR_OPTIONS: &str = "system.kedgefs.options";
 
-/// Largest value the kernel hands out.
+/// Largest attribute value that the kernel returns.
 const XATTR_BYTES_MAX: usize = 64 << 10;
 
-/// The uppermost mount on `dir`. Works on the path alone: a dead mount answers nothing but ENOTCONN.
+/// The uppermost mount on `dir`. Uses only the path: a dead mount answers every access with
+/// ENOTCONN.
 pub fn at(dir: &Path) -> Result<Option<MountEntry>> {
     Ok(kedge_fuse::mount_at(&resolve(dir)?))
 }
 
-/// Refuses a directory on which a KedgeFS mount lives: the new mount would hide it, and nearly always that is a mistake.
-/// On mounts of others it may be what is wanted (a tmpfs on /mnt), and mount(8) allows it.
+/// Refuses a directory with a live KedgeFS mount: the new mount would hide it, which is nearly
+/// always a mistake. Over other mounts it may be intended (a tmpfs on /mnt), and mount(8) allows
+/// it.
 pub fn refuse_busy(dir: &Path) -> Result<()> {
-    // A directory that is not there is for others to judge.
+    // A missing directory is reported elsewhere.
     match resolve(dir).map(|dir| kedge_fuse::mount_at(&dir)) {
         Ok(Some(mount)) if mount.is_kedgefs() => {
             bail!("mount point {} is busy: {} is mounted there", dir.display(), mount.image().display())
@@ -38,7 +40,7 @@ pub fn refuse_busy(dir: &Path) -> Result<()> {
     }
 }
 
-/// Where an image is mounted, by whatever file system, and somebody answers.
+/// Where an image is mounted, by any file system, unless the mount is dead.
 pub fn of_image(image: &Path) -> Result<Option<MountEntry>> {
     for mount in kedge_fuse::mounts_of(image) {
         if !is_dead(&mount.dir)? {
@@ -48,12 +50,13 @@ pub fn of_image(image: &Path) -> Result<Option<MountEntry>> {
     Ok(None)
 }
 
-/// Detaches the dead mounts on a directory and of an image: nothing can come of them but a new mount.
+/// Detaches the dead mounts on a directory and of an image: they can only be replaced by a new
+/// mount.
 pub fn detach_dead(dir: &Path, image: &Path) -> Result<()> {
     let here = if is_dead(dir)? { Some(resolve(dir)?) } else { None };
     let others = kedge_fuse::mounts_of(image).into_iter().filter(MountEntry::is_kedgefs).map(|m| m.dir);
     for dir in here.into_iter().chain(others) {
-        // The second look: both may be the same mount.
+        // Checked again: both may be the same mount.
         if is_dead(&dir)? {
             tracing::warn!("{}: detaching the mount of a process that died", dir.display());
             crate::engine::detach(&dir)?;
@@ -62,7 +65,8 @@ pub fn detach_dead(dir: &Path, image: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The absolute path without symlinks, without asking the directory itself, which may be a dead mount.
+/// The absolute path without symlinks, without asking the directory itself, which may be a dead
+/// mount.
 pub fn resolve(dir: &Path) -> Result<PathBuf> {
     if let Ok(path) = dir.canonicalize() {
         return Ok(path);
@@ -75,11 +79,11 @@ pub fn resolve(dir: &Path) -> Result<PathBuf> {
     Ok(parent.join(name))
 }
 
-/// Whether `dir` is the mount point of a KedgeFS mount whose process has died. Asks for an attribute that only the process
-/// can answer: stat(2) the kernel would answer from its cache. A foreign mount is nobody's here to
-/// detach, and is not asked, nor is anything that lies in one.
+/// Whether `dir` is the mount point of a KedgeFS mount whose process has died. Reads an attribute
+/// that only the process can answer; the kernel would answer stat(2) from its cache. A foreign
+/// mount, or a path inside one, is not accessed, and never detached.
 pub fn is_dead(dir: &Path) -> Result<bool> {
-    // A directory that is not there is for others to judge.
+    // A missing directory is reported elsewhere.
     let Ok(dir) = resolve(dir) else { return Ok(false) };
     if !kedge_fuse::mount_at(&dir).is_some_and(|m| m.is_kedgefs()) || kedge_fuse::asks_strangers(&dir) {
         return Ok(false);

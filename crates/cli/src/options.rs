@@ -1,11 +1,11 @@
-//! Words people write: sizes ("4G") and mount options (`-o commit=5,noatime`).
+//! Parsing of sizes ("4G") and mount options (`-o commit=5,noatime`).
 
 use crate::Usage;
 use kedgefs::{DirtyTracking, SWITCH_WORDS, Switches, TreeLock};
 
 pub use kedge_base::parse_size;
 
-/// As [`parse_size`], for memory to cache in.
+/// [`parse_size`] for the size of a cache.
 pub fn parse_cache_size(text: &str) -> Result<u64, String> {
     match parse_size(text)? {
         bytes if bytes < CACHE_SIZE_MIN => {
@@ -15,7 +15,7 @@ pub fn parse_cache_size(text: &str) -> Result<u64, String> {
     }
 }
 
-/// A size for people, with two digits behind the point at most: `4 GiB`, `1.50 MiB`, `512 bytes`.
+/// A size as text, with at most two decimals: `4 GiB`, `1.50 MiB`, `512 bytes`.
 pub fn show_size(bytes: u64) -> String {
     let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
     match units.into_iter().find(|(shift, _)| bytes >> shift > 0) {
@@ -25,12 +25,13 @@ pub fn show_size(bytes: u64) -> String {
     }
 }
 
-/// What `-o` asked for. `None`: not said, the default holds. A later word overrides an earlier one.
+/// The options of `-o`. `None`: not given, so the default applies. A later word overrides an
+/// earlier one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MountWords {
     pub read_only: bool,
     pub cache_size: Option<u64>,
-    /// Those that may change while mounted.
+    /// Options that may change while mounted.
     pub switches: Switches,
     pub dirty_tracking: Option<DirtyTracking>,
     pub tree_lock: Option<TreeLock>,
@@ -59,7 +60,8 @@ pub const KNOWN: &[&str] = &[
     "writeback_cache",
     "nowriteback_cache",
 ];
-/// Generic options of mount(8) and fstab(5) that mean nothing here, or what happens anyway.
+/// Generic options of mount(8) and fstab(5) that have no effect here, or ask for what happens
+/// anyway.
 const NO_EFFECT: &[&str] = &[
     "defaults",
     "noatime",
@@ -80,13 +82,13 @@ const NO_EFFECT: &[&str] = &[
     "default_permissions",
 ];
 
-/// The nodes and pages of a few operations at once.
+/// Enough for the nodes and pages of a few concurrent operations.
 const CACHE_SIZE_MIN: u64 = 1 << 20;
-/// One may have to wait for another: with a single worker a mount could not make progress.
+/// A worker may have to wait for another, so a mount with a single worker could hang.
 const WORKERS: std::ops::RangeInclusive<u64> = 2..=64;
 
 impl MountWords {
-    /// Reads the lists of all `-o` arguments, in order.
+    /// Parses the lists of all `-o` arguments, in order.
     pub fn parse<'a>(lists: impl IntoIterator<Item = &'a str>) -> Result<MountWords, Usage> {
         let mut words = MountWords::default();
         for word in lists.into_iter().flat_map(|list| list.split(',')).filter(|w| !w.is_empty()) {

@@ -11,13 +11,13 @@ const TERMINATION: [libc::c_int; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP
 pub struct TerminationSignals(libc::sigset_t);
 
 impl TerminationSignals {
-    /// Blocks them in this thread and in those it starts from now on: call it before there are any others, else the
-    /// kernel would hand a signal to one that has not blocked it, whose default action ends the process at once.
-    /// Processes that std starts get an empty mask again.
+    /// Blocks them in this thread and in those that it starts from now on. Call it before there are
+    /// other threads: the kernel would deliver a signal to a thread that has not blocked it, and
+    /// the default action ends the process. Processes that std starts get an empty mask again.
     pub fn block() -> io::Result<TerminationSignals> {
         let mut set = MaybeUninit::uninit();
-        // SAFETY: sigemptyset initialises what it is given; sigaddset and pthread_sigmask get an initialised set, and
-        // pthread_sigmask takes null for the old mask that nobody wants.
+        // SAFETY: sigemptyset initialises what it is given; sigaddset and pthread_sigmask get an
+        // initialised set, and pthread_sigmask takes null for the old mask, which is not needed.
         unsafe {
             libc::sigemptyset(set.as_mut_ptr());
             let mut set = set.assume_init();
@@ -31,7 +31,7 @@ impl TerminationSignals {
         }
     }
 
-    /// Waits for one and answers its number.
+    /// Waits for a signal and returns its number.
     pub fn wait(&self) -> io::Result<i32> {
         let mut signal = 0;
         // SAFETY: both pointers are valid for the call; the set was initialised by `block`.
@@ -42,18 +42,19 @@ impl TerminationSignals {
     }
 }
 
-/// Buffers of this size and above go back to the kernel when they are freed.
+/// Buffers of at least this size are returned to the kernel when they are freed.
 #[cfg(target_env = "gnu")]
 const MMAP_BYTES_MIN: libc::c_int = 256 << 10;
 /// Free memory at the end of a heap beyond which the heap shrinks.
 #[cfg(target_env = "gnu")]
 const TRIM_BYTES_MIN: libc::c_int = 1 << 20;
 
-/// Keeps the C library's heaps from holding several times what is in use. By default glibc takes large buffers from the
-/// heaps once it has seen some; there, between buffers that come and go, cached pages are scattered that stay, and
-/// neither the holes can be used nor the heaps shrink: a stream through a cache of 64 MiB made a process of 280.
+/// Keeps the C library's heaps from holding several times the memory in use. By default glibc
+/// serves large buffers from the heaps once some have been freed. Cached pages, which stay, are
+/// then scattered between buffers that come and go; the holes cannot be used and the heaps cannot
+/// shrink. A stream through a cache of 64 MiB made a process of 280 MiB.
 pub fn give_large_buffers_back() {
-    // SAFETY: mallopt takes two integers. A value it refuses changes nothing, which costs memory and nothing else.
+    // SAFETY: mallopt takes two integers. A value that it refuses changes nothing.
     #[cfg(target_env = "gnu")]
     unsafe {
         libc::mallopt(libc::M_MMAP_THRESHOLD, MMAP_BYTES_MIN);
@@ -61,11 +62,12 @@ pub fn give_large_buffers_back() {
     }
 }
 
-/// Marks every descriptor but the standard three close-on-exec, so that a daemon does not keep the caller's locks and
-/// pipes. Nothing is closed here. A kernel that cannot do it (before 5.11) leaves the daemon with what it inherits.
+/// Marks every descriptor but the standard three close-on-exec, so that a daemon does not keep the
+/// caller's locks and pipes. Nothing is closed here. A kernel that cannot do it (before 5.11)
+/// leaves the daemon with what it inherits.
 pub fn inherit_standard_streams_only() {
-    // SAFETY: the call takes three integers and, with CLOSE_RANGE_CLOEXEC, only sets a flag: no descriptor that other
-    // code owns becomes invalid.
+    // SAFETY: the call takes three integers and, with CLOSE_RANGE_CLOEXEC, only sets a flag: no
+    // descriptor that other code owns becomes invalid.
     unsafe {
         libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC);
     }

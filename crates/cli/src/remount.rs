@@ -1,12 +1,13 @@
 //! `kedge remount`, and `mount -o remount` where `mount.kedgefs`, `mount.fuseblk.kedgefs` and
 //! `mount.fuse.kedgefs` are links to this program: changes options of a live mount.
 //!
-//! The kernel tells a FUSE server nothing of a remount, so the options of KedgeFS go to the serving
-//! process as an attribute of the root directory. They are read here first: the error can then say
-//! what is wrong, where an errno could not. `ro`, `nosuid` and their like are the kernel's.
+//! The kernel does not tell a FUSE server about a remount, so the options of KedgeFS are sent to
+//! the serving process as an attribute of the root directory. They are parsed here first, because
+//! an error message can say what is wrong and an errno cannot. `ro`, `nosuid` and the like are
+//! options of the kernel.
 //!
-//! mount(8) asks for more than its user did. Named a directory alone, it repeats the words of fstab,
-//! or else those of the mount table. So a word is one of four:
+//! mount(8) passes more words than its user gave. For a directory alone, it repeats those of fstab,
+//! or else those of the mount table. There are four kinds of words:
 //!
 //! | word | becomes |
 //! |---|---|
@@ -15,7 +16,7 @@
 //! | cannot change (`cache_size=64M`, `user_id=0`) | nothing if it is in force, else an error |
 //! | without effect (`nofail`, `x-…`) | nothing |
 //!
-//! All words are judged before anything changes. Options that nobody names stay as they are, with
+//! All words are checked before anything changes. Options that are not named stay as they are, with
 //! one exception: mount(8) names all flags that are to be set, and leaves out `exec`, `suid` and
 //! `dev`. So a flag that it does not name is cleared, as its manual page says.
 
@@ -33,17 +34,17 @@ use std::process::ExitCode;
 
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// Comma-separated options: async_checkpoint[=PERCENT], noasync_checkpoint, commit=SECONDS, new_name=lazy|sync,
-    /// fdatasync=seq|relog, plug, noplug, writeback_order=oldest|location; and as root ro, rw,
-    /// suid, dev, exec and their opposites with no
+    /// Comma-separated options: async_checkpoint[=PERCENT], noasync_checkpoint, commit=SECONDS,
+    /// new_name=lazy|sync, fdatasync=seq|relog, plug, noplug, writeback_order=oldest|location; and
+    /// as root ro, rw, suid, dev, exec and their opposites with no
     #[arg(short = 'o', value_name = "OPTIONS", required = true)]
     options: Vec<String>,
     /// The mount point
     dir: PathBuf,
 }
 
-/// What the kernel shows of a FUSE mount in the mount table, and fusermount3 takes. Made with the
-/// mount; mount(8) repeats them.
+/// Options of a FUSE mount that the kernel shows in the mount table and fusermount3 accepts. They
+/// are fixed at mount time; mount(8) repeats them.
 const KERNEL_WORDS: &[&str] = &[
     "user_id",
     "group_id",
@@ -68,11 +69,11 @@ const FLAGS: &[(&str, &str, MountFlags)] = &[
     ("nosymfollow", "symfollow", MountFlags::NOSYMFOLLOW),
 ];
 
-/// What becomes of `nosuid`, `nodev` and `noexec` that nobody names.
+/// What happens to `nosuid`, `nodev` and `noexec` if they are not named.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Flags {
     Kept,
-    /// As mount(8) means it.
+    /// As mount(8) does.
     Cleared,
 }
 
@@ -80,7 +81,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     apply(&args.dir, &args.options, Flags::Kept)
 }
 
-/// Whether these options are for a mount that is there already.
+/// Whether these options ask for a remount.
 pub fn is_asked(lists: &[String]) -> bool {
     lists.iter().flat_map(|list| list.split(',')).any(|word| word == "remount")
 }
@@ -105,7 +106,7 @@ pub fn apply(dir: &Path, lists: &[String], unnamed: Flags) -> Result<ExitCode> {
         bail!("{} was mounted read-only: unmount it, and mount it without ro", dir.display());
     }
     let switches = changes(&ours, &info["options"])?;
-    // The kernel lets no attribute be set while nothing can be written.
+    // The kernel refuses to set attributes on a read-only mount.
     let opens = now.contains(MountFlags::RDONLY) && !wanted.contains(MountFlags::RDONLY);
     if opens {
         set_flags(dir, wanted)?;
@@ -123,7 +124,7 @@ fn name(word: &str) -> &str {
     word.split_once('=').map_or(word, |(name, _)| name)
 }
 
-/// Those words that name another value than the one in force.
+/// The words whose value differs from the one in force.
 fn changes(words: &[&str], in_force: &Value) -> Result<String> {
     let mut changes = Vec::new();
     for word in words {
@@ -151,7 +152,8 @@ fn is_in_force(switches: &Switches, options: &Value) -> bool {
     .all(|(name, asked)| asked.is_none_or(|asked| options[name] == asked))
 }
 
-/// Refuses a change of what is made with the mount. To name what is in force is no change.
+/// Refuses a change of options that are fixed at mount time. Naming the value in force is no
+/// change.
 fn refuse_fixed(asked: &MountWords, kernel: &[&str], mount: &MountEntry, info: &Value) -> Result<()> {
     if let Some(word) = kernel.iter().find(|word| !mount.has_option(word) && !has_default(word, mount)) {
         return Err(fixed(word, "as the mount table says"));
@@ -207,7 +209,7 @@ fn flags(words: &[&str], mount: &MountEntry, unnamed: Flags) -> (MountFlags, Mou
                 wanted.set(*flag, word == on);
             }
         }
-        // The two exclude one another, and mount(8) adds its word behind what was in force.
+        // The two exclude each other, and mount(8) adds its word after those in force.
         match *word {
             "noatime" => wanted.remove(MountFlags::RELATIME),
             "relatime" => wanted.remove(MountFlags::NOATIME),
@@ -222,14 +224,14 @@ fn send(dir: &Path, list: &str) -> Result<()> {
         .map_err(|e| match e {
             Errno::PERM => anyhow!("only root and the owner of the mount may change its options"),
             Errno::NOTCONN => anyhow!("the serving process has died"),
-            // The kernel itself refuses to set an attribute where nothing can be written.
+            // The kernel refuses to set attributes on a read-only mount.
             Errno::ROFS => anyhow!("{list} cannot change on a read-only mount"),
             e => e.into(),
         })
         .with_context(|| format!("remount {}", dir.display()))
 }
 
-/// With `ro` the kernel first has everything synced.
+/// With `ro` the kernel syncs everything first.
 fn set_flags(dir: &Path, flags: MountFlags) -> Result<()> {
     rustix::mount::mount_remount(dir, flags, "").map_err(|e| {
         let why = match e {

@@ -1,13 +1,14 @@
 //! Trees of counters as text.
 //!
-//! The engine describes itself as JSON: nested objects with numbers, words and histograms at the leaves. A histogram is
-//! an object of `count`, `sum`, `max` and `buckets`, as `kedge_base::HistogramSnapshot` serialises itself. Nothing here
-//! knows a counter by name, so a new one needs no change. By convention the end of a name says the unit: `_ns`, `_bytes`.
+//! The engine reports its counters as JSON: nested objects with numbers, strings and histograms at
+//! the leaves. A histogram is an object of `count`, `sum`, `max` and `buckets`, as
+//! `kedge_base::HistogramSnapshot` serialises it. Nothing here knows a counter by name, so a new
+//! one needs no change. By convention the end of a name is the unit: `_ns`, `_bytes`.
 
 use serde_json::Value;
 use std::fmt::Write;
 
-/// A leaf and its place, keys joined by points.
+/// A leaf and its path, with keys joined by dots.
 pub struct Row<'a> {
     pub path: String,
     pub value: &'a Value,
@@ -77,7 +78,8 @@ impl Histogram<'_> {
     }
 }
 
-/// A table: scalars first as they come, each histogram on a line with its count, average, quantiles and maximum.
+/// A table: first the scalars in order, then each histogram on a line with its count, average,
+/// quantiles and maximum.
 pub fn table(tree: &Value) -> String {
     let rows = rows(tree);
     let width = name_width(&rows);
@@ -124,7 +126,8 @@ fn duration(ns: u64) -> String {
     }
 }
 
-/// The Prometheus text format. Words are left out: they are no samples. Each sample carries the mount point.
+/// The Prometheus text format. Strings are left out, since they are no samples. Each sample has the
+/// mount point as a label.
 pub fn prometheus(tree: &Value, mount: &str) -> String {
     let mut out = String::new();
     let label = mount.replace('\\', r"\\").replace('"', "\\\"").replace('\n', "\\n");

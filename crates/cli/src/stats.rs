@@ -1,4 +1,4 @@
-//! `kedge stats`: the counters of a live mount, for people, as JSON, or for Prometheus.
+//! `kedge stats`: the counters of a live mount, as text, as JSON, or for Prometheus.
 
 use crate::{mounts, report};
 use anyhow::{Context, Result};
@@ -17,10 +17,10 @@ pub struct Args {
     /// Print the text format that Prometheus reads
     #[arg(long)]
     prometheus: bool,
-    /// The slowest fsyncs since the mount, and where their time went
+    /// Print the slowest fsyncs since the mount, and where their time was spent
     #[arg(long, conflicts_with = "prometheus")]
     slow_fsync: bool,
-    /// Print how long the latches of the metadata tree were waited for
+    /// Print the waiting times for the latches of the metadata tree
     #[arg(long, conflicts_with_all = ["json", "prometheus"])]
     latches: bool,
     /// The mount point
@@ -55,7 +55,8 @@ fn ms(of: &Value, name: &str) -> f64 {
     number(of, name) as f64 / 1e6
 }
 
-/// The transactions as jbd2 tells of its own. One is what lies between the cuts of two checkpoints.
+/// The transactions, in the form of jbd2's statistics. A transaction lies between the cuts of two
+/// checkpoints.
 fn transactions(t: &Value) -> String {
     format!(
         "{} transactions ({} requested), each up to {} blocks\n\
@@ -94,8 +95,8 @@ fn slow_table(slow: &Value) -> String {
     }
     text
 }
-/// What the tree counted of its latches: per kind the sums, and the waits in microseconds and, where there were such long
-/// ones, in milliseconds. None: this is not from a tree.
+/// The statistics of the tree's latches: for each kind the sums, and the waits in microseconds and,
+/// if there were such long ones, in milliseconds. `None`: `tree` has no such statistics.
 fn latches(tree: &Value) -> Option<String> {
     let number = |value: &Value| value.as_u64();
     let mut out = format!(
@@ -118,7 +119,7 @@ fn latches(tree: &Value) -> Option<String> {
         );
         for (unit, name) in [("usecs", "wait_us_histogram"), ("msecs", "wait_ms_histogram")] {
             let buckets: Vec<u64> = counters[name].as_array()?.iter().filter_map(Value::as_u64).collect();
-            // All within the first row says nothing.
+            // A histogram with everything in its first row shows nothing.
             let spread = if unit == "usecs" { !buckets.is_empty() } else { buckets.len() > 2 };
             if spread {
                 out += &histogram_text(unit, &buckets);

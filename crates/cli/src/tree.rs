@@ -1,8 +1,9 @@
 //! Reading the tree of the last checkpoint with plain reads.
 //!
-//! A walk in key order that holds one node of each level. Each node must be what its parent says, so a walk over a
-//! damaged or changing image ends with an error that names the node. It ends on any image: levels descend, and a node that
-//! two parents claim cannot begin with the key that each of them says.
+//! A walk in key order that holds one node of each level. Each node must be what its parent says,
+//! so a walk over a damaged or changing image ends with an error that names the node. It ends on
+//! any image: levels descend, and a node that two parents claim cannot begin with the keys that
+//! both say.
 
 use crate::image::Image;
 use anyhow::{Context, Result, bail};
@@ -11,7 +12,7 @@ use kedge_format::node::{Child, NODE_SIZE, NodeView};
 use kedge_format::superblock::Superblock;
 use std::ops::RangeInclusive;
 
-/// Shows every item whose key lies in `keys`.
+/// Passes every item whose key lies in `keys` to the callback.
 pub fn walk(
     image: &Image,
     superblock: &Superblock,

@@ -1,10 +1,11 @@
 //! `kedge umount`: unmounts, and returns when everything is on the device.
 //!
-//! umount(8) on a plain fuse mount returns as soon as the kernel has detached it, while the serving process still writes
-//! its last checkpoint. So: find that process first, unmount, wait for its end, and look at the superblock it left.
+//! umount(8) on a plain fuse mount returns as soon as the kernel has detached it, while the serving
+//! process still writes its last checkpoint. So this command finds that process first, unmounts,
+//! waits for its end, and reads the superblock that it has written.
 //!
-//! What the kernel holds in its page cache is written before, with syncfs(2): unmounting writes it too, and tells nobody
-//! if that fails. What the server could not write is in the superblock.
+//! Before that it writes the kernel's page cache with syncfs(2): unmounting writes it too, but does
+//! not report a failure. The superblock records what the server could not write.
 
 use crate::image::{self, Image};
 use crate::{engine, mounts};
@@ -23,7 +24,7 @@ pub struct Args {
     dir: PathBuf,
 }
 
-/// How often to look whether the image was given back by a process that lives on.
+/// How often to check whether a process that lives on has released the image.
 const LOOK_AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 pub fn run(args: Args) -> Result<ExitCode> {
@@ -33,8 +34,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
         bail!("{} is a mount of {}, not of KedgeFS", args.dir.display(), mount.kind);
     }
     if mount.is_foreign() {
-        // What it says of its image and its process is somebody else's word: nothing to look at,
-        // nothing to wait for.
+        // What a foreign mount says about its image and its process is not trusted: nothing is read
+        // and nothing is waited for.
         tracing::info!("{}: a mount of user {:?}, who closes the image", dir.display(), mount.owner);
         engine::unmount(&dir)?;
         return Ok(ExitCode::SUCCESS);
@@ -75,15 +76,16 @@ pub fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Has the kernel write what it holds. It also repeats the error of an earlier write-back, whether an
-/// fsync has told it to a program or nobody has: which of the two cannot be seen from here, and what
-/// nobody was told must not end in silence. The descriptor must be gone again before the mount goes.
+/// Makes the kernel write its cache. The call also returns the error of an earlier writeback, even
+/// if an fsync has reported it to a program. Whether it was reported cannot be seen from here, and
+/// an unreported error must not get lost. The descriptor must be closed before the unmount.
 fn sync(dir: &Path) -> Result<()> {
     let root = File::open(dir).with_context(|| format!("open {}", dir.display()))?;
     Ok(rustix::fs::syncfs(root)?)
 }
 
-/// A handle on the process behind a mount. Taken while it still serves, so the number cannot mean another one.
+/// A handle on the process that serves a mount. Taken while it still serves, so its number cannot
+/// mean another process.
 fn server(dir: &Path) -> Result<OwnedFd> {
     let text = mounts::attribute(dir, mounts::XATTR_PID)?;
     let pid =
@@ -92,7 +94,7 @@ fn server(dir: &Path) -> Result<OwnedFd> {
         .with_context(|| format!("find process {pid:?} that serves {}", dir.display()))
 }
 
-/// Waits until the process is gone, or has given the image back: one process may serve several mounts.
+/// Waits until the process is gone or has released the image: one process may serve several mounts.
 fn wait_for_end(server: &OwnedFd, image: &Path) -> Result<()> {
     loop {
         let mut fds = [PollFd::new(server, PollFlags::IN)];
@@ -101,7 +103,7 @@ fn wait_for_end(server: &OwnedFd, image: &Path) -> Result<()> {
             Ok(_) => return Ok(()),
             Err(e) => return Err(e).context("wait for the serving process"),
         }
-        // Whether it was closed cleanly is the next question: one that was not stays so for ever.
+        // The caller then checks whether it was closed cleanly.
         if is_unlocked(image)? {
             return Ok(());
         }

@@ -1,5 +1,5 @@
-//! The command line against what people get wrong: each case ends, with the exit code that belongs to it and one line
-//! that names what was wrong and where. That nothing hangs is [`common::Place::kedge`]'s to see.
+//! Common mistakes on the command line: each ends with the documented exit code, and one line that
+//! names what was wrong and where. [`common::Place::kedge`] fails if a command hangs.
 
 #![allow(clippy::unwrap_used)]
 
@@ -73,7 +73,7 @@ fn an_image_that_was_cut_off_is_refused() {
     }
 }
 
-/// A pipe that nobody writes to would have its reader wait for ever.
+/// A pipe without a writer would make its reader wait for ever.
 #[test]
 fn what_can_be_no_image_is_not_opened() {
     let place = Place::new();
@@ -275,7 +275,7 @@ fn images_that_mkfs_cannot_make() {
     assert_eq!(place.run("fsck disk.kedge").code, 0);
 }
 
-/// Runs `kedge` as somebody who is not root: as nobody if we are root, else as we are.
+/// Runs `kedge` without root: as nobody if the test runs as root, else as the same user.
 fn as_nobody(place: &Place, line: &str) -> Run {
     let binary = place.path("kedge");
     if !binary.exists() {
@@ -319,7 +319,8 @@ fn an_image_that_is_somebody_elses() {
     assert_eq!(place.run("fsck disk.kedge").code, 0);
 }
 
-/// A directory that nobody can write to, root neither, showing `of`. Only root can make one; others have the mode bits.
+/// A directory that nobody can write to, root neither, showing `of`. Only root can make one; others
+/// have the mode bits.
 struct ReadOnlyView<'a>(&'a Path);
 
 impl ReadOnlyView<'_> {

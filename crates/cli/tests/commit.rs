@@ -1,6 +1,8 @@
-//! Without any fsync: a killed server loses no work that had completed more than `commit=` seconds before it (G14).
+//! Without any fsync: a killed server loses no work that had completed more than `commit=` seconds
+//! before it (G14).
 //!
-//! That includes data, but not below a writeback cache: there the kernel keeps it to itself for as long as it likes.
+//! That includes data, but not below a writeback cache: there the kernel keeps it to itself for as
+//! long as it likes.
 
 #![allow(clippy::unwrap_used)]
 
@@ -16,7 +18,8 @@ use std::fs;
 use std::time::Duration;
 
 const COMMIT: Duration = Duration::from_secs(1);
-/// For a machine that does other things meanwhile. Shorter than `COMMIT`: a timer that misses one turn fails.
+/// For a machine that does other things meanwhile. Shorter than `COMMIT`: a timer that misses one
+/// turn fails.
 const SLACK: Duration = Duration::from_millis(700);
 
 /// Works for some seconds, kills the server, and answers how old the oldest work was that is lost.

@@ -1,4 +1,5 @@
-//! Mounts where not all is there: no loop device, a user namespace, no privilege, no path.
+//! Mounts in restricted environments: without a loop device, in a user namespace, without
+//! privilege, without PATH.
 
 #![allow(clippy::unwrap_used)]
 
@@ -8,7 +9,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
-/// What `program` with `args` and the shell `script` printed and complained of. `$K` is kedge; `set -e` holds.
+/// What `program` with `args` and the shell `script` printed and complained of. `$K` is kedge; `set
+/// -e` holds.
 #[track_caller]
 fn shell(place: &Place, program: &str, args: &str, script: &str) -> (String, String) {
     let binary = place.path("kedge");

@@ -1,4 +1,5 @@
-//! `kedge crash` as a user runs it: programs recorded on a real mount, their crash states explored, bad input.
+//! `kedge crash` as a user runs it: programs recorded on a real mount, their crash states explored,
+//! bad input.
 
 #![allow(clippy::unwrap_used)]
 

@@ -49,7 +49,8 @@ fn mounts_of_one_daemon_share_a_process_that_ends_with_the_last() {
     place.run("mount --daemon ../x a.kedge a").refused(2, &["../x"]);
 }
 
-/// A mount whose file system has stopped is unmounted, and that it was not closed is said, though the process lives on.
+/// A mount whose file system has stopped is unmounted, and that it was not closed is said, though
+/// the process lives on.
 #[test]
 fn an_unmount_waits_for_the_image_not_for_a_clean_mark() {
     if no_fuse() {

@@ -1,7 +1,8 @@
 //! Images with a flipped bit, and images that are full, on the real mount.
 //!
-//! A flip in the metadata of an image (superblocks, allocation, log, tree) gives an error or changes nothing: `fsck`, `dump`
-//! and a mount that is read and written to end in time, and nothing of them panics. `KEDGE_SEED` repeats one flip.
+//! A flip in the metadata of an image (superblocks, allocation, log, tree) gives an error or
+//! changes nothing: `fsck`, `dump` and a mount that is read and written to end in time, and nothing
+//! of them panics. `KEDGE_SEED` repeats one flip.
 
 #![allow(clippy::unwrap_used)]
 
@@ -29,7 +30,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 fn kill(place: &Place) {
     let pid = place.info("mnt")["mount"]["pid"].as_i64().unwrap() as i32;
     kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
-    // The kernel opens a directory by itself once it has learnt that it may; only reading it asks the process.
+    // The kernel opens a directory by itself once it has learnt that it may; only reading it asks
+    // the process.
     until("the mount is dead", || {
         let listed =
             fs::read_dir(place.path("mnt")).and_then(|entries| entries.collect::<io::Result<Vec<_>>>());

@@ -1,7 +1,7 @@
-//! Users without privilege against root: what they mount, name and write neither stops root's
-//! commands nor leads them astray.
+//! Unprivileged users against root: what they mount, name and write neither blocks root's commands
+//! nor misleads them.
 //!
-//! Needs root, to be both. Without it the tests say that they are left out.
+//! Needs root, to act as both. Without it the tests report that they are skipped.
 
 #![allow(clippy::unwrap_used)]
 

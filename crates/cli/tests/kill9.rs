@@ -1,7 +1,8 @@
-//! SIGKILL for the serving process while writers are at work on the real mount: what fsync confirmed is there afterwards,
-//! through the kernel, and fsck finds nothing.
+//! SIGKILL for the serving process while writers are at work on the real mount: what fsync
+//! confirmed is there afterwards, through the kernel, and fsck finds nothing.
 //!
-//! Acknowledgements are kept by this process, not by the file system. `KEDGE_SEED` repeats one image's rounds.
+//! Acknowledgements are kept by this process, not by the file system. `KEDGE_SEED` repeats one
+//! image's rounds.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,4 +1,4 @@
-//! Unmounting on a device that fails: what is lost is said, by `kedge umount`, the log, the image,
+//! Unmounting on a device that fails: losses are reported by `kedge umount`, the log, the image,
 //! and the next mount.
 
 #![allow(clippy::unwrap_used)]

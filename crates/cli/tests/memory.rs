@@ -1,10 +1,11 @@
-//! What the serving process needs in memory, on the real mount: no more than the budget it was given and a fixed
-//! overhead, however many files there are and however much is written.
+//! What the serving process needs in memory, on the real mount: no more than the budget it was
+//! given and a fixed overhead, however many files there are and however much is written.
 //!
-//! The overhead is threads, the C library's heaps, buffers under way, what is dirty in the tree until the next checkpoint
-//! and what is known of files beyond their pages.
+//! The overhead is threads, the C library's heaps, buffers under way, what is dirty in the tree
+//! until the next checkpoint and what is known of files beyond their pages.
 //!
-//! `KEDGE_FULL=1` makes a million files, else 150,000. Numbers are the kernel's: resident now, and the most there ever was.
+//! `KEDGE_FULL=1` makes a million files, else 150,000. Numbers are the kernel's: resident now, and
+//! the most there ever was.
 
 #![allow(clippy::unwrap_used)]
 

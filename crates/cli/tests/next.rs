@@ -1,5 +1,5 @@
-//! Who comes next after an unmount: umount(8) may return before the serving process has given the
-//! image back.
+//! Commands after an unmount: umount(8) may return before the serving process has released the
+//! image.
 
 #![allow(clippy::unwrap_used)]
 

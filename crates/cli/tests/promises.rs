@@ -1,9 +1,9 @@
-//! An image without room, and a device that fails, through the mount: whoever is told that data is
-//! durable finds it again.
+//! A full image, and a device that fails, through the mount: data that was reported as durable is
+//! there.
 //!
-//! Files with holes are made first, then the image is filled. What is then written to a hole cannot
-//! all be kept, so the call that promises durability must fail, whichever it is and whichever cache
-//! the mount has. The kernel writes its cached pages back in requests whose short answers it
+//! Files with holes are made first, then the image is filled. Not all that is then written to a
+//! hole can be stored, so the call that promises durability must fail, whichever call it is and in
+//! either cache mode. The kernel writes its cached pages back in requests whose short answers it
 //! ignores: an engine that answers short there loses data silently.
 
 #![allow(clippy::unwrap_used)]

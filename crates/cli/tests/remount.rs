@@ -14,8 +14,8 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::time::Duration;
 
-/// What the shell `script` printed. `$K` is kedge, `$HERE` the directory of the test; helpers are in
-/// place and `mnt` shows `disk.kedge`, mounted with `options`.
+/// What the shell `script` printed. `$K` is kedge, `$HERE` the directory of the test; helpers are
+/// in place and `mnt` shows `disk.kedge`, mounted with `options`.
 #[track_caller]
 fn in_namespace(options: &str, script: &str) -> Option<String> {
     if no_fuse() {

@@ -1,8 +1,8 @@
-//! Programs that people use, on the real mount: they end without complaint, what they left is there and right after a
+//! Common programs on the real mount: they succeed, their files are there and correct after a
 //! remount, and fsck finds nothing.
 //!
-//! A program that is not installed fails its test, with the line that installs it: a machine without it would else pass
-//! for one where it works. `KEDGE_FULL=1` makes the amounts large.
+//! A program that is not installed fails its test, with the command that installs it: otherwise a
+//! machine without it would count as tested. `KEDGE_FULL=1` makes the amounts large.
 
 #![allow(clippy::unwrap_used)]
 
@@ -19,7 +19,8 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(900);
 const CLIENTS: u64 = 16;
 
-/// Path below the root, and what stat says of each file and directory: kind and mode, size, seconds of mtime.
+/// Path below the root, and what stat says of each file and directory: kind and mode, size, seconds
+/// of mtime.
 type Tree = BTreeMap<String, (u32, u64, i64)>;
 
 fn tree(root: &Path) -> Tree {
@@ -40,8 +41,9 @@ fn tree(root: &Path) -> Tree {
     found
 }
 
-/// fs_mark's clients draw the names of their files from the time, and once in a hundred runs two draw alike and write the
-/// same files, on whatever file system. Then the whole is done again; losing files three times in a row is no accident.
+/// fs_mark's clients draw the names of their files from the time, and once in a hundred runs two
+/// draw alike and write the same files, on whatever file system. Then the whole is done again;
+/// losing files three times in a row is no accident.
 fn fs_mark(method: u64) {
     let alike = (0..3).take_while(|_| !fs_mark_once(method)).count();
     assert!(alike < 3, "-S {method}: files of whole clients are missing, three times in a row");
@@ -57,7 +59,8 @@ fn fs_mark_once(method: u64) -> bool {
     command.args(["-d", "mnt/fs_mark", "-l", "fs_mark.log", "-k"]);
     command.args(numbers.iter().flat_map(|(word, n)| [(*word).to_owned(), n.to_string()]));
     let out = tool(command, "fsmark", LIMIT);
-    // The last line is the only round's: use of the file system, files, size, files a second, overhead.
+    // The last line is the only round's: use of the file system, files, size, files a second,
+    // overhead.
     let words: Vec<&str> = out.lines().last().unwrap().split_whitespace().collect();
     assert_eq!(words[1..3], [(CLIENTS * files).to_string(), "4096".to_owned()], "{out}");
     println!("-S {method}: {} files/s", words[3]);
@@ -167,7 +170,8 @@ fn tar(place: &Place, args: &[&str]) {
     tool(command, "tar", LIMIT);
 }
 
-/// More files than a server's caches or the kernel's requests hold at once: fewer would all be answered from memory.
+/// More files than a server's caches or the kernel's requests hold at once: fewer would all be
+/// answered from memory.
 #[test]
 fn tar_unpacks_many_small_files() {
     if no_fuse() {
@@ -224,7 +228,8 @@ fn sqlite(place: &Place, script: &str, name: &str) -> String {
     tool(command, "sqlite3", LIMIT)
 }
 
-/// Two processes write to one database: their locks, and with WAL the memory they share, are the mount's too.
+/// Two processes write to one database: their locks, and with WAL the memory they share, are the
+/// mount's too.
 fn sqlite_in(journal_mode: &str) {
     let place = Place::new();
     place.run("mount --create 256M disk.kedge mnt").ok();

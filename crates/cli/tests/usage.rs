@@ -1,4 +1,4 @@
-//! What makes no sense is refused with exit code 2 (fsck: 16) and one line, before anything is touched.
+//! Usage errors are refused with exit code 2 (fsck: 16) and one line, before anything is changed.
 
 mod common;
 use common::Place;

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 /// States and time, when the user sets neither.
 const STATES_DEFAULT: u64 = 10_000;
-/// Exit code: no verdict, because the checker or the recording is at fault.
+/// Exit code: no verdict, because the checker or the recording is faulty.
 const NO_VERDICT: u8 = 3;
 const PROGRESS_MILLIS: u64 = 250;
 
@@ -27,16 +27,16 @@ pub struct Args {
     /// What the file system may lose (see kedge crash models)
     #[arg(long, value_parser = parse_model, default_value = "posix")]
     model: Model,
-    /// How long or how many states to try: a number of states, or a time such as 5m
+    /// Limit: a number of states, or a time such as 5m
     #[arg(long, value_name = "TIME|STATES", value_parser = parse_budget)]
     budget: Option<Limit>,
-    /// Stop at so many failing states
+    /// Stop after this number of failing states
     #[arg(long, value_name = "N")]
     max_failures: Option<u64>,
-    /// Of the random part
+    /// Seed of the random part
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Checkers side by side [default: one for each processor]
+    /// Checkers to run in parallel [default: one for each processor]
     #[arg(long, value_name = "N")]
     jobs: Option<usize>,
     /// Print the report as JSON, or write it to a file
@@ -48,27 +48,29 @@ pub struct Args {
     /// Write the report as one HTML page
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// No progress
+    /// Show no progress
     #[arg(long, short)]
     quiet: bool,
 }
 
-/// Who judges a state.
+/// How a state is judged.
 #[derive(clap::Args, Debug, Clone)]
 pub struct Judge {
-    /// A shell command that exits 0 if the state in its working directory is one that the program recovers from
+    /// A shell command that exits 0 if the state in its working directory is one that the program
+    /// recovers from
     #[arg(long, value_name = "CMD")]
     pub check: Option<String>,
-    /// Judge without a command: each file is whole, old or new, and what the user was told of is there
+    /// Judge without a command: each file is complete, old or new, and what the user was told about
+    /// is there
     #[arg(long, conflicts_with = "check")]
     pub check_files: bool,
-    /// A checker that takes longer fails
+    /// Time limit of a checker; a slower one fails
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "30s")]
     pub timeout: Duration,
-    /// Address space of a checker
+    /// Limit on the address space of a checker
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub memory: Option<u64>,
-    /// Where states are made [default: in memory, /dev/shm]
+    /// Directory for states [default: in memory, /dev/shm]
     #[arg(long, value_name = "DIR")]
     pub work: Option<PathBuf>,
 }

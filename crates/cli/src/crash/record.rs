@@ -18,10 +18,10 @@ const SIZE_DEFAULT: &str = "1G";
 
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// Room on the file system, which is in memory
+    /// Size of the file system, which is in memory
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = SIZE_DEFAULT)]
     size: u64,
-    /// What the directory holds when the command starts; no crash loses it
+    /// Initial contents of the directory; no crash loses them
     #[arg(long, value_name = "DIR")]
     from: Option<PathBuf>,
     /// Start the command in the directory
@@ -45,7 +45,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let signals = TerminationSignals::block().context("block signals")?;
     let child = Arc::new(AtomicI32::new(0));
     let to_end = child.clone();
-    // Detached: it waits for ever and ends with the process. The mount must not outlive us, so the command is ended first.
+    // Detached: it waits for ever and ends with the process. The mount must not outlive this
+    // process, so the command is ended first.
     kedge_base::spawn_named("signals", move || pass_on(&signals, &to_end)).context("start a thread")?;
     let out = args.out.clone();
     let options = Options {

@@ -20,7 +20,7 @@ pub struct Args {
     model: Model,
     #[command(flatten)]
     judge: Judge,
-    /// Leave the state in this directory, which must be empty or not there
+    /// Leave the state in this directory, which must be empty or not exist
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
 }

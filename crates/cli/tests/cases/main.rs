@@ -1,8 +1,8 @@
 //! The written-down fsync cases through a real mount, with a power failure at each crash point.
 //!
-//! The daemon's device keeps what is not flushed in the daemon's memory (`mount --volatile`); SIGKILL loses exactly that.
-//! The kernel's caches lie above: what it has not sent yet is not done. What must hold afterwards is read through a new
-//! mount.
+//! The daemon's device keeps what is not flushed in the daemon's memory (`mount --volatile`);
+//! SIGKILL loses exactly that. The kernel's caches lie above it: what the kernel has not sent yet
+//! has not happened. What must hold afterwards is read through a new mount.
 
 #![allow(clippy::unwrap_used)]
 
@@ -48,7 +48,8 @@ impl Machine {
         self.place.kedge(["mount", "-o", self.options, IMAGE, "mnt", "--volatile"]).ok();
     }
 
-    /// SIGKILL loses the daemon's memory, and with it what was not flushed. Then the image must be whole.
+    /// SIGKILL loses the daemon's memory, and with it what was not flushed. Then the image must be
+    /// whole.
     fn power_off(&mut self) -> Result<(), String> {
         let pid = self.place.info("mnt")["mount"]["pid"].as_i64().unwrap() as i32;
         kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
@@ -56,7 +57,7 @@ impl Machine {
         self.fsck("after the crash")
     }
 
-    /// The killed process lets go of its mount and of the image a moment after the signal.
+    /// The killed process releases its mount and the image a moment after the signal.
     fn fsck(&self, when: &str) -> Result<(), String> {
         for _ in 0..1000 {
             let judged = self.place.kedge(["fsck", IMAGE]);
@@ -126,8 +127,8 @@ fn run_all(cases: Vec<Case>, options: &'static str) {
     assert!(failures.is_empty(), "{} cases fail:\n{}", failures.len(), failures.join("\n\n"));
 }
 
-/// Below a writeback cache all bytes are in the kernel's pages until somebody syncs them, not those alone that were stored
-/// through a mapping.
+/// Below a writeback cache all bytes are in the kernel's pages until somebody syncs them, not those
+/// alone that were stored through a mapping.
 #[test]
 fn bytes_alone_hold_below_a_writeback_cache_too() {
     if no_fuse() {
@@ -156,7 +157,8 @@ fn a_reflink_is_refused_cleanly() {
     machine.end().unwrap();
 }
 
-/// The power failure is one: what nobody made durable is gone, and fsync's word is kept.
+/// A kill acts as a power failure: what was not made durable is gone, and what fsync confirmed is
+/// there.
 #[test]
 fn a_kill_loses_what_was_not_flushed() {
     if no_fuse() {

@@ -12,7 +12,8 @@ use std::time::Duration;
 /// No run of `kedge` takes longer, on whatever machine: one that does hangs.
 const KEDGE_LIMIT: Duration = Duration::from_secs(300);
 
-/// What a command left, which must end within `limit`. It and its children are killed if it does not.
+/// The output of a command, which must end within `limit`. Otherwise it and its children are
+/// killed.
 #[track_caller]
 pub fn output_within(mut command: Command, limit: Duration) -> std::io::Result<Output> {
     let words: Vec<_> = std::iter::once(command.get_program()).chain(command.get_args()).collect();
@@ -27,7 +28,8 @@ pub fn output_within(mut command: Command, limit: Duration) -> std::io::Result<O
     })
 }
 
-/// Runs a program of a Debian package, which must be there and succeed within `limit`. Answers what it printed.
+/// Runs a program of a Debian package, which must be there and succeed within `limit`. Answers what
+/// it printed.
 #[track_caller]
 pub fn tool(mut command: Command, package: &str, limit: Duration) -> String {
     let name = command.get_program().to_string_lossy().into_owned();
@@ -51,7 +53,7 @@ pub fn full() -> bool {
     std::env::var_os("KEDGE_FULL").is_some_and(|v| v == "1")
 }
 
-/// What a run of `kedge` left.
+/// The result of a run of `kedge`.
 pub struct Run {
     pub code: i32,
     pub out: String,
@@ -121,8 +123,8 @@ impl Place {
         self.run(&format!("mount{options} {image} mnt")).ok();
     }
 
-    /// Unmounts `mnt`. Not at the first try, perhaps: a test in another thread starts a program, which until it runs has
-    /// whatever files this one had open at that moment.
+    /// Unmounts `mnt`, if need be after several tries: a test in another thread may start a
+    /// program, and until that program runs it has all files open that were open at that moment.
     #[track_caller]
     pub fn unmount(&self) {
         for _ in 0..100 {
@@ -178,8 +180,8 @@ impl Drop for Place {
     }
 }
 
-/// Whether the person who runs the tests has asked for none that mount. Never inferred: a machine that cannot mount
-/// would else pass for one that was tested.
+/// Whether tests that mount are switched off. This is never inferred: otherwise a machine that
+/// cannot mount would count as tested.
 #[track_caller]
 pub fn no_fuse() -> bool {
     let no = std::env::var_os("KEDGE_NO_FUSE").is_some_and(|v| v == "1");
