@@ -1,16 +1,17 @@
 //! Deliberately broken engines: the proof that the crash suite can fail.
 //!
-//! With the feature `broken` one [`Variant`] can be switched on for the whole process; the engine asks [`is`] at the one
-//! place where the variant's rule is kept, and breaks it. Without the feature [`is`] is `false` at compile time: a
-//! release holds nothing of this. Never enable the feature in a program that keeps data.
+//! With the feature `broken` one [`Variant`] can be switched on for the whole process; the engine
+//! checks [`is`] at the one place that enforces the variant's rule, and breaks the rule there.
+//! Without the feature [`is`] is `false` at compile time, so a release contains nothing of this.
+//! Never enable the feature in a program that keeps data.
 
 /// A rule that the engine can be told to break.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Variant {
-    /// A log write does not flush the data it speaks of.
+    /// A log write does not flush the data to which its records refer.
     SkipDataFlush = 1,
-    /// fsync answers while its log write is under way.
+    /// fsync returns while its log write is under way.
     AckBeforeForce,
     /// fdatasync that forces nothing does not flush what was overwritten in place.
     FdatasyncSkipsFlush,
@@ -18,13 +19,13 @@ pub enum Variant {
     ReuseFreedBlock,
     /// A replaced tree node is reused before the next checkpoint is durable.
     ReuseReplacedNode,
-    /// The superblock slot is written without a flush of what it points to.
+    /// The superblock slot is written without a flush of the blocks to which it points.
     SlotBeforeNodes,
     /// The tail passes data whose only durable copy is in the log.
     TailPastResidents,
     /// A change of size does not count for fdatasync.
     ForgetDatasyncOnSize,
-    /// What was log-resident and is in place now is not dropped from the log.
+    /// Data that was log-resident and is in place now is not dropped from the log.
     ReplayOldData,
     /// Rename forgets the file that it displaces: link count and orphan.
     ForgetRenameVictim,
@@ -34,23 +35,23 @@ pub enum Variant {
     SizeBeyondWritten,
     /// Replay leaves out a record's last edit.
     PartialRecord,
-    /// A mount goes on in the epoch of the one before.
+    /// A mount continues in the epoch of the previous one.
     KeepEpoch,
     /// An evicted inode counts as durable.
     ForgetEvicted,
     /// Operations run between a checkpoint's cut LSN and its view of the tree.
     CutNotExact,
-    /// A force is answered when its own log write is there, though one before it is not.
+    /// A force is answered when its own log write is durable, though an earlier one is not.
     AckOutOfOrder,
     /// Pages whose record failed count as written.
     ErrorNotPropagated,
-    /// An fsync that waits for another's writeback does not look at what became of it.
+    /// An fsync that waits for another thread's writeback ignores its result.
     WaitWithoutLook,
-    /// An inode read from the tree enters the cache though it changed there meanwhile.
+    /// An inode read from the tree enters the cache though it has changed in the tree meanwhile.
     StaleInode,
-    /// A write that must be whole or fail is answered short.
+    /// A write that must succeed as a whole or fail is answered with a short count.
     ShortWhole,
-    /// An unmount does not note the files whose data it had to give up.
+    /// An unmount does not record that it had to give up data of files.
     ForgetLosses,
     /// Data that the kernel writes back from its cache sets the time stamps.
     TouchInWriteback,
@@ -96,7 +97,7 @@ pub fn set(variant: Option<Variant>) {
     SET.store(variant.map_or(0, |v| v as u8), std::sync::atomic::Ordering::SeqCst);
 }
 
-/// Whether the engine shall break this rule.
+/// Whether the engine is to break this rule.
 #[cfg(feature = "broken")]
 pub fn is(variant: Variant) -> bool {
     SET.load(std::sync::atomic::Ordering::Relaxed) == variant as u8
@@ -109,8 +110,8 @@ pub const fn is(_: Variant) -> bool {
     false
 }
 
-/// Refused reservations: the engine asks [`refusal::should_fail`] wherever an operation promises itself space, and one of them
-/// can be told to fail as on a full image.
+/// Refused reservations: the engine checks [`refusal::should_fail`] wherever an operation reserves
+/// space. A test can make one of these reservations fail as on a full image.
 pub mod refusal {
     #[cfg(feature = "broken")]
     use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -133,7 +134,7 @@ pub mod refusal {
         ASKED.load(SeqCst)
     }
 
-    /// Whether this reservation shall be refused.
+    /// Whether this reservation is to be refused.
     #[cfg(feature = "broken")]
     pub fn should_fail() -> bool {
         ASKED.fetch_add(1, SeqCst) == AT.load(SeqCst)
@@ -147,9 +148,9 @@ pub mod refusal {
     }
 }
 
-/// Widened windows: the engine calls [`pause::at`] where one thread must not see another's work
-/// half done. A test stops a thread there, or slows all that pass, so that a race that is rare
-/// becomes certain.
+/// Race windows: the engine calls [`pause::at`] where one thread must not see another's work half
+/// done. A test stops a thread there, or delays all threads that pass, so that a rare race becomes
+/// certain.
 pub mod pause {
     #[cfg(feature = "broken")]
     use parking_lot::{Condvar, Mutex};
@@ -168,7 +169,8 @@ pub mod pause {
         InodeAwaited,
         /// A truncate has removed a part of the extents, and holds no lock.
         TruncateStep,
-        /// The record of a removal of extents is made, but for what the inode's meta lock decides.
+        /// The record of a removal of extents is complete except for what the inode's meta lock
+        /// decides.
         Removal,
         /// Extents were taken for a file, and no record names them.
         ExtentsTaken,
@@ -180,7 +182,7 @@ pub mod pause {
     #[cfg(feature = "broken")]
     const HOLD_MAX: Duration = Duration::from_secs(60);
 
-    /// What happens to threads that come to a point.
+    /// What happens to threads that reach a point.
     #[cfg(feature = "broken")]
     #[derive(Clone, Copy, PartialEq)]
     enum Rule {
@@ -203,7 +205,7 @@ pub mod pause {
         CHANGED.notify_all();
     }
 
-    /// The next thread that comes to the point stays there until [`release`].
+    /// The next thread that reaches the point stays there until [`release`].
     #[cfg(feature = "broken")]
     pub fn hold_next(point: Point) {
         set(point, Rule::HoldNext);
@@ -221,13 +223,13 @@ pub mod pause {
         set(point, Rule::Pass);
     }
 
-    /// One in so many that come to the point takes a nap, in which the others overtake it.
+    /// One in `one_in` threads that reach the point sleeps for `nap`, and others overtake it.
     #[cfg(feature = "broken")]
     pub fn stall(point: Point, nap: Duration, one_in: u64) {
         set(point, Rule::Stall { nap, one_in });
     }
 
-    /// How many came to the point since the process began.
+    /// How many threads have reached the point since the process began.
     #[cfg(feature = "broken")]
     pub fn passed(point: Point) -> u64 {
         PASSED[point as usize].load(SeqCst)

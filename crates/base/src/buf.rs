@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 /// Size in bytes of a block, the unit of device IO.
 pub const BLOCK_SIZE: usize = 4096;
 
-/// One block, aligned to its size, as O_DIRECT wants it.
+/// One block, aligned to its size, as O_DIRECT requires.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, align(4096))]
 pub struct Block(pub [u8; BLOCK_SIZE]);

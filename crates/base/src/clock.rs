@@ -20,10 +20,10 @@ pub trait Clock: Send + Sync + 'static {
 
 /// The clocks of the operating system.
 ///
-/// Wall-clock time is the kernel's coarse one, which moves once a tick (some milliseconds): the
-/// clock that the kernel's own file systems stamp files with. On a mount, kernel and server stamp
-/// files in turn. If the server's clock were the precise one, it would be ahead of the kernel's by
-/// up to a tick, and a file could look older than one that was written before it.
+/// Wall-clock time comes from the kernel's coarse clock, which advances once a tick (some
+/// milliseconds). The kernel's own file systems take time stamps from it. On a mount, kernel and
+/// server both stamp files. A precise clock in the server would be ahead of the kernel's by up to a
+/// tick, and a file could look older than one that was written before it.
 #[derive(Debug, Clone, Copy)]
 pub struct SystemClock {
     start: std::time::Instant,
@@ -47,8 +47,8 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that moves by one microsecond at each look and by [`ManualClock::advance`]: time stamps
-/// differ, runs repeat.
+/// A clock that advances by one microsecond at each reading and by [`ManualClock::advance`], so
+/// that time stamps differ and runs are reproducible.
 #[derive(Debug, Default)]
 pub struct ManualClock {
     nanos: AtomicU64,

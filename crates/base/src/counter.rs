@@ -31,17 +31,18 @@ impl Counter {
     }
 }
 
-/// Power-of-two histogram: bucket 0 counts the value 0, bucket `i` the values in `[2^(i-1), 2^i)`. The unit is the
-/// caller's (nanoseconds for latencies).
+/// Power-of-two histogram: bucket 0 counts the value 0, bucket `i` the values in `[2^(i-1), 2^i)`.
+/// The unit is the caller's (nanoseconds for latencies).
 ///
-/// Threads record in *stripes* of their own, summed when somebody looks: counters that all processors write would have their cache line go
-/// from one to the other with each operation. A stripe is allocated when it is first used.
+/// Threads record in *stripes*, which are summed when the histogram is read. Otherwise the cache
+/// line of a counter would move from processor to processor with each operation. A stripe is
+/// allocated when it is first used.
 #[derive(Debug, Default)]
 pub struct Histogram {
     stripes: [OnceLock<Box<Stripe>>; STRIPES],
 }
 
-/// On cache lines of its own.
+/// One stripe, on cache lines of its own.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Stripe {
@@ -50,10 +51,10 @@ struct Stripe {
     max: AtomicU64,
 }
 
-/// How many parts a thing has that is divided among threads.
+/// The number of stripes into which structures are divided among threads.
 pub const STRIPES: usize = 8;
 
-/// Which part of striped things the calling thread uses: always the same one.
+/// The stripe of the calling thread: always the same one.
 pub fn stripe() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local! {
@@ -91,7 +92,7 @@ impl Histogram {
     }
 }
 
-/// What a [`Histogram`] held at one moment.
+/// The contents of a [`Histogram`] at one moment.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct HistogramSnapshot {
     pub count: u64,

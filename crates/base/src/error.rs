@@ -1,11 +1,12 @@
-//! The error type of the engine. File system level errors (ENOENT and friends) live in the `kedgefs` crate.
+//! The error type of the engine. File system level errors (ENOENT and friends) live in the
+//! `kedgefs` crate.
 
 use crate::{BlockNo, Ino, Lsn};
 use std::sync::Arc;
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Which structure of the image does not hold what it must.
+/// The kind of structure that is corrupt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum CorruptKind {
     Superblock,
@@ -40,36 +41,38 @@ impl CorruptKind {
 /// Cloneable because one failed log force answers many waiters.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
-    /// The image does not hold what it must: `kind` and `block` say where, `what` says what.
+    /// A structure of the image is corrupt: `kind` and `block` say where, `what` says how.
     #[error("corrupt {} at block {block}: {what}", kind.name())]
     Corrupt { kind: CorruptKind, block: BlockNo, what: Arc<str> },
     /// The device failed a request.
     #[error("device {op} of {len} bytes at offset {offset} failed: {}", std::io::Error::from_raw_os_error(*errno))]
     Io { op: &'static str, offset: u64, len: u64, errno: i32 },
-    /// Another host or process took the device over: the mount is dead, nothing is retried.
+    /// Another host or process has taken over the device: the mount shuts down, and nothing is
+    /// retried.
     #[error("device was taken over by another owner")]
     Fenced,
-    /// A write was cut off without an answer and may or may not have landed.
+    /// A write ended without an answer. It may or may not be on the device.
     #[error("outcome of a device write is unknown")]
     OutcomeUnknown,
-    /// A log write or flush failed earlier: nothing is accepted any more until the image is mounted anew.
+    /// An earlier failure, as a rule of a log write or flush, has shut the mount down: nothing is
+    /// accepted until the image is mounted again.
     #[error("file system is shut down after: {0}")]
     Shutdown(Arc<str>),
     #[error("no space left on the image")]
     NoSpace,
     #[error("image is mounted read-only")]
     ReadOnly,
-    /// Someone else holds the image.
+    /// The image is in use.
     #[error("{0} is in use by another process")]
     Busy(Arc<str>),
-    /// The image asks for something this version does not know.
+    /// The image needs something that this version does not support.
     #[error("unsupported image: {0}")]
     Unsupported(Arc<str>),
     /// A request or option that cannot be met, with the reason.
     #[error("{0}")]
     Invalid(Arc<str>),
-    /// Recovery cannot put data that the log holds into its place, nor into another. It stays in the
-    /// log.
+    /// Recovery can write log-resident data neither to its place nor to another one. It stays in
+    /// the log.
     #[error("data of inode {ino} in the log cannot be put into its place, block {block}: {why}")]
     Unplaced { ino: Ino, block: BlockNo, why: Arc<Error> },
     /// A record or operation is larger than the log can take.
@@ -98,7 +101,8 @@ impl Error {
         Error::Invalid(what.into())
     }
 
-    /// The errno a system call would give for it. The one place below the file system where errno numbers appear.
+    /// The errno a system call would give for it. The one place below the file system where errno
+    /// numbers appear.
     pub fn errno(&self) -> i32 {
         match self {
             Error::Corrupt { .. } => 117, // EUCLEAN

@@ -1,7 +1,8 @@
-//! What every KedgeFS crate shares: newtypes for units, the error type, ranked locks, clocks, counters and
-//! aligned IO buffers.
+//! The basis that all KedgeFS crates share: newtypes for units, the error type, ranked locks,
+//! clocks, counters and aligned IO buffers.
 //!
-//! Nothing here does IO, but for the notes of tests that leave something out, and nothing here knows the on-disk format.
+//! Nothing here does IO, except for the notes of tests that skip something, and nothing here knows
+//! the on-disk format.
 #![forbid(unsafe_code)]
 
 pub mod broken;
@@ -21,7 +22,8 @@ pub use error::{CorruptKind, Error, Result};
 pub use panics::{panic_words, without_panic};
 pub use units::{BlockNo, Epoch, Extent, Generation, Ino, InoHasher, InoMap, Lsn, parse_size};
 
-/// Starts a named thread. The only place that may create one: names make stack dumps and `top -H` readable.
+/// Starts a named thread. The only place that may create one: names make stack dumps and `top -H`
+/// readable.
 #[allow(clippy::disallowed_methods)]
 pub fn spawn_named<T: Send + 'static>(
     name: &str,

@@ -1,11 +1,10 @@
-//! Locks with ranks: a thread takes locks in ascending rank only. Debug builds assert it; release builds pay nothing.
+//! Locks with ranks: a thread takes locks in ascending rank only. Debug builds assert it; release
+//! builds pay nothing. [`Rank::ALL`] defines the lock order. The table in `docs/ARCHITECTURE.md`,
+//! "Lock order", is generated from it (`cargo xtask docs`).
 //!
-//! [`Rank::ALL`] is the one list of the lock order. The table in `docs/ARCHITECTURE.md`, "Lock order", is generated from
-//! it (`cargo xtask docs`).
-//!
-//! Two locks of one rank may be held together only when their `order` keys ascend: for the locks of an inode that key is
-//! the inode number. The latches of the tree carry no rank: the tree itself takes a parent before its child and holds at
-//! most the two.
+//! Two locks of one rank may be held together only when their `order` keys ascend: for the locks of
+//! an inode that key is the inode number. The latches of the tree have no rank: the tree takes a
+//! parent before its children, and two children of a parent only under the parent's latch.
 
 use std::ops::{Deref, DerefMut};
 
@@ -44,11 +43,13 @@ macro_rules! ranks {
 ranks! {
     /// One checkpoint at a time.
     Checkpoint = 15 io,
-    /// No lock: where an operation waits for log space. The rank asserts that it holds nothing a checkpoint needs.
+    /// No lock: an operation waits for log space. The rank asserts that it holds no lock that a
+    /// checkpoint needs.
     LogReservation = 20 io,
     /// The shape of the directory tree, while a rename moves between two directories.
     Rename = 30 io,
-    /// An inode's contents against other operations: reads share it, writes and changes of a directory's entries do not.
+    /// An inode's contents against other operations: reads share it, writes and changes of a
+    /// directory's entries do not.
     InodeIo = 40 io,
     /// An inode against a second writeback.
     Writeback = 45 io,
@@ -56,17 +57,20 @@ ranks! {
     PageRange = 50 io,
     /// An inode's attributes, and the order of the records that touch it.
     InodeMeta = 60 io,
-    /// The epoch guard: shared by commits, exclusive for the cut of a checkpoint. One lock for each stripe of threads.
+    /// The epoch guard: shared by commits, exclusive for the cut of a checkpoint. One lock for each
+    /// stripe of threads.
     EpochGuard = 70 no_io,
     /// The index of log-resident data.
     Residents = 75 no_io,
-    /// An allocation group. Order 0 is the refill of the pool of node slots, order `group + 1` the group itself.
+    /// An allocation group. Order 0 is the refill of the pool of node slots, order `group + 1` the
+    /// group itself.
     AllocGroup = 90 no_io,
     /// The state of the log.
     LogState = 100 no_io,
     /// The state of the shared device flush. Released while the flush runs.
     DeviceQueue = 110 no_io,
-    /// Lists, tables and condition variables. Under one nothing is taken but another of this rank with a higher order.
+    /// Lists, tables and condition variables. While one is held, only another of this rank with a
+    /// higher order is taken.
     Leaf = 120 no_io,
 }
 
@@ -118,7 +122,7 @@ mod held {
     pub fn release(_: super::Rank, _: u64) {}
 }
 
-/// A guard that gives the rank back when dropped. Guards are not sent between threads.
+/// A guard that releases the rank when dropped. Guards are not sent between threads.
 pub struct Ranked<G> {
     guard: Option<G>,
     rank: Rank,
@@ -170,14 +174,16 @@ impl<T> Mutex<T> {
         Ranked { guard: Some(self.inner.lock()), rank: self.rank, order: self.order }
     }
 
-    /// Never blocks, so it may break the order without a deadlock; the rank is still recorded only if it holds.
+    /// Never blocks, so it may break the order without a deadlock. The rank is recorded only if the
+    /// order holds.
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         let guard = self.inner.try_lock()?;
         held::acquire(self.rank, self.order);
         Some(Ranked { guard: Some(guard), rank: self.rank, order: self.order })
     }
 
-    /// Never blocks and takes no part in the order: for looking at what an exclusive owner is about to drop.
+    /// Never blocks and takes no part in the order: to read a value if no other thread holds the
+    /// lock.
     pub fn try_lock_unranked(&self) -> Option<parking_lot::MutexGuard<'_, T>> {
         self.inner.try_lock()
     }

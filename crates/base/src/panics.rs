@@ -1,18 +1,19 @@
-//! Panics as errors. A panic is a broken invariant: what it left half done must not be used again. But a thread that just
-//! ends leaves those who wait for it waiting for ever, so whoever owns a thread, or answers others, turns the panic into an
-//! error that shuts its part down.
+//! Panics as errors. A panic is a broken invariant: state that it left incomplete must not be used
+//! again. But if the thread just ended, other threads would wait for it for ever. So code that owns
+//! a thread, or answers requests, turns the panic into an error that shuts its part down.
 
 use crate::{Error, Result};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// What a panic said.
+/// The message of a panic.
 pub fn panic_words(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without words")
 }
 
-/// Runs `body`. If it panics the error has the panic's words, and the caller shuts down what `body` may have left half done.
+/// Runs `body`. If it panics, the error has the panic's message, and the caller shuts down what
+/// `body` may have left incomplete.
 pub fn without_panic<T>(what: &str, body: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
         let words = panic_words(&*panic);

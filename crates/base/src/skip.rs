@@ -1,8 +1,9 @@
-//! What a test leaves out, said aloud: a test that returns early counts as passed, and libtest shows the output of tests
-//! that fail alone.
+//! Visible skips: a test that returns early counts as passed, and libtest shows only the output of
+//! tests that fail.
 //!
-//! [`note`] writes a line `KEDGE-SKIP: <test>: <why>` to the process's standard error, behind libtest's back, and appends
-//! it to the file that `KEDGE_SKIP_LOG` names. `cargo xtask test` sets that and prints number and text of all skips at its end.
+//! [`note`] writes a line `KEDGE-SKIP: <test>: <why>` to the process's standard error, which
+//! libtest does not capture, and appends it to the file that `KEDGE_SKIP_LOG` names. `cargo xtask
+//! test` sets that variable, and prints number and text of all skips at its end.
 
 use std::collections::BTreeSet;
 use std::fs::OpenOptions;
@@ -16,11 +17,12 @@ pub const LOG: &str = "KEDGE_SKIP_LOG";
 
 static SAID: parking_lot::Mutex<BTreeSet<String>> = parking_lot::Mutex::new(BTreeSet::new());
 
-/// Says that the test of this thread leaves something out, once for each reason. The test is known by the name that
-/// libtest gives its thread; with `--test-threads=1` that is `main`, so the place of the call is told as well.
+/// Reports that the test of this thread skips something, once for each reason. The test is
+/// identified by the name that libtest gives its thread. With `--test-threads=1` that is `main`, so
+/// the place of the call is reported as well.
 ///
 /// # Panics
-/// If the file cannot be written: a skip that nobody counts would pass for a test.
+/// If the file cannot be written: a skip that is not counted would count as a passed test.
 #[track_caller]
 pub fn note(why: &str) {
     let (thread, place) = (std::thread::current(), std::panic::Location::caller());
@@ -29,14 +31,15 @@ pub fn note(why: &str) {
     if !SAID.lock().insert(line.clone()) {
         return;
     }
-    // Not eprint!, which libtest captures. Who closed standard error does not want to read it; the file counts.
+    // Not eprint!, which libtest captures. An error here means that standard error is closed; the
+    // file has the line.
     let _ = io::stderr().write_all(line.as_bytes());
     if let Some(path) = std::env::var_os(LOG) {
         append(Path::new(&path), &line).unwrap_or_else(|e| panic!("{}: {e}", Path::new(&path).display()));
     }
 }
 
-/// In one write: test processes run side by side.
+/// Appends with one write, because test processes run in parallel.
 fn append(path: &Path, line: &str) -> io::Result<()> {
     OpenOptions::new().create(true).append(true).open(path)?.write_all(line.as_bytes())
 }

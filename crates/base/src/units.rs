@@ -1,4 +1,4 @@
-//! Newtypes: a number with a unit never meets a number with another.
+//! Newtypes for units, so that numbers of different units are not mixed.
 
 use std::fmt;
 
@@ -23,11 +23,13 @@ macro_rules! unit {
 }
 
 unit!(
-    /// Inode number. Never reused during the life of an image; 1 is the root directory, 0 is never an inode.
+    /// Inode number. Never reused during the life of an image; 1 is the root directory, 0 is never
+    /// an inode.
     Ino
 );
 unit!(
-    /// Log sequence number: a byte position in the log that only grows. Its place is `lsn % ring size`.
+    /// Log sequence number: a byte position in the log that only grows. Its place is `lsn % ring
+    /// size`.
     Lsn
 );
 unit!(
@@ -35,7 +37,8 @@ unit!(
     BlockNo
 );
 unit!(
-    /// Checkpoint number. The tree nodes, bitmaps and superblock slot that a checkpoint writes carry it.
+    /// Checkpoint number. The tree nodes, bitmaps and superblock slot that a checkpoint writes
+    /// carry it.
     Generation
 );
 unit!(
@@ -50,7 +53,7 @@ impl Ino {
 impl BlockNo {
     /// Byte offset of the block on the device.
     pub const fn byte_offset(self) -> u64 {
-        // An address from an image may be anything: one past every device is refused by the device.
+        // An address from an image may be any number. The device refuses one beyond its end.
         self.0.saturating_mul(crate::BLOCK_SIZE as u64) & !(crate::BLOCK_SIZE as u64 - 1)
     }
 }
@@ -73,13 +76,14 @@ impl Extent {
         Extent { start, blocks }
     }
 
-    /// First block behind the run.
+    /// First block after the run.
     pub const fn end(self) -> BlockNo {
         BlockNo(self.start.0 + self.blocks)
     }
 }
 
-/// Hashes inode numbers: they are dense and nobody's to choose, so one multiplication spreads them.
+/// Hashes inode numbers. They are dense and users cannot choose them, so one multiplication spreads
+/// them well enough.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct InoHasher(u64);
 
