@@ -1,7 +1,7 @@
 //! What an experiment has to reach, and whether it did.
 //!
-//! The medians of the rounds decide. Rounds are also judged one by one: where they disagree, the machine was too noisy to tell,
-//! and the verdict says so.
+//! The medians of the rounds decide. Rounds are also judged one by one: where they disagree, the
+//! machine was too noisy to tell, and the verdict says so.
 
 use crate::contest::Outcome;
 use crate::sample::number;

@@ -1,7 +1,9 @@
-//! The figures of docs/PERFORMANCE.md: KedgeFS beside ext4 on a loop device, both on images of one size in one directory.
+//! The figures of docs/PERFORMANCE.md: KedgeFS beside ext4 on a loop device, both on images of one
+//! size in one directory.
 //!
-//! Three parts, each on file systems made for it: fs_mark on the mounts, loops in this process on the library (ext4 through
-//! std::fs), dbench on the mounts. All parts of one report come from one run, so that they speak of the same machine.
+//! Three parts, each on file systems made for it: fs_mark on the mounts, loops in this process on
+//! the library (ext4 through std::fs), dbench on the mounts. All parts of one report come from one
+//! run, so that they speak of the same machine.
 
 use crate::Settings;
 use crate::contest::{Amount, Better, Contest, Contestant, Goal, Metric, Plan, Round};
@@ -35,7 +37,8 @@ const FILES: Metric = Metric { name: Cow::Borrowed(""), unit: "files/s", better:
 const THROUGHPUT: Metric = Metric { name: Cow::Borrowed(""), unit: "MB/s", better: Better::Higher };
 const MAX_LATENCY: Metric = Metric { name: Cow::Borrowed(""), unit: "ms at most", better: Better::Lower };
 
-/// Runs the parts and reports. An error means that there is nothing to report: the directory is unusable, or an interrupt.
+/// Runs the parts and reports. An error means that there is nothing to report: the directory is
+/// unusable, or an interrupt.
 pub fn run(settings: &Settings, parts: &[Part]) -> Result<Report> {
     let place = Place::new(settings)?;
     let rounds = settings.rounds.unwrap_or(if settings.quick { 2 } else { 5 });

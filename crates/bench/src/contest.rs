@@ -43,8 +43,8 @@ pub enum Amount {
         pilot: u64,
         amount: u64,
     },
-    /// As much as the slowest contestant does in `seconds`, which a first round of `pilot` items shows. The first metric is a
-    /// rate of items per second.
+    /// As much as the slowest contestant does in `seconds`, which a first round of `pilot` items
+    /// shows. The first metric is a rate of items per second.
     Scaled {
         pilot: u64,
         max: u64,

@@ -1,6 +1,7 @@
 //! KedgeFS's own counters at one moment, and what became of them since.
 //!
-//! A counter that is not there is an error: taken for zero, a misspelt one would meet every expectation of none.
+//! A counter that is not there is an error: taken for zero, a misspelt one would meet every
+//! expectation of none.
 
 use crate::shell::Shell;
 use anyhow::{Context, Result};
@@ -47,8 +48,9 @@ impl Counters {
         (now - old) / (count - old_count) / 1e6
     }
 
-    /// Of latencies in nanoseconds, as `operations/fsync`; NaN without any: operations without an instance are not listed. Within
-    /// a bucket, which spans a factor of two, its values are taken for evenly spread, up to the largest there was.
+    /// Of latencies in nanoseconds, as `operations/fsync`; NaN without any: operations without an
+    /// instance are not listed. Within a bucket, which spans a factor of two, its values are taken
+    /// for evenly spread, up to the largest there was.
     pub fn quantile_since(&self, before: &Counters, latency: &str, q: f64) -> f64 {
         let max = self.get(&format!("{latency}/max")).unwrap_or(f64::INFINITY);
         let buckets = |of: &Counters| -> Vec<f64> {

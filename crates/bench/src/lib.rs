@@ -1,4 +1,5 @@
-//! Experiments that a reader can repeat: KedgeFS beside something else, measured on this machine, now.
+//! Experiments that a reader can repeat: KedgeFS beside something else, measured on this machine,
+//! now.
 //!
 //! ```text
 //! baseline                 the experiment behind docs/PERFORMANCE.md
@@ -13,12 +14,13 @@
 //! ```
 //!
 //! # What makes a figure believable
-//! 1. Contestants take turns (A B A B …), so that a machine that slows down slows all of them. The median stands for the
-//!    rounds; the spread is printed beside it.
-//! 2. A round that is not counted comes first. It warms up and says how much work a round needs to last long enough;
-//!    then all contestants do the same amount.
+//! 1. Contestants take turns (A B A B …), so that a machine that slows down slows all of them. The
+//!    median stands for the rounds; the spread is printed beside it.
+//! 2. A round that is not counted comes first. It warms up and says how much work a round needs to
+//!    last long enough; then all contestants do the same amount.
 //! 3. Each command is printed as it is run. Nothing is tuned for one side.
-//! 4. What cannot be measured here is named. A contestant that fails is reported as failed and never left out.
+//! 4. What cannot be measured here is named. A contestant that fails is reported as failed and
+//!    never left out.
 #![forbid(unsafe_code)]
 
 mod bars;
@@ -50,7 +52,8 @@ pub struct Settings {
     pub rounds: Option<usize>,
     /// Few and short rounds: shows that it works.
     pub quick: bool,
-    /// Write the images full before they are used, so that the host has no blocks to allocate under them.
+    /// Write the images full before they are used, so that the host has no blocks to allocate under
+    /// them.
     pub written: bool,
     /// The program that commands mean by `kedge`.
     pub kedge: PathBuf,

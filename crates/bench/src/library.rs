@@ -62,7 +62,8 @@ fn dir_name(work: Work, i: usize) -> String {
     }
 }
 
-/// What each of `threads` threads answered, and how long it took from a common start to the end of the last one.
+/// What each of `threads` threads answered, and how long it took from a common start to the end of
+/// the last one.
 pub fn in_threads<R: Send + 'static, W: FnOnce() -> Result<R> + Send + 'static>(
     threads: usize,
     mut make: impl FnMut(usize) -> W,
@@ -80,7 +81,8 @@ pub fn in_threads<R: Send + 'static, W: FnOnce() -> Result<R> + Send + 'static>(
     }
     start.wait();
     let started = clock.monotonic();
-    // All are waited for before the first error is looked at: they use what the caller may take away.
+    // All are waited for before the first error is looked at: they use what the caller may take
+    // away.
     let ended: Vec<_> = workers.into_iter().map(|w| w.join()).collect();
     let took = clock.monotonic() - started;
     let answers = ended.into_iter().map(|r| r.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));

@@ -20,8 +20,8 @@ pub fn kedge_lines(size: u64, written: bool) -> Vec<String> {
     lines
 }
 
-/// The two `lazy` options only move work of the first minutes, which would disturb the measurement, into mkfs. `nodiscard`
-/// keeps written blocks written.
+/// The two `lazy` options only move work of the first minutes, which would disturb the measurement,
+/// into mkfs. `nodiscard` keeps written blocks written.
 pub fn ext4_lines(size: u64, written: bool) -> Vec<String> {
     let extended = if written {
         "lazy_itable_init=0,lazy_journal_init=0,nodiscard"
@@ -125,13 +125,14 @@ impl<'a> Mounted<'a> {
         self.shell.run(&format!("sync -f {}", self.name)).map(drop)
     }
 
-    /// Unmounts and says what went wrong with it: an unmount that fails is a failure of the contestant.
+    /// Unmounts and says what went wrong with it: an unmount that fails is a failure of the
+    /// contestant.
     pub fn end(self) -> Result<()> {
         self.unmount()
     }
 
-    /// Looked up rather than remembered: a mount command that was interrupted may have done its work. A dead mount answers
-    /// with an error.
+    /// Looked up rather than remembered: a mount command that was interrupted may have done its
+    /// work. A dead mount answers with an error.
     fn is_mounted(&self) -> bool {
         let dir = self.path();
         let device = |path: &Path| std::fs::metadata(path).map(|m| m.dev());
@@ -148,7 +149,8 @@ impl<'a> Mounted<'a> {
         }
         let first = self.shell.undo(self.unmount);
         if first.is_err() {
-            // In use by a command that would not die, or hung: at least nothing of it stays in the tree.
+            // In use by a command that would not die, or hung: at least nothing of it stays in the
+            // tree.
             self.shell.undo(&format!("umount -l {}", self.name))?;
         }
         first.map(drop)
@@ -161,7 +163,8 @@ impl Drop for Mounted<'_> {
             eprintln!("kedge-lab: {e:#}");
         }
         let (dir, image) = (self.path(), self.shell.dir.join(format!("{}.img", self.name)));
-        // What was never made need not be removed; the rest goes with the directory of the experiment.
+        // What was never made need not be removed; the rest goes with the directory of the
+        // experiment.
         let _ = std::fs::remove_dir(dir);
         let _ = std::fs::remove_file(image);
     }

@@ -9,8 +9,8 @@ use serde::Serialize;
 use std::path::Path;
 use tempfile::TempDir;
 
-/// A directory of its own that goes when this is dropped. Whatever is mounted inside has to go first: hold it in values
-/// that borrow this one.
+/// A directory of its own that goes when this is dropped. Whatever is mounted inside has to go
+/// first: hold it in values that borrow this one.
 pub struct Place {
     pub shell: Shell,
     pub root: bool,
@@ -42,7 +42,8 @@ impl Place {
         matches!(self.host.as_str(), "tmpfs" | "ramfs")
     }
 
-    /// Microseconds that one durable write of a block takes in the middle: the floor under every fsync.
+    /// Microseconds that one durable write of a block takes in the middle: the floor under every
+    /// fsync.
     pub fn durable_write(&self) -> Result<f64> {
         const BLOCKS: usize = 256;
         let path = self.shell.dir.join("probe");
@@ -103,7 +104,8 @@ fn effective_uid(status: &str) -> Option<u32> {
     status.lines().find_map(|l| l.strip_prefix("Uid:"))?.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// Kind of the file system that holds `path`: that of the longest mount point above it, the last one if there are several.
+/// Kind of the file system that holds `path`: that of the longest mount point above it, the last
+/// one if there are several.
 fn kind_of_mount(mountinfo: &str, path: &Path) -> Option<String> {
     let mounts = mountinfo.lines().filter_map(|line| {
         let (place, kind) = line.split_once(" - ")?;

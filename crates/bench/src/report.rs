@@ -133,7 +133,8 @@ impl Report {
         )
     }
 
-    /// One line for each reason: a file system that could not be made fails in all contests of a section.
+    /// One line for each reason: a file system that could not be made fails in all contests of a
+    /// section.
     fn failed_sides(&self) -> Vec<String> {
         let mut reasons: Vec<(&str, &str, Vec<&str>)> = Vec::new();
         for outcome in self.outcomes() {

@@ -1,7 +1,8 @@
-//! What others published of a change to a file system, measured with our switch for the same change.
+//! What others published of a change to a file system, measured with our switch for the same
+//! change.
 //!
-//! Each experiment is a module with the published figures, the contests and the bars. To add one: a variant of
-//! [`Experiment`] and a function that pushes sections and bars into a `Run`.
+//! Each experiment is a module with the published figures, the contests and the bars. To add one: a
+//! variant of [`Experiment`] and a function that pushes sections and bars into a `Run`.
 //!
 //! Old and new take turns on the same image where the switch can be turned while mounted.
 
@@ -77,8 +78,8 @@ pub enum Part {
 
 pub const PARTS: [Part; 3] = [Part::Mount, Part::Process, Part::Model];
 
-/// Runs the experiment and reports. An error means that there is nothing to report: a tool is missing, the directory is
-/// unusable, or an interrupt.
+/// Runs the experiment and reports. An error means that there is nothing to report: a tool is
+/// missing, the directory is unusable, or an interrupt.
 pub fn run(settings: &Settings, experiment: Experiment, parts: &[Part]) -> Result<Report> {
     let place = Place::new(settings)?;
     let rounds = settings.rounds.unwrap_or(if settings.quick { 2 } else { experiment.rounds() });
@@ -142,7 +143,8 @@ impl<'a> Run<'a> {
         if self.settings.quick { quick } else { full }
     }
 
-    /// Items of a short run, and of a full one. Small images get a tenth: they are for trying it out.
+    /// Items of a short run, and of a full one. Small images get a tenth: they are for trying it
+    /// out.
     fn work(&self, quick: u64, full: u64) -> u64 {
         self.pick(quick, full) / if self.settings.size < SMALL_IMAGE { 10 } else { 1 }
     }
@@ -168,7 +170,8 @@ impl<'a> Run<'a> {
         self.made(device.map_err(anyhow::Error::from).and_then(|d| Library::on(d, format, options)))
     }
 
-    /// The library where nothing but flushes counts: on a device in memory, whose flushes take a millisecond.
+    /// The library where nothing but flushes counts: on a device in memory, whose flushes take a
+    /// millisecond.
     fn model(&self) -> Result<Made<Library>> {
         let device = Arc::new(DelayedFlush::new(Arc::new(MemDevice::new(MODEL_IMAGE)), MODEL_FLUSH));
         self.made(Library::on(device, &FormatOptions::default(), MountOptions::default()))

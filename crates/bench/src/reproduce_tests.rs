@@ -18,7 +18,8 @@ fn report(experiment: Experiment, part: Part) -> Report {
     report
 }
 
-/// All contestants of the first section have figures, and no bar speaks of something that was not measured.
+/// All contestants of the first section have figures, and no bar speaks of something that was not
+/// measured.
 fn is_whole(report: &Report, contests: usize, contestants: usize, bars: usize) {
     assert!(report.failures.is_empty(), "{:?}", report.failures);
     let outcomes = &report.sections[0].outcomes;

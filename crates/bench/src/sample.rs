@@ -30,8 +30,8 @@ impl Sample {
         }
     }
 
-    /// Largest distance of a round from the median, as a part of the median. With a handful of rounds a standard
-    /// deviation would claim more than is known.
+    /// Largest distance of a round from the median, as a part of the median. With a handful of
+    /// rounds a standard deviation would claim more than is known.
     pub fn spread(&self) -> f64 {
         let median = self.median();
         let distance = self.0.iter().map(|v| (v - median).abs()).fold(0.0, f64::max);

@@ -14,7 +14,8 @@ use std::time::Duration;
 const COMMAND_MAX: Duration = Duration::from_secs(300);
 /// From asking a command to end to killing it.
 const GRACE: Duration = Duration::from_secs(5);
-/// How often to look whether a command has ended. Nothing is measured by it: commands time themselves.
+/// How often to look whether a command has ended. Nothing is measured by it: commands time
+/// themselves.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// The wish to stop early. Everything is undone on the way out.
@@ -25,8 +26,9 @@ pub struct Interrupt {
 }
 
 impl Interrupt {
-    /// `end_group` asks the processes of a group to end (SIGTERM): commands run in groups of their own, because a signal
-    /// from the terminal must reach this process alone, which then ends them and undoes the rest.
+    /// `end_group` asks the processes of a group to end (SIGTERM): commands run in groups of their
+    /// own, because a signal from the terminal must reach this process alone, which then ends them
+    /// and undoes the rest.
     pub fn new(end_group: fn(u32)) -> Interrupt {
         Interrupt { raised: Arc::default(), end_group }
     }

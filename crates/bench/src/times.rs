@@ -3,7 +3,8 @@
 use kedge_base::{Clock, SystemClock};
 use std::time::Duration;
 
-/// Those of one operation, in nanoseconds. All are kept: a quantile near the end needs the single ones.
+/// Those of one operation, in nanoseconds. All are kept: a quantile near the end needs the single
+/// ones.
 #[derive(Clone, Debug, Default)]
 pub struct Times(Vec<u32>);
 

@@ -1,11 +1,13 @@
-//! `kedge-lab` refuses what makes no sense before it makes anything. What it measures is for people to see: it takes
-//! minutes and a quiet machine. That it measures is shown with one short experiment.
+//! `kedge-lab` refuses what makes no sense before it makes anything. What it measures is for people
+//! to see: it takes minutes and a quiet machine. That it measures is shown with one short
+//! experiment.
 #![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A directory of its own for each test, with the program and, beside it, what stands for `kedge`: nothing here mounts.
+/// A directory of its own for each test, with the program and, beside it, what stands for `kedge`:
+/// nothing here mounts.
 struct Place {
     dir: tempfile::TempDir,
     lab: PathBuf,

@@ -118,8 +118,8 @@ impl Backend for Mounted {
         if datasync { file.sync_data() } else { file.sync_all() }
     }
 
-    /// There is no safe syncfs(2) in the standard library; the directory's fsync promises less, which a workload must not
-    /// take for more.
+    /// There is no safe syncfs(2) in the standard library; the directory's fsync promises less,
+    /// which a workload must not take for more.
     fn sync(&self) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }

@@ -1,9 +1,9 @@
 //! Explores many workloads on two threads, within a time or in full, and says what was found.
 //!
-//! A slice takes skeletons in an order given by the seed, so that it is another one with another seed. A full run takes those
-//! with the same first operation together: they share most of their media.
-//! What is done can be kept in a file: one line per finished skeleton, appended, so that a run that was ended goes on
-//! where it was.
+//! A slice takes skeletons in an order given by the seed, so that it is another one with another
+//! seed. A full run takes those with the same first operation together: they share most of their
+//! media. What is done can be kept in a file: one line per finished skeleton, appended, so that a
+//! run that was ended goes on where it was.
 
 use crate::explore::{Explorer, Failure, Memory, Plan, Tally, base_image};
 use crate::shrink::shrink;

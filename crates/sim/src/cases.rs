@@ -1,10 +1,12 @@
 //! Runs written-down fsync cases: operations, a power failure, and what must hold afterwards.
 //!
-//! A case is one JSON object a line: `test` and `variant` name it, `ops` are arrays of a word and arguments, `expect_after_crash`
-//! are objects with one expectation each. Power fails at each `crash` operation, or behind the last operation if there
-//! is none. An expectation belongs to the crash that it names (`"crash": 1`), else to the last one.
+//! A case is one JSON object a line: `test` and `variant` name it, `ops` are arrays of a word and
+//! arguments, `expect_after_crash` are objects with one expectation each. Power fails at each
+//! `crash` operation, or behind the last operation if there is none. An expectation belongs to the
+//! crash that it names (`"crash": 1`), else to the last one.
 //!
-//! The strongest level is expected throughout: an fsync that forces the log makes all before it durable.
+//! The strongest level is expected throughout: an fsync that forces the log makes all before it
+//! durable.
 
 use crate::crash::Promise;
 use crate::model::{Inode, Model};
@@ -21,7 +23,8 @@ use std::time::Duration;
 /// The cases, one a line.
 pub const FSYNC: &str = include_str!("../cases/fsync.jsonl");
 
-/// More operations than this from one word are not kept in the history: the oracle needs a version for each.
+/// More operations than this from one word are not kept in the history: the oracle needs a version
+/// for each.
 const KEPT_MAX: usize = 500;
 
 /// One case as written.

@@ -1,7 +1,8 @@
-//! Sparse file bytes with cheap copies: the model keeps one version per operation, so unchanged chunks are shared.
+//! Sparse file bytes with cheap copies: the model keeps one version per operation, so unchanged
+//! chunks are shared.
 //!
-//! Invariant: no stored chunk is all zeros and none begins at or behind `size`; bytes of the last chunk behind `size`
-//! are zero. So equal contents have equal maps.
+//! Invariant: no stored chunk is all zeros and none begins at or behind `size`; bytes of the last
+//! chunk behind `size` are zero. So equal contents have equal maps.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -81,8 +82,8 @@ impl Content {
         self.size = size;
     }
 
-    /// A copy in which the chunks from `from` on lie at `to` instead, those between are gone or zero, and the size is
-    /// `size`. Both are multiples of the chunk size.
+    /// A copy in which the chunks from `from` on lie at `to` instead, those between are gone or
+    /// zero, and the size is `size`. Both are multiples of the chunk size.
     pub fn shifted(&self, from: u64, to: u64, size: u64) -> Content {
         let (from, to) = (from / CHUNK, to / CHUNK);
         let keep = from.min(to);

@@ -1,24 +1,28 @@
 //! The oracle: which states may a crash leave behind?
 //!
-//! A [`History`] holds the operations and the model's state after each: state `i` is the state after `i` operations. The
-//! allowed states:
-//! 1. *Names and attributes* equal state `k` for one `k` for the whole file system. All metadata operations form one
-//!    sequence and survive as a prefix, so rename, link, unlink, chmod and the like are there or not, never half.
-//! 2. `k` is not below the *floor*: an fsync persists all up to the last operation that touched its inode, and all
-//!    before the fsync if it forced the log ([`Promise::Prefix`]); sync persists everything.
+//! A [`History`] holds the operations and the model's state after each: state `i` is the state
+//! after `i` operations. The allowed states:
+//! 1. *Names and attributes* equal state `k` for one `k` for the whole file system. All metadata
+//!    operations form one sequence and survive as a prefix, so rename, link, unlink, chmod and the
+//!    like are there or not, never half.
+//! 2. `k` is not below the *floor*: an fsync persists all up to the last operation that touched its
+//!    inode, and all before the fsync if it forced the log ([`Promise::Prefix`]); sync persists
+//!    everything.
 //! 3. `k` is not above the number of completed operations, plus one if another was under way.
-//! 4. *Bytes* of a file are outside the sequence: each is a value that the byte had between the file's last persisted
-//!    point and the crash. Offsets behind the end count as zero. An operation of the sequence that changes bytes
-//!    (truncate, punch, zero) and is in the prefix moves the start of that window for the bytes it touched: what it cut off
-//!    never comes back.
-//! 5. *Sizes* grown by plain writes are outside the sequence too: the size is one the file had in the window, or one
-//!    between two successive ones where a write made it grow. Sizes set by truncate and fallocate are in the sequence.
-//! 6. *Time stamps* persisted by fsync are, to the nanosecond, values that they had since then, or in the inode's last
-//!    change that is in the prefix: its record carries them. For mtime and ctime that takes a model that has learned what
-//!    the file system set; where it has not, those set explicitly are judged. Setting times alone is outside the
-//!    sequence, as a plain write is.
+//! 4. *Bytes* of a file are outside the sequence: each is a value that the byte had between the
+//!    file's last persisted point and the crash. Offsets behind the end count as zero. An operation
+//!    of the sequence that changes bytes (truncate, punch, zero) and is in the prefix moves the
+//!    start of that window for the bytes it touched: what it cut off never comes back.
+//! 5. *Sizes* grown by plain writes are outside the sequence too: the size is one the file had in
+//!    the window, or one between two successive ones where a write made it grow. Sizes set by
+//!    truncate and fallocate are in the sequence.
+//! 6. *Time stamps* persisted by fsync are, to the nanosecond, values that they had since then, or
+//!    in the inode's last change that is in the prefix: its record carries them. For mtime and
+//!    ctime that takes a model that has learned what the file system set; where it has not, those
+//!    set explicitly are judged. Setting times alone is outside the sequence, as a plain write is.
 //!
-//! Not looked at here: whether the image is consistent below the interface (fsck), and inodes without a name.
+//! Not looked at here: whether the image is consistent below the interface (fsck), and inodes
+//! without a name.
 
 use crate::content::{CHUNK, Content, pieces};
 use crate::model::{DataChange, Effect, Id, Model, Persist};
@@ -33,8 +37,9 @@ use std::fmt;
 pub enum Promise {
     /// All up to the last change of the inode. Holds whatever else forced the log before.
     LastChange,
-    /// All that had completed before the fsync. Only where nothing but the history's own operations forces the
-    /// log (no commit timer, no checkpoint): an inode that is durable already forces nothing.
+    /// All that had completed before the fsync. Only where nothing but the history's own operations
+    /// forces the log (no commit timer, no checkpoint): an inode that is durable already forces
+    /// nothing.
     Prefix,
 }
 
@@ -48,7 +53,8 @@ pub struct Step {
 }
 
 impl Step {
-    /// Collapse and insert range move blocks, and make the move durable before anything is written to them.
+    /// Collapse and insert range move blocks, and make the move durable before anything is written
+    /// to them.
     fn may_force(&self) -> bool {
         let moves = matches!(self.op, Op::Fallocate { how: Falloc::Collapse | Falloc::Insert, .. });
         moves || self.effect.persist.is_some()
@@ -115,8 +121,8 @@ impl History {
                     let last = self.steps[..at].iter().rposition(needs);
                     floors.prefix = floors.prefix.max(last.map_or(0, |last| last + 1));
                     let grows = |step: &Step| step.effect.data.is_some_and(|d| d.id == id && d.grew);
-                    // All before this point may be durable already, and what is durable forces nothing: any
-                    // persistence operation may force more than it must.
+                    // All before this point may be durable already, and what is durable forces
+                    // nothing: any persistence operation may force more than it must.
                     let forced =
                         self.steps[..at].iter().rposition(|step| step.may_force()).map_or(0, |i| i + 1);
                     let forces = self.steps[forced..at].iter().any(|step| needs(step) || grows(step));
@@ -190,9 +196,9 @@ impl fmt::Display for Violation {
 
 impl std::error::Error for Violation {}
 
-/// Whether what `fs` shows after a crash is allowed. `crash_after` operations had returned, the next one of the history
-/// (if there is one) may have been under way; `persists` are the numbers of the persistence operations that had
-/// returned success.
+/// Whether what `fs` shows after a crash is allowed. `crash_after` operations had returned, the
+/// next one of the history (if there is one) may have been under way; `persists` are the numbers of
+/// the persistence operations that had returned success.
 ///
 /// Answers the state whose names and attributes were found.
 pub fn check_state(
@@ -289,7 +295,8 @@ impl<'a> Window<'a> {
             self.changes.iter().filter(|(at, c, _)| set(*at, c) == (true, true)).map(|(at, ..)| at + 1).max();
         let to = self.changes.iter().find(|(at, c, _)| set(*at, c) == (true, false)).map(|(at, ..)| *at);
         let (from, to) = (from.unwrap_or(self.low), to.unwrap_or(self.high));
-        // Between two settings only writes change the size, and they make it grow: all sizes between are fair.
+        // Between two settings only writes change the size, and they make it grow: all sizes
+        // between are fair.
         let (least, most) = (self.content(from).size(), self.content(to).size());
         if (least..=most).contains(&size) {
             return Ok(());
@@ -357,8 +364,9 @@ fn check_times(
     if history.state(floor).inode(id).is_none() {
         return Ok(());
     }
-    // Its last change among the metadata operations that are there. Plain writes have no place in the sequence, and times
-    // of theirs may come later or not at all; nor have times that are set by themselves, which wait for an fsync as well.
+    // Its last change among the metadata operations that are there. Plain writes have no place in
+    // the sequence, and times of theirs may come later or not at all; nor have times that are set
+    // by themselves, which wait for an fsync as well.
     let lazy = |step: &Step| matches!(step.op, Op::Utimes { .. });
     let touches = |step: &Step| step.effect.ordered && step.effect.touched.contains(&id) && !lazy(step);
     let change = history.steps[..k].iter().rposition(touches).map_or(0, |at| at + 1);

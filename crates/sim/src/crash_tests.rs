@@ -243,8 +243,9 @@ fn random_prefixes_are_allowed() {
     }
 }
 
-/// Found by crash exploration: an fdatasync that forced the log for what it needed not keep left the fsync behind it with
-/// nothing to force, and the oracle asked for the directory between the two.
+/// Found by crash exploration: an fdatasync that forced the log for what it needed not keep left
+/// the fsync behind it with nothing to force, and the oracle asked for the directory between the
+/// two.
 #[test]
 fn an_fdatasync_may_force_more_than_it_must() {
     let punch = Op::Fallocate { on: p("a"), how: Falloc::Punch, offset: 0, len: 4096 };
@@ -254,8 +255,8 @@ fn an_fdatasync_may_force_more_than_it_must() {
     assert_eq!(allowed(&history(Promise::Prefix, &ops)), [4, 5, 6, 7]);
 }
 
-/// With learned times: a ctime that the file never had is refused, and so is one older than the change that is there, or
-/// than what an fsync made durable.
+/// With learned times: a ctime that the file never had is refused, and so is one older than the
+/// change that is there, or than what an fsync made durable.
 #[test]
 fn learned_times_are_those_of_a_state() {
     let mut model = Model::new();

@@ -1,18 +1,21 @@
 //! Every state that a crash can leave behind during a workload, judged.
 //!
-//! A workload runs once, in this process, on a recording device over a fork of one formatted image. From the recording
-//! come the media: at each event all subsets of the unflushed writes (a selection where they are many), torn writes, and
-//! FUA writes torn before they completed. Each *distinct* medium is
+//! A workload runs once, in this process, on a recording device over a fork of one formatted image.
+//! From the recording come the media: at each event all subsets of the unflushed writes (a
+//! selection where they are many), torn writes, and FUA writes torn before they completed. Each
+//! *distinct* medium is
 //! 1. opened, and the checkpoint that recovery left is judged by fsck;
 //! 2. walked;
-//! 3. used (on a share of the media): a file is made and removed in every directory, on every other one all names are
-//!    removed, it is closed and judged by fsck again;
-//! 4. crashed again at each write of its own recovery (on a share), and recovered again: the same tree must come out.
+//! 3. used (on a share of the media): a file is made and removed in every directory, on every other
+//!    one all names are removed, it is closed and judged by fsck again;
+//! 4. crashed again at each write of its own recovery (on a share), and recovered again: the same
+//!    tree must come out.
 //!
-//! What the walk found is then held against the oracle for the operations that had returned by that time.
+//! What the walk found is then held against the oracle for the operations that had returned by that
+//! time.
 //!
-//! The recording repeats: the clock is a counter, one thread does all the work, and the engine's own threads have nothing to
-//! do (the commit interval is an hour, no workload fills the log).
+//! The recording repeats: the clock is a counter, one thread does all the work, and the engine's
+//! own threads have nothing to do (the commit interval is an hour, no workload fills the log).
 
 use crate::crash::{History, Promise, check_view};
 use crate::model::Model;
@@ -56,7 +59,8 @@ impl Plan {
         }
     }
 
-    /// For longer workloads, whose media are mostly those of shorter ones with a little more on top.
+    /// For longer workloads, whose media are mostly those of shorter ones with a little more on
+    /// top.
     pub fn quick(seed: u64) -> Plan {
         let plan = Plan::thorough(seed);
         let closing = StatePlan { subsets: 4, samples: 4, torn: 1, ..plan.states };
@@ -136,7 +140,8 @@ pub struct Explorer {
     pub tally: Tally,
 }
 
-/// Media recovered lately, by hash: workloads with the same beginning share theirs, and so do threads.
+/// Media recovered lately, by hash: workloads with the same beginning share theirs, and so do
+/// threads.
 #[derive(Default)]
 pub struct Memory {
     young: HashMap<u64, Arc<Recovered>>,
@@ -193,14 +198,15 @@ impl Explorer {
         self
     }
 
-    /// The switches of each workload's mount are set by `seed` and the workload: all must be as safe.
+    /// The switches of each workload's mount are set by `seed` and the workload: all must be as
+    /// safe.
     pub fn switched(mut self, seed: Option<u64>) -> Explorer {
         self.switched = seed;
         self
     }
 
-    /// Workloads run on a device that acknowledges flushes and does not honour them: an exploration that finds nothing
-    /// wrong then finds nothing at all.
+    /// Workloads run on a device that acknowledges flushes and does not honour them: an exploration
+    /// that finds nothing wrong then finds nothing at all.
     pub fn on_lying_device(mut self) -> Explorer {
         self.faults = FaultPlan::new(0).lying();
         self

@@ -1,8 +1,9 @@
 //! A user who knows the format and owns a file, against the log's scan.
 //!
-//! Small fsynced data lies in the ring as it was written. The user puts a log write into it that has all but the image's
-//! secret: magic, uuid, epoch, LSN and checksum are right. Nobody may take it for one, neither after a clean unmount nor
-//! after a crash: not a mount, not a read-only one, not fsck, not a repair.
+//! Small fsynced data lies in the ring as it was written. The user puts a log write into it that
+//! has all but the image's secret: magic, uuid, epoch, LSN and checksum are right. Nobody may take
+//! it for one, neither after a clean unmount nor after a crash: not a mount, not a read-only one,
+//! not fsck, not a repair.
 
 use crate::ops::OWNER;
 use crate::rig;
@@ -82,8 +83,8 @@ pub fn image(claim: Claim, when: When) -> Result<MemDevice, String> {
     let create = |name: &[u8]| fs.create(Ino::ROOT, name, 0o644, OWNER).map(|file| file.ino).map_err(said);
     let write =
         |file: Ino, bytes: &[u8]| fs.write(file, 0, bytes).and_then(|_| fs.fsync(file, false)).map_err(said);
-    // Tells how the log holds bytes that are written so. The next ones, under a name as long, lie as many blocks on as these
-    // take.
+    // Tells how the log holds bytes that are written so. The next ones, under a name as long, lie
+    // as many blocks on as these take.
     let mut bytes = [b'.'; BYTES];
     bytes[..MARKER.len()].copy_from_slice(MARKER);
     let probe = create(b"probe")?;
@@ -99,7 +100,8 @@ pub fn image(claim: Claim, when: When) -> Result<MemDevice, String> {
     let place = start + length + BLOCK_SIZE;
     let epoch = Epoch(sb.checkpoint.epoch.0 + (when == When::Crashed) as u64);
     let header = claim.header(epoch, Lsn(place as u64), Lsn((place + length) as u64));
-    // The block's checksum is also over what the log puts between two pages of the file: its number is in there.
+    // The block's checksum is also over what the log puts between two pages of the file: its number
+    // is in there.
     let forge = create(b"forge")?;
     let mut block = log[start + BLOCK_SIZE..start + 2 * BLOCK_SIZE].to_vec();
     let number = block.windows(8).position(|w| w == probe.0.to_le_bytes());

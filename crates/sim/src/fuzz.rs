@@ -1,7 +1,9 @@
-//! What must hold for any bytes on a device: no panic, no hang, and no contradiction between the engine and fsck.
+//! What must hold for any bytes on a device: no panic, no hang, and no contradiction between the
+//! engine and fsck.
 //!
-//! Each target takes an input as a fuzzer makes it, and panics where something is wrong. The fuzzer's workspace (`fuzz/`)
-//! calls them, and so does an ordinary test, with the corpus beside this crate and with random inputs ([`random`]).
+//! Each target takes an input as a fuzzer makes it, and panics where something is wrong. The
+//! fuzzer's workspace (`fuzz/`) calls them, and so does an ordinary test, with the corpus beside
+//! this crate and with random inputs ([`random`]).
 
 pub mod damage;
 pub mod hostile;
@@ -138,8 +140,8 @@ pub fn image(input: &[u8]) {
     use_image(damaged(input, &Kind::ALL));
 }
 
-/// fsck's own reading, with and without replay. What it calls clean the engine must be able to read, and what it has
-/// repaired must be clean.
+/// fsck's own reading, with and without replay. What it calls clean the engine must be able to
+/// read, and what it has repaired must be clean.
 pub fn fsck(input: &[u8]) {
     let medium = damaged(input, &Kind::ALL);
     let _ = kedge_fsck::check(Arc::new(medium.fork()), &CheckOptions::default());
@@ -171,7 +173,8 @@ fn one_of(kind: Kind, input: &[u8]) -> Option<(&'static damage::Structure, &[u8]
     Some((all.get(n % all.len().max(1))?, &input[1..]))
 }
 
-/// Reads everything and changes a little of everything. Errors are what a damaged image should give.
+/// Reads everything and changes a little of everything. Errors are what a damaged image should
+/// give.
 fn use_image(medium: MemDevice) {
     let Ok(fs) = open(medium) else { return };
     let view = View::of(&fs);
@@ -206,7 +209,8 @@ fn change_names(fs: &FileSystem, dir: Ino) {
     }
 }
 
-/// An input at random: one edit most often, so that all other bytes are right and the damage is met deep inside.
+/// An input at random: one edit most often, so that all other bytes are right and the damage is met
+/// deep inside.
 pub fn random(rng: &mut SmallRng) -> Vec<u8> {
     let edits = if rng.random_bool(0.6) { 1 } else { rng.random_range(2..12) };
     let mut input = vec![0; 1 + edits * 8];

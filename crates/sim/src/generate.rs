@@ -1,4 +1,5 @@
-//! Seeded random operations that look at the model, so that most of them hit something and the rest miss on purpose.
+//! Seeded random operations that look at the model, so that most of them hit something and the rest
+//! miss on purpose.
 
 use crate::model::{Inode, Model};
 use crate::ops::{Falloc, Fill, Op, Rename, Special, Target, XattrFlag, split};
@@ -21,8 +22,9 @@ pub struct Profile {
     pub crashes: u32,
     /// In a thousand: names that are too long, sizes that are too large, sparse files of terabytes.
     pub extremes: u32,
-    /// In a thousand data operations: collapse and insert range. A write in place after one that is not durable shows at
-    /// another offset after a crash, as on other file systems: not for histories that crash.
+    /// In a thousand data operations: collapse and insert range. A write in place after one that is
+    /// not durable shows at another offset after a crash, as on other file systems: not for
+    /// histories that crash.
     pub shifts: u32,
 }
 

@@ -1,18 +1,22 @@
-//! A ledger of files whose bytes say whose they are, for devices that fail: what was written, what was answered, what
-//! was acknowledged as durable.
+//! A ledger of files whose bytes say whose they are, for devices that fail: what was written, what
+//! was answered, what was acknowledged as durable.
 //!
 //! Every eight bytes name the file, the write and the place, so that
 //! - each byte that is found is judged by itself: it must stem from a write that may be there;
 //! - a failed request of the device says whose data it carried ([`owners`]).
 //!
-//! Unlike the oracle of [`crate::crash`] the ledger has no order between files, and it goes on after a failed call: a
-//! write that was answered with an error may be there in part, for ever, until something else covers it.
+//! Unlike the oracle of [`crate::crash`] the ledger has no order between files, and it goes on
+//! after a failed call: a write that was answered with an error may be there in part, for ever,
+//! until something else covers it.
 //!
-//! The rules for one file after a crash, with the steps in the order in which they were begun (one at a time):
-//! 1. A step is *settled* if it was answered with success before the call of an fsync (fdatasync, sync) of the file that was
-//!    answered with success.
-//! 2. Each eight bytes hold what the last settled step left there, or what a later or a failed step wrote.
-//! 3. The size is one that settled steps leave, or lies between that and what the others would make of it.
+//! The rules for one file after a crash, with the steps in the order in which they were begun (one
+//! at a time):
+//! 1. A step is *settled* if it was answered with success before the call of an fsync (fdatasync,
+//!    sync) of the file that was answered with success.
+//! 2. Each eight bytes hold what the last settled step left there, or what a later or a failed step
+//!    wrote.
+//! 3. The size is one that settled steps leave, or lies between that and what the others would make
+//!    of it.
 
 use std::collections::BTreeSet;
 
@@ -81,13 +85,15 @@ impl File {
         (from..from + len).step_by(8).flat_map(|at| word(self.number, step, at).to_le_bytes()).collect()
     }
 
-    /// The last step was answered: so many bytes are written. A short answer takes the rest back, which is not there.
+    /// The last step was answered: so many bytes are written. A short answer takes the rest back,
+    /// which is not there.
     pub fn wrote(&mut self, bytes: u64) {
         let Some(Step { what: What::Write { from, to }, done }) = self.steps.last_mut() else {
             panic!("no write was begun");
         };
         assert!(bytes <= *to - *from, "more than asked for");
-        // A short answer may end inside a word, which is then neither the one nor the other; so it counts as failed.
+        // A short answer may end inside a word, which is then neither the one nor the other; so it
+        // counts as failed.
         *done = bytes.is_multiple_of(WORD);
         if *done {
             *to = *from + bytes;
@@ -116,8 +122,9 @@ impl File {
         self.settled = self.settled.max(mark);
     }
 
-    /// A sync was answered with an error by a cache that takes pages for clean which it could not pass on. What was written
-    /// since the last success may be lost for good, though each write was answered with success and a later sync may be, too.
+    /// A sync was answered with an error by a cache that takes pages for clean which it could not
+    /// pass on. What was written since the last success may be lost for good, though each write was
+    /// answered with success and a later sync may be, too.
     pub fn disowned(&mut self) {
         for step in &mut self.steps[self.settled..] {
             step.done = false;

@@ -1,11 +1,13 @@
-//! A plain file system in memory: what every operation must answer and leave behind, errno included.
+//! A plain file system in memory: what every operation must answer and leave behind, errno
+//! included.
 //!
-//! Inodes have the model's own numbers; names are (directory, name) → inode. A copy shares all inodes that do not change
-//! afterwards, so a history keeps one version per operation.
+//! Inodes have the model's own numbers; names are (directory, name) → inode. A copy shares all
+//! inodes that do not change afterwards, so a history keeps one version per operation.
 //!
-//! Where POSIX and Linux leave the answer open (extended user attributes of a fifo, reading a device), the operation is
-//! *unspecified*: [`Model::apply`] answers `None` and whoever drives both sides leaves it out. Where several errors
-//! apply at once, the one Linux reports comes first and the others are allowed.
+//! Where POSIX and Linux leave the answer open (extended user attributes of a fifo, reading a
+//! device), the operation is *unspecified*: [`Model::apply`] answers `None` and whoever drives both
+//! sides leaves it out. Where several errors apply at once, the one Linux reports comes first and
+//! the others are allowed.
 
 use crate::content::{CHUNK, Content};
 use crate::ops::{
@@ -39,7 +41,8 @@ pub struct Inode {
     pub parent: Id,
     pub target: String,
     pub xattrs: BTreeMap<String, String>,
-    /// Where they are known: set explicitly or [learned](Model::learn_times), and nothing has changed them since.
+    /// Where they are known: set explicitly or [learned](Model::learn_times), and nothing has
+    /// changed them since.
     pub atime: Option<Timespec>,
     pub mtime: Option<Timespec>,
     pub ctime: Option<Timespec>,
@@ -227,9 +230,9 @@ impl Model {
         self.edit(id).ctime = None;
     }
 
-    /// Asks for the times that the last operation has set: to the nanosecond they are the file system's own, by its clock.
-    /// From here on they may not change without an operation. Call it after each operation, or never. Inodes without a
-    /// name are left out.
+    /// Asks for the times that the last operation has set: to the nanosecond they are the file
+    /// system's own, by its clock. From here on they may not change without an operation. Call it
+    /// after each operation, or never. Inodes without a name are left out.
     ///
     /// # Errors
     /// A ctime, which nobody can set, that is not of the clock: before `from` or behind `to`.
@@ -772,7 +775,8 @@ impl Model {
         let (from, to) = if how.zeroes() { (offset, end) } else { (0, 0) };
         let sets_size = how.grows() && end > old;
         let data = Some(DataChange { id, from, to, sets_size, grew: false });
-        // Nothing to see, nothing to make durable; and bytes that are nowhere but in memory may go without a trace.
+        // Nothing to see, nothing to make durable; and bytes that are nowhere but in memory may go
+        // without a trace.
         let touched = if inode.content == before { Vec::new() } else { vec![id] };
         Ok((Outcome::Done, Effect { ordered: true, datasync: sets_size, touched, data, persist: None }))
     }

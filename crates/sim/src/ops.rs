@@ -1,7 +1,8 @@
 //! Operations of the file system's interface as data, and their execution.
 //!
-//! Paths are relative to the root, components joined by '/', "." is the root; every component is resolved by a lookup
-//! and symlinks are not followed. Handles are small numbers that stand for pinned inodes.
+//! Paths are relative to the root, components joined by '/', "." is the root; every component is
+//! resolved by a lookup and symlinks are not followed. Handles are small numbers that stand for
+//! pinned inodes.
 
 use kedgefs::{
     Attr, DirEntry, Error, FallocateMode, FileKind, FileSystem, Ino, Owner, RenameMode, SetAttr, SetTime,
@@ -24,7 +25,8 @@ pub enum Target {
 #[serde(rename_all = "snake_case")]
 pub enum Fill {
     Byte(u8),
-    /// Differs for each seed and each offset of the file, and is never zero: a block in the wrong place shows.
+    /// Differs for each seed and each offset of the file, and is never zero: a block in the wrong
+    /// place shows.
     Seed(u32),
 }
 

@@ -265,8 +265,8 @@ pub fn linked_beside_the_last_truncate_step() -> Result<(), String> {
     stage.judge()
 }
 
-/// A record that takes blocks of a file away fails: the bytes that were written there and not stored
-/// yet are still the file's.
+/// A record that takes blocks of a file away fails: the bytes that were written there and not
+/// stored yet are still the file's.
 pub fn failed_removals_keep_the_bytes() -> Result<(), String> {
     type Removal = fn(&FileSystem, Ino) -> kedgefs::Result<()>;
     let removals: [(&str, Removal); 3] = [
@@ -279,7 +279,8 @@ pub fn failed_removals_keep_the_bytes() -> Result<(), String> {
         let ino = stage.file("f")?;
         let (bytes, mut found) = ([0xab; 3 * BLOCK as usize], [0; 3 * BLOCK as usize]);
         stage.fs.write(ino, 0, &bytes).map_err(text)?;
-        // The file has its blocks and its size: the next bytes are an overwrite, and wait in memory.
+        // The file has its blocks and its size: the next bytes are an overwrite, and wait in
+        // memory.
         stage.fs.sync().map_err(text)?;
         let bytes = bytes.map(|b| b ^ 0xff);
         stage.fs.write(ino, 0, &bytes).map_err(text)?;

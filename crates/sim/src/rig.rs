@@ -1,6 +1,7 @@
 //! A file system on a simulated device, driven side by side with the model.
 //!
-//! Every step compares the answers; a crash asks fsck and the oracle and goes on from whatever state was recovered.
+//! Every step compares the answers; a crash asks fsck and the oracle and goes on from whatever
+//! state was recovered.
 
 use crate::crash::{History, Promise, check_view};
 use crate::model::Model;
@@ -33,8 +34,8 @@ pub struct Setup {
 }
 
 impl Default for Setup {
-    /// Nothing forces the log but the operations themselves: the commit timer is an hour, and a history does not fill the
-    /// log to where checkpoints begin.
+    /// Nothing forces the log but the operations themselves: the commit timer is an hour, and a
+    /// history does not fill the log to where checkpoints begin.
     fn default() -> Self {
         Setup {
             image: 256 << 20,
@@ -57,13 +58,15 @@ impl Setup {
         Setup { image: 96 << 20, log: 1 << 20, mount, promise: Promise::LastChange, ..Setup::default() }
     }
 
-    /// With the switches of the mount in one of their positions, by `seed`: each must be as safe as the others.
+    /// With the switches of the mount in one of their positions, by `seed`: each must be as safe as
+    /// the others.
     pub fn switched(mut self, seed: u64) -> Setup {
         let mount = &mut self.mount;
         mount.new_name = if seed & 1 == 0 { NewName::Lazy } else { NewName::Sync };
         mount.fdatasync = if seed & 2 == 0 { FdatasyncRule::Seq } else { FdatasyncRule::Relog };
-        // The old rules force the log where the new ones do not. What an inode changed may then be durable before an fsync
-        // asks for it, and an fsync that has nothing to force does not take along what others did.
+        // The old rules force the log where the new ones do not. What an inode changed may then be
+        // durable before an fsync asks for it, and an fsync that has nothing to force does not take
+        // along what others did.
         if mount.new_name == NewName::Sync || mount.fdatasync == FdatasyncRule::Relog {
             self.promise = Promise::LastChange;
         }
@@ -92,7 +95,8 @@ fn said(what: &str) -> impl Fn(kedgefs::Error) -> String {
     move |e| format!("{what} fails: {e} (errno {})", e.errno())
 }
 
-/// Makes an image in memory, the same each time: its name, the key of its name hash and the log's secret are not random.
+/// Makes an image in memory, the same each time: its name, the key of its name hash and the log's
+/// secret are not random.
 pub fn format(size: u64, log: u64) -> Result<MemDevice, String> {
     let device = Arc::new(MemDevice::new(size));
     let uuid = Some(uuid::Uuid::from_bytes([0x6b; 16]));
@@ -131,7 +135,8 @@ impl kedge_fsck::Replay for ByMounting {
     }
 }
 
-/// What fsck says of an image (with its log replayed into memory): nothing, or its findings. The image is not changed.
+/// What fsck says of an image (with its log replayed into memory): nothing, or its findings. The
+/// image is not changed.
 pub fn fsck(device: MemDevice) -> Result<(), String> {
     let options = CheckOptions { replay: Some(Arc::new(ByMounting)), ..CheckOptions::default() };
     let report = kedge_fsck::check(Arc::new(device), &options);
@@ -199,7 +204,8 @@ impl Rig {
         self.compare().map_err(|e| format!("after a remount: {e}"))
     }
 
-    /// Loses power, opens what is left, and asks fsck and the oracle. Answers the tree that was recovered.
+    /// Loses power, opens what is left, and asks fsck and the oracle. Answers the tree that was
+    /// recovered.
     pub fn crash(&mut self, choice: Choice) -> Result<View, String> {
         let medium = self.device.crash_as(choice);
         self.restart(medium)
@@ -243,7 +249,8 @@ impl Rig {
     }
 }
 
-/// Lets the model know what times an operation has set, which was over at `to`. They lie behind the start of the clock.
+/// Lets the model know what times an operation has set, which was over at `to`. They lie behind the
+/// start of the clock.
 pub fn learn_times(model: &mut Model, fs: &FileSystem, to: kedgefs::Timespec) -> Result<(), String> {
     let start = ManualClock::default().now();
     model.learn_times((start, to), |path| {
@@ -286,8 +293,8 @@ pub fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
 }
 
-/// Runs `body` on a thread of its own and panics with `what` if it takes longer than `limit`: a hang fails one test and
-/// does not stop the rest.
+/// Runs `body` on a thread of its own and panics with `what` if it takes longer than `limit`: a
+/// hang fails one test and does not stop the rest.
 pub fn within<T: Send + 'static>(
     limit: Duration,
     what: &str,

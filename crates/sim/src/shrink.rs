@@ -2,7 +2,8 @@
 
 use crate::ops::Op;
 
-/// Removes runs of operations, long ones first, as long as `fails` still holds; at most `tries` runs of it.
+/// Removes runs of operations, long ones first, as long as `fails` still holds; at most `tries`
+/// runs of it.
 pub fn shrink(mut ops: Vec<Op>, tries: usize, mut fails: impl FnMut(&[Op]) -> bool) -> Vec<Op> {
     let mut left = tries;
     let mut run = (ops.len() / 2).max(1);

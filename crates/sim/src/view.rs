@@ -1,7 +1,8 @@
 //! What an open file system shows, read through its interface, and its comparison with the model.
 //!
-//! Reading already checks what must hold in every state: readdir, lookup and getattr agree, "." and ".." are right,
-//! link counts equal the number of names, no directory has two names, the file size fits the bytes, holes read as zeros.
+//! Reading already checks what must hold in every state: readdir, lookup and getattr agree, "." and
+//! ".." are right, link counts equal the number of names, no directory has two names, the file size
+//! fits the bytes, holes read as zeros.
 
 use crate::content::{CHUNK, Content};
 use crate::model::{Id, Inode, Model, ROOT};

@@ -1,15 +1,17 @@
-//! Small workloads in full: all sequences of one and of two operations over a few names, with every choice of what is
-//! made persistent after each.
+//! Small workloads in full: all sequences of one and of two operations over a few names, with every
+//! choice of what is made persistent after each.
 //!
-//! A *core* is one operation with its arguments; a *skeleton* is a sequence of cores. What an operation needs (a file with
-//! bytes in it, a free name, a directory) is put in front of it, so that each succeeds. A *variant* of a skeleton says
-//! what is persisted: whether the preparation of the first operation is, and what follows each operation.
+//! A *core* is one operation with its arguments; a *skeleton* is a sequence of cores. What an
+//! operation needs (a file with bytes in it, a free name, a directory) is put in front of it, so
+//! that each succeeds. A *variant* of a skeleton says what is persisted: whether the preparation of
+//! the first operation is, and what follows each operation.
 //!
 //! # Symmetry
-//! 1. `foo` and `bar` play the same part: of two skeletons that differ by exchanging them, the first is kept.
+//! 1. `foo` and `bar` play the same part: of two skeletons that differ by exchanging them, the
+//!    first is kept.
 //! 2. Two names of one inode persist the same: one of them is synced.
-//! 3. Nothing follows the last operation only in workloads whose last persistence point is elsewhere: such a workload is
-//!    a prefix of another.
+//! 3. Nothing follows the last operation only in workloads whose last persistence point is
+//!    elsewhere: such a workload is a prefix of another.
 
 use crate::model::{Id, Model};
 use crate::ops::{Falloc, Fill, Op, Rename, Special, Target, XattrFlag, print_ops, split};
@@ -168,7 +170,8 @@ fn path(path: &str) -> String {
     path.to_owned()
 }
 
-/// Puts operations one behind the other, together with what they need. The model says what is there.
+/// Puts operations one behind the other, together with what they need. The model says what is
+/// there.
 struct Script {
     model: Model,
     ops: Vec<Op>,
@@ -441,7 +444,8 @@ impl std::str::FromStr for WorkloadId {
 pub struct Workload {
     pub id: WorkloadId,
     pub ops: Vec<Op>,
-    /// Operations at the front that end in a sync: a crash among them is another workload's business.
+    /// Operations at the front that end in a sync: a crash among them is another workload's
+    /// business.
     pub settled: usize,
 }
 

@@ -1,15 +1,19 @@
 //! Concurrent writers whose every acknowledged fsync is on record.
 //!
-//! Each writer owns a directory and does, at random: create, append, rename, unlink, fsync and fdatasync of a file,
-//! fsync of its directory, sync, and the replacement of a "slot" (write a new file, fsync it, rename it over the old one).
-//! What was acknowledged is kept in this process, outside of the file system under test.
+//! Each writer owns a directory and does, at random: create, append, rename, unlink, fsync and
+//! fdatasync of a file, fsync of its directory, sync, and the replacement of a "slot" (write a new
+//! file, fsync it, rename it over the old one). What was acknowledged is kept in this process,
+//! outside of the file system under test.
 //!
-//! After a crash [`verify_after`] checks, from what was acknowledged before the crash and begun until then:
-//! 1. A file whose fsync was acknowledged is there, once, under the name it had then or a later one, with at least the
-//!    bytes it had then.
-//! 2. No file has bytes that it was never given: behind the acknowledged length each byte is its own or zero.
+//! After a crash [`verify_after`] checks, from what was acknowledged before the crash and begun
+//! until then:
+//! 1. A file whose fsync was acknowledged is there, once, under the name it had then or a later
+//!    one, with at least the bytes it had then.
+//! 2. No file has bytes that it was never given: behind the acknowledged length each byte is its
+//!    own or zero.
 //! 3. A file whose removal was acknowledged (by fsync of the directory) is gone.
-//! 4. A slot always holds one whole version, not older than the acknowledged one, and is never missing.
+//! 4. A slot always holds one whole version, not older than the acknowledged one, and is never
+//!    missing.
 //! 5. There are no other names.
 
 use crate::backend::Backend;

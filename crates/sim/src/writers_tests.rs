@@ -1,7 +1,8 @@
 use super::*;
 use crate::backend::Mounted;
 
-/// A host directory is a file system, too: the workload and its check agree on one that does not crash.
+/// A host directory is a file system, too: the workload and its check agree on one that does not
+/// crash.
 #[test]
 fn nothing_is_missing_without_a_crash() {
     let root = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! One wrong bit anywhere in the metadata: opening and using the image gives an error or a state that it once was in; never
-//! a panic, never a hang, never a tree that never was.
+//! One wrong bit anywhere in the metadata: opening and using the image gives an error or a state
+//! that it once was in; never a panic, never a hang, never a tree that never was.
 //!
 //! File data has no checksum, so only superblocks, allocation bitmaps, log and tree nodes are hit.
 
@@ -85,8 +85,8 @@ fn metadata(medium: &MemDevice) -> Vec<std::ops::Range<u64>> {
 
 /// Opens, reads everything, changes something, closes.
 fn use_image(medium: MemDevice, history: &History) -> Result<&'static str, String> {
-    // What the engine itself calls broken: EUCLEAN and what follows from it (EIO after a shutdown), EINVAL for a
-    // superblock that asks for the unknown.
+    // What the engine itself calls broken: EUCLEAN and what follows from it (EIO after a shutdown),
+    // EINVAL for a superblock that asks for the unknown.
     let refused = |e: &str| ["errno 117", "errno 5)", "errno 22"].iter().any(|n| e.contains(n));
     let mount =
         MountOptions { commit: Duration::from_secs(3600), cache_size: 8 << 20, ..MountOptions::default() };

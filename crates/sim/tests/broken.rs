@@ -1,8 +1,9 @@
-//! The proof that the proofs can fail: each engine that is broken on purpose is caught by a named check, and the engine
-//! as it is passes all of them.
+//! The proof that the proofs can fail: each engine that is broken on purpose is caught by a named
+//! check, and the engine as it is passes all of them.
 //!
-//! A check is a workload on a recording device whose crash states are recovered and judged by fsck and the oracle. The
-//! media are full of garbage before they are formatted, so a block that shows before it was written shows.
+//! A check is a workload on a recording device whose crash states are recovered and judged by fsck
+//! and the oracle. The media are full of garbage before they are formatted, so a block that shows
+//! before it was written shows.
 //!
 //! One test alone: the switch is one for the process.
 
@@ -312,7 +313,8 @@ fn rename_over() -> Result<(), String> {
 
 // ----- pointed checks beside the oracle -----
 
-/// Of a file that is only appended to, a crash leaves a prefix: its size is recorded when its bytes are there.
+/// Of a file that is only appended to, a crash leaves a prefix: its size is recorded when its bytes
+/// are there.
 fn unwritten_size() -> Result<(), String> {
     let mut tape = Tape::new(small())?;
     tape.ops([
@@ -338,8 +340,8 @@ fn unwritten_size() -> Result<(), String> {
     Ok(())
 }
 
-/// Two log writes in flight, the second lands first: neither is acknowledged before the first has landed, and a mount
-/// that found the second alone never takes it for its own.
+/// Two log writes in flight, the second lands first: neither is acknowledged before the first has
+/// landed, and a mount that found the second alone never takes it for its own.
 fn overtaking() -> Result<(), String> {
     let setup = small();
     let device = Arc::new(SimDevice::new(image(&setup)));
@@ -459,7 +461,8 @@ fn checkpoints() -> Result<(), String> {
     tape.explore(6, 1)
 }
 
-/// Many threads, checkpoints all the time: what is acknowledged is there, and at every moment no file has foreign bytes.
+/// Many threads, checkpoints all the time: what is acknowledged is there, and at every moment no
+/// file has foreign bytes.
 fn writers() -> Result<(), String> {
     let setup = Setup { image: 48 << 20, log: 4 << 20, ..small() };
     for seed in 0..4 {

@@ -1,9 +1,11 @@
-//! Without any fsync: a crash loses no work that had completed more than `commit` before it (G14), whatever the load.
+//! Without any fsync: a crash loses no work that had completed more than `commit` before it (G14),
+//! whatever the load.
 //!
-//! Real time and real threads: the timer is what is tested. A writer notes when each of its operations had completed; the
-//! power fails at a moment of its own; what was recovered must hold everything that was old enough. `SLACK` is what a
-//! machine that does other things meanwhile may add: it is much shorter than `COMMIT`, so that a timer that runs late by
-//! an interval, or starts anew with every request, fails.
+//! Real time and real threads: the timer is what is tested. A writer notes when each of its
+//! operations had completed; the power fails at a moment of its own; what was recovered must hold
+//! everything that was old enough. `SLACK` is what a machine that does other things meanwhile may
+//! add: it is much shorter than `COMMIT`, so that a timer that runs late by an interval, or starts
+//! anew with every request, fails.
 
 mod common;
 
@@ -22,7 +24,8 @@ use std::time::Duration;
 
 const COMMIT: Duration = Duration::from_millis(1500);
 const SLACK: Duration = Duration::from_millis(700);
-/// Between operations: faster, they would fill a log write, which goes out by itself and hides a timer that is late.
+/// Between operations: faster, they would fill a log write, which goes out by itself and hides a
+/// timer that is late.
 const PAUSE: Duration = Duration::from_millis(8);
 const IMAGE: u64 = 256 << 20;
 const LOG: u64 = 32 << 20;
@@ -101,7 +104,8 @@ fn recovered(fs: &FileSystem) -> Result<BTreeMap<String, Vec<u8>>, String> {
     Ok(found)
 }
 
-/// Answers how much older than the crash the youngest work was that is lost: at most `COMMIT`, but for the slack.
+/// Answers how much older than the crash the youngest work was that is lost: at most `COMMIT`, but
+/// for the slack.
 fn lost_age(load: Load, commit: Duration, seed: u64) -> Result<Duration, String> {
     let mut rng = SmallRng::seed_from_u64(seed);
     let device = Arc::new(SimDevice::new(rig::format(IMAGE, LOG)?));
@@ -113,7 +117,8 @@ fn lost_age(load: Load, commit: Duration, seed: u64) -> Result<Duration, String>
     let (inner, inner_stop) = (fs.clone(), stop.clone());
     let writer = kedge_base::spawn_named("writer", move || run_load(&inner, &clock, load, &inner_stop))
         .map_err(|e| e.to_string())?;
-    // Somewhere from before the second tick to behind the third; if the timer starts late, before its first.
+    // Somewhere from before the second tick to behind the third; if the timer starts late, before
+    // its first.
     let span = if matches!(load, Load::LateFlood) { COMMIT / 4 } else { COMMIT * 2 };
     let at = COMMIT + SLACK + Duration::from_millis(100) + rng.random_range(Duration::ZERO..span);
     std::thread::sleep(at.saturating_sub(clock.monotonic()));

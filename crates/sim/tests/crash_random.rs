@@ -1,9 +1,9 @@
 //! Power fails at random moments; what is recovered must be clean and allowed.
 //!
-//! 1. *One thread*: random operations on a recording device, then media from any point of the recording, also in the middle
-//!    of an operation: the oracle judges each.
-//! 2. *Many threads*: writers at work, the power fails under them; everything acknowledged must be there. Recovery itself
-//!    loses power, too, and the file system goes on to be used.
+//! 1. *One thread*: random operations on a recording device, then media from any point of the
+//!    recording, also in the middle of an operation: the oracle judges each.
+//! 2. *Many threads*: writers at work, the power fails under them; everything acknowledged must be
+//!    there. Recovery itself loses power, too, and the file system goes on to be used.
 
 mod common;
 

@@ -1,9 +1,10 @@
-//! Threads that rename, link, unlink and exchange in the same directories, and a power failure under them.
+//! Threads that rename, link, unlink and exchange in the same directories, and a power failure
+//! under them.
 //!
-//! Each thread owns files whose names lie in directories shared by all; besides, all threads exchange and move the files
-//! of a common pool. Afterwards
-//! 1. an owned file has the names of one of the states that it had since its last acknowledged fsync, all of them or none
-//!    of a change (link and exchange show between), and its bytes;
+//! Each thread owns files whose names lie in directories shared by all; besides, all threads
+//! exchange and move the files of a common pool. Afterwards
+//! 1. an owned file has the names of one of the states that it had since its last acknowledged
+//!    fsync, all of them or none of a change (link and exchange show between), and its bytes;
 //! 2. of the pool every file is there once: an exchange or a move never loses or doubles one;
 //! 3. fsck finds nothing, and the tree reads as a whole.
 
@@ -247,7 +248,8 @@ fn names_in_shared_directories_survive_a_power_failure_with_a_small_log() {
     run_all(Setup::cramped, 80);
 }
 
-/// On a device that acknowledges flushes and does not honour them fsync's word is broken, and this says so.
+/// On a device that acknowledges flushes and does not honour them fsync's word is broken, and this
+/// says so.
 #[test]
 fn a_lying_device_is_found_out() {
     let found = (1..=10).filter(|seed| run(&Setup::default(), *seed, true).is_err()).count();

@@ -1,4 +1,5 @@
-//! An fsync whose data is one write makes that write durable by itself, where it would else flush the device.
+//! An fsync whose data is one write makes that write durable by itself, where it would else flush
+//! the device.
 #![allow(clippy::unwrap_used)]
 
 use kedge_base::{ManualClock, spawn_named};
@@ -91,8 +92,8 @@ fn a_failed_one_is_told_once_and_tried_again() {
     assert_eq!(two.after_power_loss(two.a), 2);
 }
 
-/// What failed may have been the flush that a device without FUA makes of it: then what others had written is lost, and a
-/// later flush would not say so.
+/// What failed may have been the flush that a device without FUA makes of it: then what others had
+/// written is lost, and a later flush would not say so.
 #[test]
 fn a_failed_one_shuts_down_if_others_wait_for_a_flush() {
     let two = two_files();
@@ -108,7 +109,8 @@ fn a_failed_one_shuts_down_if_others_wait_for_a_flush() {
     );
 }
 
-/// The same for what others are writing just then: nobody has counted it yet, and the failed flush may have been its.
+/// The same for what others are writing just then: nobody has counted it yet, and the failed flush
+/// may have been its.
 #[test]
 fn a_failed_one_shuts_down_if_others_are_writing() {
     let two = two_files();

@@ -1,5 +1,6 @@
-//! A full image: writers get ENOSPC and nothing else, whatever was synced stays, everything can be deleted, and then the
-//! image takes as much again; many times over, with power failures while it is full.
+//! A full image: writers get ENOSPC and nothing else, whatever was synced stays, everything can be
+//! deleted, and then the image takes as much again; many times over, with power failures while it
+//! is full.
 
 mod common;
 
@@ -255,7 +256,8 @@ fn a_tree_full_of_names_empties_too() {
     result.unwrap_or_else(|e| panic!("{e}"));
 }
 
-/// Filled and emptied many times, each time elsewhere, without a checkpoint: replay has room for the tree all along.
+/// Filled and emptied many times, each time elsewhere, without a checkpoint: replay has room for
+/// the tree all along.
 #[test]
 fn an_image_rewritten_within_one_log_recovers() {
     let result = within(Duration::from_secs(300), "rewritten", || {
@@ -309,8 +311,9 @@ fn an_image_rewritten_within_one_log_recovers() {
     result.unwrap_or_else(|e| panic!("{e}"));
 }
 
-/// Zero range on an image without a free block: over holes it fails and no byte changes; over blocks that are the file's
-/// already, on the device or promised to dirty pages, it needs no other ones.
+/// Zero range on an image without a free block: over holes it fails and no byte changes; over
+/// blocks that are the file's already, on the device or promised to dirty pages, it needs no other
+/// ones.
 fn zero_range_when_full(keep_size: bool) -> Result<(), String> {
     const PIECE: usize = 1 << 20;
     let said = |what: &'static str| move |e: kedgefs::Error| format!("{what}: {e}");
@@ -386,7 +389,8 @@ fn zero_range_without_space_changes_nothing() {
     }
 }
 
-/// A small image full of names: what frees space needs tree nodes, and must never need more of them than are kept for it.
+/// A small image full of names: what frees space needs tree nodes, and must never need more of them
+/// than are kept for it.
 fn names_to_the_brim(image: u64) -> Result<(), String> {
     let said = |what: &'static str| move |e: kedgefs::Error| format!("{what}: {e}");
     let setup = Setup { image, log: 2 << 20, ..Setup::default() };

@@ -1,8 +1,8 @@
-//! A tree that is much larger than the cache: evicting inodes and reading them again makes no rename and no fsync slower or
-//! less safe.
+//! A tree that is much larger than the cache: evicting inodes and reading them again makes no
+//! rename and no fsync slower or less safe.
 //!
-//! What an evicted inode still has to make durable must be remembered, exactly: too little, and an fsync lies; too much, and
-//! it forces the log for nothing, or a rename does.
+//! What an evicted inode still has to make durable must be remembered, exactly: too little, and an
+//! fsync lies; too much, and it forces the log for nothing, or a rename does.
 #![allow(clippy::unwrap_used)]
 
 use kedge_base::ManualClock;

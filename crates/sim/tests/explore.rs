@@ -15,8 +15,9 @@ fn explore(text: &str) {
     assert!(explorer.tally.states > 20, "{:?}", explorer.tally);
 }
 
-/// An overwrite behind an inserted range went in place, to the block's new offset, before the record that moved the
-/// block was durable: the crash brought the block back to its old offset, with bytes that had never been written there.
+/// An overwrite behind an inserted range went in place, to the block's new offset, before the
+/// record that moved the block was durable: the crash brought the block back to its old offset,
+/// with bytes that had never been written there.
 #[test]
 fn overwritten_blocks_were_moved_for_good() {
     explore(
@@ -42,8 +43,8 @@ fn overwritten_blocks_behind_a_collapsed_range_were_moved_for_good() {
     );
 }
 
-/// On a device that lies about flushes most workloads with a persistence point lose something, and the exploration must
-/// say so.
+/// On a device that lies about flushes most workloads with a persistence point lose something, and
+/// the exploration must say so.
 #[test]
 fn a_lying_device_is_found_out() {
     let base = base_image().expect("an image is made");

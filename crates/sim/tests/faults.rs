@@ -1,12 +1,17 @@
-//! The device fails one request, or fails from then on in one place or altogether, or answers late: whoever is answered
-//! gets an error, nobody is lied to. Whatever was answered, the media are judged at the end of each run.
+//! The device fails one request, or fails from then on in one place or altogether, or answers late:
+//! whoever is answered gets an error, nobody is lied to. Whatever was answered, the media are
+//! judged at the end of each run.
 //!
-//! 1. A failed flush or log write shuts the file system down: every later change and fsync answers EIO.
-//! 2. A failed data write is told to the fsync of that file and to nobody else; a failed read to its reader. So a call
-//!    other than an fsync or sync fails only if a request failed during the call, or after a shutdown.
-//! 3. Whatever was acknowledged before and after is there after a remount, with or without a power failure.
-//! 4. A request that is late is no fault: nobody gets an error. What was acknowledged by the time it waits is there if power
-//!    fails then, so nobody was answered on its behalf before it was done.
+//! 1. A failed flush or log write shuts the file system down: every later change and fsync answers
+//!    EIO.
+//! 2. A failed data write is told to the fsync of that file and to nobody else; a failed read to
+//!    its reader. So a call other than an fsync or sync fails only if a request failed during the
+//!    call, or after a shutdown.
+//! 3. Whatever was acknowledged before and after is there after a remount, with or without a power
+//!    failure.
+//! 4. A request that is late is no fault: nobody gets an error. What was acknowledged by the time
+//!    it waits is there if power fails then, so nobody was answered on its behalf before it was
+//!    done.
 
 mod common;
 
@@ -59,7 +64,8 @@ struct Met {
     media: u64,
 }
 
-/// A power failure while a request is late: how many operations had been acknowledged just before and after, and the medium.
+/// A power failure while a request is late: how many operations had been acknowledged just before
+/// and after, and the medium.
 type Cut = (usize, usize, MemDevice);
 
 /// Waits for the request that is late, and takes the medium as a power failure leaves it then.
@@ -188,8 +194,8 @@ fn one_fault(
             }
             let changes = expected.effect.ordered || expected.effect.data.is_some();
             let handles = matches!(op, Op::Open { .. } | Op::Close { .. } | Op::Tmpfile { .. });
-            // What is under way when power fails may be there or not. A change that failed is one of these, and nothing
-            // may come behind it that the oracle would take for a later one.
+            // What is under way when power fails may be there or not. A change that failed is one
+            // of these, and nothing may come behind it that the oracle would take for a later one.
             if down || changes || handles {
                 history.push(op, outcome, expected.effect, after);
                 under_way = true;
@@ -388,7 +394,8 @@ fn filled(setup: &Setup, (medium, mut model): (MemDevice, Model)) -> Result<(Mem
     Ok((device.view(), model))
 }
 
-/// The same where nodes of the tree are read all the time: each of these reads fails, once or for good.
+/// The same where nodes of the tree are read all the time: each of these reads fails, once or for
+/// good.
 #[test]
 fn every_request_fails_once_with_a_tree_larger_than_its_cache() {
     const WAYS: [Failure; 4] = [
@@ -440,7 +447,8 @@ fn a_failed_read() {
     sweep(Failure::Plain(OpKind::Read), Setup::cramped(), 46);
 }
 
-/// The device dies altogether under writers: all of them end with an error, and what was acknowledged is there.
+/// The device dies altogether under writers: all of them end with an error, and what was
+/// acknowledged is there.
 #[test]
 fn a_dead_device() {
     use kedge_sim::backend::{Backend, InProcess};
@@ -473,7 +481,8 @@ fn a_dead_device() {
     }
 }
 
-/// One request of many writers is late: the others go on meanwhile, and who waits for it has not been answered when power fails.
+/// One request of many writers is late: the others go on meanwhile, and who waits for it has not
+/// been answered when power fails.
 #[test]
 fn a_late_request_under_writers() {
     use kedge_sim::backend::{Backend, InProcess};
@@ -495,7 +504,8 @@ fn a_late_request_under_writers() {
                 std::thread::sleep(POLL);
             }
             let start = writers.operations();
-            // Somewhere in the delay, so that the others have had time to come to what they may not pass.
+            // Somewhere in the delay, so that the others have had time to come to what they may not
+            // pass.
             std::thread::sleep(LATE * (seed % 4) as u32);
             let acked = writers.snapshot();
             let medium = device.crash(seed);

@@ -2,8 +2,9 @@
 
 use kedge_sim::forge;
 
-/// With the feature `broken` first the engine that does not ask for the secret: it must fall for each forged write, or the
-/// check would show nothing. One test alone: the switch is one for the process.
+/// With the feature `broken` first the engine that does not ask for the secret: it must fall for
+/// each forged write, or the check would show nothing. One test alone: the switch is one for the
+/// process.
 #[test]
 fn no_content_of_a_file_passes_for_a_log_write() {
     #[cfg(feature = "broken")]

@@ -1,4 +1,5 @@
-//! The written-down fsync cases, with power failures that lose everything unflushed, nothing, and parts of it.
+//! The written-down fsync cases, with power failures that lose everything unflushed, nothing, and
+//! parts of it.
 
 use kedge_device::sim::Choice;
 use kedge_sim::cases::{Case, FSYNC, Verdict};

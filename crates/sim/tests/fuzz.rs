@@ -1,4 +1,5 @@
-//! The fuzzer's targets without a fuzzer: the inputs that were worth keeping, and random ones for a few seconds.
+//! The fuzzer's targets without a fuzzer: the inputs that were worth keeping, and random ones for a
+//! few seconds.
 //!
 //! `KEDGE_FUZZ_SECONDS` sets how many (for each target), `KEDGE_SEED` the seed.
 
@@ -84,7 +85,8 @@ fn no_bytes_make_the_engine_or_fsck_panic() {
     assert!(failures.is_empty(), "{} inputs:\n{}", failures.len(), failures.join("\n"));
 }
 
-/// A log write of an epoch that no slot speaks of, in an image that needs a repair: the repaired image opens.
+/// A log write of an epoch that no slot speaks of, in an image that needs a repair: the repaired
+/// image opens.
 #[test]
 fn a_repair_starts_above_every_epoch_in_the_log() {
     let device = Arc::new(rig::format(16 << 20, 1 << 20).expect("format"));

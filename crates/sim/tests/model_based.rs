@@ -1,8 +1,8 @@
-//! Random operations on the file system and on the model must answer the same and leave the same, through remounts and
-//! crashes.
+//! Random operations on the file system and on the model must answer the same and leave the same,
+//! through remounts and crashes.
 //!
-//! A failure prints its seed (`KEDGE_SEED=… cargo test -p kedge-sim --test model_based` repeats it) and the shortest list of
-//! operations found; `KEDGE_OPS=file` runs such a list.
+//! A failure prints its seed (`KEDGE_SEED=… cargo test -p kedge-sim --test model_based` repeats it)
+//! and the shortest list of operations found; `KEDGE_OPS=file` runs such a list.
 
 mod common;
 

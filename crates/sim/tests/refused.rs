@@ -1,5 +1,6 @@
-//! Every reservation of space is refused once: the operation that asked fails with ENOSPC and changes nothing, or does
-//! without; all before and after it is as if it had never been tried, also after a crash.
+//! Every reservation of space is refused once: the operation that asked fails with ENOSPC and
+//! changes nothing, or does without; all before and after it is as if it had never been tried, also
+//! after a crash.
 //!
 //! One test alone: the counter is one for the process. `KEDGE_SEED` repeats one workload.
 
@@ -49,7 +50,8 @@ fn workload(seed: u64) -> Vec<Op> {
     ops
 }
 
-/// Runs the workload and refuses reservation `at`. Answers how many there were, and whether that failed an operation.
+/// Runs the workload and refuses reservation `at`. Answers how many there were, and whether that
+/// failed an operation.
 fn run(setup: &Setup, ops: &[Op], at: Option<u64>) -> Result<(u64, bool), String> {
     let device = Arc::new(SimDevice::new(rig::format(setup.image, setup.log)?));
     device.stop_recording();

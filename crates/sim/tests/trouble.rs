@@ -1,8 +1,8 @@
-//! Sweeps over devices that fail, each run judged by the rules of [`kedge_sim::trouble`]: threads, small caches, a tree
-//! larger than its cache, the commit timer and the flushers.
+//! Sweeps over devices that fail, each run judged by the rules of [`kedge_sim::trouble`]: threads,
+//! small caches, a tree larger than its cache, the commit timer and the flushers.
 //!
-//! Each sweep prints its counts. `KEDGE_FAULT=BadBlock` takes the faults whose names contain the text, `KEDGE_SEED` and
-//! `KEDGE_RUNS` the seeds.
+//! Each sweep prints its counts. `KEDGE_FAULT=BadBlock` takes the faults whose names contain the
+//! text, `KEDGE_SEED` and `KEDGE_RUNS` the seeds.
 
 mod common;
 

@@ -1,8 +1,9 @@
-//! ext4, "add async_checkpoint mount option": fs_mark with 32 threads in all its ways to sync, without and with checkpoints in the
-//! background.
+//! ext4, "add async_checkpoint mount option": fs_mark with 32 threads in all its ways to sync,
+//! without and with checkpoints in the background.
 //!
-//! With `noasync_checkpoint` the operation that finds the log full checkpoints while all wait. The log is small, and in
-//! proportion the number of files, so that it wraps often; each round is on an image of its own.
+//! With `noasync_checkpoint` the operation that finds the log full checkpoints while all wait. The
+//! log is small, and in proportion the number of files, so that it wraps often; each round is on an
+//! image of its own.
 
 use super::marks::{self, MODES, THREADS};
 use super::{LIBRARY_IMAGE, Part, Run, contestant};
@@ -39,7 +40,8 @@ struct Mode {
     process: Size,
 }
 
-/// Modes without an fsync for each file log little, and a mount makes files slowly: there, the log is smallest.
+/// Modes without an fsync for each file log little, and a mount makes files slowly: there, the log
+/// is smallest.
 #[derive(Clone, Copy)]
 struct Size {
     log_mib: u64,

@@ -1,6 +1,7 @@
 //! Processor time of this process, all its threads included, those that ended too.
 //!
-//! A kernel thread works for nobody: what loop devices and other file systems' own threads do is not in here.
+//! A kernel thread works for nobody: what loop devices and other file systems' own threads do is
+//! not in here.
 
 use anyhow::{Context, Result};
 

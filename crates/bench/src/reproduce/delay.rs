@@ -1,7 +1,8 @@
 //! A device whose flushes take as long as we say: where the flush dominates, and nothing else does.
 //!
-//! The time is slept before the request is passed on, in the caller's thread; `submit` may answer before it returns, so that it may
-//! also wait. A FUA write waits once, whatever it writes: devices take one flush for either.
+//! The time is slept before the request is passed on, in the caller's thread; `submit` may answer
+//! before it returns, so that it may also wait. A FUA write waits once, whatever it writes: devices
+//! take one flush for either.
 
 use kedge_base::{IoBuf, Result};
 use kedge_device::{CompletionSink, Device, DeviceStats, Geometry, Op, Request};

@@ -1,8 +1,9 @@
-//! XFS, "optimise away log forces on timestamp updates for fdatasync": random overwrites with fdatasync, before and after,
-//! beside ext4.
+//! XFS, "optimise away log forces on timestamp updates for fdatasync": random overwrites with
+//! fdatasync, before and after, beside ext4.
 //!
-//! `fdatasync=relog` is the old rule: whatever changed in the inode, its time stamps included, is logged and forced by fdatasync.
-//! `fdatasync=seq` forces the log for what is needed to read the data, once.
+//! `fdatasync=relog` is the old rule: whatever changed in the inode, its time stamps included, is
+//! logged and forced by fdatasync. `fdatasync=seq` forces the log for what is needed to read the
+//! data, once.
 
 use super::overwrite::{self, HostFile, LibraryFile, Sum, Target};
 use super::{LIBRARY_SETUP, Made, Part, Run, contestant};
@@ -313,7 +314,8 @@ fn bars(outcome: &Outcome, place: &str, threads: usize, beside_others: bool) -> 
             Want::AtMost(1.0),
             |at| over(at).abs(),
         ),
-        // Others' flushes may have covered a call's bytes before it asked: it shares without joining one.
+        // Others' flushes may have covered a call's bytes before it asked: it shares without
+        // joining one.
         _ => Bar::new(
             outcome,
             "flushes and durable writes with seq, above fdatasync calls less those shared",

@@ -1,7 +1,8 @@
-//! fs_mark on the library: `-D 16 -t 32 -s 4096 -N 256 -k -S MODE`, in threads rather than processes.
+//! fs_mark on the library: `-D 16 -t 32 -s 4096 -N 256 -k -S MODE`, in threads rather than
+//! processes.
 //!
-//! Each thread creates its files in 16 directories that all share, 256 in one before it goes on to the next, writes 4 KiB into
-//! each, and then syncs as the mode says.
+//! Each thread creates its files in 16 directories that all share, 256 in one before it goes on to
+//! the next, writes 4 KiB into each, and then syncs as the mode says.
 
 use crate::Interrupt;
 use crate::library::{Library, in_threads};

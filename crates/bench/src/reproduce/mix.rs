@@ -1,9 +1,10 @@
-//! dbench's mix of operations on the library: 16 threads, each in a directory of its own, that work as an office program saves
-//! a document.
+//! dbench's mix of operations on the library: 16 threads, each in a directory of its own, that work
+//! as an office program saves a document.
 //!
-//! What dbench does is fixed by its load file, counted here for each rename: about 24 opens and creations, 5 unlinks, 12
-//! writes and 37 reads of 15 KiB in the middle, 21 queries of a path, 8 of a directory, 1.7 flushes. A cycle does that: it
-//! writes a new file, flushes it, renames it over the document, makes and removes scratch files, and reads and looks up in between.
+//! What dbench does is fixed by its load file, counted here for each rename: about 24 opens and
+//! creations, 5 unlinks, 12 writes and 37 reads of 15 KiB in the middle, 21 queries of a path, 8 of
+//! a directory, 1.7 flushes. A cycle does that: it writes a new file, flushes it, renames it over
+//! the document, makes and removes scratch files, and reads and looks up in between.
 
 use crate::Interrupt;
 use crate::library::{Library, in_threads};

@@ -1,7 +1,8 @@
 //! Random overwrites of 4 KiB, each made durable with fdatasync, in files that are fully written.
 //!
-//! The same loop runs on the library and, through std::fs, on a mount. Each round begins with an operation that changes the
-//! size: from then on the inode is dirty in more than its time stamps until something makes that durable.
+//! The same loop runs on the library and, through std::fs, on a mount. Each round begins with an
+//! operation that changes the size: from then on the inode is dirty in more than its time stamps
+//! until something makes that durable.
 
 use crate::Interrupt;
 use crate::library::{Library, in_threads};
@@ -83,13 +84,14 @@ pub struct Sum {
     pub seconds: f64,
     /// Of write and fdatasync together.
     pub latency: Times,
-    /// fdatasyncs, the one that follows the change of size included. All of them had written something.
+    /// fdatasyncs, the one that follows the change of size included. All of them had written
+    /// something.
     pub calls: f64,
 }
 
-/// One round: thread `i` works on `files[i % files.len()]`. `round` names the random sequence and where the files grow: it must
-/// be larger than those before it on the same files. It ends with the time: a disk that others use too may become a hundred times
-/// slower from one round to the next.
+/// One round: thread `i` works on `files[i % files.len()]`. `round` names the random sequence and
+/// where the files grow: it must be larger than those before it on the same files. It ends with the
+/// time: a disk that others use too may become a hundred times slower from one round to the next.
 pub fn run<T: Target>(
     files: &[T],
     size: u64,

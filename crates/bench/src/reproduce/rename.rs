@@ -1,8 +1,9 @@
-//! Btrfs, "do not commit logs and transactions during link and rename operations": dbench with 16 clients before and after.
+//! Btrfs, "do not commit logs and transactions during link and rename operations": dbench with 16
+//! clients before and after.
 //!
-//! `new_name=sync` is the old rule: rename and link of an inode that was fsynced force the log. `new_name=lazy` leaves that
-//! to the fsync that wants it. What a force costs is mostly the device's flush, and disks differ in that: one part models a flush
-//! of a millisecond.
+//! `new_name=sync` is the old rule: rename and link of an inode that was fsynced force the log.
+//! `new_name=lazy` leaves that to the fsync that wants it. What a force costs is mostly the
+//! device's flush, and disks differ in that: one part models a flush of a millisecond.
 
 use super::{LIBRARY_SETUP, Part, Run, contestant, mix};
 use crate::bars::{Bar, Want};

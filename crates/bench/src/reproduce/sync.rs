@@ -1,8 +1,10 @@
-//! Linux, "per-sb tracking of dirty inodes": a storm of syncs on one file system while another one's cache is full of clean inodes.
+//! Linux, "per-sb tracking of dirty inodes": a storm of syncs on one file system while another
+//! one's cache is full of clean inodes.
 //!
-//! With `dirty_tracking=shared` a sync walks all cached inodes of the process under one lock; with `per_sb` it sees its own
-//! file system's dirty ones. A is filled with empty files and synced, then eight threads write a small file and sync, over and
-//! over, on B. Both are made anew for each round: the lists of the process are empty without A.
+//! With `dirty_tracking=shared` a sync walks all cached inodes of the process under one lock; with
+//! `per_sb` it sees its own file system's dirty ones. A is filled with empty files and synced, then
+//! eight threads write a small file and sync, over and over, on B. Both are made anew for each
+//! round: the lists of the process are empty without A.
 
 use super::cpu::Cpu;
 use super::{Part, Run};
@@ -102,7 +104,8 @@ fn write_small(fs: &FileSystem, dir: Ino, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Each thread writes a small file and syncs, `each` times. Seconds, and the latencies of the syncs.
+/// Each thread writes a small file and syncs, `each` times. Seconds, and the latencies of the
+/// syncs.
 fn storm(run: &Run<'_>, b: &Library, each: u64) -> Result<(f64, Times)> {
     let fs = b.fs();
     let (took, answers) = in_threads(THREADS, |thread| {
@@ -199,8 +202,8 @@ fn storm_bars(outcome: &Outcome) -> Vec<Bar> {
     ]
 }
 
-/// Milliseconds from a common start until all `threads` syncs are done, the median of many groups. As much is dirty for one as
-/// for eight.
+/// Milliseconds from a common start until all `threads` syncs are done, the median of many groups.
+/// As much is dirty for one as for eight.
 fn group(run: &Run<'_>, fs: &FileSystem, threads: usize, groups: usize, label: &str) -> Result<f64> {
     let (start, end) = (Arc::new(Barrier::new(threads)), Arc::new(Barrier::new(threads)));
     let (_, answers) = in_threads(threads, |thread| {

@@ -1,8 +1,9 @@
-//! Btrfs, "kill btrfs_clear_path_blocking": 1.6 million empty files by 16 threads in as many directories, and dbench with 16
-//! clients, before and after.
+//! Btrfs, "kill btrfs_clear_path_blocking": 1.6 million empty files by 16 threads in as many
+//! directories, and dbench with 16 clients, before and after.
 //!
-//! `pingpong` is the old way: the latches of a path spin, become blocking ones and go back. `rwlock` is the way after: they
-//! never go back. `optimistic` is ours: inner nodes are read without latches.
+//! `pingpong` is the old way: the latches of a path spin, become blocking ones and go back.
+//! `rwlock` is the way after: they never go back. `optimistic` is ours: inner nodes are read
+//! without latches.
 
 use super::cpu::Cpu;
 use super::{LIBRARY_IMAGE, Part, Run, contestant, mix};

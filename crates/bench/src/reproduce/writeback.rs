@@ -1,7 +1,9 @@
-//! Linux, "writeback: plug writeback at a high level": 4 KiB files without sync, in eight directories, before and after.
+//! Linux, "writeback: plug writeback at a high level": 4 KiB files without sync, in eight
+//! directories, before and after.
 //!
-//! `noplug` sends each inode's pages by themselves; `plug` gathers those of many inodes, sorts and merges them. A round ends when
-//! all is durable: dirty data left behind would be work that was not done.
+//! `noplug` sends each inode's pages by themselves; `plug` gathers those of many inodes, sorts and
+//! merges them. A round ends when all is durable: dirty data left behind would be work that was not
+//! done.
 
 use super::cpu::Cpu;
 use super::{LIBRARY_IMAGE, Part, Run};

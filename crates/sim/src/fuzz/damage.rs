@@ -1,10 +1,11 @@
 //! Damaged images from a few bytes: an input is a list of edits of an image's metadata.
 //!
-//! Edits of raw images would spend nearly all their time in unused bytes and on checksums. Here an edit names a structure and
-//! a place in its used part, and afterwards the checksums are right again, so that the code behind them is reached.
+//! Edits of raw images would spend nearly all their time in unused bytes and on checksums. Here an
+//! edit names a structure and a place in its used part, and afterwards the checksums are right
+//! again, so that the code behind them is reached.
 //!
-//! Input: one byte of flags, then eight bytes for each edit: structure (2), place (2), kind (1), arguments (3). Every
-//! input means something.
+//! Input: one byte of flags, then eight bytes for each edit: structure (2), place (2), kind (1),
+//! arguments (3). Every input means something.
 
 use crate::generate::{Generator, Profile};
 use crate::model::Model;
@@ -95,7 +96,8 @@ pub fn open(medium: MemDevice) -> Result<FileSystem, kedgefs::Error> {
     FileSystem::open(Arc::new(medium), Arc::new(ManualClock::default()), mount_options())
 }
 
-/// A tree of more than one level, files of all kinds; half of it in a checkpoint, the rest only in the log.
+/// A tree of more than one level, files of all kinds; half of it in a checkpoint, the rest only in
+/// the log.
 fn make(unmounted: bool) -> Base {
     let device = Arc::new(rig::format(IMAGE, LOG).expect("an image is made"));
     let fs = FileSystem::open(device.clone(), Arc::new(ManualClock::default()), mount_options())

@@ -760,7 +760,8 @@ impl Liar {
         }
     }
 
-    /// A file of a huge size, and an edit of a huge part of it: one without the other comes to nothing.
+    /// A file of a huge size, and an edit of a huge part of it: one without the other comes to
+    /// nothing.
     fn huge_file(&mut self, out: &mut Vec<u8>) -> String {
         let (ino, size) = (self.one(&self.inside.keys).ino.max(1), self.one(&[1 << 40, FILE_SIZE_MAX]));
         let (tag, offset) = (self.one(&[7, 8]), self.one(&[0, 1, 4096]));

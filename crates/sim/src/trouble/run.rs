@@ -87,7 +87,8 @@ impl Shared {
         }
     }
 
-    /// Makes a call and notes what it concerned, what it answered and which requests failed meanwhile.
+    /// Makes a call and notes what it concerned, what it answered and which requests failed
+    /// meanwhile.
     fn call<T>(
         &self,
         what: &'static str,
@@ -343,7 +344,8 @@ fn medium(when: &'static str, medium: MemDevice, books: Books) -> Medium {
     Medium { when, medium, books, lossy: false }
 }
 
-/// The workload; in its middle, when half of the calls have ended, power fails on a copy of the medium.
+/// The workload; in its middle, when half of the calls have ended, power fails on a copy of the
+/// medium.
 fn workload(
     shared: &Arc<Shared>,
     scene: &Scene,

@@ -133,7 +133,8 @@ impl Judge<'_> {
             if call.end as usize > hits.len() {
                 continue;
             }
-            // A writeback may learn of its failure while an fsync stores the same bytes: the next one tells.
+            // A writeback may learn of its failure while an fsync stores the same bytes: the next
+            // one tells.
             let mut untold = |file: usize| {
                 let first = told.insert(file, call.end).unwrap_or(0).min(call.end);
                 let mut hits = hits[first as usize..call.end as usize].iter();

@@ -11,8 +11,8 @@ use std::time::Duration;
 /// How often a long run (`cargo xtask test --long`) does what an ordinary one does once.
 const LONG: u64 = 10;
 
-/// The seeds to run: `count` fixed ones (`KEDGE_LONG=1`: ten times as many), or the one in `KEDGE_SEED`, or as many from there
-/// on as `KEDGE_RUNS` says.
+/// The seeds to run: `count` fixed ones (`KEDGE_LONG=1`: ten times as many), or the one in
+/// `KEDGE_SEED`, or as many from there on as `KEDGE_RUNS` says.
 pub fn seeds(count: u64) -> Vec<u64> {
     let count = if std::env::var_os("KEDGE_LONG").is_some_and(|v| v == "1") { LONG * count } else { count };
     let runs = std::env::var("KEDGE_RUNS").ok().map(|text| text.parse().expect("KEDGE_RUNS is a number"));
@@ -22,7 +22,8 @@ pub fn seeds(count: u64) -> Vec<u64> {
     }
 }
 
-/// Random operations that look at the model as they go. On failure: the error and the operations so far.
+/// Random operations that look at the model as they go. On failure: the error and the operations so
+/// far.
 pub fn run_random(
     setup: &Setup,
     profile: Profile,

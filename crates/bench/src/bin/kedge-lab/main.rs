@@ -1,7 +1,8 @@
 //! `kedge-lab`: experiments that compare KedgeFS with other file systems, on this machine.
 //!
-//! A program of its own, so that the `kedge` that people install carries no benchmark code. Mounts are made by the `kedge`
-//! that lies beside it. Exit codes: 0 success, 1 failure or a missed bar, 2 usage. An error is one line on stderr.
+//! A program of its own, so that the `kedge` that people install carries no benchmark code. Mounts
+//! are made by the `kedge` that lies beside it. Exit codes: 0 success, 1 failure or a missed bar, 2
+//! usage. An error is one line on stderr.
 #![deny(unsafe_code)]
 
 mod signals;
@@ -51,7 +52,8 @@ enum Command {
 
 #[derive(Subcommand, Debug)]
 enum Bench {
-    /// fs_mark, dbench and loops in process: KedgeFS beside ext4 on a loop device (root; without it what remains)
+    /// fs_mark, dbench and loops in process: KedgeFS beside ext4 on a loop device (root; without it
+    /// what remains)
     Baseline {
         #[command(flatten)]
         common: Common,
@@ -102,7 +104,8 @@ struct Common {
     /// Few and short rounds: shows that it works
     #[arg(long)]
     quick: bool,
-    /// Write the images full before they are used, so that the host has no blocks to allocate under them
+    /// Write the images full before they are used, so that the host has no blocks to allocate under
+    /// them
     #[arg(long)]
     written: bool,
     /// Print JSON
@@ -198,7 +201,8 @@ fn reproduce_one(
     Ok(if check && !missed.is_empty() { ExitCode::from(FAILURE) } else { code })
 }
 
-/// The `kedge` beside this program, which `cargo build` made with it. Another one on the PATH could be of another version.
+/// The `kedge` beside this program, which `cargo build` made with it. Another one on the PATH could
+/// be of another version.
 fn kedge_beside_this() -> Result<PathBuf> {
     let this = std::env::current_exe().context("find this program")?;
     let kedge = this.with_file_name("kedge");

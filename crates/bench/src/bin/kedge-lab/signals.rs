@@ -1,4 +1,5 @@
-//! Signals that ask the program to end. An experiment that is interrupted still undoes its mounts and removes its images.
+//! Signals that ask the program to end. An experiment that is interrupted still undoes its mounts
+//! and removes its images.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -10,12 +11,13 @@ const TERMINATION: [libc::c_int; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP
 pub struct TerminationSignals(libc::sigset_t);
 
 impl TerminationSignals {
-    /// Blocks them in this thread and in those it starts from now on. To be called before any other thread exists: the
-    /// kernel hands a signal to any thread that has not blocked it, and its default action ends the process.
+    /// Blocks them in this thread and in those it starts from now on. To be called before any other
+    /// thread exists: the kernel hands a signal to any thread that has not blocked it, and its
+    /// default action ends the process.
     pub fn block() -> io::Result<TerminationSignals> {
         let mut set = MaybeUninit::uninit();
-        // SAFETY: sigemptyset initialises what it is given; sigaddset and pthread_sigmask get an initialised set, and
-        // pthread_sigmask takes null for the old mask, which is not needed.
+        // SAFETY: sigemptyset initialises what it is given; sigaddset and pthread_sigmask get an
+        // initialised set, and pthread_sigmask takes null for the old mask, which is not needed.
         unsafe {
             libc::sigemptyset(set.as_mut_ptr());
             let mut set = set.assume_init();
