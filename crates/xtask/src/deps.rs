@@ -1,4 +1,5 @@
-//! Dependencies point down only: the table of docs/ARCHITECTURE.md, checked against what the manifests say.
+//! Dependencies point down only: the table of docs/ARCHITECTURE.md, checked against what the
+//! manifests say.
 
 use anyhow::{Result, bail};
 use cargo_metadata::{DependencyKind, MetadataCommand};
@@ -6,7 +7,8 @@ use std::collections::BTreeMap;
 
 /// (crate, crates of the workspace it may use, those its tests may use besides)
 ///
-/// Tests may reach for a device to run on and for an independent opinion on what they made, never for a door above them.
+/// Tests may use a device to run on, and an independent check of what they made, never an interface
+/// above them.
 type Rule = (&'static str, &'static [&'static str], &'static [&'static str]);
 
 const BASE: &str = "kedge-base";
@@ -37,14 +39,15 @@ const RULES: &[Rule] = &[
     (STORE, &[BASE, DEVICE, FORMAT, LOG, BTREE, ALLOC], &[FSCK]),
     (FS, &[BASE, DEVICE, FORMAT, STORE], &[FSCK]),
     (FUSE, &[BASE, FS], &[DEVICE, FSCK]),
-    // A second opinion on the image: it must not share the code that it judges. Of the store it uses replay alone.
+    // An independent check of the image: it must not share the code that it checks. Of the store it
+    // uses only replay.
     (FSCK, &[BASE, DEVICE, FORMAT, STORE], &[FS]),
     (SIM, &[BASE, DEVICE, FORMAT, FS, FSCK], &[]),
-    // The laboratory. Nothing depends on it: what people install carries no benchmark code.
+    // The experiments. Nothing depends on them, so installed programs contain no benchmark code.
     (BENCH, &[BASE, DEVICE, FS], &[]),
     // Writes the documents' tables from the code that they describe.
     (XTASK, &[BASE, FORMAT], &[]),
-    // A tool for other people's programs: it judges by rules of its own and knows nothing of the engine.
+    // A tool for other programs. It has rules of its own and does not know the engine.
     (CRASH, &[BASE], &[]),
     (CRASH_RECORD, &[BASE, DEVICE, FS, FUSE, CRASH], &[]),
     (CLI, &[BASE, DEVICE, FORMAT, STORE, FS, FUSE, FSCK, CRASH, CRASH_RECORD], &[SIM]),

@@ -1,10 +1,12 @@
-//! Tables of the documents that are generated from the code, so that each fact has one home.
+//! Tables of the documents that are generated from the code, so that each fact is stated once; and
+//! the width of prose.
 //!
-//! A generated part stands between `<!-- generated: NAME -->` and `<!-- end of generated -->`. `cargo xtask docs` writes
-//! it anew, and wraps the prose of all documents; `cargo xtask docs --check`, a step of `ci` and `test`, fails when there is
-//! anything to write.
+//! A generated part stands between `<!-- generated: NAME -->` and `<!-- end of generated -->`.
+//! `cargo xtask docs` rewrites it, and wraps the prose of documents and the comments of source
+//! files. `cargo xtask docs --check`, a step of `ci` and `test`, fails if there is anything to
+//! rewrite.
 
-use crate::wrap::wrap;
+use crate::wrap::{wrap, wrap_comments};
 use anyhow::{Context, Result, bail, ensure};
 use kedge_format::{ItemKind, alloc, inode, item, key, logwrite, node, record, superblock};
 use std::path::{Path, PathBuf};
@@ -48,10 +50,11 @@ fn root() -> PathBuf {
 pub fn run(check: bool) -> Result<()> {
     let mut stale = Vec::new();
     let files = files()?;
-    for file in &files {
+    let sources = sources()?;
+    for file in files.iter().chain(&sources) {
         let path = root().join(file);
         let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-        let wanted = wrap(&render(file, &text)?);
+        let wanted = if file.ends_with(".rs") { wrap_comments(&text) } else { wrap(&render(file, &text)?) };
         if wanted == text {
             continue;
         }
@@ -64,13 +67,18 @@ pub fn run(check: bool) -> Result<()> {
     if check && !stale.is_empty() {
         bail!("`cargo xtask docs` would rewrite {}: run it", stale.join(", "));
     }
-    println!("{} documents, {} generated parts: as the code has them", files.len(), PARTS.len());
+    println!(
+        "{} documents, {} generated parts: as the code has them; {} source files: comments within the width",
+        files.len(),
+        PARTS.len(),
+        sources.len()
+    );
     Ok(())
 }
 
-/// All documents but the change log, whose lines are their authors', and the results of experiments, which a program writes.
+/// All documents except the results of experiments, which a program writes.
 fn files() -> Result<Vec<String>> {
-    let mut files = vec!["README.md".to_owned(), "CONTRIBUTING.md".into()];
+    let mut files = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"].map(String::from).to_vec();
     let mut add_all = |dir: &str| -> Result<()> {
         for entry in std::fs::read_dir(root().join(dir)).with_context(|| dir.to_owned())? {
             let name = entry?.file_name();
@@ -92,7 +100,34 @@ fn files() -> Result<Vec<String>> {
     Ok(files)
 }
 
-/// The text of `file` with its generated parts as the code has them.
+/// Whether the comments of a crate are not wrapped yet.
+fn is_unwrapped(folder: &str) -> bool {
+    folder == "crates/fs" || folder.starts_with("crates/crash")
+}
+
+/// All source files of the crates and of the fuzz targets.
+fn sources() -> Result<Vec<String>> {
+    let mut sources = Vec::new();
+    let mut folders = vec!["crates".to_owned(), "fuzz/fuzz_targets".into()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(root().join(&folder)).with_context(|| folder.clone())? {
+            let entry = entry?;
+            let name = entry.file_name();
+            let path = format!("{folder}/{}", name.to_str().with_context(|| folder.clone())?);
+            let is_folder = entry.file_type()?.is_dir();
+            if is_folder && !path.ends_with("/target") && !is_unwrapped(&path) {
+                folders.push(path);
+            } else if !is_folder && path.ends_with(".rs") {
+                sources.push(path);
+            }
+        }
+    }
+    sources.sort();
+    ensure!(!sources.is_empty(), "no source files");
+    Ok(sources)
+}
+
+/// The text of `file` with its generated parts brought up to date.
 fn render(file: &str, text: &str) -> Result<String> {
     let mut text = text.to_owned();
     let parts = PARTS.iter().filter(|part| part.0 == file);
@@ -105,7 +140,7 @@ fn render(file: &str, text: &str) -> Result<String> {
         let len = text[start..].find(END).with_context(|| format!("{file}: {mark} has no end"))?;
         text.replace_range(start..start + len, &format!("\n{}\n", make().trim_end()));
     }
-    // A mark that no part names would keep its old text for ever.
+    // The text under a mark that no part names would never be updated.
     let found = text.matches("<!-- generated: ").count();
     ensure!(
         found == expected,

@@ -13,7 +13,7 @@ fn a_table_that_differs_is_found_and_mended() {
     let edited = text.replace(&row, "| edited by hand |");
     assert_ne!(edited, text);
     assert_eq!(render(file, &edited).unwrap(), text);
-    // Marks that are missing, doubled, unknown or open are errors, not parts that are left alone.
+    // Marks that are missing, doubled, unknown or not closed are errors.
     let mark = begin(name);
     for bad in [
         text.replace(&mark, ""),

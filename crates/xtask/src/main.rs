@@ -1,7 +1,8 @@
-//! `cargo xtask`: what has to hold before a change goes in.
+//! `cargo xtask`: the checks that every change must pass.
 //!
-//! `test` is everything; the other words are its parts. The steps do not build on one another, so a failing one does not
-//! keep the rest from running: one run shows all there is to mend. The exit code is that of the whole.
+//! `test` runs all of them; the other commands run parts. The steps are independent, so the others
+//! run even if one fails, and one run shows all that has to be fixed. The exit code is that of the
+//! whole run.
 #![forbid(unsafe_code)]
 
 mod deps;
@@ -27,36 +28,38 @@ struct Cli {
 
 #[derive(Subcommand, Clone)]
 enum Task {
-    /// All: tools, dependency directions, format, lints, licences, documentation, fuzz targets, tests. KEDGE_NO_FUSE=1
-    /// leaves out those that mount
+    /// Runs everything: tools, dependency directions, format, lints, licences, documentation, fuzz
+    /// targets, tests. KEDGE_NO_FUSE=1 skips tests that mount
     Test {
-        /// Larger sweeps and whole enumerations too: hours instead of minutes
+        /// Also run larger sweeps and complete enumerations, which take hours
         #[arg(long)]
         long: bool,
     },
-    /// Whether each crate depends on the crates it may depend on
+    /// Checks that each crate depends only on the crates it may depend on
     Deps,
-    /// rustfmt, check only
+    /// Checks the format with rustfmt
     Fmt,
-    /// clippy with warnings denied
+    /// Runs clippy with warnings denied
     Lint,
     /// Builds with the oldest Rust that Cargo.toml promises, if it is installed
     Msrv,
-    /// Writes the tables of the documents that are generated from the code, and wraps their prose; --check only compares
+    /// Rewrites the generated tables of the documents, and wraps prose and comments; --check only
+    /// compares
     Docs {
         #[arg(long)]
         check: bool,
     },
-    /// All but the tests and the tools they need, and the documentation without warnings
+    /// Runs everything except the tests and the tools that they need
     Ci,
-    /// Crash states of small workloads: a slice of two minutes (KEDGE_CRASH_MINUTES), or --full [--seed N] [--minutes M] [--seq 1|2|3]
-    /// [--resume FILE] [--workload ID [--state K]]
+    /// Crash states of small workloads: a slice of two minutes (KEDGE_CRASH_MINUTES), or --full
+    /// [--seed N] [--minutes M] [--seq 1|2|3] [--resume FILE] [--workload ID [--state K]]
     Crash {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
-    /// Crash tests of programs that people use, against what their documentation says: `kedge crash` on each. Words: only rows whose
-    /// name has one of them. KEDGE names the program, else it is built
+    /// Crash-tests common programs against what their documentation says, with `kedge crash`.
+    /// WORDS: only rows whose name contains one of them. KEDGE names the program; otherwise it is
+    /// built
     CrashZoo { words: Vec<String> },
 }
 
@@ -84,7 +87,8 @@ fn main() -> ExitCode {
 fn crash(args: &[String]) -> anyhow::Result<()> {
     let run = ["run", "--profile", "soak", "--quiet", "-p", "kedge-sim", "--bin", "crash-states", "--"];
     let words: Vec<&str> = run.into_iter().chain(args.iter().map(String::as_str)).collect();
-    // Each state is a mount: memory that goes back to the kernel after it comes again as page faults, a fifth of the time.
+    // Each state is a mount. Returning its memory to the kernel would cost page faults, a fifth of
+    // the time.
     let keep = "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456";
     tools::cargo_with(&words, &[("GLIBC_TUNABLES", keep)])
 }
@@ -107,7 +111,8 @@ fn static_checks(steps: &mut Steps) {
     steps.run("fuzz targets", fuzz_targets);
 }
 
-/// With libFuzzer where there is a nightly compiler and `cargo fuzz`; elsewhere they are at least compiled.
+/// Builds the fuzz targets with libFuzzer if there is a nightly compiler and `cargo fuzz`;
+/// otherwise checks that they compile.
 fn fuzz_targets() -> anyhow::Result<()> {
     if tools::succeeds_in("fuzz", "cargo", &["+nightly", "fuzz", "--version"]) {
         return tools::run_in("fuzz", "cargo", &["+nightly", "fuzz", "build", "-s", "none"]);
@@ -130,7 +135,7 @@ fn lint(steps: &mut Steps) {
     });
 }
 
-/// Test programs that are worth more at full speed, with what they are for and how cargo is told.
+/// Test programs that find more at full speed: a name, and the arguments for cargo.
 const FAST: &[(&str, &[&str])] = &[
     ("tests, at full speed: crash exploration", &["-p", "kedge-sim"]),
     (
@@ -156,9 +161,9 @@ const FAST: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// All tests with the debug assertions on (lock ranks among them), then those again that are worth more at full speed:
-/// crash exploration gets through more states, the mounts through more races. `long`: with whole enumerations, and the
-/// tests are told to do more (`KEDGE_LONG`).
+/// Runs all tests with debug assertions (lock ranks among them). Then runs those again that find
+/// more at full speed: crash exploration covers more states, the mounts more races. `long`: adds
+/// complete enumerations and more work in each test (`KEDGE_LONG`).
 fn tests(steps: &mut Steps, long: bool) {
     let log = match tally::fresh_log() {
         Ok(log) => log,

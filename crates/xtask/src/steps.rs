@@ -16,7 +16,7 @@ enum Outcome {
     Failed(String),
 }
 
-/// A person's wait, not the file system's time: the one clock of this crate.
+/// The time that a person waits, not the file system's time: the only clock of this crate.
 #[allow(clippy::disallowed_methods)]
 fn now() -> Instant {
     Instant::now()
@@ -50,14 +50,14 @@ impl Steps {
         self.run_unless(name, missing, step);
     }
 
-    /// Runs the step, or reports it as left out if there is a reason to.
+    /// Runs the step, or reports it as skipped if there is a reason.
     pub fn run_unless(&mut self, name: &'static str, why: Option<String>, step: impl FnOnce() -> Result<()>) {
         let Some(why) = why else { return self.run(name, step) };
         println!("==== {name}: left out, {why}");
         self.done.push((name, Duration::ZERO, Outcome::Skipped(why)));
     }
 
-    /// What the summary ends with.
+    /// Sets the last lines of the summary.
     pub fn close_with(&mut self, text: String) {
         self.closing = text;
     }

@@ -1,13 +1,15 @@
-//! What the tests of a run came to, over all test programs: passed, failed, skipped.
+//! The totals of a test run, over all test programs: passed, failed, skipped.
 //!
-//! libtest prints one line for each program, which is read here as it goes by. A test that leaves something out counts as
-//! passed there; it says so in a file (`kedge_base::skip`), and `#[ignore]` and tests filtered out are no news.
+//! libtest prints one line for each program, which is parsed here. A test that skips something
+//! counts as passed there, but reports it in a file (`kedge_base::skip`). `#[ignore]` and tests
+//! that are filtered out are not reported.
 
 use anyhow::{Context, Result};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// The environment variable that names the file; as in `kedge_base::skip`, which this crate must not depend on.
+/// The environment variable that names the file; as in `kedge_base::skip`, which this crate must
+/// not depend on.
 pub const LOG: &str = "KEDGE_SKIP_LOG";
 const MARK: &str = "KEDGE-SKIP: ";
 
@@ -17,13 +19,13 @@ pub struct Tally {
     pub passed: u64,
     pub failed: u64,
     pub ignored: u64,
-    /// What was left out, and where. Tests run in several profiles: each counts once.
+    /// What was skipped, and where. Tests run in several profiles, but each skip counts once.
     pub skips: BTreeSet<String>,
 }
 
 impl Tally {
-    /// Takes in a line of output, if it is the last one of a test program:
-    /// `test result: ok. 30 passed; 0 failed; 1 ignored; 0 measured; 24 filtered out; finished in 3.73s`.
+    /// Adds a line of output, if it is the last one of a test program: `test result: ok. 30 passed;
+    /// 0 failed; 1 ignored; 0 measured; 24 filtered out; finished in 3.73s`.
     pub fn line(&mut self, line: &str) {
         let Some((_, counts)) =
             line.trim().strip_prefix("test result: ").and_then(|rest| rest.split_once(". "))
@@ -44,7 +46,7 @@ impl Tally {
         self.ignored += ignored;
     }
 
-    /// Takes in what the tests wrote into the file.
+    /// Adds what the tests wrote into the file.
     pub fn skips(&mut self, log: &str) {
         self.skips.extend(log.lines().filter_map(|line| line.strip_prefix(MARK)).map(str::to_owned));
     }

@@ -7,8 +7,9 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Debian packages, and what needs them: fuse3 mounts without privilege; the rest are the programs that the mount tests
-/// run on the file system, and e2fsprogs makes the foreign images that mkfs must refuse.
+/// Debian packages, and what needs them: fuse3 for mounts without privilege, e2fsprogs for foreign
+/// images that mkfs must refuse. The others are programs that the mount tests run on the file
+/// system.
 const PACKAGES: &[&str] = &["fuse3", "fsmark", "dbench", "sqlite3", "git", "e2fsprogs"];
 
 fn cargo_command(args: &[&str]) -> Command {
@@ -30,16 +31,16 @@ pub fn cargo_with(args: &[&str], env: &[(&str, &str)]) -> Result<()> {
 /// The oldest Rust that the workspace promises to build with (`rust-version` in Cargo.toml).
 pub const MSRV: &str = env!("CARGO_PKG_RUST_VERSION");
 
-/// Why the workspace cannot be checked with the oldest Rust; `None`: it can. Installs nothing: a download would fail offline
-/// and surprise everywhere else.
+/// Why the workspace cannot be checked with the oldest Rust; `None`: it can. Installs nothing: a
+/// download would fail offline and surprise everywhere else.
 pub fn msrv_missing() -> Option<String> {
     let mut probe = Command::new("rustup");
     let there = succeeds(probe.args(["run", MSRV, "cargo", "--version"]));
     (!there).then(|| format!("Rust {MSRV} is not installed (rustup toolchain install {MSRV})"))
 }
 
-/// Checks the workspace with the oldest Rust, in a target directory of its own: it would else throw away the artefacts of
-/// the usual one.
+/// Checks the workspace with the oldest Rust, in a target directory of its own, so that the
+/// artefacts of the usual one are kept.
 pub fn check_msrv() -> Result<()> {
     let mut command = Command::new("rustup");
     command.args([
@@ -56,7 +57,7 @@ pub fn check_msrv() -> Result<()> {
     run(command.env_remove("CARGO").env_remove("RUSTC").env_remove("RUSTUP_TOOLCHAIN"))
 }
 
-/// As [`cargo_with`], for runs of tests: what they came to is added to the tally.
+/// [`cargo_with`] for test runs: adds their results to the tally.
 pub fn cargo_tests(args: &[&str], env: &[(&str, &OsStr)], tally: &mut Tally) -> Result<()> {
     let mut command = cargo_command(args);
     command.envs(env.iter().copied()).stdout(Stdio::piped());
@@ -82,8 +83,8 @@ pub fn cargo_quiet(args: &[&str]) -> bool {
     succeeds(&mut cargo_command(args))
 }
 
-/// Whether a program succeeds in a directory of the workspace; prints nothing. Not the cargo that runs us, which would
-/// not know of `+toolchain`.
+/// Whether a program succeeds in a directory of the workspace; prints nothing. Not the cargo that
+/// runs us, which would not know of `+toolchain`.
 pub fn succeeds_in(dir: &str, program: &str, args: &[&str]) -> bool {
     succeeds(outside(dir, program).args(args))
 }
@@ -92,7 +93,8 @@ pub fn run_in(dir: &str, program: &str, args: &[&str]) -> Result<()> {
     run(outside(dir, program).args(args))
 }
 
-/// Without what cargo told us of itself: the program may be another version's.
+/// A command without the variables that cargo has set for us: the program may be of another
+/// version.
 fn outside(dir: &str, program: &str) -> Command {
     let mut command = Command::new(program);
     command.current_dir(dir).env_remove("CARGO").env_remove("RUSTUP_TOOLCHAIN");
@@ -123,8 +125,8 @@ fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Installs what is missing where that is possible; elsewhere says what to run. Never fails a run for what it cannot
-/// install: the test that needs it does that, and names it.
+/// Installs what is missing if that is possible; otherwise prints what to run. A missing program
+/// does not fail the run here: the test that needs it fails, and names it.
 pub fn install() -> Result<()> {
     if std::env::var_os("KEDGE_NO_FUSE").is_some_and(|v| v == "1") {
         println!("KEDGE_NO_FUSE=1: tests that mount are left out, their tools are not needed");
@@ -152,7 +154,7 @@ pub fn install() -> Result<()> {
     Ok(())
 }
 
-/// Asks for the package where there is a package database, else for the programs.
+/// Asks the package database if there is one, else looks for the programs.
 fn is_installed(package: &str) -> bool {
     if Path::new("/usr/bin/dpkg-query").exists() {
         let status = Command::new("dpkg-query").args(["-W", "-f", "${db:Status-Status}", package]).output();

@@ -1,17 +1,17 @@
-//! Wraps the prose of a Markdown document at [`WIDTH`] characters. Tables, headings, code and comments stay as they are.
+//! Wraps the prose of Markdown documents, and the comments of source files, at [`WIDTH`]
+//! characters. Tables, headings and code stay as they are.
 
 pub const WIDTH: usize = 100;
 
-/// The document with its paragraphs and list items wrapped. Wrapping what is wrapped changes nothing.
+/// The document with its paragraphs and list items wrapped. Wrapping a wrapped document changes
+/// nothing.
 pub fn wrap(text: &str) -> String {
     let mut out: Vec<String> = Vec::new();
     let mut paragraph: Vec<&str> = Vec::new();
     let mut in_code = false;
     for line in text.lines() {
-        let fence = line.trim_start().starts_with("```");
-        let is_indented_code = paragraph.is_empty() && line.starts_with("    ");
-        let verbatim = ["|", "#", "<!--"].iter().any(|mark| line.starts_with(mark)) || is_indented_code;
-        if fence || in_code || verbatim || line.trim().is_empty() {
+        let fence = is_fence(line);
+        if fence || in_code || is_verbatim(line, paragraph.is_empty()) {
             flush(&mut paragraph, &mut out);
             out.push(if in_code || fence { line.to_owned() } else { line.trim_end().to_owned() });
             in_code ^= fence;
@@ -26,6 +26,54 @@ pub fn wrap(text: &str) -> String {
     out.join("\n") + "\n"
 }
 
+/// The source text with the paragraphs of its comments wrapped. A paragraph whose lines all fit
+/// keeps its line breaks, so that a change of a word does not move the lines after it. Comments
+/// after code on the same line stay as they are.
+pub fn wrap_comments(text: &str) -> String {
+    let mut out: Vec<String> = Vec::new();
+    let mut paragraph: Vec<&str> = Vec::new();
+    let (mut prefix, mut in_code) = ("", false);
+    for line in text.lines() {
+        let (mark, body) = comment(line).unwrap_or(("", ""));
+        if mark != prefix {
+            flush_comment(&mut paragraph, prefix, &mut out);
+            (prefix, in_code) = (mark, false);
+        }
+        let fence = !mark.is_empty() && is_fence(body);
+        if mark.is_empty() || fence || in_code || is_verbatim(body, paragraph.is_empty()) {
+            flush_comment(&mut paragraph, prefix, &mut out);
+            out.push(line.to_owned());
+            in_code ^= fence;
+            continue;
+        }
+        if bullet(body.trim_start()) > 0 {
+            flush_comment(&mut paragraph, prefix, &mut out);
+        }
+        paragraph.push(body);
+    }
+    flush_comment(&mut paragraph, prefix, &mut out);
+    out.join("\n") + "\n"
+}
+
+fn is_fence(line: &str) -> bool {
+    line.trim_start().starts_with("```")
+}
+
+/// Whether a line is no prose: a table, a heading, a Markdown comment, indented code or blank.
+fn is_verbatim(line: &str, begins_paragraph: bool) -> bool {
+    ["|", "#", "<!--"].iter().any(|mark| line.starts_with(mark))
+        || (begins_paragraph && line.starts_with("    "))
+        || line.trim().is_empty()
+}
+
+/// Splits a line that is a comment into indentation with marker, and text.
+fn comment(line: &str) -> Option<(&str, &str)> {
+    let indent = line.len() - line.trim_start().len();
+    let marker = ["///", "//!", "//"].into_iter().find(|marker| line[indent..].starts_with(marker))?;
+    let (mark, rest) = line.split_at(indent + marker.len());
+    if rest.is_empty() { Some((mark, "")) } else { Some((mark, rest.strip_prefix(' ')?)) }
+}
+
 /// Bytes of a list item's mark (`- `, `* `, `12. `); 0: no list item.
 fn bullet(line: &str) -> usize {
     if line.starts_with("- ") || line.starts_with("* ") {
@@ -36,7 +84,25 @@ fn bullet(line: &str) -> usize {
 }
 
 fn flush(paragraph: &mut Vec<&str>, out: &mut Vec<String>) {
-    let Some(first) = paragraph.first() else { return };
+    out.extend(fill(paragraph, WIDTH));
+    paragraph.clear();
+}
+
+fn flush_comment(paragraph: &mut Vec<&str>, prefix: &str, out: &mut Vec<String>) {
+    let width = WIDTH.saturating_sub(prefix.chars().count() + 1);
+    let lines = if paragraph.iter().all(|line| line.chars().count() <= width) {
+        paragraph.iter().map(|line| (*line).to_owned()).collect()
+    } else {
+        fill(paragraph, width)
+    };
+    out.extend(lines.into_iter().map(|line| format!("{prefix} {line}")));
+    paragraph.clear();
+}
+
+/// The lines of a paragraph of at most `width` characters.
+fn fill(paragraph: &[&str], width: usize) -> Vec<String> {
+    let mut out = Vec::new();
+    let Some(first) = paragraph.first() else { return out };
     let indent = first.len() - first.trim_start().len();
     let mark = bullet(first.trim_start());
     let (head, hang) = (&first[..indent + mark], " ".repeat(indent + mark));
@@ -49,7 +115,7 @@ fn flush(paragraph: &mut Vec<&str>, out: &mut Vec<String>) {
     for word in words {
         // A number or dash at the start of a line would begin a list.
         let starts_list = bullet(&format!("{word} ")) > 0;
-        if !is_empty && !starts_list && line.chars().count() + 1 + word.chars().count() > WIDTH {
+        if !is_empty && !starts_list && line.chars().count() + 1 + word.chars().count() > width {
             out.push(std::mem::replace(&mut line, hang.clone()));
             is_empty = true;
         }
@@ -60,7 +126,7 @@ fn flush(paragraph: &mut Vec<&str>, out: &mut Vec<String>) {
         is_empty = false;
     }
     out.push(line);
-    paragraph.clear();
+    out
 }
 
 #[cfg(test)]

@@ -30,3 +30,25 @@ fn a_word_that_looks_like_a_mark_never_begins_a_line() {
         assert_eq!(wrap(&wrapped), wrapped);
     }
 }
+
+#[test]
+fn comments_are_wrapped_where_a_line_is_too_long() {
+    let text = format!("    /// {LONG}\n    /// more\n    fn f() {{}} // {LONG}\n//! - {LONG}\n");
+    let wrapped = wrap_comments(&text);
+    let comments = || wrapped.lines().filter(|line| line.trim_start().starts_with("//"));
+    assert!(comments().all(|line| line.chars().count() <= WIDTH), "{wrapped}");
+    assert_eq!(comments().filter(|line| line.starts_with("    /// ")).count(), 2, "{wrapped}");
+    assert!(
+        wrapped.contains(&format!("fn f() {{}} // {LONG}\n")) && wrapped.contains("\n//!   word"),
+        "{wrapped}"
+    );
+    assert_eq!(wrap_comments(&wrapped), wrapped);
+}
+
+#[test]
+fn comments_that_fit_tables_and_code_in_comments_stay() {
+    let text = format!(
+        "// one\n// two\n\n/// | {LONG} |\n/// ```text\n/// {LONG} {LONG}\n/// ```\n////// {LONG} {LONG}\nlet x = 1;\n"
+    );
+    assert_eq!(wrap_comments(&text), text);
+}

@@ -1,7 +1,9 @@
-//! `cargo xtask crash-zoo`: programs that people use, crash-tested, and what their documentation lets one expect.
+//! `cargo xtask crash-zoo`: crash tests of common programs, compared with what their documentation
+//! says.
 //!
-//! A row that must fail has to fail with the call that the documentation speaks of; one that must pass has to have tried all
-//! systematic states, or as many as the budget allows, which the table says.
+//! A row that must fail has to fail with the call that the documentation names. A row that must
+//! pass has to have tried all systematic states, or as many as the budget allows; the table says
+//! which.
 
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
@@ -13,7 +15,7 @@ const STATES: &str = "600";
 
 enum Expect {
     Pass,
-    /// The report has these words.
+    /// The report contains these words.
     Fail(&'static str),
 }
 use Expect::{Fail, Pass};
@@ -67,8 +69,9 @@ const ROWS: &[Row] = &[
         &[("ext4", Pass), ("xfs", Pass), ("btrfs", Pass), ("posix", Pass)],
     ),
     saver("sed -i", &["save.sh", "sed"], &[("ext4", Fail("rename")), ("xfs", Fail("rename"))]),
-    // https://sqlite.org/pragma.html#pragma_synchronous: EXTRA syncs the directory after the journal is unlinked, FULL does
-    // not: "a commit that is followed closely by a power loss" may be rolled back.
+    // https://sqlite.org/pragma.html#pragma_synchronous: EXTRA syncs the directory after the
+    // journal is unlinked, FULL does not: "a commit that is followed closely by a power loss" may
+    // be rolled back.
     sqlite(
         "SQLite rollback, EXTRA",
         &["sqlite.py", "delete", "extra", "3"],
@@ -80,7 +83,8 @@ const ROWS: &[Row] = &[
         &[("ext4", Fail("unlink(\"t.db-journal\")"))],
     ),
     sqlite("SQLite WAL, FULL", &["sqlite.py", "wal", "full", "3"], &[("ext4", Pass), ("posix", Pass)]),
-    // The same page: "WAL mode is always consistent with synchronous=NORMAL, but WAL mode does lose durability".
+    // The same page: "WAL mode is always consistent with synchronous=NORMAL, but WAL mode does lose
+    // durability".
     sqlite(
         "SQLite WAL, NORMAL",
         &["sqlite.py", "wal", "normal", "3"],
