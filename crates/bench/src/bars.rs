@@ -1,6 +1,6 @@
-//! What an experiment has to reach, and whether it did.
+//! The bars of an experiment, and whether it reached them.
 //!
-//! The medians of the rounds decide. Rounds are also judged one by one: where they disagree, the
+//! The medians of the rounds decide. Rounds are also compared one by one: if they disagree, the
 //! machine was too noisy to tell, and the verdict says so.
 
 use crate::contest::Outcome;

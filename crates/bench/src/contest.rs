@@ -11,7 +11,7 @@ use std::borrow::Cow;
 pub enum Better {
     Higher,
     Lower,
-    /// It explains others.
+    /// Neither: it explains other metrics.
     Neither,
 }
 
@@ -92,7 +92,7 @@ impl Metric {
     }
 }
 
-/// What a contest came to.
+/// The result of a contest.
 #[derive(Debug, Serialize)]
 pub struct Outcome {
     pub title: String,

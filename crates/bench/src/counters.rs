@@ -1,7 +1,7 @@
-//! KedgeFS's own counters at one moment, and what became of them since.
+//! KedgeFS's own counters at one moment, and their differences since.
 //!
-//! A counter that is not there is an error: taken for zero, a misspelt one would meet every
-//! expectation of none.
+//! A missing counter is an error. If it counted as zero, a misspelt name would meet every
+//! expectation of zero.
 
 use crate::shell::Shell;
 use anyhow::{Context, Result};

@@ -1,5 +1,4 @@
-//! Experiments that a reader can repeat: KedgeFS beside something else, measured on this machine,
-//! now.
+//! Reproducible experiments: KedgeFS compared with something else on this machine.
 //!
 //! ```text
 //! baseline                 the experiment behind docs/PERFORMANCE.md
@@ -12,8 +11,7 @@
 //! library                  loops in this process, on the library or through std::fs
 //! mounts, place, shell     mounts, the directory and machine, commands: whatever has to be undone
 //! ```
-//!
-//! # What makes a figure believable
+//! # Rules of measurement
 //! 1. Contestants take turns (A B A B …), so that a machine that slows down slows all of them. The
 //!    median stands for the rounds; the spread is printed beside it.
 //! 2. A round that is not counted comes first. It warms up and says how much work a round needs to
@@ -42,7 +40,7 @@ pub use shell::Interrupt;
 
 use std::path::PathBuf;
 
-/// What all experiments are told.
+/// Settings of all experiments.
 pub struct Settings {
     /// Where images are made, in a directory of their own; `None`: below the current directory.
     pub dir: Option<PathBuf>,
@@ -58,6 +56,6 @@ pub struct Settings {
     /// The program that commands mean by `kedge`.
     pub kedge: PathBuf,
     pub interrupt: Interrupt,
-    /// Is told what goes on.
+    /// Receives progress messages.
     pub progress: fn(&str),
 }

@@ -1,4 +1,4 @@
-//! What an experiment found, for people, for documents and for programs.
+//! The report of an experiment, as text, as Markdown and as JSON.
 
 use crate::bars::{Bar, change};
 use crate::contest::{Better, Goal, Outcome, Published};
@@ -7,7 +7,7 @@ use crate::sample::number;
 use serde::Serialize;
 use std::fmt::Write;
 
-/// Rounds farther than this from their median are worth a word.
+/// Rounds farther than this from their median are remarked on.
 const SPREAD_NOTED: f64 = 0.2;
 /// As are durable writes that differ by more than this factor between before and after.
 const DISK_NOTED: f64 = 3.0;

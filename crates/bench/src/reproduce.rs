@@ -1,4 +1,4 @@
-//! What others published of a change to a file system, measured with our switch for the same
+//! Published changes of other file systems, measured with the switch of KedgeFS for the same
 //! change.
 //!
 //! Each experiment is a module with the published figures, the contests and the bars. To add one: a

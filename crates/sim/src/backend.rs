@@ -1,4 +1,4 @@
-//! The few calls a workload needs, on a file system in this process or on a mounted one.
+//! The few calls that a workload needs, on a file system in this process or on a mounted one.
 
 use crate::ops::{OWNER, list, resolve, split, write_all};
 use kedgefs::{Error, FileSystem, Ino, RenameMode};
@@ -118,8 +118,8 @@ impl Backend for Mounted {
         if datasync { file.sync_data() } else { file.sync_all() }
     }
 
-    /// There is no safe syncfs(2) in the standard library; the directory's fsync promises less,
-    /// which a workload must not take for more.
+    /// The standard library has no safe syncfs(2). The directory's fsync promises less, and a
+    /// workload must not rely on more.
     fn sync(&self) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }

@@ -1,9 +1,10 @@
-//! Explores many workloads on two threads, within a time or in full, and says what was found.
+//! Explores many workloads on two threads, within a time limit or in full, and reports what was
+//! found.
 //!
-//! A slice takes skeletons in an order given by the seed, so that it is another one with another
-//! seed. A full run takes those with the same first operation together: they share most of their
-//! media. What is done can be kept in a file: one line per finished skeleton, appended, so that a
-//! run that was ended goes on where it was.
+//! A slice takes skeletons in an order given by the seed, so each seed gives another slice. A full
+//! run groups those with the same first operation, which share most of their media. Progress can be
+//! kept in a file, with one line appended for each finished skeleton, so that an interrupted run
+//! continues where it was.
 
 use crate::explore::{Explorer, Failure, Memory, Plan, Tally, base_image};
 use crate::shrink::shrink;
@@ -102,7 +103,7 @@ fn load(file: &PathBuf, seq: u8, seed: u64) -> anyhow::Result<(HashSet<u64>, Tal
     for line in BufReader::new(file).lines() {
         let line = line?;
         let numbers: Result<Vec<u64>, _> = line.split(' ').map(str::parse).collect();
-        // A line that was cut off by the end of the run is not done.
+        // A line that was cut off by the end of the run does not count.
         let Ok(&[s, x, skeleton, workloads, states, distinct, recovery, violations]) = numbers.as_deref()
         else {
             continue;

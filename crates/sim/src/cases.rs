@@ -2,11 +2,11 @@
 //!
 //! A case is one JSON object a line: `test` and `variant` name it, `ops` are arrays of a word and
 //! arguments, `expect_after_crash` are objects with one expectation each. Power fails at each
-//! `crash` operation, or behind the last operation if there is none. An expectation belongs to the
+//! `crash` operation, or after the last operation if there is none. An expectation belongs to the
 //! crash that it names (`"crash": 1`), else to the last one.
 //!
-//! The strongest level is expected throughout: an fsync that forces the log makes all before it
-//! durable.
+//! The strongest level is expected throughout: an fsync that forces the log makes everything before
+//! it durable.
 
 use crate::crash::Promise;
 use crate::model::{Inode, Model};
@@ -42,7 +42,7 @@ pub struct Case {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     Passed,
-    /// It asks for something that the file system does not offer.
+    /// It needs something that the file system does not offer.
     Skipped(String),
 }
 

@@ -1,8 +1,8 @@
 //! Sparse file bytes with cheap copies: the model keeps one version per operation, so unchanged
 //! chunks are shared.
 //!
-//! Invariant: no stored chunk is all zeros and none begins at or behind `size`; bytes of the last
-//! chunk behind `size` are zero. So equal contents have equal maps.
+//! Invariant: no stored chunk is all zeros, none begins at or beyond `size`, and bytes of the last
+//! chunk beyond `size` are zero. So equal contents have equal maps.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

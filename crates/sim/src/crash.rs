@@ -1,28 +1,29 @@
-//! The oracle: which states may a crash leave behind?
+//! The oracle: the states that a crash may leave.
 //!
 //! A [`History`] holds the operations and the model's state after each: state `i` is the state
 //! after `i` operations. The allowed states:
 //! 1. *Names and attributes* equal state `k` for one `k` for the whole file system. All metadata
-//!    operations form one sequence and survive as a prefix, so rename, link, unlink, chmod and the
-//!    like are there or not, never half.
-//! 2. `k` is not below the *floor*: an fsync persists all up to the last operation that touched its
-//!    inode, and all before the fsync if it forced the log ([`Promise::Prefix`]); sync persists
-//!    everything.
+//!    operations form one sequence, of which a prefix survives. So rename, link, unlink, chmod and
+//!    the like are there or not, never in part.
+//! 2. `k` is not below the *floor*: an fsync persists everything up to the last operation that
+//!    touched its inode, and everything before the fsync if it forced the log
+//!    ([`Promise::Prefix`]). A sync persists everything.
 //! 3. `k` is not above the number of completed operations, plus one if another was under way.
 //! 4. *Bytes* of a file are outside the sequence: each is a value that the byte had between the
-//!    file's last persisted point and the crash. Offsets behind the end count as zero. An operation
+//!    file's last persisted point and the crash. Offsets beyond the end count as zero. An operation
 //!    of the sequence that changes bytes (truncate, punch, zero) and is in the prefix moves the
-//!    start of that window for the bytes it touched: what it cut off never comes back.
+//!    start of that window for the bytes it touched: bytes that it cut off never come back.
 //! 5. *Sizes* grown by plain writes are outside the sequence too: the size is one the file had in
 //!    the window, or one between two successive ones where a write made it grow. Sizes set by
 //!    truncate and fallocate are in the sequence.
 //! 6. *Time stamps* persisted by fsync are, to the nanosecond, values that they had since then, or
 //!    in the inode's last change that is in the prefix: its record carries them. For mtime and
-//!    ctime that takes a model that has learned what the file system set; where it has not, those
-//!    set explicitly are judged. Setting times alone is outside the sequence, as a plain write is.
+//!    ctime that needs a model that has learned what the file system set. Otherwise only times that
+//!    were set explicitly are checked. Setting times alone is outside the sequence, as a plain
+//!    write is.
 //!
-//! Not looked at here: whether the image is consistent below the interface (fsck), and inodes
-//! without a name.
+//! Not checked here: whether the image is consistent below the interface (fsck does that), and
+//! inodes without a name.
 
 use crate::content::{CHUNK, Content, pieces};
 use crate::model::{DataChange, Effect, Id, Model, Persist};
@@ -32,14 +33,14 @@ use kedgefs::FileSystem;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// How much an fsync that forces the log takes along.
+/// What an fsync that forces the log makes durable with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Promise {
-    /// All up to the last change of the inode. Holds whatever else forced the log before.
+    /// Everything up to the last change of the inode. Holds whatever else forced the log before.
     LastChange,
-    /// All that had completed before the fsync. Only where nothing but the history's own operations
-    /// forces the log (no commit timer, no checkpoint): an inode that is durable already forces
-    /// nothing.
+    /// Everything that had completed before the fsync. Only if nothing but the history's own
+    /// operations forces the log (no commit timer, no checkpoint): the fsync of an inode that is
+    /// durable already forces nothing.
     Prefix,
 }
 
@@ -121,8 +122,8 @@ impl History {
                     let last = self.steps[..at].iter().rposition(needs);
                     floors.prefix = floors.prefix.max(last.map_or(0, |last| last + 1));
                     let grows = |step: &Step| step.effect.data.is_some_and(|d| d.id == id && d.grew);
-                    // All before this point may be durable already, and what is durable forces
-                    // nothing: any persistence operation may force more than it must.
+                    // Everything before this point may be durable already, and then nothing is
+                    // forced: any persistence operation may force more than it must.
                     let forced =
                         self.steps[..at].iter().rposition(|step| step.may_force()).map_or(0, |i| i + 1);
                     let forces = self.steps[forced..at].iter().any(|step| needs(step) || grows(step));
@@ -196,7 +197,7 @@ impl fmt::Display for Violation {
 
 impl std::error::Error for Violation {}
 
-/// Whether what `fs` shows after a crash is allowed. `crash_after` operations had returned, the
+/// Checks that what `fs` shows after a crash is allowed. `crash_after` operations had returned, the
 /// next one of the history (if there is one) may have been under way; `persists` are the numbers of
 /// the persistence operations that had returned success.
 ///
@@ -360,7 +361,7 @@ fn check_times(
     floor: usize,
     (k, last): (usize, usize),
 ) -> Result<(), String> {
-    // Before its creation an inode had no time at all: what is not synced is free then.
+    // Before its creation an inode had no times, so times that are not synced may be anything.
     if history.state(floor).inode(id).is_none() {
         return Ok(());
     }

@@ -1,21 +1,22 @@
-//! Every state that a crash can leave behind during a workload, judged.
+//! Checks every state that a crash during a workload can leave.
 //!
 //! A workload runs once, in this process, on a recording device over a fork of one formatted image.
-//! From the recording come the media: at each event all subsets of the unflushed writes (a
-//! selection where they are many), torn writes, and FUA writes torn before they completed. Each
+//! The media come from the recording: at each event all subsets of the unflushed writes (a
+//! selection if there are many), torn writes, and FUA writes torn before they completed. Each
 //! *distinct* medium is
-//! 1. opened, and the checkpoint that recovery left is judged by fsck;
+//! 1. opened, and the checkpoint that recovery left is checked by fsck;
 //! 2. walked;
-//! 3. used (on a share of the media): a file is made and removed in every directory, on every other
-//!    one all names are removed, it is closed and judged by fsck again;
+//! 3. used (for a share of the media): a file is made and removed in every directory, for every
+//!    other medium all names are removed, and the image is closed and checked by fsck again;
 //! 4. crashed again at each write of its own recovery (on a share), and recovered again: the same
 //!    tree must come out.
 //!
-//! What the walk found is then held against the oracle for the operations that had returned by that
-//! time.
+//! The result of the walk is then compared with the oracle for the operations that had returned by
+//! that time.
 //!
-//! The recording repeats: the clock is a counter, one thread does all the work, and the engine's
-//! own threads have nothing to do (the commit interval is an hour, no workload fills the log).
+//! The recording is reproducible: the clock is a counter, one thread does all the work, and the
+//! engine's own threads have nothing to do (the commit interval is an hour, and no workload fills
+//! the log).
 
 use crate::crash::{History, Promise, check_view};
 use crate::model::Model;
@@ -35,7 +36,7 @@ use std::ops::AddAssign;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// How thoroughly to look.
+/// How thoroughly to explore.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     /// Media at each event of the operations.
@@ -69,7 +70,7 @@ impl Plan {
     }
 }
 
-/// How much was looked at.
+/// How much was explored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     pub workloads: u64,
@@ -92,7 +93,7 @@ impl AddAssign for Tally {
     }
 }
 
-/// A state that must not be.
+/// A state that is not allowed.
 #[derive(Clone, Debug)]
 pub struct Failure {
     pub workload: Workload,
@@ -118,7 +119,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// What came out of one medium: the tree, or what is wrong.
+/// The result of recovering one medium: the tree, or what is wrong.
 pub type Recovered = Result<View, String>;
 
 /// A workload that ran.
@@ -205,8 +206,8 @@ impl Explorer {
         self
     }
 
-    /// Workloads run on a device that acknowledges flushes and does not honour them: an exploration
-    /// that finds nothing wrong then finds nothing at all.
+    /// Workloads run on a device that acknowledges flushes and does not perform them. An
+    /// exploration that finds nothing wrong there can find nothing at all.
     pub fn on_lying_device(mut self) -> Explorer {
         self.faults = FaultPlan::new(0).lying();
         self
@@ -298,7 +299,7 @@ impl Explorer {
         Ok(())
     }
 
-    /// What comes out of a medium, from memory if it was seen lately.
+    /// Recovers a medium, or returns the remembered result if it was seen lately.
     fn recover(&mut self, hash: u64, medium: &MemDevice) -> Arc<Recovered> {
         if let Some(known) = self.recovered.lock().get(hash) {
             return known;
@@ -354,7 +355,7 @@ impl Explorer {
     }
 }
 
-/// Judges the newest checkpoint on the device as it is.
+/// Checks the newest checkpoint on the device as it is.
 fn fsck(device: &SimDevice, when: &str) -> Result<(), String> {
     let report = kedge_fsck::check(Arc::new(device.view()), &CheckOptions::default());
     if report.is_clean() { Ok(()) } else { Err(format!("fsck {when}: {report}")) }

@@ -1,9 +1,9 @@
-//! A user who knows the format and owns a file, against the log's scan.
+//! Forged log writes: an attack by a user who knows the format and owns a file on the log's scan.
 //!
 //! Small fsynced data lies in the ring as it was written. The user puts a log write into it that
-//! has all but the image's secret: magic, uuid, epoch, LSN and checksum are right. Nobody may take
-//! it for one, neither after a clean unmount nor after a crash: not a mount, not a read-only one,
-//! not fsck, not a repair.
+//! has everything but the image's secret: magic, uuid, epoch, LSN and checksum are correct. Neither
+//! a mount, nor a read-only mount, nor fsck, nor a repair may take it for a log write, after a
+//! clean unmount or after a crash.
 
 use crate::ops::OWNER;
 use crate::rig;
@@ -60,7 +60,7 @@ impl Claim {
     }
 }
 
-/// When somebody comes to read the ring.
+/// When the ring is read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum When {
     /// After the unmount.
@@ -73,7 +73,7 @@ impl When {
     pub const ALL: [When; 2] = [When::Unmounted, When::Crashed];
 }
 
-/// An image with the forged write in its ring, behind the end of the log.
+/// An image with the forged write in its ring, after the end of the log.
 pub fn image(claim: Claim, when: When) -> Result<MemDevice, String> {
     let device = Arc::new(rig::format(IMAGE, LOG)?);
     let said = |e: kedgefs::Error| e.to_string();
@@ -132,7 +132,7 @@ pub fn image(claim: Claim, when: When) -> Result<MemDevice, String> {
     Ok(device.fork())
 }
 
-/// That nobody believes any of the forged writes.
+/// Checks that no reader believes any of the forged writes.
 pub fn check() -> Result<(), String> {
     for claim in Claim::ALL {
         for when in When::ALL {
@@ -144,7 +144,7 @@ pub fn check() -> Result<(), String> {
     Ok(())
 }
 
-/// That every reader takes an image with a forged write for what it is.
+/// Checks that every reader ignores the forged write in an image.
 pub fn judge(image: &MemDevice) -> Result<(), String> {
     for read_only in [false, true] {
         let fs = open(image.fork(), read_only).map_err(|e| format!("mount, read_only {read_only}: {e}"))?;

@@ -1,9 +1,9 @@
-//! What must hold for any bytes on a device: no panic, no hang, and no contradiction between the
-//! engine and fsck.
+//! Properties that hold for any bytes on a device: no panic, no hang, and no contradiction between
+//! the engine and fsck.
 //!
-//! Each target takes an input as a fuzzer makes it, and panics where something is wrong. The
-//! fuzzer's workspace (`fuzz/`) calls them, and so does an ordinary test, with the corpus beside
-//! this crate and with random inputs ([`random`]).
+//! Each target takes the input of a fuzzer, and panics if something is wrong. The fuzzer's
+//! workspace (`fuzz/`) calls them, and so does an ordinary test, with the corpus beside this crate
+//! and with random inputs ([`random`]).
 
 pub mod damage;
 pub mod hostile;
@@ -24,7 +24,7 @@ use rand::Rng;
 use rand::rngs::SmallRng;
 use std::sync::Arc;
 
-/// Judges an input.
+/// Checks an input.
 pub type Target = fn(&[u8]);
 
 /// The targets by their names, as the corpus and the fuzzer call them.
@@ -209,8 +209,8 @@ fn change_names(fs: &FileSystem, dir: Ino) {
     }
 }
 
-/// An input at random: one edit most often, so that all other bytes are right and the damage is met
-/// deep inside.
+/// A random input: usually one edit, so that all other bytes are correct and the damage is met deep
+/// inside.
 pub fn random(rng: &mut SmallRng) -> Vec<u8> {
     let edits = if rng.random_bool(0.6) { 1 } else { rng.random_range(2..12) };
     let mut input = vec![0; 1 + edits * 8];

@@ -1,5 +1,5 @@
-//! Seeded random operations that look at the model, so that most of them hit something and the rest
-//! miss on purpose.
+//! Seeded random operations that use the model, so that most of them name something that exists and
+//! the rest miss on purpose.
 
 use crate::model::{Inode, Model};
 use crate::ops::{Falloc, Fill, Op, Rename, Special, Target, XattrFlag, split};
@@ -7,7 +7,7 @@ use kedgefs::FileKind;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-/// What the operations are like.
+/// Parameters of the operations.
 #[derive(Clone, Copy, Debug)]
 pub struct Profile {
     /// Names per directory: few of them meet often.

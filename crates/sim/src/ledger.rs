@@ -1,9 +1,9 @@
-//! A ledger of files whose bytes say whose they are, for devices that fail: what was written, what
-//! was answered, what was acknowledged as durable.
+//! A ledger of files whose bytes identify their writes, for devices that fail: what was written,
+//! what was answered, what was acknowledged as durable.
 //!
 //! Every eight bytes name the file, the write and the place, so that
-//! - each byte that is found is judged by itself: it must stem from a write that may be there;
-//! - a failed request of the device says whose data it carried ([`owners`]).
+//! - each byte that is found is checked by itself: it must come from a write that may be there;
+//! - a failed request of the device shows whose data it carried ([`owners`]).
 //!
 //! Unlike the oracle of [`crate::crash`] the ledger has no order between files, and it goes on
 //! after a failed call: a write that was answered with an error may be there in part, for ever,
@@ -24,7 +24,7 @@ use std::collections::BTreeSet;
 pub const WORD: u64 = 8;
 /// The first byte of each word.
 const TAG: u64 = 0xa5;
-/// Files are numbered from 0 to this, without it.
+/// Files are numbered from 0 to below this.
 pub const FILES_MAX: usize = 256;
 const STEPS_MAX: u64 = 1 << 20;
 /// A word's place, in words: a file has at most so many, 64 MiB.
@@ -61,7 +61,7 @@ struct Step {
     done: bool,
 }
 
-/// All that was done to one file.
+/// The operations on one file.
 #[derive(Clone, Debug)]
 pub struct File {
     number: usize,

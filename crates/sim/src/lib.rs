@@ -1,8 +1,8 @@
 //! The test apparatus: a reference file system, an oracle for crash states, workloads with
 //! acknowledged writes, and written-down fsync cases.
 //!
-//! Everything here judges through the file system's public interface (and, on a mount, through the
-//! kernel's), never through the engine's internals: a second opinion.
+//! Everything here uses the file system's public interface (and, on a mount, the kernel's), never
+//! the engine's internals, so that the checks are independent.
 #![forbid(unsafe_code)]
 
 pub mod backend;

@@ -1,13 +1,13 @@
-//! A plain file system in memory: what every operation must answer and leave behind, errno
-//! included.
+//! The reference model: a plain file system in memory that defines the result of every operation,
+//! errno included.
 //!
 //! Inodes have the model's own numbers; names are (directory, name) → inode. A copy shares all
 //! inodes that do not change afterwards, so a history keeps one version per operation.
 //!
 //! Where POSIX and Linux leave the answer open (extended user attributes of a fifo, reading a
-//! device), the operation is *unspecified*: [`Model::apply`] answers `None` and whoever drives both
-//! sides leaves it out. Where several errors apply at once, the one Linux reports comes first and
-//! the others are allowed.
+//! device), the operation is *unspecified*: [`Model::apply`] returns `None`, and the caller that
+//! drives both sides skips it. If several errors apply at once, the one that Linux reports comes
+//! first and the others are allowed.
 
 use crate::content::{CHUNK, Content};
 use crate::ops::{

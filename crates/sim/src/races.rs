@@ -1,5 +1,5 @@
-//! Races made certain: one thread is stopped in a window that the engine marks
-//! ([`kedge_base::broken::pause`]), another runs beside it, then the first goes on.
+//! Deterministic races: one thread is stopped in a window that the engine marks
+//! ([`kedge_base::broken::pause`]), another runs meanwhile, then the first goes on.
 //!
 //! The marks are for the whole process: one race at a time.
 
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Files that are looked at to push others out of the smallest cache of inodes.
+/// Files that are read to evict others from the smallest inode cache.
 const CROWD: u32 = 3000;
 const BLOCK: u64 = kedge_base::BLOCK_SIZE as u64;
 /// Extents of a file whose truncate takes two steps.
@@ -56,7 +56,7 @@ impl Stage {
         self.fs.checkpoint().map_err(text)
     }
 
-    /// Everything else that nobody holds leaves the cache.
+    /// Evicts everything that is not in use from the cache.
     fn push_out(&self) -> Result<(), String> {
         // Twice: what was used since the last look stays once.
         for i in (0..CROWD).chain(0..CROWD) {

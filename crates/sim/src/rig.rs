@@ -1,7 +1,7 @@
 //! A file system on a simulated device, driven side by side with the model.
 //!
-//! Every step compares the answers; a crash asks fsck and the oracle and goes on from whatever
-//! state was recovered.
+//! Every step compares the answers. After a crash, fsck and the oracle check the recovered state,
+//! and the run continues from it.
 
 use crate::crash::{History, Promise, check_view};
 use crate::model::Model;
@@ -213,7 +213,7 @@ impl Rig {
 
     /// Goes on with a medium that a crash left.
     pub fn restart(&mut self, medium: MemDevice) -> Result<View, String> {
-        // The old instance ends on the old device; what it still writes there is nobody's business.
+        // The old instance ends on the old device; what it still writes there does not matter.
         let _ = self.exec.fs.shutdown(false);
         fsck(medium.fork()).map_err(|e| format!("after a crash: {e}"))?;
         self.device = Arc::new(SimDevice::new(medium));

@@ -1,5 +1,5 @@
-//! Threads at work on a device that fails, and the verdict: who was told, who was not, and what the
-//! medium holds.
+//! Threads that work on a failing device, and the checks: which calls got an error, which did not,
+//! and what the medium holds.
 //!
 //! A *run* is one workload under one [`Fault`]. Each thread owns files whose bytes go into a
 //! [`ledger`](crate::ledger) and makes entries in a directory of its own; threads also fsync one

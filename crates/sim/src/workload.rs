@@ -1,5 +1,5 @@
-//! Small workloads in full: all sequences of one and of two operations over a few names, with every
-//! choice of what is made persistent after each.
+//! Complete enumeration of small workloads: all sequences of one and of two operations over a few
+//! names, with every choice of what is made persistent after each.
 //!
 //! A *core* is one operation with its arguments; a *skeleton* is a sequence of cores. What an
 //! operation needs (a file with bytes in it, a free name, a directory) is put in front of it, so

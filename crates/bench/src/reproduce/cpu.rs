@@ -1,7 +1,7 @@
 //! Processor time of this process, all its threads included, those that ended too.
 //!
-//! A kernel thread works for nobody: what loop devices and other file systems' own threads do is
-//! not in here.
+//! Kernel threads are not included, so the work of loop devices and of other file systems' own
+//! threads is missing.
 
 use anyhow::{Context, Result};
 

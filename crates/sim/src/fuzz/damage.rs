@@ -1,11 +1,11 @@
 //! Damaged images from a few bytes: an input is a list of edits of an image's metadata.
 //!
-//! Edits of raw images would spend nearly all their time in unused bytes and on checksums. Here an
-//! edit names a structure and a place in its used part, and afterwards the checksums are right
-//! again, so that the code behind them is reached.
+//! Edits of raw images would nearly always hit unused bytes or break a checksum. Here an edit names
+//! a structure and a place in its used part, and afterwards the checksums are recomputed, so that
+//! the code after the checksum tests is reached.
 //!
 //! Input: one byte of flags, then eight bytes for each edit: structure (2), place (2), kind (1),
-//! arguments (3). Every input means something.
+//! arguments (3). Every input is valid.
 
 use crate::generate::{Generator, Profile};
 use crate::model::Model;
@@ -27,7 +27,7 @@ use std::time::Duration;
 pub const IMAGE: u64 = 16 << 20;
 const LOG: u64 = 1 << 20;
 const BLOCK: u64 = BLOCK_SIZE as u64;
-/// More edits make an image that is refused at the first look.
+/// More edits make an image that is refused at once.
 const EDITS_MAX: usize = 24;
 const EDIT: usize = 8;
 

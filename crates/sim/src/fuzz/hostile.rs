@@ -1,20 +1,21 @@
-//! Hostile images: made by somebody who knows the format. All checksums are right; what they
-//! protect is absurd.
+//! Hostile images, crafted with knowledge of the format: all checksums are correct, and the values
+//! that they cover are absurd.
 //!
-//! [`image`] takes a used image and tells a few lies in it, by a seed: a number of a superblock, an
-//! index entry, a bitmap, a node's header, a slot, an item of each kind, a child pointer, a log
-//! header, an edit of each kind. Half of the values are absurd by themselves (zero, the largest
-//! numbers, places of the format's own areas), the other half only where they stand (another file's
-//! block, a neighbour's key). [`judge`] says what must hold whatever an image says.
+//! [`image`] takes a used image and changes a few values in it, by a seed: a number of a
+//! superblock, an index entry, a bitmap, a node's header, a slot, an item of each kind, a child
+//! pointer, a log header, an edit of each kind. Half of the new values are absurd by themselves
+//! (zero, the largest numbers, places in the format's own areas), the other half only in their
+//! context (another file's block, a neighbour's key). [`judge`] checks what must hold for every
+//! image.
 //!
 //! # What must hold
-//! 1. Nothing panics, nothing takes for ever, and memory stays bounded by the image's size. That is
-//!    for the caller to watch.
+//! 1. Nothing panics, nothing takes for ever, and memory stays bounded by the image's size. The
+//!    caller watches this.
 //! 2. What fsck calls clean opens, for reading and for writing, can be walked, used and closed, and
 //!    is clean afterwards, unless that took a counter past its last value.
 //! 3. The same is true of what `fsck -p` and `fsck -y` have repaired or found clean.
-//! 4. `fsck -y` ends in a clean image, unless no superblock is valid, a counter that it cannot make
-//!    anew is used up, or there is no space for a second tree.
+//! 4. `fsck -y` ends in a clean image, unless no superblock is valid, a counter that it cannot
+//!    recompute is used up, or there is no space for a second tree.
 
 use super::change_names;
 use super::damage::{Base, IMAGE, base, flag, mount_options, put, reseal_bitmap};
@@ -39,7 +40,7 @@ use std::sync::{Arc, OnceLock};
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 
-/// An image and the lies it tells.
+/// An image and the values that were changed in it.
 pub struct Hostile {
     pub medium: MemDevice,
     pub lies: Vec<String>,
@@ -51,7 +52,7 @@ struct Inside {
     nodes: Vec<(BlockNo, u8)>,
     keys: Vec<Key>,
     extents: Vec<Extent>,
-    /// Behind the last valid log write.
+    /// End of the last valid log write.
     head: Lsn,
 }
 
@@ -153,7 +154,7 @@ struct Liar {
     lies: Vec<String>,
 }
 
-/// Numbers at which somebody's arithmetic or patience ends.
+/// Numbers at which arithmetic overflows or loops become endless.
 const ABSURD: [u64; 28] = [
     0,
     1,
@@ -602,7 +603,7 @@ impl Liar {
             2 | 3 => {
                 let name = [b'a' + self.rng.random_range(0..26u8)];
                 let kind = self.one(&FileKind::ALL).dtype();
-                // A directory in itself or in one below it: whoever follows names comes back.
+                // A directory in itself or in one below it: a walk along names comes back to it.
                 let circle = self.rng.random_bool(0.4);
                 let (ino, target, kind) = match circle {
                     true => (self.dir(), self.dir(), FileKind::Directory.dtype()),
@@ -816,7 +817,7 @@ impl Liar {
     }
 }
 
-/// What came of an image.
+/// The result for an image.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Verdict {
     pub opens: bool,
@@ -871,7 +872,8 @@ fn check(medium: MemDevice) -> kedge_fsck::Report {
     kedge_fsck::check(Arc::new(medium), &options)
 }
 
-/// A second look finds nothing, mounts of both kinds work, and use leaves a clean image.
+/// Checks that a second check finds nothing, mounts of both kinds work, and use leaves a clean
+/// image.
 fn sound(medium: &MemDevice, why: &str) -> Result<(), String> {
     let report = check(medium.fork());
     if !report.is_clean() {

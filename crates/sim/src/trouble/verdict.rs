@@ -1,4 +1,4 @@
-//! Who was told: the calls of a run against the requests that the device failed.
+//! Which calls got an error: compares the calls of a run with the requests that the device failed.
 
 use super::{Class, Layout, Report};
 use crate::ledger::owners;

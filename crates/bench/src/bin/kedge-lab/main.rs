@@ -1,7 +1,7 @@
 //! `kedge-lab`: experiments that compare KedgeFS with other file systems, on this machine.
 //!
-//! A program of its own, so that the `kedge` that people install carries no benchmark code. Mounts
-//! are made by the `kedge` that lies beside it. Exit codes: 0 success, 1 failure or a missed bar, 2
+//! It is a separate program, so that `kedge` as installed contains no benchmark code. Mounts are
+//! made by the `kedge` in the same directory. Exit codes: 0 success, 1 failure or a missed bar, 2
 //! usage. An error is one line on stderr.
 #![deny(unsafe_code)]
 
@@ -33,18 +33,18 @@ struct Cli {
 
 #[derive(Subcommand, Debug)]
 enum Command {
-    /// Measure KedgeFS beside another file system
+    /// Compare KedgeFS with another file system
     #[command(subcommand)]
     Bench(Bench),
-    /// What others published of a change, measured with the switch for the same change
+    /// Measure a published change of another file system with the switch for the same change
     Reproduce {
         experiment: ExperimentWord,
         #[command(flatten)]
         common: Common,
-        /// Only there; may be repeated
+        /// Run only this part; may be repeated
         #[arg(long, value_name = "WHERE")]
         only: Vec<WhereWord>,
-        /// Exit with 1 if a bar is missed, and name each
+        /// Exit with 1 if a bar is missed, and print each missed bar
         #[arg(long)]
         check: bool,
     },
@@ -52,8 +52,8 @@ enum Command {
 
 #[derive(Subcommand, Debug)]
 enum Bench {
-    /// fs_mark, dbench and loops in process: KedgeFS beside ext4 on a loop device (root; without it
-    /// what remains)
+    /// fs_mark, dbench and loops in process: KedgeFS and ext4 on a loop device (needs root; without
+    /// it, only what remains)
     Baseline {
         #[command(flatten)]
         common: Common,
@@ -75,7 +75,7 @@ enum ExperimentWord {
     TreeLock,
     /// Linux: one plug for the writeback of many files (plug)
     Writeback,
-    /// Linux: dirty inodes tracked by file system, and what sync looks at (dirty_tracking)
+    /// Linux: dirty inodes tracked by file system, and what sync examines (dirty_tracking)
     Sync,
 }
 
@@ -92,7 +92,7 @@ enum WhereWord {
 /// Options of all experiments.
 #[derive(clap::Args, Debug)]
 struct Common {
-    /// Where images are made: on a disk, not in memory (default: below the current directory)
+    /// Directory for images: on a disk, not in memory (default: below the current directory)
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
     /// Size of each image (default: 8G, with --quick 2G)
@@ -101,7 +101,7 @@ struct Common {
     /// Counted rounds for each contestant
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100))]
     rounds: Option<u64>,
-    /// Few and short rounds: shows that it works
+    /// Few and short rounds, to show that it works
     #[arg(long)]
     quick: bool,
     /// Write the images full before they are used, so that the host has no blocks to allocate under
@@ -114,7 +114,7 @@ struct Common {
     /// Print Markdown
     #[arg(long)]
     markdown: bool,
-    /// Write the report to FILE instead of standard output, when the experiment is over
+    /// Write the report to FILE instead of standard output
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }
