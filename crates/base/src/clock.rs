@@ -16,6 +16,12 @@ pub trait Clock: Send + Sync + 'static {
     fn now(&self) -> Timespec;
     /// Monotonic time since an arbitrary start, for intervals and latencies.
     fn monotonic(&self) -> Duration;
+
+    /// Lets the calling thread rest. A test's clock may pass the time without resting.
+    #[allow(clippy::disallowed_methods)]
+    fn sleep(&self, time: Duration) {
+        std::thread::sleep(time);
+    }
 }
 
 /// The clocks of the operating system.
