@@ -62,7 +62,7 @@ pub const FRAME_SIZE: usize = 4;
 pub const WRITE_BLOCKS_MAX: u32 = 256;
 
 /// No log reaches this position, and sums above it do not overflow.
-const LSN_MAX: u64 = i64::MAX as u64;
+pub const LSN_MAX: u64 = 1 << 62;
 
 /// Random bytes that are made with the image. They key log writes and tree nodes. Knowing them is
 /// enough to forge either, so no program shows them. `Debug` hides them too, since the text of a

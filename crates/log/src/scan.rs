@@ -53,15 +53,13 @@ use crate::RecordLsn;
 use crate::ring::Ring;
 use kedge_base::{BLOCK_SIZE, BlockNo, CorruptKind, Epoch, Error, IoBuf, Lsn, Result};
 use kedge_device::Device;
-use kedge_format::logwrite::{FRAME_SIZE, HEADER_SIZE, LogKey, WRITE_BLOCKS_MAX, WriteHeader};
+use kedge_format::logwrite::{FRAME_SIZE, HEADER_SIZE, LSN_MAX, LogKey, WRITE_BLOCKS_MAX, WriteHeader};
 use std::cmp::Ordering;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 /// Bytes per device read. More would be faster on a slow device, but would not stay in the
 /// processor's cache.
 const READ_AHEAD: u64 = 256 << 10;
-/// Far beyond what a device can write in its life, and far from overflow.
-const LSN_MAX: u64 = 1 << 62;
 const RING_MAX: u64 = kedge_format::superblock::LOG_MAX / BLOCK;
 /// See "How far to look".
 const LOOK_BEYOND: u64 = IN_FLIGHT_MAX as u64 * WRITE_BLOCKS_MAX as u64 * BLOCK;
