@@ -52,7 +52,7 @@ impl Drop for Active<'_> {
 
 impl<T> Epochs<T> {
     /// Threads that enter with different stripes write different cache lines.
-    pub fn new(stripes: usize) -> Epochs<T> {
+    pub(crate) fn new(stripes: usize) -> Epochs<T> {
         Epochs {
             now: AtomicU64::new(1),
             stripes: (0..stripes).map(|_| Stripe::default()).collect(),
@@ -61,7 +61,7 @@ impl<T> Epochs<T> {
     }
 
     #[inline]
-    pub fn enter(&self, stripe: usize) -> Active<'_> {
+    pub(crate) fn enter(&self, stripe: usize) -> Active<'_> {
         loop {
             let epoch = self.now.load(Acquire);
             let count = &self.stripes[stripe % self.stripes.len()].active[(epoch % LIVE) as usize];
@@ -76,7 +76,7 @@ impl<T> Epochs<T> {
 
     /// Takes over objects that readers can no longer find, and drops those that no reader can still
     /// be using.
-    pub fn retire(&self, things: impl IntoIterator<Item = T>) {
+    pub(crate) fn retire(&self, things: impl IntoIterator<Item = T>) {
         fence(SeqCst);
         let stamp = self.now.load(Acquire);
         let full = self.retired.with(|retired| {
@@ -89,7 +89,7 @@ impl<T> Epochs<T> {
     }
 
     /// Drops what can be dropped; without readers that is everything.
-    pub fn collect(&self) {
+    pub(crate) fn collect(&self) {
         // Two steps make the newest stamp old enough.
         if self.advance() {
             self.advance();

@@ -14,7 +14,6 @@ use crate::epoch::Epochs;
 use crate::latch::{Latch, LatchWatch};
 use crate::routes::{Bounds, Routes, Words};
 use crate::stats::STRIPES;
-use crate::tree::Route;
 use crate::tree_lock::TreeLock;
 use kedge_base::{BlockNo, Generation};
 use kedge_format::Key;
@@ -38,15 +37,15 @@ pub(crate) struct KeyRange {
 }
 
 impl KeyRange {
-    pub const ALL: KeyRange = KeyRange { low: Key::MIN, high: None };
+    pub(crate) const ALL: KeyRange = KeyRange { low: Key::MIN, high: None };
     const NONE: KeyRange = KeyRange { low: Key::MAX, high: Some(Key::MIN) };
 
     #[inline]
-    pub fn covers(&self, key: &Key) -> bool {
+    pub(crate) fn covers(&self, key: &Key) -> bool {
         self.low <= *key && self.high.is_none_or(|high| *key < high)
     }
 
-    pub fn is_none(&self) -> bool {
+    pub(crate) fn is_none(&self) -> bool {
         *self == KeyRange::NONE
     }
 
@@ -59,6 +58,15 @@ impl KeyRange {
 #[inline]
 pub(crate) fn words(key: &Key) -> Words {
     [key.ino, key.kind as u64, key.offset]
+}
+
+/// Where a node sends a key.
+pub(crate) enum Route {
+    Child(Arc<Frame>),
+    /// The child is not in memory.
+    Missing(Child),
+    /// The node no longer covers the key.
+    Stale,
 }
 
 /// The state that all frames of a tree share.
@@ -75,7 +83,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub fn new(lock: TreeLock) -> Shared {
+    pub(crate) fn new(lock: TreeLock) -> Shared {
         Shared {
             lock,
             cached: AtomicUsize::new(0),
@@ -113,7 +121,7 @@ pub(crate) struct Frame {
 
 impl Frame {
     /// A frame whose bytes are zeros until [`Frame::fill`].
-    pub fn new(shared: &Arc<Shared>, clean: bool, child: Child, level: u8) -> Arc<Frame> {
+    pub(crate) fn new(shared: &Arc<Shared>, clean: bool, child: Child, level: u8) -> Arc<Frame> {
         let fanout = if child.generation == ANCHOR { 1 } else { FANOUT_MAX };
         let routed = shared.lock == TreeLock::Optimistic && level > 0;
         let frame = Arc::new(Frame {
@@ -148,17 +156,17 @@ impl Frame {
     }
 
     /// The node of a frame that is not shared yet.
-    pub fn fill(frame: &mut Arc<Frame>) -> &mut Node {
+    pub(crate) fn fill(frame: &mut Arc<Frame>) -> &mut Node {
         Arc::get_mut(frame).expect("a frame is filled before it is shared").latch.get_mut()
     }
 
     #[inline]
-    pub fn read<R>(&self, watch: &LatchWatch<'_>, f: impl FnOnce(&Node) -> R) -> R {
+    pub(crate) fn read<R>(&self, watch: &LatchWatch<'_>, f: impl FnOnce(&Node) -> R) -> R {
         self.latch.read(watch, f)
     }
 
     #[inline]
-    pub fn write<R>(&self, watch: &LatchWatch<'_>, f: impl FnOnce(&mut Node) -> R) -> R {
+    pub(crate) fn write<R>(&self, watch: &LatchWatch<'_>, f: impl FnOnce(&mut Node) -> R) -> R {
         self.latch.write(watch, |n| {
             let result = f(n);
             if self.routes.is_some() {
@@ -169,7 +177,7 @@ impl Frame {
     }
 
     /// [`Frame::write`], or `None` if it would have to wait.
-    pub fn try_write<R>(&self, watch: &LatchWatch<'_>, f: impl FnOnce(&mut Node) -> R) -> Option<R> {
+    pub(crate) fn try_write<R>(&self, watch: &LatchWatch<'_>, f: impl FnOnce(&mut Node) -> R) -> Option<R> {
         self.latch.try_write(watch, |n| {
             let result = f(n);
             if self.routes.is_some() {
@@ -220,7 +228,7 @@ impl Frame {
 
     /// Whether the route table, if there is one, agrees with the node, and its children have
     /// theirs.
-    pub fn routes_agree(&self, n: &Node) -> bool {
+    pub(crate) fn routes_agree(&self, n: &Node) -> bool {
         let Some(routes) = &self.routes else {
             return true;
         };
@@ -232,7 +240,7 @@ impl Frame {
     }
 
     /// Stops counting the frame as cached.
-    pub fn uncount(&self) {
+    pub(crate) fn uncount(&self) {
         if self.counted.swap(false, AcqRel) {
             self.shared.cached.fetch_sub(self.cost(), Relaxed);
         }
@@ -240,7 +248,7 @@ impl Frame {
 
     /// The number of references to a frame that is linked into the tree, besides those of running
     /// descents.
-    pub fn references(&self) -> usize {
+    pub(crate) fn references(&self) -> usize {
         if self.shared.lock == TreeLock::Optimistic { 2 } else { 1 }
     }
 
@@ -252,36 +260,36 @@ impl Frame {
         size_of::<Frame>() + NODE_SIZE + 64 + children + routes
     }
 
-    pub fn link(&self) -> Child {
+    pub(crate) fn link(&self) -> Child {
         Child { addr: self.addr, generation: self.born }
     }
 
     /// Whether the node may be changed in place in generation `current`.
-    pub fn writable(&self, current: Generation) -> bool {
+    pub(crate) fn writable(&self, current: Generation) -> bool {
         self.born == current || self.is_anchor()
     }
 
-    pub fn is_anchor(&self) -> bool {
+    pub(crate) fn is_anchor(&self) -> bool {
         self.born == ANCHOR
     }
 
     #[inline]
-    pub fn touch(&self) {
+    pub(crate) fn touch(&self) {
         // Store only if that changes something: all readers share the cache line.
         if !self.hot.load(Relaxed) {
             self.hot.store(true, Relaxed);
         }
     }
 
-    pub fn take_hot(&self) -> bool {
+    pub(crate) fn take_hot(&self) -> bool {
         self.hot.swap(false, Relaxed)
     }
 
-    pub fn is_clean(&self) -> bool {
+    pub(crate) fn is_clean(&self) -> bool {
         self.clean.load(Acquire)
     }
 
-    pub fn mark_clean(&self) {
+    pub(crate) fn mark_clean(&self) {
         if !self.clean.swap(true, AcqRel) {
             self.shared.dirty.fetch_sub(self.cost(), Relaxed);
         }
@@ -315,51 +323,51 @@ pub(crate) struct Node {
 impl Node {
     /// Takes over the bytes of a valid node (the CRC aside). None of its children is in memory.
     /// Panics if the length is wrong.
-    pub fn set_bytes(&mut self, bytes: &[u8]) {
+    pub(crate) fn set_bytes(&mut self, bytes: &[u8]) {
         self.bytes.copy_from_slice(bytes);
         self.forget_children();
     }
 
-    pub fn forget_children(&mut self) {
+    pub(crate) fn forget_children(&mut self) {
         self.children.clear();
         if self.view().level() > 0 {
             self.children.resize_with(self.view().items(), || None);
         }
     }
 
-    pub fn init(&mut self, uuid: &uuid::Uuid, child: Child, level: u8) -> NodeMut<'_> {
+    pub(crate) fn init(&mut self, uuid: &uuid::Uuid, child: Child, level: u8) -> NodeMut<'_> {
         NodeMut::init(&mut self.bytes[..], uuid, child.addr, child.generation, level)
     }
 
     #[inline]
-    pub fn view(&self) -> NodeView<'_> {
+    pub(crate) fn view(&self) -> NodeView<'_> {
         NodeView::trusted(&self.bytes[..])
     }
 
-    pub fn bytes(&self) -> &[u8; NODE_SIZE] {
+    pub(crate) fn bytes(&self) -> &[u8; NODE_SIZE] {
         &self.bytes
     }
 
     #[inline]
-    pub fn search(&self, key: &Key) -> Result<usize, usize> {
+    pub(crate) fn search(&self, key: &Key) -> Result<usize, usize> {
         self.view().search_between(key, &self.range.low, self.range.high.as_ref())
     }
 
     /// The index of the child that covers the key.
     #[inline]
-    pub fn child_index(&self, key: &Key) -> usize {
+    pub(crate) fn child_index(&self, key: &Key) -> usize {
         self.search(key).unwrap_or_else(|i| i.saturating_sub(1))
     }
 
     /// The node's view, if it covers the key.
     #[inline]
-    pub fn view_if_covers(&self, key: &Key) -> Option<NodeView<'_>> {
+    pub(crate) fn view_if_covers(&self, key: &Key) -> Option<NodeView<'_>> {
         self.range.covers(key).then(|| self.view())
     }
 
     /// Mutable access to the bytes, in generation `current`.
     #[inline]
-    pub fn edit(&mut self, current: Generation) -> NodeMut<'_> {
+    pub(crate) fn edit(&mut self, current: Generation) -> NodeMut<'_> {
         let born = self.view().generation();
         assert!(
             born == current || born == ANCHOR,
@@ -370,7 +378,7 @@ impl Node {
 
     /// Moves everything into another node with a new identity and kills this one. Its bytes stay as
     /// they are: a checkpoint may still have to write them.
-    pub fn move_to(&mut self, to: &mut Node, identity: Child) {
+    pub(crate) fn move_to(&mut self, to: &mut Node, identity: Child) {
         to.bytes.copy_from_slice(&self.bytes[..]);
         NodeMut::trusted(&mut to.bytes[..]).set_identity(identity.addr, identity.generation);
         to.range = self.range;
@@ -383,19 +391,19 @@ impl Node {
     }
 
     /// Replaces the bytes by others of the same identity. The caller updates the children.
-    pub fn replace_bytes(&mut self, bytes: &[u8; NODE_SIZE]) {
+    pub(crate) fn replace_bytes(&mut self, bytes: &[u8; NODE_SIZE]) {
         *self.bytes = *bytes;
         self.run = 0;
     }
 
     /// Makes the node cover nothing.
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.range = KeyRange::NONE;
         self.children = Vec::new();
     }
 
     /// `Some(replaced)`, or `None` if there is no room.
-    pub fn put(&mut self, current: Generation, key: &Key, value: &[u8]) -> Option<bool> {
+    pub(crate) fn put(&mut self, current: Generation, key: &Key, value: &[u8]) -> Option<bool> {
         match self.next_in_run(key).map_or_else(|| self.search(key), Err) {
             Ok(i) => self.edit(current).replace_value(i, value).then_some(true),
             Err(i) => {
@@ -423,12 +431,12 @@ impl Node {
     }
 
     /// Whether an insertion at `i` would continue a sequence of ascending insertions.
-    pub fn is_sequential_at(&self, i: usize) -> bool {
+    pub(crate) fn is_sequential_at(&self, i: usize) -> bool {
         self.run >= RUN_MIN && i == self.last_insert as usize + 1
     }
 
     /// The range of keys that child `i` covers.
-    pub fn child_range(&self, i: usize) -> KeyRange {
+    pub(crate) fn child_range(&self, i: usize) -> KeyRange {
         let view = self.view();
         let high = if i + 1 < view.items() { Some(view.key(i + 1)) } else { self.range.high };
         KeyRange { low: view.key(i), high }
@@ -436,7 +444,7 @@ impl Node {
 
     /// Where the node sends a key.
     #[inline]
-    pub fn route(&self, key: &Key) -> Route {
+    pub(crate) fn route(&self, key: &Key) -> Route {
         if !self.range.covers(key) {
             return Route::Stale;
         }
@@ -449,7 +457,7 @@ impl Node {
 
     /// The index of the entry that refers to `frame`, if this node still covers `key` and sends it
     /// there.
-    pub fn entry_of(&self, frame: &Arc<Frame>, key: &Key) -> Option<usize> {
+    pub(crate) fn entry_of(&self, frame: &Arc<Frame>, key: &Key) -> Option<usize> {
         if !self.range.covers(key) {
             return None;
         }
@@ -458,19 +466,19 @@ impl Node {
     }
 
     /// Points entry `i` to `frame`.
-    pub fn relink(&mut self, current: Generation, i: usize, frame: &Arc<Frame>) {
+    pub(crate) fn relink(&mut self, current: Generation, i: usize, frame: &Arc<Frame>) {
         self.edit(current).value_mut(i).copy_from_slice(&frame.link().encode());
         self.children[i] = Some(frame.clone());
     }
 
     /// Adds an entry. The node has room for it.
-    pub fn insert_link(&mut self, current: Generation, i: usize, low: &Key, frame: &Arc<Frame>) {
+    pub(crate) fn insert_link(&mut self, current: Generation, i: usize, low: &Key, frame: &Arc<Frame>) {
         let fits = self.edit(current).insert_at(i, low, &frame.link().encode());
         assert!(fits, "the parent was found to have room");
         self.children.insert(i, Some(frame.clone()));
     }
 
-    pub fn remove_link(&mut self, current: Generation, i: usize) {
+    pub(crate) fn remove_link(&mut self, current: Generation, i: usize) {
         self.edit(current).remove_at(i);
         self.children.remove(i);
     }
@@ -486,13 +494,13 @@ pub(crate) struct PinSet {
 }
 
 impl PinSet {
-    pub fn pinned(&self) -> bool {
+    pub(crate) fn pinned(&self) -> bool {
         self.own.load(Acquire) > 0 || self.inherited.iter().any(|p| p.load(Acquire) > 0)
     }
 
     /// Takes over the pins of a node whose keys moved here. A pin that is not held now need not
     /// follow these keys.
-    pub fn inherit(&mut self, from: &PinSet) {
+    pub(crate) fn inherit(&mut self, from: &PinSet) {
         self.inherited.retain(|p| p.load(Acquire) > 0);
         for pin in from.inherited.iter().chain([&from.own]) {
             if pin.load(Acquire) > 0 && !self.inherited.iter().any(|p| Arc::ptr_eq(p, pin)) {
@@ -502,7 +510,7 @@ impl PinSet {
     }
 
     /// Takes a pin. Called under the node's latch, so the node is not evicted or merged meanwhile.
-    pub fn pin(&self) -> Arc<AtomicU32> {
+    pub(crate) fn pin(&self) -> Arc<AtomicU32> {
         self.own.fetch_add(1, AcqRel);
         self.own.clone()
     }

@@ -1,11 +1,11 @@
-//! The latch of a node, and all unsafe code of the crate.
+//! The latch of a node. The unsafe code of the crate is here and in [`crate::peek`].
 //!
 //! The tree takes latches through [`Latch::read`] and [`Latch::write`], with a closure for what is
 //! done under them. The kind of latch is chosen when the tree is opened. With [`TreeLock::Rwlock`]
 //! and [`TreeLock::Optimistic`] it is the reader-writer lock that holds the value, whose waiters
 //! sleep. With [`TreeLock::Pingpong`] it is a [`PingLock`] beside the value. An optimistic descent
 //! differs not in the latch: it reads inner nodes without one. See [`crate::routes`] and
-//! [`child_of`].
+//! [`crate::peek`].
 //!
 //! # The unsafe code
 //! 1. [`Latch::peek`] and [`Latch::peek_mut`] return the value of a latch whose [`PingLock`] the
@@ -14,18 +14,12 @@
 //!    of the kinds that are compared.
 //! 2. [`Latch::read_visibly`] returns the value to a reader that does not hold the lock around it.
 //!    Writers look for such readers in a table: see [`crate::visible`].
-//! 3. [`child_of`] turns a word of a node's route table into a reference to the child's frame. The
-//!    frame lives as long as the caller is an active reader of the tree's epochs.
 
-use crate::epoch::Active;
-use crate::frame::{Frame, Node};
-use crate::pingpong::{Grip, HasPing, Mode, PingLock};
-use crate::routes::{Look, Words};
+use crate::pingpong::lock::{Grip, HasPing, Mode, PingLock};
 use crate::stats::{Events, Kind, Meter, stripe};
 use crate::tree_lock::TreeLock;
 use crate::visible::Bias;
 use parking_lot::RwLock;
-use std::sync::Arc;
 
 /// Guards the state of one node in memory. Not reentrant. Every acquisition is counted, and those
 /// that wait are timed.
@@ -76,13 +70,13 @@ impl Drop for LatchWatch<'_> {
 }
 
 impl<T> Latch<T> {
-    pub fn new(lock: TreeLock, inner: bool, value: T) -> Latch<T> {
+    pub(crate) fn new(lock: TreeLock, inner: bool, value: T) -> Latch<T> {
         let ping = (lock == TreeLock::Pingpong).then(Box::default);
         Latch { inner, bias: Bias::default(), ping, data: RwLock::new(value) }
     }
 
     /// Access before the latch is shared.
-    pub fn get_mut(&mut self) -> &mut T {
+    pub(crate) fn get_mut(&mut self) -> &mut T {
         self.data.get_mut()
     }
 
@@ -98,7 +92,7 @@ impl<T> Latch<T> {
 
     /// Runs `f` under the latch, shared with other readers.
     #[inline]
-    pub fn read<R>(&self, watch: &LatchWatch<'_>, f: impl FnOnce(&T) -> R) -> R {
+    pub(crate) fn read<R>(&self, watch: &LatchWatch<'_>, f: impl FnOnce(&T) -> R) -> R {
         let kind = self.kind(Mode::Read);
         if let Some(ping) = self.ping.as_deref() {
             let _grip = grip(watch, kind, ping, Mode::Read);
@@ -117,7 +111,7 @@ impl<T> Latch<T> {
     /// [`Latch::read`] for a latch that is often read and seldom written (reader-biased, as BRAVO).
     /// Not for a latch with a [`PingLock`].
     #[inline]
-    pub fn read_visibly<R>(&self, watch: &LatchWatch<'_>, f: impl FnOnce(&T) -> R) -> R {
+    pub(crate) fn read_visibly<R>(&self, watch: &LatchWatch<'_>, f: impl FnOnce(&T) -> R) -> R {
         let readers = &watch.meter.readers;
         if let Some(_visible) = self.bias.enter(readers, stripe()) {
             // SAFETY: all writers of this latch use a watch of the same tree. They revoke the bias
@@ -134,7 +128,7 @@ impl<T> Latch<T> {
     /// Runs `f` with exclusive access. It may take long: a spinning latch becomes a blocking one
     /// for it.
     #[inline]
-    pub fn write<R>(&self, watch: &LatchWatch<'_>, f: impl FnOnce(&mut T) -> R) -> R {
+    pub(crate) fn write<R>(&self, watch: &LatchWatch<'_>, f: impl FnOnce(&mut T) -> R) -> R {
         let kind = self.kind(Mode::Write);
         if let Some(ping) = self.ping.as_deref() {
             let grip = grip(watch, kind, ping, Mode::Write);
@@ -150,7 +144,7 @@ impl<T> Latch<T> {
     }
 
     /// [`Latch::write`], or `None` if it would have to wait.
-    pub fn try_write<R>(&self, watch: &LatchWatch<'_>, f: impl FnOnce(&mut T) -> R) -> Option<R> {
+    pub(crate) fn try_write<R>(&self, watch: &LatchWatch<'_>, f: impl FnOnce(&mut T) -> R) -> Option<R> {
         let kind = self.kind(Mode::Write);
         if let Some(ping) = self.ping.as_deref() {
             let grip = Grip::try_take(ping, Mode::Write).ok()?;
@@ -216,81 +210,65 @@ fn grip<'a>(watch: &LatchWatch<'_>, kind: Kind, owner: &'a PingLock, mode: Mode)
     }
 }
 
-impl HasPing for Arc<Frame> {
+/// Something that has a latch: a path holds its nodes by it.
+///
+/// # Safety
+/// It always has the same latch, which lives as long as it does.
+pub(crate) unsafe trait Latched {
+    type Value;
+
+    fn latch(&self) -> &Latch<Self::Value>;
+}
+
+impl<O: Latched> HasPing for O {
     fn ping(&self) -> &PingLock {
-        self.latch.ping.as_deref().expect("only trees with this kind of latch hold paths")
+        self.latch().ping.as_deref().expect("only trees with this kind of latch hold paths")
     }
 }
 
 /// A latched node on a path.
-pub(crate) struct Held(Grip<Arc<Frame>>);
+pub(crate) struct Held<O: Latched>(Grip<O>);
 
-impl Held {
-    /// Returns the frame if it would have to wait.
-    pub fn try_take(watch: &LatchWatch<'_>, frame: Arc<Frame>, mode: Mode) -> Result<Held, Arc<Frame>> {
-        let kind = frame.latch.kind(mode);
-        let grip = Grip::try_take(frame, mode)?;
+impl<O: Latched> Held<O> {
+    /// Returns the owner if it would have to wait.
+    pub(crate) fn try_take(watch: &LatchWatch<'_>, owner: O, mode: Mode) -> Result<Held<O>, O> {
+        let kind = owner.latch().kind(mode);
+        let grip = Grip::try_take(owner, mode)?;
         watch.took(kind);
         Ok(Held(grip))
     }
 
     /// Waits for the latch, after [`Held::try_take`] has failed.
-    pub fn wait(watch: &LatchWatch<'_>, frame: Arc<Frame>, mode: Mode) -> Held {
-        let kind = frame.latch.kind(mode);
+    pub(crate) fn wait(watch: &LatchWatch<'_>, owner: O, mode: Mode) -> Held<O> {
+        let kind = owner.latch().kind(mode);
         watch.took(kind);
-        Held(watch.timed(kind, || Grip::take(frame, mode)))
+        Held(watch.timed(kind, || Grip::take(owner, mode)))
     }
 
-    pub fn frame(&self) -> &Arc<Frame> {
+    pub(crate) fn owner(&self) -> &O {
         self.0.owner()
     }
 
-    pub fn node(&self) -> &Node {
-        // SAFETY: the grip holds this frame's lock, and a reference from `node_mut` would borrow
+    pub(crate) fn node(&self) -> &O::Value {
+        // SAFETY: the grip holds this latch's lock, and a reference from `node_mut` would borrow
         // `self`.
-        unsafe { self.frame().latch.peek() }
+        unsafe { self.0.owner().latch().peek() }
     }
 
-    pub fn node_mut(&mut self) -> &mut Node {
+    pub(crate) fn node_mut(&mut self) -> &mut O::Value {
         assert!(self.0.mode() == Mode::Write, "changes need a write latch");
-        // SAFETY: the grip holds this frame's lock for writing, and the borrow of `self` allows one
+        // SAFETY: the grip holds this latch's lock for writing, and the borrow of `self` allows one
         // reference at a time.
-        unsafe { self.frame().latch.peek_mut() }
+        unsafe { self.0.owner().latch().peek_mut() }
     }
 
-    pub fn set_blocking(&mut self, watch: &LatchWatch<'_>) {
+    pub(crate) fn set_blocking(&mut self, watch: &LatchWatch<'_>) {
         convert(watch, self.0.set_blocking());
     }
 
-    pub fn clear_blocking(&mut self, watch: &LatchWatch<'_>) {
-        let kind = self.frame().latch.kind(self.0.mode());
+    pub(crate) fn clear_blocking(&mut self, watch: &LatchWatch<'_>) {
+        let kind = self.0.owner().latch().kind(self.0.mode());
         respin(watch, kind, self.0.clear_blocking());
-    }
-}
-
-/// The next step of a descent, from an inner node that was read without its latch.
-pub(crate) enum Step<'a> {
-    Child(&'a Frame),
-    Missing,
-    Stale,
-    Torn,
-}
-
-/// Looks the key up in the route table of `parent`. This active reader found the frame, or the
-/// frame outlives it.
-#[inline]
-pub(crate) fn child_of<'a>(parent: &'a Frame, key: &Words, _active: &'a Active<'_>) -> Step<'a> {
-    let routes = parent.routes.as_ref().expect("inner nodes of an optimistic tree have route tables");
-    match routes.look(key) {
-        // SAFETY: a route table holds pointers from `Arc<Frame>`s. `Node::published` keeps an `Arc`
-        // as long as the pointer is in the table; then the `Arc` is retired to the tree's epochs.
-        // The reader was active before it read the pointer, and stays active for `'a`; see the rule
-        // in `epoch`. The frame was initialised before its pointer was stored, and the lookup
-        // synchronised with that store.
-        Look::Child(child) => Step::Child(unsafe { &*(child as usize as *const Frame) }),
-        Look::Missing => Step::Missing,
-        Look::Stale => Step::Stale,
-        Look::Torn => Step::Torn,
     }
 }
 

@@ -35,7 +35,7 @@
 //!   is not in memory or keeps changing goes down with latches, and so does a change of structure.
 //! - *Rwlock*: a descent takes each node's reader-writer latch in turn, as above.
 //! - *Pingpong*: a descent holds a path of spinning and blocking latches, as btrfs once did
-//!   (`pingpong`, `path`).
+//!   (`pingpong`).
 //!
 //! # Latch order
 //! Parent before child. Two children of one parent are latched only under the parent's write latch,
@@ -50,16 +50,19 @@
 //! Only clean nodes without children in memory and without pins are evicted, in CLOCK order (second
 //! chance).
 #![deny(unsafe_code)]
+#![warn(unreachable_pub)]
 
 mod cache;
 mod check;
 mod checkpoint;
 mod epoch;
+mod evict;
 mod frame;
 #[allow(unsafe_code)]
 mod latch;
 mod merge;
-mod path;
+#[allow(unsafe_code)]
+mod peek;
 mod pingpong;
 mod read;
 mod routes;

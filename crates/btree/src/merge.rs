@@ -5,8 +5,8 @@
 //! gives up if the tree changes meanwhile. An empty leaf that is the only child of its parent
 //! stays.
 
-use crate::frame::{Frame, Node};
-use crate::tree::{Route, Tree};
+use crate::frame::{Frame, Node, Route};
+use crate::tree::Tree;
 use kedge_base::Generation;
 use kedge_format::Key;
 use kedge_format::node::{NODE_PAYLOAD, NODE_SIZE, NodeMut, NodeView};

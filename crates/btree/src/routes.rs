@@ -54,7 +54,7 @@ pub(crate) struct Bounds {
 }
 
 impl Routes {
-    pub fn new(capacity: usize) -> Routes {
+    pub(crate) fn new(capacity: usize) -> Routes {
         let word = || AtomicU64::new(0);
         Routes {
             version: word(),
@@ -66,12 +66,12 @@ impl Routes {
         }
     }
 
-    pub fn is_published(&self) -> bool {
+    pub(crate) fn is_published(&self) -> bool {
         self.version.load(Acquire) > 0
     }
 
     #[inline]
-    pub fn look(&self, key: &Words) -> Look {
+    pub(crate) fn look(&self, key: &Words) -> Look {
         let version = self.version.load(Acquire);
         if version % 2 == 1 {
             return Look::Torn;
@@ -107,14 +107,14 @@ impl Routes {
     }
 
     /// The bounds, as the writer reads them.
-    pub fn bounds(&self) -> Bounds {
+    pub(crate) fn bounds(&self) -> Bounds {
         let high = (self.bounded.load(Relaxed) != 0).then(|| load(&self.high));
         Bounds { low: load(&self.low), high }
     }
 
     /// Stores the bounds, the number of entries and the entries of `changed`. Called by one writer
     /// at a time.
-    pub fn publish(
+    pub(crate) fn publish(
         &self,
         bounds: &Bounds,
         len: usize,
@@ -139,7 +139,7 @@ impl Routes {
     }
 
     /// Whether this is what [`Routes::publish`] would have stored.
-    pub fn agrees(&self, bounds: &Bounds, len: usize, entry: impl Fn(usize) -> (Words, u64)) -> bool {
+    pub(crate) fn agrees(&self, bounds: &Bounds, len: usize, entry: impl Fn(usize) -> (Words, u64)) -> bool {
         self.is_published()
             && self.bounds() == *bounds
             && self.len.load(Relaxed) == len as u64

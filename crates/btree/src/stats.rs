@@ -79,11 +79,11 @@ impl Events {
     }
 
     #[inline]
-    pub fn took(&self, kind: Kind) {
+    pub(crate) fn took(&self, kind: Kind) {
         self.inc(kind as usize);
     }
 
-    pub fn converted(&self) {
+    pub(crate) fn converted(&self) {
         self.inc(CONVERSIONS);
     }
 }
@@ -239,7 +239,7 @@ pub(crate) struct Meter {
 }
 
 impl Meter {
-    pub fn new(clock: Arc<dyn Clock>) -> Meter {
+    pub(crate) fn new(clock: Arc<dyn Clock>) -> Meter {
         Meter { clock, stats: TreeStats::default(), readers: Readers::new(STRIPES) }
     }
 }

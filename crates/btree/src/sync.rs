@@ -25,7 +25,7 @@ pub(crate) struct WaitQueue {
 impl WaitQueue {
     /// Sleeps until `done`, which is checked again after each [`WaitQueue::wake_all`]. Returns how
     /// often the thread was woken.
-    pub fn sleep(&self, done: impl Fn() -> bool) -> u64 {
+    pub(crate) fn sleep(&self, done: impl Fn() -> bool) -> u64 {
         let mut woken = 0;
         let mut guard = self.mutex.lock();
         while !done() {
@@ -35,7 +35,7 @@ impl WaitQueue {
         woken
     }
 
-    pub fn wake_all(&self) {
+    pub(crate) fn wake_all(&self) {
         drop(self.mutex.lock());
         self.condvar.notify_all();
     }
@@ -46,11 +46,11 @@ impl WaitQueue {
 pub(crate) struct Locked<T>(parking_lot::Mutex<T>);
 
 impl<T> Locked<T> {
-    pub fn new(value: T) -> Locked<T> {
+    pub(crate) fn new(value: T) -> Locked<T> {
         Locked(parking_lot::Mutex::new(value))
     }
 
-    pub fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
+    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
         f(&mut self.0.lock())
     }
 }

@@ -2,8 +2,9 @@
 
 use crate::cache::Cache;
 use crate::epoch::Active;
-use crate::frame::{ANCHOR, Frame, KeyRange, Node, Pins, words};
-use crate::latch::{LatchWatch, Step, child_of};
+use crate::frame::{ANCHOR, Frame, KeyRange, Node, Pins, Route, words};
+use crate::latch::LatchWatch;
+use crate::peek::{Step, child_of};
 use crate::routes::Words;
 use crate::stats::{LatchReport, Meter, TreeStats, stripe};
 use crate::tree_lock::TreeLock;
@@ -72,15 +73,6 @@ pub struct Tree {
     pub(crate) nodes: AtomicU64,
     /// Level of the root, for callers that need only an estimate of the tree's size.
     pub(crate) root_level: AtomicU8,
-}
-
-/// Where a node sends a key.
-pub(crate) enum Route {
-    Child(Arc<Frame>),
-    /// The child is not in memory.
-    Missing(Child),
-    /// The node no longer covers the key.
-    Stale,
 }
 
 impl Tree {

@@ -26,7 +26,7 @@ struct Slot(AtomicU64);
 pub(crate) struct Readers(Box<[Slot]>);
 
 impl Readers {
-    pub fn new(slots: usize) -> Readers {
+    pub(crate) fn new(slots: usize) -> Readers {
         Readers((0..slots).map(|_| Slot(AtomicU64::new(0))).collect())
     }
 }
@@ -62,7 +62,7 @@ impl Bias {
     /// Enters without the latch. `None`: go through the latch, because it is not biased, or because
     /// the slot is in use.
     #[inline]
-    pub fn enter<'a>(&self, readers: &'a Readers, slot: usize) -> Option<Visible<'a>> {
+    pub(crate) fn enter<'a>(&self, readers: &'a Readers, slot: usize) -> Option<Visible<'a>> {
         if self.on.load(Relaxed) == 0 {
             return None;
         }
@@ -76,7 +76,7 @@ impl Bias {
 
     /// Called by a reader that holds the latch.
     #[inline]
-    pub fn note_read(&self) {
+    pub(crate) fn note_read(&self) {
         if self.on.load(Relaxed) == 0 && self.calm.fetch_add(1, Relaxed) + 1 >= CALM {
             self.on.store(1, Release);
         }
@@ -84,7 +84,7 @@ impl Bias {
 
     /// Called by a writer that holds the latch, before it accesses what the latch guards.
     #[inline]
-    pub fn revoke(&self, readers: &Readers) {
+    pub(crate) fn revoke(&self, readers: &Readers) {
         if self.calm.load(Relaxed) > 0 {
             self.calm.store(0, Relaxed);
         }

@@ -5,7 +5,7 @@
 
 #[path = "../src/epoch.rs"]
 mod epoch;
-#[path = "../src/pingpong.rs"]
+#[path = "../src/pingpong/lock.rs"]
 mod pingpong;
 #[path = "../src/routes.rs"]
 mod routes;

@@ -17,7 +17,7 @@
 //! sleeper stores to the count of sleepers and then loads the count of holders; a waker does the
 //! reverse. Each has a fence in between.
 
-use super::sync::{AtomicU32, Ordering::*, WaitQueue, fence, relax};
+use crate::sync::{AtomicU32, Ordering::*, WaitQueue, fence, relax};
 
 const WRITER: u32 = 1 << 31;
 
@@ -102,7 +102,7 @@ impl PingLock {
     }
 
     /// Takes the lock, spinning. Returns how often the thread was woken meanwhile.
-    pub fn lock(&self, mode: Mode) -> u64 {
+    pub(crate) fn lock(&self, mode: Mode) -> u64 {
         let mut woken = 0;
         loop {
             if mode == Mode::Write {
@@ -118,7 +118,7 @@ impl PingLock {
     }
 
     /// Takes the lock, spinning, unless it would have to wait.
-    pub fn try_lock(&self, mode: Mode) -> bool {
+    pub(crate) fn try_lock(&self, mode: Mode) -> bool {
         if self.is_blocked(mode) || !self.try_spin(mode) {
             return false;
         }
@@ -173,26 +173,26 @@ pub(crate) struct Grip<P: HasPing> {
 
 impl<P: HasPing> Grip<P> {
     /// Takes the lock. Returns the grip, and how often the thread was woken meanwhile.
-    pub fn take(owner: P, mode: Mode) -> (Grip<P>, u64) {
+    pub(crate) fn take(owner: P, mode: Mode) -> (Grip<P>, u64) {
         let woken = owner.ping().lock(mode);
         (Grip { owner, mode, blocking: false }, woken)
     }
 
     /// Takes the lock, or returns the owner if it would have to wait.
-    pub fn try_take(owner: P, mode: Mode) -> Result<Grip<P>, P> {
+    pub(crate) fn try_take(owner: P, mode: Mode) -> Result<Grip<P>, P> {
         if owner.ping().try_lock(mode) { Ok(Grip { owner, mode, blocking: false }) } else { Err(owner) }
     }
 
-    pub fn owner(&self) -> &P {
+    pub(crate) fn owner(&self) -> &P {
         &self.owner
     }
 
-    pub fn mode(&self) -> Mode {
+    pub(crate) fn mode(&self) -> Mode {
         self.mode
     }
 
     /// Converts to blocking, before anything that may sleep. False: it was blocking already.
-    pub fn set_blocking(&mut self) -> bool {
+    pub(crate) fn set_blocking(&mut self) -> bool {
         let convert = !self.blocking;
         if convert {
             self.owner.ping().set_blocking(self.mode);
@@ -201,7 +201,7 @@ impl<P: HasPing> Grip<P> {
         convert
     }
 
-    pub fn clear_blocking(&mut self) -> bool {
+    pub(crate) fn clear_blocking(&mut self) -> bool {
         let convert = self.blocking;
         if convert {
             self.owner.ping().clear_blocking(self.mode);

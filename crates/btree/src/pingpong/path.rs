@@ -11,10 +11,10 @@
 //! a conversion back to spinning, which first converts all latches of the path to blocking, from
 //! the root down.
 
-use crate::frame::{Frame, Node};
+use super::lock::Mode;
+use crate::frame::{Frame, Node, Route};
 use crate::latch::{Held, LatchWatch};
-use crate::pingpong::Mode;
-use crate::tree::{Route, Tree};
+use crate::tree::Tree;
 use kedge_base::Result;
 use kedge_format::Key;
 use smallvec::SmallVec;
@@ -26,7 +26,7 @@ const WRITE_LEVEL: u8 = 1;
 struct Path<'a, 'm> {
     watch: &'a LatchWatch<'m>,
     /// From the root pointer down.
-    held: SmallVec<[Held; 8]>,
+    held: SmallVec<[Held<Arc<Frame>>; 8]>,
 }
 
 impl Path<'_, '_> {
@@ -84,7 +84,7 @@ impl Tree {
     ) -> Result<R> {
         let mut path = self.path_to(watch, key, Mode::Write)?;
         let leaf = path.held.last_mut().expect("a path ends at its leaf");
-        let frame = leaf.frame().clone();
+        let frame = leaf.owner().clone();
         let (result, restructure) = f(&frame, leaf.node_mut());
         if restructure {
             path.set_blocking();
@@ -103,7 +103,7 @@ impl Tree {
                     path.release_ancestors();
                 }
                 let at = path.held.last().expect("pushed");
-                let (frame, node) = (at.frame().clone(), at.node());
+                let (frame, node) = (at.owner().clone(), at.node());
                 if !node.range.covers(key) {
                     self.meter.stats.restarts.inc();
                     continue 'restart;

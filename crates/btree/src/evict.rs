@@ -1,0 +1,90 @@
+//! Eviction: nodes leave memory when the cache is beyond its limit.
+
+use crate::frame::{Frame, Route};
+use crate::tree::Tree;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+#[derive(PartialEq, Eq)]
+enum Fate {
+    /// It left memory, now or earlier: its entry is removed from the ring.
+    Gone,
+    Kept,
+}
+
+impl Tree {
+    /// Evicts until the cache is within its limit or `budget` candidates were examined. A thread
+    /// that adds a node examines more than one, so the cache shrinks faster than it grows. The
+    /// budget bounds the walk over a ring of pinned nodes.
+    ///
+    /// Takes latches, so it must not be called under one.
+    pub(crate) fn trim(&self, budget: usize) {
+        if !self.cache.over_limit() {
+            return;
+        }
+        // Retired references count in `strong_count`, and their frames may still be in the tree, in
+        // another place.
+        self.cache.shared.epochs.collect();
+        for _ in 0..budget {
+            if !self.cache.over_limit() {
+                return;
+            }
+            let Some(entry) = self.cache.take_candidate() else {
+                return;
+            };
+            let Some(frame) = entry.upgrade() else {
+                continue;
+            };
+            if frame.take_hot() || self.evict(&frame) == Fate::Kept {
+                self.cache.put_back(entry);
+            }
+        }
+    }
+
+    fn evict(&self, frame: &Arc<Frame>) -> Fate {
+        let watch = self.watch();
+        let look = frame.read(&watch, |n| {
+            let evictable = !n.pins.pinned() && n.children.iter().all(Option::is_none);
+            (n.range, evictable)
+        });
+        let low = match look {
+            (range, _) if range.is_none() => return Fate::Gone,
+            (_, false) => return Fate::Kept,
+            (range, true) => range.low,
+        };
+        let mut parent = self.anchor.clone();
+        loop {
+            match self.route(&watch, &parent, &low) {
+                Route::Child(child) if Arc::ptr_eq(&child, frame) => break,
+                Route::Child(child) if child.level > frame.level => parent = child,
+                // It moved meanwhile; the next round of the hand will see.
+                _ => return Fate::Kept,
+            }
+        }
+        parent.write(&watch, |p| {
+            let Some(i) = p.entry_of(frame, &low) else {
+                return Fate::Kept;
+            };
+            // The references of the parent and ours. If there is any other, a descent is on its way
+            // to this node.
+            if Arc::strong_count(frame) != frame.references() + 1 {
+                return Fate::Kept;
+            }
+            let killed = frame.try_write(&watch, |n| {
+                let evictable = !n.pins.pinned() && n.children.iter().all(Option::is_none);
+                if evictable {
+                    n.kill();
+                }
+                evictable
+            });
+            if killed != Some(true) {
+                return Fate::Kept;
+            }
+            p.children[i] = None;
+            frame.uncount();
+            self.cache.absent.fetch_add(1, Relaxed);
+            self.meter.stats.evictions.inc();
+            Fate::Gone
+        })
+    }
+}

@@ -1,0 +1,47 @@
+//! What readers without latches find: the child that an inner node sends a key to.
+//!
+//! # The unsafe code
+//! 1. [`child_of`] turns a word of a node's route table into a reference to the child's frame. The
+//!    frame lives as long as the caller is an active reader of the tree's epochs.
+//! 2. A frame is held on a path by its latch ([`Latched`]).
+
+use crate::epoch::Active;
+use crate::frame::{Frame, Node};
+use crate::latch::{Latch, Latched};
+use crate::routes::{Look, Words};
+use std::sync::Arc;
+
+/// The next step of a descent, from an inner node that was read without its latch.
+pub(crate) enum Step<'a> {
+    Child(&'a Frame),
+    Missing,
+    Stale,
+    Torn,
+}
+
+/// Looks the key up in the route table of `parent`. This active reader found the frame, or the
+/// frame outlives it.
+#[inline]
+pub(crate) fn child_of<'a>(parent: &'a Frame, key: &Words, _active: &'a Active<'_>) -> Step<'a> {
+    let routes = parent.routes.as_ref().expect("inner nodes of an optimistic tree have route tables");
+    match routes.look(key) {
+        // SAFETY: a route table holds pointers from `Arc<Frame>`s. `Node::published` keeps an `Arc`
+        // as long as the pointer is in the table; then the `Arc` is retired to the tree's epochs.
+        // The reader was active before it read the pointer, and stays active for `'a`; see the rule
+        // in `epoch`. The frame was initialised before its pointer was stored, and the lookup
+        // synchronised with that store.
+        Look::Child(child) => Step::Child(unsafe { &*(child as usize as *const Frame) }),
+        Look::Missing => Step::Missing,
+        Look::Stale => Step::Stale,
+        Look::Torn => Step::Torn,
+    }
+}
+
+// SAFETY: the latch is a field of the frame, and the frame does not change its place.
+unsafe impl Latched for Arc<Frame> {
+    type Value = Node;
+
+    fn latch(&self) -> &Latch<Node> {
+        &self.latch
+    }
+}
