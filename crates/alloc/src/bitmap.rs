@@ -8,7 +8,7 @@ use kedge_format::alloc::GROUP_BLOCKS;
 use kedge_format::node::NODE_BLOCKS;
 
 /// Bits of a bitmap.
-pub const BITS: u32 = GROUP_BLOCKS as u32;
+pub(crate) const BITS: u32 = GROUP_BLOCKS as u32;
 const WORDS: usize = (BITS / 64) as usize;
 
 /// Lowest bit of every node slot of a word.
@@ -16,7 +16,7 @@ const SLOT_BITS: u64 = 0x1111_1111_1111_1111;
 const _: () = assert!(NODE_BLOCKS == 4 && WORDS * 8 == BLOCK_SIZE);
 
 #[derive(Clone, PartialEq, Eq)]
-pub struct Bitmap([u64; WORDS]);
+pub(crate) struct Bitmap([u64; WORDS]);
 
 /// The words that `[start, start + len)` touches, each with the mask of the bits it covers there.
 fn words(start: u32, len: u32) -> impl Iterator<Item = (usize, u64)> {
@@ -35,11 +35,11 @@ fn words(start: u32, len: u32) -> impl Iterator<Item = (usize, u64)> {
 }
 
 impl Bitmap {
-    pub const fn new() -> Bitmap {
+    pub(crate) const fn new() -> Bitmap {
         Bitmap([0; WORDS])
     }
 
-    pub fn from_bytes(bytes: &[u8]) -> Bitmap {
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Bitmap {
         assert_eq!(bytes.len(), BLOCK_SIZE);
         let mut map = Bitmap::new();
         for (word, raw) in map.0.iter_mut().zip(bytes.chunks_exact(8)) {
@@ -48,7 +48,7 @@ impl Bitmap {
         map
     }
 
-    pub fn to_bytes(&self, out: &mut [u8]) {
+    pub(crate) fn to_bytes(&self, out: &mut [u8]) {
         assert_eq!(out.len(), BLOCK_SIZE);
         for (raw, word) in out.chunks_exact_mut(8).zip(&self.0) {
             raw.copy_from_slice(&word.to_le_bytes());
@@ -56,20 +56,20 @@ impl Bitmap {
     }
 
     #[cfg(test)]
-    pub fn get(&self, bit: u32) -> bool {
+    pub(crate) fn get(&self, bit: u32) -> bool {
         self.0[bit as usize / 64] >> (bit % 64) & 1 == 1
     }
 
-    pub fn set(&mut self, start: u32, len: u32) {
+    pub(crate) fn set(&mut self, start: u32, len: u32) {
         words(start, len).for_each(|(w, mask)| self.0[w] |= mask);
     }
 
-    pub fn clear(&mut self, start: u32, len: u32) {
+    pub(crate) fn clear(&mut self, start: u32, len: u32) {
         words(start, len).for_each(|(w, mask)| self.0[w] &= !mask);
     }
 
     /// First set bit of the range.
-    pub fn first_set(&self, start: u32, len: u32) -> Option<u32> {
+    pub(crate) fn first_set(&self, start: u32, len: u32) -> Option<u32> {
         words(start, len).find_map(|(w, mask)| {
             let hit = self.0[w] & mask;
             (hit != 0).then(|| w as u32 * 64 + hit.trailing_zeros())
@@ -77,24 +77,24 @@ impl Bitmap {
     }
 
     /// First clear bit of the range.
-    pub fn first_clear(&self, start: u32, len: u32) -> Option<u32> {
+    pub(crate) fn first_clear(&self, start: u32, len: u32) -> Option<u32> {
         words(start, len).find_map(|(w, mask)| {
             let hit = !self.0[w] & mask;
             (hit != 0).then(|| w as u32 * 64 + hit.trailing_zeros())
         })
     }
 
-    pub fn count_set(&self, start: u32, len: u32) -> u32 {
+    pub(crate) fn count_set(&self, start: u32, len: u32) -> u32 {
         words(start, len).map(|(w, mask)| (self.0[w] & mask).count_ones()).sum()
     }
 
     /// First clear bit of `[from, end)`, `end` if there is none.
-    pub fn next_clear(&self, from: u32, end: u32) -> u32 {
+    pub(crate) fn next_clear(&self, from: u32, end: u32) -> u32 {
         self.next(from, end, u64::MAX)
     }
 
     /// First set bit of `[from, end)`, `end` if there is none.
-    pub fn next_set(&self, from: u32, end: u32) -> u32 {
+    pub(crate) fn next_set(&self, from: u32, end: u32) -> u32 {
         self.next(from, end, 0)
     }
 
@@ -119,7 +119,7 @@ impl Bitmap {
 
     /// The start of the run of clear bits that ends at `to` (exclusive). Looks back as far as the
     /// word that holds `limit`.
-    pub fn clear_run_before(&self, to: u32, limit: u32) -> u32 {
+    pub(crate) fn clear_run_before(&self, to: u32, limit: u32) -> u32 {
         let mut at = to;
         while at > limit {
             let word = (at - 1) / 64;
@@ -134,7 +134,7 @@ impl Bitmap {
     }
 
     /// First node slot (an aligned run of clear bits) at or after `from`, which is aligned too.
-    pub fn next_clear_slot(&self, from: u32) -> Option<u32> {
+    pub(crate) fn next_clear_slot(&self, from: u32) -> Option<u32> {
         debug_assert!(from.is_multiple_of(NODE_BLOCKS as u32));
         let mut mask = u64::MAX << (from % 64);
         for w in (from / 64) as usize..WORDS {
@@ -149,7 +149,7 @@ impl Bitmap {
     }
 
     /// The union with `other`.
-    pub fn or(&self, other: &Bitmap) -> Bitmap {
+    pub(crate) fn or(&self, other: &Bitmap) -> Bitmap {
         let mut out = self.clone();
         out.0.iter_mut().zip(&other.0).for_each(|(a, b)| *a |= b);
         out

@@ -51,7 +51,7 @@ impl Default for Pending {
 }
 
 impl Pending {
-    pub fn blocks(&self) -> u64 {
+    pub(crate) fn blocks(&self) -> u64 {
         self.blocks.load(SeqCst)
     }
 

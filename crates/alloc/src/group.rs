@@ -72,7 +72,7 @@ pub(crate) struct GroupCell {
 
 impl GroupCell {
     /// `order` sorts the lock among those of rank AllocGroup.
-    pub fn new(order: u64, group: Group) -> GroupCell {
+    pub(crate) fn new(order: u64, group: Group) -> GroupCell {
         let cell = GroupCell {
             free: AtomicU32::new(0),
             run_max: AtomicU32::new(0),
@@ -83,26 +83,26 @@ impl GroupCell {
         cell
     }
 
-    pub fn lock(&self) -> MutexGuard<'_, Group> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Group> {
         self.group.lock()
     }
 
     /// Updates the hints; call it after a change, before the lock is dropped.
-    pub fn publish(&self, group: &Group) {
+    pub(crate) fn publish(&self, group: &Group) {
         self.free.store(group.free, Relaxed);
         self.run_max.store(group.run_max, Relaxed);
         self.cursor.store(group.cursor, Relaxed);
     }
 
-    pub fn free(&self) -> u32 {
+    pub(crate) fn free(&self) -> u32 {
         self.free.load(Relaxed)
     }
 
-    pub fn run_max(&self) -> u32 {
+    pub(crate) fn run_max(&self) -> u32 {
         self.run_max.load(Relaxed)
     }
 
-    pub fn cursor(&self) -> u32 {
+    pub(crate) fn cursor(&self) -> u32 {
         self.cursor.load(Relaxed)
     }
 }
@@ -110,7 +110,7 @@ impl GroupCell {
 impl Group {
     /// A group whose `owned` blocks are taken. Data starts an eighth into the free part, and nodes
     /// are claimed from the front, so the two meet only when the group fills up.
-    pub fn new(first: BlockNo, owned: Arc<Bitmap>) -> Group {
+    pub(crate) fn new(first: BlockNo, owned: Arc<Bitmap>) -> Group {
         let free = BITS - owned.count_set(0, BITS);
         let low = owned.next_clear(0, BITS);
         Group {
@@ -140,7 +140,7 @@ impl Group {
     }
 
     /// Where the next allocation without a goal starts.
-    pub fn cursor(&self) -> u32 {
+    pub(crate) fn cursor(&self) -> u32 {
         self.cursor
     }
 
@@ -149,7 +149,7 @@ impl Group {
     /// A free run of up to `want` blocks. In this order: the run at `from` if it is long enough to
     /// continue; the first of `want` blocks after `from`, from the group's start, or met by the
     /// sweep; the longest seen. `None` only if nothing is free.
-    pub fn find_run(&mut self, from: u32, want: u32) -> Option<(u32, u32)> {
+    pub(crate) fn find_run(&mut self, from: u32, want: u32) -> Option<(u32, u32)> {
         if self.free == 0 {
             self.run_max = 0;
             return None;
@@ -218,7 +218,7 @@ impl Group {
     }
 
     /// Makes free blocks busy.
-    pub fn take(&mut self, start: u32, len: u32) {
+    pub(crate) fn take(&mut self, start: u32, len: u32) {
         debug_assert_eq!(self.busy.first_set(start, len), None, "hands out free blocks only");
         Arc::make_mut(&mut self.busy).set(start, len);
         self.free -= len;
@@ -226,7 +226,7 @@ impl Group {
     }
 
     /// Frees busy blocks that nothing holds any more.
-    pub fn release(&mut self, start: u32, len: u32) {
+    pub(crate) fn release(&mut self, start: u32, len: u32) {
         assert_eq!(
             self.busy.first_clear(start, len),
             None,
@@ -265,7 +265,7 @@ impl Group {
 
     /// A record takes the blocks. Returns how many were free until now; that is possible only in
     /// replay.
-    pub fn apply_alloc(&mut self, start: u32, len: u32, replay: bool) -> Result<u32> {
+    pub(crate) fn apply_alloc(&mut self, start: u32, len: u32, replay: bool) -> Result<u32> {
         if let Some(bit) = self.owned.first_set(start, len) {
             return self.bad(CorruptKind::Bitmap, bit, "a record takes a block that is allocated already");
         }
@@ -291,7 +291,7 @@ impl Group {
     }
 
     /// A record frees the blocks; they stay busy.
-    pub fn apply_free(&mut self, start: u32, len: u32) -> Result<()> {
+    pub(crate) fn apply_free(&mut self, start: u32, len: u32) -> Result<()> {
         if let Some(bit) = self.owned.first_clear(start, len) {
             return self.bad(
                 CorruptKind::Bitmap,
@@ -309,7 +309,7 @@ impl Group {
 
     /// Reserves the blocks for records, until records have taken them as often as they were held.
     /// Returns how many were free until now.
-    pub fn hold(&mut self, start: u32, len: u32) -> Result<u32> {
+    pub(crate) fn hold(&mut self, start: u32, len: u32) -> Result<u32> {
         if let Some(bit) = self.nodes_in(start, len) {
             return self.bad(CorruptKind::Log, bit, "a record takes a block that is set aside for the tree");
         }
@@ -321,7 +321,7 @@ impl Group {
     }
 
     /// Frees the blocks of the range that are not held; none of them is owned. Returns how many.
-    pub fn release_unheld(&mut self, start: u32, len: u32) -> u32 {
+    pub(crate) fn release_unheld(&mut self, start: u32, len: u32) -> u32 {
         let (end, mut at, mut freed) = (start + len, start, 0);
         while at < end {
             let (held, held_end) = self.held.as_ref().map_or((end, end), |h| h.next(at, end));
@@ -336,7 +336,7 @@ impl Group {
 
     /// Ends replay: blocks that were held and are not owned in the end become free. Returns how
     /// many.
-    pub fn drop_held(&mut self) -> u32 {
+    pub(crate) fn drop_held(&mut self) -> u32 {
         if self.held.take().is_none() {
             return 0;
         }
@@ -357,7 +357,7 @@ impl Group {
 
     /// Claims up to `max` slots for the pool. With `runs`, only runs of at least [`SLOT_RUN`]
     /// slots, or of `max` if that is less.
-    pub fn claim_slots(&mut self, max: u32, runs: bool, out: &mut Vec<u64>) {
+    pub(crate) fn claim_slots(&mut self, max: u32, runs: bool, out: &mut Vec<u64>) {
         if self.slots_none || self.free < SLOT || max == 0 {
             return;
         }
@@ -406,7 +406,7 @@ impl Group {
     }
 
     /// A slot of the pool becomes a node.
-    pub fn own_slot(&mut self, start: u32) {
+    pub(crate) fn own_slot(&mut self, start: u32) {
         let nodes = self.nodes.as_mut().expect("a pool slot is marked");
         assert_eq!(nodes.first_clear(start, SLOT), None, "a pool slot is marked");
         nodes.clear(start, SLOT);
@@ -416,21 +416,21 @@ impl Group {
     }
 
     /// A node becomes a slot again, in the pool or deferred.
-    pub fn disown_slot(&mut self, start: u32) -> Result<()> {
+    pub(crate) fn disown_slot(&mut self, start: u32) -> Result<()> {
         self.apply_free(start, SLOT)?;
         self.nodes.get_or_insert_with(|| Box::new(Bitmap::new())).set(start, SLOT);
         Ok(())
     }
 
     /// A slot that left the pool becomes free.
-    pub fn release_slot(&mut self, start: u32) {
+    pub(crate) fn release_slot(&mut self, start: u32) {
         self.nodes.as_mut().expect("a pool slot is marked").clear(start, SLOT);
         self.release(start, SLOT);
     }
 
     /// Checks the invariants from scratch.
     #[cfg(test)]
-    pub fn check(&self) {
+    pub(crate) fn check(&self) {
         let ones = |b: &Bitmap| b.count_set(0, BITS);
         assert_eq!(self.free, BITS - ones(&self.busy));
         assert_eq!(self.owned_free, BITS - ones(&self.owned));
@@ -459,7 +459,7 @@ impl Group {
     }
 
     #[cfg(test)]
-    pub fn busy(&self) -> &Bitmap {
+    pub(crate) fn busy(&self) -> &Bitmap {
         &self.busy
     }
 }

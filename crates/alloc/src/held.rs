@@ -15,7 +15,7 @@ pub(crate) struct Held {
 
 impl Held {
     /// One more record takes the blocks.
-    pub fn add(&mut self, start: u32, len: u32) {
+    pub(crate) fn add(&mut self, start: u32, len: u32) {
         let end = start + len;
         self.split(start);
         self.split(end);
@@ -36,7 +36,7 @@ impl Held {
     }
 
     /// One of the records that take the blocks was applied. Blocks that are not held stay so.
-    pub fn sub(&mut self, start: u32, len: u32) {
+    pub(crate) fn sub(&mut self, start: u32, len: u32) {
         let end = start + len;
         self.split(start);
         self.split(end);
@@ -52,7 +52,7 @@ impl Held {
     }
 
     /// The first run of blocks in `[from, end)` that are held: (start, end), or (end, end).
-    pub fn next(&self, from: u32, end: u32) -> (u32, u32) {
+    pub(crate) fn next(&self, from: u32, end: u32) -> (u32, u32) {
         let before = self.runs.range(..=from).next_back().filter(|(_, run)| run.0 > from);
         let run = before.or_else(|| self.runs.range(from..end).next());
         run.map_or((end, end), |(&start, run)| (start.max(from), run.0.min(end)))

@@ -75,6 +75,7 @@
 //! race: it takes all groups in order, and then must find what it was promised. No IO is done under
 //! any of these locks.
 #![forbid(unsafe_code)]
+#![warn(unreachable_pub)]
 
 mod bitmap;
 mod checkpoint;

@@ -114,7 +114,7 @@ pub(crate) struct PoolCounts {
 
 impl NodePool {
     /// A pool for a data area of `blocks`.
-    pub fn new(blocks: u64) -> NodePool {
+    pub(crate) fn new(blocks: u64) -> NodePool {
         // A 64th of all nodes that could exist, which is 256 data blocks for each protected slot.
         // So even if every delayed block of a full image becomes an extent of its own, the
         // protected part has enough leaves for them. The upper bound covers 1 GiB of such blocks,
@@ -133,22 +133,22 @@ impl NodePool {
     }
 
     /// Slots that the pool keeps however short of space data is.
-    pub fn floor(&self) -> u64 {
+    pub(crate) fn floor(&self) -> u64 {
         self.protected + self.working / 2
     }
 
     /// Free slots at which a refill aims.
-    pub fn target(&self) -> u64 {
+    pub(crate) fn target(&self) -> u64 {
         self.protected + self.working
     }
 
     /// The pool is refilled before data takes space (rule 5).
-    pub fn is_short(&self) -> bool {
+    pub(crate) fn is_short(&self) -> bool {
         self.short.load(SeqCst)
     }
 
     /// There are fewer free slots than `floor`, not counting deferred ones.
-    pub fn is_low(&self) -> bool {
+    pub(crate) fn is_low(&self) -> bool {
         self.low.load(SeqCst)
     }
 
@@ -164,7 +164,7 @@ impl NodePool {
         if class == NodeClass::Normal { self.protected } else { 0 }
     }
 
-    pub fn reserve(self: &Arc<Self>, n: u64, class: NodeClass) -> Option<NodeReservation> {
+    pub(crate) fn reserve(self: &Arc<Self>, n: u64, class: NodeClass) -> Option<NodeReservation> {
         let need = n + self.class_floor(class);
         self.with(|s| {
             if s.unpromised() < need {
@@ -180,7 +180,7 @@ impl NodePool {
     /// While there is any promise, slots are moving between pool, tree and the deferred list, so
     /// their sum says nothing. The answer is then `Later`. The promises end soon, since their
     /// holders never wait for space.
-    pub fn refusal(&self, n: u64, class: NodeClass) -> Refusal {
+    pub(crate) fn refusal(&self, n: u64, class: NodeClass) -> Refusal {
         let need = n + self.class_floor(class);
         let state = self.state.lock();
         if state.promised > 0 || state.level() >= need { Refusal::Later } else { Refusal::Hopeless }
@@ -188,7 +188,7 @@ impl NodePool {
 
     /// Waits until a promise is given back, at most `limit`. Returns false at once if there is
     /// none.
-    pub fn wait_returned(&self, limit: Duration) -> bool {
+    pub(crate) fn wait_returned(&self, limit: Duration) -> bool {
         let mut state = self.state.lock();
         let out = state.promised > 0;
         if out {
@@ -198,19 +198,19 @@ impl NodePool {
     }
 
     /// How many slots are missing for a request, or to the target if that is more.
-    pub fn missing(&self, n: u64, class: NodeClass) -> u64 {
+    pub(crate) fn missing(&self, n: u64, class: NodeClass) -> u64 {
         let want = (n + self.class_floor(class)).max(self.target());
         want.saturating_sub(self.state.lock().unpromised())
     }
 
     /// How many slots are missing to reach `floor` (rule 5).
-    pub fn lack(&self) -> u64 {
+    pub(crate) fn lack(&self) -> u64 {
         self.floor().saturating_sub(self.state.lock().level())
     }
 
     /// Takes a slot at or after `near`, or after the last one allocated if `near` is 0; wraps
     /// around.
-    pub fn take(&self, near: BlockNo) -> Option<u64> {
+    pub(crate) fn take(&self, near: BlockNo) -> Option<u64> {
         self.with(|s| {
             let from = if near.0 == 0 { s.cursor } else { near.0 };
             let slot = s.slots.range(from..).next().or_else(|| s.slots.first()).copied()?;
@@ -222,7 +222,7 @@ impl NodePool {
         })
     }
 
-    pub fn add(&self, slots: &[u64]) {
+    pub(crate) fn add(&self, slots: &[u64]) {
         self.with(|s| {
             for &slot in slots {
                 assert!(s.slots.insert(slot), "a slot enters the pool once");
@@ -231,7 +231,7 @@ impl NodePool {
     }
 
     /// Takes back the slot of a node that was born in `generation` and is in no checkpoint.
-    pub fn add_spent(&self, slot: u64, generation: Generation) {
+    pub(crate) fn add_spent(&self, slot: u64, generation: Generation) {
         self.with(|s| {
             assert!(s.slots.insert(slot), "a slot enters the pool once");
             s.spent.insert(slot, generation);
@@ -239,7 +239,7 @@ impl NodePool {
     }
 
     /// Keeps a freed slot until checkpoint `generation` is durable.
-    pub fn defer(&self, slot: u64, generation: Generation) {
+    pub(crate) fn defer(&self, slot: u64, generation: Generation) {
         self.with(|s| {
             s.deferred.entry(generation).or_default().push(slot);
             s.deferred_count += 1;
@@ -252,7 +252,7 @@ impl NodePool {
     /// The slots of two generations are kept above the target: a tree that copies N nodes in each
     /// generation has N deferred ones while it takes N others. What a shrunken tree no longer needs
     /// goes to data, highest addresses first, which keeps the tree at low addresses.
-    pub fn checkpoint_durable(&self, generation: Generation) -> Vec<u64> {
+    pub(crate) fn checkpoint_durable(&self, generation: Generation) -> Vec<u64> {
         self.with(|s| {
             while let Some(entry) = s.deferred.first_entry().filter(|e| *e.key() <= generation) {
                 let slots = entry.remove();
@@ -268,7 +268,7 @@ impl NodePool {
     }
 
     /// Removes slots for `blocks` blocks of data from the pool, or none if it cannot spare as many.
-    pub fn shrink(&self, blocks: u64) -> Vec<u64> {
+    pub(crate) fn shrink(&self, blocks: u64) -> Vec<u64> {
         let want = blocks.div_ceil(NODE_BLOCKS);
         self.with(|s| {
             if s.surplus(self.floor()) < want {
@@ -279,7 +279,7 @@ impl NodePool {
     }
 
     /// Removes all slots, of which none may be promised.
-    pub fn drain(&self) -> Vec<u64> {
+    pub(crate) fn drain(&self) -> Vec<u64> {
         self.with(|s| {
             assert_eq!(s.promised, 0, "slots are promised");
             s.spent.clear();
@@ -288,12 +288,12 @@ impl NodePool {
     }
 
     /// Slots that data could have once nothing is spent or deferred any more.
-    pub fn surplus_after_checkpoint(&self) -> u64 {
+    pub(crate) fn surplus_after_checkpoint(&self) -> u64 {
         let s = self.state.lock();
         s.level().saturating_sub(s.promised + self.floor())
     }
 
-    pub fn counts(&self) -> PoolCounts {
+    pub(crate) fn counts(&self) -> PoolCounts {
         let s = self.state.lock();
         PoolCounts {
             slots: s.slots.len() as u64,
@@ -341,7 +341,7 @@ impl Drop for NodeReservation {
 
 impl Space {
     /// Takes the blocks of up to `slots` whole slots. Returns the number of slots.
-    pub fn take_slots(&self, slots: u64) -> u64 {
+    pub(crate) fn take_slots(&self, slots: u64) -> u64 {
         let got = self.take_up_to(slots.saturating_mul(NODE_BLOCKS));
         let odd = got % NODE_BLOCKS;
         if odd > 0 {

@@ -22,25 +22,25 @@ pub(crate) struct Space {
 }
 
 impl Space {
-    pub fn available(&self) -> u64 {
+    pub(crate) fn available(&self) -> u64 {
         self.available.load(SeqCst)
     }
 
-    pub fn reserved(&self) -> u64 {
+    pub(crate) fn reserved(&self) -> u64 {
         self.reserved.load(SeqCst)
     }
 
-    pub fn give(&self, blocks: u64) {
+    pub(crate) fn give(&self, blocks: u64) {
         self.available.fetch_add(blocks, SeqCst);
     }
 
     /// Takes all of `blocks` or nothing.
-    pub fn take(&self, blocks: u64) -> bool {
+    pub(crate) fn take(&self, blocks: u64) -> bool {
         self.available.fetch_update(SeqCst, SeqCst, |a| a.checked_sub(blocks)).is_ok()
     }
 
     /// Takes up to `blocks`; returns how many.
-    pub fn take_up_to(&self, blocks: u64) -> u64 {
+    pub(crate) fn take_up_to(&self, blocks: u64) -> u64 {
         if blocks == 0 {
             return 0;
         }

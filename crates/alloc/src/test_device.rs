@@ -6,14 +6,14 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-pub struct TestDevice {
+pub(crate) struct TestDevice {
     geometry: Geometry,
     stats: DeviceStats,
     pub blocks: Mutex<HashMap<u64, Vec<u8>>>,
 }
 
 impl TestDevice {
-    pub fn new(blocks: u64) -> TestDevice {
+    pub(crate) fn new(blocks: u64) -> TestDevice {
         let geometry = Geometry {
             size: blocks * BLOCK_SIZE as u64,
             optimal_io: 1 << 20,
@@ -86,7 +86,7 @@ impl Device for TestDevice {
 }
 
 /// Geometry of an image of `blocks` blocks with a log of `log_blocks`.
-pub fn plan(blocks: u64, log_blocks: u64) -> kedge_format::superblock::Geometry {
+pub(crate) fn plan(blocks: u64, log_blocks: u64) -> kedge_format::superblock::Geometry {
     let block = BLOCK_SIZE as u64;
     kedge_format::superblock::Geometry::plan(
         blocks * block,
@@ -100,7 +100,7 @@ pub fn plan(blocks: u64, log_blocks: u64) -> kedge_format::superblock::Geometry 
 }
 
 /// Writes a frozen state as a checkpoint of `generation` would.
-pub fn write_frozen(
+pub(crate) fn write_frozen(
     device: &TestDevice,
     frozen: &crate::FrozenAlloc,
     generation: kedge_base::Generation,

@@ -2,7 +2,7 @@
 //!
 //! `logbench [FILE] [in_flight_max...]`; the file is created, written full, opened with O_DSYNC
 //! (and O_DIRECT) and left behind.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::disallowed_methods)]
 
 #[path = "../tests/common/mod.rs"]
 mod common;

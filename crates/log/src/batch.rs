@@ -19,17 +19,17 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    pub fn new(base: Lsn, mut buf: IoBuf) -> Batch {
+    pub(crate) fn new(base: Lsn, mut buf: IoBuf) -> Batch {
         buf.resize(0);
         Batch { base, buf, used: HEADER_SIZE, records: 0, forces: 0 }
     }
 
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.records == 0
     }
 
     /// End of the last record; `base` when there is none, because an empty batch is never written.
-    pub fn head(&self) -> Lsn {
+    pub(crate) fn head(&self) -> Lsn {
         if self.is_empty() { self.base } else { Lsn(self.base.0 + self.used as u64) }
     }
 
@@ -38,21 +38,21 @@ impl Batch {
     }
 
     /// Bytes on the device if it is sealed now.
-    pub fn padded(&self) -> u64 {
+    pub(crate) fn padded(&self) -> u64 {
         (self.blocks() * BLOCK_SIZE) as u64
     }
 
     /// Where the next batch starts if this one is sealed now.
-    pub fn end(&self) -> Lsn {
+    pub(crate) fn end(&self) -> Lsn {
         Lsn(self.base.0 + self.padded())
     }
 
-    pub fn fits(&self, record: usize, batch_bytes_max: usize) -> bool {
+    pub(crate) fn fits(&self, record: usize, batch_bytes_max: usize) -> bool {
         self.used + FRAME_SIZE + record <= batch_bytes_max
     }
 
     /// Appends a record with its frame. Returns its position.
-    pub fn push(&mut self, record: &[u8], batch_bytes_max: usize) -> Lsn {
+    pub(crate) fn push(&mut self, record: &[u8], batch_bytes_max: usize) -> Lsn {
         let at = self.used;
         let end = at + FRAME_SIZE + record.len();
         if end > self.buf.len() {
@@ -69,7 +69,7 @@ impl Batch {
 
     /// The log write, complete except for the bytes of its header, which [`Write::seal`] computes
     /// outside the lock.
-    pub fn into_write(mut self, epoch: Epoch, tail_lsn: Lsn, durable_lsn: Lsn) -> Write {
+    pub(crate) fn into_write(mut self, epoch: Epoch, tail_lsn: Lsn, durable_lsn: Lsn) -> Write {
         let blocks = self.blocks();
         self.buf.resize(blocks);
         let header = WriteHeader {
@@ -85,7 +85,7 @@ impl Batch {
     }
 
     /// Returns the buffer for reuse; its contents are no longer needed.
-    pub fn into_buf(self) -> IoBuf {
+    pub(crate) fn into_buf(self) -> IoBuf {
         self.buf
     }
 }
@@ -98,7 +98,7 @@ pub(crate) struct Write {
 }
 
 impl Write {
-    pub fn seal(&mut self, key: &LogKey) {
+    pub(crate) fn seal(&mut self, key: &LogKey) {
         self.header.seal(key, self.buf.as_mut_bytes());
     }
 }

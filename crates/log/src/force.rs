@@ -51,7 +51,7 @@ pub(crate) struct ForceWaiter {
 
 impl State {
     /// Whether a leader may take a batch now, provided that there is one.
-    pub fn may_start(&self) -> bool {
+    pub(crate) fn may_start(&self) -> bool {
         let gathered = !self.sealed.is_empty() || self.open.forces >= self.forces_in_flight().max(1);
         gathered && self.in_flight() < self.in_flight_max
     }
@@ -61,7 +61,7 @@ impl State {
     }
 
     /// Wakes a thread to write, if a write has been requested and a slot is free.
-    pub fn pump(&mut self, wake: &mut Wake) {
+    pub(crate) fn pump(&mut self, wake: &mut Wake) {
         if self.dead.is_some() || !self.may_start() {
             return;
         }
@@ -76,7 +76,7 @@ impl State {
 
     /// Whether a writer thread should lead. Full batches are written without a request, and only
     /// writer threads write for callbacks.
-    pub fn writer_may_lead(&self) -> bool {
+    pub(crate) fn writer_may_lead(&self) -> bool {
         self.dead.is_none()
             && self.may_start()
             && (!self.sealed.is_empty()

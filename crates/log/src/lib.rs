@@ -35,6 +35,7 @@
 //! barrier or a callback. Each waiter sleeps on its own parker (`Rank::Leaf`), so a completed write
 //! wakes only the waiters that it answers.
 #![forbid(unsafe_code)]
+#![warn(unreachable_pub)]
 
 mod append;
 mod batch;

@@ -129,7 +129,7 @@ pub(crate) struct ReserveQueue {
 }
 
 impl ReserveQueue {
-    pub fn new(ring: u64, staged_max: u64) -> ReserveQueue {
+    pub(crate) fn new(ring: u64, staged_max: u64) -> ReserveQueue {
         ReserveQueue {
             ring,
             emergency: emergency(ring),
@@ -145,7 +145,7 @@ impl ReserveQueue {
         !self.normal.is_empty() || !self.reclaim.is_empty()
     }
 
-    pub fn give_back(&mut self, charge: u64) {
+    pub(crate) fn give_back(&mut self, charge: u64) {
         self.reserved = self.reserved.checked_sub(charge).expect("what is given back was reserved");
     }
 
@@ -190,7 +190,7 @@ impl ReserveQueue {
         self.reclaim.front().or(self.normal.front())
     }
 
-    pub fn refuse_all(&mut self, error: &Error, wake: &mut Wake) {
+    pub(crate) fn refuse_all(&mut self, error: &Error, wake: &mut Wake) {
         for waiter in self.reclaim.drain(..).chain(self.normal.drain(..)) {
             wake.signals.push((waiter.parker, Signal::Done(Err(error.clone()))));
         }
@@ -205,7 +205,7 @@ enum Lacks {
 
 impl State {
     /// Grants waiting reservations that fit now. Call after anything that may have made room.
-    pub fn grant(&mut self, wake: &mut Wake) {
+    pub(crate) fn grant(&mut self, wake: &mut Wake) {
         if self.reserve.is_waited_for() {
             let (used, staged) = (self.used(), self.staged);
             self.reserve.grant(used, staged, wake);
@@ -213,13 +213,13 @@ impl State {
     }
 
     /// Reservations wait for sealed batches to reach the device.
-    pub fn is_short_of_memory(&self) -> bool {
+    pub(crate) fn is_short_of_memory(&self) -> bool {
         self.staged > self.reserve.staged_max
     }
 
     /// Wakes the first reservation that still waits, to ask for space again. It asks in its own
     /// thread, because the caller here may hold a lock that asking needs.
-    pub fn nudge(&self, wake: &mut Wake) {
+    pub(crate) fn nudge(&self, wake: &mut Wake) {
         if let Some(waiter) = self.reserve.first()
             && !self.is_short_of_memory()
         {
@@ -227,14 +227,14 @@ impl State {
         }
     }
 
-    pub fn free_bytes(&self) -> u64 {
+    pub(crate) fn free_bytes(&self) -> u64 {
         let taken = self.used() + self.reserve.reserved + self.reserve.promised;
         self.reserve.limit(ReserveClass::Normal).saturating_sub(taken)
     }
 
     /// Beyond the tail's next lap lies log that is still needed: better to stop than to overwrite
     /// it.
-    pub fn assert_within_ring(&self) {
+    pub(crate) fn assert_within_ring(&self) {
         let taken = self.used() + self.reserve.reserved;
         assert!(taken <= self.reserve.ring, "log of {taken} bytes in a ring of {}", self.reserve.ring);
     }
@@ -253,7 +253,7 @@ impl State {
 
 impl Shared {
     /// Updates the copy that [`Log::free_bytes`] reads.
-    pub fn note_free(&self, state: &State) {
+    pub(crate) fn note_free(&self, state: &State) {
         self.free.store(state.free_bytes(), Release);
     }
 }

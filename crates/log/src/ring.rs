@@ -10,33 +10,33 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    pub fn new(start: BlockNo, blocks: u64) -> Ring {
+    pub(crate) fn new(start: BlockNo, blocks: u64) -> Ring {
         assert!(blocks > 0, "a ring has blocks");
         Ring { start, bytes: blocks * BLOCK_SIZE as u64 }
     }
 
-    pub fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
     /// Device offset of a position.
-    pub fn offset(&self, lsn: Lsn) -> u64 {
+    pub(crate) fn offset(&self, lsn: Lsn) -> u64 {
         self.start.byte_offset() + lsn.0 % self.bytes
     }
 
     /// The block that holds a position.
-    pub fn block(&self, lsn: Lsn) -> BlockNo {
+    pub(crate) fn block(&self, lsn: Lsn) -> BlockNo {
         BlockNo(self.offset(lsn) / BLOCK_SIZE as u64)
     }
 
     /// Bytes from a position to the ring's end.
-    pub fn until_end(&self, lsn: Lsn) -> u64 {
+    pub(crate) fn until_end(&self, lsn: Lsn) -> u64 {
         self.bytes - lsn.0 % self.bytes
     }
 
     /// Writes whole blocks durably, in two parts if they cross the ring's end. A crash between the
     /// two leaves a write whose CRC does not match, like any torn write.
-    pub fn write(&self, device: &dyn Device, lsn: Lsn, buf: &IoBuf) -> Result<()> {
+    pub(crate) fn write(&self, device: &dyn Device, lsn: Lsn, buf: &IoBuf) -> Result<()> {
         let first = self.until_end(lsn);
         if buf.len() as u64 <= first {
             return device.write(self.offset(lsn), buf, true);

@@ -64,7 +64,7 @@ pub(crate) struct State {
 }
 
 impl State {
-    pub fn new(config: &LogConfig, ring: Ring) -> State {
+    pub(crate) fn new(config: &LogConfig, ring: Ring) -> State {
         State {
             in_flight_max: config.in_flight_max.clamp(1, IN_FLIGHT_MAX),
             batch_bytes_max: (WRITE_BLOCKS_MAX as usize * BLOCK_SIZE).min(ring.bytes() as usize),
@@ -88,22 +88,22 @@ impl State {
     }
 
     /// Slots in use.
-    pub fn in_flight(&self) -> usize {
+    pub(crate) fn in_flight(&self) -> usize {
         self.in_flight.len()
     }
 
     /// Forces that writes under way will answer.
-    pub fn forces_in_flight(&self) -> u32 {
+    pub(crate) fn forces_in_flight(&self) -> u32 {
         self.in_flight.iter().filter(|w| !w.done).map(|w| w.forces).sum()
     }
 
     /// Bytes of the ring between the tail and the end of the open batch, padding included.
-    pub fn used(&self) -> u64 {
+    pub(crate) fn used(&self) -> u64 {
         self.open.end().0 - self.tail.0
     }
 
     /// Fails with the reason once the log is shut down.
-    pub fn check_alive(&self) -> Result<()> {
+    pub(crate) fn check_alive(&self) -> Result<()> {
         match &self.dead {
             None => Ok(()),
             Some(reason) => Err(after_shutdown(reason)),
@@ -120,7 +120,7 @@ impl State {
     }
 
     /// Queues the open batch for writing, if it holds records.
-    pub fn seal_open(&mut self, wake: &mut Wake) {
+    pub(crate) fn seal_open(&mut self, wake: &mut Wake) {
         if self.open.is_empty() {
             return;
         }
@@ -142,7 +142,7 @@ impl State {
 
     /// Hands the oldest unwritten batch to the caller. The caller must write it, then call
     /// [`State::leave`], and then [`State::complete`] or [`State::latch`].
-    pub fn take(&mut self, epoch: Epoch, wake: &mut Wake) -> Write {
+    pub(crate) fn take(&mut self, epoch: Epoch, wake: &mut Wake) -> Write {
         let batch = self.sealed.pop_front().unwrap_or_else(|| self.close_open());
         assert!(!batch.is_empty() && batch.base == self.taken, "batches are written in order, none empty");
         self.taken = batch.end();
@@ -152,14 +152,14 @@ impl State {
     }
 
     /// A leader is done with its write, whether it succeeded or not.
-    pub fn leave(&mut self, write: Write) {
+    pub(crate) fn leave(&mut self, write: Write) {
         self.staged -= write.buf.len() as u64;
         self.recycle(write.buf);
     }
 
     /// A write that ends at `end` is on the device: moves the durable prefix and answers the forces
     /// it reaches.
-    pub fn complete(&mut self, end: Lsn, wake: &mut Wake) {
+    pub(crate) fn complete(&mut self, end: Lsn, wake: &mut Wake) {
         let slot = self.in_flight.iter_mut().find(|w| w.end == end).expect("a write in flight is listed");
         slot.done = true;
         while self.in_flight.front().is_some_and(|w| w.done) {
@@ -186,7 +186,7 @@ impl State {
     }
 
     /// Latches shutdown, unless it is latched already. Forces that wait get `to_waiters`.
-    pub fn latch(&mut self, reason: &Error, to_waiters: &Error, wake: &mut Wake) {
+    pub(crate) fn latch(&mut self, reason: &Error, to_waiters: &Error, wake: &mut Wake) {
         if self.dead.is_some() {
             return;
         }

@@ -72,7 +72,7 @@ impl Default for Recent {
 }
 
 impl Recent {
-    pub fn push(&self, times: WriteTimes) {
+    pub(crate) fn push(&self, times: WriteTimes) {
         let mut recent = self.0.lock();
         if recent.len() == RECENT {
             recent.pop_front();
@@ -80,7 +80,7 @@ impl Recent {
         recent.push_back(times);
     }
 
-    pub fn covering(&self, target: Lsn) -> Option<WriteTimes> {
+    pub(crate) fn covering(&self, target: Lsn) -> Option<WriteTimes> {
         let recent = self.0.lock();
         let oldest_end = recent.iter().map(|w| w.end).min()?;
         // The write that reached the target may be forgotten already. A later one would be the

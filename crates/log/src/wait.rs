@@ -22,12 +22,12 @@ pub(crate) struct Parker {
 }
 
 impl Parker {
-    pub fn new() -> Arc<Parker> {
+    pub(crate) fn new() -> Arc<Parker> {
         Arc::new(Parker { signal: Mutex::new(Rank::Leaf, None), woken: Condvar::new() })
     }
 
     /// A signal stays until it is taken; an answer is never overwritten.
-    pub fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         let mut slot = self.signal.lock();
         if !matches!(*slot, Some(Signal::Done(_))) {
             *slot = Some(signal);
@@ -36,7 +36,7 @@ impl Parker {
         self.woken.notify_one();
     }
 
-    pub fn wait(&self) -> Signal {
+    pub(crate) fn wait(&self) -> Signal {
         let mut slot = self.signal.lock();
         loop {
             if let Some(signal) = slot.take() {
@@ -47,7 +47,7 @@ impl Parker {
     }
 
     /// `None` when `timeout` passed without a signal.
-    pub fn wait_for(&self, timeout: Duration) -> Option<Signal> {
+    pub(crate) fn wait_for(&self, timeout: Duration) -> Option<Signal> {
         let mut slot = self.signal.lock();
         if slot.is_none() {
             self.woken.wait_for(&mut slot, timeout);
@@ -68,7 +68,7 @@ pub(crate) struct Wake {
 }
 
 impl Wake {
-    pub fn fire(self, writers: &Condvar) {
+    pub(crate) fn fire(self, writers: &Condvar) {
         if self.writers_all {
             writers.notify_all();
         } else if self.writer {

@@ -1,5 +1,5 @@
 //! The log's verbs one by one, and its behaviour when something fails.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::disallowed_methods)]
 
 mod common;
 

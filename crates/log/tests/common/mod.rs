@@ -3,7 +3,7 @@
 //! `medium` is what survives. A plain write stays in `pending` until a flush; a FUA write is on the
 //! medium when it returns. A crash freezes the medium at one moment. Of each write then under way
 //! any subset of sectors arrives, and later requests fail.
-#![allow(dead_code)]
+#![allow(dead_code, clippy::disallowed_methods)]
 
 use kedge_base::{BLOCK_SIZE, Error, IoBuf, Result};
 use kedge_device::{CompletionSink, Device, DeviceStats, FuaKind, Geometry, Request};
