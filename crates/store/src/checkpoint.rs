@@ -80,7 +80,7 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    pub fn new(async_percent: u32) -> Control {
+    pub(crate) fn new(async_percent: u32) -> Control {
         Control {
             single: Mutex::new(Rank::Checkpoint, ()),
             turn: AtomicU64::new(0),
@@ -306,7 +306,7 @@ impl Store {
         if broken::is(Variant::CutNotExact) {
             // Broken on purpose: the tree gets records that lie above the cut.
             drop(gate);
-            std::thread::sleep(std::time::Duration::from_millis(2));
+            self.clock.sleep(Duration::from_millis(2));
             gate = self.gate.close();
         }
         let cut = Cut {
@@ -341,7 +341,7 @@ impl Store {
             let pace = || {
                 let now = self.clock.monotonic();
                 if cause == CheckpointCause::Background && self.may_pace(cut.lsn) {
-                    std::thread::sleep((now - last.get()).min(PAUSE_MAX));
+                    self.clock.sleep((now - last.get()).min(PAUSE_MAX));
                 }
                 last.set(self.clock.monotonic());
             };
@@ -435,7 +435,7 @@ impl Store {
         }
         self.wake_checkpoint(CheckpointCause::LogSpace);
         let delay = THROTTLE_MAX.mul_f64((limit - free) as f64 / limit as f64);
-        std::thread::sleep(delay);
+        self.clock.sleep(delay);
         self.stats.throttle_ns.record(delay.as_nanos() as u64);
     }
 

@@ -34,7 +34,7 @@ pub(crate) struct Flusher {
 }
 
 impl Flusher {
-    pub fn new(device: Arc<dyn Device>) -> Flusher {
+    pub(crate) fn new(device: Arc<dyn Device>) -> Flusher {
         Flusher {
             device,
             written: AtomicU64::new(0),
@@ -46,19 +46,19 @@ impl Flusher {
         }
     }
 
-    pub fn note_write(&self) -> WriteSeq {
+    pub(crate) fn note_write(&self) -> WriteSeq {
         WriteSeq(self.written.fetch_add(1, Ordering::AcqRel) + 1)
     }
 
-    pub fn newest(&self) -> WriteSeq {
+    pub(crate) fn newest(&self) -> WriteSeq {
         WriteSeq(self.written.load(Ordering::Acquire))
     }
 
-    pub fn flushed(&self, seq: WriteSeq) -> bool {
+    pub(crate) fn flushed(&self, seq: WriteSeq) -> bool {
         self.flushed.load(Ordering::Acquire) >= seq.0
     }
 
-    pub fn flush(&self, seq: WriteSeq) -> Result<()> {
+    pub(crate) fn flush(&self, seq: WriteSeq) -> Result<()> {
         let mut led = false;
         loop {
             if self.flushed(seq) {

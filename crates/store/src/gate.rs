@@ -19,27 +19,27 @@ struct Lane(RwLock<()>);
 pub(crate) struct Gate([Lane; STRIPES]);
 
 impl Gate {
-    pub fn new() -> Gate {
+    pub(crate) fn new() -> Gate {
         Gate(std::array::from_fn(|i| Lane(RwLock::with_order(Rank::EpochGuard, i as u64, ()))))
     }
 
     /// Excludes cuts. A thread must not enter twice: a cut that came between would wait for the
     /// first guard, and the second guard for the cut.
-    pub fn enter(&self) -> ReadGuard<'_, ()> {
+    pub(crate) fn enter(&self) -> ReadGuard<'_, ()> {
         self.0[stripe()].0.read()
     }
 
     /// Returns when all commits that were inside at the call have left. Commits that enter later
     /// are not waited for. A writer that waits for a lane has priority over new readers, so this
     /// returns however busy the gate is.
-    pub fn wait_for_those_inside(&self) {
+    pub(crate) fn wait_for_those_inside(&self) {
         for lane in &self.0 {
             drop(lane.0.write());
         }
     }
 
     /// Excludes all commits.
-    pub fn close(&self) -> [WriteGuard<'_, ()>; STRIPES] {
+    pub(crate) fn close(&self) -> [WriteGuard<'_, ()>; STRIPES] {
         std::array::from_fn(|i| self.0[i].0.write())
     }
 }

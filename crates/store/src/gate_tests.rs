@@ -1,3 +1,5 @@
+#![allow(clippy::disallowed_methods)]
+
 use super::*;
 use kedge_base::spawn_named;
 use std::sync::Arc;

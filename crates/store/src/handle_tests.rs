@@ -76,3 +76,72 @@ fn a_record_that_cannot_be_applied_never_becomes_durable() {
         assert_eq!(store.get(xattr(2)).unwrap(), None);
     }
 }
+
+fn need(log_bytes: u64, class: Class) -> Need {
+    Need { log_bytes, items: 1, neighbours: 0, class }
+}
+
+#[test]
+fn what_an_operation_reserves_comes_back_when_it_ends() {
+    let (_, store) = fresh();
+    let space = || (store.log().space().reserved_bytes, store.alloc().free_counts().reserved);
+    let before = space();
+    let handle = store.begin(need(100 << 10, Class::Normal)).unwrap();
+    let held = space();
+    assert!(held.0 >= before.0 + (100 << 10), "{held:?} after {before:?}");
+    drop(handle);
+    assert_eq!(space(), before, "unused");
+    let mut record = RecordBuilder::new(RecordOp::Xattr);
+    record.put(xattr(1), b"value");
+    store.begin(need(100 << 10, Class::Normal)).unwrap().commit_only(record).unwrap();
+    assert_eq!(space().0, before.0, "used");
+}
+
+/// Each class leaves the last part of the log to those above it. A checkpoint never waits, and is
+/// refused when even its part is taken.
+#[test]
+fn the_last_part_of_the_log_is_the_checkpoint_s() {
+    let (_, store) = fresh();
+    let log = store.log();
+    let free = |class| {
+        let mut held = Vec::new();
+        while let Some(part) = log.try_reserve(4096, class).unwrap() {
+            held.push(part);
+        }
+        held
+    };
+    let normal = free(ReserveClass::Normal);
+    assert!(log.try_reserve(4096, ReserveClass::Reclaim).unwrap().is_some(), "left by normal ones");
+    let reclaim = free(ReserveClass::Reclaim);
+    assert!(!reclaim.is_empty());
+    let in_checkpoint = store.begin(need(4096, Class::Checkpoint)).unwrap();
+    let checkpoint = free(ReserveClass::Checkpoint);
+    let refused = store.begin(need(4096, Class::Checkpoint));
+    assert!(matches!(refused, Err(Error::NoSpace)), "it must not wait: nobody else could make room");
+    drop((normal, reclaim, in_checkpoint, checkpoint));
+    drop(store.begin(need(4096, Class::Normal)).unwrap());
+}
+
+#[test]
+fn nodes_are_reserved_for_each_path_and_each_level() {
+    let nodes = |items, neighbours, height| {
+        nodes_for(&Need { log_bytes: 0, items, neighbours, class: Class::Normal }, height)
+    };
+    assert_eq!(nodes(1, 0, 0), 2, "the leaf, and one for a split");
+    assert_eq!(nodes(4, 0, 2), 4 * 3 + 1);
+    assert_eq!(nodes(8, 0, 1), 8 * 2 + 1);
+    assert_eq!(nodes(11, 0, 1), 9 * 2 + 1, "three of the largest fill a leaf");
+    assert_eq!(nodes(1, 65, 1), 3 * 2 + 1, "neighbours share leaves");
+}
+
+#[test]
+fn a_store_that_only_reads_reserves_nothing() {
+    let (device, store) = fresh();
+    store.close().unwrap();
+    drop(store);
+    let options = OpenOptions { read_only: true, ..OpenOptions::default() };
+    let store = Store::open(device, Arc::new(ManualClock::default()), &options).unwrap();
+    for class in [Class::Normal, Class::Reclaim, Class::Checkpoint] {
+        assert!(matches!(store.begin(need(4096, class)), Err(Error::ReadOnly)), "{class:?}");
+    }
+}

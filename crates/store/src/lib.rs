@@ -21,6 +21,7 @@
 //!    nodes and bitmaps are flushed.
 //! 5. The tail never passes the oldest log-resident range.
 #![forbid(unsafe_code)]
+#![warn(unreachable_pub)]
 
 mod apply;
 mod background;
@@ -119,7 +120,7 @@ pub(crate) struct WakeState {
 }
 
 impl Wake {
-    pub fn new() -> Wake {
+    pub(crate) fn new() -> Wake {
         Wake { flag: Mutex::new(Rank::Leaf, WakeState::default()), cond: Condvar::new() }
     }
 }

@@ -1,4 +1,11 @@
 use super::*;
+use crate::{CheckpointCause, Class, ForceCause, FormatParams, Need, format};
+use kedge_base::{Clock, Ino, Lsn, ManualClock};
+use kedge_device::MemDevice;
+use kedge_format::item::ExtentItem;
+use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
+use kedge_format::{FileKind, InodeCore, ItemKind, Key};
+use std::sync::Arc;
 
 #[test]
 fn a_search_finds_the_pieces_that_overlap_a_block() {
@@ -16,4 +23,125 @@ fn a_search_finds_the_pieces_that_overlap_a_block() {
         let found: Vec<u64> = pieces_of(&pieces, block).iter().map(|p| p.0).collect();
         assert_eq!(found, all, "block {block}");
     }
+}
+
+fn fresh() -> (Arc<dyn Device>, Arc<Store>) {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(32 << 20));
+    let clock: Arc<dyn Clock> = Arc::new(ManualClock::default());
+    let params = FormatParams {
+        size: 32 << 20,
+        log_size: 1 << 20,
+        label: String::new(),
+        uuid: uuid::Uuid::from_bytes([7; 16]),
+        hash_seed: [9; 16],
+        log_secret: kedge_format::logwrite::LogSecret([8; 16]),
+        uid: 0,
+        gid: 0,
+    };
+    format(device.clone(), clock, &params).unwrap();
+    (device.clone(), reopened(&device))
+}
+
+fn reopened(device: &Arc<dyn Device>) -> Arc<Store> {
+    Store::open(device.clone(), Arc::new(ManualClock::default()), &OpenOptions::default()).unwrap()
+}
+
+fn xattr(n: u64) -> Key {
+    Key::new(Ino::ROOT, ItemKind::Xattr, n)
+}
+
+fn put(store: &Store, n: u64, value: &[u8]) -> Lsn {
+    let mut record = RecordBuilder::new(RecordOp::Xattr);
+    record.put(xattr(n), value);
+    commit(store, record)
+}
+
+fn commit(store: &Store, record: RecordBuilder) -> Lsn {
+    let need = Need { log_bytes: 64 << 10, items: 4, neighbours: 0, class: Class::Normal };
+    store.begin(need).unwrap().commit(record).unwrap().end
+}
+
+fn force(store: &Store, upto: Lsn) {
+    store.force(upto, ForceCause::Fsync).unwrap();
+}
+
+#[test]
+fn what_was_forced_comes_back_and_nothing_behind_it() {
+    let (device, store) = fresh();
+    put(&store, 1, b"first");
+    let forced = put(&store, 2, b"second");
+    force(&store, forced);
+    put(&store, 3, b"in memory only");
+    let epoch = store.epoch();
+    drop(store);
+    let store = reopened(&device);
+    assert_eq!(store.get(xattr(1)).unwrap().as_deref(), Some(&b"first"[..]));
+    assert_eq!(store.get(xattr(2)).unwrap().as_deref(), Some(&b"second"[..]));
+    assert_eq!(store.get(xattr(3)).unwrap(), None);
+    assert!(!store.replay_summary().clean);
+    assert_eq!(store.replay_summary().records, 2);
+    assert!(store.epoch() > epoch, "log writes of the last mount are told apart");
+}
+
+#[test]
+fn replay_begins_at_the_checkpoint() {
+    let (device, store) = fresh();
+    for n in 0..10 {
+        put(&store, n, b"before");
+    }
+    store.checkpoint(CheckpointCause::Request).unwrap();
+    let last = put(&store, 10, b"behind");
+    force(&store, last);
+    drop(store);
+    let store = reopened(&device);
+    assert_eq!(store.replay_summary().records, 1);
+    for n in 0..=10 {
+        assert!(store.get(xattr(n)).unwrap().is_some(), "item {n}");
+    }
+    store.close().unwrap();
+    let summary = reopened(&device).replay_summary().clone();
+    assert_eq!((summary.clean, summary.records), (true, 0));
+}
+
+/// A second crash before anything else happens finds the same.
+#[test]
+fn recovery_that_is_itself_cut_off_changes_nothing() {
+    let (device, store) = fresh();
+    let end = put(&store, 1, b"value");
+    force(&store, end);
+    drop(store);
+    for round in 0..4 {
+        let store = reopened(&device);
+        assert_eq!(store.get(xattr(1)).unwrap().as_deref(), Some(&b"value"[..]), "round {round}");
+        assert_eq!(store.inode_count(), 1);
+    }
+}
+
+/// A file whose only durable bytes are in the log.
+#[test]
+fn log_resident_bytes_are_in_place_after_recovery() {
+    let (device, store) = fresh();
+    let ino = store.take_inos(1).unwrap();
+    let core =
+        InodeCore { mode: FileKind::Regular.mode_bits() | 0o644, nlink: 1, size: 6, ..Default::default() };
+    let mut record = RecordBuilder::new(RecordOp::Create);
+    let mask = InodeMask::CREATE | InodeMask::MODE | InodeMask::NLINK | InodeMask::SIZE;
+    record.inode(ino, mask, &core);
+    commit(&store, record);
+    let mut record = RecordBuilder::new(RecordOp::LogData);
+    record.data(ino, 0, b"logged");
+    let end = commit(&store, record);
+    force(&store, end);
+    assert_eq!(store.resident_inodes(), [ino]);
+    drop(store);
+
+    let store = reopened(&device);
+    assert_eq!((store.replay_summary().data_ranges, store.replay_summary().data_bytes), (1, 6));
+    assert!(store.resident_inodes().is_empty(), "the log may go");
+    let extent = store.get(Key::new(ino, ItemKind::Extent, 0)).unwrap().expect("the bytes have a place");
+    let extent = ExtentItem::decode(&extent).unwrap();
+    assert!(!extent.unwritten);
+    let mut block = IoBuf::zeroed(1);
+    device.read(extent.start.byte_offset(), &mut block).unwrap();
+    assert_eq!(&block.as_bytes()[..7], b"logged\0");
 }

@@ -75,7 +75,7 @@ pub(crate) struct Residents {
 }
 
 impl Residents {
-    pub fn new() -> Residents {
+    pub(crate) fn new() -> Residents {
         Residents {
             shards: (0..SHARDS).map(|_| Mutex::new(Rank::Residents, Pieces::new())).collect(),
             ages: Mutex::new(Rank::Leaf, BTreeMap::new()),
@@ -88,22 +88,22 @@ impl Residents {
     }
 
     /// Number of pieces.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.pieces.load(Ordering::Relaxed)
     }
 
     /// LSN of the oldest piece.
-    pub fn oldest(&self) -> Option<Lsn> {
+    pub(crate) fn oldest(&self) -> Option<Lsn> {
         self.ages.lock().first_key_value().map(|((lsn, _), _)| *lsn)
     }
 
     /// The inode of the oldest piece.
-    pub fn oldest_inode(&self) -> Option<Ino> {
+    pub(crate) fn oldest_inode(&self) -> Option<Ino> {
         self.ages.lock().first_key_value().map(|((_, ino), _)| *ino)
     }
 
     /// Adds a piece, replacing what it covers. Returns the change in the number of pieces.
-    pub fn add(&self, ino: Ino, offset: u64, len: u64, lsn: Lsn, source: Source) -> i64 {
+    pub(crate) fn add(&self, ino: Ino, offset: u64, len: u64, lsn: Lsn, source: Source) -> i64 {
         if len == 0 {
             return 0;
         }
@@ -117,7 +117,7 @@ impl Residents {
     }
 
     /// Voids a range. Returns the change in the number of pieces.
-    pub fn drop_range(&self, ino: Ino, offset: u64, len: u64) -> i64 {
+    pub(crate) fn drop_range(&self, ino: Ino, offset: u64, len: u64) -> i64 {
         let mut pieces = self.shard(ino).lock();
         let before = pieces.len() as i64;
         cut(&mut pieces, &mut self.ages.lock(), ino, offset, len);
@@ -133,7 +133,7 @@ impl Residents {
         by
     }
 
-    pub fn ranges(&self, ino: Ino) -> Vec<ResidentRange> {
+    pub(crate) fn ranges(&self, ino: Ino) -> Vec<ResidentRange> {
         if self.len() == 0 {
             return Vec::new();
         }
@@ -142,7 +142,7 @@ impl Residents {
         of_inode.map(|(&(_, offset), p)| ResidentRange { offset, len: p.len, lsn: p.lsn }).collect()
     }
 
-    pub fn overlaps(&self, ino: Ino, offset: u64, len: u64) -> bool {
+    pub(crate) fn overlaps(&self, ino: Ino, offset: u64, len: u64) -> bool {
         if self.len() == 0 {
             return false;
         }
@@ -152,14 +152,14 @@ impl Residents {
     }
 
     /// Inodes by the age of their oldest piece.
-    pub fn inodes_by_age(&self) -> Vec<Ino> {
+    pub(crate) fn inodes_by_age(&self) -> Vec<Ino> {
         let ages = self.ages.lock();
         let mut seen = BTreeSet::new();
         ages.keys().filter(|(_, ino)| seen.insert(*ino)).map(|(_, ino)| *ino).collect()
     }
 
     /// Takes all pieces out, for recovery: sorted by inode, then by offset.
-    pub fn drain(&self) -> Vec<(Ino, Vec<DrainedPiece>)> {
+    pub(crate) fn drain(&self) -> Vec<(Ino, Vec<DrainedPiece>)> {
         let mut all: Vec<(Ino, Vec<DrainedPiece>)> = Vec::new();
         for shard in &self.shards {
             for ((ino, at), p) in std::mem::take(&mut *shard.lock()) {
