@@ -1,28 +1,17 @@
 //! Public API: [`FileSystem`] and its operations, each counted and timed.
 
-use crate::budget::Budget;
-use crate::claim::Claim;
-use crate::core::{Fs, new_rename_lock};
-use crate::dirty::DirtyList;
-use crate::flushers::{Flushed, Member};
-use crate::inode_cache::InodeTable;
-use crate::namespace::Make;
-use crate::stats::{FsStats, OpKind};
-use crate::switches::Live;
-use crate::*;
-use kedge_base::broken::{self, Variant};
-use kedge_base::lock::{Mutex, Rank};
-use kedge_base::{BLOCK_SIZE, CorruptKind, Error as Engine, IoBuf};
+use crate::core::{Fs, Membership};
+use crate::error::{Done, Error, Result};
+use crate::names::directory::Make;
+use crate::options::{FormatOptions, MountOptions};
+use crate::stats::OpKind;
+use crate::switches::Switches;
+use crate::types::*;
+use kedge_base::{BLOCK_SIZE, Clock, Ino};
 use kedge_device::Device;
-use kedge_format::content::{Content, HEAD_BYTES};
-use kedge_format::logwrite::LogSecret;
-use kedge_format::superblock::Geometry;
-use kedge_store::{CheckpointClient, ForceCause, FormatParams, OpenOptions, Store};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Weak};
-
-/// Answers an operation that went on in the background.
-pub type Done = Box<dyn FnOnce(Result<()>) + Send>;
+use kedge_format::FileKind;
+use kedge_store::ForceCause;
+use std::sync::Arc;
 
 /// An open file system. Cheap to clone; all methods may be called from many threads. Inodes are named by number, names
 /// are bytes. No permission checks: the caller (the kernel above a mount, or the program that links the library) makes
@@ -36,43 +25,6 @@ pub struct FileSystem {
     _membership: Arc<Membership>,
 }
 
-/// Leaves the pool of flusher threads with the last clone.
-struct Membership(Arc<Member>);
-
-impl Drop for Membership {
-    fn drop(&mut self) {
-        self.0.leave();
-    }
-}
-
-/// Sixteen random bytes. Six bits of a random uuid are fixed, at other places in one of two that is
-/// turned by half.
-fn new_log_secret() -> LogSecret {
-    let [a, b] = [(); 2].map(|()| uuid::Uuid::new_v4().as_u128());
-    LogSecret((a ^ b.rotate_left(64)).to_le_bytes())
-}
-
-/// What the device holds now.
-fn content(device: &dyn Device) -> Result<Content> {
-    let bytes = device.geometry().size.min(HEAD_BYTES as u64) as usize;
-    let mut head = IoBuf::zeroed(bytes / BLOCK_SIZE);
-    if bytes >= BLOCK_SIZE {
-        device.read(0, &mut head)?;
-    }
-    Ok(Content::of(head.as_bytes()))
-}
-
-/// Adds to an error about a superblock what the device holds instead.
-fn name_other(device: &dyn Device, e: Engine) -> Engine {
-    match (&e, content(device)) {
-        (Engine::Corrupt { kind: kind @ CorruptKind::Superblock, block, what }, Ok(Content::Other(held))) => {
-            let name = device.name();
-            Engine::corrupt(*kind, *block, format!("{what}; {name} holds {held}, no KedgeFS image"))
-        }
-        _ => e,
-    }
-}
-
 impl FileSystem {
     /// Makes a file system on the device. One that holds an image or another file system is refused, unless
     /// [`FormatOptions::overwrite`] says that it may be lost.
@@ -81,102 +33,18 @@ impl FileSystem {
         clock: Arc<dyn Clock>,
         options: &FormatOptions,
     ) -> Result<FormatSummary> {
-        let _claim = Claim::new(&device, false)?;
-        if !options.overwrite
-            && let Some(held) = content(&*device)?.name().filter(|held| *held != Content::UNKNOWN)
-        {
-            let name = device.name();
-            return Err(Engine::invalid(format!("{name} holds {held}, which would be lost")).into());
-        }
-        let size = options.size.unwrap_or(device.geometry().size).min(device.geometry().size);
-        let params = FormatParams {
-            size,
-            log_size: options.log_size.unwrap_or_else(|| Geometry::default_log_bytes(size)),
-            label: options.label.clone(),
-            uuid: options.uuid.unwrap_or_else(uuid::Uuid::new_v4),
-            hash_seed: *uuid::Uuid::new_v4().as_bytes(),
-            log_secret: new_log_secret(),
-            uid: options.owner.uid,
-            gid: options.owner.gid,
-        };
-        let g = kedge_store::format(device, clock, &params)?;
-        Ok(FormatSummary {
-            uuid: g.uuid,
-            size: g.total_blocks * BLOCK_SIZE as u64,
-            log_size: g.log_bytes(),
-            block_size: BLOCK_SIZE as u32,
-            groups: g.groups(),
-            data_blocks: g.total_blocks - g.data_start.0,
-        })
+        crate::format::format(device, clock, options)
     }
 
     /// Opens a file system, recovering it if it was not closed.
     pub fn open(device: Arc<dyn Device>, clock: Arc<dyn Clock>, options: MountOptions) -> Result<FileSystem> {
-        if let Some(percent) = options.async_checkpoint {
-            kedge_store::check_async_percent(percent)?;
-        }
-        let claim = Claim::new(&device, options.read_only)?;
-        // Of the budget: half for tree nodes, three eighths for pages, the rest for inodes.
-        let open = OpenOptions {
-            read_only: options.read_only,
-            node_cache_bytes: options.cache_size / 2,
-            async_checkpoint: options.async_checkpoint,
-            tree_lock: options.tree_lock,
-            ..Default::default()
-        };
-        let store = Store::open(device.clone(), clock.clone(), &open).map_err(|e| name_other(&*device, e))?;
-        let member = Member::new();
-        let dirty = Arc::new(DirtyList::new(options.dirty_tracking));
-        let fs = Arc::new(Fs {
-            seed: store.geometry().hash_seed,
-            inodes: InodeTable::new(
-                (options.cache_size / 8 / 1024).clamp(1024, 1 << 20) as usize,
-                dirty.clone(),
-            ),
-            rename_lock: new_rename_lock(),
-            dirty,
-            budget: Budget::new(options.cache_size / 8 * 3, options.shared_budget.clone()),
-            durable_writes: AtomicU32::new(0),
-            flusher: member.clone(),
-            orphans: Mutex::new(Rank::Leaf, Default::default()),
-            stats: FsStats::default(),
-            closed: AtomicBool::new(false),
-            store,
-            clock,
-            live: Live::new(&options),
-            options: Mutex::new(Rank::Leaf, options),
-            claim,
-        });
-        let client: Weak<dyn CheckpointClient> = Arc::downgrade(&(fs.clone() as Arc<dyn CheckpointClient>));
-        fs.store.set_client(client);
-        if !fs.store.is_read_only() {
-            fs.recover_orphans()?;
-            let client: Weak<dyn Flushed> = Arc::downgrade(&(fs.clone() as Arc<dyn Flushed>));
-            member
-                .join(client, fs.clock.monotonic(), fs.live.commit())
-                .map_err(|e| kedge_base::Error::io("start of a thread", 0, 0, &e))?;
-        }
-        Ok(FileSystem { fs, _membership: Arc::new(Membership(member)) })
+        let fs = Fs::open(device, clock, options)?;
+        Ok(FileSystem { _membership: Arc::new(Membership(fs.clone())), fs })
     }
 
     /// Changes options of the open file system. Operations under way may still follow the old ones.
     pub fn remount(&self, switches: &Switches) -> Result<()> {
-        self.fs.check_open()?;
-        let mut options = self.fs.options.lock();
-        let mut wanted = options.clone();
-        switches.apply(&mut wanted);
-        if let Some(percent) = wanted.async_checkpoint {
-            kedge_store::check_async_percent(percent)?;
-        }
-        self.fs.live.set(&wanted);
-        *options = wanted;
-        let percent = options.async_checkpoint;
-        drop(options);
-        if switches.async_checkpoint.is_some() {
-            self.fs.store.set_async_checkpoint(percent);
-        }
-        self.fs.flusher.wake();
-        Ok(())
+        self.fs.remount(switches)
     }
 
     /// [`FileSystem::remount`] with a comma-separated list of options.
@@ -186,7 +54,7 @@ impl FileSystem {
 
     /// The options in force.
     pub fn options(&self) -> MountOptions {
-        self.fs.options.lock().clone()
+        self.fs.engine().options()
     }
 
     /// Makes everything durable, writes the last checkpoint and ends. Later calls fail. Nameless inodes that are still
@@ -196,62 +64,44 @@ impl FileSystem {
     /// then ([`Error::DataLost`]), the image remembers it until a repair, and all else is durable
     /// and closed.
     pub fn close(&self) -> Result<()> {
-        if self.fs.closed.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        let synced = self.fs.sync_for_close();
-        if self.fs.closed.swap(true, Ordering::Relaxed) {
-            return Ok(());
-        }
-        self.fs.flusher.leave();
-        let lost = self.fs.lost_data();
-        if let Some(lost) = &lost {
-            tracing::error!("{lost}");
-            if !broken::is(Variant::ForgetLosses) {
-                self.fs.store.note_losses(lost.files);
-            }
-        }
-        let closed = self.fs.store.close();
-        self.fs.claim.release();
-        match lost {
-            // The cause of that, too, is in the trace.
-            Some(lost) if closed.is_ok() => Err(Error::DataLost(Arc::new(lost))),
-            _ => synced.and(closed.map_err(Error::from)),
-        }
+        self.fs.close()
     }
 
     fn timed<R>(&self, op: OpKind, run: impl FnOnce(&Fs) -> Result<R>) -> Result<R> {
-        let started = self.fs.clock.monotonic();
+        let started = self.fs.engine().clock().monotonic();
         let result = run(&self.fs);
-        self.fs.stats.record(op, (self.fs.clock.monotonic().saturating_sub(started)).as_nanos() as u64);
+        self.fs
+            .engine()
+            .stats()
+            .record(op, (self.fs.engine().clock().monotonic().saturating_sub(started)).as_nanos() as u64);
         result
     }
 
     /// The inode that `name` names in `dir`; `.` and `..` work.
     pub fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
-        self.timed(OpKind::lookup, |fs| fs.lookup(dir, name))
+        self.timed(OpKind::lookup, |fs| fs.names().lookup(dir, name))
     }
 
     /// What stat(2) shows of an inode.
     pub fn getattr(&self, ino: Ino) -> Result<Attr> {
-        self.timed(OpKind::getattr, |fs| fs.getattr(ino))
+        self.timed(OpKind::getattr, |fs| fs.names().getattr(ino))
     }
 
     /// Size first, then owner and mode, then times. Times alone cost no log record.
     pub fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
-        self.timed(OpKind::setattr, |fs| fs.setattr(ino, set))
+        self.timed(OpKind::setattr, |fs| fs.names().setattr(ino, set))
     }
 
     /// A new regular file.
     pub fn create(&self, dir: Ino, name: &[u8], mode: u32, owner: Owner) -> Result<Attr> {
         let make = Make { kind: FileKind::Regular, mode, rdev: 0, target: b"", owner };
-        self.timed(OpKind::create, |fs| fs.make(dir, name, &make))
+        self.timed(OpKind::create, |fs| fs.names().make(dir, name, &make))
     }
 
     /// A new directory.
     pub fn mkdir(&self, dir: Ino, name: &[u8], mode: u32, owner: Owner) -> Result<Attr> {
         let make = Make { kind: FileKind::Directory, mode, rdev: 0, target: b"", owner };
-        self.timed(OpKind::mkdir, |fs| fs.make(dir, name, &make))
+        self.timed(OpKind::mkdir, |fs| fs.names().make(dir, name, &make))
     }
 
     /// Any kind but directory and symlink; `mode` carries the type bits.
@@ -266,7 +116,7 @@ impl FileSystem {
         };
         let rdev = if matches!(kind, FileKind::CharDevice | FileKind::BlockDevice) { rdev } else { 0 };
         let make = Make { kind, mode, rdev, target: b"", owner };
-        self.timed(OpKind::mknod, |fs| fs.make(dir, name, &make))
+        self.timed(OpKind::mknod, |fs| fs.names().make(dir, name, &make))
     }
 
     /// A new symbolic link with a target of 1 to 4095 bytes, which is not interpreted.
@@ -275,32 +125,32 @@ impl FileSystem {
             return Err(Error::NotFound);
         }
         let make = Make { kind: FileKind::Symlink, mode: 0o777, rdev: 0, target, owner };
-        self.timed(OpKind::symlink, |fs| fs.make(dir, name, &make))
+        self.timed(OpKind::symlink, |fs| fs.names().make(dir, name, &make))
     }
 
     /// The target of a symbolic link.
     pub fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
-        self.timed(OpKind::readlink, |fs| fs.readlink(ino))
+        self.timed(OpKind::readlink, |fs| fs.names().readlink(ino))
     }
 
     /// A nameless file (O_TMPFILE), pinned once.
     pub fn tmpfile(&self, dir: Ino, mode: u32, owner: Owner) -> Result<Attr> {
-        self.timed(OpKind::tmpfile, |fs| fs.tmpfile(dir, mode, owner))
+        self.timed(OpKind::tmpfile, |fs| fs.names().tmpfile(dir, mode, owner))
     }
 
     /// A further name for an inode that is no directory. Gives a nameless file of [`FileSystem::tmpfile`] its first one.
     pub fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
-        self.timed(OpKind::link, |fs| fs.link(ino, dir, name))
+        self.timed(OpKind::link, |fs| fs.names().link(ino, dir, name))
     }
 
     /// Removes a name of an inode that is no directory. With the last name the inode goes, unless it is pinned.
     pub fn unlink(&self, dir: Ino, name: &[u8]) -> Result<()> {
-        self.timed(OpKind::unlink, |fs| fs.unlink(dir, name))
+        self.timed(OpKind::unlink, |fs| fs.names().unlink(dir, name))
     }
 
     /// Removes an empty directory.
     pub fn rmdir(&self, dir: Ino, name: &[u8]) -> Result<()> {
-        self.timed(OpKind::rmdir, |fs| fs.rmdir(dir, name))
+        self.timed(OpKind::rmdir, |fs| fs.names().rmdir(dir, name))
     }
 
     /// Moves a name, wholly or not at all: no crash shows both names or neither.
@@ -312,17 +162,17 @@ impl FileSystem {
         new_name: &[u8],
         mode: RenameMode,
     ) -> Result<()> {
-        self.timed(OpKind::rename, |fs| fs.rename(dir, name, new_dir, new_name, mode))
+        self.timed(OpKind::rename, |fs| fs.names().rename(dir, name, new_dir, new_name, mode))
     }
 
     /// Shows the entries behind `cookie` (0: from the start) until `visit` returns false.
     pub fn readdir(&self, dir: Ino, cookie: u64, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
-        self.timed(OpKind::readdir, |fs| fs.readdir(dir, cookie, visit))
+        self.timed(OpKind::readdir, |fs| fs.names().readdir(dir, cookie, visit))
     }
 
     /// Bytes read; fewer than asked only at the end of the file.
     pub fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
-        self.timed(OpKind::read, |fs| fs.read(ino, offset, buf))
+        self.timed(OpKind::read, |fs| fs.files().read(ino, offset, buf))
     }
 
     /// Bytes written; fewer than asked when space or device gave out on the way. The cause is in
@@ -333,80 +183,75 @@ impl FileSystem {
 
     /// [`FileSystem::write`] in another way.
     pub fn write_with(&self, ino: Ino, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize> {
-        self.timed(OpKind::write, |fs| fs.write(ino, offset, data, mode))
+        self.timed(OpKind::write, |fs| fs.files().write(ino, offset, data, mode))
     }
 
     /// fallocate(2) for a regular file.
     pub fn fallocate(&self, ino: Ino, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
-        self.timed(OpKind::fallocate, |fs| fs.fallocate(ino, mode, offset, len))
+        self.timed(OpKind::fallocate, |fs| fs.files().fallocate(ino, mode, offset, len))
     }
 
     /// The next data or the next hole at or behind `offset`.
     pub fn seek(&self, ino: Ino, offset: u64, kind: SeekKind) -> Result<u64> {
-        self.timed(OpKind::seek, |fs| fs.seek(ino, offset, kind))
+        self.timed(OpKind::seek, |fs| fs.files().seek(ino, offset, kind))
     }
 
     /// Makes the inode durable (`datasync`: its data and what is needed to read it). Of a directory: its entries.
     pub fn fsync(&self, ino: Ino, datasync: bool) -> Result<()> {
-        self.timed(fsync_kind(datasync), |fs| fs.fsync(ino, datasync))
+        self.timed(fsync_kind(datasync), |fs| fs.syncer().fsync(ino, datasync))
     }
 
     /// As [`FileSystem::fsync`], without holding a thread while the log is forced.
     pub fn fsync_async(&self, ino: Ino, datasync: bool, done: Done) {
-        let started = self.fs.clock.monotonic();
+        let started = self.fs.engine().clock().monotonic();
         let fs = self.fs.clone();
         let counted: Done = Box::new(move |result| {
-            let took = fs.clock.monotonic().saturating_sub(started);
-            fs.stats.record(fsync_kind(datasync), took.as_nanos() as u64);
+            let took = fs.engine().clock().monotonic().saturating_sub(started);
+            fs.engine().stats().record(fsync_kind(datasync), took.as_nanos() as u64);
             done(result);
         });
-        self.fs.fsync_async(ino, datasync, counted);
+        self.fs.syncer().fsync_async(ino, datasync, counted);
     }
 
     /// Everything that completed before the call becomes durable.
     pub fn sync(&self) -> Result<()> {
-        self.timed(OpKind::sync, |fs| fs.sync(ForceCause::Sync))
+        self.timed(OpKind::sync, |fs| fs.syncer().sync(ForceCause::Sync))
     }
 
     /// As [`FileSystem::sync`], without holding a thread while the log is forced.
     pub fn sync_async(&self, done: Done) {
-        self.fs.sync_async(done);
+        self.fs.syncer().sync_async(done);
     }
 
     /// The value of an extended attribute. Names carry their namespace (`user.`, `trusted.`, `security.`).
     pub fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
-        self.timed(OpKind::getxattr, |fs| fs.getxattr(ino, name))
+        self.timed(OpKind::getxattr, |fs| fs.names().getxattr(ino, name))
     }
 
     /// Sets an extended attribute.
     pub fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
-        self.timed(OpKind::setxattr, |fs| fs.setxattr(ino, name, value, mode))
+        self.timed(OpKind::setxattr, |fs| fs.names().setxattr(ino, name, value, mode))
     }
 
     /// The names of all extended attributes.
     pub fn listxattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
-        self.timed(OpKind::listxattr, |fs| fs.listxattr(ino))
+        self.timed(OpKind::listxattr, |fs| fs.names().listxattr(ino))
     }
 
     /// Removes an extended attribute, which must exist.
     pub fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
-        self.timed(OpKind::removexattr, |fs| fs.removexattr(ino, name))
+        self.timed(OpKind::removexattr, |fs| fs.names().removexattr(ino, name))
     }
 
     /// Keeps the inode alive though it may lose its last name: one pin for each open handle and kernel lookup.
     pub fn pin(&self, ino: Ino) -> Result<()> {
-        self.fs.inodes.pin(ino);
+        self.fs.inodes().pin(ino);
         Ok(())
     }
 
     /// Gives `count` pins back; the last one of a nameless inode deletes it.
     pub fn unpin(&self, ino: Ino, count: u64) {
-        if self.fs.inodes.unpin(ino, count)
-            && self.fs.orphans.lock().contains_key(&ino)
-            && self.fs.check_open().is_ok()
-        {
-            self.fs.orphaned(ino);
-        }
+        self.fs.files().unpin(ino, count);
     }
 
     /// Space and inodes, used and free.
@@ -414,13 +259,13 @@ impl FileSystem {
     /// Blocks are free that no file and no node has or is promised, those too that were freed a moment ago and wait for the
     /// log or a checkpoint. Available are those of them that data can have: some are kept for nodes.
     pub fn statfs(&self) -> StatFs {
-        let counts = self.fs.store.alloc().free_counts();
+        let counts = self.fs.engine().store().alloc().free_counts();
         let free = counts.owned_free.saturating_sub(counts.reserved);
         let available = counts.available_soon.min(free);
-        let inodes = self.fs.store.inode_count();
+        let inodes = self.fs.engine().store().inode_count();
         StatFs {
             block_size: BLOCK_SIZE as u32,
-            blocks: self.fs.store.geometry().total_blocks,
+            blocks: self.fs.engine().store().geometry().total_blocks,
             blocks_free: free,
             blocks_available: available,
             // Inodes are made as needed: as many more as there is room for their items.
@@ -433,14 +278,14 @@ impl FileSystem {
     /// Stops at once (FS_IOC_SHUTDOWN): later mutations and fsyncs fail with EIO. `flush`: force the log first.
     pub fn shutdown(&self, flush: bool) -> Result<()> {
         // What cannot be flushed does not keep it running.
-        let flushed = if flush { self.fs.sync(ForceCause::Sync) } else { Ok(()) };
-        self.fs.store.shutdown(&kedge_base::Error::Shutdown("a shutdown was asked for".into()));
+        let flushed = if flush { self.fs.syncer().sync(ForceCause::Sync) } else { Ok(()) };
+        self.fs.engine().store().shutdown(&kedge_base::Error::Shutdown("a shutdown was asked for".into()));
         flushed
     }
 
     /// Writes a checkpoint now.
     pub fn checkpoint(&self) -> Result<()> {
-        Ok(self.fs.store.checkpoint(kedge_store::CheckpointCause::Request)?)
+        Ok(self.fs.engine().store().checkpoint(kedge_store::CheckpointCause::Request)?)
     }
 
     /// The counters as JSON text.

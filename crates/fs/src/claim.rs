@@ -4,7 +4,7 @@
 //!
 //! Engines that only read may share one.
 
-use kedge_base::{Error, Result};
+use kedge_base::{Clock, Error, Result};
 use kedge_device::Device;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub(crate) struct Claim {
 }
 
 impl Claim {
-    pub fn new(device: &Arc<dyn Device>, read_only: bool) -> Result<Claim> {
+    pub(crate) fn new(device: &Arc<dyn Device>, clock: &dyn Clock, read_only: bool) -> Result<Claim> {
         for _ in 0..TRIES {
             let mut claimed = CLAIMED.lock();
             if claimed.iter().all(|&(at, reads)| at != address(device) || (reads && read_only)) {
@@ -35,13 +35,13 @@ impl Claim {
                 return Ok(Claim { device: device.clone(), read_only, held: AtomicBool::new(true) });
             }
             drop(claimed);
-            std::thread::sleep(PAUSE);
+            clock.sleep(PAUSE);
         }
         Err(Error::invalid(format!("{} is open in this process already", device.name())))
     }
 
     /// Called again it does nothing.
-    pub fn release(&self) {
+    pub(crate) fn release(&self) {
         if self.held.swap(false, Ordering::Relaxed) {
             let mut claimed = CLAIMED.lock();
             let mine = (address(&self.device), self.read_only);

@@ -1,357 +1,178 @@
-//! The open file system: what all operations share.
+//! An open file system: its parts, put together, and its end.
 
-use crate::budget::Budget;
+use crate::cache::inodes::Inodes;
+use crate::cache::table::Watch;
 use crate::claim::Claim;
-use crate::dirty::DirtyList;
-use crate::flushers::Member;
-use crate::inode::{Inode, Meta, Progress};
-use crate::inode_cache::InodeTable;
-use crate::pages::Delta;
-use crate::stats::FsStats;
-use crate::switches::Live;
-use crate::{Attr, Error, MountOptions, Owner, Result};
-use kedge_base::broken::pause::{self, Point};
+use crate::data::Files;
+use crate::durability::dirty::{DirtySet, OwnSet};
+use crate::durability::flushers::{Flushed, Member};
+use crate::durability::shared::SharedSet;
+use crate::durability::sync::Syncer;
+use crate::durability::writeback::Writeback;
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::format::name_other;
+use crate::names::Names;
+use crate::options::{DirtyTracking, MountOptions, NewName};
+use crate::switches::Switches;
+use kedge_base::Clock;
 use kedge_base::broken::{self, Variant};
-use kedge_base::lock::{Mutex, MutexGuard, Rank};
-use kedge_base::{BlockNo, Clock, CorruptKind, Ino, Timespec};
-use kedge_format::record::{InodeMask, RecordBuilder};
-use kedge_format::{FileKind, InodeCore, Key};
-use kedge_store::{Class, Handle, Need, RecordLsn, Store};
-use smallvec::SmallVec;
-use std::collections::HashMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use kedge_device::Device;
+use kedge_store::{CheckpointClient, OpenOptions, Store};
+use std::sync::{Arc, Weak};
 
+/// The parts, each above those before it.
 pub(crate) struct Fs {
-    pub store: Arc<Store>,
-    pub clock: Arc<dyn Clock>,
-    /// Inodes without a name that something pins: the last pin deletes them. True: made without one (O_TMPFILE), so it
-    /// may still get one.
-    pub orphans: Mutex<HashMap<Ino, bool>>,
-    /// As they are now: `remount` changes some.
-    pub options: Mutex<MountOptions>,
-    /// The same for those that operations look up.
-    pub live: Live,
-    /// Key of the name hash.
-    pub seed: [u8; 16],
-    pub inodes: InodeTable,
-    /// Held by renames that move between directories: the directory tree's shape stands still.
-    pub rename_lock: Mutex<()>,
-    pub dirty: Arc<DirtyList>,
-    pub budget: Budget,
-    /// Data writes under way that are durable on their own.
-    pub durable_writes: AtomicU32,
-    pub flusher: Arc<Member>,
-    pub stats: FsStats,
-    pub closed: AtomicBool,
-    /// Last: it goes after all that uses the device.
-    pub claim: Claim,
+    engine: Arc<Engine>,
+    inodes: Arc<Inodes>,
+    writeback: Arc<Writeback>,
+    syncer: Arc<Syncer>,
+    files: Arc<Files>,
+    names: Names,
 }
 
-/// What a record does to one existing inode.
-pub(crate) struct Change<'a> {
-    pub inode: &'a Inode,
-    pub meta: MutexGuard<'a, Meta>,
-    /// The attributes as they shall be.
-    pub core: InodeCore,
-    pub mask: InodeMask,
-    /// The size that the record names, where it is not the live one: bytes behind it are not written yet.
-    pub logged_size: Option<u64>,
-}
+/// Leaves the pool of flusher threads when it goes, with the last clone of a file system.
+pub(crate) struct Membership(pub Arc<Fs>);
 
-impl Change<'_> {
-    pub fn set(&mut self, mask: InodeMask, edit: impl FnOnce(&mut InodeCore)) {
-        edit(&mut self.core);
-        self.mask |= mask;
-    }
-
-    /// mtime and ctime.
-    pub fn touch(&mut self, now: Timespec) {
-        self.set(InodeMask::MTIME | InodeMask::CTIME, |c| {
-            c.mtime = now;
-            c.ctime = now;
-        });
-    }
-}
-
-pub(crate) type Changes<'a> = SmallVec<[Change<'a>; 4]>;
-
-/// A new inode from its number to its record. It is in the table, its meta locked: a thread that
-/// finds it there waits until the record is applied, instead of reading the tree and putting a second
-/// inode of that number into the table. Dropped without [`Newborn::lives`], after an error or a panic,
-/// it is dead and forgotten.
-pub(crate) struct Newborn<'a> {
-    fs: &'a Fs,
-    meta: MutexGuard<'a, Meta>,
-    ino: Ino,
-    alive: bool,
-}
-
-impl<'a> Newborn<'a> {
-    /// Of an inode made in `dir`, whose meta lock the caller may hold.
-    pub fn new(fs: &'a Fs, dir: Ino, inode: &'a Arc<Inode>) -> Result<Newborn<'a>> {
-        let ino = inode.ino;
-        // Numbers ascend: the order of locks, and that the number is free, rest on it. An image may
-        // say otherwise.
-        let ascends = ino > dir;
-        let meta = ascends.then(|| inode.meta.lock());
-        match meta {
-            Some(meta) if fs.inodes.insert_new(&fs.store, inode.clone()) => {
-                Ok(Newborn { fs, meta, ino, alive: false })
-            }
-            _ => {
-                let what = format!("inode number {ino} is the next to be given out and is in use");
-                Err(kedge_base::Error::corrupt(CorruptKind::Inode, BlockNo(0), what).into())
-            }
-        }
-    }
-
-    /// The record that creates it is applied.
-    pub fn lives(mut self, lsn: RecordLsn) {
-        self.meta.progress = progress_at(lsn);
-        self.alive = true;
-    }
-}
-
-impl Drop for Newborn<'_> {
+impl Drop for Membership {
     fn drop(&mut self) {
-        if !self.alive {
-            self.meta.dead = true;
-            self.meta.core.nlink = 0;
-            self.fs.inodes.remove(self.ino);
-        }
+        self.0.writeback.leave_flushers();
     }
 }
 
-/// Time stamps and the change counter: what fdatasync may leave behind.
-const TIMES: InodeMask = InodeMask(
-    InodeMask::ATIME.0 | InodeMask::MTIME.0 | InodeMask::CTIME.0 | InodeMask::BTIME.0 | InodeMask::CHANGE.0,
-);
+/// Where the dirty inodes are listed, and who wants to know what is cached.
+fn dirty_set(tracking: DirtyTracking) -> (Arc<dyn DirtySet>, Watch) {
+    match tracking {
+        DirtyTracking::PerSb => (Arc::new(OwnSet::new()), None),
+        DirtyTracking::Shared => {
+            let shared = Arc::new(SharedSet::new());
+            (shared.clone(), Some(shared))
+        }
+    }
+}
 
 impl Fs {
-    pub fn now(&self) -> Timespec {
-        self.clock.now()
+    /// Opens a file system, recovering it if it was not closed.
+    pub(crate) fn open(
+        device: Arc<dyn Device>,
+        clock: Arc<dyn Clock>,
+        options: MountOptions,
+    ) -> Result<Arc<Fs>> {
+        if let Some(percent) = options.async_checkpoint {
+            kedge_store::check_async_percent(percent)?;
+        }
+        let claim = Claim::new(&device, &*clock, options.read_only)?;
+        // Of the budget: half for tree nodes, three eighths for pages, the rest for inodes.
+        let open = OpenOptions {
+            read_only: options.read_only,
+            node_cache_bytes: options.cache_size / 2,
+            async_checkpoint: options.async_checkpoint,
+            tree_lock: options.tree_lock,
+            ..Default::default()
+        };
+        let store = Store::open(device.clone(), clock.clone(), &open).map_err(|e| name_other(&*device, e))?;
+        let inodes_max = (options.cache_size / 8 / 1024).clamp(1024, 1 << 20) as usize;
+        let page_bytes = options.cache_size / 8 * 3;
+        let (set, watch) = dirty_set(options.dirty_tracking);
+        let (shared, member) = (options.shared_budget.clone(), Member::new());
+        let engine = Arc::new(Engine::new(store, clock, options, claim));
+        let inodes = Arc::new(Inodes::new(engine.clone(), inodes_max, watch));
+        let writeback =
+            Writeback::new(engine.clone(), inodes.clone(), set, page_bytes, shared, member.clone());
+        let fs = Fs::join(engine, inodes, Arc::new(writeback));
+        fs.start(&member)?;
+        Ok(fs)
     }
 
-    pub fn check_open(&self) -> Result<()> {
-        if self.closed.load(Ordering::Relaxed) {
-            return Err(kedge_base::Error::Shutdown("unmounted".into()).into());
+    fn join(engine: Arc<Engine>, inodes: Arc<Inodes>, writeback: Arc<Writeback>) -> Arc<Fs> {
+        let below = || (engine.clone(), inodes.clone(), writeback.clone());
+        let (e, i, w) = below();
+        let syncer = Arc::new(Syncer::new(e, i, w));
+        let (e, i, w) = below();
+        let files = Arc::new(Files::new(e, i, w));
+        let (e, i, w) = below();
+        let names = Names::new(e, i, w, syncer.clone(), files.clone());
+        Arc::new(Fs { engine, inodes, writeback, syncer, files, names })
+    }
+
+    /// What has to happen before the first operation.
+    fn start(&self, member: &Arc<Member>) -> Result<()> {
+        let store = self.engine.store();
+        let client: Arc<dyn CheckpointClient> = self.writeback.clone();
+        let client: Weak<dyn CheckpointClient> = Arc::downgrade(&client);
+        store.set_client(client);
+        if !store.is_read_only() {
+            self.files.recover_orphans()?;
+            let flushed: Arc<dyn Flushed> = self.syncer.clone();
+            let now = self.engine.clock().monotonic();
+            member
+                .join(Arc::downgrade(&flushed), now, self.engine.live().commit())
+                .map_err(|e| kedge_base::Error::io("start of a thread", 0, 0, &e))?;
         }
         Ok(())
     }
 
-    /// Reserves for an operation. Before any inode lock.
-    pub fn begin(&self, log_bytes: u64, items: u32, class: Class) -> Result<Handle<'_>> {
-        self.begin_many(log_bytes, items, 0, class)
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
     }
 
-    /// As `begin`, for an operation that also touches many small items side by side.
-    pub fn begin_many(
-        &self,
-        log_bytes: u64,
-        items: u32,
-        neighbours: u32,
-        class: Class,
-    ) -> Result<Handle<'_>> {
-        if class != Class::Checkpoint {
-            self.check_open()?; // closing ends in a checkpoint
+    pub(crate) fn inodes(&self) -> &Inodes {
+        &self.inodes
+    }
+
+    pub(crate) fn writeback(&self) -> &Writeback {
+        &self.writeback
+    }
+
+    pub(crate) fn syncer(&self) -> &Arc<Syncer> {
+        &self.syncer
+    }
+
+    pub(crate) fn files(&self) -> &Files {
+        &self.files
+    }
+
+    pub(crate) fn names(&self) -> &Names {
+        &self.names
+    }
+
+    /// Changes options. Operations under way may still follow the old ones.
+    pub(crate) fn remount(&self, switches: &Switches) -> Result<()> {
+        let (old, new) = self.engine.remount(switches)?;
+        if old.new_name == NewName::Lazy && new.new_name == NewName::Sync {
+            self.syncer.begin_new_name_sync();
         }
-        Ok(self.store.begin(Need { log_bytes, items, neighbours, class })?)
-    }
-
-    /// The inode, from the table or the tree.
-    pub fn get(&self, ino: Ino) -> Result<Arc<Inode>> {
-        self.inodes.get_or_load(&self.store, ino, || {
-            let core = self.store.get_with(Key::inode(ino), InodeCore::decode)?.ok_or(Error::NotFound)??;
-            pause::at(Point::InodeRead);
-            let kind = core.kind().ok_or(Error::NotFound)?;
-            Ok((core, kind))
-        })
-    }
-
-    pub fn get_dir(&self, ino: Ino) -> Result<Arc<Inode>> {
-        let inode = self.get(ino)?;
-        if inode.is_dir() { Ok(inode) } else { Err(Error::NotDirectory) }
-    }
-
-    pub fn get_file(&self, ino: Ino) -> Result<Arc<Inode>> {
-        let inode = self.get(ino)?;
-        match inode.kind {
-            FileKind::Regular => Ok(inode),
-            FileKind::Directory => Err(Error::IsDirectory),
-            _ => Err(Error::Invalid("not a regular file")),
+        if switches.async_checkpoint.is_some() {
+            self.engine.store().set_async_checkpoint(new.async_checkpoint);
         }
+        self.writeback.wake_flusher();
+        Ok(())
     }
 
-    pub fn attr_of(&self, inode: &Inode) -> Result<Attr> {
-        let delayed = if inode.kind == FileKind::Regular { inode.pages.lock().promised() } else { 0 };
-        let meta = inode.meta.lock();
-        if meta.dead {
-            return Err(Error::NotFound);
+    /// Makes everything durable, writes the last checkpoint and ends.
+    pub(crate) fn close(&self) -> Result<()> {
+        if self.engine.is_closed() {
+            return Ok(());
         }
-        let mut core = meta.core;
-        // As other file systems show them: blocks that delayed allocation has promised.
-        core.blocks += delayed;
-        Ok(Attr::from_core(inode.ino, &core, inode.kind))
-    }
-
-    /// Locks the meta of several inodes, in ascending order, each once.
-    pub fn lock_metas<'a>(&self, inodes: &[&'a Inode]) -> Changes<'a> {
-        let mut sorted: SmallVec<[&'a Inode; 4]> = inodes.into();
-        sorted.sort_by_key(|i| i.ino);
-        sorted.dedup_by_key(|i| i.ino);
-        sorted
-            .into_iter()
-            .map(|inode| {
-                let meta = inode.meta.lock();
-                let core = meta.core;
-                Change { inode, meta, core, mask: InodeMask::default(), logged_size: None }
-            })
-            .collect()
-    }
-
-    /// Completes `record` with the changes, commits it, and only then lets the changes be seen: an error leaves all as
-    /// it was.
-    pub fn commit(
-        &self,
-        handle: &mut Handle<'_>,
-        record: RecordBuilder,
-        changes: &mut [Change<'_>],
-    ) -> Result<RecordLsn> {
-        self.commit_by(record, changes, |record| handle.commit(record))
-    }
-
-    /// [`Fs::commit`] of an operation with one record, which makes no log-resident data.
-    pub fn commit_only(
-        &self,
-        handle: Handle<'_>,
-        record: RecordBuilder,
-        changes: &mut [Change<'_>],
-    ) -> Result<RecordLsn> {
-        self.commit_by(record, changes, |record| handle.commit_only(record))
-    }
-
-    fn commit_by(
-        &self,
-        mut record: RecordBuilder,
-        changes: &mut [Change<'_>],
-        commit: impl FnOnce(RecordBuilder) -> kedge_base::Result<RecordLsn>,
-    ) -> Result<RecordLsn> {
-        let others = record.edits();
-        for c in changes.iter_mut() {
-            c.core.change = c.core.change.wrapping_add(1);
-            let mut mask = c.mask | c.meta.unlogged | InodeMask::CHANGE;
-            if broken::is(Variant::SizeBeyondWritten) {
-                mask |= InodeMask::SIZE; // broken on purpose: the live size, whatever is written of it
-            }
-            let named = InodeCore { size: c.logged_size.unwrap_or(c.core.size), ..c.core };
-            record.inode(c.inode.ino, mask, &named);
+        let synced = self.syncer.sync_for_close();
+        if !self.engine.set_closed() {
+            return Ok(());
         }
-        // Edits beside the patches (extents, names, attributes) are more than time stamps, whoever they are of.
-        let others = others > 0;
-        let lsn = commit(record)?;
-        for c in changes.iter_mut() {
-            c.meta.core = c.core;
-            c.meta.unlogged = InodeMask::default();
-            c.meta.progress.commit_lsn = lsn.end;
-            if c.mask.contains(InodeMask::SIZE) {
-                c.meta.logged_size = c.logged_size.unwrap_or(c.core.size);
-            }
-            // Broken on purpose: a new size is no more than a time stamp.
-            let forgotten = c.mask.contains(InodeMask::SIZE) && broken::is(Variant::ForgetDatasyncOnSize);
-            if (!c.mask.without(TIMES).is_empty() || others) && !forgotten {
-                c.meta.progress.datasync_lsn = lsn.end;
+        self.writeback.leave_flushers();
+        let lost = self.writeback.lost_data();
+        let store = self.engine.store();
+        if let Some(lost) = &lost {
+            tracing::error!("{lost}");
+            if !broken::is(Variant::ForgetLosses) {
+                store.note_losses(lost.files);
             }
         }
-        Ok(lsn)
-    }
-
-    /// A new inode's core; a set-group-ID directory hands on its group.
-    pub fn new_core(
-        &self,
-        parent: &InodeCore,
-        mode: u32,
-        kind: FileKind,
-        owner: Owner,
-        now: Timespec,
-    ) -> InodeCore {
-        let mut core = InodeCore {
-            mode: kind.mode_bits() | (mode & 0o7777),
-            uid: owner.uid,
-            gid: owner.gid,
-            nlink: 1,
-            atime: now,
-            mtime: now,
-            ctime: now,
-            btime: now,
-            ..Default::default()
-        };
-        if parent.mode & 0o2000 != 0 {
-            core.gid = parent.gid;
-            if kind == FileKind::Directory {
-                core.mode |= 0o2000;
-            }
-        }
-        core
-    }
-
-    /// An inode number near those of its siblings: directories draw from ranges of their own, so that creators in
-    /// different directories meet in different leaves.
-    pub fn new_ino(&self, dir: &mut Meta) -> Result<Ino> {
-        let (next, end) = dir.ino_range;
-        if next < end {
-            dir.ino_range.0 += 1;
-            return Ok(Ino(next));
-        }
-        // A directory that grows takes longer ranges.
-        let count = (dir.core.size.min(1000) + 8).next_power_of_two().clamp(16, 1024);
-        let first = self.store.take_inos(count)?;
-        dir.ino_range = (first.0 + 1, first.0 + count);
-        Ok(first)
-    }
-
-    pub fn account(&self, delta: Delta) {
-        self.budget.account(delta);
-    }
-
-    /// Puts the inode on the dirty list. The caller holds its meta lock.
-    /// Nothing of a dead one is ever written: it would stay on the list for good.
-    pub fn list_dirty(&self, inode: &Arc<Inode>, meta: &mut Meta) {
-        if !meta.listed && !meta.dead {
-            meta.listed = true;
-            self.dirty.add(inode.clone(), self.clock.monotonic());
+        let closed = store.close();
+        self.engine.release_device();
+        match lost {
+            // The cause of that, too, is in the trace.
+            Some(lost) if closed.is_ok() => Err(Error::DataLost(Arc::new(lost))),
+            _ => synced.and(closed.map_err(Error::from)),
         }
     }
-}
-
-/// The fields of a new core that are not zero.
-pub(crate) fn create_mask(core: &InodeCore) -> InodeMask {
-    let mut mask = InodeMask::CREATE
-        | InodeMask::MODE
-        | InodeMask::NLINK
-        | InodeMask::ATIME
-        | InodeMask::MTIME
-        | InodeMask::CTIME
-        | InodeMask::BTIME;
-    for (bit, set) in [
-        (InodeMask::UID, core.uid != 0),
-        (InodeMask::GID, core.gid != 0),
-        (InodeMask::SIZE, core.size != 0),
-        (InodeMask::RDEV, core.rdev != 0),
-        (InodeMask::PARENT, core.parent.0 != 0),
-    ] {
-        if set {
-            mask |= bit;
-        }
-    }
-    mask
-}
-
-/// Progress of an inode that the record ending at `lsn` created or changed whole.
-fn progress_at(lsn: RecordLsn) -> Progress {
-    Progress { commit_lsn: lsn.end, datasync_lsn: lsn.end, ..Default::default() }
-}
-
-pub(crate) fn new_rename_lock() -> Mutex<()> {
-    Mutex::new(Rank::Rename, ())
 }

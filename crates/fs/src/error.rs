@@ -7,6 +7,9 @@ use std::sync::Arc;
 /// The result of a file system operation.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// Answers an operation that went on in the background.
+pub type Done = Box<dyn FnOnce(Result<()>) + Send>;
+
 /// Why an operation was refused or failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {

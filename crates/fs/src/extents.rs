@@ -1,11 +1,11 @@
 //! Where file blocks lie: reading the map, and changing it as a set of edits.
 
-use crate::core::Fs;
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 use kedge_base::{BLOCK_SIZE, BlockNo, CorruptKind, Extent, Ino};
 use kedge_format::item::{EXTENT_BLOCKS_MAX, ExtentItem};
 use kedge_format::record::RecordBuilder;
 use kedge_format::{ItemKind, Key};
+use kedge_store::Store;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
@@ -24,77 +24,73 @@ pub(crate) struct Mapping {
     pub place: Place,
 }
 
-impl Fs {
-    /// Up to `max` extents that overlap file blocks `[from, to)`, in order.
-    pub fn extents(&self, ino: Ino, from: u64, to: u64, max: usize) -> Result<Vec<(u64, ExtentItem)>> {
-        let mut found = Vec::new();
-        let mut bad = None;
-        let key = |block| Key::new(ino, ItemKind::Extent, block);
-        if to <= from {
-            return Ok(found);
-        }
-        if let Some((at, value)) = self.store.prev(key(from))?
-            && (at.ino, at.kind) == (ino.0, ItemKind::Extent as u8)
-            && at.offset < from
-        {
-            let item = ExtentItem::decode(&value)?;
-            if from - at.offset < item.blocks as u64 {
-                found.push((at.offset, item));
-            }
-        }
-        self.store.scan(key(from), key(to - 1), &mut |at, value| {
-            match ExtentItem::decode(value) {
-                Ok(item) => found.push((at.offset, item)),
-                Err(e) => bad = Some(e),
-            }
-            if found.len() >= max || bad.is_some() {
-                ControlFlow::Break(())
-            } else {
-                ControlFlow::Continue(())
-            }
-        })?;
-        if let Some(e) = bad {
-            return Err(e.into());
-        }
-        let last = kedge_format::SIZE_MAX / BLOCK_SIZE as u64 + 1;
-        if let Some((at, item)) = found.iter().find(|(at, item)| *at > last - item.blocks as u64) {
-            let what = format!("inode {ino}: an extent at file block {at}");
-            let bad = kedge_base::Error::corrupt(CorruptKind::ExtentItem, item.start, what);
-            return Err(Error::Engine(bad));
-        }
-        if let Some(w) = found.windows(2).find(|w| w[0].0 + w[0].1.blocks as u64 > w[1].0) {
-            let what = format!("inode {ino}: extents at file blocks {} and {} overlap", w[0].0, w[1].0);
-            return Err(Error::Engine(kedge_base::Error::corrupt(
-                CorruptKind::ExtentItem,
-                w[1].1.start,
-                what,
-            )));
-        }
-        Ok(found)
+/// Up to `max` extents that overlap file blocks `[from, to)`, in order.
+pub(crate) fn find(
+    store: &Store,
+    ino: Ino,
+    from: u64,
+    to: u64,
+    max: usize,
+) -> Result<Vec<(u64, ExtentItem)>> {
+    let mut found = Vec::new();
+    let mut bad = None;
+    let key = |block| Key::new(ino, ItemKind::Extent, block);
+    if to <= from {
+        return Ok(found);
     }
+    if let Some((at, value)) = store.prev(key(from))?
+        && (at.ino, at.kind) == (ino.0, ItemKind::Extent as u8)
+        && at.offset < from
+    {
+        let item = ExtentItem::decode(&value)?;
+        if from - at.offset < item.blocks as u64 {
+            found.push((at.offset, item));
+        }
+    }
+    store.scan(key(from), key(to - 1), &mut |at, value| {
+        match ExtentItem::decode(value) {
+            Ok(item) => found.push((at.offset, item)),
+            Err(e) => bad = Some(e),
+        }
+        if found.len() >= max || bad.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    })?;
+    if let Some(e) = bad {
+        return Err(e.into());
+    }
+    let last = kedge_format::SIZE_MAX / BLOCK_SIZE as u64 + 1;
+    if let Some((at, item)) = found.iter().find(|(at, item)| *at > last - item.blocks as u64) {
+        let what = format!("inode {ino}: an extent at file block {at}");
+        let bad = kedge_base::Error::corrupt(CorruptKind::ExtentItem, item.start, what);
+        return Err(Error::Engine(bad));
+    }
+    if let Some(w) = found.windows(2).find(|w| w[0].0 + w[0].1.blocks as u64 > w[1].0) {
+        let what = format!("inode {ino}: extents at file blocks {} and {} overlap", w[0].0, w[1].0);
+        return Err(Error::Engine(kedge_base::Error::corrupt(CorruptKind::ExtentItem, w[1].1.start, what)));
+    }
+    Ok(found)
+}
 
-    /// The whole of `[first, first + blocks)` as runs.
-    pub fn map(&self, ino: Ino, first: u64, blocks: u64) -> Result<Vec<Mapping>> {
-        let end = first + blocks;
-        let mut out = Vec::new();
-        let mut at = first;
-        for (start, item) in self.extents(ino, first, end, usize::MAX)? {
-            if start > at {
-                out.push(Mapping { first: at, blocks: start - at, place: Place::Hole });
-                at = start;
-            }
-            let skip = at - start;
-            let run = (item.blocks as u64 - skip).min(end - at);
-            let block = BlockNo(item.start.0 + skip);
-            let place = if item.unwritten { Place::Unwritten(block) } else { Place::Written(block) };
-            out.push(Mapping { first: at, blocks: run, place });
-            at += run;
+/// The whole of `[first, first + blocks)` as runs.
+pub(crate) fn map(store: &Store, ino: Ino, first: u64, blocks: u64) -> Result<Vec<Mapping>> {
+    let end = first + blocks;
+    let mut out = Vec::new();
+    let mut at = first;
+    for (start, item) in find(store, ino, first, end, usize::MAX)? {
+        if start > at {
+            out.push(Mapping { first: at, blocks: start - at, place: Place::Hole });
+            at = start;
         }
-        if at < end {
-            out.push(Mapping { first: at, blocks: end - at, place: Place::Hole });
-        }
-        Ok(out)
+        let skip = at - start;
+        let run = (item.blocks as u64 - skip).min(end - at);
+        let block = BlockNo(item.start.0 + skip);
+        let place = if item.unwritten { Place::Unwritten(block) } else { Place::Written(block) };
+        out.push(Mapping { first: at, blocks: run, place });
+        at += run;
     }
+    if at < end {
+        out.push(Mapping { first: at, blocks: end - at, place: Place::Hole });
+    }
+    Ok(out)
 }
 
 /// A part of a file's extent map that changes: as it was, as it shall be. [`ExtentSet::emit`] writes the difference.
@@ -106,8 +102,8 @@ pub(crate) struct ExtentSet {
 
 impl ExtentSet {
     /// Takes in the extents that overlap or touch `[from, to)`. Ranges already taken in keep their changes.
-    pub fn load(&mut self, fs: &Fs, ino: Ino, from: u64, to: u64, max: usize) -> Result<usize> {
-        let found = fs.extents(ino, from.saturating_sub(1), to.saturating_add(1), max)?;
+    pub(crate) fn load(&mut self, store: &Store, ino: Ino, from: u64, to: u64, max: usize) -> Result<usize> {
+        let found = find(store, ino, from.saturating_sub(1), to.saturating_add(1), max)?;
         let count = found.len();
         for (at, item) in found {
             if self.was.insert(at, item).is_none() {
@@ -132,7 +128,7 @@ impl ExtentSet {
     }
 
     /// Removes `[from, to)`; returns the blocks that become free.
-    pub fn remove(&mut self, from: u64, to: u64) -> Vec<Extent> {
+    pub(crate) fn remove(&mut self, from: u64, to: u64) -> Vec<Extent> {
         self.split(from);
         self.split(to);
         let gone: Vec<u64> = self.now.range(from..to).map(|(&at, _)| at).collect();
@@ -140,22 +136,22 @@ impl ExtentSet {
     }
 
     /// File block behind the last extent taken in.
-    pub fn end(&self) -> Option<u64> {
+    pub(crate) fn end(&self) -> Option<u64> {
         self.now.last_key_value().map(|(at, item)| at + item.blocks as u64)
     }
 
     /// Adds an extent to a hole.
-    pub fn insert(&mut self, at: u64, extent: Extent, unwritten: bool) {
+    pub(crate) fn insert(&mut self, at: u64, extent: Extent, unwritten: bool) {
         self.now.insert(at, ExtentItem { start: extent.start, blocks: extent.blocks as u32, unwritten });
     }
 
     /// Marks what is mapped of `[from, to)` as written.
-    pub fn set_written(&mut self, from: u64, to: u64) {
+    pub(crate) fn set_written(&mut self, from: u64, to: u64) {
         self.mark(from, to, false);
     }
 
     /// Marks what is mapped of `[from, to)` as unwritten: it reads as zero.
-    pub fn set_unwritten(&mut self, from: u64, to: u64) {
+    pub(crate) fn set_unwritten(&mut self, from: u64, to: u64) {
         self.mark(from, to, true);
     }
 
@@ -168,7 +164,7 @@ impl ExtentSet {
     }
 
     /// Moves everything from `from` on by `by` blocks.
-    pub fn shift(&mut self, from: u64, by: i64) {
+    pub(crate) fn shift(&mut self, from: u64, by: i64) {
         self.split(from);
         let tail = self.now.split_off(&from);
         self.now.extend(tail.into_iter().map(|(at, item)| (at.wrapping_add_signed(by), item)));
@@ -193,7 +189,7 @@ impl ExtentSet {
     }
 
     /// Adds the edits that lead from what was to what shall be. Returns their number.
-    pub fn emit(mut self, record: &mut RecordBuilder, ino: Ino) -> usize {
+    pub(crate) fn emit(mut self, record: &mut RecordBuilder, ino: Ino) -> usize {
         self.merge();
         let before = record.edits();
         let key = |at| Key::new(ino, ItemKind::Extent, at);

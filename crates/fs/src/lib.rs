@@ -27,6 +27,7 @@
 //! # }
 //! ```
 #![forbid(unsafe_code)]
+#![warn(unreachable_pub)]
 #![warn(missing_docs)]
 
 /// The example of the project's front page, compiled.
@@ -35,34 +36,29 @@
 struct FrontPage;
 
 mod api;
-mod attr;
-mod budget;
+mod cache;
 mod claim;
 mod core;
-mod dirty;
+mod data;
+mod durability;
+mod engine;
 mod error;
 mod extents;
-mod flushers;
-mod inode;
-mod inode_cache;
-mod io;
-mod namespace;
-mod pages;
-mod rename;
-mod slow;
-mod space;
+mod format;
+mod names;
+mod options;
+mod report;
 mod stats;
 mod switches;
-mod sync;
 mod types;
-mod writeback;
 
-pub use api::{Done, FileSystem};
-pub use budget::SharedBudget;
-pub use dirty::{ByLocation, DirtyInode, OldestFirst, WritebackOrder};
-pub use error::{Error, LostData, Result};
+pub use api::FileSystem;
+pub use cache::shared_budget::SharedBudget;
+pub use durability::order::{ByLocation, DirtyInode, OldestFirst, WritebackOrder};
+pub use error::{Done, Error, LostData, Result};
 pub use kedge_base::{Clock, Ino, ManualClock, SystemClock, Timespec};
 pub use kedge_format::FileKind;
 pub use kedge_store::{TreeLock, histogram_text};
-pub use switches::{DirtyTracking, FdatasyncRule, NewName, OrderWord, SWITCH_WORDS, Switches};
+pub use options::{DirtyTracking, FdatasyncRule, FormatOptions, MountOptions, NewName, OrderWord};
+pub use switches::{SWITCH_WORDS, Switches};
 pub use types::*;

@@ -2,108 +2,15 @@
 //!
 //! Every position of every switch is safe: they trade speed, never durability. What differs is who waits when.
 
-use crate::dirty::{ByLocation, OldestFirst, WritebackOrder};
-use crate::{Error, MountOptions, Result};
+use crate::durability::order::WritebackOrder;
+use crate::error::{Error, Result};
+use crate::options::{FdatasyncRule, MountOptions, NewName, OrderWord};
 use kedge_base::Error as Engine;
 use kedge_base::lock::{Mutex, Rank};
-use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
-
-macro_rules! words {
-    ($(#[$doc:meta])* $name:ident as $option:literal { $($(#[$vdoc:meta])* $variant:ident = $word:literal),* $(,)? }) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-        #[repr(u8)]
-        pub enum $name { $($(#[$vdoc])* $variant),* }
-
-        impl $name {
-            const ALL: &[$name] = &[$($name::$variant),*];
-
-            /// The word of the option.
-            pub fn word(self) -> &'static str {
-                match self { $($name::$variant => $word),* }
-            }
-
-        }
-
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(self.word())
-            }
-        }
-
-        impl FromStr for $name {
-            type Err = Error;
-
-            fn from_str(text: &str) -> Result<$name> {
-                $name::ALL.iter().find(|v| v.word() == text).copied().ok_or_else(|| {
-                    let known = $name::ALL.iter().map(|v| v.word()).collect::<Vec<_>>().join(" or ");
-                    Engine::invalid(format!("{}={text}: must be {known}", $option)).into()
-                })
-            }
-        }
-    };
-}
-
-words! {
-    /// What link and rename do about an inode that was fsynced since the last checkpoint.
-    NewName as "new_name" {
-        /// Nothing: they append a record, and the fsync that wants it pays.
-        #[default]
-        Lazy = "lazy",
-        /// They force the log before they return if the inode, or the directory that it leaves, was fsynced since the
-        /// last checkpoint. The old rule of Btrfs, kept to compare with.
-        Sync = "sync",
-    }
-}
-
-words! {
-    /// When fdatasync forces the log.
-    FdatasyncRule as "fdatasync" {
-        /// If something that is needed to read the data changed since the last force: the inode's `datasync_lsn`.
-        #[default]
-        Seq = "seq",
-        /// If anything changed, the time stamps and the change counter of an overwrite included. The old rule of XFS,
-        /// kept to compare with.
-        Relog = "relog",
-    }
-}
-
-words! {
-    /// How dirty inodes are tracked.
-    DirtyTracking as "dirty_tracking" {
-        /// Each mounted file system has its own lists.
-        #[default]
-        PerSb = "per_sb",
-        /// One list and one lock for all file systems of the process; sync walks every cached inode. The old way of
-        /// Linux, kept to compare with.
-        Shared = "shared",
-    }
-}
-
-words! {
-    /// The orders of writeback that have a word. A program that links the library may bring its own [`WritebackOrder`].
-    OrderWord as "writeback_order" {
-        /// The inode that has been dirty longest goes first.
-        #[default]
-        Oldest = "oldest",
-        /// In the order of places on the device.
-        Location = "location",
-    }
-}
-
-impl OrderWord {
-    /// The order that the word stands for.
-    pub fn order(self) -> Arc<dyn WritebackOrder> {
-        match self {
-            OrderWord::Oldest => Arc::new(OldestFirst),
-            OrderWord::Location => Arc::new(ByLocation),
-        }
-    }
-}
 
 /// Changes to a mounted file system's options; `None` leaves one as it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -215,7 +122,7 @@ pub(crate) struct Live {
 }
 
 impl Live {
-    pub fn new(options: &MountOptions) -> Live {
+    pub(crate) fn new(options: &MountOptions) -> Live {
         let live = Live {
             new_name: AtomicU8::new(0),
             fdatasync: AtomicU8::new(0),
@@ -228,7 +135,7 @@ impl Live {
         live
     }
 
-    pub fn set(&self, options: &MountOptions) {
+    pub(crate) fn set(&self, options: &MountOptions) {
         self.new_name.store(options.new_name as u8, Ordering::Relaxed);
         self.fdatasync.store(options.fdatasync as u8, Ordering::Relaxed);
         self.commit_ms.store(options.commit.as_millis() as u64, Ordering::Relaxed);
@@ -236,23 +143,23 @@ impl Live {
         *self.order.lock() = options.writeback_order.clone();
     }
 
-    pub fn new_name(&self) -> NewName {
+    pub(crate) fn new_name(&self) -> NewName {
         nth(NewName::ALL, &self.new_name)
     }
 
-    pub fn fdatasync(&self) -> FdatasyncRule {
+    pub(crate) fn fdatasync(&self) -> FdatasyncRule {
         nth(FdatasyncRule::ALL, &self.fdatasync)
     }
 
-    pub fn plug(&self) -> bool {
+    pub(crate) fn plug(&self) -> bool {
         self.plug.load(Ordering::Relaxed)
     }
 
-    pub fn order(&self) -> Arc<dyn WritebackOrder> {
+    pub(crate) fn order(&self) -> Arc<dyn WritebackOrder> {
         self.order.lock().clone()
     }
 
-    pub fn commit(&self) -> Duration {
+    pub(crate) fn commit(&self) -> Duration {
         Duration::from_millis(self.commit_ms.load(Ordering::Relaxed))
     }
 }

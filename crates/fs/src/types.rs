@@ -1,30 +1,8 @@
 //! The words of the file system's interface.
 
-use crate::{DirtyTracking, FdatasyncRule, NewName, OldestFirst, SharedBudget, WritebackOrder};
 use kedge_base::{Ino, Timespec};
 use kedge_format::{FileKind, InodeCore};
-use kedge_store::TreeLock;
 use serde::Serialize;
-use std::sync::Arc;
-use std::time::Duration;
-
-/// How an image is made.
-#[derive(Clone, Debug, Default)]
-pub struct FormatOptions {
-    /// Bytes; `None`: the device's size.
-    pub size: Option<u64>,
-    /// Bytes; `None`: a 32nd of the image within 32 MiB and 1 GiB.
-    pub log_size: Option<u64>,
-    /// At most 64 bytes.
-    pub label: String,
-    /// `None`: a random one.
-    pub uuid: Option<uuid::Uuid>,
-    /// Of the root directory.
-    pub owner: Owner,
-    /// Destroy what the device holds. Without it a device with an image or another file system is
-    /// refused; bytes that no known signature marks are overwritten all the same.
-    pub overwrite: bool,
-}
 
 /// What format made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -41,52 +19,6 @@ pub struct FormatSummary {
     pub groups: u64,
     /// Blocks for tree and data.
     pub data_blocks: u64,
-}
-
-/// How an image is opened.
-#[derive(Clone, Debug)]
-pub struct MountOptions {
-    /// Nothing is written to the device; the log is replayed in memory.
-    pub read_only: bool,
-    /// Completed work that no fsync covered is made durable at least this often.
-    pub commit: Duration,
-    /// Budget in bytes for cached tree nodes and file pages together.
-    pub cache_size: u64,
-    /// Background checkpoints start when free log space falls below this percentage (1..=99); `None`: the operation that finds no
-    /// space checkpoints.
-    pub async_checkpoint: Option<u8>,
-    /// Whether a new name of an fsynced inode forces the log.
-    pub new_name: NewName,
-    /// Whether time stamps alone force the log at fdatasync.
-    pub fdatasync: FdatasyncRule,
-    /// One pass of writeback gathers the IO of many inodes, sorts and merges it. False: each inode's IO goes by itself.
-    pub plug: bool,
-    /// Which dirty inodes are written first.
-    pub writeback_order: Arc<dyn WritebackOrder>,
-    /// Fixed at open.
-    pub dirty_tracking: DirtyTracking,
-    /// Limits for dirty pages that it shares with other file systems of this process.
-    pub shared_budget: Option<Arc<SharedBudget>>,
-    /// How threads keep out of each other's way in the tree of the metadata.
-    pub tree_lock: TreeLock,
-}
-
-impl Default for MountOptions {
-    fn default() -> Self {
-        MountOptions {
-            read_only: false,
-            commit: Duration::from_secs(5),
-            cache_size: 256 << 20,
-            async_checkpoint: Some(50),
-            new_name: NewName::Lazy,
-            fdatasync: FdatasyncRule::Seq,
-            plug: true,
-            writeback_order: Arc::new(OldestFirst),
-            dirty_tracking: DirtyTracking::PerSb,
-            shared_budget: None,
-            tree_lock: TreeLock::default(),
-        }
-    }
 }
 
 /// Who creates an inode.

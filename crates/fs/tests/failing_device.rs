@@ -1,6 +1,6 @@
 //! A device that does not take what it is given: fsync never lies, whoever is concerned hears of
 //! it, and nobody else.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::disallowed_methods)]
 
 mod common;
 

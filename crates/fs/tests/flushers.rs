@@ -1,5 +1,5 @@
 //! File systems of one process share their flusher threads: none suffers from another one's device.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::disallowed_methods)]
 
 use kedge_base::IoBuf;
 use kedge_device::sim::{Choice, SimDevice};

@@ -2,8 +2,10 @@
 
 use kedge_base::IoBuf;
 use kedge_device::{Device, FileDevice, MemDevice, OpenOptions};
-use kedgefs::{Error, FileSystem, FormatOptions, Ino, ManualClock, MountOptions, Owner};
+use kedgefs::{Clock, Error, FileSystem, FormatOptions, Ino, ManualClock, MountOptions, Owner, Timespec};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 const SIZE: u64 = 32 << 20;
 
@@ -74,4 +76,56 @@ fn one_device_has_one_engine() {
     // Dropped without a close, as in a crash.
     drop(open(false).unwrap());
     open(false).unwrap().lookup(Ino::ROOT, b"file").unwrap();
+}
+
+/// A clock that passes the time when somebody rests.
+#[derive(Default)]
+struct Impatient {
+    clock: ManualClock,
+    rested: AtomicU64,
+}
+
+impl Clock for Impatient {
+    fn now(&self) -> Timespec {
+        self.clock.now()
+    }
+
+    fn monotonic(&self) -> Duration {
+        self.clock.monotonic()
+    }
+
+    fn sleep(&self, time: Duration) {
+        self.clock.advance(time);
+        self.rested.fetch_add(time.as_millis() as u64, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn who_waits_for_a_device_waits_on_the_clock() {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(SIZE));
+    format(device.clone(), false).unwrap();
+    let first = FileSystem::open(device.clone(), clock(), MountOptions::default()).unwrap();
+    let clock = Arc::new(Impatient::default());
+    let second = FileSystem::open(device.clone(), clock.clone(), MountOptions::default());
+    assert!(second.is_err_and(|e| e.to_string().contains("is open in this process already")));
+    assert_eq!(clock.rested.load(Ordering::Relaxed), 2000);
+    first.close().unwrap();
+    FileSystem::open(device, clock.clone(), MountOptions::default()).unwrap().close().unwrap();
+    assert_eq!(clock.rested.load(Ordering::Relaxed), 2000, "it is free");
+}
+
+#[test]
+fn images_of_one_seed_are_equal() {
+    let image = |seed| {
+        let device = Arc::new(MemDevice::new(SIZE));
+        let options = FormatOptions { log_size: Some(1 << 20), seed, ..FormatOptions::default() };
+        let uuid = FileSystem::format(device.clone(), clock(), &options).unwrap().uuid;
+        let mut bytes = IoBuf::zeroed((4 << 20) / 4096);
+        device.read(0, &mut bytes).unwrap();
+        (uuid, bytes.as_bytes().to_vec())
+    };
+    let [a, b, other, random] = [Some(7), Some(7), Some(8), None].map(image);
+    assert_eq!(a.0, b.0);
+    assert!(a.1 == b.1, "the same bytes");
+    assert!(a.0 != other.0 && a.0 != random.0);
 }

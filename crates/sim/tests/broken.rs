@@ -49,6 +49,7 @@ const CHECKS: &[Check] = &[
     ("a record of a writeback that fails", failing::failed_record),
     ("an fsync beside one that fails", failing::second_fsync),
     ("a write from the kernel's cache on a full image", answers::whole_or_error),
+    ("an fsync that is answered later", answers::answered_later),
     ("an unmount that loses data", answers::losses_are_noted),
     ("time stamps that the kernel keeps", answers::times_are_kept),
     ("log-resident data that cannot be written", stuck_resident),
@@ -66,6 +67,7 @@ const CHECKS: &[Check] = &[
 #[test]
 fn every_broken_engine_is_caught_and_the_engine_is_not() {
     let filter = std::env::var("KEDGE_BROKEN").ok();
+    answered_later_breaks_alike();
     for (name, check) in CHECKS {
         let (result, took) = run(check);
         println!("{:<24} {name}: {:.2} s", "as it is", took.as_secs_f64());
@@ -87,6 +89,22 @@ fn every_broken_engine_is_caught_and_the_engine_is_not() {
     println!("\n{:<24} {:>6} {:>8}  caught by", "variant", "checks", "seconds");
     println!("{table}");
     assert!(missed.is_empty(), "nothing catches {missed:?}");
+}
+
+/// An fsync that is answered later, as those of a mount are, goes the way of one that is waited for: it
+/// breaks with the same rules.
+fn answered_later_breaks_alike() {
+    const CHECK: &fn() -> Result<(), String> = &(answers::answered_later as fn() -> Result<(), String>);
+    run(CHECK).0.expect("the engine as it is");
+    for (variant, when) in
+        [(Variant::AckBeforeForce, "after fsync"), (Variant::FdatasyncSkipsFlush, "after fdatasync")]
+    {
+        broken::set(Some(variant));
+        let (result, _) = run(CHECK);
+        broken::set(None);
+        let error = result.expect_err("an answer that waits for nothing");
+        assert!(error.starts_with(when), "{variant:?}: {error}");
+    }
 }
 
 /// Runs the checks until one fails.

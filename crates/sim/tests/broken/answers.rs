@@ -1,11 +1,13 @@
 //! Checks of answers: whole or not at all, what was lost, whose the time stamps are.
 
 use kedge_base::ManualClock;
-use kedge_device::sim::{Choice, FaultPlan, SimDevice};
+use kedge_device::sim::{Choice, FaultPlan, OpKind, SimDevice};
 use kedge_sim::ops::{OWNER, errno, stamp};
 use kedge_sim::rig::{self, Setup};
 use kedgefs::{Error, FileSystem, Ino, SetAttr, SetTime, WriteMode};
 use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
 fn said(e: Error) -> String {
     e.to_string()
@@ -70,4 +72,40 @@ pub fn times_are_kept() -> Result<(), String> {
         }
     }
     if later.size == 70_000 { Ok(()) } else { Err(format!("{} bytes", later.size)) }
+}
+
+/// An fsync that is answered later holds when the answer is there, whatever happens next.
+pub fn answered_later() -> Result<(), String> {
+    const LEN: usize = 60_000;
+    const SECOND: u64 = 40_960;
+    let (device, fs, ino) = start()?;
+    // So slow that an answer that waits for nothing comes first.
+    device.set_plan(FaultPlan::new(1).latency(OpKind::Write, Duration::from_millis(20)));
+    let synced = |datasync: bool| {
+        let (sender, receiver) = channel();
+        fs.fsync_async(ino, datasync, Box::new(move |answer| drop(sender.send(answer))));
+        receiver.recv().map_err(|e| e.to_string())?.map_err(said)?;
+        Ok::<_, String>(device.crash_as(Choice::None))
+    };
+    let read_back = |medium, expected: &[(u64, u8)]| {
+        let device = Arc::new(SimDevice::new(medium));
+        let fs = rig::open(&device, &Arc::new(ManualClock::default()), &Setup::cramped())?;
+        let mut byte = [0];
+        for (at, value) in expected {
+            let n = fs.read(ino, *at, &mut byte).map_err(said)?;
+            if (n, byte) != (1, [*value]) {
+                return Err(format!("{n} bytes at {at}, {byte:?}"));
+            }
+        }
+        Ok(())
+    };
+    // Few bytes: they go into the log.
+    fs.write(ino, 0, &[1; 100]).map_err(said)?;
+    read_back(synced(false)?, &[(0, 1), (99, 1)]).map_err(|e| format!("after fsync: {e}"))?;
+    fs.write(ino, 0, &[1; LEN]).map_err(said)?;
+    fs.sync().map_err(said)?;
+    // Two places, so no write that is durable by itself.
+    fs.write(ino, 0, &[2; 4096]).map_err(said)?;
+    fs.write(ino, SECOND, &[3; 4096]).map_err(said)?;
+    read_back(synced(true)?, &[(0, 2), (SECOND, 3)]).map_err(|e| format!("after fdatasync: {e}"))
 }

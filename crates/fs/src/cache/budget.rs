@@ -1,0 +1,184 @@
+//! Memory for file pages: how many may be cached, how many may be dirty, and who waits when there are too many.
+
+use crate::cache::inodes::Inodes;
+use crate::cache::pages::Delta;
+use crate::cache::shared_budget::{SharedBudget, pressure};
+use kedge_base::lock::{Mutex, Rank};
+use kedge_base::{BLOCK_SIZE, Ino};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+const BLOCK: u64 = BLOCK_SIZE as u64;
+/// Cached pages that are looked at for eviction with each operation, and with each page that it adds.
+const TURNS_MIN: i64 = 64;
+const TURNS_PER_PAGE: i64 = 4;
+/// What a writer waits at the hard limit before it has to help.
+const DELAY_MAX: Duration = Duration::from_millis(1);
+
+/// How many pages are in memory and how many of them are dirty, with the limits that writers and caches keep.
+pub(crate) struct Budget {
+    pages: AtomicI64,
+    dirty: AtomicI64,
+    pages_max: i64,
+    /// Above it the flusher writes.
+    dirty_background: i64,
+    /// Above it writers do.
+    dirty_hard: i64,
+    shared: Option<Arc<SharedBudget>>,
+    /// One token for each page, oldest first: the order in which clean pages go.
+    tokens: Mutex<VecDeque<(Ino, u64)>>,
+}
+
+impl Budget {
+    pub(crate) fn new(bytes: u64, shared: Option<Arc<SharedBudget>>) -> Budget {
+        let pages_max = (bytes / BLOCK).max(512) as i64;
+        let dirty_background = (pages_max / 4).max(128);
+        if let Some(shared) = &shared {
+            shared.join();
+        }
+        Budget {
+            pages: AtomicI64::new(0),
+            dirty: AtomicI64::new(0),
+            pages_max,
+            dirty_background,
+            dirty_hard: 2 * dirty_background,
+            shared,
+            tokens: Mutex::new(Rank::Leaf, VecDeque::new()),
+        }
+    }
+
+    pub(crate) fn account(&self, delta: Delta) {
+        if delta.pages != 0 {
+            self.pages.fetch_add(delta.pages, Ordering::Relaxed);
+        }
+        if delta.dirty != 0 {
+            self.dirty.fetch_add(delta.dirty, Ordering::Relaxed);
+            if let Some(shared) = &self.shared {
+                shared.account(delta.dirty);
+            }
+        }
+    }
+
+    pub(crate) fn dirty_pages(&self) -> i64 {
+        self.dirty.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn cached_pages(&self) -> i64 {
+        self.pages.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn over_background(&self) -> bool {
+        let dirty = self.dirty_pages();
+        dirty > self.dirty_background || self.shared.as_ref().is_some_and(|s| s.over_background(dirty))
+    }
+
+    pub(crate) fn over_hard(&self) -> bool {
+        let dirty = self.dirty_pages();
+        dirty > self.dirty_hard || self.shared.as_ref().is_some_and(|s| s.over_hard(dirty))
+    }
+
+    /// In pages.
+    pub(crate) fn hard_limit(&self) -> i64 {
+        self.dirty_hard
+    }
+
+    /// How long a writer waits before it goes on: nothing up to half way between the limits, then more and more. The
+    /// flusher gets ahead, and few writers ever meet the hard limit, where they wait for whole passes.
+    pub(crate) fn delay(&self) -> Option<Duration> {
+        let dirty = self.dirty_pages();
+        let own = pressure(dirty, self.dirty_background, self.dirty_hard);
+        let shared = self.shared.as_ref().filter(|s| s.over_background(dirty));
+        let most = shared.map_or(own, |s| own.max(s.pressure()));
+        (most > 0.0).then(|| DELAY_MAX.mul_f64(most.min(1.0)))
+    }
+
+    /// A page came into memory. May be called with the page lock held.
+    pub(crate) fn token(&self, ino: Ino, index: u64) {
+        self.tokens.lock().push_back((ino, index));
+    }
+
+    /// A clean page came into memory: older ones may have to go. No page lock is held.
+    pub(crate) fn cached(&self, inodes: &Inodes, ino: Ino, index: u64) {
+        self.token(ino, index);
+        self.enforce(inodes, 1);
+    }
+
+    /// Drops clean pages while there are too many. Pages that are not clean get a new turn.
+    ///
+    /// Looks at some more pages than the caller has `added`, so that a stream of large writes cannot outrun it; not at as
+    /// many as are too many: with a log full of pages that have to stay, every small write would look at all of them.
+    pub(crate) fn enforce(&self, inodes: &Inodes, added: i64) {
+        let mut turns = TURNS_MIN + TURNS_PER_PAGE * added;
+        loop {
+            let pages = self.cached_pages();
+            let (ino, index) = {
+                let mut tokens = self.tokens.lock();
+                // Tokens of pages that went otherwise (truncate) linger: keep their number bounded too.
+                if turns == 0 || (pages <= self.pages_max && tokens.len() as i64 <= 2 * self.pages_max) {
+                    return;
+                }
+                let Some(oldest) = tokens.pop_front() else { return };
+                oldest
+            };
+            turns -= 1;
+            let Some(inode) = inodes.cached(ino) else { continue };
+            let mut cached = inode.pages.lock();
+            if cached.evict(index) {
+                drop(cached);
+                self.account(Delta { pages: -1, dirty: 0 });
+            } else if cached.get(index).is_some() {
+                drop(cached);
+                self.token(ino, index);
+            }
+        }
+    }
+}
+
+impl Drop for Budget {
+    fn drop(&mut self) {
+        if let Some(shared) = &self.shared {
+            shared.leave(self.dirty_pages());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dirty(budget: &Budget, pages: i64) {
+        budget.account(Delta { pages, dirty: pages });
+    }
+
+    #[test]
+    fn who_holds_little_is_never_stopped_by_who_holds_all() {
+        let shared = SharedBudget::new(4 << 20, 8 << 20);
+        let [hung, other] = [0, 1].map(|_| Budget::new(1 << 30, Some(shared.clone())));
+        dirty(&hung, 3000);
+        assert!(hung.over_hard() && hung.over_background());
+        assert!(!other.over_hard() && !other.over_background());
+        dirty(&other, 511);
+        assert!(!other.over_hard(), "half of its share");
+        dirty(&other, 2);
+        assert!(other.over_hard());
+        assert_eq!(shared.dirty_bytes(), 3513 * 4096);
+        drop(hung);
+        assert!(!other.over_hard(), "what a closed file system held is given back");
+        assert_eq!(shared.dirty_bytes(), 513 * 4096);
+    }
+
+    #[test]
+    fn writers_slow_down_before_the_limit() {
+        let budget = Budget::new(128 << 20, None);
+        let (background, hard) = (8192, 16384);
+        assert_eq!((budget.dirty_background, budget.dirty_hard), (background, hard));
+        dirty(&budget, 12288);
+        assert_eq!(budget.delay(), None);
+        dirty(&budget, 2048);
+        assert_eq!(budget.delay(), Some(DELAY_MAX / 2));
+        dirty(&budget, 100_000);
+        assert_eq!(budget.delay(), Some(DELAY_MAX));
+    }
+}

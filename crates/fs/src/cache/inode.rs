@@ -1,0 +1,157 @@
+//! Inodes in memory: their locks, their attributes, what is not yet durable of them. [`crate::cache::table`] caches them.
+//!
+//! # Locks of an inode, in the order in which they are taken
+//! 1. `io`: shared by reads and lookups; exclusive for writes, truncates and changes of a directory's entries. Several
+//!    inodes': in ascending inode order.
+//! 2. `wb`: one writeback of an inode at a time; excludes truncate, punch and deletion.
+//! 3. `pages`, then 4. `meta`: short, never across IO of file data, a wait for log space or a force of the log. `meta` is
+//!    held across a commit that touches the inode, so that records of one inode are appended in the order in which they
+//!    take effect; a commit may read tree nodes that are not in memory.
+//!
+//! # LSNs
+//! `commit_lsn` and `datasync_lsn` are ends of records: durable when `durable_lsn` has reached them. They are numbers,
+//! not flags, and survive eviction in a side table until they are durable: an inode that is read in again is never
+//! taken for durable because nobody remembers it.
+
+use crate::cache::pages::Pages;
+use crate::error::{Error, Result};
+use crate::types::Attr;
+use kedge_base::lock::{Mutex, Rank, RwLock};
+use kedge_base::{BlockNo, Ino, Lsn};
+use kedge_format::record::InodeMask;
+use kedge_format::{FileKind, InodeCore};
+use kedge_store::{RecordLsn, Store, WriteSeq};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// What is not yet known to be durable of an inode.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Progress {
+    /// End of the last record that touched the inode.
+    pub commit_lsn: Lsn,
+    /// End of the last record that touched more than its time stamps.
+    pub datasync_lsn: Lsn,
+    /// Its last data write in place.
+    pub write_seq: WriteSeq,
+}
+
+impl Progress {
+    /// Of an inode that the record ending at `lsn` created or changed whole.
+    pub(crate) fn at(lsn: RecordLsn) -> Progress {
+        Progress { commit_lsn: lsn.end, datasync_lsn: lsn.end, ..Default::default() }
+    }
+
+    /// Nothing in it has to outlive eviction.
+    pub(crate) fn is_durable(&self, store: &Store) -> bool {
+        self.commit_lsn <= store.durable_lsn() && store.data_flushed(self.write_seq)
+    }
+}
+
+pub(crate) struct Meta {
+    /// The live attributes; `size` includes bytes that no record names yet.
+    pub core: InodeCore,
+    /// The size that records name.
+    pub logged_size: u64,
+    /// Time stamps that changed and are in no record.
+    pub unlogged: InodeMask,
+    pub progress: Progress,
+    /// Block behind the last one allocated to the file: where the next one is wanted.
+    pub goal: Option<BlockNo>,
+    /// Of a directory: inode numbers set aside for its children, next and end.
+    pub ino_range: (u64, u64),
+    /// A truncate has set the size and not yet removed all extents behind it.
+    pub shrinking: bool,
+    /// On the dirty list.
+    pub listed: bool,
+    /// Its items are gone.
+    pub dead: bool,
+    /// A writeback failed, and no fsync has told of it.
+    pub write_failed: bool,
+    /// How often writeback failed since it last succeeded, and when the background tries again.
+    pub failures: u32,
+    pub retry_at: Duration,
+}
+
+pub(crate) struct Inode {
+    pub ino: Ino,
+    pub kind: FileKind,
+    /// Calls that want its data durable and have not seen it written yet.
+    pub syncing: AtomicU32,
+    pub io: RwLock<()>,
+    pub wb: Mutex<()>,
+    pub pages: Mutex<Pages>,
+    pub meta: Mutex<Meta>,
+}
+
+impl Inode {
+    pub(crate) fn new(ino: Ino, core: InodeCore, kind: FileKind, progress: Progress) -> Inode {
+        let meta = Meta {
+            core,
+            logged_size: core.size,
+            unlogged: InodeMask::default(),
+            progress,
+            goal: None,
+            ino_range: (0, 0),
+            shrinking: false,
+            listed: false,
+            dead: false,
+            write_failed: false,
+            failures: 0,
+            retry_at: Duration::ZERO,
+        };
+        Inode {
+            ino,
+            kind,
+            syncing: AtomicU32::new(0),
+            io: RwLock::with_order(Rank::InodeIo, ino.0, ()),
+            wb: Mutex::with_order(Rank::Writeback, ino.0, ()),
+            pages: Mutex::with_order(Rank::PageRange, ino.0, Pages::default()),
+            meta: Mutex::with_order(Rank::InodeMeta, ino.0, meta),
+        }
+    }
+
+    pub(crate) fn is_dir(&self) -> bool {
+        self.kind == FileKind::Directory
+    }
+
+    /// What stat(2) shows of it.
+    pub(crate) fn attr(&self) -> Result<Attr> {
+        let delayed = if self.kind == FileKind::Regular { self.pages.lock().promised() } else { 0 };
+        let meta = self.meta.lock();
+        if meta.dead {
+            return Err(Error::NotFound);
+        }
+        let mut core = meta.core;
+        // As other file systems show them: blocks that delayed allocation has promised.
+        core.blocks += delayed;
+        Ok(Attr::from_core(self.ino, &core, self.kind))
+    }
+}
+
+/// A call that wants the inode's data durable, until it has seen it written.
+pub(crate) struct Syncing<'a>(&'a Inode);
+
+impl Syncing<'_> {
+    pub(crate) fn join(inode: &Inode) -> Syncing<'_> {
+        inode.syncing.fetch_add(1, Ordering::Relaxed);
+        Syncing(inode)
+    }
+}
+
+impl Drop for Syncing<'_> {
+    fn drop(&mut self) {
+        self.0.syncing.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The progress to remember of an inode that may be evicted.
+pub(crate) fn evictable(inode: &Inode) -> Option<Progress> {
+    let pages = inode.pages.try_lock_unranked()?;
+    if !pages.map.is_empty() {
+        return None;
+    }
+    drop(pages);
+    let meta = inode.meta.try_lock_unranked()?;
+    (meta.unlogged.is_empty() && !meta.listed && !meta.shrinking && !meta.dead && !meta.write_failed)
+        .then_some(meta.progress)
+}

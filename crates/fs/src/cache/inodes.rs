@@ -1,0 +1,138 @@
+//! The inodes of a file system: from the cache or the tree, and new ones.
+
+use crate::cache::inode::{Inode, Meta, Progress};
+use crate::cache::table::{InodeTable, Watch};
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use kedge_base::broken::pause::{self, Point};
+use kedge_base::lock::MutexGuard;
+use kedge_base::{BlockNo, CorruptKind, Ino};
+use kedge_format::{FileKind, InodeCore, Key};
+use kedge_store::RecordLsn;
+use std::sync::Arc;
+
+/// See the module.
+pub(crate) struct Inodes {
+    engine: Arc<Engine>,
+    table: InodeTable,
+}
+
+impl Inodes {
+    pub(crate) fn new(engine: Arc<Engine>, inodes_max: usize, watch: Watch) -> Inodes {
+        Inodes { engine, table: InodeTable::new(inodes_max, watch) }
+    }
+
+    /// The inode, from the table or the tree.
+    pub(crate) fn get(&self, ino: Ino) -> Result<Arc<Inode>> {
+        let store = self.engine.store();
+        self.table.get_or_load(store, ino, || {
+            let core = store.get_with(Key::inode(ino), InodeCore::decode)?.ok_or(Error::NotFound)??;
+            pause::at(Point::InodeRead);
+            let kind = core.kind().ok_or(Error::NotFound)?;
+            Ok((core, kind))
+        })
+    }
+
+    pub(crate) fn get_dir(&self, ino: Ino) -> Result<Arc<Inode>> {
+        let inode = self.get(ino)?;
+        if inode.is_dir() { Ok(inode) } else { Err(Error::NotDirectory) }
+    }
+
+    pub(crate) fn get_file(&self, ino: Ino) -> Result<Arc<Inode>> {
+        let inode = self.get(ino)?;
+        match inode.kind {
+            FileKind::Regular => Ok(inode),
+            FileKind::Directory => Err(Error::IsDirectory),
+            _ => Err(Error::Invalid("not a regular file")),
+        }
+    }
+
+    /// The inode, if it is in the table.
+    pub(crate) fn cached(&self, ino: Ino) -> Option<Arc<Inode>> {
+        self.table.get(ino)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    /// Forgets a dead inode.
+    pub(crate) fn remove(&self, ino: Ino) {
+        self.table.remove(ino);
+    }
+
+    pub(crate) fn pin(&self, ino: Ino) {
+        self.table.pin(ino);
+    }
+
+    /// Returns true when the last pin went.
+    pub(crate) fn unpin(&self, ino: Ino, count: u64) -> bool {
+        self.table.unpin(ino, count)
+    }
+
+    pub(crate) fn is_pinned(&self, ino: Ino) -> bool {
+        self.table.is_pinned(ino)
+    }
+
+    /// An inode number near those of its siblings: directories draw from ranges of their own, so
+    /// that creators in different directories meet in different leaves.
+    pub(crate) fn new_ino(&self, dir: &mut Meta) -> Result<Ino> {
+        let (next, end) = dir.ino_range;
+        if next < end {
+            dir.ino_range.0 += 1;
+            return Ok(Ino(next));
+        }
+        // A directory that grows takes longer ranges.
+        let count = (dir.core.size.min(1000) + 8).next_power_of_two().clamp(16, 1024);
+        let first = self.engine.store().take_inos(count)?;
+        dir.ino_range = (first.0 + 1, first.0 + count);
+        Ok(first)
+    }
+}
+
+/// A new inode from its number to its record. It is in the table, its meta locked: a thread that
+/// finds it there waits until the record is applied, instead of reading the tree and putting a second
+/// inode of that number into the table. Dropped without [`Newborn::lives`], after an error or a panic,
+/// it is dead and forgotten.
+pub(crate) struct Newborn<'a> {
+    inodes: &'a Inodes,
+    meta: MutexGuard<'a, Meta>,
+    ino: Ino,
+    alive: bool,
+}
+
+impl<'a> Newborn<'a> {
+    /// Of an inode made in `dir`, whose meta lock the caller may hold.
+    pub(crate) fn new(inodes: &'a Inodes, dir: Ino, inode: &'a Arc<Inode>) -> Result<Newborn<'a>> {
+        let ino = inode.ino;
+        // Numbers ascend: the order of locks, and that the number is free, rest on it. An image may
+        // say otherwise.
+        let ascends = ino > dir;
+        let meta = ascends.then(|| inode.meta.lock());
+        match meta {
+            Some(meta) if inodes.table.insert_new(inodes.engine.store(), inode.clone()) => {
+                Ok(Newborn { inodes, meta, ino, alive: false })
+            }
+            _ => {
+                let what = format!("inode number {ino} is the next to be given out and is in use");
+                Err(kedge_base::Error::corrupt(CorruptKind::Inode, BlockNo(0), what).into())
+            }
+        }
+    }
+
+    /// The record that creates it is applied.
+    pub(crate) fn lives(mut self, lsn: RecordLsn) {
+        self.meta.progress = Progress::at(lsn);
+        self.alive = true;
+    }
+}
+
+impl Drop for Newborn<'_> {
+    fn drop(&mut self) {
+        if !self.alive {
+            self.meta.dead = true;
+            self.meta.core.nlink = 0;
+            self.inodes.remove(self.ino);
+        }
+    }
+}

@@ -1,0 +1,12 @@
+//! Inodes in memory, their pages, and how many pages there may be.
+//!
+//! [`inode`] has the locks of an inode and what is not yet durable of it, [`table`] says what is
+//! cached, [`commit`] how a record changes inodes.
+
+pub(crate) mod budget;
+pub(crate) mod commit;
+pub(crate) mod inode;
+pub(crate) mod inodes;
+pub(crate) mod pages;
+pub(crate) mod shared_budget;
+pub(crate) mod table;

@@ -1,0 +1,334 @@
+//! The pages of one file in memory.
+//!
+//! # States of a page
+//! - *clean*: equal to what is in place (or to a hole); may be dropped.
+//! - *dirty* (a byte range): changed since it was last logged or written in place.
+//! - *logged*: its newest durable copy is in the log; it must be written in place before the log's tail may pass.
+//! - *being written*: its bytes are on their way to the device, or are there and no record says so
+//!   yet. Such a page looks clean. If that fails, it is again what it was. All of this happens
+//!   under the inode's `wb` lock, so who wants to know that nothing is dirty looks with that lock
+//!   held, or asks [`Pages::is_written`].
+//!
+//! A page may be logged and dirty at once. What is dirty or logged stays in memory, and so does its inode.
+//!
+//! A page knows whether its block is *mapped* (has an extent). An unmapped page that is not clean holds one block of the
+//! inode's data reservation, so writing it in place cannot run out of space.
+
+use kedge_base::BLOCK_SIZE;
+use kedge_store::DataReservation;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+/// Whether the block behind a page has an extent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Backing {
+    /// A hole, or not looked up because the page is clean.
+    Unknown,
+    /// No extent; one reserved block belongs to the page.
+    Reserved,
+    /// An extent of written blocks.
+    Written,
+    /// An extent of unwritten (preallocated) blocks.
+    Unwritten,
+}
+
+/// Which pages to write in place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Which {
+    Dirty,
+    /// Those that hold the log's tail.
+    Logged,
+    All,
+}
+
+pub(crate) struct Page {
+    pub data: Box<[u8; BLOCK_SIZE]>,
+    /// First and last-but-one byte changed since the page was logged or written in place.
+    pub dirty: Option<(u16, u16)>,
+    pub logged: bool,
+    pub backing: Backing,
+    /// Who needs the page to stay though it is clean: a writeback whose record is not there yet (the map still says
+    /// hole), an operation that loaded it to change a part of it.
+    holds: u16,
+}
+
+impl Page {
+    pub(crate) fn zeroed() -> Page {
+        Page {
+            data: Box::new([0; BLOCK_SIZE]),
+            dirty: None,
+            logged: false,
+            backing: Backing::Unknown,
+            holds: 0,
+        }
+    }
+
+    pub(crate) fn is_clean(&self) -> bool {
+        self.dirty.is_none() && !self.logged
+    }
+
+    fn mark(&mut self, from: usize, to: usize) {
+        let (from, to) = (from as u16, to as u16);
+        self.dirty = Some(match self.dirty {
+            None => (from, to),
+            Some((lo, hi)) => (lo.min(from), hi.max(to)),
+        });
+    }
+}
+
+/// What a page was before it was written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Before {
+    dirty: Option<(u16, u16)>,
+    logged: bool,
+}
+
+#[derive(Default)]
+pub(crate) struct Pages {
+    pub map: BTreeMap<u64, Page>,
+    /// Indices of the pages with a dirty range, and of those that are logged: a large file in memory has few of either, and
+    /// an fsync of one page must not look at all.
+    dirty: BTreeSet<u64>,
+    logged: BTreeSet<u64>,
+    /// Pages on their way to the device, which look clean and may become dirty again.
+    writing: usize,
+    /// Pages whose blocks the device did not take a write to.
+    bad_homes: BTreeSet<u64>,
+    pub reservation: Option<DataReservation>,
+}
+
+/// How a change of pages changed the totals of the file system.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Delta {
+    pub pages: i64,
+    pub dirty: i64,
+}
+
+impl Pages {
+    pub(crate) fn dirty_count(&self) -> usize {
+        self.dirty.len()
+    }
+
+    pub(crate) fn logged_count(&self) -> usize {
+        self.logged.len()
+    }
+
+    pub(crate) fn get(&self, index: u64) -> Option<&Page> {
+        self.map.get(&index)
+    }
+
+    /// Adds a clean page.
+    pub(crate) fn insert_clean(&mut self, index: u64, page: Page) -> Delta {
+        assert!(page.is_clean());
+        match self.map.entry(index) {
+            std::collections::btree_map::Entry::Occupied(_) => Delta::default(),
+            std::collections::btree_map::Entry::Vacant(v) => {
+                v.insert(page);
+                Delta { pages: 1, dirty: 0 }
+            }
+        }
+    }
+
+    /// Changes bytes of a page that is present and marks them dirty.
+    pub(crate) fn write(&mut self, index: u64, at: usize, bytes: &[u8]) -> Delta {
+        self.change(index, at, at + bytes.len(), |target| target.copy_from_slice(bytes))
+    }
+
+    /// Zeroes bytes of a page that is present and marks them dirty.
+    pub(crate) fn zero(&mut self, index: u64, from: usize, to: usize) -> Delta {
+        self.change(index, from, to, |target| target.fill(0))
+    }
+
+    fn change(&mut self, index: u64, from: usize, to: usize, edit: impl FnOnce(&mut [u8])) -> Delta {
+        let page = self.map.get_mut(&index).expect("the caller made the page present");
+        edit(&mut page.data[from..to]);
+        let was = page.dirty.is_some();
+        page.mark(from, to);
+        if !was {
+            self.dirty.insert(index);
+        }
+        Delta { pages: 0, dirty: !was as i64 }
+    }
+
+    /// Marks a byte range of a page dirty that is already changed.
+    pub(crate) fn mark_dirty(&mut self, index: u64, range: Option<(u16, u16)>) -> Delta {
+        match (range, self.map.contains_key(&index)) {
+            (Some((lo, hi)), true) => self.change(index, lo as usize, hi as usize, |_| {}),
+            _ => Delta::default(),
+        }
+    }
+
+    /// The page's dirty bytes are in a record now.
+    pub(crate) fn set_logged(&mut self, index: u64) -> Delta {
+        let page = self.map.get_mut(&index).expect("a page that is logged is present");
+        let was_dirty = page.dirty.take().is_some();
+        page.logged = true;
+        if was_dirty {
+            self.dirty.remove(&index);
+        }
+        self.logged.insert(index);
+        Delta { pages: 0, dirty: -(was_dirty as i64) }
+    }
+
+    /// Keeps a page, if it is there, from eviction until [`Pages::release_hold`]. Returns whether it is there.
+    pub(crate) fn hold(&mut self, index: u64) -> bool {
+        self.map.get_mut(&index).map(|page| page.holds += 1).is_some()
+    }
+
+    pub(crate) fn release_hold(&mut self, index: u64) {
+        if let Some(page) = self.map.get_mut(&index) {
+            page.holds = page.holds.saturating_sub(1);
+        }
+    }
+
+    /// The page's content goes in place now: it counts as clean unless it changes again, and is
+    /// held until [`Pages::written`] or [`Pages::not_written`]. Answers what it was, and the change
+    /// of the totals.
+    pub(crate) fn set_writing(&mut self, index: u64) -> (Before, Delta) {
+        let page = self.map.get_mut(&index).expect("a page that is written back is present");
+        page.holds += 1;
+        self.writing += 1;
+        let before = Before { dirty: page.dirty.take(), logged: std::mem::take(&mut page.logged) };
+        if before.dirty.is_some() {
+            self.dirty.remove(&index);
+        }
+        if before.logged {
+            self.logged.remove(&index);
+        }
+        (before, Delta { pages: 0, dirty: -(before.dirty.is_some() as i64) })
+    }
+
+    /// What [`Pages::set_writing`] began came to its end: the page is in place and a record says
+    /// where. Answers whether it has a promise that it no longer needs: a writer who came before
+    /// the record was there has made it.
+    pub(crate) fn written(&mut self, index: u64) -> bool {
+        self.bad_homes.remove(&index);
+        let page = self.end_writing(index);
+        std::mem::replace(&mut page.backing, Backing::Written) == Backing::Reserved
+    }
+
+    /// What [`Pages::set_writing`] began failed: the page is what it was, and what it became
+    /// meanwhile.
+    pub(crate) fn not_written(&mut self, index: u64, before: Before) -> Delta {
+        let page = self.end_writing(index);
+        let was_dirty = page.dirty.is_some();
+        if let Some((from, to)) = before.dirty {
+            page.mark(from as usize, to as usize);
+            self.dirty.insert(index);
+        }
+        if before.logged {
+            self.map.get_mut(&index).expect("just seen").logged = true;
+            self.logged.insert(index);
+        }
+        Delta { pages: 0, dirty: (before.dirty.is_some() && !was_dirty) as i64 }
+    }
+
+    fn end_writing(&mut self, index: u64) -> &mut Page {
+        self.writing -= 1;
+        let page = self.map.get_mut(&index).expect("held since it is being written");
+        page.holds -= 1;
+        page
+    }
+
+    /// Nothing is dirty, and nothing is on its way that may become dirty again.
+    pub(crate) fn is_written(&self) -> bool {
+        self.dirty.is_empty() && self.writing == 0
+    }
+
+    /// The device did not take a write to the page's block: the next one goes elsewhere.
+    pub(crate) fn set_bad_home(&mut self, index: u64) {
+        self.bad_homes.insert(index);
+    }
+
+    pub(crate) fn has_bad_home(&self, index: u64) -> bool {
+        !self.bad_homes.is_empty() && self.bad_homes.contains(&index)
+    }
+
+    /// The first dirty page from `from` on that is not in `listed`, which ascends.
+    pub(crate) fn first_dirty_beside(&self, from: u64, listed: &[u64]) -> Option<u64> {
+        self.dirty.range(from..).find(|index| listed.binary_search(index).is_err()).copied()
+    }
+
+    /// Indices of the first `max` pages in `range` that are not clean, ascending.
+    pub(crate) fn unclean(&self, which: Which, range: Range<u64>, max: usize) -> Vec<u64> {
+        if range.is_empty() {
+            return Vec::new();
+        }
+        let (dirty, logged) = (self.dirty.range(range.clone()), self.logged.range(range));
+        match which {
+            Which::Dirty => dirty.copied().take(max).collect(),
+            Which::Logged => logged.copied().take(max).collect(),
+            Which::All => {
+                let mut both: Vec<u64> = dirty.take(max).chain(logged.take(max)).copied().collect();
+                both.sort_unstable();
+                both.dedup();
+                both.truncate(max);
+                both
+            }
+        }
+    }
+
+    /// Behind the last page that is not clean; 0 if there is none.
+    pub(crate) fn unclean_end(&self, which: Which) -> u64 {
+        let (dirty, logged) = (self.dirty.last(), self.logged.last());
+        let last = match which {
+            Which::Dirty => dirty,
+            Which::Logged => logged,
+            Which::All => dirty.max(logged),
+        };
+        last.map_or(0, |last| last + 1)
+    }
+
+    /// Forgets the pages in `[from, to)`, dirty or not, and their reserved blocks.
+    pub(crate) fn remove_range(&mut self, from: u64, to: u64) -> Delta {
+        let gone: Vec<u64> = self.map.range(from..to).map(|(&i, _)| i).collect();
+        let mut delta = Delta::default();
+        let mut reserved = 0;
+        for index in gone {
+            let page = self.map.remove(&index).expect("just listed");
+            delta.pages -= 1;
+            if page.logged {
+                self.logged.remove(&index);
+            }
+            if page.dirty.is_some() {
+                self.dirty.remove(&index);
+                delta.dirty -= 1;
+            }
+            self.bad_homes.remove(&index);
+            reserved += (page.backing == Backing::Reserved) as u64;
+        }
+        self.release(reserved);
+        delta
+    }
+
+    /// Blocks that are promised and not allocated yet.
+    pub(crate) fn promised(&self) -> u64 {
+        self.reservation.as_ref().map_or(0, DataReservation::blocks)
+    }
+
+    /// Gives reserved blocks back.
+    pub(crate) fn release(&mut self, blocks: u64) {
+        if blocks > 0 {
+            drop(self.reservation.as_mut().map(|r| r.split(blocks)));
+        }
+    }
+
+    /// Takes over reserved blocks.
+    pub(crate) fn reserve(&mut self, more: DataReservation) {
+        match &mut self.reservation {
+            Some(r) => r.merge(more),
+            none => *none = Some(more),
+        }
+    }
+
+    /// Drops a clean page that nobody holds. Returns whether there was one.
+    pub(crate) fn evict(&mut self, index: u64) -> bool {
+        match self.map.get(&index) {
+            Some(page) if page.is_clean() && page.holds == 0 && page.backing != Backing::Reserved => {
+                self.map.remove(&index);
+                true
+            }
+            _ => false,
+        }
+    }
+}

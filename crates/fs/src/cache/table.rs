@@ -1,0 +1,379 @@
+//! The table that caches inodes, what is undurable of evicted ones, and pins.
+//!
+//! # Chunks
+//! Inodes of sixteen neighbouring numbers share one entry of the table, a *chunk*: siblings have neighbouring numbers
+//! ([`crate::cache::inodes::Inodes::new_ino`]), so a directory's inodes take a sixteenth of the look-ups in cold memory, and a table that grows moves a sixteenth of
+//! the entries.
+//!
+//! # Eviction
+//! Second chance: the chunks of a shard stand in a ring, and a hand goes round. A full shard looks at the chunk under the hand: was it used since the
+//! hand was there last, it stays; else those of its inodes go that nobody holds and that have nothing unwritten, and with the last one the
+//! chunk. An insertion looks at a bounded number of chunks: inodes that cannot go cost it little, and the table grows beyond its limit.
+//!
+//! # Loading
+//! An inode that is not in the table is read from the tree by one thread. Threads that want the same
+//! inode meanwhile wait for its answer ([`InodeTable::get_or_load`]). No lock of the table is held
+//! across the read. The read takes no lock of an inode, so threads that wait for it may hold any.
+//!
+//! What was read cannot be old when it enters the table, because nobody can change it in the tree
+//! meanwhile:
+//! 1. *While an inode is read it is not in the table, and nobody holds an [`Inode`] of it* that is
+//!    not dead. Eviction takes only inodes that nobody else holds, under the lock of the shard, and
+//!    a thread that comes later waits for the reader. [`InodeTable::remove`] takes only dead inodes.
+//! 2. *Each change of an inode's items in the tree is made by a thread that holds its `Inode`, and
+//!    not of a dead one.* For namespace operations, rename's displaced inode, attributes, truncate,
+//!    writeback and the deletion of orphans (at mount also) it comes from [`crate::cache::inodes::Inodes::get`],
+//!    before the record is made; `dead` is looked at under the meta lock that the commit needs, or
+//!    under the io lock that a deletion needs.
+//! 3. *A new inode enters the table before its record is applied*, its meta locked until then: a
+//!    thread that reads before finds nothing in the tree, one that comes after waits for the lock
+//!    ([`crate::cache::inodes::Newborn`]).
+//! 4. *Numbers are not used again*, so a dead inode's number finds nothing in the tree, now and
+//!    later.
+//! 5. Recovery applies records to the tree before the table exists. A checkpoint changes no item;
+//!    the writeback that it asks for goes by rule 2.
+//!
+//! The alternative is a counter of changes for each shard, looked at before and after the read, and
+//! a new read if it moved: reads beside many changes would then have no bound.
+
+use crate::cache::inode::{Inode, Progress, evictable};
+use crate::error::Result;
+use kedge_base::broken::pause::{self, Point};
+use kedge_base::broken::{self, Variant};
+use kedge_base::lock::{Condvar, Mutex, Rank};
+use kedge_base::{Ino, InoMap};
+use kedge_format::{FileKind, InodeCore};
+use kedge_store::Store;
+use std::sync::Arc;
+
+const SHARDS: usize = 32;
+/// Inodes of a chunk.
+const CHUNK: u64 = 16;
+/// Chunks that one insertion into a full shard looks at.
+const LOOK_AT: usize = 8;
+
+/// Told of each inode that comes into the table or leaves it, under the lock of its shard.
+pub(crate) trait CacheWatch: Send + Sync {
+    fn entered(&self, ino: Ino);
+    fn left(&self, ino: Ino);
+}
+
+/// `None`: nobody wants to know.
+pub(crate) type Watch = Option<Arc<dyn CacheWatch>>;
+
+/// Cached inodes, what is undurable of evicted ones, and pins.
+pub(crate) struct InodeTable {
+    shards: Vec<Mutex<Shard>>,
+    per_shard_max: usize,
+    watch: Watch,
+}
+
+#[derive(Default)]
+struct Chunk {
+    inodes: [Option<Arc<Inode>>; CHUNK as usize],
+    count: u8,
+    /// Since the hand was there last.
+    used: bool,
+    /// Its place in the ring.
+    at: usize,
+}
+
+#[derive(Default)]
+struct Shard {
+    /// By the number of a chunk's first inode. None is empty.
+    chunks: InoMap<Box<Chunk>>,
+    /// The same numbers, each once.
+    ring: Vec<Ino>,
+    hand: usize,
+    /// In all chunks.
+    inodes: usize,
+    /// Progress of evicted inodes that is not known to be durable.
+    evicted: InoMap<Progress>,
+    pins: InoMap<u64>,
+    /// Reads from the tree under way.
+    loads: InoMap<Arc<Load>>,
+    /// Size of `evicted` at which durable entries are dropped.
+    sweep_at: usize,
+}
+
+/// A read of an inode under way, and its answer for the threads that wait.
+struct Load {
+    answer: Mutex<Option<Answer>>,
+    answered: Condvar,
+}
+
+#[derive(Clone)]
+enum Answer {
+    Read(Result<Arc<Inode>>),
+    /// The reader panicked.
+    Gone,
+}
+
+impl Load {
+    fn new() -> Load {
+        Load { answer: Mutex::new(Rank::Leaf, None), answered: Condvar::new() }
+    }
+
+    fn wait(&self) -> Answer {
+        let mut answer = self.answer.lock();
+        loop {
+            match &*answer {
+                Some(answer) => return answer.clone(),
+                None => self.answered.wait(&mut answer),
+            }
+        }
+    }
+}
+
+/// The reader's part. Dropped without an answer, it lets those that wait try again.
+struct Loading<'a> {
+    table: &'a InodeTable,
+    ino: Ino,
+    load: Arc<Load>,
+    answer: Answer,
+}
+
+impl Drop for Loading<'_> {
+    fn drop(&mut self) {
+        // First from the shard: a thread that comes from now on finds the inode there, or reads.
+        self.table.shard(self.ino).lock().loads.remove(&self.ino);
+        *self.load.answer.lock() = Some(self.answer.clone());
+        self.load.answered.notify_all();
+    }
+}
+
+/// What is known of an inode that somebody wants.
+enum Wanted {
+    There(Arc<Inode>),
+    Awaited(Arc<Load>),
+    /// The caller reads it.
+    Mine(Arc<Load>),
+}
+
+/// The chunk that holds an inode, and its place there.
+fn place(ino: Ino) -> (Ino, usize) {
+    (Ino(ino.0 - ino.0 % CHUNK), (ino.0 % CHUNK) as usize)
+}
+
+impl InodeTable {
+    pub(crate) fn new(inodes_max: usize, watch: Watch) -> InodeTable {
+        InodeTable {
+            watch,
+            shards: (0..SHARDS)
+                .map(|_| Mutex::new(Rank::Leaf, Shard { sweep_at: 64, ..Default::default() }))
+                .collect(),
+            per_shard_max: (inodes_max / SHARDS).max(16),
+        }
+    }
+
+    fn shard(&self, ino: Ino) -> &Mutex<Shard> {
+        &self.shards[(ino.0 / CHUNK) as usize % SHARDS]
+    }
+
+    pub(crate) fn get(&self, ino: Ino) -> Option<Arc<Inode>> {
+        self.shard(ino).lock().get(ino)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().inodes).sum()
+    }
+
+    /// The inode, from the table or from `read`. One thread reads; its answer, an error too, is
+    /// that of all who came meanwhile. Each further turn of the loop needs another thread's panic.
+    pub(crate) fn get_or_load(
+        &self,
+        store: &Store,
+        ino: Ino,
+        read: impl FnOnce() -> Result<(InodeCore, FileKind)>,
+    ) -> Result<Arc<Inode>> {
+        loop {
+            match self.want(ino) {
+                Wanted::There(inode) => return Ok(inode),
+                Wanted::Awaited(load) => {
+                    pause::at(Point::InodeAwaited);
+                    if let Answer::Read(result) = load.wait() {
+                        return result;
+                    }
+                }
+                Wanted::Mine(load) => {
+                    let mut loading = Loading { table: self, ino, load, answer: Answer::Gone };
+                    let result = read().map(|(core, kind)| self.insert_loaded(store, ino, core, kind));
+                    loading.answer = Answer::Read(result.clone());
+                    return result;
+                }
+            }
+        }
+    }
+
+    fn want(&self, ino: Ino) -> Wanted {
+        let mut shard = self.shard(ino).lock();
+        if let Some(inode) = shard.get(ino) {
+            return Wanted::There(inode);
+        }
+        // Broken on purpose: each thread reads, whatever happens to the inode meanwhile.
+        if broken::is(Variant::StaleInode) {
+            return Wanted::Mine(Arc::new(Load::new()));
+        }
+        if let Some(load) = shard.loads.get(&ino) {
+            return Wanted::Awaited(load.clone());
+        }
+        let load = Arc::new(Load::new());
+        shard.loads.insert(ino, load.clone());
+        Wanted::Mine(load)
+    }
+
+    /// Adds an inode read from the tree. Returns the one in the table: another one only if a thread
+    /// asked for the number of an inode while it was being created.
+    fn insert_loaded(&self, store: &Store, ino: Ino, core: InodeCore, kind: FileKind) -> Arc<Inode> {
+        let mut shard = self.shard(ino).lock();
+        if let Some(there) = shard.get(ino) {
+            return there;
+        }
+        let progress = shard.evicted.remove(&ino).unwrap_or_default();
+        let inode = Arc::new(Inode::new(ino, core, kind, progress));
+        self.add(&mut shard, store, inode.clone());
+        inode
+    }
+
+    /// Adds an inode that is being created. Returns whether its number was free.
+    #[must_use]
+    pub(crate) fn insert_new(&self, store: &Store, inode: Arc<Inode>) -> bool {
+        let mut shard = self.shard(inode.ino).lock();
+        if shard.get(inode.ino).is_some() {
+            return false;
+        }
+        self.add(&mut shard, store, inode);
+        true
+    }
+
+    fn add(&self, shard: &mut Shard, store: &Store, inode: Arc<Inode>) {
+        for _ in 0..LOOK_AT {
+            if shard.inodes < self.per_shard_max || shard.ring.is_empty() {
+                break;
+            }
+            shard.evict_one(store, &self.watch);
+        }
+        if let Some(watch) = &self.watch {
+            watch.entered(inode.ino);
+        }
+        shard.insert(inode);
+    }
+
+    /// Forgets a dead inode.
+    pub(crate) fn remove(&self, ino: Ino) {
+        let mut shard = self.shard(ino).lock();
+        if shard.remove(ino)
+            && let Some(watch) = &self.watch
+        {
+            watch.left(ino);
+        }
+        shard.evicted.remove(&ino);
+    }
+
+    pub(crate) fn pin(&self, ino: Ino) {
+        *self.shard(ino).lock().pins.entry(ino).or_insert(0) += 1;
+    }
+
+    /// Returns true when the last pin went.
+    pub(crate) fn unpin(&self, ino: Ino, count: u64) -> bool {
+        let mut shard = self.shard(ino).lock();
+        let Some(pins) = shard.pins.get_mut(&ino) else { return false };
+        *pins = pins.saturating_sub(count);
+        if *pins > 0 {
+            return false;
+        }
+        shard.pins.remove(&ino);
+        if shard.pins.capacity() > 64 && shard.pins.len() * 4 < shard.pins.capacity() {
+            shard.pins.shrink_to_fit();
+        }
+        true
+    }
+
+    pub(crate) fn is_pinned(&self, ino: Ino) -> bool {
+        self.shard(ino).lock().pins.contains_key(&ino)
+    }
+}
+
+impl Shard {
+    fn get(&mut self, ino: Ino) -> Option<Arc<Inode>> {
+        let (first, index) = place(ino);
+        let chunk = self.chunks.get_mut(&first)?;
+        chunk.used = true;
+        chunk.inodes[index].clone()
+    }
+
+    fn insert(&mut self, inode: Arc<Inode>) {
+        let (first, index) = place(inode.ino);
+        let ring = &mut self.ring;
+        let chunk = self.chunks.entry(first).or_insert_with(|| {
+            ring.push(first);
+            // Used: the hand may be right before it.
+            Box::new(Chunk { at: ring.len() - 1, used: true, ..Default::default() })
+        });
+        if chunk.inodes[index].replace(inode).is_none() {
+            chunk.count += 1;
+            self.inodes += 1;
+        }
+    }
+
+    /// Whether it was there.
+    fn remove(&mut self, ino: Ino) -> bool {
+        let (first, index) = place(ino);
+        let Some(chunk) = self.chunks.get_mut(&first) else { return false };
+        if chunk.inodes[index].take().is_none() {
+            return false;
+        }
+        chunk.count -= 1;
+        self.inodes -= 1;
+        if chunk.count == 0 {
+            self.remove_chunk(first);
+        }
+        true
+    }
+
+    fn remove_chunk(&mut self, first: Ino) {
+        let gone = self.chunks.remove(&first).expect("the caller has looked at it");
+        assert_eq!(self.ring.swap_remove(gone.at), first, "a chunk knows its place");
+        if let Some(moved) = self.ring.get(gone.at) {
+            self.chunks.get_mut(moved).expect("the ring has the chunks that there are").at = gone.at;
+        }
+    }
+
+    /// Looks at one chunk, of at least one.
+    fn evict_one(&mut self, store: &Store, watch: &Watch) {
+        let at = self.hand % self.ring.len();
+        // On, also where a chunk goes: the last one takes its place, which is the newest as a rule.
+        self.hand = at + 1;
+        let first = self.ring[at];
+        let chunk = self.chunks.get_mut(&first).expect("the ring has the chunks that there are");
+        if std::mem::take(&mut chunk.used) {
+            return;
+        }
+        for (slot, ino) in chunk.inodes.iter_mut().zip(first.0..) {
+            // Nobody else can come to hold it: the table's reference is the only one, and we have the table's lock.
+            let held = slot.as_ref().is_none_or(|inode| Arc::strong_count(inode) > 1);
+            let Some(progress) = slot.as_deref().filter(|_| !held).and_then(evictable) else { continue };
+            *slot = None;
+            chunk.count -= 1;
+            self.inodes -= 1;
+            if let Some(watch) = watch {
+                watch.left(Ino(ino));
+            }
+            // Broken on purpose: nobody remembers what is not durable of it.
+            if !progress.is_durable(store) && !broken::is(Variant::ForgetEvicted) {
+                self.evicted.insert(Ino(ino), progress);
+            }
+        }
+        if chunk.count == 0 {
+            self.remove_chunk(first);
+        }
+        if self.evicted.len() >= self.sweep_at {
+            self.evicted.retain(|_, p| !p.is_durable(store));
+            self.sweep_at = (self.evicted.len() * 2).max(64);
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "table_tests.rs"]
+mod tests;

@@ -1,0 +1,148 @@
+//! The deletion of inodes without a name, in bounded steps, now or after a crash.
+
+use super::Files;
+use super::orphans::Named;
+use super::truncate::StepMax;
+use crate::cache::commit::{commit, lock_metas};
+use crate::cache::inode::Inode;
+use crate::error::{Error, Result};
+use crate::extents;
+use kedge_base::Ino;
+use kedge_format::item::{ExtentItem, Orphan};
+use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
+use kedge_format::{ItemKind, Key};
+use kedge_store::{Class, Handle};
+use std::ops::ControlFlow;
+
+impl Files {
+    /// Gives pins of an inode back; the last one of a nameless inode deletes it.
+    pub(crate) fn unpin(&self, ino: Ino, count: u64) {
+        let last = self.inodes.unpin(ino, count);
+        if last && self.orphans.contains(ino) && self.engine.check_open().is_ok() {
+            self.orphaned(ino);
+        }
+    }
+
+    /// An inode lost its last name: it goes now, or with its last pin.
+    pub(crate) fn orphaned(&self, ino: Ino) {
+        // Listed before the look at the pins: whoever gives the last one back meanwhile finds it.
+        self.orphans.add(ino, Named::Never);
+        if self.inodes.is_pinned(ino) {
+            return;
+        }
+        if let Err(e) = self.delete_orphan(ino)
+            && self.engine.store().check_alive().is_ok()
+        {
+            // It stays an orphan: the next mount deletes it.
+            tracing::warn!("deletion of inode {ino}: {e}");
+        }
+    }
+
+    /// Deletes a nameless inode that nobody pins, in bounded steps.
+    pub(crate) fn delete_orphan(&self, ino: Ino) -> Result<()> {
+        loop {
+            let (mut handle, max) = self.begin_step(Class::Reclaim, self.step_max(ino, 0)?)?;
+            let inode = match self.inodes.get(ino) {
+                Err(Error::NotFound) => {
+                    self.orphans.remove(ino);
+                    return Ok(());
+                }
+                other => other?,
+            };
+            let _io = inode.io.write();
+            let _wb = inode.wb.lock();
+            let meta = inode.meta.lock();
+            if meta.core.nlink > 0 || meta.dead {
+                // Another thread was faster, or gave an O_TMPFILE a name. Under the meta lock:
+                // whoever takes the last name comes later and lists it anew.
+                self.orphans.remove(ino);
+                return Ok(());
+            }
+            if self.inodes.is_pinned(ino) {
+                return Ok(());
+            }
+            drop(meta);
+            let gone = self.delete_step(&mut handle, &inode, max)?;
+            self.forget_pages(&inode, 0, u64::MAX);
+            if gone {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Returns true when the inode is gone.
+    fn delete_step(&self, handle: &mut Handle<'_>, inode: &Inode, max: StepMax) -> Result<bool> {
+        let ino = inode.ino;
+        let mut record = RecordBuilder::new(RecordOp::Reclaim);
+        let extents = extents::find(self.engine.store(), ino, 0, u64::MAX, max.extents)?;
+        let mut blocks = 0;
+        for (at, item) in &extents {
+            record.delete(Key::new(ino, ItemKind::Extent, *at));
+            record.free(ExtentItem::extent(item));
+            blocks += item.blocks as u64;
+        }
+        let mut finished = extents.len() < max.extents;
+        let mut others = 0;
+        for kind in [ItemKind::Xattr, ItemKind::Symlink] {
+            let key = |offset| Key::new(ino, kind, offset);
+            // A symlink's target goes last, with its inode: until then the two agree.
+            if !finished {
+                break;
+            }
+            self.engine.store().scan(key(0), key(u64::MAX), &mut |at, _| {
+                if others >= max.xattrs {
+                    finished = false;
+                    return ControlFlow::Break(());
+                }
+                record.delete(at);
+                others += 1;
+                ControlFlow::Continue(())
+            })?;
+        }
+        let mut changes = lock_metas(&[inode]);
+        let c = &mut changes[0];
+        if self.engine.store().is_resident(ino, 0, u64::MAX) {
+            record.drop_data(ino, 0, u64::MAX);
+        }
+        if !finished {
+            if blocks > 0 {
+                c.set(InodeMask::BLOCKS, |core| core.blocks = core.blocks.saturating_sub(blocks));
+            }
+            commit(handle, record, &mut changes)?;
+            return Ok(false);
+        }
+        record.delete(Key::inode(ino));
+        record.delete(Key::orphan(ino));
+        handle.commit(record)?;
+        c.meta.dead = true;
+        self.writeback.unlist(ino, &mut c.meta);
+        drop(changes);
+        self.inodes.remove(ino);
+        self.orphans.remove(ino);
+        Ok(true)
+    }
+
+    /// At mount: finishes what the orphan items name.
+    pub(crate) fn recover_orphans(&self) -> Result<u64> {
+        let mut found = Vec::new();
+        let from = Key::orphan(Ino(0));
+        self.engine.store().scan(from, Key::orphan(Ino(u64::MAX)), &mut |key, value| {
+            found.push((Ino(key.offset), Orphan::decode(value)));
+            ControlFlow::Continue(())
+        })?;
+        let count = found.len() as u64;
+        for (ino, orphan) in found {
+            match orphan? {
+                Orphan::Unlinked => self.delete_orphan(ino)?,
+                Orphan::Truncate => {
+                    let inode = self.inodes.get(ino)?;
+                    let mut meta = inode.meta.lock();
+                    meta.shrinking = true;
+                    drop(meta);
+                    self.finish_truncate(&inode)?;
+                }
+            }
+        }
+        Ok(count)
+    }
+}

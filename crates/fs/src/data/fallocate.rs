@@ -1,0 +1,354 @@
+//! The modes of fallocate(2).
+//!
+//! # Crash argument
+//!
+//! Zero range allocates the holes first, in records of their own that nobody sees: without the space, no byte changes. Then it
+//! turns blocks that hold data into unwritten ones where they lie. A write that comes next goes to the same place and may be there
+//! before the record is: a crash then shows it beside older bytes, as after any overwrite.
+//!
+//! Collapse and insert range move blocks that hold data to other offsets. An overwrite at the new offset goes in place; were
+//! it on the device before the record is durable, a crash would show it at the old offset, where no byte of it was ever
+//! written. So the two force the log before anything can be written to what they moved. To remember per inode which
+//! record its next write in place has to wait for would save the force, and would have to survive the inode's eviction;
+//! the operations are too rare for that.
+
+use super::Files;
+use super::truncate::{SETTLE_TRIES, Sizes, StepMax, WIDE};
+use crate::cache::commit::{commit, lock_metas};
+use crate::cache::inode::Inode;
+use crate::cache::pages::{Backing, Which};
+use crate::error::{Error, Result};
+use crate::extents::{self, ExtentSet, Place};
+use crate::types::FallocateMode;
+use kedge_base::broken::pause::{self, Point};
+use kedge_base::{BLOCK_SIZE, Extent, Ino};
+use kedge_format::item::FILE_SIZE_MAX;
+use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
+use kedge_store::{Class, DataReservation, ForceCause, Store};
+use std::sync::Arc;
+
+const BLOCK: u64 = BLOCK_SIZE as u64;
+/// File blocks that one record allocates, or one look at the map covers.
+const STEP_BLOCKS: u64 = 1 << 15;
+/// Extents that collapse and insert range move in one record.
+const SHIFT_ITEMS: usize = 2048;
+
+/// Extents taken for a file until a record names them: whatever fails before, they go back.
+struct Taken<'a> {
+    store: &'a Store,
+    extents: Vec<Extent>,
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        // A record that failed half applied has shut the store down: some may be owned, and none is
+        // taken again.
+        if self.store.check_alive().is_err() {
+            return;
+        }
+        for extent in self.extents.drain(..) {
+            self.store.release_data(extent);
+        }
+    }
+}
+
+impl Files {
+    pub(crate) fn fallocate(&self, ino: Ino, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
+        if self.engine.store().is_read_only() {
+            return Err(kedge_base::Error::ReadOnly.into());
+        }
+        let inode = self.inodes.get_file(ino)?;
+        let Some(end) = offset.checked_add(len).filter(|_| len > 0) else {
+            return Err(if len == 0 { Error::Invalid("fallocate of nothing") } else { Error::FileTooLarge });
+        };
+        if end > FILE_SIZE_MAX {
+            return Err(Error::FileTooLarge);
+        }
+        match mode {
+            FallocateMode::Allocate { keep_size } => self.preallocate(&inode, offset, end, keep_size),
+            FallocateMode::PunchHole => {
+                let end = end.min(inode.meta.lock().core.size.next_multiple_of(BLOCK).max(offset));
+                self.punch(&inode, offset, end.max(offset))
+            }
+            FallocateMode::ZeroRange { keep_size } => {
+                // The space first: where it is missing, no byte changes.
+                self.fill_holes(&inode, offset, end)?;
+                self.unwrite(&inode, offset, end, keep_size)
+            }
+            FallocateMode::CollapseRange => self.shift_range(&inode, offset, len, true),
+            FallocateMode::InsertRange => self.shift_range(&inode, offset, len, false),
+        }
+    }
+
+    /// Removes whole blocks and zeroes the rest, a bounded number of extents a record.
+    fn punch(&self, inode: &Arc<Inode>, offset: u64, end: u64) -> Result<()> {
+        if offset >= end {
+            return Ok(());
+        }
+        let (mut from, to) = (offset.div_ceil(BLOCK), end / BLOCK);
+        let mut cut_head = true;
+        loop {
+            let max = self.step_max(inode.ino, from)?;
+            let (mut handle, max, _io, _wb) = self.begin_settled(inode, Class::Reclaim, max, |_| end)?;
+            let mut record = RecordBuilder::new(RecordOp::Fallocate);
+            let (set, upto) = self.load_step(inode.ino, from, to, max)?;
+            if std::mem::take(&mut cut_head) {
+                self.zero_range_of_block(inode, &mut record, offset, (from * BLOCK).min(end))?;
+            }
+            if upto >= to && from <= to {
+                self.zero_range_of_block(inode, &mut record, to * BLOCK, end)?;
+            }
+            let void = (from * BLOCK, upto * BLOCK);
+            self.remove(&mut handle, inode, record, set, (from, upto), void, Sizes::default())?;
+            self.forget_pages(inode, from, upto);
+            from = upto;
+            if from >= to {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The extents of whole blocks from `from` on that one step takes, and how far towards `to` it comes.
+    fn load_step(&self, ino: Ino, from: u64, to: u64, max: StepMax) -> Result<(ExtentSet, u64)> {
+        let mut set = ExtentSet::default();
+        let mut upto = to.max(from);
+        if from < to && set.load(self.engine.store(), ino, from, to, max.extents)? >= max.extents {
+            upto = set.end().unwrap_or(to).clamp(from + 1, to);
+        }
+        Ok((set, upto))
+    }
+
+    /// Turns whole blocks of an allocated range into unwritten ones and zeroes the rest, a bounded number of extents a
+    /// record; the last one names the size. Blocks stay where they are: what reads as zero now was the file's all along.
+    fn unwrite(&self, inode: &Arc<Inode>, offset: u64, end: u64, keep_size: bool) -> Result<()> {
+        let (mut from, to) = (offset.div_ceil(BLOCK), end / BLOCK);
+        let mut cut_head = true;
+        loop {
+            let max = self.step_max(inode.ino, from)?;
+            let (mut handle, max, _io, _wb) = self.begin_settled(inode, Class::Reclaim, max, |_| end)?;
+            let mut record = RecordBuilder::new(RecordOp::Fallocate);
+            let (mut set, upto) = self.load_step(inode.ino, from, to, max)?;
+            let size = inode.meta.lock().core.size;
+            // Behind the last block there is nothing but holes and unwritten blocks.
+            let behind = size.next_multiple_of(BLOCK);
+            if std::mem::take(&mut cut_head) {
+                self.zero_range_of_block(inode, &mut record, offset, (from * BLOCK).min(end).min(behind))?;
+            }
+            let finished = upto >= to;
+            if finished && from <= to {
+                self.zero_range_of_block(inode, &mut record, to * BLOCK, end.min(behind))?;
+            }
+            let new_size = (finished && !keep_size && end > size).then_some(end);
+            if new_size.is_some() {
+                // What of the last block lies in the range is seen to already.
+                self.zero_range_of_block(inode, &mut record, size, behind.min(offset))?;
+            }
+            let sizes = Sizes { named: new_size, shrinking: false };
+            set.set_unwritten(from, upto);
+            self.change(&mut handle, inode, record, set, &[], (from * BLOCK, upto * BLOCK), sizes)?;
+            self.forget_pages(inode, from, upto);
+            from = upto;
+            if finished {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Allocates the holes of a range, if there are any. Dirty pages hold promises for blocks of their own: where nothing else
+    /// is left, they are written in place, and have those blocks then.
+    fn fill_holes(&self, inode: &Arc<Inode>, offset: u64, end: u64) -> Result<()> {
+        let (first, last) = (offset / BLOCK, end.div_ceil(BLOCK));
+        if self.is_allocated(inode, first, last)? {
+            return Ok(());
+        }
+        match self.preallocate(inode, offset, end, true) {
+            Err(Error::Engine(kedge_base::Error::NoSpace)) => {
+                self.writeback.write(std::slice::from_ref(inode), Which::All, Class::Normal)?;
+                if self.is_allocated(inode, first, last)? {
+                    return Ok(());
+                }
+                self.preallocate(inode, offset, end, true)
+            }
+            other => other,
+        }
+    }
+
+    /// Whether no file block of `[at, last)` is a hole.
+    fn is_allocated(&self, inode: &Inode, mut at: u64, last: u64) -> Result<bool> {
+        let _io = inode.io.read();
+        let _wb = inode.wb.lock();
+        // The first hole ends it, so this is bounded by what the file has.
+        while at < last {
+            let blocks = (last - at).min(STEP_BLOCKS);
+            if extents::map(self.engine.store(), inode.ino, at, blocks)?
+                .iter()
+                .any(|m| m.place == Place::Hole)
+            {
+                return Ok(false);
+            }
+            at += blocks;
+        }
+        Ok(true)
+    }
+
+    /// Allocates what is a hole in `[offset, end)`, a bounded number of extents a record.
+    fn preallocate(&self, inode: &Arc<Inode>, offset: u64, end: u64, keep_size: bool) -> Result<()> {
+        let (first, last) = (offset / BLOCK, end.div_ceil(BLOCK));
+        let mut at = first;
+        loop {
+            // Refused before anything is taken, unless blocks of the range are allocated already.
+            let want = (last - at).min(STEP_BLOCKS);
+            let mut promise = self.engine.store().reserve_data(want).ok();
+            let names = |size| if keep_size || end <= size { 0 } else { end };
+            let (mut handle, _, _io, _wb) = self.begin_settled(inode, Class::Normal, WIDE, names)?;
+            let mut record = RecordBuilder::new(RecordOp::Fallocate);
+            let mut set = ExtentSet::default();
+            let mut new = Taken { store: self.engine.store(), extents: Vec::new() };
+            let reached = self.take_holes(inode, at, at + want, &mut set, &mut promise, &mut new)?;
+            pause::at(Point::ExtentsTaken);
+            let finished = reached >= last;
+            let size = inode.meta.lock().core.size;
+            let grows = finished && !keep_size && end > size;
+            if grows {
+                self.zero_range_of_block(inode, &mut record, size, size.next_multiple_of(BLOCK).min(end))?;
+            }
+            set.emit(&mut record, inode.ino);
+            for extent in &new.extents {
+                record.alloc(*extent);
+            }
+            let fresh: u64 = new.extents.iter().map(|e| e.blocks).sum();
+            let now = self.engine.now();
+            let mut changes = lock_metas(&[&**inode]);
+            let c = &mut changes[0];
+            c.touch(now);
+            if fresh > 0 {
+                c.set(InodeMask::BLOCKS, |core| core.blocks += fresh);
+            }
+            if grows {
+                c.set(InodeMask::SIZE, |core| core.size = end);
+            }
+            commit(&mut handle, record, &mut changes)?;
+            new.extents.clear(); // the file's now
+            drop(changes);
+            self.settle_preallocated(inode, at, reached);
+            at = reached;
+            if finished {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Takes extents for the holes of `[at, to)` until a record is full. Returns how far it came.
+    fn take_holes(
+        &self,
+        inode: &Inode,
+        at: u64,
+        to: u64,
+        set: &mut ExtentSet,
+        promise: &mut Option<DataReservation>,
+        new: &mut Taken<'_>,
+    ) -> Result<u64> {
+        for m in extents::map(self.engine.store(), inode.ino, at, to - at)? {
+            if m.place != Place::Hole {
+                continue;
+            }
+            set.load(self.engine.store(), inode.ino, m.first, m.first + m.blocks, usize::MAX)?;
+            let mut done = 0;
+            while done < m.blocks {
+                if new.extents.len() >= WIDE.extents / 4 {
+                    return Ok(m.first + done);
+                }
+                let goal = inode
+                    .meta
+                    .lock()
+                    .goal
+                    .unwrap_or_else(|| self.engine.store().data_goal(inode.ino, inode.ino));
+                let extent = self.engine.store().alloc_data(goal, m.blocks - done, promise.as_mut())?;
+                new.extents.push(extent);
+                set.insert(m.first + done, extent, true);
+                inode.meta.lock().goal = Some(extent.end());
+                done += extent.blocks;
+            }
+        }
+        Ok(to)
+    }
+
+    /// Pages that waited for allocation have a block now and need their promise no more.
+    fn settle_preallocated(&self, inode: &Inode, from: u64, to: u64) {
+        let mut pages = inode.pages.lock();
+        let mut surplus = 0;
+        for (_, page) in pages.map.range_mut(from..to) {
+            if page.backing == Backing::Reserved {
+                surplus += 1;
+                page.backing = Backing::Unwritten;
+            }
+        }
+        pages.release(surplus);
+    }
+
+    /// Collapse (remove a range and close up) and insert (open a hole). One record: all or nothing.
+    fn shift_range(&self, inode: &Arc<Inode>, offset: u64, len: u64, collapse: bool) -> Result<()> {
+        if !offset.is_multiple_of(BLOCK) || !len.is_multiple_of(BLOCK) {
+            return Err(Error::Invalid("collapse and insert range take whole blocks"));
+        }
+        let (first, count) = (offset / BLOCK, len / BLOCK);
+        for _ in 0..SETTLE_TRIES {
+            // What is dirty or logged behind the offset would move with its blocks: put it in place first.
+            self.writeback.write(std::slice::from_ref(inode), Which::All, Class::Normal)?;
+            let items =
+                extents::find(self.engine.store(), inode.ino, first, u64::MAX, SHIFT_ITEMS + 1)?.len();
+            if items > SHIFT_ITEMS {
+                return Err(Error::FileTooLarge);
+            }
+            let bytes = (items as u64 + 4) * 160 + WIDE.log_bytes();
+            let mut handle = self.engine.begin_many(bytes, 8, 2 * items as u32, Class::Normal)?;
+            let _io = self.lock_io(inode)?;
+            let _wb = inode.wb.lock();
+            let mut pages = inode.pages.lock();
+            if pages.dirty_count() + pages.logged_count() > 0 {
+                continue; // dirtied again meanwhile
+            }
+            let size = inode.meta.lock().core.size;
+            if (collapse && offset + len >= size) || (!collapse && offset >= size) {
+                return Err(Error::Invalid("range reaches the end of the file"));
+            }
+            let new_size = if collapse { size - len } else { size.saturating_add(len) };
+            if new_size > FILE_SIZE_MAX {
+                return Err(Error::FileTooLarge);
+            }
+            let delta = pages.remove_range(first, u64::MAX);
+            drop(pages);
+            self.writeback.account(delta);
+            let mut set = ExtentSet::default();
+            if set.load(self.engine.store(), inode.ino, first, u64::MAX, usize::MAX)? > SHIFT_ITEMS {
+                continue;
+            }
+            let freed = if collapse { set.remove(first, first + count) } else { Vec::new() };
+            let (from, by) = if collapse { (first + count, -(count as i64)) } else { (first, count as i64) };
+            set.shift(from, by);
+            let mut record = RecordBuilder::new(RecordOp::Fallocate);
+            set.emit(&mut record, inode.ino);
+            for extent in &freed {
+                record.free(*extent);
+            }
+            let blocks: u64 = freed.iter().map(|e| e.blocks).sum();
+            let now = self.engine.now();
+            let mut changes = lock_metas(&[&**inode]);
+            let c = &mut changes[0];
+            c.touch(now);
+            c.set(InodeMask::SIZE | InodeMask::BLOCKS, |core| {
+                core.size = new_size;
+                core.blocks = core.blocks.saturating_sub(blocks);
+            });
+            commit(&mut handle, record, &mut changes)?;
+            drop(changes);
+            // With `wb` held: nothing is written to the moved blocks at their new offsets before they are there for good.
+            return Ok(self.engine.store().force(self.engine.store().head_lsn(), ForceCause::Fallocate)?);
+        }
+        Err(kedge_base::Error::Busy("the file, which is being written without pause,".into()).into())
+    }
+}
+
+#[cfg(test)]
+#[path = "fallocate_tests.rs"]
+mod tests;

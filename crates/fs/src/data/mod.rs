@@ -1,0 +1,33 @@
+//! The contents of files: reading, writing, truncate, fallocate, and the deletion of what has no
+//! name. Extents lie below ([`crate::extents`]), writeback too ([`crate::durability::writeback`]).
+
+mod deletion;
+mod fallocate;
+pub(crate) mod orphans;
+mod read;
+mod truncate;
+mod write;
+
+use crate::cache::inodes::Inodes;
+use crate::durability::writeback::Writeback;
+use crate::engine::Engine;
+use orphans::Orphans;
+use std::sync::Arc;
+
+/// See the module.
+pub(crate) struct Files {
+    engine: Arc<Engine>,
+    inodes: Arc<Inodes>,
+    writeback: Arc<Writeback>,
+    orphans: Orphans,
+}
+
+impl Files {
+    pub(crate) fn new(engine: Arc<Engine>, inodes: Arc<Inodes>, writeback: Arc<Writeback>) -> Files {
+        Files { engine, inodes, writeback, orphans: Orphans::new() }
+    }
+
+    pub(crate) fn orphans(&self) -> &Orphans {
+        &self.orphans
+    }
+}

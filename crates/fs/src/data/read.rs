@@ -1,0 +1,227 @@
+//! Reading file bytes, and seeking for data and holes.
+
+use super::Files;
+use crate::cache::inode::Inode;
+use crate::cache::pages::{Backing, Page, Which};
+use crate::error::{Error, Result};
+use crate::extents::{self, Place};
+use crate::types::SeekKind;
+use kedge_base::{BLOCK_SIZE, BlockNo, Ino, IoBuf};
+use kedge_format::FileKind;
+use kedge_format::record::InodeMask;
+use kedge_store::Class;
+use std::sync::Arc;
+
+const BLOCK: u64 = BLOCK_SIZE as u64;
+/// Extents looked at with one walk of the tree.
+const SEEK_EXTENTS: usize = 64;
+/// Blocks read from the device at once.
+const READ_BLOCKS_MAX: u64 = 256;
+const DAY: i64 = 86_400;
+
+/// A page that stays in memory while this lives. Goes after any guard of the page lock.
+pub(crate) struct HeldPage<'a> {
+    inode: &'a Inode,
+    index: u64,
+}
+
+impl Drop for HeldPage<'_> {
+    fn drop(&mut self) {
+        self.inode.pages.lock().release_hold(self.index);
+    }
+}
+
+impl Files {
+    pub(crate) fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        self.engine.check_open()?;
+        let inode = self.inodes.get_file(ino)?;
+        let _io = inode.io.read();
+        let size = inode.meta.lock().core.size;
+        if offset >= size || buf.is_empty() {
+            return Ok(0);
+        }
+        let len = (buf.len() as u64).min(size - offset) as usize;
+        let buf = &mut buf[..len];
+        let first = offset / BLOCK;
+        let end = (offset + len as u64).div_ceil(BLOCK);
+        let mut missing: Option<u64> = None;
+        for index in first..=end {
+            let hit = index < end && self.copy_cached(&inode, index, offset, buf);
+            match (index < end && !hit, missing) {
+                (true, None) => missing = Some(index),
+                (false, Some(from)) => {
+                    self.read_run(&inode, from, index, offset, size, buf)?;
+                    missing = None;
+                }
+                _ => {}
+            }
+        }
+        self.accessed(&inode);
+        Ok(len)
+    }
+
+    fn copy_cached(&self, inode: &Inode, index: u64, offset: u64, buf: &mut [u8]) -> bool {
+        let pages = inode.pages.lock();
+        let Some(page) = pages.get(index) else { return false };
+        copy_block(&page.data[..], index, offset, buf);
+        true
+    }
+
+    /// Reads blocks `[from, to)`, none of them cached, into `buf`, which starts at byte `offset` of the file.
+    fn read_run(
+        &self,
+        inode: &Arc<Inode>,
+        from: u64,
+        to: u64,
+        offset: u64,
+        size: u64,
+        buf: &mut [u8],
+    ) -> Result<()> {
+        for m in extents::map(self.engine.store(), inode.ino, from, to - from)? {
+            match m.place {
+                Place::Hole | Place::Unwritten(_) => {
+                    let zero = [0; BLOCK_SIZE];
+                    for index in m.first..m.first + m.blocks {
+                        copy_block(&zero, index, offset, buf);
+                    }
+                }
+                Place::Written(start) => {
+                    let mut done = 0;
+                    while done < m.blocks {
+                        let blocks = (m.blocks - done).min(READ_BLOCKS_MAX);
+                        let mut io = IoBuf::zeroed(blocks as usize);
+                        self.engine.store().device().read(BlockNo(start.0 + done).byte_offset(), &mut io)?;
+                        self.engine.stats().data_reads.inc();
+                        self.engine.stats().data_read_bytes.add(io.len() as u64);
+                        for (i, block) in io.as_mut_bytes().chunks_exact_mut(BLOCK_SIZE).enumerate() {
+                            let index = m.first + done + i as u64;
+                            zero_behind(block, index, size);
+                            copy_block(block, index, offset, buf);
+                            self.cache_clean(inode, index, block);
+                        }
+                        done += blocks;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn cache_clean(&self, inode: &Arc<Inode>, index: u64, block: &[u8]) {
+        let mut page = Page::zeroed();
+        page.data.copy_from_slice(block);
+        page.backing = Backing::Written;
+        let delta = inode.pages.lock().insert_clean(index, page);
+        self.writeback.page_cached(delta, inode.ino, index);
+    }
+
+    /// Makes a page present for a partial change, and keeps it so while the answer lives: between here and the change
+    /// other threads may look for pages to evict. The caller holds the io lock exclusively.
+    pub(crate) fn load_page<'a>(&self, inode: &'a Arc<Inode>, index: u64) -> Result<HeldPage<'a>> {
+        if inode.pages.lock().hold(index) {
+            return Ok(HeldPage { inode, index });
+        }
+        let size = inode.meta.lock().core.size;
+        let mut page = Page::zeroed();
+        match extents::map(self.engine.store(), inode.ino, index, 1)?[0].place {
+            Place::Hole => {}
+            Place::Unwritten(_) => page.backing = Backing::Unwritten,
+            Place::Written(at) => {
+                let mut io = IoBuf::zeroed(1);
+                self.engine.store().device().read(at.byte_offset(), &mut io)?;
+                zero_behind(io.as_mut_bytes(), index, size);
+                page.data.copy_from_slice(io.as_bytes());
+                page.backing = Backing::Written;
+            }
+        }
+        let delta = {
+            let mut pages = inode.pages.lock();
+            let delta = pages.insert_clean(index, page);
+            pages.hold(index);
+            delta
+        };
+        self.writeback.page_cached(delta, inode.ino, index);
+        Ok(HeldPage { inode, index })
+    }
+
+    /// The read time stamp in the manner of relatime: moved when it is not newer than the last change, or a day old.
+    pub(crate) fn accessed(&self, inode: &Arc<Inode>) {
+        if self.engine.store().is_read_only() {
+            return;
+        }
+        let mut meta = inode.meta.lock();
+        let c = &meta.core;
+        if c.atime > c.mtime && c.atime > c.ctime && self.engine.now().sec - c.atime.sec < DAY {
+            return;
+        }
+        meta.core.atime = self.engine.now();
+        meta.unlogged |= InodeMask::ATIME;
+        self.writeback.list_dirty(inode, &mut meta);
+    }
+
+    pub(crate) fn seek(&self, ino: Ino, offset: u64, kind: SeekKind) -> Result<u64> {
+        let inode = self.inodes.get(ino)?;
+        if inode.kind != FileKind::Regular {
+            return Err(Error::Invalid("seek for data or hole in something not a regular file"));
+        }
+        // Delayed allocation shows as holes; written back, the extents say it all.
+        let unclean = {
+            // Also while they are being written: the extents come with the record, and it may fail.
+            let pages = inode.pages.lock();
+            !pages.is_written() || pages.logged_count() > 0
+        };
+        if unclean && !self.engine.store().is_read_only() {
+            self.writeback.write(std::slice::from_ref(&inode), Which::All, Class::Normal)?;
+        }
+        let _io = inode.io.read();
+        let size = inode.meta.lock().core.size;
+        if offset >= size {
+            return Err(Error::NoSuchOffset);
+        }
+        // From extent to extent: a sparse file may be petabytes long.
+        let end = size.div_ceil(BLOCK);
+        let mut at = offset / BLOCK;
+        loop {
+            let extents = extents::find(self.engine.store(), ino, at, end, SEEK_EXTENTS)?;
+            let last = extents.len() < SEEK_EXTENTS;
+            for (first, item) in extents {
+                let found = match kind {
+                    SeekKind::Data => (!item.unwritten).then_some(first.max(at)),
+                    SeekKind::Hole => (first > at || item.unwritten).then_some(at),
+                };
+                if let Some(block) = found {
+                    return Ok((block * BLOCK).max(offset));
+                }
+                at = first + item.blocks as u64;
+            }
+            if last || at >= end {
+                break;
+            }
+        }
+        match kind {
+            SeekKind::Hole => Ok((at * BLOCK).min(size).max(offset)),
+            SeekKind::Data => Err(Error::NoSuchOffset),
+        }
+    }
+}
+
+/// Copies the overlap of file block `index` with `buf`, which starts at byte `offset` of the file.
+fn copy_block(block: &[u8], index: u64, offset: u64, buf: &mut [u8]) {
+    let start = (index * BLOCK).max(offset);
+    let end = ((index + 1) * BLOCK).min(offset + buf.len() as u64);
+    if start < end {
+        let from = (start - index * BLOCK) as usize;
+        let to = (start - offset) as usize;
+        let len = (end - start) as usize;
+        buf[to..to + len].copy_from_slice(&block[from..from + len]);
+    }
+}
+
+/// Bytes behind the end of the file read as zero whatever the device holds.
+fn zero_behind(block: &mut [u8], index: u64, size: u64) {
+    let start = index * BLOCK;
+    if start + BLOCK > size {
+        let keep = size.saturating_sub(start).min(BLOCK) as usize;
+        block[keep..].fill(0);
+    }
+}

@@ -1,0 +1,305 @@
+//! Truncate, and the steps that it has in common with punch, zero range and deletion.
+//!
+//! # Crash argument
+//! A truncate that removes more extents than one record takes sets the size and an orphan item in its first record;
+//! the rest follows in further records, the last of which removes the orphan item. Recovery finishes what it finds.
+//! One key holds what an inode is an orphan for: it has no name, or its truncate is not finished. The
+//! first covers the second, for the inode goes as a whole. So names and truncates meet there. `unlink`
+//! of the last name puts the first over the second. `link` of a nameless inode puts the second in
+//! place of the first if a truncate still has something to remove: else a crash would leave bytes
+//! that were cut off, and they would show once the file grew. Each of them looks at the link count and
+//! at `shrinking`, and changes them, under the meta lock that its record is committed with.
+//!
+//! A deletion works through the same steps under the orphan item that the unlink left. Log-resident bytes of what goes
+//! are voided in the same record, so replay does not bring them back. Cut blocks (punch, growth behind a cut end) get
+//! `Zero` edits: their zeros are as durable as the record.
+
+use super::Files;
+use crate::cache::commit::{PATCH_BYTES, commit, lock_metas};
+use crate::cache::inode::Inode;
+use crate::cache::pages::{Backing, Which};
+use crate::error::{Error, Result};
+use crate::extents::{self, ExtentSet};
+use kedge_base::broken::pause::{self, Point};
+use kedge_base::lock::{MutexGuard, WriteGuard};
+use kedge_base::{BLOCK_SIZE, Ino};
+use kedge_format::Key;
+use kedge_format::item::{FILE_SIZE_MAX, Orphan};
+use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
+use kedge_store::{Class, Handle, PROMISE_PER_PIECE};
+use std::sync::Arc;
+
+const BLOCK: u64 = BLOCK_SIZE as u64;
+/// How often an operation makes room for itself beside a writer that keeps dirtying the file.
+pub(super) const SETTLE_TRIES: u32 = 1000;
+/// The most that one record of a removal takes away.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct StepMax {
+    pub extents: usize,
+    /// A few of the largest fill a leaf.
+    pub xattrs: usize,
+}
+
+pub(super) const WIDE: StepMax = StepMax { extents: 512, xattrs: 8 };
+/// For files with few extents, and for images so full that a wide step finds no tree nodes: what frees space must never need
+/// more of them than are kept for it.
+pub(super) const NARROW: StepMax = StepMax { extents: 32, xattrs: 2 };
+
+impl StepMax {
+    /// Log bytes of such a record: an item's edit and a block's edit each, the patch, voids and zeros.
+    pub(super) const fn log_bytes(self) -> u64 {
+        (self.extents + self.xattrs) as u64 * 96 + PATCH_BYTES + 4 * PROMISE_PER_PIECE as u64 + 512
+    }
+}
+
+/// What a removal says of the file's size.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Sizes {
+    /// The new one, if there is one.
+    pub named: Option<u64>,
+    /// Whether a truncate still has extents to remove when this record is there.
+    pub shrinking: bool,
+}
+
+impl Files {
+    pub(crate) fn truncate(&self, inode: &Arc<Inode>, size: u64) -> Result<()> {
+        if size > FILE_SIZE_MAX {
+            return Err(Error::FileTooLarge);
+        }
+        let shrinks = size < inode.meta.lock().core.size;
+        let class = if shrinks { Class::Reclaim } else { Class::Normal };
+        let max = self.step_max(inode.ino, size.div_ceil(BLOCK))?;
+        let (mut handle, max, io, wb) =
+            self.begin_settled(inode, class, max, |live| if size == live { 0 } else { size })?;
+        let old = inode.meta.lock().core.size;
+        let mut record = RecordBuilder::new(RecordOp::Truncate);
+        if size > old {
+            self.zero_range_of_block(inode, &mut record, old, old.next_multiple_of(BLOCK).min(size))?;
+        }
+        let first = size.div_ceil(BLOCK);
+        let mut set = ExtentSet::default();
+        let more = set.load(self.engine.store(), inode.ino, first, u64::MAX, max.extents)? >= max.extents;
+        let upto = set.end().unwrap_or(first).max(first);
+        let sizes = Sizes { named: (size != old).then_some(size), shrinking: more };
+        self.remove(&mut handle, inode, record, set, (first, upto), (size, u64::MAX), sizes)?;
+        if size <= old {
+            self.forget_behind(inode, size);
+        }
+        drop((wb, io, handle));
+        if more { self.finish_truncate(inode) } else { Ok(()) }
+    }
+
+    /// A step that is enough for the extents from `first` on, or a wide one. What it is enough for may change until the
+    /// inode is locked: it bounds the step all the same.
+    pub(super) fn step_max(&self, ino: Ino, first: u64) -> Result<StepMax> {
+        let few =
+            extents::find(self.engine.store(), ino, first, u64::MAX, NARROW.extents)?.len() < NARROW.extents;
+        Ok(if few { NARROW } else { WIDE })
+    }
+
+    /// Reserves for a record that removes or adds up to so many extents, or fewer: the answer says how many.
+    pub(super) fn begin_step(&self, class: Class, max: StepMax) -> Result<(Handle<'_>, StepMax)> {
+        let begin = |max: StepMax| {
+            let handle =
+                self.engine.begin_many(max.log_bytes(), 4 + max.xattrs as u32, max.extents as u32, class)?;
+            Ok((handle, max))
+        };
+        match begin(max) {
+            Err(Error::Engine(kedge_base::Error::NoSpace)) if class != Class::Normal && max != NARROW => {
+                begin(NARROW)
+            }
+            other => other,
+        }
+    }
+
+    /// Reserves and locks for an operation whose record makes the file at least `names(size)` bytes long for recovery, or
+    /// takes dirty pages below that offset away. Bytes that were written behind the logged size and are still dirty go in
+    /// place first: their record is what grows the logged size, and with it the zeros behind the old end. A record that
+    /// grew it without them would show after a crash what an earlier truncate cut off.
+    #[allow(clippy::type_complexity)]
+    pub(super) fn begin_settled<'a>(
+        &'a self,
+        inode: &'a Arc<Inode>,
+        class: Class,
+        max: StepMax,
+        names: impl Fn(u64) -> u64,
+    ) -> Result<(Handle<'a>, StepMax, WriteGuard<'a, ()>, MutexGuard<'a, ()>)> {
+        for _ in 0..SETTLE_TRIES {
+            let (handle, max) = self.begin_step(class, max)?;
+            let io = self.lock_io(inode)?;
+            let wb = inode.wb.lock();
+            let dirty = inode.pages.lock().dirty_count() > 0;
+            let (size, logged) = {
+                let meta = inode.meta.lock();
+                (meta.core.size, meta.logged_size)
+            };
+            if !dirty || size <= logged || names(size) <= logged {
+                return Ok((handle, max, io, wb));
+            }
+            drop((wb, io, handle));
+            self.writeback.write(std::slice::from_ref(inode), Which::Dirty, class)?;
+        }
+        Err(kedge_base::Error::Busy("the file, which is being written without pause,".into()).into())
+    }
+
+    /// Takes the io lock exclusively once no truncate is half done: extents that it still has to remove must not be
+    /// mistaken for new ones. A deletion needs the lock too: while it is held the inode does not
+    /// die.
+    pub(crate) fn lock_io<'a>(&self, inode: &'a Arc<Inode>) -> Result<WriteGuard<'a, ()>> {
+        loop {
+            let io = inode.io.write();
+            let (dead, shrinking) = {
+                let meta = inode.meta.lock();
+                (meta.dead, meta.shrinking)
+            };
+            if dead {
+                return Err(Error::NotFound);
+            }
+            if !shrinking {
+                return Ok(io);
+            }
+            drop(io);
+            self.finish_truncate(inode)?;
+        }
+    }
+
+    /// Pages of blocks that a record took away. Not before it is there: if it fails, dirty bytes
+    /// are still the file's, and logged ones still have to be written to where the log may let go
+    /// of them. The caller holds `io` and `wb`, so nobody looks at the pages in between.
+    pub(super) fn forget_pages(&self, inode: &Inode, from: u64, to: u64) {
+        let delta = inode.pages.lock().remove_range(from, to);
+        self.writeback.account(delta);
+    }
+
+    /// Pages behind the new end go; the rest of the cut page becomes zero.
+    fn forget_behind(&self, inode: &Inode, size: u64) {
+        let mut pages = inode.pages.lock();
+        let delta = pages.remove_range(size.div_ceil(BLOCK), u64::MAX);
+        if !size.is_multiple_of(BLOCK)
+            && let Some(page) = pages.map.get_mut(&(size / BLOCK))
+        {
+            page.data[(size % BLOCK) as usize..].fill(0);
+        }
+        drop(pages);
+        self.writeback.account(delta);
+    }
+
+    /// Zeroes bytes `[from, to)` of one block in memory, and with a `Zero` edit wherever their newest durable copy may
+    /// be: in place or in the log. The caller holds `io` exclusively and `wb`.
+    pub(super) fn zero_range_of_block(
+        &self,
+        inode: &Arc<Inode>,
+        record: &mut RecordBuilder,
+        from: u64,
+        to: u64,
+    ) -> Result<()> {
+        if from >= to {
+            return Ok(());
+        }
+        let index = from / BLOCK;
+        let _held = self.load_page(inode, index)?;
+        let mut pages = inode.pages.lock();
+        let page = pages.map.get_mut(&index).expect("just loaded");
+        page.data[(from - index * BLOCK) as usize..(to - index * BLOCK) as usize].fill(0);
+        if page.backing != Backing::Written && !page.logged {
+            return Ok(()); // nothing durable behind it
+        }
+        record.zero(inode.ino, from, to - from);
+        let dirty = page.dirty;
+        let mut delta = pages.set_logged(index);
+        if dirty.is_some() {
+            // Other bytes of the page are still in no record.
+            delta.dirty += pages.mark_dirty(index, dirty).dirty;
+        }
+        drop(pages);
+        self.writeback.account(delta);
+        Ok(())
+    }
+
+    /// One record: removes the extents of `set` in file blocks `range`, voids log-resident bytes in `void`, sets the
+    /// size if asked. The caller holds `io` and `wb`.
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn remove(
+        &self,
+        handle: &mut Handle<'_>,
+        inode: &Inode,
+        record: RecordBuilder,
+        mut set: ExtentSet,
+        range: (u64, u64),
+        void: (u64, u64),
+        sizes: Sizes,
+    ) -> Result<()> {
+        let freed = set.remove(range.0, range.1);
+        self.change(handle, inode, record, set, &freed, void, sizes)
+    }
+
+    /// The record of [`Files::remove`] and [`Files::unwrite`]: names the changed extents and what became free of them.
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn change(
+        &self,
+        handle: &mut Handle<'_>,
+        inode: &Inode,
+        mut record: RecordBuilder,
+        set: ExtentSet,
+        freed: &[kedge_base::Extent],
+        void: (u64, u64),
+        sizes: Sizes,
+    ) -> Result<()> {
+        let ino = inode.ino;
+        set.emit(&mut record, ino);
+        for extent in freed {
+            record.free(*extent);
+        }
+        let blocks: u64 = freed.iter().map(|e| e.blocks).sum();
+        if void.0 < void.1 && self.engine.store().is_resident(ino, void.0, void.1 - void.0) {
+            record.drop_data(ino, void.0, void.1 - void.0);
+        }
+        let now = self.engine.now();
+        pause::at(Point::Removal);
+        let mut changes = lock_metas(&[inode]);
+        let c = &mut changes[0];
+        if c.meta.dead {
+            return Err(Error::NotFound);
+        }
+        c.touch(now);
+        if let Some(size) = sizes.named {
+            c.set(InodeMask::SIZE, |core| core.size = size);
+        }
+        // A nameless inode has an orphan item that covers the truncate.
+        match (c.core.nlink > 0, c.meta.shrinking, sizes.shrinking) {
+            (true, false, true) => record.put(Key::orphan(ino), &Orphan::Truncate.encode()),
+            (true, true, false) => record.delete(Key::orphan(ino)),
+            _ => {}
+        }
+        if blocks > 0 {
+            c.set(InodeMask::BLOCKS, |core| core.blocks = core.blocks.saturating_sub(blocks));
+        }
+        commit(handle, record, &mut changes)?;
+        changes[0].meta.shrinking = sizes.shrinking;
+        Ok(())
+    }
+
+    /// The further steps of a long truncate, here or after a crash. Any thread may help.
+    pub(crate) fn finish_truncate(&self, inode: &Arc<Inode>) -> Result<()> {
+        loop {
+            pause::at(Point::TruncateStep);
+            let behind = inode.meta.lock().core.size.div_ceil(BLOCK);
+            let (mut handle, max) = self.begin_step(Class::Reclaim, self.step_max(inode.ino, behind)?)?;
+            let _io = inode.io.write();
+            let _wb = inode.wb.lock();
+            let first = {
+                let meta = inode.meta.lock();
+                if !meta.shrinking {
+                    return Ok(());
+                }
+                meta.core.size.div_ceil(BLOCK)
+            };
+            let mut set = ExtentSet::default();
+            let more = set.load(self.engine.store(), inode.ino, first, u64::MAX, max.extents)? >= max.extents;
+            let record = RecordBuilder::new(RecordOp::Reclaim);
+            let upto = set.end().unwrap_or(first).max(first);
+            let sizes = Sizes { named: None, shrinking: more };
+            self.remove(&mut handle, inode, record, set, (first, upto), (0, 0), sizes)?;
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! Writing file bytes into memory.
+
+use super::Files;
+use super::read::HeldPage;
+use crate::cache::inode::Inode;
+use crate::cache::pages::{Backing, Delta, Page};
+use crate::error::{Error, Result};
+use crate::extents::{self, Mapping, Place};
+use crate::types::WriteMode;
+use kedge_base::broken::{self, Variant};
+use kedge_base::{BLOCK_SIZE, BlockNo, Ino};
+use kedge_format::item::FILE_SIZE_MAX;
+use kedge_format::record::InodeMask;
+use smallvec::SmallVec;
+use std::sync::Arc;
+
+const BLOCK: u64 = BLOCK_SIZE as u64;
+/// Bytes written under one hold of the inode's lock.
+const WRITE_CHUNK: usize = 1 << 20;
+
+impl Files {
+    pub(crate) fn write(&self, ino: Ino, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize> {
+        if self.engine.store().is_read_only() {
+            return Err(kedge_base::Error::ReadOnly.into());
+        }
+        let inode = self.inodes.get_file(ino)?;
+        if data.is_empty() {
+            return Ok(0);
+        }
+        if offset.checked_add(data.len() as u64).is_none_or(|end| end > FILE_SIZE_MAX) {
+            return Err(Error::FileTooLarge);
+        }
+        let mut done = 0;
+        while done < data.len() {
+            let at = offset + done as u64;
+            // Chunks end at multiples of the chunk size, so that large writes stay block-aligned.
+            let room = WRITE_CHUNK - (at % WRITE_CHUNK as u64) as usize;
+            let chunk = &data[done..data.len().min(done + room)];
+            let (n, cause) = self.write_chunk(&inode, at, chunk, mode);
+            done += n;
+            let Some(cause) = cause else { continue };
+            if done == 0 || (mode.whole && !broken::is(Variant::ShortWhole)) {
+                return Err(cause);
+            }
+            // The caller learns the count; the cause is the answer when he writes the rest.
+            tracing::warn!("inode {ino}: {done} of {} bytes written: {cause}", data.len());
+            self.engine.stats().short_writes.inc();
+            break;
+        }
+        Ok(done)
+    }
+
+    /// Returns how many bytes from the chunk's start were written, and why not all of them.
+    fn write_chunk(
+        &self,
+        inode: &Arc<Inode>,
+        offset: u64,
+        data: &[u8],
+        mode: WriteMode,
+    ) -> (usize, Option<Error>) {
+        let taken = match self.take_chunk(inode, offset, data, mode) {
+            Ok(taken) => taken,
+            Err(e) => return (0, Some(e)),
+        };
+        if mode.through && taken > 0 {
+            let end = (offset + taken as u64).div_ceil(BLOCK);
+            if let Err(e) = self.writeback.write_range(inode, offset / BLOCK..end) {
+                return (0, Some(e));
+            }
+        }
+        (taken, (taken < data.len()).then(|| kedge_base::Error::NoSpace.into()))
+    }
+
+    /// Takes bytes into memory, as many as there is space for. Returns how many.
+    fn take_chunk(&self, inode: &Arc<Inode>, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize> {
+        self.engine.check_open()?;
+        self.engine.store().check_alive()?;
+        self.writeback.throttle()?;
+        let first = offset / BLOCK;
+        let end = (offset + data.len() as u64).div_ceil(BLOCK);
+        // Promised before the lock: finding space may need a checkpoint, which takes inode locks. Blocks that turn out
+        // to be mapped are given back below.
+        let mut promise = match self.engine.store().reserve_data(end - first) {
+            Ok(r) => Some(r),
+            Err(kedge_base::Error::NoSpace) => None,
+            Err(e) => return Err(e.into()),
+        };
+        let _io = self.lock_io(inode)?;
+        let (size, blocks) = {
+            let meta = inode.meta.lock();
+            if meta.dead {
+                return Err(Error::NotFound);
+            }
+            (meta.core.size, meta.core.blocks)
+        };
+        if offset > size {
+            self.zero_tail_page(inode, size)?;
+        }
+        let mut held: SmallVec<[HeldPage<'_>; 2]> = SmallVec::new();
+        for (index, partial) in [
+            (first, !offset.is_multiple_of(BLOCK)),
+            (end - 1, !(offset + data.len() as u64).is_multiple_of(BLOCK)),
+        ] {
+            if partial && index * BLOCK < size {
+                held.push(self.load_page(inode, index)?);
+            }
+        }
+        let map = if blocks > 0 {
+            extents::map(self.engine.store(), inode.ino, first, end - first)?
+        } else {
+            Vec::new()
+        };
+        let mut pages = inode.pages.lock();
+        let mut done = 0;
+        let mut delta = Delta::default();
+        for index in first..end {
+            let at = (offset + done as u64) - index * BLOCK;
+            let n = (data.len() - done).min((BLOCK - at) as usize);
+            if pages.get(index).is_none() {
+                delta.pages += pages.insert_clean(index, Page::zeroed()).pages;
+                self.writeback.page_added(inode.ino, index);
+            }
+            if pages.get(index).is_some_and(|p| p.backing == Backing::Unknown) {
+                let backing = match (place_of(&map, index), promise.as_mut()) {
+                    (Place::Written(_), _) => Backing::Written,
+                    (Place::Unwritten(_), _) => Backing::Unwritten,
+                    (Place::Hole, Some(p)) => {
+                        pages.reserve(p.split(1));
+                        Backing::Reserved
+                    }
+                    (Place::Hole, None) => break,
+                };
+                pages.map.get_mut(&index).expect("just seen").backing = backing;
+            }
+            delta.dirty += pages.write(index, at as usize, &data[done..done + n]).dirty;
+            done += n;
+        }
+        if done > 0 {
+            self.grown(inode, offset + done as u64, mode);
+        }
+        drop(pages);
+        self.writeback.pages_written(delta);
+        Ok(done)
+    }
+
+    /// Bytes up to `end` were written. The caller holds the page lock.
+    fn grown(&self, inode: &Arc<Inode>, end: u64, mode: WriteMode) {
+        let now = self.engine.now();
+        let mut meta = inode.meta.lock();
+        meta.core.size = meta.core.size.max(end);
+        if !mode.keep_times || broken::is(Variant::TouchInWriteback) {
+            meta.core.mtime = now;
+            meta.core.ctime = now;
+            meta.unlogged |= InodeMask::MTIME | InodeMask::CTIME;
+        }
+        self.writeback.list_dirty(inode, &mut meta);
+    }
+
+    /// Before a file grows past a cut block: the bytes behind the old end become zero, in memory and on their way to
+    /// the device. They may be anything on the device after a crash between data write and size record.
+    fn zero_tail_page(&self, inode: &Arc<Inode>, size: u64) -> Result<()> {
+        if size.is_multiple_of(BLOCK) {
+            return Ok(());
+        }
+        let index = size / BLOCK;
+        let _held = self.load_page(inode, index)?;
+        let mut pages = inode.pages.lock();
+        let page = pages.get(index).expect("just loaded");
+        if page.is_clean() && page.backing != Backing::Written {
+            return Ok(()); // a hole: nothing on the device
+        }
+        let delta = pages.zero(index, (size % BLOCK) as usize, BLOCK_SIZE);
+        drop(pages);
+        self.writeback.account(delta);
+        Ok(())
+    }
+}
+
+fn place_of(map: &[Mapping], index: u64) -> Place {
+    let Some(m) = map.iter().find(|m| (m.first..m.first + m.blocks).contains(&index)) else {
+        return Place::Hole;
+    };
+    let skip = index - m.first;
+    match m.place {
+        Place::Hole => Place::Hole,
+        Place::Written(b) => Place::Written(BlockNo(b.0 + skip)),
+        Place::Unwritten(b) => Place::Unwritten(BlockNo(b.0 + skip)),
+    }
+}

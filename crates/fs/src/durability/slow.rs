@@ -1,0 +1,110 @@
+//! The slowest fsyncs since the mount, with where their time went.
+//!
+//! A place on the list costs a lock only to those that earn it: all others read one number.
+
+use kedge_base::lock::{Mutex, Rank};
+use kedge_base::{Ino, Lsn};
+use kedge_store::Store;
+use serde::Serialize;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Kept.
+const SLOWEST: usize = 16;
+
+/// One fsync or fdatasync. Times are nanoseconds; a phase that did not occur is 0.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct SlowFsync {
+    pub ino: u64,
+    pub datasync: bool,
+    /// Since the clock's start, when it came.
+    pub at_ns: u64,
+    pub total_ns: u64,
+    /// Its data: logged or written in place, with the waits for space and for other writeback of the inode.
+    pub data_ns: u64,
+    /// Until the log write that answered it began: queueing for the group.
+    pub queue_ns: u64,
+    /// The flush of data before that log write.
+    pub barrier_ns: u64,
+    /// The log write.
+    pub write_ns: u64,
+    /// From the log write's completion to the answer: other writes before it in the log, and waking up.
+    pub wake_ns: u64,
+    /// A flush of data without a log write.
+    pub flush_ns: u64,
+}
+
+pub(crate) struct SlowFsyncs {
+    /// Total of the fastest on a full list.
+    bar: AtomicU64,
+    list: Mutex<Vec<SlowFsync>>,
+}
+
+/// The times of one fsync as it goes.
+#[derive(Clone, Copy)]
+pub(crate) struct Trace {
+    pub ino: Ino,
+    pub datasync: bool,
+    pub start: Duration,
+    /// [`Store::checkpoint_turn`] when it came.
+    pub turn: u64,
+    /// When its data was done.
+    pub data: Duration,
+    /// When the force was answered, and its target; `None`: no force.
+    pub force: Option<(Duration, Lsn)>,
+}
+
+impl Default for SlowFsyncs {
+    fn default() -> SlowFsyncs {
+        SlowFsyncs { bar: AtomicU64::new(0), list: Mutex::new(Rank::Leaf, Vec::new()) }
+    }
+}
+
+impl SlowFsyncs {
+    pub(crate) fn record(&self, store: &Store, trace: &Trace, end: Duration) {
+        let ns = |from: Duration, to: Duration| to.saturating_sub(from).as_nanos() as u64;
+        let total_ns = ns(trace.start, end);
+        if total_ns <= self.bar.load(Ordering::Relaxed) {
+            return;
+        }
+        let forced = trace.force.map_or(trace.data, |(at, _)| at);
+        let mut slow = SlowFsync {
+            ino: trace.ino.0,
+            datasync: trace.datasync,
+            at_ns: trace.start.as_nanos() as u64,
+            total_ns,
+            data_ns: ns(trace.start, trace.data),
+            queue_ns: 0,
+            barrier_ns: 0,
+            write_ns: 0,
+            wake_ns: 0,
+            flush_ns: ns(forced, end),
+        };
+        if let Some((answered, target)) = trace.force {
+            match store.log().write_of(target) {
+                Some(w) => {
+                    // A write that was under way when the force came counts from then on.
+                    let (began, flushed) = (w.began.max(trace.data), w.flushed.max(trace.data));
+                    slow.queue_ns = ns(trace.data, began);
+                    slow.barrier_ns = ns(began, flushed);
+                    slow.write_ns = ns(flushed, w.done);
+                    slow.wake_ns = ns(w.done, answered);
+                }
+                // So many writes since that it is forgotten: all that is known is that it waited.
+                None => slow.wake_ns = ns(trace.data, answered),
+            }
+        }
+        let mut list = self.list.lock();
+        let at = list.partition_point(|other| other.total_ns >= total_ns);
+        list.insert(at, slow);
+        list.truncate(SLOWEST);
+        if list.len() == SLOWEST {
+            self.bar.store(list[SLOWEST - 1].total_ns, Ordering::Relaxed);
+        }
+    }
+
+    /// Slowest first.
+    pub(crate) fn list(&self) -> Vec<SlowFsync> {
+        self.list.lock().clone()
+    }
+}

@@ -1,0 +1,164 @@
+//! fsync and fdatasync.
+//!
+//! 1. Its data: small new data becomes a record; all else is written in place and named by a record.
+//! 2. fsync (not fdatasync): time stamps that waited become a record. With `fdatasync=relog` also at
+//!    fdatasync.
+//! 3. If the inode's `commit_lsn` (fdatasync, unless `relog`: `datasync_lsn`) is not durable, the
+//!    log is forced to its head: everything that completed before the call is durable with it.
+//! 4. If no force was needed but data was written in place since the last flush: one device flush,
+//!    shared with whoever else waits for one. Step 1 spares it where it writes durably ("Durable
+//!    writes" in [`crate::durability::writeback`]).
+//!
+//! No inode lock is held across a force or a flush. An inode with nothing undurable costs nothing.
+//!
+//! A call that holds its thread and one that is answered later go through the same code: steps 1
+//! and 2 are [`Syncer::begin_fsync`], step 4 is [`Syncer::end_fsync`]. They differ in how they wait
+//! for the force between them.
+
+use super::Syncer;
+use crate::cache::inode::{Inode, Syncing};
+use crate::durability::slow::Trace;
+use crate::error::{Done, Error, Result};
+use crate::options::NewName;
+use kedge_base::broken::{self, Variant};
+use kedge_base::{Ino, Lsn};
+use kedge_format::FileKind;
+use kedge_store::{ForceCause, WriteSeq};
+use std::sync::Arc;
+
+/// What an fsync has to wait for.
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    lsn: Lsn,
+    seq: WriteSeq,
+}
+
+/// What comes between the two halves of an fsync.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Next {
+    Force,
+    Flush,
+    /// Broken on purpose: nobody waits for anything.
+    Answer,
+}
+
+/// An fsync under way.
+struct Call {
+    wanted: Wanted,
+    next: Next,
+    trace: Trace,
+}
+
+impl Call {
+    fn cause(&self) -> ForceCause {
+        if self.trace.datasync { ForceCause::Fdatasync } else { ForceCause::Fsync }
+    }
+}
+
+impl Syncer {
+    pub(crate) fn fsync(&self, ino: Ino, datasync: bool) -> Result<()> {
+        let call = self.begin_fsync(ino, datasync)?;
+        let store = self.engine.store();
+        let forced = match call.next {
+            Next::Force => store.force(store.head_lsn(), call.cause()),
+            Next::Flush | Next::Answer => Ok(()),
+        };
+        self.end_fsync(call, forced)
+    }
+
+    /// Answers `done` without holding the calling thread while the log is forced.
+    pub(crate) fn fsync_async(self: &Arc<Self>, ino: Ino, datasync: bool, done: Done) {
+        let call = match self.begin_fsync(ino, datasync) {
+            Err(e) => return done(Err(e)),
+            Ok(call) => call,
+        };
+        if call.next != Next::Force {
+            return done(self.end_fsync(call, Ok(())));
+        }
+        let (syncer, cause, store) = (self.clone(), call.cause(), self.engine.store());
+        let answer = Box::new(move |forced| done(syncer.end_fsync(call, forced)));
+        store.force_async(store.head_lsn(), cause, answer);
+    }
+
+    /// Steps 1 and 2.
+    fn begin_fsync(&self, ino: Ino, datasync: bool) -> Result<Call> {
+        // Before all else: the preparation may itself checkpoint, or wait for one.
+        let (clock, store) = (self.engine.clock(), self.engine.store());
+        let (start, turn) = (clock.monotonic(), store.checkpoint_turn());
+        let wanted = self.prepare_fsync(ino, datasync)?;
+        let trace = Trace { ino, datasync, start, turn, data: clock.monotonic(), force: None };
+        let next = if wanted.lsn > store.durable_lsn() { Next::Force } else { Next::Flush };
+        let mut call = Call { wanted, next, trace };
+        if call.next == Next::Force && broken::is(Variant::AckBeforeForce) {
+            // Broken on purpose: nobody waits for the log write.
+            store.force_async(store.head_lsn(), call.cause(), Box::new(|_| {}));
+            call.next = Next::Answer;
+        }
+        Ok(call)
+    }
+
+    /// Step 4, also after a force: a log write that was under way already when the data write
+    /// completed did not flush for it.
+    fn end_fsync(&self, mut call: Call, forced: kedge_base::Result<()>) -> Result<()> {
+        let clock = self.engine.clock();
+        if call.next == Next::Force {
+            call.trace.force = Some((clock.monotonic(), call.wanted.lsn));
+        }
+        // Broken on purpose: bytes overwritten in place are left to chance.
+        let skips = call.trace.datasync && broken::is(Variant::FdatasyncSkipsFlush);
+        let flushes = call.next != Next::Answer && !skips;
+        let result = forced.map_err(Error::from);
+        let result =
+            if flushes { result.and_then(|()| self.flush_if_needed(call.wanted.seq)) } else { result };
+        self.record(&call.trace, clock.monotonic());
+        result
+    }
+
+    /// Steps 1 and 2.
+    fn prepare_fsync(&self, ino: Ino, datasync: bool) -> Result<Wanted> {
+        self.engine.check_open()?;
+        self.engine.store().check_alive()?;
+        let inode = self.inodes.get(ino)?;
+        if inode.kind == FileKind::Regular && !self.engine.store().is_read_only() {
+            self.write_dirty(&inode)?;
+        }
+        let all = self.engine.live().fdatasync().takes_all(datasync);
+        if all && !inode.meta.lock().unlogged.is_empty() {
+            self.log_times(std::slice::from_ref(&inode))?;
+        }
+        let mut meta = inode.meta.lock();
+        if std::mem::take(&mut meta.write_failed) {
+            return Err(Error::WriteBack(ino));
+        }
+        let p = meta.progress;
+        drop(meta);
+        if self.engine.live().new_name() == NewName::Sync {
+            self.synced.note(ino, self.engine.store().generation());
+        }
+        if !self.engine.store().data_flushed(p.write_seq) {
+            // Who writes to this file just now can share the flush: it begins when he has. Not before the number is read: a call
+            // whose data is durable already, or soon, would wait for his flush, too.
+            drop(inode.wb.lock());
+        }
+        Ok(Wanted { lsn: if all { p.commit_lsn } else { p.datasync_lsn }, seq: p.write_seq })
+    }
+
+    /// Step 1. What fails of it is told with the answer.
+    fn write_dirty(&self, inode: &Arc<Inode>) -> Result<()> {
+        let _syncing = Syncing::join(inode);
+        if inode.pages.lock().dirty_count() == 0 {
+            // A writeback that another thread runs may have taken the marks. It may fail, and then
+            // they are there again: so wait for it, and look with its lock held. The calls below
+            // look with that lock held, too.
+            let _wb = inode.wb.lock();
+            // Broken on purpose: to have waited is enough.
+            if inode.pages.lock().dirty_count() == 0 || broken::is(Variant::WaitWithoutLook) {
+                return Ok(());
+            }
+        }
+        if self.log_small_data(inode)? {
+            return Ok(());
+        }
+        self.writeback.write_for_fsync(inode).inspect_err(|_| inode.meta.lock().write_failed = false)
+    }
+}

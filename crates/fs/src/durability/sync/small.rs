@@ -1,0 +1,81 @@
+//! Small new data of an fsync: it goes into the log, and in place later.
+
+use super::Syncer;
+use crate::cache::commit::{PATCH_BYTES, commit, lock_metas};
+use crate::cache::inode::Inode;
+use crate::cache::pages::{Backing, Delta, Which};
+use crate::error::Result;
+use kedge_base::BLOCK_SIZE;
+use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
+use kedge_store::{Class, PROMISE_PER_PIECE};
+use std::sync::Arc;
+
+const BLOCK: u64 = BLOCK_SIZE as u64;
+/// New data up to this many bytes rides in the log.
+const LOG_DATA_MAX: usize = 32 << 10;
+const LOG_DATA_PAGES: usize = 16;
+
+/// The most that a record with the dirty bytes of so many pages takes.
+fn log_record_bytes(pages: usize) -> u64 {
+    let bytes = (pages as u64 * BLOCK).min(LOG_DATA_MAX as u64);
+    bytes + 2 * PATCH_BYTES + pages as u64 * (PROMISE_PER_PIECE as u64 + 32)
+}
+
+impl Syncer {
+    /// Puts the inode's dirty bytes into a record if they are few and new. Returns false if they must go in place.
+    ///
+    /// New are bytes without a written block, bytes behind the logged size, and bytes of pages that are log-resident
+    /// already: those must be logged again, or replay would put the older record over them.
+    pub(super) fn log_small_data(&self, inode: &Arc<Inode>) -> Result<bool> {
+        let room = inode.pages.lock().dirty_count();
+        if room > LOG_DATA_PAGES {
+            return Ok(false);
+        }
+        // Keeps a promise, as writeback does. For as many pages as are dirty now: many fsyncs at once would else hold a
+        // good part of a small log that none of them needs.
+        let mut handle = self.engine.begin(log_record_bytes(room), 1, Class::Reclaim)?;
+        let _wb = inode.wb.lock();
+        let mut pages = inode.pages.lock();
+        let dirty = pages.unclean(Which::Dirty, 0..u64::MAX, room + 1);
+        if dirty.is_empty() {
+            return Ok(true);
+        }
+        let mut changes = lock_metas(&[&**inode]);
+        let c = &mut changes[0];
+        if c.meta.dead || dirty.len() > room {
+            return Ok(c.meta.dead);
+        }
+        let size = c.core.size;
+        let mut record = RecordBuilder::new(RecordOp::LogData);
+        let mut total = 0;
+        for &index in &dirty {
+            let page = pages.get(index).expect("just listed");
+            let (lo, hi) = page.dirty.expect("listed as dirty");
+            let start = index * BLOCK + lo as u64;
+            let end = (index * BLOCK + hi as u64).min(size);
+            let is_new = page.logged || page.backing != Backing::Written || start >= c.meta.logged_size;
+            total += (end.saturating_sub(start)) as usize;
+            // Zeros behind the end of the file have no bytes to log: they go in place.
+            if !is_new || start >= end || total > LOG_DATA_MAX {
+                return Ok(false);
+            }
+            let lo = lo as usize;
+            record.data(inode.ino, start, &page.data[lo..lo + (end - start) as usize]);
+        }
+        if size != c.meta.logged_size {
+            c.mask |= InodeMask::SIZE;
+        }
+        commit(&mut handle, record, &mut changes)?;
+        let c = &mut changes[0];
+        let mut delta = Delta::default();
+        for &index in &dirty {
+            delta.dirty += pages.set_logged(index).dirty;
+        }
+        self.writeback.unlist(inode.ino, &mut c.meta);
+        drop(changes);
+        drop(pages);
+        self.writeback.account(delta);
+        self.engine.stats().logged_data.inc();
+        Ok(true)
+    }
+}

@@ -1,0 +1,56 @@
+//! Time stamps that waited in inodes become records.
+
+use super::Syncer;
+use crate::cache::commit::{Change, PATCH_BYTES, commit};
+use crate::cache::inode::Inode;
+use crate::error::{Error, Result};
+use kedge_format::record::{RecordBuilder, RecordOp};
+use kedge_store::Class;
+use std::sync::Arc;
+
+/// Inodes whose time stamps go into one record.
+const TIMES_INODES: usize = 256;
+/// The same on a full image.
+const TIMES_INODES_FULL: usize = 8;
+
+impl Syncer {
+    /// Makes records of the time stamps that waited in the inodes. One inode that fails does not
+    /// keep the others from theirs.
+    pub(super) fn log_times(&self, inodes: &[Arc<Inode>]) -> Result<()> {
+        let mut result = Ok(());
+        for chunk in inodes.chunks(TIMES_INODES) {
+            // Their metas are locked together: in the order of locks.
+            let mut chunk = chunk.to_vec();
+            chunk.sort_by_key(|i| i.ino);
+            let few = match self.log_times_of(&chunk) {
+                Ok(()) => continue,
+                // Many inodes may cost more tree nodes than a full image has; few at a time need few.
+                Err(Error::Engine(kedge_base::Error::NoSpace)) => TIMES_INODES_FULL,
+                Err(_) => 1,
+            };
+            for few in chunk.chunks(few).take_while(|_| self.engine.store().check_alive().is_ok()) {
+                result = result.and(self.log_times_of(few));
+            }
+            result = result.and(self.engine.store().check_alive().map_err(Error::from));
+        }
+        result
+    }
+
+    fn log_times_of(&self, inodes: &[Arc<Inode>]) -> Result<()> {
+        let mut handle =
+            self.engine.begin(PATCH_BYTES * inodes.len() as u64, inodes.len() as u32, Class::Reclaim)?;
+        let mut changes = Vec::with_capacity(inodes.len());
+        for inode in inodes {
+            let meta = inode.meta.lock();
+            if meta.unlogged.is_empty() || meta.dead {
+                continue;
+            }
+            changes.push(Change::of(inode, meta));
+        }
+        if changes.is_empty() {
+            return Ok(());
+        }
+        commit(&mut handle, RecordBuilder::new(RecordOp::Times), &mut changes)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,68 @@
+//! Fourth phase of a pass: the record that names what was written.
+
+use super::super::BLOCK;
+use super::Pass;
+use super::part::Part;
+use crate::cache::commit::{Change, commit};
+use crate::error::Result;
+use kedge_base::broken::{self, Variant};
+use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
+use kedge_store::Store;
+
+impl Pass<'_> {
+    /// The record of a pass. `durable`: its data is, no flush is needed for it.
+    pub(super) fn complete(&mut self, durable: bool) -> Result<()> {
+        let store = self.store();
+        let seq = (!durable).then(|| store.note_data_write());
+        let mut record = RecordBuilder::new(RecordOp::WriteBack);
+        let mut changes: Vec<Change<'_>> = Vec::new();
+        for (inode, part) in self.inodes.iter().zip(&mut self.parts) {
+            let Some(part) = part else { continue };
+            let mut meta = inode.meta.lock();
+            part.leave_out_failed(meta.logged_size);
+            if let Some(seq) = seq {
+                meta.progress.write_seq = seq;
+            }
+            let mut change = Change::of(inode, meta);
+            if record_part(store, &mut record, part, &mut change) {
+                changes.push(change);
+            }
+        }
+        if changes.is_empty() {
+            return Ok(());
+        }
+        commit(&mut self.handle, record, &mut changes)?;
+        Ok(())
+    }
+}
+
+/// One inode's part of the record. Answers whether it has any.
+fn record_part(store: &Store, record: &mut RecordBuilder, part: &mut Part, change: &mut Change<'_>) -> bool {
+    let ino = change.inode.ino;
+    let before = record.edits();
+    std::mem::take(&mut part.set).emit(record, ino);
+    let mut fresh = 0;
+    for (extent, old) in part.taken_runs() {
+        record.alloc(extent);
+        match old {
+            Some(old) => record.free(old),
+            None => fresh += extent.blocks,
+        }
+    }
+    if fresh > 0 {
+        change.set(InodeMask::BLOCKS, |c| c.blocks += fresh);
+    }
+    for (from, to) in part.ranges.iter().flat_map(|(from, to)| part.taken(*from, *to)) {
+        // Broken on purpose: replay will put the logged bytes over these.
+        let kept = broken::is(Variant::ReplayOldData);
+        if !kept && store.is_resident(ino, from * BLOCK, (to - from) * BLOCK) {
+            record.drop_data(ino, from * BLOCK, (to - from) * BLOCK);
+        }
+    }
+    let size = change.meta.logged_size.max(part.size_to_record());
+    if size > change.meta.logged_size {
+        change.logged_size = Some(size);
+        change.mask |= InodeMask::SIZE;
+    }
+    record.edits() > before || !change.mask.is_empty()
+}

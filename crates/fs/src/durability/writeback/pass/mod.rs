@@ -1,0 +1,192 @@
+//! One pass of writeback: [`Pass::run`] has its phases, each in a file of its own.
+//!
+//! plan → gather → write → complete → settle
+
+mod complete;
+mod gather;
+mod part;
+mod plan;
+mod settle;
+mod write;
+
+use super::Writeback;
+use crate::cache::inode::Inode;
+use crate::cache::pages::Which;
+use crate::durability::dirty::DirtyList;
+use crate::error::{Error, Result};
+use crate::stats::FsStats;
+use kedge_base::Ino;
+use kedge_base::broken::{self, Variant};
+use kedge_base::lock::MutexGuard;
+use kedge_store::{Class, Handle, Store};
+use part::{Gathered, Part};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// Inodes of one pass, pages of one pass: bounds the record, the locks held and the staging memory.
+pub(crate) const PASS_INODES: usize = 128;
+const PASS_PAGES: usize = 1024;
+/// Log bytes of a pass: an inode's patch and drop, a segment's extent and allocation.
+const PASS_LOG_BYTES: u64 = PASS_INODES as u64 * 200 + PASS_SEGMENTS as u64 * 120 + 256;
+pub(super) const PASS_SEGMENTS: usize = 256;
+/// Segments of a pass on an image without room for a wide one.
+pub(super) const NARROW_SEGMENTS: usize = 8;
+/// Largest merged write.
+const MERGE_BLOCKS_MAX: u64 = 256;
+/// Most durable writes under way.
+const DURABLE_MAX: u32 = 4;
+/// Longest durable write: a longer one takes longer than a flush.
+const DURABLE_BLOCKS_MAX: usize = 16;
+/// Blocks of failed writes that one pass writes once more, each by itself.
+const SPLIT_BLOCKS_MAX: usize = MERGE_BLOCKS_MAX as usize;
+/// What a pass is to write, and how.
+#[derive(Clone, Copy)]
+pub(super) struct Kind {
+    pub which: Which,
+    pub class: Class,
+    pub segments_max: usize,
+    /// Part of an fsync: by durable writes, if that is cheaper than a flush.
+    pub durable: bool,
+    /// The caller answers for the data: it hears of each write that failed, and does not try again
+    /// by itself.
+    pub told: bool,
+}
+
+/// How a pass ended.
+#[must_use]
+pub(super) struct Ended {
+    pub more: bool,
+    /// A write that failed.
+    pub error: Option<Error>,
+}
+
+impl Kind {
+    pub(super) fn told(which: Which, durable: bool) -> Kind {
+        Kind { which, class: Class::Reclaim, segments_max: PASS_SEGMENTS, durable, told: true }
+    }
+}
+
+/// The inodes of a pass while their pages are being written.
+struct UnderWriteback<'a> {
+    dirty: &'a DirtyList,
+    inos: Vec<Ino>,
+}
+
+impl<'a> UnderWriteback<'a> {
+    fn join(dirty: &'a DirtyList, inodes: &[Arc<Inode>], parts: &[Option<Part>]) -> UnderWriteback<'a> {
+        let written = inodes.iter().zip(parts).filter(|(_, part)| part.is_some());
+        let inos = written.map(|(inode, _)| {
+            dirty.join_writeback(inode);
+            inode.ino
+        });
+        UnderWriteback { dirty, inos: inos.collect() }
+    }
+}
+
+impl Drop for UnderWriteback<'_> {
+    fn drop(&mut self) {
+        self.inos.iter().for_each(|ino| self.dirty.leave_writeback(*ino));
+    }
+}
+
+/// A durable write under way, until dropped.
+struct DurableTurn<'a> {
+    under_way: &'a AtomicU32,
+}
+
+impl Drop for DurableTurn<'_> {
+    fn drop(&mut self) {
+        self.under_way.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A pass over some inodes, whose `wb` locks it holds.
+pub(super) struct Pass<'a> {
+    writeback: &'a Writeback,
+    inodes: &'a [Arc<Inode>],
+    kind: Kind,
+    /// As many as inodes, once they are planned; `None`: nothing to write.
+    parts: Vec<Option<Part>>,
+    _wb: Vec<MutexGuard<'a, ()>>,
+    handle: Handle<'a>,
+}
+
+impl<'a> Pass<'a> {
+    /// Reserves, then locks.
+    pub(super) fn begin(writeback: &'a Writeback, inodes: &'a [Arc<Inode>], kind: Kind) -> Result<Pass<'a>> {
+        let items = 2 * inodes.len() + kind.segments_max.min(24);
+        let handle = writeback.engine.begin(PASS_LOG_BYTES, items as u32, kind.class)?;
+        let wb = inodes.iter().map(|i| i.wb.lock()).collect();
+        let parts = Vec::with_capacity(inodes.len());
+        Ok(Pass { writeback, inodes, kind, parts, _wb: wb, handle })
+    }
+
+    fn store(&self) -> &'a Store {
+        self.writeback.engine.store()
+    }
+
+    fn stats(&self) -> &'a FsStats {
+        self.writeback.engine.stats()
+    }
+
+    /// Writes the pages that are left, and takes away from `left` what it did. `None`: all.
+    pub(super) fn run(mut self, left: &mut Option<Vec<Range<u64>>>) -> Result<Ended> {
+        let (writeback, inodes) = (self.writeback, self.inodes);
+        // Under `wb`: what another writeback took and failed to write is unclean again.
+        let left = left.get_or_insert_with(|| {
+            inodes.iter().map(|i| 0..i.pages.lock().unclean_end(self.kind.which)).collect()
+        });
+        let (segments, planned) = self.plan(left);
+        let more = left.iter().any(|left| !left.is_empty());
+        if segments.is_empty() {
+            writeback.unlist_clean(inodes);
+            return planned.map(|()| Ended { more: false, error: None });
+        }
+        let busy = UnderWriteback::join(&writeback.dirty, inodes, &self.parts);
+        let early = broken::is(Variant::ExtentBeforeData).then(|| self.complete_early());
+        let ios = self.gather(segments);
+        let turn = if self.kind.durable && !more { self.durable_turn(&ios) } else { None };
+        let written = self.write(ios, turn.is_some());
+        let completed = early.unwrap_or_else(|| self.complete(turn.is_some()));
+        drop(turn);
+        self.settle(completed.is_ok());
+        drop(busy);
+        writeback.unlist_clean(inodes);
+        completed?;
+        // What was planned before an error is written.
+        planned?;
+        let failed = self.parts.iter().flatten().any(|part| !part.kept.is_empty());
+        Ok(Ended { more, error: written.err().filter(|_| failed || self.kind.told) })
+    }
+
+    /// Broken on purpose: the record comes first. The pause makes it likely that somebody forces it
+    /// meanwhile.
+    fn complete_early(&mut self) -> Result<()> {
+        for (inode, part) in self.inodes.iter().zip(&mut self.parts) {
+            if let Some(part) = part {
+                part.size = inode.meta.lock().core.size;
+            }
+        }
+        let completed = self.complete(false);
+        self.writeback.engine.clock().sleep(Duration::from_millis(1));
+        completed
+    }
+
+    /// Whether these writes of an fsync shall be durable ones. `wb` of the inode is held.
+    fn durable_turn(&self, ios: &[Gathered]) -> Option<DurableTurn<'a>> {
+        let (writeback, inode) = (self.writeback, &self.inodes[0]);
+        let alone = inode.syncing.load(Ordering::Relaxed) == 1;
+        if !alone || ios.len() > 1 || ios.iter().any(|io| io.buf.blocks() > DURABLE_BLOCKS_MAX) {
+            return None;
+        }
+        // Its answer would wait for that flush anyway.
+        if !writeback.engine.store().data_flushed(inode.meta.lock().progress.write_seq) {
+            return None;
+        }
+        let others = writeback.durable_writes.fetch_add(1, Ordering::Relaxed);
+        let turn = DurableTurn { under_way: &writeback.durable_writes };
+        (others < DURABLE_MAX).then_some(turn)
+    }
+}

@@ -1,0 +1,189 @@
+//! What a pass does to each of its inodes, and the writes that it is made of.
+
+use super::super::BLOCK;
+use crate::cache::pages::Before;
+use crate::extents::ExtentSet;
+use kedge_base::{BlockNo, Extent, IoBuf};
+use std::collections::BTreeSet;
+
+/// A run that goes elsewhere counts as so many segments: its record splits extents and frees
+/// blocks, anywhere in the file.
+const MOVED_WEIGHT: usize = 32;
+
+/// With more pages than this left out of it, a part of a record is left out whole: its extents
+/// would be too many.
+const KEPT_MAX: usize = 64;
+
+/// How a run of blocks came to be a page's place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum How {
+    /// It had it.
+    InPlace,
+    /// It had none.
+    New,
+    /// It had one that the device did not take a write to.
+    Moved,
+}
+
+/// A run of pages of one inode that goes to one run of blocks.
+pub(super) struct Segment {
+    /// Place among the pass's inodes.
+    pub inode_index: usize,
+    pub index: u64,
+    pub count: u64,
+    pub block: BlockNo,
+    pub how: How,
+    /// Not to be merged with others: the block is suspect.
+    pub alone: bool,
+}
+
+/// A run of blocks that a pass took.
+pub(super) struct NewRun {
+    pub index: u64,
+    pub extent: Extent,
+    /// Where the pages were before, and whether these blocks counted as unwritten.
+    pub old: Option<(BlockNo, bool)>,
+}
+
+/// A page that is being written.
+pub(super) struct Writing {
+    pub index: u64,
+    pub block: BlockNo,
+    pub how: How,
+    pub before: Before,
+}
+
+/// One inode's part of a pass.
+pub(super) struct Part {
+    pub set: ExtentSet,
+    pub new: Vec<NewRun>,
+    /// File blocks written, as ranges.
+    pub ranges: Vec<(u64, u64)>,
+    /// Those of them whose blocks counted as unwritten.
+    pub unwritten: Vec<(u64, u64)>,
+    /// Largest size seen when pages were copied.
+    pub size: u64,
+    /// The first dirty page behind the logged size that is not among those of the pass.
+    pub left_out: Option<u64>,
+    /// The pages, once they are copied.
+    pub writing: Vec<Writing>,
+    /// A write that carried pages of it failed, if only the first time.
+    pub met_error: bool,
+    /// Pages that the device did not take.
+    pub failed: BTreeSet<u64>,
+    /// These, and those that must not be recorded before them.
+    pub kept: BTreeSet<u64>,
+    pub more: bool,
+}
+
+impl Part {
+    pub(super) fn new(left_out: Option<u64>) -> Part {
+        Part {
+            set: ExtentSet::default(),
+            new: Vec::new(),
+            ranges: Vec::new(),
+            unwritten: Vec::new(),
+            size: 0,
+            left_out,
+            writing: Vec::new(),
+            met_error: false,
+            failed: BTreeSet::new(),
+            kept: BTreeSet::new(),
+            more: false,
+        }
+    }
+
+    /// The part of `[from, to)` that the record may name, as ranges.
+    pub(super) fn taken(&self, from: u64, to: u64) -> Vec<(u64, u64)> {
+        let mut out = Vec::new();
+        let mut at = from;
+        for end in self.kept.range(from..to).copied().chain([to]) {
+            if at < end {
+                out.push((at, end));
+            }
+            at = end + 1;
+        }
+        out
+    }
+
+    /// Runs of new blocks that the record may name, with the blocks that they stand for.
+    pub(super) fn taken_runs(&self) -> Vec<(Extent, Option<Extent>)> {
+        let mut out = Vec::new();
+        for run in &self.new {
+            for (from, to) in self.taken(run.index, run.index + run.extent.blocks) {
+                let part = |start: BlockNo| Extent::new(BlockNo(start.0 + from - run.index), to - from);
+                out.push((part(run.extent.start), run.old.map(|(old, _)| part(old))));
+            }
+        }
+        out
+    }
+
+    /// Decides which pages the record leaves out, and makes them what they were in the extents:
+    /// those that failed, and behind the logged size those behind a page that stays dirty. For the
+    /// size must not cover bytes that are not written, and no written block may lie behind the
+    /// recorded size: a file that grows over it would show it.
+    pub(super) fn leave_out_failed(&mut self, logged_size: u64) {
+        let end = logged_size / BLOCK;
+        let obstacle = self.failed.range(end..).next().copied().into_iter().chain(self.left_out).min();
+        self.kept = self.failed.clone();
+        if let Some(obstacle) = obstacle {
+            let behind = (obstacle + 1).max(logged_size.div_ceil(BLOCK));
+            let pages = self.ranges.iter().flat_map(|(from, to)| *from..*to);
+            self.kept.extend(pages.filter(|index| *index >= behind));
+        }
+        if self.kept.len() > KEPT_MAX {
+            self.kept = self.ranges.iter().flat_map(|(from, to)| *from..*to).collect();
+            self.set = ExtentSet::default();
+            return;
+        }
+        for &index in &self.kept {
+            if let Some(run) = self.new.iter().find(|r| (r.index..r.index + r.extent.blocks).contains(&index))
+            {
+                self.set.remove(index, index + 1);
+                if let Some((old, unwritten)) = run.old {
+                    let block = Extent::new(BlockNo(old.0 + index - run.index), 1);
+                    self.set.insert(index, block, unwritten);
+                }
+            } else if self.unwritten.iter().any(|(from, to)| (*from..*to).contains(&index)) {
+                self.set.set_unwritten(index, index + 1);
+            }
+        }
+    }
+
+    /// The size that may be recorded: it covers no byte that is not written.
+    pub(super) fn size_to_record(&self) -> u64 {
+        let taken = self.ranges.iter().flat_map(|(from, to)| self.taken(*from, *to));
+        taken.map(|(_, to)| to * BLOCK).max().unwrap_or(0).min(self.size)
+    }
+}
+
+/// The segments of a pass while it is planned.
+pub(super) struct Plan {
+    pub segments: Vec<Segment>,
+    weight: usize,
+    weight_max: usize,
+    pub goal: Option<BlockNo>,
+}
+
+impl Plan {
+    pub(super) fn new(segments_max: usize) -> Plan {
+        Plan { segments: Vec::new(), weight: 0, weight_max: segments_max, goal: None }
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.weight >= self.weight_max
+    }
+
+    pub(super) fn push(&mut self, segment: Segment) {
+        self.weight += if segment.how == How::Moved { MOVED_WEIGHT } else { 1 };
+        self.segments.push(segment);
+    }
+}
+
+/// One write to come.
+pub(super) struct Gathered {
+    pub start: BlockNo,
+    pub buf: IoBuf,
+    /// Whose pages it carries, in order: inode, first page, pages.
+    pub users: Vec<(usize, u64, u64)>,
+}

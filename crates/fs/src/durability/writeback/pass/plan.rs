@@ -1,0 +1,194 @@
+//! First phase of a pass: the pages, and a place for each.
+
+use super::super::BLOCK;
+use super::part::{How, NewRun, Part, Plan, Segment};
+use super::{PASS_PAGES, Pass};
+use crate::cache::inode::Inode;
+use crate::cache::pages::Backing;
+use crate::error::Result;
+use crate::extents::{self, Mapping, Place};
+use kedge_base::{BlockNo, Extent};
+use std::ops::Range;
+
+impl Pass<'_> {
+    /// Lists the pages of a pass and finds their places. What was planned before an error is
+    /// written.
+    pub(super) fn plan(&mut self, left: &mut [Range<u64>]) -> (Vec<Segment>, Result<()>) {
+        let mut plan = Plan::new(self.kind.segments_max);
+        let mut room = PASS_PAGES;
+        let mut planned = Ok(());
+        for (inode_index, (inode, left)) in self.inodes.iter().zip(left.iter_mut()).enumerate() {
+            if room == 0 || plan.is_full() || planned.is_err() {
+                self.parts.push(None);
+                continue;
+            }
+            let logged_size = inode.meta.lock().logged_size;
+            let (pages, left_out) = {
+                let cached = inode.pages.lock();
+                let pages = cached.unclean(self.kind.which, left.clone(), room);
+                let left_out = cached.first_dirty_beside(logged_size / BLOCK, &pages);
+                (pages, left_out)
+            };
+            if pages.len() < room {
+                left.start = left.end; // these are all
+            }
+            let Some(last) = pages.last() else {
+                self.parts.push(None);
+                continue;
+            };
+            left.start = left.start.max(last + 1);
+            room -= pages.len();
+            let mut part = Part::new(left_out);
+            planned = self.plan_inode(inode, inode_index, &pages, &mut part, &mut plan);
+            if part.more {
+                left.start = part.ranges.last().map_or(pages[0], |(_, to)| *to);
+            }
+            self.parts.push(Some(part));
+        }
+        (plan.segments, planned)
+    }
+
+    /// Finds or takes a place for each page. A part whose planning fails writes what was planned
+    /// before.
+    fn plan_inode(
+        &self,
+        inode: &Inode,
+        inode_index: usize,
+        pages: &[u64],
+        part: &mut Part,
+        plan: &mut Plan,
+    ) -> Result<()> {
+        for run in pages.chunk_by(|a, b| a + 1 == *b) {
+            let (first, count) = (run[0], run.len() as u64);
+            for m in extents::map(self.store(), inode.ino, first, count)? {
+                if part.more || plan.is_full() {
+                    part.more = true;
+                    return Ok(());
+                }
+                if m.place == Place::Hole {
+                    self.plan_hole(inode, inode_index, m, part, plan)?;
+                } else {
+                    self.plan_mapped(inode, inode_index, m, part, plan)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn plan_hole(
+        &self,
+        inode: &Inode,
+        inode_index: usize,
+        m: Mapping,
+        part: &mut Part,
+        plan: &mut Plan,
+    ) -> Result<()> {
+        part.set.load(self.store(), inode.ino, m.first, m.first + m.blocks, usize::MAX)?;
+        let mut at = m.first;
+        while at < m.first + m.blocks {
+            if plan.is_full() {
+                part.more = true;
+                return Ok(());
+            }
+            let near = self.near(inode, plan.goal);
+            let mut pages = inode.pages.lock();
+            let want = m.first + m.blocks - at;
+            let extent = self.store().alloc_data(near, want, pages.reservation.as_mut())?;
+            for index in at..at + extent.blocks {
+                if let Some(p) = pages.map.get_mut(&index) {
+                    p.backing = Backing::Unknown; // its reserved block is used
+                }
+            }
+            drop(pages);
+            self.take_run(inode, inode_index, NewRun { index: at, extent, old: None }, part, plan);
+            at += extent.blocks;
+        }
+        Ok(())
+    }
+
+    /// Runs with and without a bad home by themselves.
+    fn plan_mapped(
+        &self,
+        inode: &Inode,
+        inode_index: usize,
+        m: Mapping,
+        part: &mut Part,
+        plan: &mut Plan,
+    ) -> Result<()> {
+        let (Place::Written(start) | Place::Unwritten(start)) = m.place else { return Ok(()) };
+        let unwritten = matches!(m.place, Place::Unwritten(_));
+        let end = m.first + m.blocks;
+        let mut at = m.first;
+        while at < end {
+            if plan.is_full() {
+                part.more = true;
+                return Ok(());
+            }
+            let (bad, to) = {
+                let pages = inode.pages.lock();
+                let bad = pages.has_bad_home(at);
+                (bad, (at + 1..end).find(|index| pages.has_bad_home(*index) != bad).unwrap_or(end))
+            };
+            let block = BlockNo(start.0 + at - m.first);
+            if unwritten || bad {
+                part.set.load(self.store(), inode.ino, at, to, usize::MAX)?;
+            }
+            if bad && let Some(extent) = self.place_elsewhere(inode, to - at, plan)? {
+                let moved_to = at + extent.blocks;
+                part.set.remove(at, moved_to);
+                let run = NewRun { index: at, extent, old: Some((block, unwritten)) };
+                self.take_run(inode, inode_index, run, part, plan);
+                at = moved_to;
+                continue;
+            }
+            if unwritten {
+                part.set.set_written(at, to);
+                part.unwritten.push((at, to));
+            }
+            // No space elsewhere: the old place again, each block by itself.
+            let step = if bad { 1 } else { to - at };
+            for index in (at..to).step_by(step as usize) {
+                let block = BlockNo(start.0 + index - m.first);
+                plan.push(Segment { inode_index, index, count: step, block, how: How::InPlace, alone: bad });
+            }
+            part.ranges.push((at, to));
+            at = to;
+        }
+        Ok(())
+    }
+
+    /// `None`: there is no space.
+    fn place_elsewhere(&self, inode: &Inode, want: u64, plan: &Plan) -> Result<Option<Extent>> {
+        match self.store().alloc_data(self.near(inode, plan.goal), want, None) {
+            Ok(extent) => Ok(Some(extent)),
+            Err(kedge_base::Error::NoSpace) => Ok(None),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// Makes a run of new blocks the place of pages.
+    fn take_run(&self, inode: &Inode, inode_index: usize, run: NewRun, part: &mut Part, plan: &mut Plan) {
+        let NewRun { index, extent, old } = run;
+        let how = if old.is_some() { How::Moved } else { How::New };
+        part.set.insert(index, extent, false);
+        part.ranges.push((index, index + extent.blocks));
+        part.new.push(run);
+        plan.push(Segment {
+            inode_index,
+            index,
+            count: extent.blocks,
+            block: extent.start,
+            how,
+            alone: false,
+        });
+        plan.goal = Some(extent.end());
+        inode.meta.lock().goal = Some(extent.end());
+    }
+
+    /// Behind the file's last block, else behind the last file of this pass, else where the
+    /// allocator sends the inode.
+    fn near(&self, inode: &Inode, running: Option<BlockNo>) -> BlockNo {
+        let own = inode.meta.lock().goal;
+        own.or(running).unwrap_or_else(|| self.store().data_goal(inode.ino, inode.ino))
+    }
+}

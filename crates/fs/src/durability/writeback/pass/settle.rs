@@ -1,0 +1,81 @@
+//! Last phase of a pass: what becomes of the pages.
+
+use super::Pass;
+use super::part::{How, Writing};
+use crate::cache::pages::{Backing, Delta, Pages};
+use kedge_base::Extent;
+use kedge_base::broken::{self, Variant};
+use std::time::Duration;
+
+impl Pass<'_> {
+    /// After the record: pages that it is about are in place. The others are what they were: an
+    /// fsync that finds them tries anew, and never answers success for bytes that are not in place.
+    /// `wb` of the inodes is held.
+    pub(super) fn settle(&self, completed: bool) {
+        for (inode, part) in self.inodes.iter().zip(&self.parts) {
+            let Some(part) = part else { continue };
+            let mut pages = inode.pages.lock();
+            let (mut surplus, mut delta) = (0, Delta::default());
+            let mut all = true;
+            for page in &part.writing {
+                let failed = part.failed.contains(&page.index);
+                // Broken on purpose: a record that failed leaves its pages clean.
+                let recorded = completed || broken::is(Variant::ErrorNotPropagated);
+                if recorded && !part.kept.contains(&page.index) {
+                    surplus += pages.written(page.index) as u64;
+                    self.stats().relocated_writes.add((page.how == How::Moved) as u64);
+                } else {
+                    all = false;
+                    delta.dirty += pages.not_written(page.index, page.before).dirty;
+                    self.give_up_place(&mut pages, page, failed);
+                }
+            }
+            pages.release(surplus);
+            self.writeback.account(delta);
+            let mut meta = inode.meta.lock();
+            meta.write_failed |= !completed || part.met_error;
+            if all {
+                (meta.failures, meta.retry_at) = (0, Duration::ZERO);
+            } else if pages.dirty_count() > 0 {
+                self.writeback.list_dirty(inode, &mut meta);
+            }
+        }
+    }
+
+    /// The page did not get its place. A place that the device does not take is set aside; one that
+    /// only has no record is given back.
+    fn give_up_place(&self, pages: &mut Pages, page: &Writing, failed: bool) {
+        let block = Extent::new(page.block, 1);
+        let bad = failed && self.store().alloc().quarantine(block);
+        match page.how {
+            How::InPlace => {
+                if bad {
+                    pages.set_bad_home(page.index);
+                }
+            }
+            // A record that failed half-way has shut the store down; which blocks it took is
+            // unknown then.
+            _ if !bad && self.store().check_alive().is_err() => {}
+            How::Moved => {
+                if !bad {
+                    self.store().release_data(block);
+                }
+            }
+            How::New => {
+                // Without a promise, on a full image, the page asks for space when it is written.
+                let promise = match bad {
+                    true => self.store().alloc().reserve_data(1).ok(),
+                    false => Some(self.store().alloc().unplace_data(block)),
+                };
+                let p = pages.map.get_mut(&page.index).expect("it was just being written");
+                // A writer that found no extent meanwhile has made a promise of its own.
+                if let Some(promise) = promise
+                    && p.backing == Backing::Unknown
+                {
+                    p.backing = Backing::Reserved;
+                    pages.reserve(promise);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Third phase of a pass: the writes, and which pages the device did not take.
+
+use super::part::Gathered;
+use super::{Pass, SPLIT_BLOCKS_MAX};
+use crate::error::{Error, Result};
+use kedge_base::broken::{self, Variant};
+use kedge_base::{BLOCK_SIZE, BlockNo, IoBuf};
+use kedge_device::{Io, Op, run_batch};
+use kedge_store::WriteSeq;
+
+/// A write that failed: its page, and where it went.
+struct Piece {
+    inode_index: usize,
+    index: u64,
+    at: BlockNo,
+}
+
+impl Pass<'_> {
+    /// Writes what was gathered as one batch, and notes in the parts which pages the device did not
+    /// take. Answers the first error, also one that a second try mended.
+    pub(super) fn write(&mut self, gathered: Vec<Gathered>, durable: bool) -> Result<()> {
+        // Broken on purpose: bytes overwritten in place are left to chance.
+        let fua = durable && !broken::is(Variant::FdatasyncSkipsFlush);
+        let (mut ios, mut users) = (Vec::new(), Vec::new());
+        for io in gathered {
+            self.stats().data_writes.inc();
+            self.stats().data_write_bytes.add(io.buf.len() as u64);
+            self.stats().data_writes_durable.add(durable as u64);
+            ios.push(Io { offset: io.start.byte_offset(), op: Op::Write { buf: io.buf, fua } });
+            users.push((io.start, io.users));
+        }
+        let alone = if durable { self.all_flushed() } else { None };
+        let mut first_error = None;
+        let (mut again, mut pieces) = (Vec::new(), Vec::new());
+        for (completion, (start, users)) in run_batch(&**self.store().device(), ios).into_iter().zip(users) {
+            let Err(e) = completion.result else { continue };
+            self.stats().data_write_errors.inc();
+            tracing::error!("writeback: {e}");
+            let flush_lost = durable && (alone.is_none() || self.all_flushed() != alone);
+            let last = matches!(e, kedge_base::Error::Fenced | kedge_base::Error::OutcomeUnknown);
+            if flush_lost || last {
+                self.store().shutdown(&e);
+            }
+            first_error.get_or_insert(Error::from(e));
+            for (inode_index, ..) in &users {
+                self.parts[*inode_index].as_mut().expect("a write belongs to a part").met_error = true;
+            }
+            let pages = users
+                .iter()
+                .flat_map(|(inode_index, from, count)| (*from..from + count).map(|i| (*inode_index, i)));
+            let failed: Vec<Piece> = pages
+                .zip(start.0..)
+                .map(|((inode_index, index), at)| Piece { inode_index, index, at: BlockNo(at) })
+                .collect();
+            let Op::Write { buf, .. } = completion.op else { continue };
+            if durable || last || failed.len() == 1 || again.len() + failed.len() > SPLIT_BLOCKS_MAX {
+                failed.iter().for_each(|p| self.note_failed(p));
+                continue;
+            }
+            for (piece, bytes) in failed.iter().zip(buf.as_bytes().chunks_exact(BLOCK_SIZE)) {
+                let op = Op::Write { buf: IoBuf::from_bytes(bytes), fua: false };
+                again.push(Io { offset: piece.at.byte_offset(), op });
+            }
+            pieces.extend(failed);
+        }
+        self.write_again(again, &pieces);
+        first_error.map_or(Ok(()), Err)
+    }
+
+    /// Writes the blocks of failed writes once more, each by itself.
+    fn write_again(&mut self, again: Vec<Io>, pieces: &[Piece]) {
+        if again.is_empty() {
+            return;
+        }
+        self.stats().data_writes.add(again.len() as u64);
+        self.stats().data_write_bytes.add((again.len() * BLOCK_SIZE) as u64);
+        for (completion, piece) in run_batch(&**self.store().device(), again).into_iter().zip(pieces) {
+            if let Err(e) = completion.result {
+                self.stats().data_write_errors.inc();
+                tracing::error!("writeback, once more: {e}");
+                if matches!(e, kedge_base::Error::Fenced | kedge_base::Error::OutcomeUnknown) {
+                    self.store().shutdown(&e);
+                }
+                self.note_failed(piece);
+            }
+        }
+    }
+
+    /// For a pass over one inode: the newest data write, if nothing waits for a flush and nothing
+    /// else is being written.
+    fn all_flushed(&self) -> Option<WriteSeq> {
+        let newest = self.store().data_write_seq();
+        (self.writeback.dirty.count_under_writeback() <= 1 && self.store().data_flushed(newest))
+            .then_some(newest)
+    }
+
+    fn note_failed(&mut self, piece: &Piece) {
+        self.parts[piece.inode_index].as_mut().expect("a write belongs to a part").failed.insert(piece.index);
+    }
+}

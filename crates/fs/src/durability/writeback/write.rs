@@ -1,0 +1,133 @@
+//! Who asks for passes: an fsync, a write that goes through, everybody else. What each does about a
+//! write that failed is in the head of [`crate::durability::writeback`].
+
+use super::pass::{Kind, NARROW_SEGMENTS, PASS_INODES, PASS_SEGMENTS, Pass};
+use super::{BLOCK, Writeback};
+use crate::cache::inode::Inode;
+use crate::cache::pages::Which;
+use crate::error::{Error, Result};
+use kedge_store::{CheckpointClient, Class};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// How often a write that goes through looks again whether it is through.
+const RANGE_TRIES: u32 = 3;
+
+impl Writeback {
+    /// Writes pages of the inodes in place, in the order given. Pages dirtied meanwhile may stay
+    /// dirty. What fails is tried once more, inode by inode; answers the first error of that.
+    pub(crate) fn write(&self, inodes: &[Arc<Inode>], which: Which, class: Class) -> Result<()> {
+        // What is written here was promised when it became dirty: it may use what is kept back from new promises.
+        let class = if class == Class::Normal { Class::Reclaim } else { class };
+        let kind = Kind { which, class, segments_max: PASS_SEGMENTS, durable: false, told: false };
+        let mut result = Ok(());
+        for chunk in inodes.chunks(PASS_INODES) {
+            // Those of one pass are locked together: in the order of locks.
+            let mut chunk = chunk.to_vec();
+            chunk.sort_by_key(|i| i.ino);
+            chunk.dedup_by_key(|i| i.ino);
+            let of_chunk = match self.write_passes(&chunk, kind, None) {
+                Err(e) if self.engine.store().check_alive().is_ok() => self.write_singly(&chunk, kind, &e),
+                other => other,
+            };
+            result = result.and(of_chunk);
+        }
+        result
+    }
+
+    /// Once more, after an error. With narrow passes if it was for want of space: a wide one may
+    /// ask for more tree nodes than a full image has.
+    fn write_singly(&self, inodes: &[Arc<Inode>], kind: Kind, after: &Error) -> Result<()> {
+        let mut result = Ok(());
+        for inode in inodes {
+            let of_inode = self.write_again(inode, kind, after);
+            if of_inode.is_err() {
+                self.note_failure(inode);
+            }
+            result = result.and(of_inode);
+        }
+        result
+    }
+
+    fn write_again(&self, inode: &Arc<Inode>, kind: Kind, after: &Error) -> Result<()> {
+        let no_space = matches!(after, Error::Engine(kedge_base::Error::NoSpace));
+        let kind = Kind { segments_max: if no_space { NARROW_SEGMENTS } else { kind.segments_max }, ..kind };
+        self.write_passes(std::slice::from_ref(inode), kind, None)
+    }
+
+    /// Some of what is dirty, in the order of writeback, without what failed a moment ago.
+    pub(crate) fn write_some(&self, inodes_max: usize) -> Result<()> {
+        let next = self.dirty.take(inodes_max, &*self.engine.live().order());
+        self.write(&self.due(next), Which::Dirty, Class::Normal)
+    }
+
+    /// Writes what is dirty of an inode for an fsync. What it makes durable by that needs no flush.
+    pub(crate) fn write_for_fsync(&self, inode: &Arc<Inode>) -> Result<()> {
+        self.write_told(inode, Kind::told(Which::Dirty, true), None)
+    }
+
+    /// Writes what is unclean of a range of file blocks in place.
+    pub(crate) fn write_range(&self, inode: &Arc<Inode>, range: Range<u64>) -> Result<()> {
+        for _ in 0..RANGE_TRIES {
+            // With what lies between the recorded size and the range: it cannot be recorded before
+            // that.
+            let start = range.start.min(inode.meta.lock().logged_size / BLOCK);
+            self.write_told(inode, Kind::told(Which::All, false), Some(start..range.end))?;
+            // A truncate may have moved the recorded size meanwhile, or somebody has written again.
+            if inode.pages.lock().unclean(Which::All, range.clone(), 1).is_empty() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn write_told(&self, inode: &Arc<Inode>, kind: Kind, range: Option<Range<u64>>) -> Result<()> {
+        match self.write_passes(std::slice::from_ref(inode), kind, range.clone()) {
+            Err(Error::Engine(kedge_base::Error::NoSpace)) => {
+                let kind = Kind { segments_max: NARROW_SEGMENTS, ..kind };
+                self.write_passes(std::slice::from_ref(inode), kind, range)
+            }
+            other => other,
+        }
+    }
+
+    /// Passes until all is written that was unclean at the start, or in the range. Each goes on
+    /// where the last one stopped, up to the last page that was unclean then: so a writer who
+    /// dirties pages anew neither holds us, nor do we write his in place of those that we were
+    /// asked for. A write that fails does not keep the others from being tried.
+    fn write_passes(&self, inodes: &[Arc<Inode>], kind: Kind, range: Option<Range<u64>>) -> Result<()> {
+        let mut left = range.map(|range| vec![range; inodes.len()]);
+        let mut error = None;
+        loop {
+            let ended = Pass::begin(self, inodes, kind)?.run(&mut left)?;
+            error = error.or(ended.error);
+            if !ended.more || self.engine.store().check_alive().is_err() {
+                return error.map_or(Ok(()), Err);
+            }
+        }
+    }
+}
+
+impl CheckpointClient for Writeback {
+    /// Oldest first, so that the tail can move even if the log is too full to complete all at once.
+    /// What no place takes stays in the log and holds the tail, and keeps nothing else from being
+    /// written: what the store makes of the first error is its own decision.
+    fn prepare_checkpoint(&self) -> kedge_base::Result<()> {
+        let resident = self.engine.store().resident_inodes();
+        let mut result = Ok(());
+        for chunk in resident.chunks(PASS_INODES) {
+            let inodes: Vec<Arc<Inode>> = chunk.iter().filter_map(|ino| self.inodes.cached(*ino)).collect();
+            let error = match self.write(&inodes, Which::Logged, Class::Checkpoint) {
+                Ok(()) => continue,
+                Err(Error::Engine(e)) => e,
+                Err(e) => kedge_base::Error::invalid(e.to_string()),
+            };
+            let no_space = matches!(error, kedge_base::Error::NoSpace);
+            result = result.and(Err(error));
+            if no_space || self.engine.store().check_alive().is_err() {
+                break; // nor is there for what is younger
+            }
+        }
+        result
+    }
+}

@@ -1,0 +1,122 @@
+//! What all operations share: the store below, the clock, the options in force, the counters.
+
+use crate::claim::Claim;
+use crate::error::Result;
+use crate::options::MountOptions;
+use crate::stats::FsStats;
+use crate::switches::{Live, Switches};
+use kedge_base::lock::{Mutex, Rank};
+use kedge_base::{Clock, Timespec};
+use kedge_store::{Class, Handle, Need, Store};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// See the module.
+pub(crate) struct Engine {
+    store: Arc<Store>,
+    clock: Arc<dyn Clock>,
+    /// As they are now: a remount changes some.
+    options: Mutex<MountOptions>,
+    /// The same for those that operations look up.
+    live: Live,
+    stats: FsStats,
+    closed: AtomicBool,
+    /// Last: it goes after all that uses the device.
+    claim: Claim,
+}
+
+impl Engine {
+    pub(crate) fn new(
+        store: Arc<Store>,
+        clock: Arc<dyn Clock>,
+        options: MountOptions,
+        claim: Claim,
+    ) -> Engine {
+        Engine {
+            store,
+            clock,
+            live: Live::new(&options),
+            options: Mutex::new(Rank::Leaf, options),
+            stats: FsStats::default(),
+            closed: AtomicBool::new(false),
+            claim,
+        }
+    }
+
+    pub(crate) fn store(&self) -> &Store {
+        &self.store
+    }
+
+    pub(crate) fn clock(&self) -> &dyn Clock {
+        &*self.clock
+    }
+
+    pub(crate) fn now(&self) -> Timespec {
+        self.clock.now()
+    }
+
+    pub(crate) fn live(&self) -> &Live {
+        &self.live
+    }
+
+    pub(crate) fn stats(&self) -> &FsStats {
+        &self.stats
+    }
+
+    pub(crate) fn options(&self) -> MountOptions {
+        self.options.lock().clone()
+    }
+
+    /// Changes options. Answers what they were and are.
+    pub(crate) fn remount(&self, switches: &Switches) -> Result<(MountOptions, MountOptions)> {
+        self.check_open()?;
+        let mut options = self.options.lock();
+        let mut wanted = options.clone();
+        switches.apply(&mut wanted);
+        if let Some(percent) = wanted.async_checkpoint {
+            kedge_store::check_async_percent(percent)?;
+        }
+        self.live.set(&wanted);
+        Ok((std::mem::replace(&mut *options, wanted.clone()), wanted))
+    }
+
+    pub(crate) fn check_open(&self) -> Result<()> {
+        if self.is_closed() {
+            return Err(kedge_base::Error::Shutdown("unmounted".into()).into());
+        }
+        Ok(())
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed)
+    }
+
+    /// Lets no further operation begin. Answers whether this call did it.
+    pub(crate) fn set_closed(&self) -> bool {
+        !self.closed.swap(true, Ordering::Relaxed)
+    }
+
+    /// Others may open the device.
+    pub(crate) fn release_device(&self) {
+        self.claim.release();
+    }
+
+    /// Reserves for an operation. Before any inode lock.
+    pub(crate) fn begin(&self, log_bytes: u64, items: u32, class: Class) -> Result<Handle<'_>> {
+        self.begin_many(log_bytes, items, 0, class)
+    }
+
+    /// As `begin`, for an operation that also touches many small items side by side.
+    pub(crate) fn begin_many(
+        &self,
+        log_bytes: u64,
+        items: u32,
+        neighbours: u32,
+        class: Class,
+    ) -> Result<Handle<'_>> {
+        if class != Class::Checkpoint {
+            self.check_open()?; // closing ends in a checkpoint
+        }
+        Ok(self.store.begin(Need { log_bytes, items, neighbours, class })?)
+    }
+}

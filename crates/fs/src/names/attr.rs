@@ -1,0 +1,97 @@
+//! Attributes.
+
+use super::Names;
+use crate::cache::commit::{PATCH_BYTES, commit, lock_metas};
+use crate::cache::inode::Inode;
+use crate::error::{Error, Result};
+use crate::types::{Attr, SetAttr, SetTime};
+use kedge_base::{Ino, Timespec};
+use kedge_format::FileKind;
+use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
+use kedge_store::Class;
+use std::sync::Arc;
+
+impl Names {
+    pub(crate) fn getattr(&self, ino: Ino) -> Result<Attr> {
+        self.inodes.get(ino)?.attr()
+    }
+
+    pub(crate) fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
+        self.engine.check_open()?;
+        let inode = self.inodes.get(ino)?;
+        if let Some(size) = set.size {
+            match inode.kind {
+                FileKind::Regular => {}
+                FileKind::Directory => return Err(Error::IsDirectory),
+                _ => return Err(Error::Invalid("size of a special file")),
+            }
+            self.files.truncate(&inode, size)?;
+        }
+        if set.mode.is_some() || set.uid.is_some() || set.gid.is_some() {
+            self.set_owner_and_mode(&inode, set)?;
+        } else if set.atime.is_some() || set.mtime.is_some() || set.ctime.is_some() {
+            self.set_times(&inode, set)?;
+        }
+        inode.attr()
+    }
+
+    fn set_owner_and_mode(&self, inode: &Inode, set: &SetAttr) -> Result<()> {
+        let mut handle = self.engine.begin(PATCH_BYTES, 1, Class::Normal)?;
+        let now = self.engine.now();
+        let mut changes = lock_metas(&[inode]);
+        let c = &mut changes[0];
+        if c.meta.dead {
+            return Err(Error::NotFound);
+        }
+        c.set(InodeMask::CTIME, |core| core.ctime = set.ctime.unwrap_or(now));
+        if let Some(mode) = set.mode {
+            c.set(InodeMask::MODE, |core| core.mode = (core.mode & FileKind::MODE_MASK) | (mode & 0o7777));
+        }
+        if let Some(uid) = set.uid {
+            c.set(InodeMask::UID, |core| core.uid = uid);
+        }
+        if let Some(gid) = set.gid {
+            c.set(InodeMask::GID, |core| core.gid = gid);
+        }
+        if let Some(atime) = set.atime {
+            c.set(InodeMask::ATIME, |core| core.atime = resolve(atime, now));
+        }
+        if let Some(mtime) = set.mtime {
+            c.set(InodeMask::MTIME, |core| core.mtime = resolve(mtime, now));
+        }
+        commit(&mut handle, RecordBuilder::new(RecordOp::SetAttr), &mut changes)?;
+        Ok(())
+    }
+
+    /// Time stamps alone make no record: they wait in the inode until it is next logged, forced or written back.
+    fn set_times(&self, inode: &Arc<Inode>, set: &SetAttr) -> Result<()> {
+        if self.engine.store().is_read_only() {
+            return Err(kedge_base::Error::ReadOnly.into());
+        }
+        self.engine.store().check_alive()?;
+        let now = self.engine.now();
+        let mut meta = inode.meta.lock();
+        if meta.dead {
+            return Err(Error::NotFound);
+        }
+        if let Some(atime) = set.atime {
+            meta.core.atime = resolve(atime, now);
+            meta.unlogged |= InodeMask::ATIME;
+        }
+        if let Some(mtime) = set.mtime {
+            meta.core.mtime = resolve(mtime, now);
+            meta.unlogged |= InodeMask::MTIME;
+        }
+        meta.core.ctime = set.ctime.unwrap_or(now);
+        meta.unlogged |= InodeMask::CTIME;
+        self.writeback.list_dirty(inode, &mut meta);
+        Ok(())
+    }
+}
+
+fn resolve(time: SetTime, now: Timespec) -> Timespec {
+    match time {
+        SetTime::Now => now,
+        SetTime::At(t) => t,
+    }
+}

@@ -1,0 +1,397 @@
+//! Names: lookup, create, link, unlink, rmdir, readdir. A directory's entries change under its exclusive io lock.
+
+use super::Names;
+use super::slots::{self, Slot};
+use crate::cache::commit::{Change, commit, commit_only, create_mask, lock_metas, new_core};
+use crate::cache::inode::Inode;
+use crate::cache::inodes::Newborn;
+use crate::data::orphans::Named;
+use crate::error::{Error, Result};
+use crate::types::{Attr, DirEntry, Owner};
+use kedge_base::lock::WriteGuard;
+use kedge_base::{CorruptKind, Ino, Timespec};
+use kedge_format::item::{Dentry, NAME_MAX, Orphan, SLOT_ORDINALS, SYMLINK_MAX};
+use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
+use kedge_format::{FileKind, ItemKind, Key};
+use kedge_store::{Class, ForceCause, Handle};
+use smallvec::SmallVec;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+/// Most names of one inode.
+pub(super) const LINKS_MAX: u32 = 65_000;
+/// Cookies of "." and ".."; entries' cookies are their slots, which start far above.
+const DOT: u64 = 1;
+const DOT_DOT: u64 = 2;
+/// Log bytes of a record with a few inode patches and two names.
+pub(super) const NAME_RECORD_BYTES: u64 = 1536;
+
+/// A name's entry, or where it would go.
+pub(super) type Found = Slot<(Ino, FileKind)>;
+
+pub(super) fn check_name(name: &[u8]) -> Result<()> {
+    if name.len() > NAME_MAX {
+        return Err(Error::NameTooLong);
+    }
+    if name.is_empty() || name == b"." || name == b".." || name.iter().any(|b| matches!(b, 0 | b'/')) {
+        return Err(Error::Invalid("impossible file name"));
+    }
+    Ok(())
+}
+
+/// What create, mkdir, mknod and symlink make.
+pub(crate) struct Make<'a> {
+    pub kind: FileKind,
+    pub mode: u32,
+    pub rdev: u64,
+    pub target: &'a [u8],
+    pub owner: Owner,
+}
+
+impl Names {
+    /// Looks a name up. The caller holds the directory's io lock.
+    pub(super) fn find(&self, dir: Ino, name: &[u8]) -> Result<Found> {
+        slots::find(self.engine.store(), dir, ItemKind::Dentry, name, |value| {
+            let entry = Dentry::decode(value)?;
+            Ok((entry.name == name).then_some((entry.ino, entry.kind)))
+        })
+    }
+
+    /// The slot for a name that must be new.
+    fn find_free(&self, dir: Ino, name: &[u8]) -> Result<u64> {
+        let found = self.find(dir, name)?;
+        if found.entry.is_some() { Err(Error::Exists) } else { found.for_new() }
+    }
+
+    pub(crate) fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
+        let dir = self.inodes.get_dir(dir)?;
+        match name {
+            b"." => return dir.attr(),
+            b".." => {
+                let parent = dir.meta.lock().core.parent;
+                return self.inodes.get(parent)?.attr();
+            }
+            _ if name.len() > NAME_MAX => return Err(Error::NameTooLong),
+            _ => {}
+        }
+        let _io = dir.io.read();
+        let Some((ino, kind)) = self.find(dir.ino, name)?.entry else { return Err(Error::NotFound) };
+        let inode = self.inodes.get(ino).map_err(|e| match e {
+            Error::NotFound => self.dangling(dir.ino, ino),
+            e => e,
+        })?;
+        if inode.kind != kind {
+            return Err(self.dangling(dir.ino, ino));
+        }
+        inode.attr()
+    }
+
+    fn dangling(&self, dir: Ino, ino: Ino) -> Error {
+        kedge_base::Error::corrupt(
+            CorruptKind::Dentry,
+            kedge_base::BlockNo(0),
+            format!("directory {dir} names inode {ino}, which does not exist or is of another type"),
+        )
+        .into()
+    }
+
+    pub(crate) fn make(&self, dir: Ino, name: &[u8], make: &Make<'_>) -> Result<Attr> {
+        check_name(name)?;
+        if make.target.len() > SYMLINK_MAX {
+            return Err(Error::NameTooLong);
+        }
+        let bytes = NAME_RECORD_BYTES + make.target.len() as u64;
+        let handle = self.engine.begin(bytes, 4, Class::Normal)?;
+        let dir = self.inodes.get_dir(dir)?;
+        let _io = dir.io.write();
+        let slot = self.find_free(dir.ino, name)?;
+        let now = self.engine.now();
+        let mut changes = lock_metas(&[&dir]);
+        let parent = &mut changes[0];
+        if parent.meta.core.nlink == 0 {
+            return Err(Error::NotFound);
+        }
+        let ino = self.inodes.new_ino(&mut parent.meta)?;
+        let mut core = new_core(&parent.core, make.mode, make.kind, make.owner, now);
+        core.rdev = make.rdev;
+        let mut record = RecordBuilder::new(RecordOp::Create);
+        parent.touch(now);
+        parent.set(InodeMask::SIZE, |c| c.size += 1);
+        match make.kind {
+            FileKind::Directory => {
+                core.nlink = 2;
+                core.parent = dir.ino;
+                if parent.core.nlink >= LINKS_MAX {
+                    return Err(Error::TooManyLinks);
+                }
+                parent.set(InodeMask::NLINK, |c| c.nlink += 1);
+            }
+            FileKind::Symlink => {
+                core.size = make.target.len() as u64;
+                record.put(Key::new(ino, ItemKind::Symlink, 0), make.target);
+            }
+            _ => {}
+        }
+        record.inode(ino, create_mask(&core), &core);
+        put_dentry(&mut record, dir.ino, slot, ino, make.kind, name);
+        let inode = Arc::new(Inode::new(ino, core, make.kind, Default::default()));
+        let newborn = Newborn::new(&self.inodes, dir.ino, &inode)?;
+        newborn.lives(commit_only(handle, record, &mut changes)?);
+        Ok(Attr::from_core(ino, &core, make.kind))
+    }
+
+    /// A file without a name: an orphan until it is linked. Comes pinned.
+    pub(crate) fn tmpfile(&self, dir: Ino, mode: u32, owner: Owner) -> Result<Attr> {
+        let mut handle = self.engine.begin(NAME_RECORD_BYTES, 3, Class::Normal)?;
+        let dir = self.inodes.get_dir(dir)?;
+        let now = self.engine.now();
+        let mut meta = dir.meta.lock();
+        if meta.core.nlink == 0 {
+            return Err(Error::NotFound);
+        }
+        let ino = self.inodes.new_ino(&mut meta)?;
+        let parent = meta.core;
+        drop(meta);
+        let mut core = new_core(&parent, mode, FileKind::Regular, owner, now);
+        core.nlink = 0;
+        let mut record = RecordBuilder::new(RecordOp::Create);
+        record.inode(ino, create_mask(&core), &core);
+        record.put(Key::orphan(ino), &Orphan::Unlinked.encode());
+        let inode = Arc::new(Inode::new(ino, core, FileKind::Regular, Default::default()));
+        let newborn = Newborn::new(&self.inodes, dir.ino, &inode)?;
+        self.inodes.pin(ino);
+        self.files.orphans().add(ino, Named::Later);
+        newborn.lives(handle.commit(record).inspect_err(|_| {
+            self.inodes.unpin(ino, 1);
+            self.files.orphans().remove(ino);
+        })?);
+        Ok(Attr::from_core(ino, &core, FileKind::Regular))
+    }
+
+    pub(crate) fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
+        let inode = self.inodes.get(ino)?;
+        if inode.kind != FileKind::Symlink {
+            return Err(Error::Invalid("not a symbolic link"));
+        }
+        self.engine.store().get(Key::new(ino, ItemKind::Symlink, 0))?.ok_or(Error::NotFound)
+    }
+
+    pub(crate) fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
+        check_name(name)?;
+        let handle = self.engine.begin(NAME_RECORD_BYTES, 4, Class::Normal)?;
+        let dir = self.inodes.get_dir(dir)?;
+        let child = self.inodes.get(ino)?;
+        if child.is_dir() {
+            return Err(Error::NotPermitted("hard link to a directory"));
+        }
+        let _io = dir.io.write();
+        let slot = self.find_free(dir.ino, name)?;
+        let now = self.engine.now();
+        let mut changes = lock_metas(&[&dir, &child]);
+        let mut record = RecordBuilder::new(RecordOp::Link);
+        for c in &mut changes {
+            if c.inode.ino == dir.ino {
+                if c.core.nlink == 0 {
+                    return Err(Error::NotFound);
+                }
+                c.touch(now);
+                c.set(InodeMask::SIZE, |core| core.size = core.size.saturating_add(1));
+                continue;
+            }
+            if c.meta.dead {
+                return Err(Error::NotFound);
+            }
+            if c.core.nlink >= LINKS_MAX {
+                return Err(Error::TooManyLinks);
+            }
+            if c.core.nlink == 0 {
+                // Only an O_TMPFILE is nameless and may get a name; an unlinked file stays unlinked.
+                if !self.files.orphans().may_get_name(ino) {
+                    return Err(Error::NotFound);
+                }
+                // A truncate that is not finished needs the item now that the file will not go as a
+                // whole.
+                if c.meta.shrinking {
+                    record.put(Key::orphan(ino), &Orphan::Truncate.encode());
+                } else {
+                    record.delete(Key::orphan(ino));
+                }
+            }
+            c.set(InodeMask::NLINK | InodeMask::CTIME, |core| {
+                core.nlink += 1;
+                core.ctime = now;
+            });
+        }
+        put_dentry(&mut record, dir.ino, slot, ino, child.kind, name);
+        commit_only(handle, record, &mut changes)?;
+        self.files.orphans().remove(ino);
+        drop((changes, _io));
+        if self.syncer.must_force_name(&[&child]) {
+            self.engine.store().force(self.engine.store().head_lsn(), ForceCause::Rename)?;
+        }
+        child.attr()
+    }
+
+    pub(crate) fn unlink(&self, dir: Ino, name: &[u8]) -> Result<()> {
+        check_name(name)?;
+        let handle = self.engine.begin(NAME_RECORD_BYTES, 4, Class::Reclaim)?;
+        let dir = self.inodes.get_dir(dir)?;
+        let io = dir.io.write();
+        let found = self.find(dir.ino, name)?;
+        let Some((ino, kind)) = found.entry else { return Err(Error::NotFound) };
+        if kind == FileKind::Directory {
+            return Err(Error::IsDirectory);
+        }
+        let child = self.inodes.get(ino)?;
+        let now = self.engine.now();
+        let mut changes = lock_metas(&[&dir, &child]);
+        let mut record = RecordBuilder::new(RecordOp::Unlink);
+        record.delete(Key::new(dir.ino, ItemKind::Dentry, found.at()));
+        let mut orphaned = false;
+        for c in &mut changes {
+            if c.inode.ino == dir.ino {
+                c.touch(now);
+                c.set(InodeMask::SIZE, |core| core.size = core.size.saturating_sub(1));
+                continue;
+            }
+            orphaned = drop_name(c, &mut record, now)?;
+        }
+        commit_only(handle, record, &mut changes)?;
+        drop(changes);
+        drop(io);
+        if orphaned {
+            self.files.orphaned(ino);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn rmdir(&self, dir: Ino, name: &[u8]) -> Result<()> {
+        if name == b"." {
+            return Err(Error::Invalid("rmdir of \".\""));
+        }
+        if name == b".." {
+            return Err(Error::NotEmpty);
+        }
+        check_name(name)?;
+        let mut handle = self.engine.begin(NAME_RECORD_BYTES, 4, Class::Reclaim)?;
+        let dir = self.inodes.get_dir(dir)?;
+        loop {
+            // Looked up without the child's lock, checked again under both: locks go in ascending order.
+            let child = {
+                let _io = dir.io.read();
+                match self.find(dir.ino, name)?.entry {
+                    None => return Err(Error::NotFound),
+                    Some((_, kind)) if kind != FileKind::Directory => return Err(Error::NotDirectory),
+                    Some((ino, _)) => self.inodes.get(ino)?,
+                }
+            };
+            let guards = lock_dirs(&[&dir, &child]);
+            let found = self.find(dir.ino, name)?;
+            if found.entry != Some((child.ino, FileKind::Directory)) {
+                continue;
+            }
+            self.rmdir_locked(&mut handle, &dir, &child, found.at())?;
+            drop(guards);
+            drop(handle);
+            self.files.orphaned(child.ino);
+            return Ok(());
+        }
+    }
+
+    fn rmdir_locked(&self, handle: &mut Handle<'_>, dir: &Inode, child: &Inode, slot: u64) -> Result<()> {
+        let now = self.engine.now();
+        let mut changes = lock_metas(&[dir, child]);
+        let mut record = RecordBuilder::new(RecordOp::Unlink);
+        record.delete(Key::new(dir.ino, ItemKind::Dentry, slot));
+        for c in &mut changes {
+            if c.inode.ino == dir.ino {
+                c.touch(now);
+                c.set(InodeMask::SIZE | InodeMask::NLINK, |core| {
+                    core.size = core.size.saturating_sub(1);
+                    core.nlink = core.nlink.saturating_sub(1);
+                });
+                continue;
+            }
+            if c.core.size != 0 {
+                return Err(Error::NotEmpty);
+            }
+            drop_name(c, &mut record, now)?;
+        }
+        commit(handle, record, &mut changes)?;
+        Ok(())
+    }
+
+    pub(crate) fn readdir(
+        &self,
+        dir: Ino,
+        cookie: u64,
+        visit: &mut dyn FnMut(DirEntry<'_>) -> bool,
+    ) -> Result<()> {
+        let dir = self.inodes.get_dir(dir)?;
+        let _io = dir.io.read();
+        let (parent, nlink) = {
+            let meta = dir.meta.lock();
+            (meta.core.parent, meta.core.nlink)
+        };
+        if nlink == 0 {
+            return Ok(()); // removed and still open: empty
+        }
+        let dots: [(u64, &[u8], Ino); 2] = [(DOT, b".", dir.ino), (DOT_DOT, b"..", parent)];
+        for (at, name, ino) in dots {
+            let entry = DirEntry { ino, kind: FileKind::Directory, name, cookie: at };
+            if cookie < at && !visit(entry) {
+                return Ok(());
+            }
+        }
+        let from = Key::new(dir.ino, ItemKind::Dentry, (cookie + 1).max(SLOT_ORDINALS));
+        let to = Key::new(dir.ino, ItemKind::Dentry, u64::MAX);
+        let mut bad = None;
+        self.engine.store().scan(from, to, &mut |key, value| match Dentry::decode(value) {
+            Ok(d) if visit(DirEntry { ino: d.ino, kind: d.kind, name: d.name, cookie: key.offset }) => {
+                ControlFlow::Continue(())
+            }
+            Ok(_) => ControlFlow::Break(()),
+            Err(e) => {
+                bad = Some(e);
+                ControlFlow::Break(())
+            }
+        })?;
+        bad.map_or(Ok(()), |e| Err(e.into()))
+    }
+}
+
+/// Takes the io locks of several directories exclusively, in ascending order, each once.
+pub(super) fn lock_dirs<'a>(dirs: &[&'a Arc<Inode>]) -> SmallVec<[WriteGuard<'a, ()>; 4]> {
+    let mut sorted: SmallVec<[&'a Arc<Inode>; 4]> = dirs.into();
+    sorted.sort_by_key(|i| i.ino);
+    sorted.dedup_by_key(|i| i.ino);
+    sorted.into_iter().map(|i| i.io.write()).collect()
+}
+
+pub(super) fn put_dentry(
+    record: &mut RecordBuilder,
+    dir: Ino,
+    slot: u64,
+    ino: Ino,
+    kind: FileKind,
+    name: &[u8],
+) {
+    record.put(Key::new(dir, ItemKind::Dentry, slot), &Dentry { ino, kind, name }.encode());
+}
+
+/// Takes one name from an inode. Returns whether it was the last: then the inode is an orphan in the same record.
+pub(super) fn drop_name(c: &mut Change<'_>, record: &mut RecordBuilder, now: Timespec) -> Result<bool> {
+    let last = c.inode.is_dir() || c.core.nlink == 1;
+    if c.core.nlink == 0 {
+        let what = format!("inode {} is named and has a link count of 0", c.inode.ino);
+        return Err(kedge_base::Error::corrupt(CorruptKind::Inode, kedge_base::BlockNo(0), what).into());
+    }
+    c.set(InodeMask::NLINK | InodeMask::CTIME, |core| {
+        core.nlink = if last { 0 } else { core.nlink - 1 };
+        core.ctime = now;
+    });
+    if last {
+        record.put(Key::orphan(c.inode.ino), &Orphan::Unlinked.encode());
+    }
+    Ok(last)
+}

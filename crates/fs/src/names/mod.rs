@@ -1,0 +1,38 @@
+//! Names and attributes: directories, links, rename, extended attributes.
+
+mod attr;
+pub(crate) mod directory;
+mod rename;
+mod slots;
+mod xattr;
+
+use crate::cache::inodes::Inodes;
+use crate::data::Files;
+use crate::durability::sync::Syncer;
+use crate::durability::writeback::Writeback;
+use crate::engine::Engine;
+use kedge_base::lock::{Mutex, Rank};
+use std::sync::Arc;
+
+/// See the module.
+pub(crate) struct Names {
+    engine: Arc<Engine>,
+    inodes: Arc<Inodes>,
+    writeback: Arc<Writeback>,
+    syncer: Arc<Syncer>,
+    files: Arc<Files>,
+    /// Held by renames that move between directories: the shape of the directory tree stands still.
+    shape: Mutex<()>,
+}
+
+impl Names {
+    pub(crate) fn new(
+        engine: Arc<Engine>,
+        inodes: Arc<Inodes>,
+        writeback: Arc<Writeback>,
+        syncer: Arc<Syncer>,
+        files: Arc<Files>,
+    ) -> Names {
+        Names { engine, inodes, writeback, syncer, files, shape: Mutex::new(Rank::Rename, ()) }
+    }
+}

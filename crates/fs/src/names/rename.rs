@@ -1,0 +1,260 @@
+//! Rename: one record that moves names, takes the victim's, and is never seen half.
+//!
+//! With `new_name=lazy` it starts no IO, waits for none and walks no ancestors but for the check that a directory does not move into itself.
+//! Child, both directories and victim get the record's LSN: an fsync of any of them makes the whole rename durable.
+
+use super::Names;
+use super::directory::{Found, LINKS_MAX, NAME_RECORD_BYTES, check_name, drop_name, lock_dirs, put_dentry};
+use crate::cache::commit::{Change, commit, lock_metas};
+use crate::cache::inode::Inode;
+use crate::error::{Error, Result};
+use crate::types::RenameMode;
+use kedge_base::broken::{self, Variant};
+use kedge_base::{Ino, Timespec};
+use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
+use kedge_format::{ItemKind, Key};
+use kedge_store::{Class, ForceCause, Handle};
+use smallvec::SmallVec;
+use std::sync::Arc;
+
+/// Deepest directory tree that the ancestor walk follows.
+const DEPTH_MAX: usize = 1 << 20;
+
+/// One side of a rename, under the directories' locks.
+struct Side<'a> {
+    dir: &'a Arc<Inode>,
+    name: &'a [u8],
+    found: Found,
+    inode: Option<Arc<Inode>>,
+}
+
+impl Side<'_> {
+    fn is_dir(&self) -> bool {
+        self.inode.as_ref().is_some_and(|i| i.is_dir())
+    }
+
+    fn key(&self) -> Key {
+        Key::new(self.dir.ino, ItemKind::Dentry, self.found.at())
+    }
+}
+
+impl Names {
+    pub(crate) fn rename(
+        &self,
+        dir: Ino,
+        name: &[u8],
+        new_dir: Ino,
+        new_name: &[u8],
+        mode: RenameMode,
+    ) -> Result<()> {
+        for name in [name, new_name] {
+            if name == b"." || name == b".." {
+                return Err(Error::Engine(kedge_base::Error::Busy("\".\" or \"..\"".into())));
+            }
+            check_name(name)?;
+        }
+        let mut handle = self.engine.begin(2 * NAME_RECORD_BYTES, 8, Class::Normal)?;
+        let from_dir = self.inodes.get_dir(dir)?;
+        let to_dir = self.inodes.get_dir(new_dir)?;
+        let shape = (dir != new_dir).then(|| self.shape.lock());
+        // A directory that would be replaced must be locked too, in the order of locks: known after a first look.
+        let mut victim_dir: Option<Arc<Inode>> = None;
+        loop {
+            let mut dirs: SmallVec<[&Arc<Inode>; 4]> = SmallVec::from_slice(&[&from_dir, &to_dir]);
+            dirs.extend(victim_dir.as_ref());
+            let guards = lock_dirs(&dirs);
+            let from = self.side(&from_dir, name)?;
+            let to = self.side(&to_dir, new_name)?;
+            if to.is_dir() && to.inode.as_ref().map(|i| i.ino) != victim_dir.as_ref().map(|i| i.ino) {
+                let victim = to.inode.clone();
+                drop((guards, dirs));
+                victim_dir = victim;
+                continue;
+            }
+            let orphan = self.rename_locked(&mut handle, &from, &to, mode)?;
+            let pays =
+                from.inode.as_ref().is_some_and(|moved| self.syncer.must_force_name(&[moved, &from_dir]));
+            // The tree has its new shape: a force, or a deletion that makes room first, is nobody else's business.
+            drop((guards, shape));
+            drop(handle);
+            if pays {
+                self.engine.store().force(self.engine.store().head_lsn(), ForceCause::Rename)?;
+            }
+            if let Some(ino) = orphan {
+                self.files.orphaned(ino);
+            }
+            return Ok(());
+        }
+    }
+
+    fn side<'a>(&self, dir: &'a Arc<Inode>, name: &'a [u8]) -> Result<Side<'a>> {
+        let found = self.find(dir.ino, name)?;
+        let inode = found.entry.map(|(ino, _)| self.inodes.get(ino)).transpose()?;
+        Ok(Side { dir, name, found, inode })
+    }
+
+    /// Returns the victim if it lost its last name.
+    fn rename_locked(
+        &self,
+        handle: &mut Handle<'_>,
+        from: &Side<'_>,
+        to: &Side<'_>,
+        mode: RenameMode,
+    ) -> Result<Option<Ino>> {
+        let Some(source) = &from.inode else { return Err(Error::NotFound) };
+        if from.dir.meta.lock().core.nlink == 0 || to.dir.meta.lock().core.nlink == 0 {
+            return Err(Error::NotFound);
+        }
+        match (mode, &to.inode) {
+            (RenameMode::NoReplace, Some(_)) => return Err(Error::Exists),
+            (RenameMode::Exchange, None) => return Err(Error::NotFound),
+            (_, Some(target)) if target.ino == source.ino => return Ok(None),
+            _ => {}
+        }
+        let moves_between = from.dir.ino != to.dir.ino;
+        if source.is_dir() && moves_between {
+            self.check_not_below(source.ino, to.dir.ino)?;
+        }
+        if mode == RenameMode::Exchange {
+            if to.is_dir() && moves_between {
+                let target = to.inode.as_ref().expect("exchange has both sides");
+                self.check_not_below(target.ino, from.dir.ino)?;
+            }
+            self.exchange(handle, from, to)?;
+            return Ok(None);
+        }
+        self.replace(handle, from, to)
+    }
+
+    /// Refuses to move a directory into itself or below. The rename lock keeps the tree's shape.
+    fn check_not_below(&self, moved: Ino, dir: Ino) -> Result<()> {
+        let mut at = dir;
+        for _ in 0..DEPTH_MAX {
+            if at == moved {
+                return Err(Error::Invalid("a directory cannot move into itself"));
+            }
+            if at == Ino::ROOT {
+                return Ok(());
+            }
+            at = self.inodes.get(at)?.meta.lock().core.parent;
+        }
+        Err(kedge_base::Error::corrupt(
+            kedge_base::CorruptKind::Inode,
+            kedge_base::BlockNo(0),
+            format!("directory {dir} has no way to the root"),
+        )
+        .into())
+    }
+
+    fn replace(&self, handle: &mut Handle<'_>, from: &Side<'_>, to: &Side<'_>) -> Result<Option<Ino>> {
+        let source = from.inode.as_ref().expect("checked by the caller");
+        if let Some(target) = &to.inode {
+            match (source.is_dir(), target.is_dir()) {
+                (true, false) => return Err(Error::NotDirectory),
+                (false, true) => return Err(Error::IsDirectory),
+                _ => {}
+            }
+        } else {
+            to.found.for_new()?;
+        }
+        let now = self.engine.now();
+        let mut inodes: SmallVec<[&Inode; 4]> = SmallVec::from_slice(&[&**from.dir, &**to.dir, &**source]);
+        inodes.extend(to.inode.as_deref());
+        let mut changes = lock_metas(&inodes);
+        let mut record = RecordBuilder::new(RecordOp::Rename);
+        record.delete(from.key());
+        put_dentry(&mut record, to.dir.ino, to.found.at(), source.ino, source.kind, to.name);
+        let mut orphan = None;
+        let victim = to.inode.as_ref().map(|i| i.ino);
+        for c in &mut changes {
+            let ino = c.inode.ino;
+            // Broken on purpose: the victim keeps its link count and becomes no orphan.
+            if Some(ino) == victim && broken::is(Variant::ForgetRenameVictim) {
+                continue;
+            }
+            if Some(ino) == victim {
+                if c.inode.is_dir() && c.core.size != 0 {
+                    return Err(Error::NotEmpty);
+                }
+                if drop_name(c, &mut record, now)? {
+                    orphan = Some(ino);
+                }
+                continue;
+            }
+            if ino == source.ino {
+                moved(c, from, to, now);
+                continue;
+            }
+            // A directory that is both sides gets both halves.
+            let mut entries = 0i64;
+            let mut links = 0i64;
+            if ino == from.dir.ino {
+                entries -= 1;
+                links -= source.is_dir() as i64;
+            }
+            if ino == to.dir.ino {
+                entries += victim.is_none() as i64;
+                links += source.is_dir() as i64 - to.is_dir() as i64;
+            }
+            change_dir(c, entries, links, now)?;
+        }
+        commit(handle, record, &mut changes)?;
+        Ok(orphan)
+    }
+
+    fn exchange(&self, handle: &mut Handle<'_>, from: &Side<'_>, to: &Side<'_>) -> Result<()> {
+        let source = from.inode.as_ref().expect("checked by the caller");
+        let target = to.inode.as_ref().expect("checked by the caller");
+        let now = self.engine.now();
+        let mut changes = lock_metas(&[from.dir, to.dir, source, target]);
+        let mut record = RecordBuilder::new(RecordOp::Rename);
+        put_dentry(&mut record, from.dir.ino, from.found.at(), target.ino, target.kind, from.name);
+        put_dentry(&mut record, to.dir.ino, to.found.at(), source.ino, source.kind, to.name);
+        for c in &mut changes {
+            let ino = c.inode.ino;
+            if ino == source.ino {
+                moved(c, from, to, now);
+            } else if ino == target.ino {
+                moved(c, to, from, now);
+            } else {
+                let mut links = 0;
+                if ino == from.dir.ino {
+                    links += target.is_dir() as i64 - source.is_dir() as i64;
+                }
+                if ino == to.dir.ino {
+                    links += source.is_dir() as i64 - target.is_dir() as i64;
+                }
+                change_dir(c, 0, links, now)?;
+            }
+        }
+        commit(handle, record, &mut changes)?;
+        Ok(())
+    }
+}
+
+/// The moved inode: its ctime, and of a directory its parent.
+fn moved(c: &mut Change<'_>, from: &Side<'_>, to: &Side<'_>, now: Timespec) {
+    c.set(InodeMask::CTIME, |core| core.ctime = now);
+    if c.inode.is_dir() && from.dir.ino != to.dir.ino {
+        let parent = to.dir.ino;
+        c.set(InodeMask::PARENT, |core| core.parent = parent);
+    }
+}
+
+fn change_dir(c: &mut Change<'_>, entries: i64, links: i64, now: Timespec) -> Result<()> {
+    if links > 0 && c.core.nlink >= LINKS_MAX {
+        return Err(Error::TooManyLinks);
+    }
+    c.touch(now);
+    if entries != 0 {
+        c.set(InodeMask::SIZE, |core| core.size = core.size.wrapping_add_signed(entries));
+    }
+    if links != 0 {
+        c.set(InodeMask::NLINK, |core| core.nlink = core.nlink.wrapping_add_signed(links as i32));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "rename_tests.rs"]
+mod tests;

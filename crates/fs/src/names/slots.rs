@@ -1,0 +1,64 @@
+//! Where a name's item lies: names with one hash share a run of slots, in the order in which they
+//! came. Directory entries and extended attributes are found alike.
+
+use crate::error::{Error, Result};
+use kedge_base::Ino;
+use kedge_format::item::{SLOT_ORDINALS, name_slot};
+use kedge_format::{ItemKind, Key};
+use kedge_store::Store;
+use std::ops::ControlFlow;
+
+/// A name's item, or where it would go.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Slot<T> {
+    pub entry: Option<T>,
+    /// The entry's slot; without an entry, the first free one.
+    at: u64,
+    /// Behind the slots of the name's hash.
+    end: u64,
+}
+
+impl<T> Slot<T> {
+    /// The slot of the entry that there is.
+    pub(super) fn at(&self) -> u64 {
+        self.at
+    }
+
+    /// The slot for a new item: 256 names may share a hash, and the slot behind theirs belongs to
+    /// others.
+    pub(super) fn for_new(&self) -> Result<u64> {
+        if self.at < self.end { Ok(self.at) } else { Err(Error::Engine(kedge_base::Error::NoSpace)) }
+    }
+}
+
+/// Looks a name up. `read` decodes an item, and answers what the caller wants of it if it is the
+/// name's.
+pub(super) fn find<T>(
+    store: &Store,
+    ino: Ino,
+    kind: ItemKind,
+    name: &[u8],
+    read: impl Fn(&[u8]) -> kedge_base::Result<Option<T>>,
+) -> Result<Slot<T>> {
+    let first = name_slot(&store.geometry().hash_seed, name);
+    let end = first + SLOT_ORDINALS;
+    let key = |slot| Key::new(ino, kind, slot);
+    let mut slot = Slot { entry: None, at: first, end };
+    let mut bad = None;
+    store.scan(key(first), key(end - 1), &mut |at, value| {
+        match read(value) {
+            Ok(Some(entry)) => {
+                (slot.entry, slot.at) = (Some(entry), at.offset);
+                return ControlFlow::Break(());
+            }
+            Ok(None) if at.offset == slot.at => slot.at += 1,
+            Ok(None) => {}
+            Err(e) => bad = Some(e),
+        }
+        ControlFlow::Continue(())
+    })?;
+    match bad {
+        Some(e) => Err(e.into()),
+        None => Ok(slot),
+    }
+}

@@ -1,0 +1,172 @@
+//! Options of format and mount, and the words of those that are a choice.
+
+use crate::cache::shared_budget::SharedBudget;
+use crate::durability::order::{ByLocation, OldestFirst, WritebackOrder};
+use crate::error::{Error, Result};
+use crate::types::Owner;
+use kedge_base::Error as Engine;
+use kedge_store::TreeLock;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+macro_rules! words {
+    ($(#[$doc:meta])* $name:ident as $option:literal { $($(#[$vdoc:meta])* $variant:ident = $word:literal),* $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+        #[repr(u8)]
+        pub enum $name { $($(#[$vdoc])* $variant),* }
+
+        impl $name {
+            pub(crate) const ALL: &[$name] = &[$($name::$variant),*];
+
+            /// The word of the option.
+            pub fn word(self) -> &'static str {
+                match self { $($name::$variant => $word),* }
+            }
+
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.word())
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = Error;
+
+            fn from_str(text: &str) -> Result<$name> {
+                $name::ALL.iter().find(|v| v.word() == text).copied().ok_or_else(|| {
+                    let known = $name::ALL.iter().map(|v| v.word()).collect::<Vec<_>>().join(" or ");
+                    Engine::invalid(format!("{}={text}: must be {known}", $option)).into()
+                })
+            }
+        }
+    };
+}
+
+words! {
+    /// What link and rename do about an inode that was fsynced since the last checkpoint.
+    NewName as "new_name" {
+        /// Nothing: they append a record, and the fsync that wants it pays.
+        #[default]
+        Lazy = "lazy",
+        /// They force the log before they return if the inode, or the directory that it leaves, was fsynced since the
+        /// last checkpoint. The old rule of Btrfs, kept to compare with.
+        Sync = "sync",
+    }
+}
+
+words! {
+    /// When fdatasync forces the log.
+    FdatasyncRule as "fdatasync" {
+        /// If something that is needed to read the data changed since the last force: the inode's `datasync_lsn`.
+        #[default]
+        Seq = "seq",
+        /// If anything changed, the time stamps and the change counter of an overwrite included. The old rule of XFS,
+        /// kept to compare with.
+        Relog = "relog",
+    }
+}
+
+words! {
+    /// How dirty inodes are tracked.
+    DirtyTracking as "dirty_tracking" {
+        /// Each mounted file system has its own lists.
+        #[default]
+        PerSb = "per_sb",
+        /// One list and one lock for all file systems of the process; sync walks every cached inode. The old way of
+        /// Linux, kept to compare with.
+        Shared = "shared",
+    }
+}
+
+words! {
+    /// The orders of writeback that have a word. A program that links the library may bring its own [`WritebackOrder`].
+    OrderWord as "writeback_order" {
+        /// The inode that has been dirty longest goes first.
+        #[default]
+        Oldest = "oldest",
+        /// In the order of places on the device.
+        Location = "location",
+    }
+}
+
+impl OrderWord {
+    /// The order that the word stands for.
+    pub fn order(self) -> Arc<dyn WritebackOrder> {
+        match self {
+            OrderWord::Oldest => Arc::new(OldestFirst),
+            OrderWord::Location => Arc::new(ByLocation),
+        }
+    }
+}
+
+/// How an image is made.
+#[derive(Clone, Debug, Default)]
+pub struct FormatOptions {
+    /// Bytes; `None`: the device's size.
+    pub size: Option<u64>,
+    /// Bytes; `None`: a 32nd of the image within 32 MiB and 1 GiB.
+    pub log_size: Option<u64>,
+    /// At most 64 bytes.
+    pub label: String,
+    /// `None`: a random one.
+    pub uuid: Option<uuid::Uuid>,
+    /// `None`: random numbers of the system. With a seed two images of one size and one time are
+    /// equal byte for byte. For tests: who knows the seed knows the image's secrets.
+    pub seed: Option<u64>,
+    /// Of the root directory.
+    pub owner: Owner,
+    /// Destroy what the device holds. Without it a device with an image or another file system is
+    /// refused; bytes that no known signature marks are overwritten all the same.
+    pub overwrite: bool,
+}
+
+/// How an image is opened.
+#[derive(Clone, Debug)]
+pub struct MountOptions {
+    /// Nothing is written to the device; the log is replayed in memory.
+    pub read_only: bool,
+    /// Completed work that no fsync covered is made durable at least this often.
+    pub commit: Duration,
+    /// Budget in bytes for cached tree nodes and file pages together.
+    pub cache_size: u64,
+    /// Background checkpoints start when free log space falls below this percentage (1..=99); `None`: the operation that finds no
+    /// space checkpoints.
+    pub async_checkpoint: Option<u8>,
+    /// Whether a new name of an fsynced inode forces the log.
+    pub new_name: NewName,
+    /// Whether time stamps alone force the log at fdatasync.
+    pub fdatasync: FdatasyncRule,
+    /// One pass of writeback gathers the IO of many inodes, sorts and merges it. False: each inode's IO goes by itself.
+    pub plug: bool,
+    /// Which dirty inodes are written first.
+    pub writeback_order: Arc<dyn WritebackOrder>,
+    /// Fixed at open.
+    pub dirty_tracking: DirtyTracking,
+    /// Limits for dirty pages that it shares with other file systems of this process.
+    pub shared_budget: Option<Arc<SharedBudget>>,
+    /// How threads keep out of each other's way in the tree of the metadata.
+    pub tree_lock: TreeLock,
+}
+
+impl Default for MountOptions {
+    fn default() -> Self {
+        MountOptions {
+            read_only: false,
+            commit: Duration::from_secs(5),
+            cache_size: 256 << 20,
+            async_checkpoint: Some(50),
+            new_name: NewName::Lazy,
+            fdatasync: FdatasyncRule::Seq,
+            plug: true,
+            writeback_order: Arc::new(OldestFirst),
+            dirty_tracking: DirtyTracking::PerSb,
+            shared_budget: None,
+            tree_lock: TreeLock::default(),
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! The counters and the identity of an open file system as JSON.
+
+use crate::core::Fs;
+use kedge_base::{Histogram, HistogramSnapshot};
+use kedge_format::record::RecordOp;
+use kedge_store::{CheckpointCause, ForceCause};
+use serde_json::{Map, Value, json};
+
+fn latency(h: &HistogramSnapshot) -> Value {
+    json!({
+        "count": h.count,
+        "average": h.average(),
+        "max": h.max,
+        "p99": h.quantile(0.99),
+        "p999": h.quantile(0.999),
+        "histogram": h.buckets,
+    })
+}
+
+impl Fs {
+    /// All counters. Times are nanoseconds (histograms: power-of-two buckets of them), sizes bytes.
+    pub(crate) fn stats_value(&self) -> Value {
+        let s = self.engine().stats();
+        let operations: Map<String, Value> =
+            s.operations().map(|(name, h)| (name.to_string(), latency(&h))).collect();
+        json!({
+            "operations": operations,
+            "data": {
+                "writes": s.data_writes.get(),
+                "write_bytes": s.data_write_bytes.get(),
+                "durable_writes": s.data_writes_durable.get(),
+                "write_errors": s.data_write_errors.get(),
+                "relocated_writes": s.relocated_writes.get(),
+                "bad_blocks": self.engine().store().alloc().bad_blocks(),
+                "reads": s.data_reads.get(),
+                "read_bytes": s.data_read_bytes.get(),
+                "fsyncs_with_data_in_log": s.logged_data.get(),
+                "throttled_writes": s.throttled.get(),
+                "short_writes": s.short_writes.get(),
+            },
+            "cache": {
+                "inodes": self.inodes().len(),
+                "dirty_inodes": self.writeback().dirty_inodes(),
+                "inodes_under_writeback": self.writeback().inodes_under_writeback(),
+                "pages": self.writeback().cached_pages(),
+                "dirty_pages": self.writeback().dirty_pages(),
+                "tree_bytes": self.engine().store().tree().cached_bytes(),
+                "tree_dirty_bytes": self.engine().store().tree().dirty_bytes(),
+            },
+            "slow_fsyncs": self.syncer().slow_fsyncs(),
+            "log": self.log_value(),
+            "transactions": self.transactions_value(),
+            "checkpoint": self.checkpoint_value(),
+            "tree": self.tree_value(),
+            "device": self.device_value(),
+        })
+    }
+
+    fn log_value(&self) -> Value {
+        let log = self.engine().store().log();
+        let s = log.stats();
+        let space = log.space();
+        let forces: Map<String, Value> =
+            ForceCause::ALL.iter().map(|c| (c.name().replace(' ', "_"), json!(s.forces(*c)))).collect();
+        let records: Map<String, Value> = RecordOp::ALL
+            .iter()
+            .map(|op| {
+                (
+                    format!("{op:?}").to_lowercase(),
+                    json!(self.engine().store().stats().records[*op as usize].get()),
+                )
+            })
+            .collect();
+        let (flushes, shared) = self.engine().store().flush_counts();
+        json!({
+            "head_lsn": self.engine().store().head_lsn().0,
+            "durable_lsn": self.engine().store().durable_lsn().0,
+            "tail_lsn": log.tail_lsn().0,
+            "ring_bytes": space.ring_bytes,
+            "used_bytes": space.used_bytes,
+            "reserved_bytes": space.reserved_bytes,
+            "promised_bytes": space.promised_bytes,
+            "free_percent": space.free_percent,
+            "forces": forces,
+            "forces_idle": s.forces_idle.get(),
+            "writes": s.writes.get(),
+            "records": s.records.get(),
+            "records_by_operation": records,
+            "bytes_appended": s.bytes_appended.get(),
+            "bytes_written": s.bytes_written.get(),
+            "data_flushes": flushes,
+            "data_flushes_shared": shared,
+            "group_records": latency(&s.group_records.snapshot()),
+            "group_forces": latency(&s.group_forces.snapshot()),
+            "write_ns": latency(&s.write_latency.snapshot()),
+            "force_ns": latency(&s.force_latency.snapshot()),
+            "space_stall_ns": latency(&s.space_stalls.snapshot()),
+            "staged_stall_ns": latency(&s.staged_stalls.snapshot()),
+        })
+    }
+
+    fn checkpoint_value(&self) -> Value {
+        let s = self.engine().store().stats();
+        let causes: Map<String, Value> = CheckpointCause::NAMES
+            .iter()
+            .zip(&s.checkpoints)
+            .map(|(name, count)| (name.to_string(), json!(count.get())))
+            .collect();
+        json!({
+            "generation": self.engine().store().generation().0,
+            "by_cause": causes,
+            "handles": s.handles(),
+            "ns": latency(&s.checkpoint_ns.snapshot()),
+            "cut_ns": latency(&s.cut_ns.snapshot()),
+            "nodes_written": s.nodes_written.get(),
+            "bytes_written": s.checkpoint_bytes.get(),
+            "node_stalls": s.node_stalls.get(),
+            "dirty_stalls": s.dirty_stalls.get(),
+            "throttle_ns": latency(&s.throttle_ns.snapshot()),
+            "fsync_meanwhile_ns": latency(&self.syncer().meanwhile()),
+        })
+    }
+
+    /// What jbd2 tells of its transactions: a transaction is what lies between two checkpoints' cuts.
+    fn transactions_value(&self) -> Value {
+        let s = self.engine().store().stats();
+        let log = self.engine().store().log().stats();
+        let block = kedge_base::BLOCK_SIZE as u64;
+        let by_cause = |cause: CheckpointCause| s.checkpoints[cause as usize].get();
+        let count: u64 = s.checkpoints.iter().map(|c| c.get()).sum();
+        let per = |total: u64| total / count.max(1);
+        let mean = |h: &Histogram| h.snapshot().average() as u64;
+        let stalls = log.space_stalls.snapshot();
+        json!({
+            "count": count,
+            "requested": count - by_cause(CheckpointCause::Background),
+            "blocks_max": self.engine().store().geometry().log_bytes() / block,
+            "waiting_avg_ns": per(stalls.sum),
+            "running_avg_ns": mean(&s.running_ns),
+            "locked_avg_ns": mean(&s.cut_ns),
+            "flushing_avg_ns": mean(&s.flushing_ns),
+            "logging_avg_ns": mean(&s.logging_ns),
+            "commit_avg_ns": mean(&s.checkpoint_ns),
+            "handles_avg": per(s.handles()),
+            "blocks_avg": per(s.checkpoint_bytes.get() / block),
+            "logged_blocks_avg": per(log.bytes_written.get() / block),
+            "log_space_stalls": stalls.count,
+            "log_space_stall_ns": stalls.sum,
+        })
+    }
+
+    fn tree_value(&self) -> Value {
+        let t = self.engine().store().tree().stats();
+        let latches = self.engine().store().tree().latches();
+        let kind = |k: &kedge_store::LatchKind| {
+            let value = json!({
+                "acquisitions": k.acquisitions,
+                "wakeups": k.wakeups,
+                "wait_ns": latency(&k.wait_ns),
+                "wait_us_histogram": k.wait_us.buckets,
+                "wait_ms_histogram": k.wait_ms.buckets,
+            });
+            (format!("{}_{}", k.access, k.level), value)
+        };
+        json!({
+            "height": self.engine().store().tree_height(),
+            "node_reads": t.node_reads.get(),
+            "lock": latches.lock.name(),
+            "restarts": latches.restarts,
+            "fallbacks": latches.fallbacks,
+            "conversions": latches.conversions,
+            "copies": t.copies.get(),
+            "latches": latches.kinds.iter().map(kind).collect::<Map<String, Value>>(),
+        })
+    }
+
+    fn device_value(&self) -> Value {
+        let d = self.engine().store().device().stats();
+        json!({
+            "reads": d.reads.get(),
+            "read_bytes": d.read_bytes.get(),
+            "writes": d.writes.get(),
+            "write_bytes": d.write_bytes.get(),
+            "fua_writes": d.fua_writes.get(),
+            "flushes": d.flushes.get(),
+        })
+    }
+
+    /// Identity, geometry, options and what recovery did.
+    pub(crate) fn info_value(&self) -> Value {
+        let g = self.engine().store().geometry();
+        let o = self.engine().options();
+        json!({
+            "uuid": g.uuid.to_string(),
+            "label": g.label,
+            "size": g.total_blocks * kedge_base::BLOCK_SIZE as u64,
+            "block_size": kedge_base::BLOCK_SIZE,
+            "log_size": g.log_bytes(),
+            "groups": g.groups(),
+            "created": g.created.sec,
+            "device": self.engine().store().device().name(),
+            "generation": self.engine().store().generation().0,
+            "epoch": self.engine().store().epoch().0,
+            "inodes": self.engine().store().inode_count(),
+            "free_blocks": self.engine().store().alloc().free_counts().free,
+            "read_only": self.engine().store().is_read_only(),
+            "lost_files": self.engine().store().losses().map_or(0, |losses| losses.files),
+            "lost_since": self.engine().store().losses().map(|losses| losses.since),
+            "shut_down": self.engine().store().log().shutdown_reason().map(|reason| reason.to_string()),
+            "options": {
+                "commit": o.commit.as_secs_f64(),
+                "cache_size": o.cache_size,
+                "async_checkpoint": o.async_checkpoint,
+                "new_name": o.new_name.word(),
+                "fdatasync": o.fdatasync.word(),
+                "plug": o.plug,
+                "writeback_order": o.writeback_order.name(),
+                "dirty_tracking": o.dirty_tracking.word(),
+                "tree_lock": o.tree_lock.name(),
+            },
+            "recovery": self.engine().store().replay_summary(),
+        })
+    }
+}
