@@ -5,6 +5,7 @@
 //! whole run.
 #![forbid(unsafe_code)]
 
+mod circles;
 mod deps;
 mod docs;
 mod steps;
@@ -72,7 +73,10 @@ fn main() -> ExitCode {
             static_checks(&mut steps);
             tests(&mut steps, long);
         }
-        Task::Deps => steps.run("dependency directions", deps::check),
+        Task::Deps => {
+            steps.run("dependency directions", deps::check);
+            steps.run("circles between files", circles::check);
+        }
         Task::Fmt => fmt(&mut steps),
         Task::Lint => lint(&mut steps),
         Task::Msrv => msrv(&mut steps),
@@ -95,6 +99,7 @@ fn crash(args: &[String]) -> anyhow::Result<()> {
 
 fn static_checks(steps: &mut Steps) {
     steps.run("dependency directions", deps::check);
+    steps.run("circles between files", circles::check);
     steps.run("documents", || docs::run(true));
     fmt(steps);
     lint(steps);
