@@ -1,4 +1,5 @@
-//! Creates empty files as fast as one thread can, on an image file: `cargo run --release -p kedgefs --example create -- IMAGE FILES`.
+//! Creates empty files as fast as one thread can, on an image file: `cargo run --release -p kedgefs
+//! --example create -- IMAGE FILES`.
 
 use kedge_device::{FileDevice, OpenOptions};
 use kedgefs::{Clock, FileSystem, FormatOptions, Ino, MountOptions, Owner, SystemClock};

@@ -1,5 +1,6 @@
-//! Makes the golden image that `tests/golden.rs` opens: `cargo run -p kedgefs --example golden -- FILE`. To be run only when the format
-//! changes in a way that an older image cannot follow; the old file then stays, under its version's name, as a test of the refusal.
+//! Makes the golden image that `tests/golden.rs` opens: `cargo run -p kedgefs --example golden --
+//! FILE`. To be run only when the format changes in a way that an older image cannot follow; the
+//! old file then stays, under its version's name, as a test of the refusal.
 //!
 //! The file holds the image's blocks that are not zero: number (u64, little-endian) and content.
 

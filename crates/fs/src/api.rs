@@ -13,12 +13,12 @@ use kedge_format::FileKind;
 use kedge_store::ForceCause;
 use std::sync::Arc;
 
-/// An open file system. Cheap to clone; all methods may be called from many threads. Inodes are named by number, names
-/// are bytes. No permission checks: the caller (the kernel above a mount, or the program that links the library) makes
-/// them.
+/// An open file system. Cheap to clone; all methods may be called from many threads. Inodes are
+/// named by number, names are bytes. No permission checks: the caller (the kernel above a mount, or
+/// the program that links the library) makes them.
 ///
-/// Dropping the last clone without [`FileSystem::close`] is like a crash: what was not made durable may be lost, the next
-/// open recovers.
+/// Dropping the last clone without [`FileSystem::close`] is like a crash: what was not made durable
+/// may be lost, the next open recovers.
 #[derive(Clone)]
 pub struct FileSystem {
     pub(crate) fs: Arc<Fs>,
@@ -26,8 +26,8 @@ pub struct FileSystem {
 }
 
 impl FileSystem {
-    /// Makes a file system on the device. One that holds an image or another file system is refused, unless
-    /// [`FormatOptions::overwrite`] says that it may be lost.
+    /// Makes a file system on the device. One that holds an image or another file system is
+    /// refused, unless [`FormatOptions::overwrite`] says that it may be lost.
     pub fn format(
         device: Arc<dyn Device>,
         clock: Arc<dyn Clock>,
@@ -57,8 +57,8 @@ impl FileSystem {
         self.fs.engine().options()
     }
 
-    /// Makes everything durable, writes the last checkpoint and ends. Later calls fail. Nameless inodes that are still
-    /// pinned are deleted by the next open.
+    /// Makes everything durable, writes the last checkpoint and ends. Later calls fail. Nameless
+    /// inodes that are still pinned are deleted by the next open.
     ///
     /// File data that no place on the device takes, though tried again, is lost: that is the error
     /// then ([`Error::DataLost`]), the image remembers it until a repair, and all else is durable
@@ -138,12 +138,14 @@ impl FileSystem {
         self.timed(OpKind::tmpfile, |fs| fs.names().tmpfile(dir, mode, owner))
     }
 
-    /// A further name for an inode that is no directory. Gives a nameless file of [`FileSystem::tmpfile`] its first one.
+    /// A further name for an inode that is no directory. Gives a nameless file of
+    /// [`FileSystem::tmpfile`] its first one.
     pub fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
         self.timed(OpKind::link, |fs| fs.names().link(ino, dir, name))
     }
 
-    /// Removes a name of an inode that is no directory. With the last name the inode goes, unless it is pinned.
+    /// Removes a name of an inode that is no directory. With the last name the inode goes, unless
+    /// it is pinned.
     pub fn unlink(&self, dir: Ino, name: &[u8]) -> Result<()> {
         self.timed(OpKind::unlink, |fs| fs.names().unlink(dir, name))
     }
@@ -196,7 +198,8 @@ impl FileSystem {
         self.timed(OpKind::seek, |fs| fs.files().seek(ino, offset, kind))
     }
 
-    /// Makes the inode durable (`datasync`: its data and what is needed to read it). Of a directory: its entries.
+    /// Makes the inode durable (`datasync`: its data and what is needed to read it). Of a
+    /// directory: its entries.
     pub fn fsync(&self, ino: Ino, datasync: bool) -> Result<()> {
         self.timed(fsync_kind(datasync), |fs| fs.syncer().fsync(ino, datasync))
     }
@@ -223,7 +226,8 @@ impl FileSystem {
         self.fs.syncer().sync_async(done);
     }
 
-    /// The value of an extended attribute. Names carry their namespace (`user.`, `trusted.`, `security.`).
+    /// The value of an extended attribute. Names carry their namespace (`user.`, `trusted.`,
+    /// `security.`).
     pub fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         self.timed(OpKind::getxattr, |fs| fs.names().getxattr(ino, name))
     }
@@ -243,7 +247,8 @@ impl FileSystem {
         self.timed(OpKind::removexattr, |fs| fs.names().removexattr(ino, name))
     }
 
-    /// Keeps the inode alive though it may lose its last name: one pin for each open handle and kernel lookup.
+    /// Keeps the inode alive though it may lose its last name: one pin for each open handle and
+    /// kernel lookup.
     pub fn pin(&self, ino: Ino) -> Result<()> {
         self.fs.inodes().pin(ino);
         Ok(())
@@ -256,8 +261,9 @@ impl FileSystem {
 
     /// Space and inodes, used and free.
     ///
-    /// Blocks are free that no file and no node has or is promised, those too that were freed a moment ago and wait for the
-    /// log or a checkpoint. Available are those of them that data can have: some are kept for nodes.
+    /// Blocks are free that no file and no node has or is promised, those too that were freed a
+    /// moment ago and wait for the log or a checkpoint. Available are those of them that data can
+    /// have: some are kept for nodes.
     pub fn statfs(&self) -> StatFs {
         let counts = self.fs.engine().store().alloc().free_counts();
         let free = counts.owned_free.saturating_sub(counts.reserved);
@@ -275,7 +281,8 @@ impl FileSystem {
         }
     }
 
-    /// Stops at once (FS_IOC_SHUTDOWN): later mutations and fsyncs fail with EIO. `flush`: force the log first.
+    /// Stops at once (FS_IOC_SHUTDOWN): later mutations and fsyncs fail with EIO. `flush`: force
+    /// the log first.
     pub fn shutdown(&self, flush: bool) -> Result<()> {
         // What cannot be flushed does not keep it running.
         let flushed = if flush { self.fs.syncer().sync(ForceCause::Sync) } else { Ok(()) };

@@ -1,4 +1,5 @@
-//! What a file system operation can answer, and its errno: the one place where the file system's errno numbers appear.
+//! What a file system operation can answer, and its errno: the one place where the file system's
+//! errno numbers appear.
 
 use kedge_base::Ino;
 use std::fmt;

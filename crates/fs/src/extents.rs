@@ -93,7 +93,8 @@ pub(crate) fn map(store: &Store, ino: Ino, first: u64, blocks: u64) -> Result<Ve
     Ok(out)
 }
 
-/// A part of a file's extent map that changes: as it was, as it shall be. [`ExtentSet::emit`] writes the difference.
+/// A part of a file's extent map that changes: as it was, as it shall be. [`ExtentSet::emit`]
+/// writes the difference.
 #[derive(Default)]
 pub(crate) struct ExtentSet {
     was: BTreeMap<u64, ExtentItem>,
@@ -101,7 +102,8 @@ pub(crate) struct ExtentSet {
 }
 
 impl ExtentSet {
-    /// Takes in the extents that overlap or touch `[from, to)`. Ranges already taken in keep their changes.
+    /// Takes in the extents that overlap or touch `[from, to)`. Ranges already taken in keep their
+    /// changes.
     pub(crate) fn load(&mut self, store: &Store, ino: Ino, from: u64, to: u64, max: usize) -> Result<usize> {
         let found = find(store, ino, from.saturating_sub(1), to.saturating_add(1), max)?;
         let count = found.len();

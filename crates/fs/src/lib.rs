@@ -1,5 +1,5 @@
-//! KedgeFS as a library: a crash-consistent journaling file system in this process, on an image file, a block device or
-//! memory.
+//! KedgeFS as a library: a crash-consistent journaling file system in this process, on an image
+//! file, a block device or memory.
 //!
 //! ```
 //! use kedgefs::{FileSystem, FormatOptions, Ino, MountOptions, Owner, SystemClock};

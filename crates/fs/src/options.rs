@@ -53,8 +53,8 @@ words! {
         /// Nothing: they append a record, and the fsync that wants it pays.
         #[default]
         Lazy = "lazy",
-        /// They force the log before they return if the inode, or the directory that it leaves, was fsynced since the
-        /// last checkpoint. The old rule of Btrfs, kept to compare with.
+        /// They force the log before they return if the inode, or the directory that it leaves, was
+        /// fsynced since the last checkpoint. The old rule of Btrfs, kept to compare with.
         Sync = "sync",
     }
 }
@@ -62,11 +62,12 @@ words! {
 words! {
     /// When fdatasync forces the log.
     FdatasyncRule as "fdatasync" {
-        /// If something that is needed to read the data changed since the last force: the inode's `datasync_lsn`.
+        /// If something that is needed to read the data changed since the last force: the inode's
+        /// `datasync_lsn`.
         #[default]
         Seq = "seq",
-        /// If anything changed, the time stamps and the change counter of an overwrite included. The old rule of XFS,
-        /// kept to compare with.
+        /// If anything changed, the time stamps and the change counter of an overwrite included.
+        /// The old rule of XFS, kept to compare with.
         Relog = "relog",
     }
 }
@@ -77,14 +78,15 @@ words! {
         /// Each mounted file system has its own lists.
         #[default]
         PerSb = "per_sb",
-        /// One list and one lock for all file systems of the process; sync walks every cached inode. The old way of
-        /// Linux, kept to compare with.
+        /// One list and one lock for all file systems of the process; sync walks every cached
+        /// inode. The old way of Linux, kept to compare with.
         Shared = "shared",
     }
 }
 
 words! {
-    /// The orders of writeback that have a word. A program that links the library may bring its own [`WritebackOrder`].
+    /// The orders of writeback that have a word. A program that links the library may bring its own
+    /// [`WritebackOrder`].
     OrderWord as "writeback_order" {
         /// The inode that has been dirty longest goes first.
         #[default]
@@ -134,14 +136,15 @@ pub struct MountOptions {
     pub commit: Duration,
     /// Budget in bytes for cached tree nodes and file pages together.
     pub cache_size: u64,
-    /// Background checkpoints start when free log space falls below this percentage (1..=99); `None`: the operation that finds no
-    /// space checkpoints.
+    /// Background checkpoints start when free log space falls below this percentage (1..=99);
+    /// `None`: the operation that finds no space checkpoints.
     pub async_checkpoint: Option<u8>,
     /// Whether a new name of an fsynced inode forces the log.
     pub new_name: NewName,
     /// Whether time stamps alone force the log at fdatasync.
     pub fdatasync: FdatasyncRule,
-    /// One pass of writeback gathers the IO of many inodes, sorts and merges it. False: each inode's IO goes by itself.
+    /// One pass of writeback gathers the IO of many inodes, sorts and merges it. False: each
+    /// inode's IO goes by itself.
     pub plug: bool,
     /// Which dirty inodes are written first.
     pub writeback_order: Arc<dyn WritebackOrder>,

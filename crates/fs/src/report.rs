@@ -121,7 +121,8 @@ impl Fs {
         })
     }
 
-    /// What jbd2 tells of its transactions: a transaction is what lies between two checkpoints' cuts.
+    /// What jbd2 tells of its transactions: a transaction is what lies between two checkpoints'
+    /// cuts.
     fn transactions_value(&self) -> Value {
         let s = self.engine().store().stats();
         let log = self.engine().store().log().stats();

@@ -1,4 +1,5 @@
-//! Counters of the file system: per operation in dbench's manner (count, average, maximum, histogram), and data IO.
+//! Counters of the file system: per operation in dbench's manner (count, average, maximum,
+//! histogram), and data IO.
 
 use kedge_base::{Counter, Histogram, HistogramSnapshot};
 

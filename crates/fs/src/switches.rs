@@ -1,6 +1,8 @@
-//! Options that may change while a file system is mounted: their words, and where operations look them up.
+//! Options that may change while a file system is mounted: their words, and where operations look
+//! them up.
 //!
-//! Every position of every switch is safe: they trade speed, never durability. What differs is who waits when.
+//! Every position of every switch is safe: they trade speed, never durability. What differs is who
+//! waits when.
 
 use crate::durability::order::WritebackOrder;
 use crate::error::{Error, Result};
@@ -112,7 +114,8 @@ fn nth<T: Copy + Default>(all: &[T], n: &AtomicU8) -> T {
     all.get(n.load(Ordering::Relaxed) as usize).copied().unwrap_or_default()
 }
 
-/// The switches of an open file system. Relaxed: an operation that runs while one changes may go either way.
+/// The switches of an open file system. Relaxed: an operation that runs while one changes may go
+/// either way.
 pub(crate) struct Live {
     new_name: AtomicU8,
     fdatasync: AtomicU8,

@@ -24,8 +24,8 @@ struct Image {
     files: Vec<(Ino, Vec<u8>)>,
 }
 
-/// Three files: one whose last block, which has bytes already, gets more in the log, one whose bytes have
-/// no block yet, one whose bytes belong into the middle of preallocated blocks.
+/// Three files: one whose last block, which has bytes already, gets more in the log, one whose
+/// bytes have no block yet, one whose bytes belong into the middle of preallocated blocks.
 fn image() -> Image {
     let device = Arc::new(MemDevice::new(SIZE));
     let options = FormatOptions { log_size: Some(1 << 20), ..FormatOptions::default() };
@@ -96,8 +96,8 @@ fn block_at(offset: u64) -> Range<u64> {
     offset..offset + BLOCK as u64
 }
 
-/// Each of the blocks in turn is bad for good. Recovery puts the data elsewhere. Power fails at each of
-/// its writes, and the next recovery, with the block bad or mended, comes to the same.
+/// Each of the blocks in turn is bad for good. Recovery puts the data elsewhere. Power fails at
+/// each of its writes, and the next recovery, with the block bad or mended, comes to the same.
 #[test]
 fn data_of_the_log_whose_block_is_bad_goes_elsewhere() {
     let image = image();
@@ -128,7 +128,8 @@ fn data_of_the_log_whose_block_is_bad_goes_elsewhere() {
     assert!(states > 30, "only {states} states");
 }
 
-/// Nothing is written to the image by a mount that only reads, so a bad block does not matter to it.
+/// Nothing is written to the image by a mount that only reads, so a bad block does not matter to
+/// it.
 #[test]
 fn a_mount_that_only_reads_needs_no_place() {
     let image = image();
@@ -141,7 +142,8 @@ fn a_mount_that_only_reads_needs_no_place() {
     }
 }
 
-/// A device that takes no data at all: the open ends, says whose data it is about, and loses nothing.
+/// A device that takes no data at all: the open ends, says whose data it is about, and loses
+/// nothing.
 #[test]
 fn an_open_that_finds_no_place_names_inode_and_block_and_loses_nothing() {
     let image = image();
@@ -157,9 +159,9 @@ fn an_open_that_finds_no_place_names_inode_and_block_and_loses_nothing() {
     image.assert_good(sim.view(), "on a device that was mended");
 }
 
-/// The log holds a part of a block whose other bytes cannot be read. Who mounts to write is told. Who mounts
-/// to read gets all but that block, and an error for it also if the device answers again: its bytes there
-/// are older than those that an fsync made durable.
+/// The log holds a part of a block whose other bytes cannot be read. Who mounts to write is told.
+/// Who mounts to read gets all but that block, and an error for it also if the device answers
+/// again: its bytes there are older than those that an fsync made durable.
 #[test]
 fn a_block_that_cannot_be_read_costs_a_mount_that_only_reads_nothing_else() {
     let image = image();
@@ -187,7 +189,8 @@ fn a_block_that_cannot_be_read_costs_a_mount_that_only_reads_nothing_else() {
     image.assert_good(sim.view(), "on a device that was mended");
 }
 
-/// New bytes for a whole block need none of the old ones: a block that cannot be read does not matter.
+/// New bytes for a whole block need none of the old ones: a block that cannot be read does not
+/// matter.
 #[test]
 fn a_block_that_is_replaced_whole_need_not_be_read() {
     let image = image();

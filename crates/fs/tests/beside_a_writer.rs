@@ -1,4 +1,5 @@
-//! fsync and sync while somebody writes to the same files all the time: what was there before the call is durable after it.
+//! fsync and sync while somebody writes to the same files all the time: what was there before the
+//! call is durable after it.
 #![allow(clippy::unwrap_used)]
 
 use kedge_base::{IoBuf, spawn_named};

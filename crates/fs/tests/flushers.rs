@@ -208,7 +208,8 @@ fn many_file_systems_share_few_threads() {
             });
         }
     }
-    // Three; where the machine is so busy that turns take longer than a healthy device ever would, some more.
+    // Three; where the machine is so busy that turns take longer than a healthy device ever would,
+    // some more.
     assert!((1..=8).contains(&most), "{most} threads");
     open.iter().for_each(|fs| fs.close().unwrap());
 }

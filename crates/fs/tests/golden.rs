@@ -21,7 +21,8 @@ fn image(blocks: &[u8]) -> Arc<MemDevice> {
     Arc::new(device)
 }
 
-/// Its log writes carry no key that could be checked: there is no reading them by this version's rules.
+/// Its log writes carry no key that could be checked: there is no reading them by this version's
+/// rules.
 #[test]
 fn an_image_of_version_1_is_refused_by_mount_fsck_and_repair_and_stays_as_it_is() {
     let device = image(VERSION_1);

@@ -102,7 +102,8 @@ fn a_read_only_open_replays_in_memory_and_leaves_every_byte_alone() {
 
 #[test]
 fn a_damaged_newest_slot_is_noticed_once_the_log_knows_more() {
-    // The mount has begun a new epoch: the older slot's log would end before everything this mount made durable.
+    // The mount has begun a new epoch: the older slot's log would end before everything this mount
+    // made durable.
     let device = crashed();
     let at = newest(&device);
     device.corrupt(SLOTS[at].byte_offset() + 300, |rest| rest[0] ^= 1);

@@ -144,8 +144,8 @@ fn the_slowest_fsyncs_are_kept_slowest_first() {
     }
 }
 
-/// Files of 4 KiB, written by the timer or by sync.
-/// Without `async_checkpoint`, and with one file that is overwritten, it is the fsyncs that find the log full and checkpoint.
+/// Files of 4 KiB, written by the timer or by sync. Without `async_checkpoint`, and with one file
+/// that is overwritten, it is the fsyncs that find the log full and checkpoint.
 #[test]
 fn fsyncs_beside_a_checkpoint_are_counted_by_themselves() {
     let device = Arc::new(MemDevice::new(64 << 20));

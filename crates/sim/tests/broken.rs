@@ -91,8 +91,8 @@ fn every_broken_engine_is_caught_and_the_engine_is_not() {
     assert!(missed.is_empty(), "nothing catches {missed:?}");
 }
 
-/// An fsync that is answered later, as those of a mount are, goes the way of one that is waited for: it
-/// breaks with the same rules.
+/// An fsync that is answered later, as those of a mount are, goes the way of one that is waited
+/// for: it breaks with the same rules.
 fn answered_later_breaks_alike() {
     const CHECK: &fn() -> Result<(), String> = &(answers::answered_later as fn() -> Result<(), String>);
     run(CHECK).0.expect("the engine as it is");

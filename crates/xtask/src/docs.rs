@@ -102,7 +102,7 @@ fn files() -> Result<Vec<String>> {
 
 /// Whether the comments of a crate are not wrapped yet.
 fn is_unwrapped(folder: &str) -> bool {
-    folder == "crates/fs" || folder.starts_with("crates/crash")
+    folder.starts_with("crates/crash")
 }
 
 /// All source files of the crates and of the fuzz targets.

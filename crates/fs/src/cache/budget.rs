@@ -1,4 +1,5 @@
-//! Memory for file pages: how many may be cached, how many may be dirty, and who waits when there are too many.
+//! Memory for file pages: how many may be cached, how many may be dirty, and who waits when there
+//! are too many.
 
 use crate::cache::inodes::Inodes;
 use crate::cache::pages::Delta;
@@ -11,13 +12,15 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
-/// Cached pages that are looked at for eviction with each operation, and with each page that it adds.
+/// Cached pages that are looked at for eviction with each operation, and with each page that it
+/// adds.
 const TURNS_MIN: i64 = 64;
 const TURNS_PER_PAGE: i64 = 4;
 /// What a writer waits at the hard limit before it has to help.
 const DELAY_MAX: Duration = Duration::from_millis(1);
 
-/// How many pages are in memory and how many of them are dirty, with the limits that writers and caches keep.
+/// How many pages are in memory and how many of them are dirty, with the limits that writers and
+/// caches keep.
 pub(crate) struct Budget {
     pages: AtomicI64,
     dirty: AtomicI64,
@@ -84,8 +87,9 @@ impl Budget {
         self.dirty_hard
     }
 
-    /// How long a writer waits before it goes on: nothing up to half way between the limits, then more and more. The
-    /// flusher gets ahead, and few writers ever meet the hard limit, where they wait for whole passes.
+    /// How long a writer waits before it goes on: nothing up to half way between the limits, then
+    /// more and more. The flusher gets ahead, and few writers ever meet the hard limit, where they
+    /// wait for whole passes.
     pub(crate) fn delay(&self) -> Option<Duration> {
         let dirty = self.dirty_pages();
         let own = pressure(dirty, self.dirty_background, self.dirty_hard);
@@ -107,15 +111,17 @@ impl Budget {
 
     /// Drops clean pages while there are too many. Pages that are not clean get a new turn.
     ///
-    /// Looks at some more pages than the caller has `added`, so that a stream of large writes cannot outrun it; not at as
-    /// many as are too many: with a log full of pages that have to stay, every small write would look at all of them.
+    /// Looks at some more pages than the caller has `added`, so that a stream of large writes
+    /// cannot outrun it; not at as many as are too many: with a log full of pages that have to
+    /// stay, every small write would look at all of them.
     pub(crate) fn enforce(&self, inodes: &Inodes, added: i64) {
         let mut turns = TURNS_MIN + TURNS_PER_PAGE * added;
         loop {
             let pages = self.cached_pages();
             let (ino, index) = {
                 let mut tokens = self.tokens.lock();
-                // Tokens of pages that went otherwise (truncate) linger: keep their number bounded too.
+                // Tokens of pages that went otherwise (truncate) linger: keep their number bounded
+                // too.
                 if turns == 0 || (pages <= self.pages_max && tokens.len() as i64 <= 2 * self.pages_max) {
                     return;
                 }

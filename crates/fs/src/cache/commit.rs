@@ -26,7 +26,8 @@ pub(crate) struct Change<'a> {
     /// The attributes as they shall be.
     pub core: InodeCore,
     pub mask: InodeMask,
-    /// The size that the record names, where it is not the live one: bytes behind it are not written yet.
+    /// The size that the record names, where it is not the live one: bytes behind it are not
+    /// written yet.
     pub logged_size: Option<u64>,
 }
 
@@ -95,7 +96,8 @@ fn commit_by(
         let named = InodeCore { size: c.logged_size.unwrap_or(c.core.size), ..c.core };
         record.inode(c.inode.ino, mask, &named);
     }
-    // Edits beside the patches (extents, names, attributes) are more than time stamps, whoever they are of.
+    // Edits beside the patches (extents, names, attributes) are more than time stamps, whoever they
+    // are of.
     let others = others > 0;
     let lsn = commit(record)?;
     for c in changes.iter_mut() {

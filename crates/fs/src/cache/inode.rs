@@ -1,17 +1,19 @@
-//! Inodes in memory: their locks, their attributes, what is not yet durable of them. [`crate::cache::table`] caches them.
+//! Inodes in memory: their locks, their attributes, what is not yet durable of them.
+//! [`crate::cache::table`] caches them.
 //!
 //! # Locks of an inode, in the order in which they are taken
-//! 1. `io`: shared by reads and lookups; exclusive for writes, truncates and changes of a directory's entries. Several
-//!    inodes': in ascending inode order.
+//! 1. `io`: shared by reads and lookups; exclusive for writes, truncates and changes of a
+//!    directory's entries. Several inodes': in ascending inode order.
 //! 2. `wb`: one writeback of an inode at a time; excludes truncate, punch and deletion.
-//! 3. `pages`, then 4. `meta`: short, never across IO of file data, a wait for log space or a force of the log. `meta` is
-//!    held across a commit that touches the inode, so that records of one inode are appended in the order in which they
-//!    take effect; a commit may read tree nodes that are not in memory.
+//! 3. `pages`, then 4. `meta`: short, never across IO of file data, a wait for log space or a force
+//!    of the log. `meta` is held across a commit that touches the inode, so that records of one
+//!    inode are appended in the order in which they take effect; a commit may read tree nodes that
+//!    are not in memory.
 //!
 //! # LSNs
-//! `commit_lsn` and `datasync_lsn` are ends of records: durable when `durable_lsn` has reached them. They are numbers,
-//! not flags, and survive eviction in a side table until they are durable: an inode that is read in again is never
-//! taken for durable because nobody remembers it.
+//! `commit_lsn` and `datasync_lsn` are ends of records: durable when `durable_lsn` has reached
+//! them. They are numbers, not flags, and survive eviction in a side table until they are durable:
+//! an inode that is read in again is never taken for durable because nobody remembers it.
 
 use crate::cache::pages::Pages;
 use crate::error::{Error, Result};

@@ -91,9 +91,9 @@ impl Inodes {
 }
 
 /// A new inode from its number to its record. It is in the table, its meta locked: a thread that
-/// finds it there waits until the record is applied, instead of reading the tree and putting a second
-/// inode of that number into the table. Dropped without [`Newborn::lives`], after an error or a panic,
-/// it is dead and forgotten.
+/// finds it there waits until the record is applied, instead of reading the tree and putting a
+/// second inode of that number into the table. Dropped without [`Newborn::lives`], after an error
+/// or a panic, it is dead and forgotten.
 pub(crate) struct Newborn<'a> {
     inodes: &'a Inodes,
     meta: MutexGuard<'a, Meta>,

@@ -3,16 +3,18 @@
 //! # States of a page
 //! - *clean*: equal to what is in place (or to a hole); may be dropped.
 //! - *dirty* (a byte range): changed since it was last logged or written in place.
-//! - *logged*: its newest durable copy is in the log; it must be written in place before the log's tail may pass.
+//! - *logged*: its newest durable copy is in the log; it must be written in place before the log's
+//!   tail may pass.
 //! - *being written*: its bytes are on their way to the device, or are there and no record says so
 //!   yet. Such a page looks clean. If that fails, it is again what it was. All of this happens
 //!   under the inode's `wb` lock, so who wants to know that nothing is dirty looks with that lock
 //!   held, or asks [`Pages::is_written`].
 //!
-//! A page may be logged and dirty at once. What is dirty or logged stays in memory, and so does its inode.
+//! A page may be logged and dirty at once. What is dirty or logged stays in memory, and so does its
+//! inode.
 //!
-//! A page knows whether its block is *mapped* (has an extent). An unmapped page that is not clean holds one block of the
-//! inode's data reservation, so writing it in place cannot run out of space.
+//! A page knows whether its block is *mapped* (has an extent). An unmapped page that is not clean
+//! holds one block of the inode's data reservation, so writing it in place cannot run out of space.
 
 use kedge_base::BLOCK_SIZE;
 use kedge_store::DataReservation;
@@ -47,8 +49,8 @@ pub(crate) struct Page {
     pub dirty: Option<(u16, u16)>,
     pub logged: bool,
     pub backing: Backing,
-    /// Who needs the page to stay though it is clean: a writeback whose record is not there yet (the map still says
-    /// hole), an operation that loaded it to change a part of it.
+    /// Who needs the page to stay though it is clean: a writeback whose record is not there yet
+    /// (the map still says hole), an operation that loaded it to change a part of it.
     holds: u16,
 }
 
@@ -86,8 +88,8 @@ pub(crate) struct Before {
 #[derive(Default)]
 pub(crate) struct Pages {
     pub map: BTreeMap<u64, Page>,
-    /// Indices of the pages with a dirty range, and of those that are logged: a large file in memory has few of either, and
-    /// an fsync of one page must not look at all.
+    /// Indices of the pages with a dirty range, and of those that are logged: a large file in
+    /// memory has few of either, and an fsync of one page must not look at all.
     dirty: BTreeSet<u64>,
     logged: BTreeSet<u64>,
     /// Pages on their way to the device, which look clean and may become dirty again.
@@ -170,7 +172,8 @@ impl Pages {
         Delta { pages: 0, dirty: -(was_dirty as i64) }
     }
 
-    /// Keeps a page, if it is there, from eviction until [`Pages::release_hold`]. Returns whether it is there.
+    /// Keeps a page, if it is there, from eviction until [`Pages::release_hold`]. Returns whether
+    /// it is there.
     pub(crate) fn hold(&mut self, index: u64) -> bool {
         self.map.get_mut(&index).map(|page| page.holds += 1).is_some()
     }

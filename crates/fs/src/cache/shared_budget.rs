@@ -8,8 +8,9 @@ const BLOCK: u64 = BLOCK_SIZE as u64;
 
 /// Limits for the dirty pages of several file systems of one process together.
 ///
-/// One whose device hangs may hold all that is allowed for ever. So the limits stop only those that have more than half
-/// of an equal share: the others always go on, and together they exceed the limit by half at most.
+/// One whose device hangs may hold all that is allowed for ever. So the limits stop only those that
+/// have more than half of an equal share: the others always go on, and together they exceed the
+/// limit by half at most.
 #[derive(Debug)]
 pub struct SharedBudget {
     dirty: AtomicI64,
@@ -19,8 +20,8 @@ pub struct SharedBudget {
 }
 
 impl SharedBudget {
-    /// Limits in bytes: above `background` the flushers write, above `hard` writers do. At least 1 MiB, and `hard` at least
-    /// twice `background`.
+    /// Limits in bytes: above `background` the flushers write, above `hard` writers do. At least 1
+    /// MiB, and `hard` at least twice `background`.
     pub fn new(background: u64, hard: u64) -> Arc<SharedBudget> {
         let background = (background / BLOCK).max(256) as i64;
         let hard = ((hard / BLOCK) as i64).max(2 * background);

@@ -1,30 +1,35 @@
 //! The table that caches inodes, what is undurable of evicted ones, and pins.
 //!
 //! # Chunks
-//! Inodes of sixteen neighbouring numbers share one entry of the table, a *chunk*: siblings have neighbouring numbers
-//! ([`crate::cache::inodes::Inodes::new_ino`]), so a directory's inodes take a sixteenth of the look-ups in cold memory, and a table that grows moves a sixteenth of
-//! the entries.
+//! Inodes of sixteen neighbouring numbers share one entry of the table, a *chunk*: siblings have
+//! neighbouring numbers ([`crate::cache::inodes::Inodes::new_ino`]), so a directory's inodes take a
+//! sixteenth of the look-ups in cold memory, and a table that grows moves a sixteenth of the
+//! entries.
 //!
 //! # Eviction
-//! Second chance: the chunks of a shard stand in a ring, and a hand goes round. A full shard looks at the chunk under the hand: was it used since the
-//! hand was there last, it stays; else those of its inodes go that nobody holds and that have nothing unwritten, and with the last one the
-//! chunk. An insertion looks at a bounded number of chunks: inodes that cannot go cost it little, and the table grows beyond its limit.
+//! Second chance: the chunks of a shard stand in a ring, and a hand goes round. A full shard looks
+//! at the chunk under the hand: was it used since the hand was there last, it stays; else those of
+//! its inodes go that nobody holds and that have nothing unwritten, and with the last one the
+//! chunk. An insertion looks at a bounded number of chunks: inodes that cannot go cost it little,
+//! and the table grows beyond its limit.
 //!
 //! # Loading
-//! An inode that is not in the table is read from the tree by one thread. Threads that want the same
-//! inode meanwhile wait for its answer ([`InodeTable::get_or_load`]). No lock of the table is held
-//! across the read. The read takes no lock of an inode, so threads that wait for it may hold any.
+//! An inode that is not in the table is read from the tree by one thread. Threads that want the
+//! same inode meanwhile wait for its answer ([`InodeTable::get_or_load`]). No lock of the table is
+//! held across the read. The read takes no lock of an inode, so threads that wait for it may hold
+//! any.
 //!
 //! What was read cannot be old when it enters the table, because nobody can change it in the tree
 //! meanwhile:
 //! 1. *While an inode is read it is not in the table, and nobody holds an [`Inode`] of it* that is
 //!    not dead. Eviction takes only inodes that nobody else holds, under the lock of the shard, and
-//!    a thread that comes later waits for the reader. [`InodeTable::remove`] takes only dead inodes.
+//!    a thread that comes later waits for the reader. [`InodeTable::remove`] takes only dead
+//!    inodes.
 //! 2. *Each change of an inode's items in the tree is made by a thread that holds its `Inode`, and
 //!    not of a dead one.* For namespace operations, rename's displaced inode, attributes, truncate,
-//!    writeback and the deletion of orphans (at mount also) it comes from [`crate::cache::inodes::Inodes::get`],
-//!    before the record is made; `dead` is looked at under the meta lock that the commit needs, or
-//!    under the io lock that a deletion needs.
+//!    writeback and the deletion of orphans (at mount also) it comes from
+//!    [`crate::cache::inodes::Inodes::get`], before the record is made; `dead` is looked at under
+//!    the meta lock that the commit needs, or under the io lock that a deletion needs.
 //! 3. *A new inode enters the table before its record is applied*, its meta locked until then: a
 //!    thread that reads before finds nothing in the tree, one that comes after waits for the lock
 //!    ([`crate::cache::inodes::Newborn`]).
@@ -350,7 +355,8 @@ impl Shard {
             return;
         }
         for (slot, ino) in chunk.inodes.iter_mut().zip(first.0..) {
-            // Nobody else can come to hold it: the table's reference is the only one, and we have the table's lock.
+            // Nobody else can come to hold it: the table's reference is the only one, and we have
+            // the table's lock.
             let held = slot.as_ref().is_none_or(|inode| Arc::strong_count(inode) > 1);
             let Some(progress) = slot.as_deref().filter(|_| !held).and_then(evictable) else { continue };
             *slot = None;

@@ -2,15 +2,17 @@
 //!
 //! # Crash argument
 //!
-//! Zero range allocates the holes first, in records of their own that nobody sees: without the space, no byte changes. Then it
-//! turns blocks that hold data into unwritten ones where they lie. A write that comes next goes to the same place and may be there
-//! before the record is: a crash then shows it beside older bytes, as after any overwrite.
+//! Zero range allocates the holes first, in records of their own that nobody sees: without the
+//! space, no byte changes. Then it turns blocks that hold data into unwritten ones where they lie.
+//! A write that comes next goes to the same place and may be there before the record is: a crash
+//! then shows it beside older bytes, as after any overwrite.
 //!
-//! Collapse and insert range move blocks that hold data to other offsets. An overwrite at the new offset goes in place; were
-//! it on the device before the record is durable, a crash would show it at the old offset, where no byte of it was ever
-//! written. So the two force the log before anything can be written to what they moved. To remember per inode which
-//! record its next write in place has to wait for would save the force, and would have to survive the inode's eviction;
-//! the operations are too rare for that.
+//! Collapse and insert range move blocks that hold data to other offsets. An overwrite at the new
+//! offset goes in place; were it on the device before the record is durable, a crash would show it
+//! at the old offset, where no byte of it was ever written. So the two force the log before
+//! anything can be written to what they moved. To remember per inode which record its next write in
+//! place has to wait for would save the force, and would have to survive the inode's eviction; the
+//! operations are too rare for that.
 
 use super::Files;
 use super::truncate::{SETTLE_TRIES, Sizes, StepMax, WIDE};
@@ -108,7 +110,8 @@ impl Files {
         }
     }
 
-    /// The extents of whole blocks from `from` on that one step takes, and how far towards `to` it comes.
+    /// The extents of whole blocks from `from` on that one step takes, and how far towards `to` it
+    /// comes.
     fn load_step(&self, ino: Ino, from: u64, to: u64, max: StepMax) -> Result<(ExtentSet, u64)> {
         let mut set = ExtentSet::default();
         let mut upto = to.max(from);
@@ -118,8 +121,9 @@ impl Files {
         Ok((set, upto))
     }
 
-    /// Turns whole blocks of an allocated range into unwritten ones and zeroes the rest, a bounded number of extents a
-    /// record; the last one names the size. Blocks stay where they are: what reads as zero now was the file's all along.
+    /// Turns whole blocks of an allocated range into unwritten ones and zeroes the rest, a bounded
+    /// number of extents a record; the last one names the size. Blocks stay where they are: what
+    /// reads as zero now was the file's all along.
     fn unwrite(&self, inode: &Arc<Inode>, offset: u64, end: u64, keep_size: bool) -> Result<()> {
         let (mut from, to) = (offset.div_ceil(BLOCK), end / BLOCK);
         let mut cut_head = true;
@@ -154,8 +158,9 @@ impl Files {
         }
     }
 
-    /// Allocates the holes of a range, if there are any. Dirty pages hold promises for blocks of their own: where nothing else
-    /// is left, they are written in place, and have those blocks then.
+    /// Allocates the holes of a range, if there are any. Dirty pages hold promises for blocks of
+    /// their own: where nothing else is left, they are written in place, and have those blocks
+    /// then.
     fn fill_holes(&self, inode: &Arc<Inode>, offset: u64, end: u64) -> Result<()> {
         let (first, last) = (offset / BLOCK, end.div_ceil(BLOCK));
         if self.is_allocated(inode, first, last)? {
@@ -293,7 +298,8 @@ impl Files {
         }
         let (first, count) = (offset / BLOCK, len / BLOCK);
         for _ in 0..SETTLE_TRIES {
-            // What is dirty or logged behind the offset would move with its blocks: put it in place first.
+            // What is dirty or logged behind the offset would move with its blocks: put it in place
+            // first.
             self.writeback.write(std::slice::from_ref(inode), Which::All, Class::Normal)?;
             let items =
                 extents::find(self.engine.store(), inode.ino, first, u64::MAX, SHIFT_ITEMS + 1)?.len();
@@ -342,7 +348,8 @@ impl Files {
             });
             commit(&mut handle, record, &mut changes)?;
             drop(changes);
-            // With `wb` held: nothing is written to the moved blocks at their new offsets before they are there for good.
+            // With `wb` held: nothing is written to the moved blocks at their new offsets before
+            // they are there for good.
             return Ok(self.engine.store().force(self.engine.store().head_lsn(), ForceCause::Fallocate)?);
         }
         Err(kedge_base::Error::Busy("the file, which is being written without pause,".into()).into())

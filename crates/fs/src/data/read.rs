@@ -67,7 +67,8 @@ impl Files {
         true
     }
 
-    /// Reads blocks `[from, to)`, none of them cached, into `buf`, which starts at byte `offset` of the file.
+    /// Reads blocks `[from, to)`, none of them cached, into `buf`, which starts at byte `offset` of
+    /// the file.
     fn read_run(
         &self,
         inode: &Arc<Inode>,
@@ -115,8 +116,9 @@ impl Files {
         self.writeback.page_cached(delta, inode.ino, index);
     }
 
-    /// Makes a page present for a partial change, and keeps it so while the answer lives: between here and the change
-    /// other threads may look for pages to evict. The caller holds the io lock exclusively.
+    /// Makes a page present for a partial change, and keeps it so while the answer lives: between
+    /// here and the change other threads may look for pages to evict. The caller holds the io lock
+    /// exclusively.
     pub(crate) fn load_page<'a>(&self, inode: &'a Arc<Inode>, index: u64) -> Result<HeldPage<'a>> {
         if inode.pages.lock().hold(index) {
             return Ok(HeldPage { inode, index });
@@ -144,7 +146,8 @@ impl Files {
         Ok(HeldPage { inode, index })
     }
 
-    /// The read time stamp in the manner of relatime: moved when it is not newer than the last change, or a day old.
+    /// The read time stamp in the manner of relatime: moved when it is not newer than the last
+    /// change, or a day old.
     pub(crate) fn accessed(&self, inode: &Arc<Inode>) {
         if self.engine.store().is_read_only() {
             return;

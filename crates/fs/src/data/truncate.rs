@@ -1,18 +1,19 @@
 //! Truncate, and the steps that it has in common with punch, zero range and deletion.
 //!
 //! # Crash argument
-//! A truncate that removes more extents than one record takes sets the size and an orphan item in its first record;
-//! the rest follows in further records, the last of which removes the orphan item. Recovery finishes what it finds.
-//! One key holds what an inode is an orphan for: it has no name, or its truncate is not finished. The
-//! first covers the second, for the inode goes as a whole. So names and truncates meet there. `unlink`
-//! of the last name puts the first over the second. `link` of a nameless inode puts the second in
-//! place of the first if a truncate still has something to remove: else a crash would leave bytes
-//! that were cut off, and they would show once the file grew. Each of them looks at the link count and
-//! at `shrinking`, and changes them, under the meta lock that its record is committed with.
+//! A truncate that removes more extents than one record takes sets the size and an orphan item in
+//! its first record; the rest follows in further records, the last of which removes the orphan
+//! item. Recovery finishes what it finds. One key holds what an inode is an orphan for: it has no
+//! name, or its truncate is not finished. The first covers the second, for the inode goes as a
+//! whole. So names and truncates meet there. `unlink` of the last name puts the first over the
+//! second. `link` of a nameless inode puts the second in place of the first if a truncate still has
+//! something to remove: else a crash would leave bytes that were cut off, and they would show once
+//! the file grew. Each of them looks at the link count and at `shrinking`, and changes them, under
+//! the meta lock that its record is committed with.
 //!
-//! A deletion works through the same steps under the orphan item that the unlink left. Log-resident bytes of what goes
-//! are voided in the same record, so replay does not bring them back. Cut blocks (punch, growth behind a cut end) get
-//! `Zero` edits: their zeros are as durable as the record.
+//! A deletion works through the same steps under the orphan item that the unlink left. Log-resident
+//! bytes of what goes are voided in the same record, so replay does not bring them back. Cut blocks
+//! (punch, growth behind a cut end) get `Zero` edits: their zeros are as durable as the record.
 
 use super::Files;
 use crate::cache::commit::{PATCH_BYTES, commit, lock_metas};
@@ -41,12 +42,13 @@ pub(super) struct StepMax {
 }
 
 pub(super) const WIDE: StepMax = StepMax { extents: 512, xattrs: 8 };
-/// For files with few extents, and for images so full that a wide step finds no tree nodes: what frees space must never need
-/// more of them than are kept for it.
+/// For files with few extents, and for images so full that a wide step finds no tree nodes: what
+/// frees space must never need more of them than are kept for it.
 pub(super) const NARROW: StepMax = StepMax { extents: 32, xattrs: 2 };
 
 impl StepMax {
-    /// Log bytes of such a record: an item's edit and a block's edit each, the patch, voids and zeros.
+    /// Log bytes of such a record: an item's edit and a block's edit each, the patch, voids and
+    /// zeros.
     pub(super) const fn log_bytes(self) -> u64 {
         (self.extents + self.xattrs) as u64 * 96 + PATCH_BYTES + 4 * PROMISE_PER_PIECE as u64 + 512
     }
@@ -89,15 +91,16 @@ impl Files {
         if more { self.finish_truncate(inode) } else { Ok(()) }
     }
 
-    /// A step that is enough for the extents from `first` on, or a wide one. What it is enough for may change until the
-    /// inode is locked: it bounds the step all the same.
+    /// A step that is enough for the extents from `first` on, or a wide one. What it is enough for
+    /// may change until the inode is locked: it bounds the step all the same.
     pub(super) fn step_max(&self, ino: Ino, first: u64) -> Result<StepMax> {
         let few =
             extents::find(self.engine.store(), ino, first, u64::MAX, NARROW.extents)?.len() < NARROW.extents;
         Ok(if few { NARROW } else { WIDE })
     }
 
-    /// Reserves for a record that removes or adds up to so many extents, or fewer: the answer says how many.
+    /// Reserves for a record that removes or adds up to so many extents, or fewer: the answer says
+    /// how many.
     pub(super) fn begin_step(&self, class: Class, max: StepMax) -> Result<(Handle<'_>, StepMax)> {
         let begin = |max: StepMax| {
             let handle =
@@ -112,10 +115,11 @@ impl Files {
         }
     }
 
-    /// Reserves and locks for an operation whose record makes the file at least `names(size)` bytes long for recovery, or
-    /// takes dirty pages below that offset away. Bytes that were written behind the logged size and are still dirty go in
-    /// place first: their record is what grows the logged size, and with it the zeros behind the old end. A record that
-    /// grew it without them would show after a crash what an earlier truncate cut off.
+    /// Reserves and locks for an operation whose record makes the file at least `names(size)` bytes
+    /// long for recovery, or takes dirty pages below that offset away. Bytes that were written
+    /// behind the logged size and are still dirty go in place first: their record is what grows the
+    /// logged size, and with it the zeros behind the old end. A record that grew it without them
+    /// would show after a crash what an earlier truncate cut off.
     #[allow(clippy::type_complexity)]
     pub(super) fn begin_settled<'a>(
         &'a self,
@@ -142,9 +146,9 @@ impl Files {
         Err(kedge_base::Error::Busy("the file, which is being written without pause,".into()).into())
     }
 
-    /// Takes the io lock exclusively once no truncate is half done: extents that it still has to remove must not be
-    /// mistaken for new ones. A deletion needs the lock too: while it is held the inode does not
-    /// die.
+    /// Takes the io lock exclusively once no truncate is half done: extents that it still has to
+    /// remove must not be mistaken for new ones. A deletion needs the lock too: while it is held
+    /// the inode does not die.
     pub(crate) fn lock_io<'a>(&self, inode: &'a Arc<Inode>) -> Result<WriteGuard<'a, ()>> {
         loop {
             let io = inode.io.write();
@@ -184,8 +188,9 @@ impl Files {
         self.writeback.account(delta);
     }
 
-    /// Zeroes bytes `[from, to)` of one block in memory, and with a `Zero` edit wherever their newest durable copy may
-    /// be: in place or in the log. The caller holds `io` exclusively and `wb`.
+    /// Zeroes bytes `[from, to)` of one block in memory, and with a `Zero` edit wherever their
+    /// newest durable copy may be: in place or in the log. The caller holds `io` exclusively and
+    /// `wb`.
     pub(super) fn zero_range_of_block(
         &self,
         inode: &Arc<Inode>,
@@ -216,8 +221,8 @@ impl Files {
         Ok(())
     }
 
-    /// One record: removes the extents of `set` in file blocks `range`, voids log-resident bytes in `void`, sets the
-    /// size if asked. The caller holds `io` and `wb`.
+    /// One record: removes the extents of `set` in file blocks `range`, voids log-resident bytes in
+    /// `void`, sets the size if asked. The caller holds `io` and `wb`.
     #[allow(clippy::too_many_arguments)]
     pub(super) fn remove(
         &self,
@@ -233,7 +238,8 @@ impl Files {
         self.change(handle, inode, record, set, &freed, void, sizes)
     }
 
-    /// The record of [`Files::remove`] and [`Files::unwrite`]: names the changed extents and what became free of them.
+    /// The record of [`Files::remove`] and [`Files::unwrite`]: names the changed extents and what
+    /// became free of them.
     #[allow(clippy::too_many_arguments)]
     pub(super) fn change(
         &self,

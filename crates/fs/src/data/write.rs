@@ -78,8 +78,8 @@ impl Files {
         self.writeback.throttle()?;
         let first = offset / BLOCK;
         let end = (offset + data.len() as u64).div_ceil(BLOCK);
-        // Promised before the lock: finding space may need a checkpoint, which takes inode locks. Blocks that turn out
-        // to be mapped are given back below.
+        // Promised before the lock: finding space may need a checkpoint, which takes inode locks.
+        // Blocks that turn out to be mapped are given back below.
         let mut promise = match self.engine.store().reserve_data(end - first) {
             Ok(r) => Some(r),
             Err(kedge_base::Error::NoSpace) => None,
@@ -156,8 +156,9 @@ impl Files {
         self.writeback.list_dirty(inode, &mut meta);
     }
 
-    /// Before a file grows past a cut block: the bytes behind the old end become zero, in memory and on their way to
-    /// the device. They may be anything on the device after a crash between data write and size record.
+    /// Before a file grows past a cut block: the bytes behind the old end become zero, in memory
+    /// and on their way to the device. They may be anything on the device after a crash between
+    /// data write and size record.
     fn zero_tail_page(&self, inode: &Arc<Inode>, size: u64) -> Result<()> {
         if size.is_multiple_of(BLOCK) {
             return Ok(());

@@ -115,8 +115,8 @@ impl DirtyList {
         dirty.iter().filter_map(|d| inodes.remove(&d.ino)).collect()
     }
 
-    /// Up to `max` from the queue, which is filled in `order` when it is empty: those under writeback are
-    /// left out, because taking them would be waiting for them.
+    /// Up to `max` from the queue, which is filled in `order` when it is empty: those under
+    /// writeback are left out, because taking them would be waiting for them.
     pub(crate) fn take(&self, max: usize, order: &dyn WritebackOrder) -> Vec<Arc<Inode>> {
         let mut filled = false;
         loop {

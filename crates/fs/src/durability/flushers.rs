@@ -1,28 +1,35 @@
-//! The flusher threads, which all file systems of the process share: they make work durable which nobody asked to sync.
+//! The flusher threads, which all file systems of the process share: they make work durable which
+//! nobody asked to sync.
 //!
-//! A *member* is an open file system. It is due when its commit interval is over, or when it was woken because too much is
-//! dirty; then a worker thread gives it one *turn* ([`Flushed::turn`]). Intervals are waited for in real time; what a turn
-//! does, and how long the next wait is, the member says by its own clock.
+//! A *member* is an open file system. It is due when its commit interval is over, or when it was
+//! woken because too much is dirty; then a worker thread gives it one *turn* ([`Flushed::turn`]).
+//! Intervals are waited for in real time; what a turn does, and how long the next wait is, the
+//! member says by its own clock.
 //!
 //! # Who works when
-//! 1. At most [`AT_WORK_MAX`] members have a turn side by side; the others that are due wait, and who was due first goes first.
-//!    More would only take processors and bandwidth from those whose fsyncs wait.
-//! 2. A worker whose turn takes longer than [`HANGING`] counts as *hanging*: its device may never answer. It is not one of
-//!    those of rule 1. So a member waits at most [`HANGING`] for each [`AT_WORK_MAX`] members that were due before it, and
-//!    a device that hangs holds up nobody else.
-//! 3. While a member has nobody at it, a worker waits that can take it. It is started when the last one that was free takes a
-//!    turn, not when the turn hangs: then nobody would be there to notice. A single member needs one thread.
-//! 4. By 1 to 3 there is at most one thread for each worker that hangs, and three. When those that hung come back, what is
-//!    above three ends at once; who is free and not needed by rule 3 ends after [`LINGER`].
+//! 1. At most [`AT_WORK_MAX`] members have a turn side by side; the others that are due wait, and
+//!    who was due first goes first. More would only take processors and bandwidth from those whose
+//!    fsyncs wait.
+//! 2. A worker whose turn takes longer than [`HANGING`] counts as *hanging*: its device may never
+//!    answer. It is not one of those of rule 1. So a member waits at most [`HANGING`] for each
+//!    [`AT_WORK_MAX`] members that were due before it, and a device that hangs holds up nobody
+//!    else.
+//! 3. While a member has nobody at it, a worker waits that can take it. It is started when the last
+//!    one that was free takes a turn, not when the turn hangs: then nobody would be there to
+//!    notice. A single member needs one thread.
+//! 4. By 1 to 3 there is at most one thread for each worker that hangs, and three. When those that
+//!    hung come back, what is above three ends at once; who is free and not needed by rule 3 ends
+//!    after [`LINGER`].
 //! 5. Only one worker is at a member at a time.
 //!
-//! If the system gives no thread for rule 3, opening a file system fails; a turn is given all the same, and the next turn
-//! or wake-up tries anew.
+//! If the system gives no thread for rule 3, opening a file system fails; a turn is given all the
+//! same, and the next turn or wake-up tries anew.
 //!
 //! # Lives
-//! The pool knows a file system weakly and holds it only during a turn. Whoever closes it does not wait for the turn, but no
-//! later one begins. A panic in a turn ends this member alone: the worker is the others' too. A file system dropped by
-//! its user during a turn is dropped by the worker, as part of the turn: that may hang as well.
+//! The pool knows a file system weakly and holds it only during a turn. Whoever closes it does not
+//! wait for the turn, but no later one begins. A panic in a turn ends this member alone: the worker
+//! is the others' too. A file system dropped by its user during a turn is dropped by the worker, as
+//! part of the turn: that may hang as well.
 
 use kedge_base::lock::{Condvar, Mutex, MutexGuard, Rank};
 use kedge_base::{Clock, SystemClock, spawn_named};
@@ -34,8 +41,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
 use std::time::Duration;
 
-/// Members that have a turn side by side, without those that hang: one that waits for its device leaves the processor and
-/// other devices to a second one.
+/// Members that have a turn side by side, without those that hang: one that waits for its device
+/// leaves the processor and other devices to a second one.
 const AT_WORK_MAX: usize = 2;
 /// These and one that waits.
 const THREADS_MAX: usize = AT_WORK_MAX + 1;
@@ -48,8 +55,8 @@ const NAME: &str = "kedge-flusher";
 
 /// What the threads do for an open file system.
 pub(crate) trait Flushed: Send + Sync {
-    /// Writes back. `over`: the interval is over; else somebody woke us. `last`: when, on the member's clock, the last
-    /// periodic turn began. Answers how long the wait for the next one is.
+    /// Writes back. `over`: the interval is over; else somebody woke us. `last`: when, on the
+    /// member's clock, the last periodic turn began. Answers how long the wait for the next one is.
     fn turn(&self, last: &mut Duration, over: bool) -> Duration;
 
     /// A turn panicked with these words; there will be no more.
@@ -104,7 +111,8 @@ impl Entry {
 pub(crate) struct Member {
     pool: &'static Flushers,
     id: u64,
-    /// Woken, and no turn has begun since. Spares writers the pool's lock, which all file systems share.
+    /// Woken, and no turn has begun since. Spares writers the pool's lock, which all file systems
+    /// share.
     asked: AtomicBool,
 }
 
@@ -327,11 +335,12 @@ fn warn_of(started: io::Result<()>) {
     }
 }
 
-/// Answers how long the wait for the next periodic turn is; `None`: the member is gone or has panicked.
+/// Answers how long the wait for the next periodic turn is; `None`: the member is gone or has
+/// panicked.
 fn carry_out(turn: &mut Turn) -> Option<Duration> {
-    // Unwind safe: of what a panic leaves half done nothing is used again but by `panicked`, which shuts the file system
-    // down. Its locks were given back on the way. That, and dropping the last reference to the file system, may panic too:
-    // hence the outer one.
+    // Unwind safe: of what a panic leaves half done nothing is used again but by `panicked`, which
+    // shuts the file system down. Its locks were given back on the way. That, and dropping the last
+    // reference to the file system, may panic too: hence the outer one.
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         let target = turn.target.upgrade()?;
         match catch_unwind(AssertUnwindSafe(|| target.turn(&mut turn.last, turn.over))) {

@@ -264,7 +264,8 @@ fn without_a_thread_nobody_joins() {
     join(&a, &member).unwrap();
     NO_THREADS.store(true, Ordering::SeqCst);
     let (b, other) = Fake::new("b", &seen, HOUR).join(pool); // the thread is there
-    // A turn is given even if then nobody is left for the other one, whose wake-up starts a thread when it can.
+    // A turn is given even if then nobody is left for the other one, whose wake-up starts a thread
+    // when it can.
     member.wake();
     wait_for("a turn", || a.is_inside());
     NO_THREADS.store(false, Ordering::SeqCst);

@@ -15,12 +15,13 @@ pub struct DirtyInode {
     pub location: Option<u64>,
 }
 
-/// In which order dirty inodes are written back. The file system's own affair: what is best depends on how it lays files
-/// out. An order is a wish: a pass takes the inodes in this order, some at a time, and an fsync goes before all.
+/// In which order dirty inodes are written back. The file system's own affair: what is best depends
+/// on how it lays files out. An order is a wish: a pass takes the inodes in this order, some at a
+/// time, and an fsync goes before all.
 ///
-/// Implementations must be quick and must not call the file system. Any order is safe; one that always puts the same inode
-/// last can starve it while more and more is dirtied, which costs memory, not durability: `sync` and the commit timer
-/// write all.
+/// Implementations must be quick and must not call the file system. Any order is safe; one that
+/// always puts the same inode last can starve it while more and more is dirtied, which costs
+/// memory, not durability: `sync` and the commit timer write all.
 pub trait WritebackOrder: Send + Sync + Debug {
     /// The name as an option's word.
     fn name(&self) -> &'static str;
@@ -43,8 +44,8 @@ impl WritebackOrder for OldestFirst {
     }
 }
 
-/// By place on the device: files that grow are written in one sweep. Files without blocks come last, by number, as they
-/// will be placed.
+/// By place on the device: files that grow are written in one sweep. Files without blocks come
+/// last, by number, as they will be placed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ByLocation;
 

@@ -1,9 +1,9 @@
 //! Rules of other file systems about what forces the log. They are kept to compare with, and are as
 //! safe as the default ones.
 //!
-//! `fdatasync=relog`, the old rule of XFS, is [`FdatasyncRule::takes_all`]. `new_name=sync`, the old
-//! rule of Btrfs, needs to know which inodes were fsynced: [`SyncedInodes`] remembers them while the
-//! rule is in force, and nothing otherwise.
+//! `fdatasync=relog`, the old rule of XFS, is [`FdatasyncRule::takes_all`]. `new_name=sync`, the
+//! old rule of Btrfs, needs to know which inodes were fsynced: [`SyncedInodes`] remembers them
+//! while the rule is in force, and nothing otherwise.
 
 use crate::options::FdatasyncRule;
 use kedge_base::lock::{Mutex, Rank};

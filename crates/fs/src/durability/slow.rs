@@ -20,7 +20,8 @@ pub(crate) struct SlowFsync {
     /// Since the clock's start, when it came.
     pub at_ns: u64,
     pub total_ns: u64,
-    /// Its data: logged or written in place, with the waits for space and for other writeback of the inode.
+    /// Its data: logged or written in place, with the waits for space and for other writeback of
+    /// the inode.
     pub data_ns: u64,
     /// Until the log write that answered it began: queueing for the group.
     pub queue_ns: u64,
@@ -28,7 +29,8 @@ pub(crate) struct SlowFsync {
     pub barrier_ns: u64,
     /// The log write.
     pub write_ns: u64,
-    /// From the log write's completion to the answer: other writes before it in the log, and waking up.
+    /// From the log write's completion to the answer: other writes before it in the log, and waking
+    /// up.
     pub wake_ns: u64,
     /// A flush of data without a log write.
     pub flush_ns: u64,

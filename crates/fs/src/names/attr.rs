@@ -63,7 +63,8 @@ impl Names {
         Ok(())
     }
 
-    /// Time stamps alone make no record: they wait in the inode until it is next logged, forced or written back.
+    /// Time stamps alone make no record: they wait in the inode until it is next logged, forced or
+    /// written back.
     fn set_times(&self, inode: &Arc<Inode>, set: &SetAttr) -> Result<()> {
         if self.engine.store().is_read_only() {
             return Err(kedge_base::Error::ReadOnly.into());

@@ -1,4 +1,5 @@
-//! Names: lookup, create, link, unlink, rmdir, readdir. A directory's entries change under its exclusive io lock.
+//! Names: lookup, create, link, unlink, rmdir, readdir. A directory's entries change under its
+//! exclusive io lock.
 
 use super::Names;
 use super::slots::{self, Slot};
@@ -205,7 +206,8 @@ impl Names {
                 return Err(Error::TooManyLinks);
             }
             if c.core.nlink == 0 {
-                // Only an O_TMPFILE is nameless and may get a name; an unlinked file stays unlinked.
+                // Only an O_TMPFILE is nameless and may get a name; an unlinked file stays
+                // unlinked.
                 if !self.files.orphans().may_get_name(ino) {
                     return Err(Error::NotFound);
                 }
@@ -276,7 +278,8 @@ impl Names {
         let mut handle = self.engine.begin(NAME_RECORD_BYTES, 4, Class::Reclaim)?;
         let dir = self.inodes.get_dir(dir)?;
         loop {
-            // Looked up without the child's lock, checked again under both: locks go in ascending order.
+            // Looked up without the child's lock, checked again under both: locks go in ascending
+            // order.
             let child = {
                 let _io = dir.io.read();
                 match self.find(dir.ino, name)?.entry {
@@ -379,7 +382,8 @@ pub(super) fn put_dentry(
     record.put(Key::new(dir, ItemKind::Dentry, slot), &Dentry { ino, kind, name }.encode());
 }
 
-/// Takes one name from an inode. Returns whether it was the last: then the inode is an orphan in the same record.
+/// Takes one name from an inode. Returns whether it was the last: then the inode is an orphan in
+/// the same record.
 pub(super) fn drop_name(c: &mut Change<'_>, record: &mut RecordBuilder, now: Timespec) -> Result<bool> {
     let last = c.inode.is_dir() || c.core.nlink == 1;
     if c.core.nlink == 0 {

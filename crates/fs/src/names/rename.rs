@@ -1,7 +1,8 @@
 //! Rename: one record that moves names, takes the victim's, and is never seen half.
 //!
-//! With `new_name=lazy` it starts no IO, waits for none and walks no ancestors but for the check that a directory does not move into itself.
-//! Child, both directories and victim get the record's LSN: an fsync of any of them makes the whole rename durable.
+//! With `new_name=lazy` it starts no IO, waits for none and walks no ancestors but for the check
+//! that a directory does not move into itself. Child, both directories and victim get the record's
+//! LSN: an fsync of any of them makes the whole rename durable.
 
 use super::Names;
 use super::directory::{Found, LINKS_MAX, NAME_RECORD_BYTES, check_name, drop_name, lock_dirs, put_dentry};
@@ -57,7 +58,8 @@ impl Names {
         let from_dir = self.inodes.get_dir(dir)?;
         let to_dir = self.inodes.get_dir(new_dir)?;
         let shape = (dir != new_dir).then(|| self.shape.lock());
-        // A directory that would be replaced must be locked too, in the order of locks: known after a first look.
+        // A directory that would be replaced must be locked too, in the order of locks: known after
+        // a first look.
         let mut victim_dir: Option<Arc<Inode>> = None;
         loop {
             let mut dirs: SmallVec<[&Arc<Inode>; 4]> = SmallVec::from_slice(&[&from_dir, &to_dir]);
@@ -74,7 +76,8 @@ impl Names {
             let orphan = self.rename_locked(&mut handle, &from, &to, mode)?;
             let pays =
                 from.inode.as_ref().is_some_and(|moved| self.syncer.must_force_name(&[moved, &from_dir]));
-            // The tree has its new shape: a force, or a deletion that makes room first, is nobody else's business.
+            // The tree has its new shape: a force, or a deletion that makes room first, is nobody
+            // else's business.
             drop((guards, shape));
             drop(handle);
             if pays {

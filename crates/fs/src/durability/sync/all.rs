@@ -96,8 +96,8 @@ impl Syncer {
 }
 
 impl Flushed for Syncer {
-    /// At the end of each `commit` interval all completed work becomes durable; between, a woken thread writes because too
-    /// much is dirty.
+    /// At the end of each `commit` interval all completed work becomes durable; between, a woken
+    /// thread writes because too much is dirty.
     fn turn(&self, last: &mut Duration, over: bool) -> Duration {
         let now = self.engine.clock().monotonic();
         let commit = self.engine.live().commit();

@@ -1,8 +1,9 @@
 //! fsync and fdatasync.
 //!
-//! 1. Its data: small new data becomes a record; all else is written in place and named by a record.
-//! 2. fsync (not fdatasync): time stamps that waited become a record. With `fdatasync=relog` also at
-//!    fdatasync.
+//! 1. Its data: small new data becomes a record; all else is written in place and named by a
+//!    record.
+//! 2. fsync (not fdatasync): time stamps that waited become a record. With `fdatasync=relog` also
+//!    at fdatasync.
 //! 3. If the inode's `commit_lsn` (fdatasync, unless `relog`: `datasync_lsn`) is not durable, the
 //!    log is forced to its head: everything that completed before the call is durable with it.
 //! 4. If no force was needed but data was written in place since the last flush: one device flush,
@@ -136,8 +137,9 @@ impl Syncer {
             self.synced.note(ino, self.engine.store().generation());
         }
         if !self.engine.store().data_flushed(p.write_seq) {
-            // Who writes to this file just now can share the flush: it begins when he has. Not before the number is read: a call
-            // whose data is durable already, or soon, would wait for his flush, too.
+            // Who writes to this file just now can share the flush: it begins when he has. Not
+            // before the number is read: a call whose data is durable already, or soon, would wait
+            // for his flush, too.
             drop(inode.wb.lock());
         }
         Ok(Wanted { lsn: if all { p.commit_lsn } else { p.datasync_lsn }, seq: p.write_seq })

@@ -22,17 +22,19 @@ fn log_record_bytes(pages: usize) -> u64 {
 }
 
 impl Syncer {
-    /// Puts the inode's dirty bytes into a record if they are few and new. Returns false if they must go in place.
+    /// Puts the inode's dirty bytes into a record if they are few and new. Returns false if they
+    /// must go in place.
     ///
-    /// New are bytes without a written block, bytes behind the logged size, and bytes of pages that are log-resident
-    /// already: those must be logged again, or replay would put the older record over them.
+    /// New are bytes without a written block, bytes behind the logged size, and bytes of pages that
+    /// are log-resident already: those must be logged again, or replay would put the older record
+    /// over them.
     pub(super) fn log_small_data(&self, inode: &Arc<Inode>) -> Result<bool> {
         let room = inode.pages.lock().dirty_count();
         if room > LOG_DATA_PAGES {
             return Ok(false);
         }
-        // Keeps a promise, as writeback does. For as many pages as are dirty now: many fsyncs at once would else hold a
-        // good part of a small log that none of them needs.
+        // Keeps a promise, as writeback does. For as many pages as are dirty now: many fsyncs at
+        // once would else hold a good part of a small log that none of them needs.
         let mut handle = self.engine.begin(log_record_bytes(room), 1, Class::Reclaim)?;
         let _wb = inode.wb.lock();
         let mut pages = inode.pages.lock();

@@ -24,7 +24,8 @@ impl Syncer {
             chunk.sort_by_key(|i| i.ino);
             let few = match self.log_times_of(&chunk) {
                 Ok(()) => continue,
-                // Many inodes may cost more tree nodes than a full image has; few at a time need few.
+                // Many inodes may cost more tree nodes than a full image has; few at a time need
+                // few.
                 Err(Error::Engine(kedge_base::Error::NoSpace)) => TIMES_INODES_FULL,
                 Err(_) => 1,
             };

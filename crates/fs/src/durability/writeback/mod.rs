@@ -1,27 +1,32 @@
 //! Writing file data in place, many inodes in one pass.
 //!
 //! # A pass
-//! reserve → lock the inodes' `wb` (ascending) → list unclean pages → map them, allocating for those without an extent,
-//! neighbours next to one another → sort by place, merge, copy pages into large buffers → one batch → one record that
-//! maps what is new, drops what was log-resident, and names the sizes → the pages are clean.
+//! reserve → lock the inodes' `wb` (ascending) → list unclean pages → map them, allocating for
+//! those without an extent, neighbours next to one another → sort by place, merge, copy pages into
+//! large buffers → one batch → one record that maps what is new, drops what was log-resident, and
+//! names the sizes → the pages are clean.
 //!
 //! # Plug
-//! A pass gathers the IO of up to `PASS_INODES` inodes before it submits any: files written one after the other lie side by
-//! side, so their 4 KiB become few large writes. No page or meta lock is held at submission, only `wb`, which nobody takes
-//! who might hold up the IO; a pass never waits for anything with IO gathered and not submitted; its size is bounded in
-//! pages, segments and inodes; pages count as written when their write has completed. With `noplug` nothing is
-//! merged or sorted across inodes, as in Linux before it plugged at a high level: it is kept to compare with.
+//! A pass gathers the IO of up to `PASS_INODES` inodes before it submits any: files written one
+//! after the other lie side by side, so their 4 KiB become few large writes. No page or meta lock
+//! is held at submission, only `wb`, which nobody takes who might hold up the IO; a pass never
+//! waits for anything with IO gathered and not submitted; its size is bounded in pages, segments
+//! and inodes; pages count as written when their write has completed. With `noplug` nothing is
+//! merged or sorted across inodes, as in Linux before it plugged at a high level: it is kept to
+//! compare with.
 //!
 //! # Durable writes
-//! An fsync whose data is one write gets it with one FUA write, instead of a write and a flush of the whole device. Nothing that
-//! was written before is made durable by that, so it is done only if nothing of this file waits for a flush; only beside few others of
-//! its kind, for a flush serves any number of files; and only by a call that is alone with its file: `wb` is held during the write and
-//! not during a flush, so that calls on one file are faster with a flush that they share. A durable write gets no number from the
-//! flusher: no barrier and no fsync has to flush for it.
+//! An fsync whose data is one write gets it with one FUA write, instead of a write and a flush of
+//! the whole device. Nothing that was written before is made durable by that, so it is done only if
+//! nothing of this file waits for a flush; only beside few others of its kind, for a flush serves
+//! any number of files; and only by a call that is alone with its file: `wb` is held during the
+//! write and not during a flush, so that calls on one file are faster with a flush that they share.
+//! A durable write gets no number from the flusher: no barrier and no fsync has to flush for it.
 //!
-//! A write that is durable on its own may have failed in the flush that a device without FUA makes of it, and what others had written
-//! is lost then. So its failure shuts the mount down as that of a flush does, unless nothing else was written while it ran and nothing
-//! had waited for a flush before.
+//! A write that is durable on its own may have failed in the flush that a device without FUA makes
+//! of it, and what others had written is lost then. So its failure shuts the mount down as that of
+//! a flush does, unless nothing else was written while it ran and nothing had waited for a flush
+//! before.
 //!
 //! # When a write fails
 //! 1. The device's answer to a write of several blocks does not say which it did not take. So its
@@ -44,11 +49,11 @@
 //!    and more; those who wait for the data do not.
 //!
 //! # Crash argument
-//! Extents and sizes are named only after their data IO has completed, and a log write that names them flushes the
-//! device first: no crash shows stale or foreign bytes. A `Drop` for log-resident bytes stands in the same record, so
-//! replay never puts old logged bytes over newer ones in place. Blocks allocated for a pass that a crash cuts off are
-//! nobody's: no record names them. A page's size is read after its bytes were copied, so no size ever covers bytes that
-//! were not written.
+//! Extents and sizes are named only after their data IO has completed, and a log write that names
+//! them flushes the device first: no crash shows stale or foreign bytes. A `Drop` for log-resident
+//! bytes stands in the same record, so replay never puts old logged bytes over newer ones in place.
+//! Blocks allocated for a pass that a crash cuts off are nobody's: no record names them. A page's
+//! size is read after its bytes were copied, so no size ever covers bytes that were not written.
 //!
 //! With failures: pages behind the recorded size wait for those before them, so that a record never
 //! names a size over bytes that are not there, nor a written block behind the size, which a file

@@ -17,7 +17,8 @@ impl Writeback {
     /// Writes pages of the inodes in place, in the order given. Pages dirtied meanwhile may stay
     /// dirty. What fails is tried once more, inode by inode; answers the first error of that.
     pub(crate) fn write(&self, inodes: &[Arc<Inode>], which: Which, class: Class) -> Result<()> {
-        // What is written here was promised when it became dirty: it may use what is kept back from new promises.
+        // What is written here was promised when it became dirty: it may use what is kept back from
+        // new promises.
         let class = if class == Class::Normal { Class::Reclaim } else { class };
         let kind = Kind { which, class, segments_max: PASS_SEGMENTS, durable: false, told: false };
         let mut result = Ok(());
