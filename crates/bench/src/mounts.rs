@@ -1,4 +1,4 @@
-//! The file systems under comparison, made anew and mounted on directories.
+//! The file systems under comparison, newly made and mounted on directories.
 
 use crate::shell::Shell;
 use anyhow::{Context, Result};

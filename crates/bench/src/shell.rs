@@ -81,7 +81,7 @@ impl Shell {
             "kedge" => self.kedge.clone(),
             _ => need(name)?,
         };
-        // Files rather than pipes: nobody has to empty them while we wait.
+        // Files instead of pipes, which would have to be read while we wait.
         let (out, err) = (self.dir.join("stdout"), self.dir.join("stderr"));
         let file = |path: &Path| File::create(path).with_context(|| format!("create {}", path.display()));
         let mut child = Command::new(program)

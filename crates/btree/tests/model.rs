@@ -1,5 +1,5 @@
-//! The tree against a sorted map: random operations, evictions, freezes, and each frozen state
-//! opened anew.
+//! The tree compared with a sorted map: random operations, evictions, freezes, and each frozen
+//! state opened as a second tree.
 #![allow(clippy::unwrap_used)]
 
 mod common;

@@ -1,4 +1,4 @@
-//! `kedge mount` returns when the mount is live, and leaves a process behind that serves it.
+//! `kedge mount` returns when the mount is live; a background process serves it.
 //!
 //! The parent executes this binary again instead of forking, because the tracing and engine state
 //! of a process with threads does not survive a fork. The child's standard output is a pipe to the

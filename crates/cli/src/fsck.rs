@@ -3,7 +3,7 @@
 //! //! | | what is checked | what is written |
 //! |---|---|---|
 //! | nothing, or `-n` | everything | nothing |
-//! | `-p`, `-a` | everything, unless the image was unmounted (`-f`: also then) | what nobody can miss: the log is replayed, counts, bitmaps and orphan items are corrected |
+//! | `-p`, `-a` | everything, unless the image was unmounted (`-f`: also then) | what loses nothing: the log is replayed; counts, bitmaps and orphan items are corrected |
 //! | `-y` | the same | everything that is needed for a clean image |
 //!
 //! It asks no questions, so it behaves the same with and without a terminal.

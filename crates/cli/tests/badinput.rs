@@ -319,8 +319,8 @@ fn an_image_that_is_somebody_elses() {
     assert_eq!(place.run("fsck disk.kedge").code, 0);
 }
 
-/// A directory that nobody can write to, root neither, showing `of`. Only root can make one; others
-/// have the mode bits.
+/// A directory showing `of` that no user can write to, not even root. Only root can make one; other
+/// users have the mode bits.
 struct ReadOnlyView<'a>(&'a Path);
 
 impl ReadOnlyView<'_> {

@@ -125,7 +125,7 @@ fn a_mount_that_names_an_image_does_not_block_it() {
     works(&place, "mkfs -f disk.kedge");
     fs::create_dir(place.path("mnt")).unwrap();
     works(&place, "mount disk.kedge mnt");
-    // What is true is still told: by root's own mount, found by the inode behind the loop device.
+    // A true mount is still reported: root's own, found by the inode of its loop device.
     let (code, text) = kedge(&place, "fsck disk.kedge");
     assert!(code == 8 && text.contains("disk.kedge is mounted on") && text.contains("/mnt"), "{text}");
     fs::hard_link(&image, place.path("other name")).unwrap();

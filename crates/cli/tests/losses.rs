@@ -77,7 +77,7 @@ fn a_fault_that_stays_is_said_by_all() {
     place.unmount_and_check("disk.kedge");
 }
 
-/// What the kernel still holds is written by an unmount, too, which would tell nobody.
+/// An unmount also writes what the kernel still caches, but would not report an error.
 #[test]
 fn what_the_kernel_could_not_pass_on_is_said() {
     if no_fuse() {
@@ -106,7 +106,7 @@ fn what_the_kernel_could_not_pass_on_is_said() {
     assert_eq!(place.run("fsck disk.kedge").code, 0);
 }
 
-/// The kernel has passed data on by itself, it was refused, and nobody has asked since.
+/// The kernel has passed data on by itself, it was refused, and no program has synced since.
 #[test]
 fn what_was_refused_in_the_background_is_said() {
     if no_fuse() {

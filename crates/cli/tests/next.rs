@@ -38,7 +38,7 @@ fn the_lock_of_one_that_ends_is_waited_for() {
     place.unmount();
 }
 
-/// umount(8). Somebody else who looks into a new mount keeps it busy for a moment, as any mount.
+/// umount(8). Another process that looks into a new mount keeps it busy for a moment, as any mount.
 fn umount(place: &Place) {
     for _ in 0..500 {
         let mut command = place.command("umount");

@@ -72,7 +72,7 @@ fn fill(path: &Path) {
     file.sync_all().unwrap();
 }
 
-/// Writes `bytes` at `offset` as one who checks every answer would. `Ok`: all of it is durable.
+/// Writes `bytes` at `offset` as a program that checks every answer. `Ok`: all of it is durable.
 fn keep(path: &Path, promise: Promise, offset: u64, bytes: &kedge_base::IoBuf) -> io::Result<()> {
     let flags = match promise {
         Promise::OpenSync => libc::O_SYNC,
@@ -114,7 +114,7 @@ fn full_image(options: &str) {
     rustix::fs::syncfs(File::open(place.path("mnt")).unwrap()).unwrap();
     fill(&place.path("mnt/filler"));
 
-    // A log that grows: whoever is told by write(2) or fsync(2) of all of it, finds it.
+    // A log that grows: what write(2) and fsync(2) have confirmed is there.
     let mut log = OpenOptions::new().append(true).open(place.path("mnt/log")).unwrap();
     let mut length = 6000;
     let told = log.write(&[b'm'; 500_000]).and_then(|n| {
@@ -178,8 +178,8 @@ fn failing_device(options: &str) {
         "{failed}"
     );
 
-    // It is mended. Somebody may still have to be told of what went wrong before; what is made sure
-    // of then is there.
+    // The device works again. An earlier failure may still have to be reported; what is made
+    // durable after that is there.
     std::fs::remove_file(place.path("faults")).unwrap();
     for promise in PROMISES {
         if let Err(e) = keep(&path(promise), promise, 0, &new) {

@@ -7,8 +7,8 @@
 //! answered with success, all that was written is there.
 //!
 //! Below a writeback cache a failed sync gives up what was written before: the kernel takes the
-//! pages for clean. There the kernel also tells nobody what it could not write while it unmounts,
-//! so that only the syncs are judged.
+//! pages for clean. There the kernel also does not report what it could not write during an
+//! unmount, so only the syncs are checked.
 
 #![allow(clippy::unwrap_used)]
 

@@ -56,7 +56,7 @@ impl Content {
     /// The name of data without a known signature.
     pub const UNKNOWN: &'static str = "data of an unknown kind";
 
-    /// Judges by the first [`HEAD_BYTES`] of a device.
+    /// Recognises the contents by the first [`HEAD_BYTES`] of a device.
     pub fn of(head: &[u8]) -> Content {
         let has = |offset: usize, magic: &[u8]| head.get(offset..).is_some_and(|at| at.starts_with(magic));
         let slots = SLOTS.map(|slot| slot.byte_offset() as usize);

@@ -140,7 +140,7 @@ fn content_and_size() {
         let want: String = (0..100).map(|i| format!("{i:03}")).collect();
         assert_eq!(fs::read_to_string(m.path("f")).unwrap(), want);
 
-        // Cut and grown: zeros behind the cut.
+        // Cut and grown: zeros after the cut.
         let f = OpenOptions::new().read(true).write(true).open(m.path("f")).unwrap();
         f.set_len(10).unwrap();
         f.set_len(20).unwrap();

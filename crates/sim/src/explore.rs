@@ -213,7 +213,7 @@ impl Explorer {
         self
     }
 
-    /// Explores one workload; answers the first violation. `only`: no state but this one is judged.
+    /// Explores one workload; returns the first violation. `only`: only this state is checked.
     pub fn explore(&mut self, workload: &Workload, only: Option<u64>) -> Option<Box<Failure>> {
         self.tally.workloads += 1;
         let mut at = (None, String::new());

@@ -36,7 +36,7 @@ fn what_was_synced_must_be_there_and_the_rest_may() {
     mixed[16..24].copy_from_slice(&second[8..]);
     file.all_settled().check(&mixed).unwrap();
     file.all_settled().check(&first).unwrap_err();
-    // Bytes of nobody, of another place, of another file.
+    // Bytes that no write made, of another place, of another file.
     mixed[32] ^= 1;
     file.check(&mixed).unwrap_err();
     file.check(&[&first[8..], &first[..8]].concat()).unwrap_err();

@@ -235,7 +235,7 @@ impl Model {
     /// after each operation, or never. Inodes without a name are left out.
     ///
     /// # Errors
-    /// A ctime, which nobody can set, that is not of the clock: before `from` or behind `to`.
+    /// A ctime, which cannot be set, that is not of the clock: before `from` or after `to`.
     pub fn learn_times(
         &mut self,
         (from, to): (Timespec, Timespec),

@@ -4,20 +4,21 @@
 //! A *run* is one workload under one [`Fault`]. Each thread owns files whose bytes go into a
 //! [`ledger`](crate::ledger) and makes entries in a directory of its own; threads also fsync one
 //! another's files. Afterwards everything is fsynced, the device is healed, everything is fsynced
-//! again, and the file system is closed. Media are judged as of power failures in the middle, after
-//! the first fsyncs and after the second, and as of the end.
+//! again, and the file system is closed. Media are checked as after a power failure in the middle,
+//! after the first fsyncs and after the second, and at the end.
 //!
 //! What must hold:
 //! 1. *No loss.* What an fsync, a sync or close answered with success is on every medium taken
-//!    after the answer, and no medium holds bytes that nobody wrote there.
-//! 2. *No lie.* A request of the device that failed with a file's data is told to somebody whom it
-//!    concerns: to a call on that file or on all files, to all by a shutdown, or by the counter of
-//!    writes that succeeded elsewhere. Only a close that wrote the data once more and answers
+//!    after the answer, and no medium holds bytes that were never written there.
+//! 2. *No lie.* A request of the device that failed with a file's data is reported to a caller whom
+//!    it concerns: to a call on that file or on all files, to all by a shutdown, or by the counter
+//!    of writes that succeeded elsewhere. Only a close that wrote the data once more and answers
 //!    success may keep it to itself. A failed log write or flush shuts the file system down. A live
 //!    read answers what was written last.
 //! 3. *No innocent victim.* A call fails only if the device failed a request for metadata or for
 //!    the call's own file, since the call began or, for an fsync, since the last one that
-//!    succeeded, or before that and nobody has been told; or if the file system is shut down.
+//!    succeeded, or before that and the failure has not been reported; or if the file system is
+//!    shut down.
 //! 4. *No hang.* Calls end as long as the device answers, and nothing retries in a hot loop.
 //! 5. *It heals.* When the device is well again and the file system is not shut down, the second
 //!    fsync succeeds: the first one may still tell of the past.
@@ -44,7 +45,7 @@ pub enum Fault {
     Once(OpKind),
     /// One write, a part of which lands.
     Torn,
-    /// One write, which fails only when others have come up behind it.
+    /// One write, which fails only when others have queued after it.
     HeldWrite,
     /// One flush, and what it should have covered is lost.
     LostFlush,

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// Files up to this size are read whole, larger ones where SEEK_DATA says that there is data.
 const READ_WHOLE_MAX: u64 = 8 << 20;
-/// Entries per readdir call: small, so that going on behind a cookie is tested all the time.
+/// Entries per readdir call: few, so that continuing from a cookie is tested all the time.
 const READDIR_BATCH: usize = 7;
 
 /// An inode as found.

@@ -170,8 +170,7 @@ fn path(path: &str) -> String {
     path.to_owned()
 }
 
-/// Puts operations one behind the other, together with what they need. The model says what is
-/// there.
+/// Appends operations one after another, together with what they need. The model says what exists.
 struct Script {
     model: Model,
     ops: Vec<Op>,

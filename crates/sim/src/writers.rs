@@ -9,7 +9,7 @@
 //! until then:
 //! 1. A file whose fsync was acknowledged is there, once, under the name it had then or a later
 //!    one, with at least the bytes it had then.
-//! 2. No file has bytes that it was never given: behind the acknowledged length each byte is its
+//! 2. No file has bytes that it was never given: beyond the acknowledged length each byte is its
 //!    own or zero.
 //! 3. A file whose removal was acknowledged (by fsync of the directory) is gone.
 //! 4. A slot always holds one whole version, not older than the acknowledged one, and is never

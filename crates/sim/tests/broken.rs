@@ -347,7 +347,7 @@ fn unwritten_size() -> Result<(), String> {
     for state in tape.device.recording().states(StatePlan { subsets: 8, torn: 0, ..StatePlan::default() }) {
         let said = format!("{state:?}");
         let (_, fs) = recover(state.medium, &tape.setup)?;
-        // Not there yet: nothing to judge.
+        // Not there yet: nothing to check.
         if let Ok(bytes) = InProcess(fs.clone()).read("a")
             && bytes != Fill::Seed(1).bytes(0, bytes.len())
         {

@@ -117,7 +117,7 @@ fn lost_age(load: Load, commit: Duration, seed: u64) -> Result<Duration, String>
     let (inner, inner_stop) = (fs.clone(), stop.clone());
     let writer = kedge_base::spawn_named("writer", move || run_load(&inner, &clock, load, &inner_stop))
         .map_err(|e| e.to_string())?;
-    // Somewhere from before the second tick to behind the third; if the timer starts late, before
+    // Somewhere from before the second tick to after the third; if the timer starts late, before
     // its first.
     let span = if matches!(load, Load::LateFlood) { COMMIT / 4 } else { COMMIT * 2 };
     let at = COMMIT + SLACK + Duration::from_millis(100) + rng.random_range(Duration::ZERO..span);
@@ -125,7 +125,7 @@ fn lost_age(load: Load, commit: Duration, seed: u64) -> Result<Duration, String>
     let crash = clock.monotonic();
     let medium = device.crash(rng.random());
     stop.store(true, Ordering::Relaxed);
-    // The power is off; what the writer and the timer still do reaches nobody.
+    // The power is off; what the writer and the timer still do has no effect.
     let done = writer.join().map_err(|p| rig::panic_text(&*p))??;
     let _ = fs.shutdown(false);
     rig::fsck(medium.fork())?;

@@ -1,16 +1,16 @@
 //! The device fails one request, or fails from then on in one place or altogether, or answers late:
-//! whoever is answered gets an error, nobody is lied to. Whatever was answered, the media are
-//! judged at the end of each run.
+//! callers that are affected get an error, and no caller gets a false success. Whatever was
+//! answered, the media are checked at the end of each run.
 //!
 //! 1. A failed flush or log write shuts the file system down: every later change and fsync answers
 //!    EIO.
-//! 2. A failed data write is told to the fsync of that file and to nobody else; a failed read to
-//!    its reader. So a call other than an fsync or sync fails only if a request failed during the
-//!    call, or after a shutdown.
+//! 2. A failed data write is reported to the fsync of that file and to no other call; a failed read
+//!    to its reader. So a call other than an fsync or sync fails only if a request failed during
+//!    the call, or after a shutdown.
 //! 3. Whatever was acknowledged before and after is there after a remount, with or without a power
 //!    failure.
-//! 4. A request that is late is no fault: nobody gets an error. What was acknowledged by the time
-//!    it waits is there if power fails then, so nobody was answered on its behalf before it was
+//! 4. A request that is late is no fault: no call gets an error. What was acknowledged by the time
+//!    it waits is there if power fails then, so no call was answered on its behalf before it was
 //!    done.
 
 mod common;
@@ -375,7 +375,7 @@ fn every_request_fails_once() {
     assert!(late > 20 * of_each && cut > late / 2, "{cut} power failures in {late} late requests");
 }
 
-/// Names that nobody changes: with these the tree is larger than what is kept of it.
+/// Names that do not change: with these the tree is larger than its cache.
 fn filled(setup: &Setup, (medium, mut model): (MemDevice, Model)) -> Result<(MemDevice, Model), String> {
     let device = Arc::new(SimDevice::new(medium));
     device.stop_recording();

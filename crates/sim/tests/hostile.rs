@@ -1,8 +1,6 @@
-//! Images made by somebody who knows the format, judged under a limit of memory.
-//!
-//! Each image is judged in a child process that may use 1 GiB, so that an allocation of absurd size
-//! ends in an abort that the parent sees, and a hang can be ended. The parent goes on behind the
-//! image at which a child died.
+//! Crafted images, checked under a limit of memory. Each image is checked in a child process that
+//! may use 1 GiB, so that an allocation of absurd size ends in an abort that the parent sees, and a
+//! hang can be ended. The parent goes on behind the image at which a child died.
 //!
 //! `KEDGE_HOSTILE_IMAGES` sets how many (10,000 before a release), `KEDGE_SEED` the first seed. A
 //! seed is an image: to look at one again, give it and ask for one.
@@ -27,7 +25,8 @@ use std::time::Duration;
 const IMAGES: u64 = 300;
 /// What all mounts and checks of an image may use together.
 const MEMORY: u64 = 1 << 30;
-/// A hundred times what the slowest image takes on an idle machine: ends a hang, judges no speed.
+/// A hundred times what the slowest image takes on an idle machine: it ends a hang and does not
+/// measure speed.
 const LIMIT: Duration = Duration::from_secs(120);
 /// One cause has many images.
 const FAILURES_MAX: usize = 40;
@@ -70,7 +69,7 @@ struct Counts {
     repaired: u64,
 }
 
-/// Watches a child judge the images from `from` on. Answers where to go on.
+/// Watches a child check the images from `from` on. Returns where to continue.
 fn watch(from: u64, end: u64, failures: &mut Vec<String>, counts: &mut Counts) -> u64 {
     let test = "hostile_images_neither_harm_the_process_nor_divide_fsck_and_mount";
     let mut child = Command::new(std::env::current_exe().expect("a test has a program"))
@@ -150,7 +149,7 @@ fn lines_of(stream: Option<impl std::io::Read + Send + 'static>) -> Receiver<Str
     receive
 }
 
-/// Judges images and tells of each on standard output, a line at a time.
+/// Checks images and reports each on standard output, a line at a time.
 fn child(range: &str) {
     let (from, end) = range.split_once(' ').expect("two numbers");
     let (from, end): (u64, u64) = (from.parse().expect("a number"), end.parse().expect("a number"));

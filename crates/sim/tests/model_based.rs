@@ -48,7 +48,7 @@ fn crashes_with_a_small_log_and_cache() {
     }
 }
 
-/// One directory with many names: leaves split, hashes meet, readdir goes on behind cookies.
+/// One directory with many names: leaves split, hashes meet, readdir continues from cookies.
 #[test]
 fn large_files_and_many_names() {
     for seed in seeds(3) {

@@ -1,4 +1,4 @@
-//! Sweeps over devices that fail, each run judged by the rules of [`kedge_sim::trouble`]: threads,
+//! Sweeps over devices that fail, each run checked by the rules of [`kedge_sim::trouble`]: threads,
 //! small caches, a tree larger than its cache, the commit timer and the flushers.
 //!
 //! Each sweep prints its counts. `KEDGE_FAULT=BadBlock` takes the faults whose names contain the

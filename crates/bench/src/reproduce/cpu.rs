@@ -31,7 +31,7 @@ impl Cpu {
     }
 }
 
-/// The fields behind the name, which may itself contain spaces and parentheses.
+/// The fields after the name, which may itself contain spaces and parentheses.
 fn parse(stat: &str) -> Option<Cpu> {
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
     let mut seconds = || Some(fields.next()?.parse::<f64>().ok()? / TICKS_PER_SECOND);

@@ -122,7 +122,7 @@ impl Client {
         let mut at = 0;
         for i in 0..WRITES {
             at += self.write(file, at)?;
-            // The load file flushes between the writes of a document, never behind its rename.
+            // The load file flushes between the writes of a document, never after its rename.
             if i == WRITES / 2 && self.rng.random_bool(0.65) {
                 self.timed(FLUSH, |fs| fs.fsync(file, false))?;
             }

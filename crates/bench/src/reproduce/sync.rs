@@ -76,7 +76,7 @@ impl Made {
         Ok(Made { library: Library::on(device, &FormatOptions::default(), options)?, image })
     }
 
-    /// Nobody needs what is in it: closing would write it all.
+    /// Its contents are not needed, and closing would write all of them.
     fn end(self) -> Result<()> {
         drop(self.library);
         Ok(std::fs::remove_file(self.image)?)

@@ -120,7 +120,7 @@ fn fresh<R>(run: &Run<'_>, tree_lock: TreeLock, body: impl FnOnce(&Library) -> R
     let options = MountOptions { tree_lock, cache_size: CACHE, ..MountOptions::default() };
     let library = Library::on(device, &FormatOptions::default(), options)?;
     let answer = body(&library);
-    // Nobody needs what is in it: closing would write it all.
+    // Its contents are not needed, and closing would write all of them.
     drop(library);
     std::fs::remove_file(image)?;
     answer

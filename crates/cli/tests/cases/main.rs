@@ -127,8 +127,8 @@ fn run_all(cases: Vec<Case>, options: &'static str) {
     assert!(failures.is_empty(), "{} cases fail:\n{}", failures.len(), failures.join("\n\n"));
 }
 
-/// Below a writeback cache all bytes are in the kernel's pages until somebody syncs them, not those
-/// alone that were stored through a mapping.
+/// With a writeback cache all bytes stay in the kernel's pages until they are synced, not only
+/// those that were stored through a mapping.
 #[test]
 fn bytes_alone_hold_below_a_writeback_cache_too() {
     if no_fuse() {

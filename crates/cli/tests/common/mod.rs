@@ -48,7 +48,7 @@ pub fn tool(mut command: Command, package: &str, limit: Duration) -> String {
     out
 }
 
-/// Whether the person who runs the tests has asked for those amounts that take minutes.
+/// Whether the large amounts are requested, which take minutes.
 pub fn full() -> bool {
     std::env::var_os("KEDGE_FULL").is_some_and(|v| v == "1")
 }
@@ -138,8 +138,9 @@ impl Place {
         panic!("mnt stays in use");
     }
 
-    /// [`Place::unmount_and_check`] behind a writeback cache some of whose data was refused, which
-    /// programs have been told: the unmount says so too, or there was nothing left to say.
+    /// [`Place::unmount_and_check`] after a writeback cache some of whose data was refused.
+    /// Programs have got the error; the unmount reports it too, or there was nothing left to
+    /// report.
     #[track_caller]
     pub fn unmount_refused_and_check(&self, image: &str) {
         let said = "unmounted, but data that was written to it could not be kept";

@@ -83,8 +83,7 @@ impl SimDevice {
         }
     }
 
-    /// Replaces the plan, counts from zero, and starts the random choices anew from the plan's
-    /// seed.
+    /// Replaces the plan, counts from zero, and restarts the random choices from the plan's seed.
     pub fn set_plan(&self, plan: FaultPlan) {
         let mut state = self.state.lock();
         state.rng = SmallRng::seed_from_u64(plan.seed);

@@ -325,7 +325,7 @@ fn a_lost_flush_is_not_made_good_by_the_next() {
     let image = device.crash_as(Choice::None);
     assert!(block(&image, 0) == [0; BLOCK_SIZE] && block(&image, 1) == [2; BLOCK_SIZE]);
     assert!(block(&device.view(), 0) == [1; BLOCK_SIZE], "reads do not tell");
-    // Writing it anew does.
+    // Writing it again does.
     device.write(0, &filled(3), false).unwrap();
     device.flush().unwrap();
     assert!((0..50).all(|s| block(&device.crash(s), 0) == [3; BLOCK_SIZE]));

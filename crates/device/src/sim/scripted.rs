@@ -3,9 +3,9 @@
 //!
 //! Each line of the file is a fault, `KIND ERRNO COUNT BYTES`: requests of a kind (`read`, `write`,
 //! `flush`) fail with the error number, COUNT of them, or all if COUNT is 0. Of writes only those
-//! with a block that begins with BYTES; `*`: all. While there is no such file nothing fails. What
-//! has failed is counted by line, anew when the file's text changes, and noted in a file beside it,
-//! `NAME.struck`, a line for each request.
+//! with a block that begins with BYTES; `*`: all. While there is no such file nothing fails.
+//! Failures are counted by line, from zero when the file's text changes, and recorded in a file
+//! beside it, `NAME.struck`, a line for each request.
 
 use super::OpKind;
 use crate::request::submit_inline;

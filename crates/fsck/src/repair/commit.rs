@@ -111,8 +111,7 @@ impl Job<'_> {
             geometry.label.pop();
         }
         let base = &self.base_sb.checkpoint;
-        // A log write of an epoch above the slot's, whoever made it, would say that a newer slot is
-        // lost.
+        // Any log write of an epoch above the slot's would say that a newer slot is lost.
         let newest = newest_epoch(&**self.device, &geometry)?.unwrap_or(base.epoch).max(base.epoch);
         let epoch = newest.0.checked_add(2).filter(|epoch| *epoch <= OPEN_MAX);
         let epoch = epoch.ok_or_else(|| Error::invalid("epochs are used up"))?;
@@ -151,7 +150,7 @@ impl Job<'_> {
                 push_runs(&mut runs, group * GROUP_BLOCKS + i * 64, written & carry);
             }
             for (start, blocks) in runs {
-                // Below the data area lies what this checkpoint writes anew.
+                // What lies below the data area is rewritten by this checkpoint.
                 let (mut at, end) = (start.0.max(g.data_start.0), start.0 + blocks);
                 while at < end {
                     let count = CARRY_BLOCKS.min(end - at);

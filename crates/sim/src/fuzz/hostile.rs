@@ -120,8 +120,8 @@ pub fn image(seed: u64) -> Hostile {
     Hostile { medium: liar.medium, lies: liar.lies }
 }
 
-/// The image that lost power, with a log write of these edits behind its last one. `edits` counts
-/// what `bytes` hold.
+/// The image that lost power, with a log write of these edits after its last one. `edits` is the
+/// number of edits in `bytes`.
 pub fn with_edits(edits: u16, bytes: &[u8]) -> MemDevice {
     let mut liar = Liar::of(0, 0);
     let mut record = vec![1, 0];

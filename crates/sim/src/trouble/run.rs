@@ -28,7 +28,7 @@ const REQUESTS_PER_CALL_MAX: u64 = 100_000;
 /// Without any call ending: only turns a hang into a finding.
 const HANG: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(1);
-/// Looks at a held request before it is let go, so that others come up behind it.
+/// Polls of a held request before it is released, so that others queue after it.
 const HELD_POLLS: u32 = 6;
 
 /// The entries that a thread made.
@@ -381,7 +381,7 @@ fn sync_all(shared: &Shared) -> bool {
 fn ending(shared: &Arc<Shared>, seed: u64, heal: bool, media: &mut Media) -> Result<(), (Class, String)> {
     let device = shared.device.clone();
     watched(shared, sync_all)?;
-    // Nobody writes any more, so what is acknowledged before is all there is to find.
+    // No thread writes any more, so everything to be found was acknowledged before.
     let acked = shared.books();
     let taken = device.crash(seed);
     media.push(medium("power failure after the fsyncs", taken, acked.before(&shared.books())));
@@ -446,7 +446,7 @@ fn try_run(stage: &Stage, scene: &Scene, fault: Fault, seed: u64, report: &mut R
     if let Err((class, e)) = ended {
         report.find(class, e);
         if class == Class::Hang {
-            // Its threads stay; the calls that did end are judged all the same.
+            // Its threads stay; the calls that did end are checked all the same.
             device.set_plan(FaultPlan::new(0).fail_from(0, crate::ops::errno::EIO));
         }
     }

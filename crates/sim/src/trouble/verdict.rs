@@ -49,7 +49,7 @@ impl Call {
 enum Hit {
     /// The log, a flush, a superblock: nothing may go on.
     Deadly,
-    /// A node of the tree, or a read: whoever needs it.
+    /// A node of the tree, or a read: any call that needs it.
     Anybody,
     Data(BTreeSet<usize>),
 }
