@@ -1,6 +1,8 @@
 //! Locks with ranks: a thread takes locks in ascending rank only. Debug builds assert it; release
-//! builds pay nothing. [`Rank::ALL`] defines the lock order. The table in `docs/ARCHITECTURE.md`,
-//! "Lock order", is generated from it (`cargo xtask docs`).
+//! builds pay nothing.
+//!
+//! [`Rank::ALL`] defines the lock order. The table in `docs/ARCHITECTURE.md`, "Lock order", is
+//! generated from it (`cargo xtask docs`).
 //!
 //! Two locks of one rank may be held together only when their `order` keys ascend: for the locks of
 //! an inode that key is the inode number. The latches of the tree have no rank: the tree takes a

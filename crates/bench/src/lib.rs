@@ -11,6 +11,7 @@
 //! library                  loops in this process, on the library or through std::fs
 //! mounts, place, shell     mounts, the directory and machine, commands: whatever has to be undone
 //! ```
+//!
 //! # Rules of measurement
 //! 1. Contestants take turns (A B A B …), so that a machine that slows down slows all of them. The
 //!    median stands for the rounds; the spread is printed beside it.

@@ -1,4 +1,5 @@
 //! `kedge fsck`: checks an image as recovery would leave it, and repairs it on request.
+//!
 //! # Modes
 //! //! | | what is checked | what is written |
 //! |---|---|---|

@@ -1,5 +1,6 @@
 //! Checks of relations between inodes, once all items have been seen: names and their targets, link
 //! counts, parents, reachability, orphans, and the superblock's counts of them.
+//!
 //! # What is not reported when parts of the tree are lost
 //! Names and inodes that could not be read are not "missing". So if parts are lost, a count is
 //! wrong only when what *was* seen already exceeds it, and a target or orphan is missing only when

@@ -1,4 +1,5 @@
 //! Which images are mounted where, by `/proc/self/mountinfo`.
+//!
 //! # What is trusted
 //! With the set-user-id helper any user can mount a FUSE server of their own and let it name any
 //! source. So:

@@ -1,5 +1,6 @@
 //! The server of one mount: what it negotiates with the kernel, and the handling common to all
 //! requests.
+//!
 //! # What is negotiated at INIT, and why
 //! - **Node ids are inode numbers.** Inode numbers are never reused, so the generation is always 1
 //!   and a file handle of an NFS server stays good for the life of the image.

@@ -19,6 +19,7 @@
 //! | @G | yes | ok | same  | expected  | above slot's |     | corrupt: the same |
 //! | @H | yes | ok | same  | expected  | fine         | bad | corrupt: no crash composes such a write |
 //! | @I | yes | ok | same  | expected  | fine         | ok  | take |
+//!
 //! # Beyond the stop
 //! | row | header | hashes | epoch | LSN | tail | durable LSN | then |
 //! |---|---|---|---|---|---|---|---|

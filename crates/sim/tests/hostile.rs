@@ -1,6 +1,8 @@
-//! Crafted images, checked under a limit of memory. Each image is checked in a child process that
-//! may use 1 GiB, so that an allocation of absurd size ends in an abort that the parent sees, and a
-//! hang can be ended. The parent goes on behind the image at which a child died.
+//! Crafted images, checked under a limit of memory.
+//!
+//! Each image is checked in a child process that may use 1 GiB, so that an allocation of absurd
+//! size ends in an abort that the parent sees, and a hang can be ended. The parent continues after
+//! the image at which a child died.
 //!
 //! `KEDGE_HOSTILE_IMAGES` sets how many (10,000 before a release), `KEDGE_SEED` the first seed. A
 //! seed is an image: to look at one again, give it and ask for one.

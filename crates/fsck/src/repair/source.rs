@@ -11,6 +11,7 @@
 //!    such end is a state in which the image once was. So a record that does not replay is given up
 //!    with all later ones: skipping it would make a state that never existed.
 //! 3. If not even the part below the checkpoint's cut can be read: none.
+//!
 //! # What giving up costs besides the records
 //! A block that a lost record freed may have been taken by another file since. Its bytes are then
 //! not those of the file to which the older state gives it. If a record that was given up can still
