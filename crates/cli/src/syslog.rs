@@ -11,6 +11,6 @@ pub fn error(text: &str) {
     let line = format!("<{DAEMON_ERROR}>kedge[{}]: {}", std::process::id(), crate::one_line(text));
     let sent = UnixDatagram::unbound().and_then(|socket| socket.send_to(line.as_bytes(), "/dev/log"));
     if let Err(e) = sent {
-        tracing::debug!("not told to the system's log: {e}");
+        tracing::debug!("not sent to the system log: {e}");
     }
 }

@@ -109,7 +109,7 @@ crate::layout::layout!(LAYOUT: RawHeader, HEADER_SIZE, {
     lsn: 40, 8, "of this header";
     tail_lsn: 48, 8, "when the write was composed";
     durable_lsn: 56, 8, "when the write was composed";
-    payload_bytes: 64, 4, "frames behind the header";
+    payload_bytes: 64, 4, "frames after the header";
     records: 68, 4, "count";
     body: 72, 8, "SipHash-1-3 of the frames, under `log_secret`";
     tag: 80, 8, "SipHash-2-4 of the header with `crc` and `tag` as zero, under `log_secret`";

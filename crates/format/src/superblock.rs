@@ -484,7 +484,7 @@ impl Superblock {
         // be more of them than the areas need.
         let needed: u64 = FIRST_AREA + areas.iter().map(|(_, blocks)| blocks).sum::<u64>();
         if g.data_start.0 > needed + GROUP_BLOCKS {
-            return Err("data area far behind the others");
+            return Err("data area far beyond the others");
         }
         if g.data_start.0 < at || g.data_start.0 >= g.total_blocks || g.data_start.0 % NODE_BLOCKS != 0 {
             return Err("data area outside the image");

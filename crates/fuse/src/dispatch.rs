@@ -506,7 +506,7 @@ impl<O: Ops> Server<O> {
         // If the other thread is gone, the job comes back in the error, and dropping its reply
         // answers EIO.
         if self.seeks.send(SeekJob { reply, ino: node, offset, kind }).is_err() {
-            tracing::error!("nobody serves lseek");
+            tracing::error!("no thread serves lseek");
         }
     }
 

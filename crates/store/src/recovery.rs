@@ -463,7 +463,7 @@ impl Recovery {
                 Err(e) => return Err(e),
             }
         }
-        Err(unplaced(ino, place, first_error.expect("it ends early only behind an error")))
+        Err(unplaced(ino, place, first_error.expect("it ends early only after an error")))
     }
 
     fn find_extent(&self, ino: Ino, file_block: u64) -> Result<Option<(u64, ExtentItem)>> {

@@ -246,7 +246,7 @@ impl Job<'_> {
             && let Some(kind) = unsafe_kind
         {
             let kind = kind.name();
-            let message = format!("{kind}: run fsck -y to repair it, at the price of what cannot be read");
+            let message = format!("{kind}: run fsck -y to repair it; what cannot be read is lost");
             return (before, Ok((Ending::Left, message, None)));
         }
         let outcome = self.repair(&source, judged, base_owned, repairs, progress).and_then(|new| match new {

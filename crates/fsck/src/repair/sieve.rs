@@ -189,7 +189,7 @@ impl<'a> Sieve<'a> {
         let (extent, first, g) = (item.extent(), key.offset, self.geometry);
         let shown = format!("extent of {} blocks at block {}", extent.blocks, extent.start);
         if first.checked_add(extent.blocks).is_none_or(|end| end > FILE_BLOCKS_MAX) {
-            return drop(format!("{shown}, behind the largest file size"));
+            return drop(format!("{shown}, beyond the largest file size"));
         }
         if extent.start < g.data_start || extent.end().0 > g.total_blocks {
             return drop(format!("{shown}, outside the data area"));
