@@ -51,7 +51,7 @@ pub enum Fault {
     LostFlush,
     /// A block that turns bad.
     BadBlock(OpKind),
-    /// One of [`BAD_RANGES`] pieces of the place for data, from the start.
+    /// One of `BAD_RANGES` pieces of the place for data, from the start.
     BadRange(OpKind),
     /// One request of a kind in so many.
     Sometimes(OpKind, u32),
