@@ -55,18 +55,21 @@ fn ms(of: &Value, name: &str) -> f64 {
     number(of, name) as f64 / 1e6
 }
 
-/// The transactions, in the form of jbd2's statistics. A transaction lies between the cuts of two
-/// checkpoints.
+/// The transactions, in the form of jbd2's statistics: log writes that were asked for. Checkpoints
+/// have a line of their own, and the averages are of checkpoints.
 fn transactions(t: &Value) -> String {
     format!(
         "{} transactions ({} requested), each up to {} blocks\n\
-         average:\n  {:.3}ms waiting for log space\n  {:.3}ms running transaction\n  {:.3}ms transaction was being locked\n  \
-         {:.3}ms flushing data and log\n  {:.3}ms logging transaction\n  {:.3}ms transaction commit time\n  \
-         {} handles per transaction\n  {} blocks per transaction\n  {} logged blocks per transaction\n\
+         {} checkpoints ({} requested)\n\
+         average of a checkpoint:\n  {:.3}ms waiting for log space\n  {:.3}ms since the cut before\n  {:.3}ms locked\n  \
+         {:.3}ms flushing data and log\n  {:.3}ms writing nodes and bitmaps\n  {:.3}ms in all\n  \
+         {} handles per checkpoint\n  {} blocks per checkpoint\n  {} logged blocks per checkpoint\n\
          {} waits for log space, {:.3}ms in all\n\n",
-        number(t, "count"),
-        number(t, "requested"),
+        number(t, "commits"),
+        number(t, "commits_requested"),
         number(t, "blocks_max"),
+        number(t, "checkpoints"),
+        number(t, "checkpoints_requested"),
         ms(t, "waiting_avg_ns"),
         ms(t, "running_avg_ns"),
         ms(t, "locked_avg_ns"),

@@ -159,7 +159,7 @@ fn options_change_while_mounted() {
 
     write_and_fsync(&place.path("mnt/f"), b"x");
     let text = place.run("stats mnt").ok();
-    assert!(text.contains(" transactions (") && text.contains("handles per transaction"), "{text}");
+    assert!(text.contains(" transactions (") && text.contains("handles per checkpoint"), "{text}");
     let slow = place.run("stats --slow-fsync mnt").ok();
     assert!(slow.contains("log write") && slow.lines().count() >= 2, "{slow}");
     place.run("umount mnt").ok();

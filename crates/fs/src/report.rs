@@ -79,6 +79,7 @@ impl Fs {
             "ring_bytes": space.ring_bytes,
             "used_bytes": space.used_bytes,
             "reserved_bytes": space.reserved_bytes,
+            "reserved_bytes_max": space.reserved_bytes_max,
             "promised_bytes": space.promised_bytes,
             "free_percent": space.free_percent,
             "forces": forces,
@@ -121,8 +122,10 @@ impl Fs {
         })
     }
 
-    /// What jbd2 tells of its transactions: a transaction is what lies between two checkpoints'
-    /// cuts.
+    /// What jbd2 reports of its transactions, as two numbers. A *commit* is a log write that an
+    /// operation, a sync or the commit timer asked for, which is what jbd2 counts as a transaction.
+    /// It is requested unless only the timer asked for it. A *checkpoint* writes in place what lies
+    /// between two cuts. The averages are of checkpoints.
     fn transactions_value(&self) -> Value {
         let s = self.engine().store().stats();
         let log = self.engine().store().log().stats();
@@ -133,8 +136,10 @@ impl Fs {
         let mean = |h: &Histogram| h.snapshot().average() as u64;
         let stalls = log.space_stalls.snapshot();
         json!({
-            "count": count,
-            "requested": count - by_cause(CheckpointCause::Background),
+            "commits": log.commits.get(),
+            "commits_requested": log.commits_requested.get(),
+            "checkpoints": count,
+            "checkpoints_requested": count - by_cause(CheckpointCause::Background),
             "blocks_max": self.engine().store().geometry().log_bytes() / block,
             "waiting_avg_ns": per(stalls.sum),
             "running_avg_ns": mean(&s.running_ns),

@@ -155,7 +155,7 @@ fn fsyncs_beside_a_checkpoint_are_counted_by_themselves() {
     let options = MountOptions { async_checkpoint: None, ..MountOptions::default() };
     let fs = FileSystem::open(device, clock, options).unwrap();
     let meanwhile = || count(&fs, "checkpoint.fsync_meanwhile_ns.count");
-    let checkpoints = || count(&fs, "transactions.count");
+    let checkpoints = || count(&fs, "transactions.checkpoints");
     let file = fs.create(Ino::ROOT, b"f", 0o644, Owner::default()).unwrap().ino;
     fs.checkpoint().unwrap();
     let before = checkpoints();

@@ -3,6 +3,7 @@
 //! The buffer is always zero from `used` on: it grows with zeros and shrinks only to block
 //! boundaries. So padding needs no work when the batch is sealed.
 
+use crate::ForceCause;
 use kedge_base::{BLOCK_SIZE, Epoch, IoBuf, Lsn};
 use kedge_format::logwrite::{FRAME_SIZE, HEADER_SIZE, LogKey, WriteHeader};
 
@@ -16,12 +17,32 @@ pub(crate) struct Batch {
     pub records: u32,
     /// Forces whose target lies in this batch.
     pub forces: u32,
+    pub asked: Asked,
+}
+
+/// Who asked for a batch to be written.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Asked {
+    /// It was full, or a checkpoint or a search for space needs it.
+    No,
+    ByTimer,
+    ByOperation,
+}
+
+impl Asked {
+    pub fn by(cause: ForceCause) -> Asked {
+        match cause {
+            ForceCause::CommitTimer => Asked::ByTimer,
+            cause if cause.is_commit() => Asked::ByOperation,
+            _ => Asked::No,
+        }
+    }
 }
 
 impl Batch {
     pub(crate) fn new(base: Lsn, mut buf: IoBuf) -> Batch {
         buf.resize(0);
-        Batch { base, buf, used: HEADER_SIZE, records: 0, forces: 0 }
+        Batch { base, buf, used: HEADER_SIZE, records: 0, forces: 0, asked: Asked::No }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -81,7 +102,7 @@ impl Batch {
             payload_bytes: (self.used - HEADER_SIZE) as u32,
             records: self.records,
         };
-        Write { header, buf: self.buf, forces: self.forces }
+        Write { header, buf: self.buf, forces: self.forces, asked: self.asked }
     }
 
     /// Returns the buffer for reuse; its contents are no longer needed.
@@ -95,6 +116,7 @@ pub(crate) struct Write {
     pub header: WriteHeader,
     pub buf: IoBuf,
     pub forces: u32,
+    pub asked: Asked,
 }
 
 impl Write {

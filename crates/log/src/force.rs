@@ -28,7 +28,7 @@
 //! finds nothing to do, another thread's `take` was faster, and that `take` has called `pump` in
 //! turn.
 
-use crate::batch::Write;
+use crate::batch::{Asked, Write};
 use crate::state::{Callback, State, after_shutdown};
 use crate::wait::{Parker, Signal, Wake, assert_may_wait};
 use crate::{ForceCause, Log, Shared, WriteTimes};
@@ -85,9 +85,13 @@ impl State {
 
     /// Counts a force at the batch that will answer it. Sealed batches are written anyway, so only
     /// the open one needs the count.
-    fn count_target(&mut self, target: Lsn) {
+    fn count_target(&mut self, target: Lsn, cause: ForceCause) {
+        let asked = Asked::by(cause);
         if target > self.open.base {
             self.open.forces += 1;
+            self.open.asked = self.open.asked.max(asked);
+        } else if let Some(batch) = self.sealed.iter_mut().rfind(|batch| batch.base < target) {
+            batch.asked = batch.asked.max(asked);
         }
     }
 
@@ -107,7 +111,7 @@ impl Log {
         }
         assert_may_wait(Rank::EpochGuard);
         let started = self.shared.clock.monotonic();
-        let result = self.shared.force(upto);
+        let result = self.shared.force(upto, cause);
         self.shared.stats.force_latency.record((self.shared.clock.monotonic() - started).as_nanos() as u64);
         result
     }
@@ -139,7 +143,7 @@ impl Log {
             drop(state);
             return done(answer);
         }
-        state.count_target(target);
+        state.count_target(target, cause);
         state.enqueue(ForceWaiter { target, kind: WaiterKind::Callback(done) });
         state.pump(&mut wake);
         drop(state);
@@ -168,11 +172,11 @@ impl Shared {
         if self.dead.load(Acquire) { self.state.lock().check_alive() } else { Ok(()) }
     }
 
-    fn force(&self, upto: Lsn) -> Result<()> {
+    fn force(&self, upto: Lsn, cause: ForceCause) -> Result<()> {
         let mut parker = None;
         let mut state = self.state.lock();
         let target = upto.min(state.open.head());
-        state.count_target(target);
+        state.count_target(target, cause);
         loop {
             state.check_alive()?;
             if state.durable >= target {
@@ -231,6 +235,8 @@ impl Shared {
             tracing::error!(%error, lsn = %write.header.lsn, "log write not made, the log shuts down");
         } else {
             self.stats.writes.inc();
+            self.stats.commits.add((write.asked > Asked::No).into());
+            self.stats.commits_requested.add((write.asked > Asked::ByTimer).into());
             self.stats.bytes_written.add(write.buf.len() as u64);
             self.stats.group_records.record(write.header.records.into());
             self.stats.group_forces.record(write.forces.into());

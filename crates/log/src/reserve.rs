@@ -123,6 +123,8 @@ pub(crate) struct ReserveQueue {
     emergency: u64,
     staged_max: u64,
     pub reserved: u64,
+    /// The most that was ever reserved at once.
+    pub reserved_max: u64,
     pub promised: u64,
     normal: VecDeque<Waiter>,
     reclaim: VecDeque<Waiter>,
@@ -135,6 +137,7 @@ impl ReserveQueue {
             emergency: emergency(ring),
             staged_max,
             reserved: 0,
+            reserved_max: 0,
             promised: 0,
             normal: VecDeque::new(),
             reclaim: VecDeque::new(),
@@ -143,6 +146,11 @@ impl ReserveQueue {
 
     fn is_waited_for(&self) -> bool {
         !self.normal.is_empty() || !self.reclaim.is_empty()
+    }
+
+    fn take(&mut self, charge: u64) {
+        self.reserved += charge;
+        self.reserved_max = self.reserved_max.max(self.reserved);
     }
 
     pub(crate) fn give_back(&mut self, charge: u64) {
@@ -181,7 +189,7 @@ impl ReserveQueue {
             }
             let queue = if class == ReserveClass::Normal { &mut self.normal } else { &mut self.reclaim };
             let waiter = queue.pop_front().expect("there is a front");
-            self.reserved += charge;
+            self.take(charge);
             wake.signals.push((waiter.parker, Signal::Done(Ok(()))));
         }
     }
@@ -246,7 +254,7 @@ impl State {
         if self.reserve.must_queue(class) || !self.reserve.fits(self.used(), charge, class) {
             return Some(Lacks::Space);
         }
-        self.reserve.reserved += charge;
+        self.reserve.take(charge);
         None
     }
 }

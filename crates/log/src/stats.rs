@@ -32,6 +32,12 @@ impl ForceCause {
         ForceCause::Close,
     ];
 
+    /// Whether an operation waits for durability or the commit interval is over. For these jbd2
+    /// commits a transaction.
+    pub(crate) const fn is_commit(self) -> bool {
+        !matches!(self, ForceCause::Space | ForceCause::Checkpoint)
+    }
+
     pub const fn name(self) -> &'static str {
         match self {
             ForceCause::Fsync => "fsync",
@@ -97,6 +103,10 @@ pub struct LogStats {
     /// Forces that found their target durable: no IO, no wait.
     pub forces_idle: Counter,
     pub writes: Counter,
+    /// Writes that were asked for by an operation, a sync or the commit timer, before they began.
+    pub commits: Counter,
+    /// Of these, the ones that not only the timer asked for.
+    pub commits_requested: Counter,
     pub records: Counter,
     /// Bytes of records, without frames.
     pub bytes_appended: Counter,

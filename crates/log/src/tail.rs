@@ -13,6 +13,8 @@ pub struct LogSpace {
     pub used_bytes: u64,
     /// Held by reservations.
     pub reserved_bytes: u64,
+    /// The most that they held at once since the log was opened.
+    pub reserved_bytes_max: u64,
     /// Promised to records for which there is no reservation yet.
     pub promised_bytes: u64,
     /// What none of these takes, in percent of the ring, rounded down.
@@ -97,12 +99,14 @@ impl Log {
         let state = self.shared.state.lock();
         let ring = self.shared.ring.bytes();
         let (used, reserved, promised) = (state.used(), state.reserve.reserved, state.reserve.promised);
+        let reserved_bytes_max = state.reserve.reserved_max;
         drop(state);
         let free = ring.saturating_sub(used + reserved + promised);
         LogSpace {
             ring_bytes: ring,
             used_bytes: used,
             reserved_bytes: reserved,
+            reserved_bytes_max,
             promised_bytes: promised,
             free_percent: (free * 100 / ring) as u8,
         }

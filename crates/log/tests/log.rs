@@ -64,6 +64,32 @@ fn records_lie_where_append_says_and_come_back_in_order() {
     assert_eq!(end.stop, StopReason::NoWrite);
 }
 
+/// What jbd2 counts as transactions, and as requested ones.
+#[test]
+fn commits_are_the_writes_that_somebody_asked_for() {
+    let s = setup(4 * MIB);
+    let log = s.open(Lsn(0), Lsn(0));
+    let counts =
+        || (log.stats().writes.get(), log.stats().commits.get(), log.stats().commits_requested.get());
+    let mut wanted = (0, 0, 0);
+    for cause in ForceCause::ALL {
+        let at = append(&log, b"x");
+        log.force(at.end, cause).unwrap();
+        log.force(at.end, ForceCause::Fsync).unwrap(); // durable already
+        wanted.0 += 1;
+        wanted.1 += u64::from(!matches!(cause, ForceCause::Space | ForceCause::Checkpoint));
+        wanted.2 +=
+            u64::from(!matches!(cause, ForceCause::Space | ForceCause::Checkpoint | ForceCause::CommitTimer));
+        assert_eq!(counts(), wanted, "{cause:?}");
+    }
+    // Full batches go out unasked.
+    for _ in 0..2 {
+        append(&log, &[7; RECORD_MAX / 2 + 1]);
+    }
+    until(|| log.stats().writes.get() == wanted.0 + 1);
+    assert_eq!(counts(), (wanted.0 + 1, wanted.1, wanted.2));
+}
+
 #[test]
 fn a_force_costs_one_write_and_a_durable_target_none() {
     let s = setup(2 * MIB);
