@@ -249,3 +249,23 @@ fn a_program_may_bring_its_own_order() {
     let info: serde_json::Value = serde_json::from_str(&fs.info_json()).unwrap();
     assert_eq!(info["options"]["writeback_order"], "last first");
 }
+
+/// What 32 threads reserve at once must leave a small log to those who fill it.
+#[test]
+fn an_fsync_in_place_reserves_log_for_the_pages_that_it_writes() {
+    let device = Arc::new(MemDevice::new(64 << 20));
+    let clock: Arc<dyn Clock> = Arc::new(ManualClock::default());
+    let format = FormatOptions { log_size: Some(1 << 20), ..FormatOptions::default() };
+    FileSystem::format(device.clone(), clock.clone(), &format).unwrap();
+    let fs = FileSystem::open(device, clock, MountOptions::default()).unwrap();
+    let file = fs.create(Ino::ROOT, b"f", 0o644, Owner::default()).unwrap().ino;
+    fs.write(file, 0, &[7; 20 * 4096]).unwrap(); // more than rides in the log
+    fs.fsync(file, false).unwrap();
+    let most = count(&fs, "log.reserved_bytes_max");
+    assert!((4096..16 << 10).contains(&most), "{most} bytes");
+    // Pages far from one another still go in one pass.
+    (0..40).for_each(|i| assert_eq!(fs.write(file, i * 1 << 20, &[8; 4096]).unwrap(), 4096));
+    let records = count(&fs, "log.records_by_operation.writeback");
+    fs.fsync(file, false).unwrap();
+    assert_eq!(count(&fs, "log.records_by_operation.writeback"), records + 1);
+}

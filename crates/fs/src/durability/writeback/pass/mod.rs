@@ -28,8 +28,6 @@ use std::time::Duration;
 /// Inodes of one pass, pages of one pass: bounds the record, the locks held and the staging memory.
 pub(crate) const PASS_INODES: usize = 128;
 const PASS_PAGES: usize = 1024;
-/// Log bytes of a pass: an inode's patch and drop, a segment's extent and allocation.
-const PASS_LOG_BYTES: u64 = PASS_INODES as u64 * 200 + PASS_SEGMENTS as u64 * 120 + 256;
 pub(super) const PASS_SEGMENTS: usize = 256;
 /// Segments of a pass on an image without room for a wide one.
 pub(super) const NARROW_SEGMENTS: usize = 8;
@@ -66,6 +64,11 @@ impl Kind {
     pub(super) fn told(which: Which, durable: bool) -> Kind {
         Kind { which, class: Class::Reclaim, segments_max: PASS_SEGMENTS, durable, told: true }
     }
+}
+
+/// Log bytes of a pass: an inode's patch and drop, a segment's extent and allocation.
+fn log_bytes(inodes: usize, segments: usize) -> u64 {
+    inodes as u64 * 200 + segments as u64 * 120 + 256
 }
 
 /// The inodes of a pass while their pages are being written.
@@ -116,8 +119,18 @@ pub(super) struct Pass<'a> {
 impl<'a> Pass<'a> {
     /// Reserves, then locks.
     pub(super) fn begin(writeback: &'a Writeback, inodes: &'a [Arc<Inode>], kind: Kind) -> Result<Pass<'a>> {
+        // Many fsyncs of one inode each may run at once. So such a pass reserves log for the pages
+        // that are unclean now. If there are more by then, another pass writes them.
+        let kind = match inodes {
+            [one] => {
+                let pages = one.pages.lock().unclean(kind.which, 0..u64::MAX, kind.segments_max).len();
+                Kind { segments_max: pages.max(NARROW_SEGMENTS), ..kind }
+            }
+            _ => kind,
+        };
         let items = 2 * inodes.len() + kind.segments_max.min(24);
-        let handle = writeback.engine.begin(PASS_LOG_BYTES, items as u32, kind.class)?;
+        let log_bytes = log_bytes(inodes.len(), kind.segments_max);
+        let handle = writeback.engine.begin(log_bytes, items as u32, kind.class)?;
         let wb = inodes.iter().map(|i| i.wb.lock()).collect();
         let parts = Vec::with_capacity(inodes.len());
         Ok(Pass { writeback, inodes, kind, parts, _wb: wb, handle })
