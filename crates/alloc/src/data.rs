@@ -63,6 +63,11 @@ impl Pending {
         self.oldest.fetch_min(end_lsn.0, SeqCst);
     }
 
+    /// All that waits.
+    pub(crate) fn extents(&self) -> Vec<Extent> {
+        self.by_lsn.lock().iter().map(|(_, extent)| *extent).collect()
+    }
+
     /// Removes and returns the frees that are durable at `lsn`, or at the highest LSN seen so far.
     ///
     /// Beside a concurrent `push`, either this thread sees the new `oldest`, or the pushing thread,
@@ -108,10 +113,11 @@ impl Alloc {
         (self.space.available() + pool.surplus * NODE_BLOCKS).saturating_sub(lack)
     }
 
-    /// What [`Alloc::available_data`] would be if all records, and then a checkpoint, were durable.
+    /// What [`Alloc::available_data`] would be if all records, and then a checkpoint, were durable,
+    /// and no discard under way.
     pub(crate) fn available_soon(&self) -> u64 {
         let lack = if self.refill_stuck.load(SeqCst) { 0 } else { self.pool.counts().lack * NODE_BLOCKS };
-        (self.available_after_checkpoint() + self.pending.blocks()).saturating_sub(lack)
+        (self.available_after_checkpoint() + self.pending.blocks() + self.claimed()).saturating_sub(lack)
     }
 
     /// What [`Alloc::available_data`] would be if a checkpoint cut now were durable.

@@ -48,6 +48,9 @@ pub(crate) struct Group {
     busy: Arc<Bitmap>,
     /// Slots in the pool and deferred slots: busy, not owned.
     nodes: Option<Box<Bitmap>>,
+    /// Blocks that became free since they were last discarded, if that is watched. A mark of a
+    /// block that is busy again means nothing until it is free.
+    fresh: Option<Box<Bitmap>>,
     /// Blocks that records still to be replayed take; only in replay.
     held: Option<Box<Held>>,
     pub free: u32,
@@ -118,6 +121,7 @@ impl Group {
             busy: owned.clone(),
             owned,
             nodes: None,
+            fresh: None,
             held: None,
             free,
             owned_free: free,
@@ -248,6 +252,9 @@ impl Group {
         Arc::make_mut(&mut self.busy).clear(start, len);
         self.free += len;
         self.low = self.low.min(start);
+        if let Some(fresh) = &mut self.fresh {
+            fresh.set(start, len);
+        }
         self.slots_none = false;
         let left = self.busy.clear_run_before(start, start.saturating_sub(MERGE_MAX));
         let right = self.busy.next_set(start + len, (start + len + MERGE_MAX).min(BITS));
@@ -255,6 +262,49 @@ impl Group {
         let run = if whole { right - left } else { self.free };
         self.run_max = self.run_max.max(run);
         self.swept_max = self.swept_max.max(run);
+    }
+
+    // Discards
+
+    pub(crate) fn watch_frees(&mut self, on: bool) {
+        if !on {
+            self.fresh = None;
+        } else if self.fresh.is_none() {
+            self.fresh = Some(Box::new(Bitmap::new()));
+        }
+    }
+
+    /// The first free run of at least `min` blocks in `[from, end)`.
+    pub(crate) fn free_run(&self, from: u32, end: u32, min: u32, fresh: bool) -> Option<(u32, u32)> {
+        let mut at = from;
+        while at < end {
+            let mut start = self.busy.next_clear(at, end);
+            let mut stop = self.busy.next_set(start, end);
+            at = stop;
+            if fresh {
+                let marks = self.fresh.as_ref()?;
+                start = marks.next_set(start, stop);
+                stop = marks.next_clear(start, stop);
+                at = if start < stop { stop } else { at };
+            }
+            if start < stop && stop - start >= min {
+                return Some((start, stop - start));
+            }
+        }
+        None
+    }
+
+    /// Makes free blocks busy without a say in where the next data goes.
+    pub(crate) fn claim_for_discard(&mut self, start: u32, len: u32) {
+        debug_assert_eq!(self.busy.first_set(start, len), None, "discards free blocks only");
+        Arc::make_mut(&mut self.busy).set(start, len);
+        self.free -= len;
+    }
+
+    pub(crate) fn forget_fresh(&mut self, start: u32, len: u32) {
+        if let Some(fresh) = &mut self.fresh {
+            fresh.clear(start, len);
+        }
     }
 
     // Records

@@ -44,6 +44,8 @@
 //! 7. **The device did not take a write to it** (`quarantine`). If it were reused, the next write
 //!    would fail, too. This lasts until the image is closed. The next mount may try again, since
 //!    the device may have been repaired.
+//! 8. **It is being discarded** (`claim_free` until `end_claim`). If it were allocated now, the
+//!    discard could take the new bytes.
 //!
 //! These are not reasons:
 //! - *A frozen bitmap names it*. The bitmap of a checkpoint in flight may call a block owned that
@@ -80,6 +82,7 @@
 mod bitmap;
 mod checkpoint;
 mod data;
+mod discard;
 mod group;
 mod held;
 mod load;
@@ -88,6 +91,7 @@ mod pool;
 mod space;
 
 pub use checkpoint::FrozenAlloc;
+pub use discard::Which;
 pub use pool::{NodeClass, NodeReservation};
 pub use space::DataReservation;
 
@@ -95,7 +99,7 @@ use bitmap::{BITS, Bitmap};
 use checkpoint::Durable;
 use data::Pending;
 use group::{Group, GroupCell};
-use kedge_base::lock::{Mutex, Rank};
+use kedge_base::lock::{Condvar, Mutex, Rank};
 use kedge_base::{BlockNo, CorruptKind, Error, Extent, Result};
 use kedge_format::alloc::{GROUP_BLOCKS, GroupEntry};
 use kedge_format::superblock::Geometry;
@@ -131,6 +135,9 @@ pub struct Alloc {
     /// are none.
     bad: Mutex<BTreeSet<u64>>,
     bad_count: AtomicU64,
+    /// Blocks that are busy because they are being discarded.
+    claims: Mutex<u64>,
+    unclaimed: Condvar,
 }
 
 /// Figures of the allocator. Each is exact, but they are not of the same moment, since they may
@@ -222,6 +229,8 @@ impl Alloc {
             replaying: AtomicBool::new(replaying),
             bad: Mutex::new(Rank::Leaf, BTreeSet::new()),
             bad_count: AtomicU64::new(0),
+            claims: Mutex::new(Rank::Leaf, 0),
+            unclaimed: Condvar::new(),
         }
     }
 

@@ -55,6 +55,8 @@ pub enum Variant {
     ForgetLosses,
     /// Data that the kernel writes back from its cache sets the time stamps.
     TouchInWriteback,
+    /// Blocks are discarded before the record that freed them is durable.
+    DiscardEarly,
     /// Bytes with the right magic, uuid and checksum pass for a log write.
     UnkeyedLog,
 }
@@ -84,6 +86,7 @@ impl Variant {
         Variant::ShortWhole,
         Variant::ForgetLosses,
         Variant::TouchInWriteback,
+        Variant::DiscardEarly,
         Variant::UnkeyedLog,
     ];
 }

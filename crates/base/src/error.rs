@@ -101,11 +101,19 @@ impl Error {
         Error::Invalid(what.into())
     }
 
+    /// A write that failed because what holds the image has no space: its file system is full
+    /// (ENOSPC), or a quota there is used up (EDQUOT).
+    pub fn is_host_full(&self) -> bool {
+        matches!(self, Error::Io { errno: 28 | 122, .. })
+    }
+
     /// The errno a system call would give for it. The one place below the file system where errno
     /// numbers appear.
     pub fn errno(&self) -> i32 {
         match self {
             Error::Corrupt { .. } => 117, // EUCLEAN
+            // What the device's host has not got, the image has not got.
+            e if e.is_host_full() => 28, // ENOSPC
             Error::Io { .. } | Error::OutcomeUnknown | Error::Shutdown(_) | Error::Fenced => 5, // EIO
             Error::Unplaced { why, .. } => why.errno(),
             Error::NoSpace => 28,                            // ENOSPC

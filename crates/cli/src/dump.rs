@@ -49,6 +49,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
         })?;
     } else {
         dump_superblocks(&image, &mut out)?;
+        // What is wrong with each slot has been said; this is what it comes to.
+        image.superblock()?;
     }
     Ok(ExitCode::SUCCESS)
 }

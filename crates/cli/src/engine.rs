@@ -1,6 +1,6 @@
 //! The command line's interface to the engine, the mount and the checker.
 
-use crate::options::MountWords;
+use crate::options::{MountWords, show_size};
 use anyhow::{Context, Result};
 use kedge_base::SystemClock;
 use kedge_device::sim::{ScriptedDevice, VolatileDevice};
@@ -63,8 +63,40 @@ pub struct Extra {
     pub shared_budget: Option<Arc<SharedBudget>>,
 }
 
-/// Opens the file system of an image as the mount options say.
-pub fn open(path: &Path, words: &MountWords, extra: Extra) -> Result<FileSystem> {
+/// Opens the file system of an image as the mount options say. Where the host has no space to
+/// replay the log, it is opened read-only instead, which writes nothing: then `words` say so
+/// afterwards, and the answer has a line for the user.
+pub fn open(path: &Path, words: &mut MountWords, extra: Extra) -> Result<(FileSystem, Option<String>)> {
+    let refused = match open_as(path, words, extra.clone()) {
+        Err(e) if !words.read_only && is_host_full(&e) => e,
+        opened => return opened.map(|fs| (fs, None)),
+    };
+    words.read_only = true;
+    let fs = open_as(path, words, extra).with_context(|| format!("{refused:#}, and read-only"))?;
+    let free = host_free(path).map_or(String::new(), |bytes| format!(", {} are free", show_size(bytes)));
+    let notice = format!(
+        "{} is mounted read-only, with all that was made durable: the file system that it lies on has no space to \
+         replay its log ({refused:#}{free}); make room there, unmount, and mount again",
+        path.display()
+    );
+    Ok((fs, Some(notice)))
+}
+
+fn is_host_full(e: &anyhow::Error) -> bool {
+    match e.downcast_ref::<kedgefs::Error>() {
+        Some(kedgefs::Error::Engine(kedge_base::Error::Unplaced { why, .. })) => why.is_host_full(),
+        Some(kedgefs::Error::Engine(e)) => e.is_host_full(),
+        _ => false,
+    }
+}
+
+/// Bytes that the file system below an image file has free.
+fn host_free(path: &Path) -> Option<u64> {
+    let host = rustix::fs::statvfs(path).ok()?;
+    Some(host.f_bavail.saturating_mul(host.f_frsize))
+}
+
+fn open_as(path: &Path, words: &MountWords, extra: Extra) -> Result<FileSystem> {
     let mut device = open_device(path, words.read_only)?;
     if extra.volatile {
         device = Arc::new(VolatileDevice::new(device));
@@ -101,6 +133,7 @@ pub fn mount(fs: &FileSystem, image: &Path, dir: &Path, words: &MountWords) -> R
         nosuid: words.nosuid,
         nodev: words.nodev,
         noexec: words.noexec,
+        noatime: words.switches.noatime.unwrap_or(false),
         workers: words.workers,
         writeback_cache: words.writeback_cache.unwrap_or(defaults.writeback_cache),
         ..defaults

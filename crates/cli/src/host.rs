@@ -13,7 +13,7 @@
 
 use crate::options::{MountWords, parse_size};
 use crate::os::TerminationSignals;
-use crate::{Usage, daemon, engine, image, mounts, syslog};
+use crate::{Usage, daemon, engine, image, mounts};
 use anyhow::{Context, Result, bail};
 use kedge_base::lock::{Condvar, Mutex, Rank};
 use kedge_fuse::MountPoint;
@@ -48,6 +48,13 @@ pub struct Args {
     /// What to mount, in TOML: `name`, `dirty_background`, `dirty_hard`, and for each mount a table
     /// `[[mount]]` with `image`, `dir`, `options`, `cache_size`
     file: Option<PathBuf>,
+}
+
+impl Args {
+    /// Whether nobody reads the standard error of this process.
+    pub fn is_in_background(&self) -> bool {
+        self.name.is_some()
+    }
 }
 
 #[derive(Deserialize, Debug, Default)]
@@ -317,7 +324,7 @@ impl Host {
     }
 
     fn start(self: &Arc<Host>, request: &Request) -> Result<()> {
-        let words = MountWords::parse([request.options.as_str()])?;
+        let mut words = MountWords::parse([request.options.as_str()])?;
         let cache_size = request.cache_size.as_deref().map(parse_size).transpose().map_err(Usage)?;
         let image =
             request.image.canonicalize().with_context(|| format!("find {}", request.image.display()))?;
@@ -328,7 +335,10 @@ impl Host {
         }
         let shared_budget = Some(self.budget.clone());
         let extra = engine::Extra { cache_size, shared_budget, ..engine::Extra::default() };
-        let fs = engine::open(&image, &words, extra)?;
+        let (fs, notice) = engine::open(&image, &mut words, extra)?;
+        if let Some(notice) = notice {
+            tracing::warn!("{notice}");
+        }
         let session = match engine::mount(&fs, &image, &dir, &words) {
             Ok(session) => session,
             Err(e) => {
@@ -354,7 +364,6 @@ impl Host {
             if let Some(error) = &error {
                 // Logged at once: the exit code comes only when the last mount is gone.
                 tracing::error!("{error}");
-                syslog::error(error);
             }
             let mut state = host.state.lock();
             state.live.retain(|live| live.dir != mount.dir || live.image != mount.image);

@@ -39,9 +39,10 @@ pub fn losses(path: &Path) -> Option<Losses> {
 /// The message about losses, for a user who is about to use the image.
 pub fn tell_losses(losses: &Losses) -> String {
     format!(
-        "an unmount could not write the data of {} files, first at {} seconds after 1970; what could not be written is \
+        "an unmount could not write the data of {} files, first at {}; what could not be written is \
          lost (kedge fsck -y takes note and clears this)",
-        losses.files, losses.since
+        losses.files,
+        crate::info::date(losses.since)
     )
 }
 

@@ -26,13 +26,14 @@ pub fn run(args: Args) -> Result<ExitCode> {
         std::fs::metadata(&args.target).with_context(|| format!("look at {}", args.target.display()))?;
     let mut value = if meta.is_dir() {
         let text = mounts::attribute(&args.target, mounts::XATTR_INFO)?;
-        serde_json::from_str(&text)
+        mount_json(&text, image_behind(&args.target)?.as_deref())
             .with_context(|| format!("read what {} says of itself", args.target.display()))?
     } else {
         image_json(&args.target, &Image::open(&args.target)?.superblock()?)
     };
     if let (false, Some(mount)) = (meta.is_dir(), mounts::of_image(&args.target)?) {
         value["mounted_on"] = json!(mount.dir.to_string_lossy());
+        value["state"] = json!("mounted");
     }
     print(&value, args.json)?;
     Ok(ExitCode::SUCCESS)
@@ -44,6 +45,8 @@ pub fn image_json(path: &Path, superblock: &Superblock) -> Value {
     let bytes = |blocks: u64| blocks.saturating_mul(BLOCK_SIZE as u64);
     json!({
         "image": path.to_string_lossy(),
+        "state": if c.clean { "clean" } else { "needs replay" },
+        "created": date(g.created.sec),
         "uuid": g.uuid,
         "label": g.label,
         "size_bytes": bytes(g.total_blocks),
@@ -55,18 +58,69 @@ pub fn image_json(path: &Path, superblock: &Superblock) -> Value {
         "tree_nodes": c.nodes,
         "clean": c.clean,
         "lost_files": c.losses.map_or(0, |losses| losses.files),
-        "lost_since": c.losses.map(|losses| losses.since),
+        "lost_since": c.losses.map(|losses| date(losses.since)),
         "generation": c.generation.0,
         "epoch": c.epoch.0,
         "checkpoint_lsn": c.checkpoint_lsn.0,
         "tail_lsn": c.tail_lsn.0,
         "allocation_groups": g.groups(),
         "features": {
-            "compat": features(g.feature_compat, u64::MAX),
-            "ro_compat": features(g.feature_ro_compat, RO_COMPAT_KNOWN),
-            "incompat": features(g.feature_incompat, INCOMPAT_KNOWN),
+            "compat": features(g.feature_compat, KNOWN_FEATURES[0].1),
+            "ro_compat": features(g.feature_ro_compat, KNOWN_FEATURES[1].1),
+            "incompat": features(g.feature_incompat, KNOWN_FEATURES[2].1),
         },
     })
+}
+
+/// Kinds of features with the bits that this version knows.
+const KNOWN_FEATURES: [(&str, u64); 3] =
+    [("compat", u64::MAX), ("ro_compat", RO_COMPAT_KNOWN), ("incompat", INCOMPAT_KNOWN)];
+
+/// What a mount says of itself, with the members that its image has, too. Those that only a
+/// superblock has are of the last checkpoint.
+fn mount_json(text: &str, image: Option<&Path>) -> Result<Value> {
+    let mut value: Value = serde_json::from_str(text)?;
+    for name in ["created", "lost_since", "shut_down_since"] {
+        if let Some(sec) = value[name].as_i64() {
+            value[name] = json!(date(sec));
+        }
+    }
+    for (kind, known) in KNOWN_FEATURES {
+        if let Some(bits) = value["features"][kind].as_u64() {
+            value["features"][kind] = json!(features(bits, known));
+        }
+    }
+    let of_image = image.and_then(|path| {
+        // Who may look at the mount need not be allowed to read the image.
+        let superblock = Image::open(path).and_then(|image| image.superblock()).ok()?;
+        Some(image_json(path, &superblock))
+    });
+    if let (Some(value), Some(Value::Object(of_image))) = (value.as_object_mut(), of_image) {
+        for (name, member) in of_image {
+            value.entry(name).or_insert(member);
+        }
+    }
+    Ok(value)
+}
+
+/// The image of the mount on `dir`, by the mount table. A mount that another user made could name
+/// any file, and its word is not taken.
+fn image_behind(dir: &Path) -> Result<Option<PathBuf>> {
+    Ok(mounts::at(dir)?.filter(|mount| mount.is_kedgefs() && !mount.is_foreign()).map(|mount| mount.image()))
+}
+
+/// A moment in seconds since 1970 as `2026-11-22T06:26:47Z`.
+pub fn date(sec: i64) -> String {
+    let (days, rest) = (sec.div_euclid(86_400), sec.rem_euclid(86_400));
+    // Years that begin in March, in eras of 400: leap days come last.
+    let from_march = days + 719_468;
+    let (era, day) = (from_march.div_euclid(146_097), from_march.rem_euclid(146_097));
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let (day, month) = (day - (153 * month + 2) / 5 + 1, (month + 2) % 12 + 1);
+    let year = year + era * 400 + i64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", rest / 3600, rest / 60 % 60, rest % 60)
 }
 
 /// Bits as text; those that this version does not know are marked.
@@ -98,3 +152,7 @@ pub fn print(value: &Value, as_json: bool) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+#[path = "info_tests.rs"]
+mod tests;

@@ -28,6 +28,7 @@ mod report;
 mod stats;
 mod syslog;
 mod tree;
+mod trim;
 mod umount;
 
 use clap::error::ErrorKind;
@@ -66,6 +67,8 @@ enum Command {
     Remount(remount::Args),
     /// Unmount, and return when everything is on the device
     Umount(umount::Args),
+    /// Give free space back to the device, or to the host of an image file
+    Trim(trim::Args),
     /// Check an image, and optionally repair it
     Fsck(fsck::Args),
     /// Show identity, geometry and state of an image or of a mount
@@ -111,13 +114,18 @@ fn main() -> ExitCode {
             return ExitCode::from(usage_code);
         }
     };
-    start_logging();
+    start_logging(match &cli.command {
+        Command::Mount(args) => args.is_in_background(),
+        Command::Daemon(args) => args.is_in_background(),
+        _ => false,
+    });
     let outcome = match cli.command {
         Command::Mkfs(args) => mkfs::run(args),
         Command::Mount(args) => mount::run(args),
         Command::Daemon(args) => host::run(args),
         Command::Remount(args) => remount::run(args),
         Command::Umount(args) => umount::run(args),
+        Command::Trim(args) => trim::run(args),
         Command::Fsck(args) => fsck::run(args),
         Command::Info(args) => info::run(args),
         Command::Stats(args) => stats::run(args),
@@ -164,22 +172,39 @@ fn with_subcommand(mut args: Vec<OsString>) -> Vec<OsString> {
     args
 }
 
-/// The message of the error, without clap's usage text and tips.
+/// What went wrong and what may be meant instead, without clap's usage text and its advice about
+/// `--`.
 fn first_paragraphs(e: &clap::Error) -> String {
     let text = e.render().to_string();
     let text = text.strip_prefix("error: ").unwrap_or(&text);
-    let end = ["\n\nUsage:", "\n\nFor more", "\n\n  tip:"].iter().filter_map(|m| text.find(m)).min();
-    text[..end.unwrap_or(text.len())].to_owned()
+    let end = ["\n\nUsage:", "\n\nFor more"].iter().filter_map(|m| text.find(m)).min();
+    let (what, tips) = text[..end.unwrap_or(text.len())]
+        .split_once("\n\n  tip:")
+        .unwrap_or((&text[..end.unwrap_or(text.len())], ""));
+    match tips.split("\n\n  tip:").next().filter(|tip| tip.contains("similar")) {
+        Some(tip) => format!("{what}; {tip}"),
+        None => what.to_owned(),
+    }
 }
 
 fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-fn start_logging() {
+/// `to_syslog`: this is a process in the background. Nobody reads its standard error once it
+/// serves.
+fn start_logging(to_syslog: bool) {
+    use tracing_subscriber::Layer;
+    use tracing_subscriber::layer::SubscriberExt;
+    use tracing_subscriber::util::SubscriberInitExt;
     let filter = tracing_subscriber::EnvFilter::try_from_env("KEDGE_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+    tracing_subscriber::registry()
+        .with(filter)
+        .with(syslog::Limit::default())
+        .with(tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(false))
+        .with(to_syslog.then(|| syslog::ToSyslog.boxed()))
+        .init();
 }
 
 #[cfg(test)]

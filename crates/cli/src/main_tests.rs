@@ -28,4 +28,8 @@ fn a_usage_error_is_one_line() {
     let e = Cli::try_parse_from(argv("kedge mount --create many a b")).unwrap_err();
     let line = one_line(&first_paragraphs(&e));
     assert!(line.contains("--create") && line.contains("many"), "{line}");
+    let line = |words| one_line(&first_paragraphs(&Cli::try_parse_from(argv(words)).unwrap_err()));
+    assert_eq!(line("kedge mkf a b"), "unrecognized subcommand 'mkf'; a similar subcommand exists: 'mkfs'");
+    let line = line("kedge mount --creat 4G a b");
+    assert_eq!(line, "unexpected argument '--creat' found; a similar argument exists: '--create'");
 }

@@ -15,7 +15,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 #[derive(clap::Args, Debug)]
+#[command(version, disable_version_flag = true)]
 pub struct Args {
+    /// Print the version, as mkfs(8) asks for it
+    #[arg(short = 'V', action = clap::ArgAction::Version)]
+    version: Option<bool>,
     /// Size of the image; a missing file is created, a shorter one is extended
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     size: Option<u64>,

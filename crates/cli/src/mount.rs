@@ -8,13 +8,15 @@ use crate::{Usage, daemon, engine, image, mkfs, mounts, remount, syslog};
 use anyhow::{Context, Result, bail};
 use kedge_fuse::{MountPoint, MountedSession};
 use kedgefs::{FileSystem, FormatOptions};
+use std::cell::Cell;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 #[derive(clap::Args, Debug)]
+#[command(after_help = crate::options::HELP)]
 pub struct Args {
-    /// Comma-separated mount options
+    /// Comma-separated mount options, see below
     #[arg(short = 'o', value_name = "OPTIONS")]
     options: Vec<String>,
     /// Serve in this process instead of a background process
@@ -29,7 +31,8 @@ pub struct Args {
     /// Let the process called NAME serve it along with its other mounts; start it if there is none
     #[arg(long, value_name = "NAME", conflicts_with_all = ["foreground", "log_file"])]
     daemon: Option<String>,
-    /// File for the messages of the serving process [default: they are discarded]
+    /// Where the serving process writes its messages (otherwise warnings and errors go to the
+    /// system's log)
     #[arg(long, value_name = "FILE")]
     log_file: Option<PathBuf>,
     /// For tests: keep unflushed writes in this process, so that killing it acts as a power failure
@@ -59,6 +62,13 @@ pub struct Args {
     dir: PathBuf,
 }
 
+impl Args {
+    /// Whether nobody reads the standard error of this process.
+    pub fn is_in_background(&self) -> bool {
+        self.as_daemon && self.log_file.is_none()
+    }
+}
+
 pub fn run(args: Args) -> Result<ExitCode> {
     // Before the words are parsed as those of a mount: mount(8) adds some that only a remount
     // knows.
@@ -75,7 +85,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if args.as_daemon {
         return serve_as_daemon(&args, &words);
     }
-    prepare(&args, &words)?;
+    let made = prepare(&args, &words)?;
     let image = args.image.canonicalize().with_context(|| format!("find {}", args.image.display()))?;
     let dir = args.dir.canonicalize().with_context(|| format!("find {}", args.dir.display()))?;
     if let Some(losses) = image::losses(&image) {
@@ -86,41 +96,97 @@ pub fn run(args: Args) -> Result<ExitCode> {
         let cache_size = args.cache_size.map(|bytes| bytes.to_string());
         host::join(name, &Request { image, dir, options, cache_size })?;
     } else if args.foreground {
-        serve(&args, &image, &dir, &words, || Ok(()))?;
+        serve(&args, &image, &dir, &words, || {
+            made.keep();
+            Ok(())
+        })?;
+        return Ok(ExitCode::SUCCESS);
     } else {
         spawn(&args, &image, &dir)?;
     }
+    if made.image {
+        // Runs as it stands: who made an image with the first command may have no `kedge` on the
+        // path.
+        let kedge = std::env::args_os().next().unwrap_or_else(|| "kedge".into());
+        println!(
+            "{} is made, and mounted on {}. To end the mount: {} umount {}",
+            args.image.display(),
+            args.dir.display(),
+            kedge.to_string_lossy(),
+            args.dir.display()
+        );
+    }
+    made.keep();
     Ok(ExitCode::SUCCESS)
 }
 
-/// Creates what `--create` requests and checks what exists, so that most errors are found before a
-/// process is started.
-fn prepare(args: &Args, words: &MountWords) -> Result<()> {
+/// What `--create` made. It goes again unless the mount came to life: what is left of a failure
+/// would else decide what the next try does.
+struct Made<'a> {
+    args: &'a Args,
+    image: bool,
+    dir: bool,
+    kept: Cell<bool>,
+}
+
+impl Made<'_> {
+    fn keep(&self) {
+        self.kept.set(true);
+    }
+}
+
+impl Drop for Made<'_> {
+    fn drop(&mut self) {
+        if self.kept.get() {
+            return;
+        }
+        let image = self.image.then(|| std::fs::remove_file(&self.args.image));
+        let dir = self.dir.then(|| std::fs::remove_dir(&self.args.dir));
+        for (path, gone) in [(&self.args.image, image), (&self.args.dir, dir)] {
+            if let Some(Err(e)) = gone {
+                eprintln!("kedge: warning: {} was made and cannot be removed: {e}", path.display());
+            }
+        }
+    }
+}
+
+/// Makes what `--create` asks for and looks at what is there, so that most errors are found before
+/// a process starts.
+fn prepare<'a>(args: &'a Args, words: &MountWords) -> Result<Made<'a>> {
+    let mut made = Made { args, image: false, dir: false, kept: Cell::new(false) };
     mounts::detach_dead(&args.dir, &args.image)?;
     mounts::refuse_busy(&args.dir)?;
-    if !mkfs::exists(&args.image)? {
-        let Some(size) = args.create else {
-            bail!("{} does not exist (--create SIZE makes it)", args.image.display());
-        };
-        if words.read_only {
+    let size = match (mkfs::exists(&args.image)?, args.create) {
+        (true, _) => None,
+        (false, None) => bail!("{} does not exist (--create SIZE makes it)", args.image.display()),
+        (false, Some(_)) if words.read_only => {
             return Err(Usage("--create and -o ro contradict each other".into()).into());
         }
-        let size = mkfs::whole_blocks(size);
-        mkfs::create(&args.image, size, &FormatOptions { size: Some(size), ..FormatOptions::default() })?;
-    }
-    // The lock on the image would refuse it too, but could not name the mount that holds it.
-    if let Some(mount) = mounts::of_image(&args.image)? {
+        (false, Some(size)) => Some(mkfs::whole_blocks(size)),
+    };
+    // The lock on the image would refuse it too, and could not say who holds it. Those who only
+    // read may share it.
+    let shared = words.read_only && args.image.is_file();
+    if size.is_none()
+        && let Some(mount) = mounts::of_image(&args.image)?.filter(|mount| !(shared && mount.is_read_only()))
+    {
         bail!("{} is in use: it is mounted on {}", args.image.display(), mount.dir.display());
     }
     match kedge_fuse::is_dir(&args.dir).map_err(std::io::Error::from) {
-        Ok(true) => Ok(()),
+        Ok(true) => {}
         Ok(false) => bail!("mount point {} is not a directory", args.dir.display()),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound && args.create.is_some() => {
             std::fs::create_dir(&args.dir)
-                .with_context(|| format!("create mount point {}", args.dir.display()))
+                .with_context(|| format!("create mount point {}", args.dir.display()))?;
+            made.dir = true;
         }
-        Err(e) => Err(e).with_context(|| format!("mount point {}", args.dir.display())),
+        Err(e) => return Err(e).with_context(|| format!("mount point {}", args.dir.display())),
     }
+    if let Some(size) = size {
+        mkfs::create(&args.image, size, &FormatOptions { size: Some(size), ..FormatOptions::default() })?;
+        made.image = true;
+    }
+    Ok(made)
 }
 
 fn spawn(args: &Args, image: &Path, dir: &Path) -> Result<()> {
@@ -185,15 +251,18 @@ fn serve(
         faults: args.faults.clone(),
         ..engine::Extra::default()
     };
-    let fs = engine::open(image, words, extra)?;
-    let session = attach(&fs, image, dir, words, signals).and_then(|session| live().map(|()| session));
+    let mut words = words.clone();
+    let (fs, notice) = engine::open(image, &mut words, extra)?;
+    if let Some(notice) = notice {
+        eprintln!("kedge: warning: {notice}");
+    }
+    let session = attach(&fs, image, dir, &words, signals).and_then(|session| live().map(|()| session));
     let session = match session {
         Ok(session) => session,
         Err(e) => {
             // The session, if there was one, has been dropped and with it the mount.
             if let Err(second) = fs.close() {
                 tracing::error!("close {}: {second}", image.display());
-                syslog::error(&format!("close {}: {second}", image.display()));
             }
             return Err(e);
         }

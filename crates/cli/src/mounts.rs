@@ -40,14 +40,19 @@ pub fn refuse_busy(dir: &Path) -> Result<()> {
     }
 }
 
-/// Where an image is mounted, by any file system, unless the mount is dead.
+/// Where an image is mounted, by whatever file system, and somebody answers. Before others a mount
+/// that may write.
 pub fn of_image(image: &Path) -> Result<Option<MountEntry>> {
+    let mut reader = None;
     for mount in kedge_fuse::mounts_of(image) {
         if !is_dead(&mount.dir)? {
-            return Ok(Some(mount));
+            if !mount.is_read_only() {
+                return Ok(Some(mount));
+            }
+            reader = reader.or(Some(mount));
         }
     }
-    Ok(None)
+    Ok(reader)
 }
 
 /// Detaches the dead mounts on a directory and of an image: they can only be replaced by a new

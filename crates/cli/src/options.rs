@@ -60,13 +60,19 @@ pub const KNOWN: &[&str] = &[
     "writeback_cache",
     "nowriteback_cache",
 ];
-/// Generic options of mount(8) and fstab(5) that have no effect here, or ask for what happens
-/// anyway.
+/// Generic options of mount(8) and fstab(5), and of other file systems, that have no effect here,
+/// or ask for what happens anyway.
 const NO_EFFECT: &[&str] = &[
     "defaults",
-    "noatime",
     "nodiratime",
-    "relatime",
+    "diratime",
+    "atime",
+    "nostrictatime",
+    "lazytime",
+    "nolazytime",
+    "user_xattr",
+    "noacl",
+    "nomand",
     "async",
     "auto",
     "noauto",
@@ -80,6 +86,25 @@ const NO_EFFECT: &[&str] = &[
     "silent",
     "loud",
     "default_permissions",
+];
+
+/// Words of other file systems whose promise is not kept here, with the reason.
+const REFUSED: &[(&str, &str)] = &[
+    ("acl", "permissions are mode bits, there are no access control lists"),
+    (
+        "sync",
+        "no operation waits until it is durable; programs call fsync, commit=1 bounds what a crash can cost",
+    ),
+    ("dirsync", "no operation waits until it is durable; fsync of the directory makes its entries so"),
+    ("strictatime", "access times move as with relatime at most"),
+    ("norelatime", "access times move as with relatime, or not at all with noatime"),
+    ("nouser_xattr", "extended attributes cannot be turned off"),
+    ("mand", "Linux has no mandatory locks any more"),
+    ("quota", "there are no quotas"),
+    ("usrquota", "there are no quotas"),
+    ("grpquota", "there are no quotas"),
+    ("offset", "attach the image with losetup --offset and mount the loop device"),
+    ("loop", "an image file needs no loop device of yours"),
 ];
 
 /// Enough for the nodes and pages of a few concurrent operations.
@@ -133,6 +158,15 @@ impl MountWords {
             ("dev", None) => self.nodev = false,
             ("noexec", None) => self.noexec = true,
             ("exec", None) => self.noexec = false,
+            // After a failed log write or flush changes fail and reads go on, which is what is
+            // asked for.
+            ("errors", Some("remount-ro")) => {}
+            ("errors", _) => {
+                return Err(Usage(format!(
+                    "mount option {word}: when the device fails, KedgeFS stops all changes and goes on reading, as \
+                     errors=remount-ro says; nothing else can be chosen"
+                )));
+            }
             (n, _) if n.starts_with("x-") || n.starts_with("X-") || n == "comment" => {}
             (n, None) if listed(n) != UNLISTED => {
                 return Err(Usage(format!("mount option {name} needs a value: {}", listed(name))));
@@ -140,16 +174,65 @@ impl MountWords {
             (n, Some(_)) if KNOWN.contains(&n) || SWITCH_WORDS.contains(&n) || NO_EFFECT.contains(&n) => {
                 return Err(Usage(format!("mount option {name} takes no value")));
             }
-            _ => {
-                return Err(Usage(format!(
-                    "unknown mount option {word}; known are {} and the generic options of mount(8)",
-                    [KNOWN, SWITCH_WORDS].concat().join(", ")
-                )));
-            }
+            _ => return Err(Usage(not_taken(word, name))),
         }
         Ok(())
     }
 }
+
+/// Why a word is none of ours.
+fn not_taken(word: &str, name: &str) -> String {
+    if let Some((_, why)) = REFUSED.iter().find(|(refused, _)| *refused == name) {
+        return format!("mount option {word}: {why}");
+    }
+    let known = [KNOWN, SWITCH_WORDS].concat();
+    let like = known
+        .iter()
+        .chain(NO_EFFECT)
+        .map(|k| k.split(['=', '[']).next().unwrap_or(k))
+        .map(|k| (distance(k, name), k))
+        .min()
+        .filter(|(far, _)| *far <= name.len() / 3)
+        .map_or(String::new(), |(_, k)| format!(" (did you mean {k}?)"));
+    format!(
+        "unknown mount option {word}{like}; known are {} and the generic options of mount(8)",
+        known.join(", ")
+    )
+}
+
+/// How many letters must be changed, put in or left out to make one word of the other.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, from) in a.chars().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, to) in b.iter().enumerate() {
+            let best = (diagonal + usize::from(from != *to)).min(row[j] + 1).min(row[j + 1] + 1);
+            diagonal = std::mem::replace(&mut row[j + 1], best);
+        }
+    }
+    row[b.len()]
+}
+
+/// What `kedge mount --help` says of `-o`.
+pub const HELP: &str = "\
+Mount options (those marked * may change while mounted):
+  ro, rw *                     read-only or not
+  commit=SECONDS *             work that no fsync covered is durable at least this often, 1 to 300
+  cache_size=SIZE              memory for tree nodes and file pages
+  noatime, relatime *          whether reading moves access times
+  discard, nodiscard *         whether freed space goes back to the device or the image's host
+  fuseblk, fuse                through a block device, or a plain mount, which is weaker
+  allow_other                  let others in; a mount that root makes does
+  nosuid, nodev, noexec *      as mount(8) says
+  writeback_cache              let the kernel gather writes
+  workers=N                    threads that serve requests, 2 to 64
+  async_checkpoint[=PERCENT] * checkpoint in the background when less of the log is free
+  noasync_checkpoint *         who finds the log full checkpoints
+  errors=remount-ro            what happens anyway when the device fails
+To compare with: new_name=lazy|sync *, fdatasync=seq|relog *, plug, noplug *,
+  writeback_order=oldest|location *, dirty_tracking=per_sb|shared,
+  tree_lock=optimistic|rwlock|pingpong. README.md explains each.";
 
 const UNLISTED: &str = "see kedge --help";
 

@@ -40,6 +40,7 @@ fn mount_options_are_read_in_order() {
             switches: Switches {
                 commit: Some(Duration::from_secs(7)),
                 async_checkpoint: Some(Some(50)),
+                noatime: Some(false),
                 ..Switches::default()
             },
             cache_size: Some(64 << 20),
@@ -85,5 +86,38 @@ fn what_is_not_understood_is_refused_by_name() {
     assert!(refused("commit").contains("needs a value: commit=SECONDS"));
     assert!(refused("cache_size=lots").contains("lots"));
     assert!(refused("ro=1").contains("takes no value"));
-    assert!(refused("sync").contains("unknown"), "a promise that is not kept is not accepted");
+    assert!(refused("comit=5").contains("did you mean commit?"));
+    assert!(refused("nofial").contains("did you mean nofail?"));
+    assert!(!refused("datta=journal").contains("did you mean"));
+}
+
+/// Lines of an fstab that was written for another file system.
+#[test]
+fn words_of_fstab_are_understood_or_refused_with_a_reason() {
+    let words =
+        MountWords::parse(["user_xattr,noacl,lazytime,nodiscard,errors=remount-ro,noatime,nodiratime"]);
+    assert_eq!(words.unwrap().switches.noatime, Some(true));
+    // A promise that is not kept is not accepted.
+    for (word, why) in [
+        ("acl", "no access control lists"),
+        ("sync", "programs call fsync"),
+        ("dirsync", "fsync of the directory"),
+        ("strictatime", "as with relatime"),
+        ("errors=panic", "goes on reading"),
+        ("errors", "goes on reading"),
+        ("offset=1048576", "losetup --offset"),
+    ] {
+        let e = MountWords::parse([word]).unwrap_err().to_string();
+        assert!(e.starts_with(&format!("mount option {word}: ")) && e.contains(why), "{e}");
+    }
+}
+
+#[test]
+fn the_help_names_every_option() {
+    for word in
+        KNOWN.iter().chain(SWITCH_WORDS).filter(|w| !w.contains("nowriteback") && !w.contains("default_"))
+    {
+        let name = word.split(['=', '[']).next().unwrap();
+        assert!(HELP.contains(name), "{name}");
+    }
 }

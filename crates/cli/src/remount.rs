@@ -65,7 +65,7 @@ const FLAGS: &[(&str, &str, MountFlags)] = &[
     ("noexec", "exec", MountFlags::NOEXEC),
     ("noatime", "atime", MountFlags::NOATIME),
     ("nodiratime", "diratime", MountFlags::NODIRATIME),
-    ("relatime", "norelatime", MountFlags::RELATIME),
+    ("relatime", "noatime", MountFlags::RELATIME),
     ("nosymfollow", "symfollow", MountFlags::NOSYMFOLLOW),
 ];
 
@@ -139,13 +139,16 @@ fn changes(words: &[&str], in_force: &Value) -> Result<String> {
 }
 
 fn is_in_force(switches: &Switches, options: &Value) -> bool {
-    let Switches { async_checkpoint, commit, new_name, fdatasync, plug, writeback_order } = *switches;
+    let Switches { async_checkpoint, commit, new_name, fdatasync, plug, noatime, discard, writeback_order } =
+        *switches;
     [
         ("async_checkpoint", async_checkpoint.map(Value::from)),
         ("commit", commit.map(|d| d.as_secs_f64().into())),
         ("new_name", new_name.map(|v| v.word().into())),
         ("fdatasync", fdatasync.map(|v| v.word().into())),
         ("plug", plug.map(Value::from)),
+        ("noatime", noatime.map(Value::from)),
+        ("discard", discard.map(Value::from)),
         ("writeback_order", writeback_order.map(|v| v.word().into())),
     ]
     .into_iter()

@@ -1,9 +1,9 @@
 //! Trees of counters as text.
 //!
-//! The engine reports its counters as JSON: nested objects with numbers, strings and histograms at
-//! the leaves. A histogram is an object of `count`, `sum`, `max` and `buckets`, as
-//! `kedge_base::HistogramSnapshot` serialises it. Nothing here knows a counter by name, so a new
-//! one needs no change. By convention the end of a name is the unit: `_ns`, `_bytes`.
+//! The engine describes itself as JSON: nested objects with numbers, words and histograms at the
+//! leaves. A histogram is an object of `count`, `sum`, `max` and `histogram` (or `buckets`), by
+//! powers of two. Nothing here knows a counter by name, so a new one needs no change. By convention
+//! the end of a name says the unit: `_ns`, `_bytes`.
 
 use serde_json::Value;
 use std::fmt::Write;
@@ -56,7 +56,7 @@ impl Histogram<'_> {
             count: field("count")?,
             sum: field("sum")?,
             max: field("max")?,
-            buckets: value.get("buckets")?.as_array()?,
+            buckets: value.get("histogram").or_else(|| value.get("buckets"))?.as_array()?,
         })
     }
 
@@ -134,11 +134,12 @@ pub fn prometheus(tree: &Value, mount: &str) -> String {
     for row in rows(tree) {
         let name = metric_name(&row.path);
         let written = if let Some(h) = Histogram::of(row.value) {
-            write_histogram(&mut out, &name, &label, &h)
-        } else if let Value::Bool(b) = row.value {
-            writeln!(out, "# TYPE {name} untyped\n{name}{{mount=\"{label}\"}} {}", *b as u8)
-        } else if row.value.is_number() {
-            writeln!(out, "# TYPE {name} untyped\n{name}{{mount=\"{label}\"}} {}", row.value)
+            write_head(&mut out, &name, &row.path, "histogram")
+                .and_then(|()| write_histogram(&mut out, &name, &label, &h))
+        } else if let Some(number) = sample(row.value) {
+            let kind = if is_gauge(&row.path) || row.value.is_boolean() { "gauge" } else { "counter" };
+            write_head(&mut out, &name, &row.path, kind)
+                .and_then(|()| writeln!(out, "{name}{{mount=\"{label}\"}} {number}"))
         } else {
             Ok(())
         };
@@ -147,8 +148,48 @@ pub fn prometheus(tree: &Value, mount: &str) -> String {
     out
 }
 
+fn sample(value: &Value) -> Option<String> {
+    match value {
+        Value::Bool(b) => Some((*b as u8).to_string()),
+        Value::Number(number) => Some(number.to_string()),
+        _ => None,
+    }
+}
+
+/// Names that tell how things are; all others count what happened since the mount.
+fn is_gauge(path: &str) -> bool {
+    const NOW: &[&str] = &[
+        "free_percent",
+        "promised_bytes",
+        "reserved_bytes",
+        "ring_bytes",
+        "used_bytes",
+        "height",
+        "bad_blocks",
+    ];
+    let last = path.rsplit('.').next().unwrap_or(path);
+    path.starts_with("cache.")
+        || NOW.contains(&last)
+        || last.ends_with("_avg")
+        || last.ends_with("_avg_ns")
+        || last.ends_with("_max")
+}
+
+/// `# HELP` says the place among the counters in words, and the unit.
+fn write_head(out: &mut String, name: &str, path: &str, kind: &str) -> std::fmt::Result {
+    let unit = match path {
+        _ if path.ends_with("_ns") || (kind == "histogram" && path.starts_with("operations.")) => {
+            ", in nanoseconds"
+        }
+        _ if path.ends_with("_bytes") => ", in bytes",
+        _ => "",
+    };
+    let when = if kind == "gauge" { "at present" } else { "since the mount" };
+    let words = path.trim_end_matches("_ns").trim_end_matches("_bytes").replace('_', " ").replace('.', ": ");
+    writeln!(out, "# HELP {name} KedgeFS, {words}{unit}, {when}.\n# TYPE {name} {kind}")
+}
+
 fn write_histogram(out: &mut String, name: &str, label: &str, h: &Histogram<'_>) -> std::fmt::Result {
-    writeln!(out, "# TYPE {name} histogram")?;
     let mut seen = 0;
     for (i, n) in h.buckets.iter().enumerate() {
         seen += n.as_u64().unwrap_or(0);

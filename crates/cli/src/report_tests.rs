@@ -9,6 +9,7 @@ fn sample() -> Value {
     json!({
         "log": { "forces": 7, "by-cause": { "fsync": 5 } },
         "ops": { "fsync_ns": serde_json::to_value(latency.snapshot()).unwrap() },
+        "cache": { "pages": 3 },
         "clean": true,
         "uuid": "abc",
         "groups": [{ "free": 1 }, { "free": 2 }],
@@ -19,7 +20,7 @@ fn sample() -> Value {
 fn a_table_shows_every_leaf_once() {
     let tree = sample();
     let table = table(&tree);
-    assert_eq!(table.lines().count(), 7, "{table}");
+    assert_eq!(table.lines().count(), 8, "{table}");
     assert!(table.lines().any(|l| l.starts_with("log.forces ") && l.ends_with("  7")), "{table}");
     assert!(table.contains("groups.1.free"), "{table}");
     let line = table.lines().find(|l| l.starts_with("ops.fsync_ns")).unwrap();
@@ -32,6 +33,16 @@ fn prometheus_gets_cumulative_buckets_and_clean_names() {
     assert!(text.contains("kedgefs_log_by_cause_fsync{mount=\"/mnt/\\\"x\\\"\"} 5\n"), "{text}");
     assert!(text.contains("kedgefs_clean{mount=\"/mnt/\\\"x\\\"\"} 1\n"), "{text}");
     assert!(!text.contains("abc"), "words are no samples: {text}");
+    for head in [
+        "# HELP kedgefs_log_forces KedgeFS, log: forces, since the mount.\n# TYPE kedgefs_log_forces counter\n",
+        "# HELP kedgefs_ops_fsync_ns KedgeFS, ops: fsync, in nanoseconds, since the mount.\n\
+         # TYPE kedgefs_ops_fsync_ns histogram\n",
+        "# TYPE kedgefs_cache_pages gauge\n",
+        "# TYPE kedgefs_clean gauge\n",
+    ] {
+        assert!(text.contains(head), "{head} in {text}");
+    }
+    assert!(!text.contains("untyped"), "{text}");
     let fsync: Vec<_> = text.lines().filter(|l| l.starts_with("kedgefs_ops_fsync_ns")).collect();
     assert!(fsync[0].contains("le=\"0\"") && fsync[0].ends_with(" 1"), "{fsync:?}");
     assert!(fsync[1].contains("le=\"1\"") && fsync[1].ends_with(" 2"), "{fsync:?}");

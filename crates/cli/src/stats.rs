@@ -1,12 +1,12 @@
 //! `kedge stats`: the counters of a live mount, as text, as JSON, or for Prometheus.
 
-use crate::{mounts, report};
+use crate::{info, mounts, report};
 use anyhow::{Context, Result};
 use kedge_store::histogram_text;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 #[derive(clap::Args, Debug)]
@@ -31,6 +31,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let text = mounts::attribute(&args.dir, mounts::XATTR_STATS)?;
     let mut stats: serde_json::Value = serde_json::from_str(&text)
         .with_context(|| format!("read the counters of {}", args.dir.display()))?;
+    stats["state"] = state(&args.dir)?;
     let slow = stats.as_object_mut().and_then(|s| s.remove("slow_fsyncs")).unwrap_or_default();
     let text = if args.slow_fsync {
         if args.json { format!("{slow:#}\n") } else { slow_table(&slow) }
@@ -41,10 +42,31 @@ pub fn run(args: Args) -> Result<ExitCode> {
     } else if args.latches {
         latches(&stats["tree"]).context("find the latches among the counters")?
     } else {
-        transactions(&stats["transactions"]) + &report::table(&stats)
+        headline(&stats["state"]) + &transactions(&stats["transactions"]) + &report::table(&stats)
     };
     std::io::stdout().lock().write_all(text.as_bytes())?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Whether the file system still takes changes, and if not, since when and why.
+fn state(dir: &Path) -> Result<Value> {
+    let info: Value = serde_json::from_str(&mounts::attribute(dir, mounts::XATTR_INFO)?)
+        .with_context(|| format!("read what {} says of itself", dir.display()))?;
+    Ok(json!({
+        "shut_down": !info["shut_down"].is_null(),
+        "reason": info["shut_down"],
+        "since": info["shut_down_since"].as_i64().map(info::date),
+    }))
+}
+
+/// What nobody should have to look for.
+fn headline(state: &Value) -> String {
+    match (state["since"].as_str(), state["reason"].as_str()) {
+        (Some(since), Some(reason)) => {
+            format!("SHUT DOWN since {since}: {reason}. Changes and fsync fail until it is mounted anew.\n\n")
+        }
+        _ => String::new(),
+    }
 }
 
 fn number(of: &Value, name: &str) -> u64 {

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, Run, no_fuse, output_within, tool, write_and_fsync};
+use common::{Place, Run, copy_program, no_fuse, output_within, tool, write_and_fsync};
 use kedge_sim::ops::Fill;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -279,7 +279,7 @@ fn images_that_mkfs_cannot_make() {
 fn as_nobody(place: &Place, line: &str) -> Run {
     let binary = place.path("kedge");
     if !binary.exists() {
-        fs::copy(env!("CARGO_BIN_EXE_kedge"), &binary).unwrap();
+        copy_program(&binary);
         fs::set_permissions(&binary, fs::Permissions::from_mode(0o755)).unwrap();
         fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o755)).unwrap();
     }

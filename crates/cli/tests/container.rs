@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, no_fuse, output_within};
+use common::{Place, copy_program, no_fuse, output_within};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
@@ -16,7 +16,7 @@ fn shell(place: &Place, program: &str, args: &str, script: &str) -> (String, Str
     let binary = place.path("kedge");
     if !binary.exists() {
         // Where an ordinary user finds it, too.
-        fs::copy(env!("CARGO_BIN_EXE_kedge"), &binary).unwrap();
+        copy_program(&binary);
         for path in [place.path(""), binary.clone()] {
             fs::set_permissions(path, fs::Permissions::from_mode(0o777)).unwrap();
         }
@@ -61,7 +61,7 @@ fn root_without_loop_devices_gets_a_plain_mount_and_is_told() {
         O=
         if $K mount --create 64M -o fuseblk disk.kedge mnt 2> refusal; then exit 1; fi
         grep -c 'no loop device for' refusal
-        $K mount --create 64M disk.kedge mnt
+        $K mount --create 64M disk.kedge mnt > said
         {TOUR}"
     );
     let (said, errors) = shell(&place, "unshare", "-m --propagation private", &script);
@@ -78,11 +78,12 @@ fn the_kind_of_mount_can_be_chosen() {
         return;
     }
     let place = Place::new();
-    let script = format!("O='-o fuse'; $K mount --create 64M $O disk.kedge mnt\n{TOUR}");
+    let script = format!("O='-o fuse'; $K mount --create 64M $O disk.kedge mnt > said\n{TOUR}");
     let (said, errors) = shell(&place, "env", "-u KEDGE_LOG", &script);
     assert_eq!(said.lines().collect::<Vec<_>>(), ["fuse.kedgefs", "1", "kept"]);
     assert_eq!(errors, "", "what was asked for is no surprise");
-    let script = format!("rm disk.kedge\nO='-o fuseblk'; $K mount --create 64M $O disk.kedge mnt\n{TOUR}");
+    let script =
+        format!("rm disk.kedge\nO='-o fuseblk'; $K mount --create 64M $O disk.kedge mnt > said\n{TOUR}");
     let (said, errors) = shell(&place, "env", "-u KEDGE_LOG", &script);
     assert_eq!(said.lines().collect::<Vec<_>>(), ["fuseblk.kedgefs", "0", "kept"]);
     assert_eq!(errors, "");
@@ -94,7 +95,7 @@ fn roots_of_user_namespaces_mount() {
         return;
     }
     let place = Place::new();
-    let script = format!("O=; $K mount --create 64M disk.kedge mnt\n{TOUR}");
+    let script = format!("O=; $K mount --create 64M disk.kedge mnt > said\n{TOUR}");
     let (said, errors) = shell(&place, "unshare", "-rm", &script);
     assert_eq!(said.lines().collect::<Vec<_>>(), ["fuse.kedgefs", "1", "kept"]);
     assert!(errors.contains("kedge: warning: "), "{errors}");
@@ -112,7 +113,7 @@ fn an_ordinary_user_mounts_through_the_helper() {
         return;
     }
     let place = Place::new();
-    let script = format!("O=; $K mount --create 64M disk.kedge mnt\n{TOUR}");
+    let script = format!("O=; $K mount --create 64M disk.kedge mnt > said\n{TOUR}");
     let args = "--reuid 65534 --regid 65534 --clear-groups";
     let (said, errors) = shell(&place, "setpriv", args, &script);
     assert_eq!(said.lines().collect::<Vec<_>>(), ["fuse.kedgefs", "1", "kept"]);

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::Place;
+use common::{Place, kill, no_fuse, write_and_fsync};
 use kedge_base::BlockNo;
 use kedge_format::superblock::{SLOTS, Superblock};
 use std::fs::File;
@@ -106,5 +106,28 @@ fn modes_exclude_one_another_and_an_image_in_use_is_refused() {
     rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockShared).unwrap();
     for mode in ["-p", "-y"] {
         place.run(&format!("fsck {mode} a.kedge")).refused(8, &["a.kedge", "in use"]);
+    }
+}
+
+/// What any unclean end leaves is no damage, and does not read like it.
+#[test]
+fn words_after_an_ordinary_replay() {
+    if no_fuse() {
+        return;
+    }
+    let place = Place::new();
+    place.run("mount --create 16M a.kedge mnt").ok();
+    write_and_fsync(&place.path("mnt/file"), b"kept");
+    kill(&place, "mnt");
+    place.run("umount mnt");
+    let checked = place.run("fsck a.kedge").ok();
+    assert!(checked.contains("not unmounted, so judged as the next mount finds it"), "{checked}");
+    let repaired = place.run("fsck -p a.kedge").ok();
+    assert!(repaired.contains("log replayed, as the next mount would have"), "{repaired}");
+    for text in [checked, repaired] {
+        for alarm in ["repair", "rebuilt", "corrected", "error", "warning"] {
+            assert!(!text.contains(alarm), "'{alarm}' in {text}");
+        }
+        assert!(text.contains("clean"), "{text}");
     }
 }

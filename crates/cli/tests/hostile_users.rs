@@ -6,7 +6,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, no_fuse, output_within, until};
+use common::{Place, copy_program, no_fuse, output_within, until};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
@@ -169,7 +169,7 @@ fn a_server_that_was_stopped_holds_up_nobody() {
     works(&place, "mkfs --size 32M disk.kedge");
     // The user needs to be able to run it, wherever this one was built.
     let program = theirs.join("kedge");
-    fs::copy(env!("CARGO_BIN_EXE_kedge"), &program).unwrap();
+    copy_program(&program);
     let hung = theirs.join("hung");
     let mut command = as_user(program.to_str().unwrap());
     command.args(["mount", "--foreground", "--create", "32M", "their.kedge", "hung"]).current_dir(&theirs);

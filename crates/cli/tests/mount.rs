@@ -179,3 +179,121 @@ fn messages_go_to_the_log_file() {
     until("the image is closed", || place.info("disk.kedge")["clean"] == true);
     assert!(place.path("log").exists());
 }
+
+/// One base image below many overlays.
+#[test]
+fn a_clean_image_is_mounted_read_only_many_times() {
+    if no_fuse() {
+        return;
+    }
+    let place = Place::new();
+    place.run("mount --create 64M disk.kedge mnt").ok();
+    fs::write(place.path("mnt/file"), "content").unwrap();
+    place.unmount();
+    let dirs = ["a", "b", "c"];
+    for dir in dirs {
+        fs::create_dir(place.path(dir)).unwrap();
+        place.run(&format!("mount -o ro disk.kedge {dir}")).ok();
+    }
+    for dir in dirs {
+        assert_eq!(fs::read(place.path(dir).join("file")).unwrap(), b"content", "{dir}");
+    }
+    place.run("mount disk.kedge mnt").refused(1, &["disk.kedge is in use"]);
+    place.run("fsck -y disk.kedge").refused(8, &["disk.kedge is mounted on"]);
+    for dir in dirs {
+        place.run(&format!("umount {dir}")).ok();
+    }
+    // A writer keeps readers out.
+    place.run("mount disk.kedge mnt").ok();
+    place.run("mount -o ro disk.kedge a").refused(1, &["disk.kedge is in use"]);
+    place.unmount_and_check("disk.kedge");
+}
+
+#[test]
+fn a_create_that_fails_leaves_nothing_and_one_that_works_says_what_is_next() {
+    let place = Place::new();
+    place.run("mount --create 1M disk.kedge mnt").refused(1, &["disk.kedge"]);
+    fs::write(place.path("file"), "").unwrap();
+    place.run("mount --create 64M disk.kedge file").refused(1, &["file is not a directory"]);
+    if no_fuse() {
+        return;
+    }
+    // The mount itself fails, in the process that was to serve it.
+    place.run("mount --create 64M --log-file none/log disk.kedge mnt").refused(1, &["none/log"]);
+    fs::write(place.path("faults"), "write 28 0 KEDGELOG\nflush 5 0 *\n").unwrap();
+    let run = place.run("mount --create 64M --faults faults disk.kedge mnt");
+    assert_eq!(run.code, 1, "{}{}", run.out, run.err);
+    let mut left: Vec<_> = fs::read_dir(place.path("")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    left.retain(|name| name != "faults" && name != "faults.struck");
+    assert_eq!(left, ["file"], "{}", run.err);
+
+    let out = place.run("mount --create 64M disk.kedge mnt").ok();
+    let command = out.trim().rsplit_once("To end the mount: ").expect("what to do next").1;
+    assert!(command.ends_with("kedge umount mnt"), "{out}");
+    let ended = place.command("sh").args(["-c", command]).status().unwrap();
+    assert!(ended.success() && place.info("disk.kedge")["clean"] == true);
+    assert_eq!(place.run("mount disk.kedge mnt").ok(), "");
+    place.unmount();
+}
+
+#[test]
+fn an_image_and_its_mount_are_described_alike() {
+    if no_fuse() {
+        return;
+    }
+    let place = Place::new();
+    place.run("mkfs --size 64M -L both disk.kedge").ok();
+    let image = place.info("disk.kedge");
+    assert_eq!(image["state"], "clean");
+    fs::create_dir(place.path("mnt")).unwrap();
+    place.run("mount disk.kedge mnt").ok();
+    let mount = place.info("mnt");
+    for (name, value) in image.as_object().unwrap() {
+        let same = &mount[name];
+        assert_eq!(same.is_string(), value.is_string(), "{name}: {same} and {value}");
+        assert_eq!(same.is_number(), value.is_number(), "{name}: {same} and {value}");
+        if ["uuid", "label", "size_bytes", "log_size_bytes", "created", "features"].contains(&name.as_str()) {
+            assert_eq!(same, value, "{name}");
+        }
+    }
+    assert_eq!(mount["state"], "mounted");
+    assert_eq!(place.info("disk.kedge")["state"], "mounted");
+    let created = image["created"].as_str().unwrap();
+    assert!(created.starts_with("20") && created.ends_with('Z') && created.len() == 20, "{created}");
+    kill(&place, "mnt");
+    place.run("umount mnt");
+    assert_eq!(place.info("disk.kedge")["state"], "needs replay");
+}
+
+/// Access times as with relatime, or not at all.
+#[test]
+fn reading_moves_access_times_as_asked() {
+    use std::os::unix::fs::MetadataExt;
+    if no_fuse() {
+        return;
+    }
+    let place = Place::new();
+    place.run("mount --create 64M disk.kedge mnt").ok();
+    fs::write(place.path("mnt/file"), "content").unwrap();
+    let old = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000);
+    let age = || {
+        let times = fs::FileTimes::new().set_accessed(old);
+        fs::File::options().write(true).open(place.path("mnt/file")).unwrap().set_times(times).unwrap();
+    };
+    let atime_after_read = || {
+        fs::read(place.path("mnt/file")).unwrap();
+        fs::metadata(place.path("mnt/file")).unwrap().atime()
+    };
+    for (options, moves) in [("noatime", false), ("relatime", true)] {
+        age();
+        place.unmount();
+        place.run(&format!("mount -o {options} disk.kedge mnt")).ok();
+        assert_eq!(atime_after_read() != 1_000_000, moves, "{options}");
+        assert_eq!(place.info("mnt")["options"]["noatime"], !moves);
+    }
+    // Newer than the last change, and not a day old: stays.
+    let first = fs::metadata(place.path("mnt/file")).unwrap().atime();
+    place.remount("disk.kedge", "");
+    assert_eq!(atime_after_read(), first);
+    place.unmount();
+}

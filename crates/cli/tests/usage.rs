@@ -54,3 +54,43 @@ fn help_and_version() {
     }
     assert!(!help.contains("bench"), "{help}");
 }
+
+#[test]
+fn what_was_nearly_right_is_guessed() {
+    let place = Place::new();
+    place.run("mkf a").refused(2, &["'mkf'", "similar subcommand exists: 'mkfs'"]);
+    place.run("mount --creat 4G a b").refused(2, &["'--creat'", "'--create'"]);
+    place.run("mount -o comit=5 a b").refused(2, &["comit=5", "did you mean commit?"]);
+    place.run("mount -o acl a b").refused(2, &["mount option acl: ", "no access control lists"]);
+    let help = place.run("mount --help").ok();
+    assert!(help.contains("commit=SECONDS *") && help.contains("fuseblk, fuse"), "{help}");
+}
+
+#[test]
+fn mkfs_tells_its_version() {
+    let place = Place::new();
+    let version = place.run("--version").ok();
+    let version = version.trim_start_matches("kedge ");
+    assert!(place.run("mkfs -V").ok().ends_with(version), "{version}");
+    // As mkfs(8) calls it.
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_kedge"), place.path("mkfs.kedgefs")).unwrap();
+    let out = place.command(place.path("mkfs.kedgefs").to_str().unwrap()).arg("-V").output().unwrap();
+    assert!(out.status.success() && String::from_utf8(out.stdout).unwrap().ends_with(version));
+}
+
+#[test]
+fn what_is_no_image_is_named() {
+    let place = Place::new();
+    std::fs::write(place.path("text"), vec![b'x'; 200_000]).unwrap();
+    let run = place.run("dump text");
+    assert_eq!(run.code, 1, "{}", run.out);
+    assert!(run.out.contains("slot 0") && run.err.contains("holds data of an unknown kind"), "{}", run.err);
+    let mut other = vec![0; 200_000];
+    other[..4].copy_from_slice(b"XFSB");
+    std::fs::write(place.path("other"), other).unwrap();
+    place.run("info other").refused(1, &["other holds an XFS file system, no KedgeFS image"]);
+    place.run("dump --log other").refused(1, &["other holds an XFS file system"]);
+    place.run("mkfs other").refused(1, &["other holds an XFS file system; -f overwrites it"]);
+    std::fs::create_dir(place.path("mnt")).unwrap();
+    place.run("mount other mnt").refused(1, &["other holds an XFS file system, no KedgeFS image"]);
+}

@@ -119,6 +119,12 @@ pub trait Device: Send + Sync + 'static {
     /// Makes the range read as zeros, with the durability of a plain write.
     fn write_zeroes(&self, offset: u64, len: u64) -> Result<()>;
 
+    /// Bytes that the file system below has free, where the device is a file on one. A file may be
+    /// sparse, and then a first write to a block needs space there. `None`: unknown.
+    fn host_free(&self) -> Option<u64> {
+        None
+    }
+
     /// Counters of requests since the device was opened.
     fn stats(&self) -> &DeviceStats;
 

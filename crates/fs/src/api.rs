@@ -259,6 +259,20 @@ impl FileSystem {
         self.fs.files().unpin(ino, count);
     }
 
+    /// For tests: what the commit timer does with `discard`.
+    #[doc(hidden)]
+    pub fn discard_now(&self) {
+        self.fs.engine().discard_turn();
+    }
+
+    /// Gives free space back to the device, or to the host of an image file: what FITRIM does.
+    /// Discards free runs of at least `min_len` bytes among the `len` bytes of the device at
+    /// `offset`, and answers how many bytes that were. What was freed before the call counts, for
+    /// the log is forced first.
+    pub fn trim(&self, offset: u64, len: u64, min_len: u64) -> Result<u64> {
+        self.fs.engine().trim(offset, len, min_len)
+    }
+
     /// Space and inodes, used and free.
     ///
     /// Blocks are free that no file and no node has or is promised, those too that were freed a

@@ -102,6 +102,7 @@ impl Fs {
         let client: Weak<dyn CheckpointClient> = Arc::downgrade(&client);
         store.set_client(client);
         if !store.is_read_only() {
+            self.engine.set_discard(self.engine.options().discard);
             self.files.recover_orphans()?;
             let flushed: Arc<dyn Flushed> = self.syncer.clone();
             let now = self.engine.clock().monotonic();
@@ -141,6 +142,9 @@ impl Fs {
         let (old, new) = self.engine.remount(switches)?;
         if old.new_name == NewName::Lazy && new.new_name == NewName::Sync {
             self.syncer.begin_new_name_sync();
+        }
+        if switches.discard.is_some() && !self.engine.store().is_read_only() {
+            self.engine.set_discard(new.discard);
         }
         if switches.async_checkpoint.is_some() {
             self.engine.store().set_async_checkpoint(new.async_checkpoint);

@@ -21,6 +21,10 @@ pub(crate) struct Engine {
     live: Live,
     stats: FsStats,
     closed: AtomicBool,
+    /// A write failed because the host of the image is full: see `host`.
+    pub(crate) host_full: AtomicBool,
+    /// What is freed is discarded in the background.
+    pub(crate) discards: AtomicBool,
     /// Last: it goes after all that uses the device.
     claim: Claim,
 }
@@ -39,6 +43,8 @@ impl Engine {
             options: Mutex::new(Rank::Leaf, options),
             stats: FsStats::default(),
             closed: AtomicBool::new(false),
+            host_full: AtomicBool::new(false),
+            discards: AtomicBool::new(false),
             claim,
         }
     }

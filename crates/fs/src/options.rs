@@ -148,6 +148,11 @@ pub struct MountOptions {
     pub plug: bool,
     /// Which dirty inodes are written first.
     pub writeback_order: Arc<dyn WritebackOrder>,
+    /// Reading does not move access times. Else as with relatime.
+    pub noatime: bool,
+    /// Space that files give up is discarded in the background: the device, or the host of an image
+    /// file, gets it back.
+    pub discard: bool,
     /// Fixed at open.
     pub dirty_tracking: DirtyTracking,
     /// Limits for dirty pages that it shares with other file systems of this process.
@@ -167,6 +172,8 @@ impl Default for MountOptions {
             fdatasync: FdatasyncRule::Seq,
             plug: true,
             writeback_order: Arc::new(OldestFirst),
+            noatime: false,
+            discard: false,
             dirty_tracking: DirtyTracking::PerSb,
             shared_budget: None,
             tree_lock: TreeLock::default(),

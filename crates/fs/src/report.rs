@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 fn latency(h: &HistogramSnapshot) -> Value {
     json!({
         "count": h.count,
+        "sum": h.sum,
         "average": h.average(),
         "max": h.max,
         "p99": h.quantile(0.99),
@@ -30,6 +31,7 @@ impl Fs {
                 "write_bytes": s.data_write_bytes.get(),
                 "durable_writes": s.data_writes_durable.get(),
                 "write_errors": s.data_write_errors.get(),
+                "discarded_blocks": s.discarded_blocks.get(),
                 "relocated_writes": s.relocated_writes.get(),
                 "bad_blocks": self.engine().store().alloc().bad_blocks(),
                 "reads": s.data_reads.get(),
@@ -192,27 +194,38 @@ impl Fs {
         })
     }
 
-    /// Identity, geometry, options and what recovery did.
+    /// Identity, geometry, state, options and what recovery did. Times are seconds since 1970.
     pub(crate) fn info_value(&self) -> Value {
         let g = self.engine().store().geometry();
         let o = self.engine().options();
+        let bytes = |blocks: u64| blocks * kedge_base::BLOCK_SIZE as u64;
+        let free = self.engine().store().alloc().free_counts().free;
+        let shut_down = self.engine().store().log().shutdown_reason();
         json!({
             "uuid": g.uuid.to_string(),
             "label": g.label,
-            "size": g.total_blocks * kedge_base::BLOCK_SIZE as u64,
-            "block_size": kedge_base::BLOCK_SIZE,
-            "log_size": g.log_bytes(),
-            "groups": g.groups(),
+            "size_bytes": bytes(g.total_blocks),
+            "block_size_bytes": kedge_base::BLOCK_SIZE,
+            "log_size_bytes": g.log_bytes(),
+            "allocation_groups": g.groups(),
+            "features": {
+                "compat": g.feature_compat,
+                "ro_compat": g.feature_ro_compat,
+                "incompat": g.feature_incompat,
+            },
             "created": g.created.sec,
             "device": self.engine().store().device().name(),
             "generation": self.engine().store().generation().0,
             "epoch": self.engine().store().epoch().0,
             "inodes": self.engine().store().inode_count(),
-            "free_blocks": self.engine().store().alloc().free_counts().free,
+            "free_bytes": bytes(free),
+            "used_bytes": bytes(g.total_blocks.saturating_sub(free)),
             "read_only": self.engine().store().is_read_only(),
             "lost_files": self.engine().store().losses().map_or(0, |losses| losses.files),
             "lost_since": self.engine().store().losses().map(|losses| losses.since),
-            "shut_down": self.engine().store().log().shutdown_reason().map(|reason| reason.to_string()),
+            "state": if shut_down.is_some() { "shut down" } else { "mounted" },
+            "shut_down": shut_down.map(|reason| reason.to_string()),
+            "shut_down_since": self.engine().store().log().shutdown_since(),
             "options": {
                 "commit": o.commit.as_secs_f64(),
                 "cache_size": o.cache_size,
@@ -220,6 +233,8 @@ impl Fs {
                 "new_name": o.new_name.word(),
                 "fdatasync": o.fdatasync.word(),
                 "plug": o.plug,
+                "noatime": o.noatime,
+                "discard": o.discard,
                 "writeback_order": o.writeback_order.name(),
                 "dirty_tracking": o.dirty_tracking.word(),
                 "tree_lock": o.tree_lock.name(),

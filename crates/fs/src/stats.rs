@@ -50,6 +50,7 @@ pub(crate) struct FsStats {
     pub data_write_bytes: Counter,
     /// Writes of file data that the device did not take.
     pub data_write_errors: Counter,
+    pub discarded_blocks: Counter,
     /// Pages that went elsewhere after the device had not taken a write to their block.
     pub relocated_writes: Counter,
     /// Of the data writes, those that need no flush.
@@ -71,6 +72,7 @@ impl Default for FsStats {
             data_writes: Counter::new(),
             data_write_bytes: Counter::new(),
             data_write_errors: Counter::new(),
+            discarded_blocks: Counter::new(),
             relocated_writes: Counter::new(),
             data_writes_durable: Counter::new(),
             data_reads: Counter::new(),

@@ -27,6 +27,10 @@ pub struct Switches {
     pub fdatasync: Option<FdatasyncRule>,
     /// Whether a pass of writeback merges the IO of many inodes.
     pub plug: Option<bool>,
+    /// Reading does not move access times.
+    pub noatime: Option<bool>,
+    /// Freed space goes back to the device.
+    pub discard: Option<bool>,
     /// Which dirty inodes are written first.
     pub writeback_order: Option<OrderWord>,
 }
@@ -40,6 +44,10 @@ pub const SWITCH_WORDS: &[&str] = &[
     "fdatasync=seq|relog",
     "plug",
     "noplug",
+    "noatime",
+    "relatime",
+    "discard",
+    "nodiscard",
     "writeback_order=oldest|location",
 ];
 
@@ -59,6 +67,10 @@ impl Switches {
             ("fdatasync", Some(v)) => self.fdatasync = Some(v.parse()?),
             ("plug", None) => self.plug = Some(true),
             ("noplug", None) => self.plug = Some(false),
+            ("noatime", None) => self.noatime = Some(true),
+            ("relatime", None) => self.noatime = Some(false),
+            ("discard", None) => self.discard = Some(true),
+            ("nodiscard", None) => self.discard = Some(false),
             ("writeback_order", Some(v)) => self.writeback_order = Some(v.parse()?),
             _ => return Ok(false),
         }
@@ -74,6 +86,8 @@ impl Switches {
         options.new_name = self.new_name.unwrap_or(options.new_name);
         options.fdatasync = self.fdatasync.unwrap_or(options.fdatasync);
         options.plug = self.plug.unwrap_or(options.plug);
+        options.noatime = self.noatime.unwrap_or(options.noatime);
+        options.discard = self.discard.unwrap_or(options.discard);
         if let Some(word) = self.writeback_order {
             options.writeback_order = word.order();
         }
@@ -121,6 +135,7 @@ pub(crate) struct Live {
     fdatasync: AtomicU8,
     commit_ms: AtomicU64,
     plug: AtomicBool,
+    noatime: AtomicBool,
     order: Mutex<Arc<dyn WritebackOrder>>,
 }
 
@@ -131,6 +146,7 @@ impl Live {
             fdatasync: AtomicU8::new(0),
             commit_ms: AtomicU64::new(0),
             plug: AtomicBool::new(true),
+            noatime: AtomicBool::new(false),
             // Set under the lock of the options.
             order: Mutex::with_order(Rank::Leaf, 1, options.writeback_order.clone()),
         };
@@ -143,6 +159,7 @@ impl Live {
         self.fdatasync.store(options.fdatasync as u8, Ordering::Relaxed);
         self.commit_ms.store(options.commit.as_millis() as u64, Ordering::Relaxed);
         self.plug.store(options.plug, Ordering::Relaxed);
+        self.noatime.store(options.noatime, Ordering::Relaxed);
         *self.order.lock() = options.writeback_order.clone();
     }
 
@@ -156,6 +173,10 @@ impl Live {
 
     pub(crate) fn plug(&self) -> bool {
         self.plug.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn noatime(&self) -> bool {
+        self.noatime.load(Ordering::Relaxed)
     }
 
     pub(crate) fn order(&self) -> Arc<dyn WritebackOrder> {

@@ -264,7 +264,7 @@ fn an_fsync_in_place_reserves_log_for_the_pages_that_it_writes() {
     let most = count(&fs, "log.reserved_bytes_max");
     assert!((4096..16 << 10).contains(&most), "{most} bytes");
     // Pages far from one another still go in one pass.
-    (0..40).for_each(|i| assert_eq!(fs.write(file, i * 1 << 20, &[8; 4096]).unwrap(), 4096));
+    (0..40).for_each(|i| assert_eq!(fs.write(file, i << 20, &[8; 4096]).unwrap(), 4096));
     let records = count(&fs, "log.records_by_operation.writeback");
     fs.fsync(file, false).unwrap();
     assert_eq!(count(&fs, "log.records_by_operation.writeback"), records + 1);

@@ -176,7 +176,8 @@ impl fmt::Display for Report {
             },
             ReplayState::Done(r) => writeln!(
                 f,
-                "log replayed in memory: LSN {} to {}, {} log writes, {} records, {} bytes of data",
+                "not unmounted, so judged as the next mount finds it: log replayed in memory, LSN {} to {}, {} log \
+                 writes, {} records, {} bytes of data",
                 r.from_lsn, r.to_lsn, r.log_writes, r.records, r.data_bytes
             )?,
             ReplayState::Failed { what } => {

@@ -88,6 +88,11 @@ wire!(LseekIn = 24 { fh: u64, offset: u64, whence: u32, padding: u32 });
 wire!(LseekOut = 8 { offset: u64 });
 wire!(IoctlIn = 32 { fh: u64, flags: u32, cmd: u32, arg: u64, in_size: u32, out_size: u32 });
 wire!(IoctlOut = 16 { result: i32, flags: u32, in_iovs: u32, out_iovs: u32 });
+wire!(
+    /// `struct fstrim_range` of `linux/fs.h`.
+    TrimRange = 24 { start: u64, len: u64, min_len: u64 }
+);
+wire!(IoctlTrimOut = 40 { out: IoctlOut, range: TrimRange });
 wire!(StatxIn = 24 { getattr_flags: u32, reserved: u32, fh: u64, sx_flags: u32, sx_mask: u32 });
 wire!(StatxTime = 16 { sec: i64, nsec: u32, reserved: i32 });
 wire!(Statx = 256 {

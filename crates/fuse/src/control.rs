@@ -4,10 +4,12 @@
 //! Every user can read `system.kedgefs.stats`, `.info` and `.pid`. They take no space in the image
 //! and are not listed. Setting `system.kedgefs.options` changes options.
 
+use crate::abi;
 use crate::dispatch::{Answer, Errno};
 use crate::ops::Ops;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use zerocopy::FromZeros;
 
 /// Prefix of all control xattrs.
 pub const XATTR_PREFIX: &[u8] = b"system.kedgefs.";
@@ -58,6 +60,17 @@ pub fn shutdown(ops: &impl Ops, uid: u32, pid: u32, arg: u64) -> Answer<()> {
         _ => return Err(Errno(libc::EINVAL)),
     }
     Ok(())
+}
+
+/// `FITRIM`, with its range as input and output.
+pub const FITRIM: u32 = 0xc018_5879;
+
+/// Gives free space back to the device. The answer is the range with the bytes that went.
+pub fn trim(ops: &impl Ops, uid: u32, asked: abi::TrimRange) -> Answer<abi::IoctlTrimOut> {
+    check_owner(uid)?;
+    let len = ops.trim(asked.start, asked.len, asked.min_len)?;
+    let range = abi::TrimRange { len, ..asked };
+    Ok(abi::IoctlTrimOut { out: abi::IoctlOut::new_zeroed(), range })
 }
 
 fn read_u32(pid: u32, address: u64) -> std::io::Result<u32> {

@@ -135,7 +135,7 @@ impl<O: Ops> Server<O> {
             op::LISTXATTR => self.listxattr(node, args, reply),
             op::SETXATTR => reply.finish(self.setxattr(node, args, request.header.uid)),
             op::REMOVEXATTR => reply.finish(self.removexattr(node, args)),
-            op::IOCTL => reply.finish(self.ioctl(request, args)),
+            op::IOCTL => self.ioctl(request, args, reply),
             // Not served, and the kernel remembers it: FLUSH (a close is no durability point),
             // ACCESS (the kernel checks permissions), INTERRUPT (no request waits for long), locks
             // and POLL (the kernel handles them), BMAP, COPY_FILE_RANGE (the kernel copies through
@@ -618,14 +618,18 @@ impl<O: Ops> Server<O> {
         Ok(self.ops.removexattr(node, name)?)
     }
 
-    fn ioctl(&self, request: &Request<'_>, args: &mut Args<'_>) -> Answer<abi::IoctlOut> {
-        let asked: abi::IoctlIn = args.take()?;
-        match asked.cmd {
-            control::FS_IOC_SHUTDOWN => {
-                control::shutdown(&*self.ops, request.header.uid, request.header.pid, asked.arg)?;
-                Ok(abi::IoctlOut::new_zeroed())
+    fn ioctl(&self, request: &Request<'_>, args: &mut Args<'_>, reply: Reply) {
+        let (uid, pid) = (request.header.uid, request.header.pid);
+        match args.take::<abi::IoctlIn>() {
+            Ok(asked) if asked.cmd == control::FS_IOC_SHUTDOWN => {
+                let stopped = control::shutdown(&*self.ops, uid, pid, asked.arg);
+                reply.finish(stopped.map(|()| abi::IoctlOut::new_zeroed()));
             }
-            _ => Err(Errno(libc::ENOTTY)),
+            Ok(asked) if asked.cmd == control::FITRIM => {
+                reply.finish(args.take().and_then(|range| control::trim(&*self.ops, uid, range)));
+            }
+            Ok(_) => reply.err(libc::ENOTTY),
+            Err(e) => reply.err(e.0),
         }
     }
 }

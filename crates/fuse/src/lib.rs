@@ -37,3 +37,4 @@ pub use ops::{Done, Ops};
 pub use options::FuseOptions;
 pub use server::Server;
 pub use session::{MountPoint, MountedSession, serve};
+pub use sys::trim;

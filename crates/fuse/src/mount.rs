@@ -79,8 +79,12 @@ pub enum MountError {
 pub fn mount(image: &Path, dir: &Path, options: &FuseOptions) -> Result<MountedSession, MountError> {
     let image =
         fs::canonicalize(image).map_err(|error| MountError::Image { image: image.to_owned(), error })?;
-    // Before the mount point is examined: it may be the image's own mount, which is not served yet.
-    if let Some(taken) = mountinfo::mounts_of(&image).into_iter().find(|entry| entry.is_kedgefs()) {
+    // Before the mount point is looked at: it may be the image's own, which nobody serves yet.
+    // Those who only read may share an image file. Of a block device the kernel has one file system
+    // of ours at most.
+    let shared = options.read_only && image.is_file();
+    let in_the_way = |entry: &mountinfo::MountEntry| entry.is_kedgefs() && !(shared && entry.is_read_only());
+    if let Some(taken) = mountinfo::mounts_of(&image).into_iter().find(in_the_way) {
         return Err(MountError::AlreadyMounted { image, dir: taken.dir });
     }
     let dir = check_mount_point(dir)?;
@@ -224,6 +228,7 @@ fn mount_fd(
         (options.nosuid, MountFlags::NOSUID),
         (options.nodev, MountFlags::NODEV),
         (options.noexec, MountFlags::NOEXEC),
+        (options.noatime, MountFlags::NOATIME),
     ] {
         flags.set(flag, option);
     }
@@ -262,6 +267,7 @@ fn mount_by_helper(source: &Path, dir: &Path, options: &FuseOptions) -> Result<O
         (options.nosuid, ",nosuid"),
         (options.nodev, ",nodev"),
         (options.noexec, ",noexec"),
+        (options.noatime, ",noatime"),
     ] {
         if option {
             opts.push_str(name);

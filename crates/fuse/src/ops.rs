@@ -40,6 +40,11 @@ pub trait Ops: Send + Sync + 'static {
     fn unpin(&self, ino: Ino, count: u64);
     fn statfs(&self) -> StatFs;
     fn shutdown(&self, flush: bool) -> Result<()>;
+    /// Gives free space in `len` bytes of the device at `offset` back to it. Answers how many
+    /// bytes.
+    fn trim(&self, _offset: u64, _len: u64, _min_len: u64) -> Result<u64> {
+        Err(kedgefs::Error::NotSupported("there is no device that takes space back"))
+    }
     fn stats_json(&self) -> String;
     fn info_json(&self) -> String;
     fn set_options(&self, list: &str) -> Result<()>;
@@ -86,6 +91,7 @@ delegate! {
     unpin(ino: Ino, count: u64);
     statfs() -> StatFs;
     shutdown(flush: bool) -> Result<()>;
+    trim(offset: u64, len: u64, min_len: u64) -> Result<u64>;
     stats_json() -> String;
     info_json() -> String;
     set_options(list: &str) -> Result<()>;

@@ -16,6 +16,7 @@ pub struct FuseOptions {
     pub nosuid: bool,
     pub nodev: bool,
     pub noexec: bool,
+    pub noatime: bool,
     /// Threads that receive requests; `None`: twice the CPUs, from two to four. Never fewer than
     /// two: see [`crate::Server`].
     pub workers: Option<usize>,
@@ -45,6 +46,7 @@ impl Default for FuseOptions {
             nosuid: false,
             nodev: false,
             noexec: false,
+            noatime: false,
             workers: None,
             clone_channels: true,
             writeback_cache: false,

@@ -6,6 +6,7 @@ use rustix::fs::{Mode, OFlags};
 use std::io;
 
 const FUSE_DEV_IOC_CLONE: libc::c_ulong = 0x8004_e500;
+const FITRIM: libc::c_ulong = 0xc018_5879;
 const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4c82;
 const LOOP_GET_STATUS64: libc::c_ulong = 0x4c05;
 const LOOP_CONFIGURE: libc::c_ulong = 0x4c0a;
@@ -54,6 +55,16 @@ pub fn clone_fuse_channel(session: &OwnedFd) -> io::Result<OwnedFd> {
     // descriptors are open.
     check(unsafe { libc::ioctl(channel.as_raw_fd(), FUSE_DEV_IOC_CLONE, &raw const source) })?;
     Ok(channel)
+}
+
+/// Has the file system of the open directory give its free space back to its device. Answers how
+/// many bytes.
+pub fn trim(dir: impl AsFd, min_len: u64) -> io::Result<u64> {
+    let mut range = [0, u64::MAX, min_len];
+    // SAFETY: FITRIM reads and writes three u64 through the pointer, which points at three u64 that
+    // outlive the call; the descriptor is open.
+    check(unsafe { libc::ioctl(dir.as_fd().as_raw_fd(), FITRIM, range.as_mut_ptr()) })?;
+    Ok(range[1])
 }
 
 /// The number of a loop device that was free a moment ago.

@@ -30,7 +30,7 @@ pub(crate) enum Asked {
 }
 
 impl Asked {
-    pub fn by(cause: ForceCause) -> Asked {
+    pub(crate) fn by(cause: ForceCause) -> Asked {
         match cause {
             ForceCause::CommitTimer => Asked::ByTimer,
             cause if cause.is_commit() => Asked::ByOperation,

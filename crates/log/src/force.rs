@@ -269,6 +269,8 @@ impl Shared {
     }
 
     fn latch(&self, state: &mut State, reason: &Error, to_waiters: &Error, wake: &mut Wake) {
+        // The first time stays, as the first reason does.
+        self.dead_since.get_or_init(|| self.clock.now().sec);
         state.latch(reason, to_waiters, wake);
         self.dead.store(true, Release);
     }

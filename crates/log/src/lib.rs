@@ -63,7 +63,7 @@ use ring::Ring;
 use state::State;
 use std::sync::atomic::Ordering::Acquire;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// Most log writes in flight. Recovery relies on this bound: it limits how far after a lost write
 /// the proof of its loss can lie.
@@ -125,6 +125,8 @@ pub(crate) struct Shared {
     /// [`Log::free_bytes`].
     free: AtomicU64,
     dead: AtomicBool,
+    /// Seconds since 1970 at which it was shut down.
+    dead_since: OnceLock<i64>,
     stats: LogStats,
     recent: stats::Recent,
 }
@@ -169,6 +171,7 @@ impl Log {
             durable: AtomicU64::new(config.head.0),
             tail: AtomicU64::new(config.tail.0),
             dead: AtomicBool::new(false),
+            dead_since: OnceLock::new(),
             stats: LogStats::default(),
             recent: stats::Recent::default(),
         });
@@ -194,6 +197,11 @@ impl Log {
             return None;
         }
         self.shared.state.lock().dead.clone()
+    }
+
+    /// When the log was shut down, in seconds since 1970.
+    pub fn shutdown_since(&self) -> Option<i64> {
+        self.shared.dead_since.get().copied()
     }
 
     pub fn stats(&self) -> &LogStats {

@@ -10,6 +10,7 @@ pub mod campaign;
 pub mod cases;
 pub mod content;
 pub mod crash;
+pub mod discard;
 pub mod explore;
 pub mod forge;
 pub mod fuzz;

@@ -57,6 +57,7 @@ const CHECKS: &[Check] = &[
     ("an inode deleted while it is read", races::deleted_while_read),
     ("an inode linked while it is read", races::linked_while_read),
     ("files that forge log writes", kedge_sim::forge::check),
+    ("blocks given back to the device", discarded),
     ("freed blocks on a full image", full_image),
     ("two checkpoints of a wide tree", checkpoints),
     ("writers beside checkpoints", writers),
@@ -136,6 +137,10 @@ fn run(check: &'static fn() -> Result<(), String>) -> (Result<(), String>, Durat
     let start = std::time::Instant::now();
     let result = std::panic::catch_unwind(|| within(LIMIT, "check", check));
     (result.unwrap_or_else(|panic| Err(format!("panic: {}", panic_text(&*panic)))), start.elapsed())
+}
+
+fn discarded() -> Result<(), String> {
+    kedge_sim::discard::check(StatePlan::default()).map(drop)
 }
 
 // ----- the apparatus -----

@@ -11,13 +11,16 @@
 //! 2. The new slot is durable. Then so are the nodes, bitmaps and index to which it points, because
 //!    a flush lies between. The log was forced to the cut before the slot was written, so it has no
 //!    gap between tail and cut.
+//!
+//! A checkpoint that finds no space on the image's host before its slot is written writes the same
+//! blocks once more (`Store::waits_for_host`). It takes longer, and that is all.
 
 use crate::Store;
 use crate::background::Retry;
 use kedge_base::broken::{self, Variant};
 
 use kedge_alloc::FrozenAlloc;
-use kedge_base::lock::{Mutex, Rank};
+use kedge_base::lock::{Mutex, MutexGuard, Rank};
 use kedge_base::{BlockNo, Error, Generation, Ino, IoBuf, Lsn, Result, without_panic};
 use kedge_btree::Frozen;
 use kedge_device::{Device, Io, Op, run_batch};
@@ -77,6 +80,8 @@ pub(crate) struct Control {
     /// Why the last checkpoint could not write some log-resident data in place.
     pub unwritable: Mutex<Option<Error>>,
     pub retry: Mutex<Retry>,
+    /// Who waits for the one under way to end.
+    queued: AtomicU32,
 }
 
 impl Control {
@@ -90,6 +95,7 @@ impl Control {
             async_percent: AtomicU32::new(async_percent),
             unwritable: Mutex::new(Rank::Leaf, None),
             retry: Mutex::new(Rank::Leaf, Retry::default()),
+            queued: AtomicU32::new(0),
         }
     }
 
@@ -101,6 +107,14 @@ impl Control {
     /// Whether the checkpoint `number` or a later one has completed.
     fn covers(&self, number: u64) -> bool {
         self.completed.load(Ordering::Acquire) >= number
+    }
+
+    /// Waits until no checkpoint runs.
+    fn alone(&self) -> MutexGuard<'_, ()> {
+        self.queued.fetch_add(1, Ordering::Relaxed);
+        let single = self.single.lock();
+        self.queued.fetch_sub(1, Ordering::Relaxed);
+        single
     }
 
     /// The caller holds `single`.
@@ -230,7 +244,7 @@ impl Store {
     /// Runs a checkpoint that starts after this call, or shares one that does.
     pub fn checkpoint(&self, cause: CheckpointCause) -> Result<()> {
         let mine = self.checkpoint.next();
-        let _single = self.checkpoint.single.lock();
+        let _single = self.checkpoint.alone();
         // No checkpoint may follow the last one: it would remove the clean mark.
         let is_last = self.closed.load(Ordering::Acquire);
         if is_last || self.checkpoint.covers(mine) {
@@ -251,7 +265,7 @@ impl Store {
 
     /// The last checkpoint, which marks the image clean.
     pub(crate) fn checkpoint_clean(&self) -> Result<()> {
-        let _single = self.checkpoint.single.lock();
+        let _single = self.checkpoint.alone();
         let result = self.run_checkpoint(CheckpointCause::Unmount, true);
         self.closed.store(true, Ordering::Release);
         result
@@ -345,7 +359,13 @@ impl Store {
                 }
                 last.set(self.clock.monotonic());
             };
-            write_checkpoint(&*self.device, &self.geometry, &cut, state, &pace)?
+            let mut patience = *self.checkpoint.retry.lock();
+            loop {
+                match write_checkpoint(&*self.device, &self.geometry, &cut, state, &pace) {
+                    Err(e) if self.waits_for_host(&e, &mut patience) => {}
+                    written => break written?,
+                }
+            }
         };
         self.stats.logging_ns.record((self.clock.monotonic() - forced).as_nanos() as u64);
         self.stats.nodes_written.add(nodes);
@@ -356,6 +376,34 @@ impl Store {
         self.tree.written(cut.tree);
         self.log.advance_tail(cut.tail);
         Ok(())
+    }
+
+    /// Whether a checkpoint that found no space on the image's host is to be written once more,
+    /// after a rest.
+    ///
+    /// Nothing is lost yet: the log is whole, and no superblock names what was written. The same
+    /// blocks are written to the same places again, so for a crash this is a checkpoint that takes
+    /// long. The alternative, to shut down at once, would end a mount that may still be read, and
+    /// written where the host has blocks, and that goes on when the host has room. While somebody
+    /// waits for log space or for this checkpoint, `patience` runs out: better an error than a
+    /// hang.
+    fn waits_for_host(&self, e: &Error, patience: &mut Retry) -> bool {
+        // A file system that was dropped without being closed waits for nothing.
+        let in_use = self.client.get().is_none_or(|client| client.strong_count() > 0);
+        let can_wait = e.is_host_full() && self.device.host_free().is_some();
+        if !can_wait || !in_use || self.check_alive().is_err() {
+            return false;
+        }
+        if self.log.has_waiters() || self.checkpoint.queued.load(Ordering::Relaxed) > 0 {
+            let Some(left) = patience.tries.checked_sub(1) else { return false };
+            patience.tries = left;
+        }
+        if patience.first <= Retry::default().first {
+            tracing::error!("the checkpoint waits for space on the host of {}: {e}", self.device.name());
+        }
+        patience.first = (2 * patience.first).min(patience.longest);
+        self.clock.sleep(patience.first);
+        true
     }
 
     fn checkpoint_state(&self, cut: &Cut, clean: bool) -> CheckpointState {

@@ -26,6 +26,7 @@
 mod apply;
 mod background;
 mod checkpoint;
+mod discard;
 mod flusher;
 mod format;
 mod gate;
@@ -36,10 +37,11 @@ mod space;
 mod stats;
 
 pub use checkpoint::{CheckpointCause, CheckpointClient, check_async_percent};
+pub use discard::Discarded;
 pub use flusher::WriteSeq;
 pub use format::{FormatParams, format};
 pub use handle::{Handle, Need, PROMISE_PER_PIECE};
-pub use kedge_alloc::DataReservation;
+pub use kedge_alloc::{DataReservation, Which};
 pub use kedge_btree::{LatchKind, TreeLock, histogram_text};
 pub use kedge_log::{ForceCause, RecordLsn};
 pub use recovery::{OpenOptions, ReplaySummary, count_log_writes, read_superblock};
@@ -69,6 +71,9 @@ pub enum Class {
     /// short.
     Checkpoint,
 }
+
+/// How often a reservation waits for blocks that are being discarded.
+const CLAIM_WAITS: u32 = 16;
 
 /// The counters that a checkpoint records, changed only by `apply`.
 #[derive(Debug)]
@@ -187,6 +192,17 @@ impl Store {
         if kedge_base::broken::refusal::should_fail() {
             return Err(Error::NoSpace);
         }
+        for _ in 0..CLAIM_WAITS {
+            match self.reserve_now(blocks) {
+                // Some free blocks are being discarded and come back in a moment.
+                Err(Error::NoSpace) if self.alloc.wait_for_claims() => {}
+                answer => return answer,
+            }
+        }
+        self.reserve_now(blocks)
+    }
+
+    fn reserve_now(&self, blocks: u64) -> Result<DataReservation> {
         self.alloc.durable(self.log.durable_lsn());
         let refused = match self.alloc.reserve_data(blocks) {
             Err(Error::NoSpace) => Error::NoSpace,

@@ -28,6 +28,14 @@ pub fn output_within(mut command: Command, limit: Duration) -> std::io::Result<O
     })
 }
 
+/// A copy of `kedge` that other users may run. Another process writes it: a test beside this one
+/// that starts a child while we write would hand it the open file, and a file that is open for
+/// writing cannot be run.
+pub fn copy_program(to: &Path) {
+    let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_kedge")).arg(to).status().unwrap();
+    assert!(copied.success(), "cp to {}: {copied}", to.display());
+}
+
 /// Runs a program of a Debian package, which must be there and succeed within `limit`. Answers what
 /// it printed.
 #[track_caller]

@@ -210,6 +210,10 @@ impl Device for FileDevice {
         self.file.write_zeroes(offset, len)
     }
 
+    fn host_free(&self) -> Option<u64> {
+        self.file.host_free()
+    }
+
     fn stats(&self) -> &DeviceStats {
         &self.stats
     }

@@ -185,6 +185,15 @@ impl RawFile {
         }
     }
 
+    /// What a process without privilege could still take.
+    pub fn host_free(&self) -> Option<u64> {
+        if self.block_device {
+            return None;
+        }
+        let host = rustix::fs::fstatvfs(&self.fd).ok()?;
+        Some(host.f_bavail.saturating_mul(host.f_frsize))
+    }
+
     fn writable(&self) -> Result<()> {
         if self.read_only { Err(Error::ReadOnly) } else { Ok(()) }
     }

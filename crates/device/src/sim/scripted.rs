@@ -126,6 +126,10 @@ impl Device for ScriptedDevice {
         self.inner.write_zeroes(offset, len)
     }
 
+    fn host_free(&self) -> Option<u64> {
+        self.inner.host_free()
+    }
+
     fn stats(&self) -> &DeviceStats {
         self.inner.stats()
     }

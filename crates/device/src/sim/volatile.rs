@@ -141,6 +141,10 @@ impl Device for VolatileDevice {
         Ok(())
     }
 
+    fn host_free(&self) -> Option<u64> {
+        self.inner.host_free()
+    }
+
     fn stats(&self) -> &DeviceStats {
         &self.stats
     }

@@ -69,6 +69,8 @@ pub(crate) struct Meta {
     pub dead: bool,
     /// A writeback failed, and no fsync has told of it.
     pub write_failed: bool,
+    /// The last of those failures was for want of space on the image's host.
+    pub failed_full: bool,
     /// How often writeback failed since it last succeeded, and when the background tries again.
     pub failures: u32,
     pub retry_at: Duration,
@@ -98,6 +100,7 @@ impl Inode {
             listed: false,
             dead: false,
             write_failed: false,
+            failed_full: false,
             failures: 0,
             retry_at: Duration::ZERO,
         };

@@ -147,9 +147,9 @@ impl Files {
     }
 
     /// The read time stamp in the manner of relatime: moved when it is not newer than the last
-    /// change, or a day old.
+    /// change, or a day old. Not with `noatime`.
     pub(crate) fn accessed(&self, inode: &Arc<Inode>) {
-        if self.engine.store().is_read_only() {
+        if self.engine.store().is_read_only() || self.engine.live().noatime() {
             return;
         }
         let mut meta = inode.meta.lock();

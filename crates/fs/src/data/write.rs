@@ -42,8 +42,10 @@ impl Files {
             if done == 0 || (mode.whole && !broken::is(Variant::ShortWhole)) {
                 return Err(cause);
             }
-            // The caller learns the count; the cause is the answer when he writes the rest.
-            tracing::warn!("inode {ino}: {done} of {} bytes written: {cause}", data.len());
+            // The caller learns the count; the cause is the answer when he writes the rest. So it
+            // is no matter for the log of the system: on a full image there would be a line for
+            // each program that tries.
+            tracing::debug!("inode {ino}: {done} of {} bytes written: {cause}", data.len());
             self.engine.stats().short_writes.inc();
             break;
         }
@@ -81,6 +83,7 @@ impl Files {
         // Promised before the lock: finding space may need a checkpoint, which takes inode locks.
         // Blocks that turn out to be mapped are given back below.
         let mut promise = match self.engine.store().reserve_data(end - first) {
+            _ if self.engine.host_is_full(self.writeback.dirty_pages()) => None,
             Ok(r) => Some(r),
             Err(kedge_base::Error::NoSpace) => None,
             Err(e) => return Err(e.into()),

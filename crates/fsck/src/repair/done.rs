@@ -222,12 +222,18 @@ impl fmt::Display for RepairReport {
         if let ReplayState::Failed { .. } = self.before.replay {
             writeln!(f, "the log could not be replayed whole")?;
         }
-        for repair in &self.repairs {
-            writeln!(f, "{repair}")?;
+        // What belongs to a replay is no damage, and must not read like it: new bitmaps, a new
+        // superblock slot.
+        let ordinary = self.ending == Ending::Clean;
+        for repair in self.repairs.iter().filter(|r| !ordinary || r.kind == RepairKind::LogReplayed) {
+            match ordinary {
+                true => writeln!(f, "log replayed, as the next mount would have: {}", repair.what)?,
+                false => writeln!(f, "{repair}")?,
+            }
         }
         for (kind, count) in &self.repair_counts {
             let listed = self.repairs.iter().filter(|r| r.kind.name() == *kind).count() as u64;
-            if *count > listed {
+            if *count > listed && !ordinary {
                 writeln!(f, "{} more repairs of kind {kind}", count - listed)?;
             }
         }

@@ -103,7 +103,9 @@ impl Flushed for Syncer {
         let commit = self.engine.live().commit();
         let result = if over || now.saturating_sub(*last) >= commit {
             *last = now;
-            self.commit_tick()
+            let committed = self.commit_tick();
+            self.engine.discard_turn();
+            committed
         } else {
             self.writeback.write_some(TURN_INODES)
         };

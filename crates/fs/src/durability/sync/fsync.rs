@@ -129,7 +129,10 @@ impl Syncer {
         }
         let mut meta = inode.meta.lock();
         if std::mem::take(&mut meta.write_failed) {
-            return Err(Error::WriteBack(ino));
+            return Err(match meta.failed_full {
+                true => kedge_base::Error::NoSpace.into(),
+                false => Error::WriteBack(ino),
+            });
         }
         let p = meta.progress;
         drop(meta);

@@ -69,6 +69,8 @@ pub(super) struct Part {
     pub writing: Vec<Writing>,
     /// A write that carried pages of it failed, if only the first time.
     pub met_error: bool,
+    /// The last such failure was for want of space on the image's host.
+    pub met_full: bool,
     /// Pages that the device did not take.
     pub failed: BTreeSet<u64>,
     /// These, and those that must not be recorded before them.
@@ -87,6 +89,7 @@ impl Part {
             left_out,
             writing: Vec::new(),
             met_error: false,
+            met_full: false,
             failed: BTreeSet::new(),
             kept: BTreeSet::new(),
             more: false,

@@ -34,6 +34,9 @@ impl Pass<'_> {
             self.writeback.account(delta);
             let mut meta = inode.meta.lock();
             meta.write_failed |= !completed || part.met_error;
+            if part.met_error {
+                meta.failed_full = part.met_full;
+            }
             if all {
                 (meta.failures, meta.retry_at) = (0, Duration::ZERO);
             } else if pages.dirty_count() > 0 {

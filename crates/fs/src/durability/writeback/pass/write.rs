@@ -35,15 +35,17 @@ impl Pass<'_> {
         for (completion, (start, users)) in run_batch(&**self.store().device(), ios).into_iter().zip(users) {
             let Err(e) = completion.result else { continue };
             self.stats().data_write_errors.inc();
-            tracing::error!("writeback: {e}");
+            self.tell_failed(&e, "");
             let flush_lost = durable && (alone.is_none() || self.all_flushed() != alone);
             let last = matches!(e, kedge_base::Error::Fenced | kedge_base::Error::OutcomeUnknown);
             if flush_lost || last {
                 self.store().shutdown(&e);
             }
+            let full = e.is_host_full();
             first_error.get_or_insert(Error::from(e));
             for (inode_index, ..) in &users {
-                self.parts[*inode_index].as_mut().expect("a write belongs to a part").met_error = true;
+                let part = self.parts[*inode_index].as_mut().expect("a write belongs to a part");
+                (part.met_error, part.met_full) = (true, full);
             }
             let pages = users
                 .iter()
@@ -77,12 +79,22 @@ impl Pass<'_> {
         for (completion, piece) in run_batch(&**self.store().device(), again).into_iter().zip(pieces) {
             if let Err(e) = completion.result {
                 self.stats().data_write_errors.inc();
-                tracing::error!("writeback, once more: {e}");
+                self.tell_failed(&e, ", once more");
                 if matches!(e, kedge_base::Error::Fenced | kedge_base::Error::OutcomeUnknown) {
                     self.store().shutdown(&e);
                 }
                 self.note_failed(piece);
             }
+        }
+    }
+
+    /// Of a full host it is said once, not for each write.
+    fn tell_failed(&self, e: &kedge_base::Error, when: &str) {
+        if e.is_host_full() {
+            self.writeback.engine.note_host_error(e);
+            tracing::debug!("writeback{when}: {e}");
+        } else {
+            tracing::error!("writeback{when}: {e}");
         }
     }
 

@@ -1,0 +1,101 @@
+//! Free blocks that are given back to the device.
+//!
+//! A discard leaves anything in a block. So it is safe exactly where a write of other bytes would
+//! be: on a block that is not busy (the crate's documentation lists why a free block may still be),
+//! and that nobody is given meanwhile. Therefore a run is made busy for the time of its discard.
+//! It is paid for from the space of all, and never with more than half of what is available: the
+//! rest is for those who need a block now. Who finds no space waits for the runs that are out
+//! ([`Alloc::wait_for_claims`]): the image is not full, it only looks so for a moment.
+//!
+//! # Fresh frees
+//! With [`Alloc::watch_frees`] each group marks what becomes free. A pass over these marks discards
+//! what was freed since the last one, and not again and again what has been free all the time. The
+//! marks are hints in memory: a crash loses them, and a whole pass finds all that is free.
+
+use crate::Alloc;
+use crate::bitmap::BITS;
+use kedge_base::{BlockNo, Extent};
+use kedge_format::alloc::GROUP_BLOCKS;
+use std::ops::Range;
+
+/// Which free blocks a discard is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Which {
+    All,
+    /// Those that became free since they were last taken for a discard.
+    Fresh,
+}
+
+impl Alloc {
+    /// Has all groups mark what becomes free from now on, or no longer.
+    pub fn watch_frees(&self, on: bool) {
+        for cell in &self.cells {
+            cell.lock().watch_frees(on);
+        }
+    }
+
+    /// Makes the first free run of at least `min` blocks in `[from, end)` busy for a discard, or a
+    /// part of it. The caller gives it back with [`Alloc::end_claim`].
+    pub fn claim_free(&self, range: Range<BlockNo>, min: u64, which: Which) -> Option<Extent> {
+        let mut at = range.start.0.max(self.geometry.data_start.0);
+        let end = range.end.0.min(self.geometry.total_blocks);
+        while at < end {
+            let g = at / GROUP_BLOCKS;
+            let first = g * GROUP_BLOCKS;
+            let (from, to) = ((at - first) as u32, (end - first).min(GROUP_BLOCKS) as u32);
+            let min = min.clamp(1, BITS as u64) as u32;
+            let claimed = self.with_group(g, |group| {
+                let (start, len) = group.free_run(from, to, min, which == Which::Fresh)?;
+                let share = (self.space.available() / 2).min(len as u64);
+                let taken = self.space.take_up_to(share) as u32;
+                if taken < min {
+                    self.space.give(taken as u64);
+                    return None;
+                }
+                group.claim_for_discard(start, taken);
+                Some(Extent::new(BlockNo(first + start as u64), taken as u64))
+            });
+            if let Some(extent) = claimed {
+                *self.claims.lock() += extent.blocks;
+                return Some(extent);
+            }
+            at = first + GROUP_BLOCKS;
+        }
+        None
+    }
+
+    /// Gives back a run of [`Alloc::claim_free`]. `discarded`: it is no fresh free any more.
+    pub fn end_claim(&self, extent: Extent, discarded: bool) {
+        for (g, bit, len) in self.pieces(extent).expect("it was claimed") {
+            self.with_group(g, |group| {
+                group.release(bit, len);
+                if discarded {
+                    group.forget_fresh(bit, len);
+                }
+            });
+        }
+        self.freed(extent.blocks);
+        *self.claims.lock() -= extent.blocks;
+        self.unclaimed.notify_all();
+    }
+
+    /// Waits until a run that is being discarded is back. False: there is none.
+    pub fn wait_for_claims(&self) -> bool {
+        let mut claims = self.claims.lock();
+        let some = *claims > 0;
+        if some {
+            self.unclaimed.wait(&mut claims);
+        }
+        some
+    }
+
+    /// Blocks that are being discarded.
+    pub(crate) fn claimed(&self) -> u64 {
+        *self.claims.lock()
+    }
+
+    /// Blocks that lie in wait for the log, for an engine that is broken on purpose.
+    pub fn pending_frees(&self) -> Vec<Extent> {
+        self.pending.extents()
+    }
+}

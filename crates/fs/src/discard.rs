@@ -1,0 +1,62 @@
+//! Giving free space back to the device: on request (FITRIM), and in the background with `discard`.
+
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use kedge_base::{BLOCK_SIZE, BlockNo};
+use kedge_store::Which;
+use std::sync::atomic::Ordering::Relaxed;
+
+const BLOCK: u64 = BLOCK_SIZE as u64;
+/// Requests of one turn in the background: a device may be slow at them, and the thread has other
+/// work. What is left waits for the next turn.
+const TURN_RUNS: u64 = 256;
+
+impl Engine {
+    /// Discards free space in the `len` bytes of the device at `offset`, in runs of at least
+    /// `min_len` bytes. Answers how many bytes.
+    pub(crate) fn trim(&self, offset: u64, len: u64, min_len: u64) -> Result<u64> {
+        self.check_open()?;
+        if self.store().is_read_only() {
+            return Err(kedge_base::Error::ReadOnly.into());
+        }
+        let size = self.store().geometry().total_blocks * BLOCK;
+        if offset >= size {
+            return Err(Error::Invalid("the range lies behind the end of the device"));
+        }
+        if !self.store().can_discard() {
+            return Err(Error::NotSupported("the device takes no space back"));
+        }
+        let end = offset.saturating_add(len).min(size);
+        let range = BlockNo(offset.div_ceil(BLOCK))..BlockNo(end / BLOCK);
+        let done = self.store().discard_free(range, min_len.div_ceil(BLOCK), Which::All, u64::MAX)?;
+        self.stats().discarded_blocks.add(done.blocks);
+        Ok(done.blocks * BLOCK)
+    }
+
+    /// Makes `discard` and `nodiscard` hold.
+    pub(crate) fn set_discard(&self, on: bool) {
+        let can = self.store().can_discard();
+        if on && !can && !self.store().is_read_only() {
+            tracing::warn!("{} takes no space back: discard has no effect", self.store().device().name());
+        }
+        self.store().alloc().watch_frees(on && can);
+        self.discards.store(on && can, Relaxed);
+    }
+
+    /// A part of what was freed since the last turn. An error ends it for good: a device that
+    /// refuses one discard refuses the next, and nothing depends on them.
+    pub(crate) fn discard_turn(&self) {
+        if !self.discards.load(Relaxed) {
+            return;
+        }
+        let all = BlockNo(0)..BlockNo(self.store().geometry().total_blocks);
+        match self.store().discard_free(all, 1, Which::Fresh, TURN_RUNS) {
+            Ok(done) => self.stats().discarded_blocks.add(done.blocks),
+            Err(_) if self.check_open().is_err() || self.store().check_alive().is_err() => {}
+            Err(e) => {
+                tracing::error!("discard is turned off: {e}");
+                self.set_discard(false);
+            }
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! An image file whose host file system is full.
+//!
+//! The image is sparse: a block that was never written has no place on the host yet, and the first
+//! write to it may fail with ENOSPC though the image has room. Bytes that were accepted by then
+//! stay dirty and are tried again, as after any failed write (`writeback`). What this module adds
+//! is that no more such bytes are accepted: a write into a hole of a file, which needs a block, is
+//! refused with ENOSPC where the program hears it, at write(2). Without that, memory would fill
+//! with bytes that no fsync can save, until the file system shuts down. To refuse overwrites too
+//! would be wrong: their blocks have a place.
+//!
+//! The state ends when the host has room for all that is dirty, or when nothing is dirty any more:
+//! what was deleted inside the image has left blocks behind that the host holds already, and the
+//! retries find them. A device that does not know its host (a thin volume) refuses nothing here.
+
+use crate::engine::Engine;
+use kedge_base::{BLOCK_SIZE, Error};
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Room on the host, besides that for what is dirty, from which on writes are accepted again: tree
+/// nodes and the other writers of the host need some, too.
+const SPARE_BYTES: u64 = 4 << 20;
+
+impl Engine {
+    /// A write of file data failed with this error.
+    pub(crate) fn note_host_error(&self, e: &Error) {
+        if e.is_host_full() && !self.host_full.swap(true, Relaxed) {
+            tracing::error!(
+                "the host of {} has no space: {e}. Writes that need new blocks are refused until it has",
+                self.store().device().name()
+            );
+        }
+    }
+
+    /// Whether new blocks cannot be had from the host, beside those for `dirty_pages`. Costs a
+    /// system call only while it is full.
+    pub(crate) fn host_is_full(&self, dirty_pages: i64) -> bool {
+        if !self.host_full.load(Relaxed) {
+            return false;
+        }
+        let Some(free) = self.store().device().host_free() else { return false };
+        let dirty = dirty_pages.max(0) as u64 * BLOCK_SIZE as u64;
+        if dirty > 0 && free < dirty + SPARE_BYTES {
+            return true;
+        }
+        if self.host_full.swap(false, Relaxed) {
+            tracing::warn!("the host of {} has space again", self.store().device().name());
+        }
+        false
+    }
+}

@@ -1,0 +1,73 @@
+//! Discards and crashes: a file is deleted, its blocks are given back to the device, and power
+//! fails. Either the deletion is durable, or the file is there with all its bytes.
+
+use crate::ops::OWNER;
+use crate::rig;
+use kedge_base::ManualClock;
+use kedge_device::sim::{SimDevice, StatePlan};
+use kedgefs::{FileSystem, Ino};
+use std::sync::Arc;
+
+const LEN: usize = 96 << 10;
+
+/// Judges every crash state of the workload that `plan` picks. Answers how many there were.
+pub fn check(plan: StatePlan) -> Result<usize, String> {
+    let setup = crate::explore::setup();
+    let device = Arc::new(SimDevice::new(rig::format(setup.image, setup.log)?));
+    let fs = rig::open(&device, &Arc::new(ManualClock::default()), &setup)?;
+    let failed = |what: &'static str| move |e: kedgefs::Error| format!("{what}: {e}");
+    let names: [&[u8]; 3] = [b"a", b"b", b"c"];
+    for name in names {
+        let ino = fs.create(Ino::ROOT, name, 0o644, OWNER).map_err(failed("create"))?.ino;
+        fs.write(ino, 0, &content(name)).map_err(failed("write"))?;
+    }
+    fs.sync().map_err(failed("sync"))?;
+    device.mark(1);
+    fs.unlink(Ino::ROOT, names[0]).map_err(failed("unlink"))?;
+    fs.trim(0, u64::MAX, 0).map_err(failed("trim"))?;
+    // New bytes in the place of what was discarded, and a deletion that a truncate begins.
+    let ino = fs.create(Ino::ROOT, b"d", 0o644, OWNER).map_err(failed("create"))?.ino;
+    fs.write(ino, 0, &content(b"d")).map_err(failed("write"))?;
+    fs.fsync(ino, false).map_err(failed("fsync"))?;
+    fs.unlink(Ino::ROOT, names[1]).map_err(failed("unlink"))?;
+    fs.trim(0, u64::MAX, 0).map_err(failed("trim"))?;
+    drop(fs);
+    let recording = device.recording();
+    let mut count = 0;
+    for state in recording.states(plan) {
+        count += 1;
+        let place = format!("state {count}, behind event {}, {:?}", state.at, state.choice);
+        rig::fsck(state.medium.fork()).map_err(|e| format!("{place}: {e}"))?;
+        let mark = state.mark;
+        let device = Arc::new(SimDevice::new(state.medium));
+        let fs = rig::open(&device, &Arc::new(ManualClock::default()), &setup)?;
+        intact(&fs, mark.is_some()).map_err(|e| format!("{place}: {e}"))?;
+        if mark.is_some() && fs.lookup(Ino::ROOT, b"c").is_err() {
+            return Err(format!("{place}: the file that nobody deleted is gone"));
+        }
+    }
+    Ok(count)
+}
+
+/// Each file that is there has its bytes; once they were synced, all of them.
+fn intact(fs: &FileSystem, synced: bool) -> Result<(), String> {
+    for name in [b"a", b"b", b"c", b"d"] {
+        let found = match fs.lookup(Ino::ROOT, name) {
+            Ok(found) => found,
+            Err(kedgefs::Error::NotFound) => continue,
+            Err(e) => return Err(e.to_string()),
+        };
+        let mut is = vec![0; LEN];
+        let n = fs.read(found.ino, 0, &mut is).map_err(|e| e.to_string())?;
+        let whole = n == LEN || !synced || name == b"d";
+        if !whole || is[..n] != content(name)[..n] {
+            let name = String::from_utf8_lossy(name);
+            return Err(format!("a discarded block: {name} has {n} bytes, and not those that were written"));
+        }
+    }
+    Ok(())
+}
+
+fn content(name: &[u8]) -> Vec<u8> {
+    name.iter().copied().cycle().take(LEN).collect()
+}
