@@ -1,12 +1,13 @@
 //! A recording under a model: which crash states are legal.
 //!
-//! A *crash point* `at` lies behind the first `at` events. A state at it is a set `S` of edits of those events. It is legal
-//! if `S` = `A` ∪ `D`, where `D` is what persistence calls made durable before the point, and `A` is any set that has with each edit
-//! all that it needs and all that is before it in the log. `D` is closed under needing, and under the log too except where fsync
+//! A *crash point* `at` lies behind the first `at` events. A state at it is a set `S` of edits of
+//! those events. It is legal if `S` = `A` ∪ `D`, where `D` is what persistence calls made durable
+//! before the point, and `A` is any set that has with each edit all that it needs and all that is
+//! before it in the log. `D` is closed under needing, and under the log too except where fsync
 //! passes by it ([`Order::Transaction`]).
 //!
-//! Edits are applied in the order of the recording. A state is built from the copy of the whole tree before its first missing
-//! edit, so that its cost is what comes after that.
+//! Edits are applied in the order of the recording. A state is built from the copy of the whole
+//! tree before its first missing edit, so that its cost is what comes after that.
 
 use crate::bits::Bits;
 use crate::model::{Model, Order};
@@ -51,10 +52,19 @@ impl History {
             durable.at.resize(splitter.micros.len(), NEVER);
             upto.push(splitter.micros.len() as u32);
             let synced = match event.call {
+                _ if !event.ok() && model.failed_fsync_keeps => continue,
+                Call::Fsync { ino, since, .. } if !event.ok() => {
+                    splitter.give_up(Some(ino), since);
+                    continue;
+                }
+                Call::Sync { since } if !event.ok() => {
+                    splitter.give_up(None, since);
+                    continue;
+                }
                 _ if !event.ok() => continue,
                 // A total order persists as a whole: an fsync cannot leave out what came before.
                 Call::Fsync { since, .. } | Call::Sync { since } if is_total(model, &event.call) => {
-                    upto_event(&splitter.micros, since)
+                    upto_event(&splitter, since)
                 }
                 Call::Fsync { ino, datasync, since } => splitter.take_synced(ino, datasync, since),
                 _ => continue,
@@ -109,7 +119,12 @@ impl History {
         (0..self.upto(at) as u32).filter(move |n| !self.is_durable(*n, at))
     }
 
-    fn behind(&self, n: u32) -> impl Iterator<Item = u32> {
+    /// The tree before the first edit that a crash can take.
+    pub(crate) fn base(&self) -> State {
+        self.snapshots[0].clone()
+    }
+
+    pub(crate) fn behind(&self, n: u32) -> impl Iterator<Item = u32> {
         let micro = &self.micros[n as usize];
         micro.needs.iter().copied().chain(micro.after)
     }
@@ -228,7 +243,8 @@ impl History {
             && !self.is_durable(n, at)
     }
 
-    /// Whether a crash may leave exactly what the recipe asks for: nothing of what it loses is durable.
+    /// Whether a crash may leave exactly what the recipe asks for: nothing of what it loses is
+    /// durable.
     pub fn allows(&self, at: u32, lost: &[u32]) -> bool {
         lost.iter().all(|n| (*n as usize) < self.upto(at) && !self.is_durable(*n, at))
     }
@@ -238,9 +254,9 @@ fn is_total(model: Model, call: &Call) -> bool {
     matches!(call, Call::Sync { .. }) || model.order == Order::Total
 }
 
-fn upto_event(micros: &[Micro], since: u64) -> Vec<u32> {
-    // Backwards from the end: what is long durable need not be looked at, but the list must be whole.
-    (0..micros.len() as u32).filter(|n| u64::from(micros[*n as usize].event) < since).collect()
+fn upto_event(splitter: &Splitter, since: u64) -> Vec<u32> {
+    let covered = |n: &u32| u64::from(splitter.micros[*n as usize].event) < since;
+    (0..splitter.micros.len() as u32).filter(|n| covered(n) && !splitter.given_up.contains(n)).collect()
 }
 
 /// When each edit became durable, as far as the recording has been read.

@@ -6,6 +6,7 @@
 //! model                 what each file system may lose
 //! split, edit, history  calls → edits → which sets of edits are legal
 //! state, sparse         a directory tree that is cheap to copy
+//! every                 all legal states of a short recording
 //! recipe, explore       names of states; which are tried, in which order
 //! run, check, files     the search; a command, or the versions of files, as the judge
 //! shrink, explain       the smallest failing state; in words, with the call that prevents it
@@ -19,6 +20,7 @@ pub mod check;
 pub mod describe;
 pub mod disk;
 pub mod edit;
+mod every;
 pub mod explain;
 mod explore;
 mod files;
@@ -37,6 +39,7 @@ pub mod trace;
 pub use campaign::{Campaign, Report, explore_in_memory};
 pub use check::CommandChecker;
 pub use disk::{Disk, DiskFile};
+pub use every::Every;
 pub use explain::{CallRef, Explanation, Fix};
 pub use files::FilesChecker;
 pub use history::History;

@@ -1,18 +1,25 @@
 //! What a file system may lose in a crash, as rules over [`Edit`](crate::edit::Edit)s.
 //!
-//! Each call is split into edits; an edit *needs* others: a crash state that has it has those. What no rule forbids is
-//! legal. The rules every model shares:
+//! Each call is split into edits; an edit *needs* others: a crash state that has it has those. What
+//! no rule forbids is legal. The rules every model shares:
 //!
 //! 1. A name needs the inode it names, and the earlier edit of the same name in the same directory.
-//! 2. Bytes need the inode, the earlier bytes of the same page, and the last truncate, hole or shift of the file before them.
-//! 3. rename is one edit. Removing a directory needs all earlier changes of its entries; moving a directory needs all
-//!    earlier moves of directories.
+//! 2. Bytes need the inode, the earlier bytes of the same sectors (of the same page where pages are
+//!    never torn), and the last truncate, hole or shift of the file before them.
+//! 3. rename is one edit, but for files that change their directory under `btrfs` and `posix`: the
+//!    old name may stay beside the new one, never is there neither. Removing a directory needs all
+//!    earlier changes of its entries; moving a directory needs all earlier moves of directories.
 //! 4. Attributes need the earlier attributes of the inode, an xattr the earlier edit of its name.
-//! 5. A persistence call that failed promises nothing.
+//! 5. A persistence call that failed promises nothing. On Linux the next one does not write what it
+//!    failed to write: the pages count as clean, on ext4, XFS and Btrfs alike (Rebello et al., "Can
+//!    Applications Recover from fsync Failures?", ATC 2020), and POSIX promises nothing else.
 //!
-//! Where documentation and code of a file system disagree, the documentation is what programs may rely on, and the model
-//! follows it. The sources of each model stand at its rules. A model is a rule set, not a measurement: a state that it
-//! allows need not be one that a given kernel on a given disk can be brought to.
+//! Where documentation and code of a file system disagree, the documentation is what programs may
+//! rely on, and the model follows it; but a state that a file system was seen in is legal, whatever
+//! the documentation says. The sources of each model stand at its rules, and what no source was
+//! found for is called so. A model is a rule set, not a measurement: a state that it allows need
+//! not be one that a given kernel on a given disk can be brought to. `cargo xtask crash-reality`
+//! compares.
 
 /// Which metadata edits persist in which order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +28,8 @@ pub enum Order {
     Free,
     /// One log: an edit of metadata needs all earlier ones, and so does a size that a write made.
     Log,
-    /// One log for what is committed by the way, and fsync persists an inode beside it, without what came before.
+    /// One log for what is committed by the way, and fsync persists an inode beside it, without
+    /// what came before.
     Transaction,
     /// Everything, bytes included, in the order of the calls.
     Total,
@@ -36,20 +44,31 @@ pub struct Model {
     pub order: Order,
     /// The size that a write made needs the bytes of that page.
     pub size_needs_data: bool,
-    /// The size that a write made needs the smaller sizes before it: a file is cut off, it has no holes of zeros.
+    /// The size that a write made needs the smaller sizes before it: a file is cut off, it has no
+    /// holes of zeros.
     pub size_in_order: bool,
     /// A rename over an existing file needs the bytes and sizes written to the renamed file before.
     pub rename_needs_data: bool,
-    /// A write's time stamps have a place in the log, so that fsync persists the metadata before them.
+    /// A write's time stamps have a place in the log, so that fsync persists the metadata before
+    /// them.
     pub write_is_logged: bool,
     /// fsync of a file or directory persists the inode's own names too.
     pub fsync_keeps_names: bool,
     /// A page written when power fails may hold some of its sectors only.
     pub torn_pages: bool,
+    /// A truncate inside a page writes zeros behind the new end, which may be there before the new
+    /// size.
+    pub cut_zeroes_first: bool,
+    /// A file that is renamed into another directory gets the new name and then loses the old one.
+    /// Each is persisted with its directory, and a crash between them leaves both.
+    pub rename_may_link: bool,
+    /// Bytes whose persistence call failed stay dirty: the next one that succeeds has written them.
+    /// Elsewhere it has not.
+    pub failed_fsync_keeps: bool,
 }
 
-/// KedgeFS: docs/CRASH_MODEL.md. G12 orders all metadata, G9 puts bytes before the size that shows them, G1 persists names.
-/// Bytes that overwrite others persist in any order before fsync.
+/// KedgeFS: docs/CRASH_MODEL.md. G12 orders all metadata, G9 puts bytes before the size that shows
+/// them, G1 persists names. Bytes that overwrite others persist in any order before fsync.
 const KEDGEFS: Model = Model {
     name: "kedgefs",
     about: "KedgeFS: metadata in order, bytes before the size that shows them, fsync persists names",
@@ -60,10 +79,14 @@ const KEDGEFS: Model = Model {
     write_is_logged: false,
     fsync_keeps_names: true,
     torn_pages: true,
+    cut_zeroes_first: false,
+    rename_may_link: false,
+    failed_fsync_keeps: true,
 };
 
-/// Every edit needs the one before it. No file system promises it. A program that fails here fails on every file
-/// system: its calls themselves are in the wrong order, or nothing at all makes its promises durable.
+/// Every edit needs the one before it. No file system promises it. A program that fails here fails
+/// on every file system: its calls themselves are in the wrong order, or nothing at all makes its
+/// promises durable.
 pub(crate) const STRICT: Model = Model {
     name: "strict",
     about: "everything in the order of the calls: what fails here fails everywhere",
@@ -74,60 +97,103 @@ pub(crate) const STRICT: Model = Model {
     write_is_logged: true,
     fsync_keeps_names: true,
     torn_pages: true,
+    cut_zeroes_first: false,
+    rename_may_link: false,
+    failed_fsync_keeps: true,
 };
 
-/// ext4 as it is mounted by default: data=ordered, delalloc, auto_da_alloc.
+/// ext4 with data=ordered as it is documented: delalloc, auto_da_alloc. So it is with the mount
+/// option dioread_lock, and with kernels before 5.6.
 ///
-/// Sources: Linux Documentation/admin-guide/ext4.rst (data=ordered: "all data are forced directly out to the main file
-/// system prior to its metadata being committed to the journal"; auto_da_alloc for replace by rename); jbd2: one running transaction,
-/// committed as a whole, in order (Documentation/filesystems/ext4/journal.rst); fsync commits the transaction that last
-/// changed the inode (fs/ext4/fsync.c). The replace-by-truncate rule starts the write when the file is
-/// closed and waits for nothing, so an empty file stays legal; closes are not recorded and the rule is not used.
-/// Looser than the documentation is the code since 5.6 (dioread_nolock): blocks allocated as unwritten need not be on the
-/// ordered list, and zeros may show. The model follows the documentation.
-const EXT4: Model = Model {
-    name: "ext4",
-    about: "ext4 data=ordered: metadata in order, delayed bytes, replace by rename keeps the bytes",
+/// Sources: Linux Documentation/admin-guide/ext4.rst, data=ordered ("All data are forced directly
+/// out to the main file system prior to its metadata being committed to the journal") and
+/// auto_da_alloc ("the data blocks of the new file are forced to disk before the rename() operation
+/// is committed"). One running transaction, committed as a whole, in order:
+/// Documentation/filesystems/ext4/journal.rst; D. Chinner, linux-kernel, 14 September 2018,
+/// "metadata operation reordering regards to crash" (renames keep their order on XFS, ext4, Btrfs
+/// and F2FS). fsync commits the transaction that last changed the inode: fs/ext4/fsync.c. The
+/// replace-by-truncate rule of auto_da_alloc starts the write when the file is closed and waits for
+/// nothing, so an empty file stays legal; closes are not recorded and the rule is not used.
+///
+/// Nothing documented orders the sizes of one file: pages behind others may be written first, and
+/// zeros show before them. That an fsync persists the metadata before a write in place rests on the
+/// write's time stamp: mount option lazytime, or two writes in one tick of the clock, take it away,
+/// and no document promises it.
+const EXT4_ORDERED: Model = Model {
+    name: "ext4-ordered",
+    about: "ext4 data=ordered by its documentation: sizes after their bytes, replace by rename keeps the bytes",
+    size_in_order: false,
     rename_needs_data: true,
     write_is_logged: true,
+    cut_zeroes_first: true,
+    failed_fsync_keeps: false,
     ..KEDGEFS
 };
 
-/// ext4 with data=writeback: sizes and renames may persist without the bytes, which then read as zeros (stale bytes are
-/// possible too, and would fail the same checkers).
+/// ext4 as it is mounted by default since Linux 5.6: the option dioread_nolock is on. Blocks are
+/// allocated as unwritten; that they are written is a second change, which may come in a later
+/// transaction than the size, and than the rename, that show them. The bytes are on the disk by
+/// then and the file reads as zeros.
 ///
-/// Source: ext4.rst: "data ordering is not preserved, data may be written into the main file system after its metadata has been
-/// committed to the journal".
+/// Sources: fs/ext4/inode.c: mpage_map_and_submit_extent moves the size on disk when the write has
+/// been submitted, and ext4_map_blocks puts inodes on the list of ordered data only if their new
+/// extents are not unwritten. `cargo xtask crash-reality` shows it on Linux 6.18, for appended
+/// bytes and for replace by rename.
+const EXT4: Model = Model {
+    name: "ext4",
+    about: "ext4 as it comes since Linux 5.6: metadata in order, sizes and renames without their bytes (zeros)",
+    size_needs_data: false,
+    rename_needs_data: false,
+    ..EXT4_ORDERED
+};
+
+/// ext4 with data=writeback. The rules are those of `ext4`; the bytes that are missing may be what
+/// the blocks held before ("can potentially leave stale data exposed in recently written files"),
+/// which no state that is built here has. Who takes stale bytes for good takes zeros for good,
+/// unless zeros are what it looks for.
+///
+/// Source: ext4.rst: "Data ordering is not preserved, data may be written into the main file system
+/// after its metadata has been committed to the journal".
 const EXT4_WRITEBACK: Model = Model {
     name: "ext4-writeback",
-    about: "ext4 data=writeback: metadata in order, sizes and renames without their bytes",
-    size_needs_data: false,
-    size_in_order: false,
-    rename_needs_data: false,
+    about: "ext4 data=writeback: as ext4 (what stale blocks held before is not shown)",
     ..EXT4
 };
 
-/// XFS: one log, and the size on disk moves when the write of those bytes has completed (fs/xfs/xfs_aops.c, ioends). Two
-/// ioends of one file complete in any order, so that zeros may stand before bytes that are there. No rule for replace by
-/// rename.
+/// XFS: one log, and the size on disk moves when the write of those bytes has completed
+/// (fs/xfs/xfs_aops.c, ioends). Two ioends of one file complete in any order, so that zeros may
+/// stand before bytes that are there. No rule for replace by rename.
 ///
-/// Sources: Linux Documentation/filesystems/xfs/xfs-delayed-logging-design.rst; the XFS FAQ on files full of zeros; D. Chinner on
-/// strictly ordered metadata (fstests list, 2018), as in Documentation of CrashMonkey's authors.
+/// Sources: one log, replayed in order whatever the order of the writes: Linux
+/// Documentation/filesystems/xfs/xfs-delayed-logging-design.rst; D. Chinner, linux-fsdevel,
+/// February 2019 (spinics msg139771). There he promises less than the code does: an fsync persists
+/// "all the previous dependent modifications to the objects we need to persist", not all that came
+/// before. The model follows the code here. J. Mohan, linux-fsdevel, 12 March 2019 (spinics
+/// msg140896), a description of the guarantees of XFS, ext4, F2FS and Btrfs that was never merged.
+/// Not found in any document: that ioends of one file may complete in any order.
 const XFS: Model = Model {
     name: "xfs",
     about: "XFS: metadata in order, each size after its bytes, no rule for replace by rename",
-    size_in_order: false,
     rename_needs_data: false,
-    ..EXT4
+    ..EXT4_ORDERED
 };
 
-/// Btrfs: a transaction is a prefix of all metadata; fsync logs one inode, with its new names and the new directories
-/// above it, without what came before in other places. Bytes are never overwritten in place, and each block has a checksum: no torn page.
-/// Renaming starts the write of the bytes and does not wait.
+/// Btrfs: a transaction is a prefix of all metadata; fsync logs one inode, with its new names and
+/// the new directories above it, without what came before in other places. Bytes are never
+/// overwritten in place, and each block has a checksum: no torn page. Renaming starts the write of
+/// the bytes and does not wait.
 ///
-/// Sources: btrfs(5), flushoncommit ("buffered writes may last more than one transaction commit" when it is off, the
-/// default); fs/btrfs/tree-log.c, its head and btrfs_log_inode_parent; Mohan et al., "Finding Crash-Consistency Bugs with
-/// Bounded Black-Box Crash Testing", OSDI 2018.
+/// An fsync of the directory that a file was moved to persists the new name and leaves the old one:
+/// seen by `cargo xtask crash-reality` on Linux 6.18, and any process may call it. The file is
+/// under both names then; its fsync, or that of both directories, makes the move whole. Renames
+/// inside one directory are atomic.
+///
+/// Sources: order of renames: D. Chinner, as for ext4. btrfs(5), flushoncommit ("buffered writes
+/// may last more than one transaction commit" when it is off, the default); fs/btrfs/tree-log.c,
+/// its head ("directory trouble cases") and btrfs_log_inode_parent; commit d4682ba03ef6, "Btrfs:
+/// sync log after logging new name" (new names and new ancestors are in the log); Mohan et al.,
+/// "Finding Crash-Consistency Bugs with Bounded Black-Box Crash Testing", OSDI 2018. Not found in
+/// any document: what a truncate inside a page writes when.
 const BTRFS: Model = Model {
     name: "btrfs",
     about: "Btrfs: transactions in order, fsync logs one inode beside them, whole blocks",
@@ -138,14 +204,19 @@ const BTRFS: Model = Model {
     write_is_logged: false,
     fsync_keeps_names: true,
     torn_pages: false,
+    cut_zeroes_first: false,
+    rename_may_link: true,
+    failed_fsync_keeps: false,
 };
 
-/// The least that POSIX leaves standing once rename is held to be atomic: fsync persists one inode, its names
-/// need an fsync of their directory, and everything else may be missing in any combination.
+/// The least that POSIX leaves standing once rename inside a directory is held to be atomic: fsync
+/// persists one inode, its names need an fsync of their directory, and everything else may be
+/// missing in any combination. It allows what the other models allow, but for the order that they
+/// have.
 ///
-/// Sources: POSIX.1-2024, fsync() and fdatasync(), rationale; Pillai et al., "All File Systems Are Not Created Equal", OSDI 2014
-/// (the abstract persistence model of ALICE); fsync(2) ("does not necessarily ensure that the entry in the directory
-/// containing the file has also reached disk").
+/// Sources: POSIX.1-2024, fsync() and fdatasync(), rationale; Pillai et al., "All File Systems Are
+/// Not Created Equal", OSDI 2014 (the abstract persistence model of ALICE); fsync(2) ("does not
+/// necessarily ensure that the entry in the directory containing the file has also reached disk").
 const POSIX: Model = Model {
     name: "posix",
     about: "the bare minimum: only what an fsync of that file or that directory covers is safe",
@@ -156,10 +227,13 @@ const POSIX: Model = Model {
     write_is_logged: false,
     fsync_keeps_names: false,
     torn_pages: true,
+    cut_zeroes_first: true,
+    rename_may_link: true,
+    failed_fsync_keeps: false,
 };
 
 /// All, from the strictest to the loosest.
-pub const MODELS: [Model; 7] = [STRICT, KEDGEFS, EXT4, XFS, BTRFS, EXT4_WRITEBACK, POSIX];
+pub const MODELS: [Model; 8] = [STRICT, KEDGEFS, EXT4_ORDERED, XFS, BTRFS, EXT4, EXT4_WRITEBACK, POSIX];
 
 impl Model {
     pub fn by_name(name: &str) -> Option<Model> {

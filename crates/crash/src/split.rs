@@ -1,15 +1,17 @@
 //! Splits calls into edits, and says which edits each needs.
 //!
-//! One pass over the recording. What is kept for each inode is the newest edit of each of its parts, so that an edit
-//! needs a few others directly and the rest through them.
+//! One pass over the recording. What is kept for each inode is the newest edit of each of its
+//! parts, so that an edit needs a few others directly and the rest through them.
 
 use crate::edit::{Edit, Meta, Slice};
 use crate::model::{Model, Order};
-use crate::state::{Name, PAGE, Page, ROOT};
+use crate::state::{Name, PAGE, Page, ROOT, SECTOR};
 use crate::trace::{Call, Event, Space};
 use smallvec::SmallVec;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
+
+const SECTORS: usize = PAGE / SECTOR;
 
 /// An edit in a recording.
 #[derive(Clone, Debug)]
@@ -34,7 +36,9 @@ struct Known {
     grown: Option<u32>,
     attr: Option<u32>,
     xattrs: HashMap<Name, u32>,
-    pages: HashMap<u64, u32>,
+    /// For each page the newest edit of each of its sectors. Where pages are never torn, all
+    /// sectors of a page are one.
+    pages: HashMap<u64, [Option<u32>; SECTORS]>,
     /// Bytes and sizes that no rename has waited for.
     unflushed: Vec<u32>,
     /// Edits of the inode itself that nothing has made persistent yet.
@@ -53,6 +57,8 @@ pub struct Splitter {
     known: HashMap<u64, Known>,
     logged: Option<u32>,
     dir_moves: Option<u32>,
+    /// Bytes and sizes that a failed persistence call took for clean: no later one writes them.
+    pub given_up: HashSet<u32>,
     event: u32,
 }
 
@@ -67,6 +73,7 @@ impl Splitter {
             known: HashMap::from([(ROOT, root)]),
             logged: None,
             dir_moves: None,
+            given_up: HashSet::new(),
             event: 0,
         }
     }
@@ -78,15 +85,16 @@ impl Splitter {
         }
         self.logged = None;
         self.dir_moves = None;
+        self.given_up.clear();
         std::mem::take(&mut self.micros)
     }
 
-    /// The numbers of edits that an fsync of `ino` persists by itself, not counting what they need. They are taken from the lists:
-    /// the caller makes them persistent.
+    /// The numbers of edits that an fsync of `ino` persists by itself, not counting what they need.
+    /// They are taken from the lists: the caller makes them persistent.
     pub fn take_synced(&mut self, ino: u64, datasync: bool, since: u64) -> Vec<u32> {
         let mut taken = Vec::new();
         let mut todo = vec![(ino, true)];
-        let mut seen = std::collections::HashSet::new();
+        let mut seen = HashSet::new();
         while let Some((ino, first)) = todo.pop() {
             if !seen.insert(ino) {
                 continue;
@@ -112,6 +120,20 @@ impl Splitter {
             }
         }
         taken
+    }
+
+    /// A persistence call failed (`None`: of the whole file system). Linux then takes the pages for
+    /// clean, so that the next one neither writes them nor fails.
+    pub fn give_up(&mut self, ino: Option<u64>, since: u64) {
+        let micros = &self.micros;
+        let is_lost = |n: &u32| {
+            let Micro { event, edit, .. } = &micros[*n as usize];
+            u64::from(*event) < since && matches!(edit, Edit::Data { .. } | Edit::Grow { .. })
+        };
+        for (_, known) in self.known.iter_mut().filter(|(n, _)| ino.is_none_or(|ino| ino == **n)) {
+            self.given_up.extend(known.own.extract_if(.., |n| is_lost(n)));
+            known.unflushed.retain(|n| !is_lost(n));
+        }
     }
 
     pub fn add(&mut self, number: u32, event: &Event) {
@@ -237,10 +259,13 @@ impl Splitter {
         exchange: bool,
     ) {
         let (name, new_name): (Name, Name) = (Arc::from(old.1), Arc::from(new.1));
+        let moves_dir = self.of(ino).is_dir;
+        if self.model.rename_may_link && old.0 != new.0 && !exchange && !moves_dir {
+            return self.rename_as_link(old, new, ino);
+        }
         let mut needs = self.name_needs(old.0, &name);
         needs.extend(self.name_needs(new.0, &new_name));
         needs.extend(self.needs(ino, |k| [k.inode]));
-        let moves_dir = self.of(ino).is_dir;
         if moves_dir {
             needs.extend(self.dir_moves);
         }
@@ -270,6 +295,16 @@ impl Splitter {
         self.set_newest(new.0, new_name, n);
     }
 
+    /// The new name and the end of the old one, each with the fsync of its own directory.
+    fn rename_as_link(&mut self, old: (u64, &[u8]), new: (u64, &[u8]), ino: u64) {
+        self.add_name(new.0, new.1, ino);
+        let name: Name = Arc::from(old.1);
+        let mut needs = self.name_needs(old.0, &name);
+        needs.extend(self.needs(new.0, |dir| [dir.newest.get(new.1).copied()]));
+        let n = self.push(Edit::Remove { dir: old.0, name: name.clone(), ino }, needs);
+        self.set_newest(old.0, name, n);
+    }
+
     fn write(&mut self, ino: u64, offset: u64, data: &[u8]) {
         let Some(end) = offset.checked_add(data.len() as u64) else { return };
         let of: Arc<[u8]> = Arc::from(data);
@@ -284,16 +319,30 @@ impl Splitter {
             let from = (at - offset) as u32;
             let bytes = Slice { of: of.clone(), range: from..from + take as u32 };
             let whole = (take == PAGE).then(|| Arc::new(Page::full(bytes.as_slice())));
-            let needs = self.needs(ino, |k| [k.pages.get(&page).copied(), k.barrier.or(k.inode)]);
-            let n = self.push(Edit::Data { ino, page, at: skip as u16, bytes, whole }, needs);
-            let known = self.of(ino);
-            known.pages.insert(page, n);
-            known.unflushed.push(n);
+            let n = self.bytes(ino, page, skip, bytes, whole);
+            self.of(ino).unflushed.push(n);
             at += take as u64;
-            if at > known.size {
+            if at > self.of(ino).size {
                 self.grow(ino, at, n);
             }
         }
+    }
+
+    /// Bytes inside one page. They need the earlier ones of the same sectors: the rest of a page
+    /// can be torn off.
+    fn bytes(&mut self, ino: u64, page: u64, at: usize, bytes: Slice, whole: Option<Arc<Page>>) -> u32 {
+        let end = at + bytes.as_slice().len();
+        let sectors = match self.model.torn_pages {
+            true => at / SECTOR..end.div_ceil(SECTOR),
+            false => 0..SECTORS,
+        };
+        let mut needs = self.needs(ino, |k| [k.barrier.or(k.inode)]);
+        if let Some(newest) = self.of(ino).pages.get(&page) {
+            needs.extend(newest[sectors.clone()].iter().copied().flatten());
+        }
+        let n = self.push(Edit::Data { ino, page, at: at as u16, bytes, whole }, needs);
+        self.of(ino).pages.entry(page).or_default()[sectors].fill(Some(n));
+        n
     }
 
     /// A write of edit `data` made the file `size` long.
@@ -322,12 +371,26 @@ impl Splitter {
     }
 
     fn truncate(&mut self, ino: u64, size: u64) {
+        if self.model.cut_zeroes_first {
+            self.zero_tail(ino, size);
+        }
         let mut needs = self.needs(ino, |k| [k.barrier.or(k.inode)]);
         if self.model.size_in_order {
             needs.extend(self.of(ino).grown);
         }
         let n = self.push(Edit::Truncate { ino, size }, needs);
         self.fence(ino, n, size);
+    }
+
+    /// A file that is cut inside a page gets zeros behind its new end. They are written as bytes
+    /// are, and may be there while the size is still the old one.
+    fn zero_tail(&mut self, ino: u64, size: u64) {
+        let (page, at) = (size / PAGE as u64, (size % PAGE as u64) as usize);
+        let old = self.of(ino).size.saturating_sub(page * PAGE as u64).min(PAGE as u64) as usize;
+        if at > 0 && at < old {
+            let of = Arc::from(vec![0; old - at]);
+            self.bytes(ino, page, at, Slice { of, range: 0..(old - at) as u32 }, None);
+        }
     }
 
     fn allocate(&mut self, ino: u64, how: Space, offset: u64, len: u64) {
