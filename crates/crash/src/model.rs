@@ -115,6 +115,9 @@ pub(crate) const STRICT: Model = Model {
 /// replace-by-truncate rule of auto_da_alloc starts the write when the file is closed and waits for
 /// nothing, so an empty file stays legal; closes are not recorded and the rule is not used.
 ///
+/// Too strict, as random workloads of `cargo xtask crash-reality` show: a write that makes a file
+/// longer inside a block that it already has moves the size without waiting for the bytes.
+///
 /// Nothing documented orders the sizes of one file: pages behind others may be written first, and
 /// zeros show before them. That an fsync persists the metadata before a write in place rests on the
 /// write's time stamp: mount option lazytime, or two writes in one tick of the clock, take it away,

@@ -25,6 +25,7 @@ const SIM: &str = "kedge-sim";
 const BENCH: &str = "kedge-bench";
 const CRASH: &str = "kedge-crash";
 const CRASH_RECORD: &str = "kedge-crash-record";
+const CRASH_REALITY: &str = "kedge-crash-reality";
 const CLI: &str = "kedge";
 const XTASK: &str = "xtask";
 
@@ -50,6 +51,8 @@ const RULES: &[Rule] = &[
     // A tool for other programs. It has rules of its own and does not know the engine.
     (CRASH, &[BASE], &[]),
     (CRASH_RECORD, &[BASE, DEVICE, FS, FUSE, CRASH], &[]),
+    // Compares its rules with the kernel's file systems. Nothing depends on it.
+    (CRASH_REALITY, &[BASE, CRASH, CRASH_RECORD], &[]),
     (CLI, &[BASE, DEVICE, FORMAT, STORE, FS, FUSE, FSCK, CRASH, CRASH_RECORD], &[SIM]),
 ];
 

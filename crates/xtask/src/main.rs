@@ -62,6 +62,13 @@ enum Task {
     /// WORDS: only rows whose name contains one of them. KEDGE names the program; otherwise it is
     /// built
     CrashZoo { words: Vec<String> },
+    /// The crash models beside the kernel's ext4, XFS and Btrfs, as root: [--quick] [--random N]
+    /// [--seed N] [--states N] [--out FILE]. Without arguments it writes
+    /// docs/results/crash-reality.md
+    CrashReality {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -83,6 +90,7 @@ fn main() -> ExitCode {
         Task::Docs { check } => steps.run("documents", || docs::run(check)),
         Task::Crash { args } => steps.run("crash states", || crash(&args)),
         Task::CrashZoo { words } => steps.run("crash zoo", || zoo::run(&words)),
+        Task::CrashReality { args } => steps.run("crash reality", || crash_reality(&args)),
         Task::Ci => static_checks(&mut steps),
     }
     steps.summary()
@@ -95,6 +103,16 @@ fn crash(args: &[String]) -> anyhow::Result<()> {
     // the time.
     let keep = "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456";
     tools::cargo_with(&words, &[("GLIBC_TUNABLES", keep)])
+}
+
+fn crash_reality(args: &[String]) -> anyhow::Result<()> {
+    let usual = ["--random", "10", "--out", "docs/results/crash-reality.md"];
+    let run = ["run", "--profile", "soak", "--quiet", "-p", "kedge-crash-reality", "--", "run"];
+    let args: Vec<&str> = match args {
+        [] => usual.to_vec(),
+        args => args.iter().map(String::as_str).collect(),
+    };
+    tools::cargo(&[&run[..], &args].concat())
 }
 
 fn static_checks(steps: &mut Steps) {

@@ -8,9 +8,10 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// Debian packages, and what needs them: fuse3 for mounts without privilege, e2fsprogs for foreign
-/// images that mkfs must refuse. The others are programs that the mount tests run on the file
-/// system.
-const PACKAGES: &[&str] = &["fuse3", "fsmark", "dbench", "sqlite3", "git", "e2fsprogs"];
+/// images that mkfs must refuse; it and the two others make the file systems that the crash models
+/// are compared with. The rest are programs that the mount tests run on the file system.
+const PACKAGES: &[&str] =
+    &["fuse3", "fsmark", "dbench", "sqlite3", "git", "e2fsprogs", "xfsprogs", "btrfs-progs"];
 
 fn cargo_command(args: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));

@@ -1,0 +1,212 @@
+//! File systems of the running kernel on a device whose writes are recorded.
+//!
+//! The device is a loop device, and its file lies in a directory that [`kedge_crash_record`]
+//! records. A write to the device is a write of that file, a flush an fsync. The kernel's loop
+//! driver has no forced unit access, so the block layer makes a flush of that too. One thread of
+//! the kernel serves the device, in order: a write that was under way when a flush was asked for
+//! counts as covered by it, although a real disk owes that only to writes that had completed.
+
+use crate::workload::Workload;
+use anyhow::{Context, Result, bail, ensure};
+use kedge_crash::kcr;
+use kedge_crash::{Call, Trace};
+use kedge_crash_record::{Options, record};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// The device's file.
+pub const DISK: &str = "disk";
+/// The mark behind which the crash test begins.
+const BEGUN: &str = "0";
+const RECORD_TIMEOUT: Duration = Duration::from_secs(600);
+/// Room for the file of the device, which is sparse.
+const RECORDING_SIZE: u64 = 1 << 30;
+
+/// A file system, as it is made and mounted.
+#[derive(Clone, Copy, Debug)]
+pub struct Kind {
+    pub name: &'static str,
+    /// For mount(8).
+    fs: &'static str,
+    pub model: &'static str,
+    mkfs: &'static [&'static str],
+    size: u64,
+    options: &'static str,
+    /// More options, to mount what a crash left.
+    again: &'static str,
+}
+
+const EXT4: &[&str] =
+    &["mkfs.ext4", "-q", "-F", "-b", "4096", "-E", "lazy_itable_init=0,lazy_journal_init=0"];
+
+/// As they come, but for sizes: what people have. Besides, ext4 in the way that its documentation
+/// describes.
+pub const KINDS: [Kind; 5] = [
+    Kind {
+        name: "ext4, dioread_lock",
+        fs: "ext4",
+        model: "ext4-ordered",
+        mkfs: EXT4,
+        size: 64 << 20,
+        options: "data=ordered,dioread_lock",
+        again: "",
+    },
+    Kind {
+        name: "ext4",
+        fs: "ext4",
+        model: "ext4",
+        mkfs: EXT4,
+        size: 64 << 20,
+        options: "data=ordered",
+        again: "",
+    },
+    Kind {
+        name: "ext4, data=writeback",
+        fs: "ext4",
+        model: "ext4-writeback",
+        mkfs: EXT4,
+        size: 64 << 20,
+        options: "data=writeback",
+        again: "",
+    },
+    Kind {
+        name: "xfs",
+        fs: "xfs",
+        model: "xfs",
+        mkfs: &["mkfs.xfs", "-q", "-f"],
+        size: 320 << 20,
+        options: "rw",
+        again: ",nouuid",
+    },
+    Kind {
+        name: "btrfs",
+        fs: "btrfs",
+        model: "btrfs",
+        mkfs: &["mkfs.btrfs", "-q", "-f"],
+        size: 128 << 20,
+        options: "rw",
+        again: "",
+    },
+];
+
+/// Runs a program; its output is told if it fails.
+pub fn run(program: &str, args: &[&str]) -> Result<()> {
+    let output = Command::new(program).args(args).output().with_context(|| format!("start {program}"))?;
+    if !output.status.success() {
+        let text = String::from_utf8_lossy(&output.stderr);
+        bail!("{program} {}: {}: {}", args.join(" "), output.status, text.trim());
+    }
+    Ok(())
+}
+
+/// Where devices are made: in memory, if there is room.
+pub fn place() -> PathBuf {
+    let shm = Path::new("/dev/shm");
+    if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() }
+}
+
+fn path_str(path: &Path) -> Result<&str> {
+    path.to_str().context("a temporary path that is not UTF-8")
+}
+
+impl Kind {
+    pub fn by_name(name: &str) -> Result<Kind> {
+        KINDS.into_iter().find(|k| k.name == name).with_context(|| format!("no file system: {name:?}"))
+    }
+
+    /// Why it cannot be tried here.
+    pub fn missing(&self) -> Option<String> {
+        if !rustix::process::geteuid().is_root() {
+            return Some("mounting needs root".to_owned());
+        }
+        let kernel = fs::read_to_string("/proc/filesystems").unwrap_or_default();
+        if !kernel.lines().any(|l| l.split_whitespace().last() == Some(self.fs)) {
+            return Some(format!("the kernel has no {}", self.fs));
+        }
+        for path in ["/dev/fuse", "/dev/loop-control"] {
+            if !Path::new(path).exists() {
+                return Some(format!("there is no {path}"));
+            }
+        }
+        match Command::new(self.mkfs[0]).arg("-V").output() {
+            Ok(_) => None,
+            Err(e) => Some(format!("{}: {e}", self.mkfs[0])),
+        }
+    }
+
+    /// A file with an empty file system.
+    fn format(&self, disk: &Path) -> Result<()> {
+        File::create(disk)?.set_len(self.size)?;
+        let args: Vec<&str> = self.mkfs[1..].iter().copied().chain([path_str(disk)?]).collect();
+        run(self.mkfs[0], &args)
+    }
+
+    fn mount(&self, disk: &Path, dir: &Path, more: &str) -> Result<()> {
+        let options = format!("loop,noatime,{}{more}", self.options);
+        run("mount", &["-t", self.fs, "-o", &options, path_str(disk)?, path_str(dir)?])
+    }
+
+    /// Mounts what a crash left. Not read-only: the loop device would then be too, and no log could
+    /// be replayed.
+    pub fn mount_again(&self, disk: &Path, dir: &Path) -> Result<()> {
+        self.mount(disk, dir, self.again)
+    }
+
+    /// Plays a workload in the directory that is recorded. The process is a child of the recorder.
+    pub fn play(&self, workload: &Workload, mount: &Path) -> Result<()> {
+        let dir = std::env::var_os("KEDGE_DIR").context("KEDGE_DIR")?;
+        let mark = std::env::var_os("KEDGE_MARK").context("KEDGE_MARK")?;
+        // Permissions are a part of the states that are compared.
+        rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+        self.mount(&Path::new(&dir).join(DISK), mount, "")?;
+        let played = workload.play(mount, &mut |done| {
+            let mut file = File::options().write(true).open(&mark)?;
+            Ok(std::io::Write::write_all(&mut file, done.to_string().as_bytes())?)
+        });
+        // What is dirty is written now: the last crash points see the kernel's own order.
+        let unmounted = run("umount", &[path_str(mount)?]);
+        played.and(unmounted)
+    }
+
+    /// Records the writes of the device under a workload. The trace begins behind the part before.
+    pub fn record(&self, workload: &Workload, temp: &Path) -> Result<Trace> {
+        let (from, mount, out) = (temp.join("from"), temp.join("mount"), temp.join("device.kcr"));
+        for dir in [&from, &mount] {
+            fs::create_dir_all(dir)?;
+        }
+        self.format(&from.join(DISK))?;
+        let exe = std::env::current_exe()?;
+        let command = vec![
+            exe.into(),
+            "play".into(),
+            self.name.into(),
+            workload.to_string().into(),
+            mount.as_os_str().to_owned(),
+        ];
+        let options = Options {
+            size: RECORDING_SIZE,
+            from: Some(from.clone()),
+            cd: false,
+            ack: None,
+            timeout: Some(RECORD_TIMEOUT),
+            out: out.clone(),
+            command,
+        };
+        let recorded = record(&options, &|_| {})?;
+        ensure!(recorded.code == 0, "the workload ended with {} on {}: {workload}", recorded.code, self.name);
+        ensure!(recorded.leftovers.is_empty(), "still in use by {:?}", recorded.leftovers);
+        fs::remove_file(from.join(DISK))?;
+        let loaded = kcr::read(File::open(&out)?)?;
+        ensure!(loaded.cut.is_none(), "the recording is cut off: {:?}", loaded.cut);
+        begin_at_mark(loaded.trace)
+    }
+}
+
+fn begin_at_mark(mut trace: Trace) -> Result<Trace> {
+    let begun = |call: &Call| matches!(call, Call::Mark { text } if text == BEGUN);
+    let at = trace.events.iter().position(|e| begun(&e.call)).context("the workload never began")?;
+    trace.events[at].call = Call::Baseline;
+    Ok(trace)
+}
