@@ -38,8 +38,8 @@ enum Command {
 pub fn run(args: Args) -> Result<ExitCode> {
     match args.command {
         Command::Record(args) => record::run(args),
-        Command::Explore(args) => explore::run(args),
-        Command::Replay(args) => replay::run(args),
+        Command::Explore(args) => judged(explore::run(args)),
+        Command::Replay(args) => judged(replay::run(args)),
         Command::Mark(args) => record::mark(args),
         Command::Models => {
             for model in MODELS {
@@ -47,6 +47,17 @@ pub fn run(args: Args) -> Result<ExitCode> {
             }
             Ok(ExitCode::SUCCESS)
         }
+    }
+}
+
+/// An error is no verdict on a program: it has another exit code than a failure that was found.
+fn judged(outcome: Result<ExitCode>) -> Result<ExitCode> {
+    match outcome {
+        Err(e) if !e.is::<Usage>() => {
+            eprintln!("kedge: {}", crate::one_line(&format!("{e:#}")));
+            Ok(ExitCode::from(explore::NO_VERDICT))
+        }
+        outcome => outcome,
     }
 }
 
@@ -72,9 +83,9 @@ fn parse_time(text: &str) -> Result<Duration, String> {
 fn load(path: &Path) -> Result<Loaded> {
     let file = File::open(path).with_context(|| format!("open {}", path.display()))?;
     let loaded = kcr::read(BufReader::new(file)).with_context(|| format!("read {}", path.display()))?;
-    if let Some((at, why)) = &loaded.cut {
+    if let Some(why) = cut(&loaded) {
         eprintln!(
-            "kedge: {} is not whole: {why} at byte {at}; {} calls before that are used",
+            "kedge: {} is not whole: {why}; {} calls before that are used",
             path.display(),
             loaded.trace.events.len()
         );
@@ -86,6 +97,15 @@ fn load(path: &Path) -> Result<Loaded> {
         );
     }
     Ok(loaded)
+}
+
+/// Why the recording is not whole. A recorder that was killed between two calls leaves whole
+/// records.
+fn cut(loaded: &Loaded) -> Option<String> {
+    match loaded.cut {
+        Some((at, why)) => Some(format!("{why} at byte {at}")),
+        None => loaded.trace.end().is_none().then(|| "the end of the command is missing".to_owned()),
+    }
 }
 
 fn usage(text: &str) -> anyhow::Error {

@@ -158,7 +158,7 @@ fn commands_that_fail_hang_or_leave_something_behind() {
         .run("crash record -o run.kcr --from nowhere -- true")
         .refused(1, &["nowhere", "could not be copied"]);
     record(&place, &[], "echo elsewhere > /dev/null").ok();
-    place.run("crash explore run.kcr --check true").refused(1, &["holds no change of a file", "KEDGE_DIR"]);
+    place.run("crash explore run.kcr --check true").refused(3, &["holds no change of a file", "KEDGE_DIR"]);
 }
 
 #[test]
@@ -175,15 +175,15 @@ fn recordings_and_checkers_that_are_no_good() {
     assert_eq!(run.code, 0, "{}", run.err);
     assert!(run.err.contains("not whole") && run.out.contains("not whole"), "{}{}", run.out, run.err);
     fs::write(&cut, b"something else, and long enough").unwrap();
-    place.run("crash explore cut.kcr --check true").refused(1, &["cut.kcr", "not a recording"]);
-    place.run("crash explore none.kcr --check true").refused(1, &["none.kcr"]);
+    place.run("crash explore cut.kcr --check true").refused(3, &["cut.kcr", "not a recording"]);
+    place.run("crash explore none.kcr --check true").refused(3, &["none.kcr"]);
 
     place.run("crash explore run.kcr").refused(2, &["--check"]);
     place.run("crash explore run.kcr --check true --model vfat").refused(2, &["vfat", "posix"]);
     place.run("crash explore run.kcr --check true --budget 5y").refused(2, &["5y"]);
     place.run("crash replay run.kcr --state 4.loose-1").refused(2, &["4.loose-1"]);
-    place.run("crash replay run.kcr --state 400").refused(1, &["400", "crash points"]);
-    place.run("crash replay run.kcr --state 4 --keep .").refused(1, &["not empty"]);
+    place.run("crash replay run.kcr --state 400").refused(3, &["400", "crash points"]);
+    place.run("crash replay run.kcr --state 4 --keep .").refused(3, &["not empty"]);
     place.run("crash mark hello").refused(1, &["nothing is being recorded"]);
 
     // No verdict is neither pass nor failure of the program.

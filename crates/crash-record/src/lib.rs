@@ -4,6 +4,7 @@
 //! ```text
 //! log         the recording as it grows; who called
 //! recording   the file system that writes down what is done to it
+//! outside     what the command writes elsewhere
 //! run         mount, fill, run the command, unmount
 //! ```
 //!
@@ -12,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod log;
+mod outside;
 mod recording;
 mod run;
 

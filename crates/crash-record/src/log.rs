@@ -71,7 +71,8 @@ impl Log {
         let time = u64::try_from(self.clock.monotonic().as_nanos()).unwrap_or(u64::MAX);
         let is_mark = matches!(call, Call::Mark { .. });
         let event = Event { time, pid, tid, errno, call, stack: Vec::new() };
-        match out.append(&event) {
+        // To the kernel at once: a recorder that is killed loses nothing that was answered.
+        match out.append(&event).and_then(|()| out.flush()) {
             Ok(()) => {
                 state.count += 1;
                 state.marks += u64::from(is_mark);

@@ -1,14 +1,15 @@
 //! One recording: mount, fill, run the command, unmount.
 
 use crate::log::Log;
+use crate::outside::Outside;
 use crate::recording::{MARK_FILE, Recording};
 use kedge_base::{Clock, SystemClock, spawn_named};
 use kedge_crash::Call;
 use kedge_crash::kcr::KcrError;
+use kedge_crash::workdir::WorkDir;
 use kedge_device::MemDevice;
 use kedge_fuse::{FuseOptions, MountError, MountPoint};
 use kedgefs::{FileSystem, FormatOptions, MountOptions, Owner};
-
 use regex::Regex;
 use std::ffi::OsString;
 use std::fs::File;
@@ -22,6 +23,10 @@ use std::time::Duration;
 const POLL: Duration = Duration::from_millis(5);
 /// How long processes that the command left may go on using the mount.
 const LEFTOVERS_WAIT: Duration = Duration::from_secs(3);
+/// The mount's name below the recorder's directory.
+const MOUNT_DIR: &str = "dir";
+/// How often it is asked which files elsewhere the command has open.
+const OUTSIDE_EVERY: Duration = Duration::from_millis(100);
 const MOUNT_WAIT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone)]
@@ -70,6 +75,16 @@ pub struct Recorded {
     pub timed_out: bool,
     /// Processes that still used the mount when the command had ended.
     pub leftovers: Vec<String>,
+    /// Files elsewhere that the command had open for writing, each with who. Those that were open
+    /// for a moment only are not noticed.
+    pub outside: Vec<String>,
+}
+
+/// How the command ended.
+struct Ended {
+    code: i32,
+    timed_out: bool,
+    outside: Vec<String>,
 }
 
 /// Runs the command on a mount of its own and records it. `started` hears the number of its process, to pass signals on.
@@ -77,17 +92,25 @@ pub fn record(options: &Options, started: &dyn Fn(u32)) -> Result<Recorded, Reco
     let recording = |error| RecordError::Recording { path: options.out.clone(), error };
     let file = File::create(&options.out).map_err(|e| recording(e.into()))?;
     let log = Arc::new(Log::new(file).map_err(recording)?);
-    let temp = tempfile::Builder::new()
-        .prefix("kedge-record-")
-        .tempdir()
+    let temp = WorkDir::new(&std::env::temp_dir(), "kedge-record-", detach_dead)
         .map_err(io_error("a temporary directory"))?;
     let mount = Mount::new(temp.path(), options, log.clone())?;
     let run = run_on(&mount, options, &log, started);
     let leftovers = mount.end();
-    let (code, timed_out, before) = run?;
+    let (ended, before) = run?;
     let leftovers = leftovers?;
     let (events, marks) = log.finish().map_err(recording)?;
-    Ok(Recorded { events: events - before, marks, code, timed_out, leftovers })
+    let Ended { code, timed_out, outside } = ended;
+    Ok(Recorded { events: events - before, marks, code, timed_out, leftovers, outside })
+}
+
+/// The mount of a recorder that was killed, below its directory.
+fn detach_dead(temp: &Path) -> io::Result<()> {
+    let dir = temp.join(MOUNT_DIR);
+    match kedge_fuse::mount_at(&dir) {
+        Some(_) => kedge_fuse::unmount(&dir, true).map_err(io::Error::other),
+        None => Ok(()),
+    }
 }
 
 fn run_on(
@@ -95,7 +118,7 @@ fn run_on(
     options: &Options,
     log: &Arc<Log>,
     started: &dyn Fn(u32),
-) -> Result<(i32, bool, u64), RecordError> {
+) -> Result<(Ended, u64), RecordError> {
     if let Some(from) = &options.from {
         fill(from, &mount.point.dir)?;
     }
@@ -104,11 +127,10 @@ fn run_on(
         log.append(&mut state, 0, 0, Call::Baseline);
         state.count
     };
-    let (status, timed_out) = run_command(&mount.point.dir, options, log, started)?;
-    let code = status.code().or(status.signal().map(|s| 128 + s)).unwrap_or(-1);
+    let ended = run_command(&mount.point.dir, options, log, started)?;
     let mut state = log.lock();
-    log.append(&mut state, 0, 0, Call::End { code });
-    Ok((code, timed_out, before))
+    log.append(&mut state, 0, 0, Call::End { code: ended.code });
+    Ok((ended, before))
 }
 
 /// The image, mounted and served.
@@ -129,7 +151,7 @@ impl Mount {
             &FormatOptions { owner, ..FormatOptions::default() },
         )?;
         let fs = FileSystem::open(device, clock, MountOptions::default())?;
-        let (image, dir) = (temp.join("image"), temp.join("dir"));
+        let (image, dir) = (temp.join("image"), temp.join(MOUNT_DIR));
         // What a loop device can be attached to: the mount's name, not its content.
         File::create(&image).and_then(|f| f.set_len(1 << 20)).map_err(io_error("a temporary file"))?;
         std::fs::create_dir(&dir).map_err(io_error("a temporary directory"))?;
@@ -219,7 +241,7 @@ fn run_command(
     options: &Options,
     log: &Arc<Log>,
     started: &dyn Fn(u32),
-) -> Result<(ExitStatus, bool), RecordError> {
+) -> Result<Ended, RecordError> {
     let (program, args) = options.command.split_first().expect("the command line asks for one word at least");
     let mut command = Command::new(program);
     command.args(args).env("KEDGE_DIR", dir).env("KEDGE_MARK", dir.join(MARK_FILE));
@@ -243,7 +265,9 @@ fn run_command(
         }
         _ => None,
     };
-    let ended = wait(&mut child, options.timeout, own_group).map_err(io_error("the command"))?;
+    let mut outside = Outside::new(dir, &options.out);
+    let (status, timed_out) =
+        wait(&mut child, options.timeout, own_group, &mut outside).map_err(io_error("the command"))?;
     if let Some(reader) = reader {
         // A process that was left behind may hold the pipe: it is not waited for.
         let clock = SystemClock::default();
@@ -251,7 +275,8 @@ fn run_command(
             std::thread::sleep(POLL);
         }
     }
-    Ok(ended)
+    let code = status.code().or(status.signal().map(|s| 128 + s)).unwrap_or(-1);
+    Ok(Ended { code, timed_out, outside: outside.told() })
 }
 
 /// Passes the lines on, and notes those that match. A line is noted after it is written, so a mark is late rather than early: no
@@ -277,9 +302,19 @@ fn forward(out: impl io::Read, ack: &Regex, log: &Log) {
     }
 }
 
-fn wait(child: &mut Child, timeout: Option<Duration>, own_group: bool) -> io::Result<(ExitStatus, bool)> {
+fn wait(
+    child: &mut Child,
+    timeout: Option<Duration>,
+    own_group: bool,
+    outside: &mut Outside,
+) -> io::Result<(ExitStatus, bool)> {
     let clock = SystemClock::default();
+    let mut look_at = Duration::ZERO;
     loop {
+        if clock.monotonic() >= look_at {
+            outside.look(child.id());
+            look_at = clock.monotonic() + OUTSIDE_EVERY;
+        }
         if let Some(status) = child.try_wait()? {
             return Ok((status, false));
         }

@@ -9,11 +9,16 @@ use crate::recipe::{Pick, Recipe};
 use crate::run::{Budget, Case, Checker, Ended, Hear, Outcome, Search, Verdict};
 use crate::shrink::Shrinker;
 use crate::trace::Trace;
+use kedge_base::{Clock, SystemClock};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// Causes told in words; failing states beyond them are counted.
 const CAUSES_MAX: usize = 8;
 /// Failing states that are shrunk to find them.
 const SHRUNK_MAX: usize = 24;
+/// A search that had a limit of time may take as long again to explain what it found, and no less than this.
+const EXPLAIN_MIN: Duration = Duration::from_secs(30);
 /// States tried with all missing calls put in.
 const MENDED_STATES: u64 = 1000;
 
@@ -36,6 +41,11 @@ pub struct Report {
 impl Report {
     pub fn failed(&self) -> bool {
         self.outcome.failing > 0
+    }
+
+    /// Something was judged and nothing failed. Whether all was tried, [`Outcome::is_whole`] says.
+    pub fn passed(&self) -> bool {
+        !self.failed() && self.outcome.broken.is_none() && self.outcome.states > 0
     }
 }
 
@@ -73,9 +83,13 @@ impl Campaign<'_> {
         // A checker that cannot run would call every state failing while it shrinks; one that fails without a crash, too.
         if report.outcome.ended != Ended::Broken && report.fails_uncrashed.is_none() {
             self.explain(&history, &mut report);
-            report.mended = self.mend(&report);
+            report.mended = (!self.is_stopped()).then(|| self.mend(&report)).flatten();
         }
         report
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.budget.stop.load(Ordering::Relaxed)
     }
 
     /// The search again, with every call that was found missing.
@@ -87,11 +101,11 @@ impl Campaign<'_> {
         }
         let trace = with_calls(self.trace, &places);
         let history = History::new(&trace, self.model);
-        let budget =
-            Budget { states: Some(MENDED_STATES), failures: None, time: None, ..self.budget.clone() };
+        let budget = Budget { states: Some(MENDED_STATES), failures: None, ..self.budget.clone() };
         let checker = self.checker;
         let outcome = Search { trace: &trace, history: &history, checker, budget, hear: None }.run();
-        (outcome.broken.is_none()).then_some((outcome.states, outcome.failing))
+        (outcome.broken.is_none() && outcome.ended != Ended::Stopped)
+            .then_some((outcome.states, outcome.failing))
     }
 
     fn explain(&self, history: &History, report: &mut Report) {
@@ -103,7 +117,11 @@ impl Campaign<'_> {
             history,
             checker: self.checker,
             jobs: self.budget.jobs,
+            stop: &self.budget.stop,
         };
+        let clock = SystemClock::default();
+        let time = self.budget.time.map(|t| t.max(EXPLAIN_MIN));
+        let is_over = || self.is_stopped() || time.is_some_and(|t| clock.monotonic() >= t);
         let mut known: Vec<Vec<u32>> = Vec::new();
         let mut shrunk_count = 0;
         for failure in &report.outcome.failures {
@@ -114,7 +132,7 @@ impl Campaign<'_> {
             if is_known {
                 continue;
             }
-            if shrunk_count == SHRUNK_MAX || report.failures.len() == CAUSES_MAX {
+            if shrunk_count == SHRUNK_MAX || report.failures.len() == CAUSES_MAX || is_over() {
                 report.unexplained += 1;
                 continue;
             }
@@ -126,6 +144,11 @@ impl Campaign<'_> {
                 continue;
             }
             let explanation = explainer.explain(&shrunk);
+            if self.is_stopped() {
+                // What was tried last was not judged: the sentence might be wrong.
+                report.unexplained += 1;
+                continue;
+            }
             if !report.failures.iter().any(|e| e.cause == explanation.cause) {
                 report.failures.push(explanation);
             }

@@ -3,11 +3,15 @@
 //! Each state is made anew. What a checker did to the one before cannot be seen from time stamps: a shared mapping on tmpfs leaves
 //! none. The directory is on tmpfs if there is one, so making it costs a copy in memory.
 //!
-//! The command runs in a process group of its own, with a limit of memory and of time; when it has ended or its time is
-//! over, the whole group is killed. What it wrote to standard output and error is kept to its last part.
+//! The command runs in a process group of its own, with a limit of memory and of time; when it has
+//! ended or its time is over, the whole group is killed. If memory runs out, the kernel ends a checker
+//! before anything else. What it wrote to standard output and error is kept to its last part.
+//!
+//! Where there is no room left, a checker's failure says nothing about the program: it is no verdict.
 
 use crate::run::{Case, Checker, Verdict};
 use crate::state::{Body, Node, State};
+use crate::workdir::{WorkDir, clear};
 use kedge_base::{Clock, SystemClock};
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::collections::HashMap;
@@ -20,6 +24,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Of what a checker prints.
@@ -27,6 +32,10 @@ const OUTPUT_KEPT: u64 = 4096;
 /// An environment variable longer than this does not fit.
 const TOLD_BYTES_MAX: usize = 64 << 10;
 const POLL_MAX: Duration = Duration::from_millis(5);
+/// A checker that prints more is ended: what it prints lies where memory is.
+const OUTPUT_MAX: u64 = 64 << 20;
+/// With less room than this a checker may have failed for want of it.
+const ROOM_MIN: u64 = 256 << 10;
 
 /// A shell command that judges states.
 pub struct CommandChecker {
@@ -34,7 +43,16 @@ pub struct CommandChecker {
     pub timeout: Duration,
     /// Bytes of address space; `None`: no limit.
     pub memory: Option<u64>,
-    work: tempfile::TempDir,
+    /// When it is set, checkers that run are ended, and judge nothing.
+    pub stop: Arc<AtomicBool>,
+    work: WorkDir,
+}
+
+/// How a checker ended.
+enum End {
+    Exit(ExitStatus),
+    TimeOver,
+    TooMuchOutput,
 }
 
 impl CommandChecker {
@@ -51,8 +69,8 @@ impl CommandChecker {
             None if rustix::fs::access(shm, rustix::fs::Access::WRITE_OK).is_ok() => shm.to_owned(),
             None => std::env::temp_dir(),
         };
-        let work = tempfile::Builder::new().prefix("kedge-crash-").tempdir_in(place)?;
-        Ok(CommandChecker { command: command.to_owned(), timeout, memory, work })
+        let work = WorkDir::new(&place, "kedge-crash-", |_| Ok(()))?;
+        Ok(CommandChecker { command: command.to_owned(), timeout, memory, stop: Arc::default(), work })
     }
 
     fn judge(&self, case: &Case<'_>) -> io::Result<Verdict> {
@@ -84,44 +102,66 @@ impl CommandChecker {
             true => command.env("KEDGE_ACKED", &told),
             false => command.env_remove("KEDGE_ACKED"),
         };
-        let (status, timed_out) = self.wait(&mut command)?;
-        Ok(self.verdict(status, timed_out, &tail(output)?))
-    }
-
-    fn limits(&self) -> String {
-        match self.memory {
-            Some(bytes) => format!("ulimit -c 0; ulimit -v {} || exit 125; ", bytes / 1024),
-            None => "ulimit -c 0; ".to_owned(),
+        let end = self.wait(&mut command, &output)?;
+        let verdict = self.verdict(&end, &tail(output)?);
+        match verdict {
+            Verdict::Bad(_) if !has_room(self.work.path())? => Ok(Verdict::Broken(format!(
+                "no room is left in {}, and the checker failed",
+                self.work.path().parent().unwrap_or(Path::new("/")).display()
+            ))),
+            verdict => Ok(verdict),
         }
     }
 
-    fn wait(&self, command: &mut Command) -> io::Result<(ExitStatus, bool)> {
+    fn limits(&self) -> String {
+        // The first that the kernel ends when memory runs out: else it might be this process.
+        let first = "{ echo 1000 > /proc/self/oom_score_adj; } 2> /dev/null; ulimit -c 0; ";
+        match self.memory {
+            Some(bytes) => format!("{first}ulimit -v {} || exit 125; ", bytes / 1024),
+            None => first.to_owned(),
+        }
+    }
+
+    fn wait(&self, command: &mut Command, output: &File) -> io::Result<End> {
         let clock = SystemClock::default();
         let mut child = command.spawn()?;
         let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         let mut pause = Duration::from_micros(200);
-        let mut timed_out = false;
-        let status = loop {
+        let end = loop {
             if let Some(status) = child.try_wait()? {
-                break status;
+                break Ok(End::Exit(status));
+            }
+            if self.stop.load(Ordering::Relaxed) {
+                break Err(io::Error::new(io::ErrorKind::Interrupted, "the search was stopped"));
             }
             if clock.monotonic() >= self.timeout {
-                timed_out = true;
-                kill(group);
-                break child.wait()?;
+                break Ok(End::TimeOver);
+            }
+            if output.metadata()?.len() > OUTPUT_MAX {
+                break Ok(End::TooMuchOutput);
             }
             std::thread::sleep(pause);
             pause = (pause * 2).min(POLL_MAX);
         };
         // What it left behind must not write into the next state.
         kill(group);
-        Ok((status, timed_out))
+        if !matches!(end, Ok(End::Exit(_))) {
+            child.wait()?;
+        }
+        end
     }
 
-    fn verdict(&self, status: ExitStatus, timed_out: bool, output: &str) -> Verdict {
-        if timed_out {
-            return Verdict::Bad(format!("the checker did not end within {:?}; {output}", self.timeout));
-        }
+    fn verdict(&self, end: &End, output: &str) -> Verdict {
+        let status = match end {
+            End::Exit(status) => status,
+            End::TimeOver => {
+                let what = format!("the checker did not end within {:?}", self.timeout);
+                return Verdict::Bad(with_output(&what, output));
+            }
+            End::TooMuchOutput => {
+                return Verdict::Bad(format!("the checker printed more than {} MiB", OUTPUT_MAX >> 20));
+            }
+        };
         match (status.code(), status.signal()) {
             (Some(0), _) => Verdict::Good,
             // The shell's way to say that there is no such command, or that it must not be run.
@@ -164,36 +204,18 @@ impl Checker for CommandChecker {
     }
 }
 
+fn has_room(dir: &Path) -> io::Result<bool> {
+    let stat = rustix::fs::statvfs(dir)?;
+    let is_counted = stat.f_files > 0;
+    Ok(stat.f_bavail.saturating_mul(stat.f_frsize) >= ROOM_MIN && (!is_counted || stat.f_favail > 0))
+}
+
 fn tail(mut output: File) -> io::Result<String> {
     let len = output.metadata()?.len();
     output.seek(SeekFrom::Start(len.saturating_sub(OUTPUT_KEPT)))?;
     let mut bytes = Vec::new();
     output.take(OUTPUT_KEPT).read_to_end(&mut bytes)?;
     Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
-}
-
-/// Removes a directory that a checker may have left without permissions.
-fn clear(root: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(root) {
-        Ok(()) => Ok(()),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
-            open_up(root)?;
-            fs::remove_dir_all(root)
-        }
-        Err(e) => Err(e),
-    }
-}
-
-fn open_up(dir: &Path) -> io::Result<()> {
-    fs::set_permissions(dir, fs::Permissions::from_mode(0o700))?;
-    for entry in fs::read_dir(dir)? {
-        let entry = entry?;
-        if entry.file_type()?.is_dir() {
-            open_up(&entry.path())?;
-        }
-    }
-    Ok(())
 }
 
 /// Makes the tree in an empty directory. Owners are set by root alone; pipes, sockets and devices are left out.

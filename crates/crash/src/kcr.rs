@@ -65,8 +65,13 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
+    /// Hands on what `out` holds back.
+    pub fn flush(&mut self) -> Result<(), KcrError> {
+        Ok(self.out.flush()?)
+    }
+
     pub fn finish(mut self) -> Result<W, KcrError> {
-        self.out.flush()?;
+        self.flush()?;
         Ok(self.out)
     }
 }

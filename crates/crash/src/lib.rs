@@ -10,6 +10,7 @@
 //! recipe, explore       names of states; which are tried, in which order
 //! run, check, files     the search; a command, or the versions of files, as the judge
 //! shrink, explain       the smallest failing state; in words, with the call that prevents it
+//! workdir               directories that outlive no run
 //! disk                  a file system in memory, for tests in Rust
 //! ```
 #![forbid(unsafe_code)]
@@ -35,6 +36,7 @@ mod sparse;
 mod split;
 pub mod state;
 pub mod trace;
+pub mod workdir;
 
 pub use campaign::{Campaign, Report, explore_in_memory};
 pub use check::CommandChecker;

@@ -35,6 +35,7 @@ impl Told<'_> {
             Ended::States => format!("the budget of states ended the search; {systematic}"),
             Ended::Time => format!("the budget of time ended the search; {systematic}"),
             Ended::Failures => format!("the limit of failures ended the search; {systematic}"),
+            Ended::Stopped => format!("the search was interrupted; {systematic}"),
             Ended::Broken => "the search ended early".to_owned(),
         }
     }
@@ -49,10 +50,16 @@ impl Told<'_> {
         if let Some(why) = &report.fails_uncrashed {
             return format!("no verdict: the checker fails without any crash, on the complete state: {why}");
         }
+        if outcome.states == 0 {
+            return "no verdict: the search ended before any state was judged".to_owned();
+        }
         match (outcome.failing, outcome.unreached) {
             (0, 0) => format!("no failure in {states} under {}", report.model.name),
             (0, _) => {
                 format!("no failure so far, in {states} under {}; not all was tried", report.model.name)
+            }
+            (n, _) if report.failures.is_empty() => {
+                format!("{n} of {states} fail under {}; none was looked into", report.model.name)
             }
             (n, _) => format!(
                 "{n} of {states} fail under {}, of {}",
@@ -102,6 +109,10 @@ impl Told<'_> {
             writeln!(text, "\n{} more failing states were not looked into", self.report.unexplained)
                 .expect("strings take any text");
         }
+        if let (true, Some(first)) = (self.report.failures.is_empty(), self.report.outcome.failures.first()) {
+            writeln!(text, "the first failing state is {}: {}", first.recipe, first.message)
+                .expect("strings take any text");
+        }
         let took = self.report.outcome.took.as_secs_f64();
         writeln!(text, "\n{}; seed {}, {took:.1} s", self.coverage(), self.report.seed)
             .expect("strings take any text");
@@ -119,7 +130,7 @@ impl Told<'_> {
             "model": self.report.model.name,
             "seed": self.report.seed,
             "verdict": self.verdict(),
-            "passed": !self.report.failed() && outcome.broken.is_none(),
+            "passed": self.report.passed(),
             "complete": outcome.is_whole(),
             "coverage": self.coverage(),
             "states": outcome.states,

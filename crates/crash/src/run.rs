@@ -11,6 +11,8 @@ use crate::trace::Trace;
 use kedge_base::{Clock, SystemClock};
 use parking_lot::Mutex;
 use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// So many recipes in a row that gave nothing new: there is nothing new to find by chance.
@@ -57,11 +59,13 @@ pub struct Budget {
     pub failures: Option<u64>,
     pub seed: u64,
     pub jobs: usize,
+    /// When it is set, the search ends at once.
+    pub stop: Arc<AtomicBool>,
 }
 
 impl Default for Budget {
     fn default() -> Budget {
-        Budget { states: Some(10_000), time: None, failures: None, seed: 1, jobs: 1 }
+        Budget { states: Some(10_000), time: None, failures: None, seed: 1, jobs: 1, stop: Arc::default() }
     }
 }
 
@@ -73,6 +77,8 @@ pub enum Ended {
     States,
     Time,
     Failures,
+    /// Somebody asked for it.
+    Stopped,
     /// A state could not be judged, see [`Outcome::broken`].
     Broken,
 }
@@ -119,7 +125,18 @@ struct Source<'a> {
     states: u64,
     recipes: u64,
     stale: u64,
+    /// States that were taken and not judged.
+    unjudged: u64,
     ended: Option<Ended>,
+}
+
+impl Source<'_> {
+    /// The state that was taken last, or one taken with it, has no verdict.
+    fn end_without_verdict(&mut self, why: Ended) {
+        self.states -= 1;
+        self.unjudged += 1;
+        self.ended.get_or_insert(why);
+    }
 }
 
 #[derive(Default)]
@@ -148,6 +165,7 @@ impl Search<'_> {
             states: 0,
             recipes: 0,
             stale: 0,
+            unjudged: 0,
             ended: None,
         });
         let found = Mutex::new(Found::default());
@@ -165,7 +183,7 @@ impl Search<'_> {
             states: source.states,
             recipes: source.recipes,
             planned: source.plan.planned() as u64,
-            unreached: source.plan.left() as u64,
+            unreached: source.plan.left() as u64 + source.unjudged,
             failing: found.failing,
             failures: found.failures,
             ended: source.ended.unwrap_or(Ended::Covered),
@@ -180,6 +198,9 @@ impl Search<'_> {
             let Some((number, recipe, state)) = next else { return };
             let told = self.trace.marks(recipe.at as usize);
             let verdict = self.checker.check(&Case { recipe: &recipe, state: &state, told: &told, job });
+            if self.is_stopped() {
+                return source.lock().end_without_verdict(Ended::Stopped);
+            }
             let mut found = found.lock();
             found.judged += 1;
             match verdict {
@@ -194,8 +215,9 @@ impl Search<'_> {
                     }
                 }
                 Verdict::Broken(why) => {
+                    found.judged -= 1;
                     found.broken.get_or_insert(why);
-                    source.lock().ended.get_or_insert(Ended::Broken);
+                    source.lock().end_without_verdict(Ended::Broken);
                 }
             }
             if let Some(hear) = self.hear {
@@ -230,7 +252,14 @@ impl Search<'_> {
         }
     }
 
+    fn is_stopped(&self) -> bool {
+        self.budget.stop.load(Ordering::Relaxed)
+    }
+
     fn end(&self, source: &Source<'_>, now: Duration) -> Option<Ended> {
+        if self.is_stopped() {
+            return Some(Ended::Stopped);
+        }
         if self.budget.states.is_some_and(|max| source.states >= max) {
             return Some(Ended::States);
         }

@@ -2,20 +2,22 @@
 
 use super::{load, parse_model, parse_time, usage};
 use crate::options::parse_size;
+use crate::os::TerminationSignals;
 use anyhow::{Context, Result};
 use kedge_crash::report::Told;
-use kedge_crash::{Budget, Campaign, Checker, CommandChecker, FilesChecker, Model, Report, Trace};
-
+use kedge_crash::{Budget, Campaign, Checker, CommandChecker, Ended, FilesChecker, Model, Report, Trace};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// States and time, when the user sets neither.
 const STATES_DEFAULT: u64 = 10_000;
-/// Exit code: no verdict, because the checker or the recording is faulty.
-const NO_VERDICT: u8 = 3;
+/// Exit code: no verdict. The checker, the recording or the machine is faulty, or somebody ended
+/// the search.
+pub const NO_VERDICT: u8 = 3;
 const PROGRESS_MILLIS: u64 = 250;
 
 #[derive(clap::Args, Debug)]
@@ -31,14 +33,14 @@ pub struct Args {
     #[arg(long, value_name = "TIME|STATES", value_parser = parse_budget)]
     budget: Option<Limit>,
     /// Stop after this number of failing states
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     max_failures: Option<u64>,
     /// Seed of the random part
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Checkers to run in parallel [default: one for each processor]
-    #[arg(long, value_name = "N")]
-    jobs: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    jobs: Option<u16>,
     /// Print the report as JSON, or write it to a file
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-", require_equals = true)]
     json: Option<PathBuf>,
@@ -84,11 +86,14 @@ impl Judge {
         }
     }
 
-    pub fn build(&self, trace: &Trace) -> Result<Option<Box<dyn Checker>>> {
+    /// The checker. When `stop` is set, it ends what it runs.
+    pub fn build(&self, trace: &Trace, stop: &Arc<AtomicBool>) -> Result<Option<Box<dyn Checker>>> {
         Ok(match (&self.check, self.check_files) {
             (Some(command), _) => {
-                let checker = CommandChecker::new(command, self.timeout, self.memory, self.work.as_deref())
-                    .context("make a directory for the states")?;
+                let mut checker =
+                    CommandChecker::new(command, self.timeout, self.memory, self.work.as_deref())
+                        .context("make a directory for the states")?;
+                checker.stop = stop.clone();
                 Some(Box::new(checker))
             }
             (None, true) => Some(Box::new(FilesChecker::new(trace))),
@@ -104,15 +109,40 @@ pub enum Limit {
 }
 
 fn parse_budget(text: &str) -> Result<Limit, String> {
-    match text.parse() {
-        Ok(states) => Ok(Limit::States(states)),
-        Err(_) => parse_time(text).map(Limit::Time),
+    let limit = match text.parse() {
+        Ok(states) => Limit::States(states),
+        Err(_) => Limit::Time(parse_time(text)?),
+    };
+    match limit {
+        Limit::States(0) | Limit::Time(Duration::ZERO) => Err("nothing could be tried".into()),
+        limit => Ok(limit),
     }
 }
 
+/// A flag that the first signal sets: what runs is then ended and what was found is told. The
+/// second ends the process; a later run removes what it leaves.
+pub fn stop_at_signals() -> Result<Arc<AtomicBool>> {
+    let signals = TerminationSignals::block().context("block signals")?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = stop.clone();
+    // Detached: it waits for ever and ends with the process.
+    kedge_base::spawn_named("signals", move || {
+        loop {
+            match signals.wait() {
+                Ok(_) if !flag.swap(true, Ordering::Relaxed) => {}
+                Ok(signal) => std::process::exit(128 + signal),
+                Err(e) => return tracing::error!("cannot wait for signals: {e}"),
+            }
+        }
+    })
+    .context("start a thread")?;
+    Ok(stop)
+}
+
 pub fn run(args: Args) -> Result<ExitCode> {
+    let stop = stop_at_signals()?;
     let loaded = load(&args.recording)?;
-    let Some(checker) = args.judge.build(&loaded.trace)? else {
+    let Some(checker) = args.judge.build(&loaded.trace, &stop)? else {
         return Err(usage("who judges the states? Give --check 'CMD' or --check-files"));
     };
     let (states, time) = match args.budget {
@@ -120,8 +150,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Some(Limit::States(n)) => (Some(n), None),
         Some(Limit::Time(t)) => (None, Some(t)),
     };
-    let jobs = args.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()));
-    let budget = Budget { states, time, failures: args.max_failures, seed: args.seed, jobs };
+    let processors = || std::thread::available_parallelism().map_or(1, |n| n.get());
+    let jobs = args.jobs.map_or_else(processors, usize::from);
+    let budget = Budget { states, time, failures: args.max_failures, seed: args.seed, jobs, stop };
     let shown = AtomicU64::new(0);
     let is_shown = !args.quiet && std::io::stderr().is_terminal();
     let hear = |states: u64, failing: u64, time: Duration| {
@@ -136,7 +167,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if is_shown {
         eprint!("\r\x1b[K");
     }
-    let cut = loaded.cut.map(|(at, why)| format!("{why} at byte {at}"));
+    let cut = super::cut(&loaded);
     let name = args.recording.to_string_lossy();
     let told = Told {
         report: &report,
@@ -150,9 +181,11 @@ pub fn run(args: Args) -> Result<ExitCode> {
 }
 
 fn exit_code(report: &Report) -> u8 {
-    match (&report.outcome.broken, &report.fails_uncrashed) {
-        (None, None) if report.failed() => crate::FAILURE,
-        (None, None) => 0,
+    let outcome = &report.outcome;
+    let is_judged = outcome.broken.is_none() && report.fails_uncrashed.is_none() && outcome.states > 0;
+    match is_judged {
+        true if report.failed() => crate::FAILURE,
+        true if outcome.ended != Ended::Stopped => 0,
         _ => NO_VERDICT,
     }
 }

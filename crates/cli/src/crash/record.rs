@@ -5,7 +5,7 @@ use crate::os::TerminationSignals;
 use anyhow::{Context, Result, bail};
 use kedge_crash_record::{MARK_FILE, Options, record};
 use regex::Regex;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
@@ -15,6 +15,10 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 
 const SIZE_DEFAULT: &str = "1G";
+/// Instead of the command's process: there is none yet.
+const NOT_STARTED: i32 = 0;
+/// There is none yet, and a signal asked it to end.
+const ENDED_BEFORE: i32 = -1;
 
 #[derive(clap::Args, Debug)]
 pub struct Args {
@@ -43,7 +47,7 @@ pub struct Args {
 
 pub fn run(args: Args) -> Result<ExitCode> {
     let signals = TerminationSignals::block().context("block signals")?;
-    let child = Arc::new(AtomicI32::new(0));
+    let child = Arc::new(AtomicI32::new(NOT_STARTED));
     let to_end = child.clone();
     // Detached: it waits for ever and ends with the process. The mount must not outlive this
     // process, so the command is ended first.
@@ -58,7 +62,14 @@ pub fn run(args: Args) -> Result<ExitCode> {
         out: args.out,
         command: args.command,
     };
-    let recorded = record(&options, &|pid| child.store(i32::try_from(pid).unwrap_or(0), Ordering::Relaxed))?;
+    let started = |pid: u32| {
+        let pid = i32::try_from(pid).unwrap_or(NOT_STARTED);
+        // A signal may have come while there was nobody to pass it on to.
+        if child.swap(pid, Ordering::Relaxed) == ENDED_BEFORE {
+            end(pid, Signal::TERM);
+        }
+    };
+    let recorded = record(&options, &started)?;
     eprintln!(
         "kedge: {} events and {} marks recorded in {}; the command ended with exit code {}{}",
         recorded.events,
@@ -73,20 +84,42 @@ pub fn run(args: Args) -> Result<ExitCode> {
             recorded.leftovers.join(", ")
         );
     }
+    if !recorded.outside.is_empty() {
+        eprintln!(
+            "kedge: open for writing outside the directory, and not recorded: {}",
+            recorded.outside.join(", ")
+        );
+    }
     Ok(ExitCode::from(u8::try_from(recorded.code).unwrap_or(crate::FAILURE)))
 }
 
+/// Asks the command to end at the first signal, and kills it at the second.
 fn pass_on(signals: &TerminationSignals, child: &AtomicI32) {
+    let mut signal = Signal::TERM;
     loop {
         match signals.wait() {
             Ok(_) => {}
             Err(e) => return tracing::error!("cannot wait for signals: {e}"),
         }
-        if let Some(pid) = Pid::from_raw(child.load(Ordering::Relaxed))
-            && let Err(e) = kill_process(pid, Signal::TERM)
-        {
-            tracing::warn!("the command cannot be ended: {e}");
+        match child.compare_exchange(NOT_STARTED, ENDED_BEFORE, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) | Err(ENDED_BEFORE) => {}
+            Err(pid) => end(pid, signal),
         }
+        signal = Signal::KILL;
+    }
+}
+
+/// Sends a signal to the command and all that it started; at a terminal, where it has no group of
+/// its own, to the command.
+fn end(pid: i32, signal: Signal) {
+    let Some(pid) = Pid::from_raw(pid) else { return };
+    let sent = match kill_process_group(pid, signal) {
+        Err(rustix::io::Errno::SRCH) => kill_process(pid, signal),
+        sent => sent,
+    };
+    match sent {
+        Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+        Err(e) => tracing::warn!("the command cannot be ended: {e}"),
     }
 }
 

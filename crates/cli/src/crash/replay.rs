@@ -1,6 +1,6 @@
 //! `kedge crash replay`.
 
-use super::explore::Judge;
+use super::explore::{Judge, stop_at_signals};
 use super::{load, parse_model};
 use anyhow::{Context, Result, bail};
 use kedge_crash::describe::Paths;
@@ -26,6 +26,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
+    let stop = stop_at_signals()?;
     let loaded = load(&args.recording)?;
     let history = History::new(&loaded.trace, args.model);
     if !history.points().contains(&args.state.at) {
@@ -54,7 +55,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         check::materialise(&state, dir).with_context(|| format!("make the state in {}", dir.display()))?;
         println!("the state is in {}", dir.display());
     }
-    let Some(checker) = args.judge.build(&loaded.trace)? else { return Ok(ExitCode::SUCCESS) };
+    let Some(checker) = args.judge.build(&loaded.trace, &stop)? else { return Ok(ExitCode::SUCCESS) };
     let told = loaded.trace.marks(args.state.at as usize);
     match checker.check(&Case { recipe: &args.state, state: &state, told: &told, job: 0 }) {
         Verdict::Good => {

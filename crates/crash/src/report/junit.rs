@@ -6,7 +6,8 @@ pub fn render(told: &Told<'_>) -> String {
     let report = told.report;
     let suite = escape(&format!("kedge crash {}", report.model.name));
     let seconds = report.outcome.took.as_secs_f64();
-    let is_error = report.outcome.broken.is_some() || report.fails_uncrashed.is_some();
+    let outcome = &report.outcome;
+    let is_error = outcome.broken.is_some() || report.fails_uncrashed.is_some() || outcome.states == 0;
     let failures = if is_error { 0 } else { report.failures.len().max(usize::from(report.failed())) };
     let mut cases = String::new();
     let mut case = |name: &str, body: &str| {
