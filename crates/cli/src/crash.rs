@@ -1,6 +1,7 @@
 //! `kedge crash`: crash tests of other programs.
 
 mod explore;
+mod live;
 mod record;
 mod replay;
 
@@ -33,6 +34,12 @@ enum Command {
     Mark(record::MarkArgs),
     /// List the models of what a file system may lose
     Models,
+    /// Mount an image that loses power when it is told to
+    Mount(live::MountArgs),
+    /// Lose what is not persistent on such a mount, at once, and go on with what is left
+    Now(live::NowArgs),
+    /// Let calls on such a mount fail, wait, or be the moment of a crash
+    Fault(live::FaultArgs),
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
@@ -41,6 +48,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Command::Explore(args) => judged(explore::run(args)),
         Command::Replay(args) => judged(replay::run(args)),
         Command::Mark(args) => record::mark(args),
+        Command::Mount(args) => live::mount(args),
+        Command::Now(args) => live::now(args),
+        Command::Fault(args) => live::fault(args),
         Command::Models => {
             for model in MODELS {
                 println!("{:15} {}", model.name, model.about);

@@ -191,7 +191,7 @@ fn ask(mut stream: UnixStream, request: &Request) -> Result<Option<Reply>> {
 }
 
 /// The socket of the process of that name. Creates its directory, which only the user may access.
-fn socket(name: &str) -> Result<PathBuf> {
+pub fn socket(name: &str) -> Result<PathBuf> {
     if name.is_empty()
         || name.len() > 64
         || !name.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c))

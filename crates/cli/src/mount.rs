@@ -296,7 +296,7 @@ fn attach(
     Ok(session)
 }
 
-fn unmount_on_signal(signals: &TerminationSignals, mount: &MountPoint) {
+pub fn unmount_on_signal(signals: &TerminationSignals, mount: &MountPoint) {
     loop {
         match signals.wait() {
             Ok(signal) => tracing::info!("signal {signal}: unmounting"),

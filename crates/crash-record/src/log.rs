@@ -21,20 +21,41 @@ pub struct Log {
 }
 
 pub struct State {
-    out: Option<Writer<BufWriter<File>>>,
+    out: Sink,
     /// Events so far.
     pub count: u64,
     pub marks: u64,
+    /// Room that events took which were kept in memory, those at the beginning apart.
+    pub bytes: u64,
     /// Why nothing is recorded any more.
     failed: Option<KcrError>,
     processes: HashMap<u32, u32>,
 }
 
+/// Where events go.
+enum Sink {
+    File(Writer<BufWriter<File>>),
+    /// Kept, for a crash at any moment.
+    Memory(Vec<Event>),
+    /// Nowhere any more.
+    Closed,
+}
+
 impl Log {
     pub fn new(file: File) -> Result<Log, KcrError> {
-        let out = Some(Writer::new(BufWriter::with_capacity(1 << 20, file))?);
-        let state = State { out, count: 0, marks: 0, failed: None, processes: HashMap::new() };
-        Ok(Log { state: Mutex::new(state), clock: SystemClock::default() })
+        let out = Writer::new(BufWriter::with_capacity(1 << 20, file))?;
+        Ok(Log::with(Sink::File(out), 0))
+    }
+
+    /// A recording in memory that begins with these events.
+    pub fn in_memory(events: Vec<Event>) -> Log {
+        let count = events.len() as u64;
+        Log::with(Sink::Memory(events), count)
+    }
+
+    fn with(out: Sink, count: u64) -> Log {
+        let state = State { out, count, marks: 0, bytes: 0, failed: None, processes: HashMap::new() };
+        Log { state: Mutex::new(state), clock: SystemClock::default() }
     }
 
     pub fn lock(&self) -> MutexGuard<'_, State> {
@@ -67,12 +88,20 @@ impl Log {
     }
 
     fn put(&self, state: &mut State, pid: u32, tid: u32, errno: i32, call: Call) {
-        let Some(out) = &mut state.out else { return };
         let time = u64::try_from(self.clock.monotonic().as_nanos()).unwrap_or(u64::MAX);
         let is_mark = matches!(call, Call::Mark { .. });
         let event = Event { time, pid, tid, errno, call, stack: Vec::new() };
-        // To the kernel at once: a recorder that is killed loses nothing that was answered.
-        match out.append(&event).and_then(|()| out.flush()) {
+        let put = match &mut state.out {
+            Sink::Closed => return,
+            Sink::Memory(events) => {
+                state.bytes += size_of::<Event>() as u64 + event.call.payload() as u64;
+                events.push(event);
+                Ok(())
+            }
+            // To the kernel at once: a recorder that is killed loses nothing that was answered.
+            Sink::File(out) => out.append(&event).and_then(|()| out.flush()),
+        };
+        match put {
             Ok(()) => {
                 state.count += 1;
                 state.marks += u64::from(is_mark);
@@ -81,8 +110,23 @@ impl Log {
             Err(e) => {
                 tracing::error!("the recording cannot be written: {e}");
                 state.failed = Some(e);
-                state.out = None;
+                state.out = Sink::Closed;
             }
+        }
+    }
+
+    /// What was kept in memory. Nothing is recorded from here on.
+    pub fn take(&self) -> Vec<Event> {
+        match std::mem::replace(&mut self.lock().out, Sink::Closed) {
+            Sink::Memory(events) => events,
+            Sink::File(_) | Sink::Closed => Vec::new(),
+        }
+    }
+
+    /// Changes what was kept in memory.
+    pub fn revise(&self, revise: impl FnOnce(&mut Vec<Event>)) {
+        if let Sink::Memory(events) = &mut self.lock().out {
+            revise(events);
         }
     }
 
@@ -92,7 +136,7 @@ impl Log {
         if let Some(e) = state.failed.take() {
             return Err(e);
         }
-        if let Some(out) = state.out.take() {
+        if let Sink::File(out) = std::mem::replace(&mut state.out, Sink::Closed) {
             out.finish()?;
         }
         Ok((state.count, state.marks))

@@ -19,22 +19,28 @@ pub const MARK_FILE: &str = ".kedge-mark";
 pub struct Recording {
     fs: FileSystem,
     log: Arc<Log>,
-    /// Of [`MARK_FILE`].
-    mark_ino: Ino,
+    /// Of [`MARK_FILE`], where there is one.
+    mark_ino: Option<Ino>,
 }
 
 fn errno<T>(result: &Result<T>) -> i32 {
     result.as_ref().err().map_or(0, Error::errno)
 }
 
-fn is_control(dir: Ino, name: &[u8]) -> bool {
-    dir == Ino::ROOT && name == MARK_FILE.as_bytes()
-}
-
 impl Recording {
-    pub fn new(fs: FileSystem, log: Arc<Log>, owner: Owner) -> Result<Recording> {
+    /// With a file for marks, which belongs to `owner`.
+    pub fn with_marks(fs: FileSystem, log: Arc<Log>, owner: Owner) -> Result<Recording> {
         let attr = fs.create(Ino::ROOT, MARK_FILE.as_bytes(), 0o622, owner)?;
-        Ok(Recording { fs, log, mark_ino: attr.ino })
+        Ok(Recording { fs, log, mark_ino: Some(attr.ino) })
+    }
+
+    /// Of a file system in which every name is the user's.
+    pub fn plain(fs: FileSystem, log: Arc<Log>) -> Recording {
+        Recording { fs, log, mark_ino: None }
+    }
+
+    fn is_control(&self, dir: Ino, name: &[u8]) -> bool {
+        self.mark_ino.is_some() && dir == Ino::ROOT && name == MARK_FILE.as_bytes()
     }
 
     /// Does it and writes it down as one step.
@@ -47,7 +53,7 @@ impl Recording {
     }
 
     fn refuse_control(&self, dir: Ino, name: &[u8]) -> Result<()> {
-        if is_control(dir, name) { Err(Error::NotPermitted("the file for marks")) } else { Ok(()) }
+        if self.is_control(dir, name) { Err(Error::NotPermitted("the file for marks")) } else { Ok(()) }
     }
 
     fn made(
@@ -112,7 +118,7 @@ impl Recording {
 
 impl Ops for Recording {
     fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
-        if ino == self.mark_ino {
+        if Some(ino) == self.mark_ino {
             return self.fs.getattr(ino);
         }
         let mut log = self.log.lock();
@@ -185,7 +191,7 @@ impl Ops for Recording {
     }
 
     fn write_with(&self, ino: Ino, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize> {
-        if ino == self.mark_ino {
+        if Some(ino) == self.mark_ino {
             self.mark(data);
             return Ok(data.len());
         }
@@ -212,7 +218,7 @@ impl Ops for Recording {
     }
 
     fn fsync_async(&self, ino: Ino, datasync: bool, done: Done) {
-        if ino == self.mark_ino {
+        if Some(ino) == self.mark_ino {
             return done(Ok(()));
         }
         let done = self.persisted(Some(ino), datasync, done);
@@ -243,7 +249,7 @@ impl Ops for Recording {
     }
 
     fn readdir(&self, dir: Ino, cookie: u64, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
-        self.fs.readdir(dir, cookie, &mut |entry| is_control(dir, entry.name) || visit(entry))
+        self.fs.readdir(dir, cookie, &mut |entry| self.is_control(dir, entry.name) || visit(entry))
     }
 
     fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr> {

@@ -156,7 +156,7 @@ impl Mount {
         File::create(&image).and_then(|f| f.set_len(1 << 20)).map_err(io_error("a temporary file"))?;
         std::fs::create_dir(&dir).map_err(io_error("a temporary directory"))?;
         let fuse = FuseOptions { writeback_cache: false, ..FuseOptions::default() };
-        let recording = Recording::new(fs.clone(), log, owner)?;
+        let recording = Recording::with_marks(fs.clone(), log, owner)?;
         let session = kedge_fuse::mount(&image, &dir, &fuse)?;
         let point = session.mount_point().clone();
         let served =

@@ -181,6 +181,15 @@ impl Call {
         }
     }
 
+    /// Bytes of data that it carries.
+    pub fn payload(&self) -> usize {
+        match self {
+            Call::Write { data, .. } => data.len(),
+            Call::Xattr { value, .. } => value.as_ref().map_or(0, Vec::len),
+            _ => 0,
+        }
+    }
+
     /// A moment rather than a call of the program.
     pub fn is_note(&self) -> bool {
         matches!(self, Call::Process { .. } | Call::Mark { .. } | Call::Baseline | Call::End { .. })

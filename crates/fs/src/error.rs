@@ -59,6 +59,9 @@ pub enum Error {
     /// EIO: data that was accepted earlier could not be written to the device.
     #[error("data of inode {0} could not be written back")]
     WriteBack(Ino),
+    /// Any number: a crash test asked for this failure. The engine makes none of these.
+    #[error("errno {0}, asked for by a crash test")]
+    Injected(i32),
     /// What unmount could not write.
     #[error("{0}")]
     DataLost(Arc<LostData>),
@@ -87,6 +90,7 @@ impl Error {
             Error::NoSuchOffset => 6,     // ENXIO
             Error::WriteBack(_) => 5,     // EIO
             Error::DataLost(_) => 5,      // EIO
+            Error::Injected(errno) => *errno,
             Error::Engine(e) => e.errno(),
         }
     }

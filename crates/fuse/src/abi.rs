@@ -148,6 +148,7 @@ pub mod init {
     pub const ATOMIC_O_TRUNC: u32 = 1 << 3;
     pub const EXPORT_SUPPORT: u32 = 1 << 4;
     pub const BIG_WRITES: u32 = 1 << 5;
+    pub const AUTO_INVAL_DATA: u32 = 1 << 12;
     pub const DO_READDIRPLUS: u32 = 1 << 13;
     pub const ASYNC_DIO: u32 = 1 << 15;
     pub const WRITEBACK_CACHE: u32 = 1 << 16;

@@ -31,6 +31,10 @@ pub struct FuseOptions {
     /// The server clears set-user-id bits on writes, so that the kernel need not ask for
     /// `security.capability` before each write. See [`crate::Server`].
     pub handle_killpriv: bool,
+    /// The kernel drops a file's cached pages when it sees another modification time. Needed where
+    /// files change without the kernel: a crash test makes them lose data. It costs a request for
+    /// each read unless `cache_timeout` is long.
+    pub auto_invalidate: bool,
     /// How long the kernel may answer from its own caches. Everything that changes the file system
     /// passes through the kernel, so only the width of a counter limits this time.
     pub cache_timeout: Duration,
@@ -52,6 +56,7 @@ impl Default for FuseOptions {
             writeback_cache: false,
             no_open: true,
             handle_killpriv: true,
+            auto_invalidate: false,
             cache_timeout: Duration::from_secs(3600),
         }
     }

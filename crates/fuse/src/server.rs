@@ -160,6 +160,7 @@ impl<O: Ops> Server<O> {
             | init::INIT_EXT;
         for (option, flag) in [
             (self.options.writeback_cache, init::WRITEBACK_CACHE),
+            (self.options.auto_invalidate, init::AUTO_INVAL_DATA),
             (self.options.handle_killpriv, init::HANDLE_KILLPRIV_V2),
             (!self.options.no_open && self.options.handle_killpriv, init::ATOMIC_O_TRUNC),
         ] {

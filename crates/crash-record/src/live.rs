@@ -1,0 +1,445 @@
+//! A mount that can lose power at any moment, and whose calls can be made to fail.
+//!
+//! Everything that was done since the last crash is kept in memory. A crash builds the state that the
+//! model leaves of it, makes the file system hold that, and goes on from there. Nothing is unmounted.
+//!
+//! # Generations
+//! After a crash, what a program had open is gone, as after a restart of the machine. The kernel knows
+//! inodes by number, so the numbers it gets carry the count of crashes in their upper bits, and a
+//! request for a number of an earlier generation answers EIO. Only the root directory keeps its number.
+//! The kernel asks for each name anew (it may remember nothing on these mounts), so that programs that
+//! start after the crash find what is left.
+//!
+//! # The gate
+//! Each operation holds the gate for reading while it runs, a crash for writing: it happens between two
+//! operations, never in the middle of one. An fsync that is under way when a crash comes fails, whether
+//! or not it was in time: a program must never be told of durability that a crash then takes.
+//!
+//! If the state cannot be made (no room, say), the tree is neither old nor new: from then on every
+//! operation fails, and every answer says why.
+
+use crate::log::Log;
+use crate::recording::Recording;
+use crate::rules::{Action, Crash, Kill, Like, Lose, On, Rule, Rules, libc_errno};
+use crate::tree::{baseline, restore, set_size, write_all};
+use kedge_base::spawn_named;
+use kedge_crash::describe::Paths;
+use kedge_crash::edit::Edit;
+use kedge_crash::state::Body;
+use kedge_crash::{Call, History, Model, Pick, Recipe, Torn, Trace};
+use kedge_fuse::{Done, Ops, caller};
+use kedgefs::{Attr, Error, FileSystem, Ino, Result};
+use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+const GENERATION_SHIFT: u32 = 48;
+const GENERATION_MAX: u64 = u16::MAX as u64;
+/// Lost calls that an answer names; all are counted.
+const NAMED_MAX: usize = 100;
+/// Directories above one another; a path that is deeper is cut off.
+const DEPTH_MAX: usize = 256;
+/// Names that are remembered. Beyond it the memory starts anew, and the kernel's next look-ups fill it.
+const NAMES_MAX: usize = 1 << 20;
+
+/// What a crash did.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Crashed {
+    /// Crashes of this mount, this one included.
+    pub crashes: u64,
+    pub model: String,
+    /// The calls that were lost, in whole or in part, the first of them by name.
+    pub lost: Vec<String>,
+    pub lost_count: u64,
+    /// Calls before them that were taken as durable, because they were too many to be remembered.
+    pub forgotten: u64,
+    /// Of a torn write: which bytes of its last page are there.
+    pub torn: Option<String>,
+    /// Why the tree is not what it should be; nothing works any more.
+    pub error: Option<String>,
+}
+
+/// What the gate guards.
+struct World {
+    recording: Recording,
+    log: Arc<Log>,
+    forgotten: u64,
+    failed: Option<String>,
+}
+
+struct Inner {
+    fs: FileSystem,
+    gate: RwLock<World>,
+    /// Crashes so far. Changed under the gate.
+    generation: AtomicU64,
+    rules: Mutex<Rules>,
+    /// Directory and name of each inode that the kernel has asked for.
+    names: Mutex<HashMap<Ino, (Ino, Vec<u8>)>>,
+    /// The last crash, and who waits for one.
+    last: Mutex<Option<Crashed>>,
+    crashed: Condvar,
+    /// Bytes of calls that are remembered.
+    history_max: u64,
+}
+
+/// See the module.
+#[derive(Clone)]
+pub struct Live(Arc<Inner>);
+
+fn stale() -> Error {
+    Error::Injected(libc_errno::EIO)
+}
+
+impl Live {
+    /// What the file system holds now is durable. At most `history_max` bytes of calls are kept.
+    pub fn new(fs: FileSystem, history_max: u64) -> Result<Live> {
+        let log = Arc::new(Log::in_memory(baseline(&fs)?));
+        let recording = Recording::plain(fs.clone(), log.clone());
+        let world = World { recording, log, forgotten: 0, failed: None };
+        Ok(Live(Arc::new(Inner {
+            fs,
+            gate: RwLock::new(world),
+            generation: AtomicU64::new(0),
+            rules: Mutex::default(),
+            names: Mutex::default(),
+            last: Mutex::default(),
+            crashed: Condvar::new(),
+            history_max,
+        })))
+    }
+
+    pub fn add_rule(&self, rule: Rule) {
+        self.0.rules.lock().add(rule);
+    }
+
+    pub fn clear_rules(&self) {
+        self.0.rules.lock().clear();
+    }
+
+    /// Each rule, how many calls it was for, and how often it was applied.
+    pub fn rules(&self) -> Vec<(String, u64, u64)> {
+        self.0.rules.lock().list()
+    }
+
+    /// The last crash, as soon as there have been `crashes` of them; `None`: not in that time.
+    pub fn wait(&self, crashes: u64, time: Duration) -> Option<Crashed> {
+        let mut last = self.0.last.lock();
+        let is_early = |last: &mut Option<Crashed>| last.as_ref().map_or(0, |l| l.crashes) < crashes;
+        let late = self.0.crashed.wait_while_for(&mut last, is_early, time).timed_out();
+        if late { None } else { last.clone() }
+    }
+
+    /// Loses what is not persistent. `kill` are ended first, at the same moment as far as the file
+    /// system can tell: none of their calls gets in between.
+    pub fn crash(&self, crash: &Crash, kill: &[i32]) -> Crashed {
+        let inner = &self.0;
+        let mut world = inner.gate.write();
+        kill.iter().for_each(|pid| end(*pid));
+        let generation = inner.generation.load(Ordering::Relaxed) + 1;
+        let mut told = Crashed {
+            crashes: generation,
+            model: crash.model.name.to_owned(),
+            lost: Vec::new(),
+            lost_count: 0,
+            forgotten: std::mem::take(&mut world.forgotten),
+            torn: None,
+            error: None,
+        };
+        if world.failed.is_none() {
+            world.failed = match generation {
+                // What the kernel still holds of the first would be taken for new.
+                n if n > GENERATION_MAX => Some("too many crashes of one mount: mount anew".to_owned()),
+                _ => inner.lose(&mut world, crash, &mut told).err().map(|e| e.to_string()),
+            };
+        }
+        told.error = world.failed.clone();
+        inner.names.lock().clear();
+        inner.generation.store(generation, Ordering::Relaxed);
+        *inner.last.lock() = Some(told.clone());
+        inner.crashed.notify_all();
+        told
+    }
+
+    /// The operations' way in. Recursive, for readdir looks entries up while it runs. One that had
+    /// to wait for a crash fails: it was made before power failed, and its process may be dead.
+    fn enter(&self) -> Result<RwLockReadGuard<'_, World>> {
+        let generation = self.0.generation.load(Ordering::Relaxed);
+        let world = self.0.gate.read_recursive();
+        let is_late = self.0.generation.load(Ordering::Relaxed) != generation;
+        if is_late || world.failed.is_some() { Err(stale()) } else { Ok(world) }
+    }
+
+    /// The inode behind a number that the kernel has.
+    fn real(&self, ino: Ino) -> Result<Ino> {
+        if ino == Ino::ROOT {
+            return Ok(ino);
+        }
+        match ino.0 >> GENERATION_SHIFT == self.0.generation.load(Ordering::Relaxed) {
+            true => Ok(without_generation(ino)),
+            false => Err(stale()),
+        }
+    }
+
+    /// The number that the kernel gets.
+    fn shown(&self, ino: Ino) -> Ino {
+        match ino {
+            Ino::ROOT => ino,
+            ino => Ino(ino.0 | self.0.generation.load(Ordering::Relaxed) << GENERATION_SHIFT),
+        }
+    }
+
+    fn shown_attr(&self, attr: Attr) -> Attr {
+        Attr { ino: self.shown(attr.ino), ..attr }
+    }
+
+    fn learn(&self, dir: Ino, name: &[u8], ino: Ino) {
+        let mut names = self.0.names.lock();
+        if names.len() >= NAMES_MAX {
+            names.clear();
+        }
+        names.insert(ino, (dir, name.to_vec()));
+    }
+
+    /// The path of an inode below the mount, or of a name in a directory.
+    fn path(&self, ino: Ino, name: Option<&[u8]>) -> Vec<u8> {
+        let names = self.0.names.lock();
+        let mut parts: Vec<&[u8]> = name.into_iter().collect();
+        let mut next = without_generation(ino);
+        while next != Ino::ROOT && parts.len() < DEPTH_MAX {
+            let Some((dir, name)) = names.get(&next) else { break };
+            parts.push(name);
+            next = *dir;
+        }
+        parts.reverse();
+        parts.join(&b'/')
+    }
+
+    fn meet(&self, on: On, about: &[(Ino, Option<&[u8]>)]) -> Option<Action> {
+        if self.0.rules.lock().is_empty() {
+            return None;
+        }
+        let paths: Vec<Vec<u8>> = about.iter().map(|(ino, name)| self.path(*ino, *name)).collect();
+        self.0.rules.lock().meet(on, &paths)
+    }
+
+    /// Runs a call that changes something, unless a rule has other plans for it.
+    fn change<T>(
+        &self,
+        on: On,
+        about: &[(Ino, Option<&[u8]>)],
+        run: impl FnOnce(&World) -> Result<T>,
+    ) -> Result<T> {
+        let action = self.meet(on, about);
+        match action {
+            Some(Action::Fail { errno, .. }) => return Err(Error::Injected(errno)),
+            Some(Action::Crash { crash, after: false, kill }) => {
+                self.crash(&crash, &processes(kill, caller()));
+                return Err(stale());
+            }
+            _ => {}
+        }
+        let result = self.enter().and_then(|world| run(&world));
+        if let Some(Action::Crash { crash, after: true, kill }) = action {
+            self.crash(&crash, &processes(kill, caller()));
+            return Err(stale());
+        }
+        self.forget();
+        result
+    }
+
+    /// Takes all as durable when there is too much to remember.
+    fn forget(&self) {
+        let inner = &self.0;
+        let is_full = |world: &World| world.log.lock().bytes > inner.history_max;
+        if !is_full(&inner.gate.read_recursive()) {
+            return;
+        }
+        let mut world = inner.gate.write();
+        if is_full(&world) && world.failed.is_none() {
+            let calls = world.log.take().iter().rev().take_while(|e| e.call != Call::Baseline).count();
+            tracing::warn!("the history is full: {calls} calls are taken as durable");
+            world.forgotten += calls as u64;
+            if let Err(e) = inner.begin(&mut world) {
+                world.failed = Some(e.to_string());
+            }
+        }
+    }
+
+    /// Answers with an error if a crash has come since.
+    fn unless_crashed(&self, done: Done) -> Done {
+        let inner = self.0.clone();
+        let generation = inner.generation.load(Ordering::Relaxed);
+        Box::new(move |result| {
+            let is_late = inner.generation.load(Ordering::Relaxed) != generation;
+            done(if is_late { Err(stale()) } else { result });
+        })
+    }
+
+    fn fsync(&self, ino: Ino, datasync: bool, crash_after: Option<(Crash, Vec<i32>)>, done: Done) {
+        let live = self.clone();
+        let done = self.unless_crashed(done);
+        let finish: Done = Box::new(move |result| {
+            let Some((crash, kill)) = crash_after else { return done(result) };
+            // On a thread of its own: this one may be the log's, for which a crash has to wait.
+            let crashing = spawn_named("kedge-crash", move || {
+                live.crash(&crash, &kill);
+                // By then it fails: its caller did not live to see it succeed.
+                done(result);
+            });
+            if let Err(e) = crashing {
+                tracing::error!("no crash: a thread cannot be started: {e}");
+            }
+        });
+        let entered = self.enter().and_then(|world| self.real(ino).map(|real| (world, real)));
+        match entered {
+            Ok((world, real)) => world.recording.fsync_async(real, datasync, finish),
+            Err(e) => finish(Err(e)),
+        }
+    }
+}
+
+fn without_generation(ino: Ino) -> Ino {
+    Ino(ino.0 & ((1 << GENERATION_SHIFT) - 1))
+}
+
+fn end(pid: i32) {
+    use rustix::process::{Pid, Signal, kill_process};
+    match Pid::from_raw(pid).map(|pid| kill_process(pid, Signal::KILL)) {
+        Some(Ok(()) | Err(rustix::io::Errno::SRCH)) | None => {}
+        Some(Err(e)) => tracing::error!("process {pid} cannot be killed: {e}"),
+    }
+}
+
+fn processes(kill: Option<Kill>, caller: u32) -> Vec<i32> {
+    let pid = match kill {
+        Some(Kill::Process(pid)) => Some(pid),
+        // A signal to a thread's number ends its whole process.
+        Some(Kill::Caller) if caller > 0 => i32::try_from(caller).ok(),
+        Some(Kill::Caller) | None => None,
+    };
+    pid.into_iter().collect()
+}
+
+impl Inner {
+    /// Starts remembering from what is there now.
+    fn begin(&self, world: &mut World) -> Result<()> {
+        world.log = Arc::new(Log::in_memory(baseline(&self.fs)?));
+        world.recording = Recording::plain(self.fs.clone(), world.log.clone());
+        Ok(())
+    }
+
+    fn lose(&self, world: &mut World, crash: &Crash, told: &mut Crashed) -> Result<()> {
+        let trace = Trace { events: world.log.take() };
+        let history = History::new(&trace, crash.model);
+        let at = *history.points().end();
+        let recipe = match crash.lose {
+            Lose::All => Recipe::new(at, Pick::Durable),
+            Lose::Random(seed) => Recipe::new(at, Pick::Sample(seed)),
+            Lose::Torn => torn(&history, at, told),
+        };
+        let paths = Paths::of(&trace);
+        let missing = recipe.torn.as_ref().map(|t| t.micro);
+        let mut lost: Vec<u32> = history.lost(&recipe);
+        lost.extend(missing);
+        let visible = |n: &u32| !matches!(history.micros[*n as usize].edit, Edit::Touch { .. });
+        let mut calls: Vec<u32> =
+            lost.into_iter().filter(visible).map(|n| history.micros[n as usize].event).collect();
+        calls.sort_unstable();
+        calls.dedup();
+        told.lost_count = calls.len() as u64;
+        let named = calls.iter().take(NAMED_MAX);
+        told.lost = named.map(|n| paths.call(*n as usize, &trace.events[*n as usize])).collect();
+        restore(&self.fs, &history.state(&recipe))?;
+        self.begin(world)
+    }
+
+    /// What a failed fsync does to the pages of a file; see [`Like`].
+    fn drop_dirty(&self, world: &World, ino: Ino, like: Like) -> Result<()> {
+        let model = Model::by_name(match like {
+            Like::Ext4 => "ext4",
+            Like::Xfs => "xfs",
+            Like::Btrfs => "btrfs",
+        })
+        .expect("these models exist");
+        let mut reverted = None;
+        world.log.revise(|events| {
+            let trace = Trace { events: std::mem::take(events) };
+            let history = History::new(&trace, model);
+            let at = *history.points().end();
+            let disk = history.state(&Recipe::new(at, Pick::Durable));
+            let on_disk = disk.node(ino.0).and_then(|node| match &node.body {
+                Body::File(file) => Some(file.clone()),
+                _ => None,
+            });
+            let on_disk = on_disk.unwrap_or_default();
+            let is_lost = |event: u32| history.of_event(event).any(|n| !history.is_durable(n, at));
+            let start = *history.points().start();
+            let lost: Vec<u32> = (start..at).filter(|event| is_lost(*event)).collect();
+            *events = trace.events;
+            for event in lost {
+                let event = &mut events[event as usize];
+                let Call::Write { ino: of, offset, data, .. } = &mut event.call else {
+                    // The new size of a file that falls back to its old one is gone as well.
+                    if like == Like::Btrfs
+                        && matches!(event.call, Call::Truncate { ino: of, .. } if of == ino.0)
+                    {
+                        event.errno = libc_errno::EIO;
+                    }
+                    continue;
+                };
+                if *of != ino.0 {
+                    continue;
+                }
+                let old = |offset: u64, data: &mut [u8]| {
+                    let there = on_disk.read(offset, data);
+                    data[there..].fill(0);
+                };
+                match like {
+                    Like::Ext4 => old(*offset, data),
+                    Like::Xfs => {
+                        let room =
+                            usize::try_from(on_disk.size.saturating_sub(*offset)).unwrap_or(usize::MAX);
+                        data.truncate(room);
+                        old(*offset, data);
+                        if data.is_empty() {
+                            event.errno = libc_errno::EIO;
+                        }
+                    }
+                    Like::Btrfs => event.errno = libc_errno::EIO,
+                }
+            }
+            reverted = (like == Like::Btrfs).then_some(on_disk);
+        });
+        if let Some(file) = reverted {
+            set_size(&self.fs, ino, 0)?;
+            file.pieces().try_for_each(|(at, bytes)| write_all(&self.fs, ino, at, bytes))?;
+            set_size(&self.fs, ino, file.size)?;
+        }
+        Ok(())
+    }
+}
+
+/// Everything is there but a part of the last page that was written.
+fn torn(history: &History, at: u32, told: &mut Crashed) -> Recipe {
+    let last = (0..history.micros.len() as u32).rev().find(|n| history.may_tear(*n, at));
+    let Some(micro) = last else { return Recipe::new(at, Pick::All) };
+    let Edit::Data { page, at: start, ref bytes, .. } = history.micros[micro as usize].edit else {
+        unreachable!("only bytes are torn")
+    };
+    let (first, end) =
+        (usize::from(start) / 512, (usize::from(start) + bytes.as_slice().len()).div_ceil(512));
+    let cut = first.midpoint(end).max(first);
+    told.torn = Some(format!("of the page at byte {}, what is before byte {}", page * 4096, cut * 512));
+    let torn = (cut > 0).then_some(Torn { micro, sectors: 0..cut });
+    match torn {
+        Some(torn) => Recipe { at, pick: Pick::All, torn: Some(torn) },
+        // A write of one sector is there or not.
+        None => Recipe::new(at, Pick::Lose(vec![micro])),
+    }
+}
+
+#[path = "live_ops.rs"]
+mod ops;
