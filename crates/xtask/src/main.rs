@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod circles;
+mod crash_speed;
 mod deps;
 mod docs;
 mod steps;
@@ -60,8 +61,13 @@ enum Task {
     },
     /// Crash-tests common programs against what their documentation says, with `kedge crash`.
     /// WORDS: only rows whose name contains one of them. KEDGE names the program; otherwise it is
-    /// built
-    CrashZoo { words: Vec<String> },
+    /// built. Installs what the rows need
+    CrashZoo {
+        words: Vec<String>,
+        /// Put the results into the table of docs/CRASH_TESTING.md
+        #[arg(long)]
+        write: bool,
+    },
     /// The crash models beside the kernel's ext4, XFS and Btrfs, as root: [--quick] [--random N]
     /// [--seed N] [--states N] [--out FILE]. Without arguments it writes
     /// docs/results/crash-reality.md
@@ -69,6 +75,8 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// Measures crash tests with an optimised build: the slow-down of recording, states in a second
+    CrashSpeed,
 }
 
 fn main() -> ExitCode {
@@ -89,8 +97,9 @@ fn main() -> ExitCode {
         Task::Msrv => msrv(&mut steps),
         Task::Docs { check } => steps.run("documents", || docs::run(check)),
         Task::Crash { args } => steps.run("crash states", || crash(&args)),
-        Task::CrashZoo { words } => steps.run("crash zoo", || zoo::run(&words)),
+        Task::CrashZoo { words, write } => steps.run("crash zoo", || zoo::run(&words, write)),
         Task::CrashReality { args } => steps.run("crash reality", || crash_reality(&args)),
+        Task::CrashSpeed => steps.run("speed of crash tests", crash_speed::run),
         Task::Ci => static_checks(&mut steps),
     }
     steps.summary()

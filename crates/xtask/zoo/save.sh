@@ -11,5 +11,6 @@ rename) new > doc.tmp; mv doc.tmp doc; sync . ;;
 no-dir) new > doc.tmp; sync doc.tmp; mv doc.tmp doc ;;
 right) new > doc.tmp; sync doc.tmp; mv doc.tmp doc; sync . ;;
 sed) sed -i s/o/n/g doc ;;
+vim) vim -u NONE -N -b -es -c '%s/o/n/g' -c wq doc ;;
 esac
 echo "ack new"

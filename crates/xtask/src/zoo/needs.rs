@@ -1,0 +1,115 @@
+//! Programs and libraries of other people that rows of the zoo need: found, else installed, else
+//! the row is left out and the run says so.
+
+use anyhow::{Context, Result, bail, ensure};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// A program, and its Debian package. It may lie where only `sbin` or a versioned directory has
+    /// it.
+    Debian(&'static str, &'static str),
+    /// A module of Python, and its package.
+    Python(&'static str, &'static str),
+    /// A program in Go in a directory of `zoo/`.
+    Go(&'static str),
+    /// A crate in a directory of `zoo/`.
+    Rust(&'static str),
+    /// The row switches to another user.
+    Root,
+}
+
+/// Where things are kept from one run to the next.
+pub struct Cache {
+    zoo: PathBuf,
+    dir: PathBuf,
+}
+
+fn output(command: &mut Command) -> Result<()> {
+    let output = command.output().with_context(|| format!("start {:?}", command.get_program()))?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{:?}: {}", command.get_program(), text.trim());
+    Ok(())
+}
+
+fn is_program(name: &str) -> bool {
+    let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
+    let is_there = |dir: &str| Path::new(dir).join(name).exists();
+    name.starts_with('/') && Path::new(name).exists() || path.split(':').any(is_there)
+}
+
+impl Cache {
+    pub fn new(zoo: &Path, target: &Path) -> Result<Cache> {
+        let dir = target.join("zoo");
+        std::fs::create_dir_all(dir.join("bin")).with_context(|| format!("create {}", dir.display()))?;
+        Ok(Cache { zoo: zoo.to_owned(), dir })
+    }
+
+    /// Where programs that were built are.
+    pub fn bin(&self) -> PathBuf {
+        self.dir.join("bin")
+    }
+
+    /// Where modules of Python are.
+    pub fn python(&self) -> PathBuf {
+        self.dir.join("python")
+    }
+
+    pub fn get(&self, need: Need) -> Result<()> {
+        match need {
+            Need::Root if rustix::process::geteuid().is_root() => Ok(()),
+            Need::Root => bail!("it needs root"),
+            Need::Debian(program, _) if is_program(program) => Ok(()),
+            Need::Debian(program, package) => {
+                ensure!(
+                    rustix::process::geteuid().is_root(),
+                    "{program} is missing: apt-get install {package} as root"
+                );
+                let words = ["install", "-y", "-q", "--no-install-recommends", package];
+                output(Command::new("apt-get").args(words).env("DEBIAN_FRONTEND", "noninteractive"))?;
+                ensure!(is_program(program), "{package} was installed and has no {program}");
+                Ok(())
+            }
+            Need::Python(module, package) => {
+                let import = format!("import {module}");
+                let probe =
+                    || output(Command::new("python3").args(["-c", &import]).env("PYTHONPATH", self.python()));
+                if probe().is_ok() {
+                    return Ok(());
+                }
+                let words = ["-m", "pip", "install", "-q", "--disable-pip-version-check", "--target"];
+                output(Command::new("python3").args(words).arg(self.python()).arg(package))?;
+                probe()
+            }
+            Need::Go(dir) => output(
+                Command::new("go")
+                    .args(["build", "-mod=mod", "-o"])
+                    .arg(self.bin().join(dir))
+                    .arg(".")
+                    .current_dir(self.copy(dir)?),
+            ),
+            Need::Rust(dir) => {
+                let target = self.dir.join("rust-target");
+                let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+                output(
+                    Command::new(cargo)
+                        .args(["build", "--quiet", "--release"])
+                        .env("CARGO_TARGET_DIR", &target)
+                        .current_dir(self.copy(dir)?),
+                )?;
+                let built = target.join("release/zoo-stores");
+                let to = self.bin().join("zoo-stores");
+                std::fs::copy(&built, &to).with_context(|| format!("copy {}", built.display())).map(drop)
+            }
+        }
+    }
+
+    /// The sources beside the cache: building writes files of versions beside them.
+    fn copy(&self, dir: &str) -> Result<PathBuf> {
+        let to = self.dir.join("src");
+        std::fs::create_dir_all(&to).with_context(|| format!("create {}", to.display()))?;
+        output(Command::new("cp").arg("-rT").arg(self.zoo.join(dir)).arg(to.join(dir)))?;
+        Ok(to.join(dir))
+    }
+}

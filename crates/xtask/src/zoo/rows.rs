@@ -1,0 +1,320 @@
+//! The rows: which program with which settings, and what its documentation lets one expect under
+//! which model.
+
+use super::needs::Need;
+use Expect::{Fail, Pass};
+
+/// Distinct states for each row and model.
+const STATES: u32 = 600;
+
+pub enum Expect {
+    Pass,
+    /// The report contains these words.
+    Fail(&'static str),
+}
+
+pub struct Row {
+    pub name: &'static str,
+    pub needs: &'static [Need],
+    pub program: &'static str,
+    /// Run before the recording, to make what it starts from (`$ZOO_FROM`) and what it needs beside
+    /// it (`$ZOO_TEMP`).
+    pub prepare: Option<&'static str>,
+    /// Of `zoo/`, and its arguments.
+    pub run: &'static [&'static str],
+    /// Of `zoo/`, or a whole command.
+    pub check: &'static str,
+    pub expect: &'static [(&'static str, Expect)],
+    pub states: u32,
+}
+
+type Expected = &'static [(&'static str, Expect)];
+type Words = &'static [&'static str];
+
+const ROW: Row = Row {
+    name: "",
+    needs: &[],
+    program: "sh",
+    prepare: None,
+    run: &[],
+    check: "",
+    expect: &[],
+    states: STATES,
+};
+
+const fn saver(name: &'static str, run: Words, expect: Expected) -> Row {
+    Row { name, run, check: "sh '$ZOO/save-check.sh'", expect, ..ROW }
+}
+
+const fn sqlite(name: &'static str, run: Words, expect: Expected) -> Row {
+    let needs = &[Need::Debian("sqlite3", "sqlite3"), Need::Debian("python3", "python3")];
+    Row { name, needs, program: "python3", run, check: "sh '$ZOO/sqlite-check.sh'", expect, ..ROW }
+}
+
+const fn store(
+    name: &'static str,
+    needs: &'static [Need],
+    run: Words,
+    check: &'static str,
+    expect: Expected,
+) -> Row {
+    Row { name, needs, program: "python3", run, check, expect, ..ROW }
+}
+
+const LMDB: &[Need] = &[Need::Python("lmdb", "lmdb")];
+const LEVELDB: &[Need] = &[Need::Python("plyvel", "plyvel")];
+const ROCKSDB: &[Need] = &[Need::Python("rocksdict", "rocksdict")];
+
+const fn built(
+    name: &'static str,
+    need: &'static [Need],
+    run: Words,
+    check: &'static str,
+    expect: Expected,
+) -> Row {
+    Row { name, needs: need, program: "env", run, check, expect, ..ROW }
+}
+
+pub const ROWS: &[Row] = &[
+    saver(
+        "save in place",
+        &["save.sh", "in-place"],
+        &[("strict", Fail("No persistence call")), ("ext4", Fail("doc"))],
+    ),
+    saver(
+        "save by rename, no fsync",
+        &["save.sh", "rename"],
+        &[("ext4-ordered", Pass), ("xfs", Fail("fsync(\"doc.tmp\")")), ("posix", Fail("fsync(\"doc.tmp\")"))],
+    ),
+    saver(
+        "save, directory not synced",
+        &["save.sh", "no-dir"],
+        &[("ext4", Fail("fsync(\".\")")), ("posix", Fail("fsync(\".\")"))],
+    ),
+    saver(
+        "save, the right way",
+        &["save.sh", "right"],
+        &[("ext4", Pass), ("xfs", Pass), ("btrfs", Pass), ("posix", Pass)],
+    ),
+    saver("sed -i", &["save.sh", "sed"], &[("ext4", Fail("rename")), ("xfs", Fail("rename"))]),
+    // :help 'backupcopy': where it does not rename, vim overwrites the file, and the old text is in
+    // a backup until that is done. The check looks at the file alone.
+    Row {
+        needs: &[Need::Debian("vim", "vim-tiny")],
+        ..saver("vim :wq", &["save.sh", "vim"], &[("ext4", Fail("truncate(\"doc\", 0)"))])
+    },
+    // https://sqlite.org/pragma.html#pragma_synchronous: EXTRA syncs the directory after the
+    // journal is unlinked, FULL does not: "a commit that is followed closely by a power loss" may
+    // be rolled back.
+    sqlite(
+        "SQLite rollback, EXTRA",
+        &["sqlite.py", "delete", "extra", "3"],
+        &[("ext4", Pass), ("posix", Pass)],
+    ),
+    sqlite(
+        "SQLite rollback, FULL",
+        &["sqlite.py", "delete", "full", "3"],
+        &[("ext4", Fail("unlink(\"t.db-journal\")"))],
+    ),
+    sqlite("SQLite WAL, FULL", &["sqlite.py", "wal", "full", "3"], &[("ext4", Pass), ("posix", Pass)]),
+    // The same page: "WAL mode is always consistent with synchronous=NORMAL, but WAL mode does lose
+    // durability".
+    sqlite(
+        "SQLite WAL, NORMAL",
+        &["sqlite.py", "wal", "normal", "3"],
+        &[("ext4", Fail("fsync(\"t.db-wal\")"))],
+    ),
+    Row {
+        check: "sh '$ZOO/sqlite-sound-check.sh'",
+        ..sqlite("SQLite WAL, NORMAL: sound", &["sqlite.py", "wal", "normal", "3"], &[("ext4", Pass)])
+    },
+    // "the database might become corrupted if the operating system crashes".
+    Row {
+        check: "sh '$ZOO/sqlite-sound-check.sh'",
+        ..sqlite(
+            "SQLite rollback, OFF: sound",
+            &["sqlite.py", "delete", "off", "3"],
+            &[("ext4", Fail("fsync(\"t.db"))],
+        )
+    },
+    // git-config(1), core.fsync: the default leaves out loose objects and references.
+    Row {
+        name: "Git, default",
+        needs: &[Need::Debian("git", "git")],
+        run: &["git.sh", ""],
+        check: "sh '$ZOO/git-check.sh'",
+        expect: &[("ext4", Fail(".git/objects"))],
+        ..ROW
+    },
+    // lmdb.h: the default is durable; MDB_NOSYNC "can corrupt the database"; MDB_NOMETASYNC
+    // "maintains database integrity, but a system crash may undo the last committed transaction".
+    store(
+        "LMDB, default",
+        LMDB,
+        &["kv.py", "lmdb", "sync", "4"],
+        "python3 '$ZOO/kv-check.py' lmdb",
+        &[("ext4", Pass), ("posix", Pass)],
+    ),
+    store(
+        "LMDB, MDB_NOMETASYNC",
+        LMDB,
+        &["kv.py", "lmdb", "nometasync", "4"],
+        "python3 '$ZOO/kv-check.py' lmdb",
+        &[("posix", Fail("fsync(\"data.mdb\")"))],
+    ),
+    store(
+        "LMDB, MDB_NOSYNC: sound",
+        LMDB,
+        &["kv.py", "lmdb", "nosync", "4"],
+        "python3 '$ZOO/kv-check.py' lmdb sound",
+        &[("posix", Fail("data.mdb"))],
+    ),
+    // include/leveldb/options.h: "If this flag is true, the write will be flushed ... If this flag
+    // is false, and the machine crashes, some recent writes may be lost."
+    store(
+        "LevelDB, sync",
+        LEVELDB,
+        &["kv.py", "leveldb", "sync", "4"],
+        "python3 '$ZOO/kv-check.py' leveldb",
+        &[("ext4", Pass), ("posix", Pass)],
+    ),
+    store(
+        "LevelDB, no sync",
+        LEVELDB,
+        &["kv.py", "leveldb", "nosync", "4"],
+        "python3 '$ZOO/kv-check.py' leveldb",
+        &[("ext4", Fail(".log"))],
+    ),
+    // WriteOptions::sync: the same words.
+    store(
+        "RocksDB, sync",
+        ROCKSDB,
+        &["kv.py", "rocksdb", "sync", "4"],
+        "python3 '$ZOO/kv-check.py' rocksdb",
+        &[("ext4", Pass), ("posix", Pass)],
+    ),
+    store(
+        "RocksDB, no sync",
+        ROCKSDB,
+        &["kv.py", "rocksdb", "nosync", "4"],
+        "python3 '$ZOO/kv-check.py' rocksdb",
+        &[("ext4", Fail(".log"))],
+    ),
+    // Python's documentation of shelve and dbm.dumb promises nothing; sync() writes files and syncs
+    // none.
+    store(
+        "shelve on dbm.dumb, sync()",
+        &[],
+        &["kv.py", "shelve", "sync", "3"],
+        "python3 '$ZOO/kv-check.py' shelve",
+        &[("ext4", Fail("db."))],
+    ),
+    // bbolt's README: NoSync "if the system crashes, it can corrupt"; else each transaction is
+    // fdatasynced.
+    built(
+        "bbolt, default",
+        &[Need::Go("bbolt")],
+        &["bbolt", "run", "sync", "4"],
+        "bbolt check",
+        &[("ext4", Pass), ("posix", Pass)],
+    ),
+    built(
+        "bbolt, NoSync",
+        &[Need::Go("bbolt")],
+        &["bbolt", "run", "nosync", "4"],
+        "bbolt check",
+        &[("posix", Fail("fsync(\"db\")"))],
+    ),
+    // redb: Durability::Immediate "will be durable as soon as commit() returns"; None may be lost.
+    built(
+        "redb, Immediate",
+        &[Need::Rust("rust")],
+        &["zoo-stores", "run", "redb", "immediate", "4"],
+        "zoo-stores check redb",
+        &[("ext4", Pass), ("posix", Pass)],
+    ),
+    built(
+        "redb, None",
+        &[Need::Rust("rust")],
+        &["zoo-stores", "run", "redb", "none", "4"],
+        "zoo-stores check redb",
+        &[("posix", Fail("fsync(\"db\")"))],
+    ),
+    // sled: flush() "Synchronously flushes all dirty IO buffers and calls fsync".
+    built(
+        "sled, flush()",
+        &[Need::Rust("rust")],
+        &["zoo-stores", "run", "sled", "flush", "4"],
+        "zoo-stores check sled",
+        &[("ext4", Pass)],
+    ),
+    built(
+        "sled, no flush()",
+        &[Need::Rust("rust")],
+        &["zoo-stores", "run", "sled", "none", "4"],
+        "zoo-stores check sled",
+        &[("ext4", Fail("db"))],
+    ),
+    // dpkg(1), --force-unsafe-io: without it dpkg syncs before it renames.
+    Row {
+        name: "dpkg -i",
+        needs: &[Need::Debian("dpkg-deb", "dpkg")],
+        prepare: Some("dpkg-prepare.sh"),
+        run: &["dpkg.sh", ""],
+        check: "sh '$ZOO/dpkg-check.sh'",
+        expect: &[("ext4", Pass), ("xfs", Pass)],
+        ..ROW
+    },
+    Row {
+        name: "dpkg -i --force-unsafe-io",
+        needs: &[Need::Debian("dpkg-deb", "dpkg")],
+        prepare: Some("dpkg-prepare.sh"),
+        run: &["dpkg.sh", "--force-unsafe-io"],
+        check: "sh '$ZOO/dpkg-check.sh'",
+        expect: &[("posix", Fail("opt/zoo"))],
+        ..ROW
+    },
+    // Neither promises anything after a power failure.
+    Row {
+        name: "pip install",
+        needs: &[Need::Python("pip", "pip")],
+        prepare: Some("pip-prepare.sh"),
+        run: &["pip.sh"],
+        check: "sh '$ZOO/pip-check.sh'",
+        expect: &[("ext4", Fail("zoo_pkg"))],
+        states: 100,
+        ..ROW
+    },
+    Row {
+        name: "npm install",
+        needs: &[Need::Debian("npm", "npm")],
+        prepare: Some("npm-prepare.sh"),
+        run: &["npm.sh"],
+        check: "sh '$ZOO/npm-check.sh'",
+        expect: &[("ext4", Fail("zoo-pkg"))],
+        states: 100,
+        ..ROW
+    },
+    // https://www.postgresql.org/docs/15/runtime-config-wal.html: fsync off "can result in
+    // unrecoverable data corruption".
+    Row {
+        name: "PostgreSQL, fsync = on",
+        needs: &[Need::Root, Need::Debian("/usr/lib/postgresql", "postgresql")],
+        prepare: Some("postgres-prepare.sh"),
+        run: &["postgres.sh", "on"],
+        check: "sh '$ZOO/postgres-check.sh'",
+        expect: &[("ext4", Pass)],
+        states: 60,
+        ..ROW
+    },
+    Row {
+        name: "PostgreSQL, fsync = off",
+        needs: &[Need::Root, Need::Debian("/usr/lib/postgresql", "postgresql")],
+        prepare: Some("postgres-prepare.sh"),
+        run: &["postgres.sh", "off"],
+        check: "sh '$ZOO/postgres-check.sh'",
+        expect: &[("ext4", Fail("fsync("))],
+        states: 60,
+        ..ROW
+    },
+];

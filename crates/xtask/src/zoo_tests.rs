@@ -1,0 +1,35 @@
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+
+#[test]
+fn rows_that_were_not_run_keep_their_results() {
+    let (one, two) = (("save in place", "strict"), ("save in place", "ext4"));
+    let key = |(name, model): (&str, &str)| format!("| {name} | {model} |");
+    let old = format!(
+        "a\n{BEGIN}\n{HEAD}\n{} old |\n{} old |\n| gone | ext4 | old |\n{END}\nb\n",
+        key(two),
+        key(one)
+    );
+    let text = with_results(&old, &[(key(one), format!("{} new |", key(one)))]).unwrap();
+    assert_eq!(text, format!("a\n{BEGIN}\n{HEAD}\n{} new |\n{} old |\n{END}\nb\n", key(one), key(two)));
+    assert_eq!(with_results(&text, &[]).unwrap(), text);
+    assert!(with_results("no table", &[]).is_err());
+}
+
+#[test]
+fn each_row_has_a_name_of_its_own_and_scripts_that_exist() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("zoo");
+    let mut names: Vec<&str> = ROWS.iter().map(|r| r.name).collect();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), ROWS.len());
+    for row in ROWS {
+        let run = row.run.first().filter(|_| row.program != "env");
+        let check = row.check.split('\'').nth(1).map(|s| s.trim_start_matches("$ZOO/"));
+        for script in run.copied().into_iter().chain(check).chain(row.prepare) {
+            assert!(dir.join(script).is_file(), "{}: {script}", row.name);
+        }
+        assert!(!row.expect.is_empty() && row.states > 0, "{}", row.name);
+    }
+}

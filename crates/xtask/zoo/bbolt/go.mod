@@ -1,0 +1,5 @@
+module zoo/bbolt
+
+go 1.21
+
+require go.etcd.io/bbolt v1.3.11

@@ -1,0 +1,7 @@
+# What the database calls installed is there and whole; what was promised is installed.
+status=$(dpkg-query --admindir=var/lib/dpkg -W -f '${db:Status-Status}' zoo 2>/dev/null)
+test "$KEDGE_ACKED_COUNT" = 0 || test "$status" = installed || { echo "promised, and is ${status:-unknown}"; exit 1; }
+test "$status" = installed || exit 0
+for name in one two; do
+    test "$(tr -dc n < opt/zoo/$name | wc -c)" = 9000 || { echo "$name is installed and not whole"; exit 1; }
+done

@@ -1,0 +1,14 @@
+# The server recovers, and has every row that was promised.
+bin=$(ls -d /usr/lib/postgresql/*/bin | tail -n 1)
+copy=$(mktemp -d /tmp/kedge-zoo-pg-XXXXXX)
+trap 'rm -rf "$copy"' EXIT
+cp -a data "$copy/data"
+chmod 700 "$copy/data"
+chown -R postgres "$copy"
+as() { su postgres -s /bin/sh -c "cd /; $1"; }
+as "'$bin/pg_ctl' -s -w -t 60 -D '$copy/data' -l '$copy/log' -o \"-c unix_socket_directories='$copy' -c fsync=off\" start" > /dev/null 2>&1 ||
+    { grep -m 1 -E 'PANIC|FATAL' "$copy/log"; exit 1; }
+rows=$(as "psql -qAt -h '$copy' -d postgres -c 'select count(*) from t where v = repeat(chr(110), 900)'" 2>&1)
+as "'$bin/pg_ctl' -s -w -D '$copy/data' -m immediate stop" > /dev/null 2>&1
+test "$KEDGE_ACKED_COUNT" = 0 && exit 0
+test "$rows" -ge $((KEDGE_ACKED_COUNT - 1)) 2> /dev/null || { echo "$rows rows, $((KEDGE_ACKED_COUNT - 1)) promised"; exit 1; }
