@@ -2,7 +2,7 @@
 
 use crate::options::{MountWords, show_size};
 use anyhow::{Context, Result};
-use kedge_base::SystemClock;
+use kedge_base::{Clock, SystemClock};
 use kedge_device::sim::{ScriptedDevice, VolatileDevice};
 use kedge_device::{Device, FileDevice, OpenOptions};
 use kedge_fsck::{CheckOptions, Progress, RepairMode, RepairOptions, StoreReplay};
@@ -46,8 +46,39 @@ pub fn create(path: &Path, size: u64, options: &FormatOptions) -> Result<()> {
 fn format_device(device: Arc<FileDevice>, options: &FormatOptions) -> Result<()> {
     let owner = Owner { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };
     let options = FormatOptions { owner, ..options.clone() };
-    FileSystem::format(device, Arc::new(SystemClock::default()), &options)?;
+    FileSystem::format(device, crate::import::clock(crate::import::source_date()?), &options)?;
     Ok(())
+}
+
+/// Opens an image to look into it. Its log is replayed in memory.
+pub fn open_to_read(path: &Path) -> Result<FileSystem> {
+    let device = open_device(path, true)?;
+    let options = MountOptions { read_only: true, ..MountOptions::default() };
+    FileSystem::open(device, Arc::new(SystemClock::default()), options)
+        .with_context(|| format!("open {}", path.display()))
+}
+
+/// Opens an image to change it without a mount.
+pub fn open_to_change(path: &Path) -> Result<FileSystem> {
+    let device = open_device(path, false)?;
+    FileSystem::open(device, Arc::new(SystemClock::default()), MountOptions::default())
+        .with_context(|| format!("open {}", path.display()))
+}
+
+/// Of an image that is being filled.
+pub const FILL_CACHE: u64 = 256 << 20;
+
+/// Opens a new image to fill it. Nothing happens in it but what the caller does: no commit by time,
+/// no checkpoint in the background.
+pub fn open_to_fill(path: &Path, clock: Arc<dyn Clock>) -> Result<FileSystem> {
+    let device = open_device(path, false)?;
+    let options = MountOptions {
+        commit: Duration::from_secs(365 * 86_400),
+        async_checkpoint: None,
+        cache_size: FILL_CACHE,
+        ..MountOptions::default()
+    };
+    FileSystem::open(device, clock, options).with_context(|| format!("open {}", path.display()))
 }
 
 /// Parameters for opening an image, besides its mount options.

@@ -13,7 +13,7 @@
 
 use crate::options::{MountWords, parse_size};
 use crate::os::TerminationSignals;
-use crate::{Usage, daemon, engine, image, mounts};
+use crate::{Usage, daemon, engine, image, mounts, notify};
 use anyhow::{Context, Result, bail};
 use kedge_base::lock::{Condvar, Mutex, Rank};
 use kedge_fuse::MountPoint;
@@ -131,6 +131,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
             return Err(e.context(format!("mount {} on {}", request.image.display(), request.dir.display())));
         }
     }
+    notify::ready();
     host.wait();
     host.verdict()
 }
@@ -249,6 +250,7 @@ impl Host {
                     Ok(signal) => tracing::info!("signal {signal}: unmounting"),
                     Err(e) => return tracing::error!("cannot wait for signals: {e}"),
                 }
+                notify::stopping();
                 mine.unmount_all();
             }
         })

@@ -10,17 +10,24 @@
 //! [`engine`], so that one place shows what the command line needs of them.
 #![deny(unsafe_code)]
 
+mod change;
 mod crash;
 mod daemon;
 mod dump;
 mod engine;
+mod export;
 mod fsck;
 mod host;
 mod image;
+mod import;
 mod info;
+mod inside;
+mod install;
+mod manual;
 mod mkfs;
 mod mount;
 mod mounts;
+mod notify;
 mod options;
 mod os;
 mod remount;
@@ -32,7 +39,7 @@ mod trim;
 mod umount;
 
 use clap::error::ErrorKind;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
@@ -77,6 +84,22 @@ enum Command {
     Stats(stats::Args),
     /// Show the structures of an image
     Dump(dump::Args),
+    /// List a directory of an image that is not mounted
+    Ls(inside::LsArgs),
+    /// Print files of an image that is not mounted
+    Cat(inside::CatArgs),
+    /// Show all that is known of a file of an image that is not mounted
+    Stat(inside::StatArgs),
+    /// List all paths below a directory of an image that is not mounted
+    Find(inside::FindArgs),
+    /// Make a directory in an image that is not mounted
+    Mkdir(change::MkdirArgs),
+    /// Remove a file or a directory from an image that is not mounted
+    Rm(change::RmArgs),
+    /// A tar archive from or into a directory of an image that is not mounted
+    Tar(export::Args),
+    /// Install this program, its helpers for mount(8), man pages, completions and units
+    InstallHelpers(install::Args),
     /// Moved to kedge-lab
     #[command(hide = true)]
     Bench {
@@ -85,6 +108,11 @@ enum Command {
     },
     /// Crash-test a program: show what it would find after a power failure
     Crash(crash::Args),
+}
+
+/// What `--help`, the man pages and the completions are made from.
+fn command() -> clap::Command {
+    Cli::command()
 }
 
 /// A usage error: exit code 2 (fsck: 16), unlike a valid request that failed.
@@ -130,6 +158,14 @@ fn main() -> ExitCode {
         Command::Info(args) => info::run(args),
         Command::Stats(args) => stats::run(args),
         Command::Dump(args) => dump::run(args),
+        Command::Ls(args) => inside::ls(args),
+        Command::Cat(args) => inside::cat(args),
+        Command::Stat(args) => inside::stat(args),
+        Command::Find(args) => inside::find(args),
+        Command::Mkdir(args) => change::mkdir(args),
+        Command::Rm(args) => change::rm(args),
+        Command::Tar(args) => export::run(args),
+        Command::InstallHelpers(args) => install::run(args),
         Command::Bench { .. } => Err(Usage(BENCH_MOVED.into()).into()),
         Command::Crash(args) => crash::run(args),
     };

@@ -5,7 +5,7 @@
 
 use crate::image::Image;
 use crate::options::parse_size;
-use crate::{Usage, engine, info, mounts};
+use crate::{Usage, engine, import, info, mounts};
 use anyhow::{Context, Result, bail};
 use kedge_base::BLOCK_SIZE;
 use kedgefs::FormatOptions;
@@ -20,9 +20,14 @@ pub struct Args {
     /// Print the version, as mkfs(8) asks for it
     #[arg(short = 'V', action = clap::ArgAction::Version)]
     version: Option<bool>,
-    /// Size of the image; a missing file is created, a shorter one is extended
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    size: Option<u64>,
+    /// Size of the image; a missing file is created, a shorter one is extended. auto: as large as
+    /// what --from names needs
+    #[arg(long, value_name = "SIZE|auto", value_parser = parse_image_size)]
+    size: Option<ImageSize>,
+    /// Fill it from a directory, a tar file, or a tar stream on standard input (-), with owners,
+    /// modes, times, attributes, hard links, holes and devices
+    #[arg(long, value_name = "DIR|TAR|-")]
+    from: Option<PathBuf>,
     /// Name of the file system, at most 64 bytes
     #[arg(short = 'L', long, default_value = "", hide_default_value = true)]
     label: String,
@@ -39,9 +44,25 @@ pub struct Args {
     image: PathBuf,
 }
 
+#[derive(Clone, Copy, Debug)]
+enum ImageSize {
+    Bytes(u64),
+    Auto,
+}
+
+fn parse_image_size(text: &str) -> Result<ImageSize, String> {
+    if text == "auto" { Ok(ImageSize::Auto) } else { parse_size(text).map(ImageSize::Bytes) }
+}
+
 pub fn run(args: Args) -> Result<ExitCode> {
-    let options = FormatOptions {
-        size: args.size.map(whole_blocks),
+    let is_new = !exists(&args.image)?;
+    if !is_new {
+        check_target(&args.image, args.force)?;
+    }
+    let source = open_source(&args, is_new)?;
+    let date = import::source_date()?;
+    let mut options = FormatOptions {
+        size: size(&args, source.as_ref(), is_new)?.map(whole_blocks),
         log_size: args.log_size.map(whole_blocks),
         label: args.label,
         uuid: args.uuid,
@@ -49,29 +70,63 @@ pub fn run(args: Args) -> Result<ExitCode> {
         overwrite: true,
         ..FormatOptions::default()
     };
-    if !exists(&args.image)? {
-        let Some(size) = options.size else {
-            return Err(Usage(format!(
-                "{} does not exist: --size says how large to make it",
-                args.image.display()
-            ))
-            .into());
-        };
-        create(&args.image, size, &options)?;
+    options.seed = date.map(|date| import::seed(date, &options));
+    let fill = |image: &Path| match &source {
+        Some(source) => import::fill(source, image, date),
+        None => Ok(()),
+    };
+    if is_new {
+        let size = options.size.expect("a new image has one");
+        create_filled(&args.image, size, &options, &fill)?;
     } else {
-        check_target(&args.image, args.force)?;
         if let Some(size) = options.size {
             extend(&args.image, size)?;
         }
         engine::format(&args.image, &options)?;
+        fill(&args.image).with_context(|| format!("{} is filled only in part", args.image.display()))?;
     }
     let superblock = Image::open(&args.image)?.superblock()?;
     info::print(&info::image_json(&args.image, &superblock), false)?;
     Ok(ExitCode::SUCCESS)
 }
 
+fn open_source(args: &Args, is_new: bool) -> Result<Option<import::Source>> {
+    let Some(path) = &args.from else { return Ok(None) };
+    let above = args.image.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let source = import::Source::open(path, above)?;
+    if is_new {
+        source.refuse_inside(&args.image)?;
+    }
+    Ok(Some(source))
+}
+
+/// Bytes of the image; `None`: as large as the file or device is.
+fn size(args: &Args, source: Option<&import::Source>, is_new: bool) -> Result<Option<u64>> {
+    match (args.size, source) {
+        (Some(ImageSize::Bytes(bytes)), _) => Ok(Some(bytes)),
+        (Some(ImageSize::Auto), None) => Err(Usage("--size auto needs --from".into()).into()),
+        (Some(ImageSize::Auto), Some(source)) => Ok(Some(source.estimate()?.image_size())),
+        (None, Some(source)) if is_new => Ok(Some(source.estimate()?.image_size())),
+        (None, None) if is_new => {
+            let image = args.image.display();
+            Err(Usage(format!("{image} does not exist: --size says how large to make it")).into())
+        }
+        (None, _) => Ok(None),
+    }
+}
+
 /// Makes `path`, a new file with an image of `size` bytes.
 pub fn create(path: &Path, size: u64, options: &FormatOptions) -> Result<()> {
+    create_filled(path, size, options, &|_| Ok(()))
+}
+
+/// As [`create`]; `fill` puts something into the image before it gets its name.
+fn create_filled(
+    path: &Path,
+    size: u64,
+    options: &FormatOptions,
+    fill: &dyn Fn(&Path) -> Result<()>,
+) -> Result<()> {
     let Some(name) = path.file_name() else {
         return Err(Usage(format!("{} names no file", path.display())).into());
     };
@@ -81,7 +136,9 @@ pub fn create(path: &Path, size: u64, options: &FormatOptions) -> Result<()> {
     // overwritten.
     let new = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary);
     new.with_context(|| format!("create {}", path.display()))?;
-    let made = engine::create(&temporary, size, options).and_then(|()| publish(&temporary, path, dir));
+    let made = engine::create(&temporary, size, options)
+        .and_then(|()| fill(&temporary))
+        .and_then(|()| publish(&temporary, path, dir));
     if made.is_err() && temporary.exists() {
         fs::remove_file(&temporary).with_context(|| format!("remove {}", temporary.display()))?;
     }

@@ -4,7 +4,7 @@
 use crate::host::{self, Request};
 use crate::options::{MountWords, parse_cache_size, parse_size};
 use crate::os::TerminationSignals;
-use crate::{Usage, daemon, engine, image, mkfs, mounts, remount, syslog};
+use crate::{Usage, daemon, engine, image, mkfs, mounts, notify, remount, syslog};
 use anyhow::{Context, Result, bail};
 use kedge_fuse::{MountPoint, MountedSession};
 use kedgefs::{FileSystem, FormatOptions};
@@ -98,6 +98,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     } else if args.foreground {
         serve(&args, &image, &dir, &words, || {
             made.keep();
+            notify::ready();
             Ok(())
         })?;
         return Ok(ExitCode::SUCCESS);

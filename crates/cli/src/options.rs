@@ -232,7 +232,7 @@ Mount options (those marked * may change while mounted):
   errors=remount-ro            what happens anyway when the device fails
 To compare with: new_name=lazy|sync *, fdatasync=seq|relog *, plug, noplug *,
   writeback_order=oldest|location *, dirty_tracking=per_sb|shared,
-  tree_lock=optimistic|rwlock|pingpong. README.md explains each.";
+  tree_lock=optimistic|rwlock|pingpong. kedgefs(5) explains each.";
 
 const UNLISTED: &str = "see kedge --help";
 

@@ -7,6 +7,7 @@
 
 mod circles;
 mod crash_speed;
+mod deb;
 mod deps;
 mod docs;
 mod steps;
@@ -59,6 +60,12 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// A Debian package of the program, its man pages, completions and units (needs cargo-deb)
+    Deb {
+        /// Install it, use it and remove it, too: as root
+        #[arg(long)]
+        test: bool,
+    },
     /// Crash-tests common programs against what their documentation says, with `kedge crash`.
     /// WORDS: only rows whose name contains one of them. KEDGE names the program; otherwise it is
     /// built. Installs what the rows need
@@ -100,10 +107,14 @@ fn main() -> ExitCode {
         Task::CrashZoo { words, write } => steps.run("crash zoo", || zoo::run(&words, write)),
         Task::CrashReality { args } => steps.run("crash reality", || crash_reality(&args)),
         Task::CrashSpeed => steps.run("speed of crash tests", crash_speed::run),
+        Task::Deb { test: false } => steps.run("Debian package", || deb::make("release").map(drop)),
+        Task::Deb { test: true } => steps.run_unless(DEB_TEST, deb::untried(), deb::test),
         Task::Ci => static_checks(&mut steps),
     }
     steps.summary()
 }
+
+const DEB_TEST: &str = "Debian package: installed, tried, removed";
 
 fn crash(args: &[String]) -> anyhow::Result<()> {
     let run = ["run", "--profile", "soak", "--quiet", "-p", "kedge-sim", "--bin", "crash-states", "--"];
@@ -213,6 +224,7 @@ fn tests(steps: &mut Steps, long: bool) {
         steps.run("crash states of two operations, all", || {
             crash(&["--full", "--seq", "2"].map(String::from))
         });
+        steps.run_unless(DEB_TEST, deb::untried(), deb::test);
     } else {
         steps.run("crash states, a slice", || crash(&[]));
     }

@@ -8,10 +8,24 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// Debian packages, and what needs them: fuse3 for mounts without privilege, e2fsprogs for foreign
-/// images that mkfs must refuse; it and the two others make the file systems that the crash models
-/// are compared with. The rest are programs that the mount tests run on the file system.
-const PACKAGES: &[&str] =
-    &["fuse3", "fsmark", "dbench", "sqlite3", "git", "e2fsprogs", "xfsprogs", "btrfs-progs"];
+/// images that mkfs must refuse; it and the two after it make the file systems that the crash
+/// models are compared with. The last four are for what `kedge install-helpers` installs. The
+/// others are programs that the mount tests run on the file system.
+const PACKAGES: &[&str] = &[
+    "fuse3",
+    "fsmark",
+    "dbench",
+    "sqlite3",
+    "git",
+    "e2fsprogs",
+    "xfsprogs",
+    "btrfs-progs",
+    "rsync",
+    "man-db",
+    "zsh",
+    "fish",
+    "systemd",
+];
 
 fn cargo_command(args: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
@@ -116,7 +130,7 @@ fn describe(command: &Command) -> String {
     words.iter().map(|w| w.to_string_lossy()).collect::<Vec<_>>().join(" ")
 }
 
-fn run(command: &mut Command) -> Result<()> {
+pub fn run(command: &mut Command) -> Result<()> {
     let line = describe(command);
     println!("$ {line}");
     let status = command.status().with_context(|| format!("start {line}"))?;
@@ -165,6 +179,8 @@ fn is_installed(package: &str) -> bool {
         "fuse3" => "fusermount3",
         "fsmark" => "fs_mark",
         "e2fsprogs" => "mke2fs",
+        "man-db" => "man",
+        "systemd" => "systemd-analyze",
         same => same,
     };
     let path = std::env::var_os("PATH").unwrap_or_default();

@@ -217,8 +217,11 @@ fn spawn(args: &MountArgs) -> Result<()> {
 /// Opens, mounts, listens, calls `ready`, and serves until the mount is gone.
 fn serve(args: &MountArgs, ready: impl FnOnce() -> Result<()>) -> Result<()> {
     let signals = TerminationSignals::block().context("block signals")?;
-    let words = MountWords::parse([] as [&str; 0])?;
-    let fs = engine::open(&args.image, &words, engine::Extra::default())?;
+    let mut words = MountWords::parse([] as [&str; 0])?;
+    let (fs, read_only) = engine::open(&args.image, &mut words, engine::Extra::default())?;
+    if let Some(notice) = read_only {
+        bail!("{notice}");
+    }
     let started = (|| {
         let live = Live::new(fs.clone(), args.history).context("read what the image holds")?;
         args.faults.iter().cloned().for_each(|rule| live.add_rule(rule));

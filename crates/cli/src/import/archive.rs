@@ -1,0 +1,361 @@
+//! A tar stream as entries: ustar, GNU and POSIX (pax) headers, long names, sparse files.
+//!
+//! The numbers in a header are parsed by the crate `tar`. Its iterator over entries is not used: it
+//! keeps extension headers of any size in memory, splits attributes at line ends that they contain,
+//! and reads sparse files of POSIX archives as if their map were data.
+//!
+//! Nothing in a stream is believed: each header has a checksum, amounts that would be kept in
+//! memory have a bound, and a map of holes must be in order and add up.
+
+use super::read_full;
+use super::sink::Ranges;
+use anyhow::{Context, Result, bail, ensure};
+use kedgefs::Timespec;
+use std::collections::BTreeMap;
+use std::io::Read;
+use tar::{EntryType, GnuExtSparseHeader, Header};
+
+const BLOCK: usize = 512;
+/// Of a path or of the target of a link.
+const NAME_MAX: u64 = 64 << 10;
+/// All extension records of an entry: many attributes of the largest size.
+const PAX_MAX: u64 = 4 << 20;
+/// Data ranges of a sparse file.
+const RANGES_MAX: usize = 1 << 20;
+
+/// Extension records by their key.
+type Records = BTreeMap<Vec<u8>, Vec<u8>>;
+
+/// One entry. Its data comes next from the [`Archive`].
+#[derive(Debug)]
+pub struct Entry {
+    pub path: Vec<u8>,
+    /// Target of a link.
+    pub link: Vec<u8>,
+    pub kind: EntryType,
+    /// Of the file: with its holes.
+    pub size: u64,
+    pub ranges: Ranges,
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub mtime: Timespec,
+    pub device: (u32, u32),
+    pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    /// Extensions that cannot be kept, by key.
+    pub unsupported: Vec<String>,
+}
+
+pub struct Archive<R> {
+    reader: R,
+    /// Bytes read.
+    at: u64,
+    /// Bytes of the entry's data that were not read.
+    data: u64,
+    padding: u64,
+    global: Records,
+}
+
+impl<R: Read> Archive<R> {
+    pub fn new(reader: R) -> Archive<R> {
+        Archive { reader, at: 0, data: 0, padding: 0, global: Records::new() }
+    }
+
+    /// The next entry, behind the data of the one before. `None` at the end.
+    pub fn next(&mut self) -> Result<Option<Entry>> {
+        let (mut local, mut name, mut link) = (Records::new(), None, None);
+        loop {
+            self.skip_data()?;
+            let Some(header) = self.header()? else { return Ok(None) };
+            let place = self.at - BLOCK as u64;
+            let size = header.entry_size().with_context(|| format!("header at byte {place}"))?;
+            match header.entry_type() {
+                EntryType::XHeader => local = self.records(size)?,
+                EntryType::XGlobalHeader => {
+                    let more = self.records(size)?;
+                    self.global.extend(more);
+                }
+                EntryType::GNULongName => name = Some(self.long(size)?),
+                EntryType::GNULongLink => link = Some(self.long(size)?),
+                // The label of a volume: no file.
+                kind if kind.as_byte() == b'V' => self.expect_data(size),
+                _ => {
+                    let mut records = self.global.clone();
+                    records.append(&mut local);
+                    return self
+                        .entry(&header, records, name, link)
+                        .with_context(|| format!("entry at byte {place}"))
+                        .map(Some);
+                }
+            }
+        }
+    }
+
+    /// The rest of the entry's data, block by block; the caller reads it in the order of the
+    /// ranges.
+    pub fn data(&mut self) -> impl Read + '_ {
+        Data(self)
+    }
+
+    /// Reads the stream to its end: whoever writes it to a pipe shall not be told that nobody
+    /// reads.
+    pub fn drain(&mut self) -> Result<()> {
+        std::io::copy(&mut self.reader, &mut std::io::sink()).context("read the end of the archive")?;
+        Ok(())
+    }
+
+    fn expect_data(&mut self, size: u64) {
+        self.data = size;
+        self.padding = size.next_multiple_of(BLOCK as u64).wrapping_sub(size) % BLOCK as u64;
+    }
+
+    fn skip_data(&mut self) -> Result<()> {
+        let left = self.data + self.padding;
+        (self.data, self.padding) = (0, 0);
+        let skipped = std::io::copy(&mut (&mut self.reader).take(left), &mut std::io::sink())?;
+        self.at += skipped;
+        // The last padding may be missing; then no header follows either.
+        Ok(())
+    }
+
+    /// `None` at the end of the archive.
+    fn header(&mut self) -> Result<Option<Header>> {
+        let mut bytes = [0; BLOCK];
+        let got = read_full(&mut self.reader, &mut bytes).context("read the archive")?;
+        let place = self.at;
+        self.at += got as u64;
+        match got {
+            0 if place == 0 => bail!("the archive is empty"),
+            // GNU tar takes an archive without its two blocks of zeros, too.
+            0 => return Ok(None),
+            BLOCK => {}
+            _ => bail!("the archive ends in the middle of a header, at byte {}", self.at),
+        }
+        if bytes.iter().all(|b| *b == 0) {
+            return Ok(None);
+        }
+        let header = Header::from_byte_slice(&bytes).clone();
+        let sum: u32 = bytes[..148].iter().chain(&bytes[156..]).map(|b| u32::from(*b)).sum::<u32>() + 8 * 32;
+        ensure!(
+            header.cksum().is_ok_and(|told| told == sum),
+            "byte {place}: no header of tar (wrong checksum)"
+        );
+        Ok(Some(header))
+    }
+
+    fn keep(&mut self, size: u64, max: u64, what: &str) -> Result<Vec<u8>> {
+        ensure!(size <= max, "{what} of {size} bytes at byte {}: more than {max}", self.at);
+        self.expect_data(size);
+        let mut bytes = Vec::new();
+        self.data().take(size).read_to_end(&mut bytes).with_context(|| format!("read {what}"))?;
+        ensure!(bytes.len() as u64 == size, "the archive ends in the middle of {what}");
+        Ok(bytes)
+    }
+
+    fn long(&mut self, size: u64) -> Result<Vec<u8>> {
+        let mut bytes = self.keep(size, NAME_MAX, "a long name")?;
+        bytes.truncate(bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len()));
+        Ok(bytes)
+    }
+
+    fn records(&mut self, size: u64) -> Result<Records> {
+        let bytes = self.keep(size, PAX_MAX, "an extension header")?;
+        parse_records(&bytes).with_context(|| format!("extension header before byte {}", self.at))
+    }
+
+    fn entry(
+        &mut self,
+        header: &Header,
+        records: Records,
+        name: Option<Vec<u8>>,
+        link: Option<Vec<u8>>,
+    ) -> Result<Entry> {
+        let text = |key: &str| records.get(key.as_bytes());
+        let number = |key: &str| -> Result<Option<u64>> {
+            text(key).map(|value| decimal(value).with_context(|| format!("extension {key}"))).transpose()
+        };
+        let mut size = number("size")?.map_or_else(|| header.entry_size(), Ok)?;
+        let (mut real, mut ranges) = (size, vec![(0, size)]);
+        self.expect_data(size);
+        if header.entry_type() == EntryType::GNUSparse {
+            (real, ranges) = self.old_sparse(header)?;
+        } else if let Some(major) = number("GNU.sparse.major")? {
+            ensure!(major == 1, "a sparse file of format {major}, which is not known");
+            real = number("GNU.sparse.realsize")?.context("a sparse file without its size")?;
+            ranges = self.sparse_map()?;
+            size = self.data;
+        } else if records.keys().any(|key| key.starts_with(b"GNU.sparse.")) {
+            bail!("a sparse file of format 0, which is not known; GNU tar writes 1.0 and its own");
+        }
+        check_ranges(&ranges, size, real)?;
+        ranges.retain(|(_, len)| *len > 0);
+        let id = |key: &str, told: std::io::Result<u64>| -> Result<u32> {
+            let id = number(key)?.map_or(told, Ok).with_context(|| key.to_owned())?;
+            u32::try_from(id)
+                .ok()
+                .filter(|id| *id != u32::MAX)
+                .with_context(|| format!("{key} {id} is too large"))
+        };
+        let mtime = match text("mtime") {
+            Some(value) => timestamp(value).context("extension mtime")?,
+            None => Timespec { sec: header.mtime().context("mtime")?.try_into().context("mtime")?, nsec: 0 },
+        };
+        let path = text("GNU.sparse.name").or(text("path")).cloned().or(name);
+        let link = text("linkpath").cloned().or(link);
+        let device = (header.device_major().ok().flatten(), header.device_minor().ok().flatten());
+        Ok(Entry {
+            path: path.unwrap_or_else(|| header.path_bytes().into_owned()),
+            link: link.or_else(|| header.link_name_bytes().map(Into::into)).unwrap_or_default(),
+            kind: header.entry_type(),
+            size: real,
+            ranges,
+            mode: header.mode().context("mode")? & 0o7777,
+            uid: id("uid", header.uid())?,
+            gid: id("gid", header.gid())?,
+            mtime,
+            device: (device.0.unwrap_or(0), device.1.unwrap_or(0)),
+            xattrs: xattrs(&records),
+            unsupported: unsupported(&records),
+        })
+    }
+
+    /// GNU's own format: ranges in the header, more of them in blocks behind it.
+    fn old_sparse(&mut self, header: &Header) -> Result<(u64, Ranges)> {
+        let gnu = header.as_gnu().context("a sparse file in a header that is not GNU's")?;
+        let mut ranges = Ranges::new();
+        let mut more = gnu.is_extended();
+        for range in gnu.sparse.iter().filter(|r| !r.is_empty()) {
+            ranges.push((range.offset()?, range.length()?));
+        }
+        while more {
+            let mut block = GnuExtSparseHeader::new();
+            let got = read_full(&mut self.reader, block.as_mut_bytes()).context("read the archive")?;
+            self.at += got as u64;
+            ensure!(got == BLOCK, "the archive ends in the middle of a map of holes");
+            more = block.is_extended();
+            for range in block.sparse.iter().filter(|r| !r.is_empty()) {
+                ranges.push((range.offset()?, range.length()?));
+            }
+            ensure!(ranges.len() <= RANGES_MAX, "a sparse file of more than {RANGES_MAX} pieces");
+        }
+        Ok((gnu.real_size()?, ranges))
+    }
+
+    /// Format 1.0: the map is the beginning of the data, decimal numbers each on a line, padded to
+    /// a block.
+    fn sparse_map(&mut self) -> Result<Ranges> {
+        let mut numbers = Vec::new();
+        let mut wanted = 1;
+        let mut digits = Vec::new();
+        while numbers.len() < wanted {
+            let mut block = [0; BLOCK];
+            let got = read_full(&mut self.data(), &mut block)?;
+            ensure!(got == BLOCK, "the archive ends in the middle of a map of holes");
+            for byte in block {
+                if byte != b'\n' {
+                    ensure!(digits.len() < 20 || numbers.len() >= wanted, "a map of holes that is none");
+                    digits.push(byte);
+                    continue;
+                }
+                numbers.push(decimal(&digits).context("a map of holes")?);
+                digits.clear();
+                if numbers.len() == 1 {
+                    let pairs = usize::try_from(numbers[0]).unwrap_or(usize::MAX);
+                    ensure!(pairs <= RANGES_MAX, "a sparse file of more than {RANGES_MAX} pieces");
+                    wanted += 2 * pairs;
+                }
+                if numbers.len() == wanted {
+                    break;
+                }
+            }
+        }
+        Ok(numbers[1..].chunks_exact(2).map(|pair| (pair[0], pair[1])).collect())
+    }
+}
+
+struct Data<'a, R>(&'a mut Archive<R>);
+
+impl<R: Read> Read for Data<'_, R> {
+    fn read(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
+        let want = buf.len().min(usize::try_from(self.0.data).unwrap_or(usize::MAX));
+        let got = self.0.reader.read(&mut buf[..want])?;
+        self.0.data -= got as u64;
+        self.0.at += got as u64;
+        Ok(got)
+    }
+}
+
+/// Ascending, apart, within the file, and as long together as the data.
+fn check_ranges(ranges: &[(u64, u64)], data: u64, size: u64) -> Result<()> {
+    let (mut end, mut sum) = (0u64, 0u64);
+    for &(start, len) in ranges {
+        let next = start.checked_add(len).filter(|next| start >= end && *next <= size);
+        end = next.context("pieces of a sparse file that overlap or lie outside of it")?;
+        sum += len; // at most `end`
+    }
+    ensure!(sum == data, "a sparse file whose pieces have {sum} bytes, in an entry of {data}");
+    Ok(())
+}
+
+fn decimal(digits: &[u8]) -> Result<u64> {
+    let text = std::str::from_utf8(digits).ok().filter(|t| t.bytes().all(|b| b.is_ascii_digit()));
+    text.and_then(|t| t.parse().ok())
+        .with_context(|| format!("'{}' is no number", String::from_utf8_lossy(digits)))
+}
+
+/// Seconds since 1970, with a fraction, perhaps negative.
+fn timestamp(value: &[u8]) -> Result<Timespec> {
+    let text = std::str::from_utf8(value).context("no number")?;
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
+    let sec: i64 = whole.parse().with_context(|| format!("'{text}' is no number"))?;
+    ensure!(fraction.bytes().all(|b| b.is_ascii_digit()), "'{text}' is no number");
+    let digits: String = fraction.chars().chain("000000000".chars()).take(9).collect();
+    let nsec: u32 = digits.parse().expect("nine digits");
+    // -1.25 lies a quarter of a second before -1.
+    if whole.starts_with('-') && nsec > 0 {
+        return Ok(Timespec { sec: sec.saturating_sub(1), nsec: 1_000_000_000 - nsec });
+    }
+    Ok(Timespec { sec, nsec })
+}
+
+/// `LENGTH KEY=VALUE\n`, one after another. The length counts itself, and a value may hold any
+/// bytes.
+fn parse_records(mut bytes: &[u8]) -> Result<Records> {
+    let mut records = Records::new();
+    while !bytes.is_empty() {
+        let space = bytes.iter().position(|b| *b == b' ').context("a record without a length")?;
+        let len = usize::try_from(decimal(&bytes[..space])?).unwrap_or(usize::MAX);
+        ensure!(
+            len > space + 1 && len <= bytes.len() && bytes[len - 1] == b'\n',
+            "a record of a wrong length"
+        );
+        let record = &bytes[space + 1..len - 1];
+        let equals = record.iter().position(|b| *b == b'=').context("a record without a value")?;
+        records.insert(record[..equals].to_vec(), record[equals + 1..].to_vec());
+        bytes = &bytes[len..];
+    }
+    Ok(records)
+}
+
+const XATTR: &[u8] = b"SCHILY.xattr.";
+
+fn xattrs(records: &Records) -> Vec<(Vec<u8>, Vec<u8>)> {
+    let named = records.iter().filter_map(|(key, value)| Some((key.strip_prefix(XATTR)?, value)));
+    named.map(|(name, value)| (name.to_vec(), value.clone())).collect()
+}
+
+/// What carries access rights or attributes in a form that is not read here. `LIBARCHIVE.xattr`
+/// repeats what `SCHILY.xattr` says.
+fn unsupported(records: &Records) -> Vec<String> {
+    let others: [&[u8]; 2] = [b"SCHILY.acl.", b"RHT."];
+    let has_xattrs = records.keys().any(|key| key.starts_with(XATTR));
+    let lost = records.keys().filter(|key| {
+        others.iter().any(|prefix| key.starts_with(prefix))
+            || key.starts_with(b"LIBARCHIVE.xattr.") && !has_xattrs
+    });
+    lost.map(|key| String::from_utf8_lossy(key).into_owned()).collect()
+}
+
+#[cfg(test)]
+#[path = "archive_tests.rs"]
+mod tests;

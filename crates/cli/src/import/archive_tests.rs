@@ -1,0 +1,119 @@
+use super::*;
+
+fn record(key: &str, value: &[u8]) -> Vec<u8> {
+    let body = 3 + key.len() + value.len();
+    // The length counts its own digits.
+    let len = (1..4).map(|digits| body + digits).find(|len| len.to_string().len() + body == *len).unwrap();
+    [len.to_string().as_bytes(), b" ", key.as_bytes(), b"=", value, b"\n"].concat()
+}
+
+#[test]
+fn a_record_may_hold_line_ends_and_zeros() {
+    let bytes = [record("path", b"a\nb"), record("SCHILY.xattr.user.x", b"\0\n=12 y=z\n\xff")].concat();
+    let records = parse_records(&bytes).unwrap();
+    assert_eq!(records[&b"path"[..]], b"a\nb");
+    assert_eq!(xattrs(&records), [(b"user.x".to_vec(), b"\0\n=12 y=z\n\xff".to_vec())]);
+}
+
+#[test]
+fn records_that_are_none_are_refused() {
+    for bytes in [
+        &b"path=a\n"[..],
+        b"999 path=a\n",
+        b"8 path=a\n", // one short
+        b"6 a=\n",     // one long
+        b"3 \n",
+        b"18446744073709551616 a=b\n",
+        b"-5 a=b\n",
+        b"9 pathab\n",
+    ] {
+        assert!(parse_records(bytes).is_err(), "{}", bytes.escape_ascii());
+    }
+}
+
+#[test]
+fn times_have_fractions_and_signs() {
+    let time = |text: &str| timestamp(text.as_bytes()).map(|t| (t.sec, t.nsec)).ok();
+    assert_eq!(time("12"), Some((12, 0)));
+    assert_eq!(time("12.5"), Some((12, 500_000_000)));
+    assert_eq!(time("12.0000000019"), Some((12, 1)));
+    assert_eq!(time("-1.25"), Some((-2, 750_000_000)));
+    assert_eq!(time("-1"), Some((-1, 0)));
+    for text in ["", "x", "1.x", "1.-2", "99999999999999999999"] {
+        assert_eq!(time(text), None, "{text}");
+    }
+}
+
+#[test]
+fn pieces_of_a_sparse_file_must_add_up() {
+    assert!(check_ranges(&[(0, 512), (1024, 512)], 1024, 4096).is_ok());
+    assert!(check_ranges(&[(4096, 0)], 0, 4096).is_ok(), "GNU tar ends its maps so");
+    type Case = (&'static [(u64, u64)], u64, u64);
+    let wrong: &[Case] = &[
+        (&[(0, 512)], 1024, 4096),              // too little
+        (&[(1024, 512), (0, 512)], 1024, 4096), // not ascending
+        (&[(0, 512), (256, 512)], 1024, 4096),  // overlap
+        (&[(4096, 512)], 512, 4096),            // behind the end
+        (&[(u64::MAX, 2)], 2, u64::MAX),        // no number
+    ];
+    for &(ranges, data, size) in wrong {
+        assert!(check_ranges(ranges, data, size).is_err(), "{ranges:?}");
+    }
+}
+
+fn header(kind: EntryType, size: u64) -> Header {
+    let mut header = Header::new_gnu();
+    header.set_entry_type(kind);
+    header.set_size(size);
+    header.set_mode(0o644);
+    header.set_uid(1);
+    header.set_gid(2);
+    header.set_mtime(3);
+    header.set_path("name").unwrap();
+    header.set_cksum();
+    header
+}
+
+fn first(bytes: &[u8]) -> Result<Option<Entry>> {
+    Archive::new(bytes).next()
+}
+
+#[test]
+fn amounts_that_a_header_claims_are_bounded() {
+    for kind in [EntryType::GNULongName, EntryType::GNULongLink, EntryType::XHeader, EntryType::XGlobalHeader]
+    {
+        let error = first(header(kind, 1 << 40).as_bytes()).unwrap_err();
+        assert!(format!("{error:#}").contains("more than"), "{error:#}");
+        let error = first(header(kind, 100).as_bytes()).unwrap_err();
+        assert!(format!("{error:#}").contains("ends in the middle"), "{error:#}");
+    }
+    // A map that claims to be endless.
+    let mut sparse = header(EntryType::XHeader, 0);
+    let records = [
+        record("GNU.sparse.major", b"1"),
+        record("GNU.sparse.minor", b"0"),
+        record("GNU.sparse.realsize", b"4096"),
+    ]
+    .concat();
+    sparse.set_size(records.len() as u64);
+    sparse.set_cksum();
+    let mut bytes = sparse.as_bytes().to_vec();
+    bytes.extend_from_slice(&records);
+    bytes.resize(bytes.len().next_multiple_of(512), 0);
+    bytes.extend_from_slice(header(EntryType::Regular, 512).as_bytes());
+    let mut map = b"99999999999\n".to_vec();
+    map.resize(512, 0);
+    bytes.extend_from_slice(&map);
+    let error = first(&bytes).unwrap_err();
+    assert!(format!("{error:#}").contains("pieces"), "{error:#}");
+}
+
+#[test]
+fn a_header_with_a_wrong_checksum_is_none() {
+    let mut bytes = header(EntryType::Regular, 0).as_bytes().to_vec();
+    assert!(first(&bytes).unwrap().is_some());
+    bytes[0] ^= 1;
+    assert!(format!("{:#}", first(&bytes).unwrap_err()).contains("checksum"));
+    assert!(format!("{:#}", first(b"short").unwrap_err()).contains("in the middle"));
+    assert!(format!("{:#}", first(b"").unwrap_err()).contains("empty"));
+}

@@ -1,0 +1,310 @@
+//! The image that is being filled.
+//!
+//! A file that cannot be written as a whole is removed again, so that what an error leaves behind
+//! is whole. Times of directories are set at the end, as each new entry moves them.
+
+use super::{BLOCK, is_dir, read_full, show};
+use crate::engine;
+use anyhow::{Context, Result, bail};
+use kedgefs::{FileKind, FileSystem, Ino, Owner, SetAttr, SetTime, Timespec, XattrMode};
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+
+/// Bytes that are written with one call.
+const CHUNK: usize = 1 << 20;
+/// A third of what makes the flusher wake: a quarter of the budget for pages, which is three
+/// eighths of the cache that the image is opened with.
+const SYNC_BYTES: u64 = engine::FILL_CACHE / 8 * 3 / 4 / 3;
+/// Records of so many entries fit one batch of the log.
+const SYNC_ENTRIES: u64 = 128;
+/// Attributes and targets count, too.
+const SYNC_TEXT: u64 = 128 << 10;
+/// Syncs between two checkpoints: few enough tree nodes are dirty that none starts by itself.
+const CHECKPOINT_SYNCS: u64 = 64;
+const SHOW_EVERY: u64 = 256;
+
+/// What every kind of file has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Meta {
+    /// Permission bits.
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub mtime: Timespec,
+    /// Names with their namespaces.
+    pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+/// Where data lies in a file: offset and length, ascending.
+pub type Ranges = Vec<(u64, u64)>;
+
+/// Where a new file goes.
+#[derive(Clone, Copy)]
+pub struct At<'a> {
+    pub dir: Ino,
+    pub name: &'a [u8],
+    /// For messages: as the source names it.
+    pub path: &'a [u8],
+}
+
+/// What a regular file holds.
+pub struct Data<'a> {
+    /// With holes.
+    pub size: u64,
+    pub ranges: &'a [(u64, u64)],
+    /// Delivers one range after another.
+    pub reader: &'a mut dyn Read,
+}
+
+pub struct Sink<'a> {
+    fs: &'a FileSystem,
+    /// Where paths begin.
+    pub top: Ino,
+    /// No time is later.
+    latest: Option<Timespec>,
+    /// Times of directories, to be set at the end.
+    dirs: BTreeMap<Ino, Timespec>,
+    entries: u64,
+    bytes: u64,
+    unsynced: Unsynced,
+    syncs: u64,
+    shows: bool,
+    buf: Vec<u8>,
+}
+
+#[derive(Default)]
+struct Unsynced {
+    entries: u64,
+    bytes: u64,
+    text: u64,
+}
+
+impl<'a> Sink<'a> {
+    pub fn new(fs: &'a FileSystem, top: Ino, latest: Option<Timespec>, shows: bool) -> Sink<'a> {
+        Sink {
+            fs,
+            top,
+            latest,
+            dirs: BTreeMap::new(),
+            entries: 0,
+            bytes: 0,
+            unsynced: Unsynced::default(),
+            syncs: 0,
+            shows,
+            buf: vec![0; CHUNK],
+        }
+    }
+
+    /// The inode of a name, if there is one.
+    pub fn find(&self, dir: Ino, name: &[u8]) -> Result<Option<kedgefs::Attr>> {
+        match self.fs.lookup(dir, name) {
+            Ok(attr) => Ok(Some(attr)),
+            Err(kedgefs::Error::NotFound) => Ok(None),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// Attributes of the directory where paths begin.
+    pub fn root(&mut self, meta: &Meta) -> Result<()> {
+        self.describe(self.top, meta, true).context(show(b""))
+    }
+
+    /// A directory, new or there already.
+    pub fn directory(&mut self, at: At<'_>, meta: &Meta) -> Result<Ino> {
+        let ino = match self.find(at.dir, at.name).with_context(|| show(at.path))? {
+            Some(attr) if is_dir(&attr) => attr.ino,
+            Some(_) => bail!("{}: is there already, and no directory", show(at.path)),
+            None => {
+                let made = self.fs.mkdir(at.dir, at.name, meta.mode, owner(meta));
+                named(made.map(|a| a.ino), at.path)?
+            }
+        };
+        self.describe(ino, meta, true).with_context(|| show(at.path))?;
+        self.note(at.name.len())?;
+        Ok(ino)
+    }
+
+    /// A regular file.
+    pub fn file(&mut self, at: At<'_>, meta: &Meta, data: Data<'_>) -> Result<Ino> {
+        self.make_way(at)?;
+        let made = self.fs.create(at.dir, at.name, meta.mode, owner(meta)).map(|a| a.ino);
+        let ino = named(made, at.path)?;
+        let written = self
+            .write(ino, at.path, data)
+            .and_then(|()| self.describe(ino, meta, false).with_context(|| show(at.path)));
+        if let Err(e) = written {
+            // Whole or absent. If it cannot even be removed, that is the lesser news.
+            if let Err(second) = self.fs.unlink(at.dir, at.name) {
+                tracing::warn!("{}: part of it stays in the image: {second}", show(at.path));
+            }
+            return Err(e);
+        }
+        self.note(at.name.len())?;
+        Ok(ino)
+    }
+
+    fn write(&mut self, ino: Ino, path: &[u8], mut data: Data<'_>) -> Result<()> {
+        let mut buf = std::mem::take(&mut self.buf);
+        let copied =
+            data.ranges.iter().try_for_each(|&range| self.copy(ino, path, range, &mut data.reader, &mut buf));
+        self.buf = buf;
+        copied?;
+        let end = data.ranges.last().map_or(0, |(start, len)| start + len);
+        if data.size > end {
+            let grown = self.fs.setattr(ino, &SetAttr { size: Some(data.size), ..SetAttr::default() });
+            named(grown.map(drop), path)?;
+        }
+        Ok(())
+    }
+
+    fn copy(
+        &mut self,
+        ino: Ino,
+        path: &[u8],
+        (start, len): (u64, u64),
+        mut reader: &mut dyn Read,
+        buf: &mut [u8],
+    ) -> Result<()> {
+        let mut at = 0;
+        while at < len {
+            let want = (len - at).min(CHUNK as u64) as usize;
+            let got = read_full(&mut reader, &mut buf[..want]).with_context(|| show(path))?;
+            self.write_all(ino, start + at, &buf[..got], path)?;
+            at += got as u64;
+            if got < want {
+                bail!("{}: ends after {at} of {len} bytes", show(path));
+            }
+        }
+        Ok(())
+    }
+
+    fn write_all(&mut self, ino: Ino, mut at: u64, mut bytes: &[u8], path: &[u8]) -> Result<()> {
+        while !bytes.is_empty() {
+            let n = named(self.fs.write(ino, at, bytes), path)?;
+            at += n as u64;
+            bytes = &bytes[n..];
+            self.bytes += n as u64;
+            self.unsynced.bytes += (n as u64).next_multiple_of(BLOCK);
+        }
+        if self.unsynced.bytes >= SYNC_BYTES { self.sync() } else { Ok(()) }
+    }
+
+    pub fn symlink(&mut self, at: At<'_>, target: &[u8], meta: &Meta) -> Result<Ino> {
+        self.make_way(at)?;
+        let made = self.fs.symlink(at.dir, at.name, target, owner(meta)).map(|a| a.ino);
+        let ino = named(made, at.path)?;
+        // Its mode is always the same.
+        let meta = Meta { mode: 0o777, ..meta.clone() };
+        self.describe(ino, &meta, false).with_context(|| show(at.path))?;
+        self.note(at.name.len() + target.len())?;
+        Ok(ino)
+    }
+
+    /// A device, a pipe or a socket.
+    pub fn node(&mut self, at: At<'_>, kind: FileKind, rdev: u64, meta: &Meta) -> Result<Ino> {
+        self.make_way(at)?;
+        let mode = kind.mode_bits() | meta.mode;
+        let made = self.fs.mknod(at.dir, at.name, mode, rdev, owner(meta)).map(|a| a.ino);
+        let ino = named(made, at.path)?;
+        self.describe(ino, meta, false).with_context(|| show(at.path))?;
+        self.note(at.name.len())?;
+        Ok(ino)
+    }
+
+    /// A further name of a file.
+    pub fn link(&mut self, ino: Ino, at: At<'_>) -> Result<()> {
+        if self.find(at.dir, at.name)?.is_some_and(|there| there.ino == ino) {
+            return Ok(());
+        }
+        self.make_way(at)?;
+        named(self.fs.link(ino, at.dir, at.name).map(drop), at.path)?;
+        self.note(at.name.len())
+    }
+
+    /// A later entry takes the place of an earlier one, unless one is a directory.
+    fn make_way(&mut self, at: At<'_>) -> Result<()> {
+        match self.find(at.dir, at.name).with_context(|| show(at.path))? {
+            None => Ok(()),
+            Some(attr) if is_dir(&attr) => bail!("{}: is there already, as a directory", show(at.path)),
+            Some(_) => named(self.fs.unlink(at.dir, at.name), at.path),
+        }
+    }
+
+    fn describe(&mut self, ino: Ino, meta: &Meta, is_dir: bool) -> Result<()> {
+        let (uid, gid) = (Some(meta.uid), Some(meta.gid));
+        self.set(ino, &SetAttr { mode: Some(meta.mode), uid, gid, ..SetAttr::default() })?;
+        for (name, value) in &meta.xattrs {
+            let set = self.fs.setxattr(ino, name, value, XattrMode::Any);
+            set.map_err(told).with_context(|| format!("attribute {}", show(name)))?;
+            self.unsynced.text += (name.len() + value.len()) as u64;
+        }
+        let mtime = self.latest.map_or(meta.mtime, |latest| meta.mtime.min(latest));
+        if is_dir {
+            self.dirs.insert(ino, mtime);
+            return Ok(());
+        }
+        self.set_time(ino, mtime)
+    }
+
+    /// A time of reading is not taken over: reading the source has moved it.
+    fn set_time(&self, ino: Ino, mtime: Timespec) -> Result<()> {
+        let time = Some(SetTime::At(mtime));
+        self.set(ino, &SetAttr { atime: time, mtime: time, ..SetAttr::default() })
+    }
+
+    fn set(&self, ino: Ino, set: &SetAttr) -> Result<()> {
+        self.fs.setattr(ino, set).map(drop).map_err(told)
+    }
+
+    /// An entry is complete.
+    fn note(&mut self, text: usize) -> Result<()> {
+        self.entries += 1;
+        self.unsynced.entries += 1;
+        self.unsynced.text += text as u64;
+        if self.shows && self.entries.is_multiple_of(SHOW_EVERY) {
+            // Progress that cannot be shown is no reason to stop.
+            let _ = write!(std::io::stderr(), "\r{} entries, {} MiB\x1b[K", self.entries, self.bytes >> 20);
+        }
+        if self.unsynced.entries >= SYNC_ENTRIES || self.unsynced.text >= SYNC_TEXT {
+            return self.sync();
+        }
+        Ok(())
+    }
+
+    fn sync(&mut self) -> Result<()> {
+        self.unsynced = Unsynced::default();
+        self.syncs += 1;
+        if self.syncs.is_multiple_of(CHECKPOINT_SYNCS) {
+            return self.fs.checkpoint().map_err(told).context("write a checkpoint");
+        }
+        self.fs.sync().map_err(told).context("write to the image")
+    }
+
+    /// Sets the times of the directories.
+    pub fn finish(mut self) -> Result<()> {
+        for (ino, mtime) in std::mem::take(&mut self.dirs) {
+            self.set_time(ino, mtime).with_context(|| format!("time of directory {ino}"))?;
+            self.note(0)?;
+        }
+        if self.shows && self.entries >= SHOW_EVERY {
+            let _ = write!(std::io::stderr(), "\r\x1b[K");
+        }
+        Ok(())
+    }
+}
+
+/// In people's words when the image is full.
+fn told(e: kedgefs::Error) -> anyhow::Error {
+    let full = e.errno() == rustix::io::Errno::NOSPC.raw_os_error();
+    let e = anyhow::Error::from(e);
+    if full { e.context("the image is full, a larger --size is needed") } else { e }
+}
+
+/// Names the file.
+fn named<T>(result: kedgefs::Result<T>, path: &[u8]) -> Result<T> {
+    result.map_err(|e| told(e).context(show(path)))
+}
+
+fn owner(meta: &Meta) -> Owner {
+    Owner { uid: meta.uid, gid: meta.gid }
+}

@@ -1,0 +1,165 @@
+//! Man pages and shell completions, made from the same declarations as `--help`.
+//!
+//! What clap knows (synopsis, options, subcommands) is rendered by clap_mangen. What it does not
+//! know (exit codes, examples, the mount options of kedgefs(5)) stands in `text` and `options`.
+//! Nothing here has a date or a path of this machine: the same source gives the same bytes.
+
+mod options;
+mod text;
+
+use anyhow::{Context, Result};
+use clap::{Args, Command};
+use clap_complete::Shell;
+use clap_mangen::Man;
+use clap_mangen::roff::{Inline, Roff, bold, roman};
+
+const MANUAL: &str = "KedgeFS";
+const ADMIN: &str = "8";
+const FORMATS: &str = "5";
+const VERSION: &str = concat!("kedge ", env!("CARGO_PKG_VERSION"));
+
+/// A part of a page that clap does not know.
+pub enum Block {
+    /// Running text. Words in backquotes are set in bold.
+    Text(&'static str),
+    /// Lines to be taken as they are.
+    Code(&'static str),
+    /// A word and what it means.
+    Term(&'static str, &'static str),
+}
+
+/// A page: its file name (`kedge-mkfs.8`) and its text.
+pub struct Page {
+    pub file: String,
+    pub roff: Vec<u8>,
+}
+
+/// All pages, in the order of their names.
+pub fn pages(kedge: Command) -> Result<Vec<Page>> {
+    let mut kedge = kedge.disable_help_subcommand(true);
+    kedge.build();
+    let mut pages = vec![options::page().context("kedgefs.5")?];
+    add_command(&kedge, &mut pages)?;
+    for helper in helpers() {
+        add_command(&helper, &mut pages)?;
+    }
+    pages.sort_by(|a, b| a.file.cmp(&b.file));
+    Ok(pages)
+}
+
+/// What mount(8), mkfs(8) and fsck(8) call.
+fn helpers() -> [Command; 3] {
+    let command = |name, about| Command::new(name).about(about).disable_help_flag(true);
+    let mount = command("mount.kedgefs", "Mount a KedgeFS image, called by mount(8)");
+    let mkfs = command("mkfs.kedgefs", "Make a KedgeFS image, called by mkfs(8)");
+    let fsck = command("fsck.kedgefs", "Check and repair a KedgeFS image, called by fsck(8)");
+    [
+        crate::mount::Args::augment_args(mount),
+        crate::mkfs::Args::augment_args(mkfs),
+        crate::fsck::Args::augment_args(fsck),
+    ]
+}
+
+/// The page of a command, and those of its subcommands.
+fn add_command(command: &Command, pages: &mut Vec<Page>) -> Result<()> {
+    let name = command.get_display_name().unwrap_or_else(|| command.get_name()).to_owned();
+    let page = render(command, &name).with_context(|| format!("the page of {name}"))?;
+    pages.push(page);
+    let subcommands = command.get_subcommands();
+    subcommands.filter(|s| !s.is_hide_set()).try_for_each(|s| add_command(s, pages))
+}
+
+fn render(command: &Command, name: &str) -> Result<Page> {
+    let man = Man::new(command.clone()).section(ADMIN).source(VERSION).manual(MANUAL);
+    let mut roff = Vec::new();
+    man.render_title(&mut roff)?;
+    man.render_name_section(&mut roff)?;
+    man.render_synopsis_section(&mut roff)?;
+    man.render_description_section(&mut roff)?;
+    if command.get_arguments().any(|a| !a.is_hide_set()) {
+        man.render_options_section(&mut roff)?;
+    }
+    if command.get_subcommands().any(|s| !s.is_hide_set()) {
+        man.render_subcommands_section(&mut roff)?;
+    }
+    let mut roff = set_bold(&String::from_utf8(roff).context("clap's words are text")?).into_bytes();
+    let mut rest = Roff::new();
+    text::sections(name).for_each(|(heading, blocks)| section(&mut rest, heading, blocks));
+    see_also(&mut rest, name);
+    rest.to_writer(&mut roff)?;
+    Ok(Page { file: format!("{name}.{ADMIN}"), roff })
+}
+
+fn section(roff: &mut Roff, heading: &str, blocks: &[Block]) {
+    roff.control("SH", [heading]);
+    for block in blocks {
+        match block {
+            Block::Text(text) => {
+                roff.control("PP", []);
+                roff.text(inlines(text));
+            }
+            Block::Code(lines) => {
+                roff.control("PP", []);
+                roff.control("RS", ["4"]);
+                roff.control("nf", []);
+                lines.lines().for_each(|line| {
+                    roff.text([roman(line)]);
+                });
+                roff.control("fi", []);
+                roff.control("RE", []);
+            }
+            Block::Term(term, text) => {
+                roff.control("TP", []);
+                roff.text([bold(*term)]);
+                roff.text(inlines(text));
+            }
+        }
+    }
+}
+
+fn see_also(roff: &mut Roff, name: &str) {
+    let pages: Vec<&str> =
+        text::SEE_ALSO.iter().copied().filter(|p| !p.starts_with(&format!("{name}("))).collect();
+    roff.control("SH", ["SEE ALSO"]);
+    let mut words = Vec::new();
+    for (i, page) in pages.iter().enumerate() {
+        let (title, number) = page.split_once('(').expect("each names its section");
+        words.push(bold(title));
+        words.push(roman(format!("({number}{}", if i + 1 < pages.len() { ", " } else { "" })));
+    }
+    roff.text(words);
+}
+
+/// Words in backquotes are set in bold. Lines of the source are not lines of the page.
+fn inlines(text: &str) -> Vec<Inline> {
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let parts = text.split('`').enumerate().filter(|(_, part)| !part.is_empty());
+    parts.map(|(i, part)| if i % 2 == 0 { roman(part) } else { bold(part) }).collect()
+}
+
+/// What help texts have in backquotes.
+fn set_bold(roff: &str) -> String {
+    let parts = roff.split('`').enumerate();
+    parts.map(|(i, part)| if i % 2 == 0 { part.to_owned() } else { format!("\\fB{part}\\fR") }).collect()
+}
+
+/// Where a shell looks for completions, below the prefix, and the script.
+pub fn completions(kedge: &Command) -> Vec<(&'static str, Vec<u8>)> {
+    let files = [
+        (Shell::Bash, "share/bash-completion/completions/kedge"),
+        (Shell::Zsh, "share/zsh/site-functions/_kedge"),
+        (Shell::Fish, "share/fish/vendor_completions.d/kedge.fish"),
+    ];
+    files
+        .into_iter()
+        .map(|(shell, path)| {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut kedge.clone(), "kedge", &mut script);
+            (path, script)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+#[path = "manual_tests.rs"]
+mod tests;

@@ -1,0 +1,172 @@
+//! kedgefs(5): the mount options. The same table is in docs/OPERATIONS.md, which a test compares.
+
+use super::Block::{self, Code, Text};
+use super::{FORMATS, MANUAL, Page, VERSION, inlines, section, see_also};
+use anyhow::Result;
+use clap_mangen::roff::{Roff, bold, roman};
+
+/// A mount option, or options that exclude one another.
+pub struct Row {
+    pub words: &'static str,
+    /// `kedge remount` and `mount -o remount` change it.
+    pub live: bool,
+    pub means: &'static str,
+    /// Empty: it is off unless it is said.
+    pub default: &'static str,
+}
+
+const fn row(words: &'static str, live: bool, means: &'static str, default: &'static str) -> Row {
+    Row { words, live, means, default }
+}
+
+const FIXED: bool = false;
+const LIVE: bool = true;
+
+pub const TABLE: &[Row] = &[
+    row("`ro`, `rw`", LIVE, "read-only or not; what was mounted `ro` stays so", "`rw`"),
+    row(
+        "`commit=SECONDS`",
+        LIVE,
+        "work that no fsync covered is made durable at least this often, 1 to 300",
+        "5; 1 on a plain `fuse` mount",
+    ),
+    row("`cache_size=SIZE`", FIXED, "memory for tree nodes and file pages", "256M"),
+    row(
+        "`async_checkpoint[=PERCENT]`",
+        LIVE,
+        "checkpoint in the background when less of the log than this is free, 1 to 99",
+        "50",
+    ),
+    row("`noasync_checkpoint`", LIVE, "the operation that finds the log full checkpoints itself", ""),
+    row(
+        "`new_name=lazy|sync`",
+        LIVE,
+        "`sync`: link and rename of what was fsynced since the last checkpoint force the log, as \
+         Btrfs once did, to compare with",
+        "`lazy`",
+    ),
+    row(
+        "`fdatasync=seq|relog`",
+        LIVE,
+        "`relog`: time stamps alone force the log too, as XFS once did, to compare with",
+        "`seq`",
+    ),
+    row("`plug`, `noplug`", LIVE, "whether one pass of writeback merges the IO of many files", "`plug`"),
+    row("`writeback_order=oldest|location`", LIVE, "which dirty files are written first", "`oldest`"),
+    row(
+        "`dirty_tracking=per_sb|shared`",
+        FIXED,
+        "`shared`: one list of dirty inodes for all mounts of the process, as Linux once had, to \
+         compare with",
+        "`per_sb`",
+    ),
+    row(
+        "`tree_lock=optimistic|rwlock|pingpong`",
+        FIXED,
+        "the latches of the metadata tree: descents that validate instead of latching, reader-writer \
+         latches, or the slow spinning-and-blocking ones of old btrfs to compare with",
+        "`optimistic`",
+    ),
+    row("`workers=N`", FIXED, "threads that serve requests, 2 to 64", "2 to 4, by the number of CPUs"),
+    row(
+        "`nowriteback_cache`, `writeback_cache`",
+        FIXED,
+        "whether the kernel passes each write on, or gathers writes in its page cache first",
+        "`nowriteback_cache`",
+    ),
+    row(
+        "`fuseblk`, `fuse`",
+        FIXED,
+        "whether the mount goes through a block device (a loop device for a file), or is a plain \
+         one, which is weaker",
+        "root: `fuseblk` where the kernel lets it, else `fuse` with a warning; others: `fuse`",
+    ),
+    row(
+        "`allow_other`",
+        FIXED,
+        "others than the one who mounts may use it; a mount that root makes is always for all",
+        "",
+    ),
+    row("`default_permissions`", FIXED, "accepted; the kernel checks permissions in any case", ""),
+    row(
+        "`nodev`, `nosuid`, `noexec` and their opposites",
+        LIVE,
+        "as mount(8) says",
+        "off; on for a mount without privilege",
+    ),
+    row(
+        "`noatime`, `relatime`",
+        LIVE,
+        "whether reading moves access times, and then as Linux does by default: if they are not \
+         newer than the last change, or a day old. What the kernel reads from its cache KedgeFS \
+         does not see, and it moves nothing",
+        "`relatime`",
+    ),
+    row(
+        "`discard`, `nodiscard`",
+        LIVE,
+        "whether space that files give up goes back to the device, or to the host of an image file, \
+         in the background. `kedge trim` and fstrim(8) do it on request",
+        "`nodiscard`",
+    ),
+    row(
+        "`errors=remount-ro`",
+        FIXED,
+        "accepted, as it is what happens: after a failed log write or flush changes fail (with EIO) \
+         and reads go on. Other values are refused",
+        "",
+    ),
+    row(
+        "`defaults`, `nofail`, `_netdev`, `x-…`, `user_xattr`, `noacl`, `lazytime`",
+        FIXED,
+        "accepted, without effect",
+        "",
+    ),
+    row("`acl`, `sync`, `dirsync`, `strictatime`, quotas", FIXED, "refused, with the reason", ""),
+];
+
+const DESCRIPTION: &[Block] = &[
+    Text(
+        "KedgeFS is a crash-consistent journaling file system that runs as an ordinary process. It \
+         stores a tree of files in one image file or on one block device. After a killed process, a \
+         kernel panic or a power cut the image mounts without repair, and everything that `fsync`(2) \
+         had confirmed is there.",
+    ),
+    Text("An unknown mount option is refused, not ignored."),
+];
+
+const FSTAB: &[Block] = &[
+    Text(
+        "`kedge install-helpers` makes the links by which `mount`(8), `mkfs`(8) and `fsck`(8) know \
+         the type kedgefs. Then a line of `fstab`(5) is",
+    ),
+    Code("/srv/disk.kedge  /mnt/data  kedgefs  nofail,commit=1  0  2"),
+    Text("and with systemd a mount unit mnt-data.mount has"),
+    Code("[Mount]\nWhat=/srv/disk.kedge\nWhere=/mnt/data\nType=kedgefs"),
+];
+
+/// The page.
+pub fn page() -> Result<Page> {
+    let mut roff = Roff::new();
+    roff.control("TH", ["kedgefs", FORMATS, "", VERSION, MANUAL]);
+    roff.control("SH", ["NAME"]);
+    roff.text([roman("kedgefs - a crash-consistent journaling file system, and its mount options")]);
+    section(&mut roff, "DESCRIPTION", DESCRIPTION);
+    roff.control("SH", ["MOUNT OPTIONS"]);
+    roff.text(inlines("`kedge remount` changes those that are marked with a star while mounted."));
+    for row in TABLE {
+        roff.control("TP", []);
+        let star = if row.live { " *" } else { "" };
+        roff.text([bold(row.words.replace('`', "")), roman(star)]);
+        let default = match row.default {
+            "" => String::new(),
+            default => format!(" (default: {default})"),
+        };
+        roff.text(inlines(&format!("{}{default}", row.means)));
+    }
+    section(&mut roff, "FSTAB AND SYSTEMD", FSTAB);
+    see_also(&mut roff, "kedgefs");
+    let mut text = Vec::new();
+    roff.to_writer(&mut text)?;
+    Ok(Page { file: format!("kedgefs.{FORMATS}"), roff: text })
+}

@@ -1,0 +1,144 @@
+//! The sections of the man pages that clap does not know, by page.
+
+use super::Block::{self, Code, Term, Text};
+
+/// Each page refers to the others.
+pub const SEE_ALSO: &[&str] = &[
+    "kedge(8)",
+    "kedgefs(5)",
+    "kedge-mkfs(8)",
+    "kedge-mount(8)",
+    "kedge-umount(8)",
+    "kedge-fsck(8)",
+    "mount(8)",
+    "fsync(2)",
+];
+
+type Section = (&'static str, &'static [Block]);
+
+const EXIT: Section = (
+    "EXIT STATUS",
+    &[
+        Term("0", "Success."),
+        Term("1", "Failure. One line on standard error names what failed and where."),
+        Term("2", "Wrong usage. Nothing was touched."),
+    ],
+);
+const EXIT_FSCK: Section = (
+    "EXIT STATUS",
+    &[
+        Term("0", "The image is clean."),
+        Term("1", "Errors were corrected."),
+        Term("4", "Errors are left."),
+        Term("8", "The image could not be checked."),
+        Term("16", "Wrong usage."),
+    ],
+);
+const ENVIRONMENT: Section = (
+    "ENVIRONMENT",
+    &[Term(
+        "KEDGE_LOG",
+        "What is told on standard error: `error`, `warn` (the default), `info`, `debug`, `trace`, or \
+         a filter such as `kedge_store=trace`.",
+    )],
+);
+const MKFS_EXAMPLE: Section = (
+    "EXAMPLES",
+    &[
+        Text("A new image of 4 GiB with a label:"),
+        Code("kedge mkfs --size 4G -L data disk.kedge"),
+        Text("A whole device:"),
+        Code("kedge mkfs /dev/sdX"),
+    ],
+);
+const MOUNT_EXAMPLE: Section = (
+    "EXAMPLES",
+    &[
+        Text("Make an image if there is none, and mount it, as an ordinary user:"),
+        Code("kedge mount --create 4G disk.kedge mnt"),
+        Text("The same by mount(8), or by a line of fstab(5):"),
+        Code(
+            "mount -t kedgefs /srv/disk.kedge /mnt/data\n/srv/disk.kedge /mnt/data kedgefs nofail,commit=1 0 2",
+        ),
+    ],
+);
+const MOUNT_NOTES: Section = (
+    "NOTES",
+    &[
+        Text(
+            "The command returns when the mount is live; a process in the background serves it. \
+             SIGTERM and SIGINT to that process unmount cleanly.",
+        ),
+        Text("The mount options are in `kedgefs`(5). An unknown option is refused, not ignored."),
+        Text(
+            "A mount without privilege is a plain fuse mount: the kernel does not pass `sync`(2) and \
+             `syncfs`(2) on to it, and `umount`(8) returns before all is written. `kedge umount` waits.",
+        ),
+    ],
+);
+
+const PAGES: &[(&str, &[Section])] = &[
+    ("kedge", &[EXIT, ENVIRONMENT]),
+    ("kedge-mkfs", &[EXIT, MKFS_EXAMPLE]),
+    ("mkfs.kedgefs", &[EXIT, MKFS_EXAMPLE]),
+    ("kedge-mount", &[MOUNT_NOTES, EXIT, ENVIRONMENT, MOUNT_EXAMPLE]),
+    ("mount.kedgefs", &[MOUNT_NOTES, EXIT, ENVIRONMENT, MOUNT_EXAMPLE]),
+    ("kedge-fsck", &[EXIT_FSCK]),
+    ("fsck.kedgefs", &[EXIT_FSCK]),
+    (
+        "kedge-daemon",
+        &[
+            (
+                "FILE FORMAT",
+                &[
+                    Text("Paths are relative to the file. Sizes are written as `64M`."),
+                    Code(
+                        "dirty_background = \"64M\"   # written back from here on\n\
+                         dirty_hard = \"256M\"         # writers wait from here on\n\n\
+                         [[mount]]\n\
+                         image = \"/srv/a.kedge\"\n\
+                         dir = \"/mnt/a\"\n\
+                         options = \"commit=1\"",
+                    ),
+                ],
+            ),
+            EXIT,
+            ENVIRONMENT,
+        ],
+    ),
+    (
+        "kedge-umount",
+        &[
+            (
+                "NOTES",
+                &[Text(
+                    "The exit code is 1, too, if the image was not closed cleanly or data could not be \
+                     written: the message says of how many files.",
+                )],
+            ),
+            EXIT,
+        ],
+    ),
+    (
+        "kedge-crash",
+        &[
+            (
+                "EXAMPLES",
+                &[
+                    Text("What would a program find after a power failure on ext4?"),
+                    Code(
+                        "kedge crash record --ack '^saved' -o run.kcr -- ./my-program\n\
+                         kedge crash explore run.kcr --model ext4 --check ./my-check",
+                    ),
+                ],
+            ),
+            EXIT,
+        ],
+    ),
+];
+
+/// The sections of a page. A page that is not listed has the exit codes.
+pub fn sections(page: &str) -> impl Iterator<Item = Section> {
+    let listed = PAGES.iter().find(|(name, _)| *name == page);
+    listed.map_or(&[EXIT][..], |(_, sections)| sections).iter().copied()
+}

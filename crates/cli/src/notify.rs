@@ -1,0 +1,42 @@
+//! The service manager is told when mounts are live: the protocol of sd_notify(3), one datagram to
+//! the socket that `NOTIFY_SOCKET` names.
+//!
+//! A crate for it was weighed: this is all that is needed, and std has it.
+
+use anyhow::{Context, Result, bail};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+
+/// All that was asked for is mounted.
+pub fn ready() {
+    tell("READY=1");
+}
+
+/// A signal asked for the end.
+pub fn stopping() {
+    tell("STOPPING=1");
+}
+
+/// A manager that cannot be told waits until its own limit, and then ends the service: the mounts
+/// work meanwhile, so that is no reason to end them here.
+fn tell(state: &str) {
+    if let Err(e) = send(state) {
+        tracing::warn!("the service manager was not told {state}: {e:#}");
+    }
+}
+
+fn send(state: &str) -> Result<()> {
+    let Some(name) = std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty()) else {
+        return Ok(());
+    };
+    let address = match name.as_bytes() {
+        [b'@', rest @ ..] => SocketAddr::from_abstract_name(rest),
+        [b'/', ..] => SocketAddr::from_pathname(&name),
+        _ => bail!("NOTIFY_SOCKET={} is neither a path nor an abstract name", name.display()),
+    };
+    let address = address.with_context(|| format!("NOTIFY_SOCKET={}", name.display()))?;
+    let socket = UnixDatagram::unbound().context("make a socket")?;
+    socket.send_to_addr(state.as_bytes(), &address).with_context(|| format!("tell {}", name.display()))?;
+    Ok(())
+}

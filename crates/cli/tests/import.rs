@@ -1,0 +1,418 @@
+//! `kedge mkfs --from`: what comes out is what went in, by the word of rsync(1) and GNU tar; the
+//! same source gives the same bytes; what cannot be imported is named, and nothing is left behind.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+use common::{Place, no_fuse, output_within, tool, until};
+use rustix::fs::{CWD, FileType, Mode, Timespec, Timestamps, XattrFlags};
+use std::fs::{self, File};
+use std::io::{Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown, symlink};
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tar::{EntryType, Header};
+
+const LIMIT: Duration = Duration::from_secs(300);
+const EPOCH: &str = "1700000000";
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+fn set_mtime(path: &Path, sec: i64, nsec: i64) {
+    let time = Timespec { tv_sec: sec, tv_nsec: nsec };
+    let times = Timestamps { last_access: time, last_modification: time };
+    rustix::fs::utimensat(CWD, path, &times, rustix::fs::AtFlags::SYMLINK_NOFOLLOW).unwrap();
+}
+
+/// A directory with one of everything.
+fn make_source(place: &Place) {
+    let at = |name: &str| place.path("source").join(name);
+    fs::create_dir_all(at("deep/er/est")).unwrap();
+    fs::create_dir(at("empty")).unwrap();
+    fs::write(at("small"), "a few bytes").unwrap();
+    fs::write(at("nothing"), "").unwrap();
+    let large: Vec<u8> = (0..3_000_001u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    fs::write(at("deep/large"), &large).unwrap();
+    let mut sparse = File::create(at("sparse")).unwrap();
+    sparse.write_all(b"head").unwrap();
+    sparse.seek(SeekFrom::Start(5 << 20)).unwrap();
+    sparse.write_all(&large[..10_000]).unwrap();
+    sparse.set_len(9 << 20).unwrap();
+    File::create(at("hole")).unwrap().set_len(1 << 20).unwrap();
+    fs::hard_link(at("small"), at("deep/other name")).unwrap();
+    fs::hard_link(at("small"), at("a third")).unwrap();
+    symlink("../nowhere/at all", at("deep/dangling")).unwrap();
+    symlink("/etc/passwd", at("absolute")).unwrap();
+    fs::write(at("line\nend"), "odd name").unwrap();
+    fs::write(at(&"long".repeat(60)), "a name that ustar cannot hold").unwrap();
+    rustix::fs::mknodat(CWD, at("pipe"), FileType::Fifo, Mode::from_raw_mode(0o640), 0).unwrap();
+    for i in 0..300 {
+        fs::write(at(&format!("deep/er/{i}")), format!("file {i}")).unwrap();
+    }
+    rustix::fs::setxattr(at("small"), "user.colour", b"blue\nand\0green", XattrFlags::empty()).unwrap();
+    rustix::fs::setxattr(at("deep"), "user.of", b"a directory", XattrFlags::empty()).unwrap();
+    fs::set_permissions(at("deep/large"), fs::Permissions::from_mode(0o4751)).unwrap();
+    fs::set_permissions(at("empty"), fs::Permissions::from_mode(0o1777)).unwrap();
+    if is_root() {
+        chown(at("deep/large"), Some(1234), Some(5678)).unwrap();
+        fs::set_permissions(at("deep/large"), fs::Permissions::from_mode(0o4751)).unwrap();
+        chown(at("deep/er"), Some(2_000_000_001), Some(7)).unwrap();
+        let device = rustix::fs::makedev(10, 70_000);
+        rustix::fs::mknodat(CWD, at("device"), FileType::CharacterDevice, Mode::from_raw_mode(0o600), device)
+            .unwrap();
+        rustix::fs::setxattr(at("small"), "trusted.t", b"kept", XattrFlags::empty()).unwrap();
+    }
+    set_mtime(&at("small"), 1_000_000_000, 123_456_789);
+    set_mtime(&at("deep/dangling"), 1_100_000_000, 0);
+    set_mtime(&at("deep/er"), 1_200_000_000, 5);
+    set_mtime(&place.path("source"), 1_300_000_000, 0);
+}
+
+/// Mounts the image and has rsync compare it with the source, contents included.
+#[track_caller]
+fn assert_same(place: &Place, image: &str, with_xattrs: bool, with_holes: bool) {
+    let judged = place.run(&format!("fsck -f {image}"));
+    assert_eq!(judged.code, 0, "{}{}", judged.out, judged.err);
+    fs::create_dir_all(place.path("mnt")).unwrap();
+    place.run(&format!("mount -o ro {image} mnt")).ok();
+    let mut command = place.command("rsync");
+    command.args([if with_xattrs { "-aHX" } else { "-aH" }, "--numeric-ids", "--dry-run", "--checksum"]);
+    command.args(["--itemize-changes", "--delete", "source/", "mnt/"]);
+    let differences = tool(command, "rsync", LIMIT);
+    assert_eq!(differences, "", "{image} is another");
+    for name in ["sparse", "hole"].into_iter().filter(|_| with_holes) {
+        let (here, there) = (place.path("source").join(name), place.path("mnt").join(name));
+        let blocks = |path: &Path| fs::metadata(path).unwrap().blocks();
+        assert!(blocks(&there) <= blocks(&here).max(64), "{name} has its holes: {}", blocks(&there));
+    }
+    // To the nanosecond; rsync looks at seconds.
+    let time =
+        |dir: &str| fs::metadata(place.path(dir).join("small")).map(|m| (m.mtime(), m.mtime_nsec())).unwrap();
+    if with_xattrs {
+        assert_eq!(time("mnt"), time("source"));
+    }
+    place.unmount();
+}
+
+#[test]
+fn a_directory_comes_out_as_it_went_in() {
+    if no_fuse() {
+        return;
+    }
+    let place = Place::new();
+    make_source(&place);
+    place.run("mkfs --from source disk.kedge").ok();
+    assert_same(&place, "disk.kedge", true, true);
+    // Onto a file that is there, and with a size of its own.
+    place.run("mkfs -f --size 96M --from source disk.kedge").ok();
+    assert_same(&place, "disk.kedge", true, true);
+}
+
+#[test]
+fn archives_of_gnu_tar_come_out_as_they_went_in() {
+    if no_fuse() {
+        return;
+    }
+    let place = Place::new();
+    make_source(&place);
+    let xattrs = ["--xattrs", "--xattrs-include=*", "--format=posix"];
+    let formats: [(&str, &[&str], bool); 4] = [
+        ("posix.tar", &xattrs, true),
+        ("posix-sparse.tar", &[xattrs[0], xattrs[1], xattrs[2], "--sparse"], true),
+        ("gnu.tar", &["--format=gnu"], false),
+        ("gnu-sparse.tar", &["--format=gnu", "--sparse"], false),
+    ];
+    for (name, options, with_xattrs) in formats {
+        let mut command = place.command("tar");
+        command.args(options).args(["--numeric-owner", "-cf", name, "-C", "source", "."]);
+        tool(command, "tar", LIMIT);
+        place.run(&format!("mkfs -f --from {name} disk.kedge")).ok();
+        // Without --sparse the holes are data in the archive.
+        assert_same(&place, "disk.kedge", with_xattrs, options.contains(&"--sparse"));
+    }
+    // The same from standard input.
+    let mut command = place.command(env!("CARGO_BIN_EXE_kedge"));
+    command.args(["mkfs", "--from", "-", "piped.kedge"]);
+    command.stdin(Stdio::from(File::open(place.path("posix-sparse.tar")).unwrap()));
+    let out = output_within(command, LIMIT).unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    assert_same(&place, "piped.kedge", true, true);
+}
+
+#[test]
+fn what_is_exported_is_what_was_imported() {
+    if no_fuse() {
+        return;
+    }
+    let place = Place::new();
+    make_source(&place);
+    place.run("mkfs --from source disk.kedge").ok();
+    place.run("tar -c -f out.tar disk.kedge:/").ok();
+    // By GNU tar, onto another file system.
+    fs::create_dir(place.path("back")).unwrap();
+    let mut command = place.command("tar");
+    command.args(["--xattrs", "--xattrs-include=*", "--numeric-owner", "-xpf", "out.tar", "-C", "back"]);
+    tool(command, "tar", LIMIT);
+    let mut command = place.command("rsync");
+    command.args(["-aHX", "--numeric-ids", "--dry-run", "--checksum", "--itemize-changes", "--delete"]);
+    command.args(["source/", "back/"]);
+    assert_eq!(tool(command, "rsync", LIMIT), "", "out.tar is another");
+    let blocks = |name: &str| fs::metadata(place.path(name)).unwrap().blocks();
+    assert!(blocks("back/hole") <= blocks("source/hole").max(64), "the archive has the holes");
+    // By ourselves, from standard input into an image that is there.
+    place.run("mkfs --size 64M second.kedge").ok();
+    let mut command = place.command(env!("CARGO_BIN_EXE_kedge"));
+    command.args(["tar", "-x", "second.kedge:/"]);
+    command.stdin(Stdio::from(File::open(place.path("out.tar")).unwrap()));
+    let out = output_within(command, LIMIT).unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    assert_same(&place, "second.kedge", true, true);
+    // And again over what is there.
+    place.run("tar -x -f out.tar second.kedge:/").ok();
+    assert_same(&place, "second.kedge", true, true);
+    place.run("tar -x -f out.tar second.kedge:/small").refused(2, &["not a directory"]);
+    place.run("tar -x -f gone.tar second.kedge:/").refused(1, &["gone.tar"]);
+    place.run("tar second.kedge:/").refused(2, &["-c"]);
+}
+
+/// Makes an image as of [`EPOCH`], and its bytes.
+fn make_again(place: &Place, args: &[&str]) -> Vec<u8> {
+    let mut command = place.command(env!("CARGO_BIN_EXE_kedge"));
+    command.args(["mkfs", "-f"]).args(args).arg("again.kedge").env("SOURCE_DATE_EPOCH", EPOCH);
+    let out = output_within(command, LIMIT).unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let bytes = fs::read(place.path("again.kedge")).unwrap();
+    fs::remove_file(place.path("again.kedge")).unwrap();
+    bytes
+}
+
+#[test]
+fn the_same_source_gives_the_same_bytes() {
+    let place = Place::new();
+    make_source(&place);
+    let first = make_again(&place, &["--from", "source"]);
+    // Reading has moved times of access, and another run takes another time.
+    set_mtime(&place.path("source/deep/large"), 1_400_000_000, 0);
+    let _ = fs::read(place.path("source/small")).unwrap();
+    let changed = make_again(&place, &["--from", "source"]);
+    assert!(first != changed, "a time of the source is in the image");
+    assert!(changed == make_again(&place, &["--from", "source"]), "the same bytes");
+    assert!(changed != make_again(&place, &["--from", "source", "-L", "other"]), "a label is in the image");
+    let tar = |name: &str| {
+        let mut command = place.command("tar");
+        command.args(["--format=posix", "--sparse", "-cf", name, "-C", "source", "."]);
+        tool(command, "tar", LIMIT);
+        make_again(&place, &["--from", name])
+    };
+    assert!(tar("a.tar") == tar("b.tar"), "the same archive");
+    let plain = ["--size", "32M"];
+    assert!(make_again(&place, &plain) == make_again(&place, &plain), "empty images, too");
+}
+
+/// Larger than what the flusher lets be dirty: nothing may be written at a time of its choice.
+#[test]
+fn a_large_file_gives_the_same_bytes() {
+    let place = Place::new();
+    fs::create_dir(place.path("source")).unwrap();
+    for name in ["a", "b", "c"] {
+        fs::write(place.path(&format!("source/{name}")), vec![b'x'; 40 << 20]).unwrap();
+        (0..200).for_each(|i| fs::write(place.path(&format!("source/{name}{i}")), name).unwrap());
+    }
+    let first = make_again(&place, &["--from", "source"]);
+    for _ in 0..2 {
+        assert!(first == make_again(&place, &["--from", "source"]), "the same bytes");
+    }
+}
+
+#[test]
+fn times_are_not_later_than_the_source_date() {
+    if no_fuse() {
+        return;
+    }
+    let place = Place::new();
+    fs::create_dir(place.path("source")).unwrap();
+    fs::write(place.path("source/new"), "").unwrap();
+    set_mtime(&place.path("source/new"), 1_800_000_000, 0);
+    fs::write(place.path("disk.kedge"), make_again(&place, &["--from", "source"])).unwrap();
+    fs::create_dir(place.path("mnt")).unwrap();
+    place.run("mount -o ro disk.kedge mnt").ok();
+    let meta = fs::metadata(place.path("mnt/new")).unwrap();
+    assert_eq!((meta.mtime(), meta.ctime()), (1_700_000_000, 1_700_000_000));
+    place.unmount();
+}
+
+/// An entry as a program that means harm writes it.
+fn raw(path: &str, kind: EntryType, link: &str, size: u64, data: &[u8]) -> Vec<u8> {
+    let mut header = Header::new_gnu();
+    header.set_entry_type(kind);
+    header.as_old_mut().name[..path.len()].copy_from_slice(path.as_bytes());
+    header.as_old_mut().linkname[..link.len()].copy_from_slice(link.as_bytes());
+    header.set_size(size);
+    header.set_mode(0o755);
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_mtime(0);
+    header.set_cksum();
+    let mut bytes = header.as_bytes().to_vec();
+    bytes.extend_from_slice(data);
+    bytes.resize(bytes.len().next_multiple_of(512), 0);
+    bytes
+}
+
+const ACL: &[u8] = b"32 SCHILY.acl.access=user::rwx,\n";
+
+fn extension(record: &[u8]) -> Vec<u8> {
+    assert_eq!(record.len(), 32, "the record names its length");
+    raw("pax", EntryType::XHeader, "", record.len() as u64, record)
+}
+
+#[test]
+fn archives_that_lie_are_refused_and_leave_nothing() {
+    let place = Place::new();
+    fs::write(place.path("victim"), "untouched").unwrap();
+    let file = |path: &str| raw(path, EntryType::Regular, "", 1, b"x");
+    let link = |path: &str, target: &str| raw(path, EntryType::Symlink, target, 0, b"");
+    let hard = |path: &str, target: &str| raw(path, EntryType::Link, target, 0, b"");
+    let dir = |path: &str| raw(path, EntryType::Directory, "", 0, b"");
+    let cases: &[(Vec<Vec<u8>>, &[&str])] = &[
+        (vec![file("../victim")], &["../victim", "'..'"]),
+        (vec![file("a/../../victim")], &["a/../../victim", "'..'"]),
+        (vec![file("/victim")], &["/victim", "absolute"]),
+        (vec![link("out", ".."), file("out/victim")], &["out/victim", "symbolic link out"]),
+        (vec![hard("h", "../victim")], &["h: link to ../victim", "'..'"]),
+        (vec![hard("h", "/victim")], &["h: link to /victim", "absolute"]),
+        (vec![hard("h", "gone")], &["h: link to gone", "not there"]),
+        (vec![link("s", "."), hard("h", "s/victim")], &["h: link to s/victim", "not there"]),
+        (vec![dir("d"), hard("h", "d")], &["h: link to d", "a directory"]),
+        (vec![file("f"), file("f/g")], &["f/g", "no directory"]),
+        (vec![dir("d"), file("d")], &["d: is there already"]),
+        (vec![file("f"), dir("f")], &["f: is there already"]),
+        (vec![raw("big", EntryType::Regular, "", 1 << 20, b"short")], &["big", "ends after"]),
+        (vec![raw("d", EntryType::Directory, "", 5, b"data?")], &["d: an entry of this type has no data"]),
+        (vec![raw("m", EntryType::new(b'M'), "", 0, b"")], &["m:", "type 'M'"]),
+        (vec![raw("e", EntryType::Symlink, "", 0, b"")], &["e:"]),
+        (vec![extension(ACL), file("f")], &["f: an image cannot hold SCHILY.acl.access"]),
+        (vec![vec![7; 512]], &["no header of tar"]),
+        (vec![file("ok"), vec![1; 100]], &["in the middle of a header"]),
+    ];
+    for (entries, words) in cases {
+        fs::write(place.path("bad.tar"), entries.concat()).unwrap();
+        place.run("mkfs --size 32M --from bad.tar new.kedge").refused(1, words);
+        let left: Vec<_> = fs::read_dir(place.path("")).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(left.len(), 2, "{words:?}: {left:?}");
+    }
+    assert_eq!(fs::read(place.path("victim")).unwrap(), b"untouched");
+    fs::write(place.path("bad.tar"), "").unwrap();
+    place.run("mkfs --from bad.tar new.kedge").refused(1, &["empty"]);
+}
+
+#[test]
+fn a_size_that_no_data_follows_makes_no_image_of_that_size() {
+    let place = Place::new();
+    fs::write(place.path("bad.tar"), raw("big", EntryType::Regular, "", 1 << 30, b"short")).unwrap();
+    // The numbers are believed for the size of a sparse file on the host, not for memory.
+    place.run("mkfs --size auto --from bad.tar new.kedge").refused(1, &["big", "ends after"]);
+    assert!(!place.path("new.kedge").exists());
+}
+
+#[test]
+fn an_image_that_fills_up_names_the_file() {
+    let place = Place::new();
+    fs::create_dir(place.path("source")).unwrap();
+    for i in 0..40 {
+        fs::write(place.path(&format!("source/f{i:02}")), vec![1; 1 << 20]).unwrap();
+    }
+    place.run("mkfs --size 32M --from source new.kedge").refused(1, &["the image is full", "--size", ": f"]);
+    assert_eq!(fs::read_dir(place.path("")).unwrap().count(), 1, "nothing is left");
+    // On a file that is there the image stays, sound, with whole files alone.
+    File::create(place.path("disk.kedge")).unwrap().set_len(32 << 20).unwrap();
+    place.run("mkfs -f --from source disk.kedge").refused(1, &["filled only in part", "full"]);
+    let judged = place.run("fsck -f disk.kedge");
+    assert_eq!(judged.code, 0, "{}{}", judged.out, judged.err);
+    place.run("mkfs --from source new.kedge").ok();
+}
+
+#[test]
+fn a_source_that_makes_no_sense_is_refused() {
+    let place = Place::new();
+    fs::create_dir(place.path("source")).unwrap();
+    place.run("mkfs --from gone new.kedge").refused(1, &["gone"]);
+    place.run("mkfs --size auto new.kedge").refused(2, &["--from"]);
+    place.run("mkfs --from source source/new.kedge").refused(2, &["lies in source"]);
+    place.run("mkfs --from /dev/null new.kedge").refused(2, &["/dev/null", "neither"]);
+    let mut command = place.command(env!("CARGO_BIN_EXE_kedge"));
+    command.args(["mkfs", "--size", "16M", "new.kedge"]).env("SOURCE_DATE_EPOCH", "yesterday");
+    let out = output_within(command, LIMIT).unwrap();
+    assert_eq!(out.status.code(), Some(2));
+    assert!(!place.path("new.kedge").exists());
+}
+
+#[test]
+fn a_source_that_changes_while_it_is_read_is_noticed() {
+    let place = Place::new();
+    fs::create_dir(place.path("source")).unwrap();
+    let file = File::create(place.path("source/log")).unwrap();
+    file.set_len(1 << 20).unwrap();
+    file.write_all_at(&vec![1; 16 << 20], 0).unwrap();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                file.write_all_at(b"!", 12_345).unwrap();
+            }
+        });
+        let run = place.run("mkfs --size 64M --from source new.kedge");
+        done.store(true, Ordering::Relaxed);
+        run.refused(1, &["log: changed while it was read"]);
+    });
+    assert!(!place.path("new.kedge").exists());
+}
+
+/// Whoever looks for the image finds a whole one or none.
+#[test]
+fn an_interrupted_run_leaves_no_image() {
+    let place = Place::new();
+    fs::create_dir(place.path("source")).unwrap();
+    for i in 0..2000 {
+        fs::write(place.path(&format!("source/{i}")), vec![i as u8; 20_000]).unwrap();
+    }
+    let mut command = place.command(env!("CARGO_BIN_EXE_kedge"));
+    command.args(["mkfs", "--from", "source", "new.kedge"]).stdout(Stdio::null());
+    let mut running = command.spawn().unwrap();
+    // The image is made under another name.
+    let begun = || fs::read_dir(place.path("")).unwrap().count() > 1;
+    until("the image is begun", begun);
+    running.kill().unwrap();
+    let ended = running.wait().unwrap();
+    let there = place.path("new.kedge").exists();
+    assert_eq!(there, ended.success(), "an image that was not finished has no name");
+    if there {
+        let judged = place.run("fsck -f new.kedge");
+        assert_eq!(judged.code, 0, "{}{}", judged.out, judged.err);
+    }
+    // What is left over hinders nobody.
+    place.run(if there { "mkfs -f --from source new.kedge" } else { "mkfs --from source new.kedge" }).ok();
+}
+
+/// The estimate of `--size auto` holds for the worst: many small files with long names.
+#[test]
+fn auto_is_large_enough_for_many_small_files() {
+    let place = Place::new();
+    for dir in 0..20 {
+        let dir = place.path(&format!("source/{dir}"));
+        fs::create_dir_all(&dir).unwrap();
+        for i in 0..250 {
+            let path = dir.join(format!("{i:03}-{}", "name".repeat(30)));
+            fs::write(&path, vec![i as u8; i * 7]).unwrap();
+            rustix::fs::setxattr(&path, "user.x", &[b'v'; 200], XattrFlags::empty()).unwrap();
+        }
+    }
+    place.run("mkfs --from source new.kedge").ok();
+    let judged = place.run("fsck -f new.kedge");
+    assert_eq!(judged.code, 0, "{}{}", judged.out, judged.err);
+    assert_eq!(place.info("new.kedge")["inodes"], 20 * 251 + 1);
+}
