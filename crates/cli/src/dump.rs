@@ -28,7 +28,7 @@ pub struct Args {
     /// Show all items of the last checkpoint's tree
     #[arg(long)]
     tree: bool,
-    /// A file or block device
+    /// A file or block device, or rbd:POOL/IMAGE, nbd://HOST/EXPORT, nbd+unix:///EXPORT?socket=PATH
     image: PathBuf,
 }
 

@@ -1,5 +1,6 @@
 //! The command line's interface to the engine, the mount and the checker.
 
+use crate::image::{check_kind, is_remote, locate};
 use crate::options::{MountWords, show_size};
 use anyhow::{Context, Result};
 use kedge_base::{Clock, SystemClock};
@@ -29,9 +30,9 @@ fn device_options(read_only: bool) -> OpenOptions {
     OpenOptions { read_only, lock_wait: LOCK_WAIT, ..OpenOptions::default() }
 }
 
-/// Makes an image on an existing file or device.
+/// Makes an image on an existing file, device or export.
 pub fn format(path: &Path, options: &FormatOptions) -> Result<()> {
-    let device = FileDevice::open(path, device_options(false))?;
+    let device = open_device(path, false)?;
     format_device(device, options).with_context(|| format!("format {}", path.display()))
 }
 
@@ -43,7 +44,7 @@ pub fn create(path: &Path, size: u64, options: &FormatOptions) -> Result<()> {
 
 /// The root directory belongs to the user who makes the image. An unprivileged mount is visible
 /// only to its user, who could not write to it if it belonged to root.
-fn format_device(device: Arc<FileDevice>, options: &FormatOptions) -> Result<()> {
+fn format_device(device: Arc<dyn Device>, options: &FormatOptions) -> Result<()> {
     let owner = Owner { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };
     let options = FormatOptions { owner, ..options.clone() };
     FileSystem::format(device, crate::import::clock(crate::import::source_date()?), &options)?;
@@ -90,6 +91,8 @@ pub struct Extra {
     pub volatile: bool,
     /// Requests to the device fail as this file says.
     pub faults: Option<PathBuf>,
+    /// Fence the owner of the image's lock, and take the lock.
+    pub takeover: bool,
     /// A budget for dirty pages that it shares with other images.
     pub shared_budget: Option<Arc<SharedBudget>>,
 }
@@ -128,7 +131,9 @@ fn host_free(path: &Path) -> Option<u64> {
 }
 
 fn open_as(path: &Path, words: &MountWords, extra: Extra) -> Result<FileSystem> {
-    let mut device = open_device(path, words.read_only)?;
+    check_kind(path)?;
+    let how = OpenOptions { takeover: extra.takeover, ..device_options(words.read_only) };
+    let mut device: Arc<dyn Device> = kedge_device::open(&locate(path)?, how)?;
     if extra.volatile {
         device = Arc::new(VolatileDevice::new(device));
     }
@@ -150,8 +155,8 @@ fn open_as(path: &Path, words: &MountWords, extra: Extra) -> Result<FileSystem> 
 }
 
 fn open_device(path: &Path, read_only: bool) -> Result<Arc<dyn Device>> {
-    crate::image::check_kind(path)?;
-    Ok(FileDevice::open(path, device_options(read_only))?)
+    check_kind(path)?;
+    Ok(kedge_device::open(&locate(path)?, device_options(read_only))?)
 }
 
 /// Attaches the image of `fs` to a directory. Nothing answers there before the session is served.
@@ -169,7 +174,10 @@ pub fn mount(fs: &FileSystem, image: &Path, dir: &Path, words: &MountWords) -> R
         writeback_cache: words.writeback_cache.unwrap_or(defaults.writeback_cache),
         ..defaults
     };
-    let session = kedge_fuse::mount(image, dir, &options)?;
+    let session = match is_remote(image)? {
+        false => kedge_fuse::mount(image, dir, &options)?,
+        true => kedge_fuse::mount_remote(image, dir, &options)?,
+    };
     if !session.mount_point().privileged && words.switches.commit.is_none() {
         fs.remount(&Switches { commit: Some(COMMIT_PLAIN), ..Switches::default() })?;
     }

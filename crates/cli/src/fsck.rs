@@ -43,7 +43,7 @@ pub struct Args {
     /// Print the report as JSON
     #[arg(long)]
     json: bool,
-    /// A file or block device
+    /// A file or block device, or rbd:POOL/IMAGE, nbd://HOST/EXPORT, nbd+unix:///EXPORT?socket=PATH
     image: PathBuf,
 }
 

@@ -97,7 +97,9 @@ impl Config {
         // Paths in the file are relative to the file.
         let base = std::path::absolute(path)?.parent().map(Path::to_path_buf).unwrap_or_default();
         for request in &mut config.mount {
-            request.image = base.join(&request.image);
+            if !image::is_remote(&request.image)? {
+                request.image = base.join(&request.image);
+            }
             request.dir = base.join(&request.dir);
         }
         Ok(config)
@@ -328,8 +330,7 @@ impl Host {
     fn start(self: &Arc<Host>, request: &Request) -> Result<()> {
         let mut words = MountWords::parse([request.options.as_str()])?;
         let cache_size = request.cache_size.as_deref().map(parse_size).transpose().map_err(Usage)?;
-        let image =
-            request.image.canonicalize().with_context(|| format!("find {}", request.image.display()))?;
+        let image = image::resolve(&request.image)?;
         let dir = mounts::resolve(&request.dir)?;
         mounts::refuse_busy(&dir)?;
         if let Some(losses) = image::losses(&image) {

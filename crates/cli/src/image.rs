@@ -1,28 +1,60 @@
 //! Examining an image with plain reads: superblock slots and foreign signatures.
 //!
+//! Each argument that names an image is read by [`locate`].
+//!
 //! Nothing here locks the image or writes to it, so that `info` and `dump` also work on one that is
 //! mounted. They then show the last checkpoint, not the current state.
 
+use crate::Usage;
 use anyhow::{Context, Result, anyhow, bail};
-use kedge_base::{BLOCK_SIZE, BlockNo};
+use kedge_base::{BLOCK_SIZE, BlockNo, IoBuf};
+use kedge_device::{Device, Location, OpenOptions};
 use kedge_format::content::{Content, HEAD_BYTES};
 use kedge_format::superblock::{Losses, SLOTS, Superblock};
 use std::fs::File;
 use std::io::{Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-/// An image file or block device, open for reading.
+/// An image, open for reading.
 pub struct Image {
-    file: File,
+    source: Source,
     pub path: PathBuf,
     /// Bytes.
     pub size: u64,
 }
 
+enum Source {
+    File(File),
+    Remote(Arc<dyn Device>),
+}
+
+/// Where the named image is. An invalid URI is a usage error.
+pub fn locate(image: &Path) -> Result<Location> {
+    let location = Location::parse(image).and_then(Location::absolute);
+    location.map_err(|e| Usage(e.to_string()).into())
+}
+
+/// Whether the image is behind a URI: on another machine, or in another process.
+pub fn is_remote(image: &Path) -> Result<bool> {
+    Ok(locate(image)?.is_remote())
+}
+
+/// The canonical name, valid in every working directory: the mount table shows it.
+pub fn resolve(image: &Path) -> Result<PathBuf> {
+    match locate(image)? {
+        Location::Path(_) => image.canonicalize().with_context(|| format!("find {}", image.display())),
+        remote => Ok(remote.to_string().into()),
+    }
+}
+
 /// Refuses files that cannot be images, before they are opened: opening a pipe would wait for a
 /// writer.
 pub fn check_kind(path: &Path) -> Result<()> {
+    if is_remote(path)? {
+        return Ok(());
+    }
     let kind = std::fs::metadata(path).with_context(|| format!("open {}", path.display()))?.file_type();
     if !kind.is_file() && !kind.is_block_device() {
         bail!("{} is neither a file nor a block device", path.display());
@@ -49,18 +81,27 @@ pub fn tell_losses(losses: &Losses) -> String {
 impl Image {
     pub fn open(path: &Path) -> Result<Image> {
         check_kind(path)?;
+        let location = locate(path)?;
+        if location.is_remote() {
+            let options = OpenOptions { read_only: true, lock: false, ..OpenOptions::default() };
+            let device = kedge_device::open(&location, options)?;
+            let size = device.geometry().size;
+            return Ok(Image { source: Source::Remote(device), path: path.to_owned(), size });
+        }
         let mut file = File::open(path).with_context(|| format!("open {}", path.display()))?;
         let size =
             file.seek(SeekFrom::End(0)).with_context(|| format!("find the size of {}", path.display()))?;
-        Ok(Image { file, path: path.to_owned(), size })
+        Ok(Image { source: Source::File(file), path: path.to_owned(), size })
     }
 
     /// Reads `buf.len()` bytes at `offset`.
     pub fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         let len = buf.len();
-        self.file
-            .read_exact_at(buf, offset)
-            .with_context(|| format!("read {len} bytes at offset {offset} of {}", self.path.display()))
+        let read = match &self.source {
+            Source::File(file) => file.read_exact_at(buf, offset).map_err(anyhow::Error::from),
+            Source::Remote(device) => read_device(&**device, offset, buf),
+        };
+        read.with_context(|| format!("read {len} bytes at offset {offset} of {}", self.path.display()))
     }
 
     fn block(&self, block: BlockNo) -> Result<Vec<u8>> {
@@ -104,6 +145,15 @@ impl Image {
         self.read(0, &mut head)?;
         Ok(Content::of(&head))
     }
+}
+
+/// A device gives whole blocks.
+fn read_device(device: &dyn Device, offset: u64, bytes: &mut [u8]) -> Result<()> {
+    let skip = offset % BLOCK_SIZE as u64;
+    let mut blocks = IoBuf::zeroed((skip as usize + bytes.len()).div_ceil(BLOCK_SIZE));
+    device.read(offset - skip, &mut blocks)?;
+    bytes.copy_from_slice(&blocks.as_bytes()[skip as usize..][..bytes.len()]);
+    Ok(())
 }
 
 #[cfg(test)]

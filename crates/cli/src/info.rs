@@ -1,6 +1,6 @@
 //! `kedge info`: describes an image from its superblock, or a live mount from its own report.
 
-use crate::image::Image;
+use crate::image::{Image, is_remote};
 use crate::options::show_size;
 use crate::{mounts, report};
 use anyhow::{Context, Result};
@@ -22,16 +22,18 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
-    let meta =
-        std::fs::metadata(&args.target).with_context(|| format!("look at {}", args.target.display()))?;
-    let mut value = if meta.is_dir() {
+    let is_dir = !is_remote(&args.target)?
+        && std::fs::metadata(&args.target)
+            .with_context(|| format!("look at {}", args.target.display()))?
+            .is_dir();
+    let mut value = if is_dir {
         let text = mounts::attribute(&args.target, mounts::XATTR_INFO)?;
         mount_json(&text, image_behind(&args.target)?.as_deref())
             .with_context(|| format!("read what {} says of itself", args.target.display()))?
     } else {
         image_json(&args.target, &Image::open(&args.target)?.superblock()?)
     };
-    if let (false, Some(mount)) = (meta.is_dir(), mounts::of_image(&args.target)?) {
+    if let (false, Some(mount)) = (is_dir, mounts::of_image(&args.target)?) {
         value["mounted_on"] = json!(mount.dir.to_string_lossy());
         value["state"] = json!("mounted");
     }

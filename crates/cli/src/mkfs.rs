@@ -3,7 +3,7 @@
 //! A new file appears under its name only when the image in it is complete and durable. So an
 //! interrupted run leaves nothing that a later `mount --create` would take for an image.
 
-use crate::image::Image;
+use crate::image::{Image, is_remote, locate};
 use crate::options::parse_size;
 use crate::{Usage, engine, import, info, mounts};
 use anyhow::{Context, Result, bail};
@@ -40,7 +40,7 @@ pub struct Args {
     /// Overwrite existing data on the target
     #[arg(short, long)]
     force: bool,
-    /// A file or block device
+    /// A file or block device, or rbd:POOL/IMAGE, nbd://HOST/EXPORT, nbd+unix:///EXPORT?socket=PATH
     image: PathBuf,
 }
 
@@ -127,6 +127,12 @@ fn create_filled(
     options: &FormatOptions,
     fill: &dyn Fn(&Path) -> Result<()>,
 ) -> Result<()> {
+    let location = locate(path)?;
+    if location.is_remote() {
+        kedge_device::create(&location, size)?;
+        engine::format(path, options)?;
+        return fill(path);
+    }
     let Some(name) = path.file_name() else {
         return Err(Usage(format!("{} names no file", path.display())).into());
     };
@@ -158,6 +164,10 @@ fn publish(temporary: &Path, path: &Path, dir: &Path) -> Result<()> {
 }
 
 pub fn exists(path: &Path) -> Result<bool> {
+    let location = locate(path)?;
+    if location.is_remote() {
+        return Ok(kedge_device::exists(&location)?);
+    }
     path.try_exists().with_context(|| format!("look for {}", path.display()))
 }
 
@@ -179,9 +189,16 @@ fn check_target(path: &Path, force: bool) -> Result<()> {
     Ok(())
 }
 
-/// Extends a regular file to at least `size` bytes. The engine refuses a block device that is too
-/// small.
+/// Extends a regular file to at least `size` bytes. A remote image that is too small is refused.
+/// The engine uses all of a block device that is too small.
 fn extend(path: &Path, size: u64) -> Result<()> {
+    if is_remote(path)? {
+        let there = Image::open(path)?.size;
+        if there < size {
+            bail!("{} has {there} bytes, {size} are wanted", path.display());
+        }
+        return Ok(());
+    }
     let file =
         OpenOptions::new().write(true).open(path).with_context(|| format!("open {}", path.display()))?;
     let meta = file.metadata().with_context(|| format!("stat {}", path.display()))?;

@@ -35,6 +35,9 @@ pub struct Args {
     /// system's log)
     #[arg(long, value_name = "FILE")]
     log_file: Option<PathBuf>,
+    /// Take an RBD image from its owner, which is fenced first: it can never write to it again
+    #[arg(long, conflicts_with = "daemon")]
+    takeover: bool,
     /// For tests: keep unflushed writes in this process, so that killing it acts as a power failure
     #[arg(long, hide = true)]
     volatile: bool,
@@ -56,7 +59,7 @@ pub struct Args {
     fake: bool,
     #[arg(short = 't', hide = true)]
     fstype: Option<String>,
-    /// A file or block device
+    /// A file or block device, or rbd:POOL/IMAGE, nbd://HOST/EXPORT, nbd+unix:///EXPORT?socket=PATH
     image: PathBuf,
     /// The mount point
     dir: PathBuf,
@@ -86,7 +89,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         return serve_as_daemon(&args, &words);
     }
     let made = prepare(&args, &words)?;
-    let image = args.image.canonicalize().with_context(|| format!("find {}", args.image.display()))?;
+    let image = image::resolve(&args.image)?;
     let dir = args.dir.canonicalize().with_context(|| format!("find {}", args.dir.display()))?;
     if let Some(losses) = image::losses(&image) {
         eprintln!("kedge: warning: {}: {}", args.image.display(), image::tell_losses(&losses));
@@ -154,6 +157,10 @@ impl Drop for Made<'_> {
 /// Makes what `--create` asks for and looks at what is there, so that most errors are found before
 /// a process starts.
 fn prepare<'a>(args: &'a Args, words: &MountWords) -> Result<Made<'a>> {
+    if args.takeover && !matches!(image::locate(&args.image)?, kedge_device::Location::Rbd(_)) {
+        let why = "--takeover needs an RBD image: owners of other images cannot be fenced";
+        return Err(Usage(why.into()).into());
+    }
     let mut made = Made { args, image: false, dir: false, kept: Cell::new(false) };
     mounts::detach_dead(&args.dir, &args.image)?;
     mounts::refuse_busy(&args.dir)?;
@@ -205,6 +212,9 @@ fn spawn(args: &Args, image: &Path, dir: &Path) -> Result<()> {
     if let Some(path) = &log_file {
         words.extend::<[&OsStr; 2]>(["--log-file".as_ref(), path.as_ref()]);
     }
+    if args.takeover {
+        words.push("--takeover".as_ref());
+    }
     if args.volatile {
         words.push("--volatile".as_ref());
     }
@@ -248,6 +258,7 @@ fn serve(
     kedge_fuse::become_io_flusher();
     let extra = engine::Extra {
         cache_size: args.cache_size,
+        takeover: args.takeover,
         volatile: args.volatile,
         faults: args.faults.clone(),
         ..engine::Extra::default()

@@ -4,7 +4,9 @@
 //! `mountinfo` of `kedge_fuse` says which these are. Only a path on the caller's command line leads
 //! into one.
 
+use crate::image::locate;
 use anyhow::{Context, Result, bail};
+use kedge_device::Location;
 use kedge_fuse::MountEntry;
 use std::path::{Path, PathBuf};
 
@@ -40,11 +42,25 @@ pub fn refuse_busy(dir: &Path) -> Result<()> {
     }
 }
 
+/// The mounts of an image, dead ones too, so far as they can be believed. A remote image is known
+/// by its name alone, and mounts on other hosts are not known.
+fn all_of(image: &Path) -> Result<Vec<MountEntry>> {
+    let wanted = locate(image)?;
+    if !wanted.is_remote() {
+        return Ok(kedge_fuse::mounts_of(image));
+    }
+    let holds = |entry: &MountEntry| {
+        let source = || Location::parse(&entry.source).is_ok_and(|source| source.same_image(&wanted));
+        entry.kind == "fuse.kedgefs" && !entry.is_foreign() && source()
+    };
+    Ok(kedge_fuse::mounts().into_iter().filter(holds).collect())
+}
+
 /// Where an image is mounted, by whatever file system, and somebody answers. Before others a mount
 /// that may write.
 pub fn of_image(image: &Path) -> Result<Option<MountEntry>> {
     let mut reader = None;
-    for mount in kedge_fuse::mounts_of(image) {
+    for mount in all_of(image)? {
         if !is_dead(&mount.dir)? {
             if !mount.is_read_only() {
                 return Ok(Some(mount));
@@ -59,7 +75,7 @@ pub fn of_image(image: &Path) -> Result<Option<MountEntry>> {
 /// mount.
 pub fn detach_dead(dir: &Path, image: &Path) -> Result<()> {
     let here = if is_dead(dir)? { Some(resolve(dir)?) } else { None };
-    let others = kedge_fuse::mounts_of(image).into_iter().filter(MountEntry::is_kedgefs).map(|m| m.dir);
+    let others = all_of(image)?.into_iter().filter(MountEntry::is_kedgefs).map(|m| m.dir);
     for dir in here.into_iter().chain(others) {
         // Checked again: both may be the same mount.
         if is_dead(&dir)? {

@@ -11,7 +11,7 @@ use crate::image::{self, Image};
 use crate::{engine, mounts};
 use anyhow::{Context, Result, anyhow, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{FlockOperation, StatVfsMountFlags, flock, statvfs};
+use rustix::fs::{StatVfsMountFlags, statvfs};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -51,7 +51,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     let server = server(&dir)?;
     let read_only = statvfs(&dir).is_ok_and(|s| s.f_flag.contains(StatVfsMountFlags::RDONLY));
-    let lost_before = image::losses(&image).map_or(0, |losses| losses.files);
+    let before = before(&dir)?;
     let synced = sync(&dir);
     engine::unmount(&dir)?;
     wait_for_end(&server, &image)?;
@@ -62,7 +62,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
             image.display()
         );
     }
-    let lost = image::losses(&image).map_or(0, |losses| losses.files).saturating_sub(lost_before);
+    let lost = image::losses(&image).map_or(0, |losses| losses.files).saturating_sub(before.lost_files);
     if lost > 0 {
         bail!(
             "{}: unmounted, but the data of {lost} files could not be written to {} and is lost",
@@ -70,10 +70,31 @@ pub fn run(args: Args) -> Result<ExitCode> {
             image.display()
         );
     }
+    // The image may be clean all the same: another host has taken it over and closed it.
+    if let Some(why) = before.shut_down {
+        bail!("{}: unmounted, but the file system had shut down: {why}", args.dir.display());
+    }
     synced.with_context(|| {
         format!("{}: unmounted, but data that was written to it could not be kept", args.dir.display())
     })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// What the mount says of itself. It is not read from the image: an NBD server may accept one
+/// client only, and an RBD image may belong to another host by now.
+struct Before {
+    /// Files whose data earlier unmounts have lost.
+    lost_files: u64,
+    /// Why the file system has shut down.
+    shut_down: Option<String>,
+}
+
+fn before(dir: &Path) -> Result<Before> {
+    let text = mounts::attribute(dir, mounts::XATTR_INFO)?;
+    let info: serde_json::Value =
+        serde_json::from_str(&text).with_context(|| format!("read what {} says of itself", dir.display()))?;
+    let shut_down = info["shut_down"].as_str().map(str::to_owned);
+    Ok(Before { lost_files: info["lost_files"].as_u64().unwrap_or(0), shut_down })
 }
 
 /// Makes the kernel write its cache. The call also returns the error of an earlier writeback, even
@@ -115,6 +136,5 @@ fn is_clean(image: &Path) -> Result<bool> {
 }
 
 fn is_unlocked(image: &Path) -> Result<bool> {
-    let file = File::open(image).with_context(|| format!("open {}", image.display()))?;
-    Ok(flock(&file, FlockOperation::NonBlockingLockShared).is_ok())
+    Ok(kedge_device::is_unlocked(&image::locate(image)?)?)
 }

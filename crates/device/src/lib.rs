@@ -17,10 +17,15 @@
 
 #![deny(unsafe_code)]
 
+#[cfg(test)]
+mod conformance;
 mod file;
+pub mod location;
 mod mem;
+mod nbd;
 mod overlay;
 mod pages;
+mod rbd;
 mod request;
 pub mod sim;
 mod stats;
@@ -28,13 +33,54 @@ mod stats;
 mod testing;
 
 pub use file::{FileDevice, OpenOptions};
+pub use location::Location;
 pub use mem::MemDevice;
+pub use nbd::NbdDevice;
 pub use overlay::OverlayDevice;
+pub use rbd::RbdDevice;
 pub use request::{Completion, CompletionSink, Io, Op, Request, run_batch};
 pub use stats::DeviceStats;
 
 use kedge_base::{BLOCK_SIZE, Error, IoBuf, Result};
 use std::sync::Arc;
+
+/// Opens an image wherever it is.
+pub fn open(location: &Location, options: OpenOptions) -> Result<Arc<dyn Device>> {
+    match location {
+        Location::Path(path) => Ok(FileDevice::open(path, options)?),
+        Location::Nbd(uri) => Ok(NbdDevice::open(uri, options)?),
+        Location::Rbd(uri) => Ok(RbdDevice::open(uri, options)?),
+    }
+}
+
+/// Whether there is something to open. An export of NBD is taken to be there: to open it will tell.
+pub fn exists(location: &Location) -> Result<bool> {
+    match location {
+        Location::Path(path) => {
+            path.try_exists().map_err(|e| Error::invalid(format!("cannot look for {}: {e}", path.display())))
+        }
+        Location::Nbd(_) => Ok(true),
+        Location::Rbd(uri) => rbd::exists(uri),
+    }
+}
+
+/// Makes something of `size` bytes that can be opened.
+pub fn create(location: &Location, size: u64) -> Result<()> {
+    match location {
+        Location::Path(path) => FileDevice::create(path, size, OpenOptions::default()).map(drop),
+        Location::Nbd(uri) => Err(Error::invalid(format!("{uri}: the server makes its exports"))),
+        Location::Rbd(uri) => rbd::create(uri, size),
+    }
+}
+
+/// Whether nobody holds the lock on an image, so far as that can be told: see the kind of device.
+pub fn is_unlocked(location: &Location) -> Result<bool> {
+    match location {
+        Location::Path(path) => file::is_unlocked(path),
+        Location::Nbd(uri) => nbd::is_unlocked(uri),
+        Location::Rbd(uri) => rbd::is_unlocked(uri),
+    }
+}
 
 /// How the device makes a single write durable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,13 +1,8 @@
 use super::*;
-use crate::testing::{BLOCKS, SIZE, Step, apply, expect, pattern, refuses_bad_ranges, run, steps};
+use crate::testing::{BLOCKS, SIZE, Step, apply, expect, pattern, run, steps};
 use proptest::prelude::*;
 
 proptest! {
-    #[test]
-    fn behaves_like_a_vector(steps in steps()) {
-        run(&MemDevice::new(SIZE), &mut vec![0; SIZE as usize], &steps);
-    }
-
     #[test]
     fn forks_do_not_see_each_other(before in steps(), left in steps(), right in steps()) {
         let device = MemDevice::new(SIZE);
@@ -24,8 +19,8 @@ proptest! {
 }
 
 #[test]
-fn bad_ranges_are_refused() {
-    refuses_bad_ranges(&MemDevice::new(SIZE));
+fn the_contract_is_kept() {
+    crate::conformance::conform(&|size| Arc::new(MemDevice::new(size)));
     assert_eq!(MemDevice::new(SIZE + 4095).geometry().size, SIZE);
 }
 

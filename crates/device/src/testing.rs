@@ -80,8 +80,14 @@ pub fn apply(device: &dyn Device, model: &mut [u8], step: &Step) {
         Step::Read { at, len } => expect(device, model, *at, *len),
         Step::Flush => device.flush().unwrap(),
         Step::Discard { at, len } => {
-            assert!(device.geometry().discard_zeroes);
-            device.discard(at * B, len * B).unwrap();
+            let geometry = device.geometry();
+            if geometry.discard_granularity > 0 {
+                device.discard(at * B, len * B).unwrap();
+            }
+            // Anything may be there then.
+            if geometry.discard_granularity == 0 || !geometry.discard_zeroes {
+                device.write_zeroes(at * B, len * B).unwrap();
+            }
             put(model, *at, &pattern(*at, *len, 0));
         }
         Step::Zero { at, len } => {
@@ -94,10 +100,12 @@ pub fn apply(device: &dyn Device, model: &mut [u8], step: &Step) {
 
 fn batch(device: &dyn Device, model: &mut [u8], blocks: &[u64], fill: u8) {
     let mut ios = Vec::new();
+    let geometry = device.geometry();
+    let discards = geometry.discard_granularity > 0 && geometry.discard_zeroes;
     for &at in blocks {
         let op = match at % 7 {
-            0 => Op::WriteZeroes { len: B },
-            1 => Op::Discard { len: B },
+            1 if discards => Op::Discard { len: B },
+            0 | 1 => Op::WriteZeroes { len: B },
             n => Op::Write { buf: IoBuf::from_bytes(&pattern(at, 1, fill)), fua: n == 2 },
         };
         let zero = matches!(op, Op::WriteZeroes { .. } | Op::Discard { .. });

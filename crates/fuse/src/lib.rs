@@ -31,7 +31,7 @@ mod sys;
 pub mod transport;
 
 pub use caller::caller;
-pub use mount::{MountError, become_io_flusher, is_dir, mount, unmount};
+pub use mount::{MountError, become_io_flusher, is_dir, mount, mount_remote, unmount};
 pub use mountinfo::{MountEntry, asks_strangers, mount_at, mounts, mounts_of};
 pub use ops::{Done, Ops};
 pub use options::FuseOptions;

@@ -58,6 +58,8 @@ pub enum MountError {
     AlreadyMounted { image: PathBuf, dir: PathBuf },
     #[error("a privileged mount needs root")]
     NotRoot,
+    #[error("{} is kept by another machine and has no block device here", .0.display())]
+    NoBlockDevice(PathBuf),
     #[error("no loop device for {}: {error}", image.display())]
     Loop { image: PathBuf, error: io::Error },
     #[error("{} cannot be mounted on {}: {error}", source_dev.display(), dir.display())]
@@ -108,13 +110,28 @@ pub fn mount(image: &Path, dir: &Path, options: &FuseOptions) -> Result<MountedS
         Some(mounted) => mounted,
         None => mount_plain(&image, &dir, options, root)?,
     };
-    raise_write_limit(&dir);
+    Ok(session(fd, MountPoint { image, dir, source, privileged, why_plain }, options))
+}
+
+/// As [`mount`], for an image that no file of this machine holds. `name` is the source that the
+/// mount table shows. The caller sees to it that nobody else uses the image.
+pub fn mount_remote(name: &Path, dir: &Path, options: &FuseOptions) -> Result<MountedSession, MountError> {
+    let dir = check_mount_point(dir)?;
+    let root = rustix::process::geteuid().is_root();
+    if options.privileged == Some(true) {
+        return Err(MountError::NoBlockDevice(name.to_owned()));
+    }
+    let why_plain = (root && options.privileged.is_none())
+        .then(|| MountError::NoBlockDevice(name.to_owned()).to_string());
+    let (fd, source) = mount_plain(name, &dir, options, root)?;
+    let image = name.to_owned();
+    Ok(session(fd, MountPoint { image, dir, source, privileged: false, why_plain }, options))
+}
+
+fn session(fd: OwnedFd, mount: MountPoint, options: &FuseOptions) -> MountedSession {
+    raise_write_limit(&mount.dir);
     let transport = DevFuse::new(fd, options.worker_count(), options.clone_channels);
-    Ok(MountedSession {
-        transport: Some(Arc::new(transport)),
-        options: options.clone(),
-        mount: MountPoint { image, dir, source, privileged, why_plain },
-    })
+    MountedSession { transport: Some(Arc::new(transport)), options: options.clone(), mount }
 }
 
 /// Whether privileged mounts are not available here, as opposed to a mount that failed. In

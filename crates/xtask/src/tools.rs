@@ -9,8 +9,9 @@ use std::process::{Command, Stdio};
 
 /// Debian packages, and what needs them: fuse3 for mounts without privilege, e2fsprogs for foreign
 /// images that mkfs must refuse; it and the two after it make the file systems that the crash
-/// models are compared with. The last four are for what `kedge install-helpers` installs. The
-/// others are programs that the mount tests run on the file system.
+/// models are compared with. nbdkit and qemu-utils are NBD servers. The last four are for what
+/// `kedge install-helpers` installs. The others are programs that the mount tests run on the file
+/// system.
 const PACKAGES: &[&str] = &[
     "fuse3",
     "fsmark",
@@ -20,6 +21,8 @@ const PACKAGES: &[&str] = &[
     "e2fsprogs",
     "xfsprogs",
     "btrfs-progs",
+    "nbdkit",
+    "qemu-utils",
     "rsync",
     "man-db",
     "zsh",
@@ -181,6 +184,7 @@ fn is_installed(package: &str) -> bool {
         "e2fsprogs" => "mke2fs",
         "man-db" => "man",
         "systemd" => "systemd-analyze",
+        "qemu-utils" => "qemu-nbd",
         same => same,
     };
     let path = std::env::var_os("PATH").unwrap_or_default();

@@ -16,6 +16,7 @@ mod raw;
 mod ring;
 
 pub use open::OpenOptions;
+pub(crate) use open::is_unlocked;
 
 use crate::{Completion, CompletionSink, Device, DeviceStats, Geometry, Request};
 use kedge_base::{Error, IoBuf, Result, spawn_named};

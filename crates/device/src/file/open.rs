@@ -21,6 +21,8 @@ pub struct OpenOptions {
     /// How long to wait for the lock before the image counts as in use. A process that unmounts
     /// releases it at its very end, and umount(8) may return before that.
     pub lock_wait: Duration,
+    /// Fence the owner of the lock, and take the lock. RBD only: other devices ignore it.
+    pub takeover: bool,
     /// Bypass the page cache if the file system supports it.
     pub direct: bool,
     /// Serve batches through io_uring if the kernel allows it.
@@ -29,7 +31,14 @@ pub struct OpenOptions {
 
 impl Default for OpenOptions {
     fn default() -> Self {
-        OpenOptions { read_only: false, lock: true, lock_wait: Duration::ZERO, direct: true, io_uring: true }
+        OpenOptions {
+            read_only: false,
+            lock: true,
+            lock_wait: Duration::ZERO,
+            takeover: false,
+            direct: true,
+            io_uring: true,
+        }
     }
 }
 
@@ -200,6 +209,23 @@ fn try_lock(path: &Path, fd: &OwnedFd, read_only: bool, block_device: bool) -> R
             Ok(()) => return Ok(()),
             Err(Errno::INTR) => {}
             Err(Errno::WOULDBLOCK) => return Err(busy(path)),
+            Err(e) => return Err(failed("lock", e)),
+        }
+    }
+}
+
+/// Whether no writer has the lock.
+pub(crate) fn is_unlocked(path: &Path) -> Result<bool> {
+    let failed = |what: &str, e: Errno| {
+        Error::invalid(format!("cannot {what} {}: {}", path.display(), std::io::Error::from(e)))
+    };
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| failed("open", e))?;
+    loop {
+        match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockShared) {
+            Ok(()) => return Ok(true),
+            Err(Errno::INTR) => {}
+            Err(Errno::WOULDBLOCK) => return Ok(false),
             Err(e) => return Err(failed("lock", e)),
         }
     }

@@ -1,11 +1,12 @@
-//! Devices for tests: a simulator that records, fails and crashes, and a volatile cache for a
-//! process that gets killed.
+//! Devices for tests: a simulator that records, fails and crashes, a volatile cache for a process
+//! that gets killed, and a server that puts any of them behind NBD.
 //!
 //! Everything random comes from seeds given by the caller: a failure is repeated by its seed.
 
 mod device;
 mod fault;
 mod medium;
+mod nbd_server;
 mod recording;
 mod scripted;
 mod volatile;
@@ -14,6 +15,7 @@ pub use crate::pages::Data;
 pub use device::SimDevice;
 pub use fault::{FaultPlan, OpCounts, OpKind, Strike};
 pub use medium::Choice;
+pub use nbd_server::{Manners, NbdServer};
 pub use recording::{CrashState, Event, Recording, StatePlan, States};
 pub use scripted::ScriptedDevice;
 pub use volatile::VolatileDevice;

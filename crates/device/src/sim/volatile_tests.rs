@@ -1,7 +1,8 @@
 use super::*;
 use crate::MemDevice;
+use crate::conformance;
 use crate::sim::{FaultPlan, OpKind, SimDevice};
-use crate::testing::{SIZE, refuses_bad_ranges, run, steps};
+use crate::testing::{SIZE, run, steps};
 use kedge_base::spawn_named;
 use proptest::prelude::*;
 
@@ -24,9 +25,15 @@ proptest! {
     }
 }
 
+fn new(medium: Arc<MemDevice>) -> Arc<dyn Device> {
+    Arc::new(VolatileDevice::new(medium))
+}
+
 #[test]
-fn bad_ranges_are_refused() {
-    refuses_bad_ranges(&VolatileDevice::new(Arc::new(MemDevice::new(SIZE))));
+fn the_contract_is_kept() {
+    conformance::conform(&|size| new(Arc::new(MemDevice::new(size))));
+    let medium = Arc::new(MemDevice::new(SIZE));
+    conformance::durable(&|_| new(medium.clone()), &|_| new(medium.clone()));
 }
 
 #[test]

@@ -1,0 +1,120 @@
+//! Images that another process keeps: every command that names an image takes a URI.
+//!
+//! The server is the one of `kedge_device::sim`, in this process, so that nothing needs to be
+//! installed.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{Place, no_fuse, write_and_fsync};
+use kedge_device::MemDevice;
+use kedge_device::sim::{Manners, NbdServer};
+use kedgefs::{FileSystem, MountOptions};
+use std::sync::Arc;
+
+const SIZE: u64 = 64 << 20;
+
+/// A server and the URI of its export, whose socket lies in the place.
+fn serve(place: &Place) -> (NbdServer, String) {
+    let device = Arc::new(MemDevice::new(SIZE));
+    let server = NbdServer::serve(&place.path("socket"), device, Manners::default()).unwrap();
+    let uri = server.uri();
+    (server, uri)
+}
+
+#[test]
+fn an_export_is_an_image_for_every_command() {
+    let place = Place::new();
+    let (_server, uri) = serve(&place);
+    place.kedge(["info", &uri]).refused(1, &["no valid superblock", &uri]);
+    place.kedge(["mkfs", "--size", "1G", &uri]).refused(1, &["has 67108864 bytes", &uri]);
+    let made = place.kedge(["mkfs", "-L", "far", &uri]).ok();
+    assert!(made.contains("far") && made.contains(&uri), "{made}");
+    place.kedge(["mkfs", &uri]).refused(1, &["holds a KedgeFS image", "-f"]);
+    // A path from the working directory will do, too.
+    let info = place.info("nbd+unix:///?socket=socket");
+    assert_eq!(info["size_bytes"], SIZE);
+    assert_eq!(info["label"], "far");
+    assert!(place.kedge(["dump", &uri]).ok().contains("slot 0"));
+    assert!(place.kedge(["dump", "--log", &uri]).ok().contains("the log ends"));
+    assert!(place.kedge(["dump", "--tree", &uri]).ok().contains("(1 Inode 0)"));
+    let report = place.kedge(["fsck", "-y", "-f", &uri]);
+    assert_eq!(report.code, 0, "{}{}", report.out, report.err);
+}
+
+#[test]
+fn nonsense_is_a_mistake_in_usage() {
+    let place = Place::new();
+    place.run("mkfs nbd:host").refused(2, &["nbd:host", "// is missing"]);
+    place.run("info nbd+unix:///x").refused(2, &["?socket=PATH is missing"]);
+    place.run("fsck nbds://host/x").refused(16, &["TLS is not spoken"]);
+    place.run("dump http://host/x").refused(2, &["nothing is known of http"]);
+    std::fs::create_dir(place.path("mnt")).unwrap();
+    place.run("mount nbd://host:0/ mnt").refused(2, &["is no port"]);
+    place.run("mount nbd+unix:///?socket=none mnt").refused(1, &["none", "No such file"]);
+    place.run("fsck nbd+unix:///?socket=none").refused(8, &["none", "No such file"]);
+}
+
+#[test]
+fn an_export_is_mounted_written_and_found_again() {
+    if no_fuse() {
+        return;
+    }
+    let place = Place::new();
+    let (_server, uri) = serve(&place);
+    place.kedge(["mkfs", &uri]).ok();
+    std::fs::create_dir(place.path("mnt")).unwrap();
+    std::fs::create_dir(place.path("other")).unwrap();
+    let mounted = place.kedge(["mount", &uri, "mnt"]);
+    assert_eq!(mounted.code, 0, "{}", mounted.err);
+    if rustix::process::geteuid().is_root() {
+        assert!(mounted.err.contains("plain fuse mount"), "{}", mounted.err);
+    }
+    write_and_fsync(&place.path("mnt/file"), b"far away");
+    // By whichever name, and through whichever command, it is known to be in use.
+    let same = format!("{uri}&timeout=9");
+    for uri in [&uri, &same] {
+        place.kedge(["mount", uri, "other"]).refused(1, &["in use", "mnt"]);
+        place.kedge(["fsck", uri]).refused(8, &["is mounted on", "mnt"]);
+        place.kedge(["mkfs", "-f", uri]).refused(1, &["is mounted on", "mnt"]);
+    }
+    let info = place.info(&uri);
+    assert!(info["mounted_on"].as_str().unwrap().ends_with("/mnt"), "{info}");
+    assert!(place.run("stats mnt").ok().contains("transactions"));
+    place.unmount_and_check(&uri);
+    assert_eq!(place.info(&uri)["clean"], true);
+    assert_eq!(place.kedge(["mount", "-o", "fuse,ro", &uri, "mnt"]).ok(), "");
+    assert_eq!(std::fs::read(place.path("mnt/file")).unwrap(), b"far away");
+    place.unmount();
+    place.kedge(["mount", "-o", "fuseblk", &uri, "mnt"]).refused(1, &["no block device"]);
+}
+
+/// The server goes away: the mount says EIO, and its end is no success.
+#[test]
+fn a_mount_whose_server_is_gone_says_so() {
+    if no_fuse() {
+        return;
+    }
+    let place = Place::new();
+    let device = Arc::new(MemDevice::new(SIZE));
+    let server = NbdServer::serve(&place.path("socket"), device.clone(), Manners::default()).unwrap();
+    let uri = server.uri();
+    place.kedge(["mkfs", &uri]).ok();
+    std::fs::create_dir(place.path("mnt")).unwrap();
+    assert_eq!(place.kedge(["mount", "-o", "fuse", &uri, "mnt"]).code, 0);
+    write_and_fsync(&place.path("mnt/kept"), b"kept");
+    server.cut();
+    let file = std::fs::File::create(place.path("mnt/lost"));
+    let e = file.and_then(|file| file.sync_all()).unwrap_err();
+    assert_eq!(e.raw_os_error(), Some(libc::EIO), "{e}");
+    assert!(!place.info("mnt")["shut_down"].is_null());
+    // Another host takes the image over and leaves it clean. That is no success of this mount.
+    let clock = Arc::new(kedge_base::SystemClock::default());
+    let other = FileSystem::open(device, clock, MountOptions::default()).unwrap();
+    other.close().unwrap();
+    place.run("umount mnt").refused(1, &["had shut down"]);
+    // The server is there still; a new mount recovers what was durable.
+    assert_eq!(place.kedge(["mount", "-o", "fuse", &uri, "mnt"]).code, 0);
+    assert_eq!(std::fs::read(place.path("mnt/kept")).unwrap(), b"kept");
+    place.unmount_and_check(&uri);
+}

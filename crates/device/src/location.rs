@@ -1,0 +1,375 @@
+//! Where an image is: a file or block device, or a URI of one that another machine keeps.
+//!
+//! ```text
+//! rbd:POOL/IMAGE[@SNAPSHOT][?id=USER&conf=FILE&timeout=SECONDS]
+//! nbd://HOST[:PORT][/EXPORT][?connections=N&timeout=SECONDS]
+//! nbd+unix:///[EXPORT]?socket=PATH[&connections=N&timeout=SECONDS]
+//! ```
+//! `%XX` stands for a byte. A file whose name looks like a URI is written `./nbd:…`.
+//!
+//! [`Location`]'s text is canonical: two that mean the same image are written alike, so far as that
+//! can be told without asking anybody.
+
+use kedge_base::{Error, Result};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The port that IANA gave to NBD.
+const NBD_PORT: u16 = 10809;
+/// Longest name of an export, by the protocol.
+const EXPORT_MAX: usize = 4096;
+/// Longest path of a Unix socket, by the kernel.
+const SOCKET_MAX: usize = 107;
+pub const CONNECTIONS_DEFAULT: usize = 2;
+const CONNECTIONS_MAX: u64 = 16;
+pub const TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
+const TIMEOUT_SECS_MAX: u64 = 3600;
+
+/// Where an image is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Location {
+    /// A file or block device of this machine.
+    Path(PathBuf),
+    Nbd(NbdUri),
+    Rbd(RbdUri),
+}
+
+/// An image of a Ceph cluster.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RbdUri {
+    pub pool: String,
+    pub image: String,
+    pub snapshot: Option<String>,
+    /// The user without `client.`; `admin` if none is named.
+    pub id: Option<String>,
+    /// The cluster's configuration; else where Ceph looks for it.
+    pub conf: Option<String>,
+    /// An operation that is not answered for so long ends the device.
+    pub timeout: Duration,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NbdUri {
+    pub address: NbdAddress,
+    /// Empty: the server's default export.
+    pub export: String,
+    /// At most so many, where the server lets clients have several.
+    pub connections: usize,
+    /// A request that is not answered for so long ends the device.
+    pub timeout: Duration,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum NbdAddress {
+    Tcp { host: String, port: u16 },
+    Unix { socket: PathBuf },
+}
+
+impl Location {
+    /// Reads what a user wrote.
+    pub fn parse(text: &Path) -> Result<Location> {
+        let Some(uri) = text.to_str() else { return Ok(Location::Path(text.to_owned())) };
+        let wrong = |why: String| Error::invalid(format!("{uri}: {why}"));
+        let Some((scheme, rest)) = uri.split_once(':') else { return Ok(Location::Path(text.to_owned())) };
+        match scheme {
+            "nbd" => tcp(rest).map(Location::Nbd).map_err(wrong),
+            "nbd+unix" => unix(rest).map(Location::Nbd).map_err(wrong),
+            "rbd" => rbd(rest).map(Location::Rbd).map_err(wrong),
+            "nbds" | "nbds+unix" => {
+                Err(wrong("TLS is not spoken here: use nbd: through a tunnel (ssh, stunnel)".into()))
+            }
+            _ if rest.starts_with("//") && is_scheme(scheme) => Err(wrong(format!(
+                "nothing is known of {scheme}: images; nbd:, nbd+unix: and rbd: are known, and a file of that name is \
+                 ./{uri}"
+            ))),
+            _ => Ok(Location::Path(text.to_owned())),
+        }
+    }
+
+    /// The same from every working directory.
+    pub fn absolute(self) -> Result<Location> {
+        let absolute = |path: PathBuf| {
+            std::path::absolute(&path).map_err(|e| Error::invalid(format!("{}: {e}", path.display())))
+        };
+        match self {
+            Location::Path(path) => absolute(path).map(Location::Path),
+            Location::Nbd(mut uri) => {
+                if let NbdAddress::Unix { socket } = &mut uri.address {
+                    *socket = absolute(std::mem::take(socket))?;
+                }
+                Ok(Location::Nbd(uri))
+            }
+            Location::Rbd(mut uri) => {
+                if let Some(conf) = &mut uri.conf {
+                    *conf = absolute(std::mem::take(conf).into())?.to_string_lossy().into_owned();
+                }
+                Ok(Location::Rbd(uri))
+            }
+        }
+    }
+
+    /// Whether both name the same image, so far as their texts tell.
+    pub fn same_image(&self, other: &Location) -> bool {
+        match (self, other) {
+            (Location::Nbd(a), Location::Nbd(b)) => a.address == b.address && a.export == b.export,
+            (Location::Rbd(a), Location::Rbd(b)) => {
+                (&a.pool, &a.image, &a.snapshot, &a.conf) == (&b.pool, &b.image, &b.snapshot, &b.conf)
+            }
+            _ => self == other,
+        }
+    }
+
+    /// Whether another machine, or at least another process, keeps the image.
+    pub fn is_remote(&self) -> bool {
+        !matches!(self, Location::Path(_))
+    }
+}
+
+impl fmt::Display for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Location::Path(path) => path.display().fmt(f),
+            Location::Nbd(uri) => uri.fmt(f),
+            Location::Rbd(uri) => uri.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for NbdUri {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let export = quoted(self.export.as_bytes());
+        let mut options = Vec::new();
+        match &self.address {
+            NbdAddress::Tcp { host, port } => {
+                let host = if host.contains(':') { format!("[{host}]") } else { host.clone() };
+                write!(f, "nbd://{host}:{port}/{export}")?;
+            }
+            NbdAddress::Unix { socket } => {
+                write!(f, "nbd+unix:///{export}")?;
+                options.push(format!("socket={}", quoted(socket.as_os_str().as_encoded_bytes())));
+            }
+        }
+        if self.connections != CONNECTIONS_DEFAULT {
+            options.push(format!("connections={}", self.connections));
+        }
+        if self.timeout != TIMEOUT_DEFAULT {
+            options.push(format!("timeout={}", self.timeout.as_secs()));
+        }
+        if options.is_empty() { Ok(()) } else { write!(f, "?{}", options.join("&")) }
+    }
+}
+
+impl fmt::Display for RbdUri {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rbd:{}/{}", quoted(self.pool.as_bytes()), quoted(self.image.as_bytes()))?;
+        if let Some(snapshot) = &self.snapshot {
+            write!(f, "@{}", quoted(snapshot.as_bytes()))?;
+        }
+        let mut options = Vec::new();
+        options.extend(self.id.as_ref().map(|id| format!("id={}", quoted(id.as_bytes()))));
+        options.extend(self.conf.as_ref().map(|conf| format!("conf={}", quoted(conf.as_bytes()))));
+        if self.timeout != TIMEOUT_DEFAULT {
+            options.push(format!("timeout={}", self.timeout.as_secs()));
+        }
+        if options.is_empty() { Ok(()) } else { write!(f, "?{}", options.join("&")) }
+    }
+}
+
+fn rbd(rest: &str) -> Result<RbdUri, String> {
+    let (place, options) = rest.split_once('?').unwrap_or((rest, ""));
+    let (place, snapshot) = match place.split_once('@') {
+        Some((place, snapshot)) => (place, Some(name_of("a snapshot", snapshot)?)),
+        None => (place, None),
+    };
+    let (pool, image) = place.split_once('/').ok_or("it is to be rbd:POOL/IMAGE")?;
+    let options = Options::parse(options, &["id", "conf", "timeout"])?;
+    Ok(RbdUri {
+        pool: name_of("a pool", pool)?,
+        image: name_of("an image", image)?,
+        snapshot,
+        id: options.id,
+        conf: options.conf,
+        timeout: options.timeout.unwrap_or(TIMEOUT_DEFAULT),
+    })
+}
+
+/// One name of Ceph's. None holds a slash or an @.
+fn name_of(what: &str, text: &str) -> Result<String, String> {
+    let name = unquoted(text)?;
+    if name.is_empty() || name.contains(['/', '@']) {
+        return Err(format!("{name:?} is no name of {what}"));
+    }
+    Ok(name)
+}
+
+fn is_scheme(word: &str) -> bool {
+    word.starts_with(|c: char| c.is_ascii_alphabetic())
+        && word.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
+}
+
+fn tcp(rest: &str) -> Result<NbdUri, String> {
+    let (place, options) = split(rest)?;
+    let (authority, export) = place.split_once('/').unwrap_or((place, ""));
+    let options = Options::parse(options, &["connections", "timeout"])?;
+    if authority.is_empty() {
+        return Err("it names no host (a Unix socket: nbd+unix:///EXPORT?socket=PATH)".into());
+    }
+    let (host, port) = match authority.strip_prefix('[') {
+        Some(v6) => {
+            let (host, behind) = v6.split_once(']').ok_or("the bracket behind the host is missing")?;
+            let port = match behind {
+                "" => None,
+                _ => Some(behind.strip_prefix(':').ok_or("behind the host's bracket goes :PORT")?),
+            };
+            (host, port)
+        }
+        None => match authority.split_once(':') {
+            Some((_, port)) if port.contains(':') => {
+                return Err("an address with several colons goes in brackets: [::1]".into());
+            }
+            Some((host, port)) => (host, Some(port)),
+            None => (authority, None),
+        },
+    };
+    if host.is_empty() || !host.bytes().all(|b| b.is_ascii_alphanumeric() || b".-_:%".contains(&b)) {
+        return Err(format!("{host:?} is no host"));
+    }
+    let port = match port {
+        None => NBD_PORT,
+        Some(text) => match number(text) {
+            Some(port @ 1..=65535) => port as u16,
+            _ => return Err(format!("{text:?} is no port")),
+        },
+    };
+    let address = NbdAddress::Tcp { host: host.to_ascii_lowercase(), port };
+    options.into_uri(address, export)
+}
+
+fn unix(rest: &str) -> Result<NbdUri, String> {
+    let (place, options) = split(rest)?;
+    let export = match place.strip_prefix('/') {
+        Some(export) => export,
+        None if place.is_empty() => "",
+        None => return Err("it names a host; a Unix socket is named by ?socket=PATH".into()),
+    };
+    let mut options = Options::parse(options, &["socket", "connections", "timeout"])?;
+    let socket = options.socket.take().ok_or("?socket=PATH is missing")?;
+    if socket.is_empty() || socket.len() > SOCKET_MAX {
+        return Err(format!("the path of a socket has 1 to {SOCKET_MAX} bytes"));
+    }
+    let socket = PathBuf::from(socket);
+    options.into_uri(NbdAddress::Unix { socket }, export)
+}
+
+/// What lies between `//` and `?`, and what follows.
+fn split(rest: &str) -> Result<(&str, &str), String> {
+    let rest = rest.strip_prefix("//").ok_or("// is missing behind the colon")?;
+    if rest.contains('#') {
+        return Err("# has no meaning here (%23 stands for the character)".into());
+    }
+    Ok(rest.split_once('?').unwrap_or((rest, "")))
+}
+
+#[derive(Default)]
+struct Options {
+    socket: Option<String>,
+    id: Option<String>,
+    conf: Option<String>,
+    connections: Option<usize>,
+    timeout: Option<Duration>,
+}
+
+impl Options {
+    /// `known`: the options that have a meaning here.
+    fn parse(text: &str, known: &[&str]) -> Result<Options, String> {
+        let mut options = Options::default();
+        for option in text.split('&').filter(|option| !option.is_empty()) {
+            let (name, value) = option.split_once('=').unwrap_or((option, ""));
+            if name.starts_with("tls") {
+                return Err(format!("{name}: TLS is not spoken here, use a tunnel (ssh, stunnel)"));
+            }
+            if !known.contains(&name) {
+                return Err(format!("{name:?} is no option; there are {}", known.join(", ")));
+            }
+            let twice = match name {
+                "id" => options.id.replace(name_of("a user", value)?).is_some(),
+                "conf" => options.conf.replace(unquoted(value)?).is_some(),
+                "socket" => options.socket.replace(unquoted(value)?).is_some(),
+                "connections" => match number(value) {
+                    Some(n @ 1..=CONNECTIONS_MAX) => options.connections.replace(n as usize).is_some(),
+                    _ => return Err(format!("connections={value}: 1 to {CONNECTIONS_MAX} are possible")),
+                },
+                "timeout" => match number(value) {
+                    Some(n @ 1..=TIMEOUT_SECS_MAX) => {
+                        options.timeout.replace(Duration::from_secs(n)).is_some()
+                    }
+                    _ => {
+                        return Err(format!("timeout={value}: 1 to {TIMEOUT_SECS_MAX} seconds are possible"));
+                    }
+                },
+                _ => return Err(format!("{name:?} is no option")),
+            };
+            if twice {
+                return Err(format!("{name} is there twice"));
+            }
+        }
+        Ok(options)
+    }
+
+    fn into_uri(self, address: NbdAddress, export: &str) -> Result<NbdUri, String> {
+        let export = unquoted(export)?;
+        if export.len() > EXPORT_MAX {
+            return Err(format!("the name of an export has at most {EXPORT_MAX} bytes"));
+        }
+        Ok(NbdUri {
+            address,
+            export,
+            connections: self.connections.unwrap_or(CONNECTIONS_DEFAULT),
+            timeout: self.timeout.unwrap_or(TIMEOUT_DEFAULT),
+        })
+    }
+}
+
+/// Digits alone: `parse` takes a sign, too.
+fn number(text: &str) -> Option<u64> {
+    if text.bytes().all(|b| b.is_ascii_digit()) { text.parse().ok() } else { None }
+}
+
+fn unquoted(text: &str) -> Result<String, String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, behind)) = rest.split_first() {
+        rest = behind;
+        if first != b'%' {
+            bytes.push(first);
+            continue;
+        }
+        let digits = behind.get(..2).and_then(|two| std::str::from_utf8(two).ok());
+        let byte = digits.filter(|two| two.bytes().all(|b| b.is_ascii_hexdigit()));
+        let byte = byte.and_then(|two| u8::from_str_radix(two, 16).ok());
+        bytes.push(byte.ok_or("behind % go two hexadecimal digits")?);
+        rest = &behind[2..];
+    }
+    if bytes.contains(&0) {
+        return Err("a zero byte cannot be part of a name".into());
+    }
+    String::from_utf8(bytes).map_err(|_| "what the % stand for is no UTF-8".to_owned())
+}
+
+/// What stands for itself in each part of a URI stays; the rest becomes `%XX`.
+fn quoted(bytes: &[u8]) -> String {
+    let mut out = String::with_capacity(bytes.len());
+    for &byte in bytes {
+        if byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte) {
+            out.push(byte as char);
+        } else {
+            out.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+#[path = "location_tests.rs"]
+mod tests;

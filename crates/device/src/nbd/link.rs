@@ -1,0 +1,369 @@
+//! One connection: who waits for an answer on it, and the reading of answers.
+//!
+//! Two threads serve a connection. One sends jobs, one receives answers. A single thread would have
+//! to stop sending while the server stops reading, and servers stop reading until their answers are
+//! taken. A caller of the synchronous door sends its message itself and waits for the receiver.
+//!
+//! Locks: `sending` while the bytes of one message go out; `table` is a leaf. No completion runs
+//! under either.
+
+use super::stream::Stream;
+use super::wire::*;
+use super::work::{Coverage, Owner, Part};
+use kedge_base::{Clock, SystemClock};
+use parking_lot::{Condvar, Mutex};
+use std::collections::HashMap;
+use std::time::Duration;
+
+/// Messages without an answer on one connection.
+const DEPTH: usize = 64;
+
+pub struct Link {
+    pub stream: Stream,
+    sending: Mutex<()>,
+    table: Mutex<Table>,
+    room: Condvar,
+    clock: SystemClock,
+    timeout: Duration,
+}
+
+#[derive(Default)]
+struct Table {
+    flights: HashMap<u64, Flight>,
+    next_cookie: u64,
+    dead: bool,
+}
+
+struct Flight {
+    part: Part,
+    until: Duration,
+    holder: Holder,
+    coverage: Coverage,
+    /// The first error of a structured answer, which has not ended yet.
+    error: Option<i32>,
+}
+
+/// Who has the owner of the answer just now.
+enum Holder {
+    Table(Owner),
+    /// The sending thread, which needs the buffer; the answer, if it came before all was sent.
+    Sender(Option<Result<(), i32>>),
+    /// The receiving thread, which fills the buffer.
+    Receiver,
+}
+
+/// An answer that is complete.
+pub struct Answer {
+    pub part: Part,
+    pub owner: Owner,
+    pub result: Result<(), i32>,
+}
+
+/// What [`Link::send`] came to.
+pub enum Sent {
+    /// The answer will come through the receiver.
+    Under,
+    /// It came before the message was out.
+    Answered(Answer),
+    /// The connection is dead, for this reason. The owner, unless [`Link::kill`] finds it.
+    Failed(Option<Owner>, String),
+}
+
+impl Link {
+    pub fn new(stream: Stream, timeout: Duration) -> Link {
+        Link {
+            stream,
+            sending: Mutex::default(),
+            table: Mutex::default(),
+            room: Condvar::new(),
+            clock: SystemClock::default(),
+            timeout,
+        }
+    }
+
+    /// Waits until another message may go out. `false`: never again.
+    pub fn wait_for_room(&self) -> bool {
+        let mut table = self.table.lock();
+        while table.flights.len() >= DEPTH && !table.dead {
+            self.room.wait(&mut table);
+        }
+        !table.dead
+    }
+
+    /// Sends a message whose payload, if it has one, is the owner's or the caller's.
+    pub fn send(&self, part: Part, owner: Owner, payload: Option<&[u8]>) -> Sent {
+        let mut kept = Some(owner);
+        let mut table = self.table.lock();
+        if table.dead {
+            return Sent::Failed(kept, "the connection was given up".into());
+        }
+        let cookie = table.next_cookie;
+        table.next_cookie += 1;
+        let holder = match part.command {
+            CMD_WRITE => Holder::Sender(None),
+            _ => Holder::Table(kept.take().expect("just put")),
+        };
+        let until = self.clock.monotonic() + self.timeout;
+        let flight = Flight { part, until, holder, coverage: Coverage::default(), error: None };
+        table.flights.insert(cookie, flight);
+        drop(table);
+        let written = {
+            let own = match &kept {
+                Some(Owner::Job(job)) => job.payload(&part),
+                _ => &[],
+            };
+            let head = request(part.flags, part.command, cookie, part.offset, part.len);
+            let _one_at_a_time = self.sending.lock();
+            self.stream.write_all(&head, payload.unwrap_or(own))
+        };
+        self.sent(cookie, kept, written)
+    }
+
+    /// Gives the owner back to the table, or to the caller if there is no answer to wait for.
+    fn sent(&self, cookie: u64, kept: Option<Owner>, written: Result<(), String>) -> Sent {
+        let Some(owner) = kept else {
+            return written.map_or_else(|why| Sent::Failed(None, why), |()| Sent::Under);
+        };
+        let mut table = self.table.lock();
+        let dead = table.dead;
+        let flight = table.flights.get_mut(&cookie).expect("an entry stays while the sender has its owner");
+        let early = match &flight.holder {
+            Holder::Sender(early) => *early,
+            _ => None,
+        };
+        if early.is_none() && written.is_ok() && !dead {
+            flight.holder = Holder::Table(owner);
+            return Sent::Under;
+        }
+        let part = flight.part;
+        table.flights.remove(&cookie);
+        self.room.notify_all();
+        match (early, written) {
+            (_, Err(why)) => Sent::Failed(Some(owner), why),
+            (Some(result), Ok(())) => Sent::Answered(Answer { part, owner, result }),
+            (None, Ok(())) => Sent::Failed(Some(owner), "the connection was given up".into()),
+        }
+    }
+
+    /// Sends the farewell. The server does not answer it.
+    pub fn say_goodbye(&self) {
+        let head = request(0, CMD_DISC, u64::MAX, 0, 0);
+        if let Some(_free) = self.sending.try_lock() {
+            // Who is gone needs no farewell.
+            let _ = self.stream.write_all(&head, &[]);
+        }
+    }
+
+    /// No more messages. The owners of those without an answer; those that the sender or the
+    /// receiver has at the moment are left to it. The receiver calls this when it ends.
+    pub fn kill(&self) -> Vec<Owner> {
+        self.stream.shut();
+        let mut table = self.table.lock();
+        table.dead = true;
+        self.room.notify_all();
+        let mut owners = Vec::new();
+        let flights = std::mem::take(&mut table.flights);
+        for (cookie, flight) in flights {
+            match flight.holder {
+                Holder::Table(owner) => owners.push(owner),
+                _ => drop(table.flights.insert(cookie, flight)),
+            }
+        }
+        owners
+    }
+
+    /// Whether some message waits too long for its answer.
+    fn overdue(&self) -> Result<(), String> {
+        let now = self.clock.monotonic();
+        let table = self.table.lock();
+        match table.flights.values().find(|flight| flight.until <= now) {
+            None => Ok(()),
+            Some(late) => Err(format!(
+                "the server has not answered a {} request for {} s",
+                command_name(late.part.command),
+                self.timeout.as_secs_f32()
+            )),
+        }
+    }
+
+    fn fill(&self, bytes: &mut [u8]) -> Result<(), String> {
+        self.stream.read_exact(bytes, || self.overdue())
+    }
+
+    /// Reads the next message of the server. `None`: part of an answer.
+    pub fn receive(&self, structured: bool) -> Result<Option<Answer>, String> {
+        // A server that answers others all the time must not forget one.
+        self.overdue()?;
+        let mut magic = [0; 4];
+        self.fill(&mut magic)?;
+        match u32::from_be_bytes(magic) {
+            SIMPLE_REPLY_MAGIC => self.simple(structured),
+            STRUCTURED_REPLY_MAGIC if structured => self.chunk(),
+            magic => Err(format!("the server sends {magic:#010x} where an answer begins")),
+        }
+    }
+
+    fn simple(&self, structured: bool) -> Result<Option<Answer>, String> {
+        let mut head = [0; 12];
+        self.fill(&mut head)?;
+        let (error, cookie) = (u32_at(&head, 0), u64_at(&head, 4));
+        let part = self.part_of(cookie)?;
+        if error != 0 {
+            return self.finish(cookie, Err(errno(error)));
+        }
+        if part.command == CMD_READ {
+            if structured {
+                return Err("the server answers a read without structure, which it had promised".into());
+            }
+            self.fill_read(cookie, &part, 0, part.len)?;
+        }
+        self.finish(cookie, Ok(()))
+    }
+
+    /// One chunk of a structured answer.
+    fn chunk(&self) -> Result<Option<Answer>, String> {
+        let mut head = [0; 16];
+        self.fill(&mut head)?;
+        let (flags, kind) = (u16_at(&head, 0), u16_at(&head, 2));
+        let (cookie, len) = (u64_at(&head, 4), u32_at(&head, 12));
+        let part = self.part_of(cookie)?;
+        let is_read = part.command == CMD_READ;
+        self.with(cookie, |flight| flight.coverage.count(&part))??;
+        match kind {
+            CHUNK_NONE if len == 0 => {
+                if flags & CHUNK_DONE == 0 {
+                    return Err("the server sends a chunk that means nothing".into());
+                }
+            }
+            CHUNK_DATA if is_read && len > 8 => {
+                let at = self.place(&part, len - 8)?;
+                self.cover(cookie, at, len - 8)?;
+                self.fill_read(cookie, &part, at, len - 8)?;
+            }
+            CHUNK_HOLE if is_read && len == 12 => {
+                let mut place = [0; 12];
+                self.fill(&mut place)?;
+                let (at, len) = inside(&part, u64_at(&place, 0), u32_at(&place, 8))?;
+                self.cover(cookie, at, len)?;
+                self.with_room(cookie, &part, |room| room[at as usize..][..len as usize].fill(0))?;
+            }
+            kind if kind & CHUNK_ERROR != 0 => {
+                let error = self.error_chunk(len)?;
+                self.with(cookie, |flight| flight.error.get_or_insert(error).to_owned())?;
+            }
+            _ => return Err(format!("the server sends a chunk of kind {kind} with {len} bytes")),
+        }
+        if flags & CHUNK_DONE == 0 {
+            return Ok(None);
+        }
+        let (error, whole) = self.with(cookie, |f| (f.error, !is_read || f.coverage.is_whole(&part)))?;
+        match error {
+            Some(errno) => self.finish(cookie, Err(errno)),
+            None if whole => self.finish(cookie, Ok(())),
+            None => Err("the server leaves out bytes of a read".into()),
+        }
+    }
+
+    fn error_chunk(&self, len: u32) -> Result<i32, String> {
+        if !(6..=TEXT_MAX as u32 + 64).contains(&len) {
+            return Err(format!("the server sends an error of {len} bytes"));
+        }
+        let mut bytes = vec![0; len as usize];
+        self.fill(&mut bytes)?;
+        let told = usize::from(u16_at(&bytes, 4)).min(bytes.len() - 6);
+        if told > 0 {
+            tracing::warn!("the NBD server says: {}", text(&bytes[6..6 + told]));
+        }
+        Ok(errno(u32_at(&bytes, 0)))
+    }
+
+    /// Reads where a piece of data lies; as an offset into the part.
+    fn place(&self, part: &Part, len: u32) -> Result<u32, String> {
+        let mut offset = [0; 8];
+        self.fill(&mut offset)?;
+        inside(part, u64::from_be_bytes(offset), len).map(|(at, _)| at)
+    }
+
+    fn cover(&self, cookie: u64, at: u32, len: u32) -> Result<(), String> {
+        self.with(cookie, |flight| flight.coverage.add(at, len))?
+    }
+
+    fn part_of(&self, cookie: u64) -> Result<Part, String> {
+        self.with(cookie, |flight| flight.part)
+    }
+
+    fn with<T>(&self, cookie: u64, f: impl FnOnce(&mut Flight) -> T) -> Result<T, String> {
+        let mut table = self.table.lock();
+        let flight = table.flights.get_mut(&cookie);
+        flight.map(f).ok_or_else(|| "the server answers what nobody asked".to_owned())
+    }
+
+    fn fill_read(&self, cookie: u64, part: &Part, at: u32, len: u32) -> Result<(), String> {
+        self.with_room(cookie, part, |room| self.fill(&mut room[at as usize..][..len as usize]))?
+    }
+
+    /// Takes the owner out of the table meanwhile: to read into its buffer may take long.
+    fn with_room<T>(&self, cookie: u64, part: &Part, f: impl FnOnce(&mut [u8]) -> T) -> Result<T, String> {
+        let taken = self.with(cookie, |flight| std::mem::replace(&mut flight.holder, Holder::Receiver))?;
+        let Holder::Table(owner) = taken else {
+            unreachable!("a read's owner is in the table between chunks")
+        };
+        let mut guard = Borrowed { link: self, cookie, owner: Some(owner) };
+        Ok(f(guard.owner.as_mut().expect("until the guard goes").room(part)))
+    }
+
+    /// Takes the entry off the table. `None`: the sender still has the owner, and will find the
+    /// answer.
+    fn finish(&self, cookie: u64, result: Result<(), i32>) -> Result<Option<Answer>, String> {
+        let mut table = self.table.lock();
+        let Some(flight) = table.flights.get_mut(&cookie) else {
+            return Err("the connection was given up".into());
+        };
+        if let Holder::Sender(early) = &mut flight.holder {
+            // It counts when all is sent: the sender may be just about to say so, and a server may
+            // refuse a write before it has read it.
+            return match early.replace(result) {
+                None => Ok(None),
+                Some(_) => Err("the server answers a request twice".into()),
+            };
+        }
+        let flight = table.flights.remove(&cookie).expect("just seen");
+        self.room.notify_all();
+        let Holder::Table(owner) = flight.holder else { unreachable!("the receiver gives owners back") };
+        Ok(Some(Answer { part: flight.part, owner, result }))
+    }
+}
+
+/// Puts an owner back into the table, also when reading failed: [`Link::kill`] finds it there.
+struct Borrowed<'a> {
+    link: &'a Link,
+    cookie: u64,
+    owner: Option<Owner>,
+}
+
+impl Drop for Borrowed<'_> {
+    fn drop(&mut self) {
+        let owner = self.owner.take().expect("taken once");
+        let mut table = self.link.table.lock();
+        let flight = table.flights.get_mut(&self.cookie);
+        flight.expect("an entry stays while the receiver has its owner").holder = Holder::Table(owner);
+    }
+}
+
+fn inside(part: &Part, offset: u64, len: u32) -> Result<(u32, u32), String> {
+    let at = offset.checked_sub(part.offset).filter(|at| at + u64::from(len) <= u64::from(part.len));
+    match at {
+        Some(at) if len > 0 => Ok((at as u32, len)),
+        _ => Err("the server sends bytes that were not asked for".into()),
+    }
+}
+
+fn command_name(command: u16) -> &'static str {
+    match command {
+        CMD_READ => "read",
+        CMD_WRITE => "write",
+        CMD_FLUSH => "flush",
+        CMD_TRIM => "trim",
+        _ => "zeroing",
+    }
+}

@@ -1,0 +1,484 @@
+//! A client of the NBD protocol: an image that another process keeps, here or on another machine.
+//!
+//! No kernel module takes part. Any server of the fixed new style will do (qemu-nbd, nbdkit).
+//!
+//! # What is made of the server's answers
+//! - A flush is `NBD_CMD_FLUSH`. A server without it is refused, but for reading: nothing that is
+//!   written to it would ever be known to be durable.
+//! - A FUA write is `NBD_FLAG_FUA`, or a write and a flush behind it where the server has none.
+//! - Several connections are used only where the server says `NBD_FLAG_CAN_MULTI_CONN`: only there
+//!   a flush on one covers what completed on the others.
+//! - A trimmed range may read as anything. A zeroed one is `NBD_CMD_WRITE_ZEROES`, or zeros.
+//!
+//! # When the connection is lost
+//! A connection that ends, an answer that does not come within the time limit, and one that breaks
+//! the protocol end the device: the outcome of what was under way is unknown, and each request from
+//! then on answers [`Error::OutcomeUnknown`], on all connections. The file system shuts down, and
+//! the next mount replays the log.
+//!
+//! There is no reconnection. To repeat the requests that had no answer would not be enough: a
+//! server that was restarted may have lost writes that it had answered and not yet flushed, and its
+//! next flush would say success. The client would have to keep all writes since the last flush. Nor
+//! can it be told when the last write of the old connection lands: it may do so behind a repeated
+//! one.
+//!
+//! # Crash argument
+//! The server's answers are the device's. A flush or FUA write completes only with the server's
+//! success; an answer is matched to its request by a number that is never used twice; an answer to
+//! a write counts only when all its bytes are sent. A server that says success of what it has not
+//! made durable breaks rule 4 of the device model, and nobody above it can help.
+//!
+//! # The lock
+//! The protocol has none. A writer takes a name in the kernel's abstract socket namespace that
+//! stands for the export ([`lock`]), which keeps out a second one *on this host*; a reader that
+//! wants a lock looks whether it is taken. Other hosts are the server's to keep out.
+
+mod handshake;
+mod link;
+mod lock;
+mod stream;
+mod wire;
+mod work;
+
+use crate::location::NbdUri;
+use crate::{Completion, CompletionSink, Device, DeviceStats, FuaKind, Geometry, OPTIMAL_IO};
+use crate::{Op, OpenOptions, Request};
+use handshake::Export;
+use kedge_base::{BLOCK_SIZE, Error, IoBuf, Result, spawn_named};
+use link::{Answer, Link, Sent};
+pub(crate) use lock::is_unlocked;
+use parking_lot::{Condvar, Mutex};
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use stream::Stream;
+use wire::*;
+use work::{Job, Kind, Owner, Part, Plan, Waiter};
+
+/// Jobs that wait for a sender before a submitter waits too.
+const QUEUED_MAX: usize = 4096;
+/// A reader looks at the clock at least so often.
+const TICK_MAX: Duration = Duration::from_secs(1);
+
+thread_local! {
+    /// This thread serves some NBD device: it must not wait for room in a queue that it empties.
+    static SERVING: Cell<bool> = const { Cell::new(false) };
+}
+
+pub struct NbdDevice {
+    shared: Arc<Shared>,
+    geometry: Geometry,
+    stats: DeviceStats,
+    read_only: bool,
+    /// Where the synchronous door sends next.
+    turn: AtomicUsize,
+    threads: Vec<JoinHandle<()>>,
+    _lock: Option<lock::Lock>,
+}
+
+struct Shared {
+    name: String,
+    export: Export,
+    links: Vec<Link>,
+    state: Mutex<State>,
+    /// A job is there, or the end.
+    work: Condvar,
+    room: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    jobs: VecDeque<Job>,
+    /// Jobs that are not completed.
+    unanswered: usize,
+    closed: bool,
+    dead: bool,
+}
+
+impl NbdDevice {
+    /// Connects. `options.direct` and `options.io_uring` have no meaning here.
+    pub fn open(uri: &NbdUri, options: OpenOptions) -> Result<Arc<NbdDevice>> {
+        let failed = |why: String| Error::invalid(format!("cannot open {uri}: {why}"));
+        let lock = match options.lock {
+            true => lock::take(uri, options.read_only, options.lock_wait)?,
+            false => None,
+        };
+        let (first, export) = connect(uri).map_err(failed)?;
+        if !options.read_only {
+            if export.can(CAN_READ_ONLY) {
+                return Err(failed("the server lets nobody write to this export".into()));
+            }
+            if !export.can(CAN_FLUSH) {
+                let why = "the server knows no flush, so nothing that is written would be durable";
+                return Err(failed(why.into()));
+            }
+        }
+        let mut links = vec![first];
+        while export.can(CAN_MULTI_CONN) && links.len() < uri.connections {
+            match connect(uri) {
+                Ok((link, same)) if same == export => links.push(link),
+                Ok(_) => return Err(failed("the server describes the export in two ways".into())),
+                Err(why) => {
+                    tracing::warn!("{uri}: going on with {} connections: {why}", links.len());
+                    break;
+                }
+            }
+        }
+        NbdDevice::start(uri, export, links, options.read_only, lock)
+            .map_err(|e| failed(format!("no thread: {e}")))
+    }
+
+    fn start(
+        uri: &NbdUri,
+        export: Export,
+        links: Vec<Link>,
+        read_only: bool,
+        lock: Option<lock::Lock>,
+    ) -> std::io::Result<Arc<NbdDevice>> {
+        let state = Mutex::default();
+        let (work, room) = (Condvar::new(), Condvar::new());
+        let shared = Arc::new(Shared { name: uri.to_string(), export, links, state, work, room });
+        let trims = !read_only && export.can(CAN_TRIM);
+        let geometry = Geometry {
+            size: export.size - export.size % BLOCK_SIZE as u64,
+            optimal_io: OPTIMAL_IO,
+            discard_granularity: if trims { BLOCK_SIZE as u32 } else { 0 },
+            discard_zeroes: false,
+            fua: if export.can(CAN_FUA) { FuaKind::Native } else { FuaKind::Emulated },
+        };
+        let mut device = NbdDevice {
+            shared: shared.clone(),
+            geometry,
+            stats: DeviceStats::default(),
+            read_only,
+            turn: AtomicUsize::new(0),
+            threads: Vec::new(),
+            _lock: lock,
+        };
+        for i in 0..shared.links.len() {
+            // A failure half-way drops the device, which ends the threads that did start.
+            let (sends, receives) = (shared.clone(), shared.clone());
+            device.threads.push(spawn_named("nbd-send", move || sends.serve(|s| s.sender(i)))?);
+            device.threads.push(spawn_named("nbd-receive", move || receives.serve(|s| s.receiver(i)))?);
+        }
+        Ok(Arc::new(device))
+    }
+
+    pub fn connections(&self) -> usize {
+        self.shared.links.len()
+    }
+
+    /// Does all parts of an operation in the calling thread.
+    fn call(&self, mut plan: Plan, bytes: &[u8], mut buf: Option<&mut IoBuf>) -> Result<()> {
+        while let Some(part) = plan.next(&self.shared.export) {
+            let payload = match part.command {
+                CMD_WRITE if part.zeros => &work::ZEROS[..part.len as usize],
+                CMD_WRITE => &bytes[plan.range(&part)],
+                _ => &[],
+            };
+            // The receiver fills the caller's buffer, and gives it back with the answer.
+            let lent = buf.as_deref_mut().map(|buf| (std::mem::take(buf), plan.range(&part).start));
+            let waiter = Arc::new(Waiter::default());
+            let link = &self.shared.links[self.turn.fetch_add(1, Relaxed) % self.shared.links.len()];
+            if link.wait_for_room() {
+                let sent = link.send(part, Owner::Waiter(waiter.clone(), lent), Some(payload));
+                self.shared.after_send(sent);
+            } else {
+                waiter.answer(Err(Error::OutcomeUnknown), lent.map(|(buf, _)| buf));
+            }
+            let (result, back) = waiter.wait();
+            if let (Some(buf), Some(back)) = (buf.as_deref_mut(), back) {
+                *buf = back;
+            }
+            result?;
+            plan.advance(&part);
+        }
+        Ok(())
+    }
+
+    fn writable(&self) -> Result<()> {
+        if self.read_only { Err(Error::ReadOnly) } else { Ok(()) }
+    }
+
+    /// Whether it makes sense to send a request at all.
+    fn check(&self, request: &Request) -> Result<()> {
+        self.geometry.check_request(request)?;
+        let kind = Job::kind(request);
+        if !matches!(kind, Kind::Read | Kind::Flush) {
+            self.writable()?;
+        }
+        if kind == Kind::Discard { self.can_discard(request.offset, request.op.len()) } else { Ok(()) }
+    }
+
+    fn can_discard(&self, offset: u64, len: u64) -> Result<()> {
+        if self.geometry.discard_granularity > 0 {
+            return Ok(());
+        }
+        Err(Error::Io { op: "discard", offset, len, errno: libc::EOPNOTSUPP })
+    }
+}
+
+fn connect(uri: &NbdUri) -> Result<(Link, Export), String> {
+    let stream = Stream::connect(&uri.address, uri.timeout).map_err(|e| e.to_string())?;
+    let export = handshake::negotiate(&stream, &uri.export, uri.timeout)?;
+    // Writes are freed by the receiver when it gives the connection up.
+    stream.set_timeouts(TICK_MAX.min(uri.timeout / 4), None).map_err(|e| e.to_string())?;
+    Ok((Link::new(stream, uri.timeout), export))
+}
+
+impl Shared {
+    /// The life of a thread. Others must not wait for one that panicked.
+    fn serve(&self, body: impl FnOnce(&Shared) -> Result<(), String>) {
+        SERVING.set(true);
+        match catch_unwind(AssertUnwindSafe(|| body(self))) {
+            Ok(Ok(())) => {}
+            Ok(Err(why)) => self.die(&why),
+            Err(panic) => {
+                self.die("a thread of the device panicked");
+                resume_unwind(panic);
+            }
+        }
+    }
+
+    fn sender(&self, number: usize) -> Result<(), String> {
+        let link = &self.links[number];
+        while link.wait_for_room()
+            && let Some(job) = self.next_job()
+        {
+            match job.plan.next(&self.export) {
+                Some(part) => self.after_send(link.send(part, Owner::Job(Box::new(job)), None)),
+                None => self.complete(job, Ok(())),
+            }
+        }
+        Ok(())
+    }
+
+    fn receiver(&self, number: usize) -> Result<(), String> {
+        let link = &self.links[number];
+        loop {
+            match link.receive(self.export.structured) {
+                Ok(Some(answer)) => self.answered(answer),
+                Ok(None) => {}
+                Err(why) => {
+                    let state = self.state.lock();
+                    let ended = state.closed && state.unanswered == 0;
+                    drop(state);
+                    return if ended { Ok(()) } else { Err(why) };
+                }
+            }
+        }
+    }
+
+    /// A job; `None`: there will be none any more.
+    fn next_job(&self) -> Option<Job> {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(job) = state.jobs.pop_front() {
+                if state.jobs.len() < QUEUED_MAX {
+                    self.room.notify_all();
+                }
+                return Some(job);
+            }
+            // What is under way may come back with its next part.
+            if state.dead || state.closed && state.unanswered == 0 {
+                return None;
+            }
+            self.work.wait(&mut state);
+        }
+    }
+
+    fn submit(&self, jobs: Vec<Job>) {
+        let mut state = self.state.lock();
+        while state.jobs.len() >= QUEUED_MAX && !state.dead && !SERVING.get() {
+            self.room.wait(&mut state);
+        }
+        state.unanswered += jobs.len();
+        if state.dead {
+            drop(state);
+            return jobs.into_iter().for_each(|job| self.complete(job, Err(Error::OutcomeUnknown)));
+        }
+        state.jobs.extend(jobs);
+        drop(state);
+        self.work.notify_all();
+    }
+
+    fn after_send(&self, sent: Sent) {
+        match sent {
+            Sent::Under => {}
+            Sent::Answered(answer) => self.answered(answer),
+            Sent::Failed(owner, why) => {
+                self.die(&why);
+                owner.into_iter().for_each(|owner| self.lose(owner));
+            }
+        }
+    }
+
+    fn answered(&self, answer: Answer) {
+        let Answer { part, owner, result } = answer;
+        let result = result.map_err(|errno| {
+            if errno == libc::ESHUTDOWN {
+                // It will not get better, and what it had not flushed may be gone.
+                self.die("the server is shutting down");
+            }
+            part.failed(errno)
+        });
+        match (owner, result) {
+            (Owner::Waiter(waiter, buf), result) => waiter.answer(result, buf.map(|(buf, _)| buf)),
+            (Owner::Job(job), Err(e)) => self.complete(*job, Err(e)),
+            (Owner::Job(job), Ok(())) => self.go_on(*job, &part),
+        }
+    }
+
+    /// Sends the next part of a job, or completes it.
+    fn go_on(&self, mut job: Job, part: &Part) {
+        job.plan.advance(part);
+        if job.plan.next(&self.export).is_none() {
+            return self.complete(job, Ok(()));
+        }
+        let mut state = self.state.lock();
+        if state.dead {
+            drop(state);
+            return self.complete(job, Err(Error::OutcomeUnknown));
+        }
+        state.jobs.push_front(job);
+        drop(state);
+        self.work.notify_one();
+    }
+
+    fn lose(&self, owner: Owner) {
+        match owner {
+            Owner::Waiter(waiter, buf) => {
+                waiter.answer(Err(Error::OutcomeUnknown), buf.map(|(buf, _)| buf));
+            }
+            Owner::Job(job) => self.complete(*job, Err(Error::OutcomeUnknown)),
+        }
+    }
+
+    fn complete(&self, job: Job, result: Result<()>) {
+        let mut state = self.state.lock();
+        // Before the sink is called, which may drop the device, which waits for this to be zero.
+        state.unanswered -= 1;
+        let last = state.closed && state.unanswered == 0;
+        drop(state);
+        if last {
+            self.work.notify_all();
+        }
+        job.complete(result);
+    }
+
+    /// The end of the device. Everything without an answer is lost, now and from now on.
+    fn die(&self, why: &str) {
+        let mut state = self.state.lock();
+        let jobs = std::mem::take(&mut state.jobs);
+        if !std::mem::replace(&mut state.dead, true) {
+            tracing::error!("{}: the device is dead: {why}", self.name);
+        }
+        drop(state);
+        self.work.notify_all();
+        self.room.notify_all();
+        for owner in self.links.iter().flat_map(Link::kill) {
+            self.lose(owner);
+        }
+        jobs.into_iter().for_each(|job| self.complete(job, Err(Error::OutcomeUnknown)));
+    }
+}
+
+impl Drop for NbdDevice {
+    /// Everything submitted is answered before the connections end.
+    fn drop(&mut self) {
+        let mut state = self.shared.state.lock();
+        state.closed = true;
+        while state.unanswered > 0 {
+            self.shared.work.wait(&mut state);
+        }
+        drop(state);
+        self.shared.work.notify_all();
+        for link in &self.shared.links {
+            link.say_goodbye();
+            link.stream.shut();
+        }
+        let me = std::thread::current().id();
+        for thread in self.threads.drain(..) {
+            // The last reference may go with a completion, on a thread of ours: it ends by itself.
+            if thread.thread().id() != me && thread.join().is_err() {
+                tracing::error!("a device thread panicked");
+            }
+        }
+    }
+}
+
+impl Device for NbdDevice {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
+        let mut jobs = Vec::with_capacity(batch.len());
+        for request in batch {
+            self.stats.count(&request.op);
+            if self.read_only && matches!(request.op, Op::Flush) {
+                sink.complete(Completion { tag: request.tag, op: request.op, result: Ok(()) });
+                continue;
+            }
+            match self.check(&request) {
+                Ok(()) => jobs.push(Job::new(request, sink.clone())),
+                Err(e) => sink.complete(Completion { tag: request.tag, op: request.op, result: Err(e) }),
+            }
+        }
+        if !jobs.is_empty() {
+            self.shared.submit(jobs);
+        }
+    }
+
+    fn read(&self, offset: u64, buf: &mut IoBuf) -> Result<()> {
+        let len = buf.len() as u64;
+        self.stats.count_read(buf.len());
+        self.geometry.check("read", offset, len)?;
+        self.call(Plan::new(Kind::Read, offset, len), &[], Some(buf))
+    }
+
+    fn write(&self, offset: u64, buf: &IoBuf, fua: bool) -> Result<()> {
+        let len = buf.len() as u64;
+        self.stats.count_write(buf.len(), fua);
+        self.geometry.check("write", offset, len)?;
+        self.writable()?;
+        self.call(Plan::new(Kind::Write { fua }, offset, len), buf.as_bytes(), None)
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.stats.count_flush();
+        match self.read_only {
+            true => Ok(()),
+            false => self.call(Plan::new(Kind::Flush, 0, 0), &[], None),
+        }
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        self.geometry.check("discard", offset, len)?;
+        self.writable()?;
+        self.can_discard(offset, len)?;
+        self.call(Plan::new(Kind::Discard, offset, len), &[], None)
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64) -> Result<()> {
+        self.geometry.check("write_zeroes", offset, len)?;
+        self.writable()?;
+        self.call(Plan::new(Kind::WriteZeroes, offset, len), &[], None)
+    }
+
+    fn stats(&self) -> &DeviceStats {
+        &self.stats
+    }
+
+    fn name(&self) -> &str {
+        &self.shared.name
+    }
+}
+
+#[cfg(test)]
+#[path = "nbd_tests.rs"]
+mod tests;

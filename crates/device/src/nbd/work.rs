@@ -1,0 +1,245 @@
+//! Requests on their way: a job is what a caller asked for, a part what one message asks for.
+
+use super::handshake::Export;
+use super::wire::*;
+use crate::{Completion, CompletionSink, Op, Request};
+use kedge_base::{BLOCK_SIZE, Error, IoBuf, Result};
+use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
+
+/// Largest range of one request that carries no payload.
+const RANGE_MAX: u64 = 64 << 20;
+/// What a server gets that does not know how to zero a range.
+pub static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+
+/// One message to the server.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Part {
+    pub command: u16,
+    pub flags: u16,
+    pub offset: u64,
+    pub len: u32,
+    /// The payload is [`ZEROS`].
+    pub zeros: bool,
+}
+
+impl Part {
+    pub const FLUSH: Part = Part { command: CMD_FLUSH, flags: 0, offset: 0, len: 0, zeros: false };
+
+    fn name(&self) -> &'static str {
+        match self.command {
+            CMD_READ => "read",
+            CMD_WRITE if self.zeros => "write_zeroes",
+            CMD_WRITE => "write",
+            CMD_FLUSH => "flush",
+            CMD_TRIM => "discard",
+            _ => "write_zeroes",
+        }
+    }
+
+    pub fn failed(&self, errno: i32) -> Error {
+        Error::Io { op: self.name(), offset: self.offset, len: self.len.into(), errno }
+    }
+}
+
+/// How far an operation has come.
+pub struct Plan {
+    op: Kind,
+    offset: u64,
+    len: u64,
+    done: u64,
+    flushed: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Read,
+    Write { fua: bool },
+    Flush,
+    Discard,
+    WriteZeroes,
+}
+
+impl Plan {
+    pub fn new(op: Kind, offset: u64, len: u64) -> Plan {
+        Plan { op, offset, len, done: 0, flushed: false }
+    }
+
+    /// The next part; `None`: all is done.
+    pub fn next(&self, export: &Export) -> Option<Part> {
+        let left = self.len - self.done;
+        if self.op == Kind::Flush {
+            return (!self.flushed).then_some(Part::FLUSH);
+        }
+        if left == 0 {
+            // A FUA write that the server does not know is a write and a flush.
+            let emulate = self.op == Kind::Write { fua: true } && !export.can(CAN_FUA) && self.len > 0;
+            return (emulate && !self.flushed).then_some(Part::FLUSH);
+        }
+        let payload = left.min(export.payload_max.into());
+        let zeroes = export.can(CAN_WRITE_ZEROES);
+        let (command, flags, len) = match self.op {
+            Kind::Read => (CMD_READ, 0, payload),
+            Kind::Write { fua } => {
+                (CMD_WRITE, if fua && export.can(CAN_FUA) { FLAG_FUA } else { 0 }, payload)
+            }
+            Kind::Discard => (CMD_TRIM, 0, left.min(RANGE_MAX)),
+            Kind::WriteZeroes if zeroes => (CMD_WRITE_ZEROES, 0, left.min(RANGE_MAX)),
+            Kind::WriteZeroes | Kind::Flush => (CMD_WRITE, 0, payload.min(ZEROS.len() as u64)),
+        };
+        let zeros = self.op == Kind::WriteZeroes && command == CMD_WRITE;
+        Some(Part { command, flags, offset: self.offset + self.done, len: len as u32, zeros })
+    }
+
+    /// A part was answered with success.
+    pub fn advance(&mut self, part: &Part) {
+        match part.command {
+            CMD_FLUSH => self.flushed = true,
+            _ => self.done += u64::from(part.len),
+        }
+    }
+
+    /// Where the buffer's bytes of this part are.
+    pub fn range(&self, part: &Part) -> std::ops::Range<usize> {
+        let from = (part.offset - self.offset) as usize;
+        from..from + part.len as usize
+    }
+}
+
+/// A request of a batch. Its parts go one after another.
+pub struct Job {
+    pub plan: Plan,
+    request: Request,
+    sink: Arc<dyn CompletionSink>,
+}
+
+impl Job {
+    pub fn new(request: Request, sink: Arc<dyn CompletionSink>) -> Job {
+        let plan = Plan::new(Job::kind(&request), request.offset, request.op.len());
+        Job { plan, request, sink }
+    }
+
+    pub fn kind(request: &Request) -> Kind {
+        match &request.op {
+            Op::Read(_) => Kind::Read,
+            Op::Write { fua, .. } => Kind::Write { fua: *fua },
+            Op::Flush => Kind::Flush,
+            Op::Discard { .. } => Kind::Discard,
+            Op::WriteZeroes { .. } => Kind::WriteZeroes,
+        }
+    }
+
+    pub fn complete(self, result: Result<()>) {
+        let Request { tag, op, .. } = self.request;
+        self.sink.complete(Completion { tag, op, result });
+    }
+
+    fn buffer(&mut self) -> Option<&mut IoBuf> {
+        match &mut self.request.op {
+            Op::Read(buf) => Some(buf),
+            _ => None,
+        }
+    }
+
+    /// What goes behind the head of a message.
+    pub fn payload(&self, part: &Part) -> &[u8] {
+        match (&self.request.op, part.command) {
+            (_, CMD_WRITE) if part.zeros => &ZEROS[..part.len as usize],
+            (Op::Write { buf, .. }, CMD_WRITE) => &buf.as_bytes()[self.plan.range(part)],
+            _ => &[],
+        }
+    }
+}
+
+/// Where a thread waits for the answer to its one message.
+#[derive(Default)]
+pub struct Waiter {
+    answer: Mutex<Option<(Result<()>, Option<IoBuf>)>>,
+    answered: Condvar,
+}
+
+impl Waiter {
+    pub fn wait(&self) -> (Result<()>, Option<IoBuf>) {
+        let mut answer = self.answer.lock();
+        loop {
+            if let Some(answer) = answer.take() {
+                return answer;
+            }
+            self.answered.wait(&mut answer);
+        }
+    }
+}
+
+/// Who gets the answer to a message.
+pub enum Owner {
+    Job(Box<Job>),
+    /// A thread that waits; for a read, its buffer and where in it the part begins.
+    Waiter(Arc<Waiter>, Option<(IoBuf, usize)>),
+}
+
+impl Owner {
+    /// Where a read's bytes go.
+    pub fn room(&mut self, part: &Part) -> &mut [u8] {
+        match self {
+            Owner::Job(job) => {
+                let range = job.plan.range(part);
+                &mut job.buffer().expect("a read has a buffer").as_mut_bytes()[range]
+            }
+            Owner::Waiter(_, buffer) => {
+                let (buf, at) = buffer.as_mut().expect("a read has a buffer");
+                &mut buf.as_mut_bytes()[*at..*at + part.len as usize]
+            }
+        }
+    }
+}
+
+impl Waiter {
+    pub fn answer(&self, result: Result<()>, buf: Option<IoBuf>) {
+        *self.answer.lock() = Some((result, buf));
+        self.answered.notify_all();
+    }
+}
+
+/// Which bytes of a read have come. A server may send them in pieces, in any order, each once.
+#[derive(Default)]
+pub struct Coverage {
+    /// Sorted, not touching.
+    pieces: Vec<(u32, u32)>,
+    chunks: u32,
+}
+
+impl Coverage {
+    /// Counts a chunk. A server may send many small ones, but not without end.
+    pub fn count(&mut self, part: &Part) -> Result<(), String> {
+        self.chunks += 1;
+        let most = part.len / 512 + 8;
+        if self.chunks > most { Err("the server cuts an answer to pieces".into()) } else { Ok(()) }
+    }
+
+    /// Adds a piece, as an offset into the part.
+    pub fn add(&mut self, from: u32, len: u32) -> Result<(), String> {
+        let to = from + len;
+        let at = self.pieces.partition_point(|piece| piece.1 < from);
+        let (mut start, mut end) = (from, to);
+        let mut last = at;
+        while let Some(&(a, b)) = self.pieces.get(last).filter(|piece| piece.0 <= to) {
+            if a < to && from < b {
+                return Err("the server sends the same bytes twice".into());
+            }
+            (start, end) = (start.min(a), end.max(b));
+            last += 1;
+        }
+        self.pieces.splice(at..last, [(start, end)]);
+        Ok(())
+    }
+
+    pub fn is_whole(&self, part: &Part) -> bool {
+        self.pieces == [(0, part.len)]
+    }
+}
+
+const _: () = assert!(ZEROS.len().is_multiple_of(BLOCK_SIZE));
+
+#[cfg(test)]
+#[path = "work_tests.rs"]
+mod tests;

@@ -1,0 +1,511 @@
+//! librados and librbd, loaded at run time: nothing is linked, and no development package is
+//! needed.
+//!
+//! All unsafe code of the RBD device is here. Types outside are safe: handles end in the order that
+//! the libraries want, and a buffer that the library works on belongs to this module until the
+//! library has given it back.
+
+#![allow(unsafe_code)]
+
+use crate::Op;
+use kedge_base::IoBuf;
+use parking_lot::Mutex;
+use rustix::event::EventfdFlags;
+use rustix::fd::{AsRawFd, OwnedFd};
+use std::collections::HashMap;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ptr::{null, null_mut};
+use std::sync::OnceLock;
+
+type Ptr = *mut c_void;
+/// Calls of one kind: `(name, library)` become fields of [`Api`].
+macro_rules! api {
+    ($( $lib:ident { $( fn $name:ident($($arg:ty),*) -> $ret:ty; )* } )*) => {
+        /// The functions that are used.
+        #[derive(Clone, Copy)]
+        struct Api { $($( $name: unsafe extern "C" fn($($arg),*) -> $ret, )*)* }
+
+        impl Api {
+            fn load() -> Result<Api, String> {
+                $( let $lib = open_library(stringify!($lib))?; )*
+                Ok(Api { $($( $name: {
+                    let symbol = find($lib, stringify!($lib), stringify!($name))?;
+                    // SAFETY: the symbol is the function of that name in the library's public C
+                    // interface, whose signature is the one written here. The library is never
+                    // unloaded.
+                    unsafe { std::mem::transmute::<Ptr, unsafe extern "C" fn($($arg),*) -> $ret>(symbol) }
+                }, )*)* })
+            }
+        }
+    };
+}
+
+api! {
+    rados {
+        fn rados_create(*mut Ptr, *const c_char) -> c_int;
+        fn rados_conf_read_file(Ptr, *const c_char) -> c_int;
+        fn rados_conf_set(Ptr, *const c_char, *const c_char) -> c_int;
+        fn rados_connect(Ptr) -> c_int;
+        fn rados_shutdown(Ptr) -> ();
+        fn rados_ioctx_create(Ptr, *const c_char, *mut Ptr) -> c_int;
+        fn rados_ioctx_destroy(Ptr) -> ();
+        fn rados_wait_for_latest_osdmap(Ptr) -> c_int;
+        fn rados_mon_command(Ptr, *const *const c_char, usize, *const c_char, usize, *mut *mut c_char, *mut usize, *mut *mut c_char, *mut usize) -> c_int;
+        fn rados_buffer_free(*mut c_char) -> ();
+    }
+    rbd {
+        fn rbd_create2(Ptr, *const c_char, u64, u64, *mut c_int) -> c_int;
+        fn rbd_open(Ptr, *const c_char, *mut Ptr, *const c_char) -> c_int;
+        fn rbd_open_read_only(Ptr, *const c_char, *mut Ptr, *const c_char) -> c_int;
+        fn rbd_close(Ptr) -> c_int;
+        fn rbd_get_size(Ptr, *mut u64) -> c_int;
+        fn rbd_get_features(Ptr, *mut u64) -> c_int;
+        fn rbd_metadata_set(Ptr, *const c_char, *const c_char) -> c_int;
+        fn rbd_metadata_get(Ptr, *const c_char, *mut c_char, *mut usize) -> c_int;
+        fn rbd_read(Ptr, u64, usize, *mut c_char) -> isize;
+        fn rbd_write(Ptr, u64, usize, *const c_char) -> isize;
+        fn rbd_flush(Ptr) -> c_int;
+        fn rbd_discard(Ptr, u64, u64) -> c_int;
+        fn rbd_write_zeroes(Ptr, u64, usize, c_int, c_int) -> isize;
+        fn rbd_aio_create_completion(Ptr, Option<extern "C" fn(Ptr, Ptr)>, *mut Ptr) -> c_int;
+        fn rbd_aio_read(Ptr, u64, usize, *mut c_char, Ptr) -> c_int;
+        fn rbd_aio_write(Ptr, u64, usize, *const c_char, Ptr) -> c_int;
+        fn rbd_aio_flush(Ptr, Ptr) -> c_int;
+        fn rbd_aio_discard(Ptr, u64, u64, Ptr) -> c_int;
+        fn rbd_aio_write_zeroes(Ptr, u64, usize, Ptr, c_int, c_int) -> c_int;
+        fn rbd_aio_get_return_value(Ptr) -> isize;
+        fn rbd_aio_get_arg(Ptr) -> Ptr;
+        fn rbd_aio_release(Ptr) -> ();
+        fn rbd_set_image_notification(Ptr, c_int, c_int) -> c_int;
+        fn rbd_poll_io_events(Ptr, *mut Ptr, c_int) -> c_int;
+        fn rbd_lock_acquire(Ptr, c_int) -> c_int;
+        fn rbd_lock_release(Ptr) -> c_int;
+        fn rbd_lock_break(Ptr, c_int, *const c_char) -> c_int;
+        fn rbd_lock_get_owners(Ptr, *mut c_int, *mut *mut c_char, *mut usize) -> c_int;
+        fn rbd_lock_get_owners_cleanup(*mut *mut c_char, usize) -> ();
+    }
+}
+
+/// `RBD_LOCK_MODE_EXCLUSIVE`.
+const EXCLUSIVE: c_int = 0;
+/// `EVENT_TYPE_EVENTFD`.
+const EVENTFD: c_int = 2;
+/// Layering, exclusive lock, object map, fast diff, deep flatten.
+const FEATURES: u64 = 61;
+/// Completions taken at a time.
+const REAP_MAX: usize = 64;
+/// Longest text that an image says of itself.
+const METADATA_MAX: usize = 512;
+/// Owners that an exclusive lock can have, and one.
+const OWNERS_MAX: usize = 2;
+
+/// Below this size librbd ignores discards.
+pub const DISCARD_BYTES_MIN: u64 = 64 << 10;
+
+fn open_library(name: &str) -> Result<Ptr, String> {
+    let (file, package) = match name {
+        "rados" => (c"librados.so.2", "librados2"),
+        _ => (c"librbd.so.1", "librbd1"),
+    };
+    // SAFETY: the name is a C string; the library's constructors are Ceph's own.
+    let handle = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW) };
+    if handle.is_null() {
+        return Err(format!("{} is missing (apt-get install {package})", file.to_string_lossy()));
+    }
+    Ok(handle)
+}
+
+fn find(library: Ptr, name: &str, symbol: &str) -> Result<Ptr, String> {
+    let text = CString::new(symbol).expect("names of functions have no zero byte");
+    // SAFETY: the handle came from dlopen and is never closed; the name is a C string.
+    let found = unsafe { libc::dlsym(library, text.as_ptr()) };
+    if found.is_null() {
+        return Err(format!("lib{name} is too old: it has no {symbol} (Ceph 16 has)"));
+    }
+    Ok(found)
+}
+
+fn api() -> Result<Api, String> {
+    static API: OnceLock<Result<Api, String>> = OnceLock::new();
+    API.get_or_init(Api::load).clone()
+}
+
+fn c_string(text: &str) -> CString {
+    // Locations hold no zero byte.
+    CString::new(text.replace('\0', "")).expect("there is no zero byte any more")
+}
+
+fn check(code: c_int) -> Result<(), i32> {
+    if code < 0 { Err(-code) } else { Ok(()) }
+}
+
+/// A client of a cluster, with a pool.
+pub struct Pool {
+    api: Api,
+    cluster: Ptr,
+    ioctx: Ptr,
+}
+
+// SAFETY: librados' and librbd's handles may be used from all threads at once (rados/librados.h).
+unsafe impl Send for Pool {}
+// SAFETY: as above.
+unsafe impl Sync for Pool {}
+
+/// What to connect to.
+pub struct Cluster<'a> {
+    pub conf: Option<&'a str>,
+    pub id: &'a str,
+    pub pool: &'a str,
+    pub timeout_secs: u64,
+}
+
+impl Pool {
+    pub fn connect(to: &Cluster<'_>) -> Result<Pool, String> {
+        let api = api()?;
+        let said = |what: &str, errno: i32| format!("{what}: {}", std::io::Error::from_raw_os_error(errno));
+        let mut cluster = null_mut();
+        let id = c_string(to.id);
+        // SAFETY: out pointer and C string are valid for the call.
+        check(unsafe { (api.rados_create)(&mut cluster, id.as_ptr()) })
+            .map_err(|e| said("make a client", e))?;
+        let mut pool = Pool { api, cluster, ioctx: null_mut() };
+        let file = to.conf.map(c_string);
+        let path = file.as_ref().map_or(null(), |file| file.as_ptr());
+        // SAFETY: the cluster's handle is live until `pool` goes; null asks for the usual places.
+        check(unsafe { (api.rados_conf_read_file)(cluster, path) })
+            .map_err(|e| said(&format!("read {}", to.conf.unwrap_or("ceph.conf")), e))?;
+        let secs = to.timeout_secs.to_string();
+        for (name, value) in [
+            ("rbd_cache", "false"),
+            ("rados_osd_op_timeout", &secs),
+            ("rados_mon_op_timeout", &secs),
+            ("client_mount_timeout", &secs),
+        ] {
+            let (name, value) = (c_string(name), c_string(value));
+            // SAFETY: live handle, C strings that outlive the call.
+            check(unsafe { (api.rados_conf_set)(cluster, name.as_ptr(), value.as_ptr()) })
+                .map_err(|e| said(&format!("set {}", name.to_string_lossy()), e))?;
+        }
+        // SAFETY: live handle.
+        check(unsafe { (api.rados_connect)(cluster) })
+            .map_err(|e| said(&format!("connect as client.{}", to.id), e))?;
+        let name = c_string(to.pool);
+        // SAFETY: connected handle, C string, out pointer into `pool`.
+        check(unsafe { (api.rados_ioctx_create)(cluster, name.as_ptr(), &mut pool.ioctx) })
+            .map_err(|e| said(&format!("open pool {:?}", to.pool), e))?;
+        Ok(pool)
+    }
+
+    /// Makes an image.
+    pub fn create(&self, image: &str, size: u64) -> Result<(), i32> {
+        let (name, mut order) = (c_string(image), 22);
+        // SAFETY: live pool, C string, in and out pointer to an int.
+        check(unsafe { (self.api.rbd_create2)(self.ioctx, name.as_ptr(), size, FEATURES, &mut order) })
+    }
+
+    /// Keeps a client out of the cluster for a year, and waits until this client knows the map that
+    /// says so.
+    pub fn blocklist(&self, address: &str) -> Result<(), String> {
+        let quoted = address.replace('\\', "\\\\").replace('"', "\\\"");
+        let command = c_string(&format!(
+            r#"{{"prefix":"osd blocklist","blocklistop":"add","addr":"{quoted}","expire":31536000.0}}"#
+        ));
+        let commands = [command.as_ptr()];
+        let (mut out, mut out_len, mut status, mut status_len) = (null_mut(), 0, null_mut(), 0);
+        // SAFETY: live handle, one C string, no input, and out pointers for two buffers.
+        let code = unsafe {
+            (self.api.rados_mon_command)(
+                self.cluster,
+                commands.as_ptr(),
+                1,
+                null(),
+                0,
+                &mut out,
+                &mut out_len,
+                &mut status,
+                &mut status_len,
+            )
+        };
+        for buffer in [out, status].into_iter().filter(|buffer| !buffer.is_null()) {
+            // SAFETY: the library allocated it for us, and nobody uses it any more.
+            unsafe { (self.api.rados_buffer_free)(buffer) };
+        }
+        let said = |e: i32| std::io::Error::from_raw_os_error(e).to_string();
+        check(code).map_err(|e| format!("cannot fence {address}: {}", said(e)))?;
+        // SAFETY: live handle.
+        check(unsafe { (self.api.rados_wait_for_latest_osdmap)(self.cluster) }).map_err(said)
+    }
+
+    /// Opens an image; of a snapshot, and otherwise if asked to, for reading alone.
+    pub fn open(self, image: &str, snapshot: Option<&str>, read_only: bool) -> Result<Image, i32> {
+        let (name, snapshot) = (c_string(image), snapshot.map(c_string));
+        let snap = snapshot.as_ref().map_or(null(), |snap| snap.as_ptr());
+        let open = if read_only { self.api.rbd_open_read_only } else { self.api.rbd_open };
+        let mut handle = null_mut();
+        // SAFETY: live pool, C strings or null, out pointer.
+        check(unsafe { open(self.ioctx, name.as_ptr(), &mut handle, snap) })?;
+        let events = rustix::event::eventfd(0, EventfdFlags::CLOEXEC);
+        let events = match events {
+            Ok(events) => events,
+            Err(e) => {
+                // SAFETY: the handle was just opened and is used no more.
+                unsafe { (self.api.rbd_close)(handle) };
+                return Err(e.raw_os_error());
+            }
+        };
+        let image = Image { handle, events, flights: Mutex::default(), pool: self };
+        // SAFETY: live image; the descriptor is closed after the image, by the order of its fields.
+        check(unsafe {
+            (image.pool.api.rbd_set_image_notification)(image.handle, image.events.as_raw_fd(), EVENTFD)
+        })?;
+        Ok(image)
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // SAFETY: the images of the pool are closed, for they own it; each handle ends once, the
+        // pool's before its cluster's.
+        unsafe {
+            if !self.ioctx.is_null() {
+                (self.api.rados_ioctx_destroy)(self.ioctx);
+            }
+            (self.api.rados_shutdown)(self.cluster);
+        }
+    }
+}
+
+/// An open image. Dropped, it waits for what is under way.
+pub struct Image {
+    handle: Ptr,
+    events: OwnedFd,
+    /// Operations that the library has, by token. Their buffers do not move.
+    flights: Mutex<HashMap<u64, Op>>,
+    pub pool: Pool,
+}
+
+// SAFETY: see `Pool`.
+unsafe impl Send for Image {}
+// SAFETY: see `Pool`.
+unsafe impl Sync for Image {}
+
+/// An operation that the library has answered.
+pub struct Landed {
+    pub token: u64,
+    pub op: Op,
+    pub result: Result<(), i32>,
+}
+
+impl Image {
+    fn api(&self) -> &Api {
+        &self.pool.api
+    }
+
+    pub fn size(&self) -> Result<u64, i32> {
+        let mut size = 0;
+        // SAFETY: live image, out pointer.
+        check(unsafe { (self.api().rbd_get_size)(self.handle, &mut size) })?;
+        Ok(size)
+    }
+
+    pub fn features(&self) -> Result<u64, i32> {
+        let mut features = 0;
+        // SAFETY: live image, out pointer.
+        check(unsafe { (self.api().rbd_get_features)(self.handle, &mut features) })?;
+        Ok(features)
+    }
+
+    pub fn set_metadata(&self, name: &str, value: &str) -> Result<(), i32> {
+        let (name, value) = (c_string(name), c_string(value));
+        // SAFETY: live image, C strings.
+        check(unsafe { (self.api().rbd_metadata_set)(self.handle, name.as_ptr(), value.as_ptr()) })
+    }
+
+    pub fn metadata(&self, name: &str) -> Option<String> {
+        let name = c_string(name);
+        let mut value = [0u8; METADATA_MAX];
+        let mut len = value.len();
+        // SAFETY: live image, C string, a buffer of `len` bytes and a pointer to that number.
+        let code = unsafe {
+            (self.api().rbd_metadata_get)(self.handle, name.as_ptr(), value.as_mut_ptr().cast(), &mut len)
+        };
+        check(code).ok()?;
+        let text = CStr::from_bytes_until_nul(&value).ok()?;
+        Some(text.to_string_lossy().chars().filter(|c| !c.is_control()).collect())
+    }
+
+    /// The client address of the lock's owner.
+    pub fn lock_owner(&self) -> Result<Option<String>, i32> {
+        let (mut mode, mut owners, mut count) = (0, [null_mut(); OWNERS_MAX], OWNERS_MAX);
+        // SAFETY: live image, an array of `count` pointers and a pointer to that number.
+        let code = unsafe {
+            (self.api().rbd_lock_get_owners)(self.handle, &mut mode, owners.as_mut_ptr(), &mut count)
+        };
+        match check(code) {
+            Err(libc::ENOENT) => return Ok(None),
+            other => other?,
+        }
+        let count = count.min(OWNERS_MAX);
+        // SAFETY: the library has filled `count` pointers with C strings.
+        let owner = owners[..count].first().map(|one| unsafe { CStr::from_ptr(*one) });
+        let owner = owner.map(|text| text.to_string_lossy().into_owned());
+        // SAFETY: the strings are the library's, and copied.
+        unsafe { (self.api().rbd_lock_get_owners_cleanup)(owners.as_mut_ptr(), count) };
+        Ok(owner)
+    }
+
+    pub fn lock(&self) -> Result<(), i32> {
+        // SAFETY: live image.
+        check(unsafe { (self.api().rbd_lock_acquire)(self.handle, EXCLUSIVE) })
+    }
+
+    pub fn unlock(&self) -> Result<(), i32> {
+        // SAFETY: live image.
+        check(unsafe { (self.api().rbd_lock_release)(self.handle) })
+    }
+
+    pub fn break_lock(&self, owner: &str) -> Result<(), i32> {
+        let owner = c_string(owner);
+        // SAFETY: live image, C string.
+        check(unsafe { (self.api().rbd_lock_break)(self.handle, EXCLUSIVE, owner.as_ptr()) })
+    }
+
+    /// Does an operation in the calling thread.
+    pub fn read(&self, offset: u64, buf: &mut IoBuf) -> Result<(), i32> {
+        let bytes = buf.as_mut_bytes();
+        // SAFETY: live image; the buffer is ours during the call, which writes at most its length.
+        let n = unsafe { (self.api().rbd_read)(self.handle, offset, bytes.len(), bytes.as_mut_ptr().cast()) };
+        whole(n, bytes.len())
+    }
+
+    pub fn write(&self, offset: u64, buf: &IoBuf) -> Result<(), i32> {
+        let bytes = buf.as_bytes();
+        // SAFETY: live image; the buffer lives during the call, which reads its length.
+        let n = unsafe { (self.api().rbd_write)(self.handle, offset, bytes.len(), bytes.as_ptr().cast()) };
+        whole(n, bytes.len())
+    }
+
+    pub fn flush(&self) -> Result<(), i32> {
+        // SAFETY: live image.
+        check(unsafe { (self.api().rbd_flush)(self.handle) })
+    }
+
+    pub fn write_zeroes(&self, offset: u64, len: u64) -> Result<(), i32> {
+        // SAFETY: live image.
+        let n = unsafe { (self.api().rbd_write_zeroes)(self.handle, offset, len as usize, 0, 0) };
+        if n < 0 { Err(-n as i32) } else { Ok(()) }
+    }
+
+    pub fn discard(&self, offset: u64, len: u64) -> Result<(), i32> {
+        // SAFETY: live image.
+        check(unsafe { (self.api().rbd_discard)(self.handle, offset, len) })
+    }
+
+    /// Starts an operation, which [`Image::landed`] answers under its token. It comes back if it
+    /// cannot be started.
+    pub fn start(&self, token: u64, offset: u64, op: Op) -> Result<(), (i32, Op)> {
+        let api = self.api();
+        let mut completion = null_mut();
+        // SAFETY: no callback; the argument is a number that nobody dereferences; out pointer.
+        let made = unsafe { (api.rbd_aio_create_completion)(token as Ptr, None, &mut completion) };
+        if let Err(errno) = check(made) {
+            return Err((errno, op));
+        }
+        let mut flights = self.flights.lock();
+        let op = flights.entry(token).insert_entry(op).into_mut();
+        let image = self.handle;
+        // SAFETY: live image and completion. A buffer that the library gets belongs to an operation
+        // in `flights`, whose heap memory stays where it is and is not touched until the completion
+        // has been taken; if the image is closed before, closing waits for the library to be done.
+        let started = unsafe {
+            match op {
+                Op::Read(buf) => {
+                    let bytes = buf.as_mut_bytes();
+                    (api.rbd_aio_read)(image, offset, bytes.len(), bytes.as_mut_ptr().cast(), completion)
+                }
+                Op::Write { buf, .. } => {
+                    let bytes = buf.as_bytes();
+                    (api.rbd_aio_write)(image, offset, bytes.len(), bytes.as_ptr().cast(), completion)
+                }
+                Op::Flush => (api.rbd_aio_flush)(image, completion),
+                Op::Discard { len } if *len >= DISCARD_BYTES_MIN => {
+                    (api.rbd_aio_discard)(image, offset, *len, completion)
+                }
+                Op::Discard { len } | Op::WriteZeroes { len } => {
+                    (api.rbd_aio_write_zeroes)(image, offset, *len as usize, completion, 0, 0)
+                }
+            }
+        };
+        check(started).map_err(|errno| {
+            let op = flights.remove(&token).expect("just put there, under the same lock");
+            // SAFETY: the library did not take it.
+            unsafe { (api.rbd_aio_release)(completion) };
+            (errno, op)
+        })
+    }
+
+    /// Waits for operations to be answered, or for [`Image::wake`].
+    pub fn landed(&self) -> Result<Vec<Landed>, std::io::Error> {
+        let mut count = [0u8; 8];
+        match rustix::io::read(&self.events, &mut count) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+        let mut landed = Vec::new();
+        loop {
+            let mut completions = [null_mut(); REAP_MAX];
+            // SAFETY: live image, an array of that many pointers.
+            let found = unsafe {
+                (self.api().rbd_poll_io_events)(self.handle, completions.as_mut_ptr(), REAP_MAX as c_int)
+            };
+            if found <= 0 {
+                return check(found).map(|()| landed).map_err(std::io::Error::from_raw_os_error);
+            }
+            for &completion in &completions[..found as usize] {
+                landed.extend(self.land(completion));
+            }
+        }
+    }
+
+    fn land(&self, completion: Ptr) -> Option<Landed> {
+        let api = self.api();
+        // SAFETY: a completion that the library has just handed out is complete; it is released
+        // once.
+        let (token, code) = unsafe {
+            let told = ((api.rbd_aio_get_arg)(completion) as u64, (api.rbd_aio_get_return_value)(completion));
+            (api.rbd_aio_release)(completion);
+            told
+        };
+        let op = self.flights.lock().remove(&token)?;
+        let result = match &op {
+            _ if code < 0 => Err(-code as i32),
+            // A short read is one behind the end of an image that has shrunk.
+            Op::Read(buf) => whole(code, buf.len()),
+            _ => Ok(()),
+        };
+        Some(Landed { token, op, result })
+    }
+
+    /// Ends a wait in [`Image::landed`].
+    pub fn wake(&self) {
+        if let Err(e) = rustix::io::write(&self.events, &1u64.to_ne_bytes()) {
+            tracing::error!("cannot wake the thread of an image: {e}");
+        }
+    }
+}
+
+fn whole(code: isize, len: usize) -> Result<(), i32> {
+    match code {
+        code if code < 0 => Err(-code as i32),
+        code if code as usize == len => Ok(()),
+        _ => Err(libc::EIO),
+    }
+}
+
+impl Drop for Image {
+    fn drop(&mut self) {
+        // SAFETY: the handle ends once, here. The call waits for what is under way; buffers and the
+        // event descriptor go after it.
+        unsafe { (self.api().rbd_close)(self.handle) };
+    }
+}

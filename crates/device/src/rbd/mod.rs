@@ -1,0 +1,549 @@
+//! A RADOS block device: an image that a Ceph cluster keeps.
+//!
+//! librados and librbd are loaded when the first image is opened ([`ffi`]); nothing is linked. Each
+//! device is a client of its own, so that fencing it fences nothing else.
+//!
+//! # What is made of the library
+//! - Its cache is off: it made small durable writes slower. A write that completed is then on the
+//!   OSDs; a flush still asks the library, which knows what it has not sent.
+//! - There are no FUA writes: one is a write and a flush.
+//! - Discards below 64 KiB, which the library ignores, are zeroing.
+//! - Batches are asynchronous. One thread for each device hands answers out; the synchronous door
+//!   calls the library in the caller's thread.
+//!
+//! # One writer
+//! A writer holds the image's exclusive lock, and notes host and process beside it. The lock is not
+//! taken from an owner unless `takeover` is asked for, and never before the owner is fenced:
+//! 1. read who owns the lock;
+//! 2. add the owner's address to the cluster's blocklist, for a year. The entry that breaking a
+//!    lock makes by itself lasts an hour: a process that was stopped for longer would write again;
+//! 3. wait until this client knows the map with the entry. OSDs refuse a client's operations from
+//!    the first map on that lists it, and this client's operations carry the number of its map: an
+//!    OSD that has an older one gets the newer one before it serves them;
+//! 4. break the lock and take it.
+//!
+//! So a write of the old owner is before the first read of the new one, or it is refused. The log
+//! is replayed behind step 4.
+//!
+//! # When it ends
+//! `ESHUTDOWN` or `EROFS` say that this client was fenced or has lost the lock: [`Error::Fenced`]
+//! from then on, whatever is asked. `ETIMEDOUT` says that the outcome is unknown:
+//! [`Error::OutcomeUnknown`] from then on, and the lock is not given back: a write that is still on
+//! its way must be fenced before the next owner writes. Nothing is retried.
+
+mod ffi;
+
+use crate::location::RbdUri;
+use crate::{Completion, CompletionSink, Device, DeviceStats, FuaKind, Geometry, OPTIMAL_IO};
+use crate::{Op, OpenOptions, Request};
+use ffi::{Cluster, DISCARD_BYTES_MIN, Image, Landed, Pool};
+use kedge_base::{BLOCK_SIZE, Error, IoBuf, Result, spawn_named};
+use parking_lot::{Condvar, Mutex};
+use std::cell::Cell;
+use std::collections::{HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Operations that the library has at a time.
+const DEPTH: usize = 64;
+/// Jobs that wait before a submitter waits too.
+const QUEUED_MAX: usize = 4096;
+/// The feature bit of the exclusive lock.
+const EXCLUSIVE_LOCK: u64 = 4;
+/// What the owner of the lock says of itself, in the image's metadata.
+const OWNER: &str = "kedgefs.owner";
+const LOCK_PAUSE: Duration = Duration::from_millis(100);
+/// Tries to take a lock that was just broken.
+const TAKE_TRIES: u32 = 50;
+
+thread_local! {
+    /// This thread serves some RBD device: it must not wait for room in a queue that it empties.
+    static SERVING: Cell<bool> = const { Cell::new(false) };
+}
+
+pub struct RbdDevice {
+    shared: Arc<Shared>,
+    geometry: Geometry,
+    stats: DeviceStats,
+    read_only: bool,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    name: String,
+    /// There until the end.
+    image: Option<Image>,
+    /// The lock is ours.
+    locked: bool,
+    state: Mutex<State>,
+    room: Condvar,
+    idle: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// What the library has, by token.
+    flights: HashMap<u64, Flight>,
+    next_token: u64,
+    waiting: VecDeque<(Flight, Op)>,
+    /// Jobs without an answer.
+    unanswered: usize,
+    closed: bool,
+    dead: Option<Error>,
+}
+
+struct Flight {
+    tag: u64,
+    offset: u64,
+    sink: Arc<dyn CompletionSink>,
+    /// The FUA write itself is done, and its flush is under way.
+    written: Option<Op>,
+}
+
+/// Makes an image of `size` bytes.
+pub fn create(uri: &RbdUri, size: u64) -> Result<()> {
+    let failed = |why: String| Error::invalid(format!("cannot create {uri}: {why}"));
+    if uri.snapshot.is_some() {
+        return Err(failed("a snapshot cannot be made so".into()));
+    }
+    let pool = connect(uri).map_err(failed)?;
+    pool.create(&uri.image, size - size % BLOCK_SIZE as u64).map_err(|e| failed(words(e)))
+}
+
+/// Whether there is such an image.
+pub fn exists(uri: &RbdUri) -> Result<bool> {
+    let failed = |why: String| Error::invalid(format!("cannot look for {uri}: {why}"));
+    let pool = connect(uri).map_err(failed)?;
+    match pool.open(&uri.image, None, true) {
+        Ok(_) => Ok(true),
+        Err(libc::ENOENT) => Ok(false),
+        Err(e) => Err(failed(words(e))),
+    }
+}
+
+/// Whether nobody has the image's lock.
+pub fn is_unlocked(uri: &RbdUri) -> Result<bool> {
+    let owner = asked(uri)?.lock_owner();
+    let failed = |e| Error::invalid(format!("cannot look at {uri}: {}", words(e)));
+    owner.map(|owner| owner.is_none()).map_err(failed)
+}
+
+/// A handle that can be asked who owns the lock: one for reading alone cannot. It takes no lock.
+fn asked(uri: &RbdUri) -> Result<Image> {
+    let failed = |why: String| Error::invalid(format!("cannot look at {uri}: {why}"));
+    connect(uri).map_err(failed)?.open(&uri.image, None, false).map_err(|e| failed(words(e)))
+}
+
+fn connect(uri: &RbdUri) -> Result<Pool, String> {
+    Pool::connect(&Cluster {
+        conf: uri.conf.as_deref(),
+        id: uri.id.as_deref().unwrap_or("admin"),
+        pool: &uri.pool,
+        timeout_secs: uri.timeout.as_secs(),
+    })
+}
+
+fn words(errno: i32) -> String {
+    std::io::Error::from_raw_os_error(errno).to_string()
+}
+
+impl RbdDevice {
+    /// Opens an image; a snapshot for reading alone.
+    pub fn open(uri: &RbdUri, options: OpenOptions) -> Result<Arc<RbdDevice>> {
+        let failed = |why: String| Error::invalid(format!("cannot open {uri}: {why}"));
+        if uri.snapshot.is_some() && !options.read_only {
+            return Err(failed("a snapshot is for reading alone".into()));
+        }
+        let pool = connect(uri).map_err(failed)?;
+        let image = pool
+            .open(&uri.image, uri.snapshot.as_deref(), options.read_only)
+            .map_err(|e| failed(words(e)))?;
+        let size = image.size().map_err(|e| failed(words(e)))?;
+        let locks = options.lock && uri.snapshot.is_none();
+        match (locks, options.read_only) {
+            (true, false) => take_lock(uri, &image, options)?,
+            (true, true) => refuse_owned(uri, &asked(uri)?, options.lock_wait)?,
+            (false, _) => {}
+        }
+        let geometry = Geometry {
+            size: size - size % BLOCK_SIZE as u64,
+            optimal_io: OPTIMAL_IO,
+            discard_granularity: if options.read_only { 0 } else { DISCARD_BYTES_MIN as u32 },
+            discard_zeroes: false,
+            fua: FuaKind::Emulated,
+        };
+        let shared = Arc::new(Shared {
+            name: uri.to_string(),
+            image: Some(image),
+            locked: locks && !options.read_only,
+            state: Mutex::default(),
+            room: Condvar::new(),
+            idle: Condvar::new(),
+        });
+        let serves = shared.clone();
+        let thread = spawn_named("rbd", move || serves.serve()).map_err(|e| failed(e.to_string()))?;
+        let (stats, read_only) = (DeviceStats::default(), options.read_only);
+        Ok(Arc::new(RbdDevice { shared, geometry, stats, read_only, thread: Some(thread) }))
+    }
+
+    fn writable(&self) -> Result<()> {
+        if self.read_only { Err(Error::ReadOnly) } else { Ok(()) }
+    }
+
+    /// Does something in the calling thread, unless the device is dead.
+    fn call(
+        &self,
+        op: &'static str,
+        offset: u64,
+        len: u64,
+        f: impl FnOnce(&Image) -> Result<(), i32>,
+    ) -> Result<()> {
+        if let Some(dead) = &self.shared.state.lock().dead {
+            return Err(dead.clone());
+        }
+        f(self.shared.image()).map_err(|errno| self.shared.error(op, offset, len, errno))
+    }
+}
+
+/// Takes the exclusive lock: see the module.
+fn take_lock(uri: &RbdUri, image: &Image, options: OpenOptions) -> Result<()> {
+    let failed = |why: String| Error::invalid(format!("cannot lock {uri}: {why}"));
+    if image.features().map_err(|e| failed(words(e)))? & EXCLUSIVE_LOCK == 0 {
+        let why = "the image has no exclusive lock (rbd feature enable POOL/IMAGE exclusive-lock)";
+        return Err(failed(why.into()));
+    }
+    let owner = image.lock_owner().map_err(|e| failed(words(e)))?;
+    match owner {
+        None => {}
+        Some(owner) if options.takeover => {
+            tracing::warn!("{uri}: fencing {}", told(image, &owner));
+            image.pool.blocklist(&owner).map_err(failed)?;
+            match image.break_lock(&owner) {
+                // Given back meanwhile.
+                Ok(()) | Err(libc::ENOENT) => {}
+                Err(e) => return Err(failed(words(e))),
+            }
+        }
+        Some(_) => refuse_owned(uri, image, options.lock_wait)?,
+    }
+    for _ in 0..TAKE_TRIES {
+        match image.lock() {
+            Ok(()) => {
+                let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+                let me = format!("process {} on host {}", std::process::id(), host.trim());
+                return image.set_metadata(OWNER, &me).map_err(|e| failed(words(e)));
+            }
+            Err(libc::EAGAIN | libc::EBUSY) => std::thread::sleep(LOCK_PAUSE),
+            // Somebody was faster.
+            Err(libc::EROFS) => refuse_owned(uri, image, Duration::ZERO)?,
+            Err(e) => return Err(failed(words(e))),
+        }
+    }
+    Err(failed("it does not become free".into()))
+}
+
+/// An error if somebody has the lock, and keeps it so long.
+fn refuse_owned(uri: &RbdUri, image: &Image, wait: Duration) -> Result<()> {
+    let mut pauses = wait.as_millis().div_ceil(LOCK_PAUSE.as_millis());
+    loop {
+        let owner = image.lock_owner();
+        match owner.map_err(|e| Error::invalid(format!("cannot look at {uri}: {}", words(e))))? {
+            None => return Ok(()),
+            Some(_) if pauses > 0 => pauses -= 1,
+            Some(owner) => {
+                let who = format!("{uri} is locked by {}: it", told(image, &owner));
+                return Err(Error::Busy(who.into()));
+            }
+        }
+        std::thread::sleep(LOCK_PAUSE);
+    }
+}
+
+fn told(image: &Image, owner: &str) -> String {
+    match image.metadata(OWNER) {
+        Some(name) => format!("{name} ({owner})"),
+        None => owner.to_owned(),
+    }
+}
+
+impl Shared {
+    fn image(&self) -> &Image {
+        self.image.as_ref().expect("it goes last")
+    }
+
+    /// The error of a failed operation, and the end of the device if it is one.
+    fn error(&self, op: &'static str, offset: u64, len: u64, errno: i32) -> Error {
+        let end = match errno {
+            libc::ESHUTDOWN | libc::EROFS => Error::Fenced,
+            libc::ETIMEDOUT => Error::OutcomeUnknown,
+            errno => return Error::Io { op, offset, len, errno },
+        };
+        let mut state = self.state.lock();
+        if state.dead.is_none() {
+            tracing::error!("{}: the device is dead: {op} failed with {}", self.name, words(errno));
+            state.dead = Some(end);
+        }
+        state.dead.clone().expect("just set")
+    }
+
+    /// The thread of the device.
+    fn serve(&self) {
+        SERVING.set(true);
+        let mut landed = VecDeque::new();
+        loop {
+            match catch_unwind(AssertUnwindSafe(|| self.hand_out(&mut landed))) {
+                Ok(Ok(())) => return,
+                Ok(Err(e)) => {
+                    tracing::error!("{}: the device is dead: {e}", self.name);
+                    return self.abandon();
+                }
+                // A completion panicked. The device is dead, but what the library has is answered.
+                Err(_) => {
+                    self.state.lock().dead.get_or_insert(Error::OutcomeUnknown);
+                }
+            }
+        }
+    }
+
+    fn hand_out(&self, landed: &mut VecDeque<Landed>) -> std::io::Result<()> {
+        loop {
+            while let Some(Landed { token, op, result }) = landed.pop_front() {
+                self.land(token, op, result);
+            }
+            self.start_waiting();
+            let state = self.state.lock();
+            let ended = state.closed && state.unanswered == 0;
+            drop(state);
+            if ended {
+                return Ok(());
+            }
+            landed.extend(self.image().landed()?);
+        }
+    }
+
+    fn land(&self, token: u64, op: Op, result: Result<(), i32>) {
+        let Some(mut flight) = self.state.lock().flights.remove(&token) else { return };
+        let what = flight.written.as_ref().unwrap_or(&op);
+        let result = result.map_err(|e| self.error(what.name(), flight.offset, what.len(), e));
+        let fua = matches!(op, Op::Write { fua: true, .. });
+        match (result, flight.written.take()) {
+            (result, Some(write)) => self.complete(flight, write, result),
+            (Ok(()), None) if fua => {
+                flight.written = Some(op);
+                self.start(flight, Op::Flush);
+            }
+            (result, None) => self.complete(flight, op, result),
+        }
+    }
+
+    fn complete(&self, flight: Flight, op: Op, result: Result<()>) {
+        let mut state = self.state.lock();
+        // Before the sink is called, which may drop the device, which waits for this to be zero.
+        state.unanswered -= 1;
+        let last = state.closed && state.unanswered == 0;
+        drop(state);
+        if last {
+            self.idle.notify_all();
+        }
+        flight.sink.complete(Completion { tag: flight.tag, op, result });
+    }
+
+    /// Gives an operation to the library.
+    fn start(&self, flight: Flight, op: Op) {
+        let mut state = self.state.lock();
+        if let Some(dead) = state.dead.clone() {
+            drop(state);
+            return self.complete_failed(flight, op, dead);
+        }
+        let (token, offset) = (state.next_token, flight.offset);
+        state.next_token += 1;
+        state.flights.insert(token, flight);
+        drop(state);
+        let Err((errno, op)) = self.image().start(token, offset, op) else { return };
+        let Some(flight) = self.state.lock().flights.remove(&token) else { return };
+        let e = self.error(op.name(), offset, op.len(), errno);
+        self.complete_failed(flight, op, e);
+    }
+
+    fn complete_failed(&self, mut flight: Flight, op: Op, e: Error) {
+        let op = flight.written.take().unwrap_or(op);
+        self.complete(flight, op, Err(e));
+    }
+
+    fn start_waiting(&self) {
+        loop {
+            let mut state = self.state.lock();
+            if state.flights.len() >= DEPTH {
+                return;
+            }
+            let Some((flight, op)) = state.waiting.pop_front() else { return };
+            if state.waiting.len() < QUEUED_MAX {
+                self.room.notify_all();
+            }
+            drop(state);
+            self.start(flight, op);
+        }
+    }
+
+    fn submit(&self, jobs: Vec<(Flight, Op)>) {
+        let mut state = self.state.lock();
+        while state.waiting.len() >= QUEUED_MAX && state.dead.is_none() && !SERVING.get() {
+            self.room.wait(&mut state);
+        }
+        state.unanswered += jobs.len();
+        state.waiting.extend(jobs);
+        drop(state);
+        self.start_waiting();
+    }
+
+    /// Answers what nobody will serve any more, when the library cannot be asked. What it has stays
+    /// with it until the image is closed.
+    fn abandon(&self) {
+        let mut state = self.state.lock();
+        state.dead.get_or_insert(Error::OutcomeUnknown);
+        let flights = std::mem::take(&mut state.flights);
+        let waiting = std::mem::take(&mut state.waiting);
+        drop(state);
+        self.room.notify_all();
+        for (_, flight) in flights {
+            // The library has the buffer, and the caller gets an empty one.
+            let op = Op::Read(IoBuf::default());
+            self.complete_failed(flight, op, Error::OutcomeUnknown);
+        }
+        for (flight, op) in waiting {
+            self.complete_failed(flight, op, Error::OutcomeUnknown);
+        }
+    }
+}
+
+impl Drop for Shared {
+    /// To close an image gives its lock back. After an unknown outcome that would be wrong: a write
+    /// may still be on its way, and must not land behind those of the next owner. So the image
+    /// stays open until the process ends, the lock stays after that, and the next owner has to
+    /// fence this one.
+    fn drop(&mut self) {
+        if self.locked && matches!(self.state.get_mut().dead, Some(Error::OutcomeUnknown)) {
+            tracing::warn!("{}: the lock is kept; the next mount needs --takeover", self.name);
+            std::mem::forget(self.image.take());
+        }
+    }
+}
+
+impl Drop for RbdDevice {
+    /// Everything submitted is answered before the lock is given back and the image closed.
+    fn drop(&mut self) {
+        let mut state = self.shared.state.lock();
+        state.closed = true;
+        while state.unanswered > 0 {
+            self.shared.idle.wait(&mut state);
+        }
+        let alive = state.dead.is_none();
+        drop(state);
+        if self.shared.locked
+            && alive
+            && let Err(e) = self.shared.image().unlock()
+        {
+            tracing::warn!("{}: cannot give the lock back: {}", self.shared.name, words(e));
+        }
+        self.shared.image().wake();
+        let Some(thread) = self.thread.take() else { return };
+        // The last reference may go with a completion, on the thread itself: it ends, and closes.
+        if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
+            tracing::error!("a device thread panicked");
+        }
+    }
+}
+
+impl Device for RbdDevice {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
+        let mut jobs = Vec::with_capacity(batch.len());
+        for request in batch {
+            self.stats.count(&request.op);
+            let Request { tag, offset, op } = request;
+            let idle = match &op {
+                Op::Flush => self.read_only,
+                op => op.len() == 0,
+            };
+            let changes = !matches!(op, Op::Read(_) | Op::Flush);
+            let request = Request { tag, offset, op };
+            let checked = self.geometry.check_request(&request);
+            let checked = checked.and_then(|()| if changes { self.writable() } else { Ok(()) });
+            let Request { op, .. } = request;
+            match checked {
+                Ok(()) if !idle => {
+                    jobs.push((Flight { tag, offset, sink: sink.clone(), written: None }, op));
+                }
+                result => sink.complete(Completion { tag, op, result }),
+            }
+        }
+        if !jobs.is_empty() {
+            self.shared.submit(jobs);
+        }
+    }
+
+    fn read(&self, offset: u64, buf: &mut IoBuf) -> Result<()> {
+        let len = buf.len() as u64;
+        self.stats.count_read(buf.len());
+        self.geometry.check("read", offset, len)?;
+        match len {
+            0 => Ok(()),
+            _ => self.call("read", offset, len, |image| image.read(offset, buf)),
+        }
+    }
+
+    fn write(&self, offset: u64, buf: &IoBuf, fua: bool) -> Result<()> {
+        let len = buf.len() as u64;
+        self.stats.count_write(buf.len(), fua);
+        self.geometry.check("write", offset, len)?;
+        self.writable()?;
+        if len == 0 {
+            return Ok(());
+        }
+        self.call("write", offset, len, |image| {
+            image.write(offset, buf)?;
+            if fua { image.flush() } else { Ok(()) }
+        })
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.stats.count_flush();
+        if self.read_only { Ok(()) } else { self.call("flush", 0, 0, Image::flush) }
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        self.geometry.check("discard", offset, len)?;
+        self.writable()?;
+        match len {
+            0 => Ok(()),
+            DISCARD_BYTES_MIN.. => self.call("discard", offset, len, |image| image.discard(offset, len)),
+            _ => self.call("discard", offset, len, |image| image.write_zeroes(offset, len)),
+        }
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64) -> Result<()> {
+        self.geometry.check("write_zeroes", offset, len)?;
+        self.writable()?;
+        match len {
+            0 => Ok(()),
+            _ => self.call("write_zeroes", offset, len, |image| image.write_zeroes(offset, len)),
+        }
+    }
+
+    fn stats(&self) -> &DeviceStats {
+        &self.stats
+    }
+
+    fn name(&self) -> &str {
+        &self.shared.name
+    }
+}
+
+#[cfg(test)]
+#[path = "rbd_tests.rs"]
+mod tests;

@@ -1,0 +1,117 @@
+use super::*;
+use crate::testing::SIZE;
+use crate::{Location, conformance};
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+/// Names the configuration of a cluster with a pool `rbd` that tests may fill.
+const CLUSTER: &str = "KEDGE_CEPH_CONF";
+
+/// `None`: there is no cluster, and that has been said.
+#[track_caller]
+fn cluster() -> Option<String> {
+    let conf = std::env::var(CLUSTER).ok();
+    if conf.is_none() {
+        kedge_base::skip::note(&format!("no Ceph cluster: {CLUSTER} is to name its configuration"));
+    }
+    conf
+}
+
+fn location(conf: &str, image: &str, words: &str) -> Location {
+    Location::parse(Path::new(&format!("rbd:rbd/{image}?conf={conf}&timeout=20{words}"))).unwrap()
+}
+
+/// A new image.
+fn image(conf: &str, size: u64) -> Location {
+    static MADE: AtomicU32 = AtomicU32::new(0);
+    let name = format!("kedge-test-{}-{}", std::process::id(), MADE.fetch_add(1, Relaxed));
+    let location = location(conf, &name, "");
+    assert!(!crate::exists(&location).unwrap());
+    crate::create(&location, size).unwrap();
+    assert!(crate::exists(&location).unwrap());
+    location
+}
+
+#[test]
+fn the_contract_is_kept() {
+    let Some(conf) = cluster() else { return };
+    let open = |size| crate::open(&image(&conf, size), OpenOptions::default()).unwrap();
+    conformance::conform(&open);
+}
+
+#[test]
+fn the_lock_keeps_others_out() {
+    let Some(conf) = cluster() else { return };
+    let location = image(&conf, SIZE);
+    conformance::one_writer(&|options| crate::open(&location, options));
+    assert!(crate::is_unlocked(&location).unwrap());
+}
+
+/// The owner of the lock is named, fenced, and never writes again.
+#[test]
+fn a_takeover_fences_the_owner() {
+    let Some(conf) = cluster() else { return };
+    let location = image(&conf, SIZE);
+    let old = crate::open(&location, OpenOptions::default()).unwrap();
+    let (one, two) = (IoBuf::from_bytes(&[1; BLOCK_SIZE]), IoBuf::from_bytes(&[2; BLOCK_SIZE]));
+    old.write(0, &one, true).unwrap();
+    let refused = crate::open(&location, OpenOptions::default()).map(drop).unwrap_err();
+    let me = format!("process {} on host", std::process::id());
+    assert!(matches!(&refused, Error::Busy(who) if who.contains(&me)), "{refused}");
+
+    let new = crate::open(&location, OpenOptions { takeover: true, ..OpenOptions::default() }).unwrap();
+    new.write(BLOCK_SIZE as u64, &two, true).unwrap();
+    assert!(matches!(old.write(BLOCK_SIZE as u64, &one, true), Err(Error::Fenced)));
+    assert!(matches!(old.flush(), Err(Error::Fenced)));
+    assert!(matches!(old.read(0, &mut IoBuf::zeroed(1)), Err(Error::Fenced)));
+    let ios = (0..3).map(|i| crate::Io { offset: i, op: Op::Flush }).collect();
+    assert!(crate::run_batch(&*old, ios).iter().all(|one| matches!(one.result, Err(Error::Fenced))));
+    let mut found = IoBuf::zeroed(2);
+    new.read(0, &mut found).unwrap();
+    assert!(
+        found.as_bytes()[..BLOCK_SIZE] == *one.as_bytes()
+            && found.as_bytes()[BLOCK_SIZE..] == *two.as_bytes()
+    );
+    // Its end does not take the new owner's lock away.
+    drop(old);
+    assert!(!crate::is_unlocked(&location).unwrap());
+    new.write(0, &two, true).unwrap();
+}
+
+/// A write whose outcome is unknown may be on its way: the lock is not given back, and the next
+/// owner fences this one.
+#[test]
+fn an_unknown_outcome_keeps_the_lock() {
+    let Some(conf) = cluster() else { return };
+    let location = image(&conf, SIZE);
+    let Location::Rbd(uri) = &location else { panic!("an RBD image") };
+    let lost = RbdDevice::open(uri, OpenOptions::default()).unwrap();
+    assert!(matches!(lost.shared.error("write", 0, 1, libc::ETIMEDOUT), Error::OutcomeUnknown));
+    assert!(matches!(lost.flush(), Err(Error::OutcomeUnknown)));
+    drop(lost);
+    let refused = crate::open(&location, OpenOptions::default()).map(drop);
+    assert!(matches!(refused, Err(Error::Busy(_))), "{refused:?}");
+    let next = crate::open(&location, OpenOptions { takeover: true, ..OpenOptions::default() }).unwrap();
+    next.write(0, &IoBuf::zeroed(1), true).unwrap();
+}
+
+#[test]
+fn what_is_not_there_is_named() {
+    let Some(conf) = cluster() else { return };
+    let open = |uri: &str| {
+        let location = Location::parse(Path::new(uri)).unwrap();
+        let e = crate::open(&location, OpenOptions::default()).map(drop).unwrap_err().to_string();
+        assert!(e.contains(&location.to_string()), "{e}");
+        e
+    };
+    for (uri, word) in [
+        (format!("rbd:rbd/none?conf={conf}"), "No such file"),
+        (format!("rbd:nopool/none?conf={conf}"), "pool \"nopool\""),
+        (format!("rbd:rbd/none?conf={conf}&id=nobody&timeout=5"), "client.nobody"),
+        ("rbd:rbd/none?conf=/nonexistent".to_owned(), "/nonexistent"),
+        (format!("rbd:rbd/none@snap?conf={conf}"), "for reading alone"),
+    ] {
+        let e = open(&uri);
+        assert!(e.contains(word), "{uri}: {e}");
+    }
+}
