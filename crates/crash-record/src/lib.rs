@@ -1,5 +1,5 @@
-//! Records what a program does to a file system: a KedgeFS in memory, mounted on a directory of its own, that writes down each
-//! call before it answers.
+//! Records what a program does to a file system: a KedgeFS in memory, mounted on a directory of its
+//! own, that writes down each call before it answers.
 //!
 //! ```text
 //! log         the recording as it grows; who called
@@ -11,8 +11,9 @@
 //! tree        a file system's tree as a recording, and back
 //! ```
 //!
-//! The mount writes through: each write(2) is one request of the thread that called it. Stores through shared mappings come when
-//! the kernel writes the pages back: at msync, fsync, munmap or when it likes; their thread is not known.
+//! The mount writes through: each write(2) is one request of the thread that called it. Stores
+//! through shared mappings come when the kernel writes the pages back: at msync, fsync, munmap or
+//! when it likes; their thread is not known.
 #![forbid(unsafe_code)]
 
 mod live;

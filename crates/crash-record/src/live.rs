@@ -1,19 +1,21 @@
 //! A mount that can lose power at any moment, and whose calls can be made to fail.
 //!
-//! Everything that was done since the last crash is kept in memory. A crash builds the state that the
-//! model leaves of it, makes the file system hold that, and goes on from there. Nothing is unmounted.
+//! Everything that was done since the last crash is kept in memory. A crash builds the state that
+//! the model leaves of it, makes the file system hold that, and goes on from there. Nothing is
+//! unmounted.
 //!
 //! # Generations
-//! After a crash, what a program had open is gone, as after a restart of the machine. The kernel knows
-//! inodes by number, so the numbers it gets carry the count of crashes in their upper bits, and a
-//! request for a number of an earlier generation answers EIO. Only the root directory keeps its number.
-//! The kernel asks for each name anew (it may remember nothing on these mounts), so that programs that
-//! start after the crash find what is left.
+//! After a crash, what a program had open is gone, as after a restart of the machine. The kernel
+//! knows inodes by number, so the numbers it gets carry the count of crashes in their upper bits,
+//! and a request for a number of an earlier generation answers EIO. Only the root directory keeps
+//! its number. The kernel asks for each name anew (it may remember nothing on these mounts), so
+//! that programs that start after the crash find what is left.
 //!
 //! # The gate
-//! Each operation holds the gate for reading while it runs, a crash for writing: it happens between two
-//! operations, never in the middle of one. An fsync that is under way when a crash comes fails, whether
-//! or not it was in time: a program must never be told of durability that a crash then takes.
+//! Each operation holds the gate for reading while it runs, a crash for writing: it happens between
+//! two operations, never in the middle of one. An fsync that is under way when a crash comes fails,
+//! whether or not it was in time: a program must never be told of durability that a crash then
+//! takes.
 //!
 //! If the state cannot be made (no room, say), the tree is neither old nor new: from then on every
 //! operation fails, and every answer says why.
@@ -42,7 +44,8 @@ const GENERATION_MAX: u64 = u16::MAX as u64;
 const NAMED_MAX: usize = 100;
 /// Directories above one another; a path that is deeper is cut off.
 const DEPTH_MAX: usize = 256;
-/// Names that are remembered. Beyond it the memory starts anew, and the kernel's next look-ups fill it.
+/// Names that are remembered. Beyond it the memory starts anew, and the kernel's next look-ups fill
+/// it.
 const NAMES_MAX: usize = 1 << 20;
 
 /// What a crash did.

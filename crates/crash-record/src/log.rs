@@ -10,11 +10,13 @@ use std::io::BufWriter;
 
 /// Command lines of processes, for people.
 const COMMAND_MAX: usize = 200;
-/// Threads whose process is remembered. Beyond it the memory starts anew: a process may then be named twice.
+/// Threads whose process is remembered. Beyond it the memory starts anew: a process may then be
+/// named twice.
 const THREADS_MAX: usize = 1 << 16;
 
-/// What many threads append to. The lock is held over a change of the file system and its record, so that the recording
-/// has the order in which things took effect. It is taken before any lock of the file system.
+/// What many threads append to. The lock is held over a change of the file system and its record,
+/// so that the recording has the order in which things took effect. It is taken before any lock of
+/// the file system.
 pub struct Log {
     state: Mutex<State>,
     clock: SystemClock,
@@ -73,7 +75,8 @@ impl Log {
         self.put(state, pid, tid, errno, call);
     }
 
-    /// A thread that called for the first time: its process gets an event, unless another of its threads was here.
+    /// A thread that called for the first time: its process gets an event, unless another of its
+    /// threads was here.
     fn meet(&self, state: &mut State, tid: u32) -> u32 {
         let (pid, name, command) = look_at(tid);
         if state.processes.len() >= THREADS_MAX {
@@ -106,7 +109,8 @@ impl Log {
                 state.count += 1;
                 state.marks += u64::from(is_mark);
             }
-            // A recording with a hole would accuse the program of what it did not do: it ends here, and says so at the end.
+            // A recording with a hole would accuse the program of what it did not do: it ends here,
+            // and says so at the end.
             Err(e) => {
                 tracing::error!("the recording cannot be written: {e}");
                 state.failed = Some(e);

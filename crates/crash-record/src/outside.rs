@@ -1,8 +1,8 @@
 //! Files outside the mount that the command has open for writing: no crash state has them, and the
 //! user should know.
 //!
-//! It is asked now and then, by what /proc says of the command and all that it started. A file that is
-//! open for a moment only is not noticed: there is no claim that nothing was written elsewhere.
+//! It is asked now and then, by what /proc says of the command and all that it started. A file that
+//! is open for a moment only is not noticed: there is no claim that nothing was written elsewhere.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -38,8 +38,8 @@ pub enum On {
 /// What a failed fsync leaves in the page cache and on the disk. In all of them the pages count as
 /// clean afterwards, and the next fsync succeeds without having written them.
 ///
-/// Sources: Rebello et al., "Can Applications Recover from fsync Failures?", USENIX ATC 2020, section
-/// 3 ("pages are always marked clean", "page content ... is varied"); Linux
+/// Sources: Rebello et al., "Can Applications Recover from fsync Failures?", USENIX ATC 2020,
+/// section 3 ("pages are always marked clean", "page content ... is varied"); Linux
 /// Documentation/filesystems/vfs.rst, "Handling errors during writeback"; fs/ext4/page-io.c
 /// (`ext4_finish_bio`), fs/iomap/buffered-io.c (`iomap_finish_folio_write`), fs/btrfs/inode.c
 /// (`btrfs_finish_one_ordered`).
@@ -48,8 +48,8 @@ pub enum Like {
     /// Programs go on reading what they wrote. The size they made is kept: in front of it stand old
     /// bytes or zeros.
     Ext4,
-    /// Programs go on reading what they wrote. The size on disk moves with the bytes alone, so it is
-    /// the old one.
+    /// Programs go on reading what they wrote. The size on disk moves with the bytes alone, so it
+    /// is the old one.
     Xfs,
     /// The file falls back to what is on disk, bytes and size, for readers too.
     Btrfs,
@@ -226,7 +226,8 @@ fn parse_failure(errno: i32, on: On, words: &mut Words<'_>) -> Result<Action, St
     Ok(Action::Fail { errno, like })
 }
 
-/// Numbers of Linux, the same on all architectures that it runs on today but MIPS, SPARC and PA-RISC.
+/// Numbers of Linux, the same on all architectures that it runs on today but MIPS, SPARC and
+/// PA-RISC.
 pub mod libc_errno {
     pub const EIO: i32 = 5;
     pub const ENOSPC: i32 = 28;
@@ -267,8 +268,8 @@ impl Pattern {
         Pattern { tokens, is_path: text.contains('/') || text.contains("**") }
     }
 
-    /// All places of the text that the tokens so far can have reached, token by token: no pattern takes
-    /// more than its length times that of the text.
+    /// All places of the text that the tokens so far can have reached, token by token: no pattern
+    /// takes more than its length times that of the text.
     fn matches(&self, path: &[u8]) -> bool {
         let text = match self.is_path {
             true => path,

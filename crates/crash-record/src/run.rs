@@ -87,7 +87,8 @@ struct Ended {
     outside: Vec<String>,
 }
 
-/// Runs the command on a mount of its own and records it. `started` hears the number of its process, to pass signals on.
+/// Runs the command on a mount of its own and records it. `started` hears the number of its
+/// process, to pass signals on.
 pub fn record(options: &Options, started: &dyn Fn(u32)) -> Result<Recorded, RecordError> {
     let recording = |error| RecordError::Recording { path: options.out.clone(), error };
     let file = File::create(&options.out).map_err(|e| recording(e.into()))?;
@@ -251,7 +252,8 @@ fn run_command(
     if options.ack.is_some() {
         command.stdout(Stdio::piped());
     }
-    // At a terminal it must stay in the foreground; elsewhere it can be ended with all that it started.
+    // At a terminal it must stay in the foreground; elsewhere it can be ended with all that it
+    // started.
     let own_group = !io::stdin().is_terminal();
     if own_group {
         command.process_group(0);
@@ -279,8 +281,8 @@ fn run_command(
     Ok(Ended { code, timed_out, outside: outside.told() })
 }
 
-/// Passes the lines on, and notes those that match. A line is noted after it is written, so a mark is late rather than early: no
-/// promise is taken for given before it was.
+/// Passes the lines on, and notes those that match. A line is noted after it is written, so a mark
+/// is late rather than early: no promise is taken for given before it was.
 fn forward(out: impl io::Read, ack: &Regex, log: &Log) {
     let mut lines = BufReader::new(out);
     let mut line = Vec::new();

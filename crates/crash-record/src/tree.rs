@@ -90,8 +90,8 @@ impl Reader<'_> {
     }
 }
 
-/// Makes the file system hold exactly that tree, and makes it durable. Pipes, sockets and devices are
-/// left out, and times are those of this moment.
+/// Makes the file system hold exactly that tree, and makes it durable. Pipes, sockets and devices
+/// are left out, and times are those of this moment.
 pub fn restore(fs: &FileSystem, state: &State) -> Result<()> {
     empty(fs, Ino::ROOT)?;
     let mut writer = Writer { fs, dirs: HashMap::new(), made: HashMap::new() };
@@ -174,7 +174,8 @@ impl Writer<'_> {
         for (name, value) in &node.xattrs {
             self.fs.setxattr(attr.ino, name, value, XattrMode::Any)?;
         }
-        // What creating and writing may have changed: a directory's set-group-id bit, set-user-id bits.
+        // What creating and writing may have changed: a directory's set-group-id bit, set-user-id
+        // bits.
         let set =
             SetAttr { mode: Some(mode), uid: Some(owner.uid), gid: Some(owner.gid), ..SetAttr::default() };
         match node.body {

@@ -17,7 +17,8 @@ use std::time::Duration;
 const CAUSES_MAX: usize = 8;
 /// Failing states that are shrunk to find them.
 const SHRUNK_MAX: usize = 24;
-/// A search that had a limit of time may take as long again to explain what it found, and no less than this.
+/// A search that had a limit of time may take as long again to explain what it found, and no less
+/// than this.
 const EXPLAIN_MIN: Duration = Duration::from_secs(30);
 /// States tried with all missing calls put in.
 const MENDED_STATES: u64 = 1000;
@@ -80,7 +81,8 @@ impl Campaign<'_> {
             unexplained: 0,
             mended: None,
         };
-        // A checker that cannot run would call every state failing while it shrinks; one that fails without a crash, too.
+        // A checker that cannot run would call every state failing while it shrinks; one that fails
+        // without a crash, too.
         if report.outcome.ended != Ended::Broken && report.fails_uncrashed.is_none() {
             self.explain(&history, &mut report);
             report.mended = (!self.is_stopped()).then(|| self.mend(&report)).flatten();
@@ -157,8 +159,9 @@ impl Campaign<'_> {
     }
 }
 
-/// Explores a recording in this process: the judge gets each crash state as a [`Disk`], to recover on, and what the user had been
-/// told. The systematic states and 10,000 states at most, always the same ones.
+/// Explores a recording in this process: the judge gets each crash state as a [`Disk`], to recover
+/// on, and what the user had been told. The systematic states and 10,000 states at most, always the
+/// same ones.
 pub fn explore_in_memory(
     trace: &Trace,
     model: Model,

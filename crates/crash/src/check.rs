@@ -1,13 +1,17 @@
-//! A program as the judge: the state becomes a directory, a command runs in it, and its exit code is the verdict.
+//! A program as the judge: the state becomes a directory, a command runs in it, and its exit code
+//! is the verdict.
 //!
-//! Each state is made anew. What a checker did to the one before cannot be seen from time stamps: a shared mapping on tmpfs leaves
-//! none. The directory is on tmpfs if there is one, so making it costs a copy in memory.
+//! Each state is made anew. What a checker did to the one before cannot be seen from time stamps: a
+//! shared mapping on tmpfs leaves none. The directory is on tmpfs if there is one, so making it
+//! costs a copy in memory.
 //!
 //! The command runs in a process group of its own, with a limit of memory and of time; when it has
-//! ended or its time is over, the whole group is killed. If memory runs out, the kernel ends a checker
-//! before anything else. What it wrote to standard output and error is kept to its last part.
+//! ended or its time is over, the whole group is killed. If memory runs out, the kernel ends a
+//! checker before anything else. What it wrote to standard output and error is kept to its last
+//! part.
 //!
-//! Where there is no room left, a checker's failure says nothing about the program: it is no verdict.
+//! Where there is no room left, a checker's failure says nothing about the program: it is no
+//! verdict.
 
 use crate::run::{Case, Checker, Verdict};
 use crate::state::{Body, Node, State};
@@ -218,7 +222,8 @@ fn tail(mut output: File) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
 }
 
-/// Makes the tree in an empty directory. Owners are set by root alone; pipes, sockets and devices are left out.
+/// Makes the tree in an empty directory. Owners are set by root alone; pipes, sockets and devices
+/// are left out.
 pub fn materialise(state: &State, dir: &Path) -> io::Result<()> {
     let mut made: HashMap<u64, PathBuf> = HashMap::new();
     let mut modes: Vec<(PathBuf, u32)> = Vec::new();

@@ -33,7 +33,8 @@ impl Paths {
         self.of.get(event).map_or("", |p| &p.0)
     }
 
-    /// The path that an inode has just before event `at`. A file without a name is known by its last one.
+    /// The path that an inode has just before event `at`. A file without a name is known by its
+    /// last one.
     pub fn inode(&self, ino: u64, at: usize) -> String {
         let mut parts = Vec::new();
         let mut next = ino;

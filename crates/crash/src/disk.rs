@@ -1,5 +1,5 @@
-//! A file system in memory for tests of programs written in Rust: what a store does to it is recorded, and a crash state of
-//! the recording is one more of it, to recover on.
+//! A file system in memory for tests of programs written in Rust: what a store does to it is
+//! recorded, and a crash state of the recording is one more of it, to recover on.
 //!
 //! ```
 //! use kedge_crash::{Disk, Model, explore_in_memory};

@@ -4,7 +4,8 @@ use crate::state::{Name, Page};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Type, permissions and owner of an inode. Time stamps are not part of a crash state: no model promises them.
+/// Type, permissions and owner of an inode. Time stamps are not part of a crash state: no model
+/// promises them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Meta {
     pub mode: u32,
@@ -109,7 +110,8 @@ pub enum Edit {
         name: Name,
         value: Option<Arc<[u8]>>,
     },
-    /// The time stamps that a write leaves. Nothing sees it; it has a place in the order of metadata.
+    /// The time stamps that a write leaves. Nothing sees it; it has a place in the order of
+    /// metadata.
     Touch {
         ino: u64,
     },

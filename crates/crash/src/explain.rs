@@ -1,9 +1,11 @@
-//! Says what a failing state means: which calls were lost, and which persistence call at which place prevents it.
+//! Says what a failing state means: which calls were lost, and which persistence call at which
+//! place prevents it.
 //!
-//! A persistence call helps if, with it in the recording, the state is no longer legal. Candidates are fsyncs of the files
-//! and directories whose edits were lost, put before the first later call that survived or before the promise that was
-//! broken. The first that makes the state illegal is then put into the recording and the search is run again: only
-//! what that search found is reported.
+//! A persistence call helps if, with it in the recording, the state is no longer legal. Candidates
+//! are fsyncs of the files and directories whose edits were lost, put before the first later call
+//! that survived or before the promise that was broken. The first that makes the state illegal is
+//! then put into the recording and the search is run again: only what that search found is
+//! reported.
 
 use crate::describe::{Paths, count};
 use crate::edit::Edit;
@@ -55,7 +57,8 @@ pub struct Fix {
     /// It goes before this event.
     pub before: u32,
     pub before_text: String,
-    /// Other places of the recording where the same call is missing in the same way. The search ran with all of them put in.
+    /// Other places of the recording where the same call is missing in the same way. The search ran
+    /// with all of them put in.
     pub also_before: Vec<u32>,
     /// States tried with the call put in, and how many of them failed.
     pub tried: u64,
@@ -283,7 +286,8 @@ impl Explainer<'_> {
         kind(&self.paths.call(event as usize, &self.trace.events[event as usize]))
     }
 
-    /// Other places where a call like the lost one is followed by one like that before which the call is missing.
+    /// Other places where a call like the lost one is followed by one like that before which the
+    /// call is missing.
     fn alike(&self, candidate: &Candidate, lost: &[u32]) -> Vec<Candidate> {
         let persists = |n: u32| {
             let edit = &self.history.micros[n as usize].edit;
@@ -388,7 +392,8 @@ impl Explainer<'_> {
     }
 }
 
-/// Calls of one kind on files of one kind: a loop of the program makes the same call again on a file with another number.
+/// Calls of one kind on files of one kind: a loop of the program makes the same call again on a
+/// file with another number.
 fn kind(text: &str) -> String {
     let name = text.split(['(', ' ']).next().unwrap_or_default();
     if name == "mark" {

@@ -1,9 +1,10 @@
 //! Which crash states are tried, and in which order.
 //!
-//! Most bugs of the literature lose one thing and keep all the rest. So the systematic part is some lists, each linear in
-//! the recording, from which states are taken in turn, the suspicious first in each: what is lost when the user has been told
-//! otherwise, bytes of renamed files, names, whole calls, whole files, torn pages, single edits lost and kept, every
-//! prefix, and every choice where few edits are pending. Behind them comes a seeded sample without end.
+//! Most bugs of the literature lose one thing and keep all the rest. So the systematic part is some
+//! lists, each linear in the recording, from which states are taken in turn, the suspicious first
+//! in each: what is lost when the user has been told otherwise, bytes of renamed files, names,
+//! whole calls, whole files, torn pages, single edits lost and kept, every prefix, and every choice
+//! where few edits are pending. Behind them comes a seeded sample without end.
 
 use crate::edit::Edit;
 use crate::history::History;
@@ -161,7 +162,8 @@ impl Build<'_> {
         list
     }
 
-    /// At each moment before something is made persistent: all that is pending of one file or directory.
+    /// At each moment before something is made persistent: all that is pending of one file or
+    /// directory.
     fn files(&self) -> VecDeque<Recipe> {
         let mut list = VecDeque::new();
         for at in self.moments() {

@@ -1,12 +1,14 @@
 //! The judge that needs no program: each file is whole.
 //!
-//! Judged are the files that were there at the start or when the user was told something; without any mark, those that were there at the
-//! end. Others, such as the new file beside the old one, are the program's own business.
+//! Judged are the files that were there at the start or when the user was told something; without
+//! any mark, those that were there at the end. Others, such as the new file beside the old one, are
+//! the program's own business.
 //!
-//! A file has *versions*: what it held when the user was told something, when it got a name (create aside) or lost it, when
-//! it was made persistent, and at the end. In a crash state each file must hold one of its versions, and one no older than the
-//! last that the user was told of. A file the user was never told of may also be missing. A half-written file, a mixture, and one that
-//! is full of zeros are no version.
+//! A file has *versions*: what it held when the user was told something, when it got a name (create
+//! aside) or lost it, when it was made persistent, and at the end. In a crash state each file must
+//! hold one of its versions, and one no older than the last that the user was told of. A file the
+//! user was never told of may also be missing. A half-written file, a mixture, and one that is full
+//! of zeros are no version.
 
 use crate::history::History;
 use crate::model::STRICT;

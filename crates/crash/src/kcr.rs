@@ -10,9 +10,10 @@
 //!            n bytes  one event, in postcard encoding
 //! ```
 //!
-//! A record is valid if it is whole, its checksum is right and its payload is one event and nothing else. A recording
-//! ends at the first record that is not valid: what comes before it is used, and [`Loaded::cut`] says where and why it ended.
-//! So a recorder that was killed leaves a recording that can be explored.
+//! A record is valid if it is whole, its checksum is right and its payload is one event and nothing
+//! else. A recording ends at the first record that is not valid: what comes before it is used, and
+//! [`Loaded::cut`] says where and why it ended. So a recorder that was killed leaves a recording
+//! that can be explored.
 
 use crate::trace::{Event, Trace};
 use std::io::{self, Read, Write};

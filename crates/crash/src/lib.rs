@@ -1,5 +1,6 @@
-//! Crash tests for other people's programs: from the recording of what a program did to a file system, every state that a
-//! crash may leave, a verdict on each, and the persistence call that is missing.
+//! Crash tests for other people's programs: from the recording of what a program did to a file
+//! system, every state that a crash may leave, a verdict on each, and the persistence call that is
+//! missing.
 //!
 //! ```text
 //! trace, kcr            what the program did; its file

@@ -159,7 +159,8 @@ impl Told<'_> {
     }
 }
 
-/// Text inside an element or attribute of XML or HTML. Characters that XML does not have are shown as a box.
+/// Text inside an element or attribute of XML or HTML. Characters that XML does not have are shown
+/// as a box.
 fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

@@ -1,7 +1,8 @@
 //! Tries crash states until the budget ends, and says honestly what was covered.
 //!
-//! Recipes are taken and their states built under one lock, so that the states tried depend on recording, model, seed and
-//! a budget counted in states, never on how threads were scheduled. Checkers run beside one another.
+//! Recipes are taken and their states built under one lock, so that the states tried depend on
+//! recording, model, seed and a budget counted in states, never on how threads were scheduled.
+//! Checkers run beside one another.
 
 use crate::explore::Plan;
 use crate::history::History;
@@ -235,7 +236,8 @@ impl Search<'_> {
             if source.ended.is_some() {
                 return None;
             }
-            // The complete states are tried first: if one of them fails, the checker is not about crashes.
+            // The complete states are tried first: if one of them fails, the checker is not about
+            // crashes.
             let recipe = match source.recipes {
                 0 => Recipe::new(*self.history.points().end(), Pick::All),
                 _ => source.plan.next(),

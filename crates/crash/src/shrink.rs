@@ -1,7 +1,8 @@
 //! Makes a failing state as small as it can be told.
 //!
-//! A state is told by what it lacks. Lost edits are given back, halves first, as long as the checker still fails;
-//! then the crash is moved forward in time. What is left: no single one of the lost calls can be given back.
+//! A state is told by what it lacks. Lost edits are given back, halves first, as long as the
+//! checker still fails; then the crash is moved forward in time. What is left: no single one of the
+//! lost calls can be given back.
 
 use crate::history::History;
 use crate::recipe::{Pick, Recipe};
@@ -39,7 +40,8 @@ impl<'a> Shrinker<'a> {
         Shrinker { trace, history, checker, checks: Cell::new(0) }
     }
 
-    /// Why the state fails; `None`: it does not, or it cannot be judged, or there were checks enough.
+    /// Why the state fails; `None`: it does not, or it cannot be judged, or there were checks
+    /// enough.
     fn fails(&self, recipe: &Recipe) -> Option<String> {
         if self.checks.get() >= CHECKS_MAX {
             return None;
@@ -76,7 +78,8 @@ impl<'a> Shrinker<'a> {
         Shrunk { recipe: best.0, roots, message: best.1, checks: self.checks.get(), is_cut }
     }
 
-    /// The moment, if there is one, that looks like the state when nothing is lost; or the one before the first lost call.
+    /// The moment, if there is one, that looks like the state when nothing is lost; or the one
+    /// before the first lost call.
     fn as_prefix(&self, recipe: &Recipe) -> Option<(Recipe, String)> {
         let digest = self.history.state(recipe).digest();
         let first_lost = self.history.lost(recipe).first().map(|n| self.history.micros[*n as usize].event);
@@ -120,7 +123,8 @@ impl<'a> Shrinker<'a> {
             while from < roots.len() {
                 let mut fewer = roots.clone();
                 fewer.drain(from..(from + part).min(roots.len()));
-                // What a lost edit took with it may have been what mattered: losing that alone is tried too.
+                // What a lost edit took with it may have been what mattered: losing that alone is
+                // tried too.
                 let smaller = recipe(&fewer, &best.0);
                 match self.fails(&smaller) {
                     Some(message) => {

@@ -1,7 +1,8 @@
 //! An array with holes whose copies share what they have in common.
 //!
-//! Copying costs one pointer for each leaf of 64 places that is in use, and changing a place copies its leaf once. So
-//! a crash state costs what it differs in from the one it was made of, not what it holds.
+//! Copying costs one pointer for each leaf of 64 places that is in use, and changing a place copies
+//! its leaf once. So a crash state costs what it differs in from the one it was made of, not what
+//! it holds.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,7 +1,8 @@
 //! A directory tree in memory, cheap to copy, to which [`Edit`]s are applied.
 //!
-//! An edit applies to any tree: what it names may be missing, because a crash state is a choice of edits. Which choices
-//! are legal is not decided here but by [`crate::History`]. Nothing here fails and nothing is read from outside.
+//! An edit applies to any tree: what it names may be missing, because a crash state is a choice of
+//! edits. Which choices are legal is not decided here but by [`crate::History`]. Nothing here fails
+//! and nothing is read from outside.
 
 use crate::edit::{Edit, Meta};
 use crate::sparse::Sparse;
@@ -14,8 +15,8 @@ pub const PAGE: usize = 4096;
 pub const SECTOR: usize = 512;
 /// Inode number of the root directory.
 pub const ROOT: u64 = 1;
-/// A tree deeper than this is cut off when it is walked: no real one is, and a damaged recording must not exhaust the
-/// stack.
+/// A tree deeper than this is cut off when it is walked: no real one is, and a damaged recording
+/// must not exhaust the stack.
 const DEPTH_MAX: usize = 1024;
 
 pub type Name = Arc<[u8]>;
@@ -133,7 +134,8 @@ impl FileBody {
         }
     }
 
-    /// Moves what lies from `from` on so that it starts at `to`; both are on page boundaries, as fallocate(2) demands.
+    /// Moves what lies from `from` on so that it starts at `to`; both are on page boundaries, as
+    /// fallocate(2) demands.
     fn shift(&mut self, from: u64, to: u64) {
         let (from_page, to_page) = (from / PAGE as u64, to / PAGE as u64);
         let moved: Vec<(u64, Arc<Page>)> = self.pages.range(from_page).map(|(n, p)| (n, p.clone())).collect();
@@ -349,7 +351,8 @@ impl State {
         self.nodes.range(0).last().map_or(ROOT, |(ino, _)| ino)
     }
 
-    /// Shows every name that can be reached from the root, parents first, with its path from there (the root's is empty).
+    /// Shows every name that can be reached from the root, parents first, with its path from there
+    /// (the root's is empty).
     pub fn walk<'a>(&'a self, visit: Visit<'_, 'a>) {
         let mut path = Vec::new();
         self.walk_below(ROOT, &mut path, 0, visit);
@@ -371,7 +374,8 @@ impl State {
         }
     }
 
-    /// Of all that a program could see. Which names share an inode is part of it, the inode's number is not.
+    /// Of all that a program could see. Which names share an inode is part of it, the inode's
+    /// number is not.
     pub fn digest(&self) -> Digest {
         let mut h = SipHasher13::new();
         let mut seen = std::collections::HashMap::new();
@@ -397,8 +401,8 @@ impl State {
         Some((ino, self.node(ino)?))
     }
 
-    /// The whole content of the file at a path; `None`: there is no file, or no memory for it (sparse files may be
-    /// larger than any).
+    /// The whole content of the file at a path; `None`: there is no file, or no memory for it
+    /// (sparse files may be larger than any).
     pub fn content(&self, path: &[u8]) -> Option<Vec<u8>> {
         match &self.find(path)?.1.body {
             Body::File(file) => {

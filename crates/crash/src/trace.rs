@@ -1,7 +1,8 @@
 //! What a program did to a file system, in the order in which it took effect.
 //!
-//! An [`Event`] is one call that changes something, makes something persistent, or marks a moment. Calls that failed are
-//! kept for the report and change nothing. Inodes go by number, and no number is used twice.
+//! An [`Event`] is one call that changes something, makes something persistent, or marks a moment.
+//! Calls that failed are kept for the report and change nothing. Inodes go by number, and no number
+//! is used twice.
 
 use serde::{Deserialize, Serialize};
 
@@ -96,7 +97,8 @@ pub enum Call {
         offset: u64,
         #[serde(with = "serde_bytes")]
         data: Vec<u8>,
-        /// The kernel wrote cached pages back by itself: a memory mapping's, whose program is not known.
+        /// The kernel wrote cached pages back by itself: a memory mapping's, whose program is not
+        /// known.
         mapped: bool,
     },
     Truncate {
@@ -123,8 +125,8 @@ pub enum Call {
         #[serde(with = "serde_bytes")]
         value: Option<Vec<u8>>,
     },
-    /// fsync(2), fdatasync(2), msync(2), and what a write with O_SYNC or O_DSYNC does after it. It covers the events
-    /// before number `since`: those that had returned when it was called.
+    /// fsync(2), fdatasync(2), msync(2), and what a write with O_SYNC or O_DSYNC does after it. It
+    /// covers the events before number `since`: those that had returned when it was called.
     Fsync {
         ino: u64,
         datasync: bool,
@@ -226,7 +228,8 @@ impl Trace {
         .collect()
     }
 
-    /// The trace with an event put in before event `at`. What later calls cover stays the same calls.
+    /// The trace with an event put in before event `at`. What later calls cover stays the same
+    /// calls.
     pub fn with_event(&self, at: usize, event: Event) -> Trace {
         let mut events = self.events.clone();
         for later in &mut events[at..] {

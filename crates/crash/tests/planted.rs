@@ -1,5 +1,6 @@
-//! Programs that are right, and the same ones with one persistence call left out: each gap must be caught and named, and
-//! no right program accused. Every call in them is needed under `posix`: that is what the gaps show.
+//! Programs that are right, and the same ones with one persistence call left out: each gap must be
+//! caught and named, and no right program accused. Every call in them is needed under `posix`: that
+//! is what the gaps show.
 
 #![allow(clippy::unwrap_used)]
 
@@ -97,7 +98,8 @@ const LOG: Program = Program {
     calls: 3,
 };
 
-/// Two pages of a file are changed in place, with the old ones in a journal that is valid while it is there and whole.
+/// Two pages of a file are changed in place, with the old ones in a journal that is valid while it
+/// is there and whole.
 const JOURNAL: Program = Program {
     name: "journal",
     before: |disk, _| write(disk, "db", &[b'o'; 8192]).map(|_| ()),

@@ -100,11 +100,6 @@ fn files() -> Result<Vec<String>> {
     Ok(files)
 }
 
-/// Whether the comments of a crate are not wrapped yet.
-fn is_unwrapped(folder: &str) -> bool {
-    folder.starts_with("crates/crash")
-}
-
 /// All source files of the crates and of the fuzz targets.
 fn sources() -> Result<Vec<String>> {
     let mut sources = Vec::new();
@@ -115,7 +110,7 @@ fn sources() -> Result<Vec<String>> {
             let name = entry.file_name();
             let path = format!("{folder}/{}", name.to_str().with_context(|| folder.clone())?);
             let is_folder = entry.file_type()?.is_dir();
-            if is_folder && !path.ends_with("/target") && !is_unwrapped(&path) {
+            if is_folder && !path.ends_with("/target") {
                 folders.push(path);
             } else if !is_folder && path.ends_with(".rs") {
                 sources.push(path);

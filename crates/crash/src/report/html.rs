@@ -1,7 +1,8 @@
-//! The page: the verdict, each cause with its sentence and a picture of what was lost, and all calls on a time line.
+//! The page: the verdict, each cause with its sentence and a picture of what was lost, and all
+//! calls on a time line.
 //!
-//! It is one file without scripts or anything from elsewhere, so that it can be kept beside a CI run and read in any browser.
-//! Colours follow the reader's choice of light or dark.
+//! It is one file without scripts or anything from elsewhere, so that it can be kept beside a CI
+//! run and read in any browser. Colours follow the reader's choice of light or dark.
 
 use super::{Told, escape};
 use crate::describe::{Paths, count};
