@@ -122,7 +122,6 @@ pub const TABLE: &[Row] = &[
         "accepted, without effect",
         "",
     ),
-    row("`acl`, `sync`, `dirsync`, `strictatime`, quotas", FIXED, "refused, with the reason", ""),
 ];
 
 const DESCRIPTION: &[Block] = &[
@@ -132,7 +131,10 @@ const DESCRIPTION: &[Block] = &[
          kernel panic or a power cut the image mounts without repair, and everything that `fsync`(2) \
          had confirmed is there.",
     ),
-    Text("An unknown mount option is refused, not ignored."),
+    Text(
+        "An unknown mount option is refused, not ignored. `acl`, `sync`, `dirsync`, `strictatime` and \
+         quotas are refused with the reason.",
+    ),
 ];
 
 const FSTAB: &[Block] = &[
