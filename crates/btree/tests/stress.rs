@@ -42,14 +42,26 @@ struct Shared {
     gate: RwLock<()>,
     stop: AtomicBool,
     checkpoints: AtomicU64,
+    /// Some reader has read something.
+    read: AtomicBool,
 }
+
+impl Shared {
+    /// Whether the other threads have had a turn beside the writers, however loaded the machine is.
+    fn all_took_part(&self) -> bool {
+        self.checkpoints.load(Relaxed) > 1 && self.read.load(Relaxed)
+    }
+}
+
+/// Writers do so many times their work at most while they wait for the others to take part.
+const OPS_TIMES_MAX: u64 = 1000;
 
 fn write_loop(shared: &Shared, writer: u64, keys: u64, ops: u64, seed: u64) -> BTreeMap<Key, Vec<u8>> {
     let mut rng = SmallRng::seed_from_u64(seed);
     let mut model: BTreeMap<Key, Vec<u8>> = BTreeMap::new();
     let tree = &shared.world.tree;
     let mut done = 0;
-    while done < ops {
+    while done < ops || !shared.all_took_part() && done < ops * OPS_TIMES_MAX {
         let (start, run) = (rng.random_range(0..keys), rng.random_range(1..60));
         let kind = rng.random_range(0..10);
         for n in start..(start + run).min(keys) {
@@ -85,6 +97,9 @@ fn read_loop(shared: &Shared, writers: u64, keys: u64, seed: u64) -> u64 {
     let tree = &shared.world.tree;
     let mut seen = 0;
     while !shared.stop.load(Acquire) {
+        if seen > 0 {
+            shared.read.store(true, Relaxed);
+        }
         let at = key(rng.random_range(0..writers), rng.random_range(0..keys));
         match rng.random_range(0..4) {
             0 => {
@@ -142,6 +157,7 @@ fn stress(lock: TreeLock, cache_nodes: usize, writers: u64, readers: u64, keys: 
         gate: RwLock::new(()),
         stop: AtomicBool::new(false),
         checkpoints: AtomicU64::new(0),
+        read: AtomicBool::new(false),
     });
     let spawn_writer = |w: u64| {
         let shared = shared.clone();
