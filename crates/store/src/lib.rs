@@ -343,6 +343,8 @@ impl Store {
 
     pub fn check_alive(&self) -> Result<()> {
         match self.log.shutdown_reason() {
+            // The shutdown lasts: a caller must not take it for a full device and try again.
+            Some(reason) if reason.is_host_full() => Err(Error::Shutdown(reason.to_string().into())),
             Some(reason) => Err(reason),
             None if self.closed.load(Ordering::Relaxed) => Err(Error::Shutdown("unmounted".into())),
             None => Ok(()),
