@@ -242,7 +242,8 @@ fn a_repaired_image_has_a_next_inode_number() {
 #[test]
 fn counters_near_their_end_are_used_up_for_fsck_and_mount_alike() {
     type Counter = fn(&mut Superblock, u64);
-    let counters: [(bool, Counter); 3] = [
+    let counters: [(bool, Counter); 4] = [
+        (false, |sb, n| sb.checkpoint.generation.0 = n),
         (true, |sb, n| sb.checkpoint.next_ino = Ino(n)),
         (false, |sb, n| sb.checkpoint.epoch.0 = n),
         (true, |sb, n| {

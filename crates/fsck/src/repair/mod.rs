@@ -320,7 +320,8 @@ impl Job<'_> {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Option<New>> {
         let c = &source.sb.checkpoint;
-        let next = self.base_sb.checkpoint.generation.0.checked_add(1);
+        // Before anything is written: no mount takes a slot behind the limit.
+        let next = self.base_sb.checkpoint.generation.0.checked_add(1).filter(|next| *next <= OPEN_MAX);
         let generation = Generation(next.ok_or_else(|| Error::invalid("generations are used up"))?);
         let old_root =
             Root { block: c.root, generation: c.root_generation, level: c.root_level, nodes: judged.nodes };
