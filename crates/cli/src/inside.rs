@@ -6,6 +6,7 @@
 //! shown, not followed, but for those on the way to a path that is named, which are refused: they
 //! speak of the machine on which the image is mounted, not of this one.
 
+use crate::info::date;
 use crate::{Usage, engine, mounts};
 use anyhow::{Context, Result, bail};
 use kedgefs::{Attr, FileKind, FileSystem, Ino};
@@ -196,20 +197,6 @@ fn write_long(fs: &FileSystem, out: &mut StdoutLock<'_>, ino: Ino) -> Result<()>
     Ok(())
 }
 
-/// A moment in seconds since 1970 as `2026-11-22T06:26:47Z`.
-fn date(sec: i64) -> String {
-    let (days, rest) = (sec.div_euclid(86_400), sec.rem_euclid(86_400));
-    // Years that begin in March, in eras of 400: leap days come last.
-    let from_march = days + 719_468;
-    let (era, day) = (from_march.div_euclid(146_097), from_march.rem_euclid(146_097));
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let (day, month) = (day - (153 * month + 2) / 5 + 1, (month + 2) % 12 + 1);
-    let year = year + era * 400 + i64::from(month <= 2);
-    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", rest / 3600, rest / 60 % 60, rest % 60)
-}
-
 /// Major and minor number, as the kernel passes them to a file system.
 pub fn device(rdev: u64) -> (u64, u64) {
     ((rdev >> 8) & 0xfff, (rdev & 0xff) | ((rdev >> 12) & 0xfff00))
@@ -272,7 +259,7 @@ pub fn cat(args: CatArgs) -> Result<ExitCode> {
 pub fn stat(args: StatArgs) -> Result<ExitCode> {
     let fs = args.place.open()?;
     let attr = args.place.find(&fs)?;
-    let time = |t: kedgefs::Timespec| format!("{}.{:09}", date(t.sec), t.nsec);
+    let time = |t: kedgefs::Timespec| format!("{}.{:09}Z", date(t.sec).trim_end_matches('Z'), t.nsec);
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let mut xattrs = serde_json::Map::new();
     for name in fs.listxattr(attr.ino)? {
