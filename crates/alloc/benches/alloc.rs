@@ -18,7 +18,7 @@ fn timed(name: &str, count: u64, body: impl FnOnce()) {
     let clock = SystemClock::default();
     let start = clock.monotonic();
     body();
-    let took = clock.monotonic() - start;
+    let took = clock.since(start);
     let (ns, rate) = (took.as_nanos() as f64 / count as f64, count as f64 / took.as_secs_f64() / 1e6);
     println!("{name:<52} {ns:>9.1} ns  {rate:>8.2} M/s");
 }
@@ -100,7 +100,7 @@ fn main() {
                     alloc
                         .alloc_data(BlockNo(seed % (64 * GROUP_BLOCKS)), want, None)
                         .expect("there is space");
-                    slowest = slowest.max((clock.monotonic() - start).as_nanos());
+                    slowest = slowest.max(clock.since(start).as_nanos());
                 }
             });
             println!("  slowest {} µs", slowest / 1000);

@@ -533,6 +533,14 @@ fn one_checkpoint_at_a_time() {
     let _second = alloc.freeze();
 }
 
+fn claim(taken: &[AtomicU8], e: Extent) {
+    (e.start.0..e.end().0).for_each(|b| assert_eq!(taken[b as usize].swap(1, SeqCst), 0, "block {b}"));
+}
+
+fn unclaim(taken: &[AtomicU8], e: Extent) {
+    (e.start.0..e.end().0).for_each(|b| assert_eq!(taken[b as usize].swap(0, SeqCst), 1, "block {b}"));
+}
+
 /// Threads that take, apply and free at random, with checkpoints between: no block has two owners,
 /// nothing is lost.
 #[test]
@@ -549,12 +557,6 @@ fn many_threads() {
     let gate = Arc::new(RwLock::new(kedge_base::lock::Rank::EpochGuard, Generation(1)));
     let lsn = Arc::new(AtomicU64::new(1));
     let before = alloc.free_counts();
-    let claim = |taken: &[AtomicU8], e: Extent| {
-        (e.start.0..e.end().0).for_each(|b| assert_eq!(taken[b as usize].swap(1, SeqCst), 0, "block {b}"))
-    };
-    let unclaim = |taken: &[AtomicU8], e: Extent| {
-        (e.start.0..e.end().0).for_each(|b| assert_eq!(taken[b as usize].swap(0, SeqCst), 1, "block {b}"))
-    };
     let threads: Vec<_> = (0..4u64)
         .map(|t| {
             let (alloc, taken, gate, lsn) = (alloc.clone(), taken.clone(), gate.clone(), lsn.clone());

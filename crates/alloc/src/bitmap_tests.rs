@@ -14,9 +14,9 @@ fn words_agree_with_bits() {
             let len = rng.random_range(0..=(BITS - start).min(700));
             let on = rng.random_bool(density);
             if on {
-                map.set(start, len)
+                map.set(start, len);
             } else {
-                map.clear(start, len)
+                map.clear(start, len);
             }
             bits[start as usize..][..len as usize].fill(on);
         }

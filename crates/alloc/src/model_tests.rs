@@ -272,7 +272,7 @@ impl Model {
                 drop(r);
             }
             Ok(None) => {
-                assert!(!self.deferred.is_empty() || !self.pending.is_empty(), "something may come back")
+                assert!(!self.deferred.is_empty() || !self.pending.is_empty(), "something may come back");
             }
             Err(Error::NoSpace) => assert!(self.pending.is_empty(), "a log force would have helped"),
             Err(e) => panic!("{e}"),

@@ -17,6 +17,11 @@ pub trait Clock: Send + Sync + 'static {
     /// Monotonic time since an arbitrary start, for intervals and latencies.
     fn monotonic(&self) -> Duration;
 
+    /// What passed since a moment that [`Clock::monotonic`] gave; nothing if that moment is ahead.
+    fn since(&self, moment: Duration) -> Duration {
+        self.monotonic().saturating_sub(moment)
+    }
+
     /// Lets the calling thread rest. A test's clock may pass the time without resting.
     #[allow(clippy::disallowed_methods)]
     fn sleep(&self, time: Duration) {

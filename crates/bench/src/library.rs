@@ -84,7 +84,7 @@ pub fn in_threads<R: Send + 'static, W: FnOnce() -> Result<R> + Send + 'static>(
     // All are waited for before the first error is looked at: they use what the caller may take
     // away.
     let ended: Vec<_> = workers.into_iter().map(|w| w.join()).collect();
-    let took = clock.monotonic() - started;
+    let took = clock.since(started);
     let answers = ended.into_iter().map(|r| r.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
     Ok((took, answers.collect::<Result<_>>()?))
 }

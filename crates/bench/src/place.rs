@@ -57,7 +57,7 @@ impl Place {
         for i in 0..BLOCKS {
             let started = clock.monotonic();
             device.write((i * BLOCK_SIZE) as u64, &block, true)?;
-            times.push((clock.monotonic() - started).as_nanos() as f64 / 1e3);
+            times.push(clock.since(started).as_nanos() as f64 / 1e3);
         }
         drop(device);
         std::fs::remove_file(&path).with_context(|| format!("remove {}", path.display()))?;

@@ -229,7 +229,7 @@ impl Section {
     fn grid(&self) -> Grid {
         let widest = self.outcomes.iter().max_by_key(|o| o.sides.len());
         let names: Vec<&str> = widest.iter().flat_map(|o| &o.sides).map(|s| s.name).collect();
-        let mut head = vec!["".to_owned(), "unit".to_owned()];
+        let mut head = vec![String::new(), "unit".to_owned()];
         head.extend(names.iter().map(|n| n.to_string()));
         let mut published = 0;
         match self.reading {

@@ -116,7 +116,7 @@ impl Shell {
                 return Ok(status);
             }
             let interrupted = interrupt.map_or(Ok(()), Interrupt::check);
-            let late = self.clock.monotonic() - started > COMMAND_MAX;
+            let late = self.clock.since(started) > COMMAND_MAX;
             if late || interrupted.is_err() {
                 self.end(child)?;
                 interrupted?;
@@ -129,7 +129,7 @@ impl Shell {
     fn end(&self, child: &mut Child) -> Result<()> {
         (self.interrupt.end_group)(child.id());
         let started = self.clock.monotonic();
-        while self.clock.monotonic() - started < GRACE {
+        while self.clock.since(started) < GRACE {
             if child.try_wait()?.is_some() {
                 return Ok(());
             }

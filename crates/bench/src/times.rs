@@ -17,7 +17,7 @@ impl Times {
     pub fn time<R>(&mut self, clock: &SystemClock, work: impl FnOnce() -> R) -> R {
         let started = clock.monotonic();
         let answer = work();
-        self.push(clock.monotonic() - started);
+        self.push(clock.since(started));
         answer
     }
 

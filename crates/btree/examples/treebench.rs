@@ -53,7 +53,7 @@ fn resident() -> usize {
 fn timed(clock: &SystemClock, what: &str, ops: u64, body: impl FnOnce()) {
     let (start, cpu) = (clock.monotonic(), cpu_seconds());
     body();
-    let (took, cpu) = (clock.monotonic() - start, cpu_seconds() - cpu);
+    let (took, cpu) = (clock.since(start), cpu_seconds() - cpu);
     let rate = ops as f64 / took.as_secs_f64();
     print!("{what:34} {:8.0} k/s {:8.0} ns/op", rate / 1e3, 1e9 / rate);
     // Not where other threads did the work.

@@ -93,7 +93,7 @@ impl Routes {
         // The first entry covers all keys that the others do not.
         let (mut from, mut to) = (1, len);
         while from < to {
-            let mid = (from + to) / 2;
+            let mid = usize::midpoint(from, to);
             if is_at_or_below(&self.entries[mid * ENTRY..mid * ENTRY + CHILD], key) {
                 from = mid + 1;
             } else {

@@ -56,7 +56,7 @@ impl Default for Bias {
 
 impl Bias {
     fn name(&self) -> u64 {
-        self as *const Bias as usize as u64
+        std::ptr::from_ref::<Bias>(self) as usize as u64
     }
 
     /// Enters without the latch. `None`: go through the latch, because it is not biased, or because

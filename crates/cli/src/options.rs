@@ -131,11 +131,11 @@ impl MountWords {
             ("ro", None) => self.read_only = true,
             ("rw", None) => self.read_only = false,
             ("dirty_tracking", Some(v)) => {
-                self.dirty_tracking = Some(v.parse().map_err(|e| Usage(format!("mount option {e}")))?)
+                self.dirty_tracking = Some(v.parse().map_err(|e| Usage(format!("mount option {e}")))?);
             }
             ("cache_size", Some(v)) => {
                 self.cache_size =
-                    Some(parse_cache_size(v).map_err(|e| Usage(format!("mount option {word}: {e}")))?)
+                    Some(parse_cache_size(v).map_err(|e| Usage(format!("mount option {word}: {e}")))?);
             }
             ("tree_lock", Some(v)) => {
                 self.tree_lock = Some(v.parse().map_err(|_| {
@@ -147,7 +147,7 @@ impl MountWords {
             ("fuseblk", None) => self.privileged = Some(true),
             ("fuse", None) => self.privileged = Some(false),
             ("workers", Some(v)) => {
-                self.workers = Some(number(word, v, *WORKERS.start(), *WORKERS.end())? as usize)
+                self.workers = Some(number(word, v, *WORKERS.start(), *WORKERS.end())? as usize);
             }
             ("writeback_cache", None) => self.writeback_cache = Some(true),
             ("nowriteback_cache", None) => self.writeback_cache = Some(false),

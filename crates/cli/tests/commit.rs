@@ -55,7 +55,7 @@ fn lost_age(options: &str, seed: u64) -> Duration {
     };
     let lost = (0..).zip(&done).find(|(number, _)| !whole(*number));
     place.unmount_and_check("disk.kedge");
-    lost.map_or(Duration::ZERO, |(_, at)| killed - *at)
+    lost.map_or(Duration::ZERO, |(_, at)| killed.saturating_sub(*at))
 }
 
 fn check(options: &'static str) {

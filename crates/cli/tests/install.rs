@@ -30,9 +30,9 @@ fn files(dir: &Path) -> Vec<PathBuf> {
         for entry in fs::read_dir(&dir).unwrap() {
             let entry = entry.unwrap();
             if entry.file_type().unwrap().is_dir() {
-                left.push(entry.path())
+                left.push(entry.path());
             } else {
-                found.push(entry.path())
+                found.push(entry.path());
             }
         }
     }

@@ -53,7 +53,7 @@ fn in_namespace(options: &str, script: &str) -> Option<String> {
 
 #[test]
 fn every_form_that_names_the_mount_reaches_its_options() {
-    let script = r#"
+    let script = r"
         LOOP=$(findmnt -no SOURCE mnt)
         mount -o remount,commit=11 mnt;                                  option commit
         mount -o remount,commit=12 --target $HERE/mnt;                   option commit
@@ -63,7 +63,7 @@ fn every_form_that_names_the_mount_reaches_its_options() {
         mount -n -v -o remount -o commit=16 mnt;                         option commit
         mount -o remount,noasync_checkpoint,plug,x-a.b=c mnt;            option async_checkpoint
         mount -o remount,defaults,nofail mnt;                            option commit
-    "#;
+    ";
     let Some(said) = in_namespace("commit=10,cache_size=64M", script) else { return };
     let said: Vec<&str> = said.lines().collect();
     assert_eq!(said, ["11.0", "12.0", "13.0", "14.0", "15.0", "16.0", "null", "16.0"]);
@@ -87,7 +87,7 @@ fn words_of_fstab_and_of_the_mount_table_are_understood() {
 
 #[test]
 fn flags_of_the_kernel_change_and_the_others_stay() {
-    let script = r#"
+    let script = r"
         echo kept > mnt/file
         mount -o remount,nosuid,noexec mnt;                              flags
         mount -o remount,exec,commit=31 mnt;                             flags
@@ -106,7 +106,7 @@ fn flags_of_the_kernel_change_and_the_others_stay() {
         $K remount mnt -o noexec,commit=35;                              flags
         $K remount mnt -o exec;                                          flags
         mount -o remount,bind,ro mnt;                                    flags
-    "#;
+    ";
     let Some(said) = in_namespace("nodev", script) else { return };
     let said: Vec<&str> = said.lines().collect();
     assert_eq!(said[..2], ["rw,nosuid,nodev,noexec,relatime", "rw,nosuid,nodev,relatime"], "{said:?}");
@@ -122,7 +122,7 @@ fn flags_of_the_kernel_change_and_the_others_stay() {
 
 #[test]
 fn what_cannot_change_is_refused_and_changes_nothing() {
-    let script = r#"
+    let script = r"
         for word in cache_size=32M workers=7 tree_lock=rwlock writeback_cache user_id=5 datta=x; do
             mount -o remount,commit=41,nosuid,$word mnt 2>&1 && exit 1 || true
         done
@@ -131,7 +131,7 @@ fn what_cannot_change_is_refused_and_changes_nothing() {
         mount -o remount,commit=42,nosuid,cache_size=64M,workers=3,tree_lock=optimistic,nowriteback_cache mnt
         option commit
         flags
-    "#;
+    ";
     let Some(said) = in_namespace("commit=10,cache_size=64M,workers=3", script) else { return };
     let said: Vec<&str> = said.lines().collect();
     for (line, words) in said.iter().zip([
@@ -149,12 +149,12 @@ fn what_cannot_change_is_refused_and_changes_nothing() {
 
 #[test]
 fn a_mount_made_read_only_stays_so() {
-    let script = r#"
+    let script = r"
         $K umount mnt
         $K mount -o ro,commit=51 disk.kedge mnt
         mount -o remount,rw mnt 2>&1 && exit 1 || true
         mount -o remount,nosuid,commit=51 mnt;                           flags
-    "#;
+    ";
     let Some(said) = in_namespace("rw", script) else { return };
     let said: Vec<&str> = said.lines().collect();
     assert!(said[0].contains("was mounted read-only: unmount it, and mount it without ro"), "{said:?}");

@@ -193,11 +193,11 @@ const OPERATIONS: &[Operation] = &[
     }),
     ("fallocate", |d| rustix::fs::fallocate(edit(d), FallocateFlags::empty(), 0, 100_000).unwrap()),
     ("fallocate that keeps the size", |d| {
-        rustix::fs::fallocate(edit(d), FallocateFlags::KEEP_SIZE, 0, 100_000).unwrap()
+        rustix::fs::fallocate(edit(d), FallocateFlags::KEEP_SIZE, 0, 100_000).unwrap();
     }),
     ("punch", |d| {
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        rustix::fs::fallocate(edit(d), punch, 0, 4096).unwrap()
+        rustix::fs::fallocate(edit(d), punch, 0, 4096).unwrap();
     }),
     ("zero range", |d| rustix::fs::fallocate(edit(d), FallocateFlags::ZERO_RANGE, 0, 4096).unwrap()),
     ("read", |d| drop(fs::read(d.join("f")).unwrap())),

@@ -224,7 +224,7 @@ impl Real {
                 other.sync_all()?;
             }
             Step::Flush => {
-                syncfs(File::open(&self.dir).map_err(|e| anyhow!("{}: {e}", self.dir.display()))?)?
+                syncfs(File::open(&self.dir).map_err(|e| anyhow!("{}: {e}", self.dir.display()))?)?;
             }
         }
         Ok(())

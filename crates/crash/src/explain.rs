@@ -355,7 +355,7 @@ impl Explainer<'_> {
         match kept {
             Some(kept) if kept.is_mark => {}
             Some(kept) => {
-                text.push_str(&format!(", while the later #{} {} survives", kept.number, kept.text))
+                text.push_str(&format!(", while the later #{} {} survives", kept.number, kept.text));
             }
             None => {}
         }

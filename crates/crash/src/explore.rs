@@ -120,7 +120,7 @@ impl Build<'_> {
         for (n, micro) in self.history.micros.iter().enumerate() {
             match &micro.edit {
                 Edit::Data { ino, .. } | Edit::Grow { ino, .. } => {
-                    written.entry(*ino).or_default().push(n as u32)
+                    written.entry(*ino).or_default().push(n as u32);
                 }
                 Edit::Rename { ino, .. } | Edit::Add { ino, .. } => {
                     let at = micro.event + 1;

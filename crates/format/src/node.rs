@@ -451,7 +451,7 @@ impl<'a> NodeView<'a> {
 fn lower_bound(slots: &[[u8; SLOT]], want: Packed) -> usize {
     let (mut low, mut high) = (0, slots.len());
     while low < high {
-        let mid = (low + high) / 2;
+        let mid = usize::midpoint(low, high);
         // A branch on purpose: the processor predicts it and fetches ahead. A conditional move
         // would wait for each cache miss in turn.
         if Packed::of_slot(&slots[mid]) < want {

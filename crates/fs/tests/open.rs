@@ -123,7 +123,7 @@ fn a_damaged_older_slot_costs_nothing() {
 fn a_log_that_ends_below_the_checkpoint_is_corrupt() {
     let device = crashed();
     edit_slots(&device, |sb| {
-        sb.checkpoint.checkpoint_lsn = Lsn(sb.checkpoint.checkpoint_lsn.0 + (512 << 10))
+        sb.checkpoint.checkpoint_lsn = Lsn(sb.checkpoint.checkpoint_lsn.0 + (512 << 10));
     });
     let error = open(&device).err().unwrap().to_string();
     assert!(error.contains("below the checkpoint"), "{error}");

@@ -185,7 +185,7 @@ fn inode_cases() -> Vec<Case> {
         }),
         items("target missing", &[SymlinkMissing], |i| i.remove(key(11, ItemKind::Symlink, 0))),
         items("target of another length", &[SymlinkBad], |i| {
-            i.put(key(11, ItemKind::Symlink, 0), b"longer than before")
+            i.put(key(11, ItemKind::Symlink, 0), b"longer than before");
         }),
         items("empty target", &[SymlinkBad], |i| i.put(key(11, ItemKind::Symlink, 0), b"")),
         items("target on a file", &[SymlinkOnOther], |i| i.put(key(10, ItemKind::Symlink, 0), b"five!")),
@@ -228,7 +228,7 @@ fn directory_cases() -> Vec<Case> {
         }),
         items("entry of no inode", &[DentryDangling], |i| i.name(3, "gone", 50, FileKind::Regular)),
         items("entry of an inode beyond the last", &[DentryDangling], |i| {
-            i.name(3, "gone", 5000, FileKind::Regular)
+            i.name(3, "gone", 5000, FileKind::Regular);
         }),
         items("entry of another type", &[DentryType], |i| {
             let name = i.name_key(2, "pipe");
@@ -271,7 +271,7 @@ fn space_cases() -> Vec<Case> {
         }),
         items("extents overlap in the file", &[ExtentOverlap], |i| i.file(10, 2, &[(0, 9), (8, 2)])),
         items("extent in the log", &[ExtentMisplaced], |i| {
-            edit_extent(i, 13, 100, |e| e.start = BlockNo(100))
+            edit_extent(i, 13, 100, |e| e.start = BlockNo(100));
         }),
         items("extent behind the end", &[ExtentMisplaced], |i| {
             let end = i.geometry.total_blocks;
@@ -299,7 +299,7 @@ fn space_cases() -> Vec<Case> {
             i.missing_marks.push(theirs.extent());
         }),
         items("log block marked free", &[BlocksUnmarked], |i| {
-            i.missing_marks.push(Extent::new(BlockNo(100), 1))
+            i.missing_marks.push(Extent::new(BlockNo(100), 1));
         }),
     ]
 }

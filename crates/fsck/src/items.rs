@@ -246,7 +246,7 @@ impl<'a> ItemCheck<'a> {
             }),
             Ok(true) => {}
             Ok(false) => {
-                self.add(FindingKind::XattrDuplicate, at, || format!("attribute \"{}\" again", shown()))
+                self.add(FindingKind::XattrDuplicate, at, || format!("attribute \"{}\" again", shown()));
             }
         }
     }
@@ -313,7 +313,7 @@ impl<'a> ItemCheck<'a> {
             }),
             Ok(true) => {}
             Ok(false) => {
-                self.add(FindingKind::DentryDuplicate, at, || format!("entry \"{}\" again", shown()))
+                self.add(FindingKind::DentryDuplicate, at, || format!("entry \"{}\" again", shown()));
             }
         }
     }

@@ -67,7 +67,7 @@ fn damage_elsewhere_on_the_device_is_none() {
             let block = BlockNo(random.random_range(0..built.superblock.geometry.total_blocks));
             if !blocks.contains(&block) {
                 built.device.corrupt(block.byte_offset() + random.random_range(0..BLOCK_SIZE) as u64, |b| {
-                    b[0] ^= 0x55
+                    b[0] ^= 0x55;
                 });
             }
         });

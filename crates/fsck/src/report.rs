@@ -170,7 +170,7 @@ impl fmt::Display for Report {
         match &self.replay {
             ReplayState::None => match &self.superblock {
                 Some(sb) if !sb.clean => {
-                    writeln!(f, "not unmounted; checkpoint checked without replay of the log")?
+                    writeln!(f, "not unmounted; checkpoint checked without replay of the log")?;
                 }
                 _ => {}
             },
@@ -181,7 +181,7 @@ impl fmt::Display for Report {
                 r.from_lsn, r.to_lsn, r.log_writes, r.records, r.data_bytes
             )?,
             ReplayState::Failed { what } => {
-                writeln!(f, "log replay failed ({what}); newest checkpoint checked as it is on the device")?
+                writeln!(f, "log replay failed ({what}); newest checkpoint checked as it is on the device")?;
             }
         }
         for finding in &self.findings {

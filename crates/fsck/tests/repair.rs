@@ -590,7 +590,7 @@ fn a_crash_leaves_the_old_tree_though_replay_gave_it_up() {
     for i in 1..4 {
         let piece = &bytes[i * BLOCK_SIZE..][..BLOCK_SIZE];
         damaged.corrupt(leaf.byte_offset() + (i * BLOCK_SIZE) as u64, |b| {
-            b[..BLOCK_SIZE].copy_from_slice(piece)
+            b[..BLOCK_SIZE].copy_from_slice(piece);
         });
     }
 

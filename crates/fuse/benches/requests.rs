@@ -72,7 +72,7 @@ fn measure(m: &Mounted, what: &'static str, count: usize, mut body: impl FnMut()
     let clock = SystemClock::default();
     let (before, start) = (m.control("system.kedgefs.stats"), clock.monotonic());
     body();
-    let took = clock.monotonic() - start;
+    let took = clock.since(start);
     let after = m.control("system.kedgefs.stats");
     let requests: Vec<String> = counts(&after)
         .into_iter()

@@ -128,7 +128,7 @@ impl<O: Ops> Server<O> {
             op::LSEEK => self.lseek(node, args, reply),
             op::FSYNC | op::FSYNCDIR => self.fsync(node, args, reply),
             op::SYNCFS => {
-                self.ops.sync_async(Box::new(move |synced| reply.finish(synced.map_err(Errno::from))))
+                self.ops.sync_async(Box::new(move |synced| reply.finish(synced.map_err(Errno::from))));
             }
             op::STATFS => reply.finish(Ok::<_, Errno>(self.statfs())),
             op::GETXATTR => self.getxattr(node, args, reply),

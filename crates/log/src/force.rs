@@ -112,7 +112,7 @@ impl Log {
         assert_may_wait(Rank::EpochGuard);
         let started = self.shared.clock.monotonic();
         let result = self.shared.force(upto, cause);
-        self.shared.stats.force_latency.record((self.shared.clock.monotonic() - started).as_nanos() as u64);
+        self.shared.stats.force_latency.record(self.shared.clock.since(started).as_nanos() as u64);
         result
     }
 
@@ -241,7 +241,7 @@ impl Shared {
             self.stats.group_records.record(write.header.records.into());
             self.stats.group_forces.record(write.forces.into());
             let (end, done) = (write.header.end_lsn(), self.clock.monotonic());
-            self.stats.write_latency.record((done - started).as_nanos() as u64);
+            self.stats.write_latency.record(done.saturating_sub(started).as_nanos() as u64);
             self.recent.push(WriteTimes { end, began: started, flushed: barrier_over, done });
         }
         let mut wake = Wake::default();

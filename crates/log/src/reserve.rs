@@ -292,7 +292,7 @@ impl Log {
         drop(state);
         let started = self.shared.clock.monotonic();
         let granted = self.await_grant(&parker, &lacks);
-        let waited = (self.shared.clock.monotonic() - started).as_nanos() as u64;
+        let waited = self.shared.clock.since(started).as_nanos() as u64;
         match lacks {
             Lacks::Space => self.shared.stats.space_stalls.record(waited),
             Lacks::Memory => self.shared.stats.staged_stalls.record(waited),

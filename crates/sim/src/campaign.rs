@@ -167,7 +167,7 @@ fn run_part(
         thread.join().map_err(|_| anyhow::anyhow!("an exploring thread panicked"))??;
     }
     let progress = shared.progress.lock();
-    let took = clock.monotonic() - started;
+    let took = clock.since(started);
     let all = if progress.done == left { "all" } else { "a slice" };
     println!("{seq} operation(s), {all}: {}", describe(&progress.tally, took));
     let tally = progress.tally;
@@ -213,7 +213,7 @@ impl Shared {
             );
             file.write_all(line.as_bytes())?;
         }
-        if now - progress.reported >= REPORT_EVERY {
+        if now.saturating_sub(progress.reported) >= REPORT_EVERY {
             progress.reported = now;
             let Progress { tally, done, .. } = &*progress;
             println!("  {done} of {} skeletons: {tally:?}", self.part.order.len());

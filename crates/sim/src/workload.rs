@@ -307,9 +307,9 @@ impl Script {
             Core::SetXattr(at) => self.need_file(at),
             Core::RemoveXattr(at) => {
                 if DIRS.contains(&at) {
-                    self.need_dir(at)?
+                    self.need_dir(at)?;
                 } else {
-                    self.need_file(at)?
+                    self.need_file(at)?;
                 }
                 let inode = self.model.find(at).and_then(|id| self.model.inode(id));
                 if inode.is_some_and(|i| !i.xattrs.contains_key("user.x")) {

@@ -138,7 +138,7 @@ fn lost_age(load: Load, commit: Duration, seed: u64) -> Result<Duration, String>
     }
     let whole = |d: &Done| found.get(&d.name).is_some_and(|b| *b == Fill::Seed(d.fill).bytes(0, d.len));
     let oldest = done.iter().find(|d| d.at < crash && !whole(d));
-    Ok(oldest.map_or(Duration::ZERO, |d| crash - d.at))
+    Ok(oldest.map_or(Duration::ZERO, |d| crash.saturating_sub(d.at)))
 }
 
 fn check(load: Load) {

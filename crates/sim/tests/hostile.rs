@@ -187,7 +187,7 @@ fn child(range: &str) {
                     .map(bit)
                     .iter()
                     .collect();
-                let took = (clock.monotonic() - started).as_millis();
+                let took = clock.since(started).as_millis();
                 tell(format!("done {seed} {bits} {took} ms"));
             }
         }

@@ -283,14 +283,14 @@ impl Store {
         let result = without_panic("a checkpoint", || {
             self.prepare()?;
             let prepared = self.clock.monotonic();
-            self.write_cut(self.cut(), clean, cause, prepared - started)
+            self.write_cut(self.cut(), clean, cause, prepared.saturating_sub(started))
         });
         match &result {
             Ok(()) => running.completed(),
             Err(e) => self.shutdown(e),
         }
         self.stats.checkpoints[cause as usize].inc();
-        let took = (self.clock.monotonic() - started).as_nanos() as u64;
+        let took = self.clock.since(started).as_nanos() as u64;
         self.checkpoint.took.store(took, Ordering::Relaxed);
         self.stats.checkpoint_ns.record(took);
         result
@@ -336,7 +336,7 @@ impl Store {
             inodes: self.counters.inodes.load(Ordering::Relaxed),
         };
         let now = self.clock.monotonic();
-        self.stats.cut_ns.record((now - started).as_nanos() as u64);
+        self.stats.cut_ns.record(now.saturating_sub(started).as_nanos() as u64);
         drop(gate);
         let last = self.checkpoint.cut_at.swap(now.as_nanos() as u64, Ordering::Relaxed);
         self.stats.running_ns.record((now.as_nanos() as u64).saturating_sub(last));
@@ -347,7 +347,7 @@ impl Store {
         let sealed = self.clock.monotonic();
         self.log.force(cut.lsn, ForceCause::Checkpoint)?;
         let forced = self.clock.monotonic();
-        self.stats.flushing_ns.record((prepare + (forced - sealed)).as_nanos() as u64);
+        self.stats.flushing_ns.record((prepare + forced.saturating_sub(sealed)).as_nanos() as u64);
         let clean = clean && cut.tail == cut.lsn;
         let state = self.checkpoint_state(&cut, clean);
         let (nodes, bytes) = {
@@ -355,7 +355,7 @@ impl Store {
             let pace = || {
                 let now = self.clock.monotonic();
                 if cause == CheckpointCause::Background && self.may_pace(cut.lsn) {
-                    self.clock.sleep((now - last.get()).min(PAUSE_MAX));
+                    self.clock.sleep(now.saturating_sub(last.get()).min(PAUSE_MAX));
                 }
                 last.set(self.clock.monotonic());
             };
@@ -367,7 +367,7 @@ impl Store {
                 }
             }
         };
-        self.stats.logging_ns.record((self.clock.monotonic() - forced).as_nanos() as u64);
+        self.stats.logging_ns.record(self.clock.since(forced).as_nanos() as u64);
         self.stats.nodes_written.add(nodes);
         self.stats.checkpoint_bytes.add(bytes);
         self.alloc.written(cut.alloc);
@@ -509,7 +509,7 @@ impl Store {
         if self.checkpoint.async_percent.load(Ordering::Relaxed) == 0 {
             let started = self.clock.monotonic();
             let result = self.checkpoint(CheckpointCause::LogSpace);
-            self.log.stats().space_stalls.record((self.clock.monotonic() - started).as_nanos() as u64);
+            self.log.stats().space_stalls.record(self.clock.since(started).as_nanos() as u64);
             return result;
         }
         self.wake_checkpoint(CheckpointCause::LogSpace);

@@ -8,7 +8,7 @@ fn took(work: impl FnOnce()) -> Duration {
     let clock = SystemClock::default();
     let started = clock.monotonic();
     work();
-    clock.monotonic() - started
+    clock.since(started)
 }
 
 #[test]

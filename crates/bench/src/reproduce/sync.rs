@@ -224,7 +224,7 @@ fn group(run: &Run<'_>, fs: &FileSystem, threads: usize, groups: usize, label: &
                 let started = clock.monotonic();
                 let synced = fs.sync();
                 end.wait();
-                took.push((clock.monotonic() - started).as_nanos() as f64 / 1e6);
+                took.push(clock.since(started).as_nanos() as f64 / 1e6);
                 result = result.and(synced.map_err(anyhow::Error::from));
             }
             result.and(interrupt.check()).map(|()| took.median())

@@ -160,7 +160,7 @@ fn fill(run: &Run<'_>, library: &Library, option: &str, each: u64) -> Result<Rou
         }
     })?;
     library.sync()?;
-    let wall = (clock.monotonic() - started).as_secs_f64();
+    let wall = clock.since(started).as_secs_f64();
     let cpu = cpu.since()?;
     let after = Counters::of(fs)?;
     let values = values(each * THREADS as u64, wall, Some(cpu), &before, &after)?;
@@ -193,7 +193,7 @@ fn on_the_mount(run: &Run<'_>, option: &'static str, each: u64) -> Result<Round>
         }
     })?;
     shell.run(&format!("sync -f {}", mounted.name()))?;
-    let wall = (clock.monotonic() - started).as_secs_f64();
+    let wall = clock.since(started).as_secs_f64();
     let after = Counters::of_mount(shell, mounted.name())?;
     mounted.end()?;
     let values = values(each * THREADS as u64, wall, None, &before, &after)?;

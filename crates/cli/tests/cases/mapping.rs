@@ -30,7 +30,7 @@ impl Mapping {
         assert!(offset + bytes.len() <= self.len, "a store behind the end of the file");
         // SAFETY: in the mapping, as just asserted; nobody has a reference into it.
         unsafe {
-            std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at.cast::<u8>().add(offset), bytes.len())
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at.cast::<u8>().add(offset), bytes.len());
         };
     }
 

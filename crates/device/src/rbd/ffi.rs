@@ -166,7 +166,7 @@ impl Pool {
         let mut cluster = null_mut();
         let id = c_string(to.id);
         // SAFETY: out pointer and C string are valid for the call.
-        check(unsafe { (api.rados_create)(&mut cluster, id.as_ptr()) })
+        check(unsafe { (api.rados_create)(&raw mut cluster, id.as_ptr()) })
             .map_err(|e| said("make a client", e))?;
         let mut pool = Pool { api, cluster, ioctx: null_mut() };
         let file = to.conf.map(c_string);
@@ -191,7 +191,7 @@ impl Pool {
             .map_err(|e| said(&format!("connect as client.{}", to.id), e))?;
         let name = c_string(to.pool);
         // SAFETY: connected handle, C string, out pointer into `pool`.
-        check(unsafe { (api.rados_ioctx_create)(cluster, name.as_ptr(), &mut pool.ioctx) })
+        check(unsafe { (api.rados_ioctx_create)(cluster, name.as_ptr(), &raw mut pool.ioctx) })
             .map_err(|e| said(&format!("open pool {:?}", to.pool), e))?;
         Ok(pool)
     }
@@ -200,7 +200,7 @@ impl Pool {
     pub fn create(&self, image: &str, size: u64) -> Result<(), i32> {
         let (name, mut order) = (c_string(image), 22);
         // SAFETY: live pool, C string, in and out pointer to an int.
-        check(unsafe { (self.api.rbd_create2)(self.ioctx, name.as_ptr(), size, FEATURES, &mut order) })
+        check(unsafe { (self.api.rbd_create2)(self.ioctx, name.as_ptr(), size, FEATURES, &raw mut order) })
     }
 
     /// Keeps a client out of the cluster for a year, and waits until this client knows the map that
@@ -220,10 +220,10 @@ impl Pool {
                 1,
                 null(),
                 0,
-                &mut out,
-                &mut out_len,
-                &mut status,
-                &mut status_len,
+                &raw mut out,
+                &raw mut out_len,
+                &raw mut status,
+                &raw mut status_len,
             )
         };
         for buffer in [out, status].into_iter().filter(|buffer| !buffer.is_null()) {
@@ -243,7 +243,7 @@ impl Pool {
         let open = if read_only { self.api.rbd_open_read_only } else { self.api.rbd_open };
         let mut handle = null_mut();
         // SAFETY: live pool, C strings or null, out pointer.
-        check(unsafe { open(self.ioctx, name.as_ptr(), &mut handle, snap) })?;
+        check(unsafe { open(self.ioctx, name.as_ptr(), &raw mut handle, snap) })?;
         let events = rustix::event::eventfd(0, EventfdFlags::CLOEXEC);
         let events = match events {
             Ok(events) => events,
@@ -304,14 +304,14 @@ impl Image {
     pub fn size(&self) -> Result<u64, i32> {
         let mut size = 0;
         // SAFETY: live image, out pointer.
-        check(unsafe { (self.api().rbd_get_size)(self.handle, &mut size) })?;
+        check(unsafe { (self.api().rbd_get_size)(self.handle, &raw mut size) })?;
         Ok(size)
     }
 
     pub fn features(&self) -> Result<u64, i32> {
         let mut features = 0;
         // SAFETY: live image, out pointer.
-        check(unsafe { (self.api().rbd_get_features)(self.handle, &mut features) })?;
+        check(unsafe { (self.api().rbd_get_features)(self.handle, &raw mut features) })?;
         Ok(features)
     }
 
@@ -327,7 +327,7 @@ impl Image {
         let mut len = value.len();
         // SAFETY: live image, C string, a buffer of `len` bytes and a pointer to that number.
         let code = unsafe {
-            (self.api().rbd_metadata_get)(self.handle, name.as_ptr(), value.as_mut_ptr().cast(), &mut len)
+            (self.api().rbd_metadata_get)(self.handle, name.as_ptr(), value.as_mut_ptr().cast(), &raw mut len)
         };
         check(code).ok()?;
         let text = CStr::from_bytes_until_nul(&value).ok()?;
@@ -339,7 +339,7 @@ impl Image {
         let (mut mode, mut owners, mut count) = (0, [null_mut(); OWNERS_MAX], OWNERS_MAX);
         // SAFETY: live image, an array of `count` pointers and a pointer to that number.
         let code = unsafe {
-            (self.api().rbd_lock_get_owners)(self.handle, &mut mode, owners.as_mut_ptr(), &mut count)
+            (self.api().rbd_lock_get_owners)(self.handle, &raw mut mode, owners.as_mut_ptr(), &raw mut count)
         };
         match check(code) {
             Err(libc::ENOENT) => return Ok(None),
@@ -407,7 +407,7 @@ impl Image {
         let api = self.api();
         let mut completion = null_mut();
         // SAFETY: no callback; the argument is a number that nobody dereferences; out pointer.
-        let made = unsafe { (api.rbd_aio_create_completion)(token as Ptr, None, &mut completion) };
+        let made = unsafe { (api.rbd_aio_create_completion)(token as Ptr, None, &raw mut completion) };
         if let Err(errno) = check(made) {
             return Err((errno, op));
         }

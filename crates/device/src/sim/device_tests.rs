@@ -49,7 +49,7 @@ impl Allowed {
             Step::Write { at, len, fill, fua } => self.write(*at, &pattern(*at, *len, *fill), *fua),
             Step::Flush => self.flush(),
             Step::Discard { at, len } | Step::Zero { at, len } => {
-                self.write(*at, &pattern(*at, *len, 0), false)
+                self.write(*at, &pattern(*at, *len, 0), false);
             }
             Step::Read { .. } => {}
             Step::Batch { .. } => panic!("filtered out"),

@@ -52,7 +52,7 @@ impl Medium {
     pub(super) fn apply(&mut self, event: &Event) {
         match event {
             Event::Write { seq, offset, data, fua, torn } => {
-                self.write(*seq, *offset, data, torn.as_deref(), *fua)
+                self.write(*seq, *offset, data, torn.as_deref(), *fua);
             }
             Event::WriteZeroes { seq, offset, len } | Event::Discard { seq, offset, len } => {
                 self.write(*seq, *offset, &Data::zeros(*len), None, false);

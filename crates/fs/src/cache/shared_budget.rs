@@ -77,6 +77,6 @@ impl SharedBudget {
 
 /// How far `dirty` is from half way between the limits on, as a part of the rest.
 pub(crate) fn pressure(dirty: i64, background: i64, hard: i64) -> f64 {
-    let start = (background + hard) / 2;
+    let start = i64::midpoint(background, hard);
     (dirty - start) as f64 / (hard - start).max(1) as f64
 }

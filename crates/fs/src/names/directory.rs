@@ -185,7 +185,7 @@ impl Names {
         if child.is_dir() {
             return Err(Error::NotPermitted("hard link to a directory"));
         }
-        let _io = dir.io.write();
+        let io = dir.io.write();
         let slot = self.find_free(dir.ino, name)?;
         let now = self.engine.now();
         let mut changes = lock_metas(&[&dir, &child]);
@@ -227,7 +227,7 @@ impl Names {
         put_dentry(&mut record, dir.ino, slot, ino, child.kind, name);
         commit_only(handle, record, &mut changes)?;
         self.files.orphans().remove(ino);
-        drop((changes, _io));
+        drop((changes, io));
         if self.syncer.must_force_name(&[&child]) {
             self.engine.store().force(self.engine.store().head_lsn(), ForceCause::Rename)?;
         }

@@ -335,7 +335,11 @@ fn hit(built: &Built, device: &MemDevice, random: &mut SmallRng) {
         match random.random_range(0..8) {
             0 => write(device, at, &[0; NODE_SIZE]),
             1 => {
-                write(device, built.bitmaps[random.random_range(0..built.bitmaps.len())], &[0x5a; BLOCK_SIZE])
+                write(
+                    device,
+                    built.bitmaps[random.random_range(0..built.bitmaps.len())],
+                    &[0x5a; BLOCK_SIZE],
+                );
             }
             2 => write(device, built.index, &[0; BLOCK_SIZE]),
             3 => write(device, BlockNo(16), &[1; BLOCK_SIZE]),

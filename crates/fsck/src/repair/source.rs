@@ -175,7 +175,7 @@ pub(crate) fn recover(
             }
             Err(_) => high = next,
         }
-        next = (low + high) / 2;
+        next = usize::midpoint(low, high);
     }
     let replayed = best.is_some();
     let given_up = give_up(&**device, sb, best_end, &error, replayed, repairs)?;

@@ -22,9 +22,9 @@ impl TerminationSignals {
             libc::sigemptyset(set.as_mut_ptr());
             let mut set = set.assume_init();
             for signal in TERMINATION {
-                libc::sigaddset(&mut set, signal);
+                libc::sigaddset(&raw mut set, signal);
             }
-            match libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) {
+            match libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) {
                 0 => Ok(TerminationSignals(set)),
                 e => Err(io::Error::from_raw_os_error(e)),
             }
@@ -35,7 +35,7 @@ impl TerminationSignals {
     pub fn wait(&self) -> io::Result<i32> {
         let mut signal = 0;
         // SAFETY: both pointers are valid for the call; the set was initialised by `block`.
-        match unsafe { libc::sigwait(&self.0, &mut signal) } {
+        match unsafe { libc::sigwait(&raw const self.0, &raw mut signal) } {
             0 => Ok(signal),
             e => Err(io::Error::from_raw_os_error(e)),
         }
