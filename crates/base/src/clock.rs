@@ -25,6 +25,7 @@ pub trait Clock: Send + Sync + 'static {
     /// Lets the calling thread rest. A test's clock may pass the time without resting.
     #[allow(clippy::disallowed_methods)]
     fn sleep(&self, time: Duration) {
+        crate::wait::about_to_wait();
         std::thread::sleep(time);
     }
 }

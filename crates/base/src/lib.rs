@@ -14,6 +14,7 @@ pub mod lock;
 mod panics;
 pub mod skip;
 mod units;
+pub mod wait;
 
 pub use buf::{BLOCK_SIZE, Block, IoBuf};
 pub use clock::{Clock, ManualClock, SystemClock, Timespec};

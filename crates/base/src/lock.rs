@@ -8,6 +8,7 @@
 //! an inode that key is the inode number. The latches of the tree have no rank: the tree takes a
 //! parent before its children, and two children of a parent only under the parent's latch.
 
+use crate::wait::about_to_wait;
 use std::ops::{Deref, DerefMut};
 
 macro_rules! ranks {
@@ -151,6 +152,19 @@ impl<G: DerefMut> DerefMut for Ranked<G> {
     }
 }
 
+/// Takes a lock. If it is not free, and its holder may be waiting for the device, the calling
+/// thread passes its work on first. The other locks are held for a moment only.
+#[inline]
+fn patiently<G>(rank: Rank, try_take: impl FnOnce() -> Option<G>, take: impl FnOnce() -> G) -> G {
+    if !rank.may_wait_for_io() {
+        return take();
+    }
+    try_take().unwrap_or_else(|| {
+        about_to_wait();
+        take()
+    })
+}
+
 /// [`parking_lot::Mutex`] with a rank.
 #[derive(Debug)]
 pub struct Mutex<T> {
@@ -173,7 +187,8 @@ impl<T> Mutex<T> {
 
     pub fn lock(&self) -> MutexGuard<'_, T> {
         held::acquire(self.rank, self.order);
-        Ranked { guard: Some(self.inner.lock()), rank: self.rank, order: self.order }
+        let guard = patiently(self.rank, || self.inner.try_lock(), || self.inner.lock());
+        Ranked { guard: Some(guard), rank: self.rank, order: self.order }
     }
 
     /// Never blocks, so it may break the order without a deadlock. The rank is recorded only if the
@@ -205,11 +220,13 @@ impl Condvar {
     }
 
     pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
+        about_to_wait();
         self.0.wait(guard.guard.as_mut().expect("a guard lives until it is dropped"));
     }
 
     /// Returns true when the wait timed out.
     pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, timeout: std::time::Duration) -> bool {
+        about_to_wait();
         self.0.wait_for(guard.guard.as_mut().expect("a guard lives until it is dropped"), timeout).timed_out()
     }
 
@@ -244,12 +261,14 @@ impl<T> RwLock<T> {
 
     pub fn read(&self) -> ReadGuard<'_, T> {
         held::acquire(self.rank, self.order);
-        Ranked { guard: Some(self.inner.read()), rank: self.rank, order: self.order }
+        let guard = patiently(self.rank, || self.inner.try_read(), || self.inner.read());
+        Ranked { guard: Some(guard), rank: self.rank, order: self.order }
     }
 
     pub fn write(&self) -> WriteGuard<'_, T> {
         held::acquire(self.rank, self.order);
-        Ranked { guard: Some(self.inner.write()), rank: self.rank, order: self.order }
+        let guard = patiently(self.rank, || self.inner.try_write(), || self.inner.write());
+        Ranked { guard: Some(guard), rank: self.rank, order: self.order }
     }
 
     pub fn get_mut(&mut self) -> &mut T {

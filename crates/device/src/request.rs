@@ -1,6 +1,7 @@
 //! Requests and completions of the asynchronous interface, and a synchronous batch on top of it.
 
 use crate::Device;
+use kedge_base::wait::about_to_wait;
 use kedge_base::{IoBuf, Result};
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
@@ -125,6 +126,7 @@ pub fn run_batch(device: &dyn Device, mut ios: Vec<Io>) -> Vec<Completion> {
         .enumerate()
         .map(|(i, io)| Request { tag: i as u64, offset: io.offset, op: io.op })
         .collect();
+    about_to_wait();
     device.submit(batch, gather.clone());
     let mut state = gather.state.lock();
     while state.0 > 0 {

@@ -3,10 +3,14 @@
 //! Each worker has a channel of its own (a cloned descriptor) if it can get one. The kernel then
 //! looks up an answered request only among those of that channel. A rootless mount has its
 //! descriptor from fusermount3 and may not open `/dev/fuse`, so its workers share one channel.
+//!
+//! The descriptors do not block. A worker that finds nothing polls, or sleeps in poll(2).
 
 use crate::sys;
-use crate::transport::{Request, RequestBuf, Transport, out_header};
+use crate::transport::{Received, Request, RequestBuf, Transport, out_header};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::OwnedFd;
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use std::io::{self, IoSlice};
 use zerocopy::IntoBytes;
 
@@ -30,6 +34,13 @@ impl DevFuse {
                     tracing::debug!("workers share a channel: {e}");
                     break;
                 }
+            }
+        }
+        for channel in &channels {
+            let set = fcntl_getfl(channel).and_then(|flags| fcntl_setfl(channel, flags | OFlags::NONBLOCK));
+            if let Err(e) = set {
+                // Then `receive` waits, which costs polling, but no request.
+                tracing::warn!("reads from /dev/fuse wait: {e}");
             }
         }
         DevFuse { channels, workers: workers.max(1) }
@@ -59,7 +70,7 @@ impl Transport for DevFuse {
         self.workers
     }
 
-    fn receive<'a>(&'a self, worker: usize, buf: &'a mut RequestBuf) -> io::Result<Option<Request<'a>>> {
+    fn receive<'a>(&'a self, worker: usize, buf: &'a mut RequestBuf) -> io::Result<Received<'a>> {
         let channel = worker % self.channels.len();
         let buf = buf.as_mut_bytes();
         let len = loop {
@@ -67,12 +78,25 @@ impl Transport for DevFuse {
                 Ok(len) if Request::parse(&buf[..len], channel as u32).is_some() => break len,
                 Ok(len) => tracing::error!("{len} bytes from the kernel are no request"),
                 // ENOENT: the request was interrupted while it was copied.
-                Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN | rustix::io::Errno::NOENT) => {}
-                Err(rustix::io::Errno::NODEV | rustix::io::Errno::CONNABORTED) => return Ok(None),
+                Err(rustix::io::Errno::INTR | rustix::io::Errno::NOENT) => {}
+                Err(rustix::io::Errno::AGAIN) => return Ok(Received::Nothing),
+                Err(rustix::io::Errno::NODEV | rustix::io::Errno::CONNABORTED) => {
+                    return Ok(Received::Ended);
+                }
                 Err(e) => return Err(e.into()),
             }
         };
-        Ok(Request::parse(&buf[..len], channel as u32))
+        let request = Request::parse(&buf[..len], channel as u32);
+        Ok(request.map_or(Received::Nothing, Received::Request))
+    }
+
+    fn wait(&self, worker: usize) -> io::Result<()> {
+        // An ended connection is ready, with an error that `receive` will see.
+        let channel = &self.channels[worker % self.channels.len()];
+        match poll(&mut [PollFd::new(channel, PollFlags::IN)], None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(e) => Err(e.into()),
+        }
     }
 
     fn reply(&self, token: u32, unique: u64, error: i32, parts: &[&[u8]]) -> io::Result<()> {

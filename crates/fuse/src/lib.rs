@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! mount, loopdev, mountinfo   making and ending mounts
-//! session                     the threads of one mount
+//! session, crew               the threads of one mount, and which of them receives
 //! devfuse                     requests from /dev/fuse      (behind the trait in `transport`)
 //! server, dispatch            request → call → reply       (against the trait in `ops`)
 //! seek, control               LSEEK below a page cache; control xattrs and ioctls
@@ -16,6 +16,7 @@
 pub mod abi;
 mod caller;
 mod control;
+mod crew;
 mod devfuse;
 mod dispatch;
 pub mod failures;

@@ -68,6 +68,11 @@ impl FuseOptions {
         self.workers.unwrap_or((cpus * 2).clamp(2, 4)).clamp(2, 64)
     }
 
+    /// Workers that receive at the same time: the clients need processors, too.
+    pub(crate) fn receivers_max(&self) -> usize {
+        std::thread::available_parallelism().map_or(1, |n| n.get() / 2).max(1)
+    }
+
     /// As a JSON object, for `system.kedgefs.info`.
     pub(crate) fn to_json(&self) -> String {
         format!(

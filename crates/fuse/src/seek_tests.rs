@@ -1,6 +1,6 @@
 use super::*;
 use crate::abi::InHeader;
-use crate::transport::{Request, RequestBuf};
+use crate::transport::{Received, Request, RequestBuf};
 use kedge_base::{ManualClock, spawn_named};
 use kedge_device::MemDevice;
 use kedgefs::{FileSystem, FormatOptions, MountOptions, Owner};
@@ -25,12 +25,12 @@ impl Transport for Wire {
         1
     }
 
-    fn receive<'a>(
-        &'a self,
-        _worker: usize,
-        _buf: &'a mut RequestBuf,
-    ) -> std::io::Result<Option<Request<'a>>> {
-        Ok(None)
+    fn receive<'a>(&'a self, _worker: usize, _buf: &'a mut RequestBuf) -> std::io::Result<Received<'a>> {
+        Ok(Received::Ended)
+    }
+
+    fn wait(&self, _worker: usize) -> std::io::Result<()> {
+        Ok(())
     }
 
     fn reply(&self, _token: u32, unique: u64, error: i32, _parts: &[&[u8]]) -> std::io::Result<()> {

@@ -29,12 +29,15 @@
 //! - **READDIRPLUS always**, not adaptively: a cold walk of a tree needs no LOOKUP per name.
 //!
 //! # Threads
+//! [`crate::crew`] says which of the workers receives, and why as a rule only one does.
+//!
 //! A worker may have to read the memory of a caller (see [`crate::control`]), which may be mapped
 //! from this mount. So there are always at least two workers.
 
 use crate::abi::{self, OPCODES, init, op, op_name};
 use crate::caller::with_caller;
 use crate::control;
+use crate::crew::Crew;
 use crate::dispatch::{Answer, Args, Errno};
 use crate::failures::Failures;
 use crate::ops::Ops;
@@ -70,6 +73,7 @@ pub struct Server<O> {
     requests: [Counter; OPCODES],
     requests_unknown: Counter,
     failures: Arc<Failures>,
+    pub(crate) crew: Arc<Crew>,
     /// The mount's part of `system.kedgefs.info`.
     mount_json: String,
 }
@@ -86,6 +90,7 @@ impl<O: Ops> Server<O> {
         on_destroy: OnDestroy,
     ) -> (Server<O>, mpsc::Receiver<SeekJob>) {
         let (seeks, jobs) = mpsc::channel();
+        let crew = Crew::new(transport.workers(), options.receivers_max());
         let server = Server {
             ops,
             transport,
@@ -96,6 +101,7 @@ impl<O: Ops> Server<O> {
             requests: [const { Counter::new() }; OPCODES],
             requests_unknown: Counter::new(),
             failures: Arc::default(),
+            crew: Arc::new(crew),
             mount_json,
         };
         (server, jobs)
@@ -206,7 +212,8 @@ impl<O: Ops> Server<O> {
             write!(json, "{comma}\"{name}\":{count}").expect("strings take any text");
             comma = ",";
         }
-        write!(json, "}},\"failed\":{}}}", self.failures.to_json()).expect("strings take any text");
+        let (failed, workers) = (self.failures.to_json(), self.crew.counts.to_json());
+        write!(json, "}},\"failed\":{failed},\"workers\":{workers}}}").expect("strings take any text");
         json
     }
 

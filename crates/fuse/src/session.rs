@@ -1,17 +1,20 @@
 //! A mount that is being served: its threads, and how it ends.
 
+use crate::crew::{Crew, Patience};
 use crate::mount::{self, MountError};
 use crate::ops::Ops;
 use crate::options::FuseOptions;
 use crate::seek;
 use crate::server::{OnDestroy, Server};
-use crate::transport::{RequestBuf, Transport};
+use crate::transport::{Received, RequestBuf, Transport};
 use crate::{abi, control};
-use kedge_base::{IoBuf, spawn_named};
+use kedge_base::wait::{passing_on, set_stand_in};
+use kedge_base::{Clock, IoBuf, SystemClock, spawn_named};
 use parking_lot::Mutex;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A mount made by [`crate::mount()`]. The kernel waits until [`MountedSession::run`] serves it;
 /// dropped before that, it unmounts.
@@ -128,8 +131,13 @@ impl Drop for MountedSession {
 }
 
 /// Receives and answers on as many threads as the transport takes, this one included, until the
-/// connection ends.
+/// connection ends. See [`crate::crew`].
 pub fn serve<O: Ops>(server: &Arc<Server<O>>, transport: &Arc<dyn Transport>) -> io::Result<()> {
+    let crew = server.crew.clone();
+    let watcher = {
+        let crew = crew.clone();
+        spawn_named("kedge-fuse-watch", move || crew.watch())?
+    };
     let mut threads = Vec::new();
     for worker in 1..transport.workers() {
         let (server, transport) = (server.clone(), transport.clone());
@@ -143,22 +151,109 @@ pub fn serve<O: Ops>(server: &Arc<Server<O>>, transport: &Arc<dyn Transport>) ->
         let ended = thread.join().unwrap_or_else(|_| Err(io::Error::other("a FUSE worker panicked")));
         result = result.and(ended);
     }
+    crew.close();
+    if watcher.join().is_err() {
+        tracing::error!("the thread that watches the workers panicked");
+    }
     result
 }
 
 fn work<O: Ops>(server: &Server<O>, transport: &dyn Transport, worker: usize) -> io::Result<()> {
     mount::become_io_flusher();
-    let mut buf = RequestBuf::new();
-    let mut out = IoBuf::zeroed(abi::MAX_IO / kedge_base::BLOCK_SIZE);
+    let crew = server.crew.clone();
+    let passing = crew.clone();
+    set_stand_in(move || passing.pass_on(worker));
+    let mut work = Work {
+        server,
+        transport,
+        crew: &crew,
+        worker,
+        buf: RequestBuf::new(),
+        out: IoBuf::zeroed(abi::MAX_IO / kedge_base::BLOCK_SIZE),
+        clock: SystemClock::default(),
+        patience: Patience::new(std::thread::available_parallelism().map_or(1, |n| n.get())),
+    };
     loop {
-        match transport.receive(worker, &mut buf) {
-            Ok(Some(request)) => server.handle(&request, &mut out),
-            Ok(None) => return Ok(()),
+        match work.turn() {
+            Ok(true) => {}
+            Ok(false) => return Ok(()),
             Err(e) => {
                 tracing::error!(worker, "the FUSE connection failed: {e}");
+                crew.close();
                 return Err(e);
             }
         }
+    }
+}
+
+/// One worker and its buffers.
+struct Work<'a, O> {
+    server: &'a Server<O>,
+    transport: &'a dyn Transport,
+    crew: &'a Crew,
+    worker: usize,
+    buf: RequestBuf,
+    out: IoBuf,
+    clock: SystemClock,
+    patience: Patience,
+}
+
+/// A pause between polls that took longer was one in which another thread ran.
+const YIELD_MAX: Duration = Duration::from_micros(10);
+
+impl<O: Ops> Work<'_, O> {
+    /// Receives and serves as long as it is this worker's turn. `false`: the connection has ended.
+    fn turn(&mut self) -> io::Result<bool> {
+        if !self.crew.take_turn(self.worker) {
+            return Ok(false);
+        }
+        let mut in_a_row = 0u32;
+        // When the pause began, as soon as it is known that there is one.
+        let mut paused = None;
+        loop {
+            match self.transport.receive(self.worker, &mut self.buf)? {
+                Received::Request(request) => {
+                    paused = None;
+                    in_a_row = in_a_row.wrapping_add(1);
+                    self.crew.feel_pressure(in_a_row);
+                    self.crew.begin(self.worker);
+                    passing_on(|| self.server.handle(&request, &mut self.out));
+                    self.crew.end(self.worker);
+                    if !self.crew.holds_turn(self.worker) {
+                        return Ok(true);
+                    }
+                }
+                Received::Nothing => {
+                    in_a_row = 0;
+                    if self.crew.leave_if_spare(self.worker) {
+                        return Ok(true);
+                    }
+                    self.pause(&mut paused)?;
+                }
+                Received::Ended => {
+                    self.crew.close();
+                    return Ok(false);
+                }
+            }
+        }
+    }
+
+    /// Lets some time pass, by polling or by sleep.
+    fn pause(&mut self, paused: &mut Option<Duration>) -> io::Result<()> {
+        let now = self.clock.monotonic();
+        let since = *paused.get_or_insert(now);
+        self.crew.counts.polls.inc();
+        if self.patience.lasts(now.saturating_sub(since)) {
+            std::thread::yield_now();
+            if self.clock.since(now) > YIELD_MAX {
+                self.patience.lost_processor();
+            }
+            return Ok(());
+        }
+        self.crew.counts.sleeps.inc();
+        self.transport.wait(self.worker)?;
+        self.patience.slept(self.clock.since(since));
+        Ok(())
     }
 }
 

@@ -30,6 +30,16 @@ impl<'a> Request<'a> {
     }
 }
 
+/// What [`Transport::receive`] found.
+#[derive(Debug)]
+pub enum Received<'a> {
+    Request(Request<'a>),
+    /// There is no request now.
+    Nothing,
+    /// The connection has ended.
+    Ended,
+}
+
 /// A connection to the kernel.
 ///
 /// `receive` is called by one thread per worker number, everything else by any thread.
@@ -38,8 +48,10 @@ pub trait Transport: Send + Sync + 'static {
     fn name(&self) -> &'static str;
     /// How many workers may receive at the same time.
     fn workers(&self) -> usize;
-    /// Waits for a request. `None`: the connection has ended.
-    fn receive<'a>(&'a self, worker: usize, buf: &'a mut RequestBuf) -> io::Result<Option<Request<'a>>>;
+    /// Takes a request if there is one.
+    fn receive<'a>(&'a self, worker: usize, buf: &'a mut RequestBuf) -> io::Result<Received<'a>>;
+    /// Waits until there may be a request, or the connection has ended.
+    fn wait(&self, worker: usize) -> io::Result<()>;
     /// Answers request `unique` with `error` (0 or a negative errno) and the `parts` in sequence.
     fn reply(&self, token: u32, unique: u64, error: i32, parts: &[&[u8]]) -> io::Result<()>;
     /// Tells the kernel something it did not ask for.

@@ -8,7 +8,7 @@ mod memfs;
 use kedge_base::IoBuf;
 use kedge_fuse::abi::{self, InHeader, OutHeader, op};
 use kedge_fuse::failures::Failures;
-use kedge_fuse::transport::{Reply, Request, RequestBuf, Transport};
+use kedge_fuse::transport::{Received, Reply, Request, RequestBuf, Transport};
 use kedge_fuse::{FuseOptions, Server};
 use kedgefs::{Ino, Owner};
 use memfs::MemFs;
@@ -32,8 +32,12 @@ impl Transport for Wire {
         1
     }
 
-    fn receive<'a>(&'a self, _worker: usize, _buf: &'a mut RequestBuf) -> io::Result<Option<Request<'a>>> {
-        Ok(None)
+    fn receive<'a>(&'a self, _worker: usize, _buf: &'a mut RequestBuf) -> io::Result<Received<'a>> {
+        Ok(Received::Ended)
+    }
+
+    fn wait(&self, _worker: usize) -> io::Result<()> {
+        Ok(())
     }
 
     fn reply(&self, _token: u32, unique: u64, error: i32, parts: &[&[u8]]) -> io::Result<()> {

@@ -9,6 +9,7 @@
 use super::raw::RawFile;
 use crate::{Completion, CompletionSink, Request};
 use kedge_base::Result;
+use kedge_base::wait::about_to_wait;
 use parking_lot::{Condvar, Mutex};
 use rustix::event::EventfdFlags;
 use rustix::fd::OwnedFd;
@@ -80,6 +81,7 @@ impl Queue {
     pub fn push(&self, jobs: Vec<Job>) -> Result<(), Vec<Job>> {
         let mut state = self.state.lock();
         while state.jobs.len() >= QUEUED_MAX && !state.closed && !SERVING.get() {
+            about_to_wait();
             self.room.wait(&mut state);
         }
         if state.closed {

@@ -4,6 +4,7 @@
 //! device. Every other error is final.
 
 use crate::{OPTIMAL_IO, Op};
+use kedge_base::wait::about_to_wait;
 use kedge_base::{BLOCK_SIZE, Error, IoBuf, Result};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::FallocateFlags;
@@ -96,6 +97,7 @@ fn failed(op: &'static str, offset: u64, len: u64, e: Errno) -> Error {
 
 impl RawFile {
     pub fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        about_to_wait();
         let mut transfer = Transfer::new(buf.len(), self.direct);
         let outcome =
             transfer.run(|done| rustix::io::pread(&self.fd, &mut buf[done..], offset + done as u64));
@@ -104,6 +106,7 @@ impl RawFile {
 
     pub fn write(&self, offset: u64, buf: &[u8], fua: bool) -> Result<()> {
         self.writable()?;
+        about_to_wait();
         if fua && !self.no_dsync.load(Relaxed) {
             match self.write_calls(offset, buf, ReadWriteFlags::DSYNC) {
                 Err(Error::Io { errno, .. }) if unsupported(Errno::from_raw_os_error(errno)) => {
@@ -136,6 +139,7 @@ impl RawFile {
         if self.read_only {
             return Ok(());
         }
+        about_to_wait();
         retry(|| rustix::fs::fdatasync(&self.fd)).map_err(|e| failed("flush", 0, 0, e))
     }
 
@@ -144,6 +148,7 @@ impl RawFile {
         if len == 0 {
             return Ok(());
         }
+        about_to_wait();
         let outcome = if self.block_device {
             retry(|| discard_blocks(self.fd.as_fd(), offset, len))
         } else {
@@ -157,6 +162,7 @@ impl RawFile {
         if len == 0 {
             return Ok(());
         }
+        about_to_wait();
         if !self.no_zero_range.load(Relaxed) {
             // On a block device the kernel maps this to its zeroing command, as BLKZEROOUT does.
             match retry(|| rustix::fs::fallocate(&self.fd, ZERO, offset, len)) {

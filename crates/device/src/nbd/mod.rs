@@ -44,6 +44,7 @@ use crate::location::NbdUri;
 use crate::{Completion, CompletionSink, Device, DeviceStats, FuaKind, Geometry, OPTIMAL_IO};
 use crate::{Op, OpenOptions, Request};
 use handshake::Export;
+use kedge_base::wait::about_to_wait;
 use kedge_base::{BLOCK_SIZE, Error, IoBuf, Result, spawn_named};
 use link::{Answer, Link, Sent};
 pub(crate) use lock::is_unlocked;
@@ -174,6 +175,7 @@ impl NbdDevice {
 
     /// Does all parts of an operation in the calling thread.
     fn call(&self, mut plan: Plan, bytes: &[u8], mut buf: Option<&mut IoBuf>) -> Result<()> {
+        about_to_wait();
         while let Some(part) = plan.next(&self.shared.export) {
             let payload = match part.command {
                 CMD_WRITE if part.zeros => &work::ZEROS[..part.len as usize],

@@ -37,6 +37,7 @@ use crate::location::RbdUri;
 use crate::{Completion, CompletionSink, Device, DeviceStats, FuaKind, Geometry, OPTIMAL_IO};
 use crate::{Op, OpenOptions, Request};
 use ffi::{Cluster, DISCARD_BYTES_MIN, Image, Landed, Pool};
+use kedge_base::wait::about_to_wait;
 use kedge_base::{BLOCK_SIZE, Error, IoBuf, Result, spawn_named};
 use parking_lot::{Condvar, Mutex};
 use std::cell::Cell;
@@ -203,6 +204,7 @@ impl RbdDevice {
         if let Some(dead) = &self.shared.state.lock().dead {
             return Err(dead.clone());
         }
+        about_to_wait();
         f(self.shared.image()).map_err(|errno| self.shared.error(op, offset, len, errno))
     }
 }

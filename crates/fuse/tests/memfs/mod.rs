@@ -19,6 +19,8 @@ struct Node {
     blocks: BTreeMap<u64, Box<[u8; BLOCK as usize]>>,
     /// By cookie, as readdir walks.
     entries: BTreeMap<u64, (Vec<u8>, u64)>,
+    /// The cookies of `entries` by name.
+    names: BTreeMap<Vec<u8>, u64>,
     parent: u64,
     target: Vec<u8>,
     xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
@@ -27,7 +29,12 @@ struct Node {
 
 impl Node {
     fn find(&self, name: &[u8]) -> Option<(u64, u64)> {
-        self.entries.iter().find(|(_, (n, _))| n == name).map(|(cookie, (_, ino))| (*cookie, *ino))
+        self.names.get(name).map(|cookie| (*cookie, self.entries[cookie].1))
+    }
+
+    fn remove_entry(&mut self, cookie: u64) {
+        let (name, _) = self.entries.remove(&cookie).unwrap();
+        self.names.remove(&name);
     }
 
     fn write(&mut self, mut at: u64, mut data: &[u8]) {
@@ -44,9 +51,15 @@ impl Node {
 
     fn read(&self, at: u64, buf: &mut [u8]) -> usize {
         let len = buf.len().min(self.attr.size.saturating_sub(at) as usize);
-        for (i, byte) in buf[..len].iter_mut().enumerate() {
-            let at = at + i as u64;
-            *byte = self.blocks.get(&(at / BLOCK)).map_or(0, |b| b[(at % BLOCK) as usize]);
+        let mut done = 0;
+        while done < len {
+            let (block, within) = ((at + done as u64) / BLOCK, ((at + done as u64) % BLOCK) as usize);
+            let piece = (len - done).min(BLOCK as usize - within);
+            match self.blocks.get(&block) {
+                Some(b) => buf[done..done + piece].copy_from_slice(&b[within..within + piece]),
+                None => buf[done..done + piece].fill(0),
+            }
+            done += piece;
         }
         len
     }
@@ -73,12 +86,16 @@ struct State {
     down: bool,
 }
 
+pub type OnLookup = Arc<dyn Fn(&[u8]) + Send + Sync>;
+
 #[derive(Clone)]
 pub struct MemFs {
     state: Arc<Mutex<State>>,
     clock: Arc<SystemClock>,
     /// How long an fsync is parked.
     pub fsync_delay: Duration,
+    /// Called with the name of each lookup, before it is done.
+    pub on_lookup: Option<OnLookup>,
 }
 
 impl MemFs {
@@ -94,6 +111,7 @@ impl MemFs {
             })),
             clock: Arc::new(SystemClock::default()),
             fsync_delay: Duration::ZERO,
+            on_lookup: None,
         };
         fs.add(&mut fs.state.lock(), FileKind::Directory, 0o40755, Owner::default());
         fs
@@ -147,6 +165,7 @@ impl MemFs {
             attr,
             blocks: BTreeMap::new(),
             entries: BTreeMap::new(),
+            names: BTreeMap::new(),
             parent: 1,
             target: Vec::new(),
             xattrs: BTreeMap::new(),
@@ -185,6 +204,7 @@ impl MemFs {
         let dir = state.nodes.get_mut(&dir).unwrap();
         let cookie = dir.entries.last_key_value().map_or(3, |(c, _)| c + 1);
         dir.entries.insert(cookie, (name.to_vec(), ino));
+        dir.names.insert(name.to_vec(), cookie);
         (dir.attr.mtime, dir.attr.ctime) = (now, now);
     }
 
@@ -203,7 +223,7 @@ impl MemFs {
             return Err(Error::NotEmpty);
         }
         let parent = state.nodes.get_mut(&dir.0).unwrap();
-        parent.entries.remove(&cookie);
+        parent.remove_entry(cookie);
         (parent.attr.mtime, parent.attr.ctime) = (now, now);
         if is_dir {
             parent.attr.nlink -= 1;
@@ -244,6 +264,9 @@ fn reap(state: &mut State, ino: u64) {
 
 impl Ops for MemFs {
     fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
+        if let Some(call) = &self.on_lookup {
+            call(name);
+        }
         let state = self.state.lock();
         if name.len() > 255 {
             return Err(Error::NameTooLong);
@@ -371,7 +394,7 @@ impl Ops for MemFs {
             (_, Some(_)) => self.remove(state, new_dir, new_name, None)?,
             (_, None) => {}
         }
-        state.nodes.get_mut(&dir.0).unwrap().entries.remove(&cookie);
+        state.nodes.get_mut(&dir.0).unwrap().remove_entry(cookie);
         self.enter(state, new_dir.0, new_name, ino);
         if state.nodes[&ino].attr.kind == FileKind::Directory {
             state.nodes.get_mut(&dir.0).unwrap().attr.nlink -= 1;
@@ -385,7 +408,10 @@ impl Ops for MemFs {
         let state = self.state.lock();
         let node = state.nodes.get(&dir.0).ok_or(Error::NotFound)?;
         let dots = [(1, &b"."[..], dir.0), (2, &b".."[..], node.parent)];
-        let named = node.entries.iter().map(|(cookie, (name, ino))| (*cookie, &name[..], *ino));
+        let named = node
+            .entries
+            .range(cookie.saturating_add(1)..)
+            .map(|(cookie, (name, ino))| (*cookie, &name[..], *ino));
         for (at, name, ino) in dots.into_iter().chain(named).filter(|(at, ..)| *at > cookie) {
             let kind = state.nodes[&ino].attr.kind;
             if !visit(DirEntry { ino: Ino(ino), kind, name, cookie: at }) {

@@ -71,10 +71,7 @@ impl Mounted {
 
     /// The mount's own count of a request.
     pub fn requests(&self, name: &str) -> u64 {
-        let stats = self.control("system.kedgefs.stats");
-        let key = format!("\"{name}\":");
-        let Some(at) = stats.find(&key) else { return 0 };
-        stats[at + key.len()..].chars().take_while(char::is_ascii_digit).collect::<String>().parse().unwrap()
+        number(&self.control("system.kedgefs.stats"), name)
     }
 
     pub fn control(&self, name: &str) -> String {
@@ -83,6 +80,13 @@ impl Mounted {
         value.truncate(len);
         String::from_utf8(value).unwrap()
     }
+}
+
+/// The number of that name in a JSON text; 0 if there is none.
+pub fn number(json: &str, name: &str) -> u64 {
+    let key = format!("\"{name}\":");
+    let Some(at) = json.find(&key) else { return 0 };
+    json[at + key.len()..].chars().take_while(char::is_ascii_digit).collect::<String>().parse().unwrap()
 }
 
 impl Drop for Mounted {

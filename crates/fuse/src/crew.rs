@@ -1,0 +1,285 @@
+//! Which of the workers receives.
+//!
+//! One worker, the *receiver*, takes request after request from the kernel and serves each itself.
+//! The others sleep on a condition variable of ours. The kernel knows nothing of them, so a new
+//! request wakes nobody while the receiver is awake. In the alternative all workers wait in the
+//! kernel. Then each request wakes a sleeping thread, even if one that is awake would have come
+//! for it a moment later.
+//!
+//! # When another worker receives
+//! - The receiver is about to wait, for a device or for a lock (`kedge_base::wait`). It passes its
+//!   turn on first, and comes back for a new one when its request is served.
+//! - It serves one request for longer than a tick of the *watcher*, a thread that looks on while
+//!   requests are served. So nothing depends on where the receiver waits: a request that waits for
+//!   another one is overtaken by it at the latest after two ticks.
+//! - It found many requests one right after another. Then one more receives beside it, as long as
+//!   there are processors for them. A receiver that finds nothing leaves, except for the last one.
+//!
+//! # When there is nothing to receive
+//! The last receiver polls for a short time before it sleeps in the kernel ([`Patience`]): a client
+//! that got its answer often asks again before a sleeping thread could have been woken.
+//!
+//! # Why no request waits for ever
+//! A turn is taken and returned under one lock, and a worker that returns one wakes a sleeping
+//! worker. So while a worker sleeps here, `receivers` turns are held, and each by a worker that
+//! receives or serves. One that serves either ends its request and receives again, or loses its
+//! turn to the watcher. If every worker serves a request that does not end, no one receives: there
+//! are as many workers as requests may wait for each other.
+
+use kedge_base::Counter;
+use parking_lot::{Condvar, Mutex};
+use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::Duration;
+
+/// How often the watcher looks. On a busy machine a worker may not run for some milliseconds,
+/// though it waits for nothing.
+const TICK: Duration = Duration::from_millis(5);
+/// Requests one right after another that call one more receiver.
+const PRESSURE: u32 = 64;
+
+/// The workers of one mount.
+pub(crate) struct Crew {
+    state: Mutex<State>,
+    /// Workers without a turn sleep here.
+    turn: Condvar,
+    /// The watcher sleeps here.
+    bell: Condvar,
+    slots: Vec<Slot>,
+    receivers_max: usize,
+    /// The watcher is awake, or has been woken.
+    watched: AtomicBool,
+    pub(crate) counts: Counts,
+}
+
+struct State {
+    /// Turns that are held.
+    receivers: usize,
+    /// Turns that may be held; at least one.
+    receivers_wanted: usize,
+    ended: bool,
+}
+
+#[derive(Default)]
+struct Slot {
+    /// The worker holds a turn.
+    turn: AtomicBool,
+    /// Odd while it serves a request. Grows with each begin and end.
+    served: AtomicU64,
+}
+
+/// What the workers did, for `system.kedgefs.stats`.
+#[derive(Default)]
+pub(crate) struct Counts {
+    /// Looks for a request that found none.
+    pub polls: Counter,
+    /// Waits in the kernel.
+    pub sleeps: Counter,
+    /// Turns passed on before a wait.
+    pub passed: Counter,
+    /// Turns that the watcher took away.
+    pub taken: Counter,
+    /// Looks of the watcher.
+    pub ticks: Counter,
+}
+
+impl Counts {
+    pub(crate) fn to_json(&self) -> String {
+        format!(
+            "{{\"polls\":{},\"sleeps\":{},\"passed\":{},\"taken\":{},\"ticks\":{}}}",
+            self.polls.get(),
+            self.sleeps.get(),
+            self.passed.get(),
+            self.taken.get(),
+            self.ticks.get()
+        )
+    }
+}
+
+impl Crew {
+    pub(crate) fn new(workers: usize, receivers_max: usize) -> Crew {
+        Crew {
+            state: Mutex::new(State { receivers: 0, receivers_wanted: 1, ended: false }),
+            turn: Condvar::new(),
+            bell: Condvar::new(),
+            slots: (0..workers).map(|_| Slot::default()).collect(),
+            receivers_max: receivers_max.clamp(1, workers.saturating_sub(1).max(1)),
+            watched: AtomicBool::new(false),
+            counts: Counts::default(),
+        }
+    }
+
+    /// Waits until `worker` may receive. `false`: the connection has ended.
+    pub(crate) fn take_turn(&self, worker: usize) -> bool {
+        let mut state = self.state.lock();
+        while !state.ended && state.receivers >= state.receivers_wanted {
+            self.turn.wait(&mut state);
+        }
+        if state.ended {
+            return false;
+        }
+        state.receivers += 1;
+        self.slots[worker].turn.store(true, Release);
+        true
+    }
+
+    /// Returns the turn of `worker`, if it holds one, and wakes a worker to take it.
+    fn return_turn(&self, worker: usize) -> bool {
+        let mut state = self.state.lock();
+        self.return_in(&mut state, worker)
+    }
+
+    fn return_in(&self, state: &mut State, worker: usize) -> bool {
+        let held = self.slots[worker].turn.swap(false, Release);
+        if held {
+            state.receivers -= 1;
+            self.turn.notify_one();
+        }
+        held
+    }
+
+    /// The worker is about to wait.
+    pub(crate) fn pass_on(&self, worker: usize) {
+        if self.return_turn(worker) {
+            self.counts.passed.inc();
+        }
+    }
+
+    pub(crate) fn holds_turn(&self, worker: usize) -> bool {
+        self.slots[worker].turn.load(Acquire)
+    }
+
+    /// A receiver that found nothing leaves if another one is left. Answers whether it has.
+    pub(crate) fn leave_if_spare(&self, worker: usize) -> bool {
+        if self.receivers_max == 1 {
+            return false;
+        }
+        let mut state = self.state.lock();
+        if state.receivers <= 1 {
+            return false;
+        }
+        // Nobody is woken for its turn.
+        if self.slots[worker].turn.swap(false, Release) {
+            state.receivers -= 1;
+            state.receivers_wanted = (state.receivers_wanted - 1).max(1);
+        }
+        true
+    }
+
+    /// A receiver found `in_a_row` requests without a pause.
+    pub(crate) fn feel_pressure(&self, in_a_row: u32) {
+        if self.receivers_max == 1 || !in_a_row.is_multiple_of(PRESSURE) {
+            return;
+        }
+        let mut state = self.state.lock();
+        if state.receivers_wanted < self.receivers_max {
+            state.receivers_wanted += 1;
+            self.turn.notify_one();
+        }
+    }
+
+    pub(crate) fn begin(&self, worker: usize) {
+        self.slots[worker].served.fetch_add(1, SeqCst);
+        // Either the watcher sees the request, or this sees that it sleeps.
+        if !self.watched.load(SeqCst) && !self.watched.swap(true, SeqCst) {
+            let _state = self.state.lock();
+            self.bell.notify_one();
+        }
+    }
+
+    pub(crate) fn end(&self, worker: usize) {
+        self.slots[worker].served.fetch_add(1, SeqCst);
+    }
+
+    /// The connection has ended, or a worker has.
+    pub(crate) fn close(&self) {
+        self.state.lock().ended = true;
+        self.turn.notify_all();
+        self.bell.notify_all();
+    }
+
+    /// The watcher's thread. It sleeps while nothing is served.
+    pub(crate) fn watch(&self) {
+        let mut seen = vec![0; self.slots.len()];
+        let mut state = self.state.lock();
+        while !state.ended {
+            if !self.watched.load(SeqCst) {
+                self.bell.wait(&mut state);
+                continue;
+            }
+            self.bell.wait_for(&mut state, TICK);
+            self.counts.ticks.inc();
+            if !self.look(&mut state, &mut seen) {
+                self.watched.store(false, SeqCst);
+                // A request that began before the store rang no bell.
+                if self.look(&mut state, &mut seen) {
+                    self.watched.store(true, SeqCst);
+                }
+            }
+        }
+    }
+
+    /// Takes the turn of each worker that still serves what it served at the last look. Answers
+    /// whether there was anything to watch.
+    fn look(&self, state: &mut State, seen: &mut [u64]) -> bool {
+        let mut busy = false;
+        for (worker, (slot, seen)) in self.slots.iter().zip(seen).enumerate() {
+            let served = slot.served.load(SeqCst);
+            let serves = served % 2 == 1;
+            if serves && served == *seen && self.return_in(state, worker) {
+                self.counts.taken.inc();
+            }
+            busy |= served != *seen || (serves && slot.turn.load(Acquire));
+            *seen = served;
+        }
+        busy
+    }
+}
+
+/// How long the receiver polls before it sleeps.
+///
+/// Polling pays when the next request comes soon. So the time grows while sleeps turn out to have
+/// been short and shrinks while they are long: an idle mount does not poll. It is zero with one
+/// processor, and becomes zero when another thread wanted this one.
+pub(crate) struct Patience {
+    limit: Duration,
+    max: Duration,
+}
+
+impl Patience {
+    const START: Duration = Duration::from_micros(5);
+    /// Waking a sleeping thread takes about as long.
+    const MAX: Duration = Duration::from_micros(50);
+    /// A pause of this length is short, if a thread that sleeps has to be woken at its end.
+    const SHORT: Duration = Duration::from_micros(200);
+
+    pub(crate) fn new(processors: usize) -> Patience {
+        let max = if processors > 1 { Self::MAX } else { Duration::ZERO };
+        Patience { limit: Duration::ZERO, max }
+    }
+
+    /// Whether to poll on after `idle` without a request.
+    pub(crate) fn lasts(&self, idle: Duration) -> bool {
+        idle < self.limit
+    }
+
+    /// The pause ended in a sleep and took `pause`.
+    pub(crate) fn slept(&mut self, pause: Duration) {
+        self.limit = if pause < Self::SHORT {
+            (self.limit * 2).max(Self::START).min(self.max)
+        } else if self.limit > Self::START {
+            self.limit / 2
+        } else {
+            Duration::ZERO
+        };
+    }
+
+    /// Another thread ran on this processor meanwhile.
+    pub(crate) fn lost_processor(&mut self) {
+        self.limit = Duration::ZERO;
+    }
+}
+
+#[cfg(test)]
+#[path = "crew_tests.rs"]
+mod tests;
