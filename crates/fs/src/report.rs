@@ -86,6 +86,7 @@ impl Fs {
             "free_percent": space.free_percent,
             "forces": forces,
             "forces_idle": s.forces_idle.get(),
+            "writer_wakes": s.writer_wakes.get(),
             "writes": s.writes.get(),
             "records": s.records.get(),
             "records_by_operation": records,

@@ -43,6 +43,15 @@ pub(crate) enum WaiterKind {
     Callback(Callback),
 }
 
+/// The thread that makes a log write.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Leader {
+    /// One that forces the log and waits.
+    Caller,
+    /// A writer thread.
+    Writer,
+}
+
 /// A force that waits until the durable LSN reaches `target`.
 pub(crate) struct ForceWaiter {
     pub target: Lsn,
@@ -187,7 +196,7 @@ impl Shared {
                 let write = self.take(&mut state, &mut wake);
                 drop(state);
                 wake.fire(&self.writers);
-                self.write(write)?;
+                self.write(write, Leader::Caller)?;
                 state = self.state.lock();
                 continue;
             }
@@ -214,7 +223,7 @@ impl Shared {
     /// A leader's work: barrier, seal, write, answer. After the barrier, all records in the batch
     /// have been applied. If one could not be, the log is shut down, and the batch must not be
     /// written.
-    pub(crate) fn write(&self, mut write: Write) -> Result<()> {
+    pub(crate) fn write(&self, mut write: Write, leader: Leader) -> Result<()> {
         let started = self.clock.monotonic();
         // The batch is closed: all appends into it have happened, and so have the data writes to
         // which they refer.
@@ -261,6 +270,9 @@ impl Shared {
             state.nudge(&mut wake);
         }
         state.pump(&mut wake);
+        // A writer thread delivers one answer itself, next: to wake another one for it would be a
+        // switch for nothing. Several are delivered by two threads.
+        wake.answers &= leader == Leader::Caller || state.answers.len() > 1;
         // A writer thread that is told to stop ends when the last write is done.
         wake.writers_all |= state.stopping;
         drop(state);

@@ -180,7 +180,7 @@ impl State {
             crate::force::WaiterKind::Thread(parker) => wake.signals.push((parker, Signal::Done(result))),
             crate::force::WaiterKind::Callback(done) => {
                 self.answers.push_back((done, result));
-                wake.writer = true;
+                wake.answers = true;
             }
         }
     }

@@ -103,6 +103,8 @@ pub struct LogStats {
     /// Forces that found their target durable: no IO, no wait.
     pub forces_idle: Counter,
     pub writes: Counter,
+    /// Wake-ups of writer threads.
+    pub writer_wakes: Counter,
     /// Writes that were asked for by an operation, a sync or the commit timer, before they began.
     pub commits: Counter,
     /// Of these, the ones that not only the timer asked for.

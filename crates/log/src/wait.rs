@@ -61,8 +61,10 @@ impl Parker {
 #[derive(Default)]
 pub(crate) struct Wake {
     pub signals: Vec<(Arc<Parker>, Signal)>,
-    /// A writer thread has work.
+    /// A writer thread has to lead a write.
     pub writer: bool,
+    /// There are answers for a writer thread to deliver.
+    pub answers: bool,
     /// Every writer thread has to look.
     pub writers_all: bool,
 }
@@ -71,7 +73,7 @@ impl Wake {
     pub(crate) fn fire(self, writers: &Condvar) {
         if self.writers_all {
             writers.notify_all();
-        } else if self.writer {
+        } else if self.writer || self.answers {
             writers.notify_one();
         }
         for (parker, signal) in self.signals {

@@ -1,12 +1,15 @@
 //! Writer threads: they write full batches, lead writes for asynchronous forces and call their
 //! callbacks.
 //!
+//! The thread that wrote delivers the answer. Another one is woken for it if a thread that forces
+//! the log and waits has written, and helps if there are several answers.
+//!
 //! A thread that takes up work makes sure that another one waits for the next, and starts it if
 //! need be. There is at most one thread more than there may be writes in flight. So an answer never
 //! waits for a device write to finish, and a mount that needs one thread has one.
 
 use crate::Shared;
-use crate::force::stopped;
+use crate::force::{Leader, stopped};
 use crate::state::State;
 use crate::wait::Wake;
 use kedge_base::{Error, spawn_named, without_panic};
@@ -71,7 +74,7 @@ fn serve(shared: &Arc<Shared>) {
             drop(state);
             wake.fire(&shared.writers);
             // A failure is latched, and every waiter has got it. There is no other caller to tell.
-            let _latched = shared.write(write);
+            let _latched = shared.write(write, Leader::Writer);
             state = shared.state.lock();
         } else if state.stopping && state.is_drained() {
             return;
@@ -79,6 +82,7 @@ fn serve(shared: &Arc<Shared>) {
             state.threads_waiting += 1;
             shared.writers.wait(&mut state);
             state.threads_waiting -= 1;
+            shared.stats.writer_wakes.inc();
         }
     }
 }

@@ -201,6 +201,24 @@ fn async_forces_are_answered_from_a_writer_thread() {
     assert_eq!(receiver.try_recv().unwrap(), (99, true, me));
 }
 
+/// The thread that wrote also answers: an asynchronous force wakes one thread, not two.
+#[test]
+fn an_async_force_wakes_one_writer_thread() {
+    const FORCES: u64 = 200;
+    let s = setup(2 * MIB);
+    let log = s.open(Lsn(0), Lsn(0));
+    let (sender, receiver) = mpsc::channel();
+    for i in 0..FORCES {
+        let at = append(&log, &i.to_le_bytes());
+        let sender = sender.clone();
+        log.force_async(at.end, ForceCause::Fsync, Box::new(move |r| sender.send(r).unwrap()));
+        receiver.recv().unwrap().unwrap();
+    }
+    // Threads that start, and one that was not asleep yet when it was woken.
+    let wakes = log.stats().writer_wakes.get();
+    assert!(wakes <= FORCES + FORCES / 4, "{wakes} wake-ups for {FORCES} forces");
+}
+
 #[test]
 fn stop_answers_what_was_asked_and_refuses_the_rest() {
     let s = setup(2 * MIB);
