@@ -129,7 +129,7 @@ pub fn mount_remote(name: &Path, dir: &Path, options: &FuseOptions) -> Result<Mo
 }
 
 fn session(fd: OwnedFd, mount: MountPoint, options: &FuseOptions) -> MountedSession {
-    raise_write_limit(&mount.dir);
+    raise_limits(&mount.dir);
     let transport = DevFuse::new(fd, options.worker_count(), options.clone_channels);
     MountedSession { transport: Some(Arc::new(transport)), options: options.clone(), mount }
 }
@@ -351,11 +351,16 @@ fn receive_fd(socket: &OwnedFd) -> Result<OwnedFd, MountError> {
 /// cent of what other file systems may have, which makes a stream of writes three times slower. It
 /// is no error if that is not permitted or not supported. [`become_io_flusher`] makes the server
 /// trustworthy in this respect.
-fn raise_write_limit(dir: &Path) {
+///
+/// And lets the kernel read as far ahead as one READ goes. Its default, 128 KiB, makes eight
+/// requests of one. The kernel takes the smaller one of this and the server's answer to INIT, so it
+/// must be set before the server runs.
+fn raise_limits(dir: &Path) {
     let Some(entry) = mountinfo::mount_at(dir) else { return };
     let suffix = if entry.kind.starts_with("fuseblk") { "-fuseblk" } else { "" };
     let bdi = PathBuf::from(format!("/sys/class/bdi/{}{suffix}", entry.device));
-    for (file, value) in [("strict_limit", "0"), ("max_ratio", "100")] {
+    let ahead = (abi::MAX_IO >> 10).to_string();
+    for (file, value) in [("strict_limit", "0"), ("max_ratio", "100"), ("read_ahead_kb", &ahead)] {
         if let Err(e) = fs::write(bdi.join(file), value) {
             tracing::debug!("{}: {e}", bdi.join(file).display());
         }

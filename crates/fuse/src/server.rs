@@ -177,7 +177,8 @@ impl<O: Ops> Server<O> {
         let flags = wanted & offer.flags;
         self.writeback.store(flags & init::WRITEBACK_CACHE != 0, Ordering::Relaxed);
         answer.minor = abi::MINOR.min(offer.minor);
-        answer.max_readahead = offer.max_readahead;
+        // The offer is from before `raise_limits` in `mount`; the kernel takes what is smaller.
+        answer.max_readahead = offer.max_readahead.max(abi::MAX_IO as u32);
         answer.flags = flags;
         answer.max_background = MAX_BACKGROUND;
         answer.congestion_threshold = CONGESTION_THRESHOLD;

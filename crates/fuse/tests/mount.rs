@@ -209,6 +209,30 @@ fn unlinked_files_live_while_open() {
     }
 }
 
+/// The kernel reads ahead as far as one request goes.
+#[test]
+fn large_files_are_read_in_large_requests() {
+    const MIB: u64 = 16;
+    if !is_root("the read-ahead of a mount is root's to set") {
+        return;
+    }
+    for options in both() {
+        let m = Mounted::new(&options);
+        fs::write(m.path("f"), vec![7; (MIB << 20) as usize]).unwrap();
+        let f = File::open(m.path("f")).unwrap();
+        rustix::fs::fadvise(&f, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        let before = m.requests("READ");
+        let mut piece = vec![0; 1 << 20];
+        for _ in 0..MIB {
+            (&f).read_exact(&mut piece).unwrap();
+            assert!(piece.iter().all(|&b| b == 7));
+        }
+        let reads = m.requests("READ") - before;
+        // With read-ahead of 128 KiB there are eight for each mebibyte.
+        assert!((1..=2 * MIB).contains(&reads), "{reads} READs for {MIB} MiB");
+    }
+}
+
 #[test]
 fn large_directories() {
     for options in both() {
