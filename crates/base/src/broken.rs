@@ -59,6 +59,8 @@ pub enum Variant {
     DiscardEarly,
     /// Bytes with the right magic, uuid and checksum pass for a log write.
     UnkeyedLog,
+    /// The tail moves to a checkpoint's cut before the slot that names it is durable.
+    TailBeforeSlot,
 }
 
 impl Variant {
@@ -88,6 +90,7 @@ impl Variant {
         Variant::TouchInWriteback,
         Variant::DiscardEarly,
         Variant::UnkeyedLog,
+        Variant::TailBeforeSlot,
     ];
 }
 

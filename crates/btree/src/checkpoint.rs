@@ -45,6 +45,11 @@ impl Frozen {
         self.len() == 0
     }
 
+    /// How many of them are above the leaves.
+    pub fn inner(&self) -> usize {
+        self.frames().filter(|frame| frame.level > 0).count()
+    }
+
     fn frames(&self) -> impl Iterator<Item = &Arc<Frame>> {
         self.dirty.iter().flat_map(|table| table.values())
     }

@@ -22,6 +22,7 @@ pub mod ops;
 pub mod races;
 pub mod rig;
 pub mod shrink;
+pub mod steady;
 pub mod trouble;
 pub mod view;
 pub mod workload;

@@ -61,6 +61,7 @@ const CHECKS: &[Check] = &[
     ("freed blocks on a full image", full_image),
     ("two checkpoints of a wide tree", checkpoints),
     ("writers beside checkpoints", writers),
+    ("fsyncs during a paced checkpoint", kedge_sim::steady::check),
     ("random operations", random_large_log),
     ("random operations, small log", random_small_log),
 ];

@@ -185,6 +185,11 @@ fn writers_with_a_small_log_then_power_failure() {
     }
 }
 
+#[test]
+fn power_failure_during_a_paced_checkpoint() {
+    run("steady", 0, kedge_sim::steady::check);
+}
+
 /// The shortest history there is: a fresh image.
 #[test]
 fn a_fresh_image_survives() {

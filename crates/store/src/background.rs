@@ -20,6 +20,7 @@
 //! reservations, and running operations give it back.
 
 use crate::checkpoint::CheckpointCause;
+use crate::pace::By;
 use crate::{Store, Wake};
 use kedge_base::{BLOCK_SIZE, Error, Lsn, without_panic};
 use std::sync::{Arc, Weak};
@@ -101,7 +102,10 @@ impl Store {
 
     /// Returns how long to pause.
     fn background_turn(&self, cause: CheckpointCause, progress: &mut Progress) -> Duration {
-        if let Err(e) = self.checkpoint(cause) {
+        if cause == CheckpointCause::Background && !self.is_still_due() {
+            return Duration::ZERO;
+        }
+        if let Err(e) = self.checkpoint_by(cause, By::Background) {
             // The store is shut down, by this checkpoint or before. Waiting operations have got the
             // error.
             tracing::error!("background checkpoint: {e}");
@@ -117,6 +121,13 @@ impl Store {
                 Duration::ZERO
             }
         }
+    }
+
+    /// Whether what asked for a background checkpoint still holds. Since then an operation may have
+    /// made one, or a remount may have switched to `noasync_checkpoint`. If an operation waits for
+    /// log space, its request may have come second and not be known here.
+    fn is_still_due(&self) -> bool {
+        self.log_below_threshold() || self.log.has_waiters()
     }
 
     /// The error that says which data holds the tail, and why.

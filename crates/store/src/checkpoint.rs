@@ -17,16 +17,17 @@
 
 use crate::Store;
 use crate::background::Retry;
+use crate::pace::{By, Hurry, Pace};
 use kedge_base::broken::{self, Variant};
 
 use kedge_alloc::FrozenAlloc;
 use kedge_base::lock::{Mutex, MutexGuard, Rank};
-use kedge_base::{BlockNo, Error, Generation, Ino, IoBuf, Lsn, Result, without_panic};
+use kedge_base::{BLOCK_SIZE, BlockNo, Error, Generation, Ino, IoBuf, Lsn, Result, without_panic};
 use kedge_btree::Frozen;
 use kedge_device::{Device, Io, Op, run_batch};
+use kedge_format::node::NODE_SIZE;
 use kedge_format::superblock::{CheckpointState, Superblock};
 use kedge_log::{ForceCause, SpacePressure};
-use std::cell::Cell;
 use std::sync::Weak;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -60,7 +61,10 @@ pub trait CheckpointClient: Send + Sync {
     /// Writes log-resident data in place, oldest first, so that the tail can move. Runs beside
     /// operations. The only lock of the store that is held is the one that admits one checkpoint at
     /// a time. The error says why some data stays in the log. All other data has been written.
-    fn prepare_checkpoint(&self) -> Result<()>;
+    ///
+    /// Calls `wrote` after each part with the number of log-resident pieces that were in it. The
+    /// call may pause, so no lock that an operation needs is held across it.
+    fn prepare_checkpoint(&self, wrote: &dyn Fn(usize)) -> Result<()>;
 }
 
 /// One checkpoint at a time.
@@ -70,18 +74,24 @@ pub(crate) struct Control {
     turn: AtomicU64,
     /// Number of the last checkpoint that completed. They are numbered from 1 as they start.
     completed: AtomicU64,
-    /// Time of the last cut and duration of the last checkpoint, in nanoseconds. The fill rate of
-    /// the log is computed from them.
+    /// When the last checkpoint began, in nanoseconds, and the head of the log then: how fast the
+    /// log fills.
+    pub began_at: AtomicU64,
+    pub began_lsn: AtomicU64,
+    /// How long it took, pauses aside, in nanoseconds.
+    pub took: AtomicU64,
+    /// Time of the last cut.
     cut_at: AtomicU64,
-    took: AtomicU64,
     /// Percentage of free log below which the background thread checkpoints; 0:
     /// `noasync_checkpoint`.
     pub async_percent: AtomicU32,
     /// Why the last checkpoint could not write some log-resident data in place.
     pub unwritable: Mutex<Option<Error>>,
     pub retry: Mutex<Retry>,
-    /// Who waits for the one under way to end.
+    /// Number of threads that wait for `single`.
     queued: AtomicU32,
+    /// Ends the pauses of the running checkpoint.
+    pub hurry: Hurry,
 }
 
 impl Control {
@@ -90,12 +100,15 @@ impl Control {
             single: Mutex::new(Rank::Checkpoint, ()),
             turn: AtomicU64::new(0),
             completed: AtomicU64::new(0),
-            cut_at: AtomicU64::new(0),
+            began_at: AtomicU64::new(0),
+            began_lsn: AtomicU64::new(0),
             took: AtomicU64::new(0),
+            cut_at: AtomicU64::new(0),
             async_percent: AtomicU32::new(async_percent),
             unwritable: Mutex::new(Rank::Leaf, None),
             retry: Mutex::new(Rank::Leaf, Retry::default()),
             queued: AtomicU32::new(0),
+            hurry: Hurry::new(),
         }
     }
 
@@ -109,12 +122,18 @@ impl Control {
         self.completed.load(Ordering::Acquire) >= number
     }
 
-    /// Waits until no checkpoint runs.
+    /// Waits until no checkpoint runs. One that pauses hurries meanwhile.
     fn alone(&self) -> MutexGuard<'_, ()> {
-        self.queued.fetch_add(1, Ordering::Relaxed);
+        self.queued.fetch_add(1, Ordering::AcqRel);
+        self.hurry.call();
         let single = self.single.lock();
-        self.queued.fetch_sub(1, Ordering::Relaxed);
+        self.queued.fetch_sub(1, Ordering::AcqRel);
         single
+    }
+
+    /// Whether a thread waits for the running checkpoint to end.
+    pub(crate) fn is_waited_for(&self) -> bool {
+        self.queued.load(Ordering::Acquire) > 0
     }
 
     /// The caller holds `single`.
@@ -146,60 +165,45 @@ impl Drop for Running<'_> {
 /// Largest merged write, in blocks.
 const WRITE_BLOCKS_MAX: usize = 256;
 /// Writes in one batch. This bounds the memory of a checkpoint to `BATCH_WRITES * WRITE_BLOCKS_MAX`
-/// blocks, and bounds how much a log write may find ahead of it in the device's queue.
+/// blocks.
 const BATCH_WRITES: usize = 8;
-/// Longest pause between two batches of a paced checkpoint.
-const PAUSE_MAX: Duration = Duration::from_millis(10);
-/// Operations are throttled when less than one part in so many of the log is free to them: the less
-/// is free, the longer.
-const THROTTLE_PART: u64 = 8;
-/// Delay of the last operation before the log is full.
-const THROTTLE_MAX: Duration = Duration::from_millis(4);
-
-/// Whether the log fills slowly enough that a checkpoint may be paced: at its present rate, at most
-/// half of the `free` bytes would be filled during the checkpoint. The rate is `came` bytes in the
-/// `since` nanoseconds from the cut on. The checkpoint is assumed to take as long as the last one,
-/// `took` nanoseconds, and at least the `since` that it has already taken.
-fn fills_slowly(free: u64, came: u64, since: u64, took: u64) -> bool {
-    2 * came as u128 * took.max(since) as u128 <= free as u128 * since as u128
-}
-
 /// Writes blocks, merging neighbours that follow each other in `writes`. Waits for all writes.
-/// Calls `pace` between batches. Returns the number of writes and bytes.
+/// Calls `wrote` before the first batch and after each one, with the bytes of that batch. The
+/// result bounds the next batch, in blocks. Returns the number of bytes.
 pub(crate) fn write_merged(
     device: &dyn Device,
     mut writes: impl Iterator<Item = (BlockNo, IoBuf)>,
-    pace: &dyn Fn(),
-) -> Result<(u64, u64)> {
-    let (mut ios, mut bytes) = (0, 0);
+    wrote: &dyn Fn(u64) -> usize,
+) -> Result<u64> {
+    let mut bytes = 0;
+    let (mut limit, mut gathered) = (wrote(0), 0);
     let mut run: Option<(BlockNo, IoBuf)> = None;
     let mut batch: Vec<Io> = Vec::new();
     loop {
         let next = writes.next();
         if let (Some((start, buf)), Some((at, more))) = (&mut run, &next) {
             let blocks = buf.blocks();
-            if start.0 + blocks as u64 == at.0 && blocks + more.blocks() <= WRITE_BLOCKS_MAX {
+            if start.0 + blocks as u64 == at.0 && blocks + more.blocks() <= WRITE_BLOCKS_MAX.min(limit) {
                 buf.resize(blocks + more.blocks());
-                buf.as_mut_bytes()[blocks * kedge_base::BLOCK_SIZE..].copy_from_slice(more.as_bytes());
+                buf.as_mut_bytes()[blocks * BLOCK_SIZE..].copy_from_slice(more.as_bytes());
                 continue;
             }
         }
         let ended = next.is_none();
         if let Some((start, buf)) = std::mem::replace(&mut run, next) {
-            bytes += buf.len() as u64;
+            gathered += buf.len() as u64;
             batch.push(Io { offset: start.byte_offset(), op: Op::Write { buf, fua: false } });
         }
-        if batch.len() == BATCH_WRITES || ended {
-            ios += batch.len() as u64;
+        let full = batch.len() == BATCH_WRITES || gathered >= (limit * BLOCK_SIZE) as u64;
+        if full || ended {
             for completion in run_batch(device, std::mem::take(&mut batch)) {
                 completion.result?;
             }
-            if !ended {
-                pace();
-            }
+            bytes += gathered;
+            limit = wrote(std::mem::take(&mut gathered));
         }
         if ended {
-            return Ok((ios, bytes));
+            return Ok(bytes);
         }
     }
 }
@@ -232,7 +236,10 @@ impl Store {
     /// store.
     pub fn set_async_checkpoint(&self, percent: Option<u8>) {
         self.checkpoint.async_percent.store(percent.unwrap_or(0) as u32, Ordering::Relaxed);
-        self.wake_checkpoint(CheckpointCause::Background);
+        self.checkpoint.hurry.call();
+        if self.log_below_threshold() {
+            self.wake_checkpoint(CheckpointCause::Background);
+        }
     }
 
     /// Sets the memory for tree nodes, in bytes. Half of it may be dirty.
@@ -243,6 +250,11 @@ impl Store {
 
     /// Runs a checkpoint that starts after this call, or shares one that does.
     pub fn checkpoint(&self, cause: CheckpointCause) -> Result<()> {
+        self.checkpoint_by(cause, By::Operation)
+    }
+
+    /// [`Store::checkpoint`]. Only a checkpoint by the background thread is paced.
+    pub(crate) fn checkpoint_by(&self, cause: CheckpointCause, by: By) -> Result<()> {
         let mine = self.checkpoint.next();
         let _single = self.checkpoint.alone();
         // No checkpoint may follow the last one: it would remove the clean mark.
@@ -250,7 +262,7 @@ impl Store {
         if is_last || self.checkpoint.covers(mine) {
             return self.check_alive();
         }
-        self.run_checkpoint(cause, false)
+        self.run_checkpoint(cause, by, false)
     }
 
     /// Odd while a checkpoint runs; advances when one starts and when it ends.
@@ -266,7 +278,7 @@ impl Store {
     /// The last checkpoint, which marks the image clean.
     pub(crate) fn checkpoint_clean(&self) -> Result<()> {
         let _single = self.checkpoint.alone();
-        let result = self.run_checkpoint(CheckpointCause::Unmount, true);
+        let result = self.run_checkpoint(CheckpointCause::Unmount, By::Operation, true);
         self.closed.store(true, Ordering::Release);
         result
     }
@@ -274,16 +286,19 @@ impl Store {
     /// The caller holds `single`. A checkpoint that fails shuts the store down: the frozen state
     /// cannot be merged back into the running one, and the log is complete, so the next mount
     /// recovers. A checkpoint that panics does the same, because its state is incomplete.
-    fn run_checkpoint(&self, cause: CheckpointCause, clean: bool) -> Result<()> {
+    fn run_checkpoint(&self, cause: CheckpointCause, by: By, clean: bool) -> Result<()> {
         if let Some(reason) = self.log.shutdown_reason() {
             return Err(reason);
         }
         let running = self.checkpoint.start();
         let started = self.clock.monotonic();
+        self.checkpoint.began_at.store(started.as_nanos() as u64, Ordering::Relaxed);
+        self.checkpoint.began_lsn.store(self.log.head_lsn().0, Ordering::Relaxed);
+        let pace = self.pace(cause, by);
         let result = without_panic("a checkpoint", || {
-            self.prepare()?;
+            self.prepare(&pace)?;
             let prepared = self.clock.monotonic();
-            self.write_cut(self.cut(), clean, cause, prepared.saturating_sub(started))
+            self.write_cut(self.cut(), clean, &pace, prepared.saturating_sub(started))
         });
         match &result {
             Ok(()) => running.completed(),
@@ -291,7 +306,9 @@ impl Store {
         }
         self.stats.checkpoints[cause as usize].inc();
         let took = self.clock.since(started).as_nanos() as u64;
-        self.checkpoint.took.store(took, Ordering::Relaxed);
+        let paused = pace.paused().as_nanos() as u64;
+        self.checkpoint.took.store(took.saturating_sub(paused), Ordering::Relaxed);
+        self.stats.paused_ns.record(paused);
         self.stats.checkpoint_ns.record(took);
         result
     }
@@ -300,9 +317,14 @@ impl Store {
     /// holds the tail. The checkpoint is made without it: it still frees the log up to that data,
     /// and the operation that requested it may have nothing to do with that data.
     /// [`crate::background`] says what happens when checkpoints then free nothing.
-    fn prepare(&self) -> Result<()> {
+    fn prepare(&self, pace: &Pace<'_>) -> Result<()> {
         let Some(client) = self.client.get().and_then(Weak::upgrade) else { return Ok(()) };
-        let prepared = client.prepare_checkpoint();
+        pace.held.set(1);
+        let prepared = client.prepare_checkpoint(&|pieces| {
+            pace.wrote((pieces * BLOCK_SIZE) as u64);
+        });
+        drop(client);
+        pace.held.set(0);
         match &prepared {
             Ok(()) => {}
             // The device or the store is gone as a whole.
@@ -343,32 +365,30 @@ impl Store {
         cut
     }
 
-    fn write_cut(&self, cut: Cut, clean: bool, cause: CheckpointCause, prepare: Duration) -> Result<()> {
+    fn write_cut(&self, cut: Cut, clean: bool, pace: &Pace<'_>, prepare: Duration) -> Result<()> {
         let sealed = self.clock.monotonic();
         self.log.force(cut.lsn, ForceCause::Checkpoint)?;
         let forced = self.clock.monotonic();
         self.stats.flushing_ns.record((prepare + forced.saturating_sub(sealed)).as_nanos() as u64);
         let clean = clean && cut.tail == cut.lsn;
         let state = self.checkpoint_state(&cut, clean);
-        let (nodes, bytes) = {
-            let last = Cell::new(forced);
-            let pace = || {
-                let now = self.clock.monotonic();
-                if cause == CheckpointCause::Background && self.may_pace(cut.lsn) {
-                    self.clock.sleep(now.saturating_sub(last.get()).min(PAUSE_MAX));
-                }
-                last.set(self.clock.monotonic());
-            };
-            let mut patience = *self.checkpoint.retry.lock();
-            loop {
-                match write_checkpoint(&*self.device, &self.geometry, &cut, state, &pace) {
-                    Err(e) if self.waits_for_host(&e, &mut patience) => {}
-                    written => break written?,
-                }
+        if broken::is(Variant::TailBeforeSlot) {
+            // Broken on purpose: recovery would still use the old slot, which needs the log from
+            // its own tail on.
+            self.log.advance_tail(cut.tail);
+        }
+        let mut patience = *self.checkpoint.retry.lock();
+        let (nodes, bytes) = loop {
+            pace.expect((cut.tree.len() * NODE_SIZE) as u64);
+            let wrote = |bytes| pace.wrote(bytes);
+            match write_checkpoint(&*self.device, &self.geometry, &cut, state, &wrote) {
+                Err(e) if self.waits_for_host(&e, &mut patience) => {}
+                written => break written?,
             }
         };
         self.stats.logging_ns.record(self.clock.since(forced).as_nanos() as u64);
         self.stats.nodes_written.add(nodes);
+        self.stats.inner_nodes_written.add(cut.tree.inner() as u64);
         self.stats.checkpoint_bytes.add(bytes);
         self.alloc.written(cut.alloc);
         self.alloc.checkpoint_durable(cut.generation);
@@ -394,7 +414,7 @@ impl Store {
         if !can_wait || !in_use || self.check_alive().is_err() {
             return false;
         }
-        if self.log.has_waiters() || self.checkpoint.queued.load(Ordering::Relaxed) > 0 {
+        if self.log.has_waiters() || self.checkpoint.is_waited_for() {
             let Some(left) = patience.tries.checked_sub(1) else { return false };
             patience.tries = left;
         }
@@ -433,65 +453,9 @@ impl Store {
             flag.wanted = Some(cause);
             self.wake.cond.notify_one();
         }
-    }
-
-    fn async_percent(&self) -> u64 {
-        self.checkpoint.async_percent.load(Ordering::Relaxed) as u64
-    }
-
-    /// Whether a background checkpoint should start: less of the log is free than the threshold, or
-    /// than would be filled while two checkpoints like the last one run. Reserved and promised
-    /// space is not free: operations wait for it as for space that holds records.
-    fn log_below_threshold(&self) -> bool {
-        let percent = self.async_percent();
-        let (free, max) = (self.log.free_bytes(), self.log.free_bytes_max());
-        let used = self.log.head_lsn().0.saturating_sub(self.log.tail_lsn().0);
-        if percent == 0 || used < max / 8 {
-            return false; // a checkpoint now would give little back
-        }
-        if free < max * percent / 100 {
-            return true;
-        }
-        let elapsed = (self.clock.monotonic().as_nanos() as u64)
-            .saturating_sub(self.checkpoint.cut_at.load(Ordering::Relaxed));
-        let took = self.checkpoint.took.load(Ordering::Relaxed);
-        let incoming = used as u128 * took as u128 * 2 / elapsed.max(1) as u128;
-        elapsed > 0 && incoming > free as u128
-    }
-
-    /// Whether a background checkpoint may be paced, to leave the device to operations that wait
-    /// for it: no operation waits for log space, more than three quarters of the threshold are
-    /// still free, and the log fills slowly. It is evaluated after each batch, so the checkpoint
-    /// goes on at full speed as soon as operations fill the log.
-    fn may_pace(&self, cut: Lsn) -> bool {
-        let (free, max) = (self.log.free_bytes(), self.log.free_bytes_max());
-        let since = (self.clock.monotonic().as_nanos() as u64)
-            .saturating_sub(self.checkpoint.cut_at.load(Ordering::Relaxed));
-        let came = self.log.head_lsn().0.saturating_sub(cut.0);
-        !self.log.has_waiters()
-            && free * 400 > max * 3 * self.async_percent()
-            && fills_slowly(free, came, since, self.checkpoint.took.load(Ordering::Relaxed))
-    }
-
-    /// Delays an operation while the log is nearly full, so that the rest of its space lasts until
-    /// the running checkpoint frees some. Without `async_checkpoint` there is no delay: operations
-    /// then run the checkpoint themselves.
-    pub(crate) fn throttle(&self) {
-        let (free, limit) = (self.log.free_bytes(), self.log.free_bytes_max() / THROTTLE_PART);
-        if free >= limit || self.async_percent() == 0 {
-            return;
-        }
-        self.wake_checkpoint(CheckpointCause::LogSpace);
-        let delay = THROTTLE_MAX.mul_f64((limit - free) as f64 / limit as f64);
-        self.clock.sleep(delay);
-        self.stats.throttle_ns.record(delay.as_nanos() as u64);
-    }
-
-    pub(crate) fn after_commit(&self) {
-        if self.log_below_threshold() {
-            self.wake_checkpoint(CheckpointCause::Background);
-        } else if self.tree.dirty_bytes() as u64 > self.dirty_limit.load(Ordering::Relaxed) / 2 {
-            self.wake_checkpoint(CheckpointCause::DirtyNodes);
+        drop(flag);
+        if cause == CheckpointCause::LogSpace {
+            self.checkpoint.hurry.call();
         }
     }
 
@@ -533,20 +497,20 @@ impl Drop for Store {
     }
 }
 
-/// Writes nodes and bitmaps, calling `pace` between batches, flushes, and writes the slot. Returns
-/// the nodes and bytes written.
+/// Writes nodes and bitmaps (for `wrote` see [`write_merged`]), flushes, and writes the slot.
+/// Returns the nodes and bytes written.
 pub(crate) fn write_checkpoint(
     device: &dyn Device,
     geometry: &kedge_format::superblock::Geometry,
     cut: &Cut,
     state: CheckpointState,
-    pace: &dyn Fn(),
+    wrote: &dyn Fn(u64) -> usize,
 ) -> Result<(u64, u64)> {
     let mut nodes = 0;
-    let (_, node_bytes) = write_merged(device, cut.tree.nodes().inspect(|_| nodes += 1), pace)?;
+    let node_bytes = write_merged(device, cut.tree.nodes().inspect(|_| nodes += 1), wrote)?;
     let mut bitmaps = cut.alloc.writes(geometry.uuid, cut.generation);
     bitmaps.sort_by_key(|(at, _)| *at);
-    let (_, bitmap_bytes) = write_merged(device, bitmaps.into_iter(), pace)?;
+    let bitmap_bytes = write_merged(device, bitmaps.into_iter(), wrote)?;
     // Broken on purpose: the slot may be durable before what it points to.
     if !broken::is(Variant::SlotBeforeNodes) {
         device.flush()?;

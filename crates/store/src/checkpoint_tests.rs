@@ -71,35 +71,6 @@ fn noted_losses_stay_in_each_superblock_over_checkpoints_mounts_and_crashes() {
     assert_eq!((both.files, Some(both.since)), (7, first.map(|l| l.since)), "counted on, since the first");
 }
 
-#[test]
-fn what_is_reserved_is_not_free_to_a_checkpoint_that_rests_nor_to_who_comes_next() {
-    let (_device, store) = fresh();
-    let slowed = || store.stats().throttle_ns.snapshot().count;
-    let need = |log_bytes| Need { log_bytes, items: 1, neighbours: 0, class: Class::Normal };
-    assert!(store.may_pace(store.head_lsn()));
-    let much = store.begin(need(600 << 10)).unwrap();
-    assert!(!store.may_pace(store.head_lsn()), "two thirds of the log are taken, though nothing is written");
-    let most = store.begin(need(230 << 10)).unwrap();
-    assert_eq!(slowed(), 0);
-    store.throttle();
-    assert_eq!(slowed(), 1);
-    drop((much, most));
-    assert!(store.may_pace(store.head_lsn()));
-    store.throttle();
-    assert_eq!(slowed(), 1, "what was given back is free at once");
-}
-
-#[test]
-fn a_checkpoint_rests_only_while_the_log_fills_slowly() {
-    // 100 bytes in 5 ns make 400 in 20 ns, of 1000 that are free: slow enough.
-    assert!(fills_slowly(1000, 100, 5, 20));
-    assert!(!fills_slowly(1000, 100, 5, 26), "520 of 1000 bytes while it runs");
-    // The first one, or one that takes longer than the last.
-    assert!(fills_slowly(1000, 500, 30, 0));
-    assert!(!fills_slowly(1000, 501, 30, 0) && !fills_slowly(1000, 501, 30, 20));
-    assert!(fills_slowly(1000, 0, 0, 20) && !fills_slowly(1000, 1, 0, 20), "right at the cut");
-}
-
 /// A client that reads the turn inside a checkpoint, and fails as if the device were gone when it
 /// is told so.
 struct Client {
@@ -110,7 +81,7 @@ struct Client {
 }
 
 impl CheckpointClient for Client {
-    fn prepare_checkpoint(&self) -> Result<()> {
+    fn prepare_checkpoint(&self, _: &dyn Fn(usize)) -> Result<()> {
         let store = self.store.upgrade().unwrap();
         let turn = store.checkpoint_turn();
         assert!(store.checkpoint_ran_since(turn), "it has not ended");

@@ -1,6 +1,7 @@
 //! Formatting: geometry, a log ring written in full, the root directory, the first checkpoint.
 
 use crate::checkpoint::{Cut, write_checkpoint};
+use crate::pace;
 use crate::space::{AllocNodes, DeviceNodes};
 use kedge_alloc::Alloc;
 use kedge_base::{BLOCK_SIZE, Clock, Epoch, Generation, Ino, IoBuf, Lsn, Result};
@@ -89,7 +90,7 @@ pub fn format(device: Arc<dyn Device>, clock: Arc<dyn Clock>, params: &FormatPar
         written_sec: now.sec,
         losses: None,
     };
-    write_checkpoint(&*device, &geometry, &cut, state, &|| ())?;
+    write_checkpoint(&*device, &geometry, &cut, state, &|_| pace::FULL)?;
     Ok(geometry)
 }
 

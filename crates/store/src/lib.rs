@@ -31,6 +31,7 @@ mod flusher;
 mod format;
 mod gate;
 mod handle;
+mod pace;
 mod recovery;
 mod residents;
 mod space;
@@ -339,6 +340,7 @@ impl Store {
     pub fn shutdown(&self, reason: &Error) {
         tracing::error!("shutting down: {reason}");
         self.log.shutdown(reason);
+        self.checkpoint.hurry.call();
     }
 
     pub fn check_alive(&self) -> Result<()> {

@@ -32,6 +32,7 @@ use crate::apply::{Target, apply, apply_resident};
 use crate::checkpoint::{Control, Cut, write_checkpoint};
 use crate::flusher::{Flusher, LogBarrier};
 use crate::gate::Gate;
+use crate::pace;
 use crate::residents::{DrainedPiece, Residents, Source};
 use crate::space::{AllocNodes, DeviceNodes};
 use crate::{Counters, Store, StoreStats, Wake};
@@ -502,7 +503,7 @@ impl Recovery {
             written_sec: self.clock.now().sec,
             losses: self.sb.checkpoint.losses,
         };
-        write_checkpoint(&*self.device, &self.sb.geometry, &cut, state, &|| ())?;
+        write_checkpoint(&*self.device, &self.sb.geometry, &cut, state, &|_| pace::FULL)?;
         self.alloc.written(cut.alloc);
         self.alloc.checkpoint_durable(cut.generation);
         self.tree.written(cut.tree);

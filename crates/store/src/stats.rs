@@ -9,6 +9,8 @@ pub struct StoreStats {
     pub checkpoints: [Counter; crate::CheckpointCause::COUNT],
     /// Nanoseconds from the start of a checkpoint to its end.
     pub checkpoint_ns: Histogram,
+    /// Of these, its pauses, at least.
+    pub paused_ns: Histogram,
     /// Nanoseconds under the exclusive epoch guard.
     pub cut_ns: Histogram,
     /// Nanoseconds from one cut to the next: how long a transaction was open for operations.
@@ -20,6 +22,8 @@ pub struct StoreStats {
     /// Nanoseconds by which operations were throttled because the log was nearly full.
     pub throttle_ns: Histogram,
     pub nodes_written: Counter,
+    /// Of these, the ones above the leaves.
+    pub inner_nodes_written: Counter,
     pub checkpoint_bytes: Counter,
     /// Operations that waited for tree nodes.
     pub node_stalls: Counter,
@@ -33,12 +37,14 @@ impl Default for StoreStats {
             records: [const { Counter::new() }; 16],
             checkpoints: [const { Counter::new() }; crate::CheckpointCause::COUNT],
             checkpoint_ns: Histogram::default(),
+            paused_ns: Histogram::default(),
             cut_ns: Histogram::default(),
             running_ns: Histogram::default(),
             flushing_ns: Histogram::default(),
             logging_ns: Histogram::default(),
             throttle_ns: Histogram::default(),
             nodes_written: Counter::new(),
+            inner_nodes_written: Counter::new(),
             checkpoint_bytes: Counter::new(),
             node_stalls: Counter::new(),
             dirty_stalls: Counter::new(),

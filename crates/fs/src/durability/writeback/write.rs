@@ -113,13 +113,18 @@ impl CheckpointClient for Writeback {
     /// Oldest first, so that the tail can move even if the log is too full to complete all at once.
     /// What no place takes stays in the log and holds the tail, and keeps nothing else from being
     /// written: what the store makes of the first error is its own decision.
-    fn prepare_checkpoint(&self) -> kedge_base::Result<()> {
+    fn prepare_checkpoint(&self, wrote: &dyn Fn(usize)) -> kedge_base::Result<()> {
         let resident = self.engine.store().resident_inodes();
         let mut result = Ok(());
         for chunk in resident.chunks(PASS_INODES) {
             let inodes: Vec<Arc<Inode>> = chunk.iter().filter_map(|ino| self.inodes.cached(*ino)).collect();
+            let pieces =
+                inodes.iter().map(|inode| self.engine.store().resident_ranges(inode.ino).len()).sum();
             let error = match self.write(&inodes, Which::Logged, Class::Checkpoint) {
-                Ok(()) => continue,
+                Ok(()) => {
+                    wrote(pieces);
+                    continue;
+                }
                 Err(Error::Engine(e)) => e,
                 Err(e) => kedge_base::Error::invalid(e.to_string()),
             };

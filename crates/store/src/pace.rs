@@ -1,0 +1,274 @@
+//! When a background checkpoint starts, and how fast it writes: at the rate at which the log fills.
+//!
+//! If a checkpoint writes as fast as the device can, every fsync meanwhile waits behind a burst of
+//! its writes. But it has time until an operation needs the space that it will free. So it writes
+//! in slices, and pauses while it is ahead of schedule. A part of its work is due when the same
+//! part of its *allowance* is used up. The allowance is half of the log space that was free at its
+//! start, or half of the room for dirty tree nodes, whichever is used up faster. So a log that
+//! fills fast makes the checkpoint fast, and it ends while the other half is still free.
+//!
+//! # When it does not pause
+//! 1. An operation waits for a checkpoint ([`Store::checkpoint`], the last one) or for log space,
+//!    or is delayed because the log is nearly full. Likewise after a switch to
+//!    `noasync_checkpoint`, a shutdown, or the end of the file system above the store. Whoever
+//!    causes one of the first ends the pause ([`Hurry`]); the others are noticed at its next check,
+//!    a millisecond later.
+//! 2. The pause after a slice has been as long as its bound. So every checkpoint ends, even if the
+//!    log no longer fills, and frees the tree nodes that only the last checkpoint uses.
+//!
+//! # Locks
+//! A pause holds the lock that admits one checkpoint at a time, and no other: not the epoch guard,
+//! no lock of an inode, no latch. Whoever wants that lock is counted before, and ends the pause. To
+//! release it instead would let a second checkpoint cut a generation while the first is not
+//! written, for which the format has no place.
+//!
+//! # Crash argument
+//! The pace changes neither what is written nor the order ([`crate::checkpoint`]): nodes and
+//! bitmaps, the flush, the slot, the tail. A pause lies between two writes that no flush separates.
+//! Meanwhile the log is not overwritten, because the tail is where the last checkpoint left it.
+
+use crate::Store;
+use crate::checkpoint::CheckpointCause;
+use kedge_base::BLOCK_SIZE;
+use kedge_base::lock::{Condvar, Mutex, Rank};
+use std::cell::Cell;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Blocks in a slice. This bounds how much an fsync may find ahead of it in the device's queue.
+const SLICE: usize = 128;
+/// Blocks in a batch of a checkpoint that does not pause.
+pub(crate) const FULL: usize = 2048;
+/// How often a pause checks whether it is over.
+const CHECK_AGAIN: Duration = Duration::from_millis(1);
+/// Checks in the longest pause, for each MiB written.
+const CHECKS_PER_MIB: u64 = 100;
+/// Operations are throttled when less than one part in so many of the log is free to them: the less
+/// is free, the longer.
+const THROTTLE_PART: u64 = 8;
+/// Below this percentage the part is smaller: half of what is free when a checkpoint starts.
+const THROTTLE_PERCENT: u64 = 25;
+/// Delay of the last operation before the log is full.
+const THROTTLE_MAX: Duration = Duration::from_millis(4);
+
+/// Space of which a checkpoint may let a part be used up while it writes.
+#[derive(Clone, Copy, Debug)]
+struct Allowance {
+    left: u64,
+    /// What was left at the start. Half of it is the allowance.
+    at_first: u64,
+}
+
+impl Allowance {
+    /// Whether the part of the allowance that is used up is smaller than `done` of `total`.
+    fn lags_behind(&self, done: u64, total: u64) -> bool {
+        let used = self.at_first.saturating_sub(self.left);
+        let allowed = self.at_first / 2;
+        done as u128 * allowed as u128 > used as u128 * total as u128
+    }
+}
+
+/// Which thread runs a checkpoint.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum By {
+    /// An operation, which needs the result now.
+    Operation,
+    /// The background thread, for which no operation waits.
+    Background,
+}
+
+/// Ends pauses.
+pub(crate) struct Hurry {
+    /// How often it was called.
+    calls: Mutex<u64>,
+    called: Condvar,
+}
+
+impl Hurry {
+    pub(crate) fn new() -> Hurry {
+        Hurry { calls: Mutex::new(Rank::Leaf, 0), called: Condvar::new() }
+    }
+
+    /// Has a running checkpoint look at once whether it may go on pausing.
+    pub(crate) fn call(&self) {
+        *self.calls.lock() += 1;
+        self.called.notify_all();
+    }
+
+    fn calls(&self) -> u64 {
+        *self.calls.lock()
+    }
+
+    /// Waits for a call after the first `seen`, at most so long. Returns whether there was one.
+    fn wait_beyond(&self, seen: u64, at_most: Duration) -> bool {
+        let mut calls = self.calls.lock();
+        if *calls == seen {
+            self.called.wait_for(&mut calls, at_most);
+        }
+        *calls != seen
+    }
+}
+
+/// The pace of one checkpoint.
+pub(crate) struct Pace<'a> {
+    store: &'a Store,
+    /// Whether it may pause at all.
+    paced: bool,
+    /// Free log, and room for dirty nodes, at the start.
+    log: u64,
+    nodes: u64,
+    /// Bytes written, and to be written in all.
+    done: Cell<u64>,
+    total: Cell<u64>,
+    paused: Cell<Duration>,
+    /// Checks in all pauses.
+    checks: Cell<u64>,
+    /// Number of references to the file system above that the checkpoint itself holds.
+    pub(crate) held: Cell<usize>,
+}
+
+impl Pace<'_> {
+    /// Sets how many bytes are still to be written.
+    pub(crate) fn expect(&self, bytes: u64) {
+        self.total.set(self.done.get() + bytes);
+    }
+
+    /// Notes that so many bytes have been written, and pauses if that is ahead of schedule. Returns
+    /// how many blocks the next batch may have.
+    pub(crate) fn wrote(&self, bytes: u64) -> usize {
+        self.done.set(self.done.get() + bytes);
+        let hurry = &self.store.checkpoint.hurry;
+        let mut left = (bytes * CHECKS_PER_MIB) >> 20;
+        while left > 0 {
+            // Before the look: a call that comes between the two is not missed.
+            let seen = hurry.calls();
+            if !self.may_pause() || !self.is_ahead() {
+                break;
+            }
+            let started = self.store.clock.monotonic();
+            hurry.wait_beyond(seen, CHECK_AGAIN);
+            self.paused.set(self.paused.get() + self.store.clock.since(started));
+            self.checks.set(self.checks.get() + 1);
+            left -= 1;
+        }
+        self.batch_blocks()
+    }
+
+    fn batch_blocks(&self) -> usize {
+        if self.may_pause() { SLICE } else { FULL }
+    }
+
+    /// Duration of its pauses.
+    pub(crate) fn paused(&self) -> Duration {
+        self.paused.get()
+    }
+
+    fn may_pause(&self) -> bool {
+        let ended = self.store.client.get().is_some_and(|c| c.strong_count() <= self.held.get());
+        self.paced && !ended && !self.store.checkpoint_must_hurry()
+    }
+
+    fn is_ahead(&self) -> bool {
+        let (done, total) = (self.done.get(), self.total.get());
+        let log = Allowance { left: self.store.log.free_bytes(), at_first: self.log };
+        let nodes = Allowance { left: self.store.room_for_dirty_nodes(), at_first: self.nodes };
+        done < total && log.lags_behind(done, total) && nodes.lags_behind(done, total)
+    }
+}
+
+impl Store {
+    /// The pace of a checkpoint that starts now.
+    pub(crate) fn pace(&self, cause: CheckpointCause, by: By) -> Pace<'_> {
+        let has_time = matches!(cause, CheckpointCause::Background | CheckpointCause::DirtyNodes);
+        let pace = Pace {
+            store: self,
+            paced: has_time && by == By::Background,
+            log: self.log.free_bytes(),
+            nodes: self.room_for_dirty_nodes(),
+            done: Cell::new(0),
+            total: Cell::new(0),
+            paused: Cell::new(Duration::ZERO),
+            checks: Cell::new(0),
+            held: Cell::new(0),
+        };
+        // An estimate until the cut: a block for each log-resident piece, and the dirty nodes.
+        pace.expect(self.residents.len() as u64 * BLOCK_SIZE as u64 + self.tree.dirty_bytes() as u64);
+        pace
+    }
+
+    fn room_for_dirty_nodes(&self) -> u64 {
+        self.dirty_limit.load(Ordering::Relaxed).saturating_sub(self.tree.dirty_bytes() as u64)
+    }
+
+    /// Whether an operation waits for the result of a checkpoint, or none will.
+    fn checkpoint_must_hurry(&self) -> bool {
+        self.async_percent() == 0
+            || self.check_alive().is_err()
+            || self.checkpoint.is_waited_for()
+            || self.log.has_waiters()
+            || self.log.free_bytes() < self.throttle_below()
+    }
+
+    /// Whether a background checkpoint should start: less of the log is free than the threshold, or
+    /// than would be filled while two checkpoints like the last one run, pauses aside. Reserved and
+    /// promised space is not free: operations wait for it as for space that holds records.
+    pub(crate) fn log_below_threshold(&self) -> bool {
+        let percent = self.async_percent();
+        let (free, max) = (self.log.free_bytes(), self.log.free_bytes_max());
+        let used = self.log.head_lsn().0.saturating_sub(self.log.tail_lsn().0);
+        if percent == 0 || used < (max / 8).min(max * (100 - percent) / 100) {
+            return false; // a checkpoint now would give little back
+        }
+        if free < max * percent / 100 {
+            return true;
+        }
+        let control = &self.checkpoint;
+        let now = self.clock.monotonic().as_nanos() as u64;
+        let elapsed = now.saturating_sub(control.began_at.load(Ordering::Relaxed));
+        let came = self.log.head_lsn().0.saturating_sub(control.began_lsn.load(Ordering::Relaxed));
+        let took = control.took.load(Ordering::Relaxed);
+        let incoming = came as u128 * took as u128 * 2 / elapsed.max(1) as u128;
+        elapsed > 0 && incoming > free as u128
+    }
+
+    /// Delays an operation while the log is nearly full, so that the rest of its space lasts until
+    /// the running checkpoint frees some. Without `async_checkpoint` there is no delay: operations
+    /// then run the checkpoint themselves.
+    pub(crate) fn throttle(&self) {
+        let (free, limit) = (self.log.free_bytes(), self.throttle_below());
+        if free >= limit {
+            return;
+        }
+        self.wake_checkpoint(CheckpointCause::LogSpace);
+        let delay = THROTTLE_MAX.mul_f64((limit - free) as f64 / limit as f64);
+        self.clock.sleep(delay);
+        self.stats.throttle_ns.record(delay.as_nanos() as u64);
+    }
+
+    /// Starts a checkpoint if one is due. A running one needs no wish: its pace follows the log and
+    /// the dirty nodes.
+    pub(crate) fn after_commit(&self) {
+        if !self.checkpoint_turn().is_multiple_of(2) {
+            return;
+        }
+        if self.log_below_threshold() {
+            self.wake_checkpoint(CheckpointCause::Background);
+        } else if self.tree.dirty_bytes() as u64 > self.dirty_limit.load(Ordering::Relaxed) / 2 {
+            self.wake_checkpoint(CheckpointCause::DirtyNodes);
+        }
+    }
+
+    fn async_percent(&self) -> u64 {
+        self.checkpoint.async_percent.load(Ordering::Relaxed) as u64
+    }
+
+    /// Free log below which operations are delayed; 0 with `noasync_checkpoint`.
+    fn throttle_below(&self) -> u64 {
+        let percent = self.async_percent().min(THROTTLE_PERCENT);
+        self.log.free_bytes_max() / THROTTLE_PART * percent / THROTTLE_PERCENT
+    }
+}
+
+#[cfg(test)]
+#[path = "pace_tests.rs"]
+mod tests;

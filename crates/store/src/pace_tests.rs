@@ -1,0 +1,398 @@
+use super::*;
+use crate::checkpoint::write_merged;
+use crate::{CheckpointClient, Class, FormatParams, Handle, Need, OpenOptions, format};
+use kedge_base::{BlockNo, Ino, IoBuf, ManualClock, Result, spawn_named};
+use kedge_device::MemDevice;
+use kedge_format::logwrite::LogSecret;
+use kedge_format::record::{RecordBuilder, RecordOp};
+use kedge_format::{ItemKind, Key};
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn an_allowance_is_half_of_what_was_left() {
+    let half_done = |left| Allowance { left, at_first: 1000 }.lags_behind(50, 100);
+    // A quarter of the whole is half of the allowance.
+    assert!(half_done(1000) && half_done(751));
+    assert!(!half_done(750) && !half_done(0));
+    assert!(half_done(2000), "more is left than at first");
+    let nothing = Allowance { left: 0, at_first: 0 };
+    assert!(!nothing.lags_behind(50, 100), "without an allowance there is no time");
+    assert!(!Allowance { left: 1000, at_first: 1000 }.lags_behind(0, 100), "nothing done yet");
+}
+
+fn store(async_checkpoint: Option<u8>) -> Arc<Store> {
+    let device = Arc::new(MemDevice::new(64 * MIB));
+    let params = FormatParams {
+        size: 64 * MIB,
+        log_size: 4 * MIB,
+        label: String::new(),
+        uuid: uuid::Uuid::from_bytes([7; 16]),
+        hash_seed: [9; 16],
+        log_secret: LogSecret([8; 16]),
+        uid: 0,
+        gid: 0,
+    };
+    format(device.clone(), Arc::new(ManualClock::default()), &params).unwrap();
+    let options = OpenOptions { async_checkpoint, ..OpenOptions::default() };
+    Store::open(device, Arc::new(ManualClock::default()), &options).unwrap()
+}
+
+/// Takes a part of what an empty log has free.
+fn take(store: &Store, part: f64) -> Handle<'_> {
+    let log_bytes = (store.log.free_bytes_max() as f64 * part) as u64;
+    store.begin(Need { log_bytes, items: 1, neighbours: 0, class: Class::Normal }).unwrap()
+}
+
+/// A MiB of work: checks in the pause behind the first quarter.
+fn pauses(store: &Store, cause: CheckpointCause, by: By, meanwhile: f64) -> u64 {
+    let pace = store.pace(cause, by);
+    pace.expect(MIB);
+    let _taken = take(store, meanwhile);
+    pace.wrote(MIB / 4);
+    assert_eq!(pace.checks.get() > 0, pace.paused() > Duration::ZERO);
+    pace.checks.get()
+}
+
+const BOUND: u64 = CHECKS_PER_MIB / 4;
+
+#[test]
+fn it_pauses_while_the_log_fills_more_slowly_than_it_writes_and_never_for_ever() {
+    let store = store(Some(50));
+    let pauses = |cause, meanwhile| pauses(&store, cause, By::Background, meanwhile);
+    // A quarter of the work is due with an eighth of the log.
+    for has_time in [CheckpointCause::Background, CheckpointCause::DirtyNodes] {
+        assert_eq!(pauses(has_time, 0.1), BOUND);
+        assert_eq!(pauses(has_time, 0.13), 0, "the log fills faster");
+        assert_eq!(pauses(has_time, 0.9), 0, "operations are slowed down");
+    }
+    for needed in [CheckpointCause::LogSpace, CheckpointCause::NodeSpace] {
+        assert_eq!(pauses(needed, 0.0), 0, "an operation waits for it");
+    }
+}
+
+/// An operation that finds too many dirty nodes runs a checkpoint itself. There may be fewer by the
+/// time that it starts.
+#[test]
+fn an_operation_that_checkpoints_never_pauses() {
+    let store = store(Some(50));
+    for cause in [CheckpointCause::DirtyNodes, CheckpointCause::Request, CheckpointCause::Unmount] {
+        assert_eq!(pauses(&store, cause, By::Operation, 0.0), 0);
+    }
+}
+
+#[test]
+fn it_hurries_while_an_operation_waits_and_pauses_otherwise() {
+    let store = store(Some(50));
+    let pace = store.pace(CheckpointCause::Background, By::Background);
+    assert_eq!(pace.batch_blocks(), SLICE);
+    store.set_async_checkpoint(None);
+    assert_eq!(pace.batch_blocks(), FULL, "noasync_checkpoint");
+    store.set_async_checkpoint(Some(50));
+    assert_eq!(pace.batch_blocks(), SLICE);
+    let most = take(&store, 0.9);
+    assert_eq!(pace.batch_blocks(), FULL, "the log is nearly full");
+    drop(most);
+    assert_eq!(pace.batch_blocks(), SLICE, "what was given back is free at once");
+}
+
+#[test]
+fn operations_are_slowed_down_when_the_log_is_nearly_full_and_later_with_smaller_percentages() {
+    let slowed = |percent, part| {
+        let store = store(Some(percent));
+        let _most = take(&store, part);
+        store.throttle();
+        store.stats().throttle_ns.snapshot().count
+    };
+    assert_eq!((slowed(50, 0.86), slowed(50, 0.89)), (0, 1));
+    assert_eq!((slowed(25, 0.86), slowed(25, 0.89)), (0, 1));
+    assert_eq!((slowed(10, 0.94), slowed(10, 0.96)), (0, 1));
+    assert_eq!((slowed(2, 0.98), slowed(2, 0.995)), (0, 1));
+}
+
+/// Fills the log record by record without a checkpoint: the part that is used when one would begin.
+fn begins_at(percent: u8) -> f64 {
+    let store = store(None);
+    // Without the thread, which only a commit wakes that sees the percentage.
+    loop {
+        store.checkpoint.async_percent.store(percent as u32, Relaxed);
+        let begins = store.log_below_threshold();
+        store.checkpoint.async_percent.store(0, Relaxed);
+        if begins || used(&store) > 0.995 {
+            return used(&store);
+        }
+        put(&store);
+    }
+}
+
+/// The part of the log that is used.
+fn used(store: &Store) -> f64 {
+    (store.log.head_lsn().0 - store.log.tail_lsn().0) as f64 / store.log.free_bytes_max() as f64
+}
+
+/// Logs 4 KiB.
+fn put(store: &Store) {
+    let mut record = RecordBuilder::new(RecordOp::Xattr);
+    record.put(Key::new(Ino::ROOT, ItemKind::Xattr, 1), &[3; 4000]);
+    let need = Need { log_bytes: 4096, items: 1, neighbours: 0, class: Class::Normal };
+    store.begin(need).unwrap().commit(record).unwrap();
+}
+
+#[test]
+fn each_percentage_begins_elsewhere() {
+    let mut last = 1.0;
+    for percent in [1, 5, 12, 25, 50, 75, 87, 92, 97, 99] {
+        let at = begins_at(percent);
+        let wanted = 1.0 - percent as f64 / 100.0;
+        assert!((at - wanted).abs() < 0.01 && at < last, "{percent}: {at}");
+        last = at;
+    }
+}
+
+fn checkpoints(store: &Store) -> u64 {
+    store.stats.checkpoints.iter().map(|c| c.get()).sum()
+}
+
+/// Fills the log while nothing may checkpoint.
+fn filled(part: f64) -> Arc<Store> {
+    let store = store(None);
+    while used(&store) < part {
+        put(&store);
+    }
+    store
+}
+
+#[test]
+fn a_switch_to_noasync_starts_no_checkpoint_and_one_to_async_only_if_the_log_needs_it() {
+    let store = filled(0.4);
+    let wished = || store.wake.flag.lock().wanted;
+    let before = checkpoints(&store);
+    for percent in [None, Some(50), Some(55), None] {
+        store.set_async_checkpoint(percent);
+        assert_eq!((wished(), checkpoints(&store)), (None, before), "{percent:?}");
+    }
+    while used(&store) < 0.7 {
+        put(&store);
+    }
+    store.set_async_checkpoint(None);
+    assert_eq!((wished(), checkpoints(&store)), (None, before), "the log is fuller than the default allows");
+    store.set_async_checkpoint(Some(50));
+    while checkpoints(&store) == before {
+        std::thread::yield_now();
+    }
+    assert_eq!(store.stats.checkpoints[CheckpointCause::Background as usize].get(), 1);
+}
+
+/// The wish came, and the switch before the thread could act on it.
+#[test]
+fn a_wish_for_a_checkpoint_lapses_with_a_switch_to_noasync() {
+    let store = filled(0.7);
+    let before = checkpoints(&store);
+    store.wake_checkpoint(CheckpointCause::Background);
+    while store.wake.flag.lock().wanted.is_some() {
+        std::thread::yield_now();
+    }
+    assert_eq!(checkpoints(&store), before);
+    store.wake_checkpoint(CheckpointCause::DirtyNodes);
+    while checkpoints(&store) == before {
+        std::thread::yield_now();
+    }
+}
+
+/// Keeps the first checkpoint from its cut until it hurries; but not for ever, so that one that
+/// never hurries fails the test.
+struct Pausing {
+    store: Weak<Store>,
+    began: AtomicUsize,
+    hurried: AtomicBool,
+}
+
+const PAUSES_MAX: u32 = 60_000;
+
+impl CheckpointClient for Pausing {
+    fn prepare_checkpoint(&self, wrote: &dyn Fn(usize)) -> Result<()> {
+        if self.began.fetch_add(1, Relaxed) > 0 {
+            return Ok(());
+        }
+        let store = self.store.upgrade().unwrap();
+        for _ in 0..PAUSES_MAX {
+            if store.checkpoint_must_hurry() {
+                self.hurried.store(true, Relaxed);
+                break;
+            }
+            wrote(1);
+            store.clock.sleep(CHECK_AGAIN);
+        }
+        Ok(())
+    }
+}
+
+/// A store whose background checkpoint is in its pauses.
+fn pausing() -> (Arc<Store>, Arc<Pausing>) {
+    let store = filled(0.6);
+    let client = Arc::new(Pausing {
+        store: Arc::downgrade(&store),
+        began: AtomicUsize::new(0),
+        hurried: AtomicBool::new(false),
+    });
+    let weak: Weak<Pausing> = Arc::downgrade(&client);
+    store.set_client(weak);
+    store.set_async_checkpoint(Some(50));
+    while client.began.load(Relaxed) == 0 {
+        std::thread::yield_now();
+    }
+    (store, client)
+}
+
+/// A checkpoint that began before a request does not answer it, but the request must not wait for
+/// its pauses.
+#[test]
+fn one_that_pauses_hurries_for_a_request() {
+    let (store, client) = pausing();
+    store.checkpoint(CheckpointCause::Request).unwrap();
+    assert!(client.hurried.load(Relaxed));
+    assert_eq!(client.began.load(Relaxed), 2, "it was not answered by the one that began before");
+    store.close().unwrap();
+}
+
+#[test]
+fn one_that_pauses_hurries_for_an_unmount_which_leaves_a_clean_image() {
+    let (store, client) = pausing();
+    store.close().unwrap();
+    assert!(client.hurried.load(Relaxed));
+    let (device, clock) = (store.device.clone(), Arc::new(ManualClock::default()));
+    drop(store);
+    let again = Store::open(device, clock, &OpenOptions::default()).unwrap();
+    assert!(again.replay_summary().clean, "{:?}", again.replay_summary());
+}
+
+#[test]
+fn one_that_pauses_hurries_for_an_operation_that_waits_for_log_space() {
+    let (store, client) = pausing();
+    // More than is free now. Nothing is delayed yet, because the log is not nearly full.
+    let log_bytes = 2 << 20;
+    assert!((store.throttle_below()..log_bytes).contains(&store.log.free_bytes()));
+    drop(store.begin(Need { log_bytes, items: 1, neighbours: 0, class: Class::Normal }).unwrap());
+    assert!(client.hurried.load(Relaxed));
+    assert_eq!(store.stats.throttle_ns.snapshot().count, 0);
+    store.close().unwrap();
+}
+
+#[test]
+fn one_that_pauses_hurries_after_a_switch_to_noasync_and_completes() {
+    let (store, client) = pausing();
+    let (tail, before) = (store.log.tail_lsn(), checkpoints(&store));
+    store.set_async_checkpoint(None);
+    while checkpoints(&store) == before {
+        std::thread::yield_now();
+    }
+    assert!(client.hurried.load(Relaxed) && store.log.tail_lsn() > tail);
+    store.close().unwrap();
+}
+
+#[test]
+fn one_that_pauses_ends_with_a_shutdown() {
+    let (store, client) = pausing();
+    let (tail, before) = (store.log.tail_lsn(), checkpoints(&store));
+    store.shutdown(&kedge_base::Error::Shutdown("a test".into()));
+    while checkpoints(&store) == before {
+        std::thread::yield_now();
+    }
+    assert!(client.hurried.load(Relaxed));
+    assert_eq!(store.log.tail_lsn(), tail, "what is shut down frees nothing");
+    assert!(store.close().is_err());
+}
+
+/// A file system that was dropped without being closed asks for nothing and waits for nothing.
+#[test]
+fn one_that_pauses_does_not_outlast_the_file_system() {
+    let store = store(Some(50));
+    let client = Arc::new(Pausing {
+        store: Arc::downgrade(&store),
+        began: AtomicUsize::new(1),
+        hurried: AtomicBool::new(false),
+    });
+    let weak: Weak<Pausing> = Arc::downgrade(&client);
+    store.set_client(weak);
+    let pace = store.pace(CheckpointCause::Background, By::Background);
+    pace.held.set(1);
+    let held_by_pace = client.clone();
+    assert!(pace.may_pause());
+    drop(client);
+    assert!(!pace.may_pause(), "the checkpoint's own reference does not count");
+    drop(held_by_pace);
+    pace.held.set(0);
+    assert!(!pace.may_pause());
+}
+
+#[test]
+fn a_call_ends_a_pause_at_once_also_one_that_came_before_it_began() {
+    let hurry = Arc::new(Hurry::new());
+    let long = Duration::from_secs(60);
+    let seen = hurry.calls();
+    let waits = {
+        let hurry = hurry.clone();
+        spawn_named("waits", move || hurry.wait_beyond(seen, long)).unwrap()
+    };
+    hurry.call();
+    assert!(waits.join().unwrap());
+    assert!(hurry.wait_beyond(seen, long), "it came before");
+    assert!(!hurry.wait_beyond(hurry.calls(), CHECK_AGAIN), "nobody calls");
+}
+
+/// The longest pause here would be a hundred seconds.
+#[test]
+fn a_long_pause_ends_when_the_log_fills() {
+    let store = store(Some(50));
+    let (send, begun) = std::sync::mpsc::channel();
+    let checks = {
+        let store = store.clone();
+        let body = move || {
+            let pace = store.pace(CheckpointCause::Background, By::Background);
+            pace.expect(4 << 30);
+            send.send(()).unwrap();
+            pace.wrote(1 << 30);
+            pace.checks.get()
+        };
+        spawn_named("pauses", body).unwrap()
+    };
+    begun.recv().unwrap();
+    let _taken = take(&store, 0.2);
+    assert!(checks.join().unwrap() < 100 << 10);
+}
+
+#[test]
+fn writes_are_cut_into_slices_of_the_size_that_the_pace_gives() {
+    let device = MemDevice::new(64 * MIB);
+    let blocks = 1000u64;
+    let writes = || {
+        (0..blocks).map(|i| {
+            let mut buf = IoBuf::zeroed(1);
+            buf.as_mut_bytes().fill(i as u8);
+            (BlockNo(4000 + i), buf)
+        })
+    };
+    let slices = |limit: &dyn Fn(usize) -> usize| {
+        let told = RefCell::new(Vec::new());
+        let wrote = |bytes: u64| {
+            let mut told = told.borrow_mut();
+            told.push(bytes);
+            limit(told.len())
+        };
+        let bytes = write_merged(&device, writes(), &wrote).unwrap();
+        let told = told.into_inner();
+        assert_eq!((told[0], told.iter().sum::<u64>(), bytes), (0, bytes, blocks * BLOCK_SIZE as u64));
+        told
+    };
+    let slice = (SLICE * BLOCK_SIZE) as u64;
+    assert!(slices(&|_| SLICE).iter().all(|bytes| *bytes <= slice));
+    assert_eq!(slices(&|_| FULL).len(), 2, "all of it is one batch");
+    let hurries = slices(&|calls| if calls < 3 { SLICE } else { FULL });
+    assert!(hurries.len() == 4 && hurries[1..3].iter().all(|bytes| *bytes == slice), "{hurries:?}");
+    for (at, buf) in writes() {
+        assert_eq!(device.bytes(at.byte_offset(), BLOCK_SIZE), buf.as_bytes());
+    }
+}
