@@ -38,6 +38,13 @@ impl Counters {
         FORCE_CAUSES.iter().map(|cause| self.since(before, &format!("log/forces/{cause}"))).sum()
     }
 
+    /// Nanoseconds of the longest operation of any kind.
+    pub fn longest(&self) -> Result<f64> {
+        let all = self.0.pointer("/operations").and_then(Value::as_object).context("no operations")?;
+        let mut longest = all.keys().map(|name| self.get(&format!("operations/{name}/max")));
+        longest.try_fold(0.0, |most, next| Ok(next?.max(most)))
+    }
+
     /// Milliseconds that the engine itself took for an operation, on average.
     pub fn average_since(&self, before: &Counters, operation: &str) -> f64 {
         let sum = |of: &Counters| {

@@ -76,11 +76,40 @@ pub enum Part {
     Model,
 }
 
+/// The log of the images in the checkpoint experiment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LogSize {
+    /// In proportion to few files.
+    Small,
+    /// As mkfs makes it.
+    Default,
+}
+
+impl LogSize {
+    const ALL: [LogSize; 2] = [LogSize::Small, LogSize::Default];
+
+    fn words(self) -> &'static str {
+        match self {
+            LogSize::Small => "small log",
+            LogSize::Default => "default log",
+        }
+    }
+}
+
 pub const PARTS: [Part; 3] = [Part::Mount, Part::Process, Part::Model];
 
 /// Runs the experiment and reports. An error means that there is nothing to report: a tool is
-/// missing, the directory is unusable, or an interrupt.
-pub fn run(settings: &Settings, experiment: Experiment, parts: &[Part]) -> Result<Report> {
+/// missing, the directory is unusable, or an interrupt. `log`: `None` is all of them, and in a
+/// short run the small one.
+pub fn run(
+    settings: &Settings,
+    experiment: Experiment,
+    parts: &[Part],
+    log: Option<LogSize>,
+) -> Result<Report> {
+    if log.is_some() && experiment != Experiment::Checkpoint {
+        bail!("--log: only the checkpoint experiment has logs of two sizes");
+    }
     let place = Place::new(settings)?;
     let rounds = settings.rounds.unwrap_or(if settings.quick { 2 } else { experiment.rounds() });
     let mut machine = Machine::look(&place)?;
@@ -89,6 +118,7 @@ pub fn run(settings: &Settings, experiment: Experiment, parts: &[Part]) -> Resul
         place: &place,
         plan: Plan { rounds, interrupt: &settings.interrupt, progress: settings.progress },
         parts,
+        log,
         sections: Vec::new(),
         bars: Vec::new(),
         notes: Vec::new(),
@@ -119,6 +149,7 @@ struct Run<'a> {
     place: &'a Place,
     plan: Plan<'a>,
     parts: &'a [Part],
+    log: Option<LogSize>,
     sections: Vec<Section>,
     bars: Vec<Bar>,
     notes: Vec<String>,

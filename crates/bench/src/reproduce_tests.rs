@@ -13,7 +13,7 @@ fn report(experiment: Experiment, part: Part) -> Report {
         interrupt: Interrupt::new(|_| {}),
         progress: |_| {},
     };
-    let report = run(&settings, experiment, &[part]).unwrap();
+    let report = run(&settings, experiment, &[part], None).unwrap();
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left");
     report
 }

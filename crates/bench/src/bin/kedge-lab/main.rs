@@ -44,6 +44,9 @@ enum Command {
         /// Run only this part; may be repeated
         #[arg(long, value_name = "WHERE")]
         only: Vec<WhereWord>,
+        /// checkpoint: only images with this log (default: both, with --quick the small one)
+        #[arg(long, value_name = "WHICH")]
+        log: Option<LogWord>,
         /// Exit with 1 if a bar is missed, and print each missed bar
         #[arg(long)]
         check: bool,
@@ -87,6 +90,14 @@ enum WhereWord {
     Process,
     /// The library on a device in memory whose flushes take a millisecond
     Model,
+}
+
+#[derive(Clone, Copy, ValueEnum, Debug)]
+enum LogWord {
+    /// In proportion to few files, so that it wraps often
+    Small,
+    /// As mkfs makes it
+    Default,
 }
 
 /// Options of all experiments.
@@ -145,8 +156,8 @@ fn main() -> ExitCode {
     };
     let outcome = match cli.command {
         Command::Bench(Bench::Baseline { common, only }) => bench_baseline(&common, &only),
-        Command::Reproduce { experiment, common, only, check } => {
-            reproduce_one(experiment, &common, &only, check)
+        Command::Reproduce { experiment, common, only, log, check } => {
+            reproduce_one(experiment, &common, &only, log, check)
         }
     };
     outcome.unwrap_or_else(|e| {
@@ -176,6 +187,7 @@ fn reproduce_one(
     experiment: ExperimentWord,
     common: &Common,
     only: &[WhereWord],
+    log: Option<LogWord>,
     check: bool,
 ) -> Result<ExitCode> {
     let experiment = match experiment {
@@ -194,7 +206,11 @@ fn reproduce_one(
     let asked: Vec<reproduce::Part> = asked.collect();
     let all = reproduce::PARTS.into_iter();
     let parts: Vec<_> = all.filter(|part| asked.is_empty() || asked.contains(part)).collect();
-    let report = reproduce::run(&common.settings()?, experiment, &parts)?;
+    let log = log.map(|word| match word {
+        LogWord::Small => reproduce::LogSize::Small,
+        LogWord::Default => reproduce::LogSize::Default,
+    });
+    let report = reproduce::run(&common.settings()?, experiment, &parts, log)?;
     let code = common.print(&report)?;
     let missed = report.missed();
     missed.iter().filter(|_| check).for_each(|line| eprintln!("kedge-lab: bar missed: {line}"));
