@@ -85,6 +85,26 @@ fn words_of_fstab_and_of_the_mount_table_are_understood() {
     assert_eq!(said, ["21.0", "22.0", "23.0", "rw,nodev,relatime", "24.0", "24.0"]);
 }
 
+/// The kernel shows no options of a FUSE server in its table of mounts: `kedge info` does.
+#[test]
+fn the_percentage_of_background_checkpoints_is_shown_and_stays_until_it_is_named() {
+    let script = r#"
+        option async_checkpoint
+        mount -o remount,commit=11 mnt;                                  option async_checkpoint
+        $K remount mnt -o $(findmnt -no OPTIONS mnt),commit=12;          option async_checkpoint
+        mount -o remount,ro mnt; mount -o remount,rw mnt;                option async_checkpoint
+        mount -o remount,noasync_checkpoint mnt;                         option async_checkpoint
+        mount -o remount,commit=13 mnt;                                  option async_checkpoint
+        mount -o remount,async_checkpoint=1 mnt;                         option async_checkpoint
+        mount -o remount,async_checkpoint=99 mnt;                        option async_checkpoint
+        mount -o remount,async_checkpoint mnt;                           option async_checkpoint
+        $K info mnt | sed -n "s/.*async_checkpoint */shown: /p"
+    "#;
+    let Some(said) = in_namespace("async_checkpoint=37", script) else { return };
+    let said: Vec<&str> = said.lines().collect();
+    assert_eq!(said, ["37", "37", "37", "37", "null", "null", "1", "99", "50", "shown: 50"]);
+}
+
 #[test]
 fn flags_of_the_kernel_change_and_the_others_stay() {
     let script = r"
