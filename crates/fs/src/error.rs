@@ -3,6 +3,7 @@
 
 use kedge_base::Ino;
 use std::fmt;
+use std::io::ErrorKind;
 use std::sync::Arc;
 
 /// The result of a file system operation.
@@ -11,8 +12,10 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// Answers an operation that went on in the background.
 pub type Done = Box<dyn FnOnce(Result<()>) + Send>;
 
-/// Why an operation was refused or failed.
+/// Why an operation was refused or failed. As an [`std::io::Error`] it has the kind that std gives
+/// the same errno, and is inside ([`std::io::Error::get_ref`]).
 #[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
     /// ENOENT: no inode of this number or name.
     #[error("no such file or directory")]
@@ -44,6 +47,9 @@ pub enum Error {
     /// EFBIG: behind the largest size of a file.
     #[error("file too large")]
     FileTooLarge,
+    /// ELOOP: a path leads through more than 40 symbolic links.
+    #[error("too many levels of symbolic links")]
+    TooManySymlinks,
     /// ENODATA: the inode has no such extended attribute.
     #[error("no such extended attribute")]
     NoXattr,
@@ -84,6 +90,7 @@ impl Error {
             Error::NotPermitted(_) => 1,  // EPERM
             Error::TooManyLinks => 31,    // EMLINK
             Error::FileTooLarge => 27,    // EFBIG
+            Error::TooManySymlinks => 40, // ELOOP
             Error::NoXattr => 61,         // ENODATA
             Error::XattrTooLarge => 7,    // E2BIG
             Error::NotSupported(_) => 95, // EOPNOTSUPP
@@ -96,8 +103,39 @@ impl Error {
     }
 }
 
+/// The numbers are those of Linux everywhere, so std's own table of this machine is not asked.
+fn kind_of(errno: i32) -> ErrorKind {
+    match errno {
+        1 => ErrorKind::PermissionDenied,    // EPERM
+        2 => ErrorKind::NotFound,            // ENOENT
+        7 => ErrorKind::ArgumentListTooLong, // E2BIG
+        16 => ErrorKind::ResourceBusy,       // EBUSY
+        17 => ErrorKind::AlreadyExists,      // EEXIST
+        20 => ErrorKind::NotADirectory,      // ENOTDIR
+        21 => ErrorKind::IsADirectory,       // EISDIR
+        22 => ErrorKind::InvalidInput,       // EINVAL
+        27 => ErrorKind::FileTooLarge,       // EFBIG
+        28 => ErrorKind::StorageFull,        // ENOSPC
+        30 => ErrorKind::ReadOnlyFilesystem, // EROFS
+        31 => ErrorKind::TooManyLinks,       // EMLINK
+        36 => ErrorKind::InvalidFilename,    // ENAMETOOLONG
+        39 => ErrorKind::DirectoryNotEmpty,  // ENOTEMPTY
+        95 => ErrorKind::Unsupported,        // EOPNOTSUPP
+        // A corrupt image. std has no kind for EUCLEAN.
+        117 => ErrorKind::InvalidData,
+        _ => ErrorKind::Other,
+    }
+}
+
+impl From<Error> for std::io::Error {
+    fn from(e: Error) -> std::io::Error {
+        std::io::Error::new(kind_of(e.errno()), e)
+    }
+}
+
 /// File data that was accepted and could not be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct LostData {
     /// How many files lost data.
     pub files: u64,
@@ -124,3 +162,7 @@ impl fmt::Display for LostData {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "error_tests.rs"]
+mod tests;

@@ -2,11 +2,38 @@
 //! file, a block device or memory.
 //!
 //! ```
+//! use kedgefs::FileSystem;
+//! use std::io::Write;
+//!
+//! # fn main() -> std::io::Result<()> {
+//! let fs = FileSystem::in_memory(32 << 20)?; // or create_image, open_image
+//! let root = fs.root();
+//! root.create_dir_all("mail/new")?;
+//! let mut letter = root.create("mail/new/1")?;
+//! letter.write_all(b"hello")?;
+//! letter.sync_all()?; // durable: data, size, name and all that leads to it
+//! assert_eq!(root.read_to_string("mail/new/1")?, "hello");
+//! fs.close()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Two interfaces
+//! - [`Dir`] and [`File`], from [`FileSystem::root`], are in the manner of std::fs: paths, symbolic
+//!   links that are followed, [`std::io::Read`], [`std::io::Write`], [`std::io::Seek`],
+//!   [`std::io::Error`].
+//! - [`FileSystem`] itself speaks of inodes, as a kernel does to a file system. A mount uses
+//!   nothing else.
+//!
+//! [`FileSystem::open`] opens what [`device`] has: files and block devices, memory, NBD and RBD,
+//! and simulators that lose power or fail when they are told to.
+//!
+//! ```
+//! use kedgefs::device::MemDevice;
 //! use kedgefs::{FileSystem, FormatOptions, Ino, MountOptions, Owner, SystemClock};
-//! use kedge_device::MemDevice;
 //! use std::sync::Arc;
 //!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # fn main() -> Result<(), kedgefs::Error> {
 //! let device = Arc::new(MemDevice::new(32 << 20));
 //! let clock = Arc::new(SystemClock::default());
 //! FileSystem::format(device.clone(), clock.clone(), &FormatOptions::default())?;
@@ -14,7 +41,7 @@
 //! let fs = FileSystem::open(device.clone(), clock.clone(), MountOptions::default())?;
 //! let file = fs.create(Ino::ROOT, b"greeting", 0o644, Owner::default())?;
 //! fs.write(file.ino, 0, b"hello")?;
-//! fs.fsync(file.ino, false)?; // durable: data, size, name and all that leads to it
+//! fs.fsync(file.ino, false)?;
 //! drop(fs); // not closed: as if the process had died
 //!
 //! let fs = FileSystem::open(device, clock, MountOptions::default())?;
@@ -26,6 +53,11 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! # Examples
+//! In `examples/`, run as tests: `embed` keeps an application's files in one image file,
+//! `in_memory` tests code against a file system in memory, `crash` shows what a power failure
+//! leaves of a program that forgot an fsync.
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
 #![warn(missing_docs)]
@@ -46,6 +78,7 @@ mod engine;
 mod error;
 mod extents;
 mod format;
+mod handles;
 mod host;
 mod names;
 mod options;
@@ -58,7 +91,11 @@ pub use api::FileSystem;
 pub use cache::shared_budget::SharedBudget;
 pub use durability::order::{ByLocation, DirtyInode, OldestFirst, WritebackOrder};
 pub use error::{Done, Error, LostData, Result};
+pub use handles::{Dir, Entry, File, OpenOptions, ReadDir};
 pub use kedge_base::{Clock, Ino, ManualClock, SystemClock, Timespec};
+/// What lies below an image: files and block devices, memory, the network, and simulators for
+/// tests.
+pub use kedge_device as device;
 pub use kedge_format::FileKind;
 pub use kedge_store::{TreeLock, histogram_text};
 pub use options::{DirtyTracking, FdatasyncRule, FormatOptions, MountOptions, NewName, OrderWord};

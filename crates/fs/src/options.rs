@@ -16,6 +16,7 @@ macro_rules! words {
         $(#[$doc])*
         #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
         #[repr(u8)]
+        #[non_exhaustive]
         pub enum $name { $($(#[$vdoc])* $variant),* }
 
         impl $name {
@@ -106,7 +107,8 @@ impl OrderWord {
     }
 }
 
-/// How an image is made.
+/// How an image is made. There will be more fields: end an expression with
+/// `..FormatOptions::default()`.
 #[derive(Clone, Debug, Default)]
 pub struct FormatOptions {
     /// Bytes; `None`: the device's size.
@@ -127,7 +129,8 @@ pub struct FormatOptions {
     pub overwrite: bool,
 }
 
-/// How an image is opened.
+/// How an image is opened. There will be more fields: end an expression with
+/// `..MountOptions::default()`.
 #[derive(Clone, Debug)]
 pub struct MountOptions {
     /// Nothing is written to the device; the log is replayed in memory.

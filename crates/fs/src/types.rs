@@ -6,6 +6,7 @@ use serde::Serialize;
 
 /// What format made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct FormatSummary {
     /// Identity of the image.
     pub uuid: uuid::Uuid,
@@ -90,7 +91,8 @@ pub enum SetTime {
     At(Timespec),
 }
 
-/// Changes asked of setattr; `None` leaves the field.
+/// Changes asked of setattr; `None` leaves the field. There will be more fields: end an expression
+/// with `..SetAttr::default()`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SetAttr {
     /// Permission bits (the type bits are ignored).

@@ -1,0 +1,334 @@
+//! A directory, and what paths from it name.
+
+use super::file::{File, OpenOptions};
+use super::walk::{Found, walk};
+use crate::api::FileSystem;
+use crate::error::{Error, Result};
+use crate::types::{Attr, Owner, RenameMode, SetAttr};
+use kedge_base::Ino;
+use kedge_format::FileKind;
+use std::collections::VecDeque;
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+/// Entries that are read at once.
+const BATCH: usize = 256;
+
+/// A directory of the image, from which paths lead on. [`FileSystem::root`] is the first one.
+///
+/// Paths are walked as the kernel does it, symbolic links included. An absolute path, or the target
+/// of a link that is one, begins at the root of the image. A `Dir` is where paths begin and no
+/// fence: `..` leads out of it. Nothing leads out of the image.
+///
+/// Errors are those of std::io; the [`Error`] of this crate is inside
+/// ([`std::io::Error::get_ref`]).
+#[derive(Clone)]
+pub struct Dir {
+    fs: FileSystem,
+    ino: Ino,
+    owner: Owner,
+}
+
+impl fmt::Debug for Dir {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Dir").field("ino", &self.ino).finish_non_exhaustive()
+    }
+}
+
+fn bytes(path: &Path) -> &[u8] {
+    path.as_os_str().as_bytes()
+}
+
+/// `DIR/` names a directory that is to be made or removed, too.
+fn without_slash(path: &Path) -> &[u8] {
+    let mut path = bytes(path);
+    while path.len() > 1 && path.ends_with(b"/") {
+        path = &path[..path.len() - 1];
+    }
+    path
+}
+
+impl Dir {
+    pub(super) fn new(fs: FileSystem, ino: Ino) -> Dir {
+        Dir { fs, ino, owner: Owner::default() }
+    }
+
+    /// The same directory; what is made from it belongs to `owner`.
+    pub fn with_owner(self, owner: Owner) -> Dir {
+        Dir { owner, ..self }
+    }
+
+    /// The inode, for what [`FileSystem`] can do beyond this interface.
+    pub fn ino(&self) -> Ino {
+        self.ino
+    }
+
+    /// The file system that the directory lies in.
+    pub fn file_system(&self) -> &FileSystem {
+        &self.fs
+    }
+
+    fn find(&self, path: &[u8], follow: bool) -> Result<Found> {
+        walk(&self.fs, self.ino, path, follow)
+    }
+
+    /// The inode that a path names, behind symbolic links.
+    pub fn resolve(&self, path: impl AsRef<Path>) -> io::Result<Ino> {
+        Ok(self.find(bytes(path.as_ref()), true)?.attr()?.ino)
+    }
+
+    /// The directory that a path names.
+    pub fn dir(&self, path: impl AsRef<Path>) -> io::Result<Dir> {
+        let attr = self.find(bytes(path.as_ref()), true)?.attr()?;
+        match attr.kind {
+            FileKind::Directory => Ok(Dir { ino: attr.ino, ..self.clone() }),
+            _ => Err(Error::NotDirectory.into()),
+        }
+    }
+
+    /// Opens a file to be read.
+    pub fn open(&self, path: impl AsRef<Path>) -> io::Result<File> {
+        self.open_with(path, &OpenOptions::new().read(true))
+    }
+
+    /// Opens a file to be written. It is made if it is not there; what it holds goes.
+    pub fn create(&self, path: impl AsRef<Path>) -> io::Result<File> {
+        self.open_with(path, &OpenOptions::new().write(true).create(true).truncate(true))
+    }
+
+    /// Opens a file in another way.
+    pub fn open_with(&self, path: impl AsRef<Path>, how: &OpenOptions) -> io::Result<File> {
+        Ok(how.open(&self.fs, self.ino, bytes(path.as_ref()), self.owner)?)
+    }
+
+    /// All that a file holds.
+    pub fn read(&self, path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
+        let mut all = Vec::new();
+        self.open(path)?.read_to_end(&mut all)?;
+        Ok(all)
+    }
+
+    /// All that a file holds, which must be UTF-8.
+    pub fn read_to_string(&self, path: impl AsRef<Path>) -> io::Result<String> {
+        let mut all = String::new();
+        self.open(path)?.read_to_string(&mut all)?;
+        Ok(all)
+    }
+
+    /// Writes a whole file, as std::fs::write does: it is durable with the next sync only, and
+    /// until then a crash may leave the file empty or absent. To replace a file so that a crash
+    /// shows the old or the new one: write another one, [`File::sync_all`], [`Dir::rename`].
+    pub fn write(&self, path: impl AsRef<Path>, data: impl AsRef<[u8]>) -> io::Result<()> {
+        self.create(path)?.write_all(data.as_ref())
+    }
+
+    /// What stat(2) shows.
+    pub fn metadata(&self, path: impl AsRef<Path>) -> io::Result<Attr> {
+        Ok(self.find(bytes(path.as_ref()), true)?.attr()?)
+    }
+
+    /// What lstat(2) shows: a symbolic link itself.
+    pub fn symlink_metadata(&self, path: impl AsRef<Path>) -> io::Result<Attr> {
+        Ok(self.find(bytes(path.as_ref()), false)?.attr()?)
+    }
+
+    /// Whether the path names something. An error if that cannot be told.
+    pub fn try_exists(&self, path: impl AsRef<Path>) -> io::Result<bool> {
+        match self.find(bytes(path.as_ref()), true) {
+            Ok(found) => Ok(found.attr.is_some()),
+            Err(Error::NotFound) => Ok(false),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// Changes attributes. A symbolic link is followed.
+    pub fn set_attr(&self, path: impl AsRef<Path>, set: &SetAttr) -> io::Result<Attr> {
+        Ok(self.fs.setattr(self.resolve(path)?, set)?)
+    }
+
+    /// The entries of a directory, without `.` and `..`, in no particular order. Entries that are
+    /// made or removed meanwhile may be there or not.
+    pub fn read_dir(&self, path: impl AsRef<Path>) -> io::Result<ReadDir> {
+        let dir = self.dir(path)?;
+        Ok(ReadDir { fs: dir.fs, ino: dir.ino, cookie: Some(0), read: VecDeque::new() })
+    }
+
+    /// Makes a directory of mode 0755.
+    pub fn create_dir(&self, path: impl AsRef<Path>) -> io::Result<()> {
+        let found = self.find(without_slash(path.as_ref()), false)?.named(Error::Exists)?;
+        self.fs.mkdir(found.dir, &found.name, 0o755, self.owner)?;
+        Ok(())
+    }
+
+    /// Makes a directory and those above it. No error if it is there.
+    pub fn create_dir_all(&self, path: impl AsRef<Path>) -> io::Result<()> {
+        let path = bytes(path.as_ref());
+        let ends = path.iter().enumerate().filter(|(at, b)| **b == b'/' && *at > 0).map(|(at, _)| at);
+        for end in ends.chain([path.len()]) {
+            let here = Path::new(OsStr::from_bytes(&path[..end]));
+            match self.dir(here) {
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                there => {
+                    there?;
+                    continue;
+                }
+            }
+            match self.create_dir(here) {
+                // Another thread was faster, or a symbolic link leads nowhere: looked at below.
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => self.dir(here).map(drop)?,
+                made => made?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes a name of a file that is no directory. With the last name the file goes, once it is
+    /// not open any more.
+    pub fn remove_file(&self, path: impl AsRef<Path>) -> io::Result<()> {
+        let found = self.find(bytes(path.as_ref()), false)?.named(Error::IsDirectory)?;
+        Ok(self.fs.unlink(found.dir, &found.name)?)
+    }
+
+    /// Removes an empty directory.
+    pub fn remove_dir(&self, path: impl AsRef<Path>) -> io::Result<()> {
+        let found = self
+            .find(without_slash(path.as_ref()), false)?
+            .named(Error::Invalid("a directory is removed by its name"))?;
+        Ok(self.fs.rmdir(found.dir, &found.name)?)
+    }
+
+    /// Removes a directory with all it holds, without following symbolic links. A crash or an error
+    /// leaves what was not yet removed.
+    pub fn remove_dir_all(&self, path: impl AsRef<Path>) -> io::Result<()> {
+        let top = self
+            .find(without_slash(path.as_ref()), false)?
+            .named(Error::Invalid("a directory is removed by its name"))?;
+        let Found { dir, name, attr } = top;
+        let attr = attr.ok_or(Error::NotFound)?;
+        if attr.kind != FileKind::Directory {
+            return Err(Error::NotDirectory.into());
+        }
+        // Without recursion: a tree may be deeper than a stack. The directory above, the name
+        // there, the directory.
+        let mut left = vec![(dir, name, attr.ino)];
+        while let Some((above, name, here)) = left.last().cloned() {
+            let depth = left.len();
+            let entries = ReadDir { fs: self.fs.clone(), ino: here, cookie: Some(0), read: VecDeque::new() };
+            for entry in entries {
+                let entry = entry?;
+                let name = entry.name.into_vec();
+                match entry.kind {
+                    FileKind::Directory => left.push((here, name, entry.ino)),
+                    _ => self.fs.unlink(here, &name)?,
+                }
+            }
+            if left.len() == depth {
+                self.fs.rmdir(above, &name)?;
+                left.pop();
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves a name, wholly or not at all: no crash shows both names or neither. What `to` names is
+    /// replaced.
+    pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
+        let busy = || Error::Invalid("a name is moved to a name");
+        let from = self.find(without_slash(from.as_ref()), false)?.named(busy())?;
+        let to = self.find(without_slash(to.as_ref()), false)?.named(busy())?;
+        Ok(self.fs.rename(from.dir, &from.name, to.dir, &to.name, RenameMode::Replace)?)
+    }
+
+    /// A further name, `to`, for the file at `from`, which is no directory. A symbolic link gets
+    /// one itself.
+    pub fn hard_link(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
+        let file = self.find(bytes(from.as_ref()), false)?.attr()?;
+        let to = self.find(bytes(to.as_ref()), false)?.named(Error::Exists)?;
+        self.fs.link(file.ino, to.dir, &to.name)?;
+        Ok(())
+    }
+
+    /// A symbolic link at `link` that says `target`, which is not interpreted.
+    pub fn symlink(&self, target: impl AsRef<Path>, link: impl AsRef<Path>) -> io::Result<()> {
+        let link = self.find(bytes(link.as_ref()), false)?.named(Error::Exists)?;
+        self.fs.symlink(link.dir, &link.name, bytes(target.as_ref()), self.owner)?;
+        Ok(())
+    }
+
+    /// What a symbolic link says.
+    pub fn read_link(&self, path: impl AsRef<Path>) -> io::Result<PathBuf> {
+        let link = self.symlink_metadata(path)?;
+        Ok(OsString::from_vec(self.fs.readlink(link.ino)?).into())
+    }
+
+    /// Makes the entries of this directory durable. A file's [`File::sync_all`] does that for its
+    /// own name.
+    pub fn sync_all(&self) -> io::Result<()> {
+        Ok(self.fs.fsync(self.ino, false)?)
+    }
+}
+
+/// An entry of a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Entry {
+    /// The name, without a path.
+    pub name: OsString,
+    /// Inode number.
+    pub ino: Ino,
+    /// Type of the file; of a symbolic link its own.
+    pub kind: FileKind,
+}
+
+/// The entries of a directory: [`Dir::read_dir`].
+pub struct ReadDir {
+    fs: FileSystem,
+    ino: Ino,
+    /// Where the next batch begins; `None`: there is no other.
+    cookie: Option<u64>,
+    read: VecDeque<Entry>,
+}
+
+impl fmt::Debug for ReadDir {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReadDir").field("ino", &self.ino).finish_non_exhaustive()
+    }
+}
+
+impl ReadDir {
+    /// Reads the next entries.
+    fn fill(&mut self, from: u64) -> Result<()> {
+        let (read, mut next) = (&mut self.read, None);
+        self.fs.readdir(self.ino, from, &mut |entry| {
+            if read.len() == BATCH {
+                return false;
+            }
+            next = Some(entry.cookie);
+            if entry.name != b"." && entry.name != b".." {
+                let name = OsStr::from_bytes(entry.name).to_owned();
+                read.push_back(Entry { name, ino: entry.ino, kind: entry.kind });
+            }
+            true
+        })?;
+        self.cookie = next;
+        Ok(())
+    }
+}
+
+impl Iterator for ReadDir {
+    type Item = io::Result<Entry>;
+
+    /// Ends behind an error.
+    fn next(&mut self) -> Option<io::Result<Entry>> {
+        while self.read.is_empty() {
+            let from = self.cookie.take()?;
+            if let Err(e) = self.fill(from) {
+                return Some(Err(e.into()));
+            }
+        }
+        self.read.pop_front().map(Ok)
+    }
+}

@@ -1,0 +1,67 @@
+//! Paths and open files in the manner of std::fs, for programs that link the library: [`Dir`],
+//! [`File`]. They use the public interface of [`FileSystem`] alone.
+//!
+//! # A file that is open stays
+//! An open file holds a pin. Between the lookup of its name and the pin another thread may remove
+//! it. So the name is looked up again once the pin is held: if it still names the inode, whoever
+//! removes the name later finds the pin. Inode numbers are never used again.
+
+mod dir;
+mod file;
+mod walk;
+
+pub use dir::{Dir, Entry, ReadDir};
+pub use file::{File, OpenOptions};
+
+use crate::api::FileSystem;
+use crate::error::Result;
+use crate::options::{FormatOptions, MountOptions};
+use kedge_base::{Ino, SystemClock};
+use kedge_device::{Device, FileDevice, MemDevice};
+use std::path::Path;
+use std::sync::Arc;
+
+impl FileSystem {
+    /// The root directory: where paths begin. New files belong to user and group 0 unless
+    /// [`Dir::with_owner`] says otherwise.
+    pub fn root(&self) -> Dir {
+        Dir::new(self.clone(), Ino::ROOT)
+    }
+
+    /// Creates an image file of `size` bytes (at least 16 MiB), makes a file system in it with
+    /// default options, and opens it. The path must not exist. After an error nothing is left
+    /// there.
+    pub fn create_image(path: impl AsRef<Path>, size: u64) -> std::io::Result<FileSystem> {
+        let path = path.as_ref();
+        drop(std::fs::File::create_new(path)?);
+        create_in(path, size).inspect_err(|_| {
+            // The first error is the answer.
+            let _ = std::fs::remove_file(path);
+        })
+    }
+
+    /// Opens an image file with default options, recovering it if it was not closed.
+    pub fn open_image(path: impl AsRef<Path>) -> std::io::Result<FileSystem> {
+        let device = FileDevice::open(path, kedge_device::OpenOptions::default())
+            .map_err(crate::error::Error::from)?;
+        Ok(FileSystem::open(device, Arc::new(SystemClock::default()), MountOptions::default())?)
+    }
+
+    /// A new file system of `size` bytes (at least 16 MiB) in memory, for tests. It goes with its
+    /// last clone.
+    pub fn in_memory(size: u64) -> std::io::Result<FileSystem> {
+        Ok(format_and_open(Arc::new(MemDevice::new(size)))?)
+    }
+}
+
+fn create_in(path: &Path, size: u64) -> std::io::Result<FileSystem> {
+    let device = FileDevice::create(path, size, kedge_device::OpenOptions::default())
+        .map_err(crate::error::Error::from)?;
+    Ok(format_and_open(device)?)
+}
+
+fn format_and_open(device: Arc<dyn Device>) -> Result<FileSystem> {
+    let clock = Arc::new(SystemClock::default());
+    FileSystem::format(device.clone(), clock.clone(), &FormatOptions::default())?;
+    FileSystem::open(device, clock, MountOptions::default())
+}

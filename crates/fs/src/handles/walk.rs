@@ -1,0 +1,84 @@
+//! From a path to an inode, as the kernel walks: one name after another, through symbolic links.
+
+use crate::api::FileSystem;
+use crate::error::{Error, Result};
+use crate::types::Attr;
+use kedge_base::Ino;
+use kedge_format::FileKind;
+
+/// Symbolic links on the way of one path, as in Linux.
+const LINKS_MAX: u32 = 40;
+
+/// Where a path leads.
+pub(super) struct Found {
+    /// The directory that has, or would have, the last name.
+    pub dir: Ino,
+    /// The last name. Empty if the path ends with a directory that was not reached by name: `/`,
+    /// `.` or `..`.
+    pub name: Vec<u8>,
+    /// What the path names; `None`: the last name is free.
+    pub attr: Option<Attr>,
+}
+
+impl Found {
+    pub(super) fn attr(self) -> Result<Attr> {
+        self.attr.ok_or(Error::NotFound)
+    }
+
+    /// The last name; an error for a path that ends without one.
+    pub(super) fn named(self, without: Error) -> Result<Found> {
+        if self.name.is_empty() { Err(without) } else { Ok(self) }
+    }
+}
+
+/// Names in the order in which they are taken from the end. A `/` at the end is a `.`: what it
+/// follows must be a directory.
+fn push(left: &mut Vec<Vec<u8>>, path: &[u8]) {
+    if path.ends_with(b"/") {
+        left.push(b".".to_vec());
+    }
+    let names = path.split(|b| *b == b'/').filter(|name| !name.is_empty());
+    left.extend(names.rev().map(<[u8]>::to_vec));
+}
+
+/// `follow`: a symbolic link at the end is followed, too.
+///
+/// An absolute path, of the caller or of a link, begins at the root of the image. `..` of the root
+/// is the root.
+pub(super) fn walk(fs: &FileSystem, start: Ino, path: &[u8], follow: bool) -> Result<Found> {
+    if path.is_empty() {
+        return Err(Error::NotFound);
+    }
+    let from = |path: &[u8], here| if path.starts_with(b"/") { Ino::ROOT } else { here };
+    let mut left = Vec::new();
+    push(&mut left, path);
+    let mut here = from(path, start);
+    let mut links = 0;
+    while let Some(name) = left.pop() {
+        if name == b"." || name == b".." {
+            here = fs.lookup(here, &name)?.ino;
+            continue;
+        }
+        let is_last = left.is_empty();
+        let attr = match fs.lookup(here, &name) {
+            Err(Error::NotFound) if is_last => return Ok(Found { dir: here, name, attr: None }),
+            found => found?,
+        };
+        if attr.kind == FileKind::Symlink && (follow || !is_last) {
+            links += 1;
+            if links > LINKS_MAX {
+                return Err(Error::TooManySymlinks);
+            }
+            let target = fs.readlink(attr.ino)?;
+            push(&mut left, &target);
+            here = from(&target, here);
+        } else if is_last {
+            return Ok(Found { dir: here, name, attr: Some(attr) });
+        } else if attr.kind == FileKind::Directory {
+            here = attr.ino;
+        } else {
+            return Err(Error::NotDirectory);
+        }
+    }
+    Ok(Found { dir: here, name: Vec::new(), attr: Some(fs.getattr(here)?) })
+}
