@@ -4,6 +4,11 @@ use rustix::time::{ClockId, clock_gettime};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+#[cfg(target_os = "linux")]
+const WALL: ClockId = ClockId::RealtimeCoarse;
+#[cfg(not(target_os = "linux"))]
+const WALL: ClockId = ClockId::Realtime;
+
 /// Wall-clock time: seconds since the epoch (may be negative) and nanoseconds below one second.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Hash)]
 pub struct Timespec {
@@ -50,7 +55,7 @@ impl Default for SystemClock {
 
 impl Clock for SystemClock {
     fn now(&self) -> Timespec {
-        let now = clock_gettime(ClockId::RealtimeCoarse);
+        let now = clock_gettime(WALL);
         Timespec { sec: now.tv_sec, nsec: now.tv_nsec as u32 }
     }
 

@@ -22,9 +22,11 @@ mod conformance;
 mod file;
 pub mod location;
 mod mem;
+#[cfg(target_os = "linux")]
 mod nbd;
 mod overlay;
 mod pages;
+#[cfg(target_os = "linux")]
 mod rbd;
 mod request;
 pub mod sim;
@@ -35,8 +37,10 @@ mod testing;
 pub use file::{FileDevice, OpenOptions};
 pub use location::Location;
 pub use mem::MemDevice;
+#[cfg(target_os = "linux")]
 pub use nbd::NbdDevice;
 pub use overlay::OverlayDevice;
+#[cfg(target_os = "linux")]
 pub use rbd::RbdDevice;
 pub use request::{Completion, CompletionSink, Io, Op, Request, run_batch};
 pub use stats::DeviceStats;
@@ -48,8 +52,12 @@ use std::sync::Arc;
 pub fn open(location: &Location, options: OpenOptions) -> Result<Arc<dyn Device>> {
     match location {
         Location::Path(path) => Ok(FileDevice::open(path, options)?),
+        #[cfg(target_os = "linux")]
         Location::Nbd(uri) => Ok(NbdDevice::open(uri, options)?),
+        #[cfg(target_os = "linux")]
         Location::Rbd(uri) => Ok(RbdDevice::open(uri, options)?),
+        #[cfg(not(target_os = "linux"))]
+        remote => Err(not_here(remote)),
     }
 }
 
@@ -59,8 +67,12 @@ pub fn exists(location: &Location) -> Result<bool> {
         Location::Path(path) => {
             path.try_exists().map_err(|e| Error::invalid(format!("cannot look for {}: {e}", path.display())))
         }
+        #[cfg(target_os = "linux")]
         Location::Nbd(_) => Ok(true),
+        #[cfg(target_os = "linux")]
         Location::Rbd(uri) => rbd::exists(uri),
+        #[cfg(not(target_os = "linux"))]
+        remote => Err(not_here(remote)),
     }
 }
 
@@ -68,8 +80,12 @@ pub fn exists(location: &Location) -> Result<bool> {
 pub fn create(location: &Location, size: u64) -> Result<()> {
     match location {
         Location::Path(path) => FileDevice::create(path, size, OpenOptions::default()).map(drop),
+        #[cfg(target_os = "linux")]
         Location::Nbd(uri) => Err(Error::invalid(format!("{uri}: the server makes its exports"))),
+        #[cfg(target_os = "linux")]
         Location::Rbd(uri) => rbd::create(uri, size),
+        #[cfg(not(target_os = "linux"))]
+        remote => Err(not_here(remote)),
     }
 }
 
@@ -77,9 +93,18 @@ pub fn create(location: &Location, size: u64) -> Result<()> {
 pub fn is_unlocked(location: &Location) -> Result<bool> {
     match location {
         Location::Path(path) => file::is_unlocked(path),
+        #[cfg(target_os = "linux")]
         Location::Nbd(uri) => nbd::is_unlocked(uri),
+        #[cfg(target_os = "linux")]
         Location::Rbd(uri) => rbd::is_unlocked(uri),
+        #[cfg(not(target_os = "linux"))]
+        remote => Err(not_here(remote)),
     }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn not_here(location: &Location) -> Error {
+    Error::Unsupported(format!("{location}: images over the network are for Linux").into())
 }
 
 /// How the device makes a single write durable.

@@ -13,7 +13,9 @@
 mod open;
 mod queue;
 mod raw;
+#[cfg(target_os = "linux")]
 mod ring;
+mod sys;
 
 pub use open::OpenOptions;
 pub(crate) use open::is_unlocked;
@@ -24,7 +26,9 @@ use queue::{Job, Queue};
 use raw::RawFile;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
-use std::sync::{Arc, OnceLock, mpsc};
+#[cfg(target_os = "linux")]
+use std::sync::mpsc;
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 /// Threads that serve batches where there is no io_uring.
@@ -93,7 +97,7 @@ impl FileDevice {
 
 impl Engine {
     fn start(file: &Arc<RawFile>, io_uring: bool) -> std::io::Result<Engine> {
-        if io_uring {
+        if io_uring && cfg!(target_os = "linux") {
             match Engine::start_ring(file) {
                 Ok(engine) => return Ok(engine),
                 Err(e) => {
@@ -110,6 +114,12 @@ impl Engine {
         Ok(engine)
     }
 
+    #[cfg(not(target_os = "linux"))]
+    fn start_ring(_: &Arc<RawFile>) -> std::io::Result<Engine> {
+        Err(std::io::ErrorKind::Unsupported.into())
+    }
+
+    #[cfg(target_os = "linux")]
     fn start_ring(file: &Arc<RawFile>) -> std::io::Result<Engine> {
         let queue = Arc::new(Queue::new()?);
         let (ready, is_ready) = mpsc::channel();

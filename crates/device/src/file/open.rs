@@ -1,11 +1,12 @@
 //! Opening an image: direct IO if available, the lock that excludes a second owner, and the
 //! geometry.
 
-use super::raw::{PUNCH, RawFile};
+use super::raw::RawFile;
+use super::sys;
 use crate::{FuaKind, Geometry, OPTIMAL_IO};
 use kedge_base::{BLOCK_SIZE, Error, Result};
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, SeekFrom, Stat, StatxFlags};
+use rustix::fs::{FileType, FlockOperation, Mode, OFlags, SeekFrom, Stat};
 use rustix::io::Errno;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -23,7 +24,7 @@ pub struct OpenOptions {
     pub lock_wait: Duration,
     /// Fence the owner of the lock, and take the lock. RBD only: other devices ignore it.
     pub takeover: bool,
-    /// Bypass the page cache if the file system supports it.
+    /// Bypass the page cache if system and file system support it.
     pub direct: bool,
     /// Serve batches through io_uring if the kernel allows it.
     pub io_uring: bool,
@@ -77,9 +78,11 @@ fn open_fd(path: &Path, options: OpenOptions, flags: OFlags) -> Result<(OwnedFd,
         Errno::BUSY => busy(path),
         e => Error::invalid(format!("cannot open {}: {}", path.display(), std::io::Error::from(e))),
     };
-    if options.direct {
-        match rustix::fs::open(path, flags | OFlags::DIRECT, mode) {
-            Ok(fd) if direct_fits(fd.as_fd()) => return Ok((fd, true)),
+    if options.direct
+        && let Some(direct) = sys::DIRECT
+    {
+        match rustix::fs::open(path, flags | direct, mode) {
+            Ok(fd) if sys::direct_fits(fd.as_fd()) => return Ok((fd, true)),
             Ok(_) | Err(Errno::INVAL) => {
                 tracing::warn!(path = %path.display(), "no direct IO here: going through the page cache");
                 // A first try with CREATE may have made the file before it refused O_DIRECT.
@@ -92,17 +95,6 @@ fn open_fd(path: &Path, options: OpenOptions, flags: OFlags) -> Result<(OwnedFd,
         }
     }
     rustix::fs::open(path, flags, mode).map(|fd| (fd, false)).map_err(failed)
-}
-
-/// Whether block-aligned requests satisfy direct IO. Kernels that do not report the alignment are
-/// older than the devices that would need a larger one.
-fn direct_fits(fd: impl AsFd) -> bool {
-    let Ok(st) = rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) else { return true };
-    let known = st.stx_mask & StatxFlags::DIOALIGN.bits() != 0;
-    // An alignment of 0 means that the flag is accepted and ignored.
-    !known
-        || (1..=BLOCK_SIZE as u32).contains(&st.stx_dio_offset_align)
-            && st.stx_dio_mem_align <= BLOCK_SIZE as u32
 }
 
 fn finish(
@@ -234,7 +226,7 @@ pub(crate) fn is_unlocked(path: &Path) -> Result<bool> {
 /// Tests by punching beyond the end of the file, where there is no data.
 fn file_discard_granularity(fd: &OwnedFd, size: u64) -> u32 {
     let end = size.next_multiple_of(BLOCK_SIZE as u64);
-    match rustix::fs::fallocate(fd, PUNCH, end, BLOCK_SIZE as u64) {
+    match sys::punch(fd, end, BLOCK_SIZE as u64) {
         Ok(()) => BLOCK_SIZE as u32,
         Err(_) => 0,
     }

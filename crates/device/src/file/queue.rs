@@ -7,12 +7,11 @@
 //! deadlock on itself.
 
 use super::raw::RawFile;
+use super::sys::Bell;
 use crate::{Completion, CompletionSink, Request};
 use kedge_base::Result;
 use kedge_base::wait::about_to_wait;
 use parking_lot::{Condvar, Mutex};
-use rustix::event::EventfdFlags;
-use rustix::fd::OwnedFd;
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -49,8 +48,7 @@ pub(super) struct Queue {
     state: Mutex<State>,
     work: Condvar,
     room: Condvar,
-    /// Wakes the ring thread, which waits on the ring and not on a condition.
-    pub bell: OwnedFd,
+    pub bell: Bell,
 }
 
 thread_local! {
@@ -58,6 +56,7 @@ thread_local! {
 }
 
 /// What [`Queue::take`] found.
+#[cfg(target_os = "linux")]
 pub(super) enum Taken {
     Jobs(Vec<Job>),
     /// Nothing now; the bell will ring.
@@ -68,8 +67,8 @@ pub(super) enum Taken {
 
 impl Queue {
     pub fn new() -> std::io::Result<Queue> {
-        let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Queue { state: Mutex::default(), work: Condvar::new(), room: Condvar::new(), bell })
+        let (state, work, room) = (Mutex::default(), Condvar::new(), Condvar::new());
+        Ok(Queue { state, work, room, bell: Bell::new()? })
     }
 
     /// Marks the calling thread as one that serves a queue, of any device.
@@ -92,7 +91,7 @@ impl Queue {
         let ring = std::mem::take(&mut state.asleep);
         drop(state);
         if ring {
-            self.ring_bell();
+            self.bell.ring();
         } else if count == 1 {
             self.work.notify_one();
         } else {
@@ -118,6 +117,7 @@ impl Queue {
 
     /// For the ring thread: up to `max` jobs, without waiting. After [`Taken::Nothing`] the next
     /// push rings the bell.
+    #[cfg(target_os = "linux")]
     pub fn take(&self, max: usize) -> Taken {
         let mut state = self.state.lock();
         if state.jobs.is_empty() {
@@ -144,28 +144,12 @@ impl Queue {
         self.state.lock().closed = true;
         self.work.notify_all();
         self.room.notify_all();
-        self.ring_bell();
+        self.bell.ring();
     }
 
     /// Closes the queue and returns the jobs that no thread will serve.
     pub fn abandon(&self) -> Vec<Job> {
         self.close();
         self.state.lock().jobs.drain(..).collect()
-    }
-
-    fn ring_bell(&self) {
-        // EAGAIN means that the counter is full: the ring thread is woken already.
-        match rustix::io::write(&self.bell, &1u64.to_ne_bytes()) {
-            Ok(_) | Err(rustix::io::Errno::AGAIN) => {}
-            Err(e) => tracing::error!("cannot wake the ring thread: {e}"),
-        }
-    }
-
-    pub fn silence_bell(&self) {
-        let mut count = [0u8; 8];
-        match rustix::io::read(&self.bell, &mut count) {
-            Ok(_) | Err(rustix::io::Errno::AGAIN) => {}
-            Err(e) => tracing::error!("cannot reset the ring thread's bell: {e}"),
-        }
     }
 }

@@ -3,13 +3,12 @@
 //! Interrupted calls are repeated and short transfers are continued; neither is an error of the
 //! device. Every other error is final.
 
+use super::sys;
 use crate::{OPTIMAL_IO, Op};
 use kedge_base::wait::about_to_wait;
 use kedge_base::{BLOCK_SIZE, Error, IoBuf, Result};
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use rustix::fs::FallocateFlags;
-use rustix::io::{Errno, ReadWriteFlags};
-use std::io::IoSlice;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -83,9 +82,6 @@ impl Transfer {
     }
 }
 
-pub(super) const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
-pub(super) const ZERO: FallocateFlags = FallocateFlags::ZERO_RANGE.union(FallocateFlags::KEEP_SIZE);
-
 /// Whether an error of a kernel or file system means "not supported".
 pub(super) fn unsupported(e: Errno) -> bool {
     matches!(e, Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL)
@@ -108,7 +104,7 @@ impl RawFile {
         self.writable()?;
         about_to_wait();
         if fua && !self.no_dsync.load(Relaxed) {
-            match self.write_calls(offset, buf, ReadWriteFlags::DSYNC) {
+            match self.write_calls(offset, buf, true) {
                 Err(Error::Io { errno, .. }) if unsupported(Errno::from_raw_os_error(errno)) => {
                     // Not final: if the write itself is refused, the plain one below fails too.
                     self.no_dsync.store(true, Relaxed);
@@ -116,18 +112,17 @@ impl RawFile {
                 outcome => return outcome,
             }
         }
-        self.write_calls(offset, buf, ReadWriteFlags::empty())?;
+        self.write_calls(offset, buf, false)?;
         if fua { self.flush() } else { Ok(()) }
     }
 
-    fn write_calls(&self, offset: u64, buf: &[u8], flags: ReadWriteFlags) -> Result<()> {
+    fn write_calls(&self, offset: u64, buf: &[u8], durable: bool) -> Result<()> {
         let mut transfer = Transfer::new(buf.len(), self.direct);
         let outcome = transfer.run(|done| {
             let at = offset + done as u64;
-            if flags.is_empty() {
-                rustix::io::pwrite(&self.fd, &buf[done..], at)
-            } else {
-                rustix::io::pwritev2(&self.fd, &[IoSlice::new(&buf[done..])], at, flags)
+            match durable {
+                false => rustix::io::pwrite(&self.fd, &buf[done..], at),
+                true => sys::write_durable(&self.fd, &buf[done..], at),
             }
         });
         outcome.map_err(|e| failed("write", offset + transfer.done as u64, transfer.remaining() as u64, e))
@@ -140,7 +135,7 @@ impl RawFile {
             return Ok(());
         }
         about_to_wait();
-        retry(|| rustix::fs::fdatasync(&self.fd)).map_err(|e| failed("flush", 0, 0, e))
+        retry(|| sys::flush(&self.fd)).map_err(|e| failed("flush", 0, 0, e))
     }
 
     pub fn discard(&self, offset: u64, len: u64) -> Result<()> {
@@ -150,9 +145,9 @@ impl RawFile {
         }
         about_to_wait();
         let outcome = if self.block_device {
-            retry(|| discard_blocks(self.fd.as_fd(), offset, len))
+            retry(|| sys::discard_blocks(self.fd.as_fd(), offset, len))
         } else {
-            retry(|| rustix::fs::fallocate(&self.fd, PUNCH, offset, len))
+            retry(|| sys::punch(&self.fd, offset, len))
         };
         outcome.map_err(|e| failed("discard", offset, len, e))
     }
@@ -165,7 +160,7 @@ impl RawFile {
         about_to_wait();
         if !self.no_zero_range.load(Relaxed) {
             // On a block device the kernel maps this to its zeroing command, as BLKZEROOUT does.
-            match retry(|| rustix::fs::fallocate(&self.fd, ZERO, offset, len)) {
+            match retry(|| sys::zero(&self.fd, offset, len)) {
                 Ok(()) => return Ok(()),
                 Err(e) if unsupported(e) => self.no_zero_range.store(true, Relaxed),
                 Err(e) => return Err(failed("write_zeroes", offset, len, e)),
@@ -212,18 +207,4 @@ fn retry(mut call: impl FnMut() -> Result<(), Errno>) -> Result<(), Errno> {
             outcome => return outcome,
         }
     }
-}
-
-#[allow(unsafe_code)]
-fn discard_blocks(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<(), Errno> {
-    /// `_IO(0x12, 119)`.
-    const BLKDISCARD: libc::c_ulong = 0x1277;
-    let range = [offset, len];
-    // SAFETY: BLKDISCARD reads two u64 from the pointer, which points at two u64 that outlive the
-    // call, and writes nothing to memory of this process.
-    let rc = unsafe { libc::ioctl(fd.as_raw_fd(), BLKDISCARD as _, range.as_ptr()) };
-    if rc == 0 {
-        return Ok(());
-    }
-    Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO))
 }

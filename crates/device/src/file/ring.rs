@@ -13,7 +13,8 @@
 #![allow(unsafe_code)]
 
 use super::queue::{Job, Queue, Taken};
-use super::raw::{PUNCH, RawFile, Step, Transfer, ZERO, unsupported};
+use super::raw::{RawFile, Step, Transfer, unsupported};
+use super::sys::{PUNCH, ZERO};
 use crate::Op;
 use io_uring::{IoUring, opcode, squeue, types};
 use kedge_base::Error;
@@ -131,7 +132,7 @@ impl Ring {
             for (user_data, result) in self.reap() {
                 if user_data == BELL {
                     self.bell_armed = false;
-                    self.queue.silence_bell();
+                    self.queue.bell.silence();
                 } else {
                     self.answer(user_data as usize, result);
                 }
@@ -176,7 +177,7 @@ impl Ring {
     }
 
     fn arm_bell(&mut self) {
-        let fd = types::Fd(self.queue.bell.as_raw_fd());
+        let fd = types::Fd(self.queue.bell.fd());
         let entry = opcode::PollAdd::new(fd, libc::POLLIN as u32).build().user_data(BELL);
         self.push(&entry);
         self.bell_armed = true;

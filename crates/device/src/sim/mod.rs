@@ -6,6 +6,7 @@
 mod device;
 mod fault;
 mod medium;
+#[cfg(target_os = "linux")]
 mod nbd_server;
 mod recording;
 mod scripted;
@@ -15,6 +16,7 @@ pub use crate::pages::Data;
 pub use device::SimDevice;
 pub use fault::{FaultPlan, OpCounts, OpKind, Strike};
 pub use medium::Choice;
+#[cfg(target_os = "linux")]
 pub use nbd_server::{Manners, NbdServer};
 pub use recording::{CrashState, Event, Recording, StatePlan, States};
 pub use scripted::ScriptedDevice;

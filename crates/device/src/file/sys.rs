@@ -1,0 +1,150 @@
+//! The system calls on an image that differ between systems.
+//!
+//! Elsewhere than on Linux an image file is read and written through the page cache, keeps the
+//! space that it has, and a durable write is a write and a flush. Block devices are for Linux:
+//! elsewhere they are neither claimed nor discarded.
+
+#[cfg(target_os = "linux")]
+pub(super) use linux::*;
+#[cfg(not(target_os = "linux"))]
+pub(super) use other::*;
+
+#[cfg(target_os = "linux")]
+mod linux {
+    use kedge_base::BLOCK_SIZE;
+    use rustix::event::{EventfdFlags, eventfd};
+    use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+    use rustix::fs::{AtFlags, FallocateFlags, OFlags, StatxFlags};
+    use rustix::io::{Errno, ReadWriteFlags};
+    use std::io::IoSlice;
+
+    /// Transfers bypass the page cache.
+    pub(crate) const DIRECT: Option<OFlags> = Some(OFlags::DIRECT);
+    pub(crate) const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
+    pub(crate) const ZERO: FallocateFlags = FallocateFlags::ZERO_RANGE.union(FallocateFlags::KEEP_SIZE);
+
+    /// Whether block-aligned requests satisfy direct IO. Kernels that do not report the alignment
+    /// are older than the devices that would need a larger one.
+    pub(crate) fn direct_fits(fd: impl AsFd) -> bool {
+        let Ok(st) = rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) else {
+            return true;
+        };
+        let known = st.stx_mask & StatxFlags::DIOALIGN.bits() != 0;
+        // An alignment of 0 means that the flag is accepted and ignored.
+        !known
+            || (1..=BLOCK_SIZE as u32).contains(&st.stx_dio_offset_align)
+                && st.stx_dio_mem_align <= BLOCK_SIZE as u32
+    }
+
+    /// A write that is durable when it returns.
+    pub(crate) fn write_durable(fd: impl AsFd, bytes: &[u8], at: u64) -> Result<usize, Errno> {
+        rustix::io::pwritev2(fd, &[IoSlice::new(bytes)], at, ReadWriteFlags::DSYNC)
+    }
+
+    pub(crate) fn flush(fd: impl AsFd) -> Result<(), Errno> {
+        rustix::fs::fdatasync(fd)
+    }
+
+    pub(crate) fn punch(fd: impl AsFd, offset: u64, len: u64) -> Result<(), Errno> {
+        rustix::fs::fallocate(fd, PUNCH, offset, len)
+    }
+
+    pub(crate) fn zero(fd: impl AsFd, offset: u64, len: u64) -> Result<(), Errno> {
+        rustix::fs::fallocate(fd, ZERO, offset, len)
+    }
+
+    #[allow(unsafe_code)]
+    pub(crate) fn discard_blocks(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<(), Errno> {
+        /// `_IO(0x12, 119)`.
+        const BLKDISCARD: libc::c_ulong = 0x1277;
+        let range = [offset, len];
+        // SAFETY: BLKDISCARD reads two u64 from the pointer, which points at two u64 that outlive
+        // the call, and writes nothing to memory of this process.
+        let rc = unsafe { libc::ioctl(fd.as_raw_fd(), BLKDISCARD as _, range.as_ptr()) };
+        if rc == 0 {
+            return Ok(());
+        }
+        Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO))
+    }
+
+    /// Wakes the ring thread, which waits on the ring and not on a condition.
+    pub(crate) struct Bell(OwnedFd);
+
+    impl Bell {
+        pub(crate) fn new() -> std::io::Result<Bell> {
+            Ok(Bell(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
+        }
+
+        pub(crate) fn fd(&self) -> RawFd {
+            self.0.as_raw_fd()
+        }
+
+        pub(crate) fn ring(&self) {
+            // EAGAIN means that the counter is full: the ring thread is woken already.
+            match rustix::io::write(&self.0, &1u64.to_ne_bytes()) {
+                Ok(_) | Err(Errno::AGAIN) => {}
+                Err(e) => tracing::error!("cannot wake the ring thread: {e}"),
+            }
+        }
+
+        pub(crate) fn silence(&self) {
+            let mut count = [0u8; 8];
+            match rustix::io::read(&self.0, &mut count) {
+                Ok(_) | Err(Errno::AGAIN) => {}
+                Err(e) => tracing::error!("cannot reset the ring thread's bell: {e}"),
+            }
+        }
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+mod other {
+    use rustix::fd::{AsFd, BorrowedFd};
+    use rustix::fs::OFlags;
+    use rustix::io::Errno;
+
+    pub(crate) const DIRECT: Option<OFlags> = None;
+
+    pub(crate) fn direct_fits(_: impl AsFd) -> bool {
+        false
+    }
+
+    /// Refused: the caller writes and flushes.
+    pub(crate) fn write_durable(_: impl AsFd, _: &[u8], _: u64) -> Result<usize, Errno> {
+        Err(Errno::NOSYS)
+    }
+
+    /// fsync(2) of macOS leaves data in the cache of the drive; this does not.
+    #[cfg(target_vendor = "apple")]
+    pub(crate) fn flush(fd: impl AsFd) -> Result<(), Errno> {
+        rustix::fs::fcntl_fullfsync(fd)
+    }
+
+    #[cfg(not(target_vendor = "apple"))]
+    pub(crate) fn flush(fd: impl AsFd) -> Result<(), Errno> {
+        rustix::fs::fsync(fd)
+    }
+
+    pub(crate) fn punch(_: impl AsFd, _: u64, _: u64) -> Result<(), Errno> {
+        Err(Errno::OPNOTSUPP)
+    }
+
+    pub(crate) fn zero(_: impl AsFd, _: u64, _: u64) -> Result<(), Errno> {
+        Err(Errno::OPNOTSUPP)
+    }
+
+    pub(crate) fn discard_blocks(_: BorrowedFd<'_>, _: u64, _: u64) -> Result<(), Errno> {
+        Err(Errno::OPNOTSUPP)
+    }
+
+    /// There is no ring to wake.
+    pub(crate) struct Bell;
+
+    impl Bell {
+        pub(crate) fn new() -> std::io::Result<Bell> {
+            Ok(Bell)
+        }
+
+        pub(crate) fn ring(&self) {}
+    }
+}
