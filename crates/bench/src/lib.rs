@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! baseline                 the experiment behind docs/PERFORMANCE.md
+//! compare                  all peers, all loads; the report as a page with charts
 //! reproduce                the experiments behind docs/EXPERIMENTS.md: what others published of a change, beside our switch for it
 //! bars                     what an experiment has to reach
 //! contest                  contestants, alternated rounds, the choice of how much to do
@@ -24,6 +25,7 @@
 
 mod bars;
 pub mod baseline;
+pub mod compare;
 mod contest;
 mod counters;
 mod library;

@@ -1,9 +1,15 @@
 //! The file systems under comparison, newly made and mounted on directories.
 
 use crate::shell::Shell;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::time::Duration;
+
+/// How often, and with which pauses, to look whether a server that we started has mounted.
+const LOOKS: u32 = 500;
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// A mount that goes, and its image with it, when this is dropped.
 pub struct Mounted<'a> {
@@ -11,6 +17,8 @@ pub struct Mounted<'a> {
     /// Of the directory; the image is called `NAME.img`.
     name: &'static str,
     unmount: &'static str,
+    /// Serves the mount in the foreground; ends with it.
+    server: Option<Child>,
 }
 
 /// The lines that make an image and mount it, as they are run.
@@ -61,6 +69,21 @@ pub fn tmpfs_lines() -> Vec<String> {
     vec!["mkdir tmpfs".into(), "mount -t tmpfs tmpfs tmpfs".into()]
 }
 
+/// ext4 in a process. Its image is written full, too.
+pub fn fuse2fs_lines(size: u64) -> Vec<String> {
+    vec![
+        make_file("fuse2fs", size, true),
+        "mkfs.ext4 -q -F -E nodiscard fuse2fs.img".into(),
+        "mkdir fuse2fs".into(),
+        "fuse2fs -o rw,allow_other fuse2fs.img fuse2fs".into(),
+    ]
+}
+
+/// The second line runs in the background.
+pub fn null_lines() -> Vec<String> {
+    vec!["mkdir null".into(), "null null".into()]
+}
+
 pub fn make_file(name: &str, size: u64, written: bool) -> String {
     match written {
         false => format!("truncate -s {size} {name}.img"),
@@ -89,6 +112,27 @@ impl<'a> Mounted<'a> {
         Mounted::make(shell, "tmpfs", "umount tmpfs", &tmpfs_lines())
     }
 
+    pub fn fuse2fs(shell: &'a Shell, size: u64) -> Result<Mounted<'a>> {
+        Mounted::make(shell, "fuse2fs", "umount fuse2fs", &fuse2fs_lines(size))
+    }
+
+    /// The file system that keeps nothing: `program` serves it in the foreground.
+    pub fn null(shell: &'a Shell, program: &Path) -> Result<Mounted<'a>> {
+        let mut mounted = Mounted::make(shell, "null", "umount null", &["mkdir null".into()])?;
+        let server = mounted.server.insert(shell.start(program, "null")?);
+        for _ in 0..LOOKS {
+            if let Some(status) = server.try_wait()? {
+                bail!("{}: {status} before it mounted", program.display());
+            }
+            let parent = std::fs::metadata(&shell.dir)?.dev();
+            if std::fs::metadata(shell.dir.join("null"))?.dev() != parent {
+                return Ok(mounted);
+            }
+            std::thread::sleep(LOOK_AGAIN);
+        }
+        bail!("{} has not mounted within {} s", program.display(), (LOOK_AGAIN * LOOKS).as_secs());
+    }
+
     /// KedgeFS made and mounted as those lines say, on the directory `kedge`.
     pub fn kedge_by(shell: &'a Shell, lines: &[String]) -> Result<Mounted<'a>> {
         Mounted::make(shell, "kedge", "kedge umount kedge", lines)
@@ -101,7 +145,7 @@ impl<'a> Mounted<'a> {
         lines: &[String],
     ) -> Result<Mounted<'a>> {
         // Before the first line: half-made ones are undone too.
-        let mounted = Mounted { shell, name, unmount };
+        let mounted = Mounted { shell, name, unmount, server: None };
         lines.iter().try_for_each(|line| shell.run(line).map(drop))?;
         Ok(mounted)
     }
@@ -161,6 +205,9 @@ impl Drop for Mounted<'_> {
     fn drop(&mut self) {
         if let Err(e) = self.unmount() {
             eprintln!("kedge-lab: {e:#}");
+        }
+        if let Some(server) = &mut self.server {
+            self.shell.end_server(server);
         }
         let (dir, image) = (self.path(), self.shell.dir.join(format!("{}.img", self.name)));
         // What was never made need not be removed; the rest goes with the directory of the

@@ -111,7 +111,7 @@ impl Report {
         out
     }
 
-    fn outcomes(&self) -> impl Iterator<Item = &Outcome> {
+    pub(crate) fn outcomes(&self) -> impl Iterator<Item = &Outcome> {
         self.sections.iter().flat_map(|s| &s.outcomes)
     }
 
@@ -119,7 +119,7 @@ impl Report {
         format!("KedgeFS {}, {}, median of {} alternating rounds", self.version, self.experiment, self.rounds)
     }
 
-    fn machine_line(&self) -> String {
+    pub(crate) fn machine_line(&self) -> String {
         let m = &self.machine;
         let writes: Vec<String> = m.durable_write.iter().map(|us| number(*us)).collect();
         format!(
@@ -153,7 +153,7 @@ impl Report {
     }
 
     /// What the tables do not say by themselves.
-    fn remarks(&self) -> Vec<String> {
+    pub(crate) fn remarks(&self) -> Vec<String> {
         let mut remarks: Vec<String> = self.failures.iter().map(|f| format!("FAILED: {f}")).collect();
         remarks.extend(self.failed_sides());
         remarks.extend(self.outcomes().filter_map(below));
@@ -221,7 +221,7 @@ fn noise(outcome: &Outcome) -> Option<String> {
 }
 
 impl Section {
-    fn commands(&self) -> Vec<String> {
+    pub(crate) fn commands(&self) -> Vec<String> {
         let rounds = self.outcomes.iter().flat_map(|o| &o.sides).map(|s| s.command.clone());
         self.setup.iter().cloned().chain(rounds.filter(|c| !c.is_empty())).collect()
     }

@@ -74,6 +74,28 @@ impl Shell {
         self.run_to_the_end(line, None)
     }
 
+    /// Starts a program that serves until it is told to end.
+    pub fn start(&self, program: &Path, argument: &str) -> Result<Child> {
+        let mut command = Command::new(program);
+        command.arg(argument).current_dir(&self.dir).process_group(0);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.spawn().with_context(|| format!("start {}", program.display()))
+    }
+
+    /// Its work is gone: it ends by itself, or is ended.
+    pub fn end_server(&self, server: &mut Child) {
+        let started = self.clock.monotonic();
+        while self.clock.monotonic().saturating_sub(started) < GRACE {
+            if let Ok(Some(_)) = server.try_wait() {
+                return;
+            }
+            std::thread::sleep(LOOK_AGAIN);
+        }
+        if let Err(e) = self.end(server) {
+            eprintln!("kedge-lab: a server does not end: {e:#}");
+        }
+    }
+
     fn run_to_the_end(&self, line: &str, interrupt: Option<&Interrupt>) -> Result<String> {
         let mut words = line.split(' ');
         let name = words.next().unwrap_or_default();

@@ -76,6 +76,9 @@ fn requests_that_make_no_sense() {
     place.run("bench baseline --size 16M").refused(2, &["16M", "256M"]);
     place.run("bench baseline --rounds 0").refused(2, &["0"]);
     place.run("bench baseline --json --markdown").refused(2, &["--json", "--markdown"]);
+    place.run("bench compare --peers ext5").refused(2, &["ext5", "ext4"]);
+    place.run("bench compare --dir gone").refused(1, &["gone"]);
+    place.run("bench compare --html gone/page.html").refused(1, &["gone/page.html"]);
     place.run("bench baseline --dir gone").refused(1, &["gone"]);
     assert_eq!(place.run("reproduce").code, 2, "no experiment");
     place
@@ -114,6 +117,28 @@ fn a_reproduction_in_memory() {
     let words = "reproduce fdatasync --quick --rounds 1 --only model --json --out";
     assert_eq!(place.run(&format!("{words} {}", out.display())).ok(), "");
     has_both_rules(&serde_json::from_slice(&std::fs::read(out).unwrap()).unwrap(), 2);
+    assert!(place.is_empty(), "nothing is left");
+}
+
+/// What needs no mount and no root; the rest is named.
+#[test]
+fn a_comparison_in_process() {
+    let place = Place::new();
+    let (json, html) = (place.dir.path().join("report.json"), place.dir.path().join("page.html"));
+    let words = "bench compare --quick --rounds 1 --size 256M --peers library,raw,null";
+    let text = place.run(&format!("{words} --json {} --html {}", json.display(), html.display())).ok();
+    assert!(text.contains("Left out: null") && text.contains("append 100 bytes"), "{text}");
+    let report: serde_json::Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
+    let outcomes = report["sections"][0]["outcomes"].as_array().unwrap();
+    assert_eq!(outcomes.len(), 15, "{report:#}");
+    for side in outcomes.iter().flat_map(|outcome| outcome["sides"].as_array().unwrap()) {
+        assert!(side["failed"].is_null(), "{side:#}");
+        assert!(side["samples"][0]["median"].as_f64().unwrap() > 0.0, "{side:#}");
+    }
+    let page = std::fs::read_to_string(html).unwrap();
+    assert!(page.matches("<svg").count() == outcomes.len() && !page.contains("NaN"));
+    // The page needs nothing but itself.
+    assert!(!page.contains("http") && !page.contains("<script") && !page.contains(" src="));
     assert!(place.is_empty(), "nothing is left");
 }
 

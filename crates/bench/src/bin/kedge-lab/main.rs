@@ -11,6 +11,7 @@ use anyhow::{Context, Result, ensure};
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand, ValueEnum};
 use kedge_bench::baseline::{self, Part};
+use kedge_bench::compare::{self, Peer};
 use kedge_bench::reproduce;
 use kedge_bench::{Interrupt, Settings};
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -64,6 +65,51 @@ enum Bench {
         #[arg(long, value_name = "PART")]
         only: Vec<PartWord>,
     },
+    /// Everything beside everything: KedgeFS mounted and in process, ext4, XFS, Btrfs, fuse2fs, and
+    /// what bounds them (most of it needs root; what is missing is named)
+    Compare(CompareArgs),
+}
+
+#[derive(clap::Args, Debug)]
+struct CompareArgs {
+    /// Directory for images: on a disk, not in memory (default: below the current directory)
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Size of each image (default: 4G, with --quick 1G)
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    size: Option<u64>,
+    /// Counted rounds for each contestant
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100))]
+    rounds: Option<u64>,
+    /// Few and short rounds, to show that it works
+    #[arg(long)]
+    quick: bool,
+    /// Only these contestants
+    #[arg(long, value_name = "PEER,…", value_delimiter = ',')]
+    peers: Vec<PeerWord>,
+    /// Write the report as JSON to FILE, too
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write the report as a page with charts to FILE, too
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, ValueEnum, Debug)]
+enum PeerWord {
+    /// KedgeFS, mounted
+    Kedge,
+    /// KedgeFS, in process
+    Library,
+    /// A file system that does nothing, behind the same mount
+    Null,
+    Ext4,
+    Xfs,
+    Btrfs,
+    Fuse2fs,
+    Tmpfs,
+    /// Durable writes alone
+    Raw,
 }
 
 #[derive(Clone, Copy, ValueEnum, Debug)]
@@ -156,6 +202,7 @@ fn main() -> ExitCode {
     };
     let outcome = match cli.command {
         Command::Bench(Bench::Baseline { common, only }) => bench_baseline(&common, &only),
+        Command::Bench(Bench::Compare(args)) => bench_compare(&args),
         Command::Reproduce { experiment, common, only, log, check } => {
             reproduce_one(experiment, &common, &only, log, check)
         }
@@ -180,6 +227,48 @@ fn bench_baseline(common: &Common, only: &[PartWord]) -> Result<ExitCode> {
     let all = baseline::PARTS.into_iter();
     let parts: Vec<Part> = all.filter(|part| asked.is_empty() || asked.contains(part)).collect();
     let report = baseline::run(&common.settings()?, &parts)?;
+    common.print(&report)
+}
+
+fn bench_compare(args: &CompareArgs) -> Result<ExitCode> {
+    let asked = args.peers.iter().map(|word| match word {
+        PeerWord::Kedge => Peer::Kedge,
+        PeerWord::Library => Peer::Library,
+        PeerWord::Null => Peer::Null,
+        PeerWord::Ext4 => Peer::Ext4,
+        PeerWord::Xfs => Peer::Xfs,
+        PeerWord::Btrfs => Peer::Btrfs,
+        PeerWord::Fuse2fs => Peer::Fuse2fs,
+        PeerWord::Tmpfs => Peer::Tmpfs,
+        PeerWord::Raw => Peer::Raw,
+    });
+    let asked: Vec<Peer> = asked.collect();
+    let peers = if asked.is_empty() { compare::PEERS.to_vec() } else { asked };
+    // Before the minutes that it takes: a report that cannot be kept is no report.
+    for file in args.json.iter().chain(&args.html) {
+        let opened = std::fs::File::options().append(true).create(true).open(file);
+        opened.with_context(|| format!("open {}", file.display()))?;
+    }
+    let common = Common {
+        dir: args.dir.clone(),
+        size: Some(args.size.unwrap_or(if args.quick { 1 << 30 } else { 4 << 30 })),
+        rounds: args.rounds,
+        quick: args.quick,
+        written: true,
+        json: false,
+        markdown: false,
+        out: None,
+    };
+    let report = compare::run(&common.settings()?, &peers)?;
+    let write = |file: &PathBuf, text: String| {
+        std::fs::write(file, text).with_context(|| format!("write {}", file.display()))
+    };
+    if let Some(file) = &args.json {
+        write(file, report.json().context("write the report as JSON")? + "\n")?;
+    }
+    if let Some(file) = &args.html {
+        write(file, compare::page::html(&report))?;
+    }
     common.print(&report)
 }
 

@@ -1,0 +1,274 @@
+//! What the contestants do. Each load prepares, does its work between two looks at the clock, and
+//! answers a rate.
+
+use super::root::Root;
+use crate::library::in_threads;
+use crate::parse;
+use crate::place::Place;
+use anyhow::{Context, Result, ensure};
+use kedge_base::{Clock, SystemClock};
+use std::time::Duration;
+
+const BLOCK: [u8; 4096] = [0x6b; 4096];
+const MIB: usize = 1 << 20;
+/// Files in one directory of a tree.
+const IN_DIR: u64 = 100;
+/// Blocks of a file that is overwritten.
+const OVERWRITTEN: u64 = 1024;
+
+/// One load. It begins in an empty directory.
+pub struct Load {
+    pub title: &'static str,
+    pub unit: &'static str,
+    pub threads: usize,
+    /// Items of the first round, which shows how many make a round.
+    pub pilot: u64,
+    /// Bytes of the image for each item: how many fit.
+    pub item: u64,
+    /// Each item is at least one durable write: compared with those alone.
+    pub durable: bool,
+    pub work: Work,
+}
+
+pub enum Work {
+    /// Through std::fs or the library. Answers items per second.
+    Calls(fn(&Root, usize, u64) -> Result<f64>),
+    /// A program that needs a mount: the directory's name, as commands say it, and the directory.
+    Tool { program: &'static str, run: fn(&Place, &str, &Root, u64) -> Result<f64> },
+}
+
+const fn calls(
+    title: &'static str,
+    unit: &'static str,
+    threads: usize,
+    pilot: u64,
+    work: fn(&Root, usize, u64) -> Result<f64>,
+) -> Load {
+    Load { title, unit, threads, pilot, item: 32 << 10, durable: false, work: Work::Calls(work) }
+}
+
+const fn durable(load: Load) -> Load {
+    Load { durable: true, ..load }
+}
+
+const fn large(load: Load) -> Load {
+    Load { item: 8 << 20, ..load }
+}
+
+pub static LOADS: [Load; 18] = [
+    calls("4 KiB files, 1 thread", "files/s", 1, 500, plain_files),
+    calls("4 KiB files, 4 threads", "files/s", 4, 500, plain_files),
+    calls("4 KiB files, 16 threads", "files/s", 16, 500, plain_files),
+    calls("empty files, 1 thread", "files/s", 1, 1000, empty_files),
+    durable(calls("4 KiB files, each with fsync, 1 thread", "files/s", 1, 100, synced_files)),
+    durable(calls("4 KiB files, each with fsync, 4 threads", "files/s", 4, 200, synced_files)),
+    durable(calls("4 KiB files, each with fsync, 16 threads", "files/s", 16, 400, synced_files)),
+    durable(calls("overwrite 4 KiB, fdatasync", "writes/s", 1, 100, overwrites)),
+    durable(calls("append 100 bytes, fdatasync", "writes/s", 1, 100, appends)),
+    durable(calls("replace a file safely, 16 clients", "files/s", 16, 160, replacements)),
+    calls("unpack a tree of small files", "files/s", 1, 500, unpack),
+    calls("remove that tree", "files/s", 1, 500, remove),
+    calls("walk that tree, warm", "files/s", 1, 500, walk),
+    large(calls("sequential write of 1 MiB each, fsync at the end", "MiB/s", 1, 32, sequential_write)),
+    large(calls("sequential read of 1 MiB each, warm", "MiB/s", 1, 32, sequential_read)),
+    Load {
+        title: "dbench, 16 clients",
+        unit: "MB/s",
+        threads: 16,
+        pilot: 1,
+        item: 64 << 20,
+        durable: false,
+        work: Work::Tool { program: "dbench", run: dbench },
+    },
+    Load {
+        title: "git add and commit",
+        unit: "files/s",
+        threads: 1,
+        pilot: 300,
+        item: 64 << 10,
+        durable: false,
+        work: Work::Tool { program: "git", run: git },
+    },
+    Load {
+        title: "SQLite, WAL, one transaction for each row",
+        unit: "rows/s",
+        threads: 1,
+        pilot: 100,
+        item: 32 << 10,
+        durable: true,
+        work: Work::Tool { program: "sqlite3", run: sqlite },
+    },
+];
+
+fn rate(items: u64, took: Duration) -> f64 {
+    items as f64 / took.as_secs_f64()
+}
+
+fn timed(work: impl FnOnce() -> Result<()>) -> Result<Duration> {
+    let clock = SystemClock::default();
+    let started = clock.monotonic();
+    work()?;
+    Ok(clock.monotonic().saturating_sub(started))
+}
+
+/// All threads together do `items`, each its share in a directory of its own.
+fn shared(root: &Root, threads: usize, items: u64, work: fn(&Root, u64) -> Result<()>) -> Result<f64> {
+    let each = (items / threads as u64).max(1);
+    let dirs: Vec<Root> = (0..threads).map(|i| root.make_dir(&format!("t{i}"))).collect::<Result<_>>()?;
+    let (took, _) = in_threads(threads, |i| {
+        let dir = dirs[i].clone();
+        move || work(&dir, each)
+    })?;
+    Ok(rate(each * threads as u64, took))
+}
+
+fn plain_files(root: &Root, threads: usize, items: u64) -> Result<f64> {
+    shared(root, threads, items, |dir, each| {
+        (0..each).try_for_each(|i| dir.create(&format!("f{i:07}"))?.write(&BLOCK))
+    })
+}
+
+fn empty_files(root: &Root, threads: usize, items: u64) -> Result<f64> {
+    shared(root, threads, items, |dir, each| {
+        (0..each).try_for_each(|i| dir.create(&format!("f{i:07}")).map(drop))
+    })
+}
+
+fn synced_files(root: &Root, threads: usize, items: u64) -> Result<f64> {
+    shared(root, threads, items, |dir, each| {
+        (0..each).try_for_each(|i| {
+            let mut file = dir.create(&format!("f{i:07}"))?;
+            file.write(&BLOCK)?;
+            file.sync()
+        })
+    })
+}
+
+fn overwrites(root: &Root, _: usize, items: u64) -> Result<f64> {
+    let file = root.create("f")?;
+    (0..OVERWRITTEN).try_for_each(|i| file.write_at(i * BLOCK.len() as u64, &BLOCK))?;
+    file.sync()?;
+    let took = timed(|| {
+        (0..items).try_for_each(|i| {
+            // Blocks far from one another, each of them after the others.
+            file.write_at(i * 389 % OVERWRITTEN * BLOCK.len() as u64, &BLOCK)?;
+            file.sync_data()
+        })
+    })?;
+    Ok(rate(items, took))
+}
+
+fn appends(root: &Root, _: usize, items: u64) -> Result<f64> {
+    let mut file = root.create("f")?;
+    file.sync()?;
+    let took = timed(|| {
+        (0..items).try_for_each(|_| {
+            file.write(&BLOCK[..100])?;
+            file.sync_data()
+        })
+    })?;
+    Ok(rate(items, took))
+}
+
+/// Write another one, fsync, rename, fsync of the directory.
+fn replacements(root: &Root, threads: usize, items: u64) -> Result<f64> {
+    shared(root, threads, items, |dir, each| {
+        (0..each).try_for_each(|_| {
+            let mut file = dir.create("new")?;
+            file.write(&BLOCK)?;
+            file.sync()?;
+            dir.rename("new", "f")?;
+            dir.sync()
+        })
+    })
+}
+
+/// What tar does: directories, files of 1 KiB, their modes and times.
+fn make_tree(root: &Root, items: u64) -> Result<()> {
+    let tree = root.make_dir("tree")?;
+    let mut dir = tree.clone();
+    for i in 0..items {
+        if i % IN_DIR == 0 {
+            dir = tree.make_dir(&format!("d{i:07}"))?;
+        }
+        let name = format!("f{i:07}");
+        dir.create(&name)?.write(&BLOCK[..1024])?;
+        dir.describe(&name)?;
+    }
+    Ok(())
+}
+
+fn unpack(root: &Root, _: usize, items: u64) -> Result<f64> {
+    Ok(rate(items, timed(|| make_tree(root, items))?))
+}
+
+fn remove(root: &Root, _: usize, items: u64) -> Result<f64> {
+    make_tree(root, items)?;
+    Ok(rate(items, timed(|| root.remove_all("tree"))?))
+}
+
+fn walk(root: &Root, _: usize, items: u64) -> Result<f64> {
+    make_tree(root, items)?;
+    let tree = root.below("tree")?;
+    // Whatever this brings into a cache is there for all.
+    let there = tree.walk()?;
+    let took = timed(|| {
+        ensure!(tree.walk()? == there, "the tree has changed");
+        Ok(())
+    })?;
+    Ok(rate(items, took))
+}
+
+fn sequential_write(root: &Root, _: usize, items: u64) -> Result<f64> {
+    let bytes = vec![0x6b; MIB];
+    let took = timed(|| {
+        let mut file = root.create("f")?;
+        (0..items).try_for_each(|_| file.write(&bytes))?;
+        file.sync()
+    })?;
+    Ok(rate(items, took))
+}
+
+fn sequential_read(root: &Root, _: usize, items: u64) -> Result<f64> {
+    let mut bytes = vec![0x6b; MIB];
+    let mut file = root.create("f")?;
+    (0..items).try_for_each(|_| file.write(&bytes))?;
+    file.sync()?;
+    let mut read = |i: u64| -> Result<()> {
+        let n = file.read_at(i * MIB as u64, &mut bytes)?;
+        ensure!(n == MIB, "{n} bytes were read of {MIB}");
+        Ok(())
+    };
+    (0..items).try_for_each(&mut read)?;
+    Ok(rate(items, timed(|| (0..items).try_for_each(read))?))
+}
+
+fn dbench(place: &Place, name: &str, _: &Root, seconds: u64) -> Result<f64> {
+    let seconds = seconds.clamp(2, 10);
+    let out = place.shell.run(&format!("dbench -t {seconds} -D {name} 16"))?;
+    Ok(parse::dbench(&out)?.throughput)
+}
+
+fn git(place: &Place, name: &str, root: &Root, items: u64) -> Result<f64> {
+    make_tree(root, items)?;
+    let git = format!("git -C {name}/tree -c user.name=kedge -c user.email=kedge@example.invalid");
+    let took = timed(|| {
+        place.shell.run(&format!("{git} init -q"))?;
+        place.shell.run(&format!("{git} add ."))?;
+        place.shell.run(&format!("{git} commit -q -m all"))?;
+        Ok(())
+    })?;
+    Ok(rate(items, took))
+}
+
+fn sqlite(place: &Place, name: &str, _: &Root, items: u64) -> Result<f64> {
+    let script = place.shell.dir.join("rows.sql");
+    let mut text = String::from(
+        ".bail on\nPRAGMA journal_mode=WAL;\nPRAGMA synchronous=FULL;\nCREATE TABLE t (a INTEGER PRIMARY KEY, b TEXT);\n",
+    );
+    (0..items).for_each(|i| text.push_str(&format!("INSERT INTO t VALUES ({i}, 'row number {i}');\n")));
+    std::fs::write(&script, text).with_context(|| format!("write {}", script.display()))?;
+    let took =
+        timed(|| place.shell.run(&format!("sqlite3 -batch -init rows.sql {name}/db .quit")).map(drop))?;
+    Ok(rate(items, took))
+}

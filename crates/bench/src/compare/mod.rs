@@ -1,0 +1,320 @@
+//! KedgeFS beside its peers: mounted, in process, and behind the same kernel interface a file
+//! system that does nothing; ext4, XFS and Btrfs on loop devices, fuse2fs; tmpfs as the ceiling,
+//! durable writes alone as the limit of what is made durable.
+//!
+//! All images have one size, lie in one directory, and are written full first. What cannot be
+//! measured here is named in the report. `page` shows the report as one HTML file.
+
+mod loads;
+pub mod page;
+mod root;
+
+use crate::contest::{Amount, Better, Contest, Contestant, Metric, Plan, Round};
+use crate::library::{Library, in_threads};
+use crate::mounts::{self, Mounted};
+use crate::place::{Machine, Place};
+use crate::report::{Reading, Report, Section};
+use crate::{Settings, shell};
+use anyhow::{Context, Result, bail};
+use kedge_base::{BLOCK_SIZE, IoBuf};
+use kedge_device::{Device, FileDevice, OpenOptions};
+use kedgefs::{FormatOptions, MountOptions};
+use loads::{LOADS, Load, Work};
+use root::Root;
+use std::path::PathBuf;
+
+/// A contestant.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Peer {
+    Kedge,
+    Library,
+    Null,
+    Ext4,
+    Xfs,
+    Btrfs,
+    Fuse2fs,
+    Tmpfs,
+    Raw,
+}
+
+pub const PEERS: [Peer; 9] = [
+    Peer::Kedge,
+    Peer::Library,
+    Peer::Null,
+    Peer::Ext4,
+    Peer::Xfs,
+    Peer::Btrfs,
+    Peer::Fuse2fs,
+    Peer::Tmpfs,
+    Peer::Raw,
+];
+
+impl Peer {
+    /// In reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Peer::Kedge => "KedgeFS",
+            Peer::Library => "KedgeFS in process",
+            Peer::Null => "null",
+            Peer::Ext4 => "ext4",
+            Peer::Xfs => "XFS",
+            Peer::Btrfs => "Btrfs",
+            Peer::Fuse2fs => "fuse2fs",
+            Peer::Tmpfs => "tmpfs",
+            Peer::Raw => "durable writes",
+        }
+    }
+
+    /// For people who look at a report.
+    const fn is(self) -> &'static str {
+        match self {
+            Peer::Kedge => "mounted, defaults",
+            Peer::Library => "the library, without the kernel",
+            Peer::Null => "a file system in memory behind the same mount: what the kernel's interface costs",
+            Peer::Ext4 | Peer::Xfs | Peer::Btrfs => "in the kernel, on a loop device",
+            Peer::Fuse2fs => "ext4 in a process, mounted",
+            Peer::Tmpfs => "in memory, in the kernel: the ceiling",
+            Peer::Raw => "4 KiB each, nothing else: the limit of what is made durable one by one",
+        }
+    }
+
+    /// It keeps nothing, or is no file system: there to compare with.
+    const fn is_reference(self) -> bool {
+        matches!(self, Peer::Null | Peer::Tmpfs | Peer::Raw)
+    }
+
+    /// Why it cannot be measured here.
+    fn missing(self, place: &Place, null: &std::path::Path) -> Option<String> {
+        let (tools, root): (&[&str], bool) = match self {
+            Peer::Kedge => (&["umount"], false),
+            Peer::Library | Peer::Raw => (&[], false),
+            Peer::Null => {
+                let build = "build it with `cargo build --release -p kedge-fuse --example null`";
+                return (!null.is_file()).then(|| format!("{} does not exist: {build}", null.display()));
+            }
+            Peer::Ext4 => (&["mkfs.ext4", "mount", "umount"], true),
+            Peer::Xfs => (&["mkfs.xfs", "mount", "umount"], true),
+            Peer::Btrfs => (&["mkfs.btrfs", "mount", "umount"], true),
+            Peer::Fuse2fs => (&["mkfs.ext4", "fuse2fs", "umount"], true),
+            Peer::Tmpfs => (&["mount", "umount"], true),
+        };
+        let gone: Vec<&str> = tools.iter().filter(|tool| shell::find(tool).is_none()).copied().collect();
+        match gone[..] {
+            [] if root && !place.root => Some("it takes root to mount it".into()),
+            [] => None,
+            _ => Some(format!("{} not installed", gone.join(" and "))),
+        }
+    }
+}
+
+/// Where a contestant works.
+enum Ground<'a> {
+    Mounted(Mounted<'a>),
+    Library(Library),
+    Raw(PathBuf),
+}
+
+impl Ground<'_> {
+    /// An empty directory, and nothing left to write back from before.
+    fn fresh(&self) -> Result<Root> {
+        match self {
+            Ground::Mounted(mounted) => {
+                mounted.fresh()?;
+                Ok(Root::Host(mounted.path().join("work")))
+            }
+            Ground::Library(library) => {
+                let top = Root::Image(library.fs().root());
+                top.remove_all("work")?;
+                let work = top.make_dir("work")?;
+                library.sync()?;
+                Ok(work)
+            }
+            Ground::Raw(_) => bail!("no file system"),
+        }
+    }
+}
+
+struct Compare<'a> {
+    settings: &'a Settings,
+    place: &'a Place,
+    plan: Plan<'a>,
+    /// Those that can be measured; one that could not be made fails in each contest.
+    made: Vec<(Peer, Result<Ground<'a>, String>)>,
+    setup: Vec<String>,
+    notes: Vec<String>,
+}
+
+/// Runs all loads and reports. An error means that there is nothing to report: the directory is
+/// unusable, or an interrupt.
+pub fn run(settings: &Settings, peers: &[Peer]) -> Result<Report> {
+    let place = Place::new(settings)?;
+    let rounds = settings.rounds.unwrap_or(if settings.quick { 2 } else { 5 });
+    let mut machine = Machine::look(&place)?;
+    let plan = Plan { rounds, interrupt: &settings.interrupt, progress: settings.progress };
+    let (made, setup, notes) = (Vec::new(), Vec::new(), Vec::new());
+    let mut compare = Compare { settings, place: &place, plan, made, setup, notes };
+    compare.notes.push("The images were written full before they were used.".into());
+    for peer in PEERS.into_iter().filter(|peer| peers.contains(peer)) {
+        compare.make(peer)?;
+    }
+    let mut outcomes = Vec::new();
+    for load in &LOADS {
+        outcomes.extend(compare.hold(load)?);
+    }
+    machine.durable_write.push(place.durable_write()?);
+    let (mut failures, Compare { made, setup, mut notes, .. }) = (Vec::new(), compare);
+    for (peer, ground) in made {
+        let ended = match ground {
+            Ok(Ground::Mounted(mounted)) => mounted.end(),
+            Ok(Ground::Library(library)) => library.close(),
+            Ok(Ground::Raw(_)) | Err(_) => Ok(()),
+        };
+        failures.extend(ended.err().map(|e| format!("{}: {e:#}", peer.name())));
+    }
+    if place.in_memory() {
+        notes.push(format!("The images are on {}, in memory: fsync costs nothing there.", place.host));
+    }
+    let sections =
+        vec![Section { title: "KedgeFS beside its peers", setup, outcomes, reading: Reading::Ratio }];
+    let version = env!("CARGO_PKG_VERSION");
+    Ok(Report { experiment: "compare", version, machine, rounds, sections, bars: vec![], notes, failures })
+}
+
+impl Compare<'_> {
+    fn note(&mut self, note: String) {
+        (self.settings.progress)(&note);
+        self.notes.push(note);
+    }
+
+    fn make(&mut self, peer: Peer) -> Result<()> {
+        // `cargo build` puts it there, beside the programs.
+        let null = self.settings.kedge.with_file_name("examples").join("null");
+        if let Some(why) = peer.missing(self.place, &null) {
+            self.note(format!("Left out: {} ({why}).", peer.name()));
+            return Ok(());
+        }
+        let (shell, size) = (&self.place.shell, self.settings.size);
+        (self.settings.progress)(&format!("making {}", peer.name()));
+        let file = |name: &str| mounts::make_file(name, size, true);
+        let (lines, ground) = match peer {
+            Peer::Kedge => {
+                (mounts::kedge_lines(size, true), Mounted::kedge(shell, size, true).map(Ground::Mounted))
+            }
+            Peer::Ext4 => {
+                (mounts::ext4_lines(size, true), Mounted::ext4(shell, size, true).map(Ground::Mounted))
+            }
+            Peer::Xfs => {
+                (mounts::xfs_lines(size, true), Mounted::xfs(shell, size, true).map(Ground::Mounted))
+            }
+            Peer::Btrfs => {
+                (mounts::btrfs_lines(size, true), Mounted::btrfs(shell, size, true).map(Ground::Mounted))
+            }
+            Peer::Fuse2fs => {
+                (mounts::fuse2fs_lines(size), Mounted::fuse2fs(shell, size).map(Ground::Mounted))
+            }
+            Peer::Tmpfs => (mounts::tmpfs_lines(), Mounted::tmpfs(shell).map(Ground::Mounted)),
+            Peer::Null => (mounts::null_lines(), Mounted::null(shell, &null).map(Ground::Mounted)),
+            Peer::Library => {
+                let made = shell.run(&file("library")).and_then(|_| {
+                    let device = FileDevice::open(shell.dir.join("library.img"), OpenOptions::default())?;
+                    Library::on(device, &FormatOptions::default(), MountOptions::default())
+                });
+                let how = "# FileDevice::open(\"library.img\"), FileSystem::format, FileSystem::open, all with defaults";
+                (vec![file("library"), how.into()], made.map(Ground::Library))
+            }
+            Peer::Raw => {
+                let made = shell.run(&file("raw")).map(|_| Ground::Raw(shell.dir.join("raw.img")));
+                (vec![file("raw"), "# FileDevice::open(\"raw.img\"), Device::write with FUA".into()], made)
+            }
+        };
+        self.settings.interrupt.check()?;
+        self.setup.extend(lines);
+        self.made.push((peer, ground.map_err(|e| format!("{e:#}"))));
+        Ok(())
+    }
+
+    /// `None`: the program for it is missing, which is noted, or no file system here can do it.
+    fn hold(&mut self, load: &Load) -> Result<Option<crate::contest::Outcome>> {
+        if !self.made.iter().any(|(peer, _)| *peer != Peer::Raw && fits(*peer, load)) {
+            return Ok(None);
+        }
+        if let Work::Tool { program, .. } = &load.work
+            && shell::find(program).is_none()
+        {
+            self.note(format!("Left out: {} ({program} is not installed).", load.title));
+            return Ok(None);
+        }
+        let seconds = if self.settings.quick { 0.3 } else { 2.0 };
+        let max = (self.settings.size / load.item).max(1);
+        let amount = match &load.work {
+            // Not a number of items, but of seconds.
+            Work::Tool { program: "dbench", .. } => {
+                Amount::Warmed { pilot: 2, amount: if self.settings.quick { 2 } else { 10 } }
+            }
+            _ => Amount::Scaled { pilot: load.pilot.min(max), max, seconds },
+        };
+        let contestants = self.made.iter().filter(|(peer, _)| fits(*peer, load));
+        let contestants = contestants.map(|(peer, ground)| {
+            let place = self.place;
+            Contestant::new(peer.name(), move |items| match ground {
+                Ok(ground) => round(place, load, ground, items),
+                Err(e) => bail!("{e}"),
+            })
+        });
+        let metric = Metric::new("", load.unit, Better::Higher);
+        self.plan
+            .hold(Contest {
+                title: load.title.into(),
+                metrics: vec![metric],
+                amount,
+                goal: None,
+                contestants: contestants.collect(),
+            })
+            .map(Some)
+    }
+}
+
+/// Whether the contestant can do it.
+fn fits(peer: Peer, load: &Load) -> bool {
+    match peer {
+        Peer::Raw => load.durable,
+        Peer::Library => matches!(load.work, Work::Calls(_)),
+        _ => true,
+    }
+}
+
+fn round(place: &Place, load: &Load, ground: &Ground<'_>, items: u64) -> Result<Round> {
+    let command = format!("# {}: {items} {}", load.title, load.unit.trim_end_matches("/s"));
+    let value = match (ground, &load.work) {
+        (Ground::Raw(path), _) => durable_writes(path, load.threads, items)?,
+        (ground, Work::Calls(work)) => work(&ground.fresh()?, load.threads, items)?,
+        (Ground::Mounted(mounted), Work::Tool { run, .. }) => {
+            let work = ground.fresh()?;
+            run(place, &format!("{}/work", mounted.name()), &work, items)?
+        }
+        (Ground::Library(_), Work::Tool { .. }) => bail!("a program needs a mount"),
+    };
+    Ok(Round { values: vec![value], command })
+}
+
+/// As many threads as the load has write blocks of 4 KiB of their own, each durable by itself.
+fn durable_writes(path: &std::path::Path, threads: usize, items: u64) -> Result<f64> {
+    let device = FileDevice::open(path, OpenOptions::default())?;
+    let each = (items / threads as u64).max(1);
+    let blocks = device.geometry().size / BLOCK_SIZE as u64 / threads as u64;
+    let (took, _) = in_threads(threads, |thread| {
+        let device = device.clone();
+        move || {
+            let block = IoBuf::zeroed(1);
+            (0..each).try_for_each(|i| {
+                let at = (thread as u64 * blocks + i % blocks) * BLOCK_SIZE as u64;
+                device.write(at, &block, true).context("write to the raw image")
+            })
+        }
+    })?;
+    Ok((each * threads as u64) as f64 / took.as_secs_f64())
+}
+
+#[cfg(test)]
+#[path = "compare_tests.rs"]
+mod tests;
