@@ -72,7 +72,7 @@ pub fn mkdir(args: MkdirArgs) -> Result<ExitCode> {
 }
 
 /// Who runs the command.
-fn me() -> Owner {
+pub fn me() -> Owner {
     Owner { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() }
 }
 

@@ -8,7 +8,7 @@
 use crate::inside::{Inside, entries, inside};
 use crate::{Usage, engine, import};
 use anyhow::{Context, Result, bail};
-use kedgefs::{Attr, FileKind, FileSystem, Ino, SeekKind};
+use kedgefs::{Attr, FileKind, FileSystem, Ino};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Write};
@@ -152,7 +152,7 @@ impl Archiver<'_> {
 
     fn regular(&mut self, mut header: Header, mut records: Records, path: &[u8], attr: &Attr) -> Result<()> {
         header.set_entry_type(EntryType::Regular);
-        let mut ranges = self.ranges(attr)?;
+        let mut ranges = import::image::ranges(self.fs, attr)?;
         let data: u64 = ranges.iter().map(|(_, len)| len).sum();
         let mut map = Vec::new();
         if data < attr.size {
@@ -177,26 +177,6 @@ impl Archiver<'_> {
             self.copy(attr.ino, start, len)?;
         }
         self.pad(size)
-    }
-
-    /// Where the file has data, in order.
-    fn ranges(&self, attr: &Attr) -> Result<Vec<(u64, u64)>> {
-        let mut ranges = Vec::new();
-        let mut at = 0;
-        while at < attr.size {
-            let start = match self.fs.seek(attr.ino, at, SeekKind::Data) {
-                Ok(start) => start,
-                Err(kedgefs::Error::NoSuchOffset) => break,
-                Err(e) => return Err(e.into()),
-            };
-            let end = self.fs.seek(attr.ino, start, SeekKind::Hole)?.min(attr.size);
-            if end <= start {
-                break;
-            }
-            ranges.push((start, end - start));
-            at = end;
-        }
-        Ok(ranges)
     }
 
     fn copy(&mut self, ino: Ino, start: u64, len: u64) -> Result<()> {

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `sink` | makes files in the image with owners, modes, times and attributes; knows no source |
 //! | `tree` | reads a directory |
+//! | `image` | reads an image |
 //! | `archive` | reads a tar stream as records, believing nothing in it |
 //! | `tar` | makes the entries of an archive in the image |
 //!
@@ -14,7 +15,8 @@
 //! full and before the flusher would wake, and writes checkpoints before the background would.
 
 mod archive;
-mod sink;
+pub mod image;
+pub mod sink;
 mod tar;
 mod tree;
 
@@ -189,6 +191,16 @@ pub fn fill(source: &Source, image: &Path, date: Option<Timespec>) -> Result<()>
     // Closed in any case; the first error is the cause.
     let closed = fs.close().with_context(|| format!("close {}", image.display()));
     finished.and(closed)
+}
+
+/// Copies what is below a directory of this machine, and its attributes, to where the sink begins.
+pub fn fill_from_dir(dir: &Path, sink: &mut Sink<'_>) -> Result<()> {
+    tree::fill(dir, sink)
+}
+
+/// Copies a file of this machine that is no directory.
+pub fn add_host_file(path: &Path, at: sink::At<'_>, sink: &mut Sink<'_>) -> Result<()> {
+    tree::add(path, at, sink)
 }
 
 /// Puts the entries of an archive into a directory.

@@ -102,6 +102,15 @@ impl Inside {
         format!("{}:{}", self.image.display(), String::from_utf8_lossy(&self.path))
     }
 
+    pub fn path(&self) -> &[u8] {
+        &self.path
+    }
+
+    /// Whether it is to be a directory.
+    pub fn ends_with_slash(&self) -> bool {
+        self.path.ends_with(b"/")
+    }
+
     /// The names on the way.
     pub fn names(&self) -> Result<Vec<&[u8]>> {
         let parts = self.path.split(|b| *b == b'/');
@@ -126,7 +135,7 @@ impl Inside {
 
     pub fn find(&self, fs: &FileSystem) -> Result<Attr> {
         let here = self.walk(fs, &self.names()?)?;
-        if self.path.ends_with(b"/") && here.kind != FileKind::Directory {
+        if self.ends_with_slash() && here.kind != FileKind::Directory {
             bail!("{}: not a directory", self.show());
         }
         Ok(here)

@@ -11,6 +11,7 @@
 #![deny(unsafe_code)]
 
 mod change;
+mod copy;
 mod crash;
 mod daemon;
 mod dump;
@@ -96,6 +97,8 @@ enum Command {
     Mkdir(change::MkdirArgs),
     /// Remove a file or a directory from an image that is not mounted
     Rm(change::RmArgs),
+    /// Copy files between this machine and images that are not mounted
+    Cp(copy::Args),
     /// A tar archive from or into a directory of an image that is not mounted
     Tar(export::Args),
     /// Install this program, its helpers for mount(8), man pages, completions and units
@@ -164,6 +167,7 @@ fn main() -> ExitCode {
         Command::Find(args) => inside::find(args),
         Command::Mkdir(args) => change::mkdir(args),
         Command::Rm(args) => change::rm(args),
+        Command::Cp(args) => copy::run(args),
         Command::Tar(args) => export::run(args),
         Command::InstallHelpers(args) => install::run(args),
         Command::Bench { .. } => Err(Usage(BENCH_MOVED.into()).into()),

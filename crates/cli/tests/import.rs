@@ -416,3 +416,91 @@ fn auto_is_large_enough_for_many_small_files() {
     assert_eq!(judged.code, 0, "{}{}", judged.out, judged.err);
     assert_eq!(place.info("new.kedge")["inodes"], 20 * 251 + 1);
 }
+
+/// rsync finds no difference between the source and a directory.
+#[track_caller]
+fn assert_like_source(place: &Place, dir: &str) {
+    let mut command = place.command("rsync");
+    command.args(["-aHX", "--numeric-ids", "--dry-run", "--checksum", "--itemize-changes", "--delete"]);
+    command.args(["source/", &format!("{dir}/")]);
+    assert_eq!(tool(command, "rsync", LIMIT), "", "{dir} is another");
+    let blocks = |name: &str| fs::metadata(place.path(name)).unwrap().blocks();
+    assert!(blocks(&format!("{dir}/hole")) <= blocks("source/hole").max(64), "{dir} has the holes");
+}
+
+#[test]
+fn copies_are_what_they_are_copies_of() {
+    let place = Place::new();
+    make_source(&place);
+    for image in ["a.kedge", "b.kedge"] {
+        place.run(&format!("mkfs --size 64M {image}")).ok();
+    }
+    // In, from one image to another, within one, and out again.
+    place.run("cp -r source a.kedge:/in").ok();
+    place.run("cp -r a.kedge:/in b.kedge:/").ok();
+    place.run("mkdir b.kedge:/deeper").ok();
+    place.run("cp -r b.kedge:/in b.kedge:/deeper/").ok();
+    place.run("cp -r b.kedge:/deeper/in out").ok();
+    assert_like_source(&place, "out");
+    for image in ["a.kedge", "b.kedge"] {
+        let judged = place.run(&format!("fsck -f {image}"));
+        assert_eq!(judged.code, 0, "{}{}", judged.out, judged.err);
+        assert_eq!(place.info(image)["clean"], true, "closed, and so durable");
+    }
+    // Again, over what is there.
+    place.run("cp -r source/. a.kedge:/in").ok();
+    place.run("cp -r a.kedge:/in/ out/").ok();
+    assert_like_source(&place, "out/in");
+    // Single files, under their own names and others; a link itself.
+    place.run("cp source/small source/absolute a.kedge:/").ok();
+    assert_eq!(place.run("cat a.kedge:/small").ok(), "a few bytes");
+    assert!(place.run("ls -l a.kedge:/absolute").ok().contains("-> /etc/passwd"));
+    place.run("cp a.kedge:/small renamed").ok();
+    place.run("cp a.kedge:/absolute renamed-link").ok();
+    assert_eq!(fs::read_to_string(place.path("renamed")).unwrap(), "a few bytes");
+    assert_eq!(fs::read_link(place.path("renamed-link")).unwrap(), Path::new("/etc/passwd"));
+    let mtime = |path: &str| fs::metadata(place.path(path)).map(|m| (m.mtime(), m.mtime_nsec())).unwrap();
+    assert_eq!(mtime("renamed"), mtime("source/small"), "to the nanosecond");
+}
+
+#[test]
+fn what_cannot_be_copied_is_named() {
+    let place = Place::new();
+    place.run("mkfs --size 16M a.kedge").ok();
+    fs::create_dir_all(place.path("dir/sub")).unwrap();
+    fs::write(place.path("file"), "text").unwrap();
+    place.run("cp file other").refused(2, &["cp(1)", "file", "other"]);
+    place.run("cp file").refused(2, &["2 values"]);
+    place.run("cp gone a.kedge:/").refused(1, &["gone"]);
+    place.run("cp a.kedge:/gone .").refused(1, &["a.kedge:/gone", "no such file"]);
+    place.run("cp dir a.kedge:/").refused(1, &["dir", "-r"]);
+    place.run("cp file a.kedge:/x/y").refused(1, &["a.kedge:/x/y", "no such file"]);
+    place.run("cp file dir a.kedge:/x").refused(1, &["a.kedge:/x"]);
+    place.run("cp file a.kedge:/../x").refused(2, &["'..'"]);
+    place.run("cp -r dir a.kedge:/").ok();
+    place.run("cp a.kedge:/dir back").refused(1, &["is a directory", "-r"]);
+    place.run("cp file a.kedge:/").ok();
+    place.run("cp file a.kedge:/file/").refused(1, &["no directory"]);
+    place.run("cp -r dir a.kedge:/file").refused(1, &["no directory"]);
+    place.run("cp a.kedge:/file a.kedge:/file").refused(1, &["same file"]);
+    place.run("cp -r a.kedge:/dir a.kedge:/dir/sub").refused(1, &["lies in it"]);
+    // What is full leaves whole files alone, and says so.
+    fs::write(place.path("large"), vec![7; 20 << 20]).unwrap();
+    place.run("cp large a.kedge:/").refused(1, &["large", "full"]);
+    assert_eq!(place.run("ls a.kedge:/").ok(), "dir\nfile\n");
+    assert_eq!(place.run("fsck -f a.kedge").code, 0);
+    // A link in the target is no way out of it.
+    place.run("cp -r a.kedge:/dir back").ok();
+    fs::remove_dir(place.path("back/sub")).unwrap();
+    symlink(place.path("dir"), place.path("back/sub")).unwrap();
+    place.run("mkdir a.kedge:/dir/sub/inner").ok();
+    place.run("cp -r a.kedge:/dir/. back").refused(1, &["sub"]);
+    assert!(!place.path("dir/inner").exists(), "followed a link");
+    if no_fuse() {
+        return;
+    }
+    place.run("mount a.kedge mnt").ok();
+    place.run("cp file a.kedge:/again").refused(1, &["mounted on"]);
+    place.run("cp a.kedge:/file again").refused(1, &["mounted on"]);
+    place.unmount();
+}

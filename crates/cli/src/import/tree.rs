@@ -215,6 +215,17 @@ pub fn fill(dir: &Path, sink: &mut Sink<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Copies one file that is no directory.
+pub fn add(path: &Path, at: At<'_>, sink: &mut Sink<'_>) -> Result<()> {
+    let above = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let name = path.file_name().with_context(|| format!("{}: ends without a name", path.display()))?;
+    let place = Tree::open(above)?.place(name.as_bytes().to_vec())?;
+    if place.kind() == FileType::Directory {
+        bail!("{}: changed while it was read", path.display());
+    }
+    enter(&place, at, &mut HashMap::new(), sink)
+}
+
 fn push_entries(place: Place, ino: Ino, steps: &mut Vec<Step>) -> Result<()> {
     let below: Vec<Vec<u8>> = place.names()?.iter().map(|name| place.below(name)).collect();
     steps.push(Step::Leave(place.path, place.stat));

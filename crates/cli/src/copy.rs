@@ -1,0 +1,257 @@
+//! `kedge cp`: files and directories between this machine and images that are not mounted, through
+//! the library, without FUSE and without privilege.
+//!
+//! A copy has what the original has: modes, owners, times, extended attributes, holes, and hard
+//! links within a directory that is copied. On this machine owners are for root, as with tar(1). A
+//! file that cannot be copied as a whole is absent. All that was copied is durable when the command
+//! succeeds.
+
+mod host;
+
+use crate::inside::{Inside, parse_inside};
+use crate::{Usage, engine, import};
+use anyhow::{Context, Result, bail};
+use host::Target;
+use import::sink::{At, Sink};
+use kedgefs::{Attr, FileKind, FileSystem, Ino};
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::io::IsTerminal;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// One side of a copy.
+#[derive(Clone, Debug)]
+enum Spot {
+    Host(PathBuf),
+    Inside(Inside),
+}
+
+fn spot() -> impl clap::builder::TypedValueParser<Value = Spot> {
+    use clap::builder::TypedValueParser;
+    clap::builder::OsStringValueParser::new().map(|text: OsString| match parse_inside(text.clone()) {
+        Ok(inside) => Spot::Inside(inside),
+        Err(_) => Spot::Host(text.into()),
+    })
+}
+
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// Copy directories with all they hold
+    #[arg(short, long)]
+    recursive: bool,
+    /// What is copied, and where to: PATH on this machine or IMAGE:/PATH. Several go into a
+    /// directory
+    #[arg(value_name = "PATH|IMAGE:/PATH", value_parser = spot(), required = true, num_args = 2..)]
+    places: Vec<Spot>,
+}
+
+impl Spot {
+    fn show(&self) -> String {
+        match self {
+            Spot::Host(path) => path.display().to_string(),
+            Spot::Inside(inside) => inside.show(),
+        }
+    }
+
+    /// The last name of what is copied. `/`, and what ends with `.` or `..`, has none: what it
+    /// holds goes to the target itself.
+    fn name(&self) -> Option<Vec<u8>> {
+        let ends_with_dot = |path: &[u8]| path == b"." || path.ends_with(b"/.");
+        match self {
+            Spot::Host(path) if ends_with_dot(path.as_os_str().as_bytes()) => None,
+            Spot::Host(path) => path.file_name().map(|name| name.as_bytes().to_vec()),
+            Spot::Inside(inside) if ends_with_dot(inside.path()) => None,
+            Spot::Inside(inside) => inside.names().ok()?.last().map(|name| name.to_vec()),
+        }
+    }
+}
+
+pub fn run(args: Args) -> Result<ExitCode> {
+    let mut sources = args.places;
+    let to = sources.pop().expect("clap wants two");
+    if let Some(Spot::Host(path)) =
+        sources.iter().find(|from| matches!((from, &to), (Spot::Host(_), Spot::Host(_))))
+    {
+        let what = format!("{}: neither this nor {} is IMAGE:/PATH: use cp(1)", path.display(), to.show());
+        return Err(Usage(what).into());
+    }
+    for place in sources.iter().chain([&to]) {
+        if let Spot::Inside(inside) = place {
+            inside.names()?;
+            inside.refuse_mounted()?;
+        }
+    }
+    match &to {
+        Spot::Host(path) => {
+            let mut target = Target::new(path, sources.len() > 1)?;
+            for from in &sources {
+                to_host(from, &mut target, args.recursive)?;
+            }
+            target.finish()?;
+        }
+        Spot::Inside(inside) => into_image(&sources, inside, args.recursive)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn refuse_directory(recursive: bool) -> Result<()> {
+    if !recursive {
+        bail!("is a directory; -r copies it with all it holds");
+    }
+    Ok(())
+}
+
+fn to_host(from: &Spot, target: &mut Target, recursive: bool) -> Result<()> {
+    let Spot::Inside(inside) = from else { bail!("{}: not in an image", from.show()) };
+    let fs = inside.open()?;
+    let attr = inside.find(&fs)?;
+    let copied = match attr.kind {
+        FileKind::Directory => refuse_directory(recursive),
+        _ => Ok(()),
+    };
+    copied.and_then(|()| target.copy(&fs, &attr, from.name())).with_context(|| from.show())
+}
+
+/// Opens the image once, and once more for each other image that is copied from.
+fn into_image(sources: &[Spot], to: &Inside, recursive: bool) -> Result<()> {
+    let fs = engine::open_to_change(to.image())?;
+    let several = sources.len() > 1;
+    let copied = sources.iter().try_for_each(|from| copy_in(from, &fs, to, several, recursive));
+    // Closed in any case; the first error is the cause.
+    let closed = fs.close().with_context(|| format!("close {}", to.image().display()));
+    copied.and(closed)
+}
+
+/// Where a copy goes: a directory of the image, and the name there; no name: the directory itself.
+struct Goal {
+    dir: Ino,
+    name: Option<Vec<u8>>,
+}
+
+/// A directory that is there takes the copy under its own name; else the last name of the path is
+/// the copy's.
+fn goal(fs: &FileSystem, to: &Inside, from: &Spot, several: bool) -> Result<Goal> {
+    let mut names = to.names()?;
+    match to.walk(fs, &names) {
+        Ok(attr) if attr.kind == FileKind::Directory => return Ok(Goal { dir: attr.ino, name: from.name() }),
+        Ok(_) if several || to.ends_with_slash() => bail!("{}: is no directory", to.show()),
+        Ok(_) => {}
+        Err(e) if several || to.ends_with_slash() || !is_missing(&e) => return Err(e),
+        Err(_) => {}
+    }
+    let name = names.pop().map(<[u8]>::to_vec);
+    let above = to.walk(fs, &names)?;
+    if above.kind != FileKind::Directory {
+        bail!("{}: leads through something that is no directory", to.show());
+    }
+    Ok(Goal { dir: above.ino, name })
+}
+
+fn is_missing(e: &anyhow::Error) -> bool {
+    matches!(e.downcast_ref::<kedgefs::Error>(), Some(kedgefs::Error::NotFound))
+}
+
+fn copy_in(from: &Spot, fs: &FileSystem, to: &Inside, several: bool, recursive: bool) -> Result<()> {
+    let goal = goal(fs, to, from, several)?;
+    let mut sink = Sink::new(fs, goal.dir, None, std::io::stderr().is_terminal());
+    let copied = match from {
+        Spot::Host(path) => from_host(path, &goal, recursive, fs, &mut sink).with_context(|| from.show()),
+        Spot::Inside(inside) => from_image(inside, &goal, recursive, fs, to, &mut sink),
+    };
+    // Also behind an error: directories that are there get the times that they were told.
+    let finished = sink.finish();
+    copied.and(finished)
+}
+
+/// The directory that a directory is copied to, made if need be.
+fn make_top(goal: &Goal, fs: &FileSystem) -> Result<Ino> {
+    let Some(name) = &goal.name else { return Ok(goal.dir) };
+    match fs.lookup(goal.dir, name) {
+        Ok(attr) if import::is_dir(&attr) => Ok(attr.ino),
+        Ok(_) => bail!("{}: is there already, and no directory", String::from_utf8_lossy(name)),
+        Err(kedgefs::Error::NotFound) => Ok(fs.mkdir(goal.dir, name, 0o700, crate::change::me())?.ino),
+        Err(e) => Err(e.into()),
+    }
+}
+
+fn from_host(path: &Path, goal: &Goal, recursive: bool, fs: &FileSystem, sink: &mut Sink<'_>) -> Result<()> {
+    // A link at the end is copied itself, as all links are; with a slash behind it, its target.
+    let meta = std::fs::symlink_metadata(path)?;
+    if meta.is_dir() {
+        refuse_directory(recursive)?;
+        sink.top = make_top(goal, fs)?;
+        return import::fill_from_dir(path, sink);
+    }
+    let name = goal.name.as_deref().context("it has no name")?;
+    import::add_host_file(path, At { dir: goal.dir, name, path: path.as_os_str().as_bytes() }, sink)
+}
+
+fn from_image(
+    from: &Inside,
+    goal: &Goal,
+    recursive: bool,
+    fs: &FileSystem,
+    to: &Inside,
+    sink: &mut Sink<'_>,
+) -> Result<()> {
+    let same = from.image().canonicalize()? == to.image().canonicalize()?;
+    let opened = match same {
+        true => fs.clone(),
+        false => engine::open_to_read(from.image())?,
+    };
+    let attr = from.find(&opened)?;
+    let copied = match attr.kind {
+        FileKind::Directory if !recursive => refuse_directory(recursive),
+        FileKind::Directory => directory(&opened, &attr, goal, (fs, same), to, sink),
+        _ => file(&opened, &attr, goal, (fs, same), to, sink),
+    };
+    copied.with_context(|| from.show())
+}
+
+/// `same`: the target lies in the image that is copied from.
+fn file(
+    from: &FileSystem,
+    attr: &Attr,
+    goal: &Goal,
+    (fs, same): (&FileSystem, bool),
+    to: &Inside,
+    sink: &mut Sink<'_>,
+) -> Result<()> {
+    let name = goal.name.as_deref().context("it has no name")?;
+    if same && fs.lookup(goal.dir, name).is_ok_and(|there| there.ino == attr.ino) {
+        bail!("this and {} are the same file", to.show());
+    }
+    let at = At { dir: goal.dir, name, path: name };
+    import::image::copy(from, attr, at, &mut HashMap::new(), sink)
+}
+
+fn directory(
+    from: &FileSystem,
+    attr: &Attr,
+    goal: &Goal,
+    (fs, same): (&FileSystem, bool),
+    to: &Inside,
+    sink: &mut Sink<'_>,
+) -> Result<()> {
+    if same && is_below(fs, goal.dir, attr)? {
+        bail!("{} lies in it", to.show());
+    }
+    sink.top = make_top(goal, fs)?;
+    if same && sink.top == attr.ino {
+        bail!("this and {} are the same directory", to.show());
+    }
+    import::image::fill(from, attr, sink)
+}
+
+/// Whether a directory is `top` or lies below it.
+fn is_below(fs: &FileSystem, mut dir: Ino, top: &Attr) -> Result<bool> {
+    while dir != top.ino {
+        if dir == Ino::ROOT {
+            return Ok(false);
+        }
+        dir = fs.lookup(dir, b"..")?.ino;
+    }
+    Ok(true)
+}
