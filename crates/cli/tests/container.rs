@@ -108,6 +108,24 @@ fn roots_of_user_namespaces_mount() {
 }
 
 #[test]
+fn bubblewrap_gives_enough_to_mount() {
+    if no_fuse() || not_root() {
+        return;
+    }
+    const SANDBOX: &str =
+        "bwrap --unshare-user --uid 0 --gid 0 --cap-add ALL --bind / / --dev-bind /dev /dev";
+    let script = format!("O=; $K mount --create 64M disk.kedge mnt > said\n{TOUR}");
+    for user in ["", "setpriv --reuid 65534 --regid 65534 --clear-groups "] {
+        let place = Place::new();
+        let words = format!("{user}{SANDBOX}");
+        let (program, args) = words.split_once(' ').unwrap();
+        let (said, errors) = shell(&place, program, args, &script);
+        assert_eq!(said.lines().collect::<Vec<_>>(), ["fuse.kedgefs", "1", "kept"]);
+        assert!(errors.contains("kedge: warning: "), "{errors}");
+    }
+}
+
+#[test]
 fn an_ordinary_user_mounts_through_the_helper() {
     if no_fuse() || not_root() {
         return;

@@ -212,7 +212,11 @@ fn tests(steps: &mut Steps, long: bool) {
         Ok(log) => log,
         Err(e) => return steps.run("the file of the skips", || Err(e)),
     };
-    let mut env = vec![(tally::LOG, log.as_os_str())];
+    let path = match tools::path() {
+        Ok(path) => path,
+        Err(e) => return steps.run("the programs for the tests", || Err(e)),
+    };
+    let mut env = vec![(tally::LOG, log.as_os_str()), ("PATH", path.as_os_str())];
     if long {
         env.push(("KEDGE_LONG", OsStr::new("1")));
     }

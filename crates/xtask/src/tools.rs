@@ -2,9 +2,10 @@
 
 use crate::tally::Tally;
 use anyhow::{Context, Result, bail};
-use std::ffi::OsStr;
+use cargo_metadata::MetadataCommand;
+use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// Debian packages, and what needs them: fuse3 for mounts without privilege, e2fsprogs for foreign
@@ -24,11 +25,17 @@ const PACKAGES: &[&str] = &[
     "nbdkit",
     "qemu-utils",
     "rsync",
+    "acl",
+    "bubblewrap",
+    "stress-ng",
     "man-db",
     "zsh",
     "fish",
     "systemd",
 ];
+
+/// A program of crates.io that a mount test runs, in the version whose results the test knows.
+const PJDFSTEST: &[&str] = &["pjdfstest", "--version", "0.2.2", "--locked"];
 
 fn cargo_command(args: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
@@ -143,6 +150,32 @@ pub fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
+/// Where [`install`] puts programs that are built here; the tests find them on their PATH.
+pub fn programs() -> Result<PathBuf> {
+    let metadata = MetadataCommand::new().no_deps().exec()?;
+    Ok(metadata.target_directory.as_std_path().join("programs"))
+}
+
+/// The PATH for tests.
+pub fn path() -> Result<OsString> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    Ok(std::env::join_paths([programs()?.join("bin")].into_iter().chain(std::env::split_paths(&path)))?)
+}
+
+/// Builds pjdfstest if it is not there. Without it, its tests are skipped and say so.
+fn install_pjdfstest() -> Result<()> {
+    let programs = programs()?;
+    if programs.join("bin/pjdfstest").exists() {
+        return Ok(());
+    }
+    let root = programs.to_str().context("the path of the workspace is not text")?;
+    // Its own target directory, which goes: nothing is shared with the workspace.
+    if let Err(e) = cargo(&[&["install", "--debug", "--root", root], PJDFSTEST].concat()) {
+        println!("could not build pjdfstest ({e:#}); going on without");
+    }
+    Ok(())
+}
+
 /// Installs what is missing if that is possible; otherwise prints what to run. A missing program
 /// does not fail the run here: the test that needs it fails, and names it.
 pub fn install() -> Result<()> {
@@ -150,6 +183,7 @@ pub fn install() -> Result<()> {
         println!("KEDGE_NO_FUSE=1: tests that mount are left out, their tools are not needed");
         return Ok(());
     }
+    install_pjdfstest()?;
     let missing: Vec<&str> = PACKAGES.iter().copied().filter(|p| !is_installed(p)).collect();
     if missing.is_empty() {
         println!("all there: {}", PACKAGES.join(" "));
@@ -184,6 +218,8 @@ fn is_installed(package: &str) -> bool {
         "e2fsprogs" => "mke2fs",
         "man-db" => "man",
         "systemd" => "systemd-analyze",
+        "acl" => "setfacl",
+        "bubblewrap" => "bwrap",
         "qemu-utils" => "qemu-nbd",
         same => same,
     };
