@@ -134,6 +134,14 @@ pub enum RenameMode {
     NoReplace,
     /// Swap the two names, which must both exist.
     Exchange,
+    /// Leave a whiteout under the old name: a character device of number 0, which hides the name in
+    /// the lower layers of an overlay.
+    Whiteout {
+        /// Who owns the whiteout.
+        owner: Owner,
+        /// Replace the target if it exists; otherwise refuse.
+        replace: bool,
+    },
 }
 
 /// Flags of setxattr(2).

@@ -116,7 +116,7 @@ impl<O: Ops> Server<O> {
             op::UNLINK => reply.finish(self.unlink(node, args)),
             op::RMDIR => reply.finish(self.rmdir(node, args)),
             op::RENAME => reply.finish(self.rename(node, args)),
-            op::RENAME2 => reply.finish(self.rename2(node, args)),
+            op::RENAME2 => reply.finish(self.rename2(request, args)),
             op::OPEN => reply.finish(self.open(node, args)),
             op::OPENDIR => reply.finish(self.opendir()),
             op::RELEASE | op::RELEASEDIR => reply.finish(Ok::<_, Errno>(())),
@@ -378,14 +378,20 @@ impl<O: Ops> Server<O> {
         Ok(self.ops.rename(dir, name, Ino(asked.newdir), new_name, RenameMode::Replace)?)
     }
 
-    fn rename2(&self, dir: Ino, args: &mut Args<'_>) -> Answer<()> {
+    fn rename2(&self, request: &Request<'_>, args: &mut Args<'_>) -> Answer<()> {
         const NOREPLACE: u32 = 1;
         const EXCHANGE: u32 = 2;
+        const WHITEOUT: u32 = 4;
+        let dir = Ino(request.header.nodeid);
         let asked: abi::Rename2In = args.take()?;
         let mode = match asked.flags {
             0 => RenameMode::Replace,
             NOREPLACE => RenameMode::NoReplace,
             EXCHANGE => RenameMode::Exchange,
+            // The kernel has asked for CAP_MKNOD.
+            flags if flags & !NOREPLACE == WHITEOUT => {
+                RenameMode::Whiteout { owner: Self::owner(request), replace: flags & NOREPLACE == 0 }
+            }
             _ => return Err(EINVAL),
         };
         let (name, new_name) = (args.name()?, args.name()?);

@@ -226,6 +226,7 @@ impl Generator {
             Rename::Replace,
             Rename::NoReplace,
             Rename::Exchange,
+            Rename::Whiteout,
         ]);
         let from = self.path(model, |_| true);
         let to = match self.rng.random_range(0..6) {

@@ -508,6 +508,7 @@ impl Model {
         if there == Some(moved) {
             return Ok((Outcome::Done, Effect::default()));
         }
+        let mut left = None;
         if let (Rename::Exchange, Some(other)) = (how, there) {
             self.edit(old_dir).entries.insert(old_name.to_owned(), other);
             self.edit(new_dir).entries.insert(new_name.to_owned(), moved);
@@ -522,13 +523,23 @@ impl Model {
             self.drop_name(old_dir, old_name);
             self.edit(new_dir).entries.insert(new_name.to_owned(), moved);
             self.rehome(moved, old_dir, new_dir);
+            left = (how == Rename::Whiteout).then(|| self.whiteout(old_dir, old_name));
         }
         self.changed(moved);
         self.modified(old_dir);
         self.modified(new_dir);
         let mut touched = vec![old_dir, new_dir, moved];
-        touched.extend(there);
+        touched.extend(there.into_iter().chain(left));
         Ok(ordered(touched))
+    }
+
+    /// Puts a whiteout under a name that has just become free.
+    fn whiteout(&mut self, dir: Id, name: &str) -> Id {
+        let id = self.next;
+        self.next += 1;
+        self.inodes.insert(id, Arc::new(Inode::new(FileKind::CharDevice, 0)));
+        self.edit(dir).entries.insert(name.to_owned(), id);
+        id
     }
 
     /// The moved inode, if a directory, has another parent.
@@ -556,7 +567,7 @@ impl Model {
         if there.is_dir() && self.is_below(old_dir, there_id) {
             errors.push(if how == Rename::Exchange { errno::EINVAL } else { errno::ENOTEMPTY });
         }
-        if how == Rename::Replace && there_id != moved {
+        if matches!(how, Rename::Replace | Rename::Whiteout) && there_id != moved {
             match (is_dir, there.is_dir()) {
                 (true, false) => errors.push(errno::ENOTDIR),
                 (false, true) => errors.push(errno::EISDIR),

@@ -70,6 +70,7 @@ pub enum Rename {
     Replace,
     NoReplace,
     Exchange,
+    Whiteout,
 }
 
 impl Rename {
@@ -78,6 +79,7 @@ impl Rename {
             Rename::Replace => RenameMode::Replace,
             Rename::NoReplace => RenameMode::NoReplace,
             Rename::Exchange => RenameMode::Exchange,
+            Rename::Whiteout => RenameMode::Whiteout { owner: OWNER, replace: true },
         }
     }
 }

@@ -46,6 +46,8 @@ pub enum Core {
     /// The last says whether the new name is taken.
     Rename(&'static str, &'static str, bool),
     Exchange(&'static str, &'static str),
+    /// A rename that leaves a whiteout; the last says whether the new name is taken.
+    Whiteout(&'static str, &'static str, bool),
     SetXattr(&'static str),
     RemoveXattr(&'static str),
     /// A nameless file gets bytes and then this name.
@@ -113,6 +115,10 @@ impl Core {
             Core::Exchange("A/foo", "B"),
             Core::Exchange("A/bar", "B"),
         ]);
+        for (from, to) in [("foo", "bar"), ("bar", "foo"), ("foo", "A/foo"), ("bar", "A/bar")] {
+            all.extend([Core::Whiteout(from, to, false), Core::Whiteout(from, to, true)]);
+        }
+        all.extend([Core::Whiteout("A", "B", false), Core::Whiteout("A/C", "B", true)]);
         all
     }
 
@@ -122,7 +128,8 @@ impl Core {
             matches!(
                 core,
                 Core::Link(..) | Core::Rename(..) | Core::Exchange(..) | Core::Unlink(_) | Core::Create(_)
-            ) || matches!(core, Core::Tmpfile(_) | Core::Mknod(_) | Core::Rmdir(_) | Core::Mkdir(_))
+            ) || matches!(core, Core::Whiteout(..))
+                || matches!(core, Core::Tmpfile(_) | Core::Mknod(_) | Core::Rmdir(_) | Core::Mkdir(_))
         };
         Core::all().into_iter().filter(kept).collect()
     }
@@ -143,6 +150,7 @@ impl Core {
                 let (a, b) = (other(a), other(b));
                 Core::Exchange(a.min(b), a.max(b))
             }
+            Core::Whiteout(f, to, taken) => Core::Whiteout(other(f), other(to), taken),
             Core::SetXattr(f) => Core::SetXattr(other(f)),
             Core::RemoveXattr(f) => Core::RemoveXattr(other(f)),
             Core::Tmpfile(f) => Core::Tmpfile(other(f)),
@@ -158,6 +166,7 @@ impl Core {
             Core::Unlink(f) | Core::Rmdir(f) | Core::SetXattr(f) | Core::RemoveXattr(f) => vec![f],
             Core::Tmpfile(f) => vec![f],
             Core::Link(a, b) | Core::Rename(a, b, _) | Core::Exchange(a, b) => vec![a, b],
+            Core::Whiteout(a, b, _) => vec![a, b],
         }
     }
 }
@@ -291,7 +300,7 @@ impl Script {
                 self.need_dir(d)?;
                 self.need_empty(d)
             }
-            Core::Rename(from, to, taken) => {
+            Core::Rename(from, to, taken) | Core::Whiteout(from, to, taken) => {
                 self.need_kind(from)?;
                 if !taken {
                     return self.need_free(to);
@@ -352,6 +361,9 @@ impl Script {
             Core::Rmdir(d) => self.push(Op::Rmdir { path: path(d) }),
             Core::Rename(from, to, _) => {
                 self.push(Op::Rename { from: path(from), to: path(to), how: Rename::Replace })
+            }
+            Core::Whiteout(from, to, _) => {
+                self.push(Op::Rename { from: path(from), to: path(to), how: Rename::Whiteout })
             }
             Core::Exchange(a, b) => {
                 self.push(Op::Rename { from: path(a), to: path(b), how: Rename::Exchange })

@@ -3,17 +3,22 @@
 //! With `new_name=lazy` it starts no IO, waits for none and walks no ancestors but for the check
 //! that a directory does not move into itself. Child, both directories and victim get the record's
 //! LSN: an fsync of any of them makes the whole rename durable.
+//!
+//! A whiteout is made by the same record, in the slot of the old name. So no crash shows a moment
+//! at which neither the file nor the whiteout has that name, in which a file of a lower layer of an
+//! overlay would come back.
 
 use super::Names;
 use super::directory::{Found, LINKS_MAX, NAME_RECORD_BYTES, check_name, drop_name, lock_dirs, put_dentry};
-use crate::cache::commit::{Change, commit, lock_metas};
+use crate::cache::commit::{Change, commit, create_mask, lock_metas, new_core};
 use crate::cache::inode::Inode;
+use crate::cache::inodes::Newborn;
 use crate::error::{Error, Result};
-use crate::types::RenameMode;
+use crate::types::{Owner, RenameMode};
 use kedge_base::broken::{self, Variant};
 use kedge_base::{Ino, Timespec};
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
-use kedge_format::{ItemKind, Key};
+use kedge_format::{FileKind, ItemKind, Key};
 use kedge_store::{Class, ForceCause, Handle};
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -109,7 +114,9 @@ impl Names {
             return Err(Error::NotFound);
         }
         match (mode, &to.inode) {
-            (RenameMode::NoReplace, Some(_)) => return Err(Error::Exists),
+            (RenameMode::NoReplace | RenameMode::Whiteout { replace: false, .. }, Some(_)) => {
+                return Err(Error::Exists);
+            }
             (RenameMode::Exchange, None) => return Err(Error::NotFound),
             (_, Some(target)) if target.ino == source.ino => return Ok(None),
             _ => {}
@@ -126,7 +133,11 @@ impl Names {
             self.exchange(handle, from, to)?;
             return Ok(None);
         }
-        self.replace(handle, from, to)
+        let whiteout = match mode {
+            RenameMode::Whiteout { owner, .. } => Some(owner),
+            _ => None,
+        };
+        self.replace(handle, from, to, whiteout)
     }
 
     /// Refuses to move a directory into itself or below. The rename lock keeps the tree's shape.
@@ -149,7 +160,14 @@ impl Names {
         .into())
     }
 
-    fn replace(&self, handle: &mut Handle<'_>, from: &Side<'_>, to: &Side<'_>) -> Result<Option<Ino>> {
+    /// `whiteout`: who owns what is left under the old name.
+    fn replace(
+        &self,
+        handle: &mut Handle<'_>,
+        from: &Side<'_>,
+        to: &Side<'_>,
+        whiteout: Option<Owner>,
+    ) -> Result<Option<Ino>> {
         let source = from.inode.as_ref().expect("checked by the caller");
         if let Some(target) = &to.inode {
             match (source.is_dir(), target.is_dir()) {
@@ -163,9 +181,12 @@ impl Names {
         let now = self.engine.now();
         let mut inodes: SmallVec<[&Inode; 4]> = SmallVec::from_slice(&[&**from.dir, &**to.dir, &**source]);
         inodes.extend(to.inode.as_deref());
-        let mut changes = lock_metas(&inodes);
         let mut record = RecordBuilder::new(RecordOp::Rename);
-        record.delete(from.key());
+        let left = whiteout.map(|owner| self.whiteout(&mut record, from, owner, now)).transpose()?;
+        let mut changes = lock_metas(&inodes);
+        if left.is_none() {
+            record.delete(from.key());
+        }
         put_dentry(&mut record, to.dir.ino, to.found.at(), source.ino, source.kind, to.name);
         let mut orphan = None;
         let victim = to.inode.as_ref().map(|i| i.ino);
@@ -192,7 +213,7 @@ impl Names {
             let mut entries = 0i64;
             let mut links = 0i64;
             if ino == from.dir.ino {
-                entries -= 1;
+                entries -= left.is_none() as i64;
                 links -= source.is_dir() as i64;
             }
             if ino == to.dir.ino {
@@ -201,8 +222,31 @@ impl Names {
             }
             change_dir(c, entries, links, now)?;
         }
-        commit(handle, record, &mut changes)?;
+        // The last of the locks in their order: the number is higher than any that is in use.
+        let highest = changes.last().expect("at least a directory and the moved inode").inode.ino;
+        let newborn = left.as_ref().map(|left| Newborn::new(&self.inodes, highest, left)).transpose()?;
+        let lsn = commit(handle, record, &mut changes)?;
+        if let Some(newborn) = newborn {
+            newborn.lives(lsn);
+        }
         Ok(orphan)
+    }
+
+    /// Adds the whiteout that takes the old name. Its number is not from the directory's range,
+    /// for the locks of the other inodes of a rename are held when its own is taken.
+    fn whiteout(
+        &self,
+        record: &mut RecordBuilder,
+        from: &Side<'_>,
+        owner: Owner,
+        now: Timespec,
+    ) -> Result<Arc<Inode>> {
+        const KIND: FileKind = FileKind::CharDevice;
+        let ino = self.engine.store().take_inos(1)?;
+        let core = new_core(&from.dir.meta.lock().core, 0, KIND, owner, now);
+        record.inode(ino, create_mask(&core), &core);
+        put_dentry(record, from.dir.ino, from.found.at(), ino, KIND, from.name);
+        Ok(Arc::new(Inode::new(ino, core, KIND, Default::default())))
     }
 
     fn exchange(&self, handle: &mut Handle<'_>, from: &Side<'_>, to: &Side<'_>) -> Result<()> {

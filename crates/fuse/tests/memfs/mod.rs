@@ -384,6 +384,7 @@ impl Ops for MemFs {
         let target = find(new_dir, new_name)?;
         match (mode, target) {
             (RenameMode::NoReplace, Some(_)) => return Err(Error::Exists),
+            (RenameMode::Whiteout { .. }, _) => return Err(Error::Invalid("no whiteouts here")),
             (RenameMode::Exchange, None) => return Err(Error::NotFound),
             (RenameMode::Exchange, Some((other_cookie, other))) => {
                 state.nodes.get_mut(&dir.0).unwrap().entries.get_mut(&cookie).unwrap().1 = other;

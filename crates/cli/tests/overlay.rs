@@ -1,0 +1,123 @@
+//! The mount under a real overlay: as its upper layer, with whiteouts.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+use common::{Place, kill, no_fuse, tool};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(120);
+
+fn not_root() -> bool {
+    let not = !rustix::process::geteuid().is_root();
+    if not {
+        kedge_base::skip::note("only root mounts an overlay, and makes whiteouts");
+    }
+    not
+}
+
+fn is_whiteout(path: &std::path::Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_char_device() && m.rdev() == 0)
+}
+
+fn names(dir: &std::path::Path) -> Vec<String> {
+    let mut names: Vec<_> =
+        fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+fn overlay(place: &Place) {
+    let mut command = place.command("mount");
+    let layers = "lowerdir=lower,upperdir=mnt/upper,workdir=mnt/work";
+    command.args(["-t", "overlay", "overlay", "merged", "-o", layers]);
+    tool(command, "mount", LIMIT);
+}
+
+fn no_overlay(place: &Place) {
+    let mut command = place.command("umount");
+    command.arg("merged");
+    tool(command, "mount", LIMIT);
+}
+
+#[test]
+fn an_upper_layer_hides_changes_and_moves_what_is_below() {
+    if no_fuse() || not_root() {
+        return;
+    }
+    let place = Place::new();
+    place.run("mount --create 64M disk.kedge mnt").ok();
+    for dir in ["lower", "merged", "lower/dir", "mnt/upper", "mnt/work"] {
+        fs::create_dir(place.path(dir)).unwrap();
+    }
+    for name in ["gone", "moved", "changed", "dir/inside"] {
+        fs::write(place.path("lower").join(name), name).unwrap();
+    }
+    overlay(&place);
+    let merged = place.path("merged");
+    fs::remove_file(merged.join("gone")).unwrap();
+    // The overlay copies it up, and asks for a rename that leaves a whiteout.
+    fs::rename(merged.join("moved"), merged.join("new")).unwrap();
+    fs::write(merged.join("changed"), "in the upper layer").unwrap();
+    fs::remove_file(merged.join("dir/inside")).unwrap();
+    fs::remove_dir(merged.join("dir")).unwrap();
+    fs::create_dir(merged.join("dir")).unwrap(); // opaque: an xattr of the overlay
+    fs::write(merged.join("dir/other"), "other").unwrap();
+    let check = || {
+        assert_eq!(names(&merged), ["changed", "dir", "new"]);
+        assert_eq!(names(&merged.join("dir")), ["other"]);
+        assert_eq!(fs::read_to_string(merged.join("new")).unwrap(), "moved");
+        assert_eq!(fs::read_to_string(merged.join("changed")).unwrap(), "in the upper layer");
+        for hidden in ["gone", "moved"] {
+            assert!(is_whiteout(&place.path("mnt/upper").join(hidden)), "{hidden}");
+        }
+    };
+    check();
+    rustix::fs::syncfs(fs::File::open(place.path("mnt")).unwrap()).unwrap();
+    no_overlay(&place);
+    kill(&place, "mnt");
+    place.run("mount disk.kedge mnt").ok();
+    overlay(&place);
+    check();
+    no_overlay(&place);
+    place.unmount_and_check("disk.kedge");
+}
+
+#[test]
+fn a_rename_leaves_a_whiteout() {
+    if no_fuse() || not_root() {
+        return;
+    }
+    let place = Place::new();
+    place.run("mount --create 64M disk.kedge mnt").ok();
+    let at = |name: &str| place.path("mnt").join(name);
+    let rename = |from: &str, to: &str, more: RenameFlags| {
+        renameat_with(CWD, at(from), CWD, at(to), RenameFlags::WHITEOUT | more)
+    };
+    fs::create_dir(at("d")).unwrap();
+    fs::write(at("a"), "a").unwrap();
+    rename("a", "b", RenameFlags::empty()).unwrap();
+    assert!(is_whiteout(&at("a")));
+    let whiteout = fs::symlink_metadata(at("a")).unwrap();
+    assert_eq!((whiteout.mode() & 0o7777, whiteout.uid(), whiteout.nlink()), (0, 0, 1));
+    assert_eq!(fs::read_to_string(at("b")).unwrap(), "a");
+
+    assert_eq!(rename("b", "a", RenameFlags::NOREPLACE), Err(rustix::io::Errno::EXIST));
+    rename("b", "a", RenameFlags::empty()).unwrap();
+    assert_eq!((fs::read_to_string(at("a")).unwrap().as_str(), is_whiteout(&at("b"))), ("a", true));
+    // A directory goes, and its parent has one subdirectory less.
+    assert_eq!(fs::metadata(place.path("mnt")).unwrap().nlink(), 3);
+    fs::create_dir(at("e")).unwrap();
+    rename("e", "d/e", RenameFlags::NOREPLACE).unwrap();
+    assert!(is_whiteout(&at("e")));
+    assert_eq!(fs::metadata(place.path("mnt")).unwrap().nlink(), 3);
+    assert_eq!(fs::metadata(at("d")).unwrap().nlink(), 3);
+    let both = RenameFlags::EXCHANGE;
+    assert_eq!(rename("a", "d", both), Err(rustix::io::Errno::INVAL));
+    place.remount("disk.kedge", "");
+    assert!(is_whiteout(&at("b")) && is_whiteout(&at("e")) && at("d/e").is_dir());
+    place.unmount_and_check("disk.kedge");
+}
