@@ -71,7 +71,7 @@ const NO_EFFECT: &[&str] = &[
     "lazytime",
     "nolazytime",
     "user_xattr",
-    "noacl",
+    "acl",
     "nomand",
     "async",
     "auto",
@@ -90,7 +90,7 @@ const NO_EFFECT: &[&str] = &[
 
 /// Words of other file systems whose promise is not kept here, with the reason.
 const REFUSED: &[(&str, &str)] = &[
-    ("acl", "permissions are mode bits, there are no access control lists"),
+    ("noacl", "access control lists cannot be turned off"),
     (
         "sync",
         "no operation waits until it is durable; programs call fsync, commit=1 bounds what a crash can cost",

@@ -94,12 +94,11 @@ fn what_is_not_understood_is_refused_by_name() {
 /// Lines of an fstab that was written for another file system.
 #[test]
 fn words_of_fstab_are_understood_or_refused_with_a_reason() {
-    let words =
-        MountWords::parse(["user_xattr,noacl,lazytime,nodiscard,errors=remount-ro,noatime,nodiratime"]);
+    let words = MountWords::parse(["user_xattr,acl,lazytime,nodiscard,errors=remount-ro,noatime,nodiratime"]);
     assert_eq!(words.unwrap().switches.noatime, Some(true));
     // A promise that is not kept is not accepted.
     for (word, why) in [
-        ("acl", "no access control lists"),
+        ("noacl", "cannot be turned off"),
         ("sync", "programs call fsync"),
         ("dirsync", "fsync of the directory"),
         ("strictatime", "as with relatime"),

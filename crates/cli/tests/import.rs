@@ -295,7 +295,7 @@ fn archives_that_lie_are_refused_and_leave_nothing() {
         (vec![raw("d", EntryType::Directory, "", 5, b"data?")], &["d: an entry of this type has no data"]),
         (vec![raw("m", EntryType::new(b'M'), "", 0, b"")], &["m:", "type 'M'"]),
         (vec![raw("e", EntryType::Symlink, "", 0, b"")], &["e:"]),
-        (vec![extension(ACL), file("f")], &["f: an image cannot hold SCHILY.acl.access"]),
+        (vec![extension(ACL), file("f")], &["f: SCHILY.acl.access is not taken over"]),
         (vec![vec![7; 512]], &["no header of tar"]),
         (vec![file("ok"), vec![1; 100]], &["in the middle of a header"]),
     ];

@@ -61,7 +61,7 @@ fn what_was_nearly_right_is_guessed() {
     place.run("mkf a").refused(2, &["'mkf'", "similar subcommand exists: 'mkfs'"]);
     place.run("mount --creat 4G a b").refused(2, &["'--creat'", "'--create'"]);
     place.run("mount -o comit=5 a b").refused(2, &["comit=5", "did you mean commit?"]);
-    place.run("mount -o acl a b").refused(2, &["mount option acl: ", "no access control lists"]);
+    place.run("mount -o noacl a b").refused(2, &["mount option noacl: ", "cannot be turned off"]);
     let help = place.run("mount --help").ok();
     assert!(help.contains("commit=SECONDS *") && help.contains("fuseblk, fuse"), "{help}");
 }

@@ -19,6 +19,7 @@
 //! block. They never panic, and never allocate more than the bytes can justify.
 #![forbid(unsafe_code)]
 
+pub mod acl;
 pub mod alloc;
 pub mod content;
 pub mod inode;

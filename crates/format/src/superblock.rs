@@ -38,8 +38,12 @@ pub const LABEL_MAX: usize = 64;
 /// First block after the superblock slots: no area starts below it.
 const FIRST_AREA: u64 = 17;
 
+/// Incompatible feature: attributes may be access control lists ([`crate::acl`]). A version that
+/// does not know them would take the mode bits for all there is, and give users more than the lists
+/// do.
+pub const INCOMPAT_ACL: u64 = 1 << 0;
 /// Features whose unknown bits refuse the mount.
-pub const INCOMPAT_KNOWN: u64 = 0;
+pub const INCOMPAT_KNOWN: u64 = INCOMPAT_ACL;
 /// Features whose unknown bits force a read-only mount.
 pub const RO_COMPAT_KNOWN: u64 = 0;
 
@@ -160,6 +164,11 @@ pub struct Geometry {
 }
 
 impl Geometry {
+    /// Whether the image may hold access control lists.
+    pub fn has_acls(&self) -> bool {
+        self.feature_incompat & INCOMPAT_ACL != 0
+    }
+
     pub fn groups(&self) -> u64 {
         self.total_blocks.div_ceil(GROUP_BLOCKS)
     }
@@ -225,7 +234,7 @@ impl Geometry {
             label: label.to_owned(),
             feature_compat: 0,
             feature_ro_compat: 0,
-            feature_incompat: 0,
+            feature_incompat: INCOMPAT_ACL,
             total_blocks,
             index_start: [BlockNo(index0), BlockNo(index0 + index_blocks)],
             index_blocks,

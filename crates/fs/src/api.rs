@@ -232,6 +232,16 @@ impl FileSystem {
         self.timed(OpKind::getxattr, |fs| fs.names().getxattr(ino, name))
     }
 
+    /// Whether the image may hold POSIX access control lists, as the attributes
+    /// `system.posix_acl_access` and `system.posix_acl_default` in Linux's form. Those that older
+    /// versions made may not.
+    ///
+    /// The list and the mode follow each other, and new files inherit. Who creates a file in a
+    /// directory with a default list passes the mode without the umask applied.
+    pub fn has_acls(&self) -> bool {
+        self.fs.names().has_acls()
+    }
+
     /// Sets an extended attribute.
     pub fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
         self.timed(OpKind::setxattr, |fs| fs.names().setxattr(ino, name, value, mode))

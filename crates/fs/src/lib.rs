@@ -96,7 +96,7 @@ pub use kedge_base::{Clock, Ino, ManualClock, SystemClock, Timespec};
 /// What lies below an image: files and block devices, memory, the network, and simulators for
 /// tests.
 pub use kedge_device as device;
-pub use kedge_format::FileKind;
+pub use kedge_format::{FileKind, acl};
 pub use kedge_store::{TreeLock, histogram_text};
 pub use options::{DirtyTracking, FdatasyncRule, FormatOptions, MountOptions, NewName, OrderWord};
 pub use switches::{SWITCH_WORDS, Switches};

@@ -9,6 +9,11 @@ use std::sync::Arc;
 
 /// See `examples/golden.rs` for how they were made and what is in them.
 const GOLDEN: &[u8] = include_bytes!("golden/v2.blocks");
+/// `u::rwx,u:1000:r--,g::r-x,m::r-x,o::---`
+const LIST: [u8; 44] = [
+    2, 0, 0, 0, 1, 0, 7, 0, 255, 255, 255, 255, 2, 0, 4, 0, 0xe8, 3, 0, 0, 4, 0, 5, 0, 255, 255, 255, 255,
+    16, 0, 5, 0, 255, 255, 255, 255, 32, 0, 0, 0, 255, 255, 255, 255,
+];
 const VERSION_1: &[u8] = include_bytes!("golden/v1.blocks");
 
 fn image(blocks: &[u8]) -> Arc<MemDevice> {
@@ -72,6 +77,12 @@ fn the_golden_image_is_read_as_it_was_meant() {
     assert_eq!(&bytes[..26], b"data that rides in the log");
     // root, dir, big, the symlink, logged: the orphan is gone.
     assert_eq!(fs.statfs().inodes - fs.statfs().inodes_free, 5);
+    // It is of a version without access control lists, and older versions must go on reading it.
+    assert!(!fs.has_acls());
+    for name in [acl::ACCESS, acl::DEFAULT] {
+        let set = fs.setxattr(dir.ino, name, &LIST, XattrMode::Any);
+        assert!(matches!(set, Err(Error::NotSupported(_))), "{set:?}");
+    }
     fs.close().unwrap();
     let report = kedge_fsck::check(device, &options);
     assert!(report.is_clean(), "{report}");

@@ -191,6 +191,9 @@ fn inode_cases() -> Vec<Case> {
         items("target on a file", &[SymlinkOnOther], |i| i.put(key(10, ItemKind::Symlink, 0), b"five!")),
         items("attribute without bytes", &[XattrBad], |i| i.put(key(10, ItemKind::Xattr, 700), b"")),
         items("attribute name with NUL", &[XattrBad], |i| i.xattr(10, "user.\0", b"")),
+        items("access control list that is none", &[XattrBad], |i| {
+            i.xattr(12, "system.posix_acl_access", &[2, 0, 0, 0, 1, 0, 6, 0]);
+        }),
         items("attribute in another slot", &[XattrSlot], |i| {
             i.put(key(10, ItemKind::Xattr, 700), Xattr { name: b"user.three", value: b"" }.encode());
         }),

@@ -12,6 +12,7 @@ use crate::owned::Owned;
 use crate::report::{At, Counters, Findings, what_of};
 use crate::tree::NodeRef;
 use kedge_base::{BLOCK_SIZE, BlockNo, Ino};
+use kedge_format::acl::{Acl, is_acl_name};
 use kedge_format::alloc::GROUP_BLOCKS;
 use kedge_format::item::{
     Dentry, ExtentItem, FILE_SIZE_MAX, Orphan, SLOT_ORDINALS, SYMLINK_MAX, Xattr, name_slot,
@@ -239,6 +240,9 @@ impl<'a> ItemCheck<'a> {
         if xattr.name.contains(&0) {
             return self
                 .add(FindingKind::XattrBad, at, || format!("attribute name \"{}\" holds a NUL", shown()));
+        }
+        if is_acl_name(xattr.name) && Acl::decode(xattr.value).is_none() {
+            self.add(FindingKind::XattrBad, at, || format!("\"{}\" is no access control list", shown()));
         }
         match self.placed(key, xattr.name) {
             Err(right) => self.add(FindingKind::XattrSlot, at, || {

@@ -79,6 +79,10 @@ wire!(StatfsOut = 80 {
 wire!(FsyncIn = 16 { fh: u64, fsync_flags: u32, padding: u32 });
 wire!(SetxattrIn = 8 { size: u32, flags: u32 });
 wire!(
+    /// Follows [`SetxattrIn`] when [`init::SETXATTR_EXT`] is set.
+    SetxattrInExt = 8 { setxattr_flags: u32, padding: u32 }
+);
+wire!(
     /// GETXATTR and LISTXATTR.
     GetxattrIn = 8 { size: u32, padding: u32 }
 );
@@ -148,17 +152,20 @@ pub mod init {
     pub const ATOMIC_O_TRUNC: u32 = 1 << 3;
     pub const EXPORT_SUPPORT: u32 = 1 << 4;
     pub const BIG_WRITES: u32 = 1 << 5;
+    pub const DONT_MASK: u32 = 1 << 6;
     pub const AUTO_INVAL_DATA: u32 = 1 << 12;
     pub const DO_READDIRPLUS: u32 = 1 << 13;
     pub const ASYNC_DIO: u32 = 1 << 15;
     pub const WRITEBACK_CACHE: u32 = 1 << 16;
     pub const NO_OPEN_SUPPORT: u32 = 1 << 17;
     pub const PARALLEL_DIROPS: u32 = 1 << 18;
+    pub const POSIX_ACL: u32 = 1 << 20;
     pub const ABORT_ERROR: u32 = 1 << 21;
     pub const MAX_PAGES: u32 = 1 << 22;
     pub const CACHE_SYMLINKS: u32 = 1 << 23;
     pub const NO_OPENDIR_SUPPORT: u32 = 1 << 24;
     pub const HANDLE_KILLPRIV_V2: u32 = 1 << 28;
+    pub const SETXATTR_EXT: u32 = 1 << 29;
     pub const INIT_EXT: u32 = 1 << 30;
 }
 
@@ -183,6 +190,8 @@ pub mod fopen {
     pub const NOFLUSH: u32 = 1 << 5;
 }
 
+/// [`SetxattrInExt::setxattr_flags`]: who sets this list may not keep the set-group-id bit.
+pub const SETXATTR_ACL_KILL_SGID: u32 = 1 << 0;
 /// [`OpenIn::open_flags`].
 pub const OPEN_KILL_SUIDGID: u32 = 1 << 0;
 /// [`WriteIn::write_flags`]: pages that the kernel writes back from its cache. It ignores a short

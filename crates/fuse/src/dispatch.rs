@@ -10,6 +10,7 @@ use crate::seek::SeekJob;
 use crate::server::{Server, has_no_reply};
 use crate::transport::{Reply, Request};
 use kedge_base::{BLOCK_SIZE, IoBuf};
+use kedgefs::acl;
 use kedgefs::{
     Attr, DirEntry, FallocateMode, FileKind, Ino, Owner, RenameMode, SeekKind, SetAttr, SetTime, Timespec,
     WriteMode, XattrMode,
@@ -301,7 +302,18 @@ impl<O: Ops> Server<O> {
         Owner { uid: request.header.uid, gid: request.header.gid }
     }
 
-    // Modes come with the umask applied: the flag DONT_MASK is not negotiated.
+    /// The mode for a new file. With access control lists it comes without the umask applied, which
+    /// a default list of the directory takes the place of.
+    fn new_mode(&self, dir: u64, mode: u32, umask: u32) -> Answer<u32> {
+        if !self.acls.load(Ordering::Relaxed) {
+            return Ok(mode);
+        }
+        match self.ops.getxattr(Ino(dir), acl::DEFAULT) {
+            Ok(_) => Ok(mode),
+            Err(kedgefs::Error::NoXattr) => Ok(mode & !(umask & PERMISSIONS)),
+            Err(e) => Err(e.into()),
+        }
+    }
 
     fn create_file(&self, request: &Request<'_>, name: &[u8], mode: u32, rdev: u32) -> Answer<Attr> {
         let dir = Ino(request.header.nodeid);
@@ -317,7 +329,8 @@ impl<O: Ops> Server<O> {
 
     fn mknod(&self, request: &Request<'_>, args: &mut Args<'_>) -> Answer<abi::EntryOut> {
         let asked: abi::MknodIn = args.take()?;
-        let attr = self.create_file(request, args.name()?, asked.mode, asked.rdev)?;
+        let mode = self.new_mode(request.header.nodeid, asked.mode, asked.umask)?;
+        let attr = self.create_file(request, args.name()?, mode, asked.rdev)?;
         self.pinned_entry(&attr)
     }
 
@@ -326,7 +339,8 @@ impl<O: Ops> Server<O> {
             return Err(Errno(libc::ENOSYS));
         }
         let asked: abi::CreateIn = args.take()?;
-        let attr = self.create_file(request, args.name()?, asked.mode, 0)?;
+        let mode = self.new_mode(request.header.nodeid, asked.mode, asked.umask)?;
+        let attr = self.create_file(request, args.name()?, mode, 0)?;
         Ok(abi::CreateOut {
             entry: self.pinned_entry(&attr)?,
             open: open_out(fopen::KEEP_CACHE | fopen::NOFLUSH),
@@ -337,7 +351,8 @@ impl<O: Ops> Server<O> {
         let asked: abi::CreateIn = args.take()?;
         let owner = Self::owner(request);
         // It comes pinned: nothing else would keep it alive until it is.
-        let mode = FileKind::Regular.mode_bits() | (asked.mode & PERMISSIONS);
+        let mode = self.new_mode(request.header.nodeid, asked.mode, asked.umask)?;
+        let mode = FileKind::Regular.mode_bits() | (mode & PERMISSIONS);
         let attr = self.ops.tmpfile(Ino(request.header.nodeid), mode, owner)?;
         Ok(abi::CreateOut { entry: self.entry(&attr), open: open_out(fopen::KEEP_CACHE | fopen::NOFLUSH) })
     }
@@ -345,7 +360,8 @@ impl<O: Ops> Server<O> {
     fn mkdir(&self, request: &Request<'_>, args: &mut Args<'_>) -> Answer<abi::EntryOut> {
         let asked: abi::MkdirIn = args.take()?;
         let owner = Self::owner(request);
-        let mode = asked.mode & PERMISSIONS | FileKind::Directory.mode_bits();
+        let mode = self.new_mode(request.header.nodeid, asked.mode, asked.umask)?;
+        let mode = mode & PERMISSIONS | FileKind::Directory.mode_bits();
         let attr = self.ops.mkdir(Ino(request.header.nodeid), args.name()?, mode, owner)?;
         self.pinned_entry(&attr)
     }
@@ -582,7 +598,7 @@ impl<O: Ops> Server<O> {
             if node == Ino::ROOT && name.starts_with(control::XATTR_PREFIX) {
                 return Ok((asked.size, self.control_xattr(name).ok_or(Errno(libc::ENODATA))?));
             }
-            check_xattr_name(name)?;
+            self.check_xattr_name(name)?;
             Ok((asked.size, self.ops.getxattr(node, name)?))
         });
         finish_xattr(reply, value);
@@ -603,25 +619,44 @@ impl<O: Ops> Server<O> {
 
     fn setxattr(&self, node: Ino, args: &mut Args<'_>, uid: u32) -> Answer<()> {
         let asked: abi::SetxattrIn = args.take()?;
+        let acls = self.acls.load(Ordering::Relaxed);
+        let ext = if acls { args.take()? } else { abi::SetxattrInExt::new_zeroed() };
         let name = args.text()?;
         let value = args.bytes(asked.size)?;
         if node == Ino::ROOT && name == control::XATTR_OPTIONS {
             return control::set_options(&*self.ops, uid, value);
         }
-        check_xattr_name(name)?;
+        self.check_xattr_name(name)?;
         let mode = match asked.flags as i32 {
             0 => XattrMode::Any,
             libc::XATTR_CREATE => XattrMode::Create,
             libc::XATTR_REPLACE => XattrMode::Replace,
             _ => return Err(EINVAL),
         };
+        // The bit first: no crash leaves it with the new list.
+        if ext.setxattr_flags & abi::SETXATTR_ACL_KILL_SGID != 0 {
+            let mode = self.ops.getattr(node)?.mode & PERMISSIONS;
+            if mode & S_ISGID != 0 {
+                let set = SetAttr { mode: Some(mode & !S_ISGID), ..SetAttr::default() };
+                self.ops.setattr(node, &set)?;
+            }
+        }
         Ok(self.ops.setxattr(node, name, value, mode)?)
     }
 
     fn removexattr(&self, node: Ino, args: &mut Args<'_>) -> Answer<()> {
         let name = args.text()?;
-        check_xattr_name(name)?;
+        self.check_xattr_name(name)?;
         Ok(self.ops.removexattr(node, name)?)
+    }
+
+    /// The kernel passes `system.posix_acl_*` on if the server has not negotiated ACLs.
+    fn check_xattr_name(&self, name: &[u8]) -> Answer<()> {
+        if name.is_empty() {
+            return Err(EINVAL);
+        }
+        let list = acl::is_acl_name(name) && self.acls.load(Ordering::Relaxed);
+        if name.starts_with(b"system.") && !list { Err(Errno(libc::EOPNOTSUPP)) } else { Ok(()) }
     }
 
     fn ioctl(&self, request: &Request<'_>, args: &mut Args<'_>, reply: Reply) {
@@ -700,14 +735,6 @@ fn finish_xattr(reply: Reply, value: Answer<(u32, Vec<u8>)>) {
         Ok((_, value)) => reply.ok(&[&value]),
         Err(e) => reply.err(e.0),
     }
-}
-
-/// The kernel passes `system.posix_acl_*` on if the server has not negotiated ACLs.
-fn check_xattr_name(name: &[u8]) -> Answer<()> {
-    if name.is_empty() {
-        return Err(EINVAL);
-    }
-    if name.starts_with(b"system.") { Err(Errno(libc::EOPNOTSUPP)) } else { Ok(()) }
 }
 
 fn open_out(open_flags: u32) -> abi::OpenOut {

@@ -39,6 +39,10 @@ pub trait Ops: Send + Sync + 'static {
     fn pin(&self, ino: Ino) -> Result<()>;
     fn unpin(&self, ino: Ino, count: u64);
     fn statfs(&self) -> StatFs;
+    /// Whether the attributes of access control lists are kept, and inherited.
+    fn has_acls(&self) -> bool {
+        false
+    }
     fn shutdown(&self, flush: bool) -> Result<()>;
     /// Gives free space in `len` bytes of the device at `offset` back to it. Answers how many
     /// bytes.
@@ -90,6 +94,7 @@ delegate! {
     pin(ino: Ino) -> Result<()>;
     unpin(ino: Ino, count: u64);
     statfs() -> StatFs;
+    has_acls() -> bool;
     shutdown(flush: bool) -> Result<()>;
     trim(offset: u64, len: u64, min_len: u64) -> Result<u64>;
     stats_json() -> String;

@@ -26,6 +26,11 @@
 //!   xattr `security.capability` before every write(2). With it the kernel remembers the absence,
 //!   removes capabilities itself by removing the xattr, and flags the writes and truncates before
 //!   which the set-user-id and set-group-id bits must be cleared.
+//! - **Access control lists**, if the image may hold them. The kernel checks permissions by them and
+//!   asks for them as xattrs, which it remembers. The server keeps list and mode in step and makes
+//!   new files inherit. So it gets their modes without the umask applied (DONT_MASK), and applies it
+//!   where no default list takes its place. The kernel lets nobody change the directory's list
+//!   between the look at it and the creation: it holds the directory's lock for both.
 //! - **READDIRPLUS always**, not adaptively: a cold walk of a tree needs no LOOKUP per name.
 //!
 //! # Threads
@@ -67,6 +72,8 @@ pub struct Server<O> {
     pub(crate) options: FuseOptions,
     /// Negotiated with the kernel: it owns size and times of regular files.
     pub(crate) writeback: AtomicBool,
+    /// Negotiated with the kernel: access control lists, and modes without the umask applied.
+    pub(crate) acls: AtomicBool,
     pub(crate) seeks: mpsc::Sender<SeekJob>,
     /// Taken by DESTROY; it completes before umount(2) returns.
     on_destroy: Mutex<Option<OnDestroy>>,
@@ -96,6 +103,7 @@ impl<O: Ops> Server<O> {
             transport,
             options,
             writeback: AtomicBool::new(false),
+            acls: AtomicBool::new(false),
             seeks,
             on_destroy: Mutex::new(Some(on_destroy)),
             requests: [const { Counter::new() }; OPCODES],
@@ -173,6 +181,13 @@ impl<O: Ops> Server<O> {
             if option {
                 wanted |= flag;
             }
+        }
+        // All or nothing: without the last, the set-group-id bit would outlive changes of lists.
+        const ACLS: u32 = init::POSIX_ACL | init::DONT_MASK | init::SETXATTR_EXT;
+        let acls = self.ops.has_acls() && offer.flags & ACLS == ACLS;
+        self.acls.store(acls, Ordering::Relaxed);
+        if acls {
+            wanted |= ACLS;
         }
         let flags = wanted & offer.flags;
         self.writeback.store(flags & init::WRITEBACK_CACHE != 0, Ordering::Relaxed);

@@ -266,7 +266,13 @@ impl Generator {
     fn attributes(&mut self, model: &Model) -> Op {
         let on = self.any_target(model);
         let name = format!("user.{}", self.pick(&["x", "yy", "attribute"]));
-        match self.rng.random_range(0..12) {
+        match self.rng.random_range(0..14) {
+            12.. => {
+                let default = self.chance(500);
+                let on = self.target(model, |i| i.is_dir() || !default && i.is_file());
+                let list = [(); 5].map(|()| self.rng.random_range(0..8));
+                Op::SetAcl { on, default, list }
+            }
             0..2 => Op::Chmod { on, mode: self.mode() },
             2..4 => Op::Chown { on, uid: self.rng.random_range(0..5), gid: self.rng.random_range(0..5) },
             4..6 => Op::Utimes {

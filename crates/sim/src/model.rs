@@ -11,7 +11,8 @@
 
 use crate::content::{CHUNK, Content};
 use crate::ops::{
-    Falloc, OWNER, Op, Outcome, RDEV, Rename, Special, Target, XattrFlag, components, errno, split, stamp,
+    AclBits, Falloc, OWNER, Op, Outcome, RDEV, Rename, Special, Target, XattrFlag, acl_bytes, acl_name,
+    components, errno, split, stamp,
 };
 use kedge_format::item::{FILE_SIZE_MAX, NAME_MAX, SYMLINK_MAX, XATTR_VALUE_MAX};
 use kedgefs::{FileKind, Timespec};
@@ -41,11 +42,20 @@ pub struct Inode {
     pub parent: Id,
     pub target: String,
     pub xattrs: BTreeMap<String, String>,
+    /// The access control list, which is one of `xattrs`, too; and a directory's default list.
+    pub access: Option<AclBits>,
+    pub default: Option<AclBits>,
     /// Where they are known: set explicitly or [learned](Model::learn_times), and nothing has
     /// changed them since.
     pub atime: Option<Timespec>,
     pub mtime: Option<Timespec>,
     pub ctime: Option<Timespec>,
+}
+
+/// The list with the classes of a mode.
+fn with_perm([_, user, group, ..]: AclBits, perm: u32) -> AclBits {
+    let class = |shift: u32| (perm >> shift & 7) as u16;
+    [class(6), user, group, class(3), class(0)]
 }
 
 impl Inode {
@@ -63,6 +73,8 @@ impl Inode {
             parent: 0,
             target: String::new(),
             xattrs: BTreeMap::new(),
+            access: None,
+            default: None,
             atime: None,
             mtime: None,
             ctime: None,
@@ -71,6 +83,39 @@ impl Inode {
 
     pub fn is_dir(&self) -> bool {
         self.kind == FileKind::Directory
+    }
+
+    /// Has this list; the mode follows.
+    fn set_acl(&mut self, default: bool, list: AclBits) {
+        let text = String::from_utf8_lossy(&acl_bytes(list)).into_owned();
+        self.xattrs.insert(acl_name(default).to_owned(), text);
+        if default {
+            self.default = Some(list);
+            return;
+        }
+        self.access = Some(list);
+        let [owner, _, _, mask, others] = list.map(u32::from);
+        self.perm = self.perm & 0o7000 | owner << 6 | mask << 3 | others;
+    }
+
+    /// Has this mode; the list follows.
+    fn set_perm(&mut self, perm: u32) {
+        self.perm = perm & 0o7777;
+        if let Some(list) = self.access {
+            self.set_acl(false, with_perm(list, perm));
+        }
+    }
+
+    /// Is made in a directory with this default list.
+    fn inherit(&mut self, list: AclBits) {
+        if self.kind == FileKind::Symlink {
+            return;
+        }
+        if self.is_dir() {
+            self.set_acl(true, list);
+        }
+        let [owner, _, _, mask, others] = list.map(u32::from);
+        self.set_acl(false, with_perm(list, self.perm & (owner << 6 | mask << 3 | others)));
     }
 
     pub fn is_file(&self) -> bool {
@@ -360,7 +405,8 @@ impl Model {
             | Op::Chown { .. }
             | Op::Utimes { .. }
             | Op::SetXattr { .. }
-            | Op::RemoveXattr { .. } => self.run_attributes(op),
+            | Op::RemoveXattr { .. }
+            | Op::SetAcl { .. } => self.run_attributes(op),
             _ => self.run_data(op),
         }
     }
@@ -389,6 +435,9 @@ impl Model {
         if inode.is_dir() {
             inode.nlink = 2;
             self.edit(dir).nlink += 1;
+        }
+        if let Some(list) = self.get(dir).default {
+            inode.inherit(list);
         }
         self.inodes.insert(id, Arc::new(inode));
         self.edit(dir).entries.insert(name.to_owned(), id);
@@ -596,6 +645,9 @@ impl Model {
                 self.next += 1;
                 let mut inode = Inode::new(FileKind::Regular, *mode);
                 inode.nlink = 0;
+                if let Some(list) = self.get(dir).default {
+                    inode.inherit(list);
+                }
                 self.inodes.insert(id, Arc::new(inode));
                 self.handles.insert(*handle, id);
                 Ok(ordered([id]))
@@ -622,7 +674,7 @@ impl Model {
                 if self.get(id).kind == FileKind::Symlink {
                     return Err(No::Unspecified);
                 }
-                self.edit(id).perm = *mode & 0o7777;
+                self.edit(id).set_perm(*mode);
                 (id, false)
             }
             Op::Chown { on, uid, gid } => {
@@ -653,7 +705,21 @@ impl Model {
             }
             Op::RemoveXattr { on, name } => {
                 let id = self.xattr_target(on)?;
-                self.edit(id).xattrs.remove(name).ok_or(errno::ENODATA)?;
+                let inode = self.edit(id);
+                inode.xattrs.remove(name).ok_or(errno::ENODATA)?;
+                for (default, list) in [(false, &mut inode.access), (true, &mut inode.default)] {
+                    if name == acl_name(default) {
+                        *list = None;
+                    }
+                }
+                (id, false)
+            }
+            Op::SetAcl { on, default, list } => {
+                let id = self.xattr_target(on)?;
+                if *default && !self.get(id).is_dir() {
+                    return Err(errno::EINVAL.into());
+                }
+                self.edit(id).set_acl(*default, *list);
                 (id, false)
             }
             _ => unreachable!("sorted by run()"),

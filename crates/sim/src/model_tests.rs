@@ -1,6 +1,6 @@
 use super::*;
-use crate::ops::Fill;
 use crate::ops::errno::*;
+use crate::ops::{Fill, acl_bits};
 
 fn p(path: &str) -> Target {
     Target::Path(path.to_owned())
@@ -232,4 +232,35 @@ fn exchange_moves_directories_between_parents() {
     check(&model);
     let kind = |path: &str| model.inode(model.find(path).unwrap()).unwrap().kind;
     assert_eq!((kind("f"), kind("d/s")), (FileKind::Directory, FileKind::Regular));
+}
+
+#[test]
+fn lists_and_modes_follow_each_other() {
+    let set = |on: &str, default, list| Op::SetAcl { on: Target::Path(on.to_owned()), default, list };
+    let mut model = Model::new();
+    for op in [
+        Op::Mkdir { path: "d".into(), mode: 0o755 },
+        set("d", true, [7, 5, 3, 6, 1]),
+        Op::Create { path: "d/f".into(), mode: 0o646 },
+        Op::Mkdir { path: "d/sub".into(), mode: 0o777 },
+        Op::Symlink { target: "f".into(), path: "d/link".into() },
+    ] {
+        assert_eq!(answer(&mut model, &op), 0, "{op:?}");
+    }
+    let of = |model: &Model, path: &str| {
+        let inode = model.inode(model.find(path).unwrap()).unwrap();
+        (inode.perm, inode.access, inode.default)
+    };
+    assert_eq!(of(&model, "d"), (0o755, None, Some([7, 5, 3, 6, 1])));
+    assert_eq!(of(&model, "d/f"), (0o640, Some([6, 5, 3, 4, 0]), None));
+    assert_eq!(of(&model, "d/sub"), (0o761, Some([7, 5, 3, 6, 1]), Some([7, 5, 3, 6, 1])));
+    assert_eq!(of(&model, "d/link"), (0o777, None, None));
+    answer(&mut model, &Op::Chmod { on: Target::Path("d/f".into()), mode: 0o4751 });
+    assert_eq!(of(&model, "d/f"), (0o4751, Some([7, 5, 3, 5, 1]), None));
+    answer(&mut model, &set("d/f", false, [1, 2, 3, 4, 5]));
+    assert_eq!(of(&model, "d/f"), (0o4145, Some([1, 2, 3, 4, 5]), None));
+    assert_ne!(answer(&mut model, &set("d/f", true, [1, 2, 3, 4, 5])), 0);
+    let text = String::from_utf8_lossy(&acl_bytes([1, 2, 3, 4, 5])).into_owned();
+    assert_eq!(acl_bits(&text), Some([1, 2, 3, 4, 5]));
+    assert_eq!(acl_bits("short"), None);
 }

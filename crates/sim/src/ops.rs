@@ -138,6 +138,33 @@ impl XattrFlag {
     }
 }
 
+/// Permissions of the owner, of user 1000, of the owning group, of the mask, of the others.
+pub type AclBits = [u16; 5];
+
+/// The list as Linux writes it.
+pub fn acl_bytes(list: AclBits) -> Vec<u8> {
+    let mut bytes = vec![2, 0, 0, 0];
+    for (tag, permissions) in [1, 2, 4, 16, 32].into_iter().zip(list) {
+        let id = if tag == 2 { 1000 } else { u32::MAX };
+        bytes.extend([tag, 0, permissions as u8, 0]);
+        bytes.extend(id.to_le_bytes());
+    }
+    bytes
+}
+
+/// The permissions of a list that [`acl_bytes`] made, from the text that stands for its bytes: a
+/// character each.
+pub fn acl_bits(text: &str) -> Option<AclBits> {
+    let mut permissions = text.chars().skip(6).step_by(8).map(|c| c as u16);
+    let list = [(); 5].map(|()| permissions.next());
+    list.into_iter().collect::<Option<Vec<_>>>()?.try_into().ok()
+}
+
+/// The name of its attribute.
+pub fn acl_name(default: bool) -> &'static str {
+    if default { "system.posix_acl_default" } else { "system.posix_acl_access" }
+}
+
 /// One operation.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -222,6 +249,12 @@ pub enum Op {
     RemoveXattr {
         on: Target,
         name: String,
+    },
+    /// Sets the access control list, or a directory's default one.
+    SetAcl {
+        on: Target,
+        default: bool,
+        list: AclBits,
     },
     /// Makes a nameless file and keeps it as `handle`.
     Tmpfile {
@@ -437,6 +470,7 @@ impl Executor {
             | Op::Utimes { .. }
             | Op::SetXattr { .. }
             | Op::RemoveXattr { .. }
+            | Op::SetAcl { .. }
             | Op::Truncate { .. } => self.run_attributes(op),
             Op::Remount | Op::CrashRemount { .. } => Err(Refused::Errno(errno::EINVAL)),
             _ => self.run_data(op),
@@ -534,6 +568,10 @@ impl Executor {
             }
             Op::SetXattr { on, name, value, how } => {
                 fs.setxattr(self.target_or_errno(on)?, name.as_bytes(), value.as_bytes(), how.mode())?;
+            }
+            Op::SetAcl { on, default, list } => {
+                let (name, value) = (acl_name(*default), acl_bytes(*list));
+                fs.setxattr(self.target_or_errno(on)?, name.as_bytes(), &value, XattrMode::Any)?;
             }
             Op::RemoveXattr { on, name } => fs.removexattr(self.target_or_errno(on)?, name.as_bytes())?,
             _ => unreachable!("sorted by run()"),

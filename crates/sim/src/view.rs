@@ -6,6 +6,7 @@
 
 use crate::content::{CHUNK, Content};
 use crate::model::{Id, Inode, Model, ROOT};
+use crate::ops::{acl_bits, acl_name};
 use kedgefs::{Attr, DirEntry, Error, FileKind, FileSystem, Ino, SeekKind};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -121,6 +122,8 @@ impl View {
                 parent: parents.get(ino).map_or(0, |p| p.0),
                 target: found.target.clone(),
                 xattrs: found.xattrs.clone(),
+                access: found.xattrs.get(acl_name(false)).and_then(|text| acl_bits(text)),
+                default: found.xattrs.get(acl_name(true)).and_then(|text| acl_bits(text)),
                 atime: None,
                 mtime: None,
                 ctime: None,

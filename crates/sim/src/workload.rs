@@ -50,6 +50,12 @@ pub enum Core {
     Whiteout(&'static str, &'static str, bool),
     SetXattr(&'static str),
     RemoveXattr(&'static str),
+    /// Sets the access control list.
+    SetAcl(&'static str),
+    /// Gives the directory a default list.
+    DefaultAcl(&'static str),
+    /// Sets the mode of a file that has a list.
+    ChmodAcl(&'static str),
     /// A nameless file gets bytes and then this name.
     Tmpfile(&'static str),
 }
@@ -118,6 +124,9 @@ impl Core {
         for (from, to) in [("foo", "bar"), ("bar", "foo"), ("foo", "A/foo"), ("bar", "A/bar")] {
             all.extend([Core::Whiteout(from, to, false), Core::Whiteout(from, to, true)]);
         }
+        all.extend([Core::SetAcl("A"), Core::DefaultAcl("A")]);
+        all.extend(["foo", "bar"].map(Core::SetAcl));
+        all.extend(["foo", "bar"].map(Core::ChmodAcl));
         all.extend([Core::Whiteout("A", "B", false), Core::Whiteout("A/C", "B", true)]);
         all
     }
@@ -153,6 +162,9 @@ impl Core {
             Core::Whiteout(f, to, taken) => Core::Whiteout(other(f), other(to), taken),
             Core::SetXattr(f) => Core::SetXattr(other(f)),
             Core::RemoveXattr(f) => Core::RemoveXattr(other(f)),
+            Core::SetAcl(f) => Core::SetAcl(other(f)),
+            Core::DefaultAcl(f) => Core::DefaultAcl(other(f)),
+            Core::ChmodAcl(f) => Core::ChmodAcl(other(f)),
             Core::Tmpfile(f) => Core::Tmpfile(other(f)),
             Core::Mkdir(_) | Core::Rmdir(_) => self,
         }
@@ -164,7 +176,7 @@ impl Core {
             Core::Create(f) | Core::Mkdir(f) | Core::Mknod(f) | Core::Symlink(f) | Core::Append(f) => vec![f],
             Core::Write(f, ..) | Core::Truncate(f, _) | Core::Fallocate(f, _) => vec![f],
             Core::Unlink(f) | Core::Rmdir(f) | Core::SetXattr(f) | Core::RemoveXattr(f) => vec![f],
-            Core::Tmpfile(f) => vec![f],
+            Core::Tmpfile(f) | Core::SetAcl(f) | Core::DefaultAcl(f) | Core::ChmodAcl(f) => vec![f],
             Core::Link(a, b) | Core::Rename(a, b, _) | Core::Exchange(a, b) => vec![a, b],
             Core::Whiteout(a, b, _) => vec![a, b],
         }
@@ -312,8 +324,14 @@ impl Script {
                 self.need_kind(a)?;
                 self.need_kind(b)
             }
-            Core::SetXattr(at) if DIRS.contains(&at) => self.need_dir(at),
-            Core::SetXattr(at) => self.need_file(at),
+            Core::SetXattr(at) | Core::SetAcl(at) | Core::DefaultAcl(at) if DIRS.contains(&at) => {
+                self.need_dir(at)
+            }
+            Core::SetXattr(at) | Core::SetAcl(at) | Core::DefaultAcl(at) => self.need_file(at),
+            Core::ChmodAcl(at) => {
+                self.need_file(at)?;
+                self.set_acl(at, false)
+            }
             Core::RemoveXattr(at) => {
                 if DIRS.contains(&at) {
                     self.need_dir(at)?;
@@ -327,6 +345,10 @@ impl Script {
                 Ok(())
             }
         }
+    }
+
+    fn set_acl(&mut self, at: &str, default: bool) -> Result<(), Impossible> {
+        self.push(Op::SetAcl { on: on(at), default, list: [6, 7, 4, 5, 0] })
     }
 
     fn set_xattr(&mut self, at: &str, how: XattrFlag) -> Result<(), Impossible> {
@@ -370,6 +392,9 @@ impl Script {
             }
             Core::SetXattr(at) => self.set_xattr(at, XattrFlag::Any),
             Core::RemoveXattr(at) => self.push(Op::RemoveXattr { on: on(at), name: "user.x".to_owned() }),
+            Core::SetAcl(at) => self.set_acl(at, false),
+            Core::DefaultAcl(at) => self.set_acl(at, true),
+            Core::ChmodAcl(at) => self.push(Op::Chmod { on: on(at), mode: 0o604 }),
             Core::Tmpfile(f) => self.tmpfile(f),
         }
     }

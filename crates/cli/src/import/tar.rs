@@ -74,7 +74,7 @@ fn add(entry: &Entry, archive: &mut Archive<impl Read>, sink: &mut Sink<'_>) -> 
 
 fn meta(entry: &Entry) -> Result<Meta> {
     if let Some(lost) = entry.unsupported.first() {
-        bail!("{}: an image cannot hold {lost}", show(&entry.path));
+        bail!("{}: {lost} is not taken over", show(&entry.path));
     }
     let (mode, uid, gid, mtime) = (entry.mode, entry.uid, entry.gid, entry.mtime);
     Ok(Meta { mode, uid, gid, mtime, xattrs: entry.xattrs.clone() })

@@ -117,7 +117,7 @@ pub const TABLE: &[Row] = &[
         "",
     ),
     row(
-        "`defaults`, `nofail`, `_netdev`, `x-…`, `user_xattr`, `noacl`, `lazytime`",
+        "`defaults`, `nofail`, `_netdev`, `x-…`, `user_xattr`, `acl`, `lazytime`",
         FIXED,
         "accepted, without effect",
         "",
@@ -132,7 +132,7 @@ const DESCRIPTION: &[Block] = &[
          had confirmed is there.",
     ),
     Text(
-        "An unknown mount option is refused, not ignored. `acl`, `sync`, `dirsync`, `strictatime` and \
+        "An unknown mount option is refused, not ignored. `noacl`, `sync`, `dirsync`, `strictatime` and \
          quotas are refused with the reason.",
     ),
 ];

@@ -61,6 +61,8 @@ pub(crate) struct Meta {
     pub goal: Option<BlockNo>,
     /// Of a directory: inode numbers set aside for its children, next and end.
     pub ino_range: (u64, u64),
+    /// Of a directory: it is known to have no default access control list.
+    pub no_default_acl: bool,
     /// A truncate has set the size and not yet removed all extents behind it.
     pub shrinking: bool,
     /// On the dirty list.
@@ -96,6 +98,7 @@ impl Inode {
             progress,
             goal: None,
             ino_range: (0, 0),
+            no_default_acl: false,
             shrinking: false,
             listed: false,
             dead: false,

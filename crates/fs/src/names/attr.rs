@@ -1,6 +1,7 @@
 //! Attributes.
 
 use super::Names;
+use super::acl::LIST_BYTES;
 use crate::cache::commit::{PATCH_BYTES, commit, lock_metas};
 use crate::cache::inode::Inode;
 use crate::error::{Error, Result};
@@ -36,7 +37,14 @@ impl Names {
     }
 
     fn set_owner_and_mode(&self, inode: &Inode, set: &SetAttr) -> Result<()> {
-        let mut handle = self.engine.begin(PATCH_BYTES, 1, Class::Normal)?;
+        let lists = self.has_acls() && inode.kind != FileKind::Symlink && set.mode.is_some();
+        let (bytes, items) = if lists { (PATCH_BYTES + LIST_BYTES, 2) } else { (PATCH_BYTES, 1) };
+        let mut handle = self.engine.begin(bytes, items, Class::Normal)?;
+        let _io = lists.then(|| inode.io.write());
+        let mut record = RecordBuilder::new(RecordOp::SetAttr);
+        if let Some(mode) = set.mode.filter(|_| lists) {
+            self.list_follows_mode(inode, mode, &mut record)?;
+        }
         let now = self.engine.now();
         let mut changes = lock_metas(&[inode]);
         let c = &mut changes[0];
@@ -59,7 +67,7 @@ impl Names {
         if let Some(mtime) = set.mtime {
             c.set(InodeMask::MTIME, |core| core.mtime = resolve(mtime, now));
         }
-        commit(&mut handle, RecordBuilder::new(RecordOp::SetAttr), &mut changes)?;
+        commit(&mut handle, record, &mut changes)?;
         Ok(())
     }
 

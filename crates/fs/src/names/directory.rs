@@ -2,6 +2,7 @@
 //! exclusive io lock.
 
 use super::Names;
+use super::acl::LIST_BYTES;
 use super::slots::{self, Slot};
 use crate::cache::commit::{Change, commit, commit_only, create_mask, lock_metas, new_core};
 use crate::cache::inode::Inode;
@@ -96,17 +97,37 @@ impl Names {
         .into()
     }
 
+    /// Reserves for a new entry of a directory, and locks the directory. Whether the entry may get
+    /// access control lists is asked before the lock, as it decides how much is reserved; a list
+    /// that is set meanwhile makes it more.
+    fn begin_in<'a>(&'a self, dir: &'a Inode, bytes: u64) -> Result<(Handle<'a>, WriteGuard<'a, ()>, bool)> {
+        if self.may_inherit(dir) {
+            // Mostly there is no list, and the directory remembers it.
+            let _io = dir.io.read();
+            self.default_list(dir)?;
+        }
+        if !self.may_inherit(dir) {
+            let handle = self.engine.begin(bytes, 4, Class::Normal)?;
+            let io = dir.io.write();
+            if !self.may_inherit(dir) {
+                return Ok((handle, io, false));
+            }
+        }
+        let handle = self.engine.begin(bytes + 2 * LIST_BYTES, 6, Class::Normal)?;
+        Ok((handle, dir.io.write(), true))
+    }
+
     pub(crate) fn make(&self, dir: Ino, name: &[u8], make: &Make<'_>) -> Result<Attr> {
         check_name(name)?;
         if make.target.len() > SYMLINK_MAX {
             return Err(Error::NameTooLong);
         }
-        let bytes = NAME_RECORD_BYTES + make.target.len() as u64;
-        let handle = self.engine.begin(bytes, 4, Class::Normal)?;
         let dir = self.inodes.get_dir(dir)?;
-        let _io = dir.io.write();
+        let bytes = NAME_RECORD_BYTES + make.target.len() as u64;
+        let (handle, _io, inherits) = self.begin_in(&dir, bytes)?;
         let slot = self.find_free(dir.ino, name)?;
         let now = self.engine.now();
+        let default = if inherits { self.default_list(&dir)? } else { None };
         let mut changes = lock_metas(&[&dir]);
         let parent = &mut changes[0];
         if parent.meta.core.nlink == 0 {
@@ -133,6 +154,9 @@ impl Names {
             }
             _ => {}
         }
+        if let Some(default) = default {
+            self.inherit(default, ino, &mut core, &mut record);
+        }
         record.inode(ino, create_mask(&core), &core);
         put_dentry(&mut record, dir.ino, slot, ino, make.kind, name);
         let inode = Arc::new(Inode::new(ino, core, make.kind, Default::default()));
@@ -143,8 +167,11 @@ impl Names {
 
     /// A file without a name: an orphan until it is linked. Comes pinned.
     pub(crate) fn tmpfile(&self, dir: Ino, mode: u32, owner: Owner) -> Result<Attr> {
-        let mut handle = self.engine.begin(NAME_RECORD_BYTES, 3, Class::Normal)?;
+        let bytes = NAME_RECORD_BYTES + if self.has_acls() { LIST_BYTES } else { 0 };
+        let mut handle = self.engine.begin(bytes, 4, Class::Normal)?;
         let dir = self.inodes.get_dir(dir)?;
+        let _io = dir.io.read();
+        let default = if self.may_inherit(&dir) { self.default_list(&dir)? } else { None };
         let now = self.engine.now();
         let mut meta = dir.meta.lock();
         if meta.core.nlink == 0 {
@@ -156,6 +183,9 @@ impl Names {
         let mut core = new_core(&parent, mode, FileKind::Regular, owner, now);
         core.nlink = 0;
         let mut record = RecordBuilder::new(RecordOp::Create);
+        if let Some(default) = default {
+            self.inherit(default, ino, &mut core, &mut record);
+        }
         record.inode(ino, create_mask(&core), &core);
         record.put(Key::orphan(ino), &Orphan::Unlinked.encode());
         let inode = Arc::new(Inode::new(ino, core, FileKind::Regular, Default::default()));

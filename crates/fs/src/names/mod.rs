@@ -1,5 +1,6 @@
-//! Names and attributes: directories, links, rename, extended attributes.
+//! Names and attributes: directories, links, rename, extended attributes, access control lists.
 
+mod acl;
 mod attr;
 pub(crate) mod directory;
 mod rename;

@@ -8,7 +8,8 @@
 //! 2. An inode core that cannot be decoded is dropped. The items that follow without a core tell
 //!    the type of the inode: the first entry makes it a directory, the first target a symlink, the
 //!    first extent a file. Inode 1 is always a directory.
-//! 3. Attributes and entries stay if they are in the slot of their name, each name once.
+//! 3. Attributes and entries stay if they are in the slot of their name, each name once. An access
+//!    control list must be one.
 //! 4. Extents stay if they are in order, inside the data area and inside one group. Blocks that
 //!    already have an owner become a hole. So do blocks that were allocated by a log record that
 //!    was given up, since they may hold another file's bytes.
@@ -18,6 +19,7 @@ use crate::items::FILE_BLOCKS_MAX;
 use crate::owned::Owned;
 use crate::report::what_of;
 use kedge_base::{BlockNo, Ino};
+use kedge_format::acl::{Acl, is_acl_name};
 use kedge_format::alloc::GROUP_BLOCKS;
 use kedge_format::item::{Dentry, ExtentItem, Orphan, SLOT_ORDINALS, SYMLINK_MAX, Xattr, name_slot};
 use kedge_format::superblock::Geometry;
@@ -148,6 +150,9 @@ impl<'a> Sieve<'a> {
         };
         if xattr.name.contains(&0) || !self.placed(key, xattr.name) {
             return drop(format!("attribute \"{}\" in a slot of another name", xattr.name.escape_ascii()));
+        }
+        if is_acl_name(xattr.name) && Acl::decode(xattr.value).is_none() {
+            return drop(format!("\"{}\" is no access control list", xattr.name.escape_ascii()));
         }
         Sieved::Xattr
     }

@@ -1,0 +1,118 @@
+//! Access control lists: attributes that go with the mode and are handed on to new files. The
+//! kernel, or a program that links the library, decides by them who may do what.
+//!
+//! # Invariants
+//! 1. The nine permission bits of the mode are those of the access list ([`Acl::mode`]): the mode's
+//!    group bits are the list's mask.
+//! 2. No minimal access list is kept: its mode says the same.
+//!
+//! Who changes one changes the other in the same record, under the inode's exclusive io lock. So no
+//! crash shows a mode without its list: a file that denies a user by its list would for a moment be
+//! open to him by its mode.
+
+use super::Names;
+use crate::cache::inode::Inode;
+use crate::error::{Error, Result};
+use kedge_base::{BlockNo, CorruptKind, Ino};
+use kedge_format::acl::{ACCESS, Acl, DEFAULT, is_acl_name};
+use kedge_format::item::{XATTR_VALUE_MAX, Xattr, name_slot};
+use kedge_format::record::RecordBuilder;
+use kedge_format::{FileKind, InodeCore, ItemKind, Key};
+
+/// Log bytes of a record's part that sets a list.
+pub(super) const LIST_BYTES: u64 = XATTR_VALUE_MAX as u64 + 128;
+
+/// The list that a value is; `None`: none, because the attribute is no list.
+pub(super) fn of_value(name: &[u8], value: &[u8]) -> Result<Option<Acl>> {
+    if !is_acl_name(name) {
+        return Ok(None);
+    }
+    Acl::decode(value).map(Some).ok_or(Error::Invalid("not a valid access control list"))
+}
+
+/// Whether an attribute is kept as one.
+pub(super) fn is_kept(name: &[u8], list: Option<&Acl>) -> bool {
+    name != ACCESS || list.is_none_or(|list| !list.is_minimal())
+}
+
+pub(super) fn check_kind(kind: FileKind, name: &[u8]) -> Result<()> {
+    match kind {
+        FileKind::Symlink if is_acl_name(name) => Err(Error::NotSupported("a list of a symbolic link")),
+        FileKind::Directory => Ok(()),
+        _ if name == DEFAULT => Err(Error::Invalid("only directories have a default list")),
+        _ => Ok(()),
+    }
+}
+
+impl Names {
+    /// Whether the image may hold lists: one that an older version made may not.
+    pub(crate) fn has_acls(&self) -> bool {
+        self.engine.store().geometry().has_acls()
+    }
+
+    /// An inode's list. The caller holds its io lock.
+    fn list(&self, ino: Ino, name: &[u8]) -> Result<Option<(u64, Acl)>> {
+        let found = self.find_xattr(ino, name)?;
+        let Some(value) = &found.entry else { return Ok(None) };
+        match Acl::decode(value) {
+            Some(acl) => Ok(Some((found.at(), acl))),
+            None => {
+                let what = format!("an access control list of inode {ino} is none");
+                Err(kedge_base::Error::corrupt(CorruptKind::Item, BlockNo(0), what).into())
+            }
+        }
+    }
+
+    /// Adds what a new mode makes of the inode's access list. The caller holds its io lock
+    /// exclusively.
+    pub(super) fn list_follows_mode(
+        &self,
+        inode: &Inode,
+        mode: u32,
+        record: &mut RecordBuilder,
+    ) -> Result<()> {
+        if let Some((slot, acl)) = self.list(inode.ino, ACCESS)? {
+            let value = acl.with_mode(mode).encode();
+            let key = Key::new(inode.ino, ItemKind::Xattr, slot);
+            record.put(key, &Xattr { name: ACCESS, value: &value }.encode());
+        }
+        Ok(())
+    }
+
+    /// Whether a new file in this directory may get a list. `false` stays true while the caller
+    /// holds its io lock.
+    pub(super) fn may_inherit(&self, dir: &Inode) -> bool {
+        self.has_acls() && !dir.meta.lock().no_default_acl
+    }
+
+    /// The list that a directory hands on. The caller holds its io lock.
+    pub(super) fn default_list(&self, dir: &Inode) -> Result<Option<Acl>> {
+        let list = self.list(dir.ino, DEFAULT)?;
+        if list.is_none() {
+            dir.meta.lock().no_default_acl = true;
+        }
+        Ok(list.map(|(_, acl)| acl))
+    }
+
+    /// Adds the lists that a new file gets from its directory's default list, and sets its mode.
+    pub(super) fn inherit(&self, default: Acl, ino: Ino, core: &mut InodeCore, record: &mut RecordBuilder) {
+        let kind = core.kind().expect("a new inode has a type");
+        if kind == FileKind::Symlink {
+            return;
+        }
+        let seed = &self.engine.store().geometry().hash_seed;
+        let access = default.clone().for_new(core.mode);
+        core.mode = core.mode & !0o777 | access.mode();
+        let lists =
+            [(DEFAULT, &default, kind == FileKind::Directory), (ACCESS, &access, !access.is_minimal())];
+        let mut taken = None;
+        for (name, acl, _) in lists.into_iter().filter(|(.., kept)| *kept) {
+            let first = name_slot(seed, name);
+            // The two names may share a hash, and then they share its slots.
+            let slot = if taken == Some(first) { first + 1 } else { first };
+            taken = Some(first);
+            let value = acl.encode();
+            record.put(Key::new(ino, ItemKind::Xattr, slot), &Xattr { name, value: &value }.encode());
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Access control lists in the library: which are taken, what they do to the mode, who inherits.
+
+#![allow(clippy::unwrap_used)]
+
+use kedge_device::MemDevice;
+use kedgefs::acl::{ACCESS, Acl, DEFAULT, Entry, Tag};
+use kedgefs::*;
+use std::sync::Arc;
+
+fn fresh() -> (Arc<MemDevice>, FileSystem) {
+    let device = Arc::new(MemDevice::new(32 << 20));
+    FileSystem::format(device.clone(), Arc::new(ManualClock::default()), &FormatOptions::default()).unwrap();
+    let fs = open(&device);
+    (device, fs)
+}
+
+fn open(device: &Arc<MemDevice>) -> FileSystem {
+    FileSystem::open(device.clone(), Arc::new(ManualClock::default()), MountOptions::default()).unwrap()
+}
+
+/// Of the owner, `named` users, the owning group, the mask and the others.
+fn list(named: usize, permissions: [u16; 5]) -> Vec<u8> {
+    let tags = [Tag::Owner, Tag::User, Tag::OwningGroup, Tag::Mask, Tag::Others];
+    let mut entries = Vec::new();
+    for (tag, permissions) in tags.into_iter().zip(permissions) {
+        let count = if tag == Tag::User { named } else { usize::from(tag != Tag::Mask || named > 0) };
+        entries.extend((0..count).map(|i| Entry { tag, permissions, id: 1000 + i as u32 }));
+    }
+    Acl::new(entries).unwrap().encode()
+}
+
+fn mode(fs: &FileSystem, ino: Ino) -> u32 {
+    fs.getattr(ino).unwrap().mode & 0o7777
+}
+
+#[test]
+fn a_minimal_list_is_the_mode() {
+    let (_, fs) = fresh();
+    let file = fs.create(Ino::ROOT, b"f", 0o4644, Owner::default()).unwrap().ino;
+    fs.setxattr(file, ACCESS, &list(1, [6, 7, 4, 5, 0]), XattrMode::Any).unwrap();
+    assert_eq!(mode(&fs, file), 0o4650);
+    assert_eq!(fs.listxattr(file).unwrap(), [ACCESS]);
+    fs.setxattr(file, ACCESS, &list(0, [7, 0, 1, 0, 2]), XattrMode::Any).unwrap();
+    assert_eq!(mode(&fs, file), 0o4712);
+    assert_eq!(fs.listxattr(file).unwrap(), Vec::<Vec<u8>>::new());
+    assert!(matches!(fs.getxattr(file, ACCESS), Err(Error::NoXattr)));
+    assert!(matches!(fs.removexattr(file, ACCESS), Err(Error::NoXattr)));
+}
+
+#[test]
+fn what_is_no_list_or_has_none_is_refused() {
+    let (_, fs) = fresh();
+    let file = fs.create(Ino::ROOT, b"f", 0o644, Owner::default()).unwrap().ino;
+    let link = fs.symlink(Ino::ROOT, b"l", b"f", Owner::default()).unwrap().ino;
+    let good = list(1, [6, 7, 4, 5, 0]);
+    for bad in [&b""[..], &good[..4], &good[1..], &good[..good.len() - 8], b"text"] {
+        let set = fs.setxattr(file, ACCESS, bad, XattrMode::Any);
+        assert!(matches!(set, Err(Error::Invalid(_))), "{bad:?}: {set:?}");
+    }
+    assert!(matches!(fs.setxattr(file, DEFAULT, &good, XattrMode::Any), Err(Error::Invalid(_))));
+    assert!(matches!(fs.setxattr(link, ACCESS, &good, XattrMode::Any), Err(Error::NotSupported(_))));
+    let other = fs.setxattr(file, b"system.other", b"", XattrMode::Any);
+    assert!(matches!(other, Err(Error::NotSupported(_))));
+    assert_eq!((mode(&fs, file), fs.listxattr(file).unwrap().len()), (0o644, 0));
+}
+
+/// The longest list is twice in the record of a new directory.
+#[test]
+fn the_longest_list_is_inherited_and_durable() {
+    let (device, fs) = fresh();
+    let dir = fs.mkdir(Ino::ROOT, b"d", 0o755, Owner::default()).unwrap().ino;
+    fs.create(dir, b"before", 0o666, Owner::default()).unwrap();
+    let longest = list(507, [7, 6, 5, 7, 4]);
+    assert_eq!(longest.len(), 4092);
+    fs.setxattr(dir, DEFAULT, &longest, XattrMode::Any).unwrap();
+    for n in 0..20 {
+        fs.mkdir(dir, format!("dir{n}").as_bytes(), 0o770, Owner::default()).unwrap();
+        fs.create(dir, format!("file{n}").as_bytes(), 0o666, Owner::default()).unwrap();
+    }
+    let nameless = fs.tmpfile(dir, 0o666, Owner::default()).unwrap().ino;
+    fs.link(nameless, dir, b"named").unwrap();
+    fs.fsync(dir, false).unwrap();
+    drop(fs);
+
+    let fs = open(&device);
+    let found = |path: &str| fs.lookup(dir, path.as_bytes()).unwrap().ino;
+    let file = list(507, [6, 6, 5, 6, 4]);
+    for name in ["file0", "file19", "named"] {
+        assert_eq!(
+            (mode(&fs, found(name)), fs.getxattr(found(name), ACCESS).unwrap()),
+            (0o664, file.clone())
+        );
+    }
+    let sub = found("dir7");
+    assert_eq!(mode(&fs, sub), 0o770);
+    assert_eq!(fs.getxattr(sub, ACCESS).unwrap(), list(507, [7, 6, 5, 7, 0]));
+    assert_eq!(fs.getxattr(sub, DEFAULT).unwrap(), longest);
+    assert_eq!(fs.listxattr(found("before")).unwrap(), Vec::<Vec<u8>>::new());
+    fs.removexattr(dir, DEFAULT).unwrap();
+    let later = fs.create(dir, b"later", 0o666, Owner::default()).unwrap();
+    assert_eq!((later.mode & 0o777, fs.listxattr(later.ino).unwrap().len()), (0o666, 0));
+    fs.close().unwrap();
+    let report = kedge_fsck::check(device, &kedge_fsck::CheckOptions::default());
+    assert!(report.is_clean(), "{report}");
+}
