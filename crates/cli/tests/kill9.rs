@@ -7,7 +7,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, Run, no_fuse};
+use common::{Place, Run, no_fuse, until_dead};
 use kedge_sim::backend::{Backend, Mounted};
 use kedge_sim::rig::{seed_from_env, within};
 use kedge_sim::writers::{Snapshot, Writers, verify_after};
@@ -32,10 +32,11 @@ fn round(place: &Place, round: u64, rng: &mut SmallRng) -> (Snapshot, Snapshot) 
     let pid = place.info("mnt")["mount"]["pid"].as_i64().unwrap() as i32;
     let acked = writers.snapshot();
     kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
-    // All of them run into the dead mount.
+    // All of them run into the dead mount. The last request may be aborted before the mount is dead.
     while !writers.ended() {
         std::thread::sleep(Duration::from_millis(1));
     }
+    until_dead(place, "mnt");
     (acked, writers.stop())
 }
 

@@ -208,6 +208,11 @@ pub fn pid(place: &Place, dir: &str) -> Pid {
 /// Kills the process that serves the mount and waits until the kernel has noticed.
 pub fn kill(place: &Place, dir: &str) {
     kill_process(pid(place, dir), Signal::KILL).unwrap();
+    until_dead(place, dir);
+}
+
+/// Waits until the kernel knows that nobody serves the mount.
+pub fn until_dead(place: &Place, dir: &str) {
     // Not by stat(2) or by opening the directory, which the kernel goes on answering by itself.
     until("the mount is dead", || {
         rustix::fs::statfs(place.path(dir)).is_err_and(|e| e == rustix::io::Errno::NOTCONN)
