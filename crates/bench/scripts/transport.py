@@ -85,12 +85,16 @@ class Load:
 
 
 def fs_mark(threads, sync, files):
+    # In runs of few files: it wants space for a whole run, and the null file system tells of little.
+    each = min(files, 800) // threads
+    runs = max(1, files // (each * threads))
+
     def run(work):
         # It takes no long paths.
-        options = ["-D", 16, "-t", threads, "-n", files // threads, "-s", 4096, "-S", sync, "-k"]
+        options = ["-D", 16, "-t", threads, "-L", runs, "-n", each, "-s", 4096, "-S", sync, "-k"]
         sh("fs_mark", "-d", "work", *options, cwd=work.parent)
 
-    return Load(f"fs_mark S{sync}, {threads}", files // threads * threads, run)
+    return Load(f"fs_mark S{sync}, {threads}", runs * each * threads, run)
 
 
 def create(files):
