@@ -65,7 +65,8 @@ impl Mapping {
 
     fn sync(&self) -> io::Result<()> {
         // SAFETY: the mapping lives.
-        Ok(unsafe { msync(self.at.cast(), self.len, MsyncFlags::SYNC)? })
+        unsafe { msync(self.at.cast(), self.len, MsyncFlags::SYNC)? };
+        Ok(())
     }
 }
 

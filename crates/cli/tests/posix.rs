@@ -47,7 +47,8 @@ fn run(place: &Place, pattern: &str, remount: bool) -> Option<Said> {
     fs::write(place.path("pjdfstest.toml"), configuration).unwrap();
     let mut command = place.command("pjdfstest");
     command.args(["-c", "pjdfstest.toml", "-p"]).arg(place.path("mnt")).arg("-s").arg(place.path("other"));
-    let out = match output_within(command.arg(pattern), Duration::from_secs(900)) {
+    command.arg(pattern);
+    let out = match output_within(command, Duration::from_secs(900)) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
             kedge_base::skip::note("no pjdfstest: cargo install pjdfstest");
             return None;
