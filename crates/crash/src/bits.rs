@@ -47,31 +47,31 @@ impl Bits {
         }
     }
 
+    pub fn join(&mut self, other: &Bits) {
+        for (word, other) in self.words.iter_mut().zip(&other.words) {
+            *word |= other;
+        }
+    }
+
     pub fn count(&self) -> usize {
         self.words.iter().map(|w| w.count_ones() as usize).sum()
     }
 
     pub fn iter(&self) -> impl Iterator<Item = u32> {
-        self.iter_from(0)
+        self.words.iter().enumerate().flat_map(|(i, word)| ones(i, *word))
     }
 
-    pub fn iter_from(&self, from: u32) -> impl Iterator<Item = u32> {
-        let first = from as usize / 64;
-        self.words.iter().enumerate().skip(first).flat_map(move |(i, word)| {
-            let mask = if i == first { u64::MAX << (from % 64) } else { u64::MAX };
-            let mut left = word & mask;
-            std::iter::from_fn(move || {
-                let bit = (left != 0).then(|| left.trailing_zeros())?;
-                left &= left - 1;
-                Some(i as u32 * 64 + bit)
-            })
-        })
+    /// The numbers below `len` that are not in it.
+    pub fn missing(&self) -> impl Iterator<Item = u32> {
+        let words = self.words.iter().enumerate().flat_map(|(i, word)| ones(i, !*word));
+        words.take_while(|n| (*n as usize) < self.len)
     }
+}
 
-    /// The smallest number below `len` that is not in it.
-    pub fn first_missing(&self) -> Option<u32> {
-        let (i, word) = self.words.iter().enumerate().find(|(_, w)| **w != u64::MAX)?;
-        let n = i as u32 * 64 + word.trailing_ones();
-        ((n as usize) < self.len).then_some(n)
-    }
+fn ones(word: usize, mut left: u64) -> impl Iterator<Item = u32> {
+    std::iter::from_fn(move || {
+        let bit = (left != 0).then(|| left.trailing_zeros())?;
+        left &= left - 1;
+        Some(word as u32 * 64 + bit)
+    })
 }

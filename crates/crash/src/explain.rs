@@ -57,6 +57,8 @@ pub struct Fix {
     /// It goes before this event.
     pub before: u32,
     pub before_text: String,
+    /// Where in the program that event was made, innermost first.
+    pub before_stack: Vec<String>,
     /// Other places of the recording where the same call is missing in the same way. The search ran
     /// with all of them put in.
     pub also_before: Vec<u32>,
@@ -99,6 +101,18 @@ pub struct Explainer<'a> {
     pub stop: &'a Arc<AtomicBool>,
 }
 
+impl Explanation {
+    /// The calls whose callers are known: those that were lost, and those before which one is
+    /// missing. What each is, and its callers.
+    pub(crate) fn stacks(&self) -> Vec<(String, &[String])> {
+        let lost = self.lost.iter().map(|c| (format!("#{} {}", c.number, c.text), &c.stack[..]));
+        let fixes = self.fixes.iter().map(|f| {
+            (format!("{} is missing before #{} {}", f.call, f.before, f.before_text), &f.before_stack[..])
+        });
+        lost.chain(fixes).filter(|(_, stack)| !stack.is_empty()).collect()
+    }
+}
+
 /// Where a missing call could go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Candidate {
@@ -109,17 +123,16 @@ pub(crate) struct Candidate {
 /// The recording with these fsyncs put in.
 pub(crate) fn with_calls(trace: &Trace, calls: &[Candidate]) -> Trace {
     let mut ordered = calls.to_vec();
-    ordered.sort_by_key(|c| (std::cmp::Reverse(c.before), c.ino));
+    ordered.sort_by_key(|c| (c.before, c.ino));
     ordered.dedup();
-    let mut mended = trace.clone();
-    for c in ordered {
+    let event = |c: Candidate| {
         let near = &trace.events[c.before as usize];
         let call = Call::Fsync { ino: c.ino, datasync: false, since: u64::from(c.before) };
         let event =
             Event { time: near.time, pid: near.pid, tid: near.tid, errno: 0, call, stack: Vec::new() };
-        mended = mended.with_event(c.before as usize, event);
-    }
-    mended
+        (c.before as usize, event)
+    };
+    trace.with_events(ordered.into_iter().map(event).collect())
 }
 
 impl Explainer<'_> {
@@ -273,6 +286,7 @@ impl Explainer<'_> {
                 path,
                 before: c.before,
                 before_text,
+                before_stack: self.trace.events[c.before as usize].stack.clone(),
                 also_before: others.iter().map(|o| o.before).collect(),
                 tried: outcome.states,
                 failing: outcome.failing,

@@ -9,59 +9,66 @@
 use crate::edit::Edit;
 use crate::history::History;
 use crate::recipe::{Pick, Recipe, Torn};
+use crate::split::Micro;
 use crate::state::{PAGE, SECTOR};
 use crate::trace::{Call, Trace};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
+use std::iter::Peekable;
 
 /// Where at most so many edits are pending, every choice of them is tried.
 const EVERY_CHOICE_MAX: usize = 10;
 /// Inodes whose loss as a whole is tried at one moment.
 const FILES_AT_ONCE_MAX: usize = 16;
 
+/// Recipes in their order. They are made when they are taken: a long recording has millions.
+type List<'a> = Peekable<Box<dyn Iterator<Item = Recipe> + Send + 'a>>;
+
 /// An endless list of recipes: each of the systematic ones once, then random ones.
 pub struct Plan<'a> {
     history: &'a History,
-    lists: Vec<VecDeque<Recipe>>,
+    lists: Vec<List<'a>>,
     turn: usize,
     rng: SmallRng,
-    planned: usize,
+    taken: u64,
 }
 
 impl<'a> Plan<'a> {
-    pub fn new(trace: &Trace, history: &'a History, seed: u64) -> Plan<'a> {
+    pub fn new(trace: &'a Trace, history: &'a History, seed: u64) -> Plan<'a> {
         let build = Build { trace, history };
-        let lists: Vec<VecDeque<Recipe>> = vec![
-            build.promises(),
-            build.renames(),
-            build.names(),
-            build.calls(),
-            build.files(),
-            build.torn(),
-            build.singles(),
-            build.prefixes(),
-            build.choices(),
+        let lists: Vec<Box<dyn Iterator<Item = Recipe> + Send + 'a>> = vec![
+            Box::new(build.promises()),
+            Box::new(build.renames().into_iter()),
+            Box::new(build.names()),
+            Box::new(build.calls()),
+            Box::new(build.files()),
+            Box::new(build.torn()),
+            Box::new(build.singles()),
+            Box::new(build.prefixes()),
+            Box::new(build.choices()),
         ];
-        let planned = lists.iter().map(VecDeque::len).sum();
-        Plan { history, lists, turn: 0, rng: SmallRng::seed_from_u64(seed), planned }
+        let lists = lists.into_iter().map(Iterator::peekable).collect();
+        Plan { history, lists, turn: 0, rng: SmallRng::seed_from_u64(seed), taken: 0 }
     }
 
-    /// How many systematic recipes there are.
-    pub fn planned(&self) -> usize {
-        self.planned
+    /// All systematic recipes were taken.
+    pub fn is_random(&mut self) -> bool {
+        self.lists.iter_mut().all(|list| list.peek().is_none())
     }
 
-    /// How many of them have not been taken.
-    pub fn left(&self) -> usize {
-        self.lists.iter().map(VecDeque::len).sum()
+    /// How many systematic recipes were taken, and how many were not.
+    pub fn finish(self) -> (u64, u64) {
+        let left = self.lists.into_iter().map(|list| list.count() as u64).sum();
+        (self.taken, left)
     }
 
     pub fn next(&mut self) -> Recipe {
         for _ in 0..self.lists.len() {
             let turn = self.turn;
             self.turn = (turn + 1) % self.lists.len();
-            if let Some(recipe) = self.lists[turn].pop_front() {
+            if let Some(recipe) = self.lists[turn].next() {
+                self.taken += 1;
                 return recipe;
             }
         }
@@ -78,14 +85,20 @@ impl<'a> Plan<'a> {
     }
 }
 
+#[derive(Clone, Copy)]
 struct Build<'a> {
     trace: &'a Trace,
     history: &'a History,
 }
 
-impl Build<'_> {
+impl<'a> Build<'a> {
     fn points(&self) -> impl DoubleEndedIterator<Item = u32> + use<> {
         self.history.points()
+    }
+
+    /// The edits, by number.
+    fn edits(&self) -> impl Iterator<Item = (u32, &'a Micro)> + use<'a> {
+        self.history.micros.iter().enumerate().map(|(n, micro)| (n as u32, micro))
     }
 
     /// The last point at which all of these can be missing.
@@ -94,33 +107,32 @@ impl Build<'_> {
     }
 
     /// These lost, at the last moment at which they can be, and at the first after event `event`.
-    fn lose(&self, lost: Vec<u32>, event: u32, into: &mut VecDeque<Recipe>) {
-        let Some(last) = self.last_without(&lost) else { return };
-        for at in [last, event + 1] {
-            if at <= last {
-                into.push_back(Recipe::new(at, Pick::Lose(lost.clone())));
-            }
-        }
+    fn lose(&self, lost: Vec<u32>, event: u32) -> impl Iterator<Item = Recipe> + use<> {
+        let last = self.last_without(&lost);
+        let places = last
+            .into_iter()
+            .flat_map(move |last| [last, event + 1].into_iter().filter(move |at| *at <= last));
+        places.map(move |at| Recipe::new(at, Pick::Lose(lost.clone())))
     }
 
     /// All that a crash may take when the user has just been told something, and at the end.
-    fn promises(&self) -> VecDeque<Recipe> {
-        let is_mark = |at: &u32| {
+    fn promises(self) -> impl Iterator<Item = Recipe> + Send + 'a {
+        let is_mark = move |at: &u32| {
             *at > *self.history.points().start()
                 && matches!(self.trace.events[*at as usize - 1].call, Call::Mark { .. } | Call::End { .. })
         };
         let end = *self.history.points().end();
         let moments = self.points().filter(is_mark).chain([end]);
-        moments.flat_map(|at| [Pick::Durable, Pick::All].map(|pick| Recipe::new(at, pick))).collect()
+        moments.flat_map(|at| [Pick::Durable, Pick::All].map(|pick| Recipe::new(at, pick)))
     }
 
-    fn renames(&self) -> VecDeque<Recipe> {
-        let mut list = VecDeque::new();
+    fn renames(self) -> Vec<Recipe> {
+        let mut list = Vec::new();
         let mut written: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
-        for (n, micro) in self.history.micros.iter().enumerate() {
+        for (n, micro) in self.edits() {
             match &micro.edit {
                 Edit::Data { ino, .. } | Edit::Grow { ino, .. } => {
-                    written.entry(*ino).or_default().push(n as u32);
+                    written.entry(*ino).or_default().push(n);
                 }
                 Edit::Rename { ino, .. } | Edit::Add { ino, .. } => {
                     let at = micro.event + 1;
@@ -129,8 +141,8 @@ impl Build<'_> {
                         pending.copied().filter(|n| !self.history.is_durable(*n, at)).collect();
                     let bytes =
                         lost.iter().copied().filter(|n| self.history.micros[*n as usize].edit.is_data());
-                    self.lose(bytes.collect(), micro.event, &mut list);
-                    self.lose(lost, micro.event, &mut list);
+                    list.extend(self.lose(bytes.collect(), micro.event));
+                    list.extend(self.lose(lost, micro.event));
                 }
                 _ => {}
             }
@@ -138,35 +150,28 @@ impl Build<'_> {
         list
     }
 
-    fn names(&self) -> VecDeque<Recipe> {
-        let mut list = VecDeque::new();
-        for (n, micro) in self.history.micros.iter().enumerate() {
-            if micro.edit.is_name() {
-                self.lose(vec![n as u32], micro.event, &mut list);
-            }
-        }
-        list
+    fn names(self) -> impl Iterator<Item = Recipe> + Send + 'a {
+        let names = self.edits().filter(|(_, micro)| micro.edit.is_name());
+        names.flat_map(move |(n, micro)| self.lose(vec![n], micro.event))
     }
 
-    fn calls(&self) -> VecDeque<Recipe> {
-        let mut list = VecDeque::new();
-        for event in *self.history.points().start()..*self.history.points().end() {
+    fn calls(self) -> impl Iterator<Item = Recipe> + Send + 'a {
+        let events = *self.history.points().start()..*self.history.points().end();
+        events.flat_map(move |event| {
             let all: Vec<u32> = self.history.of_event(event).collect();
-            let bytes: Vec<u32> =
+            let mut bytes: Vec<u32> =
                 all.iter().copied().filter(|n| self.history.micros[*n as usize].edit.is_data()).collect();
-            if bytes.len() < all.len() {
-                self.lose(bytes, event, &mut list);
+            if bytes.len() == all.len() {
+                bytes.clear();
             }
-            self.lose(all, event, &mut list);
-        }
-        list
+            self.lose(bytes, event).chain(self.lose(all, event))
+        })
     }
 
     /// At each moment before something is made persistent: all that is pending of one file or
     /// directory.
-    fn files(&self) -> VecDeque<Recipe> {
-        let mut list = VecDeque::new();
-        for at in self.moments() {
+    fn files(self) -> impl Iterator<Item = Recipe> + Send + 'a {
+        self.moments().flat_map(move |at| {
             let mut pending: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
             for n in self.history.pending(at) {
                 let edit = &self.history.micros[n as usize].edit;
@@ -175,16 +180,15 @@ impl Build<'_> {
                     pending.entry(ino).or_default().push(n);
                 }
             }
-            for (_, edits) in pending.into_iter().rev().take(FILES_AT_ONCE_MAX) {
-                list.push_back(Recipe::new(at, Pick::Keep(edits.clone())));
-                list.push_back(Recipe::new(at, Pick::Lose(edits)));
-            }
-        }
-        list
+            let files = pending.into_values().rev().take(FILES_AT_ONCE_MAX);
+            files.flat_map(move |edits| {
+                [Pick::Keep(edits.clone()), Pick::Lose(edits)].map(|pick| Recipe::new(at, pick))
+            })
+        })
     }
 
     /// The points before a persistence call, before a mark, and the last.
-    fn moments(&self) -> impl Iterator<Item = u32> {
+    fn moments(self) -> impl Iterator<Item = u32> + Send + 'a {
         let end = *self.history.points().end();
         self.points().filter(move |at| {
             *at == end
@@ -195,56 +199,46 @@ impl Build<'_> {
         })
     }
 
-    fn torn(&self) -> VecDeque<Recipe> {
-        let mut list = VecDeque::new();
+    fn torn(self) -> impl Iterator<Item = Recipe> + Send + 'a {
+        self.edits().flat_map(move |(n, micro)| self.torn_page(n, micro))
+    }
+
+    fn torn_page(&self, n: u32, micro: &Micro) -> Vec<Recipe> {
         const SECTORS: usize = PAGE / SECTOR;
-        for (n, micro) in self.history.micros.iter().enumerate() {
-            let Edit::Data { at: start, bytes, .. } = &micro.edit else { continue };
-            let n = n as u32;
-            let first = usize::from(*start) / SECTOR;
-            let last = (usize::from(*start) + bytes.as_slice().len()).div_ceil(SECTOR);
-            if last - first < 2 {
-                continue;
-            }
-            let (point, middle) = (self.history.last_without(n), first.midpoint(last));
-            for sectors in [0..first + 1, 0..middle.max(first + 1), middle..SECTORS] {
-                for at in [point, micro.event + 1] {
-                    if self.history.may_tear(n, at) {
-                        let torn = Some(Torn { micro: n, sectors: sectors.clone() });
-                        list.push_back(Recipe { at, pick: Pick::All, torn });
-                    }
-                }
-            }
+        let Edit::Data { at: start, bytes, .. } = &micro.edit else { return Vec::new() };
+        let first = usize::from(*start) / SECTOR;
+        let last = (usize::from(*start) + bytes.as_slice().len()).div_ceil(SECTOR);
+        if last - first < 2 {
+            return Vec::new();
         }
-        list
+        let (point, middle) = (self.history.last_without(n), first.midpoint(last));
+        let parts = [0..first + 1, 0..middle.max(first + 1), middle..SECTORS];
+        let points = [point, micro.event + 1];
+        let all = parts.into_iter().flat_map(|sectors| points.map(|at| (at, sectors.clone())));
+        all.filter(|(at, _)| self.history.may_tear(n, *at))
+            .map(|(at, sectors)| Recipe { at, pick: Pick::All, torn: Some(Torn { micro: n, sectors }) })
+            .collect()
     }
 
-    fn singles(&self) -> VecDeque<Recipe> {
-        let mut list = VecDeque::new();
-        for n in 0..self.history.micros.len() as u32 {
-            let event = self.history.micros[n as usize].event;
-            self.lose(vec![n], event, &mut list);
-            list.push_back(Recipe::new(event + 1, Pick::Keep(vec![n])));
-        }
-        list
+    fn singles(self) -> impl Iterator<Item = Recipe> + Send + 'a {
+        self.edits().flat_map(move |(n, micro)| {
+            let kept = Recipe::new(micro.event + 1, Pick::Keep(vec![n]));
+            self.lose(vec![n], micro.event).chain([kept])
+        })
     }
 
-    fn prefixes(&self) -> VecDeque<Recipe> {
-        self.points().flat_map(|at| [Pick::All, Pick::Durable].map(|pick| Recipe::new(at, pick))).collect()
+    fn prefixes(self) -> impl Iterator<Item = Recipe> + Send + 'a {
+        self.points().flat_map(|at| [Pick::All, Pick::Durable].map(|pick| Recipe::new(at, pick)))
     }
 
-    fn choices(&self) -> VecDeque<Recipe> {
-        let mut list = VecDeque::new();
-        for at in self.moments() {
+    fn choices(self) -> impl Iterator<Item = Recipe> + Send + 'a {
+        self.moments().flat_map(move |at| {
             let pending: Vec<u32> = self.history.pending(at).take(EVERY_CHOICE_MAX + 1).collect();
-            if pending.len() > EVERY_CHOICE_MAX {
-                continue;
-            }
-            for choice in 0..1u32 << pending.len() {
+            let choices = if pending.len() > EVERY_CHOICE_MAX { 0 } else { 1u32 << pending.len() };
+            (0..choices).map(move |choice| {
                 let kept = pending.iter().enumerate().filter(|(i, _)| choice >> i & 1 == 1);
-                list.push_back(Recipe::new(at, Pick::Keep(kept.map(|(_, n)| *n).collect())));
-            }
-        }
-        list
+                Recipe::new(at, Pick::Keep(kept.map(|(_, n)| *n).collect()))
+            })
+        })
     }
 }

@@ -7,11 +7,14 @@
 //! passes by it ([`Order::Transaction`]).
 //!
 //! Edits are applied in the order of the recording. A state is built from the copy of the whole
-//! tree before its first missing edit, so that its cost is what comes after that.
+//! tree last before the crash point. Only the [`Parts`] of it that lack an edit are taken from the
+//! copy before the first one that they lack, and made anew from there. So a state costs what
+//! changed in these, however long ago an edit was lost that nothing ever made durable.
 
 use crate::bits::Bits;
 use crate::model::{Model, Order};
-use crate::recipe::{Pick, Recipe};
+use crate::parts::Parts;
+use crate::recipe::{Pick, Recipe, Torn};
 use crate::split::{Micro, Splitter};
 use crate::state::State;
 use crate::trace::{Call, Trace};
@@ -19,7 +22,9 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
 /// A copy of the tree is kept each so many edits.
-const SNAPSHOT_EVERY: usize = 64;
+const SNAPSHOT_EVERY: usize = 32;
+/// Edits whose durability is looked up together: those of one word of a set.
+const BLOCK: usize = 64;
 const NEVER: u32 = u32::MAX;
 
 pub struct History {
@@ -27,10 +32,13 @@ pub struct History {
     pub micros: Vec<Micro>,
     /// The event that made an edit durable, for each edit.
     durable_at: Vec<u32>,
+    /// The last of these in each block of edits.
+    block_durable_at: Vec<u32>,
     /// How many edits the first `at` events have, for each `at`.
     upto: Vec<u32>,
     /// The first crash point.
     start: u32,
+    parts: Parts,
     snapshots: Vec<State>,
 }
 
@@ -71,13 +79,17 @@ impl History {
             };
             durable.make(&splitter.micros, synced, number as u32);
         }
+        let parts = Parts::new(&base, &splitter.micros);
         let snapshots = snapshots(base, &splitter.micros);
+        let last = |block: &[u32]| block.iter().copied().max().unwrap_or(NEVER);
         History {
             model,
             micros: splitter.micros,
+            block_durable_at: durable.at.chunks(BLOCK).map(last).collect(),
             durable_at: durable.at,
             upto,
             start: start as u32,
+            parts,
             snapshots,
         }
     }
@@ -107,16 +119,30 @@ impl History {
     }
 
     fn durable(&self, at: u32) -> Bits {
-        let mut set = Bits::none(self.upto(at));
-        for n in (0..self.upto(at) as u32).filter(|n| self.is_durable(*n, at)) {
-            set.insert(n);
-        }
+        let mut set = Bits::all(self.upto(at));
+        self.pending(at).for_each(|n| set.remove(n));
         set
     }
 
-    /// How many edits could be lost at a crash point.
+    /// The edits that could be lost at a crash point.
     pub fn pending(&self, at: u32) -> impl Iterator<Item = u32> {
-        (0..self.upto(at) as u32).filter(move |n| !self.is_durable(*n, at))
+        self.pending_from(at, 0)
+    }
+
+    /// Those of them from edit `from` on.
+    fn pending_from(&self, at: u32, from: u32) -> impl Iterator<Item = u32> {
+        let (from, len) = (from as usize, self.upto(at));
+        (from / BLOCK..len.div_ceil(BLOCK))
+            .filter(move |block| self.block_durable_at[*block] >= at)
+            .flat_map(move |block| (block * BLOCK).max(from)..((block + 1) * BLOCK).min(len))
+            .map(|n| n as u32)
+            .filter(move |n| !self.is_durable(*n, at))
+    }
+
+    /// What is durable has all that is behind it, so that what is lost takes nothing durable with
+    /// it.
+    fn is_durable_closed(&self) -> bool {
+        self.model.order != Order::Transaction
     }
 
     /// The tree before the first edit that a crash can take.
@@ -153,14 +179,20 @@ impl History {
     /// All but these and what needs them; and what is durable.
     fn without(&self, at: u32, lost: &[u32]) -> Bits {
         let mut set = Bits::all(self.upto(at));
-        let Some(first) = lost.iter().copied().filter(|n| set.has(*n)).min() else { return set };
-        for n in lost.iter().copied().filter(|n| set.has(*n)).collect::<Vec<_>>() {
-            set.remove(n);
-        }
-        for n in first + 1..self.upto(at) as u32 {
+        let lost: Vec<u32> = lost.iter().copied().filter(|n| set.has(*n)).collect();
+        let Some(first) = lost.iter().copied().min() else { return set };
+        lost.iter().for_each(|n| set.remove(*n));
+        let takes_along = |set: &mut Bits, n: u32| {
             if set.has(n) && self.behind(n).any(|d| d >= first && !set.has(d)) {
                 set.remove(n);
             }
+        };
+        if self.is_durable_closed() && self.allows(at, &lost) {
+            self.pending_from(at, first).for_each(|n| takes_along(&mut set, n));
+            return set;
+        }
+        for n in first + 1..self.upto(at) as u32 {
+            takes_along(&mut set, n);
         }
         for n in first..self.upto(at) as u32 {
             if self.is_durable(n, at) {
@@ -173,29 +205,23 @@ impl History {
     /// What is durable, and these with all they need.
     fn with(&self, at: u32, kept: impl Iterator<Item = u32>) -> Bits {
         let len = self.upto(at) as u32;
-        let mut set = Bits::none(len as usize);
-        let mut last = None;
-        for n in kept.filter(|n| *n < len) {
-            set.insert(n);
-            last = last.max(Some(n));
-        }
-        for n in (0..last.map_or(0, |n| n + 1)).rev() {
-            if set.has(n) {
-                for d in self.behind(n) {
-                    set.insert(d);
-                }
+        let durable = self.durable(at);
+        // What is durable has no more to bring in, if it is closed.
+        let mut set = if self.is_durable_closed() { durable.clone() } else { Bits::none(len as usize) };
+        let mut todo: Vec<u32> = kept.filter(|n| *n < len).collect();
+        while let Some(n) = todo.pop() {
+            if !set.has(n) {
+                set.insert(n);
+                todo.extend(self.behind(n));
             }
         }
-        for n in (0..len).filter(|n| self.is_durable(*n, at)) {
-            set.insert(n);
-        }
+        set.join(&durable);
         set
     }
 
     /// The edits that the recipe's state lacks.
     pub fn lost(&self, recipe: &Recipe) -> Vec<u32> {
-        let set = self.set(recipe);
-        (0..self.upto(recipe.at) as u32).filter(|n| !set.has(*n)).collect()
+        self.set(recipe).missing().collect()
     }
 
     /// Those of the lost edits that need no other lost one: losing these loses all.
@@ -212,11 +238,39 @@ impl History {
             // What needs the page needs it whole, later bytes of it among that.
             set.intersect(&self.without(recipe.at, &[torn.micro]));
         }
-        let first = set.first_missing().unwrap_or(set.len() as u32) as usize;
-        let snapshot = first / SNAPSHOT_EVERY;
+        let len = set.len() as u32;
+        let mut first_missing = vec![NEVER; self.parts.len()];
+        let mut lacking: Vec<u32> = Vec::new();
+        for n in set.missing() {
+            let part = self.parts.of(n);
+            let first = &mut first_missing[part as usize];
+            if *first == NEVER {
+                *first = n;
+                lacking.push(part);
+            }
+        }
+        let snapshot = len as usize / SNAPSHOT_EVERY;
         let mut state = self.snapshots[snapshot].clone();
-        let mut torn = torn;
-        for n in set.iter_from((snapshot * SNAPSHOT_EVERY) as u32) {
+        for n in (snapshot * SNAPSHOT_EVERY) as u32..len {
+            if first_missing[self.parts.of(n) as usize] == NEVER {
+                state.apply(&self.micros[n as usize].edit);
+            }
+        }
+        for part in lacking {
+            self.make_part(&mut state, part, first_missing[part as usize], &set, torn);
+        }
+        state
+    }
+
+    /// Makes a part anew from the copy of the tree before edit `first`.
+    fn make_part(&self, state: &mut State, part: u32, first: u32, set: &Bits, torn: Option<&Torn>) {
+        let snapshot = first as usize / SNAPSHOT_EVERY;
+        for ino in self.parts.inodes(part) {
+            state.take(*ino, &self.snapshots[snapshot]);
+        }
+        let mut torn = torn.filter(|t| self.parts.of(t.micro) == part);
+        let from = (snapshot * SNAPSHOT_EVERY) as u32;
+        for n in self.parts.edits(part, from, set.len() as u32).iter().copied().filter(|n| set.has(*n)) {
             if let Some(torn) = torn.take_if(|t| t.micro < n) {
                 state.apply_torn(&self.micros[torn.micro as usize].edit, torn.sectors.clone());
             }
@@ -225,7 +279,6 @@ impl History {
         if let Some(torn) = torn {
             state.apply_torn(&self.micros[torn.micro as usize].edit, torn.sectors.clone());
         }
-        state
     }
 
     fn page_of(&self, n: u32) -> Option<(u64, u64)> {

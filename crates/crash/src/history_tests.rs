@@ -7,11 +7,11 @@ use crate::model::MODELS;
 use std::collections::BTreeSet;
 
 /// Random calls of a program, made from a seed.
-fn random_trace(seed: u64) -> Trace {
+fn random_trace(seed: u64, calls: usize) -> Trace {
     let mut rng = SmallRng::seed_from_u64(seed);
     let disk = Disk::new();
     disk.create_dir("d").unwrap();
-    for _ in 0..rng.random_range(5..60) {
+    for _ in 0..rng.random_range(5..calls) {
         let name = |rng: &mut SmallRng| ["a", "b", "c", "d/a", "d/b"][rng.random_range(0..5usize)];
         let path = name(&mut rng);
         // Most of these may be refused as things are; a refused one changes nothing.
@@ -34,15 +34,25 @@ fn random_trace(seed: u64) -> Trace {
     disk.trace()
 }
 
+/// The systematic recipes and some random ones.
+fn recipes(trace: &Trace, history: &History, seed: u64, random: usize) -> Vec<Recipe> {
+    let mut plan = Plan::new(trace, history, seed);
+    let mut recipes = Vec::new();
+    while !plan.is_random() {
+        recipes.push(plan.next());
+    }
+    recipes.extend((0..random).map(|_| plan.next()));
+    assert_eq!(plan.finish(), ((recipes.len() - random) as u64, 0));
+    recipes
+}
+
 #[test]
 fn every_state_that_is_tried_is_legal() {
     for seed in 0..60 {
-        let trace = random_trace(seed);
+        let trace = random_trace(seed, 60);
         for model in MODELS {
             let history = History::new(&trace, model);
-            let mut plan = Plan::new(&trace, &history, seed);
-            for _ in 0..plan.planned().min(600) + 50 {
-                let recipe = plan.next();
+            for recipe in recipes(&trace, &history, seed, 50).into_iter().take(650) {
                 let set = history.set(&recipe);
                 for n in 0..history.upto(recipe.at) as u32 {
                     let durable = history.is_durable(n, recipe.at);
@@ -64,10 +74,87 @@ fn every_state_that_is_tried_is_legal() {
     }
 }
 
+/// What a set of edits leaves, without anything that makes it quick: all that is asked for, all
+/// that it needs or that needs it, and then one edit after another.
+fn slowly(history: &History, recipe: &Recipe) -> (Vec<u32>, State) {
+    let len = history.upto(recipe.at) as u32;
+    let is_behind = |n: u32, set: &BTreeSet<u32>| history.behind(n).all(|d| set.contains(&d));
+    let without = |lost: &[u32]| {
+        let mut set = BTreeSet::new();
+        for n in (0..len).filter(|n| !lost.contains(n)) {
+            if is_behind(n, &set) {
+                set.insert(n);
+            }
+        }
+        set.extend((0..len).filter(|n| history.is_durable(*n, recipe.at)));
+        set
+    };
+    let with = |kept: &[u32]| {
+        let mut set: BTreeSet<u32> = kept.iter().copied().collect();
+        for n in (0..len).rev().filter(|n| set.contains(n)).collect::<Vec<_>>() {
+            let mut todo = vec![n];
+            while let Some(n) = todo.pop() {
+                todo.extend(history.behind(n).filter(|d| set.insert(*d)));
+            }
+        }
+        set.extend((0..len).filter(|n| history.is_durable(*n, recipe.at)));
+        set
+    };
+    let mut set = match &recipe.pick {
+        Pick::All => (0..len).collect(),
+        Pick::Durable => with(&[]),
+        Pick::Lose(lost) => without(lost),
+        Pick::Keep(kept) => with(kept),
+        // Which ones are chosen is not what is tested here.
+        Pick::Sample(_) => history.set(recipe).iter().collect(),
+    };
+    let torn = recipe.torn.as_ref().filter(|t| history.may_tear(t.micro, recipe.at));
+    if let Some(torn) = torn {
+        let whole = without(&[torn.micro]);
+        set.retain(|n| whole.contains(n));
+    }
+    let mut state = history.base();
+    for n in 0..len {
+        let edit = &history.micros[n as usize].edit;
+        match torn.filter(|t| t.micro == n) {
+            Some(torn) => state.apply_torn(edit, torn.sectors.clone()),
+            None if set.contains(&n) => state.apply(edit),
+            None => {}
+        }
+    }
+    (set.into_iter().collect(), state)
+}
+
+#[test]
+fn a_state_is_made_of_its_edits_and_no_others() {
+    let mut compared = 0;
+    for seed in 0..40 {
+        // Some are longer than what lies between two copies of the tree.
+        let trace = random_trace(seed, if seed % 4 == 0 { 300 } else { 60 });
+        for model in MODELS {
+            let history = History::new(&trace, model);
+            let recipes = recipes(&trace, &history, seed, 40);
+            let planned = recipes.len() - 40;
+            let step = planned.div_ceil(60).max(1);
+            let chosen = recipes.into_iter().enumerate().filter(|(n, _)| n % step == 0 || *n >= planned);
+            for (_, recipe) in chosen {
+                let (set, state) = slowly(&history, &recipe);
+                let name = format!("seed {seed} {} {recipe}", model.name);
+                if recipe.torn.is_none() {
+                    assert_eq!(history.set(&recipe).iter().collect::<Vec<_>>(), set, "{name}");
+                }
+                assert_eq!(history.state(&recipe).digest(), state.digest(), "{name}");
+                compared += 1;
+            }
+        }
+    }
+    assert!(compared > 10_000, "{compared} states");
+}
+
 #[test]
 fn the_last_state_is_what_the_program_saw() {
     for seed in 0..60 {
-        let trace = random_trace(seed);
+        let trace = random_trace(seed, 60);
         for model in MODELS {
             let history = History::new(&trace, model);
             let whole = history.state(&Recipe::new(*history.points().end(), Pick::All));
@@ -80,11 +167,9 @@ fn the_last_state_is_what_the_program_saw() {
 
 #[test]
 fn names_of_states_are_read_back() {
-    let trace = random_trace(1);
+    let trace = random_trace(1, 60);
     let history = History::new(&trace, Model::by_name("posix").unwrap());
-    let mut plan = Plan::new(&trace, &history, 1);
-    for _ in 0..plan.planned() + 100 {
-        let recipe = plan.next();
+    for recipe in recipes(&trace, &history, 1, 100) {
         assert_eq!(recipe.to_string().parse::<Recipe>().unwrap(), recipe);
     }
     for bad in ["", "x", "1.lose-a", "1.torn-1-3-2", "1.torn-1-0-9", "1.who", "1.seed-", "-1"] {
@@ -99,11 +184,9 @@ fn after_crash(model: &str, run: impl FnOnce(&Disk)) -> BTreeSet<String> {
     run(&disk);
     let trace = disk.trace();
     let history = History::new(&trace, Model::by_name(model).unwrap());
-    let mut plan = Plan::new(&trace, &history, 1);
     let end = *history.points().end();
     let mut found = BTreeSet::new();
-    for _ in 0..plan.planned() + 300 {
-        let recipe = plan.next();
+    for recipe in recipes(&trace, &history, 1, 300) {
         if recipe.at == end && recipe.torn.is_none() {
             let shown = history.state(&recipe).content(b"f").map_or("-".to_owned(), |bytes| {
                 let mut bytes: Vec<u8> = bytes.iter().map(|b| if *b == 0 { b'0' } else { *b }).collect();

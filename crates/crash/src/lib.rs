@@ -7,6 +7,7 @@
 //! model                 what each file system may lose
 //! split, edit, history  calls → edits → which sets of edits are legal
 //! state, sparse         a directory tree that is cheap to copy
+//! parts                 which edits change which part of the tree
 //! every                 all legal states of a short recording
 //! recipe, explore       names of states; which are tried, in which order
 //! run, check, files     the search; a command, or the versions of files, as the judge
@@ -29,6 +30,7 @@ mod files;
 mod history;
 pub mod kcr;
 mod model;
+mod parts;
 mod recipe;
 pub mod report;
 mod run;

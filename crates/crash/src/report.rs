@@ -10,6 +10,9 @@ use crate::trace::Trace;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
+/// Callers of a call that are shown.
+const FRAMES_MAX: usize = 8;
+
 /// A report with what it is about.
 pub struct Told<'a> {
     pub report: &'a Report,
@@ -98,8 +101,11 @@ impl Told<'_> {
                 failure.state
             )
             .expect("strings take any text");
-            for frame in failure.lost.iter().flat_map(|c| c.stack.iter().take(6)) {
-                writeln!(text, "     at {frame}").expect("strings take any text");
+            for (call, stack) in failure.stacks() {
+                writeln!(text, "   {call}").expect("strings take any text");
+                for frame in stack.iter().take(FRAMES_MAX) {
+                    writeln!(text, "     in {frame}").expect("strings take any text");
+                }
             }
         }
         if let Some(mended) = self.mended() {

@@ -8,7 +8,7 @@ use crate::explore::Plan;
 use crate::history::History;
 use crate::recipe::{Pick, Recipe};
 use crate::state::{Digest, State};
-use crate::trace::Trace;
+use crate::trace::{Marks, Trace};
 use kedge_base::{Clock, SystemClock};
 use parking_lot::Mutex;
 use std::collections::HashSet;
@@ -122,6 +122,7 @@ pub type Hear<'a> = &'a (dyn Fn(u64, u64, Duration) + Sync);
 
 struct Source<'a> {
     plan: Plan<'a>,
+    /// States that were taken: what is seen, and how much the user had been told.
     seen: HashSet<(Digest, usize)>,
     states: u64,
     recipes: u64,
@@ -170,35 +171,45 @@ impl Search<'_> {
             ended: None,
         });
         let found = Mutex::new(Found::default());
+        let marks = self.trace.all_marks();
         let jobs = self.budget.jobs.clamp(1, 256);
         std::thread::scope(|scope| {
             for job in 1..jobs {
-                let (source, found, clock) = (&source, &found, &clock);
-                scope.spawn(move || self.work(job, source, found, clock));
+                let (source, found, marks, clock) = (&source, &found, &marks, &clock);
+                scope.spawn(move || self.work(job, source, found, marks, clock));
             }
-            self.work(0, &source, &found, &clock);
+            self.work(0, &source, &found, &marks, &clock);
         });
+        let took = clock.monotonic();
         let (source, mut found) = (source.into_inner(), found.into_inner());
         found.failures.sort_by_key(|f| f.number);
+        let (taken, left) = source.plan.finish();
         Outcome {
             states: source.states,
             recipes: source.recipes,
-            planned: source.plan.planned() as u64,
-            unreached: source.plan.left() as u64 + source.unjudged,
+            planned: taken + left,
+            unreached: left + source.unjudged,
             failing: found.failing,
             failures: found.failures,
             ended: source.ended.unwrap_or(Ended::Covered),
             broken: found.broken,
-            took: clock.monotonic(),
+            took,
         }
     }
 
-    fn work(&self, job: usize, source: &Mutex<Source<'_>>, found: &Mutex<Found>, clock: &SystemClock) {
+    fn work(
+        &self,
+        job: usize,
+        source: &Mutex<Source<'_>>,
+        found: &Mutex<Found>,
+        marks: &Marks<'_>,
+        clock: &SystemClock,
+    ) {
         loop {
-            let next = self.next(&mut source.lock(), clock);
+            let next = self.next(&mut source.lock(), marks, clock);
             let Some((number, recipe, state)) = next else { return };
-            let told = self.trace.marks(recipe.at as usize);
-            let verdict = self.checker.check(&Case { recipe: &recipe, state: &state, told: &told, job });
+            let told = marks.before(recipe.at);
+            let verdict = self.checker.check(&Case { recipe: &recipe, state: &state, told, job });
             if self.is_stopped() {
                 return source.lock().end_without_verdict(Ended::Stopped);
             }
@@ -228,7 +239,12 @@ impl Search<'_> {
     }
 
     /// The next state that nobody has judged.
-    fn next(&self, source: &mut Source<'_>, clock: &SystemClock) -> Option<(u64, Recipe, State)> {
+    fn next(
+        &self,
+        source: &mut Source<'_>,
+        marks: &Marks<'_>,
+        clock: &SystemClock,
+    ) -> Option<(u64, Recipe, State)> {
         loop {
             if source.ended.is_none() {
                 source.ended = self.end(source, clock.monotonic());
@@ -244,7 +260,7 @@ impl Search<'_> {
             };
             source.recipes += 1;
             let state = self.history.state(&recipe);
-            let told = self.told(recipe.at);
+            let told = marks.before(recipe.at).len();
             if source.seen.insert((state.digest(), told)) {
                 source.states += 1;
                 source.stale = 0;
@@ -258,7 +274,7 @@ impl Search<'_> {
         self.budget.stop.load(Ordering::Relaxed)
     }
 
-    fn end(&self, source: &Source<'_>, now: Duration) -> Option<Ended> {
+    fn end(&self, source: &mut Source<'_>, now: Duration) -> Option<Ended> {
         if self.is_stopped() {
             return Some(Ended::Stopped);
         }
@@ -268,13 +284,6 @@ impl Search<'_> {
         if self.budget.time.is_some_and(|max| now >= max) {
             return Some(Ended::Time);
         }
-        (source.plan.left() == 0 && source.stale >= STALE_MAX).then_some(Ended::Covered)
-    }
-
-    fn told(&self, at: u32) -> usize {
-        self.trace.events[..at as usize]
-            .iter()
-            .filter(|e| matches!(e.call, crate::trace::Call::Mark { .. }))
-            .count()
+        (source.stale >= STALE_MAX && source.plan.is_random()).then_some(Ended::Covered)
     }
 }

@@ -10,6 +10,7 @@ use siphasher::sip128::{Hasher128, SipHasher13};
 use std::collections::BTreeMap;
 use std::hash::Hasher;
 use std::sync::{Arc, OnceLock};
+use twox_hash::XxHash3_128;
 
 pub const PAGE: usize = 4096;
 pub const SECTOR: usize = 512;
@@ -54,12 +55,14 @@ impl Page {
     }
 }
 
+/// Bytes that are all zero have the digest of a page that is missing: they read the same.
+const ZEROS: Digest = 0;
+
 fn digest_of(bytes: &[u8]) -> Digest {
-    // Trailing zeros do not count: a page that is missing, short or zero reads the same.
-    let end = bytes.iter().rposition(|b| *b != 0).map_or(0, |i| i + 1);
-    let mut h = SipHasher13::new();
-    h.write(&bytes[..end]);
-    h.finish128().as_u128()
+    match bytes.iter().all(|b| *b == 0) {
+        true => ZEROS,
+        false => XxHash3_128::oneshot(bytes),
+    }
 }
 
 #[derive(Clone, Debug, Default)]
@@ -147,13 +150,16 @@ impl FileBody {
 
     fn digest(&self, h: &mut SipHasher13) {
         h.write_u64(self.size);
-        for (at, bytes) in self.pieces() {
-            let digest = if bytes.len() == PAGE {
-                self.pages.get(at / PAGE as u64).map_or(0, |p| p.digest())
-            } else {
-                digest_of(bytes)
+        for (n, page) in self.pages.range(0) {
+            let at = n * PAGE as u64;
+            if at >= self.size {
+                break;
+            }
+            let digest = match self.size - at {
+                left if left < PAGE as u64 => digest_of(&page.bytes()[..left as usize]),
+                _ => page.digest(),
             };
-            if digest != digest_of(&[]) {
+            if digest != ZEROS {
                 h.write_u64(at);
                 h.write_u128(digest);
             }
@@ -244,6 +250,19 @@ impl Default for State {
 impl State {
     pub fn node(&self, ino: u64) -> Option<&Arc<Node>> {
         self.nodes.get(ino)
+    }
+
+    /// All inodes, those that no name leads to among them.
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = (u64, &Arc<Node>)> {
+        self.nodes.range(0)
+    }
+
+    /// Makes an inode what it is in another tree, which may have none of this number.
+    pub(crate) fn take(&mut self, ino: u64, from: &State) {
+        match from.node(ino) {
+            Some(node) => self.nodes.set(ino, node.clone()),
+            None => self.nodes.remove(ino),
+        }
     }
 
     fn change(&mut self, ino: u64, change: impl FnOnce(&mut Node)) {

@@ -228,18 +228,52 @@ impl Trace {
         .collect()
     }
 
-    /// The trace with an event put in before event `at`. What later calls cover stays the same
-    /// calls.
-    pub fn with_event(&self, at: usize, event: Event) -> Trace {
-        let mut events = self.events.clone();
-        for later in &mut events[at..] {
-            if let Call::Fsync { since, .. } | Call::Sync { since } = &mut later.call
-                && *since > at as u64
-            {
-                *since += 1;
+    /// The same for every moment, without a walk through all events each time.
+    pub(crate) fn all_marks(&self) -> Marks<'_> {
+        let mut marks = Marks { events: Vec::new(), texts: Vec::new() };
+        for (number, event) in self.events.iter().enumerate() {
+            if let Call::Mark { text } = &event.call {
+                marks.events.push(number);
+                marks.texts.push(text);
             }
         }
-        events.insert(at, event);
+        marks
+    }
+
+    /// The trace with events put in, each before the event whose number stands beside it. What
+    /// persistence calls cover stays the same calls, and those that are put in between.
+    pub fn with_events(&self, mut new: Vec<(usize, Event)>) -> Trace {
+        new.sort_by_key(|(before, _)| *before);
+        let places: Vec<usize> = new.iter().map(|(before, _)| *before).collect();
+        let moved = |mut event: Event| {
+            if let Call::Fsync { since, .. } | Call::Sync { since } = &mut event.call {
+                *since += places.partition_point(|at| (*at as u64) < *since) as u64;
+            }
+            event
+        };
+        let mut new = new.into_iter().peekable();
+        let mut events = Vec::with_capacity(self.events.len() + places.len());
+        for (number, event) in self.events.iter().enumerate() {
+            while let Some((_, event)) = new.next_if(|(before, _)| *before == number) {
+                events.push(moved(event));
+            }
+            events.push(moved(event.clone()));
+        }
+        events.extend(new.map(|(_, event)| moved(event)));
         Trace { events }
+    }
+}
+
+/// What the user was told, and when.
+pub(crate) struct Marks<'a> {
+    /// The numbers of the events.
+    events: Vec<usize>,
+    texts: Vec<&'a str>,
+}
+
+impl<'a> Marks<'a> {
+    /// What the user was told by event `at`.
+    pub fn before(&self, at: u32) -> &[&'a str] {
+        &self.texts[..self.events.partition_point(|n| *n < at as usize)]
     }
 }

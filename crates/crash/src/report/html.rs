@@ -4,7 +4,7 @@
 //! It is one file without scripts or anything from elsewhere, so that it can be kept beside a CI
 //! run and read in any browser. Colours follow the reader's choice of light or dark.
 
-use super::{Told, escape};
+use super::{FRAMES_MAX, Told, escape};
 use crate::describe::{Paths, count};
 use crate::explain::Explanation;
 use crate::history::History;
@@ -118,6 +118,17 @@ fn cause(
                     0 => String::new(),
                     n => format!(", and at {} like it", count(n as u64, "place")),
                 }
+            ),
+        );
+    }
+    for (call, stack) in failure.stacks() {
+        let frames: Vec<String> = stack.iter().take(FRAMES_MAX).map(|frame| escape(frame)).collect();
+        put(
+            page,
+            format_args!(
+                "<details open><summary><code>{}</code>, in</summary><pre>{}</pre></details>\n",
+                escape(&call),
+                frames.join("\n")
             ),
         );
     }
@@ -271,7 +282,7 @@ fn show(state: &State, path: &[u8]) -> String {
             let len = file.read(0, &mut head);
             let head = &head[..len];
             let text = if !head.is_empty() && head.iter().all(|b| *b == 0) {
-                "<i>zeros</i>".to_owned()
+                ", <i>all zeros</i>".to_owned()
             } else {
                 let text: String = String::from_utf8_lossy(head)
                     .chars()
