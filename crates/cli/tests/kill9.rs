@@ -32,7 +32,8 @@ fn round(place: &Place, round: u64, rng: &mut SmallRng) -> (Snapshot, Snapshot) 
     let pid = place.info("mnt")["mount"]["pid"].as_i64().unwrap() as i32;
     let acked = writers.snapshot();
     kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
-    // All of them run into the dead mount. The last request may be aborted before the mount is dead.
+    // All of them run into the dead mount. The last request may be aborted before the mount is
+    // dead.
     while !writers.ended() {
         std::thread::sleep(Duration::from_millis(1));
     }

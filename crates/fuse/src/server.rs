@@ -26,11 +26,12 @@
 //!   xattr `security.capability` before every write(2). With it the kernel remembers the absence,
 //!   removes capabilities itself by removing the xattr, and flags the writes and truncates before
 //!   which the set-user-id and set-group-id bits must be cleared.
-//! - **Access control lists**, if the image may hold them. The kernel checks permissions by them and
-//!   asks for them as xattrs, which it remembers. The server keeps list and mode in step and makes
-//!   new files inherit. So it gets their modes without the umask applied (DONT_MASK), and applies it
-//!   where no default list takes its place. The kernel lets nobody change the directory's list
-//!   between the look at it and the creation: it holds the directory's lock for both.
+//! - **Access control lists**, if the image may hold them. The kernel checks permissions by them
+//!   and asks for them as xattrs, which it remembers. The server keeps list and mode in step and
+//!   makes new files inherit. So it gets their modes without the umask applied (DONT_MASK), and
+//!   applies it where no default list takes its place. The kernel lets nobody change the
+//!   directory's list between the look at it and the creation: it holds the directory's lock for
+//!   both.
 //! - **READDIRPLUS always**, not adaptively: a cold walk of a tree needs no LOOKUP per name.
 //!
 //! # Threads

@@ -131,7 +131,7 @@ impl Drop for MountedSession {
 }
 
 /// Receives and answers on as many threads as the transport takes, this one included, until the
-/// connection ends. See [`crate::crew`].
+/// connection ends. The module `crew` says which of them receives.
 pub fn serve<O: Ops>(server: &Arc<Server<O>>, transport: &Arc<dyn Transport>) -> io::Result<()> {
     let crew = server.crew.clone();
     let watcher = {
