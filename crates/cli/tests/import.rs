@@ -499,6 +499,7 @@ fn what_cannot_be_copied_is_named() {
     if no_fuse() {
         return;
     }
+    fs::create_dir(place.path("mnt")).unwrap();
     place.run("mount a.kedge mnt").ok();
     place.run("cp file a.kedge:/again").refused(1, &["mounted on"]);
     place.run("cp a.kedge:/file again").refused(1, &["mounted on"]);
