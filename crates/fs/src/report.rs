@@ -135,8 +135,9 @@ impl Fs {
         let s = self.engine().store().stats();
         let log = self.engine().store().log().stats();
         let block = kedge_base::BLOCK_SIZE as u64;
-        let by_cause = |cause: CheckpointCause| s.checkpoints[cause as usize].get();
-        let count: u64 = s.checkpoints.iter().map(|c| c.get()).sum();
+        // Each counter is read once: they grow meanwhile.
+        let by_cause: Vec<u64> = s.checkpoints.iter().map(|c| c.get()).collect();
+        let count: u64 = by_cause.iter().sum();
         let per = |total: u64| total / count.max(1);
         let mean = |h: &Histogram| h.snapshot().average() as u64;
         let stalls = log.space_stalls.snapshot();
@@ -144,7 +145,7 @@ impl Fs {
             "commits": log.commits.get(),
             "commits_requested": log.commits_requested.get(),
             "checkpoints": count,
-            "checkpoints_requested": count - by_cause(CheckpointCause::Background),
+            "checkpoints_requested": count - by_cause[CheckpointCause::Background as usize],
             "blocks_max": self.engine().store().geometry().log_bytes() / block,
             "waiting_avg_ns": per(stalls.sum),
             "running_avg_ns": mean(&s.running_ns),
