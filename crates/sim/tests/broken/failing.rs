@@ -6,7 +6,7 @@ use kedge_device::sim::{Choice, FaultPlan, OpKind, SimDevice};
 use kedge_sim::ops::{OWNER, errno};
 use kedge_sim::rig;
 use kedgefs::{FileSystem, Ino, MountOptions};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 const IMAGE: u64 = 64 << 20;
@@ -66,6 +66,17 @@ pub fn failed_record() -> Result<(), String> {
     unreachable!("some read is the last")
 }
 
+/// Waits until a thread of this process sleeps, which it does when it waits for another one, or has
+/// ended.
+fn until_it_sleeps(thread: rustix::thread::Pid) {
+    let path = format!("/proc/self/task/{}/stat", thread.as_raw_nonzero());
+    // The state stands behind the name, which may contain anything.
+    let runs = |stat: String| stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('S'));
+    while std::fs::read_to_string(&path).is_ok_and(runs) {
+        std::thread::yield_now();
+    }
+}
+
 /// A second fsync beside one that fails does not answer for it.
 pub fn second_fsync() -> Result<(), String> {
     (0..TRIES).try_for_each(|_| {
@@ -76,16 +87,22 @@ pub fn second_fsync() -> Result<(), String> {
         fs.write(ino, 0, &[2; 64 * PAGE]).map_err(said)?;
         let plan = FaultPlan::new(0).hold(OpKind::Write, 0).fail_kind_from(OpKind::Write, 0, errno::EIO);
         device.set_plan(plan);
+        let (tell, told) = mpsc::channel();
         let fsync = || {
-            let fs = fs.clone();
-            spawn_named("fsync", move || fs.fsync(ino, true)).map_err(|e| e.to_string())
+            let (fs, tell) = (fs.clone(), tell.clone());
+            let body = move || {
+                tell.send(rustix::thread::gettid()).expect("the test listens");
+                fs.fsync(ino, true)
+            };
+            spawn_named("fsync", body).map_err(|e| e.to_string())
         };
         let first = fsync()?;
         while device.held_up() == 0 {
             std::thread::yield_now();
         }
+        told.recv().map_err(|e| e.to_string())?;
         let second = fsync()?;
-        std::thread::sleep(Duration::from_millis(30)); // it waits by now, as a rule
+        until_it_sleeps(told.recv().map_err(|e| e.to_string())?);
         device.release();
         let answers = [first, second].map(|thread| thread.join().is_ok_and(|answer| answer.is_ok()));
         match answers.contains(&true) && !is_durable(&device, ino, 0, &[2; 64 * PAGE])? {
