@@ -7,6 +7,10 @@
 //! differs not in the latch: it reads inner nodes without one. See [`crate::routes`] and
 //! [`crate::peek`].
 //!
+//! The kind is a value, not a type parameter, so one mount may choose what another one does not.
+//! With the branches on it compiled away, `examples/treebench` ran at 0.93 to 1.10 times the rate,
+//! the median load at 1.00 (5 alternating rounds, processor time): each is predicted.
+//!
 //! # The unsafe code
 //! 1. [`Latch::peek`] and [`Latch::peek_mut`] return the value of a latch whose [`PingLock`] the
 //!    caller holds. In this mode no thread takes the lock around the value. The alternative is to
