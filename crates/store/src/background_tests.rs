@@ -1,8 +1,7 @@
 use super::*;
-use crate::{CheckpointClient, Class, FormatParams, Need, OpenOptions, format};
+use crate::test_images::formatted;
+use crate::{CheckpointClient, Class, Need, OpenOptions};
 use kedge_base::{Ino, ManualClock, Result, spawn_named};
-use kedge_device::MemDevice;
-use kedge_format::logwrite::LogSecret;
 use kedge_format::record::{RecordBuilder, RecordOp};
 use kedge_format::{ItemKind, Key};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -63,18 +62,7 @@ const NEED: Need = Need { log_bytes: 64 << 10, items: 1, neighbours: 0, class: C
 
 /// A store with data of inode 77 in a log of 1 MiB, and its client.
 fn store_with_data(async_checkpoint: Option<u8>) -> (Arc<Store>, Arc<BadBlock>) {
-    let device = Arc::new(MemDevice::new(32 << 20));
-    let params = FormatParams {
-        size: 32 << 20,
-        log_size: 1 << 20,
-        label: String::new(),
-        uuid: uuid::Uuid::from_bytes([7; 16]),
-        hash_seed: [9; 16],
-        log_secret: LogSecret([8; 16]),
-        uid: 0,
-        gid: 0,
-    };
-    format(device.clone(), Arc::new(ManualClock::default()), &params).unwrap();
+    let device = formatted(32 << 20, 1 << 20);
     let options = OpenOptions { async_checkpoint, ..OpenOptions::default() };
     let store = Store::open(device, Arc::new(ManualClock::default()), &options).unwrap();
     let client = Arc::new(BadBlock { calls: AtomicU64::new(0), panics: AtomicBool::new(false) });

@@ -1,25 +1,14 @@
 use super::*;
-use crate::{Class, FormatParams, Losses, Need, OpenOptions, format, read_superblock};
+use crate::test_images::formatted;
+use crate::{Class, Losses, Need, OpenOptions, read_superblock};
 use kedge_base::{Clock, ManualClock};
-use kedge_device::MemDevice;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 /// A store with a log of 1 MiB.
 fn fresh() -> (Arc<dyn Device>, Arc<Store>) {
-    let device: Arc<dyn Device> = Arc::new(MemDevice::new(32 << 20));
+    let device: Arc<dyn Device> = formatted(32 << 20, 1 << 20);
     let clock: Arc<dyn Clock> = Arc::new(ManualClock::default());
-    let params = FormatParams {
-        size: 32 << 20,
-        log_size: 1 << 20,
-        label: String::new(),
-        uuid: uuid::Uuid::from_bytes([7; 16]),
-        hash_seed: [9; 16],
-        log_secret: kedge_format::logwrite::LogSecret([8; 16]),
-        uid: 0,
-        gid: 0,
-    };
-    format(device.clone(), clock.clone(), &params).unwrap();
     let store = Store::open(device.clone(), clock, &OpenOptions::default()).unwrap();
     (device, store)
 }

@@ -1,8 +1,8 @@
 use super::*;
-use crate::{ForceCause, FormatParams, OpenOptions, format};
+use crate::test_images::formatted;
+use crate::{ForceCause, OpenOptions};
 use kedge_base::{Ino, Lsn, ManualClock, spawn_named};
 use kedge_device::{Device, MemDevice};
-use kedge_format::logwrite::LogSecret;
 use kedge_format::record::RecordOp;
 use kedge_format::{ItemKind, Key};
 use std::sync::Arc;
@@ -11,18 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const SIZE: u64 = 32 << 20;
 
 fn fresh() -> (Arc<MemDevice>, Arc<Store>) {
-    let device = Arc::new(MemDevice::new(SIZE));
-    let params = FormatParams {
-        size: SIZE,
-        log_size: 1 << 20,
-        label: String::new(),
-        uuid: uuid::Uuid::from_bytes([7; 16]),
-        hash_seed: [9; 16],
-        log_secret: LogSecret([8; 16]),
-        uid: 0,
-        gid: 0,
-    };
-    format(device.clone(), Arc::new(ManualClock::default()), &params).unwrap();
+    let device = formatted(SIZE, 1 << 20);
     let store = open(device.clone());
     (device, store)
 }

@@ -36,6 +36,8 @@ mod recovery;
 mod residents;
 mod space;
 mod stats;
+#[cfg(test)]
+mod test_images;
 
 pub use checkpoint::{CheckpointCause, CheckpointClient, check_async_percent};
 pub use discard::Discarded;

@@ -1,9 +1,9 @@
 use super::*;
 use crate::checkpoint::write_merged;
-use crate::{CheckpointClient, Class, FormatParams, Handle, Need, OpenOptions, format};
+use crate::test_images::formatted;
+use crate::{CheckpointClient, Class, Handle, Need, OpenOptions};
 use kedge_base::{BlockNo, Ino, IoBuf, ManualClock, Result, spawn_named};
 use kedge_device::MemDevice;
-use kedge_format::logwrite::LogSecret;
 use kedge_format::record::{RecordBuilder, RecordOp};
 use kedge_format::{ItemKind, Key};
 use std::cell::RefCell;
@@ -25,18 +25,7 @@ fn an_allowance_is_half_of_what_was_left() {
 }
 
 fn store(async_checkpoint: Option<u8>) -> Arc<Store> {
-    let device = Arc::new(MemDevice::new(64 * MIB));
-    let params = FormatParams {
-        size: 64 * MIB,
-        log_size: 4 * MIB,
-        label: String::new(),
-        uuid: uuid::Uuid::from_bytes([7; 16]),
-        hash_seed: [9; 16],
-        log_secret: LogSecret([8; 16]),
-        uid: 0,
-        gid: 0,
-    };
-    format(device.clone(), Arc::new(ManualClock::default()), &params).unwrap();
+    let device = formatted(64 * MIB, 4 * MIB);
     let options = OpenOptions { async_checkpoint, ..OpenOptions::default() };
     Store::open(device, Arc::new(ManualClock::default()), &options).unwrap()
 }

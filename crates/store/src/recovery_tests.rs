@@ -1,7 +1,7 @@
 use super::*;
-use crate::{CheckpointCause, Class, ForceCause, FormatParams, Need, format};
-use kedge_base::{Clock, Ino, Lsn, ManualClock};
-use kedge_device::MemDevice;
+use crate::test_images::formatted;
+use crate::{CheckpointCause, Class, ForceCause, Need};
+use kedge_base::{Ino, Lsn, ManualClock};
 use kedge_format::item::ExtentItem;
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
 use kedge_format::{FileKind, InodeCore, ItemKind, Key};
@@ -26,19 +26,7 @@ fn a_search_finds_the_pieces_that_overlap_a_block() {
 }
 
 fn fresh() -> (Arc<dyn Device>, Arc<Store>) {
-    let device: Arc<dyn Device> = Arc::new(MemDevice::new(32 << 20));
-    let clock: Arc<dyn Clock> = Arc::new(ManualClock::default());
-    let params = FormatParams {
-        size: 32 << 20,
-        log_size: 1 << 20,
-        label: String::new(),
-        uuid: uuid::Uuid::from_bytes([7; 16]),
-        hash_seed: [9; 16],
-        log_secret: kedge_format::logwrite::LogSecret([8; 16]),
-        uid: 0,
-        gid: 0,
-    };
-    format(device.clone(), clock, &params).unwrap();
+    let device: Arc<dyn Device> = formatted(32 << 20, 1 << 20);
     (device.clone(), reopened(&device))
 }
 
