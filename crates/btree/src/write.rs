@@ -1,10 +1,10 @@
 //! Changes of items, and the steps that prepare a leaf for them.
 //!
 //! A writer first descends like a reader and takes only the write latch of the leaf. If the leaf is
-//! of an older generation or full, the writer *prepares* the path: from the root down, one step at
-//! a time on a parent and its child, nodes are copied into the current generation and full ones are
-//! split. Inner nodes are split before that is necessary, so a split never has to go back up. If a
-//! step finds that the tree has changed, it does nothing and the descent starts over.
+//! of an older generation or full, the writer *prepares* the path from the root down, one step at a
+//! time on a parent and its child. A step copies a node into the current generation, and splits a
+//! full one. Inner nodes are split before that is necessary, so a split never has to go back up. If
+//! a step finds that the tree has changed, it does nothing and the descent starts over.
 
 use crate::frame::{Frame, Node};
 use crate::latch::LatchWatch;

@@ -1,10 +1,14 @@
 //! Which crash states are tried, and in which order.
 //!
 //! Most bugs of the literature lose one thing and keep all the rest. So the systematic part is some
-//! lists, each linear in the recording, from which states are taken in turn, the suspicious first
-//! in each: what is lost when the user has been told otherwise, bytes of renamed files, names,
-//! whole calls, whole files, torn pages, single edits lost and kept, every prefix, and every choice
-//! where few edits are pending. Behind them comes a seeded sample without end.
+//! lists, each linear in the recording, the suspicious states first in each. States are taken from
+//! them in turn:
+//! - what is lost although the user has been told that it is durable,
+//! - bytes of renamed files, names, whole calls, whole files, torn pages,
+//! - single edits lost, and single edits kept,
+//! - every prefix, and every choice where few edits are pending.
+//!
+//! Behind them comes a seeded sample without end.
 
 use crate::edit::Edit;
 use crate::history::History;

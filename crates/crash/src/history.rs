@@ -1,9 +1,9 @@
 //! A recording under a model: which crash states are legal.
 //!
 //! A *crash point* `at` lies behind the first `at` events. A state at it is a set `S` of edits of
-//! those events. It is legal if `S` = `A` ∪ `D`, where `D` is what persistence calls made durable
-//! before the point, and `A` is any set that has with each edit all that it needs and all that is
-//! before it in the log. `D` is closed under needing, and under the log too except where fsync
+//! those events. It is legal if `S` = `A` ∪ `D`. `D` is what persistence calls made durable before
+//! the point. `A` is any set that has, with each edit, all that it needs and all that is before it
+//! in the log. `D` is closed under needing. It is closed under the log too, except where fsync
 //! passes by it ([`Order::Transaction`]).
 //!
 //! Edits are applied in the order of the recording. A state is built from the copy of the whole

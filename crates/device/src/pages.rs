@@ -1,8 +1,8 @@
 //! Blocks in memory that images share, so that a snapshot of a memory device is cheap.
 //!
-//! A [`Page`] is one immutable block. [`Pages`] maps block numbers to pages in chunks behind shared
-//! pointers: a clone copies one pointer per 256 KiB in use, the first write to a chunk afterwards
-//! copies its 64 slots, and no block is ever copied but by a write to a part of it.
+//! A [`Page`] is one immutable block. [`Pages`] maps block numbers to pages, in chunks behind
+//! shared pointers. A clone copies one pointer per 256 KiB in use. The first write to a chunk
+//! afterwards copies its 64 slots. A block is copied only by a write to a part of it.
 
 use kedge_base::{BLOCK_SIZE, IoBuf};
 use std::collections::BTreeMap;

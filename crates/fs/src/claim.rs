@@ -1,6 +1,6 @@
 //! One device, one engine in a process. The lock of an image file keeps other processes out, and
-//! whoever opens the file anew; it knows nothing of a second engine on the same [`Device`], which
-//! would ruin the image: each would write where the other has its log.
+//! whoever opens the file anew. It knows nothing of a second engine on the same [`Device`]. Two
+//! engines would ruin the image: each would write where the other has its log.
 //!
 //! Engines that only read may share one.
 

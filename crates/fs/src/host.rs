@@ -8,9 +8,10 @@
 //! with bytes that no fsync can save, until the file system shuts down. To refuse overwrites too
 //! would be wrong: their blocks have a place.
 //!
-//! The state ends when the host has room for all that is dirty, or when nothing is dirty any more:
-//! what was deleted inside the image has left blocks behind that the host holds already, and the
-//! retries find them. A device that does not know its host (a thin volume) refuses nothing here.
+//! The state ends when the host has room for all that is dirty, or when nothing is dirty any more.
+//! The second may happen on a full host, too: what was deleted inside the image has left blocks
+//! behind that the host holds already, and the retries find them. A device that does not know its
+//! host (a thin volume) refuses nothing here.
 
 use crate::engine::Engine;
 use kedge_base::{BLOCK_SIZE, Error};

@@ -3,7 +3,7 @@
 //!
 //! # Against hostile images
 //! A node is followed only once: its blocks are claimed in [`crate::owned::Owned`] before it is
-//! read, so neither a cycle nor a shared subtree is walked twice, and the work is bounded by the
+//! read. So neither a cycle nor a shared subtree is walked twice, and the work is bounded by the
 //! blocks of the image. The height is bounded by the superblock's decoder. The range of a node is a
 //! part of its parent's, so ranges are disjoint and in order. A node that leaves its range is read
 //! no further, and the rest of its range counts as lost.

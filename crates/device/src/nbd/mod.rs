@@ -11,20 +11,20 @@
 //! - A trimmed range may read as anything. A zeroed one is `NBD_CMD_WRITE_ZEROES`, or zeros.
 //!
 //! # When the connection is lost
-//! A connection that ends, an answer that does not come within the time limit, and one that breaks
-//! the protocol end the device: the outcome of what was under way is unknown, and each request from
-//! then on answers [`Error::OutcomeUnknown`], on all connections. The file system shuts down, and
-//! the next mount replays the log.
+//! The device ends when a connection ends, when an answer does not come within the time limit, and
+//! when one breaks the protocol. The outcome of what was under way is then unknown. Each request
+//! from then on answers [`Error::OutcomeUnknown`], on all connections. The file system shuts down,
+//! and the next mount replays the log.
 //!
-//! There is no reconnection. To repeat the requests that had no answer would not be enough: a
+//! There is no reconnection. To repeat the requests that had no answer would not be enough. A
 //! server that was restarted may have lost writes that it had answered and not yet flushed, and its
-//! next flush would say success. The client would have to keep all writes since the last flush. Nor
-//! can it be told when the last write of the old connection lands: it may do so behind a repeated
+//! next flush would say success. So the client would have to keep all writes since the last flush.
+//! Nor can it know when the last write of the old connection lands: it may land behind a repeated
 //! one.
 //!
 //! # Crash argument
 //! The server's answers are the device's. A flush or FUA write completes only with the server's
-//! success; an answer is matched to its request by a number that is never used twice; an answer to
+//! success. An answer is matched to its request by a number that is never used twice. An answer to
 //! a write counts only when all its bytes are sent. A server that says success of what it has not
 //! made durable breaks rule 4 of the device model, and nobody above it can help.
 //!

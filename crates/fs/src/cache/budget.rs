@@ -112,8 +112,8 @@ impl Budget {
     /// Drops clean pages while there are too many. Pages that are not clean get a new turn.
     ///
     /// Looks at some more pages than the caller has `added`, so that a stream of large writes
-    /// cannot outrun it; not at as many as are too many: with a log full of pages that have to
-    /// stay, every small write would look at all of them.
+    /// cannot outrun it. It does not look at as many as are too many: if the log is full of pages
+    /// that have to stay, every small write would look at all of them.
     pub(crate) fn enforce(&self, inodes: &Inodes, added: i64) {
         let mut turns = TURNS_MIN + TURNS_PER_PAGE * added;
         loop {

@@ -7,7 +7,7 @@
 //! 2. `wb`: one writeback of an inode at a time; excludes truncate, punch and deletion.
 //! 3. `pages`, then 4. `meta`: short, never across IO of file data, a wait for log space or a force
 //!    of the log. `meta` is held across a commit that touches the inode, so that records of one
-//!    inode are appended in the order in which they take effect; a commit may read tree nodes that
+//!    inode are appended in the order in which they take effect. A commit may read tree nodes that
 //!    are not in memory.
 //!
 //! # LSNs

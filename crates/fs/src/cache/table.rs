@@ -1,17 +1,17 @@
 //! The table that caches inodes, what is undurable of evicted ones, and pins.
 //!
 //! # Chunks
-//! Inodes of sixteen neighbouring numbers share one entry of the table, a *chunk*: siblings have
-//! neighbouring numbers ([`crate::cache::inodes::Inodes::new_ino`]), so a directory's inodes take a
+//! Inodes of sixteen neighbouring numbers share one entry of the table, a *chunk*. Siblings have
+//! neighbouring numbers ([`crate::cache::inodes::Inodes::new_ino`]). So a directory's inodes take a
 //! sixteenth of the look-ups in cold memory, and a table that grows moves a sixteenth of the
 //! entries.
 //!
 //! # Eviction
 //! Second chance: the chunks of a shard stand in a ring, and a hand goes round. A full shard looks
-//! at the chunk under the hand: was it used since the hand was there last, it stays; else those of
-//! its inodes go that nobody holds and that have nothing unwritten, and with the last one the
-//! chunk. An insertion looks at a bounded number of chunks: inodes that cannot go cost it little,
-//! and the table grows beyond its limit.
+//! at the chunk under the hand. If it was used since the hand was there last, it stays. Else those
+//! of its inodes go that nobody holds and that have nothing unwritten, and the chunk goes with the
+//! last one. An insertion looks at a bounded number of chunks. So inodes that cannot go cost it
+//! little, and the table grows beyond its limit.
 //!
 //! # Loading
 //! An inode that is not in the table is read from the tree by one thread. Threads that want the
@@ -26,13 +26,13 @@
 //!    a thread that comes later waits for the reader. [`InodeTable::remove`] takes only dead
 //!    inodes.
 //! 2. *Each change of an inode's items in the tree is made by a thread that holds its `Inode`, and
-//!    not of a dead one.* For namespace operations, rename's displaced inode, attributes, truncate,
-//!    writeback and the deletion of orphans (at mount also) it comes from
-//!    [`crate::cache::inodes::Inodes::get`], before the record is made; `dead` is looked at under
-//!    the meta lock that the commit needs, or under the io lock that a deletion needs.
-//! 3. *A new inode enters the table before its record is applied*, its meta locked until then: a
-//!    thread that reads before finds nothing in the tree, one that comes after waits for the lock
-//!    ([`crate::cache::inodes::Newborn`]).
+//!    not of a dead one.* It comes from [`crate::cache::inodes::Inodes::get`], before the record is
+//!    made. That holds for namespace operations, rename's displaced inode, attributes, truncate,
+//!    writeback, and the deletion of orphans (at mount also). `dead` is looked at under the meta
+//!    lock that the commit needs, or under the io lock that a deletion needs.
+//! 3. *A new inode enters the table before its record is applied*, its meta locked until then. A
+//!    thread that reads before finds nothing in the tree, and one that comes after waits for the
+//!    lock ([`crate::cache::inodes::Newborn`]).
 //! 4. *Numbers are not used again*, so a dead inode's number finds nothing in the tree, now and
 //!    later.
 //! 5. Recovery applies records to the tree before the table exists. A checkpoint changes no item;

@@ -8,11 +8,11 @@
 //! then shows it beside older bytes, as after any overwrite.
 //!
 //! Collapse and insert range move blocks that hold data to other offsets. An overwrite at the new
-//! offset goes in place; were it on the device before the record is durable, a crash would show it
-//! at the old offset, where no byte of it was ever written. So the two force the log before
-//! anything can be written to what they moved. To remember per inode which record its next write in
-//! place has to wait for would save the force, and would have to survive the inode's eviction; the
-//! operations are too rare for that.
+//! offset goes in place. If it were on the device before the record is durable, a crash would show
+//! it at the old offset, where no byte of it was ever written. So the two force the log before
+//! anything can be written to what they moved. The alternative is to remember per inode which
+//! record its next write in place has to wait for. That would save the force, but would have to
+//! survive the inode's eviction, and the operations are too rare for that.
 
 use super::Files;
 use super::truncate::{SETTLE_TRIES, Sizes, StepMax, WIDE};

@@ -7,7 +7,7 @@
 //! name, or its truncate is not finished. The first covers the second, for the inode goes as a
 //! whole. So names and truncates meet there. `unlink` of the last name puts the first over the
 //! second. `link` of a nameless inode puts the second in place of the first if a truncate still has
-//! something to remove: else a crash would leave bytes that were cut off, and they would show once
+//! something to remove. Else a crash would leave bytes that were cut off, and they would show once
 //! the file grew. Each of them looks at the link count and at `shrinking`, and changes them, under
 //! the meta lock that its record is committed with.
 //!

@@ -1,26 +1,34 @@
 //! Writing file data in place, many inodes in one pass.
 //!
 //! # A pass
-//! reserve → lock the inodes' `wb` (ascending) → list unclean pages → map them, allocating for
-//! those without an extent, neighbours next to one another → sort by place, merge, copy pages into
-//! large buffers → one batch → one record that maps what is new, drops what was log-resident, and
-//! names the sizes → the pages are clean.
+//! 1. Reserve log space, and lock the inodes' `wb`, in ascending order.
+//! 2. List the unclean pages and map them. Those without an extent get blocks, neighbours next to
+//!    one another.
+//! 3. Sort by place, merge, copy the pages into large buffers, and submit one batch.
+//! 4. Commit one record. It maps what is new, drops what was log-resident, and names the sizes.
+//!    Then the pages are clean.
 //!
 //! # Plug
 //! A pass gathers the IO of up to `PASS_INODES` inodes before it submits any: files written one
-//! after the other lie side by side, so their 4 KiB become few large writes. No page or meta lock
-//! is held at submission, only `wb`, which nobody takes who might hold up the IO; a pass never
-//! waits for anything with IO gathered and not submitted; its size is bounded in pages, segments
-//! and inodes; pages count as written when their write has completed. With `noplug` nothing is
-//! merged or sorted across inodes, as in Linux before it plugged at a high level: it is kept to
+//! after the other lie side by side, so their 4 KiB become few large writes. With `noplug` nothing
+//! is merged or sorted across inodes, as in Linux before it plugged at a high level. It is kept to
 //! compare with.
+//!
+//! What makes a plug safe:
+//! - At submission no page or meta lock is held, only `wb`. Nobody takes it who might hold up the
+//!   IO.
+//! - A pass waits for nothing while it has IO gathered and not submitted.
+//! - Its size is bounded in pages, segments and inodes.
+//! - A page counts as written when its write has completed.
 //!
 //! # Durable writes
 //! An fsync whose data is one write gets it with one FUA write, instead of a write and a flush of
-//! the whole device. Nothing that was written before is made durable by that, so it is done only if
-//! nothing of this file waits for a flush; only beside few others of its kind, for a flush serves
-//! any number of files; and only by a call that is alone with its file: `wb` is held during the
-//! write and not during a flush, so that calls on one file are faster with a flush that they share.
+//! the whole device. It is done only under three conditions:
+//! 1. Nothing of this file waits for a flush, because a FUA write makes nothing else durable.
+//! 2. Few others of its kind are under way, because one flush serves any number of files.
+//! 3. The call is alone with its file. `wb` is held during the write and not during a flush, so
+//!    calls on one file are faster with a flush that they share.
+//!
 //! A durable write gets no number from the flusher: no barrier and no fsync has to flush for it.
 //!
 //! A write that is durable on its own may have failed in the flush that a device without FUA makes
@@ -55,10 +63,10 @@
 //! Blocks allocated for a pass that a crash cuts off are nobody's: no record names them. A page's
 //! size is read after its bytes were copied, so no size ever covers bytes that were not written.
 //!
-//! With failures: pages behind the recorded size wait for those before them, so that a record never
-//! names a size over bytes that are not there, nor a written block behind the size, which a file
-//! that grows later would show. A page that moves has its old block until the record is durable:
-//! what a crash before finds there is what was there, or sectors of the write that failed;
+//! With failures, pages behind the recorded size wait for those before them. So a record never
+//! names a size over bytes that are not there. Nor does it name a written block behind the size,
+//! which a file that grows later would show. A page that moves has its old block until the record
+//! is durable. A crash before finds there what was there, or sectors of the write that failed;
 //! log-resident bytes are still in the log. The old block is not used again, for it is bad.
 
 mod pass;

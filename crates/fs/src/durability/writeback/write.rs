@@ -93,9 +93,9 @@ impl Writeback {
     }
 
     /// Passes until all is written that was unclean at the start, or in the range. Each goes on
-    /// where the last one stopped, up to the last page that was unclean then: so a writer who
-    /// dirties pages anew neither holds us, nor do we write his in place of those that we were
-    /// asked for. A write that fails does not keep the others from being tried.
+    /// where the last one stopped, up to the last page that was unclean at the start. So a writer
+    /// that dirties pages anew does not hold them up, and its new pages do not take the place of
+    /// those that were asked for. A write that fails does not keep the others from being tried.
     fn write_passes(&self, inodes: &[Arc<Inode>], kind: Kind, range: Option<Range<u64>>) -> Result<()> {
         let mut left = range.map(|range| vec![range; inodes.len()]);
         let mut error = None;
