@@ -29,6 +29,13 @@ impl Counters {
         found.with_context(|| format!("no counter {path}"))
     }
 
+    /// A histogram's buckets.
+    pub fn list(&self, path: &str) -> Result<Vec<f64>> {
+        let list = self.0.pointer(&format!("/{path}")).and_then(Value::as_array);
+        let list = list.with_context(|| format!("no counters {path}"))?;
+        list.iter().map(|v| v.as_f64().with_context(|| format!("a bad counter in {path}"))).collect()
+    }
+
     pub fn since(&self, before: &Counters, path: &str) -> Result<f64> {
         Ok(self.get(path)? - before.get(path)?)
     }

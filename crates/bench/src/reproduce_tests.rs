@@ -68,7 +68,8 @@ fn tree_lock_in_process() {
     let missing = ["mkfs.ext4", "mkfs.btrfs", "mount"].iter().any(|tool| need(tool).is_err());
     if !missing {
         let report = report(Experiment::TreeLock, Part::Process);
-        is_whole(&report, 2, 3, 3);
+        // The other bars divide by waits, which a short run may not have.
+        is_whole(&report, 2, 4, 2);
         let histograms = report.sections[0].setup.iter().filter(|l| l.contains("distribution"));
         assert!(histograms.count() > 0);
     }

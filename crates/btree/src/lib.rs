@@ -34,8 +34,8 @@
 //!   rarely written bypass it (a reader-biased latch, `visible`). A descent that meets a node which
 //!   is not in memory or keeps changing goes down with latches, and so does a change of structure.
 //! - *Rwlock*: a descent takes each node's reader-writer latch in turn, as above.
-//! - *Pingpong*: a descent holds a path of spinning and blocking latches, as btrfs once did
-//!   (`pingpong`).
+//! - *Pingpong* and *Blocking*: a descent holds a path of spinning and blocking latches, as btrfs
+//!   did before and after a change that the two compare (`pingpong`).
 //!
 //! # Latch order
 //! Parent before child. Two children of one parent are latched only under the parent's write latch,

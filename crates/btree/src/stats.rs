@@ -42,9 +42,10 @@ impl<const N: usize> Striped<N> {
     }
 }
 
-/// Acquisitions of latches by access and level, and conversions.
-const EVENTS: usize = Kind::ALL.len() + 1;
-const CONVERSIONS: usize = Kind::ALL.len();
+/// Acquisitions of latches by access and level, calls by the same, and conversions.
+const EVENTS: usize = 2 * Kind::ALL.len() + 1;
+const CALLS: usize = Kind::ALL.len();
+const CONVERSIONS: usize = 2 * Kind::ALL.len();
 
 /// Access and level of a latch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -81,6 +82,11 @@ impl Events {
     #[inline]
     pub(crate) fn took(&self, kind: Kind) {
         self.inc(kind as usize);
+    }
+
+    /// As [`LatchKind::calls`] counts, in a tree whose descents hold paths.
+    pub(crate) fn called(&self, kind: Kind) {
+        self.inc(CALLS + kind as usize);
     }
 
     pub(crate) fn converted(&self) {
@@ -137,10 +143,13 @@ impl TreeStats {
     pub(crate) fn report(&self, lock: TreeLock) -> LatchReport {
         let kind = |kind: Kind| {
             let (waits, (access, level)) = (&self.waits[kind as usize], kind.names());
+            let acquisitions = self.events.get(kind as usize);
+            let called = self.events.get(CALLS + kind as usize);
             LatchKind {
                 access,
                 level,
-                acquisitions: self.events.get(kind as usize),
+                acquisitions,
+                calls: if lock.holds_paths() { called } else { acquisitions },
                 wakeups: waits.wakeups.get(),
                 wait_ns: waits.ns.snapshot(),
                 wait_us: waits.us.snapshot(),
@@ -177,9 +186,13 @@ pub struct LatchKind {
     pub access: &'static str,
     /// `leaf` or `inner`.
     pub level: &'static str,
-    /// How often one was taken. With [`TreeLock::Pingpong`] this includes conversions back to
-    /// spinning, since each takes the lock again.
+    /// How often one was taken. Conversions are not among them.
     pub acquisitions: u64,
+    /// Acquisitions by the function that waits as long as it takes: what a probe of btrfs's
+    /// `btrfs_tree_lock` and `btrfs_tree_read_lock` counts. A descent that holds a path calls it
+    /// for the root, and for a node that it could not get by trying. The other trees try nothing:
+    /// there each acquisition is such a call.
+    pub calls: u64,
     /// How often a waiter woke up: at least once for each wait that slept, more if it was woken in
     /// vain.
     pub wakeups: u64,
@@ -197,6 +210,10 @@ impl LatchReport {
 
     pub fn acquisitions(&self) -> u64 {
         self.sum(|k| k.acquisitions)
+    }
+
+    pub fn calls(&self) -> u64 {
+        self.sum(|k| k.calls)
     }
 
     pub fn waits(&self) -> u64 {

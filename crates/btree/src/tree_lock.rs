@@ -13,20 +13,30 @@ pub enum TreeLock {
     Optimistic,
     /// Descents take each node's reader-writer latch.
     Rwlock,
-    /// Descents hold the latches of a path. These spin, and are converted to blocking ones and back
-    /// where a thread might sleep. Slow under contention; it exists for comparison.
+    /// Descents hold the latches of a path. These spin, and are converted to blocking ones where a
+    /// thread might sleep, never back. It exists for comparison.
+    Blocking,
+    /// As [`TreeLock::Blocking`], and the latches of the path are converted back to spinning on
+    /// each level of a descent. Slow under contention; it exists for comparison.
     Pingpong,
 }
 
 impl TreeLock {
-    pub const ALL: [TreeLock; 3] = [TreeLock::Optimistic, TreeLock::Rwlock, TreeLock::Pingpong];
+    pub const ALL: [TreeLock; 4] =
+        [TreeLock::Optimistic, TreeLock::Rwlock, TreeLock::Blocking, TreeLock::Pingpong];
 
     pub fn name(self) -> &'static str {
         match self {
             TreeLock::Optimistic => "optimistic",
             TreeLock::Rwlock => "rwlock",
+            TreeLock::Blocking => "blocking",
             TreeLock::Pingpong => "pingpong",
         }
+    }
+
+    /// Whether descents hold the latches of a path, which spin or block (`pingpong`).
+    pub(crate) fn holds_paths(self) -> bool {
+        matches!(self, TreeLock::Blocking | TreeLock::Pingpong)
     }
 }
 

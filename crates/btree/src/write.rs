@@ -8,6 +8,7 @@
 
 use crate::frame::{Frame, Node};
 use crate::latch::LatchWatch;
+use crate::pingpong::Intent;
 use crate::tree::Tree;
 use crate::tree_lock::TreeLock;
 use kedge_base::{Error, Generation, Result};
@@ -49,6 +50,7 @@ impl Tree {
                 &watch,
                 generation,
                 &key,
+                Intent::Insert,
                 |_| Attempt::Old,
                 |n| n.put(generation, &key, value).map_or(Attempt::Full, Attempt::Done),
             )?;
@@ -73,7 +75,7 @@ impl Tree {
     pub fn update(&self, key: Key, f: impl FnOnce(&mut [u8])) -> Result<bool> {
         let mut f = Some(f);
         let generation = self.generation();
-        self.change(generation, &key, |leaf, i| {
+        self.change(generation, &key, Intent::Update, |leaf, i| {
             let f = f.take().expect("a change happens once");
             f(leaf.edit(generation).value_mut(i));
         })
@@ -83,7 +85,7 @@ impl Tree {
     /// Removes the item of `key`. False if there was none.
     pub fn delete(&self, key: Key) -> Result<bool> {
         let generation = self.generation();
-        let sparse = self.change(generation, &key, |leaf, i| {
+        let sparse = self.change(generation, &key, Intent::Delete, |leaf, i| {
             leaf.edit(generation).remove_at(i);
             // Looking for a neighbour to merge with costs more than the removal, so this is not
             // done each time.
@@ -101,6 +103,7 @@ impl Tree {
         &self,
         generation: Generation,
         key: &Key,
+        intent: Intent,
         mut f: impl FnMut(&mut Node, usize) -> R,
     ) -> Result<Option<R>> {
         let watch = self.watch();
@@ -109,6 +112,7 @@ impl Tree {
                 &watch,
                 generation,
                 key,
+                intent,
                 // Only an item that exists is worth a copy.
                 |n| n.search(key).map_or(Attempt::Done(None), |_| Attempt::Old),
                 |n| n.search(key).map_or(Attempt::Done(None), |i| Attempt::Done(Some(f(n, i)))),
@@ -130,11 +134,12 @@ impl Tree {
         watch: &LatchWatch<'_>,
         generation: Generation,
         key: &Key,
+        intent: Intent,
         old: impl Fn(&Node) -> Attempt<R>,
         mut change: impl FnMut(&mut Node) -> Attempt<R>,
     ) -> Result<Attempt<R>> {
-        if self.lock() == TreeLock::Pingpong {
-            return self.write_by_path(watch, key, |leaf, n| {
+        if self.lock().holds_paths() {
+            return self.write_by_path(watch, key, intent, |leaf, n| {
                 let attempt = if leaf.born != generation { old(n) } else { change(n) };
                 let restructure = matches!(attempt, Attempt::Old | Attempt::Full);
                 (attempt, restructure)

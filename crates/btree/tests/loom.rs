@@ -247,7 +247,7 @@ fn a_writer_waits_for_a_blocking_reader() {
             grip.clear_blocking();
             assert_eq!(guarded.get(), seen);
         });
-        match Grip::try_take(guarded.clone(), Mode::Write) {
+        match Grip::spin_take(guarded.clone(), Mode::Write) {
             Ok(_grip) => guarded.add(),
             Err(guarded) => {
                 let (_grip, _) = Grip::take(guarded.clone(), Mode::Write);

@@ -244,5 +244,6 @@ macro_rules! under_each_lock {
 under_each_lock! {
     optimistic: Optimistic;
     rwlock: Rwlock;
+    blocking: Blocking;
     pingpong: Pingpong;
 }

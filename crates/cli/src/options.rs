@@ -50,7 +50,7 @@ pub const KNOWN: &[&str] = &[
     "ro",
     "rw",
     "cache_size=SIZE",
-    "tree_lock=optimistic|rwlock|pingpong",
+    "tree_lock=optimistic|rwlock|blocking|pingpong",
     "allow_other",
     "default_permissions",
     "fuse",
@@ -232,7 +232,7 @@ Mount options (those marked * may change while mounted):
   errors=remount-ro            what happens anyway when the device fails
 To compare with: new_name=lazy|sync *, fdatasync=seq|relog *, plug, noplug *,
   writeback_order=oldest|location *, dirty_tracking=per_sb|shared,
-  tree_lock=optimistic|rwlock|pingpong. kedgefs(5) explains each.";
+  tree_lock=optimistic|rwlock|blocking|pingpong. kedgefs(5) explains each.";
 
 const UNLISTED: &str = "see kedge --help";
 

@@ -135,9 +135,10 @@ fn latches(tree: &Value) -> Option<String> {
         let waits = &counters["wait_ns"];
         let _ = writeln!(
             out,
-            "\n{}: taken {} times, {} waits, {} wake-ups, longest {:.3} ms",
+            "\n{}: taken {} times, {} of them by a call that waits, {} waits, {} wake-ups, longest {:.3} ms",
             kind.replace('_', " "),
             number(&counters["acquisitions"])?,
+            number(&counters["calls"])?,
             number(&waits["count"])?,
             number(&counters["wakeups"])?,
             number(&waits["max"])? as f64 / 1e6,

@@ -5,6 +5,7 @@ use serde_json::json;
 fn latches_are_shown_by_kind() {
     let kind = json!({
         "acquisitions": 9,
+        "calls": 7,
         "wakeups": 2,
         "wait_ns": { "count": 3, "max": 5_500_000 },
         "wait_us_histogram": [2, 0, 0, 1],
@@ -12,6 +13,7 @@ fn latches_are_shown_by_kind() {
     });
     let idle = json!({
         "acquisitions": 1,
+        "calls": 1,
         "wakeups": 0,
         "wait_ns": { "count": 0, "max": 0 },
         "wait_us_histogram": [],
@@ -26,10 +28,13 @@ fn latches_are_shown_by_kind() {
     });
     let text = latches(&tree).unwrap();
     assert!(text.starts_with("tree_lock=rwlock: 4 descents"), "{text}");
-    assert!(text.contains("write leaf: taken 9 times, 3 waits, 2 wake-ups, longest 5.500 ms"), "{text}");
+    assert!(
+        text.contains("write leaf: taken 9 times, 7 of them by a call that waits, 3 waits, 2 wake-ups, "),
+        "{text}"
+    );
     assert!(text.contains("         4 -> 7          : 1        |********************  "), "{text}");
     assert!(text.contains("usecs") && text.contains("msecs"), "{text}");
     let idle = &text[text.find("read leaf").unwrap()..];
-    assert!(idle.starts_with("read leaf: taken 1 times, 0 waits"), "{text}");
+    assert!(idle.starts_with("read leaf: taken 1 times, 1 of them by a call that waits, 0 waits"), "{text}");
     assert_eq!(latches(&json!({})), None);
 }

@@ -167,6 +167,7 @@ impl Fs {
         let kind = |k: &kedge_store::LatchKind| {
             let value = json!({
                 "acquisitions": k.acquisitions,
+                "calls": k.calls,
                 "wakeups": k.wakeups,
                 "wait_ns": latency(&k.wait_ns),
                 "wait_us_histogram": k.wait_us.buckets,

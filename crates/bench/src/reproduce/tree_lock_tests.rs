@@ -38,9 +38,11 @@ fn the_published_figures_meet_what_they_claim() {
 
 fn stats() -> Value {
     let kind = |n: u64| {
+        // All in the bucket up to 2^20 - 1 ns.
+        let waits = [vec![0; 20], vec![n]].concat();
         json!({
-            "acquisitions": n, "wakeups": 2 * n,
-            "wait_ns": { "count": n, "max": n * 1_000_000 },
+            "acquisitions": n, "calls": n + 10, "wakeups": 2 * n,
+            "wait_ns": { "count": n, "max": n * 1_000_000, "histogram": waits },
             "wait_us_histogram": if n > 1 { vec![0, 1, n] } else { vec![] },
             "wait_ms_histogram": if n > 3 { vec![0, 1, n] } else { vec![1] },
         })
@@ -54,7 +56,7 @@ fn stats() -> Value {
 #[test]
 fn latches_are_summed_by_access() {
     let counters = Counters::parse(&stats().to_string()).unwrap();
-    assert_eq!(latch_values(&counters).unwrap(), [7.0, 3.0, 10.0, 20.0, 4.0, 6.0, 5.0]);
+    assert_eq!(latch_values(&counters).unwrap(), [27.0, 23.0, 7.0, 3.0, 10.0, 20.0, 1.048575, 4.0, 6.0, 5.0]);
     assert!(latch_values(&Counters::parse("{}").unwrap()).is_err(), "a counter that is not there is no zero");
 }
 

@@ -9,7 +9,8 @@
 //! longer sleep: it takes the spinning lock, decrements the count, and wakes *all* sleepers. They
 //! find the lock held, spinning or even blocking again, and go on spinning or sleeping. This
 //! ping-pong is what the other kinds of latches avoid. Nothing is slowed down here on purpose: the
-//! conversions and useless wake-ups are the scheme.
+//! conversions and useless wake-ups are the scheme. One thing is other than in a kernel: there a
+//! spinning holder keeps its processor. Here it may lose it, so those that spin yield theirs.
 //!
 //! # Memory order
 //! A holder's changes reach the next holder through the spinning word, or through the blocking
@@ -96,7 +97,7 @@ impl PingLock {
     }
 
     /// Whether a blocking holder excludes this mode.
-    fn is_blocked(&self, mode: Mode) -> bool {
+    pub(crate) fn is_blocked(&self, mode: Mode) -> bool {
         self.blocking_writers.load(Acquire) > 0
             || (mode == Mode::Write && self.blocking_readers.load(Acquire) > 0)
     }
@@ -119,9 +120,21 @@ impl PingLock {
 
     /// Takes the lock, spinning, unless it would have to wait.
     pub(crate) fn try_lock(&self, mode: Mode) -> bool {
-        if self.is_blocked(mode) || !self.try_spin(mode) {
+        !self.is_blocked(mode) && self.try_spin(mode) && self.keep_unless_blocked(mode)
+    }
+
+    /// Takes the lock, spinning as long as others do, unless a blocking holder excludes this mode:
+    /// what btrfs's `btrfs_try_tree_write_lock` and `btrfs_tree_read_lock_atomic` do.
+    pub(crate) fn lock_unless_blocked(&self, mode: Mode) -> bool {
+        if self.is_blocked(mode) {
             return false;
         }
+        self.spin(mode);
+        self.keep_unless_blocked(mode)
+    }
+
+    /// Called with the spinning lock, which it releases if a blocking holder excludes this mode.
+    fn keep_unless_blocked(&self, mode: Mode) -> bool {
         let free = !self.is_blocked(mode);
         if !free {
             self.stop_spinning(mode);
@@ -181,6 +194,15 @@ impl<P: HasPing> Grip<P> {
     /// Takes the lock, or returns the owner if it would have to wait.
     pub(crate) fn try_take(owner: P, mode: Mode) -> Result<Grip<P>, P> {
         if owner.ping().try_lock(mode) { Ok(Grip { owner, mode, blocking: false }) } else { Err(owner) }
+    }
+
+    /// [`PingLock::lock_unless_blocked`], or returns the owner.
+    pub(crate) fn spin_take(owner: P, mode: Mode) -> Result<Grip<P>, P> {
+        if owner.ping().lock_unless_blocked(mode) {
+            Ok(Grip { owner, mode, blocking: false })
+        } else {
+            Err(owner)
+        }
     }
 
     pub(crate) fn owner(&self) -> &P {

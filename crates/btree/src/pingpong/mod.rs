@@ -3,3 +3,5 @@
 
 pub(crate) mod lock;
 mod path;
+
+pub(crate) use path::Intent;

@@ -1,47 +1,121 @@
-//! Descents that hold the latches of their path, for trees with [`crate::TreeLock::Pingpong`].
+//! Descents that hold the latches of their path, for trees with [`TreeLock::Pingpong`] or
+//! [`TreeLock::Blocking`].
 //!
-//! This is how btrfs did it. A lookup takes each node's latch for reading before it releases the
-//! parent's (latch coupling). An insertion takes the leaf's and its parent's latch for writing,
-//! since the parent might have to change. It keeps the ancestors of a node until it knows that the
-//! key will not become that node's first.
+//! This is how btrfs did it in `btrfs_search_slot`. Latches are taken spinning: a descent spins for
+//! spinning holders. If there is a blocking holder, the descent makes its whole path blocking and
+//! waits. The path also becomes blocking before a node is read from the device and before the
+//! tree's structure is changed, and a lookup returns a blocking leaf. With *pingpong* each level
+//! of the descent, and each wait, ends with a conversion of the path back to spinning, which first
+//! converts all latches of the path to blocking, from the root down. With *blocking* nothing is
+//! converted back. That is the only difference, and it is all that Linux 5.0 changed.
 //!
-//! Latches are taken spinning. If a latch is not free at once, the whole path becomes blocking, and
-//! spinning again once the latch is taken. The path also becomes blocking before a node is read
-//! from the device and before the tree's structure is changed. Each level of the descent ends with
-//! a conversion back to spinning, which first converts all latches of the path to blocking, from
-//! the root down.
+//! # Which latches a descent takes and keeps
+//! 1. The root is latched for reading. If its level turns out to be one that is latched for
+//!    writing, it is released and latched for writing.
+//! 2. An update latches the leaf for writing, an insertion also level 1, a deletion also level 2.
+//!    If the key belongs to a node's first child, an insertion or deletion might change the node's
+//!    first key. Its parent must then be latched for writing: if it is not, the descent starts
+//!    over.
+//! 3. A lookup and an update release a node's parent once the node is latched. An insertion keeps
+//!    the parent of each node on whose first place it is, and a deletion levels below 2.
 
 use super::lock::Mode;
 use crate::frame::{Frame, Node, Route};
 use crate::latch::{Held, LatchWatch};
 use crate::tree::Tree;
+use crate::tree_lock::TreeLock;
 use kedge_base::Result;
 use kedge_format::Key;
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// A change of a leaf latches levels up to this one for writing.
-const WRITE_LEVEL: u8 = 1;
+/// What a descent is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Intent {
+    Lookup,
+    /// Changes the value of an item.
+    Update,
+    Insert,
+    Delete,
+}
+
+impl Intent {
+    /// Levels latched for writing, from the leaf up, unless the descent finds that it needs more.
+    fn write_levels(self) -> u8 {
+        match self {
+            Intent::Lookup => 0,
+            Intent::Update => 1,
+            Intent::Insert => 2,
+            Intent::Delete => 3,
+        }
+    }
+
+    /// Whether the first keys of nodes may change.
+    fn moves_items(self) -> bool {
+        matches!(self, Intent::Insert | Intent::Delete)
+    }
+
+    /// Ancestors on this level and above are released when nothing else keeps them.
+    fn lowest_release(self) -> u8 {
+        if self == Intent::Delete { 2 } else { 1 }
+    }
+}
+
+/// A latched node, and the place in it that the key belongs to.
+struct Step {
+    held: Held<Arc<Frame>>,
+    slot: usize,
+}
 
 struct Path<'a, 'm> {
     watch: &'a LatchWatch<'m>,
-    /// From the root pointer down.
-    held: SmallVec<[Held<Arc<Frame>>; 8]>,
+    respins: bool,
+    /// From the root down.
+    steps: SmallVec<[Step; 8]>,
 }
 
 impl Path<'_, '_> {
     fn set_blocking(&mut self) {
-        self.held.iter_mut().for_each(|h| h.set_blocking(self.watch));
+        self.steps.iter_mut().for_each(|s| s.held.set_blocking(self.watch));
     }
 
     fn clear_blocking(&mut self) {
-        self.set_blocking();
-        self.held.iter_mut().for_each(|h| h.clear_blocking(self.watch));
+        if self.respins {
+            self.set_blocking();
+            self.steps.iter_mut().for_each(|s| s.held.clear_blocking(self.watch));
+        }
+    }
+
+    fn last(&mut self) -> &mut Step {
+        self.steps.last_mut().expect("a path has its root")
     }
 
     fn release_ancestors(&mut self) {
-        let last = self.held.len() - 1;
-        self.held.drain(..last);
+        let last = self.steps.len() - 1;
+        self.steps.drain(..last);
+    }
+
+    /// Releases the ancestors that a change of items cannot reach: see 3. in the module.
+    fn release_unreachable(&mut self, intent: Intent) {
+        let mut kept = 0;
+        for (distance, step) in self.steps.iter().rev().enumerate() {
+            if step.slot == 0 {
+                kept = distance + 1;
+            } else if distance > kept && step.held.owner().level >= intent.lowest_release() {
+                let end = self.steps.len() - distance;
+                self.steps.drain(..end);
+                return;
+            }
+        }
+    }
+
+    fn push_root(&mut self, root: Arc<Frame>, write_levels: u8) {
+        let mut held = Held::take(self.watch, root.clone(), Mode::Read);
+        if root.level < write_levels {
+            drop(held);
+            held = Held::take(self.watch, root, Mode::Write);
+        }
+        self.steps.push(Step { held, slot: 0 });
     }
 
     fn push(&mut self, frame: Arc<Frame>, mode: Mode) {
@@ -49,14 +123,16 @@ impl Path<'_, '_> {
             Ok(held) => held,
             Err(frame) => {
                 self.set_blocking();
-                let mut held = Held::wait(self.watch, frame, mode);
-                held.set_blocking(self.watch);
-                self.clear_blocking();
-                held.clear_blocking(self.watch);
+                let mut held = Held::take(self.watch, frame, mode);
+                if self.respins {
+                    held.set_blocking(self.watch);
+                    self.clear_blocking();
+                    held.clear_blocking(self.watch);
+                }
                 held
             }
         };
-        self.held.push(held);
+        self.steps.push(Step { held, slot: 0 });
     }
 }
 
@@ -68,10 +144,9 @@ impl Tree {
         key: &Key,
         f: impl FnOnce(&Node) -> R,
     ) -> Result<R> {
-        let mut path = self.path_to(watch, key, Mode::Read)?;
+        let mut path = self.path_to(watch, key, Intent::Lookup)?;
         path.set_blocking();
-        let leaf = path.held.last().expect("a path ends at its leaf");
-        Ok(f(leaf.node()))
+        Ok(f(path.last().held.node()))
     }
 
     /// Runs `f` on the leaf that covers the key, latched for writing. `f` also returns whether the
@@ -80,10 +155,11 @@ impl Tree {
         &self,
         watch: &LatchWatch<'_>,
         key: &Key,
+        intent: Intent,
         f: impl FnOnce(&Arc<Frame>, &mut Node) -> (R, bool),
     ) -> Result<R> {
-        let mut path = self.path_to(watch, key, Mode::Write)?;
-        let leaf = path.held.last_mut().expect("a path ends at its leaf");
+        let mut path = self.path_to(watch, key, intent)?;
+        let leaf = &mut path.last().held;
         let frame = leaf.owner().clone();
         let (result, restructure) = f(&frame, leaf.node_mut());
         if restructure {
@@ -92,41 +168,63 @@ impl Tree {
         Ok(result)
     }
 
-    fn path_to<'a, 'm>(&self, watch: &'a LatchWatch<'m>, key: &Key, mode: Mode) -> Result<Path<'a, 'm>> {
-        let mode_of = |level: u8| if level <= WRITE_LEVEL { mode } else { Mode::Read };
+    /// The root, which covered the key a moment ago.
+    fn root_by_pointer(&self, watch: &LatchWatch<'_>, key: &Key) -> Result<Option<Arc<Frame>>> {
+        match self.anchor.latch.glance(|anchor| anchor.route(key)) {
+            Route::Child(root) => Ok(Some(root)),
+            Route::Missing(root) => self.load(watch, &self.anchor, key, root),
+            Route::Stale => Ok(None),
+        }
+    }
+
+    fn path_to<'a, 'm>(&self, watch: &'a LatchWatch<'m>, key: &Key, intent: Intent) -> Result<Path<'a, 'm>> {
+        let respins = self.lock() == TreeLock::Pingpong;
+        let mut write_levels = intent.write_levels();
         'restart: loop {
-            let mut path = Path { watch, held: SmallVec::new() };
-            path.push(self.anchor.clone(), mode_of(self.anchor.level));
+            let mut path = Path { watch, respins, steps: SmallVec::new() };
+            let Some(root) = self.root_by_pointer(watch, key)? else { continue };
+            root.touch();
+            path.push_root(root, write_levels);
             loop {
                 path.clear_blocking();
-                if mode == Mode::Read {
+                if !intent.moves_items() {
                     path.release_ancestors();
                 }
-                let at = path.held.last().expect("pushed");
-                let (frame, node) = (at.owner().clone(), at.node());
+                let at = path.last();
+                let (frame, node) = (at.held.owner().clone(), at.held.node());
                 if !node.range.covers(key) {
                     self.meter.stats.restarts.inc();
                     continue 'restart;
                 }
-                if node.view().first_key().is_some_and(|first| *key > first) {
-                    path.release_ancestors();
+                let slot = match frame.level {
+                    0 => node.search(key).unwrap_or_else(|place| place),
+                    _ => node.child_index(key),
+                };
+                let route = if frame.level > 0 { Some(node.route(key)) } else { None };
+                at.slot = slot;
+                // Levels up to the parent's, in a node above the leaf.
+                let wanted = frame.level + 2;
+                if intent.moves_items() && frame.level > 0 && slot == 0 && write_levels < wanted {
+                    write_levels = wanted;
+                    continue 'restart;
                 }
-                if frame.level == 0 {
-                    return Ok(path);
+                if intent.moves_items() {
+                    path.release_unreachable(intent);
                 }
-                let at = path.held.last().expect("the node itself stays");
-                match at.node().route(key) {
-                    Route::Child(child) => {
+                match route {
+                    None => return Ok(path),
+                    Some(Route::Child(child)) => {
                         child.touch();
-                        path.push(child.clone(), mode_of(child.level));
+                        let mode = if child.level < write_levels { Mode::Write } else { Mode::Read };
+                        path.push(child, mode);
                     }
-                    Route::Missing(child) => {
+                    Some(Route::Missing(child)) => {
                         path.set_blocking();
                         drop(path);
                         self.load(watch, &frame, key, child)?;
                         continue 'restart;
                     }
-                    Route::Stale => continue 'restart,
+                    Some(Route::Stale) => continue 'restart,
                 }
             }
         }

@@ -61,10 +61,11 @@ pub const TABLE: &[Row] = &[
         "`per_sb`",
     ),
     row(
-        "`tree_lock=optimistic|rwlock|pingpong`",
+        "`tree_lock=optimistic|rwlock|blocking|pingpong`",
         FIXED,
         "the latches of the metadata tree: descents that validate instead of latching, reader-writer \
-         latches, or the slow spinning-and-blocking ones of old btrfs to compare with",
+         latches, or, to compare with, those of old btrfs: `pingpong` spins, blocks and spins again, \
+         `blocking` does not go back to spinning",
         "`optimistic`",
     ),
     row("`workers=N`", FIXED, "threads that serve requests, 2 to 64", "2 to 4, by the number of CPUs"),
