@@ -97,7 +97,7 @@ fn has_both_rules(report: &serde_json::Value, contests: usize) {
     let outcomes = report["sections"][0]["outcomes"].as_array().unwrap();
     assert_eq!(outcomes.len(), contests, "{report:#}");
     for outcome in outcomes {
-        for (side, name) in [(0, "relog"), (1, "seq")] {
+        for (side, name) in [(0, "relog"), (1, "fields"), (2, "seq")] {
             let side = &outcome["sides"][side];
             assert_eq!(side["name"], name);
             assert!(side["failed"].is_null(), "{side:#}");

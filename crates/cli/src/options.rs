@@ -230,7 +230,7 @@ Mount options (those marked * may change while mounted):
   async_checkpoint[=PERCENT] * checkpoint in the background when less of the log is free
   noasync_checkpoint *         who finds the log full checkpoints
   errors=remount-ro            what happens anyway when the device fails
-To compare with: new_name=lazy|sync *, fdatasync=seq|relog *, plug, noplug *,
+To compare with: new_name=lazy|sync *, fdatasync=seq|fields|relog *, plug, noplug *,
   writeback_order=oldest|location *, dirty_tracking=per_sb|shared,
   tree_lock=optimistic|rwlock|blocking|pingpong. kedgefs(5) explains each.";
 

@@ -35,8 +35,9 @@ use std::process::ExitCode;
 #[derive(clap::Args, Debug)]
 pub struct Args {
     /// Comma-separated options: async_checkpoint[=PERCENT], noasync_checkpoint, commit=SECONDS,
-    /// new_name=lazy|sync, fdatasync=seq|relog, plug, noplug, writeback_order=oldest|location; and
-    /// as root ro, rw, suid, dev, exec and their opposites with no
+    /// new_name=lazy|sync, fdatasync=seq|fields|relog, plug, noplug,
+    /// writeback_order=oldest|location; and as root ro, rw, suid, dev, exec and their opposites
+    /// with no
     #[arg(short = 'o', value_name = "OPTIONS", required = true)]
     options: Vec<String>,
     /// The mount point

@@ -67,8 +67,11 @@ words! {
         /// `datasync_lsn`.
         #[default]
         Seq = "seq",
-        /// If anything changed, the time stamps and the change counter of an overwrite included.
-        /// The old rule of XFS, kept to compare with.
+        /// As `Seq`, but write() puts the new time stamps into the log: XFS after its change, kept
+        /// to compare with.
+        Fields = "fields",
+        /// As `Fields`, and if anything of the inode is in the log that is not durable, time stamps
+        /// too: XFS before its change, kept to compare with.
         Relog = "relog",
     }
 }

@@ -41,7 +41,7 @@ pub const SWITCH_WORDS: &[&str] = &[
     "noasync_checkpoint",
     "commit=SECONDS",
     "new_name=lazy|sync",
-    "fdatasync=seq|relog",
+    "fdatasync=seq|fields|relog",
     "plug",
     "noplug",
     "noatime",

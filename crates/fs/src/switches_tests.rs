@@ -31,7 +31,7 @@ fn a_wrong_word_is_named_with_what_would_be_right() {
         ("async_checkpoint=100", "1 to 99"),
         ("async_checkpoint=x", "1 to 99"),
         ("new_name=maybe", "lazy or sync"),
-        ("fdatasync=", "seq or relog"),
+        ("fdatasync=", "seq or fields or relog"),
         ("commit=0", "1 to 300"),
         ("cache_size=1M", "cannot change while mounted"),
     ] {

@@ -4,6 +4,8 @@
 use kedge_device::MemDevice;
 use kedgefs::*;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 fn open(options: MountOptions) -> FileSystem {
     let device = Arc::new(MemDevice::new(64 << 20));
@@ -60,7 +62,7 @@ fn only_new_name_sync_forces_for_a_name_and_only_of_what_was_fsynced() {
 }
 
 #[test]
-fn an_overwrite_and_fdatasync_force_the_log_only_under_the_old_rule() {
+fn an_overwrite_and_fdatasync_force_no_log_by_default() {
     let fs = open(MountOptions::default());
     let f = fs.create(Ino::ROOT, b"f", 0o644, Owner::default()).unwrap().ino;
     fs.write(f, 0, &[1; 256 << 10]).unwrap();
@@ -83,13 +85,68 @@ fn an_overwrite_and_fdatasync_force_the_log_only_under_the_old_rule() {
         [one[0], one[1] + 8, one[2]],
         "two writes and one flush are cheaper than two durable ones"
     );
-    let before = counts();
-    fs.set_options("fdatasync=relog").unwrap();
-    for i in 0..8 {
-        fs.write(f, i * 8192, &[3; 4096]).unwrap();
-        fs.fsync(f, true).unwrap();
+}
+
+/// A coarse clock: it stands still until the test moves it.
+#[derive(Default)]
+struct Ticks(AtomicU64);
+
+impl Clock for Ticks {
+    fn now(&self) -> Timespec {
+        Timespec { sec: 1_000_000_000 + self.0.load(Ordering::Relaxed) as i64, nsec: 0 }
     }
-    assert_eq!(counts()[0], before[0] + 8, "relog: each of them forces the log");
+
+    fn monotonic(&self) -> Duration {
+        Duration::ZERO
+    }
+}
+
+/// As XFS before and after its change: see `durability::rules`.
+#[test]
+fn only_relog_forces_for_time_stamps_and_once_a_tick() {
+    let device = Arc::new(MemDevice::new(64 << 20));
+    let ticks = Arc::new(Ticks::default());
+    FileSystem::format(device.clone(), ticks.clone(), &FormatOptions::default()).unwrap();
+    let fs = FileSystem::open(device, ticks.clone(), MountOptions::default()).unwrap();
+    let f = fs.create(Ino::ROOT, b"f", 0o644, Owner::default()).unwrap().ino;
+    fs.write(f, 0, &[1; 256 << 10]).unwrap();
+    fs.fsync(f, false).unwrap();
+    // Records of time stamps, and forces, by a write of a new tick, by one of the same tick, and by
+    // the fdatasync after each.
+    let stamps = || count(&fs, "log.records_by_operation.times");
+    let step = |moves: bool| {
+        ticks.0.fetch_add(moves as u64, Ordering::Relaxed);
+        let before = (stamps(), forces(&fs, "fdatasync"), count(&fs, "log.writes"));
+        fs.write(f, 8192, &[2; 4096]).unwrap();
+        let written = stamps();
+        fs.fsync(f, true).unwrap();
+        assert_eq!(stamps(), written, "fdatasync itself logs no stamps");
+        let forced = (forces(&fs, "fdatasync") - before.1, count(&fs, "log.writes") - before.2);
+        assert_eq!(forced.0, forced.1, "a force is a log write here");
+        (written - before.0, forced.0)
+    };
+    for (rule, new, same) in [("seq", (0, 0), (0, 0)), ("fields", (1, 0), (0, 0)), ("relog", (1, 1), (0, 0))]
+    {
+        fs.set_options(&format!("fdatasync={rule}")).unwrap();
+        fs.fsync(f, false).unwrap();
+        assert_eq!([step(true), step(false), step(true)], [new, same, new], "{rule}");
+    }
+    // What another call has forced is durable for this one.
+    ticks.0.fetch_add(1, Ordering::Relaxed);
+    fs.write(f, 8192, &[3; 4096]).unwrap();
+    fs.sync().unwrap();
+    let forced = forces(&fs, "fdatasync");
+    fs.fsync(f, true).unwrap();
+    assert_eq!(forces(&fs, "fdatasync"), forced, "relog: nothing of it is left to force");
+    // The stamps are those of the write, and a change of size is forced under each rule.
+    assert_eq!(fs.getattr(f).unwrap().mtime, ticks.now());
+    for rule in ["fields", "seq"] {
+        fs.set_options(&format!("fdatasync={rule}")).unwrap();
+        let (forced, size) = (forces(&fs, "fdatasync"), fs.getattr(f).unwrap().size);
+        fs.write(f, size, &[4; 4096]).unwrap();
+        fs.fsync(f, true).unwrap();
+        assert_eq!(forces(&fs, "fdatasync"), forced + 1, "{rule}");
+    }
 }
 
 #[test]

@@ -63,11 +63,15 @@ impl Setup {
     pub fn switched(mut self, seed: u64) -> Setup {
         let mount = &mut self.mount;
         mount.new_name = if seed & 1 == 0 { NewName::Lazy } else { NewName::Sync };
-        mount.fdatasync = if seed & 2 == 0 { FdatasyncRule::Seq } else { FdatasyncRule::Relog };
-        // The old rules force the log where the new ones do not. What an inode changed may then be
-        // durable before an fsync asks for it, and an fsync that has nothing to force does not take
-        // along what others did.
-        if mount.new_name == NewName::Sync || mount.fdatasync == FdatasyncRule::Relog {
+        mount.fdatasync = match (seed & 2, seed & 256) {
+            (0, _) => FdatasyncRule::Seq,
+            (_, 0) => FdatasyncRule::Relog,
+            _ => FdatasyncRule::Fields,
+        };
+        // The old rules force the log, or append to it, where the new ones do not. What an inode
+        // changed may then be durable before an fsync asks for it, and an fsync that has nothing to
+        // force does not take along what others did.
+        if mount.new_name == NewName::Sync || mount.fdatasync != FdatasyncRule::Seq {
             self.promise = Promise::LastChange;
         }
         mount.async_checkpoint = (seed & 4 == 0).then_some(50);

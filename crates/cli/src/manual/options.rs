@@ -46,9 +46,10 @@ pub const TABLE: &[Row] = &[
         "`lazy`",
     ),
     row(
-        "`fdatasync=seq|relog`",
+        "`fdatasync=seq|fields|relog`",
         LIVE,
-        "`relog`: time stamps alone force the log too, as XFS once did, to compare with",
+        "`relog`: write puts new time stamps into the log, and fdatasync forces the log for them, as \
+         XFS once did; `fields`: as XFS does now, they force nothing; both to compare with",
         "`seq`",
     ),
     row("`plug`, `noplug`", LIVE, "whether one pass of writeback merges the IO of many files", "`plug`"),

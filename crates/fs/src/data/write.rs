@@ -2,6 +2,7 @@
 
 use super::Files;
 use super::read::HeldPage;
+use crate::cache::commit::{PATCH_BYTES, commit_only, lock_metas};
 use crate::cache::inode::Inode;
 use crate::cache::pages::{Backing, Delta, Page};
 use crate::error::{Error, Result};
@@ -9,8 +10,10 @@ use crate::extents::{self, Mapping, Place};
 use crate::types::WriteMode;
 use kedge_base::broken::{self, Variant};
 use kedge_base::{BLOCK_SIZE, BlockNo, Ino};
+use kedge_format::InodeCore;
 use kedge_format::item::FILE_SIZE_MAX;
-use kedge_format::record::InodeMask;
+use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
+use kedge_store::Class;
 use smallvec::SmallVec;
 use std::sync::Arc;
 
@@ -30,6 +33,7 @@ impl Files {
         if offset.checked_add(data.len() as u64).is_none_or(|end| end > FILE_SIZE_MAX) {
             return Err(Error::FileTooLarge);
         }
+        let mode = self.stamp_first(&inode, mode)?;
         let mut done = 0;
         while done < data.len() {
             let at = offset + done as u64;
@@ -50,6 +54,31 @@ impl Files {
             break;
         }
         Ok(done)
+    }
+
+    /// With a rule of fdatasync that wants it: puts the new time stamps into the log, if the clock
+    /// has moved since the last ones. The write then leaves them alone. A crash may show the new
+    /// stamps without the write, as on XFS. Before any lock of the inode: the reservation may wait
+    /// for a checkpoint. Where there is no space for the record, the stamps wait as with `seq`.
+    fn stamp_first(&self, inode: &Arc<Inode>, mode: WriteMode) -> Result<WriteMode> {
+        if mode.keep_times || !self.engine.live().fdatasync().stamps_at_write() {
+            return Ok(mode);
+        }
+        let now = self.engine.now();
+        let is_old = |core: &InodeCore| core.mtime != now || core.ctime != now;
+        if is_old(&inode.meta.lock().core) {
+            let handle = match self.engine.begin(PATCH_BYTES, 1, Class::Normal) {
+                Err(Error::Engine(kedge_base::Error::NoSpace)) => return Ok(mode),
+                handle => handle?,
+            };
+            let mut changes = lock_metas(&[inode]);
+            if changes[0].meta.dead {
+                return Err(Error::NotFound);
+            }
+            changes[0].touch(now);
+            commit_only(handle, RecordBuilder::new(RecordOp::Times), &mut changes)?;
+        }
+        Ok(mode.with_keep_times(true))
     }
 
     /// Returns how many bytes from the chunk's start were written, and why not all of them.

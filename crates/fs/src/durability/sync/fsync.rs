@@ -2,8 +2,7 @@
 //!
 //! 1. Its data: small new data becomes a record; all else is written in place and named by a
 //!    record.
-//! 2. fsync (not fdatasync): time stamps that waited become a record. With `fdatasync=relog` also
-//!    at fdatasync.
+//! 2. fsync (not fdatasync): time stamps that waited become a record.
 //! 3. If the inode's `commit_lsn` (fdatasync, unless `relog`: `datasync_lsn`) is not durable, the
 //!    log is forced to its head: everything that completed before the call is durable with it.
 //! 4. If no force was needed but data was written in place since the last flush: one device flush,
@@ -124,7 +123,7 @@ impl Syncer {
             self.write_dirty(&inode)?;
         }
         let all = self.engine.live().fdatasync().takes_all(datasync);
-        if all && !inode.meta.lock().unlogged.is_empty() {
+        if !datasync && !inode.meta.lock().unlogged.is_empty() {
             self.log_times(std::slice::from_ref(&inode))?;
         }
         let mut meta = inode.meta.lock();
