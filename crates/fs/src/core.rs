@@ -13,7 +13,7 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::format::name_other;
 use crate::names::Names;
-use crate::options::{DirtyTracking, MountOptions, NewName};
+use crate::options::{DirtyTracking, MountOptions};
 use crate::switches::Switches;
 use kedge_base::Clock;
 use kedge_base::broken::{self, Variant};
@@ -91,7 +91,7 @@ impl Fs {
         let (e, i, w) = below();
         let files = Arc::new(Files::new(e, i, w));
         let (e, i, w) = below();
-        let names = Names::new(e, i, w, syncer.clone(), files.clone());
+        let names = Names::new(e, i, w, files.clone());
         Arc::new(Fs { engine, inodes, writeback, syncer, files, names })
     }
 
@@ -139,10 +139,7 @@ impl Fs {
 
     /// Changes options. Operations under way may still follow the old ones.
     pub(crate) fn remount(&self, switches: &Switches) -> Result<()> {
-        let (old, new) = self.engine.remount(switches)?;
-        if old.new_name == NewName::Lazy && new.new_name == NewName::Sync {
-            self.syncer.begin_new_name_sync();
-        }
+        let new = self.engine.remount(switches)?;
         if switches.discard.is_some() && !self.engine.store().is_read_only() {
             self.engine.set_discard(new.discard);
         }

@@ -73,8 +73,8 @@ impl Engine {
         self.options.lock().clone()
     }
 
-    /// Changes options. Answers what they were and are.
-    pub(crate) fn remount(&self, switches: &Switches) -> Result<(MountOptions, MountOptions)> {
+    /// Changes options. Answers what they are.
+    pub(crate) fn remount(&self, switches: &Switches) -> Result<MountOptions> {
         self.check_open()?;
         let mut options = self.options.lock();
         let mut wanted = options.clone();
@@ -83,7 +83,8 @@ impl Engine {
             kedge_store::check_async_percent(percent)?;
         }
         self.live.set(&wanted);
-        Ok((std::mem::replace(&mut *options, wanted.clone()), wanted))
+        *options = wanted.clone();
+        Ok(wanted)
     }
 
     pub(crate) fn check_open(&self) -> Result<()> {

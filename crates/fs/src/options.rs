@@ -55,7 +55,8 @@ words! {
         #[default]
         Lazy = "lazy",
         /// They force the log before they return if the inode, or the directory that it leaves, was
-        /// fsynced since the last checkpoint. The old rule of Btrfs, kept to compare with.
+        /// fsynced since the last checkpoint, or even checkpoint. The old rule of Btrfs, kept to
+        /// compare with (`names::new_name`).
         Sync = "sync",
     }
 }

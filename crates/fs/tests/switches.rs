@@ -45,6 +45,7 @@ fn only_new_name_sync_forces_for_a_name_and_only_of_what_was_fsynced() {
     rename(&fs, "b", "a");
     assert_eq!(forces(&fs, "rename"), 1, "fsynced before the remount");
     fs.checkpoint().unwrap();
+    fs.write(a, 0, b"changed").unwrap();
     fs.fsync(a, false).unwrap();
     let other = make(&fs, "other");
     rename(&fs, "other", "moved");

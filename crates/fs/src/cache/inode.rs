@@ -49,6 +49,15 @@ impl Progress {
     }
 }
 
+/// Positions of records that `new_name=sync` asks for: `names::new_name` says what they mean. Zero:
+/// never.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct NameMarks {
+    pub created: Lsn,
+    pub logged: Lsn,
+    pub moved_out: Lsn,
+}
+
 pub(crate) struct Meta {
     /// The live attributes; `size` includes bytes that no record names yet.
     pub core: InodeCore,
@@ -57,6 +66,8 @@ pub(crate) struct Meta {
     /// Time stamps that changed and are in no record.
     pub unlogged: InodeMask,
     pub progress: Progress,
+    /// For `new_name=sync`.
+    pub marks: NameMarks,
     /// Block behind the last one allocated to the file: where the next one is wanted.
     pub goal: Option<BlockNo>,
     /// Of a directory: inode numbers set aside for its children, next and end.
@@ -96,6 +107,7 @@ impl Inode {
             logged_size: core.size,
             unlogged: InodeMask::default(),
             progress,
+            marks: NameMarks::default(),
             goal: None,
             ino_range: (0, 0),
             no_default_acl: false,

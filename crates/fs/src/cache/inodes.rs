@@ -123,6 +123,7 @@ impl<'a> Newborn<'a> {
     /// The record that creates it is applied.
     pub(crate) fn lives(mut self, lsn: RecordLsn) {
         self.meta.progress = Progress::at(lsn);
+        self.meta.marks.created = lsn.end;
         self.alive = true;
     }
 }

@@ -15,7 +15,7 @@ use kedge_base::{CorruptKind, Ino, Timespec};
 use kedge_format::item::{Dentry, NAME_MAX, Orphan, SLOT_ORDINALS, SYMLINK_MAX};
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
 use kedge_format::{FileKind, ItemKind, Key};
-use kedge_store::{Class, ForceCause, Handle};
+use kedge_store::{Class, Handle};
 use smallvec::SmallVec;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -257,10 +257,11 @@ impl Names {
         put_dentry(&mut record, dir.ino, slot, ino, child.kind, name);
         commit_only(handle, record, &mut changes)?;
         self.files.orphans().remove(ino);
-        drop((changes, io));
-        if self.syncer.must_force_name(&[&child]) {
-            self.engine.store().force(self.engine.store().head_lsn(), ForceCause::Rename)?;
-        }
+        drop(changes);
+        let price = self.price_of_link(&child, &dir);
+        self.pay_locked(price)?;
+        drop(io);
+        self.pay_unlocked(price)?;
         child.attr()
     }
 
@@ -324,6 +325,7 @@ impl Names {
                 continue;
             }
             self.rmdir_locked(&mut handle, &dir, &child, found.at())?;
+            self.inherit_marks(&child, &dir);
             drop(guards);
             drop(handle);
             self.files.orphaned(child.ino);

@@ -3,13 +3,13 @@
 mod acl;
 mod attr;
 pub(crate) mod directory;
+mod new_name;
 mod rename;
 mod slots;
 mod xattr;
 
 use crate::cache::inodes::Inodes;
 use crate::data::Files;
-use crate::durability::sync::Syncer;
 use crate::durability::writeback::Writeback;
 use crate::engine::Engine;
 use kedge_base::lock::{Mutex, Rank};
@@ -20,7 +20,6 @@ pub(crate) struct Names {
     engine: Arc<Engine>,
     inodes: Arc<Inodes>,
     writeback: Arc<Writeback>,
-    syncer: Arc<Syncer>,
     files: Arc<Files>,
     /// Held by renames that move between directories: the shape of the directory tree stands still.
     shape: Mutex<()>,
@@ -31,9 +30,8 @@ impl Names {
         engine: Arc<Engine>,
         inodes: Arc<Inodes>,
         writeback: Arc<Writeback>,
-        syncer: Arc<Syncer>,
         files: Arc<Files>,
     ) -> Names {
-        Names { engine, inodes, writeback, syncer, files, shape: Mutex::new(Rank::Rename, ()) }
+        Names { engine, inodes, writeback, files, shape: Mutex::new(Rank::Rename, ()) }
     }
 }

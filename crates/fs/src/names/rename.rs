@@ -19,7 +19,7 @@ use kedge_base::broken::{self, Variant};
 use kedge_base::{Ino, Timespec};
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
 use kedge_format::{FileKind, ItemKind, Key};
-use kedge_store::{Class, ForceCause, Handle};
+use kedge_store::{Class, Handle};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
@@ -27,11 +27,19 @@ use std::sync::Arc;
 const DEPTH_MAX: usize = 1 << 20;
 
 /// One side of a rename, under the directories' locks.
-struct Side<'a> {
-    dir: &'a Arc<Inode>,
+pub(super) struct Side<'a> {
+    pub dir: &'a Arc<Inode>,
     name: &'a [u8],
     found: Found,
-    inode: Option<Arc<Inode>>,
+    pub inode: Option<Arc<Inode>>,
+}
+
+/// What a rename did.
+enum Renamed {
+    /// Both names are of one inode.
+    Nothing,
+    /// With the victim, if it lost its last name.
+    Moved(Option<Ino>),
 }
 
 impl Side<'_> {
@@ -78,20 +86,21 @@ impl Names {
                 victim_dir = victim;
                 continue;
             }
-            let orphan = self.rename_locked(&mut handle, &from, &to, mode)?;
-            let pays =
-                from.inode.as_ref().is_some_and(|moved| self.syncer.must_force_name(&[moved, &from_dir]));
-            // The tree has its new shape: a force, or a deletion that makes room first, is nobody
-            // else's business.
-            drop((guards, shape));
+            let Renamed::Moved(orphan) = self.rename_locked(&mut handle, &from, &to, mode)? else {
+                return Ok(());
+            };
             drop(handle);
-            if pays {
-                self.engine.store().force(self.engine.store().head_lsn(), ForceCause::Rename)?;
-            }
+            let price = self.price_of_rename(&from, &to, mode);
+            let paid = self.pay_locked(price);
+            // The tree has its new shape: a checkpoint, or a deletion that makes room first, is
+            // nobody else's business.
+            drop((guards, shape));
+            let paid = paid.and_then(|()| self.pay_unlocked(price));
+            // Whatever that came to: the name is gone.
             if let Some(ino) = orphan {
                 self.files.orphaned(ino);
             }
-            return Ok(());
+            return paid;
         }
     }
 
@@ -101,14 +110,13 @@ impl Names {
         Ok(Side { dir, name, found, inode })
     }
 
-    /// Returns the victim if it lost its last name.
     fn rename_locked(
         &self,
         handle: &mut Handle<'_>,
         from: &Side<'_>,
         to: &Side<'_>,
         mode: RenameMode,
-    ) -> Result<Option<Ino>> {
+    ) -> Result<Renamed> {
         let Some(source) = &from.inode else { return Err(Error::NotFound) };
         if from.dir.meta.lock().core.nlink == 0 || to.dir.meta.lock().core.nlink == 0 {
             return Err(Error::NotFound);
@@ -118,7 +126,7 @@ impl Names {
                 return Err(Error::Exists);
             }
             (RenameMode::Exchange, None) => return Err(Error::NotFound),
-            (_, Some(target)) if target.ino == source.ino => return Ok(None),
+            (_, Some(target)) if target.ino == source.ino => return Ok(Renamed::Nothing),
             _ => {}
         }
         let moves_between = from.dir.ino != to.dir.ino;
@@ -131,13 +139,13 @@ impl Names {
                 self.check_not_below(target.ino, from.dir.ino)?;
             }
             self.exchange(handle, from, to)?;
-            return Ok(None);
+            return Ok(Renamed::Moved(None));
         }
         let whiteout = match mode {
             RenameMode::Whiteout { owner, .. } => Some(owner),
             _ => None,
         };
-        self.replace(handle, from, to, whiteout)
+        self.replace(handle, from, to, whiteout).map(Renamed::Moved)
     }
 
     /// Refuses to move a directory into itself or below. The rename lock keeps the tree's shape.
@@ -160,7 +168,8 @@ impl Names {
         .into())
     }
 
-    /// `whiteout`: who owns what is left under the old name.
+    /// Returns the victim if it lost its last name. `whiteout`: who owns what is left under the old
+    /// name.
     fn replace(
         &self,
         handle: &mut Handle<'_>,

@@ -19,7 +19,6 @@ use super::Syncer;
 use crate::cache::inode::{Inode, Syncing};
 use crate::durability::slow::Trace;
 use crate::error::{Done, Error, Result};
-use crate::options::NewName;
 use kedge_base::broken::{self, Variant};
 use kedge_base::{Ino, Lsn};
 use kedge_format::FileKind;
@@ -134,10 +133,10 @@ impl Syncer {
             });
         }
         let p = meta.progress;
+        // For `new_name=sync`. Of an inode that did not change since the last checkpoint it is an
+        // old position, which counts for nothing.
+        meta.marks.logged = p.commit_lsn;
         drop(meta);
-        if self.engine.live().new_name() == NewName::Sync {
-            self.synced.note(ino, self.engine.store().generation());
-        }
         if !self.engine.store().data_flushed(p.write_seq) {
             // Who writes to this file just now can share the flush: it begins when he has. Not
             // before the number is read: a call whose data is durable already, or soon, would wait

@@ -6,14 +6,11 @@ mod fsync;
 mod small;
 mod times;
 
-use crate::cache::inode::Inode;
 use crate::cache::inodes::Inodes;
-use crate::durability::rules::SyncedInodes;
 use crate::durability::slow::{SlowFsync, SlowFsyncs, Trace};
 use crate::durability::writeback::Writeback;
 use crate::engine::Engine;
 use crate::error::Result;
-use crate::options::NewName;
 use kedge_base::{Histogram, HistogramSnapshot};
 use kedge_store::WriteSeq;
 use std::sync::Arc;
@@ -24,7 +21,6 @@ pub(crate) struct Syncer {
     engine: Arc<Engine>,
     inodes: Arc<Inodes>,
     writeback: Arc<Writeback>,
-    synced: SyncedInodes,
     slow: SlowFsyncs,
     /// Nanoseconds of fsyncs and fdatasyncs during which a checkpoint ran, if only for a part.
     meanwhile: Histogram,
@@ -32,26 +28,7 @@ pub(crate) struct Syncer {
 
 impl Syncer {
     pub(crate) fn new(engine: Arc<Engine>, inodes: Arc<Inodes>, writeback: Arc<Writeback>) -> Syncer {
-        Syncer {
-            engine,
-            inodes,
-            writeback,
-            synced: SyncedInodes::new(),
-            slow: SlowFsyncs::default(),
-            meanwhile: Histogram::default(),
-        }
-    }
-
-    /// `new_name=sync` comes into force.
-    pub(crate) fn begin_new_name_sync(&self) {
-        self.synced.begin(self.engine.store().generation());
-    }
-
-    /// Whether link and rename have to force the log because one of the inodes was fsynced: only
-    /// with `new_name=sync`.
-    pub(crate) fn must_force_name(&self, inodes: &[&Inode]) -> bool {
-        self.engine.live().new_name() == NewName::Sync
-            && self.synced.has_any(inodes.iter().map(|inode| inode.ino), self.engine.store().generation())
+        Syncer { engine, inodes, writeback, slow: SlowFsyncs::default(), meanwhile: Histogram::default() }
     }
 
     fn flush_if_needed(&self, seq: WriteSeq) -> Result<()> {

@@ -1,0 +1,114 @@
+//! `new_name=sync` makes a new name durable before it lets others into the directories.
+#![allow(clippy::unwrap_used)]
+
+use kedge_base::{IoBuf, spawn_named};
+use kedge_device::{CompletionSink, Device, DeviceStats, Geometry, MemDevice, Op, Request};
+use kedgefs::*;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+type Work = Box<dyn FnOnce() + Send>;
+
+/// A device that does some work before its next durable write.
+struct Before {
+    inner: MemDevice,
+    work: Mutex<Option<Work>>,
+}
+
+impl Before {
+    fn work(&self, fua: bool) {
+        let work = if fua { self.work.lock().take() } else { None };
+        if let Some(work) = work {
+            work();
+        }
+    }
+}
+
+impl Device for Before {
+    fn geometry(&self) -> &Geometry {
+        self.inner.geometry()
+    }
+
+    fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
+        self.work(batch.iter().any(|r| matches!(r.op, Op::Write { fua: true, .. })));
+        self.inner.submit(batch, sink);
+    }
+
+    fn read(&self, offset: u64, buf: &mut IoBuf) -> kedge_base::Result<()> {
+        self.inner.read(offset, buf)
+    }
+
+    fn write(&self, offset: u64, buf: &IoBuf, fua: bool) -> kedge_base::Result<()> {
+        self.work(fua);
+        self.inner.write(offset, buf, fua)
+    }
+
+    fn flush(&self) -> kedge_base::Result<()> {
+        self.inner.flush()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> kedge_base::Result<()> {
+        self.inner.discard(offset, len)
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64) -> kedge_base::Result<()> {
+        self.inner.write_zeroes(offset, len)
+    }
+
+    fn stats(&self) -> &DeviceStats {
+        self.inner.stats()
+    }
+
+    fn name(&self) -> &str {
+        "before"
+    }
+}
+
+/// While the log write of the new name is under way, a creation in each of its directories is
+/// tried. It cannot begin before the write ends, however long one waits.
+#[test]
+fn the_directories_stay_locked_until_the_name_is_durable() {
+    let device = Arc::new(Before { inner: MemDevice::new(64 << 20), work: Mutex::new(None) });
+    let clock: Arc<dyn Clock> = Arc::new(ManualClock::default());
+    FileSystem::format(device.clone(), clock.clone(), &FormatOptions::default()).unwrap();
+    let options = MountOptions { new_name: NewName::Sync, ..MountOptions::default() };
+    let fs = FileSystem::open(device.clone(), clock, options).unwrap();
+    let dir = |name: &[u8]| fs.mkdir(Ino::ROOT, name, 0o755, Owner::default()).unwrap().ino;
+    let (a, b) = (dir(b"a"), dir(b"b"));
+    let f = fs.create(a, b"f", 0o644, Owner::default()).unwrap().ino;
+    let rename: &dyn Fn() = &|| fs.rename(a, b"f", b, b"f", RenameMode::Replace).unwrap();
+    let link: &dyn Fn() = &|| assert_eq!(fs.link(f, b, b"f2").unwrap().nlink, 2);
+    for (what, operation, dirs) in [("rename", rename, vec![a, b]), ("link", link, vec![b])] {
+        for dir in dirs {
+            // What was renamed goes back.
+            if fs.lookup(b, b"f").is_ok() && what == "rename" {
+                fs.rename(b, b"f", a, b"f", RenameMode::Replace).unwrap();
+            }
+            fs.fsync(f, false).unwrap();
+            let (done, is_done) = channel();
+            let other = fs.clone();
+            *device.work.lock() = Some(Box::new({
+                let done = done.clone();
+                move || {
+                    let (created, is_created) = channel();
+                    let name = format!("{what} in {dir}");
+                    let create = move || {
+                        let made = other.create(dir, name.as_bytes(), 0o644, Owner::default());
+                        // The one that looks at it may have gone.
+                        let _ = created.send(made.map(drop));
+                    };
+                    let creator = spawn_named("creator", create).unwrap();
+                    let early = is_created.recv_timeout(Duration::from_millis(200));
+                    done.send((early, creator, is_created)).unwrap();
+                }
+            }));
+            operation();
+            let (early, creator, _late) = is_done.try_recv().expect("the operation wrote the log");
+            assert!(matches!(early, Err(RecvTimeoutError::Timeout)), "{what} let a creation into {dir}");
+            creator.join().unwrap();
+            fs.lookup(dir, format!("{what} in {dir}").as_bytes()).unwrap();
+        }
+    }
+}
