@@ -83,8 +83,8 @@ words! {
         /// Each mounted file system has its own lists.
         #[default]
         PerSb = "per_sb",
-        /// One list and one lock for all file systems of the process; sync walks every cached
-        /// inode. The old way of Linux, kept to compare with.
+        /// One lock guards the lists of cached inodes of all file systems of the process; a sync
+        /// walks every cached inode of the file system. The old way of Linux, kept to compare with.
         Shared = "shared",
     }
 }

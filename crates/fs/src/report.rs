@@ -44,6 +44,7 @@ impl Fs {
                 "inodes": self.inodes().len(),
                 "dirty_inodes": self.writeback().dirty_inodes(),
                 "inodes_under_writeback": self.writeback().inodes_under_writeback(),
+                "sync_walked_inodes": self.writeback().walked_by_sync(),
                 "pages": self.writeback().cached_pages(),
                 "dirty_pages": self.writeback().dirty_pages(),
                 "tree_bytes": self.engine().store().tree().cached_bytes(),

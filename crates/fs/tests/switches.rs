@@ -269,8 +269,33 @@ fn a_plug_merges_the_writes_of_many_files() {
     assert!(writes("plug,writeback_order=location") <= 512 / 64);
 }
 
+/// As Linux's sync(2), which visited each file system and walked all of its cached inodes.
 #[test]
-fn file_systems_that_share_a_dirty_list_write_only_their_own() {
+fn a_sync_with_shared_tracking_walks_every_cached_inode_of_its_file_system() {
+    let walked = |fs: &FileSystem| {
+        let before = count(fs, "cache.sync_walked_inodes");
+        fs.sync().unwrap();
+        count(fs, "cache.sync_walked_inodes") - before
+    };
+    for (tracking, shared) in [(DirtyTracking::Shared, 1), (DirtyTracking::PerSb, 0)] {
+        let options = MountOptions { dirty_tracking: tracking, ..MountOptions::default() };
+        let (a, b) = (open(options.clone()), open(options));
+        write_files(&a, 50);
+        write_files(&b, 3);
+        a.sync().unwrap();
+        b.sync().unwrap();
+        let (in_a, in_b) = (count(&a, "cache.inodes"), count(&b, "cache.inodes"));
+        assert!(in_a > 50 && (3..50).contains(&in_b), "{in_a} and {in_b} cached inodes");
+        assert_eq!((walked(&a), walked(&b)), (shared * in_a, shared * in_b), "{tracking}");
+        a.unlink(Ino::ROOT, b"1").unwrap();
+        a.sync().unwrap();
+        assert_eq!(count(&a, "cache.inodes"), in_a - 1);
+        assert_eq!(walked(&a), shared * (in_a - 1), "{tracking}: what left the cache is not walked");
+    }
+}
+
+#[test]
+fn file_systems_with_shared_tracking_write_only_their_own() {
     let shared = || open(MountOptions { dirty_tracking: DirtyTracking::Shared, ..MountOptions::default() });
     let (a, b) = (shared(), shared());
     for fs in [&a, &b] {

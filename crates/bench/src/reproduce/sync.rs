@@ -1,10 +1,11 @@
 //! Linux, "per-sb tracking of dirty inodes": a storm of syncs on one file system while another
 //! one's cache is full of clean inodes.
 //!
-//! With `dirty_tracking=shared` a sync walks all cached inodes of the process under one lock; with
-//! `per_sb` it sees its own file system's dirty ones. A is filled with empty files and synced, then
-//! eight threads write a small file and sync, over and over, on B. Both are made anew for each
-//! round: the lists of the process are empty without A.
+//! With `dirty_tracking=shared` a sync of a file system walks all of its cached inodes, under a
+//! lock that all file systems of the process share; with `per_sb` it sees the dirty ones. A is
+//! filled with empty files and synced, then eight threads write a small file on B and sync, over
+//! and over. They sync as sync(2) does: all file systems of the process, A and B. Both are made
+//! anew for each round.
 
 use super::cpu::Cpu;
 use super::{Part, Run};
@@ -104,18 +105,18 @@ fn write_small(fs: &FileSystem, dir: Ino, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Each thread writes a small file and syncs, `each` times. Seconds, and the latencies of the
-/// syncs.
-fn storm(run: &Run<'_>, b: &Library, each: u64) -> Result<(f64, Times)> {
-    let fs = b.fs();
+/// Each thread writes a small file on B and syncs both, `each` times. Seconds, and the latencies of
+/// the syncs.
+fn storm(run: &Run<'_>, a: &Library, b: &Library, each: u64) -> Result<(f64, Times)> {
+    let (a, b) = (a.fs(), b.fs());
     let (took, answers) = in_threads(THREADS, |thread| {
-        let (fs, interrupt) = (fs.clone(), run.settings.interrupt.clone());
+        let (a, b, interrupt) = (a.clone(), b.clone(), run.settings.interrupt.clone());
         move || {
             let (clock, mut times) = (SystemClock::default(), Times::default());
             for i in 0..each {
                 interrupt.check()?;
-                write_small(&fs, Ino::ROOT, &format!("storm{thread}~{i}"))?;
-                times.time(&clock, || fs.sync())?;
+                write_small(&b, Ino::ROOT, &format!("storm{thread}~{i}"))?;
+                times.time(&clock, || a.sync().and_then(|()| b.sync()))?;
             }
             Ok(times)
         }
@@ -150,14 +151,14 @@ fn storms(run: &mut Run<'_>) -> Result<()> {
             let cpu = Cpu::now()?;
             let part = if full && tracking == DirtyTracking::Shared { SHORTER } else { 1 };
             let own = (each / part).max(1);
-            let (took, times) = storm(this, &b.library, own)?;
+            let (took, times) = storm(this, &a.library, &b.library, own)?;
             let longer = each as f64 / own as f64;
             let cpu = cpu.since()?.total() * longer;
             a.end()?;
             b.end()?;
             let values = vec![times.count() / took, took * longer, times.average(), times.quantile(0.99), cpu, clean, cached];
             let command = format!(
-                "# dirty_tracking={tracking}; A with {cached} inodes; on B {THREADS} threads, {own} times a file of 4 KiB and a sync each"
+                "# dirty_tracking={tracking}; A with {cached} inodes; on B {THREADS} threads, {own} times a file of 4 KiB and a sync of A and B each"
             );
             Ok(Round { values, command })
         })

@@ -57,8 +57,8 @@ pub const TABLE: &[Row] = &[
     row(
         "`dirty_tracking=per_sb|shared`",
         FIXED,
-        "`shared`: one list of dirty inodes for all mounts of the process, as Linux once had, to \
-         compare with",
+        "`shared`: one lock for the lists of cached inodes of all mounts of the process, and a sync \
+         that walks the whole list of its mount, as Linux once had, to compare with",
         "`per_sb`",
     ),
     row(

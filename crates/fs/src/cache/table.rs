@@ -59,7 +59,7 @@ const LOOK_AT: usize = 8;
 
 /// Told of each inode that comes into the table or leaves it, under the lock of its shard.
 pub(crate) trait CacheWatch: Send + Sync {
-    fn entered(&self, ino: Ino);
+    fn entered(&self, inode: &Arc<Inode>);
     fn left(&self, ino: Ino);
 }
 
@@ -259,7 +259,7 @@ impl InodeTable {
             shard.evict_one(store, &self.watch);
         }
         if let Some(watch) = &self.watch {
-            watch.entered(inode.ino);
+            watch.entered(&inode);
         }
         shard.insert(inode);
     }

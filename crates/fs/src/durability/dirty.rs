@@ -16,7 +16,7 @@
 use crate::cache::inode::Inode;
 use crate::durability::order::{DirtyInode, WritebackOrder};
 use kedge_base::lock::{Mutex, Rank};
-use kedge_base::{BlockNo, Ino};
+use kedge_base::{BlockNo, Counter, Ino};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,8 +29,10 @@ pub(crate) trait DirtySet: Send + Sync {
     fn get(&self, ino: Ino) -> Option<Arc<Inode>>;
     fn snapshot(&self) -> Vec<(Arc<Inode>, Duration)>;
 
-    /// Called whenever somebody lists the inodes under writeback.
-    fn before_walk(&self) {}
+    /// Called when a sync looks for inodes under writeback. Returns at how many others it looked.
+    fn before_walk(&self) -> usize {
+        0
+    }
 }
 
 /// The default: a set of the file system's own.
@@ -79,6 +81,8 @@ pub(crate) struct DirtyList {
     set: Arc<dyn DirtySet>,
     queue: Mutex<Queue>,
     under_writeback: Mutex<BTreeMap<Ino, (Arc<Inode>, u32)>>,
+    /// Inodes that syncs looked at for writeback to wait for.
+    pub walked: Counter,
 }
 
 impl DirtyList {
@@ -87,6 +91,7 @@ impl DirtyList {
             set,
             queue: Mutex::new(Rank::Leaf, Queue::default()),
             under_writeback: Mutex::new(Rank::Leaf, BTreeMap::new()),
+            walked: Counter::new(),
         }
     }
 
@@ -176,9 +181,12 @@ impl DirtyList {
         drop(gone);
     }
 
+    /// For a sync.
     pub(crate) fn under_writeback(&self) -> Vec<Arc<Inode>> {
-        self.set.before_walk();
-        self.under_writeback.lock().values().map(|(inode, _)| inode.clone()).collect()
+        let others = self.set.before_walk();
+        let list: Vec<_> = self.under_writeback.lock().values().map(|(inode, _)| inode.clone()).collect();
+        self.walked.add((others + list.len()) as u64);
+        list
     }
 }
 

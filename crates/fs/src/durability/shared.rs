@@ -1,91 +1,90 @@
-//! The dirty lists of old Linux: one list under one lock for all file systems of the process,
-//! filtered by owner, and a sync that walks every cached inode. It is kept to compare with
-//! (`dirty_tracking=shared`), and is as safe. A file system with lists of its own pays nothing for
-//! it.
+//! How Linux tracked inodes before each file system had a lock of its own for that, kept to compare
+//! with (`dirty_tracking=shared`), and as safe. A file system without it pays nothing for it.
+//!
+//! Each file system has a list of its cached inodes (Linux's `s_inodes`), and one lock guards the
+//! lists of all file systems of the process (`inode_sb_list_lock`). An inode that enters a cache or
+//! leaves it takes that lock. A sync of a file system walks its whole list under the lock, to wait
+//! for the pages that are under writeback: most inodes have none, and it looks at each to learn
+//! that (`wait_sb_inodes`). sync(2) does so for each file system that it visits. *Dirty* inodes
+//! were listed for each device, as an [`OwnSet`] lists them for each image.
 
 use crate::cache::inode::Inode;
 use crate::cache::table::CacheWatch;
-use crate::durability::dirty::DirtySet;
+use crate::durability::dirty::{DirtySet, OwnSet};
 use kedge_base::Ino;
 use kedge_base::lock::{Mutex, Rank};
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// The lists of all file systems that share them. The inodes in `cached` are there for `sync` to
-/// walk.
-struct Lists {
-    dirty: BTreeMap<(u64, Ino), (Arc<Inode>, Duration)>,
-    cached: BTreeSet<(u64, Ino)>,
-}
+/// The cached inodes of each file system that shares the lock.
+type Lists = BTreeMap<u64, BTreeMap<Ino, Weak<Inode>>>;
 
 /// Taken under a shard of the inode table too: hence the order.
-static LISTS: Mutex<Lists> =
-    Mutex::with_order(Rank::Leaf, 1, Lists { dirty: BTreeMap::new(), cached: BTreeSet::new() });
+static LISTS: Mutex<Lists> = Mutex::with_order(Rank::Leaf, 1, BTreeMap::new());
 static NEXT_OWNER: AtomicU64 = AtomicU64::new(0);
 
-/// One file system's share of the lists.
+/// The lists of one file system.
 pub(crate) struct SharedSet {
     owner: u64,
+    dirty: OwnSet,
 }
 
 impl SharedSet {
     pub(crate) fn new() -> SharedSet {
-        SharedSet { owner: NEXT_OWNER.fetch_add(1, Ordering::Relaxed) }
+        let owner = NEXT_OWNER.fetch_add(1, Ordering::Relaxed);
+        LISTS.lock().insert(owner, BTreeMap::new());
+        SharedSet { owner, dirty: OwnSet::new() }
+    }
+
+    fn with_list<R>(&self, f: impl FnOnce(&mut BTreeMap<Ino, Weak<Inode>>) -> R) -> R {
+        f(LISTS.lock().get_mut(&self.owner).expect("it stays as long as its owner"))
     }
 }
 
 impl DirtySet for SharedSet {
     fn add(&self, inode: Arc<Inode>, since: Duration) {
-        LISTS.lock().dirty.insert((self.owner, inode.ino), (inode, since));
+        self.dirty.add(inode, since);
     }
 
     fn remove(&self, ino: Ino) {
-        // The inode may go with its last reference: not under the lock.
-        let gone = LISTS.lock().dirty.remove(&(self.owner, ino));
-        drop(gone);
+        self.dirty.remove(ino);
     }
 
     fn len(&self) -> usize {
-        LISTS.lock().dirty.keys().filter(|(owner, _)| *owner == self.owner).count()
+        self.dirty.len()
     }
 
     fn get(&self, ino: Ino) -> Option<Arc<Inode>> {
-        LISTS.lock().dirty.get(&(self.owner, ino)).map(|(inode, _)| inode.clone())
+        self.dirty.get(ino)
     }
 
     fn snapshot(&self) -> Vec<(Arc<Inode>, Duration)> {
-        let lists = LISTS.lock();
-        let mine = lists.dirty.iter().filter(|((owner, _), _)| *owner == self.owner);
-        mine.map(|(_, dirty)| dirty.clone()).collect()
+        self.dirty.snapshot()
     }
 
-    /// Looks at every cached inode of the process, under the lock that everybody needs.
-    fn before_walk(&self) {
-        let mine = LISTS.lock().cached.iter().filter(|(owner, _)| *owner == self.owner).count();
-        tracing::trace!(mine, "walked the cached inodes");
+    /// Looks at every cached inode of the file system, under the lock that everybody needs.
+    fn before_walk(&self) -> usize {
+        // The count lies in the inode's own memory: reading it costs what looking at its page count
+        // did.
+        self.with_list(|list| list.values().filter(|inode| inode.strong_count() > 0).count())
     }
 }
 
 impl CacheWatch for SharedSet {
-    fn entered(&self, ino: Ino) {
-        LISTS.lock().cached.insert((self.owner, ino));
+    fn entered(&self, inode: &Arc<Inode>) {
+        self.with_list(|list| list.insert(inode.ino, Arc::downgrade(inode)));
     }
 
     fn left(&self, ino: Ino) {
-        LISTS.lock().cached.remove(&(self.owner, ino));
+        self.with_list(|list| list.remove(&ino));
     }
 }
 
 impl Drop for SharedSet {
     fn drop(&mut self) {
-        let mut lists = LISTS.lock();
-        lists.cached.retain(|(owner, _)| *owner != self.owner);
-        let of_owner = (self.owner, Ino(0))..(self.owner + 1, Ino(0));
-        let keys: Vec<_> = lists.dirty.range(of_owner).map(|(key, _)| *key).collect();
-        let gone: Vec<_> = keys.iter().filter_map(|key| lists.dirty.remove(key)).collect();
-        drop(lists);
+        let gone = LISTS.lock().remove(&self.owner);
         drop(gone);
     }
 }

@@ -191,6 +191,11 @@ impl Writeback {
         self.dirty.all(&*self.engine.live().order())
     }
 
+    /// Inodes that syncs looked at for writeback to wait for.
+    pub(crate) fn walked_by_sync(&self) -> u64 {
+        self.dirty.walked.get()
+    }
+
     pub(crate) fn inodes_under_writeback(&self) -> usize {
         self.dirty.count_under_writeback()
     }
