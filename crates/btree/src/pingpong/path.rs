@@ -4,10 +4,10 @@
 //! This is how btrfs did it in `btrfs_search_slot`. Latches are taken spinning: a descent spins for
 //! spinning holders. If there is a blocking holder, the descent makes its whole path blocking and
 //! waits. The path also becomes blocking before a node is read from the device and before the
-//! tree's structure is changed, and a lookup returns a blocking leaf. With *pingpong* each level
-//! of the descent, and each wait, ends with a conversion of the path back to spinning, which first
-//! converts all latches of the path to blocking, from the root down. With *blocking* nothing is
-//! converted back. That is the only difference, and it is all that Linux 5.0 changed.
+//! tree's structure is changed, and a lookup returns a blocking leaf. With *pingpong* each level of
+//! the descent, and each wait, ends with a conversion of the path back to spinning, from the root
+//! down. That first converts all latches of the path to blocking, from the leaf up. With *blocking*
+//! nothing is converted back. That is the only difference, and it is all that Linux 5.0 changed.
 //!
 //! # Which latches a descent takes and keeps
 //! 1. The root is latched for reading. If its level turns out to be one that is latched for
@@ -76,7 +76,7 @@ struct Path<'a, 'm> {
 
 impl Path<'_, '_> {
     fn set_blocking(&mut self) {
-        self.steps.iter_mut().for_each(|s| s.held.set_blocking(self.watch));
+        self.steps.iter_mut().rev().for_each(|s| s.held.set_blocking(self.watch));
     }
 
     fn clear_blocking(&mut self) {
