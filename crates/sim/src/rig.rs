@@ -63,7 +63,7 @@ impl Setup {
     pub fn switched(mut self, seed: u64) -> Setup {
         let mount = &mut self.mount;
         mount.new_name = if seed & 1 == 0 { NewName::Lazy } else { NewName::Sync };
-        mount.fdatasync = match (seed & 2, seed & 256) {
+        mount.fdatasync = match (seed & 2, seed / 5 % 2) {
             (0, _) => FdatasyncRule::Seq,
             (_, 0) => FdatasyncRule::Relog,
             _ => FdatasyncRule::Fields,
@@ -77,7 +77,7 @@ impl Setup {
         mount.async_checkpoint = (seed & 4 == 0).then_some(50);
         mount.plug = seed & 8 == 0;
         mount.writeback_order = if seed & 16 == 0 { OrderWord::Oldest } else { OrderWord::Location }.order();
-        mount.tree_lock = TreeLock::ALL[(seed as usize >> 6) % TreeLock::ALL.len()];
+        mount.tree_lock = TreeLock::ALL[(seed / 3) as usize % TreeLock::ALL.len()];
         mount.dirty_tracking = if seed & 32 == 0 { DirtyTracking::PerSb } else { DirtyTracking::Shared };
         self
     }
