@@ -75,8 +75,11 @@ impl Files {
             if changes[0].meta.dead {
                 return Err(Error::NotFound);
             }
-            changes[0].touch(now);
-            commit_only(handle, RecordBuilder::new(RecordOp::Times), &mut changes)?;
+            // Another write may have been first.
+            if is_old(&changes[0].core) {
+                changes[0].touch(now);
+                commit_only(handle, RecordBuilder::new(RecordOp::Times), &mut changes)?;
+            }
         }
         Ok(mode.with_keep_times(true))
     }
