@@ -5,8 +5,9 @@
 //! lists of all file systems of the process (`inode_sb_list_lock`). An inode that enters a cache or
 //! leaves it takes that lock. A sync of a file system walks its whole list under the lock, to wait
 //! for the pages that are under writeback: most inodes have none, and it looks at each to learn
-//! that (`wait_sb_inodes`). sync(2) does so for each file system that it visits. *Dirty* inodes
-//! were listed for each device, as an [`OwnSet`] lists them for each image.
+//! that (`wait_sb_inodes`). sync(2) does so for each file system that it visits. Here the lock is
+//! held throughout; Linux let go of it at each inode with pages, while it waited for them. *Dirty*
+//! inodes were listed for each device, as an [`OwnSet`] lists them for each image.
 
 use crate::cache::inode::Inode;
 use crate::cache::table::CacheWatch;
