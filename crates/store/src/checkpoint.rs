@@ -82,6 +82,8 @@ pub(crate) struct Control {
     pub took: AtomicU64,
     /// Time of the last cut.
     cut_at: AtomicU64,
+    /// The LSN of the last cut that is durable; 0: there was none since the image was opened.
+    pub durable_lsn: AtomicU64,
     /// Percentage of free log below which the background thread checkpoints; 0:
     /// `noasync_checkpoint`.
     pub async_percent: AtomicU32,
@@ -104,6 +106,7 @@ impl Control {
             began_lsn: AtomicU64::new(0),
             took: AtomicU64::new(0),
             cut_at: AtomicU64::new(0),
+            durable_lsn: AtomicU64::new(0),
             async_percent: AtomicU32::new(async_percent),
             unwritable: Mutex::new(Rank::Leaf, None),
             retry: Mutex::new(Rank::Leaf, Retry::default()),
@@ -395,6 +398,7 @@ impl Store {
         self.alloc.durable(self.log.durable_lsn());
         self.tree.written(cut.tree);
         self.log.advance_tail(cut.tail);
+        self.checkpoint.durable_lsn.store(cut.lsn.0, Ordering::Release);
         Ok(())
     }
 

@@ -250,6 +250,12 @@ impl Store {
         self.log.durable_lsn()
     }
 
+    /// The last checkpoint since the image was opened has all records below; zero: there was none.
+    /// The log's tail may be older, because of log-resident data.
+    pub fn checkpoint_lsn(&self) -> Lsn {
+        Lsn(self.checkpoint.durable_lsn.load(Ordering::Acquire))
+    }
+
     /// Makes every record below `upto` durable.
     pub fn force(&self, upto: Lsn, cause: ForceCause) -> Result<()> {
         self.log.force(upto, cause)

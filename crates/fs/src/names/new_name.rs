@@ -6,21 +6,26 @@
 //! as Btrfs's marks counted until their transaction was committed. It goes with the inode when that
 //! leaves the cache, as it did there.
 //! - *logged*: an fsync found the inode changed and put it into the log. So did a new name that
-//!   forced: it marked the inode, and the directories above that were made since the checkpoint.
+//!   forced: it marked the inode, the directories above that were made since the checkpoint, and
+//!   the directory in which the checkpoint has a file.
 //! - *moved out*: of a directory: an inode left it for another directory, and neither of the two
-//!   was logged. A directory that is moved to another one is itself marked.
+//!   was logged. An inode that is moved to another directory, or linked, is itself marked.
 //! - *created*: since when the inode exists.
 //!
 //! Link looks at the inode; rename at the inode and the directory that it leaves; an exchange does
 //! so for both of its inodes. If one of them is logged, the log is forced before the call returns,
-//! with the directories still locked. If a directory on the way from the new name to the root is
-//! marked as moved out, the log would not do for Btrfs: it committed the transaction. Here that is
-//! a checkpoint. It is made after the directories are unlocked, because a checkpoint comes before
-//! an inode in the lock order; Btrfs committed with the directories locked. Where forcing fails,
-//! Btrfs committed, too; here a log that fails has shut the file system down.
+//! with the directories still locked. If a directory that it has to log, or one on the way from the
+//! new name to the root, is marked as moved out, the log would not do for Btrfs: it committed the
+//! transaction. Here that is a checkpoint. It is made after the directories are unlocked, because a
+//! checkpoint comes before an inode in the lock order; Btrfs committed with the directories locked.
+//! Where forcing fails, Btrfs committed, too; here a log that fails has shut the file system down.
 //!
-//! One thing is milder than it was: an fsync of a file also marked the directories above that were
-//! made since the checkpoint. A file here does not know its directories.
+//! The rule is milder here than it was where a file would have to know its directories:
+//! - An fsync of a file also marked the directories above that were made since the checkpoint and,
+//!   if the file had got a new name since then, those in which the checkpoint has the file.
+//! - A new name marked each directory in which the checkpoint has the file. Here that is the one
+//!   that the file leaves, if it was neither moved nor linked before.
+//! - With such a directory, the inodes that were made in it since the checkpoint were marked.
 //!
 //! Nothing of this is needed for a crash: see the crash model's G1 to G5, which hold with either
 //! rule. So a mark that is lost or late costs nothing but the likeness.
@@ -46,32 +51,72 @@ pub(super) enum Price {
     Checkpoint,
 }
 
+/// An inode that got a new name.
+struct Named<'a> {
+    inode: &'a Arc<Inode>,
+    /// Not of a link.
+    old_dir: Option<&'a Arc<Inode>>,
+    dir: &'a Arc<Inode>,
+    /// It is a file, and `old_dir` is the directory in which the last checkpoint has it.
+    was_at_home: bool,
+}
+
+impl<'a> Named<'a> {
+    fn renamed(inode: &'a Arc<Inode>, old_dir: &'a Arc<Inode>, dir: &'a Arc<Inode>, since: Lsn) -> Named<'a> {
+        let was_at_home = {
+            let marks = inode.meta.lock().marks;
+            !inode.is_dir() && marks.created <= since && marks.moved_out <= since
+        };
+        Named { inode, old_dir: Some(old_dir), dir, was_at_home }
+    }
+
+    /// If it has left its directory for another one.
+    fn mark_moved(&self, since: Lsn) {
+        let Some(old_dir) = self.old_dir.filter(|old| old.ino != self.dir.ino) else { return };
+        let (at, logged) = {
+            let mut meta = self.inode.meta.lock();
+            let at = meta.progress.commit_lsn;
+            meta.marks.moved_out = at;
+            (at, meta.marks.logged > since)
+        };
+        let mut meta = old_dir.meta.lock();
+        if !logged && meta.marks.logged <= since {
+            meta.marks.moved_out = at;
+        }
+    }
+}
+
 impl Names {
     /// Of a rename that is done, under the locks of the directories.
     pub(super) fn price_of_rename(&self, from: &Side<'_>, to: &Side<'_>, mode: RenameMode) -> Price {
         let Some(source) = from.inode.as_ref().filter(|_| self.pays_for_names()) else {
             return Price::Nothing;
         };
+        let since = self.committed();
         let target = to.inode.as_ref().filter(|_| mode == RenameMode::Exchange);
-        if from.dir.ino != to.dir.ino {
-            self.left(source, from.dir);
-            if let Some(target) = target {
-                self.left(target, to.dir);
-            }
+        let source = Named::renamed(source, from.dir, to.dir, since);
+        let target = target.map(|target| Named::renamed(target, to.dir, from.dir, since));
+        source.mark_moved(since);
+        if let Some(target) = &target {
+            target.mark_moved(since);
         }
-        let price = self.price(source, Some(from.dir), to.dir);
-        match target {
+        match (self.price(&source, since), target) {
             // The checkpoint makes both durable.
-            Some(target) if price < Price::Checkpoint => {
-                price.max(self.price(target, Some(to.dir), from.dir))
-            }
-            _ => price,
+            (Price::Checkpoint, _) => Price::Checkpoint,
+            (price, Some(target)) => price.max(self.price(&target, since)),
+            (price, None) => price,
         }
     }
 
     /// Of a link that is done, under the directory's lock.
     pub(super) fn price_of_link(&self, inode: &Arc<Inode>, dir: &Arc<Inode>) -> Price {
-        if self.pays_for_names() { self.price(inode, None, dir) } else { Price::Nothing }
+        if !self.pays_for_names() {
+            return Price::Nothing;
+        }
+        let price = self.price(&Named { inode, old_dir: None, dir, was_at_home: false }, self.committed());
+        let mut meta = inode.meta.lock();
+        meta.marks.moved_out = meta.progress.commit_lsn;
+        price
     }
 
     /// Of a directory that is gone: what it was marked with passes to its parent.
@@ -105,51 +150,46 @@ impl Names {
 
     /// Marks up to here no longer count.
     fn committed(&self) -> Lsn {
-        self.engine.store().log().tail_lsn()
+        self.engine.store().checkpoint_lsn()
     }
 
-    /// `inode` has left `dir` for another directory.
-    fn left(&self, inode: &Inode, dir: &Inode) {
-        let committed = self.committed();
-        let (at, logged) = {
-            let mut meta = inode.meta.lock();
-            let at = meta.progress.commit_lsn;
-            meta.marks.moved_out = at;
-            (at, meta.marks.logged > committed)
-        };
-        let mut meta = dir.meta.lock();
-        if !logged && meta.marks.logged <= committed {
-            meta.marks.moved_out = at;
-        }
-    }
-
-    fn price(&self, inode: &Arc<Inode>, old_dir: Option<&Arc<Inode>>, dir: &Arc<Inode>) -> Price {
-        let committed = self.committed();
-        let is_logged = |inode: &Inode| inode.meta.lock().marks.logged > committed;
-        if !is_logged(inode) && !old_dir.is_some_and(|dir| is_logged(dir)) {
+    fn price(&self, named: &Named<'_>, since: Lsn) -> Price {
+        let is_logged = |inode: &Inode| inode.meta.lock().marks.logged > since;
+        if !is_logged(named.inode) && !named.old_dir.is_some_and(|dir| is_logged(dir)) {
             return Price::Nothing;
         }
+        let is_dir = named.inode.is_dir();
         let at = {
-            let mut meta = inode.meta.lock();
-            if inode.is_dir() && meta.marks.moved_out > committed {
+            let mut meta = named.inode.meta.lock();
+            if is_dir && meta.marks.moved_out > since {
                 return Price::Checkpoint;
             }
             meta.marks.logged = meta.progress.commit_lsn;
             meta.progress.commit_lsn
         };
-        let mut above = dir.clone();
-        for _ in 0..DEPTH_MAX {
+        if let Some(old_dir) = named.old_dir.filter(|_| named.was_at_home) {
+            let mut meta = old_dir.meta.lock();
+            if meta.marks.moved_out > since {
+                return Price::Checkpoint;
+            }
+            meta.marks.logged = at;
+        }
+        let mut above = named.dir.clone();
+        for step in 0..DEPTH_MAX {
+            let is_root = above.ino == Ino::ROOT;
+            // Btrfs did not look at the parent of a directory, unless that was the root.
+            let is_looked_at = !is_dir || step > 0 || is_root;
             let parent = {
                 let mut meta = above.meta.lock();
-                if meta.marks.moved_out > committed {
+                if is_looked_at && meta.marks.moved_out > since {
                     return Price::Checkpoint;
                 }
-                if meta.marks.created > committed {
+                if meta.marks.created > since {
                     meta.marks.logged = at;
                 }
                 meta.core.parent
             };
-            if above.ino == Ino::ROOT {
+            if is_root {
                 return Price::Force;
             }
             match self.inodes.get(parent) {

@@ -1,5 +1,6 @@
 use crate::{FileSystem, FormatOptions, Ino, ManualClock, MountOptions, Owner, RenameMode};
-use kedge_device::MemDevice;
+use kedge_device::sim::{FaultPlan, SimDevice};
+use kedge_device::{Device, MemDevice};
 use kedge_store::CheckpointCause;
 use std::sync::Arc;
 
@@ -15,7 +16,10 @@ const ROOT: Ino = Ino::ROOT;
 
 impl Scene {
     fn new() -> Scene {
-        let device = Arc::new(MemDevice::new(32 << 20));
+        Scene::on(Arc::new(MemDevice::new(32 << 20)))
+    }
+
+    fn on(device: Arc<dyn Device>) -> Scene {
         let clock = Arc::new(ManualClock::default());
         FileSystem::format(device.clone(), clock.clone(), &FormatOptions::default()).unwrap();
         let fs = FileSystem::open(device, clock, MountOptions::default()).unwrap();
@@ -154,6 +158,69 @@ fn a_force_marks_new_directories_above_as_logged() {
     assert_eq!(s.moves((new, "g"), (s.b, "g")), FORCE, "it leaves a directory that the force marked");
     s.make(s.a, "h");
     assert_eq!(s.moves((s.a, "h"), (s.b, "h")), NOTHING, "an old directory above is not marked");
+}
+
+/// The directory in which the last checkpoint has the file, and not where it is by now.
+#[test]
+fn a_force_marks_the_directory_that_the_checkpoint_knows() {
+    let s = Scene::new();
+    let (f, g) = (s.make(s.a, "f"), s.make(s.a, "g"));
+    s.fs.checkpoint().unwrap();
+    for ino in [f, g] {
+        s.fs.write(ino, 0, b"changed").unwrap();
+    }
+    s.make(s.a, "x");
+    s.make(s.b, "y");
+    s.fsync(f);
+    assert_eq!(s.moves((s.a, "f"), (s.a, "f2")), FORCE);
+    assert_eq!(s.moves((s.a, "x"), (s.a, "x2")), FORCE, "its directory is logged with f");
+    assert_eq!(s.moves((s.a, "g"), (s.b, "g")), FORCE);
+    assert_eq!(s.moves((s.b, "y"), (s.b, "y2")), NOTHING);
+    assert_eq!(s.moves((s.b, "g"), (s.b, "g2")), FORCE, "the force has marked it");
+    assert_eq!(s.moves((s.b, "y2"), (s.b, "y3")), NOTHING, "the checkpoint has g elsewhere");
+}
+
+#[test]
+fn a_file_whose_directory_something_left_unlogged_costs_a_checkpoint() {
+    let s = Scene::new();
+    let f = s.make(s.a, "f");
+    s.make(s.a, "x");
+    s.fs.checkpoint().unwrap();
+    assert_eq!(s.moves((s.a, "x"), (s.b, "x")), NOTHING);
+    s.fs.write(f, 0, b"changed").unwrap();
+    s.fsync(f);
+    assert_eq!(s.moves((s.a, "f"), (ROOT, "f")), COMMIT, "its old directory must be logged with it");
+}
+
+/// An oddity of Btrfs.
+#[test]
+fn the_parent_of_a_directory_is_not_looked_at() {
+    let s = Scene::new();
+    s.make(s.a, "x");
+    assert_eq!(s.moves((s.a, "x"), (s.b, "x")), NOTHING);
+    let dir = s.fs.mkdir(s.a, b"dir", 0o755, Owner::default()).unwrap().ino;
+    let f = s.make(dir, "f");
+    s.fsync(dir);
+    assert_eq!(s.moves((s.a, "dir"), (s.a, "dir2")), FORCE, "x has left a");
+    s.fsync(f);
+    assert_eq!(s.moves((dir, "f"), (dir, "f2")), COMMIT, "above a file each one counts");
+}
+
+/// Data that cannot be written in place holds the log's tail. What was logged after it is part of
+/// the tree all the same.
+#[test]
+fn a_checkpoint_ends_the_marks_wherever_the_tail_is() {
+    let sim = Arc::new(SimDevice::new(MemDevice::new(32 << 20)));
+    let s = Scene::on(sim.clone());
+    let (r, f) = (s.make(s.a, "r"), s.make(s.a, "f"));
+    s.fs.write(r, 0, b"unplaced").unwrap();
+    s.fsync(r);
+    s.fsync(f);
+    sim.set_plan(FaultPlan::new(1).refuse(*b"unplaced", 5));
+    s.fs.checkpoint().unwrap();
+    let store = s.fs.fs.engine().store();
+    assert!(store.log().tail_lsn() < store.checkpoint_lsn(), "r is still in the log");
+    assert_eq!(s.moves((s.a, "f"), (s.a, "f2")), NOTHING);
 }
 
 #[test]
