@@ -15,7 +15,7 @@ fn requests_that_make_no_sense() {
     place.run("mount -o ro,datta=journal a b").refused(2, &["datta=journal", "async_checkpoint"]);
     place
         .run("mount -o tree_lock=mutex a b")
-        .refused(2, &["tree_lock=mutex", "optimistic, rwlock, pingpong"]);
+        .refused(2, &["tree_lock=mutex", "optimistic, rwlock, blocking, pingpong"]);
     place.run("mount --create 16M -o ro a b").refused(2, &["--create", "ro"]);
     place.run("dump --log --tree a").refused(2, &["--log", "--tree"]);
     place.run("fsck").refused(16, &["<IMAGE>"]);
