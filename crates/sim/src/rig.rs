@@ -323,3 +323,7 @@ pub fn within<T: Send + 'static>(
 pub fn seed_from_env() -> Option<u64> {
     std::env::var("KEDGE_SEED").ok().map(|text| text.parse().expect("KEDGE_SEED is a number"))
 }
+
+#[cfg(test)]
+#[path = "rig_tests.rs"]
+mod tests;
