@@ -212,3 +212,98 @@ fn recordings_and_checkers_that_are_no_good() {
     assert_eq!(run.code, 0, "{}", run.err);
     assert!(run.out.contains("not all was tried") && run.out.contains("NOT tried"), "{}", run.out);
 }
+
+/// What was printed before a call is a promise made before it, however busy the machine is.
+#[test]
+fn a_printed_promise_stands_before_the_next_call() {
+    if no_fuse() {
+        return;
+    }
+    let place = Place::new();
+    let script =
+        "n=0; while [ $n -lt 300 ]; do : > f$n; echo saved $n; n=$((n + 1)); done; printf 'saved 300'";
+    let run = record(&place, &["--ack", "^saved"], script);
+    assert_eq!(run.code, 0, "{}", run.err);
+    let printed: Vec<String> = (0..=300).map(|n| format!("saved {n}")).collect();
+    assert_eq!(run.out, printed.join("\n"));
+    let trace = kedge_crash::kcr::read(&fs::read(place.path("run.kcr")).unwrap()[..]).unwrap().trace;
+    let told = trace.events.iter().filter_map(|e| match &e.call {
+        kedge_crash::Call::Create { name, .. } if name.starts_with(b"f") => {
+            Some(String::from_utf8(name.clone()).unwrap())
+        }
+        kedge_crash::Call::Mark { text } => Some(text.clone()),
+        _ => None,
+    });
+    let made = (0..300).flat_map(|n| [format!("f{n}"), format!("saved {n}")]);
+    assert_eq!(told.collect::<Vec<_>>(), made.chain(["saved 300".to_owned()]).collect::<Vec<_>>());
+}
+
+/// More than fits in the memory for it: all comes through.
+#[test]
+fn long_output_is_passed_on_whole() {
+    if no_fuse() {
+        return;
+    }
+    let place = Place::new();
+    let script =
+        "head -c 3000000 /dev/zero | tr '\\0' x; echo; echo saved; : > f; yes other | head -n 500000";
+    let run = record(&place, &["--ack", "^saved$"], script);
+    assert!(run.code == 0 && run.err.contains("1 marks"), "{}", run.err);
+    assert_eq!(run.out.len(), 3_000_001 + 6 + 6 * 500_000);
+    assert!(run.out.ends_with("other\nother\n"));
+}
+
+/// The parts of "Five minutes" in docs/CRASH_TESTING.md that are in a language, in their order.
+fn five_minutes(language: &str) -> Vec<String> {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/CRASH_TESTING.md");
+    let text = fs::read_to_string(path).unwrap();
+    let part = text.split("\n## ").find(|part| part.starts_with("Five minutes\n")).unwrap();
+    let fence = format!("\n```{language}\n");
+    let blocks = part.split(&fence).skip(1);
+    blocks.map(|block| block.split("```").next().unwrap().to_owned()).collect()
+}
+
+/// What a newcomer copies from the document does what the document says.
+#[test]
+fn the_five_minutes_of_the_document() {
+    if no_fuse() {
+        return;
+    }
+    let place = Place::new();
+    let program = std::path::Path::new(env!("CARGO_BIN_EXE_kedge")).parent().unwrap();
+    let path = format!("{}:{}", program.display(), std::env::var("PATH").unwrap());
+    let shell = |line: &str| {
+        let mut command = place.command("sh");
+        command.args(["-c", line]).env("PATH", &path).env_remove("KEDGE_LOG");
+        let output = common::output_within(command, std::time::Duration::from_secs(300)).unwrap();
+        let text = [output.stdout, output.stderr].map(|t| String::from_utf8(t).unwrap()).concat();
+        (output.status.code().unwrap(), text)
+    };
+    let (wrong, right) = match &five_minutes("python")[..] {
+        [wrong, right] => (wrong.clone(), right.clone()),
+        other => panic!("a program and the same one mended: {other:#?}"),
+    };
+    let (record, check, explore) = match &five_minutes("sh")[..] {
+        [_install, record, check, explore] => (record.clone(), check.clone(), explore.clone()),
+        other => panic!("how to install, to record, to check, to explore: {other:#?}"),
+    };
+    fs::write(place.path("check.sh"), check).unwrap();
+
+    fs::write(place.path("save.py"), wrong).unwrap();
+    let (code, text) = shell(&record);
+    assert!(code == 0 && text.contains("2 marks"), "{code}: {text}");
+    let (code, text) = shell(&explore);
+    assert_eq!(code, 1, "{text}");
+    let promised = five_minutes("text").remove(0);
+    let sentence = promised.trim().trim_end_matches('…').trim_end();
+    assert!(sentence.len() > 20 && text.contains(sentence), "{sentence} is promised; it says: {text}");
+    for call in ["fsync(\"doc.tmp\")", "fsync(\".\")"] {
+        assert!(text.contains(call), "{call}: {text}");
+    }
+
+    fs::write(place.path("save.py"), right).unwrap();
+    let (code, text) = shell(&record);
+    assert!(code == 0 && text.contains("2 marks"), "{code}: {text}");
+    let (code, text) = shell(&explore);
+    assert!(code == 0 && text.starts_with("no failure"), "{code}: {text}");
+}

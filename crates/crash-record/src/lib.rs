@@ -4,6 +4,7 @@
 //! ```text
 //! log         the recording as it grows; who called
 //! recording   the file system that writes down what is done to it
+//! output      what the command prints: promises in it
 //! outside     what the command writes elsewhere
 //! run         mount, fill, run the command, unmount
 //! live        a mount that loses power when it is told to
@@ -18,6 +19,7 @@
 
 mod live;
 mod log;
+mod output;
 mod outside;
 mod recording;
 mod rules;

@@ -1,5 +1,6 @@
 //! The recording as it grows.
 
+use crate::output::Output;
 use kedge_base::{Clock, SystemClock};
 use kedge_crash::kcr::{KcrError, Writer};
 use kedge_crash::{Call, Event};
@@ -7,6 +8,7 @@ use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::BufWriter;
+use std::sync::{Arc, OnceLock};
 
 /// Command lines of processes, for people.
 const COMMAND_MAX: usize = 200;
@@ -20,6 +22,8 @@ const THREADS_MAX: usize = 1 << 16;
 pub struct Log {
     state: Mutex<State>,
     clock: SystemClock,
+    /// What the command prints, if lines of it are promises.
+    output: OnceLock<Arc<Output>>,
 }
 
 pub struct State {
@@ -57,11 +61,22 @@ impl Log {
 
     fn with(out: Sink, count: u64) -> Log {
         let state = State { out, count, marks: 0, bytes: 0, failed: None, processes: HashMap::new() };
-        Log { state: Mutex::new(state), clock: SystemClock::default() }
+        Log { state: Mutex::new(state), clock: SystemClock::default(), output: OnceLock::new() }
     }
 
+    /// From here on this output is taken in before each call.
+    pub fn listen(&self, output: Arc<Output>) {
+        // One command, one output.
+        assert!(self.output.set(output).is_ok(), "a log listens once");
+    }
+
+    /// What was promised up to now is in the recording then.
     pub fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
+        let mut state = self.state.lock();
+        if let Some(output) = self.output.get() {
+            output.take_in(|text| self.append(&mut state, 0, 0, Call::Mark { text }));
+        }
+        state
     }
 
     pub fn append(&self, state: &mut State, tid: u32, errno: i32, call: Call) {
@@ -121,7 +136,7 @@ impl Log {
 
     /// What was kept in memory. Nothing is recorded from here on.
     pub fn take(&self) -> Vec<Event> {
-        match std::mem::replace(&mut self.lock().out, Sink::Closed) {
+        match std::mem::replace(&mut self.state.lock().out, Sink::Closed) {
             Sink::Memory(events) => events,
             Sink::File(_) | Sink::Closed => Vec::new(),
         }
@@ -129,14 +144,14 @@ impl Log {
 
     /// Changes what was kept in memory.
     pub fn revise(&self, revise: impl FnOnce(&mut Vec<Event>)) {
-        if let Sink::Memory(events) = &mut self.lock().out {
+        if let Sink::Memory(events) = &mut self.state.lock().out {
             revise(events);
         }
     }
 
     /// Ends the recording, and says whether all of it was written.
     pub fn finish(&self) -> Result<(u64, u64), KcrError> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if let Some(e) = state.failed.take() {
             return Err(e);
         }

@@ -1,6 +1,7 @@
 //! One recording: mount, fill, run the command, unmount.
 
 use crate::log::Log;
+use crate::output::Output;
 use crate::outside::Outside;
 use crate::recording::{MARK_FILE, Recording};
 use kedge_base::{Clock, SystemClock, spawn_named};
@@ -13,7 +14,7 @@ use kedgefs::{FileSystem, FormatOptions, MountOptions, Owner};
 use regex::Regex;
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -262,8 +263,10 @@ fn run_command(
     started(child.id());
     let reader = match (child.stdout.take(), options.ack.clone()) {
         (Some(out), Some(ack)) => {
+            let output = Arc::new(Output::new(out.into(), ack).map_err(io_error("the command's output"))?);
+            log.listen(output.clone());
             let log = log.clone();
-            Some(spawn_named("kedge-ack", move || forward(out, &ack, &log)).map_err(io_error("a thread"))?)
+            Some(spawn_named("kedge-ack", move || output.pass_on(&log)).map_err(io_error("a thread"))?)
         }
         _ => None,
     };
@@ -279,29 +282,6 @@ fn run_command(
     }
     let code = status.code().or(status.signal().map(|s| 128 + s)).unwrap_or(-1);
     Ok(Ended { code, timed_out, outside: outside.told() })
-}
-
-/// Passes the lines on, and notes those that match. A line is noted after it is written, so a mark
-/// is late rather than early: no promise is taken for given before it was.
-fn forward(out: impl io::Read, ack: &Regex, log: &Log) {
-    let mut lines = BufReader::new(out);
-    let mut line = Vec::new();
-    loop {
-        line.clear();
-        match lines.read_until(b'\n', &mut line) {
-            Ok(0) => return,
-            Ok(_) => {}
-            Err(e) => return tracing::error!("the command's output: {e}"),
-        }
-        let text = String::from_utf8_lossy(&line);
-        if ack.is_match(text.trim_end()) {
-            let mut state = log.lock();
-            log.append(&mut state, 0, 0, Call::Mark { text: text.trim_end().to_owned() });
-        }
-        if let Err(e) = io::stdout().write_all(&line) {
-            tracing::warn!("standard output: {e}");
-        }
-    }
 }
 
 fn wait(

@@ -1,0 +1,137 @@
+//! The command's standard output, whose lines may be promises.
+//!
+//! What a thread printed before it calls is in the pipe when its call comes. So whoever writes down
+//! a call first takes in what the pipe holds: a promise stands behind the calls that were answered
+//! before it, and before those that came after it. It may come later than it was made, never
+//! earlier.
+//!
+//! Passing the lines on may have to wait for whoever reads them, so a thread of its own does that.
+//! If it lags by more than [`WAITING_MAX`], the pipe is left alone until it has caught up. The
+//! promises in it are then late.
+
+use crate::log::Log;
+use parking_lot::Mutex;
+use regex::Regex;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::{Errno, read, retry_on_intr, write};
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+
+/// Bytes that were read and not passed on.
+const WAITING_MAX: usize = 1 << 20;
+/// A longer line is judged by its beginning.
+const LINE_MAX: usize = 64 << 10;
+
+pub struct Output {
+    pipe: OwnedFd,
+    /// Wakes the thread that passes lines on.
+    wake: OwnedFd,
+    ack: Regex,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    /// The line that is not at its end yet.
+    line: Vec<u8>,
+    waiting: Vec<u8>,
+    is_over: bool,
+}
+
+impl Output {
+    /// Lines that match `ack` are promises.
+    pub fn new(pipe: OwnedFd, ack: Regex) -> io::Result<Output> {
+        // Of this end only: what the command writes to waits as before.
+        fcntl_setfl(&pipe, fcntl_getfl(&pipe)? | OFlags::NONBLOCK)?;
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Output { pipe, wake, ack, inner: Mutex::default() })
+    }
+
+    /// Reads what is there. `note` hears the promises, in their order.
+    pub fn take_in(&self, mut note: impl FnMut(String)) {
+        let mut inner = self.inner.lock();
+        let was_waiting = !inner.waiting.is_empty();
+        let mut bytes = [0; 8192];
+        while !inner.is_over && inner.waiting.len() < WAITING_MAX {
+            match retry_on_intr(|| read(&self.pipe, &mut bytes)) {
+                Ok(0) => {
+                    inner.is_over = true;
+                    // The last line may have no end.
+                    if !inner.line.is_empty() {
+                        self.judge(&mut inner, &mut note);
+                    }
+                }
+                Ok(len) => self.add(&mut inner, &bytes[..len], &mut note),
+                Err(Errno::AGAIN) => break,
+                Err(e) => {
+                    tracing::error!("the command's output: {e}");
+                    inner.is_over = true;
+                }
+            }
+        }
+        let is_new = !was_waiting && !inner.waiting.is_empty();
+        drop(inner);
+        // EAGAIN would say that it was woken many times and has not looked.
+        if is_new
+            && let Err(e) = write(&self.wake, &1u64.to_ne_bytes())
+            && e != Errno::AGAIN
+        {
+            tracing::error!("the command's output is passed on late: {e}");
+        }
+    }
+
+    fn add(&self, inner: &mut Inner, bytes: &[u8], note: &mut impl FnMut(String)) {
+        inner.waiting.extend_from_slice(bytes);
+        for piece in bytes.split_inclusive(|b| *b == b'\n') {
+            let (text, is_end) = match piece.split_last() {
+                Some((b'\n', text)) => (text, true),
+                _ => (piece, false),
+            };
+            let room = LINE_MAX.saturating_sub(inner.line.len()).min(text.len());
+            inner.line.extend_from_slice(&text[..room]);
+            if is_end {
+                self.judge(inner, note);
+            }
+        }
+    }
+
+    fn judge(&self, inner: &mut Inner, note: &mut impl FnMut(String)) {
+        let text = String::from_utf8_lossy(&inner.line);
+        let text = text.trim_end();
+        if self.ack.is_match(text) {
+            note(text.to_owned());
+        }
+        inner.line.clear();
+    }
+
+    /// Passes all on until the command and whoever else has the pipe have closed it.
+    pub fn pass_on(&self, log: &Log) {
+        loop {
+            let mut fds = [PollFd::new(&self.pipe, PollFlags::IN), PollFd::new(&self.wake, PollFlags::IN)];
+            if let Err(e) = retry_on_intr(|| poll(&mut fds, None)) {
+                return tracing::error!("the command's output is not passed on: {e}");
+            }
+            let mut count = [0; 8];
+            // EAGAIN: it was the pipe that woke this thread.
+            if let Err(e) = retry_on_intr(|| read(&self.wake, &mut count))
+                && e != Errno::AGAIN
+            {
+                return tracing::error!("the command's output is not passed on: {e}");
+            }
+            // Who locks the log takes in what is there.
+            drop(log.lock());
+            let (bytes, is_over) = {
+                let mut inner = self.inner.lock();
+                (std::mem::take(&mut inner.waiting), inner.is_over)
+            };
+            let mut out = io::stdout().lock();
+            if let Err(e) = out.write_all(&bytes).and_then(|()| out.flush()) {
+                tracing::warn!("standard output: {e}");
+            }
+            if is_over {
+                return;
+            }
+        }
+    }
+}
