@@ -1,7 +1,7 @@
 //! `cargo xtask crash-speed`: what crash tests cost, with optimised builds.
 //!
-//! 1. A fixed number of SQLite transactions on a plain mount and recorded: the slow-down. Both
-//!    images are in memory.
+//! 1. A fixed number of SQLite transactions on a plain mount and recorded: the slow-down, of the
+//!    clock and of the processor. Both images are in memory.
 //! 2. Ten seconds of SQLite recorded; 10,000 states of it under `posix` without a judge: states in
 //!    a second.
 //! 3. The same states with a check that takes 20 ms, on as many processors as there are.
@@ -11,11 +11,12 @@
 //! less from what else runs.
 
 use anyhow::{Context, Result, bail, ensure};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Instant;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
 
-const TRANSACTIONS: &str = "1500";
+const TRANSACTIONS: &str = "6000";
 const STATES: &str = "10000";
 const PAIRS: usize = 5;
 
@@ -57,17 +58,28 @@ impl Speed {
         let (mut plain, mut recorded) = (Vec::new(), Vec::new());
         for _ in 0..PAIRS {
             let (a, b) = (self.plain()?, self.recorded(TRANSACTIONS, "600")?);
-            println!("{TRANSACTIONS} transactions: {a:.2} s plain, {b:.2} s recorded");
+            println!(
+                "{TRANSACTIONS} transactions: {:.2} s plain, of the processor {:.2} s; {:.2} s recorded, of the \
+                 processor {:.2} s",
+                a.seconds, a.processor, b.seconds, b.processor
+            );
             plain.push(a);
             recorded.push(b);
         }
-        plain.sort_by(f64::total_cmp);
-        recorded.sort_by(f64::total_cmp);
-        let ratio = |of: fn(&[f64]) -> f64| of(&recorded) / of(&plain);
+        let ratio = |of: fn(&Cost) -> f64, place: usize| {
+            let [plain, recorded] = [&plain, &recorded].map(|costs| {
+                let mut times: Vec<f64> = costs.iter().map(of).collect();
+                times.sort_by(f64::total_cmp);
+                times[place]
+            });
+            recorded / plain
+        };
         println!(
-            "recording costs {:.2} times (the middle of {PAIRS}), {:.2} times (the shortest)",
-            ratio(|times| times[times.len() / 2]),
-            ratio(|times| times[0])
+            "recording costs {:.2} times (the middle of {PAIRS}), {:.2} times (the shortest); of the processor {:.2} \
+             times (the middle)",
+            ratio(|c| c.seconds, PAIRS / 2),
+            ratio(|c| c.seconds, 0),
+            ratio(|c| c.processor, PAIRS / 2)
         );
 
         self.recorded("0", "10")?;
@@ -90,18 +102,34 @@ impl Speed {
         Ok(())
     }
 
-    fn plain(&self) -> Result<f64> {
+    fn plain(&self) -> Result<Cost> {
         let (image, dir) = (self.place.join("image"), self.place.join("dir"));
-        output(Command::new(&self.kedge).args(["mount", "--create", "1G"]).args([&image, &dir]))?;
-        let run = output(
-            Command::new("python3").arg(&self.script).args([TRANSACTIONS, "600"]).env("KEDGE_DIR", &dir),
-        );
-        output(Command::new(&self.kedge).arg("umount").arg(&dir))?;
+        std::fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
+        let before = processor_time()?;
+        // In the foreground: its time counts when it has ended.
+        let mut server = Command::new(&self.kedge)
+            .args(["mount", "--foreground", "--create", "1G"])
+            .args([&image, &dir])
+            .spawn()
+            .with_context(|| format!("start {}", self.kedge.display()))?;
+        let run = wait_until_mounted(&dir, &mut server).and_then(|()| {
+            output(
+                Command::new("python3").arg(&self.script).args([TRANSACTIONS, "600"]).env("KEDGE_DIR", &dir),
+            )
+        });
+        if let Err(e) = output(Command::new(&self.kedge).arg("umount").arg(&dir)) {
+            server.kill().context("end the mount")?;
+            server.wait().context("wait for the mount")?;
+            return Err(run.err().unwrap_or(e));
+        }
+        let ended = server.wait().context("wait for the mount")?;
+        ensure!(ended.success(), "kedge mount: {ended}");
         std::fs::remove_file(&image).with_context(|| format!("remove {}", image.display()))?;
-        seconds(&run?)
+        Ok(Cost { seconds: seconds(&run?)?, processor: processor_time()? - before })
     }
 
-    fn recorded(&self, count: &str, limit: &str) -> Result<f64> {
+    fn recorded(&self, count: &str, limit: &str) -> Result<Cost> {
+        let before = processor_time()?;
         let run = output(
             Command::new(&self.kedge)
                 .args(["crash", "record", "-o"])
@@ -110,8 +138,27 @@ impl Speed {
                 .arg(&self.script)
                 .args([count, limit]),
         )?;
-        seconds(&run)
+        Ok(Cost { seconds: seconds(&run)?, processor: processor_time()? - before })
     }
+}
+
+/// Of the transactions by the clock, and of the processor for all that was started, the making of
+/// the image with it.
+struct Cost {
+    seconds: f64,
+    processor: f64,
+}
+
+fn wait_until_mounted(dir: &Path, server: &mut Child) -> Result<()> {
+    let device = |path: &Path| std::fs::metadata(path).map(|m| m.dev()).context("the mount point");
+    let outside = device(dir.parent().context("a parent")?)?;
+    while device(dir)? == outside {
+        if let Some(status) = server.try_wait().context("the mount")? {
+            bail!("kedge mount: {status}");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
 }
 
 /// Seconds of the processor that all processes took which this one started and waited for, and
