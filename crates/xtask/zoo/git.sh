@@ -2,7 +2,6 @@
 set -e
 cd "$KEDGE_DIR"
 export HOME="$KEDGE_DIR" GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@b GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a@b
-git init -q .
 for i in 1 2; do
     echo "text $i" > "file$i"
     git $1 add "file$i"

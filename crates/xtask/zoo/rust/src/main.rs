@@ -34,6 +34,8 @@ fn sync_names(dir: &Path) -> Result<()> {
     Ok(())
 }
 
+/// A promise for each key, whatever the mode. At the end all is durable: a program that ends is no
+/// crash.
 fn run(store: &str, mode: &str, count: usize) -> Result<()> {
     let dir = std::env::var("KEDGE_DIR")?;
     std::env::set_current_dir(dir)?;
@@ -52,6 +54,7 @@ fn run(store: &str, mode: &str, count: usize) -> Result<()> {
             put(n)?;
             tell(&n.to_string())?;
         }
+        db.begin_write()?.commit()?;
         std::process::exit(0);
     }
     let db = sled::Config::new().path("db").flush_every_ms(None).open()?;
@@ -65,6 +68,7 @@ fn run(store: &str, mode: &str, count: usize) -> Result<()> {
         }
         tell(&n.to_string())?;
     }
+    db.flush()?;
     std::process::exit(0);
 }
 

@@ -1,0 +1,2 @@
+# An empty repository, which no crash takes.
+git init -q "$ZOO_FROM"
