@@ -2,9 +2,9 @@
 //! says.
 //!
 //! A row that must fail has to fail with the call that the documentation names, and one whose
-//! program is known not to keep what its documentation promises, with the known one. A row that must
-//! pass has to have tried all systematic states, or as many as the budget allows; the table says
-//! which. A row whose program cannot be had is named at the end and counts as nothing.
+//! program is known not to keep what its documentation promises, with the known one. A row that
+//! must pass has to have tried all systematic states, or as many as the budget allows; the table
+//! says which. A row whose program cannot be had is named at the end and counts as nothing.
 //!
 //! `--write` puts the results into the table of `docs/CRASH_TESTING.md`; rows that were not run
 //! keep theirs.
