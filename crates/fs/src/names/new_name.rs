@@ -121,8 +121,11 @@ impl Names {
 
     /// Of a directory that is gone: what it was marked with passes to its parent.
     pub(super) fn inherit_marks(&self, child: &Inode, dir: &Inode) {
+        if !self.pays_for_names() {
+            return;
+        }
         let moved_out = child.meta.lock().marks.moved_out;
-        if self.pays_for_names() && moved_out > self.committed() {
+        if moved_out > self.committed() {
             dir.meta.lock().marks.moved_out = moved_out;
         }
     }
