@@ -2,13 +2,17 @@
 //! call is durable after it.
 #![allow(clippy::unwrap_used)]
 
-use kedge_base::{IoBuf, spawn_named};
+#[path = "common/watched.rs"]
+mod watched;
+
+use kedge_base::spawn_named;
 use kedge_device::sim::{Choice, SimDevice};
-use kedge_device::{CompletionSink, Device, DeviceStats, Geometry, MemDevice, Op, Request};
+use kedge_device::{Device, MemDevice};
 use kedgefs::*;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
+use watched::{Watch, Watched};
 
 const PAGE: usize = 4096;
 /// More than one pass of writeback takes.
@@ -18,27 +22,19 @@ const REWRITTEN: usize = 1100;
 
 type Work = Arc<dyn Fn() + Send + Sync>;
 
-/// A device beside each of whose writes work is done.
+/// A device beside each of whose writes work is done, durable ones aside.
 struct Beside {
     inner: SimDevice,
     work: Mutex<Option<Work>>,
 }
 
 impl Beside {
-    fn new() -> Arc<Beside> {
+    fn new() -> Arc<Watched<Beside>> {
         let mem = Arc::new(MemDevice::new(64 << 20));
         FileSystem::format(mem.clone(), clock(), &FormatOptions::default()).unwrap();
         let inner = SimDevice::new(mem.fork());
         inner.stop_recording();
-        Arc::new(Beside { inner, work: Mutex::new(None) })
-    }
-
-    /// In a thread of its own: the one that writes back holds locks.
-    fn work_beside(&self) {
-        let work = self.work.lock().clone();
-        if let Some(work) = work {
-            spawn_named("writer", move || work()).unwrap().join().unwrap();
-        }
+        Arc::new(Watched(Beside { inner, work: Mutex::new(None) }))
     }
 
     /// If the power failed now and took everything that is not durable.
@@ -53,47 +49,17 @@ impl Beside {
     }
 }
 
-impl Device for Beside {
-    fn geometry(&self) -> &Geometry {
-        self.inner.geometry()
+impl Watch for Beside {
+    fn device(&self) -> &dyn Device {
+        &self.inner
     }
 
-    fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
-        if batch.iter().any(|r| matches!(r.op, Op::Write { fua: false, .. })) {
-            self.work_beside();
+    /// In a thread of its own: the one that writes back holds locks.
+    fn before_write(&self, fua: bool) {
+        let work = if fua { None } else { self.work.lock().clone() };
+        if let Some(work) = work {
+            spawn_named("writer", move || work()).unwrap().join().unwrap();
         }
-        self.inner.submit(batch, sink);
-    }
-
-    fn read(&self, offset: u64, buf: &mut IoBuf) -> kedge_base::Result<()> {
-        self.inner.read(offset, buf)
-    }
-
-    fn write(&self, offset: u64, buf: &IoBuf, fua: bool) -> kedge_base::Result<()> {
-        if !fua {
-            self.work_beside();
-        }
-        self.inner.write(offset, buf, fua)
-    }
-
-    fn flush(&self) -> kedge_base::Result<()> {
-        self.inner.flush()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> kedge_base::Result<()> {
-        self.inner.discard(offset, len)
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64) -> kedge_base::Result<()> {
-        self.inner.write_zeroes(offset, len)
-    }
-
-    fn stats(&self) -> &DeviceStats {
-        self.inner.stats()
-    }
-
-    fn name(&self) -> &str {
-        "beside"
     }
 }
 
@@ -101,7 +67,7 @@ fn clock() -> Arc<dyn Clock> {
     Arc::new(ManualClock::default())
 }
 
-fn open(device: &Arc<Beside>) -> FileSystem {
+fn open(device: &Arc<Watched<Beside>>) -> FileSystem {
     let options = MountOptions { commit: Duration::from_secs(3600), ..Default::default() };
     FileSystem::open(device.clone(), clock(), options).unwrap()
 }

@@ -1,13 +1,16 @@
 //! File systems of one process share their flusher threads: none suffers from another one's device.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods)]
 
-use kedge_base::IoBuf;
+#[path = "common/watched.rs"]
+mod watched;
+
 use kedge_device::sim::{Choice, SimDevice};
-use kedge_device::{CompletionSink, Device, DeviceStats, Geometry, MemDevice, Op, Request};
+use kedge_device::{Device, MemDevice};
 use kedgefs::*;
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::time::Duration;
+use watched::{Watch, Watched};
 
 /// Whatever the machine does meanwhile.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -35,45 +38,24 @@ struct Fickle {
 }
 
 impl Fickle {
-    fn new() -> Arc<Fickle> {
+    fn new() -> Arc<Watched<Fickle>> {
         let mem = MemDevice::new(16 << 20);
         let options = FormatOptions { log_size: Some(1 << 20), ..Default::default() };
         let mem = Arc::new(mem);
         FileSystem::format(mem.clone(), clock(), &options).unwrap();
         let inner = SimDevice::new(mem.fork());
         inner.stop_recording();
-        Arc::new(Fickle {
+        Arc::new(Watched(Fickle {
             inner,
             writes: Mutex::new(Writes::Work),
             changed: Condvar::new(),
             hung: Mutex::new(0),
-        })
+        }))
     }
 
     fn set(&self, writes: Writes) {
         *self.writes.lock() = writes;
         self.changed.notify_all();
-    }
-
-    fn before_write(&self) {
-        let flusher = std::thread::current().name() == Some(NAME);
-        let mut writes = self.writes.lock();
-        if *writes == Writes::Panic && flusher {
-            drop(writes);
-            panic!("a write on purpose");
-        }
-        if *writes == Writes::Hang {
-            *self.hung.lock() += flusher as usize;
-            while *writes == Writes::Hang {
-                self.changed.wait(&mut writes);
-            }
-            *self.hung.lock() -= flusher as usize;
-        }
-    }
-
-    fn open(self: &Arc<Self>) -> FileSystem {
-        let options = MountOptions { commit: COMMIT, ..Default::default() };
-        FileSystem::open(self.clone(), clock(), options).unwrap()
     }
 
     /// The file's bytes if the power failed now and took everything that is not durable.
@@ -89,45 +71,30 @@ impl Fickle {
     }
 }
 
-impl Device for Fickle {
-    fn geometry(&self) -> &Geometry {
-        self.inner.geometry()
+fn mount(device: &Arc<Watched<Fickle>>) -> FileSystem {
+    let options = MountOptions { commit: COMMIT, ..Default::default() };
+    FileSystem::open(device.clone(), clock(), options).unwrap()
+}
+
+impl Watch for Fickle {
+    fn device(&self) -> &dyn Device {
+        &self.inner
     }
 
-    fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
-        if batch.iter().any(|r| matches!(r.op, Op::Write { .. })) {
-            self.before_write();
+    fn before_write(&self, _: bool) {
+        let flusher = std::thread::current().name() == Some(NAME);
+        let mut writes = self.writes.lock();
+        if *writes == Writes::Panic && flusher {
+            drop(writes);
+            panic!("a write on purpose");
         }
-        self.inner.submit(batch, sink);
-    }
-
-    fn read(&self, offset: u64, buf: &mut IoBuf) -> kedge_base::Result<()> {
-        self.inner.read(offset, buf)
-    }
-
-    fn write(&self, offset: u64, buf: &IoBuf, fua: bool) -> kedge_base::Result<()> {
-        self.before_write();
-        self.inner.write(offset, buf, fua)
-    }
-
-    fn flush(&self) -> kedge_base::Result<()> {
-        self.inner.flush()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> kedge_base::Result<()> {
-        self.inner.discard(offset, len)
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64) -> kedge_base::Result<()> {
-        self.inner.write_zeroes(offset, len)
-    }
-
-    fn stats(&self) -> &DeviceStats {
-        self.inner.stats()
-    }
-
-    fn name(&self) -> &str {
-        "fickle"
+        if *writes == Writes::Hang {
+            *self.hung.lock() += flusher as usize;
+            while *writes == Writes::Hang {
+                self.changed.wait(&mut writes);
+            }
+            *self.hung.lock() -= flusher as usize;
+        }
     }
 }
 
@@ -170,7 +137,7 @@ fn flusher_threads() -> usize {
 fn devices_that_hang_keep_no_other_file_system_from_being_durable() {
     let _alone = ONE_AT_A_TIME.lock();
     let devices: Vec<_> = (0..5).map(|_| Fickle::new()).collect();
-    let open: Vec<_> = devices.iter().map(Fickle::open).collect();
+    let open: Vec<_> = devices.iter().map(mount).collect();
     let (hanging, well) = (&devices[..4], &devices[4]);
     hanging.iter().for_each(|device| device.set(Writes::Hang));
     open[..4].iter().for_each(|fs| put(fs, "late").unwrap());
@@ -179,7 +146,7 @@ fn devices_that_hang_keep_no_other_file_system_from_being_durable() {
     wait_durable(well, "in time");
     // Opened now, too.
     let new = Fickle::new();
-    let newly_open = new.open();
+    let newly_open = mount(&new);
     put(&newly_open, "new").unwrap();
     wait_durable(&new, "new");
     assert!(flusher_threads() <= 4 + 3, "{} threads", flusher_threads());
@@ -197,7 +164,7 @@ fn devices_that_hang_keep_no_other_file_system_from_being_durable() {
 fn many_file_systems_share_few_threads() {
     let _alone = ONE_AT_A_TIME.lock();
     let devices: Vec<_> = (0..16).map(|_| Fickle::new()).collect();
-    let open: Vec<_> = devices.iter().map(Fickle::open).collect();
+    let open: Vec<_> = devices.iter().map(mount).collect();
     let mut most = 0;
     for name in ["one", "two", "three"] {
         open.iter().for_each(|fs| put(fs, name).unwrap());
@@ -219,7 +186,7 @@ fn closed_file_systems_leave_and_can_be_opened_again() {
     let _alone = ONE_AT_A_TIME.lock();
     let devices: Vec<_> = (0..3).map(|_| Fickle::new()).collect();
     for name in ["first", "second"] {
-        let mut open: Vec<_> = devices.iter().map(Fickle::open).collect();
+        let mut open: Vec<_> = devices.iter().map(mount).collect();
         open.iter().for_each(|fs| put(fs, name).unwrap());
         devices.iter().for_each(|device| wait_durable(device, name));
         // One is dropped as if the process had died, the others are closed; one of them is kept.
@@ -237,7 +204,7 @@ fn closed_file_systems_leave_and_can_be_opened_again() {
 fn a_panic_in_writeback_shuts_down_one_file_system() {
     let _alone = ONE_AT_A_TIME.lock();
     let (bad, good) = (Fickle::new(), Fickle::new());
-    let (bad_fs, good_fs) = (bad.open(), good.open());
+    let (bad_fs, good_fs) = (mount(&bad), mount(&good));
     put(&bad_fs, "before").unwrap();
     wait_durable(&bad, "before");
     bad.set(Writes::Panic);
@@ -260,7 +227,7 @@ fn a_panic_in_writeback_shuts_down_one_file_system() {
     drop(bad_fs);
     wait_for("the device is let go", || Arc::strong_count(&bad) == 1);
     bad.set(Writes::Work);
-    let again = bad.open();
+    let again = mount(&bad);
     assert!(again.lookup(Ino::ROOT, b"before").is_ok());
     put(&again, "again").unwrap();
     wait_durable(&bad, "again");

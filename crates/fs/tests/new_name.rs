@@ -1,13 +1,17 @@
 //! `new_name=sync` makes a new name durable before it lets others into the directories.
 #![allow(clippy::unwrap_used)]
 
-use kedge_base::{IoBuf, spawn_named};
-use kedge_device::{CompletionSink, Device, DeviceStats, Geometry, MemDevice, Op, Request};
+#[path = "common/watched.rs"]
+mod watched;
+
+use kedge_base::spawn_named;
+use kedge_device::{Device, MemDevice};
 use kedgefs::*;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
+use watched::{Watch, Watched};
 
 type Work = Box<dyn FnOnce() + Send>;
 
@@ -17,8 +21,12 @@ struct Before {
     work: Mutex<Option<Work>>,
 }
 
-impl Before {
-    fn work(&self, fua: bool) {
+impl Watch for Before {
+    fn device(&self) -> &dyn Device {
+        &self.inner
+    }
+
+    fn before_write(&self, fua: bool) {
         let work = if fua { self.work.lock().take() } else { None };
         if let Some(work) = work {
             work();
@@ -26,51 +34,11 @@ impl Before {
     }
 }
 
-impl Device for Before {
-    fn geometry(&self) -> &Geometry {
-        self.inner.geometry()
-    }
-
-    fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
-        self.work(batch.iter().any(|r| matches!(r.op, Op::Write { fua: true, .. })));
-        self.inner.submit(batch, sink);
-    }
-
-    fn read(&self, offset: u64, buf: &mut IoBuf) -> kedge_base::Result<()> {
-        self.inner.read(offset, buf)
-    }
-
-    fn write(&self, offset: u64, buf: &IoBuf, fua: bool) -> kedge_base::Result<()> {
-        self.work(fua);
-        self.inner.write(offset, buf, fua)
-    }
-
-    fn flush(&self) -> kedge_base::Result<()> {
-        self.inner.flush()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> kedge_base::Result<()> {
-        self.inner.discard(offset, len)
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64) -> kedge_base::Result<()> {
-        self.inner.write_zeroes(offset, len)
-    }
-
-    fn stats(&self) -> &DeviceStats {
-        self.inner.stats()
-    }
-
-    fn name(&self) -> &str {
-        "before"
-    }
-}
-
 /// While the log write of the new name is under way, a creation in each of its directories is
 /// tried. It cannot begin before the write ends, however long one waits.
 #[test]
 fn the_directories_stay_locked_until_the_name_is_durable() {
-    let device = Arc::new(Before { inner: MemDevice::new(64 << 20), work: Mutex::new(None) });
+    let device = Arc::new(Watched(Before { inner: MemDevice::new(64 << 20), work: Mutex::new(None) }));
     let clock: Arc<dyn Clock> = Arc::new(ManualClock::default());
     FileSystem::format(device.clone(), clock.clone(), &FormatOptions::default()).unwrap();
     let options = MountOptions { new_name: NewName::Sync, ..MountOptions::default() };
