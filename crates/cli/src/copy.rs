@@ -1,5 +1,6 @@
 //! `kedge cp`: files and directories between this machine and images that are not mounted, through
-//! the library, without FUSE and without privilege.
+//! the library, without FUSE and without privilege; and into a mounted image, through the process
+//! that serves it ([`crate::beside`]).
 //!
 //! A copy has what the original has: modes, owners, times, extended attributes, holes, and hard
 //! links within a directory that is copied. On this machine owners are for root, as with tar(1). A
@@ -8,27 +9,29 @@
 
 mod host;
 
+use crate::beside::client::{Archive, Mounted};
 use crate::inside::{Inside, parse_inside};
 use crate::{Usage, engine, import};
 use anyhow::{Context, Result, bail};
 use host::Target;
-use import::sink::{At, Sink};
+use import::sink::{At, Entries, Sink};
 use kedgefs::{Attr, FileKind, FileSystem, Ino};
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// One side of a copy.
 #[derive(Clone, Debug)]
-enum Spot {
+pub enum Spot {
     Host(PathBuf),
     Inside(Inside),
 }
 
-fn spot() -> impl clap::builder::TypedValueParser<Value = Spot> {
+pub fn spot() -> impl clap::builder::TypedValueParser<Value = Spot> {
     use clap::builder::TypedValueParser;
     clap::builder::OsStringValueParser::new().map(|text: OsString| match parse_inside(text.clone()) {
         Ok(inside) => Spot::Inside(inside),
@@ -42,7 +45,7 @@ pub struct Args {
     #[arg(short, long)]
     recursive: bool,
     /// What is copied, and where to: PATH on this machine or IMAGE:/PATH. Several go into a
-    /// directory
+    /// directory. From PATH to PATH only into a mounted image
     #[arg(value_name = "PATH|IMAGE:/PATH", value_parser = spot(), required = true, num_args = 2..)]
     places: Vec<Spot>,
 }
@@ -71,11 +74,10 @@ impl Spot {
 pub fn run(args: Args) -> Result<ExitCode> {
     let mut sources = args.places;
     let to = sources.pop().expect("clap wants two");
-    if let Some(Spot::Host(path)) =
-        sources.iter().find(|from| matches!((from, &to), (Spot::Host(_), Spot::Host(_))))
+    if let Spot::Host(to) = &to
+        && sources.iter().any(|from| matches!(from, Spot::Host(_)))
     {
-        let what = format!("{}: neither this nor {} is IMAGE:/PATH: use cp(1)", path.display(), to.show());
-        return Err(Usage(what).into());
+        return into_mount(&sources, to, args.recursive);
     }
     for place in sources.iter().chain([&to]) {
         if let Spot::Inside(inside) = place {
@@ -112,6 +114,77 @@ fn to_host(from: &Spot, target: &mut Target, recursive: bool) -> Result<()> {
         _ => Ok(()),
     };
     copied.and_then(|()| target.copy(&fs, &attr, from.name())).with_context(|| from.show())
+}
+
+/// Each source is an archive of its own: what was copied before an error is durable.
+fn into_mount(sources: &[Spot], to: &Path, recursive: bool) -> Result<ExitCode> {
+    let from_host = |from: &Spot| match from {
+        Spot::Host(path) => Ok(path.clone()),
+        Spot::Inside(_) => {
+            let what = format!("{}: copy it without files of this machine beside it", from.show());
+            Err(anyhow::Error::from(Usage(what)))
+        }
+    };
+    let paths = sources.iter().map(from_host).collect::<Result<Vec<_>>>()?;
+    // As cp(1): a directory takes copies under their own names, following a link to it.
+    let (above, name) = match std::fs::metadata(to) {
+        Ok(meta) if meta.is_dir() => (to, None),
+        Ok(_) if paths.len() > 1 => bail!("{}: is no directory", to.display()),
+        Err(e) if paths.len() > 1 || e.kind() != std::io::ErrorKind::NotFound => {
+            return Err(e).with_context(|| to.display().to_string());
+        }
+        _ => (parent(to), to.file_name()),
+    };
+    let Some(mounted) = Mounted::open(above)? else {
+        let what = "neither IMAGE:/PATH nor a directory of a mounted image: use cp(1)";
+        return Err(Usage(format!("{}: {what}", to.display())).into());
+    };
+    for (from, path) in sources.iter().zip(&paths) {
+        let name = name.map(|name| name.as_bytes().to_vec()).or_else(|| from.name());
+        let meta = std::fs::symlink_metadata(path);
+        let copied = meta.map_err(anyhow::Error::from).and_then(|meta| match meta.is_dir() {
+            true => send_directory(path, name.as_deref(), above, recursive, &mounted),
+            false => send_file(path, name.as_deref().context("it has no name")?, &mounted),
+        });
+        copied.with_context(|| from.show())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn parent(path: &Path) -> &Path {
+    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+fn send_directory(
+    path: &Path,
+    name: Option<&[u8]>,
+    to: &Path,
+    recursive: bool,
+    mounted: &Mounted,
+) -> Result<()> {
+    refuse_directory(recursive)?;
+    if to.canonicalize()?.starts_with(path.canonicalize()?) {
+        bail!("{} lies in it", to.display());
+    }
+    mounted.send(|out| {
+        let mut archive = Archive::new(out, name);
+        import::fill_from_dir(path, &mut archive)?;
+        archive.end()
+    })
+}
+
+fn send_file(path: &Path, name: &[u8], mounted: &Mounted) -> Result<()> {
+    // Else it would be removed, and then read.
+    let there = mounted.stat(name)?;
+    let meta = std::fs::symlink_metadata(path)?;
+    if there.is_some_and(|there| (there.st_dev, there.st_ino) == (meta.dev(), meta.ino())) {
+        bail!("this and {} are the same file", String::from_utf8_lossy(name));
+    }
+    mounted.send(|out| {
+        let mut archive = Archive::new(out, None);
+        import::add_host_file(path, At { dir: archive.top(), name, path: name }, &mut archive)?;
+        archive.end()
+    })
 }
 
 /// Opens the image once, and once more for each other image that is copied from.

@@ -11,6 +11,7 @@
 //! `$XDG_RUNTIME_DIR/kedge`, for root `/run/kedge`, else a directory in `/tmp` that must belong to
 //! the user. One request and one answer, each a line of JSON.
 
+use crate::beside::server::Beside;
 use crate::options::{MountWords, parse_size};
 use crate::os::TerminationSignals;
 use crate::{Usage, daemon, engine, image, mounts, notify};
@@ -342,7 +343,7 @@ impl Host {
         if let Some(notice) = notice {
             tracing::warn!("{notice}");
         }
-        let session = match engine::mount(&fs, &image, &dir, &words) {
+        let mut session = match engine::mount(&fs, &image, &dir, &words) {
             Ok(session) => session,
             Err(e) => {
                 fs.close().with_context(|| format!("close {}", image.display()))?;
@@ -357,8 +358,11 @@ impl Host {
         let host = self.clone();
         let shown = dir.clone();
         let serve = move || {
-            let to_close = fs.clone();
-            let served = session.run_and_close(fs, move || to_close.close());
+            let (to_close, beside) = (fs.clone(), Beside::offer(&fs, &mut session));
+            let served = session.run_and_close(fs, move || {
+                beside.stop();
+                to_close.close()
+            });
             let error = match served {
                 Ok(Ok(())) => None,
                 Ok(Err(e)) => Some(format!("close {}: {e}", image.display())),

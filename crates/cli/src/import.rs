@@ -24,7 +24,7 @@ use crate::{Usage, engine};
 use anyhow::{Context, Result};
 use kedge_base::Clock;
 use kedgefs::{Attr, FileSystem, FormatOptions, Ino, SystemClock, Timespec};
-use sink::Sink;
+use sink::{Entries, Sink};
 use std::fs::File;
 use std::io::{BufReader, IsTerminal, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -194,13 +194,18 @@ pub fn fill(source: &Source, image: &Path, date: Option<Timespec>) -> Result<()>
 }
 
 /// Copies what is below a directory of this machine, and its attributes, to where the sink begins.
-pub fn fill_from_dir(dir: &Path, sink: &mut Sink<'_>) -> Result<()> {
+pub fn fill_from_dir(dir: &Path, sink: &mut impl Entries) -> Result<()> {
     tree::fill(dir, sink)
 }
 
 /// Copies a file of this machine that is no directory.
-pub fn add_host_file(path: &Path, at: sink::At<'_>, sink: &mut Sink<'_>) -> Result<()> {
+pub fn add_host_file<E: Entries>(path: &Path, at: sink::At<'_, E::Id>, sink: &mut E) -> Result<()> {
     tree::add(path, at, sink)
+}
+
+/// Puts the entries of an archive where the sink begins.
+pub fn fill_from_tar(archive: impl Read, sink: &mut Sink<'_>) -> Result<()> {
+    tar::fill(archive, sink)
 }
 
 /// Puts the entries of an archive into a directory.
@@ -213,7 +218,7 @@ pub fn unpack(fs: &FileSystem, dir: Ino, archive: impl Read) -> Result<()> {
 }
 
 /// Reads until `buf` is full or the source ends.
-fn read_full(reader: &mut impl Read, buf: &mut [u8]) -> std::io::Result<usize> {
+pub fn read_full(reader: &mut impl Read, buf: &mut [u8]) -> std::io::Result<usize> {
     let mut done = 0;
     while done < buf.len() {
         match reader.read(&mut buf[done..]) {

@@ -10,6 +10,7 @@
 //! [`engine`], so that one place shows what the command line needs of them.
 #![deny(unsafe_code)]
 
+mod beside;
 mod change;
 mod copy;
 mod crash;
@@ -31,6 +32,7 @@ mod mounts;
 mod notify;
 mod options;
 mod os;
+mod pax;
 mod remount;
 mod report;
 mod stats;

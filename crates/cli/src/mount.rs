@@ -1,6 +1,7 @@
 //! `kedge mount`: attaches an image to a directory and serves it, in the background unless told
 //! otherwise.
 
+use crate::beside::server::Beside;
 use crate::host::{self, Request};
 use crate::options::{MountWords, parse_cache_size, parse_size};
 use crate::os::TerminationSignals;
@@ -269,7 +270,7 @@ fn serve(
         eprintln!("kedge: warning: {notice}");
     }
     let session = attach(&fs, image, dir, &words, signals).and_then(|session| live().map(|()| session));
-    let session = match session {
+    let mut session = match session {
         Ok(session) => session,
         Err(e) => {
             // The session, if there was one, has been dropped and with it the mount.
@@ -279,9 +280,12 @@ fn serve(
             return Err(e);
         }
     };
-    let to_close = fs.clone();
+    let (to_close, beside) = (fs.clone(), Beside::offer(&fs, &mut session));
     let closed = session
-        .run_and_close(fs, move || to_close.close())
+        .run_and_close(fs, move || {
+            beside.stop();
+            to_close.close()
+        })
         .with_context(|| format!("serve {}", dir.display()))?;
     // Nobody reads standard error by now, unless it is a log file.
     closed

@@ -110,6 +110,7 @@ wire!(
     Dirent = 24 { ino: u64, off: u64, namelen: u32, kind: u32 }
 );
 wire!(InvalInodeOut = 24 { ino: u64, off: i64, len: i64 });
+wire!(InvalEntryOut = 16 { parent: u64, namelen: u32, flags: u32 });
 
 /// Bytes of an entry with a head of `head` bytes and a name of `name` bytes.
 pub const fn dirent_size(head: usize, name: usize) -> usize {
@@ -203,3 +204,8 @@ pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 pub const FSYNC_DATASYNC: u32 = 1 << 0;
 /// An unsolicited message: attributes are stale, and pages too unless the offset is negative.
 pub const NOTIFY_INVAL_INODE: i32 = 2;
+/// An unsolicited message: what a name stands for is stale. The name follows, ended by a zero.
+pub const NOTIFY_INVAL_ENTRY: i32 = 3;
+/// [`InvalEntryOut::flags`]: the name is looked up again before it is used. Without the flag it is
+/// dropped at once, and with a directory the mounts below it.
+pub const INVAL_EXPIRE_ONLY: u32 = 1 << 0;

@@ -5,6 +5,7 @@
 //! and are not listed. Setting `system.kedgefs.options` changes options.
 
 use crate::abi;
+use crate::beside::Address;
 use crate::dispatch::{Answer, Errno};
 use crate::ops::Ops;
 use std::fs::File;
@@ -16,6 +17,10 @@ pub const XATTR_PREFIX: &[u8] = b"system.kedgefs.";
 
 /// Setting it changes options of the mount: a comma-separated list.
 pub const XATTR_OPTIONS: &[u8] = b"system.kedgefs.options";
+
+/// Where the serving process takes changes that do not come through the kernel. Of any directory,
+/// so that a mount of a part of the file system (`mount --bind`) will do.
+pub const XATTR_BESIDE: &[u8] = b"system.kedgefs.beside";
 
 /// Only the user who serves the mount, and root, may do this.
 fn check_owner(uid: u32) -> Answer<()> {
@@ -30,6 +35,17 @@ pub fn set_options(ops: &impl Ops, uid: u32, list: &[u8]) -> Answer<()> {
     let list = std::str::from_utf8(list).map_err(|_| Errno(libc::EINVAL))?;
     ops.set_options(list).inspect_err(|e| tracing::warn!("remount with {list}: {e}"))?;
     Ok(())
+}
+
+/// The value of [`XATTR_BESIDE`].
+pub fn beside(address: Option<&Address>, uid: u32) -> Answer<Vec<u8>> {
+    check_owner(uid)?;
+    let address = address.ok_or(Errno(libc::ENODATA))?;
+    let text = address().map_err(|e| {
+        tracing::error!("listen for changes beside the kernel: {e}");
+        Errno(e.raw_os_error().unwrap_or(libc::EIO))
+    })?;
+    Ok(text.into_bytes())
 }
 
 /// `FS_IOC_SHUTDOWN` (XFS_IOC_GOINGDOWN).

@@ -132,7 +132,7 @@ impl<O: Ops> Server<O> {
                 self.ops.sync_async(Box::new(move |synced| reply.finish(synced.map_err(Errno::from))));
             }
             op::STATFS => reply.finish(Ok::<_, Errno>(self.statfs())),
-            op::GETXATTR => self.getxattr(node, args, reply),
+            op::GETXATTR => self.getxattr(node, args, request.header.uid, reply),
             op::LISTXATTR => self.listxattr(node, args, reply),
             op::SETXATTR => reply.finish(self.setxattr(node, args, request.header.uid)),
             op::REMOVEXATTR => reply.finish(self.removexattr(node, args)),
@@ -592,9 +592,12 @@ impl<O: Ops> Server<O> {
         Ok(len)
     }
 
-    fn getxattr(&self, node: Ino, args: &mut Args<'_>, reply: Reply) {
+    fn getxattr(&self, node: Ino, args: &mut Args<'_>, uid: u32, reply: Reply) {
         let value = args.take().and_then(|asked: abi::GetxattrIn| {
             let name = args.text()?;
+            if name == control::XATTR_BESIDE {
+                return Ok((asked.size, control::beside(self.beside.as_ref(), uid)?));
+            }
             if node == Ino::ROOT && name.starts_with(control::XATTR_PREFIX) {
                 return Ok((asked.size, self.control_xattr(name).ok_or(Errno(libc::ENODATA))?));
             }

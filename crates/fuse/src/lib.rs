@@ -7,6 +7,7 @@
 //! devfuse                     requests from /dev/fuse      (behind the trait in `transport`)
 //! server, dispatch            request → call → reply       (against the trait in `ops`)
 //! seek, control               LSEEK below a page cache; control xattrs and ioctls
+//! beside                      the kernel hears of changes that did not come from it
 //! failures                    requests that failed, counted
 //! abi                         the wire format
 //! sys                         the system calls without a safe wrapper: all `unsafe`
@@ -14,6 +15,7 @@
 #![deny(unsafe_code)]
 
 pub mod abi;
+mod beside;
 mod caller;
 mod control;
 mod crew;
@@ -31,6 +33,7 @@ mod session;
 mod sys;
 pub mod transport;
 
+pub use beside::{Address, Notifier};
 pub use caller::caller;
 pub use mount::{MountError, become_io_flusher, is_dir, mount, mount_remote, unmount};
 pub use mountinfo::{MountEntry, asks_strangers, mount_at, mounts, mounts_of};

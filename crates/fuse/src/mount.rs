@@ -131,7 +131,7 @@ pub fn mount_remote(name: &Path, dir: &Path, options: &FuseOptions) -> Result<Mo
 fn session(fd: OwnedFd, mount: MountPoint, options: &FuseOptions) -> MountedSession {
     raise_limits(&mount.dir);
     let transport = DevFuse::new(fd, options.worker_count(), options.clone_channels);
-    MountedSession { transport: Some(Arc::new(transport)), options: options.clone(), mount }
+    MountedSession { transport: Some(Arc::new(transport)), options: options.clone(), mount, beside: None }
 }
 
 /// Whether privileged mounts are not available here, as opposed to a mount that failed. In

@@ -41,6 +41,7 @@
 //! from this mount. So there are always at least two workers.
 
 use crate::abi::{self, OPCODES, init, op, op_name};
+use crate::beside::Address;
 use crate::caller::with_caller;
 use crate::control;
 use crate::crew::Crew;
@@ -84,6 +85,8 @@ pub struct Server<O> {
     pub(crate) crew: Arc<Crew>,
     /// The mount's part of `system.kedgefs.info`.
     mount_json: String,
+    /// The value of `system.kedgefs.beside`.
+    pub(crate) beside: Option<Address>,
 }
 
 impl<O: Ops> Server<O> {
@@ -112,8 +115,14 @@ impl<O: Ops> Server<O> {
             failures: Arc::default(),
             crew: Arc::new(crew),
             mount_json,
+            beside: None,
         };
         (server, jobs)
+    }
+
+    /// With an address for changes beside the kernel.
+    pub(crate) fn offering(self, beside: Option<Address>) -> Server<O> {
+        Server { beside, ..self }
     }
 
     /// Answers one request, or passes it to the thread that will. `out` is scratch space of one

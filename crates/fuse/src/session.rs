@@ -1,5 +1,6 @@
 //! A mount that is being served: its threads, and how it ends.
 
+use crate::beside::{Address, Notifier};
 use crate::crew::{Crew, Patience};
 use crate::mount::{self, MountError};
 use crate::ops::Ops;
@@ -22,6 +23,8 @@ pub struct MountedSession {
     pub(crate) transport: Option<Arc<dyn Transport>>,
     pub(crate) options: FuseOptions,
     pub(crate) mount: MountPoint,
+    /// See [`MountedSession::offer`].
+    pub(crate) beside: Option<Address>,
 }
 
 /// The mount point and its source. Outlives the session, so that a signal handler can request its
@@ -53,6 +56,17 @@ impl MountedSession {
 
     pub fn mountpoint(&self) -> &Path {
         &self.mount.dir
+    }
+
+    /// Tells the kernel of changes that do not come through it.
+    pub fn notifier(&self) -> Notifier {
+        Notifier::new(self.transport.clone().expect("the session is not served yet"))
+    }
+
+    /// Where programs of the user who serves the mount, and root's, reach the process for such
+    /// changes: the value of `system.kedgefs.beside` of each directory.
+    pub fn offer(&mut self, address: Address) {
+        self.beside = Some(address);
     }
 
     /// See [`MountPoint::request_unmount`].
@@ -104,6 +118,7 @@ impl MountedSession {
             mount_json(&self.mount, &self.options, &*transport),
             on_destroy,
         );
+        let server = server.offering(self.beside.take());
         let server = Arc::new(server);
         let seeks = {
             let transport = transport.clone();

@@ -2,7 +2,7 @@
 //! one.
 
 use super::show;
-use super::sink::{At, Data, Meta, Ranges, Sink};
+use super::sink::{At, Data, Entries, Meta, Ranges, Sink};
 use crate::inside::entries;
 use anyhow::{Context, Result};
 use kedgefs::{Attr, FileKind, FileSystem, Ino, SeekKind};

@@ -38,10 +38,28 @@ pub struct Meta {
 /// Where data lies in a file: offset and length, ascending.
 pub type Ranges = Vec<(u64, u64)>;
 
+/// Takes the entries of a source, a directory before what it holds.
+pub trait Entries {
+    /// A file that was made. Files are put below it, or linked to it.
+    type Id: Clone;
+    /// The directory where paths begin.
+    fn top(&self) -> Self::Id;
+    /// Attributes of that directory.
+    fn root(&mut self, meta: &Meta) -> Result<()>;
+    /// A directory, new or there already.
+    fn directory(&mut self, at: At<'_, Self::Id>, meta: &Meta) -> Result<Self::Id>;
+    fn file(&mut self, at: At<'_, Self::Id>, meta: &Meta, data: Data<'_>) -> Result<Self::Id>;
+    fn symlink(&mut self, at: At<'_, Self::Id>, target: &[u8], meta: &Meta) -> Result<Self::Id>;
+    /// A device, a pipe or a socket.
+    fn node(&mut self, at: At<'_, Self::Id>, kind: FileKind, rdev: u64, meta: &Meta) -> Result<Self::Id>;
+    /// A further name of a file.
+    fn link(&mut self, file: Self::Id, at: At<'_, Self::Id>) -> Result<()>;
+}
+
 /// Where a new file goes.
 #[derive(Clone, Copy)]
-pub struct At<'a> {
-    pub dir: Ino,
+pub struct At<'a, D = Ino> {
+    pub dir: D,
     pub name: &'a [u8],
     /// For messages: as the source names it.
     pub path: &'a [u8],
@@ -56,8 +74,17 @@ pub struct Data<'a> {
     pub reader: &'a mut dyn Read,
 }
 
+/// A mount whose file system is filled.
+pub struct Live<'a> {
+    /// Is told what the kernel may know otherwise: a name, and the inode that has it.
+    pub changed: &'a dyn Fn(Option<(Ino, &[u8])>, Ino),
+    /// Everything belongs to this user, who may do no more than through the kernel. `None`: root.
+    pub only: Option<Owner>,
+}
+
 pub struct Sink<'a> {
     fs: &'a FileSystem,
+    live: Option<Live<'a>>,
     /// Where paths begin.
     pub top: Ino,
     /// No time is later.
@@ -83,6 +110,7 @@ impl<'a> Sink<'a> {
     pub fn new(fs: &'a FileSystem, top: Ino, latest: Option<Timespec>, shows: bool) -> Sink<'a> {
         Sink {
             fs,
+            live: None,
             top,
             latest,
             dirs: BTreeMap::new(),
@@ -95,6 +123,11 @@ impl<'a> Sink<'a> {
         }
     }
 
+    /// Fills the file system of a mount. The caller makes it durable.
+    pub fn live(fs: &'a FileSystem, top: Ino, live: Live<'a>) -> Sink<'a> {
+        Sink { live: Some(live), ..Sink::new(fs, top, None, false) }
+    }
+
     /// The inode of a name, if there is one.
     pub fn find(&self, dir: Ino, name: &[u8]) -> Result<Option<kedgefs::Attr>> {
         match self.fs.lookup(dir, name) {
@@ -102,45 +135,6 @@ impl<'a> Sink<'a> {
             Err(kedgefs::Error::NotFound) => Ok(None),
             Err(e) => Err(e.into()),
         }
-    }
-
-    /// Attributes of the directory where paths begin.
-    pub fn root(&mut self, meta: &Meta) -> Result<()> {
-        self.describe(self.top, meta, true).context(show(b""))
-    }
-
-    /// A directory, new or there already.
-    pub fn directory(&mut self, at: At<'_>, meta: &Meta) -> Result<Ino> {
-        let ino = match self.find(at.dir, at.name).with_context(|| show(at.path))? {
-            Some(attr) if is_dir(&attr) => attr.ino,
-            Some(_) => bail!("{}: is there already, and no directory", show(at.path)),
-            None => {
-                let made = self.fs.mkdir(at.dir, at.name, meta.mode, owner(meta));
-                named(made.map(|a| a.ino), at.path)?
-            }
-        };
-        self.describe(ino, meta, true).with_context(|| show(at.path))?;
-        self.note(at.name.len())?;
-        Ok(ino)
-    }
-
-    /// A regular file.
-    pub fn file(&mut self, at: At<'_>, meta: &Meta, data: Data<'_>) -> Result<Ino> {
-        self.make_way(at)?;
-        let made = self.fs.create(at.dir, at.name, meta.mode, owner(meta)).map(|a| a.ino);
-        let ino = named(made, at.path)?;
-        let written = self
-            .write(ino, at.path, data)
-            .and_then(|()| self.describe(ino, meta, false).with_context(|| show(at.path)));
-        if let Err(e) = written {
-            // Whole or absent. If it cannot even be removed, that is the lesser news.
-            if let Err(second) = self.fs.unlink(at.dir, at.name) {
-                tracing::warn!("{}: part of it stays in the image: {second}", show(at.path));
-            }
-            return Err(e);
-        }
-        self.note(at.name.len())?;
-        Ok(ino)
     }
 
     fn write(&mut self, ino: Ino, path: &[u8], mut data: Data<'_>) -> Result<()> {
@@ -189,36 +183,27 @@ impl<'a> Sink<'a> {
         if self.unsynced.bytes >= SYNC_BYTES { self.sync() } else { Ok(()) }
     }
 
-    pub fn symlink(&mut self, at: At<'_>, target: &[u8], meta: &Meta) -> Result<Ino> {
-        self.make_way(at)?;
-        let made = self.fs.symlink(at.dir, at.name, target, owner(meta)).map(|a| a.ino);
-        let ino = named(made, at.path)?;
-        // Its mode is always the same.
-        let meta = Meta { mode: 0o777, ..meta.clone() };
-        self.describe(ino, &meta, false).with_context(|| show(at.path))?;
-        self.note(at.name.len() + target.len())?;
-        Ok(ino)
+    fn only(&self) -> Option<Owner> {
+        self.live.as_ref().and_then(|live| live.only)
     }
 
-    /// A device, a pipe or a socket.
-    pub fn node(&mut self, at: At<'_>, kind: FileKind, rdev: u64, meta: &Meta) -> Result<Ino> {
-        self.make_way(at)?;
-        let mode = kind.mode_bits() | meta.mode;
-        let made = self.fs.mknod(at.dir, at.name, mode, rdev, owner(meta)).map(|a| a.ino);
-        let ino = named(made, at.path)?;
-        self.describe(ino, meta, false).with_context(|| show(at.path))?;
-        self.note(at.name.len())?;
-        Ok(ino)
+    fn owner(&self, meta: &Meta) -> Owner {
+        self.only().unwrap_or(Owner { uid: meta.uid, gid: meta.gid })
     }
 
-    /// A further name of a file.
-    pub fn link(&mut self, ino: Ino, at: At<'_>) -> Result<()> {
-        if self.find(at.dir, at.name)?.is_some_and(|there| there.ino == ino) {
-            return Ok(());
+    /// The name and its inode are not what the kernel knows of them.
+    fn changed(&self, at: At<'_>, ino: Ino) {
+        if let Some(live) = &self.live {
+            (live.changed)(Some((at.dir, at.name)), ino);
         }
-        self.make_way(at)?;
-        named(self.fs.link(ino, at.dir, at.name).map(drop), at.path)?;
-        self.note(at.name.len())
+    }
+
+    /// The file is there, whether or not it could be described.
+    fn finish_entry(&mut self, at: At<'_>, ino: Ino, described: Result<()>, text: usize) -> Result<Ino> {
+        self.changed(at, ino);
+        described?;
+        self.note(text)?;
+        Ok(ino)
     }
 
     /// A later entry takes the place of an earlier one, unless one is a directory.
@@ -226,14 +211,22 @@ impl<'a> Sink<'a> {
         match self.find(at.dir, at.name).with_context(|| show(at.path))? {
             None => Ok(()),
             Some(attr) if is_dir(&attr) => bail!("{}: is there already, as a directory", show(at.path)),
-            Some(_) => named(self.fs.unlink(at.dir, at.name), at.path),
+            Some(attr) => {
+                named(self.fs.unlink(at.dir, at.name), at.path)?;
+                self.changed(at, attr.ino);
+                Ok(())
+            }
         }
     }
 
     fn describe(&mut self, ino: Ino, meta: &Meta, is_dir: bool) -> Result<()> {
-        let (uid, gid) = (Some(meta.uid), Some(meta.gid));
+        let owner = self.only().is_none().then_some((meta.uid, meta.gid));
+        let (uid, gid) = (owner.map(|(uid, _)| uid), owner.map(|(_, gid)| gid));
         self.set(ino, &SetAttr { mode: Some(meta.mode), uid, gid, ..SetAttr::default() })?;
         for (name, value) in &meta.xattrs {
+            if self.only().is_some() && is_roots(name) {
+                bail!("attribute {}: only root can set it on a mount", show(name));
+            }
             let set = self.fs.setxattr(ino, name, value, XattrMode::Any);
             set.map_err(told).with_context(|| format!("attribute {}", show(name)))?;
             self.unsynced.text += (name.len() + value.len()) as u64;
@@ -272,6 +265,9 @@ impl<'a> Sink<'a> {
     }
 
     fn sync(&mut self) -> Result<()> {
+        if self.live.is_some() {
+            return Ok(());
+        }
         self.unsynced = Unsynced::default();
         self.syncs += 1;
         if self.syncs.is_multiple_of(CHECKPOINT_SYNCS) {
@@ -284,12 +280,93 @@ impl<'a> Sink<'a> {
     pub fn finish(mut self) -> Result<()> {
         for (ino, mtime) in std::mem::take(&mut self.dirs) {
             self.set_time(ino, mtime).with_context(|| format!("time of directory {ino}"))?;
+            if let Some(live) = &self.live {
+                (live.changed)(None, ino);
+            }
             self.note(0)?;
         }
         if self.shows && self.entries >= SHOW_EVERY {
             let _ = write!(std::io::stderr(), "\r\x1b[K");
         }
         Ok(())
+    }
+}
+
+impl Entries for Sink<'_> {
+    type Id = Ino;
+
+    fn top(&self) -> Ino {
+        self.top
+    }
+
+    fn root(&mut self, meta: &Meta) -> Result<()> {
+        let described = self.describe(self.top, meta, true).context(show(b""));
+        if let Some(live) = &self.live {
+            (live.changed)(None, self.top);
+        }
+        described
+    }
+
+    fn directory(&mut self, at: At<'_>, meta: &Meta) -> Result<Ino> {
+        let ino = match self.find(at.dir, at.name).with_context(|| show(at.path))? {
+            Some(attr) if is_dir(&attr) => attr.ino,
+            Some(_) => bail!("{}: is there already, and no directory", show(at.path)),
+            None => {
+                let made = self.fs.mkdir(at.dir, at.name, meta.mode, self.owner(meta));
+                named(made.map(|a| a.ino), at.path)?
+            }
+        };
+        let described = self.describe(ino, meta, true).with_context(|| show(at.path));
+        self.finish_entry(at, ino, described, at.name.len())
+    }
+
+    fn file(&mut self, at: At<'_>, meta: &Meta, data: Data<'_>) -> Result<Ino> {
+        self.make_way(at)?;
+        let made = self.fs.create(at.dir, at.name, meta.mode, self.owner(meta)).map(|a| a.ino);
+        let ino = named(made, at.path)?;
+        let written = self
+            .write(ino, at.path, data)
+            .and_then(|()| self.describe(ino, meta, false).with_context(|| show(at.path)));
+        if let Err(e) = written {
+            // Whole or absent. If it cannot even be removed, that is the lesser news.
+            if let Err(second) = self.fs.unlink(at.dir, at.name) {
+                tracing::warn!("{}: part of it stays in the image: {second}", show(at.path));
+            }
+            self.changed(at, ino);
+            return Err(e);
+        }
+        self.finish_entry(at, ino, Ok(()), at.name.len())
+    }
+
+    fn symlink(&mut self, at: At<'_>, target: &[u8], meta: &Meta) -> Result<Ino> {
+        self.make_way(at)?;
+        let made = self.fs.symlink(at.dir, at.name, target, self.owner(meta)).map(|a| a.ino);
+        let ino = named(made, at.path)?;
+        // Its mode is always the same.
+        let meta = Meta { mode: 0o777, ..meta.clone() };
+        let described = self.describe(ino, &meta, false).with_context(|| show(at.path));
+        self.finish_entry(at, ino, described, at.name.len() + target.len())
+    }
+
+    fn node(&mut self, at: At<'_>, kind: FileKind, rdev: u64, meta: &Meta) -> Result<Ino> {
+        if self.only().is_some() && matches!(kind, FileKind::CharDevice | FileKind::BlockDevice) {
+            bail!("{}: only root can make a device on a mount", show(at.path));
+        }
+        self.make_way(at)?;
+        let mode = kind.mode_bits() | meta.mode;
+        let made = self.fs.mknod(at.dir, at.name, mode, rdev, self.owner(meta)).map(|a| a.ino);
+        let ino = named(made, at.path)?;
+        let described = self.describe(ino, meta, false).with_context(|| show(at.path));
+        self.finish_entry(at, ino, described, at.name.len())
+    }
+
+    fn link(&mut self, ino: Ino, at: At<'_>) -> Result<()> {
+        if self.find(at.dir, at.name)?.is_some_and(|there| there.ino == ino) {
+            return Ok(());
+        }
+        self.make_way(at)?;
+        named(self.fs.link(ino, at.dir, at.name).map(drop), at.path)?;
+        self.finish_entry(at, ino, Ok(()), at.name.len()).map(drop)
     }
 }
 
@@ -305,6 +382,7 @@ fn named<T>(result: kedgefs::Result<T>, path: &[u8]) -> Result<T> {
     result.map_err(|e| told(e).context(show(path)))
 }
 
-fn owner(meta: &Meta) -> Owner {
-    Owner { uid: meta.uid, gid: meta.gid }
+/// Whether the kernel lets only root set an extended attribute.
+pub fn is_roots(name: &[u8]) -> bool {
+    name.starts_with(b"security.") || name.starts_with(b"trusted.")
 }

@@ -4,7 +4,7 @@
 //! the image, and one that leads through a symbolic link is refused.
 
 use super::archive::{Archive, Entry};
-use super::sink::{At, Data, Meta, Sink};
+use super::sink::{At, Data, Entries, Meta, Sink};
 use super::tree::device_number;
 use super::{Estimate, is_dir, show};
 use anyhow::{Context, Result, bail, ensure};

@@ -5,10 +5,10 @@
 //! neither waits for a pipe nor wakes a device. What is then looked at is what was opened. A file
 //! or directory that changes while it is read ends the run: the image would hold what never was.
 
-use super::sink::{At, Data, Meta, Ranges, Sink};
+use super::sink::{At, Data, Entries, Meta, Ranges};
 use super::{Estimate, show};
 use anyhow::{Context, Result, bail};
-use kedgefs::{FileKind, Ino, Timespec};
+use kedgefs::{FileKind, Timespec};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{CWD, Dir, FileType, Mode, OFlags, ResolveFlags, SeekFrom, Stat};
 use rustix::io::Errno;
@@ -179,20 +179,20 @@ pub fn estimate(dir: &Path) -> Result<Estimate> {
     Ok(sum)
 }
 
-enum Step {
-    Enter(Vec<u8>, Ino),
+enum Step<I> {
+    Enter(Vec<u8>, I),
     /// All entries of the directory were read: it must be as it was.
     Leave(Vec<u8>, Stat),
 }
 
-/// Copies a directory into the root of the image.
-pub fn fill(dir: &Path, sink: &mut Sink<'_>) -> Result<()> {
+/// Copies a directory to where the sink begins.
+pub fn fill(dir: &Path, sink: &mut impl Entries) -> Result<()> {
     let tree = Tree::open(dir)?;
     let mut links = HashMap::new();
     let root = tree.root()?;
     sink.root(&root.meta()?)?;
     let mut steps = Vec::new();
-    push_entries(root, sink.top, &mut steps)?;
+    push_entries(root, &sink.top(), &mut steps)?;
     while let Some(step) = steps.pop() {
         match step {
             Step::Enter(path, parent) => {
@@ -201,8 +201,8 @@ pub fn fill(dir: &Path, sink: &mut Sink<'_>) -> Result<()> {
                 let name = place.path[start..].to_vec();
                 if place.kind() == FileType::Directory {
                     let at = At { dir: parent, name: &name, path: &place.path };
-                    let ino = sink.directory(at, &place.meta()?)?;
-                    push_entries(place, ino, &mut steps)?;
+                    let made = sink.directory(at, &place.meta()?)?;
+                    push_entries(place, &made, &mut steps)?;
                 } else {
                     let at = At { dir: parent, name: &name, path: &place.path };
                     enter(&place, at, &mut links, sink)?;
@@ -216,7 +216,7 @@ pub fn fill(dir: &Path, sink: &mut Sink<'_>) -> Result<()> {
 }
 
 /// Copies one file that is no directory.
-pub fn add(path: &Path, at: At<'_>, sink: &mut Sink<'_>) -> Result<()> {
+pub fn add<E: Entries>(path: &Path, at: At<'_, E::Id>, sink: &mut E) -> Result<()> {
     let above = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let name = path.file_name().with_context(|| format!("{}: ends without a name", path.display()))?;
     let place = Tree::open(above)?.place(name.as_bytes().to_vec())?;
@@ -226,23 +226,23 @@ pub fn add(path: &Path, at: At<'_>, sink: &mut Sink<'_>) -> Result<()> {
     enter(&place, at, &mut HashMap::new(), sink)
 }
 
-fn push_entries(place: Place, ino: Ino, steps: &mut Vec<Step>) -> Result<()> {
+fn push_entries<I: Clone>(place: Place, dir: &I, steps: &mut Vec<Step<I>>) -> Result<()> {
     let below: Vec<Vec<u8>> = place.names()?.iter().map(|name| place.below(name)).collect();
     steps.push(Step::Leave(place.path, place.stat));
-    steps.extend(below.into_iter().rev().map(|path| Step::Enter(path, ino)));
+    steps.extend(below.into_iter().rev().map(|path| Step::Enter(path, dir.clone())));
     Ok(())
 }
 
-/// Device and inode of the source, and which inode of the image it became.
-type Links = HashMap<(u64, u64), Ino>;
+/// Device and inode of the source, and what it became.
+type Links<I> = HashMap<(u64, u64), I>;
 
-fn enter(place: &Place, at: At<'_>, links: &mut Links, sink: &mut Sink<'_>) -> Result<()> {
+fn enter<E: Entries>(place: &Place, at: At<'_, E::Id>, links: &mut Links<E::Id>, sink: &mut E) -> Result<()> {
     let id = (place.stat.st_dev, place.stat.st_ino);
-    if let Some(ino) = links.get(&id) {
-        return sink.link(*ino, at);
+    if let Some(made) = links.get(&id) {
+        return sink.link(made.clone(), at);
     }
     let meta = place.meta()?;
-    let ino = match place.kind() {
+    let made = match place.kind() {
         FileType::RegularFile => copy(place, at, &meta, sink)?,
         FileType::Symlink => {
             let target = rustix::fs::readlinkat(&place.fd, c"", Vec::new())
@@ -268,7 +268,7 @@ fn enter(place: &Place, at: At<'_>, links: &mut Links, sink: &mut Sink<'_>) -> R
         }
     };
     if place.stat.st_nlink > 1 {
-        links.insert(id, ino);
+        links.insert(id, made);
     }
     Ok(())
 }
@@ -281,16 +281,16 @@ pub fn device_number(major: u32, minor: u32) -> Result<u64> {
     Ok(u64::from((minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)))
 }
 
-fn copy(place: &Place, at: At<'_>, meta: &Meta, sink: &mut Sink<'_>) -> Result<Ino> {
+fn copy<E: Entries>(place: &Place, at: At<'_, E::Id>, meta: &Meta, sink: &mut E) -> Result<E::Id> {
     let fd = place.read(OFlags::empty())?;
     let size = place.stat.st_size.max(0) as u64;
     let ranges = data_ranges(fd.as_fd(), size).with_context(|| format!("read {}", show(&place.path)))?;
     let mut reader = Ranged { file: File::from(fd), left: ranges.iter().copied().collect(), at: 0 };
-    let ino = sink.file(at, meta, Data { size, ranges: &ranges, reader: &mut reader })?;
+    let made = sink.file(at, meta, Data { size, ranges: &ranges, reader: &mut reader })?;
     let stat = rustix::fs::fstat(&place.fd).with_context(|| format!("look at {}", show(&place.path)))?;
     let now = Place { fd: place.fd.try_clone()?, stat, path: place.path.clone() };
     refuse_changed(&place.stat, &now)?;
-    Ok(ino)
+    Ok(made)
 }
 
 /// Where a file has data, by the word of its file system; all of it where that has none.

@@ -1,6 +1,8 @@
 //! Runs the program as a user would.
 #![allow(dead_code, clippy::unwrap_used)]
 
+pub mod source;
+
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use std::ffi::OsStr;
 use std::os::unix::process::CommandExt;
