@@ -9,7 +9,9 @@ use common::{Place, copy_program, kill, no_fuse, output_within, until};
 use rustix::mount::{MountFlags, UnmountFlags};
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::{SocketAddr, UnixStream};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 use tar::{EntryType, Header};
@@ -303,6 +305,30 @@ fn an_interrupted_copy_leaves_whole_files() {
     until("the half is removed", || !place.path("mnt/half").exists());
     assert_eq!(fs::read(place.path("mnt/whole")).unwrap(), b"bytes");
     place.unmount_and_check("disk.kedge");
+}
+
+/// A client that does not hold the mount, and says no more.
+#[test]
+fn the_end_of_the_mount_ends_a_copy() {
+    if no_fuse() {
+        return;
+    }
+    let place = mounted("");
+    let mut name = [0; 64];
+    let len = rustix::fs::getxattr(place.path("mnt"), "system.kedgefs.beside", &mut name[..]).unwrap();
+    let address = SocketAddr::from_abstract_name(&name[..len]).unwrap();
+    let mut client = UnixStream::connect_addr(&address).unwrap();
+    let root = fs::metadata(place.path("mnt")).unwrap().ino();
+    client.write_all(format!("kedge-beside 1 {root}\n").as_bytes()).unwrap();
+    client.write_all(&block(header("half", EntryType::Regular, 4 << 20), &vec![7; 2 << 20])).unwrap();
+    until("the first half arrives", || place.path("mnt/half").exists());
+    place.unmount_and_check("disk.kedge");
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).unwrap();
+    assert!(answer.contains("half"), "{answer}");
+    place.run("mount disk.kedge mnt").ok();
+    assert_eq!(names(&place, "mnt"), Vec::<String>::new(), "no half of a file");
+    place.unmount();
 }
 
 #[test]

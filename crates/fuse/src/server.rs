@@ -14,8 +14,8 @@
 //!   be part of an OPEN that is never sent, and be lost. (Nor without `handle_killpriv`: the kernel
 //!   would keep set-user-id bits.) (3) An unlinked open file lives until the FORGET after its last
 //!   close.
-//! - **Long timeouts**, for attributes, names, and names that do not exist. All changes pass
-//!   through the kernel, which keeps its caches coherent.
+//! - **Long timeouts**, for attributes, names, and names that do not exist. Changes pass through
+//!   the kernel, which keeps its caches coherent, or it is told of them ([`crate::beside`]).
 //! - **Writeback cache**, if the mount asks for it. The kernel owns size, mtime and ctime of
 //!   regular files; It sends the times as a SETATTR of times only, which the file system must treat
 //!   as that. A WRITE leaves the times alone, because it may come after the SETATTR. Without the

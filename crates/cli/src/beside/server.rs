@@ -163,8 +163,8 @@ impl Beside {
             (state.listening.take(), std::mem::take(&mut state.connections))
         };
         for connection in &connections {
-            // It has ended by itself otherwise.
-            let _ = connection.stream.shutdown(Shutdown::Both);
+            // The archive ends for it here; it still answers. It has ended by itself otherwise.
+            let _ = connection.stream.shutdown(Shutdown::Read);
         }
         if let Some(Listening { listener, thread, .. }) = listening {
             if let Err(e) = rustix::net::shutdown(&listener, rustix::net::Shutdown::Both) {
