@@ -74,10 +74,12 @@ pub struct Data<'a> {
     pub reader: &'a mut dyn Read,
 }
 
+/// Is told what the kernel may know otherwise: a name of a directory, and an inode.
+pub type Changed<'a> = dyn Fn(Option<(Ino, &[u8])>, Ino) + 'a;
+
 /// A mount whose file system is filled.
 pub struct Live<'a> {
-    /// Is told what the kernel may know otherwise: a name, and the inode that has it.
-    pub changed: &'a dyn Fn(Option<(Ino, &[u8])>, Ino),
+    pub changed: &'a Changed<'a>,
     /// Everything belongs to this user, who may do no more than through the kernel. `None`: root.
     pub only: Option<Owner>,
 }
