@@ -161,8 +161,25 @@ fn open_device(path: &Path, read_only: bool) -> Result<Arc<dyn Device>> {
 
 /// Attaches the image of `fs` to a directory. Nothing answers there before the session is served.
 pub fn mount(fs: &FileSystem, image: &Path, dir: &Path, words: &MountWords) -> Result<MountedSession> {
+    let options = fuse_options(words);
+    let session = match is_remote(image)? {
+        false => kedge_fuse::mount(image, dir, &options)?,
+        true => kedge_fuse::mount_remote(image, dir, &options)?,
+    };
+    if !session.mount_point().privileged && words.switches.commit.is_none() {
+        fs.remount(&Switches { commit: Some(COMMIT_PLAIN), ..Switches::default() })?;
+    }
+    Ok(session)
+}
+
+/// Attaches what is mounted at `from` to a second directory.
+pub fn mount_again(from: &Path, dir: &Path, words: &MountWords) -> Result<()> {
+    Ok(kedge_fuse::mount_again(from, dir, &fuse_options(words))?)
+}
+
+fn fuse_options(words: &MountWords) -> FuseOptions {
     let defaults = FuseOptions::default();
-    let options = FuseOptions {
+    FuseOptions {
         privileged: words.privileged,
         allow_other: words.allow_other.then_some(true),
         read_only: words.read_only,
@@ -173,15 +190,7 @@ pub fn mount(fs: &FileSystem, image: &Path, dir: &Path, words: &MountWords) -> R
         workers: words.workers,
         writeback_cache: words.writeback_cache.unwrap_or(defaults.writeback_cache),
         ..defaults
-    };
-    let session = match is_remote(image)? {
-        false => kedge_fuse::mount(image, dir, &options)?,
-        true => kedge_fuse::mount_remote(image, dir, &options)?,
-    };
-    if !session.mount_point().privileged && words.switches.commit.is_none() {
-        fs.remount(&Switches { commit: Some(COMMIT_PLAIN), ..Switches::default() })?;
     }
-    Ok(session)
 }
 
 /// A message for root, if the mount is plain and not privileged.

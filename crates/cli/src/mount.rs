@@ -7,7 +7,7 @@ use crate::options::{MountWords, parse_cache_size, parse_size};
 use crate::os::TerminationSignals;
 use crate::{Usage, daemon, engine, image, mkfs, mounts, notify, remount, syslog};
 use anyhow::{Context, Result, bail};
-use kedge_fuse::{MountPoint, MountedSession};
+use kedge_fuse::{MountEntry, MountPoint, MountedSession};
 use kedgefs::{FileSystem, FormatOptions};
 use std::cell::Cell;
 use std::ffi::OsStr;
@@ -89,6 +89,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if args.as_daemon {
         return serve_as_daemon(&args, &words);
     }
+    if let Some(mount) = mounted_already(&args, &words)? {
+        return mount_again(&mount, &args, &words);
+    }
     let made = prepare(&args, &words)?;
     let image = image::resolve(&args.image)?;
     let dir = args.dir.canonicalize().with_context(|| format!("find {}", args.dir.display()))?;
@@ -122,6 +125,39 @@ pub fn run(args: Args) -> Result<ExitCode> {
         );
     }
     made.keep();
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A mount of the image that can be had on a second directory: one that may write, of all of the
+/// file system.
+fn mounted_already(args: &Args, words: &MountWords) -> Result<Option<MountEntry>> {
+    if words.read_only || !rustix::process::geteuid().is_root() || !mkfs::exists(&args.image)? {
+        return Ok(None);
+    }
+    mounts::detach_dead(&args.dir, &args.image)?;
+    let mount = mounts::of_image(&args.image)?;
+    Ok(mount.filter(|m| m.is_kedgefs() && !m.is_read_only() && m.root == Path::new("/")))
+}
+
+/// As Linux does with a file system that is mounted already: one file system, on two directories.
+fn mount_again(mount: &MountEntry, args: &Args, words: &MountWords) -> Result<ExitCode> {
+    mounts::refuse_busy(&args.dir)?;
+    if args.foreground {
+        let (image, dir) = (args.image.display(), mount.dir.display());
+        bail!("{image} is in use: it is mounted on {dir}, and its process serves this mount, too");
+    }
+    engine::mount_again(&mount.dir, &args.dir, words)?;
+    let of_mount = |word: &&str| !["rw", "nosuid", "nodev", "noexec", "suid", "dev", "exec"].contains(word);
+    let lists = args.options.iter().flat_map(|list| list.split(','));
+    let ignored: Vec<&str> = lists.filter(|word| !word.is_empty()).filter(of_mount).collect();
+    if !ignored.is_empty() {
+        eprintln!(
+            "kedge: warning: {} is mounted on {} already, whose options hold: {} has no effect",
+            args.image.display(),
+            mount.dir.display(),
+            ignored.join(",")
+        );
+    }
     Ok(ExitCode::SUCCESS)
 }
 

@@ -26,6 +26,8 @@ pub struct Args {
 
 /// How often to check whether a process that lives on has released the image.
 const LOOK_AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+/// After so many checks the user is told what is waited for.
+const TELL_AFTER: u32 = 100;
 
 pub fn run(args: Args) -> Result<ExitCode> {
     let dir = mounts::resolve(&args.dir)?;
@@ -53,7 +55,14 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let read_only = statvfs(&dir).is_ok_and(|s| s.f_flag.contains(StatVfsMountFlags::RDONLY));
     let before = before(&dir)?;
     let synced = sync(&dir);
+    let others = kedge_fuse::mounts_beside(&mount);
     engine::unmount(&dir)?;
+    let not_kept = || format!("{}: data that was written to it could not be kept", args.dir.display());
+    if let Some(other) = others.first() {
+        tracing::info!("{} stays mounted on {}", image.display(), other.dir.display());
+        synced.with_context(not_kept)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     wait_for_end(&server, &image)?;
     if !read_only && !is_clean(&image)? {
         bail!(
@@ -117,7 +126,14 @@ fn server(dir: &Path) -> Result<OwnedFd> {
 
 /// Waits until the process is gone or has released the image: one process may serve several mounts.
 fn wait_for_end(server: &OwnedFd, image: &Path) -> Result<()> {
-    loop {
+    for waited in 0u32.. {
+        if waited == TELL_AFTER {
+            eprintln!(
+                "kedge: waiting for the process that serves {} to close it; another mount namespace (a container, a \
+                 service) may still have it mounted",
+                image.display()
+            );
+        }
         let mut fds = [PollFd::new(server, PollFlags::IN)];
         match poll(&mut fds, Some(&LOOK_AGAIN)) {
             Ok(0) | Err(rustix::io::Errno::INTR) => {}
@@ -129,6 +145,7 @@ fn wait_for_end(server: &OwnedFd, image: &Path) -> Result<()> {
             return Ok(());
         }
     }
+    Ok(())
 }
 
 fn is_clean(image: &Path) -> Result<bool> {

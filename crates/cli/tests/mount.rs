@@ -72,11 +72,51 @@ fn a_mounted_image_is_left_alone() {
     let place = Place::new();
     place.run("mount --create 64M disk.kedge mnt").ok();
     fs::create_dir(place.path("other")).unwrap();
-    place.run("mount disk.kedge other").refused(1, &["disk.kedge", "in use"]);
+    place.run("mount --foreground disk.kedge other").refused(1, &["disk.kedge", "in use"]);
     place.run("mkfs -f disk.kedge").refused(1, &["disk.kedge is mounted on"]);
     place.run("fsck disk.kedge").refused(8, &["disk.kedge is mounted on"]);
     assert!(place.info("disk.kedge")["mounted_on"].is_string());
     place.run("umount mnt").ok();
+}
+
+/// As Linux does it: one file system, which ends with its last mount.
+#[test]
+fn what_is_mounted_can_be_mounted_on_a_second_directory() {
+    if no_fuse() {
+        return;
+    }
+    if !rustix::process::geteuid().is_root() {
+        return kedge_base::skip::note("only root can mount a file system twice");
+    }
+    let place = Place::new();
+    place.run("mount --create 64M disk.kedge mnt").ok();
+    fs::create_dir(place.path("other")).unwrap();
+    let second = place.run("mount -o nosuid,commit=7 disk.kedge other");
+    assert!(second.err.contains("commit=7 has no effect"), "{}", second.err);
+    second.ok();
+    fs::write(place.path("other/file"), "text").unwrap();
+    assert_eq!(fs::read_to_string(place.path("mnt/file")).unwrap(), "text");
+    let flags = |dir| rustix::fs::statvfs(place.path(dir)).unwrap().f_flag;
+    let nosuid = rustix::fs::StatVfsMountFlags::NOSUID;
+    assert!(flags("other").contains(nosuid) && !flags("mnt").contains(nosuid));
+    // The process lives until the last is gone, whichever that is.
+    place.run("umount mnt").ok();
+    fs::write(place.path("other/more"), "text").unwrap();
+    place.run("mount disk.kedge mnt").ok();
+    assert_eq!(fs::read_to_string(place.path("mnt/more")).unwrap(), "text");
+    place.run("umount other").ok();
+    place.unmount_and_check("disk.kedge");
+    assert_eq!(place.info("disk.kedge")["clean"], true);
+    // A signal ends all of them, also when the first directory is none any more.
+    place.run("mount disk.kedge mnt").ok();
+    let (image, other) = (place.path("disk.kedge"), place.path("other"));
+    place.run("mount disk.kedge other").ok();
+    let server = pid(&place, "mnt");
+    place.run("umount mnt").ok();
+    kill_process(server, Signal::TERM).unwrap();
+    until("the image is closed", || kedge_fuse::mounts_of(&image).is_empty());
+    until("the image is clean", || place.info("disk.kedge")["clean"] == true);
+    assert!(!other.join("file").exists());
 }
 
 #[test]

@@ -110,7 +110,8 @@ pub fn mount(image: &Path, dir: &Path, options: &FuseOptions) -> Result<MountedS
         Some(mounted) => mounted,
         None => mount_plain(&image, &dir, options, root)?,
     };
-    Ok(session(fd, MountPoint { image, dir, source, privileged, why_plain }, options))
+    let mount = MountPoint { image, device: mountinfo::device_of(&dir), dir, source, privileged, why_plain };
+    Ok(session(fd, mount, options))
 }
 
 /// As [`mount`], for an image that no file of this machine holds. `name` is the source that the
@@ -125,7 +126,8 @@ pub fn mount_remote(name: &Path, dir: &Path, options: &FuseOptions) -> Result<Mo
         .then(|| MountError::NoBlockDevice(name.to_owned()).to_string());
     let (fd, source) = mount_plain(name, &dir, options, root)?;
     let image = name.to_owned();
-    Ok(session(fd, MountPoint { image, dir, source, privileged: false, why_plain }, options))
+    let device = mountinfo::device_of(&dir);
+    Ok(session(fd, MountPoint { image, device, dir, source, privileged: false, why_plain }, options))
 }
 
 fn session(fd: OwnedFd, mount: MountPoint, options: &FuseOptions) -> MountedSession {
@@ -172,6 +174,31 @@ pub(crate) fn unmount_as(dir: &Path, privileged: bool, lazy: bool) -> Result<(),
         Errno::BUSY => MountError::Busy(dir.to_owned()),
         Errno::INVAL | Errno::NOENT => MountError::NotMounted(dir.to_owned()),
         e => MountError::Unmount { dir: dir.to_owned(), error: e.into() },
+    })
+}
+
+/// Mounts the file system that is mounted at `from` on a second directory, too. The kernel keeps
+/// one file system, which ends with the last of its mounts. Only root can do that.
+pub fn mount_again(from: &Path, dir: &Path, options: &FuseOptions) -> Result<(), MountError> {
+    let dir = check_mount_point(dir)?;
+    let fail =
+        |e: Errno| MountError::Mount { source_dev: from.to_owned(), dir: dir.clone(), error: e.into() };
+    rustix::mount::mount_bind(from, &dir).map_err(fail)?;
+    let flags = [
+        (options.nosuid, MountFlags::NOSUID),
+        (options.nodev, MountFlags::NODEV),
+        (options.noexec, MountFlags::NOEXEC),
+    ];
+    let flags = flags.iter().filter(|(on, _)| *on).fold(MountFlags::empty(), |all, (_, flag)| all | *flag);
+    if flags.is_empty() {
+        return Ok(());
+    }
+    rustix::mount::mount_remount(&dir, MountFlags::BIND | flags, "").map_err(|e| {
+        // Without what was asked for it must not stay.
+        match rustix::mount::unmount(&dir, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH) {
+            Ok(()) => fail(e),
+            Err(second) => fail(second),
+        }
     })
 }
 

@@ -29,6 +29,8 @@ use std::path::{Path, PathBuf};
 pub struct MountEntry {
     /// `major:minor` of the file system.
     pub device: String,
+    /// Which directory of the file system is mounted: `/`, or a part of it.
+    pub root: PathBuf,
     pub dir: PathBuf,
     /// File system type, with the subtype after a dot.
     pub kind: String,
@@ -105,6 +107,16 @@ pub fn mounts_of(image: &Path) -> Vec<MountEntry> {
     mounts().into_iter().filter(|entry| entry.holds(&image, &meta)).collect()
 }
 
+/// `major:minor` of the file system that is mounted on a directory.
+pub(crate) fn device_of(dir: &Path) -> Option<String> {
+    mount_at(dir).map(|entry| entry.device)
+}
+
+/// Further mounts of the file system that a mount has, as far as this process sees them.
+pub fn mounts_beside(mount: &MountEntry) -> Vec<MountEntry> {
+    mounts().into_iter().filter(|other| other.device == mount.device && other.dir != mount.dir).collect()
+}
+
 /// Whether a lookup of `dir`, an absolute path, could reach the server of a foreign mount.
 pub fn asks_strangers(dir: &Path) -> bool {
     mounts().iter().any(|entry| entry.is_foreign() && dir.starts_with(&entry.dir))
@@ -119,7 +131,8 @@ pub fn mount_at(dir: &Path) -> Option<MountEntry> {
 fn parse(line: &[u8]) -> Option<MountEntry> {
     let mut fields = line.split(|&b| b == b' ');
     let device = fields.nth(2)?;
-    let dir = fields.nth(1)?;
+    let root = fields.next()?;
+    let dir = fields.next()?;
     let options = fields.next()?;
     let mut behind_dash = fields.skip_while(|field| *field != b"-").skip(1);
     let kind = behind_dash.next()?;
@@ -129,6 +142,7 @@ fn parse(line: &[u8]) -> Option<MountEntry> {
     let owner = owner.and_then(|id| std::str::from_utf8(id).ok()?.parse().ok());
     Some(MountEntry {
         device: String::from_utf8_lossy(device).into_owned(),
+        root: path(root),
         dir: path(dir),
         kind: String::from_utf8_lossy(kind).into_owned(),
         source: path(source),

@@ -5,6 +5,7 @@ fn lines_are_taken_apart() {
     let line = b"36 35 7:0 / /mnt/a\\040b\\134c rw,noatime shared:1 master:2 - fuseblk.kedgefs /dev/loop0 rw,user_id=0";
     let entry = parse(line).unwrap();
     assert_eq!(entry.device, "7:0");
+    assert_eq!(entry.root, Path::new("/"));
     assert_eq!(entry.dir, Path::new("/mnt/a b\\c"));
     assert_eq!(entry.kind, "fuseblk.kedgefs");
     assert_eq!(entry.source, Path::new("/dev/loop0"));
@@ -16,6 +17,7 @@ fn lines_are_taken_apart() {
     assert!(parse(b"1 2 0:1 / /x ro - proc proc rw").unwrap().is_read_only());
     assert!(parse(b"1 2 0:1 / /x rw - proc proc ro").unwrap().is_read_only());
     assert_eq!(parse(b"1 2 0:1 / /x rw - proc proc rw").unwrap().kind, "proc");
+    assert_eq!(parse(b"1 2 0:1 /part /x rw - proc proc rw").unwrap().root, Path::new("/part"));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use crate::beside::{Address, Notifier};
 use crate::crew::{Crew, Patience};
 use crate::mount::{self, MountError};
+use crate::mountinfo::{self, MountEntry};
 use crate::ops::Ops;
 use crate::options::FuseOptions;
 use crate::seek;
@@ -33,6 +34,8 @@ pub struct MountedSession {
 pub struct MountPoint {
     pub image: PathBuf,
     pub dir: PathBuf,
+    /// `major:minor`, by which the mount table shows further mounts of the same file system.
+    pub device: Option<String>,
     /// The source in `/proc/mounts`: a loop device, a block device or the image.
     pub source: PathBuf,
     /// A `fuseblk` mount: sync and umount reach the server and wait for it.
@@ -42,10 +45,20 @@ pub struct MountPoint {
 }
 
 impl MountPoint {
-    /// Asks the kernel to end the mount. Refused with [`MountError::Busy`] while anything on it is
-    /// in use. Must not be called on a thread that serves the mount.
+    /// Asks the kernel to end the mount, and all other mounts of the file system that this process
+    /// sees. Refused with [`MountError::Busy`] while anything on one is in use. Must not be called
+    /// on a thread that serves the mount.
     pub fn request_unmount(&self) -> Result<(), MountError> {
-        mount::unmount_as(&self.dir, self.privileged, false)
+        let of_this = |entry: &MountEntry| entry.is_kedgefs() && Some(&entry.device) == self.device.as_ref();
+        let others = mountinfo::mounts().into_iter().filter(of_this).filter(|entry| entry.dir != self.dir);
+        for other in others {
+            mount::unmount_as(&other.dir, self.privileged, false)?;
+        }
+        match mount::unmount_as(&self.dir, self.privileged, false) {
+            // The first directory may be gone before the others.
+            Err(MountError::NotMounted(_)) if self.device.is_some() => Ok(()),
+            ended => ended,
+        }
     }
 }
 
