@@ -258,3 +258,18 @@ pub fn repair(path: &Path, mode: RepairMode, force: bool, progress: Option<Hear>
         exit_code: report.exit_code as u8,
     })
 }
+
+/// Reads and verifies everything that has a checksum. `mounted`: beside the mount, which has the
+/// image's lock.
+pub fn scrub(path: &Path, mounted: bool, progress: Option<Hear>) -> Result<Checked> {
+    check_kind(path)?;
+    let how = OpenOptions { lock: !mounted, ..device_options(true) };
+    let device = kedge_device::open(&locate(path)?, how)?;
+    let options = CheckOptions { replay: Some(Arc::new(StoreReplay)), progress, ..CheckOptions::default() };
+    let report = kedge_fsck::scrub(&*device, &options, mounted);
+    Ok(Checked {
+        text: report.to_string(),
+        json: serde_json::to_value(&report).context("write the report as JSON")?,
+        exit_code: report.exit_code() as u8,
+    })
+}

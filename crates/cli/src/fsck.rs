@@ -1,7 +1,7 @@
 //! `kedge fsck`: checks an image as recovery would leave it, and repairs it on request.
 //!
 //! # Modes
-//! //! | | what is checked | what is written |
+//! | | what is checked | what is written |
 //! |---|---|---|
 //! | nothing, or `-n` | everything | nothing |
 //! | `-p`, `-a` | everything, unless the image was unmounted (`-f`: also then) | what loses nothing: the log is replayed; counts, bitmaps and orphan items are corrected |
@@ -58,11 +58,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if let Some(mount) = mounts::of_image(&args.image)? {
         bail!("{} is mounted on {}: unmount it first", args.image.display(), mount.dir.display());
     }
-    let bar = (args.progress && std::io::stderr().is_terminal()).then(|| Arc::new(Bar::default()));
-    let hear: Option<engine::Hear> = bar.clone().map(|bar| {
-        let hear: engine::Hear = Arc::new(move |p| bar.show(p));
-        hear
-    });
+    let (hear, bar) = Bar::on_terminal(args.progress);
     let mode = match (args.preen, args.yes) {
         (true, _) => Some(RepairMode::Preen),
         (_, true) => Some(RepairMode::Full),
@@ -87,12 +83,22 @@ pub fn run(args: Args) -> Result<ExitCode> {
 
 /// A progress line on stderr that is overwritten in place.
 #[derive(Default)]
-struct Bar {
+pub struct Bar {
     /// Phase and percentage shown last, as one number.
     shown: AtomicU64,
 }
 
 impl Bar {
+    /// A line, and what keeps it up to date, if it is wanted and there is a terminal.
+    pub fn on_terminal(wanted: bool) -> (Option<engine::Hear>, Option<Arc<Bar>>) {
+        if !wanted || !std::io::stderr().is_terminal() {
+            return (None, None);
+        }
+        let bar = Arc::new(Bar::default());
+        let shown = bar.clone();
+        (Some(Arc::new(move |p| shown.show(p))), Some(bar))
+    }
+
     fn show(&self, p: Progress) {
         let percent = p.done * 100 / p.total.max(1);
         let now = p.phase.bytes().fold(0, |sum: u64, b| sum * 31 + b as u64) << 8 | percent;
@@ -102,7 +108,7 @@ impl Bar {
         }
     }
 
-    fn clear(&self) {
+    pub fn clear(&self) {
         let _ = write!(std::io::stderr(), "\r\x1b[K");
     }
 }

@@ -107,7 +107,7 @@ fn mount_json(text: &str, image: Option<&Path>) -> Result<Value> {
 
 /// The image of the mount on `dir`, by the mount table. A mount that another user made could name
 /// any file, and its word is not taken.
-fn image_behind(dir: &Path) -> Result<Option<PathBuf>> {
+pub fn image_behind(dir: &Path) -> Result<Option<PathBuf>> {
     Ok(mounts::at(dir)?.filter(|mount| mount.is_kedgefs() && !mount.is_foreign()).map(|mount| mount.image()))
 }
 

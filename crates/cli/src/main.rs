@@ -1,8 +1,8 @@
 //! `kedge`: the command line of KedgeFS.
 //!
 //! # Exit codes
-//! 0 success · 1 failure · 2 usage. `fsck` follows fsck(8): 0 clean, 1 fixed, 4 errors left, 8
-//! operational error, 16 usage. An error is one line on stderr that starts with `kedge:` and names
+//! 0 success · 1 failure · 2 usage. `fsck` and `scrub` follow fsck(8): 0 clean, 1 fixed, 4 errors
+//! left, 8 operational error, 16 usage. An error is one line on stderr that starts with `kedge:` and names
 //! what failed and where.
 //!
 //! # Shape
@@ -35,6 +35,7 @@ mod os;
 mod pax;
 mod remount;
 mod report;
+mod scrub;
 mod stats;
 mod syslog;
 mod tree;
@@ -47,7 +48,7 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Exit codes that are not fsck's.
+/// Exit codes that are neither fsck's nor scrub's.
 const FAILURE: u8 = 1;
 const USAGE: u8 = 2;
 
@@ -81,6 +82,8 @@ enum Command {
     Trim(trim::Args),
     /// Check an image, and optionally repair it
     Fsck(fsck::Args),
+    /// Read and verify everything that has a checksum, also beside a mount
+    Scrub(scrub::Args),
     /// Show identity, geometry and state of an image or of a mount
     Info(info::Args),
     /// Show the counters of a live mount
@@ -120,7 +123,7 @@ fn command() -> clap::Command {
     Cli::command()
 }
 
-/// A usage error: exit code 2 (fsck: 16), unlike a valid request that failed.
+/// A usage error: exit code 2 (fsck and scrub: 16), unlike a valid request that failed.
 #[derive(Debug)]
 struct Usage(String);
 
@@ -134,7 +137,7 @@ impl std::error::Error for Usage {}
 
 fn main() -> ExitCode {
     let args = with_subcommand(std::env::args_os().collect());
-    let is_fsck = args.get(1).is_some_and(|a| a == "fsck");
+    let is_fsck = args.get(1).is_some_and(|a| a == "fsck" || a == "scrub");
     let usage_code = if is_fsck { fsck::USAGE } else { USAGE };
     let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
@@ -160,6 +163,7 @@ fn main() -> ExitCode {
         Command::Umount(args) => umount::run(args),
         Command::Trim(args) => trim::run(args),
         Command::Fsck(args) => fsck::run(args),
+        Command::Scrub(args) => scrub::run(args),
         Command::Info(args) => info::run(args),
         Command::Stats(args) => stats::run(args),
         Command::Dump(args) => dump::run(args),

@@ -13,6 +13,7 @@
 use crate::items::{ItemCheck, State};
 use crate::kinds::FindingKind;
 use crate::names::check_names;
+use crate::paths;
 use crate::read::Reader;
 use crate::report::{At, Findings, Report, SuperblockSummary};
 use crate::slots::read_slots;
@@ -78,6 +79,7 @@ pub(crate) fn judge(
             format!("{} nodes, the tree has {}", sb.checkpoint.nodes, state.counters.nodes)
         });
     }
+    paths::name_findings(sb, reader, &mut state, &leaves);
     let format_end = sb.geometry.groups() * kedge_format::alloc::GROUP_BLOCKS - sb.geometry.total_blocks;
     let used = state.owned.used() - format_end;
     state.counters.blocks_used = used;

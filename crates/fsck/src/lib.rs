@@ -32,10 +32,12 @@ mod items;
 mod kinds;
 mod names;
 mod owned;
+mod paths;
 mod read;
 mod repair;
 mod replay;
 mod report;
+mod scrub;
 mod slots;
 mod space;
 mod tree;
@@ -45,6 +47,7 @@ pub use kinds::{FindingKind, Severity};
 pub use repair::{Ending, Repair, RepairKind, RepairMode, RepairOptions, RepairReport, repair};
 pub use replay::StoreReplay;
 pub use report::{Counters, Finding, ReplayState, ReplaySummary, Report, SuperblockSummary};
+pub use scrub::{ScrubReport, scrub};
 
 use kedge_base::Result;
 use kedge_device::Device;
@@ -67,7 +70,7 @@ pub trait Replay: Send + Sync {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Progress {
     /// "replay", "nodes" (of one level of the tree), "items", "names" or "space"; of a repair also
-    /// "salvage", "gather" and "rebuild".
+    /// "salvage", "gather" and "rebuild"; of a scrub also "log".
     pub phase: &'static str,
     pub done: u64,
     pub total: u64,

@@ -6,6 +6,7 @@
 //! kept, and text is made only for those.
 
 use crate::kinds::{FindingKind, Severity};
+use crate::tree::NodeRef;
 use kedge_base::{BlockNo, Error, Ino};
 use kedge_format::superblock::Superblock;
 use serde::Serialize;
@@ -22,6 +23,14 @@ pub struct Finding {
     pub ino: Option<u64>,
     /// Block of the image where it shows.
     pub block: Option<u64>,
+    /// Paths of files that it concerns, as far as the tree tells: all names of the inode, or a name
+    /// of each inode of which the node that was lost holds a part. The first few of them.
+    pub paths: Vec<String>,
+    /// How many more paths it concerns.
+    pub more_paths: u64,
+    /// The node that cannot be used, for a finding about one.
+    #[serde(skip)]
+    pub(crate) node: Option<NodeRef>,
 }
 
 /// How much was checked.
@@ -40,6 +49,9 @@ pub struct Counters {
     /// Tree nodes reached.
     pub nodes: u64,
     pub items: u64,
+    /// Valid blocks of the allocation index, and valid bitmaps.
+    pub index_blocks: u64,
+    pub bitmaps: u64,
     /// Blocks that the format, the tree and the files own.
     pub blocks_used: u64,
     pub blocks_free: u64,
@@ -156,8 +168,9 @@ impl Report {
     }
 }
 
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Report {
+    /// What was checked: a line.
+    pub(crate) fn write_head(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:", self.device)?;
         if let Some(sb) = &self.superblock {
             write!(f, " KedgeFS {}", sb.uuid)?;
@@ -166,7 +179,42 @@ impl fmt::Display for Report {
             }
             write!(f, ", generation {}, {} blocks", sb.generation, sb.total_blocks)?;
         }
-        writeln!(f)?;
+        writeln!(f)
+    }
+
+    /// The findings, and how many are not listed.
+    pub(crate) fn write_findings(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for finding in &self.findings {
+            writeln!(f, "{finding}")?;
+        }
+        let total = self.errors + self.warnings;
+        if total > self.findings.len() as u64 {
+            writeln!(f, "{} findings not listed:", total - self.findings.len() as u64)?;
+            for (kind, count) in &self.counts {
+                let listed = self.findings.iter().filter(|l| l.kind.name() == *kind).count() as u64;
+                if *count > listed {
+                    writeln!(f, "  {kind}: {}", count - listed)?;
+                }
+            }
+        }
+        if self.incomplete {
+            writeln!(f, "parts of the tree could not be read: some cross-checks were left out")?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn write_verdict(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.errors, self.warnings) {
+            (0, 0) => write!(f, "clean"),
+            (0, n) => write!(f, "clean, {n} warnings"),
+            (n, w) => write!(f, "{n} errors, {w} warnings"),
+        }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.write_head(f)?;
         match &self.replay {
             ReplayState::None => match &self.superblock {
                 Some(sb) if !sb.clean => {
@@ -184,22 +232,7 @@ impl fmt::Display for Report {
                 writeln!(f, "log replay failed ({what}); newest checkpoint checked as it is on the device")?;
             }
         }
-        for finding in &self.findings {
-            writeln!(f, "{finding}")?;
-        }
-        let total = self.errors + self.warnings;
-        if total > self.findings.len() as u64 {
-            writeln!(f, "{} findings not listed:", total - self.findings.len() as u64)?;
-            for (kind, count) in &self.counts {
-                let listed = self.findings.iter().filter(|l| l.kind.name() == *kind).count() as u64;
-                if *count > listed {
-                    writeln!(f, "  {kind}: {}", count - listed)?;
-                }
-            }
-        }
-        if self.incomplete {
-            writeln!(f, "parts of the tree could not be read: some cross-checks were left out")?;
-        }
+        self.write_findings(f)?;
         let c = &self.counters;
         if self.superblock.is_some() {
             writeln!(
@@ -213,11 +246,7 @@ impl fmt::Display for Report {
                 c.nodes, c.items, c.blocks_used, c.blocks_data, c.blocks_free, c.bytes_read
             )?;
         }
-        match (self.errors, self.warnings) {
-            (0, 0) => write!(f, "clean"),
-            (0, n) => write!(f, "clean, {n} warnings"),
-            (n, w) => write!(f, "{n} errors, {w} warnings"),
-        }
+        self.write_verdict(f)
     }
 }
 
@@ -234,7 +263,14 @@ impl fmt::Display for Finding {
         if let Some(block) = self.block {
             write!(f, " block {block}")?;
         }
-        write!(f, ": {}", self.what)
+        write!(f, ": {}", self.what)?;
+        if !self.paths.is_empty() {
+            write!(f, "; concerns {}", self.paths.join(", "))?;
+        }
+        match self.more_paths {
+            0 => Ok(()),
+            n => write!(f, " and {n} more"),
+        }
     }
 }
 
@@ -243,15 +279,21 @@ impl fmt::Display for Finding {
 pub(crate) struct At {
     pub ino: Option<Ino>,
     pub block: Option<BlockNo>,
+    pub node: Option<NodeRef>,
 }
 
 impl At {
     pub fn ino(ino: u64) -> At {
-        At { ino: Some(Ino(ino)), block: None }
+        At { ino: Some(Ino(ino)), ..At::default() }
     }
 
     pub fn block(block: BlockNo) -> At {
-        At { ino: None, block: Some(block) }
+        At { block: Some(block), ..At::default() }
+    }
+
+    /// A node that cannot be used: what its range holds is lost.
+    pub fn node(node: &NodeRef) -> At {
+        At { block: Some(node.block), node: Some(*node), ..At::default() }
     }
 
     /// The place of an error; block 0 stands for one that is not at a block.
@@ -263,7 +305,7 @@ impl At {
     }
 
     pub fn both(ino: u64, block: BlockNo) -> At {
-        At { ino: Some(Ino(ino)), block: Some(block) }
+        At { ino: Some(Ino(ino)), block: Some(block), node: None }
     }
 }
 
@@ -299,6 +341,9 @@ impl Findings {
             what: what(),
             ino: at.ino.map(|i| i.0),
             block: at.block.map(|b| b.0),
+            paths: Vec::new(),
+            more_paths: 0,
+            node: at.node,
         };
         tracing::debug!(%finding, "fsck");
         self.list.push(finding);
@@ -317,6 +362,11 @@ impl Findings {
 
     pub fn is_empty(&self) -> bool {
         self.counts.is_empty()
+    }
+
+    /// The findings that are kept.
+    pub fn kept_mut(&mut self) -> &mut [Finding] {
+        &mut self.list
     }
 
     pub fn has(&self, kind: FindingKind) -> bool {

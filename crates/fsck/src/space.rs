@@ -33,13 +33,15 @@ pub(crate) fn check_space(
             });
         }
     }
+    let whole = |block: &&[Option<GroupEntry>]| block.iter().all(Option::is_some);
+    state.counters.index_blocks = index.chunks(INDEX_ENTRIES).filter(whole).count() as u64;
     let known: Vec<(u64, GroupEntry)> = (0..).zip(index).filter_map(|(g, e)| e.map(|e| (g, e))).collect();
     // If parts of the tree could not be read, blocks without an owner are no leak.
     let judge_leaks = state.lost.is_empty();
     let mut leaked = Runs::new(FindingKind::BlocksLeaked, "marked as owned, but nothing owns them");
     let mut unmarked = Runs::new(FindingKind::BlocksUnmarked, "owned, but marked as free");
     let place = |i: usize| bitmap_block(sb, known[i].0, &known[i].1);
-    let State { owned, findings, .. } = state;
+    let State { owned, findings, counters, .. } = state;
     reader.stream(known.len(), 1, place, |i, bitmap| {
         let (group, entry) = &known[i];
         let block = place(i);
@@ -53,6 +55,7 @@ pub(crate) fn check_space(
             });
             return;
         }
+        counters.bitmaps += 1;
         let free = GROUP_BLOCKS - words(bitmap).map(|w| w.count_ones() as u64).sum::<u64>();
         if free != entry.free_blocks as u64 {
             findings.add(FindingKind::GroupFreeBlocks, At::block(block), || {

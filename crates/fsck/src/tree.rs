@@ -23,7 +23,7 @@ use kedge_format::{ItemKind, Key};
 const OWNERS_MAX: usize = 8;
 
 /// A node as its parent names it.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct NodeRef {
     pub block: BlockNo,
     pub generation: Generation,
@@ -67,7 +67,7 @@ fn enter(sb: &Superblock, state: &mut State, node: NodeRef, out: &mut Vec<NodeRe
     let inside =
         start >= g.data_start.0 && start.checked_add(NODE_BLOCKS).is_some_and(|end| end <= g.total_blocks);
     if !inside || !start.is_multiple_of(NODE_BLOCKS) {
-        state.findings.add(FindingKind::NodeMisplaced, At::block(node.block), || {
+        state.findings.add(FindingKind::NodeMisplaced, At::node(&node), || {
             format!(
                 "the node for keys from {} would lie outside the data area or off a node boundary",
                 node.low
@@ -76,7 +76,7 @@ fn enter(sb: &Superblock, state: &mut State, node: NodeRef, out: &mut Vec<NodeRe
         return state.lost.range(node.low, node.high);
     }
     if !state.owned.claim(node.block, NODE_BLOCKS).is_empty() {
-        state.findings.add(FindingKind::NodeShared, At::block(node.block), || {
+        state.findings.add(FindingKind::NodeShared, At::node(&node), || {
             format!("the node for keys from {} is already in use by another part of the tree", node.low)
         });
         return state.lost.range(node.low, node.high);
@@ -97,7 +97,7 @@ fn view<'a>(
         bytes.and_then(|b| NodeView::check(b, &sb.geometry.uuid, node.block, node.generation, level));
     checked
         .map_err(|e| {
-            let at = At::block(node.block);
+            let at = At::node(node);
             match e {
                 Error::Corrupt { what, .. } => state.findings.add(FindingKind::NodeBad, at, || {
                     format!("{what}; level {level}, for keys from {}", node.low)
@@ -115,7 +115,7 @@ fn children(sb: &Superblock, state: &mut State, node: &NodeRef, view: &NodeView,
     let first = view.first_key();
     let last = view.last_key();
     if first != Some(node.low) || last.is_none_or(|last| node.high.is_some_and(|high| last >= high)) {
-        state.findings.add(FindingKind::KeyOrder, At::block(node.block), || {
+        state.findings.add(FindingKind::KeyOrder, At::node(node), || {
             format!(
                 "its children begin at {} to {}, its parent says {}",
                 Bound(first),
@@ -208,7 +208,7 @@ fn leaf_items(node: &NodeRef, view: &NodeView, leaf: Leaf, check: &mut ItemCheck
         let Some(expected) = low else { break };
         if key < expected || node.high.is_some_and(|high| key >= high) {
             let state = check.state();
-            state.findings.add(FindingKind::KeyOrder, At::block(node.block), || {
+            state.findings.add(FindingKind::KeyOrder, At::node(node), || {
                 format!(
                     "key {key} is out of order or outside {}, which its parent says it holds",
                     node.span()

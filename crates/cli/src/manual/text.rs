@@ -86,6 +86,26 @@ const PAGES: &[(&str, &[Section])] = &[
     ("kedge-fsck", &[EXIT_FSCK]),
     ("fsck.kedgefs", &[EXIT_FSCK]),
     (
+        "kedge-scrub",
+        &[
+            (
+                "NOTES",
+                &[
+                    Text(
+                        "Superblocks, the tree of the newest checkpoint, the maps of free space and the log \
+                         are read and verified. File data has no checksums and is not read. Beside a mount \
+                         a finding counts only if two passes in a row have it; a mount that replaces its \
+                         checkpoint all the time can keep it from being certain, which is exit code 8.",
+                    ),
+                    Text(
+                        "Nothing is written, and no log is replayed. `kedge fsck` checks what a mount would find.",
+                    ),
+                ],
+            ),
+            EXIT_FSCK,
+        ],
+    ),
+    (
         "kedge-daemon",
         &[
             (

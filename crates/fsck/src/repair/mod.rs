@@ -392,7 +392,7 @@ impl Job<'_> {
         let bad: HashMap<Key, BlockNo> = state.bad_nodes.iter().map(|n| (n.low, n.block)).collect();
         for (low, high) in state.lost.ranges() {
             let block = bad.get(&low).copied();
-            repairs.add(RepairKind::NodeDropped, At { ino: None, block }, || match high {
+            repairs.add(RepairKind::NodeDropped, At { block, ..At::default() }, || match high {
                 Some(high) => format!("all items from {low} up to {high}"),
                 None => format!("all items from {low} on"),
             });

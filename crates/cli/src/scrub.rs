@@ -1,0 +1,55 @@
+//! `kedge scrub`: reads and verifies everything that has a checksum, mounted or not.
+//!
+//! `kedge_fsck::scrub` has the argument why that is sound beside a mount. An image that is not
+//! mounted is locked against one meanwhile.
+
+use crate::engine::{self, Checked};
+use crate::fsck::Bar;
+use crate::image::is_remote;
+use crate::{info, mounts};
+use anyhow::{Context, Result, bail};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// Print the report as JSON
+    #[arg(long)]
+    json: bool,
+    /// An image, or the directory on which it is mounted
+    #[arg(value_name = "IMAGE|DIR")]
+    target: PathBuf,
+}
+
+pub fn run(args: Args) -> Result<ExitCode> {
+    let (image, mounted) = find(&args.target)?;
+    let (hear, bar) = Bar::on_terminal(true);
+    let checked = engine::scrub(&image, mounted, hear);
+    if let Some(bar) = bar {
+        bar.clear();
+    }
+    let Checked { text, json, exit_code } = checked?;
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        writeln!(out, "{json:#}")?;
+    } else {
+        writeln!(out, "{}", text.trim_end())?;
+    }
+    Ok(ExitCode::from(exit_code))
+}
+
+/// The image that is meant, and whether it is mounted.
+fn find(target: &Path) -> Result<(PathBuf, bool)> {
+    let is_dir = !is_remote(target)?
+        && std::fs::metadata(target).with_context(|| format!("look at {}", target.display()))?.is_dir();
+    if !is_dir {
+        return Ok((target.to_owned(), mounts::of_image(target)?.is_some()));
+    }
+    // Only the root of a mount answers.
+    mounts::attribute(target, mounts::XATTR_PID)?;
+    match info::image_behind(target)? {
+        Some(image) => Ok((image, true)),
+        None => bail!("the image behind {} is not known: name it instead", target.display()),
+    }
+}
