@@ -25,6 +25,7 @@ mod import;
 mod info;
 mod inside;
 mod install;
+mod listen;
 mod manual;
 mod mkfs;
 mod mount;
@@ -38,6 +39,7 @@ mod report;
 mod scrub;
 mod stats;
 mod syslog;
+mod top;
 mod tree;
 mod trim;
 mod umount;
@@ -88,6 +90,8 @@ enum Command {
     Info(info::Args),
     /// Show the counters of a live mount
     Stats(stats::Args),
+    /// Show what a live mount is doing, as figures of the last second
+    Top(top::Args),
     /// Show the structures of an image
     Dump(dump::Args),
     /// List a directory of an image that is not mounted
@@ -166,6 +170,7 @@ fn main() -> ExitCode {
         Command::Scrub(args) => scrub::run(args),
         Command::Info(args) => info::run(args),
         Command::Stats(args) => stats::run(args),
+        Command::Top(args) => top::run(args),
         Command::Dump(args) => dump::run(args),
         Command::Ls(args) => inside::ls(args),
         Command::Cat(args) => inside::cat(args),

@@ -56,6 +56,12 @@ fn all_of(image: &Path) -> Result<Vec<MountEntry>> {
     Ok(kedge_fuse::mounts().into_iter().filter(holds).collect())
 }
 
+/// The directories of all mounts of KedgeFS that can be believed.
+pub fn own() -> Vec<PathBuf> {
+    let believed = kedge_fuse::mounts().into_iter().filter(|m| m.is_kedgefs() && !m.is_foreign());
+    believed.map(|m| m.dir).collect()
+}
+
 /// Where an image is mounted, by whatever file system, and somebody answers. Before others a mount
 /// that may write.
 pub fn of_image(image: &Path) -> Result<Option<MountEntry>> {

@@ -6,6 +6,7 @@
 //! the end of a name says the unit: `_ns`, `_bytes`.
 
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 /// A leaf and its path, with keys joined by dots.
@@ -42,15 +43,15 @@ pub fn name_width(rows: &[Row<'_>]) -> usize {
     rows.iter().map(|r| r.path.len()).max().unwrap_or(0)
 }
 
-struct Histogram<'a> {
-    count: u64,
+pub struct Histogram<'a> {
+    pub count: u64,
     sum: u64,
     max: u64,
     buckets: &'a [Value],
 }
 
 impl Histogram<'_> {
-    fn of(value: &Value) -> Option<Histogram<'_>> {
+    pub fn of(value: &Value) -> Option<Histogram<'_>> {
         let field = |name: &str| value.get(name)?.as_u64();
         Some(Histogram {
             count: field("count")?,
@@ -65,17 +66,59 @@ impl Histogram<'_> {
         u64::MAX.checked_shr(64 - i as u32).unwrap_or(if i == 0 { 0 } else { u64::MAX })
     }
 
-    fn quantile(&self, q: f64) -> u64 {
-        let want = (self.count as f64 * q).ceil().max(1.0) as u64;
-        let mut seen = 0;
-        for (i, n) in self.buckets.iter().enumerate() {
-            seen += n.as_u64().unwrap_or(0);
-            if seen >= want {
-                return Histogram::bound(i).min(self.max);
-            }
-        }
-        self.max
+    fn counts(&self) -> impl Iterator<Item = u64> {
+        self.buckets.iter().map(|n| n.as_u64().unwrap_or(0))
     }
+
+    fn quantile(&self, q: f64) -> u64 {
+        quantile(self.counts(), self.count, self.max, q)
+    }
+
+    /// What was added since an earlier reading of the same histogram.
+    pub fn since(&self, before: Option<&Histogram<'_>>) -> Interval {
+        let Some(before) = before else {
+            return Interval {
+                count: self.count,
+                sum: self.sum,
+                max: self.max,
+                buckets: self.counts().collect(),
+            };
+        };
+        let earlier = before.counts().chain(std::iter::repeat(0));
+        Interval {
+            count: self.count.saturating_sub(before.count),
+            sum: self.sum.saturating_sub(before.sum),
+            max: self.max,
+            buckets: self.counts().zip(earlier).map(|(now, then)| now.saturating_sub(then)).collect(),
+        }
+    }
+}
+
+/// A part of a histogram.
+pub struct Interval {
+    pub count: u64,
+    pub sum: u64,
+    /// Of the whole histogram: that of the part is not known.
+    max: u64,
+    buckets: Vec<u64>,
+}
+
+impl Interval {
+    pub fn quantile(&self, q: f64) -> u64 {
+        quantile(self.buckets.iter().copied(), self.count, self.max, q)
+    }
+}
+
+fn quantile(buckets: impl Iterator<Item = u64>, count: u64, max: u64, q: f64) -> u64 {
+    let want = (count as f64 * q).ceil().max(1.0) as u64;
+    let mut seen = 0;
+    for (i, n) in buckets.enumerate() {
+        seen += n;
+        if seen >= want {
+            return Histogram::bound(i).min(max);
+        }
+    }
+    max
 }
 
 /// A table: first the scalars in order, then each histogram on a line with its count, average,
@@ -117,7 +160,7 @@ pub fn text(value: &Value) -> String {
     }
 }
 
-fn duration(ns: u64) -> String {
+pub fn duration(ns: u64) -> String {
     match ns {
         0..10_000 => format!("{ns} ns"),
         10_000..10_000_000 => format!("{:.1} µs", ns as f64 / 1e3),
@@ -126,26 +169,37 @@ fn duration(ns: u64) -> String {
     }
 }
 
-/// The Prometheus text format. Strings are left out, since they are no samples. Each sample has the
-/// mount point as a label.
-pub fn prometheus(tree: &Value, mount: &str) -> String {
-    let mut out = String::new();
-    let label = mount.replace('\\', r"\\").replace('"', "\\\"").replace('\n', "\\n");
-    for row in rows(tree) {
-        let name = metric_name(&row.path);
-        let written = if let Some(h) = Histogram::of(row.value) {
-            write_head(&mut out, &name, &row.path, "histogram")
-                .and_then(|()| write_histogram(&mut out, &name, &label, &h))
-        } else if let Some(number) = sample(row.value) {
-            let kind = if is_gauge(&row.path) || row.value.is_boolean() { "gauge" } else { "counter" };
-            write_head(&mut out, &name, &row.path, kind)
-                .and_then(|()| writeln!(out, "{name}{{mount=\"{label}\"}} {number}"))
-        } else {
-            Ok(())
-        };
-        written.expect("a String takes all");
+/// The Prometheus text format of the counters of mounts, each with its mount point, which the
+/// samples have as a label. Strings are left out, since they are no samples. The samples of a
+/// metric follow its head, as the format asks for.
+pub fn prometheus(mounts: &[(Value, String)]) -> String {
+    let mut metrics: Vec<String> = Vec::new();
+    let mut places: BTreeMap<String, usize> = BTreeMap::new();
+    for (tree, mount) in mounts {
+        let label = mount.replace('\\', r"\\").replace('"', "\\\"").replace('\n', "\\n");
+        for row in rows(tree) {
+            let name = metric_name(&row.path);
+            let histogram = Histogram::of(row.value);
+            let kind = match (&histogram, sample(row.value)) {
+                (Some(_), _) => "histogram",
+                (None, None) => continue,
+                (None, Some(_)) if is_gauge(&row.path) || row.value.is_boolean() => "gauge",
+                (None, Some(_)) => "counter",
+            };
+            let place = *places.entry(name.clone()).or_insert_with(|| {
+                metrics.push(head(&name, &row.path, kind));
+                metrics.len() - 1
+            });
+            let out = &mut metrics[place];
+            let written = match (&histogram, sample(row.value)) {
+                (Some(h), _) => write_histogram(out, &name, &label, h),
+                (None, Some(number)) => writeln!(out, "{name}{{mount=\"{label}\"}} {number}"),
+                (None, None) => Ok(()),
+            };
+            written.expect("a String takes all");
+        }
     }
-    out
+    metrics.concat()
 }
 
 fn sample(value: &Value) -> Option<String> {
@@ -176,7 +230,7 @@ fn is_gauge(path: &str) -> bool {
 }
 
 /// `# HELP` says the place among the counters in words, and the unit.
-fn write_head(out: &mut String, name: &str, path: &str, kind: &str) -> std::fmt::Result {
+fn head(name: &str, path: &str, kind: &str) -> String {
     let unit = match path {
         _ if path.ends_with("_ns") || (kind == "histogram" && path.starts_with("operations.")) => {
             ", in nanoseconds"
@@ -186,7 +240,7 @@ fn write_head(out: &mut String, name: &str, path: &str, kind: &str) -> std::fmt:
     };
     let when = if kind == "gauge" { "at present" } else { "since the mount" };
     let words = path.trim_end_matches("_ns").trim_end_matches("_bytes").replace('_', " ").replace('.', ": ");
-    writeln!(out, "# HELP {name} KedgeFS, {words}{unit}, {when}.\n# TYPE {name} {kind}")
+    format!("# HELP {name} KedgeFS, {words}{unit}, {when}.\n# TYPE {name} {kind}\n")
 }
 
 fn write_histogram(out: &mut String, name: &str, label: &str, h: &Histogram<'_>) -> std::fmt::Result {

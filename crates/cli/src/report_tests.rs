@@ -29,7 +29,7 @@ fn a_table_shows_every_leaf_once() {
 
 #[test]
 fn prometheus_gets_cumulative_buckets_and_clean_names() {
-    let text = prometheus(&sample(), "/mnt/\"x\"");
+    let text = prometheus(&[(sample(), "/mnt/\"x\"".into())]);
     assert!(text.contains("kedgefs_log_by_cause_fsync{mount=\"/mnt/\\\"x\\\"\"} 5\n"), "{text}");
     assert!(text.contains("kedgefs_clean{mount=\"/mnt/\\\"x\\\"\"} 1\n"), "{text}");
     assert!(!text.contains("abc"), "words are no samples: {text}");
@@ -60,4 +60,32 @@ fn bounds_cover_the_whole_range() {
     assert_eq!(Histogram::bound(1), 1);
     assert_eq!(Histogram::bound(10), 1023);
     assert_eq!(Histogram::bound(64), u64::MAX);
+}
+
+#[test]
+fn the_samples_of_a_metric_stand_together() {
+    let other = json!({ "log": { "forces": 9 }, "extra": 1 });
+    let text = prometheus(&[(sample(), "/a".into()), (other, "/b".into())]);
+    let forces = "kedgefs_log_forces{mount=\"/a\"} 7\nkedgefs_log_forces{mount=\"/b\"} 9\n";
+    assert!(text.contains(forces), "{text}");
+    let heads: Vec<_> = text.lines().filter(|l| l.starts_with("# TYPE")).collect();
+    let names: std::collections::BTreeSet<_> = heads.iter().collect();
+    assert_eq!(heads.len(), names.len(), "{text}");
+    assert!(text.contains("# TYPE kedgefs_extra counter\nkedgefs_extra{mount=\"/b\"} 1\n"), "{text}");
+}
+
+#[test]
+fn an_interval_is_what_was_added() {
+    let latency = kedge_base::Histogram::default();
+    latency.record(1_000_000);
+    let before = serde_json::to_value(latency.snapshot()).unwrap();
+    (0..9).for_each(|_| latency.record(100));
+    let now = serde_json::to_value(latency.snapshot()).unwrap();
+    let (before, now) = (Histogram::of(&before).unwrap(), Histogram::of(&now).unwrap());
+    let passed = now.since(Some(&before));
+    assert_eq!((passed.count, passed.sum, passed.quantile(0.99)), (9, 900, 127));
+    let all = now.since(None);
+    assert_eq!((all.count, all.quantile(0.99)), (10, 1_000_000));
+    let none = now.since(Some(&now));
+    assert_eq!((none.count, none.sum), (0, 0));
 }

@@ -1,6 +1,6 @@
 //! `kedge stats`: the counters of a live mount, as text, as JSON, or for Prometheus.
 
-use crate::{info, mounts, report};
+use crate::{Usage, info, listen, mounts, report};
 use anyhow::{Context, Result};
 use kedge_store::histogram_text;
 use serde_json::{Value, json};
@@ -23,22 +23,40 @@ pub struct Args {
     /// Print the waiting times for the latches of the metadata tree
     #[arg(long, conflicts_with_all = ["json", "prometheus"])]
     latches: bool,
+    /// Serve the counters to Prometheus over HTTP, as http://ADDRESS:PORT/metrics, until a signal
+    /// ends it; a port alone is one of 127.0.0.1. Several mount points may be named. If none is, all
+    /// mounts are served, as they come and go
+    #[arg(long, value_name = "[ADDRESS:]PORT", conflicts_with_all = ["json", "prometheus", "slow_fsync", "latches"])]
+    listen: Option<String>,
     /// The mount point
-    dir: PathBuf,
+    #[arg(required_unless_present = "listen")]
+    dir: Vec<PathBuf>,
+}
+
+/// All counters of a mount, and its state.
+pub fn counters(dir: &Path) -> Result<Value> {
+    let text = mounts::attribute(dir, mounts::XATTR_STATS)?;
+    let mut stats: Value =
+        serde_json::from_str(&text).with_context(|| format!("read the counters of {}", dir.display()))?;
+    stats["state"] = state(dir)?;
+    Ok(stats)
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
-    let text = mounts::attribute(&args.dir, mounts::XATTR_STATS)?;
-    let mut stats: serde_json::Value = serde_json::from_str(&text)
-        .with_context(|| format!("read the counters of {}", args.dir.display()))?;
-    stats["state"] = state(&args.dir)?;
+    if let Some(address) = &args.listen {
+        return listen::run(listen::address(address)?, args.dir);
+    }
+    let [dir] = &args.dir[..] else {
+        return Err(Usage("one mount point at a time, except with --listen".into()).into());
+    };
+    let mut stats = counters(dir)?;
     let slow = stats.as_object_mut().and_then(|s| s.remove("slow_fsyncs")).unwrap_or_default();
     let text = if args.slow_fsync {
         if args.json { format!("{slow:#}\n") } else { slow_table(&slow) }
     } else if args.json {
         format!("{stats:#}\n")
     } else if args.prometheus {
-        report::prometheus(&stats, &mounts::resolve(&args.dir)?.to_string_lossy())
+        report::prometheus(&[(stats, mounts::resolve(dir)?.to_string_lossy().into_owned())])
     } else if args.latches {
         latches(&stats["tree"]).context("find the latches among the counters")?
     } else {
@@ -120,6 +138,7 @@ fn slow_table(slow: &Value) -> String {
     }
     text
 }
+
 /// The statistics of the tree's latches: for each kind the sums, and the waits in microseconds and,
 /// if there were such long ones, in milliseconds. `None`: `tree` has no such statistics.
 fn latches(tree: &Value) -> Option<String> {

@@ -127,6 +127,19 @@ const PAGES: &[(&str, &[Section])] = &[
         ],
     ),
     (
+        "kedge-stats",
+        &[
+            (
+                "EXAMPLES",
+                &[
+                    Text("For Prometheus, at `http://127.0.0.1:9190/metrics`, for all mounts as they come and go:"),
+                    Code("kedge stats --listen 9190"),
+                ],
+            ),
+            EXIT,
+        ],
+    ),
+    (
         "kedge-umount",
         &[
             (

@@ -1,0 +1,182 @@
+//! `kedge stats --listen`: the counters of mounts over HTTP, for Prometheus.
+//!
+//! # Bounds
+//! A request has at most [`REQUEST_BYTES_MAX`] bytes and [`PATIENCE`] to arrive and to be answered.
+//! At most [`CONNECTIONS_MAX`] are served at once, each by a thread; further ones are closed. So
+//! neither a client that sends nothing nor a mount that does not answer stops the others.
+//!
+//! It knows GET and HEAD of `/metrics`, answers one request for each connection, and reads nothing
+//! else of it. A crate was weighed: this is all that a scrape needs.
+
+use crate::{Usage, mounts, report, stats};
+use anyhow::{Context, Result};
+use kedge_base::{Clock, SystemClock};
+use serde_json::json;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+const REQUEST_BYTES_MAX: usize = 8 << 10;
+const PATIENCE: Duration = Duration::from_secs(10);
+const CONNECTIONS_MAX: usize = 16;
+/// After an error of accept(2), such as too many open files.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// A port of this machine, or an address and a port.
+pub fn address(text: &str) -> Result<SocketAddr> {
+    if let Ok(port) = text.parse::<u16>() {
+        return Ok((IpAddr::V4(Ipv4Addr::LOCALHOST), port).into());
+    }
+    let parsed = text.replace("localhost:", "127.0.0.1:").parse();
+    parsed.map_err(|_| Usage(format!("--listen {text}: neither a port nor ADDRESS:PORT")).into())
+}
+
+/// Serves until a signal ends the process. Without `dirs`: all mounts that can be believed, as they
+/// come and go.
+pub fn run(address: SocketAddr, dirs: Vec<PathBuf>) -> Result<ExitCode> {
+    let listener = TcpListener::bind(address).with_context(|| format!("listen on {address}"))?;
+    let address = listener.local_addr().context("find the address listened on")?;
+    if !address.ip().is_loopback() {
+        tracing::warn!("{address} can be reached from other machines: whoever reaches it sees the counters");
+    }
+    println!("http://{address}/metrics");
+    crate::notify::ready();
+    let (dirs, active) = (Arc::new(dirs), Arc::new(AtomicUsize::new(0)));
+    for connection in listener.incoming() {
+        let connection = match connection {
+            Ok(connection) => connection,
+            Err(e) => {
+                tracing::warn!("no connection accepted: {e}");
+                SystemClock::default().sleep(PAUSE);
+                continue;
+            }
+        };
+        let Some(turn) = Turn::take(&active) else { continue };
+        let dirs = dirs.clone();
+        let serve = move || {
+            let _turn = turn;
+            // A client that went away is no matter.
+            if let Err(e) = answer(connection, &dirs) {
+                tracing::debug!("request not answered: {e}");
+            }
+        };
+        if let Err(e) = kedge_base::spawn_named("scrape", serve) {
+            tracing::warn!("a request was dropped: {e}");
+        }
+    }
+    unreachable!("incoming connections have no end")
+}
+
+/// One of [`CONNECTIONS_MAX`].
+struct Turn(Arc<AtomicUsize>);
+
+impl Turn {
+    fn take(active: &Arc<AtomicUsize>) -> Option<Turn> {
+        // Only the thread that accepts takes turns.
+        if active.load(Ordering::Relaxed) == CONNECTIONS_MAX {
+            return None;
+        }
+        active.fetch_add(1, Ordering::Relaxed);
+        Some(Turn(active.clone()))
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn answer(mut connection: TcpStream, dirs: &[PathBuf]) -> std::io::Result<()> {
+    let clock = SystemClock::default();
+    let head = read_head(&mut connection, &clock)?;
+    let (status, body) = match request(&head) {
+        Request::Metrics => ("200 OK", metrics(dirs)),
+        Request::Other(status) => (status, format!("{status}; the counters are at /metrics\n")),
+    };
+    let shown = if head.starts_with(b"HEAD ") { "" } else { &body };
+    let text = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: {}\r\n\
+         Connection: close\r\n\r\n{shown}",
+        body.len()
+    );
+    connection.set_write_timeout(Some(PATIENCE))?;
+    connection.write_all(text.as_bytes())
+}
+
+/// Reads up to the empty line, or as much as a request may have.
+fn read_head(connection: &mut TcpStream, clock: &SystemClock) -> std::io::Result<Vec<u8>> {
+    let mut head = Vec::new();
+    let begun = clock.monotonic();
+    while !head.windows(4).any(|end| end == b"\r\n\r\n") && head.len() < REQUEST_BYTES_MAX {
+        let left = PATIENCE.saturating_sub(clock.since(begun));
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        connection.set_read_timeout(Some(left))?;
+        let mut part = [0; 1024];
+        match connection.read(&mut part)? {
+            0 => return Err(ErrorKind::UnexpectedEof.into()),
+            n => head.extend_from_slice(&part[..n]),
+        }
+    }
+    Ok(head)
+}
+
+#[derive(PartialEq, Eq, Debug)]
+enum Request {
+    Metrics,
+    /// The answer's status.
+    Other(&'static str),
+}
+
+fn request(head: &[u8]) -> Request {
+    if !head.windows(4).any(|end| end == b"\r\n\r\n") {
+        return Request::Other("431 Request Header Fields Too Large");
+    }
+    let line = head.split(|&b| b == b'\r').next().unwrap_or_default();
+    let mut words = line.split(|&b| b == b' ');
+    let (method, target, version) = (words.next(), words.next().unwrap_or_default(), words.next());
+    if !version.is_some_and(|v| v.starts_with(b"HTTP/1.")) {
+        return Request::Other("400 Bad Request");
+    }
+    let path = target.split(|&b| b == b'?').next();
+    match (method, path) {
+        (Some(b"GET" | b"HEAD"), Some(b"/metrics")) => Request::Metrics,
+        (Some(b"GET" | b"HEAD"), _) => Request::Other("404 Not Found"),
+        _ => Request::Other("405 Method Not Allowed"),
+    }
+}
+
+/// The counters of all mounts. A mount that cannot be asked is down.
+fn metrics(dirs: &[PathBuf]) -> String {
+    let found: Vec<PathBuf>;
+    let dirs = match dirs {
+        [] => {
+            found = mounts::own();
+            &found
+        }
+        named => named,
+    };
+    let trees: Vec<_> = dirs
+        .iter()
+        .map(|dir| {
+            let mut tree = stats::counters(dir).unwrap_or_else(|e| {
+                tracing::warn!("{}: {e:#}", dir.display());
+                json!({})
+            });
+            tree["up"] = json!(!tree["state"].is_null());
+            let shown = mounts::resolve(dir).unwrap_or_else(|_| dir.clone());
+            (tree, shown.to_string_lossy().into_owned())
+        })
+        .collect();
+    report::prometheus(&trees)
+}
+
+#[cfg(test)]
+#[path = "listen_tests.rs"]
+mod tests;
