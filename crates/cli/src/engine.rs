@@ -154,7 +154,7 @@ fn open_as(path: &Path, words: &MountWords, extra: Extra) -> Result<FileSystem> 
         .with_context(|| format!("open {}", path.display()))
 }
 
-fn open_device(path: &Path, read_only: bool) -> Result<Arc<dyn Device>> {
+pub fn open_device(path: &Path, read_only: bool) -> Result<Arc<dyn Device>> {
     check_kind(path)?;
     Ok(kedge_device::open(&locate(path)?, device_options(read_only))?)
 }

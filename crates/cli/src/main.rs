@@ -18,6 +18,7 @@ mod daemon;
 mod dump;
 mod engine;
 mod export;
+mod extract;
 mod fsck;
 mod host;
 mod image;
@@ -94,6 +95,8 @@ enum Command {
     Top(top::Args),
     /// Show the structures of an image
     Dump(dump::Args),
+    /// Copy the metadata of an image for the report of a bug, without file data
+    Image(extract::Args),
     /// List a directory of an image that is not mounted
     Ls(inside::LsArgs),
     /// Print files of an image that is not mounted
@@ -172,6 +175,7 @@ fn main() -> ExitCode {
         Command::Stats(args) => stats::run(args),
         Command::Top(args) => top::run(args),
         Command::Dump(args) => dump::run(args),
+        Command::Image(args) => extract::run(args),
         Command::Ls(args) => inside::ls(args),
         Command::Cat(args) => inside::cat(args),
         Command::Stat(args) => inside::stat(args),

@@ -56,7 +56,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         }
         let now = (clock.monotonic(), stats::counters(&args.dir)?);
         let dir = mounts::resolve(&args.dir)?;
-        let text = picture(&dir, &before.1, &now.1, (now.0 - before.0).as_secs_f64());
+        let text = picture(&dir, &before.1, &now.1, now.0.saturating_sub(before.0).as_secs_f64());
         match &screen {
             Some(screen) => screen.draw(&text)?,
             None => std::io::stdout().lock().write_all(text.as_bytes())?,
@@ -105,7 +105,7 @@ impl Screen {
             screen.keys = Some(before);
         }
         kedge_base::spawn_named("keys", move || {
-            let mut keys = std::io::stdin().bytes();
+            let mut keys = std::io::BufReader::new(std::io::stdin()).bytes();
             // Without further keys there are still signals.
             if keys.any(|key| key.is_ok_and(|key| matches!(key, b'q' | b'Q'))) {
                 let _ = ends.send(Ok(()));

@@ -1,0 +1,161 @@
+//! `kedge image`: a copy of an image's metadata, for the report of a bug.
+//!
+//! The copy is a sparse file of the same size. It has the superblock slots, the allocation index,
+//! the bitmaps, the log, and the nodes that the trees of both slots reach. File data is left out.
+//! So `kedge fsck` says of the copy what it says of the image. A repair of the copy may keep less:
+//! it would also look for nodes that nothing refers to, and these are not copied.
+//!
+//! Without `--scramble` the copy has names, attributes, targets of symbolic links, the image's
+//! secret and what the log holds of file data. With it, none of them: [`scramble`] says how.
+//!
+//! A damaged node is copied if it still looks like a node of this image. Other bytes in a node's
+//! place may be a file's, and are left out; the check finds a bad node there either way.
+
+mod scramble;
+mod source;
+
+use crate::{engine, mounts};
+use anyhow::{Context, Result, bail};
+use kedge_base::{BLOCK_SIZE, BlockNo};
+use scramble::Scramble;
+use source::{LogWrite, Node, Source};
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// Replace names, and leave out attributes, targets of links and what the log has of file data
+    #[arg(long)]
+    scramble: bool,
+    /// A file or block device, or rbd:POOL/IMAGE, nbd://HOST/EXPORT, nbd+unix:///EXPORT?socket=PATH
+    image: PathBuf,
+    /// The file to make
+    out: PathBuf,
+}
+
+pub fn run(args: Args) -> Result<ExitCode> {
+    if let Some(mount) = mounts::of_image(&args.image)? {
+        bail!("{} is mounted on {}: unmount it first", args.image.display(), mount.dir.display());
+    }
+    let source = Source::open(engine::open_device(&args.image, true)?)
+        .with_context(|| format!("look for metadata in {}", args.image.display()))?;
+    let scramble = args.scramble.then(|| Scramble::learn(&source)).transpose();
+    let scramble = scramble.with_context(|| format!("scramble the names of {}", args.image.display()))?;
+    // Only for its owner, as an image.
+    let file = File::options().write(true).create_new(true).mode(0o600).open(&args.out);
+    let out = Out { file: file.with_context(|| format!("make {}", args.out.display()))?, written: 0 };
+    match copy(&source, scramble.as_ref(), out) {
+        Ok(told) => {
+            write!(std::io::stdout().lock(), "{}", told.text(&args.out, scramble.is_some()))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Err(e) => {
+            let e = e.context(format!("write {}", args.out.display()));
+            match std::fs::remove_file(&args.out) {
+                Ok(()) => Err(e),
+                Err(left) => Err(e.context(format!("{} could not be removed: {left}", args.out.display()))),
+            }
+        }
+    }
+}
+
+/// The copy.
+struct Out {
+    file: File,
+    written: u64,
+}
+
+impl Out {
+    /// Writes blocks; zeros become holes.
+    fn put(&mut self, at: BlockNo, bytes: &[u8]) -> Result<()> {
+        for (i, block) in bytes.chunks(BLOCK_SIZE).enumerate().filter(|(_, b)| b.iter().any(|&b| b != 0)) {
+            self.file.write_all_at(block, at.byte_offset() + (i * BLOCK_SIZE) as u64)?;
+            self.written += block.len() as u64;
+        }
+        Ok(())
+    }
+}
+
+/// What the copy has.
+#[derive(Default)]
+struct Told {
+    size: u64,
+    written: u64,
+    nodes: u64,
+    damaged_nodes: u64,
+    log_writes: u64,
+    /// Of file data in the log.
+    data_bytes: u64,
+    unreadable: u64,
+}
+
+impl Told {
+    fn text(&self, out: &Path, scrambled: bool) -> String {
+        let mut text = format!(
+            "{}: {} tree nodes ({} damaged), {} log writes; {} bytes of {}, the rest is holes\n",
+            out.display(),
+            self.nodes,
+            self.damaged_nodes,
+            self.log_writes,
+            self.written,
+            self.size
+        );
+        if self.unreadable > 0 {
+            text += &format!("{} places could not be read, and are left out\n", self.unreadable);
+        }
+        text + &match scrambled {
+            true => {
+                "names are replaced; attributes, targets of links and file data are left out; sizes, times, \
+                     owners and the shape of the tree are as they were\n"
+                    .to_owned()
+            }
+            false => format!(
+                "it has all names, attributes and targets of links, the key of the log, and {} bytes of file data \
+                 that the log holds; --scramble leaves these out\n",
+                self.data_bytes
+            ),
+        }
+    }
+}
+
+fn copy(source: &Source, scramble: Option<&Scramble>, mut out: Out) -> Result<Told> {
+    let mut told = Told { size: source.size(), ..Told::default() };
+    out.file.set_len(told.size)?;
+    for (start, blocks) in source.areas() {
+        told.unreadable += source.stream(start, blocks, &mut |at, bytes| out.put(at, bytes))?;
+    }
+    if scramble.is_none() {
+        for (start, blocks) in source.logs() {
+            told.unreadable += source.stream(start, blocks, &mut |at, bytes| out.put(at, bytes))?;
+        }
+    }
+    source.each_log_write(&mut |write: LogWrite<'_>| {
+        told.log_writes += u64::from(write.whole);
+        told.data_bytes += write.data_bytes();
+        match scramble {
+            None => Ok(()),
+            Some(scramble) => write.put(&scramble.log_write(&write)?, &mut |at, bytes| out.put(at, bytes)),
+        }
+    })?;
+    told.unreadable += source.each_node(&mut |node: Node<'_>| {
+        told.nodes += 1;
+        told.damaged_nodes += u64::from(node.view.is_none());
+        match scramble {
+            None => out.put(node.at, node.bytes),
+            Some(scramble) => out.put(node.at, &scramble.node(&node)),
+        }
+    })?;
+    // Last, so that a copy that was cut short is no image.
+    for slot in &source.slots {
+        match scramble {
+            None => out.put(slot.at, &slot.bytes)?,
+            Some(scramble) => out.put(slot.at, &scramble.slot(slot))?,
+        }
+    }
+    out.file.sync_all()?;
+    told.written = out.written;
+    Ok(told)
+}
