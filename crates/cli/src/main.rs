@@ -2,8 +2,8 @@
 //!
 //! # Exit codes
 //! 0 success · 1 failure · 2 usage. `fsck` and `scrub` follow fsck(8): 0 clean, 1 fixed, 4 errors
-//! left, 8 operational error, 16 usage. An error is one line on stderr that starts with `kedge:` and names
-//! what failed and where.
+//! left, 8 operational error, 16 usage. An error is one line on stderr that starts with `kedge:`
+//! and names what failed and where.
 //!
 //! # Shape
 //! One module for each subcommand. They reach the engine, the mount and the checker only through
@@ -43,6 +43,7 @@ mod syslog;
 mod top;
 mod tree;
 mod trim;
+mod tune;
 mod umount;
 
 use clap::error::ErrorKind;
@@ -87,6 +88,8 @@ enum Command {
     Fsck(fsck::Args),
     /// Read and verify everything that has a checksum, also beside a mount
     Scrub(scrub::Args),
+    /// Change the label of an image that is not mounted
+    Tune(tune::Args),
     /// Show identity, geometry and state of an image or of a mount
     Info(info::Args),
     /// Show the counters of a live mount
@@ -171,6 +174,7 @@ fn main() -> ExitCode {
         Command::Trim(args) => trim::run(args),
         Command::Fsck(args) => fsck::run(args),
         Command::Scrub(args) => scrub::run(args),
+        Command::Tune(args) => tune::run(args),
         Command::Info(args) => info::run(args),
         Command::Stats(args) => stats::run(args),
         Command::Top(args) => top::run(args),

@@ -132,7 +132,9 @@ const PAGES: &[(&str, &[Section])] = &[
             (
                 "EXAMPLES",
                 &[
-                    Text("For Prometheus, at `http://127.0.0.1:9190/metrics`, for all mounts as they come and go:"),
+                    Text(
+                        "For Prometheus, at `http://127.0.0.1:9190/metrics`, for all mounts as they come and go:",
+                    ),
                     Code("kedge stats --listen 9190"),
                 ],
             ),

@@ -1,0 +1,123 @@
+use super::*;
+use kedge_base::{Error, ManualClock};
+use kedge_device::{CompletionSink, DeviceStats, Geometry, MemDevice, Request};
+use kedge_fsck::{CheckOptions, FindingKind, StoreReplay};
+use kedgefs::{FileSystem, FormatOptions, MountOptions};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A device that takes so many writes, and fails from then on, as in a crash.
+struct Crashing {
+    device: Arc<MemDevice>,
+    writes: AtomicU64,
+}
+
+impl Device for Crashing {
+    fn geometry(&self) -> &Geometry {
+        self.device.geometry()
+    }
+
+    fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
+        self.device.submit(batch, sink);
+    }
+
+    fn read(&self, offset: u64, buf: &mut IoBuf) -> kedge_base::Result<()> {
+        self.device.read(offset, buf)
+    }
+
+    fn write(&self, offset: u64, buf: &IoBuf, fua: bool) -> kedge_base::Result<()> {
+        assert!(fua, "each step must be durable before the next");
+        let left = self.writes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
+        left.map_err(|_| Error::Io { op: "write", offset, len: buf.len() as u64, errno: 5 })?;
+        self.device.write(offset, buf, fua)
+    }
+
+    fn flush(&self) -> kedge_base::Result<()> {
+        self.device.flush()
+    }
+
+    fn discard(&self, _: u64, _: u64) -> kedge_base::Result<()> {
+        panic!("nothing is discarded")
+    }
+
+    fn write_zeroes(&self, _: u64, _: u64) -> kedge_base::Result<()> {
+        panic!("nothing is zeroed")
+    }
+
+    fn stats(&self) -> &DeviceStats {
+        self.device.stats()
+    }
+
+    fn name(&self) -> &str {
+        "crashing"
+    }
+}
+
+fn mount(device: &MemDevice) -> FileSystem {
+    FileSystem::open(Arc::new(device.fork()), Arc::new(ManualClock::default()), MountOptions::default())
+        .unwrap()
+}
+
+/// An image with the label "old" that was mounted and unmounted.
+fn image() -> Arc<MemDevice> {
+    let device = Arc::new(MemDevice::new(16 << 20));
+    let options = FormatOptions { label: "old".into(), ..FormatOptions::default() };
+    FileSystem::format(device.clone(), Arc::new(ManualClock::default()), &options).unwrap();
+    for name in ["a", "b", "c"] {
+        let clock = Arc::new(ManualClock::default());
+        let fs = FileSystem::open(device.clone(), clock, MountOptions::default()).unwrap();
+        fs.root().create(name).unwrap();
+        fs.close().unwrap();
+    }
+    device
+}
+
+fn labels(device: &MemDevice) -> Vec<String> {
+    let decode = |slot: usize| {
+        let bytes = device.bytes(SLOTS[slot].byte_offset(), BLOCK_SIZE);
+        Superblock::decode(&bytes, slot, (16 << 20) / BLOCK_SIZE as u64).ok()
+    };
+    [0, 1].into_iter().filter_map(decode).map(|sb| sb.geometry.label).collect()
+}
+
+fn errors(device: &MemDevice) -> Vec<FindingKind> {
+    let options = CheckOptions { replay: Some(Arc::new(StoreReplay)), ..CheckOptions::default() };
+    let report = kedge_fsck::check(Arc::new(device.fork()), &options);
+    report.findings.iter().map(|f| f.kind).collect()
+}
+
+#[test]
+fn a_crash_at_each_write_leaves_an_image_that_mounts() {
+    for writes in 0..=3 {
+        let crashing = Crashing { device: image(), writes: writes.into() };
+        let done = set_label(&crashing, "new");
+        assert_eq!(done.is_ok(), writes == 3, "after {writes} writes: {done:?}");
+        let device = crashing.device;
+        let label = if writes < 2 { "old" } else { "new" };
+        let whole = if writes == 0 || writes == 3 { 2 } else { 1 };
+        assert_eq!(labels(&device), vec![label; whole], "after {writes} writes");
+        let expected = if whole == 2 { vec![] } else { vec![FindingKind::SuperblockSlotBad] };
+        assert_eq!(errors(&device), expected, "after {writes} writes");
+        let fs = mount(&device);
+        ["a", "b", "c"].iter().for_each(|name| drop(fs.root().open(name).unwrap()));
+        fs.close().unwrap();
+        // Where it was left, it goes on.
+        set_label(&*device, "new").unwrap();
+        assert_eq!(labels(&device), vec!["new"; whole], "again, after {writes} writes");
+        mount(&device).close().unwrap();
+    }
+}
+
+#[test]
+fn an_image_that_needs_replay_is_left_alone() {
+    let device = image();
+    let clock = Arc::new(ManualClock::default());
+    let fs = FileSystem::open(device.clone(), clock, MountOptions::default()).unwrap();
+    let before = labels(&device);
+    let refused = set_label(&device.fork(), "new").unwrap_err().to_string();
+    assert!(refused.contains("not unmounted"), "{refused}");
+    assert_eq!(labels(&device), before);
+    fs.close().unwrap();
+    set_label(&*device, "").unwrap();
+    assert_eq!(labels(&device), ["", ""]);
+}
