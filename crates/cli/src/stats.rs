@@ -24,8 +24,8 @@ pub struct Args {
     #[arg(long, conflicts_with_all = ["json", "prometheus"])]
     latches: bool,
     /// Serve the counters to Prometheus over HTTP, as http://ADDRESS:PORT/metrics, until a signal
-    /// ends it; a port alone is one of 127.0.0.1. Several mount points may be named. If none is, all
-    /// mounts are served, as they come and go
+    /// ends it; a port alone is one of 127.0.0.1. Several mount points may be named. If none is,
+    /// all mounts are served, as they come and go
     #[arg(long, value_name = "[ADDRESS:]PORT", conflicts_with_all = ["json", "prometheus", "slow_fsync", "latches"])]
     listen: Option<String>,
     /// The mount point

@@ -56,7 +56,7 @@ fn an_unmounted_image() {
     many_files(&place);
     let before = fs::read(place.path("disk.kedge")).unwrap();
     let out = place.run("scrub disk.kedge").ok();
-    assert!(out.contains("verified: 2 of 2 superblock slots") && out.ends_with("clean\n"), "{out}");
+    assert!(out.contains("valid: 2 of 2 superblock slots") && out.ends_with("clean\n"), "{out}");
     let report: serde_json::Value = serde_json::from_str(&place.run("scrub --json disk.kedge").ok()).unwrap();
     assert_eq!((&report["mounted"], &report["confirmed"]), (&false.into(), &true.into()));
     assert!(report["counters"]["nodes"].as_u64().unwrap() > 10, "{report:#}");
@@ -121,7 +121,8 @@ fn beside_a_mount_that_writes() {
         kedge_base::spawn_named("writer", move || {
             let mut rounds = 0u32;
             while !stop.load(Ordering::Relaxed) {
-                // Names come and go, so nodes are freed and reused; a log of 1 MiB checkpoints often.
+                // Names come and go, so nodes are freed and reused; a log of 1 MiB checkpoints
+                // often.
                 (0..100).for_each(|i| {
                     let name = mnt.join(format!("name{}", (rounds * 100 + i) % 2000));
                     fs::remove_file(&name).unwrap();

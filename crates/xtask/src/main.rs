@@ -91,7 +91,7 @@ fn main() -> ExitCode {
     let mut steps = Steps::default();
     match task {
         Task::Test { long } => {
-            steps.run("tools", tools::install);
+            steps.run("tools", || tools::install(long));
             static_checks(&mut steps);
             tests(&mut steps, long);
         }

@@ -34,6 +34,9 @@ const PACKAGES: &[&str] = &[
     "systemd",
 ];
 
+/// What a long run needs besides.
+const LONG_PACKAGES: &[&str] = &["postgresql"];
+
 /// A program of crates.io that a mount test runs, in the version whose results the test knows.
 const PJDFSTEST: &[&str] = &["pjdfstest", "--version", "0.2.2", "--locked"];
 
@@ -178,15 +181,16 @@ fn install_pjdfstest() -> Result<()> {
 
 /// Installs what is missing if that is possible; otherwise prints what to run. A missing program
 /// does not fail the run here: the test that needs it fails, and names it.
-pub fn install() -> Result<()> {
+pub fn install(long: bool) -> Result<()> {
     if std::env::var_os("KEDGE_NO_FUSE").is_some_and(|v| v == "1") {
         println!("KEDGE_NO_FUSE=1: tests that mount are left out, their tools are not needed");
         return Ok(());
     }
     install_pjdfstest()?;
-    let missing: Vec<&str> = PACKAGES.iter().copied().filter(|p| !is_installed(p)).collect();
+    let wanted = [PACKAGES, if long { LONG_PACKAGES } else { &[] }].concat();
+    let missing: Vec<&str> = wanted.iter().copied().filter(|p| !is_installed(p)).collect();
     if missing.is_empty() {
-        println!("all there: {}", PACKAGES.join(" "));
+        println!("all there: {}", wanted.join(" "));
         return Ok(());
     }
     let packages = missing.join(" ");
@@ -219,6 +223,7 @@ fn is_installed(package: &str) -> bool {
         "man-db" => "man",
         "systemd" => "systemd-analyze",
         "acl" => "setfacl",
+        "postgresql" => "psql",
         "bubblewrap" => "bwrap",
         "qemu-utils" => "qemu-nbd",
         same => same,
