@@ -119,6 +119,12 @@ fn the_copy_is_checked_like_the_image() {
         fs::write(place.path("disk.kedge"), bytes).unwrap();
         assert_eq!(place.run("fsck disk.kedge").code, 0);
         copies_agree(&place);
+        // A plain copy has what a scrambled one has not.
+        place.run("image disk.kedge plain").ok();
+        let plain = fs::read(place.path("plain")).unwrap();
+        assert!(holds(&plain, NAME.as_bytes()) && holds(&plain, b"/target"));
+        assert!(holds(&plain, &DATA[..16]), "small files lie in the log");
+        fs::remove_file(place.path("plain")).unwrap();
         // The names are gone, and the copy can be looked into all the same.
         let before = place.run("find disk.kedge:/").ok();
         let after = place.run("find copy:/").ok();
