@@ -8,7 +8,7 @@
 //! It knows GET and HEAD of `/metrics`, answers one request for each connection, and reads nothing
 //! else of it. A crate was weighed: this is all that a scrape needs.
 
-use crate::{Usage, mounts, report, stats};
+use crate::{Usage, counters, mounts, report};
 use anyhow::{Context, Result};
 use kedge_base::{Clock, SystemClock};
 use serde_json::json;
@@ -165,7 +165,7 @@ fn metrics(dirs: &[PathBuf]) -> String {
     let trees: Vec<_> = dirs
         .iter()
         .map(|dir| {
-            let mut tree = stats::counters(dir).unwrap_or_else(|e| {
+            let mut tree = counters::of(dir).unwrap_or_else(|e| {
                 tracing::warn!("{}: {e:#}", dir.display());
                 json!({})
             });

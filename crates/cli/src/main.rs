@@ -13,6 +13,7 @@
 mod beside;
 mod change;
 mod copy;
+mod counters;
 mod crash;
 mod daemon;
 mod dump;

@@ -1,12 +1,12 @@
 //! `kedge stats`: the counters of a live mount, as text, as JSON, or for Prometheus.
 
-use crate::{Usage, info, listen, mounts, report};
+use crate::{Usage, counters, listen, mounts, report};
 use anyhow::{Context, Result};
 use kedge_store::histogram_text;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::fmt::Write as _;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 #[derive(clap::Args, Debug)]
@@ -33,15 +33,6 @@ pub struct Args {
     dir: Vec<PathBuf>,
 }
 
-/// All counters of a mount, and its state.
-pub fn counters(dir: &Path) -> Result<Value> {
-    let text = mounts::attribute(dir, mounts::XATTR_STATS)?;
-    let mut stats: Value =
-        serde_json::from_str(&text).with_context(|| format!("read the counters of {}", dir.display()))?;
-    stats["state"] = state(dir)?;
-    Ok(stats)
-}
-
 pub fn run(args: Args) -> Result<ExitCode> {
     if let Some(address) = &args.listen {
         return listen::run(listen::address(address)?, args.dir);
@@ -49,7 +40,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let [dir] = &args.dir[..] else {
         return Err(Usage("one mount point at a time, except with --listen".into()).into());
     };
-    let mut stats = counters(dir)?;
+    let mut stats = counters::of(dir)?;
     let slow = stats.as_object_mut().and_then(|s| s.remove("slow_fsyncs")).unwrap_or_default();
     let text = if args.slow_fsync {
         if args.json { format!("{slow:#}\n") } else { slow_table(&slow) }
@@ -64,17 +55,6 @@ pub fn run(args: Args) -> Result<ExitCode> {
     };
     std::io::stdout().lock().write_all(text.as_bytes())?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// Whether the file system still takes changes, and if not, since when and why.
-fn state(dir: &Path) -> Result<Value> {
-    let info: Value = serde_json::from_str(&mounts::attribute(dir, mounts::XATTR_INFO)?)
-        .with_context(|| format!("read what {} says of itself", dir.display()))?;
-    Ok(json!({
-        "shut_down": !info["shut_down"].is_null(),
-        "reason": info["shut_down"],
-        "since": info["shut_down_since"].as_i64().map(info::date),
-    }))
 }
 
 /// What nobody should have to look for.

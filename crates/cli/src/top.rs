@@ -7,7 +7,7 @@
 
 use crate::os::TerminationSignals;
 use crate::report::{self, Histogram};
-use crate::{mounts, stats};
+use crate::{counters, mounts};
 use anyhow::{Context, Result};
 use kedge_base::{Clock, SystemClock};
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
@@ -35,7 +35,7 @@ pub struct Args {
 pub fn run(args: Args) -> Result<ExitCode> {
     let interval = Duration::from_secs(args.interval);
     let clock = SystemClock::default();
-    let mut before = (clock.monotonic(), stats::counters(&args.dir)?);
+    let mut before = (clock.monotonic(), counters::of(&args.dir)?);
     let (ends, end) = channel();
     // Before the threads that may end the program, which must not be killed with the terminal as it
     // is then.
@@ -54,7 +54,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
                 return Ok(ExitCode::SUCCESS);
             }
         }
-        let now = (clock.monotonic(), stats::counters(&args.dir)?);
+        let now = (clock.monotonic(), counters::of(&args.dir)?);
         let dir = mounts::resolve(&args.dir)?;
         let text = picture(&dir, &before.1, &now.1, now.0.saturating_sub(before.0).as_secs_f64());
         match &screen {

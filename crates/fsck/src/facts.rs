@@ -1,10 +1,21 @@
 //! The facts that are kept about each inode and name until all items have been seen, and the keys
 //! that could not be read.
 
-use kedge_base::Ino;
+use kedge_base::{BlockNo, Generation, Ino};
 use kedge_format::item::Orphan;
 use kedge_format::{FileKind, Key};
 use std::collections::BTreeMap;
+
+/// A node as its parent names it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct NodeRef {
+    pub block: BlockNo,
+    pub generation: Generation,
+    /// Lowest key (inclusive).
+    pub low: Key,
+    /// Highest key (exclusive; `None`: to the end).
+    pub high: Option<Key>,
+}
 
 /// An inode. Kept in ascending order of numbers: the tree is walked in key order.
 pub(crate) struct InodeRec {

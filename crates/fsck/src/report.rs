@@ -5,8 +5,8 @@
 //! few of each kind and at most [`CheckOptions::findings_max`](crate::CheckOptions) in all are
 //! kept, and text is made only for those.
 
+use crate::facts::NodeRef;
 use crate::kinds::{FindingKind, Severity};
-use crate::tree::NodeRef;
 use kedge_base::{BlockNo, Error, Ino};
 use kedge_format::superblock::Superblock;
 use serde::Serialize;

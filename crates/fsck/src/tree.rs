@@ -8,12 +8,13 @@
 //! part of its parent's, so ranges are disjoint and in order. A node that leaves its range is read
 //! no further, and the rest of its range counts as lost.
 
+pub(crate) use crate::facts::NodeRef;
 use crate::facts::successor;
 use crate::items::{Conflict, ItemCheck, Leaf, State};
 use crate::kinds::FindingKind;
 use crate::read::Reader;
 use crate::report::At;
-use kedge_base::{BlockNo, Error, Generation, Result};
+use kedge_base::{BlockNo, Error, Result};
 use kedge_format::item::{Dentry, ExtentItem};
 use kedge_format::node::{NODE_BLOCKS, NodeView};
 use kedge_format::superblock::Superblock;
@@ -21,17 +22,6 @@ use kedge_format::{ItemKind, Key};
 
 /// The most owners that a report of a conflict names.
 const OWNERS_MAX: usize = 8;
-
-/// A node as its parent names it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct NodeRef {
-    pub block: BlockNo,
-    pub generation: Generation,
-    /// Lowest key (inclusive).
-    pub low: Key,
-    /// Highest key (exclusive; `None`: to the end).
-    pub high: Option<Key>,
-}
 
 /// Walks the inner levels and returns the leaves in key order, all claimed.
 pub(crate) fn walk_inner(
