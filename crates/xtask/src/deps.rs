@@ -21,6 +21,7 @@ const STORE: &str = "kedge-store";
 const FS: &str = "kedgefs";
 const FUSE: &str = "kedge-fuse";
 const FSCK: &str = "kedge-fsck";
+const CEPH: &str = "kedge-ceph";
 const SIM: &str = "kedge-sim";
 const BENCH: &str = "kedge-bench";
 const CRASH: &str = "kedge-crash";
@@ -31,7 +32,9 @@ const XTASK: &str = "xtask";
 
 const RULES: &[Rule] = &[
     (BASE, &[], &[]),
-    (DEVICE, &[BASE], &[]),
+    // Starts programs; it knows nothing of images.
+    (CEPH, &[BASE], &[]),
+    (DEVICE, &[BASE], &[CEPH]),
     (FORMAT, &[BASE], &[]),
     // Log, tree and allocator never see one another: the store joins them.
     (LOG, &[BASE, DEVICE, FORMAT], &[]),
@@ -53,7 +56,7 @@ const RULES: &[Rule] = &[
     (CRASH_RECORD, &[BASE, DEVICE, FS, FUSE, CRASH], &[]),
     // Compares its rules with the kernel's file systems. Nothing depends on it.
     (CRASH_REALITY, &[BASE, CRASH, CRASH_RECORD], &[]),
-    (CLI, &[BASE, DEVICE, FORMAT, STORE, FS, FUSE, FSCK, CRASH, CRASH_RECORD], &[SIM]),
+    (CLI, &[BASE, DEVICE, FORMAT, STORE, FS, FUSE, FSCK, CRASH, CRASH_RECORD], &[SIM, CEPH]),
 ];
 
 /// A crate's dependencies inside the workspace; `true`: only for its tests.

@@ -37,6 +37,10 @@ const PACKAGES: &[&str] = &[
 /// What a long run needs besides.
 const LONG_PACKAGES: &[&str] = &["postgresql"];
 
+/// A Ceph cluster, and the networks of the hosts that use it. Far larger than the rest, and not to
+/// be had everywhere: without them the tests of RBD images are skipped.
+const CEPH_PACKAGES: &[&str] = &["ceph-mon", "ceph-osd", "ceph-common", "iproute2"];
+
 /// A program of crates.io that a mount test runs, in the version whose results the test knows.
 const PJDFSTEST: &[&str] = &["pjdfstest", "--version", "0.2.2", "--locked"];
 
@@ -188,15 +192,20 @@ pub fn install(long: bool) -> Result<()> {
     }
     install_pjdfstest()?;
     let wanted = [PACKAGES, if long { LONG_PACKAGES } else { &[] }].concat();
-    let missing: Vec<&str> = wanted.iter().copied().filter(|p| !is_installed(p)).collect();
+    install_packages(&wanted, "mount tests")?;
+    install_packages(CEPH_PACKAGES, "tests of RBD images")
+}
+
+fn install_packages(packages: &[&str], tests: &str) -> Result<()> {
+    let missing: Vec<&str> = packages.iter().copied().filter(|p| !is_installed(p)).collect();
     if missing.is_empty() {
-        println!("all there: {}", wanted.join(" "));
+        println!("all there: {}", packages.join(" "));
         return Ok(());
     }
     let packages = missing.join(" ");
     let debian = Path::new("/usr/bin/apt-get").exists();
     if !debian || !rustix::process::geteuid().is_root() {
-        println!("the mount tests want tools that are not installed; on Debian, as root, run:");
+        println!("the {tests} want tools that are not installed; on Debian, as root, run:");
         println!("    apt-get update && apt-get install -y {packages}");
         return Ok(());
     }
@@ -226,6 +235,8 @@ fn is_installed(package: &str) -> bool {
         "postgresql" => "psql",
         "bubblewrap" => "bwrap",
         "qemu-utils" => "qemu-nbd",
+        "ceph-common" => "rbd",
+        "iproute2" => "ip",
         same => same,
     };
     let path = std::env::var_os("PATH").unwrap_or_default();

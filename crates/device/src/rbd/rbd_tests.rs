@@ -1,20 +1,27 @@
 use super::*;
 use crate::testing::SIZE;
 use crate::{Location, conformance};
+use kedge_ceph::{Cluster, Layout};
 use std::path::Path;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// Names the configuration of a cluster with a pool `rbd` that tests may fill.
+/// Names the configuration of a cluster with a pool `rbd` that tests may fill. Else they start one.
 const CLUSTER: &str = "KEDGE_CEPH_CONF";
 
 /// `None`: there is no cluster, and that has been said.
 #[track_caller]
 fn cluster() -> Option<String> {
-    let conf = std::env::var(CLUSTER).ok();
-    if conf.is_none() {
-        kedge_base::skip::note(&format!("no Ceph cluster: {CLUSTER} is to name its configuration"));
+    static OURS: OnceLock<Cluster> = OnceLock::new();
+    if let Ok(conf) = std::env::var(CLUSTER) {
+        return Some(conf);
     }
-    conf
+    if kedge_ceph::is_missing() {
+        return None;
+    }
+    let layout = Layout { osds: 1, ..Layout::usual() };
+    let ours = OURS.get_or_init(|| Cluster::start(layout).unwrap());
+    Some(ours.conf().to_str().expect("a path of letters").to_owned())
 }
 
 fn location(conf: &str, image: &str, words: &str) -> Location {
