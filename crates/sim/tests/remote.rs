@@ -13,11 +13,13 @@ use common::seeds;
 use kedge_base::{Clock, Ino, ManualClock};
 use kedge_device::sim::{Choice, Manners, NbdServer, SimDevice};
 use kedge_device::{Device, FileDevice, Location, MemDevice, OpenOptions};
+use kedge_sim::backend::{Backend, InProcess};
 use kedge_sim::crash::{History, check_state};
 use kedge_sim::generate::{Generator, Profile};
 use kedge_sim::model::Model;
 use kedge_sim::ops::Executor;
 use kedge_sim::rig::{self, Setup, within};
+use kedge_sim::writers::{Writers, verify_after};
 use kedgefs::{FileSystem, FormatOptions, MountOptions, Owner};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -124,6 +126,63 @@ fn the_oracle_catches_servers_that_lie() {
         assert!(caught.starts_with("power fails"), "{caught}");
         println!("{manners:?}: {}", caught.lines().next().unwrap_or_default());
     }
+}
+
+/// Writers, until the server gives up: they end with EIO. Then its power fails, and all that it had
+/// acknowledged is there.
+fn given_up(seed: u64, manners: Manners) -> Result<(), String> {
+    let setup = small();
+    let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
+    let medium = Arc::new(SimDevice::new(rig::format(setup.image, setup.log)?));
+    let server =
+        NbdServer::serve(&dir.path().join("s"), medium.clone(), manners).map_err(|e| e.to_string())?;
+    let device = connect(&format!("{}&timeout=1", server.uri()))?;
+    let fs = FileSystem::open(device, Arc::new(ManualClock::default()), setup.mount.clone());
+    let backend: Arc<dyn Backend> = Arc::new(InProcess(fs.map_err(|e| format!("open: {e}"))?));
+    let writers = Writers::start(&backend, 3, "writer", seed).map_err(|e| format!("start: {e}"))?;
+    while !writers.ended() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let ended = writers.stop();
+    let errors = ended.errors();
+    if errors.len() != 3 || !errors.iter().all(|e| e.contains("os error 5")) {
+        return Err(format!("the writers end with {errors:?}"));
+    }
+    drop(backend);
+    drop(server);
+    if ended.fsyncs() == 0 {
+        return Err("nothing was acknowledged".into());
+    }
+    let recording = medium.recording();
+    for choice in [Choice::None, Choice::Torn(seed)] {
+        let state = recording.state(recording.events.len(), choice);
+        rig::fsck(state.fork()).map_err(|e| format!("{choice:?}: {e}"))?;
+        let device = Arc::new(SimDevice::new(state));
+        let fs = rig::open(&device, &Arc::new(ManualClock::default()), &setup)?;
+        verify_after(&InProcess(fs), &ended, &ended).map_err(|e| format!("{choice:?}: {e}"))?;
+    }
+    Ok(())
+}
+
+/// In the middle of whatever it is, many requests under way.
+#[test]
+fn a_server_that_breaks_off_or_falls_silent_loses_nothing() {
+    for seed in seeds(6) {
+        let last = 300 + seed * 137;
+        let manners = match seed % 3 {
+            0 => Manners { mute_after: last, ..Manners::default() },
+            1 => Manners { cut_after: last, ..Manners::default() },
+            _ => Manners { forgets: last, ..Manners::default() },
+        };
+        let run = move || given_up(seed, manners);
+        if let Err(e) = within(LIMIT, &format!("writers KEDGE_SEED={seed}"), run) {
+            panic!("KEDGE_SEED={seed} {manners:?}: {e}");
+        }
+    }
+    // And one that lies as well is caught by the same check.
+    let lies = Manners { ignores_flush: true, ignores_fua: true, cut_after: 900, ..Manners::default() };
+    let caught = within(LIMIT, "a lying server", move || given_up(1, lies)).expect_err("nobody noticed");
+    assert!(caught.starts_with("None") || caught.starts_with("Torn"), "{caught}");
 }
 
 /// A server of somebody else, which is killed when this goes.
@@ -306,4 +365,38 @@ fn a_server_that_fails_is_no_lie() {
         server.kill();
         judge(dir.path(), &acknowledged).unwrap_or_else(|e| panic!("{errno}: {e}"));
     }
+}
+
+/// Reads that fail are errors of those who read, and of nobody later.
+#[test]
+fn a_server_that_cannot_read_for_a_while_is_told_of() {
+    if no_nbdkit() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    make_image(dir.path());
+    let server = Nbdkit::start(
+        dir.path(),
+        "--filter=error --filter=delay file IMAGE rdelay=1ms error-pread=EIO error-pread-rate=100% \
+         error-pread-file=DIR/trigger",
+    );
+    let fs = server.open();
+    put(&fs, 3).unwrap();
+    // Nothing of it is in memory then, nor in the log.
+    fs.close().unwrap();
+    drop(fs);
+    let fs = server.open();
+    let ino = fs.lookup(Ino::ROOT, b"file-3").unwrap().ino;
+    let mut got = vec![0; bytes(3).len()];
+    std::fs::write(dir.path().join("trigger"), b"").unwrap();
+    let error = fs.read(ino, 0, &mut got).unwrap_err();
+    assert_eq!(error.errno(), 5, "{error}");
+    std::fs::remove_file(dir.path().join("trigger")).unwrap();
+    assert_eq!(fs.read(ino, 0, &mut got).unwrap(), got.len());
+    assert!(got == bytes(3));
+    put(&fs, 4).unwrap();
+    fs.close().unwrap();
+    drop(fs);
+    drop(server);
+    judge(dir.path(), &[3, 4]).unwrap();
 }
