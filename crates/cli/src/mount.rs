@@ -194,7 +194,7 @@ impl Drop for Made<'_> {
 /// Makes what `--create` asks for and looks at what is there, so that most errors are found before
 /// a process starts.
 fn prepare<'a>(args: &'a Args, words: &MountWords) -> Result<Made<'a>> {
-    if args.takeover && !matches!(image::locate(&args.image)?, kedge_device::Location::Rbd(_)) {
+    if args.takeover && !is_rbd(&args.image)? {
         let why = "--takeover needs an RBD image: owners of other images cannot be fenced";
         return Err(Usage(why.into()).into());
     }
@@ -211,7 +211,7 @@ fn prepare<'a>(args: &'a Args, words: &MountWords) -> Result<Made<'a>> {
     };
     // The lock on the image would refuse it too, and could not say who holds it. Those who only
     // read may share it.
-    let shared = words.read_only && args.image.is_file();
+    let shared = words.read_only && (args.image.is_file() || is_rbd(&args.image)?);
     if size.is_none()
         && let Some(mount) = mounts::of_image(&args.image)?.filter(|mount| !(shared && mount.is_read_only()))
     {
@@ -232,6 +232,10 @@ fn prepare<'a>(args: &'a Args, words: &MountWords) -> Result<Made<'a>> {
         made.image = true;
     }
     Ok(made)
+}
+
+fn is_rbd(image: &Path) -> Result<bool> {
+    Ok(matches!(image::locate(image)?, kedge_device::Location::Rbd(_)))
 }
 
 fn spawn(args: &Args, image: &Path, dir: &Path) -> Result<()> {

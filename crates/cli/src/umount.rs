@@ -65,8 +65,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     wait_for_end(&server, &image)?;
     if !read_only && !is_clean(&image)? {
+        let why =
+            before.shut_down.map_or(String::new(), |why| format!("; the file system had shut down: {why}"));
         bail!(
-            "{}: unmounted, but {} was not closed cleanly; its next mount replays the log",
+            "{}: unmounted, but {} was not closed cleanly{why}; its next mount replays the log",
             args.dir.display(),
             image.display()
         );

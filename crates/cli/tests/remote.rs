@@ -6,7 +6,7 @@
 
 mod common;
 
-use common::{Place, no_fuse, write_and_fsync};
+use common::{Place, Run, no_fuse, write_and_fsync};
 use kedge_device::MemDevice;
 use kedge_device::sim::{Manners, NbdServer};
 use kedgefs::{FileSystem, MountOptions};
@@ -49,10 +49,51 @@ fn nonsense_is_a_mistake_in_usage() {
     place.run("info nbd+unix:///x").refused(2, &["?socket=PATH is missing"]);
     place.run("fsck nbds://host/x").refused(16, &["TLS is not spoken"]);
     place.run("dump http://host/x").refused(2, &["nothing is known of http"]);
+    for (uri, said) in [
+        ("rbd:", "rbd:POOL/IMAGE"),
+        ("rbd:pool", "rbd:POOL/IMAGE"),
+        ("rbd:/image", "no name of a pool"),
+        ("rbd:pool/", "no name of an image"),
+        ("rbd:pool/space/image", "no name of an image"),
+        ("rbd:pool/image@", "no name of a snapshot"),
+        ("rbd:pool/image?user=me", "there are id, conf, timeout"),
+        ("rbd:pool/image?id=", "no name of a user"),
+        ("rbd:pool/image?timeout=0", "1 to 3600 seconds"),
+        ("rbd:pool/image?timeout=5&timeout=6", "timeout is there twice"),
+        ("rbd:pool/im%zzage", "two hexadecimal digits"),
+    ] {
+        place.kedge(["info", uri]).refused(2, &[uri, said]);
+    }
     std::fs::create_dir(place.path("mnt")).unwrap();
     place.run("mount nbd://host:0/ mnt").refused(2, &["is no port"]);
     place.run("mount nbd+unix:///?socket=none mnt").refused(1, &["none", "No such file"]);
     place.run("fsck nbd+unix:///?socket=none").refused(8, &["none", "No such file"]);
+}
+
+/// Ceph's libraries are looked for when an RBD image is named, and not before.
+#[test]
+fn a_missing_or_old_library_is_named_with_its_package() {
+    let place = Place::new();
+    let info = |image: &str| {
+        let mut command = place.command(env!("CARGO_BIN_EXE_kedge"));
+        command.args(["info", image]).env("LD_LIBRARY_PATH", place.path(""));
+        let output = common::output_within(command, std::time::Duration::from_secs(60)).unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        Run { code: output.status.code().unwrap(), out: text(output.stdout), err: text(output.stderr) }
+    };
+    let uri = "rbd:pool/image";
+    std::fs::write(place.path("librados.so.2"), b"").unwrap();
+    info(uri).refused(1, &[uri, "librados.so.2", "file too short", "apt-get install librados2"]);
+    // Any library that is another one.
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let other = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
+    let other = other.into_iter().find(|path| path.contains("libgcc_s")).unwrap();
+    for name in ["librados.so.2", "librbd.so.1"] {
+        std::fs::copy(other, place.path(name)).unwrap();
+    }
+    info(uri).refused(1, &[uri, "librados is too old", "rados_create", "Ceph 16"]);
+    place.run("mkfs --size 16M disk.kedge").ok();
+    info("disk.kedge").ok();
 }
 
 #[test]

@@ -110,7 +110,12 @@ fn open_library(name: &str) -> Result<Ptr, String> {
     // SAFETY: the name is a C string; the library's constructors are Ceph's own.
     let handle = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW) };
     if handle.is_null() {
-        return Err(format!("{} is missing (apt-get install {package})", file.to_string_lossy()));
+        // SAFETY: null, or a C string that belongs to this thread until its next call of the
+        // loader.
+        let why = unsafe { libc::dlerror().cast_const().as_ref().map(|text| CStr::from_ptr(text)) };
+        let why = why.map_or("no reason is known".into(), CStr::to_string_lossy);
+        // The loader's own words begin with the name.
+        return Err(format!("{why} (apt-get install {package})"));
     }
     Ok(handle)
 }
@@ -120,7 +125,7 @@ fn find(library: Ptr, name: &str, symbol: &str) -> Result<Ptr, String> {
     // SAFETY: the handle came from dlopen and is never closed; the name is a C string.
     let found = unsafe { libc::dlsym(library, text.as_ptr()) };
     if found.is_null() {
-        return Err(format!("lib{name} is too old: it has no {symbol} (Ceph 16 has)"));
+        return Err(format!("lib{name} is too old: it has no {symbol} (that of Ceph 16 has)"));
     }
     Ok(found)
 }

@@ -255,7 +255,8 @@ fn refuse_owned(uri: &RbdUri, image: &Image, wait: Duration) -> Result<()> {
             None => return Ok(()),
             Some(_) if pauses > 0 => pauses -= 1,
             Some(owner) => {
-                let who = format!("{uri} is locked by {}: it", told(image, &owner));
+                let who =
+                    format!("{uri} is locked by {} (mount --takeover fences it): it", told(image, &owner));
                 return Err(Error::Busy(who.into()));
             }
         }
