@@ -4,6 +4,7 @@
 //! baseline                 the experiment behind docs/PERFORMANCE.md
 //! compare                  all peers, all loads; the report as a page with charts
 //! reproduce                the experiments behind docs/EXPERIMENTS.md: what others published of a change, beside our switch for it
+//! remote                   what the distance to an image costs: docs/DISTRIBUTED.md
 //! bars                     what an experiment has to reach
 //! contest                  contestants, alternated rounds, the choice of how much to do
 //! report                   what came out, as text, Markdown and JSON
@@ -32,6 +33,7 @@ mod library;
 mod mounts;
 mod parse;
 mod place;
+pub mod remote;
 mod report;
 pub mod reproduce;
 mod sample;

@@ -127,6 +127,15 @@ impl Library {
         &self.0
     }
 
+    /// A new file with these bytes, which are in memory alone.
+    pub fn create_written(&self, dir: &Ino, name: &str, data: &[u8]) -> Result<Ino> {
+        let file = self.0.create(*dir, name.as_bytes(), 0o644, Owner::default())?;
+        if self.0.write(file.ino, 0, data)? != data.len() {
+            bail!("{name} was not written whole");
+        }
+        Ok(file.ino)
+    }
+
     pub fn sync(&self) -> Result<()> {
         self.0.sync().context("sync the image")
     }
@@ -149,11 +158,8 @@ impl Target for Library {
     }
 
     fn create_synced(&self, dir: &Ino, name: &str, data: &[u8]) -> Result<()> {
-        let file = self.0.create(*dir, name.as_bytes(), 0o644, Owner::default())?;
-        if self.0.write(file.ino, 0, data)? != data.len() {
-            bail!("{name} was not written whole");
-        }
-        Ok(self.0.fsync(file.ino, false)?)
+        let ino = self.create_written(dir, name, data)?;
+        Ok(self.0.fsync(ino, false)?)
     }
 
     fn remove_dir(&self, name: &str) -> Result<()> {

@@ -68,6 +68,19 @@ enum Bench {
     /// Everything beside everything: KedgeFS mounted and in process, ext4, XFS, Btrfs, fuse2fs, and
     /// what bounds them (most of it needs root; what is missing is named)
     Compare(CompareArgs),
+    /// What distance costs: durable writes, and small files with fsync in this process, on images
+    /// in files, behind NBD (nbd://HOST/EXPORT, nbd+unix:///EXPORT?socket=PATH) and on Ceph
+    /// (rbd:POOL/IMAGE). Their contents are lost
+    Remote {
+        /// Files, devices or URIs that exist and hold nothing of value
+        #[arg(required = true, value_name = "IMAGE")]
+        images: Vec<String>,
+        #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=100))]
+        rounds: u64,
+        /// For each number of clients
+        #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=600))]
+        seconds: u64,
+    },
 }
 
 #[derive(clap::Args, Debug)]
@@ -203,6 +216,7 @@ fn main() -> ExitCode {
     let outcome = match cli.command {
         Command::Bench(Bench::Baseline { common, only }) => bench_baseline(&common, &only),
         Command::Bench(Bench::Compare(args)) => bench_compare(&args),
+        Command::Bench(Bench::Remote { images, rounds, seconds }) => bench_remote(&images, rounds, seconds),
         Command::Reproduce { experiment, common, only, log, check } => {
             reproduce_one(experiment, &common, &only, log, check)
         }
@@ -270,6 +284,13 @@ fn bench_compare(args: &CompareArgs) -> Result<ExitCode> {
         write(file, compare::page::html(&report))?;
     }
     common.print(&report)
+}
+
+fn bench_remote(images: &[String], rounds: u64, seconds: u64) -> Result<ExitCode> {
+    let each = std::time::Duration::from_secs(seconds);
+    let table = kedge_bench::remote::run(images, rounds as usize, each, |line| eprintln!("{line}"))?;
+    std::io::stdout().lock().write_all(table.as_bytes()).context("print the table")?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn reproduce_one(
