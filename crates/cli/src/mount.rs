@@ -129,9 +129,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
 }
 
 /// A mount of the image that can be had on a second directory: one that may write, of all of the
-/// file system.
+/// file system. Who asks for `--takeover` wants its process to end, and not to serve more.
 fn mounted_already(args: &Args, words: &MountWords) -> Result<Option<MountEntry>> {
-    if words.read_only || !rustix::process::geteuid().is_root() || !mkfs::exists(&args.image)? {
+    let wants_own = words.read_only || args.takeover;
+    if wants_own || !rustix::process::geteuid().is_root() || !mkfs::exists(&args.image)? {
         return Ok(None);
     }
     mounts::detach_dead(&args.dir, &args.image)?;

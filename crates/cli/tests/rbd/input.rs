@@ -215,6 +215,10 @@ fn a_snapshot_of_a_mounted_image_is_a_moment_of_it() {
     alpha.mount(&dir, &uri, &[]);
     let writers = Writers::start(&alpha.backend(&dir), 3, "w", 7).unwrap();
     until("the writers are at work", || writers.operations() > 60);
+    let other = directory(&place, "other");
+    // Nobody takes an image from a live mount of this host; that can be ended.
+    let words = ["mount", "--takeover", &uri, other.to_str().unwrap()];
+    refused(&alpha, &words, 1, &["in use", "mounted on", "mnt"]);
     let acked = writers.snapshot();
     cluster.rbd(&["snap", "create", "--no-progress", "rbd/pictured@now"]).unwrap();
     let begun = writers.snapshot();
