@@ -6,20 +6,16 @@ use crate::explain::{Explainer, Explanation, with_calls};
 use crate::history::History;
 use crate::model::Model;
 use crate::recipe::{Pick, Recipe};
-use crate::run::{Budget, Case, Checker, Ended, Hear, Outcome, Search, Verdict};
+use crate::run::{Budget, Case, Checker, EXPLAIN_MIN, Ended, Hear, Outcome, Search, Verdict};
 use crate::shrink::Shrinker;
 use crate::trace::Trace;
 use kedge_base::{Clock, SystemClock};
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 /// Causes told in words; failing states beyond them are counted.
 const CAUSES_MAX: usize = 8;
 /// Failing states that are shrunk to find them.
 const SHRUNK_MAX: usize = 24;
-/// A search that had a limit of time may take as long again to explain what it found, and no less
-/// than this.
-const EXPLAIN_MIN: Duration = Duration::from_secs(30);
 /// States tried with all missing calls put in.
 const MENDED_STATES: u64 = 1000;
 
@@ -103,7 +99,7 @@ impl Campaign<'_> {
         }
         let trace = with_calls(self.trace, &places);
         let history = History::new(&trace, self.model);
-        let budget = Budget { states: Some(MENDED_STATES), failures: None, ..self.budget.clone() };
+        let budget = self.budget.of_states(MENDED_STATES);
         let checker = self.checker;
         let outcome = Search { trace: &trace, history: &history, checker, budget, hear: None }.run();
         (outcome.broken.is_none() && outcome.ended != Ended::Stopped)
@@ -118,8 +114,7 @@ impl Campaign<'_> {
             paths: &paths,
             history,
             checker: self.checker,
-            jobs: self.budget.jobs,
-            stop: &self.budget.stop,
+            budget: &self.budget,
         };
         let clock = SystemClock::default();
         let time = self.budget.time.map(|t| t.max(EXPLAIN_MIN));

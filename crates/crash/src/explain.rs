@@ -15,8 +15,6 @@ use crate::run::{Budget, Checker, Search};
 use crate::shrink::Shrunk;
 use crate::trace::{Call, Event, Trace};
 use serde::Serialize;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 /// States tried with the missing call put in.
 const VERIFY_STATES: u64 = 400;
@@ -97,8 +95,8 @@ pub struct Explainer<'a> {
     pub paths: &'a Paths,
     pub history: &'a History,
     pub checker: &'a dyn Checker,
-    pub jobs: usize,
-    pub stop: &'a Arc<AtomicBool>,
+    /// Of the search that found the failures.
+    pub budget: &'a Budget,
 }
 
 impl Explanation {
@@ -274,8 +272,7 @@ impl Explainer<'_> {
         let all: Vec<Candidate> = calls.iter().copied().chain(others.iter().flatten().copied()).collect();
         let trace = with_calls(self.trace, &all);
         let history = History::new(&trace, self.history.model);
-        let stop = self.stop.clone();
-        let budget = Budget { states: Some(VERIFY_STATES), jobs: self.jobs, stop, ..Budget::default() };
+        let budget = self.budget.of_states(VERIFY_STATES);
         let outcome =
             Search { trace: &trace, history: &history, checker: self.checker, budget, hear: None }.run();
         let fix = |(c, others): (&Candidate, Vec<Candidate>)| {

@@ -21,6 +21,10 @@ const STALE_MAX: u64 = 5000;
 /// So many failing states are kept for the report; all are counted.
 const FAILURES_KEPT_MAX: usize = 200;
 
+/// A search that had a limit of time may take as long again to explain what it found, and no less
+/// than this.
+pub(crate) const EXPLAIN_MIN: Duration = Duration::from_secs(30);
+
 /// A crash state to be judged.
 pub struct Case<'a> {
     pub recipe: &'a Recipe,
@@ -67,6 +71,16 @@ pub struct Budget {
 impl Default for Budget {
     fn default() -> Budget {
         Budget { states: Some(10_000), time: None, failures: None, seed: 1, jobs: 1, stop: Arc::default() }
+    }
+}
+
+impl Budget {
+    /// For a search with a missing call put in: so many states, and no more than the user wanted to
+    /// spend on the program as it is. A checker may take seconds.
+    pub(crate) fn of_states(&self, most: u64) -> Budget {
+        let states = self.states.map_or(most, |states| states.min(most));
+        let time = self.time.map(|t| t.max(EXPLAIN_MIN));
+        Budget { states: Some(states), time, failures: None, ..self.clone() }
     }
 }
 

@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use kedge_crash::{Disk, Model, Report, explore_in_memory};
+use kedge_crash::{Budget, Campaign, Case, Disk, Model, Report, Verdict, explore_in_memory};
 use std::io::Result;
 
 const OLD: &[u8] = b"the old text";
@@ -151,6 +151,25 @@ fn a_torn_page_is_prevented_by_the_call_that_makes_it_durable() {
             assert_eq!(first.fixes[0].call, "fsync(\"log\")", "{first:#?}");
             assert_eq!(report.mended.map(|m| m.1), Some(0), "{report:#?}");
         }
+    }
+}
+
+/// Where each check takes seconds, a user wants few of them.
+#[test]
+fn what_a_missing_call_mends_is_tried_on_no_more_states_than_the_user_wanted() {
+    let trace = saved(rename_only).trace();
+    let model = Model::by_name("posix").unwrap();
+    let checker = |case: &Case<'_>| match judge(&Disk::after(case.state.clone()), case.told) {
+        Ok(()) => Verdict::Good,
+        Err(why) => Verdict::Bad(why),
+    };
+    for (states, most) in [(20, 20), (10_000, 400)] {
+        let budget = Budget { states: Some(states), ..Budget::default() };
+        let report = Campaign { trace: &trace, model, checker: &checker, budget, hear: None }.run();
+        let tried: Vec<u64> = report.failures.iter().flat_map(|f| &f.fixes).map(|f| f.tried).collect();
+        assert!(!tried.is_empty() && tried.iter().all(|n| (1..=most).contains(n)), "{tried:?}");
+        assert_eq!(tried.iter().any(|n| *n > 20), states > 20, "{tried:?}");
+        assert!(report.mended.unwrap().0 <= states, "{:?}", report.mended);
     }
 }
 
