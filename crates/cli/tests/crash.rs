@@ -307,3 +307,135 @@ fn the_five_minutes_of_the_document() {
     let (code, text) = shell(&explore);
     assert!(code == 0 && text.starts_with("no failure"), "{code}: {text}");
 }
+
+/// Saves a file where it is told to.
+const SAVER_RUST: &str = r#"use std::fs;
+#[inline(never)]
+fn write_the_draft(dir: &str) {
+    fs::write(format!("{dir}/draft"), "text").unwrap();
+}
+#[inline(never)]
+fn publish(dir: &str) {
+    fs::rename(format!("{dir}/draft"), format!("{dir}/doc")).unwrap();
+}
+fn main() {
+    let dir = std::env::var("KEDGE_DIR").unwrap();
+    write_the_draft(&dir);
+    publish(&dir);
+    fs::write(std::env::var("KEDGE_MARK").unwrap(), "published").unwrap();
+}
+"#;
+
+/// The same in C.
+const SAVER_C: &str = r#"#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+static __attribute__((noinline)) void write_the_draft(void) {
+    FILE *draft = fopen("draft", "w");
+    fputs("text", draft);
+    if (fclose(draft) != 0) abort();
+}
+static __attribute__((noinline)) void publish(const char *name) {
+    char room[100];
+    snprintf(room, sizeof room, "%s", name);
+    if (rename("draft", room) != 0) abort();
+}
+int main(void) {
+    if (chdir(getenv("KEDGE_DIR")) != 0) return 1;
+    write_the_draft();
+    publish("doc");
+    FILE *mark = fopen(getenv("KEDGE_MARK"), "w");
+    fputs("published\n", mark);
+    return fclose(mark);
+}
+"#;
+
+/// What a report says of the callers of lost calls: those of the rename, and of the bytes.
+fn callers(place: &Place, command: &[&str]) -> [Vec<String>; 2] {
+    let words = ["crash", "record", "--size", "64M", "--backtrace", "-o", "run.kcr", "--"];
+    let run = place.kedge(words.iter().chain(command));
+    assert!(run.code == 0 && !run.err.contains("no backtrace"), "{}{}", run.out, run.err);
+    [("rename(", "test -e doc"), ("write(", "test ! -e doc || grep -q text doc")].map(|(call, check)| {
+        let check = format!("test $KEDGE_ACKED_COUNT = 0 || {{ {check}; }}");
+        let (code, report) = explore(place, "posix", &check);
+        assert_eq!(code, 1, "{report:#}");
+        let causes = report["causes"].as_array().unwrap().iter();
+        let lost = causes.flat_map(|cause| cause["lost"].as_array().unwrap());
+        let mut told = lost.filter(|lost| lost["text"].as_str().unwrap().starts_with(call));
+        let stack = told.next().unwrap_or_else(|| panic!("{call}: {report:#}"))["stack"].clone();
+        serde_json::from_value(stack).unwrap()
+    })
+}
+
+#[test]
+fn callers_are_recorded_by_name_and_line() {
+    if no_fuse() {
+        return;
+    }
+    if !cfg!(target_arch = "x86_64") {
+        return kedge_base::skip::note("backtraces can be had on x86-64 only");
+    }
+    let place = Place::new();
+    // In this order, the outermost last, and nothing that is said to be a guess.
+    let are = |stack: &[String], wanted: [&str; 2]| {
+        let from = stack.len().saturating_sub(2);
+        assert!(stack[from..].iter().zip(wanted).all(|(f, w)| f.contains(w)), "{wanted:?}: {stack:#?}");
+        assert!(stack.len() > 2 && !stack.iter().any(|f| f.starts_with('(')), "{stack:#?}");
+    };
+    fs::write(place.path("saver.c"), SAVER_C).unwrap();
+    for options in [&["-O0", "-g"][..], &["-O2", "-g"], &["-O2", "-g", "-fno-omit-frame-pointer"]] {
+        compile(&place, options);
+        let [rename, bytes] = callers(&place, &["./saver"]);
+        are(&rename, ["publish at ", "main at "]);
+        assert!(rename[rename.len() - 2].contains("saver.c:12"), "{rename:#?}");
+        are(&bytes, ["write_the_draft at ", "main at "]);
+        assert!(bytes[bytes.len() - 2].contains("saver.c:7"), "{bytes:#?}");
+    }
+    fs::write(place.path("saver.rs"), SAVER_RUST).unwrap();
+    let mut rustc = place.command("rustc");
+    rustc.args(["-O", "-g", "-o", "saver", "saver.rs"]);
+    common::tool(rustc, "rustc", std::time::Duration::from_secs(120));
+    let [rename, bytes] = callers(&place, &["./saver"]);
+    assert!(rename[0].starts_with("std::fs::rename at library/std/"), "{rename:#?}");
+    are(&rename, ["saver::publish at ", "saver::main at "]);
+    assert!(rename[rename.len() - 2].contains("saver.rs:8"), "{rename:#?}");
+    are(&bytes, ["saver::write_the_draft at ", "saver::main at "]);
+    assert!(bytes[bytes.len() - 2].contains("saver.rs:4"), "{bytes:#?}");
+}
+
+/// gcc with these options.
+fn compile(place: &Place, options: &[&str]) {
+    let mut cc = place.command("cc");
+    cc.args(options).args(["-o", "saver", "saver.c"]);
+    common::tool(cc, "gcc", std::time::Duration::from_secs(120));
+}
+
+/// No caller is told that is none: where the way cannot be found, that is said.
+#[test]
+fn callers_that_are_not_certain_are_said_to_be_so() {
+    if no_fuse() {
+        return;
+    }
+    if !cfg!(target_arch = "x86_64") {
+        return kedge_base::skip::note("backtraces can be had on x86-64 only");
+    }
+    let place = Place::new();
+    // A function that is called through a pointer, and addresses its stack by the frame pointer.
+    let by_pointer = SAVER_C.replace(
+        "    publish(\"doc\");",
+        "    void (*volatile call)(const char *) = publish;\n    call(\"doc\");",
+    );
+    assert!(by_pointer.contains("volatile"));
+    fs::write(place.path("saver.c"), by_pointer).unwrap();
+    compile(&place, &["-O0", "-g"]);
+    let [rename, _] = callers(&place, &["./saver"]);
+    let publish = rename.iter().position(|f| f.starts_with("publish at ")).unwrap();
+    assert!(rename[publish + 1].contains("a guess"), "{rename:#?}");
+    assert!(rename[publish + 2].starts_with("main at "), "{rename:#?}");
+    // Code without tables: what called it cannot be known.
+    fs::write(place.path("saver.c"), SAVER_C).unwrap();
+    compile(&place, &["-O2", "-g", "-fno-asynchronous-unwind-tables", "-fno-unwind-tables"]);
+    let [rename, _] = callers(&place, &["./saver"]);
+    let publish = rename.iter().position(|f| f.starts_with("publish at ")).unwrap();
+    assert!(rename[publish + 1..] == ["(callers unknown from here)"], "{rename:#?}");
+}

@@ -192,6 +192,7 @@ impl Kind {
             ack: None,
             timeout: Some(RECORD_TIMEOUT),
             out: out.clone(),
+            backtrace: false,
             command,
         };
         let recorded = record(&options, &|_| {})?;

@@ -6,6 +6,7 @@
 //! recording   the file system that writes down what is done to it
 //! output      what the command prints: promises in it
 //! outside     what the command writes elsewhere
+//! stack       where in the program a call was made
 //! run         mount, fill, run the command, unmount
 //! live        a mount that loses power when it is told to
 //! rules       what happens at which call of it
@@ -24,6 +25,7 @@ mod outside;
 mod recording;
 mod rules;
 mod run;
+mod stack;
 mod tree;
 
 pub use live::{Crashed, Live};

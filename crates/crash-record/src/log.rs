@@ -1,6 +1,7 @@
 //! The recording as it grows.
 
 use crate::output::Output;
+use crate::stack::Stacks;
 use kedge_base::{Clock, SystemClock};
 use kedge_crash::kcr::{KcrError, Writer};
 use kedge_crash::{Call, Event};
@@ -24,6 +25,8 @@ pub struct Log {
     clock: SystemClock,
     /// What the command prints, if lines of it are promises.
     output: OnceLock<Arc<Output>>,
+    /// Looks where calls were made, if that is wanted.
+    stacks: OnceLock<Stacks>,
 }
 
 pub struct State {
@@ -61,7 +64,19 @@ impl Log {
 
     fn with(out: Sink, count: u64) -> Log {
         let state = State { out, count, marks: 0, bytes: 0, failed: None, processes: HashMap::new() };
-        Log { state: Mutex::new(state), clock: SystemClock::default(), output: OnceLock::new() }
+        let (output, stacks) = (OnceLock::new(), OnceLock::new());
+        Log { state: Mutex::new(state), clock: SystemClock::default(), output, stacks }
+    }
+
+    /// From here on each call is recorded with its callers.
+    pub fn look_at_stacks(&self, stacks: Stacks) {
+        // One command, one decision.
+        assert!(self.stacks.set(stacks).is_ok(), "a log looks at stacks or does not");
+    }
+
+    /// Calls whose callers could not be found, if they were looked for.
+    pub fn without_stack(&self) -> u64 {
+        self.stacks.get().map_or(0, Stacks::missing)
     }
 
     /// From here on this output is taken in before each call.
@@ -108,7 +123,12 @@ impl Log {
     fn put(&self, state: &mut State, pid: u32, tid: u32, errno: i32, call: Call) {
         let time = u64::try_from(self.clock.monotonic().as_nanos()).unwrap_or(u64::MAX);
         let is_mark = matches!(call, Call::Mark { .. });
-        let event = Event { time, pid, tid, errno, call, stack: Vec::new() };
+        // A request that no thread made, such as a page that the kernel writes back, has none.
+        let stack = match self.stacks.get().filter(|_| tid != 0 && !matches!(call, Call::Process { .. })) {
+            Some(stacks) => stacks.of(pid, tid),
+            None => Vec::new(),
+        };
+        let event = Event { time, pid, tid, errno, call, stack };
         let put = match &mut state.out {
             Sink::Closed => return,
             Sink::Memory(events) => {

@@ -4,6 +4,7 @@ use crate::log::Log;
 use crate::output::Output;
 use crate::outside::Outside;
 use crate::recording::{MARK_FILE, Recording};
+use crate::stack::{IS_SUPPORTED, Stacks};
 use kedge_base::{Clock, SystemClock, spawn_named};
 use kedge_crash::Call;
 use kedge_crash::kcr::KcrError;
@@ -42,6 +43,8 @@ pub struct Options {
     pub ack: Option<Regex>,
     pub timeout: Option<Duration>,
     pub out: PathBuf,
+    /// Each call is recorded with its callers.
+    pub backtrace: bool,
     pub command: Vec<OsString>,
 }
 
@@ -57,6 +60,8 @@ pub enum RecordError {
     Recording { path: PathBuf, error: KcrError },
     #[error("{} cannot be started: {error}", command.display())]
     Start { command: PathBuf, error: io::Error },
+    #[error("backtraces can be had on x86-64 only")]
+    NoBacktrace,
     #[error("{} could not be copied into the mount: {output}", from.display())]
     Fill { from: PathBuf, output: String },
 }
@@ -79,6 +84,8 @@ pub struct Recorded {
     /// Files elsewhere that the command had open for writing, each with who. Those that were open
     /// for a moment only are not noticed.
     pub outside: Vec<String>,
+    /// Calls whose callers were looked for and could not be found.
+    pub without_stack: u64,
 }
 
 /// How the command ended.
@@ -91,6 +98,9 @@ struct Ended {
 /// Runs the command on a mount of its own and records it. `started` hears the number of its
 /// process, to pass signals on.
 pub fn record(options: &Options, started: &dyn Fn(u32)) -> Result<Recorded, RecordError> {
+    if options.backtrace && !IS_SUPPORTED {
+        return Err(RecordError::NoBacktrace);
+    }
     let recording = |error| RecordError::Recording { path: options.out.clone(), error };
     let file = File::create(&options.out).map_err(|e| recording(e.into()))?;
     let log = Arc::new(Log::new(file).map_err(recording)?);
@@ -103,7 +113,8 @@ pub fn record(options: &Options, started: &dyn Fn(u32)) -> Result<Recorded, Reco
     let leftovers = leftovers?;
     let (events, marks) = log.finish().map_err(recording)?;
     let Ended { code, timed_out, outside } = ended;
-    Ok(Recorded { events: events - before, marks, code, timed_out, leftovers, outside })
+    let (events, without_stack) = (events - before, log.without_stack());
+    Ok(Recorded { events, marks, code, timed_out, leftovers, outside, without_stack })
 }
 
 /// The mount of a recorder that was killed, below its directory.
@@ -129,6 +140,9 @@ fn run_on(
         log.append(&mut state, 0, 0, Call::Baseline);
         state.count
     };
+    if options.backtrace {
+        log.look_at_stacks(Stacks::start(&mount.point.dir).map_err(io_error("a thread"))?);
+    }
     let ended = run_command(&mount.point.dir, options, log, started)?;
     let mut state = log.lock();
     log.append(&mut state, 0, 0, Call::End { code: ended.code });

@@ -34,6 +34,9 @@ pub struct Args {
     /// Lines on the command's standard output that match tell the user that something is durable
     #[arg(long, value_name = "REGEX")]
     ack: Option<Regex>,
+    /// Record the callers of each call (x86-64; see docs/CRASH_TESTING.md for what is seen)
+    #[arg(long)]
+    backtrace: bool,
     /// Kill the command after this time
     #[arg(long, value_name = "TIME", value_parser = super::parse_time)]
     timeout: Option<Duration>,
@@ -60,6 +63,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         ack: args.ack,
         timeout: args.timeout,
         out: args.out,
+        backtrace: args.backtrace,
         command: args.command,
     };
     let started = |pid: u32| {
@@ -78,6 +82,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
         recorded.code,
         if recorded.timed_out { " (its time was over)" } else { "" }
     );
+    if recorded.without_stack > 0 {
+        eprintln!(
+            "kedge: {} calls have no backtrace: their callers could not be found",
+            recorded.without_stack
+        );
+    }
     if !recorded.leftovers.is_empty() {
         eprintln!(
             "kedge: these processes still used the directory and were not waited for: {}",

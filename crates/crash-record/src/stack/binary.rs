@@ -1,0 +1,248 @@
+//! Programs and libraries: their tables for unwinding, names and lines.
+//!
+//! They are read whole, not mapped: a file that is cut off while it is mapped would end this
+//! process.
+
+use super::unwind::{Bytes, Tables};
+use addr2line::Context;
+use gimli::LittleEndian;
+use object::elf::R_X86_64_RELATIVE;
+use object::{Architecture, Object, ObjectSection, ObjectSegment, ObjectSymbol, RelocationFlags, SymbolKind};
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// A larger file has no names.
+const SIZE_MAX: u64 = 1 << 30;
+/// Files that are remembered. Beyond it the memory starts anew.
+const KEPT_MAX: usize = 512;
+
+/// No instruction that calls is longer, without prefixes.
+const CALL_MAX: usize = 7;
+
+/// Device, inode, and time of the last change.
+type Identity = (u64, u64, i64, i64);
+
+/// All that were read.
+pub(super) struct Binaries {
+    /// Files below it are not read.
+    mount: PathBuf,
+    known: HashMap<Identity, Option<Arc<Binary>>>,
+}
+
+impl Binaries {
+    pub fn new(mount: PathBuf) -> Binaries {
+        Binaries { mount, known: HashMap::new() }
+    }
+
+    /// The file that a process has mapped. What is no file, is deleted or cannot be read is `None`.
+    pub fn get(&mut self, pid: u32, path: &str) -> Option<Arc<Binary>> {
+        if !path.starts_with('/') || PathBuf::from(path).starts_with(&self.mount) {
+            return None;
+        }
+        // As that process sees it.
+        let file = File::open(format!("/proc/{pid}/root{path}")).ok()?;
+        let found = file.metadata().ok()?;
+        let identity = (found.dev(), found.ino(), found.mtime(), found.mtime_nsec());
+        if self.known.len() >= KEPT_MAX {
+            self.known.clear();
+        }
+        let read = || {
+            let read = Binary::read(file);
+            read.map(Arc::new).map_err(|e| tracing::debug!("{path} has no names: {e}")).ok()
+        };
+        self.known.entry(identity).or_insert_with(read).clone()
+    }
+}
+
+struct Symbol {
+    range: Range<u64>,
+    name: String,
+}
+
+/// Code as it is loaded.
+struct Load {
+    /// Where it is in the file.
+    offset: u64,
+    address: u64,
+    bytes: Vec<u8>,
+}
+
+/// An instruction that calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Call {
+    /// The function at this address of the file.
+    To(u64),
+    /// What this place of the file says.
+    By(u64),
+    /// What a register, or a place that only the running program knows, says.
+    Indirect,
+}
+
+pub(super) struct Binary {
+    loads: Vec<Load>,
+    /// Places that hold the address of a function of this file, and that function.
+    pointers: HashMap<u64, u64>,
+    /// How to find callers.
+    pub tables: Option<Tables>,
+    lines: Option<Context<Bytes>>,
+    symbols: Vec<Symbol>,
+}
+
+impl Binary {
+    fn read(file: File) -> io::Result<Binary> {
+        let mut bytes = Vec::new();
+        file.take(SIZE_MAX).read_to_end(&mut bytes)?;
+        Binary::parse(&bytes)
+    }
+
+    pub(super) fn parse(bytes: &[u8]) -> io::Result<Binary> {
+        let object = object::File::parse(bytes).map_err(io::Error::other)?;
+        if object.architecture() != Architecture::X86_64 {
+            return Err(io::Error::other("it is not for x86-64"));
+        }
+        let load = |s: object::Segment<'_, '_>| {
+            Some(Load { offset: s.file_range().0, address: s.address(), bytes: s.data().ok()?.to_vec() })
+        };
+        let tables = object.section_by_name(".eh_frame").and_then(|s| {
+            Some(Tables::read(Bytes::new(Arc::from(s.data().ok()?), LittleEndian), s.address()))
+        });
+        Ok(Binary {
+            loads: object.segments().filter(|s| s.permissions().executable()).filter_map(load).collect(),
+            pointers: tables.as_ref().map(|t| pointers(&object, t)).unwrap_or_default(),
+            tables,
+            lines: lines(&object),
+            symbols: symbols(&object),
+        })
+    }
+
+    /// What is added to its addresses, when the code at `offset` of the file lies at `start`.
+    pub fn bias(&self, start: u64, offset: u64) -> Option<u64> {
+        // A mapping begins at a page boundary, what is loaded by it not always: the page may begin
+        // with what is loaded elsewhere, too, as no code.
+        let is_there = |load: &&Load| {
+            let end = load.offset.saturating_add(load.bytes.len() as u64);
+            offset < end && offset >= load.offset.saturating_sub(load.offset % 4096)
+        };
+        let load = self.loads.iter().find(is_there)?;
+        Some(start.wrapping_sub(offset).wrapping_sub(load.address.wrapping_sub(load.offset)))
+    }
+
+    /// The call that ends right before an address.
+    pub fn call_before(&self, address: u64) -> Option<Call> {
+        let before = |load: &Load| {
+            let len = usize::try_from(address.checked_sub(load.address)?).ok()?;
+            load.bytes.get(len.checked_sub(CALL_MAX)?..len)?.try_into().ok()
+        };
+        let call = call_at_end(self.loads.iter().find_map(before)?, address)?;
+        Some(match call {
+            Call::By(place) => self.pointers.get(&place).map_or(Call::Indirect, |to| Call::To(*to)),
+            call => call,
+        })
+    }
+
+    /// Name and line of each function at an address of the file, the innermost first.
+    pub fn functions(&self, address: u64) -> Vec<(Option<String>, Option<String>)> {
+        let mut found = self.inlined(address);
+        let symbol = self.symbol(address);
+        match found.last_mut() {
+            Some(outer) => outer.0 = outer.0.take().or(symbol),
+            None => found.extend(symbol.map(|name| (Some(name), None))),
+        }
+        found
+    }
+
+    fn inlined(&self, address: u64) -> Vec<(Option<String>, Option<String>)> {
+        let mut found = Vec::new();
+        let Some(lines) = &self.lines else { return found };
+        let Ok(mut frames) = lines.find_frames(address).skip_all_loads() else { return found };
+        while let Ok(Some(frame)) = frames.next() {
+            let name = frame.function.and_then(|f| f.demangle().ok().map(|name| name.into_owned()));
+            let line = frame.location.and_then(|l| {
+                let file = l.file?;
+                Some(l.line.map_or_else(|| file.to_owned(), |line| format!("{file}:{line}")))
+            });
+            found.push((name, line));
+        }
+        found
+    }
+
+    fn symbol(&self, address: u64) -> Option<String> {
+        let behind = self.symbols.partition_point(|s| s.range.start <= address);
+        let symbol = self.symbols[..behind].last().filter(|s| s.range.contains(&address))?;
+        Some(addr2line::demangle_auto(symbol.name.as_str().into(), None).into_owned())
+    }
+}
+
+/// By the relocations that a linker leaves for a program that may lie anywhere.
+fn pointers(object: &object::File<'_>, tables: &Tables) -> HashMap<u64, u64> {
+    let mut pointers = HashMap::new();
+    for (place, relocation) in object.dynamic_relocations().into_iter().flatten() {
+        let RelocationFlags::Elf { r_type: R_X86_64_RELATIVE } = relocation.flags() else { continue };
+        let to = relocation.addend().cast_unsigned();
+        if tables.start(to) == Some(to) {
+            pointers.insert(place, to);
+        }
+    }
+    pointers
+}
+
+/// The call that these bytes end with: `E8` and a distance, or `FF /2` and a register or a place in
+/// memory.
+fn call_at_end(bytes: [u8; CALL_MAX], end: u64) -> Option<Call> {
+    let is_indirect = |len: usize| {
+        let [0xff, mode, then @ ..] = &bytes[CALL_MAX - len..] else { return false };
+        let base = if mode & 7 == 4 { 1 } else { 0 };
+        let operand = match (mode >> 6, mode & 7) {
+            (0, 5) => 4,
+            (0, 4) if then.first().is_some_and(|sib| sib & 7 == 5) => 5,
+            (0, _) => base,
+            (1, _) => base + 1,
+            (2, _) => base + 4,
+            _ => 0,
+        };
+        mode >> 3 & 7 == 2 && then.len() == operand
+    };
+    // Relative to the end of the instruction.
+    let at = |distance| end.wrapping_add_signed(i32::from_le_bytes(distance).into());
+    if let [_, 0xff, 0x15, distance @ ..] = bytes {
+        return Some(Call::By(at(distance)));
+    }
+    if (2..=CALL_MAX).any(is_indirect) {
+        return Some(Call::Indirect);
+    }
+    match bytes {
+        [_, _, 0xe8, distance @ ..] => Some(Call::To(at(distance))),
+        _ => None,
+    }
+}
+
+/// Debug information, as far as it is in the file itself and not compressed.
+fn lines(object: &object::File<'_>) -> Option<Context<Bytes>> {
+    let load = |id: gimli::SectionId| -> Result<Bytes, gimli::Error> {
+        let data = object.section_by_name(id.name()).and_then(|s| s.uncompressed_data().ok());
+        Ok(Bytes::new(Arc::from(data.as_deref().unwrap_or_default()), LittleEndian))
+    };
+    Context::from_dwarf(gimli::Dwarf::load(load).ok()?).ok()
+}
+
+fn symbols(object: &object::File<'_>) -> Vec<Symbol> {
+    let all = object.symbols().chain(object.dynamic_symbols());
+    let code = all.filter(|s| s.kind() == SymbolKind::Text && s.size() > 0 && s.is_definition());
+    let mut symbols: Vec<Symbol> = code
+        .filter_map(|s| {
+            let range = s.address()..s.address().checked_add(s.size())?;
+            Some(Symbol { range, name: s.name().ok()?.to_owned() })
+        })
+        .collect();
+    symbols.sort_by_key(|s| s.range.start);
+    symbols
+}
+
+#[cfg(test)]
+#[path = "binary_tests.rs"]
+mod tests;

@@ -1,0 +1,290 @@
+//! The stack and the mappings of a process that waits, and the callers that they show.
+
+use super::Frame;
+use super::binary::{Binaries, Binary, Call};
+use super::unwind::{Registers, Step};
+use gimli::X86_64;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Of the stack, from its end on.
+const STACK_MAX: u64 = 512 << 10;
+/// So far from the stack pointer a frame pointer is looked for.
+const GUESS_MAX: u64 = 64 << 10;
+/// Frame pointers that are tried.
+const GUESSES_MAX: usize = 64;
+/// Stands before callers that were found by a guessed frame pointer.
+const GUESSED: &str = "(the callers below are a guess)";
+/// Stands where callers end that have more of them.
+const UNKNOWN: &str = "(callers unknown from here)";
+/// The list of mappings of a process; a longer one is not read.
+const MAPS_MAX: u64 = 4 << 20;
+
+/// A thread as it waits.
+pub(super) struct Snapshot {
+    pc: u64,
+    sp: u64,
+    pub maps: String,
+    pub pid: u32,
+    stack: Vec<u8>,
+}
+
+fn unreadable(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
+}
+
+fn hex(text: &str) -> Option<u64> {
+    u64::from_str_radix(text.trim_start_matches("0x"), 16).ok()
+}
+
+impl Snapshot {
+    pub fn take(pid: u32, tid: u32) -> io::Result<Snapshot> {
+        let call = fs::read_to_string(format!("/proc/{tid}/syscall"))?;
+        // The number of the call, six arguments, stack pointer, program counter. A thread that runs
+        // has none: its call has been answered.
+        let words: Vec<&str> = call.split_whitespace().collect();
+        let [_, .., sp, pc] = words[..] else { return Err(unreadable("it does not wait")) };
+        let (sp, pc) = hex(sp).zip(hex(pc)).ok_or_else(|| unreadable("registers"))?;
+        let mut maps = String::new();
+        File::open(format!("/proc/{pid}/maps"))?.take(MAPS_MAX).read_to_string(&mut maps)?;
+        let end = mappings(&maps).find(|m| m.range.contains(&sp)).map_or(sp, |m| m.range.end);
+        let memory = File::open(format!("/proc/{pid}/mem"))?;
+        let mut stack = vec![0; usize::try_from((end - sp).min(STACK_MAX)).unwrap_or(0)];
+        memory.read_exact_at(&mut stack, sp)?;
+        Ok(Snapshot { pc, sp, maps, pid, stack })
+    }
+
+    fn word(&self, at: u64) -> Option<u64> {
+        let from = usize::try_from(at.checked_sub(self.sp)?).ok()?;
+        let bytes = self.stack.get(from..from.checked_add(8)?)?;
+        Some(u64::from_le_bytes(bytes.try_into().ok()?))
+    }
+
+    fn end(&self) -> u64 {
+        self.sp + self.stack.len() as u64
+    }
+}
+
+/// A file in the memory of a process.
+struct Mapping<'a> {
+    range: Range<u64>,
+    offset: u64,
+    is_code: bool,
+    path: &'a str,
+}
+
+fn mappings(maps: &str) -> impl Iterator<Item = Mapping<'_>> {
+    maps.lines().filter_map(|line| {
+        let mut words = line.splitn(6, ' ');
+        let (start, end) = words.next()?.split_once('-')?;
+        let (rights, offset) = (words.next()?, hex(words.next()?)?);
+        let path = words.nth(2).unwrap_or("").trim_start();
+        Some(Mapping { range: hex(start)?..hex(end)?, offset, is_code: rights.contains('x'), path })
+    })
+}
+
+/// Code of a process.
+struct Code {
+    range: Range<u64>,
+    /// What is added to an address in the file.
+    bias: u64,
+    name: String,
+    binary: Option<Arc<Binary>>,
+}
+
+/// A function on the stack.
+#[derive(Clone, Copy)]
+struct Place {
+    /// An address inside the instruction that called, or that waits.
+    at: u64,
+    registers: Registers,
+}
+
+/// Why no more callers were found.
+enum End {
+    /// There are none, or there are enough.
+    Top,
+    /// Of this place the frame pointer is missing.
+    NeedsFrame(Place),
+    Unknown,
+}
+
+/// What speaks for a frame pointer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sign {
+    /// The return address is behind a call of this very function.
+    Sure,
+    /// It is behind a call through a pointer, which may be of this function.
+    May,
+}
+
+/// What is known of a process while its mappings stay the same.
+pub(super) struct Process {
+    maps: String,
+    codes: Vec<Code>,
+}
+
+impl Process {
+    pub fn new(snapshot: &Snapshot, binaries: &mut Binaries) -> Process {
+        let code = |mapping: Mapping<'_>| {
+            let found = binaries.get(snapshot.pid, mapping.path);
+            let found = found.and_then(|b| Some((b.bias(mapping.range.start, mapping.offset)?, b)));
+            let name = PathBuf::from(mapping.path).file_name().map(|n| n.to_string_lossy().into_owned());
+            Code {
+                range: mapping.range,
+                bias: found.as_ref().map_or(0, |(bias, _)| *bias),
+                name: name.unwrap_or_else(|| "memory without a file".to_owned()),
+                binary: found.map(|(_, binary)| binary),
+            }
+        };
+        let codes = mappings(&snapshot.maps).filter(|m| m.is_code).map(code).collect();
+        Process { maps: snapshot.maps.clone(), codes }
+    }
+
+    /// Its mappings have not changed.
+    pub fn is_of(&self, snapshot: &Snapshot) -> bool {
+        self.maps == snapshot.maps
+    }
+
+    fn code(&self, address: u64) -> Option<&Code> {
+        self.codes.iter().find(|c| c.range.contains(&address))
+    }
+
+    /// The callers, innermost first. Where they are not certain, a frame says so.
+    pub fn frames(&self, snapshot: &Snapshot, max: usize) -> Vec<Frame> {
+        let start = Place { at: snapshot.pc, registers: Registers::new(snapshot.pc, snapshot.sp) };
+        let (places, end) = self.follow(snapshot, start, max);
+        let mut frames: Vec<Frame> = places.iter().flat_map(|at| self.named(*at)).collect();
+        let end = match end {
+            End::NeedsFrame(stuck) => match self.guess(snapshot, stuck, max.saturating_sub(places.len())) {
+                Some((sign, places, end)) => {
+                    frames.extend((sign == Sign::May).then(|| note(GUESSED)));
+                    frames.extend(places.iter().flat_map(|at| self.named(*at)));
+                    end
+                }
+                None => End::Unknown,
+            },
+            end => end,
+        };
+        frames.truncate(max);
+        frames.extend((!frames.is_empty() && !matches!(end, End::Top)).then(|| note(UNKNOWN)));
+        frames
+    }
+
+    /// The callers of a place, with itself, as far as the tables and registers lead. Each returns
+    /// behind an instruction that calls: what does not is no caller.
+    fn follow(&self, snapshot: &Snapshot, start: Place, max: usize) -> (Vec<u64>, End) {
+        let mut places = Vec::new();
+        let mut place = start;
+        while places.len() < max {
+            let Some(code) = self.code(place.at) else { return (places, End::Unknown) };
+            places.push(place.at);
+            let tables = code.binary.as_ref().and_then(|b| b.tables.as_ref());
+            let Some(tables) = tables else { return (places, End::Unknown) };
+            let at = place.at.wrapping_sub(code.bias);
+            match tables.caller(at, &place.registers, &|at| snapshot.word(at)) {
+                Step::Caller(registers) => {
+                    let back = registers.get(X86_64::RA).unwrap_or(0);
+                    if self.call_before(back).is_none() {
+                        return (places, End::Unknown);
+                    }
+                    place = Place { at: back - 1, registers };
+                }
+                Step::Top => return (places, End::Top),
+                Step::NeedsFrame => return (places, End::NeedsFrame(place)),
+                Step::Unknown => return (places, End::Unknown),
+            }
+        }
+        (places, End::Top)
+    }
+
+    /// The call that returns to an address, and the code that it is in.
+    fn call_before(&self, back: u64) -> Option<(&Code, Call)> {
+        let code = self.code(back.checked_sub(1)?)?;
+        Some((code, code.binary.as_ref()?.call_before(back.wrapping_sub(code.bias))?))
+    }
+
+    /// The callers of a function whose frame pointer is missing: the one place on the stack where
+    /// it was called, else the nearest where it may have been, from where the tables lead on.
+    fn guess(&self, snapshot: &Snapshot, stuck: Place, max: usize) -> Option<(Sign, Vec<u64>, End)> {
+        let code = self.code(stuck.at)?;
+        let start = code.binary.as_ref()?.tables.as_ref()?.start(stuck.at.wrapping_sub(code.bias))?;
+        let start = start.wrapping_add(code.bias);
+        let from = stuck.registers.get(X86_64::RSP)?.next_multiple_of(8);
+        let places = (from..snapshot.end().min(from.saturating_add(GUESS_MAX))).step_by(8);
+        let mut found = Vec::new();
+        for at in places {
+            let (Some(saved), Some(back)) = (snapshot.word(at), snapshot.word(at + 8)) else { break };
+            let Some(sign) = self.sign(back, start) else { continue };
+            // The outermost function has no frame pointer to save, and one that does not use it may
+            // have anything in that register.
+            let is_saved = saved <= 1 || (saved > at && saved < snapshot.end());
+            if sign == Sign::May && !is_saved {
+                continue;
+            }
+            let mut registers = stuck.registers;
+            registers.set(X86_64::RBP, Some(at));
+            let place = Place { at: stuck.at, registers };
+            let (places, end) = self.follow(snapshot, place, max.saturating_add(1));
+            // The first is the function itself.
+            if places.len() > 1 {
+                found.push((sign, places[1..].to_vec(), end));
+            }
+            if found.len() >= GUESSES_MAX {
+                break;
+            }
+        }
+        let sure: Vec<usize> = (0..found.len()).filter(|n| found[*n].0 == Sign::Sure).collect();
+        match sure[..] {
+            [] => found.into_iter().find(|(_, _, end)| matches!(end, End::Top)),
+            [one] => Some(found.swap_remove(one)),
+            // It calls itself, or has been called before and left that behind.
+            [first, ..] => Some(found.swap_remove(first)).map(|(_, places, end)| (Sign::May, places, end)),
+        }
+    }
+
+    /// Whether the call before a return address is one of the function that begins at `start`.
+    fn sign(&self, back: u64, start: u64) -> Option<Sign> {
+        match self.call_before(back)? {
+            (code, Call::To(to)) if to.wrapping_add(code.bias) == start => Some(Sign::Sure),
+            // Of another function, unless it is a stub that jumps on by a pointer.
+            (code, Call::To(to)) => {
+                let is_function = code.binary.as_ref()?.tables.as_ref()?.start(to) == Some(to);
+                (!is_function).then_some(Sign::May)
+            }
+            (_, Call::By(_) | Call::Indirect) => Some(Sign::May),
+        }
+    }
+
+    /// The functions at an address: several if the compiler put one into another.
+    fn named(&self, address: u64) -> Vec<Frame> {
+        let Some(code) = self.code(address) else { return Vec::new() };
+        let place = address.wrapping_sub(code.bias);
+        let found = code.binary.as_ref().map(|b| b.functions(place)).unwrap_or_default();
+        let unknown = format!("{}+{place:#x}", code.name);
+        let is_library = ["libc.so", "libc-", "ld-linux", "libpthread", "ld-musl", "[vdso]"]
+            .iter()
+            .any(|start| code.name.starts_with(start));
+        if found.is_empty() {
+            return vec![Frame { name: None, place: unknown, is_library }];
+        }
+        let frame = |(name, line): (Option<String>, Option<String>)| {
+            // Rust's own library: `/rustc/`, which commit, and the file.
+            let inside = line.as_ref().and_then(|l| l.strip_prefix("/rustc/")?.split_once('/'));
+            match inside {
+                Some((_, file)) => Frame { name, place: file.to_owned(), is_library: true },
+                None => Frame { name, place: line.unwrap_or_else(|| unknown.clone()), is_library },
+            }
+        };
+        found.into_iter().map(frame).collect()
+    }
+}
+
+/// A line among callers that is none.
+fn note(text: &str) -> Frame {
+    Frame { name: None, place: text.to_owned(), is_library: false }
+}

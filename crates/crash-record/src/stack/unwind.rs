@@ -1,0 +1,189 @@
+//! From a place in a function to its caller, by the tables that compilers leave for exceptions.
+//!
+//! Of the registers only those can be known that a function keeps for its caller, and of these only
+//! what lies on the stack. Nothing is taken for one that is not known: a step that needs it ends
+//! the way.
+
+use gimli::{
+    BaseAddresses, CfaRule, CieOrFde, EhFrame, EhFrameOffset, EndianArcSlice, EvaluationResult, LittleEndian,
+    Location, Register, RegisterRule, UnwindContext, UnwindExpression, UnwindSection, Value, X86_64,
+};
+use std::ops::Range;
+
+pub(super) type Bytes = EndianArcSlice<LittleEndian>;
+
+/// Of an expression that computes an address.
+const EXPRESSION_STEPS_MAX: u32 = 1000;
+/// What a called function keeps, by the x86-64 calling convention.
+const KEPT: [Register; 6] = [X86_64::RBX, X86_64::RBP, X86_64::R12, X86_64::R13, X86_64::R14, X86_64::R15];
+/// Besides them, where the function is and its stack begins.
+const OTHERS: [Register; 2] = [X86_64::RA, X86_64::RSP];
+
+/// Registers of a function on the stack, those that are kept first.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Registers([Option<u64>; KEPT.len() + OTHERS.len()]);
+
+impl Registers {
+    pub fn new(pc: u64, sp: u64) -> Registers {
+        let mut registers = Registers::default();
+        registers.set(X86_64::RA, Some(pc));
+        registers.set(X86_64::RSP, Some(sp));
+        registers
+    }
+
+    pub fn get(&self, register: Register) -> Option<u64> {
+        self.0[place(register)?]
+    }
+
+    /// Another register than those that are followed is forgotten.
+    pub fn set(&mut self, register: Register, value: Option<u64>) {
+        if let Some(place) = place(register) {
+            self.0[place] = value;
+        }
+    }
+}
+
+fn place(register: Register) -> Option<usize> {
+    KEPT.into_iter().chain(OTHERS).position(|r| r == register)
+}
+
+/// The way out of a function.
+pub(super) enum Step {
+    /// With the registers that the caller had.
+    Caller(Registers),
+    /// It is the outermost function.
+    Top,
+    /// The function addresses its stack by the frame pointer, as compilers set it up, and the frame
+    /// pointer is not known.
+    NeedsFrame,
+    Unknown,
+}
+
+struct Function {
+    range: Range<u64>,
+    entry: EhFrameOffset,
+}
+
+/// `.eh_frame` of a binary.
+pub(super) struct Tables {
+    frames: EhFrame<Bytes>,
+    bases: BaseAddresses,
+    /// By address.
+    functions: Vec<Function>,
+}
+
+impl Tables {
+    /// What is not well formed is left out.
+    pub fn read(section: Bytes, address: u64) -> Tables {
+        let frames = EhFrame::from(section);
+        let bases = BaseAddresses::default().set_eh_frame(address);
+        let mut functions = Vec::new();
+        let mut entries = frames.entries(&bases);
+        while let Ok(Some(entry)) = entries.next() {
+            let CieOrFde::Fde(entry) = entry else { continue };
+            let Ok(entry) = entry.parse(EhFrame::cie_from_offset) else { continue };
+            let range = entry.initial_address()..entry.initial_address().saturating_add(entry.len());
+            functions.push(Function { range, entry: EhFrameOffset(entry.offset()) });
+        }
+        functions.sort_by_key(|f| f.range.start);
+        Tables { frames, bases, functions }
+    }
+
+    fn find(&self, address: u64) -> Option<&Function> {
+        let behind = self.functions.partition_point(|f| f.range.start <= address);
+        self.functions[..behind].last().filter(|f| f.range.contains(&address))
+    }
+
+    /// Where the function at an address begins.
+    pub fn start(&self, address: u64) -> Option<u64> {
+        self.find(address).map(|f| f.range.start)
+    }
+
+    /// The caller of the function at an address. `word` reads the stack.
+    pub fn caller(&self, address: u64, now: &Registers, word: &dyn Fn(u64) -> Option<u64>) -> Step {
+        self.try_caller(address, now, word).unwrap_or(Step::Unknown)
+    }
+
+    fn try_caller(&self, address: u64, now: &Registers, word: &dyn Fn(u64) -> Option<u64>) -> Option<Step> {
+        let function = self.find(address)?;
+        let entry =
+            self.frames.fde_from_offset(&self.bases, function.entry, EhFrame::cie_from_offset).ok()?;
+        let mut context = UnwindContext::new();
+        let row = entry.unwind_info_for_address(&self.frames, &self.bases, &mut context, address).ok()?;
+        let back = row.register(X86_64::RA)?;
+        if back == RegisterRule::Undefined {
+            return Some(Step::Top);
+        }
+        let cfa = match row.cfa() {
+            // Behind the saved frame pointer and the return address.
+            CfaRule::RegisterAndOffset { register: X86_64::RBP, offset: 16 }
+                if now.get(X86_64::RBP).is_none() =>
+            {
+                return Some(Step::NeedsFrame);
+            }
+            CfaRule::RegisterAndOffset { register, offset } => {
+                now.get(*register)?.checked_add_signed(*offset)?
+            }
+            CfaRule::Expression(e) => self.evaluate(e, None, entry.cie().encoding(), now, word)?,
+        };
+        // The stack grows down. A signal handler with a stack of its own ends the way.
+        if cfa <= now.get(X86_64::RSP)? {
+            return None;
+        }
+        let value = |register, rule| match rule {
+            // Not said: what the calling convention says.
+            None | Some(RegisterRule::SameValue) => now.get(register),
+            Some(RegisterRule::Offset(offset)) => word(cfa.checked_add_signed(offset)?),
+            Some(RegisterRule::ValOffset(offset)) => cfa.checked_add_signed(offset),
+            Some(RegisterRule::Register(other)) => now.get(other),
+            Some(RegisterRule::Expression(e)) => {
+                word(self.evaluate(&e, Some(cfa), entry.cie().encoding(), now, word)?)
+            }
+            Some(RegisterRule::ValExpression(e)) => {
+                self.evaluate(&e, Some(cfa), entry.cie().encoding(), now, word)
+            }
+            Some(_) => None,
+        };
+        let mut caller = Registers::new(value(X86_64::RA, Some(back))?, cfa);
+        for register in KEPT {
+            caller.set(register, value(register, row.register(register)));
+        }
+        Some(Step::Caller(caller))
+    }
+
+    fn evaluate(
+        &self,
+        expression: &UnwindExpression<usize>,
+        start: Option<u64>,
+        encoding: gimli::Encoding,
+        now: &Registers,
+        word: &dyn Fn(u64) -> Option<u64>,
+    ) -> Option<u64> {
+        let expression: gimli::Expression<Bytes> = expression.get(&self.frames).ok()?;
+        let mut evaluation = expression.evaluation(encoding);
+        evaluation.set_max_iterations(EXPRESSION_STEPS_MAX);
+        if let Some(start) = start {
+            evaluation.set_initial_value(start);
+        }
+        let mut state = evaluation.evaluate().ok()?;
+        loop {
+            state = match state {
+                EvaluationResult::Complete => break,
+                EvaluationResult::RequiresRegister { register, .. } => {
+                    evaluation.resume_with_register(Value::Generic(now.get(register)?)).ok()?
+                }
+                EvaluationResult::RequiresMemory { address, size: 8, space: None, .. } => {
+                    evaluation.resume_with_memory(Value::Generic(word(address)?)).ok()?
+                }
+                _ => return None,
+            };
+        }
+        match evaluation.as_result() {
+            [piece] => match piece.location {
+                Location::Address { address } => Some(address),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+}
