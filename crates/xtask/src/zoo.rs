@@ -158,7 +158,7 @@ impl Zoo {
         let explored = self
             .command(&self.kedge)
             .args(["crash", "explore", "--quiet", "--timeout", "2m", "--budget", &row.states.to_string()])
-            .args(["--model", model, "--check", check])
+            .args(["--max-failures", &row.failures.to_string(), "--model", model, "--check", check])
             .arg(self.temp.join("run.kcr"))
             .output()?;
         let report = text(&explored);
