@@ -5,8 +5,9 @@
 //! there: see [`History`] for what is legal. A page may besides be torn: some of its sectors that
 //! follow one another are written, and what needs the page is lost.
 
+use crate::edit::Edit;
 use crate::history::History;
-use crate::state::{Digest, PAGE, SECTOR, State};
+use crate::state::{Digest, SECTOR, State};
 use std::collections::HashSet;
 
 /// Choices beyond this are not followed: a caller hears that the list is not whole.
@@ -83,13 +84,15 @@ impl Search<'_> {
             return;
         }
         let edit = &self.history.micros[n as usize].edit;
-        for from in 0..PAGE / SECTOR {
-            for to in from + 1..=PAGE / SECTOR {
+        let Edit::Data { at, bytes, .. } = edit else { return };
+        // Those that it writes. What lies behind the end of the file counts, too: a size that comes
+        // later shows it.
+        let (first, end) =
+            (usize::from(*at) / SECTOR, (usize::from(*at) + bytes.as_slice().len()).div_ceil(SECTOR));
+        for from in first..end {
+            for to in from + 1..=end {
                 let mut torn = partial.clone();
                 torn.state.apply_torn(edit, from..to);
-                if torn.state.digest() == partial.state.digest() && to - from > 1 {
-                    continue;
-                }
                 torn.whole.push(false);
                 torn.is_torn = true;
                 self.follow(torn);

@@ -429,3 +429,26 @@ fn a_call_after_the_start_of_an_fsync_is_not_covered() {
     let state = history.state(&Recipe::new(4, Pick::Durable));
     assert_eq!(state.content(b"f").unwrap(), b"a");
 }
+
+/// Half of a page behind the old end of a file, and the new size.
+#[test]
+fn the_list_of_all_states_has_torn_pages_that_a_later_size_shows() {
+    let disk = Disk::new();
+    disk.create("f").unwrap().write_at(0, &[b'o'; 100]).unwrap();
+    disk.settle();
+    disk.open("f").unwrap().write_at(0, &[b'n'; 4096]).unwrap();
+    let history = History::new(&disk.trace(), Model::by_name("ext4").unwrap());
+    let at = *history.points().end();
+    let every = history.every(at);
+    let micro = (0..history.micros.len() as u32).find(|n| history.may_tear(*n, at)).unwrap();
+    let mut sizes = BTreeSet::new();
+    for sectors in (0..8).flat_map(|from| (from + 1..=8).map(move |to| from..to)) {
+        let recipe = Recipe { at, pick: Pick::All, torn: Some(Torn { micro, sectors }) };
+        let state = history.state(&recipe);
+        let Some((_, node)) = state.find(b"f") else { panic!("{recipe}: no file") };
+        let crate::state::Body::File(file) = &node.body else { panic!("{recipe}: no file") };
+        sizes.insert(file.size);
+        assert!(every.states.contains(&state.digest()), "{recipe}");
+    }
+    assert_eq!(sizes, [4096].into(), "the size came without the page");
+}
