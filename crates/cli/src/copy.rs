@@ -7,7 +7,7 @@
 //! file that cannot be copied as a whole is absent. All that was copied is durable when the command
 //! succeeds.
 
-mod host;
+pub mod host;
 
 use crate::beside::client::{Archive, Mounted};
 use crate::inside::{Inside, parse_inside};

@@ -162,6 +162,25 @@ fn commands_that_fail_hang_or_leave_something_behind() {
 }
 
 #[test]
+fn an_image_can_be_what_is_there_at_the_start() {
+    if no_fuse() {
+        return;
+    }
+    let place = place_with_old_doc();
+    place.run("mkfs --from from disk.kedge").ok();
+    record(&place, &["--from", "disk.kedge"], "grep -qx old doc; echo new > doc.tmp; mv doc.tmp doc").ok();
+    let (code, report) = explore(&place, "ext4", "grep -qx old doc || grep -qx new doc");
+    assert_eq!(code, 1, "{report:#}");
+    let sentence = report["causes"][0]["sentence"].as_str().unwrap();
+    assert!(sentence.contains("doc.tmp"), "{sentence}");
+    fs::write(place.path("foreign"), vec![7; 1 << 20]).unwrap();
+    record(&place, &["--from", "foreign"], "true").refused(1, &["--from foreign", "KedgeFS"]);
+    place.run("mount disk.kedge from").ok();
+    record(&place, &["--from", "disk.kedge"], "true").refused(1, &["--from disk.kedge", "mounted on"]);
+    place.run("umount from").ok();
+}
+
+#[test]
 fn recordings_and_checkers_that_are_no_good() {
     if no_fuse() {
         return;

@@ -1,14 +1,16 @@
 //! `kedge crash record` and `kedge crash mark`.
 
+use crate::copy::host::Target;
 use crate::options::parse_size;
 use crate::os::TerminationSignals;
+use crate::{engine, mounts};
 use anyhow::{Context, Result, bail};
 use kedge_crash_record::{MARK_FILE, Options, record};
 use regex::Regex;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use std::ffi::OsString;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -25,8 +27,9 @@ pub struct Args {
     /// Size of the file system, which is in memory
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = SIZE_DEFAULT)]
     size: u64,
-    /// Initial contents of the directory; no crash loses them
-    #[arg(long, value_name = "DIR")]
+    /// Initial contents of the directory, from a directory or an image that is not mounted; no crash
+    /// loses them
+    #[arg(long, value_name = "DIR|IMAGE")]
     from: Option<PathBuf>,
     /// Start the command in the directory
     #[arg(long)]
@@ -56,9 +59,15 @@ pub fn run(args: Args) -> Result<ExitCode> {
     // process, so the command is ended first.
     kedge_base::spawn_named("signals", move || pass_on(&signals, &to_end)).context("start a thread")?;
     let out = args.out.clone();
+    // It goes when the recording is done.
+    let unpacked = match &args.from {
+        Some(image) if image.exists() && !image.is_dir() => Some(unpack(image)?),
+        _ => None,
+    };
+    let from = unpacked.as_ref().map(|dir| dir.path().to_owned()).or(args.from);
     let options = Options {
         size: args.size,
-        from: args.from,
+        from,
         cd: args.cd,
         ack: args.ack,
         timeout: args.timeout,
@@ -101,6 +110,21 @@ pub fn run(args: Args) -> Result<ExitCode> {
         );
     }
     Ok(ExitCode::from(u8::try_from(recorded.code).unwrap_or(crate::FAILURE)))
+}
+
+/// A directory with what an image holds.
+fn unpack(image: &Path) -> Result<tempfile::TempDir> {
+    let copied = || -> Result<tempfile::TempDir> {
+        if let Some(mount) = mounts::of_image(image)? {
+            bail!("mounted on {}: name that directory", mount.dir.display());
+        }
+        let fs = engine::open_to_read(image)?;
+        let dir = tempfile::tempdir().context("make a directory")?;
+        let mut target = Target::new(dir.path(), false)?;
+        target.copy(&fs, &fs.getattr(kedgefs::Ino::ROOT)?, None)?;
+        Ok(dir)
+    };
+    copied().with_context(|| format!("--from {}", image.display()))
 }
 
 /// Asks the command to end at the first signal, and kills it at the second.
