@@ -27,8 +27,8 @@ pub struct Args {
     /// Size of the file system, which is in memory
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = SIZE_DEFAULT)]
     size: u64,
-    /// Initial contents of the directory, from a directory or an image that is not mounted; no crash
-    /// loses them
+    /// Initial contents of the directory, from a directory or an image that is not mounted; no
+    /// crash loses them
     #[arg(long, value_name = "DIR|IMAGE")]
     from: Option<PathBuf>,
     /// Start the command in the directory
