@@ -49,15 +49,20 @@ impl MountPoint {
     /// sees. Refused with [`MountError::Busy`] while anything on one is in use. Must not be called
     /// on a thread that serves the mount.
     pub fn request_unmount(&self) -> Result<(), MountError> {
-        let of_this = |entry: &MountEntry| entry.is_kedgefs() && Some(&entry.device) == self.device.as_ref();
-        let others = mountinfo::mounts().into_iter().filter(of_this).filter(|entry| entry.dir != self.dir);
+        // A device number may be given to another file system when this one is gone.
+        let is_this = |entry: &MountEntry| {
+            entry.is_kedgefs() && Some(&entry.device) == self.device.as_ref() && entry.image() == self.image
+        };
+        let others = mountinfo::mounts().into_iter().filter(|entry| entry.dir != self.dir).filter(is_this);
+        let mut ended = false;
         for other in others {
             mount::unmount_as(&other.dir, self.privileged, false)?;
+            ended = true;
         }
         match mount::unmount_as(&self.dir, self.privileged, false) {
             // The first directory may be gone before the others.
-            Err(MountError::NotMounted(_)) if self.device.is_some() => Ok(()),
-            ended => ended,
+            Err(MountError::NotMounted(_)) if ended => Ok(()),
+            result => result,
         }
     }
 }
