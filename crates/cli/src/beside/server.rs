@@ -9,6 +9,7 @@ use crate::import;
 use crate::import::sink::{Live, Sink};
 use anyhow::{Context, Result, bail, ensure};
 use kedge_base::lock::{Mutex, Rank};
+use kedge_base::{Clock, SystemClock};
 use kedge_fuse::{MountedSession, Notifier};
 use kedgefs::{FileKind, FileSystem, Ino, Owner};
 use std::cell::RefCell;
@@ -19,9 +20,12 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// Connections at a time. More are refused.
 const CONNECTIONS_MAX: usize = 8;
+/// After an error of accept(2), such as too many open files.
+const PAUSE: Duration = Duration::from_millis(100);
 
 pub struct Beside {
     fs: FileSystem,
@@ -81,10 +85,9 @@ impl Beside {
             match listener.accept() {
                 Ok((stream, _)) => self.start(stream),
                 Err(_) if self.state.lock().stopping => return,
-                // Too many open files, perhaps: that passes.
                 Err(e) => {
                     tracing::warn!("no connection for changes beside the kernel: {e}");
-                    std::thread::sleep(std::time::Duration::from_millis(100));
+                    SystemClock::default().sleep(PAUSE);
                 }
             }
         }
@@ -93,20 +96,22 @@ impl Beside {
     fn start(self: &Arc<Beside>, stream: UnixStream) {
         let mut state = self.state.lock();
         state.connections.retain(|c| !c.thread.is_finished());
-        let full = state.connections.len() >= CONNECTIONS_MAX;
-        if state.stopping || full {
-            let why = if full { "too many copies at a time" } else { "the mount is ending" };
-            return answer(&stream, Some(why.into()));
-        }
-        let beside = self.clone();
-        let started = stream.try_clone().and_then(|mine| {
-            kedge_base::spawn_named("kedge-beside", move || beside.serve(&mine))
-                .map(|thread| (thread, stream.try_clone()))
-        });
-        match started {
-            Ok((thread, _)) => state.connections.push(Connection { stream, thread }),
-            Err(e) => answer(&stream, Some(format!("start a thread: {e}"))),
-        }
+        let refused = if state.stopping {
+            "the mount is ending".into()
+        } else if state.connections.len() >= CONNECTIONS_MAX {
+            "too many copies at a time".into()
+        } else {
+            let beside = self.clone();
+            let started = stream
+                .try_clone()
+                .and_then(|mine| kedge_base::spawn_named("kedge-beside", move || beside.serve(&mine)));
+            match started {
+                Ok(thread) => return state.connections.push(Connection { stream, thread }),
+                Err(e) => format!("start a thread: {e}"),
+            }
+        };
+        drop(state);
+        answer(&stream, Some(refused));
     }
 
     fn serve(&self, stream: &UnixStream) {
@@ -168,11 +173,11 @@ impl Beside {
             let _ = connection.stream.shutdown(Shutdown::Read);
         }
         if let Some(Listening { listener, thread, .. }) = listening {
-            if let Err(e) = rustix::net::shutdown(&listener, rustix::net::Shutdown::Both) {
-                tracing::warn!("the socket for changes beside the kernel stays open: {e}");
-                return;
+            match rustix::net::shutdown(&listener, rustix::net::Shutdown::Both) {
+                Ok(()) => join(thread),
+                // It refuses all that connect from here on.
+                Err(e) => tracing::warn!("the socket for changes beside the kernel stays open: {e}"),
             }
-            join(thread);
         }
         connections.into_iter().for_each(|connection| join(connection.thread));
     }
