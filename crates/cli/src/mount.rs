@@ -147,7 +147,9 @@ fn mount_again(mount: &MountEntry, args: &Args, words: &MountWords) -> Result<Ex
         let (image, dir) = (args.image.display(), mount.dir.display());
         bail!("{image} is in use: it is mounted on {dir}, and its process serves this mount, too");
     }
+    let made = Made { args, image: false, dir: make_dir(args)?, kept: Cell::new(false) };
     engine::mount_again(&mount.dir, &args.dir, words)?;
+    made.keep();
     let of_mount = |word: &&str| !["rw", "nosuid", "nodev", "noexec", "suid", "dev", "exec"].contains(word);
     let lists = args.options.iter().flat_map(|list| list.split(','));
     let ignored: Vec<&str> = lists.filter(|word| !word.is_empty()).filter(of_mount).collect();
@@ -218,21 +220,26 @@ fn prepare<'a>(args: &'a Args, words: &MountWords) -> Result<Made<'a>> {
     {
         bail!("{} is in use: it is mounted on {}", args.image.display(), mount.dir.display());
     }
-    match kedge_fuse::is_dir(&args.dir).map_err(std::io::Error::from) {
-        Ok(true) => {}
-        Ok(false) => bail!("mount point {} is not a directory", args.dir.display()),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound && args.create.is_some() => {
-            std::fs::create_dir(&args.dir)
-                .with_context(|| format!("create mount point {}", args.dir.display()))?;
-            made.dir = true;
-        }
-        Err(e) => return Err(e).with_context(|| format!("mount point {}", args.dir.display())),
-    }
+    made.dir = make_dir(args)?;
     if let Some(size) = size {
         mkfs::create(&args.image, size, &FormatOptions { size: Some(size), ..FormatOptions::default() })?;
         made.image = true;
     }
     Ok(made)
+}
+
+/// Whether the mount point had to be made, as `--create` asks.
+fn make_dir(args: &Args) -> Result<bool> {
+    match kedge_fuse::is_dir(&args.dir).map_err(std::io::Error::from) {
+        Ok(true) => Ok(false),
+        Ok(false) => bail!("mount point {} is not a directory", args.dir.display()),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound && args.create.is_some() => {
+            std::fs::create_dir(&args.dir)
+                .with_context(|| format!("create mount point {}", args.dir.display()))?;
+            Ok(true)
+        }
+        Err(e) => Err(e).with_context(|| format!("mount point {}", args.dir.display())),
+    }
 }
 
 fn is_rbd(image: &Path) -> Result<bool> {

@@ -27,7 +27,7 @@ pub struct Args {
 /// How often to check whether a process that lives on has released the image.
 const LOOK_AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// After so many checks the user is told what is waited for.
-const TELL_AFTER: u32 = 100;
+const TELL_AFTER: u64 = 100;
 
 pub fn run(args: Args) -> Result<ExitCode> {
     let dir = mounts::resolve(&args.dir)?;
@@ -57,29 +57,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let synced = sync(&dir);
     let others = kedge_fuse::mounts_beside(&mount);
     engine::unmount(&dir)?;
-    let not_kept = || format!("{}: data that was written to it could not be kept", args.dir.display());
-    if let Some(other) = others.first() {
-        tracing::info!("{} stays mounted on {}", image.display(), other.dir.display());
-        synced.with_context(not_kept)?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    wait_for_end(&server, &image)?;
-    if !read_only && !is_clean(&image)? {
-        let why =
-            before.shut_down.map_or(String::new(), |why| format!("; the file system had shut down: {why}"));
-        bail!(
-            "{}: unmounted, but {} was not closed cleanly{why}; its next mount replays the log",
-            args.dir.display(),
-            image.display()
-        );
-    }
-    let lost = image::losses(&image).map_or(0, |losses| losses.files).saturating_sub(before.lost_files);
-    if lost > 0 {
-        bail!(
-            "{}: unmounted, but the data of {lost} files could not be written to {} and is lost",
-            args.dir.display(),
-            image.display()
-        );
+    match others.first() {
+        Some(other) => tracing::info!("{} stays mounted on {}", image.display(), other.dir.display()),
+        None => {
+            wait_for_end(&server, &image)?;
+            check_closed(&args.dir, &image, read_only, &before)?;
+        }
     }
     // The image may be clean all the same: another host has taken it over and closed it.
     if let Some(why) = before.shut_down {
@@ -89,6 +72,21 @@ pub fn run(args: Args) -> Result<ExitCode> {
         format!("{}: unmounted, but data that was written to it could not be kept", args.dir.display())
     })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// What the image says of its end.
+fn check_closed(dir: &Path, image: &Path, read_only: bool, before: &Before) -> Result<()> {
+    let (dir, shown) = (dir.display(), image.display());
+    if !read_only && !is_clean(image)? {
+        let why = before.shut_down.as_ref();
+        let why = why.map_or(String::new(), |why| format!("; the file system had shut down: {why}"));
+        bail!("{dir}: unmounted, but {shown} was not closed cleanly{why}; its next mount replays the log");
+    }
+    let lost = image::losses(image).map_or(0, |losses| losses.files).saturating_sub(before.lost_files);
+    if lost > 0 {
+        bail!("{dir}: unmounted, but the data of {lost} files could not be written to {shown} and is lost");
+    }
+    Ok(())
 }
 
 /// What the mount says of itself. It is not read from the image: an NBD server may accept one
@@ -128,7 +126,8 @@ fn server(dir: &Path) -> Result<OwnedFd> {
 
 /// Waits until the process is gone or has released the image: one process may serve several mounts.
 fn wait_for_end(server: &OwnedFd, image: &Path) -> Result<()> {
-    for waited in 0u32.. {
+    let mut waited = 0u64;
+    loop {
         if waited == TELL_AFTER {
             eprintln!(
                 "kedge: waiting for the process that serves {} to close it; another mount namespace (a container, a \
@@ -136,6 +135,7 @@ fn wait_for_end(server: &OwnedFd, image: &Path) -> Result<()> {
                 image.display()
             );
         }
+        waited += 1;
         let mut fds = [PollFd::new(server, PollFlags::IN)];
         match poll(&mut fds, Some(&LOOK_AGAIN)) {
             Ok(0) | Err(rustix::io::Errno::INTR) => {}
@@ -147,7 +147,6 @@ fn wait_for_end(server: &OwnedFd, image: &Path) -> Result<()> {
             return Ok(());
         }
     }
-    Ok(())
 }
 
 fn is_clean(image: &Path) -> Result<bool> {
