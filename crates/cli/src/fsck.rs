@@ -68,12 +68,17 @@ pub fn run(args: Args) -> Result<ExitCode> {
         None => engine::check(&args.image, hear),
         Some(mode) => engine::repair(&args.image, mode, args.force, hear),
     };
+    finish(checked, bar, args.json)
+}
+
+/// Prints the report, where the progress was.
+pub fn finish(checked: Result<Checked>, bar: Option<Arc<Bar>>, as_json: bool) -> Result<ExitCode> {
     if let Some(bar) = bar {
         bar.clear();
     }
     let Checked { text, json, exit_code } = checked?;
     let mut out = std::io::stdout().lock();
-    if args.json {
+    if as_json {
         writeln!(out, "{json:#}")?;
     } else {
         writeln!(out, "{}", text.trim_end())?;

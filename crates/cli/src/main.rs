@@ -6,8 +6,9 @@
 //! and names what failed and where.
 //!
 //! # Shape
-//! One module for each subcommand. They reach the engine, the mount and the checker only through
-//! [`engine`], so that one place shows what the command line needs of them.
+//! One module for each subcommand. They open, mount and check images only through [`engine`], so
+//! that one place shows how that is done. Those that read or change an image's own bytes (`dump`,
+//! `extract`, `image`, `info`, `tree`, `tune`) know the format besides.
 #![deny(unsafe_code)]
 
 mod beside;

@@ -3,12 +3,10 @@
 //! `kedge_fsck::scrub` has the argument why that is sound beside a mount. An image that is not
 //! mounted is locked against one meanwhile.
 
-use crate::engine::{self, Checked};
-use crate::fsck::Bar;
+use crate::fsck::{self, Bar};
 use crate::image::is_remote;
-use crate::{info, mounts};
+use crate::{engine, info, mounts};
 use anyhow::{Context, Result, bail};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -25,18 +23,7 @@ pub struct Args {
 pub fn run(args: Args) -> Result<ExitCode> {
     let (image, mounted) = find(&args.target)?;
     let (hear, bar) = Bar::on_terminal(true);
-    let checked = engine::scrub(&image, mounted, hear);
-    if let Some(bar) = bar {
-        bar.clear();
-    }
-    let Checked { text, json, exit_code } = checked?;
-    let mut out = std::io::stdout().lock();
-    if args.json {
-        writeln!(out, "{json:#}")?;
-    } else {
-        writeln!(out, "{}", text.trim_end())?;
-    }
-    Ok(ExitCode::from(exit_code))
+    fsck::finish(engine::scrub(&image, mounted, hear), bar, args.json)
 }
 
 /// The image that is meant, and whether it is mounted.
