@@ -3,22 +3,15 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, kill, no_fuse, output_within, tool};
+use common::{Place, kill, no_fuse, not_root, output_within, tool};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::time::Duration;
 
+const NEEDS_ROOT: &str = "only root can become the users that the lists name";
 const LIMIT: Duration = Duration::from_secs(120);
 const NOBODY: &str = "65534";
 const DAEMON: &str = "1";
-
-fn not_root() -> bool {
-    let not = !rustix::process::geteuid().is_root();
-    if not {
-        kedge_base::skip::note("only root can become the users that the lists name");
-    }
-    not
-}
 
 /// A mount that every user can reach.
 fn mounted(options: &str) -> Place {
@@ -56,7 +49,7 @@ fn mode(place: &Place, path: &str) -> u32 {
 
 #[test]
 fn a_list_grants_and_denies_and_survives_a_crash() {
-    if no_fuse() || not_root() {
+    if no_fuse() || not_root(NEEDS_ROOT) {
         return;
     }
     let place = mounted("");
@@ -94,7 +87,7 @@ fn a_list_grants_and_denies_and_survives_a_crash() {
 }
 
 fn inherits(options: &str) {
-    if no_fuse() || not_root() {
+    if no_fuse() || not_root(NEEDS_ROOT) {
         return;
     }
     let place = mounted(options);
@@ -143,7 +136,7 @@ fn new_files_inherit_with_the_kernels_writeback_cache() {
 
 #[test]
 fn who_is_not_in_the_group_loses_its_bit_with_a_new_list() {
-    if no_fuse() || not_root() {
+    if no_fuse() || not_root(NEEDS_ROOT) {
         return;
     }
     let place = mounted("");
@@ -161,7 +154,7 @@ fn who_is_not_in_the_group_loses_its_bit_with_a_new_list() {
 
 #[test]
 fn lists_are_copied_with_their_files() {
-    if no_fuse() || not_root() {
+    if no_fuse() || not_root(NEEDS_ROOT) {
         return;
     }
     let place = mounted("");

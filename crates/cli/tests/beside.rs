@@ -5,26 +5,19 @@
 
 mod common;
 use common::source::{assert_like_source, make_source};
-use common::{Place, copy_program, kill, no_fuse, output_within, until};
+use common::{Place, copy_program, kill, no_fuse, not_root, output_within, until};
 use rustix::mount::{MountFlags, UnmountFlags};
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{SocketAddr, UnixStream};
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Duration;
 use tar::{EntryType, Header};
 
+const NEEDS_ROOT: &str = "only root can become another user, and mount over a directory";
 const LIMIT: Duration = Duration::from_secs(120);
-
-fn not_root() -> bool {
-    let not = !rustix::process::geteuid().is_root();
-    if not {
-        kedge_base::skip::note("only root can become another user, and mount over a directory");
-    }
-    not
-}
 
 fn mounted(options: &str) -> Place {
     let place = Place::new();
@@ -117,7 +110,7 @@ fn the_kernel_shows_at_once_what_was_copied() {
 /// The kernel would detach it with the directory's name.
 #[test]
 fn a_mount_below_a_directory_that_is_copied_over_stays() {
-    if no_fuse() || not_root() {
+    if no_fuse() || not_root(NEEDS_ROOT) {
         return;
     }
     let place = mounted("");
@@ -157,7 +150,7 @@ fn open_to_all(place: &Place, dir: &str) {
 
 #[test]
 fn only_root_and_the_serving_user_copy_this_way() {
-    if no_fuse() || not_root() {
+    if no_fuse() || not_root(NEEDS_ROOT) {
         return;
     }
     let place = mounted(" -o allow_other");
@@ -198,7 +191,7 @@ fn only_root_and_the_serving_user_copy_this_way() {
 
 #[test]
 fn what_a_user_copies_is_his_own() {
-    if no_fuse() || not_root() {
+    if no_fuse() || not_root(NEEDS_ROOT) {
         return;
     }
     let place = Place::new();
@@ -283,20 +276,29 @@ fn archives_that_lead_out_are_refused() {
     place.unmount_and_check("disk.kedge");
 }
 
-/// A client that is killed in the middle of a file, and one that waits for its own input.
+fn half_a_file() -> Vec<u8> {
+    block(header("half", EntryType::Regular, 4 << 20), &vec![7; 2 << 20])
+}
+
+/// A client that has sent a file and half of another, and waits for its own input.
+fn client_in_the_middle(place: &Place) -> (Child, ChildStdin) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kedge"));
+    command.args(["tar", "-x"]).arg(place.path("mnt")).stdin(Stdio::piped()).stderr(Stdio::piped());
+    let mut client = command.spawn().unwrap();
+    let mut input = client.stdin.take().unwrap();
+    input.write_all(&block(header("whole", EntryType::Regular, 5), b"bytes")).unwrap();
+    input.write_all(&half_a_file()).unwrap();
+    until("the first half arrives", || place.path("mnt/half").exists());
+    (client, input)
+}
+
 #[test]
 fn an_interrupted_copy_leaves_whole_files() {
     if no_fuse() {
         return;
     }
     let place = mounted("");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kedge"));
-    command.args(["tar", "-x"]).arg(place.path("mnt")).stdin(Stdio::piped());
-    let mut client = command.spawn().unwrap();
-    let mut input = client.stdin.take().unwrap();
-    input.write_all(&block(header("whole", EntryType::Regular, 5), b"bytes")).unwrap();
-    input.write_all(&block(header("half", EntryType::Regular, 4 << 20), &vec![7; 2 << 20])).unwrap();
-    until("the first half arrives", || place.path("mnt/half").exists());
+    let (mut client, input) = client_in_the_middle(&place);
     // The client has the directory open.
     place.run("umount mnt").refused(1, &["is in use"]);
     client.kill().unwrap();
@@ -320,7 +322,7 @@ fn the_end_of_the_mount_ends_a_copy() {
     let mut client = UnixStream::connect_addr(&address).unwrap();
     let root = fs::metadata(place.path("mnt")).unwrap().ino();
     client.write_all(format!("kedge-beside 1 {root}\n").as_bytes()).unwrap();
-    client.write_all(&block(header("half", EntryType::Regular, 4 << 20), &vec![7; 2 << 20])).unwrap();
+    client.write_all(&half_a_file()).unwrap();
     until("the first half arrives", || place.path("mnt/half").exists());
     place.unmount_and_check("disk.kedge");
     let mut answer = String::new();
@@ -352,12 +354,7 @@ fn a_mount_that_dies_or_cannot_take_it_is_named() {
     fs::create_dir_all(place.path("mnt/a/b")).unwrap();
     place.run("cp -r mnt/a mnt/a/b").refused(1, &["lies in it"]);
 
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kedge"));
-    command.args(["tar", "-x"]).arg(place.path("mnt")).stdin(Stdio::piped()).stderr(Stdio::piped());
-    let mut client = command.spawn().unwrap();
-    let mut input = client.stdin.take().unwrap();
-    input.write_all(&block(header("half", EntryType::Regular, 4 << 20), &vec![7; 2 << 20])).unwrap();
-    until("the first half arrives", || place.path("mnt/half").exists());
+    let (client, input) = client_in_the_middle(&place);
     kill(&place, "mnt");
     drop(input);
     let output = client.wait_with_output().unwrap();

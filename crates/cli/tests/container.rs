@@ -4,10 +4,12 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, copy_program, no_fuse, output_within};
+use common::{Place, copy_program, no_fuse, not_root, output_within};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
+
+const NEEDS_ROOT: &str = "only root can take its own privileges away";
 
 /// What `program` with `args` and the shell `script` printed and complained of. `$K` is kedge; `set
 /// -e` holds.
@@ -30,14 +32,6 @@ fn shell(place: &Place, program: &str, args: &str, script: &str) -> (String, Str
     (said, errors)
 }
 
-fn not_root() -> bool {
-    let not = !rustix::process::geteuid().is_root();
-    if not {
-        kedge_base::skip::note("only root can take its own privileges away");
-    }
-    not
-}
-
 /// Mounts, writes, shows the type, unmounts, and looks whether all is well.
 const TOUR: &str = "
     findmnt -no FSTYPE mnt
@@ -52,7 +46,7 @@ const TOUR: &str = "
 
 #[test]
 fn root_without_loop_devices_gets_a_plain_mount_and_is_told() {
-    if no_fuse() || not_root() {
+    if no_fuse() || not_root(NEEDS_ROOT) {
         return;
     }
     let place = Place::new();
@@ -74,7 +68,7 @@ fn root_without_loop_devices_gets_a_plain_mount_and_is_told() {
 
 #[test]
 fn the_kind_of_mount_can_be_chosen() {
-    if no_fuse() || not_root() {
+    if no_fuse() || not_root(NEEDS_ROOT) {
         return;
     }
     let place = Place::new();
@@ -91,7 +85,7 @@ fn the_kind_of_mount_can_be_chosen() {
 
 #[test]
 fn roots_of_user_namespaces_mount() {
-    if no_fuse() || not_root() {
+    if no_fuse() || not_root(NEEDS_ROOT) {
         return;
     }
     let place = Place::new();
@@ -109,7 +103,7 @@ fn roots_of_user_namespaces_mount() {
 
 #[test]
 fn bubblewrap_gives_enough_to_mount() {
-    if no_fuse() || not_root() {
+    if no_fuse() || not_root(NEEDS_ROOT) {
         return;
     }
     const SANDBOX: &str =
@@ -127,7 +121,7 @@ fn bubblewrap_gives_enough_to_mount() {
 
 #[test]
 fn an_ordinary_user_mounts_through_the_helper() {
-    if no_fuse() || not_root() {
+    if no_fuse() || not_root(NEEDS_ROOT) {
         return;
     }
     let place = Place::new();

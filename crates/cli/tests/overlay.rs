@@ -3,21 +3,14 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, kill, no_fuse, tool};
+use common::{Place, kill, no_fuse, not_root, tool};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::time::Duration;
 
+const NEEDS_ROOT: &str = "only root mounts an overlay, and makes whiteouts";
 const LIMIT: Duration = Duration::from_secs(120);
-
-fn not_root() -> bool {
-    let not = !rustix::process::geteuid().is_root();
-    if not {
-        kedge_base::skip::note("only root mounts an overlay, and makes whiteouts");
-    }
-    not
-}
 
 fn is_whiteout(path: &std::path::Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_char_device() && m.rdev() == 0)
@@ -45,7 +38,7 @@ fn no_overlay(place: &Place) {
 
 #[test]
 fn an_upper_layer_hides_changes_and_moves_what_is_below() {
-    if no_fuse() || not_root() {
+    if no_fuse() || not_root(NEEDS_ROOT) {
         return;
     }
     let place = Place::new();
@@ -88,7 +81,7 @@ fn an_upper_layer_hides_changes_and_moves_what_is_below() {
 
 #[test]
 fn a_rename_leaves_a_whiteout() {
-    if no_fuse() || not_root() {
+    if no_fuse() || not_root(NEEDS_ROOT) {
         return;
     }
     let place = Place::new();

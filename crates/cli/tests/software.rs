@@ -5,7 +5,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, kill, no_fuse, output_within, tool, until};
+use common::{Place, kill, no_fuse, not_root, output_within, tool, until};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -14,18 +14,10 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+const NEEDS_ROOT: &str = "only root can run programs as other users and lay files over /etc";
 const LIMIT: Duration = Duration::from_secs(300);
 /// Inserts that are acknowledged before something is killed.
 const INSERTS: usize = 400;
-
-/// Root at home, and programs of others by their users.
-fn not_root() -> bool {
-    let not = !rustix::process::geteuid().is_root();
-    if not {
-        kedge_base::skip::note("only root can run programs as other users and lay files over /etc");
-    }
-    not
-}
 
 /// A PostgreSQL cluster with data checksums in `mnt/db`.
 struct Postgres<'a> {
@@ -141,7 +133,7 @@ fn postgres_keeps_what_it_acknowledged() {
         kedge_base::skip::note("PostgreSQL runs with KEDGE_LONG=1");
         return;
     }
-    if no_fuse() || not_root() {
+    if no_fuse() || not_root(NEEDS_ROOT) {
         return;
     }
     let versions = fs::read_dir("/usr/lib/postgresql").map(|dir| dir.map(|e| e.unwrap().path()).max());
@@ -238,7 +230,7 @@ fn cargo_builds_a_crate() {
 /// `mount -a` mounts what fstab says, and leaves what is mounted.
 #[test]
 fn mount_all_of_fstab() {
-    if no_fuse() || not_root() {
+    if no_fuse() || not_root(NEEDS_ROOT) {
         return;
     }
     let place = Place::new();

@@ -202,6 +202,16 @@ pub fn no_fuse() -> bool {
     no
 }
 
+/// Whether the test is left out because it needs root, for the reason that is given.
+#[track_caller]
+pub fn not_root(why: &str) -> bool {
+    let not = !rustix::process::geteuid().is_root();
+    if not {
+        kedge_base::skip::note(why);
+    }
+    not
+}
+
 pub fn pid(place: &Place, dir: &str) -> Pid {
     let info = place.info(dir);
     Pid::from_raw(info["mount"]["pid"].as_i64().unwrap() as i32).unwrap()
