@@ -265,6 +265,35 @@ fn appended_pages() {
     assert!(after_crash("posix", run).contains("o0"), "sizes without bytes");
 }
 
+#[test]
+fn a_longer_file_in_the_block_that_it_has() {
+    let appended = |disk: &Disk| {
+        old_file(disk);
+        disk.open("f").unwrap().write_at(1, b"a").unwrap();
+    };
+    for model in ["strict", "kedgefs", "xfs", "btrfs"] {
+        assert_eq!(after_crash(model, appended), set(&["o", "oa"]), "{model}");
+    }
+    assert_eq!(after_crash("ext4-ordered", appended), set(&["o", "o0", "oa"]), "no block is allocated");
+    let twice = |disk: &Disk| {
+        let file = disk.create("f").unwrap();
+        file.write_at(0, b"n").unwrap();
+        file.write_at(600, b"a").unwrap();
+        disk.sync(".").unwrap();
+    };
+    let found = after_crash("ext4-ordered", twice);
+    assert!(found.contains("n0"), "the second size in the block that the first write took: {found:?}");
+    assert!(!found.contains("0"), "no size before the bytes that took the block: {found:?}");
+    let cut = |disk: &Disk| {
+        let file = disk.create("f").unwrap();
+        file.write_at(0, b"nn").unwrap();
+        file.set_len(0).unwrap();
+        file.write_at(0, b"m").unwrap();
+    };
+    let found = after_crash("ext4-ordered", cut);
+    assert!(!found.contains("0"), "a file that is cut to nothing has no block: {found:?}");
+}
+
 /// All states at the end: what `f` holds, its bytes without repetition.
 fn every_content(model: &str, run: impl FnOnce(&Disk)) -> BTreeSet<String> {
     let disk = Disk::new();

@@ -39,6 +39,8 @@ struct Known {
     /// For each page the newest edit of each of its sectors. Where pages are never torn, all
     /// sectors of a page are one.
     pages: HashMap<u64, [Option<u32>; SECTORS]>,
+    /// For each page beyond the old end of the file the bytes that made it take a block.
+    took_block: HashMap<u64, u32>,
     /// Bytes and sizes that no rename has waited for.
     unflushed: Vec<u32>,
     /// Edits of the inode itself that nothing has made persistent yet.
@@ -341,15 +343,22 @@ impl Splitter {
             needs.extend(newest[sectors.clone()].iter().copied().flatten());
         }
         let n = self.push(Edit::Data { ino, page, at: at as u16, bytes, whole }, needs);
-        self.of(ino).pages.entry(page).or_default()[sectors].fill(Some(n));
+        let known = self.of(ino);
+        known.pages.entry(page).or_default()[sectors].fill(Some(n));
+        if page * PAGE as u64 >= known.size {
+            known.took_block.entry(page).or_insert(n);
+        }
         n
     }
 
     /// A write of edit `data` made the file `size` long.
     fn grow(&mut self, ino: u64, size: u64, data: u32) {
         let mut needs = self.needs(ino, |k| [k.barrier.or(k.inode)]);
-        if self.model.size_needs_data {
-            needs.push(data);
+        let took_block = self.of(ino).took_block.get(&(size.saturating_sub(1) / PAGE as u64)).copied();
+        match self.model.size_needs_data {
+            true if self.model.size_in_old_block_needs_data => needs.push(data),
+            true => needs.extend(took_block),
+            false => {}
         }
         if self.model.size_in_order {
             needs.extend(self.of(ino).grown);
@@ -367,6 +376,7 @@ impl Splitter {
         known.barrier = Some(n);
         known.grown = None;
         known.pages.clear();
+        known.took_block.retain(|page, _| page * (PAGE as u64) < size);
         known.size = size;
     }
 
@@ -414,6 +424,9 @@ impl Splitter {
                 let needs = self.of(ino).own.iter().copied().collect();
                 let n = self.push(Edit::Shift { ino, from, to, size }, needs);
                 self.fence(ino, n, size);
+                // It needs all bytes before it: where they were makes no difference to what
+                // follows.
+                self.of(ino).took_block.clear();
             }
         }
     }
