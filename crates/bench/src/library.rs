@@ -62,31 +62,38 @@ fn dir_name(work: Work, i: usize) -> String {
     }
 }
 
-/// What each of `threads` threads answered, and how long it took from a common start to the end of
-/// the last one.
+/// What each of `threads` threads answered, and how long it took from the start of the first one to
+/// the end of the last one. They start when all are there.
 pub fn in_threads<R: Send + 'static, W: FnOnce() -> Result<R> + Send + 'static>(
     threads: usize,
     mut make: impl FnMut(usize) -> W,
 ) -> Result<(Duration, Vec<R>)> {
     let clock = SystemClock::default();
-    let start = Arc::new(Barrier::new(threads + 1));
+    let start = Arc::new(Barrier::new(threads));
     let mut workers = Vec::new();
     for i in 0..threads {
         let (work, start) = (make(i), start.clone());
+        // Each looks at the clock by itself: on a busy machine it may begin long before the thread
+        // that waits for it runs again.
         let body = move || {
             start.wait();
-            work()
+            let began = clock.monotonic();
+            let answer = work();
+            (began, clock.monotonic(), answer)
         };
         workers.push(spawn_named("bench", body).context("start a thread")?);
     }
-    start.wait();
-    let started = clock.monotonic();
     // All are waited for before the first error is looked at: they use what the caller may take
     // away.
     let ended: Vec<_> = workers.into_iter().map(|w| w.join()).collect();
-    let took = clock.since(started);
-    let answers = ended.into_iter().map(|r| r.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-    Ok((took, answers.collect::<Result<_>>()?))
+    let (mut first, mut last) = (Duration::MAX, Duration::ZERO);
+    let mut answers = Vec::new();
+    for ended in ended {
+        let (began, end, answer) = ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        (first, last) = (first.min(began), last.max(end));
+        answers.push(answer);
+    }
+    Ok((last.saturating_sub(first), answers.into_iter().collect::<Result<_>>()?))
 }
 
 fn create_files<T: Target>(target: &T, dir: &T::Dir, work: Work, thread: usize, each: u64) -> Result<()> {
