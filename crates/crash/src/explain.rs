@@ -18,6 +18,8 @@ use serde::Serialize;
 
 /// States tried with the missing call put in.
 const VERIFY_STATES: u64 = 400;
+/// Moments before a crash that are looked at for a good state.
+const GOOD_TRIED_MAX: usize = 20;
 /// Places of one missing call that are mended together.
 const ALIKE_MAX: usize = 1000;
 
@@ -75,6 +77,9 @@ pub struct Explanation {
     pub state: String,
     /// What the checker said.
     pub message: String,
+    /// The last state up to there with nothing lost that passes the check. None: not one of the
+    /// last few does.
+    pub last_good_state: Option<String>,
     /// The crash came behind this call.
     pub after: Option<CallRef>,
     pub lost: Vec<CallRef>,
@@ -156,8 +161,25 @@ impl Explainer<'_> {
         let kept = kept.map(|n| self.call(n, String::new()));
         let cause = cause(&calls, kept.as_ref(), &fixes);
         let sentence = self.sentence(&calls, after.as_ref(), kept.as_ref(), &fixes, told.as_deref());
-        let (state, message) = (recipe.to_string(), shrunk.message.clone());
-        Explanation { state, message, after, lost: calls, kept, fixes, told, sentence, cause }
+        Explanation {
+            state: recipe.to_string(),
+            message: shrunk.message.clone(),
+            last_good_state: self.last_good(recipe.at).map(|good| good.to_string()),
+            after,
+            lost: calls,
+            kept,
+            fixes,
+            told,
+            sentence,
+            cause,
+        }
+    }
+
+    fn last_good(&self, at: u32) -> Option<Recipe> {
+        let moments = (*self.history.points().start()..=at).rev().take(GOOD_TRIED_MAX);
+        moments
+            .map(|at| Recipe::new(at, Pick::All))
+            .find(|whole| !self.still_fails(self.trace, self.history, whole))
     }
 
     fn call(&self, number: u32, what: String) -> CallRef {

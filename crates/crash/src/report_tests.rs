@@ -4,6 +4,7 @@ use super::*;
 use crate::campaign::explore_in_memory;
 use crate::disk::Disk;
 use crate::model::Model;
+use crate::recipe::Recipe;
 
 fn told<'a>(report: &'a Report, trace: &'a Trace) -> Told<'a> {
     Told { report, trace, name: "run<1>.kcr", checker: "test \"$x\" & <y>", cut: None }
@@ -36,6 +37,57 @@ fn nothing_that_a_program_wrote_becomes_markup() {
     }
     let xml = told.junit();
     assert!(!xml.contains("<it>") && !xml.contains('\u{1}'), "{xml}");
+}
+
+#[test]
+fn a_failure_stands_beside_the_last_good_state() {
+    // Complete: the file is overwritten in two steps, between which it does not pass.
+    let disk = Disk::new();
+    let file = disk.create("f").unwrap();
+    file.write_at(0, b"old old").unwrap();
+    disk.sync("f").unwrap();
+    disk.sync("").unwrap();
+    disk.settle();
+    file.write_at(0, b"new").unwrap();
+    file.write_at(4, b"new").unwrap();
+    let trace = disk.trace();
+    let report = explore_in_memory(&trace, Model::by_name("strict").unwrap(), |disk, _| {
+        match disk.read("f").as_deref() {
+            Ok(b"old old" | b"new new") => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    });
+    let failure = &report.failures[0];
+    let at = failure.state.parse::<Recipe>().unwrap().at;
+    assert_eq!(failure.last_good_state, Some((at - 1).to_string()), "{failure:?}");
+    let page = told(&report, &trace).html();
+    assert!(page.contains("<th>the last good state</th>"), "{page}");
+    assert!(page.contains("<pre>old old</pre>") && page.contains("<pre>new old</pre>"), "{page}");
+
+    let (report, trace) = failing();
+    let failure = &report.failures[0];
+    let at = failure.state.parse::<Recipe>().unwrap().at;
+    assert_eq!(failure.last_good_state, Some(at.to_string()), "had nothing been lost");
+    assert!(told(&report, &trace).html().contains("passes at that moment"));
+}
+
+#[test]
+fn a_failure_without_a_good_state_before_says_so() {
+    let disk = Disk::new();
+    let file = disk.create("f").unwrap();
+    for i in 0..40 {
+        file.write_at(i, b"x").unwrap();
+    }
+    file.write_at(40, b"y").unwrap();
+    let trace = disk.trace();
+    let report = explore_in_memory(&trace, Model::by_name("strict").unwrap(), |disk, _| {
+        let bytes = disk.read("f").unwrap_or_default();
+        if bytes.len() == 30 || bytes.len() > 40 { Ok(()) } else { Err("short".into()) }
+    });
+    let none = report.failures.iter().find(|f| f.last_good_state.is_none());
+    let none = none.expect("the first state is far from any good one");
+    assert!(none.state.parse::<Recipe>().unwrap().at < 31, "{none:?}");
+    assert!(told(&report, &trace).html().contains("No complete state shortly before"));
 }
 
 #[test]

@@ -138,7 +138,7 @@ fn cause(
         return;
     };
     picture(page, failure, &recipe, told, paths, history);
-    difference(page, &recipe, history);
+    difference(page, failure, &recipe, history);
     put(
         page,
         format_args!(
@@ -224,19 +224,41 @@ fn picture(
     page.push_str("<tr class=\"crash\"><td></td><td>crash</td><td></td></tr></tbody></table>\n");
 }
 
-/// The directory after the crash beside the one that the program had.
-fn difference(page: &mut String, recipe: &Recipe, history: &History) {
-    let whole = history.state(&Recipe::new(recipe.at, Pick::All));
+/// The directory after the crash beside the last good state, or beside what the program had if none
+/// is known.
+fn difference(page: &mut String, failure: &Explanation, recipe: &Recipe, history: &History) {
+    let good = failure.last_good_state.as_ref().and_then(|name| name.parse::<Recipe>().ok());
+    let beside = if good.is_some() { "the last good state" } else { "the program had" };
+    let other = good.unwrap_or_else(|| Recipe::new(recipe.at, Pick::All));
+    match failure.last_good_state {
+        Some(_) if other.at == recipe.at => page.push_str(
+            "<p>With nothing lost, the check passes at that moment. That is the last good state.</p>\n",
+        ),
+        Some(_) => put(
+            page,
+            format_args!(
+                "<p>The check last passes after call #{}, with nothing lost. That is the last good state.</p>\n",
+                other.at.saturating_sub(1)
+            ),
+        ),
+        None => page.push_str(
+            "<p>No complete state shortly before passes the check; beside it stands what the program had.</p>\n",
+        ),
+    }
+    let whole = history.state(&other);
     let found = history.state(recipe);
     let (had, has) = (files(&whole), files(&found));
     let names: BTreeSet<&Vec<u8>> = had.keys().chain(has.keys()).collect();
     let changed: Vec<&Vec<u8>> = names.into_iter().filter(|n| had.get(*n) != has.get(*n)).collect();
     if changed.is_empty() {
-        page.push_str("<p>The directory is what the program had at that moment.</p>\n");
+        page.push_str("<p>After the crash the directory is the same.</p>\n");
         return;
     }
-    page.push_str(
-        "<table class=\"diff\"><thead><tr><th>file</th><th>the program had</th><th>after the crash</th></tr></thead><tbody>\n",
+    put(
+        page,
+        format_args!(
+            "<table class=\"diff\"><thead><tr><th>file</th><th>{beside}</th><th>after the crash</th></tr></thead><tbody>\n"
+        ),
     );
     for name in changed.iter().take(DIFFERENCES_MAX) {
         put(
