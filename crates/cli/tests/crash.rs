@@ -134,6 +134,46 @@ fn what_is_recorded_is_what_was_done() {
     }
 }
 
+/// A program that stores through a mapping, with or without msync before its promise.
+fn stores_by_mapping(msync: &str) -> String {
+    let program = "import mmap, os\n\
+        f = os.open(\"m\", os.O_RDWR | os.O_CREAT)\n\
+        os.ftruncate(f, 8192)\n\
+        os.fsync(f)\n\
+        os.fsync(os.open(\".\", os.O_RDONLY))\n\
+        m = mmap.mmap(f, 8192)\n\
+        m[4096:4099] = b\"one\"\n";
+    format!("python3 -c '{program}{msync}print(\"stored\", flush=True)'")
+}
+
+#[test]
+fn stores_through_a_mapping_are_recorded_when_the_kernel_writes_them() {
+    if no_fuse() {
+        return;
+    }
+    let place = Place::new();
+    let check = "test -z \"$KEDGE_ACKED\" || test \"$(tail -c 4096 m | head -c 3)\" = one";
+    record(&place, &["--ack", "^stored"], &stores_by_mapping("m.flush()\n")).ok();
+    let trace = kedge_crash::kcr::read(&fs::read(place.path("run.kcr")).unwrap()[..]).unwrap().trace;
+    let of = |name: &str| trace.events.iter().position(|e| e.call.name() == name);
+    let stored = of("mapped write").expect("msync writes the page");
+    let kedge_crash::trace::Call::Write { offset, data, .. } = &trace.events[stored].call else { panic!() };
+    assert_eq!((*offset, &data[..3], trace.events[stored].pid), (4096, &b"one"[..], 0));
+    assert!(stored < of("mark").unwrap(), "before the promise");
+    let is_msync = |e: &kedge_crash::trace::Event| matches!(e.call.name(), "fsync" | "fdatasync");
+    assert!(trace.events[stored..of("mark").unwrap()].iter().any(is_msync), "msync is a persistence call");
+    for model in ["kedgefs", "ext4", "posix"] {
+        let (code, report) = explore(&place, model, check);
+        assert_eq!((code, &report["failing"]), (0, &0.into()), "{model}: {report:#}");
+    }
+
+    record(&place, &["--ack", "^stored"], &stores_by_mapping("")).ok();
+    for model in ["kedgefs", "ext4", "posix"] {
+        let (code, report) = explore(&place, model, check);
+        assert_eq!(code, 1, "{model}: a promise before msync: {report:#}");
+    }
+}
+
 #[test]
 fn commands_that_fail_hang_or_leave_something_behind() {
     if no_fuse() {
