@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 const IMAGE: u64 = 16 << 20;
-const DAMAGES: u64 = 24;
+const DAMAGES: u64 = 8;
 /// Parts of what must not be in a scrambled copy.
 const NAME: &str = "confidential-name";
 const DATA: &[u8] = b"confidential content of a file; ";
