@@ -170,6 +170,15 @@ pub mod init {
     pub const INIT_EXT: u32 = 1 << 30;
 }
 
+/// Flags of INIT from bit 32 on: [`InitInExt::flags2`] and [`InitOut::flags2`].
+pub mod init2 {
+    pub const ALLOW_IDMAP: u32 = 1 << 8;
+}
+
+/// [`InHeader::uid`] and [`InHeader::gid`] of a request that makes no inode, where idmapped mounts
+/// are permitted.
+pub const NO_ID: u32 = u32::MAX;
+
 /// [`SetattrIn::valid`].
 pub mod fattr {
     pub const MODE: u32 = 1 << 0;

@@ -22,24 +22,24 @@ pub const XATTR_OPTIONS: &[u8] = b"system.kedgefs.options";
 /// so that a mount of a part of the file system (`mount --bind`) will do.
 pub const XATTR_BESIDE: &[u8] = b"system.kedgefs.beside";
 
-/// Only the user who serves the mount, and root, may do this.
-fn check_owner(uid: u32) -> Answer<()> {
-    if uid != 0 && uid != rustix::process::geteuid().as_raw() {
-        return Err(Errno(libc::EPERM));
+/// Only the user who serves the mount, and root, may do this. A user who is not known is neither.
+fn check_owner(user: Option<u32>) -> Answer<()> {
+    match user {
+        Some(uid) if uid == 0 || uid == rustix::process::geteuid().as_raw() => Ok(()),
+        _ => Err(Errno(libc::EPERM)),
     }
-    Ok(())
 }
 
-pub fn set_options(ops: &impl Ops, uid: u32, list: &[u8]) -> Answer<()> {
-    check_owner(uid)?;
+pub fn set_options(ops: &impl Ops, user: Option<u32>, list: &[u8]) -> Answer<()> {
+    check_owner(user)?;
     let list = std::str::from_utf8(list).map_err(|_| Errno(libc::EINVAL))?;
     ops.set_options(list).inspect_err(|e| tracing::warn!("remount with {list}: {e}"))?;
     Ok(())
 }
 
 /// The value of [`XATTR_BESIDE`].
-pub fn beside(address: Option<&Address>, uid: u32) -> Answer<Vec<u8>> {
-    check_owner(uid)?;
+pub fn beside(address: Option<&Address>, user: Option<u32>) -> Answer<Vec<u8>> {
+    check_owner(user)?;
     let address = address.ok_or(Errno(libc::ENODATA))?;
     let text = address().map_err(|e| {
         tracing::error!("listen for changes beside the kernel: {e}");
@@ -60,8 +60,8 @@ const SHUTDOWN_NOLOGFLUSH: u32 = 2;
 ///
 /// The ioctl's number declares the flag as output, so the kernel does not send it. It is read from
 /// the caller's memory. If that is not permitted, the hardest kind of stop is assumed.
-pub fn shutdown(ops: &impl Ops, uid: u32, pid: u32, arg: u64) -> Answer<()> {
-    check_owner(uid)?;
+pub fn shutdown(ops: &impl Ops, user: Option<u32>, pid: u32, arg: u64) -> Answer<()> {
+    check_owner(user)?;
     let flag = read_u32(pid, arg).unwrap_or_else(|e| {
         tracing::info!(pid, "shutdown flag not readable, taken as no log flush: {e}");
         SHUTDOWN_NOLOGFLUSH
@@ -82,8 +82,8 @@ pub fn shutdown(ops: &impl Ops, uid: u32, pid: u32, arg: u64) -> Answer<()> {
 pub const FITRIM: u32 = 0xc018_5879;
 
 /// Gives free space back to the device. The answer is the range with the bytes that went.
-pub fn trim(ops: &impl Ops, uid: u32, asked: abi::TrimRange) -> Answer<abi::IoctlTrimOut> {
-    check_owner(uid)?;
+pub fn trim(ops: &impl Ops, user: Option<u32>, asked: abi::TrimRange) -> Answer<abi::IoctlTrimOut> {
+    check_owner(user)?;
     let len = ops.trim(asked.start, asked.len, asked.min_len)?;
     let range = abi::TrimRange { len, ..asked };
     Ok(abi::IoctlTrimOut { out: abi::IoctlOut::new_zeroed(), range })

@@ -4,6 +4,7 @@
 //! without its end, or a length beyond the data is answered with EINVAL.
 
 use crate::abi::{self, fattr, fopen, op};
+use crate::caller;
 use crate::control;
 use crate::ops::Ops;
 use crate::seek::SeekJob;
@@ -132,9 +133,9 @@ impl<O: Ops> Server<O> {
                 self.ops.sync_async(Box::new(move |synced| reply.finish(synced.map_err(Errno::from))));
             }
             op::STATFS => reply.finish(Ok::<_, Errno>(self.statfs())),
-            op::GETXATTR => self.getxattr(node, args, request.header.uid, reply),
+            op::GETXATTR => self.getxattr(request, args, reply),
             op::LISTXATTR => self.listxattr(node, args, reply),
-            op::SETXATTR => reply.finish(self.setxattr(node, args, request.header.uid)),
+            op::SETXATTR => reply.finish(self.setxattr(request, args)),
             op::REMOVEXATTR => reply.finish(self.removexattr(node, args)),
             op::IOCTL => self.ioctl(request, args, reply),
             // Not served, and the kernel remembers it: FLUSH (a close is no durability point),
@@ -288,8 +289,13 @@ impl<O: Ops> Server<O> {
     /// Clears the set-user-id bits before a change of the file's content, so that no crash leaves
     /// changed content with the old privilege.
     fn drop_privilege(&self, node: Ino) -> Answer<()> {
+        self.drop_privilege_if(node, || true)
+    }
+
+    /// `applies` is asked only if there are any.
+    fn drop_privilege_if(&self, node: Ino, applies: impl FnOnce() -> bool) -> Answer<()> {
         let mode = mode_without_privilege(&self.ops.getattr(node)?);
-        if mode.is_some() {
+        if mode.is_some() && applies() {
             self.ops.setattr(node, &SetAttr { mode, ..SetAttr::default() })?;
             // execve(2) uses the mode that the kernel has cached.
             self.forget_attributes(node.0);
@@ -297,9 +303,15 @@ impl<O: Ops> Server<O> {
         Ok(())
     }
 
-    /// The owner of a new inode. The file system applies the group of a set-group-ID directory.
-    fn owner(request: &Request<'_>) -> Owner {
-        Owner { uid: request.header.uid, gid: request.header.gid }
+    /// The owner of a new inode. The file system applies the group of a set-group-ID directory. The
+    /// kernel lets nobody make an inode whose ids have no counterpart here.
+    fn owner(request: &Request<'_>) -> Answer<Owner> {
+        let (uid, gid) = (request.header.uid, request.header.gid);
+        if uid == abi::NO_ID || gid == abi::NO_ID {
+            Err(Errno(libc::EOVERFLOW))
+        } else {
+            Ok(Owner { uid, gid })
+        }
     }
 
     /// The mode for a new file. With access control lists it comes without the umask applied, which
@@ -317,7 +329,7 @@ impl<O: Ops> Server<O> {
 
     fn create_file(&self, request: &Request<'_>, name: &[u8], mode: u32, rdev: u32) -> Answer<Attr> {
         let dir = Ino(request.header.nodeid);
-        let owner = Self::owner(request);
+        let owner = Self::owner(request)?;
         let regular = FileKind::Regular.mode_bits();
         Ok(match mode & FileKind::MODE_MASK {
             kind if kind == regular || kind == 0 => {
@@ -349,7 +361,7 @@ impl<O: Ops> Server<O> {
 
     fn tmpfile(&self, request: &Request<'_>, args: &mut Args<'_>) -> Answer<abi::CreateOut> {
         let asked: abi::CreateIn = args.take()?;
-        let owner = Self::owner(request);
+        let owner = Self::owner(request)?;
         // It comes pinned: nothing else would keep it alive until it is.
         let mode = self.new_mode(request.header.nodeid, asked.mode, asked.umask)?;
         let mode = FileKind::Regular.mode_bits() | (mode & PERMISSIONS);
@@ -359,7 +371,7 @@ impl<O: Ops> Server<O> {
 
     fn mkdir(&self, request: &Request<'_>, args: &mut Args<'_>) -> Answer<abi::EntryOut> {
         let asked: abi::MkdirIn = args.take()?;
-        let owner = Self::owner(request);
+        let owner = Self::owner(request)?;
         let mode = self.new_mode(request.header.nodeid, asked.mode, asked.umask)?;
         let mode = mode & PERMISSIONS | FileKind::Directory.mode_bits();
         let attr = self.ops.mkdir(Ino(request.header.nodeid), args.name()?, mode, owner)?;
@@ -369,7 +381,7 @@ impl<O: Ops> Server<O> {
     fn symlink(&self, request: &Request<'_>, args: &mut Args<'_>) -> Answer<abi::EntryOut> {
         let name = args.name()?;
         let target = args.text()?;
-        let owner = Self::owner(request);
+        let owner = Self::owner(request)?;
         let attr = self.ops.symlink(Ino(request.header.nodeid), name, target, owner)?;
         self.pinned_entry(&attr)
     }
@@ -406,7 +418,7 @@ impl<O: Ops> Server<O> {
             EXCHANGE => RenameMode::Exchange,
             // The kernel has asked for CAP_MKNOD.
             flags if flags & !NOREPLACE == WHITEOUT => {
-                RenameMode::Whiteout { owner: Self::owner(request), replace: flags & NOREPLACE == 0 }
+                RenameMode::Whiteout { owner: Self::owner(request)?, replace: flags & NOREPLACE == 0 }
             }
             _ => return Err(EINVAL),
         };
@@ -504,8 +516,8 @@ impl<O: Ops> Server<O> {
         let node = Ino(request.header.nodeid);
         // This is the one change of content for which the kernel has no flag. A caller with
         // CAP_FSETID may keep the bits; here, root stands for that.
-        if self.options.handle_killpriv && request.header.uid != 0 {
-            self.drop_privilege(node)?;
+        if self.options.handle_killpriv {
+            self.drop_privilege_if(node, || caller::user(&request.header) != Some(0))?;
         }
         Ok(self.ops.fallocate(node, mode, asked.offset, asked.length)?)
     }
@@ -592,11 +604,15 @@ impl<O: Ops> Server<O> {
         Ok(len)
     }
 
-    fn getxattr(&self, node: Ino, args: &mut Args<'_>, uid: u32, reply: Reply) {
+    fn getxattr(&self, request: &Request<'_>, args: &mut Args<'_>, reply: Reply) {
+        let node = Ino(request.header.nodeid);
         let value = args.take().and_then(|asked: abi::GetxattrIn| {
             let name = args.text()?;
             if name == control::XATTR_BESIDE {
-                return Ok((asked.size, control::beside(self.beside.as_ref(), uid)?));
+                return Ok((
+                    asked.size,
+                    control::beside(self.beside.as_ref(), caller::user(&request.header))?,
+                ));
             }
             if node == Ino::ROOT && name.starts_with(control::XATTR_PREFIX) {
                 return Ok((asked.size, self.control_xattr(name).ok_or(Errno(libc::ENODATA))?));
@@ -620,14 +636,15 @@ impl<O: Ops> Server<O> {
         finish_xattr(reply, list);
     }
 
-    fn setxattr(&self, node: Ino, args: &mut Args<'_>, uid: u32) -> Answer<()> {
+    fn setxattr(&self, request: &Request<'_>, args: &mut Args<'_>) -> Answer<()> {
+        let node = Ino(request.header.nodeid);
         let asked: abi::SetxattrIn = args.take()?;
         let acls = self.acls.load(Ordering::Relaxed);
         let ext = if acls { args.take()? } else { abi::SetxattrInExt::new_zeroed() };
         let name = args.text()?;
         let value = args.bytes(asked.size)?;
         if node == Ino::ROOT && name == control::XATTR_OPTIONS {
-            return control::set_options(&*self.ops, uid, value);
+            return control::set_options(&*self.ops, caller::user(&request.header), value);
         }
         self.check_xattr_name(name)?;
         let mode = match asked.flags as i32 {
@@ -663,14 +680,14 @@ impl<O: Ops> Server<O> {
     }
 
     fn ioctl(&self, request: &Request<'_>, args: &mut Args<'_>, reply: Reply) {
-        let (uid, pid) = (request.header.uid, request.header.pid);
+        let user = || caller::user(&request.header);
         match args.take::<abi::IoctlIn>() {
             Ok(asked) if asked.cmd == control::FS_IOC_SHUTDOWN => {
-                let stopped = control::shutdown(&*self.ops, uid, pid, asked.arg);
+                let stopped = control::shutdown(&*self.ops, user(), request.header.pid, asked.arg);
                 reply.finish(stopped.map(|()| abi::IoctlOut::new_zeroed()));
             }
             Ok(asked) if asked.cmd == control::FITRIM => {
-                reply.finish(args.take().and_then(|range| control::trim(&*self.ops, uid, range)));
+                reply.finish(args.take().and_then(|range| control::trim(&*self.ops, user(), range)));
             }
             Ok(_) => reply.err(libc::ENOTTY),
             Err(e) => reply.err(e.0),

@@ -36,7 +36,7 @@ pub mod transport;
 pub use beside::{Address, Notifier};
 pub use caller::caller;
 pub use mount::{MountError, become_io_flusher, is_dir, mount, mount_again, mount_remote, unmount};
-pub use mountinfo::{MountEntry, asks_strangers, mount_at, mounts, mounts_beside, mounts_of};
+pub use mountinfo::{MountEntry, asks_strangers, mount_at, mount_of, mounts, mounts_beside, mounts_of};
 pub use ops::{Done, Ops};
 pub use options::FuseOptions;
 pub use server::Server;

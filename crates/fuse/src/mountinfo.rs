@@ -18,8 +18,10 @@
 //! mount holds it.
 
 use crate::loopdev;
-use rustix::fs::{major, minor};
+use rustix::fd::AsFd;
+use rustix::fs::{AtFlags, StatxFlags, major, minor, statx};
 use std::ffi::OsString;
+use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -27,6 +29,8 @@ use std::path::{Path, PathBuf};
 /// One line of the mount table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountEntry {
+    /// By which the kernel names this mount.
+    pub id: u64,
     /// `major:minor` of the file system.
     pub device: String,
     /// Which directory of the file system is mounted: `/`, or a part of it.
@@ -52,6 +56,11 @@ impl MountEntry {
     /// Whether nothing can be changed through this mount.
     pub fn is_read_only(&self) -> bool {
         self.has_option("ro")
+    }
+
+    /// Whether this mount shows other user and group ids than the file system keeps.
+    pub fn is_idmapped(&self) -> bool {
+        self.has_option("idmapped")
     }
 
     /// Whether it is a mount of KedgeFS.
@@ -112,6 +121,16 @@ pub(crate) fn device_of(dir: &Path) -> Option<String> {
     mount_at(dir).map(|entry| entry.device)
 }
 
+/// The mount through which an open file is reached. `None`: the table does not show it, as it lies
+/// outside of this process's root.
+pub fn mount_of(file: impl AsFd) -> io::Result<Option<MountEntry>> {
+    let found = statx(file, "", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::MNT_ID)?;
+    if found.stx_mask & StatxFlags::MNT_ID.bits() == 0 {
+        return Err(io::ErrorKind::Unsupported.into());
+    }
+    Ok(mounts().into_iter().find(|entry| entry.id == found.stx_mnt_id))
+}
+
 /// Further mounts of the file system that a mount has, as far as this process sees them.
 pub fn mounts_beside(mount: &MountEntry) -> Vec<MountEntry> {
     mounts().into_iter().filter(|other| other.device == mount.device && other.dir != mount.dir).collect()
@@ -130,7 +149,8 @@ pub fn mount_at(dir: &Path) -> Option<MountEntry> {
 /// `id parent major:minor root dir options [tags...] - type source superoptions`
 fn parse(line: &[u8]) -> Option<MountEntry> {
     let mut fields = line.split(|&b| b == b' ');
-    let device = fields.nth(2)?;
+    let id = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
+    let device = fields.nth(1)?;
     let root = fields.next()?;
     let dir = fields.next()?;
     let options = fields.next()?;
@@ -141,6 +161,7 @@ fn parse(line: &[u8]) -> Option<MountEntry> {
     let owner = super_options.split(|&b| b == b',').find_map(|option| option.strip_prefix(b"user_id="));
     let owner = owner.and_then(|id| std::str::from_utf8(id).ok()?.parse().ok());
     Some(MountEntry {
+        id,
         device: String::from_utf8_lossy(device).into_owned(),
         root: path(root),
         dir: path(dir),

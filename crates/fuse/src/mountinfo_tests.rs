@@ -4,7 +4,7 @@ use super::*;
 fn lines_are_taken_apart() {
     let line = b"36 35 7:0 / /mnt/a\\040b\\134c rw,noatime shared:1 master:2 - fuseblk.kedgefs /dev/loop0 rw,user_id=0";
     let entry = parse(line).unwrap();
-    assert_eq!(entry.device, "7:0");
+    assert_eq!((entry.id, entry.device.as_str()), (36, "7:0"));
     assert_eq!(entry.root, Path::new("/"));
     assert_eq!(entry.dir, Path::new("/mnt/a b\\c"));
     assert_eq!(entry.kind, "fuseblk.kedgefs");
@@ -14,6 +14,8 @@ fn lines_are_taken_apart() {
     assert!(!entry.is_read_only());
     assert!(entry.has_option("noatime") && entry.has_option("user_id=0"), "{entry:?}");
     assert!(!entry.has_option("user_id") && !entry.has_option("shared:1"), "{entry:?}");
+    assert!(!entry.is_idmapped());
+    assert!(parse(b"1 2 0:1 / /x rw,idmapped - ext4 /dev/vda rw").unwrap().is_idmapped());
     assert!(parse(b"1 2 0:1 / /x ro - proc proc rw").unwrap().is_read_only());
     assert!(parse(b"1 2 0:1 / /x rw - proc proc ro").unwrap().is_read_only());
     assert_eq!(parse(b"1 2 0:1 / /x rw - proc proc rw").unwrap().kind, "proc");
@@ -37,7 +39,14 @@ fn a_mount_of_another_user_is_foreign() {
 
 #[test]
 fn broken_lines_are_none() {
-    for line in ["", "1", "1 2 3:4 / /x rw", "1 2 3:4 / /x rw -", "1 2 3:4 / /x rw - type"] {
+    for line in [
+        "",
+        "x 2 3:4 / /x rw - a b rw",
+        "1",
+        "1 2 3:4 / /x rw",
+        "1 2 3:4 / /x rw -",
+        "1 2 3:4 / /x rw - type",
+    ] {
         assert_eq!(parse(line.as_bytes()), None, "{line}");
     }
     assert_eq!(path(b"\\04"), Path::new("\\04"));

@@ -32,6 +32,10 @@
 //!   applies it where no default list takes its place. The kernel lets nobody change the
 //!   directory's list between the look at it and the creation: it holds the directory's lock for
 //!   both.
+//! - **Idmapped mounts**, if this process is root and the kernel tells the user of a caller
+//!   ([`crate::caller`]). The kernel maps all ids in both directions and checks permissions. It then
+//!   sends no ids with requests that make no inode. Root, because only root of the file system's
+//!   user namespace can make an idmapped mount.
 //! - **READDIRPLUS always**, not adaptively: a cold walk of a tree needs no LOOKUP per name.
 //!
 //! # Threads
@@ -40,9 +44,9 @@
 //! A worker may have to read the memory of a caller (see [`crate::control`]), which may be mapped
 //! from this mount. So there are always at least two workers.
 
-use crate::abi::{self, OPCODES, init, op, op_name};
+use crate::abi::{self, OPCODES, init, init2, op, op_name};
 use crate::beside::Address;
-use crate::caller::with_caller;
+use crate::caller::{self, with_caller};
 use crate::control;
 use crate::crew::Crew;
 use crate::dispatch::{Answer, Args, Errno};
@@ -199,6 +203,12 @@ impl<O: Ops> Server<O> {
         if acls {
             wanted |= ACLS;
         }
+        // With the extension the kernel always sends it whole.
+        let extended = offer.flags & init::INIT_EXT != 0;
+        let offer2 = if extended { args.take()? } else { abi::InitInExt::new_zeroed() };
+        if rustix::process::geteuid().is_root() && caller::can_be_asked() {
+            answer.flags2 = offer2.flags2 & init2::ALLOW_IDMAP;
+        }
         let flags = wanted & offer.flags;
         self.writeback.store(flags & init::WRITEBACK_CACHE != 0, Ordering::Relaxed);
         answer.minor = abi::MINOR.min(offer.minor);
@@ -210,7 +220,14 @@ impl<O: Ops> Server<O> {
         answer.max_write = abi::MAX_IO as u32;
         answer.time_gran = 1;
         answer.max_pages = abi::MAX_PAGES;
-        tracing::debug!("FUSE {}.{} with flags {flags:#x} of {:#x}", offer.major, offer.minor, offer.flags);
+        tracing::debug!(
+            "FUSE {}.{} with flags {flags:#x} of {:#x}, {:#x} of {:#x}",
+            offer.major,
+            offer.minor,
+            offer.flags,
+            answer.flags2,
+            offer2.flags2
+        );
         Ok(answer)
     }
 

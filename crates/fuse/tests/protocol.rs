@@ -68,14 +68,14 @@ impl Bench {
 
     /// What comes back for a request: none, or the error and the payload.
     fn send(&mut self, opcode: u32, nodeid: u64, body: &[u8]) -> Option<(i32, Vec<u8>)> {
+        self.send_as(InHeader { opcode, nodeid, ..InHeader::new_zeroed() }, body)
+    }
+
+    /// The same with more in the header.
+    fn send_as(&mut self, header: InHeader, body: &[u8]) -> Option<(i32, Vec<u8>)> {
         self.unique += 1;
-        let header = InHeader {
-            opcode,
-            nodeid,
-            unique: self.unique,
-            len: 40 + body.len() as u32,
-            ..InHeader::new_zeroed()
-        };
+        let (opcode, len) = (header.opcode, 40 + body.len() as u32);
+        let header = InHeader { unique: self.unique, len, ..header };
         let message = [header.as_bytes(), body].concat();
         let request = Request::parse(&message, 0).unwrap();
         self.server.handle(&request, &mut self.out);
@@ -268,11 +268,14 @@ fn directories_continue_where_they_stopped() {
 
 #[test]
 fn init_agrees_on_what_both_have() {
-    let ask = |options, major, minor, flags| {
+    let ask_both = |options, major, minor, flags, flags2| {
         let init = abi::InitIn { major, minor, max_readahead: 131072, flags };
-        let (error, payload) = Bench::new(options).send(op::INIT, 0, init.as_bytes()).unwrap();
+        let more = abi::InitInExt { flags2, ..abi::InitInExt::new_zeroed() };
+        let body = [init.as_bytes(), more.as_bytes()].concat();
+        let (error, payload) = Bench::new(options).send(op::INIT, 0, &body).unwrap();
         abi::InitOut::read_from_bytes(&payload).map_err(|_| error)
     };
+    let ask = |options, major, minor, flags| ask_both(options, major, minor, flags, 0);
     let [closed, open] = both();
     let out = ask(closed.clone(), 7, 45, u32::MAX).unwrap();
     assert_eq!((out.major, out.minor, out.max_write, out.max_pages), (7, abi::MINOR, 1 << 20, 256));
@@ -282,9 +285,51 @@ fn init_agrees_on_what_both_have() {
     assert_eq!(out.flags & abi::init::ATOMIC_O_TRUNC, 0, "would lose O_TRUNC");
     assert_ne!(ask(open.clone(), 7, 45, u32::MAX).unwrap().flags & abi::init::ATOMIC_O_TRUNC, 0);
     assert_eq!(ask(open.clone(), 7, 31, 1).unwrap().flags, 1);
+    // Of the flags behind the first 32 idmapped mounts alone, and those only with the extension.
+    let idmap = if rustix::process::geteuid().is_root() { abi::init2::ALLOW_IDMAP } else { 0 };
+    assert_eq!(ask_both(open.clone(), 7, 45, u32::MAX, u32::MAX).unwrap().flags2, idmap);
+    assert_eq!(ask_both(open.clone(), 7, 45, !abi::init::INIT_EXT, u32::MAX).unwrap().flags2, 0);
     assert_eq!(ask(open.clone(), 8, 0, 0).unwrap().major, 7);
     assert_eq!(ask(open.clone(), 7, 22, 0).unwrap_err(), -libc::EPROTO);
     assert_eq!(ask(open, 6, 99, 0).unwrap_err(), -libc::EPROTO);
+}
+
+/// As the kernel sends requests where idmapped mounts are permitted.
+#[test]
+fn who_sends_no_ids_makes_no_inode_and_is_asked_for() {
+    let mut bench = Bench::new(FuseOptions::default());
+    let header =
+        |opcode, uid, gid, pid| InHeader { opcode, nodeid: 1, uid, gid, pid, ..InHeader::new_zeroed() };
+    let mknod = abi::MknodIn { mode: libc::S_IFREG | 0o644, ..abi::MknodIn::new_zeroed() };
+    let mknod = [mknod.as_bytes(), b"new\0"].concat();
+    for (uid, gid) in [(abi::NO_ID, 0), (0, abi::NO_ID)] {
+        let answer = bench.send_as(header(op::MKNOD, uid, gid, 0), &mknod);
+        assert_eq!(answer.unwrap().0, -libc::EOVERFLOW);
+    }
+    assert_eq!(bench.send(op::LOOKUP, 1, b"new\0").unwrap().1[..8], [0; 8], "there is none");
+
+    let trim = abi::IoctlIn { cmd: 0xc018_5879, ..abi::IoctlIn::new_zeroed() };
+    let trim = [trim.as_bytes(), abi::TrimRange::new_zeroed().as_bytes()].concat();
+    let mut asked_by = |uid, pid| bench.send_as(header(op::IOCTL, uid, uid, pid), &trim).unwrap().0;
+    // The file system in memory has nothing to trim.
+    let own = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+    assert_eq!(asked_by(rustix::process::geteuid().as_raw(), 0), -libc::EOPNOTSUPP);
+    assert_eq!(asked_by(65533, own), -libc::EPERM, "ids that were sent count");
+    assert_eq!(asked_by(abi::NO_ID, own), -libc::EOPNOTSUPP);
+    assert_eq!(asked_by(abi::NO_ID, 0), -libc::EPERM, "a thread that this process cannot see");
+    if rustix::process::geteuid().is_root() {
+        let words = ["--reuid", "65534", "--regid", "65534", "--clear-groups", "sleep", "1000"];
+        let mut other = std::process::Command::new("setpriv").args(words).spawn().unwrap();
+        // Until it has taken the other user's rights it is root's.
+        while asked_by(abi::NO_ID, other.id()) != -libc::EPERM {
+            assert!(other.try_wait().unwrap().is_none(), "setpriv ended");
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        other.kill().unwrap();
+        other.wait().unwrap();
+    } else {
+        kedge_base::skip::note("only root can become another user");
+    }
 }
 
 #[test]

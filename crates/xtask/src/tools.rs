@@ -26,6 +26,7 @@ const PACKAGES: &[&str] = &[
     "qemu-utils",
     "rsync",
     "acl",
+    "attr",
     "bubblewrap",
     "stress-ng",
     "man-db",

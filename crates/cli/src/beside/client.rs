@@ -47,6 +47,13 @@ impl Mounted {
         let stat = rustix::fs::fstat(&dir).with_context(|| format!("look at {}", path.display()))?;
         let vfs = rustix::fs::fstatvfs(&dir).with_context(|| format!("look at {}", path.display()))?;
         ensure!(!vfs.f_flag.contains(StatVfsMountFlags::RDONLY), "{}: mounted read-only", path.display());
+        let mount = kedge_fuse::mount_of(&dir).with_context(|| format!("look at {}", path.display()))?;
+        // The serving process stores the ids that it is sent: it knows of no mount.
+        ensure!(
+            mount.is_some_and(|mount| !mount.is_idmapped()),
+            "{}: the mount maps user and group ids, or is not known here; use cp(1) or tar(1)",
+            path.display()
+        );
         let socket = String::from_utf8_lossy(&name[..len]).into_owned();
         Ok(Some(Mounted { dir, ino: stat.st_ino, socket }))
     }
