@@ -1,0 +1,184 @@
+//! What programs hear that ask for what a mount does not have: a refusal, never an answer that is
+//! not true. Asked by the programs that people use.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+use common::{Place, no_fuse, not_root, output_within, tool};
+use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(60);
+const SIZE: usize = 1 << 20;
+/// All kinds of mounts that ship.
+const KINDS: [&str; 3] = ["", " -o fuse", " -o writeback_cache"];
+
+/// A mount with the file `mnt/file`, every block of which is allocated and durable.
+fn mounted(options: &str) -> Place {
+    let place = Place::new();
+    place.run(&format!("mount{options} --create 64M disk.kedge mnt")).ok();
+    common::write_and_fsync(&place.path("mnt/file"), &vec![7; SIZE]);
+    assert_eq!(fs::metadata(place.path("mnt/file")).unwrap().blocks(), SIZE as u64 / 512);
+    place
+}
+
+/// Runs a program that must fail and say `words`, in the language C.
+#[track_caller]
+fn refused(place: &Place, line: &str, words: &str) {
+    let (program, args) = line.split_once(' ').unwrap();
+    let mut command = place.command(program);
+    let path = std::env::var("PATH").unwrap_or_default();
+    command.args(args.split(' ')).env("PATH", format!("{path}:/usr/sbin:/sbin")).env("LC_ALL", "C");
+    let out = output_within(command, LIMIT).unwrap_or_else(|e| panic!("{program}: {e}"));
+    let said = String::from_utf8([out.stdout, out.stderr].concat()).unwrap();
+    assert!(!out.status.success() && said.contains(words), "{line}: {}: {said}", out.status);
+}
+
+#[track_caller]
+fn runs(place: &Place, line: &str, package: &str) -> String {
+    let (program, args) = line.split_once(' ').unwrap();
+    let mut command = place.command(program);
+    command.args(args.split(' '));
+    tool(command, package, LIMIT)
+}
+
+/// What an ioctl that takes a pointer to `room` answers.
+fn ioctl(file: &File, number: libc::c_ulong, room: &mut [u64]) -> std::io::Result<()> {
+    // SAFETY: the ioctls that are asked for read and write less than `room` has, which outlives the
+    // call; the descriptor is open.
+    let done = unsafe { libc::ioctl(file.as_raw_fd(), number, room.as_mut_ptr()) };
+    if done < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[test]
+fn file_flags_are_refused() {
+    if no_fuse() {
+        return;
+    }
+    const FS_IOC_GETFLAGS: libc::c_ulong = 0x8008_6601;
+    const FS_IOC_SETFLAGS: libc::c_ulong = 0x4008_6602;
+    const FS_IOC_FSGETXATTR: libc::c_ulong = 0x801c_581f;
+    const FS_IOC_FSSETXATTR: libc::c_ulong = 0x401c_5820;
+    for options in KINDS {
+        let place = mounted(options);
+        for name in ["mnt", "mnt/file"] {
+            let file = File::open(place.path(name)).unwrap();
+            for number in [FS_IOC_GETFLAGS, FS_IOC_SETFLAGS, FS_IOC_FSGETXATTR, FS_IOC_FSSETXATTR] {
+                // Which of the two depends on the kernel's version.
+                let errno = ioctl(&file, number, &mut [0; 16]).unwrap_err().raw_os_error().unwrap();
+                assert!([libc::ENOTTY, libc::EOPNOTSUPP].contains(&errno), "{name} {number:#x}: {errno}");
+            }
+            // Nor does statx(2) claim to know them.
+            let found = statx(CWD, place.path(name), AtFlags::empty(), StatxFlags::BASIC_STATS).unwrap();
+            let flags = StatxAttributes::IMMUTABLE
+                | StatxAttributes::APPEND
+                | StatxAttributes::NODUMP
+                | StatxAttributes::COMPRESSED
+                | StatxAttributes::ENCRYPTED;
+            assert!(!found.stx_attributes_mask.intersects(flags), "{:?}", found.stx_attributes_mask);
+            assert!(!found.stx_attributes.intersects(flags), "{:?}", found.stx_attributes);
+        }
+        refused(&place, "lsattr mnt/file", "While reading flags");
+        refused(&place, "chattr +i mnt/file", "while reading flags");
+        fs::remove_file(place.path("mnt/file")).unwrap();
+        place.unmount_and_check("disk.kedge");
+    }
+}
+
+/// Block numbers would be those of the image, and who used them would go around the file system.
+#[test]
+fn blocks_have_no_addresses() {
+    if no_fuse() {
+        return;
+    }
+    const FS_IOC_FIEMAP: libc::c_ulong = 0xc020_660b;
+    for options in KINDS {
+        let place = mounted(options);
+        let file = File::open(place.path("mnt/file")).unwrap();
+        let mut all = [0, u64::MAX, 0, 0];
+        let fiemap = ioctl(&file, FS_IOC_FIEMAP, &mut all).unwrap_err();
+        assert_eq!(fiemap.raw_os_error(), Some(libc::EOPNOTSUPP));
+        drop(file);
+        // Root's filefrag then asks for each block (FIBMAP). The kernel itself answers that there
+        // is none, whatever a server says to it.
+        if !not_root("only root may ask for single blocks") {
+            let said = runs(&place, "filefrag mnt/file", "e2fsprogs");
+            assert!(said.contains("mnt/file: 0 extents found"), "{said}");
+        }
+        place.unmount_and_check("disk.kedge");
+    }
+}
+
+#[test]
+fn no_swapping() {
+    if no_fuse() || not_root("only root swaps") {
+        return;
+    }
+    for options in KINDS {
+        let place = mounted(options);
+        fs::set_permissions(place.path("mnt/file"), fs::Permissions::from_mode(0o600)).unwrap();
+        runs(&place, "mkswap mnt/file", "util-linux");
+        refused(&place, "swapon mnt/file", "swapon failed: Invalid argument");
+        let swaps = fs::read_to_string("/proc/swaps").unwrap();
+        assert!(!swaps.contains(place.path("mnt").to_str().unwrap()), "{swaps}");
+        place.unmount_and_check("disk.kedge");
+    }
+}
+
+#[test]
+fn copies_share_nothing_and_are_whole() {
+    if no_fuse() {
+        return;
+    }
+    for options in KINDS {
+        let place = mounted(options);
+        let is_copy = |name: &str| fs::read(place.path(name)).unwrap() == [7; SIZE];
+        refused(&place, "cp --reflink=always mnt/file mnt/clone", "Operation not supported");
+        for to in ["mnt/copy", "outside"] {
+            runs(&place, &format!("cp --reflink=auto mnt/file {to}"), "coreutils");
+            assert!(is_copy(to), "{to}");
+        }
+        runs(&place, "cp outside mnt/back", "coreutils");
+        assert!(is_copy("mnt/back"));
+        let from = File::open(place.path("mnt/file")).unwrap();
+        let range = |to: &str| {
+            let to = File::create(place.path(to)).unwrap();
+            rustix::fs::copy_file_range(&from, None, &to, None, SIZE)
+        };
+        assert_eq!(range("mnt/range"), Ok(SIZE));
+        assert!(is_copy("mnt/range"));
+        // As on ext4: only between file systems of one kind.
+        assert_eq!(range("range"), Err(rustix::io::Errno::XDEV));
+        drop(from);
+        place.unmount_and_check("disk.kedge");
+    }
+}
+
+#[test]
+fn space_is_reserved_and_given_back() {
+    if no_fuse() {
+        return;
+    }
+    for options in KINDS {
+        let place = mounted(options);
+        let meta = || fs::metadata(place.path("mnt/file")).unwrap();
+        runs(&place, "fallocate -l 2M mnt/file", "util-linux");
+        assert_eq!((meta().len(), meta().blocks()), (2 << 20, (2 << 20) / 512));
+        runs(&place, "fallocate -n -o 2M -l 1M mnt/file", "util-linux");
+        assert_eq!((meta().len(), meta().blocks()), (2 << 20, (3 << 20) / 512));
+        runs(&place, "fallocate -p -o 0 -l 512K mnt/file", "util-linux");
+        assert_eq!((meta().len(), meta().blocks()), (2 << 20, (5 << 19) / 512));
+        runs(&place, "fallocate -z -o 512K -l 256K mnt/file", "util-linux");
+        let bytes = fs::read(place.path("mnt/file")).unwrap();
+        assert!(bytes[..768 << 10].iter().all(|&b| b == 0) && bytes[768 << 10..SIZE] == [7; 256 << 10]);
+        // The kernel passes these to no FUSE server.
+        for mode in ["-c", "-i"] {
+            refused(&place, &format!("fallocate {mode} -o 0 -l 4096 mnt/file"), "Operation not supported");
+        }
+        assert!(fs::read(place.path("mnt/file")).unwrap() == bytes);
+        place.unmount_and_check("disk.kedge");
+    }
+}
