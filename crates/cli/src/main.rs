@@ -42,6 +42,7 @@ mod report;
 mod scrub;
 mod stats;
 mod syslog;
+mod tag;
 mod top;
 mod tree;
 mod trim;

@@ -5,7 +5,7 @@ use crate::beside::server::Beside;
 use crate::host::{self, Request};
 use crate::options::{MountWords, parse_cache_size, parse_size};
 use crate::os::TerminationSignals;
-use crate::{Usage, daemon, engine, image, mkfs, mounts, notify, remount, syslog};
+use crate::{Usage, daemon, engine, image, mkfs, mounts, notify, remount, syslog, tag};
 use anyhow::{Context, Result, bail};
 use kedge_fuse::{MountEntry, MountPoint, MountedSession};
 use kedgefs::{FileSystem, FormatOptions};
@@ -60,7 +60,8 @@ pub struct Args {
     fake: bool,
     #[arg(short = 't', hide = true)]
     fstype: Option<String>,
-    /// A file or block device, or rbd:POOL/IMAGE, nbd://HOST/EXPORT, nbd+unix:///EXPORT?socket=PATH
+    /// A file or block device, the LABEL=… or UUID=… of a block device, or rbd:POOL/IMAGE,
+    /// nbd://HOST/EXPORT, nbd+unix:///EXPORT?socket=PATH
     image: PathBuf,
     /// The mount point
     dir: PathBuf,
@@ -73,7 +74,7 @@ impl Args {
     }
 }
 
-pub fn run(args: Args) -> Result<ExitCode> {
+pub fn run(mut args: Args) -> Result<ExitCode> {
     // Before the words are parsed as those of a mount: mount(8) adds some that only a remount
     // knows.
     if remount::is_asked(&args.options) {
@@ -83,6 +84,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         };
     }
     let words = MountWords::parse(args.options.iter().map(String::as_str))?;
+    args.image = tag::resolve(&args.image)?;
     if args.fake {
         return Ok(ExitCode::SUCCESS);
     }

@@ -1,0 +1,78 @@
+//! `LABEL=` and `UUID=` in place of an image: the block device that has it.
+//!
+//! mount(8) finds labels by the links that udev makes in `/dev/disk`, and those that libblkid
+//! knows. It knows no image of ours, so all block devices are read here. Files with images are not
+//! looked for: no directory is more likely than another.
+
+use crate::image::Image;
+use anyhow::{Context, Result, bail};
+use std::path::{Path, PathBuf};
+
+/// No machine has more; a list without end is not read to its end.
+const DEVICES_MAX: usize = 16_384;
+
+enum Tag<'a> {
+    Label(&'a str),
+    Uuid(&'a str),
+}
+
+impl Tag<'_> {
+    fn of(text: &str) -> Option<Tag<'_>> {
+        let label = text.strip_prefix("LABEL=").map(Tag::Label);
+        label.or_else(|| text.strip_prefix("UUID=").map(Tag::Uuid))
+    }
+
+    /// Whether the device has it. An error: the device cannot be read, or is none of ours.
+    fn is_of(&self, device: &Path) -> Result<bool> {
+        let superblock = Image::open(device)?.superblock()?;
+        Ok(match self {
+            Tag::Label(label) => superblock.geometry.label == *label,
+            Tag::Uuid(uuid) => superblock.geometry.uuid.to_string().eq_ignore_ascii_case(uuid),
+        })
+    }
+}
+
+/// The image that is meant: of `LABEL=…` and `UUID=…` the device, anything else as it is. A file of
+/// such a name is `./LABEL=…`.
+pub fn resolve(image: &Path) -> Result<PathBuf> {
+    let Some(tag) = image.to_str().and_then(Tag::of) else { return Ok(image.to_owned()) };
+    if let Tag::Label("") | Tag::Uuid("") = tag {
+        bail!("{} names no image", image.display());
+    }
+    let mut found = Vec::new();
+    for device in devices()? {
+        match tag.is_of(&device) {
+            Ok(true) => found.push(device),
+            Ok(false) => {}
+            Err(e) => tracing::debug!("{} is not looked at: {e:#}", device.display()),
+        }
+    }
+    found.sort();
+    match found.as_slice() {
+        [device] => Ok(device.clone()),
+        [] => bail!(
+            "no block device that can be read has {}; an image in a file is named by its path",
+            image.display()
+        ),
+        several => {
+            let names: Vec<_> = several.iter().map(|device| device.display().to_string()).collect();
+            bail!("{} of {} devices: {}; name one", image.display(), several.len(), names.join(", "))
+        }
+    }
+}
+
+/// All block devices that hold anything.
+fn devices() -> Result<Vec<PathBuf>> {
+    const ALL: &str = "/sys/class/block";
+    let mut devices = Vec::new();
+    for entry in std::fs::read_dir(ALL).context(ALL)?.take(DEVICES_MAX) {
+        let entry = entry.context(ALL)?;
+        let sectors = std::fs::read_to_string(entry.path().join("size")).unwrap_or_default();
+        // A loop device without a file has none, and so has a drive without a disk: opening one
+        // would wait for the drive.
+        if !matches!(sectors.trim(), "" | "0") {
+            devices.push(Path::new("/dev").join(entry.file_name()));
+        }
+    }
+    Ok(devices)
+}
