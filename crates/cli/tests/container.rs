@@ -1,10 +1,10 @@
 //! Mounts in restricted environments: without a loop device, in a user namespace, without
-//! privilege, without PATH.
+//! privilege, without PATH; and a mount as the store of a container tool.
 
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, copy_program, no_fuse, not_root, output_within};
+use common::{Place, copy_program, kill, no_fuse, not_root, output_within};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
@@ -148,4 +148,70 @@ fn an_image_that_is_open_already() {
         $K info /proc/self/fd/3 | grep -c '^clean *yes'";
     let (said, errors) = shell(&place, "env", "-u KEDGE_LOG", script);
     assert_eq!((said.as_str(), errors.as_str()), ("1\n", ""));
+}
+
+/// How podman is called, in a namespace of mounts of its own.
+const PODMAN: &str = r#"
+    if [ -d /sys/fs/cgroup/unified ]; then
+        # Both versions of cgroups at once, which no current runtime takes.
+        umount -R -l /sys/fs/cgroup
+        mount -t cgroup2 none /sys/fs/cgroup
+    fi
+    export HOME=$PWD
+    P="podman --root $PWD/mnt/graph --runroot $PWD/run --storage-driver overlay
+        --cgroup-manager cgroupfs --events-backend none"
+"#;
+
+/// Its image has a shell and what a few commands need, copied from this machine.
+const FIRST_RUN: &str = r#"
+    mkdir -p .config/containers rootfs/bin rootfs/etc/dir
+    mkdir rootfs/proc rootfs/sys rootfs/dev rootfs/tmp rootfs/run
+    echo '{"default": [{"type": "insecureAcceptAnything"}]}' > .config/containers/policy.json
+    for program in sh cat rm mv ls mkdir; do
+        path=$(command -v $program)
+        cp -L --parents $path $(ldd $path | grep -o '/[^ ]*') rootfs
+        cp -L $path rootfs/bin/
+    done
+    echo below > rootfs/etc/kept
+    echo below > rootfs/etc/gone
+    echo below > rootfs/etc/dir/inside
+    tar -C rootfs -c . | $P import --quiet - localhost/base > id
+    $P run --name one --network none --cgroups disabled --log-driver none \
+        --ulimit nofile=1024:1024 --ulimit nproc=1024:1024 \
+        localhost/base /bin/sh -ec '
+            if [ -e /etc/moved ]; then cat /etc/moved /etc/dir/*; ls /etc/dir; exit; fi
+            rm /etc/gone; mv /etc/kept /etc/moved
+            rm -r /etc/dir; mkdir /etc/dir; echo new > /etc/dir/other'
+    $P diff one | grep -e gone -e moved -e kept | sort
+    sync -f mnt
+"#;
+
+const SECOND_RUN: &str = r#"
+    $P start --attach one
+    find mnt/graph/overlay -name gone -type c | grep -c diff/etc/gone
+    $P rm --all > id
+    $P rmi --all > id
+    ls mnt/graph/overlay/l
+"#;
+
+/// The store of podman is on the mount: layers, overlays on them, its database.
+#[test]
+fn podman_keeps_its_layers_on_a_mount_that_is_killed() {
+    if no_fuse() || not_root("rootless podman needs more than this test can set up") {
+        return;
+    }
+    let found = std::process::Command::new("podman").arg("--version").output();
+    if found.is_err_and(|e| e.kind() == std::io::ErrorKind::NotFound) {
+        return kedge_base::skip::note("no podman: apt-get install -y podman crun");
+    }
+    let place = Place::new();
+    place.run("mount --create 256M disk.kedge mnt").ok();
+    let run = |script| shell(&place, "unshare", "-m --propagation private", &format!("{PODMAN}{script}")).0;
+    let said = run(FIRST_RUN);
+    assert_eq!(said.lines().collect::<Vec<_>>(), ["A /etc/moved", "D /etc/gone", "D /etc/kept"]);
+    kill(&place, "mnt");
+    place.run("mount disk.kedge mnt").ok();
+    let said = run(SECOND_RUN);
+    assert_eq!(said.lines().collect::<Vec<_>>(), ["below", "new", "other", "1"], "{said}");
+    place.unmount_and_check("disk.kedge");
 }

@@ -23,10 +23,10 @@ fn names(dir: &std::path::Path) -> Vec<String> {
     names
 }
 
-fn overlay(place: &Place) {
+fn overlay(place: &Place, lower: &str) {
     let mut command = place.command("mount");
-    let layers = "lowerdir=lower,upperdir=mnt/upper,workdir=mnt/work";
-    command.args(["-t", "overlay", "overlay", "merged", "-o", layers]);
+    let layers = format!("lowerdir={lower},upperdir=mnt/upper,workdir=mnt/work");
+    command.args(["-t", "overlay", "overlay", "merged", "-o", &layers]);
     tool(command, "mount", LIMIT);
 }
 
@@ -49,7 +49,7 @@ fn an_upper_layer_hides_changes_and_moves_what_is_below() {
     for name in ["gone", "moved", "changed", "dir/inside"] {
         fs::write(place.path("lower").join(name), name).unwrap();
     }
-    overlay(&place);
+    overlay(&place, "lower");
     let merged = place.path("merged");
     fs::remove_file(merged.join("gone")).unwrap();
     // The overlay copies it up, and asks for a rename that leaves a whiteout.
@@ -73,10 +73,44 @@ fn an_upper_layer_hides_changes_and_moves_what_is_below() {
     no_overlay(&place);
     kill(&place, "mnt");
     place.run("mount disk.kedge mnt").ok();
-    overlay(&place);
+    overlay(&place, "lower");
     check();
     no_overlay(&place);
     place.unmount_and_check("disk.kedge");
+}
+
+/// Both layers on the mount, as the store of a container tool has them. The overlay notes which
+/// file of the lower layer a changed one was copied from, and looks for it.
+#[test]
+fn what_was_copied_up_is_there_after_a_remount() {
+    if no_fuse() || not_root(NEEDS_ROOT) {
+        return;
+    }
+    for options in ["", " -o writeback_cache", " -o fuse"] {
+        let place = Place::new();
+        place.run(&format!("mount{options} --create 64M disk.kedge mnt")).ok();
+        for dir in ["merged", "mnt/lower", "mnt/lower/dir", "mnt/upper", "mnt/work"] {
+            fs::create_dir(place.path(dir)).unwrap();
+        }
+        for name in ["changed", "dir/moved"] {
+            fs::write(place.path("mnt/lower").join(name), name).unwrap();
+        }
+        overlay(&place, "mnt/lower");
+        let merged = place.path("merged");
+        fs::write(merged.join("changed"), "new").unwrap();
+        fs::rename(merged.join("dir/moved"), merged.join("dir/new")).unwrap();
+        no_overlay(&place);
+        place.remount("disk.kedge", options);
+        overlay(&place, "mnt/lower");
+        // The second access asks whether what the first one found still holds.
+        for _ in 0..2 {
+            assert_eq!(fs::read_to_string(merged.join("changed")).unwrap(), "new", "{options}");
+            assert_eq!(fs::read_to_string(merged.join("dir/new")).unwrap(), "dir/moved", "{options}");
+        }
+        assert_eq!(names(&merged.join("dir")), ["new"]);
+        no_overlay(&place);
+        place.unmount_and_check("disk.kedge");
+    }
 }
 
 #[test]

@@ -12,6 +12,8 @@ pub const MAJOR: u32 = 7;
 pub const MINOR: u32 = 40;
 /// Before 7.23 (Linux 3.15) there is no ctime in SETATTR, and structs have other sizes.
 pub const MINOR_MIN: u32 = 23;
+/// From 7.44 (Linux 6.16) on the kernel takes what it found by a file handle for outdated.
+pub const MINOR_EPOCH: u32 = 44;
 
 /// The largest payload of one READ or WRITE: 256 pages, the most the kernel grants without a
 /// sysctl.
@@ -172,6 +174,7 @@ pub mod init {
 
 /// Flags of INIT from bit 32 on: [`InitInExt::flags2`] and [`InitOut::flags2`].
 pub mod init2 {
+    pub const NO_EXPORT_SUPPORT: u32 = 1 << 6;
     pub const ALLOW_IDMAP: u32 = 1 << 8;
 }
 

@@ -4,6 +4,11 @@
 //! # What is negotiated at INIT, and why
 //! - **Node ids are inode numbers.** Inode numbers are never reused, so the generation is always 1
 //!   and a file handle of an NFS server stays good for the life of the image.
+//! - **No file handles from Linux 6.16 on** (7.44). An overlay keeps a handle of the file below
+//!   with each file that it has copied up, and looks for that file by it. These kernels then take
+//!   what they found for outdated, without a request, and the overlay answers ESTALE. Without
+//!   handles it does without. They could be opened by handle and exported by NFS otherwise; layers
+//!   of containers are the commoner use.
 //! - **One pin per entry.** Each reply that returns an inode to the kernel pins it once; FORGET
 //!   releases pins. An open file needs no pin of its own: the kernel forgets no inode that is open.
 //! - **No opens** (`no_open`). OPEN and OPENDIR answer ENOSYS. The kernel then opens and closes
@@ -33,9 +38,9 @@
 //!   directory's list between the look at it and the creation: it holds the directory's lock for
 //!   both.
 //! - **Idmapped mounts**, if this process is root and the kernel tells the user of a caller
-//!   ([`crate::caller`]). The kernel maps all ids in both directions and checks permissions. It then
-//!   sends no ids with requests that make no inode. Root, because only root of the file system's
-//!   user namespace can make an idmapped mount.
+//!   ([`crate::caller`]). The kernel maps all ids in both directions and checks permissions. It
+//!   then sends no ids with requests that make no inode. Root, because only root of the file
+//!   system's user namespace can make an idmapped mount.
 //! - **READDIRPLUS always**, not adaptively: a cold walk of a tree needs no LOOKUP per name.
 //!
 //! # Threads
@@ -206,8 +211,9 @@ impl<O: Ops> Server<O> {
         // With the extension the kernel always sends it whole.
         let extended = offer.flags & init::INIT_EXT != 0;
         let offer2 = if extended { args.take()? } else { abi::InitInExt::new_zeroed() };
-        if rustix::process::geteuid().is_root() && caller::can_be_asked() {
-            answer.flags2 = offer2.flags2 & init2::ALLOW_IDMAP;
+        answer.flags2 = upper_flags(offer.minor, offer2.flags2);
+        if answer.flags2 & init2::NO_EXPORT_SUPPORT != 0 {
+            wanted &= !init::EXPORT_SUPPORT;
         }
         let flags = wanted & offer.flags;
         self.writeback.store(flags & init::WRITEBACK_CACHE != 0, Ordering::Relaxed);
@@ -273,6 +279,18 @@ impl<O: Ops> Server<O> {
             tracing::debug!(ino, "attributes not invalidated: {e}");
         }
     }
+}
+
+/// What is taken of the flags from bit 32 on that the kernel offers.
+fn upper_flags(minor: u32, offered: u32) -> u32 {
+    let mut wanted = 0;
+    if minor >= abi::MINOR_EPOCH {
+        wanted |= init2::NO_EXPORT_SUPPORT;
+    }
+    if offered & init2::ALLOW_IDMAP != 0 && rustix::process::geteuid().is_root() && caller::can_be_asked() {
+        wanted |= init2::ALLOW_IDMAP;
+    }
+    wanted & offered
 }
 
 /// Opcodes after which no reply may be sent.

@@ -285,9 +285,12 @@ fn init_agrees_on_what_both_have() {
     assert_eq!(out.flags & abi::init::ATOMIC_O_TRUNC, 0, "would lose O_TRUNC");
     assert_ne!(ask(open.clone(), 7, 45, u32::MAX).unwrap().flags & abi::init::ATOMIC_O_TRUNC, 0);
     assert_eq!(ask(open.clone(), 7, 31, 1).unwrap().flags, 1);
-    // Of the flags behind the first 32 idmapped mounts alone, and those only with the extension.
+    // Of the flags behind the first 32 two, and those only with the extension.
     let idmap = if rustix::process::geteuid().is_root() { abi::init2::ALLOW_IDMAP } else { 0 };
-    assert_eq!(ask_both(open.clone(), 7, 45, u32::MAX, u32::MAX).unwrap().flags2, idmap);
+    let [old, new] = [43, 44].map(|minor| ask_both(open.clone(), 7, minor, u32::MAX, u32::MAX).unwrap());
+    assert_eq!((old.flags2, new.flags2), (idmap, idmap | abi::init2::NO_EXPORT_SUPPORT));
+    let handles = abi::init::EXPORT_SUPPORT;
+    assert_eq!((old.flags & handles, new.flags & handles), (handles, 0));
     assert_eq!(ask_both(open.clone(), 7, 45, !abi::init::INIT_EXT, u32::MAX).unwrap().flags2, 0);
     assert_eq!(ask(open.clone(), 8, 0, 0).unwrap().major, 7);
     assert_eq!(ask(open.clone(), 7, 22, 0).unwrap_err(), -libc::EPROTO);
