@@ -8,10 +8,10 @@
 
 mod checkpoint;
 mod cpu;
+mod dbench;
 mod delay;
 mod fdatasync;
 mod marks;
-mod mix;
 mod overwrite;
 mod rename;
 mod sync;
@@ -180,6 +180,11 @@ impl<'a> Run<'a> {
         self.pick(quick, full) / if self.settings.size < SMALL_IMAGE { 10 } else { 1 }
     }
 
+    /// As many as dbench was run with. A small image has no room for all their files.
+    fn clients(&self) -> usize {
+        if self.settings.size < SMALL_IMAGE { 2 } else { 16 }
+    }
+
     fn need(&self, tools: &[&str]) -> Result<()> {
         tools.iter().try_for_each(|tool| need(tool).map(drop))
     }
@@ -227,8 +232,9 @@ impl<'a> Run<'a> {
     }
 }
 
+/// dbench's 16 clients have up to 384 MB of files.
 const SMALL_IMAGE: u64 = 1 << 30;
-const MODEL_IMAGE: u64 = 512 << 20;
+const MODEL_IMAGE: u64 = 1 << 30;
 const MODEL_FLUSH: Duration = Duration::from_millis(1);
 const LIBRARY_IMAGE: &str = "library.img";
 const LIBRARY_SETUP: &str = "# FileDevice::create(\"library.img\"), FileSystem::format, FileSystem::open";

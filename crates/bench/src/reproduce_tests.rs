@@ -47,6 +47,9 @@ fn writeback_in_process() {
 
 #[test]
 fn rename_with_a_modelled_flush() {
+    if need("dbench").is_err() {
+        return kedge_base::skip::note("dbench, whose load file this takes, is not installed");
+    }
     let report = report(Experiment::Rename, Part::Model);
     is_whole(&report, 1, 2, 7);
     assert!(report.bars[0].met, "no force by rename: {:?}", report.bars[0]);
@@ -65,8 +68,10 @@ fn sync_in_process() {
 /// Other file systems or the means to make them may be missing here.
 #[test]
 fn tree_lock_in_process() {
-    let missing = ["mkfs.ext4", "mkfs.btrfs", "mount"].iter().any(|tool| need(tool).is_err());
-    if !missing {
+    let tools = ["mkfs.ext4", "mkfs.btrfs", "mount", "dbench"];
+    if let Some(missing) = tools.iter().find(|tool| need(tool).is_err()) {
+        kedge_base::skip::note(&format!("{missing} is not installed"));
+    } else {
         let report = report(Experiment::TreeLock, Part::Process);
         is_whole(&report, 2, 4, 2);
         // A short run may have no wait to divide by. Nothing else may be missing.

@@ -5,7 +5,8 @@
 //! `new_name=lazy` leaves that to the fsync that wants it. What a force costs is mostly the
 //! device's flush, and disks differ in that: one part models a flush of a millisecond.
 
-use super::{LIBRARY_SETUP, Part, Run, contestant, mix};
+use super::dbench::{self, Load, OPERATIONS};
+use super::{LIBRARY_SETUP, Part, Run, contestant};
 use crate::bars::{Bar, Want};
 use crate::contest::{Amount, Better, Contest, Metric, Outcome, Published, Round};
 use crate::counters::{Counters, FORCE_CAUSES};
@@ -15,29 +16,10 @@ use crate::parse;
 use crate::report::{Reading, Section};
 use anyhow::Result;
 use kedgefs::{FormatOptions, MountOptions};
+use std::sync::Arc;
 
 const CLIENTS: usize = 16;
 const RULES: [&str; 2] = ["sync", "lazy"];
-
-/// dbench's operations, in its order.
-const OPERATIONS: [&str; 16] = [
-    "NTCreateX",
-    "Close",
-    "Rename",
-    "Unlink",
-    "Deltree",
-    "Mkdir",
-    "Qpathinfo",
-    "Qfileinfo",
-    "Qfsinfo",
-    "Sfileinfo",
-    "Find",
-    "WriteX",
-    "ReadX",
-    "LockX",
-    "UnlockX",
-    "Flush",
-];
 
 const THROUGHPUT: &str = "throughput";
 const MAX_LATENCY: &str = "worst latency";
@@ -87,12 +69,14 @@ const PUBLISHED: &[Published] = published! {
 pub fn run(run: &mut Run<'_>) -> Result<()> {
     if run.does(Part::Mount) {
         run.need(&["dbench", "truncate", "mkdir", "sync"])?;
+    }
+    let parts: Vec<Part> = [Part::Process, Part::Model].into_iter().filter(|part| run.does(*part)).collect();
+    let load = if parts.is_empty() { None } else { Some(Arc::new(Load::installed()?)) };
+    if run.does(Part::Mount) {
         on_the_mount(run)?;
     }
-    for part in [Part::Process, Part::Model] {
-        if run.does(part) {
-            in_process(run, part)?;
-        }
+    for (part, load) in parts.into_iter().zip(load.iter().cycle()) {
+        in_process(run, part, load)?;
     }
     run.note("Published: Btrfs on NVMe, 12 cores, dbench -t 300 with 16 clients. Compare the changes, not the figures.".into());
     Ok(())
@@ -122,7 +106,7 @@ fn on_the_mount(run: &mut Run<'_>) -> Result<()> {
     };
     let mut outcome = run.plan.hold(Contest {
         title: format!("dbench, {CLIENTS} clients"),
-        metrics: metrics(&OPERATIONS),
+        metrics: metrics(),
         amount: Amount::Warmed { pilot: run.pick(2, 4), amount: run.pick(3, 10) },
         goal: None,
         contestants: RULES.map(|rule| contestant(rule, &made, body(rule))).into(),
@@ -141,21 +125,22 @@ fn on_the_mount(run: &mut Run<'_>) -> Result<()> {
 }
 
 /// On an image file, or on the modelled device.
-fn in_process(run: &mut Run<'_>, part: Part) -> Result<()> {
+fn in_process(run: &mut Run<'_>, part: Part, load: &Arc<Load>) -> Result<()> {
     let (made, place, title, setup) = match part {
         Part::Model => (
             run.model()?,
             "process, flush of 1 ms",
-            "The same mix on a device in memory whose flushes and FUA writes take 1 ms",
+            "dbench's load on a device in memory whose flushes and FUA writes take 1 ms",
             vec![],
         ),
         _ => (
             run.library(&FormatOptions::default(), MountOptions::default())?,
             "process",
-            "The same mix in this process, on the library",
+            "dbench's load in this process, on the library",
             vec![LIBRARY_SETUP.into()],
         ),
     };
+    let clients = if part == Part::Model { CLIENTS } else { run.clients() };
     let interrupt = &run.settings.interrupt;
     let body = |rule: &'static str| {
         move |library: &Library, seconds: u64| {
@@ -163,21 +148,22 @@ fn in_process(run: &mut Run<'_>, part: Part) -> Result<()> {
             library.sync()?;
             fs.set_options(&format!("new_name={rule}"))?;
             let before = Counters::of(fs)?;
-            let sum = mix::run(library, CLIENTS, seconds, interrupt)?;
+            let sum = dbench::run(library, load, clients, seconds, interrupt)?;
             let after = Counters::of(fs)?;
             let mut values = vec![sum.throughput, sum.max_latency];
             for times in &sum.operations {
                 values.extend([times.count(), times.average(), times.max()]);
             }
             values.extend(log_values(&before, &after)?);
-            let command = format!("# new_name={rule}; the mix in {CLIENTS} threads for {seconds} s");
+            let command =
+                format!("# new_name={rule}; dbench's load file in {clients} threads for {seconds} s");
             Ok(Round { values, command })
         }
     };
     let mut outcome = run.plan.hold(Contest {
-        title: format!("dbench's mix, {CLIENTS} threads"),
-        metrics: metrics(&mix::OPERATIONS),
-        amount: Amount::Warmed { pilot: run.pick(1, 3), amount: run.pick(2, 6) },
+        title: format!("dbench's load, {clients} threads"),
+        metrics: metrics(),
+        amount: Amount::Warmed { pilot: run.pick(1, 4), amount: run.pick(2, 16) },
         goal: None,
         contestants: RULES.map(|rule| contestant(rule, &made, body(rule))).into(),
     })?;
@@ -188,10 +174,10 @@ fn in_process(run: &mut Run<'_>, part: Part) -> Result<()> {
     Ok(())
 }
 
-fn metrics(operations: &[&str]) -> Vec<Metric> {
+fn metrics() -> Vec<Metric> {
     let mut metrics =
         vec![Metric::new(THROUGHPUT, "MB/s", Better::Higher), Metric::new(MAX_LATENCY, "ms", Better::Lower)];
-    for name in operations {
+    for name in OPERATIONS {
         metrics.push(Metric::new(format!("{name} count"), "", Better::Neither));
         metrics.push(Metric::new(format!("{name} average"), "ms", Better::Lower));
         metrics.push(Metric::new(format!("{name} maximum"), "ms", Better::Lower));

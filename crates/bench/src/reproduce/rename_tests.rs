@@ -5,7 +5,7 @@ use crate::sample::Sample;
 /// The published run, held against its own bars.
 #[test]
 fn the_published_figures_meet_what_they_claim() {
-    let metrics = metrics(&OPERATIONS);
+    let metrics = metrics();
     let side = |i: usize, forces: f64| {
         let figure = |m: &Metric| {
             let found = PUBLISHED.iter().find(|p| p.metric == m.name);
