@@ -208,9 +208,9 @@ impl<'a> Run<'a> {
 
     /// The library where nothing but flushes counts: on a device in memory, whose flushes take a
     /// millisecond.
-    fn model(&self) -> Result<Made<Library>> {
+    fn model(&self, options: MountOptions) -> Result<Made<Library>> {
         let device = Arc::new(DelayedFlush::new(Arc::new(MemDevice::new(MODEL_IMAGE)), MODEL_FLUSH));
-        self.made(Library::on(device, &FormatOptions::default(), MountOptions::default()))
+        self.made(Library::on(device, &FormatOptions::default(), options))
     }
 
     fn end_library(&mut self, library: Made<Library>) {

@@ -287,7 +287,7 @@ fn hold(run: &Run<'_>, load: (usize, bool), contestants: Vec<Contestant<'_>>) ->
 }
 
 fn model(run: &mut Run<'_>) -> Result<()> {
-    let library = run.model()?;
+    let library = run.model(MountOptions::default())?;
     let mut outcomes = Vec::new();
     for load in MODEL_LOADS {
         let library_ref = library.as_ref().map_err(|e| anyhow!("{e}"));

@@ -19,6 +19,9 @@ use kedgefs::{FormatOptions, MountOptions};
 use std::sync::Arc;
 
 const CLIENTS: usize = 16;
+/// Room for all files of the clients, 384 MB, as in the announcement and on the mount, where the
+/// kernel caches them.
+const CACHE: u64 = 1 << 30;
 const RULES: [&str; 2] = ["sync", "lazy"];
 
 const THROUGHPUT: &str = "throughput";
@@ -126,18 +129,19 @@ fn on_the_mount(run: &mut Run<'_>) -> Result<()> {
 
 /// On an image file, or on the modelled device.
 fn in_process(run: &mut Run<'_>, part: Part, load: &Arc<Load>) -> Result<()> {
+    let options = MountOptions { cache_size: CACHE, ..MountOptions::default() };
     let (made, place, title, setup) = match part {
         Part::Model => (
-            run.model()?,
+            run.model(options)?,
             "process, flush of 1 ms",
             "dbench's load on a device in memory whose flushes and FUA writes take 1 ms",
-            vec![],
+            vec!["# cache_size=1G".into()],
         ),
         _ => (
-            run.library(&FormatOptions::default(), MountOptions::default())?,
+            run.library(&FormatOptions::default(), options)?,
             "process",
             "dbench's load in this process, on the library",
-            vec![LIBRARY_SETUP.into()],
+            vec![LIBRARY_SETUP.into(), "# cache_size=1G".into()],
         ),
     };
     let clients = if part == Part::Model { CLIENTS } else { run.clients() };
