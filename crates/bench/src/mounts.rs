@@ -79,6 +79,16 @@ pub fn fuse2fs_lines(size: u64) -> Vec<String> {
     ]
 }
 
+/// The file system that keeps nothing, which `cargo build` puts beside `kedge`. The error says how.
+pub fn null_program(kedge: &Path) -> std::result::Result<PathBuf, String> {
+    let program = kedge.with_file_name("examples").join("null");
+    if program.is_file() {
+        return Ok(program);
+    }
+    let build = "build it with `cargo build --release -p kedge-fuse --example null`";
+    Err(format!("{} does not exist: {build}", program.display()))
+}
+
 /// The second line runs in the background.
 pub fn null_lines() -> Vec<String> {
     vec!["mkdir null".into(), "null null".into()]
