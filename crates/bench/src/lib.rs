@@ -9,7 +9,7 @@
 //! contest                  contestants, alternated rounds, the choice of how much to do
 //! report                   what came out, as text, Markdown and JSON
 //! sample, parse            medians and spread; what fs_mark and dbench print
-//! counters, times          KedgeFS's own counters, and latencies as a client sees them
+//! counters, disk, times    KedgeFS's own counters, the kernel's of a device, and latencies as a client sees them
 //! library                  loops in this process, on the library or through std::fs
 //! mounts, place, shell     mounts, the directory and machine, commands: whatever has to be undone
 //! ```
@@ -29,6 +29,7 @@ pub mod baseline;
 pub mod compare;
 mod contest;
 mod counters;
+mod disk;
 mod library;
 mod mounts;
 mod parse;

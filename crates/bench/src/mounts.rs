@@ -2,6 +2,7 @@
 
 use crate::shell::Shell;
 use anyhow::{Context, Result, bail};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Child;
@@ -169,6 +170,20 @@ impl<'a> Mounted<'a> {
         self.shell.dir.join(self.name)
     }
 
+    /// The process that serves the mount of `kedge`, by its number.
+    pub fn server(&self) -> Result<String> {
+        let dir = self.path();
+        for entry in std::fs::read_dir("/proc").context("read /proc")? {
+            let entry = entry?;
+            // A process may end while we look, and what is no process has no such file.
+            let Ok(words) = std::fs::read(entry.path().join("cmdline")) else { continue };
+            if serves(&words, &dir) {
+                return Ok(entry.file_name().to_string_lossy().into_owned());
+            }
+        }
+        bail!("no process serves {}", dir.display())
+    }
+
     /// An empty directory `NAME/work`, and nothing left to write back from before.
     pub fn fresh(&self) -> Result<()> {
         let work = self.path().join("work");
@@ -211,6 +226,13 @@ impl<'a> Mounted<'a> {
     }
 }
 
+/// Whether these words, each with a zero byte behind it, are those with which `kedge mount` starts
+/// the process that stays.
+fn serves(words: &[u8], dir: &Path) -> bool {
+    let words: Vec<&[u8]> = words.split(|byte| *byte == 0).filter(|word| !word.is_empty()).collect();
+    words.contains(&b"--as-daemon".as_slice()) && words.last() == Some(&dir.as_os_str().as_bytes())
+}
+
 impl Drop for Mounted<'_> {
     fn drop(&mut self) {
         if let Err(e) = self.unmount() {
@@ -226,3 +248,7 @@ impl Drop for Mounted<'_> {
         let _ = std::fs::remove_file(image);
     }
 }
+
+#[cfg(test)]
+#[path = "mounts_tests.rs"]
+mod tests;
