@@ -254,7 +254,8 @@ const MODEL_FLUSH: Duration = Duration::from_millis(1);
 const LIBRARY_IMAGE: &str = "library.img";
 /// How tables name the file system that keeps nothing.
 const NULL: &str = "null";
-const LIBRARY_SETUP: &str = "# FileDevice::create(\"library.img\"), FileSystem::format, FileSystem::open";
+pub(crate) const LIBRARY_SETUP: &str =
+    "# FileDevice::create(\"library.img\"), FileSystem::format, FileSystem::open";
 
 fn contestant<'c, T>(
     name: &'static str,
