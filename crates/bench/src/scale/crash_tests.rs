@@ -1,23 +1,28 @@
 use super::*;
 
-/// The part of the log that opening has to replay is the part that was asked for.
+/// What opening has to replay is what the log was filled with.
 #[test]
 fn the_log_is_as_full_as_was_asked_for() {
+    const LOG: u64 = 8 << 20;
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("crash.img");
     for filler in FILLERS {
-        crash(&image, 8 << 20, filler, 0.5).unwrap();
+        let full = fill_log(&image, LOG, filler, None).unwrap();
+        assert!((0.3..=1.0).contains(&(full / LOG as f64)), "{filler:?}: {full} of {LOG}");
+        let want = full / 2.0;
+        fill_log(&image, LOG, filler, Some(want)).unwrap();
         let device = FileDevice::open(&image, OpenOptions::default()).unwrap();
         let clock = Arc::new(SystemClock::default());
         let fs = FileSystem::open(device, clock, MountOptions::default()).unwrap();
-        let part = replayed(&fs).unwrap() / f64::from(8 << 20);
+        let replayed = replayed(&fs).unwrap();
         // A batch more than what was asked for, at most.
-        assert!((0.45..0.8).contains(&part), "{filler:?}: {part} of the log");
+        assert!(
+            (want * 0.9..want + 0.1 * LOG as f64).contains(&replayed),
+            "{filler:?}: {replayed} of {want}"
+        );
         fs.shutdown(false).unwrap();
         drop(fs);
-        std::fs::remove_file(&image).unwrap();
-        crash(&image, 8 << 20, filler, 0.5).unwrap();
+        fill_log(&image, LOG, filler, Some(want)).unwrap();
         assert!(open(&image).unwrap() > 0.0);
-        std::fs::remove_file(&image).unwrap();
     }
 }
