@@ -17,6 +17,8 @@ const PANEL: f64 = TOP + PLOT + BOTTOM;
 /// Between the names of two lines.
 const NAME: f64 = 17.0;
 const MARGIN: f64 = 12.0;
+/// Values that differ more than so many times have a logarithmic axis.
+const FAR_APART: f64 = 50.0;
 /// Lines have colours of their own up to here.
 const COLOURS: usize = 6;
 
@@ -109,9 +111,26 @@ impl Axis {
     fn at(&self, value: f64) -> f64 {
         let scale = |v: f64| if self.logarithmic { v.log10() } else { v };
         let (from, to) = (scale(self.from), scale(self.to));
-        let part = if to > from { (scale(value) - from) / (to - from) } else { 0.5 };
+        // A logarithm has no place for zero.
+        let part = if to > from { (scale(value.max(self.from)) - from) / (to - from) } else { 0.5 };
         self.start + part * (self.end - self.start)
     }
+}
+
+/// The axis of values, and what is written beside it. It begins at zero, but for values so far apart
+/// that the small ones would all lie on the ground.
+fn vertical(values: &[f64]) -> (Axis, Vec<f64>) {
+    let most = values.iter().copied().fold(0.0, f64::max).max(1e-9);
+    let least = values.iter().copied().filter(|v| *v > 0.0).fold(most, f64::min);
+    let (start, end) = (TOP + PLOT, TOP);
+    if most / least < FAR_APART {
+        let (to, steps) = round_up(most);
+        let ticks = (0..=steps).map(|step| to * step as f64 / steps as f64).collect();
+        return (Axis { from: 0.0, to, logarithmic: false, start, end }, ticks);
+    }
+    let (from, to) = (least.log10().floor() as i32, most.log10().ceil() as i32);
+    let ticks: Vec<f64> = (from..=to).map(|power| 10f64.powi(power)).collect();
+    (Axis { from: 10f64.powi(from), to: 10f64.powi(to), logarithmic: true, start, end }, ticks)
 }
 
 /// A round number at or above `value`, and how many steps lead to it.
@@ -128,8 +147,8 @@ fn draw(panel: &Panel<'_>, out: &mut String) {
     let unit = outcome.metrics.first().map_or("", |m| m.unit);
     let xs: Vec<f64> = outcome.sides.iter().filter_map(|side| position(side.name)).collect();
     let values = |metric: usize| outcome.sides.iter().map(move |s| s.median(metric).unwrap_or(f64::NAN));
-    let all = (0..outcome.metrics.len()).flat_map(values).filter(|v| v.is_finite());
-    let (top, steps) = round_up(all.chain(panel.bar).fold(0.0, f64::max).max(1e-9));
+    let all: Vec<f64> =
+        (0..outcome.metrics.len()).flat_map(values).filter(|v| v.is_finite()).chain(panel.bar).collect();
     let x = Axis {
         from: xs.iter().copied().fold(f64::INFINITY, f64::min),
         to: xs.iter().copied().fold(0.0, f64::max),
@@ -137,14 +156,13 @@ fn draw(panel: &Panel<'_>, out: &mut String) {
         start: LEFT + MARGIN,
         end: WIDTH - RIGHT,
     };
-    let y = Axis { from: 0.0, to: top, logarithmic: false, start: TOP + PLOT, end: TOP };
+    let (y, ticks) = vertical(&all);
     let mut write = |line: String| {
         out.push_str(&line);
         out.push('\n');
     };
     write(format!("<text class=\"title\" x=\"{MARGIN}\" y=\"20\">{}, {unit}</text>", escape(&outcome.title)));
-    for step in 0..=steps {
-        let value = top * step as f64 / steps as f64;
+    for value in ticks {
         let at = y.at(value);
         write(format!(
             "<line class=\"grid\" x1=\"{LEFT}\" x2=\"{}\" y1=\"{at:.1}\" y2=\"{at:.1}\"/>",
@@ -173,8 +191,8 @@ fn draw(panel: &Panel<'_>, out: &mut String) {
             WIDTH - RIGHT + MARGIN
         ));
         write(format!(
-            "<text class=\"bar-name\" x=\"{}\" y=\"{:.1}\">at most {} {unit}</text>",
-            LEFT + 6.0,
+            "<text class=\"bar-name\" x=\"{}\" y=\"{:.1}\" text-anchor=\"middle\">at most {} {unit}</text>",
+            f64::midpoint(LEFT, WIDTH - RIGHT),
             at - 5.0,
             number(bar)
         ));

@@ -90,3 +90,15 @@ fn names_stand_apart_within_the_panel() {
         bottom.iter().all(|at| *at <= TOP + PLOT) && bottom.windows(2).all(|p| p[1] - p[0] >= NAME - 1e-9)
     );
 }
+
+#[test]
+fn values_that_lie_far_apart_have_powers_of_ten() {
+    let (axis, ticks) = vertical(&[0.0, 1.0, 40.0]);
+    assert!(!axis.logarithmic && ticks.first() == Some(&0.0) && ticks.last() == Some(&40.0));
+    let (axis, ticks) = vertical(&[0.5, 300.0]);
+    assert!(axis.logarithmic);
+    assert_eq!(ticks, [0.1, 1.0, 10.0, 100.0, 1000.0]);
+    assert!((axis.at(10.0) - (TOP + PLOT / 2.0)).abs() < 1e-6, "the middle of four powers");
+    assert!(axis.at(0.5) > axis.at(300.0), "large is up");
+    assert_eq!(vertical(&[]).1.len(), 6, "nothing was measured");
+}
