@@ -15,9 +15,10 @@ fn the_log_is_as_full_as_was_asked_for() {
         let clock = Arc::new(SystemClock::default());
         let fs = FileSystem::open(device, clock, MountOptions::default()).unwrap();
         let replayed = replayed(&fs).unwrap();
-        // A batch more than what was asked for, at most.
+        // Used is also what is promised to records about the data in the log. And a batch more than
+        // what was asked for, at most.
         assert!(
-            (want * 0.9..want + 0.1 * LOG as f64).contains(&replayed),
+            (want * 0.7..want + 0.1 * LOG as f64).contains(&replayed),
             "{filler:?}: {replayed} of {want}"
         );
         fs.shutdown(false).unwrap();
