@@ -117,8 +117,8 @@ impl Axis {
     }
 }
 
-/// The axis of values, and what is written beside it. It begins at zero, but for values so far apart
-/// that the small ones would all lie on the ground.
+/// The axis of values, and what is written beside it. It begins at zero, but for values so far
+/// apart that the small ones would all lie on the ground.
 fn vertical(values: &[f64]) -> (Axis, Vec<f64>) {
     let most = values.iter().copied().fold(0.0, f64::max).max(1e-9);
     let least = values.iter().copied().filter(|v| *v > 0.0).fold(most, f64::min);
@@ -215,7 +215,7 @@ fn draw(panel: &Panel<'_>, out: &mut String) {
         for (x, y) in &points {
             write(format!("<circle class=\"f{colour}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\"/>"));
         }
-        let figure = values(metric).filter(|v| v.is_finite()).last().unwrap_or(f64::NAN);
+        let figure = values(metric).rfind(|v| v.is_finite()).unwrap_or(f64::NAN);
         names.push((last.1, colour, format!("{name}: {} {unit}", number(figure))));
     }
     for (at, colour, name) in spread(names) {
