@@ -44,6 +44,9 @@ pub struct Bar {
     pub met: bool,
     /// Part of the rounds that say by themselves what the medians say.
     pub agreeing: f64,
+    /// Why the figure may not mean what it should.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub doubt: Option<String>,
 }
 
 /// One number that a bar speaks of, from the values of sides and metrics.
@@ -66,6 +69,7 @@ impl Bar {
             reached: value.is_finite().then_some(value),
             met,
             agreeing,
+            doubt: None,
         }
     }
 
@@ -84,13 +88,16 @@ impl Bar {
     }
 
     fn verdict(&self) -> String {
-        let word = if self.met { "met" } else { "MISSED" };
-        match self.is_noisy() {
-            true => {
-                format!("{word}, but too noisy to tell: {:.0} % of the rounds agree", self.agreeing * 100.0)
-            }
-            false => word.into(),
+        let mut words = String::from(if self.met { "met" } else { "MISSED" });
+        if self.is_noisy() {
+            let agreeing = self.agreeing * 100.0;
+            words.push_str(&format!(", but too noisy to tell: {agreeing:.0} % of the rounds agree"));
         }
+        if let Some(doubt) = &self.doubt {
+            words.push_str(", but ");
+            words.push_str(doubt);
+        }
+        words
     }
 
     pub fn row(&self) -> Vec<String> {

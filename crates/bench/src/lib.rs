@@ -4,12 +4,13 @@
 //! baseline                 the experiment behind docs/PERFORMANCE.md
 //! compare                  all peers, all loads; the report as a page with charts
 //! reproduce                the experiments behind docs/EXPERIMENTS.md: what others published of a change, beside our switch for it
+//! scale                    costs by the number of files, opening after a crash, fsck: a plot of each
 //! remote                   what the distance to an image costs: docs/DISTRIBUTED.md
 //! bars                     what an experiment has to reach
 //! contest                  contestants, alternated rounds, the choice of how much to do
 //! report                   what came out, as text, Markdown and JSON
 //! sample, parse            medians and spread; what fs_mark and dbench print
-//! counters, times          KedgeFS's own counters, and latencies as a client sees them
+//! counters, disk, times    KedgeFS's own counters, the kernel's of a device, and latencies as a client sees them
 //! library                  loops in this process, on the library or through std::fs
 //! mounts, place, shell     mounts, the directory and machine, commands: whatever has to be undone
 //! ```
@@ -29,6 +30,7 @@ pub mod baseline;
 pub mod compare;
 mod contest;
 mod counters;
+mod disk;
 mod library;
 mod mounts;
 mod parse;
@@ -37,6 +39,7 @@ pub mod remote;
 mod report;
 pub mod reproduce;
 mod sample;
+pub mod scale;
 mod shell;
 mod times;
 

@@ -130,6 +130,13 @@ impl Library {
         Ok(Library(FileSystem::open(device, clock, options).with_context(|| format!("open {name}"))?))
     }
 
+    /// An image that was formatted before.
+    pub fn open(device: Arc<dyn Device>, options: MountOptions) -> Result<Library> {
+        let name = device.name().to_owned();
+        let clock = Arc::new(SystemClock::default());
+        Ok(Library(FileSystem::open(device, clock, options).with_context(|| format!("open {name}"))?))
+    }
+
     pub fn fs(&self) -> &FileSystem {
         &self.0
     }

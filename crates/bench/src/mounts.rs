@@ -2,6 +2,7 @@
 
 use crate::shell::Shell;
 use anyhow::{Context, Result, bail};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Child;
@@ -77,6 +78,16 @@ pub fn fuse2fs_lines(size: u64) -> Vec<String> {
         "mkdir fuse2fs".into(),
         "fuse2fs -o rw,allow_other fuse2fs.img fuse2fs".into(),
     ]
+}
+
+/// The file system that keeps nothing, which `cargo build` puts beside `kedge`. The error says how.
+pub fn null_program(kedge: &Path) -> std::result::Result<PathBuf, String> {
+    let program = kedge.with_file_name("examples").join("null");
+    if program.is_file() {
+        return Ok(program);
+    }
+    let build = "build it with `cargo build --release -p kedge-fuse --example null`";
+    Err(format!("{} does not exist: {build}", program.display()))
 }
 
 /// The second line runs in the background.
@@ -159,6 +170,20 @@ impl<'a> Mounted<'a> {
         self.shell.dir.join(self.name)
     }
 
+    /// The process that serves the mount of `kedge`, by its number.
+    pub fn server(&self) -> Result<String> {
+        let dir = self.path();
+        for entry in std::fs::read_dir("/proc").context("read /proc")? {
+            let entry = entry?;
+            // A process may end while we look, and what is no process has no such file.
+            let Ok(words) = std::fs::read(entry.path().join("cmdline")) else { continue };
+            if serves(&words, &dir) {
+                return Ok(entry.file_name().to_string_lossy().into_owned());
+            }
+        }
+        bail!("no process serves {}", dir.display())
+    }
+
     /// An empty directory `NAME/work`, and nothing left to write back from before.
     pub fn fresh(&self) -> Result<()> {
         let work = self.path().join("work");
@@ -201,6 +226,13 @@ impl<'a> Mounted<'a> {
     }
 }
 
+/// Whether these words, each with a zero byte behind it, are those with which `kedge mount` starts
+/// the process that stays.
+fn serves(words: &[u8], dir: &Path) -> bool {
+    let words: Vec<&[u8]> = words.split(|byte| *byte == 0).filter(|word| !word.is_empty()).collect();
+    words.contains(&b"--as-daemon".as_slice()) && words.last() == Some(&dir.as_os_str().as_bytes())
+}
+
 impl Drop for Mounted<'_> {
     fn drop(&mut self) {
         if let Err(e) = self.unmount() {
@@ -216,3 +248,7 @@ impl Drop for Mounted<'_> {
         let _ = std::fs::remove_file(image);
     }
 }
+
+#[cfg(test)]
+#[path = "mounts_tests.rs"]
+mod tests;

@@ -100,7 +100,7 @@ fn memory_mib(meminfo: &str) -> Option<u64> {
     Some(line.split_whitespace().next()?.parse::<u64>().ok()? >> 10)
 }
 
-fn effective_uid(status: &str) -> Option<u32> {
+pub(crate) fn effective_uid(status: &str) -> Option<u32> {
     status.lines().find_map(|l| l.strip_prefix("Uid:"))?.split_whitespace().nth(1)?.parse().ok()
 }
 

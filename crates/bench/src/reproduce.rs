@@ -8,10 +8,10 @@
 
 mod checkpoint;
 mod cpu;
+mod dbench;
 mod delay;
 mod fdatasync;
 mod marks;
-mod mix;
 mod overwrite;
 mod rename;
 mod sync;
@@ -22,7 +22,7 @@ use crate::Settings;
 use crate::bars::Bar;
 use crate::contest::{Contestant, Plan};
 use crate::library::Library;
-use crate::mounts::Mounted;
+use crate::mounts::{self, Mounted};
 use crate::place::{Machine, Place};
 use crate::report::{Report, Section};
 use crate::shell::need;
@@ -118,6 +118,7 @@ pub fn run(
         place: &place,
         plan: Plan { rounds, interrupt: &settings.interrupt, progress: settings.progress },
         parts,
+        durable_write: machine.durable_write[0],
         log,
         sections: Vec::new(),
         bars: Vec::new(),
@@ -149,6 +150,8 @@ struct Run<'a> {
     place: &'a Place,
     plan: Plan<'a>,
     parts: &'a [Part],
+    /// Microseconds, before the experiment.
+    durable_write: f64,
     log: Option<LogSize>,
     sections: Vec<Section>,
     bars: Vec<Bar>,
@@ -180,6 +183,11 @@ impl<'a> Run<'a> {
         self.pick(quick, full) / if self.settings.size < SMALL_IMAGE { 10 } else { 1 }
     }
 
+    /// As many as dbench was run with. A small image has no room for all their files.
+    fn clients(&self) -> usize {
+        if self.settings.size < SMALL_IMAGE { 2 } else { 16 }
+    }
+
     fn need(&self, tools: &[&str]) -> Result<()> {
         tools.iter().try_for_each(|tool| need(tool).map(drop))
     }
@@ -194,6 +202,18 @@ impl<'a> Run<'a> {
         self.made(Mounted::kedge(&self.place.shell, self.settings.size, self.settings.written))
     }
 
+    /// A file system behind the same mount that keeps nothing: what is left of a figure there is
+    /// not ours. `None`: its program is missing, which is noted.
+    fn null(&mut self) -> Result<Option<Made<Mounted<'a>>>> {
+        match mounts::null_program(&self.settings.kedge) {
+            Ok(program) => self.made(Mounted::null(&self.place.shell, &program)).map(Some),
+            Err(why) => {
+                self.note(format!("Left out: {NULL} ({why})."));
+                Ok(None)
+            }
+        }
+    }
+
     /// The library on an image file, which [`Run::end_library`] removes.
     fn library(&self, format: &FormatOptions, options: MountOptions) -> Result<Made<Library>> {
         let image = self.place.shell.dir.join(LIBRARY_IMAGE);
@@ -203,9 +223,9 @@ impl<'a> Run<'a> {
 
     /// The library where nothing but flushes counts: on a device in memory, whose flushes take a
     /// millisecond.
-    fn model(&self) -> Result<Made<Library>> {
+    fn model(&self, options: MountOptions) -> Result<Made<Library>> {
         let device = Arc::new(DelayedFlush::new(Arc::new(MemDevice::new(MODEL_IMAGE)), MODEL_FLUSH));
-        self.made(Library::on(device, &FormatOptions::default(), MountOptions::default()))
+        self.made(Library::on(device, &FormatOptions::default(), options))
     }
 
     fn end_library(&mut self, library: Made<Library>) {
@@ -227,11 +247,15 @@ impl<'a> Run<'a> {
     }
 }
 
+/// dbench's 16 clients have up to 384 MB of files.
 const SMALL_IMAGE: u64 = 1 << 30;
-const MODEL_IMAGE: u64 = 512 << 20;
+const MODEL_IMAGE: u64 = 1 << 30;
 const MODEL_FLUSH: Duration = Duration::from_millis(1);
 const LIBRARY_IMAGE: &str = "library.img";
-const LIBRARY_SETUP: &str = "# FileDevice::create(\"library.img\"), FileSystem::format, FileSystem::open";
+/// How tables name the file system that keeps nothing.
+const NULL: &str = "null";
+pub(crate) const LIBRARY_SETUP: &str =
+    "# FileDevice::create(\"library.img\"), FileSystem::format, FileSystem::open";
 
 fn contestant<'c, T>(
     name: &'static str,

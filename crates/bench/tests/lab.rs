@@ -80,6 +80,8 @@ fn requests_that_make_no_sense() {
     place.run("bench compare --dir gone").refused(1, &["gone"]);
     place.run("bench compare --html gone/page.html").refused(1, &["gone/page.html"]);
     place.run("bench baseline --dir gone").refused(1, &["gone"]);
+    place.run("bench scale --dir gone").refused(1, &["gone"]);
+    place.run("bench scale --svg gone/plot.svg").refused(1, &["gone/plot.svg"]);
     assert_eq!(place.run("reproduce").code, 2, "no experiment");
     place
         .run("reproduce everything")

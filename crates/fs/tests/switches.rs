@@ -202,6 +202,34 @@ fn the_slowest_fsyncs_are_kept_slowest_first() {
     }
 }
 
+/// As ext4 before its change: nothing checkpoints while the log has room, and the operation that
+/// finds none runs the checkpoint and waits for it.
+#[test]
+fn without_async_checkpoint_only_a_full_log_starts_one() {
+    let device = Arc::new(MemDevice::new(64 << 20));
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock::default());
+    let format = FormatOptions { log_size: Some(1 << 20), ..FormatOptions::default() };
+    FileSystem::format(device.clone(), clock.clone(), &format).unwrap();
+    let options = MountOptions { async_checkpoint: None, ..MountOptions::default() };
+    let fs = FileSystem::open(device, clock, options).unwrap();
+    fs.checkpoint().unwrap();
+    let checkpoints = || count(&fs, "transactions.checkpoints");
+    let stalled = || count(&fs, "transactions.log_space_stall_ns");
+    let (before, mut most) = (checkpoints(), 0);
+    for i in 0..100_000 {
+        most = most.max(count(&fs, "log.used_bytes"));
+        assert_eq!(stalled(), 0, "nobody waits while there is room");
+        fs.create(Ino::ROOT, format!("{i}").as_bytes(), 0o644, Owner::default()).unwrap();
+        if checkpoints() != before {
+            break;
+        }
+    }
+    assert_eq!(checkpoints(), before + 1, "the operation ran it");
+    assert!(stalled() > 0, "and waited for it");
+    let ring = count(&fs, "log.ring_bytes");
+    assert!(most > ring / 2, "it was full but for what is reserved: {most} of {ring} bytes");
+}
+
 /// Files of 4 KiB, written by the timer or by sync. Without `async_checkpoint`, and with one file
 /// that is overwritten, it is the fsyncs that find the log full and checkpoint.
 #[test]

@@ -1,5 +1,5 @@
-//! Tables of the documents that are generated from the code, so that each fact is stated once; and
-//! the width of prose.
+//! Tables of the documents that are generated from the code, or from the results of experiments, so
+//! that each fact is stated once; and the width of prose.
 //!
 //! A generated part stands between `<!-- generated: NAME -->` and `<!-- end of generated -->`.
 //! `cargo xtask docs` rewrites it, and wraps the prose of documents and the comments of source
@@ -12,28 +12,29 @@ use kedge_format::{ItemKind, alloc, inode, item, key, logwrite, node, record, su
 use std::path::{Path, PathBuf};
 
 /// (file, name of the part, what makes its text)
-type Part = (&'static str, &'static str, fn() -> String);
+type Part = (&'static str, &'static str, fn() -> Result<String>);
 
 const FORMAT: &str = "docs/FORMAT.md";
 
 const PARTS: &[Part] = &[
-    ("docs/ARCHITECTURE.md", "lock order", kedge_base::lock::order_table),
-    (FORMAT, "superblock", || superblock::LAYOUT.table()),
-    (FORMAT, "allocation index", || alloc::INDEX_LAYOUT.table()),
-    (FORMAT, "allocation index entry", || alloc::ENTRY_LAYOUT.table()),
-    (FORMAT, "log write", || logwrite::LAYOUT.table()),
-    (FORMAT, "record", || record::LAYOUT.table()),
-    (FORMAT, "edits", record::tables::edits),
-    (FORMAT, "inode mask", record::tables::mask),
-    (FORMAT, "operations", record::tables::ops),
-    (FORMAT, "node header", || node::HEADER_LAYOUT.table()),
-    (FORMAT, "node slot", || node::SLOT_LAYOUT.table()),
-    (FORMAT, "child", || node::CHILD_LAYOUT.table()),
-    (FORMAT, "key", || key::LAYOUT.table()),
-    (FORMAT, "item kinds", ItemKind::table),
-    (FORMAT, "inode core", || inode::LAYOUT.table()),
-    (FORMAT, "dentry", || item::DENTRY_LAYOUT.table()),
-    (FORMAT, "extent", || item::EXTENT_LAYOUT.table()),
+    ("docs/ARCHITECTURE.md", "lock order", || Ok(kedge_base::lock::order_table())),
+    (FORMAT, "superblock", || Ok(superblock::LAYOUT.table())),
+    (FORMAT, "allocation index", || Ok(alloc::INDEX_LAYOUT.table())),
+    (FORMAT, "allocation index entry", || Ok(alloc::ENTRY_LAYOUT.table())),
+    (FORMAT, "log write", || Ok(logwrite::LAYOUT.table())),
+    (FORMAT, "record", || Ok(record::LAYOUT.table())),
+    (FORMAT, "edits", || Ok(record::tables::edits())),
+    (FORMAT, "inode mask", || Ok(record::tables::mask())),
+    (FORMAT, "operations", || Ok(record::tables::ops())),
+    (FORMAT, "node header", || Ok(node::HEADER_LAYOUT.table())),
+    (FORMAT, "node slot", || Ok(node::SLOT_LAYOUT.table())),
+    (FORMAT, "child", || Ok(node::CHILD_LAYOUT.table())),
+    (FORMAT, "key", || Ok(key::LAYOUT.table())),
+    (FORMAT, "item kinds", || Ok(ItemKind::table())),
+    (FORMAT, "inode core", || Ok(inode::LAYOUT.table())),
+    (FORMAT, "dentry", || Ok(item::DENTRY_LAYOUT.table())),
+    (FORMAT, "extent", || Ok(item::EXTENT_LAYOUT.table())),
+    ("docs/EXPERIMENTS.md", "results", crate::glance::table),
 ];
 
 const END: &str = "<!-- end of generated -->";
@@ -133,7 +134,7 @@ fn render(file: &str, text: &str) -> Result<String> {
         ensure!(text.matches(&mark).count() == 1, "{file}: {mark} does not stand there exactly once");
         let start = text.find(&mark).expect("counted above") + mark.len();
         let len = text[start..].find(END).with_context(|| format!("{file}: {mark} has no end"))?;
-        text.replace_range(start..start + len, &format!("\n{}\n", make().trim_end()));
+        text.replace_range(start..start + len, &format!("\n{}\n", make()?.trim_end()));
     }
     // The text under a mark that no part names would never be updated.
     let found = text.matches("<!-- generated: ").count();

@@ -10,6 +10,7 @@ mod crash_speed;
 mod deb;
 mod deps;
 mod docs;
+mod glance;
 mod steps;
 mod tally;
 mod tools;

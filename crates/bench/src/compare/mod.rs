@@ -84,14 +84,11 @@ impl Peer {
     }
 
     /// Why it cannot be measured here.
-    fn missing(self, place: &Place, null: &std::path::Path) -> Option<String> {
+    fn missing(self, place: &Place, kedge: &std::path::Path) -> Option<String> {
         let (tools, root): (&[&str], bool) = match self {
             Peer::Kedge => (&["umount"], false),
             Peer::Library | Peer::Raw => (&[], false),
-            Peer::Null => {
-                let build = "build it with `cargo build --release -p kedge-fuse --example null`";
-                return (!null.is_file()).then(|| format!("{} does not exist: {build}", null.display()));
-            }
+            Peer::Null => return mounts::null_program(kedge).err(),
             Peer::Ext4 => (&["mkfs.ext4", "mount", "umount"], true),
             Peer::Xfs => (&["mkfs.xfs", "mount", "umount"], true),
             Peer::Btrfs => (&["mkfs.btrfs", "mount", "umount"], true),
@@ -187,9 +184,7 @@ impl Compare<'_> {
     }
 
     fn make(&mut self, peer: Peer) -> Result<()> {
-        // `cargo build` puts it there, beside the programs.
-        let null = self.settings.kedge.with_file_name("examples").join("null");
-        if let Some(why) = peer.missing(self.place, &null) {
+        if let Some(why) = peer.missing(self.place, &self.settings.kedge) {
             self.note(format!("Left out: {} ({why}).", peer.name()));
             return Ok(());
         }
@@ -213,7 +208,11 @@ impl Compare<'_> {
                 (mounts::fuse2fs_lines(size), Mounted::fuse2fs(shell, size).map(Ground::Mounted))
             }
             Peer::Tmpfs => (mounts::tmpfs_lines(), Mounted::tmpfs(shell).map(Ground::Mounted)),
-            Peer::Null => (mounts::null_lines(), Mounted::null(shell, &null).map(Ground::Mounted)),
+            Peer::Null => {
+                let program = mounts::null_program(&self.settings.kedge).map_err(anyhow::Error::msg);
+                let made = program.and_then(|program| Mounted::null(shell, &program));
+                (mounts::null_lines(), made.map(Ground::Mounted))
+            }
             Peer::Library => {
                 let made = shell.run(&file("library")).and_then(|_| {
                     let device = FileDevice::open(shell.dir.join("library.img"), OpenOptions::default())?;

@@ -97,3 +97,19 @@ fn there_is_a_value_for_each_metric() {
     assert!(of(&library(16 << 20), 0).is_nan(), "nothing was fsynced");
     assert!(of(&library(1 << 20), 1) > 0.0, "the log is full a few times");
 }
+
+#[test]
+fn verdicts_say_when_the_log_wrapped_too_seldom() {
+    let verdicts = |wraps: [f64; 2]| {
+        let outcome = outcome(1, move |side, name| if name == LOG_WRAPS { wraps[side] } else { 1.0 });
+        let bars = bars(&outcome, "t", 1, 1, Some(WRAPS_DEFAULT));
+        assert!(bars.iter().any(|bar| bar.what.contains("log wraps")));
+        bars.iter().map(|bar| bar.row().pop().unwrap()).collect::<Vec<_>>()
+    };
+    assert!(verdicts([3.0, 3.1]).iter().all(|verdict| !verdict.contains("wrapped")));
+    let seldom = verdicts([5.0, 0.68]);
+    assert!(
+        seldom.iter().all(|verdict| verdict.ends_with(", but the log wrapped only 0.68 times")),
+        "{seldom:?}"
+    );
+}

@@ -1,4 +1,4 @@
-//! Processor time of this process, all its threads included, those that ended too.
+//! Processor time of a process, all its threads included, those that ended too.
 //!
 //! Kernel threads are not included, so the work of loop devices and of other file systems' own
 //! threads is missing.
@@ -17,13 +17,22 @@ pub struct Cpu {
 
 impl Cpu {
     pub fn now() -> Result<Cpu> {
-        let stat = std::fs::read_to_string("/proc/self/stat").context("read our own times")?;
-        parse(&stat).context("no processor times in /proc/self/stat")
+        Cpu::of("self")
+    }
+
+    /// Of another process, by its number.
+    pub fn of(process: &str) -> Result<Cpu> {
+        let path = format!("/proc/{process}/stat");
+        let stat = std::fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+        parse(&stat).with_context(|| format!("no processor times in {path}"))
     }
 
     pub fn since(self) -> Result<Cpu> {
-        let now = Cpu::now()?;
-        Ok(Cpu { user: now.user - self.user, system: now.system - self.system })
+        Ok(Cpu::now()?.less(self))
+    }
+
+    pub fn less(self, earlier: Cpu) -> Cpu {
+        Cpu { user: self.user - earlier.user, system: self.system - earlier.system }
     }
 
     pub fn total(self) -> f64 {

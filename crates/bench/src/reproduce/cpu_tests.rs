@@ -16,4 +16,7 @@ fn it_grows() {
         x = std::hint::black_box(x.wrapping_mul(3));
     }
     assert!(before.since().unwrap().total() < 60.0);
+    let own = Cpu::of(&std::process::id().to_string()).unwrap();
+    assert!(own.total() >= before.total() + 0.02, "by its number it is the same process");
+    assert!(Cpu::of("0").is_err(), "no process has it");
 }

@@ -6,7 +6,7 @@
 //! logged and force nothing. With `fdatasync=seq`, ours, write does not log them either.
 
 use super::overwrite::{self, HostFile, LibraryFile, Sum, Target};
-use super::{LIBRARY_SETUP, Made, Part, Run, contestant};
+use super::{LIBRARY_SETUP, Made, NULL, Part, Run, contestant};
 use crate::bars::{Bar, Want, change};
 use crate::contest::{Amount, Better, Contest, Contestant, Metric, Outcome, Published, Round};
 use crate::counters::Counters;
@@ -21,10 +21,8 @@ use std::time::Duration;
 /// Contestants, in this order. From the first to the second is the announced change.
 const RULES: [&str; 3] = ["relog", "fields", SEQ_RULE];
 const SEQ_RULE: &str = "seq";
-/// Places of contestants.
+/// Its place.
 const SEQ: usize = 2;
-const EXT4_AT: usize = 3;
-const XFS_AT: usize = 4;
 const EXT4: &str = "ext4";
 const XFS: &str = "XFS";
 
@@ -231,6 +229,10 @@ fn with_others(run: &mut Run<'_>, part: Part) -> Result<()> {
         setup.extend(mounts::ext4_lines(size, written));
         setup.extend(mounts::xfs_lines(size, written));
     }
+    if !in_process && let Some(null) = run.null()? {
+        others.push((NULL, null));
+        setup.extend(mounts::null_lines());
+    }
     let loads = if run.settings.quick { &LOADS[..3] } else { &LOADS };
     let mut outcomes = Vec::new();
     for load in loads.iter().copied() {
@@ -258,13 +260,12 @@ fn with_others(run: &mut Run<'_>, part: Part) -> Result<()> {
         outcomes.push(hold(run, load, contestants)?);
     }
     for (outcome, load) in outcomes.iter().zip(loads) {
-        let bars = bars(
-            outcome,
-            if in_process { "in process" } else { "on the mount" },
-            load.0,
-            in_process && load.0 <= 4,
-        );
-        run.bars.extend(bars);
+        let (place, better) = if in_process { ("in process", 1.5) } else { ("on the mount", 1.3) };
+        let beside = (load.0 <= 4 && (in_process || !load.1)).then_some(better);
+        run.bars.extend(bars(outcome, place, load.0, beside));
+        if !in_process && load.1 {
+            run.bars.extend(null_bars(outcome, place, run.durable_write / 1e6));
+        }
     }
     run.end_library(library);
     run.end(if in_process { None } else { Some(kedge) });
@@ -287,7 +288,7 @@ fn hold(run: &Run<'_>, load: (usize, bool), contestants: Vec<Contestant<'_>>) ->
 }
 
 fn model(run: &mut Run<'_>) -> Result<()> {
-    let library = run.model()?;
+    let library = run.model(MountOptions::default())?;
     let mut outcomes = Vec::new();
     for load in MODEL_LOADS {
         let library_ref = library.as_ref().map_err(|e| anyhow!("{e}"));
@@ -299,7 +300,7 @@ fn model(run: &mut Run<'_>) -> Result<()> {
         outcomes.push(hold(run, load, contestants)?);
     }
     for (outcome, load) in outcomes.iter().zip(MODEL_LOADS) {
-        run.bars.extend(bars(outcome, "a flush of 1 ms", load.0, false));
+        run.bars.extend(bars(outcome, "a flush of 1 ms", load.0, None));
         let mut runtime = Bar::change(outcome, RUNTIME, Want::AtMost(-39.0));
         runtime.what = format!("a flush of 1 ms, {}", runtime.what);
         run.bars.push(runtime);
@@ -314,7 +315,8 @@ fn model(run: &mut Run<'_>) -> Result<()> {
     Ok(())
 }
 
-fn bars(outcome: &Outcome, place: &str, threads: usize, beside_others: bool) -> Vec<Bar> {
+/// `beside`: how often the figures of ext4 and XFS are wanted.
+fn bars(outcome: &Outcome, place: &str, threads: usize, beside: Option<f64>) -> Vec<Bar> {
     let over = |at: &dyn Fn(usize, &str) -> f64| {
         change(at(SEQ, CALLS), at(SEQ, FLUSHES) + at(SEQ, DURABLE) + at(SEQ, SHARED))
     };
@@ -343,11 +345,40 @@ fn bars(outcome: &Outcome, place: &str, threads: usize, beside_others: bool) -> 
             at(SEQ, RATE) / at(SEQ - 1, RATE)
         }),
     ];
-    if beside_others {
-        for (side, what) in [(EXT4_AT, "IOPS of seq by ext4's"), (XFS_AT, "IOPS of seq by XFS's")] {
-            bars.push(Bar::new(outcome, what, "", Want::AtLeast(1.5), |at| at(SEQ, RATE) / at(side, RATE)));
+    if let Some(better) = beside {
+        for (name, what) in [(EXT4, "IOPS of seq by ext4's"), (XFS, "IOPS of seq by XFS's")] {
+            let side = place_of(outcome, name);
+            bars.push(Bar::new(outcome, what, "", Want::AtLeast(better), |at| {
+                at(SEQ, RATE) / at(side, RATE)
+            }));
         }
     }
+    bars.iter_mut().for_each(|bar| bar.what = format!("{place}, {}", bar.what));
+    bars
+}
+
+/// Of a contestant that may have been left out: then there is no figure at the place.
+fn place_of(outcome: &Outcome, name: &str) -> usize {
+    outcome.sides.iter().position(|side| side.name == name).unwrap_or(usize::MAX)
+}
+
+/// The kernel lets one thread at a time into a file for FSYNC and for a write. So a file system
+/// that keeps nothing has a rate there that is the kernel's alone. It waits for no device: the
+/// second bar adds to each of its calls what a durable write takes, in seconds.
+fn null_bars(outcome: &Outcome, place: &str, durable_write: f64) -> Vec<Bar> {
+    let null = place_of(outcome, NULL);
+    let mut bars = vec![
+        Bar::new(outcome, "IOPS of seq by null's", "", Want::AtLeast(0.9), |at| {
+            at(SEQ, RATE) / at(null, RATE)
+        }),
+        Bar::new(
+            outcome,
+            "IOPS of seq by null's with a durable write for each call",
+            "",
+            Want::AtLeast(0.9),
+            |at| at(SEQ, RATE) * (1.0 / at(null, RATE) + durable_write),
+        ),
+    ];
     bars.iter_mut().for_each(|bar| bar.what = format!("{place}, {}", bar.what));
     bars
 }

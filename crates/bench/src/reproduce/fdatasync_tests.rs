@@ -9,7 +9,7 @@ fn outcome(of: impl Fn(usize, &str) -> f64) -> Outcome {
         samples.iter_mut().zip(&metrics).for_each(|(s, m)| s.push(of(i, &m.name)));
         Side { name, command: String::new(), samples, failed: None }
     };
-    let names = RULES.into_iter().chain([EXT4, XFS]);
+    let names = RULES.into_iter().chain([EXT4, XFS, NULL]);
     let sides = names.enumerate().map(|(i, name)| side(i, name)).collect();
     Outcome { title: "t".into(), metrics: metrics.clone(), goal: None, sides, published: PUBLISHED.to_vec() }
 }
@@ -21,7 +21,7 @@ fn the_published_figures_meet_what_they_claim() {
         found.and_then(|p| p.figures.get(i).copied()).unwrap_or(f64::NAN)
     };
     let outcome = outcome(published);
-    assert!(bars(&outcome, "t", 1, false)[0].met, "400 to 30 log forces a second");
+    assert!(bars(&outcome, "t", 1, None)[0].met, "400 to 30 log forces a second");
     assert!(Bar::change(&outcome, RUNTIME, Want::AtMost(-39.0)).met);
 }
 
@@ -35,7 +35,7 @@ fn every_flush_is_accounted_for() {
             DURABLE => durable,
             _ => 1.0,
         };
-        bars(&outcome(figure), "t", threads, true)
+        bars(&outcome(figure), "t", threads, Some(1.5))
     };
     let with = |threads: usize, flushes: f64, shared: f64| counted(threads, flushes, 0.0, shared);
     assert!(counted(1, 10.0, 990.0, 0.0)[1].met, "a durable write is a flush of what it writes");
@@ -47,4 +47,29 @@ fn every_flush_is_accounted_for() {
     assert!(with(4, 300.0, 600.0)[1].met, "some found their bytes flushed");
     assert!(!with(4, 700.0, 600.0)[1].met, "more than one for a call");
     assert_eq!(with(4, 1000.0, 0.0).iter().filter(|b| b.what.contains("IOPS") && !b.met).count(), 2);
+}
+
+#[test]
+fn the_floor_is_that_of_one_file() {
+    let null = |rate: f64| {
+        let figure = move |side: usize, name: &str| match name {
+            RATE if side == 5 => rate,
+            RATE => 900.0,
+            _ => 1.0,
+        };
+        null_bars(&outcome(figure), "t", 0.0)
+    };
+    assert!(null(1000.0).iter().all(|bar| bar.met), "0.9 of it");
+    assert!(null(1100.0).iter().all(|bar| !bar.met));
+    let figure = |side: usize, name: &str| match name {
+        RATE if side == 5 => 10_000.0,
+        RATE => 900.0,
+        _ => 1.0,
+    };
+    // 0.1 ms of the kernel and 0.9 ms of the device for a call.
+    let slow = null_bars(&outcome(figure), "t", 0.9e-3);
+    assert!(!slow[0].met && slow[1].met, "{slow:?}");
+    let mut without = outcome(figure);
+    without.sides.pop();
+    assert!(null_bars(&without, "t", 0.0).iter().all(|bar| bar.reached.is_none() && !bar.met));
 }

@@ -7,7 +7,8 @@
 //! inner nodes read without latches.
 
 use super::cpu::Cpu;
-use super::{LIBRARY_IMAGE, Part, Run, contestant, mix};
+use super::dbench::{self, Load};
+use super::{LIBRARY_IMAGE, Part, Run, contestant};
 use crate::bars::{Bar, Want};
 use crate::contest::{Amount, Better, Contest, Contestant, Metric, Outcome, Published, Round};
 use crate::counters::Counters;
@@ -22,6 +23,7 @@ use kedgefs::histogram_text;
 use kedgefs::{FormatOptions, Ino, MountOptions, Owner, TreeLock};
 use serde_json::Value;
 use std::cell::RefCell;
+use std::sync::Arc;
 use std::time::Duration;
 
 const THREADS: usize = 16;
@@ -48,7 +50,7 @@ const PUBLISHED_CREATE: &[Published] = &[
     // The ends of their last rows.
     Published { metric: LONGEST, figures: &[1023.0, 127.0] },
 ];
-const PUBLISHED_MIX: &[Published] = &[Published { metric: THROUGHPUT, figures: &[158.363, 449.52] }];
+const PUBLISHED_LOAD: &[Published] = &[Published { metric: THROUGHPUT, figures: &[158.363, 449.52] }];
 
 pub fn run(run: &mut Run<'_>) -> Result<()> {
     if run.does(Part::Process) {
@@ -233,6 +235,7 @@ fn old_and_new(run: &mut Run<'_>) -> Result<()> {
         shown.retain(|(l, _)| *l != lock);
         shown.push((lock, stats));
     };
+    let (load, clients) = (Arc::new(Load::installed()?), run.clients());
     let this = &*run;
     let creation = |lock: TreeLock, each: u64| {
         // As announced: ten files for each directory.
@@ -248,37 +251,38 @@ fn old_and_new(run: &mut Run<'_>) -> Result<()> {
         contestants: mode_contestants(&MODES, creation),
     })?;
     created.published = PUBLISHED_CREATE.to_vec();
-    let mixing = |lock: TreeLock, seconds: u64| {
+    let loading = |lock: TreeLock, seconds: u64| {
         fresh(this, lock, |library| {
             let cpu = Cpu::now()?;
-            let sum = mix::run(library, THREADS, seconds, &this.settings.interrupt)?;
+            let sum = dbench::run(library, &load, clients, seconds, &this.settings.interrupt)?;
             let cpu = cpu.since()?;
             let mut values = vec![sum.throughput, seconds as f64, cpu.user, cpu.system];
             values.extend(latch_values(&Counters::of(library.fs())?)?);
-            let command = format!("# tree_lock={lock}; dbench's mix in {THREADS} threads for {seconds} s");
+            let command =
+                format!("# tree_lock={lock}; dbench's load file in {clients} threads for {seconds} s");
             Ok(Round { values, command })
         })
     };
-    let mut mixed = run.plan.hold(Contest {
-        title: format!("dbench's mix, {THREADS} threads"),
+    let mut loaded = run.plan.hold(Contest {
+        title: format!("dbench's load, {clients} threads"),
         metrics: metrics(Metric::new(THROUGHPUT, "MB/s", Better::Higher)),
         amount: Amount::Warmed { pilot: 1, amount: seconds },
         goal: None,
-        contestants: mode_contestants(&MODES, mixing),
+        contestants: mode_contestants(&MODES, loading),
     })?;
-    mixed.published = PUBLISHED_MIX.to_vec();
+    loaded.published = PUBLISHED_LOAD.to_vec();
     let mut setup = vec!["# A new image for each round. The waits of the last one:".to_owned()];
     for (_, stats) in shown.into_inner() {
         setup.extend(histograms(&stats)?);
     }
     run.bars.extend(bars(&created));
-    run.bars.push(Bar::new(&mixed, "throughput, blocking by pingpong", "", Want::AtLeast(2.83), |at| {
+    run.bars.push(Bar::new(&loaded, "throughput, blocking by pingpong", "", Want::AtLeast(2.83), |at| {
         at(1, THROUGHPUT) / at(0, THROUGHPUT)
     }));
     run.sections.push(Section {
         title: "Latches before and after, the library in this process",
         setup,
-        outcomes: vec![created, mixed],
+        outcomes: vec![created, loaded],
         reading: Reading::Change,
     });
     Ok(())

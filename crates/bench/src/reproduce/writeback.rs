@@ -4,12 +4,16 @@
 //! `noplug` sends each inode's pages by themselves; `plug` gathers those of many inodes, sorts and
 //! merges them. A round ends when all is durable: dirty data left behind would be work that was not
 //! done.
+//!
+//! Each part is done on an image file, and on a loop device, for which the kernel counts requests
+//! by itself. On the mount the processor time of the serving process counts like the client's.
 
 use super::cpu::Cpu;
 use super::{LIBRARY_IMAGE, Part, Run};
 use crate::bars::{Bar, Want};
 use crate::contest::{Amount, Better, Contest, Contestant, Metric, Outcome, Published, Round};
 use crate::counters::Counters;
+use crate::disk::{DiskCounts, LoopDevice};
 use crate::library::{Library, in_threads};
 use crate::mounts::{self, Mounted};
 use crate::report::{Reading, Section};
@@ -27,7 +31,11 @@ const OPTIONS: [&str; 2] = ["noplug", "plug"];
 const RATE: &str = "files";
 const CPU: &str = "processor time";
 const WRITES: &str = "device writes";
+const KERNEL_WRITES: &str = "the kernel's count: writes";
 const DATA_WRITES: &str = "data writes";
+const HARD_LIMITS: &str = "data, times the hard limit of dirty data";
+/// As much data as keeps writeback busy all the time.
+const HARD_LIMITS_WANTED: f64 = 4.0;
 
 const PUBLISHED: &[Published] = &[
     Published { metric: RATE, figures: &[32_500.0, 52_900.0] },
@@ -37,12 +45,29 @@ const PUBLISHED: &[Published] = &[
     Published { metric: "bandwidth", figures: &[150.0, 280.0] },
 ];
 
-fn metrics() -> Vec<Metric> {
-    vec![
+/// Where the image is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Ground {
+    File,
+    Loop,
+}
+
+impl Ground {
+    const fn words(self) -> &'static str {
+        match self {
+            Ground::File => "image file",
+            Ground::Loop => "loop device",
+        }
+    }
+}
+
+fn metrics(ground: Ground) -> Vec<Metric> {
+    let mut metrics = vec![
         Metric::new(RATE, "/s", Better::Higher),
         Metric::new("wall time", "s", Better::Lower),
         Metric::new(CPU, "s", Better::Lower),
         Metric::new("system time", "s", Better::Lower),
+        Metric::new("processor time of the serving process", "s", Better::Lower),
         Metric::new(WRITES, "", Better::Lower),
         Metric::new("device writes per second", "/s", Better::Lower),
         Metric::new("bandwidth", "MB/s", Better::Higher),
@@ -52,19 +77,45 @@ fn metrics() -> Vec<Metric> {
         Metric::new("log writes", "", Better::Neither),
         Metric::new("device flushes", "", Better::Neither),
         Metric::new("writers that had to write back", "", Better::Neither),
-    ]
+        Metric::new(HARD_LIMITS, "", Better::Neither),
+    ];
+    if ground == Ground::Loop {
+        metrics.extend([
+            Metric::new(KERNEL_WRITES, "", Better::Lower),
+            Metric::new("the kernel's count: requests merged into another", "", Better::Neither),
+            Metric::new("the kernel's count: sectors", "", Better::Neither),
+            Metric::new("the kernel's count: mean write", "KiB", Better::Higher),
+            Metric::new("the kernel's count: flushes", "", Better::Neither),
+        ]);
+    }
+    metrics
 }
 
-fn values(files: u64, wall: f64, cpu: Option<Cpu>, before: &Counters, after: &Counters) -> Result<Vec<f64>> {
+/// What a round saw, from its first file until all are durable.
+struct Seen {
+    files: u64,
+    wall: f64,
+    /// Of this process: the clients', in process the library's as well.
+    cpu: Cpu,
+    /// Of the process that serves a mount.
+    server: Option<Cpu>,
+    /// `None`: the device is no loop device.
+    disk: Option<DiskCounts>,
+}
+
+fn values(seen: &Seen, before: &Counters, after: &Counters) -> Result<Vec<f64>> {
     let since = |path: &str| after.since(before, path);
     let (writes, bytes) = (since("device/writes")?, since("device/write_bytes")?);
     let (data, data_bytes) = (since("data/writes")?, since("data/write_bytes")?);
-    ensure!(data_bytes >= (files * FILE.len() as u64) as f64, "not all data was written");
-    Ok(vec![
-        files as f64 / wall,
+    let (wall, made) = (seen.wall, (seen.files * FILE.len() as u64) as f64);
+    ensure!(data_bytes >= made, "not all data was written");
+    let server = seen.server.unwrap_or(Cpu { user: 0.0, system: 0.0 });
+    let mut values = vec![
+        seen.files as f64 / wall,
         wall,
-        cpu.map_or(f64::NAN, Cpu::total),
-        cpu.map_or(f64::NAN, |c| c.system),
+        seen.cpu.total() + server.total(),
+        seen.cpu.system + server.system,
+        seen.server.map_or(f64::NAN, Cpu::total),
         writes,
         writes / wall,
         bytes / 1e6 / wall,
@@ -74,10 +125,26 @@ fn values(files: u64, wall: f64, cpu: Option<Cpu>, before: &Counters, after: &Co
         since("log/writes")?,
         since("device/flushes")?,
         since("data/throttled_writes")?,
-    ])
+        made / hard_limit(MountOptions::default().cache_size),
+    ];
+    if let Some(disk) = seen.disk {
+        let (writes, bytes) = (disk.writes as f64, disk.bytes as f64);
+        let merges = disk.merges as f64;
+        values.extend([writes, merges, bytes / 512.0, bytes / 1024.0 / writes, disk.flushes as f64]);
+    }
+    Ok(values)
+}
+
+/// Bytes of dirty data at which writers write back themselves: half of the room for file pages,
+/// which is three eighths of the cache (`cache::budget` of the library).
+fn hard_limit(cache_size: u64) -> f64 {
+    cache_size as f64 * 3.0 / 8.0 / 2.0
 }
 
 pub fn run(run: &mut Run<'_>) -> Result<()> {
+    if let Some(why) = LoopDevice::missing(run.place.root) {
+        run.note(format!("Left out: loop devices, and with them the kernel's own counts ({why})."));
+    }
     if run.does(Part::Process) {
         part(run, Part::Process)?;
     }
@@ -86,63 +153,99 @@ pub fn run(run: &mut Run<'_>) -> Result<()> {
         part(run, Part::Mount)?;
     }
     run.note("Published: XFS, 9.6 million files, 16 processors, SSDs; its processor time is that of the system. Compare the changes, not the figures.".into());
-    if run.does(Part::Mount) {
-        run.note(
-            "On the mount, the processor time of the serving process is not told apart: it is left out."
-                .into(),
-        );
-    }
+    run.note("Processor time is that of the client and of the process that serves the mount. Threads of the kernel, those of loop devices among them, are not included.".into());
     Ok(())
 }
 
 fn part(run: &mut Run<'_>, part: Part) -> Result<()> {
     let each = match part {
         Part::Process => run.work(2_000, 25_000),
-        _ => run.pick(300, 2_500),
+        _ => run.pick(300, 6_500),
     };
     let each = each.min(run.settings.size / (64 << 10) / THREADS as u64);
-    let this = &*run;
+    let in_process = part == Part::Process;
+    let place = if in_process { "in process" } else { "on the mount" };
+    let mut outcomes = Vec::new();
+    let no_loops = LoopDevice::missing(run.place.root).is_some();
+    for ground in [Ground::File, Ground::Loop].into_iter().filter(|g| *g == Ground::File || !no_loops) {
+        let outcome = hold(run, part, ground, each)?;
+        run.bars.extend(bars(&outcome, place, run.settings.quick));
+        outcomes.push(outcome);
+    }
+    let title = if in_process { "The library in this process, O_DIRECT" } else { "On the mount" };
+    let setup = vec![
+        "# A new image for each round, and a sync at its end, which is part of it".into(),
+        "# loop device: losetup --find --show --direct-io=on IMAGE".into(),
+    ];
+    run.sections.push(Section { title, setup, outcomes, reading: Reading::Change });
+    Ok(())
+}
+
+fn hold(run: &Run<'_>, part: Part, ground: Ground, each: u64) -> Result<Outcome> {
     let contestants = OPTIONS.map(|option| {
         Contestant::new(option, move |each| match part {
-            Part::Process => in_process(this, option, each),
-            _ => on_the_mount(this, option, each),
+            Part::Process => in_process(run, ground, option, each),
+            _ => on_the_mount(run, ground, option, each),
         })
     });
     let mut outcome = run.plan.hold(Contest {
-        title: format!("{} files of 4 KiB, {THREADS} threads", each * THREADS as u64),
-        metrics: metrics(),
+        title: format!("{} files of 4 KiB, {THREADS} threads, {}", each * THREADS as u64, ground.words()),
+        metrics: metrics(ground),
         amount: Amount::Warmed { pilot: (each / 10).max(1), amount: each },
         goal: None,
         contestants: contestants.into(),
     })?;
     outcome.published = PUBLISHED.to_vec();
-    let in_process = part == Part::Process;
-    run.bars.extend(bars(&outcome, if in_process { "in process" } else { "on the mount" }, in_process));
-    let title = if in_process { "The library in this process, O_DIRECT" } else { "On the mount" };
-    let setup = vec!["# A new image for each round, and a sync at its end, which is part of it".into()];
-    run.sections.push(Section { title, setup, outcomes: vec![outcome], reading: Reading::Change });
-    Ok(())
+    Ok(outcome)
 }
 
-fn in_process(run: &Run<'_>, option: &'static str, each: u64) -> Result<Round> {
+/// The library and `kedge` take its path, or that of an image file.
+fn loop_device<'a>(run: &Run<'a>, ground: Ground, name: &str) -> Result<Option<LoopDevice<'a>>> {
+    match ground {
+        Ground::Loop => LoopDevice::make(&run.place.shell, name, run.settings.size).map(Some),
+        Ground::File => Ok(None),
+    }
+}
+
+/// Since the counts before, of a device that there may not be.
+fn counts_since(disk: Option<&LoopDevice<'_>>, before: Option<DiskCounts>) -> Result<Option<DiskCounts>> {
+    match (disk, before) {
+        (Some(disk), Some(before)) => Ok(Some(disk.counts()?.since(before))),
+        _ => Ok(None),
+    }
+}
+
+fn in_process(run: &Run<'_>, ground: Ground, option: &'static str, each: u64) -> Result<Round> {
     let image = run.place.shell.dir.join(LIBRARY_IMAGE);
-    let device = FileDevice::create(&image, run.settings.size, OpenOptions::default())?;
+    let disk = loop_device(run, ground, "library")?;
+    let device = match &disk {
+        Some(disk) => FileDevice::open(&disk.path, OpenOptions::default())?,
+        None => FileDevice::create(&image, run.settings.size, OpenOptions::default())?,
+    };
     let options = MountOptions { plug: option == "plug", ..MountOptions::default() };
     let library = Library::on(device, &FormatOptions::default(), options)?;
-    let round = fill(run, &library, option, each);
+    let round = fill(run, &library, disk.as_ref(), option, each);
     library.close()?;
     drop(library);
-    std::fs::remove_file(image)?;
+    if disk.is_none() {
+        std::fs::remove_file(image)?;
+    }
     round
 }
 
-fn fill(run: &Run<'_>, library: &Library, option: &str, each: u64) -> Result<Round> {
+fn fill(
+    run: &Run<'_>,
+    library: &Library,
+    disk: Option<&LoopDevice<'_>>,
+    option: &str,
+    each: u64,
+) -> Result<Round> {
     let fs = library.fs();
     let dirs: Vec<Ino> = (0..THREADS)
         .map(|i| Ok(fs.mkdir(Ino::ROOT, format!("{i}").as_bytes(), 0o755, Owner::default())?.ino))
         .collect::<Result<_>>()?;
     library.sync()?;
-    let before = Counters::of(fs)?;
+    let (before, disk_before) = (Counters::of(fs)?, disk.map(LoopDevice::counts).transpose()?);
     let (clock, cpu) = (SystemClock::default(), Cpu::now()?);
     let started = clock.monotonic();
     in_threads(THREADS, |thread| {
@@ -161,24 +264,33 @@ fn fill(run: &Run<'_>, library: &Library, option: &str, each: u64) -> Result<Rou
     })?;
     library.sync()?;
     let wall = clock.since(started).as_secs_f64();
-    let cpu = cpu.since()?;
+    let (cpu, disk) = (cpu.since()?, counts_since(disk, disk_before)?);
     let after = Counters::of(fs)?;
-    let values = values(each * THREADS as u64, wall, Some(cpu), &before, &after)?;
+    let seen = Seen { files: each * THREADS as u64, wall, cpu, server: None, disk };
+    let values = values(&seen, &before, &after)?;
     let command = format!("# {option}; {THREADS} threads, a directory and {each} files of 4 KiB each; sync");
     Ok(Round { values, command })
 }
 
-fn on_the_mount(run: &Run<'_>, option: &'static str, each: u64) -> Result<Round> {
+fn on_the_mount(run: &Run<'_>, ground: Ground, option: &'static str, each: u64) -> Result<Round> {
     let shell = &run.place.shell;
-    let mut lines = mounts::kedge_lines(run.settings.size, false);
-    if let Some(last) = lines.last_mut() {
-        *last = format!("kedge mount -o {option} kedge.img kedge");
+    let disk = loop_device(run, ground, "kedge")?;
+    let image = disk.as_ref().map_or("kedge.img", |disk| disk.path.as_str());
+    let mut lines = vec![
+        format!("kedge mkfs {image}"),
+        "mkdir kedge".into(),
+        format!("kedge mount -o {option} {image} kedge"),
+    ];
+    if disk.is_none() {
+        lines.insert(0, mounts::make_file("kedge", run.settings.size, false));
     }
     let mounted = Mounted::kedge_by(shell, &lines)?;
     let dirs: Vec<_> = (0..THREADS).map(|i| mounted.path().join(format!("{i}"))).collect();
     dirs.iter().try_for_each(std::fs::create_dir)?;
-    let before = Counters::of_mount(shell, mounted.name())?;
-    let clock = SystemClock::default();
+    let server = mounted.server()?;
+    let (before, disk_before) =
+        (Counters::of_mount(shell, mounted.name())?, disk.as_ref().map(LoopDevice::counts).transpose()?);
+    let (clock, cpu, server_cpu) = (SystemClock::default(), Cpu::now()?, Cpu::of(&server)?);
     let started = clock.monotonic();
     in_threads(THREADS, |thread| {
         let (dir, interrupt) = (dirs[thread].clone(), run.settings.interrupt.clone());
@@ -194,9 +306,12 @@ fn on_the_mount(run: &Run<'_>, option: &'static str, each: u64) -> Result<Round>
     })?;
     shell.run(&format!("sync -f {}", mounted.name()))?;
     let wall = clock.since(started).as_secs_f64();
+    let (cpu, server) = (cpu.since()?, Cpu::of(&server)?.less(server_cpu));
+    let disk_counts = counts_since(disk.as_ref(), disk_before)?;
     let after = Counters::of_mount(shell, mounted.name())?;
     mounted.end()?;
-    let values = values(each * THREADS as u64, wall, None, &before, &after)?;
+    let seen = Seen { files: each * THREADS as u64, wall, cpu, server: Some(server), disk: disk_counts };
+    let values = values(&seen, &before, &after)?;
     let command = format!(
         "{}; # {THREADS} threads, a directory and {each} files of 4 KiB each; sync -f kedge",
         lines.last().map_or("", String::as_str)
@@ -204,13 +319,20 @@ fn on_the_mount(run: &Run<'_>, option: &'static str, each: u64) -> Result<Round>
     Ok(Round { values, command })
 }
 
-fn bars(outcome: &Outcome, place: &str, with_cpu: bool) -> Vec<Bar> {
+/// A short run has not enough data for the last one.
+fn bars(outcome: &Outcome, place: &str, quick: bool) -> Vec<Bar> {
     let mut bars = vec![
         Bar::change(outcome, WRITES, Want::AtMost(-94.6)),
         Bar::change(outcome, RATE, Want::AtLeast(62.7)),
+        Bar::change(outcome, CPU, Want::AtMost(-13.3)),
     ];
-    if with_cpu {
-        bars.push(Bar::change(outcome, CPU, Want::AtMost(-13.3)));
+    if outcome.metrics.iter().any(|metric| metric.name == KERNEL_WRITES) {
+        bars.push(Bar::change(outcome, KERNEL_WRITES, Want::AtMost(-94.6)));
+    }
+    if !quick {
+        bars.push(Bar::new(outcome, HARD_LIMITS, "", Want::AtLeast(HARD_LIMITS_WANTED), |at| {
+            at(0, HARD_LIMITS).min(at(1, HARD_LIMITS))
+        }));
     }
     bars.iter_mut().for_each(|bar| bar.what = format!("{place}, {}", bar.what));
     bars

@@ -12,12 +12,12 @@ use clap::error::ErrorKind;
 use clap::{Parser, Subcommand, ValueEnum};
 use kedge_bench::baseline::{self, Part};
 use kedge_bench::compare::{self, Peer};
-use kedge_bench::reproduce;
 use kedge_bench::{Interrupt, Settings};
+use kedge_bench::{reproduce, scale};
 use rustix::process::{Pid, Signal, kill_process_group};
 use signals::TerminationSignals;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Below it the log and ext4's journal would be most of the image.
@@ -68,6 +68,18 @@ enum Bench {
     /// Everything beside everything: KedgeFS mounted and in process, ext4, XFS, Btrfs, fuse2fs, and
     /// what bounds them (most of it needs root; what is missing is named)
     Compare(CompareArgs),
+    /// How costs grow: operations by the number of files up to ten million, fsck, and opening an
+    /// image after a crash with a full log
+    Scale {
+        #[command(flatten)]
+        common: Common,
+        /// Write a plot of each to FILE, too
+        #[arg(long, value_name = "FILE")]
+        svg: Option<PathBuf>,
+        /// Exit with 1 if a bar is missed, and print each missed bar
+        #[arg(long)]
+        check: bool,
+    },
     /// What distance costs: durable writes, and small files with fsync in this process, on images
     /// in files, behind NBD (nbd://HOST/EXPORT, nbd+unix:///EXPORT?socket=PATH) and on Ceph
     /// (rbd:POOL/IMAGE). Their contents are lost
@@ -216,6 +228,7 @@ fn main() -> ExitCode {
     let outcome = match cli.command {
         Command::Bench(Bench::Baseline { common, only }) => bench_baseline(&common, &only),
         Command::Bench(Bench::Compare(args)) => bench_compare(&args),
+        Command::Bench(Bench::Scale { common, svg, check }) => bench_scale(&common, svg.as_deref(), check),
         Command::Bench(Bench::Remote { images, rounds, seconds }) => bench_remote(&images, rounds, seconds),
         Command::Reproduce { experiment, common, only, log, check } => {
             reproduce_one(experiment, &common, &only, log, check)
@@ -258,11 +271,7 @@ fn bench_compare(args: &CompareArgs) -> Result<ExitCode> {
     });
     let asked: Vec<Peer> = asked.collect();
     let peers = if asked.is_empty() { compare::PEERS.to_vec() } else { asked };
-    // Before the minutes that it takes: a report that cannot be kept is no report.
-    for file in args.json.iter().chain(&args.html) {
-        let opened = std::fs::File::options().append(true).create(true).open(file);
-        opened.with_context(|| format!("open {}", file.display()))?;
-    }
+    args.json.iter().chain(&args.html).try_for_each(|file| can_be_kept(file))?;
     let common = Common {
         dir: args.dir.clone(),
         size: Some(args.size.unwrap_or(if args.quick { 1 << 30 } else { 4 << 30 })),
@@ -284,6 +293,33 @@ fn bench_compare(args: &CompareArgs) -> Result<ExitCode> {
         write(file, compare::page::html(&report))?;
     }
     common.print(&report)
+}
+
+fn bench_scale(common: &Common, svg: Option<&Path>, check: bool) -> Result<ExitCode> {
+    if let Some(file) = svg {
+        can_be_kept(file)?;
+    }
+    let settings = common.settings()?;
+    let size = common.size.unwrap_or(if common.quick { 2 << 30 } else { 24 << 30 });
+    let report = scale::run(&Settings { size, ..settings })?;
+    if let Some(file) = svg {
+        std::fs::write(file, scale::svg(&report)).with_context(|| format!("write {}", file.display()))?;
+    }
+    let code = common.print(&report)?;
+    Ok(judged(&report, check, code))
+}
+
+/// Before the minutes that it takes: a report that cannot be kept is no report.
+fn can_be_kept(file: &Path) -> Result<()> {
+    let opened = std::fs::File::options().append(true).create(true).open(file);
+    opened.map(drop).with_context(|| format!("open {}", file.display()))
+}
+
+/// Names the bars that were missed, if they are to be checked.
+fn judged(report: &kedge_bench::Report, check: bool, code: ExitCode) -> ExitCode {
+    let missed = report.missed();
+    missed.iter().filter(|_| check).for_each(|line| eprintln!("kedge-lab: bar missed: {line}"));
+    if check && !missed.is_empty() { ExitCode::from(FAILURE) } else { code }
 }
 
 fn bench_remote(images: &[String], rounds: u64, seconds: u64) -> Result<ExitCode> {
@@ -322,9 +358,7 @@ fn reproduce_one(
     });
     let report = reproduce::run(&common.settings()?, experiment, &parts, log)?;
     let code = common.print(&report)?;
-    let missed = report.missed();
-    missed.iter().filter(|_| check).for_each(|line| eprintln!("kedge-lab: bar missed: {line}"));
-    Ok(if check && !missed.is_empty() { ExitCode::from(FAILURE) } else { code })
+    Ok(judged(&report, check, code))
 }
 
 /// The `kedge` beside this program, which `cargo build` made with it. Another one on the PATH could

@@ -1,0 +1,103 @@
+//! A loop device, and what the kernel counted of a block device.
+//!
+//! A mount of an image file has its requests beside the block layer: the serving process writes the
+//! file itself. On a loop device they pass through it, and the kernel counts them.
+
+use crate::mounts::make_file;
+use crate::shell::{Shell, find};
+use anyhow::{Context, Result, ensure};
+use std::path::{Path, PathBuf};
+
+/// What the kernel counts sectors in, whatever those of the device.
+const SECTOR: u64 = 512;
+
+/// An image and the loop device on it. Both go when this is dropped.
+pub struct LoopDevice<'a> {
+    shell: &'a Shell,
+    image: PathBuf,
+    /// As `/dev/loop7`.
+    pub path: String,
+}
+
+impl<'a> LoopDevice<'a> {
+    /// Why none can be made here.
+    pub fn missing(root: bool) -> Option<&'static str> {
+        match () {
+            () if !root => Some("it takes root to make one"),
+            () if find("losetup").is_none() => Some("losetup is not installed: Debian package mount"),
+            () if !Path::new("/dev/loop-control").exists() => Some("there is no /dev/loop-control"),
+            () => None,
+        }
+    }
+
+    /// On a new image `NAME.img`. The host's cache is left out, as an image file is used without
+    /// it.
+    pub fn make(shell: &'a Shell, name: &str, size: u64) -> Result<LoopDevice<'a>> {
+        // Before it is attached: a half-made one is removed, too.
+        let mut made =
+            LoopDevice { shell, image: shell.dir.join(format!("{name}.img")), path: String::new() };
+        shell.run(&make_file(name, size, false))?;
+        let path = shell.run(&format!("losetup --find --show --direct-io=on {name}.img"))?.trim().to_owned();
+        ensure!(path.starts_with("/dev/loop"), "losetup answered '{path}'");
+        made.path = path;
+        Ok(made)
+    }
+
+    pub fn counts(&self) -> Result<DiskCounts> {
+        let name = self.path.trim_start_matches("/dev/");
+        let stat = format!("/sys/block/{name}/stat");
+        let text = std::fs::read_to_string(&stat).with_context(|| format!("read {stat}"))?;
+        DiskCounts::parse(&text).with_context(|| format!("{stat}: '{}'", text.trim()))
+    }
+}
+
+impl Drop for LoopDevice<'_> {
+    fn drop(&mut self) {
+        if !self.path.is_empty()
+            && let Err(e) = self.shell.undo(&format!("losetup --detach {}", self.path))
+        {
+            eprintln!("kedge-lab: {e:#}");
+        }
+        // It may never have been made; the directory of the experiment goes in any case.
+        let _ = std::fs::remove_file(&self.image);
+    }
+}
+
+/// Requests as the device got them, after the kernel had merged what it could.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct DiskCounts {
+    /// A flush that writes nothing counts as one, too.
+    pub writes: u64,
+    /// Requests that went into another one.
+    pub merges: u64,
+    pub bytes: u64,
+    pub flushes: u64,
+}
+
+impl DiskCounts {
+    /// The fields of `/sys/block/NAME/stat`, which `Documentation/block/stat.rst` names.
+    fn parse(text: &str) -> Option<DiskCounts> {
+        let fields: Option<Vec<u64>> = text.split_whitespace().map(|word| word.parse().ok()).collect();
+        let fields = fields?;
+        let at = |i: usize| fields.get(i).copied();
+        Some(DiskCounts {
+            writes: at(4)?,
+            merges: at(5)?,
+            bytes: at(6)?.checked_mul(SECTOR)?,
+            flushes: at(15)?,
+        })
+    }
+
+    pub fn since(self, earlier: DiskCounts) -> DiskCounts {
+        DiskCounts {
+            writes: self.writes.saturating_sub(earlier.writes),
+            merges: self.merges.saturating_sub(earlier.merges),
+            bytes: self.bytes.saturating_sub(earlier.bytes),
+            flushes: self.flushes.saturating_sub(earlier.flushes),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "disk_tests.rs"]
+mod tests;

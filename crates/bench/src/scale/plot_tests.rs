@@ -1,0 +1,104 @@
+use super::*;
+use crate::contest::{Better, Metric};
+use crate::place::Machine;
+use crate::report::{Reading, Section};
+use crate::sample::Sample;
+
+fn outcome(title: &str, unit: &'static str, sides: &[(&'static str, [f64; 2])]) -> Outcome {
+    let metrics = ["first & best", "second"].map(|name| Metric::new(name, unit, Better::Lower)).into();
+    let sample = |value: &f64| {
+        let mut sample = Sample::default();
+        if value.is_finite() {
+            sample.push(*value);
+        }
+        sample
+    };
+    let sides = sides.iter().map(|(name, values)| (*name, values.iter().map(sample).collect())).collect();
+    super::super::outcome(title, metrics, sides)
+}
+
+fn report(outcomes: Vec<Outcome>) -> Report {
+    let machine = Machine {
+        cores: 2,
+        memory_mib: 1024,
+        kernel: "6.18".into(),
+        host: "ext4".into(),
+        load: 0.0,
+        durable_write: vec![100.0],
+    };
+    let section = Section { title: "t", setup: vec![], outcomes, reading: Reading::Ratio };
+    Report {
+        experiment: "scale",
+        version: "0.1.0",
+        machine,
+        rounds: 1,
+        sections: vec![section],
+        bars: vec![],
+        notes: vec![],
+        failures: vec![],
+    }
+}
+
+#[test]
+fn each_figure_has_its_place() {
+    let costs = [("10,000", [1.0, 2.0]), ("100,000", [1.5, f64::NAN]), ("1,000,000", [2.0, 4.0])];
+    let fsck = [("10,000", [0.1, 0.2]), ("1,000,000", [2.0, 4.0])];
+    let opening = [("50 %", [0.1, f64::NAN]), ("95 %", [0.4, f64::NAN])];
+    let picture = svg(&report(vec![
+        outcome("costs", "µs", &costs),
+        outcome(super::super::FSCK, "s", &fsck),
+        outcome(super::super::OPENING, "s", &opening),
+    ]));
+    assert_eq!(picture.matches("<g ").count(), 3, "a panel each");
+    assert_eq!(picture.matches("<path ").count(), 5, "what was not measured has no line");
+    assert_eq!(picture.matches("<circle ").count(), (3 + 2 + 2 + 2 + 2) + 6, "points, and names");
+    assert_eq!(picture.matches("class=\"bar\"").count(), 2, "fsck's and opening's");
+    assert!(picture.contains("first &amp; best: 2.00 µs") && picture.contains("second: failed"), "{picture}");
+    // 2 of 4 µs is half of the height, and the middle size stands in the middle.
+    let (middle, half) = (f64::midpoint(LEFT + MARGIN, WIDTH - RIGHT), TOP + PLOT / 2.0);
+    let line = format!("d=\"M{:.1} {:.1} L{middle:.1}", LEFT + MARGIN, TOP + PLOT * 0.75);
+    assert!(picture.contains(&line), "{line} in {picture}");
+    assert!(picture.contains(&format!(" L{:.1} {half:.1}\"", WIDTH - RIGHT)), "{picture}");
+    assert!(picture.contains("prefers-color-scheme: dark"));
+    // It needs nothing but itself.
+    assert_eq!(picture.matches("http").count(), 1, "the name space alone");
+    assert!(!picture.contains("NaN") && !picture.contains("inf"));
+}
+
+#[test]
+fn axes_end_at_round_numbers() {
+    for (value, top) in
+        [(0.7, 0.8), (1.0, 1.0), (1.01, 2.0), (4.2, 5.0), (9.0, 10.0), (61.0, 80.0), (10.0, 10.0)]
+    {
+        let (reached, steps) = round_up(value);
+        assert!((reached - top).abs() < 1e-9 && steps >= 3, "{value}: {reached}");
+    }
+    assert_eq!((position("10,000"), position("95 %"), position("ext4")), (Some(10_000.0), Some(95.0), None));
+}
+
+#[test]
+fn names_stand_apart_within_the_panel() {
+    let at = |places: &[f64]| -> Vec<f64> {
+        let names = places.iter().map(|at| (*at, 0, String::new())).collect();
+        spread(names).into_iter().map(|name| name.0).collect()
+    };
+    assert_eq!(at(&[100.0, 50.0]), [50.0, 100.0]);
+    let close = at(&[100.0, 101.0, 102.0]);
+    assert!(close.windows(2).all(|pair| pair[1] - pair[0] >= NAME), "{close:?}");
+    let bottom = at(&[TOP + PLOT; 4]);
+    assert!(
+        bottom.iter().all(|at| *at <= TOP + PLOT) && bottom.windows(2).all(|p| p[1] - p[0] >= NAME - 1e-9)
+    );
+}
+
+#[test]
+fn values_that_lie_far_apart_have_powers_of_ten() {
+    let (axis, ticks) = vertical(&[0.0, 1.0, 40.0]);
+    assert!(!axis.logarithmic && ticks.first() == Some(&0.0) && ticks.last() == Some(&40.0));
+    let (axis, ticks) = vertical(&[0.5, 300.0]);
+    assert!(axis.logarithmic);
+    assert_eq!(ticks, [0.1, 1.0, 10.0, 100.0, 1000.0]);
+    assert!((axis.at(10.0) - (TOP + PLOT / 2.0)).abs() < 1e-6, "the middle of four powers");
+    assert!(axis.at(0.5) > axis.at(300.0), "large is up");
+    assert_eq!(vertical(&[]).1.len(), 6, "nothing was measured");
+}
