@@ -339,11 +339,12 @@ impl Host {
         }
         let shared_budget = Some(self.budget.clone());
         let extra = engine::Extra { cache_size, shared_budget, ..engine::Extra::default() };
-        let (fs, notice) = engine::open(&image, &mut words, extra)?;
-        if let Some(notice) = notice {
+        let opened = engine::open(&image, &mut words, extra)?;
+        if let Some(notice) = &opened.notice {
             tracing::warn!("{notice}");
         }
-        let mut session = match engine::mount(&fs, &image, &dir, &words) {
+        let fs = opened.fs.clone();
+        let mut session = match engine::mount(&opened, &image, &dir, &words) {
             Ok(session) => session,
             Err(e) => {
                 fs.close().with_context(|| format!("close {}", image.display()))?;
