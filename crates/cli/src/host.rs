@@ -331,7 +331,7 @@ impl Host {
     fn start(self: &Arc<Host>, request: &Request) -> Result<()> {
         let mut words = MountWords::parse([request.options.as_str()])?;
         let cache_size = request.cache_size.as_deref().map(parse_size).transpose().map_err(Usage)?;
-        let image = image::resolve(&request.image)?;
+        let image = image::resolve(&image::with_limit(&request.image, &words)?)?;
         let dir = mounts::resolve(&request.dir)?;
         mounts::refuse_busy(&dir)?;
         if let Some(losses) = image::losses(&image) {

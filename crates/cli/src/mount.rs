@@ -73,7 +73,7 @@ impl Args {
     }
 }
 
-pub fn run(args: Args) -> Result<ExitCode> {
+pub fn run(mut args: Args) -> Result<ExitCode> {
     // Before the words are parsed as those of a mount: mount(8) adds some that only a remount
     // knows.
     if remount::is_asked(&args.options) {
@@ -86,6 +86,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if args.fake {
         return Ok(ExitCode::SUCCESS);
     }
+    args.image = image::with_limit(&args.image, &words)?;
     if args.as_daemon {
         return serve_as_daemon(&args, &words);
     }

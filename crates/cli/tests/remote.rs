@@ -206,6 +206,61 @@ fn a_device_that_hangs_is_seen() {
     place.unmount_and_check(&uri);
 }
 
+/// For longer than the mount option says: the outcome of what was under way is unknown, and the
+/// file system shuts down. The URI says otherwise, and is overridden.
+#[test]
+fn a_device_that_hangs_for_too_long_is_given_up() {
+    if no_fuse() {
+        return;
+    }
+    let place = Place::new();
+    let (server, uri) = serve(&place);
+    place.kedge(["mkfs", &uri]).ok();
+    std::fs::create_dir(place.path("mnt")).unwrap();
+    let patient = format!("{uri}&timeout=3600");
+    assert_eq!(place.kedge(["mount", "-o", "fuse,nbd_timeout=1", &patient, "mnt"]).code, 0);
+    assert!(place.info("mnt")["device"].as_str().unwrap().ends_with("timeout=1"));
+    // To name what is in force is no change.
+    place.run("remount -o nbd_timeout=1 mnt").ok();
+    place.run("remount -o nbd_timeout=2 mnt").refused(2, &["nbd_timeout cannot change", "in force is 1"]);
+    place.run("remount -o rbd_timeout=1 mnt").refused(2, &["rbd_timeout cannot change"]);
+    write_and_fsync(&place.path("mnt/kept"), b"kept");
+    server.hold();
+    let file = std::fs::File::create(place.path("mnt/lost"));
+    let e = file.and_then(|file| file.sync_all()).unwrap_err();
+    assert_eq!(e.raw_os_error(), Some(libc::EIO), "{e}");
+    let info = place.info("mnt");
+    assert_eq!(info["state"], "shut down", "{info}");
+    assert!(info["shut_down"].as_str().unwrap().contains("outcome"), "{info}");
+    assert_eq!(info["device_state"], "answers", "with errors, at once: {info}");
+    let stats = place.run("stats mnt").ok();
+    assert!(stats.starts_with("SHUT DOWN since 20") && stats.contains("outcome"), "{stats}");
+    server.release();
+    place.run("umount mnt").refused(1, &["had shut down"]);
+    assert_eq!(place.kedge(["mount", "-o", "fuse", &uri, "mnt"]).code, 0);
+    assert_eq!(std::fs::read(place.path("mnt/kept")).unwrap(), b"kept");
+    place.unmount_and_check(&uri);
+}
+
+/// Time limits are for images that others keep.
+#[test]
+fn a_limit_that_makes_no_sense_is_refused() {
+    let place = Place::new();
+    std::fs::create_dir(place.path("mnt")).unwrap();
+    place.run("mkfs --size 16M disk.kedge").ok();
+    for (words, said) in [
+        ("-o rbd_timeout=5 disk.kedge", "disk.kedge is no image of a Ceph cluster"),
+        ("-o nbd_timeout=5 disk.kedge", "disk.kedge is no NBD export"),
+        ("-o nbd_timeout=5 rbd:pool/image", "rbd:pool/image is no NBD export"),
+        ("-o rbd_timeout=5 nbd://host/", "nbd://host/ is no image of a Ceph cluster"),
+        ("-o rbd_timeout=0 rbd:pool/image", "from 1 to 3600"),
+        ("-o nbd_timeout=3601 nbd://host/", "from 1 to 3600"),
+        ("-o rbd_timeout rbd:pool/image", "rbd_timeout=SECONDS"),
+    ] {
+        place.run(&format!("mount {words} mnt")).refused(2, &[said]);
+    }
+}
+
 /// The server goes away: the mount says EIO, and its end is no success.
 #[test]
 fn a_mount_whose_server_is_gone_says_so() {
