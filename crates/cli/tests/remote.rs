@@ -242,6 +242,30 @@ fn a_device_that_hangs_for_too_long_is_given_up() {
     place.unmount_and_check(&uri);
 }
 
+/// Commands that other images have while they are mounted. The server takes several clients.
+#[test]
+fn a_mounted_export_is_scrubbed_and_not_changed() {
+    if no_fuse() {
+        return;
+    }
+    let place = Place::new();
+    let (_server, uri) = serve(&place);
+    place.kedge(["mkfs", "-L", "far", &uri]).ok();
+    std::fs::create_dir(place.path("mnt")).unwrap();
+    assert_eq!(place.kedge(["mount", "-o", "fuse", &uri, "mnt"]).code, 0);
+    write_and_fsync(&place.path("mnt/file"), b"far away");
+    for target in ["mnt", &uri] {
+        let report = place.kedge(["scrub", "--json", target]).ok();
+        let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+        assert_eq!(report["mounted"], true, "{report:#}");
+    }
+    place.kedge(["tune", "-L", "near", &uri]).refused(1, &["is mounted on", "mnt"]);
+    place.unmount_and_check(&uri);
+    place.kedge(["tune", "-L", "near", &uri]).ok();
+    assert_eq!(place.info(&uri)["label"], "near");
+    assert!(place.kedge(["scrub", &uri]).ok().ends_with("clean\n"));
+}
+
 /// Time limits are for images that others keep.
 #[test]
 fn a_limit_that_makes_no_sense_is_refused() {

@@ -215,6 +215,12 @@ fn a_snapshot_of_a_mounted_image_is_a_moment_of_it() {
     let (dir, uri) = (directory(&place, "mnt"), uri(&cluster, "pictured"));
     mkfs(&alpha, &uri, &["--size", "128M"]);
     alpha.mount(&dir, &uri, &[]);
+    // Beside the mount it can be scrubbed, and nobody changes it.
+    let scrubbed = alpha.kedge(["scrub".as_ref(), dir.as_os_str()]).ok();
+    assert!(scrubbed.ends_with("clean\n"), "{scrubbed}");
+    refused(&alpha, &["tune", "-L", "new", &uri], 1, &["is mounted on", "mnt"]);
+    refused(&beta, &["tune", "-L", "new", &uri], 1, &["locked by process", "on host alpha"]);
+    refused(&beta, &["scrub", &uri], 8, &["locked by process", "on host alpha"]);
     let writers = Writers::start(&alpha.backend(&dir), 3, "w", 7).unwrap();
     until("the writers are at work", || writers.operations() > 60);
     let other = directory(&place, "other");
