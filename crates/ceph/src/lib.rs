@@ -97,6 +97,33 @@ pub fn is_missing() -> bool {
     !missing.is_empty()
 }
 
+/// What hosts of their own need: namespaces, and a cable between two of them.
+const APART: &str = "echo probe >/proc/sys/kernel/hostname
+ip link set lo up
+ip link add kedge0 type veth peer name kedge1";
+
+/// Whether this machine gives processes no network of their own: in many containers, or without
+/// root. Then the test that asks is skipped, and that is counted.
+#[track_caller]
+pub fn is_confined() -> bool {
+    let why = confinement(APART);
+    if let Some(why) = &why {
+        kedge_base::skip::note(&format!("no hosts of their own can be played here: {why}"));
+    }
+    why.is_some()
+}
+
+/// Why a script does not succeed in namespaces of its own.
+fn confinement(script: &str) -> Option<String> {
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--net", "--uts", "--propagation", "private", "sh", "-euc", script]);
+    match command.stdin(Stdio::null()).output() {
+        Ok(output) if output.status.success() => None,
+        Ok(output) => Some(format!("{}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim())),
+        Err(e) => Some(format!("start unshare: {e}")),
+    }
+}
+
 /// Programs that are not installed.
 pub fn missing() -> Vec<&'static str> {
     let path = std::env::var_os("PATH").unwrap_or_default();

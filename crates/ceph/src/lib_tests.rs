@@ -19,3 +19,16 @@ fn a_cluster_serves_and_ends() {
     assert!(!dir.exists());
     assert!(pids.iter().all(|pid| !Path::new(&format!("/proc/{pid}")).exists()));
 }
+
+/// What a machine refuses is the reason of the skip; a machine that refuses nothing skips nothing.
+#[test]
+fn a_confined_machine_is_told_from_others() {
+    let refused = confinement("echo 'no cable here' >&2; exit 3").unwrap();
+    if confinement("true").is_none() {
+        assert!(refused.contains("no cable here") && refused.contains('3'), "{refused}");
+        // Nothing of a probe is left, so a second one finds what the first one found.
+        assert_eq!(confinement(APART), confinement(APART));
+    } else {
+        kedge_base::skip::note("this process gets no namespaces at all");
+    }
+}

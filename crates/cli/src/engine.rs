@@ -2,10 +2,11 @@
 
 use crate::image::{check_kind, is_remote, locate};
 use crate::options::{MountWords, show_size};
+use crate::waits;
 use anyhow::{Context, Result};
 use kedge_base::{Clock, SystemClock};
 use kedge_device::sim::{ScriptedDevice, VolatileDevice};
-use kedge_device::{Device, FileDevice, OpenOptions};
+use kedge_device::{Device, FileDevice, OpenOptions, WatchedDevice};
 use kedge_fsck::{CheckOptions, Progress, RepairMode, RepairOptions, StoreReplay};
 use kedge_fuse::{FuseOptions, MountError, MountPoint, MountedSession};
 use kedgefs::{FileSystem, FormatOptions, MountOptions, Owner, SharedBudget, Switches};
@@ -97,23 +98,31 @@ pub struct Extra {
     pub shared_budget: Option<Arc<SharedBudget>>,
 }
 
+/// A file system that is open to be mounted.
+pub struct Opened {
+    pub fs: FileSystem,
+    device: Arc<WatchedDevice>,
+    /// A line for the user.
+    pub notice: Option<String>,
+}
+
 /// Opens the file system of an image as the mount options say. Where the host has no space to
 /// replay the log, it is opened read-only instead, which writes nothing: then `words` say so
-/// afterwards, and the answer has a line for the user.
-pub fn open(path: &Path, words: &mut MountWords, extra: Extra) -> Result<(FileSystem, Option<String>)> {
+/// afterwards, and there is a notice.
+pub fn open(path: &Path, words: &mut MountWords, extra: Extra) -> Result<Opened> {
     let refused = match open_as(path, words, extra.clone()) {
         Err(e) if !words.read_only && is_host_full(&e) => e,
-        opened => return opened.map(|fs| (fs, None)),
+        opened => return opened,
     };
     words.read_only = true;
-    let fs = open_as(path, words, extra).with_context(|| format!("{refused:#}, and read-only"))?;
+    let opened = open_as(path, words, extra).with_context(|| format!("{refused:#}, and read-only"))?;
     let free = host_free(path).map_or(String::new(), |bytes| format!(", {} are free", show_size(bytes)));
     let notice = format!(
         "{} is mounted read-only, with all that was made durable: the file system that it lies on has no space to \
          replay its log ({refused:#}{free}); make room there, unmount, and mount again",
         path.display()
     );
-    Ok((fs, Some(notice)))
+    Ok(Opened { notice: Some(notice), ..opened })
 }
 
 fn is_host_full(e: &anyhow::Error) -> bool {
@@ -130,7 +139,7 @@ fn host_free(path: &Path) -> Option<u64> {
     Some(host.f_bavail.saturating_mul(host.f_frsize))
 }
 
-fn open_as(path: &Path, words: &MountWords, extra: Extra) -> Result<FileSystem> {
+fn open_as(path: &Path, words: &MountWords, extra: Extra) -> Result<Opened> {
     check_kind(path)?;
     let how = OpenOptions { takeover: extra.takeover, ..device_options(words.read_only) };
     let mut device: Arc<dyn Device> = kedge_device::open(&locate(path)?, how)?;
@@ -140,6 +149,8 @@ fn open_as(path: &Path, words: &MountWords, extra: Extra) -> Result<FileSystem> 
     if let Some(path) = extra.faults {
         device = Arc::new(ScriptedDevice::new(device, path));
     }
+    let clock = Arc::new(SystemClock::default());
+    let device = Arc::new(WatchedDevice::new(device, clock.clone()));
     let shared_budget = extra.shared_budget;
     let mut options = MountOptions { read_only: words.read_only, shared_budget, ..MountOptions::default() };
     words.switches.apply(&mut options);
@@ -150,8 +161,9 @@ fn open_as(path: &Path, words: &MountWords, extra: Extra) -> Result<FileSystem> 
     if let Some(lock) = words.tree_lock {
         options.tree_lock = lock;
     }
-    FileSystem::open(device, Arc::new(SystemClock::default()), options)
-        .with_context(|| format!("open {}", path.display()))
+    let fs = FileSystem::open(device.clone(), clock, options)
+        .with_context(|| format!("open {}", path.display()))?;
+    Ok(Opened { fs, device, notice: None })
 }
 
 pub fn open_device(path: &Path, read_only: bool) -> Result<Arc<dyn Device>> {
@@ -159,16 +171,22 @@ pub fn open_device(path: &Path, read_only: bool) -> Result<Arc<dyn Device>> {
     Ok(kedge_device::open(&locate(path)?, device_options(read_only))?)
 }
 
-/// Attaches the image of `fs` to a directory. Nothing answers there before the session is served.
-pub fn mount(fs: &FileSystem, image: &Path, dir: &Path, words: &MountWords) -> Result<MountedSession> {
+/// Attaches an opened image to a directory. Nothing answers there before the session is served.
+pub fn mount(opened: &Opened, image: &Path, dir: &Path, words: &MountWords) -> Result<MountedSession> {
     let options = fuse_options(words);
-    let session = match is_remote(image)? {
+    let mut session = match is_remote(image)? {
         false => kedge_fuse::mount(image, dir, &options)?,
         true => kedge_fuse::mount_remote(image, dir, &options)?,
     };
     if !session.mount_point().privileged && words.switches.commit.is_none() {
-        fs.remount(&Switches { commit: Some(COMMIT_PLAIN), ..Switches::default() })?;
+        opened.fs.remount(&Switches { commit: Some(COMMIT_PLAIN), ..Switches::default() })?;
     }
+    // The device ends with the file system, which gives the lock on the image back.
+    let device = Arc::downgrade(&opened.device);
+    session.tell_device(Arc::new(move || {
+        let pending = device.upgrade().map(|device| device.pending()).unwrap_or_default();
+        waits::to_json(&pending).to_string()
+    }));
     Ok(session)
 }
 

@@ -331,7 +331,7 @@ impl Host {
     fn start(self: &Arc<Host>, request: &Request) -> Result<()> {
         let mut words = MountWords::parse([request.options.as_str()])?;
         let cache_size = request.cache_size.as_deref().map(parse_size).transpose().map_err(Usage)?;
-        let image = image::resolve(&request.image)?;
+        let image = image::resolve(&image::with_limit(&request.image, &words)?)?;
         let dir = mounts::resolve(&request.dir)?;
         mounts::refuse_busy(&dir)?;
         if let Some(losses) = image::losses(&image) {
@@ -339,11 +339,12 @@ impl Host {
         }
         let shared_budget = Some(self.budget.clone());
         let extra = engine::Extra { cache_size, shared_budget, ..engine::Extra::default() };
-        let (fs, notice) = engine::open(&image, &mut words, extra)?;
-        if let Some(notice) = notice {
+        let opened = engine::open(&image, &mut words, extra)?;
+        if let Some(notice) = &opened.notice {
             tracing::warn!("{notice}");
         }
-        let mut session = match engine::mount(&fs, &image, &dir, &words) {
+        let fs = opened.fs.clone();
+        let mut session = match engine::mount(&opened, &image, &dir, &words) {
             Ok(session) => session,
             Err(e) => {
                 fs.close().with_context(|| format!("close {}", image.display()))?;

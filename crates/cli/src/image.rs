@@ -6,6 +6,7 @@
 //! mounted. They then show the last checkpoint, not the current state.
 
 use crate::Usage;
+use crate::options::MountWords;
 use anyhow::{Context, Result, anyhow, bail};
 use kedge_base::{BLOCK_SIZE, BlockNo, IoBuf};
 use kedge_device::{Device, Location, OpenOptions};
@@ -34,6 +35,38 @@ enum Source {
 pub fn locate(image: &Path) -> Result<Location> {
     let location = Location::parse(image).and_then(Location::absolute);
     location.map_err(|e| Usage(e.to_string()).into())
+}
+
+/// The image with the time limit that mount options name, as a part of its URI: then every step of
+/// the mount keeps to it, and the mount table shows it.
+pub fn with_limit(image: &Path, words: &MountWords) -> Result<PathBuf> {
+    let limits = [("rbd_timeout", words.rbd_timeout), ("nbd_timeout", words.nbd_timeout)];
+    let asked = limits.into_iter().filter_map(|(word, limit)| Some((word, limit?)));
+    let mut limited = None;
+    for (word, limit) in asked {
+        let mut location = locate(image)?;
+        match &mut location {
+            Location::Rbd(uri) if word == "rbd_timeout" => uri.timeout = limit,
+            Location::Nbd(uri) if word == "nbd_timeout" => uri.timeout = limit,
+            _ => {
+                let kind =
+                    if word == "rbd_timeout" { "image of a Ceph cluster (rbd:)" } else { "NBD export" };
+                let why = format!("mount option {word}: {} is no {kind}", image.display());
+                return Err(Usage(why).into());
+            }
+        }
+        limited = Some(location.to_string().into());
+    }
+    Ok(limited.unwrap_or_else(|| image.to_owned()))
+}
+
+/// The time limit of a mount's image, by the name of the option.
+pub fn limit_in_force(image: &Path, word: &str) -> Option<u64> {
+    match (locate(image).ok()?, word) {
+        (Location::Rbd(uri), "rbd_timeout") => Some(uri.timeout.as_secs()),
+        (Location::Nbd(uri), "nbd_timeout") => Some(uri.timeout.as_secs()),
+        _ => None,
+    }
 }
 
 /// Whether the image is behind a URI: on another machine, or in another process.

@@ -2,7 +2,7 @@
 
 use crate::image::{Image, is_remote};
 use crate::options::show_size;
-use crate::{mounts, report};
+use crate::{mounts, report, waits};
 use anyhow::{Context, Result};
 use kedge_base::BLOCK_SIZE;
 use kedge_format::superblock::{INCOMPAT_KNOWN, RO_COMPAT_KNOWN, Superblock};
@@ -10,6 +10,11 @@ use serde_json::{Value, json};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+/// A mount's device that answers nothing for so long is not asked for its superblock.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 #[derive(clap::Args, Debug)]
 pub struct Args {
@@ -22,10 +27,11 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
+    // Without asking the mount: all its workers may wait for a device that hangs.
     let is_dir = !is_remote(&args.target)?
-        && std::fs::metadata(&args.target)
-            .with_context(|| format!("look at {}", args.target.display()))?
-            .is_dir();
+        && kedge_fuse::is_dir(&args.target)
+            .map_err(std::io::Error::from)
+            .with_context(|| format!("look at {}", args.target.display()))?;
     let mut value = if is_dir {
         let text = mounts::attribute(&args.target, mounts::XATTR_INFO)?;
         mount_json(&text, image_behind(&args.target)?.as_deref())
@@ -33,7 +39,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     } else {
         image_json(&args.target, &Image::open(&args.target)?.superblock()?)
     };
-    if let (false, Some(mount)) = (is_dir, mounts::of_image(&args.target)?) {
+    // Of a directory nothing more is asked: see above.
+    if !is_dir && let Some(mount) = mounts::of_image(&args.target)? {
         value["mounted_on"] = json!(mount.dir.to_string_lossy());
         value["state"] = json!("mounted");
     }
@@ -92,17 +99,31 @@ fn mount_json(text: &str, image: Option<&Path>) -> Result<Value> {
             value["features"][kind] = json!(features(bits, known));
         }
     }
-    let of_image = image.and_then(|path| {
-        // Who may look at the mount need not be allowed to read the image.
-        let superblock = Image::open(path).and_then(|image| image.superblock()).ok()?;
-        Some(image_json(path, &superblock))
-    });
+    waits::write_date(&mut value);
+    if !value[waits::MEMBER].is_null() {
+        value["device_state"] = json!(waits::told(&value).unwrap_or_else(|| "answers".into()));
+    }
+    let answers = value[waits::MEMBER]["oldest_ns"].as_u64().is_none_or(|ns| ns < PATIENCE.as_nanos() as u64);
+    let of_image = image.filter(|_| answers).and_then(|path| superblock_of(path.to_owned()));
     if let (Some(value), Some(Value::Object(of_image))) = (value.as_object_mut(), of_image) {
         for (name, member) in of_image {
             value.entry(name).or_insert(member);
         }
     }
     Ok(value)
+}
+
+/// The members that the image of a mount has. `None`: it cannot be read in a moment, because its
+/// device hangs, or because who may look at the mount is not allowed to read the image.
+fn superblock_of(path: PathBuf) -> Option<Value> {
+    let (found, look) = channel();
+    let read = move || {
+        let superblock = Image::open(&path).and_then(|image| image.superblock());
+        // Nobody waits any more if it took too long.
+        let _ = found.send(superblock.ok().map(|superblock| image_json(&path, &superblock)));
+    };
+    kedge_base::spawn_named("superblock", read).ok()?;
+    look.recv_timeout(PATIENCE).ok()?
 }
 
 /// The image of the mount on `dir`, by the mount table. A mount that another user made could name

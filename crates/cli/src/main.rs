@@ -48,6 +48,7 @@ mod tree;
 mod trim;
 mod tune;
 mod umount;
+mod waits;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};

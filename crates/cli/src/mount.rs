@@ -8,7 +8,7 @@ use crate::os::TerminationSignals;
 use crate::{Usage, daemon, engine, image, mkfs, mounts, notify, remount, syslog, tag};
 use anyhow::{Context, Result, bail};
 use kedge_fuse::{MountEntry, MountPoint, MountedSession};
-use kedgefs::{FileSystem, FormatOptions};
+use kedgefs::FormatOptions;
 use std::cell::Cell;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -88,6 +88,7 @@ pub fn run(mut args: Args) -> Result<ExitCode> {
     if args.fake {
         return Ok(ExitCode::SUCCESS);
     }
+    args.image = image::with_limit(&args.image, &words)?;
     if args.as_daemon {
         return serve_as_daemon(&args, &words);
     }
@@ -315,11 +316,13 @@ fn serve(
         ..engine::Extra::default()
     };
     let mut words = words.clone();
-    let (fs, notice) = engine::open(image, &mut words, extra)?;
-    if let Some(notice) = notice {
+    let opened = engine::open(image, &mut words, extra)?;
+    if let Some(notice) = &opened.notice {
         eprintln!("kedge: warning: {notice}");
     }
-    let session = attach(&fs, image, dir, &words, signals).and_then(|session| live().map(|()| session));
+    let fs = opened.fs.clone();
+    let session = attach(&opened, image, dir, &words, signals).and_then(|session| live().map(|()| session));
+    drop(opened);
     let mut session = match session {
         Ok(session) => session,
         Err(e) => {
@@ -345,13 +348,13 @@ fn serve(
 
 /// Mounts, and arranges that termination signals unmount.
 fn attach(
-    fs: &FileSystem,
+    opened: &engine::Opened,
     image: &Path,
     dir: &Path,
     words: &MountWords,
     signals: TerminationSignals,
 ) -> Result<MountedSession> {
-    let session = engine::mount(fs, image, dir, words)?;
+    let session = engine::mount(opened, image, dir, words)?;
     let mount = session.mount_point().clone();
     if let Some(weaker) = engine::tell_plain(&mount) {
         eprintln!("kedge: warning: {weaker}");

@@ -115,12 +115,26 @@ pub fn is_dead(dir: &Path) -> Result<bool> {
     if !kedge_fuse::mount_at(&dir).is_some_and(|m| m.is_kedgefs()) || kedge_fuse::asks_strangers(&dir) {
         return Ok(false);
     }
+    if ask(&dir, XATTR_PID).is_some() {
+        return Ok(false);
+    }
     let mut value = [0; 64];
     Ok(rustix::fs::getxattr(&dir, XATTR_PID, &mut value[..]) == Err(rustix::io::Errno::NOTCONN))
 }
 
+/// An attribute of a mount's root, from the thread of the serving process that has nothing else to
+/// do: the others may all wait for a device that hangs.
+fn ask(dir: &Path, name: &str) -> Option<String> {
+    let mount = kedge_fuse::mount_at(dir)?;
+    let ours = mount.is_kedgefs() && !mount.is_foreign() && mount.root == Path::new("/");
+    if ours { kedge_fuse::ask_status(&mount, name) } else { None }
+}
+
 /// An attribute of a mount's root.
 pub fn attribute(dir: &Path, name: &str) -> Result<String> {
+    if let Some(value) = resolve(dir).ok().and_then(|dir| ask(&dir, name)) {
+        return Ok(value);
+    }
     let mut value = Vec::with_capacity(XATTR_BYTES_MAX);
     rustix::fs::getxattr(dir, name, rustix::buffer::spare_capacity(&mut value)).map_err(|e| match e {
         rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NODATA => {

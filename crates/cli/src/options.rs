@@ -1,9 +1,11 @@
 //! Parsing of sizes ("4G") and mount options (`-o commit=5,noatime`).
 
 use crate::Usage;
+use kedge_device::location::TIMEOUT_SECS_MAX;
 use kedgefs::{DirtyTracking, SWITCH_WORDS, Switches, TreeLock};
 
 pub use kedge_base::parse_size;
+use std::time::Duration;
 
 /// [`parse_size`] for the size of a cache.
 pub fn parse_cache_size(text: &str) -> Result<u64, String> {
@@ -43,6 +45,10 @@ pub struct MountWords {
     pub nosuid: bool,
     pub nodev: bool,
     pub noexec: bool,
+    /// How long an image of a Ceph cluster may leave a request unanswered.
+    pub rbd_timeout: Option<Duration>,
+    /// The same behind an NBD server.
+    pub nbd_timeout: Option<Duration>,
 }
 
 /// Options of KedgeFS, as the message about an unknown one lists them.
@@ -59,6 +65,8 @@ pub const KNOWN: &[&str] = &[
     "workers=N",
     "writeback_cache",
     "nowriteback_cache",
+    "rbd_timeout=SECONDS",
+    "nbd_timeout=SECONDS",
 ];
 /// Generic options of mount(8) and fstab(5), and of other file systems, that have no effect here,
 /// or ask for what happens anyway.
@@ -149,6 +157,8 @@ impl MountWords {
             ("workers", Some(v)) => {
                 self.workers = Some(number(word, v, *WORKERS.start(), *WORKERS.end())? as usize);
             }
+            ("rbd_timeout", Some(v)) => self.rbd_timeout = Some(limit(word, v)?),
+            ("nbd_timeout", Some(v)) => self.nbd_timeout = Some(limit(word, v)?),
             ("writeback_cache", None) => self.writeback_cache = Some(true),
             ("nowriteback_cache", None) => self.writeback_cache = Some(false),
             (n, None) if NO_EFFECT.contains(&n) => {}
@@ -227,6 +237,8 @@ Mount options (those marked * may change while mounted):
   nosuid, nodev, noexec *      as mount(8) says
   writeback_cache              let the kernel gather writes
   workers=N                    threads that serve requests, 2 to 64
+  rbd_timeout=SECONDS, nbd_timeout=SECONDS
+                               how long a cluster or server may leave a request unanswered
   async_checkpoint[=PERCENT] * checkpoint in the background when less of the log is free
   noasync_checkpoint *         who finds the log full checkpoints
   errors=remount-ro            what happens anyway when the device fails
@@ -243,6 +255,11 @@ fn listed(name: &str) -> &'static str {
         .find(|k| k.split_once('=').is_some_and(|(n, _)| n == name))
         .copied()
         .unwrap_or(UNLISTED)
+}
+
+/// The same bounds as in a URI.
+fn limit(word: &str, value: &str) -> Result<Duration, Usage> {
+    number(word, value, 1, TIMEOUT_SECS_MAX).map(Duration::from_secs)
 }
 
 fn number(word: &str, value: &str, min: u64, max: u64) -> Result<u64, Usage> {

@@ -21,7 +21,7 @@
 //! `dev`. So a flag that it does not name is cleared, as its manual page says.
 
 use crate::options::MountWords;
-use crate::{Usage, mounts};
+use crate::{Usage, image, mounts};
 use anyhow::{Context, Result, anyhow, bail};
 use kedge_fuse::MountEntry;
 use kedgefs::Switches;
@@ -31,6 +31,7 @@ use rustix::mount::MountFlags;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 #[derive(clap::Args, Debug)]
 pub struct Args {
@@ -163,6 +164,9 @@ fn refuse_fixed(asked: &MountWords, kernel: &[&str], mount: &MountEntry, info: &
         return Err(fixed(word, "as the mount table says"));
     }
     let (engine, fuse) = (&info["options"], &info["mount"]["options"]);
+    let limit = |word| image::limit_in_force(&mount.image(), word).into();
+    let limits: [Value; 2] = ["rbd_timeout", "nbd_timeout"].map(limit);
+    let secs = |asked: Option<Duration>| asked.map(|limit| limit.as_secs().into());
     let fixed_words = [
         ("cache_size", asked.cache_size.map(Value::from), &engine["cache_size"]),
         ("fuse", asked.privileged.map(|p| if p { "fuseblk" } else { "fuse" }.into()), &info["mount"]["type"]),
@@ -170,6 +174,8 @@ fn refuse_fixed(asked: &MountWords, kernel: &[&str], mount: &MountEntry, info: &
         ("dirty_tracking", asked.dirty_tracking.map(|v| v.word().into()), &engine["dirty_tracking"]),
         ("workers", asked.workers.map(Value::from), &fuse["workers"]),
         ("writeback_cache", asked.writeback_cache.map(Value::from), &fuse["writeback_cache"]),
+        ("rbd_timeout", secs(asked.rbd_timeout), &limits[0]),
+        ("nbd_timeout", secs(asked.nbd_timeout), &limits[1]),
     ];
     for (word, asked, in_force) in fixed_words {
         if asked.is_some_and(|asked| asked != *in_force) {

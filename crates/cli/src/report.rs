@@ -220,6 +220,9 @@ fn is_gauge(path: &str) -> bool {
         "used_bytes",
         "height",
         "bad_blocks",
+        "outstanding",
+        "late",
+        "oldest_ns",
     ];
     let last = path.rsplit('.').next().unwrap_or(path);
     path.starts_with("cache.")

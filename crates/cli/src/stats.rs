@@ -59,12 +59,14 @@ pub fn run(args: Args) -> Result<ExitCode> {
 
 /// What nobody should have to look for.
 fn headline(state: &Value) -> String {
-    match (state["since"].as_str(), state["reason"].as_str()) {
+    let down = match (state["since"].as_str(), state["reason"].as_str()) {
         (Some(since), Some(reason)) => {
             format!("SHUT DOWN since {since}: {reason}. Changes and fsync fail until it is mounted anew.\n\n")
         }
         _ => String::new(),
-    }
+    };
+    let hangs = state["device"].as_str().map_or(String::new(), |told| format!("THE DEVICE {told}.\n\n"));
+    down + &hangs
 }
 
 fn number(of: &Value, name: &str) -> u64 {

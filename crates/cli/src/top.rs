@@ -183,6 +183,9 @@ fn picture(dir: &Path, before: &Value, now: &Value, seconds: f64) -> String {
         let since = now["state"]["since"].as_str().unwrap_or("?");
         let _ = writeln!(out, "SHUT DOWN since {since}: {reason}");
     }
+    if let Some(told) = now["state"]["device"].as_str() {
+        let _ = writeln!(out, "THE DEVICE {told}");
+    }
     let (used, ring) = (c.at("/log/used_bytes"), c.at("/log/ring_bytes").max(1));
     let percent = used.min(ring) * 100 / ring;
     let filled = "#".repeat(percent.div_ceil(5) as usize);
@@ -218,12 +221,13 @@ fn picture(dir: &Path, before: &Value, now: &Value, seconds: f64) -> String {
                 + c.since("/checkpoint/dirty_stalls"),
         ),
         format!(
-            "device      {:.0} reads/s {}, {:.0} writes/s {}, {:.0} flushes/s",
+            "device      {:.0} reads/s {}, {:.0} writes/s {}, {:.0} flushes/s, {} outstanding",
             c.rate("/device/reads"),
             c.bytes_rate("/device/read_bytes"),
             c.rate("/device/writes"),
             c.bytes_rate("/device/write_bytes"),
             c.rate("/device/flushes"),
+            c.at("/device_requests/outstanding"),
         ),
     ];
     lines.iter().for_each(|line| {

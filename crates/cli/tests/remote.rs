@@ -6,7 +6,7 @@
 
 mod common;
 
-use common::{Place, Run, no_fuse, write_and_fsync};
+use common::{Place, Run, no_fuse, until, write_and_fsync};
 use kedge_device::MemDevice;
 use kedge_device::sim::{Manners, NbdServer};
 use kedgefs::{FileSystem, MountOptions};
@@ -136,6 +136,153 @@ fn an_export_is_mounted_written_and_found_again() {
     assert_eq!(std::fs::read(place.path("mnt/file")).unwrap(), b"far away");
     place.unmount();
     place.kedge(["mount", "-o", "fuseblk", &uri, "mnt"]).refused(1, &["no block device"]);
+}
+
+/// A server that hangs, and goes on. Every worker of the mount waits for it meanwhile; who asks why
+/// gets an answer all the same.
+#[test]
+fn a_device_that_hangs_is_seen() {
+    if no_fuse() {
+        return;
+    }
+    let place = Place::new();
+    let (server, uri) = serve(&place);
+    place.kedge(["mkfs", &uri]).ok();
+    std::fs::create_dir(place.path("mnt")).unwrap();
+    let patient = format!("{uri}&timeout=3600");
+    let mount = || assert_eq!(place.kedge(["mount", "-o", "fuse,workers=2", &patient, "mnt"]).code, 0);
+    mount();
+    let files: Vec<_> = (0..4u8).map(|i| (place.path(&format!("mnt/{i}")), vec![i; 256 << 10])).collect();
+    for (i, (path, bytes)) in files.iter().enumerate() {
+        write_and_fsync(path, bytes);
+        std::fs::write(place.path(&format!("copy-{i}")), bytes).unwrap();
+    }
+    let info = place.info("mnt");
+    assert_eq!(info["device_state"], "answers", "{info}");
+    assert!(
+        info["device_requests"]["answered_late"].is_u64() && info["device_requests"]["late"] == 0,
+        "{info}"
+    );
+    // Nothing is cached afterwards: not even the kernel has the attributes of the root.
+    place.unmount();
+    mount();
+    server.hold();
+    // Other processes read: what this one has open there, each program that it starts would have to
+    // close first, which is a request, too.
+    let read = |i| place.command("cmp").args([format!("mnt/{i}"), format!("copy-{i}")]).spawn().unwrap();
+    let readers: Vec<_> = (0..4).map(read).collect();
+    // The workers want the same node of the tree, which is read once.
+    until("a request is late", || place.info("mnt")["device_requests"]["late"].as_u64().unwrap() >= 1);
+    let info = place.info("mnt");
+    let told = info["device_state"].as_str().unwrap();
+    assert!(
+        told.starts_with("does not answer since 20") && told.contains("the oldest, a read, for "),
+        "{told}"
+    );
+    assert!(info["device_requests"]["oldest_ns"].as_u64().unwrap() >= 5_000_000_000, "{info}");
+    assert_eq!((&info["state"], &info["shut_down"]), (&"mounted".into(), &serde_json::Value::Null));
+    let stats = place.run("stats mnt").ok();
+    assert!(stats.starts_with("THE DEVICE does not answer since 20"), "{stats}");
+    let metrics = place.run("stats --prometheus mnt").ok();
+    let metric = |name: &str| {
+        let line = metrics.lines().find(|line| line.starts_with(&format!("{name}{{"))).unwrap();
+        line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()
+    };
+    assert_eq!(metric("kedgefs_state_device_late"), 1);
+    assert!(metric("kedgefs_device_requests_late") >= 1, "{metrics}");
+    assert!(metric("kedgefs_device_requests_oldest_ns") >= 5_000_000_000, "{metrics}");
+    assert!(metrics.contains("# TYPE kedgefs_device_requests_late gauge\n"), "{metrics}");
+    assert!(metrics.contains("# TYPE kedgefs_device_requests_answered_late counter\n"), "{metrics}");
+    let picture = place.run("top --once mnt").ok();
+    assert!(picture.contains("\nTHE DEVICE does not answer since 20"), "{picture}");
+    server.release();
+    readers.into_iter().for_each(|mut reader| assert!(reader.wait().unwrap().success()));
+    let info = place.info("mnt");
+    assert_eq!(
+        (&info["device_state"], &info["device_requests"]["outstanding"]),
+        (&"answers".into(), &0.into())
+    );
+    assert!(info["device_requests"]["answered_late"].as_u64().unwrap() >= 1, "{info}");
+    place.unmount_and_check(&uri);
+}
+
+/// For longer than the mount option says: the outcome of what was under way is unknown, and the
+/// file system shuts down. The URI says otherwise, and is overridden.
+#[test]
+fn a_device_that_hangs_for_too_long_is_given_up() {
+    if no_fuse() {
+        return;
+    }
+    let place = Place::new();
+    let (server, uri) = serve(&place);
+    place.kedge(["mkfs", &uri]).ok();
+    std::fs::create_dir(place.path("mnt")).unwrap();
+    let patient = format!("{uri}&timeout=3600");
+    assert_eq!(place.kedge(["mount", "-o", "fuse,nbd_timeout=1", &patient, "mnt"]).code, 0);
+    assert!(place.info("mnt")["device"].as_str().unwrap().ends_with("timeout=1"));
+    // To name what is in force is no change.
+    place.run("remount -o nbd_timeout=1 mnt").ok();
+    place.run("remount -o nbd_timeout=2 mnt").refused(2, &["nbd_timeout cannot change", "in force is 1"]);
+    place.run("remount -o rbd_timeout=1 mnt").refused(2, &["rbd_timeout cannot change"]);
+    write_and_fsync(&place.path("mnt/kept"), b"kept");
+    server.hold();
+    let file = std::fs::File::create(place.path("mnt/lost"));
+    let e = file.and_then(|file| file.sync_all()).unwrap_err();
+    assert_eq!(e.raw_os_error(), Some(libc::EIO), "{e}");
+    let info = place.info("mnt");
+    assert_eq!(info["state"], "shut down", "{info}");
+    assert!(info["shut_down"].as_str().unwrap().contains("outcome"), "{info}");
+    assert_eq!(info["device_state"], "answers", "with errors, at once: {info}");
+    let stats = place.run("stats mnt").ok();
+    assert!(stats.starts_with("SHUT DOWN since 20") && stats.contains("outcome"), "{stats}");
+    server.release();
+    place.run("umount mnt").refused(1, &["had shut down"]);
+    assert_eq!(place.kedge(["mount", "-o", "fuse", &uri, "mnt"]).code, 0);
+    assert_eq!(std::fs::read(place.path("mnt/kept")).unwrap(), b"kept");
+    place.unmount_and_check(&uri);
+}
+
+/// Commands that other images have while they are mounted. The server takes several clients.
+#[test]
+fn a_mounted_export_is_scrubbed_and_not_changed() {
+    if no_fuse() {
+        return;
+    }
+    let place = Place::new();
+    let (_server, uri) = serve(&place);
+    place.kedge(["mkfs", "-L", "far", &uri]).ok();
+    std::fs::create_dir(place.path("mnt")).unwrap();
+    assert_eq!(place.kedge(["mount", "-o", "fuse", &uri, "mnt"]).code, 0);
+    write_and_fsync(&place.path("mnt/file"), b"far away");
+    for target in ["mnt", &uri] {
+        let report = place.kedge(["scrub", "--json", target]).ok();
+        let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+        assert_eq!(report["mounted"], true, "{report:#}");
+    }
+    place.kedge(["tune", "-L", "near", &uri]).refused(1, &["is mounted on", "mnt"]);
+    place.unmount_and_check(&uri);
+    place.kedge(["tune", "-L", "near", &uri]).ok();
+    assert_eq!(place.info(&uri)["label"], "near");
+    assert!(place.kedge(["scrub", &uri]).ok().ends_with("clean\n"));
+}
+
+/// Time limits are for images that others keep.
+#[test]
+fn a_limit_that_makes_no_sense_is_refused() {
+    let place = Place::new();
+    std::fs::create_dir(place.path("mnt")).unwrap();
+    place.run("mkfs --size 16M disk.kedge").ok();
+    for (words, said) in [
+        ("-o rbd_timeout=5 disk.kedge", "disk.kedge is no image of a Ceph cluster"),
+        ("-o nbd_timeout=5 disk.kedge", "disk.kedge is no NBD export"),
+        ("-o nbd_timeout=5 rbd:pool/image", "rbd:pool/image is no NBD export"),
+        ("-o rbd_timeout=5 nbd://host/", "nbd://host/ is no image of a Ceph cluster"),
+        ("-o rbd_timeout=0 rbd:pool/image", "from 1 to 3600"),
+        ("-o nbd_timeout=3601 nbd://host/", "from 1 to 3600"),
+        ("-o rbd_timeout rbd:pool/image", "rbd_timeout=SECONDS"),
+    ] {
+        place.run(&format!("mount {words} mnt")).refused(2, &[said]);
+    }
 }
 
 /// The server goes away: the mount says EIO, and its end is no success.

@@ -33,6 +33,7 @@ pub mod sim;
 mod stats;
 #[cfg(test)]
 mod testing;
+mod watched;
 
 pub use file::{FileDevice, OpenOptions};
 pub use location::Location;
@@ -44,6 +45,7 @@ pub use overlay::OverlayDevice;
 pub use rbd::RbdDevice;
 pub use request::{Completion, CompletionSink, Io, Op, Request, run_batch};
 pub use stats::DeviceStats;
+pub use watched::{LATE, Oldest, Pending, WatchedDevice};
 
 use kedge_base::{BLOCK_SIZE, Error, IoBuf, Result};
 use std::sync::Arc;

@@ -24,7 +24,7 @@ const SOCKET_MAX: usize = 107;
 pub const CONNECTIONS_DEFAULT: usize = 2;
 const CONNECTIONS_MAX: u64 = 16;
 pub const TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
-const TIMEOUT_SECS_MAX: u64 = 3600;
+pub const TIMEOUT_SECS_MAX: u64 = 3600;
 
 /// Where an image is.
 #[derive(Clone, PartialEq, Eq, Debug)]

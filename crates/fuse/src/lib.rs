@@ -7,6 +7,7 @@
 //! devfuse                     requests from /dev/fuse      (behind the trait in `transport`)
 //! server, dispatch            request → call → reply       (against the trait in `ops`)
 //! seek, control               LSEEK below a page cache; control xattrs and ioctls
+//! status                      what a mount says of itself when no worker is free
 //! beside                      the kernel hears of changes that did not come from it
 //! failures                    requests that failed, counted
 //! abi                         the wire format
@@ -30,6 +31,7 @@ mod options;
 pub mod seek;
 mod server;
 mod session;
+mod status;
 mod sys;
 pub mod transport;
 
@@ -39,6 +41,7 @@ pub use mount::{MountError, become_io_flusher, is_dir, mount, mount_again, mount
 pub use mountinfo::{MountEntry, asks_strangers, mount_at, mount_of, mounts, mounts_beside, mounts_of};
 pub use ops::{Done, Ops};
 pub use options::FuseOptions;
-pub use server::Server;
+pub use server::{Server, Told};
 pub use session::{MountPoint, MountedSession, serve};
+pub use status::ask as ask_status;
 pub use sys::trim;

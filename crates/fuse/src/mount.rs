@@ -133,7 +133,13 @@ pub fn mount_remote(name: &Path, dir: &Path, options: &FuseOptions) -> Result<Mo
 fn session(fd: OwnedFd, mount: MountPoint, options: &FuseOptions) -> MountedSession {
     raise_limits(&mount.dir);
     let transport = DevFuse::new(fd, options.worker_count(), options.clone_channels);
-    MountedSession { transport: Some(Arc::new(transport)), options: options.clone(), mount, beside: None }
+    MountedSession {
+        transport: Some(Arc::new(transport)),
+        options: options.clone(),
+        mount,
+        beside: None,
+        device_requests: None,
+    }
 }
 
 /// Whether privileged mounts are not available here, as opposed to a mount that failed. In

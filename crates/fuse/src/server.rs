@@ -59,6 +59,7 @@ use crate::failures::Failures;
 use crate::ops::Ops;
 use crate::options::FuseOptions;
 use crate::seek::SeekJob;
+use crate::status::Status;
 use crate::transport::{Reply, Request, Transport};
 use kedge_base::{Counter, IoBuf};
 use parking_lot::Mutex;
@@ -75,6 +76,9 @@ const MAX_BACKGROUND: u16 = 64;
 const CONGESTION_THRESHOLD: u16 = 48;
 
 pub(crate) type OnDestroy = Box<dyn FnOnce() + Send>;
+
+/// A part of what a mount says of itself, as JSON. It must not wait for the device.
+pub type Told = Arc<dyn Fn() -> String + Send + Sync>;
 
 /// Serves the requests of one mount from a file system.
 pub struct Server<O> {
@@ -96,6 +100,10 @@ pub struct Server<O> {
     mount_json: String,
     /// The value of `system.kedgefs.beside`.
     pub(crate) beside: Option<Address>,
+    /// The member `device_requests` of information and counters.
+    device_requests: Option<Told>,
+    /// Ends before the file system is closed: another may then get its number.
+    status: Mutex<Option<Status>>,
 }
 
 impl<O: Ops> Server<O> {
@@ -125,13 +133,24 @@ impl<O: Ops> Server<O> {
             crew: Arc::new(crew),
             mount_json,
             beside: None,
+            device_requests: None,
+            status: Mutex::new(None),
         };
         (server, jobs)
     }
 
-    /// With an address for changes beside the kernel.
-    pub(crate) fn offering(self, beside: Option<Address>) -> Server<O> {
-        Server { beside, ..self }
+    /// With an address for changes beside the kernel, and what the device owes.
+    pub(crate) fn offering(self, beside: Option<Address>, device_requests: Option<Told>) -> Server<O> {
+        Server { beside, device_requests, ..self }
+    }
+
+    /// Answers questions about the mount also while no worker is free.
+    pub(crate) fn tell_status(self: &Arc<Self>, device: &str) {
+        let server = Arc::downgrade(self);
+        match Status::start(device, Arc::new(move |name| server.upgrade()?.control_xattr(name))) {
+            Ok(status) => *self.status.lock() = Some(status),
+            Err(e) => tracing::warn!("questions about the mount need a free worker: {e}"),
+        }
     }
 
     /// Answers one request, or passes it to the thread that will. `out` is scratch space of one
@@ -162,6 +181,7 @@ impl<O: Ops> Server<O> {
 
     /// Runs the session's final action; at most once.
     pub(crate) fn destroy(&self) {
+        drop(self.status.lock().take());
         let on_destroy = self.on_destroy.lock().take();
         if let Some(on_destroy) = on_destroy {
             on_destroy();
@@ -241,13 +261,22 @@ impl<O: Ops> Server<O> {
     pub(crate) fn control_xattr(&self, name: &[u8]) -> Option<Vec<u8>> {
         let value = match name {
             b"system.kedgefs.pid" => std::process::id().to_string(),
-            b"system.kedgefs.info" => control::with_member(&self.ops.info_json(), "mount", &self.mount_json),
+            b"system.kedgefs.info" => {
+                self.with_device(&control::with_member(&self.ops.info_json(), "mount", &self.mount_json))
+            }
             b"system.kedgefs.stats" => {
-                control::with_member(&self.ops.stats_json(), "fuse", &self.requests_json())
+                self.with_device(&control::with_member(&self.ops.stats_json(), "fuse", &self.requests_json()))
             }
             _ => return None,
         };
         Some(value.into_bytes())
+    }
+
+    fn with_device(&self, object: &str) -> String {
+        match &self.device_requests {
+            Some(requests) => control::with_member(object, "device_requests", &requests()),
+            None => object.to_owned(),
+        }
     }
 
     /// Requests by opcode, as far as they occurred, and those that failed.

@@ -7,7 +7,7 @@ use crate::mountinfo::{self, MountEntry};
 use crate::ops::Ops;
 use crate::options::FuseOptions;
 use crate::seek;
-use crate::server::{OnDestroy, Server};
+use crate::server::{OnDestroy, Server, Told};
 use crate::transport::{Received, RequestBuf, Transport};
 use crate::{abi, control};
 use kedge_base::wait::{passing_on, set_stand_in};
@@ -26,6 +26,8 @@ pub struct MountedSession {
     pub(crate) mount: MountPoint,
     /// See [`MountedSession::offer`].
     pub(crate) beside: Option<Address>,
+    /// See [`MountedSession::tell_device`].
+    pub(crate) device_requests: Option<Told>,
 }
 
 /// The mount point and its source. Outlives the session, so that a signal handler can request its
@@ -87,6 +89,12 @@ impl MountedSession {
         self.beside = Some(address);
     }
 
+    /// Requests that the device has not answered, for information and counters: their member
+    /// `device_requests`.
+    pub fn tell_device(&mut self, requests: Told) {
+        self.device_requests = Some(requests);
+    }
+
     /// See [`MountPoint::request_unmount`].
     pub fn request_unmount(&self) -> Result<(), MountError> {
         self.mount.request_unmount()
@@ -136,8 +144,10 @@ impl MountedSession {
             mount_json(&self.mount, &self.options, &*transport),
             on_destroy,
         );
-        let server = server.offering(self.beside.take());
-        let server = Arc::new(server);
+        let server = Arc::new(server.offering(self.beside.take(), self.device_requests.take()));
+        if let Some(device) = &self.mount.device {
+            server.tell_status(device);
+        }
         let seeks = {
             let transport = transport.clone();
             spawn_named("kedge-fuse-seek", move || seek::serve(ops, transport, jobs))?

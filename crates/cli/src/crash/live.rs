@@ -218,10 +218,11 @@ fn spawn(args: &MountArgs) -> Result<()> {
 fn serve(args: &MountArgs, ready: impl FnOnce() -> Result<()>) -> Result<()> {
     let signals = TerminationSignals::block().context("block signals")?;
     let mut words = MountWords::parse([] as [&str; 0])?;
-    let (fs, read_only) = engine::open(&args.image, &mut words, engine::Extra::default())?;
-    if let Some(notice) = read_only {
+    let opened = engine::open(&args.image, &mut words, engine::Extra::default())?;
+    if let Some(notice) = opened.notice {
         bail!("{notice}");
     }
+    let fs = opened.fs;
     let started = (|| {
         let live = Live::new(fs.clone(), args.history).context("read what the image holds")?;
         args.faults.iter().cloned().for_each(|rule| live.add_rule(rule));

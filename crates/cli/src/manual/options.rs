@@ -71,6 +71,14 @@ pub const TABLE: &[Row] = &[
     ),
     row("`workers=N`", FIXED, "threads that serve requests, 2 to 64", "2 to 4, by the number of CPUs"),
     row(
+        "`rbd_timeout=SECONDS`, `nbd_timeout=SECONDS`",
+        FIXED,
+        "how long a Ceph cluster or an NBD server may leave a request unanswered, 1 to 3600: programs \
+         wait so long, then the file system shuts down. Other images refuse it; it overrides \
+         `timeout=` in the URI",
+        "30",
+    ),
+    row(
         "`nowriteback_cache`, `writeback_cache`",
         FIXED,
         "whether the kernel passes each write on, or gathers writes in its page cache first",

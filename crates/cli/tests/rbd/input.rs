@@ -6,7 +6,6 @@ use kedge_ceph::{Cluster, USER};
 use kedge_sim::writers::{Writers, verify_after};
 use rustix::process::{Signal, kill_process};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 /// A command line that is refused, by its words.
 #[track_caller]
@@ -158,29 +157,32 @@ fn a_cluster_that_is_down_is_waited_for_and_not_for_ever() {
     let host = Host::new(&cluster, "alpha");
     let (dir, uri) = (directory(&place, "mnt"), uri(&cluster, "down"));
     mkfs(&host, &uri, &["--size", "64M"]);
-    let hurried = format!("{uri}&timeout=6");
     // At the mount.
     cluster.pause().unwrap();
-    let run = host.kedge(["mount", &hurried, dir.to_str().unwrap()]);
+    let run = host.kedge(["mount", "-o", "rbd_timeout=6", &uri, dir.to_str().unwrap()]);
     cluster.resume().unwrap();
     run.refused(1, &["rbd:rbd/down", "connect as client.fs", "timed out"]);
     // Later, and it comes back in time: programs wait.
-    host.mount(&dir, &uri, &[]);
+    host.mount(&dir, &uri, &["-o", "rbd_timeout=600"]);
     let writers = Writers::start(&host.backend(&dir), 2, "patient", 5).unwrap();
     until("the writers are at work", || writers.operations() > 10);
     cluster.pause().unwrap();
-    std::thread::sleep(Duration::from_secs(2));
+    until("it is told that the cluster does not answer", || {
+        host.info(&dir)["device_state"].as_str().unwrap().starts_with("does not answer since 20")
+    });
     cluster.resume().unwrap();
     let there = writers.operations();
     until("the writers go on", || writers.operations() > there + 10);
     assert_eq!(writers.stop().errors(), Vec::<&str>::new());
+    assert_eq!(host.info(&dir)["device_state"], "answers");
     host.unmount(&dir);
-    goes_down(&cluster, &host, &dir, &hurried);
+    goes_down(&cluster, &host, &dir, &uri);
 }
 
 /// It comes back too late: the mount says what happened and gives the lock to whoever fences it.
 fn goes_down(cluster: &Cluster, host: &Host, dir: &Path, uri: &str) {
-    host.mount(dir, uri, &[]);
+    host.mount(dir, uri, &["-o", "rbd_timeout=6"]);
+    assert!(host.info(dir)["device"].as_str().unwrap().ends_with("timeout=6"));
     let writers = Writers::start(&host.backend(dir), 2, "hurried", 6).unwrap();
     until("the writers are at work", || writers.operations() > 10);
     cluster.pause().unwrap();
@@ -213,6 +215,12 @@ fn a_snapshot_of_a_mounted_image_is_a_moment_of_it() {
     let (dir, uri) = (directory(&place, "mnt"), uri(&cluster, "pictured"));
     mkfs(&alpha, &uri, &["--size", "128M"]);
     alpha.mount(&dir, &uri, &[]);
+    // Beside the mount it can be scrubbed, and nobody changes it.
+    let scrubbed = alpha.kedge(["scrub".as_ref(), dir.as_os_str()]).ok();
+    assert!(scrubbed.ends_with("clean\n"), "{scrubbed}");
+    refused(&alpha, &["tune", "-L", "new", &uri], 1, &["is mounted on", "mnt"]);
+    refused(&beta, &["tune", "-L", "new", &uri], 1, &["locked by process", "on host alpha"]);
+    refused(&beta, &["scrub", &uri], 8, &["locked by process", "on host alpha"]);
     let writers = Writers::start(&alpha.backend(&dir), 3, "w", 7).unwrap();
     until("the writers are at work", || writers.operations() > 60);
     let other = directory(&place, "other");

@@ -42,6 +42,9 @@ fn cluster() -> Option<MutexGuard<'static, Cluster>> {
         kedge_base::skip::note("only root can play several hosts");
         return None;
     }
+    if kedge_ceph::is_confined() {
+        return None;
+    }
     let start = || {
         let expire = ("mon_osd_blocklist_default_expire".to_owned(), BLOCKLIST_SECS.to_string());
         let layout = Layout { apart: true, settings: vec![expire], ..Layout::usual() };

@@ -15,22 +15,27 @@ const ROUNDS: u64 = 4;
 const ROUNDS_LONG: u64 = 50;
 const WRITERS: usize = 3;
 
+/// What a mount had done when it was killed.
+struct Killed {
+    acked: Snapshot,
+    begun: Snapshot,
+    /// Background checkpoints that were complete: another had begun, or was about to.
+    checkpoints: u64,
+}
+
 /// Mounts on a host, has writers work there, and kills the mount. In every other round the cluster
 /// hangs at that moment: writes of the log or of a checkpoint are on their way, and arrive when
 /// their sender is dead.
-fn round(
-    cluster: &kedge_ceph::Cluster,
-    host: &Host,
-    dir: &Path,
-    number: u64,
-    rng: &mut SmallRng,
-) -> (Snapshot, Snapshot) {
+fn round(cluster: &kedge_ceph::Cluster, host: &Host, dir: &Path, number: u64, rng: &mut SmallRng) -> Killed {
     let backend = host.backend(dir);
     let writers = Writers::start(&backend, WRITERS, &format!("round{number}-"), rng.random()).unwrap();
     let enough = rng.random_range(20..200);
     until("the writers are at work", || writers.operations() >= enough || writers.ended());
     assert!(!writers.ended(), "{:?}", writers.snapshot().errors());
     let pid = *host.served.lock().last().unwrap();
+    let stats = host.kedge(["stats", "--json", dir.to_str().unwrap()]).ok();
+    let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
+    let checkpoints = stats["checkpoint"]["ns"]["count"].as_u64().unwrap();
     let hangs = number % 2 == 1;
     if hangs {
         cluster.pause().unwrap();
@@ -42,7 +47,7 @@ fn round(
     if hangs {
         cluster.resume().unwrap();
     }
-    (acked, writers.stop())
+    Killed { acked, begun: writers.stop(), checkpoints }
 }
 
 #[test]
@@ -61,9 +66,10 @@ fn another_host_takes_over_what_a_killed_one_left() {
     let rounds = if long() { ROUNDS_LONG } else { ROUNDS };
     for number in 0..rounds {
         let (old, new) = (&hosts[number as usize % 2], &hosts[(number as usize + 1) % 2]);
-        let (acked, begun) = round(&cluster, old, &dir, number, &mut rng);
-        fsyncs += acked.fsyncs();
-        past.push((acked, begun));
+        let killed = round(&cluster, old, &dir, number, &mut rng);
+        fsyncs += killed.acked.fsyncs();
+        checkpoints += killed.checkpoints;
+        past.push((killed.acked, killed.begun));
         new.mount(&dir, &uri, &["--takeover", "-o", "async_checkpoint=99"]);
         for (i, (acked, begun)) in past.iter().enumerate() {
             if let Err(e) = verify_after(&*new.backend(&dir), acked, begun) {
@@ -75,11 +81,9 @@ fn another_host_takes_over_what_a_killed_one_left() {
         // The dead mount goes, and the next round's is made.
         old.kedge(["umount".as_ref(), dir.as_os_str()]).refused(1, &["the serving process had died"]);
         new.mount(&dir, &uri, &["-o", "async_checkpoint=99"]);
-        let stats = new.kedge(["stats", "--json", dir.to_str().unwrap()]).ok();
-        let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
-        checkpoints += stats["checkpoint"]["ns"]["count"].as_u64().unwrap();
     }
     println!("{rounds} rounds, {fsyncs} acknowledged fsyncs, {checkpoints} checkpoints");
     assert!(fsyncs > 5 * rounds, "{fsyncs} acknowledged fsyncs");
+    assert!(checkpoints > 0, "no checkpoint was near when the mounts were killed");
     hosts[rounds as usize % 2].unmount(&dir);
 }

@@ -1,7 +1,7 @@
 use super::*;
 use crate::testing::SIZE;
 use crate::{Location, conformance};
-use kedge_ceph::{Cluster, Layout};
+use kedge_ceph::{Cluster, Layout, Store};
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -52,6 +52,36 @@ fn the_lock_keeps_others_out() {
     let location = image(&conf, SIZE);
     conformance::one_writer(&|options| crate::open(&location, options));
     assert!(crate::is_unlocked(&location).unwrap());
+}
+
+/// The OSD is killed between a write and what would have flushed it, and the client falls silent:
+/// it gives no lock back, and is fenced. What the OSD has answered for is there when it comes back.
+///
+/// No machine loses its power here. An OSD writes past the page cache, so what dies with its
+/// process is what it had not written; that its disk flushes is for Ceph to see to.
+#[test]
+fn what_is_durable_outlives_osd_and_client() {
+    if kedge_ceph::is_missing() {
+        return;
+    }
+    let layout = Layout { osds: 1, store: Store::Disk, apart: false, settings: Vec::new() };
+    let cluster = Cluster::start(layout).unwrap();
+    // An OSD that starts again is waited for.
+    let uri = format!("rbd:rbd/cut?conf={}&timeout=600", cluster.conf().display());
+    let location = Location::parse(Path::new(&uri)).unwrap();
+    let silent = Mutex::new(Vec::new());
+    let make = |size| {
+        crate::create(&location, size).unwrap();
+        crate::open(&location, OpenOptions::default()).unwrap()
+    };
+    let cut = |device| {
+        cluster.kill("osd.0").unwrap();
+        silent.lock().push(device);
+        cluster.revive("osd.0").unwrap();
+        crate::open(&location, OpenOptions { takeover: true, ..OpenOptions::default() }).unwrap()
+    };
+    conformance::durable(&make, &cut);
+    assert_eq!(silent.lock().len(), 1, "it was cut");
 }
 
 /// The owner of the lock is named, fenced, and never writes again.

@@ -68,14 +68,22 @@ struct Shared {
     manners: Manners,
     requests: AtomicU64,
     streams: parking_lot::Mutex<(bool, Vec<UnixStream>)>,
+    held: parking_lot::Mutex<bool>,
+    released: parking_lot::Condvar,
 }
 
 impl NbdServer {
     /// Serves `device` on a socket that is made at `socket`.
     pub fn serve(socket: &Path, device: Arc<dyn Device>, manners: Manners) -> io::Result<NbdServer> {
         let listener = Arc::new(UnixListener::bind(socket)?);
-        let streams = parking_lot::Mutex::default();
-        let shared = Arc::new(Shared { device, manners, requests: AtomicU64::new(0), streams });
+        let shared = Arc::new(Shared {
+            device,
+            manners,
+            requests: AtomicU64::new(0),
+            streams: parking_lot::Mutex::default(),
+            held: parking_lot::Mutex::new(false),
+            released: parking_lot::Condvar::new(),
+        });
         let (mine, listens) = (shared.clone(), listener.clone());
         let accepts = Some(spawn_named("nbd-accept", move || mine.accept(&listens))?);
         Ok(NbdServer { socket: socket.to_owned(), listener, shared, accepts })
@@ -91,6 +99,18 @@ impl NbdServer {
         format!("nbd+unix:///?socket={}", self.socket.display())
     }
 
+    /// Serves nothing from now on, as a server does that hangs: what comes waits, new connections
+    /// too.
+    pub fn hold(&self) {
+        *self.shared.held.lock() = true;
+    }
+
+    /// Goes on after [`NbdServer::hold`].
+    pub fn release(&self) {
+        *self.shared.held.lock() = false;
+        self.shared.released.notify_all();
+    }
+
     /// Cuts all connections, as a server that is killed does.
     pub fn cut(&self) {
         self.shared.cut(false);
@@ -99,6 +119,7 @@ impl NbdServer {
 
 impl Drop for NbdServer {
     fn drop(&mut self) {
+        self.release();
         self.shared.cut(true);
         // Wakes the thread that accepts, also if somebody has removed the socket.
         let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
@@ -115,6 +136,13 @@ impl Shared {
         streams.0 |= for_good;
         for stream in streams.1.drain(..) {
             drop(stream.shutdown(std::net::Shutdown::Both));
+        }
+    }
+
+    fn wait_while_held(&self) {
+        let mut held = self.held.lock();
+        while *held {
+            self.released.wait(&mut held);
         }
     }
 
@@ -141,6 +169,7 @@ impl Shared {
     }
 
     fn talk(&self, mut stream: UnixStream) -> io::Result<()> {
+        self.wait_while_held();
         let structured = self.negotiate(&mut stream)?;
         loop {
             let mut head = [0; 28];
@@ -159,6 +188,7 @@ impl Shared {
             if request > self.manners.mute_after || request == self.manners.forgets {
                 continue;
             }
+            self.wait_while_held();
             let done = self.perform(flags & 1 != 0, command, offset, len, &payload);
             if request > self.manners.cut_after {
                 self.cut(false);
