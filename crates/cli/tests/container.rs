@@ -186,13 +186,13 @@ const FIRST_RUN: &str = r#"
     sync -f mnt
 "#;
 
-const SECOND_RUN: &str = r#"
+const SECOND_RUN: &str = r"
     $P start --attach one
     find mnt/graph/overlay -name gone -type c | grep -c diff/etc/gone
     $P rm --all > id
     $P rmi --all > id
     ls mnt/graph/overlay/l
-"#;
+";
 
 /// The store of podman is on the mount: layers, overlays on them, its database.
 #[test]

@@ -10,6 +10,7 @@ fn device() -> String {
 
 fn mount(device: &str, owner: Option<u32>) -> MountEntry {
     MountEntry {
+        id: 1,
         device: device.to_owned(),
         root: PathBuf::from("/"),
         dir: PathBuf::from("/x"),
