@@ -81,6 +81,12 @@ impl<'a> Args<'a> {
         if matches!(name, b"." | b"..") { Err(EINVAL) } else { Ok(name) }
     }
 
+    /// Whether a name and a value of that size are all that is left.
+    fn is_name_and_value(&self, size: u32) -> bool {
+        let name = self.0.iter().position(|&b| b == NAME_END);
+        name.is_some_and(|len| len > 0 && self.0.len() - len - 1 == size as usize)
+    }
+
     fn bytes(&mut self, len: u32) -> Answer<&'a [u8]> {
         self.0.get(..len as usize).ok_or(EINVAL)
     }
@@ -640,7 +646,10 @@ impl<O: Ops> Server<O> {
         let node = Ino(request.header.nodeid);
         let asked: abi::SetxattrIn = args.take()?;
         let acls = self.acls.load(Ordering::Relaxed);
-        let ext = if acls { args.take()? } else { abi::SetxattrInExt::new_zeroed() };
+        // The kernel puts a request together before it waits for the answer to INIT. So the first one
+        // of a mount may come without the extension that was agreed on.
+        let is_extended = acls && !args.is_name_and_value(asked.size);
+        let ext = if is_extended { args.take()? } else { abi::SetxattrInExt::new_zeroed() };
         let name = args.text()?;
         let value = args.bytes(asked.size)?;
         if node == Ino::ROOT && name == control::XATTR_OPTIONS {

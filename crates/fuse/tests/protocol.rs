@@ -60,7 +60,11 @@ struct Bench {
 
 impl Bench {
     fn new(options: FuseOptions) -> Bench {
-        let (wire, fs) = (Arc::new(Wire::default()), MemFs::new());
+        Bench::of(MemFs::new(), options)
+    }
+
+    fn of(fs: MemFs, options: FuseOptions) -> Bench {
+        let wire = Arc::new(Wire::default());
         let (server, _jobs) =
             Server::new(Arc::new(fs.clone()), wire.clone(), options, "{}".to_owned(), Box::new(|| {}));
         Bench { wire, server, fs, unique: 0, out: IoBuf::zeroed(256) }
@@ -295,6 +299,28 @@ fn init_agrees_on_what_both_have() {
     assert_eq!(ask(open.clone(), 8, 0, 0).unwrap().major, 7);
     assert_eq!(ask(open.clone(), 7, 22, 0).unwrap_err(), -libc::EPROTO);
     assert_eq!(ask(open, 6, 99, 0).unwrap_err(), -libc::EPROTO);
+}
+
+/// The kernel may have put the first SETXATTR together before it knew what INIT agrees on.
+#[test]
+fn an_attribute_may_be_set_before_init_is_answered() {
+    let mut fs = MemFs::new();
+    fs.acls = true;
+    let mut bench = Bench::of(fs, FuseOptions::default());
+    let init = abi::InitIn { major: 7, minor: 45, max_readahead: 131_072, flags: u32::MAX };
+    let body = [init.as_bytes(), abi::InitInExt::new_zeroed().as_bytes()].concat();
+    let agreed = abi::InitOut::read_from_bytes(&bench.send(op::INIT, 0, &body).unwrap().1).unwrap();
+    assert_ne!(agreed.flags & abi::init::SETXATTR_EXT, 0);
+    let kill = abi::SetxattrInExt { setxattr_flags: abi::SETXATTR_ACL_KILL_SGID, padding: 0 };
+    let none = abi::SetxattrInExt::new_zeroed();
+    for (name, ext) in [("user.a", &b""[..]), ("user.b", none.as_bytes()), ("user.c", kill.as_bytes())] {
+        let asked = abi::SetxattrIn { size: 5, flags: 0 };
+        let body = [asked.as_bytes(), ext, name.as_bytes(), b"\0value"].concat();
+        assert_eq!(bench.send(op::SETXATTR, 1, &body).unwrap().0, 0, "{name}");
+        let asked = abi::GetxattrIn { size: 100, padding: 0 };
+        let body = [asked.as_bytes(), name.as_bytes(), b"\0"].concat();
+        assert_eq!(bench.send(op::GETXATTR, 1, &body).unwrap(), (0, b"value".to_vec()), "{name}");
+    }
 }
 
 /// As the kernel sends requests where idmapped mounts are permitted.

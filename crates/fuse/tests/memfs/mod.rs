@@ -96,6 +96,8 @@ pub struct MemFs {
     pub fsync_delay: Duration,
     /// Called with the name of each lookup, before it is done.
     pub on_lookup: Option<OnLookup>,
+    /// What it says at INIT. It has none.
+    pub acls: bool,
 }
 
 impl MemFs {
@@ -110,6 +112,7 @@ impl MemFs {
                 down: false,
             })),
             clock: Arc::new(SystemClock::default()),
+            acls: false,
             fsync_delay: Duration::ZERO,
             on_lookup: None,
         };
@@ -263,6 +266,10 @@ fn reap(state: &mut State, ino: u64) {
 }
 
 impl Ops for MemFs {
+    fn has_acls(&self) -> bool {
+        self.acls
+    }
+
     fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
         if let Some(call) = &self.on_lookup {
             call(name);
