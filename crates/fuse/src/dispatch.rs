@@ -646,8 +646,8 @@ impl<O: Ops> Server<O> {
         let node = Ino(request.header.nodeid);
         let asked: abi::SetxattrIn = args.take()?;
         let acls = self.acls.load(Ordering::Relaxed);
-        // The kernel puts a request together before it waits for the answer to INIT. So the first one
-        // of a mount may come without the extension that was agreed on.
+        // The kernel puts a request together before it waits for the answer to INIT. So the first
+        // one of a mount may come without the extension that was agreed on.
         let is_extended = acls && !args.is_name_and_value(asked.size);
         let ext = if is_extended { args.take()? } else { abi::SetxattrInExt::new_zeroed() };
         let name = args.text()?;
