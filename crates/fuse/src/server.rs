@@ -38,7 +38,7 @@
 //!   directory's list between the look at it and the creation: it holds the directory's lock for
 //!   both.
 //! - **Idmapped mounts**, if this process is root and the kernel tells the user of a caller
-//!   ([`crate::caller`]). The kernel maps all ids in both directions and checks permissions. It
+//!   ([`mod@crate::caller`]). The kernel maps all ids in both directions and checks permissions. It
 //!   then sends no ids with requests that make no inode. Root, because only root of the file
 //!   system's user namespace can make an idmapped mount.
 //! - **READDIRPLUS always**, not adaptively: a cold walk of a tree needs no LOOKUP per name.
