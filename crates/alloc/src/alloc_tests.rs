@@ -1,7 +1,9 @@
+use crate::load::{CHUNKS_AHEAD, COPIES, READ_BLOCKS};
 use crate::test_device::{TestDevice, plan, write_frozen};
 use crate::{Alloc, FreeCounts, NodeClass};
 use kedge_base::lock::RwLock;
 use kedge_base::{BlockNo, CorruptKind, Error, Extent, Generation, Ino, Lsn, spawn_named};
+use kedge_device::sim::DistantDevice;
 use kedge_format::alloc::GROUP_BLOCKS;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use std::sync::Arc;
@@ -371,6 +373,21 @@ fn many_groups_survive_a_reload() {
     loaded.written(untouched);
     Alloc::load(&device, &geometry, Generation(4)).unwrap();
     Alloc::load(&device, &geometry, Generation(3)).unwrap();
+}
+
+#[test]
+fn bitmaps_are_read_side_by_side() {
+    let geometry = plan(4000 * GROUP_BLOCKS, 1024);
+    let (device, ..) = sample(&geometry);
+    let device = DistantDevice::new(Arc::new(device), std::time::Duration::ZERO);
+    let loaded = Alloc::load(&device, &geometry, Generation(3)).unwrap();
+    assert_eq!(loaded.cells.len(), 4000);
+    let index = geometry.index_blocks.div_ceil(READ_BLOCKS);
+    // Sixteen chunks, of which eight are on their way at a time.
+    let (rounds, requests) = (device.rounds() - index, device.requests() - index);
+    assert!(rounds <= 4, "{rounds} round trips");
+    assert!((16..=32).contains(&requests), "{requests} reads");
+    assert!(device.in_flight_max() <= CHUNKS_AHEAD * COPIES, "{}", device.in_flight_max());
 }
 
 #[test]

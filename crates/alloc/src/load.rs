@@ -17,7 +17,7 @@ use crate::checkpoint::Durable;
 use crate::group::Group;
 use crate::{Alloc, DataReservation, format_owned};
 use kedge_base::{BLOCK_SIZE, BlockNo, CorruptKind, Error, Extent, Generation, IoBuf, Result};
-use kedge_device::Device;
+use kedge_device::{Device, ReadAhead};
 use kedge_format::alloc::{GROUP_BLOCKS, GroupEntry, INDEX_ENTRIES, bitmap_crc, decode_index_block};
 use kedge_format::node::NODE_BLOCKS;
 use kedge_format::superblock::{Geometry, Superblock};
@@ -25,7 +25,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 /// Blocks of one read at most (1 MiB).
-const READ_BLOCKS: u64 = 256;
+pub(crate) const READ_BLOCKS: u64 = 256;
+/// Chunks of groups whose bitmaps are being read at a time: 16 MiB at most, in both copies.
+pub(crate) const CHUNKS_AHEAD: usize = 8;
+/// Of each bitmap.
+pub(crate) const COPIES: usize = 2;
 
 impl Alloc {
     /// Reads the state that the checkpoint of `generation` wrote. The result is in replay: see
@@ -33,8 +37,9 @@ impl Alloc {
     pub fn load(device: &dyn Device, geometry: &Geometry, generation: Generation) -> Result<Alloc> {
         let entries = read_index(device, geometry, generation)?;
         let mut groups = Vec::with_capacity(entries.len());
+        let mut bitmaps = Bitmaps { geometry, entries: &entries, asked: 0, reads: ReadAhead::new(device) };
         for (chunk, first) in entries.chunks(READ_BLOCKS as usize).zip((0..).step_by(READ_BLOCKS as usize)) {
-            read_groups(device, geometry, first, chunk, &mut groups)?;
+            bitmaps.read_groups(first, chunk, &mut groups)?;
         }
         let durable = Durable { index: Arc::new(entries), slot: Some(Superblock::slot_of(generation)) };
         Ok(Alloc::new(geometry, groups, durable, Vec::new(), true))
@@ -107,34 +112,64 @@ fn read_index(device: &dyn Device, geometry: &Geometry, generation: Generation) 
     Ok(entries)
 }
 
-/// Reads the groups of `entries`, which start at group `first`.
-fn read_groups(
-    device: &dyn Device,
-    geometry: &Geometry,
-    first: u64,
-    entries: &[GroupEntry],
-    out: &mut Vec<Group>,
-) -> Result<()> {
-    // The current copies alternate, as groups change at different checkpoints. So for each copy one
-    // read covers the first to the last block that is wanted.
-    let mut copies = [(0, IoBuf::default()), (0, IoBuf::default())];
-    for (copy, (from, buf)) in copies.iter_mut().enumerate() {
-        let wanted = |e: &GroupEntry| e.copy as usize == copy;
-        if let (Some(low), Some(high)) = (entries.iter().position(wanted), entries.iter().rposition(wanted)) {
-            *from = low;
-            *buf = IoBuf::zeroed(high - low + 1);
-            let block = BlockNo(geometry.bitmap_start[copy].0 + first + low as u64);
-            device.read(block.byte_offset(), buf)?;
+/// The bitmaps of an image in the order of their groups, [`READ_BLOCKS`] groups after another.
+struct Bitmaps<'a> {
+    geometry: &'a Geometry,
+    entries: &'a [GroupEntry],
+    /// Groups whose bitmaps were asked for: a large image has many, and a device may take long for
+    /// each read.
+    asked: usize,
+    reads: ReadAhead<'a>,
+}
+
+/// The current copies alternate, as groups change at different checkpoints. So for each copy one
+/// read covers the first to the last block of a chunk that is wanted: these two, counted from its
+/// first.
+fn wanted(chunk: &[GroupEntry], copy: usize) -> Option<(usize, usize)> {
+    let wanted = |e: &GroupEntry| e.copy as usize == copy;
+    chunk.iter().position(wanted).zip(chunk.iter().rposition(wanted))
+}
+
+impl Bitmaps<'_> {
+    /// Keeps the chunks behind group `first` on their way: when half of them are taken, it asks for
+    /// as many more in one batch.
+    fn ask(&mut self, first: usize) {
+        let chunks = |count: usize| (first + count * READ_BLOCKS as usize).min(self.entries.len());
+        let (enough, far) = (chunks(CHUNKS_AHEAD / 2), chunks(CHUNKS_AHEAD));
+        let mut reads = Vec::new();
+        while (self.asked < enough || !reads.is_empty()) && self.asked < far {
+            let chunk = &self.entries[self.asked..];
+            let chunk = &chunk[..chunk.len().min(READ_BLOCKS as usize)];
+            for copy in 0..COPIES {
+                if let Some((low, high)) = wanted(chunk, copy) {
+                    let block = BlockNo(self.geometry.bitmap_start[copy].0 + (self.asked + low) as u64);
+                    reads.push((block.byte_offset(), high - low + 1));
+                }
+            }
+            self.asked += chunk.len();
         }
+        self.reads.ask(reads);
     }
-    for (i, entry) in entries.iter().enumerate() {
-        let (from, buf) = &copies[entry.copy as usize];
-        let bytes = &buf.as_bytes()[(i - from) * BLOCK_SIZE..][..BLOCK_SIZE];
-        let g = first + i as u64;
-        let block = BlockNo(geometry.bitmap_start[entry.copy as usize].0 + g);
-        out.push(check_group(geometry, g, entry, block, bytes)?);
+
+    /// Reads the groups of `chunk`, which start at group `first`.
+    fn read_groups(&mut self, first: u64, chunk: &[GroupEntry], out: &mut Vec<Group>) -> Result<()> {
+        self.ask(first as usize);
+        let mut copies = [(0, IoBuf::default()), (0, IoBuf::default())];
+        for (copy, (from, buf)) in copies.iter_mut().enumerate() {
+            if let Some((low, _)) = wanted(chunk, copy) {
+                *from = low;
+                *buf = self.reads.take().expect("it was asked for")?;
+            }
+        }
+        for (i, entry) in chunk.iter().enumerate() {
+            let (from, buf) = &copies[entry.copy as usize];
+            let bytes = &buf.as_bytes()[(i - from) * BLOCK_SIZE..][..BLOCK_SIZE];
+            let g = first + i as u64;
+            let block = BlockNo(self.geometry.bitmap_start[entry.copy as usize].0 + g);
+            out.push(check_group(self.geometry, g, entry, block, bytes)?);
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 fn check_group(

@@ -61,6 +61,10 @@ pub enum Variant {
     UnkeyedLog,
     /// The tail moves to a checkpoint's cut before the slot that names it is durable.
     TailBeforeSlot,
+    /// A thaw leaves the clean mark that the freeze has set.
+    ThawKeepsClean,
+    /// Writes do not wait for the end of a freeze.
+    UngatedWriter,
 }
 
 impl Variant {
@@ -91,6 +95,8 @@ impl Variant {
         Variant::DiscardEarly,
         Variant::UnkeyedLog,
         Variant::TailBeforeSlot,
+        Variant::ThawKeepsClean,
+        Variant::UngatedWriter,
     ];
 }
 

@@ -44,6 +44,9 @@ macro_rules! ranks {
 }
 
 ranks! {
+    /// One freeze or thaw at a time, and the gate at which changes wait while the file system is
+    /// frozen.
+    Freeze = 10 io,
     /// One checkpoint at a time.
     Checkpoint = 15 io,
     /// No lock: an operation waits for log space. The rank asserts that it holds no lock that a

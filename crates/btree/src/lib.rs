@@ -64,6 +64,7 @@ mod merge;
 #[allow(unsafe_code)]
 mod peek;
 mod pingpong;
+mod prefetch;
 mod read;
 mod routes;
 mod split;

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::*};
 
 /// Candidates for eviction that are examined for each node that is read in.
-const TRIM_PER_LOAD: usize = 64;
+pub(crate) const TRIM_PER_LOAD: usize = 64;
 /// Attempts to descend without latches before a descent with latches.
 const OPTIMISTIC_TRIES: u32 = 8;
 
@@ -24,6 +24,11 @@ const OPTIMISTIC_TRIES: u32 = 8;
 pub trait NodeIo: Send + Sync {
     /// The four blocks from `addr`.
     fn read_node(&self, addr: BlockNo) -> Result<IoBuf>;
+
+    /// Several nodes, side by side if the device can do that: a result for each address, in order.
+    fn read_nodes(&self, addrs: &[BlockNo]) -> Vec<Result<IoBuf>> {
+        addrs.iter().map(|addr| self.read_node(*addr)).collect()
+    }
 }
 
 /// Allocates and frees the blocks of nodes. Called under latches: must not do IO.
@@ -60,7 +65,7 @@ impl TreeConfig {
 /// A B+tree; see the crate's documentation. All methods may be called from many threads, except
 /// where a method says otherwise.
 pub struct Tree {
-    io: Arc<dyn NodeIo>,
+    pub(crate) io: Arc<dyn NodeIo>,
     pub(crate) space: Arc<dyn NodeSpace>,
     pub(crate) uuid: uuid::Uuid,
     pub(crate) secret: LogSecret,
@@ -311,6 +316,18 @@ impl Tree {
         self.trim(TRIM_PER_LOAD);
         self.meter.stats.node_reads.inc();
         let read = self.io.read_node(child.addr);
+        self.link(watch, parent, key, child, read)
+    }
+
+    /// The second half of [`Tree::load`]: `read` is what the device gave.
+    pub(crate) fn link(
+        &self,
+        watch: &LatchWatch<'_>,
+        parent: &Frame,
+        key: &Key,
+        child: Child,
+        read: Result<IoBuf>,
+    ) -> Result<Option<Arc<Frame>>> {
         parent.write(watch, |p| {
             if !p.range.covers(key) {
                 return Ok(None);

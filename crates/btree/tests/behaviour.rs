@@ -320,3 +320,67 @@ fn a_well_formed_node_with_foreign_keys_is_refused() {
     let open = world.open_frozen(&checkpoint, PLENTY).map(|w| w.tree);
     assert!(matches!(read_all(open), Err(Error::Corrupt { block, .. }) if block == victim));
 }
+
+/// A tree of three levels, opened anew: only its root is in memory.
+fn cold(cache_bytes: usize) -> (World, World) {
+    let world = World::new(PLENTY);
+    for n in 0..120_000 {
+        world.tree.put(key(n), &[1; 300]).unwrap();
+    }
+    let checkpoint = world.freeze();
+    world.write(&checkpoint);
+    let cold = world.open_frozen(&checkpoint, cache_bytes).unwrap();
+    world.finish(checkpoint);
+    assert_eq!(cold.tree.height(), 3);
+    (world, cold)
+}
+
+#[test]
+fn leaves_are_read_in_ahead_with_a_batch_for_each_level() {
+    let (_world, cold) = cold(PLENTY);
+    let keys: Vec<Key> = (0..100).map(|n| key(n * 1200)).collect();
+    cold.tree.prefetch(&keys);
+    let batches = cold.device.batches.lock().clone();
+    assert_eq!(batches.len(), 2, "{batches:?}");
+    assert_eq!(batches[1], 100, "each leaf once: {batches:?}");
+    let reads = cold.device.reads.load(Relaxed);
+    for key in &keys {
+        assert_eq!(cold.tree.get(*key).unwrap().unwrap(), [1; 300]);
+    }
+    assert_eq!(cold.device.reads.load(Relaxed), reads, "they are in memory");
+    // What is there is not read again.
+    cold.tree.prefetch(&keys);
+    assert_eq!(cold.device.batches.lock().len(), 2);
+}
+
+#[test]
+fn a_node_that_cannot_be_read_ahead_is_the_error_of_who_needs_it() {
+    let (_world, cold) = cold(PLENTY);
+    let quota = cold.device.quota.as_ref().unwrap();
+    // The inner nodes and half of the leaves.
+    quota.store(60, Relaxed);
+    let keys: Vec<Key> = (0..100).map(|n| key(n * 1200)).collect();
+    cold.tree.prefetch(&keys);
+    assert_eq!(quota.load(Relaxed), 0);
+    let (mut there, mut failed) = (0, 0);
+    for key in &keys {
+        match cold.tree.get(*key) {
+            Ok(found) => there += usize::from(found.is_some()),
+            Err(Error::Io { .. }) => failed += 1,
+            Err(other) => panic!("{other}"),
+        }
+    }
+    assert!(there > 0 && failed > 0 && there + failed == 100, "{there} {failed}");
+    quota.store(u64::MAX, Relaxed);
+    assert!(cold.tree.get(keys[99]).unwrap().is_some());
+    cold.check();
+}
+
+#[test]
+fn reading_ahead_fills_a_quarter_of_the_cache_at_most() {
+    let (_world, cold) = cold(64 * 16384);
+    let before = cold.device.reads.load(Relaxed);
+    let keys: Vec<Key> = (0..1000).map(|n| key(n * 120)).collect();
+    cold.tree.prefetch(&keys);
+    assert_eq!(cold.device.reads.load(Relaxed) - before, 16);
+}

@@ -17,9 +17,11 @@
 
 #![deny(unsafe_code)]
 
+mod ahead;
 #[cfg(test)]
 mod conformance;
 mod file;
+mod latency;
 pub mod location;
 mod mem;
 #[cfg(target_os = "linux")]
@@ -35,7 +37,9 @@ mod stats;
 mod testing;
 mod watched;
 
+pub use ahead::ReadAhead;
 pub use file::{FileDevice, OpenOptions};
+pub use latency::{Latency, LatencyKind};
 pub use location::Location;
 pub use mem::MemDevice;
 #[cfg(target_os = "linux")]
@@ -43,7 +47,7 @@ pub use nbd::NbdDevice;
 pub use overlay::OverlayDevice;
 #[cfg(target_os = "linux")]
 pub use rbd::RbdDevice;
-pub use request::{Completion, CompletionSink, Io, Op, Request, run_batch};
+pub use request::{Completion, CompletionSink, Io, Op, Request, run_apart, run_batch};
 pub use stats::DeviceStats;
 pub use watched::{LATE, Oldest, Pending, WatchedDevice};
 
@@ -176,6 +180,12 @@ pub trait Device: Send + Sync + 'static {
     /// `submit` returns.
     fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>);
 
+    /// As [`Device::submit`], but the device does not hand the batch on together with others that
+    /// were submitted before it. A device that passes batches on as they come need not care.
+    fn submit_apart(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
+        self.submit(batch, sink);
+    }
+
     /// Reads `buf.len()` bytes at `offset`, in the calling thread.
     fn read(&self, offset: u64, buf: &mut IoBuf) -> Result<()>;
 
@@ -200,6 +210,11 @@ pub trait Device: Send + Sync + 'static {
 
     /// Counters of requests since the device was opened.
     fn stats(&self) -> &DeviceStats;
+
+    /// How long its small requests take, if somebody measures that ([`WatchedDevice`] does).
+    fn latency(&self) -> &Arc<Latency> {
+        &self.stats().latency
+    }
 
     /// Identifies the device in messages: a path, "memory".
     fn name(&self) -> &str;

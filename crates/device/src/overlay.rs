@@ -7,7 +7,7 @@
 
 use crate::pages::{Page, Pages, blocks, patch};
 use crate::request::submit_inline;
-use crate::{CompletionSink, Device, DeviceStats, FuaKind, Geometry, Request};
+use crate::{CompletionSink, Device, DeviceStats, FuaKind, Geometry, Latency, Op, Request};
 use kedge_base::{BLOCK_SIZE, BlockNo, Error, IoBuf, Result};
 use parking_lot::RwLock;
 use std::collections::BTreeMap;
@@ -44,6 +44,16 @@ impl OverlayDevice {
         self.spoilt.write().insert(block.0, error);
     }
 
+    /// Whether a request is a read that the base alone can answer.
+    fn is_the_bases(&self, request: &Request) -> bool {
+        let Op::Read(buf) = &request.op else { return false };
+        let (first, count) = (blocks(request.offset), buf.blocks() as u64);
+        count > 0
+            && self.geometry.check_request(request).is_ok()
+            && self.written.read().present(first, count).is_empty()
+            && self.spoilt.read().range(first..first + count).next().is_none()
+    }
+
     fn zero(&self, offset: u64, len: u64) {
         let mut written = self.written.write();
         for block in blocks(offset)..blocks(offset + len) {
@@ -57,8 +67,16 @@ impl Device for OverlayDevice {
         &self.geometry
     }
 
+    /// Reads of which nothing was written here go to the base as one batch, so that they overlap
+    /// there.
     fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
-        submit_inline(self, batch, &*sink);
+        let (below, here): (Vec<_>, Vec<_>) =
+            batch.into_iter().partition(|request| self.is_the_bases(request));
+        if !below.is_empty() {
+            below.iter().for_each(|request| self.stats.count(&request.op));
+            self.base.submit(below, sink.clone());
+        }
+        submit_inline(self, here, &*sink);
     }
 
     fn read(&self, offset: u64, buf: &mut IoBuf) -> Result<()> {
@@ -111,6 +129,10 @@ impl Device for OverlayDevice {
 
     fn stats(&self) -> &DeviceStats {
         &self.stats
+    }
+
+    fn latency(&self) -> &Arc<Latency> {
+        self.base.latency()
     }
 
     fn name(&self) -> &str {

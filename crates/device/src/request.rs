@@ -39,7 +39,7 @@ impl Op {
 }
 
 /// Serves one operation through the device's synchronous interface.
-fn perform(device: &dyn Device, offset: u64, op: &mut Op) -> Result<()> {
+pub(crate) fn perform(device: &dyn Device, offset: u64, op: &mut Op) -> Result<()> {
     match op {
         Op::Read(buf) => device.read(offset, buf),
         Op::Write { buf, fua } => device.write(offset, buf, *fua),
@@ -104,6 +104,25 @@ impl CompletionSink for Gather {
     }
 }
 
+impl Gather {
+    fn new(count: usize) -> Arc<Gather> {
+        let state = Mutex::new((count, (0..count).map(|_| None).collect()));
+        Arc::new(Gather { state, done: Condvar::new() })
+    }
+
+    fn wait(&self) -> Vec<Completion> {
+        let mut state = self.state.lock();
+        while state.0 > 0 {
+            self.done.wait(&mut state);
+        }
+        std::mem::take(&mut state.1).into_iter().map(|c| c.expect("counted as complete")).collect()
+    }
+}
+
+fn requests(ios: Vec<Io>, first_tag: u64) -> Vec<Request> {
+    (first_tag..).zip(ios).map(|(tag, Io { offset, op })| Request { tag, offset, op }).collect()
+}
+
 /// Submits `ios` as one batch and waits for all. Returns the completions in the order of `ios`.
 pub fn run_batch(device: &dyn Device, mut ios: Vec<Io>) -> Vec<Completion> {
     let count = ios.len();
@@ -117,20 +136,26 @@ pub fn run_batch(device: &dyn Device, mut ios: Vec<Io>) -> Vec<Completion> {
             })
             .collect();
     }
-    let gather = Arc::new(Gather {
-        state: Mutex::new((count, (0..count).map(|_| None).collect())),
-        done: Condvar::new(),
-    });
-    let batch = ios
-        .into_iter()
-        .enumerate()
-        .map(|(i, io)| Request { tag: i as u64, offset: io.offset, op: io.op })
-        .collect();
+    let gather = Gather::new(count);
     about_to_wait();
-    device.submit(batch, gather.clone());
-    let mut state = gather.state.lock();
-    while state.0 > 0 {
-        gather.done.wait(&mut state);
+    device.submit(requests(ios, 0), gather.clone());
+    gather.wait()
+}
+
+/// Submits each group as a batch of its own ([`Device::submit_apart`]), none of which waits for
+/// another, and waits for all. Returns the completions in the order of the groups.
+pub fn run_apart(device: &dyn Device, mut groups: Vec<Vec<Io>>) -> Vec<Completion> {
+    groups.retain(|group| !group.is_empty());
+    if groups.len() <= 1 {
+        return run_batch(device, groups.pop().unwrap_or_default());
     }
-    std::mem::take(&mut state.1).into_iter().map(|c| c.expect("counted as complete")).collect()
+    let gather = Gather::new(groups.iter().map(Vec::len).sum());
+    about_to_wait();
+    let mut tag = 0;
+    for group in groups {
+        let count = group.len() as u64;
+        device.submit_apart(requests(group, tag), gather.clone());
+        tag += count;
+    }
+    gather.wait()
 }

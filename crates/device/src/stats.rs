@@ -1,7 +1,8 @@
 //! Counters of a device's requests.
 
-use crate::Op;
+use crate::{Latency, Op};
 use kedge_base::Counter;
+use std::sync::Arc;
 
 /// Requests as they were issued, whether they succeeded or not. Discards and zeroing transfer no
 /// data and are not counted.
@@ -14,6 +15,8 @@ pub struct DeviceStats {
     pub write_bytes: Counter,
     pub flushes: Counter,
     pub fua_writes: Counter,
+    /// Shared, so that a completion can note its time without holding the device.
+    pub latency: Arc<Latency>,
 }
 
 impl DeviceStats {

@@ -1,4 +1,5 @@
-//! Notes what a device has not answered, so that somebody can see that it hangs.
+//! Notes what a device has not answered, so that somebody can see that it hangs, and how long what
+//! it has answered took ([`Latency`]).
 //!
 //! Each request is noted when it begins and struck out when it is answered. The notes are read
 //! while the device hangs: their lock is a leaf, held for neither a request nor a completion.
@@ -7,7 +8,8 @@
 //! Nothing is done about a request that is late: that is for the device (a server of another
 //! machine has a time limit) and for people.
 
-use crate::{Completion, CompletionSink, Device, DeviceStats, Geometry, Request};
+use crate::latency::SMALL;
+use crate::{Completion, CompletionSink, Device, DeviceStats, Geometry, Latency, LatencyKind, Request};
 use kedge_base::{Clock, IoBuf, Result};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -87,9 +89,22 @@ impl WatchedDevice {
         }
     }
 
-    fn call<T>(&self, op: &'static str, f: impl FnOnce(&dyn Device) -> T) -> T {
-        let _struck_out_at_the_end = Noted { first: self.notes.begin(&[op]), notes: &self.notes };
-        f(&*self.inner)
+    /// `kind`: what its time counts as.
+    fn call(
+        &self,
+        op: &'static str,
+        kind: Option<LatencyKind>,
+        f: impl FnOnce(&dyn Device) -> Result<()>,
+    ) -> Result<()> {
+        let noted = Noted { number: Some(self.notes.begin(&[op])), notes: &self.notes };
+        let result = f(&*self.inner);
+        let took = noted.end();
+        if result.is_ok()
+            && let Some(kind) = kind
+        {
+            self.latency().record(kind, took);
+        }
+        result
     }
 }
 
@@ -104,24 +119,37 @@ impl Notes {
         first
     }
 
-    fn end(&self, number: u64) {
+    /// Strikes a request out. Answers how long it took.
+    fn end(&self, number: u64) -> Duration {
         let now = self.clock.monotonic();
         let mut list = self.list.lock();
-        if list.begun.remove(&number).is_some_and(|begun| now.saturating_sub(begun.at) >= LATE) {
+        let begun = list.begun.remove(&number);
+        let took = begun.map_or(Duration::ZERO, |begun| now.saturating_sub(begun.at));
+        if took >= LATE {
             list.answered_late += 1;
         }
+        took
     }
 }
 
 /// A call of the synchronous interface. It ends also when the device panics.
 struct Noted<'a> {
-    first: u64,
+    /// `None`: it is struck out.
+    number: Option<u64>,
     notes: &'a Notes,
+}
+
+impl Noted<'_> {
+    fn end(mut self) -> Duration {
+        self.number.take().map_or(Duration::ZERO, |number| self.notes.end(number))
+    }
 }
 
 impl Drop for Noted<'_> {
     fn drop(&mut self) {
-        self.notes.end(self.first);
+        if let Some(number) = self.number.take() {
+            self.notes.end(number);
+        }
     }
 }
 
@@ -129,16 +157,58 @@ impl Drop for Noted<'_> {
 struct Answers {
     sink: Arc<dyn CompletionSink>,
     notes: Arc<Notes>,
+    /// Where its times go. `None`: they say nothing.
+    latency: Option<Arc<Latency>>,
     first: u64,
     tags: Vec<u64>,
     unanswered: AtomicUsize,
+    times: Mutex<Times>,
+}
+
+/// The requests of a batch that are like the one that was answered first: small, of its kind, and
+/// successful.
+#[derive(Default)]
+struct Times {
+    kind: Option<LatencyKind>,
+    first: Duration,
+    last: Duration,
+    count: u32,
+}
+
+impl Times {
+    fn note(&mut self, completion: &Completion, took: Duration) {
+        let kind = LatencyKind::of(&completion.op);
+        if completion.result.is_err() || kind.is_none() || (self.kind.is_some() && self.kind != kind) {
+            return;
+        }
+        if self.count == 0 {
+            (self.kind, self.first) = (kind, took);
+        }
+        self.last = self.last.max(took);
+        self.count += 1;
+    }
+
+    fn tell(&self, latency: &Latency) {
+        let Some(kind) = self.kind else { return };
+        latency.record(kind, self.first);
+        if self.count > 1 {
+            latency.record_interval(kind, self.last.saturating_sub(self.first) / (self.count - 1));
+        }
+    }
 }
 
 impl CompletionSink for Answers {
     fn complete(&self, completion: Completion) {
         let place = completion.tag;
-        self.notes.end(self.first + place);
-        self.unanswered.fetch_sub(1, Relaxed);
+        let took = self.notes.end(self.first + place);
+        let mut times = self.times.lock();
+        times.note(&completion, took);
+        if self.unanswered.fetch_sub(1, Relaxed) == 1
+            && let Some(latency) = &self.latency
+        {
+            times.tell(latency);
+        }
+        drop(times);
         self.sink.complete(Completion { tag: self.tags[place as usize], ..completion });
     }
 }
@@ -147,8 +217,31 @@ impl Drop for Answers {
     /// A device that panics in the middle of a batch leaves requests that nobody will answer.
     fn drop(&mut self) {
         if *self.unanswered.get_mut() > 0 {
-            (self.first..).zip(&self.tags).for_each(|(number, _)| self.notes.end(number));
+            (self.first..).zip(&self.tags).for_each(|(number, _)| {
+                self.notes.end(number);
+            });
         }
+    }
+}
+
+impl WatchedDevice {
+    /// Notes that the requests of a batch begin, and who is told when they end.
+    fn noted(
+        &self,
+        mut batch: Vec<Request>,
+        sink: Arc<dyn CompletionSink>,
+        latency: Option<Arc<Latency>>,
+    ) -> (Vec<Request>, Arc<dyn CompletionSink>) {
+        let ops: Vec<&'static str> = batch.iter().map(|request| request.op.name()).collect();
+        let tags = batch.iter().map(|request| request.tag).collect();
+        for (place, request) in (0..).zip(&mut batch) {
+            request.tag = place;
+        }
+        let unanswered = AtomicUsize::new(batch.len());
+        let first = self.notes.begin(&ops);
+        let notes = self.notes.clone();
+        let answers = Answers { sink, notes, latency, first, tags, unanswered, times: Mutex::default() };
+        (batch, Arc::new(answers))
     }
 }
 
@@ -157,36 +250,38 @@ impl Device for WatchedDevice {
         self.inner.geometry()
     }
 
-    fn submit(&self, mut batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
-        let ops: Vec<&'static str> = batch.iter().map(|request| request.op.name()).collect();
-        let tags = batch.iter().map(|request| request.tag).collect();
-        for (place, request) in (0..).zip(&mut batch) {
-            request.tag = place;
-        }
-        let unanswered = AtomicUsize::new(batch.len());
-        let first = self.notes.begin(&ops);
-        let answers = Answers { sink, notes: self.notes.clone(), first, tags, unanswered };
-        self.inner.submit(batch, Arc::new(answers));
+    fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
+        let (batch, answers) = self.noted(batch, sink, Some(self.latency().clone()));
+        self.inner.submit(batch, answers);
+    }
+
+    /// Not timed: batches that stay apart are submitted at once, so all but one of them wait for
+    /// others as the requests of one batch do. Each would count as a request alone.
+    fn submit_apart(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
+        let (batch, answers) = self.noted(batch, sink, None);
+        self.inner.submit_apart(batch, answers);
     }
 
     fn read(&self, offset: u64, buf: &mut IoBuf) -> Result<()> {
-        self.call("read", |device| device.read(offset, buf))
+        let kind = (buf.len() as u64 <= SMALL).then_some(LatencyKind::Read);
+        self.call("read", kind, |device| device.read(offset, buf))
     }
 
     fn write(&self, offset: u64, buf: &IoBuf, fua: bool) -> Result<()> {
-        self.call("write", |device| device.write(offset, buf, fua))
+        let kind = (buf.len() as u64 <= SMALL).then_some(LatencyKind::of_write(fua));
+        self.call("write", kind, |device| device.write(offset, buf, fua))
     }
 
     fn flush(&self) -> Result<()> {
-        self.call("flush", |device| device.flush())
+        self.call("flush", Some(LatencyKind::Flush), |device| device.flush())
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.call("discard", |device| device.discard(offset, len))
+        self.call("discard", None, |device| device.discard(offset, len))
     }
 
     fn write_zeroes(&self, offset: u64, len: u64) -> Result<()> {
-        self.call("write_zeroes", |device| device.write_zeroes(offset, len))
+        self.call("write_zeroes", None, |device| device.write_zeroes(offset, len))
     }
 
     fn host_free(&self) -> Option<u64> {
@@ -195,6 +290,10 @@ impl Device for WatchedDevice {
 
     fn stats(&self) -> &DeviceStats {
         self.inner.stats()
+    }
+
+    fn latency(&self) -> &Arc<Latency> {
+        self.inner.latency()
     }
 
     fn name(&self) -> &str {

@@ -1,6 +1,6 @@
 use super::*;
 use crate::sim::VolatileDevice;
-use crate::{Io, MemDevice, Op, conformance, run_batch, testing};
+use crate::{Io, MemDevice, Op, conformance, run_apart, run_batch, testing};
 use kedge_base::{BLOCK_SIZE, ManualClock, SystemClock, spawn_named};
 use parking_lot::Condvar;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -173,4 +173,174 @@ fn a_panic_is_no_wait() {
     let submit = || device.submit(batch().into(), Arc::new(Panics));
     assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(submit)).is_err());
     assert_eq!(device.pending(), Pending::default());
+}
+
+/// A device that takes a time on a clock that the test holds.
+struct Slow {
+    inner: MemDevice,
+    clock: Arc<ManualClock>,
+    fails: AtomicUsize,
+    /// Batches that were to stay apart.
+    apart: AtomicUsize,
+}
+
+impl Slow {
+    fn new(inner: MemDevice, clock: Arc<ManualClock>) -> Arc<Slow> {
+        Arc::new(Slow { inner, clock, fails: AtomicUsize::new(0), apart: AtomicUsize::new(0) })
+    }
+
+    fn serve<T>(&self, millis: u64, serve: impl FnOnce(&MemDevice) -> Result<T>) -> Result<T> {
+        self.clock.advance(Duration::from_millis(millis));
+        let result = serve(&self.inner);
+        match self.fails.load(SeqCst) {
+            0 => result,
+            _ => Err(kedge_base::Error::NoSpace),
+        }
+    }
+}
+
+impl Device for Slow {
+    fn geometry(&self) -> &Geometry {
+        self.inner.geometry()
+    }
+
+    fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
+        crate::request::submit_inline(self, batch, &*sink);
+    }
+
+    fn submit_apart(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
+        self.apart.fetch_add(1, SeqCst);
+        self.submit(batch, sink);
+    }
+
+    fn read(&self, offset: u64, buf: &mut IoBuf) -> Result<()> {
+        self.serve(3, |inner| inner.read(offset, buf))
+    }
+
+    fn write(&self, offset: u64, buf: &IoBuf, fua: bool) -> Result<()> {
+        self.serve(if fua { 7 } else { 5 }, |inner| inner.write(offset, buf, fua))
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.serve(11, |inner| inner.flush())
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        self.serve(1, |inner| inner.discard(offset, len))
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64) -> Result<()> {
+        self.serve(1, |inner| inner.write_zeroes(offset, len))
+    }
+
+    fn stats(&self) -> &DeviceStats {
+        self.inner.stats()
+    }
+
+    fn name(&self) -> &str {
+        "slow"
+    }
+}
+
+/// All requests of a batch take the time of one read.
+struct Together(Arc<Slow>);
+
+impl Device for Together {
+    fn geometry(&self) -> &Geometry {
+        self.0.geometry()
+    }
+
+    fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
+        self.0
+            .serve(3, |inner| {
+                inner.submit(batch, sink);
+                Ok(())
+            })
+            .unwrap();
+    }
+
+    fn read(&self, offset: u64, buf: &mut IoBuf) -> Result<()> {
+        self.0.read(offset, buf)
+    }
+
+    fn write(&self, offset: u64, buf: &IoBuf, fua: bool) -> Result<()> {
+        self.0.write(offset, buf, fua)
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.0.flush()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        self.0.discard(offset, len)
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64) -> Result<()> {
+        self.0.write_zeroes(offset, len)
+    }
+
+    fn stats(&self) -> &DeviceStats {
+        self.0.stats()
+    }
+
+    fn name(&self) -> &str {
+        "together"
+    }
+}
+
+#[test]
+fn small_requests_that_succeed_are_timed_by_kind() {
+    use LatencyKind::*;
+    let clock = Arc::new(ManualClock::default());
+    let slow = Slow::new(MemDevice::new(64 * B), clock.clone());
+    slow.fails.store(1, SeqCst);
+    let watched = WatchedDevice::new(slow.clone(), clock);
+    let typical = |kind| watched.latency().typical(kind).map(|took| took.as_millis());
+    let (small, large) = (|| IoBuf::zeroed(1), || IoBuf::zeroed(32));
+    watched.write(0, &small(), false).unwrap_err();
+    assert_eq!(typical(Write), None, "a failure tells nothing about the latency");
+    slow.fails.store(0, SeqCst);
+    watched.read(0, &mut large()).unwrap();
+    assert_eq!(typical(Read), None, "a large request tells about the bandwidth");
+    watched.read(0, &mut small()).unwrap();
+    watched.write(0, &small(), false).unwrap();
+    watched.write(0, &small(), true).unwrap();
+    watched.flush().unwrap();
+    assert_eq!([Read, Write, DurableWrite, Flush].map(typical), [Some(3), Some(5), Some(7), Some(11)]);
+    // Requests of a batch are timed from its start: these two are served one after another.
+    let read = |block: u64| Io { offset: block * B, op: Op::Read(small()) };
+    let device = Arc::new(MemDevice::new(64 * B));
+    let clock = Arc::new(ManualClock::default());
+    let watched = WatchedDevice::new(Slow::new(device.fork(), clock.clone()), clock);
+    run_batch(&watched, vec![read(0), read(1)]).into_iter().for_each(|done| done.result.unwrap());
+    // The first tells how long a request takes. The second had to wait for it.
+    let typical = watched.latency().typical(Read).unwrap();
+    assert_eq!(typical.as_millis(), 3);
+    assert_eq!(watched.latency().at_once(Read), Some(1), "a device that serves one after another");
+    // One that serves both at a time.
+    let clock = Arc::new(ManualClock::default());
+    let distant = Slow::new(device.fork(), clock.clone());
+    let watched = WatchedDevice::new(Arc::new(Together(distant)), clock);
+    assert_eq!(watched.latency().at_once(Read), None);
+    run_batch(&watched, (0..8).map(read).collect()).into_iter().for_each(|done| done.result.unwrap());
+    assert_eq!(watched.latency().typical(Read).unwrap().as_millis(), 3);
+    assert!(watched.latency().at_once(Read).unwrap() > 100);
+}
+
+/// A batch that stays apart reaches the device as one. It waits for those before it, which says
+/// nothing about the latency: a disk would seem to be slower, and far away.
+#[test]
+fn batches_that_stay_apart_do_so_below_and_are_not_timed() {
+    let clock = Arc::new(ManualClock::default());
+    let slow = Slow::new(MemDevice::new(64 * B), clock.clone());
+    let watched = WatchedDevice::new(slow.clone(), clock);
+    let write = |block: u64| Io { offset: block * B, op: Op::Write { buf: IoBuf::zeroed(1), fua: false } };
+    let groups = (0..8).map(|block| vec![write(2 * block), write(2 * block + 1)]).collect();
+    let done = run_apart(&watched, groups);
+    assert_eq!(done.iter().filter(|done| done.result.is_ok()).count(), 16);
+    assert_eq!(slow.apart.load(SeqCst), 8);
+    assert_eq!(watched.latency().typical(LatencyKind::Write), None);
+    assert_eq!(watched.pending(), Pending::default());
+    run_batch(&watched, vec![write(0), write(1)]).into_iter().for_each(|done| done.result.unwrap());
+    assert_eq!(watched.latency().typical(LatencyKind::Write).unwrap().as_millis(), 5);
 }

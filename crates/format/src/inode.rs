@@ -55,6 +55,57 @@ impl FileKind {
     }
 }
 
+/// What chattr(1) sets of a file, with the numbers of `FS_IOC_SETFLAGS`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
+pub struct FileFlags(u32);
+
+impl FileFlags {
+    /// Nobody may change, rename, link or delete it (`chattr +i`).
+    pub const IMMUTABLE: FileFlags = FileFlags(0x10);
+    /// It may only grow at its end; of a directory: names may only be added (`chattr +a`).
+    pub const APPEND: FileFlags = FileFlags(0x20);
+    /// dump(8) leaves it out (`chattr +d`).
+    pub const NODUMP: FileFlags = FileFlags(0x40);
+    /// Reading does not move its access time (`chattr +A`).
+    pub const NOATIME: FileFlags = FileFlags(0x80);
+
+    const ALL: u32 = Self::IMMUTABLE.0 | Self::APPEND.0 | Self::NODUMP.0 | Self::NOATIME.0;
+    /// What a new inode gets from its directory.
+    const INHERITED: u32 = Self::NODUMP.0 | Self::NOATIME.0;
+
+    pub const fn bits(self) -> u32 {
+        self.0
+    }
+
+    /// `None`: there are bits that mean nothing here.
+    pub const fn from_bits(bits: u32) -> Option<FileFlags> {
+        if bits & !Self::ALL == 0 { Some(FileFlags(bits)) } else { None }
+    }
+
+    const fn from_bits_truncate(bits: u32) -> FileFlags {
+        FileFlags(bits & Self::ALL)
+    }
+
+    /// Whether any of `other` is set.
+    pub const fn has(self, other: FileFlags) -> bool {
+        self.0 & other.0 != 0
+    }
+
+    /// Those that a new inode gets from its directory, which has `self`.
+    #[must_use]
+    pub const fn inherited(self) -> FileFlags {
+        FileFlags(self.0 & Self::INHERITED)
+    }
+}
+
+impl std::ops::BitOr for FileFlags {
+    type Output = FileFlags;
+
+    fn bitor(self, other: FileFlags) -> FileFlags {
+        FileFlags(self.0 | other.0)
+    }
+}
+
 /// Decoded inode core.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct InodeCore {
@@ -100,7 +151,7 @@ struct RawInode {
 
 crate::layout::layout!(LAYOUT: RawInode, InodeCore::SIZE, {
     mode: 0, 4, "type and permission bits";
-    flags: 4, 4;
+    flags: 4, 4, "of chattr(1): 0x10 immutable, 0x20 append only, 0x40 no dump, 0x80 no access time";
     uid: 8, 4;
     gid: 12, 4;
     nlink: 16, 4, "of a directory, 2 + subdirectories";
@@ -120,6 +171,16 @@ impl InodeCore {
 
     pub fn kind(&self) -> Option<FileKind> {
         FileKind::from_mode(self.mode)
+    }
+
+    /// The flags that mean something. The field holds others only in a damaged image: nobody could
+    /// take a flag back from what is neither file nor directory.
+    pub fn file_flags(&self) -> FileFlags {
+        let flags = FileFlags::from_bits_truncate(self.flags);
+        match self.kind() {
+            Some(FileKind::Regular | FileKind::Directory) => flags,
+            _ => flags.inherited(),
+        }
     }
 
     /// Whether size and blocks are small enough to calculate with.

@@ -31,7 +31,7 @@ pub mod node;
 pub mod record;
 pub mod superblock;
 
-pub use inode::{FileKind, InodeCore};
+pub use inode::{FileFlags, FileKind, InodeCore};
 pub use key::{ItemKind, Key};
 
 /// The number of blocks that have byte offsets.

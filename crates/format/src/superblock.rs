@@ -44,8 +44,11 @@ const FIRST_AREA: u64 = 17;
 pub const INCOMPAT_ACL: u64 = 1 << 0;
 /// Features whose unknown bits refuse the mount.
 pub const INCOMPAT_KNOWN: u64 = INCOMPAT_ACL;
+/// Read-only compatible feature: inodes may have flags ([`crate::FileFlags`]). A version that does
+/// not know them would change what is immutable; it reads everything right.
+pub const RO_COMPAT_FLAGS: u64 = 1 << 0;
 /// Features whose unknown bits force a read-only mount.
-pub const RO_COMPAT_KNOWN: u64 = 0;
+pub const RO_COMPAT_KNOWN: u64 = RO_COMPAT_FLAGS;
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -169,6 +172,11 @@ impl Geometry {
         self.feature_incompat & INCOMPAT_ACL != 0
     }
 
+    /// Whether inodes may have flags.
+    pub fn has_flags(&self) -> bool {
+        self.feature_ro_compat & RO_COMPAT_FLAGS != 0
+    }
+
     pub fn groups(&self) -> u64 {
         self.total_blocks.div_ceil(GROUP_BLOCKS)
     }
@@ -233,7 +241,7 @@ impl Geometry {
             hash_seed,
             label: label.to_owned(),
             feature_compat: 0,
-            feature_ro_compat: 0,
+            feature_ro_compat: RO_COMPAT_FLAGS,
             feature_incompat: INCOMPAT_ACL,
             total_blocks,
             index_start: [BlockNo(index0), BlockNo(index0 + index_blocks)],

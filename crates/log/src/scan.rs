@@ -48,19 +48,32 @@
 //! completed. A device that keeps what it acknowledged does not lose it.
 //!
 //! Nothing is read beyond `from + ring`: there the walk would meet the blocks with which it began.
+//!
+//! # Reading ahead
+//! The walk judges one position after another, but the reads need not wait for it. They are in
+//! flight up to `AHEAD` bytes ahead of it, as far as the walk looks beyond the stop. So wherever
+//! the stop is, the walk would ask for almost all of those bytes in any case, and a log of 1 GiB on
+//! a device that takes 10 ms for a read costs the time of 256 reads instead of 4,096. The distance
+//! does not follow the measured latency: less would save nothing, and more would read what nobody
+//! needs.
+//!
+//! A read that fails is no error yet. When the walk comes to it, it reads what it needs, block for
+//! block, and only an error of that ends the scan. So the scan fails if and only if the device
+//! cannot read bytes that a decision rests on, whatever else was read with them.
 
 use crate::IN_FLIGHT_MAX;
 use crate::RecordLsn;
 use crate::ring::Ring;
 use kedge_base::{BLOCK_SIZE, BlockNo, CorruptKind, Epoch, Error, IoBuf, Lsn, Result};
-use kedge_device::Device;
+use kedge_device::{Device, ReadAhead};
 use kedge_format::logwrite::{FRAME_SIZE, HEADER_SIZE, LSN_MAX, LogKey, WRITE_BLOCKS_MAX, WriteHeader};
 use std::cmp::Ordering;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
-/// Bytes per device read. More would be faster on a slow device, but would not stay in the
-/// processor's cache.
-const READ_AHEAD: u64 = 256 << 10;
+/// Bytes of a device read. More would not stay in the processor's cache.
+const PIECE: u64 = 256 << 10;
+/// How far reads go ahead of the walk; see "Reading ahead".
+const AHEAD: u64 = LOOK_BEYOND;
 const RING_MAX: u64 = kedge_format::superblock::LOG_MAX / BLOCK;
 /// See "How far to look".
 const LOOK_BEYOND: u64 = IN_FLIGHT_MAX as u64 * WRITE_BLOCKS_MAX as u64 * BLOCK;
@@ -271,6 +284,7 @@ pub fn scan(
     }
     let stop = end.head;
     let behind = walk.limit.min(Lsn(stop.0 + LOOK_BEYOND));
+    walk.horizon = Lsn(behind.0 + BLOCK).min(walk.limit);
     let mut at = Lsn(stop.0 + BLOCK);
     while at <= behind && at < walk.limit {
         let (facts, header) = walk.look(at, stop)?;
@@ -319,26 +333,43 @@ fn frames_divide(header: &WriteHeader, write: &[u8]) -> bool {
     frames.at == frames.end && records == header.records as usize
 }
 
-/// Reads the ring forward in large pieces.
+/// Reads the ring forward in large pieces, several of them in flight.
 struct Walk<'a> {
     device: &'a dyn Device,
+    pieces: ReadAhead<'a>,
+    /// End of the last piece asked for.
+    asked: Lsn,
+    /// No piece that begins there or later is asked for before it is needed.
+    horizon: Lsn,
+    /// `data_end()` up to here is to be read block for block: the read of the whole has failed.
+    unread: Lsn,
     config: ScanConfig,
     ring: Ring,
     /// `from + ring`.
     limit: Lsn,
     /// Position of `data`'s first byte.
     data_start: Lsn,
-    /// At most one write and one read ahead.
+    /// At most one write and one piece.
     data: Vec<u8>,
-    /// The buffer of one device read.
-    buf: IoBuf,
 }
 
 impl<'a> Walk<'a> {
     fn new(device: &'a dyn Device, config: ScanConfig) -> Walk<'a> {
         let ring = Ring::new(config.ring_start, config.ring_blocks);
         let limit = Lsn(config.from.0 + ring.bytes());
-        Walk { device, ring, limit, data_start: config.from, data: Vec::new(), buf: IoBuf::default(), config }
+        let (data_start, data, asked, unread) = (config.from, Vec::new(), config.from, config.from);
+        Walk {
+            device,
+            pieces: ReadAhead::new(device),
+            asked,
+            horizon: limit,
+            unread,
+            config,
+            ring,
+            limit,
+            data_start,
+            data,
+        }
     }
 
     /// The bytes of `[at, at + len)`. The range must end at or below the limit, and must not start
@@ -349,23 +380,66 @@ impl<'a> Walk<'a> {
             at >= self.data_start && end <= self.limit.0,
             "the walk goes forward and stays within the ring"
         );
-        let mut data_end = self.data_start.0 + self.data.len() as u64;
-        if end > data_end {
-            let skip = (at.0 - self.data_start.0).min(self.data.len() as u64);
+        if end > self.data_end().0 {
+            let skip = at.0 - self.data_start.0;
+            assert!(skip <= self.data.len() as u64, "the walk skips nothing");
             self.data.drain(..skip as usize);
             self.data_start = at;
-            data_end = data_end.max(at.0);
         }
-        while end > data_end {
-            let from = Lsn(data_end);
-            let piece = READ_AHEAD.min(self.limit.0 - from.0).min(self.ring.until_end(from));
-            self.buf.resize((piece / BLOCK) as usize);
-            self.device.read(self.ring.offset(from), &mut self.buf)?;
-            self.data.extend_from_slice(self.buf.as_bytes());
-            data_end += piece;
+        while end > self.data_end().0 {
+            if self.data_end() < self.unread {
+                self.read_block()?;
+            } else {
+                self.take_piece(at)?;
+            }
         }
         let first = (at.0 - self.data_start.0) as usize;
         Ok(&self.data[first..first + len as usize])
+    }
+
+    fn data_end(&self) -> Lsn {
+        Lsn(self.data_start.0 + self.data.len() as u64)
+    }
+
+    /// The piece that begins at a position.
+    fn piece(&self, from: Lsn) -> u64 {
+        PIECE.min(self.limit.0 - from.0).min(self.ring.until_end(from))
+    }
+
+    /// Adds the next piece to `data`, or notes that it has to be read block for block. `at`: where
+    /// the walk is.
+    fn take_piece(&mut self, at: Lsn) -> Result<()> {
+        let upto = |ahead: u64| self.horizon.0.min(at.0 + ahead).max(self.data_end().0 + 1);
+        let (enough, far) = (upto(AHEAD / 2), upto(AHEAD));
+        // Half of the distance at a time: the device gets batches, and always has work.
+        if self.asked.0 < enough {
+            let mut reads = Vec::new();
+            while self.asked.0 < far {
+                let piece = self.piece(self.asked);
+                reads.push((self.ring.offset(self.asked), (piece / BLOCK) as usize));
+                self.asked.0 += piece;
+            }
+            self.pieces.ask(reads);
+        }
+        let from = self.data_end();
+        match self.pieces.take().expect("what lies ahead was asked for") {
+            Ok(buf) => self.data.extend_from_slice(buf.as_bytes()),
+            Err(error @ Error::Io { .. }) => {
+                let piece = self.piece(from);
+                tracing::warn!(%error, lsn = %from, "a part of the log is read block for block");
+                self.unread = Lsn(from.0 + piece);
+            }
+            // The device as a whole is gone.
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    fn read_block(&mut self) -> Result<()> {
+        let mut block = IoBuf::zeroed(1);
+        self.device.read(self.ring.offset(self.data_end()), &mut block)?;
+        self.data.extend_from_slice(block.as_bytes());
+        Ok(())
     }
 
     /// Collects the facts about the bytes at `at`. `stop` is where the walk has stopped, or is.

@@ -7,8 +7,10 @@ mod common;
 use common::{MemDevice, RING_START, Setup};
 use kedge_base::{BLOCK_SIZE, CorruptKind, Epoch, Error, IoBuf, Lsn, Result};
 use kedge_device::Device;
+use kedge_device::sim::{DistantDevice, FaultPlan, OpKind, SimDevice};
 use kedge_format::logwrite::{FRAME_SIZE, HEADER_SIZE, WriteHeader};
 use kedge_log::{ForceCause, Log, ReserveClass, StopReason};
+use std::sync::Arc;
 use std::time::Duration;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
@@ -275,4 +277,96 @@ fn garbage_is_no_log() {
             Err(e) => assert!(matches!(e, Error::Corrupt { .. })),
         }
     }
+}
+
+// ----- reading ahead -----
+
+const PIECE: u64 = 256 << 10;
+const AHEAD: u64 = 4 << 20;
+
+/// A log whose writes fill `ring_blocks` from `start` on but for `free` blocks, in memory.
+fn nearly_full(ring_blocks: u64, start: u64, free: u64) -> (Setup, kedge_device::MemDevice) {
+    let s = Setup::new(MemDevice::new(RING_START as usize, 1));
+    let s = Setup { ring_blocks, ..s };
+    let device = kedge_device::MemDevice::new((RING_START + ring_blocks) * BLOCK);
+    let mut at = start;
+    while at + 200 <= start + ring_blocks - free {
+        let lsn = Lsn(at * BLOCK);
+        let write = WriteHeader { blocks: 200, tail_lsn: Lsn(start * BLOCK), ..header(lsn.0, lsn.0) };
+        let mut buf = IoBuf::zeroed(200);
+        buf.as_mut_bytes()[HEADER_SIZE..HEADER_SIZE + 7].copy_from_slice(b"\x03\0\0\0abc");
+        write.seal(&s.key, buf.as_mut_bytes());
+        let place = at % ring_blocks;
+        let first = (ring_blocks - place).min(200) as usize * BLOCK_SIZE;
+        let (left, right) = buf.as_bytes().split_at(first);
+        device.write((RING_START + place) * BLOCK, &IoBuf::from_bytes(left), false).unwrap();
+        device.write(RING_START * BLOCK, &IoBuf::from_bytes(right), false).unwrap();
+        at += 200;
+    }
+    (s, device)
+}
+
+#[test]
+fn reads_are_in_flight_ahead_of_the_walk() {
+    // 32 MiB, from the middle of the ring on, across its end.
+    let (ring, start) = (8192, 3 * 8192 + 5000);
+    let (s, image) = nearly_full(ring, start, 150);
+    let device = DistantDevice::new(Arc::new(image), Duration::ZERO);
+    let (end, found) = s.scan_device(&device, Lsn(start * BLOCK)).unwrap();
+    let writes = (ring - 150) / 200;
+    assert_eq!((end.writes, found.len() as u64), (writes, writes));
+    assert_eq!((end.head, end.stop), (Lsn((start + writes * 200) * BLOCK), StopReason::NoWrite));
+    // One piece more, because one ends at the ring's end.
+    assert_eq!(device.requests(), ring * BLOCK / PIECE + 1);
+    let most = 2 * ring * BLOCK / AHEAD + 2;
+    assert!(device.rounds() <= most, "{} round trips, at most {most}", device.rounds());
+    assert!(device.in_flight_max() as u64 <= AHEAD / PIECE + 1, "{}", device.in_flight_max());
+}
+
+#[test]
+fn nothing_is_read_that_lies_further_beyond_the_stop_than_the_walk_looks() {
+    let (ring, start) = (8192, 0);
+    let (s, image) = nearly_full(ring, start, 7000);
+    let device = DistantDevice::new(Arc::new(image), Duration::ZERO);
+    let (end, _) = s.scan_device(&device, Lsn(0)).unwrap();
+    assert_eq!(end.writes, 5);
+    let needed = (end.head.0 + AHEAD + BLOCK).div_ceil(PIECE);
+    assert_eq!(device.requests(), needed);
+}
+
+#[test]
+fn a_bad_block_fails_the_scan_only_where_a_decision_rests_on_it() {
+    let (ring, start) = (8192, 0);
+    let (s, image) = nearly_full(ring, start, 7000);
+    let stop = 1000;
+    let last = stop + AHEAD / BLOCK; // the last block at which the walk looks
+    let scan = |bad: u64| {
+        let device = SimDevice::new(image.fork());
+        let place = (RING_START + bad) * BLOCK;
+        device.set_plan(FaultPlan::new(1).bad_range(OpKind::Read, place..place + BLOCK, 5));
+        (s.scan_device(&device, Lsn(0)), device.struck())
+    };
+    // Read along with the last ones that are needed, and not needed.
+    let (result, struck) = scan(last + 1);
+    let (end, found) = result.unwrap();
+    assert_eq!((end.head, found.len(), struck), (Lsn(stop * BLOCK), 5, 1));
+    // Not read at all.
+    let (result, struck) = scan(last + 2 * PIECE / BLOCK);
+    assert_eq!((result.unwrap().0.head, struck), (Lsn(stop * BLOCK), 0));
+    // A record, the stop, and what may prove a loss.
+    for bad in [0, 200, 999, stop, stop + 1, last] {
+        let (result, struck) = scan(bad);
+        assert!(matches!(result, Err(Error::Io { .. })), "block {bad}: {result:?}");
+        assert_eq!(struck, 2, "block {bad}: once with its piece, once alone");
+    }
+}
+
+#[test]
+fn a_device_that_is_gone_fails_the_scan_at_once() {
+    let (s, image) = nearly_full(8192, 0, 7000);
+    let device = SimDevice::new(image);
+    device.set_plan(FaultPlan::new(1).unknown_write(0));
+    device.write(0, &IoBuf::zeroed(1), false).unwrap_err();
+    let result = s.scan_device(&device, Lsn(0));
+    assert!(matches!(result, Err(Error::OutcomeUnknown)), "{result:?}");
 }

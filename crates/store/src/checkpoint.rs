@@ -24,12 +24,12 @@ use kedge_alloc::FrozenAlloc;
 use kedge_base::lock::{Mutex, MutexGuard, Rank};
 use kedge_base::{BLOCK_SIZE, BlockNo, Error, Generation, Ino, IoBuf, Lsn, Result, without_panic};
 use kedge_btree::Frozen;
-use kedge_device::{Device, Io, Op, run_batch};
+use kedge_device::{Device, Io, LatencyKind, Op, run_batch};
 use kedge_format::node::NODE_SIZE;
 use kedge_format::superblock::{CheckpointState, Superblock};
 use kedge_log::{ForceCause, SpacePressure};
 use std::sync::Weak;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Why a checkpoint ran.
@@ -48,12 +48,23 @@ pub enum CheckpointCause {
     Unmount,
     /// Asked for by the caller.
     Request,
+    Freeze,
+    Thaw,
 }
 
 impl CheckpointCause {
-    pub const COUNT: usize = 7;
-    pub const NAMES: [&'static str; CheckpointCause::COUNT] =
-        ["background", "log_space", "node_space", "dirty_nodes", "recovery", "unmount", "request"];
+    pub const COUNT: usize = 9;
+    pub const NAMES: [&'static str; CheckpointCause::COUNT] = [
+        "background",
+        "log_space",
+        "node_space",
+        "dirty_nodes",
+        "recovery",
+        "unmount",
+        "request",
+        "freeze",
+        "thaw",
+    ];
 }
 
 /// What a checkpoint needs from the file system above the store.
@@ -94,6 +105,8 @@ pub(crate) struct Control {
     queued: AtomicU32,
     /// Ends the pauses of the running checkpoint.
     pub hurry: Hurry,
+    /// The image is clean and stays so: no checkpoint is made. Changed with `single` held.
+    frozen: AtomicBool,
 }
 
 impl Control {
@@ -112,7 +125,12 @@ impl Control {
             retry: Mutex::new(Rank::Leaf, Retry::default()),
             queued: AtomicU32::new(0),
             hurry: Hurry::new(),
+            frozen: AtomicBool::new(false),
         }
+    }
+
+    pub(crate) fn is_frozen(&self) -> bool {
+        self.frozen.load(Ordering::Acquire)
     }
 
     /// The number of the next checkpoint to start.
@@ -167,12 +185,39 @@ impl Drop for Running<'_> {
 
 /// Largest merged write, in blocks.
 const WRITE_BLOCKS_MAX: usize = 256;
-/// Writes in one batch. This bounds the memory of a checkpoint to `BATCH_WRITES * WRITE_BLOCKS_MAX`
-/// blocks.
+/// Writes in one batch on a disk, and at least.
 const BATCH_WRITES: usize = 8;
+/// The most writes in one batch.
+const BATCH_WRITES_MAX: usize = 128;
+/// A write that takes longer goes to a device far away, or to a slow disk.
+const FAR: Duration = Duration::from_micros(500);
+
+/// Writes in one batch on this device. Each batch waits for a round trip, and nodes that are not
+/// neighbours are writes of 16 KiB: eight of them in 10 ms are 13 MB/s, whatever the device can do.
+/// So a batch has as many as the device answers in one round trip. An fsync beside it then waits
+/// for one more at most. A disk that serves one request after another keeps its eight, however slow
+/// it is.
+pub(crate) fn batch_writes(device: &dyn Device) -> usize {
+    let latency = device.latency();
+    let known = |kind: &LatencyKind| Some((latency.typical(*kind)?, latency.at_once(*kind)?));
+    match ROUND_TRIP.iter().find_map(known) {
+        Some((round_trip, at_once)) if round_trip >= FAR => at_once.clamp(BATCH_WRITES, BATCH_WRITES_MAX),
+        _ => BATCH_WRITES,
+    }
+}
+
+/// Whether requests take long, and many at a time take no longer.
+pub(crate) fn is_far_away(device: &dyn Device) -> bool {
+    batch_writes(device) > BATCH_WRITES
+}
+
+/// What tells how long a write takes: before there was one, a read.
+pub(crate) const ROUND_TRIP: [LatencyKind; 2] = [LatencyKind::Write, LatencyKind::Read];
+
 /// Writes blocks, merging neighbours that follow each other in `writes`. Waits for all writes.
 /// Calls `wrote` before the first batch and after each one, with the bytes of that batch. The
-/// result bounds the next batch, in blocks. Returns the number of bytes.
+/// result bounds the next batch, in blocks, and with it the memory: a batch has that many and one
+/// write more at most. Returns the number of bytes.
 pub(crate) fn write_merged(
     device: &dyn Device,
     mut writes: impl Iterator<Item = (BlockNo, IoBuf)>,
@@ -180,6 +225,7 @@ pub(crate) fn write_merged(
 ) -> Result<u64> {
     let mut bytes = 0;
     let (mut limit, mut gathered) = (wrote(0), 0);
+    let writes_max = batch_writes(device);
     let mut run: Option<(BlockNo, IoBuf)> = None;
     let mut batch: Vec<Io> = Vec::new();
     loop {
@@ -197,7 +243,7 @@ pub(crate) fn write_merged(
             gathered += buf.len() as u64;
             batch.push(Io { offset: start.byte_offset(), op: Op::Write { buf, fua: false } });
         }
-        let full = batch.len() == BATCH_WRITES || gathered >= (limit * BLOCK_SIZE) as u64;
+        let full = batch.len() >= writes_max || gathered >= (limit * BLOCK_SIZE) as u64;
         if full || ended {
             for completion in run_batch(device, std::mem::take(&mut batch)) {
                 completion.result?;
@@ -260,8 +306,9 @@ impl Store {
     pub(crate) fn checkpoint_by(&self, cause: CheckpointCause, by: By) -> Result<()> {
         let mine = self.checkpoint.next();
         let _single = self.checkpoint.alone();
-        // No checkpoint may follow the last one: it would remove the clean mark.
-        let is_last = self.closed.load(Ordering::Acquire);
+        // No checkpoint may follow the last one, or that of a freeze: it would remove the clean
+        // mark.
+        let is_last = self.closed.load(Ordering::Acquire) || self.checkpoint.is_frozen();
         if is_last || self.checkpoint.covers(mine) {
             return self.check_alive();
         }
@@ -286,6 +333,41 @@ impl Store {
         result
     }
 
+    /// Makes a checkpoint that marks the image clean. From then on there is none, whoever asks,
+    /// until [`Store::thaw`]. The caller has written back all file data, and sees to it that
+    /// nothing is appended from now on.
+    ///
+    /// Fails if log-resident data cannot be written in place: then the log is still needed, and the
+    /// store goes on as before.
+    pub fn freeze(&self) -> Result<()> {
+        if self.read_only {
+            return self.check_alive();
+        }
+        let _single = self.checkpoint.alone();
+        self.check_alive()?;
+        self.run_checkpoint(CheckpointCause::Freeze, By::Operation, true)?;
+        // What the slot says: clean only if nothing of the log is needed.
+        if self.log.tail_lsn() != self.log.head_lsn() {
+            let unwritable = self.checkpoint.unwritable.lock().clone();
+            return Err(unwritable.unwrap_or_else(|| Error::invalid("the log is in use behind the cut")));
+        }
+        // The device is not written from now on, nor has it anything to flush.
+        self.flush_data(self.data_write_seq())?;
+        self.checkpoint.frozen.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Ends [`Store::freeze`]: takes the clean mark back, as a mount does after a clean unmount.
+    /// That is durable when the call returns.
+    pub fn thaw(&self) -> Result<()> {
+        let _single = self.checkpoint.alone();
+        if !self.checkpoint.frozen.swap(false, Ordering::AcqRel) || broken::is(Variant::ThawKeepsClean) {
+            // Broken on purpose: log writes follow behind the mark.
+            return self.check_alive();
+        }
+        self.run_checkpoint(CheckpointCause::Thaw, By::Operation, false)
+    }
+
     /// The caller holds `single`. A checkpoint that fails shuts the store down: the frozen state
     /// cannot be merged back into the running one, and the log is complete, so the next mount
     /// recovers. A checkpoint that panics does the same, because its state is incomplete.
@@ -301,7 +383,7 @@ impl Store {
         let result = without_panic("a checkpoint", || {
             self.prepare(&pace)?;
             let prepared = self.clock.monotonic();
-            self.write_cut(self.cut(), clean, &pace, prepared.saturating_sub(started))
+            self.write_cut(self.cut(), (cause, clean), &pace, prepared.saturating_sub(started))
         });
         match &result {
             Ok(()) => running.completed(),
@@ -368,7 +450,13 @@ impl Store {
         cut
     }
 
-    fn write_cut(&self, cut: Cut, clean: bool, pace: &Pace<'_>, prepare: Duration) -> Result<()> {
+    fn write_cut(
+        &self,
+        cut: Cut,
+        (cause, clean): (CheckpointCause, bool),
+        pace: &Pace<'_>,
+        prepare: Duration,
+    ) -> Result<()> {
         let sealed = self.clock.monotonic();
         self.log.force(cut.lsn, ForceCause::Checkpoint)?;
         let forced = self.clock.monotonic();
@@ -385,7 +473,7 @@ impl Store {
             pace.expect((cut.tree.len() * NODE_SIZE) as u64);
             let wrote = |bytes| pace.wrote(bytes);
             match write_checkpoint(&*self.device, &self.geometry, &cut, state, &wrote) {
-                Err(e) if self.waits_for_host(&e, &mut patience) => {}
+                Err(e) if self.waits_for_host(cause, &e, &mut patience) => {}
                 written => break written?,
             }
         };
@@ -411,14 +499,15 @@ impl Store {
     /// written where the host has blocks, and that goes on when the host has room. While somebody
     /// waits for log space or for this checkpoint, `patience` runs out: better an error than a
     /// hang.
-    fn waits_for_host(&self, e: &Error, patience: &mut Retry) -> bool {
+    fn waits_for_host(&self, cause: CheckpointCause, e: &Error, patience: &mut Retry) -> bool {
         // A file system that was dropped without being closed waits for nothing.
         let in_use = self.client.get().is_none_or(|client| client.strong_count() > 0);
         let can_wait = e.is_host_full() && self.device.host_free().is_some();
         if !can_wait || !in_use || self.check_alive().is_err() {
             return false;
         }
-        if self.log.has_waiters() || self.checkpoint.is_waited_for() {
+        // All changes wait for that of a freeze.
+        if cause == CheckpointCause::Freeze || self.log.has_waiters() || self.checkpoint.is_waited_for() {
             let Some(left) = patience.tries.checked_sub(1) else { return false };
             patience.tries = left;
         }

@@ -31,6 +31,7 @@ mod flusher;
 mod format;
 mod gate;
 mod handle;
+mod overlay;
 mod pace;
 mod recovery;
 mod residents;
@@ -391,7 +392,12 @@ impl Store {
         if self.closed.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let result = if self.read_only { Ok(()) } else { self.checkpoint_clean() };
+        let result = match self.read_only {
+            true => Ok(()),
+            // Clean already, and not to be written.
+            false if self.checkpoint.is_frozen() => self.check_alive(),
+            false => self.checkpoint_clean(),
+        };
         self.closed.store(true, Ordering::Relaxed);
         self.log.stop();
         result

@@ -16,6 +16,19 @@
 //! 2. The pause after a slice has been as long as its bound. So every checkpoint ends, even if the
 //!    log no longer fills, and frees the tree nodes that only the last checkpoint uses.
 //!
+//! # A device that takes long
+//! On a disk that is not slow nothing here depends on the measured latency of the device. Where a
+//! request takes milliseconds, because another machine keeps the image,
+//! - a slice grows if the device serves many requests at a time (`is_far_away`), by its own size
+//!   for each [`SLICE_UNIT`] that a write takes, up to [`SLICE_TIMES_MAX`] times: each slice waits
+//!   for a round trip, so that 512 KiB in 10 ms would bound a checkpoint to 50 MB/s. What an fsync
+//!   may find ahead of it stays below what a network of 1 Gbit/s passes in its own round trip;
+//! - the delay of operations near a full log is two durable writes ([`throttle_max`]), as it is on
+//!   a disk: 4 ms do not slow down a client that waits 20 ms for each fsync.
+//!
+//! The schedule itself needs no latency: it follows the log. Neither does the longest pause, which
+//! is there so that a checkpoint ends.
+//!
 //! # Locks
 //! A pause holds the lock that admits one checkpoint at a time, and no other: not the epoch guard,
 //! no lock of an inode, no latch. Whoever wants that lock is counted before, and ends the pause. To
@@ -28,15 +41,19 @@
 //! Meanwhile the log is not overwritten, because the tail is where the last checkpoint left it.
 
 use crate::Store;
-use crate::checkpoint::CheckpointCause;
+use crate::checkpoint::{CheckpointCause, ROUND_TRIP, is_far_away};
 use kedge_base::BLOCK_SIZE;
 use kedge_base::lock::{Condvar, Mutex, Rank};
+use kedge_device::{Latency, LatencyKind};
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Blocks in a slice. This bounds how much an fsync may find ahead of it in the device's queue.
 const SLICE: usize = 128;
+/// See "A device that takes long".
+const SLICE_UNIT: Duration = Duration::from_millis(4);
+const SLICE_TIMES_MAX: usize = 4;
 /// Blocks in a batch of a checkpoint that does not pause.
 pub(crate) const FULL: usize = 2048;
 /// How often a pause checks whether it is over.
@@ -48,8 +65,15 @@ const CHECKS_PER_MIB: u64 = 100;
 const THROTTLE_PART: u64 = 8;
 /// Below this percentage the part is smaller: half of what is free when a checkpoint starts.
 const THROTTLE_PERCENT: u64 = 25;
-/// Delay of the last operation before the log is full.
+/// Delay of the last operation before the log is full: on a disk, and at most.
 const THROTTLE_MAX: Duration = Duration::from_millis(4);
+const THROTTLE_LONGEST: Duration = Duration::from_millis(50);
+
+/// Delay of the last operation before the log is full, on this device.
+fn throttle_max(latency: &Latency) -> Duration {
+    let durable_write = latency.typical(LatencyKind::DurableWrite).unwrap_or_default();
+    durable_write.saturating_mul(2).clamp(THROTTLE_MAX, THROTTLE_LONGEST)
+}
 
 /// Space of which a checkpoint may let a part be used up while it writes.
 #[derive(Clone, Copy, Debug)]
@@ -155,7 +179,14 @@ impl Pace<'_> {
     }
 
     fn batch_blocks(&self) -> usize {
-        if self.may_pause() { SLICE } else { FULL }
+        if !self.may_pause() {
+            return FULL;
+        }
+        let device = &*self.store.device;
+        match is_far_away(device) {
+            true => SLICE * device.latency().times(&ROUND_TRIP, SLICE_UNIT, SLICE_TIMES_MAX),
+            false => SLICE,
+        }
     }
 
     /// Duration of its pauses.
@@ -240,7 +271,7 @@ impl Store {
             return;
         }
         self.wake_checkpoint(CheckpointCause::LogSpace);
-        let delay = THROTTLE_MAX.mul_f64((limit - free) as f64 / limit as f64);
+        let delay = throttle_max(self.device.latency()).mul_f64((limit - free) as f64 / limit as f64);
         self.clock.sleep(delay);
         self.stats.throttle_ns.record(delay.as_nanos() as u64);
     }

@@ -3,7 +3,8 @@ use crate::checkpoint::write_merged;
 use crate::test_images::formatted;
 use crate::{CheckpointClient, Class, Handle, Need, OpenOptions};
 use kedge_base::{BlockNo, Ino, IoBuf, ManualClock, Result, spawn_named};
-use kedge_device::MemDevice;
+use kedge_device::sim::DistantDevice;
+use kedge_device::{Device, MemDevice};
 use kedge_format::record::{RecordBuilder, RecordOp};
 use kedge_format::{ItemKind, Key};
 use std::cell::RefCell;
@@ -86,6 +87,71 @@ fn it_hurries_while_an_operation_waits_and_pauses_otherwise() {
     assert_eq!(pace.batch_blocks(), FULL, "the log is nearly full");
     drop(most);
     assert_eq!(pace.batch_blocks(), SLICE, "what was given back is free at once");
+}
+
+/// The sizes on a fast disk, a slow one, and images far away.
+#[test]
+fn sizes_follow_the_measured_latency_within_their_bounds() {
+    // Round trip and interval in µs; writes in a batch, blocks in a slice, µs of the longest delay.
+    let rows: [(u64, u64, usize, usize, u64); 8] = [
+        (0, 0, 8, SLICE, 4_000),
+        (20, 5, 8, SLICE, 4_000),
+        (400, 1, 8, SLICE, 4_000),
+        (2_000, 100, 20, SLICE, 4_000),
+        (8_000, 6_000, 8, SLICE, 16_000),
+        (10_000, 100, 100, 2 * SLICE, 20_000),
+        (10_000, 1, 128, 2 * SLICE, 20_000),
+        (3_000_000, 1, 128, 4 * SLICE, 50_000),
+    ];
+    for (round_trip, interval, writes, slice, delay) in rows {
+        let row = format!("{round_trip} µs, one each {interval} µs");
+        let store = store(Some(50));
+        let latency = store.device.latency();
+        if round_trip > 0 {
+            for kind in LatencyKind::ALL {
+                latency.record(kind, Duration::from_micros(round_trip));
+                latency.record_interval(kind, Duration::from_micros(interval));
+            }
+        }
+        assert_eq!(crate::checkpoint::batch_writes(&*store.device), writes, "{row}");
+        assert_eq!(throttle_max(latency), Duration::from_micros(delay), "{row}");
+        let pace = store.pace(CheckpointCause::Background, By::Background);
+        assert_eq!(pace.batch_blocks(), slice, "{row}");
+        store.set_async_checkpoint(None);
+        assert_eq!(pace.batch_blocks(), FULL, "{row}: a burst is bounded by the memory it takes");
+    }
+}
+
+/// Nodes that are not neighbours, 400 of them.
+#[test]
+fn a_checkpoint_of_scattered_nodes_takes_few_round_trips_to_a_device_far_away() {
+    let mut rounds = Vec::new();
+    for (round_trip, interval) in [(50, 5), (8_000, 6_000), (1_000, 40), (10_000, 40)] {
+        let device = DistantDevice::new(Arc::new(MemDevice::new(64 * MIB)), Duration::ZERO);
+        device.latency().record(LatencyKind::Write, Duration::from_micros(round_trip));
+        device.latency().record_interval(LatencyKind::Write, Duration::from_micros(interval));
+        let nodes = (0..400).map(|i| (BlockNo(i * 8), IoBuf::zeroed(4)));
+        assert_eq!(write_merged(&device, nodes, &|_| FULL).unwrap(), 400 * 4 * BLOCK_SIZE as u64);
+        assert_eq!(device.requests(), 400);
+        rounds.push(device.rounds());
+    }
+    assert_eq!(rounds, [50, 50, 16, 4]);
+}
+
+#[test]
+fn operations_near_a_full_log_wait_longer_for_a_device_that_takes_long() {
+    let waited = |durable_write: Duration| {
+        let store = store(Some(50));
+        store.device.latency().record(LatencyKind::DurableWrite, durable_write);
+        let _most = take(&store, 0.95);
+        store.throttle();
+        let delays = store.stats().throttle_ns.snapshot();
+        assert_eq!(delays.count, 1);
+        Duration::from_nanos(delays.max)
+    };
+    let (near, far) = (waited(Duration::from_micros(20)), waited(Duration::from_millis(20)));
+    assert!(near > Duration::ZERO && near <= THROTTLE_MAX, "{near:?}");
+    assert!(far >= 9 * near && far <= Duration::from_millis(40), "{far:?}, near: {near:?}");
 }
 
 #[test]

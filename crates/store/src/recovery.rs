@@ -12,50 +12,42 @@
 //!
 //! A read-only open does the same on an overlay in memory: the image is not touched.
 //!
-//! # When the device does not take a block of step 4
-//! The block is set aside (`Alloc::quarantine`) and the bytes go to a free block, as in the running
-//! file system's writeback: one record frees the old block and maps the new one. After
-//! [`PLACES_MAX`] places, or without a free block, the open fails, the error names inode and block,
-//! and the bytes stay in the log. Going on without them would lose what an fsync promised.
-//!
-//! If the log holds only a part of a block and the rest cannot be read, the block cannot be
-//! completed anywhere. The open then fails, too. A read-only open goes on, and all reads of that
-//! block fail.
-//!
-//! A crash during such a move leaves the slot and the log as they were, so the next recovery knows
-//! nothing of it. It finds the old block mapped, perhaps with some sectors of the failed write, and
-//! writes the same bytes over it. The new block has no owner in that slot's view. The old block is
-//! not used again while the image is open. The checkpoint makes its release durable together with
-//! the mapping of the new block.
+//! # Waiting for the device
+//! A device that another machine keeps takes milliseconds for each request, and a full log names
+//! tens of thousands of nodes and blocks. So nothing that is known to be needed is asked for one
+//! after another: the scan reads ahead ([`mod@kedge_log::scan`]), step 3 gathers records
+//! and reads the leaves that they touch side by side before it applies them, in order, and step 4
+//! works in batches ([`crate::overlay`]). The sizes bound memory and do not follow the
+//! measured latency: on a fast device they cost nothing.
 
-use crate::apply::{Target, apply, apply_resident};
+use crate::apply::{Target, apply, apply_resident, keys};
 use crate::checkpoint::{Control, Cut, write_checkpoint};
 use crate::flusher::{Flusher, LogBarrier};
 use crate::gate::Gate;
 use crate::pace;
-use crate::residents::{DrainedPiece, Residents, Source};
+use crate::residents::Residents;
 use crate::space::{AllocNodes, DeviceNodes};
 use crate::{Counters, Store, StoreStats, Wake};
 use kedge_alloc::{Alloc, DataReservation};
 use kedge_base::broken::{self, Variant};
 use kedge_base::lock::{Mutex, Rank};
 use kedge_base::{
-    BLOCK_SIZE, BlockNo, Clock, CorruptKind, Epoch, Error, Extent, Generation, Ino, IoBuf, Lsn, Result,
-    spawn_named,
+    BLOCK_SIZE, Clock, CorruptKind, Epoch, Error, Generation, Ino, IoBuf, Lsn, Result, spawn_named,
 };
 use kedge_btree::{Tree, TreeConfig, TreeLock};
 use kedge_device::{Device, OverlayDevice};
-use kedge_format::item::ExtentItem;
-use kedge_format::record::{Edit, InodeMask, Record, RecordBuilder, RecordOp};
+use kedge_format::Key;
+use kedge_format::record::{Edit, Record};
 use kedge_format::superblock::{CheckpointState, INCOMPAT_KNOWN, RO_COMPAT_KNOWN, SLOTS, Superblock};
-use kedge_format::{InodeCore, ItemKind, Key};
 use kedge_log::{Log, LogConfig, RecordLsn, ScanConfig, ScanEnd, scan};
 use serde::Serialize;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// Places that are tried for a block of data that the device refuses.
-const PLACES_MAX: usize = 8;
+/// Bytes of records that are gathered before they are applied. The longest record is smaller.
+const CHUNK_BYTES: usize = 4 << 20;
+/// Keys that are gathered before their leaves are read in, side by side.
+pub(crate) const KEYS_AT_A_TIME: usize = 4096;
 
 /// How a store is opened.
 #[derive(Clone, Debug)]
@@ -219,21 +211,72 @@ fn check_features(sb: &Superblock, read_only: bool) -> Result<bool> {
     Ok(unknown != 0)
 }
 
+/// Records in log order that are to be applied, and the keys that they touch.
+#[derive(Default)]
+struct Chunk {
+    bytes: Vec<u8>,
+    /// Where each record lies in the log, and where it ends in `bytes`.
+    records: Vec<(RecordLsn, usize)>,
+    keys: Vec<Key>,
+}
+
+impl Chunk {
+    /// Adds a record. Records below `cut` do not touch the tree.
+    fn push(&mut self, lsn: RecordLsn, record: &[u8], tree: &Tree, cut: Lsn) -> Result<()> {
+        if lsn.start >= cut && !tree.is_in_memory() {
+            self.keys.extend(keys(&Record::decode(lsn.start, record)?.edits));
+        }
+        self.bytes.extend_from_slice(record);
+        self.records.push((lsn, self.bytes.len()));
+        Ok(())
+    }
+
+    fn is_full(&self) -> bool {
+        self.bytes.len() >= CHUNK_BYTES || self.keys.len() >= KEYS_AT_A_TIME
+    }
+
+    /// Applies the records, in order, and forgets them. Records below `cut` only feed the overlay.
+    fn apply(&mut self, target: &Target<'_>, cut: Lsn) -> Result<()> {
+        self.keys.sort_unstable();
+        self.keys.dedup();
+        target.tree.prefetch(&self.keys);
+        let mut from = 0;
+        for &(lsn, end) in &self.records {
+            let mut record = Record::decode(lsn.start, &self.bytes[from..end])?;
+            from = end;
+            if broken::is(Variant::PartialRecord) && record.edits.len() > 1 {
+                record.edits.pop(); // broken on purpose: half an operation
+            }
+            if lsn.start >= cut {
+                apply(target, lsn, &record.edits)?;
+            } else {
+                for edit in &record.edits {
+                    apply_resident(target.residents, lsn.write_start, edit, true);
+                }
+            }
+        }
+        self.bytes.clear();
+        self.records.clear();
+        self.keys.clear();
+        Ok(())
+    }
+}
+
 /// A store that is being opened.
-struct Recovery {
-    device: Arc<dyn Device>,
+pub(crate) struct Recovery {
+    pub(crate) device: Arc<dyn Device>,
     clock: Arc<dyn Clock>,
-    sb: Superblock,
-    alloc: Arc<Alloc>,
-    tree: Tree,
-    residents: Residents,
-    counters: Counters,
+    pub(crate) sb: Superblock,
+    pub(crate) alloc: Arc<Alloc>,
+    pub(crate) tree: Tree,
+    pub(crate) residents: Residents,
+    pub(crate) counters: Counters,
     generation: Arc<AtomicU64>,
-    summary: ReplaySummary,
+    pub(crate) summary: ReplaySummary,
     /// Blocks promised for overlay data that has no block yet.
-    promised: Option<DataReservation>,
+    pub(crate) promised: Option<DataReservation>,
     /// The overlay device of a read-only open.
-    read_only: Option<Arc<OverlayDevice>>,
+    pub(crate) read_only: Option<Arc<OverlayDevice>>,
 }
 
 impl Recovery {
@@ -305,20 +348,12 @@ impl Recovery {
             counters: &self.counters,
             replay: true,
         };
+        let mut chunk = Chunk::default();
         let end = self.scan(&mut |lsn, bytes| {
-            let mut record = Record::decode(lsn.start, bytes)?;
-            if broken::is(Variant::PartialRecord) && record.edits.len() > 1 {
-                record.edits.pop(); // broken on purpose: half an operation
-            }
-            if lsn.start >= cut {
-                apply(&target, lsn, &record.edits)?;
-            } else {
-                for edit in &record.edits {
-                    apply_resident(&self.residents, lsn.write_start, edit, true);
-                }
-            }
-            Ok(())
+            chunk.push(lsn, bytes, target.tree, cut)?;
+            if chunk.is_full() { chunk.apply(&target, cut) } else { Ok(()) }
         })?;
+        chunk.apply(&target, cut)?;
         self.alloc.durable(end.head);
         self.promised = Some(self.alloc.replay_done_with(self.overlay_holes()?));
         self.summary.log_writes = end.writes;
@@ -326,155 +361,6 @@ impl Recovery {
         self.summary.bytes = end.bytes;
         self.summary.head_lsn = end.head.0;
         Ok(end)
-    }
-
-    /// Blocks of overlay data that no extent maps. This is an upper bound, because bytes beyond the
-    /// end of a file count too.
-    fn overlay_holes(&self) -> Result<u64> {
-        let mut holes = 0;
-        for ino in self.residents.inodes_by_age() {
-            let mut last = None;
-            for range in self.residents.ranges(ino) {
-                let block = BLOCK_SIZE as u64;
-                for block in range.offset / block..(range.offset + range.len).div_ceil(block) {
-                    if last.replace(block) != Some(block) && self.find_extent(ino, block)?.is_none() {
-                        holes += 1;
-                    }
-                    if holes >= self.sb.geometry.total_blocks {
-                        return Ok(holes); // more than there can be: this bounds the loop whatever the log says
-                    }
-                }
-            }
-        }
-        Ok(holes)
-    }
-
-    /// Writes what remains of the overlay in place.
-    fn write_overlay(&mut self) -> Result<()> {
-        for (ino, pieces) in self.residents.drain() {
-            self.summary.data_ranges += pieces.len() as u64;
-            self.summary.data_bytes += pieces.iter().map(|(_, len, _)| len).sum::<u64>();
-            let Some(value) = self.tree.get(Key::inode(ino))? else {
-                return Err(Error::corrupt_log(
-                    self.sb.checkpoint.tail_lsn,
-                    format!("data of inode {ino}, which does not exist"),
-                ));
-            };
-            let mut core = InodeCore::decode(&value)?;
-            let mut blocks: Vec<u64> = pieces
-                .iter()
-                .filter(|(at, len, _)| *at < core.size && *len > 0)
-                .flat_map(|(at, len, _)| {
-                    let end = (at + len).min(core.size);
-                    at / BLOCK_SIZE as u64..end.div_ceil(BLOCK_SIZE as u64)
-                })
-                .collect();
-            blocks.dedup();
-            for block in blocks {
-                self.write_overlay_block(ino, &mut core, block, pieces_of(&pieces, block))?;
-            }
-        }
-        Ok(())
-    }
-
-    fn write_overlay_block(
-        &mut self,
-        ino: Ino,
-        core: &mut InodeCore,
-        file_block: u64,
-        pieces: &[DrainedPiece],
-    ) -> Result<()> {
-        let mapped = self.find_extent(ino, file_block)?;
-        let place_of = |(first, item): (u64, ExtentItem)| BlockNo(item.start.0 + (file_block - first));
-        let mut buf = IoBuf::zeroed(1);
-        let in_use = mapped.filter(|(_, item)| !item.unwritten);
-        // A block that is replaced as a whole need not be read: it may be bad.
-        if let Some(at) = in_use.map(place_of)
-            && !covers(pieces, file_block, core.size)
-        {
-            match (self.device.read(at.byte_offset(), &mut buf), &self.read_only) {
-                (Ok(()), _) => {}
-                (Err(e @ Error::Io { .. }), Some(overlay)) => {
-                    tracing::warn!("{}: reads of the block will fail", unplaced(ino, at, e.clone()));
-                    overlay.spoil(at, e);
-                    return Ok(());
-                }
-                (Err(e), _) => return Err(unplaced(ino, at, e)),
-            }
-        }
-        let has_bytes = overlay_bytes(buf.as_mut_bytes(), file_block, pieces);
-        if in_use.is_none() && !has_bytes {
-            return Ok(()); // zeros over a hole
-        }
-        let mut record = RecordBuilder::new(RecordOp::WriteBack);
-        if let Some((first, item)) = mapped {
-            let place = place_of((first, item));
-            let at = self.write_somewhere(ino, place, &buf)?;
-            if at != place {
-                record.free(Extent::new(place, 1));
-                record.alloc(Extent::new(at, 1));
-            }
-            if at != place || item.unwritten {
-                map_block(&mut record, ino, (first, item), file_block, at);
-            }
-        } else {
-            let goal = self.alloc.goal_for(ino, ino);
-            let place = self.alloc.alloc_data(goal, 1, self.promised.as_mut())?.start;
-            let at = self.write_somewhere(ino, place, &buf)?;
-            record.alloc(Extent::new(at, 1));
-            let item = ExtentItem { start: at, blocks: 1, unwritten: false };
-            record.put(Key::new(ino, ItemKind::Extent, file_block), &item.encode());
-            core.blocks += 1;
-            record.inode(ino, InodeMask::BLOCKS, core);
-        }
-        if !record.is_empty() {
-            let bytes = record.finish();
-            let lsn = RecordLsn { write_start: Lsn(0), start: Lsn(0), end: Lsn(0) };
-            let target = Target {
-                tree: &self.tree,
-                alloc: &self.alloc,
-                residents: &self.residents,
-                counters: &self.counters,
-                replay: false,
-            };
-            apply(&target, lsn, &Record::decode(Lsn(0), &bytes)?.edits)?;
-        }
-        Ok(())
-    }
-
-    /// Writes a block to `place` or, if that write fails, to a free block. Returns where it lies.
-    fn write_somewhere(&self, ino: Ino, place: BlockNo, buf: &IoBuf) -> Result<BlockNo> {
-        let (mut at, mut first_error) = (place, None);
-        for _ in 0..PLACES_MAX {
-            let error = match self.device.write(at.byte_offset(), buf, false) {
-                Ok(()) => return Ok(at),
-                Err(e @ Error::Io { .. }) => e,
-                // The device as a whole is gone.
-                Err(e) => return Err(e),
-            };
-            tracing::warn!("data of inode {ino} in the log: block {at} is set aside: {error}");
-            first_error.get_or_insert(error);
-            if !self.alloc.quarantine(Extent::new(at, 1)) {
-                break;
-            }
-            // Not from the promise: that is for data that has no block yet.
-            match self.alloc.alloc_data(self.alloc.goal_for(ino, ino), 1, None) {
-                Ok(extent) => at = extent.start,
-                Err(Error::NoSpace) => break,
-                Err(e) => return Err(e),
-            }
-        }
-        Err(unplaced(ino, place, first_error.expect("it ends early only after an error")))
-    }
-
-    fn find_extent(&self, ino: Ino, file_block: u64) -> Result<Option<(u64, ExtentItem)>> {
-        let key = Key::new(ino, ItemKind::Extent, file_block);
-        let Some((found, value)) = self.tree.prev_at_or_before(key)? else { return Ok(None) };
-        if (found.ino, found.kind) != (key.ino, key.kind) {
-            return Ok(None);
-        }
-        let item = ExtentItem::decode(&value)?;
-        Ok((file_block - found.offset < item.blocks as u64).then_some((found.offset, item)))
     }
 
     fn checkpoint(&mut self, head: Lsn) -> Result<()> {
@@ -568,77 +454,6 @@ impl Recovery {
             .map_err(|e| Error::io("start of a thread", 0, 0, &e))?;
         Ok(store)
     }
-}
-
-/// The pieces of an inode that overlap a block. They are sorted and disjoint, so a binary search
-/// finds them. Checking each piece for each block would take hours if one file filled a log of 1
-/// GiB.
-fn pieces_of(pieces: &[DrainedPiece], file_block: u64) -> &[DrainedPiece] {
-    let start = file_block * BLOCK_SIZE as u64;
-    let first = pieces.partition_point(|(at, len, _)| at + len <= start);
-    let count = pieces[first..].partition_point(|(at, _, _)| *at < start + BLOCK_SIZE as u64);
-    &pieces[first..first + count]
-}
-
-/// Copies the pieces that overlap a block into it. Returns whether any of them carries bytes rather
-/// than zeros.
-fn overlay_bytes(block: &mut [u8], file_block: u64, pieces: &[DrainedPiece]) -> bool {
-    let start = file_block * BLOCK_SIZE as u64;
-    let end = start + BLOCK_SIZE as u64;
-    let mut any = false;
-    for (at, len, source) in pieces {
-        let (from, to) = ((*at).max(start), (at + len).min(end));
-        if from >= to {
-            continue;
-        }
-        let target = &mut block[(from - start) as usize..(to - start) as usize];
-        match source {
-            Source::Bytes(bytes, skip) => {
-                let skip = skip + (from - at) as usize;
-                target.copy_from_slice(&bytes[skip..skip + target.len()]);
-                any = true;
-            }
-            Source::Zero | Source::Live => target.fill(0),
-        }
-    }
-    any
-}
-
-/// Whether the pieces of a block replace all of its bytes below the end of the file.
-fn covers(pieces: &[DrainedPiece], file_block: u64, size: u64) -> bool {
-    let start = file_block * BLOCK_SIZE as u64;
-    let end = (start + BLOCK_SIZE as u64).min(size);
-    let reached = pieces.iter().fold(start, |to, (at, len, _)| if *at <= to { to.max(at + len) } else { to });
-    reached >= end
-}
-
-/// Adds inode and block to an error of the device.
-fn unplaced(ino: Ino, block: BlockNo, error: Error) -> Error {
-    match error {
-        Error::Io { .. } => Error::Unplaced { ino, block, why: Arc::new(error) },
-        other => other,
-    }
-}
-
-/// Splits an extent around one block, which now holds data and lies at `place`.
-fn map_block(
-    record: &mut RecordBuilder,
-    ino: Ino,
-    (first, item): (u64, ExtentItem),
-    file_block: u64,
-    place: BlockNo,
-) {
-    let at = file_block - first;
-    let mut put = |from: u64, start: BlockNo, blocks: u64, unwritten: bool| {
-        if blocks > 0 {
-            let item = ExtentItem { start, blocks: blocks as u32, unwritten };
-            record.put(Key::new(ino, ItemKind::Extent, first + from), &item.encode());
-        }
-    };
-    let old = |from: u64| BlockNo(item.start.0 + from);
-    put(0, old(0), at, item.unwritten);
-    put(at, place, 1, false);
-    put(at + 1, old(at + 1), item.blocks as u64 - at - 1, item.unwritten);
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use kedge_alloc::Alloc;
 use kedge_base::{BlockNo, Generation, IoBuf, Result};
 use kedge_btree::{NodeIo, NodeSpace};
-use kedge_device::Device;
+use kedge_device::{Completion, Device, Io, Op, run_batch};
 use kedge_format::node::NODE_BLOCKS;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,6 +15,20 @@ impl NodeIo for DeviceNodes {
         let mut buf = IoBuf::zeroed(NODE_BLOCKS as usize);
         self.0.read(addr.byte_offset(), &mut buf)?;
         Ok(buf)
+    }
+
+    fn read_nodes(&self, addrs: &[BlockNo]) -> Vec<Result<IoBuf>> {
+        let read = |addr: &BlockNo| Io {
+            offset: addr.byte_offset(),
+            op: Op::Read(IoBuf::zeroed(NODE_BLOCKS as usize)),
+        };
+        let done = run_batch(&*self.0, addrs.iter().map(read).collect());
+        let answer = |completion: Completion| match (completion.result, completion.op) {
+            (Ok(()), Op::Read(buf)) => Ok(buf),
+            (Ok(()), _) => unreachable!("a request comes back as it was"),
+            (Err(e), _) => Err(e),
+        };
+        done.into_iter().map(answer).collect()
     }
 }
 

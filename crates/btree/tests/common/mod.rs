@@ -18,6 +18,8 @@ pub const SECRET: LogSecret = LogSecret([42; 16]);
 pub struct Device {
     pub nodes: Mutex<HashMap<BlockNo, Vec<u8>>>,
     pub reads: AtomicU64,
+    /// Sizes of the batches of reads.
+    pub batches: Mutex<Vec<usize>>,
     /// Reads that still succeed.
     pub quota: Option<AtomicU64>,
     /// Runs inside the next read, before it.
@@ -39,6 +41,11 @@ impl NodeIo for Device {
             Some(bytes) => Ok(IoBuf::from_bytes(bytes)),
             None => Err(Error::corrupt(CorruptKind::Node, addr, "read before it was written")),
         }
+    }
+
+    fn read_nodes(&self, addrs: &[BlockNo]) -> Vec<Result<IoBuf>> {
+        self.batches.lock().push(addrs.len());
+        addrs.iter().map(|addr| self.read_node(*addr)).collect()
     }
 }
 

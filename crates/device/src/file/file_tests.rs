@@ -3,6 +3,7 @@ use crate::testing::{self, SIZE, run};
 use crate::{Io, Op, conformance, run_batch};
 use kedge_base::BLOCK_SIZE;
 use parking_lot::Mutex;
+use std::sync::mpsc;
 use tempfile::TempDir;
 
 const B: u64 = BLOCK_SIZE as u64;
@@ -136,4 +137,63 @@ fn a_device_that_a_completion_dropped_gives_its_lock_up() {
         });
         assert!(reopened, "the lock is given up ({options:?})");
     }
+}
+
+/// Takes any number of answers.
+struct Answered(mpsc::Sender<bool>);
+
+impl CompletionSink for Answered {
+    fn complete(&self, completion: Completion) {
+        self.0.send(completion.result.is_ok()).unwrap();
+    }
+}
+
+/// Holds the thread that brings an answer until it may go on.
+struct Holds {
+    held: mpsc::Sender<()>,
+    go_on: Mutex<mpsc::Receiver<()>>,
+}
+
+impl CompletionSink for Holds {
+    fn complete(&self, _: Completion) {
+        self.held.send(()).unwrap();
+        self.go_on.lock().recv().unwrap();
+    }
+}
+
+/// The kernel merges what one call hands over. All batches come to the ring while it is held here,
+/// as they may when it is slower than those who submit.
+#[test]
+#[cfg(target_os = "linux")]
+fn the_ring_makes_a_call_for_each_batch_that_is_to_stay_apart() {
+    const BATCHES: u64 = 16;
+    let (_dir, device) = image(SIZE, OpenOptions::default());
+    if !device.uses_io_uring() {
+        kedge_base::skip::note("io_uring is not available: what one call of the ring hands over");
+        return;
+    }
+    let write = |tag: u64| {
+        let op = Op::Write { buf: IoBuf::from_bytes(&testing::pattern(tag, 1, 7)), fua: false };
+        Request { tag, offset: 2 * tag * B, op }
+    };
+    let calls = |submit: fn(&FileDevice, Vec<Request>, Arc<dyn CompletionSink>)| {
+        let ((held, is_held), (release, go_on)) = (mpsc::channel(), mpsc::channel());
+        device.submit(vec![write(0)], Arc::new(Holds { held, go_on: Mutex::new(go_on) }));
+        is_held.recv().unwrap();
+        let (send, answers) = mpsc::channel();
+        let sink: Arc<dyn CompletionSink> = Arc::new(Answered(send));
+        for batch in 0..BATCHES {
+            submit(&device, vec![write(2 * batch), write(2 * batch + 1)], sink.clone());
+        }
+        drop(sink);
+        let made = || device.engine().unwrap().queue.calls.load(std::sync::atomic::Ordering::Relaxed);
+        let before = made();
+        release.send(()).unwrap();
+        assert_eq!(answers.iter().filter(|written| *written).count() as u64, 2 * BATCHES);
+        made() - before
+    };
+    let together = calls(|device, batch, sink| device.submit(batch, sink));
+    let apart = calls(|device, batch, sink| device.submit_apart(batch, sink));
+    assert!(together < BATCHES / 2, "{together} calls for all batches");
+    assert!((BATCHES..2 * BATCHES).contains(&apart), "{apart} calls for {BATCHES} batches of two");
 }

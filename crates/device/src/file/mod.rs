@@ -82,6 +82,32 @@ impl FileDevice {
         self.engine().is_some_and(|engine| engine.ring)
     }
 
+    /// `apart`: the first of them does not go to the kernel in one call with what came before.
+    fn submit_jobs(&self, batch: Vec<Request>, sink: &Arc<dyn CompletionSink>, apart: bool) {
+        let mut jobs = Vec::with_capacity(batch.len());
+        for request in batch {
+            self.stats.count(&request.op);
+            match self.geometry.check_request(&request) {
+                Ok(()) => {
+                    let apart = apart && jobs.is_empty();
+                    jobs.push(Job { request, sink: sink.clone(), apart });
+                }
+                Err(e) => sink.complete(Completion { tag: request.tag, op: request.op, result: Err(e) }),
+            }
+        }
+        if jobs.is_empty() {
+            return;
+        }
+        let Some(engine) = self.engine() else {
+            jobs.into_iter().for_each(|job| job.perform(&self.file));
+            return;
+        };
+        // Refused only after a thread of the engine died: see `pool` and `ring::serve`.
+        if let Err(jobs) = engine.queue.push(jobs) {
+            jobs.into_iter().for_each(|job| job.complete(Err(Error::OutcomeUnknown)));
+        }
+    }
+
     fn engine(&self) -> Option<&Engine> {
         self.engine
             .get_or_init(|| match Engine::start(&self.file, self.io_uring) {
@@ -170,25 +196,11 @@ impl Device for FileDevice {
     }
 
     fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
-        let mut jobs = Vec::with_capacity(batch.len());
-        for request in batch {
-            self.stats.count(&request.op);
-            match self.geometry.check_request(&request) {
-                Ok(()) => jobs.push(Job { request, sink: sink.clone() }),
-                Err(e) => sink.complete(Completion { tag: request.tag, op: request.op, result: Err(e) }),
-            }
-        }
-        if jobs.is_empty() {
-            return;
-        }
-        let Some(engine) = self.engine() else {
-            jobs.into_iter().for_each(|job| job.perform(&self.file));
-            return;
-        };
-        // Refused only after a thread of the engine died: see `pool` and `ring::serve`.
-        if let Err(jobs) = engine.queue.push(jobs) {
-            jobs.into_iter().for_each(|job| job.complete(Err(Error::OutcomeUnknown)));
-        }
+        self.submit_jobs(batch, &sink, false);
+    }
+
+    fn submit_apart(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
+        self.submit_jobs(batch, &sink, true);
     }
 
     fn read(&self, offset: u64, buf: &mut IoBuf) -> Result<()> {

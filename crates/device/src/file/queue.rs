@@ -15,12 +15,17 @@ use parking_lot::{Condvar, Mutex};
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 const QUEUED_MAX: usize = 4096;
 
 pub(super) struct Job {
     pub request: Request,
     pub sink: Arc<dyn CompletionSink>,
+    /// The ring gives the kernel what it has before this one: the kernel merges what one call hands
+    /// over. The threads of a pool make a call for each job.
+    #[cfg_attr(not(target_os = "linux"), allow(dead_code))]
+    pub apart: bool,
 }
 
 impl Job {
@@ -49,6 +54,8 @@ pub(super) struct Queue {
     work: Condvar,
     room: Condvar,
     pub bell: Bell,
+    /// Calls by which the ring gave the kernel something.
+    pub calls: AtomicU64,
 }
 
 thread_local! {
@@ -68,7 +75,7 @@ pub(super) enum Taken {
 impl Queue {
     pub fn new() -> std::io::Result<Queue> {
         let (state, work, room) = (Mutex::default(), Condvar::new(), Condvar::new());
-        Ok(Queue { state, work, room, bell: Bell::new()? })
+        Ok(Queue { state, work, room, bell: Bell::new()?, calls: AtomicU64::new(0) })
     }
 
     /// Marks the calling thread as one that serves a queue, of any device.

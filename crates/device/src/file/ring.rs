@@ -121,14 +121,12 @@ impl Ring {
                 self.arm_bell();
             }
             for slot in std::mem::take(&mut self.starting) {
+                if self.slots[slot].as_ref().is_some_and(|flight| flight.job.apart) {
+                    self.enter(0)?;
+                }
                 self.start(slot);
             }
-            match self.ring.submit_and_wait(1) {
-                Ok(_) => {}
-                // Busy: completions must be taken first, which happens next.
-                Err(e) if matches!(e.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) => {}
-                Err(e) => return Err(e),
-            }
+            self.enter(1)?;
             for (user_data, result) in self.reap() {
                 if user_data == BELL {
                     self.bell_armed = false;
@@ -137,6 +135,21 @@ impl Ring {
                     self.answer(user_data as usize, result);
                 }
             }
+        }
+    }
+
+    /// Gives the kernel what is in the ring, and waits for so many answers.
+    fn enter(&mut self, answers: usize) -> std::io::Result<()> {
+        let waiting = self.ring.submission().len() as u64;
+        match self.ring.submit_and_wait(answers) {
+            Ok(_) => {
+                self.queue.calls.fetch_add((waiting > 0) as u64, Relaxed);
+                Ok(())
+            }
+            // Busy: completions must be taken first, which happens next. What the kernel did not
+            // take stays in the ring for the next call.
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) => Ok(()),
+            Err(e) => Err(e),
         }
     }
 

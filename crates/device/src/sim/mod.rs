@@ -1,9 +1,11 @@
 //! Devices for tests: a simulator that records, fails and crashes, a volatile cache for a process
-//! that gets killed, and a server that puts any of them behind NBD.
+//! that gets killed, a latency that counts round trips, and a server that puts any of them behind
+//! NBD.
 //!
 //! Everything random comes from seeds given by the caller: a failure is repeated by its seed.
 
 mod device;
+mod distant;
 mod fault;
 mod medium;
 #[cfg(target_os = "linux")]
@@ -14,6 +16,7 @@ mod volatile;
 
 pub use crate::pages::Data;
 pub use device::SimDevice;
+pub use distant::DistantDevice;
 pub use fault::{FaultPlan, OpCounts, OpKind, Strike};
 pub use medium::Choice;
 #[cfg(target_os = "linux")]

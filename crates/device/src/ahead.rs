@@ -1,0 +1,116 @@
+//! Reads that run ahead of a reader in sequence: several are in flight, and their answers come in
+//! the order in which they were asked for.
+//!
+//! One read after another takes a round trip each, which is all that counts on a device that
+//! another machine keeps. So the caller asks for what it will need soon, and takes the answers one
+//! by one.
+//!
+//! # Errors
+//! Each answer carries its own result. A read that fails says nothing about the others, and nothing
+//! at all if its answer is never taken: the caller decides whether it needs those bytes.
+//!
+//! # The end
+//! Answers that were not taken are dropped. The device may still be working on some of those reads
+//! when [`ReadAhead`] is dropped. That is allowed: a read changes nothing, its buffer goes with its
+//! completion, and a device answers all requests before it closes. To wait for them would let one
+//! bad sector that nobody needs hold up the caller.
+//!
+//! Memory is bounded by what the caller asks for and does not take. Lock: one leaf, held for no
+//! request.
+
+use crate::{Completion, CompletionSink, Device, Op, Request};
+use kedge_base::wait::about_to_wait;
+use kedge_base::{Error, IoBuf, Result};
+use parking_lot::{Condvar, Mutex};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+pub struct ReadAhead<'a> {
+    device: &'a dyn Device,
+    answers: Arc<Answers>,
+}
+
+#[derive(Default)]
+struct Answers {
+    window: Mutex<Window>,
+    came: Condvar,
+}
+
+/// Reads asked for and not taken, oldest first.
+#[derive(Default)]
+struct Window {
+    /// The tag of the first.
+    first: u64,
+    slots: VecDeque<Slot>,
+}
+
+struct Slot {
+    offset: u64,
+    len: u64,
+    answer: Option<Result<IoBuf>>,
+}
+
+impl CompletionSink for Answers {
+    fn complete(&self, completion: Completion) {
+        let mut window = self.window.lock();
+        // The window moves on only over reads that were answered.
+        let place = completion.tag.checked_sub(window.first).map(|place| place as usize);
+        let slot = place.and_then(|place| window.slots.get_mut(place));
+        let slot = slot.expect("an answer belongs to a read that was asked for and not answered");
+        slot.answer = Some(match (completion.result, completion.op) {
+            (Ok(()), Op::Read(buf)) => Ok(buf),
+            (Ok(()), _) => {
+                Err(Error::Io { op: "read", offset: slot.offset, len: slot.len, errno: libc::EIO })
+            }
+            (Err(e), _) => Err(e),
+        });
+        drop(window);
+        self.came.notify_one();
+    }
+}
+
+impl<'a> ReadAhead<'a> {
+    pub fn new(device: &'a dyn Device) -> ReadAhead<'a> {
+        ReadAhead { device, answers: Arc::default() }
+    }
+
+    /// Starts reads, each given by its offset and its length in blocks. They are one batch for the
+    /// device.
+    pub fn ask(&mut self, reads: impl IntoIterator<Item = (u64, usize)>) {
+        let mut batch = Vec::new();
+        let mut window = self.answers.window.lock();
+        for (offset, blocks) in reads {
+            let buf = IoBuf::zeroed(blocks);
+            let tag = window.first + window.slots.len() as u64;
+            window.slots.push_back(Slot { offset, len: buf.len() as u64, answer: None });
+            batch.push(Request { tag, offset, op: Op::Read(buf) });
+        }
+        drop(window);
+        if !batch.is_empty() {
+            self.device.submit(batch, self.answers.clone());
+        }
+    }
+
+    /// Reads asked for and not taken.
+    pub fn asked(&self) -> usize {
+        self.answers.window.lock().slots.len()
+    }
+
+    /// Takes the oldest answer, and waits for it if need be. `None`: there is none to wait for.
+    pub fn take(&mut self) -> Option<Result<IoBuf>> {
+        let mut window = self.answers.window.lock();
+        window.slots.front()?;
+        if window.slots.front().is_some_and(|slot| slot.answer.is_none()) {
+            about_to_wait();
+        }
+        while window.slots.front().is_some_and(|slot| slot.answer.is_none()) {
+            self.answers.came.wait(&mut window);
+        }
+        window.first += 1;
+        window.slots.pop_front()?.answer
+    }
+}
+
+#[cfg(test)]
+#[path = "ahead_tests.rs"]
+mod tests;

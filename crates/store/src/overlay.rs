@@ -1,0 +1,407 @@
+//! Step 4 of [`crate::recovery`]: log-resident data that is left after replay is written in place.
+//!
+//! # Batches
+//! Blocks of all inodes are gathered, [`BATCH_BLOCKS`] at a time. For each batch,
+//! 1. the leaves with the inodes and extents are read in, side by side;
+//! 2. places are found, and blocks of which the log holds only a part are read, side by side;
+//! 3. all are written side by side, neighbours with one request;
+//! 4. one record for each block maps it, if it was not mapped.
+//!
+//! The crash argument is that of the step as a whole: nothing refers to these writes before the
+//! checkpoint, which flushes first, so their order does not matter.
+//!
+//! # When the device does not take a block of step 4
+//! The block is set aside (`Alloc::quarantine`) and the bytes go to a free block, as in the running
+//! file system's writeback: one record frees the old block and maps the new one. After
+//! [`PLACES_MAX`] places, or without a free block, the open fails, the error names inode and block,
+//! and the bytes stay in the log. Going on without them would lose what an fsync promised.
+//!
+//! If the log holds only a part of a block and the rest cannot be read, the block cannot be
+//! completed anywhere. The open then fails, too. A read-only open goes on, and all reads of that
+//! block fail.
+//!
+//! A crash during such a move leaves the slot and the log as they were, so the next recovery knows
+//! nothing of it. It finds the old block mapped, perhaps with some sectors of the failed write, and
+//! writes the same bytes over it. The new block has no owner in that slot's view. The old block is
+//! not used again while the image is open. The checkpoint makes its release durable together with
+//! the mapping of the new block.
+
+use crate::apply::{Target, apply};
+use crate::recovery::{KEYS_AT_A_TIME, Recovery};
+use crate::residents::{DrainedPiece, Source};
+use kedge_base::{BLOCK_SIZE, BlockNo, Error, Extent, Ino, IoBuf, Lsn, Result};
+use kedge_device::{Completion, Io, Op, run_batch};
+use kedge_format::item::ExtentItem;
+use kedge_format::record::{InodeMask, Record, RecordBuilder, RecordOp};
+use kedge_format::{InodeCore, ItemKind, Key};
+use kedge_log::RecordLsn;
+use std::sync::Arc;
+
+const BLOCK: u64 = BLOCK_SIZE as u64;
+/// Places that are tried for a block of data that the device refuses.
+const PLACES_MAX: usize = 8;
+/// Blocks of a batch: 4 MiB. Bounds the memory and the requests in flight.
+const BATCH_BLOCKS: usize = 1024;
+/// Blocks of a merged write at most.
+const RUN_BLOCKS: usize = 64;
+
+/// A block of a file that log-resident data changes.
+struct Wanted<'a> {
+    ino: Ino,
+    file_block: u64,
+    /// Of the file.
+    size: u64,
+    pieces: &'a [DrainedPiece],
+}
+
+/// A block that is to be written.
+struct Placed {
+    ino: Ino,
+    file_block: u64,
+    place: BlockNo,
+    buf: IoBuf,
+}
+
+impl Recovery {
+    /// Blocks of overlay data that no extent maps. This is an upper bound, because bytes beyond the
+    /// end of a file count too.
+    pub(crate) fn overlay_holes(&self) -> Result<u64> {
+        let (mut holes, mut group) = (0, Vec::new());
+        for ino in self.residents.inodes_by_age() {
+            let mut last = None;
+            for range in self.residents.ranges(ino) {
+                for block in range.offset / BLOCK..(range.offset + range.len).div_ceil(BLOCK) {
+                    if last.replace(block) != Some(block) {
+                        group.push((ino, block));
+                    }
+                    if group.len() >= KEYS_AT_A_TIME {
+                        holes += self.count_holes(&group)?;
+                        group.clear();
+                    }
+                    if holes >= self.sb.geometry.total_blocks {
+                        return Ok(holes); // more than there can be: this bounds the loop whatever the log says
+                    }
+                }
+            }
+        }
+        Ok(holes + self.count_holes(&group)?)
+    }
+
+    fn count_holes(&self, blocks: &[(Ino, u64)]) -> Result<u64> {
+        let key = |&(ino, block): &(Ino, u64)| Key::new(ino, ItemKind::Extent, block);
+        self.tree.prefetch(&blocks.iter().map(key).collect::<Vec<_>>());
+        let mut holes = 0;
+        for &(ino, block) in blocks {
+            holes += u64::from(self.find_extent(ino, block)?.is_none());
+        }
+        Ok(holes)
+    }
+
+    /// Writes what remains of the overlay in place.
+    pub(crate) fn write_overlay(&mut self) -> Result<()> {
+        let drained = self.residents.drain();
+        let mut batch = Vec::new();
+        for group in drained.chunks(KEYS_AT_A_TIME) {
+            let inodes: Vec<Key> = group.iter().map(|(ino, _)| Key::inode(*ino)).collect();
+            self.tree.prefetch(&inodes);
+            for (ino, pieces) in group {
+                self.summary.data_ranges += pieces.len() as u64;
+                self.summary.data_bytes += pieces.iter().map(|(_, len, _)| len).sum::<u64>();
+                let size = self.inode(*ino)?.size;
+                let mut last = None;
+                for (at, len, _) in pieces.iter().filter(|(at, len, _)| *at < size && *len > 0) {
+                    for file_block in at / BLOCK..(at + len).min(size).div_ceil(BLOCK) {
+                        if last.replace(file_block) == Some(file_block) {
+                            continue;
+                        }
+                        batch.push(Wanted {
+                            ino: *ino,
+                            file_block,
+                            size,
+                            pieces: pieces_of(pieces, file_block),
+                        });
+                        if batch.len() == BATCH_BLOCKS {
+                            self.write_batch(&std::mem::take(&mut batch))?;
+                        }
+                    }
+                }
+            }
+        }
+        self.write_batch(&batch)
+    }
+
+    fn inode(&self, ino: Ino) -> Result<InodeCore> {
+        let Some(value) = self.tree.get(Key::inode(ino))? else {
+            return Err(Error::corrupt_log(
+                self.sb.checkpoint.tail_lsn,
+                format!("data of inode {ino}, which does not exist"),
+            ));
+        };
+        InodeCore::decode(&value)
+    }
+
+    fn write_batch(&mut self, batch: &[Wanted<'_>]) -> Result<()> {
+        let keys =
+            batch.iter().flat_map(|w| [Key::inode(w.ino), Key::new(w.ino, ItemKind::Extent, w.file_block)]);
+        self.tree.prefetch(&keys.collect::<Vec<_>>());
+        let placed = self.compose(batch)?;
+        let places = self.write_all(&placed)?;
+        for (block, at) in placed.iter().zip(places) {
+            self.map(block, at)?;
+        }
+        Ok(())
+    }
+
+    /// Finds a place for each block and puts its bytes together. Leaves out zeros over a hole.
+    fn compose(&mut self, batch: &[Wanted<'_>]) -> Result<Vec<Placed>> {
+        let mut found = Vec::with_capacity(batch.len());
+        let mut reads = Vec::new();
+        for wanted in batch {
+            let mapped = self.find_extent(wanted.ino, wanted.file_block)?;
+            let place = mapped.map(|mapped| place_of(mapped, wanted.file_block));
+            let in_use = mapped.is_some_and(|(_, item)| !item.unwritten);
+            // A block that is replaced as a whole need not be read: it may be bad.
+            let read = place.filter(|_| in_use && !covers(wanted.pieces, wanted.file_block, wanted.size));
+            if let Some(at) = read {
+                reads.push(Io { offset: at.byte_offset(), op: Op::Read(IoBuf::zeroed(1)) });
+            }
+            found.push((place, in_use, read));
+        }
+        let mut answers = run_batch(&*self.device, reads).into_iter();
+        let mut placed = Vec::with_capacity(batch.len());
+        for (wanted, (place, in_use, read)) in batch.iter().zip(found) {
+            let mut buf = IoBuf::zeroed(1);
+            if let Some(at) = read {
+                match self.read_answer(wanted.ino, at, answers.next().expect("a read has an answer"))? {
+                    Some(old) => buf = old,
+                    None => continue,
+                }
+            }
+            let has_bytes = overlay_bytes(buf.as_mut_bytes(), wanted.file_block, wanted.pieces);
+            if !in_use && !has_bytes {
+                continue;
+            }
+            let place = match place {
+                Some(place) => place,
+                None => {
+                    let goal = self.alloc.goal_for(wanted.ino, wanted.ino);
+                    self.alloc.alloc_data(goal, 1, self.promised.as_mut())?.start
+                }
+            };
+            placed.push(Placed { ino: wanted.ino, file_block: wanted.file_block, place, buf });
+        }
+        Ok(placed)
+    }
+
+    /// The bytes that a block has so far. `None`: they cannot be read, and no read of the block
+    /// will succeed.
+    fn read_answer(&self, ino: Ino, at: BlockNo, completion: Completion) -> Result<Option<IoBuf>> {
+        match (completion.result, completion.op, &self.read_only) {
+            (Ok(()), Op::Read(buf), _) => Ok(Some(buf)),
+            (Ok(()), ..) => unreachable!("a request comes back as it was"),
+            (Err(e @ Error::Io { .. }), _, Some(overlay)) => {
+                tracing::warn!("{}: reads of the block will fail", unplaced(ino, at, e.clone()));
+                overlay.spoil(at, e);
+                Ok(None)
+            }
+            (Err(e), ..) => Err(unplaced(ino, at, e)),
+        }
+    }
+
+    /// Writes the blocks, each to its place or, if the device refuses that, to a free one. Returns
+    /// where each of them lies.
+    fn write_all(&self, placed: &[Placed]) -> Result<Vec<BlockNo>> {
+        let mut by_place: Vec<usize> = (0..placed.len()).collect();
+        by_place.sort_unstable_by_key(|i| placed[*i].place);
+        let follows = |a: &usize, b: &usize| placed[*a].place.0 + 1 == placed[*b].place.0;
+        let runs: Vec<&[usize]> =
+            by_place.chunk_by(follows).flat_map(|neighbours| neighbours.chunks(RUN_BLOCKS)).collect();
+        let writes = runs.iter().map(|run| {
+            let mut buf = IoBuf::zeroed(run.len());
+            for (bytes, i) in buf.as_mut_bytes().chunks_exact_mut(BLOCK_SIZE).zip(*run) {
+                bytes.copy_from_slice(placed[*i].buf.as_bytes());
+            }
+            Io { offset: placed[run[0]].place.byte_offset(), op: Op::Write { buf, fua: false } }
+        });
+        // Blocks that were refused, with the error if they were written alone.
+        let mut refused: Vec<(usize, Option<Error>)> = Vec::new();
+        for (completion, run) in run_batch(&*self.device, writes.collect()).into_iter().zip(&runs) {
+            match (completion.result, *run) {
+                (Ok(()), _) => {}
+                (Err(e @ Error::Io { .. }), &[i]) => refused.push((i, Some(e))),
+                (Err(Error::Io { .. }), run) => refused.extend(run.iter().map(|i| (*i, None))),
+                // The device as a whole is gone.
+                (Err(e), _) => return Err(e),
+            }
+        }
+        // In the order of inodes, whatever their places: an error names the first.
+        refused.sort_unstable_by_key(|(i, _)| *i);
+        let mut places: Vec<BlockNo> = placed.iter().map(|block| block.place).collect();
+        for (i, error) in refused {
+            places[i] = match error {
+                Some(error) => self.write_elsewhere(&placed[i], error)?,
+                // By itself, to find out which of its neighbours it was.
+                None => self.write_somewhere(&placed[i])?,
+            };
+        }
+        Ok(places)
+    }
+
+    fn write_somewhere(&self, block: &Placed) -> Result<BlockNo> {
+        match self.device.write(block.place.byte_offset(), &block.buf, false) {
+            Ok(()) => Ok(block.place),
+            Err(e @ Error::Io { .. }) => self.write_elsewhere(block, e),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Sets a block aside whose write has failed with `first_error`, and writes its bytes to a free
+    /// one.
+    fn write_elsewhere(&self, block: &Placed, first_error: Error) -> Result<BlockNo> {
+        let (ino, mut at, mut error) = (block.ino, block.place, first_error.clone());
+        for _ in 1..PLACES_MAX {
+            tracing::warn!("data of inode {ino} in the log: block {at} is set aside: {error}");
+            if !self.alloc.quarantine(Extent::new(at, 1)) {
+                break;
+            }
+            // Not from the promise: that is for data that has no block yet.
+            match self.alloc.alloc_data(self.alloc.goal_for(ino, ino), 1, None) {
+                Ok(extent) => at = extent.start,
+                Err(Error::NoSpace) => break,
+                Err(e) => return Err(e),
+            }
+            error = match self.device.write(at.byte_offset(), &block.buf, false) {
+                Ok(()) => return Ok(at),
+                Err(e @ Error::Io { .. }) => e,
+                Err(e) => return Err(e),
+            };
+        }
+        Err(unplaced(ino, block.place, first_error))
+    }
+
+    /// Maps a block of a file to where it lies now.
+    fn map(&self, block: &Placed, at: BlockNo) -> Result<()> {
+        let (ino, file_block) = (block.ino, block.file_block);
+        let mut record = RecordBuilder::new(RecordOp::WriteBack);
+        // Looked up once more: another block of the batch may have split the extent.
+        if let Some((first, item)) = self.find_extent(ino, file_block)? {
+            if at != block.place {
+                record.free(Extent::new(block.place, 1));
+                record.alloc(Extent::new(at, 1));
+            }
+            if at != block.place || item.unwritten {
+                map_block(&mut record, ino, (first, item), file_block, at);
+            }
+        } else {
+            record.alloc(Extent::new(at, 1));
+            let item = ExtentItem { start: at, blocks: 1, unwritten: false };
+            record.put(Key::new(ino, ItemKind::Extent, file_block), &item.encode());
+            let mut core = self.inode(ino)?;
+            core.blocks += 1;
+            record.inode(ino, InodeMask::BLOCKS, &core);
+        }
+        if !record.is_empty() {
+            let bytes = record.finish();
+            let lsn = RecordLsn { write_start: Lsn(0), start: Lsn(0), end: Lsn(0) };
+            let target = Target {
+                tree: &self.tree,
+                alloc: &self.alloc,
+                residents: &self.residents,
+                counters: &self.counters,
+                replay: false,
+            };
+            apply(&target, lsn, &Record::decode(Lsn(0), &bytes)?.edits)?;
+        }
+        Ok(())
+    }
+
+    fn find_extent(&self, ino: Ino, file_block: u64) -> Result<Option<(u64, ExtentItem)>> {
+        let key = Key::new(ino, ItemKind::Extent, file_block);
+        let Some((found, value)) = self.tree.prev_at_or_before(key)? else { return Ok(None) };
+        if (found.ino, found.kind) != (key.ino, key.kind) {
+            return Ok(None);
+        }
+        let item = ExtentItem::decode(&value)?;
+        Ok((file_block - found.offset < item.blocks as u64).then_some((found.offset, item)))
+    }
+}
+
+/// Where a block of a file lies, given the extent that maps it and that extent's first block.
+fn place_of((first, item): (u64, ExtentItem), file_block: u64) -> BlockNo {
+    BlockNo(item.start.0 + (file_block - first))
+}
+
+/// The pieces of an inode that overlap a block. They are sorted and disjoint, so a binary search
+/// finds them. Checking each piece for each block would take hours if one file filled a log of 1
+/// GiB.
+fn pieces_of(pieces: &[DrainedPiece], file_block: u64) -> &[DrainedPiece] {
+    let start = file_block * BLOCK_SIZE as u64;
+    let first = pieces.partition_point(|(at, len, _)| at + len <= start);
+    let count = pieces[first..].partition_point(|(at, _, _)| *at < start + BLOCK_SIZE as u64);
+    &pieces[first..first + count]
+}
+
+/// Copies the pieces that overlap a block into it. Returns whether any of them carries bytes rather
+/// than zeros.
+fn overlay_bytes(block: &mut [u8], file_block: u64, pieces: &[DrainedPiece]) -> bool {
+    let start = file_block * BLOCK_SIZE as u64;
+    let end = start + BLOCK_SIZE as u64;
+    let mut any = false;
+    for (at, len, source) in pieces {
+        let (from, to) = ((*at).max(start), (at + len).min(end));
+        if from >= to {
+            continue;
+        }
+        let target = &mut block[(from - start) as usize..(to - start) as usize];
+        match source {
+            Source::Bytes(bytes, skip) => {
+                let skip = skip + (from - at) as usize;
+                target.copy_from_slice(&bytes[skip..skip + target.len()]);
+                any = true;
+            }
+            Source::Zero | Source::Live => target.fill(0),
+        }
+    }
+    any
+}
+
+/// Whether the pieces of a block replace all of its bytes below the end of the file.
+fn covers(pieces: &[DrainedPiece], file_block: u64, size: u64) -> bool {
+    let start = file_block * BLOCK_SIZE as u64;
+    let end = (start + BLOCK_SIZE as u64).min(size);
+    let reached = pieces.iter().fold(start, |to, (at, len, _)| if *at <= to { to.max(at + len) } else { to });
+    reached >= end
+}
+
+/// Adds inode and block to an error of the device.
+fn unplaced(ino: Ino, block: BlockNo, error: Error) -> Error {
+    match error {
+        Error::Io { .. } => Error::Unplaced { ino, block, why: Arc::new(error) },
+        other => other,
+    }
+}
+
+/// Splits an extent around one block, which now holds data and lies at `place`.
+fn map_block(
+    record: &mut RecordBuilder,
+    ino: Ino,
+    (first, item): (u64, ExtentItem),
+    file_block: u64,
+    place: BlockNo,
+) {
+    let at = file_block - first;
+    let mut put = |from: u64, start: BlockNo, blocks: u64, unwritten: bool| {
+        if blocks > 0 {
+            let item = ExtentItem { start, blocks: blocks as u32, unwritten };
+            record.put(Key::new(ino, ItemKind::Extent, first + from), &item.encode());
+        }
+    };
+    let old = |from: u64| BlockNo(item.start.0 + from);
+    put(0, old(0), at, item.unwritten);
+    put(at, place, 1, false);
+    put(at + 1, old(at + 1), item.blocks as u64 - at - 1, item.unwritten);
+}
+
+#[cfg(test)]
+#[path = "overlay_tests.rs"]
+mod tests;
