@@ -11,6 +11,11 @@ use std::io::Write;
 use std::sync::Arc;
 
 const SIZE: u64 = 16 << 20;
+/// `u::rwx,u:1000:r--,g::r-x,m::r-x,o::---`
+const LIST: [u8; 44] = [
+    2, 0, 0, 0, 1, 0, 7, 0, 255, 255, 255, 255, 2, 0, 4, 0, 0xe8, 3, 0, 0, 4, 0, 5, 0, 255, 255, 255, 255,
+    16, 0, 5, 0, 255, 255, 255, 255, 32, 0, 0, 0, 255, 255, 255, 255,
+];
 
 fn main() -> Result<(), Box<dyn Error>> {
     let path = std::env::args().nth(1).ok_or("which file?")?;
@@ -28,8 +33,19 @@ fn main() -> Result<(), Box<dyn Error>> {
     fs.symlink(dir.ino, b"link", b"big", owner)?;
     fs.setxattr(dir.ino, b"user.key", b"value", XattrMode::Any)?;
     fs.link(big.ino, Ino::ROOT, b"hard")?;
+    let listed = fs.create(Ino::ROOT, b"listed", 0o640, owner)?;
+    fs.setxattr(listed.ino, acl::ACCESS, &LIST, XattrMode::Any)?;
+    let fixed = fs.create(Ino::ROOT, b"fixed", 0o644, owner)?;
+    fs.write(fixed.ino, 0, b"never to change")?;
+    fs.set_flags(fixed.ino, FileFlags::IMMUTABLE)?;
     fs.checkpoint()?;
     // From here on the log holds it.
+    fs.setxattr(dir.ino, acl::DEFAULT, &LIST, XattrMode::Any)?;
+    fs.set_flags(dir.ino, FileFlags::NODUMP)?;
+    fs.create(dir.ino, b"heir", 0o666, owner)?;
+    fs.create(Ino::ROOT, b"below", 0o644, owner)?;
+    let whiteout = RenameMode::Whiteout { owner, replace: false };
+    fs.rename(Ino::ROOT, b"below", Ino::ROOT, b"above", whiteout)?;
     let logged = fs.create(Ino::ROOT, b"logged", 0o600, owner)?;
     fs.write(logged.ino, 0, b"data that rides in the log")?;
     fs.fsync(logged.ino, false)?;

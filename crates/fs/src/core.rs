@@ -4,14 +4,16 @@ use crate::cache::inodes::Inodes;
 use crate::cache::table::Watch;
 use crate::claim::Claim;
 use crate::data::Files;
-use crate::durability::dirty::{DirtySet, OwnSet};
+use crate::durability::dirty::DirtyList;
 use crate::durability::flushers::{Flushed, Member};
-use crate::durability::shared::SharedSet;
+use crate::durability::shared::SharedLists;
 use crate::durability::sync::Syncer;
+use crate::durability::tracking::{DirtySet, OwnSet};
 use crate::durability::writeback::Writeback;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::format::name_other;
+use crate::gate::Phase;
 use crate::names::Names;
 use crate::options::{DirtyTracking, MountOptions};
 use crate::switches::Switches;
@@ -41,13 +43,11 @@ impl Drop for Membership {
 }
 
 /// Where the dirty inodes are listed, and who wants to know what is cached.
-fn dirty_set(tracking: DirtyTracking) -> (Arc<dyn DirtySet>, Watch) {
-    match tracking {
-        DirtyTracking::PerSb => (Arc::new(OwnSet::new()), None),
-        DirtyTracking::Shared => {
-            let shared = Arc::new(SharedSet::new());
-            (shared.clone(), Some(shared))
-        }
+fn dirty_set(options: &MountOptions) -> (Arc<dyn DirtySet>, Watch) {
+    let set = options.dirty_set.map_or_else(|| Arc::new(OwnSet::default()) as _, |make| make());
+    match options.dirty_tracking {
+        DirtyTracking::PerSb => (set, None),
+        DirtyTracking::Shared => (set, Some(Arc::new(SharedLists::new()))),
     }
 }
 
@@ -73,12 +73,13 @@ impl Fs {
         let store = Store::open(device.clone(), clock.clone(), &open).map_err(|e| name_other(&*device, e))?;
         let inodes_max = (options.cache_size / 8 / 1024).clamp(1024, 1 << 20) as usize;
         let page_bytes = options.cache_size / 8 * 3;
-        let (set, watch) = dirty_set(options.dirty_tracking);
+        let (set, watch) = dirty_set(&options);
         let (shared, member) = (options.shared_budget.clone(), Member::new());
         let engine = Arc::new(Engine::new(store, clock, options, claim));
-        let inodes = Arc::new(Inodes::new(engine.clone(), inodes_max, watch));
+        let inodes = Arc::new(Inodes::new(engine.clone(), inodes_max, watch.clone()));
+        let dirty = DirtyList::new(set, watch);
         let writeback =
-            Writeback::new(engine.clone(), inodes.clone(), set, page_bytes, shared, member.clone());
+            Writeback::new(engine.clone(), inodes.clone(), dirty, page_bytes, shared, member.clone());
         let fs = Fs::join(engine, inodes, Arc::new(writeback));
         fs.start(&member)?;
         Ok(fs)
@@ -152,8 +153,13 @@ impl Fs {
 
     /// Makes everything durable, writes the last checkpoint and ends.
     pub(crate) fn close(&self) -> Result<()> {
+        let gate = self.engine.gate();
+        let _single = gate.single();
         if self.engine.is_closed() {
             return Ok(());
+        }
+        if gate.phase() == Phase::Frozen {
+            return self.close_frozen();
         }
         let synced = self.syncer.sync_for_close();
         if !self.engine.set_closed() {
@@ -175,5 +181,27 @@ impl Fs {
             Some(lost) if closed.is_ok() => Err(Error::DataLost(Arc::new(lost))),
             _ => synced.and(closed.map_err(Error::from)),
         }
+    }
+
+    /// No freeze begins any more. One that is complete ends with the file system.
+    pub(crate) fn end_freezes(&self) -> Result<()> {
+        let gate = self.engine.gate();
+        let _single = gate.single();
+        gate.end();
+        if gate.phase() == Phase::Frozen && !self.engine.is_closed() {
+            return self.close_frozen();
+        }
+        Ok(())
+    }
+
+    /// The image is clean already, and may be in the middle of being copied. What waits for the end
+    /// of the freeze fails.
+    fn close_frozen(&self) -> Result<()> {
+        self.engine.set_closed();
+        self.writeback.leave_flushers();
+        let closed = self.engine.store().close();
+        self.stop_waiting();
+        self.engine.release_device();
+        Ok(closed?)
     }
 }

@@ -1,7 +1,8 @@
 //! What all operations share: the store below, the clock, the options in force, the counters.
 
 use crate::claim::Claim;
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::gate::{Gate, Phase};
 use crate::options::MountOptions;
 use crate::stats::FsStats;
 use crate::switches::{Live, Switches};
@@ -21,6 +22,7 @@ pub(crate) struct Engine {
     live: Live,
     stats: FsStats,
     closed: AtomicBool,
+    gate: Arc<Gate>,
     /// A write failed because the host of the image is full: see `host`.
     pub(crate) host_full: AtomicBool,
     /// What is freed is discarded in the background.
@@ -43,6 +45,7 @@ impl Engine {
             options: Mutex::new(Rank::Leaf, options),
             stats: FsStats::default(),
             closed: AtomicBool::new(false),
+            gate: Arc::new(Gate::new()),
             host_full: AtomicBool::new(false),
             discards: AtomicBool::new(false),
             claim,
@@ -69,6 +72,11 @@ impl Engine {
         &self.stats
     }
 
+    /// What a freeze closes.
+    pub(crate) fn gate(&self) -> &Arc<Gate> {
+        &self.gate
+    }
+
     pub(crate) fn options(&self) -> MountOptions {
         self.options.lock().clone()
     }
@@ -76,6 +84,9 @@ impl Engine {
     /// Changes options. Answers what they are.
     pub(crate) fn remount(&self, switches: &Switches) -> Result<MountOptions> {
         self.check_open()?;
+        if self.gate.phase() != Phase::Open {
+            return Err(Error::Busy("the file system is frozen"));
+        }
         let mut options = self.options.lock();
         let mut wanted = options.clone();
         switches.apply(&mut wanted);

@@ -38,6 +38,9 @@ pub enum Error {
     /// EINVAL, and which argument.
     #[error("invalid argument: {0}")]
     Invalid(&'static str),
+    /// EBUSY, and why.
+    #[error("busy: {0}")]
+    Busy(&'static str),
     /// EPERM, and what.
     #[error("operation not permitted: {0}")]
     NotPermitted(&'static str),
@@ -87,6 +90,7 @@ impl Error {
             Error::NotEmpty => 39,        // ENOTEMPTY
             Error::NameTooLong => 36,     // ENAMETOOLONG
             Error::Invalid(_) => 22,      // EINVAL
+            Error::Busy(_) => 16,         // EBUSY
             Error::NotPermitted(_) => 1,  // EPERM
             Error::TooManyLinks => 31,    // EMLINK
             Error::FileTooLarge => 27,    // EFBIG

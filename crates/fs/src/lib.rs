@@ -77,7 +77,10 @@ mod durability;
 mod engine;
 mod error;
 mod extents;
+mod flags;
 mod format;
+mod freeze;
+mod gate;
 mod handles;
 mod host;
 mod names;
@@ -87,16 +90,18 @@ mod stats;
 mod switches;
 mod types;
 
-pub use api::FileSystem;
+pub use api::{FileSystem, Pass};
 pub use cache::shared_budget::SharedBudget;
 pub use durability::order::{ByLocation, DirtyInode, OldestFirst, WritebackOrder};
+pub use durability::tracking::{DirtyHandle, DirtySet, OwnSet};
 pub use error::{Done, Error, LostData, Result};
+pub use gate::Thawed;
 pub use handles::{Dir, Entry, File, OpenOptions, ReadDir};
 pub use kedge_base::{Clock, Ino, ManualClock, SystemClock, Timespec};
 /// What lies below an image: files and block devices, memory, the network, and simulators for
 /// tests.
 pub use kedge_device as device;
-pub use kedge_format::{FileKind, acl};
+pub use kedge_format::{FileFlags, FileKind, acl};
 pub use kedge_store::{TreeLock, histogram_text};
 pub use options::{DirtyTracking, FdatasyncRule, FormatOptions, MountOptions, NewName, OrderWord};
 pub use switches::{SWITCH_WORDS, Switches};

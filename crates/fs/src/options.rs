@@ -2,6 +2,7 @@
 
 use crate::cache::shared_budget::SharedBudget;
 use crate::durability::order::{ByLocation, OldestFirst, WritebackOrder};
+use crate::durability::tracking::DirtySet;
 use crate::error::{Error, Result};
 use crate::types::Owner;
 use kedge_base::Error as Engine;
@@ -162,6 +163,9 @@ pub struct MountOptions {
     pub discard: bool,
     /// Fixed at open.
     pub dirty_tracking: DirtyTracking,
+    /// A dirty list of the program's own, which also chooses what background writeback writes. It
+    /// is made anew for each file system that is opened. `None`: one of the file system's.
+    pub dirty_set: Option<fn() -> Arc<dyn DirtySet>>,
     /// Limits for dirty pages that it shares with other file systems of this process.
     pub shared_budget: Option<Arc<SharedBudget>>,
     /// How threads keep out of each other's way in the tree of the metadata.
@@ -182,6 +186,7 @@ impl Default for MountOptions {
             noatime: false,
             discard: false,
             dirty_tracking: DirtyTracking::PerSb,
+            dirty_set: None,
             shared_budget: None,
             tree_lock: TreeLock::default(),
         }

@@ -2,6 +2,7 @@
 
 use crate::core::Fs;
 use kedge_base::{Histogram, HistogramSnapshot};
+use kedge_device::LatencyKind;
 use kedge_format::record::RecordOp;
 use kedge_store::{CheckpointCause, ForceCause};
 use serde_json::{Map, Value, json};
@@ -197,7 +198,18 @@ impl Fs {
             "write_bytes": d.write_bytes.get(),
             "fua_writes": d.fua_writes.get(),
             "flushes": d.flushes.get(),
+            "latency": self.device_latency(),
         })
+    }
+
+    /// How long small requests take, in the median, by kind: those that were measured.
+    fn device_latency(&self) -> Value {
+        let latency = self.engine().store().device().latency();
+        let of = |kind: &LatencyKind| {
+            let nanos = latency.typical(*kind)?.as_nanos() as u64;
+            Some((format!("{}_ns", kind.name()), json!(nanos)))
+        };
+        LatencyKind::ALL.iter().filter_map(of).collect::<Map<String, Value>>().into()
     }
 
     /// Identity, geometry, state, options and what recovery did. Times are seconds since 1970.
@@ -207,6 +219,7 @@ impl Fs {
         let bytes = |blocks: u64| blocks * kedge_base::BLOCK_SIZE as u64;
         let free = self.engine().store().alloc().free_counts().free;
         let shut_down = self.engine().store().log().shutdown_reason();
+        let frozen_since = self.engine().gate().since();
         json!({
             "uuid": g.uuid.to_string(),
             "label": g.label,
@@ -221,6 +234,7 @@ impl Fs {
             },
             "created": g.created.sec,
             "device": self.engine().store().device().name(),
+            "device_latency": self.device_latency(),
             "generation": self.engine().store().generation().0,
             "epoch": self.engine().store().epoch().0,
             "inodes": self.engine().store().inode_count(),
@@ -229,7 +243,14 @@ impl Fs {
             "read_only": self.engine().store().is_read_only(),
             "lost_files": self.engine().store().losses().map_or(0, |losses| losses.files),
             "lost_since": self.engine().store().losses().map(|losses| losses.since),
-            "state": if shut_down.is_some() { "shut down" } else { "mounted" },
+            "state": if shut_down.is_some() {
+                "shut down"
+            } else if frozen_since.is_some() {
+                "frozen"
+            } else {
+                "mounted"
+            },
+            "frozen_since": frozen_since,
             "shut_down": shut_down.map(|reason| reason.to_string()),
             "shut_down_since": self.engine().store().log().shutdown_since(),
             "options": {
@@ -242,7 +263,10 @@ impl Fs {
                 "noatime": o.noatime,
                 "discard": o.discard,
                 "writeback_order": o.writeback_order.name(),
-                "dirty_tracking": o.dirty_tracking.word(),
+                "dirty_tracking": match o.dirty_set {
+                    Some(_) => self.writeback().tracking(),
+                    None => o.dirty_tracking.word(),
+                },
                 "tree_lock": o.tree_lock.name(),
             },
             "recovery": self.engine().store().replay_summary(),

@@ -41,6 +41,8 @@ ops!(
     setxattr,
     listxattr,
     removexattr,
+    freeze,
+    thaw,
 );
 
 pub(crate) struct FsStats {

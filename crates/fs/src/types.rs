@@ -1,7 +1,7 @@
 //! The words of the file system's interface.
 
 use kedge_base::{Ino, Timespec};
-use kedge_format::{FileKind, InodeCore};
+use kedge_format::{FileFlags, FileKind, InodeCore};
 use serde::Serialize;
 
 /// What format made.
@@ -60,6 +60,8 @@ pub struct Attr {
     pub ctime: Timespec,
     /// Creation.
     pub btime: Timespec,
+    /// What chattr(1) has set.
+    pub flags: FileFlags,
 }
 
 impl Attr {
@@ -78,6 +80,7 @@ impl Attr {
             mtime: core.mtime,
             ctime: core.ctime,
             btime: core.btime,
+            flags: core.file_flags(),
         }
     }
 }

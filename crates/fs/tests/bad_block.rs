@@ -69,7 +69,8 @@ impl Image {
         assert_clean(device, what);
     }
 
-    /// The blocks that recovery writes data to, in order: the first writes of an open.
+    /// The blocks that recovery writes data to, in the order of the files. They are the first
+    /// writes of an open, in an order of their own.
     fn places(&self) -> Vec<u64> {
         let places = (0..self.files.len() as u64).map(|nth| {
             let sim = Arc::new(SimDevice::new(self.medium.fork()));
@@ -77,9 +78,12 @@ impl Image {
             drop(open(sim.clone(), false));
             let strike = sim.strikes().pop().unwrap();
             assert_eq!(strike.len, BLOCK as u64, "write {nth} is one of a block of data");
-            strike.offset
+            (strike.data.unwrap().to_vec()[0], strike.offset)
         });
-        places.collect()
+        let mut places: Vec<(u8, u64)> = places.collect();
+        let file = |byte: u8| b"pfq".iter().position(|first| *first == byte).unwrap();
+        places.sort_by_key(|(byte, _)| file(*byte));
+        places.into_iter().map(|(_, offset)| offset).collect()
     }
 }
 

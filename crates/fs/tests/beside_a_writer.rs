@@ -5,9 +5,9 @@
 #[path = "common/watched.rs"]
 mod watched;
 
-use kedge_base::spawn_named;
+use kedge_base::{IoBuf, Result, spawn_named};
 use kedge_device::sim::{Choice, SimDevice};
-use kedge_device::{Device, MemDevice};
+use kedge_device::{CompletionSink, Device, DeviceStats, Geometry, MemDevice, Request};
 use kedgefs::*;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -19,6 +19,8 @@ const PAGE: usize = 4096;
 const PAGES: usize = 3000;
 /// As many as one pass takes, and some.
 const REWRITTEN: usize = 1100;
+/// Writers stop after so many turns: one who waits for them to stop is found out, and comes back.
+const TURNS_MAX: u32 = 100;
 
 type Work = Arc<dyn Fn() + Send + Sync>;
 
@@ -79,14 +81,26 @@ fn make(fs: &FileSystem, name: &[u8], pages: usize) -> Ino {
     ino
 }
 
-/// Until the returned flag says how often it was done.
-fn rewrite_beside(device: &Beside, fs: &FileSystem, ino: Ino) -> Arc<Mutex<u32>> {
+/// Work that is done in its first [`TURNS_MAX`] turns, and the number of turns.
+fn turns(work: impl Fn() + Send + Sync + 'static) -> (Work, Arc<Mutex<u32>>) {
     let count = Arc::new(Mutex::new(0));
-    let (fs, counter) = (fs.clone(), count.clone());
-    *device.work.lock() = Some(Arc::new(move || {
-        fs.write(ino, 0, &vec![b'2'; REWRITTEN * PAGE]).unwrap();
+    let counter = count.clone();
+    let turn = move || {
         *counter.lock() += 1;
-    }));
+        if *counter.lock() <= TURNS_MAX {
+            work();
+        }
+    };
+    (Arc::new(turn), count)
+}
+
+/// Writes the start of the file anew beside each write of the device. Answers the number of turns.
+fn rewrite_beside(device: &Beside, fs: &FileSystem, ino: Ino) -> Arc<Mutex<u32>> {
+    let fs = fs.clone();
+    let (work, count) = turns(move || {
+        fs.write(ino, 0, &vec![b'2'; REWRITTEN * PAGE]).unwrap();
+    });
+    *device.work.lock() = Some(work);
     count
 }
 
@@ -121,4 +135,136 @@ fn sync_reaches_a_file_beside_one_that_is_written_again_and_again() {
     assert!((1..20).contains(&*rewrites.lock()), "{} passes", rewrites.lock());
     assert!(device.durable(b"quiet").iter().all(|b| *b == b'1'), "bytes that sync confirmed are lost");
     assert!(device.durable(b"busy").iter().all(|b| matches!(b, b'1' | b'2')));
+}
+
+/// One half of a device, as a partition is.
+struct Half {
+    whole: Arc<dyn Device>,
+    geometry: Geometry,
+    from: u64,
+}
+
+impl Half {
+    fn of(whole: Arc<dyn Device>, half: u64) -> Arc<Half> {
+        let mut geometry = whole.geometry().clone();
+        geometry.size /= 2;
+        let from = half * geometry.size;
+        Arc::new(Half { whole, geometry, from })
+    }
+}
+
+impl Device for Half {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn submit(&self, mut batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
+        batch.iter_mut().for_each(|request| request.offset += self.from);
+        self.whole.submit(batch, sink);
+    }
+
+    fn read(&self, offset: u64, buf: &mut IoBuf) -> Result<()> {
+        self.whole.read(self.from + offset, buf)
+    }
+
+    fn write(&self, offset: u64, buf: &IoBuf, fua: bool) -> Result<()> {
+        self.whole.write(self.from + offset, buf, fua)
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.whole.flush()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        self.whole.discard(self.from + offset, len)
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64) -> Result<()> {
+        self.whole.write_zeroes(self.from + offset, len)
+    }
+
+    fn stats(&self) -> &DeviceStats {
+        self.whole.stats()
+    }
+
+    fn name(&self) -> &str {
+        "half"
+    }
+}
+
+fn count(fs: &FileSystem, what: &str) -> u64 {
+    let stats: serde_json::Value = serde_json::from_str(&fs.stats_json()).unwrap();
+    what.split('.').fold(&stats, |v, key| &v[key]).as_u64().unwrap_or_else(|| panic!("no counter {what}"))
+}
+
+/// As sync(2) with writers on each of them that never stop. The work of the writers is done beside
+/// each write of a device, so a sync that chased them would never end.
+#[test]
+fn a_sync_of_four_file_systems_on_two_devices_ends_beside_writers_on_all_of_them() {
+    const BUSY_PAGES: usize = 64;
+    const QUIET_FILES: u8 = 40;
+    let sims: Vec<_> = (0..2)
+        .map(|_| {
+            let inner = SimDevice::new(Arc::new(MemDevice::new(128 << 20)).fork());
+            inner.stop_recording();
+            Arc::new(Watched(Beside { inner, work: Mutex::new(None) }))
+        })
+        .collect();
+    let parts: Vec<_> = (0..4).map(|i| Half::of(sims[i / 2].clone(), i as u64 % 2)).collect();
+    let options = MountOptions { commit: Duration::from_secs(3600), ..Default::default() };
+    let all: Vec<FileSystem> = parts
+        .iter()
+        .map(|part| {
+            FileSystem::format(part.clone(), clock(), &FormatOptions::default()).unwrap();
+            FileSystem::open(part.clone(), clock(), options.clone()).unwrap()
+        })
+        .collect();
+    let busy: Vec<Ino> = all.iter().map(|fs| make(fs, b"busy", BUSY_PAGES)).collect();
+    for (fs, busy) in all.iter().zip(&busy) {
+        fs.write(*busy, 0, &vec![b'1'; BUSY_PAGES * PAGE]).unwrap();
+        for i in 0..QUIET_FILES {
+            let f = fs.create(Ino::ROOT, &[b'q', i + 1], 0o644, Owner::default()).unwrap().ino;
+            fs.write(f, 0, &vec![i + 1; 3 * PAGE]).unwrap();
+        }
+    }
+    let writers: Vec<(FileSystem, Ino)> = all.iter().cloned().zip(busy).collect();
+    let (work, rewrites) = turns(move || {
+        for (fs, busy) in &writers {
+            fs.write(*busy, 0, &vec![b'2'; BUSY_PAGES * PAGE]).unwrap();
+        }
+    });
+    let dirty = |fs: &FileSystem| count(fs, "cache.dirty_pages");
+    let dirty_before: Vec<u64> = all.iter().map(dirty).collect();
+    let written = |fs: &FileSystem| count(fs, "data.write_bytes");
+    let written_before: Vec<u64> = all.iter().map(written).collect();
+    sims.iter().for_each(|sim| *sim.work.lock() = Some(work.clone()));
+    all.iter().for_each(|fs| fs.sync().unwrap());
+    sims.iter().for_each(|sim| *sim.work.lock() = None);
+
+    assert!((4..40).contains(&*rewrites.lock()), "{} writes of the devices", rewrites.lock());
+    for (i, fs) in all.iter().enumerate() {
+        let bytes = written(fs) - written_before[i];
+        let most = dirty_before[i] * PAGE as u64;
+        assert!((1..=most).contains(&bytes), "{bytes} bytes written for {most} that were dirty");
+        assert_eq!(dirty(fs), BUSY_PAGES as u64, "the writers went on");
+    }
+    // The power fails now, and takes everything that is not durable.
+    let images: Vec<_> = sims.iter().map(|sim| Arc::new(sim.inner.crash_as(Choice::None))).collect();
+    for i in 0..4 {
+        let part = Half::of(images[i / 2].clone(), i as u64 % 2);
+        let options = MountOptions { read_only: true, ..Default::default() };
+        let fs = FileSystem::open(part, clock(), options).unwrap();
+        let read = |name: &[u8]| {
+            let attr = fs.lookup(Ino::ROOT, name).unwrap();
+            let mut bytes = vec![0; attr.size as usize];
+            assert_eq!(fs.read(attr.ino, 0, &mut bytes).unwrap(), bytes.len());
+            bytes
+        };
+        let bytes = read(b"busy");
+        assert_eq!(bytes.len(), BUSY_PAGES * PAGE);
+        assert!(bytes.iter().all(|b| matches!(b, b'1' | b'2')), "bytes that sync confirmed are lost");
+        for q in 1..=QUIET_FILES {
+            assert_eq!(read(&[b'q', q]), vec![q; 3 * PAGE], "bytes that sync confirmed are lost");
+        }
+    }
 }

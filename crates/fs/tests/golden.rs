@@ -14,6 +14,8 @@ const LIST: [u8; 44] = [
     2, 0, 0, 0, 1, 0, 7, 0, 255, 255, 255, 255, 2, 0, 4, 0, 0xe8, 3, 0, 0, 4, 0, 5, 0, 255, 255, 255, 255,
     16, 0, 5, 0, 255, 255, 255, 255, 32, 0, 0, 0, 255, 255, 255, 255,
 ];
+/// Of version 2 with access control lists, file flags and whiteouts.
+const FEATURES: &[u8] = include_bytes!("golden/v2-features.blocks");
 const VERSION_1: &[u8] = include_bytes!("golden/v1.blocks");
 
 fn image(blocks: &[u8]) -> Arc<MemDevice> {
@@ -49,12 +51,7 @@ fn an_image_of_version_1_is_refused_by_mount_fsck_and_repair_and_stays_as_it_is(
 #[test]
 fn the_golden_image_is_read_as_it_was_meant() {
     let device = image(GOLDEN);
-    let options = kedge_fsck::CheckOptions {
-        replay: Some(Arc::new(kedge_fsck::StoreReplay)),
-        ..kedge_fsck::CheckOptions::default()
-    };
-    let report = kedge_fsck::check(device.clone(), &options);
-    assert!(report.is_clean(), "{report}");
+    check(&device);
 
     let fs =
         FileSystem::open(device.clone(), Arc::new(ManualClock::default()), MountOptions::default()).unwrap();
@@ -77,13 +74,45 @@ fn the_golden_image_is_read_as_it_was_meant() {
     assert_eq!(&bytes[..26], b"data that rides in the log");
     // root, dir, big, the symlink, logged: the orphan is gone.
     assert_eq!(fs.statfs().inodes - fs.statfs().inodes_free, 5);
-    // It is of a version without access control lists, and older versions must go on reading it.
+    // It is of a version without access control lists and flags, and older versions must go on
+    // reading it.
     assert!(!fs.has_acls());
+    assert!(matches!(fs.set_flags(dir.ino, FileFlags::NODUMP), Err(Error::NotSupported(_))));
     for name in [acl::ACCESS, acl::DEFAULT] {
         let set = fs.setxattr(dir.ino, name, &LIST, XattrMode::Any);
         assert!(matches!(set, Err(Error::NotSupported(_))), "{set:?}");
     }
     fs.close().unwrap();
-    let report = kedge_fsck::check(device, &options);
+    check(&device);
+}
+
+fn check(device: &Arc<MemDevice>) {
+    let replay: Option<Arc<dyn kedge_fsck::Replay>> = Some(Arc::new(kedge_fsck::StoreReplay));
+    let options = kedge_fsck::CheckOptions { replay, ..kedge_fsck::CheckOptions::default() };
+    let report = kedge_fsck::check(device.clone(), &options);
     assert!(report.is_clean(), "{report}");
+}
+
+#[test]
+fn lists_flags_and_whiteouts_of_the_golden_image_are_read_as_they_were_meant() {
+    let device = image(FEATURES);
+    check(&device);
+    let fs =
+        FileSystem::open(device.clone(), Arc::new(ManualClock::default()), MountOptions::default()).unwrap();
+    let at = |dir: Ino, name: &[u8]| fs.lookup(dir, name).unwrap();
+    let listed = at(Ino::ROOT, b"listed");
+    assert_eq!((listed.mode & 0o777, fs.getxattr(listed.ino, acl::ACCESS).unwrap()), (0o750, LIST.to_vec()));
+    let fixed = at(Ino::ROOT, b"fixed");
+    assert_eq!(fixed.flags, FileFlags::IMMUTABLE);
+    assert!(matches!(fs.unlink(Ino::ROOT, b"fixed"), Err(Error::NotPermitted(_))));
+    let dir = at(Ino::ROOT, b"dir");
+    assert_eq!((dir.flags, fs.getxattr(dir.ino, acl::DEFAULT).unwrap()), (FileFlags::NODUMP, LIST.to_vec()));
+    let heir = at(dir.ino, b"heir");
+    assert_eq!((heir.flags, heir.mode & 0o777), (FileFlags::NODUMP, 0o640));
+    assert!(fs.getxattr(heir.ino, acl::ACCESS).is_ok());
+    let whiteout = at(Ino::ROOT, b"below");
+    assert_eq!((whiteout.kind, whiteout.rdev), (FileKind::CharDevice, 0));
+    assert_eq!(at(Ino::ROOT, b"above").kind, FileKind::Regular);
+    fs.close().unwrap();
+    check(&device);
 }

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use kedge_base::{IoBuf, Lsn};
-use kedge_device::{Device, MemDevice};
+use kedge_device::{Device, MemDevice, WatchedDevice};
 use kedge_format::superblock::{SLOTS, Superblock};
 use kedgefs::*;
 use std::sync::Arc;
@@ -127,4 +127,23 @@ fn a_log_that_ends_below_the_checkpoint_is_corrupt() {
     });
     let error = open(&device).err().unwrap().to_string();
     assert!(error.contains("below the checkpoint"), "{error}");
+}
+
+#[test]
+fn the_measured_latency_of_the_device_is_told() {
+    let told = |device: Arc<dyn Device>| {
+        let fs = FileSystem::open(device, clock(), MountOptions::default()).unwrap();
+        let f = fs.create(Ino::ROOT, b"g", 0o644, Owner::default()).unwrap();
+        fs.fsync(f.ino, false).unwrap();
+        let json = |text: String| serde_json::from_str::<serde_json::Value>(&text).unwrap();
+        let (stats, info) = (json(fs.stats_json()), json(fs.info_json()));
+        assert_eq!(stats["device"]["latency"], info["device_latency"]);
+        info["device_latency"].clone()
+    };
+    let watched = WatchedDevice::new(crashed(), Arc::new(SystemClock::default()));
+    let latency = told(Arc::new(watched));
+    for kind in ["read_ns", "write_ns", "durable_write_ns", "flush_ns"] {
+        assert!(latency[kind].as_u64().is_some_and(|nanos| nanos > 0), "{kind}: {latency}");
+    }
+    assert_eq!(told(crashed()), serde_json::json!({}), "nobody measures");
 }

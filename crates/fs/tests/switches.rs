@@ -1,11 +1,15 @@
 //! The old rules behind the switches cost what they are said to cost, and the new ones do not.
 #![allow(clippy::unwrap_used)]
 
-use kedge_device::MemDevice;
+#[path = "common/watched.rs"]
+mod watched;
+
+use kedge_device::{Device, MemDevice};
 use kedgefs::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use watched::{Watch, Watched};
 
 fn open(options: MountOptions) -> FileSystem {
     let device = Arc::new(MemDevice::new(64 << 20));
@@ -295,6 +299,61 @@ fn a_plug_merges_the_writes_of_many_files() {
     assert_eq!(alone, 512, "noplug: a write for each file");
     assert!(plugged <= 512 / 64, "plug: {plugged} writes");
     assert!(writes("plug,writeback_order=location") <= 512 / 64);
+}
+
+/// Counts what is submitted with writes in it that are not durable on their own.
+struct Submissions {
+    inner: MemDevice,
+    count: AtomicU64,
+}
+
+impl Watch for Submissions {
+    fn device(&self) -> &dyn Device {
+        &self.inner
+    }
+
+    fn before_write(&self, fua: bool) {
+        self.count.fetch_add(!fua as u64, Ordering::Relaxed);
+    }
+}
+
+/// The kernel merges the requests of one submission. So there must not be one for all.
+#[test]
+fn noplug_submits_the_writes_of_each_inode_apart_from_those_of_others() {
+    const FILES: u64 = 200;
+    let submissions = |options: &str| {
+        let device = Arc::new(Watched(Submissions { inner: MemDevice::new(64 << 20), count: 0.into() }));
+        let clock: Arc<dyn Clock> = Arc::new(ManualClock::default());
+        FileSystem::format(device.clone(), clock.clone(), &FormatOptions::default()).unwrap();
+        let mut mount = MountOptions::default();
+        options.parse::<Switches>().unwrap().apply(&mut mount);
+        let fs = FileSystem::open(device.clone(), clock, mount).unwrap();
+        let files: Vec<Ino> = (0..FILES)
+            .map(|i| fs.create(Ino::ROOT, format!("{i}").as_bytes(), 0o644, Owner::default()).unwrap().ino)
+            .collect();
+        let write_all = |offset, len, fill| {
+            files.iter().for_each(|f| assert_eq!(fs.write(*f, offset, &vec![fill; len]).unwrap(), len));
+        };
+        write_all(0, 8 * 4096, 1);
+        fs.sync().unwrap();
+        // Two writes for each file, with a page between them that stays as it is.
+        write_all(0, 4096, 2);
+        write_all(2 * 4096, 4096, 3);
+        let before = (device.count.load(Ordering::Relaxed), count(&fs, "data.writes"));
+        fs.sync().unwrap();
+        let submitted = device.count.load(Ordering::Relaxed) - before.0;
+        assert_eq!(count(&fs, "data.writes") - before.1, 2 * FILES, "{options}");
+        for f in &files {
+            let mut bytes = [0; 3 * 4096];
+            assert_eq!(fs.read(*f, 0, &mut bytes).unwrap(), bytes.len());
+            assert!((0..3).all(|page| bytes[page * 4096] == [2, 1, 3][page]));
+        }
+        submitted
+    };
+    let (plugged, apart) = (submissions("plug"), submissions("noplug"));
+    assert!(plugged < FILES / 8, "plug: {plugged} submissions");
+    // What is not data, the log's, is in both.
+    assert!((FILES..FILES + plugged).contains(&apart), "noplug: {apart}, plug: {plugged}");
 }
 
 /// As Linux's sync(2), which visited each file system and walked all of its cached inodes.

@@ -67,7 +67,7 @@ fn superblock_cases() -> Vec<Case> {
             i.geometry.feature_incompat = 1 << 40;
         }),
         items("read-only feature", &[Unsupported], |i| {
-            i.geometry.feature_ro_compat = 1;
+            i.geometry.feature_ro_compat = 1 << 40;
         }),
         items("slots disagree", &[SuperblockSlotsDiffer], |i| {
             i.old_superblock = Some(Box::new(|sb| sb.geometry.label = "other".into()));
@@ -156,6 +156,8 @@ fn inode_cases() -> Vec<Case> {
         items("core too short", &[InodeBad], |i| i.put(Key::inode(Ino(12)), [0; 9])),
         items("mode of no type", &[InodeBad], |i| i.core(12, |c| c.mode = 0o644)),
         items("mode with more bits", &[InodeBad], |i| i.core(12, |c| c.mode |= 1 << 20)),
+        items("flags of no meaning", &[InodeBad], |i| i.core(10, |c| c.flags = 0x8)),
+        items("an immutable symlink", &[InodeBad], |i| i.core(11, |c| c.flags = 0x10)),
         items("file of impossible size", &[InodeBad], |i| i.core(10, |c| c.size = FILE_SIZE_MAX + 1)),
         items("file with a parent", &[InodeBad], |i| i.core(10, |c| c.parent = Ino(1))),
         items("no root", &[RootBad], |i| i.remove(Key::inode(Ino(1)))).and(&[ItemWithoutInode]),

@@ -220,6 +220,15 @@ impl<'a> ItemCheck<'a> {
                 format!("mode {:#o} has bits that no mode has", core.mode)
             });
         }
+        if core.flags != core.file_flags().bits() {
+            self.add(FindingKind::InodeBad, at, || {
+                format!(
+                    "flags {:#x}, of which a {kind:?} has only {:#x}",
+                    core.flags,
+                    core.file_flags().bits()
+                )
+            });
+        }
         if kind == FileKind::Regular && core.size > FILE_SIZE_MAX {
             self.add(FindingKind::InodeBad, at, || {
                 format!("size {} is above the largest, {FILE_SIZE_MAX}", core.size)

@@ -24,6 +24,7 @@ fn show(model: &Model) -> View {
             mtime: time(inode.mtime),
             ctime: time(inode.ctime),
             btime: Timespec::default(),
+            flags: inode.flags,
         };
         let found = Found {
             attr,

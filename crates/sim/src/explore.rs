@@ -4,7 +4,8 @@
 //! The media come from the recording: at each event all subsets of the unflushed writes (a
 //! selection if there are many), torn writes, and FUA writes torn before they completed. Each
 //! *distinct* medium is
-//! 1. opened, and the checkpoint that recovery left is checked by fsck;
+//! 1. looked at: if it is marked clean, its log is empty; then opened, and the checkpoint that
+//!    recovery left is checked by fsck;
 //! 2. walked;
 //! 3. used (for a share of the media): a file is made and removed in every directory, for every
 //!    other medium all names are removed, and the image is closed and checked by fsck again;
@@ -24,10 +25,11 @@ use crate::ops::{Executor, OWNER, Op, Outcome};
 use crate::rig::{self, Setup, panic_text};
 use crate::view::{Found, View};
 use crate::workload::Workload;
-use kedge_base::ManualClock;
-use kedge_device::MemDevice;
+use kedge_base::{BLOCK_SIZE, ManualClock};
 use kedge_device::sim::{FaultPlan, Recording, SimDevice, StatePlan};
-use kedge_fsck::CheckOptions;
+use kedge_device::{Device, MemDevice};
+use kedge_format::superblock::{SLOTS, Superblock};
+use kedge_fsck::{CheckOptions, Replay, StoreReplay};
 use kedgefs::{FileKind, FileSystem, Ino, MountOptions};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -178,7 +180,14 @@ pub fn setup() -> Setup {
         cache_size: 4 << 20,
         ..MountOptions::default()
     };
-    Setup { image: 16 << 20, log: 1 << 20, mount, promise: Promise::Prefix, compare_every: usize::MAX }
+    Setup {
+        image: 16 << 20,
+        log: 1 << 20,
+        mount,
+        promise: Promise::Prefix,
+        compare_every: usize::MAX,
+        far: false,
+    }
 }
 
 /// The image that all workloads start from.
@@ -311,6 +320,7 @@ impl Explorer {
     }
 
     fn recover_anew(&mut self, hash: u64, medium: &MemDevice) -> Recovered {
+        mark_is_true(medium)?;
         let (device, fs) = self.open(medium)?;
         let recording = device.recording();
         fsck(&device, "after recovery")?;
@@ -352,6 +362,22 @@ impl Explorer {
             same_view(view, &again).map_err(said)?;
         }
         Ok(())
+    }
+}
+
+/// A slot that says clean has no log behind it.
+fn mark_is_true(medium: &MemDevice) -> Result<(), String> {
+    let blocks = medium.geometry().size / BLOCK_SIZE as u64;
+    let slot = |slot: usize| {
+        let bytes = medium.bytes(SLOTS[slot].byte_offset(), BLOCK_SIZE);
+        Superblock::decode(&bytes, slot, blocks).ok()
+    };
+    let newest = slot(0).into_iter().chain(slot(1)).max_by_key(|sb| sb.checkpoint.generation);
+    let Some(sb) = newest.filter(|sb| sb.checkpoint.clean) else { return Ok(()) };
+    match StoreReplay.log_writes(medium, &sb) {
+        Ok(0) => Ok(()),
+        Ok(writes) => Err(format!("the image is marked clean, and {writes} log writes follow")),
+        Err(e) => Err(format!("the image is marked clean, and its log cannot be read: {e}")),
     }
 }
 

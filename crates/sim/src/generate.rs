@@ -3,7 +3,7 @@
 
 use crate::model::{Inode, Model};
 use crate::ops::{Falloc, Fill, Op, Rename, Special, Target, XattrFlag, split};
-use kedgefs::FileKind;
+use kedgefs::{FileFlags, FileKind};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
@@ -179,6 +179,9 @@ impl Generator {
         if at < remounts + crashes + persists {
             return self.persist(model);
         }
+        if let Some(op) = self.unfix(model) {
+            return op;
+        }
         match self.rng.random_range(0..100) {
             0..38 => self.names(model),
             38..43 => self.handles(model),
@@ -186,6 +189,14 @@ impl Generator {
             55..90 => self.data(model),
             _ => self.look(model),
         }
+    }
+
+    /// Takes back a flag that forbids changes, after a while: or nothing would change any more.
+    fn unfix(&mut self, model: &Model) -> Option<Op> {
+        let fixed = |i: &Inode| i.flags.has(FileFlags::IMMUTABLE | FileFlags::APPEND);
+        let path = self.existing(model, fixed)?;
+        let on = Target::Path(path);
+        self.chance(150).then_some(Op::SetFlags { on, flags: 0 })
     }
 
     fn persist(&mut self, model: &Model) -> Op {
@@ -267,6 +278,15 @@ impl Generator {
         let on = self.any_target(model);
         let name = format!("user.{}", self.pick(&["x", "yy", "attribute"]));
         match self.rng.random_range(0..14) {
+            12.. if self.chance(300) => {
+                let on = self.target(model, |i| i.is_dir() || i.is_file());
+                let flags = if self.chance(100) {
+                    self.pick(&[FileFlags::IMMUTABLE, FileFlags::APPEND])
+                } else {
+                    self.pick(&[FileFlags::default(), FileFlags::NODUMP, FileFlags::NOATIME])
+                };
+                Op::SetFlags { on, flags: flags.bits() }
+            }
             12.. => {
                 let default = self.chance(500);
                 let on = self.target(model, |i| i.is_dir() || !default && i.is_file());

@@ -15,7 +15,7 @@ use crate::ops::{
     components, errno, split, stamp,
 };
 use kedge_format::item::{FILE_SIZE_MAX, NAME_MAX, SYMLINK_MAX, XATTR_VALUE_MAX};
-use kedgefs::{FileKind, Timespec};
+use kedgefs::{FileFlags, FileKind, Timespec};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -33,6 +33,7 @@ pub struct Inode {
     pub uid: u32,
     pub gid: u32,
     pub rdev: u64,
+    pub flags: FileFlags,
     pub nlink: u32,
     /// The last name is gone: it can get none any more (a nameless new file can).
     pub dead: bool,
@@ -66,6 +67,7 @@ impl Inode {
             uid: OWNER.uid,
             gid: OWNER.gid,
             rdev: 0,
+            flags: FileFlags::default(),
             nlink: 1,
             dead: false,
             content: Content::default(),
@@ -372,13 +374,74 @@ impl Model {
 
     /// Runs the operation. `None`: unspecified, nothing changed.
     pub fn apply(&mut self, op: &Op) -> Option<Applied> {
-        match self.run(op) {
+        match self.run_permitted(op) {
             Ok((outcome, effect)) => Some(Applied { outcome, or: Vec::new(), effect }),
             Err(No::Errno(errors)) => {
                 Some(Applied { outcome: Outcome::Failed(errors[0]), or: errors, effect: Effect::default() })
             }
             Err(No::Unspecified) => None,
         }
+    }
+
+    /// What flags forbid answers EPERM, or another error that it has, too.
+    fn run_permitted(&mut self, op: &Op) -> Answer {
+        if !self.is_forbidden(op).unwrap_or(false) {
+            return self.run(op);
+        }
+        match self.clone().run(op) {
+            Ok(_) => Err(errno::EPERM.into()),
+            Err(No::Errno(mut errors)) => {
+                errors.push(errno::EPERM);
+                Err(No::Errno(errors))
+            }
+            Err(No::Unspecified) => Err(No::Unspecified),
+        }
+    }
+
+    /// Whether the flags of an inode forbid the operation. `Err`: it names something that is not
+    /// there.
+    fn is_forbidden(&self, op: &Op) -> Result<bool, No> {
+        const FIXED: FileFlags = FileFlags::IMMUTABLE;
+        let either = FIXED | FileFlags::APPEND;
+        let has = |id: Id, flags| self.get(id).flags.has(flags);
+        Ok(match op {
+            Op::Create { path, .. }
+            | Op::Mkdir { path, .. }
+            | Op::Mknod { path, .. }
+            | Op::Symlink { path, .. } => has(self.parent(path)?.0, FIXED),
+            Op::Tmpfile { dir, .. } => has(self.resolve(dir)?, FIXED),
+            Op::Link { from, path } => has(self.parent(path)?.0, FIXED) || has(self.target(from)?, either),
+            Op::Unlink { path } | Op::Rmdir { path } => {
+                let (dir, name) = self.parent(path)?;
+                has(dir, either) || has(self.lookup(dir, name)?, either)
+            }
+            Op::Rename { from, to, .. } => {
+                let (old_dir, old_name) = self.parent(from)?;
+                let (new_dir, new_name) = self.parent(to)?;
+                let moved = self.lookup(old_dir, old_name)?;
+                match self.lookup(new_dir, new_name) {
+                    Ok(there) if there == moved => false,
+                    Ok(there) => [old_dir, new_dir, moved, there].into_iter().any(|id| has(id, either)),
+                    Err(_) => has(old_dir, either) || has(new_dir, FIXED) || has(moved, either),
+                }
+            }
+            Op::Write { on, offset, .. } | Op::WriteText { on, offset, .. } => {
+                let id = self.target(on)?;
+                has(id, FIXED) || has(id, FileFlags::APPEND) && *offset < self.get(id).content.size()
+            }
+            Op::Append { on, .. } => has(self.target(on)?, FIXED),
+            Op::Fallocate { on, how, .. } => {
+                has(self.target(on)?, if how.zeroes() || how.shifts() { either } else { FIXED })
+            }
+            Op::Truncate { on, .. }
+            | Op::Chmod { on, .. }
+            | Op::Chown { on, .. }
+            | Op::Utimes { on, .. }
+            | Op::SetXattr { on, .. }
+            | Op::RemoveXattr { on, .. }
+            | Op::SetAcl { on, .. } => has(self.target(on)?, either),
+            _ => false,
+        })
     }
 
     fn run(&mut self, op: &Op) -> Answer {
@@ -406,7 +469,8 @@ impl Model {
             | Op::Utimes { .. }
             | Op::SetXattr { .. }
             | Op::RemoveXattr { .. }
-            | Op::SetAcl { .. } => self.run_attributes(op),
+            | Op::SetAcl { .. }
+            | Op::SetFlags { .. } => self.run_attributes(op),
             _ => self.run_data(op),
         }
     }
@@ -436,6 +500,7 @@ impl Model {
             inode.nlink = 2;
             self.edit(dir).nlink += 1;
         }
+        inode.flags = self.get(dir).flags.inherited();
         if let Some(list) = self.get(dir).default {
             inode.inherit(list);
         }
@@ -586,7 +651,9 @@ impl Model {
     fn whiteout(&mut self, dir: Id, name: &str) -> Id {
         let id = self.next;
         self.next += 1;
-        self.inodes.insert(id, Arc::new(Inode::new(FileKind::CharDevice, 0)));
+        let mut inode = Inode::new(FileKind::CharDevice, 0);
+        inode.flags = self.get(dir).flags.inherited();
+        self.inodes.insert(id, Arc::new(inode));
         self.edit(dir).entries.insert(name.to_owned(), id);
         id
     }
@@ -645,6 +712,7 @@ impl Model {
                 self.next += 1;
                 let mut inode = Inode::new(FileKind::Regular, *mode);
                 inode.nlink = 0;
+                inode.flags = self.get(dir).flags.inherited();
                 if let Some(list) = self.get(dir).default {
                     inode.inherit(list);
                 }
@@ -722,6 +790,15 @@ impl Model {
                 self.edit(id).set_acl(*default, *list);
                 (id, false)
             }
+            Op::SetFlags { on, flags } => {
+                let id = self.xattr_target(on)?;
+                let flags = FileFlags::from_bits(*flags).ok_or(errno::EINVAL)?;
+                if self.get(id).flags == flags {
+                    return Ok((Outcome::Done, Effect::default()));
+                }
+                self.edit(id).flags = flags;
+                (id, false)
+            }
             _ => unreachable!("sorted by run()"),
         };
         self.changed(id);
@@ -762,7 +839,7 @@ impl Model {
                 let id = self.target(on)?;
                 Ok(persist(Persist::Inode { id, datasync: true }))
             }
-            Op::Sync => Ok(persist(Persist::All)),
+            Op::Sync | Op::Freeze => Ok(persist(Persist::All)),
             Op::Read { on, offset, len } => {
                 let id = self.data_target(on)?;
                 self.edit(id).atime = None;

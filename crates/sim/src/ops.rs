@@ -5,8 +5,8 @@
 //! pinned inodes.
 
 use kedgefs::{
-    Attr, DirEntry, Error, FallocateMode, FileKind, FileSystem, Ino, Owner, RenameMode, SetAttr, SetTime,
-    Timespec, XattrMode,
+    Attr, DirEntry, Error, FallocateMode, FileFlags, FileKind, FileSystem, Ino, Owner, RenameMode, SetAttr,
+    SetTime, Timespec, XattrMode,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -117,6 +117,11 @@ impl Falloc {
     /// Whether it makes the range's bytes zero.
     pub fn zeroes(self) -> bool {
         matches!(self, Falloc::Punch | Falloc::Zero | Falloc::ZeroKeep)
+    }
+
+    /// Whether it moves bytes to other offsets.
+    pub fn shifts(self) -> bool {
+        matches!(self, Falloc::Collapse | Falloc::Insert)
     }
 }
 
@@ -256,6 +261,11 @@ pub enum Op {
         default: bool,
         list: AclBits,
     },
+    /// Sets the flags of chattr(1), which have these bits.
+    SetFlags {
+        on: Target,
+        flags: u32,
+    },
     /// Makes a nameless file and keeps it as `handle`.
     Tmpfile {
         dir: String,
@@ -278,6 +288,8 @@ pub enum Op {
         on: Target,
     },
     Sync,
+    /// Freezes the file system and thaws it.
+    Freeze,
     Read {
         on: Target,
         offset: u64,
@@ -471,6 +483,7 @@ impl Executor {
             | Op::SetXattr { .. }
             | Op::RemoveXattr { .. }
             | Op::SetAcl { .. }
+            | Op::SetFlags { .. }
             | Op::Truncate { .. } => self.run_attributes(op),
             Op::Remount | Op::CrashRemount { .. } => Err(Refused::Errno(errno::EINVAL)),
             _ => self.run_data(op),
@@ -573,6 +586,10 @@ impl Executor {
                 let (name, value) = (acl_name(*default), acl_bytes(*list));
                 fs.setxattr(self.target_or_errno(on)?, name.as_bytes(), &value, XattrMode::Any)?;
             }
+            Op::SetFlags { on, flags } => {
+                let flags = FileFlags::from_bits(*flags).ok_or(Refused::Errno(errno::EINVAL))?;
+                fs.set_flags(self.target_or_errno(on)?, flags)?;
+            }
             Op::RemoveXattr { on, name } => fs.removexattr(self.target_or_errno(on)?, name.as_bytes())?,
             _ => unreachable!("sorted by run()"),
         }
@@ -599,6 +616,10 @@ impl Executor {
             Op::Fsync { on } => fs.fsync(self.target_or_errno(on)?, false)?,
             Op::Fdatasync { on } => fs.fsync(self.target_or_errno(on)?, true)?,
             Op::Sync => fs.sync()?,
+            Op::Freeze => {
+                fs.freeze()?;
+                fs.thaw()?;
+            }
             Op::Read { on, offset, len } => {
                 let ino = self.target_or_errno(on)?;
                 let mut buf = vec![0xee; *len as usize];

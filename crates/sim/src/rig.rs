@@ -4,12 +4,13 @@
 //! and the run continues from it.
 
 use crate::crash::{History, Promise, check_view};
+use crate::deltas::Deltas;
 use crate::model::Model;
 use crate::ops::{Executor, Op, Outcome, print_ops};
 use crate::view::{View, compare_with_handles};
 use kedge_base::{BLOCK_SIZE, IoBuf, ManualClock};
 use kedge_device::sim::{Choice, SimDevice};
-use kedge_device::{Device, MemDevice};
+use kedge_device::{Device, LatencyKind, MemDevice};
 use kedge_format::logwrite::LogSecret;
 use kedge_format::superblock::{SLOTS, Superblock};
 use kedge_fsck::CheckOptions;
@@ -31,6 +32,8 @@ pub struct Setup {
     pub promise: Promise,
     /// Compare the whole tree with the model after this many operations.
     pub compare_every: usize,
+    /// The sizes that follow the latency of the device are those of one that is far away.
+    pub far: bool,
 }
 
 impl Default for Setup {
@@ -47,6 +50,7 @@ impl Default for Setup {
             },
             promise: Promise::Prefix,
             compare_every: 40,
+            far: false,
         }
     }
 }
@@ -58,9 +62,10 @@ impl Setup {
         Setup { image: 96 << 20, log: 1 << 20, mount, promise: Promise::LastChange, ..Setup::default() }
     }
 
-    /// With the switches of the mount in one of their positions, by `seed`: each must be as safe as
-    /// the others.
+    /// With the switches of the mount in one of their positions, and its device near or far, by
+    /// `seed`: each must be as safe as the others.
     pub fn switched(mut self, seed: u64) -> Setup {
+        self.far = seed / 7 % 2 == 1;
         let mount = &mut self.mount;
         mount.new_name = if seed & 1 == 0 { NewName::Lazy } else { NewName::Sync };
         mount.fdatasync = match (seed & 2, seed / 5 % 2) {
@@ -78,6 +83,7 @@ impl Setup {
         mount.plug = seed & 8 == 0;
         mount.writeback_order = if seed & 16 == 0 { OrderWord::Oldest } else { OrderWord::Location }.order();
         mount.tree_lock = TreeLock::ALL[(seed / 3) as usize % TreeLock::ALL.len()];
+        mount.dirty_set = (seed / 11 % 2 == 1).then_some(Deltas::make);
         mount.dirty_tracking = if seed & 32 == 0 { DirtyTracking::PerSb } else { DirtyTracking::Shared };
         self
     }
@@ -180,7 +186,7 @@ impl Rig {
         if let Some(history) = &mut self.history {
             history.push(op.clone(), outcome.clone(), expected.effect, self.model.clone());
         }
-        if *op == Op::Sync {
+        if matches!(op, Op::Sync | Op::Freeze) {
             self.history = Some(History::new(self.model.clone(), self.setup.promise));
         }
         self.since_compare += 1;
@@ -267,8 +273,18 @@ pub fn learn_times(model: &mut Model, fs: &FileSystem, to: kedgefs::Timespec) ->
 pub fn open(device: &Arc<SimDevice>, clock: &Arc<ManualClock>, setup: &Setup) -> Result<FileSystem, String> {
     let device: Arc<dyn Device> = device.clone();
     let clock: Arc<dyn Clock> = clock.clone();
+    if setup.far {
+        // Nobody measures a simulated device, so this stays.
+        for kind in LatencyKind::ALL {
+            device.latency().record(kind, FAR);
+            device.latency().record_interval(kind, Duration::ZERO);
+        }
+    }
     FileSystem::open(device, clock, setup.mount.clone()).map_err(said("open"))
 }
+
+/// Beyond the upper bound of every size that follows the latency.
+const FAR: Duration = Duration::from_secs(1);
 
 /// Runs all operations; an error or panic names the operation at which it came.
 pub fn run_ops(setup: &Setup, ops: &[Op]) -> Result<Rig, String> {

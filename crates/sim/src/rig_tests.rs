@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 #[test]
 fn a_hundred_seeds_reach_all_pairs_of_positions() {
     let positions = |seed| {
-        let mount = Setup::default().switched(seed).mount;
+        let Setup { mount, far, .. } = Setup::default().switched(seed);
         [
             mount.new_name.to_string(),
             mount.fdatasync.to_string(),
@@ -15,9 +15,11 @@ fn a_hundred_seeds_reach_all_pairs_of_positions() {
             format!("{:?}", mount.writeback_order),
             mount.tree_lock.to_string(),
             mount.dirty_tracking.to_string(),
+            far.to_string(),
+            mount.dirty_set.is_some().to_string(),
         ]
     };
-    let counts = [2, 3, 2, 2, 2, TreeLock::ALL.len(), 2];
+    let counts = [2, 3, 2, 2, 2, TreeLock::ALL.len(), 2, 2, 2];
     let all: Vec<_> = (1..=100).map(positions).collect();
     for a in 0..counts.len() {
         for b in 0..a {

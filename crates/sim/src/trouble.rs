@@ -17,8 +17,8 @@
 //!    read answers what was written last.
 //! 3. *No innocent victim.* A call fails only if the device failed a request for metadata or for
 //!    the call's own file, since the call began or, for an fsync, since the last one that
-//!    succeeded, or before that and the failure has not been reported; or if the file system is
-//!    shut down.
+//!    succeeded, or before that and the failure has not been reported; or if it waited for a read
+//!    that another call under way had begun; or if the file system is shut down.
 //! 4. *No hang.* Calls end as long as the device answers, and nothing retries in a hot loop.
 //! 5. *It heals.* When the device is well again and the file system is not shut down, the second
 //!    fsync succeeds: the first one may still tell of the past.

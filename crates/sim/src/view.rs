@@ -115,6 +115,7 @@ impl View {
                 uid: found.attr.uid,
                 gid: found.attr.gid,
                 rdev: found.attr.rdev,
+                flags: found.attr.flags,
                 nlink: found.attr.nlink,
                 dead: false,
                 content: found.content.clone(),
@@ -320,6 +321,7 @@ pub fn compare_inode(found: &Found, inode: &Inode, depth: Depth) -> Result<(), S
     same!("nlink", attr.nlink, inode.nlink);
     same!("owner", (attr.uid, attr.gid), (inode.uid, inode.gid));
     same!("rdev", attr.rdev, inode.rdev);
+    same!("flags", attr.flags, inode.flags);
     same!("target", found.target, inode.target);
     same!("xattrs", found.xattrs, inode.xattrs);
     if depth == Depth::Names {

@@ -4,7 +4,8 @@
 //! A *core* is one operation with its arguments; a *skeleton* is a sequence of cores. What an
 //! operation needs (a file with bytes in it, a free name, a directory) is put in front of it, so
 //! that each succeeds. A *variant* of a skeleton says what is persisted: whether the preparation of
-//! the first operation is, and what follows each operation.
+//! the first operation is, and what follows each operation. With one operation it may also be a
+//! freeze and thaw, before and after the operation.
 //!
 //! # Symmetry
 //! 1. `foo` and `bar` play the same part: of two skeletons that differ by exchanging them, the
@@ -15,6 +16,7 @@
 
 use crate::model::{Id, Model};
 use crate::ops::{Falloc, Fill, Op, Rename, Special, Target, XattrFlag, print_ops, split};
+use kedgefs::FileFlags;
 use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
@@ -56,6 +58,8 @@ pub enum Core {
     DefaultAcl(&'static str),
     /// Sets the mode of a file that has a list.
     ChmodAcl(&'static str),
+    /// Sets a flag that a directory hands on.
+    SetFlags(&'static str),
     /// A nameless file gets bytes and then this name.
     Tmpfile(&'static str),
 }
@@ -127,6 +131,7 @@ impl Core {
         all.extend([Core::SetAcl("A"), Core::DefaultAcl("A")]);
         all.extend(["foo", "bar"].map(Core::SetAcl));
         all.extend(["foo", "bar"].map(Core::ChmodAcl));
+        all.extend(["A", "foo", "bar"].map(Core::SetFlags));
         all.extend([Core::Whiteout("A", "B", false), Core::Whiteout("A/C", "B", true)]);
         all
     }
@@ -165,6 +170,7 @@ impl Core {
             Core::SetAcl(f) => Core::SetAcl(other(f)),
             Core::DefaultAcl(f) => Core::DefaultAcl(other(f)),
             Core::ChmodAcl(f) => Core::ChmodAcl(other(f)),
+            Core::SetFlags(f) => Core::SetFlags(other(f)),
             Core::Tmpfile(f) => Core::Tmpfile(other(f)),
             Core::Mkdir(_) | Core::Rmdir(_) => self,
         }
@@ -177,6 +183,7 @@ impl Core {
             Core::Write(f, ..) | Core::Truncate(f, _) | Core::Fallocate(f, _) => vec![f],
             Core::Unlink(f) | Core::Rmdir(f) | Core::SetXattr(f) | Core::RemoveXattr(f) => vec![f],
             Core::Tmpfile(f) | Core::SetAcl(f) | Core::DefaultAcl(f) | Core::ChmodAcl(f) => vec![f],
+            Core::SetFlags(f) => vec![f],
             Core::Link(a, b) | Core::Rename(a, b, _) | Core::Exchange(a, b) => vec![a, b],
             Core::Whiteout(a, b, _) => vec![a, b],
         }
@@ -324,10 +331,14 @@ impl Script {
                 self.need_kind(a)?;
                 self.need_kind(b)
             }
-            Core::SetXattr(at) | Core::SetAcl(at) | Core::DefaultAcl(at) if DIRS.contains(&at) => {
+            Core::SetXattr(at) | Core::SetAcl(at) | Core::DefaultAcl(at) | Core::SetFlags(at)
+                if DIRS.contains(&at) =>
+            {
                 self.need_dir(at)
             }
-            Core::SetXattr(at) | Core::SetAcl(at) | Core::DefaultAcl(at) => self.need_file(at),
+            Core::SetXattr(at) | Core::SetAcl(at) | Core::DefaultAcl(at) | Core::SetFlags(at) => {
+                self.need_file(at)
+            }
             Core::ChmodAcl(at) => {
                 self.need_file(at)?;
                 self.set_acl(at, false)
@@ -395,6 +406,7 @@ impl Script {
             Core::SetAcl(at) => self.set_acl(at, false),
             Core::DefaultAcl(at) => self.set_acl(at, true),
             Core::ChmodAcl(at) => self.push(Op::Chmod { on: on(at), mode: 0o604 }),
+            Core::SetFlags(at) => self.push(Op::SetFlags { on: on(at), flags: FileFlags::NODUMP.bits() }),
             Core::Tmpfile(f) => self.tmpfile(f),
         }
     }
@@ -480,8 +492,8 @@ impl std::str::FromStr for WorkloadId {
 pub struct Workload {
     pub id: WorkloadId,
     pub ops: Vec<Op>,
-    /// Operations at the front that end in a sync: a crash among them is another workload's
-    /// business.
+    /// Operations at the front that end in a sync, or that a freeze follows: a crash among them is
+    /// another workload's business.
     pub settled: usize,
 }
 
@@ -539,7 +551,9 @@ impl Catalogue {
         if self.seq == 3 {
             out.extend(self.sample(skeleton));
         } else {
-            for settle in [true, false] {
+            // With one operation only: with two, freezes would more than double the workloads.
+            let freeze = (self.seq == 1).then_some(Some(Op::Freeze));
+            for settle in [Some(Op::Sync), None].into_iter().chain(freeze) {
                 // Impossible skeletons have no variants.
                 let _ = self.settle(&self.skeletons[skeleton as usize], settle, &mut out);
             }
@@ -560,18 +574,19 @@ impl Catalogue {
     fn settle(
         &self,
         cores: &[Core],
-        settle: bool,
+        settle: Option<Op>,
         out: &mut Vec<(Vec<Op>, usize)>,
     ) -> Result<(), Impossible> {
         let mut script = Script::new();
         script.prepare(cores[0])?;
         let mut settled = 0;
-        if settle {
+        if let Some(op) = settle {
             if script.ops.is_empty() {
                 return Ok(()); // as without
             }
-            script.push(Op::Sync)?;
-            settled = script.ops.len();
+            // The freeze itself is no other workload's business.
+            settled = script.ops.len() + usize::from(op == Op::Sync);
+            script.push(op)?;
         }
         self.extend(script, cores, Vec::new(), settled, out);
         Ok(())
@@ -594,7 +609,8 @@ impl Catalogue {
             return;
         }
         used.extend(core.uses());
-        for point in script.points(&used) {
+        let freeze = (self.seq == 1).then_some(Some(Op::Freeze));
+        for point in script.points(&used).into_iter().chain(freeze) {
             let mut next = script.clone();
             let ends_bare = point.is_none() && rest.is_empty();
             if !ends_bare && point.is_none_or(|op| next.push(op).is_ok()) {

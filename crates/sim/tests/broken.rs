@@ -58,6 +58,7 @@ const CHECKS: &[Check] = &[
     ("an inode linked while it is read", races::linked_while_read),
     ("files that forge log writes", kedge_sim::forge::check),
     ("blocks given back to the device", discarded),
+    ("freeze and thaw", frozen),
     ("freed blocks on a full image", full_image),
     ("two checkpoints of a wide tree", checkpoints),
     ("writers beside checkpoints", writers),
@@ -142,6 +143,11 @@ fn run(check: &'static fn() -> Result<(), String>) -> (Result<(), String>, Durat
 
 fn discarded() -> Result<(), String> {
     kedge_sim::discard::check(StatePlan::default()).map(drop)
+}
+
+fn frozen() -> Result<(), String> {
+    let (states, frozen) = kedge_sim::freeze::check(StatePlan::default())?;
+    if states > 50 && frozen > 0 { Ok(()) } else { Err(format!("{states} states, {frozen} frozen")) }
 }
 
 // ----- the apparatus -----

@@ -116,7 +116,7 @@ fn commit_by(
     Ok(lsn)
 }
 
-/// A new inode's core; a set-group-ID directory hands on its group.
+/// A new inode's core; a directory hands on some of its flags, and with set-group-ID its group.
 pub(crate) fn new_core(
     parent: &InodeCore,
     mode: u32,
@@ -129,6 +129,7 @@ pub(crate) fn new_core(
         uid: owner.uid,
         gid: owner.gid,
         nlink: 1,
+        flags: parent.file_flags().inherited().bits(),
         atime: now,
         mtime: now,
         ctime: now,
@@ -154,6 +155,7 @@ pub(crate) fn create_mask(core: &InodeCore) -> InodeMask {
         | InodeMask::CTIME
         | InodeMask::BTIME;
     for (bit, set) in [
+        (InodeMask::FLAGS, core.flags != 0),
         (InodeMask::UID, core.uid != 0),
         (InodeMask::GID, core.gid != 0),
         (InodeMask::SIZE, core.size != 0),

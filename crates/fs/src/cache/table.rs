@@ -61,6 +61,9 @@ const LOOK_AT: usize = 8;
 pub(crate) trait CacheWatch: Send + Sync {
     fn entered(&self, inode: &Arc<Inode>);
     fn left(&self, ino: Ino);
+
+    /// A sync looks for inodes under writeback. Returns at how many others it looked.
+    fn before_sync(&self) -> usize;
 }
 
 /// `None`: nobody wants to know.

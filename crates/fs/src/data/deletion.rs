@@ -19,6 +19,18 @@ impl Files {
     pub(crate) fn unpin(&self, ino: Ino, count: u64) {
         let last = self.inodes.unpin(ino, count);
         if last && self.orphans.contains(ino) && self.engine.check_open().is_ok() {
+            self.orphans.put_off(ino);
+            self.delete_unpinned();
+        }
+    }
+
+    /// Deletes inodes that have lost their last pin. While it is frozen: none, and after the thaw
+    /// those of meanwhile.
+    pub(crate) fn delete_unpinned(&self) {
+        // Listed first: either the gate is still closed for this, and the thaw finds it, or not.
+        while let Some(_change) = self.engine.gate().try_change()
+            && let Some(ino) = self.orphans.next_put_off()
+        {
             self.orphaned(ino);
         }
     }

@@ -21,6 +21,7 @@ use crate::cache::inode::Inode;
 use crate::cache::pages::{Backing, Which};
 use crate::error::{Error, Result};
 use crate::extents::{self, ExtentSet, Place};
+use crate::flags;
 use crate::types::FallocateMode;
 use kedge_base::broken::pause::{self, Point};
 use kedge_base::{BLOCK_SIZE, Extent, Ino};
@@ -65,6 +66,11 @@ impl Files {
         };
         if end > FILE_SIZE_MAX {
             return Err(Error::FileTooLarge);
+        }
+        match mode {
+            // Behind the end nothing changes for an append-only file.
+            FallocateMode::Allocate { .. } => flags::check_touch(&inode.meta.lock().core)?,
+            _ => flags::check_change(&inode.meta.lock().core)?,
         }
         match mode {
             FallocateMode::Allocate { keep_size } => self.preallocate(&inode, offset, end, keep_size),

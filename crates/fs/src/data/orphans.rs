@@ -14,31 +14,47 @@ pub(crate) enum Named {
 }
 
 /// See the module.
-pub(crate) struct Orphans(Mutex<HashMap<Ino, Named>>);
+pub(crate) struct Orphans {
+    listed: Mutex<HashMap<Ino, Named>>,
+    /// Those whose last pin is gone, until somebody deletes them.
+    unpinned: Mutex<Vec<Ino>>,
+}
 
 impl Orphans {
     pub(crate) fn new() -> Orphans {
-        Orphans(Mutex::new(Rank::Leaf, HashMap::new()))
+        Orphans {
+            listed: Mutex::new(Rank::Leaf, HashMap::new()),
+            unpinned: Mutex::new(Rank::Leaf, Vec::new()),
+        }
     }
 
     pub(crate) fn add(&self, ino: Ino, named: Named) {
-        self.0.lock().insert(ino, named);
+        self.listed.lock().insert(ino, named);
     }
 
     pub(crate) fn remove(&self, ino: Ino) {
-        self.0.lock().remove(&ino);
+        self.listed.lock().remove(&ino);
     }
 
     pub(crate) fn contains(&self, ino: Ino) -> bool {
-        self.0.lock().contains_key(&ino)
+        self.listed.lock().contains_key(&ino)
+    }
+
+    /// It has lost its last pin, and is to be deleted.
+    pub(crate) fn put_off(&self, ino: Ino) {
+        self.unpinned.lock().push(ino);
+    }
+
+    pub(crate) fn next_put_off(&self) -> Option<Ino> {
+        self.unpinned.lock().pop()
     }
 
     pub(crate) fn may_get_name(&self, ino: Ino) -> bool {
-        self.0.lock().get(&ino) == Some(&Named::Later)
+        self.listed.lock().get(&ino) == Some(&Named::Later)
     }
 
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.lock().is_empty()
+        self.listed.lock().is_empty()
     }
 }

@@ -7,8 +7,8 @@ use crate::error::{Error, Result};
 use crate::extents::{self, Place};
 use crate::types::SeekKind;
 use kedge_base::{BLOCK_SIZE, BlockNo, Ino, IoBuf};
-use kedge_format::FileKind;
 use kedge_format::record::InodeMask;
+use kedge_format::{FileFlags, FileKind};
 use kedge_store::Class;
 use std::sync::Arc;
 
@@ -147,16 +147,21 @@ impl Files {
     }
 
     /// The read time stamp in the manner of relatime: moved when it is not newer than the last
-    /// change, or a day old. Not with `noatime`.
+    /// change, or a day old. Not with `noatime`, of the mount or of the file, nor while the file
+    /// system is frozen.
     pub(crate) fn accessed(&self, inode: &Arc<Inode>) {
         if self.engine.store().is_read_only() || self.engine.live().noatime() {
             return;
         }
         let mut meta = inode.meta.lock();
         let c = &meta.core;
+        if c.file_flags().has(FileFlags::NOATIME) {
+            return;
+        }
         if c.atime > c.mtime && c.atime > c.ctime && self.engine.now().sec - c.atime.sec < DAY {
             return;
         }
+        let Some(_change) = self.engine.gate().try_change() else { return };
         meta.core.atime = self.engine.now();
         meta.unlogged |= InodeMask::ATIME;
         self.writeback.list_dirty(inode, &mut meta);
@@ -173,7 +178,11 @@ impl Files {
             let pages = inode.pages.lock();
             !pages.is_written() || pages.logged_count() > 0
         };
-        if unclean && !self.engine.store().is_read_only() {
+        // While it is frozen nothing is unclean.
+        if unclean
+            && !self.engine.store().is_read_only()
+            && let Some(_work) = self.engine.gate().work()
+        {
             self.writeback.write(std::slice::from_ref(&inode), Which::All, Class::Normal)?;
         }
         let _io = inode.io.read();

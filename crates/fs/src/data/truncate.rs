@@ -21,6 +21,7 @@ use crate::cache::inode::Inode;
 use crate::cache::pages::{Backing, Which};
 use crate::error::{Error, Result};
 use crate::extents::{self, ExtentSet};
+use crate::flags;
 use kedge_base::broken::pause::{self, Point};
 use kedge_base::lock::{MutexGuard, WriteGuard};
 use kedge_base::{BLOCK_SIZE, Ino};
@@ -73,7 +74,11 @@ impl Files {
         let max = self.step_max(inode.ino, size.div_ceil(BLOCK))?;
         let (mut handle, max, io, wb) =
             self.begin_settled(inode, class, max, |live| if size == live { 0 } else { size })?;
-        let old = inode.meta.lock().core.size;
+        let old = {
+            let core = &inode.meta.lock().core;
+            flags::check_change(core)?;
+            core.size
+        };
         let mut record = RecordBuilder::new(RecordOp::Truncate);
         if size > old {
             self.zero_range_of_block(inode, &mut record, old, old.next_multiple_of(BLOCK).min(size))?;

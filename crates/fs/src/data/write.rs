@@ -7,12 +7,13 @@ use crate::cache::inode::Inode;
 use crate::cache::pages::{Backing, Delta, Page};
 use crate::error::{Error, Result};
 use crate::extents::{self, Mapping, Place};
+use crate::flags;
 use crate::types::WriteMode;
 use kedge_base::broken::{self, Variant};
 use kedge_base::{BLOCK_SIZE, BlockNo, Ino};
-use kedge_format::InodeCore;
 use kedge_format::item::FILE_SIZE_MAX;
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
+use kedge_format::{FileFlags, InodeCore};
 use kedge_store::Class;
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -75,6 +76,7 @@ impl Files {
             if changes[0].meta.dead {
                 return Err(Error::NotFound);
             }
+            flags::check_touch(&changes[0].core)?;
             // Another write may have been first.
             if is_old(&changes[0].core) {
                 changes[0].touch(now);
@@ -121,13 +123,18 @@ impl Files {
             Err(e) => return Err(e.into()),
         };
         let _io = self.lock_io(inode)?;
-        let (size, blocks) = {
+        let core = {
             let meta = inode.meta.lock();
             if meta.dead {
                 return Err(Error::NotFound);
             }
-            (meta.core.size, meta.core.blocks)
+            meta.core
         };
+        let (size, blocks) = (core.size, core.blocks);
+        flags::check_touch(&core)?;
+        if !self.repeats(inode, &core, offset, data, mode)? {
+            flags::check_write(&core, offset)?;
+        }
         if offset > size {
             self.zero_tail_page(inode, size)?;
         }
@@ -176,6 +183,35 @@ impl Files {
         drop(pages);
         self.writeback.pages_written(delta);
         Ok(done)
+    }
+
+    /// Whether what the kernel writes back to the end of an append-only file says no more than what
+    /// is there: it writes whole pages. The caller holds the io lock exclusively.
+    fn repeats(
+        &self,
+        inode: &Arc<Inode>,
+        core: &InodeCore,
+        offset: u64,
+        data: &[u8],
+        mode: WriteMode,
+    ) -> Result<bool> {
+        if !mode.whole || !core.file_flags().has(FileFlags::APPEND) {
+            return Ok(false);
+        }
+        let end = core.size.min(offset + data.len() as u64);
+        let mut at = offset;
+        while at < end {
+            let (index, from) = (at / BLOCK, (at % BLOCK) as usize);
+            let n = (end - at).min(BLOCK - from as u64) as usize;
+            let _held = self.load_page(inode, index)?;
+            let pages = inode.pages.lock();
+            let page = pages.get(index).expect("just loaded");
+            if page.data[from..from + n] != data[(at - offset) as usize..][..n] {
+                return Ok(false);
+            }
+            at += n as u64;
+        }
+        Ok(true)
     }
 
     /// Bytes up to `end` were written. The caller holds the page lock.

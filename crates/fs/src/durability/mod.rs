@@ -10,4 +10,5 @@ pub(crate) mod rules;
 pub(crate) mod shared;
 pub(crate) mod slow;
 pub(crate) mod sync;
+pub(crate) mod tracking;
 pub(crate) mod writeback;

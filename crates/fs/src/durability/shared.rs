@@ -7,17 +7,15 @@
 //! for the pages that are under writeback: most inodes have none, and it looks at each to learn
 //! that (`wait_sb_inodes`). sync(2) does so for each file system that it visits. Here the lock is
 //! held throughout; Linux let go of it at each inode with pages, while it waited for them. *Dirty*
-//! inodes were listed for each device, as an [`OwnSet`] lists them for each image.
+//! inodes were listed for each device, as they are here for each image.
 
 use crate::cache::inode::Inode;
 use crate::cache::table::CacheWatch;
-use crate::durability::dirty::{DirtySet, OwnSet};
 use kedge_base::Ino;
 use kedge_base::lock::{Mutex, Rank};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 /// The cached inodes of each file system that shares the lock.
 type Lists = BTreeMap<u64, BTreeMap<Ino, Weak<Inode>>>;
@@ -27,16 +25,15 @@ static LISTS: Mutex<Lists> = Mutex::with_order(Rank::Leaf, 1, BTreeMap::new());
 static NEXT_OWNER: AtomicU64 = AtomicU64::new(0);
 
 /// The lists of one file system.
-pub(crate) struct SharedSet {
+pub(crate) struct SharedLists {
     owner: u64,
-    dirty: OwnSet,
 }
 
-impl SharedSet {
-    pub(crate) fn new() -> SharedSet {
+impl SharedLists {
+    pub(crate) fn new() -> SharedLists {
         let owner = NEXT_OWNER.fetch_add(1, Ordering::Relaxed);
         LISTS.lock().insert(owner, BTreeMap::new());
-        SharedSet { owner, dirty: OwnSet::new() }
+        SharedLists { owner }
     }
 
     fn with_list<R>(&self, f: impl FnOnce(&mut BTreeMap<Ino, Weak<Inode>>) -> R) -> R {
@@ -44,36 +41,7 @@ impl SharedSet {
     }
 }
 
-impl DirtySet for SharedSet {
-    fn add(&self, inode: Arc<Inode>, since: Duration) {
-        self.dirty.add(inode, since);
-    }
-
-    fn remove(&self, ino: Ino) {
-        self.dirty.remove(ino);
-    }
-
-    fn len(&self) -> usize {
-        self.dirty.len()
-    }
-
-    fn get(&self, ino: Ino) -> Option<Arc<Inode>> {
-        self.dirty.get(ino)
-    }
-
-    fn snapshot(&self) -> Vec<(Arc<Inode>, Duration)> {
-        self.dirty.snapshot()
-    }
-
-    /// Looks at every cached inode of the file system, under the lock that everybody needs.
-    fn before_walk(&self) -> usize {
-        // The count lies in the inode's own memory: reading it costs what looking at its page count
-        // did.
-        self.with_list(|list| list.values().filter(|inode| inode.strong_count() > 0).count())
-    }
-}
-
-impl CacheWatch for SharedSet {
+impl CacheWatch for SharedLists {
     fn entered(&self, inode: &Arc<Inode>) {
         self.with_list(|list| list.insert(inode.ino, Arc::downgrade(inode)));
     }
@@ -81,9 +49,16 @@ impl CacheWatch for SharedSet {
     fn left(&self, ino: Ino) {
         self.with_list(|list| list.remove(&ino));
     }
+
+    /// Looks at every cached inode of the file system, under the lock that everybody needs.
+    fn before_sync(&self) -> usize {
+        // The count lies in the inode's own memory: reading it costs what looking at its page count
+        // did.
+        self.with_list(|list| list.values().filter(|inode| inode.strong_count() > 0).count())
+    }
 }
 
-impl Drop for SharedSet {
+impl Drop for SharedLists {
     fn drop(&mut self) {
         let gone = LISTS.lock().remove(&self.owner);
         drop(gone);

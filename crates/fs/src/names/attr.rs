@@ -5,10 +5,11 @@ use super::acl::LIST_BYTES;
 use crate::cache::commit::{PATCH_BYTES, commit, lock_metas};
 use crate::cache::inode::Inode;
 use crate::error::{Error, Result};
+use crate::flags;
 use crate::types::{Attr, SetAttr, SetTime};
 use kedge_base::{Ino, Timespec};
-use kedge_format::FileKind;
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
+use kedge_format::{FileFlags, FileKind, InodeCore};
 use kedge_store::Class;
 use std::sync::Arc;
 
@@ -51,6 +52,7 @@ impl Names {
         if c.meta.dead {
             return Err(Error::NotFound);
         }
+        flags::check_change(&c.core)?;
         c.set(InodeMask::CTIME, |core| core.ctime = set.ctime.unwrap_or(now));
         if let Some(mode) = set.mode {
             c.set(InodeMask::MODE, |core| core.mode = (core.mode & FileKind::MODE_MASK) | (mode & 0o7777));
@@ -71,6 +73,34 @@ impl Names {
         Ok(())
     }
 
+    /// Sets what chattr(1) sets. Waits for what is being written.
+    pub(crate) fn set_flags(&self, ino: Ino, flags: FileFlags) -> Result<()> {
+        if !self.engine.store().geometry().has_flags() {
+            return Err(Error::NotSupported("file flags, of which an image of an older version has none"));
+        }
+        let mut handle = self.engine.begin(PATCH_BYTES, 1, Class::Normal)?;
+        let inode = self.inodes.get(ino)?;
+        if !matches!(inode.kind, FileKind::Regular | FileKind::Directory) {
+            return Err(Error::NotSupported("flags of what is neither file nor directory"));
+        }
+        let _io = inode.io.write();
+        let now = self.engine.now();
+        let mut changes = lock_metas(&[&inode]);
+        let c = &mut changes[0];
+        if c.meta.dead {
+            return Err(Error::NotFound);
+        }
+        if c.core.file_flags() == flags {
+            return Ok(());
+        }
+        c.set(InodeMask::FLAGS | InodeMask::CTIME, |core| {
+            core.flags = flags.bits();
+            core.ctime = now;
+        });
+        commit(&mut handle, RecordBuilder::new(RecordOp::SetAttr), &mut changes)?;
+        Ok(())
+    }
+
     /// Time stamps alone make no record: they wait in the inode until it is next logged, forced or
     /// written back.
     fn set_times(&self, inode: &Arc<Inode>, set: &SetAttr) -> Result<()> {
@@ -83,6 +113,7 @@ impl Names {
         if meta.dead {
             return Err(Error::NotFound);
         }
+        check_times(&meta.core, set)?;
         if let Some(atime) = set.atime {
             meta.core.atime = resolve(atime, now);
             meta.unlogged |= InodeMask::ATIME;
@@ -95,6 +126,19 @@ impl Names {
         meta.unlogged |= InodeMask::CTIME;
         self.writeback.list_dirty(inode, &mut meta);
         Ok(())
+    }
+}
+
+/// Whether the flags permit new times. A kernel with a writeback cache keeps mtime and ctime
+/// itself: they are of changes that it took before.
+fn check_times(core: &InodeCore, set: &SetAttr) -> Result<()> {
+    let is_given = |time: Option<SetTime>| matches!(time, Some(SetTime::At(_)));
+    if set.ctime.is_some() && set.atime.is_none() {
+        Ok(())
+    } else if is_given(set.atime) || is_given(set.mtime) {
+        flags::check_change(core)
+    } else {
+        flags::check_touch(core)
     }
 }
 

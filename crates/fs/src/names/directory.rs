@@ -9,6 +9,7 @@ use crate::cache::inode::Inode;
 use crate::cache::inodes::Newborn;
 use crate::data::orphans::Named;
 use crate::error::{Error, Result};
+use crate::flags;
 use crate::types::{Attr, DirEntry, Owner};
 use kedge_base::lock::WriteGuard;
 use kedge_base::{CorruptKind, Ino, Timespec};
@@ -133,6 +134,7 @@ impl Names {
         if parent.meta.core.nlink == 0 {
             return Err(Error::NotFound);
         }
+        flags::check_add(&parent.core)?;
         let ino = self.inodes.new_ino(&mut parent.meta)?;
         let mut core = new_core(&parent.core, make.mode, make.kind, make.owner, now);
         core.rdev = make.rdev;
@@ -177,6 +179,7 @@ impl Names {
         if meta.core.nlink == 0 {
             return Err(Error::NotFound);
         }
+        flags::check_add(&meta.core)?;
         let ino = self.inodes.new_ino(&mut meta)?;
         let parent = meta.core;
         drop(meta);
@@ -225,6 +228,7 @@ impl Names {
                 if c.core.nlink == 0 {
                     return Err(Error::NotFound);
                 }
+                flags::check_add(&c.core)?;
                 c.touch(now);
                 c.set(InodeMask::SIZE, |core| core.size = core.size.saturating_add(1));
                 continue;
@@ -232,6 +236,7 @@ impl Names {
             if c.meta.dead {
                 return Err(Error::NotFound);
             }
+            flags::check_change(&c.core)?;
             if c.core.nlink >= LINKS_MAX {
                 return Err(Error::TooManyLinks);
             }
@@ -283,10 +288,12 @@ impl Names {
         let mut orphaned = false;
         for c in &mut changes {
             if c.inode.ino == dir.ino {
+                flags::check_remove(&c.core)?;
                 c.touch(now);
                 c.set(InodeMask::SIZE, |core| core.size = core.size.saturating_sub(1));
                 continue;
             }
+            flags::check_change(&c.core)?;
             orphaned = drop_name(c, &mut record, now)?;
         }
         commit_only(handle, record, &mut changes)?;
@@ -340,6 +347,7 @@ impl Names {
         record.delete(Key::new(dir.ino, ItemKind::Dentry, slot));
         for c in &mut changes {
             if c.inode.ino == dir.ino {
+                flags::check_remove(&c.core)?;
                 c.touch(now);
                 c.set(InodeMask::SIZE | InodeMask::NLINK, |core| {
                     core.size = core.size.saturating_sub(1);
@@ -347,6 +355,7 @@ impl Names {
                 });
                 continue;
             }
+            flags::check_change(&c.core)?;
             if c.core.size != 0 {
                 return Err(Error::NotEmpty);
             }

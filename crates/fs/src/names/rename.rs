@@ -14,6 +14,7 @@ use crate::cache::commit::{Change, commit, create_mask, lock_metas, new_core};
 use crate::cache::inode::Inode;
 use crate::cache::inodes::Newborn;
 use crate::error::{Error, Result};
+use crate::flags;
 use crate::types::{Owner, RenameMode};
 use kedge_base::broken::{self, Variant};
 use kedge_base::{Ino, Timespec};
@@ -205,6 +206,9 @@ impl Names {
             if Some(ino) == victim && broken::is(Variant::ForgetRenameVictim) {
                 continue;
             }
+            if Some(ino) == victim || ino == source.ino {
+                flags::check_change(&c.core)?;
+            }
             if Some(ino) == victim {
                 if c.inode.is_dir() && c.core.size != 0 {
                     return Err(Error::NotEmpty);
@@ -218,6 +222,10 @@ impl Names {
                 moved(c, from, to, now);
                 continue;
             }
+            if ino == from.dir.ino || victim.is_some() {
+                flags::check_remove(&c.core)?;
+            }
+            flags::check_add(&c.core)?;
             // A directory that is both sides gets both halves.
             let mut entries = 0i64;
             let mut links = 0i64;
@@ -269,10 +277,13 @@ impl Names {
         for c in &mut changes {
             let ino = c.inode.ino;
             if ino == source.ino {
+                flags::check_change(&c.core)?;
                 moved(c, from, to, now);
             } else if ino == target.ino {
+                flags::check_change(&c.core)?;
                 moved(c, to, from, now);
             } else {
+                flags::check_remove(&c.core)?;
                 let mut links = 0;
                 if ino == from.dir.ino {
                     links += target.is_dir() as i64 - source.is_dir() as i64;

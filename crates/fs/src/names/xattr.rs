@@ -5,6 +5,7 @@ use super::{Names, acl};
 use crate::cache::commit::{PATCH_BYTES, commit, lock_metas};
 use crate::cache::inode::Inode;
 use crate::error::{Error, Result};
+use crate::flags;
 use crate::types::XattrMode;
 use kedge_base::Ino;
 use kedge_format::acl::{ACCESS, DEFAULT, is_acl_name};
@@ -91,6 +92,7 @@ impl Names {
         if changes[0].meta.dead {
             return Err(Error::NotFound);
         }
+        flags::check_change(&changes[0].core)?;
         changes[0].set(InodeMask::CTIME, |core| core.ctime = now);
         if let Some(mode) = mode {
             changes[0].set(InodeMask::MODE, |core| core.mode = core.mode & !0o777 | mode);

@@ -90,7 +90,8 @@ pub(crate) fn final_core(inode: &Inode, core: InodeCore) -> InodeCore {
         }
         _ => (inode.names, core.size, Ino(0)),
     };
-    InodeCore { mode, nlink, size, parent, blocks: inode.kept_blocks, ..core }
+    let flags = core.file_flags().bits();
+    InodeCore { mode, flags, nlink, size, parent, blocks: inode.kept_blocks, ..core }
 }
 
 /// A core for an inode that has none.
@@ -131,6 +132,7 @@ fn directory(ino: u64) -> Inode {
         made: ino != Ino::ROOT.0,
         has_target: false,
         mode: 0,
+        flags: 0,
         nlink: 0,
         size: 0,
         blocks: 0,
@@ -408,6 +410,7 @@ impl Planner<'_> {
             }
             let is = InodeCore {
                 mode: inode.mode,
+                flags: inode.flags,
                 nlink: inode.nlink,
                 size: inode.size,
                 blocks: inode.blocks,
@@ -435,6 +438,11 @@ impl Planner<'_> {
                 let size = if is_dir { String::new() } else { format!(", size {} → {}", was.2, now.2) };
                 self.repairs.add(RepairKind::InodeCorrected, at, || {
                     format!("mode {:o} → {:o}, parent {} → {}{size}", was.0, now.0, was.1, now.1)
+                });
+            }
+            if is.flags != shall.flags {
+                self.repairs.add(RepairKind::InodeCorrected, at, || {
+                    format!("flags {:#x} → {:#x}", is.flags, shall.flags)
                 });
             }
         }

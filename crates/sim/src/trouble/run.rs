@@ -75,6 +75,8 @@ pub(super) struct Shared {
     files: Vec<Mutex<File>>,
     entries: Vec<Mutex<Entries>>,
     calls: Mutex<Vec<Call>>,
+    /// Where the calls that have not ended began.
+    under_way: Mutex<Vec<u64>>,
     ended: AtomicU64,
     findings: Mutex<Vec<(Class, String)>>,
 }
@@ -95,14 +97,24 @@ impl Shared {
         concern: Concern,
         body: impl FnOnce(&FileSystem) -> Result<T, Error>,
     ) -> Option<T> {
-        let start = self.device.struck();
+        let (start, beside) = {
+            let mut under_way = self.under_way.lock();
+            let start = self.device.struck();
+            under_way.push(start);
+            (start, under_way.iter().copied().min().unwrap_or(start))
+        };
         let result = body(&self.fs);
         let (answer, error) = match result {
             Ok(value) => (Some(value), None),
             Err(e) => (None, Some(e)),
         };
         let down = error.is_some() && shut_down(&self.fs);
-        self.calls.lock().push(Call { what, concern, start, end: self.device.struck(), error, down });
+        let end = self.device.struck();
+        let mut under_way = self.under_way.lock();
+        let own = under_way.iter().position(|at| *at == start).expect("it was added");
+        under_way.swap_remove(own);
+        drop(under_way);
+        self.calls.lock().push(Call { what, concern, start, end, beside, error, down });
         self.ended.fetch_add(1, Ordering::Relaxed);
         answer
     }
@@ -432,6 +444,7 @@ fn try_run(stage: &Stage, scene: &Scene, fault: Fault, seed: u64, report: &mut R
         files: (0..stage.inos.len()).map(|number| Mutex::new(File::new(number))).collect(),
         entries: stage.dirs.iter().map(|_| Mutex::default()).collect(),
         calls: Mutex::default(),
+        under_way: Mutex::default(),
         ended: AtomicU64::default(),
         findings: Mutex::default(),
     });

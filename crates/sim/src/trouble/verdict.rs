@@ -29,6 +29,8 @@ pub(super) struct Call {
     /// Requests that had failed when it began and when it was answered.
     pub start: u64,
     pub end: u64,
+    /// The same when the oldest call began that was under way when this one did.
+    pub beside: u64,
     pub error: Option<Error>,
     /// It failed, and the file system said then that it is shut down.
     pub down: bool,
@@ -149,7 +151,12 @@ impl Judge<'_> {
                     Concern::All => true,
                 },
             });
-            if !concerned && !late {
+            // Threads that want the same read it once: who comes to a read that has failed already,
+            // and whose answer is still on its way, gets that answer.
+            let shared = self.strikes[call.beside as usize..call.start as usize]
+                .iter()
+                .any(|strike| strike.kind == OpKind::Read);
+            if !concerned && !late && !shared {
                 report.find(Class::Innocent, format!("{} {:?} answers {error}", call.what, call.concern));
             }
         }

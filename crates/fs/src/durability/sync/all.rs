@@ -101,6 +101,7 @@ impl Flushed for Syncer {
     fn turn(&self, last: &mut Duration, over: bool) -> Duration {
         let now = self.engine.clock().monotonic();
         let commit = self.engine.live().commit();
+        let Some(_work) = self.engine.gate().try_work() else { return commit };
         let result = if over || now.saturating_sub(*last) >= commit {
             *last = now;
             let committed = self.commit_tick();

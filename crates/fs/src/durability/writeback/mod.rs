@@ -11,7 +11,8 @@
 //! # Plug
 //! A pass gathers the IO of up to `PASS_INODES` inodes before it submits any: files written one
 //! after the other lie side by side, so their 4 KiB become few large writes. With `noplug` nothing
-//! is merged or sorted across inodes, as in Linux before it plugged at a high level. It is kept to
+//! is merged or sorted across inodes, as in Linux before it plugged at a high level: the IO of each
+//! inode is a submission of its own, because the kernel merges what one call submits. It is kept to
 //! compare with.
 //!
 //! What makes a plug safe:
@@ -78,7 +79,7 @@ use crate::cache::inode::{Inode, Meta};
 use crate::cache::inodes::Inodes;
 use crate::cache::pages::Delta;
 use crate::cache::shared_budget::SharedBudget;
-use crate::durability::dirty::{DirtyList, DirtySet};
+use crate::durability::dirty::DirtyList;
 use crate::durability::flushers::Member;
 use crate::engine::Engine;
 use crate::error::LostData;
@@ -108,7 +109,7 @@ impl Writeback {
     pub(crate) fn new(
         engine: Arc<Engine>,
         inodes: Arc<Inodes>,
-        set: Arc<dyn DirtySet>,
+        dirty: DirtyList,
         bytes: u64,
         shared: Option<Arc<SharedBudget>>,
         flusher: Arc<Member>,
@@ -116,7 +117,7 @@ impl Writeback {
         Writeback {
             engine,
             inodes,
-            dirty: DirtyList::new(set),
+            dirty,
             budget: Budget::new(bytes, shared),
             durable_writes: AtomicU32::new(0),
             flusher,
@@ -180,6 +181,11 @@ impl Writeback {
         if std::mem::take(&mut meta.listed) {
             self.dirty.remove(ino);
         }
+    }
+
+    /// How the dirty inodes are tracked.
+    pub(crate) fn tracking(&self) -> &'static str {
+        self.dirty.name()
     }
 
     pub(crate) fn dirty_inodes(&self) -> usize {

@@ -5,8 +5,15 @@ use super::{Pass, SPLIT_BLOCKS_MAX};
 use crate::error::{Error, Result};
 use kedge_base::broken::{self, Variant};
 use kedge_base::{BLOCK_SIZE, BlockNo, IoBuf};
-use kedge_device::{Io, Op, run_batch};
+use kedge_device::{Completion, Io, Op, run_apart, run_batch};
 use kedge_store::WriteSeq;
+
+/// Whose pages a write carries: inode, first page, pages.
+type Users = Vec<(usize, u64, u64)>;
+
+fn inode_of(users: &[(usize, u64, u64)]) -> Option<usize> {
+    users.first().map(|(inode_index, ..)| *inode_index)
+}
 
 /// A write that failed: its page, and where it went.
 struct Piece {
@@ -16,8 +23,8 @@ struct Piece {
 }
 
 impl Pass<'_> {
-    /// Writes what was gathered as one batch, and notes in the parts which pages the device did not
-    /// take. Answers the first error, also one that a second try mended.
+    /// Writes what was gathered, and notes in the parts which pages the device did not take.
+    /// Answers the first error, also one that a second try mended.
     pub(super) fn write(&mut self, gathered: Vec<Gathered>, durable: bool) -> Result<()> {
         // Broken on purpose: bytes overwritten in place are left to chance.
         let fua = durable && !broken::is(Variant::FdatasyncSkipsFlush);
@@ -32,7 +39,8 @@ impl Pass<'_> {
         let alone = if durable { self.all_flushed() } else { None };
         let mut first_error = None;
         let (mut again, mut pieces) = (Vec::new(), Vec::new());
-        for (completion, (start, users)) in run_batch(&**self.store().device(), ios).into_iter().zip(users) {
+        let completions = self.run_writes(ios, &users);
+        for (completion, (start, users)) in completions.into_iter().zip(users) {
             let Err(e) = completion.result else { continue };
             self.stats().data_write_errors.inc();
             self.tell_failed(&e, "");
@@ -67,6 +75,17 @@ impl Pass<'_> {
         }
         self.write_again(again, &pieces);
         first_error.map_or(Ok(()), Err)
+    }
+
+    /// As one batch; with `noplug` as one for each inode, which does not wait for the others.
+    fn run_writes(&self, ios: Vec<Io>, users: &[(BlockNo, Users)]) -> Vec<Completion> {
+        let device = &**self.store().device();
+        if self.writeback.engine.live().plug() {
+            return run_batch(device, ios);
+        }
+        let mut ios = ios.into_iter();
+        let of_one_inode = users.chunk_by(|(_, a), (_, b)| inode_of(a) == inode_of(b));
+        run_apart(device, of_one_inode.map(|users| ios.by_ref().take(users.len()).collect()).collect())
     }
 
     /// Writes the blocks of failed writes once more, each by itself.

@@ -1,0 +1,89 @@
+//! Freeze and thaw: the image on the device is consistent and clean, and stays so.
+//!
+//! [`crate::gate`] is what changes wait at; `docs/rfcs/0012-freeze.md` has the semantics and the
+//! crash argument.
+//!
+//! # Why nothing is dirty when it is frozen
+//! The sync with the first door closed writes all that is dirty, and all that is on its way and may
+//! fail. Only a change makes something dirty anew, and none is inside. A write that failed is the
+//! answer of that sync, and the freeze is given up. Log-resident data, which a sync leaves in the
+//! log, is written by the checkpoint before its cut; the second door keeps others from writing it
+//! behind the cut.
+
+use crate::core::Fs;
+use crate::error::{Error, Result};
+use crate::gate::{Door, Phase};
+use kedge_store::{CheckpointCause, ForceCause};
+
+/// Opens the gate when it is dropped, also by a panic, and catches up on what was put off.
+struct Reopen<'a>(&'a Fs);
+
+impl Drop for Reopen<'_> {
+    fn drop(&mut self) {
+        self.0.engine().gate().open();
+        if !std::thread::panicking() {
+            self.0.files().delete_unpinned();
+        }
+    }
+}
+
+impl Fs {
+    pub(crate) fn freeze(&self) -> Result<()> {
+        let gate = self.engine().gate();
+        if gate.has_entered() {
+            return Err(Error::Busy("a change of this thread is under way"));
+        }
+        let Some(_single) = gate.try_single().filter(|_| gate.phase() == Phase::Open) else {
+            return Err(Error::Busy("the file system is frozen"));
+        };
+        self.engine().check_open()?;
+        if gate.has_ended() {
+            return Err(kedge_base::Error::Shutdown("it is being unmounted".into()).into());
+        }
+        let store = self.engine().store();
+        store.check_alive()?;
+        if !store.is_read_only() {
+            // Most of the work, beside running operations.
+            self.syncer().sync(ForceCause::Sync)?;
+            store.checkpoint(CheckpointCause::Request)?;
+        }
+        gate.shut(Door::Change);
+        let reopen = Reopen(self);
+        self.settle()?;
+        gate.set_frozen(self.engine().now().sec);
+        std::mem::forget(reopen);
+        Ok(())
+    }
+
+    /// With the first door closed.
+    fn settle(&self) -> Result<()> {
+        let store = self.engine().store();
+        if !store.is_read_only() {
+            self.syncer().sync(ForceCause::Sync)?;
+        }
+        self.engine().gate().shut(Door::Work);
+        if self.writeback().dirty_inodes() > 0 {
+            // Something that nobody waited for has failed between the doors.
+            self.syncer().sync(ForceCause::Sync)?;
+        }
+        Ok(store.freeze()?)
+    }
+
+    pub(crate) fn thaw(&self) -> Result<()> {
+        let gate = self.engine().gate();
+        let Some(_single) = gate.try_single().filter(|_| gate.phase() == Phase::Frozen) else {
+            // A shutdown has ended the freeze, and is the answer.
+            self.engine().check_open()?;
+            self.engine().store().check_alive()?;
+            return Err(Error::Invalid("the file system is not frozen"));
+        };
+        // Also without a device: what waits then gets the error.
+        let _reopen = Reopen(self);
+        Ok(self.engine().store().thaw()?)
+    }
+
+    /// At a shutdown: what waits for the end of the freeze gets the error.
+    pub(crate) fn stop_waiting(&self) {
+        self.engine().gate().open_if_frozen();
+    }
+}
