@@ -11,7 +11,7 @@ pub mod host;
 
 use crate::beside::client::{Archive, Mounted};
 use crate::inside::{Inside, parse_inside};
-use crate::{Usage, engine, import};
+use crate::{Usage, engine, image, import};
 use anyhow::{Context, Result, bail};
 use host::Target;
 use import::sink::{At, Entries, Sink};
@@ -269,7 +269,7 @@ fn from_image(
     to: &Inside,
     sink: &mut Sink<'_>,
 ) -> Result<()> {
-    let same = from.image().canonicalize()? == to.image().canonicalize()?;
+    let same = image::resolve(from.image())? == image::resolve(to.image())?;
     let opened = match same {
         true => fs.clone(),
         false => engine::open_to_read(from.image())?,

@@ -26,5 +26,7 @@ fn state(dir: &Path, device: Option<String>) -> Result<Value> {
         "since": info["shut_down_since"].as_i64().map(info::date),
         "device_late": device.is_some(),
         "device": device,
+        "frozen": !info["frozen_since"].is_null(),
+        "frozen_since": info["frozen_since"].as_i64().map(info::date),
     }))
 }

@@ -174,10 +174,7 @@ pub fn open_device(path: &Path, read_only: bool) -> Result<Arc<dyn Device>> {
 /// Attaches an opened image to a directory. Nothing answers there before the session is served.
 pub fn mount(opened: &Opened, image: &Path, dir: &Path, words: &MountWords) -> Result<MountedSession> {
     let options = fuse_options(words);
-    let mut session = match is_remote(image)? {
-        false => kedge_fuse::mount(image, dir, &options)?,
-        true => kedge_fuse::mount_remote(image, dir, &options)?,
-    };
+    let mut session = attach(image, dir, &options)?;
     if !session.mount_point().privileged && words.switches.commit.is_none() {
         opened.fs.remount(&Switches { commit: Some(COMMIT_PLAIN), ..Switches::default() })?;
     }
@@ -188,6 +185,14 @@ pub fn mount(opened: &Opened, image: &Path, dir: &Path, words: &MountWords) -> R
         waits::to_json(&pending).to_string()
     }));
     Ok(session)
+}
+
+/// A session of the kind that the image allows.
+pub fn attach(image: &Path, dir: &Path, options: &FuseOptions) -> Result<MountedSession> {
+    Ok(match is_remote(image)? {
+        false => kedge_fuse::mount(image, dir, options)?,
+        true => kedge_fuse::mount_remote(image, dir, options)?,
+    })
 }
 
 /// Attaches what is mounted at `from` to a second directory.

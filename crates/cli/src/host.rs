@@ -361,8 +361,10 @@ impl Host {
         let serve = move || {
             let (to_close, beside) = (fs.clone(), Beside::offer(&fs, &mut session));
             let served = session.run_and_close(fs, move || {
+                // Copies beside the kernel may wait for a thaw.
+                let ended = to_close.end_freezes();
                 beside.stop();
-                to_close.close()
+                ended.and(to_close.close())
             });
             let error = match served {
                 Ok(Ok(())) => None,

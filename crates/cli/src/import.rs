@@ -95,6 +95,9 @@ impl Source {
     /// Refuses an image inside of the directory that fills it: it would have to hold itself.
     pub fn refuse_inside(&self, image: &Path) -> Result<()> {
         let Source::Tree(dir) = self else { return Ok(()) };
+        if crate::image::is_remote(image)? {
+            return Ok(());
+        }
         let above = image.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let real = |path: &Path| path.canonicalize().with_context(|| format!("find {}", path.display()));
         if real(above)?.starts_with(real(dir)?) {

@@ -89,7 +89,7 @@ const KNOWN_FEATURES: [(&str, u64); 3] =
 /// superblock has are of the last checkpoint.
 fn mount_json(text: &str, image: Option<&Path>) -> Result<Value> {
     let mut value: Value = serde_json::from_str(text)?;
-    for name in ["created", "lost_since", "shut_down_since"] {
+    for name in ["created", "lost_since", "shut_down_since", "frozen_since"] {
         if let Some(sec) = value[name].as_i64() {
             value[name] = json!(date(sec));
         }

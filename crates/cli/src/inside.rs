@@ -27,10 +27,15 @@ pub struct Inside {
     path: Vec<u8>,
 }
 
-/// The first `:/` divides: an image whose own name has one is named by a path to it with a link.
+/// What stands before the name of a host, and divides nothing.
+const SCHEMES: [&[u8]; 2] = [b"nbd://", b"nbd+unix://"];
+
+/// The first `:/` behind a URI's scheme divides: an image whose own name has one is named by a path
+/// to it with a link.
 pub fn parse_inside(text: OsString) -> Result<Inside, String> {
     let bytes = text.as_bytes();
-    match bytes.windows(2).position(|pair| pair == b":/") {
+    let scheme = SCHEMES.iter().find(|scheme| bytes.starts_with(scheme)).map_or(0, |scheme| scheme.len());
+    match bytes[scheme..].windows(2).position(|pair| pair == b":/").map(|at| at + scheme) {
         Some(at) if at > 0 => Ok(Inside {
             image: PathBuf::from(OsStr::from_bytes(&bytes[..at])),
             path: bytes[at + 1..].to_vec(),

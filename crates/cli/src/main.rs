@@ -21,6 +21,7 @@ mod dump;
 mod engine;
 mod export;
 mod extract;
+mod freeze;
 mod fsck;
 mod host;
 mod image;
@@ -88,6 +89,10 @@ enum Command {
     Umount(umount::Args),
     /// Give free space back to the device, or to the host of an image file
     Trim(trim::Args),
+    /// Stop all changes of a mount, so that its image can be copied
+    Freeze(freeze::FreezeArgs),
+    /// End a freeze
+    Thaw(freeze::ThawArgs),
     /// Check an image, and optionally repair it
     Fsck(fsck::Args),
     /// Read and verify everything that has a checksum, also beside a mount
@@ -176,6 +181,8 @@ fn main() -> ExitCode {
         Command::Remount(args) => remount::run(args),
         Command::Umount(args) => umount::run(args),
         Command::Trim(args) => trim::run(args),
+        Command::Freeze(args) => freeze::freeze(args),
+        Command::Thaw(args) => freeze::thaw(args),
         Command::Fsck(args) => fsck::run(args),
         Command::Scrub(args) => scrub::run(args),
         Command::Tune(args) => tune::run(args),

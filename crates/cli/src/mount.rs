@@ -336,8 +336,10 @@ fn serve(
     let (to_close, beside) = (fs.clone(), Beside::offer(&fs, &mut session));
     let closed = session
         .run_and_close(fs, move || {
+            // Copies beside the kernel may wait for a thaw.
+            let ended = to_close.end_freezes();
             beside.stop();
-            to_close.close()
+            ended.and(to_close.close())
         })
         .with_context(|| format!("serve {}", dir.display()))?;
     // Nobody reads standard error by now, unless it is a log file.

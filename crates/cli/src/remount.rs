@@ -234,6 +234,7 @@ fn send(dir: &Path, list: &str) -> Result<()> {
         .map_err(|e| match e {
             Errno::PERM => anyhow!("only root and the owner of the mount may change its options"),
             Errno::NOTCONN => anyhow!("the serving process has died"),
+            Errno::BUSY => anyhow!("it is frozen"),
             // The kernel refuses to set attributes on a read-only mount.
             Errno::ROFS => anyhow!("{list} cannot change on a read-only mount"),
             e => e.into(),

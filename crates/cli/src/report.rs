@@ -226,6 +226,7 @@ fn is_gauge(path: &str) -> bool {
     ];
     let last = path.rsplit('.').next().unwrap_or(path);
     path.starts_with("cache.")
+        || path.starts_with("device.latency.")
         || NOW.contains(&last)
         || last.ends_with("_avg")
         || last.ends_with("_avg_ns")

@@ -63,7 +63,10 @@ fn headline(state: &Value) -> String {
         (Some(since), Some(reason)) => {
             format!("SHUT DOWN since {since}: {reason}. Changes and fsync fail until it is mounted anew.\n\n")
         }
-        _ => String::new(),
+        _ => match state["frozen_since"].as_str() {
+            Some(since) => format!("FROZEN since {since}. Changes wait for kedge thaw.\n\n"),
+            None => String::new(),
+        },
     };
     let hangs = state["device"].as_str().map_or(String::new(), |told| format!("THE DEVICE {told}.\n\n"));
     down + &hangs

@@ -186,6 +186,9 @@ fn picture(dir: &Path, before: &Value, now: &Value, seconds: f64) -> String {
     if let Some(told) = now["state"]["device"].as_str() {
         let _ = writeln!(out, "THE DEVICE {told}");
     }
+    if let Some(since) = now["state"]["frozen_since"].as_str() {
+        let _ = writeln!(out, "FROZEN since {since}");
+    }
     let (used, ring) = (c.at("/log/used_bytes"), c.at("/log/ring_bytes").max(1));
     let percent = used.min(ring) * 100 / ring;
     let filled = "#".repeat(percent.div_ceil(5) as usize);
@@ -229,6 +232,7 @@ fn picture(dir: &Path, before: &Value, now: &Value, seconds: f64) -> String {
             c.rate("/device/flushes"),
             c.at("/device_requests/outstanding"),
         ),
+        format!("latency     {}", latency(&now["device"]["latency"])),
     ];
     lines.iter().for_each(|line| {
         let _ = writeln!(out, "{line}");
@@ -243,6 +247,16 @@ fn picture(dir: &Path, before: &Value, now: &Value, seconds: f64) -> String {
     rows.sort_by(|a, b| b.0.total_cmp(&a.0));
     rows.into_iter().for_each(|(_, row)| out += &row);
     out
+}
+
+/// How long small requests take, in the median, at present.
+fn latency(of: &Value) -> String {
+    let one = |(name, value): (&String, &Value)| {
+        let kind = name.trim_end_matches("_ns").replace('_', " ");
+        Some(format!("{kind} {}", report::duration(value.as_u64()?)))
+    };
+    let known: Vec<String> = of.as_object().into_iter().flatten().filter_map(one).collect();
+    if known.is_empty() { "not measured yet".into() } else { known.join(", ") }
 }
 
 /// A row for each operation, with its rate.

@@ -11,6 +11,7 @@ fn reading(fsyncs: u64, used: u64) -> Value {
                  "bytes_appended": fsyncs * 100, "group_records": { "count": fsyncs, "sum": fsyncs * 2 } },
         "cache": { "dirty_pages": 3, "dirty_inodes": 2 },
         "checkpoint": { "generation": 7 },
+        "device": { "latency": { "read_ns": 80_000, "durable_write_ns": 12_000_000 } },
         "state": { "reason": null },
     })
 }
@@ -22,6 +23,7 @@ fn figures_are_of_the_interval() {
     assert!(line("log  ").contains("[##########          ] 50 % of 1024.0 KiB, 2500 B/s"), "{text}");
     assert!(line("log writes").contains("25/s, 4096 B each, 2.0 records"), "{text}");
     assert!(line("dirty").contains("12.0 KiB in 2 files"), "{text}");
+    assert!(line("latency").contains("read 80.0 µs") && line("latency").contains("durable write 12.0 ms"));
     assert!(line("checkpoint").contains("generation 7, 0.00/s"), "{text}");
     let fsync: Vec<_> = line("fsync").split_whitespace().collect();
     assert_eq!(fsync, ["fsync", "25.0", "1000.0", "µs", "1000.0", "µs", "150"], "{text}");

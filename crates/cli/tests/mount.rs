@@ -184,11 +184,21 @@ fn a_live_mount_tells_of_itself() {
     assert!(place.run("stats mnt").ok().lines().count() > 5);
     let latches = place.run("stats --latches mnt").ok();
     assert!(latches.starts_with("tree_lock=rwlock: ") && latches.contains("write leaf: taken "), "{latches}");
-    for line in place.run("stats --prometheus mnt").ok().lines().filter(|l| !l.starts_with('#')) {
+    let metrics = place.run("stats --prometheus mnt").ok();
+    for line in metrics.lines().filter(|l| !l.starts_with('#')) {
         let (name, value) = line.rsplit_once(' ').unwrap();
         assert!(name.starts_with("kedgefs_") && name.ends_with('}'), "{line}");
         value.parse::<f64>().unwrap();
     }
+    // How long the device takes: the fsync above made a durable write.
+    assert!(info["device_latency"]["durable_write_ns"].as_u64().unwrap() > 0, "{info}");
+    assert!(stats["device"]["latency"]["durable_write_ns"].as_u64().unwrap() > 0, "{stats}");
+    assert!(place.run("info mnt").ok().contains("device_latency.durable_write_ns "));
+    assert!(place.run("stats mnt").ok().contains("device.latency.durable_write_ns "));
+    assert!(metrics.contains("\n# TYPE kedgefs_device_latency_durable_write_ns gauge\n"), "{metrics}");
+    let top = place.run("top --once mnt").ok();
+    let line = top.lines().find(|line| line.starts_with("latency ")).unwrap();
+    assert!(line.contains("durable write "), "{line}");
     place.run("umount mnt").ok();
 }
 

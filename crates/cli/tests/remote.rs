@@ -43,6 +43,25 @@ fn an_export_is_an_image_for_every_command() {
 }
 
 #[test]
+fn what_is_inside_an_export_is_reached_without_a_mount() {
+    let place = Place::new();
+    let (_server, uri) = serve(&place);
+    std::fs::create_dir(place.path("tree")).unwrap();
+    std::fs::write(place.path("tree/file"), b"from a directory").unwrap();
+    place.kedge(["mkfs", "--from", "tree", &uri]).ok();
+    let inside = |path: &str| format!("{uri}:{path}");
+    place.kedge(["mkdir", &inside("/dir")]).ok();
+    place.kedge(["cp", &inside("/file"), &inside("/dir/copy")]).ok();
+    place.kedge(["cp", "tree/file", &inside("/dir/another")]).ok();
+    assert_eq!(place.kedge(["ls", &inside("/dir")]).ok(), "another\ncopy\n");
+    assert_eq!(place.kedge(["cat", &inside("/dir/copy")]).ok(), "from a directory");
+    place.kedge(["cp", &inside("/dir/another"), "back"]).ok();
+    assert_eq!(std::fs::read(place.path("back")).unwrap(), b"from a directory");
+    place.kedge(["cat", &inside("/none")]).refused(1, &["/none", &uri]);
+    assert_eq!(place.kedge(["fsck", &uri]).code, 0);
+}
+
+#[test]
 fn nonsense_is_a_mistake_in_usage() {
     let place = Place::new();
     place.run("mkfs nbd:host").refused(2, &["nbd:host", "// is missing"]);
@@ -136,6 +155,28 @@ fn an_export_is_mounted_written_and_found_again() {
     assert_eq!(std::fs::read(place.path("mnt/file")).unwrap(), b"far away");
     place.unmount();
     place.kedge(["mount", "-o", "fuseblk", &uri, "mnt"]).refused(1, &["no block device"]);
+}
+
+/// What was durable is there after the crash and on the server; what was not is lost.
+#[test]
+fn a_mounted_export_loses_power_when_it_is_told_to() {
+    if no_fuse() {
+        return;
+    }
+    let place = Place::new();
+    let (_server, uri) = serve(&place);
+    place.kedge(["mkfs", &uri]).ok();
+    std::fs::create_dir(place.path("mnt")).unwrap();
+    place.kedge(["crash", "mount", "nbd+unix:///?socket=socket", "mnt"]).ok();
+    write_and_fsync(&place.path("mnt/kept"), b"kept");
+    std::fs::File::open(place.path("mnt")).unwrap().sync_all().unwrap();
+    std::fs::write(place.path("mnt/lost"), b"lost").unwrap();
+    place.run("crash now mnt").ok();
+    assert!(!place.path("mnt/lost").exists());
+    assert_eq!(std::fs::read(place.path("mnt/kept")).unwrap(), b"kept");
+    place.run("umount mnt").ok();
+    assert_eq!(place.kedge(["fsck", &uri]).code, 0);
+    assert_eq!(place.kedge(["cat", &format!("{uri}:/kept")]).ok(), "kept");
 }
 
 /// A server that hangs, and goes on. Every worker of the mount waits for it meanwhile; who asks why

@@ -14,6 +14,9 @@ pub const MINOR: u32 = 40;
 pub const MINOR_MIN: u32 = 23;
 /// From 7.44 (Linux 6.16) on the kernel takes what it found by a file handle for outdated.
 pub const MINOR_EPOCH: u32 = 44;
+/// From Linux 5.14 on, a safe distance above 5.13, the kernel asks who may set file flags before it
+/// passes the ioctl on.
+pub const MINOR_FLAGS: u32 = 34;
 
 /// The largest payload of one READ or WRITE: 256 pages, the most the kernel grants without a
 /// sysctl.
@@ -99,6 +102,12 @@ wire!(
     TrimRange = 24 { start: u64, len: u64, min_len: u64 }
 );
 wire!(IoctlTrimOut = 40 { out: IoctlOut, range: TrimRange });
+wire!(IoctlFlags = 20 { out: IoctlOut, flags: u32 });
+wire!(
+    /// `struct fsxattr` of `linux/fs.h`.
+    Fsxattr = 28 { xflags: u32, extsize: u32, nextents: u32, projid: u32, cowextsize: u32, pad: [u8; 8] }
+);
+wire!(IoctlFsxattr = 44 { out: IoctlOut, attributes: Fsxattr });
 wire!(StatxIn = 24 { getattr_flags: u32, reserved: u32, fh: u64, sx_flags: u32, sx_mask: u32 });
 wire!(StatxTime = 16 { sec: i64, nsec: u32, reserved: i32 });
 wire!(Statx = 256 {

@@ -23,7 +23,7 @@ pub const XATTR_OPTIONS: &[u8] = b"system.kedgefs.options";
 pub const XATTR_BESIDE: &[u8] = b"system.kedgefs.beside";
 
 /// Only the user who serves the mount, and root, may do this. A user who is not known is neither.
-fn check_owner(user: Option<u32>) -> Answer<()> {
+pub(crate) fn check_owner(user: Option<u32>) -> Answer<()> {
     match user {
         Some(uid) if uid == 0 || uid == rustix::process::geteuid().as_raw() => Ok(()),
         _ => Err(Errno(libc::EPERM)),

@@ -6,9 +6,11 @@
 use crate::abi::{self, fattr, fopen, op};
 use crate::caller;
 use crate::control;
+use crate::flags;
+use crate::freeze::{IOC_FREEZE, IOC_THAW};
 use crate::ops::Ops;
-use crate::seek::SeekJob;
 use crate::server::{Server, has_no_reply};
+use crate::settle::{SettledJob, Then};
 use crate::transport::{Reply, Request};
 use kedge_base::{BLOCK_SIZE, IoBuf};
 use kedgefs::acl;
@@ -144,10 +146,11 @@ impl<O: Ops> Server<O> {
             op::SETXATTR => reply.finish(self.setxattr(request, args)),
             op::REMOVEXATTR => reply.finish(self.removexattr(node, args)),
             op::IOCTL => self.ioctl(request, args, reply),
+            op::INTERRUPT => self.interrupt(args, reply),
             // Not served, and the kernel remembers it: FLUSH (a close is no durability point),
-            // ACCESS (the kernel checks permissions), INTERRUPT (no request waits for long), locks
-            // and POLL (the kernel handles them), BMAP, COPY_FILE_RANGE (the kernel copies through
-            // the page cache).
+            // ACCESS (the kernel checks permissions), locks and POLL (the kernel handles them),
+            // BMAP, COPY_FILE_RANGE (the kernel copies through the page cache: it does not tell
+            // whether the target is open with O_SYNC, and asks for no FSYNC behind a copy of ours).
             _ => reply.err(libc::ENOSYS),
         }
     }
@@ -243,11 +246,15 @@ impl<O: Ops> Server<O> {
     fn statx(&self, node: Ino) -> Answer<abi::StatxOut> {
         const STATX_BASIC_STATS: u32 = 0x7ff;
         const STATX_BTIME: u32 = 0x800;
+        // The bits of statx(2) have the numbers of FS_IOC_SETFLAGS.
+        const ATTRIBUTES: u64 = 0x70;
         let attr = self.ops.getattr(node)?;
         let time = |t: Timespec| abi::StatxTime { sec: t.sec, nsec: t.nsec, reserved: 0 };
         let (attr_valid, attr_valid_nsec) = self.timeout();
         let stat = abi::Statx {
             mask: STATX_BASIC_STATS | STATX_BTIME,
+            attributes: u64::from(attr.flags.bits()) & ATTRIBUTES,
+            attributes_mask: ATTRIBUTES,
             blksize: BLOCK_SIZE as u32,
             nlink: attr.nlink,
             uid: attr.uid,
@@ -528,7 +535,7 @@ impl<O: Ops> Server<O> {
         Ok(self.ops.fallocate(node, mode, asked.offset, asked.length)?)
     }
 
-    /// See [`crate::seek`]: the kernel may have dirty pages that it has not written yet.
+    /// See [`crate::settle`]: the kernel may have dirty pages that it has not written yet.
     fn lseek(&self, node: Ino, args: &mut Args<'_>, reply: Reply) {
         let asked = args.take().and_then(|asked: abi::LseekIn| match asked.whence as i32 {
             libc::SEEK_DATA => Ok((asked.offset, SeekKind::Data)),
@@ -543,10 +550,15 @@ impl<O: Ops> Server<O> {
         if kind == SeekKind::Data && self.ops.seek(node, offset, kind).is_ok_and(|found| found == offset) {
             return reply.finish(Ok::<_, Errno>(abi::LseekOut { offset }));
         }
+        self.settle(SettledJob { reply, ino: node, from: offset, then: Then::Seek(kind) });
+    }
+
+    /// Passes a request to the thread that has dirty pages written first.
+    fn settle(&self, job: SettledJob) {
         // If the other thread is gone, the job comes back in the error, and dropping its reply
         // answers EIO.
-        if self.seeks.send(SeekJob { reply, ino: node, offset, kind }).is_err() {
-            tracing::error!("no thread serves lseek");
+        if self.settled.send(job).is_err() {
+            tracing::error!("no thread has dirty pages written");
         }
     }
 
@@ -673,6 +685,14 @@ impl<O: Ops> Server<O> {
         Ok(self.ops.setxattr(node, name, value, mode)?)
     }
 
+    /// Whether the arguments of a SETXATTR of the root directory change options of the mount.
+    pub(crate) fn sets_options(&self, mut args: Args<'_>) -> bool {
+        let acls = self.acls.load(Ordering::Relaxed);
+        let asked = args.take::<abi::SetxattrIn>().map(drop);
+        let ext = if acls { args.take::<abi::SetxattrInExt>().map(drop) } else { Ok(()) };
+        asked.and(ext).and_then(|()| args.text()).is_ok_and(|name| name == control::XATTR_OPTIONS)
+    }
+
     fn removexattr(&self, node: Ino, args: &mut Args<'_>) -> Answer<()> {
         let name = args.text()?;
         self.check_xattr_name(name)?;
@@ -698,8 +718,33 @@ impl<O: Ops> Server<O> {
             Ok(asked) if asked.cmd == control::FITRIM => {
                 reply.finish(args.take().and_then(|range| control::trim(&*self.ops, user(), range)));
             }
-            Ok(_) => reply.err(libc::ENOTTY),
+            Ok(asked) if matches!(asked.cmd, IOC_FREEZE | IOC_THAW) => {
+                self.freeze_or_thaw(asked.cmd, args, user(), reply);
+            }
+            Ok(asked) => self.ioctl_of_flags(asked.cmd, Ino(request.header.nodeid), args, reply),
             Err(e) => reply.err(e.0),
+        }
+    }
+
+    fn ioctl_of_flags(&self, cmd: u32, node: Ino, args: &mut Args<'_>, reply: Reply) {
+        let asked = match cmd {
+            flags::FS_IOC_GETFLAGS => return reply.finish(flags::get(&*self.ops, node)),
+            flags::FS_IOC_FSGETXATTR => return reply.finish(flags::get_fsxattr(&*self.ops, node)),
+            // An old kernel passes it on for whoever can open the file.
+            flags::FS_IOC_SETFLAGS | flags::FS_IOC_FSSETXATTR
+                if !self.flags_checked.load(Ordering::Relaxed) =>
+            {
+                return reply.err(libc::EOPNOTSUPP);
+            }
+            flags::FS_IOC_SETFLAGS => args.take().and_then(flags::asked),
+            flags::FS_IOC_FSSETXATTR => args.take().and_then(flags::asked_of_fsxattr),
+            _ => return reply.err(libc::ENOTTY),
+        };
+        match asked {
+            Ok(set) if flags::refuses_writes(set) => {
+                self.settle(SettledJob { reply, ino: node, from: 0, then: Then::SetFlags(set) });
+            }
+            set => reply.finish(set.and_then(|set| flags::set(&*self.ops, node, set))),
         }
     }
 }

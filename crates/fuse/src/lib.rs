@@ -6,9 +6,11 @@
 //! session, crew               the threads of one mount, and which of them receives
 //! devfuse                     requests from /dev/fuse      (behind the trait in `transport`)
 //! server, dispatch            request → call → reply       (against the trait in `ops`)
-//! seek, control               LSEEK below a page cache; control xattrs and ioctls
+//! settle                      requests that need dirty pages written first
+//! control, flags              control xattrs and ioctls; the ioctls of chattr(1)
 //! status                      what a mount says of itself when no worker is free
 //! beside                      the kernel hears of changes that did not come from it
+//! freeze                      freeze and thaw, and the changes that wait in between
 //! failures                    requests that failed, counted
 //! abi                         the wire format
 //! sys                         the system calls without a safe wrapper: all `unsafe`
@@ -23,14 +25,16 @@ mod crew;
 mod devfuse;
 mod dispatch;
 pub mod failures;
+mod flags;
+mod freeze;
 mod loopdev;
 mod mount;
 mod mountinfo;
 mod ops;
 mod options;
-pub mod seek;
 mod server;
 mod session;
+pub mod settle;
 mod status;
 mod sys;
 pub mod transport;
@@ -44,4 +48,4 @@ pub use options::FuseOptions;
 pub use server::{Server, Told};
 pub use session::{MountPoint, MountedSession, serve};
 pub use status::ask as ask_status;
-pub use sys::trim;
+pub use sys::{freeze, thaw, trim};

@@ -2,8 +2,8 @@
 //! server can be tested against a real kernel without an engine, and an engine without a kernel.
 
 use kedgefs::{
-    Attr, DirEntry, FallocateMode, FileSystem, Ino, Owner, RenameMode, Result, SeekKind, SetAttr, StatFs,
-    WriteMode, XattrMode,
+    Attr, DirEntry, FallocateMode, FileFlags, FileSystem, Ino, Owner, RenameMode, Result, SeekKind, SetAttr,
+    StatFs, Thawed, WriteMode, XattrMode,
 };
 
 /// Answers an operation that continued in the background.
@@ -14,6 +14,10 @@ pub trait Ops: Send + Sync + 'static {
     fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr>;
     fn getattr(&self, ino: Ino) -> Result<Attr>;
     fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr>;
+    /// Who may set which flags is judged by the caller.
+    fn set_flags(&self, _ino: Ino, _flags: FileFlags) -> Result<()> {
+        Err(kedgefs::Error::NotSupported("file flags"))
+    }
     fn create(&self, dir: Ino, name: &[u8], mode: u32, owner: Owner) -> Result<Attr>;
     fn mkdir(&self, dir: Ino, name: &[u8], mode: u32, owner: Owner) -> Result<Attr>;
     fn mknod(&self, dir: Ino, name: &[u8], mode: u32, rdev: u64, owner: Owner) -> Result<Attr>;
@@ -52,6 +56,17 @@ pub trait Ops: Send + Sync + 'static {
     fn stats_json(&self) -> String;
     fn info_json(&self) -> String;
     fn set_options(&self, list: &str) -> Result<()>;
+    fn freeze(&self) -> Result<()> {
+        Err(kedgefs::Error::NotSupported("it cannot be frozen"))
+    }
+    fn thaw(&self) -> Result<()> {
+        Err(kedgefs::Error::NotSupported("it cannot be frozen"))
+    }
+    /// Makes a change (`now`), or if that would have to wait for a thaw, asks `later` what is to be
+    /// called then.
+    fn change_or(&self, now: &mut dyn FnMut(), _later: &mut dyn FnMut() -> Option<Thawed>) {
+        now();
+    }
 }
 
 /// Writes the delegating implementation: `name(argument: type, ...) -> result;` for each method.
@@ -61,6 +76,12 @@ macro_rules! delegate {
             $(fn $name(&self, $($arg: $ty),*) $(-> $result)? {
                 FileSystem::$name(self, $($arg),*)
             })*
+
+            fn change_or(&self, now: &mut dyn FnMut(), later: &mut dyn FnMut() -> Option<Thawed>) {
+                if let Some(_pass) = self.pass_or(later) {
+                    now();
+                }
+            }
         }
     };
 }
@@ -69,6 +90,7 @@ delegate! {
     lookup(dir: Ino, name: &[u8]) -> Result<Attr>;
     getattr(ino: Ino) -> Result<Attr>;
     setattr(ino: Ino, set: &SetAttr) -> Result<Attr>;
+    set_flags(ino: Ino, flags: FileFlags) -> Result<()>;
     create(dir: Ino, name: &[u8], mode: u32, owner: Owner) -> Result<Attr>;
     mkdir(dir: Ino, name: &[u8], mode: u32, owner: Owner) -> Result<Attr>;
     mknod(dir: Ino, name: &[u8], mode: u32, rdev: u64, owner: Owner) -> Result<Attr>;
@@ -100,4 +122,6 @@ delegate! {
     stats_json() -> String;
     info_json() -> String;
     set_options(list: &str) -> Result<()>;
+    freeze() -> Result<()>;
+    thaw() -> Result<()>;
 }

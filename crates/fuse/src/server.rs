@@ -26,7 +26,7 @@
 //!   as that. A WRITE leaves the times alone, because it may come after the SETATTR. Without the
 //!   cache the server owns them.
 //! - **LSEEK** must first make the kernel write its dirty pages, which it does not do by itself:
-//!   see [`crate::seek`].
+//!   see [`crate::settle`].
 //! - **The server clears set-user-id bits** (`handle_killpriv`). Without it the kernel asks for the
 //!   xattr `security.capability` before every write(2). With it the kernel remembers the absence,
 //!   removes capabilities itself by removing the xattr, and flags the writes and truncates before
@@ -46,6 +46,9 @@
 //! # Threads
 //! [`crate::crew`] says which of the workers receives, and why as a rule only one does.
 //!
+//! A change that has to wait for the end of a freeze waits without a worker:
+//! see [`mod@crate::freeze`].
+//!
 //! A worker may have to read the memory of a caller (see [`crate::control`]), which may be mapped
 //! from this mount. So there are always at least two workers.
 
@@ -56,9 +59,10 @@ use crate::control;
 use crate::crew::Crew;
 use crate::dispatch::{Answer, Args, Errno};
 use crate::failures::Failures;
+use crate::freeze::{Job, Late};
 use crate::ops::Ops;
 use crate::options::FuseOptions;
-use crate::seek::SeekJob;
+use crate::settle::SettledJob;
 use crate::status::Status;
 use crate::transport::{Reply, Request, Transport};
 use kedge_base::{Counter, IoBuf};
@@ -89,7 +93,9 @@ pub struct Server<O> {
     pub(crate) writeback: AtomicBool,
     /// Negotiated with the kernel: access control lists, and modes without the umask applied.
     pub(crate) acls: AtomicBool,
-    pub(crate) seeks: mpsc::Sender<SeekJob>,
+    /// The kernel has asked for the right to set file flags before it sends the ioctl.
+    pub(crate) flags_checked: AtomicBool,
+    pub(crate) settled: mpsc::Sender<SettledJob>,
     /// Taken by DESTROY; it completes before umount(2) returns.
     on_destroy: Mutex<Option<OnDestroy>>,
     requests: [Counter; OPCODES],
@@ -104,20 +110,22 @@ pub struct Server<O> {
     device_requests: Option<Told>,
     /// Ends before the file system is closed: another may then get its number.
     status: Mutex<Option<Status>>,
+    /// `None`: the mount cannot be frozen.
+    pub(crate) late: Option<Late>,
 }
 
 impl<O: Ops> Server<O> {
     /// `mount_json` is the object that `system.kedgefs.info` shows as `mount`; `on_destroy` runs
     /// when the kernel ends the connection. The jobs from the receiver are for
-    /// [`crate::seek::serve`].
+    /// [`crate::settle::serve`].
     pub fn new(
         ops: Arc<O>,
         transport: Arc<dyn Transport>,
         options: FuseOptions,
         mount_json: String,
         on_destroy: OnDestroy,
-    ) -> (Server<O>, mpsc::Receiver<SeekJob>) {
-        let (seeks, jobs) = mpsc::channel();
+    ) -> (Server<O>, mpsc::Receiver<SettledJob>) {
+        let (settled, jobs) = mpsc::channel();
         let crew = Crew::new(transport.workers(), options.receivers_max());
         let server = Server {
             ops,
@@ -125,7 +133,8 @@ impl<O: Ops> Server<O> {
             options,
             writeback: AtomicBool::new(false),
             acls: AtomicBool::new(false),
-            seeks,
+            flags_checked: AtomicBool::new(false),
+            settled,
             on_destroy: Mutex::new(Some(on_destroy)),
             requests: [const { Counter::new() }; OPCODES],
             requests_unknown: Counter::new(),
@@ -135,6 +144,7 @@ impl<O: Ops> Server<O> {
             beside: None,
             device_requests: None,
             status: Mutex::new(None),
+            late: None,
         };
         (server, jobs)
     }
@@ -153,6 +163,12 @@ impl<O: Ops> Server<O> {
         }
     }
 
+    /// With a thread for [`crate::freeze::serve`], which does the jobs from the receiver.
+    pub(crate) fn freezable(self) -> (Server<O>, mpsc::Receiver<Job>) {
+        let (send, jobs) = mpsc::channel();
+        (Server { late: Some(Late::new(send)), ..self }, jobs)
+    }
+
     /// Answers one request, or passes it to the thread that will. `out` is scratch space of one
     /// worker.
     ///
@@ -163,8 +179,14 @@ impl<O: Ops> Server<O> {
         self.requests.get(opcode as usize).unwrap_or(&self.requests_unknown).inc();
         tracing::trace!(op = op_name(opcode), node = request.header.nodeid, "request");
         let reply = Reply::new(self.transport.clone(), self.failures.clone(), request);
+        self.answer(request, reply, out);
+    }
+
+    /// [`Server::handle`] of a request that has its reply.
+    pub(crate) fn answer(&self, request: &Request<'_>, reply: Reply, out: &mut IoBuf) {
+        let opcode = request.header.opcode;
         // The reply answers EIO when the stack unwinds over it.
-        let dispatch = || with_caller(request.header.pid, || self.dispatch(request, reply, out));
+        let dispatch = || with_caller(request.header.pid, || self.serve(request, reply, out));
         if catch_unwind(AssertUnwindSafe(dispatch)).is_err() {
             tracing::error!(
                 op = op_name(opcode),
@@ -237,6 +259,7 @@ impl<O: Ops> Server<O> {
         }
         let flags = wanted & offer.flags;
         self.writeback.store(flags & init::WRITEBACK_CACHE != 0, Ordering::Relaxed);
+        self.flags_checked.store(offer.minor >= abi::MINOR_FLAGS, Ordering::Relaxed);
         answer.minor = abi::MINOR.min(offer.minor);
         // The offer is from before `raise_limits` in `mount`; the kernel takes what is smaller.
         answer.max_readahead = offer.max_readahead.max(abi::MAX_IO as u32);
@@ -291,7 +314,9 @@ impl<O: Ops> Server<O> {
             comma = ",";
         }
         let (failed, workers) = (self.failures.to_json(), self.crew.counts.to_json());
-        write!(json, "}},\"failed\":{failed},\"workers\":{workers}}}").expect("strings take any text");
+        let parked = self.late.as_ref().map_or(0, Late::parked);
+        write!(json, "}},\"failed\":{failed},\"workers\":{workers},\"parked_bytes\":{parked}}}")
+            .expect("strings take any text");
         json
     }
 

@@ -2,12 +2,13 @@
 
 use crate::beside::{Address, Notifier};
 use crate::crew::{Crew, Patience};
+use crate::freeze::{self, Job};
 use crate::mount::{self, MountError};
 use crate::mountinfo::{self, MountEntry};
 use crate::ops::Ops;
 use crate::options::FuseOptions;
-use crate::seek;
 use crate::server::{OnDestroy, Server, Told};
+use crate::settle;
 use crate::transport::{Received, RequestBuf, Transport};
 use crate::{abi, control};
 use kedge_base::wait::{passing_on, set_stand_in};
@@ -144,19 +145,31 @@ impl MountedSession {
             mount_json(&self.mount, &self.options, &*transport),
             on_destroy,
         );
-        let server = Arc::new(server.offering(self.beside.take(), self.device_requests.take()));
+        let server = server.offering(self.beside.take(), self.device_requests.take());
+        let (server, late) = server.freezable();
+        let server = Arc::new(server);
         if let Some(device) = &self.mount.device {
             server.tell_status(device);
         }
-        let seeks = {
+        let frozen = {
+            let (server, ops) = (Arc::downgrade(&server), ops.clone());
+            spawn_named("kedge-fuse-late", move || freeze::serve(&server, &ops, &late))?
+        };
+        let settled = {
             let transport = transport.clone();
-            spawn_named("kedge-fuse-seek", move || seek::serve(ops, transport, jobs))?
+            spawn_named("kedge-fuse-pages", move || settle::serve(ops, transport, jobs))?
         };
         let result = serve(&server, &transport);
         server.destroy();
+        if let Some(late) = &server.late {
+            late.send(Job::End);
+        }
         drop(server);
-        if seeks.join().is_err() {
-            tracing::error!("the thread for lseek panicked");
+        if frozen.join().is_err() {
+            tracing::error!("the thread for freeze and thaw panicked");
+        }
+        if settled.join().is_err() {
+            tracing::error!("the thread for dirty pages panicked");
         }
         result
     }

@@ -86,6 +86,22 @@ pub fn trim(dir: impl AsFd, min_len: u64) -> io::Result<u64> {
     Ok(range[1])
 }
 
+/// Freezes the file system of the open directory; after so many seconds it thaws by itself (0:
+/// never).
+pub fn freeze(dir: impl AsFd, seconds: u32) -> io::Result<()> {
+    // SAFETY: the ioctl reads one u32 through a pointer that is valid for the call; the descriptor
+    // is open.
+    let frozen =
+        unsafe { libc::ioctl(dir.as_fd().as_raw_fd(), crate::freeze::IOC_FREEZE.into(), &raw const seconds) };
+    check(frozen).map(drop)
+}
+
+/// Ends a freeze.
+pub fn thaw(dir: impl AsFd) -> io::Result<()> {
+    // SAFETY: the ioctl takes no argument and touches no memory of ours; the descriptor is open.
+    check(unsafe { libc::ioctl(dir.as_fd().as_raw_fd(), crate::freeze::IOC_THAW.into()) }).map(drop)
+}
+
 /// The number of a loop device that was free a moment ago.
 pub fn free_loop_number(control: BorrowedFd<'_>) -> io::Result<i32> {
     // SAFETY: the ioctl takes no argument and touches no memory of ours; the descriptor is open.

@@ -124,7 +124,7 @@ fn nonsense_is_refused() {
             let opcode = random.below(60) as u32;
             // Forgetting what was not given out is the file system's to catch; once INIT has agreed
             // on a writeback cache, LSEEK is answered by a thread that is not there.
-            if matches!(opcode, op::INIT | op::FORGET | op::BATCH_FORGET) {
+            if matches!(opcode, op::INIT | op::FORGET | op::BATCH_FORGET | op::INTERRUPT) {
                 continue;
             }
             let len = random.below(120) as usize;
@@ -161,7 +161,7 @@ fn short_bodies_are_invalid() {
         bench.fs_file();
         for opcode in 1..abi::OPCODES as u32 {
             let Some((error, _)) = bench.send(opcode, 1, &[]) else {
-                assert!(matches!(opcode, op::FORGET | op::BATCH_FORGET));
+                assert!(matches!(opcode, op::FORGET | op::BATCH_FORGET | op::INTERRUPT));
                 continue;
             };
             let bodyless = [
@@ -321,6 +321,25 @@ fn an_attribute_may_be_set_before_init_is_answered() {
         let body = [asked.as_bytes(), name.as_bytes(), b"\0"].concat();
         assert_eq!(bench.send(op::GETXATTR, 1, &body).unwrap(), (0, b"value".to_vec()), "{name}");
     }
+}
+
+/// Kernels before 5.13 pass the ioctl on for whoever can open the file.
+#[test]
+fn flags_are_set_only_if_the_kernel_has_asked_who_may() {
+    const SETFLAGS: u32 = 0x4008_6602;
+    const FSSETXATTR: u32 = 0x401c_5820;
+    let answers = |minor| {
+        let mut bench = Bench::new(FuseOptions::default());
+        let init = abi::InitIn { major: 7, minor, max_readahead: 131_072, flags: 0 };
+        assert_eq!(bench.send(op::INIT, 0, init.as_bytes()).unwrap().0, 0);
+        [SETFLAGS, FSSETXATTR].map(|cmd| {
+            let asked = abi::IoctlIn { cmd, ..abi::IoctlIn::new_zeroed() };
+            // No argument: whoever looks at it finds it malformed.
+            bench.send(op::IOCTL, 1, asked.as_bytes()).unwrap().0
+        })
+    };
+    assert_eq!(answers(33), [-libc::EOPNOTSUPP; 2]);
+    assert!(answers(34).iter().all(|answer| *answer != -libc::EOPNOTSUPP), "{:?}", answers(34));
 }
 
 /// As the kernel sends requests where idmapped mounts are permitted.

@@ -14,7 +14,7 @@
 use crate::mount::unmount_on_signal;
 use crate::options::{MountWords, parse_size};
 use crate::os::TerminationSignals;
-use crate::{daemon, engine, host, mkfs, mounts};
+use crate::{daemon, engine, host, image, mkfs, mounts};
 use anyhow::{Context, Result, bail};
 use kedge_crash::Model;
 use kedge_crash_record::{Crash, Crashed, Live, Lose, Rule};
@@ -186,11 +186,10 @@ pub fn mount(args: MountArgs) -> Result<ExitCode> {
 
 /// The serving process has another working directory.
 fn absolute(args: MountArgs) -> Result<MountArgs> {
-    let find = |path: &Path| path.canonicalize().with_context(|| format!("find {}", path.display()));
     let resolve = |path: &Option<PathBuf>| path.as_ref().map(std::path::absolute).transpose();
     Ok(MountArgs {
-        image: find(&args.image)?,
-        dir: find(&args.dir)?,
+        image: image::resolve(&args.image)?,
+        dir: args.dir.canonicalize().with_context(|| format!("find {}", args.dir.display()))?,
         socket: resolve(&args.socket).context("find the socket")?,
         log_file: resolve(&args.log_file).context("find the log file")?,
         ..args
@@ -229,7 +228,7 @@ fn serve(args: &MountArgs, ready: impl FnOnce() -> Result<()>) -> Result<()> {
         // The kernel may remember nothing: files change without it.
         let fuse =
             FuseOptions { cache_timeout: Duration::ZERO, auto_invalidate: true, ..FuseOptions::default() };
-        let session = kedge_fuse::mount(&args.image, &args.dir, &fuse)?;
+        let session = engine::attach(&args.image, &args.dir, &fuse)?;
         let mount = session.mount_point().clone();
         kedge_base::spawn_named("signals", move || unmount_on_signal(&signals, &mount))
             .context("start a thread")?;

@@ -245,3 +245,42 @@ fn a_snapshot_of_a_mounted_image_is_a_moment_of_it() {
     }
     alpha.fsck(&uri);
 }
+
+/// A snapshot that is taken while the mount is frozen needs no replay, and has what was written
+/// without an fsync, too.
+#[test]
+fn a_snapshot_of_a_frozen_image_is_clean() {
+    let Some(cluster) = cluster() else { return };
+    let place = Place::new();
+    let (alpha, beta) = (Host::new(&cluster, "alpha"), Host::new(&cluster, "beta"));
+    let (dir, uri) = (directory(&place, "mnt"), uri(&cluster, "frozen"));
+    mkfs(&alpha, &uri, &["--size", "128M"]);
+    alpha.mount(&dir, &uri, &[]);
+    let writers = Writers::start(&alpha.backend(&dir), 3, "w", 11).unwrap();
+    until("the writers are at work", || writers.operations() > 60);
+    std::fs::write(alpha.seen(&dir).join("not fsynced"), b"written").unwrap();
+    let mount = dir.to_str().unwrap();
+    let snapshot = |name: &str| {
+        cluster.rbd(&["snap", "create", "--no-progress", &format!("rbd/frozen@{name}")]).unwrap();
+        PathBuf::from(uri.replace("rbd/frozen", &format!("rbd/frozen@{name}")))
+    };
+    let running = snapshot("running");
+    let acked = writers.snapshot();
+    assert_eq!(alpha.kedge(["freeze", mount]).code, 0);
+    let frozen = snapshot("frozen");
+    let begun = writers.snapshot();
+    assert_eq!(alpha.kedge(["thaw", mount]).code, 0);
+    assert_eq!(beta.info(&running)["clean"], false, "the check can fail");
+    assert_eq!(beta.info(&frozen)["clean"], true);
+    beta.fsck(frozen.to_str().unwrap());
+    beta.mount(&dir, frozen.to_str().unwrap(), &["-o", "ro"]);
+    assert_eq!(beta.info(&dir)["recovery"]["clean"], true);
+    verify_after(&*beta.backend(&dir), &acked, &begun).unwrap();
+    assert_eq!(std::fs::read(beta.seen(&dir).join("not fsynced")).unwrap(), b"written");
+    let there = writers.operations();
+    until("the owner goes on", || writers.operations() > there + 10);
+    assert_eq!(writers.stop().errors(), Vec::<&str>::new());
+    beta.unmount(&dir);
+    alpha.unmount(&dir);
+    alpha.fsck(&uri);
+}

@@ -4,8 +4,8 @@
 use kedge_base::Clock;
 use kedge_fuse::{Done, Ops};
 use kedgefs::{
-    Attr, DirEntry, Error, FallocateMode, FileKind, Ino, Owner, RenameMode, Result, SeekKind, SetAttr,
-    SetTime, StatFs, SystemClock, Timespec, WriteMode, XattrMode,
+    Attr, DirEntry, Error, FallocateMode, FileFlags, FileKind, Ino, Owner, RenameMode, Result, SeekKind,
+    SetAttr, SetTime, StatFs, SystemClock, Timespec, WriteMode, XattrMode,
 };
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -163,6 +163,7 @@ impl MemFs {
             mtime: now,
             ctime: now,
             btime: now,
+            flags: FileFlags::default(),
         };
         let node = Node {
             attr,

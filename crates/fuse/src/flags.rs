@@ -1,0 +1,67 @@
+//! The ioctls of chattr(1) and lsattr(1). The kernel sends them for files and directories only, and
+//! has asked for CAP_LINUX_IMMUTABLE where immutable or append-only changes, else for the owner.
+//! Kernels before 5.13 did not ask: for them the flags cannot be set.
+
+use crate::abi::{self, IoctlOut};
+use crate::dispatch::{Answer, Errno};
+use crate::ops::Ops;
+use kedgefs::{FileFlags, Ino};
+use zerocopy::FromZeros;
+
+pub const FS_IOC_GETFLAGS: u32 = 0x8008_6601;
+pub const FS_IOC_SETFLAGS: u32 = 0x4008_6602;
+pub const FS_IOC_FSGETXATTR: u32 = 0x801c_581f;
+pub const FS_IOC_FSSETXATTR: u32 = 0x401c_5820;
+
+/// The flags with their bits of `struct fsxattr`.
+const XFLAGS: [(FileFlags, u32); 4] = [
+    (FileFlags::IMMUTABLE, 0x08),
+    (FileFlags::APPEND, 0x10),
+    (FileFlags::NOATIME, 0x40),
+    (FileFlags::NODUMP, 0x80),
+];
+
+fn to_xflags(flags: FileFlags) -> u32 {
+    XFLAGS.iter().filter(|(flag, _)| flags.has(*flag)).fold(0, |all, (_, bit)| all | bit)
+}
+
+fn from_xflags(xflags: u32) -> Answer<FileFlags> {
+    let known = XFLAGS.iter().filter(|(_, bit)| xflags & bit != 0);
+    let flags = known.fold(FileFlags::default(), |all, (flag, _)| all | *flag);
+    if to_xflags(flags) == xflags { Ok(flags) } else { Err(Errno(libc::EOPNOTSUPP)) }
+}
+
+pub fn get(ops: &impl Ops, ino: Ino) -> Answer<abi::IoctlFlags> {
+    Ok(abi::IoctlFlags { out: IoctlOut::new_zeroed(), flags: ops.getattr(ino)?.flags.bits() })
+}
+
+pub fn get_fsxattr(ops: &impl Ops, ino: Ino) -> Answer<abi::IoctlFsxattr> {
+    let xflags = to_xflags(ops.getattr(ino)?.flags);
+    Ok(abi::IoctlFsxattr {
+        out: IoctlOut::new_zeroed(),
+        attributes: abi::Fsxattr { xflags, ..abi::Fsxattr::new_zeroed() },
+    })
+}
+
+/// What FS_IOC_SETFLAGS asks for.
+pub fn asked(flags: u32) -> Answer<FileFlags> {
+    FileFlags::from_bits(flags).ok_or(Errno(libc::EOPNOTSUPP))
+}
+
+/// What FS_IOC_FSSETXATTR asks for. There are neither extent size hints nor projects.
+pub fn asked_of_fsxattr(set: abi::Fsxattr) -> Answer<FileFlags> {
+    if (set.extsize, set.projid, set.cowextsize) != (0, 0, 0) {
+        return Err(Errno(libc::EOPNOTSUPP));
+    }
+    from_xflags(set.xflags)
+}
+
+/// Whether pages that are dirty now would be refused with these flags.
+pub fn refuses_writes(flags: FileFlags) -> bool {
+    flags.has(FileFlags::IMMUTABLE | FileFlags::APPEND)
+}
+
+pub fn set(ops: &impl Ops, ino: Ino, flags: FileFlags) -> Answer<IoctlOut> {
+    ops.set_flags(ino, flags)?;
+    Ok(IoctlOut::new_zeroed())
+}

@@ -1,0 +1,152 @@
+//! Requests that look at a file whose dirty pages the kernel must write first.
+//!
+//! The kernel asks such things of the server without writing its pages:
+//! - LSEEK (SEEK_DATA, SEEK_HOLE): with a writeback cache, a file just written would be a hole. In
+//!   either cache mode, so would a store through a shared mapping. A copy that trusts SEEK_DATA
+//!   would lose those bytes. The usual workaround is to answer ENOSYS. The kernel then considers
+//!   every file dense, and sparse files lose their holes in copies.
+//! - A file becomes immutable or append-only: pages that were dirty before would be refused when
+//!   the kernel writes them, and be lost.
+//!
+//! So the server tells the kernel to invalidate the file's pages, which makes it write the dirty
+//! ones, and then does what was asked. If there is data at an LSEEK's offset itself, no dirty page
+//! can change the answer, and it is given at once.
+//!
+//! The kernel returns from the invalidation when the pages are written: when workers have answered
+//! the WRITEs. A worker that waited there could deadlock on itself, so these requests have threads
+//! of their own. They hold the inode's lock in the kernel, but neither WRITE nor the invalidation
+//! takes that.
+//!
+//! While the file system is frozen, the pages of a file are not written before the thaw. A request
+//! for such a file waits, and those for others must not wait behind it. So whenever all threads are
+//! busy another one is started, up to `THREADS_MAX`. The kernel has one such request under way
+//! for each file.
+//!
+//! The queue is as long as there are callers blocked in lseek(2) and ioctl(2). A panic shuts the
+//! file system down, as that of a worker does. The thread goes on, or every later lseek(2) would
+//! wait for ever.
+
+use crate::abi::{self, LseekOut};
+use crate::dispatch::{Answer, Errno};
+use crate::flags;
+use crate::ops::Ops;
+use crate::transport::{Reply, Transport};
+use kedge_base::{spawn_named, without_panic};
+use kedgefs::{FileFlags, Ino, SeekKind};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::mpsc::Receiver;
+use std::thread::JoinHandle;
+use zerocopy::IntoBytes;
+
+/// A request to be answered.
+pub struct SettledJob {
+    pub(crate) reply: Reply,
+    pub(crate) ino: Ino,
+    /// From which offset on the pages must be written.
+    pub(crate) from: u64,
+    pub(crate) then: Then,
+}
+
+/// What is done when the pages are written.
+pub(crate) enum Then {
+    /// Looks from the same offset on.
+    Seek(SeekKind),
+    SetFlags(FileFlags),
+}
+
+/// Threads that answer jobs. Beyond them jobs wait for one another.
+const THREADS_MAX: usize = 64;
+
+/// What the threads share.
+struct Pool<O> {
+    ops: Arc<O>,
+    transport: Arc<dyn Transport>,
+    /// Whoever has it waits for the next job.
+    jobs: Mutex<Receiver<SettledJob>>,
+    /// Threads that wait for a job, or for their turn to wait.
+    idle: AtomicUsize,
+    helpers: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// Answers jobs until no server can send any more.
+pub fn serve<O: Ops>(ops: Arc<O>, transport: Arc<dyn Transport>, jobs: Receiver<SettledJob>) {
+    let (jobs, idle, helpers) = (Mutex::new(jobs), AtomicUsize::new(0), Mutex::default());
+    let pool = Arc::new(Pool { ops, transport, jobs, idle, helpers });
+    pool.work();
+    // Each ends when it has answered its job. None starts another any more: there are no jobs.
+    let helpers = std::mem::take(&mut *pool.helpers.lock());
+    if helpers.into_iter().any(|helper| helper.join().is_err()) {
+        tracing::error!("a thread for dirty pages panicked");
+    }
+}
+
+impl<O: Ops> Pool<O> {
+    fn work(self: &Arc<Self>) {
+        loop {
+            self.idle.fetch_add(1, SeqCst);
+            let job = self.jobs.lock().recv();
+            let others = self.idle.fetch_sub(1, SeqCst) - 1;
+            let Ok(job) = job else { return };
+            if others == 0 {
+                self.start_another();
+            }
+            self.answer(job);
+        }
+    }
+
+    fn start_another(self: &Arc<Self>) {
+        let mut helpers = self.helpers.lock();
+        if helpers.len() + 1 < THREADS_MAX {
+            let pool = self.clone();
+            match spawn_named("kedge-fuse-pages", move || pool.work()) {
+                Ok(helper) => helpers.push(helper),
+                Err(e) => tracing::warn!("requests that look at dirty pages wait for one another: {e}"),
+            }
+        }
+    }
+
+    fn answer(&self, job: SettledJob) {
+        let ino = job.ino.0;
+        // The reply answers EIO when the stack unwinds over it.
+        let answered = without_panic("the thread for dirty pages", || {
+            answer(&*self.ops, &*self.transport, job);
+            Ok(())
+        });
+        let Err(panic) = answered else { return };
+        tracing::error!(ino, "{panic}: shutting the file system down");
+        let down = without_panic("a shutdown", || Ok(self.ops.shutdown(false).map_err(|e| e.to_string())));
+        if let Err(e) = down.unwrap_or_else(|panic| Err(panic.to_string())) {
+            tracing::error!("shutdown after a panic failed: {e}");
+        }
+    }
+}
+
+fn answer<O: Ops>(ops: &O, transport: &dyn Transport, job: SettledJob) {
+    let SettledJob { reply, ino, from, then } = job;
+    if let Err(errno) = write_dirty_pages(transport, ino, from) {
+        return reply.err(errno.0);
+    }
+    match then {
+        Then::Seek(kind) => {
+            let found = ops.seek(ino, from, kind).map_err(Errno::from);
+            reply.finish(found.map(|offset| LseekOut { offset }));
+        }
+        Then::SetFlags(flags) => reply.finish(flags::set(ops, ino, flags)),
+    }
+}
+
+fn write_dirty_pages(transport: &dyn Transport, ino: Ino, from: u64) -> Answer<()> {
+    let off = i64::try_from(from).unwrap_or(i64::MAX);
+    let body = abi::InvalInodeOut { ino: ino.0, off, len: 0 };
+    transport.notify(abi::NOTIFY_INVAL_INODE, body.as_bytes()).map_err(|e| {
+        // The pages may still be dirty: an error to the caller, rather than a hole where data is.
+        tracing::warn!(ino = ino.0, "dirty pages are not written: {e}");
+        Errno(e.raw_os_error().unwrap_or(libc::EIO))
+    })
+}
+
+#[cfg(test)]
+#[path = "settle_tests.rs"]
+mod tests;
