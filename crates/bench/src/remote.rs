@@ -3,15 +3,18 @@
 //! In this process, without a mount. Of each image: durable writes of 4 KiB one after the other (a
 //! FUA write, or a write and a flush), which bound every fsync from below; then 4 KiB files with an
 //! fsync each, by 1, 4 and 16 clients (the work of `fs_mark -S 1`), with the latencies of the
-//! fsyncs. The images take turns, and the median of the rounds stands for them.
+//! fsyncs. The images take turns, and the median of the rounds stands for them. What is a directory
+//! is no image: files are made below it, in whatever file system is mounted there.
 
-use crate::library::{Library, Target, in_threads};
+use crate::library::{Host, Library, Target, in_threads};
 use anyhow::{Context, Result};
 use kedge_base::{BLOCK_SIZE, Clock, IoBuf, SystemClock};
 use kedge_device::{Device, Location, OpenOptions};
-use kedgefs::{FormatOptions, MountOptions};
-use std::fmt::Write;
-use std::path::Path;
+use kedgefs::{FormatOptions, Ino, MountOptions};
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,19 +32,56 @@ struct Figures {
     per_second: f64,
 }
 
-/// Measures the images, whose contents are lost. Answers a table in Markdown.
+/// A file system in which a file is made first, and then fsynced.
+trait Synced: Target {
+    type Open;
+
+    fn create_written(&self, dir: &Self::Dir, name: &str) -> Result<Self::Open>;
+    fn fsync(&self, file: Self::Open) -> Result<()>;
+}
+
+impl Synced for Library {
+    type Open = Ino;
+
+    fn create_written(&self, dir: &Ino, name: &str) -> Result<Ino> {
+        Library::create_written(self, dir, name, &FILE)
+    }
+
+    fn fsync(&self, file: Ino) -> Result<()> {
+        Ok(self.fs().fsync(file, false)?)
+    }
+}
+
+impl Synced for Host {
+    type Open = File;
+
+    fn create_written(&self, dir: &PathBuf, name: &str) -> Result<File> {
+        let mut file = File::create_new(dir.join(name)).with_context(|| format!("create {name}"))?;
+        file.write_all(&FILE).with_context(|| format!("write {name}"))?;
+        Ok(file)
+    }
+
+    fn fsync(&self, file: File) -> Result<()> {
+        file.sync_all().context("fsync")
+    }
+}
+
+/// Measures the images, whose contents are lost, and below directories. Answers a table in
+/// Markdown.
 pub fn run(images: &[String], rounds: usize, each: Duration, progress: fn(&str)) -> Result<String> {
     let mut rows: Vec<Vec<Vec<Figures>>> = vec![vec![Vec::new(); 1 + CLIENTS.len()]; images.len()];
     for round in 1..=rounds {
         for (image, row) in images.iter().zip(&mut rows) {
             progress(&format!("round {round}: {image}"));
+            if Path::new(image).is_dir() {
+                add_small_files(&Host(image.into()), each, row)?;
+                continue;
+            }
             let device = open(image)?;
             row[0].push(durable_writes(&*device)?);
             let (format, mount) = (FormatOptions::default(), MountOptions::default());
             let library = Library::on(device, &format, mount)?;
-            for (i, clients) in CLIENTS.into_iter().enumerate() {
-                row[i + 1].push(small_files(&library, clients, each)?);
-            }
+            add_small_files(&library, each, row)?;
             library.close()?;
         }
     }
@@ -67,25 +107,33 @@ fn durable_writes(device: &dyn Device) -> Result<Figures> {
     Ok(figures(took, clock.since(started)))
 }
 
-fn small_files(library: &Library, clients: usize, each: Duration) -> Result<Figures> {
-    let dir = library.make_dir(&format!("{clients}"))?;
+fn add_small_files<T: Synced>(target: &T, each: Duration, row: &mut [Vec<Figures>]) -> Result<()> {
+    for (i, clients) in CLIENTS.into_iter().enumerate() {
+        row[i + 1].push(small_files(target, clients, each)?);
+    }
+    Ok(())
+}
+
+fn small_files<T: Synced>(target: &T, clients: usize, each: Duration) -> Result<Figures> {
+    let name = format!("kedge-lab-{clients}");
+    let dir = target.make_dir(&name)?;
     let (took, latencies) = in_threads(clients, |client| {
-        let library = library.clone();
+        let (target, dir) = (target.clone(), dir.clone());
         move || {
             let clock = SystemClock::default();
             let started = clock.monotonic();
             let mut latencies = Vec::new();
             while clock.since(started) < each {
                 let name = format!("{client}-{}", latencies.len());
-                let ino = library.create_written(&dir, &name, &FILE)?;
+                let file = target.create_written(&dir, &name)?;
                 let before = clock.monotonic();
-                library.fs().fsync(ino, false)?;
+                target.fsync(file)?;
                 latencies.push(clock.since(before));
             }
             Ok(latencies)
         }
     })?;
-    library.remove_dir(&format!("{clients}"))?;
+    target.remove_dir(&name)?;
     Ok(figures(latencies.concat(), took))
 }
 
@@ -118,9 +166,11 @@ fn table(images: &[String], rows: Vec<Vec<Vec<Figures>>>) -> String {
     for (image, row) in images.iter().zip(rows) {
         let medians: Vec<Figures> = row.iter().map(|rounds| median(rounds)).collect();
         let alone = medians[0].p50;
-        for (i, one) in medians.iter().enumerate() {
+        // A directory has no device of its own to write to.
+        for (i, one) in medians.iter().enumerate().skip(row[0].is_empty() as usize) {
             let (work, share) = match i.checked_sub(1).map(|i| CLIENTS[i]) {
                 None => ("durable write of 4 KiB".to_owned(), String::new()),
+                Some(1) if alone.is_zero() => ("4 KiB + fsync, 1 client".to_owned(), String::new()),
                 Some(1) => ("4 KiB + fsync, 1 client".to_owned(), {
                     let share = alone.as_secs_f64() / one.p50.as_secs_f64().max(1e-9);
                     format!("{:.0} %", share * 100.0)

@@ -2,20 +2,26 @@
 
 use super::*;
 
-/// Of a file, which needs nothing: a row for each amount of clients, none of them empty.
+/// Of a file and a directory, which need nothing: a row for each amount of clients, none of them
+/// empty.
 #[test]
 fn each_image_has_its_rows() {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image").to_str().unwrap().to_owned();
+    let mounted = dir.path().join("mounted").to_str().unwrap().to_owned();
     std::fs::File::create(&image).unwrap().set_len(128 << 20).unwrap();
-    let table = run(std::slice::from_ref(&image), 1, Duration::from_millis(50), |_| ()).unwrap();
+    std::fs::create_dir(&mounted).unwrap();
+    let table = run(&[image.clone(), mounted.clone()], 1, Duration::from_millis(50), |_| ()).unwrap();
     let rows: Vec<&str> = table.lines().skip(2).collect();
-    assert_eq!(rows.len(), 1 + CLIENTS.len(), "{table}");
-    for row in rows {
+    assert_eq!(rows.len(), 1 + 2 * CLIENTS.len(), "{table}");
+    for (i, row) in rows.iter().enumerate() {
         let cells: Vec<&str> = row.split(" | ").collect();
-        assert!(cells[0].contains(&image), "{row}");
+        let of = if i <= CLIENTS.len() { &image } else { &mounted };
+        assert!(cells[0].contains(of), "{row}");
         assert!(cells[4].parse::<f64>().unwrap() > 0.0, "{row}");
+        assert_eq!(cells[5].contains('%'), i == 1, "{row}: only a lone fsync of an image has a share");
     }
+    assert_eq!(std::fs::read_dir(mounted).unwrap().count(), 0, "it leaves nothing behind");
 }
 
 #[test]

@@ -14,6 +14,7 @@ mod fdatasync;
 mod marks;
 mod overwrite;
 mod rename;
+mod stress;
 mod sync;
 mod tree_lock;
 mod writeback;

@@ -5,7 +5,7 @@ fn report(experiment: Experiment, part: Part) -> Report {
     let dir = tempfile::tempdir().unwrap();
     let settings = Settings {
         dir: Some(dir.path().to_owned()),
-        size: 256 << 20,
+        size: 1 << 30,
         rounds: Some(1),
         quick: true,
         written: false,

@@ -10,7 +10,7 @@
 use super::cpu::Cpu;
 use super::{Part, Run};
 use crate::bars::{Bar, Want};
-use crate::contest::{Amount, Better, Contest, Contestant, Metric, Outcome, Published, Round};
+use crate::contest::{Amount, Better, Contest, Contestant, Metric, Outcome, Round};
 use crate::counters::Counters;
 use crate::library::{Library, Work, in_threads, make_files};
 use crate::report::{Reading, Section};
@@ -41,11 +41,8 @@ const CLEAN_SYNC: &str = "sync of clean A";
 const CACHED: &str = "inodes cached by A";
 const GROUP: &str = "syncs";
 
-/// What xfs/297 took, without and with cached inodes: at least this, since it was not waited for.
-const PUBLISHED: &[Published] = &[Published { metric: STORM, figures: &[36.0, 900.0] }];
-
 /// How dirty inodes are tracked, and whether A is full.
-const SIDES: [(&str, DirtyTracking, bool); 4] = [
+pub(super) const SIDES: [(&str, DirtyTracking, bool); 4] = [
     ("shared, A empty", DirtyTracking::Shared, false),
     ("shared, A full", DirtyTracking::Shared, true),
     ("per_sb, A empty", DirtyTracking::PerSb, false),
@@ -57,6 +54,7 @@ pub fn run(run: &mut Run<'_>) -> Result<()> {
         run.note("Left out: all but the library in process. A mount is a process of its own, so that nothing is shared.".into());
         return Ok(());
     }
+    super::stress::run(run)?;
     storms(run)?;
     parallel(run)?;
     run.note("Published: xfs/297 on XFS with per-superblock dirty tracking, whose sync still walked all cached inodes; it was ended after 15 minutes. Compare the change, not the figures.".into());
@@ -64,13 +62,13 @@ pub fn run(run: &mut Run<'_>) -> Result<()> {
 }
 
 /// A library on an image of its own.
-struct Made {
-    library: Library,
+pub(super) struct Made {
+    pub library: Library,
     image: PathBuf,
 }
 
 impl Made {
-    fn new(run: &Run<'_>, name: &str, dirty_tracking: DirtyTracking) -> Result<Made> {
+    pub(super) fn new(run: &Run<'_>, name: &str, dirty_tracking: DirtyTracking) -> Result<Made> {
         let image = run.place.shell.dir.join(name);
         let device = FileDevice::create(&image, run.settings.size, OpenOptions::default())?;
         let options = MountOptions { dirty_tracking, cache_size: CACHE, ..MountOptions::default() };
@@ -78,14 +76,14 @@ impl Made {
     }
 
     /// Its contents are not needed, and closing would write all of them.
-    fn end(self) -> Result<()> {
+    pub(super) fn end(self) -> Result<()> {
         drop(self.library);
         Ok(std::fs::remove_file(self.image)?)
     }
 }
 
 /// Fills A with `count` cached clean inodes. Returns how many there are.
-fn fill(a: &Library, count: u64) -> Result<f64> {
+pub(super) fn fill(a: &Library, count: u64) -> Result<f64> {
     if count > 0 {
         make_files(a, Work::Empty, FILL_THREADS, count / FILL_THREADS as u64)?;
     }
@@ -99,7 +97,7 @@ fn fill(a: &Library, count: u64) -> Result<f64> {
     Ok(cached)
 }
 
-fn write_small(fs: &FileSystem, dir: Ino, name: &str) -> Result<()> {
+pub(super) fn write_small(fs: &FileSystem, dir: Ino, name: &str) -> Result<()> {
     let file = fs.create(dir, name.as_bytes(), 0o644, Owner::default())?.ino;
     ensure!(fs.write(file, 0, &FILE)? == FILE.len(), "a write was cut short");
     Ok(())
@@ -163,7 +161,7 @@ fn storms(run: &mut Run<'_>) -> Result<()> {
             Ok(Round { values, command })
         })
     });
-    let mut outcome = run.plan.hold(Contest {
+    let outcome = run.plan.hold(Contest {
         title: format!("{} syncs on B by {THREADS} threads", each * THREADS as u64),
         metrics: vec![
             Metric::new("syncs per second", "/s", Better::Higher),
@@ -178,7 +176,6 @@ fn storms(run: &mut Run<'_>) -> Result<()> {
         goal: None,
         contestants: contestants.into(),
     })?;
-    outcome.published = PUBLISHED.to_vec();
     run.bars.extend(storm_bars(&outcome));
     run.note(format!(
         "shared, A full: the storm is {SHORTER} times shorter; its time and processor time are multiplied."

@@ -84,7 +84,8 @@ enum Bench {
     /// in files, behind NBD (nbd://HOST/EXPORT, nbd+unix:///EXPORT?socket=PATH) and on Ceph
     /// (rbd:POOL/IMAGE). Their contents are lost
     Remote {
-        /// Files, devices or URIs that exist and hold nothing of value
+        /// Files, devices or URIs that exist and hold nothing of value, and directories of mounted
+        /// file systems
         #[arg(required = true, value_name = "IMAGE")]
         images: Vec<String>,
         #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=100))]
