@@ -12,7 +12,7 @@ use kedge_base::{BLOCK_SIZE, BlockNo, IoBuf};
 use kedge_device::{Device, Location, OpenOptions};
 use kedge_format::content::{Content, HEAD_BYTES};
 use kedge_format::superblock::{Losses, SLOTS, Superblock};
-use std::fs::File;
+use std::fs::{File, FileType};
 use std::io::{Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ pub struct Image {
 
 enum Source {
     File(File),
-    Remote(Arc<dyn Device>),
+    Device(Arc<dyn Device>),
 }
 
 /// Where the named image is. An invalid URI is a usage error.
@@ -88,11 +88,15 @@ pub fn check_kind(path: &Path) -> Result<()> {
     if is_remote(path)? {
         return Ok(());
     }
-    let kind = std::fs::metadata(path).with_context(|| format!("open {}", path.display()))?.file_type();
+    let kind = kind(path)?;
     if !kind.is_file() && !kind.is_block_device() {
         bail!("{} is neither a file nor a block device", path.display());
     }
     Ok(())
+}
+
+fn kind(path: &Path) -> Result<FileType> {
+    Ok(std::fs::metadata(path).with_context(|| format!("open {}", path.display()))?.file_type())
 }
 
 /// The losses that an image records. `None` also if it cannot be read: opening it gives a better
@@ -115,11 +119,14 @@ impl Image {
     pub fn open(path: &Path) -> Result<Image> {
         check_kind(path)?;
         let location = locate(path)?;
-        if location.is_remote() {
-            let options = OpenOptions { read_only: true, lock: false, ..OpenOptions::default() };
+        // A block device is read with direct IO, as a mount writes it. Where another program reads
+        // the device at the moment of a write, its page cache may keep what was there before.
+        if location.is_remote() || kind(path)?.is_block_device() {
+            let options =
+                OpenOptions { read_only: true, lock: false, io_uring: false, ..OpenOptions::default() };
             let device = kedge_device::open(&location, options)?;
             let size = device.geometry().size;
-            return Ok(Image { source: Source::Remote(device), path: path.to_owned(), size });
+            return Ok(Image { source: Source::Device(device), path: path.to_owned(), size });
         }
         let mut file = File::open(path).with_context(|| format!("open {}", path.display()))?;
         let size =
@@ -132,7 +139,7 @@ impl Image {
         let len = buf.len();
         let read = match &self.source {
             Source::File(file) => file.read_exact_at(buf, offset).map_err(anyhow::Error::from),
-            Source::Remote(device) => read_device(&**device, offset, buf),
+            Source::Device(device) => read_device(&**device, offset, buf),
         };
         read.with_context(|| format!("read {len} bytes at offset {offset} of {}", self.path.display()))
     }

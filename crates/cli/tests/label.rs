@@ -5,6 +5,7 @@
 mod common;
 use common::{Place, no_fuse, not_root, tool};
 use std::fs;
+use std::io::Read;
 use std::os::unix::fs::symlink;
 use std::time::Duration;
 
@@ -67,6 +68,23 @@ fn a_device_is_found_by_its_label_and_its_uuid() {
     place.run(&format!("mount LABEL={name} mnt")).refused(1, &["2 devices", &one.device, &two.device]);
     place.run(&format!("mount UUID={uuid} mnt")).ok();
     place.unmount_and_check(&one.device);
+}
+
+/// A program that reads a device while a mount writes to it leaves pages of before in the device's
+/// page cache. `kedge umount` once took such a page for what the mount had written last.
+#[test]
+fn a_device_is_not_read_through_its_page_cache() {
+    if no_fuse() || not_root(NEEDS_ROOT) {
+        return;
+    }
+    let place = Place::new();
+    let one = Loop::new(&place, "one.kedge", "before");
+    // The cached pages live while the device is open.
+    let mut cached = fs::File::open(&one.device).unwrap();
+    cached.read_exact(&mut [0; 1 << 20]).unwrap();
+    // Past the device, as direct IO through it would be at the wrong moment.
+    place.run("tune --label after one.kedge").ok();
+    assert_eq!(place.info(&one.device)["label"], "after");
 }
 
 /// mount(8) resolves a label by the links in `/dev/disk`, before it calls a helper.
