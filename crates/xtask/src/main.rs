@@ -104,7 +104,10 @@ fn main() -> ExitCode {
         Task::Lint => lint(&mut steps),
         Task::Msrv => msrv(&mut steps),
         Task::Docs { check } => steps.run("documents", || docs::run(check)),
-        Task::Crash { args } => steps.run("crash states", || crash(&args)),
+        Task::Crash { args } => {
+            let args: Vec<&str> = args.iter().map(String::as_str).collect();
+            steps.run("crash states", || crash(FULL_SPEED, &args));
+        }
         Task::CrashZoo { words, write } => steps.run("crash zoo", || zoo::run(&words, write)),
         Task::CrashReality { args } => steps.run("crash reality", || crash_reality(&args)),
         Task::CrashSpeed => steps.run("speed of crash tests", crash_speed::run),
@@ -117,9 +120,12 @@ fn main() -> ExitCode {
 
 const DEB_TEST: &str = "Debian package: installed, tried, removed";
 
-fn crash(args: &[String]) -> anyhow::Result<()> {
-    let run = ["run", "--profile", "soak", "--quiet", "-p", "kedge-sim", "--bin", "crash-states", "--"];
-    let words: Vec<&str> = run.into_iter().chain(args.iter().map(String::as_str)).collect();
+/// The profile without debug assertions.
+const FULL_SPEED: &[&str] = &["--profile", "soak"];
+
+fn crash(profile: &[&str], args: &[&str]) -> anyhow::Result<()> {
+    let run = ["--quiet", "-p", "kedge-sim", "--bin", "crash-states", "--"];
+    let words = [&["run"], profile, &run, args].concat();
     // Each state is a mount. Returning its memory to the kernel would cost page faults, a fifth of
     // the time.
     let keep = "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456";
@@ -179,35 +185,35 @@ fn lint(steps: &mut Steps) {
     });
 }
 
-/// Test programs that find more at full speed: a name, and the arguments for cargo.
+/// The tests that need an engine with mistakes built in.
+const BROKEN: &[&str] = &[
+    "-p",
+    "kedge-sim",
+    "--features",
+    "broken",
+    "--test",
+    "broken",
+    "--test",
+    "refused",
+    "--test",
+    "races",
+    "--",
+    "--nocapture",
+];
+
+/// Test programs that find more in a long run at full speed, without debug assertions: crash
+/// exploration covers more states, the mounts more races.
 const FAST: &[(&str, &[&str])] = &[
     ("tests, at full speed: crash exploration", &["-p", "kedge-sim"]),
-    (
-        "tests, at full speed: broken engines are caught, refused space and races harm nothing",
-        &[
-            "-p",
-            "kedge-sim",
-            "--features",
-            "broken",
-            "--test",
-            "broken",
-            "--test",
-            "refused",
-            "--test",
-            "races",
-            "--",
-            "--nocapture",
-        ],
-    ),
     (
         "tests, at full speed: killed mounts",
         &["-p", "kedge", "--test", "kill9", "--test", "mount", "--test", "cases"],
     ),
 ];
 
-/// Runs all tests with debug assertions (lock ranks among them). Then runs those again that find
-/// more at full speed: crash exploration covers more states, the mounts more races. `long`: adds
-/// complete enumerations and more work in each test (`KEDGE_LONG`).
+/// Runs all tests with debug assertions (lock ranks among them), in one profile, so that nothing is
+/// built twice. `long`: more work in each test (`KEDGE_LONG`), the complete enumerations, and some
+/// tests again at full speed.
 fn tests(steps: &mut Steps, long: bool) {
     let log = match tally::fresh_log() {
         Ok(log) => log,
@@ -222,20 +228,24 @@ fn tests(steps: &mut Steps, long: bool) {
         env.push(("KEDGE_LONG", OsStr::new("1")));
     }
     let mut tally = Tally::default();
-    steps.run("tests", || tools::cargo_tests(&["test", "--workspace", "--no-fail-fast"], &env, &mut tally));
+    let mut test = |steps: &mut Steps, name, profile: &[&str], args: &[&str]| {
+        let args = [&["test", "--no-fail-fast"], profile, args].concat();
+        steps.run(name, || tools::cargo_tests(&args, &env, &mut tally));
+    };
+    test(steps, "tests", &[], &["--workspace"]);
+    test(steps, "tests: broken engines are caught, refused space and races harm nothing", &[], BROKEN);
     if long {
-        steps
-            .run("crash states of one operation, all", || crash(&["--full", "--seq", "1"].map(String::from)));
-        steps.run("crash states of two operations, all", || {
-            crash(&["--full", "--seq", "2"].map(String::from))
-        });
+        for (name, seq) in
+            [("crash states of one operation, all", "1"), ("crash states of two operations, all", "2")]
+        {
+            steps.run(name, || crash(FULL_SPEED, &["--full", "--seq", seq]));
+        }
+        for (name, args) in FAST {
+            test(steps, name, FULL_SPEED, args);
+        }
         steps.run_unless(DEB_TEST, deb::untried(), deb::test);
     } else {
-        steps.run("crash states, a slice", || crash(&[]));
-    }
-    for (name, args) in FAST {
-        let args = [&["test", "--profile", "soak", "--no-fail-fast"], *args].concat();
-        steps.run(name, || tools::cargo_tests(&args, &env, &mut tally));
+        steps.run("crash states, a slice", || crash(&[], &[]));
     }
     steps.run("skips", || {
         tally.skips(&tally::read_log(&log)?);

@@ -4,7 +4,9 @@ use crate::tally::Tally;
 use anyhow::{Context, Result, bail};
 use cargo_metadata::MetadataCommand;
 use std::ffi::{OsStr, OsString};
+use std::fs::Permissions;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -194,7 +196,22 @@ pub fn install(long: bool) -> Result<()> {
     install_pjdfstest()?;
     let wanted = [PACKAGES, if long { LONG_PACKAGES } else { &[] }].concat();
     install_packages(&wanted, "mount tests")?;
-    install_packages(CEPH_PACKAGES, "tests of RBD images")
+    install_packages(CEPH_PACKAGES, "tests of RBD images")?;
+    let_users_mount()
+}
+
+/// Gives `/dev/fuse` the mode that udev gives it. Where there is no udev, as in many containers,
+/// it may be root's alone, and no test of an ordinary user's mount could pass.
+fn let_users_mount() -> Result<()> {
+    const EVERYBODY: u32 = 0o666;
+    let fuse = Path::new("/dev/fuse");
+    // Its absence is told by the tests.
+    let Ok(there) = fuse.metadata() else { return Ok(()) };
+    if there.mode() & EVERYBODY == EVERYBODY || !rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    println!("/dev/fuse is root's alone: chmod 666, so that the tests' ordinary users can mount");
+    std::fs::set_permissions(fuse, Permissions::from_mode(EVERYBODY)).context("chmod 666 /dev/fuse")
 }
 
 fn install_packages(packages: &[&str], tests: &str) -> Result<()> {
