@@ -106,8 +106,8 @@ impl Store {
             return Duration::ZERO;
         }
         if let Err(e) = self.checkpoint_by(cause, By::Background) {
-            // The store is shut down, by this checkpoint or before. Waiting operations have got the
-            // error.
+            // The store is shut down, by this checkpoint or before, and waiting operations have got
+            // the error. Or the checkpoint was put off because somebody has asked for one.
             tracing::error!("background checkpoint: {e}");
             return Duration::ZERO;
         }

@@ -12,8 +12,10 @@
 //!    a flush lies between. The log was forced to the cut before the slot was written, so it has no
 //!    gap between tail and cut.
 //!
-//! A checkpoint that finds no space on the image's host before its slot is written writes the same
-//! blocks once more (`Store::waits_for_host`). It takes longer, and that is all.
+//! A checkpoint that finds no space on the image's host writes the same blocks once more
+//! (`Store::on_host_full`). It takes longer, and that is all. That also holds if its caller gets
+//! the error meanwhile, and the next checkpoint writes these blocks before it makes a cut of its
+//! own.
 
 use crate::Store;
 use crate::background::Retry;
@@ -65,6 +67,19 @@ impl CheckpointCause {
         "freeze",
         "thaw",
     ];
+
+    /// Whether its caller can be told that the image's host is full, and then goes on.
+    fn is_asked_for(self) -> bool {
+        matches!(self, CheckpointCause::Request | CheckpointCause::Freeze | CheckpointCause::Thaw)
+    }
+}
+
+/// What follows when a checkpoint has found no space on the image's host.
+enum HostFull {
+    TryAgain,
+    /// The caller gets the error. The next checkpoint writes the cut.
+    PutOff,
+    Fail,
 }
 
 /// What a checkpoint needs from the file system above the store.
@@ -78,9 +93,12 @@ pub trait CheckpointClient: Send + Sync {
     fn prepare_checkpoint(&self, wrote: &dyn Fn(usize)) -> Result<()>;
 }
 
+/// The cut of a checkpoint that was put off: the next one writes it first.
+type Unwritten = Option<Cut>;
+
 /// One checkpoint at a time.
 pub(crate) struct Control {
-    single: Mutex<()>,
+    single: Mutex<Unwritten>,
     /// Odd while a checkpoint runs: advances when one starts and when it ends, however it ends.
     turn: AtomicU64,
     /// Number of the last checkpoint that completed. They are numbered from 1 as they start.
@@ -101,8 +119,12 @@ pub(crate) struct Control {
     /// Why the last checkpoint could not write some log-resident data in place.
     pub unwritable: Mutex<Option<Error>>,
     pub retry: Mutex<Retry>,
-    /// Number of threads that wait for `single`.
+    /// Number of threads that wait for `single`: those of operations and of the background, and
+    /// those with a cause that is asked for.
     queued: AtomicU32,
+    queued_asked: AtomicU32,
+    /// The file system is being closed: what was asked for no longer waits for the image's host.
+    closing: AtomicBool,
     /// Ends the pauses of the running checkpoint.
     pub hurry: Hurry,
     /// The image is clean and stays so: no checkpoint is made. Changed with `single` held.
@@ -112,7 +134,7 @@ pub(crate) struct Control {
 impl Control {
     pub(crate) fn new(async_percent: u32) -> Control {
         Control {
-            single: Mutex::new(Rank::Checkpoint, ()),
+            single: Mutex::new(Rank::Checkpoint, None),
             turn: AtomicU64::new(0),
             completed: AtomicU64::new(0),
             began_at: AtomicU64::new(0),
@@ -124,6 +146,8 @@ impl Control {
             unwritable: Mutex::new(Rank::Leaf, None),
             retry: Mutex::new(Rank::Leaf, Retry::default()),
             queued: AtomicU32::new(0),
+            queued_asked: AtomicU32::new(0),
+            closing: AtomicBool::new(false),
             hurry: Hurry::new(),
             frozen: AtomicBool::new(false),
         }
@@ -144,17 +168,18 @@ impl Control {
     }
 
     /// Waits until no checkpoint runs. One that pauses hurries meanwhile.
-    fn alone(&self) -> MutexGuard<'_, ()> {
-        self.queued.fetch_add(1, Ordering::AcqRel);
+    fn alone(&self, cause: CheckpointCause) -> MutexGuard<'_, Unwritten> {
+        let queued = if cause.is_asked_for() { &self.queued_asked } else { &self.queued };
+        queued.fetch_add(1, Ordering::AcqRel);
         self.hurry.call();
         let single = self.single.lock();
-        self.queued.fetch_sub(1, Ordering::AcqRel);
+        queued.fetch_sub(1, Ordering::AcqRel);
         single
     }
 
     /// Whether a thread waits for the running checkpoint to end.
     pub(crate) fn is_waited_for(&self) -> bool {
-        self.queued.load(Ordering::Acquire) > 0
+        self.queued.load(Ordering::Acquire) + self.queued_asked.load(Ordering::Acquire) > 0
     }
 
     /// The caller holds `single`.
@@ -305,14 +330,14 @@ impl Store {
     /// [`Store::checkpoint`]. Only a checkpoint by the background thread is paced.
     pub(crate) fn checkpoint_by(&self, cause: CheckpointCause, by: By) -> Result<()> {
         let mine = self.checkpoint.next();
-        let _single = self.checkpoint.alone();
+        let mut single = self.checkpoint.alone(cause);
         // No checkpoint may follow the last one, or that of a freeze: it would remove the clean
         // mark.
         let is_last = self.closed.load(Ordering::Acquire) || self.checkpoint.is_frozen();
         if is_last || self.checkpoint.covers(mine) {
             return self.check_alive();
         }
-        self.run_checkpoint(cause, by, false)
+        self.run_checkpoint(&mut single, cause, by, false)
     }
 
     /// Odd while a checkpoint runs; advances when one starts and when it ends.
@@ -327,8 +352,8 @@ impl Store {
 
     /// The last checkpoint, which marks the image clean.
     pub(crate) fn checkpoint_clean(&self) -> Result<()> {
-        let _single = self.checkpoint.alone();
-        let result = self.run_checkpoint(CheckpointCause::Unmount, By::Operation, true);
+        let mut single = self.checkpoint.alone(CheckpointCause::Unmount);
+        let result = self.run_checkpoint(&mut single, CheckpointCause::Unmount, By::Operation, true);
         self.closed.store(true, Ordering::Release);
         result
     }
@@ -337,15 +362,15 @@ impl Store {
     /// until [`Store::thaw`]. The caller has written back all file data, and sees to it that
     /// nothing is appended from now on.
     ///
-    /// Fails if log-resident data cannot be written in place: then the log is still needed, and the
-    /// store goes on as before.
+    /// Fails if log-resident data cannot be written in place: then the log is still needed. Fails
+    /// too if the image's host is full. In both cases the store goes on as before.
     pub fn freeze(&self) -> Result<()> {
         if self.read_only {
             return self.check_alive();
         }
-        let _single = self.checkpoint.alone();
+        let mut single = self.checkpoint.alone(CheckpointCause::Freeze);
         self.check_alive()?;
-        self.run_checkpoint(CheckpointCause::Freeze, By::Operation, true)?;
+        self.run_checkpoint(&mut single, CheckpointCause::Freeze, By::Operation, true)?;
         // What the slot says: clean only if nothing of the log is needed.
         if self.log.tail_lsn() != self.log.head_lsn() {
             let unwritable = self.checkpoint.unwritable.lock().clone();
@@ -358,20 +383,35 @@ impl Store {
     }
 
     /// Ends [`Store::freeze`]: takes the clean mark back, as a mount does after a clean unmount.
-    /// That is durable when the call returns.
+    /// That is durable when the call returns. If it fails and the store is alive, it stays frozen:
+    /// the image's host is full.
     pub fn thaw(&self) -> Result<()> {
-        let _single = self.checkpoint.alone();
-        if !self.checkpoint.frozen.swap(false, Ordering::AcqRel) || broken::is(Variant::ThawKeepsClean) {
-            // Broken on purpose: log writes follow behind the mark.
-            return self.check_alive();
+        let mut single = self.checkpoint.alone(CheckpointCause::Thaw);
+        // Broken on purpose: log writes follow behind the mark.
+        if self.checkpoint.is_frozen() && !broken::is(Variant::ThawKeepsClean) {
+            self.run_checkpoint(&mut single, CheckpointCause::Thaw, By::Operation, false)?;
         }
-        self.run_checkpoint(CheckpointCause::Thaw, By::Operation, false)
+        self.checkpoint.frozen.store(false, Ordering::Release);
+        self.check_alive()
     }
 
-    /// The caller holds `single`. A checkpoint that fails shuts the store down: the frozen state
-    /// cannot be merged back into the running one, and the log is complete, so the next mount
-    /// recovers. A checkpoint that panics does the same, because its state is incomplete.
-    fn run_checkpoint(&self, cause: CheckpointCause, by: By, clean: bool) -> Result<()> {
+    /// The file system is about to be closed: a checkpoint that somebody has asked for no longer
+    /// waits for the image's host, so that the close does not wait for it.
+    pub fn end_waits(&self) {
+        self.checkpoint.closing.store(true, Ordering::Release);
+    }
+
+    /// A checkpoint that fails shuts the store down: the frozen state cannot be merged back into
+    /// the running one, and the log is complete, so the next mount recovers. A checkpoint that
+    /// panics does the same, because its state is incomplete. One that is put off does not: its
+    /// frozen state is kept in `unwritten`.
+    fn run_checkpoint(
+        &self,
+        unwritten: &mut Unwritten,
+        cause: CheckpointCause,
+        by: By,
+        clean: bool,
+    ) -> Result<()> {
         if let Some(reason) = self.log.shutdown_reason() {
             return Err(reason);
         }
@@ -381,12 +421,17 @@ impl Store {
         self.checkpoint.began_lsn.store(self.log.head_lsn().0, Ordering::Relaxed);
         let pace = self.pace(cause, by);
         let result = without_panic("a checkpoint", || {
+            if let Some(cut) = unwritten.take() {
+                // Not clean: the log goes on behind it.
+                self.write_cut(unwritten, cut, (cause, false), &pace, Duration::ZERO)?;
+            }
             self.prepare(&pace)?;
-            let prepared = self.clock.monotonic();
-            self.write_cut(self.cut(), (cause, clean), &pace, prepared.saturating_sub(started))
+            let prepare = self.clock.since(started);
+            self.write_cut(unwritten, self.cut(), (cause, clean), &pace, prepare)
         });
         match &result {
             Ok(()) => running.completed(),
+            Err(_) if unwritten.is_some() => {}
             Err(e) => self.shutdown(e),
         }
         self.stats.checkpoints[cause as usize].inc();
@@ -450,8 +495,10 @@ impl Store {
         cut
     }
 
+    /// If it is put off, the cut is in `unwritten` again.
     fn write_cut(
         &self,
+        unwritten: &mut Unwritten,
         cut: Cut,
         (cause, clean): (CheckpointCause, bool),
         pace: &Pace<'_>,
@@ -473,8 +520,15 @@ impl Store {
             pace.expect((cut.tree.len() * NODE_SIZE) as u64);
             let wrote = |bytes| pace.wrote(bytes);
             match write_checkpoint(&*self.device, &self.geometry, &cut, state, &wrote) {
-                Err(e) if self.waits_for_host(cause, &e, &mut patience) => {}
-                written => break written?,
+                Err(e) => match self.on_host_full(cause, &e, &mut patience) {
+                    HostFull::TryAgain => {}
+                    HostFull::PutOff => {
+                        *unwritten = Some(cut);
+                        return Err(e);
+                    }
+                    HostFull::Fail => return Err(e),
+                },
+                Ok(written) => break written,
             }
         };
         self.stats.logging_ns.record(self.clock.since(forced).as_nanos() as u64);
@@ -493,30 +547,34 @@ impl Store {
     /// Whether a checkpoint that found no space on the image's host is to be written once more,
     /// after a rest.
     ///
-    /// Nothing is lost yet: the log is whole, and no superblock names what was written. The same
-    /// blocks are written to the same places again, so for a crash this is a checkpoint that takes
-    /// long. The alternative, to shut down at once, would end a mount that may still be read, and
-    /// written where the host has blocks, and that goes on when the host has room. While somebody
-    /// waits for log space or for this checkpoint, `patience` runs out: better an error than a
-    /// hang.
-    fn waits_for_host(&self, cause: CheckpointCause, e: &Error, patience: &mut Retry) -> bool {
+    /// Nothing is lost yet: the log is whole, and no superblock that a mount needs names what was
+    /// written. The same blocks are written to the same places again, so for a crash this is a
+    /// checkpoint that takes long. The alternative, to shut down at once, would end a mount that
+    /// may still be read, and written where the host has blocks, and that goes on when the host has
+    /// room. While somebody waits for log space or for this checkpoint, `patience` runs out: better
+    /// an error than a hang. Who asked for a checkpoint gets the error, and the store goes on. It
+    /// shuts down only if operations wait, which would otherwise wait for ever.
+    fn on_host_full(&self, cause: CheckpointCause, e: &Error, patience: &mut Retry) -> HostFull {
         // A file system that was dropped without being closed waits for nothing.
         let in_use = self.client.get().is_none_or(|client| client.strong_count() > 0);
         let can_wait = e.is_host_full() && self.device.host_free().is_some();
         if !can_wait || !in_use || self.check_alive().is_err() {
-            return false;
+            return HostFull::Fail;
         }
-        // All changes wait for that of a freeze.
-        if cause == CheckpointCause::Freeze || self.log.has_waiters() || self.checkpoint.is_waited_for() {
-            let Some(left) = patience.tries.checked_sub(1) else { return false };
-            patience.tries = left;
+        let (control, asked_for) = (&self.checkpoint, cause.is_asked_for());
+        if asked_for || self.log.has_waiters() || control.is_waited_for() {
+            if patience.tries == 0 || asked_for && control.closing.load(Ordering::Acquire) {
+                let holds_up = self.log.has_waiters() || control.queued.load(Ordering::Acquire) > 0;
+                return if asked_for || !holds_up { HostFull::PutOff } else { HostFull::Fail };
+            }
+            patience.tries -= 1;
         }
         if patience.first <= Retry::default().first {
             tracing::error!("the checkpoint waits for space on the host of {}: {e}", self.device.name());
         }
         patience.first = (2 * patience.first).min(patience.longest);
         self.clock.sleep(patience.first);
-        true
+        HostFull::TryAgain
     }
 
     fn checkpoint_state(&self, cut: &Cut, clean: bool) -> CheckpointState {

@@ -146,3 +146,194 @@ fn a_checkpoint_that_panics_shuts_the_store_down_with_its_words() {
     assert!(error.contains(words), "{error}");
     assert!(store.close().unwrap_err().to_string().contains(words));
 }
+
+/// An image on a host that has space for nothing but the log, as long as it is `full`.
+struct OnHost {
+    inner: Arc<dyn Device>,
+    log: std::ops::Range<u64>,
+    full: AtomicBool,
+}
+
+impl OnHost {
+    fn check(&self, offset: u64) -> Result<()> {
+        if self.log.contains(&offset) || !self.full.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        Err(Error::Io { op: "write", offset, len: BLOCK_SIZE as u64, errno: 28 })
+    }
+}
+
+impl Device for OnHost {
+    fn geometry(&self) -> &kedge_device::Geometry {
+        self.inner.geometry()
+    }
+
+    fn submit(&self, batch: Vec<kedge_device::Request>, sink: Arc<dyn kedge_device::CompletionSink>) {
+        for request in batch {
+            let taken = match &request.op {
+                Op::Write { .. } => self.check(request.offset),
+                _ => Ok(()),
+            };
+            match taken {
+                Ok(()) => self.inner.submit(vec![request], sink.clone()),
+                result => {
+                    sink.complete(kedge_device::Completion { tag: request.tag, op: request.op, result });
+                }
+            }
+        }
+    }
+
+    fn read(&self, offset: u64, buf: &mut IoBuf) -> Result<()> {
+        self.inner.read(offset, buf)
+    }
+
+    fn write(&self, offset: u64, buf: &IoBuf, fua: bool) -> Result<()> {
+        self.check(offset)?;
+        self.inner.write(offset, buf, fua)
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.inner.flush()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        self.inner.discard(offset, len)
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64) -> Result<()> {
+        self.inner.write_zeroes(offset, len)
+    }
+
+    fn host_free(&self) -> Option<u64> {
+        Some(0)
+    }
+
+    fn stats(&self) -> &kedge_device::DeviceStats {
+        self.inner.stats()
+    }
+
+    fn name(&self) -> &str {
+        "on a host"
+    }
+}
+
+/// A store on such a host, which tries so often.
+fn on_host(tries: u32) -> (Arc<OnHost>, Arc<Store>) {
+    let inner = formatted(32 << 20, 1 << 20);
+    let geometry = read_superblock(&*inner).unwrap().0.geometry;
+    let log = geometry.log_start.byte_offset();
+    let log = log..log + geometry.log_blocks * BLOCK_SIZE as u64;
+    let device = Arc::new(OnHost { inner, log, full: AtomicBool::new(false) });
+    let clock: Arc<dyn Clock> = Arc::new(ManualClock::default());
+    let store = Store::open(device.clone(), clock, &OpenOptions::default()).unwrap();
+    let rest = Duration::from_millis(1);
+    *store.checkpoint.retry.lock() = Retry { first: rest, longest: rest, tries };
+    (device, store)
+}
+
+fn put(store: &Store, number: u64) {
+    use kedge_format::record::{RecordBuilder, RecordOp};
+    let mut record = RecordBuilder::new(RecordOp::Xattr);
+    record.put(key(number), &[number as u8; 50]);
+    let need = Need { log_bytes: 1000, items: 1, neighbours: 0, class: Class::Normal };
+    store.begin(need).unwrap().commit(record).unwrap();
+}
+
+fn key(number: u64) -> kedge_format::Key {
+    kedge_format::Key::new(Ino::ROOT, kedge_format::ItemKind::Xattr, number)
+}
+
+/// Who asked gets the error. What was cut is written by the next checkpoint, before its own cut,
+/// and a crash in between finds the log.
+#[test]
+fn a_checkpoint_that_was_asked_for_does_not_wait_for_its_host_for_ever() {
+    let (device, store) = on_host(3);
+    for number in 1..4 {
+        put(&store, number);
+        device.full.store(true, Ordering::SeqCst);
+        let result = match number {
+            1 => store.checkpoint(CheckpointCause::Request),
+            _ => store.freeze(),
+        };
+        assert_eq!(result.unwrap_err().errno(), 28);
+        store.check_alive().unwrap();
+        let before = read_superblock(&*device).unwrap().0.checkpoint;
+        // The last one is not written before the crash.
+        put(&store, 10 + number);
+        store.force(Lsn(u64::MAX), ForceCause::Sync).unwrap();
+        device.full.store(false, Ordering::SeqCst);
+        if number < 3 {
+            store.checkpoint(CheckpointCause::Request).unwrap();
+            let after = read_superblock(&*device).unwrap().0.checkpoint;
+            assert!(!after.clean && after.checkpoint_lsn == store.head_lsn(), "{after:?}");
+            assert_eq!(after.generation.0, before.generation.0 + 2, "both cuts");
+        }
+    }
+    drop(store);
+    let device: Arc<dyn Device> = device;
+    let store = reopened(&device);
+    for number in [1, 2, 3, 11, 12, 13] {
+        assert!(store.get(key(number)).unwrap().is_some(), "{number}");
+    }
+    store.close().unwrap();
+}
+
+#[test]
+fn a_thaw_without_space_on_the_host_leaves_it_frozen() {
+    let (device, store) = on_host(3);
+    put(&store, 1);
+    store.freeze().unwrap();
+    let is_clean = || read_superblock(&*device).unwrap().0.checkpoint.clean;
+    device.full.store(true, Ordering::SeqCst);
+    for _ in 0..2 {
+        assert_eq!(store.thaw().unwrap_err().errno(), 28);
+        assert!(is_clean() && store.checkpoint.is_frozen());
+        store.check_alive().unwrap();
+    }
+    device.full.store(false, Ordering::SeqCst);
+    store.thaw().unwrap();
+    assert!(!is_clean() && !store.checkpoint.is_frozen());
+    put(&store, 2);
+    store.freeze().unwrap();
+    device.full.store(true, Ordering::SeqCst);
+    store.thaw().unwrap_err();
+    store.close().unwrap();
+    assert!(is_clean(), "closed as it was frozen");
+}
+
+/// However much patience it has left.
+#[test]
+fn a_close_ends_the_wait_of_a_thaw_for_its_host() {
+    let (device, store) = on_host(u32::MAX);
+    store.freeze().unwrap();
+    device.full.store(true, Ordering::SeqCst);
+    let (done, answer) = std::sync::mpsc::channel();
+    let thawing = store.clone();
+    kedge_base::spawn_named("thaw", move || done.send(thawing.thaw()).unwrap()).unwrap();
+    while store.checkpoint_turn().is_multiple_of(2) {
+        std::thread::yield_now();
+    }
+    store.end_waits();
+    assert_eq!(answer.recv_timeout(Duration::from_secs(120)).unwrap().unwrap_err().errno(), 28);
+    store.close().unwrap();
+}
+
+/// A checkpoint that nobody asked for waits as long as its host is full. A freeze that comes then
+/// is told, too, and the store goes on.
+#[test]
+fn a_freeze_behind_a_checkpoint_that_waits_for_its_host_is_told() {
+    let (device, store) = on_host(3);
+    put(&store, 1);
+    device.full.store(true, Ordering::SeqCst);
+    let waiting = store.clone();
+    let first =
+        kedge_base::spawn_named("first", move || waiting.checkpoint(CheckpointCause::DirtyNodes)).unwrap();
+    while store.checkpoint_turn().is_multiple_of(2) {
+        std::thread::yield_now();
+    }
+    assert_eq!(store.freeze().unwrap_err().errno(), 28);
+    assert_eq!(first.join().unwrap().unwrap_err().errno(), 28);
+    store.check_alive().unwrap();
+    device.full.store(false, Ordering::SeqCst);
+    store.freeze().unwrap();
+}
