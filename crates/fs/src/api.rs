@@ -362,7 +362,8 @@ impl FileSystem {
         self.timed(OpKind::freeze, Fs::freeze)
     }
 
-    /// Ends a freeze: changes go on. Fails with EINVAL if it is not frozen.
+    /// Ends a freeze: changes go on. Fails with EINVAL if it is not frozen, and with ENOSPC if the
+    /// host of the image is full: then it stays frozen.
     pub fn thaw(&self) -> Result<()> {
         self.timed(OpKind::thaw, Fs::thaw)
     }

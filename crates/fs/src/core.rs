@@ -154,6 +154,7 @@ impl Fs {
     /// Makes everything durable, writes the last checkpoint and ends.
     pub(crate) fn close(&self) -> Result<()> {
         let gate = self.engine.gate();
+        self.engine.store().end_waits();
         let _single = gate.single();
         if self.engine.is_closed() {
             return Ok(());
@@ -186,6 +187,7 @@ impl Fs {
     /// No freeze begins any more. One that is complete ends with the file system.
     pub(crate) fn end_freezes(&self) -> Result<()> {
         let gate = self.engine.gate();
+        self.engine.store().end_waits();
         let _single = gate.single();
         gate.end();
         if gate.phase() == Phase::Frozen && !self.engine.is_closed() {

@@ -77,9 +77,15 @@ impl Fs {
             self.engine().store().check_alive()?;
             return Err(Error::Invalid("the file system is not frozen"));
         };
-        // Also without a device: what waits then gets the error.
-        let _reopen = Reopen(self);
-        Ok(self.engine().store().thaw()?)
+        let reopen = Reopen(self);
+        let store = self.engine().store();
+        let thawed = store.thaw();
+        // Without a device what waits gets the error. Without space on the image's host it stays
+        // frozen: the image still says that it is clean.
+        if thawed.is_err() && store.check_alive().is_ok() {
+            std::mem::forget(reopen);
+        }
+        Ok(thawed?)
     }
 
     /// At a shutdown: what waits for the end of the freeze gets the error.

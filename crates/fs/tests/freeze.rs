@@ -6,17 +6,18 @@
 mod failing;
 
 use failing::{Failing, MARK, PAGE};
-use kedge_base::spawn_named;
+use kedge_base::{Timespec, spawn_named};
 use kedge_device::MemDevice;
 use kedge_device::sim::{Choice, FaultPlan};
 use kedge_fsck::{CheckOptions, ReplayState, StoreReplay};
 use kedgefs::*;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 
 const EIO: i32 = 5;
 const EBUSY: i32 = 16;
+const ENOSPC: i32 = 28;
 const EINVAL: i32 = 22;
 /// Long enough for what does not wait to be done. Nothing fails if it is too short.
 const A_WHILE: Duration = Duration::from_millis(50);
@@ -391,6 +392,77 @@ fn logged_data_that_no_place_takes_refuses_the_freeze() {
     fs.freeze().unwrap();
     assert_clean(&device);
     assert_eq!(read(&copy(&device), "small"), MARK);
+}
+
+type Hook = Box<dyn Fn() + Send + Sync>;
+
+/// A clock that does not rest, and that calls at each reading.
+#[derive(Default)]
+struct Hooked {
+    clock: ManualClock,
+    on_now: OnceLock<Hook>,
+    on_monotonic: OnceLock<Hook>,
+}
+
+impl Clock for Hooked {
+    fn now(&self) -> Timespec {
+        self.on_now.get().into_iter().for_each(|call| call());
+        self.clock.now()
+    }
+
+    fn monotonic(&self) -> Duration {
+        self.on_monotonic.get().into_iter().for_each(|call| call());
+        self.clock.monotonic()
+    }
+
+    fn sleep(&self, time: Duration) {
+        self.clock.advance(time);
+        std::thread::yield_now();
+    }
+}
+
+fn open_hooked(device: &Failing) -> (FileSystem, Arc<Hooked>) {
+    let clock = Arc::new(Hooked::default());
+    let options = MountOptions { commit: Duration::from_secs(3600), ..Default::default() };
+    (device.open_by(clock.clone(), options), clock)
+}
+
+/// A freeze fails and leaves the file system as it was, and a thaw leaves it frozen.
+#[test]
+fn a_full_host_fails_freeze_and_thaw_and_nothing_else() {
+    let device = Failing::new();
+    let (fs, _) = open_hooked(&device);
+    device.create(&fs, b"before");
+    device.host_full(true);
+    for name in [&b"a"[..], b"b"] {
+        assert_eq!((errno(fs.freeze()), state(&fs).as_str()), (ENOSPC, "mounted"));
+        let ino = device.create(&fs, name);
+        fs.fsync(ino, false).unwrap();
+    }
+    device.host_full(false);
+    fs.freeze().unwrap();
+    assert_clean(&device);
+    device.host_full(true);
+    let writer = fs.clone();
+    let write = apart(move || writer.create(Ino::ROOT, b"c", 0o644, Owner::default()).map(drop));
+    for _ in 0..2 {
+        assert_eq!((errno(fs.thaw()), state(&fs).as_str()), (ENOSPC, "frozen"));
+        assert!(device.is_clean() && write.try_recv().is_err());
+    }
+    device.host_full(false);
+    fs.thaw().unwrap();
+    write.recv_timeout(PATIENCE).unwrap().unwrap();
+    // Closed after a thaw that failed.
+    fs.freeze().unwrap();
+    device.host_full(true);
+    fs.thaw().unwrap_err();
+    fs.close().unwrap();
+    let report = check(device.sim.view());
+    assert!(report.is_clean() && device.is_clean(), "{report}");
+    let fs = device.open_with(MountOptions { read_only: true, ..Default::default() });
+    for name in [&b"before"[..], b"a", b"b", b"c"] {
+        fs.lookup(Ino::ROOT, name).unwrap();
+    }
 }
 
 /// Beside threads that write, rename, fsync and read all the time, and the commit timer: each

@@ -1,11 +1,12 @@
 //! A device that fails by plan, and that can be told to take blocks that begin with a mark nowhere.
 
-use kedge_base::IoBuf;
+use kedge_base::{Clock, IoBuf};
 use kedge_device::sim::{Choice, FaultPlan, SimDevice};
 use kedge_device::{Completion, CompletionSink, Device, DeviceStats, Geometry, MemDevice, Op, Request};
 use kedgefs::*;
-use std::sync::Arc;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 pub const PAGE: usize = 4096;
@@ -16,10 +17,23 @@ struct Refusing {
     sim: Arc<SimDevice>,
     refuses: Arc<AtomicBool>,
     refused: Arc<AtomicU64>,
+    host: Arc<Host>,
+}
+
+/// What holds the image.
+#[derive(Default)]
+struct Host {
+    full: AtomicBool,
+    /// The log, which has its space.
+    log: Range<u64>,
+    on_discard: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 impl Refusing {
     fn check(&self, offset: u64, buf: &IoBuf) -> kedge_base::Result<()> {
+        if self.host.full.load(Ordering::SeqCst) && !self.host.log.contains(&offset) {
+            return Err(kedge_base::Error::Io { op: "write", offset, len: buf.len() as u64, errno: 28 });
+        }
         let marked = buf.as_bytes().chunks_exact(PAGE).any(|block| block.starts_with(MARK));
         if marked && self.refuses.load(Ordering::SeqCst) {
             self.refused.fetch_add(1, Ordering::SeqCst);
@@ -62,11 +76,18 @@ impl Device for Refusing {
     }
 
     fn discard(&self, offset: u64, len: u64) -> kedge_base::Result<()> {
+        if let Some(call) = self.host.on_discard.get() {
+            call();
+        }
         self.sim.discard(offset, len)
     }
 
     fn write_zeroes(&self, offset: u64, len: u64) -> kedge_base::Result<()> {
         self.sim.write_zeroes(offset, len)
+    }
+
+    fn host_free(&self) -> Option<u64> {
+        self.host.full.load(Ordering::SeqCst).then_some(0)
     }
 
     fn stats(&self) -> &DeviceStats {
@@ -85,6 +106,7 @@ pub struct Failing {
     refuses: Arc<AtomicBool>,
     /// Writes that it did not take for their mark.
     pub refused: Arc<AtomicU64>,
+    host: Arc<Host>,
 }
 
 impl Failing {
@@ -99,9 +121,13 @@ impl Failing {
     }
 
     fn on(mem: MemDevice) -> Failing {
+        let geometry = kedge_store::read_superblock(&mem).unwrap().0.geometry;
+        let log = geometry.log_start.byte_offset();
+        let host = Host { log: log..log + geometry.log_bytes(), ..Host::default() };
         let sim = Arc::new(SimDevice::new(mem));
         sim.stop_recording();
-        Failing { sim, clock: Arc::default(), refuses: Arc::default(), refused: Arc::default() }
+        let (clock, refuses, refused) = Default::default();
+        Failing { sim, clock, refuses, refused, host: Arc::new(host) }
     }
 
     /// Another one with the same content, and without faults.
@@ -110,9 +136,13 @@ impl Failing {
     }
 
     pub fn open_with(&self, options: MountOptions) -> FileSystem {
-        let device =
-            Refusing { sim: self.sim.clone(), refuses: self.refuses.clone(), refused: self.refused.clone() };
-        FileSystem::open(Arc::new(device), self.clock.clone(), options).unwrap()
+        self.open_by(self.clock.clone(), options)
+    }
+
+    pub fn open_by(&self, clock: Arc<dyn Clock>, options: MountOptions) -> FileSystem {
+        let (sim, host) = (self.sim.clone(), self.host.clone());
+        let device = Refusing { sim, refuses: self.refuses.clone(), refused: self.refused.clone(), host };
+        FileSystem::open(Arc::new(device), clock, options).unwrap()
     }
 
     /// Nothing goes on by itself.
@@ -140,6 +170,16 @@ impl Failing {
 
     pub fn refuse_marked(&self, refuse: bool) {
         self.refuses.store(refuse, Ordering::SeqCst);
+    }
+
+    /// The host of the image has space for nothing but the log.
+    pub fn host_full(&self, full: bool) {
+        self.host.full.store(full, Ordering::SeqCst);
+    }
+
+    /// At each discard. Once.
+    pub fn on_discard(&self, call: impl Fn() + Send + Sync + 'static) {
+        assert!(self.host.on_discard.set(Box::new(call)).is_ok());
     }
 
     fn superblock(&self) -> kedge_format::superblock::Superblock {
