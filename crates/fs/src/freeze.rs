@@ -51,6 +51,8 @@ impl Fs {
         let reopen = Reopen(self);
         self.settle()?;
         gate.set_frozen(self.engine().now().sec);
+        // A shutdown until here has not found the gate frozen, and has not opened it.
+        store.check_alive()?;
         std::mem::forget(reopen);
         Ok(())
     }
@@ -93,3 +95,7 @@ impl Fs {
         self.engine().gate().open_if_frozen();
     }
 }
+
+#[cfg(test)]
+#[path = "freeze_tests.rs"]
+mod tests;

@@ -465,6 +465,28 @@ fn a_full_host_fails_freeze_and_thaw_and_nothing_else() {
     }
 }
 
+/// Between the last look of a freeze at the store and its end. Nobody waits for a thaw then.
+#[test]
+fn a_shutdown_while_a_freeze_completes_ends_it() {
+    let device = Arc::new(Failing::new());
+    let (fs, clock) = open_hooked(&device);
+    device.create(&fs, b"a");
+    fs.sync().unwrap();
+    let (of_hook, dying, done) = (device.clone(), fs.clone(), AtomicBool::new(false));
+    let hook = move || {
+        // The mark is the last that a freeze writes.
+        if of_hook.is_clean() && !done.swap(true, SeqCst) {
+            dying.shutdown(false).unwrap();
+        }
+    };
+    assert!(!device.is_clean() && clock.on_now.set(Box::new(hook)).is_ok());
+    assert_eq!(errno(fs.freeze()), EIO);
+    assert!(fs.frozen_since().is_none());
+    let writer = fs.clone();
+    let write = apart(move || writer.create(Ino::ROOT, b"b", 0o644, Owner::default()).map(drop));
+    assert_eq!(errno(write.recv_timeout(PATIENCE).unwrap()), EIO);
+}
+
 /// Beside threads that write, rename, fsync and read all the time, and the commit timer: each
 /// frozen image is clean, does not change, and has what had completed before the freeze.
 #[test]

@@ -125,3 +125,5 @@ impl Flushed for Syncer {
         self.engine.store().shutdown(&kedge_base::Error::Shutdown(reason.into()));
     }
 }
+        // The turn is over, and a freeze that waited for it may have completed.
+        self.engine.gate().open_if_frozen();
