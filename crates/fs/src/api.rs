@@ -224,9 +224,9 @@ impl FileSystem {
     /// Makes the inode durable (`datasync`: its data and what is needed to read it). Of a
     /// directory: its entries.
     pub fn fsync(&self, ino: Ino, datasync: bool) -> Result<()> {
-        self.timed(fsync_kind(datasync), |fs| {
-            let _work = fs.engine().gate().work();
-            fs.syncer().fsync(ino, datasync)
+        self.timed(fsync_kind(datasync), |fs| match fs.engine().gate().work() {
+            Some(_work) => fs.syncer().fsync(ino, datasync),
+            None => fs.syncer().fsync_frozen(ino),
         })
     }
 
@@ -234,26 +234,32 @@ impl FileSystem {
     pub fn fsync_async(&self, ino: Ino, datasync: bool, done: Done) {
         let started = self.fs.engine().clock().monotonic();
         let (fs, work) = (self.fs.clone(), self.fs.engine().gate().work());
+        let frozen = work.is_none();
         let counted: Done = Box::new(move |result| {
             drop(work);
             let took = fs.engine().clock().monotonic().saturating_sub(started);
             fs.engine().stats().record(fsync_kind(datasync), took.as_nanos() as u64);
             done(result);
         });
-        self.fs.syncer().fsync_async(ino, datasync, counted);
+        match frozen {
+            true => counted(self.fs.syncer().fsync_frozen(ino)),
+            false => self.fs.syncer().fsync_async(ino, datasync, counted),
+        }
     }
 
     /// Everything that completed before the call becomes durable.
     pub fn sync(&self) -> Result<()> {
-        self.timed(OpKind::sync, |fs| {
-            let _work = fs.engine().gate().work();
-            fs.syncer().sync(ForceCause::Sync)
+        self.timed(OpKind::sync, |fs| match fs.engine().gate().work() {
+            Some(_work) => fs.syncer().sync(ForceCause::Sync),
+            None => fs.syncer().sync_frozen(),
         })
     }
 
     /// As [`FileSystem::sync`], without holding a thread while the log is forced.
     pub fn sync_async(&self, done: Done) {
-        let work = self.fs.engine().gate().work();
+        let Some(work) = self.fs.engine().gate().work() else {
+            return done(self.fs.syncer().sync_frozen());
+        };
         self.fs.syncer().sync_async(Box::new(move |result| {
             drop(work);
             done(result);
@@ -313,6 +319,9 @@ impl FileSystem {
     /// Discards free runs of at least `min_len` bytes among the `len` bytes of the device at
     /// `offset`, and answers how many bytes that were. What was freed before the call counts, for
     /// the log is forced first.
+    ///
+    /// Waits while it is frozen; a freeze gets in between its parts. Under a
+    /// [`FileSystem::pass_or`] it ends there instead, with what it has done.
     pub fn trim(&self, offset: u64, len: u64, min_len: u64) -> Result<u64> {
         let _inside = self.fs.engine().gate().change();
         self.fs.engine().trim(offset, len, min_len)

@@ -487,6 +487,52 @@ fn a_shutdown_while_a_freeze_completes_ends_it() {
     assert_eq!(errno(write.recv_timeout(PATIENCE).unwrap()), EIO);
 }
 
+/// An fsync that finds it frozen has its answer. It does no work, or the next freeze would not know
+/// of that.
+#[test]
+fn an_fsync_of_a_frozen_file_does_no_work_after_the_thaw() {
+    for is_async in [false, true] {
+        let device = Arc::new(Failing::new());
+        let (fs, clock) = open_hooked(&device);
+        let ino = device.file(&fs, b"a", 50);
+        fs.freeze().unwrap();
+        let caller = std::thread::current().id();
+        let (readings, after) = (AtomicU64::new(0), Arc::new(OnceLock::new()));
+        let (of_hook, thawing, seen) = (device.clone(), fs.clone(), after.clone());
+        let hook = move || {
+            // The first reading comes before the gate.
+            if std::thread::current().id() == caller && readings.fetch_add(1, SeqCst) == 1 {
+                thawing.thaw().unwrap();
+                thawing.write(ino, 0, &vec![b'1'; 50 * PAGE]).unwrap();
+                seen.set(writes(&of_hook)).unwrap();
+            }
+        };
+        assert!(clock.on_monotonic.set(Box::new(hook)).is_ok());
+        if is_async {
+            let (done, answer) = mpsc::channel();
+            fs.fsync_async(ino, false, Box::new(move |result| done.send(result).unwrap()));
+            answer.recv_timeout(PATIENCE).unwrap().unwrap();
+        } else {
+            fs.fsync(ino, false).unwrap();
+        }
+        assert_eq!(*after.get().unwrap(), writes(&device), "async: {is_async}");
+        assert!(fs.frozen_since().is_none());
+    }
+}
+
+#[test]
+fn a_frozen_file_system_that_is_shut_down_or_closed_syncs_no_more() {
+    let device = Failing::new();
+    let fs = device.open();
+    let ino = device.create(&fs, b"a");
+    fs.freeze().unwrap();
+    fs.fsync(ino, false).unwrap();
+    fs.sync().unwrap();
+    assert!(matches!(fs.fsync(Ino(4242), false), Err(Error::NotFound)));
+    fs.close().unwrap();
+    assert_eq!((errno(fs.fsync(ino, false)), errno(fs.sync())), (EIO, EIO));
+}
+
 /// Beside threads that write, rename, fsync and read all the time, and the commit timer: each
 /// frozen image is clean, does not change, and has what had completed before the freeze.
 #[test]

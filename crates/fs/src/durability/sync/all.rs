@@ -40,6 +40,12 @@ impl Syncer {
         store.force_async(store.head_lsn(), ForceCause::Sync, answer);
     }
 
+    /// The answer while it is frozen: everything is durable.
+    pub(crate) fn sync_frozen(&self) -> Result<()> {
+        self.engine.check_open()?;
+        Ok(self.engine.store().check_alive()?)
+    }
+
     fn end_sync(&self, call: Call, forced: kedge_base::Result<()>) -> Result<()> {
         let forced = forced.map_err(Error::from).and_then(|()| self.flush_if_needed(call.seq));
         forced.and(call.prepared)
@@ -123,7 +129,7 @@ impl Flushed for Syncer {
     fn panicked(&self, words: &str) {
         let reason = format!("the writeback of a flusher thread panicked: {words}");
         self.engine.store().shutdown(&kedge_base::Error::Shutdown(reason.into()));
-    }
-}
         // The turn is over, and a freeze that waited for it may have completed.
         self.engine.gate().open_if_frozen();
+    }
+}

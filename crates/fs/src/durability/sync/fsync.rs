@@ -16,7 +16,7 @@
 //! for the force between them.
 
 use super::Syncer;
-use crate::cache::inode::{Inode, Syncing};
+use crate::cache::inode::{Inode, Meta, Syncing};
 use crate::durability::slow::Trace;
 use crate::error::{Done, Error, Result};
 use kedge_base::broken::{self, Variant};
@@ -54,6 +54,15 @@ impl Call {
     }
 }
 
+/// The error of a write that failed and that no fsync has told yet.
+fn take_failure(meta: &mut Meta, ino: Ino) -> Result<()> {
+    match (std::mem::take(&mut meta.write_failed), meta.failed_full) {
+        (false, _) => Ok(()),
+        (true, true) => Err(kedge_base::Error::NoSpace.into()),
+        (true, false) => Err(Error::WriteBack(ino)),
+    }
+}
+
 impl Syncer {
     pub(crate) fn fsync(&self, ino: Ino, datasync: bool) -> Result<()> {
         let call = self.begin_fsync(ino, datasync)?;
@@ -77,6 +86,12 @@ impl Syncer {
         let (syncer, cause, store) = (self.clone(), call.cause(), self.engine.store());
         let answer = Box::new(move |forced| done(syncer.end_fsync(call, forced)));
         store.force_async(store.head_lsn(), cause, answer);
+    }
+
+    /// The answer while it is frozen: everything is durable but for what has failed before.
+    pub(crate) fn fsync_frozen(&self, ino: Ino) -> Result<()> {
+        self.sync_frozen()?;
+        take_failure(&mut self.inodes.get(ino)?.meta.lock(), ino)
     }
 
     /// Steps 1 and 2.
@@ -126,12 +141,7 @@ impl Syncer {
             self.log_times(std::slice::from_ref(&inode))?;
         }
         let mut meta = inode.meta.lock();
-        if std::mem::take(&mut meta.write_failed) {
-            return Err(match meta.failed_full {
-                true => kedge_base::Error::NoSpace.into(),
-                false => Error::WriteBack(ino),
-            });
-        }
+        take_failure(&mut meta, ino)?;
         let p = meta.progress;
         // For `new_name=sync`. Of an inode that did not change since the last checkpoint it is an
         // old position, which counts for nothing.
