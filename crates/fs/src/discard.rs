@@ -2,18 +2,23 @@
 
 use crate::engine::Engine;
 use crate::error::{Error, Result};
+use crate::gate::Phase;
 use kedge_base::{BLOCK_SIZE, BlockNo};
 use kedge_store::Which;
 use std::sync::atomic::Ordering::Relaxed;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
-/// Requests of one turn in the background: a device may be slow at them, and the thread has other
-/// work. What is left waits for the next turn.
+/// Requests of one turn in the background, and of one part of a trim: a device may be slow at them,
+/// and the thread has other work, or a freeze waits. What is left waits for the next turn.
 const TURN_RUNS: u64 = 256;
 
 impl Engine {
     /// Discards free space in the `len` bytes of the device at `offset`, in runs of at least
     /// `min_len` bytes. Answers how many bytes.
+    ///
+    /// A freeze gets in between two parts, and the next part waits for the thaw. If the calling
+    /// thread has entered the gate already, it must not wait there: the trim ends, and the answer
+    /// is what it has done.
     pub(crate) fn trim(&self, offset: u64, len: u64, min_len: u64) -> Result<u64> {
         self.check_open()?;
         if self.store().is_read_only() {
@@ -27,10 +32,19 @@ impl Engine {
             return Err(Error::NotSupported("the device takes no space back"));
         }
         let end = offset.saturating_add(len).min(size);
-        let range = BlockNo(offset.div_ceil(BLOCK))..BlockNo(end / BLOCK);
-        let done = self.store().discard_free(range, min_len.div_ceil(BLOCK), Which::All, u64::MAX)?;
-        self.stats().discarded_blocks.add(done.blocks);
-        Ok(done.blocks * BLOCK)
+        let (mut at, end) = (BlockNo(offset.div_ceil(BLOCK)), BlockNo(end / BLOCK));
+        let (mut blocks, is_pass) = (0, self.gate().has_entered());
+        while at < end {
+            let _inside = self.gate().change();
+            let done = self.store().discard_free(at..end, min_len.div_ceil(BLOCK), Which::All, TURN_RUNS)?;
+            self.stats().discarded_blocks.add(done.blocks);
+            blocks += done.blocks;
+            at = done.end;
+            if is_pass && self.gate().phase() != Phase::Open {
+                break;
+            }
+        }
+        Ok(blocks * BLOCK)
     }
 
     /// Makes `discard` and `nodiscard` hold.

@@ -533,6 +533,60 @@ fn a_frozen_file_system_that_is_shut_down_or_closed_syncs_no_more() {
     assert_eq!((errno(fs.fsync(ino, false)), errno(fs.sync())), (EIO, EIO));
 }
 
+/// A freeze gets in between the parts of a trim. On a mount that ends the trim: its worker must not
+/// wait.
+#[test]
+fn a_freeze_does_not_wait_for_the_whole_of_a_trim() {
+    for on_a_mount in [false, true] {
+        let device = Failing::new();
+        let fs = device.open();
+        let name = |i: usize| format!("{i}").into_bytes();
+        for i in 0..1200 {
+            let ino = device.create(&fs, &name(i));
+            fs.write(ino, 0, &[1; PAGE]).unwrap();
+        }
+        fs.sync().unwrap();
+        for i in (0..1200).step_by(2) {
+            fs.unlink(Ino::ROOT, &name(i)).unwrap();
+        }
+        let (froze, frozen) = mpsc::channel();
+        let (begun, freezing) = (AtomicBool::new(false), fs.clone());
+        device.on_discard(move || {
+            if begun.swap(true, SeqCst) {
+                return;
+            }
+            let (fs, froze) = (freezing.clone(), froze.clone());
+            spawn_named("freeze", move || froze.send(fs.freeze()).unwrap()).unwrap();
+            let open = || {
+                let fs = freezing.clone();
+                apart(move || fs.pass_or(|| None).is_some()).recv_timeout(PATIENCE).unwrap()
+            };
+            while open() {
+                std::thread::yield_now();
+            }
+        });
+        let trimming = fs.clone();
+        let trim = apart(move || {
+            let _pass = on_a_mount.then(|| trimming.pass_or(|| None).unwrap());
+            trimming.trim(0, u64::MAX, 0)
+        });
+        frozen.recv_timeout(PATIENCE).unwrap().unwrap();
+        let before = discarded(&device, &fs);
+        assert_clean(&device);
+        if on_a_mount {
+            assert_eq!(trim.recv_timeout(PATIENCE).unwrap().unwrap(), before * PAGE as u64);
+            fs.thaw().unwrap();
+            let whole = fs.trim(0, u64::MAX, 0).unwrap();
+            assert!(whole >= 2 * before * PAGE as u64, "{whole}");
+        } else {
+            fs.thaw().unwrap();
+            let bytes = trim.recv_timeout(PATIENCE).unwrap().unwrap();
+            assert_eq!(bytes, discarded(&device, &fs) * PAGE as u64);
+            assert!(bytes >= 2 * before * PAGE as u64, "{bytes}");
+        }
+    }
+}
+
 /// Beside threads that write, rename, fsync and read all the time, and the commit timer: each
 /// frozen image is clean, does not change, and has what had completed before the freeze.
 #[test]

@@ -30,6 +30,8 @@ pub struct Discarded {
     pub blocks: u64,
     /// Requests to the device.
     pub runs: u64,
+    /// Where a further pass goes on: behind the last run, or at the end of the range.
+    pub end: BlockNo,
 }
 
 impl Store {
@@ -61,11 +63,14 @@ impl Store {
             self.alloc.durable(self.log.durable_lsn());
         }
         let step = (self.device.geometry().discard_granularity as u64 / BLOCK).max(1);
-        let mut done = Discarded::default();
-        let mut at = range.start;
+        let mut done = Discarded { end: range.start, ..Discarded::default() };
         while done.runs < runs_max {
-            let Some(run) = self.alloc.claim_free(at..range.end, min_blocks.max(step), which) else { break };
-            at = run.end();
+            let rest = done.end..range.end;
+            let Some(run) = self.alloc.claim_free(rest, min_blocks.max(step), which) else {
+                done.end = range.end;
+                break;
+            };
+            done.end = run.end();
             let result = self.discard_run(run, step);
             self.alloc.end_claim(run, result.is_ok());
             done.blocks += result?;
