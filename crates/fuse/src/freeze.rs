@@ -18,7 +18,8 @@
 //! once. A thread that is being killed gets EINTR, and its change is not made: its process can end
 //! before the thaw. After any other signal it goes on waiting, as on file systems of the kernel:
 //! few programs expect EINTR from a rename. A thread that this process cannot see in /proc (another
-//! pid namespace, `hidepid`) counts as killed by any signal: else it might never end. So as long as
+//! pid namespace, `hidepid`) counts as killed by any signal: else it might never end. But without a
+//! /proc of its own pid namespace this process sees nobody, and takes all for alive. As long as
 //! an interrupted request is parked, the thread looks again and again whether its caller is being
 //! killed. An INTERRUPT may overtake its request on the way to the gate; so for a while the thread
 //! also looks for those that it does not find.
@@ -43,6 +44,7 @@ use kedgefs::{Ino, Thawed};
 use parking_lot::Mutex;
 use std::cell::Cell;
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Weak};
@@ -221,10 +223,14 @@ fn is_from_cache(request: &Request<'_>) -> bool {
 
 /// Whether thread `tid` is about to end: a fatal signal, also one of another thread's making, is
 /// pending as SIGKILL. A thread that cannot be seen counts as one that is: it may be, and nobody
-/// would look again.
-fn is_killed(tid: u32) -> bool {
+/// would look again. If `proc` is not the /proc of this process's pid namespace, its numbers name
+/// other threads, and all callers count as alive.
+fn is_killed(proc: &Path, tid: u32) -> bool {
     const SIGKILL: u64 = 1 << (libc::SIGKILL - 1);
-    let Ok(status) = std::fs::read_to_string(format!("/proc/{tid}/status")) else { return true };
+    if !shows_our_pids(proc) {
+        return false;
+    }
+    let Ok(status) = std::fs::read_to_string(proc.join(format!("{tid}/status"))) else { return true };
     let pending = status.lines().filter_map(|line| {
         let set = line.strip_prefix("SigPnd:").or_else(|| line.strip_prefix("ShdPnd:"))?;
         u64::from_str_radix(set.trim(), 16).ok()
@@ -234,6 +240,13 @@ fn is_killed(tid: u32) -> bool {
 
 impl<O: Ops> Server<O> {
     /// Serves a request now, or if it has to wait for a thaw, lets the thread do it then.
+/// Whether `proc` is a /proc with the numbers that this process has for others: it has this process
+/// under its own number.
+fn shows_our_pids(proc: &Path) -> bool {
+    let own = std::fs::read_link(proc.join("self"));
+    own.is_ok_and(|own| own.as_os_str() == std::process::id().to_string().as_str())
+}
+
     pub(crate) fn serve(&self, request: &Request<'_>, reply: Reply, out: &mut IoBuf) {
         let Some(late) = self.late.as_ref().filter(|_| self.is_change(request)) else {
             return self.dispatch(request, reply, out);
@@ -372,7 +385,9 @@ impl Timers {
         if self.look.take_if(|at| *at <= now).is_some() {
             let server = server.upgrade();
             let Some(late) = server.as_ref().and_then(|server| server.late.as_ref()) else { return };
-            for parked in late.waiting.take_killed(&mut self.interrupted, is_killed) {
+            for parked in
+                late.waiting.take_killed(&mut self.interrupted, |tid| is_killed(Path::new("/proc"), tid))
+            {
                 parked.reply.err(libc::EINTR);
             }
             self.look = (!self.interrupted.is_empty()).then(|| now + LOOK_EVERY);

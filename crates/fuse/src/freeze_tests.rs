@@ -326,7 +326,8 @@ fn an_interrupted_change_of_the_killed_is_given_up() {
     let mut bench = Bench::new(PARKED_MAX);
     let alive = rustix::thread::gettid().as_raw_nonzero().get() as u32;
     let gone = u32::MAX >> 1;
-    assert!(is_killed(gone) && !is_killed(alive));
+    let proc = Path::new("/proc");
+    assert!(is_killed(proc, gone) && !is_killed(proc, alive));
     let mkdir = |name: &[u8]| [abi::MkdirIn::new_zeroed().as_bytes(), name, b"\0"].concat();
     assert_eq!(bench.freeze(0), 0);
     let interrupt = |bench: &mut Bench, unique: u64| bench.send(op::INTERRUPT, 0, unique.as_bytes());
@@ -349,6 +350,17 @@ fn an_interrupted_change_of_the_killed_is_given_up() {
         assert!(matches!(bench.fs.lookup(Ino::ROOT, name), Err(kedgefs::Error::NotFound)));
     }
     bench.end();
+}
+
+/// Its numbers are those of other processes.
+#[test]
+fn a_foreign_proc_tells_of_no_caller_that_it_is_killed() {
+    let foreign = tempfile::tempdir().unwrap();
+    let gone = u32::MAX >> 1;
+    assert!(is_killed(Path::new("/proc"), gone));
+    assert!(!is_killed(foreign.path(), gone), "not mounted");
+    std::os::unix::fs::symlink((std::process::id() + 1).to_string(), foreign.path().join("self")).unwrap();
+    assert!(!is_killed(foreign.path(), gone));
 }
 
 /// A request that was interrupted but is not parked is looked for a bounded number of times, and
