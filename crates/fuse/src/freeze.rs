@@ -65,6 +65,8 @@ const SMALL_MAX: usize = 1024;
 
 /// How often the thread looks whether the callers of interrupted requests are being killed.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// When a thaw whose time has come, and that found no space on the image's host, is tried again.
+const THAW_AGAIN: Duration = Duration::from_secs(1);
 /// How often it looks for an interrupted request that is not parked.
 const LOOKS_MAX: u32 = 20;
 
@@ -238,8 +240,6 @@ fn is_killed(proc: &Path, tid: u32) -> bool {
     pending.fold(0, |all, set| all | set) & SIGKILL != 0
 }
 
-impl<O: Ops> Server<O> {
-    /// Serves a request now, or if it has to wait for a thaw, lets the thread do it then.
 /// Whether `proc` is a /proc with the numbers that this process has for others: it has this process
 /// under its own number.
 fn shows_our_pids(proc: &Path) -> bool {
@@ -247,6 +247,8 @@ fn shows_our_pids(proc: &Path) -> bool {
     own.is_ok_and(|own| own.as_os_str() == std::process::id().to_string().as_str())
 }
 
+impl<O: Ops> Server<O> {
+    /// Serves a request now, or if it has to wait for a thaw, lets the thread do it then.
     pub(crate) fn serve(&self, request: &Request<'_>, reply: Reply, out: &mut IoBuf) {
         let Some(late) = self.late.as_ref().filter(|_| self.is_change(request)) else {
             return self.dispatch(request, reply, out);
@@ -321,7 +323,7 @@ pub(crate) fn serve<O: Ops>(server: &Weak<Server<O>>, ops: &Arc<O>, jobs: &Recei
             None => jobs.recv().ok(),
             Some(at) => match jobs.recv_timeout(at.saturating_sub(clock.monotonic())) {
                 Err(RecvTimeoutError::Timeout) => {
-                    timers.ring(server, &**ops, clock.monotonic());
+                    timers.ring(server, &**ops, &clock);
                     continue;
                 }
                 job => job.ok(),
@@ -374,12 +376,15 @@ impl Timers {
         self.thaw.into_iter().chain(self.look).min()
     }
 
-    fn ring<O: Ops>(&mut self, server: &Weak<Server<O>>, ops: &O, now: Duration) {
+    fn ring<O: Ops>(&mut self, server: &Weak<Server<O>>, ops: &O, clock: &dyn Clock) {
+        let now = clock.monotonic();
         if self.thaw.take_if(|at| *at <= now).is_some() {
             tracing::warn!("the time of the freeze is over");
             if let Err(e) = attempt(ops, O::thaw) {
                 // EINVAL: a program that links the library has thawed it.
                 tracing::warn!("thaw: errno {}", e.0);
+                // The host of the image has no space: it is still frozen.
+                self.thaw = (e.0 == libc::ENOSPC).then(|| clock.monotonic() + THAW_AGAIN);
             }
         }
         if self.look.take_if(|at| *at <= now).is_some() {

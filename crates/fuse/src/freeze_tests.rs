@@ -389,6 +389,46 @@ fn a_freeze_with_a_time_ends_by_itself() {
     bench.end();
 }
 
+/// A clock whose rests take no time.
+#[derive(Default)]
+struct Restless(ManualClock);
+
+impl Clock for Restless {
+    fn now(&self) -> kedge_base::Timespec {
+        self.0.now()
+    }
+
+    fn monotonic(&self) -> Duration {
+        self.0.monotonic()
+    }
+
+    fn sleep(&self, time: Duration) {
+        self.0.advance(time);
+    }
+}
+
+/// A thaw that finds no space on the host of the image leaves it frozen. Nobody else would thaw it.
+#[test]
+fn a_freeze_with_a_time_ends_when_the_host_has_space() {
+    let place = tempfile::tempdir().unwrap();
+    let (image, faults) = (place.path().join("image"), place.path().join("faults"));
+    let file = kedge_device::FileDevice::create(image, 32 << 20, Default::default()).unwrap();
+    let device = Arc::new(kedge_device::sim::ScriptedDevice::new(file, faults.clone()));
+    let clock = Arc::new(Restless::default());
+    FileSystem::format(device.clone(), clock.clone(), &FormatOptions::default()).unwrap();
+    let fs = FileSystem::open(device, clock.clone(), MountOptions::default()).unwrap();
+    fs.freeze().unwrap();
+    std::fs::write(&faults, "write 28 0 *\n").unwrap();
+    let mut timers = Timers { thaw: Some(Duration::ZERO), ..Timers::default() };
+    let server = Weak::<Server<FileSystem>>::new();
+    timers.ring(&server, &fs, &*clock);
+    assert!(timers.thaw.is_some_and(|at| at > clock.monotonic()) && fs.frozen_since().is_some());
+    std::fs::remove_file(&faults).unwrap();
+    clock.0.advance(THAW_AGAIN);
+    timers.ring(&server, &fs, &*clock);
+    assert!(timers.thaw.is_none() && fs.frozen_since().is_none());
+}
+
 /// The end of the mount answers what waits, with an error, and leaves the image as it is.
 #[test]
 fn the_end_of_the_mount_answers_what_waits() {
