@@ -60,7 +60,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     match others.first() {
         Some(other) => tracing::info!("{} stays mounted on {}", image.display(), other.dir.display()),
         None => {
-            wait_for_end(&server, &image)?;
+            let end = wait_for_end(&server, &image);
+            end.with_context(|| unseen(&args.dir))?;
             check_closed(&args.dir, &image, read_only, &before)?;
         }
     }
@@ -74,17 +75,28 @@ pub fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The image was deleted or renamed while it was mounted, for example.
+fn unseen(dir: &Path) -> String {
+    format!("{}: unmounted, but how its image was closed cannot be seen", dir.display())
+}
+
 /// What the image says of its end.
 fn check_closed(dir: &Path, image: &Path, read_only: bool, before: &Before) -> Result<()> {
-    let (dir, shown) = (dir.display(), image.display());
-    if !read_only && !is_clean(image)? {
+    let shown = image.display();
+    if !read_only && !is_clean(image).with_context(|| unseen(dir))? {
         let why = before.shut_down.as_ref();
         let why = why.map_or(String::new(), |why| format!("; the file system had shut down: {why}"));
-        bail!("{dir}: unmounted, but {shown} was not closed cleanly{why}; its next mount replays the log");
+        bail!(
+            "{}: unmounted, but {shown} was not closed cleanly{why}; its next mount replays the log",
+            dir.display()
+        );
     }
     let lost = image::losses(image).map_or(0, |losses| losses.files).saturating_sub(before.lost_files);
     if lost > 0 {
-        bail!("{dir}: unmounted, but the data of {lost} files could not be written to {shown} and is lost");
+        bail!(
+            "{}: unmounted, but the data of {lost} files could not be written to {shown} and is lost",
+            dir.display()
+        );
     }
     Ok(())
 }

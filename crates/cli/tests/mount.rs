@@ -65,6 +65,18 @@ fn unmounting_what_was_killed_says_so() {
 }
 
 #[test]
+fn unmounting_a_deleted_image_says_what_is_not_known() {
+    if no_fuse() {
+        return;
+    }
+    let place = Place::new();
+    place.run("mount --create 64M disk.kedge mnt").ok();
+    fs::remove_file(place.path("disk.kedge")).unwrap();
+    place.run("umount mnt").refused(1, &["mnt: unmounted, but", "cannot be seen", "disk.kedge"]);
+    place.run("umount mnt").refused(1, &["not a mount point"]);
+}
+
+#[test]
 fn a_mounted_image_is_left_alone() {
     if no_fuse() {
         return;
