@@ -114,10 +114,11 @@ impl Alloc {
     }
 
     /// What [`Alloc::available_data`] would be if all records, and then a checkpoint, were durable,
-    /// and no discard under way.
-    pub(crate) fn available_soon(&self) -> u64 {
+    /// and no operation and no discard under way.
+    pub fn available_soon(&self) -> u64 {
         let lack = if self.refill_stuck.load(SeqCst) { 0 } else { self.pool.counts().lack * NODE_BLOCKS };
-        (self.available_after_checkpoint() + self.pending.blocks() + self.claimed()).saturating_sub(lack)
+        let pool = self.pool.surplus_soon() * NODE_BLOCKS;
+        (self.space.available() + pool + self.pending.blocks() + self.claimed()).saturating_sub(lack)
     }
 
     /// What [`Alloc::available_data`] would be if a checkpoint cut now were durable.

@@ -92,7 +92,7 @@ mod space;
 
 pub use checkpoint::FrozenAlloc;
 pub use discard::Which;
-pub use pool::{NodeClass, NodeReservation};
+pub use pool::{NodeClass, NodeReservation, Waited};
 pub use space::DataReservation;
 
 use bitmap::{BITS, Bitmap};
@@ -155,7 +155,8 @@ pub struct FreeCounts {
     pub reserved: u64,
     /// Blocks that data could still reserve, including those that the pool can spare.
     pub available: u64,
-    /// `available` as it would be once all records, and then a checkpoint, are durable.
+    /// `available` as it would be once all records, and then a checkpoint, are durable, and the
+    /// operations that run now have given back what they were promised.
     pub available_soon: u64,
     /// Data blocks freed by records that are not durable.
     pub pending_data: u64,

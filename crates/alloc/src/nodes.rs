@@ -3,7 +3,7 @@
 use crate::bitmap::BITS;
 use crate::group::SLOT_RUN;
 use crate::pool::Refusal;
-use crate::{Alloc, NodeClass, NodeReservation};
+use crate::{Alloc, NodeClass, NodeReservation, Waited};
 use kedge_base::broken::{self, Variant};
 use kedge_base::{BlockNo, CorruptKind, Error, Generation, Result};
 use kedge_format::alloc::GROUP_BLOCKS;
@@ -39,9 +39,9 @@ impl Alloc {
         }
     }
 
-    /// Waits until an operation gives back its promise, at most `limit`. Returns false at once if
-    /// there is no promise.
-    pub fn wait_for_nodes(&self, limit: Duration) -> bool {
+    /// Waits until an operation gives back its promise, or slots that are on their way between the
+    /// pool and free space have arrived, at most `limit`.
+    pub fn wait_for_nodes(&self, limit: Duration) -> Waited {
         self.pool.wait_returned(limit)
     }
 
@@ -97,6 +97,7 @@ impl Alloc {
     fn release_slots(&self, slots: &[u64]) {
         self.unclaim(slots);
         self.freed(slots.len() as u64 * NODE_BLOCKS);
+        self.pool.arrived(slots.len() as u64);
     }
 
     /// Frees slots that left the pool, not yet counted as available.
@@ -126,6 +127,7 @@ impl Alloc {
         // Set before the search and cleared by each free, so that a block which is freed during the
         // search is not missed.
         self.refill_stuck.store(true, SeqCst);
+        self.pool.depart(lack);
         let granted = self.space.take_slots(lack);
         let mut slots = Vec::with_capacity(granted as usize);
         self.claim_slots(near, granted as usize, &mut slots);
@@ -135,6 +137,7 @@ impl Alloc {
         }
         self.space.give(unused * NODE_BLOCKS);
         self.pool.add(&slots);
+        self.pool.arrived(lack);
         tracing::trace!(lack, granted, claimed = slots.len(), "node pool refill");
     }
 

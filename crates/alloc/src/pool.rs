@@ -48,7 +48,7 @@ pub(crate) struct NodePool {
     short: AtomicBool,
     low: AtomicBool,
     state: Mutex<State>,
-    /// Signalled when a promise is given back.
+    /// Signalled when a promise is given back, and when moving slots have arrived.
     returned: Condvar,
 }
 
@@ -59,6 +59,8 @@ struct State {
     /// checkpoint yet.
     spent: BTreeMap<u64, Generation>,
     promised: u64,
+    /// Slots on their way from free space into the pool, at most, and back: neither has them.
+    moving: u64,
     deferred: BTreeMap<Generation, Vec<u64>>,
     deferred_count: u64,
     /// End of the last slot allocated. The next one without a goal comes from here, so that the
@@ -99,6 +101,17 @@ pub(crate) enum Refusal {
     Later,
     /// Nothing outstanding would be enough.
     Hopeless,
+}
+
+/// What a wait for the promises of others came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Waited {
+    /// An operation gave back its promise, or slots changed sides.
+    Returned,
+    /// None did within the limit.
+    InVain,
+    /// There was no promise, and no wait.
+    NothingHeld,
 }
 
 /// Figures of the pool at one moment.
@@ -186,15 +199,27 @@ impl NodePool {
         if state.promised > 0 || state.level() >= need { Refusal::Later } else { Refusal::Hopeless }
     }
 
-    /// Waits until a promise is given back, at most `limit`. Returns false at once if there is
-    /// none.
-    pub(crate) fn wait_returned(&self, limit: Duration) -> bool {
+    /// Waits until a promise is given back or moving slots have arrived, at most `limit`.
+    pub(crate) fn wait_returned(&self, limit: Duration) -> Waited {
         let mut state = self.state.lock();
-        let out = state.promised > 0;
-        if out {
-            self.returned.wait_for(&mut state, limit);
+        match state.promised + state.moving > 0 {
+            false => Waited::NothingHeld,
+            true if self.returned.wait_for(&mut state, limit) => Waited::InVain,
+            true => Waited::Returned,
         }
-        out
+    }
+
+    /// Up to `slots` leave free space for the pool.
+    pub(crate) fn depart(&self, slots: u64) {
+        self.state.lock().moving += slots;
+    }
+
+    /// They are in the pool, or what left the pool is in free space.
+    pub(crate) fn arrived(&self, slots: u64) {
+        if slots > 0 {
+            self.state.lock().moving -= slots;
+            self.returned.notify_all();
+        }
     }
 
     /// How many slots are missing for a request, or to the target if that is more.
@@ -293,6 +318,12 @@ impl NodePool {
         s.level().saturating_sub(s.promised + self.floor())
     }
 
+    /// And once the operations that run now have ended. They may keep a few for new nodes.
+    pub(crate) fn surplus_soon(&self) -> u64 {
+        let s = self.state.lock();
+        (s.level() + s.moving).saturating_sub(self.floor())
+    }
+
     pub(crate) fn counts(&self) -> PoolCounts {
         let s = self.state.lock();
         PoolCounts {
@@ -312,6 +343,7 @@ fn pop_surplus(s: &mut State, keep: u64, max: u64) -> Vec<u64> {
     let out: Vec<u64> =
         s.slots.iter().rev().filter(|slot| !s.spent.contains_key(slot)).take(count).copied().collect();
     out.iter().for_each(|slot| assert!(s.slots.remove(slot), "just listed"));
+    s.moving += out.len() as u64;
     out
 }
 

@@ -68,3 +68,28 @@ fn free_space_is_told_at_once() {
     room(&fs);
     fs.close().unwrap();
 }
+
+/// What the operations of many threads are promised for a moment is no used space: nobody is
+/// refused, and statfs shows most of the image all the time.
+#[test]
+fn a_crowd_is_not_refused_on_a_small_image() {
+    const THREADS: u64 = 200;
+    let fs = new();
+    let (_, available) = room(&fs);
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let fs = &fs;
+            scope.spawn(move || {
+                for round in 0..20 {
+                    let name = format!("{thread}-{round}");
+                    let file = fs.create(Ino::ROOT, name.as_bytes(), 0o644, Owner::default()).unwrap();
+                    assert_eq!(fs.write(file.ino, 0, &[1; 4096]).unwrap(), 4096);
+                    fs.fsync(file.ino, false).unwrap();
+                    fs.unlink(Ino::ROOT, name.as_bytes()).unwrap();
+                    let now = room(fs).1;
+                    assert!(now > available / 2, "{now} of {available} blocks");
+                }
+            });
+        }
+    });
+}

@@ -3,7 +3,7 @@
 use crate::apply::{self, Target};
 use crate::checkpoint::CheckpointCause;
 use crate::{Class, Store};
-use kedge_alloc::{NodeClass, NodeReservation};
+use kedge_alloc::{NodeClass, NodeReservation, Waited};
 use kedge_base::{Error, Result};
 use kedge_format::record::{Record, RecordBuilder};
 use kedge_log::{Log, RecordLsn, Reservation, ReserveClass};
@@ -36,10 +36,10 @@ fn nodes_for(need: &Need, height: u32) -> u32 {
     paths * (height + 1) + 1
 }
 
-/// How long, and how often, an operation waits for others to release node reservations before it
-/// fails with `NoSpace`.
-const NODE_WAIT: Duration = Duration::from_millis(100);
-const NODE_WAITS: u32 = 100;
+/// How long, and how often, an operation or data waits for others to release node reservations
+/// before it fails with `NoSpace`.
+pub(crate) const NODE_WAIT: Duration = Duration::from_millis(100);
+pub(crate) const NODE_WAITS: u32 = 100;
 
 /// The reserved space of one running operation. Dropping it gives back what was not used.
 pub struct Handle<'a> {
@@ -110,8 +110,8 @@ impl Store {
                 return Ok(nodes);
             }
             match self.alloc.wait_for_nodes(NODE_WAIT) {
-                true => waits += 1,
-                false => rounds += 1,
+                Waited::NothingHeld => rounds += 1,
+                Waited::Returned | Waited::InVain => waits += 1,
             }
         }
         self.alloc.reserve_nodes(count, class)?.ok_or(Error::NoSpace)

@@ -70,6 +70,33 @@ fn need(log_bytes: u64, class: Class) -> Need {
     Need { log_bytes, items: 1, neighbours: 0, class }
 }
 
+/// An operation is promised many more nodes than it will use. Data that finds nothing but those
+/// waits until the operation ends, and statfs does not miss them meanwhile.
+#[test]
+fn data_waits_for_what_operations_are_promised() {
+    let (_, store) = fresh();
+    let counts = || store.alloc().free_counts();
+    let all = counts().available_soon;
+    let wide = Need { log_bytes: 1000, items: 2000, neighbours: 0, class: Class::Normal };
+    let handle = store.begin(wide).unwrap();
+    assert!(counts().promised_nodes > 1000, "{:?}", counts());
+    assert!(counts().available < all / 2 && counts().available_soon == all, "{:?} of {all}", counts());
+
+    let data = {
+        let store = store.clone();
+        spawn_named("data", move || store.reserve_data(all).map(|r| r.blocks())).unwrap()
+    };
+    while store.stats().node_stalls.get() == 0 && !data.is_finished() {
+        std::thread::yield_now();
+    }
+    drop(handle);
+    assert_eq!(data.join().unwrap().unwrap(), all);
+
+    let handle = store.begin(wide).unwrap();
+    assert!(matches!(store.reserve_data(all + 1), Err(Error::NoSpace)), "full at once");
+    drop(handle);
+}
+
 #[test]
 fn what_an_operation_reserves_comes_back_when_it_ends() {
     let (_, store) = fresh();

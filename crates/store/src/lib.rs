@@ -52,7 +52,8 @@ pub use recovery::{OpenOptions, ReplaySummary, count_log_writes, read_superblock
 pub use residents::ResidentRange;
 pub use stats::StoreStats;
 
-use kedge_alloc::Alloc;
+use handle::{NODE_WAIT, NODE_WAITS};
+use kedge_alloc::{Alloc, Waited};
 use kedge_base::lock::{Condvar, Mutex, Rank};
 use kedge_base::{BlockNo, Clock, Epoch, Error, Extent, Generation, Ino, Lsn, Result};
 use kedge_btree::Tree;
@@ -75,9 +76,6 @@ pub enum Class {
     /// short.
     Checkpoint,
 }
-
-/// How often a reservation waits for blocks that are being discarded.
-const CLAIM_WAITS: u32 = 16;
 
 /// The counters that a checkpoint records, changed only by `apply`.
 #[derive(Debug)]
@@ -191,15 +189,26 @@ impl Store {
 
     /// Promises blocks. On a full image it first forces the log if freed blocks wait for that, and
     /// then makes a checkpoint if that would free enough. An image that is simply full fails at
-    /// once.
+    /// once. Must not be called with a handle, or with a lock that the holder of one may want: it
+    /// waits for the handles of others.
     pub fn reserve_data(&self, blocks: u64) -> Result<DataReservation> {
         if kedge_base::broken::refusal::should_fail() {
             return Err(Error::NoSpace);
         }
-        for _ in 0..CLAIM_WAITS {
+        let mut waits = 0;
+        while waits < NODE_WAITS {
             match self.reserve_now(blocks) {
                 // Some free blocks are being discarded and come back in a moment.
-                Err(Error::NoSpace) if self.alloc.wait_for_claims() => {}
+                Err(Error::NoSpace) if self.alloc.wait_for_claims() => waits += 1,
+                // Running operations were promised more nodes than they will use.
+                Err(Error::NoSpace) if self.alloc.available_soon() >= blocks => {
+                    self.stats.node_stalls.inc();
+                    match self.alloc.wait_for_nodes(NODE_WAIT) {
+                        Waited::Returned => {}
+                        Waited::InVain => waits += 1,
+                        Waited::NothingHeld => break,
+                    }
+                }
                 answer => return answer,
             }
         }

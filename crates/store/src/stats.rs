@@ -25,7 +25,7 @@ pub struct StoreStats {
     /// Of these, the ones above the leaves.
     pub inner_nodes_written: Counter,
     pub checkpoint_bytes: Counter,
-    /// Operations that waited for tree nodes.
+    /// Waits of operations for tree nodes, and of data for nodes that operations were promised.
     pub node_stalls: Counter,
     /// Operations that waited because too many nodes were dirty.
     pub dirty_stalls: Counter,
