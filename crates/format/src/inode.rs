@@ -173,8 +173,10 @@ impl InodeCore {
         FileKind::from_mode(self.mode)
     }
 
-    /// The flags that mean something. The field holds others only in a damaged image: nobody could
-    /// take a flag back from what is neither file nor directory.
+    /// The flags that mean something if the image may have any
+    /// ([`Geometry::file_flags`](crate::superblock::Geometry::file_flags)). The field holds others
+    /// only in a damaged image: nobody could take a flag back from what is neither file nor
+    /// directory.
     pub fn file_flags(&self) -> FileFlags {
         let flags = FileFlags::from_bits_truncate(self.flags);
         match self.kind() {

@@ -16,6 +16,7 @@ use crate::alloc::{GROUP_BLOCKS, INDEX_ENTRIES};
 use crate::crc_without;
 use crate::logwrite::{LogKey, LogSecret};
 use crate::node::NODE_BLOCKS;
+use crate::{FileFlags, InodeCore};
 use kedge_base::{BLOCK_SIZE, BlockNo, CorruptKind, Epoch, Error, Generation, Ino, Lsn, Result, Timespec};
 use zerocopy::little_endian::{I64, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -175,6 +176,12 @@ impl Geometry {
     /// Whether inodes may have flags.
     pub fn has_flags(&self) -> bool {
         self.feature_ro_compat & RO_COMPAT_FLAGS != 0
+    }
+
+    /// The flags of an inode that mean something. Without the feature none does: nobody could take
+    /// one back.
+    pub fn file_flags(&self, core: &InodeCore) -> FileFlags {
+        if self.has_flags() { core.file_flags() } else { FileFlags::default() }
     }
 
     pub fn groups(&self) -> u64 {

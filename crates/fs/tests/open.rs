@@ -75,6 +75,25 @@ fn an_unknown_read_only_compatible_feature_opens_read_only() {
     assert_eq!(refused.errno(), 30, "{refused}");
 }
 
+/// They come from damage, or from who made the image, and nobody could take them back.
+#[test]
+fn flags_in_an_image_without_the_feature_are_none() {
+    let device = crashed();
+    let fs = open(&device).unwrap();
+    let (dir, f) = (Ino::ROOT, fs.lookup(Ino::ROOT, b"f").unwrap().ino);
+    fs.set_flags(f, FileFlags::IMMUTABLE).unwrap();
+    fs.set_flags(dir, FileFlags::APPEND | FileFlags::NODUMP).unwrap();
+    fs.close().unwrap();
+    edit_slots(&device, |sb| sb.geometry.feature_ro_compat = 0);
+
+    let fs = open(&device).unwrap();
+    let flags = |ino| fs.getattr(ino).unwrap().flags;
+    assert_eq!((flags(f), flags(dir)), (FileFlags::default(), FileFlags::default()));
+    assert_eq!(fs.create(dir, b"g", 0o644, Owner::default()).unwrap().flags, FileFlags::default());
+    fs.write(f, 0, b"changed").unwrap();
+    fs.unlink(dir, b"f").unwrap();
+}
+
 #[test]
 fn a_read_only_open_replays_in_memory_and_leaves_every_byte_alone() {
     let device = crashed();

@@ -157,6 +157,10 @@ fn inode_cases() -> Vec<Case> {
         items("mode of no type", &[InodeBad], |i| i.core(12, |c| c.mode = 0o644)),
         items("mode with more bits", &[InodeBad], |i| i.core(12, |c| c.mode |= 1 << 20)),
         items("flags of no meaning", &[InodeBad], |i| i.core(10, |c| c.flags = 0x8)),
+        items("flags without the feature", &[InodeBad], |i| {
+            i.geometry.feature_ro_compat = 0;
+            i.core(10, |c| c.flags = 0x10);
+        }),
         items("an immutable symlink", &[InodeBad], |i| i.core(11, |c| c.flags = 0x10)),
         items("file of impossible size", &[InodeBad], |i| i.core(10, |c| c.size = FILE_SIZE_MAX + 1)),
         items("file with a parent", &[InodeBad], |i| i.core(10, |c| c.parent = Ino(1))),

@@ -220,13 +220,10 @@ impl<'a> ItemCheck<'a> {
                 format!("mode {:#o} has bits that no mode has", core.mode)
             });
         }
-        if core.flags != core.file_flags().bits() {
+        let flags = self.sb.geometry.file_flags(&core).bits();
+        if core.flags != flags {
             self.add(FindingKind::InodeBad, at, || {
-                format!(
-                    "flags {:#x}, of which a {kind:?} has only {:#x}",
-                    core.flags,
-                    core.file_flags().bits()
-                )
+                format!("flags {:#x}, of which a {kind:?} of this image has only {flags:#x}", core.flags)
             });
         }
         if kind == FileKind::Regular && core.size > FILE_SIZE_MAX {

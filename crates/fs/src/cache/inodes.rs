@@ -26,7 +26,8 @@ impl Inodes {
     pub(crate) fn get(&self, ino: Ino) -> Result<Arc<Inode>> {
         let store = self.engine.store();
         self.table.get_or_load(store, ino, || {
-            let core = store.get_with(Key::inode(ino), InodeCore::decode)?.ok_or(Error::NotFound)??;
+            let mut core = store.get_with(Key::inode(ino), InodeCore::decode)?.ok_or(Error::NotFound)??;
+            core.flags = store.geometry().file_flags(&core).bits();
             pause::at(Point::InodeRead);
             let kind = core.kind().ok_or(Error::NotFound)?;
             Ok((core, kind))

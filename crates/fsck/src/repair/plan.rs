@@ -16,7 +16,7 @@ use super::gather::{Gathered, Inode, LOST_FOUND, Name};
 use crate::report::At;
 use kedge_base::{BLOCK_SIZE, Error, Ino, Result, Timespec};
 use kedge_format::item::{Dentry, FILE_SIZE_MAX, Orphan, SLOT_ORDINALS, name_slot};
-use kedge_format::superblock::Superblock;
+use kedge_format::superblock::{Geometry, Superblock};
 use kedge_format::{FileKind, InodeCore, ItemKind, Key};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Write;
@@ -24,7 +24,8 @@ use std::fmt::Write;
 /// No inode, in arrays of indexes.
 const NONE: usize = usize::MAX;
 
-pub(crate) struct Plan {
+pub(crate) struct Plan<'a> {
+    pub geometry: &'a Geometry,
     pub gathered: Gathered,
     /// Entries that go, by directory and slot, and why.
     pub dropped: HashMap<(u64, u64), &'static str>,
@@ -40,12 +41,12 @@ pub(crate) struct Plan {
 
 /// Decides. Repairs of inodes are reported at once, repairs of names when the items are streamed
 /// again.
-pub(crate) fn plan(
-    sb: &Superblock,
+pub(crate) fn plan<'a>(
+    sb: &'a Superblock,
     mut gathered: Gathered,
     now: Timespec,
     repairs: &mut Repairs,
-) -> Result<Plan> {
+) -> Result<Plan<'a>> {
     add_root(&mut gathered);
     let mut planner = Planner { sb, now, repairs, dropped: HashMap::new(), added: BTreeMap::new() };
     planner.keep_inodes(&mut gathered);
@@ -61,10 +62,10 @@ pub(crate) fn plan(
         .any(|n| n.keep && gathered.find(n.target).is_some_and(|i| gathered.inodes[i].kind != Some(n.kind)));
     let inodes = gathered.inodes.iter().filter(|i| i.keep).count() as u64;
     let Planner { dropped, added, .. } = planner;
-    Ok(Plan { gathered, dropped, retyped, added, orphans, next_ino, inodes })
+    Ok(Plan { geometry: &sb.geometry, gathered, dropped, retyped, added, orphans, next_ino, inodes })
 }
 
-impl Plan {
+impl Plan<'_> {
     pub fn inode(&self, ino: u64) -> Option<&Inode> {
         self.gathered.find(ino).map(|i| &self.gathered.inodes[i]).filter(|i| i.keep)
     }
@@ -76,7 +77,7 @@ impl Plan {
 }
 
 /// The core of an inode after the repair.
-pub(crate) fn final_core(inode: &Inode, core: InodeCore) -> InodeCore {
+pub(crate) fn final_core(g: &Geometry, inode: &Inode, core: InodeCore) -> InodeCore {
     let kind = inode.kind.unwrap_or(FileKind::Regular);
     let is_root = inode.ino == Ino::ROOT.0;
     let mode = core.mode & (FileKind::MODE_MASK | 0o7777);
@@ -90,12 +91,12 @@ pub(crate) fn final_core(inode: &Inode, core: InodeCore) -> InodeCore {
         }
         _ => (inode.names, core.size, Ino(0)),
     };
-    let flags = core.file_flags().bits();
+    let flags = g.file_flags(&core).bits();
     InodeCore { mode, flags, nlink, size, parent, blocks: inode.kept_blocks, ..core }
 }
 
 /// A core for an inode that has none.
-fn made_core(inode: &Inode, now: Timespec) -> InodeCore {
+fn made_core(g: &Geometry, inode: &Inode, now: Timespec) -> InodeCore {
     let kind = inode.kind.unwrap_or(FileKind::Regular);
     let permissions = match kind {
         FileKind::Directory if inode.ino == Ino::ROOT.0 => 0o755,
@@ -113,7 +114,7 @@ fn made_core(inode: &Inode, now: Timespec) -> InodeCore {
         btime: now,
         ..InodeCore::default()
     };
-    final_core(inode, core)
+    final_core(g, inode, core)
 }
 
 /// Adds the root directory if it is missing.
@@ -395,7 +396,7 @@ impl Planner<'_> {
         for inode in gathered.inodes.iter().filter(|i| i.keep) {
             let at = At::ino(inode.ino);
             if inode.headless {
-                let core = made_core(inode, self.now);
+                let core = made_core(&self.sb.geometry, inode, self.now);
                 if !inode.made {
                     let kind = inode.kind.unwrap_or(FileKind::Regular);
                     self.repairs.add(RepairKind::InodeRemade, at, || {
@@ -417,7 +418,7 @@ impl Planner<'_> {
                 parent: Ino(inode.core_parent),
                 ..InodeCore::default()
             };
-            let shall = final_core(inode, is);
+            let shall = final_core(&self.sb.geometry, inode, is);
             let is_dir = inode.kind == Some(FileKind::Directory);
             let counts = (is.nlink, is.blocks, if is_dir { is.size } else { 0 });
             let right = (shall.nlink, shall.blocks, if is_dir { shall.size } else { 0 });

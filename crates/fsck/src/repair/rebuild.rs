@@ -176,7 +176,7 @@ impl<'a> Builder<'a> {
 pub(crate) struct Rebuild<'a> {
     pub source: &'a Source,
     pub leaves: &'a [NodeRef],
-    pub plan: &'a Plan,
+    pub plan: &'a Plan<'a>,
     pub repairs: &'a mut Repairs,
 }
 
@@ -213,7 +213,7 @@ impl Rebuild<'_> {
 
 /// Appends what the plan keeps of one item.
 fn emit(
-    plan: &Plan,
+    plan: &Plan<'_>,
     repairs: &mut Repairs,
     builder: &mut Builder,
     node: &NodeRef,
@@ -226,7 +226,9 @@ fn emit(
         (Sieved::Drop(..), _) => Ok(()),
         (Sieved::Orphan(_), _) if plan.orphans.contains(&key.offset) => builder.item(key, value),
         (Sieved::Orphan(_), _) | (_, None) => Ok(()),
-        (Sieved::Core(core), Some(inode)) => builder.item(key, &final_core(inode, core).encode()),
+        (Sieved::Core(core), Some(inode)) => {
+            builder.item(key, &final_core(plan.geometry, inode, core).encode())
+        }
         (Sieved::Xattr | Sieved::Target(_), Some(_)) => builder.item(key, value),
         (Sieved::Extent(pieces, _), Some(_)) => pieces.into_iter().try_for_each(|(first, piece)| {
             builder.item(Key { kind: ItemKind::Extent as u8, offset: first, ..key }, &piece.encode())
