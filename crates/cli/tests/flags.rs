@@ -5,9 +5,9 @@
 
 mod common;
 use common::{Place, kill, no_fuse, not_root, output_within, tool};
-use std::fs;
+use std::fs::{self, Permissions};
 use std::io::Write;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::time::Duration;
 
 const NEEDS_ROOT: &str = "only root may make files immutable";
@@ -108,6 +108,40 @@ fn what_is_append_only_grows_at_its_end() {
     }
 }
 
+/// A user who is not root loses the file's privilege with a change of its contents. What an
+/// append-only file refuses, costs it nothing.
+#[test]
+fn an_append_drops_the_privilege_of_an_append_only_file() {
+    if no_fuse() || not_root(NEEDS_ROOT) {
+        return;
+    }
+    for options in ["", " -o writeback_cache"] {
+        let place = mounted(options);
+        for path in ["", "mnt"] {
+            fs::set_permissions(place.path(path), Permissions::from_mode(0o755)).unwrap();
+        }
+        let path = place.path("mnt/log");
+        for (change, mode) in [
+            ("echo second >> mnt/log", Ok(0o777)),
+            ("fallocate -l 100 mnt/log", Ok(0o777)),
+            ("fallocate -p -l 3 mnt/log", Err(0o6777)),
+            ("echo FIRST 1<> mnt/log", Err(0o6777)),
+            (": > mnt/log", Err(0o6777)),
+        ] {
+            fs::write(&path, "first\n").unwrap();
+            fs::set_permissions(&path, Permissions::from_mode(0o6777)).unwrap();
+            chattr(&place, "+a mnt/log");
+            let mut command = place.command("setpriv");
+            command.args(["--reuid", "1", "--regid", "1", "--clear-groups", "sh", "-c", change]);
+            let out = output_within(command, LIMIT).unwrap();
+            let mode_now = fs::metadata(&path).unwrap().permissions().mode() & 0o7777;
+            let ended = if out.status.success() { Ok(mode_now) } else { Err(mode_now) };
+            assert_eq!(ended, mode, "{options}: {change}: {}", String::from_utf8_lossy(&out.stderr));
+            chattr(&place, "-a mnt/log");
+        }
+    }
+}
+
 /// Both kinds of ioctl, on a directory that hands its flags on.
 #[test]
 fn tools_see_and_set_what_a_directory_hands_on() {
@@ -135,7 +169,7 @@ fn the_kernel_asks_who_may() {
     }
     let place = mounted("");
     for path in ["", "mnt"] {
-        fs::set_permissions(place.path(path), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        fs::set_permissions(place.path(path), Permissions::from_mode(0o755)).unwrap();
     }
     fs::write(place.path("mnt/f"), "text").unwrap();
     std::os::unix::fs::chown(place.path("mnt/f"), Some(65534), None).unwrap();

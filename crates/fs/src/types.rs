@@ -112,6 +112,9 @@ pub struct SetAttr {
     pub mtime: Option<SetTime>,
     /// Last change of contents or attributes.
     pub ctime: Option<Timespec>,
+    /// Only with `mode` alone: of the mode, just set-user-id and set-group-id are taken away, where
+    /// `mode` lacks them. An append-only file permits it: they go before others append to it.
+    pub before_append: bool,
 }
 
 /// One entry that readdir shows. "." and ".." come first.

@@ -130,6 +130,21 @@ fn an_append_only_file_grows_at_its_end() {
     assert_eq!(bytes(&fs, ino), b"some bytes, and more, and more");
 }
 
+/// As before an append by a user who may not keep them.
+#[test]
+fn an_append_only_file_may_lose_its_set_id_bits() {
+    let (_, _, fs) = fresh();
+    let ino = fs.create(Ino::ROOT, b"f", 0o6711, OWNER).unwrap().ino;
+    fs.set_flags(ino, FileFlags::APPEND).unwrap();
+    let drop = SetAttr { mode: Some(0o666), before_append: true, ..SetAttr::default() };
+    refused(fs.setattr(ino, &SetAttr { before_append: false, ..drop }));
+    refused(fs.setattr(ino, &SetAttr { uid: Some(1), ..drop }));
+    refused(fs.setattr(ino, &SetAttr { mtime: Some(SetTime::At(Timespec::default())), ..drop }));
+    assert_eq!(fs.setattr(ino, &drop).unwrap().mode & 0o7777, 0o711);
+    fs.set_flags(ino, FileFlags::IMMUTABLE).unwrap();
+    refused(fs.setattr(ino, &drop));
+}
+
 #[test]
 fn names_of_a_fixed_directory_stay() {
     let (_, _, fs) = fresh();

@@ -300,16 +300,13 @@ impl<O: Ops> Server<O> {
     }
 
     /// Clears the set-user-id bits before a change of the file's content, so that no crash leaves
-    /// changed content with the old privilege.
-    fn drop_privilege(&self, node: Ino) -> Answer<()> {
-        self.drop_privilege_if(node, || true)
-    }
-
-    /// `applies` is asked only if there are any.
-    fn drop_privilege_if(&self, node: Ino, applies: impl FnOnce() -> bool) -> Answer<()> {
-        let mode = mode_without_privilege(&self.ops.getattr(node)?);
+    /// changed content with the old privilege. `applies` is asked only if there are any. An
+    /// append-only file permits this `before_append`. Before another change, which it would refuse,
+    /// it refuses this and keeps them.
+    fn drop_privilege(&self, attr: &Attr, before_append: bool, applies: impl FnOnce() -> bool) -> Answer<()> {
+        let (node, mode) = (attr.ino, mode_without_privilege(attr));
         if mode.is_some() && applies() {
-            self.ops.setattr(node, &SetAttr { mode, ..SetAttr::default() })?;
+            self.ops.setattr(node, &SetAttr { mode, before_append, ..SetAttr::default() })?;
             // execve(2) uses the mode that the kernel has cached.
             self.forget_attributes(node.0);
         }
@@ -446,7 +443,7 @@ impl<O: Ops> Server<O> {
         let asked: abi::OpenIn = args.take()?;
         if asked.flags & libc::O_TRUNC as u32 != 0 {
             if asked.open_flags & abi::OPEN_KILL_SUIDGID != 0 {
-                self.drop_privilege(node)?;
+                self.drop_privilege(&self.ops.getattr(node)?, false, || true)?;
             }
             self.ops.setattr(node, &SetAttr { size: Some(0), ..SetAttr::default() })?;
         }
@@ -480,7 +477,8 @@ impl<O: Ops> Server<O> {
             "write"
         );
         if asked.write_flags & abi::WRITE_KILL_SUIDGID != 0 {
-            self.drop_privilege(node)?;
+            let attr = self.ops.getattr(node)?;
+            self.drop_privilege(&attr, asked.offset >= attr.size, || true)?;
         }
         let size = self.ops.write_with(node, asked.offset, data, self.write_mode(&asked))?;
         Ok(abi::WriteOut { size: size as u32, padding: 0 })
@@ -530,7 +528,9 @@ impl<O: Ops> Server<O> {
         // This is the one change of content for which the kernel has no flag. A caller with
         // CAP_FSETID may keep the bits; here, root stands for that.
         if self.options.handle_killpriv {
-            self.drop_privilege_if(node, || caller::user(&request.header) != Some(0))?;
+            let before_append = matches!(mode, FallocateMode::Allocate { .. });
+            let applies = || caller::user(&request.header) != Some(0);
+            self.drop_privilege(&self.ops.getattr(node)?, before_append, applies)?;
         }
         Ok(self.ops.fallocate(node, mode, asked.offset, asked.length)?)
     }

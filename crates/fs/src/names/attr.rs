@@ -13,6 +13,9 @@ use kedge_format::{FileFlags, FileKind, InodeCore};
 use kedge_store::Class;
 use std::sync::Arc;
 
+/// Set-user-id and set-group-id.
+const SET_ID: u32 = 0o6000;
+
 impl Names {
     pub(crate) fn getattr(&self, ino: Ino) -> Result<Attr> {
         self.inodes.get(ino)?.attr()
@@ -38,7 +41,9 @@ impl Names {
     }
 
     fn set_owner_and_mode(&self, inode: &Inode, set: &SetAttr) -> Result<()> {
-        let lists = self.has_acls() && inode.kind != FileKind::Symlink && set.mode.is_some();
+        let before_append = *set == SetAttr { mode: set.mode, before_append: true, ..SetAttr::default() };
+        let lists =
+            self.has_acls() && inode.kind != FileKind::Symlink && set.mode.is_some() && !before_append;
         let (bytes, items) = if lists { (PATCH_BYTES + LIST_BYTES, 2) } else { (PATCH_BYTES, 1) };
         let mut handle = self.engine.begin(bytes, items, Class::Normal)?;
         let _io = lists.then(|| inode.io.write());
@@ -52,9 +57,14 @@ impl Names {
         if c.meta.dead {
             return Err(Error::NotFound);
         }
-        flags::check_change(&c.core)?;
+        if before_append {
+            flags::check_touch(&c.core)?;
+        } else {
+            flags::check_change(&c.core)?;
+        }
         c.set(InodeMask::CTIME, |core| core.ctime = set.ctime.unwrap_or(now));
         if let Some(mode) = set.mode {
+            let mode = if before_append { c.core.mode & (mode | !SET_ID) } else { mode };
             c.set(InodeMask::MODE, |core| core.mode = (core.mode & FileKind::MODE_MASK) | (mode & 0o7777));
         }
         if let Some(uid) = set.uid {
