@@ -26,3 +26,31 @@ fn what_is_durable_is_compared_with_durable_writes() {
     assert!(LOADS.iter().all(|load| fits(Peer::Ext4, load)));
     assert!(LOADS.iter().filter(|load| !fits(Peer::Library, load)).count() == 3, "programs need a mount");
 }
+
+/// The best of those that were measured counts, and without any there is no bar.
+#[test]
+fn a_bar_is_by_the_best_of_those_that_are_there() {
+    let outcome = |sides: &[(Peer, f64)]| {
+        let sides = sides.iter().map(|(peer, rate)| {
+            let mut sample = crate::sample::Sample::default();
+            sample.push(*rate);
+            crate::contest::Side {
+                name: peer.name(),
+                command: String::new(),
+                samples: vec![sample],
+                failed: None,
+            }
+        });
+        let metrics = vec![Metric::new("", "files/s", Better::Higher)];
+        Outcome { title: "load".into(), metrics, goal: None, sides: sides.collect(), published: vec![] }
+    };
+    let wanted = Wanted { whose: Peer::Kedge, times: 2.5, of: &[Peer::Ext4, Peer::Xfs] };
+    let all = outcome(&[(Peer::Kedge, 50.0), (Peer::Ext4, 10.0), (Peer::Xfs, 25.0), (Peer::Tmpfs, 900.0)]);
+    let bar_of_all = bar(&wanted, &all).expect("all are there");
+    assert_eq!((bar_of_all.reached, bar_of_all.met), (Some(2.0), false));
+    assert_eq!(bar_of_all.what, "load: KedgeFS by the best of ext4, XFS");
+    let one = bar(&wanted, &outcome(&[(Peer::Kedge, 50.0), (Peer::Ext4, 10.0)])).expect("one is there");
+    assert_eq!((one.reached, one.met), (Some(5.0), true));
+    assert!(bar(&wanted, &outcome(&[(Peer::Kedge, 50.0), (Peer::Tmpfs, 1.0)])).is_none());
+    assert!(bar(&wanted, &outcome(&[(Peer::Ext4, 50.0)])).is_none());
+}

@@ -1,6 +1,7 @@
 //! What the contestants do. Each load prepares, does its work between two looks at the clock, and
 //! answers a rate.
 
+use super::Peer;
 use super::root::Root;
 use crate::library::in_threads;
 use crate::parse;
@@ -27,8 +28,42 @@ pub struct Load {
     pub item: u64,
     /// Each item is at least one durable write: compared with those alone.
     pub durable: bool,
+    pub wanted: &'static [Wanted],
     pub work: Work,
 }
+
+/// What KedgeFS is to reach: `times` the rate of the best of `of`.
+pub struct Wanted {
+    pub whose: Peer,
+    pub times: f64,
+    pub of: &'static [Peer],
+}
+
+const fn mounted(times: f64, of: &'static [Peer]) -> Wanted {
+    Wanted { whose: Peer::Kedge, times, of }
+}
+
+const fn in_process(times: f64, of: &'static [Peer]) -> Wanted {
+    Wanted { whose: Peer::Library, times, of }
+}
+
+const KERNEL: &[Peer] = &[Peer::Ext4, Peer::Xfs, Peer::Btrfs];
+const EXT4: &[Peer] = &[Peer::Ext4];
+const XFS: &[Peer] = &[Peer::Xfs];
+const NULL: &[Peer] = &[Peer::Null];
+/// Of every load.
+pub static ANY: Wanted = mounted(2.0, &[Peer::Fuse2fs]);
+static CREATED: [Wanted; 2] = [mounted(0.8, NULL), in_process(4.0, EXT4)];
+/// fsync costs the null nothing.
+static FSYNCED_1: [Wanted; 3] =
+    [mounted(2.5, KERNEL), in_process(5.0, KERNEL), in_process(0.95, &[Peer::Raw])];
+static FSYNCED_4: [Wanted; 2] = [mounted(2.5, KERNEL), in_process(5.0, KERNEL)];
+static FSYNCED_16: [Wanted; 2] = [mounted(1.0, XFS), in_process(5.0, KERNEL)];
+static REPLACED: [Wanted; 1] = [mounted(1.0, XFS)];
+static TREE: [Wanted; 1] = [mounted(0.8, NULL)];
+static SEQUENTIAL: [Wanted; 1] = [mounted(0.8, EXT4)];
+/// It flushes, which the null does not.
+static DBENCH: [Wanted; 1] = [mounted(0.85, NULL)];
 
 pub enum Work {
     /// Through std::fs or the library. Answers items per second.
@@ -44,7 +79,11 @@ const fn calls(
     pilot: u64,
     work: fn(&Root, usize, u64) -> Result<f64>,
 ) -> Load {
-    Load { title, unit, threads, pilot, item: 32 << 10, durable: false, work: Work::Calls(work) }
+    Load { title, unit, threads, pilot, item: 32 << 10, durable: false, wanted: &[], work: Work::Calls(work) }
+}
+
+const fn wanted(wanted: &'static [Wanted], load: Load) -> Load {
+    Load { wanted, ..load }
 }
 
 const fn durable(load: Load) -> Load {
@@ -56,21 +95,33 @@ const fn large(load: Load) -> Load {
 }
 
 pub static LOADS: [Load; 18] = [
-    calls("4 KiB files, 1 thread", "files/s", 1, 500, plain_files),
-    calls("4 KiB files, 4 threads", "files/s", 4, 500, plain_files),
-    calls("4 KiB files, 16 threads", "files/s", 16, 500, plain_files),
-    calls("empty files, 1 thread", "files/s", 1, 1000, empty_files),
-    durable(calls("4 KiB files, each with fsync, 1 thread", "files/s", 1, 100, synced_files)),
-    durable(calls("4 KiB files, each with fsync, 4 threads", "files/s", 4, 200, synced_files)),
-    durable(calls("4 KiB files, each with fsync, 16 threads", "files/s", 16, 400, synced_files)),
+    wanted(&CREATED, calls("4 KiB files, 1 thread", "files/s", 1, 500, plain_files)),
+    wanted(&CREATED, calls("4 KiB files, 4 threads", "files/s", 4, 500, plain_files)),
+    wanted(&CREATED, calls("4 KiB files, 16 threads", "files/s", 16, 500, plain_files)),
+    wanted(&CREATED, calls("empty files, 1 thread", "files/s", 1, 1000, empty_files)),
+    wanted(
+        &FSYNCED_1,
+        durable(calls("4 KiB files, each with fsync, 1 thread", "files/s", 1, 100, synced_files)),
+    ),
+    wanted(
+        &FSYNCED_4,
+        durable(calls("4 KiB files, each with fsync, 4 threads", "files/s", 4, 200, synced_files)),
+    ),
+    wanted(
+        &FSYNCED_16,
+        durable(calls("4 KiB files, each with fsync, 16 threads", "files/s", 16, 400, synced_files)),
+    ),
     durable(calls("overwrite 4 KiB, fdatasync", "writes/s", 1, 100, overwrites)),
     durable(calls("append 100 bytes, fdatasync", "writes/s", 1, 100, appends)),
-    durable(calls("replace a file safely, 16 clients", "files/s", 16, 160, replacements)),
-    calls("unpack a tree of small files", "files/s", 1, 500, unpack),
-    calls("remove that tree", "files/s", 1, 500, remove),
+    wanted(&REPLACED, durable(calls("replace a file safely, 16 clients", "files/s", 16, 160, replacements))),
+    wanted(&TREE, calls("unpack a tree of small files", "files/s", 1, 500, unpack)),
+    wanted(&TREE, calls("remove that tree", "files/s", 1, 500, remove)),
     calls("walk that tree, warm", "files/s", 1, 500, walk),
-    large(calls("sequential write of 1 MiB each, fsync at the end", "MiB/s", 1, 32, sequential_write)),
-    large(calls("sequential read of 1 MiB each, warm", "MiB/s", 1, 32, sequential_read)),
+    wanted(
+        &SEQUENTIAL,
+        large(calls("sequential write of 1 MiB each, fsync at the end", "MiB/s", 1, 32, sequential_write)),
+    ),
+    wanted(&SEQUENTIAL, large(calls("sequential read of 1 MiB each, warm", "MiB/s", 1, 32, sequential_read))),
     Load {
         title: "dbench, 16 clients",
         unit: "MB/s",
@@ -78,6 +129,7 @@ pub static LOADS: [Load; 18] = [
         pilot: 1,
         item: 64 << 20,
         durable: false,
+        wanted: &DBENCH,
         work: Work::Tool { program: "dbench", run: dbench },
     },
     Load {
@@ -87,6 +139,7 @@ pub static LOADS: [Load; 18] = [
         pilot: 300,
         item: 64 << 10,
         durable: false,
+        wanted: &[],
         work: Work::Tool { program: "git", run: git },
     },
     Load {
@@ -96,6 +149,7 @@ pub static LOADS: [Load; 18] = [
         pilot: 100,
         item: 32 << 10,
         durable: true,
+        wanted: &[],
         work: Work::Tool { program: "sqlite3", run: sqlite },
     },
 ];

@@ -9,7 +9,8 @@ mod loads;
 pub mod page;
 mod root;
 
-use crate::contest::{Amount, Better, Contest, Contestant, Metric, Plan, Round};
+use crate::bars::{Bar, Want};
+use crate::contest::{Amount, Better, Contest, Contestant, Metric, Outcome, Plan, Round};
 use crate::library::{Library, in_threads};
 use crate::mounts::{self, Mounted};
 use crate::place::{Machine, Place};
@@ -19,7 +20,7 @@ use anyhow::{Context, Result, bail};
 use kedge_base::{BLOCK_SIZE, IoBuf};
 use kedge_device::{Device, FileDevice, OpenOptions};
 use kedgefs::{FormatOptions, MountOptions};
-use loads::{LOADS, Load, Work};
+use loads::{LOADS, Load, Wanted, Work};
 use root::Root;
 use std::path::PathBuf;
 
@@ -154,9 +155,12 @@ pub fn run(settings: &Settings, peers: &[Peer]) -> Result<Report> {
     for peer in PEERS.into_iter().filter(|peer| peers.contains(peer)) {
         compare.make(peer)?;
     }
-    let mut outcomes = Vec::new();
+    let (mut outcomes, mut bars) = (Vec::new(), Vec::new());
     for load in &LOADS {
-        outcomes.extend(compare.hold(load)?);
+        let Some(outcome) = compare.hold(load)? else { continue };
+        let wanted = std::iter::once(&loads::ANY).chain(load.wanted);
+        bars.extend(wanted.filter_map(|wanted| bar(wanted, &outcome)));
+        outcomes.push(outcome);
     }
     machine.durable_write.push(place.durable_write()?);
     let (mut failures, Compare { made, setup, mut notes, .. }) = (Vec::new(), compare);
@@ -174,7 +178,7 @@ pub fn run(settings: &Settings, peers: &[Peer]) -> Result<Report> {
     let sections =
         vec![Section { title: "KedgeFS beside its peers", setup, outcomes, reading: Reading::Ratio }];
     let version = env!("CARGO_PKG_VERSION");
-    Ok(Report { experiment: "compare", version, machine, rounds, sections, bars: vec![], notes, failures })
+    Ok(Report { experiment: "compare", version, machine, rounds, sections, bars, notes, failures })
 }
 
 impl Compare<'_> {
@@ -233,7 +237,7 @@ impl Compare<'_> {
     }
 
     /// `None`: the program for it is missing, which is noted, or no file system here can do it.
-    fn hold(&mut self, load: &Load) -> Result<Option<crate::contest::Outcome>> {
+    fn hold(&mut self, load: &Load) -> Result<Option<Outcome>> {
         if !self.made.iter().any(|(peer, _)| *peer != Peer::Raw && fits(*peer, load)) {
             return Ok(None);
         }
@@ -271,6 +275,21 @@ impl Compare<'_> {
             })
             .map(Some)
     }
+}
+
+/// `None`: without KedgeFS, or without those with which it is to be compared, there is nothing to
+/// reach.
+fn bar(wanted: &Wanted, outcome: &Outcome) -> Option<Bar> {
+    let side = |peer: &Peer| outcome.sides.iter().position(|side| side.name == peer.name());
+    let ours = side(&wanted.whose)?;
+    let others: Vec<usize> = wanted.of.iter().filter_map(side).collect();
+    let names: Vec<&str> = others.iter().map(|side| outcome.sides[*side].name).collect();
+    let best = if names.len() > 1 { "the best of " } else { "" };
+    let what = format!("{} by {best}{}", wanted.whose.name(), names.join(", "));
+    let bar = Bar::new(outcome, &what, "times", Want::AtLeast(wanted.times), |at| {
+        at(ours, "") / others.iter().map(|side| at(*side, "")).fold(f64::NAN, f64::max)
+    });
+    (!others.is_empty()).then_some(bar)
 }
 
 /// Whether the contestant can do it.

@@ -5,6 +5,7 @@
 //! together: its bar ends in an arrow, and the figure beside it says how far it goes.
 
 use super::{PEERS, Peer};
+use crate::bars::Bar;
 use crate::contest::{Outcome, Side};
 use crate::report::Report;
 use crate::sample::number;
@@ -26,7 +27,10 @@ const STYLE: &str = "
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 1400px; padding: 24px; background: var(--back); color: var(--text);
   font: 15px/1.5 system-ui, sans-serif; }
-h1 { font-size: 24px; margin: 0 0 4px; } h2 { font-size: 16px; margin: 0 0 2px; }
+h1 { font-size: 24px; margin: 0 0 4px; } h2 { font-size: 16px; margin: 24px 0 2px; } figure h2 { margin-top: 0; }
+table { border-collapse: collapse; font-size: 13px; margin: 8px 0; }
+th, td { text-align: left; padding: 3px 18px 3px 0; border-bottom: 1px solid var(--line); }
+tr.missed td:last-child { color: var(--bad); }
 p { margin: 4px 0 12px; } .soft { color: var(--soft); font-size: 13px; }
 .bad { color: var(--bad); }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 560px), 1fr)); gap: 16px; }
@@ -146,6 +150,24 @@ fn chart(outcome: &Outcome) -> String {
     out
 }
 
+/// What is to be reached, and what was.
+fn bars(bars: &[Bar]) -> String {
+    let mut out = String::new();
+    if bars.is_empty() {
+        return out;
+    }
+    out.push_str(
+        "<h2>Bars</h2><table><tr><th>bar</th><th>wanted</th><th>reached</th><th>verdict</th></tr>\n",
+    );
+    for bar in bars {
+        let cells: String = bar.row().iter().map(|cell| format!("<td>{}</td>", escape(cell))).collect();
+        let class = if bar.met { "" } else { " class=\"missed\"" };
+        writeln!(out, "<tr{class}>{cells}</tr>").expect("a String takes all");
+    }
+    out.push_str("</table>\n");
+    out
+}
+
 /// The whole page.
 pub fn html(report: &Report) -> String {
     let mut out = format!(
@@ -177,7 +199,9 @@ pub fn html(report: &Report) -> String {
          would press the others together.</p>\n<div class=\"charts\">\n",
     );
     report.outcomes().for_each(|outcome| out.push_str(&chart(outcome)));
-    out.push_str("</div>\n<h2 style=\"margin-top:24px\">Remarks</h2><ul>");
+    out.push_str("</div>\n");
+    out.push_str(&bars(&report.bars));
+    out.push_str("<h2>Remarks</h2><ul>");
     for remark in report.remarks() {
         let class = if remark.starts_with("FAILED") { " class=\"bad\"" } else { "" };
         write!(out, "<li{class}>{}</li>", escape(&remark)).expect("a String takes all");

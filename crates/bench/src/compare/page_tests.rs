@@ -41,3 +41,20 @@ fn a_chart_shows_each_contestant_and_says_what_failed() {
     assert!(text.contains(">failed<") && text.contains("110 ") && text.contains("5,000 "), "{text}");
     assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
 }
+
+#[test]
+fn a_missed_bar_is_marked() {
+    let mut outcome = outcome(vec![side("KedgeFS", &[10.0], None), side("null", &[20.0], None)]);
+    outcome.title = "empty <files>".into();
+    let bar = |limit| {
+        Bar::new(&outcome, "by null", "times", crate::bars::Want::AtLeast(limit), |at| at(0, "") / at(1, ""))
+    };
+    let text = bars(&[bar(0.8), bar(0.4)]);
+    assert_eq!(text.matches("<tr class=\"missed\">").count(), 1, "{text}");
+    assert!(
+        text.contains("<td>empty &lt;files&gt;: by null</td><td>≥ 0.80 times</td><td>0.50 times</td>"),
+        "{text}"
+    );
+    assert!(text.contains("<td>MISSED</td>") && text.contains("<td>met</td>"), "{text}");
+    assert_eq!(bars(&[]), "");
+}

@@ -119,6 +119,9 @@ struct CompareArgs {
     /// Write the report as a page with charts to FILE, too
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
+    /// Exit with 1 if a bar is missed, and print each missed bar
+    #[arg(long)]
+    check: bool,
 }
 
 #[derive(Clone, Copy, ValueEnum, Debug)]
@@ -293,7 +296,7 @@ fn bench_compare(args: &CompareArgs) -> Result<ExitCode> {
     if let Some(file) = &args.html {
         write(file, compare::page::html(&report))?;
     }
-    common.print(&report)
+    Ok(judged(&report, args.check, common.print(&report)?))
 }
 
 fn bench_scale(common: &Common, svg: Option<&Path>, check: bool) -> Result<ExitCode> {
