@@ -8,7 +8,8 @@
 //!
 //! # When another worker receives
 //! - The receiver is about to wait, for a device or for a lock (`kedge_base::wait`). It passes its
-//!   turn on first, and comes back for a new one when its request is served.
+//!   turn on first, and comes back for a new one when its request is served. [`crate::habit`] says
+//!   when it keeps its turn nevertheless.
 //! - It serves one request for longer than a tick of the *watcher*, a thread that looks on while
 //!   requests are served. So nothing depends on where the receiver waits: a request that waits for
 //!   another one is overtaken by it at the latest after two ticks.
@@ -26,9 +27,10 @@
 //! turn to the watcher. If every worker serves a request that does not end, no one receives: there
 //! are as many workers as requests may wait for each other.
 
+use crate::habit::{Habit, Moment, Wait};
 use kedge_base::Counter;
 use parking_lot::{Condvar, Mutex};
-use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
@@ -49,6 +51,9 @@ pub(crate) struct Crew {
     receivers_max: usize,
     /// The watcher is awake, or has been woken.
     watched: AtomicBool,
+    /// Requests received.
+    received: AtomicU64,
+    habit: Habit,
     pub(crate) counts: Counts,
 }
 
@@ -77,6 +82,8 @@ pub(crate) struct Counts {
     pub sleeps: Counter,
     /// Turns passed on before a wait.
     pub passed: Counter,
+    /// Turns kept during a wait.
+    pub kept: Counter,
     /// Turns that the watcher took away.
     pub taken: Counter,
     /// Looks of the watcher.
@@ -86,10 +93,11 @@ pub(crate) struct Counts {
 impl Counts {
     pub(crate) fn to_json(&self) -> String {
         format!(
-            "{{\"polls\":{},\"sleeps\":{},\"passed\":{},\"taken\":{},\"ticks\":{}}}",
+            "{{\"polls\":{},\"sleeps\":{},\"passed\":{},\"kept\":{},\"taken\":{},\"ticks\":{}}}",
             self.polls.get(),
             self.sleeps.get(),
             self.passed.get(),
+            self.kept.get(),
             self.taken.get(),
             self.ticks.get()
         )
@@ -105,6 +113,8 @@ impl Crew {
             slots: (0..workers).map(|_| Slot::default()).collect(),
             receivers_max: receivers_max.clamp(1, workers.saturating_sub(1).max(1)),
             watched: AtomicBool::new(false),
+            received: AtomicU64::new(0),
+            habit: Habit::default(),
             counts: Counts::default(),
         }
     }
@@ -138,8 +148,28 @@ impl Crew {
         held
     }
 
-    /// The worker is about to wait.
-    pub(crate) fn pass_on(&self, worker: usize) {
+    /// The worker is about to wait. Answers what [`Crew::waited`] is to be told.
+    pub(crate) fn about_to_wait(&self, worker: usize, now: Duration) -> Wait {
+        let wait = Wait { began: self.moment(now), ended: None, kept: self.habit.keeps() };
+        if wait.kept {
+            self.counts.kept.inc();
+        } else {
+            self.pass_on(worker);
+        }
+        wait
+    }
+
+    pub(crate) fn moment(&self, now: Duration) -> Moment {
+        Moment { at: now, received: self.received.load(Relaxed) }
+    }
+
+    /// The wait is over, and its request answered. If the turn was kept, the receiver has looked
+    /// for the next request. `another`: it found one of another thread.
+    pub(crate) fn waited(&self, wait: Wait, now: Duration, another: bool) {
+        self.habit.learn(wait, self.moment(now), another);
+    }
+
+    fn pass_on(&self, worker: usize) {
         if self.return_turn(worker) {
             self.counts.passed.inc();
         }
@@ -179,6 +209,7 @@ impl Crew {
     }
 
     pub(crate) fn begin(&self, worker: usize) {
+        self.received.fetch_add(1, Relaxed);
         self.slots[worker].served.fetch_add(1, SeqCst);
         // Either the watcher sees the request, or this sees that it sleeps.
         if !self.watched.load(SeqCst) && !self.watched.swap(true, SeqCst) {

@@ -33,6 +33,29 @@ fn one_receives_until_it_passes_its_turn_on() {
     assert_eq!(crew.state.lock().receivers, 1);
 }
 
+/// Nobody came during many short waits. Then one comes.
+#[test]
+fn a_turn_that_nobody_needed_is_kept() {
+    let crew = Crew::new(2, 1);
+    let (began, ended) = (Duration::ZERO, Duration::from_micros(80));
+    while crew.counts.kept.get() == 0 {
+        assert!(crew.counts.passed.get() < 100, "the turn is passed on without end");
+        assert!(crew.holds_turn(0) || crew.take_turn(0));
+        crew.begin(0);
+        let wait = crew.about_to_wait(0, began);
+        assert_eq!(crew.holds_turn(0), wait.kept);
+        crew.waited(wait, ended, false);
+        crew.end(0);
+    }
+    crew.begin(0);
+    let wait = crew.about_to_wait(0, began);
+    assert!(wait.kept && crew.holds_turn(0));
+    crew.begin(0);
+    crew.waited(wait, ended, true);
+    crew.about_to_wait(0, began);
+    assert!(!crew.holds_turn(0));
+}
+
 #[test]
 fn pressure_calls_one_more_and_quiet_sends_it_away() {
     let crew = Arc::new(Crew::new(4, 2));

@@ -27,6 +27,7 @@ mod dispatch;
 pub mod failures;
 mod flags;
 mod freeze;
+mod habit;
 mod loopdev;
 mod mount;
 mod mountinfo;

@@ -3,6 +3,7 @@
 use crate::beside::{Address, Notifier};
 use crate::crew::{Crew, Patience};
 use crate::freeze::{self, Job};
+use crate::habit::{self, Wait};
 use crate::mount::{self, MountError};
 use crate::mountinfo::{self, MountEntry};
 use crate::ops::Ops;
@@ -14,8 +15,10 @@ use crate::{abi, control};
 use kedge_base::wait::{passing_on, set_stand_in};
 use kedge_base::{Clock, IoBuf, SystemClock, spawn_named};
 use parking_lot::Mutex;
+use std::cell::Cell;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -217,8 +220,19 @@ pub fn serve<O: Ops>(server: &Arc<Server<O>>, transport: &Arc<dyn Transport>) ->
 fn work<O: Ops>(server: &Server<O>, transport: &dyn Transport, worker: usize) -> io::Result<()> {
     mount::become_io_flusher();
     let crew = server.crew.clone();
-    let passing = crew.clone();
-    set_stand_in(move || passing.pass_on(worker));
+    let clock = SystemClock::default();
+    let wait = Rc::new(Cell::new(None));
+    {
+        let (crew, wait) = (crew.clone(), wait.clone());
+        set_stand_in(move || wait.set(Some(crew.about_to_wait(worker, clock.monotonic()))));
+    }
+    {
+        let (crew, wait) = (crew.clone(), wait.clone());
+        habit::before_answers(move || {
+            let ended = |now: Wait| Wait { ended: Some(crew.moment(clock.monotonic())), ..now };
+            wait.set(wait.get().map(ended));
+        });
+    }
     let mut work = Work {
         server,
         transport,
@@ -226,7 +240,8 @@ fn work<O: Ops>(server: &Server<O>, transport: &dyn Transport, worker: usize) ->
         worker,
         buf: RequestBuf::new(),
         out: IoBuf::zeroed(abi::MAX_IO / kedge_base::BLOCK_SIZE),
-        clock: SystemClock::default(),
+        clock,
+        wait,
         patience: Patience::new(std::thread::available_parallelism().map_or(1, |n| n.get())),
     };
     loop {
@@ -251,7 +266,16 @@ struct Work<'a, O> {
     buf: RequestBuf,
     out: IoBuf,
     clock: SystemClock,
+    /// In which the last request was served, until the crew has been told.
+    wait: Rc<Cell<Option<Wait>>>,
     patience: Patience,
+}
+
+/// Tells the crew of the wait in which the last request was served, if there was one.
+fn tell_wait(crew: &Crew, wait: &Cell<Option<Wait>>, clock: SystemClock, another: bool) {
+    if let Some(wait) = wait.take() {
+        crew.waited(wait, clock.monotonic(), another);
+    }
 }
 
 /// A pause between polls that took longer was one in which another thread ran.
@@ -264,6 +288,8 @@ impl<O: Ops> Work<'_, O> {
             return Ok(false);
         }
         let mut in_a_row = 0u32;
+        // The thread that got the last answer.
+        let mut answered = 0;
         // When the pause began, as soon as it is known that there is one.
         let mut paused = None;
         loop {
@@ -273,13 +299,19 @@ impl<O: Ops> Work<'_, O> {
                     in_a_row = in_a_row.wrapping_add(1);
                     self.crew.feel_pressure(in_a_row);
                     self.crew.begin(self.worker);
+                    let asks = request.header.pid;
+                    // 0: this process cannot name the thread.
+                    tell_wait(self.crew, &self.wait, self.clock, asks != answered || asks == 0);
+                    answered = asks;
                     passing_on(|| self.server.handle(&request, &mut self.out));
                     self.crew.end(self.worker);
                     if !self.crew.holds_turn(self.worker) {
+                        tell_wait(self.crew, &self.wait, self.clock, false);
                         return Ok(true);
                     }
                 }
                 Received::Nothing => {
+                    tell_wait(self.crew, &self.wait, self.clock, false);
                     in_a_row = 0;
                     if self.crew.leave_if_spare(self.worker) {
                         return Ok(true);

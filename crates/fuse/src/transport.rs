@@ -7,6 +7,7 @@
 
 use crate::abi::{InHeader, OutHeader, op_name};
 use crate::failures::Failures;
+use crate::habit;
 use kedge_base::IoBuf;
 use std::io;
 use std::sync::Arc;
@@ -129,6 +130,7 @@ impl Reply {
         if error != 0 {
             self.failures.note(self.opcode, self.node, -error);
         }
+        habit::answering();
         report(self.transport.reply(self.token, self.unique, error, parts), self.unique);
     }
 }
