@@ -112,9 +112,25 @@ const ROWS: &[Row] = &[
         Kind::ChangeAs("device writes per second, /s"),
     ),
     row(
-        "Linux, dirty inodes: a storm of syncs beside a million cached inodes, old lists",
+        "Linux, dirty inodes: xfs/297 beside a million cached inodes, old lists",
         "sync",
-        "",
+        "freezes",
+        "time without the holds, s",
+        &[XFS_297],
+        Kind::Times("shared, A full", "shared, A empty"),
+    ),
+    row(
+        "the same, new lists",
+        "sync",
+        "freezes",
+        "operations, /s",
+        &[XFS_297],
+        Kind::Times("per_sb, A empty", "per_sb, A full"),
+    ),
+    row(
+        "a storm of syncs beside them, old lists",
+        "sync",
+        "syncs on B",
         "storm, s",
         &[PROCESS_SYNC],
         Kind::Times("shared, A full", "shared, A empty"),
@@ -122,13 +138,14 @@ const ROWS: &[Row] = &[
     row(
         "the same, new lists",
         "sync",
-        "",
+        "syncs on B",
         "syncs per second, /s",
         &[PROCESS_SYNC],
         Kind::Times("per_sb, A empty", "per_sb, A full"),
     ),
 ];
 
+const XFS_297: (&str, &str) = ("the load of xfs/297", "in process");
 const PROCESS_SYNC: (&str, &str) = ("two libraries in this process", "in process");
 
 /// The text of the generated part.

@@ -10,6 +10,7 @@
 //!
 //! How often it wrapped is a row, and where that is less than three times, each verdict says so.
 
+use super::cpu::Busy;
 use super::marks::{self, MODES, THREADS};
 use super::{LIBRARY_IMAGE, LogSize, Part, Run, contestant};
 use crate::bars::{Bar, Want};
@@ -43,6 +44,10 @@ const FSYNC_MEANWHILE: &str = "99.9 % of fsyncs while a checkpoint runs";
 const LOG_WRAPS: &str = "log wraps in a round";
 const LONGEST: &str = "longest operation of any kind";
 const WRITTEN: &str = "bytes written to the device";
+/// Of the machine: clients, file system and kernel. With all of them busy, nothing is gained from
+/// a wait that is avoided.
+const BUSY: &str = "processors busy";
+const CPU: &str = "processor time for each file";
 
 /// A way to sync, what was published of it, and what has to be reached of files/s, in percent.
 struct Mode {
@@ -139,11 +144,23 @@ fn metrics() -> Vec<Metric> {
         Metric::new(LOG_WRAPS, "", Better::Neither),
         Metric::new(LONGEST, "ms", Better::Lower),
         Metric::new(WRITTEN, "MiB", Better::Lower),
+        Metric::new(BUSY, "%", Better::Neither),
+        Metric::new(CPU, "µs", Better::Lower),
     ]
 }
 
-/// Of a file system that was made for the round. `fsync` and `create`: milliseconds.
-fn values(rate: f64, before: &Counters, after: &Counters, fsync: f64, create: f64) -> Result<Vec<f64>> {
+/// What a round was, in a file system that was made for it.
+struct Made {
+    files: u64,
+    rate: f64,
+    /// In milliseconds.
+    fsync: f64,
+    create: f64,
+    busy: Busy,
+}
+
+fn values(made: Made, before: &Counters, after: &Counters) -> Result<Vec<f64>> {
+    let Made { files, rate, fsync, create, busy } = made;
     let get = |path: &str| after.get(path);
     let throttle = get("checkpoint/throttle_ns/average")? * get("checkpoint/throttle_ns/count")?;
     Ok(vec![
@@ -160,6 +177,8 @@ fn values(rate: f64, before: &Counters, after: &Counters, fsync: f64, create: f6
         get("log/head_lsn")? / get("log/ring_bytes")?,
         after.longest()? / 1e6,
         after.since(before, "device/write_bytes")? / (1 << 20) as f64,
+        busy.percent(),
+        busy.busy / files as f64 * 1e6,
     ])
 }
 
@@ -270,11 +289,14 @@ fn on_the_mount(run: &Run<'_>, mode: usize, option: &'static str, size: Size, ea
     let mounted = Mounted::kedge_by(shell, &lines)?;
     let before = Counters::of_mount(shell, mounted.name())?;
     let fs_mark = format!("fs_mark -d kedge/work -D 16 -t {THREADS} -n {each} -s 4096 -S {mode} -N 256 -k");
+    let busy = Busy::now()?;
     let rate = parse::fs_mark(&shell.run(&fs_mark)?)?;
+    let busy = busy.since()?;
     let after = Counters::of_mount(shell, mounted.name())?;
     mounted.end()?;
     let quantile = |operation| after.quantile_since(&before, operation, 0.999) / 1e6;
-    let values = values(rate, &before, &after, quantile("operations/fsync"), quantile("operations/create"))?;
+    let (fsync, create) = (quantile("operations/fsync"), quantile("operations/create"));
+    let values = values(Made { files: THREADS as u64 * each, rate, fsync, create, busy }, &before, &after)?;
     let command = format!("{}; {}; {fs_mark}", lines[1], lines[3]);
     Ok(Round { values, command })
 }
@@ -287,11 +309,15 @@ fn in_process(run: &Run<'_>, mode: usize, option: &'static str, size: Size, each
     option.parse::<Switches>()?.apply(&mut options);
     let library = Library::on(device, &format, options)?;
     let before = Counters::of(library.fs())?;
+    let busy = Busy::now()?;
     let sum = marks::run(&library, mode, each, &run.settings.interrupt)?;
+    let busy = busy.since()?;
     let after = Counters::of(library.fs())?;
     library.close()?;
     std::fs::remove_file(image)?;
-    let values = values(sum.rate, &before, &after, sum.fsync.quantile(0.999), sum.create.quantile(0.999))?;
+    let (fsync, create) = (sum.fsync.quantile(0.999), sum.create.quantile(0.999));
+    let made = Made { files: THREADS as u64 * each, rate: sum.rate, fsync, create, busy };
+    let values = values(made, &before, &after)?;
     let command = format!("# {}, {option}; mode {mode}, {THREADS} threads, {each} files each", size.words());
     Ok(Round { values, command })
 }

@@ -1,7 +1,7 @@
-//! Processor time of a process, all its threads included, those that ended too.
+//! Processor time of a process, all its threads included, those that ended too; and of the machine.
 //!
-//! Kernel threads are not included, so the work of loop devices and of other file systems' own
-//! threads is missing.
+//! Kernel threads are no part of a process, so the work of loop devices and of other file systems'
+//! own threads is missing there. That of the machine has it, and whatever else runs.
 
 use anyhow::{Context, Result};
 
@@ -45,6 +45,38 @@ fn parse(stat: &str) -> Option<Cpu> {
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
     let mut seconds = || Some(fields.next()?.parse::<f64>().ok()? / TICKS_PER_SECOND);
     Some(Cpu { user: seconds()?, system: seconds()? })
+}
+
+/// Of all processors together, in seconds.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Busy {
+    pub busy: f64,
+    pub idle: f64,
+}
+
+impl Busy {
+    pub fn now() -> Result<Busy> {
+        let stat = std::fs::read_to_string("/proc/stat").context("read /proc/stat")?;
+        parse_machine(&stat).context("no processor times in /proc/stat")
+    }
+
+    pub fn since(self) -> Result<Busy> {
+        let now = Busy::now()?;
+        Ok(Busy { busy: now.busy - self.busy, idle: now.idle - self.idle })
+    }
+
+    pub fn percent(self) -> f64 {
+        self.busy / (self.busy + self.idle) * 100.0
+    }
+}
+
+/// The first line: user, nice, system, idle, iowait, irq, softirq.
+fn parse_machine(stat: &str) -> Option<Busy> {
+    let line = stat.lines().next()?.strip_prefix("cpu ")?;
+    let times: Vec<f64> = line.split_whitespace().take(7).map(|t| t.parse()).collect::<Result<_, _>>().ok()?;
+    let [user, nice, system, idle, iowait, irq, softirq] = times[..] else { return None };
+    let busy = user + nice + system + irq + softirq;
+    Some(Busy { busy: busy / TICKS_PER_SECOND, idle: (idle + iowait) / TICKS_PER_SECOND })
 }
 
 #[cfg(test)]
