@@ -44,7 +44,7 @@ fn what_comes_after_the_answer_did_not_wait() {
     assert!(habit.keeps());
     wait_and_look(&habit, QUICK, 0, true, AT_ONCE);
     assert!(habit.keeps(), "of one who waited for the thread that was answered");
-    wait_and_look(&habit, QUICK, 0, true, AT_ONCE - Duration::from_nanos(1));
+    wait_and_look(&habit, QUICK, 0, true, AT_ONCE / 2);
     assert!(!habit.keeps());
 }
 

@@ -86,12 +86,15 @@ fn there_is_a_value_for_each_metric() {
         library.fs().checkpoint().unwrap(); // one at least, without an fsync beside it
         let after = Counters::of(library.fs()).unwrap();
         library.close().unwrap();
-        let values = values(sum.rate, &before, &after, 1.0, 1.0).unwrap();
+        let busy = Busy { busy: 3.0, idle: 1.0 };
+        let made = Made { files: 1000, rate: sum.rate, fsync: 1.0, create: 1.0, busy };
+        let values = values(made, &before, &after).unwrap();
         assert_eq!(values.len(), metrics().len());
         for metric in [LONGEST, WRITTEN] {
             let at = metrics().iter().position(|m| m.name == metric).unwrap();
             assert!(values[at] > 0.0, "{metric}");
         }
+        assert!(values.ends_with(&[75.0, 3000.0]), "of the machine: {values:?}");
         values[at]
     };
     assert!(of(&library(16 << 20), 0).is_nan(), "nothing was fsynced");

@@ -73,7 +73,8 @@ impl Busy {
 /// The first line: user, nice, system, idle, iowait, irq, softirq.
 fn parse_machine(stat: &str) -> Option<Busy> {
     let line = stat.lines().next()?.strip_prefix("cpu ")?;
-    let times: Vec<f64> = line.split_whitespace().take(7).map(|t| t.parse()).collect::<Result<_, _>>().ok()?;
+    let times: Vec<f64> =
+        line.split_whitespace().take(7).map(|t| t.parse()).collect::<Result<_, _>>().ok()?;
     let [user, nice, system, idle, iowait, irq, softirq] = times[..] else { return None };
     let busy = user + nice + system + irq + softirq;
     Some(Busy { busy: busy / TICKS_PER_SECOND, idle: (idle + iowait) / TICKS_PER_SECOND })
