@@ -7,7 +7,7 @@ use crate::image::Image;
 use crate::tree;
 use anyhow::{Context, Result};
 use kedge_base::{BLOCK_SIZE, Lsn};
-use kedge_format::item::{Dentry, ExtentItem, Orphan, Xattr};
+use kedge_format::item::{Dentry, ExtentItem, Orphan, XattrItem};
 use kedge_format::logwrite::{HEADER_SIZE, WriteHeader};
 use kedge_format::record::{Edit, Record};
 use kedge_format::superblock::{SLOTS, Superblock};
@@ -193,9 +193,11 @@ fn show_core(core: &InodeCore) -> String {
 fn show_item(key: Key, value: &[u8]) -> String {
     let shown = match ItemKind::from_u8(key.kind) {
         Some(ItemKind::Inode) => InodeCore::decode(value).map(|core| show_core(&core)),
-        Some(ItemKind::Xattr) => {
-            Xattr::decode(value).map(|x| format!("{} = {} bytes", x.name.escape_ascii(), x.value.len()))
-        }
+        Some(ItemKind::Xattr) => XattrItem::decode(value).map(|item| match item {
+            XattrItem::Small(x) => format!("{} = {} bytes", x.name.escape_ascii(), x.value.len()),
+            XattrItem::Large { name, len } => format!("{} = {len} bytes in parts", name.escape_ascii()),
+            XattrItem::Part { index, bytes } => format!("part {index}: {} bytes", bytes.len()),
+        }),
         Some(ItemKind::Symlink) => Ok(format!("-> {}", value.escape_ascii())),
         Some(ItemKind::Dentry) => Dentry::decode(value)
             .map(|d| format!("\"{}\" -> inode {} {:?}", d.name.escape_ascii(), d.ino, d.kind)),

@@ -10,7 +10,7 @@
 //! entries in the order of their tags, (5) grants nothing but read, write and execute, and (6) fits
 //! an attribute.
 
-use crate::item::XATTR_VALUE_MAX;
+use crate::item::XATTR_PART_MAX;
 
 /// Whose permissions the mode bits cannot say.
 pub const ACCESS: &[u8] = b"system.posix_acl_access";
@@ -69,7 +69,7 @@ impl Acl {
         let named = count(Tag::User) + count(Tag::Group) > 0;
         let masked = count(Tag::Mask) == 1 || count(Tag::Mask) == 0 && !named;
         let ordered = entries.is_sorted_by_key(|e| e.tag) && entries.iter().all(|e| e.permissions <= 7);
-        let fits = HEAD + entries.len() * ENTRY <= XATTR_VALUE_MAX;
+        let fits = HEAD + entries.len() * ENTRY <= XATTR_PART_MAX;
         (once && masked && ordered && fits).then_some(Acl(entries))
     }
 

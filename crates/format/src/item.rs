@@ -1,6 +1,7 @@
 //! Values of the items that are not inode cores, and the name hash that places dentries and xattrs.
 
 use crate::FileKind;
+use crate::acl::Acl;
 use kedge_base::{BlockNo, CorruptKind, Error, Extent, Ino, Result};
 use siphasher::sip::SipHasher13;
 use std::hash::Hasher;
@@ -9,12 +10,14 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Longest name of a directory entry or of an extended attribute, in bytes.
 pub const NAME_MAX: usize = 255;
-/// Longest value of an extended attribute, in bytes.
-pub const XATTR_VALUE_MAX: usize = 4096;
+/// Longest value of an extended attribute, in bytes: Linux allows no longer one.
+pub const XATTR_VALUE_MAX: usize = 65536;
+/// Longest value that lies in one item with its name. A larger one lies in parts of this size.
+pub const XATTR_PART_MAX: usize = 4096;
 /// Longest symlink target, in bytes.
 pub const SYMLINK_MAX: usize = 4095;
 /// Largest item value a leaf must take.
-pub const VALUE_MAX: usize = 1 + NAME_MAX + XATTR_VALUE_MAX;
+pub const VALUE_MAX: usize = 1 + NAME_MAX + XATTR_PART_MAX;
 /// Longest extent, in blocks: no extent crosses an allocation group.
 pub const EXTENT_BLOCKS_MAX: u64 = 32768;
 /// Largest file size in bytes: every file block number fits 43 bits.
@@ -82,28 +85,136 @@ pub struct Xattr<'a> {
 }
 
 impl<'a> Xattr<'a> {
+    /// The one item of an attribute with a small value.
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(1 + self.name.len() + self.value.len());
-        out.push(self.name.len() as u8);
-        out.extend_from_slice(self.name);
-        out.extend_from_slice(self.value);
-        out
+        assert!(self.value.len() <= XATTR_PART_MAX, "a larger value takes several items");
+        [&[self.name.len() as u8][..], self.name, self.value].concat()
     }
 
-    pub fn decode(bytes: &'a [u8]) -> Result<Xattr<'a>> {
-        match bytes.split_first() {
-            Some((&len, rest))
-                if len > 0 && rest.len() >= len as usize && rest.len() - len as usize <= XATTR_VALUE_MAX =>
-            {
-                let (name, value) = rest.split_at(len as usize);
-                Ok(Xattr { name, value })
-            }
-            _ => Err(Error::corrupt(
-                CorruptKind::Item,
-                BlockNo(0),
-                format!("xattr item of {} bytes", bytes.len()),
-            )),
+    /// The items of the attribute, for its slot and those behind it.
+    pub fn items(&self) -> Vec<Vec<u8>> {
+        assert!(self.value.len() <= XATTR_VALUE_MAX, "attribute values are bounded by the format");
+        if self.value.len() <= XATTR_PART_MAX {
+            return vec![self.encode()];
         }
+        let head = large_head(self.name, self.value.len());
+        let parts = self.value.chunks(XATTR_PART_MAX).enumerate();
+        let parts = parts.map(|(index, bytes)| [&[0, 0, index as u8][..], bytes].concat());
+        std::iter::once(head).chain(parts).collect()
+    }
+}
+
+fn large_head(name: &[u8], len: usize) -> Vec<u8> {
+    [&[0, name.len() as u8][..], name, &(len as u32).to_le_bytes()].concat()
+}
+
+/// The slots that an attribute with a value of this length takes.
+pub fn xattr_slots(value_len: usize) -> u64 {
+    if value_len <= XATTR_PART_MAX { 1 } else { 1 + value_len.div_ceil(XATTR_PART_MAX) as u64 }
+}
+
+/// An item of an extended attribute.
+///
+/// ```text
+/// Small   name length 1 · name · value (up to 4096 bytes)
+/// Large   0 · name length 1 · name · value length 4 (4097 to 65536)
+/// Part    0 · 0 · index 1 · bytes (4096, those of the last part: the rest)
+/// ```
+/// The parts of a large value lie in the slots behind its `Large` item, in order.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum XattrItem<'a> {
+    /// An attribute with its value.
+    Small(Xattr<'a>),
+    /// An attribute whose value has this length and lies in parts.
+    Large {
+        name: &'a [u8],
+        len: usize,
+    },
+    Part {
+        index: u8,
+        bytes: &'a [u8],
+    },
+}
+
+impl<'a> XattrItem<'a> {
+    pub fn decode(item: &'a [u8]) -> Result<XattrItem<'a>> {
+        XattrItem::read(item).ok_or_else(|| {
+            let what = format!("xattr item of {} bytes", item.len());
+            Error::corrupt(CorruptKind::Item, BlockNo(0), what)
+        })
+    }
+
+    fn read(item: &'a [u8]) -> Option<XattrItem<'a>> {
+        match item {
+            [0, 0, index, bytes @ ..] => (!bytes.is_empty() && bytes.len() <= XATTR_PART_MAX)
+                .then_some(XattrItem::Part { index: *index, bytes }),
+            [0, name_len, rest @ ..] => {
+                let (name, len) = rest.split_at_checked(*name_len as usize)?;
+                let len = u32::from_le_bytes(len.try_into().ok()?) as usize;
+                (XATTR_PART_MAX + 1..=XATTR_VALUE_MAX)
+                    .contains(&len)
+                    .then_some(XattrItem::Large { name, len })
+            }
+            [name_len, rest @ ..] => {
+                let (name, value) = rest.split_at_checked(*name_len as usize)?;
+                (*name_len > 0 && value.len() <= XATTR_PART_MAX)
+                    .then_some(XattrItem::Small(Xattr { name, value }))
+            }
+            [] => None,
+        }
+    }
+
+    /// The attribute's name; a part has none.
+    pub fn name(&self) -> Option<&'a [u8]> {
+        match self {
+            XattrItem::Small(Xattr { name, .. }) | XattrItem::Large { name, .. } => Some(name),
+            XattrItem::Part { .. } => None,
+        }
+    }
+
+    /// The item with this name, if it has one, and zeros for its bytes of the value.
+    pub fn blank(&self, name: &[u8]) -> Vec<u8> {
+        match *self {
+            XattrItem::Small(xattr) => Xattr { name, value: &vec![0; xattr.value.len()] }.encode(),
+            XattrItem::Large { len, .. } => large_head(name, len),
+            XattrItem::Part { index, bytes } => [&[0, 0, index][..], &vec![0; bytes.len()]].concat(),
+        }
+    }
+
+    /// Whether the value is a valid access control list.
+    pub fn is_acl(&self) -> bool {
+        matches!(self, XattrItem::Small(xattr) if Acl::decode(xattr.value).is_some())
+    }
+}
+
+/// The parts of a large value that are still to come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct XattrRest {
+    slot: u64,
+    index: u8,
+    left: usize,
+}
+
+impl XattrRest {
+    /// All parts of the value of this length whose `Large` item lies in `slot`.
+    pub fn new(slot: u64, len: usize) -> XattrRest {
+        XattrRest { slot: slot.saturating_add(1), index: 0, left: len }
+    }
+
+    /// Takes the next part. False if this is not it.
+    pub fn take(&mut self, slot: u64, item: XattrItem<'_>) -> bool {
+        let XattrItem::Part { index, bytes } = item else { return false };
+        let fits = (slot, index) == (self.slot, self.index) && bytes.len() == self.left.min(XATTR_PART_MAX);
+        if fits && self.left > 0 {
+            *self =
+                XattrRest { slot: slot.saturating_add(1), index: index + 1, left: self.left - bytes.len() };
+        }
+        fits
+    }
+
+    /// The slot of the next part; `None`: there was the last one.
+    pub fn next_slot(&self) -> Option<u64> {
+        (self.left > 0).then_some(self.slot)
     }
 }
 
@@ -203,3 +314,7 @@ impl Orphan {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "item_tests.rs"]
+mod tests;

@@ -9,7 +9,8 @@ use kedge_base::Ino;
 pub enum ItemKind {
     /// offset 0: [`crate::InodeCore`].
     Inode = 1,
-    /// offset: name hash and ordinal ([`crate::item::name_slot`]); value: [`crate::item::Xattr`].
+    /// offset: name hash and ordinal ([`crate::item::name_slot`]); value:
+    /// [`crate::item::XattrItem`].
     Xattr = 2,
     /// offset 0: the target's bytes.
     Symlink = 3,
@@ -27,7 +28,11 @@ impl ItemKind {
     pub const fn contents(self) -> (&'static str, &'static str) {
         match self {
             ItemKind::Inode => ("0", "inode core"),
-            ItemKind::Xattr => ("name slot", "name length 1 · name · value (up to 4096 bytes)"),
+            ItemKind::Xattr => (
+                "name slot",
+                "name length 1 · name · value (up to 4096 bytes); or, for a larger value, 0 · name length 1 · name · \
+                 value length 4, and in each of the next slots 0 · 0 · index 1 · the next 4096 bytes or the rest",
+            ),
             ItemKind::Symlink => ("0", "target"),
             ItemKind::Dentry => ("name slot, also the directory cookie", "head, name"),
             ItemKind::Extent => ("first file block", "extent"),

@@ -14,6 +14,7 @@
 
 use crate::alloc::{GROUP_BLOCKS, INDEX_ENTRIES};
 use crate::crc_without;
+use crate::item::{XATTR_PART_MAX, XATTR_VALUE_MAX};
 use crate::logwrite::{LogKey, LogSecret};
 use crate::node::NODE_BLOCKS;
 use crate::{FileFlags, InodeCore};
@@ -43,8 +44,12 @@ const FIRST_AREA: u64 = 17;
 /// does not know them would take the mode bits for all there is, and give users more than the lists
 /// do.
 pub const INCOMPAT_ACL: u64 = 1 << 0;
+/// Incompatible feature: values of attributes may lie in parts ([`crate::item::XattrItem`]). A
+/// version that does not know them would fail each list of such a file's attributes, and its fsck
+/// would remove the attributes.
+pub const INCOMPAT_LARGE_XATTRS: u64 = 1 << 1;
 /// Features whose unknown bits refuse the mount.
-pub const INCOMPAT_KNOWN: u64 = INCOMPAT_ACL;
+pub const INCOMPAT_KNOWN: u64 = INCOMPAT_ACL | INCOMPAT_LARGE_XATTRS;
 /// Read-only compatible feature: inodes may have flags ([`crate::FileFlags`]). A version that does
 /// not know them would change what is immutable; it reads everything right.
 pub const RO_COMPAT_FLAGS: u64 = 1 << 0;
@@ -173,6 +178,12 @@ impl Geometry {
         self.feature_incompat & INCOMPAT_ACL != 0
     }
 
+    /// The longest value that an extended attribute may have.
+    pub fn xattr_value_max(&self) -> usize {
+        let large = self.feature_incompat & INCOMPAT_LARGE_XATTRS != 0;
+        if large { XATTR_VALUE_MAX } else { XATTR_PART_MAX }
+    }
+
     /// Whether inodes may have flags.
     pub fn has_flags(&self) -> bool {
         self.feature_ro_compat & RO_COMPAT_FLAGS != 0
@@ -249,7 +260,7 @@ impl Geometry {
             label: label.to_owned(),
             feature_compat: 0,
             feature_ro_compat: RO_COMPAT_FLAGS,
-            feature_incompat: INCOMPAT_ACL,
+            feature_incompat: INCOMPAT_ACL | INCOMPAT_LARGE_XATTRS,
             total_blocks,
             index_start: [BlockNo(index0), BlockNo(index0 + index_blocks)],
             index_blocks,

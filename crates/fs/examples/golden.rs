@@ -38,10 +38,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     let fixed = fs.create(Ino::ROOT, b"fixed", 0o644, owner)?;
     fs.write(fixed.ino, 0, b"never to change")?;
     fs.set_flags(fixed.ino, FileFlags::IMMUTABLE)?;
+    fs.setxattr(listed.ino, b"user.large", &[b'L'; 9000], XattrMode::Any)?;
     fs.checkpoint()?;
     // From here on the log holds it.
     fs.setxattr(dir.ino, acl::DEFAULT, &LIST, XattrMode::Any)?;
     fs.set_flags(dir.ino, FileFlags::NODUMP)?;
+    fs.setxattr(dir.ino, b"user.large", &[b'D'; 13_000], XattrMode::Any)?;
+    fs.setxattr(listed.ino, b"user.large", &[b'S'; 5000], XattrMode::Any)?;
     fs.create(dir.ino, b"heir", 0o666, owner)?;
     fs.create(Ino::ROOT, b"below", 0o644, owner)?;
     let whiteout = RenameMode::Whiteout { owner, replace: false };

@@ -56,7 +56,8 @@ pub enum Error {
     /// ENODATA: the inode has no such extended attribute.
     #[error("no such extended attribute")]
     NoXattr,
-    /// E2BIG: a value of more than 4096 bytes.
+    /// E2BIG: a value of more than 64 KiB; of an access control list, or of an image without the
+    /// feature, of more than 4096 bytes.
     #[error("extended attribute value too large")]
     XattrTooLarge,
     /// EOPNOTSUPP, and what.

@@ -16,6 +16,8 @@ const LIST: [u8; 44] = [
 ];
 /// Of version 2 with access control lists, file flags and whiteouts.
 const FEATURES: &[u8] = include_bytes!("golden/v2-features.blocks");
+/// The same with attributes of large values.
+const LARGE_XATTRS: &[u8] = include_bytes!("golden/v2-large-xattrs.blocks");
 const VERSION_1: &[u8] = include_bytes!("golden/v1.blocks");
 
 fn image(blocks: &[u8]) -> Arc<MemDevice> {
@@ -93,12 +95,19 @@ fn check(device: &Arc<MemDevice>) {
     assert!(report.is_clean(), "{report}");
 }
 
+fn open(device: &Arc<MemDevice>) -> FileSystem {
+    FileSystem::open(device.clone(), Arc::new(ManualClock::default()), MountOptions::default()).unwrap()
+}
+
 #[test]
-fn lists_flags_and_whiteouts_of_the_golden_image_are_read_as_they_were_meant() {
-    let device = image(FEATURES);
+fn lists_flags_and_whiteouts_of_the_golden_images_are_read_as_they_were_meant() {
+    [FEATURES, LARGE_XATTRS].into_iter().for_each(has_features);
+}
+
+fn has_features(blocks: &[u8]) {
+    let device = image(blocks);
     check(&device);
-    let fs =
-        FileSystem::open(device.clone(), Arc::new(ManualClock::default()), MountOptions::default()).unwrap();
+    let fs = open(&device);
     let at = |dir: Ino, name: &[u8]| fs.lookup(dir, name).unwrap();
     let listed = at(Ino::ROOT, b"listed");
     assert_eq!((listed.mode & 0o777, fs.getxattr(listed.ino, acl::ACCESS).unwrap()), (0o750, LIST.to_vec()));
@@ -113,6 +122,33 @@ fn lists_flags_and_whiteouts_of_the_golden_image_are_read_as_they_were_meant() {
     let whiteout = at(Ino::ROOT, b"below");
     assert_eq!((whiteout.kind, whiteout.rdev), (FileKind::CharDevice, 0));
     assert_eq!(at(Ino::ROOT, b"above").kind, FileKind::Regular);
+    fs.close().unwrap();
+    check(&device);
+}
+
+#[test]
+fn large_attributes_of_the_golden_image_are_read_as_they_were_meant() {
+    let device = image(LARGE_XATTRS);
+    for _ in 0..2 {
+        let fs = open(&device);
+        let value =
+            |name: &[u8]| fs.getxattr(fs.lookup(Ino::ROOT, name).unwrap().ino, b"user.large").unwrap();
+        assert!(value(b"listed") == [b'S'; 5000] && value(b"dir") == [b'D'; 13_000]);
+        fs.close().unwrap();
+        check(&device);
+    }
+}
+
+/// An older version must go on reading the image.
+#[test]
+fn an_image_without_the_feature_takes_no_large_values() {
+    let device = image(FEATURES);
+    let fs = open(&device);
+    let dir = fs.lookup(Ino::ROOT, b"dir").unwrap().ino;
+    let set = |len| fs.setxattr(dir, b"user.x", &vec![b'x'; len], XattrMode::Any);
+    set(4096).unwrap();
+    assert!(matches!(set(4097), Err(Error::XattrTooLarge)));
+    assert_eq!(fs.getxattr(dir, b"user.x").unwrap(), [b'x'; 4096]);
     fs.close().unwrap();
     check(&device);
 }

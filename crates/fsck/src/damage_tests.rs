@@ -8,7 +8,7 @@ use kedge_base::{BLOCK_SIZE, BlockNo, Extent, Generation, Ino, Lsn};
 use kedge_format::alloc::GROUP_BLOCKS;
 use kedge_format::item::{Dentry, ExtentItem, FILE_SIZE_MAX, Orphan, Xattr};
 use kedge_format::node::Child;
-use kedge_format::superblock::Losses;
+use kedge_format::superblock::{INCOMPAT_LARGE_XATTRS, Losses};
 use kedge_format::{FileKind, ItemKind, Key};
 use std::collections::BTreeSet;
 
@@ -212,6 +212,67 @@ fn inode_cases() -> Vec<Case> {
     ]
 }
 
+/// An attribute with a value in four parts, which the damage changes. It gets their keys.
+fn large(image: &mut Image, damage: impl FnOnce(&mut Image, [Key; 5])) {
+    image.xattr(10, "user.large", &[7; 15_000]);
+    let head = image.xattr_key(10, "user.large");
+    damage(image, std::array::from_fn(|n| Key { offset: head.offset + n as u64, ..head }));
+}
+
+fn large_xattr_cases() -> Vec<Case> {
+    vec![
+        items("first part missing", &[XattrPart], |i| large(i, |i, keys| i.remove(keys[1]))),
+        items("last part missing", &[XattrPart], |i| large(i, |i, keys| i.remove(keys[4]))),
+        items("part in the middle missing", &[XattrPart], |i| large(i, |i, keys| i.remove(keys[2]))),
+        items("parts without their attribute", &[XattrPart], |i| large(i, |i, keys| i.remove(keys[0]))),
+        items("a part more", &[XattrPart], |i| {
+            large(i, |i, keys| {
+                let more = i.items[&keys[4]].clone();
+                i.put(Key { offset: keys[4].offset + 1, ..keys[4] }, more);
+            });
+        }),
+        items("parts in another order", &[XattrPart], |i| {
+            large(i, |i, keys| {
+                let (a, b) = (i.items[&keys[1]].clone(), i.items[&keys[2]].clone());
+                i.put(keys[1], b);
+                i.put(keys[2], a);
+            });
+        }),
+        items("part of another length", &[XattrPart], |i| {
+            large(i, |i, keys| i.put(keys[4], [&[0, 0, 3][..], &[7; 100]].concat()));
+        }),
+        items("another attribute between parts", &[XattrPart, XattrSlot], |i| {
+            large(i, |i, keys| i.put(keys[2], Xattr { name: b"user.between", value: b"" }.encode()));
+        }),
+        items("value of an impossible length", &[XattrBad, XattrPart], |i| {
+            large(i, |i, keys| i.put(keys[0], b"\0\x0auser.large\0\0\x02\0"));
+        }),
+        items("large value of an image that has none", &[XattrBad], |i| {
+            i.geometry.feature_incompat &= !INCOMPAT_LARGE_XATTRS;
+            large(i, |_, _| {});
+        }),
+        items("large access control list", &[XattrBad], |i| {
+            i.xattr(12, "system.posix_acl_access", &[2; 5000]);
+        }),
+        items("unfinished deletion of a file that has a name", &[XattrPart], |i| {
+            i.put(key(12, ItemKind::Xattr, 700), [0, 0, 1, 7]);
+        }),
+    ]
+}
+
+/// What the steps of a deletion leave until the last one.
+#[test]
+fn a_deletion_may_have_removed_the_first_parts_of_a_value() {
+    let mut image = Image::sample();
+    image.xattr(14, "user.large", &[7; 15_000]);
+    let head = image.xattr_key(14, "user.large");
+    for gone in 0..5 {
+        image.remove(Key { offset: head.offset + gone, ..head });
+        let report = run(&Image { items: image.items.clone(), ..Image::sample() }.build());
+        assert!(report.is_clean(), "{gone}: {report}");
+    }
+}
+
 fn directory_cases() -> Vec<Case> {
     vec![
         items("entry too short", &[DentryBad], |i| i.put(i.name_key(2, "pipe"), [1, 2, 3])),
@@ -322,7 +383,7 @@ impl Case {
 }
 
 pub fn all_cases() -> Vec<Case> {
-    [superblock_cases(), tree_cases(), inode_cases(), directory_cases(), space_cases()]
+    [superblock_cases(), tree_cases(), inode_cases(), large_xattr_cases(), directory_cases(), space_cases()]
         .into_iter()
         .flatten()
         .collect()

@@ -12,10 +12,10 @@ use crate::owned::Owned;
 use crate::report::{At, Counters, Findings, what_of};
 use crate::tree::NodeRef;
 use kedge_base::{BLOCK_SIZE, BlockNo, Ino};
-use kedge_format::acl::{Acl, is_acl_name};
+use kedge_format::acl::is_acl_name;
 use kedge_format::alloc::GROUP_BLOCKS;
 use kedge_format::item::{
-    Dentry, ExtentItem, FILE_SIZE_MAX, Orphan, SLOT_ORDINALS, SYMLINK_MAX, Xattr, name_slot,
+    Dentry, ExtentItem, FILE_SIZE_MAX, Orphan, SLOT_ORDINALS, SYMLINK_MAX, XattrItem, XattrRest, name_slot,
 };
 use kedge_format::superblock::Superblock;
 use kedge_format::{FileKind, INO_MAX, InodeCore, ItemKind, Key};
@@ -84,6 +84,10 @@ struct Current {
     subdirs: u32,
     blocks: u64,
     has_target: bool,
+    /// Whether an attribute was there: parts of one that is deleted come before all others.
+    has_xattr: bool,
+    /// What is still to come of the last attribute's value.
+    rest: Option<XattrRest>,
     next_file_block: u64,
 }
 
@@ -144,9 +148,12 @@ impl<'a> ItemCheck<'a> {
             return;
         }
         let mut current = self.current.take().expect("just begun if it was not there");
+        if kind != ItemKind::Xattr {
+            self.end_value(&mut current);
+        }
         match kind {
             ItemKind::Inode => self.core(&mut current, value, at),
-            ItemKind::Xattr => self.xattr(key, value, at),
+            ItemKind::Xattr => self.xattr(&mut current, key, value, at),
             ItemKind::Symlink => self.symlink(&mut current, value, at),
             ItemKind::Dentry => self.dentry(&mut current, key, value, leaf),
             ItemKind::Extent => self.extent(&mut current, key, value, at),
@@ -195,6 +202,8 @@ impl<'a> ItemCheck<'a> {
             subdirs: 0,
             blocks: 0,
             has_target: false,
+            has_xattr: false,
+            rest: None,
             next_file_block: 0,
         });
     }
@@ -236,21 +245,35 @@ impl<'a> ItemCheck<'a> {
         }
     }
 
-    fn xattr(&mut self, key: Key, value: &[u8], at: At) {
-        self.state.counters.xattrs += 1;
-        let xattr = match Xattr::decode(value) {
-            Ok(xattr) => xattr,
-            Err(e) => return self.add(FindingKind::XattrBad, at, || what_of(&e)),
+    fn xattr(&mut self, current: &mut Current, key: Key, value: &[u8], at: At) {
+        let item = match XattrItem::decode(value) {
+            Ok(item) => item,
+            Err(e) => {
+                self.end_value(current);
+                return self.add(FindingKind::XattrBad, at, || what_of(&e));
+            }
         };
-        let shown = || xattr.name.escape_ascii();
-        if xattr.name.contains(&0) {
+        let Some(name) = item.name() else { return self.part(current, key, item, at) };
+        self.end_value(current);
+        self.state.counters.xattrs += 1;
+        current.has_xattr = true;
+        let shown = || name.escape_ascii();
+        if let XattrItem::Large { len, .. } = item {
+            current.rest = Some(XattrRest::new(key.offset, len));
+            if len > self.sb.geometry.xattr_value_max() {
+                self.add(FindingKind::XattrBad, at, || {
+                    format!("\"{}\" has {len} bytes, more than this image may hold", shown())
+                });
+            }
+        }
+        if name.contains(&0) {
             return self
                 .add(FindingKind::XattrBad, at, || format!("attribute name \"{}\" holds a NUL", shown()));
         }
-        if is_acl_name(xattr.name) && Acl::decode(xattr.value).is_none() {
+        if is_acl_name(name) && !item.is_acl() {
             self.add(FindingKind::XattrBad, at, || format!("\"{}\" is no access control list", shown()));
         }
-        match self.placed(key, xattr.name) {
+        match self.placed(key, name) {
             Err(right) => self.add(FindingKind::XattrSlot, at, || {
                 format!("attribute \"{}\" lies in slot {:#x}, its name's is {right:#x}", shown(), key.offset)
             }),
@@ -258,6 +281,34 @@ impl<'a> ItemCheck<'a> {
             Ok(false) => {
                 self.add(FindingKind::XattrDuplicate, at, || format!("attribute \"{}\" again", shown()));
             }
+        }
+    }
+
+    fn part(&mut self, current: &mut Current, key: Key, item: XattrItem<'_>, at: At) {
+        if let Some(rest) = &mut current.rest {
+            let is_next = rest.take(key.offset, item);
+            if !is_next {
+                self.end_value(current);
+            } else if rest.next_slot().is_none() {
+                current.rest = None;
+            }
+            return;
+        }
+        // The deletion of an inode removes its attributes item by item, from the first on.
+        let deleted = self.state.facts.orphan(key.ino) == Some(Orphan::Unlinked);
+        if !(deleted && !current.has_xattr || self.state.lost.touches_inode(current.ino)) {
+            self.add(FindingKind::XattrPart, at, || format!("item {key} is a part of no attribute's value"));
+        }
+    }
+
+    /// Whatever follows, the last attribute's value has all its parts now, or not.
+    fn end_value(&mut self, current: &mut Current) {
+        let Some(slot) = current.rest.take().and_then(|rest| rest.next_slot()) else { return };
+        let missing = Key::new(current.ino, ItemKind::Xattr, slot);
+        if !self.state.lost.touches_inode(current.ino) {
+            self.add(FindingKind::XattrPart, At::both(current.ino.0, current.leaf.block), || {
+                format!("item {missing} is not the part of an attribute's value that should be there")
+            });
         }
     }
 
@@ -384,7 +435,8 @@ impl<'a> ItemCheck<'a> {
     }
 
     fn finish_inode(&mut self) {
-        let Some(current) = self.current.take() else { return };
+        let Some(mut current) = self.current.take() else { return };
+        self.end_value(&mut current);
         if !current.has_core {
             return;
         }

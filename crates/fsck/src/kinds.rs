@@ -128,6 +128,9 @@ kinds! {
     XattrSlot = "xattr-slot",
     /// An attribute name that an inode holds twice.
     XattrDuplicate = "xattr-duplicate",
+    /// A part of a large attribute value that is missing or not the one that belongs there, or a
+    /// part without its attribute.
+    XattrPart = "xattr-part",
 
     /// An extent that cannot be decoded.
     ExtentBad = "extent-bad",

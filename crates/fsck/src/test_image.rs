@@ -144,10 +144,15 @@ impl Image {
         self.put(Key::new(Ino(ino), ItemKind::Symlink, 0), target);
     }
 
+    pub fn xattr_key(&self, ino: u64, name: &str) -> Key {
+        Key::new(Ino(ino), ItemKind::Xattr, name_slot(&self.geometry.hash_seed, name.as_bytes()))
+    }
+
     pub fn xattr(&mut self, ino: u64, name: &str, value: &[u8]) {
-        let slot = name_slot(&self.geometry.hash_seed, name.as_bytes());
-        let key = Key::new(Ino(ino), ItemKind::Xattr, slot);
-        self.put(key, Xattr { name: name.as_bytes(), value }.encode());
+        let key = self.xattr_key(ino, name);
+        for (item, offset) in (Xattr { name: name.as_bytes(), value }).items().iter().zip(key.offset..) {
+            self.put(Key { offset, ..key }, item);
+        }
     }
 
     /// The key of an entry that hashes to its first ordinal.

@@ -13,7 +13,7 @@ use crate::view::View;
 use damage::{Kind, base, damaged, edit_one, open, put};
 use kedge_base::{BLOCK_SIZE, Lsn};
 use kedge_device::MemDevice;
-use kedge_format::item::{Dentry, ExtentItem, Xattr};
+use kedge_format::item::{Dentry, ExtentItem, XattrItem};
 use kedge_format::node::{NodeMut, NodeView};
 use kedge_format::record::Record;
 use kedge_format::superblock::{SLOTS, Superblock};
@@ -99,7 +99,7 @@ pub fn node(input: &[u8]) {
         }
         let _ = (
             Dentry::decode(value),
-            Xattr::decode(value),
+            XattrItem::decode(value),
             ExtentItem::decode(value),
             InodeCore::decode(value),
         );

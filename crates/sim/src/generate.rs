@@ -304,7 +304,9 @@ impl Generator {
                 let len = match self.rng.random_range(0..8) {
                     0 => 0,
                     1 => self.rng.random_range(4000..4097),
-                    2 if self.chance(self.profile.extremes * 10) => 4097,
+                    2 if self.chance(self.profile.extremes * 10) => 65537,
+                    // In parts: two, two whole ones, three, some, all.
+                    3 => self.pick(&[4097, 8192, 8193, 20_000, 65536]),
                     _ => self.rng.random_range(1..200),
                 };
                 let letter = char::from(self.rng.random_range(b'a'..=b'z'));

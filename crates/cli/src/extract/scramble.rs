@@ -26,7 +26,7 @@ use super::source::{LogWrite, Node, Slot, Source};
 use anyhow::{Context, Result, bail};
 use kedge_base::BLOCK_SIZE;
 use kedge_format::acl::is_acl_name;
-use kedge_format::item::{Dentry, ExtentItem, Orphan, SLOT_ORDINALS, Xattr, name_slot};
+use kedge_format::item::{Dentry, ExtentItem, Orphan, SLOT_ORDINALS, XattrItem, name_slot};
 use kedge_format::logwrite::{FRAME_SIZE, HEADER_SIZE, LogKey, LogSecret};
 use kedge_format::node::{NODE_SIZE, NodeMut};
 use kedge_format::record::{Edit, Record, RecordBuilder};
@@ -134,11 +134,11 @@ impl Scramble {
                 Ok(dentry) => Dentry { name: &self.name(key, dentry.name), ..dentry }.encode(),
                 Err(_) => nothing(),
             },
-            Some(ItemKind::Xattr) => match Xattr::decode(value) {
-                Ok(xattr) if is_acl_name(xattr.name) => value.to_vec(),
-                Ok(xattr) => {
-                    let zeros = vec![0; xattr.value.len()];
-                    Xattr { name: &self.name(key, xattr.name), value: &zeros }.encode()
+            Some(ItemKind::Xattr) => match XattrItem::decode(value) {
+                Ok(item) if item.is_acl() && item.name().is_some_and(is_acl_name) => value.to_vec(),
+                Ok(item) => {
+                    let name = item.name().map(|name| self.name(key, name));
+                    item.blank(name.as_deref().unwrap_or_default())
                 }
                 Err(_) => nothing(),
             },
@@ -227,7 +227,7 @@ fn add_point(
 ) -> Result<()> {
     let name = match (ItemKind::from_u8(key.kind), value) {
         (Some(ItemKind::Dentry), Some(value)) => Dentry::decode(value).map(|d| d.name).ok(),
-        (Some(ItemKind::Xattr), Some(value)) => Xattr::decode(value).map(|x| x.name).ok(),
+        (Some(ItemKind::Xattr), Some(value)) => XattrItem::decode(value).ok().and_then(|item| item.name()),
         (Some(ItemKind::Dentry | ItemKind::Xattr), None) => None,
         _ => return Ok(()),
     };

@@ -11,16 +11,17 @@
 //! open to him by its mode.
 
 use super::Names;
+use super::xattr::Value;
 use crate::cache::inode::Inode;
 use crate::error::{Error, Result};
 use kedge_base::{BlockNo, CorruptKind, Ino};
 use kedge_format::acl::{ACCESS, Acl, DEFAULT, is_acl_name};
-use kedge_format::item::{XATTR_VALUE_MAX, Xattr, name_slot};
+use kedge_format::item::{XATTR_PART_MAX, Xattr, name_slot};
 use kedge_format::record::RecordBuilder;
 use kedge_format::{FileKind, InodeCore, ItemKind, Key};
 
 /// Log bytes of a record's part that sets a list.
-pub(super) const LIST_BYTES: u64 = XATTR_VALUE_MAX as u64 + 128;
+pub(super) const LIST_BYTES: u64 = XATTR_PART_MAX as u64 + 128;
 
 /// The list that a value is; `None`: none, because the attribute is no list.
 pub(super) fn of_value(name: &[u8], value: &[u8]) -> Result<Option<Acl>> {
@@ -54,7 +55,11 @@ impl Names {
     fn list(&self, ino: Ino, name: &[u8]) -> Result<Option<(u64, Acl)>> {
         let found = self.find_xattr(ino, name)?;
         let Some(value) = &found.entry else { return Ok(None) };
-        match Acl::decode(value) {
+        let list = match value {
+            Value::Small(value) => Acl::decode(value),
+            Value::Large(_) => None,
+        };
+        match list {
             Some(acl) => Ok(Some((found.at(), acl))),
             None => {
                 let what = format!("an access control list of inode {ino} is none");

@@ -29,6 +29,23 @@ impl<T> Slot<T> {
     pub(super) fn for_new(&self) -> Result<u64> {
         if self.at < self.end { Ok(self.at) } else { Err(Error::Engine(kedge_base::Error::NoSpace)) }
     }
+
+    /// The first of `count` slots in a row that are free, or among the `own` slots of the entry.
+    pub(super) fn run(&self, store: &Store, ino: Ino, kind: ItemKind, own: u64, count: u64) -> Result<u64> {
+        let first = self.end - SLOT_ORDINALS;
+        let mut start = first;
+        store.scan(Key::new(ino, kind, first), Key::new(ino, kind, self.end - 1), &mut |at, _| {
+            if (self.at..self.at + own).contains(&at.offset) {
+                return ControlFlow::Continue(());
+            }
+            if at.offset - start >= count {
+                return ControlFlow::Break(());
+            }
+            start = at.offset + 1;
+            ControlFlow::Continue(())
+        })?;
+        if self.end - start >= count { Ok(start) } else { Err(Error::Engine(kedge_base::Error::NoSpace)) }
+    }
 }
 
 /// Looks a name up. `read` decodes an item, and answers what the caller wants of it if it is the

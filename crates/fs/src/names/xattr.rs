@@ -7,20 +7,45 @@ use crate::cache::inode::Inode;
 use crate::error::{Error, Result};
 use crate::flags;
 use crate::types::XattrMode;
-use kedge_base::Ino;
-use kedge_format::acl::{ACCESS, DEFAULT, is_acl_name};
-use kedge_format::item::{NAME_MAX, XATTR_VALUE_MAX, Xattr};
+use kedge_base::{BlockNo, CorruptKind, Ino};
+use kedge_format::acl::{ACCESS, Acl, DEFAULT, is_acl_name};
+use kedge_format::item::{
+    NAME_MAX, XATTR_PART_MAX, XATTR_VALUE_MAX, Xattr, XattrItem, XattrRest, xattr_slots,
+};
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
 use kedge_format::{ItemKind, Key};
 use kedge_store::{Class, Handle};
 use std::ops::ControlFlow;
 
+/// Slots of an attribute with the largest value.
+const SLOTS_MAX: u64 = 1 + (XATTR_VALUE_MAX / XATTR_PART_MAX) as u64;
+/// Log bytes of the edit of an item without its value.
+const EDIT_BYTES: u64 = 32;
+
+/// The value of an attribute.
+pub(super) enum Value {
+    Small(Vec<u8>),
+    /// One that lies in parts, behind the attribute's slot: its length.
+    Large(usize),
+}
+
+/// What to set.
+struct New<'a> {
+    name: &'a [u8],
+    value: &'a [u8],
+    mode: XattrMode,
+}
+
 impl Names {
     /// The attribute's value, or where it would go.
-    pub(super) fn find_xattr(&self, ino: Ino, name: &[u8]) -> Result<Slot<Vec<u8>>> {
-        slots::find(self.engine.store(), ino, ItemKind::Xattr, name, |value| {
-            let xattr = Xattr::decode(value)?;
-            Ok((xattr.name == name).then(|| xattr.value.to_vec()))
+    pub(super) fn find_xattr(&self, ino: Ino, name: &[u8]) -> Result<Slot<Value>> {
+        slots::find(self.engine.store(), ino, ItemKind::Xattr, name, |item| {
+            let item = XattrItem::decode(item)?;
+            Ok((item.name() == Some(name)).then_some(item).and_then(|item| match item {
+                XattrItem::Small(xattr) => Some(Value::Small(xattr.value.to_vec())),
+                XattrItem::Large { len, .. } => Some(Value::Large(len)),
+                XattrItem::Part { .. } => None,
+            }))
         })
     }
 
@@ -28,55 +53,129 @@ impl Names {
         self.check_xattr_name(name)?;
         let inode = self.inodes.get(ino)?;
         let _io = inode.io.read();
-        self.find_xattr(ino, name)?.entry.ok_or(Error::NoXattr)
+        let found = self.find_xattr(ino, name)?;
+        match found.entry {
+            Some(Value::Small(value)) => Ok(value),
+            Some(Value::Large(len)) => self.read_parts(ino, found.at(), len),
+            None => Err(Error::NoXattr),
+        }
+    }
+
+    /// The slots that the attribute takes. On a damaged image those behind it may be others'.
+    fn slots_of(&self, ino: Ino, found: &Slot<Value>) -> Result<u64> {
+        match found.entry {
+            None => Ok(0),
+            Some(Value::Small(_)) => Ok(1),
+            Some(Value::Large(len)) => self.read_parts(ino, found.at(), len).map(|_| xattr_slots(len)),
+        }
+    }
+
+    fn read_parts(&self, ino: Ino, slot: u64, len: usize) -> Result<Vec<u8>> {
+        let mut value = Vec::with_capacity(len);
+        let mut rest = XattrRest::new(slot, len);
+        let key = |slot| Key::new(ino, ItemKind::Xattr, slot);
+        let last = slot + xattr_slots(len) - 1;
+        self.engine.store().scan(
+            key(slot + 1),
+            key(last),
+            &mut |at, item| match XattrItem::decode(item) {
+                Ok(item @ XattrItem::Part { bytes, .. }) if rest.take(at.offset, item) => {
+                    value.extend_from_slice(bytes);
+                    ControlFlow::Continue(())
+                }
+                _ => ControlFlow::Break(()),
+            },
+        )?;
+        if rest.next_slot().is_some() {
+            let what = format!("an attribute of inode {ino} lacks a part of its value");
+            return Err(kedge_base::Error::corrupt(CorruptKind::Item, BlockNo(0), what).into());
+        }
+        Ok(value)
     }
 
     pub(crate) fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
         self.check_xattr_name(name)?;
-        if value.len() > XATTR_VALUE_MAX {
+        let max = self.engine.store().geometry().xattr_value_max();
+        if value.len() > if is_acl_name(name) { XATTR_PART_MAX } else { max } {
             return Err(Error::XattrTooLarge);
         }
         let list = acl::of_value(name, value)?;
-        let bytes = PATCH_BYTES + (name.len() + value.len()) as u64 + 64;
-        let mut handle = self.engine.begin(bytes, 2, Class::Normal)?;
+        let new = New { name, value, mode };
+        // What is replaced is small as a rule. If it is not, all begins anew with more reserved.
+        let set = self.set_over(ino, &new, list.as_ref(), 1)?
+            || self.set_over(ino, &new, list.as_ref(), SLOTS_MAX)?;
+        assert!(set, "no attribute takes more slots");
+        Ok(())
+    }
+
+    /// Sets an attribute whose old value takes up to `slots` slots. False, and nothing is changed,
+    /// if it takes more.
+    fn set_over(&self, ino: Ino, new: &New<'_>, list: Option<&Acl>, slots: u64) -> Result<bool> {
+        let New { name, value, mode } = *new;
+        let count = xattr_slots(value.len());
+        let bytes = PATCH_BYTES + (name.len() + value.len()) as u64 + (count + slots) * EDIT_BYTES;
+        let mut handle = self.engine.begin(bytes, (count + slots) as u32, Class::Normal)?;
         let inode = self.inodes.get(ino)?;
         acl::check_kind(inode.kind, name)?;
         let _io = inode.io.write();
         let found = self.find_xattr(ino, name)?;
+        let old = self.slots_of(ino, &found)?;
         let slot = match (mode, &found.entry) {
             (XattrMode::Create, Some(_)) => return Err(Error::Exists),
             (XattrMode::Replace, None) => return Err(Error::NoXattr),
+            _ if old > slots => return Ok(false),
+            _ if count > old.max(1) => found.run(self.engine.store(), ino, ItemKind::Xattr, old, count)?,
             (_, Some(_)) => found.at(),
             (_, None) => found.for_new()?,
         };
         let mut record = RecordBuilder::new(RecordOp::Xattr);
-        let key = Key::new(ino, ItemKind::Xattr, slot);
+        let key = |slot| Key::new(ino, ItemKind::Xattr, slot);
         // The mode says all of a minimal list, and is the one place for it.
-        if acl::is_kept(name, list.as_ref()) {
-            record.put(key, &Xattr { name, value }.encode());
-        } else if found.entry.is_some() {
-            record.delete(key);
+        let kept = if acl::is_kept(name, list) { slot..slot + count } else { slot..slot };
+        for (slot, item) in kept.clone().zip(Xattr { name, value }.items()) {
+            record.put(key(slot), &item);
         }
-        let mode = list.filter(|_| name == ACCESS).map(|list| list.mode());
+        for slot in (found.at()..found.at() + old).filter(|slot| !kept.contains(slot)) {
+            record.delete(key(slot));
+        }
+        let mode = list.filter(|_| name == ACCESS).map(Acl::mode);
         self.commit_xattr(&mut handle, record, &inode, mode)?;
         if name == DEFAULT {
             inode.meta.lock().no_default_acl = false;
         }
-        Ok(())
+        Ok(true)
     }
 
     pub(crate) fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
         self.check_xattr_name(name)?;
-        let mut handle = self.engine.begin(PATCH_BYTES + 64, 2, Class::Reclaim)?;
+        let removed = self.remove_up_to(ino, name, 1)? || self.remove_up_to(ino, name, SLOTS_MAX)?;
+        assert!(removed, "no attribute takes more slots");
+        Ok(())
+    }
+
+    /// Removes an attribute that takes up to `slots` slots. False, and nothing is changed, if it
+    /// takes more.
+    fn remove_up_to(&self, ino: Ino, name: &[u8], slots: u64) -> Result<bool> {
+        // Parts are neighbours, and two or three lie in each leaf. So all of them touch no more
+        // paths than eight items elsewhere, and even the smallest image keeps nodes for these.
+        let items = 1 + slots.min(7) as u32;
+        let mut handle = self.engine.begin(PATCH_BYTES + slots * EDIT_BYTES, items, Class::Reclaim)?;
         let inode = self.inodes.get(ino)?;
         let _io = inode.io.write();
         let found = self.find_xattr(ino, name)?;
-        if found.entry.is_none() {
+        let old = self.slots_of(ino, &found)?;
+        if old == 0 {
             return Err(Error::NoXattr);
         }
+        if old > slots {
+            return Ok(false);
+        }
         let mut record = RecordBuilder::new(RecordOp::Xattr);
-        record.delete(Key::new(ino, ItemKind::Xattr, found.at()));
-        self.commit_xattr(&mut handle, record, &inode, None)
+        for slot in found.at()..found.at() + old {
+            record.delete(Key::new(ino, ItemKind::Xattr, slot));
+        }
+        self.commit_xattr(&mut handle, record, &inode, None)?;
+        Ok(true)
     }
 
     /// `mode`: the permission bits that go with a new access control list.
@@ -108,8 +207,8 @@ impl Names {
         let mut bad = None;
         let key = |slot| Key::new(ino, ItemKind::Xattr, slot);
         self.engine.store().scan(key(0), key(u64::MAX), &mut |_, value| {
-            match Xattr::decode(value) {
-                Ok(x) => names.push(x.name.to_vec()),
+            match XattrItem::decode(value) {
+                Ok(item) => names.extend(item.name().map(<[u8]>::to_vec)),
                 Err(e) => bad = Some(e),
             }
             ControlFlow::Continue(())

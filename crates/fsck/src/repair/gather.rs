@@ -69,6 +69,8 @@ pub(crate) struct Gathered {
     lost_found_ino: Option<u64>,
     /// The names in that directory that begin with '#'.
     pub reattached: HashSet<Vec<u8>>,
+    /// Inode and slot of each attribute that lacks a part of its value, in ascending order.
+    pub incomplete: Vec<(u64, u64)>,
 }
 
 impl Gathered {
@@ -114,7 +116,7 @@ impl Gathered {
                 (inode.flags, inode.blocks, inode.core_parent) = (core.flags, core.blocks, core.parent.0);
                 inode.parent = core.parent.0;
             }
-            Sieved::Xattr => drop(self.inode(key.ino)),
+            Sieved::Xattr(_) => drop(self.inode(key.ino)),
             Sieved::Target(len) => {
                 let inode = self.inode(key.ino);
                 inode.has_target = true;
@@ -181,6 +183,13 @@ pub(crate) fn gather(
         },
         &mut |done, total| progress(Progress { phase: "gather", done, total }),
     )?;
+    sieve.end_value();
+    for (ino, slot) in &sieve.incomplete {
+        repairs.add(RepairKind::ItemDropped, At::ino(*ino), || {
+            format!("attribute in slot {slot:#x}: its value lacks a part")
+        });
+    }
+    gathered.incomplete = sieve.incomplete;
     let owned = sieve.owned;
     Ok((gathered, owned))
 }

@@ -163,6 +163,37 @@ fn a_destroyed_leaf_costs_nothing_that_lies_elsewhere() {
     }
 }
 
+/// A value is there whole or not at all, and costs no other attribute.
+#[test]
+fn a_value_that_lacks_a_part_goes_as_a_whole() {
+    let mut image = Image::sample();
+    image.xattr(10, "user.large", &[7; 60_000]);
+    let head = image.xattr_key(10, "user.large");
+    let slots = head.offset..head.offset + 16;
+    let built = image.build();
+    let whole = items(&built.device);
+    let is_large = |key: &Key| key.ino == 10 && key.kind == head.kind && slots.contains(&key.offset);
+    let mut cut = 0;
+    for leaf in &built.nodes[0] {
+        let bytes = built.device.bytes(leaf.byte_offset(), NODE_SIZE);
+        let view = kedge_format::node::NodeView::trusted(&bytes);
+        let lost: Vec<Key> = view.iter().map(|(key, _)| key).collect();
+        let device = Arc::new(built.device.fork());
+        write(&device, *leaf, &[0xa5; NODE_SIZE]);
+        let report = repaired(&device, RepairMode::Full);
+        assert_ends_clean(&device, &report, &format!("{leaf}"));
+        let after = items(&device);
+        let large = after.keys().filter(|key| is_large(key)).count();
+        let expected = if lost.iter().any(is_large) { 0 } else { 16 };
+        assert_eq!(large, expected, "{leaf}: {report}");
+        cut += (expected == 0) as u32;
+        for key in whole.keys().filter(|key| key.kind == head.kind && !is_large(key) && !lost.contains(key)) {
+            assert_eq!(after.get(key), whole.get(key), "{leaf}: {key}");
+        }
+    }
+    assert!(cut > 2, "the value lies in {cut} leaves");
+}
+
 #[test]
 fn leaves_below_a_destroyed_node_are_found_again() {
     let built = Image::sample().build();
@@ -372,7 +403,9 @@ fn hit(built: &Built, device: &MemDevice, random: &mut SmallRng) {
 #[test]
 fn random_damage_ends_clean() {
     const SEED: u64 = 0x7265_7061_6972;
-    let built = Image::sample().build();
+    let mut image = Image::sample();
+    (10..13).for_each(|ino| image.xattr(ino, "user.large", &[7; 40_000]));
+    let built = image.build();
     let mut repaired_count = 0;
     for case in 0..1000u64 {
         let seed = SEED ^ case << 16;

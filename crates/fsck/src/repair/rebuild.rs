@@ -229,7 +229,12 @@ fn emit(
         (Sieved::Core(core), Some(inode)) => {
             builder.item(key, &final_core(plan.geometry, inode, core).encode())
         }
-        (Sieved::Xattr | Sieved::Target(_), Some(_)) => builder.item(key, value),
+        (Sieved::Xattr(slot), Some(_))
+            if plan.gathered.incomplete.binary_search(&(key.ino, slot)).is_ok() =>
+        {
+            Ok(())
+        }
+        (Sieved::Xattr(_) | Sieved::Target(_), Some(_)) => builder.item(key, value),
         (Sieved::Extent(pieces, _), Some(_)) => pieces.into_iter().try_for_each(|(first, piece)| {
             builder.item(Key { kind: ItemKind::Extent as u8, offset: first, ..key }, &piece.encode())
         }),

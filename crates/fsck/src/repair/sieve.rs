@@ -9,7 +9,8 @@
 //!    the type of the inode: the first entry makes it a directory, the first target a symlink, the
 //!    first extent a file. Inode 1 is always a directory.
 //! 3. Attributes and entries stay if they are in the slot of their name, each name once. An access
-//!    control list must be one.
+//!    control list must be one. The parts of a large value stay if they follow their attribute. One
+//!    that lacks a part is noted in [`Sieve::incomplete`]: it goes in the second pass.
 //! 4. Extents stay if they are in order, inside the data area and inside one group. Blocks that
 //!    already have an owner become a hole. So do blocks that were allocated by a log record that
 //!    was given up, since they may hold another file's bytes.
@@ -19,9 +20,11 @@ use crate::items::FILE_BLOCKS_MAX;
 use crate::owned::Owned;
 use crate::report::what_of;
 use kedge_base::{BlockNo, Ino};
-use kedge_format::acl::{Acl, is_acl_name};
+use kedge_format::acl::is_acl_name;
 use kedge_format::alloc::GROUP_BLOCKS;
-use kedge_format::item::{Dentry, ExtentItem, Orphan, SLOT_ORDINALS, SYMLINK_MAX, Xattr, name_slot};
+use kedge_format::item::{
+    Dentry, ExtentItem, Orphan, SLOT_ORDINALS, SYMLINK_MAX, XattrItem, XattrRest, name_slot,
+};
 use kedge_format::superblock::Geometry;
 use kedge_format::{FileKind, INO_MAX, InodeCore, ItemKind, Key};
 
@@ -30,7 +33,8 @@ pub(crate) enum Sieved<'v> {
     /// Left out, and why.
     Drop(RepairKind, String),
     Core(InodeCore),
-    Xattr,
+    /// With the slot of the attribute that it is, or is a part of.
+    Xattr(u64),
     Target(usize),
     Dentry(Dentry<'v>),
     Orphan(Orphan),
@@ -50,6 +54,12 @@ pub(crate) struct Sieve<'a> {
     has_target: bool,
     bucket: (u64, u8, u64),
     names: Vec<Vec<u8>>,
+    /// Inodes that are being deleted, in ascending order.
+    unlinked: Vec<u64>,
+    /// Slot of the inode's last attribute, and what is still to come of its value.
+    value: Option<(u64, Option<XattrRest>)>,
+    /// Inode and slot of each attribute that lacks a part of its value.
+    pub incomplete: Vec<(u64, u64)>,
 }
 
 impl<'a> Sieve<'a> {
@@ -64,6 +74,9 @@ impl<'a> Sieve<'a> {
             has_target: false,
             bucket: (0, 0, 0),
             names: Vec::new(),
+            unlinked: Vec::new(),
+            value: None,
+            incomplete: Vec::new(),
         }
     }
 
@@ -80,13 +93,22 @@ impl<'a> Sieve<'a> {
         }
         if kind == ItemKind::Orphan {
             return match Orphan::decode(value) {
-                Ok(orphan) if key.offset != 0 => Sieved::Orphan(orphan),
+                Ok(orphan) if key.offset != 0 => {
+                    if orphan == Orphan::Unlinked {
+                        self.unlinked.push(key.offset);
+                    }
+                    Sieved::Orphan(orphan)
+                }
                 Ok(_) => drop("orphan item of inode 0"),
                 Err(e) => drop(&what_of(&e)),
             };
         }
+        if key.ino != self.ino || kind != ItemKind::Xattr {
+            self.end_value();
+        }
         if key.ino != self.ino {
             self.ino = key.ino;
+            self.value = None;
             self.kind = (key.ino == Ino::ROOT.0).then_some(FileKind::Directory);
             (self.next_file_block, self.has_target) = (0, false);
         }
@@ -144,17 +166,48 @@ impl<'a> Sieve<'a> {
 
     fn xattr<'v>(&mut self, key: Key, value: &'v [u8]) -> Sieved<'v> {
         let drop = |what: String| Sieved::Drop(RepairKind::ItemDropped, format!("item {key}: {what}"));
-        let xattr = match Xattr::decode(value) {
-            Ok(xattr) => xattr,
+        let item = XattrItem::decode(value);
+        if let Ok(part @ XattrItem::Part { .. }) = item {
+            // The deletion of an inode removes its attributes item by item, from the first on.
+            let of = match &mut self.value {
+                Some((slot, Some(rest))) => rest.take(key.offset, part).then_some(*slot),
+                Some((_, None)) => None,
+                None => self.unlinked.binary_search(&key.ino).is_ok().then_some(key.offset),
+            };
+            return of.map(Sieved::Xattr).unwrap_or_else(|| {
+                self.end_value();
+                drop("a part of no attribute's value".into())
+            });
+        }
+        self.end_value();
+        self.value = Some((key.offset, None));
+        let item = match item {
+            Ok(item) => item,
             Err(e) => return drop(what_of(&e)),
         };
-        if xattr.name.contains(&0) || !self.placed(key, xattr.name) {
-            return drop(format!("attribute \"{}\" in a slot of another name", xattr.name.escape_ascii()));
+        let name = item.name().expect("all but parts have names");
+        if name.contains(&0) || !self.placed(key, name) {
+            return drop(format!("attribute \"{}\" in a slot of another name", name.escape_ascii()));
         }
-        if is_acl_name(xattr.name) && Acl::decode(xattr.value).is_none() {
-            return drop(format!("\"{}\" is no access control list", xattr.name.escape_ascii()));
+        if is_acl_name(name) && !item.is_acl() {
+            return drop(format!("\"{}\" is no access control list", name.escape_ascii()));
         }
-        Sieved::Xattr
+        if let XattrItem::Large { len, .. } = item {
+            if len > self.geometry.xattr_value_max() {
+                return drop(format!("\"{}\" is larger than this image may hold", name.escape_ascii()));
+            }
+            self.value = Some((key.offset, Some(XattrRest::new(key.offset, len))));
+        }
+        Sieved::Xattr(key.offset)
+    }
+
+    /// Whatever follows, the last attribute's value has all its parts now, or not.
+    pub fn end_value(&mut self) {
+        if let Some((slot, rest)) = &mut self.value
+            && rest.take().is_some_and(|rest| rest.next_slot().is_some())
+        {
+            self.incomplete.push((self.ino, *slot));
+        }
     }
 
     fn target<'v>(&mut self, key: Key, target: &'v [u8]) -> Sieved<'v> {
