@@ -65,6 +65,8 @@ pub enum Variant {
     ThawKeepsClean,
     /// Writes do not wait for the end of a freeze.
     UngatedWriter,
+    /// A shorter value of an attribute leaves parts of the one that it replaces.
+    KeepOldParts,
 }
 
 impl Variant {
@@ -97,6 +99,7 @@ impl Variant {
         Variant::TailBeforeSlot,
         Variant::ThawKeepsClean,
         Variant::UngatedWriter,
+        Variant::KeepOldParts,
     ];
 }
 

@@ -52,6 +52,8 @@ pub enum Core {
     Whiteout(&'static str, &'static str, bool),
     SetXattr(&'static str),
     RemoveXattr(&'static str),
+    /// Replaces a value in parts by one in fewer parts.
+    ShrinkXattr(&'static str),
     /// Sets the access control list.
     SetAcl(&'static str),
     /// Gives the directory a default list.
@@ -133,6 +135,7 @@ impl Core {
         all.extend(["foo", "bar"].map(Core::ChmodAcl));
         all.extend(["A", "foo", "bar"].map(Core::SetFlags));
         all.extend([Core::Whiteout("A", "B", false), Core::Whiteout("A/C", "B", true)]);
+        all.extend(["foo", "bar"].map(Core::ShrinkXattr));
         all
     }
 
@@ -167,6 +170,7 @@ impl Core {
             Core::Whiteout(f, to, taken) => Core::Whiteout(other(f), other(to), taken),
             Core::SetXattr(f) => Core::SetXattr(other(f)),
             Core::RemoveXattr(f) => Core::RemoveXattr(other(f)),
+            Core::ShrinkXattr(f) => Core::ShrinkXattr(other(f)),
             Core::SetAcl(f) => Core::SetAcl(other(f)),
             Core::DefaultAcl(f) => Core::DefaultAcl(other(f)),
             Core::ChmodAcl(f) => Core::ChmodAcl(other(f)),
@@ -183,7 +187,7 @@ impl Core {
             Core::Write(f, ..) | Core::Truncate(f, _) | Core::Fallocate(f, _) => vec![f],
             Core::Unlink(f) | Core::Rmdir(f) | Core::SetXattr(f) | Core::RemoveXattr(f) => vec![f],
             Core::Tmpfile(f) | Core::SetAcl(f) | Core::DefaultAcl(f) | Core::ChmodAcl(f) => vec![f],
-            Core::SetFlags(f) => vec![f],
+            Core::SetFlags(f) | Core::ShrinkXattr(f) => vec![f],
             Core::Link(a, b) | Core::Rename(a, b, _) | Core::Exchange(a, b) => vec![a, b],
             Core::Whiteout(a, b, _) => vec![a, b],
         }
@@ -343,6 +347,10 @@ impl Script {
                 self.need_file(at)?;
                 self.set_acl(at, false)
             }
+            Core::ShrinkXattr(at) => {
+                self.need_file(at)?;
+                self.set_xattr(at, 13_000, XattrFlag::Any)
+            }
             Core::RemoveXattr(at) => {
                 if DIRS.contains(&at) {
                     self.need_dir(at)?;
@@ -351,7 +359,7 @@ impl Script {
                 }
                 let inode = self.model.find(at).and_then(|id| self.model.inode(id));
                 if inode.is_some_and(|i| !i.xattrs.contains_key("user.x")) {
-                    self.set_xattr(at, XattrFlag::Any)?;
+                    self.set_xattr(at, 0, XattrFlag::Any)?;
                 }
                 Ok(())
             }
@@ -362,9 +370,10 @@ impl Script {
         self.push(Op::SetAcl { on: on(at), default, list: [6, 7, 4, 5, 0] })
     }
 
-    fn set_xattr(&mut self, at: &str, how: XattrFlag) -> Result<(), Impossible> {
+    /// `len`: of the value at least.
+    fn set_xattr(&mut self, at: &str, len: usize, how: XattrFlag) -> Result<(), Impossible> {
         self.fills += 1;
-        let value = format!("value {}", self.fills);
+        let value = format!("value {:0len$}", self.fills);
         self.push(Op::SetXattr { on: on(at), name: "user.x".to_owned(), value, how })
     }
 
@@ -401,8 +410,9 @@ impl Script {
             Core::Exchange(a, b) => {
                 self.push(Op::Rename { from: path(a), to: path(b), how: Rename::Exchange })
             }
-            Core::SetXattr(at) => self.set_xattr(at, XattrFlag::Any),
+            Core::SetXattr(at) => self.set_xattr(at, 0, XattrFlag::Any),
             Core::RemoveXattr(at) => self.push(Op::RemoveXattr { on: on(at), name: "user.x".to_owned() }),
+            Core::ShrinkXattr(at) => self.set_xattr(at, 5000, XattrFlag::Any),
             Core::SetAcl(at) => self.set_acl(at, false),
             Core::DefaultAcl(at) => self.set_acl(at, true),
             Core::ChmodAcl(at) => self.push(Op::Chmod { on: on(at), mode: 0o604 }),

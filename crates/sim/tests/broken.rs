@@ -20,7 +20,7 @@ use kedge_sim::backend::{Backend, InProcess};
 use kedge_sim::crash::{History, Promise, check_state};
 use kedge_sim::generate::{Generator, Profile};
 use kedge_sim::model::Model;
-use kedge_sim::ops::{Executor, Fill, Op, Rename, Target};
+use kedge_sim::ops::{Executor, Fill, Op, Rename, Target, XattrFlag};
 use kedge_sim::races;
 use kedge_sim::rig::{self, Setup, panic_text, within};
 use kedge_sim::writers::{Writers, verify_after};
@@ -45,6 +45,7 @@ const CHECKS: &[Check] = &[
     ("logged data overwritten in place", logged_then_in_place),
     ("rename over a file", rename_over),
     ("metadata of a file with unwritten data", unwritten_size),
+    ("attributes with large values", large_attributes),
     ("a log write overtakes another", overtaking),
     ("a record of a writeback that fails", failing::failed_record),
     ("an fsync beside one that fails", failing::second_fsync),
@@ -323,6 +324,20 @@ fn logged_then_in_place() -> Result<(), String> {
         write("a", 0, 60_000, 4),
         fdatasync("a"),
     ])
+}
+
+/// A large value in place of a small one, a shorter one in its place, and none.
+fn large_attributes() -> Result<(), String> {
+    let set = |len: usize, letter: &str| {
+        let (name, value) = ("user.x".to_owned(), letter.repeat(len));
+        Op::SetXattr { on: on("a"), name, value, how: XattrFlag::Any }
+    };
+    let remove = || Op::RemoveXattr { on: on("a"), name: "user.x".to_owned() };
+    let unlink = Op::Unlink { path: "a".to_owned() };
+    let sizes = [(10, "a"), (65536, "b"), (9000, "c"), (20_000, "d"), (10, "e")];
+    let set_each = sizes.into_iter().flat_map(|(len, letter)| [set(len, letter), fsync("a")]);
+    let last = [set(9000, "f"), Op::Sync, remove(), fsync("a"), set(65536, "g"), Op::Sync, unlink, Op::Sync];
+    script(std::iter::once(create("a")).chain(set_each).chain(last))
 }
 
 fn rename_over() -> Result<(), String> {

@@ -7,6 +7,7 @@ use crate::cache::inode::Inode;
 use crate::error::{Error, Result};
 use crate::flags;
 use crate::types::XattrMode;
+use kedge_base::broken::{self, Variant};
 use kedge_base::{BlockNo, CorruptKind, Ino};
 use kedge_format::acl::{ACCESS, Acl, DEFAULT, is_acl_name};
 use kedge_format::item::{
@@ -136,7 +137,9 @@ impl Names {
             record.put(key(slot), &item);
         }
         for slot in (found.at()..found.at() + old).filter(|slot| !kept.contains(slot)) {
-            record.delete(key(slot));
+            if !broken::is(Variant::KeepOldParts) {
+                record.delete(key(slot));
+            }
         }
         let mode = list.filter(|_| name == ACCESS).map(Acl::mode);
         self.commit_xattr(&mut handle, record, &inode, mode)?;

@@ -24,7 +24,7 @@ use crate::view::View;
 use kedge_base::{BLOCK_SIZE, BlockNo, Extent, Lsn, ManualClock};
 use kedge_device::MemDevice;
 use kedge_format::alloc::{decode_index_block, encode_index_block};
-use kedge_format::item::{ExtentItem, FILE_SIZE_MAX};
+use kedge_format::item::{ExtentItem, FILE_SIZE_MAX, Xattr};
 use kedge_format::logwrite::{HEADER_SIZE, WriteHeader};
 use kedge_format::node::{NODE_BLOCKS, NODE_SIZE, NodeMut, NodeView};
 use kedge_format::superblock::{COUNTER_MAX, OPEN_MAX, SLOTS, Superblock};
@@ -591,7 +591,7 @@ impl Liar {
 
     fn made_item(&mut self) -> (Key, Vec<u8>) {
         let ino = self.ino();
-        match self.rng.random_range(0..7) {
+        match self.rng.random_range(0..8) {
             0 => (Key { ino, kind: 1, offset: 0 }, self.core().encode().to_vec()),
             1 => {
                 let n = self.number(0);
@@ -625,6 +625,15 @@ impl Liar {
                 value.resize(value.len() + filler, 7);
                 let slot = kedge_format::item::name_slot(&self.sb.geometry.hash_seed, name);
                 (Key { ino, kind: 2, offset: slot }, value)
+            }
+            6 => {
+                let name = b"user.more";
+                let slot = kedge_format::item::name_slot(&self.sb.geometry.hash_seed, name);
+                let len = self.one(&[4097, 8192, 9000, 65536]);
+                let items = Xattr { name, value: &vec![7; len] }.items();
+                let nth = self.rng.random_range(0..items.len());
+                // One item alone: an attribute without its parts, or a part of none.
+                (Key { ino, kind: 2, offset: slot + nth as u64 }, items[nth].clone())
             }
             _ => (self.key(), vec![0x61; self.rng.random_range(0..300)]),
         }
