@@ -234,3 +234,7 @@ impl Names {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "xattr_tests.rs"]
+mod tests;
