@@ -84,7 +84,7 @@ pub struct Xattr<'a> {
     pub value: &'a [u8],
 }
 
-impl<'a> Xattr<'a> {
+impl Xattr<'_> {
     /// The one item of an attribute with a small value.
     pub fn encode(&self) -> Vec<u8> {
         assert!(self.value.len() <= XATTR_PART_MAX, "a larger value takes several items");

@@ -223,6 +223,16 @@ fn large_xattr_cases() -> Vec<Case> {
     vec![
         items("first part missing", &[XattrPart], |i| large(i, |i, keys| i.remove(keys[1]))),
         items("last part missing", &[XattrPart], |i| large(i, |i, keys| i.remove(keys[4]))),
+        items("last part missing before an extent", &[XattrPart], |i| {
+            i.xattr(13, "user.large", &[7; 5000]);
+            let key = i.xattr_key(13, "user.large");
+            i.remove(Key { offset: key.offset + 2, ..key });
+        }),
+        items("last part missing before another inode", &[XattrPart], |i| {
+            i.xattr(12, "user.large", &[7; 5000]);
+            let key = i.xattr_key(12, "user.large");
+            i.remove(Key { offset: key.offset + 2, ..key });
+        }),
         items("part in the middle missing", &[XattrPart], |i| large(i, |i, keys| i.remove(keys[2]))),
         items("parts without their attribute", &[XattrPart], |i| large(i, |i, keys| i.remove(keys[0]))),
         items("a part more", &[XattrPart], |i| {

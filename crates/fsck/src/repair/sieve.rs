@@ -174,10 +174,11 @@ impl<'a> Sieve<'a> {
                 Some((_, None)) => None,
                 None => self.unlinked.binary_search(&key.ino).is_ok().then_some(key.offset),
             };
-            return of.map(Sieved::Xattr).unwrap_or_else(|| {
+            let Some(slot) = of else {
                 self.end_value();
-                drop("a part of no attribute's value".into())
-            });
+                return drop("a part of no attribute's value".into());
+            };
+            return Sieved::Xattr(slot);
         }
         self.end_value();
         self.value = Some((key.offset, None));
