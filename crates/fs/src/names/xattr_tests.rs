@@ -45,8 +45,8 @@ fn a_value_takes_slots_in_a_row_and_no_others_slots() {
     let set = |len: usize| door.setxattr(ROOT, NAME, &vec![7; len], XattrMode::Any);
     let others = [first, first + 3, first + 20];
     others.into_iter().for_each(|slot| occupy(&door, slot));
-    // Bytes, and the slot of the attribute: it moves only if the value gets longer, to the first row
-    // of slots that is long enough.
+    // Bytes, and the slot of the attribute: it moves only if the value gets longer, to the first
+    // row of slots that is long enough.
     for (len, slot) in [(10, 1), (5000, 4), (65536, 21), (60_000, 21), (10, 21), (5000, 4), (65536, 21)] {
         set(len).unwrap();
         assert_eq!(door.getxattr(ROOT, NAME).unwrap(), vec![7; len]);
