@@ -11,7 +11,6 @@
 //! open to him by its mode.
 
 use super::Names;
-use super::xattr::Value;
 use crate::cache::inode::Inode;
 use crate::error::{Error, Result};
 use kedge_base::{BlockNo, CorruptKind, Ino};
@@ -55,11 +54,7 @@ impl Names {
     fn list(&self, ino: Ino, name: &[u8]) -> Result<Option<(u64, Acl)>> {
         let found = self.find_xattr(ino, name)?;
         let Some(value) = &found.entry else { return Ok(None) };
-        let list = match value {
-            Value::Small(value) => Acl::decode(value),
-            Value::Large(_) => None,
-        };
-        match list {
+        match value.small().and_then(Acl::decode) {
             Some(acl) => Ok(Some((found.at(), acl))),
             None => {
                 let what = format!("an access control list of inode {ino} is none");

@@ -30,6 +30,16 @@ pub(super) enum Value {
     Large(usize),
 }
 
+impl Value {
+    /// The value, if it lies in one item.
+    pub(super) fn small(&self) -> Option<&[u8]> {
+        match self {
+            Value::Small(value) => Some(value),
+            Value::Large(_) => None,
+        }
+    }
+}
+
 /// What to set.
 struct New<'a> {
     name: &'a [u8],
