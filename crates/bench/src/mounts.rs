@@ -11,6 +11,8 @@ use std::time::Duration;
 /// How often, and with which pauses, to look whether a server that we started has mounted.
 const LOOKS: u32 = 500;
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
+/// The smallest default log of an image.
+const NULL_LOG: u64 = 32 << 20;
 
 /// A mount that goes, and its image with it, when this is dropped.
 pub struct Mounted<'a> {
@@ -90,9 +92,14 @@ pub fn null_program(kedge: &Path) -> std::result::Result<PathBuf, String> {
     Err(format!("{} does not exist: {build}", program.display()))
 }
 
-/// The second line runs in the background.
+/// The last line runs in the background.
 pub fn null_lines() -> Vec<String> {
     vec!["mkdir null".into(), "null null".into()]
+}
+
+/// The same, and each fsync takes a durable write to a log.
+pub fn null_log_lines() -> Vec<String> {
+    vec![make_file("null-log", NULL_LOG, true), "mkdir null-log".into(), "null null-log null-log.img".into()]
 }
 
 pub fn make_file(name: &str, size: u64, written: bool) -> String {
@@ -129,14 +136,31 @@ impl<'a> Mounted<'a> {
 
     /// The file system that keeps nothing: `program` serves it in the foreground.
     pub fn null(shell: &'a Shell, program: &Path) -> Result<Mounted<'a>> {
-        let mut mounted = Mounted::make(shell, "null", "umount null", &["mkdir null".into()])?;
-        let server = mounted.server.insert(shell.start(program, "null")?);
+        Mounted::served(shell, "null", "umount null", &null_lines(), program)
+    }
+
+    pub fn null_log(shell: &'a Shell, program: &Path) -> Result<Mounted<'a>> {
+        Mounted::served(shell, "null-log", "umount null-log", &null_log_lines(), program)
+    }
+
+    /// The last line says with which words `program` serves the mount.
+    fn served(
+        shell: &'a Shell,
+        name: &'static str,
+        unmount: &'static str,
+        lines: &[String],
+        program: &Path,
+    ) -> Result<Mounted<'a>> {
+        let (last, first) = lines.split_last().context("no line starts the server")?;
+        let mut mounted = Mounted::make(shell, name, unmount, first)?;
+        let words: Vec<&str> = last.split(' ').skip(1).collect();
+        let server = mounted.server.insert(shell.start(program, &words)?);
         for _ in 0..LOOKS {
             if let Some(status) = server.try_wait()? {
                 bail!("{}: {status} before it mounted", program.display());
             }
             let parent = std::fs::metadata(&shell.dir)?.dev();
-            if std::fs::metadata(shell.dir.join("null"))?.dev() != parent {
+            if std::fs::metadata(shell.dir.join(name))?.dev() != parent {
                 return Ok(mounted);
             }
             std::thread::sleep(LOOK_AGAIN);

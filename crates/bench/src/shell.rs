@@ -75,9 +75,9 @@ impl Shell {
     }
 
     /// Starts a program that serves until it is told to end.
-    pub fn start(&self, program: &Path, argument: &str) -> Result<Child> {
+    pub fn start(&self, program: &Path, arguments: &[&str]) -> Result<Child> {
         let mut command = Command::new(program);
-        command.arg(argument).current_dir(&self.dir).process_group(0);
+        command.args(arguments).current_dir(&self.dir).process_group(0);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         command.spawn().with_context(|| format!("start {}", program.display()))
     }

@@ -1,24 +1,59 @@
 //! The floor of every measurement on a mount: a file system in memory, behind the same server and
 //! transport as KedgeFS, which makes nothing durable. What it needs for an operation is what the
-//! kernel's interface costs. `null DIR [WORKERS]` serves the mount on DIR until it is unmounted.
+//! kernel's interface costs. `null DIR [LOG]` serves the mount on DIR until it is unmounted.
+//!
+//! With LOG, a file, each fsync costs what the least possible log would: a durable write of 4 KiB
+//! that begins after the call, shared by all who asked before it began.
 
 #[path = "../tests/memfs/mod.rs"]
 mod memfs;
 
-use kedge_fuse::{FuseOptions, mount};
-use memfs::MemFs;
+use kedge_base::{BLOCK_SIZE, IoBuf, spawn_named};
+use kedge_device::{Device, FileDevice, OpenOptions};
+use kedge_fuse::{Done, FuseOptions, mount};
+use memfs::{MemFs, OnFsync};
 use std::fs::File;
 use std::io::{self, Error};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
 
 fn main() -> io::Result<()> {
     let mut args = std::env::args().skip(1);
-    let dir = args.next().ok_or_else(|| Error::other("usage: null DIR [WORKERS]"))?;
-    let workers = args.next().map(|n| n.parse().map_err(Error::other)).transpose()?;
+    let (Some(dir), log, None) = (args.next(), args.next(), args.next()) else {
+        return Err(Error::other("usage: null DIR [LOG]"));
+    };
+    let mut fs = MemFs::new();
+    fs.on_fsync = log.map(|log| group_commit(log.as_ref())).transpose()?;
     let temp = tempfile::tempdir()?;
     // A mount by root goes through a block device, as that of KedgeFS does.
     let image = temp.path().join("null");
     File::create(&image)?.set_len(1 << 20)?;
-    let options = FuseOptions { workers, ..FuseOptions::default() };
-    let session = mount(&image, dir.as_ref(), &options).map_err(Error::other)?;
-    session.run(MemFs::new())
+    let session = mount(&image, dir.as_ref(), &FuseOptions::default()).map_err(Error::other)?;
+    session.run(fs)
+}
+
+/// One thread writes, one block after another, round the file.
+fn group_commit(log: &Path) -> io::Result<OnFsync> {
+    let device = FileDevice::open(log, OpenOptions::default()).map_err(Error::other)?;
+    let blocks = device.geometry().size / BLOCK_SIZE as u64;
+    let (asked, asking) = channel::<Done>();
+    spawn_named("null-log", move || {
+        let block = IoBuf::zeroed(1);
+        let places = (0..blocks).cycle();
+        for (first, place) in asking.iter().zip(places) {
+            let group: Vec<Done> = std::iter::once(first).chain(asking.try_iter()).collect();
+            let written = device.write(place * BLOCK_SIZE as u64, &block, true);
+            for done in group {
+                done(match &written {
+                    Ok(()) => Ok(()),
+                    Err(e) => Err(kedgefs::Error::from(e.clone())),
+                });
+            }
+        }
+    })?;
+    Ok(Arc::new(move |done| {
+        // An error drops `done`, which answers EIO.
+        let _ = asked.send(done);
+    }))
 }

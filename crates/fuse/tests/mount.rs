@@ -18,6 +18,7 @@ use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Both kinds of mount, without and with a writeback cache, with and without what may be switched
@@ -502,7 +503,13 @@ fn seeks_do_not_starve_workers() {
 fn fsync_holds_no_worker() {
     for options in both() {
         let mut fs_ = MemFs::new();
-        fs_.fsync_delay = Duration::from_millis(300);
+        fs_.on_fsync = Some(Arc::new(|done| {
+            let later = move || {
+                std::thread::sleep(Duration::from_millis(300));
+                done(Ok(()));
+            };
+            kedge_base::spawn_named("memfs-fsync", later).unwrap();
+        }));
         let m = Mounted::with(fs_, &FuseOptions { workers: Some(2), ..options });
         // A mount that waits for each fsync on a worker would take 8 · 300 / 2 ms.
         let start = std::fs::metadata("/proc/self").map(|_| kedge_base::SystemClock::default()).unwrap();

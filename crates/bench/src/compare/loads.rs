@@ -51,19 +51,18 @@ const KERNEL: &[Peer] = &[Peer::Ext4, Peer::Xfs, Peer::Btrfs];
 const EXT4: &[Peer] = &[Peer::Ext4];
 const XFS: &[Peer] = &[Peer::Xfs];
 const NULL: &[Peer] = &[Peer::Null];
+const NULL_LOG: &[Peer] = &[Peer::NullLog];
 /// Of every load.
 pub static ANY: Wanted = mounted(2.0, &[Peer::Fuse2fs]);
 static CREATED: [Wanted; 2] = [mounted(0.8, NULL), in_process(4.0, EXT4)];
-/// fsync costs the null nothing.
 static FSYNCED_1: [Wanted; 3] =
     [mounted(2.5, KERNEL), in_process(5.0, KERNEL), in_process(0.95, &[Peer::Raw])];
 static FSYNCED_4: [Wanted; 2] = [mounted(2.5, KERNEL), in_process(5.0, KERNEL)];
-static FSYNCED_16: [Wanted; 2] = [mounted(1.0, XFS), in_process(5.0, KERNEL)];
+static FSYNCED_16: [Wanted; 3] = [mounted(1.0, XFS), mounted(0.9, NULL_LOG), in_process(5.0, KERNEL)];
 static REPLACED: [Wanted; 1] = [mounted(1.0, XFS)];
 static TREE: [Wanted; 1] = [mounted(0.8, NULL)];
 static SEQUENTIAL: [Wanted; 1] = [mounted(0.8, EXT4)];
-/// It flushes, which the null does not.
-static DBENCH: [Wanted; 1] = [mounted(0.85, NULL)];
+static DBENCH: [Wanted; 1] = [mounted(0.85, NULL_LOG)];
 
 pub enum Work {
     /// Through std::fs or the library. Answers items per second.

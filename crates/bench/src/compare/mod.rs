@@ -1,6 +1,6 @@
 //! KedgeFS beside its peers: mounted, in process, and behind the same kernel interface a file
-//! system that does nothing; ext4, XFS and Btrfs on loop devices, fuse2fs; tmpfs as the ceiling,
-//! durable writes alone as the limit of what is made durable.
+//! system that does nothing, or only what an fsync has to; ext4, XFS and Btrfs on loop devices,
+//! fuse2fs; tmpfs as the ceiling, durable writes alone as the limit of what is made durable.
 //!
 //! All images have one size, lie in one directory, and are written full first. What cannot be
 //! measured here is named in the report. `page` shows the report as one HTML file.
@@ -30,6 +30,7 @@ pub enum Peer {
     Kedge,
     Library,
     Null,
+    NullLog,
     Ext4,
     Xfs,
     Btrfs,
@@ -38,10 +39,11 @@ pub enum Peer {
     Raw,
 }
 
-pub const PEERS: [Peer; 9] = [
+pub const PEERS: [Peer; 10] = [
     Peer::Kedge,
     Peer::Library,
     Peer::Null,
+    Peer::NullLog,
     Peer::Ext4,
     Peer::Xfs,
     Peer::Btrfs,
@@ -57,6 +59,7 @@ impl Peer {
             Peer::Kedge => "KedgeFS",
             Peer::Library => "KedgeFS in process",
             Peer::Null => "null",
+            Peer::NullLog => "null with a log",
             Peer::Ext4 => "ext4",
             Peer::Xfs => "XFS",
             Peer::Btrfs => "Btrfs",
@@ -72,6 +75,7 @@ impl Peer {
             Peer::Kedge => "mounted, defaults",
             Peer::Library => "the library, without the kernel",
             Peer::Null => "a file system in memory behind the same mount: what the kernel's interface costs",
+            Peer::NullLog => "the same; each fsync waits for a durable write, which others may share",
             Peer::Ext4 | Peer::Xfs | Peer::Btrfs => "in the kernel, on a loop device",
             Peer::Fuse2fs => "ext4 in a process, mounted",
             Peer::Tmpfs => "in memory, in the kernel: the ceiling",
@@ -81,7 +85,7 @@ impl Peer {
 
     /// It keeps nothing, or is no file system: there to compare with.
     const fn is_reference(self) -> bool {
-        matches!(self, Peer::Null | Peer::Tmpfs | Peer::Raw)
+        matches!(self, Peer::Null | Peer::NullLog | Peer::Tmpfs | Peer::Raw)
     }
 
     /// Why it cannot be measured here.
@@ -89,7 +93,7 @@ impl Peer {
         let (tools, root): (&[&str], bool) = match self {
             Peer::Kedge => (&["umount"], false),
             Peer::Library | Peer::Raw => (&[], false),
-            Peer::Null => return mounts::null_program(kedge).err(),
+            Peer::Null | Peer::NullLog => return mounts::null_program(kedge).err(),
             Peer::Ext4 => (&["mkfs.ext4", "mount", "umount"], true),
             Peer::Xfs => (&["mkfs.xfs", "mount", "umount"], true),
             Peer::Btrfs => (&["mkfs.btrfs", "mount", "umount"], true),
@@ -212,10 +216,15 @@ impl Compare<'_> {
                 (mounts::fuse2fs_lines(size), Mounted::fuse2fs(shell, size).map(Ground::Mounted))
             }
             Peer::Tmpfs => (mounts::tmpfs_lines(), Mounted::tmpfs(shell).map(Ground::Mounted)),
-            Peer::Null => {
-                let program = mounts::null_program(&self.settings.kedge).map_err(anyhow::Error::msg);
-                let made = program.and_then(|program| Mounted::null(shell, &program));
-                (mounts::null_lines(), made.map(Ground::Mounted))
+            Peer::Null | Peer::NullLog => {
+                let made = mounts::null_program(&self.settings.kedge).map_err(anyhow::Error::msg);
+                let made = made.and_then(|program| match peer {
+                    Peer::NullLog => Mounted::null_log(shell, &program),
+                    _ => Mounted::null(shell, &program),
+                });
+                let lines =
+                    if peer == Peer::NullLog { mounts::null_log_lines() } else { mounts::null_lines() };
+                (lines, made.map(Ground::Mounted))
             }
             Peer::Library => {
                 let made = shell.run(&file("library")).and_then(|_| {

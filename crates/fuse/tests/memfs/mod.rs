@@ -10,7 +10,6 @@ use kedgefs::{
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 const BLOCK: u64 = 4096;
 
@@ -87,13 +86,14 @@ struct State {
 }
 
 pub type OnLookup = Arc<dyn Fn(&[u8]) + Send + Sync>;
+pub type OnFsync = Arc<dyn Fn(Done) + Send + Sync>;
 
 #[derive(Clone)]
 pub struct MemFs {
     state: Arc<Mutex<State>>,
     clock: Arc<SystemClock>,
-    /// How long an fsync is parked.
-    pub fsync_delay: Duration,
+    /// Answers each fsync, at once or later.
+    pub on_fsync: Option<OnFsync>,
     /// Called with the name of each lookup, before it is done.
     pub on_lookup: Option<OnLookup>,
     /// What it says at INIT. It has none.
@@ -113,7 +113,7 @@ impl MemFs {
             })),
             clock: Arc::new(SystemClock::default()),
             acls: false,
-            fsync_delay: Duration::ZERO,
+            on_fsync: None,
             on_lookup: None,
         };
         fs.add(&mut fs.state.lock(), FileKind::Directory, 0o40755, Owner::default());
@@ -479,17 +479,11 @@ impl Ops for MemFs {
     fn fsync_async(&self, _ino: Ino, _datasync: bool, done: Done) {
         let mut state = self.state.lock();
         state.fsyncs += 1;
-        let result = up(&state);
+        let up = up(&state);
         drop(state);
-        if self.fsync_delay.is_zero() {
-            done(result);
-        } else {
-            let delay = self.fsync_delay;
-            kedge_base::spawn_named("memfs-fsync", move || {
-                std::thread::sleep(delay);
-                done(result);
-            })
-            .unwrap();
+        match (&self.on_fsync, up) {
+            (Some(answer), Ok(())) => answer(done),
+            (_, up) => done(up),
         }
     }
 

@@ -132,6 +132,8 @@ enum PeerWord {
     Library,
     /// A file system that does nothing, behind the same mount
     Null,
+    /// The same; each fsync waits for a durable write, which others may share
+    NullLog,
     Ext4,
     Xfs,
     Btrfs,
@@ -266,6 +268,7 @@ fn bench_compare(args: &CompareArgs) -> Result<ExitCode> {
         PeerWord::Kedge => Peer::Kedge,
         PeerWord::Library => Peer::Library,
         PeerWord::Null => Peer::Null,
+        PeerWord::NullLog => Peer::NullLog,
         PeerWord::Ext4 => Peer::Ext4,
         PeerWord::Xfs => Peer::Xfs,
         PeerWord::Btrfs => Peer::Btrfs,
