@@ -18,7 +18,7 @@ use std::fs::File;
 use std::io::{self, IsTerminal};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -264,9 +264,17 @@ fn run_command(
     if options.cd {
         command.current_dir(dir);
     }
-    if options.ack.is_some() {
-        command.stdout(Stdio::piped());
-    }
+    // What the command prints before its first call is heard before that call.
+    let output = match options.ack.clone() {
+        Some(ack) => {
+            let (pipe, stdout) = io::pipe().map_err(io_error("the command's output"))?;
+            command.stdout(stdout);
+            let output = Arc::new(Output::new(pipe.into(), ack).map_err(io_error("the command's output"))?);
+            log.listen(output.clone());
+            Some(output)
+        }
+        None => None,
+    };
     // At a terminal it must stay in the foreground; elsewhere it can be ended with all that it
     // started.
     let own_group = !io::stdin().is_terminal();
@@ -274,16 +282,14 @@ fn run_command(
         command.process_group(0);
     }
     let mut child = command.spawn().map_err(|error| RecordError::Start { command: program.into(), error })?;
+    // It has the other end of the pipe, which has an end only when nobody has it any more.
+    drop(command);
     started(child.id());
-    let reader = match (child.stdout.take(), options.ack.clone()) {
-        (Some(out), Some(ack)) => {
-            let output = Arc::new(Output::new(out.into(), ack).map_err(io_error("the command's output"))?);
-            log.listen(output.clone());
-            let log = log.clone();
-            Some(spawn_named("kedge-ack", move || output.pass_on(&log)).map_err(io_error("a thread"))?)
-        }
-        _ => None,
+    let pass_on = |output: Arc<Output>| {
+        let log = log.clone();
+        spawn_named("kedge-ack", move || output.pass_on(&log)).map_err(io_error("a thread"))
     };
+    let reader = output.map(pass_on).transpose()?;
     let mut outside = Outside::new(dir, &options.out);
     let (status, timed_out) =
         wait(&mut child, options.timeout, own_group, &mut outside).map_err(io_error("the command"))?;
@@ -326,3 +332,7 @@ fn wait(
         std::thread::sleep(POLL);
     }
 }
+
+#[cfg(test)]
+#[path = "run_tests.rs"]
+mod tests;
