@@ -21,11 +21,13 @@ struct Run {
 
 impl Place {
     fn new() -> Place {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let lab = dir.path().join("bin/kedge-lab");
         std::fs::create_dir(dir.path().join("bin")).unwrap();
         std::fs::create_dir(dir.path().join("work")).unwrap();
-        std::fs::copy(env!("CARGO_BIN_EXE_kedge-lab"), &lab).unwrap();
+        // A copy would be open for writing for a moment, also in what another test starts then, and
+        // could not be run.
+        std::fs::hard_link(env!("CARGO_BIN_EXE_kedge-lab"), &lab).unwrap();
         std::fs::write(dir.path().join("bin/kedge"), "").unwrap();
         Place { dir, lab }
     }
