@@ -10,8 +10,14 @@
 //! Second chance: the chunks of a shard stand in a ring, and a hand goes round. A full shard looks
 //! at the chunk under the hand. If it was used since the hand was there last, it stays. Else those
 //! of its inodes go that nobody holds and that have nothing unwritten, and the chunk goes with the
-//! last one. An insertion looks at a bounded number of chunks. So inodes that cannot go cost it
-//! little, and the table grows beyond its limit.
+//! last one. An insertion looks at a bounded number of chunks, and the table grows beyond its limit
+//! where they hold what cannot go.
+//!
+//! Inodes that cannot go do not count: the limit is for the others. The hand counts them on its way
+//! round. Most of them have pages in memory, and the budget of pages bounds those. If they counted,
+//! a table full of small files' inodes would have no place for new ones, which would go at the
+//! hand's next round, and each insertion would look at as many inodes in cold memory as it may.
+//! Linux keeps inodes with pages off its list for the same reason.
 //!
 //! # Loading
 //! An inode that is not in the table is read from the tree by one thread. Threads that want the
@@ -95,6 +101,9 @@ struct Shard {
     hand: usize,
     /// In all chunks.
     inodes: usize,
+    /// Inodes that could not go when the hand was there: in this round, and in the last whole one.
+    kept: usize,
+    kept_before: usize,
     /// Progress of evicted inodes that is not known to be durable.
     evicted: InoMap<Progress>,
     pins: InoMap<u64>,
@@ -256,7 +265,7 @@ impl InodeTable {
 
     fn add(&self, shard: &mut Shard, store: &Store, inode: Arc<Inode>) {
         for _ in 0..LOOK_AT {
-            if shard.inodes < self.per_shard_max || shard.ring.is_empty() {
+            if !shard.is_full(self.per_shard_max) || shard.ring.is_empty() {
                 break;
             }
             shard.evict_one(store, &self.watch);
@@ -347,9 +356,17 @@ impl Shard {
         }
     }
 
+    /// Whether one has to go before one comes, of those that can.
+    fn is_full(&self, max: usize) -> bool {
+        self.inodes >= max + self.kept.max(self.kept_before)
+    }
+
     /// Looks at one chunk, of at least one.
     fn evict_one(&mut self, store: &Store, watch: &Watch) {
         let at = self.hand % self.ring.len();
+        if at == 0 {
+            self.kept_before = std::mem::take(&mut self.kept);
+        }
         // On, also where a chunk goes: the last one takes its place, which is the newest as a rule.
         self.hand = at + 1;
         let first = self.ring[at];
@@ -373,6 +390,7 @@ impl Shard {
                 self.evicted.insert(Ino(ino), progress);
             }
         }
+        self.kept += chunk.count as usize;
         if chunk.count == 0 {
             self.remove_chunk(first);
         }

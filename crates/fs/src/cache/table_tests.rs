@@ -144,6 +144,34 @@ fn what_is_oldest_goes_first() {
 }
 
 #[test]
+fn what_cannot_go_takes_no_place() {
+    let (store, table) = (store(), table(SHARDS * 64));
+    let chunk = CHUNK * SHARDS as u64;
+    let dirty: Vec<u64> = (0..64).map(|i| 1 + i * chunk).collect();
+    for ino in &dirty {
+        let inode = inode(*ino);
+        inode.meta.lock().listed = true;
+        assert!(table.insert_new(&store, inode));
+    }
+    for i in 64..1000 {
+        assert!(table.insert_new(&store, inode(1 + i * chunk)));
+    }
+    for i in 968..1000 {
+        assert!(table.get(Ino(1 + i * chunk)).is_some(), "newcomer {i} has no place");
+    }
+    // Cleaned, they are as any other.
+    for ino in &dirty {
+        table.get(Ino(*ino)).expect("dirty").meta.lock().listed = false;
+    }
+    for i in 1000..2000 {
+        assert!(table.insert_new(&store, inode(1 + i * chunk)));
+    }
+    assert!(dirty.iter().all(|ino| table.get(Ino(*ino)).is_none()));
+    assert!(table.len() <= 64 + 8, "{} stay where 64 may", table.len());
+    check(&table);
+}
+
+#[test]
 fn what_is_undurable_of_an_evicted_inode_comes_back_with_it() {
     let (store, table) = (store(), table(0));
     let lsn = kedge_base::Lsn(u64::MAX);
