@@ -1,7 +1,7 @@
 //! The file systems under comparison, newly made and mounted on directories.
 
 use crate::shell::Shell;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -20,6 +20,8 @@ pub struct Mounted<'a> {
     /// Of the directory; the image is called `NAME.img`.
     name: &'static str,
     unmount: &'static str,
+    /// The line that mounts it; of one that we serve, there is none.
+    mount: String,
     /// Serves the mount in the foreground; ends with it.
     server: Option<Child>,
 }
@@ -82,6 +84,16 @@ pub fn fuse2fs_lines(size: u64) -> Vec<String> {
     ]
 }
 
+/// The file system of Redox OS, in a process.
+pub fn redoxfs_lines(size: u64) -> Vec<String> {
+    vec![
+        make_file("redoxfs", size, true),
+        "redoxfs-mkfs redoxfs.img".into(),
+        "mkdir redoxfs".into(),
+        "redoxfs redoxfs.img redoxfs".into(),
+    ]
+}
+
 /// The file system that keeps nothing, which `cargo build` puts beside `kedge`. The error says how.
 pub fn null_program(kedge: &Path) -> std::result::Result<PathBuf, String> {
     let program = kedge.with_file_name("examples").join("null");
@@ -134,6 +146,10 @@ impl<'a> Mounted<'a> {
         Mounted::make(shell, "fuse2fs", "umount fuse2fs", &fuse2fs_lines(size))
     }
 
+    pub fn redoxfs(shell: &'a Shell, size: u64) -> Result<Mounted<'a>> {
+        Mounted::make(shell, "redoxfs", "umount redoxfs", &redoxfs_lines(size))
+    }
+
     /// The file system that keeps nothing: `program` serves it in the foreground.
     pub fn null(shell: &'a Shell, program: &Path) -> Result<Mounted<'a>> {
         Mounted::served(shell, "null", "umount null", &null_lines(), program)
@@ -180,7 +196,8 @@ impl<'a> Mounted<'a> {
         lines: &[String],
     ) -> Result<Mounted<'a>> {
         // Before the first line: half-made ones are undone too.
-        let mounted = Mounted { shell, name, unmount, server: None };
+        let mount = lines.last().cloned().unwrap_or_default();
+        let mounted = Mounted { shell, name, unmount, mount, server: None };
         lines.iter().try_for_each(|line| shell.run(line).map(drop))?;
         Ok(mounted)
     }
@@ -215,7 +232,27 @@ impl<'a> Mounted<'a> {
             std::fs::remove_dir_all(&work).with_context(|| format!("remove {}", work.display()))?;
         }
         std::fs::create_dir(&work).with_context(|| format!("create {}", work.display()))?;
+        self.settle()
+    }
+
+    /// Nothing left to write back.
+    pub fn settle(&self) -> Result<()> {
         self.shell.run(&format!("sync -f {}", self.name)).map(drop)
+    }
+
+    /// Unmounts and mounts again, with nothing of it in a cache, also not of its image: all caches
+    /// of the kernel are dropped.
+    pub fn remount_cold(&self) -> Result<()> {
+        self.shell.run(self.unmount)?;
+        // A server may write on when its mount is gone.
+        let image = self.shell.dir.join(format!("{}.img", self.name));
+        let mut looks = 0..LOOKS;
+        while is_open(&image)? {
+            ensure!(looks.next().is_some(), "{} is still in use after its unmount", image.display());
+            std::thread::sleep(LOOK_AGAIN);
+        }
+        drop_caches(self.shell)?;
+        self.shell.run(&self.mount).map(drop)
     }
 
     /// Unmounts and says what went wrong with it: an unmount that fails is a failure of the
@@ -248,6 +285,26 @@ impl<'a> Mounted<'a> {
         }
         first.map(drop)
     }
+}
+
+/// What the kernel has cached is read anew. Needs root.
+pub fn drop_caches(shell: &Shell) -> Result<()> {
+    // What is dirty cannot be dropped.
+    shell.run("sync -f .")?;
+    std::fs::write("/proc/sys/vm/drop_caches", "3").context("drop the kernel's caches")
+}
+
+/// Whether a process has the file open.
+fn is_open(file: &Path) -> Result<bool> {
+    for entry in std::fs::read_dir("/proc").context("read /proc")? {
+        // A process may end while we look, and what is no process has no such directory.
+        let Ok(open) = std::fs::read_dir(entry?.path().join("fd")) else { continue };
+        let links = open.filter_map(|link| std::fs::read_link(link.ok()?.path()).ok());
+        if links.into_iter().any(|link| link == file) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Whether these words, each with a zero byte behind it, are those with which `kedge mount` starts

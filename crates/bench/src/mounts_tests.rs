@@ -11,3 +11,13 @@ fn the_server_is_known_by_its_words() {
     assert!(!serves(&words(&["kedge", "umount", "/tmp/x/kedge"]), dir));
     assert!(!serves(b"", dir), "a kernel thread");
 }
+
+#[test]
+fn a_file_is_open_while_somebody_has_it() {
+    let temp = tempfile::tempdir().expect("a directory");
+    let path = temp.path().canonicalize().expect("it exists").join("image");
+    let file = std::fs::File::create(&path).expect("created");
+    assert!(is_open(&path).expect("looked"));
+    drop(file);
+    assert!(!is_open(&path).expect("looked"));
+}

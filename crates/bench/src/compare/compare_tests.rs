@@ -7,13 +7,17 @@ use std::sync::Arc;
 fn loads_do_their_work_in_both_worlds() {
     let device = Arc::new(MemDevice::new(256 << 20));
     let library = Library::on(device, &FormatOptions::default(), MountOptions::default()).expect("opens");
-    let image = Ground::Library(library);
+    let image = Ground::Library(Reopened::new(PathBuf::new(), library));
     let temp = tempfile::tempdir().expect("a directory");
     for (i, load) in LOADS.iter().enumerate() {
-        let Work::Calls(work) = load.work else { continue };
         let host = Root::Host(temp.path().to_owned()).make_dir(&format!("{i}")).expect("a directory");
         for root in [image.fresh().expect("empty"), host] {
-            let rate = work(&root, load.threads, 20).unwrap_or_else(|e| panic!("{}: {e:#}", load.title));
+            let rate = match load.work {
+                Work::Calls(work) => work(&root, load.threads, 20),
+                Work::Kept { prepare, run, .. } => prepare(&root, 20).and_then(|()| run(&root, 20)),
+                Work::Tool { .. } => continue,
+            };
+            let rate = rate.unwrap_or_else(|e| panic!("{}: {e:#}", load.title));
             assert!(rate.is_finite() && rate > 0.0, "{}: {rate}", load.title);
         }
     }
@@ -22,9 +26,28 @@ fn loads_do_their_work_in_both_worlds() {
 #[test]
 fn what_is_durable_is_compared_with_durable_writes() {
     let durable = LOADS.iter().filter(|load| fits(Peer::Raw, load)).count();
-    assert_eq!(durable, 7);
+    assert_eq!(durable, 13);
     assert!(LOADS.iter().all(|load| fits(Peer::Ext4, load)));
     assert!(LOADS.iter().filter(|load| !fits(Peer::Library, load)).count() == 3, "programs need a mount");
+    assert!(LOADS.iter().all(|load| fits(Peer::Redoxfs, load) != load.durable), "its fsync does nothing");
+    assert_eq!(LOADS.iter().filter(|load| !fits(Peer::Tmpfs, load)).count(), 2, "it has nothing cold");
+}
+
+/// What a round prepared is there in the next one, and a directory that is not as it was made is
+/// told.
+#[test]
+fn what_is_kept_is_made_once() {
+    let device = Arc::new(MemDevice::new(64 << 20));
+    let library = Library::on(device, &FormatOptions::default(), MountOptions::default()).expect("opens");
+    let image = Ground::Library(Reopened::new(PathBuf::new(), library));
+    let walk = LOADS.iter().find(|load| matches!(load.work, Work::Kept { name: "tree", cold: false, .. }));
+    let Work::Kept { name, prepare, run, .. } = walk.expect("there is one").work else { unreachable!() };
+    image.kept(name, prepare, 20).expect("made");
+    let kept = image.kept(name, |_, _| bail!("made twice"), 20).expect("there");
+    run(&kept, 20).expect("walked");
+    kept.create("more").expect("created");
+    let told = run(&kept, 20).expect_err("one more").to_string();
+    assert_eq!(told, "22 were found where 20 files are");
 }
 
 /// The best of those that were measured counts, and without any there is no bar.

@@ -16,13 +16,18 @@ const MIB: usize = 1 << 20;
 const IN_DIR: u64 = 100;
 /// Blocks of a file that is overwritten.
 const OVERWRITTEN: u64 = 1024;
+/// Files that are made before the first of them is made durable, as fs_mark has it by default.
+const BEFORE_FSYNC: u64 = 1000;
+/// What is walked, and read: files, and mebibytes.
+const WALKED: u64 = 100_000;
+const READ: u64 = 512;
 
 /// One load. It begins in an empty directory.
 pub struct Load {
     pub title: &'static str,
     pub unit: &'static str,
     pub threads: usize,
-    /// Items of the first round, which shows how many make a round.
+    /// Items of the first round, which shows how many make a round. Of [`Work::Kept`]: of all.
     pub pilot: u64,
     /// Bytes of the image for each item: how many fit.
     pub item: u64,
@@ -53,12 +58,14 @@ const XFS: &[Peer] = &[Peer::Xfs];
 const NULL: &[Peer] = &[Peer::Null];
 const NULL_LOG: &[Peer] = &[Peer::NullLog];
 /// Of every load.
-pub static ANY: Wanted = mounted(2.0, &[Peer::Fuse2fs]);
+pub static ANY: [Wanted; 2] = [mounted(2.0, &[Peer::Fuse2fs]), mounted(2.0, &[Peer::Redoxfs])];
 static CREATED: [Wanted; 2] = [mounted(0.8, NULL), in_process(4.0, EXT4)];
 static FSYNCED_1: [Wanted; 3] =
     [mounted(2.5, KERNEL), in_process(5.0, KERNEL), in_process(0.95, &[Peer::Raw])];
 static FSYNCED_4: [Wanted; 2] = [mounted(2.5, KERNEL), in_process(5.0, KERNEL)];
 static FSYNCED_16: [Wanted; 3] = [mounted(1.0, XFS), mounted(0.9, NULL_LOG), in_process(5.0, KERNEL)];
+static FSYNCED_LATER: [Wanted; 1] = [mounted(2.5, KERNEL)];
+static FSYNCED_LATER_16: [Wanted; 2] = [mounted(1.0, XFS), mounted(0.9, NULL_LOG)];
 static REPLACED: [Wanted; 1] = [mounted(1.0, XFS)];
 static TREE: [Wanted; 1] = [mounted(0.8, NULL)];
 static SEQUENTIAL: [Wanted; 1] = [mounted(0.8, EXT4)];
@@ -67,6 +74,14 @@ static DBENCH: [Wanted; 1] = [mounted(0.85, NULL_LOG)];
 pub enum Work {
     /// Through std::fs or the library. Answers items per second.
     Calls(fn(&Root, usize, u64) -> Result<f64>),
+    /// On a directory that is made once, as the name says, and then stays. `cold`: what is in it is
+    /// in no cache when a round begins.
+    Kept {
+        name: &'static str,
+        prepare: fn(&Root, u64) -> Result<()>,
+        run: fn(&Root, u64) -> Result<f64>,
+        cold: bool,
+    },
     /// A program that needs a mount: the directory's name, as commands say it, and the directory.
     Tool { program: &'static str, run: fn(&Place, &str, &Root, u64) -> Result<f64> },
 }
@@ -93,7 +108,24 @@ const fn large(load: Load) -> Load {
     Load { item: 8 << 20, ..load }
 }
 
-pub static LOADS: [Load; 18] = [
+const fn walk(title: &'static str, cold: bool) -> Load {
+    let kept = Work::Kept { name: "tree", prepare: make_names, run: walk_all, cold };
+    Load { work: kept, ..calls(title, "files/s", 1, WALKED, empty_files) }
+}
+
+const fn read(title: &'static str, cold: bool) -> Load {
+    let kept = Work::Kept { name: "file", prepare: make_file, run: read_all, cold };
+    Load { work: kept, ..wanted(&SEQUENTIAL, calls(title, "MiB/s", 1, READ, empty_files)) }
+}
+
+/// `fs_mark -S 3` and `-S 5`: all files are made, then opened again and made durable one by one.
+const fn synced_after(title: &'static str, threads: usize, reverse: bool) -> Load {
+    let work = if reverse { reverse_synced_files } else { later_synced_files };
+    let bars: &[Wanted] = if threads < 16 { &FSYNCED_LATER } else { &FSYNCED_LATER_16 };
+    wanted(bars, durable(calls(title, "files/s", threads, 100 * threads as u64, work)))
+}
+
+pub static LOADS: [Load; 26] = [
     wanted(&CREATED, calls("4 KiB files, 1 thread", "files/s", 1, 500, plain_files)),
     wanted(&CREATED, calls("4 KiB files, 4 threads", "files/s", 4, 500, plain_files)),
     wanted(&CREATED, calls("4 KiB files, 16 threads", "files/s", 16, 500, plain_files)),
@@ -110,17 +142,21 @@ pub static LOADS: [Load; 18] = [
         &FSYNCED_16,
         durable(calls("4 KiB files, each with fsync, 16 threads", "files/s", 16, 400, synced_files)),
     ),
+    synced_after("4 KiB files, then fsync of each, 1 thread", 1, false),
+    synced_after("4 KiB files, then fsync of each, 4 threads", 4, false),
+    synced_after("4 KiB files, then fsync of each, 16 threads", 16, false),
+    synced_after("4 KiB files, then fsync of each from the last, 1 thread", 1, true),
+    synced_after("4 KiB files, then fsync of each from the last, 4 threads", 4, true),
+    synced_after("4 KiB files, then fsync of each from the last, 16 threads", 16, true),
     durable(calls("overwrite 4 KiB, fdatasync", "writes/s", 1, 100, overwrites)),
     durable(calls("append 100 bytes, fdatasync", "writes/s", 1, 100, appends)),
     wanted(&REPLACED, durable(calls("replace a file safely, 16 clients", "files/s", 16, 160, replacements))),
     wanted(&TREE, calls("unpack a tree of small files", "files/s", 1, 500, unpack)),
     wanted(&TREE, calls("remove that tree", "files/s", 1, 500, remove)),
-    calls("walk that tree, warm", "files/s", 1, 500, walk),
     wanted(
         &SEQUENTIAL,
         large(calls("sequential write of 1 MiB each, fsync at the end", "MiB/s", 1, 32, sequential_write)),
     ),
-    wanted(&SEQUENTIAL, large(calls("sequential read of 1 MiB each, warm", "MiB/s", 1, 32, sequential_read))),
     Load {
         title: "dbench, 16 clients",
         unit: "MB/s",
@@ -151,6 +187,10 @@ pub static LOADS: [Load; 18] = [
         wanted: &[],
         work: Work::Tool { program: "sqlite3", run: sqlite },
     },
+    walk("walk 100,000 files, cold", true),
+    walk("walk 100,000 files, warm", false),
+    read("sequential read of 1 MiB each, cold", true),
+    read("sequential read of 1 MiB each, warm", false),
 ];
 
 fn rate(items: u64, took: Duration) -> f64 {
@@ -195,6 +235,27 @@ fn synced_files(root: &Root, threads: usize, items: u64) -> Result<f64> {
             file.sync()
         })
     })
+}
+
+fn later_synced_files(root: &Root, threads: usize, items: u64) -> Result<f64> {
+    shared(root, threads, items, |dir, each| sync_after(dir, each, false))
+}
+
+fn reverse_synced_files(root: &Root, threads: usize, items: u64) -> Result<f64> {
+    shared(root, threads, items, |dir, each| sync_after(dir, each, true))
+}
+
+fn sync_after(dir: &Root, items: u64, reverse: bool) -> Result<()> {
+    let name = |i: u64| format!("f{i:07}");
+    for first in (0..items).step_by(BEFORE_FSYNC as usize) {
+        let these = first..(first + BEFORE_FSYNC).min(items);
+        these.clone().try_for_each(|i| dir.create(&name(i))?.write(&BLOCK))?;
+        match reverse {
+            false => these.into_iter().try_for_each(|i| dir.open(&name(i))?.sync())?,
+            true => these.rev().try_for_each(|i| dir.open(&name(i))?.sync())?,
+        }
+    }
+    Ok(())
 }
 
 fn overwrites(root: &Root, _: usize, items: u64) -> Result<f64> {
@@ -260,13 +321,22 @@ fn remove(root: &Root, _: usize, items: u64) -> Result<f64> {
     Ok(rate(items, timed(|| root.remove_all("tree"))?))
 }
 
-fn walk(root: &Root, _: usize, items: u64) -> Result<f64> {
-    make_tree(root, items)?;
-    let tree = root.below("tree")?;
-    // Whatever this brings into a cache is there for all.
-    let there = tree.walk()?;
+/// Directories of empty files.
+fn make_names(root: &Root, items: u64) -> Result<()> {
+    let mut dir = root.clone();
+    for i in 0..items {
+        if i % IN_DIR == 0 {
+            dir = root.make_dir(&format!("d{i:07}"))?;
+        }
+        dir.create(&format!("f{i:07}"))?;
+    }
+    Ok(())
+}
+
+fn walk_all(root: &Root, items: u64) -> Result<f64> {
     let took = timed(|| {
-        ensure!(tree.walk()? == there, "the tree has changed");
+        let there = root.walk()?;
+        ensure!(there == items + items.div_ceil(IN_DIR), "{there} were found where {items} files are");
         Ok(())
     })?;
     Ok(rate(items, took))
@@ -282,18 +352,24 @@ fn sequential_write(root: &Root, _: usize, items: u64) -> Result<f64> {
     Ok(rate(items, took))
 }
 
-fn sequential_read(root: &Root, _: usize, items: u64) -> Result<f64> {
-    let mut bytes = vec![0x6b; MIB];
+fn make_file(root: &Root, items: u64) -> Result<()> {
+    let bytes = vec![0x6b; MIB];
     let mut file = root.create("f")?;
     (0..items).try_for_each(|_| file.write(&bytes))?;
-    file.sync()?;
-    let mut read = |i: u64| -> Result<()> {
-        let n = file.read_at(i * MIB as u64, &mut bytes)?;
-        ensure!(n == MIB, "{n} bytes were read of {MIB}");
-        Ok(())
-    };
-    (0..items).try_for_each(&mut read)?;
-    Ok(rate(items, timed(|| (0..items).try_for_each(read))?))
+    file.sync()
+}
+
+fn read_all(root: &Root, items: u64) -> Result<f64> {
+    let mut bytes = vec![0; MIB];
+    let file = root.open("f")?;
+    let took = timed(|| {
+        (0..items).try_for_each(|i| {
+            let n = file.read_at(i * MIB as u64, &mut bytes)?;
+            ensure!(n == MIB && bytes[0] == 0x6b, "{n} bytes were read of {MIB}");
+            Ok(())
+        })
+    })?;
+    Ok(rate(items, took))
 }
 
 fn dbench(place: &Place, name: &str, _: &Root, seconds: u64) -> Result<f64> {

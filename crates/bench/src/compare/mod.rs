@@ -1,6 +1,6 @@
 //! KedgeFS beside its peers: mounted, in process, and behind the same kernel interface a file
 //! system that does nothing, or only what an fsync has to; ext4, XFS and Btrfs on loop devices,
-//! fuse2fs; tmpfs as the ceiling, durable writes alone as the limit of what is made durable.
+//! fuse2fs and redoxfs; tmpfs as the ceiling, durable writes alone as the limit of what is made durable.
 //!
 //! All images have one size, lie in one directory, and are written full first. What cannot be
 //! measured here is named in the report. `page` shows the report as one HTML file.
@@ -9,19 +9,21 @@ mod loads;
 pub mod page;
 mod root;
 
+use crate::Settings;
 use crate::bars::{Bar, Want};
 use crate::contest::{Amount, Better, Contest, Contestant, Metric, Outcome, Plan, Round};
 use crate::library::{Library, in_threads};
 use crate::mounts::{self, Mounted};
 use crate::place::{Machine, Place};
 use crate::report::{Reading, Report, Section};
-use crate::{Settings, shell};
+use crate::shell::{self, Shell};
 use anyhow::{Context, Result, bail};
 use kedge_base::{BLOCK_SIZE, IoBuf};
 use kedge_device::{Device, FileDevice, OpenOptions};
 use kedgefs::{FormatOptions, MountOptions};
 use loads::{LOADS, Load, Wanted, Work};
 use root::Root;
+use std::cell::RefCell;
 use std::path::PathBuf;
 
 /// A contestant.
@@ -35,11 +37,12 @@ pub enum Peer {
     Xfs,
     Btrfs,
     Fuse2fs,
+    Redoxfs,
     Tmpfs,
     Raw,
 }
 
-pub const PEERS: [Peer; 10] = [
+pub const PEERS: [Peer; 11] = [
     Peer::Kedge,
     Peer::Library,
     Peer::Null,
@@ -48,6 +51,7 @@ pub const PEERS: [Peer; 10] = [
     Peer::Xfs,
     Peer::Btrfs,
     Peer::Fuse2fs,
+    Peer::Redoxfs,
     Peer::Tmpfs,
     Peer::Raw,
 ];
@@ -64,6 +68,7 @@ impl Peer {
             Peer::Xfs => "XFS",
             Peer::Btrfs => "Btrfs",
             Peer::Fuse2fs => "fuse2fs",
+            Peer::Redoxfs => "redoxfs",
             Peer::Tmpfs => "tmpfs",
             Peer::Raw => "durable writes",
         }
@@ -78,6 +83,9 @@ impl Peer {
             Peer::NullLog => "the same; each fsync waits for a durable write, which others may share",
             Peer::Ext4 | Peer::Xfs | Peer::Btrfs => "in the kernel, on a loop device",
             Peer::Fuse2fs => "ext4 in a process, mounted",
+            Peer::Redoxfs => {
+                "in a process, mounted; its fsync does nothing, so it has no part in what is durable"
+            }
             Peer::Tmpfs => "in memory, in the kernel: the ceiling",
             Peer::Raw => "4 KiB each, nothing else: the limit of what is made durable one by one",
         }
@@ -98,6 +106,7 @@ impl Peer {
             Peer::Xfs => (&["mkfs.xfs", "mount", "umount"], true),
             Peer::Btrfs => (&["mkfs.btrfs", "mount", "umount"], true),
             Peer::Fuse2fs => (&["mkfs.ext4", "fuse2fs", "umount"], true),
+            Peer::Redoxfs => (&["redoxfs", "redoxfs-mkfs", "umount"], true),
             Peer::Tmpfs => (&["mount", "umount"], true),
         };
         let gone: Vec<&str> = tools.iter().filter(|tool| shell::find(tool).is_none()).copied().collect();
@@ -112,25 +121,84 @@ impl Peer {
 /// Where a contestant works.
 enum Ground<'a> {
     Mounted(Mounted<'a>),
-    Library(Library),
+    Library(Reopened),
     Raw(PathBuf),
 }
 
+/// The library on an image that may be closed and opened again.
+struct Reopened {
+    image: PathBuf,
+    /// `None`: opening it again has failed.
+    library: RefCell<Option<Library>>,
+}
+
+impl Reopened {
+    fn new(image: PathBuf, library: Library) -> Reopened {
+        Reopened { image, library: RefCell::new(Some(library)) }
+    }
+
+    fn library(&self) -> Result<Library> {
+        self.library.borrow().clone().context("the image could not be opened again")
+    }
+
+    fn reopen_cold(&self, shell: &Shell) -> Result<()> {
+        let before = self.library.take().context("the image could not be opened again")?;
+        before.close()?;
+        // It holds the image.
+        drop(before);
+        mounts::drop_caches(shell)?;
+        let device = FileDevice::open(&self.image, OpenOptions::default())?;
+        self.library.replace(Some(Library::open(device, MountOptions::default())?));
+        Ok(())
+    }
+}
+
 impl Ground<'_> {
+    fn top(&self) -> Result<Root> {
+        match self {
+            Ground::Mounted(mounted) => Ok(Root::Host(mounted.path())),
+            Ground::Library(image) => Ok(Root::Image(image.library()?.fs().root())),
+            Ground::Raw(_) => bail!("no file system"),
+        }
+    }
+
+    /// Nothing left to write back: it would be a part of others' rounds.
+    fn settle(&self) -> Result<()> {
+        match self {
+            Ground::Mounted(mounted) => mounted.settle(),
+            Ground::Library(image) => image.library()?.sync(),
+            Ground::Raw(_) => Ok(()),
+        }
+    }
+
     /// An empty directory, and nothing left to write back from before.
     fn fresh(&self) -> Result<Root> {
+        if let Ground::Mounted(mounted) = self {
+            mounted.fresh()?;
+            return self.top()?.below("work");
+        }
+        let top = self.top()?;
+        top.remove_all("work")?;
+        let work = top.make_dir("work")?;
+        self.settle()?;
+        Ok(work)
+    }
+
+    /// A directory that was prepared in an earlier round, or is now.
+    fn kept(&self, name: &str, prepare: fn(&Root, u64) -> Result<()>, items: u64) -> Result<Root> {
+        let top = self.top()?;
+        if !top.has_dir(name)? {
+            prepare(&top.make_dir(name)?, items)?;
+            self.settle()?;
+        }
+        top.below(name)
+    }
+
+    /// Nothing of it is in a cache afterwards.
+    fn cool(&self, place: &Place) -> Result<()> {
         match self {
-            Ground::Mounted(mounted) => {
-                mounted.fresh()?;
-                Ok(Root::Host(mounted.path().join("work")))
-            }
-            Ground::Library(library) => {
-                let top = Root::Image(library.fs().root());
-                top.remove_all("work")?;
-                let work = top.make_dir("work")?;
-                library.sync()?;
-                Ok(work)
-            }
+            Ground::Mounted(mounted) => mounted.remount_cold(),
+            Ground::Library(image) => image.reopen_cold(&place.shell),
             Ground::Raw(_) => bail!("no file system"),
         }
     }
@@ -162,7 +230,7 @@ pub fn run(settings: &Settings, peers: &[Peer]) -> Result<Report> {
     let (mut outcomes, mut bars) = (Vec::new(), Vec::new());
     for load in &LOADS {
         let Some(outcome) = compare.hold(load)? else { continue };
-        let wanted = std::iter::once(&loads::ANY).chain(load.wanted);
+        let wanted = loads::ANY.iter().chain(load.wanted);
         bars.extend(wanted.filter_map(|wanted| bar(wanted, &outcome)));
         outcomes.push(outcome);
     }
@@ -171,7 +239,7 @@ pub fn run(settings: &Settings, peers: &[Peer]) -> Result<Report> {
     for (peer, ground) in made {
         let ended = match ground {
             Ok(Ground::Mounted(mounted)) => mounted.end(),
-            Ok(Ground::Library(library)) => library.close(),
+            Ok(Ground::Library(image)) => image.library().and_then(|library| library.close()),
             Ok(Ground::Raw(_)) | Err(_) => Ok(()),
         };
         failures.extend(ended.err().map(|e| format!("{}: {e:#}", peer.name())));
@@ -215,6 +283,9 @@ impl Compare<'_> {
             Peer::Fuse2fs => {
                 (mounts::fuse2fs_lines(size), Mounted::fuse2fs(shell, size).map(Ground::Mounted))
             }
+            Peer::Redoxfs => {
+                (mounts::redoxfs_lines(size), Mounted::redoxfs(shell, size).map(Ground::Mounted))
+            }
             Peer::Tmpfs => (mounts::tmpfs_lines(), Mounted::tmpfs(shell).map(Ground::Mounted)),
             Peer::Null | Peer::NullLog => {
                 let made = mounts::null_program(&self.settings.kedge).map_err(anyhow::Error::msg);
@@ -227,12 +298,14 @@ impl Compare<'_> {
                 (lines, made.map(Ground::Mounted))
             }
             Peer::Library => {
+                let image = shell.dir.join("library.img");
                 let made = shell.run(&file("library")).and_then(|_| {
-                    let device = FileDevice::open(shell.dir.join("library.img"), OpenOptions::default())?;
+                    let device = FileDevice::open(&image, OpenOptions::default())?;
                     Library::on(device, &FormatOptions::default(), MountOptions::default())
                 });
+                let made = made.map(|library| Ground::Library(Reopened::new(image, library)));
                 let how = "# FileDevice::open(\"library.img\"), FileSystem::format, FileSystem::open, all with defaults";
-                (vec![file("library"), how.into()], made.map(Ground::Library))
+                (vec![file("library"), how.into()], made)
             }
             Peer::Raw => {
                 let made = shell.run(&file("raw")).map(|_| Ground::Raw(shell.dir.join("raw.img")));
@@ -256,6 +329,10 @@ impl Compare<'_> {
             self.note(format!("Left out: {} ({program} is not installed).", load.title));
             return Ok(None);
         }
+        if matches!(load.work, Work::Kept { cold: true, .. }) && !self.place.root {
+            self.note(format!("Left out: {} (it takes root to drop the kernel's caches).", load.title));
+            return Ok(None);
+        }
         let seconds = if self.settings.quick { 0.3 } else { 2.0 };
         let max = (self.settings.size / load.item).max(1);
         let amount = match &load.work {
@@ -263,6 +340,7 @@ impl Compare<'_> {
             Work::Tool { program: "dbench", .. } => {
                 Amount::Warmed { pilot: 2, amount: if self.settings.quick { 2 } else { 10 } }
             }
+            Work::Kept { .. } => Amount::Fixed(load.pilot / if self.settings.quick { 10 } else { 1 }),
             _ => Amount::Scaled { pilot: load.pilot.min(max), max, seconds },
         };
         let contestants = self.made.iter().filter(|(peer, _)| fits(*peer, load));
@@ -305,7 +383,11 @@ fn bar(wanted: &Wanted, outcome: &Outcome) -> Option<Bar> {
 fn fits(peer: Peer, load: &Load) -> bool {
     match peer {
         Peer::Raw => load.durable,
-        Peer::Library => matches!(load.work, Work::Calls(_)),
+        Peer::Library => !matches!(load.work, Work::Tool { .. }),
+        // Its fsync answers and does nothing.
+        Peer::Redoxfs => !load.durable,
+        // What keeps nothing has nothing to read.
+        peer if peer.is_reference() => !matches!(load.work, Work::Kept { cold: true, .. }),
         _ => true,
     }
 }
@@ -315,12 +397,26 @@ fn round(place: &Place, load: &Load, ground: &Ground<'_>, items: u64) -> Result<
     let value = match (ground, &load.work) {
         (Ground::Raw(path), _) => durable_writes(path, load.threads, items)?,
         (ground, Work::Calls(work)) => work(&ground.fresh()?, load.threads, items)?,
+        (ground, Work::Kept { name, prepare, run, cold }) => {
+            let kept = ground.kept(name, *prepare, items)?;
+            match cold {
+                true => {
+                    // It would hold the image of the library.
+                    drop(kept);
+                    ground.cool(place)?;
+                    run(&ground.top()?.below(name)?, items)?
+                }
+                // Whatever this brings into a cache is there for all.
+                false => run(&kept, items).and_then(|_| run(&kept, items))?,
+            }
+        }
         (Ground::Mounted(mounted), Work::Tool { run, .. }) => {
             let work = ground.fresh()?;
             run(place, &format!("{}/work", mounted.name()), &work, items)?
         }
-        (Ground::Library(_), Work::Tool { .. }) => bail!("a program needs a mount"),
+        (Ground::Library(..), Work::Tool { .. }) => bail!("a program needs a mount"),
     };
+    ground.settle()?;
     Ok(Round { values: vec![value], command })
 }
 

@@ -55,6 +55,27 @@ impl Root {
         made.with_context(|| format!("create {name}"))
     }
 
+    /// One that exists.
+    pub fn open(&self, name: &str) -> Result<Handle> {
+        let how = kedgefs::OpenOptions::new().read(true).write(true);
+        let opened = match self {
+            Root::Host(dir) => File::options().read(true).write(true).open(dir.join(name)).map(Handle::Host),
+            Root::Image(dir) => dir.open_with(name, &how).map(Handle::Image),
+        };
+        opened.with_context(|| format!("open {name}"))
+    }
+
+    pub fn has_dir(&self, name: &str) -> Result<bool> {
+        match self {
+            Root::Host(dir) => dir.join(name).try_exists(),
+            Root::Image(dir) => match dir.dir(name) {
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(false),
+                dir => dir.map(|_| true),
+            },
+        }
+        .with_context(|| format!("look for {name}"))
+    }
+
     pub fn rename(&self, from: &str, to: &str) -> Result<()> {
         match self {
             Root::Host(dir) => std::fs::rename(dir.join(from), dir.join(to)),

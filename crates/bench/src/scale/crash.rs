@@ -67,6 +67,8 @@ impl Scale<'_> {
                     self.settings.interrupt.check()?;
                     fill_log(&image, self.log_size(), filler, Some(full * part))?;
                     self.place.shell.run("cp --sparse=always crash.img kedge.img")?;
+                    // A crash leaves an image on the disk, and not on its way there.
+                    self.place.shell.run("sync kedge.img")?;
                     samples[0].push(open(&image)?);
                     std::fs::remove_file(&image)?;
                     match self.mount() {

@@ -65,8 +65,8 @@ enum Bench {
         #[arg(long, value_name = "PART")]
         only: Vec<PartWord>,
     },
-    /// Everything beside everything: KedgeFS mounted and in process, ext4, XFS, Btrfs, fuse2fs, and
-    /// what bounds them (most of it needs root; what is missing is named)
+    /// Everything beside everything: KedgeFS mounted and in process, ext4, XFS, Btrfs, fuse2fs,
+    /// redoxfs, and what bounds them (most of it needs root; what is missing is named)
     Compare(CompareArgs),
     /// How costs grow: operations by the number of files up to ten million, fsck, and opening an
     /// image after a crash with a full log
@@ -138,6 +138,8 @@ enum PeerWord {
     Xfs,
     Btrfs,
     Fuse2fs,
+    /// Of Redox OS: where its programs are installed
+    Redoxfs,
     Tmpfs,
     /// Durable writes alone
     Raw,
@@ -273,6 +275,7 @@ fn bench_compare(args: &CompareArgs) -> Result<ExitCode> {
         PeerWord::Xfs => Peer::Xfs,
         PeerWord::Btrfs => Peer::Btrfs,
         PeerWord::Fuse2fs => Peer::Fuse2fs,
+        PeerWord::Redoxfs => Peer::Redoxfs,
         PeerWord::Tmpfs => Peer::Tmpfs,
         PeerWord::Raw => Peer::Raw,
     });
