@@ -124,8 +124,8 @@ impl Ops for Live {
         })
     }
 
-    fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
-        self.enter()?.recording.read(self.real(ino)?, offset, buf)
+    fn read_uncached(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        self.enter()?.recording.read_uncached(self.real(ino)?, offset, buf)
     }
 
     fn write_with(&self, ino: Ino, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize> {

@@ -268,7 +268,7 @@ impl Ops for Recording {
         self.fs.readlink(ino)
     }
 
-    fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
+    fn read_uncached(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
         self.fs.read(ino, offset, buf)
     }
 

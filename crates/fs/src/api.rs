@@ -1,6 +1,7 @@
 //! Public API: [`FileSystem`] and its operations, each counted and timed.
 
 use crate::core::{Fs, Membership};
+use crate::data::read::Keep;
 use crate::error::{Done, Error, Result};
 use crate::gate::{Inside, Thawed};
 use crate::names::directory::Make;
@@ -194,7 +195,13 @@ impl FileSystem {
 
     /// Bytes read; fewer than asked only at the end of the file.
     pub fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
-        self.timed(OpKind::read, |fs| fs.files().read(ino, offset, buf))
+        self.timed(OpKind::read, |fs| fs.files().read(ino, offset, buf, Keep::Pages))
+    }
+
+    /// [`FileSystem::read`] for callers with a cache of their own, as a kernel has: what it reads
+    /// from the device is not kept in memory.
+    pub fn read_uncached(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        self.timed(OpKind::read, |fs| fs.files().read(ino, offset, buf, Keep::Nothing))
     }
 
     /// Bytes written; fewer than asked when space or device gave out on the way. The cause is in

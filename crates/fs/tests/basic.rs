@@ -44,6 +44,44 @@ fn names(fs: &FileSystem, dir: Ino) -> Vec<String> {
     out
 }
 
+/// What a kernel reads it keeps itself; what a program reads stays here. Both see what is newer
+/// than the device.
+#[test]
+fn an_uncached_read_leaves_nothing_in_memory() {
+    let (device, fs) = fresh(32 << 20);
+    let ino = fs.create(Ino::ROOT, b"f", 0o644, Owner::default()).unwrap().ino;
+    let mut bytes: Vec<u8> = (0..100_000u32).map(|i| i as u8 ^ (i >> 8) as u8).collect();
+    fs.write(ino, 0, &bytes).unwrap();
+    fs.close().unwrap();
+    let fs = reopen(&device);
+    let reads = |fs: &FileSystem| -> u64 {
+        let stats: serde_json::Value = serde_json::from_str(&fs.stats_json()).unwrap();
+        stats["data"]["reads"].as_u64().unwrap()
+    };
+    let uncached = |fs: &FileSystem, offset: usize, len: usize| {
+        let mut buf = vec![0xff; len];
+        let n = fs.read_uncached(ino, offset as u64, &mut buf).unwrap();
+        buf.truncate(n);
+        buf
+    };
+    for from_device in 1..=2 {
+        assert_eq!(uncached(&fs, 0, 200_000), bytes);
+        assert_eq!(reads(&fs), from_device);
+    }
+    assert_eq!(uncached(&fs, 4095, 5000), bytes[4095..9095]);
+    assert_eq!(uncached(&fs, 99_999, 10), bytes[99_999..]);
+    // A page that is only in memory, between others.
+    fs.write(ino, 50_000, &[7; 100]).unwrap();
+    bytes[50_000..50_100].fill(7);
+    assert_eq!(uncached(&fs, 0, 200_000), bytes);
+    // Kept from here on.
+    assert_eq!(content(&fs, ino), bytes);
+    let before = reads(&fs);
+    assert_eq!(content(&fs, ino), bytes);
+    assert_eq!(uncached(&fs, 0, 200_000), bytes);
+    assert_eq!(reads(&fs), before);
+}
+
 #[test]
 fn a_closed_image_comes_back_as_it_was() {
     let (device, fs) = fresh(32 << 20);

@@ -462,7 +462,7 @@ impl<O: Ops> Server<O> {
         let asked: abi::ReadIn = args.take()?;
         let buf = out.as_mut_bytes();
         let len = buf.len().min(asked.size as usize);
-        Ok(self.ops.read(node, asked.offset, &mut buf[..len])?)
+        Ok(self.ops.read_uncached(node, asked.offset, &mut buf[..len])?)
     }
 
     fn write(&self, node: Ino, args: &mut Args<'_>) -> Answer<abi::WriteOut> {

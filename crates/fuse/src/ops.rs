@@ -29,7 +29,8 @@ pub trait Ops: Send + Sync + 'static {
     fn rmdir(&self, dir: Ino, name: &[u8]) -> Result<()>;
     fn rename(&self, dir: Ino, name: &[u8], new_dir: Ino, new_name: &[u8], mode: RenameMode) -> Result<()>;
     fn readdir(&self, dir: Ino, cookie: u64, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()>;
-    fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize>;
+    /// The kernel keeps what it answers.
+    fn read_uncached(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize>;
     fn write_with(&self, ino: Ino, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize>;
     fn fallocate(&self, ino: Ino, mode: FallocateMode, offset: u64, len: u64) -> Result<()>;
     fn seek(&self, ino: Ino, offset: u64, kind: SeekKind) -> Result<u64>;
@@ -102,7 +103,7 @@ delegate! {
     rmdir(dir: Ino, name: &[u8]) -> Result<()>;
     rename(dir: Ino, name: &[u8], new_dir: Ino, new_name: &[u8], mode: RenameMode) -> Result<()>;
     readdir(dir: Ino, cookie: u64, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()>;
-    read(ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize>;
+    read_uncached(ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize>;
     write_with(ino: Ino, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize>;
     fallocate(ino: Ino, mode: FallocateMode, offset: u64, len: u64) -> Result<()>;
     seek(ino: Ino, offset: u64, kind: SeekKind) -> Result<u64>;

@@ -4,7 +4,7 @@
 mod deletion;
 mod fallocate;
 pub(crate) mod orphans;
-mod read;
+pub(crate) mod read;
 mod truncate;
 mod write;
 

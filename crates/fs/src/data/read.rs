@@ -10,6 +10,7 @@ use kedge_base::{BLOCK_SIZE, BlockNo, Ino, IoBuf};
 use kedge_format::record::InodeMask;
 use kedge_format::{FileFlags, FileKind};
 use kedge_store::Class;
+use std::cell::RefCell;
 use std::sync::Arc;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
@@ -18,6 +19,19 @@ const SEEK_EXTENTS: usize = 64;
 /// Blocks read from the device at once.
 const READ_BLOCKS_MAX: u64 = 256;
 const DAY: i64 = 86_400;
+
+/// What stays in memory of what is read from the device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Keep {
+    Pages,
+    Nothing,
+}
+
+thread_local! {
+    /// What the device fills. A new buffer for each read would be zeroed, and its memory come from
+    /// the kernel, for as long as the read itself takes.
+    static FILLED: RefCell<IoBuf> = RefCell::new(IoBuf::zeroed(0));
+}
 
 /// A page that stays in memory while this lives. Goes after any guard of the page lock.
 pub(crate) struct HeldPage<'a> {
@@ -31,8 +45,16 @@ impl Drop for HeldPage<'_> {
     }
 }
 
+/// Blocks `[from, to)` of a file of `size` bytes, for a buffer that starts at its byte `offset`.
+struct Run {
+    from: u64,
+    to: u64,
+    offset: u64,
+    size: u64,
+}
+
 impl Files {
-    pub(crate) fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
+    pub(crate) fn read(&self, ino: Ino, offset: u64, buf: &mut [u8], keep: Keep) -> Result<usize> {
         self.engine.check_open()?;
         let inode = self.inodes.get_file(ino)?;
         let _io = inode.io.read();
@@ -50,7 +72,8 @@ impl Files {
             match (index < end && !hit, missing) {
                 (true, None) => missing = Some(index),
                 (false, Some(from)) => {
-                    self.read_run(&inode, from, index, offset, size, buf)?;
+                    let run = Run { from, to: index, offset, size };
+                    FILLED.with_borrow_mut(|filled| self.read_run(&inode, &run, buf, keep, filled))?;
                     missing = None;
                 }
                 _ => {}
@@ -67,17 +90,16 @@ impl Files {
         true
     }
 
-    /// Reads blocks `[from, to)`, none of them cached, into `buf`, which starts at byte `offset` of
-    /// the file.
+    /// Reads blocks none of which is cached.
     fn read_run(
         &self,
         inode: &Arc<Inode>,
-        from: u64,
-        to: u64,
-        offset: u64,
-        size: u64,
+        run: &Run,
         buf: &mut [u8],
+        keep: Keep,
+        filled: &mut IoBuf,
     ) -> Result<()> {
+        let Run { from, to, offset, size } = *run;
         for m in extents::map(self.engine.store(), inode.ino, from, to - from)? {
             match m.place {
                 Place::Hole | Place::Unwritten(_) => {
@@ -90,15 +112,17 @@ impl Files {
                     let mut done = 0;
                     while done < m.blocks {
                         let blocks = (m.blocks - done).min(READ_BLOCKS_MAX);
-                        let mut io = IoBuf::zeroed(blocks as usize);
-                        self.engine.store().device().read(BlockNo(start.0 + done).byte_offset(), &mut io)?;
+                        filled.resize(blocks as usize);
+                        self.engine.store().device().read(BlockNo(start.0 + done).byte_offset(), filled)?;
                         self.engine.stats().data_reads.inc();
-                        self.engine.stats().data_read_bytes.add(io.len() as u64);
-                        for (i, block) in io.as_mut_bytes().chunks_exact_mut(BLOCK_SIZE).enumerate() {
+                        self.engine.stats().data_read_bytes.add(filled.len() as u64);
+                        for (i, block) in filled.as_mut_bytes().chunks_exact_mut(BLOCK_SIZE).enumerate() {
                             let index = m.first + done + i as u64;
                             zero_behind(block, index, size);
                             copy_block(block, index, offset, buf);
-                            self.cache_clean(inode, index, block);
+                            if keep == Keep::Pages {
+                                self.cache_clean(inode, index, block);
+                            }
                         }
                         done += blocks;
                     }

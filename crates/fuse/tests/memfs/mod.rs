@@ -430,7 +430,7 @@ impl Ops for MemFs {
         Ok(())
     }
 
-    fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
+    fn read_uncached(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
         self.with(ino, |node| Ok(node.read(offset, buf)))
     }
 
