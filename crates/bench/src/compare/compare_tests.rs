@@ -24,6 +24,19 @@ fn loads_do_their_work_in_both_worlds() {
 }
 
 #[test]
+fn loads_are_chosen_by_a_part_of_their_title() {
+    let titles = |texts: &[&str]| -> Vec<&str> {
+        loads(&texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>())
+            .iter()
+            .map(|load| load.title)
+            .collect()
+    };
+    assert_eq!(titles(&[]).len(), LOADS.len());
+    assert_eq!(titles(&["dbench", "git"]), ["dbench, 16 clients", "git add and commit"]);
+    assert!(titles(&["no such load"]).is_empty());
+}
+
+#[test]
 fn what_is_durable_is_compared_with_durable_writes() {
     let durable = LOADS.iter().filter(|load| fits(Peer::Raw, load)).count();
     assert_eq!(durable, 13);

@@ -214,9 +214,16 @@ struct Compare<'a> {
     notes: Vec<String>,
 }
 
-/// Runs all loads and reports. An error means that there is nothing to report: the directory is
+/// Those whose title has one of these texts in it; all without any.
+pub fn loads(texts: &[String]) -> Vec<&'static Load> {
+    let asked =
+        |load: &&Load| texts.is_empty() || texts.iter().any(|text| load.title.contains(text.as_str()));
+    LOADS.iter().filter(asked).collect()
+}
+
+/// Runs the loads and reports. An error means that there is nothing to report: the directory is
 /// unusable, or an interrupt.
-pub fn run(settings: &Settings, peers: &[Peer]) -> Result<Report> {
+pub fn run(settings: &Settings, peers: &[Peer], loads: &[&Load]) -> Result<Report> {
     let place = Place::new(settings)?;
     let rounds = settings.rounds.unwrap_or(if settings.quick { 2 } else { 5 });
     let mut machine = Machine::look(&place)?;
@@ -228,7 +235,7 @@ pub fn run(settings: &Settings, peers: &[Peer]) -> Result<Report> {
         compare.make(peer)?;
     }
     let (mut outcomes, mut bars) = (Vec::new(), Vec::new());
-    for load in &LOADS {
+    for load in loads {
         let Some(outcome) = compare.hold(load)? else { continue };
         let wanted = loads::ANY.iter().chain(load.wanted);
         bars.extend(wanted.filter_map(|wanted| bar(wanted, &outcome)));

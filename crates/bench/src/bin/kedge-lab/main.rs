@@ -113,6 +113,9 @@ struct CompareArgs {
     /// Only these contestants
     #[arg(long, value_name = "PEER,…", value_delimiter = ',')]
     peers: Vec<PeerWord>,
+    /// Only loads whose title has TEXT in it; may be repeated
+    #[arg(long, value_name = "TEXT")]
+    only: Vec<String>,
     /// Write the report as JSON to FILE, too
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -281,6 +284,8 @@ fn bench_compare(args: &CompareArgs) -> Result<ExitCode> {
     });
     let asked: Vec<Peer> = asked.collect();
     let peers = if asked.is_empty() { compare::PEERS.to_vec() } else { asked };
+    let loads = compare::loads(&args.only);
+    ensure!(!loads.is_empty(), "no load has \"{}\" in its title", args.only.join("\" or \""));
     args.json.iter().chain(&args.html).try_for_each(|file| can_be_kept(file))?;
     let common = Common {
         dir: args.dir.clone(),
@@ -292,7 +297,7 @@ fn bench_compare(args: &CompareArgs) -> Result<ExitCode> {
         markdown: false,
         out: None,
     };
-    let report = compare::run(&common.settings()?, &peers)?;
+    let report = compare::run(&common.settings()?, &peers, &loads)?;
     let write = |file: &PathBuf, text: String| {
         std::fs::write(file, text).with_context(|| format!("write {}", file.display()))
     };
