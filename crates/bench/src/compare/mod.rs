@@ -1,6 +1,7 @@
 //! KedgeFS beside its peers: mounted, in process, and behind the same kernel interface a file
 //! system that does nothing, or only what an fsync has to; ext4, XFS and Btrfs on loop devices,
-//! fuse2fs and redoxfs; tmpfs as the ceiling, durable writes alone as the limit of what is made durable.
+//! fuse2fs and redoxfs; tmpfs as the ceiling, durable writes alone as the limit of what is made
+//! durable.
 //!
 //! All images have one size, lie in one directory, and are written full first. What cannot be
 //! measured here is named in the report. `page` shows the report as one HTML file.
