@@ -34,6 +34,9 @@ use kedgefs::{FormatOptions, MountOptions};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Of a mount beside which the load has a size: the default depends on the machine's memory.
+const CACHE: &str = "cache_size=256M";
+
 /// What can be reproduced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Experiment {

@@ -2,7 +2,7 @@
 
 use crate::image::{check_kind, is_remote, locate};
 use crate::options::{MountWords, show_size};
-use crate::waits;
+use crate::{memory, waits};
 use anyhow::{Context, Result};
 use kedge_base::{Clock, SystemClock};
 use kedge_device::sim::{ScriptedDevice, VolatileDevice};
@@ -155,9 +155,7 @@ fn open_as(path: &Path, words: &MountWords, extra: Extra) -> Result<Opened> {
     let mut options = MountOptions { read_only: words.read_only, shared_budget, ..MountOptions::default() };
     words.switches.apply(&mut options);
     options.dirty_tracking = words.dirty_tracking.unwrap_or_default();
-    if let Some(bytes) = extra.cache_size.or(words.cache_size) {
-        options.cache_size = bytes;
-    }
+    options.cache_size = extra.cache_size.or(words.cache_size).unwrap_or_else(memory::default_cache);
     if let Some(lock) = words.tree_lock {
         options.tree_lock = lock;
     }

@@ -18,7 +18,7 @@ use crate::{Usage, daemon, engine, image, mounts, notify};
 use anyhow::{Context, Result, bail};
 use kedge_base::lock::{Condvar, Mutex, Rank};
 use kedge_fuse::MountPoint;
-use kedgefs::SharedBudget;
+use kedgefs::{MountOptions, SharedBudget};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
 use std::fs::DirBuilder;
@@ -338,7 +338,9 @@ impl Host {
             tracing::warn!("{}: {}", image.display(), image::tell_losses(&losses));
         }
         let shared_budget = Some(self.budget.clone());
-        let extra = engine::Extra { cache_size, shared_budget, ..engine::Extra::default() };
+        // One of many: its default is not made for one mount in a process.
+        let cache_size = cache_size.or(words.cache_size).unwrap_or(MountOptions::default().cache_size);
+        let extra = engine::Extra { cache_size: Some(cache_size), shared_budget, ..engine::Extra::default() };
         let opened = engine::open(&image, &mut words, extra)?;
         if let Some(notice) = &opened.notice {
             tracing::warn!("{notice}");

@@ -31,6 +31,7 @@ mod inside;
 mod install;
 mod listen;
 mod manual;
+mod memory;
 mod mkfs;
 mod mount;
 mod mounts;

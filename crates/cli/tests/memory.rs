@@ -87,9 +87,9 @@ fn many_files(options: &str, limit: u64) {
 }
 
 #[test]
-fn a_million_files_with_the_default_cache() {
+fn a_million_files_with_a_large_cache() {
     if !no_fuse() {
-        many_files("", if full() { 512 * MIB } else { 256 * MIB });
+        many_files(" --cache-size 256M", if full() { 512 * MIB } else { 256 * MIB });
     }
 }
 

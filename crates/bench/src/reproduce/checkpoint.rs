@@ -12,7 +12,7 @@
 
 use super::cpu::Busy;
 use super::marks::{self, MODES, THREADS};
-use super::{LIBRARY_IMAGE, LogSize, Part, Run, contestant};
+use super::{CACHE, LIBRARY_IMAGE, LogSize, Part, Run, contestant};
 use crate::bars::{Bar, Want};
 use crate::contest::{Amount, Better, Contest, Metric, Outcome, Plan, Published, Round};
 use crate::counters::Counters;
@@ -284,7 +284,7 @@ fn on_the_mount(run: &Run<'_>, mode: usize, option: &'static str, size: Size, ea
         mounts::make_file("kedge", run.settings.size, false),
         format!("kedge mkfs {}kedge.img", size.option()),
         "mkdir kedge".into(),
-        format!("kedge mount -o {option} kedge.img kedge"),
+        format!("kedge mount -o {option},{CACHE} kedge.img kedge"),
     ];
     let mounted = Mounted::kedge_by(shell, &lines)?;
     let before = Counters::of_mount(shell, mounted.name())?;

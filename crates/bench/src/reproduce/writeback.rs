@@ -9,7 +9,7 @@
 //! by itself. On the mount the processor time of the serving process counts like the client's.
 
 use super::cpu::Cpu;
-use super::{LIBRARY_IMAGE, Part, Run};
+use super::{CACHE, LIBRARY_IMAGE, Part, Run};
 use crate::bars::{Bar, Want};
 use crate::contest::{Amount, Better, Contest, Contestant, Metric, Outcome, Published, Round};
 use crate::counters::Counters;
@@ -279,7 +279,7 @@ fn on_the_mount(run: &Run<'_>, ground: Ground, option: &'static str, each: u64) 
     let mut lines = vec![
         format!("kedge mkfs {image}"),
         "mkdir kedge".into(),
-        format!("kedge mount -o {option} {image} kedge"),
+        format!("kedge mount -o {option},{CACHE} {image} kedge"),
     ];
     if disk.is_none() {
         lines.insert(0, mounts::make_file("kedge", run.settings.size, false));

@@ -30,7 +30,12 @@ pub const TABLE: &[Row] = &[
         "work that no fsync covered is made durable at least this often, 1 to 300",
         "5; 1 on a plain `fuse` mount",
     ),
-    row("`cache_size=SIZE`", FIXED, "memory for tree nodes and file pages", "256M"),
+    row(
+        "`cache_size=SIZE`",
+        FIXED,
+        "memory for tree nodes and file pages",
+        "a 16th of the memory, 64M to 1G; in `kedge daemon` 256M",
+    ),
     row(
         "`async_checkpoint[=PERCENT]`",
         LIVE,
