@@ -155,13 +155,23 @@ fn open_as(path: &Path, words: &MountWords, extra: Extra) -> Result<Opened> {
     let mut options = MountOptions { read_only: words.read_only, shared_budget, ..MountOptions::default() };
     words.switches.apply(&mut options);
     options.dirty_tracking = words.dirty_tracking.unwrap_or_default();
+    options.volatile = words.volatile;
     options.cache_size = extra.cache_size.or(words.cache_size).unwrap_or_else(memory::default_cache);
     if let Some(lock) = words.tree_lock {
         options.tree_lock = lock;
     }
     let fs = FileSystem::open(device.clone(), clock, options)
         .with_context(|| format!("open {}", path.display()))?;
-    Ok(Opened { fs, device, notice: None })
+    let notice = (words.volatile && !words.read_only).then(|| tell_volatile(path));
+    Ok(Opened { fs, device, notice })
+}
+
+fn tell_volatile(path: &Path) -> String {
+    format!(
+        "{} is mounted volatile: fsync and sync make nothing durable; a crash, or the death of the serving process, \
+         costs the work of the last seconds (commit=), also what programs have synced; only unmounting keeps all",
+        path.display()
+    )
 }
 
 pub fn open_device(path: &Path, read_only: bool) -> Result<Arc<dyn Device>> {

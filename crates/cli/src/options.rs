@@ -42,6 +42,8 @@ pub struct MountWords {
     pub privileged: Option<bool>,
     pub workers: Option<usize>,
     pub writeback_cache: Option<bool>,
+    /// fsync and sync make nothing durable.
+    pub volatile: bool,
     pub nosuid: bool,
     pub nodev: bool,
     pub noexec: bool,
@@ -65,6 +67,7 @@ pub const KNOWN: &[&str] = &[
     "workers=N",
     "writeback_cache",
     "nowriteback_cache",
+    "volatile",
     "rbd_timeout=SECONDS",
     "nbd_timeout=SECONDS",
 ];
@@ -161,6 +164,7 @@ impl MountWords {
             ("nbd_timeout", Some(v)) => self.nbd_timeout = Some(limit(word, v)?),
             ("writeback_cache", None) => self.writeback_cache = Some(true),
             ("nowriteback_cache", None) => self.writeback_cache = Some(false),
+            ("volatile", None) => self.volatile = true,
             (n, None) if NO_EFFECT.contains(&n) => {}
             ("nosuid", None) => self.nosuid = true,
             ("suid", None) => self.nosuid = false,
@@ -236,6 +240,7 @@ Mount options (those marked * may change while mounted):
   allow_other                  let others in; a mount that root makes does
   nosuid, nodev, noexec *      as mount(8) says
   writeback_cache              let the kernel gather writes
+  volatile                     fsync and sync make nothing durable: for scratch data
   workers=N                    threads that serve requests, 2 to 64
   rbd_timeout=SECONDS, nbd_timeout=SECONDS
                                how long a cluster or server may leave a request unanswered

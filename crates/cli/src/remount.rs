@@ -174,6 +174,7 @@ fn refuse_fixed(asked: &MountWords, kernel: &[&str], mount: &MountEntry, info: &
         ("dirty_tracking", asked.dirty_tracking.map(|v| v.word().into()), &engine["dirty_tracking"]),
         ("workers", asked.workers.map(Value::from), &fuse["workers"]),
         ("writeback_cache", asked.writeback_cache.map(Value::from), &fuse["writeback_cache"]),
+        ("volatile", asked.volatile.then(|| true.into()), &engine["volatile"]),
         ("rbd_timeout", secs(asked.rbd_timeout), &limits[0]),
         ("nbd_timeout", secs(asked.nbd_timeout), &limits[1]),
     ];

@@ -231,41 +231,41 @@ impl FileSystem {
     /// Makes the inode durable (`datasync`: its data and what is needed to read it). Of a
     /// directory: its entries.
     pub fn fsync(&self, ino: Ino, datasync: bool) -> Result<()> {
-        self.timed(fsync_kind(datasync), |fs| match fs.engine().gate().work() {
+        self.timed(fsync_kind(datasync), |fs| match fs.engine().sync_work() {
             Some(_work) => fs.syncer().fsync(ino, datasync),
-            None => fs.syncer().fsync_frozen(ino),
+            None => fs.syncer().fsync_at_once(ino),
         })
     }
 
     /// As [`FileSystem::fsync`], without holding a thread while the log is forced.
     pub fn fsync_async(&self, ino: Ino, datasync: bool, done: Done) {
         let started = self.fs.engine().clock().monotonic();
-        let (fs, work) = (self.fs.clone(), self.fs.engine().gate().work());
-        let frozen = work.is_none();
+        let (fs, work) = (self.fs.clone(), self.fs.engine().sync_work());
+        let at_once = work.is_none();
         let counted: Done = Box::new(move |result| {
             drop(work);
             let took = fs.engine().clock().monotonic().saturating_sub(started);
             fs.engine().stats().record(fsync_kind(datasync), took.as_nanos() as u64);
             done(result);
         });
-        match frozen {
-            true => counted(self.fs.syncer().fsync_frozen(ino)),
+        match at_once {
+            true => counted(self.fs.syncer().fsync_at_once(ino)),
             false => self.fs.syncer().fsync_async(ino, datasync, counted),
         }
     }
 
     /// Everything that completed before the call becomes durable.
     pub fn sync(&self) -> Result<()> {
-        self.timed(OpKind::sync, |fs| match fs.engine().gate().work() {
+        self.timed(OpKind::sync, |fs| match fs.engine().sync_work() {
             Some(_work) => fs.syncer().sync(ForceCause::Sync),
-            None => fs.syncer().sync_frozen(),
+            None => fs.syncer().sync_at_once(),
         })
     }
 
     /// As [`FileSystem::sync`], without holding a thread while the log is forced.
     pub fn sync_async(&self, done: Done) {
-        let Some(work) = self.fs.engine().gate().work() else {
-            return done(self.fs.syncer().sync_frozen());
+        let Some(work) = self.fs.engine().sync_work() else {
+            return done(self.fs.syncer().sync_at_once());
         };
         self.fs.syncer().sync_async(Box::new(move |result| {
             drop(work);
@@ -359,7 +359,11 @@ impl FileSystem {
     /// the log first.
     pub fn shutdown(&self, flush: bool) -> Result<()> {
         // What cannot be flushed does not keep it running.
-        let flushed = if flush { self.sync() } else { Ok(()) };
+        let flushed = match self.fs.engine().gate().work() {
+            _ if !flush => Ok(()),
+            Some(_work) => self.fs.syncer().sync(ForceCause::Sync),
+            None => self.fs.syncer().sync_at_once(),
+        };
         self.fs.engine().store().shutdown(&kedge_base::Error::Shutdown("a shutdown was asked for".into()));
         self.fs.stop_waiting();
         flushed

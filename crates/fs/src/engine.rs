@@ -2,7 +2,7 @@
 
 use crate::claim::Claim;
 use crate::error::{Error, Result};
-use crate::gate::{Gate, Phase};
+use crate::gate::{Gate, Phase, Working};
 use crate::options::MountOptions;
 use crate::stats::FsStats;
 use crate::switches::{Live, Switches};
@@ -20,6 +20,8 @@ pub(crate) struct Engine {
     options: Mutex<MountOptions>,
     /// The same for those that operations look up.
     live: Live,
+    /// fsync and sync have nothing to do.
+    volatile: bool,
     stats: FsStats,
     closed: AtomicBool,
     gate: Arc<Gate>,
@@ -42,6 +44,7 @@ impl Engine {
             store,
             clock,
             live: Live::new(&options),
+            volatile: options.volatile,
             options: Mutex::new(Rank::Leaf, options),
             stats: FsStats::default(),
             closed: AtomicBool::new(false),
@@ -75,6 +78,12 @@ impl Engine {
     /// What a freeze closes.
     pub(crate) fn gate(&self) -> &Arc<Gate> {
         &self.gate
+    }
+
+    /// The right to do the work of an fsync or a sync. `None`: there is none. While it is frozen
+    /// everything is durable, and with `volatile` nobody is promised that it is.
+    pub(crate) fn sync_work(&self) -> Option<Working> {
+        if self.volatile { None } else { self.gate.work() }
     }
 
     pub(crate) fn options(&self) -> MountOptions {

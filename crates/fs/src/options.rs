@@ -161,6 +161,11 @@ pub struct MountOptions {
     /// Space that files give up is discarded in the background: the device, or the host of an image
     /// file, gets it back.
     pub discard: bool,
+    /// fsync and sync make nothing durable, and return at once: for what nobody misses after a
+    /// crash, such as a build. A crash loses as much as without any fsync, at most the last
+    /// `commit`, and the image stays consistent. A write that failed is still told. Closing and
+    /// freezing make all durable. Fixed at open.
+    pub volatile: bool,
     /// Fixed at open.
     pub dirty_tracking: DirtyTracking,
     /// A dirty list of the program's own, which also chooses what background writeback writes. It
@@ -185,6 +190,7 @@ impl Default for MountOptions {
             writeback_order: Arc::new(OldestFirst),
             noatime: false,
             discard: false,
+            volatile: false,
             dirty_tracking: DirtyTracking::PerSb,
             dirty_set: None,
             shared_budget: None,

@@ -262,6 +262,7 @@ impl Fs {
                 "plug": o.plug,
                 "noatime": o.noatime,
                 "discard": o.discard,
+                "volatile": o.volatile,
                 "writeback_order": o.writeback_order.name(),
                 "dirty_tracking": match o.dirty_set {
                     Some(_) => self.writeback().tracking(),

@@ -90,6 +90,14 @@ pub const TABLE: &[Row] = &[
         "`nowriteback_cache`",
     ),
     row(
+        "`volatile`",
+        FIXED,
+        "fsync and sync return at once and make nothing durable, for builds and other scratch data: a \
+         crash costs as much as without any fsync, at most the last `commit=` seconds, and the image \
+         stays consistent. A write that failed is still told. Unmounting makes all durable",
+        "",
+    ),
+    row(
         "`fuseblk`, `fuse`",
         FIXED,
         "whether the mount goes through a block device (a loop device for a file), or is a plain \

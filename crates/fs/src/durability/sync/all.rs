@@ -40,8 +40,9 @@ impl Syncer {
         store.force_async(store.head_lsn(), ForceCause::Sync, answer);
     }
 
-    /// The answer while it is frozen: everything is durable.
-    pub(crate) fn sync_frozen(&self) -> Result<()> {
+    /// The answer where there is no work to do. See
+    /// [`Engine::sync_work`](crate::engine::Engine::sync_work).
+    pub(crate) fn sync_at_once(&self) -> Result<()> {
         self.engine.check_open()?;
         Ok(self.engine.store().check_alive()?)
     }

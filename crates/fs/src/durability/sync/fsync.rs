@@ -88,9 +88,10 @@ impl Syncer {
         store.force_async(store.head_lsn(), cause, answer);
     }
 
-    /// The answer while it is frozen: everything is durable but for what has failed before.
-    pub(crate) fn fsync_frozen(&self, ino: Ino) -> Result<()> {
-        self.sync_frozen()?;
+    /// The answer where there is no work to do: what has failed before. See
+    /// [`Engine::sync_work`](crate::engine::Engine::sync_work).
+    pub(crate) fn fsync_at_once(&self, ino: Ino) -> Result<()> {
+        self.sync_at_once()?;
         take_failure(&mut self.inodes.get(ino)?.meta.lock(), ino)
     }
 

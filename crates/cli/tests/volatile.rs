@@ -1,0 +1,49 @@
+//! `-o volatile`: said loudly, nothing durable by fsync, and an image that mounts after a crash.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+use common::{Place, kill, no_fuse, write_and_fsync};
+use std::fs;
+
+/// The power fails when the serving process dies: what is not flushed is lost with it.
+#[test]
+fn fsync_makes_nothing_durable_and_a_crash_does_no_harm() {
+    if no_fuse() {
+        return;
+    }
+    for kind in ["", " -o fuse"] {
+        let place = Place::new();
+        place.run("mkfs --size 64M disk.kedge").ok();
+        fs::create_dir(place.path("mnt")).unwrap();
+        let mount = |words| place.run(&format!("mount -o commit=300{words}{kind} --volatile disk.kedge mnt"));
+        let run = mount(",volatile");
+        assert!(run.err.contains("fsync and sync make nothing durable"), "{}", run.err);
+        run.ok();
+        assert_eq!(place.info("mnt")["options"]["volatile"], true);
+        write_and_fsync(&place.path("mnt/scratch"), b"a crash may cost this");
+        kill(&place, "mnt");
+        common::until("the image is free", || place.run("fsck disk.kedge").code != 8);
+        assert_eq!(place.run("fsck disk.kedge").code, 0);
+
+        // Without the word the same fsync counts, and no word makes it count no more.
+        let run = mount("");
+        assert!(!run.err.contains("volatile"), "{}", run.err);
+        run.ok();
+        assert_eq!(place.info("mnt")["options"]["volatile"], false);
+        assert!(!place.path("mnt/scratch").exists());
+        place.run("remount -o volatile mnt").refused(2, &["volatile", "cannot change while mounted"]);
+        write_and_fsync(&place.path("mnt/kept"), b"durable");
+        kill(&place, "mnt");
+        common::until("the image is free", || place.run("fsck disk.kedge").code != 8);
+
+        // Unmounting makes all durable.
+        mount(",volatile").ok();
+        assert_eq!(fs::read(place.path("mnt/kept")).unwrap(), b"durable");
+        fs::write(place.path("mnt/scratch"), b"not synced").unwrap();
+        place.unmount_and_check("disk.kedge");
+        mount("").ok();
+        assert_eq!(fs::read(place.path("mnt/scratch")).unwrap(), b"not synced");
+        place.unmount_and_check("disk.kedge");
+    }
+}
