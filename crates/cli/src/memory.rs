@@ -25,7 +25,7 @@ fn cache_of(memory: u64) -> u64 {
 
 fn machine() -> u64 {
     let info = rustix::system::sysinfo();
-    u64::from(info.totalram).saturating_mul(u64::from(info.mem_unit))
+    info.totalram.saturating_mul(u64::from(info.mem_unit))
 }
 
 /// The least that a control group (version 2) around the process allows: `group` is what
