@@ -126,18 +126,17 @@ fn name(word: &str) -> &str {
     word.split_once('=').map_or(word, |(name, _)| name)
 }
 
-/// The words whose value differs from the one in force.
+/// The words to send; none if they ask for what is in force. Of two words for one option the later
+/// counts, here and there: mount(8) puts those of fstab before those of its command.
 fn changes(words: &[&str], in_force: &Value) -> Result<String> {
-    let mut changes = Vec::new();
+    let mut switches = Switches::default();
+    let mut ours = Vec::new();
     for word in words {
-        let mut switches = Switches::default();
-        if switches.take(word).map_err(|e| Usage(format!("remount option {e}")))?
-            && !is_in_force(&switches, in_force)
-        {
-            changes.push(*word);
+        if switches.take(word).map_err(|e| Usage(format!("remount option {e}")))? {
+            ours.push(*word);
         }
     }
-    Ok(changes.join(","))
+    Ok(if is_in_force(&switches, in_force) { String::new() } else { ours.join(",") })
 }
 
 fn is_in_force(switches: &Switches, options: &Value) -> bool {

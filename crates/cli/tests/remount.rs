@@ -63,10 +63,45 @@ fn every_form_that_names_the_mount_reaches_its_options() {
         mount -n -v -o remount -o commit=16 mnt;                         option commit
         mount -o remount,noasync_checkpoint,plug,x-a.b=c mnt;            option async_checkpoint
         mount -o remount,defaults,nofail mnt;                            option commit
+        mount --source $LOOP --target mnt -t kedgefs -o remount,commit=17; option commit
+        mount --all -o remount,commit=18 -t fuseblk.kedgefs;             option commit
+        mount disk.kedge mnt -o remount,commit=19;                       option commit
+        mount disk.kedge mnt -o remount,nodev;                           flags
     ";
     let Some(said) = in_namespace("commit=10,cache_size=64M", script) else { return };
     let said: Vec<&str> = said.lines().collect();
-    assert_eq!(said, ["11.0", "12.0", "13.0", "14.0", "15.0", "16.0", "null", "16.0"]);
+    assert_eq!(
+        said,
+        [
+            "11.0",
+            "12.0",
+            "13.0",
+            "14.0",
+            "15.0",
+            "16.0",
+            "null",
+            "16.0",
+            "17.0",
+            "18.0",
+            "18.0",
+            "rw,nodev,relatime"
+        ]
+    );
+}
+
+#[test]
+fn a_plain_mount_is_reached_as_well() {
+    let script = r"
+        mount -o remount,commit=11 mnt;                                  option commit
+        mount -t fuse.kedgefs -o remount,commit=12 disk.kedge mnt;       option commit
+        mount --all -o remount,commit=13 -t fuse.kedgefs;                option commit
+        mount -o remount,ro mnt;                                         flags
+        mount -o remount,rw,commit=14 mnt;                               flags
+        option commit
+    ";
+    let Some(said) = in_namespace("commit=10,fuse", script) else { return };
+    let said: Vec<&str> = said.lines().collect();
+    assert_eq!(said, ["11.0", "12.0", "13.0", "ro,relatime", "rw,relatime", "14.0"]);
 }
 
 #[test]
@@ -76,13 +111,15 @@ fn words_of_fstab_and_of_the_mount_table_are_understood() {
         mount -o remount $HERE/mnt;                                      option commit
         mount -o remount,commit=22 $HERE/mnt;                            option commit
         mount -o remount,commit=23 $HERE/disk.kedge;                     option commit
+        mount -o remount,commit=23 $HERE/mnt;                            option commit
+        mount -o remount,commit=22,noplug,plug,commit=23 $HERE/mnt;      option commit
         flags
         $K remount mnt -o $(findmnt -no OPTIONS mnt),commit=24;          option commit
         $K remount mnt -o user_id=0,allow_other,cache_size=64M,rw;       option commit
     "#;
     let Some(said) = in_namespace("commit=10,cache_size=64M", script) else { return };
     let said: Vec<&str> = said.lines().collect();
-    assert_eq!(said, ["21.0", "22.0", "23.0", "rw,nodev,relatime", "24.0", "24.0"]);
+    assert_eq!(said, ["21.0", "22.0", "23.0", "23.0", "23.0", "rw,nodev,relatime", "24.0", "24.0"]);
 }
 
 /// The kernel shows no options of a FUSE server in its table of mounts: `kedge info` does.
