@@ -359,14 +359,18 @@ impl FileSystem {
     /// the log first.
     pub fn shutdown(&self, flush: bool) -> Result<()> {
         // What cannot be flushed does not keep it running.
-        let flushed = match self.fs.engine().gate().work() {
-            _ if !flush => Ok(()),
-            Some(_work) => self.fs.syncer().sync(ForceCause::Sync),
-            None => self.fs.syncer().sync_at_once(),
-        };
+        let flushed = if flush { self.make_durable() } else { Ok(()) };
         self.fs.engine().store().shutdown(&kedge_base::Error::Shutdown("a shutdown was asked for".into()));
         self.fs.stop_waiting();
         flushed
+    }
+
+    /// What `sync` does, also with `volatile`.
+    fn make_durable(&self) -> Result<()> {
+        match self.fs.engine().gate().work() {
+            Some(_work) => self.fs.syncer().sync(ForceCause::Sync),
+            None => self.fs.syncer().sync_at_once(),
+        }
     }
 
     /// Stops all changes, and makes the image on the device consistent and clean: a copy of it is
