@@ -337,26 +337,41 @@ fn reading_moves_access_times_as_asked() {
     }
     let place = Place::new();
     place.run("mount --create 64M disk.kedge mnt").ok();
-    fs::write(place.path("mnt/file"), "content").unwrap();
+    let at = |name: &str| place.path("mnt").join(name);
+    fs::write(at("file"), "content").unwrap();
+    fs::create_dir(at("dir")).unwrap();
+    std::os::unix::fs::symlink("file", at("link")).unwrap();
     let old = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000);
     let age = || {
-        let times = fs::FileTimes::new().set_accessed(old);
-        fs::File::options().write(true).open(place.path("mnt/file")).unwrap().set_times(times).unwrap();
+        for name in ["file", "dir"] {
+            let times = fs::FileTimes::new().set_accessed(old);
+            fs::File::open(at(name)).unwrap().set_times(times).unwrap();
+        }
+        place.command("touch").args(["-h", "-a", "-d", "@1000000", "mnt/link"]).status().unwrap();
     };
-    let atime_after_read = || {
-        fs::read(place.path("mnt/file")).unwrap();
-        fs::metadata(place.path("mnt/file")).unwrap().atime()
+    let atimes = || {
+        ["file", "dir", "link"].map(|name| {
+            let attr = fs::symlink_metadata(at(name)).unwrap();
+            (attr.atime(), attr.atime_nsec())
+        })
+    };
+    let atimes_after_read = || {
+        fs::read(at("file")).unwrap();
+        fs::read_dir(at("dir")).unwrap().for_each(|entry| drop(entry.unwrap()));
+        fs::read_link(at("link")).unwrap();
+        atimes()
     };
     for (options, moves) in [("noatime", false), ("relatime", true)] {
         age();
+        assert_eq!(atimes(), [(1_000_000, 0); 3]);
         place.unmount();
         place.run(&format!("mount -o {options} disk.kedge mnt")).ok();
-        assert_eq!(atime_after_read() != 1_000_000, moves, "{options}");
+        assert_eq!(atimes_after_read().map(|time| time != (1_000_000, 0)), [moves; 3], "{options}");
         assert_eq!(place.info("mnt")["options"]["noatime"], !moves);
     }
     // Newer than the last change, and not a day old: stays.
-    let first = fs::metadata(place.path("mnt/file")).unwrap().atime();
+    let first = atimes();
     place.remount("disk.kedge", "");
-    assert_eq!(atime_after_read(), first);
+    assert_eq!(atimes_after_read(), first);
     place.unmount();
 }

@@ -207,7 +207,9 @@ impl Names {
         if inode.kind != FileKind::Symlink {
             return Err(Error::Invalid("not a symbolic link"));
         }
-        self.engine.store().get(Key::new(ino, ItemKind::Symlink, 0))?.ok_or(Error::NotFound)
+        let target = self.engine.store().get(Key::new(ino, ItemKind::Symlink, 0))?.ok_or(Error::NotFound)?;
+        self.files.accessed(&inode);
+        Ok(target)
     }
 
     pub(crate) fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
@@ -380,6 +382,7 @@ impl Names {
         if nlink == 0 {
             return Ok(()); // removed and still open: empty
         }
+        self.files.accessed(&dir);
         let dots: [(u64, &[u8], Ino); 2] = [(DOT, b".", dir.ino), (DOT_DOT, b"..", parent)];
         for (at, name, ino) in dots {
             let entry = DirEntry { ino, kind: FileKind::Directory, name, cookie: at };
