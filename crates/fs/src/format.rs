@@ -69,7 +69,7 @@ pub(crate) fn format(
 ) -> Result<FormatSummary> {
     let _claim = Claim::new(&device, &*clock, false)?;
     if !options.overwrite
-        && let Some(held) = content(&*device)?.name().filter(|held| *held != Content::UNKNOWN)
+        && let Some(held) = content(&*device)?.name()
     {
         let name = device.name();
         return Err(Engine::invalid(format!("{name} holds {held}, which would be lost")).into());

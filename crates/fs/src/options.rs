@@ -129,8 +129,7 @@ pub struct FormatOptions {
     pub seed: Option<u64>,
     /// Of the root directory.
     pub owner: Owner,
-    /// Destroy what the device holds. Without it a device with an image or another file system is
-    /// refused; bytes that no known signature marks are overwritten all the same.
+    /// Destroy what the device holds. Without it a device that does not begin with zeros is refused.
     pub overwrite: bool,
 }
 

@@ -54,6 +54,19 @@ fn foreign_file_systems_are_named_and_left_alone() {
     assert_eq!(&found.as_bytes()[..5], b"XFSB\0");
 }
 
+/// Somebody's data need not have a signature.
+#[test]
+fn data_of_an_unknown_kind_is_left_alone() {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(SIZE));
+    device.write(40 << 10, &IoBuf::from_bytes(b"what somebody wrote down"), true).unwrap();
+    let e = format(device.clone(), false).unwrap_err().to_string();
+    assert!(e.contains("holds data of an unknown kind, which would be lost"), "{e}");
+    let mut found = IoBuf::zeroed(1);
+    device.read(40 << 10, &mut found).unwrap();
+    assert!(found.as_bytes().starts_with(b"what somebody wrote down"));
+    format(device, true).unwrap();
+}
+
 #[test]
 fn one_device_has_one_engine() {
     let device: Arc<dyn Device> = Arc::new(MemDevice::new(SIZE));
