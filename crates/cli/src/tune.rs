@@ -15,10 +15,12 @@
 //! warning about the other, and its first checkpoint writes the other. The image must have been
 //! unmounted, so that nothing needs the older checkpoint.
 
+use crate::image::Image;
 use crate::{Usage, engine, mounts};
 use anyhow::{Context, Result, bail};
 use kedge_base::{BLOCK_SIZE, IoBuf};
 use kedge_device::Device;
+use kedge_format::content::Content;
 use kedge_format::superblock::{INCOMPAT_KNOWN, LABEL_MAX, RO_COMPAT_KNOWN, SLOTS, Superblock};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -47,6 +49,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     if let Some(mount) = mounts::of_image(&args.image)? {
         bail!("{} is mounted on {}: unmount it first", args.image.display(), mount.dir.display());
+    }
+    if let Content::Other(held) = Image::open(&args.image)?.content()? {
+        bail!("{} holds {held}, no KedgeFS image", args.image.display());
     }
     let device = engine::open_device(&args.image, false)?;
     set_label(&*device, &label).with_context(|| format!("change the label of {}", args.image.display()))?;

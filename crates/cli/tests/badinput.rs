@@ -38,15 +38,21 @@ fn foreign_files_are_not_taken_for_images() {
     for (name, held) in foreign(&place) {
         let before = fs::read(place.path(name)).unwrap();
         if !no_fuse() {
-            place.run(&format!("mount {name} mnt")).refused(1, &[name, "superblock", "no KedgeFS magic"]);
-            place.run(&format!("mount -o ro {name} mnt")).refused(1, &[name, "no KedgeFS magic"]);
+            place
+                .run(&format!("mount {name} mnt"))
+                .refused(1, &[name, "superblock", "no KedgeFS magic", held]);
+            place.run(&format!("mount -o ro {name} mnt")).refused(1, &[name, "no KedgeFS magic", held]);
         }
-        place.run(&format!("info {name}")).refused(1, &[name, "no KedgeFS magic"]);
-        place.run(&format!("dump --tree {name}")).refused(1, &[name, "no KedgeFS magic"]);
-        place.run(&format!("dump --log {name}")).refused(1, &[name, "no KedgeFS magic"]);
-        let judged = place.run(&format!("fsck {name}"));
-        assert_eq!(judged.code, 8, "{name}: {}", judged.out);
-        assert!(judged.out.contains("not-an-image"), "{name}: {}", judged.out);
+        for command in ["info", "dump --tree", "dump --log"] {
+            place.run(&format!("{command} {name}")).refused(1, &[name, "no KedgeFS magic", held]);
+        }
+        place.run(&format!("tune -L new {name}")).refused(1, &[name, held]);
+        for command in ["fsck", "fsck -p", "scrub"] {
+            let judged = place.run(&format!("{command} {name}"));
+            assert_eq!(judged.code, 8, "{command} {name}: {}", judged.out);
+            assert!(judged.out.contains("not-an-image"), "{command} {name}: {}", judged.out);
+            assert!(judged.out.contains(held), "{command} {name}: {}", judged.out);
+        }
         if !held.is_empty() {
             place.run(&format!("mkfs {name}")).refused(1, &[name, held, "-f"]);
         }

@@ -3,7 +3,8 @@
 use crate::kinds::FindingKind;
 use crate::read::Reader;
 use crate::report::{At, Findings};
-use kedge_base::{BlockNo, Error, Generation};
+use kedge_base::{BLOCK_SIZE, BlockNo, Error, Generation};
+use kedge_format::content::{Content, HEAD_BYTES};
 use kedge_format::superblock::{INCOMPAT_KNOWN, RO_COMPAT_KNOWN, SLOTS, Superblock};
 
 /// Reads both slots. `None`: none is valid, and the findings say why.
@@ -36,8 +37,11 @@ pub(crate) fn read_slots(reader: &mut Reader, findings: &mut Findings) -> Option
         }
     }
     if !has_magic && !unread && slots.iter().all(Option::is_none) {
-        findings.add(FindingKind::NotAnImage, At::default(), || {
-            "no superblock slot has the magic of KedgeFS".into()
+        let blocks = (HEAD_BYTES / BLOCK_SIZE).min(usize::try_from(device_blocks).unwrap_or(usize::MAX));
+        let held = reader.read(BlockNo(0), blocks).ok().and_then(|head| Content::of(head.as_bytes()).name());
+        findings.add(FindingKind::NotAnImage, At::default(), || match held {
+            Some(held) => format!("no superblock slot has the magic of KedgeFS; the device holds {held}"),
+            None => "no superblock slot has the magic of KedgeFS".into(),
         });
         return None;
     }
