@@ -214,6 +214,7 @@ fn sample(value: &Value) -> Option<String> {
 fn is_gauge(path: &str) -> bool {
     const NOW: &[&str] = &[
         "free_percent",
+        "parked_bytes",
         "promised_bytes",
         "reserved_bytes",
         "ring_bytes",

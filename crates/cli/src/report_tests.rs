@@ -10,6 +10,7 @@ fn sample() -> Value {
         "log": { "forces": 7, "by-cause": { "fsync": 5 } },
         "ops": { "fsync_ns": serde_json::to_value(latency.snapshot()).unwrap() },
         "cache": { "pages": 3 },
+        "fuse": { "parked_bytes": 4096 },
         "device": { "latency": { "durable_write_ns": 12_000_000 } },
         "clean": true,
         "uuid": "abc",
@@ -21,7 +22,7 @@ fn sample() -> Value {
 fn a_table_shows_every_leaf_once() {
     let tree = sample();
     let table = table(&tree);
-    assert_eq!(table.lines().count(), 9, "{table}");
+    assert_eq!(table.lines().count(), 10, "{table}");
     assert!(table.lines().any(|l| l.starts_with("log.forces ") && l.ends_with("  7")), "{table}");
     assert!(table.contains("groups.1.free"), "{table}");
     let line = table.lines().find(|l| l.starts_with("ops.fsync_ns")).unwrap();
@@ -39,6 +40,7 @@ fn prometheus_gets_cumulative_buckets_and_clean_names() {
         "# HELP kedgefs_ops_fsync_ns KedgeFS, ops: fsync, in nanoseconds, since the mount.\n\
          # TYPE kedgefs_ops_fsync_ns histogram\n",
         "# TYPE kedgefs_cache_pages gauge\n",
+        "# TYPE kedgefs_fuse_parked_bytes gauge\n",
         "# HELP kedgefs_device_latency_durable_write_ns KedgeFS, device: latency: durable write, in nanoseconds, \
          at present.\n# TYPE kedgefs_device_latency_durable_write_ns gauge\n\
          kedgefs_device_latency_durable_write_ns{mount=\"/mnt/\\\"x\\\"\"} 12000000\n",
