@@ -131,16 +131,19 @@ pub fn run(mut args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A mount of the image that can be had on a second directory: one that may write, of all of the
-/// file system. Who asks for `--takeover` wants its process to end, and not to serve more.
+/// A mount of the image that can be had on a second directory: of all of the file system, and one
+/// that may write if that is asked for. Who only reads a file has a process of its own, but of a
+/// block device the kernel has one file system of ours at most. Who asks for `--takeover` wants
+/// its process to end, and not to serve more.
 fn mounted_already(args: &Args, words: &MountWords) -> Result<Option<MountEntry>> {
-    let wants_own = words.read_only || args.takeover;
+    let wants_own = args.takeover || may_share(args, words)?;
     if wants_own || !rustix::process::geteuid().is_root() || !mkfs::exists(&args.image)? {
         return Ok(None);
     }
     mounts::detach_dead(&args.dir, &args.image)?;
     let mount = mounts::of_image(&args.image)?;
-    Ok(mount.filter(|m| m.is_kedgefs() && !m.is_read_only() && m.root == Path::new("/")))
+    let fits = |m: &MountEntry| m.is_read_only() == words.read_only && m.root == Path::new("/");
+    Ok(mount.filter(|m| m.is_kedgefs() && fits(m)))
 }
 
 /// As Linux does with a file system that is mounted already: one file system, on two directories.
@@ -153,7 +156,8 @@ fn mount_again(mount: &MountEntry, args: &Args, words: &MountWords) -> Result<Ex
     let made = Made { args, image: false, dir: make_dir(args)?, kept: Cell::new(false) };
     engine::mount_again(&mount.dir, &args.dir, words)?;
     made.keep();
-    let of_mount = |word: &&str| !["rw", "nosuid", "nodev", "noexec", "suid", "dev", "exec"].contains(word);
+    let of_mount =
+        |word: &&str| !["ro", "rw", "nosuid", "nodev", "noexec", "suid", "dev", "exec"].contains(word);
     let lists = args.options.iter().flat_map(|list| list.split(','));
     let ignored: Vec<&str> = lists.filter(|word| !word.is_empty()).filter(of_mount).collect();
     if !ignored.is_empty() {
@@ -215,9 +219,8 @@ fn prepare<'a>(args: &'a Args, words: &MountWords) -> Result<Made<'a>> {
         }
         (false, Some(size)) => Some(mkfs::whole_blocks(size)),
     };
-    // The lock on the image would refuse it too, and could not say who holds it. Those who only
-    // read may share it.
-    let shared = words.read_only && (args.image.is_file() || is_rbd(&args.image)?);
+    // The lock on the image would refuse it too, and could not say who holds it.
+    let shared = may_share(args, words)?;
     if size.is_none()
         && let Some(mount) = mounts::of_image(&args.image)?.filter(|mount| !(shared && mount.is_read_only()))
     {
@@ -243,6 +246,11 @@ fn make_dir(args: &Args) -> Result<bool> {
         }
         Err(e) => Err(e).with_context(|| format!("mount point {}", args.dir.display())),
     }
+}
+
+/// Whether others that only read may have the image open in processes of their own.
+fn may_share(args: &Args, words: &MountWords) -> Result<bool> {
+    Ok(words.read_only && (args.image.is_file() || is_rbd(&args.image)?))
 }
 
 fn is_rbd(image: &Path) -> Result<bool> {

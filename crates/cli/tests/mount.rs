@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, kill, no_fuse, not_root, pid, until, write_and_fsync};
+use common::{Place, kill, no_fuse, not_root, pid, tool, until, write_and_fsync};
 use rustix::process::{Signal, kill_process};
 use std::fs;
 
@@ -326,6 +326,34 @@ fn an_image_and_its_mount_are_described_alike() {
     kill(&place, "mnt");
     place.run("umount mnt");
     assert_eq!(place.info("disk.kedge")["state"], "needs replay");
+}
+
+/// Of a block device the kernel has one file system of ours: two directories show it.
+#[test]
+fn a_block_device_is_mounted_read_only_on_two_directories() {
+    if no_fuse() || not_root("only root attaches a loop device") {
+        return;
+    }
+    let place = Place::new();
+    place.run("mkfs --size 32M disk.kedge").ok();
+    fs::create_dir(place.path("one")).unwrap();
+    fs::create_dir(place.path("two")).unwrap();
+    let script = r"set -eu
+        LOOP=$(losetup --find --show disk.kedge)
+        trap 'umount -q two || true; umount -q one || true; losetup --detach $LOOP' EXIT
+        $K mount -o ro $LOOP one
+        $K mount $LOOP two 2>&1 && exit 1 || true
+        $K mount -o ro,noexec $LOOP two
+        findmnt -rno OPTIONS one; findmnt -rno OPTIONS two
+        [ $(stat -c %d one) = $(stat -c %d two) ] && echo same";
+    let mut command = place.command("sh");
+    command.args(["-c", script]).env("K", env!("CARGO_BIN_EXE_kedge"));
+    let said = tool(command, "mount", std::time::Duration::from_secs(120));
+    let lines: Vec<&str> = said.lines().collect();
+    assert!(lines[0].contains("is in use: it is mounted on"), "{said}");
+    assert!(lines[1].starts_with("ro") && !lines[1].contains("noexec"), "{said}");
+    assert!(lines[2].starts_with("ro") && lines[2].contains("noexec"), "{said}");
+    assert_eq!(lines[3], "same");
 }
 
 /// Access times as with relatime, or not at all.
