@@ -84,6 +84,8 @@ const NO_EFFECT: &[&str] = &[
     "user_xattr",
     "acl",
     "nomand",
+    "noiversion",
+    "symfollow",
     "async",
     "auto",
     "noauto",
@@ -99,6 +101,8 @@ const NO_EFFECT: &[&str] = &[
     "default_permissions",
 ];
 
+const NO_LABELS: &str = "labels of SELinux for a whole mount are not passed on to the kernel";
+
 /// Words of other file systems whose promise is not kept here, with the reason.
 const REFUSED: &[(&str, &str)] = &[
     ("noacl", "access control lists cannot be turned off"),
@@ -110,6 +114,12 @@ const REFUSED: &[(&str, &str)] = &[
     ("strictatime", "access times move as with relatime at most"),
     ("norelatime", "access times move as with relatime, or not at all with noatime"),
     ("nouser_xattr", "extended attributes cannot be turned off"),
+    ("iversion", "there is no counter of each file's changes"),
+    ("nosymfollow", "only a remount can forbid to follow symbolic links: mount -o remount,nosymfollow"),
+    ("context", NO_LABELS),
+    ("fscontext", NO_LABELS),
+    ("defcontext", NO_LABELS),
+    ("rootcontext", NO_LABELS),
     ("mand", "Linux has no mandatory locks any more"),
     ("quota", "there are no quotas"),
     ("usrquota", "there are no quotas"),

@@ -111,6 +111,33 @@ fn words_of_fstab_are_understood_or_refused_with_a_reason() {
     }
 }
 
+/// All that mount(8) lists for any file system, but for `remount`, which is another command.
+#[test]
+fn generic_words_of_mount_are_understood_or_refused_with_a_reason() {
+    const UNDERSTOOD: &str = "async atime noatime auto noauto defaults dev nodev diratime nodiratime exec noexec \
+                              group noiversion nomand _netdev nofail relatime nostrictatime lazytime nolazytime \
+                              suid nosuid silent loud owner ro rw user nouser users symfollow X-mount.mkdir x-a";
+    for word in UNDERSTOOD.split_whitespace() {
+        assert!(MountWords::parse([word]).is_ok(), "{word}");
+    }
+    for word in [
+        "context=a",
+        "fscontext=a",
+        "defcontext=a",
+        "rootcontext=a",
+        "dirsync",
+        "iversion",
+        "mand",
+        "norelatime",
+        "nosymfollow",
+        "strictatime",
+        "sync",
+    ] {
+        let e = MountWords::parse([word]).unwrap_err().to_string();
+        assert!(e.starts_with(&format!("mount option {word}: ")), "{e}");
+    }
+}
+
 #[test]
 fn the_help_names_every_option() {
     for word in

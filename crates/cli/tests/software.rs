@@ -241,7 +241,12 @@ fn mount_all_of_fstab() {
         place.run(&format!("mkfs --size 16M {name}.kedge")).ok();
         fs::create_dir(place.path(name)).unwrap();
         let (image, dir) = (place.path(&format!("{name}.kedge")), place.path(name));
-        let options = if name == "c" { "noauto" } else { "nofail,commit=3" };
+        let options = match name {
+            "a" => "nofail,commit=3",
+            // A line that was of ext4.
+            "b" => "acl,user_xattr,lazytime,errors=remount-ro",
+            _ => "noauto",
+        };
         table += &format!("{} {} kedgefs {options} 0 0\n", image.display(), dir.display());
     }
     fs::write(place.path("fstab"), table).unwrap();
