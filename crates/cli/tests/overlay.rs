@@ -113,6 +113,41 @@ fn what_was_copied_up_is_there_after_a_remount() {
     }
 }
 
+/// As containers share the layers of one image: each mount has a process of its own.
+#[test]
+fn two_overlays_lie_over_two_read_only_mounts_of_one_image() {
+    if no_fuse() || not_root(NEEDS_ROOT) {
+        return;
+    }
+    let place = Place::new();
+    place.run("mount --create 64M disk.kedge mnt").ok();
+    fs::write(place.path("mnt/file"), "below").unwrap();
+    place.unmount();
+    for name in ["one", "two"] {
+        for dir in [name.to_owned(), format!("{name}.layers"), format!("{name}.merged")] {
+            fs::create_dir(place.path(&dir)).unwrap();
+        }
+    }
+    let script = "set -eu
+        trap 'umount -q one.merged two.merged one two two.layers one.layers || true' EXIT
+        for name in one two; do
+            $K mount -o ro disk.kedge $name
+            mount -t tmpfs tmpfs $name.layers
+            mkdir $name.layers/upper $name.layers/work
+            LAYERS=lowerdir=$name,upperdir=$name.layers/upper,workdir=$name.layers/work
+            mount -t overlay overlay $name.merged -o $LAYERS
+        done
+        for name in one two; do
+            cat $name.merged/file
+            echo $name >> $name.merged/file
+        done
+        cat one.merged/file two.merged/file one/file two/file";
+    let mut command = place.command("sh");
+    command.args(["-c", script]).env("K", env!("CARGO_BIN_EXE_kedge"));
+    assert_eq!(tool(command, "mount", LIMIT), "belowbelowbelowone\nbelowtwo\nbelowbelow");
+    assert_eq!(place.run("cat disk.kedge:/file").ok(), "below");
+}
+
 #[test]
 fn a_rename_leaves_a_whiteout() {
     if no_fuse() || not_root(NEEDS_ROOT) {
