@@ -129,7 +129,8 @@ pub struct FormatOptions {
     pub seed: Option<u64>,
     /// Of the root directory.
     pub owner: Owner,
-    /// Destroy what the device holds. Without it a device that does not begin with zeros is refused.
+    /// Destroy what the device holds. Without it a device that does not begin with zeros is
+    /// refused.
     pub overwrite: bool,
 }
 

@@ -121,8 +121,9 @@ pub const TABLE: &[Row] = &[
         "`noatime`, `relatime`",
         LIVE,
         "whether reading moves access times, and then as Linux does by default: if they are not \
-         newer than the last change, or a day old. What the kernel reads from its cache KedgeFS \
-         does not see, and it moves nothing",
+         newer than the last change, or a day old. What the kernel answers from its cache \
+         (contents, names of a directory, targets of links) KedgeFS does not see, and it moves \
+         nothing",
         "`relatime`",
     ),
     row(
