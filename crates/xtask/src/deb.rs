@@ -28,7 +28,7 @@ pub fn make(profile: &str) -> Result<PathBuf> {
     tools::run(&mut install)?;
     let package = root.join("target/deb/kedge.deb");
     let out = package.to_str().context("the path of the workspace is not text")?;
-    tools::cargo(&["deb", "--no-build", "--locked", "-p", "kedge", "--output", out])?;
+    tools::run(&mut tools::cargo_deb(&["--no-build", "--locked", "-p", "kedge", "--output", out])?)?;
     println!("{}", package.display());
     Ok(package)
 }
@@ -41,7 +41,8 @@ pub fn untried() -> Option<String> {
     if !Path::new("/usr/bin/dpkg").exists() {
         return Some("there is no dpkg".into());
     }
-    if !tools::cargo_quiet(&["deb", "--version"]) {
+    let version = tools::cargo_deb(&["--version"]).and_then(|mut deb| Ok(deb.output()?));
+    if !version.is_ok_and(|output| output.status.success()) {
         return Some("cargo deb is not installed (cargo install cargo-deb)".into());
     }
     let there = Command::new("dpkg-query").args(["-W", "kedge"]).output();

@@ -159,6 +159,10 @@ fn static_checks(steps: &mut Steps) {
         )
     });
     steps.run("fuzz targets", fuzz_targets);
+    steps.run_unless("packages", tools::packing_missing(), tools::pack);
+    steps.run_unless("library for macOS", tools::macos_missing(), || {
+        tools::cargo(&["check", "-p", "kedgefs", "--target", tools::MACOS])
+    });
 }
 
 /// Builds the fuzz targets with libFuzzer if there is a nightly compiler and `cargo fuzz`;

@@ -45,7 +45,9 @@ const LONG_PACKAGES: &[&str] = &["postgresql"];
 const CEPH_PACKAGES: &[&str] = &["ceph-mon", "ceph-osd", "ceph-common", "iproute2"];
 
 /// A program of crates.io that a mount test runs, in the version whose results the test knows.
-const PJDFSTEST: &[&str] = &["pjdfstest", "--version", "0.2.2", "--locked"];
+const PJDFSTEST: (&str, &str) = ("pjdfstest", "0.2.2");
+/// What makes a Debian package, for a long run.
+const CARGO_DEB: (&str, &str) = ("cargo-deb", "3.8.0");
 
 fn cargo_command(args: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
@@ -113,6 +115,43 @@ pub fn cargo_tests(args: &[&str], env: &[(&str, &OsStr)], tally: &mut Tally) -> 
     Ok(())
 }
 
+/// `cargo deb`, which may be one that [`install`] has built.
+pub fn cargo_deb(args: &[&str]) -> Result<Command> {
+    let mut command = cargo_command(&[&["deb"], args].concat());
+    command.env("PATH", path()?);
+    Ok(command)
+}
+
+/// Why the crates cannot be packed here; `None`: they can.
+pub fn packing_missing() -> Option<String> {
+    const ENOUGH: [u32; 2] = [1, 90];
+    let version = cargo_command(&["--version"]).output().ok()?.stdout;
+    let version = String::from_utf8_lossy(&version).into_owned();
+    let number = version.split(' ').nth(1).unwrap_or_default();
+    let parts: Vec<u32> = number.split('.').take(2).filter_map(|part| part.parse().ok()).collect();
+    (parts.as_slice() < ENOUGH.as_slice())
+        .then(|| format!("cargo {number} cannot pack crates that depend on each other"))
+}
+
+/// Packs the crates that are for crates.io, as publishing them would.
+pub fn pack() -> Result<()> {
+    let metadata = MetadataCommand::new().no_deps().exec()?;
+    // An empty list is `publish = false`.
+    let published = metadata.packages.iter().filter(|package| package.publish.is_none());
+    let named: Vec<&str> = published.flat_map(|package| ["-p", package.name.as_str()]).collect();
+    cargo(&[&["package", "--offline", "--no-verify", "--allow-dirty"], &named[..]].concat())
+}
+
+/// Another system for which the library is to compile.
+pub const MACOS: &str = "aarch64-apple-darwin";
+
+/// Why nothing can be compiled for macOS here; `None`: the library can.
+pub fn macos_missing() -> Option<String> {
+    let libdir = Command::new("rustc").args(["--print", "target-libdir", "--target", MACOS]).output();
+    let there = libdir.is_ok_and(|out| Path::new(String::from_utf8_lossy(&out.stdout).trim()).exists());
+    (!there).then(|| format!("the target {MACOS} is not installed (rustup target add {MACOS})"))
+}
+
 /// Whether `cargo <args>` succeeds; prints nothing.
 pub fn cargo_quiet(args: &[&str]) -> bool {
     succeeds(&mut cargo_command(args))
@@ -172,16 +211,16 @@ pub fn path() -> Result<OsString> {
     Ok(std::env::join_paths([programs()?.join("bin")].into_iter().chain(std::env::split_paths(&path)))?)
 }
 
-/// Builds pjdfstest if it is not there. Without it, its tests are skipped and say so.
-fn install_pjdfstest() -> Result<()> {
+/// Builds a program if it is not there. Without it, what needs it is left out and says so.
+fn install_program((name, version): (&str, &str)) -> Result<()> {
     let programs = programs()?;
-    if programs.join("bin/pjdfstest").exists() {
+    if programs.join("bin").join(name).exists() {
         return Ok(());
     }
     let root = programs.to_str().context("the path of the workspace is not text")?;
     // Its own target directory, which goes: nothing is shared with the workspace.
-    if let Err(e) = cargo(&[&["install", "--debug", "--root", root], PJDFSTEST].concat()) {
-        println!("could not build pjdfstest ({e:#}); going on without");
+    if let Err(e) = cargo(&["install", "--debug", "--root", root, name, "--version", version, "--locked"]) {
+        println!("could not build {name} ({e:#}); going on without");
     }
     Ok(())
 }
@@ -193,7 +232,10 @@ pub fn install(long: bool) -> Result<()> {
         println!("KEDGE_NO_FUSE=1: tests that mount are left out, their tools are not needed");
         return Ok(());
     }
-    install_pjdfstest()?;
+    install_program(PJDFSTEST)?;
+    if long {
+        install_program(CARGO_DEB)?;
+    }
     let wanted = [PACKAGES, if long { LONG_PACKAGES } else { &[] }].concat();
     install_packages(&wanted, "mount tests")?;
     install_packages(CEPH_PACKAGES, "tests of RBD images")?;
