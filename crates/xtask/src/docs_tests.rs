@@ -24,3 +24,18 @@ fn a_table_that_differs_is_found_and_mended() {
         assert!(render(file, &bad).is_err());
     }
 }
+
+/// Each guarantee of the crash model, by its number, is told to those who write programs.
+#[test]
+fn no_guarantee_is_kept_from_users() {
+    let read = |file: &str| std::fs::read_to_string(root().join(file)).unwrap();
+    let (model, semantics) = (read("docs/CRASH_MODEL.md"), read("docs/SEMANTICS.md"));
+    let rows = model.lines().filter_map(|line| line.strip_prefix("| G")?.split(' ').next());
+    let numbers: Vec<u32> = rows.map(|number| number.parse().unwrap()).collect();
+    assert_eq!(numbers, (1..=numbers.len() as u32).collect::<Vec<_>>());
+    assert!(numbers.len() >= 14);
+    for number in numbers {
+        let told = [",", ")", "."].iter().any(|end| semantics.contains(&format!("G{number}{end}")));
+        assert!(told, "docs/SEMANTICS.md does not name G{number}");
+    }
+}
