@@ -247,5 +247,8 @@ pub fn is_dir(attr: &Attr) -> bool {
 }
 
 #[cfg(test)]
+#[path = "import/crash_tests.rs"]
+mod crash_tests;
+#[cfg(test)]
 #[path = "import_tests.rs"]
 mod tests;
