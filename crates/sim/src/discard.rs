@@ -10,9 +10,34 @@ use std::sync::Arc;
 
 const LEN: usize = 96 << 10;
 
+/// Who gives the space back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Giver {
+    /// A request, which forces the log first.
+    Trim,
+    /// The background, with the option `discard`: before the deletion is durable, and after.
+    Background,
+}
+
+impl Giver {
+    fn give(self, fs: &FileSystem) -> Result<(), String> {
+        let failed = |what: &'static str| move |e: kedgefs::Error| format!("{what}: {e}");
+        match self {
+            Giver::Trim => fs.trim(0, u64::MAX, 0).map(drop).map_err(failed("trim")),
+            Giver::Background => {
+                fs.discard_now();
+                fs.sync().map_err(failed("sync"))?;
+                fs.discard_now();
+                Ok(())
+            }
+        }
+    }
+}
+
 /// Judges every crash state of the workload that `plan` picks. Answers how many there were.
-pub fn check(plan: StatePlan) -> Result<usize, String> {
-    let setup = crate::explore::setup();
+pub fn check(giver: Giver, plan: StatePlan) -> Result<usize, String> {
+    let mut setup = crate::explore::setup();
+    setup.mount.discard = giver == Giver::Background;
     let device = Arc::new(SimDevice::new(rig::format(setup.image, setup.log)?));
     let fs = rig::open(&device, &Arc::new(ManualClock::default()), &setup)?;
     let failed = |what: &'static str| move |e: kedgefs::Error| format!("{what}: {e}");
@@ -24,13 +49,13 @@ pub fn check(plan: StatePlan) -> Result<usize, String> {
     fs.sync().map_err(failed("sync"))?;
     device.mark(1);
     fs.unlink(Ino::ROOT, names[0]).map_err(failed("unlink"))?;
-    fs.trim(0, u64::MAX, 0).map_err(failed("trim"))?;
+    giver.give(&fs)?;
     // New bytes in the place of what was discarded, and a deletion that a truncate begins.
     let ino = fs.create(Ino::ROOT, b"d", 0o644, OWNER).map_err(failed("create"))?.ino;
     fs.write(ino, 0, &content(b"d")).map_err(failed("write"))?;
     fs.fsync(ino, false).map_err(failed("fsync"))?;
     fs.unlink(Ino::ROOT, names[1]).map_err(failed("unlink"))?;
-    fs.trim(0, u64::MAX, 0).map_err(failed("trim"))?;
+    giver.give(&fs)?;
     drop(fs);
     let recording = device.recording();
     let mut count = 0;

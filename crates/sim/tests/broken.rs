@@ -143,7 +143,7 @@ fn run(check: &'static fn() -> Result<(), String>) -> (Result<(), String>, Durat
 }
 
 fn discarded() -> Result<(), String> {
-    kedge_sim::discard::check(StatePlan::default()).map(drop)
+    kedge_sim::discard::check(kedge_sim::discard::Giver::Trim, StatePlan::default()).map(drop)
 }
 
 fn frozen() -> Result<(), String> {
