@@ -77,7 +77,11 @@ pub fn is_remote(image: &Path) -> Result<bool> {
 /// The canonical name, valid in every working directory: the mount table shows it.
 pub fn resolve(image: &Path) -> Result<PathBuf> {
     match locate(image)? {
-        Location::Path(_) => image.canonicalize().with_context(|| format!("find {}", image.display())),
+        Location::Path(_) => image.canonicalize().with_context(|| match image.exists() {
+            // A descriptor in /proc/self/fd of what was deleted, or never had a name.
+            true => format!("{} has no name by which a mount of it could be known", image.display()),
+            false => format!("find {}", image.display()),
+        }),
         remote => Ok(remote.to_string().into()),
     }
 }

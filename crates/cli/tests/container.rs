@@ -148,6 +148,12 @@ fn an_image_that_is_open_already() {
         $K info /proc/self/fd/3 | grep -c '^clean *yes'";
     let (said, errors) = shell(&place, "env", "-u KEDGE_LOG", script);
     assert_eq!((said.as_str(), errors.as_str()), ("1\n", ""));
+    // The mount table, info and umount know an image by its name.
+    let script = "exec 3<> disk.kedge
+        rm disk.kedge
+        $K mount -o fuse /dev/fd/3 mnt 2>&1 || true";
+    let (said, _) = shell(&place, "env", "-u KEDGE_LOG", script);
+    assert!(said.contains("/dev/fd/3 has no name by which a mount of it could be known"), "{said}");
 }
 
 /// How podman is called, in a namespace of mounts of its own.
