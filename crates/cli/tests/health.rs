@@ -48,6 +48,9 @@ fn a_mount_that_shut_down_is_visible() {
     assert_eq!(place.info("mnt")["state"], "mounted");
     let stats: serde_json::Value = serde_json::from_str(&place.run("stats --json mnt").ok()).unwrap();
     assert_eq!(stats["state"]["shut_down"], false);
+    let none = serde_json::json!({ "reads": 0, "writes": 0, "flushes": 0, "discards": 0 });
+    assert_eq!(stats["device"]["errors"], none);
+    assert_eq!(place.info("mnt")["device_errors"], none);
     assert!(!place.run("stats mnt").ok().contains("SHUT DOWN"));
     assert_eq!(syslog.lines(), [""; 0], "nothing to complain of");
 
@@ -69,7 +72,12 @@ fn a_mount_that_shut_down_is_visible() {
     let stats: serde_json::Value = serde_json::from_str(&place.run("stats --json mnt").ok()).unwrap();
     assert_eq!(stats["state"]["since"], since);
     assert!(stats["fuse"]["failed"]["FSYNC"]["EIO"].as_u64().unwrap() >= 1, "{}", stats["fuse"]);
-    assert!(place.run("stats --prometheus mnt").ok().contains("\nkedgefs_state_shut_down{mount="));
+    let failed = stats["device"]["errors"]["writes"].as_u64().unwrap();
+    assert!(failed >= 1 && stats["device"]["errors"]["reads"] == 0, "{}", stats["device"]);
+    assert_eq!(info["device_errors"]["writes"], failed);
+    let scraped = place.run("stats --prometheus mnt").ok();
+    assert!(scraped.contains("\nkedgefs_state_shut_down{mount="));
+    assert!(scraped.contains("\n# TYPE kedgefs_device_errors_writes counter\n"), "{scraped}");
     let lines = syslog.lines();
     assert!(
         lines.iter().any(|l| l.starts_with("<27>kedge[") && l.contains("log write not made")),

@@ -35,7 +35,7 @@ fn in_namespace(options: &str, script: &str) -> Option<String> {
         "set -eu\n\
          mount --bind $HERE/helpers /sbin\n\
          mount --bind $HERE/fstab /etc/fstab\n\
-         trap 'umount $HERE/mnt' EXIT\n\
+         trap '$K umount $HERE/mnt' EXIT\n\
          option() {{ $K info --json mnt | sed -n \"s/^ *\\\"$1\\\": \\(.*[^,]\\),*$/\\1/p\"; }}\n\
          flags() {{ grep \" $HERE/mnt \" /proc/self/mountinfo | cut -d' ' -f6; }}\n\
          $K mount --create 64M -o {options} disk.kedge mnt > said\n\

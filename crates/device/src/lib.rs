@@ -48,7 +48,7 @@ pub use overlay::OverlayDevice;
 #[cfg(target_os = "linux")]
 pub use rbd::RbdDevice;
 pub use request::{Completion, CompletionSink, Io, Op, Request, run_apart, run_batch};
-pub use stats::DeviceStats;
+pub use stats::{DeviceErrors, DeviceStats};
 pub use watched::{LATE, Oldest, Pending, WatchedDevice};
 
 use kedge_base::{BLOCK_SIZE, Error, IoBuf, Result};
@@ -214,6 +214,11 @@ pub trait Device: Send + Sync + 'static {
     /// How long its small requests take, if somebody measures that ([`WatchedDevice`] does).
     fn latency(&self) -> &Arc<Latency> {
         &self.stats().latency
+    }
+
+    /// How many requests have failed, if somebody counts them ([`WatchedDevice`] does).
+    fn errors(&self) -> Option<&DeviceErrors> {
+        None
     }
 
     /// Identifies the device in messages: a path, "memory".

@@ -19,6 +19,29 @@ pub struct DeviceStats {
     pub latency: Arc<Latency>,
 }
 
+/// Requests that failed, for whatever reason.
+#[derive(Debug, Default)]
+pub struct DeviceErrors {
+    pub reads: Counter,
+    /// FUA writes included.
+    pub writes: Counter,
+    pub flushes: Counter,
+    /// Zeroing included.
+    pub discards: Counter,
+}
+
+impl DeviceErrors {
+    /// A request of this name ([`Op::name`]) has failed.
+    pub(crate) fn count(&self, op: &str) {
+        match op {
+            "read" => self.reads.inc(),
+            "write" => self.writes.inc(),
+            "flush" => self.flushes.inc(),
+            _ => self.discards.inc(),
+        }
+    }
+}
+
 impl DeviceStats {
     pub fn count_read(&self, len: usize) {
         self.reads.inc();

@@ -1,5 +1,5 @@
 //! Notes what a device has not answered, so that somebody can see that it hangs, and how long what
-//! it has answered took ([`Latency`]).
+//! it has answered took ([`Latency`]). Counts the requests that failed.
 //!
 //! Each request is noted when it begins and struck out when it is answered. The notes are read
 //! while the device hangs: their lock is a leaf, held for neither a request nor a completion.
@@ -9,7 +9,9 @@
 //! machine has a time limit) and for people.
 
 use crate::latency::SMALL;
-use crate::{Completion, CompletionSink, Device, DeviceStats, Geometry, Latency, LatencyKind, Request};
+use crate::{
+    Completion, CompletionSink, Device, DeviceErrors, DeviceStats, Geometry, Latency, LatencyKind, Request,
+};
 use kedge_base::{Clock, IoBuf, Result};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -50,6 +52,7 @@ pub struct Oldest {
 
 struct Notes {
     clock: Arc<dyn Clock>,
+    errors: DeviceErrors,
     list: Mutex<List>,
 }
 
@@ -69,7 +72,10 @@ struct Begun {
 
 impl WatchedDevice {
     pub fn new(inner: Arc<dyn Device>, clock: Arc<dyn Clock>) -> WatchedDevice {
-        WatchedDevice { inner, notes: Arc::new(Notes { clock, list: Mutex::default() }) }
+        WatchedDevice {
+            inner,
+            notes: Arc::new(Notes { clock, errors: DeviceErrors::default(), list: Mutex::default() }),
+        }
     }
 
     /// What has no answer at this moment. Does not wait for the device.
@@ -99,10 +105,10 @@ impl WatchedDevice {
         let noted = Noted { number: Some(self.notes.begin(&[op])), notes: &self.notes };
         let result = f(&*self.inner);
         let took = noted.end();
-        if result.is_ok()
-            && let Some(kind) = kind
-        {
-            self.latency().record(kind, took);
+        match (&result, kind) {
+            (Err(_), _) => self.notes.errors.count(op),
+            (Ok(()), Some(kind)) => self.latency().record(kind, took),
+            (Ok(()), None) => {}
         }
         result
     }
@@ -201,6 +207,9 @@ impl CompletionSink for Answers {
     fn complete(&self, completion: Completion) {
         let place = completion.tag;
         let took = self.notes.end(self.first + place);
+        if completion.result.is_err() {
+            self.notes.errors.count(completion.op.name());
+        }
         let mut times = self.times.lock();
         times.note(&completion, took);
         if self.unanswered.fetch_sub(1, Relaxed) == 1
@@ -294,6 +303,10 @@ impl Device for WatchedDevice {
 
     fn latency(&self) -> &Arc<Latency> {
         self.inner.latency()
+    }
+
+    fn errors(&self) -> Option<&DeviceErrors> {
+        Some(&self.notes.errors)
     }
 
     fn name(&self) -> &str {

@@ -198,8 +198,25 @@ impl Fs {
             "write_bytes": d.write_bytes.get(),
             "fua_writes": d.fua_writes.get(),
             "flushes": d.flushes.get(),
+            "errors": self.device_errors(),
             "latency": self.device_latency(),
         })
+    }
+
+    /// Requests that the device has failed, by kind. Empty if nobody counts them.
+    fn device_errors(&self) -> Value {
+        let errors = self.engine().store().device().errors();
+        errors.map_or_else(
+            || json!({}),
+            |e| {
+                json!({
+                    "reads": e.reads.get(),
+                    "writes": e.writes.get(),
+                    "flushes": e.flushes.get(),
+                    "discards": e.discards.get(),
+                })
+            },
+        )
     }
 
     /// How long small requests take, in the median, by kind: those that were measured.
@@ -235,6 +252,7 @@ impl Fs {
             "created": g.created.sec,
             "device": self.engine().store().device().name(),
             "device_latency": self.device_latency(),
+            "device_errors": self.device_errors(),
             "generation": self.engine().store().generation().0,
             "epoch": self.engine().store().epoch().0,
             "inodes": self.engine().store().inode_count(),
