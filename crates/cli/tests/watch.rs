@@ -145,12 +145,12 @@ fn top_for_scripts_and_on_a_terminal() {
     place.run("top --once gone").refused(1, &["gone"]);
     place.run("top --interval 0 mnt").refused(2, &["--interval"]);
 
-    // script(1) runs it on a terminal of its own. The key ends it after some pictures.
+    // script(1) runs it on a terminal of its own. The key ends it after a picture.
     let line = format!("stty rows 12 cols 40; {} top mnt; stty -a", env!("CARGO_BIN_EXE_kedge"));
     let mut command = Command::new("sh");
     command.current_dir(place.path("")).env("TERM", "xterm").args([
         "-c",
-        "(sleep 4; printf q) | script -qec \"$0\" /dev/null",
+        "(until grep -q 'KedgeFS on ' shown; do sleep 0.1; done; printf q) | script -qefc \"$0\" shown",
         &line,
     ]);
     let shown = tool(command, "bsdutils", LIMIT);

@@ -8,7 +8,7 @@ use crate::deltas::Deltas;
 use crate::model::Model;
 use crate::ops::{Executor, Op, Outcome, print_ops};
 use crate::view::{View, compare_with_handles};
-use kedge_base::{BLOCK_SIZE, IoBuf, ManualClock};
+use kedge_base::{BLOCK_SIZE, IoBuf, ManualClock, SystemClock};
 use kedge_device::sim::{Choice, SimDevice};
 use kedge_device::{Device, LatencyKind, MemDevice};
 use kedge_format::logwrite::LogSecret;
@@ -19,8 +19,8 @@ use kedgefs::{
     TreeLock,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 /// Image and options of a rig.
@@ -333,6 +333,28 @@ pub fn within<T: Send + 'static>(
             Ok(()) => unreachable!("the body's value is sent before its thread ends"),
         },
     }
+}
+
+/// Answers what `body` does, and how late this machine woke a thread at worst meanwhile. For tests
+/// of timers: what a busy machine adds is not the timer's.
+pub fn with_lateness<T>(body: impl FnOnce() -> T) -> (T, Duration) {
+    const NAP: Duration = Duration::from_millis(5);
+    let stop = Arc::new(AtomicBool::new(false));
+    let ended = stop.clone();
+    let ruler = kedge_base::spawn_named("ruler", move || {
+        let clock = SystemClock::default();
+        let mut worst = Duration::ZERO;
+        while !ended.load(Ordering::Relaxed) {
+            let before = clock.monotonic();
+            clock.sleep(NAP);
+            worst = worst.max(clock.since(before).saturating_sub(NAP));
+        }
+        worst
+    })
+    .expect("a test can start a thread");
+    let value = body();
+    stop.store(true, Ordering::Relaxed);
+    (value, ruler.join().expect("it does not panic"))
 }
 
 /// The seed given in the environment (`KEDGE_SEED`), to repeat a failure.

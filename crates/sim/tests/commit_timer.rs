@@ -3,9 +3,10 @@
 //!
 //! Real time and real threads: the timer is what is tested. A writer notes when each of its
 //! operations had completed; the power fails at a moment of its own; what was recovered must hold
-//! everything that was old enough. `SLACK` is what a machine that does other things meanwhile may
-//! add: it is much shorter than `COMMIT`, so that a timer that runs late by an interval, or starts
-//! anew with every request, fails.
+//! everything that was old enough. `SLACK` is much shorter than `COMMIT`, so that a timer that runs
+//! late by an interval, or starts anew with every request, fails. A machine that does other things
+//! meanwhile adds what it is late elsewhere, too: some times over, as the timer's work passes
+//! through several threads.
 
 mod common;
 
@@ -24,6 +25,8 @@ use std::time::Duration;
 
 const COMMIT: Duration = Duration::from_millis(1500);
 const SLACK: Duration = Duration::from_millis(700);
+/// Threads that one after another may have to wait for a processor.
+const HOPS: u32 = 8;
 /// Between operations: faster, they would fill a log write, which goes out by itself and hides a
 /// timer that is late.
 const PAUSE: Duration = Duration::from_millis(8);
@@ -144,10 +147,12 @@ fn lost_age(load: Load, commit: Duration, seed: u64) -> Result<Duration, String>
 fn check(load: Load) {
     for seed in seeds(4) {
         let what = format!("KEDGE_SEED={seed} {load:?}");
-        let lost = within(Duration::from_secs(120), &what, move || lost_age(load, COMMIT, seed));
+        let (lost, late) = rig::with_lateness(|| {
+            within(Duration::from_secs(120), &what, move || lost_age(load, COMMIT, seed))
+        });
         let lost = lost.unwrap_or_else(|e| panic!("{what}: {e}"));
-        println!("{what}: work of the last {lost:?} is lost");
-        assert!(lost <= COMMIT + SLACK, "{what}: work that was {lost:?} old is lost, commit is {COMMIT:?}");
+        println!("{what}: work of the last {lost:?} is lost; the machine was {late:?} late");
+        assert!(lost <= COMMIT + SLACK + late * HOPS, "{what}: work that was {lost:?} old is lost");
     }
 }
 

@@ -231,16 +231,16 @@ pub fn until_dead(place: &Place, dir: &str) {
     });
 }
 
-/// Waits for what another process is about to do.
+/// Waits for what another process is about to do, on whatever machine.
 #[track_caller]
 pub fn until(what: &str, mut done: impl FnMut() -> bool) {
-    for _ in 0..1000 {
+    for _ in 0..KEDGE_LIMIT.as_millis() / 10 {
         if done() {
             return;
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    panic!("not within 10 s: {what}");
+    panic!("not within {KEDGE_LIMIT:?}: {what}");
 }
 
 pub fn write_and_fsync(path: &Path, bytes: &[u8]) {
