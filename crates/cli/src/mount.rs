@@ -3,7 +3,7 @@
 
 use crate::beside::server::Beside;
 use crate::host::{self, Request};
-use crate::options::{MountWords, parse_cache_size, parse_size};
+use crate::options::{MountWords, asks_nothing, parse_cache_size, parse_size};
 use crate::os::TerminationSignals;
 use crate::{Usage, daemon, engine, image, mkfs, mounts, notify, remount, syslog, tag};
 use anyhow::{Context, Result, bail};
@@ -159,7 +159,8 @@ fn mount_again(mount: &MountEntry, args: &Args, words: &MountWords) -> Result<Ex
     let of_mount =
         |word: &&str| !["ro", "rw", "nosuid", "nodev", "noexec", "suid", "dev", "exec"].contains(word);
     let lists = args.options.iter().flat_map(|list| list.split(','));
-    let ignored: Vec<&str> = lists.filter(|word| !word.is_empty()).filter(of_mount).collect();
+    let ignored: Vec<&str> =
+        lists.filter(|word| !word.is_empty() && !asks_nothing(word)).filter(of_mount).collect();
     if !ignored.is_empty() {
         eprintln!(
             "kedge: warning: {} is mounted on {} already, whose options hold: {} has no effect",

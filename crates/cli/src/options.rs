@@ -101,6 +101,12 @@ const NO_EFFECT: &[&str] = &[
     "default_permissions",
 ];
 
+/// Whether a word asks for nothing that a mount could have or lack.
+pub fn asks_nothing(word: &str) -> bool {
+    let name = word.split_once('=').map_or(word, |(name, _)| name);
+    NO_EFFECT.contains(&word) || name == "comment" || name.starts_with("x-") || name.starts_with("X-")
+}
+
 const NO_LABELS: &str = "labels of SELinux for a whole mount are not passed on to the kernel";
 
 /// Words of other file systems whose promise is not kept here, with the reason.
@@ -175,7 +181,7 @@ impl MountWords {
             ("writeback_cache", None) => self.writeback_cache = Some(true),
             ("nowriteback_cache", None) => self.writeback_cache = Some(false),
             ("volatile", None) => self.volatile = true,
-            (n, None) if NO_EFFECT.contains(&n) => {}
+            _ if asks_nothing(word) => {}
             ("nosuid", None) => self.nosuid = true,
             ("suid", None) => self.nosuid = false,
             ("nodev", None) => self.nodev = true,
@@ -191,7 +197,6 @@ impl MountWords {
                      errors=remount-ro says; nothing else can be chosen"
                 )));
             }
-            (n, _) if n.starts_with("x-") || n.starts_with("X-") || n == "comment" => {}
             (n, None) if listed(n) != UNLISTED => {
                 return Err(Usage(format!("mount option {name} needs a value: {}", listed(name))));
             }

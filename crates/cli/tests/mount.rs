@@ -100,8 +100,8 @@ fn what_is_mounted_can_be_mounted_on_a_second_directory() {
     let place = Place::new();
     place.run("mount --create 64M disk.kedge mnt").ok();
     fs::create_dir(place.path("other")).unwrap();
-    let second = place.run("mount -o nosuid,commit=7 disk.kedge other");
-    assert!(second.err.contains("commit=7 has no effect"), "{}", second.err);
+    let second = place.run("mount -o defaults,nofail,nosuid,commit=7,x-a disk.kedge other");
+    assert!(second.err.contains(": commit=7 has no effect"), "{}", second.err);
     second.ok();
     fs::write(place.path("other/file"), "text").unwrap();
     assert_eq!(fs::read_to_string(place.path("mnt/file")).unwrap(), "text");
@@ -354,6 +354,36 @@ fn a_block_device_is_mounted_read_only_on_two_directories() {
     assert!(lines[1].starts_with("ro") && !lines[1].contains("noexec"), "{said}");
     assert!(lines[2].starts_with("ro") && lines[2].contains("noexec"), "{said}");
     assert_eq!(lines[3], "same");
+}
+
+/// As with any file system, by the real mount(8): both directories show the one that runs.
+#[test]
+fn a_block_device_is_mounted_on_two_directories_by_mount_8() {
+    if no_fuse() || not_root("only root attaches a loop device and lays a directory over /sbin") {
+        return;
+    }
+    let place = Place::new();
+    place.run("mkfs --size 32M disk.kedge").ok();
+    for dir in ["one", "two", "helpers"] {
+        fs::create_dir(place.path(dir)).unwrap();
+    }
+    let helper = place.path("helpers/mount.kedgefs");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_kedge"), helper).unwrap();
+    let script = r"set -eu
+        LOOP=$(losetup --find --show disk.kedge)
+        trap 'umount -q two || true; umount -q one || true; umount /sbin; losetup --detach $LOOP' EXIT
+        mount --bind helpers /sbin
+        mount -t kedgefs $LOOP one 2>&1
+        mount -t kedgefs -o defaults,nofail $LOOP two 2>&1
+        echo text > one/file
+        cat two/file
+        umount one
+        echo more >> two/file
+        [ $(wc -l < two/file) = 2 ] && echo both";
+    let mut command = place.command("unshare");
+    command.args(["-m", "--propagation", "private", "sh", "-c", script]);
+    assert_eq!(tool(command, "mount", std::time::Duration::from_secs(120)), "text\nboth\n");
+    assert_eq!(place.info("disk.kedge")["clean"], true);
 }
 
 /// Access times as with relatime, or not at all.
