@@ -129,6 +129,7 @@ fn systemd_finds_no_fault_in_the_units() {
     let unit = usr.join("lib/systemd/system/kedge@.service");
     let text = fs::read_to_string(&unit).unwrap();
     assert!(text.contains(&format!("ExecStart={}/bin/kedge daemon", usr.display())), "{text}");
+    assert!(text.contains("\nType=notify\n"), "the manager waits for the mounts: {text}");
     // The check can fail: a unit whose program is not there.
     fs::write(&unit, text.replace("bin/kedge daemon", "bin/gone daemon")).unwrap();
     let mut command = place.command("systemd-analyze");

@@ -227,6 +227,44 @@ fn cargo_builds_a_crate() {
     place.unmount_and_check("disk.kedge");
 }
 
+/// The program is built on the mount, twice: behind a kill of the serving process, too.
+#[test]
+fn cargo_builds_this_workspace() {
+    if no_fuse() {
+        return;
+    }
+    if std::env::var_os("KEDGE_LONG").is_none_or(|v| v != "1") {
+        return kedge_base::skip::note("this workspace is built with KEDGE_LONG=1");
+    }
+    let place = Place::new();
+    place.run("mount --create 8G disk.kedge mnt").ok();
+    fs::create_dir(place.path("mnt/work")).unwrap();
+    let mut command = place.command("sh");
+    command.env("FROM", concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+    command.args(["-ec", "git -C $FROM ls-files -z | tar -C $FROM --null -T - -c | tar -C mnt/work -x"]);
+    tool(command, "git", LIMIT);
+    let build = || {
+        let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        command.current_dir(place.path("mnt/work")).args(["build", "--offline", "--locked", "-p", "kedge"]);
+        command.env_remove("CARGO_TARGET_DIR").env_remove("RUSTFLAGS");
+        let out = output_within(command, Duration::from_secs(1800)).unwrap();
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(out.status.success(), "{said}");
+        let mut built = Command::new(place.path("mnt/work/target/debug/kedge"));
+        built.arg("--version");
+        assert!(output_within(built, LIMIT).unwrap().stdout.starts_with(b"kedge "));
+        said
+    };
+    assert!(build().contains("Compiling kedgefs "));
+    // What cargo finds is whole, or it builds it again.
+    kill(&place, "mnt");
+    place.run("mount disk.kedge mnt").ok();
+    println!("behind the kill: {}", build().trim());
+    place.remount("disk.kedge", "");
+    assert!(!build().contains("Compiling "), "nothing has changed");
+    place.unmount_and_check("disk.kedge");
+}
+
 /// `mount -a` mounts what fstab says, and leaves what is mounted.
 #[test]
 fn mount_all_of_fstab() {
