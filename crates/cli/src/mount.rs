@@ -314,7 +314,6 @@ fn serve(
     live: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
     let signals = TerminationSignals::block().context("block signals")?;
-    crate::os::give_large_buffers_back();
     // Before the engine starts its threads, so that they are flushers too.
     kedge_fuse::become_io_flusher();
     let extra = engine::Extra {
@@ -326,6 +325,8 @@ fn serve(
     };
     let mut words = words.clone();
     let opened = engine::open(image, &mut words, extra)?;
+    // Not before: replaying a log allocates the same memory again and again.
+    crate::os::give_large_buffers_back();
     if let Some(notice) = &opened.notice {
         eprintln!("kedge: warning: {notice}");
     }
