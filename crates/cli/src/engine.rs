@@ -224,12 +224,12 @@ fn fuse_options(words: &MountWords) -> FuseOptions {
     }
 }
 
-/// A message for root, if the mount is plain and not privileged.
+/// A message for root, if the mount is plain though nobody asked for that.
 pub fn tell_plain(mount: &MountPoint) -> Option<String> {
     mount.why_plain.as_ref().map(|why| {
         format!(
             "{why}; so this is a plain fuse mount: sync(2) and syncfs(2) do not reach it (fsync does), umount(8) returns \
-             before all is written (kedge umount waits), commit=1 is the default; -o fuse says that this is meant"
+             before all is written (kedge umount waits), commit=1 holds unless commit= is given; -o fuse says that this is meant"
         )
     })
 }

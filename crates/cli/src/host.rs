@@ -83,6 +83,9 @@ pub struct Request {
 #[derive(Serialize, Deserialize)]
 struct Reply {
     error: Option<String>,
+    /// What who asked should know of the mount.
+    #[serde(default)]
+    notices: Vec<String>,
 }
 
 impl Config {
@@ -164,7 +167,10 @@ pub fn join(name: &str, request: &Request) -> Result<()> {
     for _ in 0..JOIN_TRIES {
         match UnixStream::connect(&path) {
             Ok(stream) => match ask(stream, request)? {
-                Some(reply) => return reply.error.map_or(Ok(()), |e| bail!("{e}")),
+                Some(reply) => {
+                    reply.notices.iter().for_each(|notice| eprintln!("kedge: warning: {notice}"));
+                    return reply.error.map_or(Ok(()), |e| bail!("{e}"));
+                }
                 None => std::thread::sleep(JOIN_PAUSE), // it was ending
             },
             Err(_) => {
@@ -300,19 +306,19 @@ impl Host {
             BufReader::new((&stream).take(REQUEST_MAX)).read_line(&mut line)?;
             Ok(serde_json::from_str(&line)?)
         })();
-        let error = match request.and_then(|request| self.mount(&request)) {
-            Ok(()) => None,
+        let reply = match request.and_then(|request| self.mount(&request)) {
+            Ok(notices) => Reply { error: None, notices },
             Err(e) if e.is::<Ending>() => return, // no answer: the client starts another process
-            Err(e) => Some(crate::one_line(&format!("{e:#}"))),
+            Err(e) => Reply { error: Some(crate::one_line(&format!("{e:#}"))), notices: Vec::new() },
         };
-        let answer = serde_json::to_string(&Reply { error }).unwrap_or_default() + "\n";
+        let answer = serde_json::to_string(&reply).unwrap_or_default() + "\n";
         if let Err(e) = stream.write_all(answer.as_bytes()) {
             tracing::warn!("who asked for a mount is gone: {e}");
         }
     }
 
     /// Returns when the mount is live.
-    fn mount(self: &Arc<Host>, request: &Request) -> Result<()> {
+    fn mount(self: &Arc<Host>, request: &Request) -> Result<Vec<String>> {
         {
             let mut state = self.state.lock();
             if state.ending {
@@ -328,23 +334,22 @@ impl Host {
         started
     }
 
-    fn start(self: &Arc<Host>, request: &Request) -> Result<()> {
+    /// Answers what is to be known of the mount, which is logged, too.
+    fn start(self: &Arc<Host>, request: &Request) -> Result<Vec<String>> {
         let mut words = MountWords::parse([request.options.as_str()])?;
         let cache_size = request.cache_size.as_deref().map(parse_size).transpose().map_err(Usage)?;
         let image = image::resolve(&image::with_limit(&request.image, &words)?)?;
         let dir = mounts::resolve(&request.dir)?;
         mounts::refuse_busy(&dir)?;
-        if let Some(losses) = image::losses(&image) {
-            tracing::warn!("{}: {}", image.display(), image::tell_losses(&losses));
-        }
+        let losses = image::losses(&image);
+        let mut notices = Vec::new();
+        notices.extend(losses.map(|losses| format!("{}: {}", image.display(), image::tell_losses(&losses))));
         let shared_budget = Some(self.budget.clone());
         // One of many: its default is not made for one mount in a process.
         let cache_size = cache_size.or(words.cache_size).unwrap_or(MountOptions::default().cache_size);
         let extra = engine::Extra { cache_size: Some(cache_size), shared_budget, ..engine::Extra::default() };
         let opened = engine::open(&image, &mut words, extra)?;
-        if let Some(notice) = &opened.notice {
-            tracing::warn!("{notice}");
-        }
+        notices.extend(opened.notice.clone());
         let fs = opened.fs.clone();
         let mut session = match engine::mount(&opened, &image, &dir, &words) {
             Ok(session) => session,
@@ -354,9 +359,8 @@ impl Host {
             }
         };
         let mount = session.mount_point().clone();
-        if let Some(weaker) = engine::tell_plain(&mount) {
-            tracing::warn!("{}: {weaker}", dir.display());
-        }
+        notices.extend(engine::tell_plain(&mount).map(|weaker| format!("{}: {weaker}", dir.display())));
+        notices.iter().for_each(|notice| tracing::warn!("{notice}"));
         self.state.lock().live.push(mount.clone());
         let host = self.clone();
         let shown = dir.clone();
@@ -383,7 +387,7 @@ impl Host {
             host.changed.notify_all();
         };
         kedge_base::spawn_named("serve", serve)
-            .map(drop)
+            .map(|_| notices)
             .with_context(|| format!("start a thread for {}", shown.display()))
     }
 

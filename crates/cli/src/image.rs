@@ -14,7 +14,7 @@ use kedge_format::content::{Content, HEAD_BYTES};
 use kedge_format::superblock::{Losses, SLOTS, Superblock};
 use std::fs::{File, FileType};
 use std::io::{Seek, SeekFrom};
-use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -77,11 +77,18 @@ pub fn is_remote(image: &Path) -> Result<bool> {
 /// The canonical name, valid in every working directory: the mount table shows it.
 pub fn resolve(image: &Path) -> Result<PathBuf> {
     match locate(image)? {
-        Location::Path(_) => image.canonicalize().with_context(|| match image.exists() {
-            // A descriptor in /proc/self/fd of what was deleted, or never had a name.
-            true => format!("{} has no name by which a mount of it could be known", image.display()),
-            false => format!("find {}", image.display()),
-        }),
+        Location::Path(_) => {
+            let meant = std::fs::metadata(image).with_context(|| format!("find {}", image.display()))?;
+            // A descriptor in /proc/self/fd may be of what was deleted, or never had a name. Then
+            // its link names nothing, or something else.
+            let name = image.canonicalize().ok().filter(|name| {
+                std::fs::metadata(name)
+                    .is_ok_and(|found| (found.dev(), found.ino()) == (meant.dev(), meant.ino()))
+            });
+            let nameless =
+                || format!("{} has no name by which a mount of it could be known", image.display());
+            name.with_context(nameless)
+        }
         remote => Ok(remote.to_string().into()),
     }
 }

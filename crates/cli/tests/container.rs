@@ -151,6 +151,7 @@ fn an_image_that_is_open_already() {
     // The mount table, info and umount know an image by its name.
     let script = "exec 3<> disk.kedge
         rm disk.kedge
+        $K mkfs --size 16M 'disk.kedge (deleted)' > other
         $K mount -o fuse /dev/fd/3 mnt 2>&1 || true";
     let (said, _) = shell(&place, "env", "-u KEDGE_LOG", script);
     assert!(said.contains("/dev/fd/3 has no name by which a mount of it could be known"), "{said}");

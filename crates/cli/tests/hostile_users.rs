@@ -22,7 +22,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 fn left_out() -> bool {
     let unprivileged = !rustix::process::geteuid().is_root();
     if unprivileged {
-        eprintln!("not root: left out");
+        kedge_base::skip::note("only root can become another user");
     }
     no_fuse() || unprivileged
 }

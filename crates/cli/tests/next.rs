@@ -59,18 +59,20 @@ fn fsck_and_mount_right_behind_umount() {
     if no_fuse() {
         return;
     }
-    let place = Place::new();
-    place.run("mount --create 64M disk.kedge mnt").ok();
-    for round in 0..20 {
-        write_and_fsync(&place.path("mnt/file"), &vec![round; 300_000]);
-        umount(&place);
-        if round % 2 == 0 {
-            place.run("fsck disk.kedge").ok();
+    for kind in ["", " -o fuse"] {
+        let place = Place::new();
+        place.run(&format!("mount{kind} --create 64M disk.kedge mnt")).ok();
+        for round in 0..20 {
+            write_and_fsync(&place.path("mnt/file"), &vec![round; 300_000]);
+            umount(&place);
+            if round % 2 == 0 {
+                place.run("fsck disk.kedge").ok();
+            }
+            place.run(&format!("mount{kind} disk.kedge mnt")).ok();
+            assert_eq!(fs::read(place.path("mnt/file")).unwrap(), vec![round; 300_000]);
         }
-        place.run("mount disk.kedge mnt").ok();
-        assert_eq!(fs::read(place.path("mnt/file")).unwrap(), vec![round; 300_000]);
+        place.unmount_and_check("disk.kedge");
     }
-    place.unmount_and_check("disk.kedge");
 }
 
 /// udev and desktops look into new mounts.

@@ -47,3 +47,21 @@ fn fsync_makes_nothing_durable_and_a_crash_does_no_harm() {
         place.unmount_and_check("disk.kedge");
     }
 }
+
+/// Also by a process that serves several mounts: the command that asks is told.
+#[test]
+fn a_daemon_passes_the_warning_on() {
+    if no_fuse() {
+        return;
+    }
+    let place = Place::new();
+    place.run("mkfs --size 64M disk.kedge").ok();
+    fs::create_dir(place.path("mnt")).unwrap();
+    let name = format!("volatile{}", std::process::id());
+    let run = place.run(&format!("mount --daemon {name} -o volatile disk.kedge mnt"));
+    assert!(run.err.starts_with("kedge: warning: "), "{}", run.err);
+    assert!(run.err.contains("fsync and sync make nothing durable"), "{}", run.err);
+    run.ok();
+    assert_eq!(place.info("mnt")["options"]["volatile"], true);
+    place.unmount_and_check("disk.kedge");
+}

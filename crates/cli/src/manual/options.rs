@@ -137,7 +137,9 @@ pub const TABLE: &[Row] = &[
         "`errors=remount-ro`",
         FIXED,
         "accepted, as it is what happens: after a failed log write or flush changes fail (with EIO) \
-         and reads go on. Other values are refused",
+         and reads go on. Other values are refused. The mount table goes on showing `rw`: a serving \
+         process that changed its own mount could wait for itself. `kedge info` and `kedge stats` have \
+         the state",
         "",
     ),
     row(
