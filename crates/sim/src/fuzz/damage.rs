@@ -108,6 +108,8 @@ fn make(unmounted: bool) -> Base {
         fs.setxattr(file, b"user.filler", &[n; 900], XattrMode::Any).expect("there is room");
         fs.write(file, n as u64 % 4 * 5000, &[n; 5000]).expect("there is room");
     }
+    // Data in place, and not when a flusher thread comes to it: there are extents to lie about.
+    fs.sync().expect("the data is written");
     fs.checkpoint().expect("a checkpoint is written");
     let profile =
         Profile { remounts: 0, offset_max: 30 << 10, write_max: 9000, extremes: 0, ..Profile::default() };
