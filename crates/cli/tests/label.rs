@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Place, no_fuse, not_root, tool};
+use common::{LET_GO, Place, no_fuse, not_root, tool};
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::symlink;
@@ -121,7 +121,7 @@ fn mount_8_finds_a_label_by_its_link() {
         umount mnt
         mount mnt;                          findmnt -no SOURCE mnt";
     let mut command = place.command("unshare");
-    command.args(["-m", "--propagation", "private", "sh", "-c", script]);
+    command.args(["-m", "--propagation", "private", "sh", "-c", &format!("{LET_GO}{script}")]);
     command.env("K", env!("CARGO_BIN_EXE_kedge")).env("NAME", &name).env("DEVICE", &one.device);
     let said = tool(command, "mount", LIMIT);
     let said: Vec<&str> = said.lines().collect();

@@ -231,6 +231,11 @@ pub fn until_dead(place: &Place, dir: &str) {
     });
 }
 
+/// For a script in a new namespace of mounts: lets go of the mounts of other tests, which live as
+/// long as any namespace has them.
+pub const LET_GO: &str = "for other in $(findmnt -rno TARGET -t fuseblk.kedgefs,fuse.kedgefs || true); do
+    umount -l \"$other\"; done\n";
+
 /// Waits for what another process is about to do, on whatever machine.
 #[track_caller]
 pub fn until(what: &str, mut done: impl FnMut() -> bool) {
