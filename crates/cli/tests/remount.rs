@@ -93,9 +93,9 @@ fn a_plain_mount_is_reached_as_well() {
 /// `--all` takes the table of mounts of its namespace, which has none of other tests.
 #[test]
 fn all_mounts_of_a_type_are_reached() {
-    let script = r#"
+    let script = r"
         mount --all -o remount,commit=12 -t $(findmnt -no FSTYPE mnt);  option commit
-    "#;
+    ";
     for kind in ["fuseblk", "fuse"] {
         let Some(said) = in_namespace(&format!("commit=10,{kind}"), script) else { return };
         assert_eq!(said, "12.0\n", "{kind}");
