@@ -4,11 +4,12 @@
 //! Every user can read `system.kedgefs.stats`, `.info` and `.pid`. They take no space in the image
 //! and are not listed. Setting `system.kedgefs.options` changes options.
 
-use crate::abi;
+use crate::abi::{self, InHeader};
 use crate::beside::Address;
+use crate::caller;
 use crate::dispatch::{Answer, Errno};
 use crate::ops::Ops;
-use std::fs::File;
+use crate::task::{Capability, Task};
 use std::os::unix::fs::FileExt;
 use zerocopy::FromZeros;
 
@@ -22,24 +23,26 @@ pub const XATTR_OPTIONS: &[u8] = b"system.kedgefs.options";
 /// so that a mount of a part of the file system (`mount --bind`) will do.
 pub const XATTR_BESIDE: &[u8] = b"system.kedgefs.beside";
 
-/// Only the user who serves the mount, and root, may do this. A user who is not known is neither.
-pub(crate) fn check_owner(user: Option<u32>) -> Answer<()> {
-    match user {
-        Some(uid) if uid == 0 || uid == rustix::process::geteuid().as_raw() => Ok(()),
-        _ => Err(Errno(libc::EPERM)),
+/// Whoever has CAP_SYS_ADMIN, as the kernel asks for it before such calls, and the ordinary user who
+/// serves the mount may do this. A caller who is not known is neither.
+pub(crate) fn check_owner(header: &InHeader) -> Answer<()> {
+    if caller::is_capable(header, Capability::SysAdmin) || caller::serves_the_mount(header) {
+        Ok(())
+    } else {
+        Err(Errno(libc::EPERM))
     }
 }
 
-pub fn set_options(ops: &impl Ops, user: Option<u32>, list: &[u8]) -> Answer<()> {
-    check_owner(user)?;
+pub fn set_options(ops: &impl Ops, header: &InHeader, list: &[u8]) -> Answer<()> {
+    check_owner(header)?;
     let list = std::str::from_utf8(list).map_err(|_| Errno(libc::EINVAL))?;
     ops.set_options(list).inspect_err(|e| tracing::warn!("remount with {list}: {e}"))?;
     Ok(())
 }
 
 /// The value of [`XATTR_BESIDE`].
-pub fn beside(address: Option<&Address>, user: Option<u32>) -> Answer<Vec<u8>> {
-    check_owner(user)?;
+pub fn beside(address: Option<&Address>, header: &InHeader) -> Answer<Vec<u8>> {
+    check_owner(header)?;
     let address = address.ok_or(Errno(libc::ENODATA))?;
     let text = address().map_err(|e| {
         tracing::error!("listen for changes beside the kernel: {e}");
@@ -56,14 +59,14 @@ const SHUTDOWN_DEFAULT: u32 = 0;
 const SHUTDOWN_LOGFLUSH: u32 = 1;
 const SHUTDOWN_NOLOGFLUSH: u32 = 2;
 
-/// Stops the file system as task `pid` asks with the flag at its address `arg`.
+/// Stops the file system as the caller asks with the flag at its address `arg`.
 ///
 /// The ioctl's number declares the flag as output, so the kernel does not send it. It is read from
 /// the caller's memory. If that is not permitted, the hardest kind of stop is assumed.
-pub fn shutdown(ops: &impl Ops, user: Option<u32>, pid: u32, arg: u64) -> Answer<()> {
-    check_owner(user)?;
-    let flag = read_u32(pid, arg).unwrap_or_else(|e| {
-        tracing::info!(pid, "shutdown flag not readable, taken as no log flush: {e}");
+pub fn shutdown(ops: &impl Ops, header: &InHeader, arg: u64) -> Answer<()> {
+    check_owner(header)?;
+    let flag = read_u32(header.pid, arg).unwrap_or_else(|e| {
+        tracing::info!(pid = header.pid, "shutdown flag not readable, taken as no log flush: {e}");
         SHUTDOWN_NOLOGFLUSH
     });
     match flag {
@@ -82,16 +85,16 @@ pub fn shutdown(ops: &impl Ops, user: Option<u32>, pid: u32, arg: u64) -> Answer
 pub const FITRIM: u32 = 0xc018_5879;
 
 /// Gives free space back to the device. The answer is the range with the bytes that went.
-pub fn trim(ops: &impl Ops, user: Option<u32>, asked: abi::TrimRange) -> Answer<abi::IoctlTrimOut> {
-    check_owner(user)?;
+pub fn trim(ops: &impl Ops, header: &InHeader, asked: abi::TrimRange) -> Answer<abi::IoctlTrimOut> {
+    check_owner(header)?;
     let len = ops.trim(asked.start, asked.len, asked.min_len)?;
     let range = abi::TrimRange { len, ..asked };
     Ok(abi::IoctlTrimOut { out: abi::IoctlOut::new_zeroed(), range })
 }
 
-fn read_u32(pid: u32, address: u64) -> std::io::Result<u32> {
+fn read_u32(tid: u32, address: u64) -> std::io::Result<u32> {
     let mut bytes = [0; 4];
-    File::open(format!("/proc/{pid}/mem"))?.read_exact_at(&mut bytes, address)?;
+    Task::open(tid)?.file("mem")?.read_exact_at(&mut bytes, address)?;
     Ok(u32::from_ne_bytes(bytes))
 }
 

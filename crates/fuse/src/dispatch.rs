@@ -11,6 +11,7 @@ use crate::freeze::{IOC_FREEZE, IOC_THAW};
 use crate::ops::Ops;
 use crate::server::{Server, has_no_reply};
 use crate::settle::{SettledJob, Then};
+use crate::task::Capability;
 use crate::transport::{Reply, Request};
 use kedge_base::{BLOCK_SIZE, IoBuf};
 use kedgefs::acl;
@@ -525,11 +526,10 @@ impl<O: Ops> Server<O> {
             },
         };
         let node = Ino(request.header.nodeid);
-        // This is the one change of content for which the kernel has no flag. A caller with
-        // CAP_FSETID may keep the bits; here, root stands for that.
+        // This is the one change of content for which the kernel has no flag.
         if self.options.handle_killpriv {
             let before_append = matches!(mode, FallocateMode::Allocate { .. });
-            let applies = || caller::user(&request.header) != Some(0);
+            let applies = || !caller::is_capable(&request.header, Capability::Fsetid);
             self.drop_privilege(&self.ops.getattr(node)?, before_append, applies)?;
         }
         Ok(self.ops.fallocate(node, mode, asked.offset, asked.length)?)
@@ -627,10 +627,7 @@ impl<O: Ops> Server<O> {
         let value = args.take().and_then(|asked: abi::GetxattrIn| {
             let name = args.text()?;
             if name == control::XATTR_BESIDE {
-                return Ok((
-                    asked.size,
-                    control::beside(self.beside.as_ref(), caller::user(&request.header))?,
-                ));
+                return Ok((asked.size, control::beside(self.beside.as_ref(), &request.header)?));
             }
             if node == Ino::ROOT && name.starts_with(control::XATTR_PREFIX) {
                 return Ok((asked.size, self.control_xattr(name).ok_or(Errno(libc::ENODATA))?));
@@ -665,7 +662,7 @@ impl<O: Ops> Server<O> {
         let name = args.text()?;
         let value = args.bytes(asked.size)?;
         if node == Ino::ROOT && name == control::XATTR_OPTIONS {
-            return control::set_options(&*self.ops, caller::user(&request.header), value);
+            return control::set_options(&*self.ops, &request.header, value);
         }
         self.check_xattr_name(name)?;
         let mode = match asked.flags as i32 {
@@ -709,19 +706,19 @@ impl<O: Ops> Server<O> {
     }
 
     fn ioctl(&self, request: &Request<'_>, args: &mut Args<'_>, reply: Reply) {
-        let user = || caller::user(&request.header);
+        let header = &request.header;
         match args.take::<abi::IoctlIn>() {
             Ok(asked) if asked.cmd == control::FS_IOC_SHUTDOWN => {
-                let stopped = control::shutdown(&*self.ops, user(), request.header.pid, asked.arg);
+                let stopped = control::shutdown(&*self.ops, header, asked.arg);
                 reply.finish(stopped.map(|()| abi::IoctlOut::new_zeroed()));
             }
             Ok(asked) if asked.cmd == control::FITRIM => {
-                reply.finish(args.take().and_then(|range| control::trim(&*self.ops, user(), range)));
+                reply.finish(args.take().and_then(|range| control::trim(&*self.ops, header, range)));
             }
             Ok(asked) if matches!(asked.cmd, IOC_FREEZE | IOC_THAW) => {
-                self.freeze_or_thaw(asked.cmd, args, user(), reply);
+                self.freeze_or_thaw(asked.cmd, args, header, reply);
             }
-            Ok(asked) => self.ioctl_of_flags(asked.cmd, Ino(request.header.nodeid), args, reply),
+            Ok(asked) => self.ioctl_of_flags(asked.cmd, Ino(header.nodeid), args, reply),
             Err(e) => reply.err(e.0),
         }
     }

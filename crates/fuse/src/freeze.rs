@@ -297,8 +297,8 @@ impl<O: Ops> Server<O> {
     }
 
     /// Carries out IOC_FREEZE and IOC_THAW.
-    pub(crate) fn freeze_or_thaw(&self, cmd: u32, args: &mut Args<'_>, user: Option<u32>, reply: Reply) {
-        let checked = control::check_owner(user).and_then(|()| match cmd {
+    pub(crate) fn freeze_or_thaw(&self, cmd: u32, args: &mut Args<'_>, header: &InHeader, reply: Reply) {
+        let checked = control::check_owner(header).and_then(|()| match cmd {
             IOC_FREEZE => args.take(),
             _ => Ok(0),
         });

@@ -102,7 +102,9 @@ impl Bench {
     fn send_as(&mut self, pid: u32, opcode: u32, nodeid: u64, body: &[u8]) -> u64 {
         self.unique += 1;
         let len = 40 + body.len() as u32;
-        let header = InHeader { opcode, nodeid, unique: self.unique, len, pid, ..InHeader::new_zeroed() };
+        let uid = rustix::process::geteuid().as_raw();
+        let header =
+            InHeader { opcode, nodeid, unique: self.unique, len, uid, pid, ..InHeader::new_zeroed() };
         let message = [header.as_bytes(), body].concat();
         self.server().handle(&Request::parse(&message, 0).unwrap(), &mut IoBuf::zeroed(1));
         self.unique
@@ -116,7 +118,8 @@ impl Bench {
 
     fn ioctl(&mut self, cmd: u32, argument: &[u8]) -> i32 {
         let asked = abi::IoctlIn { cmd, ..abi::IoctlIn::new_zeroed() };
-        let unique = self.send(op::IOCTL, 1, &[asked.as_bytes(), argument].concat());
+        let own = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+        let unique = self.send_as(own, op::IOCTL, 1, &[asked.as_bytes(), argument].concat());
         let replies = self.wire.take(1);
         assert_eq!(replies[0].0, unique);
         replies[0].1

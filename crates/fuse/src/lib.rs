@@ -12,6 +12,7 @@
 //! beside                      the kernel hears of changes that did not come from it
 //! freeze                      freeze and thaw, and the changes that wait in between
 //! failures                    requests that failed, counted
+//! caller, task                who made a request, and what that thread may do
 //! abi                         the wire format
 //! sys                         the system calls without a safe wrapper: all `unsafe`
 //! ```
@@ -38,6 +39,7 @@ mod session;
 pub mod settle;
 mod status;
 mod sys;
+mod task;
 pub mod transport;
 
 pub use beside::{Address, Notifier};
@@ -50,3 +52,4 @@ pub use server::{Server, Told};
 pub use session::{MountPoint, MountedSession, serve};
 pub use status::ask as ask_status;
 pub use sys::{freeze, thaw, trim};
+pub use task::Capability;

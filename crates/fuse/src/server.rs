@@ -37,10 +37,10 @@
 //!   applies it where no default list takes its place. The kernel lets nobody change the
 //!   directory's list between the look at it and the creation: it holds the directory's lock for
 //!   both.
-//! - **Idmapped mounts**, if this process is root and the kernel tells the user of a caller
-//!   ([`mod@crate::caller`]). The kernel maps all ids in both directions and checks permissions. It
-//!   then sends no ids with requests that make no inode. Root, because only root of the file
-//!   system's user namespace can make an idmapped mount.
+//! - **Idmapped mounts**, if this process is root. The kernel maps all ids in both directions and
+//!   checks permissions. It then sends no ids with requests that make no inode, and nothing here is
+//!   decided by them ([`mod@crate::caller`]). Root, because only root of the file system's user
+//!   namespace can make an idmapped mount.
 //! - **READDIRPLUS always**, not adaptively: a cold walk of a tree needs no LOOKUP per name.
 //!
 //! # Threads
@@ -54,7 +54,7 @@
 
 use crate::abi::{self, OPCODES, init, init2, op, op_name};
 use crate::beside::Address;
-use crate::caller::{self, with_caller};
+use crate::caller::with_caller;
 use crate::control;
 use crate::crew::Crew;
 use crate::dispatch::{Answer, Args, Errno};
@@ -341,7 +341,7 @@ fn upper_flags(minor: u32, offered: u32) -> u32 {
     if minor >= abi::MINOR_EPOCH {
         wanted |= init2::NO_EXPORT_SUPPORT;
     }
-    if offered & init2::ALLOW_IDMAP != 0 && rustix::process::geteuid().is_root() && caller::can_be_asked() {
+    if rustix::process::geteuid().is_root() {
         wanted |= init2::ALLOW_IDMAP;
     }
     wanted & offered

@@ -1,7 +1,7 @@
 //! The system calls that have no safe wrapper. All `unsafe` of this crate is here.
 #![allow(unsafe_code)]
 
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use std::io;
 
@@ -12,9 +12,6 @@ const LOOP_GET_STATUS64: libc::c_ulong = 0x4c05;
 const LOOP_CONFIGURE: libc::c_ulong = 0x4c0a;
 const LO_FLAGS_READ_ONLY: u32 = 1;
 const LO_FLAGS_AUTOCLEAR: u32 = 4;
-const PIDFD_THREAD: u32 = libc::O_EXCL as u32;
-const PIDFD_GET_INFO: libc::c_ulong = 0xc040_ff0b;
-const PIDFD_INFO_CREDS: u64 = 1 << 1;
 
 /// `struct loop_info64` of `linux/loop.h`.
 #[repr(C)]
@@ -43,23 +40,7 @@ struct LoopConfig {
     reserved: [u64; 8],
 }
 
-/// `struct pidfd_info` of `linux/pidfd.h`, as of its first version.
-#[repr(C)]
-#[derive(Default)]
-struct PidfdInfo {
-    /// Which fields are wanted, and then which are there.
-    mask: u64,
-    cgroup: u64,
-    /// Process, group and parent; real user and group, effective ones, saved ones.
-    ids: [u32; 9],
-    /// The ids by which access to files is judged.
-    fsuid: u32,
-    fsgid: u32,
-    exit_code: i32,
-}
-
 const _: () = assert!(size_of::<LoopInfo64>() == 232 && size_of::<LoopConfig>() == 304);
-const _: () = assert!(size_of::<PidfdInfo>() == 64);
 
 /// The FUSE device, not yet part of a mount.
 pub fn open_fuse() -> io::Result<OwnedFd> {
@@ -145,26 +126,6 @@ pub fn loop_backing(device: impl AsFd) -> io::Result<(u64, u64)> {
     // SAFETY: it was zeroed, and any bytes are a value of it.
     let info = unsafe { info.assume_init() };
     Ok((info.device, info.inode))
-}
-
-/// The user by whose rights a thread accesses files, by the thread's number in this process's
-/// namespace, and in this process's user namespace. Fails before Linux 6.13.
-pub fn user_of_thread(tid: u32) -> io::Result<u32> {
-    // SAFETY: the call takes two integers and touches no memory of ours.
-    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, tid, PIDFD_THREAD) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the call has just opened it, so nothing else owns it.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) };
-    let mut info = PidfdInfo { mask: PIDFD_INFO_CREDS, ..PidfdInfo::default() };
-    // SAFETY: the ioctl reads and writes one `pidfd_info`, whose layout the struct has and whose
-    // size its number holds, through a pointer valid for the call; the descriptor is open.
-    check(unsafe { libc::ioctl(fd.as_raw_fd(), PIDFD_GET_INFO, &raw mut info) })?;
-    match info.mask & PIDFD_INFO_CREDS {
-        0 => Err(io::ErrorKind::Unsupported.into()),
-        _ => Ok(info.fsuid),
-    }
 }
 
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {

@@ -344,7 +344,7 @@ fn flags_are_set_only_if_the_kernel_has_asked_who_may() {
 
 /// As the kernel sends requests where idmapped mounts are permitted.
 #[test]
-fn who_sends_no_ids_makes_no_inode_and_is_asked_for() {
+fn requests_without_ids_make_no_inode_and_rights_are_capabilities() {
     let mut bench = Bench::new(FuseOptions::default());
     let header =
         |opcode, uid, gid, pid| InHeader { opcode, nodeid: 1, uid, gid, pid, ..InHeader::new_zeroed() };
@@ -361,22 +361,44 @@ fn who_sends_no_ids_makes_no_inode_and_is_asked_for() {
     let mut asked_by = |uid, pid| bench.send_as(header(op::IOCTL, uid, uid, pid), &trim).unwrap().0;
     // The file system in memory has nothing to trim.
     let own = rustix::thread::gettid().as_raw_nonzero().get() as u32;
-    assert_eq!(asked_by(rustix::process::geteuid().as_raw(), 0), -libc::EOPNOTSUPP);
-    assert_eq!(asked_by(65533, own), -libc::EPERM, "ids that were sent count");
+    let uid = rustix::process::geteuid().as_raw();
+    assert_eq!(asked_by(uid, 0), -libc::EPERM, "a uid alone gives no right");
+    assert_eq!(asked_by(uid, own), -libc::EOPNOTSUPP);
+    assert_eq!(asked_by(65533, own), -libc::EPERM, "it acts with another's credentials");
     assert_eq!(asked_by(abi::NO_ID, own), -libc::EOPNOTSUPP);
     assert_eq!(asked_by(abi::NO_ID, 0), -libc::EPERM, "a thread that this process cannot see");
-    if rustix::process::geteuid().is_root() {
-        let words = ["--reuid", "65534", "--regid", "65534", "--clear-groups", "sleep", "1000"];
-        let mut other = std::process::Command::new("setpriv").args(words).spawn().unwrap();
-        // Until it has taken the other user's rights it is root's.
-        while asked_by(abi::NO_ID, other.id()) != -libc::EPERM {
-            assert!(other.try_wait().unwrap().is_none(), "setpriv ended");
+    if uid != 0 {
+        return kedge_base::skip::note("only root can take its own rights away");
+    }
+    let mut program = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+    assert_eq!(asked_by(abi::NO_ID, program.id()), -libc::EOPNOTSUPP, "root's other programs");
+    program.kill().unwrap();
+    program.wait().unwrap();
+    for less in [
+        "setpriv --reuid 65534 --regid 65534 --clear-groups",
+        "setpriv --bounding-set -all",
+        "setpriv --bounding-set -sys_admin",
+        // All capabilities, there.
+        "unshare --user --map-root-user",
+        "unshare --user --keep-caps",
+    ] {
+        let mut words = less.split(' ').chain(["sleep", "1000"]);
+        let mut program = std::process::Command::new(words.next().unwrap()).args(words).spawn().unwrap();
+        // Until it runs, it is root's.
+        let name = format!("/proc/{}/comm", program.id());
+        while std::fs::read_to_string(&name).unwrap() != "sleep\n" {
+            assert!(program.try_wait().unwrap().is_none(), "{less}: ended");
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
-        other.kill().unwrap();
-        other.wait().unwrap();
-    } else {
-        kedge_base::skip::note("only root can become another user");
+        let answers = [abi::NO_ID, 0, 65534].map(|uid| asked_by(uid, program.id()));
+        assert_eq!(answers, [-libc::EPERM; 3], "{less}");
+        program.kill().unwrap();
+        program.wait().unwrap();
+    }
+    // The kernel's own threads have all capabilities, and act for others.
+    match std::fs::read_to_string("/proc/2/comm") {
+        Ok(name) if name == "kthreadd\n" => assert_eq!(asked_by(abi::NO_ID, 2), -libc::EPERM),
+        _ => kedge_base::skip::note("no thread of the kernel is seen here"),
     }
 }
 

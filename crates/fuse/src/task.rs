@@ -1,0 +1,164 @@
+//! What the kernel keeps of a thread: its ids, its effective capabilities and its namespaces.
+//!
+//! # Why /proc
+//! A uid is no capability: uid 0 of a container may have none, and root of a user namespace has all
+//! of them there and none here. The kernel passes ids with a request, and no capabilities. `/proc`
+//! has these, and it lets a process look at the namespaces of another only if it may read that
+//! process (ptrace(2)). What is not shown is an error, and an error gives no right.
+//!
+//! # Why the numbers are right
+//! A thread's number is one of this process's pid namespace. A /proc of another namespace has other
+//! threads under the same numbers. There this process has more than one number in `NSpid`, and the
+//! whole of it is refused.
+//!
+//! The directory of a thread is opened once, and everything is read below it: it stays that
+//! thread's and gives errors after its end, even if the number is used again.
+
+use rustix::fd::OwnedFd;
+use rustix::fs::{AtFlags, Mode, OFlags, fstatfs, openat, statat};
+use std::fs::File;
+use std::io::{self, Read};
+
+const PROC_MAGIC: i64 = 0x9fa0;
+/// The longest `status` that is read; the kernel writes about 1,500 bytes, and more with many
+/// groups.
+const STATUS_MAX: u64 = 1 << 20;
+
+/// A right that the kernel grants apart from the others, by its number there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Capability {
+    Chown = 0,
+    DacOverride = 1,
+    DacReadSearch = 2,
+    Fowner = 3,
+    Fsetid = 4,
+    LinuxImmutable = 9,
+    SysAdmin = 21,
+    Mknod = 27,
+    Setfcap = 31,
+}
+
+/// A namespace that a thread lives in, by its name in /proc.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Namespace {
+    User,
+    Mount,
+}
+
+impl Namespace {
+    fn name(self) -> &'static str {
+        match self {
+            Namespace::User => "ns/user",
+            Namespace::Mount => "ns/mnt",
+        }
+    }
+}
+
+/// A thread, or a process by its first thread.
+pub(crate) struct Task {
+    proc: OwnedFd,
+    dir: OwnedFd,
+}
+
+impl Task {
+    /// The thread with this number in the pid namespace of this process.
+    pub(crate) fn open(tid: u32) -> io::Result<Task> {
+        if tid == 0 {
+            return Err(refused("the thread has no number here"));
+        }
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let proc = rustix::fs::open("/proc", flags, Mode::empty())?;
+        if fstatfs(&proc)?.f_type as i64 != PROC_MAGIC {
+            return Err(refused("/proc is no proc file system"));
+        }
+        let own = openat(&proc, "self", flags, Mode::empty())?;
+        let own = Task { dir: own, proc: proc.try_clone()? };
+        if own.status()?.numbers != 1 {
+            return Err(refused("/proc is another pid namespace's"));
+        }
+        let dir = openat(&proc, tid.to_string(), flags | OFlags::NOFOLLOW, Mode::empty())?;
+        Ok(Task { proc, dir })
+    }
+
+    /// A file of its directory.
+    pub(crate) fn file(&self, name: &str) -> io::Result<File> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        Ok(File::from(openat(&self.dir, name, flags, Mode::empty())?))
+    }
+
+    pub(crate) fn status(&self) -> io::Result<Status> {
+        let mut text = String::new();
+        self.file("status")?.take(STATUS_MAX).read_to_string(&mut text)?;
+        Status::parse(&text).ok_or_else(|| refused("status has not the lines that are known"))
+    }
+
+    /// Whether it is in the same namespace as this process.
+    pub(crate) fn shares(&self, namespace: Namespace) -> io::Result<bool> {
+        let own = statat(&self.proc, format!("self/{}", namespace.name()), AtFlags::empty())?;
+        let its = statat(&self.dir, namespace.name(), AtFlags::empty())?;
+        Ok((own.st_dev, own.st_ino) == (its.st_dev, its.st_ino))
+    }
+}
+
+fn refused(why: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::PermissionDenied, why)
+}
+
+/// The lines of `status` that matter. Ids are as this process's user namespace shows them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Status {
+    /// Real, effective, saved, and the one by which access to files is judged.
+    pub(crate) uids: [u32; 4],
+    pub(crate) gids: [u32; 4],
+    /// Bits of the effective set.
+    capabilities: u64,
+    /// In how many pid namespaces it has a number, from that of the /proc on.
+    numbers: usize,
+    /// Threads of the kernel (an NFS server, a loop device) have no memory and all capabilities,
+    /// and act for others.
+    has_memory: bool,
+}
+
+impl Status {
+    fn parse(text: &str) -> Option<Status> {
+        let field = |name: &str| {
+            text.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim()))
+        };
+        let ids = |name| -> Option<[u32; 4]> {
+            let ids: Vec<u32> =
+                field(name)?.split_ascii_whitespace().map_while(|id| id.parse().ok()).collect();
+            ids.try_into().ok()
+        };
+        Some(Status {
+            uids: ids("Uid")?,
+            gids: ids("Gid")?,
+            capabilities: u64::from_str_radix(field("CapEff")?, 16).ok()?,
+            numbers: field("NSpid")?.split_ascii_whitespace().count(),
+            has_memory: field("VmSize").is_some(),
+        })
+    }
+
+    /// The user by whose rights it accesses files.
+    pub(crate) fn user(&self) -> u32 {
+        self.uids[3]
+    }
+
+    /// Whether it is a thread of a program.
+    pub(crate) fn is_programs(&self) -> bool {
+        self.has_memory
+    }
+
+    /// Whether the capability is in effect in the thread's own user namespace.
+    pub(crate) fn has(&self, capability: Capability) -> bool {
+        self.capabilities & 1 << capability as u32 != 0
+    }
+
+    /// Whether it is a program of `uid` and no set-id program's rights are mixed with that user's.
+    pub(crate) fn is_wholly(&self, uid: u32) -> bool {
+        self.uids == [uid; 4] && self.gids == [self.gids[0]; 4]
+    }
+}
+
+#[cfg(test)]
+#[path = "task_tests.rs"]
+mod tests;
