@@ -166,7 +166,7 @@ pub struct FreeCounts {
     pub pool: u64,
     /// Node slots of the pool promised to operations.
     pub promised_nodes: u64,
-    /// Node slots of the pool that only [`NodeClass::Reclaim`] may use.
+    /// Node slots of the pool that [`NodeClass::Normal`] leaves alone.
     pub protected: u64,
 }
 

@@ -4,9 +4,11 @@
 //! # Rules
 //! 1. A slot of the pool is busy, not owned, and marked in `nodes` of its group. The space
 //!    available to data does not count it.
-//! 2. The lowest `protected` slots are only for [`NodeClass::Reclaim`]: unlink, truncate, replay,
-//!    writeback completions. These either free space or keep a promise already made, so refusing
-//!    them would make a full image unusable.
+//! 2. The lowest `protected` slots are not for [`NodeClass::Normal`]. A part of them is for
+//!    [`NodeClass::Promised`]: data that was accepted finds the nodes for its extents. The lowest
+//!    `reclaim` slots are only for [`NodeClass::Reclaim`]: unlink, truncate, replay. Writeback
+//!    splits leaves, and the slots that this takes do not come back with a checkpoint. If it could
+//!    take the last ones, nothing could free space any more.
 //! 3. The working part above serves all operations. When data is short of space, the pool shrinks
 //!    to `floor` = protected + half the working part, not to the protected part alone. So renames,
 //!    chmods and the small creates that prepare a clean-up still work.
@@ -36,13 +38,16 @@ use std::time::Duration;
 pub enum NodeClass {
     /// Leaves the protected slots alone.
     Normal,
-    /// May use the whole pool: unlink, truncate, replay, writeback completions.
+    /// Writeback and what an fsync records. Leaves the slots alone with which space is freed.
+    Promised,
+    /// May use the whole pool: unlink, truncate, replay.
     Reclaim,
 }
 
 #[derive(Debug)]
 pub(crate) struct NodePool {
     pub protected: u64,
+    reclaim: u64,
     working: u64,
     /// Copies of facts of the state, which are read without the lock.
     short: AtomicBool,
@@ -128,16 +133,16 @@ pub(crate) struct PoolCounts {
 impl NodePool {
     /// A pool for a data area of `blocks`.
     pub(crate) fn new(blocks: u64) -> NodePool {
-        // A 64th of all nodes that could exist, which is 256 data blocks for each protected slot.
-        // So even if every delayed block of a full image becomes an extent of its own, the
-        // protected part has enough leaves for them. The upper bound covers 1 GiB of such blocks,
-        // more than writeback allows to accumulate. The lower bound suffices for three deletes at
-        // once.
-        let nodes = blocks / NODE_BLOCKS;
-        let protected = (nodes / 64).clamp(32, 1024);
+        // A 64th of all nodes that could exist, which is 256 data blocks for each promised slot. So
+        // even if every delayed block of a full image becomes an extent of its own, that part has
+        // enough leaves for them. The upper bound covers 1 GiB of such blocks, more than writeback
+        // allows to accumulate. For deletes: two or more of the smallest steps at once.
+        let promised = (blocks / NODE_BLOCKS / 64).clamp(32, 1024);
+        let reclaim = promised.min(64);
         NodePool {
-            protected,
-            working: protected,
+            protected: promised + reclaim,
+            reclaim,
+            working: promised,
             short: AtomicBool::new(true),
             low: AtomicBool::new(true),
             state: Mutex::new(Rank::Leaf, State::default()),
@@ -174,7 +179,11 @@ impl NodePool {
     }
 
     fn class_floor(&self, class: NodeClass) -> u64 {
-        if class == NodeClass::Normal { self.protected } else { 0 }
+        match class {
+            NodeClass::Normal => self.protected,
+            NodeClass::Promised => self.reclaim,
+            NodeClass::Reclaim => 0,
+        }
     }
 
     pub(crate) fn reserve(self: &Arc<Self>, n: u64, class: NodeClass) -> Option<NodeReservation> {
@@ -361,6 +370,12 @@ pub struct NodeReservation {
 impl NodeReservation {
     pub fn slots(&self) -> u64 {
         self.slots
+    }
+
+    /// Adds the promise of another reservation of the same allocator.
+    pub fn merge(&mut self, mut other: NodeReservation) {
+        assert!(Arc::ptr_eq(&self.pool, &other.pool), "reservations of one allocator");
+        self.slots += std::mem::take(&mut other.slots);
     }
 }
 

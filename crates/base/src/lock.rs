@@ -49,8 +49,9 @@ ranks! {
     Freeze = 10 io,
     /// One checkpoint at a time.
     Checkpoint = 15 io,
-    /// No lock: an operation waits for log space. The rank asserts that it holds no lock that a
-    /// checkpoint needs.
+    /// No lock: an operation waits for log space and tree nodes, or holds some. The rank asserts
+    /// that it holds no lock that a checkpoint needs when it waits, and that it waits for no
+    /// checkpoint and for no second reservation while it holds one.
     LogReservation = 20 io,
     /// The shape of the directory tree, while a rename moves between two directories.
     Rename = 30 io,
@@ -126,6 +127,33 @@ mod held {
     pub fn acquire(_: super::Rank, _: u64) {}
     #[inline(always)]
     pub fn release(_: super::Rank, _: u64) {}
+}
+
+/// A place in the lock order that a thread holds without a lock, until dropped. Not sent between
+/// threads.
+#[derive(Debug)]
+pub struct Entered {
+    rank: Rank,
+    not_send: std::marker::PhantomData<*const ()>,
+}
+
+/// Takes a place in the lock order: from now on the thread takes locks of later ranks only, and
+/// does not take this place a second time.
+pub fn enter(rank: Rank) -> Entered {
+    held::acquire(rank, 0);
+    Entered { rank, not_send: std::marker::PhantomData }
+}
+
+/// Panics in debug builds if the calling thread holds a lock of `rank` or of a later rank. It is
+/// about to wait, and threads that need such a lock must not wait for it.
+pub fn assert_may_wait(rank: Rank) {
+    drop(enter(rank));
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        held::release(self.rank, 0);
+    }
 }
 
 /// A guard that releases the rank when dropped. Guards are not sent between threads.

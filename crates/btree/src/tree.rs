@@ -371,6 +371,21 @@ impl Tree {
         }
     }
 
+    /// The number of leaves in which the keys lie, a moment ago. May wait for the device.
+    pub fn leaves_of(&self, keys: &[Key]) -> Result<u32> {
+        let watch = self.watch();
+        let mut keys: Vec<&Key> = keys.iter().collect();
+        keys.sort_unstable();
+        let (mut leaves, mut at) = (0, 0);
+        while at < keys.len() {
+            let leaf = self.leaf_for(&watch, keys[at])?;
+            leaves += 1;
+            at += 1;
+            leaf.read(&watch, |n| at += keys[at..].iter().take_while(|key| n.range.covers(key)).count());
+        }
+        Ok(leaves)
+    }
+
     /// Descends without latches and runs `f` on the leaf. `f` returns `None` if the leaf no longer
     /// covers the key. The result is `None` if the caller must descend with latches.
     #[inline]

@@ -45,6 +45,11 @@ pub struct Dentry<'a> {
 }
 
 impl<'a> Dentry<'a> {
+    /// Bytes of an encoded entry with a name of so many.
+    pub const fn encoded_len(name_len: usize) -> usize {
+        size_of::<DentryHead>() + name_len
+    }
+
     pub fn encode(&self) -> Vec<u8> {
         let head = DentryHead { ino: self.ino.0.into(), kind: self.kind.dtype() };
         let mut out = Vec::with_capacity(size_of::<DentryHead>() + self.name.len());
@@ -302,7 +307,10 @@ pub enum Orphan {
 }
 
 impl Orphan {
-    pub fn encode(self) -> [u8; 1] {
+    /// Bytes of an encoded one.
+    pub const SIZE: usize = 1;
+
+    pub fn encode(self) -> [u8; Orphan::SIZE] {
         [self as u8]
     }
 

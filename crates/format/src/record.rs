@@ -241,6 +241,65 @@ pub const EDITS: [EditLayout; 8] = [
     EditLayout { tag: tag::DROP, name: "Drop", parts: RANGE_PARTS },
 ];
 
+/// Bytes of the edits in a record, from the same table. What an operation reserves is added up from
+/// them.
+pub mod size {
+    use super::{EDITS, InodeMask, tag};
+    use crate::item::ExtentItem;
+
+    /// Tag and body of an edit, without what a length or a mask adds.
+    const fn fixed(tag: u8) -> u64 {
+        let mut bytes = 1;
+        let mut at = 0;
+        let parts = EDITS[tag as usize - 1].parts;
+        while at < parts.len() {
+            bytes += parts[at].1 as u64;
+            at += 1;
+        }
+        bytes
+    }
+
+    /// An `Inode` edit with these fields.
+    pub const fn patch(mask: InodeMask) -> u64 {
+        let mut bytes = fixed(tag::INODE);
+        let mut at = 0;
+        while at < InodeMask::FIELDS.len() {
+            let (bit, _, field) = InodeMask::FIELDS[at];
+            bytes += if mask.contains(bit) { field as u64 } else { 0 };
+            at += 1;
+        }
+        bytes
+    }
+
+    /// An `Inode` edit with all fields.
+    pub const PATCH: u64 = patch(InodeMask::ALL_FIELDS);
+
+    /// A `Put` edit with a value of so many bytes.
+    pub const fn put(value_len: usize) -> u64 {
+        fixed(tag::PUT) + value_len as u64
+    }
+
+    pub const DELETE: u64 = fixed(tag::DELETE);
+    /// A `Put` of an extent, which is longer than its `Delete`.
+    pub const EXTENT_ITEM: u64 = put(ExtentItem::SIZE);
+    /// An `Alloc` or a `Free` edit.
+    pub const RUN: u64 = fixed(tag::ALLOC);
+    /// A `Zero` or a `Drop` edit.
+    pub const RANGE: u64 = fixed(tag::ZERO);
+    /// A `Data` edit without its bytes.
+    pub const DATA: u64 = fixed(tag::DATA);
+
+    const _: () = assert!(DELETE <= EXTENT_ITEM);
+    const _: () = assert!(fixed(tag::FREE) == RUN && fixed(tag::DROP) == RANGE);
+    const _: () = {
+        let mut at = 0;
+        while at < EDITS.len() {
+            assert!(EDITS[at].tag as usize == at + 1, "an edit's tag is its place in the table");
+            at += 1;
+        }
+    };
+}
+
 /// The tables of `docs/FORMAT.md` about records (`cargo xtask docs`).
 pub mod tables {
     use super::{EDITS, InodeMask, RecordOp};
@@ -276,6 +335,13 @@ pub mod tables {
         let ops: Vec<_> = RecordOp::ALL.into_iter().map(|op| format!("{} {op:?}", op as u8)).collect();
         ops.join(" · ")
     }
+}
+
+/// A place in a record that is being built.
+#[derive(Clone, Copy, Debug)]
+pub struct Mark {
+    bytes: usize,
+    edits: u16,
 }
 
 /// Builds a record.
@@ -400,6 +466,17 @@ impl RecordBuilder {
     /// Bytes of the record as it stands.
     pub fn len(&self) -> usize {
         self.bytes.len()
+    }
+
+    /// The record as it stands, for [`RecordBuilder::go_back`].
+    pub fn mark(&self) -> Mark {
+        Mark { bytes: self.bytes.len(), edits: self.edits }
+    }
+
+    /// Takes back the edits that were added since.
+    pub fn go_back(&mut self, mark: Mark) {
+        self.bytes.truncate(mark.bytes);
+        self.edits = mark.edits;
     }
 
     /// The encoded record.

@@ -134,3 +134,45 @@ fn encoded_edits_have_the_layout_that_is_documented() {
     }
     assert_eq!(all, InodeMask::ALL_FIELDS);
 }
+
+/// What operations reserve is added up from these.
+#[test]
+fn the_sizes_of_edits_are_what_the_builder_writes() {
+    let bytes = |edit: &dyn Fn(&mut RecordBuilder)| {
+        let mut record = RecordBuilder::new(RecordOp::Format);
+        edit(&mut record);
+        (record.len() - RECORD_HEADER) as u64
+    };
+    let key = Key::inode(Ino(1));
+    let run = Extent::new(BlockNo(1), 1);
+    for bit in 0..14 {
+        let masks = [InodeMask(1 << bit), InodeMask((1 << bit) - 1), InodeMask::ALL_FIELDS];
+        for mask in masks {
+            assert_eq!(
+                bytes(&|r| r.inode(Ino(1), mask, &InodeCore::default())),
+                size::patch(mask),
+                "{mask:?}"
+            );
+        }
+    }
+    assert!(size::PATCH >= size::patch(InodeMask::CREATE));
+    assert_eq!(bytes(&|r| r.put(key, &[0; 16])), size::EXTENT_ITEM);
+    assert_eq!(bytes(&|r| r.put(key, &[0; 100])), size::put(100));
+    assert_eq!(bytes(&|r| r.delete(key)), size::DELETE);
+    assert_eq!(bytes(&|r| r.alloc(run)), size::RUN);
+    assert_eq!(bytes(&|r| r.free(run)), size::RUN);
+    assert_eq!(bytes(&|r| r.zero(Ino(1), 0, 1)), size::RANGE);
+    assert_eq!(bytes(&|r| r.drop_data(Ino(1), 0, 1)), size::RANGE);
+    assert_eq!(bytes(&|r| r.data(Ino(1), 0, &[0; 7])), size::DATA + 7);
+}
+
+#[test]
+fn a_record_goes_back_to_a_mark() {
+    let mut record = RecordBuilder::new(RecordOp::Format);
+    record.delete(Key::inode(Ino(1)));
+    let (mark, before) = (record.mark(), record.clone().finish());
+    record.delete(Key::inode(Ino(2)));
+    record.alloc(Extent::new(BlockNo(1), 1));
+    record.go_back(mark);
+    assert_eq!(record.finish(), before);
+}

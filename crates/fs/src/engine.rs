@@ -128,22 +128,16 @@ impl Engine {
         self.claim.release();
     }
 
-    /// Reserves for an operation. Before any inode lock.
-    pub(crate) fn begin(&self, log_bytes: u64, items: u32, class: Class) -> Result<Handle<'_>> {
-        self.begin_many(log_bytes, items, 0, class)
+    /// Reserves for an operation. Before any inode lock, and without another handle.
+    pub(crate) fn begin(&self, need: Need) -> Result<Handle<'_>> {
+        self.begin_up_to(need, need)
     }
 
-    /// As `begin`, for an operation that also touches many small items side by side.
-    pub(crate) fn begin_many(
-        &self,
-        log_bytes: u64,
-        items: u32,
-        neighbours: u32,
-        class: Class,
-    ) -> Result<Handle<'_>> {
-        if class != Class::Checkpoint {
+    /// As `begin`, for an operation that can do with the nodes of `least`.
+    pub(crate) fn begin_up_to(&self, need: Need, least: Need) -> Result<Handle<'_>> {
+        if need.class != Class::Checkpoint {
             self.check_open()?; // closing ends in a checkpoint
         }
-        Ok(self.store.begin(Need { log_bytes, items, neighbours, class })?)
+        Ok(self.store.begin_up_to(need, least)?)
     }
 }

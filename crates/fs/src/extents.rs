@@ -99,6 +99,8 @@ pub(crate) fn map(store: &Store, ino: Ino, first: u64, blocks: u64) -> Result<Ve
 pub(crate) struct ExtentSet {
     was: BTreeMap<u64, ExtentItem>,
     now: BTreeMap<u64, ExtentItem>,
+    /// Keys in either, at most.
+    keys: usize,
 }
 
 impl ExtentSet {
@@ -110,9 +112,15 @@ impl ExtentSet {
         for (at, item) in found {
             if self.was.insert(at, item).is_none() {
                 self.now.insert(at, item);
+                self.keys += 1;
             }
         }
         Ok(count)
+    }
+
+    /// Edits that [`ExtentSet::emit`] adds at most: one for each key.
+    pub(crate) fn edits_max(&self) -> usize {
+        self.keys
     }
 
     /// Splits so that no extent reaches over `at`.
@@ -122,6 +130,7 @@ impl ExtentSet {
         if head >= item.blocks as u64 {
             return;
         }
+        self.keys += 1;
         self.now.insert(start, ExtentItem { blocks: head as u32, ..item });
         self.now.insert(
             at,
@@ -144,6 +153,7 @@ impl ExtentSet {
 
     /// Adds an extent to a hole.
     pub(crate) fn insert(&mut self, at: u64, extent: Extent, unwritten: bool) {
+        self.keys += 1;
         self.now.insert(at, ExtentItem { start: extent.start, blocks: extent.blocks as u32, unwritten });
     }
 
@@ -169,6 +179,7 @@ impl ExtentSet {
     pub(crate) fn shift(&mut self, from: u64, by: i64) {
         self.split(from);
         let tail = self.now.split_off(&from);
+        self.keys += tail.len();
         self.now.extend(tail.into_iter().map(|(at, item)| (at.wrapping_add_signed(by), item)));
     }
 
@@ -201,7 +212,9 @@ impl ExtentSet {
         for (at, item) in self.now.iter().filter(|(at, item)| self.was.get(at) != Some(item)) {
             record.put(key(*at), &item.encode());
         }
-        (record.edits() - before) as usize
+        let edits = (record.edits() - before) as usize;
+        debug_assert!(edits <= self.keys, "{edits} edits of {} keys", self.keys);
+        edits
     }
 }
 

@@ -53,11 +53,24 @@ impl Fs {
             },
             "slow_fsyncs": self.syncer().slow_fsyncs(),
             "log": self.log_value(),
+            "reservations": self.reservations_value(),
             "transactions": self.transactions_value(),
             "checkpoint": self.checkpoint_value(),
             "tree": self.tree_value(),
             "device": self.device_value(),
         })
+    }
+
+    /// The least that operations had left of what they had reserved, by the kind of their record.
+    fn reservations_value(&self) -> Value {
+        let stats = self.engine().store().stats();
+        let slack = RecordOp::ALL.iter().filter_map(|op| {
+            let (log_bytes, nodes) = stats.slack[*op as usize].get()?;
+            let records = stats.records[*op as usize].get();
+            let value = json!({"records": records, "least_bytes_left": log_bytes, "least_nodes_left": nodes});
+            Some((format!("{op:?}").to_lowercase(), value))
+        });
+        Value::Object(slack.collect())
     }
 
     fn log_value(&self) -> Value {

@@ -30,10 +30,10 @@
 
 use crate::batch::{Asked, Write};
 use crate::state::{Callback, State, after_shutdown};
-use crate::wait::{Parker, Signal, Wake, assert_may_wait};
+use crate::wait::{Parker, Signal, Wake};
 use crate::{ForceCause, Log, Shared, WriteTimes};
 use kedge_base::broken::{self, Variant};
-use kedge_base::lock::Rank;
+use kedge_base::lock::{Rank, assert_may_wait};
 use kedge_base::{Error, Lsn, Result, without_panic};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Release};

@@ -26,9 +26,9 @@
 //! wait for the device.
 
 use crate::state::State;
-use crate::wait::{Parker, Signal, Wake, assert_may_wait};
+use crate::wait::{Parker, Signal, Wake};
 use crate::{Log, Shared};
-use kedge_base::lock::Rank;
+use kedge_base::lock::{Rank, assert_may_wait};
 use kedge_base::{BLOCK_SIZE, Error, Result};
 use kedge_format::logwrite::{FRAME_SIZE, HEADER_SIZE};
 use std::collections::VecDeque;
@@ -89,6 +89,16 @@ impl Reservation {
     /// Longest record that still fits.
     pub fn bytes_left(&self) -> u64 {
         self.left.saturating_sub(RECORD_OVERHEAD)
+    }
+
+    /// Adds `bytes` to the reservation, if they are there now. Never waits.
+    pub fn grow(&mut self, bytes: u64, class: ReserveClass) -> bool {
+        let mut state = self.shared.state.lock();
+        let granted = state.reserve_now(bytes, class).is_none();
+        self.shared.note_free(&state);
+        drop(state);
+        self.left += if granted { bytes } else { 0 };
+        granted
     }
 }
 
@@ -272,9 +282,7 @@ impl Log {
     /// hold no lock that a checkpoint takes.
     pub fn reserve(&self, bytes: u64, class: ReserveClass) -> Result<Reservation> {
         let charge = self.charge(bytes, class)?;
-        if class == ReserveClass::Normal {
-            assert_may_wait(Rank::LogReservation);
-        }
+        assert_may_wait(Rank::LogReservation);
         let mut state = self.shared.state.lock();
         state.check_alive()?;
         let Some(lacks) = state.reserve_now(charge, class) else {

@@ -81,11 +81,3 @@ impl Wake {
         }
     }
 }
-
-/// Panics in debug builds if the calling thread holds a lock of `rank` or of a later rank. It is
-/// about to wait, and threads that need such a lock must not wait for it.
-pub(crate) fn assert_may_wait(rank: Rank) {
-    if cfg!(debug_assertions) {
-        drop(Mutex::new(rank, ()).lock());
-    }
-}

@@ -106,3 +106,12 @@ pub(crate) fn keys<'a>(edits: &'a [Edit<'_>]) -> impl Iterator<Item = Key> + 'a 
         _ => None,
     })
 }
+
+/// Keys of the items that the edits insert or replace.
+pub(crate) fn new_keys<'a>(edits: &'a [Edit<'_>]) -> impl Iterator<Item = Key> + 'a {
+    edits.iter().filter_map(|edit| match edit {
+        Edit::Inode(patch) if patch.mask.contains(InodeMask::CREATE) => Some(Key::inode(patch.ino)),
+        Edit::Put { key, .. } => Some(*key),
+        _ => None,
+    })
+}

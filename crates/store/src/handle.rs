@@ -2,39 +2,17 @@
 
 use crate::apply::{self, Target};
 use crate::checkpoint::CheckpointCause;
+use crate::need::{Need, PROMISE_PER_PIECE};
+use crate::space::nodes_taken;
 use crate::{Class, Store};
 use kedge_alloc::{NodeClass, NodeReservation, Waited};
+use kedge_base::lock::{Entered, Rank, assert_may_wait, enter};
 use kedge_base::{Error, Result};
+use kedge_format::Key;
 use kedge_format::record::{Record, RecordBuilder};
 use kedge_log::{Log, RecordLsn, Reservation, ReserveClass};
 use smallvec::SmallVec;
 use std::time::Duration;
-
-/// The most that an operation can use.
-#[derive(Clone, Copy, Debug)]
-pub struct Need {
-    /// Bytes of its records.
-    pub log_bytes: u64,
-    /// Items that it puts, updates or deletes.
-    pub items: u32,
-    /// Further small items that lie side by side (extents of one file).
-    pub neighbours: u32,
-    pub class: Class,
-}
-
-/// Log bytes promised for each resident piece while it exists. They are for its part of the record
-/// that voids it: inode patch, extent, allocation and drop. An operation that makes pieces reserves
-/// as much for each.
-pub const PROMISE_PER_PIECE: i64 = 256;
-
-/// The most tree nodes that an operation can take: for each path from root to leaf, a copy of each
-/// node and a split on each level. Items of one operation share most of their paths, so items
-/// beyond the eighth count a third of a path: three of the largest fill a leaf. Of neighbours,
-/// which are extents, even a half-empty leaf holds some hundreds.
-fn nodes_for(need: &Need, height: u32) -> u32 {
-    let paths = need.items.min(8) + need.items.saturating_sub(8) / 3 + need.neighbours.div_ceil(64);
-    paths * (height + 1) + 1
-}
 
 /// How long, and how often, an operation or data waits for others to release node reservations
 /// before it fails with `NoSpace`.
@@ -42,10 +20,34 @@ pub(crate) const NODE_WAIT: Duration = Duration::from_millis(100);
 pub(crate) const NODE_WAITS: u32 = 100;
 
 /// The reserved space of one running operation. Dropping it gives back what was not used.
+///
+/// While a thread holds one it waits neither for space nor for a checkpoint, and takes no second
+/// one: with enough such threads all space would be held by those that wait for it. The place in
+/// the lock order asserts it.
 pub struct Handle<'a> {
     store: &'a Store,
+    need: Need,
     log: Reservation,
-    _nodes: NodeReservation,
+    nodes: NodeReservation,
+    _entered: Entered,
+}
+
+/// Which part of the log a class may use.
+fn log_class(class: Class) -> ReserveClass {
+    match class {
+        Class::Normal => ReserveClass::Normal,
+        Class::Promised | Class::Reclaim => ReserveClass::Reclaim,
+        Class::Checkpoint => ReserveClass::Checkpoint,
+    }
+}
+
+/// Which part of the pool of nodes. What a checkpoint writes in place was promised, too.
+fn node_class(class: Class) -> NodeClass {
+    match class {
+        Class::Normal => NodeClass::Normal,
+        Class::Promised | Class::Checkpoint => NodeClass::Promised,
+        Class::Reclaim => NodeClass::Reclaim,
+    }
 }
 
 impl Store {
@@ -53,13 +55,24 @@ impl Store {
     /// Must be called before any inode lock is taken: the checkpoint that frees the space takes
     /// inode locks.
     pub fn begin(&self, need: Need) -> Result<Handle<'_>> {
+        self.begin_up_to(need, need)
+    }
+
+    /// As `begin`, for an operation that can do with fewer nodes: it gets those of `need` if they
+    /// are there, or waits for those of `least`. The need that the handle then has says which.
+    ///
+    /// The log comes first: a thread that waits for log space holds no nodes. The checkpoint for
+    /// which it waits needs nodes for what it writes in place. A thread that waits for nodes holds
+    /// log space; the checkpoint has a part of its own there.
+    pub fn begin_up_to(&self, need: Need, least: Need) -> Result<Handle<'_>> {
         if self.read_only {
             return Err(Error::ReadOnly);
         }
         self.check_alive()?;
         if need.class == Class::Checkpoint {
-            return self.begin_in_checkpoint(need);
+            return self.begin_in_checkpoint(need, least);
         }
+        assert_may_wait(Rank::LogReservation);
         // Operations that give space back are never refused.
         if need.class == Class::Normal && kedge_base::broken::refusal::should_fail() {
             return Err(Error::NoSpace);
@@ -68,11 +81,7 @@ impl Store {
         if need.class == Class::Normal {
             self.throttle();
         }
-        let class = match need.class {
-            Class::Reclaim => ReserveClass::Reclaim,
-            _ => ReserveClass::Normal,
-        };
-        let nodes = self.reserve_nodes(need)?;
+        let class = log_class(need.class);
         let log = match self.log.try_reserve(need.log_bytes, class)? {
             Some(log) => log,
             None => {
@@ -80,21 +89,38 @@ impl Store {
                 self.log.reserve(need.log_bytes, class)?
             }
         };
-        Ok(Handle { store: self, log, _nodes: nodes })
+        let (nodes, need) = match self.nodes_now(need) {
+            Some(nodes) => (nodes, need),
+            None => (self.reserve_nodes(least)?, least),
+        };
+        Ok(self.handle(need, log, nodes))
+    }
+
+    fn handle(&self, need: Need, log: Reservation, nodes: NodeReservation) -> Handle<'_> {
+        Handle { store: self, need, log, nodes, _entered: enter(Rank::LogReservation) }
     }
 
     /// For the checkpoint's own records. Fails if there is no space, because waiting for a
     /// checkpoint would deadlock on itself.
-    fn begin_in_checkpoint(&self, need: Need) -> Result<Handle<'_>> {
-        let count = nodes_for(&need, self.tree_height());
-        let nodes = self.alloc.reserve_nodes(count, NodeClass::Reclaim)?.ok_or(Error::NoSpace)?;
+    fn begin_in_checkpoint(&self, need: Need, least: Need) -> Result<Handle<'_>> {
+        let granted = self.nodes_now(need).map(|nodes| (nodes, need));
+        let (nodes, need) =
+            granted.or_else(|| Some((self.nodes_now(least)?, least))).ok_or(Error::NoSpace)?;
         let log = self.log.try_reserve(need.log_bytes, ReserveClass::Checkpoint)?.ok_or(Error::NoSpace)?;
-        Ok(Handle { store: self, log, _nodes: nodes })
+        Ok(self.handle(need, log, nodes))
+    }
+
+    fn nodes_for(&self, need: &Need) -> u32 {
+        need.nodes(self.tree_height(), self.tree.node_count())
+    }
+
+    /// The nodes if they are there now.
+    fn nodes_now(&self, need: Need) -> Option<NodeReservation> {
+        self.alloc.reserve_nodes(self.nodes_for(&need), node_class(need.class)).ok().flatten()
     }
 
     fn reserve_nodes(&self, need: Need) -> Result<NodeReservation> {
-        let class = if need.class == Class::Normal { NodeClass::Normal } else { NodeClass::Reclaim };
-        let count = nodes_for(&need, self.tree_height());
+        let (class, count) = (node_class(need.class), self.nodes_for(&need));
         // In each round a checkpoint frees the nodes that were replaced before it. On an image this
         // full, more than a few rounds mean that nothing will become free. Rounds in which other
         // operations hold reservations do not count as such: those operations end without waiting
@@ -150,11 +176,55 @@ impl Handle<'_> {
         self.commit_as(record, true)
     }
 
+    /// What the handle reserved for.
+    pub fn need(&self) -> Need {
+        self.need
+    }
+
+    /// Bytes of the longest record that it can commit.
+    pub fn bytes_left(&self) -> u64 {
+        self.log.bytes_left()
+    }
+
+    /// Sees to it that the record fits, before it takes effect. The log bytes are known: if a
+    /// record is longer, its need was added up wrongly. A debug build panics; a release build takes
+    /// more if there is more, or fails the operation. A panic there would end the mount for
+    /// everybody.
+    ///
+    /// Nodes are known where each item counts a path. Where neighbours are counted together, they
+    /// may lie in more leaves than that: these are counted here.
+    fn make_room(&mut self, bytes: usize, keys: &[Key], puts: &[Key]) -> Result<()> {
+        let (bytes, left) = (bytes as u64, self.log.bytes_left());
+        if bytes > left {
+            debug_assert!(bytes <= left, "a record of {bytes} bytes, {left} are reserved: {:?}", self.need);
+            tracing::error!("a record of {bytes} bytes exceeds its reservation of {left}");
+            if !self.log.grow(bytes - left, log_class(self.need.class)) {
+                return Err(Error::NoSpace);
+            }
+        }
+        if keys.len() > self.need.paths() as usize {
+            let store = self.store;
+            let (leaves, full) = (store.tree.leaves_of(keys)?, store.tree.leaves_of(puts)?);
+            let exact = Need { changes: leaves - full.min(leaves), puts: full, neighbours: 0, ..self.need };
+            // Many puts may fill a leaf more than once.
+            let more = Need { neighbours: puts.len() as u32, ..exact };
+            let lack = u64::from(store.nodes_for(&more)).saturating_sub(self.nodes.slots());
+            if lack > 0 {
+                let class = node_class(self.need.class);
+                let nodes = store.alloc.reserve_nodes(lack as u32, class)?.ok_or(Error::NoSpace)?;
+                self.nodes.merge(nodes);
+            }
+        }
+        Ok(())
+    }
+
     fn commit_as(&mut self, record: RecordBuilder, last: bool) -> Result<RecordLsn> {
         let store = self.store;
         let bytes = record.finish();
         let decoded = Record::decode(store.log.head_lsn(), &bytes)?;
         let keys: SmallVec<[_; 8]> = apply::keys(&decoded.edits).collect();
+        let puts: SmallVec<[_; 8]> = apply::new_keys(&decoded.edits).collect();
+        self.make_room(bytes.len(), &keys, &puts)?;
         // Read the leaves that apply will touch: below the epoch guard nothing may wait for IO. A
         // tree that is in memory as a whole needs no pins. If its first eviction happens just then,
         // this one operation waits for a read.
@@ -162,8 +232,10 @@ impl Handle<'_> {
         let gate = store.gate.enter();
         store.check_alive()?;
         let mut poison = Poison(Some(store));
+        let left = self.log.bytes_left() - bytes.len() as u64;
         let append = if last { Log::append_last } else { Log::append };
         let lsn = append(&store.log, &mut self.log, &bytes);
+        let taken_before = nodes_taken();
         let target = Target {
             tree: &store.tree,
             alloc: &store.alloc,
@@ -174,13 +246,19 @@ impl Handle<'_> {
         // The gate is still held, so no log write takes the record before it is applied or the log
         // is shut down.
         let pieces = apply::apply(&target, lsn, &decoded.edits).inspect_err(|e| store.shutdown(e))?;
+        let promised = pieces.max(0) as u64 * PROMISE_PER_PIECE;
         if pieces != 0 {
             assert!(pieces < 0 || !last, "what the promise comes out of is given back");
-            store.log.promise(pieces * PROMISE_PER_PIECE);
+            store.log.promise(pieces * PROMISE_PER_PIECE as i64);
         }
         poison.0 = None;
         drop(poison);
         drop(gate);
+        let taken = nodes_taken() - taken_before;
+        debug_assert!(promised <= left, "{pieces} pieces, {left} bytes are left for them: {:?}", self.need);
+        debug_assert!(taken <= self.nodes.slots(), "{taken} nodes, {:?} of {:?}", self.nodes, self.need);
+        let slack = (left.saturating_sub(promised), self.nodes.slots().saturating_sub(taken));
+        store.stats.note_slack(decoded.op, slack);
         store.stats.records[decoded.op as usize].inc();
         store.after_commit();
         Ok(lsn)

@@ -31,7 +31,7 @@ fn xattr(n: u64) -> Key {
 fn a_record_that_cannot_be_applied_never_becomes_durable() {
     for round in 0..8 {
         let (device, store) = fresh();
-        let need = Need { log_bytes: 640 << 10, items: 2, neighbours: 0, class: Class::Normal };
+        let need = Need { log_bytes: 640 << 10, changes: 0, puts: 2, neighbours: 0, class: Class::Normal };
         let mut good = RecordBuilder::new(RecordOp::Xattr);
         good.put(xattr(1), b"before");
         let at = store.begin(need).unwrap().commit_only(good).unwrap();
@@ -67,18 +67,18 @@ fn a_record_that_cannot_be_applied_never_becomes_durable() {
 }
 
 fn need(log_bytes: u64, class: Class) -> Need {
-    Need { log_bytes, items: 1, neighbours: 0, class }
+    Need { log_bytes, changes: 0, puts: 1, neighbours: 0, class }
 }
 
-/// An operation is promised many more nodes than it will use. Data that finds nothing but those
-/// waits until the operation ends, and statfs does not miss them meanwhile.
+/// Operations are promised many more nodes than they will use. Data that finds nothing but those
+/// waits until the promises end, and statfs does not miss them meanwhile.
 #[test]
 fn data_waits_for_what_operations_are_promised() {
     let (_, store) = fresh();
     let counts = || store.alloc().free_counts();
     let all = counts().available_soon;
-    let wide = Need { log_bytes: 1000, items: 2000, neighbours: 0, class: Class::Normal };
-    let handle = store.begin(wide).unwrap();
+    let wide = || store.alloc().reserve_nodes(1500, NodeClass::Normal).unwrap().unwrap();
+    let handle = wide();
     assert!(counts().promised_nodes > 1000, "{:?}", counts());
     assert!(counts().available < all / 2 && counts().available_soon == all, "{:?} of {all}", counts());
 
@@ -92,7 +92,7 @@ fn data_waits_for_what_operations_are_promised() {
     drop(handle);
     assert_eq!(data.join().unwrap().unwrap(), all);
 
-    let handle = store.begin(wide).unwrap();
+    let handle = wide();
     assert!(matches!(store.reserve_data(all + 1), Err(Error::NoSpace)), "full at once");
     drop(handle);
 }
@@ -139,18 +139,6 @@ fn the_last_part_of_the_log_is_the_checkpoint_s() {
 }
 
 #[test]
-fn nodes_are_reserved_for_each_path_and_each_level() {
-    let nodes = |items, neighbours, height| {
-        nodes_for(&Need { log_bytes: 0, items, neighbours, class: Class::Normal }, height)
-    };
-    assert_eq!(nodes(1, 0, 0), 2, "the leaf, and one for a split");
-    assert_eq!(nodes(4, 0, 2), 4 * 3 + 1);
-    assert_eq!(nodes(8, 0, 1), 8 * 2 + 1);
-    assert_eq!(nodes(11, 0, 1), 9 * 2 + 1, "three of the largest fill a leaf");
-    assert_eq!(nodes(1, 65, 1), 3 * 2 + 1, "neighbours share leaves");
-}
-
-#[test]
 fn a_store_that_only_reads_reserves_nothing() {
     let (device, store) = fresh();
     store.close().unwrap();
@@ -160,4 +148,44 @@ fn a_store_that_only_reads_reserves_nothing() {
     for class in [Class::Normal, Class::Reclaim, Class::Checkpoint] {
         assert!(matches!(store.begin(need(4096, class)), Err(Error::ReadOnly)), "{class:?}");
     }
+}
+
+/// A second reservation of a thread may wait for what its first one holds. Debug builds refuse it
+/// on the spot, whatever is free.
+#[test]
+#[cfg(debug_assertions)]
+fn a_thread_has_one_handle_at_a_time_and_waits_for_no_checkpoint_with_it() {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    let (_, store) = fresh();
+    for class in [Class::Normal, Class::Promised, Class::Reclaim] {
+        let handle = store.begin(need(100, class)).unwrap();
+        let second = catch_unwind(AssertUnwindSafe(|| drop(store.begin(need(100, Class::Reclaim)))));
+        assert!(second.is_err(), "a second handle beside one of {class:?}");
+        let checkpoint =
+            catch_unwind(AssertUnwindSafe(|| store.checkpoint(CheckpointCause::Request).map(drop)));
+        assert!(checkpoint.is_err(), "a checkpoint with a handle of {class:?}");
+        drop(handle);
+    }
+    drop(store.begin(need(100, Class::Normal)).unwrap());
+}
+
+/// Release builds do not end the mount for a need that was added up wrongly.
+#[test]
+#[cfg(not(debug_assertions))]
+fn a_record_that_is_longer_than_its_reservation_gets_more_or_is_refused() {
+    let (_, store) = fresh();
+    let long = || {
+        let mut record = RecordBuilder::new(RecordOp::Xattr);
+        record.put(xattr(1), &[1; 4000]);
+        record
+    };
+    store.begin(need(100, Class::Normal)).unwrap().commit_only(long()).unwrap();
+    let handle = store.begin(need(100, Class::Normal)).unwrap();
+    let mut held = Vec::new();
+    while let Some(part) = store.log().try_reserve(1024, ReserveClass::Normal).unwrap() {
+        held.push(part);
+    }
+    assert!(matches!(handle.commit_only(long()), Err(Error::NoSpace)));
+    drop(held);
+    store.begin(need(4100, Class::Normal)).unwrap().commit_only(long()).unwrap();
 }

@@ -31,6 +31,7 @@ mod flusher;
 mod format;
 mod gate;
 mod handle;
+mod need;
 mod overlay;
 mod pace;
 mod recovery;
@@ -44,10 +45,14 @@ pub use checkpoint::{CheckpointCause, CheckpointClient, check_async_percent};
 pub use discard::Discarded;
 pub use flusher::WriteSeq;
 pub use format::{FormatParams, format};
-pub use handle::{Handle, Need, PROMISE_PER_PIECE};
+pub use handle::Handle;
 pub use kedge_alloc::{DataReservation, Which};
 pub use kedge_btree::{LatchKind, TreeLock, histogram_text};
 pub use kedge_log::{ForceCause, RecordLsn};
+pub use need::{Need, PROMISE_PER_PIECE};
+
+/// Bytes of the longest record for which a checkpoint finds space in a full log.
+pub const CHECKPOINT_RECORD_MAX: u64 = kedge_log::CHECKPOINT_BYTES - kedge_log::RECORD_OVERHEAD;
 pub use recovery::{OpenOptions, ReplaySummary, count_log_writes, read_superblock};
 pub use residents::ResidentRange;
 pub use stats::StoreStats;
@@ -70,7 +75,10 @@ use std::sync::{Arc, OnceLock, Weak};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Class {
     Normal,
-    /// Operations that free space or log: unlink, truncate, completion of writeback.
+    /// Operations that keep a promise: writeback and what an fsync records. Data that was accepted
+    /// finds its nodes, and leaves those of the next class alone.
+    Promised,
+    /// Operations that free space: unlink, truncate, deletion. They are never refused.
     Reclaim,
     /// Writeback on behalf of a running checkpoint. Never waits: fails with `NoSpace` when space is
     /// short.

@@ -30,7 +30,7 @@ fn open(device: Arc<dyn Device>) -> Result<Arc<Store>> {
 }
 
 fn commit(store: &Store, record: RecordBuilder) {
-    let need = Need { log_bytes: 64 << 10, items: 4, neighbours: 0, class: Class::Normal };
+    let need = Need { log_bytes: 64 << 10, changes: 0, puts: 4, neighbours: 0, class: Class::Normal };
     let end = store.begin(need).unwrap().commit(record).unwrap().end;
     store.force(end, ForceCause::Fsync).unwrap();
 }

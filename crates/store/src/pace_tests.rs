@@ -34,7 +34,7 @@ fn store(async_checkpoint: Option<u8>) -> Arc<Store> {
 /// Takes a part of what an empty log has free.
 fn take(store: &Store, part: f64) -> Handle<'_> {
     let log_bytes = (store.log.free_bytes_max() as f64 * part) as u64;
-    store.begin(Need { log_bytes, items: 1, neighbours: 0, class: Class::Normal }).unwrap()
+    store.begin(Need { log_bytes, changes: 0, puts: 1, neighbours: 0, class: Class::Normal }).unwrap()
 }
 
 /// A MiB of work: checks in the pause behind the first quarter.
@@ -192,7 +192,7 @@ fn used(store: &Store) -> f64 {
 fn put(store: &Store) {
     let mut record = RecordBuilder::new(RecordOp::Xattr);
     record.put(Key::new(Ino::ROOT, ItemKind::Xattr, 1), &[3; 4000]);
-    let need = Need { log_bytes: 4096, items: 1, neighbours: 0, class: Class::Normal };
+    let need = Need { log_bytes: 4096, changes: 0, puts: 1, neighbours: 0, class: Class::Normal };
     store.begin(need).unwrap().commit(record).unwrap();
 }
 
@@ -330,7 +330,7 @@ fn one_that_pauses_hurries_for_an_operation_that_waits_for_log_space() {
     // More than is free now. Nothing is delayed yet, because the log is not nearly full.
     let log_bytes = 2 << 20;
     assert!((store.throttle_below()..log_bytes).contains(&store.log.free_bytes()));
-    drop(store.begin(Need { log_bytes, items: 1, neighbours: 0, class: Class::Normal }).unwrap());
+    drop(store.begin(Need { log_bytes, changes: 0, puts: 1, neighbours: 0, class: Class::Normal }).unwrap());
     assert!(client.hurried.load(Relaxed));
     assert_eq!(store.stats.throttle_ns.snapshot().count, 0);
     store.close().unwrap();

@@ -27,7 +27,7 @@ fn put(store: &Store, n: u64, value: &[u8]) -> Lsn {
 }
 
 fn commit(store: &Store, record: RecordBuilder) -> Lsn {
-    let need = Need { log_bytes: 64 << 10, items: 4, neighbours: 0, class: Class::Normal };
+    let need = Need { log_bytes: 64 << 10, changes: 0, puts: 4, neighbours: 0, class: Class::Normal };
     store.begin(need).unwrap().commit(record).unwrap().end
 }
 

@@ -5,6 +5,7 @@ use kedge_base::{BlockNo, Generation, IoBuf, Result};
 use kedge_btree::{NodeIo, NodeSpace};
 use kedge_device::{Completion, Device, Io, Op, run_batch};
 use kedge_format::node::NODE_BLOCKS;
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -32,6 +33,16 @@ impl NodeIo for DeviceNodes {
     }
 }
 
+thread_local! {
+    /// Nodes that this thread has taken.
+    static TAKEN: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Nodes that the calling thread has taken so far.
+pub(crate) fn nodes_taken() -> u64 {
+    TAKEN.get()
+}
+
 pub(crate) struct AllocNodes {
     pub alloc: Arc<Alloc>,
     /// The tree's current generation.
@@ -40,6 +51,7 @@ pub(crate) struct AllocNodes {
 
 impl NodeSpace for AllocNodes {
     fn alloc_node(&self, near: BlockNo) -> Result<BlockNo> {
+        TAKEN.set(TAKEN.get() + 1);
         self.alloc.alloc_node(near)
     }
 

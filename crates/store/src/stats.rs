@@ -1,11 +1,42 @@
 //! Counters of the store.
 
 use kedge_base::{Counter, Histogram};
+use kedge_format::record::RecordOp;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The least that operations had left of what they had reserved.
+#[derive(Debug)]
+pub struct Slack {
+    log_bytes: AtomicU64,
+    nodes: AtomicU64,
+}
+
+impl Slack {
+    const fn new() -> Slack {
+        Slack { log_bytes: AtomicU64::new(u64::MAX), nodes: AtomicU64::new(u64::MAX) }
+    }
+
+    /// Log bytes and nodes. `None`: there was no operation.
+    pub fn get(&self) -> Option<(u64, u64)> {
+        let least = (self.log_bytes.load(Ordering::Relaxed), self.nodes.load(Ordering::Relaxed));
+        (least.0 != u64::MAX).then_some(least)
+    }
+}
+
+/// Writes rarely: each operation reads it, and a store would take the cache line from all other
+/// processors.
+fn note_least(least: &AtomicU64, value: u64) {
+    if value < least.load(Ordering::Relaxed) {
+        least.fetch_min(value, Ordering::Relaxed);
+    }
+}
 
 #[derive(Debug)]
 pub struct StoreStats {
     /// By [`kedge_format::record::RecordOp`].
     pub records: [Counter; 16],
+    /// By the same.
+    pub slack: [Slack; 16],
     pub checkpoints: [Counter; crate::CheckpointCause::COUNT],
     /// Nanoseconds from the start of a checkpoint to its end.
     pub checkpoint_ns: Histogram,
@@ -35,6 +66,7 @@ impl Default for StoreStats {
     fn default() -> Self {
         StoreStats {
             records: [const { Counter::new() }; 16],
+            slack: [const { Slack::new() }; 16],
             checkpoints: [const { Counter::new() }; crate::CheckpointCause::COUNT],
             checkpoint_ns: Histogram::default(),
             paused_ns: Histogram::default(),
@@ -56,5 +88,12 @@ impl StoreStats {
     /// Records committed: most operations have one.
     pub fn handles(&self) -> u64 {
         self.records.iter().map(Counter::get).sum()
+    }
+
+    /// Takes note of the log bytes and nodes that an operation had left.
+    pub(crate) fn note_slack(&self, op: RecordOp, (log_bytes, nodes): (u64, u64)) {
+        let least = &self.slack[op as usize];
+        note_least(&least.log_bytes, log_bytes);
+        note_least(&least.nodes, nodes);
     }
 }

@@ -11,9 +11,6 @@ use kedge_format::{FileKind, InodeCore};
 use kedge_store::{Handle, RecordLsn};
 use smallvec::SmallVec;
 
-/// Bytes of a record that patches one inode.
-pub(crate) const PATCH_BYTES: u64 = 256;
-
 /// Time stamps and the change counter: what fdatasync may leave behind.
 const TIMES: InodeMask = InodeMask(
     InodeMask::ATIME.0 | InodeMask::MTIME.0 | InodeMask::CTIME.0 | InodeMask::BTIME.0 | InodeMask::CHANGE.0,

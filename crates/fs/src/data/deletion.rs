@@ -2,7 +2,7 @@
 
 use super::Files;
 use super::orphans::Named;
-use super::truncate::StepMax;
+use super::truncate::{StepMax, in_steps};
 use crate::cache::commit::{commit, lock_metas};
 use crate::cache::inode::Inode;
 use crate::error::{Error, Result};
@@ -53,33 +53,39 @@ impl Files {
     /// Deletes a nameless inode that nobody pins, in bounded steps.
     pub(crate) fn delete_orphan(&self, ino: Ino) -> Result<()> {
         loop {
-            let (mut handle, max) = self.begin_step(Class::Reclaim, self.step_max(ino, 0)?)?;
-            let inode = match self.inodes.get(ino) {
-                Err(Error::NotFound) => {
-                    self.orphans.remove(ino);
-                    return Ok(());
-                }
-                other => other?,
-            };
-            let _io = inode.io.write();
-            let _wb = inode.wb.lock();
-            let meta = inode.meta.lock();
-            if meta.core.nlink > 0 || meta.dead {
-                // Another thread was faster, or gave an O_TMPFILE a name. Under the meta lock:
-                // whoever takes the last name comes later and lists it anew.
-                self.orphans.remove(ino);
-                return Ok(());
-            }
-            if self.inodes.is_pinned(ino) {
-                return Ok(());
-            }
-            drop(meta);
-            let gone = self.delete_step(&mut handle, &inode, max)?;
-            self.forget_pages(&inode, 0, u64::MAX);
-            if gone {
+            let max = self.step_max(ino, 0)?;
+            if in_steps(Class::Reclaim, max, |max| self.delete_some(ino, max))? {
                 return Ok(());
             }
         }
+    }
+
+    /// One step. Returns whether there is nothing more to do.
+    fn delete_some(&self, ino: Ino, max: StepMax) -> Result<bool> {
+        let mut handle = self.engine.begin(max.need(Class::Reclaim))?;
+        let inode = match self.inodes.get(ino) {
+            Err(Error::NotFound) => {
+                self.orphans.remove(ino);
+                return Ok(true);
+            }
+            other => other?,
+        };
+        let _io = inode.io.write();
+        let _wb = inode.wb.lock();
+        let meta = inode.meta.lock();
+        if meta.core.nlink > 0 || meta.dead {
+            // Another thread was faster, or gave an O_TMPFILE a name. Under the meta lock:
+            // whoever takes the last name comes later and lists it anew.
+            self.orphans.remove(ino);
+            return Ok(true);
+        }
+        if self.inodes.is_pinned(ino) {
+            return Ok(true);
+        }
+        drop(meta);
+        let gone = self.delete_step(&mut handle, &inode, max)?;
+        self.forget_pages(&inode, 0, u64::MAX);
+        Ok(gone)
     }
 
     /// Returns true when the inode is gone.

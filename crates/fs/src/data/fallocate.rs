@@ -15,7 +15,7 @@
 //! survive the inode's eviction, and the operations are too rare for that.
 
 use super::Files;
-use super::truncate::{SETTLE_TRIES, Sizes, StepMax, WIDE};
+use super::truncate::{SETTLE_TRIES, Sizes, StepMax, in_steps};
 use crate::cache::commit::{commit, lock_metas};
 use crate::cache::inode::Inode;
 use crate::cache::pages::{Backing, Which};
@@ -27,7 +27,7 @@ use kedge_base::broken::pause::{self, Point};
 use kedge_base::{BLOCK_SIZE, Extent, Ino};
 use kedge_format::item::FILE_SIZE_MAX;
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
-use kedge_store::{Class, DataReservation, ForceCause, Store};
+use kedge_store::{Class, DataReservation, ForceCause, Need, Store};
 use std::sync::Arc;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
@@ -35,6 +35,17 @@ const BLOCK: u64 = BLOCK_SIZE as u64;
 const STEP_BLOCKS: u64 = 1 << 15;
 /// Extents that collapse and insert range move in one record.
 const SHIFT_ITEMS: usize = 2048;
+/// Extents that one record of a preallocation takes.
+const NEW_EXTENTS: usize = 128;
+/// Of such a record. Each hole that it fills has two neighbours, which may grow.
+const PREALLOCATE: Need =
+    Need::record(Class::Normal).patches(1).extents(3 * NEW_EXTENTS + 2).runs(NEW_EXTENTS).zeros(1);
+
+/// Of a record that moves so many extents: each goes from its old key to a new one. One more lies
+/// before them, and one may be cut at each end of the range.
+const fn shift_need(items: usize) -> Need {
+    Need::record(Class::Normal).patches(1).extents(2 * (items + 4)).runs(items + 2)
+}
 
 /// Extents taken for a file until a record names them: whatever fails before, they go back.
 struct Taken<'a> {
@@ -93,27 +104,42 @@ impl Files {
         if offset >= end {
             return Ok(());
         }
-        let (mut from, to) = (offset.div_ceil(BLOCK), end / BLOCK);
-        let mut cut_head = true;
+        let mut from = offset.div_ceil(BLOCK);
+        let mut is_first = true;
         loop {
             let max = self.step_max(inode.ino, from)?;
-            let (mut handle, max, _io, _wb) = self.begin_settled(inode, Class::Reclaim, max, |_| end)?;
-            let mut record = RecordBuilder::new(RecordOp::Fallocate);
-            let (set, upto) = self.load_step(inode.ino, from, to, max)?;
-            if std::mem::take(&mut cut_head) {
-                self.zero_range_of_block(inode, &mut record, offset, (from * BLOCK).min(end))?;
-            }
-            if upto >= to && from <= to {
-                self.zero_range_of_block(inode, &mut record, to * BLOCK, end)?;
-            }
-            let void = (from * BLOCK, upto * BLOCK);
-            self.remove(&mut handle, inode, record, set, (from, upto), void, Sizes::default())?;
-            self.forget_pages(inode, from, upto);
-            from = upto;
-            if from >= to {
+            let head = is_first.then_some(offset);
+            from = in_steps(Class::Reclaim, max, |max| self.punch_step(inode, head, from, end, max))?;
+            is_first = false;
+            if from >= end / BLOCK {
                 return Ok(());
             }
         }
+    }
+
+    /// One record of a punch; the first zeroes from `head` on. Returns how far it came.
+    fn punch_step(
+        &self,
+        inode: &Arc<Inode>,
+        head: Option<u64>,
+        from: u64,
+        end: u64,
+        max: StepMax,
+    ) -> Result<u64> {
+        let to = end / BLOCK;
+        let (mut handle, _io, _wb) = self.begin_settled(inode, max.need(Class::Reclaim), |_| end)?;
+        let mut record = RecordBuilder::new(RecordOp::Fallocate);
+        let (set, upto) = self.load_step(inode.ino, from, to, max)?;
+        if let Some(head) = head {
+            self.zero_range_of_block(inode, &mut record, head, (from * BLOCK).min(end))?;
+        }
+        if upto >= to && from <= to {
+            self.zero_range_of_block(inode, &mut record, to * BLOCK, end)?;
+        }
+        let void = (from * BLOCK, upto * BLOCK);
+        self.remove(&mut handle, inode, record, set, (from, upto), void, Sizes::default())?;
+        self.forget_pages(inode, from, upto);
+        Ok(upto)
     }
 
     /// The extents of whole blocks from `from` on that one step takes, and how far towards `to` it
@@ -131,37 +157,54 @@ impl Files {
     /// number of extents a record; the last one names the size. Blocks stay where they are: what
     /// reads as zero now was the file's all along.
     fn unwrite(&self, inode: &Arc<Inode>, offset: u64, end: u64, keep_size: bool) -> Result<()> {
-        let (mut from, to) = (offset.div_ceil(BLOCK), end / BLOCK);
-        let mut cut_head = true;
+        let mut from = offset.div_ceil(BLOCK);
+        let mut is_first = true;
         loop {
             let max = self.step_max(inode.ino, from)?;
-            let (mut handle, max, _io, _wb) = self.begin_settled(inode, Class::Reclaim, max, |_| end)?;
-            let mut record = RecordBuilder::new(RecordOp::Fallocate);
-            let (mut set, upto) = self.load_step(inode.ino, from, to, max)?;
-            let size = inode.meta.lock().core.size;
-            // Behind the last block there is nothing but holes and unwritten blocks.
-            let behind = size.next_multiple_of(BLOCK);
-            if std::mem::take(&mut cut_head) {
-                self.zero_range_of_block(inode, &mut record, offset, (from * BLOCK).min(end).min(behind))?;
-            }
-            let finished = upto >= to;
-            if finished && from <= to {
-                self.zero_range_of_block(inode, &mut record, to * BLOCK, end.min(behind))?;
-            }
-            let new_size = (finished && !keep_size && end > size).then_some(end);
-            if new_size.is_some() {
-                // What of the last block lies in the range is seen to already.
-                self.zero_range_of_block(inode, &mut record, size, behind.min(offset))?;
-            }
-            let sizes = Sizes { named: new_size, shrinking: false };
-            set.set_unwritten(from, upto);
-            self.change(&mut handle, inode, record, set, &[], (from * BLOCK, upto * BLOCK), sizes)?;
-            self.forget_pages(inode, from, upto);
-            from = upto;
+            let (upto, finished) = in_steps(Class::Reclaim, max, |max| {
+                self.unwrite_step(inode, (offset, end), is_first, from, keep_size, max)
+            })?;
+            (from, is_first) = (upto, false);
             if finished {
                 return Ok(());
             }
         }
+    }
+
+    /// One record of it. Returns how far it came, and whether that is the end.
+    fn unwrite_step(
+        &self,
+        inode: &Arc<Inode>,
+        (offset, end): (u64, u64),
+        is_first: bool,
+        from: u64,
+        keep_size: bool,
+        max: StepMax,
+    ) -> Result<(u64, bool)> {
+        let to = end / BLOCK;
+        let (mut handle, _io, _wb) = self.begin_settled(inode, max.need(Class::Reclaim), |_| end)?;
+        let mut record = RecordBuilder::new(RecordOp::Fallocate);
+        let (mut set, upto) = self.load_step(inode.ino, from, to, max)?;
+        let size = inode.meta.lock().core.size;
+        // Behind the last block there is nothing but holes and unwritten blocks.
+        let behind = size.next_multiple_of(BLOCK);
+        if is_first {
+            self.zero_range_of_block(inode, &mut record, offset, (from * BLOCK).min(end).min(behind))?;
+        }
+        let finished = upto >= to;
+        if finished && from <= to {
+            self.zero_range_of_block(inode, &mut record, to * BLOCK, end.min(behind))?;
+        }
+        let new_size = (finished && !keep_size && end > size).then_some(end);
+        if new_size.is_some() {
+            // What of the last block lies in the range is seen to already.
+            self.zero_range_of_block(inode, &mut record, size, behind.min(offset))?;
+        }
+        let sizes = Sizes { named: new_size, shrinking: false };
+        set.set_unwritten(from, upto);
+        self.change(&mut handle, inode, record, set, &[], (from * BLOCK, upto * BLOCK), sizes)?;
+        self.forget_pages(inode, from, upto);
+        Ok((upto, finished))
     }
 
     /// Allocates the holes of a range, if there are any. Dirty pages hold promises for blocks of
@@ -211,7 +254,7 @@ impl Files {
             let want = (last - at).min(STEP_BLOCKS);
             let mut promise = self.engine.store().reserve_data(want).ok();
             let names = |size| if keep_size || end <= size { 0 } else { end };
-            let (mut handle, _, _io, _wb) = self.begin_settled(inode, Class::Normal, WIDE, names)?;
+            let (mut handle, _io, _wb) = self.begin_settled(inode, PREALLOCATE, names)?;
             let mut record = RecordBuilder::new(RecordOp::Fallocate);
             let mut set = ExtentSet::default();
             let mut new = Taken { store: self.engine.store(), extents: Vec::new() };
@@ -266,7 +309,7 @@ impl Files {
             set.load(self.engine.store(), inode.ino, m.first, m.first + m.blocks, usize::MAX)?;
             let mut done = 0;
             while done < m.blocks {
-                if new.extents.len() >= WIDE.extents / 4 {
+                if new.extents.len() >= NEW_EXTENTS {
                     return Ok(m.first + done);
                 }
                 let goal = inode
@@ -312,9 +355,7 @@ impl Files {
             if items > SHIFT_ITEMS {
                 return Err(Error::FileTooLarge);
             }
-            let bytes = (items as u64 + 4) * 160 + WIDE.log_bytes();
-            let mut handle = self.engine.begin_many(bytes, 8, 2 * items as u32, Class::Normal)?;
-            let _io = self.lock_io(inode)?;
+            let (mut handle, _io) = self.begin_with_io(inode, shift_need(items))?;
             let _wb = inode.wb.lock();
             let mut pages = inode.pages.lock();
             if pages.dirty_count() + pages.logged_count() > 0 {
@@ -325,16 +366,18 @@ impl Files {
                 return Err(Error::Invalid("range reaches the end of the file"));
             }
             let new_size = if collapse { size - len } else { size.saturating_add(len) };
-            if new_size > FILE_SIZE_MAX {
+            let mut set = ExtentSet::default();
+            if set.load(self.engine.store(), inode.ino, first, u64::MAX, usize::MAX)? > items + 1 {
+                continue; // more than it reserved for
+            }
+            // What is allocated behind the end moves, too.
+            let end = set.end().unwrap_or(0).saturating_add(if collapse { 0 } else { count });
+            if new_size > FILE_SIZE_MAX || end > FILE_SIZE_MAX.div_ceil(BLOCK) {
                 return Err(Error::FileTooLarge);
             }
             let delta = pages.remove_range(first, u64::MAX);
             drop(pages);
             self.writeback.account(delta);
-            let mut set = ExtentSet::default();
-            if set.load(self.engine.store(), inode.ino, first, u64::MAX, usize::MAX)? > SHIFT_ITEMS {
-                continue;
-            }
             let freed = if collapse { set.remove(first, first + count) } else { Vec::new() };
             let (from, by) = if collapse { (first + count, -(count as i64)) } else { (first, count as i64) };
             set.shift(from, by);

@@ -16,7 +16,7 @@
 //! (punch, growth behind a cut end) get `Zero` edits: their zeros are as durable as the record.
 
 use super::Files;
-use crate::cache::commit::{PATCH_BYTES, commit, lock_metas};
+use crate::cache::commit::{commit, lock_metas};
 use crate::cache::inode::Inode;
 use crate::cache::pages::{Backing, Which};
 use crate::error::{Error, Result};
@@ -28,30 +28,46 @@ use kedge_base::{BLOCK_SIZE, Ino};
 use kedge_format::Key;
 use kedge_format::item::{FILE_SIZE_MAX, Orphan};
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
-use kedge_store::{Class, Handle, PROMISE_PER_PIECE};
+use kedge_store::{Class, Handle, Need};
 use std::sync::Arc;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 /// How often an operation makes room for itself beside a writer that keeps dirtying the file.
 pub(super) const SETTLE_TRIES: u32 = 1000;
 /// The most that one record of a removal takes away.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct StepMax {
     pub extents: usize,
     /// A few of the largest fill a leaf.
     pub xattrs: usize,
 }
 
-pub(super) const WIDE: StepMax = StepMax { extents: 512, xattrs: 8 };
-/// For files with few extents, and for images so full that a wide step finds no tree nodes: what
-/// frees space must never need more of them than are kept for it.
-pub(super) const NARROW: StepMax = StepMax { extents: 32, xattrs: 2 };
+const WIDE: StepMax = StepMax { extents: 512, xattrs: 8 };
+/// For files with few extents, and for images so full that a wide step finds no tree nodes.
+const NARROW: StepMax = StepMax { extents: 64, xattrs: 4 };
+/// What frees space must never need more nodes than are kept for it: here each extent may lie in a
+/// leaf of its own.
+const LEAST: StepMax = StepMax { extents: 8, xattrs: 2 };
 
 impl StepMax {
-    /// Log bytes of such a record: an item's edit and a block's edit each, the patch, voids and
-    /// zeros.
-    pub(super) const fn log_bytes(self) -> u64 {
-        (self.extents + self.xattrs) as u64 * 96 + PATCH_BYTES + 4 * PROMISE_PER_PIECE as u64 + 512
+    /// For a record that takes away, or marks, as many extents. Those at both ends are cut, and
+    /// may join their neighbours.
+    pub(super) const fn need(self, class: Class) -> Need {
+        let need = Need::record(class).patches(1).puts(1, Orphan::SIZE).zeros(3).drops(1);
+        let need = need.deletes(self.xattrs).runs(self.extents + 1);
+        if self.extents > LEAST.extents {
+            return need.extents(self.extents + 5).deletes(1);
+        }
+        need.extents_in(self.extents, self.extents).extents(5).deletes(1)
+    }
+
+    /// The next smaller step.
+    fn less(self) -> Option<StepMax> {
+        match self {
+            WIDE => Some(NARROW),
+            NARROW => Some(LEAST),
+            _ => None,
+        }
     }
 }
 
@@ -72,8 +88,15 @@ impl Files {
         let shrinks = size < inode.meta.lock().core.size;
         let class = if shrinks { Class::Reclaim } else { Class::Normal };
         let max = self.step_max(inode.ino, size.div_ceil(BLOCK))?;
-        let (mut handle, max, io, wb) =
-            self.begin_settled(inode, class, max, |live| if size == live { 0 } else { size })?;
+        let more = in_steps(class, max, |max| self.truncate_step(inode, size, class, max))?;
+        if more { self.finish_truncate(inode) } else { Ok(()) }
+    }
+
+    /// The first record of a truncate. Returns whether there are more extents to remove.
+    fn truncate_step(&self, inode: &Arc<Inode>, size: u64, class: Class, max: StepMax) -> Result<bool> {
+        let need = max.need(class);
+        let (mut handle, io, wb) =
+            self.begin_settled(inode, need, |live| if size == live { 0 } else { size })?;
         let old = {
             let core = &inode.meta.lock().core;
             flags::check_change(core)?;
@@ -93,31 +116,18 @@ impl Files {
             self.forget_behind(inode, size);
         }
         drop((wb, io, handle));
-        if more { self.finish_truncate(inode) } else { Ok(()) }
+        Ok(more)
     }
 
     /// A step that is enough for the extents from `first` on, or a wide one. What it is enough for
     /// may change until the inode is locked: it bounds the step all the same.
     pub(super) fn step_max(&self, ino: Ino, first: u64) -> Result<StepMax> {
-        let few =
-            extents::find(self.engine.store(), ino, first, u64::MAX, NARROW.extents)?.len() < NARROW.extents;
-        Ok(if few { NARROW } else { WIDE })
-    }
-
-    /// Reserves for a record that removes or adds up to so many extents, or fewer: the answer says
-    /// how many.
-    pub(super) fn begin_step(&self, class: Class, max: StepMax) -> Result<(Handle<'_>, StepMax)> {
-        let begin = |max: StepMax| {
-            let handle =
-                self.engine.begin_many(max.log_bytes(), 4 + max.xattrs as u32, max.extents as u32, class)?;
-            Ok((handle, max))
-        };
-        match begin(max) {
-            Err(Error::Engine(kedge_base::Error::NoSpace)) if class != Class::Normal && max != NARROW => {
-                begin(NARROW)
-            }
-            other => other,
-        }
+        let count = extents::find(self.engine.store(), ino, first, u64::MAX, NARROW.extents)?.len();
+        Ok(match count {
+            _ if count < LEAST.extents => LEAST,
+            _ if count < NARROW.extents => NARROW,
+            _ => WIDE,
+        })
     }
 
     /// Reserves and locks for an operation whose record makes the file at least `names(size)` bytes
@@ -125,17 +135,17 @@ impl Files {
     /// behind the logged size and are still dirty go in place first: their record is what grows the
     /// logged size, and with it the zeros behind the old end. A record that grew it without them
     /// would show after a crash what an earlier truncate cut off.
+    ///
+    /// A truncate that is half done is finished first, without the handle: its steps reserve, too.
     #[allow(clippy::type_complexity)]
     pub(super) fn begin_settled<'a>(
         &'a self,
         inode: &'a Arc<Inode>,
-        class: Class,
-        max: StepMax,
+        need: Need,
         names: impl Fn(u64) -> u64,
-    ) -> Result<(Handle<'a>, StepMax, WriteGuard<'a, ()>, MutexGuard<'a, ()>)> {
+    ) -> Result<(Handle<'a>, WriteGuard<'a, ()>, MutexGuard<'a, ()>)> {
         for _ in 0..SETTLE_TRIES {
-            let (handle, max) = self.begin_step(class, max)?;
-            let io = self.lock_io(inode)?;
+            let (handle, io) = self.begin_with_io(inode, need)?;
             let wb = inode.wb.lock();
             let dirty = inode.pages.lock().dirty_count() > 0;
             let (size, logged) = {
@@ -143,33 +153,54 @@ impl Files {
                 (meta.core.size, meta.logged_size)
             };
             if !dirty || size <= logged || names(size) <= logged {
-                return Ok((handle, max, io, wb));
+                return Ok((handle, io, wb));
             }
             drop((wb, io, handle));
-            self.writeback.write(std::slice::from_ref(inode), Which::Dirty, class)?;
+            self.writeback.write(std::slice::from_ref(inode), Which::Dirty, need.class)?;
         }
         Err(kedge_base::Error::Busy("the file, which is being written without pause,".into()).into())
     }
 
+    /// [`Files::lock_io`] for an operation that reserves.
+    pub(super) fn begin_with_io<'a>(
+        &'a self,
+        inode: &'a Arc<Inode>,
+        need: Need,
+    ) -> Result<(Handle<'a>, WriteGuard<'a, ()>)> {
+        loop {
+            if inode.meta.lock().shrinking {
+                self.finish_truncate(inode)?;
+            }
+            let handle = self.engine.begin(need)?;
+            if let Some(io) = self.try_lock_io(inode)? {
+                return Ok((handle, io));
+            }
+        }
+    }
+
     /// Takes the io lock exclusively once no truncate is half done: extents that it still has to
     /// remove must not be mistaken for new ones. A deletion needs the lock too: while it is held
-    /// the inode does not die.
+    /// the inode does not die. Holds no handle.
     pub(crate) fn lock_io<'a>(&self, inode: &'a Arc<Inode>) -> Result<WriteGuard<'a, ()>> {
         loop {
-            let io = inode.io.write();
-            let (dead, shrinking) = {
-                let meta = inode.meta.lock();
-                (meta.dead, meta.shrinking)
-            };
-            if dead {
-                return Err(Error::NotFound);
-            }
-            if !shrinking {
+            if let Some(io) = self.try_lock_io(inode)? {
                 return Ok(io);
             }
-            drop(io);
             self.finish_truncate(inode)?;
         }
+    }
+
+    /// `None`: a truncate is half done.
+    fn try_lock_io<'a>(&self, inode: &'a Arc<Inode>) -> Result<Option<WriteGuard<'a, ()>>> {
+        let io = inode.io.write();
+        let (dead, shrinking) = {
+            let meta = inode.meta.lock();
+            (meta.dead, meta.shrinking)
+        };
+        if dead {
+            return Err(Error::NotFound);
+        }
+        Ok((!shrinking).then_some(io))
     }
 
     /// Pages of blocks that a record took away. Not before it is there: if it fails, dirty bytes
@@ -290,27 +321,55 @@ impl Files {
         Ok(())
     }
 
-    /// The further steps of a long truncate, here or after a crash. Any thread may help.
+    /// The further steps of a long truncate, here or after a crash. Any thread may help, but none
+    /// that holds a handle.
     pub(crate) fn finish_truncate(&self, inode: &Arc<Inode>) -> Result<()> {
-        loop {
+        let mut more = true;
+        while more {
             pause::at(Point::TruncateStep);
             let behind = inode.meta.lock().core.size.div_ceil(BLOCK);
-            let (mut handle, max) = self.begin_step(Class::Reclaim, self.step_max(inode.ino, behind)?)?;
-            let _io = inode.io.write();
-            let _wb = inode.wb.lock();
-            let first = {
-                let meta = inode.meta.lock();
-                if !meta.shrinking {
-                    return Ok(());
-                }
-                meta.core.size.div_ceil(BLOCK)
-            };
-            let mut set = ExtentSet::default();
-            let more = set.load(self.engine.store(), inode.ino, first, u64::MAX, max.extents)? >= max.extents;
-            let record = RecordBuilder::new(RecordOp::Reclaim);
-            let upto = set.end().unwrap_or(first).max(first);
-            let sizes = Sizes { named: None, shrinking: more };
-            self.remove(&mut handle, inode, record, set, (first, upto), (0, 0), sizes)?;
+            let max = self.step_max(inode.ino, behind)?;
+            more = in_steps(Class::Reclaim, max, |max| self.finish_step(inode, max))?;
+        }
+        Ok(())
+    }
+
+    /// Returns whether there are more extents to remove.
+    fn finish_step(&self, inode: &Arc<Inode>, max: StepMax) -> Result<bool> {
+        let mut handle = self.engine.begin(max.need(Class::Reclaim))?;
+        let _io = inode.io.write();
+        let _wb = inode.wb.lock();
+        let first = {
+            let meta = inode.meta.lock();
+            if !meta.shrinking {
+                return Ok(false);
+            }
+            meta.core.size.div_ceil(BLOCK)
+        };
+        let mut set = ExtentSet::default();
+        let more = set.load(self.engine.store(), inode.ino, first, u64::MAX, max.extents)? >= max.extents;
+        let record = RecordBuilder::new(RecordOp::Reclaim);
+        let upto = set.end().unwrap_or(first).max(first);
+        let sizes = Sizes { named: None, shrinking: more };
+        self.remove(&mut handle, inode, record, set, (first, upto), (0, 0), sizes)?;
+        Ok(more)
+    }
+}
+
+/// Runs a step of an operation that frees space: if the tree nodes for a wide one are not there, a
+/// smaller one. It may turn out late that they are not, when the record is committed, and then
+/// nothing has changed.
+pub(super) fn in_steps<R>(
+    class: Class,
+    mut max: StepMax,
+    mut step: impl FnMut(StepMax) -> Result<R>,
+) -> Result<R> {
+    loop {
+        match (step(max), max.less()) {
+            (Err(Error::Engine(kedge_base::Error::NoSpace)), Some(less)) if class == Class::Reclaim => {
+                max = less;
+            }
+            (other, _) => return other,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::Files;
 use super::read::HeldPage;
-use crate::cache::commit::{PATCH_BYTES, commit_only, lock_metas};
+use crate::cache::commit::{commit_only, lock_metas};
 use crate::cache::inode::Inode;
 use crate::cache::pages::{Backing, Delta, Page};
 use crate::error::{Error, Result};
@@ -14,7 +14,7 @@ use kedge_base::{BLOCK_SIZE, BlockNo, Ino};
 use kedge_format::item::FILE_SIZE_MAX;
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
 use kedge_format::{FileFlags, InodeCore};
-use kedge_store::Class;
+use kedge_store::{Class, Need};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
@@ -68,7 +68,7 @@ impl Files {
         let now = self.engine.now();
         let is_old = |core: &InodeCore| core.mtime != now || core.ctime != now;
         if is_old(&inode.meta.lock().core) {
-            let handle = match self.engine.begin(PATCH_BYTES, 1, Class::Normal) {
+            let handle = match self.engine.begin(Need::record(Class::Normal).patches(1)) {
                 Err(Error::Engine(kedge_base::Error::NoSpace)) => return Ok(mode),
                 handle => handle?,
             };

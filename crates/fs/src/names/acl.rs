@@ -15,12 +15,12 @@ use crate::cache::inode::Inode;
 use crate::error::{Error, Result};
 use kedge_base::{BlockNo, CorruptKind, Ino};
 use kedge_format::acl::{ACCESS, Acl, DEFAULT, is_acl_name};
-use kedge_format::item::{XATTR_PART_MAX, Xattr, name_slot};
+use kedge_format::item::{VALUE_MAX, Xattr, name_slot};
 use kedge_format::record::RecordBuilder;
 use kedge_format::{FileKind, InodeCore, ItemKind, Key};
 
-/// Log bytes of a record's part that sets a list.
-pub(super) const LIST_BYTES: u64 = XATTR_PART_MAX as u64 + 128;
+/// The longest item of a list.
+pub(super) const LIST_MAX: usize = VALUE_MAX;
 
 /// The list that a value is; `None`: none, because the attribute is no list.
 pub(super) fn of_value(name: &[u8], value: &[u8]) -> Result<Option<Acl>> {

@@ -1,8 +1,8 @@
 //! Attributes.
 
 use super::Names;
-use super::acl::LIST_BYTES;
-use crate::cache::commit::{PATCH_BYTES, commit, lock_metas};
+use super::acl::LIST_MAX;
+use crate::cache::commit::{commit, lock_metas};
 use crate::cache::inode::Inode;
 use crate::error::{Error, Result};
 use crate::flags;
@@ -10,7 +10,7 @@ use crate::types::{Attr, SetAttr, SetTime};
 use kedge_base::{Ino, Timespec};
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
 use kedge_format::{FileFlags, FileKind, InodeCore};
-use kedge_store::Class;
+use kedge_store::{Class, Need};
 use std::sync::Arc;
 
 /// Set-user-id and set-group-id.
@@ -44,8 +44,8 @@ impl Names {
         let before_append = *set == SetAttr { mode: set.mode, before_append: true, ..SetAttr::default() };
         let lists =
             self.has_acls() && inode.kind != FileKind::Symlink && set.mode.is_some() && !before_append;
-        let (bytes, items) = if lists { (PATCH_BYTES + LIST_BYTES, 2) } else { (PATCH_BYTES, 1) };
-        let mut handle = self.engine.begin(bytes, items, Class::Normal)?;
+        let need = Need::record(Class::Normal).patches(1).puts(lists as usize, LIST_MAX);
+        let mut handle = self.engine.begin(need)?;
         let _io = lists.then(|| inode.io.write());
         let mut record = RecordBuilder::new(RecordOp::SetAttr);
         if let Some(mode) = set.mode.filter(|_| lists) {
@@ -88,7 +88,7 @@ impl Names {
         if !self.engine.store().geometry().has_flags() {
             return Err(Error::NotSupported("file flags, of which an image of an older version has none"));
         }
-        let mut handle = self.engine.begin(PATCH_BYTES, 1, Class::Normal)?;
+        let mut handle = self.engine.begin(Need::record(Class::Normal).patches(1))?;
         let inode = self.inodes.get(ino)?;
         if !matches!(inode.kind, FileKind::Regular | FileKind::Directory) {
             return Err(Error::NotSupported("flags of what is neither file nor directory"));

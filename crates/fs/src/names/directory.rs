@@ -2,7 +2,7 @@
 //! exclusive io lock.
 
 use super::Names;
-use super::acl::LIST_BYTES;
+use super::acl::LIST_MAX;
 use super::slots::{self, Slot};
 use crate::cache::commit::{Change, commit, commit_only, create_mask, lock_metas, new_core};
 use crate::cache::inode::Inode;
@@ -16,7 +16,7 @@ use kedge_base::{CorruptKind, Ino, Timespec};
 use kedge_format::item::{Dentry, NAME_MAX, Orphan, SLOT_ORDINALS, SYMLINK_MAX};
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
 use kedge_format::{FileKind, ItemKind, Key};
-use kedge_store::{Class, Handle};
+use kedge_store::{Class, Handle, Need};
 use smallvec::SmallVec;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -26,8 +26,14 @@ pub(super) const LINKS_MAX: u32 = 65_000;
 /// Cookies of "." and ".."; entries' cookies are their slots, which start far above.
 const DOT: u64 = 1;
 const DOT_DOT: u64 = 2;
-/// Log bytes of a record with a few inode patches and two names.
-pub(super) const NAME_RECORD_BYTES: u64 = 1536;
+
+/// A name less: the entry, both inodes, and an orphan if it was the last.
+const UNLINK: Need = Need::record(Class::Reclaim).deletes(1).patches(2).puts(1, Orphan::SIZE);
+
+/// Bytes of a name's item.
+pub(super) fn dentry_len(name: &[u8]) -> usize {
+    Dentry::encoded_len(name.len())
+}
 
 /// A name's entry, or where it would go.
 pub(super) type Found = Slot<(Ino, FileKind)>;
@@ -101,20 +107,20 @@ impl Names {
     /// Reserves for a new entry of a directory, and locks the directory. Whether the entry may get
     /// access control lists is asked before the lock, as it decides how much is reserved; a list
     /// that is set meanwhile makes it more.
-    fn begin_in<'a>(&'a self, dir: &'a Inode, bytes: u64) -> Result<(Handle<'a>, WriteGuard<'a, ()>, bool)> {
+    fn begin_in<'a>(&'a self, dir: &'a Inode, need: Need) -> Result<(Handle<'a>, WriteGuard<'a, ()>, bool)> {
         if self.may_inherit(dir) {
             // Mostly there is no list, and the directory remembers it.
             let _io = dir.io.read();
             self.default_list(dir)?;
         }
         if !self.may_inherit(dir) {
-            let handle = self.engine.begin(bytes, 4, Class::Normal)?;
+            let handle = self.engine.begin(need)?;
             let io = dir.io.write();
             if !self.may_inherit(dir) {
                 return Ok((handle, io, false));
             }
         }
-        let handle = self.engine.begin(bytes + 2 * LIST_BYTES, 6, Class::Normal)?;
+        let handle = self.engine.begin(need.puts(2, LIST_MAX))?;
         Ok((handle, dir.io.write(), true))
     }
 
@@ -124,8 +130,9 @@ impl Names {
             return Err(Error::NameTooLong);
         }
         let dir = self.inodes.get_dir(dir)?;
-        let bytes = NAME_RECORD_BYTES + make.target.len() as u64;
-        let (handle, _io, inherits) = self.begin_in(&dir, bytes)?;
+        let need = Need::record(Class::Normal).patches(1).creates(1).puts(1, dentry_len(name));
+        let need = if make.target.is_empty() { need } else { need.puts(1, make.target.len()) };
+        let (handle, _io, inherits) = self.begin_in(&dir, need)?;
         let slot = self.find_free(dir.ino, name)?;
         let now = self.engine.now();
         let default = if inherits { self.default_list(&dir)? } else { None };
@@ -169,8 +176,8 @@ impl Names {
 
     /// A file without a name: an orphan until it is linked. Comes pinned.
     pub(crate) fn tmpfile(&self, dir: Ino, mode: u32, owner: Owner) -> Result<Attr> {
-        let bytes = NAME_RECORD_BYTES + if self.has_acls() { LIST_BYTES } else { 0 };
-        let mut handle = self.engine.begin(bytes, 4, Class::Normal)?;
+        let need = Need::record(Class::Normal).creates(1).puts(1, Orphan::SIZE);
+        let mut handle = self.engine.begin(need.puts(self.has_acls() as usize, LIST_MAX))?;
         let dir = self.inodes.get_dir(dir)?;
         let _io = dir.io.read();
         let default = if self.may_inherit(&dir) { self.default_list(&dir)? } else { None };
@@ -214,7 +221,8 @@ impl Names {
 
     pub(crate) fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
         check_name(name)?;
-        let handle = self.engine.begin(NAME_RECORD_BYTES, 4, Class::Normal)?;
+        let need = Need::record(Class::Normal).patches(2).puts(1, dentry_len(name)).puts(1, Orphan::SIZE);
+        let handle = self.engine.begin(need)?;
         let dir = self.inodes.get_dir(dir)?;
         let child = self.inodes.get(ino)?;
         if child.is_dir() {
@@ -274,7 +282,7 @@ impl Names {
 
     pub(crate) fn unlink(&self, dir: Ino, name: &[u8]) -> Result<()> {
         check_name(name)?;
-        let handle = self.engine.begin(NAME_RECORD_BYTES, 4, Class::Reclaim)?;
+        let handle = self.engine.begin(UNLINK)?;
         let dir = self.inodes.get_dir(dir)?;
         let io = dir.io.write();
         let found = self.find(dir.ino, name)?;
@@ -315,7 +323,7 @@ impl Names {
             return Err(Error::NotEmpty);
         }
         check_name(name)?;
-        let mut handle = self.engine.begin(NAME_RECORD_BYTES, 4, Class::Reclaim)?;
+        let mut handle = self.engine.begin(UNLINK)?;
         let dir = self.inodes.get_dir(dir)?;
         loop {
             // Looked up without the child's lock, checked again under both: locks go in ascending

@@ -9,7 +9,7 @@
 //! overlay would come back.
 
 use super::Names;
-use super::directory::{Found, LINKS_MAX, NAME_RECORD_BYTES, check_name, drop_name, lock_dirs, put_dentry};
+use super::directory::{Found, LINKS_MAX, check_name, dentry_len, drop_name, lock_dirs, put_dentry};
 use crate::cache::commit::{Change, commit, create_mask, lock_metas, new_core};
 use crate::cache::inode::Inode;
 use crate::cache::inodes::Newborn;
@@ -18,9 +18,10 @@ use crate::flags;
 use crate::types::{Owner, RenameMode};
 use kedge_base::broken::{self, Variant};
 use kedge_base::{Ino, Timespec};
+use kedge_format::item::Orphan;
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
 use kedge_format::{FileKind, ItemKind, Key};
-use kedge_store::{Class, Handle};
+use kedge_store::{Class, Handle, Need};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
@@ -68,7 +69,10 @@ impl Names {
             }
             check_name(name)?;
         }
-        let mut handle = self.engine.begin(2 * NAME_RECORD_BYTES, 8, Class::Normal)?;
+        // Both directories, both inodes; both names; a whiteout; an orphan.
+        let need = Need::record(Class::Normal).patches(4).deletes(1).puts(1, dentry_len(name));
+        let need = need.puts(1, dentry_len(new_name)).creates(1).puts(1, Orphan::SIZE);
+        let mut handle = self.engine.begin(need)?;
         let from_dir = self.inodes.get_dir(dir)?;
         let to_dir = self.inodes.get_dir(new_dir)?;
         let shape = (dir != new_dir).then(|| self.shape.lock());

@@ -16,7 +16,8 @@ fn crowded(name: &[u8]) -> (FileSystem, u64) {
     let ino = door.create(Ino::ROOT, b"f", 0o644, Owner::default()).unwrap().ino;
     let first = name_slot(&engine.store().geometry().hash_seed, name);
     for slot in first..=first + SLOT_ORDINALS {
-        let mut handle = engine.begin(NAME_RECORD_BYTES, 2, Class::Normal).unwrap();
+        let mut handle =
+            engine.begin(Need::record(Class::Normal).patches(2).puts(2, 300).deletes(2)).unwrap();
         let mut record = RecordBuilder::new(RecordOp::Link);
         put_dentry(&mut record, Ino::ROOT, slot, ino, FileKind::Regular, format!("other{slot}").as_bytes());
         handle.commit(record).unwrap();
@@ -52,7 +53,8 @@ fn an_attribute_whose_hash_has_no_slot_left_is_refused() {
     let first = name_slot(&engine.store().geometry().hash_seed, name);
     let value = |slot| format!("value{slot}").into_bytes();
     for slot in first..=first + SLOT_ORDINALS {
-        let mut handle = engine.begin(NAME_RECORD_BYTES, 2, Class::Normal).unwrap();
+        let mut handle =
+            engine.begin(Need::record(Class::Normal).patches(2).puts(2, 300).deletes(2)).unwrap();
         let mut record = RecordBuilder::new(RecordOp::Xattr);
         let other = kedge_format::item::Xattr { name: b"user.other", value: &value(slot) };
         record.put(Key::new(Ino::ROOT, ItemKind::Xattr, slot), &other.encode());

@@ -2,7 +2,7 @@
 
 use super::slots::{self, Slot};
 use super::{Names, acl};
-use crate::cache::commit::{PATCH_BYTES, commit, lock_metas};
+use crate::cache::commit::{commit, lock_metas};
 use crate::cache::inode::Inode;
 use crate::error::{Error, Result};
 use crate::flags;
@@ -15,13 +15,11 @@ use kedge_format::item::{
 };
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
 use kedge_format::{ItemKind, Key};
-use kedge_store::{Class, Handle};
+use kedge_store::{Class, Handle, Need};
 use std::ops::ControlFlow;
 
 /// Slots of an attribute with the largest value.
 const SLOTS_MAX: u64 = 1 + (XATTR_VALUE_MAX / XATTR_PART_MAX) as u64;
-/// Log bytes of the edit of an item without its value.
-const EDIT_BYTES: u64 = 32;
 
 /// The value of an attribute.
 pub(super) enum Value {
@@ -124,8 +122,10 @@ impl Names {
     fn set_over(&self, ino: Ino, new: &New<'_>, list: Option<&Acl>, slots: u64) -> Result<bool> {
         let New { name, value, mode } = *new;
         let count = xattr_slots(value.len());
-        let bytes = PATCH_BYTES + (name.len() + value.len()) as u64 + (count + slots) * EDIT_BYTES;
-        let mut handle = self.engine.begin(bytes, (count + slots) as u32, Class::Normal)?;
+        let items = Xattr { name, value }.items();
+        let need = Need::record(Class::Normal).patches(1).deletes(slots as usize);
+        let need = items.iter().fold(need, |need, item| need.puts(1, item.len()));
+        let mut handle = self.engine.begin(need)?;
         let inode = self.inodes.get(ino)?;
         acl::check_kind(inode.kind, name)?;
         let _io = inode.io.write();
@@ -143,7 +143,7 @@ impl Names {
         let key = |slot| Key::new(ino, ItemKind::Xattr, slot);
         // The mode says all of a minimal list, and is the one place for it.
         let kept = if acl::is_kept(name, list) { slot..slot + count } else { slot..slot };
-        for (slot, item) in kept.clone().zip(Xattr { name, value }.items()) {
+        for (slot, item) in kept.clone().zip(items) {
             record.put(key(slot), &item);
         }
         for slot in (found.at()..found.at() + old).filter(|slot| !kept.contains(slot)) {
@@ -169,10 +169,9 @@ impl Names {
     /// Removes an attribute that takes up to `slots` slots. False, and nothing is changed, if it
     /// takes more.
     fn remove_up_to(&self, ino: Ino, name: &[u8], slots: u64) -> Result<bool> {
-        // Parts are neighbours, and two or three lie in each leaf. So all of them touch no more
-        // paths than eight items elsewhere, and even the smallest image keeps nodes for these.
-        let items = 1 + slots.min(7) as u32;
-        let mut handle = self.engine.begin(PATCH_BYTES + slots * EDIT_BYTES, items, Class::Reclaim)?;
+        // Parts are neighbours, and two or three lie in each leaf.
+        let need = Need::record(Class::Reclaim).patches(1).deletes_in(slots.min(7) as usize, slots as usize);
+        let mut handle = self.engine.begin(need)?;
         let inode = self.inodes.get(ino)?;
         let _io = inode.io.write();
         let found = self.find_xattr(ino, name)?;

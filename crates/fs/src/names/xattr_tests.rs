@@ -18,7 +18,8 @@ fn fresh() -> (FileSystem, u64) {
 }
 
 fn commit(door: &FileSystem, edit: impl FnOnce(&mut RecordBuilder)) {
-    let mut handle = door.fs.engine().begin(PATCH_BYTES, 2, Class::Normal).unwrap();
+    let mut handle =
+        door.fs.engine().begin(Need::record(Class::Normal).patches(1).puts(1, 300).deletes(1)).unwrap();
     let mut record = RecordBuilder::new(RecordOp::Xattr);
     edit(&mut record);
     handle.commit(record).unwrap();

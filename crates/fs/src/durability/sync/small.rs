@@ -1,13 +1,13 @@
 //! Small new data of an fsync: it goes into the log, and in place later.
 
 use super::Syncer;
-use crate::cache::commit::{PATCH_BYTES, commit, lock_metas};
+use crate::cache::commit::{commit, lock_metas};
 use crate::cache::inode::Inode;
 use crate::cache::pages::{Backing, Delta, Which};
 use crate::error::Result;
 use kedge_base::BLOCK_SIZE;
 use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
-use kedge_store::{Class, PROMISE_PER_PIECE};
+use kedge_store::{Class, Need};
 use std::sync::Arc;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
@@ -15,10 +15,10 @@ const BLOCK: u64 = BLOCK_SIZE as u64;
 const LOG_DATA_MAX: usize = 32 << 10;
 const LOG_DATA_PAGES: usize = 16;
 
-/// The most that a record with the dirty bytes of so many pages takes.
-fn log_record_bytes(pages: usize) -> u64 {
-    let bytes = (pages as u64 * BLOCK).min(LOG_DATA_MAX as u64);
-    bytes + 2 * PATCH_BYTES + pages as u64 * (PROMISE_PER_PIECE as u64 + 32)
+/// Of a record with the dirty bytes of so many pages.
+fn need(pages: usize) -> Need {
+    let bytes = (pages * BLOCK_SIZE).min(LOG_DATA_MAX);
+    Need::record(Class::Promised).patches(1).data(pages, bytes)
 }
 
 impl Syncer {
@@ -35,7 +35,7 @@ impl Syncer {
         }
         // Keeps a promise, as writeback does. For as many pages as are dirty now: many fsyncs at
         // once would else hold a good part of a small log that none of them needs.
-        let mut handle = self.engine.begin(log_record_bytes(room), 1, Class::Reclaim)?;
+        let mut handle = self.engine.begin(need(room))?;
         let _wb = inode.wb.lock();
         let mut pages = inode.pages.lock();
         let dirty = pages.unclean(Which::Dirty, 0..u64::MAX, room + 1);

@@ -1,11 +1,11 @@
 //! Time stamps that waited in inodes become records.
 
 use super::Syncer;
-use crate::cache::commit::{Change, PATCH_BYTES, commit};
+use crate::cache::commit::{Change, commit};
 use crate::cache::inode::Inode;
 use crate::error::{Error, Result};
 use kedge_format::record::{RecordBuilder, RecordOp};
-use kedge_store::Class;
+use kedge_store::{Class, Need};
 use std::sync::Arc;
 
 /// Inodes whose time stamps go into one record.
@@ -38,8 +38,7 @@ impl Syncer {
     }
 
     fn log_times_of(&self, inodes: &[Arc<Inode>]) -> Result<()> {
-        let mut handle =
-            self.engine.begin(PATCH_BYTES * inodes.len() as u64, inodes.len() as u32, Class::Reclaim)?;
+        let mut handle = self.engine.begin(Need::record(Class::Promised).patches(inodes.len()))?;
         let mut changes = Vec::with_capacity(inodes.len());
         for inode in inodes {
             let meta = inode.meta.lock();

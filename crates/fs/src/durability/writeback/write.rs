@@ -19,7 +19,7 @@ impl Writeback {
     pub(crate) fn write(&self, inodes: &[Arc<Inode>], which: Which, class: Class) -> Result<()> {
         // What is written here was promised when it became dirty: it may use what is kept back from
         // new promises.
-        let class = if class == Class::Normal { Class::Reclaim } else { class };
+        let class = if class == Class::Checkpoint { class } else { Class::Promised };
         let kind = Kind { which, class, segments_max: PASS_SEGMENTS, durable: false, told: false };
         let mut result = Ok(());
         for chunk in inodes.chunks(PASS_INODES) {

@@ -1,12 +1,12 @@
 //! Fourth phase of a pass: the record that names what was written.
 
 use super::super::BLOCK;
-use super::Pass;
 use super::part::Part;
+use super::{PATCHED, Pass};
 use crate::cache::commit::{Change, commit};
 use crate::error::Result;
 use kedge_base::broken::{self, Variant};
-use kedge_format::record::{InodeMask, RecordBuilder, RecordOp};
+use kedge_format::record::{InodeMask, RecordBuilder, RecordOp, size};
 use kedge_store::Store;
 
 impl Pass<'_> {
@@ -16,6 +16,7 @@ impl Pass<'_> {
         let seq = (!durable).then(|| store.note_data_write());
         let mut record = RecordBuilder::new(RecordOp::WriteBack);
         let mut changes: Vec<Change<'_>> = Vec::new();
+        let mut patches = 0;
         for (inode, part) in self.inodes.iter().zip(&mut self.parts) {
             let Some(part) = part else { continue };
             let mut meta = inode.meta.lock();
@@ -23,10 +24,20 @@ impl Pass<'_> {
             if let Some(seq) = seq {
                 meta.progress.write_seq = seq;
             }
-            let mut change = Change::of(inode, meta);
-            if record_part(store, &mut record, part, &mut change) {
-                changes.push(change);
+            let (mut change, mark) = (Change::of(inode, meta), record.mark());
+            if !record_part(store, &mut record, part, &mut change) {
+                continue;
             }
+            patches += size::patch(PATCHED);
+            if record.len() as u64 + patches > self.handle.bytes_left() && !part.kept.is_empty() {
+                // Pages that failed have torn its extents into more than was planned. All of it
+                // stays as it was, and the error is known.
+                record.go_back(mark);
+                patches -= size::patch(PATCHED);
+                part.leave_out();
+                continue;
+            }
+            changes.push(change);
         }
         if changes.is_empty() {
             return Ok(());

@@ -18,7 +18,8 @@ use crate::stats::FsStats;
 use kedge_base::Ino;
 use kedge_base::broken::{self, Variant};
 use kedge_base::lock::MutexGuard;
-use kedge_store::{Class, Handle, Store};
+use kedge_format::record::{InodeMask, size};
+use kedge_store::{CHECKPOINT_RECORD_MAX, Class, Handle, Need, PROMISE_PER_PIECE, Store};
 use part::{Gathered, Part};
 use std::ops::Range;
 use std::sync::Arc;
@@ -44,6 +45,7 @@ const SPLIT_BLOCKS_MAX: usize = MERGE_BLOCKS_MAX as usize;
 pub(super) struct Kind {
     pub which: Which,
     pub class: Class,
+    /// Runs of blocks that it writes, as a rule: its log bytes are reserved for so many.
     pub segments_max: usize,
     /// Part of an fsync: by durable writes, if that is cheaper than a flush.
     pub durable: bool,
@@ -62,13 +64,43 @@ pub(super) struct Ended {
 
 impl Kind {
     pub(super) fn told(which: Which, durable: bool) -> Kind {
-        Kind { which, class: Class::Reclaim, segments_max: PASS_SEGMENTS, durable, told: true }
+        Kind { which, class: Class::Promised, segments_max: PASS_SEGMENTS, durable, told: true }
     }
 }
 
-/// Log bytes of a pass: an inode's patch and drop, a segment's extent and allocation.
-fn log_bytes(inodes: usize, segments: usize) -> u64 {
-    inodes as u64 * 200 + segments as u64 * 120 + 256
+/// Fields of an inode that a pass records, time stamps that waited among them.
+const PATCHED: InodeMask = InodeMask(
+    InodeMask::SIZE.0
+        | InodeMask::BLOCKS.0
+        | InodeMask::CHANGE.0
+        | InodeMask::ATIME.0
+        | InodeMask::MTIME.0
+        | InodeMask::CTIME.0,
+);
+/// Log bytes of one step of the plan at most: a run of pages that gets a place. Its extent is cut
+/// in three, or put between two others; it may take a run of blocks and give one back, and void
+/// what is in the log.
+const STEP_BYTES: u64 = 4 * size::EXTENT_ITEM + 2 * size::RUN + size::RANGE;
+/// As a rule: in a hole or in an unwritten extent.
+const SEGMENT_BYTES: u64 = 3 * size::EXTENT_ITEM + size::RUN + size::RANGE;
+
+// The record of a checkpoint that finds the log full fits in the part that is kept for it.
+const _: () =
+    assert!(need(Class::Checkpoint, PASS_INODES, PASS_SEGMENTS, 1).log_bytes <= CHECKPOINT_RECORD_MAX);
+// What a piece has promised is enough for the record that voids it.
+const _: () = assert!(size::patch(PATCHED) + 3 * size::EXTENT_ITEM + size::RANGE <= PROMISE_PER_PIECE);
+
+/// Of a pass over so many inodes, with extents in so many places of the tree.
+const fn need(class: Class, inodes: usize, segments: usize, places: usize) -> Need {
+    let bytes = inodes as u64 * size::patch(PATCHED) + segments as u64 * SEGMENT_BYTES + STEP_BYTES;
+    let need = Need::record(class);
+    Need {
+        log_bytes: need.log_bytes + bytes,
+        changes: inodes as u32,
+        puts: places as u32,
+        neighbours: segments as u32,
+        ..need
+    }
 }
 
 /// The inodes of a pass while their pages are being written.
@@ -121,16 +153,19 @@ impl<'a> Pass<'a> {
     pub(super) fn begin(writeback: &'a Writeback, inodes: &'a [Arc<Inode>], kind: Kind) -> Result<Pass<'a>> {
         // Many fsyncs of one inode each may run at once. So such a pass reserves log for the pages
         // that are unclean now. If there are more by then, another pass writes them.
-        let kind = match inodes {
+        let (kind, places) = match inodes {
             [one] => {
-                let pages = one.pages.lock().unclean(kind.which, 0..u64::MAX, kind.segments_max).len();
-                Kind { segments_max: pages.max(NARROW_SEGMENTS), ..kind }
+                let pages = one.pages.lock().unclean(kind.which, 0..u64::MAX, kind.segments_max);
+                let runs = pages.chunk_by(|a, b| a + 1 == *b).count();
+                (Kind { segments_max: pages.len().max(NARROW_SEGMENTS), ..kind }, runs)
             }
-            _ => kind,
+            _ => (kind, kind.segments_max),
         };
-        let items = 2 * inodes.len() + kind.segments_max.min(24);
-        let log_bytes = log_bytes(inodes.len(), kind.segments_max);
-        let handle = writeback.engine.begin(log_bytes, items as u32, kind.class)?;
+        // Fewer places if there are no nodes for all: the pass ends where they do.
+        let need = |places| need(kind.class, inodes.len(), kind.segments_max, places);
+        let handle = writeback
+            .engine
+            .begin_up_to(need(places.max(NARROW_SEGMENTS)), need(NARROW_SEGMENTS.min(kind.segments_max)))?;
         let wb = inodes.iter().map(|i| i.wb.lock()).collect();
         let parts = Vec::with_capacity(inodes.len());
         Ok(Pass { writeback, inodes, kind, parts, _wb: wb, handle })

@@ -1,14 +1,12 @@
 //! What a pass does to each of its inodes, and the writes that it is made of.
 
 use super::super::BLOCK;
+use super::{PATCHED, STEP_BYTES};
 use crate::cache::pages::Before;
 use crate::extents::ExtentSet;
 use kedge_base::{BlockNo, Extent, IoBuf};
+use kedge_format::record::size;
 use std::collections::BTreeSet;
-
-/// A run that goes elsewhere counts as so many segments: its record splits extents and frees
-/// blocks, anywhere in the file.
-const MOVED_WEIGHT: usize = 32;
 
 /// With more pages than this left out of it, a part of a record is left out whole: its extents
 /// would be too many.
@@ -76,6 +74,9 @@ pub(super) struct Part {
     /// These, and those that must not be recorded before them.
     pub kept: BTreeSet<u64>,
     pub more: bool,
+    /// Places in the tree where its extents change, and the file block after the last one.
+    places: u32,
+    place_end: u64,
 }
 
 impl Part {
@@ -93,7 +94,30 @@ impl Part {
             failed: BTreeSet::new(),
             kept: BTreeSet::new(),
             more: false,
+            places: 0,
+            place_end: u64::MAX,
         }
+    }
+
+    /// The extents of `[from, to)` change. Those side by side share a place.
+    pub(super) fn touch(&mut self, from: u64, to: u64) {
+        self.places += (self.place_end != from) as u32;
+        self.place_end = to;
+    }
+
+    /// Bytes of its edits at most, unless pages of it are left out.
+    pub(super) fn bytes_max(&self) -> u64 {
+        let moved = self.new.iter().filter(|run| run.old.is_some()).count();
+        size::patch(PATCHED)
+            + self.set.edits_max() as u64 * size::EXTENT_ITEM
+            + (self.new.len() + moved) as u64 * size::RUN
+            + self.ranges.len() as u64 * size::RANGE
+    }
+
+    /// Leaves the part out of the record as a whole.
+    pub(super) fn leave_out(&mut self) {
+        self.kept = self.ranges.iter().flat_map(|(from, to)| *from..*to).collect();
+        self.set = ExtentSet::default();
     }
 
     /// The part of `[from, to)` that the record may name, as ranges.
@@ -135,8 +159,7 @@ impl Part {
             self.kept.extend(pages.filter(|index| *index >= behind));
         }
         if self.kept.len() > KEPT_MAX {
-            self.kept = self.ranges.iter().flat_map(|(from, to)| *from..*to).collect();
-            self.set = ExtentSet::default();
+            self.leave_out();
             return;
         }
         for &index in &self.kept {
@@ -160,26 +183,34 @@ impl Part {
     }
 }
 
-/// The segments of a pass while it is planned.
+/// The segments of a pass while it is planned, and what their record may take.
 pub(super) struct Plan {
     pub segments: Vec<Segment>,
-    weight: usize,
-    weight_max: usize,
     pub goal: Option<BlockNo>,
+    bytes_left: u64,
+    /// Places in the tree where extents may still change.
+    places_left: u32,
 }
 
 impl Plan {
-    pub(super) fn new(segments_max: usize) -> Plan {
-        Plan { segments: Vec::new(), weight: 0, weight_max: segments_max, goal: None }
+    pub(super) fn new(bytes: u64, places: u32) -> Plan {
+        Plan { segments: Vec::new(), goal: None, bytes_left: bytes, places_left: places }
     }
 
-    pub(super) fn is_full(&self) -> bool {
-        self.weight >= self.weight_max
+    /// Whether one more step might not fit into the record.
+    pub(super) fn is_full(&self, part: &Part) -> bool {
+        self.bytes_left < part.bytes_max() + STEP_BYTES || self.places_left <= part.places
     }
 
-    pub(super) fn push(&mut self, segment: Segment) {
-        self.weight += if segment.how == How::Moved { MOVED_WEIGHT } else { 1 };
-        self.segments.push(segment);
+    /// Whether an inode more might not.
+    pub(super) fn has_no_room(&self) -> bool {
+        self.bytes_left < size::patch(PATCHED) + STEP_BYTES || self.places_left == 0
+    }
+
+    /// A part is planned.
+    pub(super) fn add(&mut self, part: &Part) {
+        self.bytes_left = self.bytes_left.saturating_sub(part.bytes_max());
+        self.places_left = self.places_left.saturating_sub(part.places);
     }
 }
 

@@ -14,11 +14,11 @@ impl Pass<'_> {
     /// Lists the pages of a pass and finds their places. What was planned before an error is
     /// written.
     pub(super) fn plan(&mut self, left: &mut [Range<u64>]) -> (Vec<Segment>, Result<()>) {
-        let mut plan = Plan::new(self.kind.segments_max);
+        let mut plan = Plan::new(self.handle.bytes_left(), self.handle.need().puts);
         let mut room = PASS_PAGES;
         let mut planned = Ok(());
         for (inode_index, (inode, left)) in self.inodes.iter().zip(left.iter_mut()).enumerate() {
-            if room == 0 || plan.is_full() || planned.is_err() {
+            if room == 0 || plan.has_no_room() || planned.is_err() {
                 self.parts.push(None);
                 continue;
             }
@@ -40,6 +40,7 @@ impl Pass<'_> {
             room -= pages.len();
             let mut part = Part::new(left_out);
             planned = self.plan_inode(inode, inode_index, &pages, &mut part, &mut plan);
+            plan.add(&part);
             if part.more {
                 left.start = part.ranges.last().map_or(pages[0], |(_, to)| *to);
             }
@@ -61,7 +62,7 @@ impl Pass<'_> {
         for run in pages.chunk_by(|a, b| a + 1 == *b) {
             let (first, count) = (run[0], run.len() as u64);
             for m in extents::map(self.store(), inode.ino, first, count)? {
-                if part.more || plan.is_full() {
+                if part.more || plan.is_full(part) {
                     part.more = true;
                     return Ok(());
                 }
@@ -86,7 +87,7 @@ impl Pass<'_> {
         part.set.load(self.store(), inode.ino, m.first, m.first + m.blocks, usize::MAX)?;
         let mut at = m.first;
         while at < m.first + m.blocks {
-            if plan.is_full() {
+            if plan.is_full(part) {
                 part.more = true;
                 return Ok(());
             }
@@ -120,7 +121,7 @@ impl Pass<'_> {
         let end = m.first + m.blocks;
         let mut at = m.first;
         while at < end {
-            if plan.is_full() {
+            if plan.is_full(part) {
                 part.more = true;
                 return Ok(());
             }
@@ -142,6 +143,7 @@ impl Pass<'_> {
                 continue;
             }
             if unwritten {
+                part.touch(at, to);
                 part.set.set_written(at, to);
                 part.unwritten.push((at, to));
             }
@@ -149,7 +151,14 @@ impl Pass<'_> {
             let step = if bad { 1 } else { to - at };
             for index in (at..to).step_by(step as usize) {
                 let block = BlockNo(start.0 + index - m.first);
-                plan.push(Segment { inode_index, index, count: step, block, how: How::InPlace, alone: bad });
+                plan.segments.push(Segment {
+                    inode_index,
+                    index,
+                    count: step,
+                    block,
+                    how: How::InPlace,
+                    alone: bad,
+                });
             }
             part.ranges.push((at, to));
             at = to;
@@ -170,10 +179,11 @@ impl Pass<'_> {
     fn take_run(&self, inode: &Inode, inode_index: usize, run: NewRun, part: &mut Part, plan: &mut Plan) {
         let NewRun { index, extent, old } = run;
         let how = if old.is_some() { How::Moved } else { How::New };
+        part.touch(index, index + extent.blocks);
         part.set.insert(index, extent, false);
         part.ranges.push((index, index + extent.blocks));
         part.new.push(run);
-        plan.push(Segment {
+        plan.segments.push(Segment {
             inode_index,
             index,
             count: extent.blocks,

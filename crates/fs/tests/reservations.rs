@@ -1,0 +1,170 @@
+//! An operation never needs more of the log, or of the tree's nodes, than it has reserved, and no
+//! thread waits for either while it holds some. The debug build asserts both at each commit; these
+//! tests build the records that need the most.
+
+#![allow(clippy::unwrap_used)]
+
+use kedge_base::spawn_named;
+use kedge_device::MemDevice;
+use kedgefs::*;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
+use std::time::Duration;
+
+const BLOCK: u64 = 4096;
+const MIB: u64 = 1 << 20;
+
+fn new(size: u64, log: u64) -> Arc<FileSystem> {
+    let (device, clock) = (Arc::new(MemDevice::new(size)), Arc::new(SystemClock::default()));
+    let options = FormatOptions { log_size: Some(log), ..FormatOptions::default() };
+    FileSystem::format(device.clone(), clock.clone(), &options).unwrap();
+    Arc::new(FileSystem::open(device, clock, MountOptions::default()).unwrap())
+}
+
+fn create(fs: &FileSystem, name: &str) -> Ino {
+    fs.create(Ino::ROOT, name.as_bytes(), 0o644, Owner::default()).unwrap().ino
+}
+
+/// A database that preallocates: the middle block of each file is in the log alone, and writing it
+/// in place splits an unwritten extent into three.
+#[test]
+fn logged_middles_of_unwritten_extents_fit_one_pass() {
+    let fs = new(256 * MIB, 16 * MIB);
+    for n in 0..256 {
+        let ino = create(&fs, &format!("{n}"));
+        fs.fallocate(ino, FallocateMode::Allocate { keep_size: false }, 0, 3 * BLOCK).unwrap();
+        fs.write(ino, BLOCK, &[(n % 255) as u8 + 1; BLOCK as usize]).unwrap();
+        fs.fsync(ino, false).unwrap();
+    }
+    // As many extents of one file, too: its pass reserves for its own pages alone.
+    let ino = create(&fs, "pieces");
+    for n in 0..200 {
+        fs.fallocate(ino, FallocateMode::Allocate { keep_size: false }, 8 * n * BLOCK, 3 * BLOCK).unwrap();
+        fs.write(ino, (8 * n + 1) * BLOCK, &[7; 100]).unwrap();
+        fs.fsync(ino, false).unwrap();
+    }
+    fs.checkpoint().unwrap();
+    fs.close().unwrap();
+}
+
+/// Runs `bodies` in threads, and fails if they do not end: a deadlock.
+fn all_end(what: &str, bodies: Vec<Box<dyn FnOnce() + Send>>) {
+    let (count, left) = (bodies.len(), Arc::new(AtomicUsize::new(bodies.len())));
+    let failed = Arc::new(AtomicBool::new(false));
+    for body in bodies {
+        let (left, failed) = (left.clone(), failed.clone());
+        let run = move || {
+            failed.fetch_or(
+                std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).is_err(),
+                Ordering::SeqCst,
+            );
+            left.fetch_sub(1, Ordering::SeqCst);
+        };
+        spawn_named("one of many", run).unwrap();
+    }
+    // Long for a busy machine: it is the bound of a hang, not a measurement.
+    for _ in 0..2400 {
+        if left.load(Ordering::SeqCst) == 0 {
+            assert!(!failed.load(Ordering::SeqCst), "{what}: a thread has failed");
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    panic!("{what}: {} of {count} threads hang", left.load(Ordering::SeqCst));
+}
+
+/// A file with an extent for every second block.
+fn fragmented(fs: &FileSystem, name: &str, extents: u64) -> Ino {
+    let ino = create(fs, name);
+    for n in 0..extents {
+        fs.write(ino, 2 * n * BLOCK, &[1; 4096]).unwrap();
+    }
+    fs.fsync(ino, false).unwrap();
+    ino
+}
+
+#[test]
+fn many_truncates_of_one_fragmented_file_end() {
+    const THREADS: u64 = 32;
+    let fs = new(256 * MIB, MIB);
+    for round in 0..4 {
+        let ino = fragmented(&fs, &format!("fragmented {round}"), 24_000);
+        let start = Arc::new(Barrier::new(THREADS as usize));
+        let mut bodies: Vec<Box<dyn FnOnce() + Send>> = Vec::new();
+        for n in 0..THREADS {
+            let (fs, start) = (fs.clone(), start.clone());
+            bodies.push(Box::new(move || {
+                start.wait();
+                for size in [(THREADS - n) * 1400 * BLOCK, (n % 3) * BLOCK] {
+                    fs.setattr(ino, &SetAttr { size: Some(size), ..SetAttr::default() }).unwrap();
+                }
+            }));
+        }
+        for n in 0..4 {
+            let fs = fs.clone();
+            bodies.push(Box::new(move || {
+                for m in 0..50 {
+                    create(&fs, &format!("beside {round} {n} {m}"));
+                }
+            }));
+        }
+        all_end("truncate and create", bodies);
+    }
+}
+
+/// Fills what is left of an image.
+fn fill(fs: &FileSystem, name: &str) -> Ino {
+    let ino = create(fs, name);
+    let (mut at, mut len) = (0, MIB);
+    while len >= BLOCK {
+        match fs.write(ino, at, &vec![3; len as usize]) {
+            Ok(n) => at += n as u64,
+            Err(_) => len /= 2,
+        }
+    }
+    ino
+}
+
+/// Files of which each has a leaf of the tree for itself, with a second name.
+fn apart(fs: &FileSystem, count: u64) {
+    for n in 0..count {
+        let ino = create(fs, &format!("apart {n}"));
+        fs.link(ino, Ino::ROOT, format!("second {n}").as_bytes()).unwrap();
+        for m in 0..3 {
+            fs.setxattr(ino, format!("user.{m}").as_bytes(), &[1; 3900], XattrMode::Any).unwrap();
+        }
+    }
+}
+
+/// Fills of holes that lie in as many leaves of the tree. An image that is full takes what it has
+/// accepted, and then what frees space goes on.
+#[test]
+fn a_full_image_can_be_emptied_after_fills_of_many_leaves() {
+    let fs = new(64 * MIB, 2 * MIB);
+    let wide = create(&fs, "wide");
+    // Descending, so that the leaves are half full: some 200 extents each.
+    let (holes, every) = (60u64, 190u64);
+    for n in (0..holes * every).rev().filter(|n| n % every != 1) {
+        fs.fallocate(wide, FallocateMode::Allocate { keep_size: false }, 2 * n * BLOCK, BLOCK).unwrap();
+    }
+    apart(&fs, 45);
+    fs.sync().unwrap();
+    for n in 0..holes {
+        fs.write(wide, 2 * (n * every + 1) * BLOCK, &[9; 4096]).unwrap();
+    }
+    let other = fill(&fs, "other");
+    fs.fsync(other, false).unwrap();
+    fs.checkpoint().unwrap();
+    // Each of these copies a leaf, which the pool of free nodes gets back with the next checkpoint.
+    for n in 0..45 {
+        fs.unlink(Ino::ROOT, format!("second {n}").as_bytes()).unwrap();
+    }
+    fs.fsync(wide, false).unwrap();
+    fs.setattr(other, &SetAttr { size: Some(0), ..SetAttr::default() }).unwrap();
+    fs.unlink(Ino::ROOT, b"wide").unwrap();
+    fs.unlink(Ino::ROOT, b"other").unwrap();
+    let again = create(&fs, "again");
+    fs.write(again, 0, &vec![1; 16 << 20]).unwrap();
+    fs.sync().unwrap();
+    fs.close().unwrap();
+}

@@ -1,0 +1,142 @@
+//! What an operation needs at most: the log bytes of its record, and tree nodes.
+//!
+//! A need is added up edit by edit, with the methods that [`RecordBuilder`] has and the sizes that
+//! the format says. So it stands beside the code that builds the record, in the same words. The
+//! alternative, a constant for each operation, is a second formula: it was wrong where an edit was
+//! added to the record and not to the constant.
+//!
+//! # Tree nodes
+//! An edit changes a leaf. The first change of a leaf in a generation copies each node from the
+//! root to it; an insertion may also split each of them. Items that the operation names one by one
+//! may each lie elsewhere in the tree, so each counts a path of its own. *Neighbours*, the extents
+//! of a part of one file, are counted by the leaves that they would fill if these were a quarter
+//! full. Leaves may be emptier than that: so a record with neighbours counts its leaves before it
+//! is appended, and asks for more nodes if it needs more (`Handle::commit`).
+//!
+//! Above the leaves paths meet. From the ninth on, three paths count one there. The tree as a whole
+//! bounds all of it.
+//!
+//! [`RecordBuilder`]: kedge_format::record::RecordBuilder
+
+use crate::Class;
+use kedge_format::record::{RECORD_HEADER, size};
+
+/// Log bytes promised for each resident piece while it exists. They are for its part of the record
+/// that voids it: inode patch, extent, allocation and drop. An operation that makes pieces reserves
+/// as much for each.
+pub const PROMISE_PER_PIECE: u64 = 256;
+/// Pieces that a `Data` or `Zero` edit adds at most: its own, and one that is cut in two by it.
+const PIECES_PER_EDIT: u64 = 2;
+/// Neighbours in a leaf, at least as a rule: a leaf that is full holds some 400 extents.
+const NEIGHBOURS_PER_LEAF: u32 = 64;
+/// Paths that share nothing but the root. Beyond, three of them share what lies between root and
+/// leaf.
+const PATHS_APART: u32 = 8;
+
+/// See the module.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Need {
+    /// Bytes of the record, and the promises for the resident pieces that it makes.
+    pub log_bytes: u64,
+    /// Items that are changed or deleted.
+    pub changes: u32,
+    /// Items that may be new.
+    pub puts: u32,
+    /// Items side by side: extents of one file.
+    pub neighbours: u32,
+    pub class: Class,
+}
+
+impl Need {
+    /// A record without edits.
+    pub const fn record(class: Class) -> Need {
+        Need { log_bytes: RECORD_HEADER as u64, changes: 0, puts: 0, neighbours: 0, class }
+    }
+
+    const fn bytes(self, bytes: u64) -> Need {
+        Need { log_bytes: self.log_bytes + bytes, ..self }
+    }
+
+    /// Patches of inodes.
+    pub const fn patches(self, count: usize) -> Need {
+        let need = self.bytes(count as u64 * size::PATCH);
+        Need { changes: need.changes + count as u32, ..need }
+    }
+
+    /// New inodes.
+    pub const fn creates(self, count: usize) -> Need {
+        let need = self.bytes(count as u64 * size::PATCH);
+        Need { puts: need.puts + count as u32, ..need }
+    }
+
+    /// Items with values of up to `len` bytes.
+    pub const fn puts(self, count: usize, len: usize) -> Need {
+        let need = self.bytes(count as u64 * size::put(len));
+        Need { puts: need.puts + count as u32, ..need }
+    }
+
+    pub const fn deletes(self, count: usize) -> Need {
+        let need = self.bytes(count as u64 * size::DELETE);
+        Need { changes: need.changes + count as u32, ..need }
+    }
+
+    /// Deletions of items side by side, which lie in `leaves` leaves as a rule.
+    pub const fn deletes_in(self, leaves: usize, count: usize) -> Need {
+        let need = self.bytes(count as u64 * size::DELETE);
+        Need { changes: need.changes + leaves as u32, ..need }
+    }
+
+    /// Extents that are put or deleted, side by side.
+    pub const fn extents(self, count: usize) -> Need {
+        let need = self.bytes(count as u64 * size::EXTENT_ITEM);
+        Need { neighbours: need.neighbours + count as u32, ..need }
+    }
+
+    /// Extents that are changed or deleted, in so many leaves.
+    pub const fn extents_in(self, leaves: usize, count: usize) -> Need {
+        let need = self.bytes(count as u64 * size::EXTENT_ITEM);
+        Need { changes: need.changes + leaves as u32, ..need }
+    }
+
+    /// `Alloc` and `Free` edits.
+    pub const fn runs(self, count: usize) -> Need {
+        self.bytes(count as u64 * size::RUN)
+    }
+
+    pub const fn drops(self, count: usize) -> Need {
+        self.bytes(count as u64 * size::RANGE)
+    }
+
+    pub const fn zeros(self, count: usize) -> Need {
+        self.bytes(count as u64 * (size::RANGE + PIECES_PER_EDIT * PROMISE_PER_PIECE))
+    }
+
+    /// `Data` edits with so many bytes in all.
+    pub const fn data(self, count: usize, bytes: usize) -> Need {
+        let each = size::DATA + PIECES_PER_EDIT * PROMISE_PER_PIECE;
+        self.bytes(count as u64 * each + bytes as u64)
+    }
+
+    /// The most tree nodes that it can take, in a tree of this height and so many nodes.
+    pub(crate) fn nodes(&self, height: u32, tree_nodes: u64) -> u32 {
+        let side_by_side = self.neighbours.div_ceil(NEIGHBOURS_PER_LEAF);
+        let all = u32::try_from(tree_nodes).unwrap_or(u32::MAX).saturating_add(PATHS_APART);
+        let (changed, new) = (self.changes + self.puts + side_by_side, self.puts + side_by_side);
+        let shared = |paths: u32| paths.min(PATHS_APART) + paths.saturating_sub(PATHS_APART) / 3;
+        let between = height.saturating_sub(2);
+        let copies = (changed + shared(changed) * between).min(all);
+        let splits = (new + shared(new) * between).min(all);
+        // A copy of the root and its split unless it is a leaf, a new root, and one for a root that
+        // another operation has split since.
+        copies + splits + if height > 1 { 4 } else { 2 }
+    }
+
+    /// Items of which each counts a path of its own.
+    pub(crate) fn paths(&self) -> u32 {
+        self.changes + self.puts
+    }
+}
+
+#[cfg(test)]
+#[path = "need_tests.rs"]
+mod tests;
