@@ -57,6 +57,8 @@ pub enum Variant {
     TouchInWriteback,
     /// Blocks are discarded before the record that freed them is durable.
     DiscardEarly,
+    /// No flush comes between a discard and the record that names its blocks for new data.
+    DiscardWithoutFlush,
     /// Bytes with the right magic, uuid and checksum pass for a log write.
     UnkeyedLog,
     /// The tail moves to a checkpoint's cut before the slot that names it is durable.
@@ -95,6 +97,7 @@ impl Variant {
         Variant::ForgetLosses,
         Variant::TouchInWriteback,
         Variant::DiscardEarly,
+        Variant::DiscardWithoutFlush,
         Variant::UnkeyedLog,
         Variant::TailBeforeSlot,
         Variant::ThawKeepsClean,

@@ -8,7 +8,8 @@
 //!    write that completed.
 //! 3. Between two flushes any subset of the writes may reach the medium, in any order, torn at 512
 //!    bytes.
-//! 4. A FUA write makes itself durable and nothing else.
+//! 4. A FUA write makes itself durable and nothing else. A write or a discard of the same place
+//!    that completed before it, and that no flush has covered, may still come after it.
 //! 5. Every submitted request completes exactly once, with its buffers, on any thread; requests of
 //!    one batch are unordered. Completions never run under a lock that `submit` takes.
 //! 6. An error is final: a device never retries silently. [`Error::Fenced`] shuts the mount down.

@@ -8,7 +8,9 @@ use kedge_device::sim::{SimDevice, StatePlan};
 use kedgefs::{FileSystem, Ino};
 use std::sync::Arc;
 
-const LEN: usize = 96 << 10;
+/// Too long for the log, and short enough for a durable write: for such a one no flush is needed, and
+/// what was discarded before may not be flushed yet.
+const LEN: usize = 48 << 10;
 
 /// Who gives the space back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

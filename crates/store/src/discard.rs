@@ -10,8 +10,10 @@
 //!   with zeros or garbage in the place of its bytes (G9).
 //! - A tree node is not busy when a checkpoint is durable that does not reach it. Discarded
 //!   earlier, the tree of the last checkpoint would have a hole.
-//! - Whoever is given the block after the discard writes it before a record names it, and that
-//!   record's log write flushes the device first. So the discard cannot win over the new bytes.
+//! - Whoever is given the block after the discard writes it before a record names it. A discard
+//!   counts as a data write, so that record's log write flushes the device first, and the discard
+//!   cannot win over the new bytes. That they were written with FUA is not enough: a FUA write
+//!   makes nothing else durable, and a discard that no flush has covered may come after it.
 //!
 //! The clearest rule, to discard only after a checkpoint, was rejected: a checkpoint may be far
 //! away, and a discard then would be safe for the same reason as before it.
@@ -87,6 +89,11 @@ impl Store {
             return Ok(0);
         }
         self.device.discard(start * BLOCK, (end - start) * BLOCK)?;
+        // Before the blocks are given back: who gets them may write them at once. Broken on
+        // purpose: no flush is asked for.
+        if !broken::is(Variant::DiscardWithoutFlush) {
+            self.note_data_write();
+        }
         Ok(end - start)
     }
 }

@@ -1,10 +1,16 @@
 //! The state of the medium and of the volatile cache: the model of rules 2 to 4 of the device
 //! contract.
 //!
-//! Writes wait in `pending` until a flush or FUA moves them to `durable`. At power loss any subset
-//! of the pending writes has reached the medium, in any order, each sector by itself. But no
-//! pending write overwrites a later durable one, since a cache holds one version of a sector. So a
-//! durable write masks its sectors out of all older writes.
+//! Writes and discards wait in `pending` until a flush moves them to `durable`. At power loss any
+//! subset of the pending ones has reached the medium, in any order, each sector by itself. But none
+//! overwrites a later one that a flush has covered: such a write masks its sectors out of all older
+//! ones.
+//!
+//! A FUA write is durable when it completes, and makes nothing else durable. It may *overtake*: a
+//! write or a discard of the same sectors that completed before it, and that no flush has covered,
+//! may reach the medium after it. A device may queue discards apart from writes, and a stack of
+//! devices may pass a FUA write by. So such a FUA write is durable, and it also waits in `pending`
+//! for the flush that settles their order. Whoever relies on it needs a flush before.
 
 use crate::MemDevice;
 use crate::mem::put;
@@ -30,6 +36,8 @@ pub(super) struct Pending {
     masks: Vec<u8>,
     /// A flush that should have made it durable failed: no later flush will.
     lost: bool,
+    /// It is on the medium, above or below older ones.
+    fua: bool,
 }
 
 /// Which of the pending writes, in the order of their completion, have reached the medium at power
@@ -70,10 +78,12 @@ impl Medium {
     /// write failed and is never durable by itself.
     pub fn write(&mut self, seq: u64, offset: u64, data: &Data, torn: Option<&[u8]>, fua: bool) {
         let masks = torn.map_or_else(|| vec![WHOLE; data.blocks() as usize], <[u8]>::to_vec);
-        let write = Pending { seq, block: blocks(offset), data: data.clone(), masks, lost: false };
-        if fua && torn.is_none() {
-            self.settle(&write);
-        } else {
+        let fua = fua && torn.is_none();
+        let write = Pending { seq, block: blocks(offset), data: data.clone(), masks, lost: false, fua };
+        if fua {
+            land(self.durable.pages_mut(), &write, |i| write.masks[i]);
+        }
+        if !fua || self.pending.iter().any(|older| older.overlaps(&write)) {
             self.pending.push(write);
         }
     }
@@ -87,6 +97,10 @@ impl Medium {
         let settled: Vec<Pending> = settled;
         for write in &settled {
             self.settle(write);
+        }
+        // Newer FUA writes are above what the flush has put in its place.
+        for write in self.pending.iter().filter(|write| write.fua) {
+            land(self.durable.pages_mut(), write, |i| write.masks[i]);
         }
     }
 
@@ -133,7 +147,8 @@ impl Medium {
             None => rng.random(),
         };
         let masks = (0..data.blocks() as usize).map(mask).collect();
-        let write = Pending { seq, block: blocks(offset), data: data.clone(), masks, lost: false };
+        let write =
+            Pending { seq, block: blocks(offset), data: data.clone(), masks, lost: false, fua: false };
         land(image.pages_mut(), &write, |i| write.masks[i]);
         image
     }
@@ -172,6 +187,14 @@ impl Choice {
 }
 
 impl Pending {
+    fn overlaps(&self, newer: &Pending) -> bool {
+        let start = self.block.max(newer.block);
+        let end = (self.block + self.data.blocks()).min(newer.block + newer.data.blocks());
+        (start..end).any(|block| {
+            self.masks[(block - self.block) as usize] & newer.masks[(block - newer.block) as usize] != 0
+        })
+    }
+
     /// Masks out what a newer durable write covers. False when nothing is left.
     fn yield_to(&mut self, newer: &Pending) -> bool {
         let start = self.block.max(newer.block);
