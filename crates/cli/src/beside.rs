@@ -9,8 +9,8 @@
 //! # Protocol
 //! The control xattr `system.kedgefs.beside` of a directory names an abstract Unix socket. The
 //! client sends one line, `kedge-beside 1 INODE`, where INODE is the directory, and a tar archive.
-//! The answer is one line of JSON: an error, or that everything is there, durable, and known to the
-//! kernel.
+//! The answer is one line of JSON: an error, or that everything is there, durable (unless the mount
+//! is a `volatile` one), and known to the kernel.
 //!
 //! # Who may
 //! Root, and the user who serves the mount: both can write to the image anyway. The kernel says who

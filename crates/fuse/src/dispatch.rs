@@ -211,7 +211,7 @@ impl<O: Ops> Server<O> {
         let attr = match args.name_or_dots()? {
             // An NFS server looks up inodes by number in this way, and then the path to the root.
             b"." => self.ops.getattr(dir)?,
-            b".." => self.ops.getattr(self.parent(dir)?)?,
+            b".." => self.ops.lookup(dir, b"..")?,
             name => match self.ops.lookup(dir, name) {
                 Ok(attr) => attr,
                 Err(kedgefs::Error::NotFound) => {
@@ -227,17 +227,6 @@ impl<O: Ops> Server<O> {
             },
         };
         self.pinned_entry(&attr)
-    }
-
-    fn parent(&self, dir: Ino) -> Answer<Ino> {
-        let mut parent = Err(Errno(libc::ENOENT));
-        self.ops.readdir(dir, 0, &mut |entry: DirEntry<'_>| {
-            if entry.name == b".." {
-                parent = Ok(entry.ino);
-            }
-            parent.is_err()
-        })?;
-        parent
     }
 
     fn getattr(&self, node: Ino) -> Answer<abi::AttrOut> {

@@ -81,7 +81,8 @@ impl Mounted {
         Ok(stream)
     }
 
-    /// Has `write` write an archive, and waits until all of it is there and durable.
+    /// Has `write` write an archive, and waits until all of it is there, and durable unless
+    /// the mount is a `volatile` one.
     pub fn send(&self, write: impl FnOnce(&mut BufWriter<&UnixStream>) -> Result<()>) -> Result<()> {
         let stream = self.connect()?;
         let mut out = BufWriter::with_capacity(CHUNK, &stream);

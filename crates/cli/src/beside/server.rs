@@ -155,8 +155,7 @@ impl Beside {
         self.fs.sync().context("make it durable")?;
         match unknown.into_inner() {
             None => Ok(()),
-            Some(e) => Err(e)
-                .context("all is copied and durable, but the kernel may still show what was there before"),
+            Some(e) => Err(e).context("all is copied, but the kernel may still show what was there before"),
         }
     }
 

@@ -82,6 +82,7 @@ struct State {
     setattrs: Vec<SetAttr>,
     fsyncs: u64,
     syncs: u64,
+    listings: u64,
     down: bool,
 }
 
@@ -109,6 +110,7 @@ impl MemFs {
                 setattrs: Vec::new(),
                 fsyncs: 0,
                 syncs: 0,
+                listings: 0,
                 down: false,
             })),
             clock: Arc::new(SystemClock::default()),
@@ -123,6 +125,11 @@ impl MemFs {
     /// Inodes that exist, named or pinned.
     pub fn inodes(&self) -> usize {
         self.state.lock().nodes.len()
+    }
+
+    /// Directories that were listed, which moves their access times.
+    pub fn listings(&self) -> u64 {
+        self.state.lock().listings
     }
 
     pub fn pins(&self, ino: u64) -> u64 {
@@ -279,8 +286,9 @@ impl Ops for MemFs {
         if name.len() > 255 {
             return Err(Error::NameTooLong);
         }
-        let (_, ino) = state.nodes.get(&dir.0).and_then(|d| d.find(name)).ok_or(Error::NotFound)?;
-        Ok(state.nodes[&ino].attr)
+        let node = state.nodes.get(&dir.0).ok_or(Error::NotFound)?;
+        let ino = if name == b".." { Some(node.parent) } else { node.find(name).map(|(_, ino)| ino) };
+        Ok(state.nodes[&ino.ok_or(Error::NotFound)?].attr)
     }
 
     fn getattr(&self, ino: Ino) -> Result<Attr> {
@@ -414,7 +422,8 @@ impl Ops for MemFs {
     }
 
     fn readdir(&self, dir: Ino, cookie: u64, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
-        let state = self.state.lock();
+        let mut state = self.state.lock();
+        state.listings += 1;
         let node = state.nodes.get(&dir.0).ok_or(Error::NotFound)?;
         let dots = [(1, &b"."[..], dir.0), (2, &b".."[..], node.parent)];
         let named = node
