@@ -223,6 +223,20 @@ impl Store {
         self.reserve_now(blocks)
     }
 
+    /// Promises fewer than `blocks` blocks, for which there was no space just now: as many as there
+    /// are. `None`: none.
+    pub fn reserve_some_data(&self, blocks: u64) -> Option<DataReservation> {
+        let mut some = self.alloc.available_data().min(blocks);
+        while some > 0 {
+            match self.alloc.reserve_data(some) {
+                Ok(promise) => return Some(promise),
+                // Others took a part meanwhile.
+                Err(_) => some /= 2,
+            }
+        }
+        None
+    }
+
     fn reserve_now(&self, blocks: u64) -> Result<DataReservation> {
         self.alloc.durable(self.log.durable_lsn());
         let refused = match self.alloc.reserve_data(blocks) {

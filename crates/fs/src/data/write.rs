@@ -119,6 +119,10 @@ impl Files {
         let mut promise = match self.engine.store().reserve_data(end - first) {
             _ if self.engine.host_is_full(self.writeback.dirty_pages()) => None,
             Ok(r) => Some(r),
+            // What fits, as a write on other file systems.
+            Err(kedge_base::Error::NoSpace) if !mode.whole => {
+                self.engine.store().reserve_some_data(end - first)
+            }
             Err(kedge_base::Error::NoSpace) => None,
             Err(e) => return Err(e.into()),
         };
@@ -166,11 +170,11 @@ impl Files {
                 let backing = match (place_of(&map, index), promise.as_mut()) {
                     (Place::Written(_), _) => Backing::Written,
                     (Place::Unwritten(_), _) => Backing::Unwritten,
-                    (Place::Hole, Some(p)) => {
+                    (Place::Hole, Some(p)) if p.blocks() > 0 => {
                         pages.reserve(p.split(1));
                         Backing::Reserved
                     }
-                    (Place::Hole, None) => break,
+                    (Place::Hole, _) => break,
                 };
                 pages.map.get_mut(&index).expect("just seen").backing = backing;
             }
