@@ -168,3 +168,46 @@ fn a_full_image_can_be_emptied_after_fills_of_many_leaves() {
     fs.sync().unwrap();
     fs.close().unwrap();
 }
+
+/// A write that is larger than what is left takes what there is, as on other file systems.
+#[test]
+fn a_write_that_does_not_fit_is_short() {
+    let fs = new(64 * MIB, MIB);
+    let ino = create(&fs, "file");
+    fill(&fs, "other");
+    // Some blocks become free, fewer than the write has.
+    fs.fallocate(fs.lookup(Ino::ROOT, b"other").unwrap().ino, FallocateMode::PunchHole, 0, 255 * BLOCK)
+        .unwrap();
+    fs.sync().unwrap();
+    let bytes: Vec<u8> = (0..MIB).map(|n| (n % 251) as u8).collect();
+    let written = fs.write(ino, 0, &bytes).unwrap();
+    assert!((200 * BLOCK as usize..bytes.len()).contains(&written), "{written} bytes");
+    assert!(matches!(fs.write(ino, written as u64, &bytes), Err(e) if e.errno() == 28), "the rest");
+    // What the kernel passes on from its cache is whole or refused.
+    fs.setattr(ino, &SetAttr { size: Some(0), ..SetAttr::default() }).unwrap();
+    fs.sync().unwrap();
+    let whole = WriteMode::default().with_whole(true);
+    assert!(matches!(fs.write_with(ino, 0, &bytes, whole), Err(e) if e.errno() == 28));
+    let written = fs.write(ino, 0, &bytes).unwrap();
+    fs.fsync(ino, false).unwrap();
+    let mut is = vec![0; written];
+    assert_eq!(fs.read(ino, 0, &mut is).unwrap(), written);
+    assert!(is == bytes[..written]);
+    fs.close().unwrap();
+}
+
+/// Preallocated blocks after the end of a file move with the rest of it.
+#[test]
+fn an_insertion_moves_nothing_beyond_the_largest_size() {
+    let fs = new(64 * MIB, MIB);
+    let ino = create(&fs, "file");
+    let last = (1u64 << 55) - 2 * BLOCK;
+    fs.write(ino, 0, &[1; 3 * BLOCK as usize]).unwrap();
+    fs.fallocate(ino, FallocateMode::Allocate { keep_size: true }, last - 8 * BLOCK, 4 * BLOCK).unwrap();
+    let insert = |blocks| fs.fallocate(ino, FallocateMode::InsertRange, BLOCK, blocks * BLOCK);
+    insert(3).unwrap();
+    assert!(matches!(insert(3), Err(Error::FileTooLarge)));
+    assert_eq!(fs.getattr(ino).unwrap().size, 6 * BLOCK, "nothing was changed");
+    insert(1).unwrap();
+    fs.close().unwrap();
+}
