@@ -12,6 +12,7 @@ mod counter;
 mod error;
 pub mod lock;
 mod panics;
+mod printable;
 pub mod skip;
 mod units;
 pub mod wait;
@@ -21,6 +22,7 @@ pub use clock::{Clock, ManualClock, SystemClock, Timespec};
 pub use counter::{Counter, Histogram, HistogramSnapshot, STRIPES, stripe};
 pub use error::{CorruptKind, Error, Result};
 pub use panics::{panic_words, without_panic};
+pub use printable::{is_acted_upon, printable, printable_name};
 pub use units::{BlockNo, Epoch, Extent, Generation, Ino, InoHasher, InoMap, Lsn, parse_size};
 
 /// Starts a named thread. The only place that may create one: names make stack dumps and `top -H`

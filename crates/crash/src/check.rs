@@ -13,19 +13,22 @@
 //! Where there is no room left, a checker's failure says nothing about the program: it is no
 //! verdict.
 
+use crate::beneath::{self, Beneath};
 use crate::run::{Case, Checker, Verdict};
-use crate::state::{Body, Node, State};
+use crate::state::{Body, FileBody, Node, State};
 use crate::workdir::{WorkDir, clear};
 use kedge_base::{Clock, SystemClock};
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::process::{Gid, Pid, Signal, Uid, kill_process_group};
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -223,67 +226,134 @@ fn tail(mut output: File) -> io::Result<String> {
 }
 
 /// Makes the tree in an empty directory. Owners are set by root alone; pipes, sockets and devices
-/// are left out.
+/// are left out, and so are the set-id bits: a checker runs what it finds, perhaps as root, and the
+/// recording may be somebody else's.
+///
+/// Nothing is made outside of the directory and nothing is written through a link ([`Beneath`]):
+/// each name is made anew in a directory that is open.
 pub fn materialise(state: &State, dir: &Path) -> io::Result<()> {
-    let mut made: HashMap<u64, PathBuf> = HashMap::new();
-    let mut modes: Vec<(PathBuf, u32)> = Vec::new();
+    let mut maker = Maker {
+        top: Beneath::open(dir)?,
+        is_root: rustix::process::geteuid().is_root(),
+        made: HashMap::new(),
+        dirs: Vec::new(),
+        above: None,
+    };
     let mut result = Ok(());
     state.walk(&mut |path, ino, node| {
         if result.is_ok() {
-            let place = dir.join(OsStr::from_bytes(path));
-            result = make(&place, path.is_empty(), ino, node, &mut made, &mut modes);
+            let made = maker.make(path, ino, node);
+            result = made.map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", show(path))));
         }
     });
     result?;
-    // Inner directories first: the outer one may take away the way to them.
-    for (place, mode) in modes.into_iter().rev() {
-        fs::set_permissions(place, fs::Permissions::from_mode(mode))?;
-    }
-    Ok(())
+    maker.finish()
 }
 
-fn make(
-    place: &Path,
+fn show(path: &[u8]) -> String {
+    kedge_base::printable(&String::from_utf8_lossy(path))
+}
+
+/// A tree that is being made.
+struct Maker {
+    top: Beneath,
     is_root: bool,
-    ino: u64,
-    node: &Arc<Node>,
-    made: &mut HashMap<u64, PathBuf>,
-    modes: &mut Vec<(PathBuf, u32)>,
-) -> io::Result<()> {
-    if let (Some(first), false) = (made.get(&ino), matches!(node.body, Body::Dir(_))) {
-        return fs::hard_link(first, place);
-    }
-    match &node.body {
-        Body::Special => return Ok(()),
-        Body::Symlink(target) => std::os::unix::fs::symlink(OsStr::from_bytes(target), place)?,
-        Body::Dir(_) => {
-            if !is_root {
-                fs::create_dir(place)?;
-            }
-            modes.push((place.to_owned(), (node.meta.mode & 0o7777) | 0o700));
+    /// The first path of each inode.
+    made: HashMap<u64, Vec<u8>>,
+    /// Directories, which get their permissions at the end.
+    dirs: Vec<(Vec<u8>, u32)>,
+    /// The directory that was opened last: most names lie in the same as the one before.
+    above: Option<(Vec<u8>, OwnedFd)>,
+}
+
+impl Maker {
+    fn make(&mut self, path: &[u8], ino: u64, node: &Node) -> io::Result<()> {
+        if path.is_empty() {
+            let Body::Dir(_) = node.body else {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "the root is no directory"));
+            };
+            self.dirs.push((Vec::new(), node.meta.mode));
+            return set_xattrs(&self.top.dir(b"")?, node);
         }
-        Body::File(file) => {
-            let out = File::options().write(true).create_new(true).open(place)?;
-            for (at, bytes) in file.pieces() {
-                out.write_all_at(bytes, at)?;
-            }
-            out.set_len(file.size)?;
-            let mode = node.meta.mode & 0o7777;
-            if mode != 0o644 {
-                out.set_permissions(fs::Permissions::from_mode(mode))?;
-            }
+        let (above, name) = beneath::last(path)?;
+        self.open(above)?;
+        let (_, dir) = self.above.as_ref().expect("just opened");
+        if let Some(first) = self.made.get(&ino) {
+            let (first_above, first_name) = beneath::last(first)?;
+            let first_dir = self.top.dir(first_above)?;
+            return Ok(rustix::fs::linkat(first_dir, first_name, dir, name, AtFlags::empty())?);
         }
+        match &node.body {
+            Body::Special => return Ok(()),
+            Body::Symlink(target) => {
+                rustix::fs::symlinkat(OsStr::from_bytes(target), dir, name)?;
+            }
+            Body::Dir(_) => {
+                rustix::fs::mkdirat(dir, name, Mode::RWXU)?;
+                self.dirs.push((path.to_vec(), node.meta.mode));
+                if has_xattrs(node) {
+                    set_xattrs(&self.top.dir(path)?, node)?;
+                }
+            }
+            Body::File(file) => write_file(dir, name, file, node)?,
+        }
+        let (uid, gid) = (node.meta.uid, node.meta.gid);
+        if self.is_root && (uid, gid) != (0, 0) {
+            // The largest number would leave an owner as it is: nobody has it.
+            let uid = (uid != u32::MAX).then(|| Uid::from_raw(uid));
+            let gid = (gid != u32::MAX).then(|| Gid::from_raw(gid));
+            rustix::fs::chownat(dir, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?;
+        }
+        self.made.insert(ino, path.to_vec());
+        Ok(())
     }
-    made.insert(ino, place.to_owned());
+
+    fn open(&mut self, path: &[u8]) -> io::Result<()> {
+        if self.above.as_ref().is_none_or(|(last, _)| last != path) {
+            self.above = Some((path.to_vec(), self.top.dir(path)?));
+        }
+        Ok(())
+    }
+
+    /// Inner directories first: the outer one may take away the way to them.
+    fn finish(self) -> io::Result<()> {
+        for (path, mode) in self.dirs.into_iter().rev() {
+            rustix::fs::fchmod(self.top.dir(&path)?, allowed(mode) | Mode::RWXU)?;
+        }
+        Ok(())
+    }
+}
+
+/// Permissions without set-id bits.
+fn allowed(mode: u32) -> Mode {
+    Mode::from_raw_mode(mode & 0o1777)
+}
+
+fn write_file(dir: &OwnedFd, name: &OsStr, file: &FileBody, node: &Node) -> io::Result<()> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let out = File::from(rustix::fs::openat(dir, name, flags, Mode::from_raw_mode(0o644))?);
+    for (at, bytes) in file.pieces() {
+        out.write_all_at(bytes, at)?;
+    }
+    out.set_len(file.size)?;
+    if node.meta.mode & 0o7777 != 0o644 {
+        rustix::fs::fchmod(&out, allowed(node.meta.mode))?;
+    }
+    set_xattrs(&out, node)
+}
+
+/// Those of the user's own: others speak of rights.
+fn has_xattrs(node: &Node) -> bool {
+    node.xattrs.keys().any(|name| name.starts_with(b"user."))
+}
+
+fn set_xattrs(fd: impl AsFd, node: &Node) -> io::Result<()> {
     for (name, value) in node.xattrs.iter().filter(|(name, _)| name.starts_with(b"user.")) {
-        match rustix::fs::lsetxattr(place, OsStr::from_bytes(name), value, rustix::fs::XattrFlags::empty()) {
+        match rustix::fs::fsetxattr(&fd, OsStr::from_bytes(name), value, rustix::fs::XattrFlags::empty()) {
             // Not every tmpfs has them.
             Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => {}
             Err(e) => return Err(e.into()),
         }
-    }
-    if rustix::process::geteuid().is_root() && !is_root && (node.meta.uid, node.meta.gid) != (0, 0) {
-        std::os::unix::fs::lchown(place, Some(node.meta.uid), Some(node.meta.gid))?;
     }
     Ok(())
 }

@@ -14,8 +14,12 @@
 //! else. A recording ends at the first record that is not valid: what comes before it is used, and
 //! [`Loaded::cut`] says where and why it ended. So a recorder that was killed leaves a recording
 //! that can be explored.
+//!
+//! A record that is valid and says what no program can have done ([`crate::vet`]) is no damage:
+//! somebody made it so. The whole recording is refused.
 
 use crate::trace::{Event, Trace};
+use crate::vet::vet;
 use std::io::{self, Read, Write};
 
 const MAGIC: &[u8; 8] = b"KEDGEKCR";
@@ -36,6 +40,8 @@ pub enum KcrError {
     TooLarge(usize),
     #[error("an event cannot be encoded: {0}")]
     Encode(postcard::Error),
+    #[error("event {number} is none that a program can have made: {why}")]
+    Event { number: u64, why: &'static str },
 }
 
 /// Writes a recording event by event.
@@ -117,7 +123,11 @@ pub fn read(mut from: impl Read) -> Result<Loaded, KcrError> {
                 loaded.cut = Some((at, why));
                 return Ok(loaded);
             }
-            Record::Event(event) => loaded.trace.events.push(event),
+            Record::Event(event) => {
+                let number = loaded.trace.events.len() as u64;
+                vet(&event, number).map_err(|why| KcrError::Event { number, why })?;
+                loaded.trace.events.push(event);
+            }
         }
         at += 8 + payload.len() as u64;
     }

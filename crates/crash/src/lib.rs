@@ -3,7 +3,7 @@
 //! missing.
 //!
 //! ```text
-//! trace, kcr            what the program did; its file
+//! trace, kcr, vet       what the program did; its file; what an event may say
 //! model                 what each file system may lose
 //! split, edit, history  calls → edits → which sets of edits are legal
 //! state, sparse         a directory tree that is cheap to copy
@@ -12,11 +12,12 @@
 //! recipe, explore       names of states; which are tried, in which order
 //! run, check, files     the search; a command, or the versions of files, as the judge
 //! shrink, explain       the smallest failing state; in words, with the call that prevents it
-//! workdir               directories that outlive no run
+//! workdir, beneath      directories that outlive no run; files that lie below one
 //! disk                  a file system in memory, for tests in Rust
 //! ```
 #![forbid(unsafe_code)]
 
+mod beneath;
 mod bits;
 mod campaign;
 pub mod check;
@@ -39,6 +40,7 @@ mod sparse;
 mod split;
 pub mod state;
 pub mod trace;
+mod vet;
 pub mod workdir;
 
 pub use campaign::{Campaign, Report, explore_in_memory};

@@ -34,6 +34,8 @@ struct Known {
     /// The last edit that changed which bytes there are: truncate, hole, shift.
     barrier: Option<u32>,
     grown: Option<u32>,
+    /// The last shift, which needs all edits before it.
+    shifted: Option<u32>,
     attr: Option<u32>,
     xattrs: HashMap<Name, u32>,
     /// For each page the newest edit of each of its sectors. Where pages are never torn, all
@@ -421,8 +423,14 @@ impl Splitter {
                     Space::Collapse => (end, offset, size.saturating_sub(len)),
                     _ => (offset, end, size.saturating_add(len)),
                 };
-                let needs = self.of(ino).own.iter().copied().collect();
+                // All before it, through the shift before it: a recording of many shifts would
+                // need the square of their number else.
+                let known = self.of(ino);
+                let since = known.shifted;
+                let newer = known.own.iter().copied().filter(|n| since.is_none_or(|since| *n > since));
+                let needs = newer.chain(since).collect();
                 let n = self.push(Edit::Shift { ino, from, to, size }, needs);
+                self.of(ino).shifted = Some(n);
                 self.fence(ino, n, size);
                 // It needs all bytes before it: where they were makes no difference to what
                 // follows.

@@ -7,7 +7,7 @@
 use crate::edit::{Edit, Meta};
 use crate::sparse::Sparse;
 use siphasher::sip128::{Hasher128, SipHasher13};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::hash::Hasher;
 use std::sync::{Arc, OnceLock};
 use twox_hash::XxHash3_128;
@@ -134,7 +134,7 @@ impl FileBody {
         if first <= last {
             self.pages.remove_range(first, last);
         }
-        for part in [(from, to.min(first * page)), (from.max(last * page), to)] {
+        for part in [(from, to.min(first.saturating_mul(page))), (from.max(last * page), to)] {
             if part.0 < part.1 && self.pages.get(part.0 / page).is_some() {
                 let at = (part.0 % page) as usize;
                 let len = ((part.1 - part.0) as usize).min(PAGE - at);
@@ -377,14 +377,24 @@ impl State {
     }
 
     /// Shows every name that can be reached from the root, parents first, with its path from there
-    /// (the root's is empty).
+    /// (the root's is empty). A directory is shown under one name: no file system gives it two, and
+    /// in a recording that does, each level would double the ways.
     pub fn walk<'a>(&'a self, visit: Visit<'_, 'a>) {
-        let mut path = Vec::new();
-        self.walk_below(ROOT, &mut path, 0, visit);
+        self.walk_below(ROOT, &mut Vec::new(), &mut HashSet::new(), 0, visit);
     }
 
-    fn walk_below<'a>(&'a self, ino: u64, path: &mut Vec<u8>, depth: usize, visit: Visit<'_, 'a>) {
+    fn walk_below<'a>(
+        &'a self,
+        ino: u64,
+        path: &mut Vec<u8>,
+        dirs: &mut HashSet<u64>,
+        depth: usize,
+        visit: Visit<'_, 'a>,
+    ) {
         let Some(node) = self.node(ino).filter(|_| depth < DEPTH_MAX) else { return };
+        if matches!(node.body, Body::Dir(_)) && !dirs.insert(ino) {
+            return;
+        }
         visit(path, ino, node);
         if let Body::Dir(entries) = &node.body {
             let len = path.len();
@@ -393,7 +403,7 @@ impl State {
                     path.push(b'/');
                 }
                 path.extend_from_slice(name);
-                self.walk_below(*child, path, depth + 1, visit);
+                self.walk_below(*child, path, dirs, depth + 1, visit);
                 path.truncate(len);
             }
         }

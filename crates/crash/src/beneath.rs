@@ -1,0 +1,77 @@
+//! Files below a directory, whatever their names say and whoever changes the directory meanwhile.
+//!
+//! A path is made of plain names, and each but the last is a directory: no `..`, no link and no
+//! magic link of /proc leads anywhere else. `openat2` resolves such a path in one call. Where it is
+//! missing, or a filter of system calls refuses it, the path is opened name by name, each without
+//! following a link: with names that are plain that can leave the directory no more than the call
+//! could.
+
+use crate::vet::is_plain_name;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{Mode, OFlags, ResolveFlags, openat, openat2};
+use rustix::io::Errno;
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+const DIR: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// A directory that nothing leaves.
+pub(crate) struct Beneath {
+    root: OwnedFd,
+}
+
+impl Beneath {
+    /// The caller vouches for this path.
+    pub fn open(dir: &Path) -> io::Result<Beneath> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(Beneath { root: rustix::fs::open(dir, flags, Mode::empty())? })
+    }
+
+    /// The directory at a path below the root; the root's is empty.
+    pub fn dir(&self, path: &[u8]) -> io::Result<OwnedFd> {
+        if path.is_empty() {
+            return Ok(self.root.try_clone()?);
+        }
+        if !path.split(|b| *b == b'/').all(is_plain_name) {
+            return Err(not_plain());
+        }
+        match self.at_once(path) {
+            Err(Errno::NOSYS | Errno::PERM) => self.name_by_name(path),
+            opened => Ok(opened?),
+        }
+    }
+
+    fn at_once(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
+        let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        openat2(&self.root, OsStr::from_bytes(path), DIR, Mode::empty(), beneath)
+    }
+
+    fn name_by_name(&self, path: &[u8]) -> io::Result<OwnedFd> {
+        let open = |dir: BorrowedFd<'_>, name: &[u8]| match is_plain_name(name) {
+            true => Ok(openat(dir, OsStr::from_bytes(name), DIR, Mode::empty())?),
+            false => Err(not_plain()),
+        };
+        let mut names = path.split(|b| *b == b'/');
+        let first = names.next().unwrap_or_default();
+        names.try_fold(open(self.root.as_fd(), first)?, |dir, name| open(dir.as_fd(), name))
+    }
+}
+
+/// The path of the directory that holds the last name, and the name.
+pub(crate) fn last(path: &[u8]) -> io::Result<(&[u8], &OsStr)> {
+    let (dir, name) = match path.iter().rposition(|b| *b == b'/') {
+        Some(at) => (&path[..at], &path[at + 1..]),
+        None => (&b""[..], path),
+    };
+    if is_plain_name(name) { Ok((dir, OsStr::from_bytes(name))) } else { Err(not_plain()) }
+}
+
+fn not_plain() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, "a name in it is none that a directory can hold")
+}
+
+#[cfg(test)]
+#[path = "beneath_tests.rs"]
+mod tests;

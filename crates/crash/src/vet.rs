@@ -1,0 +1,84 @@
+//! What an event of a recording may say.
+//!
+//! People send recordings to one another. So one is read as if it came from somebody who means
+//! harm: what its names and numbers lead to must not depend on the code that uses them. An event is
+//! refused unless
+//! 1. each name of a directory is one that a directory can hold: not empty, neither `.` nor `..`,
+//!    without `/` and NUL, and of at most 255 bytes;
+//! 2. the target of a link and the name of an attribute are neither empty nor hold a NUL, and are
+//!    no longer than Linux lets them be;
+//! 3. a new inode has a number other than 0 and the root's;
+//! 4. no range and no size goes beyond the largest file;
+//! 5. a persistence call covers only events that come before it.
+//!
+//! Calls that failed are vetted as far as they are used: reports show their names, which may be too
+//! long, and their persistence calls count.
+
+use crate::state::ROOT;
+use crate::trace::{Call, Event};
+
+/// Longest name in a directory, and of an attribute.
+const NAME_MAX: usize = 255;
+/// Longest target of a link.
+const TARGET_MAX: usize = 4095;
+/// Largest size of a file.
+const SIZE_MAX: u64 = i64::MAX as u64;
+
+/// Whether a directory can hold the name: it leads to one of its entries and nowhere else.
+pub fn is_plain_name(name: &[u8]) -> bool {
+    is_plain_of(name, NAME_MAX)
+}
+
+fn is_plain_of(name: &[u8], longest: usize) -> bool {
+    let names_an_entry = !name.is_empty() && name != b"." && name != b"..";
+    names_an_entry && !name.contains(&b'/') && !name.contains(&0) && name.len() <= longest
+}
+
+/// Why event number `number` cannot be part of a recording.
+pub(crate) fn vet(event: &Event, number: u64) -> Result<(), &'static str> {
+    names(event)?;
+    match &event.call {
+        Call::Fsync { since, .. } | Call::Sync { since } if *since > number => {
+            Err("it makes events durable that come after it")
+        }
+        call if event.ok() => values(call),
+        _ => Ok(()),
+    }
+}
+
+fn names(event: &Event) -> Result<(), &'static str> {
+    let [name, second]: [Option<&[u8]>; 2] = match &event.call {
+        Call::Create { name, .. } | Call::Link { name, .. } | Call::Remove { name, .. } => [Some(name), None],
+        Call::Rename { name, new_name, .. } => [Some(name), Some(new_name)],
+        _ => return Ok(()),
+    };
+    let longest = if event.ok() { NAME_MAX } else { usize::MAX };
+    match [name, second].into_iter().flatten().all(|name| is_plain_of(name, longest)) {
+        true => Ok(()),
+        false => Err("a name in it is none that a directory can hold"),
+    }
+}
+
+fn values(call: &Call) -> Result<(), &'static str> {
+    let is_text = |text: &[u8], longest| !text.is_empty() && text.len() <= longest && !text.contains(&0);
+    let is_range = |offset: u64, len: u64| offset.checked_add(len).is_some_and(|end| end <= SIZE_MAX);
+    match call {
+        Call::Create { ino, .. } | Call::Tmpfile { ino, .. } if matches!(*ino, 0 | ROOT) => {
+            Err("the number of its inode is not free")
+        }
+        Call::Create { target: Some(target), .. } if !is_text(target, TARGET_MAX) => {
+            Err("the target of the link is none that a link can have")
+        }
+        Call::Xattr { name, .. } if !is_text(name, NAME_MAX) => {
+            Err("the name of the attribute is none that a file can have")
+        }
+        Call::Write { offset, data, .. } if !is_range(*offset, data.len() as u64) => {
+            Err("it writes beyond the largest file")
+        }
+        Call::Allocate { offset, len, .. } if !is_range(*offset, *len) => {
+            Err("it allocates beyond the largest file")
+        }
+        Call::Truncate { size, .. } if *size > SIZE_MAX => Err("it makes a file larger than the largest"),
+        _ => Ok(()),
+    }
+}
