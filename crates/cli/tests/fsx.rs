@@ -10,12 +10,12 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
+use common::io::Mapping;
 use common::{Place, no_fuse};
 use kedge_base::{BLOCK_SIZE, IoBuf};
 use rand::rngs::SmallRng;
 use rand::{Rng, RngCore, SeedableRng};
 use rustix::fs::{Advice, FallocateFlags, OFlags, copy_file_range, fadvise, fallocate};
-use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -35,46 +35,6 @@ struct Fsx {
     direct: File,
     bytes: Vec<u8>,
     done: VecDeque<String>,
-}
-
-/// Memory that is mapped from a file, from a page on.
-struct Mapping {
-    at: *mut u8,
-    len: usize,
-}
-
-impl Mapping {
-    fn new(file: &File, offset: u64, len: usize) -> io::Result<Mapping> {
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a fresh mapping, of which nobody else knows.
-        let at = unsafe { mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, file, offset)? };
-        Ok(Mapping { at: at.cast(), len })
-    }
-
-    fn read(&self, from: usize, to: &mut [u8]) {
-        assert!(from + to.len() <= self.len);
-        // SAFETY: inside the mapping, whose pages the file has.
-        unsafe { self.at.add(from).copy_to_nonoverlapping(to.as_mut_ptr(), to.len()) }
-    }
-
-    fn write(&self, from: usize, bytes: &[u8]) {
-        assert!(from + bytes.len() <= self.len);
-        // SAFETY: inside the mapping, whose pages the file has.
-        unsafe { self.at.add(from).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) }
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        // SAFETY: the mapping lives.
-        unsafe { msync(self.at.cast(), self.len, MsyncFlags::SYNC)? };
-        Ok(())
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `new`, and no reference into it is left.
-        unsafe { munmap(self.at.cast(), self.len).unwrap() }
-    }
 }
 
 fn open(place: &Place) -> (File, File) {

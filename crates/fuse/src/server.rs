@@ -25,6 +25,14 @@
 //!   regular files; It sends the times as a SETATTR of times only, which the file system must treat
 //!   as that. A WRITE leaves the times alone, because it may come after the SETATTR. Without the
 //!   cache the server owns them.
+//! - **No asynchronous direct IO.** With ASYNC_DIO the kernel answers io_submit(2) before a direct
+//!   write is done, and drops no cached page when it is. A page that a reader brought in meanwhile
+//!   stays, and one byte stored into it takes all of it to the device, over durable bytes. The
+//!   server cannot mend that: these writes are background requests, of which the kernel sends
+//!   `MAX_BACKGROUND` at a time. If each were answered only after its pages are invalidated, they
+//!   could take all places and wait for pages whose READ or WRITE waits for a place. Invalidated
+//!   after the answer, the pages are old for a moment. Without the flag the kernel waits for a
+//!   direct write, and drops the pages itself, under the inode's lock (docs/rfcs/0018).
 //! - **LSEEK** must first make the kernel write its dirty pages, which it does not do by itself:
 //!   see [`crate::settle`].
 //! - **The server clears set-user-id bits** (`handle_killpriv`). Without it the kernel asks for the
@@ -227,7 +235,6 @@ impl<O: Ops> Server<O> {
             | init::EXPORT_SUPPORT
             | init::BIG_WRITES
             | init::DO_READDIRPLUS
-            | init::ASYNC_DIO
             | init::PARALLEL_DIROPS
             | init::ABORT_ERROR
             | init::MAX_PAGES

@@ -1,6 +1,7 @@
 //! Runs the program as a user would.
 #![allow(dead_code, clippy::unwrap_used)]
 
+pub mod io;
 pub mod source;
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
