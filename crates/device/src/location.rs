@@ -294,7 +294,10 @@ impl Options {
             }
             let twice = match name {
                 "id" => options.id.replace(name_of("a user", value)?).is_some(),
-                "conf" => options.conf.replace(unquoted(value)?).is_some(),
+                "conf" => match unquoted(value)? {
+                    path if path.is_empty() => return Err("conf= names no file".into()),
+                    path => options.conf.replace(path).is_some(),
+                },
                 "socket" => options.socket.replace(unquoted(value)?).is_some(),
                 "connections" => match number(value) {
                     Some(n @ 1..=CONNECTIONS_MAX) => options.connections.replace(n as usize).is_some(),

@@ -93,3 +93,10 @@ fn nonsense_is_named() {
     let long = format!("nbd://h/{}", "x".repeat(5000));
     assert!(parse(&long).unwrap_err().to_string().contains("at most 4096 bytes"));
 }
+
+/// Such a URI was taken, and could not be made absolute afterwards.
+#[test]
+fn an_empty_configuration_is_refused() {
+    let e = Location::parse(Path::new("rbd:pool/image?conf=")).unwrap_err().to_string();
+    assert!(e.contains("conf= names no file"), "{e}");
+}

@@ -243,7 +243,8 @@ impl Link {
             CHUNK_HOLE if is_read && len == 12 => {
                 let mut place = [0; 12];
                 self.fill(&mut place)?;
-                let (at, len) = inside(&part, u64_at(&place, 0), u32_at(&place, 8))?;
+                let len = u32_at(&place, 8);
+                let at = part.inside(u64_at(&place, 0), len)?;
                 self.cover(cookie, at, len)?;
                 self.with_room(cookie, &part, |room| room[at as usize..][..len as usize].fill(0))?;
             }
@@ -281,7 +282,7 @@ impl Link {
     fn place(&self, part: &Part, len: u32) -> Result<u32, String> {
         let mut offset = [0; 8];
         self.fill(&mut offset)?;
-        inside(part, u64::from_be_bytes(offset), len).map(|(at, _)| at)
+        part.inside(u64::from_be_bytes(offset), len)
     }
 
     fn cover(&self, cookie: u64, at: u32, len: u32) -> Result<(), String> {
@@ -347,14 +348,6 @@ impl Drop for Borrowed<'_> {
         let mut table = self.link.table.lock();
         let flight = table.flights.get_mut(&self.cookie);
         flight.expect("an entry stays while the receiver has its owner").holder = Holder::Table(owner);
-    }
-}
-
-fn inside(part: &Part, offset: u64, len: u32) -> Result<(u32, u32), String> {
-    let at = offset.checked_sub(part.offset).filter(|at| at + u64::from(len) <= u64::from(part.len));
-    match at {
-        Some(at) if len > 0 => Ok((at as u32, len)),
-        _ => Err("the server sends bytes that were not asked for".into()),
     }
 }
 

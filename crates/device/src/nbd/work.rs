@@ -37,6 +37,13 @@ impl Part {
         }
     }
 
+    /// Where a piece of the answer lies in the part. Both numbers are the server's, and may be any.
+    pub fn inside(&self, offset: u64, len: u32) -> Result<u32, String> {
+        let at = offset.checked_sub(self.offset).and_then(|at| u32::try_from(at).ok());
+        let is_inside = |at: &u32| len > 0 && at.checked_add(len).is_some_and(|end| end <= self.len);
+        at.filter(is_inside).ok_or_else(|| "the server sends bytes that were not asked for".to_owned())
+    }
+
     pub fn failed(&self, errno: i32) -> Error {
         Error::Io { op: self.name(), offset: self.offset, len: self.len.into(), errno }
     }
@@ -211,14 +218,14 @@ pub struct Coverage {
 impl Coverage {
     /// Counts a chunk. A server may send many small ones, but not without end.
     pub fn count(&mut self, part: &Part) -> Result<(), String> {
-        self.chunks += 1;
+        self.chunks = self.chunks.saturating_add(1);
         let most = part.len / 512 + 8;
         if self.chunks > most { Err("the server cuts an answer to pieces".into()) } else { Ok(()) }
     }
 
     /// Adds a piece, as an offset into the part.
     pub fn add(&mut self, from: u32, len: u32) -> Result<(), String> {
-        let to = from + len;
+        let to = from.checked_add(len).ok_or("the server sends bytes that were not asked for")?;
         let at = self.pieces.partition_point(|piece| piece.1 < from);
         let (mut start, mut end) = (from, to);
         let mut last = at;

@@ -51,3 +51,31 @@ fn a_read_is_whole_when_each_byte_came_once() {
     let many = (0..1000).flat_map(|_| coverage.count(&part)).count();
     assert_eq!(many, 40, "a server cannot go on for ever");
 }
+
+/// In a build without overflow checks such a sum is small, and the piece lies inside.
+#[test]
+fn a_piece_whose_end_overflows_is_outside() {
+    let part = Part { command: CMD_READ, flags: 0, offset: u64::from(B), len: 2 * B, zeros: false };
+    let b = u64::from(B);
+    assert_eq!(part.inside(b, 2 * B), Ok(0));
+    assert_eq!(part.inside(2 * b, B), Ok(B));
+    let outside = [
+        (0, B),
+        (b, 0),
+        (b, 2 * B + 1),
+        (3 * b, 1),
+        (u64::MAX, 1),
+        (u64::MAX, 2 * B),
+        (b - 1, u32::MAX),
+        (b + u64::from(u32::MAX), 1),
+        (b + (1 << 32), 1),
+        (b + 1, u32::MAX),
+    ];
+    for (offset, len) in outside {
+        part.inside(offset, len).expect_err(&format!("{offset} {len}"));
+    }
+    let mut coverage = Coverage::default();
+    coverage.add(u32::MAX, 1).unwrap_err();
+    coverage.add(1, u32::MAX).unwrap_err();
+    assert!(!coverage.is_whole(&part));
+}
