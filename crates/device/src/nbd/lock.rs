@@ -1,28 +1,38 @@
-//! Who writes to an export, among the processes of this host.
+//! Which processes of this host write to an export, and which read it.
 //!
 //! The lock is a name in the kernel's abstract socket namespace: taken by binding it, given back
 //! when the process ends in whatever way, no file to clean up. It is seen in this network
 //! namespace, and any local user can take a name to keep others out, as with any lock in a place
 //! that all may enter.
+//!
+//! A writer has a name of its own, and each reader one of a few others for as long as it reads: a
+//! writer that came later would change the image under it. Each takes its name first and looks for
+//! the others' then. So of a reader and a writer that start together at least one sees the other.
+//! To look is to connect, which keeps nobody out.
 
 use crate::location::{NbdAddress, NbdUri};
-use kedge_base::{Error, Result};
+use kedge_base::Error;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, socket_with};
 use std::path::Path;
 use std::time::Duration;
 
+type Result<T, E = Error> = std::result::Result<T, E>;
+
 const PAUSE: Duration = Duration::from_millis(20);
+
+/// Readers of one export on a host.
+const READERS: usize = 32;
 
 pub struct Lock(#[allow(dead_code)] OwnedFd);
 
-/// For a writer: the lock. For a reader: nothing, if no writer has it.
-pub fn take(uri: &NbdUri, read_only: bool, wait: Duration) -> Result<Option<Lock>> {
+/// The lock of a writer, which keeps all others out, or of a reader, which keeps writers out.
+pub fn take(uri: &NbdUri, read_only: bool, wait: Duration) -> Result<Lock> {
     let mut pauses = wait.as_millis().div_ceil(PAUSE.as_millis());
     loop {
-        match try_take(uri) {
-            Ok(lock) => return Ok((!read_only).then_some(lock)),
+        match if read_only { take_to_read(uri) } else { take_to_write(uri) } {
+            Ok(lock) => return Ok(lock),
             Err(Error::Busy(_)) if pauses > 0 => pauses -= 1,
             Err(e) => return Err(e),
         }
@@ -32,23 +42,80 @@ pub fn take(uri: &NbdUri, read_only: bool, wait: Duration) -> Result<Option<Lock
 
 /// Whether no process of this host writes to the export.
 pub fn is_unlocked(uri: &NbdUri) -> Result<bool> {
-    match try_take(uri) {
-        Ok(_) => Ok(true),
-        Err(Error::Busy(_)) => Ok(false),
-        Err(e) => Err(e),
+    let names = Names::of(uri);
+    Names::is_free(&names.writer()).map_err(|e| failed(uri, e))
+}
+
+fn take_to_write(uri: &NbdUri) -> Result<Lock> {
+    let names = Names::of(uri);
+    let Some(lock) = Names::take(&names.writer()).map_err(|e| failed(uri, e))? else { return Err(busy(uri)) };
+    for n in 0..READERS {
+        if !Names::is_free(&names.reader(n)).map_err(|e| failed(uri, e))? {
+            return Err(busy(uri));
+        }
+    }
+    Ok(lock)
+}
+
+fn take_to_read(uri: &NbdUri) -> Result<Lock> {
+    let names = Names::of(uri);
+    for n in 0..READERS {
+        let Some(lock) = Names::take(&names.reader(n)).map_err(|e| failed(uri, e))? else { continue };
+        return match Names::is_free(&names.writer()).map_err(|e| failed(uri, e))? {
+            true => Ok(lock),
+            false => Err(busy(uri)),
+        };
+    }
+    Err(busy(uri))
+}
+
+fn busy(uri: &NbdUri) -> Error {
+    Error::Busy(uri.to_string().into())
+}
+
+fn failed(uri: &NbdUri, e: Errno) -> Error {
+    Error::invalid(format!("cannot lock {uri}: {}", std::io::Error::from(e)))
+}
+
+/// The names that stand for an export.
+struct Names(String);
+
+impl Names {
+    fn of(uri: &NbdUri) -> Names {
+        Names(name(uri))
+    }
+
+    fn writer(&self) -> String {
+        self.0.clone()
+    }
+
+    fn reader(&self, n: usize) -> String {
+        format!("{}-reads-{n}", self.0)
+    }
+
+    /// `None`: somebody has it.
+    fn take(name: &str) -> Result<Option<Lock>, Errno> {
+        let fd = socket()?;
+        match bind(&fd, &SocketAddrUnix::new_abstract_name(name.as_bytes())?) {
+            Ok(()) => Ok(Some(Lock(fd))),
+            Err(Errno::ADDRINUSE) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    fn is_free(name: &str) -> Result<bool, Errno> {
+        match connect(&socket()?, &SocketAddrUnix::new_abstract_name(name.as_bytes())?) {
+            Ok(()) => Ok(false),
+            Err(Errno::CONNREFUSED) => Ok(true),
+            // A socket of another kind, or one that takes no messages from others, has the name.
+            Err(Errno::PROTOTYPE | Errno::PERM | Errno::ACCESS) => Ok(false),
+            Err(e) => Err(e),
+        }
     }
 }
 
-fn try_take(uri: &NbdUri) -> Result<Lock> {
-    let failed = |e: Errno| Error::invalid(format!("cannot lock {uri}: {}", std::io::Error::from(e)));
-    let name = SocketAddrUnix::new_abstract_name(name(uri).as_bytes()).map_err(failed)?;
-    let fd =
-        socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None).map_err(failed)?;
-    match bind(&fd, &name) {
-        Ok(()) => Ok(Lock(fd)),
-        Err(Errno::ADDRINUSE) => Err(Error::Busy(uri.to_string().into())),
-        Err(e) => Err(failed(e)),
-    }
+fn socket() -> Result<OwnedFd, Errno> {
+    socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
 }
 
 /// Short enough for the kernel, the same for all ways to write a URI of the export. Two exports

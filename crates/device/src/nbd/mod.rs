@@ -30,8 +30,8 @@
 //!
 //! # The lock
 //! The protocol has none. A writer takes a name in the kernel's abstract socket namespace that
-//! stands for the export ([`lock`]), which keeps out a second one *on this host*; a reader that
-//! wants a lock looks whether it is taken. Other hosts are the server's to keep out.
+//! stands for the export ([`lock`]), which keeps out a second one *on this host*, and readers that
+//! want a lock; these keep writers out while they read. Other hosts are the server's to keep out.
 
 mod handshake;
 mod link;
@@ -105,7 +105,7 @@ impl NbdDevice {
     pub fn open(uri: &NbdUri, options: OpenOptions) -> Result<Arc<NbdDevice>> {
         let failed = |why: String| Error::invalid(format!("cannot open {uri}: {why}"));
         let lock = match options.lock {
-            true => lock::take(uri, options.read_only, options.lock_wait)?,
+            true => Some(lock::take(uri, options.read_only, options.lock_wait)?),
             false => None,
         };
         let (first, export) = connect(uri).map_err(failed)?;

@@ -555,3 +555,25 @@ fn a_write_that_is_answered_and_never_read_is_no_success() {
     let outcome = device.write(0, &IoBuf::zeroed(256), true);
     assert!(matches!(outcome, Err(Error::OutcomeUnknown)), "{outcome:?}");
 }
+
+/// A reader has a lock, too, for as long as it reads: a writer would change the image under it.
+#[test]
+fn readers_keep_writers_out_while_they_read() {
+    let servers = Servers::new();
+    let uri = servers.serve(Arc::new(MemDevice::new(SIZE)), Manners::default());
+    // A process that another test starts has the locks, too, until it executes its program.
+    let patient = OpenOptions { lock_wait: Duration::from_secs(60), ..OpenOptions::default() };
+    let read_only = OpenOptions { read_only: true, ..patient };
+    let (first, second) = (open(&uri, read_only).unwrap(), open(&uri, read_only).unwrap());
+    let writer = |options| open(&uri, options).map(|device| device.name().to_owned());
+    assert!(matches!(writer(OpenOptions::default()), Err(Error::Busy(_))));
+    drop(first);
+    assert!(matches!(writer(OpenOptions::default()), Err(Error::Busy(_))), "one still reads");
+    second.read(0, &mut IoBuf::zeroed(1)).unwrap();
+    drop(second);
+    // What a refused writer had taken is free again.
+    let device = open(&uri, patient).unwrap();
+    assert!(matches!(writer(OpenOptions { read_only: true, ..OpenOptions::default() }), Err(Error::Busy(_))));
+    drop(device);
+    open(&uri, read_only).unwrap();
+}
