@@ -13,6 +13,7 @@ use crate::inside::{Inside, entries};
 use crate::pax::{Entry, Pax};
 use crate::{Usage, engine, import};
 use anyhow::{Context, Result};
+use kedge_base::printable;
 use kedgefs::{Attr, FileKind, FileSystem, Ino};
 use std::collections::HashMap;
 use std::fs::File;
@@ -146,7 +147,10 @@ impl<W: Write> Archiver<'_, W> {
             FileKind::BlockDevice => EntryType::Block,
             FileKind::Fifo => EntryType::Fifo,
             FileKind::Socket => {
-                eprintln!("kedge: warning: {}: a socket, left out", String::from_utf8_lossy(path));
+                eprintln!(
+                    "kedge: warning: {}: a socket, left out",
+                    printable(&String::from_utf8_lossy(path))
+                );
                 return Ok(());
             }
         };

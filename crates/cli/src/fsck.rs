@@ -79,9 +79,9 @@ pub fn finish(checked: Result<Checked>, bar: Option<Arc<Bar>>, as_json: bool) ->
     let Checked { text, json, exit_code } = checked?;
     let mut out = std::io::stdout().lock();
     if as_json {
-        writeln!(out, "{json:#}")?;
+        writeln!(out, "{}", kedge_crash::report::escape_json(&format!("{json:#}")))?;
     } else {
-        writeln!(out, "{}", text.trim_end())?;
+        writeln!(out, "{}", kedge_base::printable(text.trim_end()))?;
     }
     Ok(ExitCode::from(exit_code))
 }

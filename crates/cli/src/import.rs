@@ -238,7 +238,7 @@ pub fn read_full(reader: &mut impl Read, buf: &mut [u8]) -> std::io::Result<usiz
 fn show(path: &[u8]) -> String {
     match path {
         b"" => ".".into(),
-        path => String::from_utf8_lossy(path).into_owned(),
+        path => kedge_base::printable(&String::from_utf8_lossy(path)),
     }
 }
 

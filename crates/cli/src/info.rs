@@ -159,7 +159,7 @@ fn features(bits: u64, known: u64) -> String {
 pub fn print(value: &Value, as_json: bool) -> Result<()> {
     let mut out = std::io::stdout().lock();
     if as_json {
-        writeln!(out, "{value:#}")?;
+        writeln!(out, "{}", kedge_crash::report::escape_json(&format!("{value:#}")))?;
         return Ok(());
     }
     let rows = report::rows(value);
@@ -170,7 +170,10 @@ pub fn print(value: &Value, as_json: bool) -> Result<()> {
             (Some(name), Some(bytes)) => {
                 writeln!(out, "{name:width$}  {} ({bytes} bytes)", show_size(bytes))?;
             }
-            _ => writeln!(out, "{:width$}  {}", row.path, report::text(row.value))?,
+            _ => {
+                let text = kedge_base::printable(&report::text(row.value));
+                writeln!(out, "{:width$}  {text}", kedge_base::printable(&row.path))?;
+            }
         }
     }
     Ok(())

@@ -9,6 +9,7 @@
 use crate::info::date;
 use crate::{Usage, engine, mounts};
 use anyhow::{Context, Result, bail};
+use kedge_base::printable_name;
 use kedgefs::{Attr, FileKind, FileSystem, Ino};
 use serde_json::json;
 use std::ffi::{OsStr, OsString};
@@ -174,19 +175,14 @@ pub fn ls(args: LsArgs) -> Result<ExitCode> {
         if args.long {
             write_long(&fs, &mut out, ino)?;
         }
-        out.write_all(&printable(&name))?;
+        out.write_all(&printable_name(&name))?;
         if args.long && fs.getattr(ino)?.kind == FileKind::Symlink {
             out.write_all(b" -> ")?;
-            out.write_all(&printable(&fs.readlink(ino)?))?;
+            out.write_all(&printable_name(&fs.readlink(ino)?))?;
         }
         out.write_all(b"\n")?;
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// What a terminal would act upon is shown as a question mark, as ls(1) does.
-fn printable(name: &[u8]) -> Vec<u8> {
-    name.iter().map(|b| if b.is_ascii_control() { b'?' } else { *b }).collect()
 }
 
 fn write_long(fs: &FileSystem, out: &mut StdoutLock<'_>, ino: Ino) -> Result<()> {
@@ -312,7 +308,7 @@ pub fn find(args: FindArgs) -> Result<ExitCode> {
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     let mut left = vec![(path, start.ino, start.kind == FileKind::Directory)];
     while let Some((path, ino, is_dir)) = left.pop() {
-        out.write_all(&if args.zero { path.clone() } else { printable(&path) })?;
+        out.write_all(&if args.zero { path.clone() } else { printable_name(&path) })?;
         out.write_all(if args.zero { b"\0" } else { b"\n" })?;
         if !is_dir {
             continue;

@@ -258,8 +258,9 @@ fn first_paragraphs(e: &clap::Error) -> String {
     }
 }
 
+/// A message for a terminal: names in it may come from an image or an archive of anybody.
 fn one_line(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
+    kedge_base::printable(&text.split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
 /// `to_syslog`: this is a process in the background. Nobody reads its standard error once it

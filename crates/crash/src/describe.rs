@@ -2,6 +2,7 @@
 
 use crate::state::ROOT;
 use crate::trace::{Call, Event, Space, Trace};
+use kedge_base::printable;
 use std::collections::HashMap;
 
 /// The paths of inodes, as they were when each call was made.
@@ -14,6 +15,8 @@ pub struct Paths {
 
 /// A loop of directories, which only a damaged recording has, ends here.
 const DEPTH_MAX: usize = 256;
+/// A longer path is shown from its middle on: each call shows one.
+const PATH_MAX: usize = 4096;
 
 impl Paths {
     pub fn of(trace: &Trace) -> Paths {
@@ -36,14 +39,15 @@ impl Paths {
     /// The path that an inode has just before event `at`. A file without a name is known by its
     /// last one.
     pub fn inode(&self, ino: u64, at: usize) -> String {
-        let mut parts = Vec::new();
+        let (mut parts, mut len) = (Vec::new(), 0);
         let mut next = ino;
-        while next != ROOT && parts.len() < DEPTH_MAX {
+        while next != ROOT && parts.len() < DEPTH_MAX && len < PATH_MAX {
             let names = self.names.get(&next).map_or(&[][..], Vec::as_slice);
             let Some((_, dir, name)) = names.iter().rev().find(|n| n.0 < at) else {
                 return format!("(inode {ino}, without a name)");
             };
             parts.push(String::from_utf8_lossy(name).into_owned());
+            len += name.len() + 1;
             next = *dir;
         }
         if parts.is_empty() {
@@ -135,7 +139,7 @@ impl Paths {
                 format!("{name}({path:?}, {:?})", String::from_utf8_lossy(xattr))
             }
             Call::Mark { text } => format!("mark {text:?}"),
-            Call::Process { pid, name, .. } => format!("process {pid}, {name}"),
+            Call::Process { pid, name, .. } => format!("process {pid}, {}", printable(name)),
             Call::End { code } => format!("end, exit code {code}"),
             Call::Sync { .. } | Call::Baseline => name.to_owned(),
         };

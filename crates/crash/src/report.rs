@@ -7,6 +7,7 @@ use crate::campaign::Report;
 use crate::describe::{Paths, count};
 use crate::run::Ended;
 use crate::trace::Trace;
+use kedge_base::{is_acted_upon, printable};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -84,8 +85,12 @@ impl Told<'_> {
         })
     }
 
-    /// For people.
+    /// For people, at a terminal: names, stacks and what the checker printed may be anybody's.
     pub fn text(&self) -> String {
+        printable(&self.plain_text())
+    }
+
+    fn plain_text(&self) -> String {
         let mut text = format!("{}\n", self.verdict());
         if let Some(cut) = self.cut {
             writeln!(text, "the recording is not whole: {cut}; what comes before is used")
@@ -154,6 +159,11 @@ impl Told<'_> {
         })
     }
 
+    /// The same as text. It may go to a terminal, too, so all that one would act upon is escaped.
+    pub fn json_text(&self) -> String {
+        escape_json(&format!("{:#}\n", self.json()))
+    }
+
     /// For CI servers.
     pub fn junit(&self) -> String {
         junit::render(self)
@@ -165,8 +175,21 @@ impl Told<'_> {
     }
 }
 
-/// Text inside an element or attribute of XML or HTML. Characters that XML does not have are shown
-/// as a box.
+/// JSON that says the same without control characters. They stand in strings only.
+pub fn escape_json(json: &str) -> String {
+    let mut out = String::with_capacity(json.len());
+    for c in json.chars() {
+        match c {
+            '\n' => out.push(c),
+            c if is_acted_upon(c) => write!(out, "\\u{:04x}", c as u32).expect("strings take any text"),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// Text inside an element or attribute of XML or HTML. Characters that XML does not have, and those
+/// that turn the order of a line, are shown as a box.
 fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -177,7 +200,7 @@ fn escape(text: &str) -> String {
             '"' => out.push_str("&quot;"),
             '\'' => out.push_str("&#39;"),
             '\n' | '\t' => out.push(c),
-            c if c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}') => out.push('\u{25a1}'),
+            c if is_acted_upon(c) || matches!(c, '\u{fffe}' | '\u{ffff}') => out.push('\u{25a1}'),
             c => out.push(c),
         }
     }

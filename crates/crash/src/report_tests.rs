@@ -39,6 +39,28 @@ fn nothing_that_a_program_wrote_becomes_markup() {
     assert!(!xml.contains("<it>") && !xml.contains('\u{1}'), "{xml}");
 }
 
+/// Sequences of a terminal in names, in what the checker says and in what the user was told.
+#[test]
+fn no_report_has_a_character_that_a_terminal_acts_upon() {
+    let disk = Disk::new();
+    disk.create("a\u{1b}]0;x\u{7}\u{9b}2J\u{202e}").unwrap().write_at(0, b"\x1b[2J").unwrap();
+    disk.tell("saved \u{1b}c\u{9b}\u{2066}");
+    let trace = disk.trace();
+    let report = explore_in_memory(&trace, Model::by_name("posix").unwrap(), |disk, told| {
+        let is_there = disk.read_dir("").is_ok_and(|names| !names.is_empty());
+        if told.is_empty() || is_there { Ok(()) } else { Err("lost \u{1b}[31m\u{9b}\u{202e}".into()) }
+    });
+    assert!(report.failed());
+    let told = told(&report, &trace);
+    for text in [told.text(), told.json_text(), told.html(), told.junit()] {
+        let bad = text.chars().find(|c| kedge_base::is_acted_upon(*c) && !matches!(c, '\n' | '\t'));
+        assert_eq!(bad, None, "{text}");
+    }
+    let read: Value = serde_json::from_str(&told.json_text()).unwrap();
+    assert_eq!(read, told.json(), "the same, written otherwise");
+    assert!(read["causes"][0]["message"].as_str().unwrap().contains("\u{1b}[31m"));
+}
+
 #[test]
 fn a_failure_stands_beside_the_last_good_state() {
     // Complete: the file is overwritten in two steps, between which it does not pass.

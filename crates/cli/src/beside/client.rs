@@ -4,6 +4,7 @@ use super::{Answer, CHUNK, HELLO};
 use crate::import::sink::{At, Data, Entries, Meta, is_roots};
 use crate::pax::{Entry, Pax};
 use anyhow::{Context, Result, bail, ensure};
+use kedge_base::printable;
 use kedgefs::FileKind;
 use rustix::fd::OwnedFd;
 use rustix::fs::{AtFlags, Mode, OFlags, Stat, StatVfsMountFlags};
@@ -168,7 +169,7 @@ impl<W: Write> Archive<W> {
         let before = meta.xattrs.len();
         meta.xattrs.retain(|(name, _)| self.is_root || !is_roots(name));
         if meta.xattrs.len() < before {
-            let path = String::from_utf8_lossy(path);
+            let path = printable(&String::from_utf8_lossy(path));
             eprintln!("kedge: warning: {path}: attributes that only root can set are left out");
         }
         meta
@@ -226,7 +227,10 @@ impl<W: Write> Entries for Archive<W> {
             FileKind::BlockDevice => EntryType::Block,
             FileKind::Fifo => EntryType::Fifo,
             _ => {
-                eprintln!("kedge: warning: {}: a socket, left out", String::from_utf8_lossy(at.path));
+                eprintln!(
+                    "kedge: warning: {}: a socket, left out",
+                    printable(&String::from_utf8_lossy(at.path))
+                );
                 self.left_out.insert(path.clone());
                 return Ok(path);
             }
@@ -241,7 +245,7 @@ impl<W: Write> Entries for Archive<W> {
 
     fn link(&mut self, file: Rc<[u8]>, at: At<'_, Rc<[u8]>>) -> Result<()> {
         if self.left_out.contains(&file) {
-            eprintln!("kedge: warning: {}: a socket, left out", String::from_utf8_lossy(at.path));
+            eprintln!("kedge: warning: {}: a socket, left out", printable(&String::from_utf8_lossy(at.path)));
             return Ok(());
         }
         self.add(EntryType::Link, self.path(at.path), &Meta::default(), &file).map(drop)

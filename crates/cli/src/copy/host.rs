@@ -41,7 +41,7 @@ struct Made {
 }
 
 fn show(path: &[u8]) -> String {
-    String::from_utf8_lossy(path).into_owned()
+    kedge_base::printable(&String::from_utf8_lossy(path))
 }
 
 impl Target {

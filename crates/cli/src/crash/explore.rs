@@ -200,7 +200,7 @@ fn deliver(args: &Args, told: &Told<'_>) -> Result<()> {
     if let Some(path) = &args.html {
         write(path, &told.html())?;
     }
-    let json = args.json.as_ref().map(|path| (path, format!("{:#}\n", told.json())));
+    let json = args.json.as_ref().map(|path| (path, told.json_text()));
     match json {
         Some((path, json)) if path == Path::new("-") => print!("{json}"),
         json => {

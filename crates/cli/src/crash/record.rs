@@ -100,13 +100,13 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if !recorded.leftovers.is_empty() {
         eprintln!(
             "kedge: these processes still used the directory and were not waited for: {}",
-            recorded.leftovers.join(", ")
+            kedge_base::printable(&recorded.leftovers.join(", "))
         );
     }
     if !recorded.outside.is_empty() {
         eprintln!(
             "kedge: open for writing outside the directory, and not recorded: {}",
-            recorded.outside.join(", ")
+            kedge_base::printable(&recorded.outside.join(", "))
         );
     }
     Ok(ExitCode::from(u8::try_from(recorded.code).unwrap_or(crate::FAILURE)))

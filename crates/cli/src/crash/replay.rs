@@ -63,7 +63,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Verdict::Bad(why) => {
-            println!("the checker refuses it: {why}");
+            println!("the checker refuses it: {}", kedge_base::printable(&why));
             Ok(ExitCode::from(crate::FAILURE))
         }
         Verdict::Broken(why) => bail!("no verdict: {why}"),
