@@ -37,6 +37,10 @@ pub struct Args {
     /// Size of the log, 1 MiB to 1 GiB (default: a 32nd of the image, at least 32 MiB)
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     log_size: Option<u64>,
+    /// Let files be made immutable or append-only (chattr +i, +a). Each open of a file then takes
+    /// the mount two requests
+    #[arg(long)]
+    immutable: bool,
     /// Overwrite existing data on the target
     #[arg(short, long)]
     force: bool,
@@ -66,6 +70,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         log_size: args.log_size.map(whole_blocks),
         label: args.label,
         uuid: args.uuid,
+        immutable: args.immutable,
         // Targets that hold data are refused below, before anything is changed.
         overwrite: true,
         ..FormatOptions::default()

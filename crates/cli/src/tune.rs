@@ -1,19 +1,21 @@
-//! `kedge tune`: changes what can be changed of an image that is not mounted, which is its label.
+//! `kedge tune`: changes what can be changed of an image that is not mounted: its label, and whether
+//! files can be made immutable.
 //!
 //! The uuid stays: every node, log write and block of the allocation index has it, so that nothing
 //! of another image passes for this one's. Mount options have no place in the format: fstab(5) has
 //! one.
 //!
 //! # Crash argument
-//! The label is in both superblock slots, and a mount refuses slots that disagree. So:
+//! Label and features are in both superblock slots, and a mount refuses slots that disagree. So:
 //! 1. the older slot is blanked, durably;
-//! 2. the newer one is written with the new label, durably;
-//! 3. the older one is written again, with the new label.
+//! 2. the newer one is written with the change, durably;
+//! 3. the older one is written again, with the change.
 //!
 //! A slot is one sector, so each write is there or not. After 1 and after 2 there is one valid
-//! slot, that of the newest checkpoint, with the old label or the new one. A mount takes it, with a
-//! warning about the other, and its first checkpoint writes the other. The image must have been
-//! unmounted, so that nothing needs the older checkpoint.
+//! slot, that of the newest checkpoint, as it was or with the change. A mount takes it, with a warning
+//! about the other, and its first checkpoint writes the other. The image must have been
+//! unmounted, so that nothing needs the older checkpoint. The feature of immutable files only adds
+//! what later operations may do, so it holds of either checkpoint.
 
 use crate::image::Image;
 use crate::{Usage, engine, mounts};
@@ -21,7 +23,9 @@ use anyhow::{Context, Result, bail};
 use kedge_base::{BLOCK_SIZE, IoBuf};
 use kedge_device::Device;
 use kedge_format::content::Content;
-use kedge_format::superblock::{INCOMPAT_KNOWN, LABEL_MAX, RO_COMPAT_KNOWN, SLOTS, Superblock};
+use kedge_format::superblock::{
+    Geometry, INCOMPAT_KNOWN, LABEL_MAX, RO_COMPAT_IMMUTABLE, RO_COMPAT_KNOWN, SLOTS, Superblock,
+};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -30,6 +34,10 @@ pub struct Args {
     /// The new label, up to 64 bytes; an empty one takes it away
     #[arg(short = 'L', long)]
     label: Option<String>,
+    /// Let files be made immutable or append-only (chattr +i, +a). Each open of a file then takes
+    /// the mount two requests. It cannot be taken back
+    #[arg(long)]
+    immutable: bool,
     /// Refused: all metadata of an image is marked with its uuid
     #[arg(short = 'U', long, hide = true)]
     uuid: Option<String>,
@@ -41,10 +49,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if args.uuid.is_some() {
         bail!(Usage("the uuid cannot be changed: all metadata of the image is marked with it".into()));
     }
-    let Some(label) = args.label else {
-        bail!(Usage("nothing to change: -L names a label".into()));
-    };
-    if label.len() > LABEL_MAX || label.bytes().any(|b| b == 0) {
+    if args.label.is_none() && !args.immutable {
+        bail!(Usage("nothing to change: -L names a label, --immutable permits chattr +i".into()));
+    }
+    if let Some(label) = &args.label
+        && (label.len() > LABEL_MAX || label.bytes().any(|b| b == 0))
+    {
         bail!(Usage(format!("label of {} bytes: the longest is {LABEL_MAX}", label.len())));
     }
     if let Some(mount) = mounts::of_image(&args.image)? {
@@ -54,12 +64,25 @@ pub fn run(args: Args) -> Result<ExitCode> {
         bail!("{} holds {held}, no KedgeFS image", args.image.display());
     }
     let device = engine::open_device(&args.image, false)?;
-    set_label(&*device, &label).with_context(|| format!("change the label of {}", args.image.display()))?;
+    let change = |geometry: &mut Geometry| {
+        // Such an image may hold bits that were no flags when they were set.
+        if args.immutable && !geometry.has_flags() {
+            bail!("an older version made it, and its files have no flags");
+        }
+        if let Some(label) = &args.label {
+            label.clone_into(&mut geometry.label);
+        }
+        if args.immutable {
+            geometry.feature_ro_compat |= RO_COMPAT_IMMUTABLE;
+        }
+        Ok(())
+    };
+    set(&*device, &change).with_context(|| format!("change {}", args.image.display()))?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Gives both slots the label.
-fn set_label(device: &dyn Device, label: &str) -> Result<()> {
+/// Changes both slots.
+fn set(device: &dyn Device, change: &dyn Fn(&mut Geometry) -> Result<()>) -> Result<()> {
     let blocks = device.geometry().size / BLOCK_SIZE as u64;
     if blocks <= SLOTS[1].0 {
         bail!("no room for two superblock slots");
@@ -86,14 +109,16 @@ fn set_label(device: &dyn Device, label: &str) -> Result<()> {
     if !newer.checkpoint.clean || kedge_store::count_log_writes(device, &newer)? > 0 {
         bail!("it was not unmounted: mount and unmount it first, or run kedge fsck -p");
     }
-    if g.label == label {
+    let mut changed = g.clone();
+    change(&mut changed)?;
+    if changed == *g {
         return Ok(());
     }
     if let Some(older) = &older {
         device.write(older.block().byte_offset(), &IoBuf::zeroed(1), true)?;
     }
     for mut slot in std::iter::once(newer).chain(older) {
-        label.clone_into(&mut slot.geometry.label);
+        slot.geometry = changed.clone();
         let mut bytes = IoBuf::zeroed(1);
         slot.encode(bytes.as_mut_bytes());
         device.write(slot.block().byte_offset(), &bytes, true)?;

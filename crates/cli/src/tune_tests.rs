@@ -72,6 +72,13 @@ fn image() -> Arc<MemDevice> {
     device
 }
 
+fn label(label: &str) -> impl Fn(&mut Geometry) -> Result<()> {
+    move |geometry| {
+        label.clone_into(&mut geometry.label);
+        Ok(())
+    }
+}
+
 fn labels(device: &MemDevice) -> Vec<String> {
     let decode = |slot: usize| {
         let bytes = device.bytes(SLOTS[slot].byte_offset(), BLOCK_SIZE);
@@ -90,19 +97,19 @@ fn errors(device: &MemDevice) -> Vec<FindingKind> {
 fn a_crash_at_each_write_leaves_an_image_that_mounts() {
     for writes in 0..=3 {
         let crashing = Crashing { device: image(), writes: writes.into() };
-        let done = set_label(&crashing, "new");
+        let done = set(&crashing, &label("new"));
         assert_eq!(done.is_ok(), writes == 3, "after {writes} writes: {done:?}");
         let device = crashing.device;
-        let label = if writes < 2 { "old" } else { "new" };
+        let now = if writes < 2 { "old" } else { "new" };
         let whole = if writes == 0 || writes == 3 { 2 } else { 1 };
-        assert_eq!(labels(&device), vec![label; whole], "after {writes} writes");
+        assert_eq!(labels(&device), vec![now; whole], "after {writes} writes");
         let expected = if whole == 2 { vec![] } else { vec![FindingKind::SuperblockSlotBad] };
         assert_eq!(errors(&device), expected, "after {writes} writes");
         let fs = mount(&device);
         ["a", "b", "c"].iter().for_each(|name| drop(fs.root().open(name).unwrap()));
         fs.close().unwrap();
         // Where it was left, it goes on.
-        set_label(&*device, "new").unwrap();
+        set(&*device, &label("new")).unwrap();
         assert_eq!(labels(&device), vec!["new"; whole], "again, after {writes} writes");
         mount(&device).close().unwrap();
     }
@@ -114,10 +121,10 @@ fn an_image_that_needs_replay_is_left_alone() {
     let clock = Arc::new(ManualClock::default());
     let fs = FileSystem::open(device.clone(), clock, MountOptions::default()).unwrap();
     let before = labels(&device);
-    let refused = set_label(&device.fork(), "new").unwrap_err().to_string();
+    let refused = set(&device.fork(), &label("new")).unwrap_err().to_string();
     assert!(refused.contains("not unmounted"), "{refused}");
     assert_eq!(labels(&device), before);
     fs.close().unwrap();
-    set_label(&*device, "").unwrap();
+    set(&*device, &label("")).unwrap();
     assert_eq!(labels(&device), ["", ""]);
 }

@@ -53,8 +53,11 @@ pub const INCOMPAT_KNOWN: u64 = INCOMPAT_ACL | INCOMPAT_LARGE_XATTRS;
 /// Read-only compatible feature: inodes may have flags ([`crate::FileFlags`]). A version that does
 /// not know them would change what is immutable; it reads everything right.
 pub const RO_COMPAT_FLAGS: u64 = 1 << 0;
+/// Read-only compatible feature: files may be made immutable or append-only. A mount must then see
+/// each open(2): a version that does not could not keep a mapped file from being changed.
+pub const RO_COMPAT_IMMUTABLE: u64 = 1 << 1;
 /// Features whose unknown bits force a read-only mount.
-pub const RO_COMPAT_KNOWN: u64 = RO_COMPAT_FLAGS;
+pub const RO_COMPAT_KNOWN: u64 = RO_COMPAT_FLAGS | RO_COMPAT_IMMUTABLE;
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -187,6 +190,11 @@ impl Geometry {
     /// Whether inodes may have flags.
     pub fn has_flags(&self) -> bool {
         self.feature_ro_compat & RO_COMPAT_FLAGS != 0
+    }
+
+    /// Whether files may be made immutable or append-only.
+    pub fn has_immutable(&self) -> bool {
+        self.has_flags() && self.feature_ro_compat & RO_COMPAT_IMMUTABLE != 0
     }
 
     /// The flags of an inode that mean something. Without the feature none does: nobody could take

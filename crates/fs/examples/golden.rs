@@ -21,7 +21,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let path = std::env::args().nth(1).ok_or("which file?")?;
     let device = Arc::new(MemDevice::new(SIZE));
     let clock: Arc<dyn Clock> = Arc::new(ManualClock::default());
-    let options = FormatOptions { log_size: Some(1 << 20), label: "golden".into(), ..Default::default() };
+    let options = FormatOptions {
+        log_size: Some(1 << 20),
+        label: "golden".into(),
+        immutable: true,
+        ..Default::default()
+    };
     FileSystem::format(device.clone(), clock.clone(), &options)?;
     let fs = FileSystem::open(device.clone(), clock, MountOptions::default())?;
     let owner = Owner { uid: 1000, gid: 100 };

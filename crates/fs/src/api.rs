@@ -108,9 +108,15 @@ impl FileSystem {
     /// directory hands [`FileFlags::NODUMP`] and [`FileFlags::NOATIME`] on to what is made in it.
     ///
     /// # Errors
-    /// EOPNOTSUPP: an image that an older version made, or no file or directory.
+    /// EOPNOTSUPP: an image that an older version made, or no file or directory; immutable or
+    /// append-only in an image without [`FormatOptions::immutable`].
     pub fn set_flags(&self, ino: Ino, flags: FileFlags) -> Result<()> {
         self.change(OpKind::setattr, |fs| fs.names().set_flags(ino, flags))
+    }
+
+    /// Whether files may be made immutable or append-only: [`FormatOptions::immutable`].
+    pub fn has_immutable(&self) -> bool {
+        self.fs.names().has_immutable()
     }
 
     /// A new regular file.

@@ -85,6 +85,7 @@ pub(crate) fn format(
         log_secret: draw.secret(),
         uid: options.owner.uid,
         gid: options.owner.gid,
+        immutable: options.immutable,
     };
     let g = kedge_store::format(device, clock, &params)?;
     Ok(FormatSummary {

@@ -129,6 +129,9 @@ pub struct FormatOptions {
     pub seed: Option<u64>,
     /// Of the root directory.
     pub owner: Owner,
+    /// Files may be made immutable or append-only. A mount of such an image sees each open(2),
+    /// which takes it two requests.
+    pub immutable: bool,
     /// Destroy what the device holds. Without it a device that does not begin with zeros is
     /// refused.
     pub overwrite: bool,

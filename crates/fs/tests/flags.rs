@@ -12,7 +12,8 @@ const NONE: FileFlags = FileFlags::from_bits(0).unwrap();
 fn fresh() -> (Arc<MemDevice>, Arc<ManualClock>, FileSystem) {
     let device = Arc::new(MemDevice::new(32 << 20));
     let clock = Arc::new(ManualClock::default());
-    FileSystem::format(device.clone(), clock.clone(), &FormatOptions::default()).unwrap();
+    let options = FormatOptions { immutable: true, ..FormatOptions::default() };
+    FileSystem::format(device.clone(), clock.clone(), &options).unwrap();
     let fs = FileSystem::open(device.clone(), clock.clone(), MountOptions::default()).unwrap();
     (device, clock, fs)
 }

@@ -16,7 +16,7 @@ fn clock() -> Arc<dyn Clock> {
 /// An image whose log still has to be replayed.
 fn crashed() -> Arc<MemDevice> {
     let device = Arc::new(MemDevice::new(SIZE));
-    let options = FormatOptions { log_size: Some(1 << 20), ..Default::default() };
+    let options = FormatOptions { log_size: Some(1 << 20), immutable: true, ..Default::default() };
     FileSystem::format(device.clone(), clock(), &options).unwrap();
     let fs = FileSystem::open(device.clone(), clock(), MountOptions::default()).unwrap();
     let f = fs.create(Ino::ROOT, b"f", 0o644, Owner::default()).unwrap();

@@ -29,6 +29,7 @@ fn unmounted(files_lost: u64) -> Arc<MemDevice> {
         log_secret: LogSecret([7; 16]),
         uid: 0,
         gid: 0,
+        immutable: false,
     };
     kedge_store::format(device.clone(), Arc::new(ManualClock::default()), &params).unwrap();
     let store = open(&device);

@@ -77,6 +77,7 @@ wire!(
 );
 wire!(WriteIn = 40 { fh: u64, offset: u64, size: u32, write_flags: u32, lock_owner: u64, flags: u32, padding: u32 });
 wire!(WriteOut = 8 { size: u32, padding: u32 });
+wire!(ReleaseIn = 24 { fh: u64, flags: u32, release_flags: u32, lock_owner: u64 });
 wire!(StatfsOut = 80 {
     blocks: u64, bfree: u64, bavail: u64, files: u64, ffree: u64, bsize: u32, namelen: u32, frsize: u32, padding: u32,
     spare: [u32; 6],
@@ -207,6 +208,7 @@ pub mod fattr {
 
 /// [`OpenOut::open_flags`].
 pub mod fopen {
+    pub const DIRECT_IO: u32 = 1 << 0;
     pub const KEEP_CACHE: u32 = 1 << 1;
     pub const CACHE_DIR: u32 = 1 << 3;
     pub const NOFLUSH: u32 = 1 << 5;

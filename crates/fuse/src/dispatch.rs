@@ -8,6 +8,7 @@ use crate::caller;
 use crate::control;
 use crate::flags;
 use crate::freeze::{IOC_FREEZE, IOC_THAW};
+use crate::opens::{STORES, Store};
 use crate::ops::Ops;
 use crate::server::{Server, has_no_reply};
 use crate::settle::{SettledJob, Then};
@@ -16,8 +17,8 @@ use crate::transport::{Reply, Request};
 use kedge_base::{BLOCK_SIZE, IoBuf};
 use kedgefs::acl;
 use kedgefs::{
-    Attr, DirEntry, FallocateMode, FileKind, Ino, Owner, RenameMode, SeekKind, SetAttr, SetTime, Timespec,
-    WriteMode, XattrMode,
+    Attr, DirEntry, FallocateMode, FileFlags, FileKind, Ino, Owner, RenameMode, SeekKind, SetAttr, SetTime,
+    Timespec, WriteMode, XattrMode,
 };
 use std::sync::atomic::Ordering;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
@@ -130,11 +131,12 @@ impl<O: Ops> Server<O> {
             op::RENAME2 => reply.finish(self.rename2(request, args)),
             op::OPEN => reply.finish(self.open(node, args)),
             op::OPENDIR => reply.finish(self.opendir()),
-            op::RELEASE | op::RELEASEDIR => reply.finish(Ok::<_, Errno>(())),
+            op::RELEASE => reply.finish(self.release(node, args)),
+            op::RELEASEDIR => reply.finish(Ok::<_, Errno>(())),
             op::READ => finish_scratch(reply, self.read(node, args, out), out),
             op::READDIR => finish_scratch(reply, self.readdir(node, args, out), out),
             op::READDIRPLUS => finish_scratch(reply, self.readdirplus(node, args, out), out),
-            op::WRITE => reply.finish(self.write(node, args)),
+            op::WRITE => self.write(node, args, reply),
             op::FALLOCATE => reply.finish(self.fallocate(request, args)),
             op::LSEEK => self.lseek(node, args, reply),
             op::FSYNC | op::FSYNCDIR => self.fsync(node, args, reply),
@@ -353,10 +355,14 @@ impl<O: Ops> Server<O> {
         let asked: abi::CreateIn = args.take()?;
         let mode = self.new_mode(request.header.nodeid, asked.mode, asked.umask)?;
         let attr = self.create_file(request, args.name()?, mode, 0)?;
-        Ok(abi::CreateOut {
-            entry: self.pinned_entry(&attr)?,
-            open: open_out(fopen::KEEP_CACHE | fopen::NOFLUSH),
-        })
+        let entry = self.pinned_entry(&attr)?;
+        Ok(abi::CreateOut { entry, open: self.new_open(attr.ino, asked.flags)? })
+    }
+
+    /// The handle of a file that was just made, and has no flag that forbids a change.
+    fn new_open(&self, ino: Ino, flags: u32) -> Answer<abi::OpenOut> {
+        let fh = if self.can_store(flags) { self.opens.store(ino)?.handle() } else { 0 };
+        Ok(abi::OpenOut { fh, open_flags: fopen::KEEP_CACHE | fopen::NOFLUSH, padding: 0 })
     }
 
     fn tmpfile(&self, request: &Request<'_>, args: &mut Args<'_>) -> Answer<abi::CreateOut> {
@@ -366,7 +372,7 @@ impl<O: Ops> Server<O> {
         let mode = self.new_mode(request.header.nodeid, asked.mode, asked.umask)?;
         let mode = FileKind::Regular.mode_bits() | (mode & PERMISSIONS);
         let attr = self.ops.tmpfile(Ino(request.header.nodeid), mode, owner)?;
-        Ok(abi::CreateOut { entry: self.entry(&attr), open: open_out(fopen::KEEP_CACHE | fopen::NOFLUSH) })
+        Ok(abi::CreateOut { entry: self.entry(&attr), open: self.new_open(attr.ino, asked.flags)? })
     }
 
     fn mkdir(&self, request: &Request<'_>, args: &mut Args<'_>) -> Answer<abi::EntryOut> {
@@ -426,19 +432,50 @@ impl<O: Ops> Server<O> {
         Ok(self.ops.rename(dir, name, Ino(asked.newdir), new_name, mode)?)
     }
 
+    /// Whether a file that is opened so can change pages without a WRITE. Only a mount that sees
+    /// opens counts them: else no release would come.
+    fn can_store(&self, flags: u32) -> bool {
+        let access = flags as i32 & libc::O_ACCMODE;
+        let cached = self.writeback.load(Ordering::Relaxed);
+        !self.options.no_open && (access == libc::O_RDWR || cached && access == libc::O_WRONLY)
+    }
+
+    /// See [`crate::opens`].
     fn open(&self, node: Ino, args: &mut Args<'_>) -> Answer<abi::OpenOut> {
         if self.options.no_open {
             return Err(Errno(libc::ENOSYS));
         }
         let asked: abi::OpenIn = args.take()?;
-        if asked.flags & libc::O_TRUNC as u32 != 0 {
+        let flags = asked.flags as i32;
+        let store = self.can_store(asked.flags).then(|| self.opens.store(node)).transpose()?;
+        let truncates = flags & libc::O_TRUNC != 0;
+        if truncates || flags & libc::O_ACCMODE != libc::O_RDONLY {
+            let set = self.ops.getattr(node)?.flags;
+            let appends = flags & libc::O_APPEND != 0 && !truncates;
+            if set.has(FileFlags::IMMUTABLE) || set.has(FileFlags::APPEND) && !appends {
+                return Err(Errno(libc::EPERM));
+            }
+            if set.has(FileFlags::APPEND) {
+                return Ok(open_out(fopen::DIRECT_IO | fopen::KEEP_CACHE | fopen::NOFLUSH));
+            }
+        }
+        if truncates {
             if asked.open_flags & abi::OPEN_KILL_SUIDGID != 0 {
                 self.drop_privilege(&self.ops.getattr(node)?, false, || true)?;
             }
             self.ops.setattr(node, &SetAttr { size: Some(0), ..SetAttr::default() })?;
         }
         // Without the flag each open would drop the file's cached pages.
-        Ok(open_out(fopen::KEEP_CACHE | fopen::NOFLUSH))
+        let open = open_out(fopen::KEEP_CACHE | fopen::NOFLUSH);
+        Ok(abi::OpenOut { fh: store.map_or(0, Store::handle), ..open })
+    }
+
+    fn release(&self, node: Ino, args: &mut Args<'_>) -> Answer<()> {
+        let asked: abi::ReleaseIn = args.take()?;
+        if asked.fh == STORES {
+            self.opens.release(node);
+        }
+        Ok(())
     }
 
     fn opendir(&self) -> Answer<abi::OpenOut> {
@@ -455,8 +492,28 @@ impl<O: Ops> Server<O> {
         Ok(self.ops.read_uncached(node, asked.offset, &mut buf[..len])?)
     }
 
-    fn write(&self, node: Ino, args: &mut Args<'_>) -> Answer<abi::WriteOut> {
-        let asked: abi::WriteIn = args.take()?;
+    fn write(&self, node: Ino, args: &mut Args<'_>, reply: Reply) {
+        match args.take::<abi::WriteIn>() {
+            Err(e) => reply.err(e.0),
+            Ok(asked) => {
+                let written = self.written(node, &asked, args);
+                match written {
+                    // What was appended has passed the pages by.
+                    Ok(written) if self.is_append_only(node) => {
+                        let then = Then::Written(written);
+                        self.settle(SettledJob { reply, ino: node, from: asked.offset, then });
+                    }
+                    written => reply.finish(written),
+                }
+            }
+        }
+    }
+
+    fn is_append_only(&self, node: Ino) -> bool {
+        !self.options.no_open && self.ops.getattr(node).is_ok_and(|attr| attr.flags.has(FileFlags::APPEND))
+    }
+
+    fn written(&self, node: Ino, asked: &abi::WriteIn, args: &mut Args<'_>) -> Answer<abi::WriteOut> {
         let data = args.bytes(asked.size)?;
         tracing::trace!(
             node = node.0,
@@ -470,7 +527,7 @@ impl<O: Ops> Server<O> {
             let attr = self.ops.getattr(node)?;
             self.drop_privilege(&attr, asked.offset >= attr.size, || true)?;
         }
-        let size = self.ops.write_with(node, asked.offset, data, self.write_mode(&asked))?;
+        let size = self.ops.write_with(node, asked.offset, data, self.write_mode(asked))?;
         Ok(abi::WriteOut { size: size as u32, padding: 0 })
     }
 
@@ -728,9 +785,16 @@ impl<O: Ops> Server<O> {
         };
         match asked {
             Ok(set) if flags::refuses_writes(set) => {
-                self.settle(SettledJob { reply, ino: node, from: 0, then: Then::SetFlags(set) });
+                let then = Then::SetFlags(set, self.opens.clone());
+                self.settle(SettledJob { reply, ino: node, from: 0, then });
             }
-            set => reply.finish(set.and_then(|set| flags::set(&*self.ops, node, set))),
+            Ok(set) => {
+                let done = flags::set(&*self.ops, node, set);
+                // The kernel does not know that an ioctl changes the inode's times.
+                self.forget_attributes(node.0);
+                reply.finish(done);
+            }
+            Err(e) => reply.err(e.0),
         }
     }
 }

@@ -32,6 +32,7 @@ mod habit;
 mod loopdev;
 mod mount;
 mod mountinfo;
+mod opens;
 mod ops;
 mod options;
 mod server;

@@ -48,6 +48,10 @@ pub trait Ops: Send + Sync + 'static {
     fn has_acls(&self) -> bool {
         false
     }
+    /// Whether files may be made immutable or append-only.
+    fn has_immutable(&self) -> bool {
+        false
+    }
     fn shutdown(&self, flush: bool) -> Result<()>;
     /// Gives free space in `len` bytes of the device at `offset` back to it. Answers how many
     /// bytes.
@@ -118,6 +122,7 @@ delegate! {
     unpin(ino: Ino, count: u64);
     statfs() -> StatFs;
     has_acls() -> bool;
+    has_immutable() -> bool;
     shutdown(flush: bool) -> Result<()>;
     trim(offset: u64, len: u64, min_len: u64) -> Result<u64>;
     stats_json() -> String;

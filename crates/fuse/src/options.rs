@@ -1,5 +1,6 @@
 //! Options of a mount.
 
+use crate::ops::Ops;
 use std::time::Duration;
 
 #[derive(Clone, Debug)]
@@ -26,7 +27,8 @@ pub struct FuseOptions {
     /// being written. Not by default: write(2) would then succeed beyond the capacity of the image,
     /// since no space is reserved for it.
     pub writeback_cache: bool,
-    /// Opens and closes take no request. See [`crate::Server`].
+    /// Opens and closes take no request, unless the image may hold immutable files. See
+    /// [`crate::Server`].
     pub no_open: bool,
     /// The server clears set-user-id bits on writes, so that the kernel need not ask for
     /// `security.capability` before each write. See [`crate::Server`].
@@ -63,6 +65,11 @@ impl Default for FuseOptions {
 }
 
 impl FuseOptions {
+    /// What these options are on a mount of an image.
+    pub(crate) fn of_image(self, ops: &impl Ops) -> FuseOptions {
+        FuseOptions { no_open: self.no_open && !ops.has_immutable(), ..self }
+    }
+
     pub(crate) fn worker_count(&self) -> usize {
         let cpus = std::thread::available_parallelism().map_or(2, |n| n.get());
         self.workers.unwrap_or((cpus * 2).clamp(2, 4)).clamp(2, 64)

@@ -11,7 +11,7 @@
 //!   of containers are the commoner use.
 //! - **One pin per entry.** Each reply that returns an inode to the kernel pins it once; FORGET
 //!   releases pins. An open file needs no pin of its own: the kernel forgets no inode that is open.
-//! - **No opens** (`no_open`). OPEN and OPENDIR answer ENOSYS. The kernel then opens and closes
+//! - **No opens** (`no_open`), unless the image may hold immutable files ([`crate::opens`]). OPEN and OPENDIR answer ENOSYS. The kernel then opens and closes
 //!   files without a request, and keeps their cache. There are three traps. (1) The kernel accepts
 //!   ENOSYS only as the answer to the *first* open. So CREATE answers ENOSYS too, and the kernel
 //!   goes on with MKNOD and an open. Besides, a file opened by CREATE is always RELEASEd,
@@ -68,19 +68,21 @@ use crate::crew::Crew;
 use crate::dispatch::{Answer, Args, Errno};
 use crate::failures::Failures;
 use crate::freeze::{Job, Late};
+use crate::opens::Opens;
 use crate::ops::Ops;
 use crate::options::FuseOptions;
-use crate::settle::SettledJob;
+use crate::settle::{self, SettledJob};
 use crate::status::Status;
 use crate::transport::{Reply, Request, Transport};
 use kedge_base::{Counter, IoBuf};
+use kedgefs::Ino;
 use parking_lot::Mutex;
 use std::fmt::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
-use zerocopy::{FromZeros, IntoBytes};
+use zerocopy::FromZeros;
 
 /// Background requests that the kernel may have in flight, and from which number on it throttles
 /// writeback.
@@ -103,6 +105,8 @@ pub struct Server<O> {
     pub(crate) acls: AtomicBool,
     /// The kernel has asked for the right to set file flags before it sends the ioctl.
     pub(crate) flags_checked: AtomicBool,
+    /// Opens that can store into pages.
+    pub(crate) opens: Opens,
     pub(crate) settled: mpsc::Sender<SettledJob>,
     /// Taken by DESTROY; it completes before umount(2) returns.
     on_destroy: Mutex<Option<OnDestroy>>,
@@ -136,12 +140,13 @@ impl<O: Ops> Server<O> {
         let (settled, jobs) = mpsc::channel();
         let crew = Crew::new(transport.workers(), options.receivers_max());
         let server = Server {
+            options: options.of_image(&*ops),
             ops,
             transport,
-            options,
             writeback: AtomicBool::new(false),
             acls: AtomicBool::new(false),
             flags_checked: AtomicBool::new(false),
+            opens: Opens::default(),
             settled,
             on_destroy: Mutex::new(Some(on_destroy)),
             requests: [const { Counter::new() }; OPCODES],
@@ -334,11 +339,7 @@ impl<O: Ops> Server<O> {
 
     /// Tells the kernel that attributes have changed other than through it.
     pub(crate) fn forget_attributes(&self, ino: u64) {
-        let body = abi::InvalInodeOut { ino, off: -1, len: 0 };
-        if let Err(e) = self.transport.notify(abi::NOTIFY_INVAL_INODE, body.as_bytes()) {
-            // ENOENT: the kernel has forgotten the inode.
-            tracing::debug!(ino, "attributes not invalidated: {e}");
-        }
+        settle::forget_attributes(&*self.transport, Ino(ino));
     }
 }
 

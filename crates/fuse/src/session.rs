@@ -141,13 +141,9 @@ impl MountedSession {
 
     fn serve<O: Ops>(mut self, ops: Arc<O>, on_destroy: OnDestroy) -> io::Result<()> {
         let transport = self.transport.take().expect("a session is served once");
-        let (server, jobs) = Server::new(
-            ops.clone(),
-            transport.clone(),
-            self.options.clone(),
-            mount_json(&self.mount, &self.options, &*transport),
-            on_destroy,
-        );
+        let options = self.options.clone().of_image(&*ops);
+        let told = mount_json(&self.mount, &options, &*transport);
+        let (server, jobs) = Server::new(ops.clone(), transport.clone(), options, told, on_destroy);
         let server = server.offering(self.beside.take(), self.device_requests.take());
         let (server, late) = server.freezable();
         let server = Arc::new(server);

@@ -7,6 +7,8 @@
 //!   every file dense, and sparse files lose their holes in copies.
 //! - A file becomes immutable or append-only: pages that were dirty before would be refused when
 //!   the kernel writes them, and be lost.
+//! - A WRITE to an append-only file: it goes past the kernel's pages ([`crate::opens`]), of which
+//!   the last may have been read meanwhile, as it was before.
 //!
 //! So the server tells the kernel to invalidate the file's pages, which makes it write the dirty
 //! ones, and then does what was asked. If there is data at an LSEEK's offset itself, no dirty page
@@ -26,18 +28,20 @@
 //! file system down, as that of a worker does. The thread goes on, or every later lseek(2) would
 //! wait for ever.
 
-use crate::abi::{self, LseekOut};
+use crate::abi::{self, LseekOut, WriteOut};
 use crate::dispatch::{Answer, Errno};
 use crate::flags;
+use crate::opens::{Bar, Opens};
 use crate::ops::Ops;
 use crate::transport::{Reply, Transport};
-use kedge_base::{spawn_named, without_panic};
+use kedge_base::{Clock, SystemClock, spawn_named, without_panic};
 use kedgefs::{FileFlags, Ino, SeekKind};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::mpsc::Receiver;
 use std::thread::JoinHandle;
+use std::time::Duration;
 use zerocopy::IntoBytes;
 
 /// A request to be answered.
@@ -53,7 +57,9 @@ pub struct SettledJob {
 pub(crate) enum Then {
     /// Looks from the same offset on.
     Seek(SeekKind),
-    SetFlags(FileFlags),
+    SetFlags(FileFlags, Opens),
+    /// Nothing: the pages are dropped, as this was written past them.
+    Written(WriteOut),
 }
 
 /// Threads that answer jobs. Beyond them jobs wait for one another.
@@ -125,6 +131,14 @@ impl<O: Ops> Pool<O> {
 
 fn answer<O: Ops>(ops: &O, transport: &dyn Transport, job: SettledJob) {
     let SettledJob { reply, ino, from, then } = job;
+    let bar = match &then {
+        Then::SetFlags(_, opens) => bar(opens, ino).map(Some),
+        _ => Ok(None),
+    };
+    let bar = match bar {
+        Ok(bar) => bar,
+        Err(errno) => return reply.err(errno.0),
+    };
     if let Err(errno) = write_dirty_pages(transport, ino, from) {
         return reply.err(errno.0);
     }
@@ -133,7 +147,37 @@ fn answer<O: Ops>(ops: &O, transport: &dyn Transport, job: SettledJob) {
             let found = ops.seek(ino, from, kind).map_err(Errno::from);
             reply.finish(found.map(|offset| LseekOut { offset }));
         }
-        Then::SetFlags(flags) => reply.finish(flags::set(ops, ino, flags)),
+        Then::SetFlags(flags, _) => {
+            let set = flags::set(ops, ino, flags);
+            drop(bar);
+            // The kernel does not know that an ioctl changes the inode's times.
+            forget_attributes(transport, ino);
+            reply.finish(set);
+        }
+        Then::Written(written) => reply.finish(Ok::<_, Errno>(written)),
+    }
+}
+
+/// Keeps opens out that could store into pages. The kernel releases a file after close(2) has
+/// returned, so that one just closed is waited for.
+fn bar(opens: &Opens, ino: Ino) -> Answer<Bar> {
+    const TRIES: u32 = 20;
+    const PAUSE: Duration = Duration::from_millis(10);
+    for _ in 1..TRIES {
+        if let Ok(bar) = opens.bar(ino) {
+            return Ok(bar);
+        }
+        SystemClock::default().sleep(PAUSE);
+    }
+    opens.bar(ino)
+}
+
+/// Has the kernel ask for an inode's attributes. Pages stay.
+pub(crate) fn forget_attributes(transport: &dyn Transport, ino: Ino) {
+    let body = abi::InvalInodeOut { ino: ino.0, off: -1, len: 0 };
+    if let Err(e) = transport.notify(abi::NOTIFY_INVAL_INODE, body.as_bytes()) {
+        // ENOENT: the kernel has forgotten the inode.
+        tracing::debug!(ino = ino.0, "attributes not invalidated: {e}");
     }
 }
 

@@ -1,5 +1,6 @@
 use super::*;
 use crate::abi::InHeader;
+use crate::opens::Opens;
 use crate::transport::{Received, Request, RequestBuf};
 use kedge_base::ManualClock;
 use kedge_device::MemDevice;
@@ -73,7 +74,7 @@ impl Transport for Wire {
 fn file_system() -> (FileSystem, Ino) {
     let device = Arc::new(MemDevice::new(16 << 20));
     let clock = || Arc::new(ManualClock::default());
-    let options = FormatOptions { log_size: Some(1 << 20), ..FormatOptions::default() };
+    let options = FormatOptions { log_size: Some(1 << 20), immutable: true, ..FormatOptions::default() };
     FileSystem::format(device.clone(), clock(), &options).unwrap();
     let fs = FileSystem::open(device, clock(), MountOptions::default()).unwrap();
     let ino = fs.create(Ino::ROOT, b"file", 0o644, OWNER).unwrap().ino;
@@ -103,7 +104,7 @@ fn a_file_whose_pages_are_not_written_holds_up_no_other() {
         spawn_named("pages", move || serve(Arc::new(fs), wire, jobs)).unwrap()
     };
     send.send(job(&wire, 1, ino, Then::Seek(SeekKind::Data))).unwrap();
-    send.send(job(&wire, 2, other, Then::SetFlags(FileFlags::IMMUTABLE))).unwrap();
+    send.send(job(&wire, 2, other, Then::SetFlags(FileFlags::IMMUTABLE, Opens::default()))).unwrap();
     for unique in 3..10 {
         send.send(job(&wire, unique, other, Then::Seek(SeekKind::Data))).unwrap();
         assert_eq!(wire.await_answer(unique), 0);

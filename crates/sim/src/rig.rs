@@ -110,7 +110,7 @@ fn said(what: &str) -> impl Fn(kedgefs::Error) -> String {
 pub fn format(size: u64, log: u64) -> Result<MemDevice, String> {
     let device = Arc::new(MemDevice::new(size));
     let uuid = Some(uuid::Uuid::from_bytes([0x6b; 16]));
-    let options = FormatOptions { log_size: Some(log), uuid, ..FormatOptions::default() };
+    let options = FormatOptions { log_size: Some(log), uuid, immutable: true, ..FormatOptions::default() };
     FileSystem::format(device.clone(), Arc::new(ManualClock::default()), &options).map_err(said("format"))?;
     for (i, slot) in SLOTS.iter().enumerate() {
         let mut block = IoBuf::zeroed(1);

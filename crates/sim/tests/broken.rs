@@ -165,7 +165,8 @@ fn image(setup: &Setup) -> MemDevice {
     for at in (0..setup.image).step_by(garbage.len()) {
         device.write(at, &garbage, false).expect("memory takes it");
     }
-    let options = FormatOptions { log_size: Some(setup.log), overwrite: true, ..FormatOptions::default() };
+    let (log_size, overwrite) = (Some(setup.log), true);
+    let options = FormatOptions { log_size, overwrite, immutable: true, ..FormatOptions::default() };
     FileSystem::format(device.clone(), Arc::new(ManualClock::default()), &options).expect("formats");
     device.fork()
 }

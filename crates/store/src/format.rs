@@ -8,7 +8,7 @@ use kedge_base::{BLOCK_SIZE, Clock, Epoch, Generation, Ino, IoBuf, Lsn, Result};
 use kedge_btree::{Tree, TreeConfig};
 use kedge_device::{Device, Io, Op, run_batch};
 use kedge_format::logwrite::LogSecret;
-use kedge_format::superblock::{CheckpointState, Geometry, SLOTS};
+use kedge_format::superblock::{CheckpointState, Geometry, RO_COMPAT_IMMUTABLE, SLOTS};
 use kedge_format::{FileKind, InodeCore, Key};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -27,6 +27,8 @@ pub struct FormatParams {
     /// Owner of the root directory.
     pub uid: u32,
     pub gid: u32,
+    /// Files may be made immutable or append-only.
+    pub immutable: bool,
 }
 
 /// First generation; its slot is slot 0.
@@ -36,10 +38,13 @@ const FIRST: Generation = Generation(2);
 pub fn format(device: Arc<dyn Device>, clock: Arc<dyn Clock>, params: &FormatParams) -> Result<Geometry> {
     let now = clock.now();
     let size = params.size.min(device.geometry().size);
-    let geometry = Geometry {
+    let mut geometry = Geometry {
         log_secret: params.log_secret,
         ..Geometry::plan(size, params.log_size, &params.label, params.uuid, params.hash_seed, now)?
     };
+    if params.immutable {
+        geometry.feature_ro_compat |= RO_COMPAT_IMMUTABLE;
+    }
     // The old slots first: a crash while formatting must not leave an old image that looks whole.
     for slot in SLOTS {
         device.write(slot.byte_offset(), &IoBuf::zeroed(1), false)?;

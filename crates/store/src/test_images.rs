@@ -18,6 +18,7 @@ pub(crate) fn formatted(size: u64, log_size: u64) -> Arc<MemDevice> {
         log_secret: LogSecret([8; 16]),
         uid: 0,
         gid: 0,
+        immutable: false,
     };
     format(device.clone(), Arc::new(ManualClock::default()), &params).unwrap();
     device

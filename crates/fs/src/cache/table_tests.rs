@@ -20,6 +20,7 @@ fn store() -> Arc<Store> {
         log_secret: kedge_format::logwrite::LogSecret([1; 16]),
         uid: 0,
         gid: 0,
+        immutable: false,
     };
     kedge_store::format(device.clone(), clock.clone(), &params).unwrap();
     Store::open(device, clock, &OpenOptions::default()).unwrap()

@@ -83,6 +83,11 @@ impl Names {
         Ok(())
     }
 
+    /// Whether files may be made immutable or append-only.
+    pub(crate) fn has_immutable(&self) -> bool {
+        self.engine.store().geometry().has_immutable()
+    }
+
     /// Sets what chattr(1) sets. Waits for what is being written.
     pub(crate) fn set_flags(&self, ino: Ino, flags: FileFlags) -> Result<()> {
         if !self.engine.store().geometry().has_flags() {
@@ -100,8 +105,15 @@ impl Names {
         if c.meta.dead {
             return Err(Error::NotFound);
         }
-        if c.core.file_flags() == flags {
+        let old = c.core.file_flags();
+        if old == flags {
             return Ok(());
+        }
+        let fixes = |flag| flags.has(flag) && !old.has(flag);
+        if !self.has_immutable() && (fixes(FileFlags::IMMUTABLE) || fixes(FileFlags::APPEND)) {
+            return Err(Error::NotSupported(
+                "immutable files, of which this image has none: kedge tune --immutable",
+            ));
         }
         c.set(InodeMask::FLAGS | InodeMask::CTIME, |core| {
             core.flags = flags.bits();
