@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// Room on the host, besides that for what is dirty, from which on writes are accepted again: tree
 /// nodes and the other writers of the host need some, too.
-const SPARE_BYTES: u64 = 4 << 20;
+pub(crate) const SPARE_BYTES: u64 = 4 << 20;
 
 impl Engine {
     /// A write of file data failed with this error.
@@ -30,6 +30,11 @@ impl Engine {
                 self.store().device().name()
             );
         }
+    }
+
+    /// Whether a write has met a full host, and none has found room since.
+    pub(crate) fn knows_host_full(&self) -> bool {
+        self.host_full.load(Relaxed)
     }
 
     /// Whether new blocks cannot be had from the host, beside those for `dirty_pages`. Costs a

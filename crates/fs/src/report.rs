@@ -242,6 +242,21 @@ impl Fs {
         LatencyKind::ALL.iter().filter_map(of).collect::<Map<String, Value>>().into()
     }
 
+    /// What waits for space on the image's host: null while none is known to be short. Neither the
+    /// host nor the device is asked, because either may hang.
+    fn host_full(&self) -> Value {
+        if !self.engine().knows_host_full() {
+            return Value::Null;
+        }
+        let unwritten = self.writeback().dirty_pages().max(0) as u64 * kedge_base::BLOCK_SIZE as u64;
+        json!({
+            "unwritten_bytes": unwritten,
+            "unwritten_files": self.writeback().dirty_inodes(),
+            "metadata_bytes": self.engine().store().tree().dirty_bytes(),
+            "spare_bytes": crate::host::SPARE_BYTES,
+        })
+    }
+
     /// Identity, geometry, state, options and what recovery did. Times are seconds since 1970.
     pub(crate) fn info_value(&self) -> Value {
         let g = self.engine().store().geometry();
@@ -281,6 +296,7 @@ impl Fs {
             } else {
                 "mounted"
             },
+            "host_full": self.host_full(),
             "frozen_since": frozen_since,
             "shut_down": shut_down.map(|reason| reason.to_string()),
             "shut_down_since": self.engine().store().log().shutdown_since(),

@@ -20,6 +20,7 @@
 use crate::Store;
 use crate::background::Retry;
 use crate::pace::{By, Hurry, Pace};
+use crate::recovery::read_superblock;
 use kedge_base::broken::{self, Variant};
 
 use kedge_alloc::FrozenAlloc;
@@ -28,7 +29,7 @@ use kedge_base::{BLOCK_SIZE, BlockNo, Error, Generation, Ino, IoBuf, Lsn, Result
 use kedge_btree::Frozen;
 use kedge_device::{Device, Io, LatencyKind, Op, run_batch};
 use kedge_format::node::NODE_SIZE;
-use kedge_format::superblock::{CheckpointState, Superblock};
+use kedge_format::superblock::{CheckpointState, Losses, Superblock};
 use kedge_log::{ForceCause, SpacePressure};
 use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -287,6 +288,21 @@ pub(crate) fn write_slot(device: &dyn Device, sb: &Superblock) -> Result<()> {
     let mut block = IoBuf::zeroed(1);
     sb.encode(block.as_mut_bytes());
     device.write(sb.block().byte_offset(), &block, true)
+}
+
+/// Has the newest slot name `losses`, if it does not.
+///
+/// Crash argument: only these two fields of the slot change. A slot is one sector, so a crash
+/// leaves the old bytes or the new ones, and both name the same checkpoint. The next generation's
+/// slot cannot be used: it would need nodes and bitmaps of its own, for which the host has no
+/// space.
+pub(crate) fn write_losses(device: &dyn Device, losses: Option<Losses>) -> Result<()> {
+    let (mut newest, _) = read_superblock(device)?;
+    if newest.checkpoint.losses == losses {
+        return Ok(());
+    }
+    newest.checkpoint.losses = losses;
+    write_slot(device, &newest)
 }
 
 /// The state that a cut takes, to be written as a checkpoint.
@@ -562,7 +578,10 @@ impl Store {
             return HostFull::Fail;
         }
         let (control, asked_for) = (&self.checkpoint, cause.is_asked_for());
-        if asked_for || self.log.has_waiters() || control.is_waited_for() {
+        // The caller of an unmount waits, too, and needs an end: the log is whole, so the next
+        // mount replays it.
+        let unmount = cause == CheckpointCause::Unmount;
+        if asked_for || unmount || self.log.has_waiters() || control.is_waited_for() {
             if patience.tries == 0 || asked_for && control.closing.load(Ordering::Acquire) {
                 let holds_up = self.log.has_waiters() || control.queued.load(Ordering::Acquire) > 0;
                 return if asked_for || !holds_up { HostFull::PutOff } else { HostFull::Fail };

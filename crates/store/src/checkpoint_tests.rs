@@ -1,7 +1,8 @@
 use super::*;
 use crate::test_images::formatted;
-use crate::{Class, Losses, Need, OpenOptions, read_superblock};
+use crate::{Class, Need, OpenOptions};
 use kedge_base::{Clock, ManualClock};
+use kedge_format::superblock::SLOTS;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -147,7 +148,8 @@ fn a_checkpoint_that_panics_shuts_the_store_down_with_its_words() {
     assert!(store.close().unwrap_err().to_string().contains(words));
 }
 
-/// An image on a host that has space for nothing but the log, as long as it is `full`.
+/// An image on a host that has space for nothing but the log and the superblock, as long as it is
+/// `full`.
 struct OnHost {
     inner: Arc<dyn Device>,
     log: std::ops::Range<u64>,
@@ -156,7 +158,8 @@ struct OnHost {
 
 impl OnHost {
     fn check(&self, offset: u64) -> Result<()> {
-        if self.log.contains(&offset) || !self.full.load(Ordering::SeqCst) {
+        let slot = SLOTS.iter().any(|slot| slot.byte_offset() == offset);
+        if slot || self.log.contains(&offset) || !self.full.load(Ordering::SeqCst) {
             return Ok(());
         }
         Err(Error::Io { op: "write", offset, len: BLOCK_SIZE as u64, errno: 28 })
@@ -336,4 +339,31 @@ fn a_freeze_behind_a_checkpoint_that_waits_for_its_host_is_told() {
     store.check_alive().unwrap();
     device.full.store(false, Ordering::SeqCst);
     store.freeze().unwrap();
+}
+
+/// The end of a mount is bounded, whatever its host has. What was given up is named all the same,
+/// and what is in the log is there for the next mount.
+#[test]
+fn a_close_without_space_on_the_host_ends_and_names_what_is_lost() {
+    let (device, store) = on_host(3);
+    let before = read_superblock(&*device).unwrap().0.checkpoint;
+    put(&store, 1);
+    store.force(Lsn(u64::MAX), ForceCause::Sync).unwrap();
+    device.full.store(true, Ordering::SeqCst);
+    store.note_losses(2);
+    let (done, answer) = std::sync::mpsc::channel();
+    let closing = store.clone();
+    kedge_base::spawn_named("close", move || done.send(closing.close()).unwrap()).unwrap();
+    let closed = answer.recv_timeout(Duration::from_secs(120)).expect("the close ends");
+    assert_eq!(closed.unwrap_err().errno(), 28);
+    let after = read_superblock(&*device).unwrap().0.checkpoint;
+    assert_eq!(after.losses.map(|losses| losses.files), Some(2));
+    assert_eq!(CheckpointState { losses: None, ..after }, before, "nothing else changed");
+    device.full.store(false, Ordering::SeqCst);
+    drop(store);
+    let device: Arc<dyn Device> = device;
+    let store = reopened(&device);
+    assert!(store.get(key(1)).unwrap().is_some());
+    assert_eq!(store.losses().map(|losses| losses.files), Some(2));
+    store.close().unwrap();
 }

@@ -374,6 +374,17 @@ impl Store {
         *self.losses.lock()
     }
 
+    /// The checkpoint that would have named the losses failed with `why`.
+    fn keep_losses(&self, why: &Error) {
+        // The image may belong to another owner by now.
+        if self.losses().is_none() || matches!(why, Error::Fenced | Error::OutcomeUnknown) {
+            return;
+        }
+        if let Err(e) = checkpoint::write_losses(&*self.device, self.losses()) {
+            tracing::error!("the image does not name the files whose data is lost: {e}");
+        }
+    }
+
     // ----- life and death -----
 
     /// Latches shutdown: no change is accepted any more.
@@ -418,7 +429,8 @@ impl Store {
     }
 
     /// Makes the last checkpoint, which marks the image clean, and ends the log's threads. The
-    /// caller has written back all file data.
+    /// caller has written back all file data. If the checkpoint fails, losses are named in the slot
+    /// that is there.
     pub fn close(&self) -> Result<()> {
         if self.closed.load(Ordering::Relaxed) {
             return Ok(());
@@ -427,7 +439,7 @@ impl Store {
             true => Ok(()),
             // Clean already, and not to be written.
             false if self.checkpoint.is_frozen() => self.check_alive(),
-            false => self.checkpoint_clean(),
+            false => self.checkpoint_clean().inspect_err(|e| self.keep_losses(e)),
         };
         self.closed.store(true, Ordering::Relaxed);
         self.log.stop();

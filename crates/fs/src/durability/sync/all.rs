@@ -11,6 +11,10 @@ use std::time::Duration;
 /// Between the tries of the last sync.
 const CLOSE_RESTS: [Duration; 3] =
     [Duration::from_millis(10), Duration::from_millis(50), Duration::from_millis(250)];
+/// And then, while the image's host has no space: some five seconds, in which somebody may make
+/// room. What does not fit after them is given up: an unmount must end.
+const FULL_REST: Duration = Duration::from_millis(250);
+const FULL_TRIES: usize = 20;
 /// Inodes that a woken flusher writes in one turn.
 const TURN_INODES: usize = 1024;
 
@@ -80,8 +84,11 @@ impl Syncer {
     /// The last sync: what fails is tried again some times, each time elsewhere.
     pub(crate) fn sync_for_close(&self) -> Result<()> {
         let mut result = self.sync(ForceCause::Close);
-        for rest in CLOSE_RESTS {
+        let rests = CLOSE_RESTS.into_iter().chain([FULL_REST; FULL_TRIES]).enumerate();
+        for (tries, rest) in rests {
+            let full = matches!(&result, Err(Error::Engine(e)) if e.is_host_full());
             if result.is_ok()
+                || tries >= CLOSE_RESTS.len() && !full
                 || self.engine.check_open().is_err()
                 || self.engine.store().check_alive().is_err()
             {
