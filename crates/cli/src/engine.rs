@@ -133,8 +133,11 @@ fn is_host_full(e: &anyhow::Error) -> bool {
     }
 }
 
-/// Bytes that the file system below an image file has free.
-fn host_free(path: &Path) -> Option<u64> {
+/// Bytes that the file system below an image file has free. `None`: it is no file.
+pub fn host_free(path: &Path) -> Option<u64> {
+    if !path.is_file() {
+        return None;
+    }
     let host = rustix::fs::statvfs(path).ok()?;
     Some(host.f_bavail.saturating_mul(host.f_frsize))
 }

@@ -50,6 +50,7 @@ mod tree;
 mod trim;
 mod tune;
 mod umount;
+mod users;
 mod waits;
 
 use clap::error::ErrorKind;

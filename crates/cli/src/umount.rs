@@ -6,10 +6,18 @@
 //!
 //! Before that it writes the kernel's page cache with syncfs(2): unmounting writes it too, but does
 //! not report a failure. The superblock records what the server could not write.
+//!
+//! # A host without space
+//! Accepted bytes that do not fit on the file system below an image file are kept by a mount, and
+//! lost by its end. So this command then refuses, and says how much room is missing; `--force`
+//! gives the bytes up. The end of the serving process does not depend on that: it waits some
+//! seconds for room, first with the data, then with the last checkpoint, and ends.
 
 use crate::image::{self, Image};
-use crate::{engine, mounts};
+use crate::options::show_size;
+use crate::{engine, mounts, users};
 use anyhow::{Context, Result, anyhow, bail};
+use kedge_fuse::{MountEntry, MountError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{StatVfsMountFlags, statvfs};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -17,9 +25,14 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 #[derive(clap::Args, Debug)]
 pub struct Args {
+    /// Unmount even if the host of the image has no space for data that was written; that data is
+    /// lost
+    #[arg(short, long)]
+    force: bool,
     /// The mount point
     dir: PathBuf,
 }
@@ -28,6 +41,9 @@ pub struct Args {
 const LOOK_AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// After so many checks the user is told what is waited for.
 const TELL_AFTER: u64 = 100;
+/// How long a plain mount, to which no sync(2) comes, may take to find out that its host is full.
+const FULL_CHECKS: u32 = 30;
+const FULL_PAUSE: Duration = Duration::from_millis(100);
 
 pub fn run(args: Args) -> Result<ExitCode> {
     let dir = mounts::resolve(&args.dir)?;
@@ -56,13 +72,17 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let before = before(&dir)?;
     let synced = sync(&dir);
     let others = kedge_fuse::mounts_beside(&mount);
-    engine::unmount(&dir)?;
+    let stuck = if read_only || !others.is_empty() { None } else { stuck(&dir, &image)? };
+    if let Some(stuck) = stuck.as_ref().filter(|_| !args.force) {
+        bail!("{} is not unmounted: {}", args.dir.display(), stuck.refusal(&args.dir, &image));
+    }
+    unmount(&dir)?;
     match others.first() {
         Some(other) => tracing::info!("{} stays mounted on {}", image.display(), other.dir.display()),
         None => {
-            let end = wait_for_end(&server, &image);
+            let end = wait_for_end(&server, &mount);
             end.with_context(|| unseen(&args.dir))?;
-            check_closed(&args.dir, &image, read_only, &before)?;
+            check_closed(&args.dir, &image, read_only, &before, stuck.as_ref())?;
         }
     }
     // The image may be clean all the same: another host has taken it over and closed it.
@@ -80,25 +100,92 @@ fn unseen(dir: &Path) -> String {
     format!("{}: unmounted, but how its image was closed cannot be seen", dir.display())
 }
 
+/// Ends the mount. If it is in use, the error names the users.
+fn unmount(dir: &Path) -> Result<()> {
+    engine::unmount(dir).map_err(|e| match e.downcast_ref::<MountError>() {
+        Some(MountError::Busy(_)) => match &users::of(dir)[..] {
+            [] => e.context("no process that this user may look at has anything open there"),
+            found => anyhow!("{e} by {}", found.join("; by ")),
+        },
+        _ => e,
+    })
+}
+
 /// What the image says of its end.
-fn check_closed(dir: &Path, image: &Path, read_only: bool, before: &Before) -> Result<()> {
+fn check_closed(
+    dir: &Path,
+    image: &Path,
+    read_only: bool,
+    before: &Before,
+    stuck: Option<&Stuck>,
+) -> Result<()> {
     let shown = image.display();
+    let mut wrong = Vec::new();
     if !read_only && !is_clean(image).with_context(|| unseen(dir))? {
-        let why = before.shut_down.as_ref();
-        let why = why.map_or(String::new(), |why| format!("; the file system had shut down: {why}"));
-        bail!(
-            "{}: unmounted, but {shown} was not closed cleanly{why}; its next mount replays the log",
-            dir.display()
-        );
+        let why = match (&before.shut_down, stuck) {
+            (Some(why), _) => format!("; the file system had shut down: {why}"),
+            (None, Some(_)) => "; there is no space for the last checkpoint".into(),
+            (None, None) => String::new(),
+        };
+        wrong.push(format!("{shown} was not closed cleanly{why}; its next mount replays the log"));
     }
     let lost = image::losses(image).map_or(0, |losses| losses.files).saturating_sub(before.lost_files);
     if lost > 0 {
-        bail!(
-            "{}: unmounted, but the data of {lost} files could not be written to {shown} and is lost",
-            dir.display()
-        );
+        let most = stuck.map_or(String::new(), |stuck| format!(" ({} at most)", show_size(stuck.bytes)));
+        wrong.push(format!("the data of {lost} files could not be written to {shown} and is lost{most}"));
+    }
+    if !wrong.is_empty() {
+        bail!("{}: unmounted, but {}", dir.display(), wrong.join("; "));
     }
     Ok(())
+}
+
+/// Data that a mount has accepted and for which the image's host has no space.
+struct Stuck {
+    bytes: u64,
+    files: u64,
+    /// Of all that is to be written, the last checkpoint included.
+    needed: u64,
+    free: u64,
+}
+
+impl Stuck {
+    fn refusal(&self, dir: &Path, image: &Path) -> String {
+        format!(
+            "{} of {} files do not fit on the file system that holds {}: {} are free, {} more are needed. Make room there,              or delete files in {}; kedge umount --force gives that data up",
+            show_size(self.bytes),
+            self.files,
+            image.display(),
+            show_size(self.free),
+            show_size(self.needed.saturating_sub(self.free)),
+            dir.display()
+        )
+    }
+}
+
+/// What has no space on the host of the image. The kernel has just written its cache, and of a
+/// mount through a block device also what the serving process held: what that holds now, a write
+/// has met a full host. A plain mount is given a moment to find out.
+fn stuck(dir: &Path, image: &Path) -> Result<Option<Stuck>> {
+    for _ in 0..FULL_CHECKS {
+        let Some(free) = engine::host_free(image) else { return Ok(None) };
+        let stats = mount_json(dir, mounts::XATTR_STATS)?;
+        let cache = |name: &str| stats["cache"][name].as_u64().unwrap_or(0);
+        let dirty = cache("dirty_pages").saturating_mul(kedge_base::BLOCK_SIZE as u64);
+        let info = mount_json(dir, mounts::XATTR_INFO)?;
+        let full = &info["host_full"];
+        let of_host = |name: &str| full[name].as_u64().unwrap_or(0);
+        let needed = dirty.saturating_add(cache("tree_dirty_bytes")).saturating_add(of_host("spare_bytes"));
+        if dirty == 0 || free >= needed || info["shut_down"].is_string() {
+            return Ok(None);
+        }
+        if !full.is_null() {
+            let (bytes, files) = (of_host("unwritten_bytes"), of_host("unwritten_files"));
+            return Ok((bytes > 0).then_some(Stuck { bytes, files, needed, free }));
+        }
+        std::thread::sleep(FULL_PAUSE);
+    }
+    Ok(None)
 }
 
 /// What the mount says of itself. It is not read from the image: an NBD server may accept one
@@ -110,10 +197,13 @@ struct Before {
     shut_down: Option<String>,
 }
 
+fn mount_json(dir: &Path, name: &str) -> Result<serde_json::Value> {
+    let text = mounts::attribute(dir, name)?;
+    serde_json::from_str(&text).with_context(|| format!("read what {} says of itself", dir.display()))
+}
+
 fn before(dir: &Path) -> Result<Before> {
-    let text = mounts::attribute(dir, mounts::XATTR_INFO)?;
-    let info: serde_json::Value =
-        serde_json::from_str(&text).with_context(|| format!("read what {} says of itself", dir.display()))?;
+    let info = mount_json(dir, mounts::XATTR_INFO)?;
     let shut_down = info["shut_down"].as_str().map(str::to_owned);
     Ok(Before { lost_files: info["lost_files"].as_u64().unwrap_or(0), shut_down })
 }
@@ -137,15 +227,16 @@ fn server(dir: &Path) -> Result<OwnedFd> {
 }
 
 /// Waits until the process is gone or has released the image: one process may serve several mounts.
-fn wait_for_end(server: &OwnedFd, image: &Path) -> Result<()> {
+fn wait_for_end(server: &OwnedFd, mount: &MountEntry) -> Result<()> {
+    let image = &mount.image();
     let mut waited = 0u64;
     loop {
         if waited == TELL_AFTER {
-            eprintln!(
-                "kedge: waiting for the process that serves {} to close it; another mount namespace (a container, a \
-                 service) may still have it mounted",
-                image.display()
-            );
+            let why = match users::elsewhere(mount) {
+                Some(process) => format!("it is still mounted in the mount namespace of {process}"),
+                None => "it writes what is left".into(),
+            };
+            eprintln!("kedge: waiting for the process that serves {} to close it: {why}", image.display());
         }
         waited += 1;
         let mut fds = [PollFd::new(server, PollFlags::IN)];

@@ -95,6 +95,93 @@ fn writers_hear_that_the_host_is_full_and_go_on_when_it_is_not() {
     assert!(report.contains("clean"), "{report}");
 }
 
+/// Writes to new files until the host is full. Returns how many bytes of each were accepted.
+fn fill_with_unsynced(host: &Host) -> Vec<(std::path::PathBuf, usize)> {
+    let mut accepted = Vec::new();
+    for i in 0..2 {
+        let path = host.path(&format!("mnt/unsynced{i}"));
+        let mut file = File::create(&path).unwrap();
+        let written = (0..100).take_while(|_| file.write_all(&vec![b'u'; MIB]).is_ok()).count();
+        accepted.push((path, written * MIB));
+    }
+    assert!(accepted.iter().map(|(_, bytes)| bytes).sum::<usize>() > 64 * MIB, "{accepted:?}");
+    accepted
+}
+
+fn now() -> i64 {
+    std::time::UNIX_EPOCH.elapsed().unwrap().as_secs() as i64
+}
+
+#[test]
+fn an_unmount_says_what_does_not_fit_on_its_host() {
+    for options in ["", "-o fuse "] {
+        let Some(host) = Host::new(64) else { return };
+        host.0.run(&format!("mount {options}--create 1G --log-file log host/disk.kedge mnt")).ok();
+        write_and_fsync(&host.path("mnt/kept"), b"kept");
+        let accepted = fill_with_unsynced(&host);
+        host.0.run("umount mnt").refused(
+            1,
+            &["mnt is not unmounted", "of 2 files do not fit", "more are needed", "umount --force"],
+        );
+        assert_eq!(host.0.info("mnt")["state"], "mounted");
+
+        // All is kept meanwhile, and an unmount with enough room says nothing.
+        let mut grow = Command::new("mount");
+        grow.args(["-o", "remount,size=400M"]).arg(host.path("host"));
+        assert!(grow.status().unwrap().success(), "grow the tmpfs");
+        host.0.run("umount mnt").ok();
+        assert_eq!(host.0.info("host/disk.kedge")["lost_files"], 0);
+        host.0.run("mount host/disk.kedge mnt").ok();
+        for (path, bytes) in accepted {
+            // A write(2) that failed may have written a part.
+            let found = fs::read(path).unwrap();
+            assert!(found.len() >= bytes && found.iter().all(|b| *b == b'u'), "{options}");
+        }
+        host.0.unmount_and_check("host/disk.kedge");
+    }
+}
+
+/// The serving process ends, though its last checkpoint has no space either, and the image says
+/// what it cost.
+#[test]
+fn an_unmount_by_force_gives_up_what_does_not_fit() {
+    for options in ["", "-o fuse "] {
+        let Some(host) = Host::new(64) else { return };
+        host.0.run(&format!("mount {options}--create 1G --log-file log host/disk.kedge mnt")).ok();
+        write_and_fsync(&host.path("mnt/kept"), b"kept");
+        let accepted = fill_with_unsynced(&host);
+        let before = now();
+        let run = host.0.run("umount --force mnt");
+        let after = now();
+        assert_eq!(run.code, 1, "{}", run.err);
+        for word in ["mnt: unmounted, but", "the data of 2 files", "is lost", "at most"] {
+            assert!(run.err.contains(word), "{word} in {}", run.err);
+        }
+        assert!(!run.err.contains("namespace"), "{}", run.err);
+        let info = host.0.info("host/disk.kedge");
+        assert_eq!(info["lost_files"], 2);
+        let since = info["lost_since"].as_str().unwrap();
+        let seconds = Command::new("date").args(["+%s", "-d", since]).output().unwrap();
+        let since: i64 = String::from_utf8(seconds.stdout).unwrap().trim().parse().unwrap();
+        assert!((before..=after).contains(&since), "{before} {since} {after}");
+
+        let mut grow = Command::new("mount");
+        grow.args(["-o", "remount,size=400M"]).arg(host.path("host"));
+        assert!(grow.status().unwrap().success(), "grow the tmpfs");
+        let run = host.0.run("mount host/disk.kedge mnt");
+        assert_eq!(run.code, 0, "{}", run.err);
+        assert!(run.err.contains("2 files"), "the mount tells it: {}", run.err);
+        assert_eq!(fs::read(host.path("mnt/kept")).unwrap(), b"kept");
+        let cost = accepted.iter().filter(|(path, bytes)| {
+            let found = fs::read(path).unwrap();
+            assert!(found.iter().all(|b| [b'u', 0].contains(b)), "{}", path.display());
+            found.iter().filter(|b| **b == b'u').count() < *bytes
+        });
+        assert_eq!(cost.count(), 2, "as many as were named");
+        host.0.run("umount mnt").ok();
+    }
+}
+
 #[test]
 fn a_checkpoint_waits_for_its_host() {
     let Some(host) = Host::new(64) else { return };

@@ -155,10 +155,34 @@ fn a_mount_in_use_stays() {
     let place = Place::new();
     place.run("mount --create 64M disk.kedge mnt").ok();
     let file = fs::File::create(place.path("mnt/file")).unwrap();
-    place.run("umount mnt").refused(1, &["mnt", "in use"]);
+    let me = format!("process {}", std::process::id());
+    place.run("umount mnt").refused(1, &["mnt", "in use", &me, "mnt/file open"]);
     file.sync_all().unwrap();
     drop(file);
-    place.run("umount mnt").ok();
+
+    // By a working directory, by a program that runs from there, and by a mount below.
+    fs::copy("/bin/sleep", place.path("mnt/sleep")).unwrap();
+    let mut inside = place.command("sleep");
+    inside.arg("600").current_dir(place.path("mnt"));
+    let mut from_there = place.command(place.path("mnt/sleep").to_str().unwrap());
+    from_there.arg("600");
+    for (mut command, how) in [(inside, "whose working directory is there"), (from_there, "mnt/sleep mapped")]
+    {
+        let mut child = command.spawn().unwrap();
+        let who = format!("process {} (sleep)", child.id());
+        let run = place.run("umount mnt");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        run.refused(1, &["in use", &who, how]);
+    }
+    if rustix::process::geteuid().is_root() {
+        fs::create_dir(place.path("mnt/below")).unwrap();
+        place.run("mount --create 16M other.kedge mnt/below").ok();
+        let run = place.run("umount mnt");
+        place.run("umount mnt/below").ok();
+        run.refused(1, &["in use", "a mount on", "mnt/below"]);
+    }
+    place.unmount();
 }
 
 #[test]
