@@ -32,7 +32,7 @@ impl Beneath {
     /// The directory at a path below the root; the root's is empty.
     pub fn dir(&self, path: &[u8]) -> io::Result<OwnedFd> {
         if path.is_empty() {
-            return Ok(self.root.try_clone()?);
+            return self.root.try_clone();
         }
         if !path.split(|b| *b == b'/').all(is_plain_name) {
             return Err(not_plain());
