@@ -72,7 +72,7 @@ fn image() -> Arc<MemDevice> {
     device
 }
 
-fn label(label: &str) -> impl Fn(&mut Geometry) -> Result<()> {
+fn label(label: &str) -> impl Fn(&mut kedge_format::superblock::Geometry) -> Result<()> {
     move |geometry| {
         label.clone_into(&mut geometry.label);
         Ok(())
