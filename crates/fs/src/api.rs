@@ -133,15 +133,7 @@ impl FileSystem {
 
     /// Any kind but directory and symlink; `mode` carries the type bits.
     pub fn mknod(&self, dir: Ino, name: &[u8], mode: u32, rdev: u64, owner: Owner) -> Result<Attr> {
-        let kind = match FileKind::from_mode(mode) {
-            Some(FileKind::Directory | FileKind::Symlink) => {
-                return Err(Error::NotPermitted("mknod of this type"));
-            }
-            Some(kind) => kind,
-            None if mode & FileKind::MODE_MASK == 0 => FileKind::Regular,
-            None => return Err(Error::Invalid("file type")),
-        };
-        let rdev = if matches!(kind, FileKind::CharDevice | FileKind::BlockDevice) { rdev } else { 0 };
+        let (kind, rdev) = node_kind(mode, rdev)?;
         let make = Make { kind, mode, rdev, target: b"", owner };
         self.change(OpKind::mknod, |fs| fs.names().make(dir, name, &make))
     }
@@ -162,13 +154,41 @@ impl FileSystem {
 
     /// A nameless file (O_TMPFILE), pinned once.
     pub fn tmpfile(&self, dir: Ino, mode: u32, owner: Owner) -> Result<Attr> {
-        self.change(OpKind::tmpfile, |fs| fs.names().tmpfile(dir, mode, owner))
+        let make = Make { kind: FileKind::Regular, mode, rdev: 0, target: b"", owner };
+        self.change(OpKind::tmpfile, |fs| fs.names().make_nameless(dir, &make))
+    }
+
+    /// [`FileSystem::mknod`] without a name, pinned once. As [`FileSystem::tmpfile`] for files of
+    /// all kinds but directories and symbolic links.
+    pub fn mknod_nameless(&self, dir: Ino, mode: u32, rdev: u64, owner: Owner) -> Result<Attr> {
+        let (kind, rdev) = node_kind(mode, rdev)?;
+        let make = Make { kind, mode, rdev, target: b"", owner };
+        self.change(OpKind::mknod, |fs| fs.names().make_nameless(dir, &make))
+    }
+
+    /// [`FileSystem::symlink`] without a name, pinned once.
+    pub fn symlink_nameless(&self, dir: Ino, target: &[u8], owner: Owner) -> Result<Attr> {
+        if target.is_empty() {
+            return Err(Error::NotFound);
+        }
+        let make = Make { kind: FileKind::Symlink, mode: 0o777, rdev: 0, target, owner };
+        self.change(OpKind::symlink, |fs| fs.names().make_nameless(dir, &make))
     }
 
     /// A further name for an inode that is no directory. Gives a nameless file of
     /// [`FileSystem::tmpfile`] its first one.
     pub fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
         self.change(OpKind::link, |fs| fs.names().link(ino, dir, name))
+    }
+
+    /// [`FileSystem::link`], also where another file has the name: that loses it by the same
+    /// operation, as by a rename. No crash shows the directory without the name. Returns the file
+    /// that lost it.
+    ///
+    /// To replace a file as a careful program does: [`FileSystem::tmpfile`],
+    /// [`FileSystem::write`], [`FileSystem::write_back`], and this.
+    pub fn link_over(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Option<Ino>> {
+        self.change(OpKind::link, |fs| fs.names().link_over(ino, dir, name))
     }
 
     /// Removes a name of an inode that is no directory. With the last name the inode goes, unless
@@ -257,6 +277,17 @@ impl FileSystem {
         match at_once {
             true => counted(self.fs.syncer().fsync_at_once(ino)),
             false => self.fs.syncer().fsync_async(ino, datasync, counted),
+        }
+    }
+
+    /// Writes what is dirty of these files in place, and logs the records that say so. Makes
+    /// nothing durable, but orders: an operation that follows is durable only with all of it.
+    /// Unlike [`FileSystem::fsync`] it waits for no flush, and writes many files at once.
+    pub fn write_back(&self, inos: &[Ino]) -> Result<()> {
+        match self.fs.engine().gate().work() {
+            Some(_work) => self.fs.syncer().write_back(inos),
+            // While it is frozen nothing is dirty.
+            None => self.fs.syncer().sync_at_once(),
         }
     }
 
@@ -436,6 +467,20 @@ impl FileSystem {
 #[must_use]
 #[allow(dead_code, reason = "it does its work when it is dropped")]
 pub struct Pass<'a>(Inside<'a>);
+
+/// What mknod makes.
+fn node_kind(mode: u32, rdev: u64) -> Result<(FileKind, u64)> {
+    let kind = match FileKind::from_mode(mode) {
+        Some(FileKind::Directory | FileKind::Symlink) => {
+            return Err(Error::NotPermitted("mknod of this type"));
+        }
+        Some(kind) => kind,
+        None if mode & FileKind::MODE_MASK == 0 => FileKind::Regular,
+        None => return Err(Error::Invalid("file type")),
+    };
+    let has_device = matches!(kind, FileKind::CharDevice | FileKind::BlockDevice);
+    Ok((kind, if has_device { rdev } else { 0 }))
+}
 
 fn fsync_kind(datasync: bool) -> OpKind {
     if datasync { OpKind::fdatasync } else { OpKind::fsync }

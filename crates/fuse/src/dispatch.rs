@@ -187,12 +187,15 @@ impl<O: Ops> Server<O> {
     /// The reply for a pinned inode.
     fn entry(&self, attr: &Attr) -> abi::EntryOut {
         let (secs, nanos) = self.timeout();
+        // See `crate::beside`.
+        let (entry_valid, entry_valid_nsec) =
+            if self.changes.are_made() { (0, 0) } else { (secs, nanos) };
         abi::EntryOut {
             nodeid: attr.ino.0,
             generation: NODE_GENERATION,
-            entry_valid: secs,
+            entry_valid,
             attr_valid: secs,
-            entry_valid_nsec: nanos,
+            entry_valid_nsec,
             attr_valid_nsec: nanos,
             attr: wire_attr(attr),
         }

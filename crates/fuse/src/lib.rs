@@ -43,7 +43,7 @@ mod sys;
 mod task;
 pub mod transport;
 
-pub use beside::{Address, Notifier};
+pub use beside::{Address, Changing, Notifier};
 pub use caller::caller;
 pub use mount::{MountError, become_io_flusher, is_dir, mount, mount_again, mount_remote, unmount};
 pub use mountinfo::{MountEntry, asks_strangers, mount_at, mount_of, mounts, mounts_beside, mounts_of};

@@ -13,6 +13,7 @@
 //! Root gets the first kind if it is available, else the second: in a container there may be no
 //! loop device, and in a user namespace the kernel accepts no block device at all.
 
+use crate::beside::Changes;
 use crate::devfuse::DevFuse;
 use crate::mountinfo;
 use crate::options::FuseOptions;
@@ -138,6 +139,7 @@ fn session(fd: OwnedFd, mount: MountPoint, options: &FuseOptions) -> MountedSess
         options: options.clone(),
         mount,
         beside: None,
+        changes: Changes::default(),
         device_requests: None,
     }
 }

@@ -61,7 +61,7 @@
 //! from this mount. So there are always at least two workers.
 
 use crate::abi::{self, OPCODES, init, init2, op, op_name};
-use crate::beside::Address;
+use crate::beside::{Address, Changes};
 use crate::caller::with_caller;
 use crate::control;
 use crate::crew::Crew;
@@ -118,6 +118,7 @@ pub struct Server<O> {
     mount_json: String,
     /// The value of `system.kedgefs.beside`.
     pub(crate) beside: Option<Address>,
+    pub(crate) changes: Changes,
     /// The member `device_requests` of information and counters.
     device_requests: Option<Told>,
     /// Ends before the file system is closed: another may then get its number.
@@ -155,6 +156,7 @@ impl<O: Ops> Server<O> {
             crew: Arc::new(crew),
             mount_json,
             beside: None,
+            changes: Changes::default(),
             device_requests: None,
             status: Mutex::new(None),
             late: None,
@@ -165,6 +167,11 @@ impl<O: Ops> Server<O> {
     /// With an address for changes beside the kernel, and what the device owes.
     pub(crate) fn offering(self, beside: Option<Address>, device_requests: Option<Told>) -> Server<O> {
         Server { beside, device_requests, ..self }
+    }
+
+    /// Names are good for no time while such changes are made.
+    pub(crate) fn beside_changes(self, changes: &Changes) -> Server<O> {
+        Server { changes: changes.clone(), ..self }
     }
 
     /// Answers questions about the mount also while no worker is free.

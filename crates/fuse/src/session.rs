@@ -1,6 +1,6 @@
 //! A mount that is being served: its threads, and how it ends.
 
-use crate::beside::{Address, Notifier};
+use crate::beside::{Address, Changes, Notifier};
 use crate::crew::{Crew, Patience};
 use crate::freeze::{self, Job};
 use crate::habit::{self, Wait};
@@ -30,6 +30,7 @@ pub struct MountedSession {
     pub(crate) mount: MountPoint,
     /// See [`MountedSession::offer`].
     pub(crate) beside: Option<Address>,
+    pub(crate) changes: Changes,
     /// See [`MountedSession::tell_device`].
     pub(crate) device_requests: Option<Told>,
 }
@@ -84,7 +85,8 @@ impl MountedSession {
 
     /// Tells the kernel of changes that do not come through it.
     pub fn notifier(&self) -> Notifier {
-        Notifier::new(self.transport.clone().expect("the session is not served yet"))
+        let transport = self.transport.clone().expect("the session is not served yet");
+        Notifier::new(transport, self.changes.clone())
     }
 
     /// Where programs of the user who serves the mount, and root's, reach the process for such
@@ -145,6 +147,7 @@ impl MountedSession {
         let told = mount_json(&self.mount, &options, &*transport);
         let (server, jobs) = Server::new(ops.clone(), transport.clone(), options, told, on_destroy);
         let server = server.offering(self.beside.take(), self.device_requests.take());
+        let server = server.beside_changes(&self.changes);
         let (server, late) = server.freezable();
         let server = Arc::new(server);
         if let Some(device) = &self.mount.device {

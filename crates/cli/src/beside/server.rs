@@ -6,7 +6,7 @@
 
 use super::{Answer, CHUNK, HELLO, LINE_MAX};
 use crate::import;
-use crate::import::sink::{Live, Sink};
+use crate::import::sink::{Changed, Live, Sink};
 use anyhow::{Context, Result, bail, ensure};
 use kedge_base::lock::{Mutex, Rank};
 use kedge_base::{Clock, SystemClock};
@@ -138,15 +138,16 @@ impl Beside {
         let attr = self.fs.getattr(top).context("the directory")?;
         ensure!(attr.kind == FileKind::Directory, "inode {top} is no directory");
         let unknown = RefCell::new(None);
-        let changed = |name: Option<(Ino, &[u8])>, ino| {
-            let told = match name {
-                Some((dir, name)) => self.notifier.name_changed(dir, name),
-                None => Ok(()),
+        let changed = |what: Changed<'_>| {
+            let sent = match what {
+                Changed::Name(dir, name) => self.notifier.name_changed(dir, name),
+                Changed::Inode(ino) => self.notifier.inode_changed(ino),
             };
-            if let Err(e) = told.and_then(|()| self.notifier.inode_changed(ino)) {
+            if let Err(e) = sent {
                 unknown.borrow_mut().get_or_insert(e);
             }
         };
+        let _changing = self.notifier.changing();
         let mut sink = Sink::live(&self.fs, top, Live { changed: &changed, only });
         let filled = import::fill_from_tar(reader, &mut sink);
         // Also behind an error: directories that are there get the times that they were told.

@@ -136,7 +136,7 @@ fn an_image_that_is_being_filled() {
 #[test]
 fn a_mount_that_is_being_filled() {
     import(|fs, archive| {
-        let mut sink = Sink::live(fs, Ino::ROOT, sink::Live { changed: &|_, _| {}, only: None });
+        let mut sink = Sink::live(fs, Ino::ROOT, sink::Live { changed: &|_| {}, only: None });
         fill_from_tar(archive, &mut sink).expect("filled");
         sink.finish().expect("finished");
     });

@@ -1,13 +1,27 @@
 //! The image that is being filled.
 //!
-//! A file that cannot be written as a whole is removed again, so that what an error leaves behind
-//! is whole. Times of directories are set at the end, as each new entry moves them.
+//! # Whole files
+//! All but directories is made without a name, and gets its name when it is complete: contents,
+//! owner, attributes, times. If another file has the name, the same operation takes it from that
+//! one. So nobody sees a part of a file:
+//! - *An error*: a file without a name goes.
+//! - *The kernel*, where the file system is mounted: it cannot come to know an inode that has no
+//!   name, and so keeps no size, page or attribute from the time before.
+//! - *A crash*: each name is found with the old file or with the new one, whole, or with none where
+//!   there was none. Before names are given, the bytes of their files are written in place and the
+//!   records that say so are logged ([`FileSystem::write_back`]). The record of a name comes later
+//!   in the log, so whatever a crash leaves of the log has both or no name. Files without a name
+//!   are deleted by recovery. This needs no flush: when the copy is durable is for the caller.
+//!
+//! Names are given for many files at once, as writing one file costs as much as writing a hundred
+//! that lie side by side. A directory is made at once, and one that is there stays: it is the files
+//! in it that are replaced. Times of directories are set at the end, as each new entry moves them.
 
 use super::{BLOCK, is_dir, read_full, show};
 use crate::engine;
 use anyhow::{Context, Result, bail};
 use kedgefs::{FileKind, FileSystem, Ino, Owner, SetAttr, SetTime, Timespec, XattrMode};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io::{Read, Write};
 
 /// Bytes that are written with one call.
@@ -21,6 +35,9 @@ const SYNC_ENTRIES: u64 = 128;
 const SYNC_TEXT: u64 = 128 << 10;
 /// Syncs between two checkpoints: few enough tree nodes are dirty that none starts by itself.
 const CHECKPOINT_SYNCS: u64 = 64;
+/// Files of a mount that wait for their names, and their bytes.
+const WAITING_MAX: usize = 1024;
+const WAITING_BYTES: u64 = 16 << 20;
 const SHOW_EVERY: u64 = 256;
 
 /// What every kind of file has.
@@ -74,19 +91,38 @@ pub struct Data<'a> {
     pub reader: &'a mut dyn Read,
 }
 
-/// Is told what the kernel may know otherwise: a name of a directory, and an inode.
-pub type Changed<'a> = dyn Fn(Option<(Ino, &[u8])>, Ino) + 'a;
+/// What the kernel may know otherwise.
+#[derive(Clone, Copy, Debug)]
+pub enum Changed<'a> {
+    /// A name of a directory is new, or stands for another file.
+    Name(Ino, &'a [u8]),
+    /// The attributes of an inode, and what a directory lists. After all of its names.
+    Inode(Ino),
+}
 
 /// A mount whose file system is filled.
 pub struct Live<'a> {
-    pub changed: &'a Changed<'a>,
+    pub changed: &'a dyn Fn(Changed<'_>),
     /// Everything belongs to this user, who may do no more than through the kernel. `None`: root.
     pub only: Option<Owner>,
+}
+
+/// A file that is complete, and the name that it is to have.
+struct Waiting {
+    dir: Ino,
+    name: Vec<u8>,
+    path: Vec<u8>,
+    ino: Ino,
+    /// Made here: pinned as long as it waits.
+    is_new: bool,
 }
 
 pub struct Sink<'a> {
     fs: &'a FileSystem,
     live: Option<Live<'a>>,
+    waiting: Vec<Waiting>,
+    /// The names among them.
+    waiting_names: HashSet<(Ino, Vec<u8>)>,
     /// Where paths begin.
     pub top: Ino,
     /// No time is later.
@@ -113,6 +149,8 @@ impl<'a> Sink<'a> {
         Sink {
             fs,
             live: None,
+            waiting: Vec::new(),
+            waiting_names: HashSet::new(),
             top,
             latest,
             dirs: BTreeMap::new(),
@@ -131,7 +169,10 @@ impl<'a> Sink<'a> {
     }
 
     /// The inode of a name, if there is one.
-    pub fn find(&self, dir: Ino, name: &[u8]) -> Result<Option<kedgefs::Attr>> {
+    pub fn find(&mut self, dir: Ino, name: &[u8]) -> Result<Option<kedgefs::Attr>> {
+        if !self.waiting.is_empty() && self.waiting_names.contains(&(dir, name.to_vec())) {
+            self.give_names()?;
+        }
         match self.fs.lookup(dir, name) {
             Ok(attr) => Ok(Some(attr)),
             Err(kedgefs::Error::NotFound) => Ok(None),
@@ -182,7 +223,9 @@ impl<'a> Sink<'a> {
             self.bytes += n as u64;
             self.unsynced.bytes += (n as u64).next_multiple_of(BLOCK);
         }
-        if self.unsynced.bytes >= SYNC_BYTES { self.sync() } else { Ok(()) }
+        // The files before this one get their names: it has none that could wait.
+        let max = if self.live.is_some() { WAITING_BYTES } else { SYNC_BYTES };
+        if self.unsynced.bytes >= max { self.sync() } else { Ok(()) }
     }
 
     fn only(&self) -> Option<Owner> {
@@ -193,32 +236,74 @@ impl<'a> Sink<'a> {
         self.only().unwrap_or(Owner { uid: meta.uid, gid: meta.gid })
     }
 
-    /// The name and its inode are not what the kernel knows of them.
-    fn changed(&self, at: At<'_>, ino: Ino) {
+    /// These are not what the kernel knows of them.
+    fn changed(&self, what: Changed<'_>) {
         if let Some(live) = &self.live {
-            (live.changed)(Some((at.dir, at.name)), ino);
+            (live.changed)(what);
         }
-    }
-
-    /// The file is there, whether or not it could be described.
-    fn finish_entry(&mut self, at: At<'_>, ino: Ino, described: Result<()>, text: usize) -> Result<Ino> {
-        self.changed(at, ino);
-        described?;
-        self.note(text)?;
-        Ok(ino)
     }
 
     /// A later entry takes the place of an earlier one, unless one is a directory.
-    fn make_way(&mut self, at: At<'_>) -> Result<()> {
+    fn refuse_directory(&mut self, at: At<'_>) -> Result<()> {
         match self.find(at.dir, at.name).with_context(|| show(at.path))? {
-            None => Ok(()),
             Some(attr) if is_dir(&attr) => bail!("{}: is there already, as a directory", show(at.path)),
-            Some(attr) => {
-                named(self.fs.unlink(at.dir, at.name), at.path)?;
-                self.changed(at, attr.ino);
-                Ok(())
+            _ => Ok(()),
+        }
+    }
+
+    /// A file without a name has been made. It is completed and waits for its name, or goes.
+    fn complete(
+        &mut self,
+        at: At<'_>,
+        made: kedgefs::Result<kedgefs::Attr>,
+        text: usize,
+        complete: impl FnOnce(&mut Self, Ino) -> Result<()>,
+    ) -> Result<Ino> {
+        let ino = named(made.map(|attr| attr.ino), at.path)?;
+        if let Err(e) = complete(self, ino) {
+            self.fs.unpin(ino, 1);
+            return Err(e);
+        }
+        self.wait_for_name(at, ino, true, text)?;
+        Ok(ino)
+    }
+
+    fn wait_for_name(&mut self, at: At<'_>, ino: Ino, is_new: bool, text: usize) -> Result<()> {
+        let (name, path) = (at.name.to_vec(), at.path.to_vec());
+        self.waiting_names.insert((at.dir, name.clone()));
+        self.waiting.push(Waiting { dir: at.dir, name, path, ino, is_new });
+        self.note(text)
+    }
+
+    /// Gives all that waits its name, in the order of the entries. One that cannot have it goes,
+    /// and keeps no other from having its own.
+    fn give_names(&mut self) -> Result<()> {
+        if self.waiting.is_empty() {
+            return Ok(());
+        }
+        let waiting = std::mem::take(&mut self.waiting);
+        self.waiting_names.clear();
+        let new: Vec<Ino> = waiting.iter().filter(|w| w.is_new).map(|w| w.ino).collect();
+        let written = self.fs.write_back(&new).map_err(told).context("write to the image");
+        let mut result = Ok(());
+        let mut dirs = BTreeSet::new();
+        for Waiting { dir, name, path, ino, is_new } in waiting {
+            // After an error nobody knows whose bytes are missing.
+            if written.is_ok() {
+                let given = named(self.fs.link_over(ino, dir, &name), &path).map(|old| {
+                    self.changed(Changed::Name(dir, &name));
+                    // Links of a file, whether or not it has others, and to whom it is open.
+                    old.into_iter().chain((!is_new).then_some(ino)).for_each(|ino| self.changed(Changed::Inode(ino)));
+                    dirs.insert(dir);
+                });
+                result = result.and(given);
+            }
+            if is_new {
+                self.fs.unpin(ino, 1);
             }
         }
+        dirs.into_iter().for_each(|dir| self.changed(Changed::Inode(dir)));
+        written.and(result)
     }
 
     fn describe(&mut self, ino: Ino, meta: &Meta, is_dir: bool) -> Result<()> {
@@ -260,17 +345,19 @@ impl<'a> Sink<'a> {
             // Progress that cannot be shown is no reason to stop.
             let _ = write!(std::io::stderr(), "\r{} entries, {} MiB\x1b[K", self.entries, self.bytes >> 20);
         }
-        if self.unsynced.entries >= SYNC_ENTRIES || self.unsynced.text >= SYNC_TEXT {
-            return self.sync();
-        }
-        Ok(())
+        let is_due = match self.live {
+            Some(_) => self.waiting.len() >= WAITING_MAX,
+            None => self.unsynced.entries >= SYNC_ENTRIES || self.unsynced.text >= SYNC_TEXT,
+        };
+        if is_due { self.sync() } else { Ok(()) }
     }
 
     fn sync(&mut self) -> Result<()> {
+        self.unsynced = Unsynced::default();
+        self.give_names()?;
         if self.live.is_some() {
             return Ok(());
         }
-        self.unsynced = Unsynced::default();
         self.syncs += 1;
         if self.syncs.is_multiple_of(CHECKPOINT_SYNCS) {
             return self.fs.checkpoint().map_err(told).context("write a checkpoint");
@@ -278,15 +365,15 @@ impl<'a> Sink<'a> {
         self.fs.sync().map_err(told).context("write to the image")
     }
 
-    /// Sets the times of the directories.
+    /// Gives the last names, and sets the times of the directories.
     pub fn finish(mut self) -> Result<()> {
+        let given = self.give_names();
         for (ino, mtime) in std::mem::take(&mut self.dirs) {
             self.set_time(ino, mtime).with_context(|| format!("time of directory {ino}"))?;
-            if let Some(live) = &self.live {
-                (live.changed)(None, ino);
-            }
+            self.changed(Changed::Inode(ino));
             self.note(0)?;
         }
+        given?;
         if self.shows && self.entries >= SHOW_EVERY {
             let _ = write!(std::io::stderr(), "\r\x1b[K");
         }
@@ -303,9 +390,7 @@ impl Entries for Sink<'_> {
 
     fn root(&mut self, meta: &Meta) -> Result<()> {
         let described = self.describe(self.top, meta, true).context(show(b""));
-        if let Some(live) = &self.live {
-            (live.changed)(None, self.top);
-        }
+        self.changed(Changed::Inode(self.top));
         described
     }
 
@@ -315,60 +400,54 @@ impl Entries for Sink<'_> {
             Some(_) => bail!("{}: is there already, and no directory", show(at.path)),
             None => {
                 let made = self.fs.mkdir(at.dir, at.name, meta.mode, self.owner(meta));
-                named(made.map(|a| a.ino), at.path)?
+                let ino = named(made.map(|a| a.ino), at.path)?;
+                self.changed(Changed::Name(at.dir, at.name));
+                self.changed(Changed::Inode(at.dir));
+                ino
             }
         };
         let described = self.describe(ino, meta, true).with_context(|| show(at.path));
-        self.finish_entry(at, ino, described, at.name.len())
+        // It is there, whether or not it could be described.
+        self.changed(Changed::Inode(ino));
+        described?;
+        self.note(at.name.len())?;
+        Ok(ino)
     }
 
     fn file(&mut self, at: At<'_>, meta: &Meta, data: Data<'_>) -> Result<Ino> {
-        self.make_way(at)?;
-        let made = self.fs.create(at.dir, at.name, meta.mode, self.owner(meta)).map(|a| a.ino);
-        let ino = named(made, at.path)?;
-        let written = self
-            .write(ino, at.path, data)
-            .and_then(|()| self.describe(ino, meta, false).with_context(|| show(at.path)));
-        if let Err(e) = written {
-            // Whole or absent. If it cannot even be removed, that is the lesser news.
-            if let Err(second) = self.fs.unlink(at.dir, at.name) {
-                tracing::warn!("{}: part of it stays in the image: {second}", show(at.path));
-            }
-            self.changed(at, ino);
-            return Err(e);
-        }
-        self.finish_entry(at, ino, Ok(()), at.name.len())
+        self.refuse_directory(at)?;
+        let made = self.fs.tmpfile(at.dir, meta.mode, self.owner(meta));
+        self.complete(at, made, at.name.len(), |sink, ino| {
+            sink.write(ino, at.path, data)?;
+            sink.describe(ino, meta, false).with_context(|| show(at.path))
+        })
     }
 
     fn symlink(&mut self, at: At<'_>, target: &[u8], meta: &Meta) -> Result<Ino> {
-        self.make_way(at)?;
-        let made = self.fs.symlink(at.dir, at.name, target, self.owner(meta)).map(|a| a.ino);
-        let ino = named(made, at.path)?;
+        self.refuse_directory(at)?;
+        let made = self.fs.symlink_nameless(at.dir, target, self.owner(meta));
         // Its mode is always the same.
         let meta = Meta { mode: 0o777, ..meta.clone() };
-        let described = self.describe(ino, &meta, false).with_context(|| show(at.path));
-        self.finish_entry(at, ino, described, at.name.len() + target.len())
+        self.complete(at, made, at.name.len() + target.len(), |sink, ino| {
+            sink.describe(ino, &meta, false).with_context(|| show(at.path))
+        })
     }
 
     fn node(&mut self, at: At<'_>, kind: FileKind, rdev: u64, meta: &Meta) -> Result<Ino> {
         if self.only().is_some() && matches!(kind, FileKind::CharDevice | FileKind::BlockDevice) {
             bail!("{}: only root can make a device on a mount", show(at.path));
         }
-        self.make_way(at)?;
+        self.refuse_directory(at)?;
         let mode = kind.mode_bits() | meta.mode;
-        let made = self.fs.mknod(at.dir, at.name, mode, rdev, self.owner(meta)).map(|a| a.ino);
-        let ino = named(made, at.path)?;
-        let described = self.describe(ino, meta, false).with_context(|| show(at.path));
-        self.finish_entry(at, ino, described, at.name.len())
+        let made = self.fs.mknod_nameless(at.dir, mode, rdev, self.owner(meta));
+        self.complete(at, made, at.name.len(), |sink, ino| {
+            sink.describe(ino, meta, false).with_context(|| show(at.path))
+        })
     }
 
     fn link(&mut self, ino: Ino, at: At<'_>) -> Result<()> {
-        if self.find(at.dir, at.name)?.is_some_and(|there| there.ino == ino) {
-            return Ok(());
-        }
-        self.make_way(at)?;
-        named(self.fs.link(ino, at.dir, at.name).map(drop), at.path)?;
-        self.finish_entry(at, ino, Ok(()), at.name.len()).map(drop)
+        self.refuse_directory(at)?;
+        self.wait_for_name(at, ino, false, at.name.len())
     }
 }
 

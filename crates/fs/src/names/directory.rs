@@ -174,9 +174,14 @@ impl Names {
         Ok(Attr::from_core(ino, &core, make.kind))
     }
 
-    /// A file without a name: an orphan until it is linked. Comes pinned.
-    pub(crate) fn tmpfile(&self, dir: Ino, mode: u32, owner: Owner) -> Result<Attr> {
+    /// A file of any kind but a directory without a name: an orphan until it is linked. Comes
+    /// pinned.
+    pub(crate) fn make_nameless(&self, dir: Ino, make: &Make<'_>) -> Result<Attr> {
+        if make.target.len() > SYMLINK_MAX {
+            return Err(Error::NameTooLong);
+        }
         let need = Need::record(Class::Normal).creates(1).puts(1, Orphan::SIZE);
+        let need = if make.target.is_empty() { need } else { need.puts(1, make.target.len()) };
         let mut handle = self.engine.begin(need.puts(self.has_acls() as usize, LIST_MAX))?;
         let dir = self.inodes.get_dir(dir)?;
         let _io = dir.io.read();
@@ -190,15 +195,20 @@ impl Names {
         let ino = self.inodes.new_ino(&mut meta)?;
         let parent = meta.core;
         drop(meta);
-        let mut core = new_core(&parent, mode, FileKind::Regular, owner, now);
+        let mut core = new_core(&parent, make.mode, make.kind, make.owner, now);
         core.nlink = 0;
+        core.rdev = make.rdev;
         let mut record = RecordBuilder::new(RecordOp::Create);
+        if make.kind == FileKind::Symlink {
+            core.size = make.target.len() as u64;
+            record.put(Key::new(ino, ItemKind::Symlink, 0), make.target);
+        }
         if let Some(default) = default {
             self.inherit(default, ino, &mut core, &mut record);
         }
         record.inode(ino, create_mask(&core), &core);
         record.put(Key::orphan(ino), &Orphan::Unlinked.encode());
-        let inode = Arc::new(Inode::new(ino, core, FileKind::Regular, Default::default()));
+        let inode = Arc::new(Inode::new(ino, core, make.kind, Default::default()));
         let newborn = Newborn::new(&self.inodes, dir.ino, &inode)?;
         self.inodes.pin(ino);
         self.files.orphans().add(ino, Named::Later);
@@ -206,7 +216,7 @@ impl Names {
             self.inodes.unpin(ino, 1);
             self.files.orphans().remove(ino);
         })?);
-        Ok(Attr::from_core(ino, &core, FileKind::Regular))
+        Ok(Attr::from_core(ino, &core, make.kind))
     }
 
     pub(crate) fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
@@ -220,8 +230,21 @@ impl Names {
     }
 
     pub(crate) fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
+        self.link_to(ino, dir, name, false)?;
+        self.inodes.get(ino)?.attr()
+    }
+
+    /// [`Names::link`] that takes the name from another file, in the same record: no crash shows
+    /// the directory without it. Returns the file that had it.
+    pub(crate) fn link_over(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Option<Ino>> {
+        self.link_to(ino, dir, name, true)
+    }
+
+    fn link_to(&self, ino: Ino, dir: Ino, name: &[u8], replaces: bool) -> Result<Option<Ino>> {
         check_name(name)?;
+        // Directory and inode; the name; the item of a nameless one. And the file that has the name.
         let need = Need::record(Class::Normal).patches(2).puts(1, dentry_len(name)).puts(1, Orphan::SIZE);
+        let need = if replaces { need.patches(1).puts(1, Orphan::SIZE) } else { need };
         let handle = self.engine.begin(need)?;
         let dir = self.inodes.get_dir(dir)?;
         let child = self.inodes.get(ino)?;
@@ -229,55 +252,75 @@ impl Names {
             return Err(Error::NotPermitted("hard link to a directory"));
         }
         let io = dir.io.write();
-        let slot = self.find_free(dir.ino, name)?;
+        let found = self.find(dir.ino, name)?;
+        let victim = match found.entry {
+            None => None,
+            Some(_) if !replaces => return Err(Error::Exists),
+            Some((_, FileKind::Directory)) => return Err(Error::IsDirectory),
+            Some((there, _)) if there == ino => return Ok(None),
+            Some((there, _)) => Some(self.inodes.get(there)?),
+        };
+        let slot = if victim.is_some() { found.at() } else { found.for_new()? };
         let now = self.engine.now();
-        let mut changes = lock_metas(&[&dir, &child]);
+        let mut inodes: SmallVec<[&Inode; 3]> = SmallVec::from_slice(&[&*dir, &*child]);
+        inodes.extend(victim.as_deref());
+        let mut changes = lock_metas(&inodes);
         let mut record = RecordBuilder::new(RecordOp::Link);
+        let mut orphaned = false;
         for c in &mut changes {
             if c.inode.ino == dir.ino {
-                if c.core.nlink == 0 {
-                    return Err(Error::NotFound);
-                }
-                flags::check_add(&c.core)?;
-                c.touch(now);
-                c.set(InodeMask::SIZE, |core| core.size = core.size.saturating_add(1));
-                continue;
+                name_in(c, victim.is_some(), now)?;
+            } else if c.inode.ino == ino {
+                self.add_link(c, &mut record, now)?;
+            } else {
+                flags::check_change(&c.core)?;
+                orphaned = drop_name(c, &mut record, now)?;
             }
-            if c.meta.dead {
-                return Err(Error::NotFound);
-            }
-            flags::check_change(&c.core)?;
-            if c.core.nlink >= LINKS_MAX {
-                return Err(Error::TooManyLinks);
-            }
-            if c.core.nlink == 0 {
-                // Only an O_TMPFILE is nameless and may get a name; an unlinked file stays
-                // unlinked.
-                if !self.files.orphans().may_get_name(ino) {
-                    return Err(Error::NotFound);
-                }
-                // A truncate that is not finished needs the item now that the file will not go as a
-                // whole.
-                if c.meta.shrinking {
-                    record.put(Key::orphan(ino), &Orphan::Truncate.encode());
-                } else {
-                    record.delete(Key::orphan(ino));
-                }
-            }
-            c.set(InodeMask::NLINK | InodeMask::CTIME, |core| {
-                core.nlink += 1;
-                core.ctime = now;
-            });
         }
         put_dentry(&mut record, dir.ino, slot, ino, child.kind, name);
         commit_only(handle, record, &mut changes)?;
         self.files.orphans().remove(ino);
         drop(changes);
         let price = self.price_of_link(&child, &dir);
-        self.pay_locked(price)?;
+        let paid = self.pay_locked(price);
         drop(io);
-        self.pay_unlocked(price)?;
-        child.attr()
+        let paid = paid.and_then(|()| self.pay_unlocked(price));
+        // Whatever that came to: the name is taken.
+        let victim = victim.as_ref().map(|victim| victim.ino);
+        if let Some(victim) = victim.filter(|_| orphaned) {
+            self.files.orphaned(victim);
+        }
+        paid.map(|()| victim)
+    }
+
+    /// One name more for a file that is no directory.
+    fn add_link(&self, c: &mut Change<'_>, record: &mut RecordBuilder, now: Timespec) -> Result<()> {
+        let ino = c.inode.ino;
+        if c.meta.dead {
+            return Err(Error::NotFound);
+        }
+        flags::check_change(&c.core)?;
+        if c.core.nlink >= LINKS_MAX {
+            return Err(Error::TooManyLinks);
+        }
+        if c.core.nlink == 0 {
+            // Only an O_TMPFILE is nameless and may get a name; an unlinked file stays unlinked.
+            if !self.files.orphans().may_get_name(ino) {
+                return Err(Error::NotFound);
+            }
+            // A truncate that is not finished needs the item now that the file will not go as a
+            // whole.
+            if c.meta.shrinking {
+                record.put(Key::orphan(ino), &Orphan::Truncate.encode());
+            } else {
+                record.delete(Key::orphan(ino));
+            }
+        }
+        c.set(InodeMask::NLINK | InodeMask::CTIME, |core| {
+            core.nlink += 1;
+            core.ctime = now;
+        });
+        Ok(())
     }
 
     pub(crate) fn unlink(&self, dir: Ino, name: &[u8]) -> Result<()> {
@@ -432,6 +475,22 @@ pub(super) fn put_dentry(
     name: &[u8],
 ) {
     record.put(Key::new(dir, ItemKind::Dentry, slot), &Dentry { ino, kind, name }.encode());
+}
+
+/// What a link changes of its directory. `taken`: the name is there, for another file.
+fn name_in(c: &mut Change<'_>, taken: bool, now: Timespec) -> Result<()> {
+    if c.core.nlink == 0 {
+        return Err(Error::NotFound);
+    }
+    if taken {
+        flags::check_remove(&c.core)?;
+    }
+    flags::check_add(&c.core)?;
+    c.touch(now);
+    if !taken {
+        c.set(InodeMask::SIZE, |core| core.size = core.size.saturating_add(1));
+    }
+    Ok(())
 }
 
 /// Takes one name from an inode. Returns whether it was the last: then the inode is an orphan in

@@ -4,6 +4,7 @@ use super::Syncer;
 use crate::cache::pages::Which;
 use crate::durability::flushers::Flushed;
 use crate::error::{Done, Error, Result};
+use kedge_base::Ino;
 use kedge_store::{Class, ForceCause, WriteSeq};
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,6 +50,21 @@ impl Syncer {
     pub(crate) fn sync_at_once(&self) -> Result<()> {
         self.engine.check_open()?;
         Ok(self.engine.store().check_alive()?)
+    }
+
+    /// Writes what is dirty of some files in place, up to the record that says so.
+    ///
+    /// # Crash argument
+    /// Records become durable in their order, and a log write flushes what was written in place
+    /// before it. So whoever finds a later record after a crash finds these bytes, and the sizes
+    /// that go with them. A writeback of these files that another thread runs holds their locks,
+    /// and what it fails to write is dirty again when they are taken here: an error is an error of
+    /// this call.
+    pub(crate) fn write_back(&self, inos: &[Ino]) -> Result<()> {
+        self.engine.check_open()?;
+        self.engine.store().check_alive()?;
+        let inodes = inos.iter().map(|ino| self.inodes.get(*ino)).collect::<Result<Vec<_>>>()?;
+        self.writeback.write(&inodes, Which::Dirty, Class::Normal)
     }
 
     fn end_sync(&self, call: Call, forced: kedge_base::Result<()>) -> Result<()> {
