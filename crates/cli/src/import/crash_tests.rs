@@ -1,16 +1,19 @@
-//! A power failure at many moments of an import: the image opens and is clean, no file holds what
-//! is not its own, and once the import is durable nothing is missing.
+//! A power failure at many moments of an import: the image opens and is clean, each name has the
+//! file that it had before or the one of the archive, whole, and once the import is durable nothing
+//! of it is missing.
 
 use super::*;
 use ::tar::{EntryType, Header};
 use kedge_device::sim::{Choice, SimDevice};
 use kedge_device::{Device, MemDevice};
 use kedge_fsck::{CheckOptions, StoreReplay};
-use kedgefs::MountOptions;
+use kedgefs::{MountOptions, Owner, SetAttr};
+use sink::{Changed, Live};
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
 const SIZE: u64 = 64 << 20;
-const FILES: usize = 60;
+const FILES: usize = 150;
 /// Bytes of the archive between two moments.
 const STEP: usize = 40 << 10;
 
@@ -20,8 +23,14 @@ fn name(number: usize) -> String {
 
 /// Some are empty, some go into the log, some are written in place. No block is all zeros.
 fn bytes(number: usize) -> Vec<u8> {
-    let len = [0, 100, 5000, 40_000, 300_000][number % 5];
+    let len = [0, 100, 5000, 20_000, 100_000][number % 5];
     (0..len).map(|i| (i % 251 + number) as u8 | 1).collect()
+}
+
+/// What has the same name before: of another length, and with other bytes.
+fn old_bytes(number: usize) -> Vec<u8> {
+    let len = [30_000, 0, 300, 5000, 20_000][number % 5];
+    (0..len).map(|i| (i % 241 + number) as u8 | 1).collect()
 }
 
 fn archive() -> Vec<u8> {
@@ -50,12 +59,36 @@ fn archive() -> Vec<u8> {
     all
 }
 
-/// Delivers the archive, and keeps what a power failure would leave at each step.
+/// Keeps what a power failure would leave at some moments. Another program forces the log before
+/// each, as it may: then what is logged is durable, and what is only in memory is not.
+struct Moments<'a> {
+    fs: &'a FileSystem,
+    sim: &'a SimDevice,
+    others: Ino,
+    left: RefCell<Vec<MemDevice>>,
+}
+
+impl<'a> Moments<'a> {
+    fn new(fs: &'a FileSystem, sim: &'a SimDevice) -> Moments<'a> {
+        let others = fs.create(Ino::ROOT, b"others", 0o644, Owner::default()).expect("made").ino;
+        Moments { fs, sim, others, left: RefCell::default() }
+    }
+
+    fn take(&self) {
+        let mut left = self.left.borrow_mut();
+        let seed = left.len() as u64;
+        let mode = Some(0o600 | seed as u32 % 2);
+        self.fs.setattr(self.others, &SetAttr { mode, ..SetAttr::default() }).expect("changed");
+        self.fs.fsync(self.others, false).expect("durable");
+        left.extend([Choice::None, Choice::Torn(seed), Choice::All].map(|c| self.sim.crash_as(c)));
+    }
+}
+
+/// Delivers the archive.
 struct Watched<'a> {
     archive: &'a [u8],
     at: usize,
-    sim: &'a SimDevice,
-    left: &'a mut Vec<MemDevice>,
+    moments: &'a Moments<'a>,
 }
 
 impl Read for Watched<'_> {
@@ -63,8 +96,7 @@ impl Read for Watched<'_> {
         let rest = &self.archive[self.at..];
         let n = rest.len().min(buf.len()).min(STEP - self.at % STEP);
         if self.at.is_multiple_of(STEP) {
-            let seed = self.at as u64;
-            self.left.extend([Choice::None, Choice::Torn(seed), Choice::All].map(|c| self.sim.crash_as(c)));
+            self.moments.take();
         }
         buf[..n].copy_from_slice(&rest[..n]);
         self.at += n;
@@ -93,7 +125,24 @@ fn files(medium: &MemDevice) -> BTreeMap<String, Vec<u8>> {
     found
 }
 
-fn import(fill: impl FnOnce(&FileSystem, Watched<'_>)) {
+/// Files that are there already, durably.
+fn make_old(fs: &FileSystem) {
+    let owner = Owner::default();
+    for number in 0..FILES {
+        let path = name(number);
+        let (dir, file) = path.split_once('/').expect("two parts");
+        let dir = match fs.lookup(Ino::ROOT, dir.as_bytes()) {
+            Ok(attr) => attr.ino,
+            Err(_) => fs.mkdir(Ino::ROOT, dir.as_bytes(), 0o755, owner).expect("made").ino,
+        };
+        let ino = fs.create(dir, file.as_bytes(), 0o644, owner).expect("made").ino;
+        assert_eq!(fs.write(ino, 0, &old_bytes(number)).expect("written"), old_bytes(number).len());
+    }
+    fs.sync().expect("durable");
+}
+
+/// `over`: over files of the same names, and else into an empty image.
+fn import(over: bool, fill: impl FnOnce(&FileSystem, Watched<'_>)) {
     let mem = Arc::new(MemDevice::new(SIZE));
     FileSystem::format(mem.clone(), Arc::new(SystemClock::default()), &FormatOptions::default())
         .expect("formatted");
@@ -101,20 +150,29 @@ fn import(fill: impl FnOnce(&FileSystem, Watched<'_>)) {
     sim.stop_recording();
     let fs = FileSystem::open(sim.clone(), Arc::new(SystemClock::default()), MountOptions::default())
         .expect("opened");
-    let (archive, mut left) = (archive(), Vec::new());
-    fill(&fs, Watched { archive: &archive, at: 0, sim: &sim, left: &mut left });
+    if over {
+        make_old(&fs);
+    }
+    let (archive, moments) = (archive(), Moments::new(&fs, &sim));
+    fill(&fs, Watched { archive: &archive, at: 0, moments: &moments });
     fs.sync().expect("durable");
+    let mut left = moments.left.take();
     left.push(sim.crash_as(Choice::None));
     let mut most = 0;
-    for medium in &left {
+    for (moment, medium) in left.iter().enumerate() {
         let found = files(medium);
-        for (number, (path, bytes)) in (0..FILES).filter_map(|n| Some((n, found.get_key_value(&name(n))?))) {
-            let whole = self::bytes(number);
-            assert!(bytes.len() <= whole.len(), "{path}: longer than what was imported");
-            let foreign = bytes.iter().zip(&whole).position(|(found, own)| *found != 0 && found != own);
-            assert_eq!(foreign, None, "{path}: holds what is not its own");
+        let mut new = 0;
+        for number in 0..FILES {
+            let path = name(number);
+            match found.get(&path) {
+                Some(found) if *found == bytes(number) => new += 1,
+                Some(found) if over && *found == old_bytes(number) => {}
+                None if !over => {}
+                None => panic!("moment {moment}: {path} is missing"),
+                Some(found) => panic!("moment {moment}: {path} is neither: {} bytes", found.len()),
+            }
         }
-        most = most.max(found.len());
+        most = most.max(new);
     }
     assert!(left.len() > 60, "{} moments", left.len());
     let durable = files(left.last().expect("the end"));
@@ -126,18 +184,37 @@ fn import(fill: impl FnOnce(&FileSystem, Watched<'_>)) {
 
 #[test]
 fn an_image_that_is_being_filled() {
-    import(|fs, archive| {
+    import(false, |fs, archive| {
         let mut sink = Sink::new(fs, Ino::ROOT, None, false);
         fill_from_tar(archive, &mut sink).expect("filled");
         sink.finish().expect("finished");
     });
 }
 
+fn into_mount(fs: &FileSystem, archive: Watched<'_>) {
+    let (moments, told) = (archive.moments, Cell::new(0));
+    let changed = |_: Changed<'_>| {
+        told.set(told.get() + 1);
+        if told.get() % 10 == 0 {
+            moments.take();
+        }
+    };
+    let mut sink = Sink::live(fs, Ino::ROOT, Live { changed: &changed, only: None });
+    fill_from_tar(archive, &mut sink).expect("filled");
+    sink.finish().expect("finished");
+}
+
 #[test]
 fn a_mount_that_is_being_filled() {
-    import(|fs, archive| {
-        let mut sink = Sink::live(fs, Ino::ROOT, sink::Live { changed: &|_| {}, only: None });
-        fill_from_tar(archive, &mut sink).expect("filled");
-        sink.finish().expect("finished");
-    });
+    import(false, into_mount);
+}
+
+#[test]
+fn an_image_whose_files_are_being_replaced() {
+    import(true, |fs, archive| unpack(fs, Ino::ROOT, archive).expect("unpacked"));
+}
+
+#[test]
+fn a_mount_whose_files_are_being_replaced() {
+    import(true, into_mount);
 }
