@@ -3,9 +3,10 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{LET_GO, Place, kill, no_fuse, not_root, pid, tool, until, write_and_fsync};
+use common::{LET_GO, Place, kill, no_fuse, not_root, output_within, pid, tool, until, write_and_fsync};
 use rustix::process::{Signal, kill_process};
 use std::fs;
+use std::time::Duration;
 
 #[test]
 fn create_mount_write_unmount_and_find_it_again() {
@@ -130,6 +131,41 @@ fn what_is_mounted_can_be_mounted_on_a_second_directory() {
     until("the image is closed", || kedge_fuse::mounts_of(&image).is_empty());
     until("the image is clean", || place.info("disk.kedge")["clean"] == true);
     assert!(!other.join("file").exists());
+}
+
+/// What is mounted below one directory does not appear below the other, also where the directory
+/// that they lie in propagates mounts, as systemd has it for all. There each is a peer group of its
+/// own.
+#[test]
+fn a_second_mount_is_no_peer_of_the_first() {
+    if no_fuse() || not_root("only root can mount a file system twice") {
+        return;
+    }
+    let place = Place::new();
+    place.run("mkfs --size 64M disk.kedge").ok();
+    let script = format!(
+        "set -eu\n\
+         {LET_GO}\
+         mkdir top; mount -t tmpfs none top; mount --make-shared top; mkdir top/a top/b\n\
+         trap '$K umount top/a; $K umount top/b' EXIT\n\
+         group() {{ findmnt -no OPT-FIELDS $1; }}\n\
+         $K mount disk.kedge top/a\n\
+         $K mount -o nodev disk.kedge top/b\n\
+         mkdir top/a/dir; mount -t tmpfs none top/a/dir; touch top/a/dir/file\n\
+         test ! -e top/b/dir/file; umount top/a/dir\n\
+         findmnt -no OPTIONS top/b | grep -q nodev\n\
+         group top/a; group top/b"
+    );
+    let mut command = place.command("unshare");
+    command.args(["-m", "--propagation", "private", "sh", "-c", &script]);
+    command.env("K", env!("CARGO_BIN_EXE_kedge"));
+    let out = output_within(command, Duration::from_secs(300)).unwrap();
+    let (said, errors) = (String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap());
+    assert!(out.status.success(), "{said}{errors}");
+    let groups: Vec<&str> = said.lines().map(str::trim).collect();
+    assert!(groups.iter().all(|group| group.starts_with("shared:")), "{said}");
+    assert!(matches!(groups[..], [a, b] if a != b), "{said}");
+    assert_eq!(place.info("disk.kedge")["clean"], true);
 }
 
 #[test]

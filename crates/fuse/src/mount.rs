@@ -23,7 +23,9 @@ use crate::{abi, loopdev};
 use rustix::fd::OwnedFd;
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
 use rustix::io::Errno;
-use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::mount::{
+    MountAttrFlags, MountFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, move_mount, open_tree,
+};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType, recvmsg,
     socketpair,
@@ -186,28 +188,29 @@ pub(crate) fn unmount_as(dir: &Path, privileged: bool, lazy: bool) -> Result<(),
 }
 
 /// Mounts the file system that is mounted at `from` on a second directory, too. The kernel keeps
-/// one file system, which ends with the last of its mounts. Only root can do that.
+/// one file system, which ends with the last of its mounts. Only root can do that, from Linux 5.12
+/// on.
+///
+/// As with a second mount of any device, the directory alone decides what is propagated. A bind
+/// mount would be a peer of the mount at `from`: what is mounted below one appears below the other.
+/// So the copy leaves that group, and gets its flags, before it is attached.
 pub fn mount_again(from: &Path, dir: &Path, options: &FuseOptions) -> Result<(), MountError> {
     let dir = check_mount_point(dir)?;
-    let fail =
-        |e: Errno| MountError::Mount { source_dev: from.to_owned(), dir: dir.clone(), error: e.into() };
-    rustix::mount::mount_bind(from, &dir).map_err(fail)?;
+    let fail = |error: io::Error| MountError::Mount {
+        source_dev: from.to_owned(),
+        dir: dir.clone(),
+        error,
+    };
+    let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    let copy = open_tree(CWD, from, clone).map_err(|e| fail(e.into()))?;
     let flags = [
-        (options.nosuid, MountFlags::NOSUID),
-        (options.nodev, MountFlags::NODEV),
-        (options.noexec, MountFlags::NOEXEC),
+        (options.nosuid, MountAttrFlags::MOUNT_ATTR_NOSUID),
+        (options.nodev, MountAttrFlags::MOUNT_ATTR_NODEV),
+        (options.noexec, MountAttrFlags::MOUNT_ATTR_NOEXEC),
     ];
-    let flags = flags.iter().filter(|(on, _)| *on).fold(MountFlags::empty(), |all, (_, flag)| all | *flag);
-    if flags.is_empty() {
-        return Ok(());
-    }
-    rustix::mount::mount_remount(&dir, MountFlags::BIND | flags, "").map_err(|e| {
-        // Without what was asked for it must not stay.
-        match rustix::mount::unmount(&dir, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH) {
-            Ok(()) => fail(e),
-            Err(second) => fail(second),
-        }
-    })
+    let flags = flags.iter().filter(|(on, _)| *on).fold(MountAttrFlags::empty(), |all, (_, flag)| all | *flag);
+    sys::make_private(&copy, flags).map_err(fail)?;
+    move_mount(&copy, "", CWD, &dir, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).map_err(|e| fail(e.into()))
 }
 
 fn check_mount_point(dir: &Path) -> Result<PathBuf, MountError> {

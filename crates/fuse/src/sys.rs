@@ -3,6 +3,7 @@
 
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
+use rustix::mount::MountAttrFlags;
 use std::io;
 
 const FUSE_DEV_IOC_CLONE: libc::c_ulong = 0x8004_e500;
@@ -40,6 +41,16 @@ struct LoopConfig {
     reserved: [u64; 8],
 }
 
+/// `struct mount_attr` of `linux/mount.h`, as of its first version.
+#[repr(C)]
+struct MountAttr {
+    set: u64,
+    clear: u64,
+    propagation: u64,
+    userns: u64,
+}
+
+const _: () = assert!(size_of::<MountAttr>() == 32);
 const _: () = assert!(size_of::<LoopInfo64>() == 232 && size_of::<LoopConfig>() == 304);
 
 /// The FUSE device, not yet part of a mount.
@@ -81,6 +92,24 @@ pub fn freeze(dir: impl AsFd, seconds: u32) -> io::Result<()> {
 pub fn thaw(dir: impl AsFd) -> io::Result<()> {
     // SAFETY: the ioctl takes no argument and touches no memory of ours; the descriptor is open.
     check(unsafe { libc::ioctl(dir.as_fd().as_raw_fd(), crate::freeze::IOC_THAW.into()) }).map(drop)
+}
+
+/// Takes a mount that is attached nowhere out of its peer group, and sets flags of it.
+pub fn make_private(mount: &OwnedFd, flags: MountAttrFlags) -> io::Result<()> {
+    let attr = MountAttr { set: flags.bits().into(), clear: 0, propagation: libc::MS_PRIVATE, userns: 0 };
+    // SAFETY: the call reads an empty text and one `mount_attr`, whose layout the struct has and
+    // whose size is told, through pointers valid for the call; the descriptor is open.
+    let set = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            mount.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            &raw const attr,
+            size_of::<MountAttr>(),
+        )
+    };
+    if set < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// The number of a loop device that was free a moment ago.

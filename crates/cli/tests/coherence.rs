@@ -1,0 +1,672 @@
+//! A model of a mounted file system, against what the kernel shows of it from its caches.
+//!
+//! Names, links, sizes and bytes change in every way that there is: by system calls of several
+//! processes, buffered, direct, asynchronous and direct, through shared mappings; by `kedge cp` and
+//! `kedge tar -x` beside the kernel; in the image while it is not mounted; with a freeze, or new
+//! options, between. Before each step everything is in the kernel's caches, as the step before was
+//! judged: dentries, those of names that are not there among them, listings, attributes, pages,
+//! mappings. In half of the steps another thread goes on looking at everything while the step
+//! runs. Afterwards all that the kernel shows is compared with the model, through the same mount,
+//! and attributes with what the serving process answers (`AT_STATX_FORCE_SYNC`, asked last, as it
+//! refreshes what the kernel keeps). A remount compares the model with what is on the device.
+//!
+//! `KEDGE_SEED` repeats one run, `KEDGE_LONG=1` makes twenty times as many steps.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+use common::io::{Aio, Mapping};
+use common::{Place, no_fuse};
+use kedge_base::{BLOCK_SIZE, IoBuf};
+use rand::rngs::SmallRng;
+use rand::{Rng, RngCore, SeedableRng};
+use rustix::fs::{AtFlags, CWD, FallocateFlags, OFlags, StatxFlags, fallocate, statx};
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+const DIRS: [&str; 4] = ["", "d0", "d1", "d0/d2"];
+const NAMES: [&str; 6] = ["f0", "f1", "f2", "f3", "f4", "f5"];
+const SIZE_MAX: usize = 200_000;
+/// Files that are kept open, and mapped, whatever becomes of their names.
+const HELD_MAX: usize = 5;
+const TOLD: usize = 10;
+
+/// A file of the model: bytes, or the target of a link.
+#[derive(Clone, PartialEq)]
+enum Node {
+    Bytes(Vec<u8>),
+    Link(String),
+}
+
+/// An open file.
+struct Held {
+    node: usize,
+    file: File,
+    mapping: Option<Mapping>,
+}
+
+struct Coherence {
+    place: Place,
+    options: &'static str,
+    rng: SmallRng,
+    /// Path of each directory below the root that is there.
+    dirs: Vec<&'static str>,
+    /// Path and node of each file.
+    files: BTreeMap<String, usize>,
+    nodes: BTreeMap<usize, Node>,
+    next: usize,
+    held: Vec<Held>,
+    done: VecDeque<String>,
+}
+
+fn direct(path: &Path) -> File {
+    let flags = OFlags::DIRECT.bits() as i32;
+    OpenOptions::new().read(true).write(true).custom_flags(flags).open(path).unwrap()
+}
+
+fn open(path: &Path) -> File {
+    OpenOptions::new().read(true).write(true).open(path).unwrap()
+}
+
+/// Looks at everything below a directory until this is dropped, and does not care what it finds.
+struct Looker {
+    stop: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Looker {
+    fn start(mnt: PathBuf) -> Looker {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let look = move || {
+            while !stopped.load(SeqCst) {
+                for dir in DIRS {
+                    let dir = mnt.join(dir);
+                    let names = fs::read_dir(&dir).into_iter().flatten().flatten().map(|e| e.path());
+                    for path in names.chain(NAMES.map(|name| dir.join(name))) {
+                        let regular = fs::symlink_metadata(&path).is_ok_and(|meta| meta.is_file());
+                        // What a race with the step makes of it is nobody's business.
+                        let _ = regular.then(|| fs::read(&path));
+                    }
+                }
+            }
+        };
+        Looker { stop, thread: Some(kedge_base::spawn_named("looker", look).unwrap()) }
+    }
+}
+
+impl Drop for Looker {
+    fn drop(&mut self) {
+        self.stop.store(true, SeqCst);
+        let ended = self.thread.take().map(|thread| thread.join().is_ok());
+        assert!(ended == Some(true) || std::thread::panicking());
+    }
+}
+
+impl Coherence {
+    fn new(options: &'static str, seed: u64) -> Coherence {
+        let place = Place::new();
+        place.run(&format!("mount{options} --create 64M disk.kedge mnt")).ok();
+        Coherence {
+            place,
+            options,
+            rng: SmallRng::seed_from_u64(seed),
+            dirs: Vec::new(),
+            files: BTreeMap::new(),
+            nodes: BTreeMap::new(),
+            next: 0,
+            held: Vec::new(),
+            done: VecDeque::new(),
+        }
+    }
+
+    fn mnt(&self, path: &str) -> PathBuf {
+        self.place.path("mnt").join(path)
+    }
+
+    fn add(&mut self, path: &str, node: Node) {
+        self.nodes.insert(self.next, node);
+        self.files.insert(path.to_owned(), self.next);
+        self.next += 1;
+    }
+
+    fn some_bytes(&mut self, max: usize) -> Vec<u8> {
+        let mut bytes = vec![0; self.rng.random_range(0..=max)];
+        self.rng.fill_bytes(&mut bytes);
+        bytes
+    }
+
+    fn pick<T: Clone>(&mut self, list: &[T]) -> Option<T> {
+        if list.is_empty() { None } else { Some(list[self.rng.random_range(0..list.len())].clone()) }
+    }
+
+    /// A name, whether or not it is there.
+    fn any_path(&mut self) -> String {
+        let dirs: Vec<&str> = self.dirs.iter().copied().chain([""]).collect();
+        let (dir, name) = (self.pick(&dirs).unwrap(), self.pick(&NAMES).unwrap());
+        if dir.is_empty() { name.to_owned() } else { format!("{dir}/{name}") }
+    }
+
+    fn some_file(&mut self) -> Option<String> {
+        let files: Vec<String> = self.files.keys().cloned().collect();
+        self.pick(&files)
+    }
+
+    /// The path of a file with bytes, and its node.
+    fn regular(&mut self) -> Option<(String, usize)> {
+        let is_regular = |node: &usize| matches!(self.nodes[node], Node::Bytes(_));
+        let files: Vec<_> = self.files.iter().filter(|(_, node)| is_regular(node)).collect();
+        let files: Vec<_> = files.into_iter().map(|(path, node)| (path.clone(), *node)).collect();
+        self.pick(&files)
+    }
+
+    fn bytes(&mut self, node: usize) -> &mut Vec<u8> {
+        match self.nodes.get_mut(&node) {
+            Some(Node::Bytes(bytes)) => bytes,
+            _ => panic!("node {node} has no bytes"),
+        }
+    }
+
+    fn put(&mut self, node: usize, at: usize, new: &[u8]) {
+        let bytes = self.bytes(node);
+        bytes.resize(bytes.len().max(at + new.len()), 0);
+        bytes[at..at + new.len()].copy_from_slice(new);
+    }
+
+    // ----- steps -----
+
+    /// One step. Says what it did; `None`: there was nothing to do it with.
+    fn step(&mut self) -> Option<String> {
+        let looker = self.rng.random_bool(0.5).then(|| Looker::start(self.place.path("mnt")));
+        let did = match self.rng.random_range(0..100) {
+            0..10 => self.create(),
+            10..18 => self.write(),
+            18..24 => self.append(),
+            24..32 => self.store(),
+            32..37 => self.write_directly(),
+            37..47 => self.write_asynchronously(),
+            47..51 => self.truncate(),
+            51..54 => self.punch(),
+            54..58 => self.unlink(),
+            58..62 => self.rename(),
+            62..65 => self.link(),
+            65..68 => self.change_directories(),
+            68..72 => self.hold(),
+            72..80 => self.copy_one(),
+            80..88 => self.copy_tree(true),
+            88..94 => self.copy_tree(false),
+            94..96 => self.freeze(),
+            _ => {
+                drop(looker);
+                return Some(if self.rng.random_bool(0.5) { self.offline() } else { self.new_options() });
+            }
+        };
+        drop(looker);
+        did
+    }
+
+    fn create(&mut self) -> Option<String> {
+        let (path, bytes) = (self.any_path(), self.some_bytes(SIZE_MAX));
+        let len = bytes.len();
+        if self.rng.random_ratio(1, 5) {
+            if self.files.contains_key(&path) {
+                fs::remove_file(self.mnt(&path)).unwrap();
+            }
+            let target = format!("target{len}");
+            symlink(&target, self.mnt(&path)).unwrap();
+            self.add(&path, Node::Link(target));
+            return Some(format!("symlink {path}"));
+        }
+        match self.files.get(&path).copied() {
+            // Truncated and written.
+            Some(node) if matches!(self.nodes[&node], Node::Bytes(_)) => {
+                fs::write(self.mnt(&path), &bytes).unwrap();
+                *self.bytes(node) = bytes;
+            }
+            Some(_) => return None,
+            None => {
+                fs::write(self.mnt(&path), &bytes).unwrap();
+                self.add(&path, Node::Bytes(bytes));
+            }
+        }
+        Some(format!("create {path} of {len}"))
+    }
+
+    fn write(&mut self) -> Option<String> {
+        let (path, node) = self.regular()?;
+        let (at, bytes) = (self.rng.random_range(0..SIZE_MAX), self.some_bytes(20_000));
+        open(&self.mnt(&path)).write_all_at(&bytes, at as u64).unwrap();
+        if !bytes.is_empty() {
+            self.put(node, at, &bytes);
+        }
+        Some(format!("write {} at {at} of {path}", bytes.len()))
+    }
+
+    fn append(&mut self) -> Option<String> {
+        let (path, node) = self.regular()?;
+        let bytes = self.some_bytes(9000);
+        let mut file = OpenOptions::new().append(true).open(self.mnt(&path)).unwrap();
+        file.write_all(&bytes).unwrap();
+        self.bytes(node).extend(&bytes);
+        Some(format!("append {} to {path}", bytes.len()))
+    }
+
+    /// Into a mapping that is there already, or into a new one; mostly without msync.
+    fn store(&mut self) -> Option<String> {
+        let mapped: Vec<usize> = (0..self.held.len()).filter(|i| self.held[*i].mapping.is_some()).collect();
+        if let Some(i) = self.pick(&mapped) {
+            let node = self.held[i].node;
+            let len = self.held[i].mapping.as_ref().unwrap().len().min(self.bytes(node).len());
+            if len > 0 {
+                let at = self.rng.random_range(0..len);
+                let bytes = [self.rng.random()];
+                self.held[i].mapping.as_ref().unwrap().write(at, &bytes);
+                self.put(node, at, &bytes);
+                return Some(format!("store at {at} of held node {node}"));
+            }
+        }
+        let (path, node) = self.regular()?;
+        let len = self.bytes(node).len();
+        if len == 0 {
+            return None;
+        }
+        let (at, bytes) = (self.rng.random_range(0..len), self.some_bytes(5000));
+        let bytes = &bytes[..bytes.len().min(len - at)];
+        let mapping = Mapping::new(&open(&self.mnt(&path)), 0, len).unwrap();
+        mapping.write(at, bytes);
+        if self.rng.random_ratio(1, 4) {
+            mapping.sync().unwrap();
+        }
+        self.put(node, at, bytes);
+        Some(format!("store {} at {at} of {path}", bytes.len()))
+    }
+
+    /// By another process.
+    fn write_directly(&mut self) -> Option<String> {
+        let (path, node) = self.regular()?;
+        let (at, blocks) = (self.rng.random_range(0..30usize), self.rng.random_range(1..12));
+        let mut bytes = vec![0; blocks * BLOCK_SIZE];
+        self.rng.fill_bytes(&mut bytes);
+        fs::write(self.place.path("blocks"), &bytes).unwrap();
+        let mut dd = self.place.command("dd");
+        dd.args(["if=blocks", "bs=1M", "oflag=direct,seek_bytes", "conv=notrunc", "status=none"]);
+        dd.arg(format!("seek={}", at * BLOCK_SIZE));
+        dd.arg(format!("of={}", self.mnt(&path).display()));
+        assert!(dd.status().unwrap().success());
+        self.put(node, at * BLOCK_SIZE, &bytes);
+        Some(format!("direct write of {blocks} blocks at block {at} of {path}"))
+    }
+
+    /// Several at a time, that do not overlap, with a mapping and readers beside.
+    fn write_asynchronously(&mut self) -> Option<String> {
+        let (path, node) = self.regular()?;
+        let file = direct(&self.mnt(&path));
+        let (depth, blocks) = (self.rng.random_range(1..=8usize), self.rng.random_range(1..5usize));
+        let first = self.rng.random_range(0..20usize);
+        let mut aio = Aio::new(depth).unwrap();
+        let reader = open(&self.mnt(&path));
+        let mut seen = vec![0; BLOCK_SIZE];
+        for i in 0..depth {
+            let mut bytes = vec![0; blocks * BLOCK_SIZE];
+            self.rng.fill_bytes(&mut bytes);
+            let at = (first + i * blocks) * BLOCK_SIZE;
+            aio.write(&file, at as u64, IoBuf::from_bytes(&bytes)).unwrap();
+            // What is read now may be old or new; afterwards it may not be kept.
+            reader.read_at(&mut seen, at as u64).unwrap();
+            self.put(node, at, &bytes);
+        }
+        aio.wait().unwrap();
+        Some(format!("{depth} asynchronous writes of {blocks} blocks at block {first} of {path}"))
+    }
+
+    fn truncate(&mut self) -> Option<String> {
+        let (path, node) = self.regular()?;
+        let to = self.rng.random_range(0..SIZE_MAX);
+        open(&self.mnt(&path)).set_len(to as u64).unwrap();
+        self.bytes(node).resize(to, 0);
+        Some(format!("truncate {path} to {to}"))
+    }
+
+    fn punch(&mut self) -> Option<String> {
+        let (path, node) = self.regular()?;
+        let (at, len) = (self.rng.random_range(0..SIZE_MAX), self.rng.random_range(1..50_000));
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(open(&self.mnt(&path)), flags, at as u64, len as u64).unwrap();
+        let bytes = self.bytes(node);
+        let end = bytes.len();
+        bytes[at.min(end)..(at + len).min(end)].fill(0);
+        Some(format!("punch {len} at {at} of {path}"))
+    }
+
+    fn unlink(&mut self) -> Option<String> {
+        let path = self.some_file()?;
+        fs::remove_file(self.mnt(&path)).unwrap();
+        self.files.remove(&path);
+        Some(format!("unlink {path}"))
+    }
+
+    fn rename(&mut self) -> Option<String> {
+        let (from, to) = (self.some_file()?, self.any_path());
+        fs::rename(self.mnt(&from), self.mnt(&to)).unwrap();
+        if self.files.get(&from) != self.files.get(&to) {
+            let node = self.files.remove(&from).unwrap();
+            self.files.insert(to.clone(), node);
+        }
+        Some(format!("rename {from} to {to}"))
+    }
+
+    fn link(&mut self) -> Option<String> {
+        let (from, to) = (self.some_file()?, self.any_path());
+        if self.files.contains_key(&to) {
+            return None;
+        }
+        fs::hard_link(self.mnt(&from), self.mnt(&to)).unwrap();
+        let node = self.files[&from];
+        self.files.insert(to.clone(), node);
+        Some(format!("link {from} to {to}"))
+    }
+
+    /// Makes one that is missing, or removes one that is empty.
+    fn change_directories(&mut self) -> Option<String> {
+        let dir = self.pick(&DIRS[1..]).unwrap();
+        if !self.dirs.contains(&dir) {
+            let above = Path::new(dir).parent().unwrap().to_str().unwrap();
+            if !above.is_empty() && !self.dirs.contains(&above) {
+                return None;
+            }
+            fs::create_dir(self.mnt(dir)).unwrap();
+            self.dirs.push(dir);
+            return Some(format!("mkdir {dir}"));
+        }
+        let below = format!("{dir}/");
+        if self.files.keys().any(|path| path.starts_with(&below))
+            || self.dirs.iter().any(|other| other.starts_with(&below))
+        {
+            let refused = fs::remove_dir(self.mnt(dir)).unwrap_err().kind();
+            assert_eq!(refused, ErrorKind::DirectoryNotEmpty, "{:#?}", self.done);
+            return None;
+        }
+        fs::remove_dir(self.mnt(dir)).unwrap();
+        self.dirs.retain(|other| *other != dir);
+        Some(format!("rmdir {dir}"))
+    }
+
+    /// Opens a file and keeps it open, and mapped if it is not empty; or closes one.
+    fn hold(&mut self) -> Option<String> {
+        if self.held.len() == HELD_MAX {
+            let held = self.held.remove(0);
+            return Some(format!("close node {}", held.node));
+        }
+        let (path, node) = self.regular()?;
+        let (file, len) = (open(&self.mnt(&path)), self.bytes(node).len());
+        let mapping = (len > 0).then(|| Mapping::new(&file, 0, len).unwrap());
+        self.held.push(Held { node, file, mapping });
+        Some(format!("hold {path}"))
+    }
+
+    // ----- beside the kernel, and without it -----
+
+    fn copy_one(&mut self) -> Option<String> {
+        let (path, bytes) = (self.any_path(), self.some_bytes(SIZE_MAX));
+        fs::write(self.place.path("one"), &bytes).unwrap();
+        self.place.run(&format!("cp one mnt/{path}")).ok();
+        self.add(&path, Node::Bytes(bytes));
+        Some(format!("kedge cp to {path}"))
+    }
+
+    /// A directory with some of the names, beside the mount; what is in it becomes part of the
+    /// model, as if it were copied to `to`.
+    fn make_source(&mut self, to: &str) {
+        let source = self.place.path("source");
+        let _ = fs::remove_dir_all(&source);
+        fs::create_dir(&source).unwrap();
+        let below = |dir: &str, name: &str| [dir, name].join("/").trim_start_matches('/').to_owned();
+        let known: Vec<&'static str> = DIRS[1..].iter().copied().filter(|d| d.starts_with(to)).collect();
+        let mut dirs = vec![to.to_owned()];
+        for dir in known.into_iter().filter(|dir| *dir != to) {
+            let above = Path::new(dir).parent().unwrap().to_str().unwrap().to_owned();
+            if dirs.contains(&above) && self.rng.random_bool(0.5) {
+                fs::create_dir(source.join(dir.strip_prefix(to).unwrap().trim_start_matches('/'))).unwrap();
+                dirs.push(dir.to_owned());
+                if !self.dirs.contains(&dir) {
+                    self.dirs.push(dir);
+                }
+            }
+        }
+        for dir in dirs {
+            let here = source.join(dir.strip_prefix(to).unwrap().trim_start_matches('/'));
+            let mut first: Option<&str> = None;
+            for name in NAMES {
+                let path = below(&dir, name);
+                match (self.rng.random_range(0..6), first) {
+                    (0..2, _) => {
+                        let bytes = self.some_bytes(SIZE_MAX / 4);
+                        fs::write(here.join(name), &bytes).unwrap();
+                        self.add(&path, Node::Bytes(bytes));
+                        first = Some(name);
+                    }
+                    (2, Some(first)) => {
+                        fs::hard_link(here.join(first), here.join(name)).unwrap();
+                        self.files.insert(path, self.files[&below(&dir, first)]);
+                    }
+                    (3, _) => {
+                        symlink("somewhere", here.join(name)).unwrap();
+                        self.add(&path, Node::Link("somewhere".into()));
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    fn archive(&self) {
+        let mut tar = self.place.command("sh");
+        // Without an entry for the directory itself.
+        tar.args(["-c", "cd source && tar -cf ../all.tar --no-recursion $(find . -mindepth 1)"]);
+        let made = tar.status().unwrap().success();
+        assert!(made || fs::read_dir(self.place.path("source")).unwrap().next().is_none());
+    }
+
+    fn copy_tree(&mut self, by_cp: bool) -> Option<String> {
+        let dirs: Vec<&str> = self.dirs.iter().copied().chain([""]).collect();
+        let to = self.pick(&dirs).unwrap();
+        self.make_source(to);
+        if by_cp {
+            self.place.run(&format!("cp -r source/. mnt/{to}")).ok();
+            return Some(format!("kedge cp -r to '{to}'"));
+        }
+        if fs::read_dir(self.place.path("source")).unwrap().next().is_none() {
+            return None;
+        }
+        self.archive();
+        self.place.run(&format!("tar -x -f all.tar mnt/{to}")).ok();
+        Some(format!("kedge tar -x to '{to}'"))
+    }
+
+    /// Reads go on while it is frozen, from caches and without.
+    fn freeze(&mut self) -> Option<String> {
+        self.place.run("freeze mnt").ok();
+        let frozen = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.judge("frozen")));
+        self.place.run("thaw mnt").ok();
+        frozen.unwrap();
+        Some("freeze and thaw".into())
+    }
+
+    fn new_options(&mut self) -> String {
+        let commit = self.rng.random_range(1..9);
+        self.place.run(&format!("remount mnt -o commit={commit}")).ok();
+        "remount with other options".into()
+    }
+
+    /// What the kernel showed last is what the device has; then the image is changed without it.
+    fn offline(&mut self) -> String {
+        let shown = self.shown();
+        self.held.clear();
+        self.place.remount("disk.kedge", self.options);
+        assert_eq!(self.shown(), shown, "after a remount, and {:#?}", self.done);
+        self.judge("remounted");
+        self.place.unmount_and_check("disk.kedge");
+        let removed = self.some_file();
+        if let Some(path) = &removed {
+            self.place.run(&format!("rm disk.kedge:/{path}")).ok();
+            self.files.remove(path);
+        }
+        self.make_source("");
+        self.place.run("cp -r source/. disk.kedge:/").ok();
+        self.place.run(&format!("mount{} disk.kedge mnt", self.options)).ok();
+        format!("offline: rm {removed:?}, cp -r")
+    }
+
+    // ----- judging -----
+
+    /// Attributes of all files, as the kernel has them. Times of access move as the judge reads.
+    fn shown(&self) -> BTreeMap<String, (u32, u64, u64, i64, i64, i64, i64)> {
+        let all = self.files.keys().map(String::as_str).chain(self.dirs.iter().copied()).chain([""]);
+        let stat = |path: &str| {
+            let m = fs::symlink_metadata(self.mnt(path)).unwrap();
+            (m.mode(), m.nlink(), m.size(), m.mtime(), m.mtime_nsec(), m.ctime(), m.ctime_nsec())
+        };
+        all.map(|path| (path.to_owned(), stat(path))).collect()
+    }
+
+    /// What the serving process says of a file, whatever the kernel has kept.
+    fn asked(&self, path: &str) -> (u32, u64, u64, i64, i64, i64, i64) {
+        let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_FORCE_SYNC;
+        let s = statx(CWD, self.mnt(path), flags, StatxFlags::BASIC_STATS).unwrap();
+        let (m, c) = (s.stx_mtime, s.stx_ctime);
+        let (links, mode) = (s.stx_nlink.into(), s.stx_mode.into());
+        (mode, links, s.stx_size, m.tv_sec, m.tv_nsec.into(), c.tv_sec, c.tv_nsec.into())
+    }
+
+    fn judge(&self, when: &str) {
+        let after = || format!("{when}, after {:#?}", self.done);
+        for dir in self.dirs.iter().copied().chain([""]) {
+            let inside = |path: &&str| Path::new(path).parent() == Some(Path::new(dir));
+            let all = self.files.keys().map(String::as_str).chain(self.dirs.iter().copied());
+            let name = |path: &str| Path::new(path).file_name().unwrap().to_str().unwrap().to_owned();
+            let mut wanted: Vec<String> = all.filter(inside).map(name).collect();
+            wanted.sort();
+            let entries = fs::read_dir(self.mnt(dir)).unwrap();
+            let mut listed: Vec<_> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+            listed.sort();
+            assert_eq!(listed, wanted, "listing of '{dir}' {}", after());
+            let below = self.dirs.iter().filter(|path| inside(path)).count() as u64;
+            assert_eq!(fs::metadata(self.mnt(dir)).unwrap().nlink(), 2 + below, "'{dir}' {}", after());
+            for name in NAMES {
+                let path = [dir, name].join("/").trim_start_matches('/').to_owned();
+                if !self.files.contains_key(&path) {
+                    let found = fs::symlink_metadata(self.mnt(&path)).map_err(|e| e.kind()).err();
+                    assert_eq!(found, Some(ErrorKind::NotFound), "{path} {}", after());
+                }
+            }
+        }
+        for (path, node) in &self.files {
+            self.judge_file(path, *node, &after);
+        }
+        for held in &self.held {
+            self.judge_held(held, &after);
+        }
+        for (path, shown) in self.shown() {
+            assert_eq!(shown, self.asked(&path), "what is kept of '{path}', and what is so, {}", after());
+        }
+    }
+
+    fn judge_file(&self, path: &str, node: usize, after: &dyn Fn() -> String) {
+        let meta = fs::symlink_metadata(self.mnt(path)).unwrap_or_else(|e| panic!("{path}: {e} {}", after()));
+        let links = self.files.values().filter(|other| **other == node).count() as u64;
+        assert_eq!(meta.nlink(), links, "links of {path} {}", after());
+        match &self.nodes[&node] {
+            Node::Link(target) => {
+                assert_eq!(fs::read_link(self.mnt(path)).unwrap(), Path::new(target), "{path} {}", after());
+            }
+            Node::Bytes(bytes) => {
+                assert_eq!(meta.len(), bytes.len() as u64, "size of {path} {}", after());
+                compare(&fs::read(self.mnt(path)).unwrap(), bytes, path, after);
+            }
+        }
+    }
+
+    /// The file that is open, whatever has become of its name.
+    fn judge_held(&self, held: &Held, after: &dyn Fn() -> String) {
+        let Node::Bytes(bytes) = &self.nodes[&held.node] else { panic!("only these are held") };
+        let what = format!("held node {}", held.node);
+        assert_eq!(held.file.metadata().unwrap().len(), bytes.len() as u64, "{what} {}", after());
+        let mut found = vec![0; bytes.len()];
+        held.file.read_exact_at(&mut found, 0).unwrap();
+        compare(&found, bytes, &what, after);
+        if let Some(mapping) = &held.mapping {
+            // Pages behind the end are no memory.
+            let mut found = vec![0; mapping.len().min(bytes.len())];
+            mapping.read(0, &mut found);
+            compare(&found, &bytes[..found.len()], &format!("mapping of {what}"), after);
+        }
+    }
+
+    fn run(&mut self, steps: u32) -> u32 {
+        let mut done = 0;
+        while done < steps {
+            let Some(did) = self.step() else { continue };
+            self.done.push_back(did);
+            if self.done.len() > TOLD {
+                self.done.pop_front();
+            }
+            self.judge("judged");
+            let used: Vec<usize> = self.files.values().copied().chain(self.held.iter().map(|h| h.node)).collect();
+            self.nodes.retain(|node, _| used.contains(node));
+            done += 1;
+        }
+        self.offline();
+        self.judge("at the end");
+        done
+    }
+}
+
+#[track_caller]
+fn compare(found: &[u8], wanted: &[u8], what: &str, after: &dyn Fn() -> String) {
+    assert_eq!(found.len(), wanted.len(), "bytes of {what} {}", after());
+    if let Some(i) = (0..found.len()).find(|i| found[*i] != wanted[*i]) {
+        let wrong = (0..found.len()).filter(|i| found[*i] != wanted[*i]).count();
+        panic!("{what}: byte {i} and {} more differ {}", wrong - 1, after());
+    }
+}
+
+fn coherence(options: &'static str) {
+    if no_fuse() {
+        return;
+    }
+    let steps = if std::env::var_os("KEDGE_LONG").is_some_and(|v| v == "1") { 2000 } else { 100 };
+    let seeds = kedge_sim::rig::seed_from_env().map_or(vec![1, 2], |seed| vec![seed]);
+    for seed in seeds {
+        println!("KEDGE_SEED={seed}");
+        let mut model = Coherence::new(options, seed);
+        let done = model.run(steps);
+        println!("mount{options}: {done} steps, 0 differences");
+        model.held.clear();
+        model.place.unmount_and_check("disk.kedge");
+    }
+}
+
+#[test]
+fn caches_of_a_mount_through_a_block_device() {
+    coherence("");
+}
+
+#[test]
+fn caches_of_a_plain_mount() {
+    coherence(" -o fuse");
+}
+
+#[test]
+fn caches_with_the_kernels_writeback() {
+    coherence(" -o writeback_cache");
+}
+
+#[test]
+fn caches_of_a_plain_mount_with_the_kernels_writeback() {
+    coherence(" -o fuse,writeback_cache");
+}
