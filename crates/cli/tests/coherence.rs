@@ -5,7 +5,8 @@
 //! `kedge tar -x` beside the kernel; in the image while it is not mounted; with a freeze, or new
 //! options, between. Before each step everything is in the kernel's caches, as the step before was
 //! judged: dentries, those of names that are not there among them, listings, attributes, pages,
-//! mappings. In half of the steps another thread goes on looking at everything while the step
+//! mappings. Copies also bring names that the kernel has never looked up, which it must find in the
+//! listing alone. In half of the steps another thread goes on looking at everything while the step
 //! runs. Afterwards all that the kernel shows is compared with the model, through the same mount,
 //! and attributes with what the serving process answers (`AT_STATX_FORCE_SYNC`, asked last, as it
 //! refreshes what the kernel keeps). A remount compares the model with what is on the device.
@@ -21,7 +22,7 @@ use kedge_base::{BLOCK_SIZE, IoBuf};
 use rand::rngs::SmallRng;
 use rand::{Rng, RngCore, SeedableRng};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, OFlags, StatxFlags, fallocate, statx};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, symlink};
@@ -60,6 +61,9 @@ struct Coherence {
     files: BTreeMap<String, usize>,
     nodes: BTreeMap<usize, Node>,
     next: usize,
+    /// Files that a copy took a name from or gave a further one. With a writeback cache the kernel
+    /// goes on showing the ctime that it knows.
+    linked_beside: BTreeSet<usize>,
     held: Vec<Held>,
     done: VecDeque<String>,
 }
@@ -73,30 +77,37 @@ fn open(path: &Path) -> File {
     OpenOptions::new().read(true).write(true).open(path).unwrap()
 }
 
-/// Looks at everything below a directory until this is dropped, and does not care what it finds.
+/// Does something again and again until this is dropped.
 struct Looker {
     stop: Arc<AtomicBool>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
 impl Looker {
-    fn start(mnt: PathBuf) -> Looker {
+    fn start(look: impl Fn() + Send + 'static) -> Looker {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
-        let look = move || {
+        let again = move || {
             while !stopped.load(SeqCst) {
-                for dir in DIRS {
-                    let dir = mnt.join(dir);
-                    let names = fs::read_dir(&dir).into_iter().flatten().flatten().map(|e| e.path());
-                    for path in names.chain(NAMES.map(|name| dir.join(name))) {
-                        let regular = fs::symlink_metadata(&path).is_ok_and(|meta| meta.is_file());
-                        // What a race with the step makes of it is nobody's business.
-                        let _ = regular.then(|| fs::read(&path));
-                    }
-                }
+                look();
             }
         };
-        Looker { stop, thread: Some(kedge_base::spawn_named("looker", look).unwrap()) }
+        Looker { stop, thread: Some(kedge_base::spawn_named("looker", again).unwrap()) }
+    }
+
+    /// Looks at everything below a directory, whatever it finds.
+    fn at_all(mnt: PathBuf) -> Looker {
+        Looker::start(move || {
+            for dir in DIRS {
+                let dir = mnt.join(dir);
+                let names = fs::read_dir(&dir).into_iter().flatten().flatten().map(|e| e.path());
+                for path in names.chain(NAMES.map(|name| dir.join(name))) {
+                    let regular = fs::symlink_metadata(&path).is_ok_and(|meta| meta.is_file());
+                    // A race with the step decides what is there.
+                    let _ = regular.then(|| fs::read(&path));
+                }
+            }
+        })
     }
 }
 
@@ -120,6 +131,7 @@ impl Coherence {
             files: BTreeMap::new(),
             nodes: BTreeMap::new(),
             next: 0,
+            linked_beside: BTreeSet::new(),
             held: Vec::new(),
             done: VecDeque::new(),
         }
@@ -131,8 +143,13 @@ impl Coherence {
 
     fn add(&mut self, path: &str, node: Node) {
         self.nodes.insert(self.next, node);
-        self.files.insert(path.to_owned(), self.next);
+        self.name(path, self.next);
         self.next += 1;
+    }
+
+    fn name(&mut self, path: &str, node: usize) {
+        let old = self.files.insert(path.to_owned(), node);
+        self.linked_beside.extend(old);
     }
 
     fn some_bytes(&mut self, max: usize) -> Vec<u8> {
@@ -143,6 +160,17 @@ impl Coherence {
 
     fn pick<T: Clone>(&mut self, list: &[T]) -> Option<T> {
         if list.is_empty() { None } else { Some(list[self.rng.random_range(0..list.len())].clone()) }
+    }
+
+    /// The name of an entry of a copy: one that the kernel may know, or one that it never heard of.
+    /// If it knows one name of a directory, it drops the whole listing for that. So in half of the
+    /// copies all names are `new`.
+    fn name_of_copy(&mut self, name: &str, new: bool) -> String {
+        if new || self.rng.random_ratio(1, 4) {
+            self.next += 1;
+            return format!("n{}", self.next);
+        }
+        name.to_owned()
     }
 
     /// A name, whether or not it is there.
@@ -182,7 +210,7 @@ impl Coherence {
 
     /// One step. Says what it did; `None`: there was nothing to do it with.
     fn step(&mut self) -> Option<String> {
-        let looker = self.rng.random_bool(0.5).then(|| Looker::start(self.place.path("mnt")));
+        let looker = self.rng.random_bool(0.5).then(|| Looker::at_all(self.place.path("mnt")));
         let did = match self.rng.random_range(0..100) {
             0..10 => self.create(),
             10..18 => self.write(),
@@ -302,26 +330,35 @@ impl Coherence {
         Some(format!("direct write of {blocks} blocks at block {at} of {path}"))
     }
 
-    /// Several at a time, that do not overlap, with a mapping and readers beside.
+    /// Several at a time, that do not overlap, with readers beside: what they read may be old or
+    /// new, and afterwards nothing old may be kept.
     fn write_asynchronously(&mut self) -> Option<String> {
+        const BLOCKS: usize = 48;
         let (path, node) = self.regular()?;
         let file = direct(&self.mnt(&path));
-        let (depth, blocks) = (self.rng.random_range(1..=8usize), self.rng.random_range(1..5usize));
-        let first = self.rng.random_range(0..20usize);
-        let mut aio = Aio::new(depth).unwrap();
-        let reader = open(&self.mnt(&path));
-        let mut seen = vec![0; BLOCK_SIZE];
-        for i in 0..depth {
-            let mut bytes = vec![0; blocks * BLOCK_SIZE];
-            self.rng.fill_bytes(&mut bytes);
-            let at = (first + i * blocks) * BLOCK_SIZE;
-            aio.write(&file, at as u64, IoBuf::from_bytes(&bytes)).unwrap();
-            // What is read now may be old or new; afterwards it may not be kept.
-            reader.read_at(&mut seen, at as u64).unwrap();
-            self.put(node, at, &bytes);
+        // The kernel waits for a write that makes a file grow.
+        if self.bytes(node).len() < BLOCKS * BLOCK_SIZE {
+            file.set_len((BLOCKS * BLOCK_SIZE) as u64).unwrap();
+            self.bytes(node).resize(BLOCKS * BLOCK_SIZE, 0);
         }
-        aio.wait().unwrap();
-        Some(format!("{depth} asynchronous writes of {blocks} blocks at block {first} of {path}"))
+        let pieces = self.rng.random_range(1..=6);
+        let mut aio = Aio::new(pieces).unwrap();
+        let readers = [(); 2].map(|()| {
+            let (file, buf) = (open(&self.mnt(&path)), std::cell::RefCell::new(vec![0; BLOCKS * BLOCK_SIZE]));
+            Looker::start(move || drop(file.read_at(&mut buf.borrow_mut(), 0)))
+        });
+        for _ in 0..8 {
+            for piece in 0..pieces {
+                let mut bytes = vec![0; BLOCKS / pieces * BLOCK_SIZE];
+                self.rng.fill_bytes(&mut bytes);
+                let at = piece * bytes.len();
+                aio.write(&file, at as u64, IoBuf::from_bytes(&bytes)).unwrap();
+                self.put(node, at, &bytes);
+            }
+            aio.wait().unwrap();
+        }
+        drop(readers);
+        Some(format!("asynchronous writes of {BLOCKS} blocks in {pieces} pieces to {path}"))
     }
 
     fn truncate(&mut self) -> Option<String> {
@@ -413,6 +450,8 @@ impl Coherence {
 
     fn copy_one(&mut self) -> Option<String> {
         let (path, bytes) = (self.any_path(), self.some_bytes(SIZE_MAX));
+        let (above, name) = path.rsplit_once('/').map_or(("", &path[..]), |(above, name)| (above, name));
+        let path = Path::new(above).join(self.name_of_copy(name, false)).to_str().unwrap().to_owned();
         fs::write(self.place.path("one"), &bytes).unwrap();
         self.place.run(&format!("cp one mnt/{path}")).ok();
         self.add(&path, Node::Bytes(bytes));
@@ -427,6 +466,7 @@ impl Coherence {
         fs::create_dir(&source).unwrap();
         let below = |dir: &str, name: &str| [dir, name].join("/").trim_start_matches('/').to_owned();
         let known: Vec<&'static str> = DIRS[1..].iter().copied().filter(|d| d.starts_with(to)).collect();
+        let new = self.rng.random_bool(0.5);
         let mut dirs = vec![to.to_owned()];
         for dir in known.into_iter().filter(|dir| *dir != to) {
             let above = Path::new(dir).parent().unwrap().to_str().unwrap().to_owned();
@@ -440,19 +480,22 @@ impl Coherence {
         }
         for dir in dirs {
             let here = source.join(dir.strip_prefix(to).unwrap().trim_start_matches('/'));
-            let mut first: Option<&str> = None;
+            let mut first: Option<String> = None;
             for name in NAMES {
+                let name = &self.name_of_copy(name, new);
                 let path = below(&dir, name);
-                match (self.rng.random_range(0..6), first) {
+                match (self.rng.random_range(0..6), &first) {
                     (0..2, _) => {
                         let bytes = self.some_bytes(SIZE_MAX / 4);
                         fs::write(here.join(name), &bytes).unwrap();
                         self.add(&path, Node::Bytes(bytes));
-                        first = Some(name);
+                        first = Some(name.clone());
                     }
                     (2, Some(first)) => {
                         fs::hard_link(here.join(first), here.join(name)).unwrap();
-                        self.files.insert(path, self.files[&below(&dir, first)]);
+                        let node = self.files[&below(&dir, first)];
+                        self.name(&path, node);
+                        self.linked_beside.insert(node);
                     }
                     (3, _) => {
                         symlink("somewhere", here.join(name)).unwrap();
@@ -508,7 +551,15 @@ impl Coherence {
         let shown = self.shown();
         self.held.clear();
         self.place.remount("disk.kedge", self.options);
-        assert_eq!(self.shown(), shown, "after a remount, and {:#?}", self.done);
+        let on_device = self.shown();
+        assert_eq!(on_device.len(), shown.len());
+        for (path, mut found) in on_device {
+            let kept = self.files.get(&path).is_some_and(|node| self.linked_beside.contains(node));
+            if kept && self.options.contains("writeback_cache") {
+                (found.5, found.6) = (shown[&path].5, shown[&path].6);
+            }
+            assert_eq!(found, shown[&path], "'{path}' after a remount, and {:#?}", self.done);
+        }
         self.judge("remounted");
         self.place.unmount_and_check("disk.kedge");
         let removed = self.some_file();
@@ -616,7 +667,8 @@ impl Coherence {
                 self.done.pop_front();
             }
             self.judge("judged");
-            let used: Vec<usize> = self.files.values().copied().chain(self.held.iter().map(|h| h.node)).collect();
+            let used: Vec<usize> =
+                self.files.values().copied().chain(self.held.iter().map(|h| h.node)).collect();
             self.nodes.retain(|node, _| used.contains(node));
             done += 1;
         }

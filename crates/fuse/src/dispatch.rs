@@ -188,8 +188,7 @@ impl<O: Ops> Server<O> {
     fn entry(&self, attr: &Attr) -> abi::EntryOut {
         let (secs, nanos) = self.timeout();
         // See `crate::beside`.
-        let (entry_valid, entry_valid_nsec) =
-            if self.changes.are_made() { (0, 0) } else { (secs, nanos) };
+        let (entry_valid, entry_valid_nsec) = if self.changes.are_made() { (0, 0) } else { (secs, nanos) };
         abi::EntryOut {
             nodeid: attr.ino.0,
             generation: NODE_GENERATION,

@@ -196,11 +196,7 @@ pub(crate) fn unmount_as(dir: &Path, privileged: bool, lazy: bool) -> Result<(),
 /// So the copy leaves that group, and gets its flags, before it is attached.
 pub fn mount_again(from: &Path, dir: &Path, options: &FuseOptions) -> Result<(), MountError> {
     let dir = check_mount_point(dir)?;
-    let fail = |error: io::Error| MountError::Mount {
-        source_dev: from.to_owned(),
-        dir: dir.clone(),
-        error,
-    };
+    let fail = |error: io::Error| MountError::Mount { source_dev: from.to_owned(), dir: dir.clone(), error };
     let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     let copy = open_tree(CWD, from, clone).map_err(|e| fail(e.into()))?;
     let flags = [
@@ -208,7 +204,8 @@ pub fn mount_again(from: &Path, dir: &Path, options: &FuseOptions) -> Result<(),
         (options.nodev, MountAttrFlags::MOUNT_ATTR_NODEV),
         (options.noexec, MountAttrFlags::MOUNT_ATTR_NOEXEC),
     ];
-    let flags = flags.iter().filter(|(on, _)| *on).fold(MountAttrFlags::empty(), |all, (_, flag)| all | *flag);
+    let flags =
+        flags.iter().filter(|(on, _)| *on).fold(MountAttrFlags::empty(), |all, (_, flag)| all | *flag);
     sys::make_private(&copy, flags).map_err(fail)?;
     move_mount(&copy, "", CWD, &dir, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).map_err(|e| fail(e.into()))
 }

@@ -293,7 +293,9 @@ impl<'a> Sink<'a> {
                 let given = named(self.fs.link_over(ino, dir, &name), &path).map(|old| {
                     self.changed(Changed::Name(dir, &name));
                     // Links of a file, whether or not it has others, and to whom it is open.
-                    old.into_iter().chain((!is_new).then_some(ino)).for_each(|ino| self.changed(Changed::Inode(ino)));
+                    old.into_iter()
+                        .chain((!is_new).then_some(ino))
+                        .for_each(|ino| self.changed(Changed::Inode(ino)));
                     dirs.insert(dir);
                 });
                 result = result.and(given);
