@@ -8,20 +8,31 @@
 //! After a crash, what a program had open is gone, as after a restart of the machine. The kernel
 //! knows inodes by number, so the numbers it gets carry the count of crashes in their upper bits,
 //! and a request for a number of an earlier generation answers EIO. Only the root directory keeps
-//! its number. The kernel asks for each name anew (it may remember nothing on these mounts), so
-//! that programs that start after the crash find what is left.
+//! its number. So each open of a directory gets the generation as its handle, and a listing or an
+//! fsync of the root with the handle of an earlier generation answers EIO, too. The kernel asks for
+//! each name anew (it may remember nothing on these mounts), so that programs that start after the
+//! crash find what is left.
+//!
+//! sync(2) and syncfs(2) come without a handle. Such a call that reaches the mount after a crash
+//! speaks of what is there then, from whatever descriptor it was made.
 //!
 //! # The gate
 //! Each operation holds the gate for reading while it runs, a crash for writing: it happens between
-//! two operations, never in the middle of one. An fsync that is under way when a crash comes fails,
-//! whether or not it was in time: a program must never be told of durability that a crash then
-//! takes.
+//! two operations, never in the middle of one.
+//!
+//! An fsync ends without the gate, or a crash could not come before it has ended. The log decides
+//! whether it succeeds: the crash cuts the log under the log's lock and builds the state from what
+//! is in it, and an fsync appends its success under the same lock. If it comes first, its bytes are
+//! in the state. If the cut comes first, the append is refused and the fsync fails. A number that
+//! is changed before or after the cut cannot decide: between the two, an fsync would succeed whose
+//! bytes are lost. The generation only makes more of them fail: one that a crash has overtaken
+//! fails even if its bytes are there, as its caller would not have lived to see the answer.
 //!
 //! If the state cannot be made (no room, say), the tree is neither old nor new: from then on every
 //! operation fails, and every answer says why.
 
 use crate::log::Log;
-use crate::recording::Recording;
+use crate::recording::{Recording, cut_off as stale};
 use crate::rules::{Action, Crash, Kill, Like, Lose, On, Rule, Rules, libc_errno};
 use crate::tree::{baseline, restore, set_size, write_all};
 use kedge_base::spawn_named;
@@ -88,13 +99,18 @@ struct Inner {
     history_max: u64,
 }
 
+/// What an fsync is of.
+#[derive(Clone, Copy)]
+struct Synced {
+    ino: Ino,
+    /// What its open got, if that is known.
+    handle: Option<u64>,
+    datasync: bool,
+}
+
 /// See the module.
 #[derive(Clone)]
 pub struct Live(Arc<Inner>);
-
-fn stale() -> Error {
-    Error::Injected(libc_errno::EIO)
-}
 
 impl Live {
     /// What the file system holds now is durable. At most `history_max` bytes of calls are kept.
@@ -186,6 +202,16 @@ impl Live {
         }
     }
 
+    /// The inode of a request that came with an open file. Only the root, whose number stays, needs
+    /// to be told apart by what the open got.
+    fn real_opened(&self, ino: Ino, handle: Option<u64>) -> Result<Ino> {
+        let generation = self.0.generation.load(Ordering::Relaxed);
+        match ino == Ino::ROOT && handle.is_some_and(|handle| handle != generation) {
+            true => Err(stale()),
+            false => self.real(ino),
+        }
+    }
+
     /// The number that the kernel gets.
     fn shown(&self, ino: Ino) -> Ino {
         match ino {
@@ -262,16 +288,20 @@ impl Live {
         }
         let mut world = inner.gate.write();
         if is_full(&world) && world.failed.is_none() {
-            let calls = world.log.take().iter().rev().take_while(|e| e.call != Call::Baseline).count();
+            let full = world.log.clone();
+            if let Err(e) = inner.begin(&mut world) {
+                full.cut();
+                world.failed = Some(e.to_string());
+                return;
+            }
+            let calls = full.settle().iter().rev().take_while(|e| e.call != Call::Baseline).count();
             tracing::warn!("the history is full: {calls} calls are taken as durable");
             world.forgotten += calls as u64;
-            if let Err(e) = inner.begin(&mut world) {
-                world.failed = Some(e.to_string());
-            }
         }
     }
 
-    /// Answers with an error if a crash has come since.
+    /// Answers with an error if a crash has come since, also where the log was not cut too early
+    /// for it.
     fn unless_crashed(&self, done: Done) -> Done {
         let inner = self.0.clone();
         let generation = inner.generation.load(Ordering::Relaxed);
@@ -281,9 +311,8 @@ impl Live {
         })
     }
 
-    fn fsync(&self, ino: Ino, datasync: bool, crash_after: Option<(Crash, Vec<i32>)>, done: Done) {
+    fn fsync(&self, of: Synced, crash_after: Option<(Crash, Vec<i32>)>, done: Done) {
         let live = self.clone();
-        let done = self.unless_crashed(done);
         let finish: Done = Box::new(move |result| {
             let Some((crash, kill)) = crash_after else { return done(result) };
             // On a thread of its own: this one may be the log's, for which a crash has to wait.
@@ -296,9 +325,9 @@ impl Live {
                 tracing::error!("no crash: a thread cannot be started: {e}");
             }
         });
-        let entered = self.enter().and_then(|world| self.real(ino).map(|real| (world, real)));
+        let entered = self.enter().and_then(|world| Ok((world, self.real_opened(of.ino, of.handle)?)));
         match entered {
-            Ok((world, real)) => world.recording.fsync_async(real, datasync, finish),
+            Ok((world, real)) => world.recording.fsync_async(real, of.datasync, finish),
             Err(e) => finish(Err(e)),
         }
     }
@@ -335,7 +364,7 @@ impl Inner {
     }
 
     fn lose(&self, world: &mut World, crash: &Crash, told: &mut Crashed) -> Result<()> {
-        let trace = Trace { events: world.log.take() };
+        let trace = Trace { events: world.log.cut() };
         let history = History::new(&trace, crash.model);
         let at = *history.points().end();
         let recipe = match crash.lose {
@@ -368,7 +397,7 @@ impl Inner {
         })
         .expect("these models exist");
         let mut reverted = None;
-        world.log.revise(|events| {
+        world.log.revise(ino.0, |events| {
             let trace = Trace { events: std::mem::take(events) };
             let history = History::new(&trace, model);
             let at = *history.points().end();

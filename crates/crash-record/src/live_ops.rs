@@ -1,6 +1,6 @@
 //! The operations of a live crash test: numbers of inodes translated, rules asked, calls recorded.
 
-use super::{Live, processes, stale, without_generation};
+use super::{Live, Synced, processes, stale, without_generation};
 use crate::rules::{Action, On};
 use kedge_base::spawn_named;
 use kedge_fuse::{Done, Ops, caller};
@@ -35,6 +35,47 @@ impl Live {
                 stale()
             }
         }
+    }
+
+    /// An fsync, unless a rule has other plans for it. It belongs to the generation in which it came,
+    /// however long it is kept waiting.
+    fn ruled_fsync(&self, of: Synced, done: Done) {
+        let done = self.unless_crashed(done);
+        match self.meet(On::Fsync, &[(of.ino, None)]) {
+            None => self.fsync(of, None, done),
+            Some(Action::Fail { errno, like }) => done(Err(self.fail_fsync(of.ino, errno, like))),
+            Some(Action::Crash { crash, after: false, kill }) => {
+                self.crash(&crash, &processes(kill, caller()));
+                done(Err(stale()));
+            }
+            Some(Action::Crash { crash, after: true, kill }) => {
+                self.fsync(of, Some((crash, processes(kill, caller()))), done);
+            }
+            Some(Action::Slow(time)) => {
+                let live = self.clone();
+                let waiting = spawn_named("kedge-slow", move || {
+                    std::thread::sleep(time);
+                    live.fsync(of, None, done);
+                });
+                // `done` is gone with the closure: dropping it answers EIO.
+                if let Err(e) = waiting {
+                    tracing::error!("no slow fsync: a thread cannot be started: {e}");
+                }
+            }
+        }
+    }
+
+    fn list(
+        &self,
+        dir: Ino,
+        handle: Option<u64>,
+        cookie: u64,
+        visit: &mut dyn FnMut(DirEntry<'_>) -> bool,
+    ) -> Result<()> {
+        let world = self.enter()?;
+        world.recording.readdir(self.real_opened(dir, handle)?, cookie, &mut |entry| {
+            visit(DirEntry { ino: self.shown(entry.ino), ..entry })
+        })
     }
 }
 
@@ -118,10 +159,23 @@ impl Ops for Live {
     }
 
     fn readdir(&self, dir: Ino, cookie: u64, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
-        let world = self.enter()?;
-        world.recording.readdir(self.real(dir)?, cookie, &mut |entry| {
-            visit(DirEntry { ino: self.shown(entry.ino), ..entry })
-        })
+        self.list(dir, None, cookie, visit)
+    }
+
+    fn readdir_opened(
+        &self,
+        handle: u64,
+        dir: Ino,
+        cookie: u64,
+        visit: &mut dyn FnMut(DirEntry<'_>) -> bool,
+    ) -> Result<()> {
+        self.list(dir, Some(handle), cookie, visit)
+    }
+
+    fn dir_handle(&self, dir: Ino) -> Result<Option<u64>> {
+        let _world = self.enter()?;
+        self.real(dir)?;
+        Ok(Some(self.0.generation.load(std::sync::atomic::Ordering::Relaxed)))
     }
 
     fn read_uncached(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
@@ -145,28 +199,11 @@ impl Ops for Live {
     }
 
     fn fsync_async(&self, ino: Ino, datasync: bool, done: Done) {
-        match self.meet(On::Fsync, &[(ino, None)]) {
-            None => self.fsync(ino, datasync, None, done),
-            Some(Action::Fail { errno, like }) => done(Err(self.fail_fsync(ino, errno, like))),
-            Some(Action::Crash { crash, after: false, kill }) => {
-                self.crash(&crash, &processes(kill, caller()));
-                done(Err(stale()));
-            }
-            Some(Action::Crash { crash, after: true, kill }) => {
-                self.fsync(ino, datasync, Some((crash, processes(kill, caller()))), done);
-            }
-            Some(Action::Slow(time)) => {
-                let live = self.clone();
-                let waiting = spawn_named("kedge-slow", move || {
-                    std::thread::sleep(time);
-                    live.fsync(ino, datasync, None, done);
-                });
-                // `done` is gone with the closure: dropping it answers EIO.
-                if let Err(e) = waiting {
-                    tracing::error!("no slow fsync: a thread cannot be started: {e}");
-                }
-            }
-        }
+        self.ruled_fsync(Synced { ino, handle: None, datasync }, done);
+    }
+
+    fn fsync_opened(&self, handle: u64, ino: Ino, datasync: bool, done: Done) {
+        self.ruled_fsync(Synced { ino, handle: Some(handle), datasync }, done);
     }
 
     fn sync(&self) -> Result<()> {

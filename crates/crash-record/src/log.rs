@@ -39,6 +39,9 @@ pub struct State {
     /// Why nothing is recorded any more.
     failed: Option<KcrError>,
     processes: HashMap<u32, u32>,
+    /// For each inode whose pages a failed fsync dropped: how often that happened.
+    dropped: HashMap<u64, u64>,
+    drops: u64,
 }
 
 /// Where events go.
@@ -46,8 +49,17 @@ enum Sink {
     File(Writer<BufWriter<File>>),
     /// Kept, for a crash at any moment.
     Memory(Vec<Event>),
-    /// Nowhere any more.
+    /// Nowhere any more: the recording could not be written, or all that it has counts as durable.
     Closed,
+    /// Nowhere any more: power failed. What comes now is in no state that the crash left.
+    Cut,
+}
+
+impl State {
+    /// How often a failed fsync has dropped pages of this inode, or of any.
+    pub fn drops(&self, ino: Option<u64>) -> u64 {
+        ino.map_or(self.drops, |ino| self.dropped.get(&ino).copied().unwrap_or(0))
+    }
 }
 
 impl Log {
@@ -63,7 +75,16 @@ impl Log {
     }
 
     fn with(out: Sink, count: u64) -> Log {
-        let state = State { out, count, marks: 0, bytes: 0, failed: None, processes: HashMap::new() };
+        let state = State {
+            out,
+            count,
+            marks: 0,
+            bytes: 0,
+            failed: None,
+            processes: HashMap::new(),
+            dropped: HashMap::new(),
+            drops: 0,
+        };
         let (output, stacks) = (OnceLock::new(), OnceLock::new());
         Log { state: Mutex::new(state), clock: SystemClock::default(), output, stacks }
     }
@@ -89,12 +110,14 @@ impl Log {
     pub fn lock(&self) -> MutexGuard<'_, State> {
         let mut state = self.state.lock();
         if let Some(output) = self.output.get() {
-            output.take_in(|text| self.append(&mut state, 0, 0, Call::Mark { text }));
+            output.take_in(|text| self.put(&mut state, 0, 0, 0, Call::Mark { text }));
         }
         state
     }
 
-    pub fn append(&self, state: &mut State, tid: u32, errno: i32, call: Call) {
+    /// Writes a call down. `false`: power failed before, and the call is in none of the states that
+    /// the crash could leave.
+    pub fn append(&self, state: &mut State, tid: u32, errno: i32, call: Call) -> bool {
         let pid = match tid {
             0 => 0,
             tid => match state.processes.get(&tid) {
@@ -103,6 +126,7 @@ impl Log {
             },
         };
         self.put(state, pid, tid, errno, call);
+        !matches!(state.out, Sink::Cut)
     }
 
     /// A thread that called for the first time: its process gets an event, unless another of its
@@ -130,7 +154,7 @@ impl Log {
         };
         let event = Event { time, pid, tid, errno, call, stack };
         let put = match &mut state.out {
-            Sink::Closed => return,
+            Sink::Closed | Sink::Cut => return,
             Sink::Memory(events) => {
                 state.bytes += size_of::<Event>() as u64 + event.call.payload() as u64;
                 events.push(event);
@@ -154,18 +178,33 @@ impl Log {
         }
     }
 
-    /// What was kept in memory. Nothing is recorded from here on.
-    pub fn take(&self) -> Vec<Event> {
-        match std::mem::replace(&mut self.state.lock().out, Sink::Closed) {
+    /// Power fails: what was kept in memory up to here. An fsync that ends later finds the log cut
+    /// and fails.
+    pub fn cut(&self) -> Vec<Event> {
+        self.end_with(Sink::Cut)
+    }
+
+    /// All that was kept in memory counts as durable. An fsync that ends later has nothing to add,
+    /// and succeeds.
+    pub fn settle(&self) -> Vec<Event> {
+        self.end_with(Sink::Closed)
+    }
+
+    fn end_with(&self, end: Sink) -> Vec<Event> {
+        match std::mem::replace(&mut self.state.lock().out, end) {
             Sink::Memory(events) => events,
-            Sink::File(_) | Sink::Closed => Vec::new(),
+            Sink::File(_) | Sink::Closed | Sink::Cut => Vec::new(),
         }
     }
 
-    /// Changes what was kept in memory.
-    pub fn revise(&self, revise: impl FnOnce(&mut Vec<Event>)) {
-        if let Sink::Memory(events) = &mut self.state.lock().out {
+    /// Changes what was kept in memory, because an fsync of this inode failed and dropped its pages.
+    pub fn revise(&self, ino: u64, revise: impl FnOnce(&mut Vec<Event>)) {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        if let Sink::Memory(events) = &mut state.out {
             revise(events);
+            state.drops += 1;
+            *state.dropped.entry(ino).or_default() += 1;
         }
     }
 

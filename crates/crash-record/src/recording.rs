@@ -1,6 +1,7 @@
 //! The file system that writes down what is done to it.
 
 use crate::log::{Log, State};
+use crate::rules::libc_errno;
 
 use kedge_crash::Call;
 use kedge_crash::trace::Space;
@@ -21,6 +22,11 @@ pub struct Recording {
     log: Arc<Log>,
     /// Of [`MARK_FILE`], where there is one.
     mark_ino: Option<Ino>,
+}
+
+/// The end of an fsync whose bytes a crash, or the failure of another fsync, has taken.
+pub(crate) fn cut_off() -> Error {
+    Error::Injected(libc_errno::EIO)
 }
 
 fn errno<T>(result: &Result<T>) -> i32 {
@@ -91,16 +97,24 @@ impl Recording {
 
     fn persisted(&self, ino: Option<Ino>, datasync: bool, done: Done) -> Done {
         let (log, tid) = (self.log.clone(), caller());
-        let since = log.lock().count;
+        let state = log.lock();
+        let number = ino.map(|ino| ino.0);
+        let (since, drops) = (state.count, state.drops(number));
+        drop(state);
         Box::new(move |result| {
             let call = match ino {
                 Some(ino) => Call::Fsync { ino: ino.0, datasync, since },
                 None => Call::Sync { since },
             };
             let mut state = log.lock();
-            log.append(&mut state, tid, errno(&result), call);
+            // Pages that another fsync has dropped meanwhile are not durable by this one.
+            let result = if state.drops(number) == drops { result } else { Err(cut_off()) };
+            // Durable is what the log has when power fails. So success is decided by the log, under
+            // its lock: neither later, when the log may have been cut, nor by another number, which
+            // a crash could change before or after the log.
+            let is_recorded = log.append(&mut state, tid, errno(&result), call);
             drop(state);
-            done(result);
+            done(if is_recorded { result } else { Err(cut_off()) });
         })
     }
 
@@ -312,3 +326,7 @@ impl Ops for Recording {
         self.fs.set_options(list)
     }
 }
+
+#[cfg(test)]
+#[path = "recording_tests.rs"]
+mod tests;

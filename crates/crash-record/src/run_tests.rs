@@ -26,6 +26,6 @@ fn what_is_printed_at_once_stands_before_the_first_call() {
     };
     let ended = run_command(dir.path(), &options, &log, &first_call).unwrap();
     assert!(ended.code == 0 && !ended.timed_out);
-    let calls: Vec<Call> = log.take().into_iter().map(|event| event.call).collect();
+    let calls: Vec<Call> = log.settle().into_iter().map(|event| event.call).collect();
     assert_eq!(calls, [Call::Mark { text: "saved".into() }, Call::Sync { since: 0 }]);
 }

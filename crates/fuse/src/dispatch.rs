@@ -130,7 +130,7 @@ impl<O: Ops> Server<O> {
             op::RENAME => reply.finish(self.rename(node, args)),
             op::RENAME2 => reply.finish(self.rename2(request, args)),
             op::OPEN => reply.finish(self.open(node, args)),
-            op::OPENDIR => reply.finish(self.opendir()),
+            op::OPENDIR => reply.finish(self.opendir(node)),
             op::RELEASE => reply.finish(self.release(node, args)),
             op::RELEASEDIR => reply.finish(Ok::<_, Errno>(())),
             op::READ => finish_scratch(reply, self.read(node, args, out), out),
@@ -480,11 +480,13 @@ impl<O: Ops> Server<O> {
         Ok(())
     }
 
-    fn opendir(&self) -> Answer<abi::OpenOut> {
-        if self.options.no_open {
-            return Err(Errno(libc::ENOSYS));
+    fn opendir(&self, node: Ino) -> Answer<abi::OpenOut> {
+        let out = open_out(fopen::KEEP_CACHE | fopen::CACHE_DIR);
+        match self.ops.dir_handle(node)? {
+            Some(fh) => Ok(abi::OpenOut { fh, ..out }),
+            None if self.options.no_open => Err(Errno(libc::ENOSYS)),
+            None => Ok(out),
         }
-        Ok(open_out(fopen::KEEP_CACHE | fopen::CACHE_DIR))
     }
 
     fn read(&self, node: Ino, args: &mut Args<'_>, out: &mut IoBuf) -> Answer<usize> {
@@ -616,7 +618,7 @@ impl<O: Ops> Server<O> {
                 let datasync = asked.fsync_flags & abi::FSYNC_DATASYNC != 0;
                 let done =
                     Box::new(move |synced: kedgefs::Result<()>| reply.finish(synced.map_err(Errno::from)));
-                self.ops.fsync_async(node, datasync, done);
+                self.ops.fsync_opened(asked.fh, node, datasync, done);
             }
             Err(e) => reply.err(e.0),
         }
@@ -640,7 +642,7 @@ impl<O: Ops> Server<O> {
     fn readdir(&self, node: Ino, args: &mut Args<'_>, out: &mut IoBuf) -> Answer<usize> {
         let asked: abi::ReadIn = args.take()?;
         let mut list = DirList::new(out, asked.size, false);
-        self.ops.readdir(node, asked.offset, &mut |entry| list.push(&entry))?;
+        self.ops.readdir_opened(asked.fh, node, asked.offset, &mut |entry| list.push(&entry))?;
         Ok(list.len)
     }
 
@@ -648,7 +650,7 @@ impl<O: Ops> Server<O> {
     fn readdirplus(&self, node: Ino, args: &mut Args<'_>, out: &mut IoBuf) -> Answer<usize> {
         let asked: abi::ReadIn = args.take()?;
         let mut list = DirList::new(out, asked.size, true);
-        self.ops.readdir(node, asked.offset, &mut |entry| list.push(&entry))?;
+        self.ops.readdir_opened(asked.fh, node, asked.offset, &mut |entry| list.push(&entry))?;
         let len = list.len;
         let mut at = 0;
         while at < len {

@@ -35,6 +35,26 @@ pub trait Ops: Send + Sync + 'static {
     fn fallocate(&self, ino: Ino, mode: FallocateMode, offset: u64, len: u64) -> Result<()>;
     fn seek(&self, ino: Ino, offset: u64, kind: SeekKind) -> Result<u64>;
     fn fsync_async(&self, ino: Ino, datasync: bool, done: Done);
+    /// A number for a directory that is opened now. It comes back with each listing and fsync of
+    /// that open directory, so that the root of one time can be told from the root of another.
+    /// `None`: there is no such number, and the kernel may open directories without a request.
+    fn dir_handle(&self, _dir: Ino) -> Result<Option<u64>> {
+        Ok(None)
+    }
+    /// [`Ops::readdir`] of a directory that was opened with this number.
+    fn readdir_opened(
+        &self,
+        _handle: u64,
+        dir: Ino,
+        cookie: u64,
+        visit: &mut dyn FnMut(DirEntry<'_>) -> bool,
+    ) -> Result<()> {
+        self.readdir(dir, cookie, visit)
+    }
+    /// [`Ops::fsync_async`] of what was opened with this number, if it is a directory.
+    fn fsync_opened(&self, _handle: u64, ino: Ino, datasync: bool, done: Done) {
+        self.fsync_async(ino, datasync, done);
+    }
     fn sync(&self) -> Result<()>;
     fn sync_async(&self, done: Done);
     fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>>;

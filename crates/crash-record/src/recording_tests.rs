@@ -1,0 +1,70 @@
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+use kedge_crash::Event;
+use kedge_device::MemDevice;
+use kedgefs::{FormatOptions, MountOptions};
+use parking_lot::Mutex;
+
+/// A recording in memory, a file of it, and an fsync of that file that has begun and not ended.
+struct Begun {
+    log: Arc<Log>,
+    ino: Ino,
+    end: Done,
+    answer: Arc<Mutex<Option<Result<()>>>>,
+}
+
+fn begun(of: impl Fn(Ino) -> Option<Ino>) -> Begun {
+    let device = Arc::new(MemDevice::new(64 << 20));
+    let clock = Arc::new(kedge_base::SystemClock::default());
+    FileSystem::format(device.clone(), clock.clone(), &FormatOptions::default()).unwrap();
+    let fs = FileSystem::open(device, clock, MountOptions::default()).unwrap();
+    let log = Arc::new(Log::in_memory(Vec::new()));
+    let recording = Recording::plain(fs, log.clone());
+    let ino = recording.create(Ino::ROOT, b"f", 0o644, Owner::default()).unwrap().ino;
+    let answer = Arc::new(Mutex::new(None));
+    let told = answer.clone();
+    let end = recording.persisted(of(ino), false, Box::new(move |result| *told.lock() = Some(result)));
+    Begun { log, ino, end, answer }
+}
+
+fn fsyncs(events: &[Event]) -> usize {
+    events.iter().filter(|e| e.errno == 0 && matches!(e.call, Call::Fsync { .. } | Call::Sync { .. })).count()
+}
+
+/// Each fsync whose end is in the log when power fails has succeeded, and no other.
+#[test]
+fn success_is_what_the_log_has_when_power_fails() {
+    for of in [Some, |_| None] {
+        let Begun { log, end, answer, .. } = begun(of);
+        end(Ok(()));
+        assert!(answer.lock().take().unwrap().is_ok());
+        assert_eq!(fsyncs(&log.cut()), 1);
+
+        let Begun { log, end, answer, .. } = begun(of);
+        assert_eq!(fsyncs(&log.cut()), 0);
+        end(Ok(()));
+        assert_eq!(answer.lock().take().unwrap().unwrap_err().errno(), libc_errno::EIO);
+
+        // All counts as durable: the fsync has nothing to wait for.
+        let Begun { log, end, answer, .. } = begun(of);
+        log.settle();
+        end(Ok(()));
+        assert!(answer.lock().take().unwrap().is_ok());
+    }
+}
+
+#[test]
+fn an_fsync_does_not_promise_pages_that_another_one_dropped_meanwhile() {
+    for of in [Some, |_| None] {
+        let Begun { log, ino, end, answer } = begun(of);
+        log.revise(ino.0, |_| {});
+        end(Ok(()));
+        assert!(answer.lock().take().unwrap().is_err());
+        assert_eq!(fsyncs(&log.cut()), 0);
+    }
+    let Begun { log, ino, end, answer } = begun(Some);
+    log.revise(ino.0 + 1, |_| {});
+    end(Ok(()));
+    assert!(answer.lock().take().unwrap().is_ok(), "of another file");
+}
