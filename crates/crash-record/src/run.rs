@@ -12,10 +12,12 @@ use kedge_crash::workdir::WorkDir;
 use kedge_device::MemDevice;
 use kedge_fuse::{FuseOptions, MountError, MountPoint};
 use kedgefs::{FileSystem, FormatOptions, MountOptions, Owner};
+use parking_lot::Mutex;
 use regex::Regex;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, IsTerminal};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
@@ -102,12 +104,16 @@ pub fn record(options: &Options, started: &dyn Fn(u32)) -> Result<Recorded, Reco
         return Err(RecordError::NoBacktrace);
     }
     let recording = |error| RecordError::Recording { path: options.out.clone(), error };
-    let file = File::create(&options.out).map_err(|e| recording(e.into()))?;
+    let (file, draft) = Draft::new(&options.out).map_err(|e| recording(e.into()))?;
     let log = Arc::new(Log::new(file).map_err(recording)?);
+    let started = |pid: u32| {
+        started(pid);
+        draft.keep()
+    };
     let temp = WorkDir::new(&std::env::temp_dir(), "kedge-record-", detach_dead)
         .map_err(io_error("a temporary directory"))?;
     let mount = Mount::new(temp.path(), options, log.clone())?;
-    let run = run_on(&mount, options, &log, started);
+    let run = run_on(&mount, options, &log, &started);
     let leftovers = mount.end();
     let (ended, before) = run?;
     let leftovers = leftovers?;
@@ -115,6 +121,51 @@ pub fn record(options: &Options, started: &dyn Fn(u32)) -> Result<Recorded, Reco
     let Ended { code, timed_out, outside } = ended;
     let (events, without_stack) = (events - before, log.without_stack());
     Ok(Recorded { events, marks, code, timed_out, leftovers, outside, without_stack })
+}
+
+/// A recording that has its name only when the command has started: until then whatever fails
+/// leaves an older recording of that name as it is. From then on the file grows under its name, so
+/// that what a killed recorder had is there.
+struct Draft {
+    name: PathBuf,
+    /// `None`: it has its name, or the name is that of something else than a file.
+    temp: Mutex<Option<tempfile::TempPath>>,
+}
+
+impl Draft {
+    fn new(out: &Path) -> io::Result<(File, Draft)> {
+        // Behind a symbolic link the file is replaced, not the link.
+        let name = match out.canonicalize() {
+            Ok(name) => name,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => out.to_owned(),
+            Err(e) => return Err(e),
+        };
+        let mode = match std::fs::metadata(&name) {
+            Ok(meta) if meta.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
+            Ok(meta) if !meta.is_file() => {
+                let file = File::options().write(true).open(&name)?;
+                return Ok((file, Draft { name, temp: Mutex::new(None) }));
+            }
+            Ok(meta) => Some(meta.permissions()),
+            Err(_) => None,
+        };
+        let dir = name.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        // The umask is applied to it.
+        let new = std::fs::Permissions::from_mode(0o666);
+        let temp = tempfile::Builder::new().prefix(".kedge-record-").permissions(new).tempfile_in(dir)?;
+        let (file, temp) = temp.into_parts();
+        if let Some(mode) = mode {
+            file.set_permissions(mode)?;
+        }
+        Ok((file, Draft { name, temp: Mutex::new(Some(temp)) }))
+    }
+
+    fn keep(&self) -> io::Result<()> {
+        match self.temp.lock().take() {
+            Some(temp) => temp.persist(&self.name).map_err(|e| e.error),
+            None => Ok(()),
+        }
+    }
 }
 
 /// The mount of a recorder that was killed, below its directory.
@@ -130,7 +181,7 @@ fn run_on(
     mount: &Mount,
     options: &Options,
     log: &Arc<Log>,
-    started: &dyn Fn(u32),
+    started: &dyn Fn(u32) -> io::Result<()>,
 ) -> Result<(Ended, u64), RecordError> {
     if let Some(from) = &options.from {
         fill(from, &mount.point.dir)?;
@@ -256,7 +307,7 @@ fn run_command(
     dir: &Path,
     options: &Options,
     log: &Arc<Log>,
-    started: &dyn Fn(u32),
+    started: &dyn Fn(u32) -> io::Result<()>,
 ) -> Result<Ended, RecordError> {
     let (program, args) = options.command.split_first().expect("the command line asks for one word at least");
     let mut command = Command::new(program);
@@ -284,7 +335,11 @@ fn run_command(
     let mut child = command.spawn().map_err(|error| RecordError::Start { command: program.into(), error })?;
     // It has the other end of the pipe, which has an end only when nobody has it any more.
     drop(command);
-    started(child.id());
+    if let Err(error) = started(child.id()) {
+        // Nobody could read what it does.
+        child.kill().and_then(|()| child.wait()).map_err(io_error("the command"))?;
+        return Err(RecordError::Recording { path: options.out.clone(), error: error.into() });
+    }
     let pass_on = |output: Arc<Output>| {
         let log = log.clone();
         spawn_named("kedge-ack", move || output.pass_on(&log)).map_err(io_error("a thread"))

@@ -23,6 +23,7 @@ fn what_is_printed_at_once_stands_before_the_first_call() {
             std::thread::sleep(POLL);
         }
         log.append(&mut log.lock(), 0, 0, Call::Sync { since: 0 });
+        Ok(())
     };
     let ended = run_command(dir.path(), &options, &log, &first_call).unwrap();
     assert!(ended.code == 0 && !ended.timed_out);
