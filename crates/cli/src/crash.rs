@@ -8,6 +8,7 @@ mod replay;
 use crate::Usage;
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use kedge_crash::kcr::{self, Loaded};
 use kedge_crash::{MODELS, Model};
 use std::fs::File;
@@ -74,6 +75,13 @@ fn judged(outcome: Result<ExitCode>) -> Result<ExitCode> {
 fn parse_model(name: &str) -> Result<Model, String> {
     let names = || MODELS.map(|m| m.name).join(", ");
     Model::by_name(name).ok_or_else(|| format!("there is no model {name:?}; there are {}", names()))
+}
+
+/// For options: completions and man pages know the names.
+fn model_parser() -> impl TypedValueParser<Value = Model> {
+    let values = MODELS.map(|model| PossibleValue::new(model.name).help(model.about));
+    PossibleValuesParser::new(values)
+        .map(|name| Model::by_name(&name).expect("the parser takes the names of models only"))
 }
 
 /// `90`, `90s`, `500ms`, `5m`, `1h`.

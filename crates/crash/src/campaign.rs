@@ -3,14 +3,13 @@
 use crate::describe::Paths;
 use crate::disk::Disk;
 use crate::explain::{Explainer, Explanation, with_calls};
+use crate::explaining::{Explaining, Watched};
 use crate::history::History;
 use crate::model::Model;
 use crate::recipe::{Pick, Recipe};
-use crate::run::{Budget, Case, Checker, EXPLAIN_MIN, Ended, Hear, Outcome, Search, Verdict};
+use crate::run::{Budget, Case, Checker, Ended, Hear, Outcome, Search, Verdict};
 use crate::shrink::Shrinker;
 use crate::trace::Trace;
-use kedge_base::{Clock, SystemClock};
-use std::sync::atomic::Ordering;
 
 /// Causes told in words; failing states beyond them are counted.
 const CAUSES_MAX: usize = 8;
@@ -33,6 +32,8 @@ pub struct Report {
     pub unexplained: u64,
     /// States tried with all missing calls put in together, and how many of them failed.
     pub mended: Option<(u64, u64)>,
+    /// What it cost to explain the failures, beside what the search took ([`Outcome::took`]).
+    pub explaining: Explaining,
 }
 
 impl Report {
@@ -76,49 +77,42 @@ impl Campaign<'_> {
             fails_uncrashed,
             unexplained: 0,
             mended: None,
+            explaining: Explaining::default(),
         };
         // A checker that cannot run would call every state failing while it shrinks; one that fails
         // without a crash, too.
         if report.outcome.ended != Ended::Broken && report.fails_uncrashed.is_none() {
-            self.explain(&history, &mut report);
-            report.mended = (!self.is_stopped()).then(|| self.mend(&report)).flatten();
+            let (time, failing) = (self.budget.explain_time(), report.outcome.failing);
+            let watched = Watched::new(self.checker, time, &self.budget.stop, self.hear, failing);
+            self.explain(&history, &watched, &mut report);
+            report.mended = (!watched.is_stopped()).then(|| self.mend(&report, &watched)).flatten();
+            report.explaining = watched.cost();
         }
         report
     }
 
-    fn is_stopped(&self) -> bool {
-        self.budget.stop.load(Ordering::Relaxed)
-    }
-
     /// The search again, with every call that was found missing.
-    fn mend(&self, report: &Report) -> Option<(u64, u64)> {
+    fn mend(&self, report: &Report, watched: &Watched<'_>) -> Option<(u64, u64)> {
         let fixes = report.failures.iter().flat_map(|f| &f.fixes);
         let places: Vec<_> = fixes.flat_map(|f| f.places.iter().copied()).collect();
-        if places.is_empty() {
+        if places.is_empty() || watched.is_over() {
             return None;
         }
         let trace = with_calls(self.trace, &places);
         let history = History::new(&trace, self.model);
         let budget = self.budget.of_states(MENDED_STATES);
-        let checker = self.checker;
-        let outcome = Search { trace: &trace, history: &history, checker, budget, hear: None }.run();
-        (outcome.broken.is_none() && outcome.ended != Ended::Stopped)
+        let outcome = Search { trace: &trace, history: &history, checker: watched, budget, hear: None }.run();
+        // Where the time was over, what was tried up to there counts.
+        let is_judged = outcome.broken.is_none() || watched.is_cut();
+        (is_judged && outcome.states > 0 && outcome.ended != Ended::Stopped)
             .then_some((outcome.states, outcome.failing))
     }
 
-    fn explain(&self, history: &History, report: &mut Report) {
+    fn explain(&self, history: &History, watched: &Watched<'_>, report: &mut Report) {
         let paths = Paths::of(self.trace);
-        let shrinker = Shrinker::new(self.trace, history, self.checker);
-        let explainer = Explainer {
-            trace: self.trace,
-            paths: &paths,
-            history,
-            checker: self.checker,
-            budget: &self.budget,
-        };
-        let clock = SystemClock::default();
-        let time = self.budget.time.map(|t| t.max(EXPLAIN_MIN));
-        let is_over = || self.is_stopped() || time.is_some_and(|t| clock.monotonic() >= t);
+        let shrinker = Shrinker::new(self.trace, history, watched);
+        let explainer =
+            Explainer { trace: self.trace, paths: &paths, history, watched, budget: &self.budget };
         let mut known: Vec<Vec<u32>> = Vec::new();
         let mut shrunk_count = 0;
         for failure in &report.outcome.failures {
@@ -129,7 +123,8 @@ impl Campaign<'_> {
             if is_known {
                 continue;
             }
-            if shrunk_count == SHRUNK_MAX || report.failures.len() == CAUSES_MAX || is_over() {
+            let is_enough = shrunk_count == SHRUNK_MAX || report.failures.len() == CAUSES_MAX;
+            if is_enough || watched.is_stopped() || watched.is_over() {
                 report.unexplained += 1;
                 continue;
             }
@@ -141,7 +136,7 @@ impl Campaign<'_> {
                 continue;
             }
             let explanation = explainer.explain(&shrunk);
-            if self.is_stopped() {
+            if watched.is_stopped() {
                 // What was tried last was not judged: the sentence might be wrong.
                 report.unexplained += 1;
                 continue;

@@ -9,6 +9,7 @@
 
 use crate::describe::{Paths, count};
 use crate::edit::Edit;
+use crate::explaining::Watched;
 use crate::history::History;
 use crate::recipe::{Pick, Recipe};
 use crate::run::{Budget, Checker, Search};
@@ -78,8 +79,11 @@ pub struct Explanation {
     /// What the checker said.
     pub message: String,
     /// The last state up to there with nothing lost that passes the check. None: not one of the
-    /// last few does.
+    /// last few does, or there was no time to look ([`Explanation::is_cut`]).
     pub last_good_state: Option<String>,
+    /// The time for explaining was over before all was tried: the state may not be the smallest,
+    /// and what is not said was not looked for.
+    pub is_cut: bool,
     /// The crash came behind this call.
     pub after: Option<CallRef>,
     pub lost: Vec<CallRef>,
@@ -99,7 +103,8 @@ pub struct Explainer<'a> {
     pub trace: &'a Trace,
     pub paths: &'a Paths,
     pub history: &'a History,
-    pub checker: &'a dyn Checker,
+    /// The checker.
+    pub(crate) watched: &'a Watched<'a>,
     /// Of the search that found the failures.
     pub budget: &'a Budget,
 }
@@ -160,11 +165,13 @@ impl Explainer<'_> {
         let after = (0..recipe.at).rev().find(is_call).map(|n| self.call(n, String::new()));
         let kept = kept.map(|n| self.call(n, String::new()));
         let cause = cause(&calls, kept.as_ref(), &fixes);
+        let last_good = self.last_good(recipe.at).map(|good| good.to_string());
         let sentence = self.sentence(&calls, after.as_ref(), kept.as_ref(), &fixes, told.as_deref());
         Explanation {
             state: recipe.to_string(),
             message: shrunk.message.clone(),
-            last_good_state: self.last_good(recipe.at).map(|good| good.to_string()),
+            last_good_state: last_good,
+            is_cut: self.watched.is_cut(),
             after,
             lost: calls,
             kept,
@@ -296,7 +303,10 @@ impl Explainer<'_> {
         let history = History::new(&trace, self.history.model);
         let budget = self.budget.of_states(VERIFY_STATES);
         let outcome =
-            Search { trace: &trace, history: &history, checker: self.checker, budget, hear: None }.run();
+            Search { trace: &trace, history: &history, checker: self.watched, budget, hear: None }.run();
+        if outcome.states == 0 {
+            return None;
+        }
         let fix = |(c, others): (&Candidate, Vec<Candidate>)| {
             let path = self.paths.inode(c.ino, c.before as usize);
             let before_text = self.paths.call(c.before as usize, &self.trace.events[c.before as usize]);
@@ -355,7 +365,7 @@ impl Explainer<'_> {
         let state = history.state(recipe);
         let told = trace.marks(recipe.at as usize);
         let case = crate::run::Case { recipe, state: &state, told: &told, job: 0 };
-        self.checker.check(&case) != crate::run::Verdict::Good
+        self.watched.check(&case) != crate::run::Verdict::Good
     }
 
     fn sentence(
@@ -400,6 +410,9 @@ impl Explainer<'_> {
     fn advice(&self, fixes: &[Fix], kept: Option<&CallRef>) -> String {
         let Some(first) = fixes.first() else {
             return match kept {
+                Some(_) if self.watched.is_cut() => {
+                    "The time for explaining was over before a persistence call was found that prevents it."
+                }
                 None => "No persistence call prevents it: the step is not atomic. Write a new file and rename it, or \
                          keep a log with checksums.",
                 Some(_) => "No single persistence call was found that prevents it.",

@@ -12,6 +12,7 @@
 //! recipe, explore       names of states; which are tried, in which order
 //! run, check, files     the search; a command, or the versions of files, as the judge
 //! shrink, explain       the smallest failing state; in words, with the call that prevents it
+//! campaign, explaining  a whole run; what its explanations cost, and their limit
 //! workdir, beneath      directories that outlive no run; files that lie below one
 //! disk                  a file system in memory, for tests in Rust
 //! ```
@@ -26,6 +27,7 @@ pub mod disk;
 pub mod edit;
 mod every;
 pub mod explain;
+mod explaining;
 mod explore;
 mod files;
 mod history;
@@ -48,10 +50,16 @@ pub use check::CommandChecker;
 pub use disk::{Disk, DiskFile};
 pub use every::Every;
 pub use explain::{CallRef, Explanation, Fix};
+pub use explaining::Explaining;
 pub use files::FilesChecker;
 pub use history::History;
 pub use model::{MODELS, Model, Order};
 pub use recipe::{Pick, Recipe, Torn};
-pub use run::{Budget, Case, Checker, Ended, Failure, Hear, Outcome, Search, Verdict};
+pub use run::{Budget, Case, Checker, Ended, Failure, Hear, Outcome, Phase, Progress, Search, Verdict};
 pub use state::State;
 pub use trace::{Call, Event, Trace};
+
+/// The snippet of the document runs with the tests of documentation.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/CRASH_TESTING.md")]
+struct CrashTesting;

@@ -85,6 +85,35 @@ impl Told<'_> {
         })
     }
 
+    /// What the run took: search and explaining apart.
+    pub fn took(&self) -> String {
+        let (outcome, explaining) = (&self.report.outcome, &self.report.explaining);
+        let search = format!(
+            "searching took {:.1} s ({})",
+            outcome.took.as_secs_f64(),
+            count(outcome.states, "state")
+        );
+        match explaining.checks {
+            0 => search,
+            n => {
+                format!("{search}, explaining {:.1} s ({})", explaining.took.as_secs_f64(), count(n, "check"))
+            }
+        }
+    }
+
+    /// That explaining was ended by its limit, and what was left.
+    pub fn explaining_cut(&self) -> Option<String> {
+        let limit = self.report.explaining.cut_at?;
+        let left = match self.report.unexplained {
+            0 => "all failing states were looked into, some not to the end".to_owned(),
+            n => format!("{} not looked into", count(n, "failing state")),
+        };
+        Some(format!(
+            "explaining was cut off at its limit of {:.1} s (--explain): {left}",
+            limit.as_secs_f64()
+        ))
+    }
+
     /// For people, at a terminal: names, stacks and what the checker printed may be anybody's.
     pub fn text(&self) -> String {
         printable(&self.plain_text())
@@ -116,7 +145,7 @@ impl Told<'_> {
         if let Some(mended) = self.mended() {
             writeln!(text, "\n{mended}").expect("strings take any text");
         }
-        if self.report.unexplained > 0 {
+        if self.report.unexplained > 0 && self.report.explaining.cut_at.is_none() {
             writeln!(text, "\n{} more failing states were not looked into", self.report.unexplained)
                 .expect("strings take any text");
         }
@@ -124,8 +153,10 @@ impl Told<'_> {
             writeln!(text, "the first failing state is {}: {}", first.recipe, first.message)
                 .expect("strings take any text");
         }
-        let took = self.report.outcome.took.as_secs_f64();
-        writeln!(text, "\n{}; seed {}, {took:.1} s", self.coverage(), self.report.seed)
+        if let Some(cut) = self.explaining_cut() {
+            writeln!(text, "\n{cut}").expect("strings take any text");
+        }
+        writeln!(text, "\n{}; seed {}\n{}", self.coverage(), self.report.seed, self.took())
             .expect("strings take any text");
         text
     }
@@ -150,6 +181,9 @@ impl Told<'_> {
             "systematic_not_tried": outcome.unreached,
             "failing": outcome.failing,
             "seconds": outcome.took.as_secs_f64(),
+            "explain_seconds": self.report.explaining.took.as_secs_f64(),
+            "explain_checks": self.report.explaining.checks,
+            "explain_cut": self.explaining_cut(),
             "fails_uncrashed": self.report.fails_uncrashed,
             "broken": outcome.broken,
             "causes": self.report.failures,

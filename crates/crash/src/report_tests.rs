@@ -152,3 +152,86 @@ fn a_checker_that_fails_without_a_crash_is_no_verdict_on_crashes() {
     assert!(told.verdict().contains("without any crash"), "{}", told.verdict());
     assert!(told.junit().contains("<error ") && told.junit().contains("errors=\"1\""));
 }
+
+/// A check of each of these takes 5 ms at least, and each crash state but the complete one fails.
+fn slow_campaign(
+    explain: Option<std::time::Duration>,
+    hear: Option<crate::run::Hear<'_>>,
+) -> (Report, Trace, u64) {
+    use crate::campaign::Campaign;
+    use crate::run::{Budget, Case, Verdict};
+    use std::sync::atomic::{AtomicU64, Ordering};
+    let disk = Disk::new();
+    for name in ["a", "b", "c", "d"] {
+        disk.create(name).unwrap().write_at(0, b"xyz").unwrap();
+    }
+    disk.tell("all");
+    let trace = disk.trace();
+    let checks = AtomicU64::new(0);
+    let checker = |case: &Case<'_>| {
+        checks.fetch_add(1, Ordering::Relaxed);
+        std::thread::sleep(std::time::Duration::from_millis(5));
+        let disk = Disk::after(case.state.clone());
+        let is_whole = ["a", "b", "c", "d"].iter().all(|n| disk.read(n).is_ok_and(|b| b == b"xyz"));
+        if case.told.is_empty() || is_whole { Verdict::Good } else { Verdict::Bad("lost".into()) }
+    };
+    let budget = Budget { states: Some(40), explain, ..Budget::default() };
+    let model = Model::by_name("posix").unwrap();
+    let report = Campaign { trace: &trace, model, checker: &checker, budget, hear }.run();
+    let checks = checks.load(Ordering::Relaxed);
+    (report, trace, checks)
+}
+
+#[test]
+fn search_and_explaining_are_counted_apart_and_announced() {
+    use crate::run::{Phase, Progress};
+    let heard = parking_lot::Mutex::new(Vec::new());
+    let hear = |progress: Progress| heard.lock().push((progress.phase, progress.checked));
+    let (report, trace, checks) = slow_campaign(None, Some(&hear));
+    let explaining = report.explaining;
+    assert_eq!(report.outcome.states + explaining.checks, checks);
+    assert!(explaining.checks > report.outcome.states, "the search is the smaller part: {explaining:?}");
+    assert!(explaining.took.as_millis() >= u128::from(explaining.checks) * 5);
+    assert!(report.outcome.took.as_millis() >= u128::from(report.outcome.states) * 5);
+    assert_eq!(explaining.cut_at, None);
+    let heard = heard.into_inner();
+    assert_eq!(heard.iter().filter(|h| h.0 == Phase::Search).count() as u64, report.outcome.states);
+    assert_eq!(heard.iter().filter(|h| h.0 == Phase::Explain).count() as u64, explaining.checks);
+    let told = told(&report, &trace);
+    let words = format!("explaining {:.1} s ({} checks)", explaining.took.as_secs_f64(), explaining.checks);
+    assert!(told.text().contains(&words) && told.text().contains("searching took"), "{}", told.text());
+    assert!(told.junit().contains(&words) && told.html().contains(&words), "{}", told.junit());
+    let total = format!("time=\"{:.3}\"", (report.outcome.took + explaining.took).as_secs_f64());
+    assert!(told.junit().contains(&total), "{total}: {}", told.junit());
+    let json = told.json();
+    assert_eq!(json["explain_checks"], explaining.checks);
+    assert_eq!(json["explain_seconds"], explaining.took.as_secs_f64());
+    assert_eq!(json["explain_cut"], serde_json::Value::Null);
+}
+
+#[test]
+fn a_limit_on_explaining_holds_and_is_said_where_it_cut() {
+    // No check begins after the limit, and each takes 5 ms at least: no more fit.
+    let limit = std::time::Duration::from_millis(50);
+    let (report, trace, _) = slow_campaign(Some(limit), None);
+    assert!((1..=11).contains(&report.explaining.checks), "{:?}", report.explaining);
+    assert_eq!(report.explaining.cut_at, Some(limit));
+    let told_of = told(&report, &trace);
+    let sentence = "explaining was cut off at its limit of 0.1 s (--explain): ";
+    for text in [told_of.text(), told_of.junit(), told_of.html(), told_of.json().to_string()] {
+        assert!(text.contains(sentence), "{text}");
+    }
+    // What was not looked for is not said to be absent.
+    for failure in report.failures.iter().filter(|f| f.fixes.is_empty()) {
+        assert!(failure.is_cut && !failure.sentence.contains("No single persistence call"), "{failure:?}");
+    }
+    assert!(!told_of.html().contains("No complete state shortly before"));
+
+    let (report, trace, checks) = slow_campaign(Some(std::time::Duration::ZERO), None);
+    assert_eq!((report.explaining.checks, report.outcome.states), (0, checks));
+    assert_eq!(report.unexplained, report.outcome.failing);
+    let text = told(&report, &trace).text();
+    let count = count(report.outcome.failing, "failing state");
+    assert!(text.contains(&format!("{count} not looked into")), "{text}");
+    assert!(text.contains("the first failing state is"), "{text}");
+}

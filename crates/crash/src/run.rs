@@ -22,8 +22,8 @@ const STALE_MAX: u64 = 5000;
 const FAILURES_KEPT_MAX: usize = 200;
 
 /// A search that had a limit of time may take as long again to explain what it found, and no less
-/// than this.
-pub(crate) const EXPLAIN_MIN: Duration = Duration::from_secs(30);
+/// than this, if no limit was set for that.
+const EXPLAIN_MIN: Duration = Duration::from_secs(30);
 
 /// A crash state to be judged.
 pub struct Case<'a> {
@@ -60,6 +60,9 @@ pub struct Budget {
     /// Distinct states.
     pub states: Option<u64>,
     pub time: Option<Duration>,
+    /// For explaining what was found. `None`: as long as the search may take, and 30 seconds at
+    /// least.
+    pub explain: Option<Duration>,
     /// Stop at so many failing states.
     pub failures: Option<u64>,
     pub seed: u64,
@@ -70,17 +73,30 @@ pub struct Budget {
 
 impl Default for Budget {
     fn default() -> Budget {
-        Budget { states: Some(10_000), time: None, failures: None, seed: 1, jobs: 1, stop: Arc::default() }
+        Budget {
+            states: Some(10_000),
+            time: None,
+            explain: None,
+            failures: None,
+            seed: 1,
+            jobs: 1,
+            stop: Arc::default(),
+        }
     }
 }
 
 impl Budget {
+    /// How long explaining may take.
+    pub(crate) fn explain_time(&self) -> Option<Duration> {
+        self.explain.or_else(|| self.time.map(|t| t.max(EXPLAIN_MIN)))
+    }
+
     /// For a search with a missing call put in: so many states, and no more than the user wanted to
-    /// spend on the program as it is. A checker may take seconds.
+    /// spend on the program as it is. A checker may take seconds. The time is that of explaining,
+    /// which the checker keeps ([`crate::explaining`]).
     pub(crate) fn of_states(&self, most: u64) -> Budget {
         let states = self.states.map_or(most, |states| states.min(most));
-        let time = self.time.map(|t| t.max(EXPLAIN_MIN));
-        Budget { states: Some(states), time, failures: None, ..self.clone() }
+        Budget { states: Some(states), time: None, failures: None, ..self.clone() }
     }
 }
 
@@ -131,8 +147,26 @@ impl Outcome {
     }
 }
 
-/// Hears how far a search has come: states judged, of them failing, time.
-pub type Hear<'a> = &'a (dyn Fn(u64, u64, Duration) + Sync);
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    Search,
+    Explain,
+}
+
+/// How far a run has come.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress {
+    pub phase: Phase,
+    /// States judged by the search, or runs of the checker while it explains.
+    pub checked: u64,
+    /// Failing states that the search found.
+    pub failing: u64,
+    /// Since the phase began.
+    pub time: Duration,
+}
+
+/// Hears how far a run has come.
+pub type Hear<'a> = &'a (dyn Fn(Progress) + Sync);
 
 struct Source<'a> {
     plan: Plan<'a>,
@@ -247,7 +281,8 @@ impl Search<'_> {
                 }
             }
             if let Some(hear) = self.hear {
-                hear(found.judged, found.failing, clock.monotonic());
+                let (checked, failing, time) = (found.judged, found.failing, clock.monotonic());
+                hear(Progress { phase: Phase::Search, checked, failing, time });
             }
         }
     }

@@ -1,11 +1,13 @@
 //! `kedge crash explore`.
 
-use super::{load, parse_model, parse_time, usage};
+use super::{load, parse_time, usage};
 use crate::options::parse_size;
 use crate::os::TerminationSignals;
 use anyhow::{Context, Result};
 use kedge_crash::report::Told;
-use kedge_crash::{Budget, Campaign, Checker, CommandChecker, Ended, FilesChecker, Model, Report, Trace};
+use kedge_crash::{
+    Budget, Campaign, Checker, CommandChecker, Ended, FilesChecker, Model, Phase, Progress, Report, Trace,
+};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -27,11 +29,15 @@ pub struct Args {
     #[command(flatten)]
     judge: Judge,
     /// What the file system may lose (see kedge crash models)
-    #[arg(long, value_parser = parse_model, default_value = "posix")]
+    #[arg(long, value_parser = super::model_parser(), default_value = "posix")]
     model: Model,
     /// Limit: a number of states, or a time such as 5m
     #[arg(long, value_name = "TIME|STATES", value_parser = parse_budget)]
     budget: Option<Limit>,
+    /// Limit of the time in which failing states are shrunk and explained; 0: none is [default: as
+    /// long as the budget's time, 30s at least; without one no limit]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    explain: Option<Duration>,
     /// Stop after this number of failing states
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     max_failures: Option<u64>,
@@ -59,7 +65,8 @@ pub struct Args {
 #[derive(clap::Args, Debug, Clone)]
 pub struct Judge {
     /// A shell command that exits 0 if the state in its working directory is one that the program
-    /// recovers from
+    /// recovers from. A relative path at its beginning, such as ./check.sh, is looked for in the
+    /// present directory first
     #[arg(long, value_name = "CMD")]
     pub check: Option<String>,
     /// Judge without a command: each file is complete, old or new, and what the user was told about
@@ -90,8 +97,10 @@ impl Judge {
     pub fn build(&self, trace: &Trace, stop: &Arc<AtomicBool>) -> Result<Option<Box<dyn Checker>>> {
         Ok(match (&self.check, self.check_files) {
             (Some(command), _) => {
+                let here = std::env::current_dir().context("find the present directory")?;
+                let command = found_from(command, &here);
                 let mut checker =
-                    CommandChecker::new(command, self.timeout, self.memory, self.work.as_deref())
+                    CommandChecker::new(&command, self.timeout, self.memory, self.work.as_deref())
                         .context("make a directory for the states")?;
                 checker.stop = stop.clone();
                 Some(Box::new(checker))
@@ -99,6 +108,24 @@ impl Judge {
             (None, true) => Some(Box::new(FilesChecker::new(trace))),
             (None, false) => None,
         })
+    }
+}
+
+/// The command, if it begins with a relative path of a file that is there, with the absolute path
+/// instead. The command runs in the directory of the state, and who writes `./check.sh` means the
+/// file beside the recording. What a shell would expand, and what is found by `PATH`, stays as it
+/// is.
+fn found_from(command: &str, here: &Path) -> String {
+    let command = command.trim_start();
+    let end = command.find(char::is_whitespace).unwrap_or(command.len());
+    let (word, rest) = command.split_at(end);
+    let is_plain = word.chars().all(|c| c.is_alphanumeric() || "/._-+@%,".contains(c));
+    if !is_plain || word.starts_with('/') || !word.contains('/') || !here.join(word).is_file() {
+        return command.to_owned();
+    }
+    match here.join(word).to_str() {
+        Some(path) => format!("'{}'{rest}", path.replace('\'', "'\\''")),
+        None => command.to_owned(),
     }
 }
 
@@ -152,13 +179,16 @@ pub fn run(args: Args) -> Result<ExitCode> {
     };
     let processors = || std::thread::available_parallelism().map_or(1, |n| n.get());
     let jobs = args.jobs.map_or_else(processors, usize::from);
-    let budget = Budget { states, time, failures: args.max_failures, seed: args.seed, jobs, stop };
+    let (failures, explain) = (args.max_failures, args.explain);
+    let budget = Budget { states, time, explain, failures, seed: args.seed, jobs, stop };
     let shown = AtomicU64::new(0);
     let is_shown = !args.quiet && std::io::stderr().is_terminal();
-    let hear = |states: u64, failing: u64, time: Duration| {
-        let now = u64::try_from(time.as_millis()).unwrap_or(u64::MAX) / PROGRESS_MILLIS;
+    let hear = |progress: Progress| {
+        // Each quarter of a second, and when explaining begins.
+        let now = u64::try_from(progress.time.as_millis()).unwrap_or(u64::MAX) / PROGRESS_MILLIS;
+        let now = now * 2 + u64::from(progress.phase == Phase::Explain);
         if is_shown && shown.swap(now, Ordering::Relaxed) != now {
-            eprint!("\r{states} states, {failing} failing, {:.0} s ", time.as_secs_f64());
+            eprint!("\r\x1b[K{}", progress_line(progress));
         }
     };
     let campaign =
@@ -178,6 +208,15 @@ pub fn run(args: Args) -> Result<ExitCode> {
     };
     deliver(&args, &told)?;
     Ok(ExitCode::from(exit_code(&report)))
+}
+
+fn progress_line(progress: Progress) -> String {
+    let Progress { phase, checked, failing, time } = progress;
+    let seconds = time.as_secs_f64();
+    match phase {
+        Phase::Search => format!("{checked} states, {failing} failing, {seconds:.0} s "),
+        Phase::Explain => format!("explaining {failing} failing states: {checked} checks, {seconds:.0} s "),
+    }
 }
 
 fn exit_code(report: &Report) -> u8 {
@@ -212,3 +251,7 @@ fn deliver(args: &Args, told: &Told<'_>) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+#[path = "explore_tests.rs"]
+mod tests;

@@ -52,7 +52,7 @@ pub struct MountArgs {
     /// durable
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "1G")]
     history: u64,
-    /// Where requests are taken [default: found by the directory]
+    /// Where requests are taken, beside the place that is found by the directory
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
     /// Serve in this process instead of one in the background
@@ -75,7 +75,7 @@ pub struct NowArgs {
     /// The mount point
     dir: PathBuf,
     /// What the file system may lose
-    #[arg(long, value_parser = super::parse_model, default_value = "posix")]
+    #[arg(long, value_parser = super::model_parser(), default_value = "posix")]
     model: Model,
     /// Lose a random choice of what may be lost, instead of all of it
     #[arg(long, value_name = "SEED", conflicts_with = "torn")]
@@ -232,11 +232,15 @@ fn serve(args: &MountArgs, ready: impl FnOnce() -> Result<()>) -> Result<()> {
         let mount = session.mount_point().clone();
         kedge_base::spawn_named("signals", move || unmount_on_signal(&signals, &mount))
             .context("start a thread")?;
-        let socket = Socket::listen(args.socket.as_deref(), &live)?;
+        // `now` and `fault` find it by the directory, wherever else requests are taken.
+        let sockets = (
+            Socket::listen(None, &live)?,
+            args.socket.as_deref().map(|path| Socket::listen(Some(path), &live)).transpose()?,
+        );
         ready()?;
-        anyhow::Ok((live, session, socket))
+        anyhow::Ok((live, session, sockets))
     })();
-    let (live, session, _socket) = match started {
+    let (live, session, _sockets) = match started {
         Ok(started) => started,
         Err(e) => {
             // The session, if there was one, has been dropped and with it the mount.
@@ -398,11 +402,7 @@ fn ask(dir: &Path, socket: Option<&Path>, requests: &[Request]) -> Result<Answer
         }
     };
     let stream = UnixStream::connect(&path).with_context(|| {
-        format!(
-            "{} was not mounted by kedge crash mount, or with --socket: connect to {}",
-            dir.display(),
-            path.display()
-        )
+        format!("{} was not mounted by kedge crash mount: connect to {}", dir.display(), path.display())
     })?;
     let mut lines = BufReader::new(&stream);
     let mut last = Answer::default();

@@ -1,7 +1,7 @@
 //! `kedge crash replay`.
 
 use super::explore::{Judge, stop_at_signals};
-use super::{load, parse_model};
+use super::load;
 use anyhow::{Context, Result, bail};
 use kedge_crash::describe::Paths;
 use kedge_crash::{Case, History, Model, Recipe, Verdict, check};
@@ -16,7 +16,7 @@ pub struct Args {
     #[arg(long, value_name = "NAME")]
     state: Recipe,
     /// The model of the report
-    #[arg(long, value_parser = parse_model, default_value = "posix")]
+    #[arg(long, value_parser = super::model_parser(), default_value = "posix")]
     model: Model,
     #[command(flatten)]
     judge: Judge,

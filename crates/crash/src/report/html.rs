@@ -68,7 +68,6 @@ fn sentence_case(text: &str) -> String {
 
 fn facts(page: &mut String, told: &Told<'_>) {
     let report = told.report;
-    let outcome = &report.outcome;
     page.push_str("<dl class=\"facts\">");
     let mut fact = |name: &str, value: &str| {
         put(page, format_args!("<div><dt>{name}</dt><dd>{}</dd></div>", escape(value)));
@@ -79,15 +78,10 @@ fn facts(page: &mut String, told: &Told<'_>) {
     if let Some(cut) = told.cut {
         fact("Recording", &format!("not whole: {cut}"));
     }
-    fact(
-        "Run",
-        &format!(
-            "{} judged in {:.1} s, seed {}",
-            count(outcome.states, "state"),
-            outcome.took.as_secs_f64(),
-            report.seed
-        ),
-    );
+    fact("Run", &format!("{}; seed {}", told.took(), report.seed));
+    if let Some(cut) = told.explaining_cut() {
+        fact("Limit", &cut);
+    }
     page.push_str("</dl>\n");
 }
 
@@ -240,6 +234,9 @@ fn difference(page: &mut String, failure: &Explanation, recipe: &Recipe, history
                 "<p>The check last passes after call #{}, with nothing lost. That is the last good state.</p>\n",
                 other.at.saturating_sub(1)
             ),
+        ),
+        None if failure.is_cut => page.push_str(
+            "<p>There was no time to look for a good state; beside it stands what the program had.</p>\n",
         ),
         None => page.push_str(
             "<p>No complete state shortly before passes the check; beside it stands what the program had.</p>\n",

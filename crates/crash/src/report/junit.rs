@@ -5,14 +5,18 @@ use super::{Told, escape};
 pub fn render(told: &Told<'_>) -> String {
     let report = told.report;
     let suite = escape(&format!("kedge crash {}", report.model.name));
-    let seconds = report.outcome.took.as_secs_f64();
+    let (searching, explaining) = (report.outcome.took, report.explaining.took);
+    let seconds = (searching + explaining).as_secs_f64();
     let outcome = &report.outcome;
     let is_error = outcome.broken.is_some() || report.fails_uncrashed.is_some() || outcome.states == 0;
     let failures = if is_error { 0 } else { report.failures.len().max(usize::from(report.failed())) };
+    let tests = failures.max(1);
+    // Servers add the times of the cases up.
+    let each = seconds / tests as f64;
     let mut cases = String::new();
     let mut case = |name: &str, body: &str| {
         cases.push_str(&format!(
-            "    <testcase classname=\"{suite}\" name=\"{}\" time=\"{seconds:.3}\">{body}</testcase>\n",
+            "    <testcase classname=\"{suite}\" name=\"{}\" time=\"{each:.3}\">{body}</testcase>\n",
             escape(name)
         ));
     };
@@ -35,10 +39,15 @@ pub fn render(told: &Told<'_>) -> String {
         );
         case(&format!("{}: {}", told.name, failure.state), &body);
     }
-    let tests = failures.max(1);
+    let mut took = told.took();
+    if let Some(cut) = told.explaining_cut() {
+        took.push_str(&format!("; {cut}"));
+    }
+    let took = escape(&took);
     format!(
         "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n  <testsuite name=\"{suite}\" tests=\"{tests}\" \
-         failures=\"{failures}\" errors=\"{}\" time=\"{seconds:.3}\">\n{cases}  </testsuite>\n</testsuites>\n",
+         failures=\"{failures}\" errors=\"{}\" time=\"{seconds:.3}\">\n{cases}    \
+         <system-out>{took}</system-out>\n  </testsuite>\n</testsuites>\n",
         u32::from(is_error)
     )
 }
