@@ -54,3 +54,17 @@ fn pages_are_the_same_each_time() {
     let texts = || pages(crate::command()).unwrap().into_iter().map(|p| p.roff).collect::<Vec<_>>();
     assert!(texts() == texts());
 }
+
+#[test]
+fn each_page_has_the_exit_codes_of_its_command() {
+    let pages = pages(crate::command()).unwrap();
+    let page = |name: &str| {
+        let page = pages.iter().find(|p| p.file == name).unwrap();
+        String::from_utf8(page.roff.clone()).unwrap()
+    };
+    for name in ["kedge-crash-explore.8", "kedge-crash-replay.8"] {
+        let text = page(name);
+        assert!(text.contains("No verdict") && !text.contains("names what failed and where"), "{text}");
+    }
+    assert!(page("kedge-crash-record.8").contains("exit code of the command"));
+}

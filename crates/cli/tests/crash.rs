@@ -312,59 +312,51 @@ fn long_output_is_passed_on_whole() {
     assert!(run.out.ends_with("other\nother\n"));
 }
 
-/// The parts of "Five minutes" in docs/CRASH_TESTING.md that are in a language, in their order.
-fn five_minutes(language: &str) -> Vec<String> {
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/CRASH_TESTING.md");
-    let text = fs::read_to_string(path).unwrap();
-    let part = text.split("\n## ").find(|part| part.starts_with("Five minutes\n")).unwrap();
-    let fence = format!("\n```{language}\n");
-    let blocks = part.split(&fence).skip(1);
-    blocks.map(|block| block.split("```").next().unwrap().to_owned()).collect()
-}
-
-/// What a newcomer copies from the document does what the document says.
 #[test]
-fn the_five_minutes_of_the_document() {
+fn a_recording_that_cannot_begin_leaves_the_last_one_as_it_is() {
     if no_fuse() {
         return;
     }
     let place = Place::new();
-    let program = std::path::Path::new(env!("CARGO_BIN_EXE_kedge")).parent().unwrap();
-    let path = format!("{}:{}", program.display(), std::env::var("PATH").unwrap());
-    let shell = |line: &str| {
-        let mut command = place.command("sh");
-        command.args(["-c", line]).env("PATH", &path).env_remove("KEDGE_LOG");
-        let output = common::output_within(command, std::time::Duration::from_secs(300)).unwrap();
-        let text = [output.stdout, output.stderr].map(|t| String::from_utf8(t).unwrap()).concat();
-        (output.status.code().unwrap(), text)
+    record(&place, &[], "echo a > f").ok();
+    let whole = fs::read(place.path("run.kcr")).unwrap();
+    let kept = |place: &Place| {
+        assert_eq!(fs::read(place.path("run.kcr")).unwrap(), whole);
+        let drafts = fs::read_dir(place.path("")).unwrap().map(|e| e.unwrap().file_name());
+        assert_eq!(drafts.filter(|n| n.to_string_lossy().starts_with(".kedge-record")).count(), 0);
     };
-    let (wrong, right) = match &five_minutes("python")[..] {
-        [wrong, right] => (wrong.clone(), right.clone()),
-        other => panic!("a program and the same one mended: {other:#?}"),
-    };
-    let (record, check, explore) = match &five_minutes("sh")[..] {
-        [_install, record, check, explore] => (record.clone(), check.clone(), explore.clone()),
-        other => panic!("how to install, to record, to check, to explore: {other:#?}"),
-    };
-    fs::write(place.path("check.sh"), check).unwrap();
+    place.run("crash record -o run.kcr -- ./no-such-program").refused(1, &["no-such-program"]);
+    kept(&place);
+    place.run("crash record --size 1M -o run.kcr -- true").refused(1, &[]);
+    kept(&place);
+    place.run("crash record --from none -o run.kcr -- true").refused(1, &["none"]);
+    kept(&place);
+    // A link to it stays one, and so does what is no file.
+    std::os::unix::fs::symlink("run.kcr", place.path("link.kcr")).unwrap();
+    place.run("crash record -o link.kcr -- true").ok();
+    assert!(fs::symlink_metadata(place.path("link.kcr")).unwrap().is_symlink());
+    assert_ne!(fs::read(place.path("run.kcr")).unwrap(), whole);
+    place.run("crash record -o /dev/null -- true").ok();
+}
 
-    fs::write(place.path("save.py"), wrong).unwrap();
-    let (code, text) = shell(&record);
-    assert!(code == 0 && text.contains("2 marks"), "{code}: {text}");
-    let (code, text) = shell(&explore);
-    assert_eq!(code, 1, "{text}");
-    let promised = five_minutes("text").remove(0);
-    let sentence = promised.trim().trim_end_matches('…').trim_end();
-    assert!(sentence.len() > 20 && text.contains(sentence), "{sentence} is promised; it says: {text}");
-    for call in ["fsync(\"doc.tmp\")", "fsync(\".\")"] {
-        assert!(text.contains(call), "{call}: {text}");
+#[test]
+fn explaining_can_be_left_out() {
+    if no_fuse() {
+        return;
     }
-
-    fs::write(place.path("save.py"), right).unwrap();
-    let (code, text) = shell(&record);
-    assert!(code == 0 && text.contains("2 marks"), "{code}: {text}");
-    let (code, text) = shell(&explore);
-    assert!(code == 0 && text.starts_with("no failure"), "{code}: {text}");
+    let place = place_with_old_doc();
+    record(&place, &["--from", "from"], "echo new > doc; echo saved").ok();
+    let run = place.kedge([
+        "crash",
+        "explore",
+        "run.kcr",
+        "--explain",
+        "0",
+        "--check",
+        "grep -qx old doc || ! test -s nothing && grep -qx new doc",
+    ]);
+    assert_eq!(run.code, 1, "{}{}", run.out, run.err);
+    assert!(run.out.contains("explaining was cut off at its limit of 0.0 s (--explain)"), "{}", run.out);
 }
 
 /// Saves a file where it is told to.

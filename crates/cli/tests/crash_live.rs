@@ -335,3 +335,74 @@ fn too_long_a_history_counts_as_durable_and_that_is_said() {
     assert_eq!((&told["forgotten"], &told["lost_count"]), (&0.into(), &0.into()), "{told:#}");
     place.unmount_and_check("image");
 }
+
+/// pwrite, fsync, note; and meanwhile crashes by the command. The library's own test has a thousand
+/// in each model; this is the part that a mount and its kernel have in it.
+#[test]
+fn nothing_that_was_noted_after_an_fsync_is_lost_on_a_mount() {
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    if no_fuse() {
+        return;
+    }
+    let crashes = if std::env::var_os("KEDGE_LONG").is_some_and(|v| v == "1") { 500 } else { 20 };
+    for model in ["ext4", "strict"] {
+        let place = live("");
+        create(&place, "f", b"").sync_all().unwrap();
+        sync_dir(&place);
+        let (noted, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    let path = place.path("mnt/f");
+                    let Ok(file) = File::options().write(true).open(path) else { continue };
+                    let mut next = noted.load(Ordering::SeqCst) + 1;
+                    while !stop.load(Ordering::Relaxed) {
+                        let written = file.write_all_at(&next.to_le_bytes(), next * 8);
+                        if written.and_then(|()| file.sync_all()).is_err() {
+                            break;
+                        }
+                        noted.store(next, Ordering::SeqCst);
+                        next += 1;
+                    }
+                }
+            });
+            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                for n in 0..crashes {
+                    let before = noted.load(Ordering::SeqCst);
+                    until("an fsync", || noted.load(Ordering::SeqCst) > before);
+                    crash(&place, &format!(" --model {model}"));
+                    let noted = noted.load(Ordering::SeqCst);
+                    let bytes = read(&place, "f").unwrap();
+                    for number in 1..=noted {
+                        let at = number as usize * 8;
+                        let found = bytes.get(at..at + 8).map(|b| u64::from_le_bytes(b.try_into().unwrap()));
+                        assert_eq!(found, Some(number), "{model}, crash {n}: of {noted}");
+                    }
+                }
+            }));
+            stop.store(true, Ordering::Relaxed);
+            writer.join().unwrap();
+            result.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        });
+        place.unmount_and_check("image");
+    }
+}
+
+#[test]
+fn an_fsync_of_the_root_that_was_open_before_a_crash_fails() {
+    if no_fuse() {
+        return;
+    }
+    let place = live("");
+    let root = File::open(place.path("mnt")).unwrap();
+    root.sync_all().unwrap();
+    create(&place, "lost", b"");
+    crash(&place, " --model strict");
+    assert_eq!(root.sync_all().unwrap_err().raw_os_error(), EIO);
+    let mut listing = rustix::fs::Dir::new(root).unwrap();
+    assert_eq!(listing.next().unwrap().unwrap_err(), rustix::io::Errno::IO);
+    sync_dir(&place);
+    assert!(names(&place).is_empty());
+    drop(listing);
+    place.unmount_and_check("image");
+}

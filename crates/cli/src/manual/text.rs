@@ -34,6 +34,28 @@ const EXIT_FSCK: Section = (
         Term("16", "Wrong usage."),
     ],
 );
+const EXIT_JUDGED: Section = (
+    "EXIT STATUS",
+    &[
+        Term("0", "No failure was found."),
+        Term("1", "The check fails on a state that a crash may leave."),
+        Term("2", "Wrong usage. Nothing was touched."),
+        Term(
+            "3",
+            "No verdict: the check fails without any crash or cannot be run, there is no room for a \
+             state, the recording cannot be read, or a signal came before a failure was found.",
+        ),
+    ],
+);
+const EXIT_RECORD: Section = (
+    "EXIT STATUS",
+    &[
+        Term("0", "The command ended with 0."),
+        Term("1", "Failure, of the recorder or of the command. The recorder names its own."),
+        Term("2", "Wrong usage, or the command's exit code."),
+        Term("other", "The exit code of the command; 128 and a number if a signal ended it."),
+    ],
+);
 const ENVIRONMENT: Section = (
     "ENVIRONMENT",
     &[Term(
@@ -154,6 +176,9 @@ const PAGES: &[(&str, &[Section])] = &[
             EXIT,
         ],
     ),
+    ("kedge-crash-explore", &[EXIT_JUDGED]),
+    ("kedge-crash-replay", &[EXIT_JUDGED]),
+    ("kedge-crash-record", &[EXIT_RECORD]),
     (
         "kedge-crash",
         &[

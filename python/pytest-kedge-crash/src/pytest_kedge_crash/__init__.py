@@ -50,12 +50,14 @@ class Recording:
     def __init__(self, kedge, path, code, output):
         self._kedge, self.path, self.code, self.output = kedge, path, code, output
 
-    def explore(self, check=None, *, model="posix", check_files=False, budget=None, seed=1, html=None):
-        """Tries crash states. `check` is a shell command, run in each; or `check_files=True`."""
+    def explore(self, check=None, *, model="posix", check_files=False, budget=None, explain=None, seed=1, html=None):
+        """Tries crash states. `check` is a shell command, run in each; or `check_files=True`. A relative path at
+        its beginning is found from the directory of the tests. `explain`: limit of the time for explanations."""
         words = ["explore", str(self.path), "--json", "--quiet", "--model", model, "--seed", str(seed)]
         words += ["--check", check] if check is not None else []
         words += ["--check-files"] if check_files else []
         words += ["--budget", str(budget)] if budget is not None else []
+        words += ["--explain", str(explain)] if explain is not None else []
         words += ["--html", str(html)] if html is not None else []
         run = self._kedge(words)
         if run.returncode not in (PASSED, FAILED):
