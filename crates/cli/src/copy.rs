@@ -3,9 +3,10 @@
 //! that serves it ([`crate::beside`]).
 //!
 //! A copy has what the original has: modes, owners, times, extended attributes, holes, and hard
-//! links within a directory that is copied. On this machine owners are for root, as with tar(1). A
-//! file that cannot be copied as a whole is absent. All that was copied is durable when the command
-//! succeeds, but for a mount with `volatile`.
+//! links within a directory that is copied. On this machine owners are for root, as with tar(1),
+//! and what gives rights only if it is asked for ([`host`]). A file that cannot be copied as a whole
+//! is absent. All that was copied is durable when the command succeeds, but for a mount with
+//! `volatile`.
 
 pub mod host;
 
@@ -44,6 +45,10 @@ pub struct Args {
     /// Copy directories with all they hold
     #[arg(short, long)]
     recursive: bool,
+    /// As root, from an image to this machine: copy set-id bits, devices and attributes of root,
+    /// too
+    #[arg(long)]
+    privileged: bool,
     /// What is copied, and where to: PATH on this machine or IMAGE:/PATH. Several go into a
     /// directory. From PATH to PATH only into a mounted image
     #[arg(value_name = "PATH|IMAGE:/PATH", value_parser = spot(), required = true, num_args = 2..)]
@@ -87,7 +92,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     match &to {
         Spot::Host(path) => {
-            let mut target = Target::new(path, sources.len() > 1)?;
+            let mut target = Target::new(path, sources.len() > 1, args.privileged)?;
             for from in &sources {
                 to_host(from, &mut target, args.recursive)?;
             }

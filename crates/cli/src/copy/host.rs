@@ -3,6 +3,10 @@
 //! The image may have been made by somebody who means harm, and so may what lies in the target.
 //! Names are taken one by one and hold no `/`; each directory is opened below the target without
 //! following a link; a file is made anew, never written through a name that was there.
+//!
+//! What gives rights to whoever finds it is left out unless it is asked for: set-id bits, devices,
+//! and attributes that only root can set, capabilities of programs among them. Root copies an image
+//! to look into it, too, and a set-user-id program in it may be anybody's.
 
 use crate::import::image::{Ranged, meta, ranges};
 use crate::import::sink::Meta;
@@ -29,9 +33,20 @@ pub struct Target {
     /// The name of the copy; `None`: its own.
     name: Option<Vec<u8>>,
     root: bool,
+    /// What gives rights is taken over.
+    privileged: bool,
+    left_out: LeftOut,
     /// The first path of each file that has several.
     links: HashMap<Ino, Vec<u8>>,
     buf: Vec<u8>,
+}
+
+/// What was not taken over.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct LeftOut {
+    bits: u64,
+    devices: u64,
+    attributes: u64,
 }
 
 /// A directory that waits for its attributes: what is made in it moves its times.
@@ -47,7 +62,7 @@ fn show(path: &[u8]) -> String {
 impl Target {
     /// A directory that is there takes copies under their own names. Else the last name of the path
     /// is the copy's.
-    pub fn new(path: &Path, several: bool) -> Result<Target> {
+    pub fn new(path: &Path, several: bool, privileged: bool) -> Result<Target> {
         let slash = path.as_os_str().as_bytes().ends_with(b"/");
         let (dir, name) = match std::fs::metadata(path) {
             Ok(there) if there.is_dir() => (path, None),
@@ -64,7 +79,9 @@ impl Target {
         let top =
             rustix::fs::open(dir, flags, Mode::empty()).with_context(|| format!("open {}", dir.display()))?;
         let root = rustix::process::geteuid().is_root();
-        Ok(Target { top, name, root, links: HashMap::new(), buf: vec![0; CHUNK] })
+        let privileged = privileged && root;
+        let (left_out, links) = (LeftOut::default(), HashMap::new());
+        Ok(Target { top, name, root, privileged, left_out, links, buf: vec![0; CHUNK] })
     }
 
     /// Copies a file, or a directory with all it holds.
@@ -104,6 +121,11 @@ impl Target {
 
     /// Everything is on the device.
     pub fn finish(self) -> Result<()> {
+        let LeftOut { bits, devices, attributes } = self.left_out;
+        let counts = [(bits, "files' set-id bits"), (devices, "devices"), (attributes, "attributes of root")];
+        for (count, what) in counts.into_iter().filter(|(count, _)| *count > 0) {
+            eprintln!("kedge: warning: {count} {what} left out (--privileged keeps them, as root)");
+        }
         rustix::fs::syncfs(&self.top).context("make the copies durable")
     }
 
@@ -170,6 +192,10 @@ impl Target {
                 let target = fs.readlink(attr.ino)?;
                 rustix::fs::symlinkat(OsStr::from_bytes(&target), dir, name)?;
             }
+            FileKind::CharDevice | FileKind::BlockDevice if !self.privileged => {
+                self.left_out.devices += 1;
+                return Ok(());
+            }
             kind => {
                 let (kind, number) = match kind {
                     FileKind::CharDevice => (FileType::CharacterDevice, attr.rdev),
@@ -210,21 +236,23 @@ impl Target {
 
     /// Owner first: a change of it takes set-user-id bits away. Without root they stay away, since
     /// they would speak of another user.
-    fn describe(&self, fd: impl AsFd, meta: &Meta) -> Result<()> {
+    fn describe(&mut self, fd: impl AsFd, meta: &Meta) -> Result<()> {
         if self.root {
             let (uid, gid) = owner(meta)?;
             rustix::fs::fchown(&fd, Some(uid), Some(gid))?;
         }
         for (name, value) in &meta.xattrs {
-            // What is not the user's own (security., trusted.) is for root.
-            if !self.root && !name.starts_with(b"user.") {
-                eprintln!("kedge: warning: attribute {} is left out: it takes root", show(name));
+            // What is not the user's own (security., trusted.) speaks of rights. Access control
+            // lists do, too, but give none that the mode does not show.
+            if !self.privileged && !name.starts_with(b"user.") && !name.starts_with(b"system.") {
+                self.left_out.attributes += 1;
                 continue;
             }
             rustix::fs::fsetxattr(&fd, OsStr::from_bytes(name), value, XattrFlags::empty())
                 .with_context(|| format!("attribute {}", show(name)))?;
         }
-        let bits = if self.root { meta.mode } else { meta.mode & 0o1777 };
+        let bits = if self.privileged { meta.mode } else { meta.mode & 0o1777 };
+        self.left_out.bits += u64::from(bits != meta.mode);
         rustix::fs::fchmod(&fd, Mode::from_raw_mode(bits))?;
         Ok(rustix::fs::futimens(&fd, &times(meta))?)
     }
@@ -250,3 +278,7 @@ fn times(meta: &Meta) -> Timestamps {
     let time = Timespec { tv_sec: meta.mtime.sec, tv_nsec: i64::from(meta.mtime.nsec) };
     Timestamps { last_access: time, last_modification: time }
 }
+
+#[cfg(test)]
+#[path = "host_tests.rs"]
+mod tests;

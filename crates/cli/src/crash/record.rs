@@ -120,7 +120,7 @@ fn unpack(image: &Path) -> Result<tempfile::TempDir> {
         }
         let fs = engine::open_to_read(image)?;
         let dir = tempfile::tempdir().context("make a directory")?;
-        let mut target = Target::new(dir.path(), false)?;
+        let mut target = Target::new(dir.path(), false, false)?;
         target.copy(&fs, &fs.getattr(kedgefs::Ino::ROOT)?, None)?;
         Ok(dir)
     };
