@@ -25,6 +25,11 @@
 //! So a write of the old owner is before the first read of the new one, or it is refused. The log
 //! is replayed behind step 4.
 //!
+//! A reader has no lock of the library's: a shared one would stay when its process is killed. So it
+//! looks who owns the lock when it opens the image, and between reads at least each second. When
+//! somebody does, it ends as if it was fenced: what it has read until then and reads from then on
+//! need not be of one moment.
+//!
 //! # When it ends
 //! `ESHUTDOWN` or `EROFS` say that this client was fenced or has lost the lock: [`Error::Fenced`]
 //! from then on, whatever is asked. `ETIMEDOUT` says that the outcome is unknown:
@@ -38,7 +43,7 @@ use crate::{Completion, CompletionSink, Device, DeviceStats, FuaKind, Geometry, 
 use crate::{Op, OpenOptions, Request};
 use ffi::{Cluster, DISCARD_BYTES_MIN, Image, Landed, Pool};
 use kedge_base::wait::about_to_wait;
-use kedge_base::{BLOCK_SIZE, Error, IoBuf, Result, spawn_named};
+use kedge_base::{BLOCK_SIZE, Clock, Error, IoBuf, Result, SystemClock, spawn_named};
 use parking_lot::{Condvar, Mutex};
 use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
@@ -56,6 +61,8 @@ const EXCLUSIVE_LOCK: u64 = 4;
 /// What the owner of the lock says of itself, in the image's metadata.
 const OWNER: &str = "kedgefs.owner";
 const LOCK_PAUSE: Duration = Duration::from_millis(100);
+/// A reader reads so long without another look at the lock.
+const LOOK: Duration = Duration::from_secs(1);
 /// Tries to take a lock that was just broken.
 const TAKE_TRIES: u32 = 50;
 
@@ -69,7 +76,17 @@ pub struct RbdDevice {
     geometry: Geometry,
     stats: DeviceStats,
     read_only: bool,
+    /// Of a reader that was to respect the lock.
+    watch: Option<Watch>,
     thread: Option<JoinHandle<()>>,
+}
+
+/// Looks whether somebody writes.
+struct Watch {
+    /// A handle for reading alone cannot be asked.
+    asked: Image,
+    clock: SystemClock,
+    next: Mutex<Duration>,
 }
 
 struct Shared {
@@ -163,11 +180,18 @@ impl RbdDevice {
             .map_err(|e| failed(words(e)))?;
         let size = image.size().map_err(|e| failed(words(e)))?;
         let locks = options.lock && uri.snapshot.is_none();
-        match (locks, options.read_only) {
-            (true, false) => take_lock(uri, &image, options)?,
-            (true, true) => refuse_owned(uri, &asked(uri)?, options.lock_wait)?,
-            (false, _) => {}
-        }
+        let watch = match (locks, options.read_only) {
+            (true, false) => {
+                take_lock(uri, &image, options)?;
+                None
+            }
+            (true, true) => {
+                let asked = asked(uri)?;
+                refuse_owned(uri, &asked, options.lock_wait)?;
+                Some(Watch { asked, clock: SystemClock::default(), next: Mutex::new(LOOK) })
+            }
+            (false, _) => None,
+        };
         let geometry = Geometry {
             size: size - size % BLOCK_SIZE as u64,
             optimal_io: OPTIMAL_IO,
@@ -186,7 +210,33 @@ impl RbdDevice {
         let serves = shared.clone();
         let thread = spawn_named("rbd", move || serves.serve()).map_err(|e| failed(e.to_string()))?;
         let (stats, read_only) = (DeviceStats::default(), options.read_only);
-        Ok(Arc::new(RbdDevice { shared, geometry, stats, read_only, thread: Some(thread) }))
+        Ok(Arc::new(RbdDevice { shared, geometry, stats, read_only, watch, thread: Some(thread) }))
+    }
+
+    /// Ends a reader's device if somebody writes to the image now.
+    fn look(&self) -> Result<()> {
+        let Some(watch) = &self.watch else { return Ok(()) };
+        {
+            let (mut next, now) = (watch.next.lock(), watch.clock.monotonic());
+            if now < *next {
+                return Ok(());
+            }
+            *next = now + LOOK;
+        }
+        about_to_wait();
+        let owner =
+            watch.asked.lock_owner().map_err(|errno| self.shared.error("look at the lock", 0, 0, errno))?;
+        let Some(owner) = owner else { return Ok(()) };
+        let mut state = self.shared.state.lock();
+        if state.dead.is_none() {
+            tracing::error!(
+                "{}: it is read no more: {} writes to it",
+                self.shared.name,
+                told(&watch.asked, &owner)
+            );
+            state.dead = Some(Error::Fenced);
+        }
+        Err(state.dead.clone().expect("just set"))
     }
 
     fn writable(&self) -> Result<()> {
@@ -476,7 +526,7 @@ impl Device for RbdDevice {
             let changes = !matches!(op, Op::Read(_) | Op::Flush);
             let request = Request { tag, offset, op };
             let checked = self.geometry.check_request(&request);
-            let checked = checked.and_then(|()| if changes { self.writable() } else { Ok(()) });
+            let checked = checked.and_then(|()| if changes { self.writable() } else { self.look() });
             let Request { op, .. } = request;
             match checked {
                 Ok(()) if !idle => {
@@ -496,7 +546,10 @@ impl Device for RbdDevice {
         self.geometry.check("read", offset, len)?;
         match len {
             0 => Ok(()),
-            _ => self.call("read", offset, len, |image| image.read(offset, buf)),
+            _ => {
+                self.look()?;
+                self.call("read", offset, len, |image| image.read(offset, buf))
+            }
         }
     }
 

@@ -54,6 +54,23 @@ fn the_lock_keeps_others_out() {
     assert!(crate::is_unlocked(&location).unwrap());
 }
 
+/// A writer that comes later ends a reader, which would otherwise mix what was and what is.
+#[test]
+fn a_reader_ends_when_somebody_writes() {
+    let Some(conf) = cluster() else { return };
+    let location = image(&conf, SIZE);
+    let read_only = OpenOptions { read_only: true, ..OpenOptions::default() };
+    let reader = crate::open(&location, read_only).unwrap();
+    reader.read(0, &mut IoBuf::zeroed(1)).unwrap();
+    let writer = crate::open(&location, OpenOptions::default()).unwrap();
+    writer.write(0, &IoBuf::zeroed(1), true).unwrap();
+    std::thread::sleep(2 * LOOK);
+    assert!(matches!(reader.read(0, &mut IoBuf::zeroed(1)), Err(Error::Fenced)));
+    drop(writer);
+    assert!(matches!(reader.read(0, &mut IoBuf::zeroed(1)), Err(Error::Fenced)), "until it is opened again");
+    crate::open(&location, read_only).unwrap().read(0, &mut IoBuf::zeroed(1)).unwrap();
+}
+
 /// The OSD is killed between a write and what would have flushed it, and the client falls silent:
 /// it gives no lock back, and is fenced. What the OSD has answered for is there when it comes back.
 ///
