@@ -250,5 +250,8 @@ pub fn is_dir(attr: &Attr) -> bool {
 #[path = "import/crash_tests.rs"]
 mod crash_tests;
 #[cfg(test)]
+#[path = "import/fuzz_tests.rs"]
+mod fuzz_tests;
+#[cfg(test)]
 #[path = "import_tests.rs"]
 mod tests;

@@ -28,6 +28,7 @@ const CRASH: &str = "kedge-crash";
 const CRASH_RECORD: &str = "kedge-crash-record";
 const CRASH_REALITY: &str = "kedge-crash-reality";
 const CLI: &str = "kedge";
+const HOSTILE: &str = "kedge-hostile";
 const XTASK: &str = "xtask";
 
 const RULES: &[Rule] = &[
@@ -56,7 +57,9 @@ const RULES: &[Rule] = &[
     (CRASH_RECORD, &[BASE, DEVICE, FS, FUSE, CRASH], &[]),
     // Compares its rules with the kernel's file systems. Nothing depends on it.
     (CRASH_REALITY, &[BASE, CRASH, CRASH_RECORD], &[]),
-    (CLI, &[BASE, DEVICE, FORMAT, STORE, FS, FUSE, FSCK, CRASH, CRASH_RECORD], &[SIM, CEPH]),
+    // Runs on bytes of others what reads them. Only tests depend on it.
+    (HOSTILE, &[BASE, DEVICE, FS, FUSE, FSCK, CRASH], &[]),
+    (CLI, &[BASE, DEVICE, FORMAT, STORE, FS, FUSE, FSCK, CRASH, CRASH_RECORD], &[SIM, CEPH, HOSTILE]),
 ];
 
 /// A crate's dependencies inside the workspace; `true`: only for its tests.

@@ -83,6 +83,15 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// Fuzzes one target (kcr, nbd, uri, fuse, tar, pax, options) for so many seconds of processor
+    /// time
+    Fuzz {
+        target: String,
+        #[arg(default_value_t = 60)]
+        seconds: u64,
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+    },
     /// Measures crash tests with an optimised build: the slow-down of recording, states in a second
     CrashSpeed,
 }
@@ -110,6 +119,9 @@ fn main() -> ExitCode {
         }
         Task::CrashZoo { words, write } => steps.run("crash zoo", || zoo::run(&words, write)),
         Task::CrashReality { args } => steps.run("crash reality", || crash_reality(&args)),
+        Task::Fuzz { target, seconds, seed } => {
+            steps.run("fuzzing", || fuzz(&target, &seconds.to_string(), &seed.to_string()));
+        }
         Task::CrashSpeed => steps.run("speed of crash tests", crash_speed::run),
         Task::Deb { test: false } => steps.run("Debian package", || deb::make("release").map(drop)),
         Task::Deb { test: true } => steps.run_unless(DEB_TEST, deb::untried(), deb::test),
@@ -163,6 +175,24 @@ fn static_checks(steps: &mut Steps) {
     steps.run_unless("library for macOS", tools::macos_missing(), || {
         tools::cargo(&["check", "-p", "kedgefs", "--target", tools::MACOS])
     });
+}
+
+/// Fuzzes what reads bytes of others, with the driver of `crates/hostile`. The parsers of the
+/// command are tests of it: a program has no other door.
+fn fuzz(target: &str, seconds: &str, seed: &str) -> anyhow::Result<()> {
+    let test = match target {
+        "tar" => "import::fuzz_tests::archives_of_others_do_no_harm",
+        "pax" => "import::fuzz_tests::extension_records_do_no_harm",
+        "options" => "import::fuzz_tests::words_of_options_do_no_harm",
+        target => {
+            let run = ["run", "--quiet", "-p", "kedge-hostile", "--", target, "--seconds", seconds];
+            return tools::cargo(&[&run[..], &["--seed", seed]].concat());
+        }
+    };
+    tools::cargo_with(
+        &["test", "-p", "kedge", "--bin", "kedge", "--", "--exact", test, "--nocapture"],
+        &[("KEDGE_FUZZ_SECONDS", seconds), ("KEDGE_SEED", seed)],
+    )
 }
 
 /// Builds the fuzz targets with libFuzzer if there is a nightly compiler and `cargo fuzz`;

@@ -117,3 +117,21 @@ fn a_header_with_a_wrong_checksum_is_none() {
     assert!(format!("{:#}", first(b"short").unwrap_err()).contains("in the middle"));
     assert!(format!("{:#}", first(b"").unwrap_err()).contains("empty"));
 }
+
+/// Its padding went beyond the largest number, and so did the skip to the next header.
+#[test]
+fn an_entry_of_the_largest_size_is_an_archive_that_ends_early() {
+    for size in [u64::MAX, u64::MAX - 1, u64::MAX - 511, u64::MAX - 512] {
+        let mut header = Header::new_gnu();
+        header.set_entry_type(EntryType::Regular);
+        header.set_size(size);
+        header.set_mode(0o644);
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_mtime(0);
+        header.set_cksum();
+        let mut archive = Archive::new(&header.as_bytes()[..]);
+        assert_eq!(archive.next().unwrap().unwrap().size, size);
+        assert!(archive.next().unwrap().is_none(), "there is no more");
+    }
+}
