@@ -269,7 +269,7 @@ impl Shop {
              'run --release -- '*) shift 3; exec {kedge} \"$@\" ;;\n*) echo \"cargo $*: what is it to do?\" >&2; exit 2 ;;\nesac",
             root = root().display()
         );
-        let apt = "#!/bin/sh\ntest \"$*\" = 'install -y fuse3' && command -v fusermount3 > /dev/null";
+        let apt = "#!/bin/sh\ntest \"$*\" = 'install -y fuse3'";
         for (name, text) in [("cargo", &cargo[..]), ("sudo", "#!/bin/sh\nexec \"$@\""), ("apt-get", apt)] {
             write_program(&programs.path().join(name), text);
         }

@@ -37,8 +37,8 @@ impl Live {
         }
     }
 
-    /// An fsync, unless a rule has other plans for it. It belongs to the generation in which it came,
-    /// however long it is kept waiting.
+    /// An fsync, unless a rule has other plans for it. It belongs to the generation in which it
+    /// came, however long it is kept waiting.
     fn ruled_fsync(&self, of: Synced, done: Done) {
         let done = self.unless_crashed(done);
         match self.meet(On::Fsync, &[(of.ino, None)]) {

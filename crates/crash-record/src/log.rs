@@ -197,7 +197,8 @@ impl Log {
         }
     }
 
-    /// Changes what was kept in memory, because an fsync of this inode failed and dropped its pages.
+    /// Changes what was kept in memory, because an fsync of this inode failed and dropped its
+    /// pages.
     pub fn revise(&self, ino: u64, revise: impl FnOnce(&mut Vec<Event>)) {
         let mut state = self.state.lock();
         let state = &mut *state;

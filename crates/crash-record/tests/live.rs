@@ -54,7 +54,7 @@ fn file(live: &Live, name: &[u8]) -> Result<Ino> {
     if let Ok(attr) = live.lookup(Ino::ROOT, name) {
         return Ok(attr.ino);
     }
-    let root = open_root(live);
+    let root = live.dir_handle(Ino::ROOT)?.unwrap();
     let ino = live.create(Ino::ROOT, name, 0o644, Owner::default())?.ino;
     fsync_root(live, root).recv().unwrap()?;
     Ok(ino)
