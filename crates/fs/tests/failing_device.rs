@@ -489,3 +489,24 @@ fn time_stamps_stay_if_the_caller_keeps_them() {
     fs.write(ino, 0, b"bytes").unwrap();
     assert_ne!(fs.getattr(ino).unwrap().mtime, at);
 }
+
+/// What a write through to the device could not place is dirty, as bytes of any other write: reads
+/// show it, and it becomes durable when the device takes it. So the error does not say that the old
+/// bytes are kept.
+#[test]
+fn a_write_through_that_failed_takes_effect_later() {
+    let device = Failing::new();
+    let fs = device.open();
+    let ino = device.file(&fs, b"file", 8);
+    let mode = WriteMode::default().with_whole(true).with_through(true);
+    device.refuse_marked(true);
+    assert_eq!(errno(fs.write_with(ino, 0, &marked(4), mode)), EIO);
+    let mut found = vec![0; 4 * PAGE];
+    assert_eq!(fs.read_uncached(ino, 0, &mut found).unwrap(), found.len());
+    assert_eq!(found, marked(4), "what was written");
+    assert_eq!(device.durable(ino), bytes(b'0', 8), "as it was");
+    device.refuse_marked(false);
+    fs.sync().unwrap();
+    assert_eq!(device.durable(ino)[..4 * PAGE], marked(4), "later");
+    assert_eq!(device.durable(ino)[4 * PAGE..], bytes(b'0', 4));
+}
