@@ -27,6 +27,7 @@ pub(crate) struct Inode {
     pub has_target: bool,
     // What the core says.
     pub mode: u32,
+    pub uid: u32,
     pub flags: u32,
     pub nlink: u32,
     pub size: u64,
@@ -87,6 +88,7 @@ impl Gathered {
                 made: false,
                 has_target: false,
                 mode: 0,
+                uid: 0,
                 flags: 0,
                 nlink: 0,
                 size: 0,
@@ -113,6 +115,7 @@ impl Gathered {
                 let inode = self.inode(key.ino);
                 inode.headless = false;
                 (inode.mode, inode.nlink, inode.size) = (core.mode, core.nlink, core.size);
+                inode.uid = core.uid;
                 (inode.flags, inode.blocks, inode.core_parent) = (core.flags, core.blocks, core.parent.0);
                 inode.parent = core.parent.0;
             }

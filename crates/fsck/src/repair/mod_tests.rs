@@ -270,6 +270,35 @@ fn inodes_without_a_name_go_to_lost_and_found() {
     assert_eq!(again.ending, Ending::Clean, "{again}");
 }
 
+/// A user who makes `/lost+found` must not get at what others have lost.
+#[test]
+fn only_a_directory_of_root_alone_is_used_again() {
+    for (uid, mode, reused) in [(0, 0o700, true), (1000, 0o700, false), (0, 0o755, false), (0, 0o2710, false)]
+    {
+        let mut image = Image::sample();
+        image.directory(402, 1);
+        image.name(1, "lost+found", 402, FileKind::Directory);
+        image.core(1, |c| c.nlink += 1);
+        image.core(402, |c| (c.uid, c.mode) = (uid, FileKind::Directory.mode_bits() | mode));
+        image.file(400, 1, &[]);
+        let device = Arc::new(image.build().device);
+        let report = repaired(&device, RepairMode::Full);
+        assert_ends_clean(&device, &report, "unnamed");
+        assert_eq!(report.count(RepairKind::Reattached), 1, "{report}");
+        let made = report.count(RepairKind::LostFoundMade);
+        assert_eq!(made, !reused as _, "uid {uid}, mode {mode:o}: {report}");
+        let core = |ino: u64| InodeCore::decode(&items(&device)[&Key::inode(Ino(ino))]).unwrap();
+        assert_eq!(core(402).size, reused as u64, "uid {uid}, mode {mode:o}");
+        if !reused {
+            let all = items(&device);
+            let found =
+                all.values().filter_map(|v| Dentry::decode(v).ok()).find(|d| d.name == b"lost+found.1");
+            let place = core(found.expect("another directory").ino.0);
+            assert_eq!((place.uid, place.mode & 0o777, place.size), (0, 0o700, 1));
+        }
+    }
+}
+
 #[test]
 fn shared_blocks_stay_with_the_first_owner() {
     let mut image = Image::sample();

@@ -133,6 +133,7 @@ fn directory(ino: u64) -> Inode {
         made: ino != Ino::ROOT.0,
         has_target: false,
         mode: 0,
+        uid: 0,
         flags: 0,
         nlink: 0,
         size: 0,
@@ -331,12 +332,14 @@ impl Planner<'_> {
         Ok(next_ino)
     }
 
-    /// The directory lost+found, if there is one.
+    /// The directory lost+found, if there is one that only root may enter. Any other may be a user's,
+    /// made to get at the files of others: their own directories no longer protect those.
     fn lost_found(&self, gathered: &Gathered) -> Option<u64> {
         let ino = gathered.lost_found.get(LOST_FOUND)?;
         let inode = &gathered.inodes[gathered.find(*ino)?];
         let name = Planner::name_of(gathered, *ino)?;
-        let usable = inode.keep && inode.kind == Some(FileKind::Directory);
+        let private = !inode.headless && inode.uid == 0 && inode.mode & 0o077 == 0;
+        let usable = inode.keep && inode.kind == Some(FileKind::Directory) && private;
         (usable && gathered.names[name].dir == Ino::ROOT.0).then_some(*ino)
     }
 
