@@ -24,7 +24,9 @@ pub(crate) struct Mapping {
     pub place: Place,
 }
 
-/// Up to `max` extents that overlap file blocks `[from, to)`, in order.
+/// Up to `max` extents that overlap file blocks `[from, to)`, in order. A record changes several
+/// items one after the other, so the caller holds `wb`, or `io` exclusively and `wb`, or looks
+/// through [`Inode::between_records`](crate::cache::inode::Inode::between_records).
 pub(crate) fn find(
     store: &Store,
     ino: Ino,
@@ -68,6 +70,18 @@ pub(crate) fn find(
         return Err(Error::Engine(kedge_base::Error::corrupt(CorruptKind::ExtentItem, w[1].1.start, what)));
     }
     Ok(found)
+}
+
+/// The number of extents that begin at or after file block `from`, up to `max`. Needs no lock: it
+/// does not look at what they are.
+pub(crate) fn count(store: &Store, ino: Ino, from: u64, max: usize) -> Result<usize> {
+    let mut count = 0;
+    let key = |block| Key::new(ino, ItemKind::Extent, block);
+    store.scan(key(from), key(u64::MAX), &mut |_, _| {
+        count += 1;
+        if count >= max { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    })?;
+    Ok(count)
 }
 
 /// The whole of `[first, first + blocks)` as runs.

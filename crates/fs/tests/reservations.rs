@@ -169,6 +169,50 @@ fn a_full_image_can_be_emptied_after_fills_of_many_leaves() {
     fs.close().unwrap();
 }
 
+/// Writeback cuts and joins extents beside readers. They see neither a hole where there is data nor
+/// extents that overlap.
+#[test]
+fn readers_beside_writeback_see_whole_records() {
+    const BLOCKS: u64 = 400;
+    let fs = new(64 * MIB, 4 * MIB);
+    let ino = create(&fs, "file");
+    let allocate = FallocateMode::Allocate { keep_size: false };
+    let over = Arc::new(AtomicBool::new(false));
+    fs.write(ino, 0, &[7; (BLOCKS * BLOCK) as usize]).unwrap();
+    fs.sync().unwrap();
+    let reader = {
+        let (fs, over) = (fs.clone(), over.clone());
+        let read = move || {
+            let mut buf = vec![0; (BLOCKS * BLOCK) as usize];
+            while !over.load(Ordering::SeqCst) {
+                let n = fs.read_uncached(ino, 0, &mut buf).unwrap();
+                // The even blocks never change.
+                let wrong = buf[..n].chunks(BLOCK as usize).step_by(2).position(|block| block[0] != 7);
+                assert_eq!(wrong, None, "a block of data reads as a hole");
+            }
+        };
+        spawn_named("reader", read).unwrap()
+    };
+    for round in 0..60 {
+        for at in (1..BLOCKS).step_by(2) {
+            fs.fallocate(ino, FallocateMode::PunchHole, at * BLOCK, BLOCK).unwrap();
+            if (at / 2 + round) % 3 > 0 {
+                fs.fallocate(ino, allocate, at * BLOCK, BLOCK).unwrap();
+            }
+        }
+        for at in (1..BLOCKS).step_by(2) {
+            fs.write(ino, at * BLOCK, &[7; BLOCK as usize]).unwrap();
+        }
+        fs.fsync(ino, true).unwrap();
+        if reader.is_finished() {
+            break;
+        }
+    }
+    over.store(true, Ordering::SeqCst);
+    reader.join().unwrap();
+    fs.close().unwrap();
+}
+
 /// A write that is larger than what is left takes what there is, as on other file systems.
 #[test]
 fn a_write_that_does_not_fit_is_short() {

@@ -34,8 +34,12 @@ fn slack(fs: &FileSystem) -> Result<Slack, String> {
     let reservations = stats["reservations"].as_object().ok_or("no reservations in the statistics")?;
     let number = |value: &serde_json::Value, name: &str| value[name].as_u64().ok_or(format!("no {name}"));
     let names = ["records", "least_bytes_left", "least_nodes_left"];
-    let row = |value| Ok::<_, String>([number(value, names[0])?, number(value, names[1])?, number(value, names[2])?]);
-    reservations.iter().map(|(op, value)| Ok((op.clone(), row(value)?))).collect()
+    let mut all = Slack::new();
+    for (op, value) in reservations {
+        let [records, bytes, nodes] = names.map(|name| number(value, name));
+        all.insert(op.clone(), [records?, bytes?, nodes?]);
+    }
+    Ok(all)
 }
 
 fn add(sum: &mut Slack, more: Slack) {

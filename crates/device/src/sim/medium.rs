@@ -82,6 +82,8 @@ impl Medium {
         let write = Pending { seq, block: blocks(offset), data: data.clone(), masks, lost: false, fua };
         if fua {
             land(self.durable.pages_mut(), &write, |i| write.masks[i]);
+            // An older one of its kind was on the medium before it.
+            self.pending.retain_mut(|older| !older.fua || older.yield_to(&write));
         }
         if !fua || self.pending.iter().any(|older| older.overlaps(&write)) {
             self.pending.push(write);

@@ -134,6 +134,28 @@ impl Inode {
         self.kind == FileKind::Directory
     }
 
+    /// Looks at the inode's items in the tree as they are between two records. Writeback changes
+    /// extents beside readers: an extent that is cut in three, or joined with its neighbours, is
+    /// several edits, and who looks in between finds a hole that is none, or extents that overlap.
+    ///
+    /// Whoever commits holds the meta lock and sets `commit_lsn`. So if it is the same before and
+    /// after, there was no record. A few tries without the lock, which a look that waits for the
+    /// device would hold up; then with it.
+    pub(crate) fn between_records<R>(&self, mut look: impl FnMut() -> R) -> R {
+        const TRIES: u32 = 4;
+        let mut before = self.meta.lock().progress.commit_lsn;
+        for _ in 0..TRIES {
+            let found = look();
+            let after = self.meta.lock().progress.commit_lsn;
+            if before == after {
+                return found;
+            }
+            before = after;
+        }
+        let _meta = self.meta.lock();
+        look()
+    }
+
     /// What stat(2) shows of it.
     pub(crate) fn attr(&self) -> Result<Attr> {
         let delayed = if self.kind == FileKind::Regular { self.pages.lock().promised() } else { 0 };

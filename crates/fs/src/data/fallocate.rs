@@ -350,11 +350,11 @@ impl Files {
             // What is dirty or logged behind the offset would move with its blocks: put it in place
             // first.
             self.writeback.write(std::slice::from_ref(inode), Which::All, Class::Normal)?;
-            let items =
-                extents::find(self.engine.store(), inode.ino, first, u64::MAX, SHIFT_ITEMS + 1)?.len();
-            if items > SHIFT_ITEMS {
+            let behind = extents::count(self.engine.store(), inode.ino, first, SHIFT_ITEMS + 1)?;
+            if behind > SHIFT_ITEMS {
                 return Err(Error::FileTooLarge);
             }
+            let items = behind + 1; // one may reach over `first`
             let (mut handle, _io) = self.begin_with_io(inode, shift_need(items))?;
             let _wb = inode.wb.lock();
             let mut pages = inode.pages.lock();

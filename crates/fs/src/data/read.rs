@@ -100,7 +100,7 @@ impl Files {
         filled: &mut IoBuf,
     ) -> Result<()> {
         let Run { from, to, offset, size } = *run;
-        for m in extents::map(self.engine.store(), inode.ino, from, to - from)? {
+        for m in inode.between_records(|| extents::map(self.engine.store(), inode.ino, from, to - from))? {
             match m.place {
                 Place::Hole | Place::Unwritten(_) => {
                     let zero = [0; BLOCK_SIZE];
@@ -149,7 +149,7 @@ impl Files {
         }
         let size = inode.meta.lock().core.size;
         let mut page = Page::zeroed();
-        match extents::map(self.engine.store(), inode.ino, index, 1)?[0].place {
+        match inode.between_records(|| extents::map(self.engine.store(), inode.ino, index, 1))?[0].place {
             Place::Hole => {}
             Place::Unwritten(_) => page.backing = Backing::Unwritten,
             Place::Written(at) => {
@@ -218,7 +218,8 @@ impl Files {
         let end = size.div_ceil(BLOCK);
         let mut at = offset / BLOCK;
         loop {
-            let extents = extents::find(self.engine.store(), ino, at, end, SEEK_EXTENTS)?;
+            let find = || extents::find(self.engine.store(), ino, at, end, SEEK_EXTENTS);
+            let extents = inode.between_records(find)?;
             let last = extents.len() < SEEK_EXTENTS;
             for (first, item) in extents {
                 let found = match kind {

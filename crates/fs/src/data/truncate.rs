@@ -122,7 +122,8 @@ impl Files {
     /// A step that is enough for the extents from `first` on, or a wide one. What it is enough for
     /// may change until the inode is locked: it bounds the step all the same.
     pub(super) fn step_max(&self, ino: Ino, first: u64) -> Result<StepMax> {
-        let count = extents::find(self.engine.store(), ino, first, u64::MAX, NARROW.extents)?.len();
+        // One more may reach over `first`.
+        let count = 1 + extents::count(self.engine.store(), ino, first, NARROW.extents)?;
         Ok(match count {
             _ if count < LEAST.extents => LEAST,
             _ if count < NARROW.extents => NARROW,

@@ -152,7 +152,7 @@ impl Files {
             }
         }
         let map = if blocks > 0 {
-            extents::map(self.engine.store(), inode.ino, first, end - first)?
+            inode.between_records(|| extents::map(self.engine.store(), inode.ino, first, end - first))?
         } else {
             Vec::new()
         };
