@@ -226,8 +226,8 @@ impl Ops for Live {
         self.enter()?.recording.setxattr(self.real(ino)?, name, value, mode)
     }
 
-    fn listxattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
-        self.enter()?.recording.listxattr(self.real(ino)?)
+    fn list_xattrs(&self, ino: Ino, visit: &mut dyn FnMut(&[u8]) -> bool) -> Result<()> {
+        self.enter()?.recording.list_xattrs(self.real(ino)?, visit)
     }
 
     fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()> {

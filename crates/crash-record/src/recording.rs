@@ -294,8 +294,8 @@ impl Ops for Recording {
         self.fs.getxattr(ino, name)
     }
 
-    fn listxattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
-        self.fs.listxattr(ino)
+    fn list_xattrs(&self, ino: Ino, visit: &mut dyn FnMut(&[u8]) -> bool) -> Result<()> {
+        self.fs.list_xattrs(ino, visit)
     }
 
     fn pin(&self, ino: Ino) -> Result<()> {

@@ -331,9 +331,20 @@ impl FileSystem {
         self.change(OpKind::setxattr, |fs| fs.names().setxattr(ino, name, value, mode))
     }
 
+    /// Calls `visit` with the name of each extended attribute until it returns false. It may use
+    /// nothing of the file system.
+    pub fn list_xattrs(&self, ino: Ino, visit: &mut dyn FnMut(&[u8]) -> bool) -> Result<()> {
+        self.timed(OpKind::listxattr, |fs| fs.names().list_xattrs(ino, visit))
+    }
+
     /// The names of all extended attributes.
     pub fn listxattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
-        self.timed(OpKind::listxattr, |fs| fs.names().listxattr(ino))
+        let mut names = Vec::new();
+        self.list_xattrs(ino, &mut |name| {
+            names.push(name.to_vec());
+            true
+        })?;
+        Ok(names)
     }
 
     /// Removes an extended attribute, which must exist.

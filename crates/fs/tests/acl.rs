@@ -103,3 +103,26 @@ fn the_longest_list_is_inherited_and_durable() {
     let report = kedge_fsck::check(device, &kedge_fsck::CheckOptions::default());
     assert!(report.is_clean(), "{report}");
 }
+
+/// A whiteout is a new file of its directory. The longest list fits its record, and a crash shows
+/// both or neither.
+#[test]
+fn a_whiteout_inherits() {
+    let (device, fs) = fresh();
+    let dir = fs.mkdir(Ino::ROOT, b"d", 0o755, Owner::default()).unwrap().ino;
+    fs.create(dir, b"f", 0o666, Owner::default()).unwrap();
+    fs.create(dir, b"victim", 0o666, Owner::default()).unwrap();
+    fs.setxattr(dir, DEFAULT, &list(507, [7, 6, 5, 7, 4]), XattrMode::Any).unwrap();
+    let whiteout = RenameMode::Whiteout { owner: Owner::default(), replace: true };
+    fs.rename(dir, b"f", dir, b"victim", whiteout).unwrap();
+    fs.fsync(dir, false).unwrap();
+    drop(fs);
+    let fs = open(&device);
+    let left = fs.lookup(dir, b"f").unwrap();
+    assert_eq!((left.kind, left.rdev, left.mode & 0o7777), (FileKind::CharDevice, 0, 0));
+    assert_eq!(fs.getxattr(left.ino, ACCESS).unwrap(), list(507, [0, 6, 5, 0, 0]));
+    assert!(matches!(fs.getxattr(left.ino, DEFAULT), Err(Error::NoXattr)));
+    fs.close().unwrap();
+    let report = kedge_fsck::check(device, &kedge_fsck::CheckOptions::default());
+    assert!(report.is_clean(), "{report}");
+}

@@ -59,7 +59,7 @@ pub trait Ops: Send + Sync + 'static {
     fn sync_async(&self, done: Done);
     fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>>;
     fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()>;
-    fn listxattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>>;
+    fn list_xattrs(&self, ino: Ino, visit: &mut dyn FnMut(&[u8]) -> bool) -> Result<()>;
     fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()>;
     fn pin(&self, ino: Ino) -> Result<()>;
     fn unpin(&self, ino: Ino, count: u64);
@@ -136,7 +136,7 @@ delegate! {
     sync_async(done: Done);
     getxattr(ino: Ino, name: &[u8]) -> Result<Vec<u8>>;
     setxattr(ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()>;
-    listxattr(ino: Ino) -> Result<Vec<Vec<u8>>>;
+    list_xattrs(ino: Ino, visit: &mut dyn FnMut(&[u8]) -> bool) -> Result<()>;
     removexattr(ino: Ino, name: &[u8]) -> Result<()>;
     pin(ino: Ino) -> Result<()>;
     unpin(ino: Ino, count: u64);

@@ -653,6 +653,9 @@ impl Model {
         self.next += 1;
         let mut inode = Inode::new(FileKind::CharDevice, 0);
         inode.flags = self.get(dir).flags.inherited();
+        if let Some(list) = self.get(dir).default {
+            inode.inherit(list);
+        }
         self.inodes.insert(id, Arc::new(inode));
         self.edit(dir).entries.insert(name.to_owned(), id);
         id

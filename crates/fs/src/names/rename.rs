@@ -9,6 +9,7 @@
 //! overlay would come back.
 
 use super::Names;
+use super::acl::LIST_MAX;
 use super::directory::{Found, LINKS_MAX, check_name, dentry_len, drop_name, lock_dirs, put_dentry};
 use crate::cache::commit::{Change, commit, create_mask, lock_metas, new_core};
 use crate::cache::inode::Inode;
@@ -72,6 +73,9 @@ impl Names {
         // Both directories, both inodes; both names; a whiteout; an orphan.
         let need = Need::record(Class::Normal).patches(4).deletes(1).puts(1, dentry_len(name));
         let need = need.puts(1, dentry_len(new_name)).creates(1).puts(1, Orphan::SIZE);
+        // A whiteout may get an access list.
+        let inherits = matches!(mode, RenameMode::Whiteout { .. }) && self.has_acls();
+        let need = need.puts(inherits as usize, LIST_MAX);
         let mut handle = self.engine.begin(need)?;
         let from_dir = self.inodes.get_dir(dir)?;
         let to_dir = self.inodes.get_dir(new_dir)?;
@@ -264,7 +268,11 @@ impl Names {
     ) -> Result<Arc<Inode>> {
         const KIND: FileKind = FileKind::CharDevice;
         let ino = self.engine.store().take_inos(1)?;
-        let core = new_core(&from.dir.meta.lock().core, 0, KIND, owner, now);
+        let default = if self.may_inherit(from.dir) { self.default_list(from.dir)? } else { None };
+        let mut core = new_core(&from.dir.meta.lock().core, 0, KIND, owner, now);
+        if let Some(default) = default {
+            self.inherit(default, ino, &mut core, record);
+        }
         record.inode(ino, create_mask(&core), &core);
         put_dentry(record, from.dir.ino, from.found.at(), ino, KIND, from.name);
         Ok(Arc::new(Inode::new(ino, core, KIND, Default::default())))

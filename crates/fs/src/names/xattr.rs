@@ -1,4 +1,12 @@
 //! Extended attributes.
+//!
+//! # Bounds
+//! An inode has at most [`NAMES_MAX`] bytes of names, so that each list fits listxattr(2), and
+//! [`VALUES_MAX`] of values. Otherwise a user could give a file so many that one list of them keeps
+//! a thread busy, and its memory, for long. A name beyond that is refused with ENOSPC, as on ext4
+//! with a full attribute block. What an inode has is added up when an attribute is new or takes more
+//! items than before: most have two or three. An image of an older version may have more. Those can
+//! be read, replaced by what is no larger, and removed.
 
 use super::slots::{self, Slot};
 use super::{Names, acl};
@@ -20,6 +28,11 @@ use std::ops::ControlFlow;
 
 /// Slots of an attribute with the largest value.
 const SLOTS_MAX: u64 = 1 + (XATTR_VALUE_MAX / XATTR_PART_MAX) as u64;
+
+/// Bytes of all names of an inode, each with a byte more: what listxattr(2) can return.
+const NAMES_MAX: usize = 65_536;
+/// Bytes of all values of an inode.
+const VALUES_MAX: usize = 1 << 20;
 
 /// The value of an attribute.
 pub(super) enum Value {
@@ -129,6 +142,8 @@ impl Names {
         let inode = self.inodes.get(ino)?;
         acl::check_kind(inode.kind, name)?;
         let _io = inode.io.write();
+        // Whether there is such an attribute does not matter then.
+        flags::check_change(&inode.meta.lock().core)?;
         let found = self.find_xattr(ino, name)?;
         let old = self.slots_of(ino, &found)?;
         let slot = match (mode, &found.entry) {
@@ -139,6 +154,10 @@ impl Names {
             (_, Some(_)) => found.at(),
             (_, None) => found.for_new()?,
         };
+        // A value that stays within its slots takes no room from others.
+        if count > old {
+            self.check_room(ino, new)?;
+        }
         let mut record = RecordBuilder::new(RecordOp::Xattr);
         let key = |slot| Key::new(ino, ItemKind::Xattr, slot);
         // The mode says all of a minimal list, and is the one place for it.
@@ -174,6 +193,8 @@ impl Names {
         let mut handle = self.engine.begin(need)?;
         let inode = self.inodes.get(ino)?;
         let _io = inode.io.write();
+        // Whether there is such an attribute does not matter then.
+        flags::check_change(&inode.meta.lock().core)?;
         let found = self.find_xattr(ino, name)?;
         let old = self.slots_of(ino, &found)?;
         if old == 0 {
@@ -212,20 +233,48 @@ impl Names {
         Ok(())
     }
 
-    pub(crate) fn listxattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
+    pub(crate) fn list_xattrs(&self, ino: Ino, visit: &mut dyn FnMut(&[u8]) -> bool) -> Result<()> {
         let inode = self.inodes.get(ino)?;
         let _io = inode.io.read();
-        let mut names = Vec::new();
+        self.walk_xattrs(ino, &mut |name, _| visit(name))
+    }
+
+    /// Calls `visit` with the name and the length of the value of each attribute until it returns
+    /// false. The caller holds the inode's io lock.
+    fn walk_xattrs(&self, ino: Ino, visit: &mut dyn FnMut(&[u8], usize) -> bool) -> Result<()> {
         let mut bad = None;
         let key = |slot| Key::new(ino, ItemKind::Xattr, slot);
         self.engine.store().scan(key(0), key(u64::MAX), &mut |_, value| {
-            match XattrItem::decode(value) {
-                Ok(item) => names.extend(item.name().map(<[u8]>::to_vec)),
-                Err(e) => bad = Some(e),
-            }
-            ControlFlow::Continue(())
+            let go_on = match XattrItem::decode(value) {
+                Ok(XattrItem::Small(xattr)) => visit(xattr.name, xattr.value.len()),
+                Ok(XattrItem::Large { name, len }) => visit(name, len),
+                Ok(XattrItem::Part { .. }) => true,
+                Err(e) => {
+                    bad = Some(e);
+                    false
+                }
+            };
+            if go_on { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         })?;
-        bad.map_or(Ok(names), |e| Err(e.into()))
+        bad.map_or(Ok(()), |e| Err(e.into()))
+    }
+
+    /// Whether an inode has room for another attribute, or a longer value. The caller holds its io
+    /// lock.
+    fn check_room(&self, ino: Ino, new: &New<'_>) -> Result<()> {
+        let (mut names, mut values) = (new.name.len() + 1, new.value.len());
+        self.walk_xattrs(ino, &mut |name, len| {
+            if name != new.name {
+                names += name.len() + 1;
+                values += len;
+            }
+            names <= NAMES_MAX && values <= VALUES_MAX
+        })?;
+        if names <= NAMES_MAX && values <= VALUES_MAX {
+            Ok(())
+        } else {
+            Err(Error::Engine(kedge_base::Error::NoSpace))
+        }
     }
 
     fn check_xattr_name(&self, name: &[u8]) -> Result<()> {

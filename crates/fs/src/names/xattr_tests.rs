@@ -1,5 +1,5 @@
 use super::*;
-use crate::{FileSystem, FormatOptions, ManualClock, MountOptions};
+use crate::{FileSystem, FormatOptions, ManualClock, MountOptions, Owner};
 use kedge_device::MemDevice;
 use kedge_format::item::{SLOT_ORDINALS, name_slot};
 use std::sync::Arc;
@@ -92,4 +92,47 @@ fn a_value_that_lacks_a_part_is_neither_read_nor_replaced_nor_removed() {
         door.setxattr(ROOT, b"user.x", b"the file system goes on", XattrMode::Any).unwrap();
     }
     assert_eq!(door.listxattr(ROOT).unwrap().len(), 3);
+}
+
+/// As on ext4 a file has no more than fits, and what it has can be replaced and removed. Each list
+/// of a file stays one that listxattr(2) can return.
+#[test]
+fn a_file_has_a_bounded_amount_of_attributes() {
+    let (fs, _) = fresh();
+    let file = fs.create(Ino::ROOT, b"f", 0o644, Owner::default()).unwrap().ino;
+    let set = |name: &str, value: &[u8]| fs.setxattr(file, name.as_bytes(), value, XattrMode::Any);
+    let is_full = |answer: crate::Result<()>| answer.is_err_and(|e| e.errno() == 28);
+    // 256 bytes with the end of each.
+    let name = |n: usize| format!("user.{n:0250}");
+    for n in 0..256 {
+        set(&name(n), b"").unwrap();
+    }
+    assert!(is_full(set("user.x", b"")));
+    assert!(is_full(fs.setxattr(file, b"trusted.x", b"", XattrMode::Create)));
+    set(&name(7), b"another value").unwrap();
+    fs.removexattr(file, name(8).as_bytes()).unwrap();
+    set("user.x", b"").unwrap();
+    let list = fs.listxattr(file).unwrap();
+    assert_eq!(list.len(), 256);
+    assert!(list.iter().map(|name| name.len() + 1).sum::<usize>() <= NAMES_MAX);
+
+    let other = fs.create(Ino::ROOT, b"g", 0o644, Owner::default()).unwrap().ino;
+    let set = |n: u32, len: usize| {
+        fs.setxattr(other, format!("user.{n}").as_bytes(), &vec![n as u8; len], XattrMode::Any)
+    };
+    for n in 0..16 {
+        set(n, 65_536).unwrap();
+    }
+    assert!(is_full(set(16, 1)));
+    set(3, 100).unwrap();
+    set(16, 1).unwrap();
+    assert!(is_full(set(3, 65_536)));
+    assert_eq!(fs.getxattr(other, b"user.3").unwrap(), [3; 100]);
+    let mut seen = 0;
+    fs.list_xattrs(other, &mut |_| {
+        seen += 1;
+        seen < 5
+    })
+    .unwrap();
+    assert_eq!(seen, 5);
 }

@@ -522,8 +522,8 @@ impl Ops for MemFs {
         })
     }
 
-    fn listxattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
-        self.with(ino, |node| Ok(node.xattrs.keys().cloned().collect()))
+    fn list_xattrs(&self, ino: Ino, visit: &mut dyn FnMut(&[u8]) -> bool) -> Result<()> {
+        self.with(ino, |node| Ok(_ = node.xattrs.keys().all(|name| visit(name))))
     }
 
     fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
