@@ -134,7 +134,8 @@ fn an_append_drops_the_privilege_of_an_append_only_file() {
     if no_fuse() || not_root(NEEDS_ROOT) {
         return;
     }
-    const APPENDS: &str = "python3 -c 'import os; os.posix_fallocate(os.open(\"mnt/log\", os.O_WRONLY | os.O_APPEND), 0, 100)'";
+    const APPENDS: &str =
+        "python3 -c 'import os; os.posix_fallocate(os.open(\"mnt/log\", os.O_WRONLY | os.O_APPEND), 0, 100)'";
     for options in ["", " -o writeback_cache"] {
         let place = mounted(options);
         for path in ["", "mnt"] {

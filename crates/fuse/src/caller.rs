@@ -49,6 +49,12 @@ pub(crate) fn is_capable(header: &InHeader, capability: Capability) -> bool {
     known(header, |task, status| Ok(status.has(capability) && task.shares(Namespace::User)?))
 }
 
+/// Whether the caller is in a group. Groups that this process's user namespace does not map, and
+/// those of an idmapped mount, are others.
+pub(crate) fn is_member(header: &InHeader, gid: u32) -> bool {
+    known(header, |_, status| Ok(status.is_member(gid)))
+}
+
 /// Whether the caller is the ordinary user who serves the mount, outside of sandboxes. Root of a
 /// user namespace is judged by capabilities. A process of the same user in other namespaces has
 /// been given less than the user has: a sandbox with a read-only view of the mount must not change

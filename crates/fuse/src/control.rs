@@ -10,6 +10,7 @@ use crate::caller;
 use crate::dispatch::{Answer, Errno};
 use crate::ops::Ops;
 use crate::task::{Capability, Task};
+use kedge_base::BLOCK_SIZE;
 use std::os::unix::fs::FileExt;
 use zerocopy::FromZeros;
 
@@ -87,6 +88,9 @@ pub const FITRIM: u32 = 0xc018_5879;
 /// Gives free space back to the device. The answer is the range with the bytes that went.
 pub fn trim(ops: &impl Ops, header: &InHeader, asked: abi::TrimRange) -> Answer<abi::IoctlTrimOut> {
     check_owner(header)?;
+    if asked.len < BLOCK_SIZE as u64 {
+        return Err(Errno(libc::EINVAL));
+    }
     let len = ops.trim(asked.start, asked.len, asked.min_len)?;
     let range = abi::TrimRange { len, ..asked };
     Ok(abi::IoctlTrimOut { out: abi::IoctlOut::new_zeroed(), range })

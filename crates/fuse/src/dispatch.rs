@@ -3,7 +3,7 @@
 //! Requests come from the kernel, but nothing here trusts them. A truncated argument struct, a name
 //! without its end, or a length beyond the data is answered with EINVAL.
 
-use crate::abi::{self, fattr, fopen, op};
+use crate::abi::{self, InHeader, fattr, fopen, op};
 use crate::caller;
 use crate::control;
 use crate::flags;
@@ -20,6 +20,7 @@ use kedgefs::{
     Attr, DirEntry, FallocateMode, FileFlags, FileKind, Ino, Owner, RenameMode, SeekKind, SetAttr, SetTime,
     Timespec, WriteMode, XattrMode,
 };
+use std::cell::OnceCell;
 use std::sync::atomic::Ordering;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
@@ -117,7 +118,7 @@ impl<O: Ops> Server<O> {
             }
             op::GETATTR => reply.finish(self.getattr(node)),
             op::STATX => reply.finish(self.statx(node)),
-            op::SETATTR => reply.finish(self.setattr(node, args)),
+            op::SETATTR => reply.finish(self.setattr(request, args)),
             op::READLINK => finish_bytes(reply, self.ops.readlink(node).map_err(Errno::from)),
             op::SYMLINK => reply.finish(self.symlink(request, args)),
             op::MKNOD => reply.finish(self.mknod(request, args)),
@@ -129,14 +130,14 @@ impl<O: Ops> Server<O> {
             op::RMDIR => reply.finish(self.rmdir(node, args)),
             op::RENAME => reply.finish(self.rename(node, args)),
             op::RENAME2 => reply.finish(self.rename2(request, args)),
-            op::OPEN => reply.finish(self.open(node, args)),
+            op::OPEN => reply.finish(self.open(request, args)),
             op::OPENDIR => reply.finish(self.opendir(node)),
             op::RELEASE => reply.finish(self.release(node, args)),
             op::RELEASEDIR => reply.finish(Ok::<_, Errno>(())),
             op::READ => finish_scratch(reply, self.read(node, args, out), out),
             op::READDIR => finish_scratch(reply, self.readdir(node, args, out), out),
             op::READDIRPLUS => finish_scratch(reply, self.readdirplus(node, args, out), out),
-            op::WRITE => self.write(node, args, reply),
+            op::WRITE => self.write(request, args, reply),
             op::FALLOCATE => reply.finish(self.fallocate(request, args)),
             op::LSEEK => self.lseek(node, args, reply),
             op::FSYNC | op::FSYNCDIR => self.fsync(node, args, reply),
@@ -145,7 +146,7 @@ impl<O: Ops> Server<O> {
             }
             op::STATFS => reply.finish(Ok::<_, Errno>(self.statfs())),
             op::GETXATTR => self.getxattr(request, args, reply),
-            op::LISTXATTR => self.listxattr(node, args, reply),
+            op::LISTXATTR => self.listxattr(request, args, reply),
             op::SETXATTR => reply.finish(self.setxattr(request, args)),
             op::REMOVEXATTR => reply.finish(self.removexattr(node, args)),
             op::IOCTL => self.ioctl(request, args, reply),
@@ -268,7 +269,8 @@ impl<O: Ops> Server<O> {
         Ok(abi::StatxOut { attr_valid, attr_valid_nsec, stat, ..abi::StatxOut::new_zeroed() })
     }
 
-    fn setattr(&self, node: Ino, args: &mut Args<'_>) -> Answer<abi::AttrOut> {
+    fn setattr(&self, request: &Request<'_>, args: &mut Args<'_>) -> Answer<abi::AttrOut> {
+        let node = Ino(request.header.nodeid);
         let asked: abi::SetattrIn = args.take()?;
         let has = |flag| asked.valid & flag != 0;
         let mut set = SetAttr {
@@ -288,7 +290,7 @@ impl<O: Ops> Server<O> {
             set.ctime = Some(timespec(asked.ctime, asked.ctimensec)?);
         }
         if has(fattr::KILL_SUIDGID) && set.mode.is_none() {
-            set.mode = mode_without_privilege(&self.ops.getattr(node)?);
+            set.mode = mode_without_privilege(&self.ops.getattr(node)?, &request.header, set.gid);
         }
         Ok(self.attr_out(&self.ops.setattr(node, &set)?))
     }
@@ -297,8 +299,14 @@ impl<O: Ops> Server<O> {
     /// changed content with the old privilege. `applies` is asked only if there are any. An
     /// append-only file permits this `before_append`. Before another change, which it would refuse,
     /// it refuses this and keeps them.
-    fn drop_privilege(&self, attr: &Attr, before_append: bool, applies: impl FnOnce() -> bool) -> Answer<()> {
-        let (node, mode) = (attr.ino, mode_without_privilege(attr));
+    fn drop_privilege(
+        &self,
+        attr: &Attr,
+        header: &InHeader,
+        before_append: bool,
+        applies: impl FnOnce() -> bool,
+    ) -> Answer<()> {
+        let (node, mode) = (attr.ino, mode_without_privilege(attr, header, None));
         if mode.is_some() && applies() {
             self.ops.setattr(node, &SetAttr { mode, before_append, ..SetAttr::default() })?;
             // execve(2) uses the mode that the kernel has cached.
@@ -443,11 +451,12 @@ impl<O: Ops> Server<O> {
     }
 
     /// See [`crate::opens`].
-    fn open(&self, node: Ino, args: &mut Args<'_>) -> Answer<abi::OpenOut> {
+    fn open(&self, request: &Request<'_>, args: &mut Args<'_>) -> Answer<abi::OpenOut> {
         if self.options.no_open {
             return Err(Errno(libc::ENOSYS));
         }
         let asked: abi::OpenIn = args.take()?;
+        let node = Ino(request.header.nodeid);
         let flags = asked.flags as i32;
         let store = self.can_store(asked.flags).then(|| self.opens.store(node)).transpose()?;
         let truncates = flags & libc::O_TRUNC != 0;
@@ -463,7 +472,7 @@ impl<O: Ops> Server<O> {
         }
         if truncates {
             if asked.open_flags & abi::OPEN_KILL_SUIDGID != 0 {
-                self.drop_privilege(&self.ops.getattr(node)?, false, || true)?;
+                self.drop_privilege(&self.ops.getattr(node)?, &request.header, false, || true)?;
             }
             self.ops.setattr(node, &SetAttr { size: Some(0), ..SetAttr::default() })?;
         }
@@ -496,14 +505,19 @@ impl<O: Ops> Server<O> {
         Ok(self.ops.read_uncached(node, asked.offset, &mut buf[..len])?)
     }
 
-    fn write(&self, node: Ino, args: &mut Args<'_>, reply: Reply) {
+    fn write(&self, request: &Request<'_>, args: &mut Args<'_>, reply: Reply) {
+        let node = Ino(request.header.nodeid);
         match args.take::<abi::WriteIn>() {
             Err(e) => reply.err(e.0),
             Ok(asked) => {
-                let written = self.written(node, &asked, args);
+                let appends = self.is_append_only(node);
+                let written = match appends && self.has_capability(node) {
+                    true => Err(Errno(libc::EPERM)),
+                    false => self.written(&request.header, &asked, args),
+                };
                 match written {
                     // What was appended has passed the pages by.
-                    Ok(written) if self.is_append_only(node) => {
+                    Ok(written) if appends => {
                         let then = Then::Written(written);
                         self.settle(SettledJob { reply, ino: node, from: asked.offset, then });
                     }
@@ -513,11 +527,18 @@ impl<O: Ops> Server<O> {
         }
     }
 
+    /// The capabilities of a program must go before its bytes change. The kernel sees to that, but
+    /// not with `FOPEN_DIRECT_IO`, and an append-only file keeps its attributes.
+    fn has_capability(&self, node: Ino) -> bool {
+        !matches!(self.ops.getxattr(node, b"security.capability"), Err(kedgefs::Error::NoXattr))
+    }
+
     fn is_append_only(&self, node: Ino) -> bool {
         !self.options.no_open && self.ops.getattr(node).is_ok_and(|attr| attr.flags.has(FileFlags::APPEND))
     }
 
-    fn written(&self, node: Ino, asked: &abi::WriteIn, args: &mut Args<'_>) -> Answer<abi::WriteOut> {
+    fn written(&self, header: &InHeader, asked: &abi::WriteIn, args: &mut Args<'_>) -> Answer<abi::WriteOut> {
+        let node = Ino(header.nodeid);
         let data = args.bytes(asked.size)?;
         tracing::trace!(
             node = node.0,
@@ -529,7 +550,7 @@ impl<O: Ops> Server<O> {
         );
         if asked.write_flags & abi::WRITE_KILL_SUIDGID != 0 {
             let attr = self.ops.getattr(node)?;
-            self.drop_privilege(&attr, asked.offset >= attr.size, || true)?;
+            self.drop_privilege(&attr, header, asked.offset >= attr.size, || true)?;
         }
         let size = self.ops.write_with(node, asked.offset, data, self.write_mode(asked))?;
         Ok(abi::WriteOut { size: size as u32, padding: 0 })
@@ -580,7 +601,7 @@ impl<O: Ops> Server<O> {
         if self.options.handle_killpriv {
             let before_append = matches!(mode, FallocateMode::Allocate { .. });
             let applies = || !caller::is_capable(&request.header, Capability::Fsetid);
-            self.drop_privilege(&self.ops.getattr(node)?, before_append, applies)?;
+            self.drop_privilege(&self.ops.getattr(node)?, &request.header, before_append, applies)?;
         }
         Ok(self.ops.fallocate(node, mode, asked.offset, asked.length)?)
     }
@@ -688,14 +709,24 @@ impl<O: Ops> Server<O> {
         finish_xattr(reply, value);
     }
 
-    fn listxattr(&self, node: Ino, args: &mut Args<'_>, reply: Reply) {
+    /// A list that is too long is given up as soon as it is: a caller could have it made again and
+    /// again.
+    fn listxattr(&self, request: &Request<'_>, args: &mut Args<'_>, reply: Reply) {
         let list = args.take().and_then(|asked: abi::GetxattrIn| {
-            let names = self.ops.listxattr(node)?;
-            let mut list = Vec::with_capacity(names.iter().map(|n| n.len() + 1).sum());
-            for name in names {
-                list.extend_from_slice(&name);
-                list.push(NAME_END);
-            }
+            let mut list = Vec::new();
+            // Only an administrator knows these, as on file systems of the kernel.
+            let trusted = OnceCell::new();
+            let is_shown = |name: &[u8]| {
+                !name.starts_with(b"trusted.")
+                    || *trusted.get_or_init(|| caller::is_capable(&request.header, Capability::SysAdmin))
+            };
+            self.ops.list_xattrs(Ino(request.header.nodeid), &mut |name| {
+                if is_shown(name) {
+                    list.extend_from_slice(name);
+                    list.push(NAME_END);
+                }
+                list.len() <= XATTR_SIZE_MAX
+            })?;
             Ok((asked.size, list))
         });
         finish_xattr(reply, list);
@@ -721,8 +752,9 @@ impl<O: Ops> Server<O> {
             libc::XATTR_REPLACE => XattrMode::Replace,
             _ => return Err(EINVAL),
         };
-        // The bit first: no crash leaves it with the new list.
-        if ext.setxattr_flags & abi::SETXATTR_ACL_KILL_SGID != 0 {
+        // The bit first: no crash leaves it with the new list. The kernel sets the flag for a default
+        // list, too, which says nothing of the directory itself.
+        if name == acl::ACCESS && ext.setxattr_flags & abi::SETXATTR_ACL_KILL_SGID != 0 {
             let mode = self.ops.getattr(node)?.mode & PERMISSIONS;
             if mode & S_ISGID != 0 {
                 let set = SetAttr { mode: Some(mode & !S_ISGID), ..SetAttr::default() };
@@ -743,7 +775,11 @@ impl<O: Ops> Server<O> {
     fn removexattr(&self, node: Ino, args: &mut Args<'_>) -> Answer<()> {
         let name = args.text()?;
         self.check_xattr_name(name)?;
-        Ok(self.ops.removexattr(node, name)?)
+        match self.ops.removexattr(node, name) {
+            // Without a list the mode says it all: there is one in effect, and it is as was asked.
+            Err(kedgefs::Error::NoXattr) if acl::is_acl_name(name) => Ok(()),
+            removed => Ok(removed?),
+        }
     }
 
     /// The kernel passes `system.posix_acl_*` on if the server has not negotiated ACLs.
@@ -878,14 +914,21 @@ fn set_time(now: bool, sec: u64, nsec: u32) -> Answer<SetTime> {
     if now { Ok(SetTime::Now) } else { Ok(SetTime::At(timespec(sec, nsec)?)) }
 }
 
-/// The permission bits without set-user-id and set-group-id; `None`: neither is set. Without group
-/// execution the set-group-id bit has another meaning.
-fn mode_without_privilege(attr: &Attr) -> Option<u32> {
+/// The permission bits without set-user-id and set-group-id; `None`: neither is to go. Without group
+/// execution the set-group-id bit gives no rights, and a member of the group, or a caller with
+/// CAP_FSETID, leaves it. If the other bit goes, the same is asked of a new group, as on Linux.
+/// /proc is asked for that alone, as such files are rare.
+fn mode_without_privilege(attr: &Attr, header: &InHeader, new_gid: Option<u32>) -> Option<u32> {
     let mut mode = attr.mode & PERMISSIONS;
     if attr.kind == FileKind::Directory {
         return None;
     }
-    if mode & (S_ISGID | S_IXGRP) == S_ISGID | S_IXGRP {
+    let new_gid = new_gid.filter(|_| mode & S_ISUID != 0);
+    let keeps = || {
+        let is_member = |gid| caller::is_member(header, gid);
+        is_member(attr.gid) && new_gid.is_none_or(is_member) || caller::is_capable(header, Capability::Fsetid)
+    };
+    if mode & S_ISGID != 0 && (mode & S_IXGRP != 0 || !keeps()) {
         mode &= !S_ISGID;
     }
     mode &= !S_ISUID;

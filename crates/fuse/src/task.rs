@@ -110,6 +110,7 @@ pub(crate) struct Status {
     /// Real, effective, saved, and the one by which access to files is judged.
     pub(crate) uids: [u32; 4],
     pub(crate) gids: [u32; 4],
+    groups: Vec<u32>,
     /// Bits of the effective set.
     capabilities: u64,
     /// In how many pid namespaces it has a number, from that of the /proc on.
@@ -132,6 +133,7 @@ impl Status {
         Some(Status {
             uids: ids("Uid")?,
             gids: ids("Gid")?,
+            groups: field("Groups")?.split_ascii_whitespace().map_while(|id| id.parse().ok()).collect(),
             capabilities: u64::from_str_radix(field("CapEff")?, 16).ok()?,
             numbers: field("NSpid")?.split_ascii_whitespace().count(),
             has_memory: field("VmSize").is_some(),
@@ -141,6 +143,11 @@ impl Status {
     /// The user by whose rights it accesses files.
     pub(crate) fn user(&self) -> u32 {
         self.uids[3]
+    }
+
+    /// Whether access to files is judged as that of a member of the group.
+    pub(crate) fn is_member(&self, gid: u32) -> bool {
+        self.gids[3] == gid || self.groups.contains(&gid)
     }
 
     /// Whether it is a thread of a program.

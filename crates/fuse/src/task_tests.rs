@@ -1,6 +1,6 @@
 use super::*;
 
-const STATUS: &str = "Name:\tx\nUid:\t1\t2\t3\t4\nGid:\t5\t5\t5\t5\nNSpid:\t70\t1\nVmSize:\t  8 kB\n\
+const STATUS: &str = "Name:\tx\nUid:\t1\t2\t3\t4\nGid:\t5\t5\t5\t5\nGroups:\t8 9 \nNSpid:\t70\t1\nVmSize:\t  8 kB\n\
     CapPrm:\t000001ffffffffff\nCapEff:\t0000000000200010\n";
 
 #[test]
@@ -9,8 +9,9 @@ fn the_lines_that_matter_are_read() {
     assert_eq!((status.uids, status.gids), ([1, 2, 3, 4], [5; 4]));
     assert_eq!((status.user(), status.numbers, status.is_programs()), (4, 2, true));
     assert!(status.has(Capability::SysAdmin) && status.has(Capability::Fsetid));
+    assert!([5, 8, 9].iter().all(|gid| status.is_member(*gid)) && !status.is_member(1));
     assert!(!status.has(Capability::Chown) && !status.has(Capability::Setfcap));
-    for name in ["Uid", "Gid", "NSpid", "CapEff"] {
+    for name in ["Uid", "Gid", "Groups", "NSpid", "CapEff"] {
         let without: String =
             STATUS.lines().filter(|l| !l.starts_with(name)).map(|l| format!("{l}\n")).collect();
         assert_eq!(Status::parse(&without), None, "{name}");
