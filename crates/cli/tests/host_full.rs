@@ -234,3 +234,31 @@ fn a_log_that_has_no_space_to_be_replayed_can_be_read() {
     write_and_fsync(&host.path("mnt/new"), b"new");
     host.0.unmount_and_check("host/disk.kedge");
 }
+
+/// The log of a large image is written as it is first used. What the file held there before does
+/// not shine through, and a file whose space is reserved gets its log at once.
+#[test]
+fn a_large_sparse_image_takes_little_of_its_host() {
+    use std::os::unix::fs::MetadataExt;
+    let place = Place::new();
+    let taken = |name: &str| fs::metadata(place.path(name)).unwrap().blocks() * 512;
+    place.run("mkfs --size 200G large.kedge").ok();
+    assert!(taken("large.kedge") < 128 << 20, "{} bytes", taken("large.kedge"));
+    assert_eq!(place.info("large.kedge")["log_size_bytes"], 1 << 30);
+    if !no_fuse() {
+        place.run("mount large.kedge mnt2").refused(1, &["mnt2"]);
+        fs::create_dir(place.path("mnt")).unwrap();
+        place.run("mount large.kedge mnt").ok();
+        write_and_fsync(&place.path("mnt/file"), b"content");
+        place.unmount_and_check("large.kedge");
+    }
+    assert!(taken("large.kedge") < 160 << 20, "{} bytes", taken("large.kedge"));
+
+    let reserved = File::create(place.path("reserved.kedge")).unwrap();
+    let bytes = 320 << 20;
+    rustix::fs::fallocate(&reserved, rustix::fs::FallocateFlags::empty(), 0, bytes).unwrap();
+    drop(reserved);
+    place.run("mkfs --log-size 160M reserved.kedge").ok();
+    assert!(taken("reserved.kedge") >= bytes, "nothing was given back");
+    assert_eq!(place.run("fsck reserved.kedge").code, 0);
+}

@@ -209,6 +209,13 @@ pub trait Device: Send + Sync + 'static {
         None
     }
 
+    /// Where the first byte of the range lies for which the file system below has no place yet: a
+    /// first write to it takes space there, and may fail for the lack of it. `None`: there is no
+    /// such byte, or that cannot be known.
+    fn first_hole(&self, _offset: u64, _len: u64) -> Option<u64> {
+        None
+    }
+
     /// Counters of requests since the device was opened.
     fn stats(&self) -> &DeviceStats;
 

@@ -3,7 +3,7 @@
 //!
 //! # Life of a record
 //! 1. **reserve** (`reserve`): log bytes are promised. This is the only step that may wait, for
-//!    space or for memory.
+//!    space or for memory. Where the ring has holes, it fills them ahead of the log (`backing`).
 //! 2. **append** (`append`): the record is copied into the *open batch* at its final position,
 //!    which is its LSN. It never waits and does no IO.
 //! 3. **seal** (`batch`): the open batch is closed and padded to a block. The next one starts after
@@ -38,6 +38,7 @@
 #![warn(unreachable_pub)]
 
 mod append;
+mod backing;
 mod batch;
 mod force;
 mod reserve;
@@ -55,6 +56,7 @@ pub use scan::{ScanConfig, ScanEnd, StopReason, scan};
 pub use stats::{ForceCause, LogStats, WriteTimes};
 pub use tail::LogSpace;
 
+use backing::Backing;
 use kedge_base::lock::{Condvar, Mutex, Rank};
 use kedge_base::{BLOCK_SIZE, BlockNo, Clock, Epoch, Error, Lsn, Result};
 use kedge_device::Device;
@@ -117,6 +119,8 @@ pub(crate) struct Shared {
     state: Mutex<State>,
     /// Writer threads sleep here.
     writers: Condvar,
+    /// Reservations sleep here while another one writes zeros ahead of the log.
+    backed: Condvar,
     pressure: Mutex<Option<Weak<dyn SpacePressure>>>,
     // Copies of fields that `state` guards, for readers that do not take the lock.
     head: AtomicU64,
@@ -155,7 +159,7 @@ impl Log {
             config.tail <= config.head && config.head.0 - config.tail.0 <= ring.bytes(),
             "the log fits its ring"
         );
-        let state = State::new(&config, ring);
+        let state = State::new(&config, ring, Backing::new(&*device, ring, &config));
         let shared = Arc::new(Shared {
             device,
             clock,
@@ -166,6 +170,7 @@ impl Log {
             free: AtomicU64::new(state.free_bytes()),
             state: Mutex::new(Rank::LogState, state),
             writers: Condvar::new(),
+            backed: Condvar::new(),
             pressure: Mutex::new(Rank::Leaf, None),
             head: AtomicU64::new(config.head.0),
             durable: AtomicU64::new(config.head.0),

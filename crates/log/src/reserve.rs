@@ -94,7 +94,9 @@ impl Reservation {
     /// Adds `bytes` to the reservation, if they are there now. Never waits.
     pub fn grow(&mut self, bytes: u64, class: ReserveClass) -> bool {
         let mut state = self.shared.state.lock();
-        let granted = state.reserve_now(bytes, class).is_none();
+        // Writing ahead of the log is IO: what is not backed yet is not there now.
+        let backed = state.is_backed(self.shared.ring.bytes(), bytes, class);
+        let granted = backed && state.reserve_now(bytes, class).is_none();
         self.shared.note_free(&state);
         drop(state);
         self.left += if granted { bytes } else { 0 };
@@ -204,6 +206,12 @@ impl ReserveQueue {
         }
     }
 
+    /// Bytes beyond the open batch that are, or will be, granted.
+    pub(crate) fn committed(&self) -> u64 {
+        let waiting: u64 = self.normal.iter().chain(&self.reclaim).map(|waiter| waiter.charge).sum();
+        self.reserved + self.promised + waiting
+    }
+
     fn first(&self) -> Option<&Waiter> {
         self.reclaim.front().or(self.normal.front())
     }
@@ -283,8 +291,7 @@ impl Log {
     pub fn reserve(&self, bytes: u64, class: ReserveClass) -> Result<Reservation> {
         let charge = self.charge(bytes, class)?;
         assert_may_wait(Rank::LogReservation);
-        let mut state = self.shared.state.lock();
-        state.check_alive()?;
+        let mut state = self.shared.lock_backed(charge, class)?;
         let Some(lacks) = state.reserve_now(charge, class) else {
             self.shared.note_free(&state);
             drop(state);
@@ -316,8 +323,7 @@ impl Log {
     /// [`Log::reserve`] for callers that must not wait: `None` when it would.
     pub fn try_reserve(&self, bytes: u64, class: ReserveClass) -> Result<Option<Reservation>> {
         let charge = self.charge(bytes, class)?;
-        let mut state = self.shared.state.lock();
-        state.check_alive()?;
+        let mut state = self.shared.lock_backed(charge, class)?;
         let lacks = state.reserve_now(charge, class);
         self.shared.note_free(&state);
         drop(state);

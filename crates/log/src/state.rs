@@ -1,5 +1,6 @@
 //! The state under the log's mutex, and the transitions that several of the verbs use.
 
+use crate::backing::Backing;
 use crate::batch::{Batch, Write};
 use crate::force::ForceWaiter;
 use crate::reserve::ReserveQueue;
@@ -46,6 +47,7 @@ pub(crate) struct State {
     /// Bytes of sealed batches and of writes in flight.
     pub staged: u64,
     pub reserve: ReserveQueue,
+    pub backing: Backing,
 
     /// Forces that wait, by target.
     pub waiters: VecDeque<ForceWaiter>,
@@ -64,7 +66,7 @@ pub(crate) struct State {
 }
 
 impl State {
-    pub(crate) fn new(config: &LogConfig, ring: Ring) -> State {
+    pub(crate) fn new(config: &LogConfig, ring: Ring, backing: Backing) -> State {
         State {
             in_flight_max: config.in_flight_max.clamp(1, IN_FLIGHT_MAX),
             batch_bytes_max: (WRITE_BLOCKS_MAX as usize * BLOCK_SIZE).min(ring.bytes() as usize),
@@ -77,6 +79,7 @@ impl State {
             write_starts: VecDeque::new(),
             staged: 0,
             reserve: ReserveQueue::new(ring.bytes(), config.staged_bytes_max),
+            backing,
             waiters: VecDeque::new(),
             answers: VecDeque::new(),
             dead: None,

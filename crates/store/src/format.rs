@@ -1,4 +1,4 @@
-//! Formatting: geometry, a log ring written in full, the root directory, the first checkpoint.
+//! Formatting: geometry, the log ring, the root directory, the first checkpoint.
 
 use crate::checkpoint::{Cut, write_checkpoint};
 use crate::pace;
@@ -99,22 +99,36 @@ pub fn format(device: Arc<dyn Device>, clock: Arc<dyn Clock>, params: &FormatPar
     Ok(geometry)
 }
 
-/// Writes the whole ring with zeros, instead of leaving holes in a sparse file. Otherwise the host
-/// would allocate or convert blocks under log writes, and each force would pay for that.
+/// What a sparse file gets of its ring at once. The log backs the rest as it comes to it
+/// (`backing` of `kedge_log`).
+const SPARSE_BYTES: u64 = 64 << 20;
+
+/// Writes the ring with zeros, instead of leaving holes in a sparse file. Otherwise the host would
+/// allocate or convert blocks under log writes, and each force would pay for that. A large ring of
+/// a file that has holes there is written in part: the file would take a gigabyte of its host before
+/// it holds anything. The rest becomes a hole, which reads as zeros whatever the file held before,
+/// such as an image with the same key.
 fn write_log_ring(device: &dyn Device, geometry: &Geometry) -> Result<()> {
     const CHUNK: u64 = 256;
+    let (start, bytes) = (geometry.log_start.byte_offset(), geometry.log_bytes());
+    let sparse = device.geometry().discard_zeroes && device.first_hole(start, bytes).is_some();
+    let blocks = if sparse { bytes.min(SPARSE_BYTES) } else { bytes } / BLOCK_SIZE as u64;
     let mut at = 0;
-    while at < geometry.log_blocks {
+    while at < blocks {
         let mut batch = Vec::new();
-        while at < geometry.log_blocks && batch.len() < 16 {
-            let blocks = CHUNK.min(geometry.log_blocks - at);
-            let offset = geometry.log_start.byte_offset() + at * BLOCK_SIZE as u64;
-            batch.push(Io { offset, op: Op::Write { buf: IoBuf::zeroed(blocks as usize), fua: false } });
-            at += blocks;
+        while at < blocks && batch.len() < 16 {
+            let count = CHUNK.min(blocks - at);
+            let offset = start + at * BLOCK_SIZE as u64;
+            batch.push(Io { offset, op: Op::Write { buf: IoBuf::zeroed(count as usize), fua: false } });
+            at += count;
         }
         for completion in run_batch(device, batch) {
             completion.result?;
         }
+    }
+    let written = blocks * BLOCK_SIZE as u64;
+    if written < bytes {
+        device.discard(start + written, bytes - written)?;
     }
     Ok(())
 }

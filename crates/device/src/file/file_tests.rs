@@ -197,3 +197,23 @@ fn the_ring_makes_a_call_for_each_batch_that_is_to_stay_apart() {
     assert!(together < BATCHES / 2, "{together} calls for all batches");
     assert!((BATCHES..2 * BATCHES).contains(&apart), "{apart} calls for {BATCHES} batches of two");
 }
+
+/// What reads as zeros has a place all the same, if it was reserved.
+#[test]
+fn a_hole_is_what_the_host_has_no_place_for() {
+    let (_dir, device) = image(64 * B, OpenOptions::default());
+    assert_eq!(device.first_hole(8 * B, 16 * B), Some(8 * B));
+    device.write(8 * B, &IoBuf::zeroed(4), false).unwrap();
+    device.flush().unwrap();
+    assert_eq!(device.first_hole(8 * B, 16 * B), Some(12 * B));
+    assert_eq!(device.first_hole(8 * B, 4 * B), None);
+    device.write(12 * B, &IoBuf::zeroed(52), false).unwrap();
+    assert_eq!(device.first_hole(8 * B, 56 * B), None);
+
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("reserved");
+    let file = std::fs::File::create(&path).unwrap();
+    rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, 64 * B).unwrap();
+    let reserved = FileDevice::open(&path, OpenOptions::default()).unwrap();
+    assert_eq!(reserved.first_hole(0, 64 * B), None);
+}

@@ -237,6 +237,10 @@ impl Device for FileDevice {
         self.file.host_free()
     }
 
+    fn first_hole(&self, offset: u64, len: u64) -> Option<u64> {
+        self.file.first_hole(offset, len)
+    }
+
     fn stats(&self) -> &DeviceStats {
         &self.stats
     }

@@ -195,6 +195,25 @@ impl RawFile {
         Some(host.f_bavail.saturating_mul(host.f_frsize))
     }
 
+    /// A file whose blocks are all allocated has no hole, though it may not be written: the kernel
+    /// calls such a range a hole, because it reads as zeros.
+    pub fn first_hole(&self, offset: u64, len: u64) -> Option<u64> {
+        if self.block_device {
+            return None;
+        }
+        let stat = rustix::fs::fstat(&self.fd).ok()?;
+        if (stat.st_blocks as u64).saturating_mul(512) >= stat.st_size as u64 {
+            return None;
+        }
+        // Beyond the end of the file there is no answer, and nothing is backed.
+        let hole = match sys::seek_hole(&self.fd, offset) {
+            Ok(hole) => hole,
+            Err(Errno::NXIO) => offset,
+            Err(_) => return None,
+        };
+        (hole < offset + len).then_some(hole)
+    }
+
     fn writable(&self) -> Result<()> {
         if self.read_only { Err(Error::ReadOnly) } else { Ok(()) }
     }

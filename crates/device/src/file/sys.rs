@@ -53,6 +53,10 @@ mod linux {
         rustix::fs::fallocate(fd, ZERO, offset, len)
     }
 
+    pub(crate) fn seek_hole(fd: impl AsFd, offset: u64) -> Result<u64, Errno> {
+        rustix::fs::seek(fd, rustix::fs::SeekFrom::Hole(offset))
+    }
+
     #[allow(unsafe_code)]
     pub(crate) fn discard_blocks(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<(), Errno> {
         /// `_IO(0x12, 119)`.
@@ -130,6 +134,10 @@ mod other {
     }
 
     pub(crate) fn zero(_: impl AsFd, _: u64, _: u64) -> Result<(), Errno> {
+        Err(Errno::OPNOTSUPP)
+    }
+
+    pub(crate) fn seek_hole(_: impl AsFd, _: u64) -> Result<u64, Errno> {
         Err(Errno::OPNOTSUPP)
     }
 

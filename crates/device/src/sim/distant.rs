@@ -207,6 +207,10 @@ impl Device for DistantDevice {
         self.shared.inner.host_free()
     }
 
+    fn first_hole(&self, offset: u64, len: u64) -> Option<u64> {
+        self.shared.inner.first_hole(offset, len)
+    }
+
     fn stats(&self) -> &DeviceStats {
         self.shared.inner.stats()
     }

@@ -145,6 +145,10 @@ impl Device for VolatileDevice {
         self.inner.host_free()
     }
 
+    fn first_hole(&self, offset: u64, len: u64) -> Option<u64> {
+        self.inner.first_hole(offset, len)
+    }
+
     fn stats(&self) -> &DeviceStats {
         &self.stats
     }

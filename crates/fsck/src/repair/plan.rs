@@ -338,7 +338,8 @@ impl Planner<'_> {
         let ino = gathered.lost_found.get(LOST_FOUND)?;
         let inode = &gathered.inodes[gathered.find(*ino)?];
         let name = Planner::name_of(gathered, *ino)?;
-        let private = !inode.headless && inode.uid == 0 && inode.mode & 0o077 == 0;
+        let others = inode.mode & 0o077;
+        let private = !inode.headless && inode.uid == 0 && others == 0;
         let usable = inode.keep && inode.kind == Some(FileKind::Directory) && private;
         (usable && gathered.names[name].dir == Ino::ROOT.0).then_some(*ino)
     }

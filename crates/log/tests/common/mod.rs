@@ -28,6 +28,30 @@ struct Inner {
     held: Option<u64>,
     frozen: bool,
     rng: StdRng,
+    host: Option<Host>,
+}
+
+/// The file system below a sparse image.
+pub struct Host {
+    /// By block of the device.
+    pub backed: Vec<bool>,
+    /// Blocks that it has free.
+    pub room: usize,
+}
+
+impl Host {
+    /// Takes the blocks of a write, or nothing.
+    fn take(&mut self, offset: u64, len: usize) -> bool {
+        let first = offset as usize / BLOCK_SIZE;
+        let blocks = &mut self.backed[first..first + len / BLOCK_SIZE];
+        let new = blocks.iter().filter(|backed| !**backed).count();
+        if new > self.room {
+            return false;
+        }
+        self.room -= new;
+        blocks.fill(true);
+        true
+    }
 }
 
 pub struct MemDevice {
@@ -67,6 +91,7 @@ impl MemDevice {
             held: None,
             frozen: false,
             rng: StdRng::seed_from_u64(seed),
+            host: None,
         };
         Arc::new(MemDevice {
             geometry,
@@ -75,6 +100,15 @@ impl MemDevice {
             released: Condvar::new(),
             latency,
         })
+    }
+
+    /// From now on the device is a sparse file on this host.
+    pub fn put_on(&self, host: Host) {
+        self.inner.lock().host = Some(host);
+    }
+
+    pub fn host<R>(&self, look: impl FnOnce(&mut Host) -> R) -> R {
+        look(self.inner.lock().host.as_mut().expect("it is on one"))
     }
 
     /// The `n`-th write from now on fails (0: the next). Nothing of it reaches the medium.
@@ -197,6 +231,9 @@ impl Device for MemDevice {
         if inner.frozen || inner.fail_at == Some(id) {
             return Err(eio("write", offset, buf.len() as u64));
         }
+        if inner.host.as_mut().is_some_and(|host| !host.take(offset, buf.len())) {
+            return Err(Error::Io { op: "write", offset, len: buf.len() as u64, errno: 28 });
+        }
         if !fua {
             inner.pending.push((offset as usize, buf.as_bytes().to_vec()));
             return Ok(());
@@ -239,6 +276,13 @@ impl Device for MemDevice {
 
     fn write_zeroes(&self, _: u64, _: u64) -> Result<()> {
         unreachable!("the log zeroes nothing");
+    }
+
+    fn first_hole(&self, offset: u64, len: u64) -> Option<u64> {
+        let (first, blocks) = (offset as usize / BLOCK_SIZE, len as usize / BLOCK_SIZE);
+        let inner = self.inner.lock();
+        let hole = inner.host.as_ref()?.backed[first..first + blocks].iter().position(|backed| !backed)?;
+        Some(((first + hole) * BLOCK_SIZE) as u64)
     }
 
     fn name(&self) -> &str {

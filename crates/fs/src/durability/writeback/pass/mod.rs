@@ -165,7 +165,13 @@ impl<'a> Pass<'a> {
         let need = |places| need(kind.class, inodes.len(), kind.segments_max, places);
         let handle = writeback
             .engine
-            .begin_up_to(need(places.max(NARROW_SEGMENTS)), need(NARROW_SEGMENTS.min(kind.segments_max)))?;
+            .begin_up_to(need(places.max(NARROW_SEGMENTS)), need(NARROW_SEGMENTS.min(kind.segments_max)))
+            .inspect_err(|e| {
+                // The log itself may need the host: no more bytes are accepted meanwhile.
+                if let Error::Engine(e) = e {
+                    writeback.engine.note_host_error(e);
+                }
+            })?;
         let wb = inodes.iter().map(|i| i.wb.lock()).collect();
         let parts = Vec::with_capacity(inodes.len());
         Ok(Pass { writeback, inodes, kind, parts, _wb: wb, handle })
