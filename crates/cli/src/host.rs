@@ -7,24 +7,21 @@
 //! ends with its last mount.
 //!
 //! # Joining
-//! A named process listens on a socket in a directory that only its user can enter:
-//! `$XDG_RUNTIME_DIR/kedge`, for root `/run/kedge`, else a directory in `/tmp` that must belong to
-//! the user. One request and one answer, each a line of JSON.
+//! A named process listens on a socket in a directory that only its user can enter
+//! (`kedge_fuse::PrivateDir`). One request and one answer, each a line of JSON.
 
 use crate::beside::server::Beside;
 use crate::options::{MountWords, parse_size};
 use crate::os::TerminationSignals;
 use crate::{Usage, daemon, engine, image, mounts, notify};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use kedge_base::lock::{Condvar, Mutex, Rank};
-use kedge_fuse::MountPoint;
+use kedge_fuse::{Bound, MountPoint, PrivateDir};
 use kedgefs::{MountOptions, SharedBudget};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
-use std::fs::DirBuilder;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -163,9 +160,9 @@ fn serve_as_daemon(name: &str) -> Result<ExitCode> {
 
 /// Mounts by way of the process called `name`, which is started if there is none.
 pub fn join(name: &str, request: &Request) -> Result<()> {
-    let path = socket(name)?;
+    let (dir, socket) = private(name)?;
     for _ in 0..JOIN_TRIES {
-        match UnixStream::connect(&path) {
+        match dir.connect(&socket, REQUEST_WAIT) {
             Ok(stream) => match ask(stream, request)? {
                 Some(reply) => {
                     reply.notices.iter().for_each(|notice| eprintln!("kedge: warning: {notice}"));
@@ -173,6 +170,9 @@ pub fn join(name: &str, request: &Request) -> Result<()> {
                 }
                 None => std::thread::sleep(JOIN_PAUSE), // it was ending
             },
+            Err(e) if e.kind() == std::io::ErrorKind::TimedOut => {
+                bail!("the process called {name} accepts no connections")
+            }
             Err(_) => {
                 // No process listens. If two callers start one at once, the second process finds
                 // the socket taken, and its caller joins the first.
@@ -184,13 +184,15 @@ pub fn join(name: &str, request: &Request) -> Result<()> {
             }
         }
     }
-    bail!("no process called {name} answers at {}", path.display())
+    bail!("no process called {name} answers at {}", dir.path().join(&socket).display())
 }
 
 /// Sends a request. `None`: the process ended without an answer.
 fn ask(mut stream: UnixStream, request: &Request) -> Result<Option<Reply>> {
     let mut line = serde_json::to_string(request).context("write the request")?;
     line.push('\n');
+    // The process is this user's own, and a mount may take long to recover.
+    stream.set_read_timeout(None).context("wait for the answer")?;
     let mut answer = String::new();
     let said =
         stream.write_all(line.as_bytes()).and_then(|()| BufReader::new(&stream).read_line(&mut answer));
@@ -200,8 +202,8 @@ fn ask(mut stream: UnixStream, request: &Request) -> Result<Option<Reply>> {
     }
 }
 
-/// The socket of the process of that name. Creates its directory, which only the user may access.
-pub fn socket(name: &str) -> Result<PathBuf> {
+/// The directory and the name of the socket of the process of that name.
+fn private(name: &str) -> Result<(PrivateDir, String)> {
     if name.is_empty()
         || name.len() > 64
         || !name.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c))
@@ -211,19 +213,14 @@ pub fn socket(name: &str) -> Result<PathBuf> {
         ))
         .into());
     }
-    let uid = rustix::process::geteuid();
-    let dir = match std::env::var_os("XDG_RUNTIME_DIR") {
-        Some(dir) if !uid.is_root() && !dir.is_empty() => PathBuf::from(dir).join("kedge"),
-        _ if uid.is_root() => PathBuf::from("/run/kedge"),
-        _ => std::env::temp_dir().join(format!("kedge-{}", uid.as_raw())),
-    };
-    let made = DirBuilder::new().mode(0o700).create(&dir);
-    let meta =
-        std::fs::symlink_metadata(&dir).with_context(|| format!("make {} ({made:?})", dir.display()))?;
-    if !meta.is_dir() || meta.uid() != uid.as_raw() || meta.mode() & 0o077 != 0 {
-        bail!("{} must be a directory that only its owner, uid {}, can enter", dir.display(), uid.as_raw());
-    }
-    Ok(dir.join(format!("{name}.sock")))
+    let dir = PrivateDir::make().context("find a directory for sockets")?;
+    Ok((dir, format!("{name}.sock")))
+}
+
+/// The path of the socket of the process of that name.
+pub fn socket(name: &str) -> Result<PathBuf> {
+    let (dir, socket) = private(name)?;
+    Ok(dir.path().join(socket))
 }
 
 /// The mounts of this process.
@@ -243,7 +240,7 @@ struct State {
     /// No more mounts are accepted: the last one is gone.
     ending: bool,
     failed: Vec<String>,
-    socket: Option<PathBuf>,
+    bound: Option<Bound>,
 }
 
 impl Host {
@@ -278,14 +275,14 @@ impl Host {
     }
 
     fn listen(self: &Arc<Host>, name: &str) -> Result<()> {
-        let path = socket(name)?;
-        // If no process answers, a killed process has left the socket.
-        if UnixStream::connect(&path).is_ok() {
-            bail!("a daemon called {name} is running already");
-        }
-        let _ = std::fs::remove_file(&path);
-        let listener = UnixListener::bind(&path).with_context(|| format!("listen at {}", path.display()))?;
-        self.state.lock().socket = Some(path);
+        let (dir, socket) = private(name)?;
+        let path = dir.path().join(&socket);
+        let bound = dir.listen_alone(&socket).map_err(|e| match e.kind() {
+            std::io::ErrorKind::WouldBlock => anyhow!("a daemon called {name} is running already"),
+            _ => anyhow::Error::from(e).context(format!("listen at {}", path.display())),
+        })?;
+        let listener = bound.listener().try_clone().context("listen")?;
+        self.state.lock().bound = Some(bound);
         let host = self.clone();
         kedge_base::spawn_named("join", move || {
             for stream in listener.incoming() {
@@ -408,9 +405,7 @@ impl Host {
             self.changed.wait(&mut state);
         }
         state.ending = true;
-        if let Some(path) = state.socket.take() {
-            let _ = std::fs::remove_file(path);
-        }
+        drop(state.bound.take());
     }
 
     fn verdict(&self) -> Result<ExitCode> {

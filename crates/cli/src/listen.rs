@@ -2,8 +2,10 @@
 //!
 //! # Bounds
 //! A request has at most [`REQUEST_BYTES_MAX`] bytes and [`PATIENCE`] to arrive and to be answered.
-//! At most [`CONNECTIONS_MAX`] are served at once, each by a thread; further ones are closed. So
-//! neither a client that sends nothing nor a mount that does not answer stops the others.
+//! At most [`CONNECTIONS_MAX`] are served at once, each by a thread; further ones are closed. Each
+//! mount is asked by one thread at a time, and has [`MOUNT_PATIENCE`]: then the answer goes out
+//! without it, and it is not asked again before it has answered. So neither a client that sends
+//! nothing nor a mount that does not answer stops the others, or takes more than one thread.
 //!
 //! It knows GET and HEAD of `/metrics`, answers one request for each connection, and reads nothing
 //! else of it. A crate was weighed: this is all that a scrape needs.
@@ -11,10 +13,13 @@
 use crate::{Usage, counters, mounts, report};
 use anyhow::{Context, Result};
 use kedge_base::{Clock, SystemClock};
-use serde_json::json;
+use parking_lot::{Condvar, Mutex};
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,6 +27,7 @@ use std::time::Duration;
 
 const REQUEST_BYTES_MAX: usize = 8 << 10;
 const PATIENCE: Duration = Duration::from_secs(10);
+const MOUNT_PATIENCE: Duration = Duration::from_secs(2);
 const CONNECTIONS_MAX: usize = 16;
 /// After an error of accept(2), such as too many open files.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -46,6 +52,7 @@ pub fn run(address: SocketAddr, dirs: Vec<PathBuf>) -> Result<ExitCode> {
     println!("http://{address}/metrics");
     crate::notify::ready();
     let (dirs, active) = (Arc::new(dirs), Arc::new(AtomicUsize::new(0)));
+    let asked = Asked::default();
     for connection in listener.incoming() {
         let connection = match connection {
             Ok(connection) => connection,
@@ -56,11 +63,11 @@ pub fn run(address: SocketAddr, dirs: Vec<PathBuf>) -> Result<ExitCode> {
             }
         };
         let Some(turn) = Turn::take(&active) else { continue };
-        let dirs = dirs.clone();
+        let (dirs, asked) = (dirs.clone(), asked.clone());
         let serve = move || {
             let _turn = turn;
             // A client that went away is no matter.
-            if let Err(e) = answer(connection, &dirs) {
+            if let Err(e) = answer(connection, &dirs, &asked) {
                 tracing::debug!("request not answered: {e}");
             }
         };
@@ -91,11 +98,11 @@ impl Drop for Turn {
     }
 }
 
-fn answer(mut connection: TcpStream, dirs: &[PathBuf]) -> std::io::Result<()> {
+fn answer(mut connection: TcpStream, dirs: &[PathBuf], asked: &Asked) -> std::io::Result<()> {
     let clock = SystemClock::default();
     let head = read_head(&mut connection, &clock)?;
     let (status, body) = match request(&head) {
-        Request::Metrics => ("200 OK", metrics(dirs)),
+        Request::Metrics => ("200 OK", metrics(dirs, asked)),
         Request::Other(status) => (status, format!("{status}; the counters are at /metrics\n")),
     };
     let shown = if head.starts_with(b"HEAD ") { "" } else { &body };
@@ -152,8 +159,71 @@ fn request(head: &[u8]) -> Request {
     }
 }
 
+/// The mounts that are being asked, each by one thread, for all who want to know.
+#[derive(Clone, Default)]
+struct Asked(Arc<Mutex<HashMap<PathBuf, Arc<Slot>>>>);
+
+/// Where the answer of a mount will be.
+#[derive(Default)]
+struct Slot {
+    answered: Mutex<Option<Answered>>,
+    changed: Condvar,
+}
+
+/// A thread that asks; when it is gone, another may.
+struct Asking(Asked, PathBuf);
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        self.0.0.lock().remove(&self.1);
+    }
+}
+
+impl Asked {
+    /// Has a thread ask a mount, if none does already.
+    fn start(&self, dir: &Path, ask: fn(&Path) -> Answered) -> Arc<Slot> {
+        let slot = match self.0.lock().entry(dir.to_owned()) {
+            Entry::Occupied(there) => return there.get().clone(),
+            Entry::Vacant(free) => free.insert(Arc::default()).clone(),
+        };
+        let (asking, mine) = (Asking(self.clone(), dir.to_owned()), slot.clone());
+        let thread = kedge_base::spawn_named("counters", move || {
+            let answered = ask(&asking.1);
+            // First: whoever comes from here on asks again.
+            drop(asking);
+            *mine.answered.lock() = Some(answered);
+            mine.changed.notify_all();
+        });
+        if let Err(e) = thread {
+            tracing::warn!("{}: not asked: {e}", dir.display());
+        }
+        slot
+    }
+}
+
+impl Slot {
+    fn wait(&self, patience: Duration) -> Option<Answered> {
+        let mut answered = self.answered.lock();
+        self.changed.wait_while_for(&mut answered, |answered| answered.is_none(), patience);
+        answered.clone()
+    }
+}
+
+/// The counters of a mount, and the directory under which they are shown.
+type Answered = (Value, String);
+
+fn ask(dir: &Path) -> Answered {
+    let mut tree = counters::of(dir).unwrap_or_else(|e| {
+        tracing::warn!("{}: {e:#}", dir.display());
+        json!({})
+    });
+    tree["up"] = json!(!tree["state"].is_null());
+    let shown = mounts::resolve(dir).unwrap_or_else(|_| dir.to_owned());
+    (tree, shown.to_string_lossy().into_owned())
+}
+
 /// The counters of all mounts. A mount that cannot be asked is down.
-fn metrics(dirs: &[PathBuf]) -> String {
+fn metrics(dirs: &[PathBuf], asked: &Asked) -> String {
     let found: Vec<PathBuf>;
     let dirs = match dirs {
         [] => {
@@ -162,19 +232,21 @@ fn metrics(dirs: &[PathBuf]) -> String {
         }
         named => named,
     };
-    let trees: Vec<_> = dirs
-        .iter()
-        .map(|dir| {
-            let mut tree = counters::of(dir).unwrap_or_else(|e| {
-                tracing::warn!("{}: {e:#}", dir.display());
-                json!({})
-            });
-            tree["up"] = json!(!tree["state"].is_null());
-            let shown = mounts::resolve(dir).unwrap_or_else(|_| dir.clone());
-            (tree, shown.to_string_lossy().into_owned())
+    report::prometheus(&gather(dirs, asked, ask))
+}
+
+fn gather(dirs: &[PathBuf], asked: &Asked, ask: fn(&Path) -> Answered) -> Vec<Answered> {
+    let clock = SystemClock::default();
+    let begun = clock.monotonic();
+    let slots: Vec<_> = dirs.iter().map(|dir| (dir, asked.start(dir, ask))).collect();
+    let wait = |(dir, slot): (&PathBuf, Arc<Slot>)| {
+        slot.wait(MOUNT_PATIENCE.saturating_sub(clock.since(begun))).unwrap_or_else(|| {
+            tracing::warn!("{} does not answer", dir.display());
+            let shown = std::path::absolute(dir).unwrap_or_else(|_| dir.clone());
+            (json!({ "up": false }), shown.to_string_lossy().into_owned())
         })
-        .collect();
-    report::prometheus(&trees)
+    };
+    slots.into_iter().map(wait).collect()
 }
 
 #[cfg(test)]

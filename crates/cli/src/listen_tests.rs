@@ -22,3 +22,41 @@ fn requests_are_told_apart() {
     }
     assert_eq!(request(b"GET /metrics HTTP/1.1\r\n"), Request::Other("431 Request Header Fields Too Large"));
 }
+
+#[test]
+fn a_mount_that_does_not_answer_takes_one_thread_and_stops_no_other() {
+    static ASKED: AtomicUsize = AtomicUsize::new(0);
+    fn ask(dir: &Path) -> Answered {
+        if dir.ends_with("hung") {
+            ASKED.fetch_add(1, Ordering::Relaxed);
+            loop {
+                std::thread::park();
+            }
+        }
+        (json!({ "up": true }), dir.display().to_string())
+    }
+    let asked = Asked::default();
+    let dirs = [PathBuf::from("/hung"), PathBuf::from("/well")];
+    for _ in 0..3 {
+        let trees = gather(&dirs, &asked, ask);
+        assert_eq!(trees[0], (json!({ "up": false }), "/hung".to_owned()));
+        assert_eq!(trees[1], (json!({ "up": true }), "/well".to_owned()));
+    }
+    assert_eq!(ASKED.load(Ordering::Relaxed), 1);
+}
+
+/// The second must not take the mount for one that does not answer.
+#[test]
+fn two_scrapes_at_once_share_an_answer() {
+    fn slow(dir: &Path) -> Answered {
+        std::thread::sleep(Duration::from_millis(200));
+        (json!({ "up": true }), dir.display().to_string())
+    }
+    let asked = Asked::default();
+    let dirs = [PathBuf::from("/slow")];
+    let (other, same) = (asked.clone(), dirs.clone());
+    let first = kedge_base::spawn_named("first", move || gather(&same, &other, slow)).unwrap();
+    let second = gather(&dirs, &asked, slow);
+    assert_eq!(first.join().unwrap(), second);
+    assert_eq!(second[0].0, json!({ "up": true }));
+}

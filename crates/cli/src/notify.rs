@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::Duration;
 
 /// All that was asked for is mounted.
 pub fn ready() {
@@ -37,6 +38,8 @@ fn send(state: &str) -> Result<()> {
     };
     let address = address.with_context(|| format!("NOTIFY_SOCKET={}", name.display()))?;
     let socket = UnixDatagram::unbound().context("make a socket")?;
+    // A manager that does not read must not keep the mounts from being served.
+    socket.set_write_timeout(Some(Duration::from_secs(2))).context("bound the wait")?;
     socket.send_to_addr(state.as_bytes(), &address).with_context(|| format!("tell {}", name.display()))?;
     Ok(())
 }

@@ -29,10 +29,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use zerocopy::IntoBytes;
 
-/// Answers where a program reaches the serving process for such changes. Asked by a user who may
-/// make them, when the control xattr is read; may be asked more than once.
-pub type Address = Arc<dyn Fn() -> io::Result<String> + Send + Sync>;
-
 /// Tells the kernel of changes.
 #[derive(Clone)]
 pub struct Notifier {

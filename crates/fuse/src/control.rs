@@ -5,7 +5,6 @@
 //! and are not listed. Setting `system.kedgefs.options` changes options.
 
 use crate::abi::{self, InHeader};
-use crate::beside::Address;
 use crate::caller;
 use crate::dispatch::{Answer, Errno};
 use crate::ops::Ops;
@@ -20,9 +19,9 @@ pub const XATTR_PREFIX: &[u8] = b"system.kedgefs.";
 /// Setting it changes options of the mount: a comma-separated list.
 pub const XATTR_OPTIONS: &[u8] = b"system.kedgefs.options";
 
-/// Where the serving process takes changes that do not come through the kernel. Of any directory,
-/// so that a mount of a part of the file system (`mount --bind`) will do.
-pub const XATTR_BESIDE: &[u8] = b"system.kedgefs.beside";
+/// The serving process. Of any file, so that a mount of a part of the file system (`mount --bind`)
+/// will do.
+pub const XATTR_PID: &[u8] = b"system.kedgefs.pid";
 
 /// Whoever has CAP_SYS_ADMIN, as the kernel asks for it before such calls, and the ordinary user who
 /// serves the mount may do this. A caller who is not known is neither.
@@ -39,17 +38,6 @@ pub fn set_options(ops: &impl Ops, header: &InHeader, list: &[u8]) -> Answer<()>
     let list = std::str::from_utf8(list).map_err(|_| Errno(libc::EINVAL))?;
     ops.set_options(list).inspect_err(|e| tracing::warn!("remount with {list}: {e}"))?;
     Ok(())
-}
-
-/// The value of [`XATTR_BESIDE`].
-pub fn beside(address: Option<&Address>, header: &InHeader) -> Answer<Vec<u8>> {
-    check_owner(header)?;
-    let address = address.ok_or(Errno(libc::ENODATA))?;
-    let text = address().map_err(|e| {
-        tracing::error!("listen for changes beside the kernel: {e}");
-        Errno(e.raw_os_error().unwrap_or(libc::EIO))
-    })?;
-    Ok(text.into_bytes())
 }
 
 /// `FS_IOC_SHUTDOWN` (XFS_IOC_GOINGDOWN).

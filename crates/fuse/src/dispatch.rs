@@ -145,7 +145,7 @@ impl<O: Ops> Server<O> {
                 self.ops.sync_async(Box::new(move |synced| reply.finish(synced.map_err(Errno::from))));
             }
             op::STATFS => reply.finish(Ok::<_, Errno>(self.statfs())),
-            op::GETXATTR => self.getxattr(request, args, reply),
+            op::GETXATTR => self.getxattr(node, args, reply),
             op::LISTXATTR => self.listxattr(request, args, reply),
             op::SETXATTR => reply.finish(self.setxattr(request, args)),
             op::REMOVEXATTR => reply.finish(self.removexattr(node, args)),
@@ -693,14 +693,11 @@ impl<O: Ops> Server<O> {
         Ok(len)
     }
 
-    fn getxattr(&self, request: &Request<'_>, args: &mut Args<'_>, reply: Reply) {
-        let node = Ino(request.header.nodeid);
+    fn getxattr(&self, node: Ino, args: &mut Args<'_>, reply: Reply) {
         let value = args.take().and_then(|asked: abi::GetxattrIn| {
             let name = args.text()?;
-            if name == control::XATTR_BESIDE {
-                return Ok((asked.size, control::beside(self.beside.as_ref(), &request.header)?));
-            }
-            if node == Ino::ROOT && name.starts_with(control::XATTR_PREFIX) {
+            let control = node == Ino::ROOT && name.starts_with(control::XATTR_PREFIX);
+            if control || name == control::XATTR_PID {
                 return Ok((asked.size, self.control_xattr(name).ok_or(Errno(libc::ENODATA))?));
             }
             self.check_xattr_name(name)?;

@@ -193,7 +193,8 @@ fn more_writers_than_workers_wait_while_reads_and_the_thaw_go_on() {
         (op::STATFS, Ino::ROOT.0, vec![]),
         (op::SETXATTR, Ino::ROOT.0, set(control::XATTR_OPTIONS, b"noatime")),
     ] {
-        let unique = bench.send(opcode, node, &body);
+        let own = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+        let unique = bench.send_as(own, opcode, node, &body);
         let error = if opcode == op::SETXATTR { -libc::EBUSY } else { 0 };
         assert_eq!(bench.wire.take(1), [(unique, error)], "opcode {opcode}");
     }

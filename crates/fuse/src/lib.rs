@@ -8,7 +8,8 @@
 //! server, dispatch            request → call → reply       (against the trait in `ops`)
 //! settle                      requests that need dirty pages written first
 //! control, flags              control xattrs and ioctls; the ioctls of chattr(1)
-//! status                      what a mount says of itself when no worker is free
+//! status                      what a mount says of itself when no worker is free; its socket
+//! private, peer               where sockets are, and who is at their other end
 //! beside                      the kernel hears of changes that did not come from it
 //! freeze                      freeze and thaw, and the changes that wait in between
 //! failures                    requests that failed, counted
@@ -35,6 +36,8 @@ mod mountinfo;
 mod opens;
 mod ops;
 mod options;
+mod peer;
+mod private;
 mod server;
 mod session;
 pub mod settle;
@@ -43,14 +46,16 @@ mod sys;
 mod task;
 pub mod transport;
 
-pub use beside::{Address, Changing, Notifier};
+pub use beside::{Changing, Notifier};
 pub use caller::caller;
 pub use mount::{MountError, become_io_flusher, is_dir, mount, mount_again, mount_remote, unmount};
 pub use mountinfo::{MountEntry, asks_strangers, mount_at, mount_of, mounts, mounts_beside, mounts_of};
 pub use ops::{Done, Ops};
 pub use options::FuseOptions;
+pub use peer::Peer;
+pub use private::{Bound, PrivateDir, connect_within};
 pub use server::{Server, Told};
 pub use session::{MountPoint, MountedSession, serve};
-pub use status::ask as ask_status;
+pub use status::{VISIT, Visits, ask as ask_status, visit};
 pub use sys::{freeze, thaw, trim};
 pub use task::Capability;

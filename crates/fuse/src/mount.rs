@@ -140,7 +140,7 @@ fn session(fd: OwnedFd, mount: MountPoint, options: &FuseOptions) -> MountedSess
         transport: Some(Arc::new(transport)),
         options: options.clone(),
         mount,
-        beside: None,
+        visits: None,
         changes: Changes::default(),
         device_requests: None,
     }

@@ -101,7 +101,7 @@ impl MountEntry {
 /// All mounts that this process sees.
 pub fn mounts() -> Vec<MountEntry> {
     match std::fs::read("/proc/self/mountinfo") {
-        Ok(table) => table.split(|&b| b == b'\n').filter_map(parse).collect(),
+        Ok(table) => parse_table(&table).collect(),
         Err(e) => {
             tracing::warn!("/proc/self/mountinfo: {e}");
             Vec::new()
@@ -124,11 +124,23 @@ pub(crate) fn device_of(dir: &Path) -> Option<String> {
 /// The mount through which an open file is reached. `None`: the table does not show it, as it lies
 /// outside of this process's root.
 pub fn mount_of(file: impl AsFd) -> io::Result<Option<MountEntry>> {
+    let id = id_of(file)?;
+    Ok(mounts().into_iter().find(|entry| entry.id == id))
+}
+
+/// By which number the kernel knows the mount through which an open file is reached. The file
+/// system is not asked.
+pub(crate) fn id_of(file: impl AsFd) -> io::Result<u64> {
     let found = statx(file, "", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::MNT_ID)?;
     if found.stx_mask & StatxFlags::MNT_ID.bits() == 0 {
         return Err(io::ErrorKind::Unsupported.into());
     }
-    Ok(mounts().into_iter().find(|entry| entry.id == found.stx_mnt_id))
+    Ok(found.stx_mnt_id)
+}
+
+/// The lines of a mount table.
+pub(crate) fn parse_table(table: &[u8]) -> impl Iterator<Item = MountEntry> {
+    table.split(|&b| b == b'\n').filter_map(parse)
 }
 
 /// Further mounts of the file system that a mount has, as far as this process sees them.

@@ -61,7 +61,7 @@
 //! from this mount. So there are always at least two workers.
 
 use crate::abi::{self, OPCODES, init, init2, op, op_name};
-use crate::beside::{Address, Changes};
+use crate::beside::Changes;
 use crate::caller::with_caller;
 use crate::control;
 use crate::crew::Crew;
@@ -72,7 +72,7 @@ use crate::opens::Opens;
 use crate::ops::Ops;
 use crate::options::FuseOptions;
 use crate::settle::{self, SettledJob};
-use crate::status::Status;
+use crate::status::{Status, Visits};
 use crate::transport::{Reply, Request, Transport};
 use kedge_base::{Counter, IoBuf};
 use kedgefs::Ino;
@@ -116,8 +116,8 @@ pub struct Server<O> {
     pub(crate) crew: Arc<Crew>,
     /// The mount's part of `system.kedgefs.info`.
     mount_json: String,
-    /// The value of `system.kedgefs.beside`.
-    pub(crate) beside: Option<Address>,
+    /// Takes those who come to the socket of the mount with more than a question.
+    visits: Option<Visits>,
     pub(crate) changes: Changes,
     /// The member `device_requests` of information and counters.
     device_requests: Option<Told>,
@@ -155,7 +155,7 @@ impl<O: Ops> Server<O> {
             failures: Arc::default(),
             crew: Arc::new(crew),
             mount_json,
-            beside: None,
+            visits: None,
             changes: Changes::default(),
             device_requests: None,
             status: Mutex::new(None),
@@ -164,9 +164,9 @@ impl<O: Ops> Server<O> {
         (server, jobs)
     }
 
-    /// With an address for changes beside the kernel, and what the device owes.
-    pub(crate) fn offering(self, beside: Option<Address>, device_requests: Option<Told>) -> Server<O> {
-        Server { beside, device_requests, ..self }
+    /// With a taker of visitors, and what the device owes.
+    pub(crate) fn offering(self, visits: Option<Visits>, device_requests: Option<Told>) -> Server<O> {
+        Server { visits, device_requests, ..self }
     }
 
     /// Names are good for no time while such changes are made.
@@ -177,9 +177,10 @@ impl<O: Ops> Server<O> {
     /// Answers questions about the mount also while no worker is free.
     pub(crate) fn tell_status(self: &Arc<Self>, device: &str) {
         let server = Arc::downgrade(self);
-        match Status::start(device, Arc::new(move |name| server.upgrade()?.control_xattr(name))) {
+        let teller = Arc::new(move |name: &[u8]| server.upgrade()?.control_xattr(name));
+        match Status::start(device, teller, self.visits.clone()) {
             Ok(status) => *self.status.lock() = Some(status),
-            Err(e) => tracing::warn!("questions about the mount need a free worker: {e}"),
+            Err(e) => tracing::warn!("no socket for questions about the mount and for copies into it: {e}"),
         }
     }
 

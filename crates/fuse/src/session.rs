@@ -1,6 +1,6 @@
 //! A mount that is being served: its threads, and how it ends.
 
-use crate::beside::{Address, Changes, Notifier};
+use crate::beside::{Changes, Notifier};
 use crate::crew::{Crew, Patience};
 use crate::freeze::{self, Job};
 use crate::habit::{self, Wait};
@@ -10,6 +10,7 @@ use crate::ops::Ops;
 use crate::options::FuseOptions;
 use crate::server::{OnDestroy, Server, Told};
 use crate::settle;
+use crate::status::Visits;
 use crate::transport::{Received, RequestBuf, Transport};
 use crate::{abi, control};
 use kedge_base::wait::{passing_on, set_stand_in};
@@ -29,7 +30,7 @@ pub struct MountedSession {
     pub(crate) options: FuseOptions,
     pub(crate) mount: MountPoint,
     /// See [`MountedSession::offer`].
-    pub(crate) beside: Option<Address>,
+    pub(crate) visits: Option<Visits>,
     pub(crate) changes: Changes,
     /// See [`MountedSession::tell_device`].
     pub(crate) device_requests: Option<Told>,
@@ -89,10 +90,10 @@ impl MountedSession {
         Notifier::new(transport, self.changes.clone())
     }
 
-    /// Where programs of the user who serves the mount, and root's, reach the process for such
-    /// changes: the value of `system.kedgefs.beside` of each directory.
-    pub fn offer(&mut self, address: Address) {
-        self.beside = Some(address);
+    /// Takes visitors of the mount's socket ([`crate::VISIT`]), for example for changes beside the
+    /// kernel.
+    pub fn offer(&mut self, visits: Visits) {
+        self.visits = Some(visits);
     }
 
     /// Requests that the device has not answered, for information and counters: their member
@@ -146,7 +147,7 @@ impl MountedSession {
         let options = self.options.clone().of_image(&*ops);
         let told = mount_json(&self.mount, &options, &*transport);
         let (server, jobs) = Server::new(ops.clone(), transport.clone(), options, told, on_destroy);
-        let server = server.offering(self.beside.take(), self.device_requests.take());
+        let server = server.offering(self.visits.take(), self.device_requests.take());
         let server = server.beside_changes(&self.changes);
         let (server, late) = server.freezable();
         let server = Arc::new(server);

@@ -1,77 +1,85 @@
-//! What a mount says of itself, when no worker is free to say it.
+//! What a mount says of itself, when no worker is free to say it; and where its process is reached
+//! beside the kernel.
 //!
 //! The attributes of the root directory ([`crate::control`]) are answered by a worker. When the
 //! device hangs, all workers may wait for it, and then nobody would learn why nothing moves. So a
 //! thread of its own gives the same answers at a socket. It does no IO, and takes only locks that
 //! nobody holds while a device works.
 //!
-//! The socket is a name in the kernel's abstract namespace, made of the number of the file system,
-//! which the mount table shows. It ends with the process. It is seen in this network namespace
-//! alone; from elsewhere the attributes are there as ever.
+//! The socket has the number of the file system, which the mount table shows, in a directory that
+//! only the user who serves the mount can enter ([`crate::private`]). Others who may enter the
+//! mount read the attributes.
 //!
-//! # Who is believed
-//! Any local user can take a name first. So the caller looks who is at the other end: root, or the
-//! user who made the mount, by the mount table. The thread answers root and its own user; others
-//! who may enter the mount read the attributes.
+//! A message that begins with [`VISIT`] is no question: the connection, with the message still in
+//! it, goes to whoever was offered for visitors.
 //!
 //! # Bounds
 //! One question at a time, of at most [`QUESTION_MAX`] bytes in one piece, with [`PATIENCE`] for
-//! each read and write.
+//! each read and write. Asking takes at most [`ASK_PATIENCE`] in all, whatever the other end does;
+//! after it the attributes are read.
 
 use crate::mountinfo::MountEntry;
+use crate::private::{Bound, PrivateDir};
 use kedge_base::{Clock, SystemClock, spawn_named};
 use rustix::net::sockopt::socket_peercred;
+use rustix::net::{RecvFlags, recv};
 use std::io::{self, Read, Write};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 const QUESTION_MAX: usize = 256;
-const ANSWER_MAX: u64 = 1 << 20;
-const PATIENCE: Duration = Duration::from_secs(2);
-/// Who asks waits longer: another client may be before it, and say nothing.
-const ASK_PATIENCE: Duration = Duration::from_secs(10);
+const ANSWER_MAX: usize = 1 << 20;
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Another client may be before this one, and say nothing.
+const ASK_PATIENCE: Duration = Duration::from_secs(2);
 /// After an error of accept(2), such as too many open files.
 const PAUSE: Duration = Duration::from_millis(100);
-/// A mount that has just ended may have had the same number, and its process the name.
-const BIND_TRIES: u32 = 50;
-const BIND_PAUSE: Duration = Duration::from_millis(10);
+
+/// How a visitor's first message begins.
+pub const VISIT: &[u8] = b"kedge-";
 
 /// The value of an attribute, by its name.
 pub(crate) type Teller = Arc<dyn Fn(&[u8]) -> Option<Vec<u8>> + Send + Sync>;
 
+/// Takes a connection whose first message begins with [`VISIT`]. Must not wait for anything.
+pub type Visits = Arc<dyn Fn(UnixStream) + Send + Sync>;
+
 /// The thread that answers. Dropped, it ends.
 pub(crate) struct Status {
-    listener: UnixListener,
+    bound: Bound,
     ending: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-fn address(device: &str) -> io::Result<SocketAddr> {
-    SocketAddr::from_abstract_name(format!("kedgefs-status-{device}"))
-}
-
-fn bind(address: &SocketAddr) -> io::Result<UnixListener> {
-    for _ in 1..BIND_TRIES {
-        match UnixListener::bind_addr(address) {
-            Err(e) if e.kind() == io::ErrorKind::AddrInUse => SystemClock::default().sleep(BIND_PAUSE),
-            bound => return bound,
-        }
-    }
-    UnixListener::bind_addr(address)
+/// The name of the socket of the file system with this number (`major:minor`).
+fn socket_name(device: &str) -> String {
+    format!("mount-{device}")
 }
 
 impl Status {
     /// Answers for the file system with this number (`major:minor`).
-    pub(crate) fn start(device: &str, teller: Teller) -> io::Result<Status> {
-        let listener = bind(&address(device)?)?;
-        let (accepting, ending) = (listener.try_clone()?, Arc::new(AtomicBool::new(false)));
+    pub(crate) fn start(device: &str, teller: Teller, visits: Option<Visits>) -> io::Result<Status> {
+        let bound = PrivateDir::make()?.listen(&socket_name(device))?;
+        let (accepting, ending) = (bound.listener().try_clone()?, Arc::new(AtomicBool::new(false)));
         let ends = ending.clone();
-        let thread = spawn_named("kedge-fuse-status", move || serve(&accepting, &ends, &teller))?;
-        Ok(Status { listener, ending, thread: Some(thread) })
+        let thread = spawn_named("kedge-fuse-status", move || {
+            loop {
+                let accepted = accepting.accept();
+                if ends.load(SeqCst) {
+                    return;
+                }
+                let answered = accepted.and_then(|(stream, _)| answer(stream, &teller, visits.as_ref()));
+                if let Err(e) = answered {
+                    tracing::debug!("a question about the status was not answered: {e}");
+                    // Accepting may fail again at once.
+                    SystemClock::default().sleep(PAUSE);
+                }
+            }
+        })?;
+        Ok(Status { bound, ending, thread: Some(thread) })
     }
 }
 
@@ -79,7 +87,7 @@ impl Drop for Status {
     fn drop(&mut self) {
         self.ending.store(true, SeqCst);
         let Some(thread) = self.thread.take() else { return };
-        match rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both) {
+        match rustix::net::shutdown(self.bound.listener(), rustix::net::Shutdown::Both) {
             // A client that is just being answered delays this, for a bounded time.
             Ok(()) if thread.join().is_err() => tracing::error!("the thread for the status panicked"),
             Ok(()) => {}
@@ -88,34 +96,22 @@ impl Drop for Status {
     }
 }
 
-fn serve(listener: &UnixListener, ending: &AtomicBool, teller: &Teller) {
-    loop {
-        let accepted = listener.accept();
-        if ending.load(SeqCst) {
-            return;
-        }
-        let answered = accepted.and_then(|(stream, _)| answer(stream, teller));
-        if let Err(e) = answered {
-            tracing::debug!("a question about the status was not answered: {e}");
-            // Accepting may fail again at once.
-            SystemClock::default().sleep(PAUSE);
-        }
-    }
-}
-
-fn set_patience(stream: &UnixStream, patience: Duration) -> io::Result<()> {
-    stream.set_read_timeout(Some(patience))?;
-    stream.set_write_timeout(Some(patience))
-}
-
 /// One question: the name of an attribute.
-fn answer(mut stream: UnixStream, teller: &Teller) -> io::Result<()> {
+fn answer(mut stream: UnixStream, teller: &Teller, visits: Option<&Visits>) -> io::Result<()> {
     let peer = socket_peercred(&stream)?;
     if !peer.uid.is_root() && peer.uid != rustix::process::geteuid() {
         return Ok(());
     }
-    set_patience(&stream, PATIENCE)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
     let mut name = [0; QUESTION_MAX];
+    // A descriptor that comes with it stays where it is.
+    let (len, _) = recv(&stream, &mut name[..], RecvFlags::PEEK)?;
+    if let Some(visits) = visits.filter(|_| name[..len].starts_with(VISIT)) {
+        visits(stream);
+        return Ok(());
+    }
+    // What is left unread resets the connection, and the answer is lost.
     let len = stream.read(&mut name)?;
     if let Some(value) = teller(&name[..len]) {
         stream.write_all(&value)?;
@@ -123,20 +119,43 @@ fn answer(mut stream: UnixStream, teller: &Teller) -> io::Result<()> {
     Ok(())
 }
 
+/// Connects to the process that serves a mount. The caller finds out who is there.
+pub fn visit(mount: &MountEntry, patience: Duration) -> io::Result<UnixStream> {
+    let name = socket_name(&mount.device);
+    let mut tried = Err(io::ErrorKind::NotFound.into());
+    for dir in PrivateDir::all().filter(|dir| dir.has(&name)) {
+        tried = dir.connect(&name, patience);
+        if tried.is_ok() {
+            break;
+        }
+    }
+    tried
+}
+
 /// The value of an attribute of a mount's root directory, without the help of the kernel. `None`:
 /// it is not to be had so, and the attribute itself must be read.
 pub fn ask(mount: &MountEntry, name: &str) -> Option<String> {
-    let trusted = |uid: u32| uid == 0 || Some(uid) == mount.owner;
+    let clock = SystemClock::default();
+    let begun = clock.monotonic();
     let asked = || -> io::Result<String> {
-        let mut stream = UnixStream::connect_addr(&address(&mount.device)?)?;
-        if !trusted(socket_peercred(&stream)?.uid.as_raw()) {
-            return Err(io::ErrorKind::PermissionDenied.into());
-        }
-        set_patience(&stream, ASK_PATIENCE)?;
+        let mut stream = visit(mount, ASK_PATIENCE)?;
+        let left = || match ASK_PATIENCE.saturating_sub(clock.since(begun)) {
+            Duration::ZERO => Err(io::Error::from(io::ErrorKind::TimedOut)),
+            left => Ok(left),
+        };
+        stream.set_write_timeout(Some(left()?))?;
         stream.write_all(name.as_bytes())?;
-        let mut value = String::new();
-        stream.take(ANSWER_MAX).read_to_string(&mut value)?;
-        Ok(value)
+        let mut value = Vec::new();
+        let mut part = [0; 16 << 10];
+        loop {
+            stream.set_read_timeout(Some(left()?))?;
+            match stream.read(&mut part)? {
+                0 => break,
+                n if value.len() + n > ANSWER_MAX => return Err(io::ErrorKind::InvalidData.into()),
+                n => value.extend_from_slice(&part[..n]),
+            }
+        }
+        String::from_utf8(value).map_err(|_| io::ErrorKind::InvalidData.into())
     };
     match asked() {
         Ok(value) if !value.is_empty() => Some(value),

@@ -1,4 +1,5 @@
 use super::*;
+use parking_lot::Mutex;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU32;
 
@@ -8,7 +9,7 @@ fn device() -> String {
     format!("test:{}:{}", std::process::id(), MADE.fetch_add(1, SeqCst))
 }
 
-fn mount(device: &str, owner: Option<u32>) -> MountEntry {
+fn mount(device: &str) -> MountEntry {
     MountEntry {
         id: 1,
         device: device.to_owned(),
@@ -16,57 +17,90 @@ fn mount(device: &str, owner: Option<u32>) -> MountEntry {
         dir: PathBuf::from("/x"),
         kind: "fuse.kedgefs".into(),
         source: PathBuf::from("/image"),
-        owner,
+        owner: Some(rustix::process::geteuid().as_raw()),
         options: String::new(),
         super_options: String::new(),
     }
-}
-
-fn me() -> Option<u32> {
-    Some(rustix::process::geteuid().as_raw())
 }
 
 fn teller() -> Teller {
     Arc::new(|name| (name == b"known").then(|| vec![b'v'; 100_000]))
 }
 
+fn connection(here: &MountEntry) -> UnixStream {
+    visit(here, PATIENCE).unwrap()
+}
+
 #[test]
 fn what_is_asked_is_answered_until_it_ends() {
     let device = device();
-    let here = mount(&device, me());
+    let here = mount(&device);
     assert_eq!(ask(&here, "known"), None, "nobody listens");
-    let status = Status::start(&device, teller()).unwrap();
+    let status = Status::start(&device, teller(), None).unwrap();
     assert_eq!(ask(&here, "known").unwrap().len(), 100_000);
     assert_eq!(ask(&here, "unknown"), None);
     // Clients that ask nothing, or too much, are got rid of.
-    drop(UnixStream::connect_addr(&address(&device).unwrap()).unwrap());
-    let mut rude = UnixStream::connect_addr(&address(&device).unwrap()).unwrap();
+    drop(connection(&here));
+    let mut rude = connection(&here);
     rude.write_all(&[b'x'; 10 * QUESTION_MAX]).unwrap();
     drop(rude);
-    let silent = UnixStream::connect_addr(&address(&device).unwrap()).unwrap();
+    let silent = connection(&here);
     assert!((0..10).any(|_| ask(&here, "known").is_some()), "the silent one does not keep others out");
     drop(silent);
     drop(status);
     assert_eq!(ask(&here, "known"), None);
-    // The name is free again.
-    drop(Status::start(&device, teller()).unwrap());
-}
-
-/// Whoever has taken the name: only root and the owner of the mount are believed.
-#[test]
-fn strangers_are_not_believed() {
-    let device = device();
-    let _status = Status::start(&device, teller()).unwrap();
-    let believed = ask(&mount(&device, me()), "known").is_some();
-    assert!(believed);
-    let stranger = mount(&device, me().map(|uid| uid + 1));
-    assert_eq!(ask(&stranger, "known").is_some(), me() == Some(0));
+    // The name is free again, and a name that a killed process left is taken over.
+    let stale = PrivateDir::make().unwrap().listen(&socket_name(&device)).unwrap();
+    let status = Status::start(&device, teller(), None).unwrap();
+    drop(stale);
+    assert!(ask(&here, "known").is_some(), "the name is the new one's");
+    drop(status);
+    assert!(!PrivateDir::make().unwrap().has(&socket_name(&device)));
 }
 
 #[test]
-fn a_name_that_is_taken_is_an_error() {
+fn visitors_come_with_their_message() {
     let device = device();
-    let _taken = UnixListener::bind_addr(&address(&device).unwrap()).unwrap();
-    let e = Status::start(&device, teller()).map(drop).unwrap_err();
-    assert_eq!(e.kind(), io::ErrorKind::AddrInUse);
+    let here = mount(&device);
+    let came = Arc::new(Mutex::new(Vec::new()));
+    let keep = came.clone();
+    let visits: Visits = Arc::new(move |stream| keep.lock().push(stream));
+    let _status = Status::start(&device, teller(), Some(visits)).unwrap();
+    let mut visitor = connection(&here);
+    visitor.write_all(b"kedge-beside\n").unwrap();
+    assert!(ask(&here, "known").is_some(), "the visitor was taken before");
+    let mut text = [0; 13];
+    came.lock().pop().unwrap().read_exact(&mut text).unwrap();
+    assert_eq!(&text, b"kedge-beside\n");
+}
+
+/// A socket whose queue is full and that nobody accepts at, and one that sends a byte now and then.
+#[test]
+fn asking_is_bounded_whatever_the_other_end_does() {
+    let clock = SystemClock::default();
+    let device = device();
+    let here = mount(&device);
+    let deaf = PrivateDir::make().unwrap().listen(&socket_name(&device)).unwrap();
+    rustix::net::listen(deaf.listener(), 0).unwrap();
+    let _queue: Vec<UnixStream> =
+        std::iter::from_fn(|| visit(&here, Duration::from_millis(20)).ok()).take(100).collect();
+    let begun = clock.monotonic();
+    assert_eq!(ask(&here, "known"), None);
+    assert!(clock.since(begun) >= ASK_PATIENCE, "the queue was full");
+    drop(deaf);
+
+    let slow = PrivateDir::make().unwrap().listen(&socket_name(&device)).unwrap();
+    let listener = slow.listener().try_clone().unwrap();
+    let drips = spawn_named("drips", move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut drops = 0;
+        while stream.write_all(b"x").is_ok() {
+            drops += 1;
+            SystemClock::default().sleep(PAUSE);
+        }
+        drops
+    })
+    .unwrap();
+    assert_eq!(ask(&here, "known"), None);
+    assert!(drips.join().unwrap() > 2);
 }

@@ -1,7 +1,7 @@
 //! The system calls that have no safe wrapper. All `unsafe` of this crate is here.
 #![allow(unsafe_code)]
 
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::MountAttrFlags;
 use std::io;
@@ -11,6 +11,7 @@ const FITRIM: libc::c_ulong = 0xc018_5879;
 const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4c82;
 const LOOP_GET_STATUS64: libc::c_ulong = 0x4c05;
 const LOOP_CONFIGURE: libc::c_ulong = 0x4c0a;
+const SO_PEERPIDFD: libc::c_int = 77;
 const LO_FLAGS_READ_ONLY: u32 = 1;
 const LO_FLAGS_AUTOCLEAR: u32 = 4;
 
@@ -155,6 +156,35 @@ pub fn loop_backing(device: impl AsFd) -> io::Result<(u64, u64)> {
     // SAFETY: it was zeroed, and any bytes are a value of it.
     let info = unsafe { info.assume_init() };
     Ok((info.device, info.inode))
+}
+
+/// A descriptor of the process at the other end of a Unix socket. Fails before Linux 6.5.
+pub fn peer_pidfd(socket: impl AsFd) -> io::Result<OwnedFd> {
+    let mut fd: libc::c_int = -1;
+    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: the option is one int, and both pointers are valid for the call, the second for the
+    // size that it points at; the descriptor is open.
+    let got = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PEERPIDFD,
+            (&raw mut fd).cast(),
+            &raw mut len,
+        )
+    };
+    match check(got) {
+        Err(e) if e.raw_os_error() == Some(libc::ENOPROTOOPT) => {
+            let why = "Linux before 6.5 does not tell which process is at the other end of a socket";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+        }
+        got => got?,
+    };
+    if fd < 0 {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    // SAFETY: the kernel has just opened it for this call, so nothing else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {

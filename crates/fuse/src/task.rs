@@ -73,7 +73,7 @@ impl Task {
         }
         let own = openat(&proc, "self", flags, Mode::empty())?;
         let own = Task { dir: own, proc: proc.try_clone()? };
-        if own.status()?.numbers != 1 {
+        if own.status()?.numbers.len() != 1 {
             return Err(refused("/proc is another pid namespace's"));
         }
         let dir = openat(&proc, tid.to_string(), flags | OFlags::NOFOLLOW, Mode::empty())?;
@@ -113,8 +113,8 @@ pub(crate) struct Status {
     groups: Vec<u32>,
     /// Bits of the effective set.
     capabilities: u64,
-    /// In how many pid namespaces it has a number, from that of the /proc on.
-    numbers: usize,
+    /// Its numbers in the pid namespaces from that of the /proc down to its own.
+    numbers: Vec<u32>,
     /// Threads of the kernel (an NFS server, a loop device) have no memory and all capabilities,
     /// and act for others.
     has_memory: bool,
@@ -135,7 +135,7 @@ impl Status {
             gids: ids("Gid")?,
             groups: field("Groups")?.split_ascii_whitespace().map_while(|id| id.parse().ok()).collect(),
             capabilities: u64::from_str_radix(field("CapEff")?, 16).ok()?,
-            numbers: field("NSpid")?.split_ascii_whitespace().count(),
+            numbers: field("NSpid")?.split_ascii_whitespace().map_while(|n| n.parse().ok()).collect(),
             has_memory: field("VmSize").is_some(),
         })
     }
@@ -148,6 +148,10 @@ impl Status {
     /// Whether access to files is judged as that of a member of the group.
     pub(crate) fn is_member(&self, gid: u32) -> bool {
         self.gids[3] == gid || self.groups.contains(&gid)
+    }
+
+    pub(crate) fn own_number(&self) -> Option<u32> {
+        self.numbers.last().copied()
     }
 
     /// Whether it is a thread of a program.

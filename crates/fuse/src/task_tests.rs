@@ -7,7 +7,7 @@ const STATUS: &str = "Name:\tx\nUid:\t1\t2\t3\t4\nGid:\t5\t5\t5\t5\nGroups:\t8 9
 fn the_lines_that_matter_are_read() {
     let status = Status::parse(STATUS).unwrap();
     assert_eq!((status.uids, status.gids), ([1, 2, 3, 4], [5; 4]));
-    assert_eq!((status.user(), status.numbers, status.is_programs()), (4, 2, true));
+    assert_eq!((status.user(), status.own_number(), status.is_programs()), (4, Some(1), true));
     assert!(status.has(Capability::SysAdmin) && status.has(Capability::Fsetid));
     assert!([5, 8, 9].iter().all(|gid| status.is_member(*gid)) && !status.is_member(1));
     assert!(!status.has(Capability::Chown) && !status.has(Capability::Setfcap));

@@ -1,24 +1,28 @@
 //! The client: finds the socket of a mounted directory, and sends an archive to it.
 
-use super::{Answer, CHUNK, HELLO};
+use super::{ANSWER_PATIENCE, Answer, CHUNK, HELLO, PATIENCE};
 use crate::import::sink::{At, Data, Entries, Meta, is_roots};
+use crate::mounts;
 use crate::pax::{Entry, Pax};
 use anyhow::{Context, Result, bail, ensure};
 use kedge_base::printable;
+use kedge_fuse::{MountEntry, Peer};
 use kedgefs::FileKind;
-use rustix::fd::OwnedFd;
-use rustix::fs::{AtFlags, Mode, OFlags, Stat, StatVfsMountFlags};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{AtFlags, Mode, OFlags, Stat};
 use rustix::io::Errno;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use std::collections::HashSet;
-use std::io::{self, BufRead, BufReader, BufWriter, IsTerminal, Read, Write};
+use std::io::{self, BufRead, BufReader, BufWriter, IoSlice, IsTerminal, Read, Write};
+use std::mem::MaybeUninit;
 use std::net::Shutdown;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::rc::Rc;
 use tar::EntryType;
 
-const XATTR: &str = "system.kedgefs.beside";
+/// The longest answer that is read.
+const ANSWER_MAX: u64 = 64 << 10;
 const SHOW_EVERY: u64 = 256;
 
 /// A directory of a mounted image.
@@ -26,37 +30,50 @@ const SHOW_EVERY: u64 = 256;
 pub struct Mounted {
     /// Keeps the mount from being ended.
     dir: OwnedFd,
-    ino: u64,
-    socket: String,
+    mount: MountEntry,
+    /// The process that serves it, by its number in its own namespace.
+    pid: u32,
 }
 
 impl Mounted {
-    /// `None`: the directory is not on a KedgeFS mount, or on one of an older version.
+    /// `None`: the directory is not on a KedgeFS mount that root or this user has made, or on one
+    /// of an older version.
     pub fn open(path: &Path) -> Result<Option<Mounted>> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let dir = rustix::fs::open(path, flags, Mode::empty())
             .with_context(|| format!("open {}", path.display()))?;
-        let mut name = [0; 64];
-        let len = match rustix::fs::fgetxattr(&dir, XATTR, &mut name[..]) {
-            Ok(len) => len,
-            Err(Errno::OPNOTSUPP | Errno::NODATA) => return Ok(None),
-            Err(Errno::PERM) => {
-                bail!("{}: only root and the user who serves the mount copy this way", path.display())
-            }
-            Err(e) => return Err(e).with_context(|| format!("ask the mount of {}", path.display())),
+        // The mount table is the kernel's word. Everybody can have a server of their own answer the
+        // rest.
+        let Some(mount) =
+            kedge_fuse::mount_of(&dir).with_context(|| format!("look at {}", path.display()))?
+        else {
+            return Ok(None);
         };
-        let stat = rustix::fs::fstat(&dir).with_context(|| format!("look at {}", path.display()))?;
-        let vfs = rustix::fs::fstatvfs(&dir).with_context(|| format!("look at {}", path.display()))?;
-        ensure!(!vfs.f_flag.contains(StatVfsMountFlags::RDONLY), "{}: mounted read-only", path.display());
-        let mount = kedge_fuse::mount_of(&dir).with_context(|| format!("look at {}", path.display()))?;
-        // The serving process stores the ids that it is sent: it knows of no mount.
+        if !mount.is_kedgefs() {
+            return Ok(None);
+        }
+        let uid = rustix::process::geteuid().as_raw();
         ensure!(
-            mount.is_some_and(|mount| !mount.is_idmapped()),
-            "{}: the mount maps user and group ids, or is not known here; use cp(1) or tar(1)",
+            mount.owner == Some(uid),
+            "{}: only root and the user who serves the mount copy this way; use cp(1) or tar(1)",
             path.display()
         );
-        let socket = String::from_utf8_lossy(&name[..len]).into_owned();
-        Ok(Some(Mounted { dir, ino: stat.st_ino, socket }))
+        ensure!(!mount.is_read_only(), "{}: mounted read-only", path.display());
+        // The serving process stores the ids that it is sent: it knows of no mount.
+        ensure!(
+            !mount.is_idmapped(),
+            "{}: the mount maps user and group ids; use cp(1) or tar(1)",
+            path.display()
+        );
+        let mut pid = [0; 16];
+        let len = match rustix::fs::fgetxattr(&dir, mounts::XATTR_PID, &mut pid[..]) {
+            Ok(len) => len,
+            Err(Errno::OPNOTSUPP | Errno::NODATA) => return Ok(None),
+            Err(e) => return Err(e).with_context(|| format!("ask the mount of {}", path.display())),
+        };
+        let pid = String::from_utf8_lossy(&pid[..len]).parse();
+        let pid = pid.with_context(|| format!("the number of the process that serves {}", path.display()))?;
+        Ok(Some(Mounted { dir, mount, pid }))
     }
 
     /// What a name of it stands for. A link is not followed.
@@ -68,29 +85,50 @@ impl Mounted {
         }
     }
 
+    /// Connects to the process that serves the mount, and to no other.
     fn connect(&self) -> Result<UnixStream> {
-        let address = SocketAddr::from_abstract_name(&self.socket)?;
-        let stream = UnixStream::connect_addr(&address)
-            .context("reach the serving process (it must be in the same network namespace)")?;
-        let peer = rustix::net::sockopt::socket_peercred(&stream).context("ask who serves the mount")?;
-        // A mount by somebody else can name any socket.
+        let stream = kedge_fuse::visit(&self.mount, PATIENCE).with_context(|| {
+            let dir = self.mount.dir.display();
+            format!(
+                "reach the process that serves {dir} at its socket (it must see the same /run as this \
+                 one); cp(1) and tar(1) do without"
+            )
+        })?;
+        let peer = Peer::of(&stream).context("find out who serves the mount")?;
         ensure!(
-            peer.uid.is_root() || peer.uid == rustix::process::geteuid(),
-            "uid {} serves the mount: nothing is sent to it",
-            peer.uid.as_raw()
+            Some(peer.ids().0) == self.mount.owner && peer.own_number() == Some(self.pid),
+            "uid {} listens in the place of the process that serves the mount: nothing is sent to it",
+            peer.ids().0
         );
         Ok(stream)
+    }
+
+    /// Introduces itself with the directory, and waits until the archive is awaited.
+    fn introduce(&self, stream: &UnixStream) -> Result<()> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let fds = [self.dir.as_fd()];
+        ensure!(control.push(SendAncillaryMessage::ScmRights(&fds)), "one descriptor has room");
+        let sent = sendmsg(stream, &[IoSlice::new(HELLO)], &mut control, SendFlags::NOSIGNAL);
+        let sent = sent.context("send the directory")?;
+        ensure!(sent == HELLO.len(), "the first line was not sent whole");
+        stream.set_read_timeout(Some(ANSWER_PATIENCE))?;
+        if let Some(error) = read_answer(stream).context("wait for the serving process")? {
+            bail!("{error}");
+        }
+        // From here on it is known who is there, and the device may take its time.
+        stream.set_read_timeout(None)?;
+        stream.set_write_timeout(None)?;
+        Ok(())
     }
 
     /// Has `write` write an archive, and waits until all of it is there, and durable unless
     /// the mount is a `volatile` one.
     pub fn send(&self, write: impl FnOnce(&mut BufWriter<&UnixStream>) -> Result<()>) -> Result<()> {
         let stream = self.connect()?;
+        self.introduce(&stream)?;
         let mut out = BufWriter::with_capacity(CHUNK, &stream);
-        let sent = writeln!(out, "{HELLO} {}", self.ino)
-            .map_err(anyhow::Error::from)
-            .and_then(|()| write(&mut out))
-            .and_then(|()| Ok(out.flush()?));
+        let sent = write(&mut out).and_then(|()| Ok(out.flush()?));
         // What is left in the buffer after an error must not be sent: it may look whole.
         drop(out.into_parts());
         if let Err(e) = &sent
@@ -100,15 +138,13 @@ impl Mounted {
         }
         // The server may have stopped reading, and says why.
         let ended = stream.shutdown(Shutdown::Write);
-        let mut line = String::new();
-        let read = BufReader::new(&stream).read_line(&mut line);
-        match (read, serde_json::from_str::<Answer>(&line)) {
-            (Ok(_), Ok(Answer { error: Some(error) })) => bail!("{error}"),
-            (Ok(_), Ok(Answer { error: None })) => {
+        match read_answer(&stream) {
+            Ok(Some(error)) => bail!("{error}"),
+            Ok(None) => {
                 ended.context("end the archive")?;
                 sent
             }
-            _ => bail!("the process that serves the mount ended in the middle"),
+            Err(_) => bail!("the process that serves the mount ended in the middle"),
         }
     }
 
@@ -124,6 +160,14 @@ impl Mounted {
             }
         })
     }
+}
+
+/// One line: the error, if there is one. Nothing may follow it before this end says more.
+fn read_answer(stream: &UnixStream) -> Result<Option<String>> {
+    let mut line = String::new();
+    BufReader::new(stream.take(ANSWER_MAX)).read_line(&mut line)?;
+    let Answer { error } = serde_json::from_str(&line).context("read the answer")?;
+    Ok(error)
 }
 
 fn is_broken_pipe(e: &anyhow::Error) -> bool {

@@ -20,10 +20,9 @@ use kedge_crash::Model;
 use kedge_crash_record::{Crash, Crashed, Live, Lose, Rule};
 use kedge_fuse::FuseOptions;
 use kedgefs::FormatOptions;
-use rustix::net::sockopt::socket_peercred;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -36,6 +35,8 @@ use std::time::Duration;
 const REQUEST_MAX: u64 = 64 << 10;
 /// Connections served at once.
 const CLIENTS_MAX: usize = 64;
+/// For a connection.
+const PATIENCE: Duration = Duration::from_secs(2);
 /// A wait that says no time of its own.
 const WAIT_DEFAULT: f64 = 60.0;
 
@@ -275,7 +276,7 @@ impl Socket {
         };
         // A socket that nobody answers is one that a killed process left. Any other file stays.
         if std::fs::symlink_metadata(&path).is_ok_and(|m| is_socket(&m))
-            && UnixStream::connect(&path).is_err()
+            && kedge_fuse::connect_within(&path, PATIENCE).is_err_and(|e| e.kind() != ErrorKind::TimedOut)
         {
             std::fs::remove_file(&path).with_context(|| format!("remove {}", path.display()))?;
         }
@@ -323,9 +324,9 @@ fn accept(listener: &UnixListener, live: &Live) {
     }
 }
 
-/// Only who serves the mount, and root, may.
+/// Only the user who serves the mount, and root with its capabilities, may.
 fn is_own(stream: &UnixStream) -> bool {
-    socket_peercred(stream).is_ok_and(|peer| peer.uid.is_root() || peer.uid == rustix::process::geteuid())
+    kedge_fuse::Peer::may_command(stream)
 }
 
 fn talk(stream: &UnixStream, live: &Live) -> std::io::Result<()> {
@@ -401,9 +402,11 @@ fn ask(dir: &Path, socket: Option<&Path>, requests: &[Request]) -> Result<Answer
             host::socket(&default_name(pid.trim().parse().context("the process that serves the mount")?))?
         }
     };
-    let stream = UnixStream::connect(&path).with_context(|| {
+    let stream = kedge_fuse::connect_within(&path, PATIENCE).with_context(|| {
         format!("{} was not mounted by kedge crash mount: connect to {}", dir.display(), path.display())
     })?;
+    // A crash waits for calls in progress, and `wait` for the next crash.
+    stream.set_read_timeout(None).context("wait for the answer")?;
     let mut lines = BufReader::new(&stream);
     let mut last = Answer::default();
     for request in requests {

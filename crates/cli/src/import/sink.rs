@@ -20,7 +20,7 @@
 use super::{BLOCK, is_dir, read_full, show};
 use crate::engine;
 use anyhow::{Context, Result, bail};
-use kedgefs::{FileKind, FileSystem, Ino, Owner, SetAttr, SetTime, Timespec, XattrMode};
+use kedgefs::{Attr, FileKind, FileSystem, Ino, Owner, SetAttr, SetTime, Timespec, XattrMode};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io::{Read, Write};
 
@@ -39,6 +39,11 @@ const CHECKPOINT_SYNCS: u64 = 64;
 const WAITING_MAX: usize = 1024;
 const WAITING_BYTES: u64 = 16 << 20;
 const SHOW_EVERY: u64 = 256;
+const SET_IDS: u32 = 0o6000;
+const SET_GROUP_ID: u32 = 0o2000;
+const STICKY: u32 = 0o1000;
+const OWNER_WRITES: u32 = 0o300;
+const FILE_CAPABILITIES: &[u8] = b"security.capability";
 
 /// What every kind of file has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -105,6 +110,11 @@ pub struct Live<'a> {
     pub changed: &'a dyn Fn(Changed<'_>),
     /// Everything belongs to this user, who may do no more than through the kernel. `None`: root.
     pub only: Option<Owner>,
+    /// Whoever fills it reaches it through a mount that honours no set-id bits and no file
+    /// capabilities: root makes none there.
+    pub nosuid: bool,
+    /// ... and no devices.
+    pub nodev: bool,
 }
 
 /// A file that is complete, and the name that it is to have.
@@ -243,11 +253,46 @@ impl<'a> Sink<'a> {
         }
     }
 
+    /// Root makes nothing that its view of a mount does not honour: it may have been given that view
+    /// so that it cannot.
+    fn check_view(&self, path: &[u8], meta: &Meta, is_device: bool) -> Result<()> {
+        let Some(live) = self.live.as_ref().filter(|live| live.only.is_none()) else { return Ok(()) };
+        let grants =
+            meta.mode & SET_IDS != 0 || meta.xattrs.iter().any(|(name, _)| name == FILE_CAPABILITIES);
+        if live.nosuid && grants {
+            bail!("{}: set-id bits or capabilities, and the directory is mounted nosuid", show(path));
+        }
+        if live.nodev && is_device {
+            bail!("{}: a device, and the directory is mounted nodev", show(path));
+        }
+        Ok(())
+    }
+
+    /// An ordinary user changes directories that are the user's own, as through the kernel.
+    fn check_own(&self, dir: &Attr, path: &[u8]) -> Result<()> {
+        let Some(only) = self.only() else { return Ok(()) };
+        if dir.uid != only.uid || dir.mode & OWNER_WRITES != OWNER_WRITES {
+            bail!("{}: there already, and not your directory to write to", show(path));
+        }
+        Ok(())
+    }
+
+    /// In a sticky directory others' files stay.
+    fn check_sticky(&self, dir: Ino, there: &Attr, path: &[u8]) -> Result<()> {
+        let Some(only) = self.only().filter(|only| only.uid != there.uid) else { return Ok(()) };
+        let above = named(self.fs.getattr(dir), path)?;
+        if above.mode & STICKY != 0 && above.uid != only.uid {
+            bail!("{}: there already, and another user's", show(path));
+        }
+        Ok(())
+    }
+
     /// A later entry takes the place of an earlier one, unless one is a directory.
     fn refuse_directory(&mut self, at: At<'_>) -> Result<()> {
         match self.find(at.dir, at.name).with_context(|| show(at.path))? {
             Some(attr) if is_dir(&attr) => bail!("{}: is there already, as a directory", show(at.path)),
-            _ => Ok(()),
+            Some(attr) => self.check_sticky(at.dir, &attr, at.path),
+            None => Ok(()),
         }
     }
 
@@ -311,7 +356,13 @@ impl<'a> Sink<'a> {
     fn describe(&mut self, ino: Ino, meta: &Meta, is_dir: bool) -> Result<()> {
         let owner = self.only().is_none().then_some((meta.uid, meta.gid));
         let (uid, gid) = (owner.map(|(uid, _)| uid), owner.map(|(_, gid)| gid));
-        self.set(ino, &SetAttr { mode: Some(meta.mode), uid, gid, ..SetAttr::default() })?;
+        // The kernel lets nobody give away the rights of a group that is not the user's.
+        let foreign = match self.only() {
+            Some(only) if !is_dir => self.fs.getattr(ino).map_err(told)?.gid != only.gid,
+            _ => false,
+        };
+        let mode = if foreign { meta.mode & !SET_GROUP_ID } else { meta.mode };
+        self.set(ino, &SetAttr { mode: Some(mode), uid, gid, ..SetAttr::default() })?;
         for (name, value) in &meta.xattrs {
             if self.only().is_some() && is_roots(name) {
                 bail!("attribute {}: only root can set it on a mount", show(name));
@@ -391,6 +442,9 @@ impl Entries for Sink<'_> {
     }
 
     fn root(&mut self, meta: &Meta) -> Result<()> {
+        if self.only().is_some() {
+            self.check_own(&self.fs.getattr(self.top).map_err(told)?, b".")?;
+        }
         let described = self.describe(self.top, meta, true).context(show(b""));
         self.changed(Changed::Inode(self.top));
         described
@@ -398,7 +452,10 @@ impl Entries for Sink<'_> {
 
     fn directory(&mut self, at: At<'_>, meta: &Meta) -> Result<Ino> {
         let ino = match self.find(at.dir, at.name).with_context(|| show(at.path))? {
-            Some(attr) if is_dir(&attr) => attr.ino,
+            Some(attr) if is_dir(&attr) => {
+                self.check_own(&attr, at.path)?;
+                attr.ino
+            }
             Some(_) => bail!("{}: is there already, and no directory", show(at.path)),
             None => {
                 let made = self.fs.mkdir(at.dir, at.name, meta.mode, self.owner(meta));
@@ -417,6 +474,7 @@ impl Entries for Sink<'_> {
     }
 
     fn file(&mut self, at: At<'_>, meta: &Meta, data: Data<'_>) -> Result<Ino> {
+        self.check_view(at.path, meta, false)?;
         self.refuse_directory(at)?;
         let made = self.fs.tmpfile(at.dir, meta.mode, self.owner(meta));
         self.complete(at, made, at.name.len(), |sink, ino| {
@@ -436,9 +494,11 @@ impl Entries for Sink<'_> {
     }
 
     fn node(&mut self, at: At<'_>, kind: FileKind, rdev: u64, meta: &Meta) -> Result<Ino> {
-        if self.only().is_some() && matches!(kind, FileKind::CharDevice | FileKind::BlockDevice) {
+        let is_device = matches!(kind, FileKind::CharDevice | FileKind::BlockDevice);
+        if self.only().is_some() && is_device {
             bail!("{}: only root can make a device on a mount", show(at.path));
         }
+        self.check_view(at.path, meta, is_device)?;
         self.refuse_directory(at)?;
         let mode = kind.mode_bits() | meta.mode;
         let made = self.fs.mknod_nameless(at.dir, mode, rdev, self.owner(meta));

@@ -1,0 +1,119 @@
+//! The process at the other end of a Unix socket, and what it may do.
+//!
+//! # What is known
+//! The kernel keeps which process connected, or listens, and gives a descriptor of it
+//! (SO_PEERPIDFD, Linux 6.5). A number alone could be another process's by now. With the descriptor
+//! its number in /proc is found, its status is read, and then it is asked whether it still runs:
+//! so what was read is that process's. Older kernels do not say, and the peer is refused.
+//!
+//! # Programs that it may run
+//! A process may connect, write, and then execute a program with more rights. For an ordinary user
+//! the uid at the time of connect(2) must be the one that it has now, and no set-id program may
+//! run. A process of uid 0 that can get capabilities by an execve(2) could use them in any case;
+//! one that cannot (no_new_privs, a bounding set) does not get them so.
+
+use crate::mountinfo::{self, MountEntry};
+use crate::sys;
+use crate::task::{Capability, Namespace, Status, Task};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use rustix::net::sockopt::socket_peercred;
+use std::io::{self, Read};
+
+/// The longest mount table of another process that is read.
+const TABLE_MAX: u64 = 64 << 20;
+
+/// A process that runs, as it was when it was looked at.
+pub struct Peer {
+    task: Task,
+    status: Status,
+    is_here: bool,
+}
+
+impl Peer {
+    /// The process that connected to this socket, or that listens where this one connected to.
+    pub fn of(stream: impl AsFd) -> io::Result<Peer> {
+        let credentials = socket_peercred(&stream)?;
+        let pidfd = sys::peer_pidfd(&stream)?;
+        let task = Task::open(number_of(&pidfd)?)?;
+        let status = task.status()?;
+        // A process that this one may not look at is elsewhere, for all that is known.
+        let is_here = task.shares(Namespace::User).is_ok_and(|same| same);
+        if has_ended(&pidfd)? {
+            return Err(io::Error::new(io::ErrorKind::NotFound, "the process has ended"));
+        }
+        if status.uids[1] != credentials.uid.as_raw() || !status.is_programs() {
+            return Err(refused("the process has become another user's"));
+        }
+        Ok(Peer { task, status, is_here })
+    }
+
+    /// The user and group that own what it makes.
+    pub fn ids(&self) -> (u32, u32) {
+        (self.status.uids[3], self.status.gids[3])
+    }
+
+    /// Its number in its own pid namespace.
+    pub fn own_number(&self) -> Option<u32> {
+        self.status.own_number()
+    }
+
+    /// Whether all of these capabilities are in effect over this process's user namespace.
+    pub fn is_capable(&self, wanted: &[Capability]) -> bool {
+        self.is_here && wanted.iter().all(|capability| self.status.has(*capability))
+    }
+
+    /// Whether it is a program of the ordinary user who runs this process, in its namespaces.
+    pub fn is_own_user(&self) -> bool {
+        let own = rustix::process::geteuid();
+        let here = self.is_here && self.task.shares(Namespace::Mount).is_ok_and(|same| same);
+        !own.is_root() && here && self.status.is_wholly(own.as_raw())
+    }
+
+    /// Whether it may do to this process what root and its own user may. A kernel that does not tell
+    /// which process it is at least tells its user, which is enough for an ordinary user's socket in
+    /// a place of that user.
+    pub fn may_command(stream: impl AsFd) -> bool {
+        match Peer::of(&stream) {
+            Ok(peer) => peer.is_capable(&[Capability::SysAdmin]) || peer.is_own_user(),
+            Err(e) if e.kind() == io::ErrorKind::Unsupported => {
+                let own = rustix::process::geteuid();
+                !own.is_root() && socket_peercred(&stream).is_ok_and(|peer| peer.uid == own)
+            }
+            Err(e) => {
+                tracing::debug!("the other end of a socket is not known: {e}");
+                false
+            }
+        }
+    }
+
+    /// The mount through which a file of its is reached, as its mount table has it. `None`: the
+    /// mount lies outside of what it sees.
+    pub fn mount_of(&self, file: impl AsFd) -> io::Result<Option<MountEntry>> {
+        let id = mountinfo::id_of(file)?;
+        let mut table = Vec::new();
+        self.task.file("mountinfo")?.take(TABLE_MAX).read_to_end(&mut table)?;
+        Ok(mountinfo::parse_table(&table).find(|entry| entry.id == id))
+    }
+}
+
+fn refused(why: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::PermissionDenied, why)
+}
+
+/// The number of a process in the pid namespace of /proc.
+fn number_of(pidfd: &OwnedFd) -> io::Result<u32> {
+    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd()))?;
+    let number = text.lines().find_map(|line| line.strip_prefix("Pid:")?.trim().parse().ok());
+    // 0: it is not in this namespace. -1, which is no such number: it has ended.
+    number.filter(|pid| *pid > 0).ok_or_else(|| refused("the process is not seen here"))
+}
+
+fn has_ended(pidfd: &OwnedFd) -> io::Result<bool> {
+    let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
+    Ok(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))? > 0)
+}
+
+#[cfg(test)]
+#[path = "peer_tests.rs"]
+mod tests;
