@@ -13,13 +13,16 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::Duration;
 use tar::{EntryType, Header};
 
 const NEEDS_ROOT: &str = "only root can give its rights away";
 /// Ends a hang, on a machine that has other work, too. What bounds each wait is two seconds.
 const LIMIT: Duration = Duration::from_secs(60);
+
+/// Root's own path may lead where users cannot go.
+const PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin";
 
 fn left_out() -> bool {
     no_fuse() || not_root(NEEDS_ROOT)
@@ -60,7 +63,7 @@ device = os.stat(view).st_dev
 names = [f"{place}/mount-{os.major(device)}:{os.minor(device)}" for place in ("/run/kedgefs", "/tmp/kedgefs-65534")]
 for line in open("/proc/net/unix"):
     name = line.split(" ")[-1].strip()
-    if "kedgefs" in name and name.startswith("@"):
+    if name.startswith("@kedgefs") and f"{os.major(device)}:{os.minor(device)}" in name:
         print("ODD an abstract name:", name, flush=True)
 for name in names:
     peer = socket.socket(socket.AF_UNIX)
@@ -120,6 +123,7 @@ fn attack(place: &Place, become_one: &str, view: &str, expected: &str) -> Vec<St
     );
     let mut command = place.command("unshare");
     command.args(["-m", "--propagation", "private", "sh", "-euc", &script]).env("ATTACK", ATTACK);
+    command.env("PATH", PATH);
     let out = output_within(command, LIMIT).unwrap();
     let said = String::from_utf8(out.stdout).unwrap();
     assert!(out.status.success(), "{become_one}: {said}{}", String::from_utf8_lossy(&out.stderr));
@@ -193,7 +197,8 @@ fn root_with_its_capabilities_commands_a_mount_and_its_view_bounds_a_copy() {
         );
         let mut command = place.command("unshare");
         command.args(["-m", "--propagation", "private", "sh", "-euc", &script]);
-        let out = output_within(command.env("K", env!("CARGO_BIN_EXE_kedge")), LIMIT).unwrap();
+        command.env("K", env!("CARGO_BIN_EXE_kedge"));
+        let out = output_within(command, LIMIT).unwrap();
         (out.status.code().unwrap(), String::from_utf8(out.stderr).unwrap())
     };
     fs::write(place.path("plain"), "text").unwrap();
@@ -277,7 +282,7 @@ impl Squatter {
     fn start(place: &Place, uids: &[u32]) -> Squatter {
         let mut command = place.command("setpriv");
         command.args(["--reuid", "64902", "--regid", "64902", "--clear-groups", "python3", "-c", SQUATTER]);
-        command.args(uids.iter().map(u32::to_string));
+        command.args(uids.iter().map(u32::to_string)).env("PATH", PATH);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let mut said = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut said).unwrap();
@@ -356,7 +361,7 @@ fn a_directory_that_another_user_made_is_not_used() {
         let mut command = place.command("setpriv");
         command.args(["--reuid", &USER.to_string(), "--regid", &USER.to_string(), "--clear-groups"]);
         command.arg(place.path("kedge")).args(line.split(' '));
-        command.env_remove("XDG_RUNTIME_DIR").env("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin");
+        command.env_remove("XDG_RUNTIME_DIR").env("PATH", PATH);
         let out = output_within(command, LIMIT).unwrap();
         (out.status.code().unwrap(), String::from_utf8(out.stderr).unwrap())
     };
@@ -500,7 +505,7 @@ fn a_user_commands_the_own_mount_but_not_from_a_sandbox() {
         let mut words = become_one.split(' ');
         let mut command = place.command(words.next().unwrap());
         command.args(words).args(["sh", "-euc", line]).env("K", place.path("kedge")).env("ATTACK", ATTACK);
-        command.env("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin");
+        command.env("PATH", PATH);
         let out = output_within(command, LIMIT).unwrap();
         let said = String::from_utf8(out.stdout).unwrap();
         (out.status.success(), said, String::from_utf8(out.stderr).unwrap())
