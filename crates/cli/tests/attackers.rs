@@ -114,6 +114,21 @@ fn planted() -> Vec<u8> {
     [file, entry("device", EntryType::Block, 0o666, 0), vec![0; 1024]].concat()
 }
 
+/// A further name of a file that is there already.
+fn link_to(target: &str) -> Vec<u8> {
+    let mut header = Header::new_ustar();
+    header.set_path("second").unwrap();
+    header.set_link_name(target).unwrap();
+    header.set_entry_type(EntryType::Link);
+    header.set_mode(0o644);
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_mtime(0);
+    header.set_size(0);
+    header.set_cksum();
+    [header.as_bytes().to_vec(), vec![0; 1024]].concat()
+}
+
 /// The lines that an attacker printed.
 #[track_caller]
 fn attack(place: &Place, become_one: &str, view: &str, expected: &str) -> Vec<String> {
@@ -530,5 +545,30 @@ fn a_user_commands_the_own_mount_but_not_from_a_sandbox() {
     }
     let (ok, said, errors) = run(user, "ls -A mnt/shared; $K umount mnt");
     assert!(ok && said.is_empty(), "{said}{errors}");
+    assert_eq!(place.run("fsck disk.kedge").code, 0);
+
+    // What is another's in the image stays as it is: no more than through the kernel.
+    fs::write(place.path("mine"), "").unwrap();
+    fs::create_dir_all(place.path("tree/theirs")).unwrap();
+    fs::write(place.path("tree/theirs/new"), "").unwrap();
+    place.run("cp -r tree/theirs disk.kedge:/shared").ok();
+    place.run("cp mine disk.kedge:/shared/set").ok();
+    let (ok, _, errors) = run(user, "$K mount disk.kedge mnt");
+    assert!(ok, "{errors}");
+    fs::write(place.path("link.tar"), link_to("set")).unwrap();
+    for line in [
+        "$K cp mine mnt/shared/theirs",
+        "$K cp -r tree/theirs mnt/shared",
+        "tar -C tree -cf walk.tar theirs/new; $K tar -x -f walk.tar mnt/shared",
+        "$K tar -x -f link.tar mnt/shared",
+    ] {
+        let (ok, _, errors) = run(user, line);
+        assert!(
+            !ok && (errors.contains("another user's") || errors.contains("Permission")),
+            "{line}: {errors}"
+        );
+    }
+    let (ok, _, errors) = run(user, "$K cp mine mnt/shared; $K cp -r tree mnt/shared; $K umount mnt");
+    assert!(ok, "{errors}");
     assert_eq!(place.run("fsck disk.kedge").code, 0);
 }

@@ -159,8 +159,6 @@ fn rights(place: &Place) {
     for (user, dir) in [(FIRST, "mapped"), (FIRST, "mnt"), (65534, "mnt")] {
         assert!(!as_user(place, user, &format!("{set} {dir}")), "{user} on {dir}");
         assert!(!as_user(place, user, &format!("fstrim {dir}")), "{user} on {dir}");
-        let ask = format!("getfattr -n system.kedgefs.beside {dir}");
-        assert!(!as_user(place, user, &ask), "{user} on {dir}");
     }
     assert_ne!(place.info("mnt")["options"]["commit"], 7.0);
     for dir in ["mapped", "mnt"] {

@@ -199,7 +199,8 @@ fn into_mount(fs: &FileSystem, archive: Watched<'_>) {
             moments.take();
         }
     };
-    let mut sink = Sink::live(fs, Ino::ROOT, Live { changed: &changed, only: None, nosuid: false, nodev: false });
+    let mut sink =
+        Sink::live(fs, Ino::ROOT, Live { changed: &changed, only: None, nosuid: false, nodev: false });
     fill_from_tar(archive, &mut sink).expect("filled");
     sink.finish().expect("finished");
 }

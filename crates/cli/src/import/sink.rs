@@ -42,7 +42,6 @@ const SHOW_EVERY: u64 = 256;
 const SET_IDS: u32 = 0o6000;
 const SET_GROUP_ID: u32 = 0o2000;
 const STICKY: u32 = 0o1000;
-const OWNER_WRITES: u32 = 0o300;
 const FILE_CAPABILITIES: &[u8] = b"security.capability";
 
 /// What every kind of file has.
@@ -268,13 +267,14 @@ impl<'a> Sink<'a> {
         Ok(())
     }
 
-    /// An ordinary user changes directories that are the user's own, as through the kernel.
-    fn check_own(&self, dir: &Attr, path: &[u8]) -> Result<()> {
-        let Some(only) = self.only() else { return Ok(()) };
-        if dir.uid != only.uid || dir.mode & OWNER_WRITES != OWNER_WRITES {
-            bail!("{}: there already, and not your directory to write to", show(path));
+    /// An ordinary user fills directories, and links files, that are the user's own.
+    pub fn check_own(&self, there: &Attr, path: &[u8]) -> Result<()> {
+        match self.only() {
+            Some(only) if there.uid != only.uid => {
+                bail!("{}: there already, and another user's", show(path))
+            }
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// In a sticky directory others' files stay.

@@ -105,7 +105,10 @@ fn walk(names: &[&[u8]], sink: &mut Sink<'_>, path: &[u8]) -> Result<Ino> {
     for (i, name) in names.iter().enumerate() {
         let here = names[..=i].join(&b'/');
         dir = match sink.find(dir, name).with_context(|| show(&here))? {
-            Some(attr) if is_dir(&attr) => attr.ino,
+            Some(attr) if is_dir(&attr) => {
+                sink.check_own(&attr, &here)?;
+                attr.ino
+            }
             Some(attr) if attr.kind == FileKind::Symlink => {
                 bail!("{}: leads through the symbolic link {}", show(path), show(&here))
             }
@@ -133,7 +136,10 @@ fn target(entry: &Entry, sink: &mut Sink<'_>) -> Result<Ino> {
     }
     match sink.find(dir, name)? {
         Some(attr) if is_dir(&attr) => bail!("{}: which is a directory", what()),
-        Some(attr) => Ok(attr.ino),
+        Some(attr) => {
+            sink.check_own(&attr, &entry.link)?;
+            Ok(attr.ino)
+        }
         None => bail!("{}: which is not there", what()),
     }
 }
