@@ -1,5 +1,5 @@
 //! What the flags of inodes forbid. The rules are those of Linux; on a mount the kernel does not
-//! know the flags, so that the engine alone keeps them.
+//! know the flags, so that the engine alone keeps them, and the server of the mount refuses opens.
 //!
 //! A flag counts from the moment at which setting it returns: it is set under the locks under which
 //! the operations that it forbids look at it. An exception is an fallocate of many steps that has

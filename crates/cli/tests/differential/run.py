@@ -434,7 +434,7 @@ def main():
             done += 1
             used[kind] = used.get(kind, 0) + 1
             if kind in ("chown", "lchown") and arguments[1:] == (-1, -1):
-                kind += " of nothing"
+                kind = "chown of nothing"
             keys = differences(kind, answers, trees, flags, credential.startswith("namespace"))
             for key in keys:
                 key += f" ({flags})" if flags and "flagged" not in key else ""
