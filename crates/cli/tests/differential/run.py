@@ -376,10 +376,10 @@ def word(answer):
 def text(value):
     return value.hex() if isinstance(value, bytes) else value if isinstance(value, (int, str, list, type(None))) else repr(value)
 
-def differences(kind, answers, trees, flags, namespace):
+def differences(kind, answers, trees, around):
     """A key for each kind of difference."""
     theirs, ours = answers
-    if flags and theirs[0] and ours[0] and theirs[0] != ours[0]:
+    if around and theirs[0] and ours[0] and theirs[0] != ours[0]:
         return ["both refuse what is flagged"]
     if theirs[0] != ours[0]:
         return [f"{kind}: {word(theirs)}, ours {word(ours)}"]
@@ -389,20 +389,80 @@ def differences(kind, answers, trees, flags, namespace):
         return []
     if set(trees[0]) != set(trees[1]):
         return [f"{kind}: names"]
-    return sorted({f"{kind}: {field}" + (", in a user namespace" if namespace and field == "mode" else "") for name in trees[0] for field in trees[0][name]
+    return sorted({f"{kind}: {field}" for name in trees[0] for field in trees[0][name]
                    if trees[0][name].get(field) != trees[1][name].get(field)})
 
 def flagged(tree, arguments):
-    """Whether an argument names something immutable or append-only."""
+    """What arguments name that is immutable or append-only; whether that, or its directory, is."""
     def flags(path):
         entry = tree.get("/" + path if path != "." else "", {})
         if "target" in entry:
             entry = tree.get(entry["target"].replace("/w", "", 1) if entry["target"].startswith("/w") else "/" + entry["target"], {})
         return entry.get("flags", 0)
     paths = [a for a in arguments if isinstance(a, str)]
-    paths += [p.partition("/")[0] if "/" in p else "." for p in paths]
-    got = [flags(p) for p in paths]
-    return ("i" if any(f & IMMUTABLE for f in got) else "") + ("a" if any(f & APPEND for f in got) else "")
+    own = [flags(p) for p in paths]
+    around = own + [flags(p.partition("/")[0] if "/" in p else ".") for p in paths]
+    named = ("i" if any(f & IMMUTABLE for f in own) else "") + ("a" if any(f & APPEND for f in own) else "")
+    return named, any(f & (IMMUTABLE | APPEND) for f in around)
+
+# What comes last, each in a new tree: what root does, then a user and an operation. So each difference
+# that is known comes in every run.
+KNOWN = [
+    ([("chown", "f0", 2000, 2000), ("chmod", "f0", 0o4755)], "root-but-fowner", ("chown", "f0", 3000, 3000)),
+    ([("chown", "f0", 2000, 2000), ("chmod", "f0", 0o4755)], "root-but-fowner", ("lchown", "f0", 3000, 3000)),
+    ([("chown", "f0", 1000, 1000), ("chmod", "f0", 0o6755)], "user", ("chown", "f0", -1, -1)),
+    ([("chown", "f0", 2000, 2000), ("chmod", "f0", 0o4755)], "user", ("chown", "f0", -1, -1)),
+    ([("chmod", "f0", 0o644), ("setxattr", "f0", "security.capability", CAPABILITY, 0), ("chattr", "f0", APPEND)],
+     "root", ("write", "f0", 0, 5, os.O_APPEND)),
+    ([("chmod", "f0", 0o6755), ("chattr", "f0", APPEND)], "root-but-fsetid", ("write", "f0", 0, 5, os.O_APPEND)),
+    ([("chmod", "f0", 0o644), ("chattr", "f0", IMMUTABLE)], "root", ("access", "f0", os.W_OK)),
+    ([("chown", "f0", 0, 0), ("chmod", "f0", 0o600), ("chattr", "f0", IMMUTABLE)], "user", ("write", "f0", 0, 5, 0)),
+]
+
+class Pair:
+    """The two directories, and who works in them."""
+
+    def __init__(self, bases):
+        self.bases, self.found, self.used, self.done = bases, {}, {}, 0
+        self.workers = {(c[0], side): Worker(c, base) for c in CREDENTIALS for side, base in enumerate(bases)}
+
+    def fresh(self, start, prepare=lambda root: None):
+        for base in self.bases:
+            remove_tree(base + "/w")
+            make_tree(random.Random(start), base + "/w")
+            prepare(base + "/w/")
+        self.trees = [look(base + "/w") for base in self.bases]
+        assert self.trees[0] == self.trees[1], ("the trees differ before anything is done", start, self.trees)
+
+    def do(self, credential, kind, names):
+        """Whether the two are still equal. The names are those below the tree."""
+        own, around = flagged(self.trees[0], names)
+        if kind == "symlink":
+            arguments = (names[0], "/w/" + names[1])
+        else:
+            is_path = lambda i, a: isinstance(a, str) and (i == 0 or kind in ("copy", "sendfile", "link", "rename"))
+            arguments = tuple("/w/" + a if is_path(i, a) else a for i, a in enumerate(names))
+        answers = [self.workers[credential, side].do(kind, arguments) for side in range(2)]
+        before, self.trees = self.trees, [look(base + "/w") for base in self.bases]
+        self.done += 1
+        self.used[kind] = self.used.get(kind, 0) + 1
+        what = "chown of nothing" if kind in ("chown", "lchown") and names[1:] == (-1, -1) else kind
+        keys = differences(what, answers, self.trees, around)
+        for key in keys:
+            key += f" ({own})" if own and "flagged" not in key else ""
+            self.found[key] = self.found.get(key, 0) + 1
+            if self.found[key] <= 3:
+                self.show(key, credential, (kind, arguments), answers, before[0])
+        return not keys
+
+    def show(self, key, credential, operation, answers, before):
+        theirs, ours = self.trees
+        differs = {n: [{k: text(v) for k, v in t.get(n, {}).items()} for t in self.trees]
+                   for n in set(theirs) | set(ours) if theirs.get(n) != ours.get(n)}
+        named = {a: {k: text(v) for k, v in before.get(a[2:], {}).items()}
+                 for a in operation[1] if isinstance(a, str) and a.startswith("/w")}
+        print(json.dumps({"key": key, "as": credential, "operation": [operation[0], [text(a) for a in operation[1]]],
+                          "answers": [[word(a), text(a[1])] for a in answers], "differs": differs, "before": named}))
 
 def main():
     bases, seed, wanted = sys.argv[1:3], int(sys.argv[3]), int(sys.argv[4])
@@ -411,47 +471,24 @@ def main():
         os.chmod(base, 0o755)
         os.mkdir(base + "/w")
     os.umask(0)
-    workers = {(c[0], side): Worker(c, base) for c in CREDENTIALS for side, base in enumerate(bases)}
-    done, found, used = 0, {}, {}
-    while done < wanted:
-        start = rng.getrandbits(64)
-        for base in bases:
-            remove_tree(base + "/w")
-            make_tree(random.Random(start), base + "/w")
-        trees = [look(base + "/w") for base in bases]
-        assert trees[0] == trees[1], ("the trees differ before anything is done", start, [
-            (n, trees[0].get(n), trees[1].get(n)) for n in trees[0] if trees[0].get(n) != trees[1].get(n)])
+    pair = Pair(bases)
+    while pair.done < wanted:
+        pair.fresh(rng.getrandbits(64))
         for _ in range(30):
             credential = rng.choice(CREDENTIALS)[0]
-            kind, arguments = generate(rng)
-            flags = flagged(trees[0], arguments)
-            arguments = tuple("/w/" + a if isinstance(a, str) and kind != "symlink" and (a in PATHS or a in DIRECTORIES
-                              or a[:2] in ("n0", "n1", "d0", "d1", "d2")) else a for a in arguments)
-            if kind == "symlink":
-                arguments = (arguments[0], "/w/" + arguments[1])
-            answers = [workers[credential, side].do(kind, arguments) for side in range(2)]
-            before, trees = trees, [look(base + "/w") for base in bases]
-            done += 1
-            used[kind] = used.get(kind, 0) + 1
-            if kind in ("chown", "lchown") and arguments[1:] == (-1, -1):
-                kind = "chown of nothing"
-            keys = differences(kind, answers, trees, flags, credential.startswith("namespace"))
-            for key in keys:
-                key += f" ({flags})" if flags and "flagged" not in key else ""
-                found[key] = found.get(key, 0) + 1
-                if found[key] <= 3:
-                    changed = {n: [{k: text(v) for k, v in t.get(n, {}).items() if trees[0].get(n, {}).get(k) != trees[1].get(n, {}).get(k)}
-                                   for t in trees] for n in set(trees[0]) | set(trees[1]) if trees[0].get(n) != trees[1].get(n)}
-                    named = {a: {k: text(v) for k, v in before[0].get(a[2:], {}).items()} for a in arguments if isinstance(a, str) and a.startswith("/w")}
-                    print(json.dumps({"key": key, "as": credential, "operation": [kind, [text(a) for a in arguments]],
-                                      "answers": [[word(a), text(a[1])] for a in answers], "differs": changed, "before": named,
-                                      "directory": {k: text(v) for k, v in before[0][""].items()}}))
-            if keys:
+            if not pair.do(credential, *generate(rng)):
                 break
-    for worker in workers.values():
+    for steps, credential, (kind, *names) in KNOWN:
+        def prepare(root):
+            set_flags(root + "f0", 0)
+            for step, path, *arguments in steps:
+                OPERATIONS[step](root + path, *arguments)
+        pair.fresh(0, prepare)
+        pair.do(credential, kind, tuple(names))
+    for worker in pair.workers.values():
         worker.end()
     for base in bases:
         remove_tree(base + "/w")
-    print(json.dumps({"operations": done, "credentials": len(CREDENTIALS), "kinds": used, "found": found}))
+    print(json.dumps({"operations": pair.done, "credentials": len(CREDENTIALS), "kinds": pair.used, "found": pair.found}))
 
 main()
