@@ -106,11 +106,12 @@ impl<R: Read> Archive<R> {
 
     fn expect_data(&mut self, size: u64) {
         self.data = size;
-        self.padding = size.next_multiple_of(BLOCK as u64).wrapping_sub(size) % BLOCK as u64;
+        // As far as the next block, also where that would lie beyond the largest number.
+        self.padding = size.wrapping_neg() % BLOCK as u64;
     }
 
     fn skip_data(&mut self) -> Result<()> {
-        let left = self.data + self.padding;
+        let left = self.data.saturating_add(self.padding);
         (self.data, self.padding) = (0, 0);
         let skipped = std::io::copy(&mut (&mut self.reader).take(left), &mut std::io::sink())?;
         self.at += skipped;
