@@ -4,8 +4,8 @@
 //!
 //! A copy has what the original has: modes, owners, times, extended attributes, holes, and hard
 //! links within a directory that is copied. On this machine owners are for root, as with tar(1),
-//! and what gives rights only if it is asked for ([`host`]). A file that cannot be copied as a whole
-//! is absent. All that was copied is durable when the command succeeds, but for a mount with
+//! and what gives rights only if it is asked for ([`host`]). A file that cannot be copied as a
+//! whole is absent. All that was copied is durable when the command succeeds, but for a mount with
 //! `volatile`.
 
 pub mod host;

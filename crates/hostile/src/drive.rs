@@ -99,9 +99,12 @@ fn processor_seconds() -> f64 {
     now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
 }
 
+/// An input and when it began; with none under way, none.
+type Running = Option<(Duration, Vec<u8>)>;
+
 /// Ends the process if an input takes too long.
 struct Watch {
-    now: Arc<Mutex<Option<(Duration, Vec<u8>)>>>,
+    now: Arc<Mutex<Running>>,
     ended: Arc<AtomicBool>,
     clock: SystemClock,
 }

@@ -7,8 +7,9 @@ use kedge_crash::{Call, Disk, Event, Trace, kcr};
 use kedge_fuse::abi::{self, fattr, op};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Inputs with their names.
-type Seeds = Vec<(&'static str, Vec<u8>)>;
+/// An input with its name.
+type Seed = (&'static str, Vec<u8>);
+type Seeds = Vec<Seed>;
 
 /// Of a target of this crate.
 pub fn of(name: &str) -> Seeds {
@@ -171,24 +172,71 @@ fn uris() -> Seeds {
     .collect()
 }
 
+/// How requests are to be read, and requests of an opcode, a node and a body.
+fn list(how: u8, requests: &[(u32, u8, Vec<u8>)]) -> Vec<u8> {
+    let mut bytes = vec![how];
+    for (opcode, node, body) in requests {
+        bytes.extend((2 + body.len() as u16).to_le_bytes());
+        bytes.extend([*opcode as u8, *node]);
+        bytes.extend(body);
+    }
+    bytes
+}
+
+fn with(value: &[u8], text: &[u8]) -> Vec<u8> {
+    [value, text].concat()
+}
+
 fn requests() -> Seeds {
-    let list = |how: u8, requests: &[(u32, u8, Vec<u8>)]| {
-        let mut bytes = vec![how];
-        for (opcode, node, body) in requests {
-            bytes.extend((2 + body.len() as u16).to_le_bytes());
-            bytes.extend([*opcode as u8, *node]);
-            bytes.extend(body);
-        }
-        bytes
-    };
-    let with = |value: &[u8], text: &[u8]| [value, text].concat();
+    let init = abi::InitIn { major: 7, minor: 40, max_readahead: 1 << 17, flags: u32::MAX };
+    let extended = with(init.as_bytes(), abi::InitInExt::new_zeroed().as_bytes());
+    vec![
+        ("mount", list(0, &[(op::INIT, 0, extended), (op::STATFS, 1, vec![]), (op::DESTROY, 0, vec![])])),
+        reads(),
+        changes(),
+        attributes(),
+        space(),
+        ("whole-messages", {
+            let header =
+                abi::InHeader { len: 45, opcode: op::LOOKUP, nodeid: 1, ..abi::InHeader::new_zeroed() };
+            let message = with(header.as_bytes(), b"file\0");
+            [&[1][..], &(message.len() as u16).to_le_bytes(), &message].concat()
+        }),
+    ]
+}
+
+fn reads() -> Seed {
     let read = |size| abi::ReadIn { size, ..abi::ReadIn::new_zeroed() }.as_bytes().to_vec();
+    (
+        "read",
+        list(
+            4,
+            &[
+                (op::LOOKUP, 1, b"file\0".to_vec()),
+                (op::GETATTR, 2, vec![0; 16]),
+                (op::STATX, 2, vec![0; 24]),
+                (op::OPEN, 2, vec![0; 8]),
+                (op::READ, 2, read(4096)),
+                (op::READDIR, 1, read(4096)),
+                (op::READDIRPLUS, 1, read(4096)),
+                (op::READLINK, 5, vec![]),
+                (op::LSEEK, 2, vec![0; 24]),
+                (op::FORGET, 2, 1u64.to_le_bytes().to_vec()),
+                (
+                    op::BATCH_FORGET,
+                    0,
+                    with(&[1, 0, 0, 0, 0, 0, 0, 0], &[2, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]),
+                ),
+            ],
+        ),
+    )
+}
+
+fn changes() -> Seed {
     let write = |offset, data: &[u8]| {
         let head = abi::WriteIn { offset, size: data.len() as u32, ..abi::WriteIn::new_zeroed() };
         with(head.as_bytes(), data)
     };
-    let init = abi::InitIn { major: 7, minor: 40, max_readahead: 1 << 17, flags: u32::MAX };
-    let extended = with(init.as_bytes(), abi::InitInExt::new_zeroed().as_bytes());
     let set = abi::SetattrIn {
         valid: fattr::MODE | fattr::SIZE | fattr::MTIME_NOW,
         size: 5000,
@@ -197,94 +245,68 @@ fn requests() -> Seeds {
     };
     let mknod = abi::MknodIn { mode: 0o100_644, ..abi::MknodIn::new_zeroed() };
     let mkdir = abi::MkdirIn { mode: 0o755, umask: 0o22 };
+    let rename = abi::RenameIn { newdir: 3 };
+    let rename2 = abi::Rename2In { newdir: 1, flags: 2, padding: 0 };
+    (
+        "change",
+        list(
+            2,
+            &[
+                (op::MKNOD, 1, with(mknod.as_bytes(), b"new\0")),
+                (op::MKDIR, 1, with(mkdir.as_bytes(), b"more\0")),
+                (op::SYMLINK, 1, b"sym\0../out\0".to_vec()),
+                (op::LINK, 3, with(&2u64.to_le_bytes(), b"second\0")),
+                (op::WRITE, 2, write(100, b"bytes")),
+                (op::SETATTR, 2, set.as_bytes().to_vec()),
+                (op::RENAME, 1, with(rename.as_bytes(), b"new\0moved\0")),
+                (op::RENAME2, 1, with(rename2.as_bytes(), b"file\0link\0")),
+                (op::UNLINK, 1, b"pipe\0".to_vec()),
+                (op::RMDIR, 1, b"more\0".to_vec()),
+                (op::TMPFILE, 1, vec![0; 16]),
+                (op::FSYNC, 2, vec![0; 16]),
+                (op::SYNCFS, 1, vec![0; 8]),
+            ],
+        ),
+    )
+}
+
+fn attributes() -> Seed {
     let get = abi::GetxattrIn { size: 4096, padding: 0 };
     let setxattr = abi::SetxattrIn { size: 3, flags: 0 };
+    (
+        "attributes",
+        list(
+            0,
+            &[
+                (op::SETXATTR, 2, with(setxattr.as_bytes(), b"user.b\0abc")),
+                (op::GETXATTR, 2, with(get.as_bytes(), b"user.a\0")),
+                (op::LISTXATTR, 2, get.as_bytes().to_vec()),
+                (op::REMOVEXATTR, 2, b"user.a\0".to_vec()),
+                (op::GETXATTR, 1, with(get.as_bytes(), b"system.kedgefs.info\0")),
+            ],
+        ),
+    )
+}
+
+fn space() -> Seed {
     let allocate =
         |mode| abi::FallocateIn { offset: 4096, length: 8192, mode, ..abi::FallocateIn::new_zeroed() };
     let ioctl = |cmd| abi::IoctlIn { cmd, in_size: 24, out_size: 24, ..abi::IoctlIn::new_zeroed() };
     let trim = with(ioctl(0xc018_5879).as_bytes(), &[&[0; 8][..], &[0xff; 8], &[0; 8]].concat());
-    let rename = abi::RenameIn { newdir: 3 };
-    let rename2 = abi::Rename2In { newdir: 1, flags: 2, padding: 0 };
-    vec![
-        ("mount", list(0, &[(op::INIT, 0, extended), (op::STATFS, 1, vec![]), (op::DESTROY, 0, vec![])])),
-        (
-            "read",
-            list(
-                4,
-                &[
-                    (op::LOOKUP, 1, b"file\0".to_vec()),
-                    (op::GETATTR, 2, vec![0; 16]),
-                    (op::STATX, 2, vec![0; 24]),
-                    (op::OPEN, 2, vec![0; 8]),
-                    (op::READ, 2, read(4096)),
-                    (op::READDIR, 1, read(4096)),
-                    (op::READDIRPLUS, 1, read(4096)),
-                    (op::READLINK, 5, vec![]),
-                    (op::LSEEK, 2, vec![0; 24]),
-                    (op::FORGET, 2, 1u64.to_le_bytes().to_vec()),
-                    (
-                        op::BATCH_FORGET,
-                        0,
-                        with(&[1, 0, 0, 0, 0, 0, 0, 0], &[2, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]),
-                    ),
-                ],
-            ),
+    (
+        "space",
+        list(
+            0,
+            &[
+                (op::FALLOCATE, 2, allocate(0).as_bytes().to_vec()),
+                (op::FALLOCATE, 2, allocate(3).as_bytes().to_vec()),
+                (op::FALLOCATE, 2, allocate(0x10).as_bytes().to_vec()),
+                (op::FALLOCATE, 2, allocate(8).as_bytes().to_vec()),
+                (op::FALLOCATE, 2, allocate(0x20).as_bytes().to_vec()),
+                (op::IOCTL, 1, trim),
+                (op::IOCTL, 2, ioctl(0x8008_6601).as_bytes().to_vec()),
+                (op::IOCTL, 2, with(ioctl(0x4008_6602).as_bytes(), &[0x40, 0, 0, 0])),
+            ],
         ),
-        (
-            "change",
-            list(
-                2,
-                &[
-                    (op::MKNOD, 1, with(mknod.as_bytes(), b"new\0")),
-                    (op::MKDIR, 1, with(mkdir.as_bytes(), b"more\0")),
-                    (op::SYMLINK, 1, b"sym\0../out\0".to_vec()),
-                    (op::LINK, 3, with(&2u64.to_le_bytes(), b"second\0")),
-                    (op::WRITE, 2, write(100, b"bytes")),
-                    (op::SETATTR, 2, set.as_bytes().to_vec()),
-                    (op::RENAME, 1, with(rename.as_bytes(), b"new\0moved\0")),
-                    (op::RENAME2, 1, with(rename2.as_bytes(), b"file\0link\0")),
-                    (op::UNLINK, 1, b"pipe\0".to_vec()),
-                    (op::RMDIR, 1, b"more\0".to_vec()),
-                    (op::TMPFILE, 1, vec![0; 16]),
-                    (op::FSYNC, 2, vec![0; 16]),
-                    (op::SYNCFS, 1, vec![0; 8]),
-                ],
-            ),
-        ),
-        (
-            "attributes",
-            list(
-                0,
-                &[
-                    (op::SETXATTR, 2, with(setxattr.as_bytes(), b"user.b\0abc")),
-                    (op::GETXATTR, 2, with(get.as_bytes(), b"user.a\0")),
-                    (op::LISTXATTR, 2, get.as_bytes().to_vec()),
-                    (op::REMOVEXATTR, 2, b"user.a\0".to_vec()),
-                    (op::GETXATTR, 1, with(get.as_bytes(), b"system.kedgefs.info\0")),
-                ],
-            ),
-        ),
-        (
-            "space",
-            list(
-                0,
-                &[
-                    (op::FALLOCATE, 2, allocate(0).as_bytes().to_vec()),
-                    (op::FALLOCATE, 2, allocate(3).as_bytes().to_vec()),
-                    (op::FALLOCATE, 2, allocate(0x10).as_bytes().to_vec()),
-                    (op::FALLOCATE, 2, allocate(8).as_bytes().to_vec()),
-                    (op::FALLOCATE, 2, allocate(0x20).as_bytes().to_vec()),
-                    (op::IOCTL, 1, trim),
-                    (op::IOCTL, 2, ioctl(0x8008_6601).as_bytes().to_vec()),
-                    (op::IOCTL, 2, with(ioctl(0x4008_6602).as_bytes(), &[0x40, 0, 0, 0])),
-                ],
-            ),
-        ),
-        ("whole-messages", {
-            let header =
-                abi::InHeader { len: 45, opcode: op::LOOKUP, nodeid: 1, ..abi::InHeader::new_zeroed() };
-            let message = with(header.as_bytes(), b"file\0");
-            [&[1][..], &(message.len() as u16).to_le_bytes(), &message].concat()
-        }),
-    ]
+    )
 }

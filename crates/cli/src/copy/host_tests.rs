@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 const ROOT: Owner = Owner { uid: 0, gid: 0 };
 
-/// With a set-user-id program of root, a directory with set-group-id, a disk, and a link to outside.
+/// With a set-user-id program of root, a directory with set-group-id, a disk, and a link to
+/// outside.
 fn image() -> FileSystem {
     let device = Arc::new(MemDevice::new(16 << 20));
     let clock = Arc::new(ManualClock::default());
