@@ -551,8 +551,10 @@ impl Coherence {
 
     /// What the kernel showed last is what the device has; then the image is changed without it.
     fn offline(&mut self) -> String {
-        let shown = self.shown();
+        // What is stored through a mapping moves the times when it is written: with the mapping's
+        // end, at the latest.
         self.held.clear();
+        let shown = self.shown();
         self.place.remount("disk.kedge", self.options);
         let on_device = self.shown();
         assert_eq!(on_device.len(), shown.len());

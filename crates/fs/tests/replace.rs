@@ -10,7 +10,8 @@ const OWNER: Owner = Owner { uid: 0, gid: 0 };
 
 fn fresh() -> (Arc<MemDevice>, FileSystem) {
     let device = Arc::new(MemDevice::new(32 << 20));
-    FileSystem::format(device.clone(), clock(), &FormatOptions::default()).unwrap();
+    let options = FormatOptions { immutable: true, ..FormatOptions::default() };
+    FileSystem::format(device.clone(), clock(), &options).unwrap();
     let fs = open(&device);
     (device, fs)
 }

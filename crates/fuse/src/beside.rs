@@ -11,10 +11,10 @@
 //! # Answers that are under way
 //! An answer from before the change may reach the kernel's caches after the notification. Three
 //! kinds are kept apart:
-//! - *Names that are not there, listings, and what a listing brings with it* are looked up under the
-//!   lock of the directory, which the notification of a name takes, whether or not the kernel knows
-//!   the name. So the names of a directory come first, then the directory itself: what was listed
-//!   from older answers is dropped then.
+//! - *Names that are not there, listings, and what a listing brings with it* are looked up under
+//!   the lock of the directory, which the notification of a name takes, whether or not the kernel
+//!   knows the name. So the names of a directory come first, then the directory itself: what was
+//!   listed from older answers is dropped then.
 //! - *Attributes* carry the kernel's version of the inode, which a notification raises. It drops an
 //!   answer to an older request.
 //! - *Names that the kernel knows* are looked up again without that lock. An old answer would make

@@ -11,14 +11,14 @@
 //!   of containers are the commoner use.
 //! - **One pin per entry.** Each reply that returns an inode to the kernel pins it once; FORGET
 //!   releases pins. An open file needs no pin of its own: the kernel forgets no inode that is open.
-//! - **No opens** (`no_open`), unless the image may hold immutable files ([`crate::opens`]). OPEN and OPENDIR answer ENOSYS. The kernel then opens and closes
-//!   files without a request, and keeps their cache. There are three traps. (1) The kernel accepts
-//!   ENOSYS only as the answer to the *first* open. So CREATE answers ENOSYS too, and the kernel
-//!   goes on with MKNOD and an open. Besides, a file opened by CREATE is always RELEASEd,
-//!   synchronously on a `fuseblk` mount. (2) ATOMIC_O_TRUNC must not be negotiated: O_TRUNC would
-//!   be part of an OPEN that is never sent, and be lost. (Nor without `handle_killpriv`: the kernel
-//!   would keep set-user-id bits.) (3) An unlinked open file lives until the FORGET after its last
-//!   close.
+//! - **No opens** (`no_open`), unless the image may hold immutable files ([`crate::opens`]). OPEN
+//!   and OPENDIR answer ENOSYS. The kernel then opens and closes files without a request, and keeps
+//!   their cache. There are three traps. (1) The kernel accepts ENOSYS only as the answer to the
+//!   *first* open. So CREATE answers ENOSYS too, and the kernel goes on with MKNOD and an open.
+//!   Besides, a file opened by CREATE is always RELEASEd, synchronously on a `fuseblk` mount. (2)
+//!   ATOMIC_O_TRUNC must not be negotiated: O_TRUNC would be part of an OPEN that is never sent,
+//!   and be lost. (Nor without `handle_killpriv`: the kernel would keep set-user-id bits.) (3) An
+//!   unlinked open file lives until the FORGET after its last close.
 //! - **Long timeouts**, for attributes, names, and names that do not exist. Changes pass through
 //!   the kernel, which keeps its caches coherent, or it is told of them ([`crate::beside`]).
 //! - **Writeback cache**, if the mount asks for it. The kernel owns size, mtime and ctime of

@@ -242,7 +242,8 @@ impl Names {
 
     fn link_to(&self, ino: Ino, dir: Ino, name: &[u8], replaces: bool) -> Result<Option<Ino>> {
         check_name(name)?;
-        // Directory and inode; the name; the item of a nameless one. And the file that has the name.
+        // Directory and inode; the name; the item of a nameless one. And the file that has the
+        // name.
         let need = Need::record(Class::Normal).patches(2).puts(1, dentry_len(name)).puts(1, Orphan::SIZE);
         let need = if replaces { need.patches(1).puts(1, Orphan::SIZE) } else { need };
         let handle = self.engine.begin(need)?;
