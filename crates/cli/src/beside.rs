@@ -9,10 +9,10 @@
 //!
 //! # Protocol
 //! The socket is that of the mount's status (`kedge_fuse::visit`), in a directory that only the
-//! user who serves the mount can enter. The client sends one line, `kedge-beside 2`, and with it the
-//! open directory, and waits for a line of JSON: an error, or that the archive is awaited. It sends
-//! a tar archive. The answer is one line of JSON: an error, or that everything is there, durable
-//! (unless the mount is a `volatile` one), and known to the kernel.
+//! user who serves the mount can enter. The client sends one line, `kedge-beside 2`, and with it
+//! the open directory, and waits for a line of JSON: an error, or that the archive is awaited. It
+//! sends a tar archive. The answer is one line of JSON: an error, or that everything is there,
+//! durable (unless the mount is a `volatile` one), and known to the kernel.
 //!
 //! # Who may
 //! Whoever could make the same files through the kernel, through the directory that is sent: the
@@ -30,9 +30,9 @@
 //! KedgeFS by root or the same user, and the process that it talks to must be the mount's own.
 //!
 //! # Bounds
-//! Connecting and the client's first line take at most [`PATIENCE`], the first answer of the process
-//! that the client has identified [`ANSWER_PATIENCE`]. From then on both ends are known, and the
-//! archive takes as long as its source and the device need.
+//! Connecting and the client's first line take at most [`PATIENCE`], the first answer of the
+//! process that the client has identified [`ANSWER_PATIENCE`]. From then on both ends are known,
+//! and the archive takes as long as its source and the device need.
 
 pub mod client;
 mod guest;

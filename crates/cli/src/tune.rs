@@ -1,5 +1,5 @@
-//! `kedge tune`: changes what can be changed of an image that is not mounted: its label, and whether
-//! files can be made immutable.
+//! `kedge tune`: changes what can be changed of an image that is not mounted: its label, and
+//! whether files can be made immutable.
 //!
 //! The uuid stays: every node, log write and block of the allocation index has it, so that nothing
 //! of another image passes for this one's. Mount options have no place in the format: fstab(5) has
@@ -12,8 +12,8 @@
 //! 3. the older one is written again, with the change.
 //!
 //! A slot is one sector, so each write is there or not. After 1 and after 2 there is one valid
-//! slot, that of the newest checkpoint, as it was or with the change. A mount takes it, with a warning
-//! about the other, and its first checkpoint writes the other. The image must have been
+//! slot, that of the newest checkpoint, as it was or with the change. A mount takes it, with a
+//! warning about the other, and its first checkpoint writes the other. The image must have been
 //! unmounted, so that nothing needs the older checkpoint. The feature of immutable files only adds
 //! what later operations may do, so it holds of either checkpoint.
 

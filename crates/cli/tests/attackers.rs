@@ -468,7 +468,7 @@ fn a_copy_goes_to_no_other_file_system_and_to_no_other_process() {
     }
     let place = Place::new();
     fs::write(place.path("file"), "secret").unwrap();
-    let dir = place.path("like").to_owned();
+    let dir = place.path("like");
     for (kind, owner, code, word) in [
         ("fuse.likeness", 0, 2, "use cp(1)"),
         ("fuse.kedgefs", 65534, 1, "only root and the user who serves the mount"),

@@ -47,10 +47,7 @@ const DIFFERENT: [(&str, &str); 8] = [
         "ext4 refuses an append that would take set-id bits, as it refuses a change of the mode; ours takes \
          them and appends",
     ),
-    (
-        "access: result (i)",
-        "the kernel judges access(2) by the mode, and does not ask; open(2) is refused",
-    ),
+    ("access: result (i)", "the kernel judges access(2) by the mode, and does not ask; open(2) is refused"),
 ];
 const CHOWN: &str = "ext4 changes the mode to take set-id bits, for which the kernel asks for CAP_FOWNER, though \
     CAP_CHOWN permits the change of the owner; with FUSE it leaves the bits to the server, which takes them";

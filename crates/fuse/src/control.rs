@@ -23,8 +23,8 @@ pub const XATTR_OPTIONS: &[u8] = b"system.kedgefs.options";
 /// will do.
 pub const XATTR_PID: &[u8] = b"system.kedgefs.pid";
 
-/// Whoever has CAP_SYS_ADMIN, as the kernel asks for it before such calls, and the ordinary user who
-/// serves the mount may do this. A caller who is not known is neither.
+/// Whoever has CAP_SYS_ADMIN, as the kernel asks for it before such calls, and the ordinary user
+/// who serves the mount may do this. A caller who is not known is neither.
 pub(crate) fn check_owner(header: &InHeader) -> Answer<()> {
     if caller::is_capable(header, Capability::SysAdmin) || caller::serves_the_mount(header) {
         Ok(())

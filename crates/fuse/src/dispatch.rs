@@ -749,8 +749,8 @@ impl<O: Ops> Server<O> {
             libc::XATTR_REPLACE => XattrMode::Replace,
             _ => return Err(EINVAL),
         };
-        // The bit first: no crash leaves it with the new list. The kernel sets the flag for a default
-        // list, too, which says nothing of the directory itself.
+        // The bit first: no crash leaves it with the new list. The kernel sets the flag for a
+        // default list, too, which says nothing of the directory itself.
         if name == acl::ACCESS && ext.setxattr_flags & abi::SETXATTR_ACL_KILL_SGID != 0 {
             let mode = self.ops.getattr(node)?.mode & PERMISSIONS;
             if mode & S_ISGID != 0 {
@@ -911,10 +911,10 @@ fn set_time(now: bool, sec: u64, nsec: u32) -> Answer<SetTime> {
     if now { Ok(SetTime::Now) } else { Ok(SetTime::At(timespec(sec, nsec)?)) }
 }
 
-/// The permission bits without set-user-id and set-group-id; `None`: neither is to go. Without group
-/// execution the set-group-id bit gives no rights, and a member of the group, or a caller with
-/// CAP_FSETID, leaves it. If the other bit goes, the same is asked of a new group, as on Linux.
-/// /proc is asked for that alone, as such files are rare.
+/// The permission bits without set-user-id and set-group-id; `None`: neither is to go. Without
+/// group execution the set-group-id bit gives no rights, and a member of the group, or a caller
+/// with CAP_FSETID, leaves it. If the other bit goes, the same is asked of a new group, as on
+/// Linux. /proc is asked for that alone, as such files are rare.
 fn mode_without_privilege(attr: &Attr, header: &InHeader, new_gid: Option<u32>) -> Option<u32> {
     let mut mode = attr.mode & PERMISSIONS;
     if attr.kind == FileKind::Directory {

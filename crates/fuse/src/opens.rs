@@ -9,8 +9,8 @@
 //! RELEASE, and one of any other image refuses to set the flags.
 //!
 //! # What keeps a flagged file's pages as they are
-//! 1. An open for writing fails with EPERM, as in ext4: of an immutable file each, of an append-only
-//!    one unless it has `O_APPEND`, or with `O_TRUNC`.
+//! 1. An open for writing fails with EPERM, as in ext4: of an immutable file each, of an
+//!    append-only one unless it has `O_APPEND`, or with `O_TRUNC`.
 //! 2. An append-only file is opened for appending with `FOPEN_DIRECT_IO`, with which the kernel
 //!    makes no shared mapping (ENODEV). What is appended goes past the page cache; the pages are
 //!    invalidated before the WRITE is answered ([`crate::settle`]).

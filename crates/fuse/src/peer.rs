@@ -70,9 +70,9 @@ impl Peer {
         !own.is_root() && here && self.status.is_wholly(own.as_raw())
     }
 
-    /// Whether it may do to this process what root and its own user may. A kernel that does not tell
-    /// which process it is at least tells its user, which is enough for an ordinary user's socket in
-    /// a place of that user.
+    /// Whether it may do to this process what root and its own user may. A kernel that does not
+    /// tell which process it is at least tells its user, which is enough for an ordinary user's
+    /// socket in a place of that user.
     pub fn may_command(stream: impl AsFd) -> bool {
         match Peer::of(&stream) {
             Ok(peer) => peer.is_capable(&[Capability::SysAdmin]) || peer.is_own_user(),

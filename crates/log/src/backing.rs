@@ -2,10 +2,10 @@
 //! never written.
 //!
 //! A log write must not be the first write to a block. The host may be full, and a log write that
-//! fails shuts the log down. So the ring is written with zeros ahead of the log, a *step* at a time,
-//! when a reservation comes near the first hole. A reservation that the host has no space for fails
-//! with ENOSPC, before its operation has done anything; the log goes on. Once the zeros reach the
-//! place at which the log was opened, a lap later, the ring has no hole, and this ends.
+//! fails shuts the log down. So the ring is written with zeros ahead of the log, a *step* at a
+//! time, when a reservation comes near the first hole. A reservation that the host has no space for
+//! fails with ENOSPC, before its operation has done anything; the log goes on. Once the zeros reach
+//! the place at which the log was opened, a lap later, the ring has no hole, and this ends.
 //!
 //! # Invariant
 //! `end of the open batch + reserved + promised + charges of waiting reservations <= backed`, where

@@ -8,8 +8,8 @@ use kedge_device::sim::{SimDevice, StatePlan};
 use kedgefs::{FileSystem, Ino};
 use std::sync::Arc;
 
-/// Too long for the log, and short enough for a durable write: for such a one no flush is needed, and
-/// what was discarded before may not be flushed yet.
+/// Too long for the log, and short enough for a durable write: for such a one no flush is needed,
+/// and what was discarded before may not be flushed yet.
 const LEN: usize = 48 << 10;
 
 /// Who gives the space back.

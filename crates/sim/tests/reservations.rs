@@ -3,8 +3,8 @@
 //! Random operations on files whose extents are as bad as they get: preallocated pieces, holes,
 //! fragments, blocks whose newest bytes are in the log, written blocks in the middle of unwritten
 //! extents. The log has 1 MiB, and the image is full again and again. A debug build asserts at each
-//! commit that the record fits its reservation. Here the bytes are compared with a model, what frees
-//! space never fails, and the least that any operation had left is printed.
+//! commit that the record fits its reservation. Here the bytes are compared with a model, what
+//! frees space never fails, and the least that any operation had left is printed.
 
 mod common;
 

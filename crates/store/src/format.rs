@@ -105,9 +105,9 @@ const SPARSE_BYTES: u64 = 64 << 20;
 
 /// Writes the ring with zeros, instead of leaving holes in a sparse file. Otherwise the host would
 /// allocate or convert blocks under log writes, and each force would pay for that. A large ring of
-/// a file that has holes there is written in part: the file would take a gigabyte of its host before
-/// it holds anything. The rest becomes a hole, which reads as zeros whatever the file held before,
-/// such as an image with the same key.
+/// a file that has holes there is written in part: the file would take a gigabyte of its host
+/// before it holds anything. The rest becomes a hole, which reads as zeros whatever the file held
+/// before, such as an image with the same key.
 fn write_log_ring(device: &dyn Device, geometry: &Geometry) -> Result<()> {
     const CHUNK: u64 = 256;
     let (start, bytes) = (geometry.log_start.byte_offset(), geometry.log_bytes());

@@ -252,8 +252,8 @@ impl<'a> Sink<'a> {
         }
     }
 
-    /// Root makes nothing that its view of a mount does not honour: it may have been given that view
-    /// so that it cannot.
+    /// Root makes nothing that its view of a mount does not honour: it may have been given that
+    /// view so that it cannot.
     fn check_view(&self, path: &[u8], meta: &Meta, is_device: bool) -> Result<()> {
         let Some(live) = self.live.as_ref().filter(|live| live.only.is_none()) else { return Ok(()) };
         let grants =

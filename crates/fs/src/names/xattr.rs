@@ -4,9 +4,9 @@
 //! An inode has at most [`NAMES_MAX`] bytes of names, so that each list fits listxattr(2), and
 //! [`VALUES_MAX`] of values. Otherwise a user could give a file so many that one list of them keeps
 //! a thread busy, and its memory, for long. A name beyond that is refused with ENOSPC, as on ext4
-//! with a full attribute block. What an inode has is added up when an attribute is new or takes more
-//! items than before: most have two or three. An image of an older version may have more. Those can
-//! be read, replaced by what is no larger, and removed.
+//! with a full attribute block. What an inode has is added up when an attribute is new or takes
+//! more items than before: most have two or three. An image of an older version may have more.
+//! Those can be read, replaced by what is no larger, and removed.
 
 use super::slots::{self, Slot};
 use super::{Names, acl};

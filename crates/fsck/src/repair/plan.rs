@@ -332,8 +332,8 @@ impl Planner<'_> {
         Ok(next_ino)
     }
 
-    /// The directory lost+found, if there is one that only root may enter. Any other may be a user's,
-    /// made to get at the files of others: their own directories no longer protect those.
+    /// The directory lost+found, if there is one that only root may enter. Any other may be a
+    /// user's, made to get at the files of others: their own directories no longer protect those.
     fn lost_found(&self, gathered: &Gathered) -> Option<u64> {
         let ino = gathered.lost_found.get(LOST_FOUND)?;
         let inode = &gathered.inodes[gathered.find(*ino)?];
