@@ -290,6 +290,12 @@ fn an_image_without_the_feature_refuses_until_it_is_tuned() {
     }
     chattr(&place, "+dA mnt/f");
     assert_eq!(place.info("mnt")["mount"]["options"]["no_open"], true);
+    // Each change of a directory comes to the mount.
+    fs::create_dir(place.path("mnt/dir")).unwrap();
+    chattr(&place, "+i mnt/dir");
+    assert_eq!(errno(fs::File::create(place.path("mnt/dir/new"))), EPERM);
+    assert_eq!(errno(fs::remove_dir(place.path("mnt/dir"))), EPERM);
+    chattr(&place, "-i mnt/dir");
     place.unmount();
     place.run("tune --immutable disk.kedge").ok();
     place.run("mount disk.kedge mnt").ok();

@@ -10,7 +10,7 @@ use crate::import::sink::{Changed, Live, Sink};
 use anyhow::{Context, Result, ensure};
 use kedge_base::lock::{Mutex, Rank};
 use kedge_fuse::{MountedSession, Notifier};
-use kedgefs::{FileKind, FileSystem, Ino};
+use kedgefs::{FileKind, FileSystem};
 use std::cell::RefCell;
 use std::io::{self, BufReader, Write};
 use std::net::Shutdown;

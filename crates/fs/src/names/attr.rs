@@ -110,7 +110,9 @@ impl Names {
             return Ok(());
         }
         let fixes = |flag| flags.has(flag) && !old.has(flag);
-        if !self.has_immutable() && (fixes(FileFlags::IMMUTABLE) || fixes(FileFlags::APPEND)) {
+        // A directory has no pages: each change of one is an operation, which checks the flags.
+        let keeps = self.has_immutable() || inode.kind == FileKind::Directory;
+        if !keeps && (fixes(FileFlags::IMMUTABLE) || fixes(FileFlags::APPEND)) {
             return Err(Error::NotSupported(
                 "immutable files, of which this image has none: kedge tune --immutable",
             ));
