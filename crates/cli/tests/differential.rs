@@ -20,7 +20,7 @@ const OPERATIONS: u64 = 6000;
 const SEED: u64 = 20;
 
 /// What differs from ext4, and why that is right or cannot be otherwise.
-const DIFFERENT: [(&str, &str); 8] = [
+const DIFFERENT: [(&str, &str); 10] = [
     (
         "both refuse what is flagged",
         "the kernel judges modes, kinds and names before it asks; the engine, which knows the flags, comes \
@@ -49,6 +49,8 @@ const DIFFERENT: [(&str, &str); 8] = [
     ),
     ("access: result (i)", "the kernel judges access(2) by the mode, and does not ask; open(2) is refused"),
 ];
+const REMOVED: &str =
+    "only directories have a default list: the kernel sends no request to remove one of a file";
 const CHOWN: &str = "ext4 changes the mode to take set-id bits, for which the kernel asks for CAP_FOWNER, though \
     CAP_CHOWN permits the change of the owner; with FUSE it leaves the bits to the server, which takes them";
 

@@ -417,6 +417,8 @@ KNOWN = [
     ([("chmod", "f0", 0o6755), ("chattr", "f0", APPEND)], "root-but-fsetid", ("write", "f0", 0, 5, os.O_APPEND)),
     ([("chmod", "f0", 0o644), ("chattr", "f0", IMMUTABLE)], "root", ("access", "f0", os.W_OK)),
     ([("chown", "f0", 0, 0), ("chmod", "f0", 0o600), ("chattr", "f0", IMMUTABLE)], "user", ("write", "f0", 0, 5, 0)),
+    ([("chattr", "f0", APPEND)], "root", ("removexattr", "f0", DEFAULT)),
+    ([("chattr", "f0", IMMUTABLE)], "root", ("removexattr", "f0", DEFAULT)),
 ]
 
 class Pair:
