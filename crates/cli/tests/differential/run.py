@@ -451,7 +451,7 @@ class Pair:
         what = "chown of nothing" if kind in ("chown", "lchown") and names[1:] == (-1, -1) else kind
         keys = differences(what, answers, self.trees, around)
         for key in keys:
-            key += f" ({own})" if own and "flagged" not in key else ""
+            key += f" ({own})" if own and "flagged" not in key and "nothing" not in key else ""
             self.found[key] = self.found.get(key, 0) + 1
             if self.found[key] <= 3:
                 self.show(key, credential, (kind, arguments), answers, before[0])
