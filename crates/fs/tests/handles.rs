@@ -4,6 +4,7 @@
 use kedgefs::device::{FileDevice, OpenOptions as DeviceOptions};
 use kedgefs::*;
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt;
 
 fn root() -> Dir {
     FileSystem::in_memory(32 << 20).unwrap().root()
@@ -214,6 +215,9 @@ fn image_files() {
     assert!(FileSystem::create_image(&path, 4096).is_err(), "too small");
     assert!(!path.exists(), "nothing is left of it");
     let fs = FileSystem::create_image(&path, 32 << 20).unwrap();
+    // Who made the image can write to a mount of it.
+    let (file, root) = (std::fs::metadata(&path).unwrap(), fs.getattr(Ino::ROOT).unwrap());
+    assert_eq!((root.uid, root.gid), (file.uid(), file.gid()));
     refused(FileSystem::create_image(&path, 32 << 20), ErrorKind::AlreadyExists);
     fs.root().write("f", "kept").unwrap();
     refused(FileSystem::open_image(&path), ErrorKind::ResourceBusy);

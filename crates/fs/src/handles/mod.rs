@@ -16,8 +16,10 @@ pub use file::{File, OpenOptions};
 use crate::api::FileSystem;
 use crate::error::Result;
 use crate::options::{FormatOptions, MountOptions};
+use crate::types::Owner;
 use kedge_base::{Ino, SystemClock};
 use kedge_device::{Device, FileDevice, MemDevice};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -29,8 +31,8 @@ impl FileSystem {
     }
 
     /// Creates an image file of `size` bytes (at least 16 MiB), makes a file system in it with
-    /// default options, and opens it. The path must not exist. After an error nothing is left
-    /// there.
+    /// default options, and opens it. Its root directory belongs to the owner of the file. The path
+    /// must not exist. After an error nothing is left there.
     pub fn create_image(path: impl AsRef<Path>, size: u64) -> std::io::Result<FileSystem> {
         let path = path.as_ref();
         drop(std::fs::File::create_new(path)?);
@@ -50,18 +52,20 @@ impl FileSystem {
     /// A new file system of `size` bytes (at least 16 MiB) in memory, for tests. It goes with its
     /// last clone.
     pub fn in_memory(size: u64) -> std::io::Result<FileSystem> {
-        Ok(format_and_open(Arc::new(MemDevice::new(size)))?)
+        Ok(format_and_open(Arc::new(MemDevice::new(size)), Owner::default())?)
     }
 }
 
 fn create_in(path: &Path, size: u64) -> std::io::Result<FileSystem> {
     let device = FileDevice::create(path, size, kedge_device::OpenOptions::default())
         .map_err(crate::error::Error::from)?;
-    Ok(format_and_open(device)?)
+    // The owner of the file owns the root directory, too, or could not write to a mount of it.
+    let file = std::fs::metadata(path)?;
+    Ok(format_and_open(device, Owner { uid: file.uid(), gid: file.gid() })?)
 }
 
-fn format_and_open(device: Arc<dyn Device>) -> Result<FileSystem> {
+fn format_and_open(device: Arc<dyn Device>, owner: Owner) -> Result<FileSystem> {
     let clock = Arc::new(SystemClock::default());
-    FileSystem::format(device.clone(), clock.clone(), &FormatOptions::default())?;
+    FileSystem::format(device.clone(), clock.clone(), &FormatOptions { owner, ..Default::default() })?;
     FileSystem::open(device, clock, MountOptions::default())
 }
