@@ -39,6 +39,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
     } else {
         image_json(&args.target, &Image::open(&args.target)?.superblock()?)
     };
+    if is_dir {
+        flags_in_force(&mut value, &args.target)?;
+    }
     // Of a directory nothing more is asked: see above.
     if !is_dir && let Some(mount) = mounts::of_image(&args.target)? {
         value["mounted_on"] = json!(mount.dir.to_string_lossy());
@@ -46,6 +49,16 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     print(&value, args.json)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The flags of the mount table: fusermount3 sets some, and a remount changes them, of which the
+/// serving process knows nothing.
+fn flags_in_force(value: &mut Value, dir: &Path) -> Result<()> {
+    let Some(mount) = mounts::at(dir)? else { return Ok(()) };
+    for flag in ["nosuid", "nodev", "noexec"] {
+        value["mount"][flag] = json!(mount.has_option(flag));
+    }
+    Ok(())
 }
 
 /// The contents of a superblock. Counts of blocks are those of the last checkpoint.

@@ -160,6 +160,7 @@ fn main() -> ExitCode {
     let args = with_subcommand(std::env::args_os().collect());
     let is_fsck = args.get(1).is_some_and(|a| a == "fsck" || a == "scrub");
     let usage_code = if is_fsck { fsck::USAGE } else { USAGE };
+    let help = help_command(&args);
     let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
         Err(e) if e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand || !e.use_stderr() => {
@@ -167,7 +168,7 @@ fn main() -> ExitCode {
             return ExitCode::from(if e.print().is_ok() { code } else { FAILURE });
         }
         Err(e) => {
-            eprintln!("kedge: {} (see kedge --help)", one_line(&first_paragraphs(&e)));
+            eprintln!("kedge: {} (see {help})", one_line(&first_paragraphs(&e)));
             return ExitCode::from(usage_code);
         }
     };
@@ -218,6 +219,19 @@ fn main() -> ExitCode {
             })
         }
     }
+}
+
+/// The help that is about what was asked for: of the subcommand, if there is one.
+fn help_command(args: &[OsString]) -> String {
+    let mut command = command();
+    let mut words = String::from("kedge");
+    for word in args.iter().skip(1).filter_map(|word| word.to_str()) {
+        let found = command.get_subcommands().find(|c| c.get_name() == word && !c.is_hide_set());
+        let Some(found) = found.cloned() else { break };
+        words = format!("{words} {word}");
+        command = found;
+    }
+    words + " --help"
 }
 
 fn is_broken_pipe(e: &anyhow::Error) -> bool {

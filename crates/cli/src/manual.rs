@@ -84,6 +84,10 @@ fn render(command: &Command, name: &str) -> Result<Page> {
     }
     let mut roff = set_bold(&String::from_utf8(roff).context("clap's words are text")?).into_bytes();
     let mut rest = Roff::new();
+    if let Some(more) = command.get_after_help() {
+        rest.control("SH", ["NOTES"]);
+        code(&mut rest, &more.to_string());
+    }
     text::sections(name).for_each(|(heading, blocks)| section(&mut rest, heading, blocks));
     see_also(&mut rest, name);
     rest.to_writer(&mut roff)?;
@@ -98,16 +102,7 @@ fn section(roff: &mut Roff, heading: &str, blocks: &[Block]) {
                 roff.control("PP", []);
                 roff.text(inlines(text));
             }
-            Block::Code(lines) => {
-                roff.control("PP", []);
-                roff.control("RS", ["4"]);
-                roff.control("nf", []);
-                lines.lines().for_each(|line| {
-                    roff.text([roman(line)]);
-                });
-                roff.control("fi", []);
-                roff.control("RE", []);
-            }
+            Block::Code(lines) => code(roff, lines),
             Block::Term(term, text) => {
                 roff.control("TP", []);
                 roff.text([bold(*term)]);
@@ -115,6 +110,18 @@ fn section(roff: &mut Roff, heading: &str, blocks: &[Block]) {
             }
         }
     }
+}
+
+/// Lines to be taken as they are.
+fn code(roff: &mut Roff, lines: &str) {
+    roff.control("PP", []);
+    roff.control("RS", ["4"]);
+    roff.control("nf", []);
+    lines.lines().for_each(|line| {
+        roff.text([roman(line)]);
+    });
+    roff.control("fi", []);
+    roff.control("RE", []);
 }
 
 fn see_also(roff: &mut Roff, name: &str) {
@@ -143,6 +150,20 @@ fn set_bold(roff: &str) -> String {
     parts.map(|(i, part)| if i % 2 == 0 { part.to_owned() } else { format!("\\fB{part}\\fR") }).collect()
 }
 
+/// The command without what its help does not show: clap_complete would offer that, too.
+fn visible(command: &Command) -> Command {
+    let args = command.get_arguments().filter(|arg| !arg.is_hide_set());
+    let subcommands = command.get_subcommands().filter(|command| !command.is_hide_set());
+    let shown = Command::new(command.get_name().to_owned())
+        .args(args)
+        .subcommands(subcommands.map(visible))
+        .subcommand_required(command.is_subcommand_required_set());
+    match command.get_about() {
+        Some(about) => shown.about(about.clone()),
+        None => shown,
+    }
+}
+
 /// Where a shell looks for completions, below the prefix, and the script.
 pub fn completions(kedge: &Command) -> Vec<(&'static str, Vec<u8>)> {
     let files = [
@@ -154,7 +175,7 @@ pub fn completions(kedge: &Command) -> Vec<(&'static str, Vec<u8>)> {
         .into_iter()
         .map(|(shell, path)| {
             let mut script = Vec::new();
-            clap_complete::generate(shell, &mut kedge.clone(), "kedge", &mut script);
+            clap_complete::generate(shell, &mut visible(kedge), "kedge", &mut script);
             (path, script)
         })
         .collect()

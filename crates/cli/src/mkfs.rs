@@ -4,10 +4,11 @@
 //! interrupted run leaves nothing that a later `mount --create` would take for an image.
 
 use crate::image::{Image, is_remote, locate};
-use crate::options::parse_size;
+use crate::options::{parse_size, show_size};
 use crate::{Usage, engine, import, info, mounts};
 use anyhow::{Context, Result, bail};
 use kedge_base::BLOCK_SIZE;
+use kedge_format::superblock::IMAGE_MIN;
 use kedgefs::FormatOptions;
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
@@ -22,7 +23,7 @@ pub struct Args {
     version: Option<bool>,
     /// Size of the image; a missing file is created, a shorter one is extended. auto: as large as
     /// what --from names needs
-    #[arg(long, value_name = "SIZE|auto", value_parser = parse_image_size)]
+    #[arg(long, value_name = "SIZE|auto", value_parser = parse_image_size, allow_negative_numbers = true)]
     size: Option<ImageSize>,
     /// Fill it from a directory, a tar file, or a tar stream on standard input (-), with owners,
     /// modes, times, attributes, hard links, holes and devices
@@ -35,7 +36,7 @@ pub struct Args {
     #[arg(short = 'U', long)]
     uuid: Option<uuid::Uuid>,
     /// Size of the log, 1 MiB to 1 GiB (default: a 32nd of the image, at least 32 MiB)
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, allow_negative_numbers = true)]
     log_size: Option<u64>,
     /// Let files be made immutable or append-only (chattr +i, +a). Each open of a file then takes
     /// the mount two requests
@@ -141,6 +142,12 @@ fn create_filled(
     let Some(name) = path.file_name() else {
         return Err(Usage(format!("{} names no file", path.display())).into());
     };
+    if size < IMAGE_MIN {
+        let (least, path) = (show_size(IMAGE_MIN), path.display());
+        bail!(
+            "create {path}: image of {size} bytes: the least is {least} (sizes are written as 64K, 16M, 4G)"
+        );
+    }
     let dir = path.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let temporary = dir.join(format!(".{}.{}.new", name.to_string_lossy(), std::process::id()));
     // A name that exists already may belong to another user, and be a link to a file that would be

@@ -24,10 +24,10 @@ pub struct Args {
     #[arg(long)]
     foreground: bool,
     /// Create the image with this size, and the directory, if they do not exist
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, allow_negative_numbers = true)]
     create: Option<u64>,
     /// Memory for cached metadata and file pages (as -o cache_size)
-    #[arg(long, value_name = "SIZE", value_parser = parse_cache_size)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_cache_size, allow_negative_numbers = true)]
     cache_size: Option<u64>,
     /// Let the process called NAME serve it along with its other mounts; start it if there is none
     #[arg(long, value_name = "NAME", conflicts_with_all = ["foreground", "log_file"])]
@@ -227,12 +227,52 @@ fn prepare<'a>(args: &'a Args, words: &MountWords) -> Result<Made<'a>> {
     {
         bail!("{} is in use: it is mounted on {}", args.image.display(), mount.dir.display());
     }
+    refuse_inside(&args.image, &args.dir)?;
+    if size.is_none() {
+        check_image(&args.image, words)?;
+    }
     made.dir = make_dir(args)?;
     if let Some(size) = size {
         mkfs::create(&args.image, size, &FormatOptions { size: Some(size), ..FormatOptions::default() })?;
         made.image = true;
     }
     Ok(made)
+}
+
+/// An image below its own mount point would be hidden by its mount: nothing could name it, to
+/// check it or to mount it again.
+fn refuse_inside(image: &Path, dir: &Path) -> Result<()> {
+    if image::is_remote(image)? {
+        return Ok(());
+    }
+    // Neither need exist yet.
+    let parent = image.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let (Ok(parent), Ok(dir)) = (parent.canonicalize(), mounts::resolve(dir)) else { return Ok(()) };
+    if parent.starts_with(&dir) {
+        bail!(
+            "{} lies inside of the mount point {}, and the mount would hide it: choose another place for one of them",
+            image.display(),
+            dir.display()
+        );
+    }
+    Ok(())
+}
+
+/// What a look at the image tells, before a process starts: whether it is one, and may be written.
+fn check_image(image: &Path, words: &MountWords) -> Result<()> {
+    if image::is_remote(image)? || std::fs::metadata(image).is_ok_and(|meta| meta.is_dir()) {
+        return Ok(());
+    }
+    use rustix::fs::{Access, AtFlags, CWD, accessat};
+    if !words.read_only
+        && let Err(e) = accessat(CWD, image, Access::WRITE_OK, AtFlags::EACCESS)
+        && accessat(CWD, image, Access::READ_OK, AtFlags::EACCESS).is_ok()
+    {
+        let why = std::io::Error::from(e);
+        bail!("{} cannot be opened for writing ({why}); mount -o ro only reads it", image.display());
+    }
+    image::Image::open(image)?.superblock()?;
+    Ok(())
 }
 
 /// Whether the mount point had to be made, as `--create` asks.

@@ -85,8 +85,8 @@ pub fn detach_dead(dir: &Path, image: &Path) -> Result<()> {
     for dir in here.into_iter().chain(others) {
         // Checked again: both may be the same mount.
         if is_dead(&dir)? {
-            tracing::warn!("{}: detaching the mount of a process that died", dir.display());
             crate::engine::detach(&dir)?;
+            eprintln!("kedge: warning: {}: the mount of a process that had died is detached", dir.display());
         }
     }
     Ok(())

@@ -242,3 +242,26 @@ fn the_service_manager_is_told_when_the_mounts_are_live() {
     place.unmount();
     assert!(server.wait().unwrap().success());
 }
+
+/// What the help does not show is not offered either, and a page has what its options refer to.
+#[test]
+fn completions_and_pages_have_what_the_help_has() {
+    let place = installed();
+    for script in [
+        "share/bash-completion/completions/kedge",
+        "share/zsh/site-functions/_kedge",
+        "share/fish/vendor_completions.d/kedge.fish",
+    ] {
+        let text = fs::read_to_string(place.path("usr").join(script)).unwrap();
+        for shown in ["mkfs", "install-helpers", "takeover", "slow-fsync", "explore"] {
+            assert!(text.contains(shown), "{shown} in {script}");
+        }
+        for hidden in ["bench", "as-daemon", "faults"] {
+            assert!(!text.contains(hidden), "{hidden} in {script}");
+        }
+    }
+    let page = fs::read_to_string(place.path("usr/share/man/man8/kedge-mount.8")).unwrap();
+    for option in ["commit=SECONDS", "cache_size=SIZE", "volatile"] {
+        assert!(page.contains(option), "{option} in {page}");
+    }
+}

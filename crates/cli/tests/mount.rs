@@ -221,6 +221,24 @@ fn a_mount_in_use_stays() {
     place.unmount();
 }
 
+/// The mount table has flags that the serving process did not set: fusermount3 sets some, and a
+/// remount changes them.
+#[test]
+fn info_has_the_flags_of_the_mount_table() {
+    if no_fuse() || common::not_root("only root changes the flags of a mount") {
+        return;
+    }
+    let place = Place::new();
+    place.run("mount -o fuse --create 16M disk.kedge mnt").ok();
+    let flags = || ["nosuid", "nodev", "noexec"].map(|flag| place.info("mnt")["mount"][flag].clone());
+    assert_eq!(flags(), [false, false, false]);
+    let mut change = place.command("mount");
+    change.args(["-i", "-o", "remount,bind,nosuid,nodev", "mnt"]);
+    common::tool(change, "util-linux", std::time::Duration::from_secs(60));
+    assert_eq!(flags(), [true, true, false]);
+    place.unmount_and_check("disk.kedge");
+}
+
 #[test]
 fn a_read_only_mount_changes_nothing() {
     if no_fuse() {

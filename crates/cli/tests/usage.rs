@@ -43,6 +43,52 @@ fn requests_that_cannot_be_met() {
     assert_eq!(std::fs::read(place.path("text")).unwrap(), b"no image");
 }
 
+/// The hint names the help that is about the request.
+#[test]
+fn hints_lead_to_the_help_of_the_subcommand() {
+    let place = Place::new();
+    for (line, help) in [
+        ("mount --frob a b", "kedge mount --help"),
+        ("mkfs", "kedge mkfs --help"),
+        ("crash record --frob", "kedge crash record --help"),
+        ("frobnicate", "see kedge --help"),
+    ] {
+        place.run(line).refused(2, &[help]);
+    }
+}
+
+#[test]
+fn sizes_that_are_too_small_or_negative_get_advice() {
+    let place = Place::new();
+    place.run("mount --create 10 small.kedge mnt").refused(1, &["10 bytes", "the least is 16 MiB"]);
+    place.run("mkfs --size 10 small.kedge").refused(1, &["10 bytes", "the least is 16 MiB"]);
+    for line in ["mkfs --size -5 n", "mkfs --size 16M --log-size -5 n", "mount --create -5 n mnt"] {
+        place.run(line).refused(2, &["-5", "not a size", "16M"]);
+    }
+    assert_eq!(std::fs::read_dir(place.path("")).unwrap().count(), 0, "nothing was made");
+}
+
+#[test]
+fn what_is_no_image_is_named_before_a_mount_is_tried() {
+    let place = Place::new();
+    std::fs::create_dir(place.path("mnt")).unwrap();
+    std::fs::write(place.path("text"), "what somebody wrote down\n").unwrap();
+    let said = place.run("info text").err;
+    place.run("mount text mnt").refused(1, &[said.trim_end()]);
+}
+
+#[test]
+fn an_image_inside_of_its_mount_point_is_refused() {
+    let place = Place::new();
+    std::fs::create_dir_all(place.path("mnt/deep")).unwrap();
+    for image in ["mnt/a.kedge", "mnt/deep/a.kedge"] {
+        place.run(&format!("mount --create 16M {image} mnt")).refused(1, &[image, "lies inside", "hide it"]);
+        assert!(!place.path(image).exists());
+        place.run(&format!("mkfs --size 16M {image}")).ok();
+        place.run(&format!("mount {image} mnt")).refused(1, &[image, "lies inside"]);
+    }
+}
+
 #[test]
 fn help_and_version() {
     let place = Place::new();
