@@ -77,7 +77,7 @@ impl<'a> Moments<'a> {
     fn take(&self) {
         let mut left = self.left.borrow_mut();
         let seed = left.len() as u64;
-        let mode = Some(0o600 | seed as u32 % 2);
+        let mode = Some(0o600 + seed as u32 % 2);
         self.fs.setattr(self.others, &SetAttr { mode, ..SetAttr::default() }).expect("changed");
         self.fs.fsync(self.others, false).expect("durable");
         left.extend([Choice::None, Choice::Torn(seed), Choice::All].map(|c| self.sim.crash_as(c)));
