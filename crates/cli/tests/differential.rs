@@ -47,6 +47,8 @@ const DIFFERENT: [(&str, &str); 10] = [
         "ext4 refuses an append that would take set-id bits, as it refuses a change of the mode; ours takes \
          them and appends",
     ),
+    ("removexattr: EPERM, ours ok (a)", REMOVED),
+    ("removexattr: EPERM, ours ok (i)", REMOVED),
     ("access: result (i)", "the kernel judges access(2) by the mode, and does not ask; open(2) is refused"),
 ];
 const REMOVED: &str =
