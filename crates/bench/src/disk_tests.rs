@@ -38,8 +38,8 @@ fn a_loop_device_counts() {
     drop(device);
     let name = made.path.trim_start_matches("/dev/").to_owned();
     drop(made);
-    // Its last user detaches it: a child that another test starts just now has it open for a moment,
-    // and so has udev.
+    // Its last user detaches it: a child that another test starts just now has it open for a
+    // moment, and so has udev.
     let backing = format!("/sys/block/{name}/loop/backing_file");
     let image = dir.path().join("t.img");
     let is_ours = || {

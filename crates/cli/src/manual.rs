@@ -157,7 +157,12 @@ fn visible(command: &Command) -> Command {
     let shown = Command::new(command.get_name().to_owned())
         .args(args)
         .subcommands(subcommands.map(visible))
-        .subcommand_required(command.is_subcommand_required_set());
+        .subcommand_required(command.is_subcommand_required_set())
+        .disable_version_flag(command.is_disable_version_flag_set());
+    let shown = match command.get_version() {
+        Some(version) => shown.version(version.to_owned()),
+        None => shown,
+    };
     match command.get_about() {
         Some(about) => shown.about(about.clone()),
         None => shown,

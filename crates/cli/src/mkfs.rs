@@ -66,8 +66,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     let source = open_source(&args, is_new)?;
     let date = import::source_date()?;
+    let bytes = size(&args, source.as_ref(), is_new)?;
+    if let Some(bytes) = bytes.filter(|_| is_new) {
+        refuse_small(&args.image, bytes)?;
+    }
     let mut options = FormatOptions {
-        size: size(&args, source.as_ref(), is_new)?.map(whole_blocks),
+        size: bytes.map(whole_blocks),
         log_size: args.log_size.map(whole_blocks),
         label: args.label,
         uuid: args.uuid,
@@ -121,6 +125,17 @@ fn size(args: &Args, source: Option<&import::Source>, is_new: bool) -> Result<Op
     }
 }
 
+/// Before a size is rounded to blocks: the message has what was asked for.
+pub fn refuse_small(path: &Path, bytes: u64) -> Result<()> {
+    if bytes < IMAGE_MIN {
+        let (least, path) = (show_size(IMAGE_MIN), path.display());
+        bail!(
+            "create {path}: image of {bytes} bytes: the least is {least} (sizes are written as 64K, 16M, 4G)"
+        );
+    }
+    Ok(())
+}
+
 /// Makes `path`, a new file with an image of `size` bytes.
 pub fn create(path: &Path, size: u64, options: &FormatOptions) -> Result<()> {
     create_filled(path, size, options, &|_| Ok(()))
@@ -142,12 +157,6 @@ fn create_filled(
     let Some(name) = path.file_name() else {
         return Err(Usage(format!("{} names no file", path.display())).into());
     };
-    if size < IMAGE_MIN {
-        let (least, path) = (show_size(IMAGE_MIN), path.display());
-        bail!(
-            "create {path}: image of {size} bytes: the least is {least} (sizes are written as 64K, 16M, 4G)"
-        );
-    }
     let dir = path.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let temporary = dir.join(format!(".{}.{}.new", name.to_string_lossy(), std::process::id()));
     // A name that exists already may belong to another user, and be a link to a file that would be

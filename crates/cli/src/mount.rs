@@ -7,6 +7,8 @@ use crate::options::{MountWords, asks_nothing, parse_cache_size, parse_size};
 use crate::os::TerminationSignals;
 use crate::{Usage, daemon, engine, image, mkfs, mounts, notify, remount, syslog, tag};
 use anyhow::{Context, Result, bail};
+use kedge_format::content::Content;
+use kedge_format::superblock::IMAGE_MIN;
 use kedge_fuse::{MountEntry, MountPoint, MountedSession};
 use kedgefs::FormatOptions;
 use std::cell::Cell;
@@ -218,7 +220,10 @@ fn prepare<'a>(args: &'a Args, words: &MountWords) -> Result<Made<'a>> {
         (false, Some(_)) if words.read_only => {
             return Err(Usage("--create and -o ro contradict each other".into()).into());
         }
-        (false, Some(size)) => Some(mkfs::whole_blocks(size)),
+        (false, Some(size)) => {
+            mkfs::refuse_small(&args.image, size)?;
+            Some(mkfs::whole_blocks(size))
+        }
     };
     // The lock on the image would refuse it too, and could not say who holds it.
     let shared = may_share(args, words)?;
@@ -271,7 +276,16 @@ fn check_image(image: &Path, words: &MountWords) -> Result<()> {
         let why = std::io::Error::from(e);
         bail!("{} cannot be opened for writing ({why}); mount -o ro only reads it", image.display());
     }
-    image::Image::open(image)?.superblock()?;
+    let found = image::Image::open(image)?;
+    if let Content::Other(held) = found.content()?
+        && found.superblock().is_err()
+    {
+        let short = if found.size < IMAGE_MIN { ", and it is too short for an image" } else { "" };
+        bail!(
+            "{} holds {held}, no KedgeFS image: no valid superblock, no KedgeFS magic{short}",
+            image.display()
+        );
+    }
     Ok(())
 }
 

@@ -50,7 +50,7 @@ fn hints_lead_to_the_help_of_the_subcommand() {
     for (line, help) in [
         ("mount --frob a b", "kedge mount --help"),
         ("mkfs", "kedge mkfs --help"),
-        ("crash record --frob", "kedge crash record --help"),
+        ("crash explore --frob", "kedge crash explore --help"),
         ("frobnicate", "see kedge --help"),
     ] {
         place.run(line).refused(2, &[help]);
@@ -73,8 +73,7 @@ fn what_is_no_image_is_named_before_a_mount_is_tried() {
     let place = Place::new();
     std::fs::create_dir(place.path("mnt")).unwrap();
     std::fs::write(place.path("text"), "what somebody wrote down\n").unwrap();
-    let said = place.run("info text").err;
-    place.run("mount text mnt").refused(1, &[said.trim_end()]);
+    place.run("mount text mnt").refused(1, &["text holds data of an unknown kind", "no KedgeFS magic"]);
 }
 
 #[test]
