@@ -178,8 +178,8 @@ fn nobody_without_capabilities_here_commands_a_mount() {
     for become_one in [
         "setpriv --bounding-set -all --no-new-privs",
         "setpriv --bounding-set -all --no-new-privs unshare_net",
-        "setpriv --bounding-set -sys_admin",
-        "setpriv --bounding-set -sys_admin,-mknod --no-new-privs",
+        "setpriv --bounding-set -sys_admin,-linux_immutable",
+        "setpriv --bounding-set -sys_admin,-linux_immutable,-mknod --no-new-privs",
         "unshare --user --map-root-user",
         "unshare --user --map-root-user --net",
         "unshare --user --keep-caps",
