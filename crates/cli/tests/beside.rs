@@ -299,8 +299,10 @@ fn an_interrupted_copy_leaves_whole_files() {
 /// A connection that waits for an archive into `dir`, which it does not keep open.
 fn admitted(dir: &Path) -> UnixStream {
     let mount = kedge_fuse::mount_at(&dir.canonicalize().unwrap()).unwrap();
-    let mut client = kedge_fuse::visit(&mount, LIMIT).unwrap();
+    // A request that was answered: from then on the socket is there.
     let dir = File::open(dir).unwrap();
+    dir.metadata().unwrap();
+    let mut client = kedge_fuse::visit(&mount, LIMIT).unwrap();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let fds = [dir.as_fd()];

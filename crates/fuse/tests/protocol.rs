@@ -164,16 +164,8 @@ fn short_bodies_are_invalid() {
                 assert!(matches!(opcode, op::FORGET | op::BATCH_FORGET | op::INTERRUPT));
                 continue;
             };
-            let bodyless = [
-                op::GETATTR,
-                op::STATX,
-                op::STATFS,
-                op::RELEASE,
-                op::RELEASEDIR,
-                op::SYNCFS,
-                op::DESTROY,
-                op::READLINK,
-            ];
+            let bodyless =
+                [op::GETATTR, op::STATX, op::STATFS, op::RELEASEDIR, op::SYNCFS, op::DESTROY, op::READLINK];
             match opcode {
                 _ if bodyless.contains(&opcode) => assert_eq!(error, 0, "{}", abi::op_name(opcode)),
                 op::OPENDIR if !no_open => assert_eq!(error, 0),
@@ -358,7 +350,8 @@ fn requests_without_ids_make_no_inode_and_rights_are_capabilities() {
     assert_eq!(bench.send(op::LOOKUP, 1, b"new\0").unwrap().1[..8], [0; 8], "there is none");
 
     let trim = abi::IoctlIn { cmd: 0xc018_5879, ..abi::IoctlIn::new_zeroed() };
-    let trim = [trim.as_bytes(), abi::TrimRange::new_zeroed().as_bytes()].concat();
+    let all = abi::TrimRange { len: u64::MAX, ..abi::TrimRange::new_zeroed() };
+    let trim = [trim.as_bytes(), all.as_bytes()].concat();
     let mut asked_by = |uid, pid| bench.send_as(header(op::IOCTL, uid, uid, pid), &trim).unwrap().0;
     // The file system in memory has nothing to trim.
     let own = rustix::thread::gettid().as_raw_nonzero().get() as u32;
