@@ -1,6 +1,6 @@
 //! The driver: runs a target on its corpus and on mutations, for some processor time.
 //!
-//! A panic on any thread is a find, and so is an input that takes longer than [`HANG`]: that one
+//! A panic on any thread is a find, and so is an input that takes longer than two minutes: that one
 //! ends the process, as nothing can end a thread.
 
 use crate::mutate::mutate;
