@@ -263,7 +263,7 @@ fn refuse_inside(image: &Path, dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What a look at the image tells, before a process starts: whether it is one, and may be written.
+/// Checks, before a process starts, that the file is an image and may be written.
 fn check_image(image: &Path, words: &MountWords) -> Result<()> {
     if image::is_remote(image)? || std::fs::metadata(image).is_ok_and(|meta| meta.is_dir()) {
         return Ok(());

@@ -339,8 +339,8 @@ fn kedge(place: &Place, line: &str) -> String {
     said
 }
 
-/// The names of sockets could be foreseen and taken by anybody, and connect(2) waits for ever where
-/// the queue is full.
+/// The names of sockets could be foreseen and taken by anybody, and connect(2) waits without a
+/// bound where the queue is full.
 #[test]
 fn names_that_others_took_make_no_command_wait() {
     if left_out() {
@@ -403,7 +403,7 @@ fn a_directory_that_another_user_made_is_not_used() {
     assert_eq!(code, 0, "{errors}");
 }
 
-/// A FUSE server of any kind that answers the questions of `kedge cp`, and writes down which came.
+/// A FUSE server of any kind that replies to the requests of `kedge cp`, and records them.
 const LIKENESS: &str = r#"
 import ctypes, os, struct, sys
 kind, owner, directory, seen = sys.argv[1:]

@@ -8,7 +8,7 @@
 //! mappings. Copies also bring names that the kernel has never looked up, which it must find in the
 //! listing alone. In half of the steps another thread goes on looking at everything while the step
 //! runs. Afterwards all that the kernel shows is compared with the model, through the same mount,
-//! and attributes with what the serving process answers (`AT_STATX_FORCE_SYNC`, asked last, as it
+//! and attributes with what the serving process returns (`AT_STATX_FORCE_SYNC`, asked last, as it
 //! refreshes what the kernel keeps). A remount compares the model with what is on the device.
 //!
 //! `KEDGE_SEED` repeats one run, `KEDGE_LONG=1` makes twenty times as many steps.

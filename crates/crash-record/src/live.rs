@@ -7,10 +7,10 @@
 //! # Generations
 //! After a crash, what a program had open is gone, as after a restart of the machine. The kernel
 //! knows inodes by number, so the numbers it gets carry the count of crashes in their upper bits,
-//! and a request for a number of an earlier generation answers EIO. Only the root directory keeps
+//! and a request for a number of an earlier generation returns EIO. Only the root directory keeps
 //! its number. So each open of a directory gets the generation as its handle, and a listing or an
-//! fsync of the root with the handle of an earlier generation answers EIO, too. The kernel asks for
-//! each name anew (it may remember nothing on these mounts), so that programs that start after the
+//! fsync of the root with the handle of an earlier generation returns EIO, too. The kernel asks for
+//! each name again (it may cache nothing on these mounts), so that programs that start after the
 //! crash find what is left.
 //!
 //! sync(2) and syncfs(2) come without a handle. Such a call that reaches the mount after a crash

@@ -116,7 +116,7 @@ impl Mounted {
         if let Some(error) = read_answer(stream).context("wait for the serving process")? {
             bail!("{error}");
         }
-        // From here on it is known who is there, and the device may take its time.
+        // The peer is identified now, and the device may take its time.
         stream.set_read_timeout(None)?;
         stream.set_write_timeout(None)?;
         Ok(())

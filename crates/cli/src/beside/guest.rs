@@ -41,8 +41,8 @@ pub struct Guest {
     pub nodev: bool,
 }
 
-/// Finds out who has connected to the process that serves the file system with this number
-/// (`major:minor`), and whether that client may fill the directory that it sends.
+/// Identifies the peer that has connected to the process that serves the file system with this
+/// number (`major:minor`), and whether that client may fill the directory that it sends.
 pub fn admit(stream: &UnixStream, device: &str) -> Result<Guest> {
     let dir = receive(stream)?;
     let peer = Peer::of(stream).context("find out who is at the other end")?;

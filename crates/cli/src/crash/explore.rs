@@ -112,9 +112,9 @@ impl Judge {
 }
 
 /// The command, if it begins with a relative path of a file that is there, with the absolute path
-/// instead. The command runs in the directory of the state, and who writes `./check.sh` means the
-/// file beside the recording. What a shell would expand, and what is found by `PATH`, stays as it
-/// is.
+/// instead. The command runs in the directory of the state, and a caller that names `./check.sh`
+/// means the file beside the recording. What a shell would expand, and what is found by `PATH`,
+/// stays as it is.
 fn found_from(command: &str, here: &Path) -> String {
     let command = command.trim_start();
     let end = command.find(char::is_whitespace).unwrap_or(command.len());
