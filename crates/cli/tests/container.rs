@@ -66,6 +66,30 @@ fn root_without_loop_devices_gets_a_plain_mount_and_is_told() {
     assert_eq!(errors.lines().count(), 2, "one line for each mount: {errors}");
 }
 
+/// A mount of root's and one of an ordinary user's, where `/dev/fuse` does not open and where there
+/// is none.
+#[test]
+fn a_fuse_device_that_is_denied_or_missing_gets_advice() {
+    if no_fuse() || not_root(NEEDS_ROOT) {
+        return;
+    }
+    let place = Place::new();
+    let denied = "mount --bind /dev/fuse /dev/fuse; mount -o remount,bind,nodev /dev/fuse";
+    let missing = "mount -t tmpfs none /dev; mknod -m 666 /dev/null c 1 3";
+    let user = "setpriv --reuid 65534 --regid 65534 --clear-groups";
+    for (prepare, advice) in [(denied, "ls -l /dev/fuse"), (missing, "modprobe fuse")] {
+        for who in ["env", user] {
+            let script =
+                format!("{prepare}\nset +e\n{who} $K mount --create 64M disk.kedge mnt; echo code $?; ls");
+            let (said, errors) = shell(&place, "unshare", "-m --propagation private", &script);
+            assert_eq!(said, "code 1\nkedge\n", "nothing is left: {errors}");
+            let words = ["/dev/fuse cannot be opened", advice, "docker run --device /dev/fuse"];
+            assert!(words.iter().all(|word| errors.contains(word)), "{who} {prepare}: {errors}");
+            assert_eq!(errors.lines().count(), 1, "{errors}");
+        }
+    }
+}
+
 #[test]
 fn the_kind_of_mount_can_be_chosen() {
     if no_fuse() || not_root(NEEDS_ROOT) {

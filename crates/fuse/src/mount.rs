@@ -45,7 +45,7 @@ const HELPERS: [&str; 2] = ["fusermount3", "fusermount"];
 /// Why a mount was not made or not ended.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
-    #[error("/dev/fuse cannot be opened ({0}); is the kernel's FUSE module loaded?")]
+    #[error("/dev/fuse cannot be opened ({0}): {advice}", advice = fuse_advice(.0))]
     NoFuseDevice(io::Error),
     #[error("mount point {} does not exist", .0.display())]
     NoMountPoint(PathBuf),
@@ -77,6 +77,27 @@ pub enum MountError {
     Busy(PathBuf),
     #[error("{} cannot be unmounted: {error}", dir.display())]
     Unmount { dir: PathBuf, error: io::Error },
+}
+
+/// What a user can do where `/dev/fuse` does not open. The error shows what refuses it: the file's
+/// mode gives EACCES, as a mount without devices does, and the device rules of a control group
+/// EPERM.
+fn fuse_advice(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => {
+            "`modprobe fuse` loads the kernel's module; a container gets the device from its host \
+             (docker run --device /dev/fuse --cap-add SYS_ADMIN)"
+        }
+        Some(libc::EPERM) => {
+            "the device rules of this container or service refuse it; docker run --device /dev/fuse allows \
+             it, or DeviceAllow=/dev/fuse in a unit of systemd"
+        }
+        Some(libc::EACCES) => {
+            "`ls -l /dev/fuse` shows its mode and group: join the group, or chmod 666 as udev does; in a \
+             container its file system may be mounted with nodev (docker run --device /dev/fuse)"
+        }
+        _ => "is the kernel's FUSE module loaded?",
+    }
 }
 
 /// Mounts `image` on the directory `dir`. Nothing answers there until [`MountedSession::run`] is
@@ -328,8 +349,21 @@ fn mount_by_helper(source: &Path, dir: &Path, options: &FuseOptions) -> Result<O
     let helper_error = |e: Errno| MountError::Helper(e.to_string());
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
         .map_err(helper_error)?;
-    run_helper(&["-o", &opts], dir, Some(theirs))?;
+    run_helper(&["-o", &opts], dir, Some(theirs)).map_err(without_device)?;
     receive_fd(&ours)
+}
+
+/// The helper has no code for a device that it cannot open, only words.
+fn without_device(e: MountError) -> MountError {
+    match &e {
+        MountError::Helper(text) if text.contains("/dev/fuse") || text.contains("fuse device") => {
+            match sys::open_fuse() {
+                Err(why) => MountError::NoFuseDevice(why),
+                Ok(_) => e,
+            }
+        }
+        _ => e,
+    }
 }
 
 /// Runs fusermount3. It sends what it opens over `socket`, which it gets as its standard input: any
