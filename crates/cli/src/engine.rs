@@ -37,10 +37,9 @@ pub fn format(path: &Path, options: &FormatOptions) -> Result<()> {
     format_device(device, options).with_context(|| format!("format {}", path.display()))
 }
 
-/// Creates a file of `size` bytes with an image in it. The path must not exist.
+/// Makes an image of `size` bytes in an empty file.
 pub fn create(path: &Path, size: u64, options: &FormatOptions) -> Result<()> {
-    let device = FileDevice::create(path, size, OpenOptions::default())?;
-    format_device(device, options).with_context(|| format!("format {}", path.display()))
+    format_device(FileDevice::create(path, size, OpenOptions::default())?, options)
 }
 
 /// The root directory belongs to the user who makes the image. An unprivileged mount is visible

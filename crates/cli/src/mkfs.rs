@@ -6,10 +6,11 @@
 use crate::image::{Image, is_remote, locate};
 use crate::options::{parse_size, show_size};
 use crate::{Usage, engine, import, info, mounts};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use kedge_base::BLOCK_SIZE;
 use kedge_format::superblock::IMAGE_MIN;
 use kedgefs::FormatOptions;
+use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -158,7 +159,8 @@ fn create_filled(
         return Err(Usage(format!("{} names no file", path.display())).into());
     };
     let dir = path.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let temporary = dir.join(format!(".{}.{}.new", name.to_string_lossy(), std::process::id()));
+    let name = name.to_string_lossy();
+    let temporary = path.with_file_name(format!(".{name}.{}.new", std::process::id()));
     // A name that exists already may belong to another user, and be a link to a file that would be
     // overwritten.
     let new = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary);
@@ -169,7 +171,18 @@ fn create_filled(
     if made.is_err() && temporary.exists() {
         fs::remove_file(&temporary).with_context(|| format!("remove {}", temporary.display()))?;
     }
-    made.with_context(|| format!("create {}", path.display()))
+    made.map_err(|e| under_its_name(e, &temporary, &name))
+        .with_context(|| format!("create {}", path.display()))
+}
+
+/// An error that has the file's name of before it is whole gets the name that the user gave. The
+/// engine and the device know only the former.
+fn under_its_name(e: anyhow::Error, temporary: &Path, name: &str) -> anyhow::Error {
+    let text = format!("{e:#}");
+    match temporary.file_name().map(OsStr::to_string_lossy) {
+        Some(before) if text.contains(&*before) => anyhow!(text.replace(&*before, name)),
+        _ => e,
+    }
 }
 
 fn publish(temporary: &Path, path: &Path, dir: &Path) -> Result<()> {

@@ -68,6 +68,50 @@ fn sizes_that_are_too_small_or_negative_get_advice() {
     assert_eq!(std::fs::read_dir(place.path("")).unwrap().count(), 0, "nothing was made");
 }
 
+/// A new file has another name until it is whole. A user who has not given that name should not
+/// have to look for it.
+#[test]
+fn errors_have_the_name_that_was_given() {
+    let place = Place::new();
+    std::fs::create_dir(place.path("from")).unwrap();
+    std::fs::write(place.path("from/large"), vec![1; 20 << 20]).unwrap();
+    let long = "x".repeat(65);
+    for (line, words) in [
+        (format!("mkfs --size 16M -L {long} new.kedge"), ["new.kedge", "the longest is 64"]),
+        ("mkfs --size 16M --log-size 15M new.kedge".into(), ["new.kedge", "at most half the image"]),
+        ("mkfs --size 16M --from from new.kedge".into(), ["new.kedge", "a larger --size"]),
+        ("mkfs --size 16M gone/new.kedge".into(), ["gone/new.kedge", "No such file"]),
+        ("mount --create 16M gone/new.kedge from".into(), ["gone/new.kedge", "No such file"]),
+        ("crash record -o gone/run.kcr -- true".into(), ["gone/run.kcr", "No such file"]),
+    ] {
+        let run = place.run(&line);
+        assert!(!run.err.contains(".new") && !run.err.contains("/."), "{line}: {}", run.err);
+        run.refused(1, &words);
+    }
+    place.run("mkfs --size 16M whole.kedge").ok();
+    for from in ["", "--from whole.kedge"] {
+        let mut command = place.command(env!("CARGO_BIN_EXE_kedge"));
+        command.args(format!("crash record {from} -o run.kcr -- true").split_whitespace());
+        let out = command.env("TMPDIR", "/gone").output().unwrap();
+        let errors = String::from_utf8(out.stderr).unwrap();
+        assert!(errors.ends_with(" in /gone\n"), "{errors}");
+    }
+    // No room on the host: root mounts one that is full, for this process's child alone.
+    let script = "mount -t tmpfs -o size=1M none from && \
+                  (\"$K\" mkfs --size 64M from/new.kedge; \"$K\" mount --create 64M from/new.kedge mnt; ls -A from)";
+    if common::not_root("only root can mount a host without room") {
+        return;
+    }
+    let mut command = place.command("unshare");
+    command.args(["-m", "sh", "-c", script]).env("K", env!("CARGO_BIN_EXE_kedge"));
+    let out = common::output_within(command, std::time::Duration::from_secs(60)).unwrap();
+    let errors = String::from_utf8(out.stderr).unwrap();
+    assert_eq!(errors.matches("create from/new.kedge: ").count(), 2, "{errors}");
+    assert_eq!(errors.matches("No space left").count(), 2, "{errors}");
+    assert!(!errors.contains(".new"), "{errors}");
+    assert_eq!(String::from_utf8(out.stdout).unwrap(), "", "nothing was left");
+}
+
 #[test]
 fn what_is_no_image_is_named_before_a_mount_is_tried() {
     let place = Place::new();

@@ -17,7 +17,7 @@ use regex::Regex;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, IsTerminal};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
@@ -150,9 +150,9 @@ impl Draft {
             Err(_) => None,
         };
         let dir = name.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        // The umask is applied to it.
-        let new = std::fs::Permissions::from_mode(0o666);
-        let temp = tempfile::Builder::new().prefix(".kedge-record-").permissions(new).tempfile_in(dir)?;
+        // Opened here, as tempfile's own errors have the name of the draft.
+        let open = |path: &Path| File::options().write(true).create_new(true).mode(0o666).open(path);
+        let temp = tempfile::Builder::new().prefix(".kedge-record-").make_in(dir, open)?;
         let (file, temp) = temp.into_parts();
         if let Some(mode) = mode {
             file.set_permissions(mode)?;

@@ -28,7 +28,11 @@ impl WorkDir {
         sweep(place, prefix, &release);
         for _ in 0..TRIES {
             let name = format!("{prefix}{}-", std::process::id());
-            let path = tempfile::Builder::new().prefix(&name).tempdir_in(place)?.keep();
+            let path = tempfile::Builder::new()
+                .prefix(&name)
+                .tempdir_in(place)
+                .map_err(|e| unnamed(&e, place))?
+                .keep();
             match lock(&path)? {
                 Some(lock) => return Ok(WorkDir { path, _lock: lock }),
                 // Another process starts just now, has found it without a lock, and removes it.
@@ -41,6 +45,12 @@ impl WorkDir {
     pub fn path(&self) -> &Path {
         &self.path
     }
+}
+
+/// An error of a temporary file or directory in `place`, without its name, which means nothing to a
+/// user.
+pub fn unnamed(e: &io::Error, place: &Path) -> io::Error {
+    io::Error::new(e.kind(), format!("{} in {}", e.kind(), place.display()))
 }
 
 impl Drop for WorkDir {

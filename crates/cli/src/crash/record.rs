@@ -5,6 +5,7 @@ use crate::options::parse_size;
 use crate::os::TerminationSignals;
 use crate::{engine, mounts};
 use anyhow::{Context, Result, bail};
+use kedge_crash::workdir::unnamed;
 use kedge_crash_record::{MARK_FILE, Options, record};
 use regex::Regex;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
@@ -119,7 +120,9 @@ fn unpack(image: &Path) -> Result<tempfile::TempDir> {
             bail!("mounted on {}: name that directory", mount.dir.display());
         }
         let fs = engine::open_to_read(image)?;
-        let dir = tempfile::tempdir().context("make a directory")?;
+        let place = std::env::temp_dir();
+        let dir =
+            tempfile::tempdir_in(&place).map_err(|e| unnamed(&e, &place)).context("make a directory")?;
         let mut target = Target::new(dir.path(), false, false)?;
         target.copy(&fs, &fs.getattr(kedgefs::Ino::ROOT)?, None)?;
         Ok(dir)
