@@ -43,6 +43,7 @@ mod remount;
 mod report;
 mod scrub;
 mod stats;
+mod summary;
 mod syslog;
 mod tag;
 mod top;

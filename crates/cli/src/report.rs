@@ -45,8 +45,8 @@ pub fn name_width(rows: &[Row<'_>]) -> usize {
 
 pub struct Histogram<'a> {
     pub count: u64,
-    sum: u64,
-    max: u64,
+    pub sum: u64,
+    pub max: u64,
     buckets: &'a [Value],
 }
 
@@ -70,7 +70,7 @@ impl Histogram<'_> {
         self.buckets.iter().map(|n| n.as_u64().unwrap_or(0))
     }
 
-    fn quantile(&self, q: f64) -> u64 {
+    pub fn quantile(&self, q: f64) -> u64 {
         quantile(self.counts(), self.count, self.max, q)
     }
 
@@ -131,7 +131,7 @@ pub fn table(tree: &Value) -> String {
         let shown = match Histogram::of(row.value) {
             None => text(row.value),
             Some(h) => {
-                let unit = |n: u64| if row.path.ends_with("_ns") { duration(n) } else { n.to_string() };
+                let unit = |n: u64| if is_time(&row.path) { duration(n) } else { n.to_string() };
                 let average = h.sum.checked_div(h.count).unwrap_or(0);
                 format!(
                     "count {}  average {}  p50 {}  p99 {}  max {}",
@@ -146,6 +146,11 @@ pub fn table(tree: &Value) -> String {
         writeln!(out, "{:width$}  {shown}", row.path).expect("a String takes all");
     }
     out
+}
+
+/// Whether a histogram counts nanoseconds. Those of operations have the bare names of operations.
+fn is_time(path: &str) -> bool {
+    path.ends_with("_ns") || path.ends_with(".ns") || path.starts_with("operations.")
 }
 
 /// A leaf without JSON's quotes.

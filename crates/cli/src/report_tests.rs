@@ -30,6 +30,16 @@ fn a_table_shows_every_leaf_once() {
 }
 
 #[test]
+fn times_have_units_in_a_table() {
+    let h = json!({ "count": 1, "sum": 20_000, "max": 20_000, "histogram": [0, 1] });
+    let table =
+        table(&json!({ "operations": { "fsync": h }, "checkpoint": { "ns": h }, "log": { "group": h } }));
+    let ends = |name: &str, max: &str| table.lines().any(|l| l.starts_with(name) && l.ends_with(max));
+    assert!(ends("operations.fsync ", "max 20.0 µs") && ends("checkpoint.ns ", "max 20.0 µs"), "{table}");
+    assert!(ends("log.group ", "max 20000"), "{table}");
+}
+
+#[test]
 fn prometheus_gets_cumulative_buckets_and_clean_names() {
     let text = prometheus(&[(sample(), "/mnt/\"x\"".into())]);
     assert!(text.contains("kedgefs_log_by_cause_fsync{mount=\"/mnt/\\\"x\\\"\"} 5\n"), "{text}");

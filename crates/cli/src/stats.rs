@@ -1,6 +1,7 @@
-//! `kedge stats`: the counters of a live mount, as text, as JSON, or for Prometheus.
+//! `kedge stats`: the counters of a live mount, as a page for people, as text with all of them, as
+//! JSON, or for Prometheus.
 
-use crate::{Usage, counters, listen, mounts, report};
+use crate::{Usage, counters, listen, mounts, report, summary};
 use anyhow::{Context, Result};
 use kedge_store::histogram_text;
 use serde_json::Value;
@@ -11,7 +12,10 @@ use std::process::ExitCode;
 
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// Print JSON
+    /// Print every counter, not only those that say how a mount is doing
+    #[arg(long, conflicts_with_all = ["json", "prometheus", "slow_fsync", "latches"])]
+    all: bool,
+    /// Print every counter as JSON
     #[arg(long, conflicts_with = "prometheus")]
     json: bool,
     /// Print the text format that Prometheus reads
@@ -26,7 +30,7 @@ pub struct Args {
     /// Serve the counters to Prometheus over HTTP, as http://ADDRESS:PORT/metrics, until a signal
     /// ends it; a port alone is one of 127.0.0.1. Several mount points may be named. If none is,
     /// all mounts are served, as they come and go
-    #[arg(long, value_name = "[ADDRESS:]PORT", conflicts_with_all = ["json", "prometheus", "slow_fsync", "latches"])]
+    #[arg(long, value_name = "[ADDRESS:]PORT", conflicts_with_all = ["all", "json", "prometheus", "slow_fsync", "latches"])]
     listen: Option<String>,
     /// The mount point
     #[arg(required_unless_present = "listen")]
@@ -51,7 +55,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     } else if args.latches {
         latches(&stats["tree"]).context("find the latches among the counters")?
     } else {
-        headline(&stats["state"]) + &transactions(&stats["transactions"]) + &report::table(&stats)
+        let rest = if args.all { report::table(&stats) } else { summary::page(&stats) };
+        headline(&stats["state"]) + &transactions(&stats["transactions"]) + &rest
     };
     std::io::stdout().lock().write_all(text.as_bytes())?;
     Ok(ExitCode::SUCCESS)

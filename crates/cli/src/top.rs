@@ -7,7 +7,7 @@
 
 use crate::os::TerminationSignals;
 use crate::report::{self, Histogram};
-use crate::{counters, mounts};
+use crate::{counters, mounts, summary};
 use anyhow::{Context, Result};
 use kedge_base::{Clock, SystemClock};
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
@@ -232,7 +232,7 @@ fn picture(dir: &Path, before: &Value, now: &Value, seconds: f64) -> String {
             c.rate("/device/flushes"),
             c.at("/device_requests/outstanding"),
         ),
-        format!("latency     {}", latency(&now["device"]["latency"])),
+        format!("latency     {}", summary::latency(&now["device"]["latency"])),
     ];
     lines.iter().for_each(|line| {
         let _ = writeln!(out, "{line}");
@@ -247,16 +247,6 @@ fn picture(dir: &Path, before: &Value, now: &Value, seconds: f64) -> String {
     rows.sort_by(|a, b| b.0.total_cmp(&a.0));
     rows.into_iter().for_each(|(_, row)| out += &row);
     out
-}
-
-/// How long small requests take, in the median, at present.
-fn latency(of: &Value) -> String {
-    let one = |(name, value): (&String, &Value)| {
-        let kind = name.trim_end_matches("_ns").replace('_', " ");
-        Some(format!("{kind} {}", report::duration(value.as_u64()?)))
-    };
-    let known: Vec<String> = of.as_object().into_iter().flatten().filter_map(one).collect();
-    if known.is_empty() { "not measured yet".into() } else { known.join(", ") }
 }
 
 /// A row for each operation, with its rate.

@@ -271,7 +271,14 @@ fn a_live_mount_tells_of_itself() {
     assert!(!place.run("info mnt").ok().is_empty());
     let stats: serde_json::Value = serde_json::from_str(&place.run("stats --json mnt").ok()).unwrap();
     assert!(stats.is_object());
-    assert!(place.run("stats mnt").ok().lines().count() > 5);
+    let page = place.run("stats mnt").ok();
+    assert!((20..=42).contains(&page.lines().count()), "{page}");
+    assert!(page.contains("\nlatency      durable write "), "{page}");
+    let fsync = page.lines().find(|line| line.starts_with("fsync ")).unwrap();
+    assert!(fsync.ends_with('s') && fsync.split_whitespace().nth(1) == Some("1"), "{page}");
+    place.run("stats --all --json mnt").refused(2, &["--all", "--json"]);
+    let all = place.run("stats --all mnt").ok();
+    assert!(all.lines().count() > 150 && all.contains(" transactions ("), "{all}");
     let latches = place.run("stats --latches mnt").ok();
     assert!(latches.starts_with("tree_lock=rwlock: ") && latches.contains("write leaf: taken "), "{latches}");
     let metrics = place.run("stats --prometheus mnt").ok();
@@ -284,7 +291,7 @@ fn a_live_mount_tells_of_itself() {
     assert!(info["device_latency"]["durable_write_ns"].as_u64().unwrap() > 0, "{info}");
     assert!(stats["device"]["latency"]["durable_write_ns"].as_u64().unwrap() > 0, "{stats}");
     assert!(place.run("info mnt").ok().contains("device_latency.durable_write_ns "));
-    assert!(place.run("stats mnt").ok().contains("device.latency.durable_write_ns "));
+    assert!(all.contains("device.latency.durable_write_ns "), "{all}");
     assert!(metrics.contains("\n# TYPE kedgefs_device_latency_durable_write_ns gauge\n"), "{metrics}");
     let top = place.run("top --once mnt").ok();
     let line = top.lines().find(|line| line.starts_with("latency ")).unwrap();

@@ -1,0 +1,203 @@
+//! What `kedge stats` prints unless it is asked for more: one screen, with a unit on each figure.
+//!
+//! [`report::table`] shows every counter and knows none by name. This page knows the few that say
+//! how a mount is doing. A counter that a mount does not have counts as zero.
+
+use crate::options::show_size;
+use crate::report::{self, Histogram};
+use kedge_base::BLOCK_SIZE;
+use serde_json::Value;
+use std::fmt::Write as _;
+
+/// Rows of the table of operations: all of them, unless a mount has seen more kinds.
+const OPERATIONS_MAX: usize = 12;
+
+/// The operations, and a line for each part of the file system.
+pub fn page(stats: &Value) -> String {
+    let mut out = operations(&stats["operations"]);
+    for (name, line) in [
+        ("data", data(stats)),
+        ("cache", cache(&stats["cache"])),
+        ("log", log(&stats["log"])),
+        ("log writes", log_writes(&stats["log"])),
+        ("log forced", causes(&stats["log"]["forces"])),
+        ("checkpoints", causes(&stats["checkpoint"]["by_cause"])),
+        ("waits", waits(stats)),
+        ("device", device(&stats["device"])),
+        ("latency", latency(&stats["device"]["latency"])),
+        ("errors", errors(stats)),
+        ("failed calls", failed_calls(&stats["fuse"]["failed"])),
+    ] {
+        let _ = writeln!(out, "{name:<12} {line}");
+    }
+    out + "\nkedge stats --all prints every counter, and --json for programs.\n"
+}
+
+fn number(of: &Value, pointer: &str) -> u64 {
+    of.pointer(pointer).and_then(Value::as_u64).unwrap_or(0)
+}
+
+fn size(of: &Value, pointer: &str) -> String {
+    show_size(number(of, pointer))
+}
+
+/// Those that took most time in all, by their POSIX names.
+fn operations(of: &Value) -> String {
+    let mut rows: Vec<(&String, Histogram<'_>)> = of
+        .as_object()
+        .into_iter()
+        .flatten()
+        .filter_map(|(name, value)| Some((name, Histogram::of(value)?)))
+        .collect();
+    rows.sort_by_key(|(_, h)| std::cmp::Reverse(h.sum));
+    let mut out = format!(
+        "{:<12} {:>10} {:>11} {:>11} {:>11} {:>11}\n",
+        "operation", "calls", "average", "p50", "p99", "longest"
+    );
+    for (name, h) in rows.iter().take(OPERATIONS_MAX) {
+        let average = h.sum.checked_div(h.count).unwrap_or(0);
+        let _ = write!(out, "{name:<12} {:>10}", h.count);
+        for ns in [average, h.quantile(0.5), h.quantile(0.99), h.max] {
+            let _ = write!(out, " {:>11}", report::duration(ns));
+        }
+        out += "\n";
+    }
+    let more = rows.len().saturating_sub(OPERATIONS_MAX);
+    if more > 0 {
+        let _ = writeln!(out, "and {more} kinds more, which took less time");
+    }
+    out + "\n"
+}
+
+fn data(stats: &Value) -> String {
+    format!(
+        "{} read in {} reads, {} written in place in {} writes, {} fsyncs with their data in the log",
+        size(stats, "/data/read_bytes"),
+        number(stats, "/data/reads"),
+        size(stats, "/data/write_bytes"),
+        number(stats, "/data/writes"),
+        number(stats, "/data/fsyncs_with_data_in_log"),
+    )
+}
+
+fn cache(of: &Value) -> String {
+    let pages = |name: &str| show_size(number(of, name) * BLOCK_SIZE as u64);
+    format!(
+        "{} of data ({} dirty), {} of metadata ({} dirty), {} inodes ({} dirty)",
+        pages("/pages"),
+        pages("/dirty_pages"),
+        size(of, "/tree_bytes"),
+        size(of, "/tree_dirty_bytes"),
+        number(of, "/inodes"),
+        number(of, "/dirty_inodes"),
+    )
+}
+
+fn log(of: &Value) -> String {
+    format!(
+        "{} in all, {} used, {} % free; {} records of {}",
+        size(of, "/ring_bytes"),
+        size(of, "/used_bytes"),
+        number(of, "/free_percent"),
+        number(of, "/records"),
+        size(of, "/bytes_appended"),
+    )
+}
+
+fn log_writes(of: &Value) -> String {
+    let Some(h) = Histogram::of(&of["write_ns"]).filter(|h| h.count > 0) else { return "none".into() };
+    format!(
+        "{} writes, average {}, p99 {}, longest {}; each for {:.1} waiting calls",
+        number(of, "/writes"),
+        report::duration(h.sum / h.count),
+        report::duration(h.quantile(0.99)),
+        report::duration(h.max),
+        of["group_forces"]["average"].as_f64().unwrap_or(0.0),
+    )
+}
+
+/// The counters of a group that are not zero.
+fn counted(of: &Value) -> impl Iterator<Item = (String, u64)> {
+    of.as_object().into_iter().flatten().filter_map(|(name, n)| {
+        let n = n.as_u64().filter(|n| *n > 0)?;
+        Some((name.replace('_', " "), n))
+    })
+}
+
+fn causes(of: &Value) -> String {
+    none_or(counted(of).map(|(cause, n)| format!("{cause} {}", times(n))).collect())
+}
+
+fn times(n: u64) -> String {
+    if n == 1 { "once".into() } else { format!("{n} times") }
+}
+
+fn none_or(parts: Vec<String>) -> String {
+    if parts.is_empty() { "none".into() } else { parts.join(", ") }
+}
+
+/// What operations had to wait for.
+fn waits(stats: &Value) -> String {
+    let waits = [
+        ("/log/space_stall_ns/count", "log space"),
+        ("/log/staged_stall_ns/count", "the log's buffer"),
+        ("/checkpoint/node_stalls", "space for metadata"),
+        ("/checkpoint/dirty_stalls", "dirty metadata to be written"),
+        ("/data/throttled_writes", "dirty data to be written"),
+    ];
+    let had = waits.iter().map(|(pointer, what)| (number(stats, pointer), what)).filter(|(n, _)| *n > 0);
+    none_or(had.map(|(n, what)| format!("{} for {what}", times(n))).collect())
+}
+
+fn device(of: &Value) -> String {
+    format!(
+        "{} read in {} reads, {} written in {} writes ({} with FUA), {} flushes",
+        size(of, "/read_bytes"),
+        number(of, "/reads"),
+        size(of, "/write_bytes"),
+        number(of, "/writes"),
+        number(of, "/fua_writes"),
+        number(of, "/flushes"),
+    )
+}
+
+/// How long small requests take, in the median, at present.
+pub fn latency(of: &Value) -> String {
+    let one = |(name, value): (&String, &Value)| {
+        let kind = name.trim_end_matches("_ns").replace('_', " ");
+        Some(format!("{kind} {}", report::duration(value.as_u64()?)))
+    };
+    let known: Vec<String> = of.as_object().into_iter().flatten().filter_map(one).collect();
+    if known.is_empty() { "not measured yet".into() } else { known.join(", ") }
+}
+
+/// What the device failed to do, and the blocks that it no longer gets.
+fn errors(stats: &Value) -> String {
+    let failed =
+        counted(&stats["device"]["errors"]).map(|(kind, n)| format!("{n} failed {kind} of the device"));
+    let others = [("/data/bad_blocks", "bad blocks"), ("/data/write_errors", "failed writes of data")];
+    let others = others.iter().map(|(pointer, what)| (number(stats, pointer), what)).filter(|(n, _)| *n > 0);
+    none_or(failed.chain(others.map(|(n, what)| format!("{n} {what}"))).collect())
+}
+
+/// Errors that programs got, the most frequent first. ENOENT and ENODATA are left out: they say no
+/// to a question, and the kernel asks for an attribute that few files have at every write.
+fn failed_calls(of: &Value) -> String {
+    const SHOWN: usize = 6;
+    let mut all: Vec<(u64, String)> = Vec::new();
+    for (request, errors) in of.as_object().into_iter().flatten() {
+        let errors = counted(errors).filter(|(errno, _)| errno != "ENOENT" && errno != "ENODATA");
+        all.extend(errors.map(|(errno, n)| (n, format!("{request} {errno} {}", times(n)))));
+    }
+    all.sort_by_key(|(n, _)| std::cmp::Reverse(*n));
+    let more = all.len().saturating_sub(SHOWN);
+    let mut parts: Vec<String> = all.into_iter().take(SHOWN).map(|(_, text)| text).collect();
+    if more > 0 {
+        parts.push(format!("and {more} kinds more"));
+    }
+    none_or(parts)
+}
+
+#[cfg(test)]
+#[path = "summary_tests.rs"]
+mod tests;
