@@ -7,7 +7,7 @@ use kedge_store::histogram_text;
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 #[derive(clap::Args, Debug)]
@@ -21,7 +21,8 @@ pub struct Args {
     /// Print the text format that Prometheus reads
     #[arg(long)]
     prometheus: bool,
-    /// Print the slowest fsyncs since the mount, and where their time was spent
+    /// Print the slowest fsyncs since the mount, and where their time was spent. Files are named by
+    /// inode, as one may have several paths: `find DIR -xdev -inum N` prints them
     #[arg(long, conflicts_with = "prometheus")]
     slow_fsync: bool,
     /// Print the waiting times for the latches of the metadata tree
@@ -47,7 +48,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let mut stats = counters::of(dir)?;
     let slow = stats.as_object_mut().and_then(|s| s.remove("slow_fsyncs")).unwrap_or_default();
     let text = if args.slow_fsync {
-        if args.json { format!("{slow:#}\n") } else { slow_table(&slow) }
+        if args.json { format!("{slow:#}\n") } else { slow_table(dir, &slow) }
     } else if args.json {
         format!("{stats:#}\n")
     } else if args.prometheus {
@@ -114,7 +115,8 @@ fn transactions(t: &Value) -> String {
     )
 }
 
-fn slow_table(slow: &Value) -> String {
+/// A file has no way back to its names: only a search finds its paths.
+fn slow_table(dir: &Path, slow: &Value) -> String {
     let mut text = format!(
         "{:>10} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}  call\n",
         "inode", "total ms", "data", "queue", "barrier", "log write", "wake", "flush"
@@ -125,6 +127,10 @@ fn slow_table(slow: &Value) -> String {
         text += &format!("{:>10}", number(s, "ino"));
         phases.iter().for_each(|phase| text += &format!(" {:>9.3}", ms(s, phase)));
         text += &format!("  {call}\n");
+    }
+    if let Some(slowest) = slow.get(0) {
+        let (dir, ino) = (dir.display().to_string(), number(slowest, "ino"));
+        text += &format!("\nPaths of an inode: find {} -xdev -inum {ino}\n", kedge_base::printable(&dir));
     }
     text
 }

@@ -162,6 +162,10 @@ fn options_change_while_mounted() {
     assert!(text.contains(" transactions (") && text.contains("handles per checkpoint"), "{text}");
     let slow = place.run("stats --slow-fsync mnt").ok();
     assert!(slow.contains("log write") && slow.lines().count() >= 2, "{slow}");
+    // The hint, as printed, finds the file.
+    let (_, hint) = slow.split_once("Paths of an inode: ").unwrap();
+    let found = place.command("sh").args(["-c", hint]).output().unwrap();
+    assert_eq!(String::from_utf8(found.stdout).unwrap(), "mnt/f\n", "{slow}");
     place.run("umount mnt").ok();
     place.run("fsck -n disk.kedge").ok();
 }
