@@ -4,6 +4,10 @@
 //! The word is a rule. A place *reaches* the published figure if it changes as much in the same
 //! direction, or more. All places that were measured: *reproduced*. Some: *in part*. None:
 //! *missed*. The published change stands in the result files beside ours.
+//!
+//! The cells of a result file are rounded, so a figure that was computed from two of them would
+//! differ from what the experiment computed. Each change is the file's own: of its column, or of
+//! the bar that the experiment holds it against.
 
 use anyhow::{Context, Result, ensure};
 use std::collections::BTreeMap;
@@ -14,6 +18,7 @@ use std::path::Path;
 const MODEL: (&str, &str) = ("device in memory", "1 ms");
 const PROCESS: (&str, &str) = ("in this process", "in process");
 const MOUNT: (&str, &str) = ("on the mount", "on the mount");
+const BARS: &str = "bars";
 /// Sections that repeat others with another log.
 const REPEATED: &str = "log of the default size";
 
@@ -33,12 +38,14 @@ enum Kind {
     Change,
     /// The same, beside the published change of another metric.
     ChangeAs(&'static str),
-    /// The figures themselves.
+    /// The figures themselves, as the file has them.
     FromTo,
-    /// From the first to the second, less what the contestant *null* takes.
-    AboveNull,
-    /// How many times the figure of one contestant is that of another.
-    Times(&'static str, &'static str),
+    /// The same change as how many times the first figure the second one is.
+    Times,
+    /// What the bar of this title reached, beside the published change of the metric.
+    Bar(&'static str),
+    /// The same, where the published change is that of others.
+    BarAlone(&'static str),
 }
 
 const fn row(
@@ -63,7 +70,7 @@ const ROWS: &[Row] = &[
         "dbench",
         "Rename average, ms",
         &[MOUNT],
-        Kind::AboveNull,
+        Kind::Bar("mount, dbench, 16 clients: Rename average, less the null file system's"),
     ),
     row(
         "the same, in the file system alone",
@@ -117,15 +124,17 @@ const ROWS: &[Row] = &[
         "freezes",
         "time without the holds, s",
         &[XFS_297],
-        Kind::Times("shared, A full", "shared, A empty"),
+        Kind::Times,
     ),
     row(
         "the same, new lists",
         "sync",
         "freezes",
-        "operations, /s",
+        "time without the holds, s",
         &[XFS_297],
-        Kind::Times("per_sb, A empty", "per_sb, A full"),
+        Kind::BarAlone(
+            "320000 operations by 200 threads, and 10 freezes: time with A full by A empty, per_sb",
+        ),
     ),
     row(
         "a storm of syncs beside them, old lists",
@@ -133,15 +142,15 @@ const ROWS: &[Row] = &[
         "syncs on B",
         "storm, s",
         &[PROCESS_SYNC],
-        Kind::Times("shared, A full", "shared, A empty"),
+        Kind::Times,
     ),
     row(
         "the same, new lists",
         "sync",
         "syncs on B",
-        "syncs per second, /s",
+        "storm, s",
         &[PROCESS_SYNC],
-        Kind::Times("per_sb, A empty", "per_sb, A full"),
+        Kind::BarAlone("1600 syncs on B by 8 threads: storm with A full by A empty, per_sb"),
     ),
 ];
 
@@ -219,12 +228,6 @@ impl Line {
         number(&self.cells.iter().find(|(name, _)| name == column)?.1)
     }
 
-    /// The figures of the first two contestants.
-    fn first_two(&self) -> Option<(f64, f64)> {
-        let [(_, from), (_, to), ..] = &self.cells[..] else { return None };
-        Some((number(from)?, number(to)?))
-    }
-
     /// Theirs, as cells.
     fn published_from_to(&self) -> Option<(&str, &str)> {
         let mut cells = self.cells.iter().filter(|(name, _)| name.starts_with("published: "));
@@ -259,8 +262,7 @@ impl Row {
         let mut told = Vec::new();
         let mut reached = Vec::new();
         for (place, name) in self.places {
-            let Some((words, value)) = self.line(lines, place, self.metric).and_then(|line| self.ours(line))
-            else {
+            let Some((words, value)) = self.ours(lines, place)? else {
                 told.push(format!("{name} –"));
                 continue;
             };
@@ -278,52 +280,55 @@ impl Row {
         Ok((published.map_or("–".into(), |(words, _)| words), told.join(", "), word.into()))
     }
 
-    fn ours(&self, line: &Line) -> Option<Told> {
-        match self.kind {
-            Kind::Change | Kind::ChangeAs(_) => line.cell("change").map(percent),
-            Kind::FromTo => from_to(&line.cells.first()?.1, &line.cells.get(1)?.1),
-            Kind::AboveNull => {
-                let ((from, to), null) = (line.first_two()?, line.cell("null")?);
-                change(from - null, to - null).map(percent)
-            }
-            Kind::Times(side, base) => times(line.cell(base)?, line.cell(side)?),
+    fn ours(&self, lines: &[Line], place: &str) -> Result<Option<Told>> {
+        if let Kind::Bar(title) | Kind::BarAlone(title) = self.kind {
+            let bar = lines.iter().find(|line| line.section == BARS && line.contest == title);
+            let bar = bar.with_context(|| format!("{}.md has no bar \"{title}\"", self.file))?;
+            return Ok(reached(&bar.cells));
         }
+        let Some(line) = self.line(lines, place, self.metric) else { return Ok(None) };
+        Ok(match self.kind {
+            Kind::FromTo => match &line.cells[..] {
+                [(_, from), (_, to), ..] => from_to(from, to, line.cell("change")),
+                _ => None,
+            },
+            Kind::Times => line.cell("change").map(|change| times(1.0 + change / 100.0)),
+            _ => line.cell("change").map(percent),
+        })
     }
 
     fn published(&self, lines: &[Line], place: &str) -> Option<Told> {
-        let line = |metric| self.line(lines, place, metric);
+        let metric = if let Kind::ChangeAs(metric) = self.kind { metric } else { self.metric };
+        let line = self.line(lines, place, metric)?;
+        let change = line.cell("published change");
         match self.kind {
-            Kind::Change | Kind::AboveNull => line(self.metric)?.cell("published change").map(percent),
-            Kind::ChangeAs(metric) => line(metric)?.cell("published change").map(percent),
             Kind::FromTo => {
-                let (from, to) = line(self.metric)?.published_from_to()?;
-                from_to(from, to)
+                let (from, to) = line.published_from_to()?;
+                from_to(from, to, change)
             }
-            Kind::Times(side, base) => {
-                let line = line(self.metric)?;
-                let cell = |name| line.cell(&format!("published: {name}"));
-                times(cell(base)?, cell(side)?)
-            }
+            Kind::Times => change.map(|change| times(1.0 + change / 100.0)),
+            Kind::BarAlone(_) => None,
+            _ => change.map(percent),
         }
     }
 }
 
-/// In percent; `None` where nothing can be said.
-fn change(from: f64, to: f64) -> Option<f64> {
-    (from > 0.0).then(|| (to / from - 1.0) * 100.0)
+/// What a bar reached: a change in percent, or a ratio.
+fn reached(cells: &[(String, String)]) -> Option<Told> {
+    let (_, cell) = cells.iter().find(|(name, _)| name == "reached")?;
+    let value = number(cell)?;
+    Some(if cell.ends_with('%') { percent(value) } else { times(value) })
 }
 
 /// With the digits of the cells.
-fn from_to(from: &str, to: &str) -> Option<Told> {
+fn from_to(from: &str, to: &str, change: Option<f64>) -> Option<Told> {
     let digits = |cell: &str| cell.split(' ').next().map(str::to_owned);
-    let words = format!("{} to {}", digits(from)?, digits(to)?);
-    Some((words, change(number(from)?, number(to)?)?))
+    Some((format!("{} to {}", digits(from)?, digits(to)?), change?))
 }
 
-fn times(base: f64, figure: f64) -> Option<Told> {
-    let times = figure / base;
+fn times(times: f64) -> Told {
     let words = if times < 10.0 { format!("{times:.2} times") } else { format!("{times:.0} times") };
-    (base > 0.0).then_some((words, times))
+    (words, times)
 }
 
 fn percent(change: f64) -> Told {
