@@ -146,6 +146,29 @@ fn a_comparison_in_process() {
     assert!(place.is_empty(), "nothing is left");
 }
 
+/// Nothing here mounts, so KedgeFS fails. It is in the report all the same, and the exit code is as
+/// for a contestant that was asked for.
+#[test]
+fn a_comparison_names_kedgefs_without_being_asked() {
+    let place = Place::new();
+    let json = place.dir.path().join("report.json");
+    let words = "bench compare --quick --rounds 1 --size 256M --only append --peers";
+    let run = |peers: &str| {
+        let run = place.run(&format!("{words} {peers} --json {}", json.display()));
+        let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+        let sides = report["sections"][0]["outcomes"][0]["sides"].as_array().unwrap().clone();
+        let names: Vec<String> = sides.iter().map(|side| side["name"].as_str().unwrap().to_owned()).collect();
+        (run.code, names, sides[0]["failed"].is_null(), run.out)
+    };
+    let (code, names, fine, out) = run("raw");
+    assert_eq!((names, fine), (vec!["KedgeFS".to_owned(), "durable writes".to_owned()], false), "{out}");
+    assert_eq!(run("kedge,raw").0, code);
+    assert!(place.is_empty(), "nothing is left");
+    // The library runs no program of the host, which the report says.
+    let text = place.run("bench compare --quick --rounds 1 --size 256M --only dbench --peers library").ok();
+    assert!(text.contains("Left out: dbench, 16 clients (none of the contestants can do it)"), "{text}");
+}
+
 /// ext4 and XFS may be missing here, or loop devices: KedgeFS is measured all the same.
 #[test]
 fn a_reproduction_in_process() {

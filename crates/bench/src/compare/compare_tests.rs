@@ -37,6 +37,15 @@ fn loads_are_chosen_by_a_part_of_their_title() {
 }
 
 #[test]
+fn kedgefs_always_takes_part() {
+    assert_eq!(contestants(&[]), PEERS);
+    let asked = contestants(&[Peer::Fuse2fs, Peer::Ext4]);
+    assert_eq!(asked, [Peer::Kedge, Peer::Ext4, Peer::Fuse2fs], "in the order of reports");
+    assert_eq!(contestants(&[Peer::Raw, Peer::Library]), [Peer::Library, Peer::Raw], "as it was asked for");
+    assert_eq!(contestants(&[Peer::Kedge]), [Peer::Kedge]);
+}
+
+#[test]
 fn what_is_durable_is_compared_with_durable_writes() {
     let durable = LOADS.iter().filter(|load| fits(Peer::Raw, load)).count();
     assert_eq!(durable, 13);

@@ -92,6 +92,10 @@ impl Peer {
         }
     }
 
+    const fn is_ours(self) -> bool {
+        matches!(self, Peer::Kedge | Peer::Library)
+    }
+
     /// It keeps nothing, or is no file system: there to compare with.
     const fn is_reference(self) -> bool {
         matches!(self, Peer::Null | Peer::NullLog | Peer::Tmpfs | Peer::Raw)
@@ -222,6 +226,19 @@ pub fn loads(texts: &[String]) -> Vec<&'static Load> {
     LOADS.iter().filter(asked).collect()
 }
 
+/// Those that are asked for and KedgeFS, mounted unless it is asked for in this process; all where
+/// nothing is asked for. Ratios are of the first to the others: without KedgeFS they would be those
+/// of one peer to another.
+pub fn contestants(asked: &[Peer]) -> Vec<Peer> {
+    let ours = asked.iter().any(|peer| peer.is_ours());
+    let takes_part = |peer: &Peer| match peer {
+        _ if asked.is_empty() => true,
+        Peer::Kedge if !ours => true,
+        peer => asked.contains(peer),
+    };
+    PEERS.into_iter().filter(takes_part).collect()
+}
+
 /// Runs the loads and reports. An error means that there is nothing to report: the directory is
 /// unusable, or an interrupt.
 pub fn run(settings: &Settings, peers: &[Peer], loads: &[&Load]) -> Result<Report> {
@@ -326,11 +343,15 @@ impl Compare<'_> {
         Ok(())
     }
 
-    /// `None`: the program for it is missing, which is noted, or no file system here can do it.
+    /// `None`: the program for it is missing, or no file system here can do it. Both are noted.
     fn hold(&mut self, load: &Load) -> Result<Option<Outcome>> {
-        if !self.made.iter().any(|(peer, _)| *peer != Peer::Raw && fits(*peer, load)) {
+        let takes_part =
+            |wanted: fn(Peer) -> bool| self.made.iter().any(|(peer, _)| wanted(*peer) && fits(*peer, load));
+        if !takes_part(|peer| peer != Peer::Raw) {
+            self.note(format!("Left out: {} (none of the contestants can do it).", load.title));
             return Ok(None);
         }
+        let without_ours = !takes_part(Peer::is_ours) && self.made.iter().any(|(peer, _)| peer.is_ours());
         if let Work::Tool { program, .. } = &load.work
             && shell::find(program).is_none()
         {
@@ -340,6 +361,9 @@ impl Compare<'_> {
         if matches!(load.work, Work::Kept { cold: true, .. }) && !self.place.root {
             self.note(format!("Left out: {} (it takes root to drop the kernel's caches).", load.title));
             return Ok(None);
+        }
+        if without_ours {
+            self.note(format!("Without KedgeFS: {} (the library alone cannot do it).", load.title));
         }
         let seconds = if self.settings.quick { 0.3 } else { 2.0 };
         let max = (self.settings.size / load.item).max(1);

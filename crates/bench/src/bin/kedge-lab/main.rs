@@ -110,7 +110,8 @@ struct CompareArgs {
     /// Few and short rounds, to show that it works
     #[arg(long)]
     quick: bool,
-    /// Only these contestants
+    /// Only these contestants beside KedgeFS, which always takes part: mounted, unless `library` is
+    /// named without `kedge`
     #[arg(long, value_name = "PEER,…", value_delimiter = ',')]
     peers: Vec<PeerWord>,
     /// Only loads whose title has TEXT in it; may be repeated
@@ -283,7 +284,7 @@ fn bench_compare(args: &CompareArgs) -> Result<ExitCode> {
         PeerWord::Raw => Peer::Raw,
     });
     let asked: Vec<Peer> = asked.collect();
-    let peers = if asked.is_empty() { compare::PEERS.to_vec() } else { asked };
+    let peers = compare::contestants(&asked);
     let loads = compare::loads(&args.only);
     ensure!(!loads.is_empty(), "no load has \"{}\" in its title", args.only.join("\" or \""));
     args.json.iter().chain(&args.html).try_for_each(|file| can_be_kept(file))?;
