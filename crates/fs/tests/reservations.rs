@@ -136,30 +136,59 @@ fn apart(fs: &FileSystem, count: u64) {
     }
 }
 
-/// Fills of holes that lie in as many leaves of the tree. An image that is full takes what it has
-/// accepted, and then what frees space goes on.
+/// A file whose extents lie in about 100 leaves of the tree, each more than a quarter full. Returns
+/// it with a hole in each of these leaves.
+fn spread(fs: &FileSystem, name: &str) -> (Ino, Vec<u64>) {
+    // Extents that are made in descending order leave leaves half full, with some 200 each.
+    const LEAF: u64 = 200;
+    const END: u64 = 24_000;
+    let (ino, mut end) = (create(fs, name), END);
+    for count in [10_000, 6_000, 3_500, 1_500] {
+        for n in (end - count..end).rev() {
+            fs.fallocate(ino, FallocateMode::Allocate { keep_size: false }, 2 * n * BLOCK, BLOCK).unwrap();
+        }
+        // Makes room for the next ones. Leaves with fewer extents would be merged. What is punched
+        // lies side by side, or no node would fit between the blocks that are left.
+        for n in (end - count..end).filter(|n| n % 16 < 7) {
+            fs.fallocate(ino, FallocateMode::PunchHole, 2 * n * BLOCK, BLOCK).unwrap();
+        }
+        fs.checkpoint().unwrap();
+        end -= count;
+    }
+    let holes = (end / LEAF + 1..END / LEAF).map(|leaf| 2 * (leaf * LEAF / 16 * 16 + 3) * BLOCK);
+    (ino, holes.collect())
+}
+
+/// Fills of holes in more leaves of the tree than there are free nodes. If one pass of writeback
+/// copied all of these leaves, the pool of nodes would be empty, and nothing could free space.
 #[test]
 fn a_full_image_can_be_emptied_after_fills_of_many_leaves() {
     let fs = new(64 * MIB, 2 * MIB);
-    let wide = create(&fs, "wide");
-    // Descending, so that the leaves are half full: some 200 extents each.
-    let (holes, every) = (60u64, 190u64);
-    for n in (0..holes * every).rev().filter(|n| n % every != 1) {
-        fs.fallocate(wide, FallocateMode::Allocate { keep_size: false }, 2 * n * BLOCK, BLOCK).unwrap();
-    }
     apart(&fs, 45);
-    fs.sync().unwrap();
-    for n in 0..holes {
-        fs.write(wide, 2 * (n * every + 1) * BLOCK, &[9; 4096]).unwrap();
-    }
+    let (wide, holes) = spread(&fs, "wide");
+    assert!(holes.len() > 96, "more than the free nodes of a full image: {}", holes.len());
     let other = fill(&fs, "other");
-    fs.fsync(other, false).unwrap();
+    fs.sync().unwrap();
+    fs.fallocate(other, FallocateMode::PunchHole, 0, 200 * BLOCK).unwrap();
     fs.checkpoint().unwrap();
+    for hole in &holes {
+        fs.write(wide, *hole, &[9; 4096]).unwrap();
+    }
     // Each of these copies a leaf, which the pool of free nodes gets back with the next checkpoint.
+    for n in 0..30 {
+        let ino = fs.lookup(Ino::ROOT, format!("apart {n}").as_bytes()).unwrap().ino;
+        fs.setattr(ino, &SetAttr { mode: Some(0o600), ..SetAttr::default() }).unwrap();
+    }
+    fs.fsync(wide, false).unwrap();
+    fs.checkpoint().unwrap();
+    for hole in holes {
+        let mut is = [0; 4096];
+        assert_eq!(fs.read(wide, hole, &mut is).unwrap(), 4096);
+        assert!(is == [9; 4096], "the fill at {hole}");
+    }
     for n in 0..45 {
         fs.unlink(Ino::ROOT, format!("second {n}").as_bytes()).unwrap();
     }
-    fs.fsync(wide, false).unwrap();
     fs.setattr(other, &SetAttr { size: Some(0), ..SetAttr::default() }).unwrap();
     fs.unlink(Ino::ROOT, b"wide").unwrap();
     fs.unlink(Ino::ROOT, b"other").unwrap();
