@@ -7,7 +7,7 @@
 //!   every file dense, and sparse files lose their holes in copies.
 //! - A file becomes immutable or append-only: pages that were dirty before would be refused when
 //!   the kernel writes them, and be lost.
-//! - A WRITE to an append-only file: it goes past the kernel's pages ([`crate::opens`]), of which
+//! - A WRITE to an append-only file: it goes past the kernel's pages (the module `opens`), of which
 //!   the last may have been read meanwhile, as it was before.
 //!
 //! So the server tells the kernel to invalidate the file's pages, which makes it write the dirty
