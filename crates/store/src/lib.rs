@@ -374,10 +374,12 @@ impl Store {
         *self.losses.lock()
     }
 
-    /// The checkpoint that would have named the losses failed with `why`.
+    /// The checkpoint that would have named the losses failed with `why`. Names them if the host of
+    /// the image is full.
     fn keep_losses(&self, why: &Error) {
-        // The image may belong to another owner by now.
-        if self.losses().is_none() || matches!(why, Error::Fenced | Error::OutcomeUnknown) {
+        // After any other failure the device may have lost what it said it had, or the image may
+        // belong to another owner: nothing more is written to it.
+        if self.losses().is_none() || !why.is_host_full() {
             return;
         }
         if let Err(e) = checkpoint::write_losses(&*self.device, self.losses()) {
@@ -429,7 +431,7 @@ impl Store {
     }
 
     /// Makes the last checkpoint, which marks the image clean, and ends the log's threads. The
-    /// caller has written back all file data. If the checkpoint fails, losses are named in the slot
+    /// caller has written back all file data. If the host is full, losses are named in the slot
     /// that is there.
     pub fn close(&self) -> Result<()> {
         if self.closed.load(Ordering::Relaxed) {
