@@ -229,7 +229,7 @@ fn tail(mut output: File) -> io::Result<String> {
 /// are left out, and so are the set-id bits: a checker runs what it finds, perhaps as root, and the
 /// recording may be somebody else's.
 ///
-/// Nothing is made outside of the directory and nothing is written through a link ([`Beneath`]):
+/// Nothing is made outside of the directory and nothing is written through a link (`Beneath`):
 /// each name is made anew in a directory that is open.
 pub fn materialise(state: &State, dir: &Path) -> io::Result<()> {
     let mut maker = Maker {

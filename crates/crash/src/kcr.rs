@@ -15,7 +15,7 @@
 //! [`Loaded::cut`] says where and why it ended. So a recorder that was killed leaves a recording
 //! that can be explored.
 //!
-//! A record that is valid and says what no program can have done ([`crate::vet`]) is no damage:
+//! A record that is valid and says what no program can have done (the module `vet`) is no damage:
 //! somebody made it so. The whole recording is refused.
 
 use crate::trace::{Event, Trace};
