@@ -458,7 +458,7 @@ fn detach(dir: &Path) {
     until("it is detached", || kedge_fuse::mount_at(dir).is_none());
 }
 
-/// Listens under a name, takes what comes, and answers as if all were well.
+/// Listens under a name, reads what clients send, and replies with success.
 const LISTENER: &str = r#"
 import os, socket, sys
 os.makedirs(os.path.dirname(sys.argv[1]), mode=0o700, exist_ok=True)

@@ -68,8 +68,7 @@ fn sizes_that_are_too_small_or_negative_get_advice() {
     assert_eq!(std::fs::read_dir(place.path("")).unwrap().count(), 0, "nothing was made");
 }
 
-/// A new file has another name until it is whole. A user who has not given that name should not
-/// have to look for it.
+/// A new file has a temporary name until it is whole. Errors show the name that the user gave.
 #[test]
 fn errors_have_the_name_that_was_given() {
     let place = Place::new();

@@ -300,8 +300,8 @@ impl Live {
         }
     }
 
-    /// Answers with an error if a crash has come since, also where the log was not cut too early
-    /// for it.
+    /// Completes with an error if a crash has come since, even if the log was cut late enough to
+    /// have the call.
     fn unless_crashed(&self, done: Done) -> Done {
         let inner = self.0.clone();
         let generation = inner.generation.load(Ordering::Relaxed);

@@ -57,7 +57,7 @@ impl Live {
                     std::thread::sleep(time);
                     live.fsync(of, None, done);
                 });
-                // `done` is gone with the closure: dropping it answers EIO.
+                // The closure owned `done`; dropped, it completes with EIO.
                 if let Err(e) = waiting {
                     tracing::error!("no slow fsync: a thread cannot be started: {e}");
                 }

@@ -230,7 +230,7 @@ fn tail(mut output: File) -> io::Result<String> {
 /// recording may be somebody else's.
 ///
 /// Nothing is made outside of the directory and nothing is written through a link (`Beneath`):
-/// each name is made anew in a directory that is open.
+/// each name is created in a directory that is held open.
 pub fn materialise(state: &State, dir: &Path) -> io::Result<()> {
     let mut maker = Maker {
         top: Beneath::open(dir)?,

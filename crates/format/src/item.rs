@@ -45,7 +45,7 @@ pub struct Dentry<'a> {
 }
 
 impl<'a> Dentry<'a> {
-    /// Bytes of an encoded entry with a name of so many.
+    /// Bytes of an encoded entry whose name has `name_len` bytes.
     pub const fn encoded_len(name_len: usize) -> usize {
         size_of::<DentryHead>() + name_len
     }

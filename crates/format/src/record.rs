@@ -274,7 +274,7 @@ pub mod size {
     /// An `Inode` edit with all fields.
     pub const PATCH: u64 = patch(InodeMask::ALL_FIELDS);
 
-    /// A `Put` edit with a value of so many bytes.
+    /// A `Put` edit whose value has `value_len` bytes.
     pub const fn put(value_len: usize) -> u64 {
         fixed(tag::PUT) + value_len as u64
     }

@@ -92,7 +92,7 @@ impl Need {
         Need { neighbours: need.neighbours + count as u32, ..need }
     }
 
-    /// Extents that are changed or deleted, in so many leaves.
+    /// Extents that are changed or deleted, in `leaves` leaves.
     pub const fn extents_in(self, leaves: usize, count: usize) -> Need {
         let need = self.bytes(count as u64 * size::EXTENT_ITEM);
         Need { changes: need.changes + leaves as u32, ..need }
@@ -111,13 +111,13 @@ impl Need {
         self.bytes(count as u64 * (size::RANGE + PIECES_PER_EDIT * PROMISE_PER_PIECE))
     }
 
-    /// `Data` edits with so many bytes in all.
+    /// `Data` edits with `bytes` bytes in all.
     pub const fn data(self, count: usize, bytes: usize) -> Need {
         let each = size::DATA + PIECES_PER_EDIT * PROMISE_PER_PIECE;
         self.bytes(count as u64 * each + bytes as u64)
     }
 
-    /// The most tree nodes that it can take, in a tree of this height and so many nodes.
+    /// The most tree nodes that it can take, in a tree of this height with `tree_nodes` nodes.
     pub(crate) fn nodes(&self, height: u32, tree_nodes: u64) -> u32 {
         let side_by_side = self.neighbours.div_ceil(NEIGHBOURS_PER_LEAF);
         let all = u32::try_from(tree_nodes).unwrap_or(u32::MAX).saturating_add(PATHS_APART);

@@ -16,7 +16,7 @@ pub struct Mapping {
 impl Mapping {
     pub fn new(file: &File, offset: u64, len: usize) -> io::Result<Mapping> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a fresh mapping, of which nobody else knows.
+        // SAFETY: the kernel chooses the address, so no existing mapping is replaced.
         let at = unsafe { mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, file, offset)? };
         Ok(Mapping { at: at.cast(), len })
     }

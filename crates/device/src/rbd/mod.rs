@@ -76,7 +76,7 @@ pub struct RbdDevice {
     geometry: Geometry,
     stats: DeviceStats,
     read_only: bool,
-    /// Of a reader that was to respect the lock.
+    /// Checks the lock for a reader that was asked to respect it.
     watch: Option<Watch>,
     thread: Option<JoinHandle<()>>,
 }

@@ -136,11 +136,12 @@ impl Inode {
 
     /// Looks at the inode's items in the tree as they are between two records. Writeback changes
     /// extents beside readers: an extent that is cut in three, or joined with its neighbours, is
-    /// several edits, and who looks in between finds a hole that is none, or extents that overlap.
+    /// several edits. A reader between two of them would find a hole where data is, or extents that
+    /// overlap.
     ///
-    /// Whoever commits holds the meta lock and sets `commit_lsn`. So if it is the same before and
-    /// after, there was no record. A few tries without the lock, which a look that waits for the
-    /// device would hold up; then with it.
+    /// A commit holds the meta lock and sets `commit_lsn`. So if it is the same before and after,
+    /// there was no record. The first tries do not hold the lock, since `look` may wait for the
+    /// device; the last one does, so that the call ends beside a steady writer.
     pub(crate) fn between_records<R>(&self, mut look: impl FnMut() -> R) -> R {
         const TRIES: u32 = 4;
         let mut before = self.meta.lock().progress.commit_lsn;

@@ -75,7 +75,7 @@ impl Files {
         let meta = inode.meta.lock();
         if meta.core.nlink > 0 || meta.dead {
             // Another thread was faster, or gave an O_TMPFILE a name. Under the meta lock:
-            // whoever takes the last name comes later and lists it anew.
+            // a thread that takes the last name comes later and lists the inode again.
             self.orphans.remove(ino);
             return Ok(true);
         }
