@@ -135,8 +135,10 @@ impl NodePool {
     pub(crate) fn new(blocks: u64) -> NodePool {
         // A 64th of all nodes that could exist, which is 256 data blocks for each promised slot. So
         // even if every delayed block of a full image becomes an extent of its own, that part has
-        // enough leaves for them. The upper bound covers 1 GiB of such blocks, more than writeback
-        // allows to accumulate. For deletes: two or more of the smallest steps at once.
+        // enough leaves to hold them. It may not have enough for the splits if they lie in many
+        // leaves that are full: then writeback fails with ENOSPC, the data stays dirty, and the
+        // next deletion makes room. The upper bound covers 1 GiB of such blocks, more than
+        // writeback allows to accumulate. For deletes: two or more of the smallest steps at once.
         let promised = (blocks / NODE_BLOCKS / 64).clamp(32, 1024);
         let reclaim = promised.min(64);
         NodePool {
