@@ -177,9 +177,12 @@ impl Fs {
         }
         let closed = store.close();
         self.engine.release_device();
+        // On a full host the store names the losses in the image although its last checkpoint failed,
+        // and nothing else is lost by that: the next mount replays the log.
+        let named = closed.as_ref().err().is_none_or(|e| e.is_host_full());
         match lost {
-            // The cause of that, too, is in the trace.
-            Some(lost) if closed.is_ok() => Err(Error::DataLost(Arc::new(lost))),
+            // The trace has the causes.
+            Some(lost) if named => Err(Error::DataLost(Arc::new(lost))),
             _ => synced.and(closed.map_err(Error::from)),
         }
     }
