@@ -98,5 +98,5 @@ def kedge_crash(tmp_path_factory):
     for one that was tested."""
     program = os.environ.get("KEDGE") or shutil.which("kedge")
     if program is None:
-        pytest.fail("kedge is not installed (cargo install --path crates/cli), or KEDGE does not name it", pytrace=False)
+        pytest.fail("kedge is not installed (cargo install --path crates/doors/cli), or KEDGE does not name it", pytrace=False)
     return KedgeCrash(program, tmp_path_factory.mktemp("kedge-crash"), os.getcwd())

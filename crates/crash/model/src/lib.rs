@@ -1,0 +1,65 @@
+//! Crash tests for other people's programs: from the recording of what a program did to a file
+//! system, every state that a crash may leave, a verdict on each, and the persistence call that is
+//! missing.
+//!
+//! ```text
+//! trace, kcr, vet       what the program did; its file; what an event may say
+//! model                 what each file system may lose
+//! split, edit, history  calls → edits → which sets of edits are legal
+//! state, sparse         a directory tree that is cheap to copy
+//! parts                 which edits change which part of the tree
+//! every                 all legal states of a short recording
+//! recipe, explore       names of states; which are tried, in which order
+//! run, check, files     the search; a command, or the versions of files, as the judge
+//! shrink, explain       the smallest failing state; in words, with the call that prevents it
+//! campaign, explaining  a whole run; what its explanations cost, and their limit
+//! workdir, beneath      directories that outlive no run; files that lie below one
+//! disk                  a file system in memory, for tests in Rust
+//! ```
+#![forbid(unsafe_code)]
+
+mod beneath;
+mod bits;
+mod campaign;
+pub mod check;
+pub mod describe;
+pub mod disk;
+pub mod edit;
+mod every;
+pub mod explain;
+mod explaining;
+mod explore;
+mod files;
+mod history;
+pub mod kcr;
+mod model;
+mod parts;
+mod recipe;
+pub mod report;
+mod run;
+mod shrink;
+mod sparse;
+mod split;
+pub mod state;
+pub mod trace;
+mod vet;
+pub mod workdir;
+
+pub use campaign::{Campaign, Report, explore_in_memory};
+pub use check::CommandChecker;
+pub use disk::{Disk, DiskFile};
+pub use every::Every;
+pub use explain::{CallRef, Explanation, Fix};
+pub use explaining::Explaining;
+pub use files::FilesChecker;
+pub use history::History;
+pub use model::{MODELS, Model, Order};
+pub use recipe::{Pick, Recipe, Torn};
+pub use run::{Budget, Case, Checker, Ended, Failure, Hear, Outcome, Phase, Progress, Search, Verdict};
+pub use state::State;
+pub use trace::{Call, Event, Trace};
+
+/// The snippet of the document runs with the tests of documentation.
+#[cfg(doctest)]
+#[doc = include_str!("../../../../docs/CRASH_TESTING.md")]
+struct CrashTesting;

@@ -1,0 +1,309 @@
+//! Software that people run on file systems: a database server that is killed, or loses its file
+//! system, a build, mount(8) with a table of mounts.
+//!
+//! PostgreSQL runs with `KEDGE_LONG=1` (`cargo xtask test --long`).
+#![allow(clippy::unwrap_used)]
+
+mod common;
+use common::{Place, kill, no_fuse, not_root, output_within, tool, until};
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+const NEEDS_ROOT: &str = "only root can run programs as other users and lay files over /etc";
+const LIMIT: Duration = Duration::from_secs(300);
+/// Inserts that are acknowledged before something is killed.
+const INSERTS: usize = 400;
+
+/// A PostgreSQL cluster with data checksums in `mnt/db`.
+struct Postgres<'a> {
+    place: &'a Place,
+    programs: PathBuf,
+}
+
+impl Postgres<'_> {
+    /// A program of PostgreSQL, run as its user.
+    fn command(&self, program: &str) -> Command {
+        let mut command = self.place.command("setpriv");
+        command.args(["--reuid", "postgres", "--regid", "postgres", "--clear-groups"]);
+        command.arg(self.programs.join(program)).env("PGHOST", self.place.path("socket"));
+        command.env("PGUSER", "postgres").env("PGDATA", self.place.path("mnt/db")).env("LC_ALL", "C");
+        command
+    }
+
+    fn run(&self, program: &str, args: &[&str]) -> String {
+        let mut command = self.command(program);
+        command.args(args);
+        tool(command, "postgresql", LIMIT)
+    }
+
+    fn sql(&self, sql: &str) -> String {
+        self.run("psql", &["-XAtq", "-v", "ON_ERROR_STOP=1", "-d", "postgres", "-c", sql])
+    }
+
+    /// Starts the server, and waits until it has recovered.
+    fn start(&self) -> Server {
+        let socket = self.place.path("socket");
+        let log = fs::File::create(self.place.path("postgres.log")).unwrap();
+        let mut command = self.command("postgres");
+        command
+            .args(["-c", "listen_addresses=", "-c"])
+            .arg(format!("unix_socket_directories={}", socket.display()));
+        let server = Server(command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap());
+        for _ in 0..3000 {
+            let mut ready = self.command("pg_isready");
+            if output_within(
+                {
+                    ready.arg("-q");
+                    ready
+                },
+                LIMIT,
+            )
+            .unwrap()
+            .status
+            .success()
+            {
+                return server;
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        panic!("no server: {}", fs::read_to_string(self.place.path("postgres.log")).unwrap());
+    }
+
+    /// Inserts rows one by one until `INSERTS` have been acknowledged, and then calls `end`, which
+    /// ends the server. Answers the numbers that were acknowledged before and during that.
+    fn insert_until_killed(&self, from: u64, end: impl FnOnce()) -> Vec<u64> {
+        let mut command = self.command("psql");
+        command.args(["-XAtq", "-d", "postgres"]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut psql = command.spawn().unwrap();
+        let mut input = psql.stdin.take().unwrap();
+        let feed = kedge_base::spawn_named("inserts", move || {
+            for id in from..from + 1_000_000 {
+                let text = "x".repeat((id % 300) as usize);
+                // Fails once psql has lost its server.
+                if writeln!(input, "insert into t values ({id}, '{text}') returning id;").is_err() {
+                    return;
+                }
+            }
+        })
+        .unwrap();
+        let mut acknowledged = Vec::new();
+        let mut end = Some(end);
+        for line in BufReader::new(psql.stdout.take().unwrap()).lines() {
+            acknowledged.push(line.unwrap().parse().unwrap());
+            if acknowledged.len() == INSERTS {
+                end.take().unwrap()();
+            }
+        }
+        assert!(end.is_none(), "only {} inserts were acknowledged", acknowledged.len());
+        // psql ends when its server is gone, or its input is.
+        let _ = psql.kill();
+        psql.wait().unwrap();
+        feed.join().unwrap();
+        acknowledged
+    }
+}
+
+/// A server, which does not outlive the test.
+struct Server(Child);
+
+impl Server {
+    fn kill_9(&mut self) {
+        kill_process(Pid::from_child(&self.0), Signal::KILL).unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It has ended as a rule, and then this does nothing.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn postgres_keeps_what_it_acknowledged() {
+    if std::env::var_os("KEDGE_LONG").is_none_or(|v| v != "1") {
+        kedge_base::skip::note("PostgreSQL runs with KEDGE_LONG=1");
+        return;
+    }
+    if no_fuse() || not_root(NEEDS_ROOT) {
+        return;
+    }
+    let versions = fs::read_dir("/usr/lib/postgresql").map(|dir| dir.map(|e| e.unwrap().path()).max());
+    let Ok(Some(version)) = versions else {
+        panic!("PostgreSQL is not installed; on Debian, as root, run: apt-get install -y postgresql")
+    };
+    let place = Place::new();
+    fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o755)).unwrap();
+    let db = Postgres { place: &place, programs: version.join("bin") };
+    place.run("mount --create 512M disk.kedge mnt").ok();
+    for dir in ["mnt/db", "socket"] {
+        fs::create_dir(place.path(dir)).unwrap();
+        let mut command = place.command("chown");
+        command.arg("postgres:postgres").arg(place.path(dir));
+        tool(command, "coreutils", LIMIT);
+    }
+    db.run("initdb", &["--data-checksums", "--auth=trust"]);
+    let mut server = db.start();
+    db.sql("create table t (id bigint primary key, text text)");
+    let mut kept: Vec<u64> = Vec::new();
+    for round in 0..6u64 {
+        let from = round * 1_000_000;
+        let acknowledged = db.insert_until_killed(from, || match round % 2 {
+            0 => server.kill_9(),
+            _ => {
+                kill(&place, "mnt");
+                server.kill_9();
+            }
+        });
+        kept.extend(acknowledged);
+        // Its children notice by themselves that it is gone.
+        until_free(&place);
+        if round % 2 == 1 {
+            place.run("mount disk.kedge mnt").ok();
+        }
+        server = db.start();
+        let have: std::collections::BTreeSet<u64> =
+            db.sql("select id from t").lines().map(|id| id.parse().unwrap()).collect();
+        let lost: Vec<_> = kept.iter().filter(|id| !have.contains(id)).collect();
+        assert!(lost.is_empty(), "round {round}: {} of {} are lost: {lost:?}", lost.len(), kept.len());
+    }
+    println!("{} inserts were acknowledged, and all are there", kept.len());
+    db.run("pg_ctl", &["stop", "-m", "fast"]);
+    server.0.wait().unwrap();
+    let checked = db.run("pg_checksums", &["--check"]);
+    assert!(checked.contains("Bad checksums:  0"), "{checked}");
+    place.unmount_and_check("disk.kedge");
+}
+
+/// Waits until no process of the killed server is left: they have the cluster open.
+fn until_free(place: &Place) {
+    let db = place.path("mnt/db").display().to_string();
+    until("the processes of the server have ended", || {
+        let processes =
+            fs::read_dir("/proc").unwrap().filter_map(|e| fs::read_link(e.ok()?.path().join("cwd")).ok());
+        !processes.into_iter().any(|cwd| cwd.display().to_string().starts_with(&db))
+    });
+}
+
+/// A crate is built on the mount, by the cargo that builds this.
+#[test]
+fn cargo_builds_a_crate() {
+    if no_fuse() {
+        return;
+    }
+    let place = Place::new();
+    place.run("mount --create 256M disk.kedge mnt").ok();
+    let src = place.path("mnt/hello/src");
+    fs::create_dir_all(&src).unwrap();
+    fs::write(
+        place.path("mnt/hello/Cargo.toml"),
+        "[package]\nname = \"hello\"\nedition = \"2021\"\n[workspace]\n",
+    )
+    .unwrap();
+    fs::write(src.join("main.rs"), "mod part;\nfn main() { println!(\"{}\", part::two() + 1) }\n").unwrap();
+    let build = |part: &str| {
+        fs::write(src.join("part.rs"), part).unwrap();
+        let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        command.current_dir(place.path("mnt/hello")).args(["run", "--offline", "--quiet"]);
+        // In the crate's own directory, which is on the mount.
+        command.env_remove("CARGO_TARGET_DIR").env_remove("RUSTFLAGS");
+        let out = output_within(command, LIMIT).unwrap();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        String::from_utf8(out.stdout).unwrap()
+    };
+    assert_eq!(build("pub fn two() -> i32 { 2 }\n"), "3\n");
+    // It finds by the times of the files that a part is newer.
+    place.remount("disk.kedge", "");
+    assert_eq!(build("pub fn two() -> i32 { 40 + 1 }\n"), "42\n");
+    assert!(place.path("mnt/hello/target/debug/hello").exists());
+    place.unmount_and_check("disk.kedge");
+}
+
+/// The program is built on the mount, twice: behind a kill of the serving process, too.
+#[test]
+fn cargo_builds_this_workspace() {
+    if no_fuse() {
+        return;
+    }
+    if std::env::var_os("KEDGE_LONG").is_none_or(|v| v != "1") {
+        return kedge_base::skip::note("this workspace is built with KEDGE_LONG=1");
+    }
+    let place = Place::new();
+    place.run("mount --create 8G disk.kedge mnt").ok();
+    fs::create_dir(place.path("mnt/work")).unwrap();
+    let mut command = place.command("sh");
+    command.env("FROM", concat!(env!("CARGO_MANIFEST_DIR"), "/../../.."));
+    command.args(["-ec", "git -C $FROM ls-files -z | tar -C $FROM --null -T - -c | tar -C mnt/work -x"]);
+    tool(command, "git", LIMIT);
+    let build = || {
+        let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        command.current_dir(place.path("mnt/work")).args(["build", "--offline", "--locked", "-p", "kedge"]);
+        command.env_remove("CARGO_TARGET_DIR").env_remove("RUSTFLAGS");
+        let out = output_within(command, Duration::from_secs(1800)).unwrap();
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(out.status.success(), "{said}");
+        let mut built = Command::new(place.path("mnt/work/target/debug/kedge"));
+        built.arg("--version");
+        assert!(output_within(built, LIMIT).unwrap().stdout.starts_with(b"kedge "));
+        said
+    };
+    assert!(build().contains("Compiling kedgefs "));
+    // What cargo finds is whole, or it builds it again.
+    kill(&place, "mnt");
+    place.run("mount disk.kedge mnt").ok();
+    println!("behind the kill: {}", build().trim());
+    place.remount("disk.kedge", "");
+    assert!(!build().contains("Compiling "), "nothing has changed");
+    place.unmount_and_check("disk.kedge");
+}
+
+/// `mount -a` mounts what fstab says, and leaves what is mounted.
+#[test]
+fn mount_all_of_fstab() {
+    if no_fuse() || not_root(NEEDS_ROOT) {
+        return;
+    }
+    let place = Place::new();
+    fs::create_dir(place.path("helpers")).unwrap();
+    symlink(env!("CARGO_BIN_EXE_kedge"), place.path("helpers/mount.kedgefs")).unwrap();
+    let mut table = String::new();
+    for name in ["a", "b", "c"] {
+        place.run(&format!("mkfs --size 16M {name}.kedge")).ok();
+        fs::create_dir(place.path(name)).unwrap();
+        let (image, dir) = (place.path(&format!("{name}.kedge")), place.path(name));
+        let options = match name {
+            "a" => "nofail,commit=3",
+            // A line that was of ext4.
+            "b" => "acl,user_xattr,lazytime,errors=remount-ro",
+            _ => "noauto",
+        };
+        table += &format!("{} {} kedgefs {options} 0 0\n", image.display(), dir.display());
+    }
+    fs::write(place.path("fstab"), table).unwrap();
+    let script = "set -eu
+        mount --bind $HERE/helpers /sbin
+        mount --bind $HERE/fstab /etc/fstab
+        trap 'umount $HERE/a $HERE/b' EXIT
+        mount -a -t kedgefs
+        mount -a -t kedgefs
+        echo kept > a/file; sync a/file
+        grep \" $HERE/. \" /proc/self/mounts | grep -c kedgefs
+        findmnt -no FSTYPE c || echo noauto
+        $K info --json a | grep commit";
+    let mut command = place.command("unshare");
+    command.args(["-m", "--propagation", "private", "sh", "-c", script]);
+    command.env("K", env!("CARGO_BIN_EXE_kedge")).env("HERE", place.path("").canonicalize().unwrap());
+    let said = tool(command, "mount", LIMIT);
+    let lines: Vec<&str> = said.lines().map(str::trim).collect();
+    assert_eq!(&lines[..2], ["2", "noauto"], "{said}");
+    assert!(lines[2].contains("\"commit\"") && lines[2].contains('3'), "{said}");
+    assert_eq!(place.run("cat a.kedge:/file").ok(), "kept\n");
+}

@@ -1,0 +1,212 @@
+//! An open file system: its parts, put together, and its end.
+
+use crate::cache::inodes::Inodes;
+use crate::cache::table::Watch;
+use crate::claim::Claim;
+use crate::data::Files;
+use crate::durability::dirty::DirtyList;
+use crate::durability::flushers::{Flushed, Member};
+use crate::durability::shared::SharedLists;
+use crate::durability::sync::Syncer;
+use crate::durability::tracking::{DirtySet, OwnSet};
+use crate::durability::writeback::Writeback;
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::format::name_other;
+use crate::gate::Phase;
+use crate::names::Names;
+use crate::options::{DirtyTracking, MountOptions};
+use crate::switches::Switches;
+use kedge_base::Clock;
+use kedge_base::broken::{self, Variant};
+use kedge_device::Device;
+use kedge_store::{CheckpointClient, OpenOptions, Store};
+use std::sync::{Arc, Weak};
+
+/// The parts, each above those before it.
+pub(crate) struct Fs {
+    engine: Arc<Engine>,
+    inodes: Arc<Inodes>,
+    writeback: Arc<Writeback>,
+    syncer: Arc<Syncer>,
+    files: Arc<Files>,
+    names: Names,
+}
+
+/// Leaves the pool of flusher threads when it goes, with the last clone of a file system.
+pub(crate) struct Membership(pub Arc<Fs>);
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        self.0.writeback.leave_flushers();
+    }
+}
+
+/// Where the dirty inodes are listed, and who wants to know what is cached.
+fn dirty_set(options: &MountOptions) -> (Arc<dyn DirtySet>, Watch) {
+    let set = options.dirty_set.map_or_else(|| Arc::new(OwnSet::default()) as _, |make| make());
+    match options.dirty_tracking {
+        DirtyTracking::PerSb => (set, None),
+        DirtyTracking::Shared => (set, Some(Arc::new(SharedLists::new()))),
+    }
+}
+
+impl Fs {
+    /// Opens a file system, recovering it if it was not closed.
+    pub(crate) fn open(
+        device: Arc<dyn Device>,
+        clock: Arc<dyn Clock>,
+        options: MountOptions,
+    ) -> Result<Arc<Fs>> {
+        if let Some(percent) = options.async_checkpoint {
+            kedge_store::check_async_percent(percent)?;
+        }
+        let claim = Claim::new(&device, &*clock, options.read_only)?;
+        // Of the budget: half for tree nodes, three eighths for pages, the rest for inodes.
+        let open = OpenOptions {
+            read_only: options.read_only,
+            node_cache_bytes: options.cache_size / 2,
+            async_checkpoint: options.async_checkpoint,
+            tree_lock: options.tree_lock,
+            ..Default::default()
+        };
+        let store = Store::open(device.clone(), clock.clone(), &open).map_err(|e| name_other(&*device, e))?;
+        let inodes_max = (options.cache_size / 8 / 1024).clamp(1024, 1 << 20) as usize;
+        let page_bytes = options.cache_size / 8 * 3;
+        let (set, watch) = dirty_set(&options);
+        let (shared, member) = (options.shared_budget.clone(), Member::new());
+        let engine = Arc::new(Engine::new(store, clock, options, claim));
+        let inodes = Arc::new(Inodes::new(engine.clone(), inodes_max, watch.clone()));
+        let dirty = DirtyList::new(set, watch);
+        let writeback =
+            Writeback::new(engine.clone(), inodes.clone(), dirty, page_bytes, shared, member.clone());
+        let fs = Fs::join(engine, inodes, Arc::new(writeback));
+        fs.start(&member)?;
+        Ok(fs)
+    }
+
+    fn join(engine: Arc<Engine>, inodes: Arc<Inodes>, writeback: Arc<Writeback>) -> Arc<Fs> {
+        let below = || (engine.clone(), inodes.clone(), writeback.clone());
+        let (e, i, w) = below();
+        let syncer = Arc::new(Syncer::new(e, i, w));
+        let (e, i, w) = below();
+        let files = Arc::new(Files::new(e, i, w));
+        let (e, i, w) = below();
+        let names = Names::new(e, i, w, files.clone());
+        Arc::new(Fs { engine, inodes, writeback, syncer, files, names })
+    }
+
+    /// What has to happen before the first operation.
+    fn start(&self, member: &Arc<Member>) -> Result<()> {
+        let store = self.engine.store();
+        let client: Arc<dyn CheckpointClient> = self.writeback.clone();
+        let client: Weak<dyn CheckpointClient> = Arc::downgrade(&client);
+        store.set_client(client);
+        if !store.is_read_only() {
+            self.engine.set_discard(self.engine.options().discard);
+            self.files.recover_orphans()?;
+            let flushed: Arc<dyn Flushed> = self.syncer.clone();
+            let now = self.engine.clock().monotonic();
+            member
+                .join(Arc::downgrade(&flushed), now, self.engine.live().commit())
+                .map_err(|e| kedge_base::Error::io("start of a thread", 0, 0, &e))?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    pub(crate) fn inodes(&self) -> &Inodes {
+        &self.inodes
+    }
+
+    pub(crate) fn writeback(&self) -> &Writeback {
+        &self.writeback
+    }
+
+    pub(crate) fn syncer(&self) -> &Arc<Syncer> {
+        &self.syncer
+    }
+
+    pub(crate) fn files(&self) -> &Files {
+        &self.files
+    }
+
+    pub(crate) fn names(&self) -> &Names {
+        &self.names
+    }
+
+    /// Changes options. Operations under way may still follow the old ones.
+    pub(crate) fn remount(&self, switches: &Switches) -> Result<()> {
+        let new = self.engine.remount(switches)?;
+        if switches.discard.is_some() && !self.engine.store().is_read_only() {
+            self.engine.set_discard(new.discard);
+        }
+        if switches.async_checkpoint.is_some() {
+            self.engine.store().set_async_checkpoint(new.async_checkpoint);
+        }
+        self.writeback.wake_flusher();
+        Ok(())
+    }
+
+    /// Makes everything durable, writes the last checkpoint and ends.
+    pub(crate) fn close(&self) -> Result<()> {
+        let gate = self.engine.gate();
+        self.engine.store().end_waits();
+        let _single = gate.single();
+        if self.engine.is_closed() {
+            return Ok(());
+        }
+        if gate.phase() == Phase::Frozen {
+            return self.close_frozen();
+        }
+        let synced = self.syncer.sync_for_close();
+        if !self.engine.set_closed() {
+            return Ok(());
+        }
+        self.writeback.leave_flushers();
+        let lost = self.writeback.lost_data();
+        let store = self.engine.store();
+        if let Some(lost) = &lost {
+            tracing::error!("{lost}");
+            if !broken::is(Variant::ForgetLosses) {
+                store.note_losses(lost.files);
+            }
+        }
+        let closed = store.close();
+        self.engine.release_device();
+        // On a full host the store names the losses in the image although its last checkpoint
+        // failed, and nothing else is lost by that: the next mount replays the log.
+        let named = closed.as_ref().err().is_none_or(|e| e.is_host_full());
+        match lost {
+            // The trace has the causes.
+            Some(lost) if named => Err(Error::DataLost(Arc::new(lost))),
+            _ => synced.and(closed.map_err(Error::from)),
+        }
+    }
+
+    /// No freeze begins any more. One that is complete ends with the file system.
+    pub(crate) fn end_freezes(&self) -> Result<()> {
+        let gate = self.engine.gate();
+        self.engine.store().end_waits();
+        let _single = gate.single();
+        gate.end();
+        if gate.phase() == Phase::Frozen && !self.engine.is_closed() {
+            return self.close_frozen();
+        }
+        Ok(())
+    }
+
+    /// The image is clean already, and may be in the middle of being copied. What waits for the end
+    /// of the freeze fails.
+    fn close_frozen(&self) -> Result<()> {
+        self.engine.set_closed();
+        self.writeback.leave_flushers();
+        let closed = self.engine.store().close();
+        self.stop_waiting();
+        self.engine.release_device();
+        Ok(closed?)
+    }
+}

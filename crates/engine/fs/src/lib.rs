@@ -1,0 +1,108 @@
+//! KedgeFS as a library: a crash-consistent journaling file system in this process, on an image
+//! file, a block device or memory.
+//!
+//! ```
+//! use kedgefs::FileSystem;
+//! use std::io::Write;
+//!
+//! # fn main() -> std::io::Result<()> {
+//! let fs = FileSystem::in_memory(32 << 20)?; // or create_image, open_image
+//! let root = fs.root();
+//! root.create_dir_all("mail/new")?;
+//! let mut letter = root.create("mail/new/1")?;
+//! letter.write_all(b"hello")?;
+//! letter.sync_all()?; // durable: data, size, name and all that leads to it
+//! assert_eq!(root.read_to_string("mail/new/1")?, "hello");
+//! fs.close()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Two interfaces
+//! - [`Dir`] and [`File`], from [`FileSystem::root`], are in the manner of std::fs: paths, symbolic
+//!   links that are followed, [`std::io::Read`], [`std::io::Write`], [`std::io::Seek`],
+//!   [`std::io::Error`].
+//! - [`FileSystem`] itself speaks of inodes, as a kernel does to a file system. A mount uses
+//!   nothing else.
+//!
+//! [`FileSystem::open`] opens what [`device`] has: files and block devices, memory, NBD and RBD,
+//! and simulators that lose power or fail when they are told to.
+//!
+//! ```
+//! use kedgefs::device::MemDevice;
+//! use kedgefs::{FileSystem, FormatOptions, Ino, MountOptions, Owner, SystemClock};
+//! use std::sync::Arc;
+//!
+//! # fn main() -> Result<(), kedgefs::Error> {
+//! let device = Arc::new(MemDevice::new(32 << 20));
+//! let clock = Arc::new(SystemClock::default());
+//! FileSystem::format(device.clone(), clock.clone(), &FormatOptions::default())?;
+//!
+//! let fs = FileSystem::open(device.clone(), clock.clone(), MountOptions::default())?;
+//! let file = fs.create(Ino::ROOT, b"greeting", 0o644, Owner::default())?;
+//! fs.write(file.ino, 0, b"hello")?;
+//! fs.fsync(file.ino, false)?;
+//! drop(fs); // not closed: as if the process had died
+//!
+//! let fs = FileSystem::open(device, clock, MountOptions::default())?;
+//! let found = fs.lookup(Ino::ROOT, b"greeting")?;
+//! let mut bytes = [0; 16];
+//! let n = fs.read(found.ino, 0, &mut bytes)?;
+//! assert_eq!(&bytes[..n], b"hello");
+//! fs.close()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Examples
+//! In `examples/`, run as tests: `embed` keeps an application's files in one image file,
+//! `in_memory` tests code against a file system in memory, `crash` shows what a power failure
+//! leaves of a program that forgot an fsync.
+#![forbid(unsafe_code)]
+#![warn(unreachable_pub)]
+#![warn(missing_docs)]
+
+/// The example of the project's front page, compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../../../../README.md")]
+struct FrontPage;
+
+mod api;
+mod cache;
+mod claim;
+mod core;
+mod data;
+mod discard;
+mod durability;
+mod engine;
+mod error;
+mod extents;
+mod flags;
+mod format;
+mod freeze;
+mod gate;
+mod handles;
+mod host;
+mod names;
+mod options;
+mod report;
+mod stats;
+mod switches;
+mod types;
+
+pub use api::{FileSystem, Pass};
+pub use cache::shared_budget::SharedBudget;
+pub use durability::order::{ByLocation, DirtyInode, OldestFirst, WritebackOrder};
+pub use durability::tracking::{DirtyHandle, DirtySet, OwnSet};
+pub use error::{Done, Error, LostData, Result};
+pub use gate::Thawed;
+pub use handles::{Dir, Entry, File, OpenOptions, ReadDir};
+pub use kedge_base::{Clock, Ino, ManualClock, SystemClock, Timespec};
+/// What lies below an image: files and block devices, memory, the network, and simulators for
+/// tests.
+pub use kedge_device as device;
+pub use kedge_format::{FileFlags, FileKind, acl};
+pub use kedge_store::{TreeLock, histogram_text};
+pub use options::{DirtyTracking, FdatasyncRule, FormatOptions, MountOptions, NewName, OrderWord};
+pub use switches::{SWITCH_WORDS, Switches};
+pub use types::*;

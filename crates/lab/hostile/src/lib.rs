@@ -1,0 +1,39 @@
+//! What others may have written, and what runs on it: see the README.
+//!
+//! ```text
+//! drive, mutate        the driver, and how it makes an input from those it has
+//! kcr, nbd, uri, fuse  targets
+//! ```
+#![forbid(unsafe_code)]
+
+pub mod drive;
+pub mod fuse;
+pub mod kcr;
+mod mutate;
+pub mod nbd;
+pub mod seeds;
+pub mod uri;
+
+use drive::Target;
+
+/// The targets of this crate. `crates/doors/cli` has those of its own parsers.
+pub const TARGETS: [&Target; 4] = [&kcr::TARGET, &nbd::TARGET, &uri::TARGET, &fuse::TARGET];
+
+/// For libFuzzer, which tells a find by a panic.
+pub fn check(target: &Target, input: &[u8]) {
+    let _ = (target.run)(&input[..input.len().min(target.len_max)]);
+}
+
+/// Runs a target on the files that the program was started with. None is a mistake.
+pub fn run_files(target: &Target) -> std::io::Result<()> {
+    let files: Vec<_> = std::env::args_os().skip(1).collect();
+    if files.is_empty() {
+        return Err(std::io::Error::other("which files?"));
+    }
+    files.into_iter().try_for_each(|file| std::fs::read(file).map(|input| check(target, &input)))
+}
+
+/// The directory of a target's corpus.
+pub fn corpus(name: &str) -> std::path::PathBuf {
+    std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(name)
+}

@@ -1,0 +1,43 @@
+//! Runs a fuzz target for some processor time and says what came of it.
+
+use clap::Parser;
+use kedge_hostile::{TARGETS, corpus, drive, seeds};
+use std::process::ExitCode;
+
+#[derive(Parser)]
+#[command(about = "Fuzzes what reads bytes of others; see crates/lab/hostile/README.md")]
+struct Args {
+    /// kcr, nbd, uri or fuse
+    target: String,
+    /// Processor seconds
+    #[arg(long, default_value_t = 60.0)]
+    seconds: f64,
+    /// One seed is one run
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Write the inputs with which the corpus begins, and run nothing
+    #[arg(long)]
+    write_seeds: bool,
+}
+
+fn main() -> std::io::Result<ExitCode> {
+    let args = Args::parse();
+    let Some(target) = TARGETS.into_iter().find(|target| target.name == args.target) else {
+        eprintln!("there is no target {}: see crates/lab/hostile/README.md", args.target);
+        return Ok(ExitCode::from(2));
+    };
+    let dir = corpus(target.name);
+    if args.write_seeds {
+        std::fs::create_dir_all(&dir)?;
+        for (name, input) in seeds::of(target.name) {
+            std::fs::write(dir.join(name), input)?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    // What the code says of bad input is no news here.
+    let quiet = tracing_subscriber::fmt().with_max_level(tracing_subscriber::filter::LevelFilter::OFF);
+    quiet.init();
+    let outcome = drive::drive(target, &dir, args.seconds, args.seed)?;
+    println!("{outcome}");
+    Ok(if outcome.finds.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

@@ -1,0 +1,116 @@
+//! Dependencies point down only: the table of docs/ARCHITECTURE.md, checked against what the
+//! manifests say.
+
+use anyhow::{Result, bail};
+use cargo_metadata::{DependencyKind, MetadataCommand};
+use std::collections::BTreeMap;
+
+/// (crate, crates of the workspace it may use, those its tests may use besides)
+///
+/// Tests may use a device to run on, and an independent check of what they made, never an interface
+/// above them.
+type Rule = (&'static str, &'static [&'static str], &'static [&'static str]);
+
+const BASE: &str = "kedge-base";
+const DEVICE: &str = "kedge-device";
+const FORMAT: &str = "kedge-format";
+const LOG: &str = "kedge-log";
+const BTREE: &str = "kedge-btree";
+const ALLOC: &str = "kedge-alloc";
+const STORE: &str = "kedge-store";
+const FS: &str = "kedgefs";
+const FUSE: &str = "kedge-fuse";
+const FSCK: &str = "kedge-fsck";
+const CEPH: &str = "kedge-ceph";
+const SIM: &str = "kedge-sim";
+const BENCH: &str = "kedge-bench";
+const CRASH: &str = "kedge-crash";
+const CRASH_RECORD: &str = "kedge-crash-record";
+const CRASH_REALITY: &str = "kedge-crash-reality";
+const CLI: &str = "kedge";
+const HOSTILE: &str = "kedge-hostile";
+const XTASK: &str = "xtask";
+
+const RULES: &[Rule] = &[
+    (BASE, &[], &[]),
+    // Starts programs; it knows nothing of images.
+    (CEPH, &[BASE], &[]),
+    (DEVICE, &[BASE], &[CEPH]),
+    (FORMAT, &[BASE], &[]),
+    // Log, tree and allocator never see one another: the store joins them.
+    (LOG, &[BASE, DEVICE, FORMAT], &[]),
+    (BTREE, &[BASE, FORMAT], &[DEVICE]),
+    (ALLOC, &[BASE, DEVICE, FORMAT], &[]),
+    (STORE, &[BASE, DEVICE, FORMAT, LOG, BTREE, ALLOC], &[FSCK]),
+    (FS, &[BASE, DEVICE, FORMAT, STORE], &[FSCK]),
+    (FUSE, &[BASE, FS], &[DEVICE, FSCK]),
+    // An independent check of the image: it must not share the code that it checks. Of the store it
+    // uses only replay.
+    (FSCK, &[BASE, DEVICE, FORMAT, STORE], &[FS]),
+    (SIM, &[BASE, DEVICE, FORMAT, FS, FSCK], &[]),
+    // The experiments. Nothing depends on them, so installed programs contain no benchmark code.
+    (BENCH, &[BASE, DEVICE, FS], &[]),
+    // Writes the documents' tables from the code that they describe.
+    (XTASK, &[BASE, FORMAT], &[]),
+    // A tool for other programs. It has rules of its own and does not know the engine.
+    (CRASH, &[BASE], &[]),
+    (CRASH_RECORD, &[BASE, DEVICE, FS, FUSE, CRASH], &[]),
+    // Compares its rules with the kernel's file systems. Nothing depends on it.
+    (CRASH_REALITY, &[BASE, CRASH, CRASH_RECORD], &[]),
+    // Runs on bytes of others what reads them. Only tests depend on it.
+    (HOSTILE, &[BASE, DEVICE, FS, FUSE, FSCK, CRASH], &[]),
+    (CLI, &[BASE, DEVICE, FORMAT, STORE, FS, FUSE, FSCK, CRASH, CRASH_RECORD], &[SIM, CEPH, HOSTILE]),
+];
+
+/// A crate's dependencies inside the workspace; `true`: only for its tests.
+type Edges = BTreeMap<String, Vec<(String, bool)>>;
+
+pub fn check() -> Result<()> {
+    let faults = faults(&edges()?);
+    if !faults.is_empty() {
+        for fault in &faults {
+            println!("{fault}");
+        }
+        bail!(
+            "{} dependencies against the direction (the table: crates/lab/xtask/src/deps.rs)",
+            faults.len()
+        );
+    }
+    println!("{} crates, all dependencies point down", RULES.len());
+    Ok(())
+}
+
+fn edges() -> Result<Edges> {
+    let metadata = MetadataCommand::new().no_deps().exec()?;
+    let members = metadata.workspace_packages();
+    let is_member = |name: &str| members.iter().any(|m| m.name.as_str() == name);
+    let of = |package: &&cargo_metadata::Package| {
+        let inside = package.dependencies.iter().filter(|d| is_member(&d.name));
+        inside.map(|d| (d.name.clone(), d.kind == DependencyKind::Development)).collect()
+    };
+    Ok(members.iter().map(|m| (m.name.to_string(), of(m))).collect())
+}
+
+fn faults(edges: &Edges) -> Vec<String> {
+    let mut faults = Vec::new();
+    for (name, uses) in edges {
+        let Some((_, allowed, for_tests)) = RULES.iter().find(|r| r.0 == name) else {
+            faults.push(format!("{name} has no row in the table"));
+            continue;
+        };
+        for (used, test) in uses {
+            let allowed = allowed.contains(&used.as_str()) || (*test && for_tests.contains(&used.as_str()));
+            if !allowed {
+                let who = if *test { "the tests of " } else { "" };
+                faults.push(format!("{who}{name} must not depend on {used}"));
+            }
+        }
+    }
+    let gone = RULES.iter().filter(|r| !edges.contains_key(r.0));
+    faults.extend(gone.map(|r| format!("{} is in the table but not in the workspace", r.0)));
+    faults
+}
+
+#[cfg(test)]
+#[path = "deps_tests.rs"]
+mod tests;

@@ -1,0 +1,346 @@
+//! The table with which docs/EXPERIMENTS.md opens, made from the result files: what was published
+//! of a change, what it was here, and a word for it.
+//!
+//! The word is a rule. A place *reaches* the published figure if it changes as much in the same
+//! direction, or more. All places that were measured: *reproduced*. Some: *in part*. None:
+//! *missed*. The published change stands in the result files beside ours.
+//!
+//! The cells of a result file are rounded, so a figure that was computed from two of them would
+//! differ from what the experiment computed. Each change is the file's own: of its column, or of
+//! the bar that the experiment holds it against.
+
+use anyhow::{Context, Result, ensure};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::Path;
+
+/// Part of the title of a section, in lower case, and how the table calls it.
+const MODEL: (&str, &str) = ("device in memory", "1 ms");
+const PROCESS: (&str, &str) = ("in this process", "in process");
+const MOUNT: (&str, &str) = ("on the mount", "on the mount");
+const BARS: &str = "bars";
+/// Sections that repeat others with another log.
+const REPEATED: &str = "log of the default size";
+
+struct Row {
+    change: &'static str,
+    file: &'static str,
+    /// A part of the title of the contest, the first one that has it.
+    contest: &'static str,
+    metric: &'static str,
+    places: &'static [(&'static str, &'static str)],
+    kind: Kind,
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    /// From the first to the second contestant, in percent.
+    Change,
+    /// The same, beside the published change of another metric.
+    ChangeAs(&'static str),
+    /// The figures themselves, as the file has them.
+    FromTo,
+    /// The same change as how many times the first figure the second one is.
+    Times,
+    /// What the bar of this title reached, beside the published change of the metric.
+    Bar(&'static str),
+    /// The same, where the published change is that of others.
+    BarAlone(&'static str),
+}
+
+const fn row(
+    change: &'static str,
+    file: &'static str,
+    contest: &'static str,
+    metric: &'static str,
+    places: &'static [(&'static str, &'static str)],
+    kind: Kind,
+) -> Row {
+    Row { change, file, contest, metric, places, kind }
+}
+
+const ALL: &[(&str, &str)] = &[MODEL, PROCESS, MOUNT];
+const BOTH: &[(&str, &str)] = &[PROCESS, MOUNT];
+
+const ROWS: &[Row] = &[
+    row("Btrfs, new names: average of rename", "rename", "dbench", "Rename average, ms", ALL, Kind::Change),
+    row(
+        "the same, less what *null* takes",
+        "rename",
+        "dbench",
+        "Rename average, ms",
+        &[MOUNT],
+        Kind::Bar("mount, dbench, 16 clients: Rename average, less the null file system's"),
+    ),
+    row(
+        "the same, in the file system alone",
+        "rename",
+        "dbench",
+        "rename without the way to it, average, ms",
+        &[MOUNT],
+        Kind::ChangeAs("Rename average, ms"),
+    ),
+    row("longest rename", "rename", "dbench", "Rename maximum, ms", ALL, Kind::Change),
+    row("worst latency of all operations", "rename", "dbench", "worst latency, ms", ALL, Kind::Change),
+    row("throughput of dbench", "rename", "dbench", "throughput, MB/s", ALL, Kind::Change),
+    row(
+        "XFS, fdatasync: log forces for each call",
+        "fdatasync",
+        "1 thread",
+        "log forces per fdatasync",
+        ALL,
+        Kind::FromTo,
+    ),
+    row(
+        "runtime of 1,000 overwrites",
+        "fdatasync",
+        "1 thread",
+        "runtime of 1,000 overwrites, s",
+        ALL,
+        Kind::Change,
+    ),
+    row("ext4, checkpoints: files/s of S1", "checkpoint", "S1", "files, /s", BOTH, Kind::Change),
+    row("files/s of S3", "checkpoint", "S3", "files, /s", BOTH, Kind::Change),
+    row("files/s of S5", "checkpoint", "S5", "files, /s", BOTH, Kind::Change),
+    row("commits of S1", "checkpoint", "S1", "commits (jbd2: transactions)", BOTH, Kind::Change),
+    row("commits of S3", "checkpoint", "S3", "commits (jbd2: transactions)", BOTH, Kind::Change),
+    row("commits of S5", "checkpoint", "S5", "commits (jbd2: transactions)", BOTH, Kind::Change),
+    row("Btrfs, latches: wall time", "tree-lock", "empty files", "wall time, s", &[PROCESS], Kind::Change),
+    row("write lock calls", "tree-lock", "empty files", "write lock calls", &[PROCESS], Kind::Change),
+    row("throughput of dbench", "tree-lock", "dbench", "throughput, MB/s", &[PROCESS], Kind::Change),
+    row("Linux, plug: files/s", "writeback", "", "files, /s", BOTH, Kind::Change),
+    row("device writes a second", "writeback", "", "device writes per second, /s", BOTH, Kind::Change),
+    row(
+        "device writes, counted by the kernel",
+        "writeback",
+        "",
+        "the kernel's count: writes",
+        BOTH,
+        Kind::ChangeAs("device writes per second, /s"),
+    ),
+    row(
+        "Linux, dirty inodes: xfs/297 beside a million cached inodes, old lists",
+        "sync",
+        "freezes",
+        "time without the holds, s",
+        &[XFS_297],
+        Kind::Times,
+    ),
+    row(
+        "the same, new lists",
+        "sync",
+        "freezes",
+        "time without the holds, s",
+        &[XFS_297],
+        Kind::BarAlone(
+            "320000 operations by 200 threads, and 10 freezes: time with A full by A empty, per_sb",
+        ),
+    ),
+    row(
+        "a storm of syncs beside them, old lists",
+        "sync",
+        "syncs on B",
+        "storm, s",
+        &[PROCESS_SYNC],
+        Kind::Times,
+    ),
+    row(
+        "the same, new lists",
+        "sync",
+        "syncs on B",
+        "storm, s",
+        &[PROCESS_SYNC],
+        Kind::BarAlone("1600 syncs on B by 8 threads: storm with A full by A empty, per_sb"),
+    ),
+];
+
+const XFS_297: (&str, &str) = ("the load of xfs/297", "in process");
+const PROCESS_SYNC: (&str, &str) = ("two libraries in this process", "in process");
+
+/// The text of the generated part.
+pub fn table() -> Result<String> {
+    let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../docs/results");
+    let mut files = BTreeMap::new();
+    for row in ROWS {
+        if !files.contains_key(row.file) {
+            let path = results.join(format!("{}.md", row.file));
+            let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+            files.insert(row.file, parse(&text).with_context(|| path.display().to_string())?);
+        }
+    }
+    render(ROWS, &files)
+}
+
+fn render(rows: &[Row], files: &BTreeMap<&str, Vec<Line>>) -> Result<String> {
+    let mut out = String::from("| change | published | here | in a word |\n|---|---|---|---|\n");
+    for row in rows {
+        let lines = files.get(row.file).map_or(&[][..], Vec::as_slice);
+        let (published, here, word) = row.cells(lines).with_context(|| row.change.to_owned())?;
+        writeln!(out, "| {} | {published} | {here} | {word} |", row.change).expect("a String takes all");
+    }
+    Ok(out)
+}
+
+/// A line of a table: the section's title in lower case, the contest, the metric with its unit, the
+/// other cells by the names of their columns.
+#[derive(Debug)]
+struct Line {
+    section: String,
+    contest: String,
+    metric: String,
+    cells: Vec<(String, String)>,
+}
+
+fn parse(text: &str) -> Result<Vec<Line>> {
+    let (mut section, mut head, mut lines) = (String::new(), None, Vec::new());
+    for line in text.lines() {
+        if let Some(title) = line.strip_prefix("### ") {
+            (section, head) = (title.to_lowercase(), None);
+            continue;
+        }
+        let Some(inner) = line.strip_prefix('|').and_then(|l| l.strip_suffix('|')) else { continue };
+        let cells: Vec<String> = inner.split('|').map(|cell| cell.trim().to_owned()).collect();
+        let Some(names) = &head else {
+            head = Some(cells);
+            continue;
+        };
+        if inner.starts_with('-') {
+            continue;
+        }
+        ensure!(cells.len() == names.len() && cells.len() > 2, "a line of another width: {line}");
+        let named = names.iter().cloned().zip(cells.iter().cloned()).skip(2).collect();
+        let mut first = cells.into_iter();
+        let mut next = || first.next().expect("more than two");
+        lines.push(Line { section: section.clone(), contest: next(), metric: next(), cells: named });
+    }
+    ensure!(!lines.is_empty(), "no tables");
+    Ok(lines)
+}
+
+/// `12,345.6 ±7 %`, `-3.4 %`, `0.00, once 5`. `None`: `-` and `FAILED`.
+fn number(cell: &str) -> Option<f64> {
+    let word = cell.split(' ').next()?;
+    word.trim_end_matches(',').replace(',', "").parse().ok()
+}
+
+impl Line {
+    fn cell(&self, column: &str) -> Option<f64> {
+        number(&self.cells.iter().find(|(name, _)| name == column)?.1)
+    }
+
+    /// Theirs, as cells.
+    fn published_from_to(&self) -> Option<(&str, &str)> {
+        let mut cells = self.cells.iter().filter(|(name, _)| name.starts_with("published: "));
+        let mut next = || cells.next().map(|(_, cell)| cell.as_str());
+        Some((next()?, next()?))
+    }
+}
+
+/// A figure as it is told, and what is held against the other one.
+type Told = (String, f64);
+
+impl Row {
+    fn line<'l>(&self, lines: &'l [Line], place: &str, metric: &str) -> Option<&'l Line> {
+        lines.iter().find(|line| {
+            line.section.contains(place)
+                && !line.section.contains(REPEATED)
+                && line.contest.contains(self.contest)
+                && line.metric == metric
+        })
+    }
+
+    /// Published, here, and the word.
+    fn cells(&self, lines: &[Line]) -> Result<(String, String, String)> {
+        // A file without the section or the contest is not the one that is meant. A metric may be
+        // newer than the file.
+        let known = lines.iter().any(|line| {
+            self.places.iter().any(|(place, _)| line.section.contains(place))
+                && line.contest.contains(self.contest)
+        });
+        ensure!(known, "{}.md has no such table", self.file);
+        let published = self.places.iter().find_map(|(place, _)| self.published(lines, place));
+        let mut told = Vec::new();
+        let mut reached = Vec::new();
+        for (place, name) in self.places {
+            let Some((words, value)) = self.ours(lines, place)? else {
+                told.push(format!("{name} –"));
+                continue;
+            };
+            told.push(format!("{name} {words}"));
+            reached.extend(published.as_ref().map(|(_, wanted)| reaches(value, *wanted)));
+        }
+        let measured = told.iter().any(|words| !words.ends_with('–'));
+        let word = match (reached.iter().filter(|r| **r).count(), reached.len()) {
+            _ if !measured => "not measured",
+            (_, 0) => "–",
+            (n, all) if n == all => "reproduced",
+            (0, _) => "missed",
+            _ => "in part",
+        };
+        Ok((published.map_or("–".into(), |(words, _)| words), told.join(", "), word.into()))
+    }
+
+    fn ours(&self, lines: &[Line], place: &str) -> Result<Option<Told>> {
+        if let Kind::Bar(title) | Kind::BarAlone(title) = self.kind {
+            let bar = lines.iter().find(|line| line.section == BARS && line.contest == title);
+            let bar = bar.with_context(|| format!("{}.md has no bar \"{title}\"", self.file))?;
+            return Ok(reached(&bar.cells));
+        }
+        let Some(line) = self.line(lines, place, self.metric) else { return Ok(None) };
+        Ok(match self.kind {
+            Kind::FromTo => match &line.cells[..] {
+                [(_, from), (_, to), ..] => from_to(from, to, line.cell("change")),
+                _ => None,
+            },
+            Kind::Times => line.cell("change").map(|change| times(1.0 + change / 100.0)),
+            _ => line.cell("change").map(percent),
+        })
+    }
+
+    fn published(&self, lines: &[Line], place: &str) -> Option<Told> {
+        let metric = if let Kind::ChangeAs(metric) = self.kind { metric } else { self.metric };
+        let line = self.line(lines, place, metric)?;
+        let change = line.cell("published change");
+        match self.kind {
+            Kind::FromTo => {
+                let (from, to) = line.published_from_to()?;
+                from_to(from, to, change)
+            }
+            Kind::Times => change.map(|change| times(1.0 + change / 100.0)),
+            Kind::BarAlone(_) => None,
+            _ => change.map(percent),
+        }
+    }
+}
+
+/// What a bar reached: a change in percent, or a ratio.
+fn reached(cells: &[(String, String)]) -> Option<Told> {
+    let (_, cell) = cells.iter().find(|(name, _)| name == "reached")?;
+    let value = number(cell)?;
+    Some(if cell.ends_with('%') { percent(value) } else { times(value) })
+}
+
+/// With the digits of the cells.
+fn from_to(from: &str, to: &str, change: Option<f64>) -> Option<Told> {
+    let digits = |cell: &str| cell.split(' ').next().map(str::to_owned);
+    Some((format!("{} to {}", digits(from)?, digits(to)?), change?))
+}
+
+fn times(times: f64) -> Told {
+    let words = if times < 10.0 { format!("{times:.2} times") } else { format!("{times:.0} times") };
+    (words, times)
+}
+
+fn percent(change: f64) -> Told {
+    let words = if change.abs() < 9.95 { format!("{change:+.1} %") } else { format!("{change:+.0} %") };
+    (words, change)
+}
+
+/// As much in the same direction, or more.
+fn reaches(ours: f64, published: f64) -> bool {
+    if published < 0.0 { ours <= published } else { ours >= published }
+}
+
+#[cfg(test)]
+#[path = "glance_tests.rs"]
+mod tests;

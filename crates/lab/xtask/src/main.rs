@@ -1,0 +1,289 @@
+//! `cargo xtask`: the checks that every change must pass.
+//!
+//! `test` runs all of them; the other commands run parts. The steps are independent, so the others
+//! run even if one fails, and one run shows all that has to be fixed. The exit code is that of the
+//! whole run.
+#![forbid(unsafe_code)]
+
+mod circles;
+mod crash_speed;
+mod deb;
+mod deps;
+mod docs;
+mod glance;
+mod steps;
+mod tally;
+mod tools;
+mod wrap;
+mod zoo;
+
+use clap::{Parser, Subcommand};
+use std::ffi::OsStr;
+use std::process::ExitCode;
+use steps::Steps;
+use tally::Tally;
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Checks of the KedgeFS workspace")]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand, Clone)]
+enum Task {
+    /// Runs everything: tools, dependency directions, format, lints, licences, documentation, fuzz
+    /// targets, tests. KEDGE_NO_FUSE=1 skips tests that mount
+    Test {
+        /// Also run larger sweeps and complete enumerations, which take hours
+        #[arg(long)]
+        long: bool,
+    },
+    /// Checks that each crate depends only on the crates it may depend on
+    Deps,
+    /// Checks the format with rustfmt
+    Fmt,
+    /// Runs clippy with warnings denied
+    Lint,
+    /// Builds with the oldest Rust that Cargo.toml promises, if it is installed
+    Msrv,
+    /// Rewrites the generated tables of the documents, and wraps prose and comments; --check only
+    /// compares
+    Docs {
+        #[arg(long)]
+        check: bool,
+    },
+    /// Runs everything except the tests and the tools that they need
+    Ci,
+    /// Crash states of small workloads: a slice of two minutes (KEDGE_CRASH_MINUTES), or --full
+    /// [--seed N] [--minutes M] [--seq 1|2|3] [--resume FILE] [--workload ID [--state K]]
+    Crash {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+    /// A Debian package of the program, its man pages, completions and units (needs cargo-deb)
+    Deb {
+        /// Install it, use it and remove it, too: as root
+        #[arg(long)]
+        test: bool,
+    },
+    /// Crash-tests common programs against what their documentation says, with `kedge crash`.
+    /// WORDS: only rows whose name contains one of them. KEDGE names the program; otherwise it is
+    /// built. Installs what the rows need
+    CrashZoo {
+        words: Vec<String>,
+        /// Put the results into the table of docs/CRASH_TESTING.md
+        #[arg(long)]
+        write: bool,
+    },
+    /// The crash models beside the kernel's ext4, XFS and Btrfs, as root: [--quick] [--random N]
+    /// [--seed N] [--states N] [--out FILE]. Without arguments it writes
+    /// docs/results/crash-reality.md
+    CrashReality {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+    /// Fuzzes one target (kcr, nbd, uri, fuse, tar, pax, options) for so many seconds of processor
+    /// time
+    Fuzz {
+        target: String,
+        #[arg(default_value_t = 60)]
+        seconds: u64,
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+    },
+    /// Measures crash tests with an optimised build: the slow-down of recording, states in a second
+    CrashSpeed,
+}
+
+fn main() -> ExitCode {
+    let task = Cli::parse().task;
+    let mut steps = Steps::default();
+    match task {
+        Task::Test { long } => {
+            steps.run("tools", || tools::install(long));
+            static_checks(&mut steps);
+            tests(&mut steps, long);
+        }
+        Task::Deps => {
+            steps.run("dependency directions", deps::check);
+            steps.run("circles between files", circles::check);
+        }
+        Task::Fmt => fmt(&mut steps),
+        Task::Lint => lint(&mut steps),
+        Task::Msrv => msrv(&mut steps),
+        Task::Docs { check } => steps.run("documents", || docs::run(check)),
+        Task::Crash { args } => {
+            let args: Vec<&str> = args.iter().map(String::as_str).collect();
+            steps.run("crash states", || crash(FULL_SPEED, &args));
+        }
+        Task::CrashZoo { words, write } => steps.run("crash zoo", || zoo::run(&words, write)),
+        Task::CrashReality { args } => steps.run("crash reality", || crash_reality(&args)),
+        Task::Fuzz { target, seconds, seed } => {
+            steps.run("fuzzing", || fuzz(&target, &seconds.to_string(), &seed.to_string()));
+        }
+        Task::CrashSpeed => steps.run("speed of crash tests", crash_speed::run),
+        Task::Deb { test: false } => steps.run("Debian package", || deb::make("release").map(drop)),
+        Task::Deb { test: true } => steps.run_unless(DEB_TEST, deb::untried(), deb::test),
+        Task::Ci => static_checks(&mut steps),
+    }
+    steps.summary()
+}
+
+const DEB_TEST: &str = "Debian package: installed, tried, removed";
+
+/// The profile without debug assertions.
+const FULL_SPEED: &[&str] = &["--profile", "soak"];
+
+fn crash(profile: &[&str], args: &[&str]) -> anyhow::Result<()> {
+    let run = ["--quiet", "-p", "kedge-sim", "--bin", "crash-states", "--"];
+    let words = [&["run"], profile, &run, args].concat();
+    // Each state is a mount. Returning its memory to the kernel would cost page faults, a fifth of
+    // the time.
+    let keep = "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456";
+    tools::cargo_with(&words, &[("GLIBC_TUNABLES", keep)])
+}
+
+fn crash_reality(args: &[String]) -> anyhow::Result<()> {
+    let usual = ["--random", "10", "--out", "docs/results/crash-reality.md"];
+    let run = ["run", "--profile", "soak", "--quiet", "-p", "kedge-crash-reality", "--", "run"];
+    let args: Vec<&str> = match args {
+        [] => usual.to_vec(),
+        args => args.iter().map(String::as_str).collect(),
+    };
+    tools::cargo(&[&run[..], &args].concat())
+}
+
+fn static_checks(steps: &mut Steps) {
+    steps.run("dependency directions", deps::check);
+    steps.run("circles between files", circles::check);
+    steps.run("documents", || docs::run(true));
+    fmt(steps);
+    lint(steps);
+    msrv(steps);
+    steps.run_if_installed("licences and advisories", &["deny", "--version"], || {
+        tools::cargo(&["deny", "--all-features", "check"])
+    });
+    steps.run("documentation", || {
+        tools::cargo_with(
+            &["doc", "--workspace", "--no-deps", "--document-private-items"],
+            &[("RUSTDOCFLAGS", "-D warnings")],
+        )
+    });
+    steps.run("fuzz targets", fuzz_targets);
+    steps.run_unless("packages", tools::packing_missing(), tools::pack);
+    steps.run_unless("library for macOS", tools::macos_missing(), || {
+        tools::cargo(&["check", "-p", "kedgefs", "--target", tools::MACOS])
+    });
+}
+
+/// Fuzzes what reads bytes of others, with the driver of `crates/lab/hostile`. The parsers of the
+/// command are tests of it: a program has no other door.
+fn fuzz(target: &str, seconds: &str, seed: &str) -> anyhow::Result<()> {
+    let test = match target {
+        "tar" => "import::fuzz_tests::archives_of_others_do_no_harm",
+        "pax" => "import::fuzz_tests::extension_records_do_no_harm",
+        "options" => "import::fuzz_tests::words_of_options_do_no_harm",
+        target => {
+            let run = ["run", "--quiet", "-p", "kedge-hostile", "--", target, "--seconds", seconds];
+            return tools::cargo(&[&run[..], &["--seed", seed]].concat());
+        }
+    };
+    tools::cargo_with(
+        &["test", "-p", "kedge", "--bin", "kedge", "--", "--exact", test, "--nocapture"],
+        &[("KEDGE_FUZZ_SECONDS", seconds), ("KEDGE_SEED", seed)],
+    )
+}
+
+/// Builds the fuzz targets with libFuzzer if there is a nightly compiler and `cargo fuzz`;
+/// otherwise checks that they compile.
+fn fuzz_targets() -> anyhow::Result<()> {
+    if tools::succeeds_in("fuzz", "cargo", &["+nightly", "fuzz", "--version"]) {
+        return tools::run_in("fuzz", "cargo", &["+nightly", "fuzz", "build", "-s", "none"]);
+    }
+    println!("no nightly compiler with cargo fuzz: the targets are checked without libFuzzer");
+    tools::cargo(&["check", "--locked", "--manifest-path", "fuzz/Cargo.toml", "--no-default-features"])
+}
+
+fn fmt(steps: &mut Steps) {
+    steps.run_if_installed("format", &["fmt", "--version"], || tools::cargo(&["fmt", "--all", "--check"]));
+}
+
+fn msrv(steps: &mut Steps) {
+    steps.run_unless("oldest Rust", tools::msrv_missing(), tools::check_msrv);
+}
+
+fn lint(steps: &mut Steps) {
+    steps.run_if_installed("lints", &["clippy", "--version"], || {
+        tools::cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])
+    });
+}
+
+/// The tests that need an engine with mistakes built in.
+const BROKEN: &[&str] = &[
+    "-p",
+    "kedge-sim",
+    "--features",
+    "broken",
+    "--test",
+    "broken",
+    "--test",
+    "refused",
+    "--test",
+    "races",
+    "--",
+    "--nocapture",
+];
+
+/// Test programs that find more in a long run at full speed, without debug assertions: crash
+/// exploration covers more states, the mounts more races.
+const FAST: &[(&str, &[&str])] = &[
+    ("tests, at full speed: crash exploration", &["-p", "kedge-sim"]),
+    (
+        "tests, at full speed: killed mounts",
+        &["-p", "kedge", "--test", "kill9", "--test", "mount", "--test", "cases"],
+    ),
+];
+
+/// Runs all tests with debug assertions (lock ranks among them), in one profile, so that nothing is
+/// built twice. `long`: more work in each test (`KEDGE_LONG`), the complete enumerations, and some
+/// tests again at full speed.
+fn tests(steps: &mut Steps, long: bool) {
+    let log = match tally::fresh_log() {
+        Ok(log) => log,
+        Err(e) => return steps.run("the file of the skips", || Err(e)),
+    };
+    let path = match tools::path() {
+        Ok(path) => path,
+        Err(e) => return steps.run("the programs for the tests", || Err(e)),
+    };
+    let mut env = vec![(tally::LOG, log.as_os_str()), ("PATH", path.as_os_str())];
+    if long {
+        env.push(("KEDGE_LONG", OsStr::new("1")));
+    }
+    let mut tally = Tally::default();
+    let mut test = |steps: &mut Steps, name, profile: &[&str], args: &[&str]| {
+        let args = [&["test", "--no-fail-fast"], profile, args].concat();
+        steps.run(name, || tools::cargo_tests(&args, &env, &mut tally));
+    };
+    test(steps, "tests", &[], &["--workspace"]);
+    test(steps, "tests: broken engines are caught, refused space and races harm nothing", &[], BROKEN);
+    if long {
+        for (name, seq) in
+            [("crash states of one operation, all", "1"), ("crash states of two operations, all", "2")]
+        {
+            steps.run(name, || crash(FULL_SPEED, &["--full", "--seq", seq]));
+        }
+        for (name, args) in FAST {
+            test(steps, name, FULL_SPEED, args);
+        }
+        steps.run_unless(DEB_TEST, deb::untried(), deb::test);
+    } else {
+        steps.run("crash states, a slice", || crash(&[], &[]));
+    }
+    steps.run("skips", || {
+        tally.skips(&tally::read_log(&log)?);
+        Ok(())
+    });
+    steps.close_with(tally.print());
+}

@@ -1,0 +1,38 @@
+use super::*;
+
+#[test]
+fn results_of_all_programs_add_up() {
+    let mut tally = Tally::default();
+    for line in [
+        "running 30 tests",
+        "test result: ok. 30 passed; 0 failed; 1 ignored; 0 measured; 24 filtered out; finished in 3.73s",
+        "test result: FAILED. 4 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.01s",
+        "    test result: nothing of the kind",
+        "test result: ok. many passed; 0 failed; 0 ignored",
+    ] {
+        tally.line(line);
+    }
+    tally.skips("KEDGE-SKIP: a (f.rs:1): why\nsomething else\nKEDGE-SKIP: b (f.rs:2): why\nKEDGE-SKIP: a (f.rs:1): why\n");
+    let text = tally.print();
+    assert_eq!(
+        text,
+        "skipped: a (f.rs:1): why\nskipped: b (f.rs:2): why\n34 passed, 2 failed, 3 skipped, in 2 test programs\n"
+    );
+}
+
+#[test]
+fn a_log_is_read_once() {
+    let path = fresh_log().unwrap();
+    std::fs::write(&path, "KEDGE-SKIP: x\n").unwrap();
+    assert_eq!(read_log(&path).unwrap(), "KEDGE-SKIP: x\n");
+    read_log(&path).unwrap_err();
+}
+
+/// Both sides of the file mean the same: this crate depends on none of the workspace's.
+#[test]
+fn the_names_are_those_that_the_tests_use() {
+    let source = include_str!("../../../engine/base/src/skip.rs");
+    for line in [format!("pub const MARK: &str = \"{MARK}\";"), format!("pub const LOG: &str = \"{LOG}\";")] {
+        assert!(source.contains(&line), "{line}");
+    }
+}

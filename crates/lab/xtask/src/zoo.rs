@@ -1,0 +1,209 @@
+//! `cargo xtask crash-zoo`: crash tests of common programs, compared with what their documentation
+//! says.
+//!
+//! A row that must fail has to fail with the call that the documentation names, and one whose
+//! program is known not to keep what its documentation promises, with the known one. A row that
+//! must pass has to have tried all systematic states, or as many as the budget allows; the table
+//! says which. A row whose program cannot be had is named at the end and counts as nothing.
+//!
+//! `--write` puts the results into the table of `docs/CRASH_TESTING.md`; rows that were not run
+//! keep theirs.
+
+mod needs;
+mod rows;
+
+use anyhow::{Context, Result, bail};
+use needs::{Cache, Need};
+use rows::{Expect, ROWS, Row};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::Instant;
+
+const DOCUMENT: &str = "docs/CRASH_TESTING.md";
+const BEGIN: &str = "<!-- results of crash-zoo -->";
+const END: &str = "<!-- end of results -->";
+const HEAD: &str = "| program | model | documented | found | states | s |\n|---|---|---|---|---|---|";
+
+struct Zoo {
+    kedge: PathBuf,
+    dir: PathBuf,
+    cache: Cache,
+    temp: PathBuf,
+    /// The program's and the model's name, and the line of the table.
+    results: Vec<(String, String)>,
+    wrong: Vec<String>,
+    left_out: Vec<String>,
+}
+
+pub fn run(words: &[String], write: bool) -> Result<()> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("zoo");
+    let target =
+        cargo_metadata::MetadataCommand::new().no_deps().exec()?.target_directory.into_std_path_buf();
+    let kedge = match std::env::var_os("KEDGE") {
+        Some(path) => PathBuf::from(path),
+        None => build(&target)?,
+    };
+    let temp = std::env::temp_dir().join(format!("kedge-zoo-{}", std::process::id()));
+    let (results, wrong, left_out) = (Vec::new(), Vec::new(), Vec::new());
+    let mut zoo = Zoo { kedge, cache: Cache::new(&dir, &target)?, dir, temp, results, wrong, left_out };
+    println!("{HEAD}");
+    let is_wanted = |row: &&Row| words.is_empty() || words.iter().any(|w| row.name.contains(w.as_str()));
+    for row in ROWS.iter().filter(is_wanted) {
+        std::fs::create_dir_all(&zoo.temp).with_context(|| format!("create {}", zoo.temp.display()))?;
+        if let Err(e) = zoo.row(row) {
+            zoo.wrong.push(format!("{}: {e:#}", row.name));
+        }
+        std::fs::remove_dir_all(&zoo.temp).with_context(|| format!("remove {}", zoo.temp.display()))?;
+        // After each: a run that is ended keeps what it has found.
+        if write {
+            zoo.write()?;
+        }
+    }
+    for row in &zoo.left_out {
+        println!("left out: {row}");
+    }
+    if !zoo.wrong.is_empty() {
+        bail!("{}", zoo.wrong.join("\n"));
+    }
+    Ok(())
+}
+
+fn build(target: &Path) -> Result<PathBuf> {
+    crate::tools::cargo(&["build", "--quiet", "--profile", "soak", "-p", "kedge"])?;
+    Ok(target.join("soak/kedge"))
+}
+
+fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+impl Zoo {
+    /// Puts the results into the document.
+    fn write(&self) -> Result<()> {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..").join(DOCUMENT);
+        let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        let text = with_results(&text, &self.results)?;
+        std::fs::write(&path, text).with_context(|| path.display().to_string())
+    }
+
+    fn row(&mut self, row: &Row) -> Result<()> {
+        let missing: Vec<String> = row
+            .needs
+            .iter()
+            .filter_map(|need: &Need| self.cache.get(*need).err())
+            .map(|e| format!("{e:#}"))
+            .collect();
+        if !missing.is_empty() {
+            self.left_out.push(format!("{}: {}", row.name, missing.join("; ")));
+            return Ok(());
+        }
+        self.prepare_and_record(row)?;
+        let check = row.check.replace("$ZOO", &self.dir.to_string_lossy());
+        let mut wrong = Vec::new();
+        for (model, expect) in row.expect {
+            wrong.extend(self.explore(row, model, expect, &check)?);
+        }
+        if wrong.is_empty() { Ok(()) } else { bail!("{}", wrong.join("\n")) }
+    }
+
+    /// With what the scripts are told.
+    fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let path = std::env::var("PATH").unwrap_or_default();
+        let mut command = Command::new(program);
+        command
+            .env("ZOO_FROM", self.temp.join("from"))
+            .env("ZOO_TEMP", &self.temp)
+            .env("PYTHONPATH", format!("{}:{}", self.dir.display(), self.cache.python().display()))
+            .env("PYTHONDONTWRITEBYTECODE", "1")
+            .env("PATH", format!("{}:{path}", self.cache.bin().display()));
+        command
+    }
+
+    fn prepare_and_record(&self, row: &Row) -> Result<()> {
+        let from = self.temp.join("from");
+        std::fs::create_dir(&from).with_context(|| format!("create {}", from.display()))?;
+        if let Some(script) = row.prepare {
+            let prepared = self.command("sh").arg(self.dir.join(script)).output().context("start sh")?;
+            if !prepared.status.success() {
+                bail!("not prepared: {}", text(&prepared));
+            }
+        }
+        let (script, args) = row.run.split_first().context("a script")?;
+        // Programs that were built here are found by their name.
+        let script = match row.program {
+            "env" => PathBuf::from(script),
+            _ => self.dir.join(script),
+        };
+        let recorded = self
+            .command(&self.kedge)
+            .args(["crash", "record", "--ack", "^ack", "--timeout", "5m", "--from"])
+            .arg(&from)
+            .arg("-o")
+            .arg(self.temp.join("run.kcr"))
+            .args(["--", row.program])
+            .arg(script)
+            .args(args)
+            .output()
+            .with_context(|| format!("start {}", self.kedge.display()))?;
+        if !recorded.status.success() {
+            bail!("not recorded: {}", text(&recorded));
+        }
+        Ok(())
+    }
+
+    /// What is wrong with the result.
+    #[allow(clippy::disallowed_methods)]
+    fn explore(&mut self, row: &Row, model: &str, expect: &Expect, check: &str) -> Result<Option<String>> {
+        let start = Instant::now();
+        let explored = self
+            .command(&self.kedge)
+            .args(["crash", "explore", "--quiet", "--timeout", "2m", "--budget", &row.states.to_string()])
+            .args(["--max-failures", &row.failures.to_string(), "--model", model, "--check", check])
+            .arg(self.temp.join("run.kcr"))
+            .output()?;
+        let report = text(&explored);
+        let states = report.split_once(" distinct").and_then(|(before, _)| before.rsplit(' ').next());
+        let states = states.unwrap_or("none");
+        // Not all that can be said was tried: that is part of the result.
+        let more = if report.contains("NOT tried") { "+" } else { "" };
+        let fails_with = |word: &str| explored.status.code() == Some(1) && report.contains(word);
+        let (documented, is_right) = match expect {
+            Expect::Pass => ("passes".to_owned(), explored.status.success()),
+            Expect::Fail(word) => (format!("fails: `{word}`"), fails_with(word)),
+            Expect::Fault(word) => ("passes".to_owned(), fails_with(word)),
+        };
+        let found = match explored.status.code() {
+            Some(0) => "passes",
+            Some(1) => "fails",
+            _ => "no verdict",
+        };
+        let seconds = start.elapsed().as_secs_f64();
+        let key = format!("| {} | {model} |", row.name);
+        let line = format!("{key} {documented} | {found} | {states}{more} | {seconds:.1} |");
+        println!("{line}");
+        self.results.push((key, line));
+        Ok((!is_right).then(|| format!("under {model}: {report}")))
+    }
+}
+
+/// The document with these lines in its table, in the order of the rows. Lines of rows that are
+/// gone go.
+fn with_results(text: &str, results: &[(String, String)]) -> Result<String> {
+    let start = text.find(BEGIN).with_context(|| format!("{DOCUMENT} has no {BEGIN}"))? + BEGIN.len();
+    let len = text[start..].find(END).with_context(|| format!("{DOCUMENT} has no {END}"))?;
+    let old: Vec<&str> = text[start..start + len].lines().collect();
+    let mut table = format!("\n{HEAD}\n");
+    for (name, model) in ROWS.iter().flat_map(|r| r.expect.iter().map(|(model, _)| (r.name, *model))) {
+        let key = format!("| {name} | {model} |");
+        let new = results.iter().find(|(k, _)| *k == key).map(|(_, line)| line.as_str());
+        if let Some(line) = new.or_else(|| old.iter().copied().find(|line| line.starts_with(&key))) {
+            table.push_str(line);
+            table.push('\n');
+        }
+    }
+    Ok(format!("{}{table}{}", &text[..start], &text[start + len..]))
+}
+
+#[cfg(test)]
+#[path = "zoo_tests.rs"]
+mod tests;
