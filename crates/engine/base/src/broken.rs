@@ -1,11 +1,11 @@
 //! Deliberately broken engines: the proof that the crash suite can fail.
 //!
-//! With the feature `broken` one [`Variant`] can be switched on for the whole process; the engine
+//! With the feature `broken` a test can switch one [`Variant`] on for the whole process. The engine
 //! checks [`is`] at the one place that enforces the variant's rule, and breaks the rule there.
-//! Without the feature [`is`] is `false` at compile time, so a release contains nothing of this.
-//! Never enable the feature in a program that keeps data.
+//! Without the feature [`is`] is `false` at compile time, so a release build has no trace of the
+//! variants. Never enable the feature in a program that keeps data.
 
-/// A rule that the engine can be told to break.
+/// A rule that this build can make the engine break.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Variant {
@@ -13,7 +13,7 @@ pub enum Variant {
     SkipDataFlush = 1,
     /// fsync returns while its log write is under way.
     AckBeforeForce,
-    /// fdatasync that forces nothing does not flush what was overwritten in place.
+    /// An fdatasync that has nothing to force does not flush data that was overwritten in place.
     FdatasyncSkipsFlush,
     /// A data block is reused before the record that freed it is durable.
     ReuseFreedBlock,
@@ -25,7 +25,8 @@ pub enum Variant {
     TailPastResidents,
     /// A change of size does not count for fdatasync.
     ForgetDatasyncOnSize,
-    /// Data that was log-resident and is in place now is not dropped from the log.
+    /// Data that was log-resident and has been written in place since is not dropped from the log,
+    /// so replay restores old bytes.
     ReplayOldData,
     /// Rename forgets the file that it displaces: link count and orphan.
     ForgetRenameVictim,
@@ -41,7 +42,7 @@ pub enum Variant {
     ForgetEvicted,
     /// Operations run between a checkpoint's cut LSN and its view of the tree.
     CutNotExact,
-    /// A force is answered when its own log write is durable, though an earlier one is not.
+    /// A force returns when its own log write is durable, although an earlier log write is not.
     AckOutOfOrder,
     /// Pages whose record failed count as written.
     ErrorNotPropagated,
@@ -49,9 +50,9 @@ pub enum Variant {
     WaitWithoutLook,
     /// An inode read from the tree enters the cache though it has changed in the tree meanwhile.
     StaleInode,
-    /// A write that must succeed as a whole or fail is answered with a short count.
+    /// A write that must succeed as a whole or fail returns a short count.
     ShortWhole,
-    /// An unmount does not record that it had to give up data of files.
+    /// An unmount does not record that it gave up data of files.
     ForgetLosses,
     /// Data that the kernel writes back from its cache sets the time stamps.
     TouchInWriteback,
@@ -139,7 +140,8 @@ pub mod refusal {
     #[cfg(feature = "broken")]
     static AT: AtomicU64 = AtomicU64::new(u64::MAX);
 
-    /// Counts from here on and refuses reservation number `at`, from 0; `None`: none.
+    /// Restarts the count and refuses the reservation with number `at`, counted from 0; `None`
+    /// refuses none.
     #[cfg(feature = "broken")]
     pub fn start(at: Option<u64>) {
         AT.store(at.unwrap_or(u64::MAX), SeqCst);
@@ -166,9 +168,9 @@ pub mod refusal {
     }
 }
 
-/// Race windows: the engine calls [`pause::at`] where one thread must not see another's work half
-/// done. A test stops a thread there, or delays all threads that pass, so that a rare race becomes
-/// certain.
+/// Race windows: the engine calls [`pause::at`] where one thread must not see the incomplete work
+/// of another. A test holds a thread there, or delays all threads that pass, so that a rare race
+/// becomes certain.
 pub mod pause {
     #[cfg(feature = "broken")]
     use parking_lot::{Condvar, Mutex};
@@ -196,7 +198,7 @@ pub mod pause {
 
     #[cfg(feature = "broken")]
     const POINTS: usize = 5;
-    /// Longest hold. A test that forgets to release fails instead of hanging.
+    /// Longest time that a thread is held. A test that forgets to release fails instead of hanging.
     #[cfg(feature = "broken")]
     const HOLD_MAX: Duration = Duration::from_secs(60);
 
@@ -223,7 +225,7 @@ pub mod pause {
         CHANGED.notify_all();
     }
 
-    /// The next thread that reaches the point stays there until [`release`].
+    /// Holds the next thread that reaches the point until [`release`].
     #[cfg(feature = "broken")]
     pub fn hold_next(point: Point) {
         set(point, Rule::HoldNext);
@@ -241,7 +243,8 @@ pub mod pause {
         set(point, Rule::Pass);
     }
 
-    /// One in `one_in` threads that reach the point sleeps for `nap`, and others overtake it.
+    /// Makes one in `one_in` threads that reach the point sleep for `nap`, so that others overtake
+    /// it.
     #[cfg(feature = "broken")]
     pub fn stall(point: Point, nap: Duration, one_in: u64) {
         set(point, Rule::Stall { nap, one_in });
@@ -253,7 +256,8 @@ pub mod pause {
         PASSED[point as usize].load(SeqCst)
     }
 
-    /// The engine is at the point.
+    /// Called by the engine at the point: returns at once, or after the hold or the sleep that a
+    /// test has set.
     #[cfg(feature = "broken")]
     pub fn at(point: Point) {
         let turn = PASSED[point as usize].fetch_add(1, SeqCst);

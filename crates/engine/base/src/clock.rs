@@ -22,12 +22,13 @@ pub trait Clock: Send + Sync + 'static {
     /// Monotonic time since an arbitrary start, for intervals and latencies.
     fn monotonic(&self) -> Duration;
 
-    /// What passed since a moment that [`Clock::monotonic`] gave; nothing if that moment is ahead.
+    /// Time since `moment`, an earlier result of [`Clock::monotonic`]; zero if `moment` is in the
+    /// future.
     fn since(&self, moment: Duration) -> Duration {
         self.monotonic().saturating_sub(moment)
     }
 
-    /// Lets the calling thread rest. A test's clock may pass the time without resting.
+    /// Sleeps for `time`. A test's clock may advance by `time` instead.
     #[allow(clippy::disallowed_methods)]
     fn sleep(&self, time: Duration) {
         crate::wait::about_to_wait();
@@ -38,9 +39,9 @@ pub trait Clock: Send + Sync + 'static {
 /// The clocks of the operating system.
 ///
 /// Wall-clock time comes from the kernel's coarse clock, which advances once a tick (some
-/// milliseconds). The kernel's own file systems take time stamps from it. On a mount, kernel and
-/// server both stamp files. A precise clock in the server would be ahead of the kernel's by up to a
-/// tick, and a file could look older than one that was written before it.
+/// milliseconds). The kernel's own file systems take time stamps from it, and on a mount both
+/// kernel and server stamp files. A precise clock in the server would run ahead of the kernel's by
+/// up to a tick, and a file could look older than a file that was written before it.
 #[derive(Debug, Clone, Copy)]
 pub struct SystemClock {
     start: std::time::Instant,

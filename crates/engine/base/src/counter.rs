@@ -34,9 +34,9 @@ impl Counter {
 /// Power-of-two histogram: bucket 0 counts the value 0, bucket `i` the values in `[2^(i-1), 2^i)`.
 /// The unit is the caller's (nanoseconds for latencies).
 ///
-/// Threads record in *stripes*, which are summed when the histogram is read. Otherwise the cache
-/// line of a counter would move from processor to processor with each operation. A stripe is
-/// allocated when it is first used.
+/// Threads record in *stripes*, which are summed when the histogram is read. With a single counter
+/// each operation would move its cache line from processor to processor. A stripe is allocated at
+/// its first use.
 #[derive(Debug, Default)]
 pub struct Histogram {
     stripes: [OnceLock<Box<Stripe>>; STRIPES],
@@ -54,7 +54,7 @@ struct Stripe {
 /// The number of stripes into which structures are divided among threads.
 pub const STRIPES: usize = 8;
 
-/// The stripe of the calling thread: always the same one.
+/// The stripe of the calling thread, the same in each call.
 pub fn stripe() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local! {
@@ -98,7 +98,7 @@ pub struct HistogramSnapshot {
     pub count: u64,
     pub sum: u64,
     pub max: u64,
-    /// See [`Histogram`] for what a bucket counts; trailing empty ones are left out.
+    /// Counts by bucket, as [`Histogram`] defines them, without trailing empty buckets.
     pub buckets: Vec<u64>,
 }
 

@@ -36,9 +36,9 @@ impl CorruptKind {
     }
 }
 
-/// Everything that can go wrong below the file system's own rules.
+/// Every failure below the file system's own rules.
 ///
-/// Cloneable because one failed log force answers many waiters.
+/// `Clone`, because the error of one failed log force is returned to many waiters.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
     /// A structure of the image is corrupt: `kind` and `block` say where, `what` says how.
@@ -51,11 +51,11 @@ pub enum Error {
     /// retried.
     #[error("device was taken over by another owner")]
     Fenced,
-    /// A write ended without an answer. It may or may not be on the device.
+    /// A write ended without a completion. Its data may or may not be on the device.
     #[error("outcome of a device write is unknown")]
     OutcomeUnknown,
-    /// An earlier failure, as a rule of a log write or flush, has shut the mount down: nothing is
-    /// accepted until the image is mounted again.
+    /// An earlier failure, usually of a log write or a flush, has shut the mount down: it accepts
+    /// nothing until the image is mounted again.
     #[error("file system is shut down after: {0}")]
     Shutdown(Arc<str>),
     #[error("no space left on the image")]
@@ -71,8 +71,8 @@ pub enum Error {
     /// A request or option that cannot be met, with the reason.
     #[error("{0}")]
     Invalid(Arc<str>),
-    /// Recovery can write log-resident data neither to its place nor to another one. It stays in
-    /// the log.
+    /// Recovery can write log-resident data neither to its own block nor to another. The data stays
+    /// in the log.
     #[error("data of inode {ino} in the log cannot be put into its place, block {block}: {why}")]
     Unplaced { ino: Ino, block: BlockNo, why: Arc<Error> },
     /// A record or operation is larger than the log can take.
@@ -101,18 +101,18 @@ impl Error {
         Error::Invalid(what.into())
     }
 
-    /// A write that failed because what holds the image has no space: its file system is full
+    /// Whether a write failed because the host of the image has no space: its file system is full
     /// (ENOSPC), or a quota there is used up (EDQUOT).
     pub fn is_host_full(&self) -> bool {
         matches!(self, Error::Io { errno: 28 | 122, .. })
     }
 
-    /// The errno a system call would give for it. The one place below the file system where errno
-    /// numbers appear.
+    /// The errno that a system call returns for this error. No other place below the file system
+    /// has errno numbers.
     pub fn errno(&self) -> i32 {
         match self {
             Error::Corrupt { .. } => 117, // EUCLEAN
-            // What the device's host has not got, the image has not got.
+            // Without space on the host the image has no space either.
             e if e.is_host_full() => 28, // ENOSPC
             Error::Io { .. } | Error::OutcomeUnknown | Error::Shutdown(_) | Error::Fenced => 5, // EIO
             Error::Unplaced { why, .. } => why.errno(),

@@ -1,8 +1,8 @@
 //! The basis that all KedgeFS crates share: newtypes for units, the error type, ranked locks,
 //! clocks, counters and aligned IO buffers.
 //!
-//! Nothing here does IO, except for the notes of tests that skip something, and nothing here knows
-//! the on-disk format.
+//! Nothing here knows the on-disk format or does IO, except for the notes of tests that skip
+//! something.
 #![forbid(unsafe_code)]
 
 pub mod broken;
@@ -25,8 +25,8 @@ pub use panics::{panic_words, without_panic};
 pub use printable::{is_acted_upon, printable, printable_name};
 pub use units::{BlockNo, Epoch, Extent, Generation, Ino, InoHasher, InoMap, Lsn, parse_size};
 
-/// Starts a named thread. The only place that may create one: names make stack dumps and `top -H`
-/// readable.
+/// Starts a named thread. No other place may create threads, because names make stack dumps and
+/// `top -H` readable.
 #[allow(clippy::disallowed_methods)]
 pub fn spawn_named<T: Send + 'static>(
     name: &str,

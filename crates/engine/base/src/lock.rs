@@ -1,5 +1,5 @@
 //! Locks with ranks: a thread takes locks in ascending rank only. Debug builds assert it; release
-//! builds pay nothing.
+//! builds do not check.
 //!
 //! [`Rank::ALL`] defines the lock order. The table in `docs/ARCHITECTURE.md`, "Lock order", is
 //! generated from it (`cargo xtask docs`).
@@ -44,21 +44,21 @@ macro_rules! ranks {
 }
 
 ranks! {
-    /// One freeze or thaw at a time, and the gate at which changes wait while the file system is
+    /// One freeze or thaw at a time, and the gate that stops changes while the file system is
     /// frozen.
     Freeze = 10 io,
     /// One checkpoint at a time.
     Checkpoint = 15 io,
-    /// No lock: an operation waits for log space and tree nodes, or holds some. The rank asserts
-    /// that it holds no lock that a checkpoint needs when it waits, and that it waits for no
-    /// checkpoint and for no second reservation while it holds one.
+    /// No lock, but a reservation of log space and tree nodes for which an operation waits or which
+    /// it holds. The rank asserts that the operation waits without a lock that a checkpoint needs,
+    /// and that with a reservation it waits neither for a checkpoint nor for a second reservation.
     LogReservation = 20 io,
-    /// The shape of the directory tree, while a rename moves between two directories.
+    /// The shape of the directory tree during a rename between two directories.
     Rename = 30 io,
-    /// An inode's contents against other operations: reads share it, writes and changes of a
-    /// directory's entries do not.
+    /// An inode's contents: shared by reads, exclusive for writes and for changes of a directory's
+    /// entries.
     InodeIo = 40 io,
-    /// An inode against a second writeback.
+    /// One writeback of an inode at a time.
     Writeback = 45 io,
     /// An inode's pages.
     PageRange = 50 io,
@@ -76,8 +76,8 @@ ranks! {
     LogState = 100 no_io,
     /// The state of the shared device flush. Released while the flush runs.
     DeviceQueue = 110 no_io,
-    /// Lists, tables and condition variables. While one is held, only another of this rank with a
-    /// higher order is taken.
+    /// Lists, tables and condition variables. A thread that holds such a lock takes only another of
+    /// this rank, with a higher order.
     Leaf = 120 no_io,
 }
 
@@ -144,8 +144,8 @@ pub fn enter(rank: Rank) -> Entered {
     Entered { rank, not_send: std::marker::PhantomData }
 }
 
-/// Panics in debug builds if the calling thread holds a lock of `rank` or of a later rank. It is
-/// about to wait, and threads that need such a lock must not wait for it.
+/// Panics in debug builds if the calling thread, which is about to wait, holds a lock of `rank` or
+/// of a later rank: threads that need such a lock would wait with it.
 pub fn assert_may_wait(rank: Rank) {
     drop(enter(rank));
 }
@@ -183,8 +183,9 @@ impl<G: DerefMut> DerefMut for Ranked<G> {
     }
 }
 
-/// Takes a lock. If it is not free, and its holder may be waiting for the device, the calling
-/// thread passes its work on first. The other locks are held for a moment only.
+/// Takes a lock. If the lock is taken and its rank may wait for the device, the calling thread
+/// passes its other work on before it waits. Locks of the other ranks are held so briefly that
+/// passing on would cost more.
 #[inline]
 fn patiently<G>(rank: Rank, try_take: impl FnOnce() -> Option<G>, take: impl FnOnce() -> G) -> G {
     if !rank.may_wait_for_io() {
@@ -222,15 +223,15 @@ impl<T> Mutex<T> {
         Ranked { guard: Some(guard), rank: self.rank, order: self.order }
     }
 
-    /// Never blocks, so it may break the order without a deadlock. The rank is recorded only if the
-    /// order holds.
+    /// Never blocks, so a call against the lock order cannot deadlock. The rank is recorded only if
+    /// the order holds.
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         let guard = self.inner.try_lock()?;
         held::acquire(self.rank, self.order);
         Some(Ranked { guard: Some(guard), rank: self.rank, order: self.order })
     }
 
-    /// Never blocks and takes no part in the order: to read a value if no other thread holds the
+    /// Never blocks and takes no part in the order. Reads a value if no other thread holds the
     /// lock.
     pub fn try_lock_unranked(&self) -> Option<parking_lot::MutexGuard<'_, T>> {
         self.inner.try_lock()
@@ -255,7 +256,7 @@ impl Condvar {
         self.0.wait(guard.guard.as_mut().expect("a guard lives until it is dropped"));
     }
 
-    /// Returns true when the wait timed out.
+    /// Returns whether the wait timed out.
     pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, timeout: std::time::Duration) -> bool {
         about_to_wait();
         self.0.wait_for(guard.guard.as_mut().expect("a guard lives until it is dropped"), timeout).timed_out()

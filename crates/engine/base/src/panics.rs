@@ -1,6 +1,6 @@
-//! Panics as errors. A panic is a broken invariant: state that it left incomplete must not be used
-//! again. But if the thread just ended, other threads would wait for it for ever. So code that owns
-//! a thread, or answers requests, turns the panic into an error that shuts its part down.
+//! Panics as errors. A panic is a broken invariant, so state that it left incomplete must not be
+//! used again. But if the thread just ended, other threads would wait for it forever. So code that
+//! owns a thread or serves requests turns the panic into an error, which shuts its part down.
 
 use crate::{Error, Result};
 use std::any::Any;
@@ -12,8 +12,8 @@ pub fn panic_words(panic: &(dyn Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without words")
 }
 
-/// Runs `body`. If it panics, the error has the panic's message, and the caller shuts down what
-/// `body` may have left incomplete.
+/// Runs `body`. Turns a panic into an error with the panic's message; the caller then shuts down
+/// what `body` may have left incomplete.
 pub fn without_panic<T>(what: &str, body: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
         let words = panic_words(&*panic);

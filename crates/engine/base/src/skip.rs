@@ -3,7 +3,7 @@
 //!
 //! [`note`] writes a line `KEDGE-SKIP: <test>: <why>` to the process's standard error, which
 //! libtest does not capture, and appends it to the file that `KEDGE_SKIP_LOG` names. `cargo xtask
-//! test` sets that variable, and prints number and text of all skips at its end.
+//! test` sets that variable and prints the number and text of all skips at its end.
 
 use std::collections::BTreeSet;
 use std::fs::OpenOptions;
@@ -32,7 +32,7 @@ pub fn note(why: &str) {
         return;
     }
     // Not eprint!, which libtest captures. An error here means that standard error is closed; the
-    // file has the line.
+    // file still has the line.
     let _ = io::stderr().write_all(line.as_bytes());
     if let Some(path) = std::env::var_os(LOG) {
         append(Path::new(&path), &line).unwrap_or_else(|e| panic!("{}: {e}", Path::new(&path).display()));

@@ -3,7 +3,7 @@ use std::process::Command;
 
 const CHILD: &str = "KEDGE_SKIP_TEST_CHILD";
 
-/// Skips something in the process that the test below starts, and does nothing else.
+/// A test for the process that the test below starts: skips something and does nothing else.
 #[test]
 fn leaves_something_out() {
     if std::env::var_os(CHILD).is_some() {
@@ -12,8 +12,7 @@ fn leaves_something_out() {
     }
 }
 
-/// The test passes, so libtest shows none of its output. The skip is shown and counted all the
-/// same.
+/// The test passes, so libtest shows none of its output. The skip is still shown and counted.
 #[test]
 fn a_skip_is_seen_though_the_test_passes() {
     let path = std::env::temp_dir().join(format!("kedge-skip-test-{}", std::process::id()));

@@ -28,8 +28,8 @@ unit!(
     Ino
 );
 unit!(
-    /// Log sequence number: a byte position in the log that only grows. Its place is `lsn % ring
-    /// size`.
+    /// Log sequence number: a byte position in the log that only grows. The byte stands at `lsn %
+    /// ring size` of the ring.
     Lsn
 );
 unit!(
@@ -42,7 +42,8 @@ unit!(
     Generation
 );
 unit!(
-    /// Validity stamp of log writes: every mount that may write starts a new one.
+    /// Stamp that sets the log writes of one mount apart from those of another: every writable
+    /// mount starts a new epoch.
     Epoch
 );
 
@@ -53,7 +54,7 @@ impl Ino {
 impl BlockNo {
     /// Byte offset of the block on the device.
     pub const fn byte_offset(self) -> u64 {
-        // An address from an image may be any number. The device refuses one beyond its end.
+        // An address from an image may be any number. The device refuses offsets beyond its end.
         self.0.saturating_mul(crate::BLOCK_SIZE as u64) & !(crate::BLOCK_SIZE as u64 - 1)
     }
 }
@@ -107,7 +108,8 @@ impl std::hash::Hasher for InoHasher {
 /// A map by inode number.
 pub type InoMap<V> = std::collections::HashMap<Ino, V, std::hash::BuildHasherDefault<InoHasher>>;
 
-/// Bytes from a number with an optional binary unit: `512`, `64K`, `16M`, `4G`, `1T`, also `4GiB`.
+/// Parses a number of bytes with an optional binary unit: `512`, `64K`, `16M`, `4G`, `1T`, also
+/// `4GiB`.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let (number, unit) = text.split_at(digits);

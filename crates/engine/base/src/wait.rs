@@ -5,7 +5,7 @@
 //! wait call [`about_to_wait`]. The alternative is a second worker that receives all the time; the
 //! kernel would then wake a sleeping thread for each request.
 //!
-//! A place that waits without the call delays the others until the workers' own supervision
+//! A place that waits without the call delays the other requests until the workers' own supervision
 //! notices. So the call makes waiting cheap; correctness does not rest on it.
 
 use std::cell::{Cell, RefCell};
@@ -15,20 +15,20 @@ thread_local! {
     static STAND_IN: RefCell<Option<Box<dyn Fn()>>> = const { RefCell::new(None) };
 }
 
-/// Sets what the calling thread does before it waits inside of [`passing_on`]. It must not wait
-/// itself, and may be called while locks of any rank are held.
+/// Sets the function that the calling thread runs before it waits inside of [`passing_on`]. The
+/// function must not wait, and may run while locks of any rank are held.
 pub fn set_stand_in(call: impl Fn() + 'static) {
     STAND_IN.set(Some(Box::new(call)));
 }
 
-/// Runs `body`. The first wait in it calls the thread's stand-in. Answers whether that happened.
+/// Runs `body`. Its first wait runs the thread's function. Returns whether it ran.
 pub fn passing_on(body: impl FnOnce()) -> bool {
     ARMED.set(true);
     body();
     !ARMED.replace(false)
 }
 
-/// To be called before the calling thread waits for a device or for another thread.
+/// Must be called before the calling thread waits for a device or for another thread.
 #[inline]
 pub fn about_to_wait() {
     if ARMED.replace(false) {

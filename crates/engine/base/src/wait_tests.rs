@@ -40,7 +40,7 @@ fn conditions_and_contended_locks_call() {
     }));
     assert_eq!(calls.get(), 1);
 
-    // Each lock is held until the call was made, by a thread that it wakes.
+    // A thread holds each lock until the call wakes it.
     let held = Arc::new((Mutex::new(Rank::InodeMeta, ()), RwLock::new(Rank::InodeIo, ())));
     for which in 0..3 {
         let (taken, is_taken) = std::sync::mpsc::channel();
