@@ -1,22 +1,22 @@
-//! Reads that run ahead of a reader in sequence: several are in flight, and their answers come in
-//! the order in which they were asked for.
+//! Read-ahead for a sequential reader: several reads are in flight, and their results are returned
+//! in the order of the requests.
 //!
-//! One read after another takes a round trip each, which is all that counts on a device that
-//! another machine keeps. So the caller asks for what it will need soon, and takes the answers one
+//! One read after another costs a round trip each, and on a device that another machine serves
+//! nothing else counts. So the caller requests early what it will need, and takes the results one
 //! by one.
 //!
 //! # Errors
-//! Each answer carries its own result. A read that fails says nothing about the others, and nothing
-//! at all if its answer is never taken: the caller decides whether it needs those bytes.
+//! Each result stands alone. A failed read says nothing about the others, and is not reported if
+//! the caller never takes its result: only the caller knows whether it needs those bytes.
 //!
 //! # The end
-//! Answers that were not taken are dropped. The device may still be working on some of those reads
-//! when [`ReadAhead`] is dropped. That is allowed: a read changes nothing, its buffer goes with its
-//! completion, and a device answers all requests before it closes. To wait for them would let one
-//! bad sector that nobody needs hold up the caller.
+//! Results that were not taken are dropped. The device may still be working on some of those reads
+//! when [`ReadAhead`] is dropped. That is allowed: a read changes nothing, its buffer is freed with
+//! its completion, and a device completes all requests before it closes. Waiting for them would let
+//! a bad sector that the caller does not need hold up the caller.
 //!
-//! Memory is bounded by what the caller asks for and does not take. Lock: one leaf, held for no
-//! request.
+//! Memory is bounded by the reads that the caller requests and does not take. Lock: one leaf, not
+//! held during a request.
 
 use crate::{Completion, CompletionSink, Device, Op, Request};
 use kedge_base::wait::about_to_wait;
@@ -36,10 +36,10 @@ struct Answers {
     came: Condvar,
 }
 
-/// Reads asked for and not taken, oldest first.
+/// Reads requested and not taken, oldest first.
 #[derive(Default)]
 struct Window {
-    /// The tag of the first.
+    /// The tag of the oldest.
     first: u64,
     slots: VecDeque<Slot>,
 }
@@ -53,10 +53,10 @@ struct Slot {
 impl CompletionSink for Answers {
     fn complete(&self, completion: Completion) {
         let mut window = self.window.lock();
-        // The window moves on only over reads that were answered.
+        // Only completed reads leave the window.
         let place = completion.tag.checked_sub(window.first).map(|place| place as usize);
         let slot = place.and_then(|place| window.slots.get_mut(place));
-        let slot = slot.expect("an answer belongs to a read that was asked for and not answered");
+        let slot = slot.expect("a completion belongs to a read that was requested and has not completed");
         slot.answer = Some(match (completion.result, completion.op) {
             (Ok(()), Op::Read(buf)) => Ok(buf),
             (Ok(()), _) => {
@@ -91,12 +91,12 @@ impl<'a> ReadAhead<'a> {
         }
     }
 
-    /// Reads asked for and not taken.
+    /// Number of reads requested and not taken.
     pub fn asked(&self) -> usize {
         self.answers.window.lock().slots.len()
     }
 
-    /// Takes the oldest answer, and waits for it if need be. `None`: there is none to wait for.
+    /// Takes the oldest result, and waits for it if necessary. `None` if no read is left.
     pub fn take(&mut self) -> Option<Result<IoBuf>> {
         let mut window = self.answers.window.lock();
         window.slots.front()?;

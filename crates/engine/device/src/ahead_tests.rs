@@ -17,7 +17,7 @@ fn filled(blocks: u64) -> MemDevice {
 #[test]
 fn answers_come_in_the_order_asked_whatever_the_device_does_first() {
     let device = SimDevice::new(filled(16));
-    // The second read is answered last.
+    // The second read completes last.
     device.set_plan(FaultPlan::new(7).delay(OpKind::Read, 1, std::time::Duration::from_millis(5)));
     let mut ahead = ReadAhead::new(&device);
     assert!(ahead.take().is_none());
@@ -56,7 +56,7 @@ fn what_is_in_flight_costs_one_round_trip_and_may_be_left() {
     assert_eq!((device.rounds(), device.in_flight_max()), (1, 8));
     ahead.take().unwrap().unwrap();
     drop(ahead);
-    // What was not taken does not reach another reader.
+    // A result that was not taken does not reach another reader.
     let mut ahead = ReadAhead::new(&device);
     ahead.ask([(20 * B, 1)]);
     assert_eq!(ahead.take().unwrap().unwrap().as_bytes()[0], 20);
@@ -72,7 +72,7 @@ fn a_reader_may_go_while_the_device_still_works() {
     ahead.ask([(0, 1)]);
     drop(ahead);
     inner.release();
-    // Closing the device waits for the answer, which nobody takes.
+    // Closing the device waits for the completion, although the reader does not take it.
     inner.heal();
     drop(device);
 }

@@ -1,4 +1,4 @@
-//! What every device must do, whatever is behind it: the contract of the crate as tests.
+//! What every device must do, whatever its medium: the contract of the crate as tests.
 //!
 //! [`conform`] needs a way to make a device of zeros. [`durable`] needs one whose power can be cut,
 //! [`one_writer`] one that is opened by name.
@@ -17,7 +17,7 @@ const HISTORIES: u32 = 8;
 /// Makes a device of that many bytes, all zeros.
 pub type Make<'a> = &'a dyn Fn(u64) -> Arc<dyn Device>;
 
-/// All that needs nothing but the device.
+/// All tests that need nothing but the device.
 pub fn conform(make: Make<'_>) {
     let config = Config { cases: HISTORIES, failure_persistence: None, ..Config::default() };
     let outcome = TestRunner::new(config).run(&steps(), |steps| {
@@ -35,7 +35,8 @@ pub fn conform(make: Make<'_>) {
     a_panicking_completion_hangs_nobody(make(SIZE));
 }
 
-/// Bytes and counts, whichever way they go in and come out. Empty requests are requests.
+/// Both interfaces read and write the same bytes and count them alike. Empty requests are valid
+/// requests.
 fn doors_agree(device: &dyn Device) {
     device.write(0, &IoBuf::from_bytes(&pattern(0, 3, 1)), false).unwrap();
     let ios = vec![
@@ -50,7 +51,7 @@ fn doors_agree(device: &dyn Device) {
     assert_eq!(done.len(), 6);
     for (i, one) in done.iter().enumerate() {
         assert!(one.result.is_ok(), "{one:?}");
-        assert_eq!(one.tag, i as u64, "answers stand in the order of the requests");
+        assert_eq!(one.tag, i as u64, "completions stand in the order of the requests");
     }
     assert!(matches!(&done[0].op, Op::Write { buf, .. } if buf.as_bytes() == pattern(3, 3, 2)));
     let mut model = vec![0; SIZE as usize];
@@ -63,7 +64,7 @@ fn doors_agree(device: &dyn Device) {
     assert_eq!((s.write_bytes.get(), s.reads.get(), s.read_bytes.get()), (9 * B, 2, 9 * B));
 }
 
-/// The last block is there, and no more.
+/// The last block exists, and there is none after it.
 fn the_size_is_true(device: &dyn Device) {
     let size = device.geometry().size;
     assert_eq!(size, SIZE);
@@ -74,7 +75,7 @@ fn the_size_is_true(device: &dyn Device) {
     assert!(buf.as_bytes() == pattern(7, 1, 7));
 }
 
-/// Down to one block: servers that work in larger units must not give or take a byte.
+/// Down to one block: a server that works in larger units must not lose or add a byte.
 fn zeroes_and_discards_keep_to_their_range(device: &dyn Device) {
     let blocks = SIZE / B;
     let mut model = pattern(0, blocks, 5);
@@ -94,7 +95,7 @@ fn zeroes_and_discards_keep_to_their_range(device: &dyn Device) {
         if geometry.discard_zeroes {
             model[range].fill(0);
         } else {
-            // Anything may be there; but it can be written anew.
+            // A discarded range may read as anything, but can be written again.
             model[range.clone()].copy_from_slice(&pattern(at, len, 9));
             device.write(at * B, &IoBuf::from_bytes(&model[range]), false).unwrap();
         }
@@ -102,7 +103,7 @@ fn zeroes_and_discards_keep_to_their_range(device: &dyn Device) {
     expect(device, &model, 0, blocks);
 }
 
-/// Far more requests than are in flight at a time, of mixed sizes.
+/// Far more requests than can be in flight at a time, of mixed sizes.
 fn a_big_batch_is_served_whole(make: Make<'_>) {
     const COUNT: u64 = 3000;
     let device = make(COUNT * 4 * B);
@@ -116,7 +117,7 @@ fn a_big_batch_is_served_whole(make: Make<'_>) {
     for (i, done) in (0..COUNT).zip(run_batch(&*device, reads.collect())) {
         done.result.unwrap();
         assert_eq!(done.tag, i);
-        let Op::Read(buf) = done.op else { panic!("a read comes back as a read") };
+        let Op::Read(buf) = done.op else { panic!("a read completes as a read") };
         let mut want = testing::pattern(i, len(i), (i % 250) as u8 + 1);
         want.resize(4 * BLOCK_SIZE, 0);
         assert!(buf.as_bytes() == want, "request {i}");
@@ -125,7 +126,7 @@ fn a_big_batch_is_served_whole(make: Make<'_>) {
     assert_eq!((s.writes.get(), s.fua_writes.get(), s.reads.get()), (COUNT, 6, COUNT));
 }
 
-/// A completed write is seen by whoever reads later, through either door.
+/// Every later read sees a completed write, through either interface.
 fn many_threads_at_once(make: Make<'_>) {
     let device = make(8 * 64 * B);
     let threads: Vec<_> = (0..8u64)
@@ -153,7 +154,7 @@ fn many_threads_at_once(make: Make<'_>) {
     threads.into_iter().for_each(|thread| thread.join().unwrap());
 }
 
-/// Submits again from each completion, and at last drops the device on its own thread.
+/// Submits a request from each completion, and finally drops the device on its own thread.
 struct Chain {
     device: Mutex<Option<Arc<dyn Device>>>,
     left: Mutex<u32>,
@@ -180,7 +181,7 @@ impl CompletionSink for Chain {
     }
 }
 
-/// The device is gone when this returns, or about to go.
+/// The device is dropped when this returns, or is about to be.
 pub fn completions_may_submit_and_drop_the_device(device: Arc<dyn Device>) {
     let chain = Arc::new_cyclic(|this| Chain {
         device: Mutex::new(Some(device.clone())),
@@ -204,8 +205,8 @@ impl CompletionSink for Panics {
     }
 }
 
-/// Others must not wait for ever for a thread that died. A device that answers in the calling
-/// thread hands the panic to the caller and lives on.
+/// Other threads must not wait forever for a thread that panicked. A device that completes requests
+/// in the calling thread passes the panic to the caller and stays usable.
 fn a_panicking_completion_hangs_nobody(device: Arc<dyn Device>) {
     let submit = || device.submit(vec![Request { tag: 0, offset: 0, op: Op::Flush }], Arc::new(Panics));
     let inline = std::panic::catch_unwind(std::panic::AssertUnwindSafe(submit)).is_err();
@@ -218,8 +219,9 @@ fn a_panicking_completion_hangs_nobody(device: Arc<dyn Device>) {
     assert!(dead);
 }
 
-/// What is flushed, or written with FUA, is there after a power failure; the rest in any part, each
-/// 512 bytes old or new. `make` makes a device, `cut` cuts its power and opens it again.
+/// Whatever was flushed, or written with FUA, survives a power failure. Of the rest any part
+/// survives, each 512 bytes old or new. `make` makes a device, `cut` cuts its power and opens it
+/// again.
 pub fn durable(make: Make<'_>, cut: &dyn Fn(Arc<dyn Device>) -> Arc<dyn Device>) {
     let device = make(SIZE);
     let write = |at, fill, fua| {
@@ -229,7 +231,7 @@ pub fn durable(make: Make<'_>, cut: &dyn Fn(Arc<dyn Device>) -> Arc<dyn Device>)
     write(8, 1, false);
     device.write_zeroes(2 * B, B).unwrap();
     device.flush().unwrap();
-    // Through the other door, with a flush submitted when the write has completed.
+    // Through the asynchronous interface, with a flush submitted when the write has completed.
     let ios = [16u64, 20].map(|at| {
         let buf = IoBuf::from_bytes(&pattern(at, 4, 2));
         Io { offset: at * B, op: Op::Write { buf, fua: at == 20 } }
@@ -255,7 +257,7 @@ pub fn durable(make: Make<'_>, cut: &dyn Fn(Arc<dyn Device>) -> Arc<dyn Device>)
     }
 }
 
-/// One writer keeps all others out; a reader without a lock may look.
+/// A writer excludes every other owner; a reader without a lock may read.
 pub fn one_writer(open: &dyn Fn(OpenOptions) -> Result<Arc<dyn Device>>) {
     let read_only = OpenOptions { read_only: true, ..OpenOptions::default() };
     let writer = open(OpenOptions::default()).unwrap();

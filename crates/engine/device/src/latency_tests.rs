@@ -14,7 +14,7 @@ fn the_first_request_counts_whole_and_one_slow_one_next_to_nothing() {
     assert_eq!(latency.typical(Read), Some(MS + MS / 16));
     latency.record(Read, Duration::ZERO);
     assert!(latency.typical(Read).unwrap() <= MS);
-    // Each kind has its own.
+    // Each kind has its own estimate.
     assert_eq!(latency.typical(Flush), None);
     latency.record(Flush, Duration::ZERO);
     assert!(latency.typical(Flush).is_some(), "measured, though too short for the clock");
@@ -61,12 +61,12 @@ fn what_fits_into_a_round_trip_is_latency_over_interval() {
     assert_eq!(latency.at_once(Write), None, "half is nothing");
     latency.record(Write, 10 * MS);
     assert_eq!(latency.at_once(Write), Some(100));
-    // A disk: one after another.
+    // A disk serves one request after another.
     let latency = Latency::default();
     latency.record(Write, 8 * MS);
     latency.record_interval(Write, 9 * MS);
     assert_eq!(latency.at_once(Write), Some(0));
-    // Answers that come together.
+    // Completions that arrive together.
     let latency = Latency::default();
     latency.record(Write, Duration::MAX);
     latency.record_interval(Write, Duration::ZERO);

@@ -9,12 +9,12 @@
 //! 3. Between two flushes any subset of the writes may reach the medium, in any order, torn at 512
 //!    bytes.
 //! 4. A FUA write makes itself durable and nothing else. A write or a discard of the same place
-//!    that completed before it, and that no flush has covered, may still come after it.
+//!    that completed before it, and that no flush has covered, may still land after it.
 //! 5. Every submitted request completes exactly once, with its buffers, on any thread; requests of
 //!    one batch are unordered. Completions never run under a lock that `submit` takes.
 //! 6. An error is final: a device never retries silently. [`Error::Fenced`] shuts the mount down.
-//!    After [`Error::OutcomeUnknown`] the device answers every request with an error until it is
-//!    opened again.
+//!    After [`Error::OutcomeUnknown`] the device completes every request with an error until it
+//!    is opened again.
 
 #![deny(unsafe_code)]
 
@@ -68,12 +68,12 @@ pub fn open(location: &Location, options: OpenOptions) -> Result<Arc<dyn Device>
     }
 }
 
-/// Whether there is something to open. An export of NBD is taken to be there: to open it will tell.
+/// Whether the image exists. An NBD export is assumed to exist: only opening it shows.
 pub fn exists(location: &Location) -> Result<bool> {
     match location {
-        Location::Path(path) => {
-            path.try_exists().map_err(|e| Error::invalid(format!("cannot look for {}: {e}", path.display())))
-        }
+        Location::Path(path) => path
+            .try_exists()
+            .map_err(|e| Error::invalid(format!("cannot find out whether {} exists: {e}", path.display()))),
         #[cfg(target_os = "linux")]
         Location::Nbd(_) => Ok(true),
         #[cfg(target_os = "linux")]
@@ -83,7 +83,7 @@ pub fn exists(location: &Location) -> Result<bool> {
     }
 }
 
-/// Makes something of `size` bytes that can be opened.
+/// Makes a file or an image of `size` bytes that can be opened.
 pub fn create(location: &Location, size: u64) -> Result<()> {
     match location {
         Location::Path(path) => FileDevice::create(path, size, OpenOptions::default()).map(drop),
@@ -96,7 +96,8 @@ pub fn create(location: &Location, size: u64) -> Result<()> {
     }
 }
 
-/// Whether nobody holds the lock on an image, so far as that can be told: see the kind of device.
+/// Whether the lock on an image is free, as far as this kind of device can find out: see its
+/// module.
 pub fn is_unlocked(location: &Location) -> Result<bool> {
     match location {
         Location::Path(path) => file::is_unlocked(path),
@@ -137,7 +138,7 @@ pub struct Geometry {
     pub fua: FuaKind,
 }
 
-/// Large transfers cost about the same per byte from here on, on everything we measured.
+/// Above this size the cost per byte was the same on every device that we measured.
 const OPTIMAL_IO: u32 = 1 << 20;
 
 impl Geometry {
@@ -153,7 +154,7 @@ impl Geometry {
     }
 
     /// Refuses ranges that break rule 1 of the contract, with an error instead of an assertion: the
-    /// numbers may come from a corrupt image.
+    /// numbers may be from a corrupt image.
     fn check(&self, op: &'static str, offset: u64, len: u64) -> Result<()> {
         let errno = if !(offset | len).is_multiple_of(BLOCK_SIZE as u64) {
             libc::EINVAL
@@ -177,12 +178,12 @@ impl Geometry {
 pub trait Device: Send + Sync + 'static {
     fn geometry(&self) -> &Geometry;
 
-    /// Starts a batch. Each request is answered once through `sink`, on any thread, possibly before
+    /// Starts a batch. Each request completes once through `sink`, on any thread, possibly before
     /// `submit` returns.
     fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>);
 
-    /// As [`Device::submit`], but the device does not hand the batch on together with others that
-    /// were submitted before it. A device that passes batches on as they come need not care.
+    /// As [`Device::submit`], but the device does not merge the batch with batches that were
+    /// submitted before it. A device that passes batches on one by one needs no override.
     fn submit_apart(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
         self.submit(batch, sink);
     }
@@ -196,22 +197,22 @@ pub trait Device: Send + Sync + 'static {
     /// Makes every write that completed before the call durable.
     fn flush(&self) -> Result<()>;
 
-    /// Tells the device that the contents of the range are no longer needed.
-    /// [`Geometry::discard_zeroes`] says what it reads as afterwards.
+    /// Declares the contents of the range unneeded. [`Geometry::discard_zeroes`] defines what it
+    /// reads as afterwards.
     fn discard(&self, offset: u64, len: u64) -> Result<()>;
 
     /// Makes the range read as zeros, with the durability of a plain write.
     fn write_zeroes(&self, offset: u64, len: u64) -> Result<()>;
 
-    /// Bytes that the file system below has free, where the device is a file on one. A file may be
-    /// sparse, and then a first write to a block needs space there. `None`: unknown.
+    /// Free bytes of the file system that holds the device, if the device is a file. The file may
+    /// be sparse, and then the first write to a block needs space there. `None` if unknown.
     fn host_free(&self) -> Option<u64> {
         None
     }
 
-    /// Where the first byte of the range lies for which the file system below has no place yet: a
-    /// first write to it takes space there, and may fail for the lack of it. `None`: there is no
-    /// such byte, or that cannot be known.
+    /// Offset of the first byte of the range for which the underlying file system has no space yet:
+    /// a first write there takes space and may fail for lack of it. `None` if there is no such
+    /// byte, or if it cannot be found out.
     fn first_hole(&self, _offset: u64, _len: u64) -> Option<u64> {
         None
     }
@@ -219,12 +220,12 @@ pub trait Device: Send + Sync + 'static {
     /// Counters of requests since the device was opened.
     fn stats(&self) -> &DeviceStats;
 
-    /// How long its small requests take, if somebody measures that ([`WatchedDevice`] does).
+    /// How long small requests take, on a device that measures it ([`WatchedDevice`]).
     fn latency(&self) -> &Arc<Latency> {
         &self.stats().latency
     }
 
-    /// How many requests have failed, if somebody counts them ([`WatchedDevice`] does).
+    /// How many requests have failed, on a device that counts them ([`WatchedDevice`]).
     fn errors(&self) -> Option<&DeviceErrors> {
         None
     }

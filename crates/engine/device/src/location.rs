@@ -1,4 +1,4 @@
-//! Where an image is: a file or block device, or a URI of one that another machine keeps.
+//! Where an image is: a file or block device, or the URI of an image that another machine serves.
 //!
 //! ```text
 //! rbd:POOL/IMAGE[@SNAPSHOT][?id=USER&conf=FILE&timeout=SECONDS]
@@ -7,8 +7,8 @@
 //! ```
 //! `%XX` stands for a byte. A file whose name looks like a URI is written `./nbd:…`.
 //!
-//! [`Location`]'s text is canonical: two that mean the same image are written alike, so far as that
-//! can be told without asking anybody.
+//! [`Location`]'s text is canonical: two locations of the same image have equal texts, as far as
+//! that can be decided without contacting a server.
 
 use kedge_base::{Error, Result};
 use std::fmt;
@@ -43,9 +43,9 @@ pub struct RbdUri {
     pub snapshot: Option<String>,
     /// The user without `client.`; `admin` if none is named.
     pub id: Option<String>,
-    /// The cluster's configuration; else where Ceph looks for it.
+    /// The file of the cluster's configuration; by default one of the places where Ceph searches.
     pub conf: Option<String>,
-    /// An operation that is not answered for so long ends the device.
+    /// An operation without a reply for this long ends the device.
     pub timeout: Duration,
 }
 
@@ -54,9 +54,9 @@ pub struct NbdUri {
     pub address: NbdAddress,
     /// Empty: the server's default export.
     pub export: String,
-    /// At most so many, where the server lets clients have several.
+    /// Upper bound of the connections, on a server that allows several.
     pub connections: usize,
-    /// A request that is not answered for so long ends the device.
+    /// A request without a reply for this long ends the device.
     pub timeout: Duration,
 }
 
@@ -67,7 +67,7 @@ pub enum NbdAddress {
 }
 
 impl Location {
-    /// Reads what a user wrote.
+    /// Parses the text of a user.
     pub fn parse(text: &Path) -> Result<Location> {
         let Some(uri) = text.to_str() else { return Ok(Location::Path(text.to_owned())) };
         let wrong = |why: String| Error::invalid(format!("{uri}: {why}"));
@@ -87,7 +87,7 @@ impl Location {
         }
     }
 
-    /// The same from every working directory.
+    /// The location as it is from every working directory.
     pub fn absolute(self) -> Result<Location> {
         let absolute = |path: PathBuf| {
             std::path::absolute(&path).map_err(|e| Error::invalid(format!("{}: {e}", path.display())))
@@ -109,7 +109,7 @@ impl Location {
         }
     }
 
-    /// Whether both name the same image, so far as their texts tell.
+    /// Whether both name the same image, as far as their texts show.
     pub fn same_image(&self, other: &Location) -> bool {
         match (self, other) {
             (Location::Nbd(a), Location::Nbd(b)) => a.address == b.address && a.export == b.export,
@@ -120,7 +120,7 @@ impl Location {
         }
     }
 
-    /// Whether another machine, or at least another process, keeps the image.
+    /// Whether another machine, or at least another process, serves the image.
     pub fn is_remote(&self) -> bool {
         !matches!(self, Location::Path(_))
     }
@@ -182,7 +182,7 @@ fn rbd(rest: &str) -> Result<RbdUri, String> {
         Some((place, snapshot)) => (place, Some(name_of("a snapshot", snapshot)?)),
         None => (place, None),
     };
-    let (pool, image) = place.split_once('/').ok_or("it is to be rbd:POOL/IMAGE")?;
+    let (pool, image) = place.split_once('/').ok_or("it must be rbd:POOL/IMAGE")?;
     let options = Options::parse(options, &["id", "conf", "timeout"])?;
     Ok(RbdUri {
         pool: name_of("a pool", pool)?,
@@ -194,7 +194,7 @@ fn rbd(rest: &str) -> Result<RbdUri, String> {
     })
 }
 
-/// One name of Ceph's. None holds a slash or an @.
+/// Parses a Ceph name, which has neither a slash nor an @.
 fn name_of(what: &str, text: &str) -> Result<String, String> {
     let name = unquoted(text)?;
     if name.is_empty() || name.contains(['/', '@']) {
@@ -217,10 +217,10 @@ fn tcp(rest: &str) -> Result<NbdUri, String> {
     }
     let (host, port) = match authority.strip_prefix('[') {
         Some(v6) => {
-            let (host, behind) = v6.split_once(']').ok_or("the bracket behind the host is missing")?;
+            let (host, behind) = v6.split_once(']').ok_or("the bracket after the host is missing")?;
             let port = match behind {
                 "" => None,
-                _ => Some(behind.strip_prefix(':').ok_or("behind the host's bracket goes :PORT")?),
+                _ => Some(behind.strip_prefix(':').ok_or("only :PORT may follow the host's bracket")?),
             };
             (host, port)
         }
@@ -262,9 +262,9 @@ fn unix(rest: &str) -> Result<NbdUri, String> {
     options.into_uri(NbdAddress::Unix { socket }, export)
 }
 
-/// What lies between `//` and `?`, and what follows.
+/// The parts before and after the `?` of what follows `//`.
 fn split(rest: &str) -> Result<(&str, &str), String> {
-    let rest = rest.strip_prefix("//").ok_or("// is missing behind the colon")?;
+    let rest = rest.strip_prefix("//").ok_or("// is missing after the colon")?;
     if rest.contains('#') {
         return Err("# has no meaning here (%23 stands for the character)".into());
     }
@@ -334,7 +334,7 @@ impl Options {
     }
 }
 
-/// Digits alone: `parse` takes a sign, too.
+/// Accepts digits only, since `parse` also takes a sign.
 fn number(text: &str) -> Option<u64> {
     if text.bytes().all(|b| b.is_ascii_digit()) { text.parse().ok() } else { None }
 }
@@ -351,16 +351,17 @@ fn unquoted(text: &str) -> Result<String, String> {
         let digits = behind.get(..2).and_then(|two| std::str::from_utf8(two).ok());
         let byte = digits.filter(|two| two.bytes().all(|b| b.is_ascii_hexdigit()));
         let byte = byte.and_then(|two| u8::from_str_radix(two, 16).ok());
-        bytes.push(byte.ok_or("behind % go two hexadecimal digits")?);
+        bytes.push(byte.ok_or("% must be followed by two hexadecimal digits")?);
         rest = &behind[2..];
     }
     if bytes.contains(&0) {
         return Err("a zero byte cannot be part of a name".into());
     }
-    String::from_utf8(bytes).map_err(|_| "what the % stand for is no UTF-8".to_owned())
+    String::from_utf8(bytes).map_err(|_| "the % escapes are not UTF-8".to_owned())
 }
 
-/// What stands for itself in each part of a URI stays; the rest becomes `%XX`.
+/// Leaves the characters that stand for themselves in every part of a URI; quotes the rest as
+/// `%XX`.
 fn quoted(bytes: &[u8]) -> String {
     let mut out = String::with_capacity(bytes.len());
     for &byte in bytes {

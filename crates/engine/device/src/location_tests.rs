@@ -44,7 +44,7 @@ fn paths_stay_paths() {
     }
 }
 
-/// Each kind of nonsense has its own words, and the URI is among them.
+/// Each kind of malformed URI has its own message, which names the URI.
 #[test]
 fn nonsense_is_named() {
     for (text, word) in [
@@ -58,8 +58,8 @@ fn nonsense_is_named() {
         ("nbd://h:+5", "is no port"),
         ("nbd://h:", "is no port"),
         ("nbd://::1/", "in brackets"),
-        ("nbd://[::1/", "bracket behind the host"),
-        ("nbd://[::1]x/", "goes :PORT"),
+        ("nbd://[::1/", "bracket after the host"),
+        ("nbd://[::1]x/", "only :PORT may follow"),
         ("nbd+unix:///x", "?socket=PATH is missing"),
         ("nbd+unix://host/x?socket=/s", "names a host"),
         ("nbd+unix:///?socket=", "1 to 107 bytes"),
@@ -67,7 +67,7 @@ fn nonsense_is_named() {
         ("nbd+unix:///?socket=/a%00", "zero byte"),
         ("nbd+unix:///?socket=/a%f", "two hexadecimal digits"),
         ("nbd+unix:///?socket=/a%+1", "two hexadecimal digits"),
-        ("nbd+unix:///%ff?socket=/a", "no UTF-8"),
+        ("nbd+unix:///%ff?socket=/a", "not UTF-8"),
         ("nbd://h/?connections=0", "1 to 16"),
         ("nbd://h/?connections=17", "1 to 16"),
         ("nbd://h/?timeout=x", "1 to 3600 seconds"),
@@ -94,7 +94,7 @@ fn nonsense_is_named() {
     assert!(parse(&long).unwrap_err().to_string().contains("at most 4096 bytes"));
 }
 
-/// Such a URI was taken, and could not be made absolute afterwards.
+/// The parser once accepted such a URI, which could then not be made absolute.
 #[test]
 fn an_empty_configuration_is_refused() {
     let e = Location::parse(Path::new("rbd:pool/image?conf=")).unwrap_err().to_string();

@@ -14,7 +14,7 @@ use std::sync::Arc;
 pub struct MemDevice {
     geometry: Geometry,
     stats: DeviceStats,
-    /// Absent: zeros.
+    /// An absent block is zeros.
     pages: RwLock<Pages>,
 }
 
@@ -33,7 +33,7 @@ impl MemDevice {
         MemDevice::with_pages(self.geometry.clone(), self.pages.read().clone())
     }
 
-    /// A hash of what differs from `base`: equal for equal contents, whatever writes led to them.
+    /// A hash of the difference from `base`: equal for equal contents, whatever writes led to them.
     pub fn difference_hash(&self, base: &MemDevice) -> u64 {
         let mut hasher = std::hash::DefaultHasher::new();
         for (block, page) in self.pages.read().differing(&base.pages.read()) {
@@ -70,13 +70,13 @@ impl MemDevice {
         put(&mut pages, blocks(offset), Page::new(&bytes));
     }
 
-    /// Content without locking, for a sole owner.
+    /// The contents without locking, for a sole owner.
     pub(crate) fn pages_mut(&mut self) -> &mut Pages {
         self.pages.get_mut()
     }
 }
 
-/// Stores a page in the manner of a memory device: zeros are absent.
+/// Stores a page as a memory device does: zero pages stay absent.
 pub(crate) fn put(pages: &mut Pages, block: u64, page: Page) {
     if page.is_zero() {
         pages.remove(block, 1);

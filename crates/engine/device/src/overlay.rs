@@ -1,5 +1,5 @@
-//! Keeps writes in memory, above a device that is only read. So a log can be replayed and checked
-//! without changing the image.
+//! Keeps writes in memory, above a device that is only read, so that a log can be replayed and
+//! checked without changing the image.
 //!
 //! Memory grows with the blocks written and is freed with the device. Replaying a log into it is
 //! bounded by the log and by the tree nodes that the log changes. Lock: one leaf, never held across
@@ -20,7 +20,7 @@ pub struct OverlayDevice {
     /// An absent block is read from the base. A discarded block is a zero page, so that the base's
     /// contents do not reappear.
     written: RwLock<Pages>,
-    /// Blocks whose reads fail, with the error, until they are written.
+    /// Blocks whose reads fail with the error until they are written.
     spoilt: RwLock<BTreeMap<u64, Error>>,
     name: String,
 }
@@ -38,13 +38,13 @@ impl OverlayDevice {
         OverlayDevice { base, geometry, stats, written, spoilt, name }
     }
 
-    /// Makes every read of a block fail until it is written here: readers must not see the base's
-    /// contents, even if the base can be read again later.
+    /// Makes every read of a block fail until the block is written here: readers must not see the
+    /// base's contents, even if the base becomes readable again.
     pub fn spoil(&self, block: BlockNo, error: Error) {
         self.spoilt.write().insert(block.0, error);
     }
 
-    /// Whether a request is a read that the base alone can answer.
+    /// Whether a request is a read that needs only the base.
     fn is_the_bases(&self, request: &Request) -> bool {
         let Op::Read(buf) = &request.op else { return false };
         let (first, count) = (blocks(request.offset), buf.blocks() as u64);
@@ -67,7 +67,7 @@ impl Device for OverlayDevice {
         &self.geometry
     }
 
-    /// Reads of which nothing was written here go to the base as one batch, so that they overlap
+    /// Reads of ranges that were not written here go to the base as one batch, so that they overlap
     /// there.
     fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
         let (below, here): (Vec<_>, Vec<_>) =
@@ -91,7 +91,8 @@ impl Device for OverlayDevice {
             return Err(error.clone());
         }
         drop(spoilt);
-        // If the overlay has the whole range, the base is not read: it may be unreadable there.
+        // If the overlay has the whole range, the base is not read, because it may be unreadable
+        // there.
         if written.len() < buf.blocks() {
             self.base.read(offset, buf)?;
         }

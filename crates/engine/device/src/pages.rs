@@ -1,8 +1,8 @@
 //! Blocks in memory that images share, so that a snapshot of a memory device is cheap.
 //!
-//! A [`Page`] is one immutable block. [`Pages`] maps block numbers to pages, in chunks behind
-//! shared pointers. A clone copies one pointer per 256 KiB in use. The first write to a chunk
-//! afterwards copies its 64 slots. A block is copied only by a write to a part of it.
+//! A [`Page`] is one immutable block. [`Pages`] maps block numbers to pages through chunks with
+//! shared pointers. A clone copies one pointer per 256 KiB in use. The first write to a chunk after
+//! a clone copies its 64 slots. A block is copied only by a write to a part of it.
 
 use kedge_base::{BLOCK_SIZE, IoBuf};
 use std::collections::BTreeMap;
@@ -35,7 +35,7 @@ impl Page {
         self.0.is_none()
     }
 
-    /// Whether both are the same write, not merely equal bytes (zeros are all the same).
+    /// Whether both pages are from the same write; equal bytes are not enough, except for zeros.
     pub fn same(&self, other: &Page) -> bool {
         match (&self.0, &other.0) {
             (None, None) => true,
@@ -183,7 +183,7 @@ impl Pages {
         out
     }
 
-    /// The pages of a range that are there, with their places in the range.
+    /// The pages of a range that are present, with their places in the range.
     pub fn present(&self, block: u64, blocks: u64) -> Vec<(usize, Page)> {
         (0..blocks).filter_map(|i| Some((i as usize, self.get(block + i)?.clone()))).collect()
     }
@@ -194,7 +194,7 @@ pub(crate) fn blocks(bytes: u64) -> u64 {
     bytes / BLOCK_SIZE as u64
 }
 
-/// Puts pages from [`Pages::present`] over a buffer.
+/// Copies pages from [`Pages::present`] into a buffer.
 pub(crate) fn patch(buf: &mut IoBuf, pages: &[(usize, Page)]) {
     let bytes = buf.as_mut_bytes();
     for (i, page) in pages {

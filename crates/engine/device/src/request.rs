@@ -6,7 +6,7 @@ use kedge_base::{IoBuf, Result};
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 
-/// The operation of a request. Buffers move with the request and come back with its completion.
+/// The operation of a request. Buffers move with the request and return with its completion.
 #[derive(Debug)]
 pub enum Op {
     Read(IoBuf),
@@ -28,7 +28,7 @@ impl Op {
         }
     }
 
-    /// Bytes of the range it works on.
+    /// Length of its range in bytes.
     pub(crate) fn len(&self) -> u64 {
         match self {
             Op::Read(buf) | Op::Write { buf, .. } => buf.len() as u64,
@@ -49,8 +49,8 @@ pub(crate) fn perform(device: &dyn Device, offset: u64, op: &mut Op) -> Result<(
     }
 }
 
-/// [`Device::submit`] for devices whose requests never wait: everything is done and answered before
-/// it returns.
+/// [`Device::submit`] for devices whose requests never wait: every request completes before the
+/// function returns.
 pub(crate) fn submit_inline(device: &dyn Device, batch: Vec<Request>, sink: &dyn CompletionSink) {
     for Request { tag, offset, mut op } in batch {
         let result = perform(device, offset, &mut op);
@@ -58,7 +58,7 @@ pub(crate) fn submit_inline(device: &dyn Device, batch: Vec<Request>, sink: &dyn
     }
 }
 
-/// One request of a batch. `tag` is the caller's.
+/// One request of a batch. The caller chooses `tag`.
 #[derive(Debug)]
 pub struct Request {
     pub tag: u64,
@@ -66,7 +66,7 @@ pub struct Request {
     pub op: Op,
 }
 
-/// The answer to a [`Request`]: its tag, its operation (with the buffer) and how it went.
+/// The completion of a [`Request`]: its tag, its operation (with the buffer) and its result.
 #[derive(Debug)]
 pub struct Completion {
     pub tag: u64,
@@ -142,7 +142,7 @@ pub fn run_batch(device: &dyn Device, mut ios: Vec<Io>) -> Vec<Completion> {
     gather.wait()
 }
 
-/// Submits each group as a batch of its own ([`Device::submit_apart`]), none of which waits for
+/// Submits each group as a batch of its own ([`Device::submit_apart`]), where no group waits for
 /// another, and waits for all. Returns the completions in the order of the groups.
 pub fn run_apart(device: &dyn Device, mut groups: Vec<Vec<Io>>) -> Vec<Completion> {
     groups.retain(|group| !group.is_empty());

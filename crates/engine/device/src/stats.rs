@@ -15,7 +15,7 @@ pub struct DeviceStats {
     pub write_bytes: Counter,
     pub flushes: Counter,
     pub fua_writes: Counter,
-    /// Shared, so that a completion can note its time without holding the device.
+    /// Shared, so that a completion can record its time without holding the device.
     pub latency: Arc<Latency>,
 }
 
@@ -31,7 +31,7 @@ pub struct DeviceErrors {
 }
 
 impl DeviceErrors {
-    /// A request of this name ([`Op::name`]) has failed.
+    /// Counts a failed request by its name ([`Op::name`]).
     pub(crate) fn count(&self, op: &str) {
         match op {
             "read" => self.reads.inc(),

@@ -30,8 +30,8 @@ pub enum Step {
         at: u64,
         len: u64,
     },
-    /// Single blocks, ascending by at least one: written in one batch with flushes between, then
-    /// read in one.
+    /// Single blocks, ascending with gaps: written in one batch with flushes between, then read in
+    /// one batch.
     Batch {
         blocks: Vec<u64>,
         fill: u8,
@@ -84,7 +84,7 @@ pub fn apply(device: &dyn Device, model: &mut [u8], step: &Step) {
             if geometry.discard_granularity > 0 {
                 device.discard(at * B, len * B).unwrap();
             }
-            // Anything may be there then.
+            // The range may then read as anything.
             if geometry.discard_granularity == 0 || !geometry.discard_zeroes {
                 device.write_zeroes(at * B, len * B).unwrap();
             }
@@ -119,12 +119,12 @@ fn batch(device: &dyn Device, model: &mut [u8], blocks: &[u64], fill: u8) {
     let reads = blocks.iter().map(|at| Io { offset: at * B, op: Op::Read(IoBuf::zeroed(1)) }).collect();
     for (at, done) in blocks.iter().zip(run_batch(device, reads)) {
         done.result.unwrap();
-        let Op::Read(buf) = done.op else { panic!("a read comes back as a read") };
+        let Op::Read(buf) = done.op else { panic!("a read completes as a read") };
         assert!(buf.as_bytes() == &model[(at * B) as usize..][..BLOCK_SIZE], "block {at} in a batch");
     }
 }
 
-/// The blocks read as the model has them, into a buffer that is not clean.
+/// Checks that the blocks read as the model has them, into a buffer that is not clean.
 pub fn expect(device: &dyn Device, model: &[u8], at: u64, len: u64) {
     let mut buf = IoBuf::from_bytes(&vec![0xee; (len * B) as usize]);
     device.read(at * B, &mut buf).unwrap();

@@ -1,12 +1,12 @@
-//! Notes what a device has not answered, so that somebody can see that it hangs, and how long what
-//! it has answered took ([`Latency`]). Counts the requests that failed.
+//! Records the requests that a device has not completed, so that a hang is visible, measures how
+//! long completed requests took ([`Latency`]), and counts the failed requests.
 //!
-//! Each request is noted when it begins and struck out when it is answered. The notes are read
-//! while the device hangs: their lock is a leaf, held for neither a request nor a completion.
+//! A request is recorded when it begins and removed when it completes. The records are read while
+//! the device hangs, so their lock is a leaf, held during neither a request nor a completion.
 //! Memory is bounded by the requests that the device takes at a time.
 //!
-//! Nothing is done about a request that is late: that is for the device (a server of another
-//! machine has a time limit) and for people.
+//! Late requests are only reported. Acting on them is up to the device (a remote device has a time
+//! limit) and to administrators.
 
 use crate::latency::SMALL;
 use crate::{
@@ -19,8 +19,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
-/// A request without an answer for longer is *late*. A disk that is healthy answers within a second
-/// or two even when it is busy.
+/// A request in flight for longer is *late*. A healthy disk completes a request within a second or
+/// two even when it is busy.
 pub const LATE: Duration = Duration::from_secs(5);
 
 pub struct WatchedDevice {
@@ -28,25 +28,25 @@ pub struct WatchedDevice {
     notes: Arc<Notes>,
 }
 
-/// What a device owes.
+/// The requests that a device has not completed.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Pending {
-    /// Requests without an answer.
+    /// Requests in flight.
     pub outstanding: usize,
     /// Those of them that are late.
     pub late: usize,
     pub oldest: Option<Oldest>,
-    /// Requests that were answered in the end, but late.
+    /// Requests that completed late.
     pub answered_late: u64,
 }
 
-/// The request that waits the longest.
+/// The request that has been in flight the longest.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Oldest {
     /// Its name in errors.
     pub op: &'static str,
     pub age: Duration,
-    /// When it began, in seconds since 1970.
+    /// When the request began, in seconds since 1970.
     pub since: i64,
 }
 
@@ -78,7 +78,7 @@ impl WatchedDevice {
         }
     }
 
-    /// What has no answer at this moment. Does not wait for the device.
+    /// The requests in flight at this moment. Does not wait for the device.
     pub fn pending(&self) -> Pending {
         let now = self.notes.clock.monotonic();
         let list = self.notes.list.lock();
@@ -95,7 +95,7 @@ impl WatchedDevice {
         }
     }
 
-    /// `kind`: what its time counts as.
+    /// `kind`: the kind under which its latency is sampled.
     fn call(
         &self,
         op: &'static str,
@@ -115,7 +115,7 @@ impl WatchedDevice {
 }
 
 impl Notes {
-    /// Notes requests, and answers the number of the first. The others follow it.
+    /// Records requests, and returns the number of the first. The numbers of the others follow.
     fn begin(&self, ops: &[&'static str]) -> u64 {
         let (at, since) = (self.clock.monotonic(), self.clock.now().sec);
         let mut list = self.list.lock();
@@ -125,7 +125,7 @@ impl Notes {
         first
     }
 
-    /// Strikes a request out. Answers how long it took.
+    /// Removes a request. Returns how long it took.
     fn end(&self, number: u64) -> Duration {
         let now = self.clock.monotonic();
         let mut list = self.list.lock();
@@ -138,9 +138,9 @@ impl Notes {
     }
 }
 
-/// A call of the synchronous interface. It ends also when the device panics.
+/// A call of the synchronous interface. Its request is removed even if the device panics.
 struct Noted<'a> {
-    /// `None`: it is struck out.
+    /// `None` after the removal.
     number: Option<u64>,
     notes: &'a Notes,
 }
@@ -159,11 +159,12 @@ impl Drop for Noted<'_> {
     }
 }
 
-/// Stands before the sink of a batch. Towards the device a request's tag is its place in the batch.
+/// The sink of a batch towards the device; forwards to the caller's sink. Towards the device a
+/// request's tag is its place in the batch.
 struct Answers {
     sink: Arc<dyn CompletionSink>,
     notes: Arc<Notes>,
-    /// Where its times go. `None`: they say nothing.
+    /// Where its times are sampled. `None` if they are not.
     latency: Option<Arc<Latency>>,
     first: u64,
     tags: Vec<u64>,
@@ -171,8 +172,7 @@ struct Answers {
     times: Mutex<Times>,
 }
 
-/// The requests of a batch that are like the one that was answered first: small, of its kind, and
-/// successful.
+/// The requests of a batch that resemble the first to complete: small, of its kind, and successful.
 #[derive(Default)]
 struct Times {
     kind: Option<LatencyKind>,
@@ -223,7 +223,7 @@ impl CompletionSink for Answers {
 }
 
 impl Drop for Answers {
-    /// A device that panics in the middle of a batch leaves requests that nobody will answer.
+    /// A device that panics in the middle of a batch leaves requests that never complete.
     fn drop(&mut self) {
         if *self.unanswered.get_mut() > 0 {
             (self.first..).zip(&self.tags).for_each(|(number, _)| {
@@ -234,7 +234,7 @@ impl Drop for Answers {
 }
 
 impl WatchedDevice {
-    /// Notes that the requests of a batch begin, and who is told when they end.
+    /// Records the requests of a batch, and returns the sink that removes them.
     fn noted(
         &self,
         mut batch: Vec<Request>,
@@ -264,8 +264,8 @@ impl Device for WatchedDevice {
         self.inner.submit(batch, answers);
     }
 
-    /// Not timed: batches that stay apart are submitted at once, so all but one of them wait for
-    /// others as the requests of one batch do. Each would count as a request alone.
+    /// Not sampled: batches that stay apart are submitted together, so all but one of them wait for
+    /// others, as the requests of one batch do. Each would be sampled as a lone request.
     fn submit_apart(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
         let (batch, answers) = self.noted(batch, sink, None);
         self.inner.submit_apart(batch, answers);

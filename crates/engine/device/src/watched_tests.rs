@@ -26,7 +26,7 @@ fn flushes_and_fua_reach_the_device() {
 
 type Batch = (Vec<Request>, Arc<dyn CompletionSink>);
 
-/// A device that answers when it is told to.
+/// A device that completes requests when the test releases them.
 struct Hangs {
     inner: MemDevice,
     held: Mutex<bool>,
@@ -100,7 +100,7 @@ impl Device for Hangs {
     }
 }
 
-/// Both doors, while the device answers nothing and when it answers at last.
+/// Both interfaces, while the device completes nothing and after it completes at last.
 #[test]
 fn what_hangs_is_told_and_forgotten_when_it_is_answered() {
     let (hangs, clock) = (Hangs::new(), Arc::new(ManualClock::default()));
@@ -159,7 +159,7 @@ fn tags_come_back_as_they_were() {
     assert_eq!(device.pending(), Pending::default());
 }
 
-/// A request whose device panics is not one that hangs.
+/// A request whose device panics is not a hanging request.
 #[test]
 fn a_panic_is_no_wait() {
     struct Panics;
@@ -175,12 +175,12 @@ fn a_panic_is_no_wait() {
     assert_eq!(device.pending(), Pending::default());
 }
 
-/// A device that takes a time on a clock that the test holds.
+/// A device whose requests take time on the test's clock.
 struct Slow {
     inner: MemDevice,
     clock: Arc<ManualClock>,
     fails: AtomicUsize,
-    /// Batches that were to stay apart.
+    /// Batches submitted through [`Device::submit_apart`].
     apart: AtomicUsize,
 }
 
@@ -313,11 +313,11 @@ fn small_requests_that_succeed_are_timed_by_kind() {
     let clock = Arc::new(ManualClock::default());
     let watched = WatchedDevice::new(Slow::new(device.fork(), clock.clone()), clock);
     run_batch(&watched, vec![read(0), read(1)]).into_iter().for_each(|done| done.result.unwrap());
-    // The first tells how long a request takes. The second had to wait for it.
+    // The first shows how long a request takes. The second had to wait for the first.
     let typical = watched.latency().typical(Read).unwrap();
     assert_eq!(typical.as_millis(), 3);
     assert_eq!(watched.latency().at_once(Read), Some(1), "a device that serves one after another");
-    // One that serves both at a time.
+    // A device that serves both at a time.
     let clock = Arc::new(ManualClock::default());
     let distant = Slow::new(device.fork(), clock.clone());
     let watched = WatchedDevice::new(Arc::new(Together(distant)), clock);
@@ -327,8 +327,8 @@ fn small_requests_that_succeed_are_timed_by_kind() {
     assert!(watched.latency().at_once(Read).unwrap() > 100);
 }
 
-/// A batch that stays apart reaches the device as one. It waits for those before it, which says
-/// nothing about the latency: a disk would seem to be slower, and far away.
+/// A batch that stays apart reaches the device as one batch. It waits for those before it, so its
+/// time is no measure of the latency: a disk would look slower, and distant.
 #[test]
 fn batches_that_stay_apart_do_so_below_and_are_not_timed() {
     let clock = Arc::new(ManualClock::default());

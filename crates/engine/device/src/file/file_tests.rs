@@ -88,7 +88,7 @@ fn a_discarded_range_gives_its_space_back() {
     assert!(used() <= full - 100 * B, "{} of {full} bytes still used", used());
 }
 
-/// The fallbacks for what a kernel or file system may refuse.
+/// The fallbacks behave like the calls that a kernel or file system may refuse.
 #[test]
 fn substitutes_do_the_same() {
     for options in ways() {
@@ -129,7 +129,7 @@ fn a_device_that_a_completion_dropped_gives_its_lock_up() {
     for options in ways().into_iter().filter(|way| way.io_uring || way.direct) {
         let (dir, device) = image(SIZE, options);
         conformance::completions_may_submit_and_drop_the_device(device);
-        // The thread that dropped the device closes the file on its way out.
+        // The thread that drops the device closes the file.
         let path = dir.path().join("image");
         let reopened = (0..500).any(|_| {
             std::thread::sleep(std::time::Duration::from_millis(2));
@@ -139,7 +139,7 @@ fn a_device_that_a_completion_dropped_gives_its_lock_up() {
     }
 }
 
-/// Takes any number of answers.
+/// Takes any number of completions.
 struct Answered(mpsc::Sender<bool>);
 
 impl CompletionSink for Answered {
@@ -148,7 +148,7 @@ impl CompletionSink for Answered {
     }
 }
 
-/// Holds the thread that brings an answer until it may go on.
+/// Holds the thread that delivers a completion until it may continue.
 struct Holds {
     held: mpsc::Sender<()>,
     go_on: Mutex<mpsc::Receiver<()>>,
@@ -161,8 +161,8 @@ impl CompletionSink for Holds {
     }
 }
 
-/// The kernel merges what one call hands over. All batches come to the ring while it is held here,
-/// as they may when it is slower than those who submit.
+/// The kernel merges the requests of one call. All batches reach the ring while it is held here, as
+/// they may when the ring is slower than its submitters.
 #[test]
 #[cfg(target_os = "linux")]
 fn the_ring_makes_a_call_for_each_batch_that_is_to_stay_apart() {
@@ -198,7 +198,7 @@ fn the_ring_makes_a_call_for_each_batch_that_is_to_stay_apart() {
     assert!((BATCHES..2 * BATCHES).contains(&apart), "{apart} calls for {BATCHES} batches of two");
 }
 
-/// What reads as zeros has a place all the same, if it was reserved.
+/// A reserved range is no hole, although it reads as zeros.
 #[test]
 fn a_hole_is_what_the_host_has_no_place_for() {
     let (_dir, device) = image(64 * B, OpenOptions::default());

@@ -39,11 +39,11 @@ pub struct FileDevice {
     geometry: Geometry,
     stats: DeviceStats,
     io_uring: bool,
-    /// `None`: not even threads could be started, so the callers do the work.
+    /// `None` if not even threads could be started; then the callers do the work.
     engine: OnceLock<Option<Engine>>,
 }
 
-/// The threads behind [`Device::submit`].
+/// The threads that serve [`Device::submit`].
 struct Engine {
     queue: Arc<Queue>,
     threads: Vec<JoinHandle<()>>,
@@ -82,7 +82,7 @@ impl FileDevice {
         self.engine().is_some_and(|engine| engine.ring)
     }
 
-    /// `apart`: the first of them does not go to the kernel in one call with what came before.
+    /// `apart`: the kernel does not get the first of them in one call with earlier requests.
     fn submit_jobs(&self, batch: Vec<Request>, sink: &Arc<dyn CompletionSink>, apart: bool) {
         let mut jobs = Vec::with_capacity(batch.len());
         for request in batch {
@@ -102,7 +102,7 @@ impl FileDevice {
             jobs.into_iter().for_each(|job| job.perform(&self.file));
             return;
         };
-        // Refused only after a thread of the engine died: see `pool` and `ring::serve`.
+        // `push` fails only after a thread of the engine has died: see `pool` and `ring::serve`.
         if let Err(jobs) = engine.queue.push(jobs) {
             jobs.into_iter().for_each(|job| job.complete(Err(Error::OutcomeUnknown)));
         }
@@ -168,15 +168,15 @@ fn pool(file: &RawFile, queue: &Queue) {
         }
     }));
     if let Err(panic) = outcome {
-        // A completion panicked. Each panic would leave fewer threads, and with none left, requests
-        // would wait for ever without an error.
+        // A completion panicked. Each panic would leave fewer threads, and without a thread
+        // requests would wait forever without an error.
         queue.abandon().into_iter().for_each(|job| job.complete(Err(Error::OutcomeUnknown)));
         resume_unwind(panic);
     }
 }
 
 impl Drop for Engine {
-    /// Every submitted request is answered before the file is closed and its lock released.
+    /// Completes every submitted request before the file is closed and its lock released.
     fn drop(&mut self) {
         self.queue.close();
         let me = std::thread::current().id();

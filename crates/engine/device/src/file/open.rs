@@ -16,11 +16,11 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug)]
 pub struct OpenOptions {
     pub read_only: bool,
-    /// Take the lock: exclusive when writable, shared when read-only. Without it two owners can
-    /// destroy an image. Only for reading an image that is known to be mounted.
+    /// Take the lock: exclusive when writable, shared when read-only. Without the lock two owners
+    /// can destroy an image, so leave it out only to read an image that is known to be mounted.
     pub lock: bool,
     /// How long to wait for the lock before the image counts as in use. A process that unmounts
-    /// releases it at its very end, and umount(8) may return before that.
+    /// releases the lock at its very end, and umount(8) may return before that.
     pub lock_wait: Duration,
     /// Fence the owner of the lock, and take the lock. RBD only: other devices ignore it.
     pub takeover: bool,
@@ -138,8 +138,8 @@ fn finish(
         size: size - size % BLOCK_SIZE as u64,
         optimal_io: OPTIMAL_IO,
         discard_granularity,
-        // A hole reads as zeros. Block devices promise nothing (the kernel stopped believing them
-        // too).
+        // A hole reads as zeros. Block devices promise nothing, and the kernel no longer relies on
+        // it either.
         discard_zeroes: !block_device && discard_granularity > 0,
         fua: FuaKind::Native,
     };
@@ -164,8 +164,8 @@ const LOCK_PAUSE: Duration = Duration::from_millis(20);
 /// udev holds a shared lock while it probes a block device that was just closed after writing.
 const UDEV_WAIT: Duration = Duration::from_millis(500);
 
-/// The lock lives as long as the open file, so it survives a fork into the background and ends with
-/// the process.
+/// The lock belongs to the open file, so it survives a fork into the background and ends with the
+/// process.
 fn lock(path: &Path, fd: &OwnedFd, options: OpenOptions, block_device: bool) -> Result<()> {
     let wait = if block_device { options.lock_wait.max(UDEV_WAIT) } else { options.lock_wait };
     let mut pauses = wait.as_millis().div_ceil(LOCK_PAUSE.as_millis());
@@ -183,7 +183,8 @@ fn try_lock(path: &Path, fd: &OwnedFd, read_only: bool, block_device: bool) -> R
         Error::invalid(format!("cannot {what} {}: {}", path.display(), std::io::Error::from(e)))
     };
     if block_device {
-        // Held only for a moment: a mount that names this device as its source claims it itself.
+        // Opened exclusively only for a moment: a mount that names this device as its source claims
+        // the device itself.
         let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
         match rustix::fs::open(path, flags, Mode::empty()) {
             Ok(_) => {}
@@ -223,7 +224,7 @@ pub(crate) fn is_unlocked(path: &Path) -> Result<bool> {
     }
 }
 
-/// Tests by punching beyond the end of the file, where there is no data.
+/// Tests by punching a hole beyond the end of the file, where there is no data.
 fn file_discard_granularity(fd: &OwnedFd, size: u64) -> u32 {
     let end = size.next_multiple_of(BLOCK_SIZE as u64);
     match sys::punch(fd, end, BLOCK_SIZE as u64) {
@@ -235,7 +236,7 @@ fn file_discard_granularity(fd: &OwnedFd, size: u64) -> u32 {
 fn block_discard_granularity(stat: &Stat) -> u32 {
     let at =
         format!("/sys/dev/block/{}:{}", rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
-    // A partition has no queue of its own: its disk's is one level up.
+    // A partition has no queue of its own: the queue of its disk is one level up.
     ["queue", "../queue"]
         .iter()
         .find_map(|queue| std::fs::read_to_string(format!("{at}/{queue}/discard_granularity")).ok())

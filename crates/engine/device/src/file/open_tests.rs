@@ -17,7 +17,7 @@ fn an_image_has_one_writer_or_many_readers() {
     }
     assert!(matches!(FileDevice::create(&path, 2 * MIB, OpenOptions::default()), Err(Error::Busy(_))));
     assert_eq!(std::fs::metadata(&path).unwrap().len(), MIB, "a refused create changes nothing");
-    // Looking at it without a lock is allowed.
+    // Reading the image without a lock is allowed.
     FileDevice::open(&path, OpenOptions { lock: false, ..read_only }).unwrap();
     drop(writer);
 

@@ -3,8 +3,7 @@
 //! Lock: one leaf, never held across IO or a completion.
 //!
 //! Bound: a submitter waits while [`QUEUED_MAX`] jobs are queued, then its batch is taken whole. A
-//! serving thread comes here when a completion submits more. It never waits, because that would
-//! deadlock on itself.
+//! serving thread whose completion submits more never waits here, because it would wait for itself.
 
 use super::raw::RawFile;
 use super::sys::Bell;
@@ -22,8 +21,8 @@ const QUEUED_MAX: usize = 4096;
 pub(super) struct Job {
     pub request: Request,
     pub sink: Arc<dyn CompletionSink>,
-    /// The ring gives the kernel what it has before this one: the kernel merges what one call hands
-    /// over. The threads of a pool make a call for each job.
+    /// The ring submits all earlier jobs before this one, because the kernel merges the requests of
+    /// one call. The threads of a pool make a call for each job, so they ignore the flag.
     #[cfg_attr(not(target_os = "linux"), allow(dead_code))]
     pub apart: bool,
 }
@@ -54,7 +53,7 @@ pub(super) struct Queue {
     work: Condvar,
     room: Condvar,
     pub bell: Bell,
-    /// Calls by which the ring gave the kernel something.
+    /// Calls by which the ring submitted at least one request to the kernel.
     pub calls: AtomicU64,
 }
 
@@ -66,7 +65,7 @@ thread_local! {
 #[cfg(target_os = "linux")]
 pub(super) enum Taken {
     Jobs(Vec<Job>),
-    /// Nothing now; the bell will ring.
+    /// Nothing is queued now; the bell will ring.
     Nothing,
     /// Closed and empty.
     Closed,
@@ -83,7 +82,7 @@ impl Queue {
         SERVING.set(true);
     }
 
-    /// Returns the jobs if no thread serves the queue any more.
+    /// Returns the jobs if no thread serves the queue any longer.
     pub fn push(&self, jobs: Vec<Job>) -> Result<(), Vec<Job>> {
         let mut state = self.state.lock();
         while state.jobs.len() >= QUEUED_MAX && !state.closed && !SERVING.get() {
@@ -146,7 +145,7 @@ impl Queue {
         }
     }
 
-    /// No more pushes; what is queued is still served.
+    /// Ends pushing; the jobs in the queue are still served.
     pub fn close(&self) {
         self.state.lock().closed = true;
         self.work.notify_all();

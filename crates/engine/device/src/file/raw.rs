@@ -18,7 +18,7 @@ pub(super) struct RawFile {
     pub direct: bool,
     pub block_device: bool,
     pub read_only: bool,
-    /// Set when the kernel has refused RWF_DSYNC: FUA is then write + fdatasync.
+    /// Set when the kernel has refused RWF_DSYNC: FUA is then a write and fdatasync.
     pub no_dsync: AtomicBool,
     /// Set when the file system has refused zeroing by fallocate: zeros are then written.
     pub no_zero_range: AtomicBool,
@@ -49,7 +49,7 @@ impl Transfer {
     }
 
     /// Accounts for a call that moved `n` bytes. O_DIRECT continues from a block boundary, since
-    /// the rest must be aligned. If two calls from there move nothing, nothing more can be moved.
+    /// the rest must be aligned. If two calls from there move nothing, the transfer is stuck.
     pub fn advance(&mut self, n: usize) -> Step {
         let mut done = self.done + n;
         if done >= self.len {
@@ -106,7 +106,8 @@ impl RawFile {
         if fua && !self.no_dsync.load(Relaxed) {
             match self.write_calls(offset, buf, true) {
                 Err(Error::Io { errno, .. }) if unsupported(Errno::from_raw_os_error(errno)) => {
-                    // Not final: if the write itself is refused, the plain one below fails too.
+                    // Not final: if the kernel refuses the write itself, the plain write below
+                    // fails too.
                     self.no_dsync.store(true, Relaxed);
                 }
                 outcome => return outcome,
@@ -186,7 +187,7 @@ impl RawFile {
         }
     }
 
-    /// What a process without privilege could still take.
+    /// The free space that an unprivileged process can take.
     pub fn host_free(&self) -> Option<u64> {
         if self.block_device {
             return None;
@@ -195,8 +196,8 @@ impl RawFile {
         Some(host.f_bavail.saturating_mul(host.f_frsize))
     }
 
-    /// A file whose blocks are all allocated has no hole, though it may not be written: the kernel
-    /// calls such a range a hole, because it reads as zeros.
+    /// A file whose blocks are all allocated has no hole. `SEEK_HOLE` alone does not show that: it
+    /// reports an allocated range that was never written as a hole, because it reads as zeros.
     pub fn first_hole(&self, offset: u64, len: u64) -> Option<u64> {
         if self.block_device {
             return None;
@@ -205,7 +206,7 @@ impl RawFile {
         if (stat.st_blocks as u64).saturating_mul(512) >= stat.st_size as u64 {
             return None;
         }
-        // Beyond the end of the file there is no answer, and nothing is backed.
+        // Beyond the end of the file the kernel returns no offset, and nothing there is allocated.
         let hole = match sys::seek_hole(&self.fd, offset) {
             Ok(hole) => hole,
             Err(Errno::NXIO) => offset,

@@ -25,13 +25,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::Sender;
 
-/// Most requests in the kernel at a time. The ring holds twice as many, so that an entry is always
+/// Most requests in the kernel at a time. The ring has twice as many entries, so that one is always
 /// free.
 const DEPTH: usize = 128;
 const BELL: u64 = u64::MAX;
-/// Length of one request; the kernel cuts at just below 2 GiB, anyway.
+/// Length of one request; the kernel limits a call to just below 2 GiB anyway.
 const REQUEST_MAX: usize = 1 << 30;
-/// Interruptions of one request before they are an error.
+/// Interruptions of one request before they count as an error.
 const INTERRUPTS_MAX: u32 = 1000;
 
 struct Flight {
@@ -46,9 +46,9 @@ struct Ring {
     queue: Arc<Queue>,
     slots: Vec<Option<Flight>>,
     free: Vec<usize>,
-    /// Flights whose next request is to be put into the ring.
+    /// Flights whose next request is still to be put into the ring.
     starting: Vec<usize>,
-    /// Flights the kernel has and has not answered.
+    /// Flights that the kernel has and has not completed.
     in_kernel: usize,
     bell_armed: bool,
 }
@@ -59,7 +59,7 @@ pub(super) fn serve(file: Arc<RawFile>, queue: Arc<Queue>, ready: Sender<std::io
     let ring = match build() {
         Ok(ring) => ring,
         Err(e) => {
-            // The opener waits for this answer; if it is gone, there is no receiver.
+            // The opener waits for this result; if the opener is gone, there is no receiver.
             drop(ready.send(Err(e)));
             return;
         }
@@ -99,7 +99,7 @@ fn build() -> std::io::Result<IoUring> {
 }
 
 impl Ring {
-    /// Until the queue is closed and everything is answered.
+    /// Runs until the queue is closed and every request has completed.
     fn run(&mut self) -> std::io::Result<()> {
         loop {
             let mut closed = false;
@@ -138,7 +138,7 @@ impl Ring {
         }
     }
 
-    /// Gives the kernel what is in the ring, and waits for so many answers.
+    /// Submits the entries of the ring to the kernel, and waits for `answers` completions.
     fn enter(&mut self, answers: usize) -> std::io::Result<()> {
         let waiting = self.ring.submission().len() as u64;
         match self.ring.submit_and_wait(answers) {
@@ -146,8 +146,8 @@ impl Ring {
                 self.queue.calls.fetch_add((waiting > 0) as u64, Relaxed);
                 Ok(())
             }
-            // Busy: completions must be taken first, which happens next. What the kernel did not
-            // take stays in the ring for the next call.
+            // Busy: completions must be taken first, which happens next. Entries that the kernel
+            // did not take stay in the ring for the next call.
             Err(e) if matches!(e.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) => Ok(()),
             Err(e) => Err(e),
         }
@@ -174,7 +174,7 @@ impl Ring {
     }
 
     /// Whether the ring cannot do an operation, or has failed to do it here. Such operations are
-    /// rare enough to block the others.
+    /// rare, so that they may block the others.
     fn needs_thread(&self, op: &Op) -> bool {
         match op {
             Op::Read(buf) => buf.is_empty(),
@@ -226,16 +226,16 @@ impl Ring {
     }
 
     fn push(&mut self, entry: &squeue::Entry) {
-        // SAFETY: the buffer an entry names belongs to a flight in `slots`, whose heap memory stays
-        // where it is and is not touched until the completion has been taken off the ring; the
-        // bell's entry names none. The file descriptors are owned through `self`, which outlives
-        // the requests because `drain` waits for them.
+        // SAFETY: the buffer that an entry names belongs to a flight in `slots`, whose heap memory
+        // does not move and is not touched until the completion has been taken off the ring; the
+        // entry of the bell names none. The file descriptors are owned through `self`, which
+        // outlives the requests because `drain` waits for them.
         let pushed = unsafe { self.ring.submission().push(entry) };
         pushed.expect("the ring has more entries than there are slots and the bell");
     }
 
     fn answer(&mut self, slot: usize, result: i32) {
-        let flight = self.slots[slot].as_mut().expect("answers come for flights only");
+        let flight = self.slots[slot].as_mut().expect("completions arrive for flights only");
         let op = &flight.job.request.op;
         let outcome = if result >= 0 {
             match op {
@@ -256,7 +256,7 @@ impl Ring {
                 return self.starting.push(slot);
             }
             Err(e) if unsupported(e) && optional => {
-                // The synchronous path knows the fallbacks and remembers that they are needed.
+                // The synchronous path has the fallbacks, and remembers which are needed.
                 return self.land(slot).job.perform(&self.file);
             }
             _ => {}
@@ -276,7 +276,7 @@ impl Ring {
         self.slots[slot].take().expect("a flight lands once")
     }
 
-    /// Answers every request with an error after the ring has failed. The outcome of requests in
+    /// Completes every request with an error after the ring has failed. The outcome of requests in
     /// the kernel is unknown.
     fn fail(&mut self) {
         self.drain();
@@ -286,8 +286,8 @@ impl Ring {
         }
     }
 
-    /// Waits until the kernel uses no buffer any more. If that cannot be found out, the buffers are
-    /// leaked.
+    /// Waits until the kernel uses no buffer any longer. If the ring cannot report that, the
+    /// buffers are leaked.
     fn drain(&mut self) {
         while self.in_kernel > 0 {
             match self.ring.submit_and_wait(1) {

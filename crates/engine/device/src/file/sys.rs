@@ -1,8 +1,8 @@
 //! The system calls on an image that differ between systems.
 //!
-//! Elsewhere than on Linux an image file is read and written through the page cache, keeps the
-//! space that it has, and a durable write is a write and a flush. Block devices are for Linux:
-//! elsewhere they are neither claimed nor discarded.
+//! On systems other than Linux an image file is read and written through the page cache, keeps the
+//! space that it has, and a durable write is a write and a flush. Block devices are supported on
+//! Linux only: elsewhere they are neither claimed nor discarded.
 
 #[cfg(target_os = "linux")]
 pub(super) use linux::*;
@@ -23,8 +23,8 @@ mod linux {
     pub(crate) const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
     pub(crate) const ZERO: FallocateFlags = FallocateFlags::ZERO_RANGE.union(FallocateFlags::KEEP_SIZE);
 
-    /// Whether block-aligned requests satisfy direct IO. Kernels that do not report the alignment
-    /// are older than the devices that would need a larger one.
+    /// Whether block-aligned requests satisfy direct IO. A kernel that does not report the
+    /// alignment is older than the devices that need a larger one.
     pub(crate) fn direct_fits(fd: impl AsFd) -> bool {
         let Ok(st) = rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) else {
             return true;
@@ -62,8 +62,8 @@ mod linux {
         /// `_IO(0x12, 119)`.
         const BLKDISCARD: libc::c_ulong = 0x1277;
         let range = [offset, len];
-        // SAFETY: BLKDISCARD reads two u64 from the pointer, which points at two u64 that outlive
-        // the call, and writes nothing to memory of this process.
+        // SAFETY: BLKDISCARD reads two u64 through the pointer, which points at two u64 that
+        // outlive the call, and writes nothing to memory of this process.
         let rc = unsafe { libc::ioctl(fd.as_raw_fd(), BLKDISCARD as _, range.as_ptr()) };
         if rc == 0 {
             return Ok(());
@@ -84,7 +84,7 @@ mod linux {
         }
 
         pub(crate) fn ring(&self) {
-            // EAGAIN means that the counter is full: the ring thread is woken already.
+            // EAGAIN means that the counter is full: the ring thread has been woken already.
             match rustix::io::write(&self.0, &1u64.to_ne_bytes()) {
                 Ok(_) | Err(Errno::AGAIN) => {}
                 Err(e) => tracing::error!("cannot wake the ring thread: {e}"),
@@ -113,7 +113,7 @@ mod other {
         false
     }
 
-    /// Refused: the caller writes and flushes.
+    /// Always refused: the caller writes and flushes.
     pub(crate) fn write_durable(_: impl AsFd, _: &[u8], _: u64) -> Result<usize, Errno> {
         Err(Errno::NOSYS)
     }

@@ -1,7 +1,7 @@
 //! Negotiation: fixed newstyle, structured replies where the server has them, `NBD_OPT_GO`.
 //!
-//! A server is believed nothing that is not checked: each text and list is bounded, each size is
-//! looked at before use, and the whole must be over within the time limit.
+//! Nothing that a server sends is trusted unchecked: each text and list is bounded, each size is
+//! checked before use, and the whole negotiation must end within the time limit.
 
 use super::stream::Stream;
 use super::wire::*;
@@ -11,16 +11,16 @@ use std::time::Duration;
 
 /// Option replies before an acknowledgement.
 const REPLIES_MAX: usize = 64;
-/// Between two looks at the clock.
+/// Longest wait between two checks of the time limit.
 const TICK: Duration = Duration::from_millis(100);
 
-/// What an export is and can do.
+/// The properties of an export.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Export {
-    /// Bytes.
+    /// In bytes.
     pub size: u64,
     pub flags: u16,
-    /// Largest payload of one request, whole blocks.
+    /// Largest payload of one request, in whole blocks.
     pub payload_max: u32,
     pub structured: bool,
 }
@@ -37,7 +37,7 @@ struct Talk<'a> {
     until: Duration,
 }
 
-/// Negotiates the export of that name. What goes wrong is told in words.
+/// Negotiates the export of that name. Errors are texts for the user.
 pub fn negotiate(stream: &Stream, export: &str, limit: Duration) -> Result<Export, String> {
     stream.set_timeouts(TICK.min(limit), Some(limit)).map_err(|e| e.to_string())?;
     let clock = SystemClock::default();
@@ -72,7 +72,7 @@ impl Talk<'_> {
     fn fill(&self, bytes: &mut [u8]) -> Result<(), String> {
         self.stream.read_exact(bytes, || match self.clock.monotonic() < self.until {
             true => Ok(()),
-            // As servers do that take one client at a time, and have one.
+            // Some servers take one client at a time; they leave a second client without a reply.
             false => Err("the server does not finish the negotiation in time; has it another client?".into()),
         })
     }
@@ -88,12 +88,12 @@ impl Talk<'_> {
     fn reply(&self, option: u32) -> Result<(u32, Vec<u8>), String> {
         let head: [u8; 20] = self.read()?;
         if u64_at(&head, 0) != OPTION_REPLY_MAGIC || u32_at(&head, 8) != option {
-            return Err("the server answers what nobody asked".into());
+            return Err("the server replies to an option that was not sent".into());
         }
         let len = u32_at(&head, 16) as usize;
-        // The longest that has a meaning: an information with a text.
+        // The longest meaningful reply: an information with a text.
         if len > TEXT_MAX + 64 {
-            return Err(format!("the server answers an option with {len} bytes"));
+            return Err(format!("the server replies to an option with {len} bytes"));
         }
         let mut data = vec![0; len];
         self.fill(&mut data)?;
@@ -121,7 +121,7 @@ impl Talk<'_> {
             let (kind, data) = self.reply(OPT_GO)?;
             match kind {
                 REP_ACK => {
-                    let (size, flags) = told.ok_or("the server does not tell the size of the export")?;
+                    let (size, flags) = told.ok_or("the server does not state the size of the export")?;
                     return Ok((size, flags, whole_blocks(payload_max)));
                 }
                 REP_INFO if data.len() >= 2 => match (u16_at(&data, 0), data.len()) {
@@ -135,11 +135,11 @@ impl Talk<'_> {
                 _ => return Err(refusal(kind, &data, export)),
             }
         }
-        Err("the server goes on describing the export".into())
+        Err("the server does not stop describing the export".into())
     }
 }
 
-/// The largest payload. Refuses exports that do not take single blocks.
+/// The largest payload. Refuses exports that do not accept single blocks.
 fn block_sizes(data: &[u8]) -> Result<u32, String> {
     let (min, max) = (u32_at(data, 2), u32_at(data, 10));
     if !min.is_power_of_two() || min > BLOCK_SIZE as u32 {
@@ -151,7 +151,8 @@ fn block_sizes(data: &[u8]) -> Result<u32, String> {
     Ok(max)
 }
 
-/// No larger than pays: a request must be answered within the time limit.
+/// The payload in whole blocks, and no larger than is useful: each request must be answered within
+/// the time limit.
 fn whole_blocks(payload_max: u32) -> u32 {
     let bytes = payload_max.min(OPTIMAL_IO);
     bytes - bytes % BLOCK_SIZE as u32
@@ -165,7 +166,7 @@ fn refusal(kind: u32, data: &[u8], export: &str) -> String {
         REP_ERR_BLOCK_SIZE_REQD => "the server demands block sizes that it does not name".to_owned(),
         REP_ERR_UNSUP => "the server is too old: it does not know NBD_OPT_GO".to_owned(),
         kind if kind & REP_ERROR != 0 => format!("the server refuses, with error {}", kind & !REP_ERROR),
-        kind => format!("the server gives an answer of unknown kind {kind}"),
+        kind => format!("the server sends a reply of unknown kind {kind}"),
     };
     if data.is_empty() || kind & REP_ERROR == 0 { what } else { format!("{what} ({})", text(data)) }
 }

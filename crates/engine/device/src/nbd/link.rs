@@ -1,10 +1,11 @@
-//! One connection: who waits for an answer on it, and the reading of answers.
+//! One connection: the requests that wait for a reply on it, and the reading of replies.
 //!
-//! Two threads serve a connection. One sends jobs, one receives answers. A single thread would have
-//! to stop sending while the server stops reading, and servers stop reading until their answers are
-//! taken. A caller of the synchronous door sends its message itself and waits for the receiver.
+//! Two threads serve a connection: one sends jobs, the other receives replies. A single thread
+//! would have to stop sending while the server stops reading, and servers stop reading until their
+//! replies are taken. A caller of the synchronous interface sends its message itself and waits for
+//! the receiver.
 //!
-//! Locks: `sending` while the bytes of one message go out; `table` is a leaf. No completion runs
+//! Locks: `sending` while the bytes of one message are sent; `table` is a leaf. No completion runs
 //! under either.
 
 use super::stream::Stream;
@@ -15,7 +16,7 @@ use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
 use std::time::Duration;
 
-/// Messages without an answer on one connection.
+/// Messages without a reply on one connection.
 const DEPTH: usize = 64;
 
 pub struct Link {
@@ -39,33 +40,34 @@ struct Flight {
     until: Duration,
     holder: Holder,
     coverage: Coverage,
-    /// The first error of a structured answer, which has not ended yet.
+    /// The first error of a structured reply that has not ended yet.
     error: Option<i32>,
 }
 
-/// Who has the owner of the answer just now.
+/// Where the owner of the reply is at present.
 enum Holder {
     Table(Owner),
-    /// The sending thread, which needs the buffer; the answer, if it came before all was sent.
+    /// The sending thread, which needs the buffer; with the reply, if it arrived before all was
+    /// sent.
     Sender(Option<Result<(), i32>>),
     /// The receiving thread, which fills the buffer.
     Receiver,
 }
 
-/// An answer that is complete.
+/// A reply that is complete.
 pub struct Answer {
     pub part: Part,
     pub owner: Owner,
     pub result: Result<(), i32>,
 }
 
-/// What [`Link::send`] came to.
+/// The outcome of [`Link::send`].
 pub enum Sent {
-    /// The answer will come through the receiver.
+    /// The receiver will deliver the reply.
     Under,
-    /// It came before the message was out.
+    /// The reply arrived before the message was sent completely.
     Answered(Answer),
-    /// The connection is dead, for this reason. The owner, unless [`Link::kill`] finds it.
+    /// The connection is dead, for this reason. With the owner, unless [`Link::kill`] finds it.
     Failed(Option<Owner>, String),
 }
 
@@ -81,7 +83,7 @@ impl Link {
         }
     }
 
-    /// Waits until another message may go out. `false`: never again.
+    /// Waits until another message may be sent. `false` if the connection is dead.
     pub fn wait_for_room(&self) -> bool {
         let mut table = self.table.lock();
         while table.flights.len() >= DEPTH && !table.dead {
@@ -90,7 +92,7 @@ impl Link {
         !table.dead
     }
 
-    /// Sends a message whose payload, if it has one, is the owner's or the caller's.
+    /// Sends a message whose payload, if it has one, belongs to the owner or to the caller.
     pub fn send(&self, part: Part, owner: Owner, payload: Option<&[u8]>) -> Sent {
         let mut kept = Some(owner);
         let mut table = self.table.lock();
@@ -119,7 +121,7 @@ impl Link {
         self.sent(cookie, kept, written)
     }
 
-    /// Gives the owner back to the table, or to the caller if there is no answer to wait for.
+    /// Gives the owner back to the table, or to the caller if no reply is outstanding.
     fn sent(&self, cookie: u64, kept: Option<Owner>, written: Result<(), String>) -> Sent {
         let Some(owner) = kept else {
             return written.map_or_else(|why| Sent::Failed(None, why), |()| Sent::Under);
@@ -145,17 +147,18 @@ impl Link {
         }
     }
 
-    /// Sends the farewell. The server does not answer it.
+    /// Sends the disconnect request, to which the server does not reply.
     pub fn say_goodbye(&self) {
         let head = request(0, CMD_DISC, u64::MAX, 0, 0);
         if let Some(_free) = self.sending.try_lock() {
-            // Who is gone needs no farewell.
+            // A server that has closed the connection needs no disconnect request.
             let _ = self.stream.write_all(&head, &[]);
         }
     }
 
-    /// No more messages. The owners of those without an answer; those that the sender or the
-    /// receiver has at the moment are left to it. The receiver calls this when it ends.
+    /// Stops the sending of messages. Returns the owners of the messages without a reply, except
+    /// for those that the sender or the receiver holds at present, which handle them themselves.
+    /// The receiver calls this when it ends.
     pub fn kill(&self) -> Vec<Owner> {
         self.stream.shut();
         let mut table = self.table.lock();
@@ -172,7 +175,7 @@ impl Link {
         owners
     }
 
-    /// Whether some message waits too long for its answer.
+    /// Fails if a message has waited too long for its reply.
     fn overdue(&self) -> Result<(), String> {
         let now = self.clock.monotonic();
         let table = self.table.lock();
@@ -190,16 +193,16 @@ impl Link {
         self.stream.read_exact(bytes, || self.overdue())
     }
 
-    /// Reads the next message of the server. `None`: part of an answer.
+    /// Reads the next message of the server. `None` for a part of a reply.
     pub fn receive(&self, structured: bool) -> Result<Option<Answer>, String> {
-        // A server that answers others all the time must not forget one.
+        // A server that serves other requests all the time must still not forget one.
         self.overdue()?;
         let mut magic = [0; 4];
         self.fill(&mut magic)?;
         match u32::from_be_bytes(magic) {
             SIMPLE_REPLY_MAGIC => self.simple(structured),
             STRUCTURED_REPLY_MAGIC if structured => self.chunk(),
-            magic => Err(format!("the server sends {magic:#010x} where an answer begins")),
+            magic => Err(format!("the server sends {magic:#010x} where a reply begins")),
         }
     }
 
@@ -213,14 +216,14 @@ impl Link {
         }
         if part.command == CMD_READ {
             if structured {
-                return Err("the server answers a read without structure, which it had promised".into());
+                return Err("the server replies to a read without structure, which it had promised".into());
             }
             self.fill_read(cookie, &part, 0, part.len)?;
         }
         self.finish(cookie, Ok(()))
     }
 
-    /// One chunk of a structured answer.
+    /// One chunk of a structured reply.
     fn chunk(&self) -> Result<Option<Answer>, String> {
         let mut head = [0; 16];
         self.fill(&mut head)?;
@@ -278,7 +281,7 @@ impl Link {
         Ok(errno(u32_at(&bytes, 0)))
     }
 
-    /// Reads where a piece of data lies; as an offset into the part.
+    /// Reads the place of a piece of data, as an offset into the part.
     fn place(&self, part: &Part, len: u32) -> Result<u32, String> {
         let mut offset = [0; 8];
         self.fill(&mut offset)?;
@@ -296,14 +299,14 @@ impl Link {
     fn with<T>(&self, cookie: u64, f: impl FnOnce(&mut Flight) -> T) -> Result<T, String> {
         let mut table = self.table.lock();
         let flight = table.flights.get_mut(&cookie);
-        flight.map(f).ok_or_else(|| "the server answers what nobody asked".to_owned())
+        flight.map(f).ok_or_else(|| "the server replies to a request that was not sent".to_owned())
     }
 
     fn fill_read(&self, cookie: u64, part: &Part, at: u32, len: u32) -> Result<(), String> {
         self.with_room(cookie, part, |room| self.fill(&mut room[at as usize..][..len as usize]))?
     }
 
-    /// Takes the owner out of the table meanwhile: to read into its buffer may take long.
+    /// Takes the owner out of the table meanwhile, since reading into its buffer may take long.
     fn with_room<T>(&self, cookie: u64, part: &Part, f: impl FnOnce(&mut [u8]) -> T) -> Result<T, String> {
         let taken = self.with(cookie, |flight| std::mem::replace(&mut flight.holder, Holder::Receiver))?;
         let Holder::Table(owner) = taken else {
@@ -313,19 +316,19 @@ impl Link {
         Ok(f(guard.owner.as_mut().expect("until the guard goes").room(part)))
     }
 
-    /// Takes the entry off the table. `None`: the sender still has the owner, and will find the
-    /// answer.
+    /// Removes the entry from the table. `None` if the sender still has the owner; the sender then
+    /// finds the reply.
     fn finish(&self, cookie: u64, result: Result<(), i32>) -> Result<Option<Answer>, String> {
         let mut table = self.table.lock();
         let Some(flight) = table.flights.get_mut(&cookie) else {
             return Err("the connection was given up".into());
         };
         if let Holder::Sender(early) = &mut flight.holder {
-            // It counts when all is sent: the sender may be just about to say so, and a server may
-            // refuse a write before it has read it.
+            // The reply counts once the message is sent completely: the sender may be about to
+            // record that, and a server may refuse a write before it has read it.
             return match early.replace(result) {
                 None => Ok(None),
-                Some(_) => Err("the server answers a request twice".into()),
+                Some(_) => Err("the server replies to a request twice".into()),
             };
         }
         let flight = table.flights.remove(&cookie).expect("just seen");
@@ -335,7 +338,8 @@ impl Link {
     }
 }
 
-/// Puts an owner back into the table, also when reading failed: [`Link::kill`] finds it there.
+/// Puts an owner back into the table, even after a failed read, so that [`Link::kill`] finds it
+/// there.
 struct Borrowed<'a> {
     link: &'a Link,
     cookie: u64,

@@ -1,14 +1,14 @@
-//! Which processes of this host write to an export, and which read it.
+//! Excludes concurrent writers and readers of an export among the processes of this host.
 //!
-//! The lock is a name in the kernel's abstract socket namespace: taken by binding it, given back
-//! when the process ends in whatever way, no file to clean up. It is seen in this network
-//! namespace, and any local user can take a name to keep others out, as with any lock in a place
-//! that all may enter.
+//! The lock is a name in the kernel's abstract socket namespace. Binding takes the name, the end of
+//! the process in whatever way releases it, and there is no file to clean up. The name is visible
+//! in this network namespace only, and any local user can take it to keep others out, as with any
+//! lock in a place that all may enter.
 //!
-//! A writer has a name of its own, and each reader one of a few others for as long as it reads: a
-//! writer that came later would change the image under it. Each takes its name first and looks for
-//! the others' then. So of a reader and a writer that start together at least one sees the other.
-//! To look is to connect, which keeps nobody out.
+//! A writer has a name of its own. Each reader holds one of a few other names while it reads, since
+//! a writer that starts later would change the image under it. Each side takes its own name first
+//! and then checks the names of the other side, so that of a reader and a writer that start
+//! together at least one sees the other. The check is a connect, which excludes no process.
 
 use crate::location::{NbdAddress, NbdUri};
 use kedge_base::Error;
@@ -27,7 +27,7 @@ const READERS: usize = 32;
 
 pub struct Lock(#[allow(dead_code)] OwnedFd);
 
-/// The lock of a writer, which keeps all others out, or of a reader, which keeps writers out.
+/// Takes the lock of a writer, which excludes all others, or of a reader, which excludes writers.
 pub fn take(uri: &NbdUri, read_only: bool, wait: Duration) -> Result<Lock> {
     let mut pauses = wait.as_millis().div_ceil(PAUSE.as_millis());
     loop {
@@ -93,7 +93,7 @@ impl Names {
         format!("{}-reads-{n}", self.0)
     }
 
-    /// `None`: somebody has it.
+    /// `None` if another process has the name.
     fn take(name: &str) -> Result<Option<Lock>, Errno> {
         let fd = socket()?;
         match bind(&fd, &SocketAddrUnix::new_abstract_name(name.as_bytes())?) {
@@ -107,7 +107,8 @@ impl Names {
         match connect(&socket()?, &SocketAddrUnix::new_abstract_name(name.as_bytes())?) {
             Ok(()) => Ok(false),
             Err(Errno::CONNREFUSED) => Ok(true),
-            // A socket of another kind, or one that takes no messages from others, has the name.
+            // A socket of another kind, or one that takes no messages from other users, has the
+            // name.
             Err(Errno::PROTOTYPE | Errno::PERM | Errno::ACCESS) => Ok(false),
             Err(e) => Err(e),
         }
@@ -118,8 +119,8 @@ fn socket() -> Result<OwnedFd, Errno> {
     socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
 }
 
-/// Short enough for the kernel, the same for all ways to write a URI of the export. Two exports
-/// whose hashes collide keep each other out, which harms nobody's data.
+/// A name short enough for the kernel, and the same for all ways to write a URI of the export. Two
+/// exports whose hashes collide exclude each other, which is harmless for the data.
 fn name(uri: &NbdUri) -> String {
     let place = match &uri.address {
         NbdAddress::Tcp { host, port } => format!("tcp {host} {port}"),
@@ -129,7 +130,7 @@ fn name(uri: &NbdUri) -> String {
         }
     };
     let text = format!("{place} {}", uri.export);
-    // FNV-1a, with two offsets.
+    // FNV-1a, with two different offsets.
     let hash = |offset: u64| {
         text.bytes().fold(offset, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
     };

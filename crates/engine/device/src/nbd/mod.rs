@@ -1,37 +1,40 @@
-//! A client of the NBD protocol: an image that another process keeps, here or on another machine.
+//! A client of the NBD protocol: the image is served by another process, here or on another
+//! machine.
 //!
-//! No kernel module takes part. Any server of the fixed new style will do (qemu-nbd, nbdkit).
+//! No kernel module takes part. Any server that speaks the fixed newstyle works (qemu-nbd, nbdkit).
 //!
-//! # What is made of the server's answers
-//! - A flush is `NBD_CMD_FLUSH`. A server without it is refused, but for reading: nothing that is
+//! # How requests map to the protocol
+//! - A flush is `NBD_CMD_FLUSH`. A server without it is refused, except for reading: nothing
 //!   written to it would ever be known to be durable.
-//! - A FUA write is `NBD_FLAG_FUA`, or a write and a flush behind it where the server has none.
-//! - Several connections are used only where the server says `NBD_FLAG_CAN_MULTI_CONN`: only there
-//!   a flush on one covers what completed on the others.
-//! - A trimmed range may read as anything. A zeroed one is `NBD_CMD_WRITE_ZEROES`, or zeros.
+//! - A FUA write is `NBD_FLAG_FUA`, or a write followed by a flush on a server without that flag.
+//! - Several connections are used only with `NBD_FLAG_CAN_MULTI_CONN`: only then does a flush on
+//!   one connection cover what completed on the others.
+//! - A trimmed range may read as anything. Zeroing is `NBD_CMD_WRITE_ZEROES`, or a write of zeros.
 //!
 //! # When the connection is lost
-//! The device ends when a connection ends, when an answer does not come within the time limit, and
-//! when one breaks the protocol. The outcome of what was under way is then unknown. Each request
-//! from then on answers [`Error::OutcomeUnknown`], on all connections. The file system shuts down,
+//! The device dies when a connection ends, when a reply exceeds the time limit, and when a reply
+//! breaks the protocol. The outcome of all requests in flight is then unknown. From then on each
+//! request on every connection fails with [`Error::OutcomeUnknown`]. The file system shuts down,
 //! and the next mount replays the log.
 //!
-//! There is no reconnection. To repeat the requests that had no answer would not be enough. A
-//! server that was restarted may have lost writes that it had answered and not yet flushed, and its
-//! next flush would say success. So the client would have to keep all writes since the last flush.
-//! Nor can it know when the last write of the old connection lands: it may land behind a repeated
-//! one.
+//! There is no reconnection. Repeating the requests without a reply would not be enough. A
+//! restarted server may have lost writes that it had acknowledged and not yet flushed, and its next
+//! flush would succeed nevertheless. So the client would have to keep all writes since the last
+//! flush. Nor can the client know when the last write of the old connection lands: it may land
+//! after a repeated write.
 //!
 //! # Crash argument
-//! The server's answers are the device's. A flush or FUA write completes only with the server's
-//! success. An answer is matched to its request by a number that is never used twice. An answer to
-//! a write counts only when all its bytes are sent. A server that says success of what it has not
-//! made durable breaks rule 4 of the device model, and nobody above it can help.
+//! The server's replies are the device's completions. A flush or a FUA write completes only with
+//! the server's success. A reply is matched to its request by a number that is never used twice. A
+//! reply to a write counts only once all bytes of the write are sent. A server that reports success
+//! for data that it has not made durable breaks rule 4 of the device model, and the layers above
+//! cannot detect that.
 //!
 //! # The lock
 //! The protocol has none. A writer takes a name in the kernel's abstract socket namespace that
-//! stands for the export ([`lock`]), which keeps out a second one *on this host*, and readers that
-//! want a lock; these keep writers out while they read. Other hosts are the server's to keep out.
+//! stands for the export ([`lock`]). The name keeps out a second writer *on this host*, and readers
+//! that want a lock; such readers in turn keep writers out while they read. Excluding other hosts
+//! is left to the server.
 
 mod handshake;
 mod link;
@@ -60,13 +63,14 @@ use stream::Stream;
 use wire::*;
 use work::{Job, Kind, Owner, Part, Plan, Waiter};
 
-/// Jobs that wait for a sender before a submitter waits too.
+/// Jobs that may wait for a sender before a submitter waits too.
 const QUEUED_MAX: usize = 4096;
-/// A reader looks at the clock at least so often.
+/// Longest interval between two checks of the time limit by a receiver.
 const TICK_MAX: Duration = Duration::from_secs(1);
 
 thread_local! {
-    /// This thread serves some NBD device: it must not wait for room in a queue that it empties.
+    /// Whether this thread serves an NBD device: such a thread must not wait for room in a queue
+    /// that it empties.
     static SERVING: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -75,7 +79,7 @@ pub struct NbdDevice {
     geometry: Geometry,
     stats: DeviceStats,
     read_only: bool,
-    /// Where the synchronous door sends next.
+    /// Picks the connection of the next synchronous request, round robin.
     turn: AtomicUsize,
     threads: Vec<JoinHandle<()>>,
     _lock: Option<lock::Lock>,
@@ -86,7 +90,7 @@ struct Shared {
     export: Export,
     links: Vec<Link>,
     state: Mutex<State>,
-    /// A job is there, or the end.
+    /// Signalled when a job is queued, and at the end.
     work: Condvar,
     room: Condvar,
 }
@@ -94,7 +98,7 @@ struct Shared {
 #[derive(Default)]
 struct State {
     jobs: VecDeque<Job>,
-    /// Jobs that are not completed.
+    /// Jobs that have not completed.
     unanswered: usize,
     closed: bool,
     dead: bool,
@@ -111,7 +115,7 @@ impl NbdDevice {
         let (first, export) = connect(uri).map_err(failed)?;
         if !options.read_only {
             if export.can(CAN_READ_ONLY) {
-                return Err(failed("the server lets nobody write to this export".into()));
+                return Err(failed("the server exports this read-only".into()));
             }
             if !export.can(CAN_FLUSH) {
                 let why = "the server knows no flush, so nothing that is written would be durable";
@@ -173,7 +177,7 @@ impl NbdDevice {
         self.shared.links.len()
     }
 
-    /// Does all parts of an operation in the calling thread.
+    /// Sends all parts of an operation from the calling thread.
     fn call(&self, mut plan: Plan, bytes: &[u8], mut buf: Option<&mut IoBuf>) -> Result<()> {
         about_to_wait();
         while let Some(part) = plan.next(&self.shared.export) {
@@ -182,7 +186,7 @@ impl NbdDevice {
                 CMD_WRITE => &bytes[plan.range(&part)],
                 _ => &[],
             };
-            // The receiver fills the caller's buffer, and gives it back with the answer.
+            // The receiver fills the caller's buffer and returns it with the reply.
             let lent = buf.as_deref_mut().map(|buf| (std::mem::take(buf), plan.range(&part).start));
             let waiter = Arc::new(Waiter::default());
             let link = &self.shared.links[self.turn.fetch_add(1, Relaxed) % self.shared.links.len()];
@@ -206,7 +210,7 @@ impl NbdDevice {
         if self.read_only { Err(Error::ReadOnly) } else { Ok(()) }
     }
 
-    /// Whether it makes sense to send a request at all.
+    /// Refuses requests that must not be sent at all.
     fn check(&self, request: &Request) -> Result<()> {
         self.geometry.check_request(request)?;
         let kind = Job::kind(request);
@@ -227,13 +231,13 @@ impl NbdDevice {
 fn connect(uri: &NbdUri) -> Result<(Link, Export), String> {
     let stream = Stream::connect(&uri.address, uri.timeout).map_err(|e| e.to_string())?;
     let export = handshake::negotiate(&stream, &uri.export, uri.timeout)?;
-    // Writes are freed by the receiver when it gives the connection up.
+    // The receiver unblocks writes when it gives the connection up.
     stream.set_timeouts(TICK_MAX.min(uri.timeout / 4), None).map_err(|e| e.to_string())?;
     Ok((Link::new(stream, uri.timeout), export))
 }
 
 impl Shared {
-    /// The life of a thread. Others must not wait for one that panicked.
+    /// The body of a thread. Other threads must not wait for one that panicked.
     fn serve(&self, body: impl FnOnce(&Shared) -> Result<(), String>) {
         SERVING.set(true);
         match catch_unwind(AssertUnwindSafe(|| body(self))) {
@@ -275,7 +279,7 @@ impl Shared {
         }
     }
 
-    /// A job; `None`: there will be none any more.
+    /// The next job; `None` if there will be none.
     fn next_job(&self) -> Option<Job> {
         let mut state = self.state.lock();
         loop {
@@ -285,7 +289,7 @@ impl Shared {
                 }
                 return Some(job);
             }
-            // What is under way may come back with its next part.
+            // A job under way may be queued again with its next part.
             if state.dead || state.closed && state.unanswered == 0 {
                 return None;
             }
@@ -323,7 +327,7 @@ impl Shared {
         let Answer { part, owner, result } = answer;
         let result = result.map_err(|errno| {
             if errno == libc::ESHUTDOWN {
-                // It will not get better, and what it had not flushed may be gone.
+                // The server does not recover, and may lose what it had not flushed.
                 self.die("the server is shutting down");
             }
             part.failed(errno)
@@ -362,7 +366,7 @@ impl Shared {
 
     fn complete(&self, job: Job, result: Result<()>) {
         let mut state = self.state.lock();
-        // Before the sink is called, which may drop the device, which waits for this to be zero.
+        // Before the call of the sink: the sink may drop the device, and the drop waits for zero.
         state.unanswered -= 1;
         let last = state.closed && state.unanswered == 0;
         drop(state);
@@ -372,7 +376,7 @@ impl Shared {
         job.complete(result);
     }
 
-    /// The end of the device. Everything without an answer is lost, now and from now on.
+    /// Ends the device: every request without a reply fails, and so does every later one.
     fn die(&self, why: &str) {
         let mut state = self.state.lock();
         let jobs = std::mem::take(&mut state.jobs);
@@ -390,7 +394,7 @@ impl Shared {
 }
 
 impl Drop for NbdDevice {
-    /// Everything submitted is answered before the connections end.
+    /// Completes everything that was submitted before the connections end.
     fn drop(&mut self) {
         let mut state = self.shared.state.lock();
         state.closed = true;
@@ -405,7 +409,8 @@ impl Drop for NbdDevice {
         }
         let me = std::thread::current().id();
         for thread in self.threads.drain(..) {
-            // The last reference may go with a completion, on a thread of ours: it ends by itself.
+            // A completion may drop the last reference on one of these threads, which then ends by
+            // itself.
             if thread.thread().id() != me && thread.join().is_err() {
                 tracing::error!("a device thread panicked");
             }

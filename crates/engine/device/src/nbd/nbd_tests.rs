@@ -15,7 +15,7 @@ fn open(uri: &str, options: OpenOptions) -> Result<Arc<dyn Device>> {
     crate::open(&Location::parse(Path::new(uri)).unwrap(), options)
 }
 
-/// Servers that live as long as this.
+/// Servers that live as long as this value.
 struct Servers {
     made: Mutex<Vec<NbdServer>>,
     dir: TempDir,
@@ -26,7 +26,7 @@ impl Servers {
         Servers { dir: tempfile::tempdir().unwrap(), made: Mutex::default() }
     }
 
-    /// Serves a device; answers its URI.
+    /// Serves a device; returns its URI.
     fn serve(&self, device: Arc<dyn Device>, manners: Manners) -> String {
         let mut made = self.made.lock();
         let socket = self.dir.path().join(made.len().to_string());
@@ -56,7 +56,7 @@ fn the_contract_is_kept() {
     }
 }
 
-/// The same against servers of others, which know nothing of ours.
+/// The same tests against foreign servers, which know nothing of this client.
 #[test]
 fn other_peoples_servers_keep_it() {
     for server in [&NBDKIT, &NBDKIT_OLD, &QEMU] {
@@ -73,7 +73,7 @@ fn other_peoples_servers_keep_it() {
 struct Server {
     program: &'static str,
     package: &'static str,
-    /// SOCKET and IMAGE are replaced.
+    /// The words SOCKET and IMAGE are replaced.
     words: &'static str,
 }
 
@@ -101,14 +101,14 @@ struct Process(Child);
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended by itself.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
 impl Foreign {
-    /// `None`: it is not installed, and that has been said.
+    /// `None` if the server is not installed; the skip is then reported.
     #[track_caller]
     fn probe(server: &'static Server) -> Option<Foreign> {
         let found = Command::new(server.program).arg("--version").stdout(Stdio::null()).status().is_ok();
@@ -144,7 +144,7 @@ fn what_a_server_has_flushed_outlives_it() {
     durable(Manners { flags: 1 | 1 << 2, ..Manners::default() });
 }
 
-/// A server that says success of what it has not made durable is caught by the test that should.
+/// The conformance tests catch a server that reports success for data that it has not made durable.
 #[test]
 #[should_panic(expected = "blocks")]
 fn a_server_that_lies_about_flushes_is_caught() {
@@ -174,7 +174,7 @@ fn the_lock_keeps_others_out() {
     let uri = servers.serve(Arc::new(MemDevice::new(SIZE)), Manners::default());
     conformance::one_writer(&|options| open(&uri, options));
     let location = Location::parse(Path::new(&format!("{uri}&timeout=7"))).unwrap();
-    // A process that another test starts has the lock, too, until it executes its program.
+    // A process that another test forks holds the lock too, until it calls exec.
     let patient = OpenOptions { lock_wait: Duration::from_secs(60), ..OpenOptions::default() };
     let until_unlocked = std::iter::repeat_with(|| std::thread::sleep(Duration::from_millis(20)));
     assert!(until_unlocked.take(3000).any(|()| crate::is_unlocked(&location).unwrap()));
@@ -200,7 +200,7 @@ fn as_many_connections_as_both_want() {
 #[test]
 fn a_server_without_flush_or_write_access_is_for_reading() {
     let servers = Servers::new();
-    for (flags, word) in [(1, "no flush"), (1 | 1 << 1 | 1 << 2, "lets nobody write")] {
+    for (flags, word) in [(1, "no flush"), (1 | 1 << 1 | 1 << 2, "exports this read-only")] {
         let uri = servers.serve(Arc::new(MemDevice::new(SIZE)), Manners { flags, ..Manners::default() });
         let e = open(&uri, OpenOptions::default()).map(|_| ()).unwrap_err().to_string();
         assert!(e.contains(word) && e.contains(&uri), "{e}");
@@ -210,7 +210,7 @@ fn a_server_without_flush_or_write_access_is_for_reading() {
     }
 }
 
-/// One failed request is one error; the rest go on.
+/// One failed request is one error; the other requests succeed.
 #[test]
 fn errors_of_the_server_reach_those_whom_they_concern() {
     use crate::sim::{FaultPlan, OpKind, SimDevice};
@@ -232,8 +232,8 @@ fn errors_of_the_server_reach_those_whom_they_concern() {
     }
 }
 
-/// A connection that is cut, and a server that falls silent: nobody waits for ever, each buffer
-/// comes back, and no request succeeds from then on.
+/// After a cut connection, and with a server that falls silent, no thread waits forever, each
+/// buffer is returned, and no request succeeds from then on.
 #[test]
 fn a_lost_server_ends_the_device() {
     let honest = Manners::default();
@@ -268,7 +268,7 @@ fn a_lost_server_ends_the_device() {
     }
 }
 
-/// A server that answers others all the while, and forgets one.
+/// The server replies to other requests all the time, and forgets one.
 #[test]
 fn a_request_that_is_forgotten_ends_the_device() {
     let servers = Servers::new();
@@ -288,7 +288,7 @@ fn a_request_that_is_forgotten_ends_the_device() {
     assert!(matches!(flush.join().unwrap(), Err(Error::OutcomeUnknown)));
 }
 
-/// A server that does with each client what `act` says.
+/// A server that handles each client by `act`.
 struct Rogue {
     _dir: TempDir,
     uri: String,
@@ -303,7 +303,7 @@ fn rogue(act: impl Fn(&mut UnixStream) -> std::io::Result<()> + Send + 'static) 
         for stream in listener.incoming() {
             let Ok(mut stream) = stream else { return };
             let _ = act(&mut stream);
-            // Nothing more is said, and the connection stays.
+            // Sends nothing more and keeps the connection open.
             let _ = stream.read_to_end(&mut Vec::new());
         }
     };
@@ -335,7 +335,8 @@ fn size_info(min: u32, max: u32) -> Vec<u8> {
 
 const HELLO: &[u8] = b"NBDMAGICIHAVEOPT\0\x03";
 
-/// Whatever a server says in the negotiation, it is a refusal in words, within the time limit.
+/// Whatever a server sends in the negotiation, the client refuses it with a message, within the
+/// time limit.
 #[test]
 fn a_server_that_negotiates_nonsense_is_refused() {
     let structured = option_reply(OPT_STRUCTURED_REPLY, REP_ACK, &[]);
@@ -349,12 +350,12 @@ fn a_server_that_negotiates_nonsense_is_refused() {
         ("old style", b"NBDMAGIC\0\0\x42\x02\x81\x86\x12\x53\0\0".to_vec()),
         ("fixed new style", b"NBDMAGICIHAVEOPT\0\x02".to_vec()),
         ("time", HELLO.to_vec()),
-        ("nobody asked", [HELLO, &[0; 20]].concat()),
-        ("nobody asked", [HELLO, &option_reply(77, REP_ACK, &[])].concat()),
-        ("answers an option with", [HELLO, &option_reply(8, REP_ACK, &vec![0; 5000])].concat()),
+        ("that was not sent", [HELLO, &[0; 20]].concat()),
+        ("that was not sent", [HELLO, &option_reply(77, REP_ACK, &[])].concat()),
+        ("replies to an option with", [HELLO, &option_reply(8, REP_ACK, &vec![0; 5000])].concat()),
         ("unknown kind 9", [HELLO, &option_reply(8, 9, &[])].concat()),
-        ("does not tell the size", go(std::slice::from_ref(&ack))),
-        ("goes on describing", go(&vec![good.clone(); 100])),
+        ("does not state the size", go(std::slice::from_ref(&ack))),
+        ("does not stop describing", go(&vec![good.clone(); 100])),
         ("malformed", go(&[option_reply(OPT_GO, REP_INFO, &[0, 0, 1])])),
         ("malformed", go(&[option_reply(OPT_GO, REP_INFO, &[0, 3, 1])])),
         ("unknown kind 3", go(&[option_reply(OPT_GO, REP_INFO, &[0])])),
@@ -399,7 +400,7 @@ fn an_export_that_nobody_serves_is_named() {
     assert!(e.contains(&uri) && e.contains("No such file"), "{e}");
 }
 
-/// Negotiates well, reads one request of a device, and answers with these bytes.
+/// Negotiates correctly, reads one request of a device, and replies with these bytes.
 fn answers(structured: bool, bytes: Vec<u8>) -> Rogue {
     rogue(move |stream| {
         let first = match structured {
@@ -408,7 +409,7 @@ fn answers(structured: bool, bytes: Vec<u8>) -> Rogue {
         };
         let ack = option_reply(OPT_GO, REP_ACK, &[]);
         stream.write_all(&[HELLO, &first, &export_info(1 << 20, 1 | 1 << 2), &ack].concat())?;
-        // Flags, two options with their data, the head of the request.
+        // Flags, two options with their data, the header of the request.
         stream.read_exact(&mut [0; 4 + 16 + 16 + 8 + 28])?;
         stream.write_all(&bytes)
     })
@@ -440,8 +441,8 @@ fn hole(offset: u64, len: u32) -> Vec<u8> {
     [offset.to_be_bytes().as_slice(), &len.to_be_bytes()].concat()
 }
 
-/// Each answer that breaks the protocol ends the device, without a panic, a hang or bytes of the
-/// answer in the wrong place. The request is a read of two blocks at block 1.
+/// Each reply that breaks the protocol ends the device, without a panic, a hang or bytes of the
+/// reply in the wrong place. The request is a read of two blocks at block 1.
 #[test]
 fn a_server_that_answers_nonsense_is_given_up() {
     let done = chunk(1, 0, 0, &[]);
@@ -484,7 +485,7 @@ fn a_server_that_answers_nonsense_is_given_up() {
     }
 }
 
-/// Answers that are allowed, though odd.
+/// Replies that are allowed, though unusual.
 #[test]
 fn odd_answers_are_understood() {
     let text = [0u8, 0, 0, 28, 0xff, 0xff].iter().copied().chain(*b"no \x1b room").collect::<Vec<_>>();
@@ -513,7 +514,7 @@ fn odd_answers_are_understood() {
     }
 }
 
-/// A server that says goodbye will not get better.
+/// A server that announces its shutdown does not recover.
 #[test]
 fn a_server_that_shuts_down_ends_the_device() {
     let rogue = answers(false, simple(108, 0, 0));
@@ -523,8 +524,8 @@ fn a_server_that_shuts_down_ends_the_device() {
     assert!(matches!(device.flush(), Err(Error::OutcomeUnknown)));
 }
 
-/// A server may refuse a write before it has read it, and must not have it answered before it is
-/// sent. The payload is larger than what the sockets hold.
+/// A server may refuse a write before it has read it. The client must not complete the write before
+/// it is sent. The payload is larger than the socket buffers.
 #[test]
 fn a_write_that_is_answered_early_is_sent_to_its_end() {
     for (error, want) in [(28, Some(libc::ENOSPC)), (0, None)] {
@@ -538,7 +539,7 @@ fn a_write_that_is_answered_early_is_sent_to_its_end() {
     }
 }
 
-/// An answer to a write that the server never reads is worth nothing.
+/// A reply to a write that the server never reads is not a success.
 #[test]
 fn a_write_that_is_answered_and_never_read_is_no_success() {
     let rogue = rogue(move |stream| {
@@ -547,7 +548,7 @@ fn a_write_that_is_answered_and_never_read_is_no_success() {
         stream.write_all(&[HELLO, &hello, &export_info(1 << 20, 1 | 1 << 2), &ack].concat())?;
         stream.read_exact(&mut [0; 4 + 16 + 16 + 8 + 28])?;
         stream.write_all(&simple(0, 0, 0))?;
-        // Longer than the client has patience.
+        // Longer than the client's time limit.
         std::thread::sleep(Duration::from_secs(20));
         Ok(())
     });
@@ -556,12 +557,12 @@ fn a_write_that_is_answered_and_never_read_is_no_success() {
     assert!(matches!(outcome, Err(Error::OutcomeUnknown)), "{outcome:?}");
 }
 
-/// A reader has a lock, too, for as long as it reads: a writer would change the image under it.
+/// A reader holds a lock while it reads, because a writer would change the image under it.
 #[test]
 fn readers_keep_writers_out_while_they_read() {
     let servers = Servers::new();
     let uri = servers.serve(Arc::new(MemDevice::new(SIZE)), Manners::default());
-    // A process that another test starts has the locks, too, until it executes its program.
+    // A process that another test forks holds the locks too, until it calls exec.
     let patient = OpenOptions { lock_wait: Duration::from_secs(60), ..OpenOptions::default() };
     let read_only = OpenOptions { read_only: true, ..patient };
     let (first, second) = (open(&uri, read_only).unwrap(), open(&uri, read_only).unwrap());
@@ -571,7 +572,7 @@ fn readers_keep_writers_out_while_they_read() {
     assert!(matches!(writer(OpenOptions::default()), Err(Error::Busy(_))), "one still reads");
     second.read(0, &mut IoBuf::zeroed(1)).unwrap();
     drop(second);
-    // What a refused writer had taken is free again.
+    // The refused writer has released the names that it had taken.
     let device = open(&uri, patient).unwrap();
     assert!(matches!(writer(OpenOptions { read_only: true, ..OpenOptions::default() }), Err(Error::Busy(_))));
     drop(device);

@@ -1,7 +1,7 @@
-//! A socket whose every wait ends.
+//! A socket on which every wait is bounded.
 //!
-//! Reads wait at most a tick at a time and then ask whether to go on; a thread that waits in a
-//! write is freed by [`Stream::shut`].
+//! Reads wait at most a tick at a time and then check whether to continue; [`Stream::shut`]
+//! unblocks a thread that waits in a write.
 
 use crate::location::NbdAddress;
 use rustix::fd::{AsFd, BorrowedFd};
@@ -28,7 +28,7 @@ impl Stream {
                 for address in (host.as_str(), *port).to_socket_addrs()? {
                     match TcpStream::connect_timeout(&address, limit) {
                         Ok(stream) => {
-                            // A small request must not wait for the acknowledgement of the last
+                            // A small request must not wait for the acknowledgement of the previous
                             // one.
                             stream.set_nodelay(true)?;
                             return Ok(Stream::Tcp(stream));
@@ -40,8 +40,8 @@ impl Stream {
             }
             NbdAddress::Unix { socket } => {
                 let fd = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-                // Bounds connect(2), which waits while the server's queue is full, and then writes
-                // of the handshake.
+                // Bounds connect(2), which waits while the server's queue is full, and then the
+                // writes of the handshake.
                 set_socket_timeout(&fd, Timeout::Send, Some(limit))?;
                 connect(&fd, &SocketAddrUnix::new(socket)?)?;
                 Ok(Stream::Unix(UnixStream::from(fd)))
@@ -49,7 +49,7 @@ impl Stream {
         }
     }
 
-    /// How long a read may wait, and a write (`None`: for ever).
+    /// Longest wait of a read, and of a write (`None`: forever).
     pub fn set_timeouts(&self, read: Duration, write: Option<Duration>) -> io::Result<()> {
         match self {
             Stream::Tcp(s) => s.set_read_timeout(Some(read)).and_then(|()| s.set_write_timeout(write)),
@@ -57,9 +57,9 @@ impl Stream {
         }
     }
 
-    /// Ends reads and writes of all threads, now and later.
+    /// Ends reads and writes of all threads, current and later ones.
     pub fn shut(&self) {
-        // It may be shut already.
+        // The socket may already be shut down.
         let _ = match self {
             Stream::Tcp(s) => s.shutdown(Shutdown::Both),
             Stream::Unix(s) => s.shutdown(Shutdown::Both),
@@ -80,8 +80,8 @@ impl Stream {
         }
     }
 
-    /// Fills `buf`. After each wait, and between the pieces of an answer that trickles in, `go_on`
-    /// may end it with a reason.
+    /// Fills `buf`. After each wait, and between the pieces of a reply that trickles in, `go_on`
+    /// may end the read with a reason.
     pub fn read_exact(
         &self,
         mut buf: &mut [u8],
@@ -105,11 +105,11 @@ impl Stream {
         Ok(())
     }
 
-    /// Writes head and payload.
+    /// Writes header and payload.
     pub fn write_all(&self, mut head: &[u8], mut payload: &[u8]) -> Result<(), String> {
         while !head.is_empty() || !payload.is_empty() {
             let bufs = [IoSlice::new(head), IoSlice::new(payload)];
-            // The signal of a broken pipe would end a program that links the library.
+            // SIGPIPE would kill a program that links the library.
             match sendmsg(self.fd(), &bufs, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL) {
                 Ok(0) => return Err("the connection takes no bytes".into()),
                 Ok(n) => {

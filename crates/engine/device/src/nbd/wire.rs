@@ -1,8 +1,8 @@
-//! The numbers of the NBD protocol, and the heads of its messages as bytes. All are big-endian.
+//! The numbers of the NBD protocol, and the headers of its messages as bytes. All are big-endian.
 
-/// What a server says first.
+/// The first bytes that a server sends.
 pub const NBD_MAGIC: [u8; 8] = *b"NBDMAGIC";
-/// Behind it in the new style, and before each option of the client.
+/// Follows [`NBD_MAGIC`] in the newstyle, and precedes each option of the client.
 pub const OPTION_MAGIC: [u8; 8] = *b"IHAVEOPT";
 pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 pub const REQUEST_MAGIC: u32 = 0x2560_9513;
@@ -51,12 +51,12 @@ pub const CHUNK_DONE: u16 = 1;
 pub const CHUNK_NONE: u16 = 0;
 pub const CHUNK_DATA: u16 = 1;
 pub const CHUNK_HOLE: u16 = 2;
-/// Chunks with this bit are errors, all of which begin alike.
+/// Chunks with this bit are errors, all of which begin with the same fields.
 pub const CHUNK_ERROR: u16 = 1 << 15;
 
 /// Longest text and longest export name of the protocol.
 pub const TEXT_MAX: usize = 4096;
-/// A server that says nothing of its limits takes payloads of this size.
+/// The payload limit of a server that announces none.
 pub const PAYLOAD_MAX: u32 = 32 << 20;
 
 pub const REQUEST_BYTES: usize = 28;
@@ -84,8 +84,9 @@ pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_be_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }
 
-/// The errno of an error number of the protocol. An unknown one, and a zero where there must be an
-/// error, is an IO error: the protocol's own advice, EINVAL, would read as a fault of ours.
+/// The errno of an error number of the protocol. An unknown number, or a zero where there must be
+/// an error, is an IO error: the protocol's own advice, EINVAL, would look like an error of the
+/// client.
 pub fn errno(number: u32) -> i32 {
     match number {
         1 => libc::EPERM,
@@ -100,7 +101,7 @@ pub fn errno(number: u32) -> i32 {
     }
 }
 
-/// A server's text for people: bounded, without control characters.
+/// A server's text for users: bounded, without control characters.
 pub fn text(bytes: &[u8]) -> String {
     let shown = &bytes[..bytes.len().min(200)];
     String::from_utf8_lossy(shown).chars().map(|c| if c.is_control() { ' ' } else { c }).collect()

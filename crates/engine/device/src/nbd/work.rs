@@ -1,4 +1,5 @@
-//! Requests on their way: a job is what a caller asked for, a part what one message asks for.
+//! Requests in progress: a job is a request of a caller, a part is what one message transfers of
+//! it.
 
 use super::handshake::Export;
 use super::wire::*;
@@ -9,7 +10,7 @@ use std::sync::Arc;
 
 /// Largest range of one request that carries no payload.
 const RANGE_MAX: u64 = 64 << 20;
-/// What a server gets that does not know how to zero a range.
+/// Sent to a server that cannot zero a range.
 pub static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 /// One message to the server.
@@ -37,11 +38,12 @@ impl Part {
         }
     }
 
-    /// Where a piece of the answer lies in the part. Both numbers are the server's, and may be any.
+    /// The place of a piece of the reply in the part. Both numbers are from the server and may have
+    /// any value.
     pub fn inside(&self, offset: u64, len: u32) -> Result<u32, String> {
         let at = offset.checked_sub(self.offset).and_then(|at| u32::try_from(at).ok());
         let is_inside = |at: &u32| len > 0 && at.checked_add(len).is_some_and(|end| end <= self.len);
-        at.filter(is_inside).ok_or_else(|| "the server sends bytes that were not asked for".to_owned())
+        at.filter(is_inside).ok_or_else(|| "the server sends bytes that were not requested".to_owned())
     }
 
     pub fn failed(&self, errno: i32) -> Error {
@@ -49,7 +51,7 @@ impl Part {
     }
 }
 
-/// How far an operation has come.
+/// The progress of an operation.
 pub struct Plan {
     op: Kind,
     offset: u64,
@@ -72,14 +74,14 @@ impl Plan {
         Plan { op, offset, len, done: 0, flushed: false }
     }
 
-    /// The next part; `None`: all is done.
+    /// The next part; `None` if the operation is complete.
     pub fn next(&self, export: &Export) -> Option<Part> {
         let left = self.len - self.done;
         if self.op == Kind::Flush {
             return (!self.flushed).then_some(Part::FLUSH);
         }
         if left == 0 {
-            // A FUA write that the server does not know is a write and a flush.
+            // Without FUA on the server a FUA write is a write and a flush.
             let emulate = self.op == Kind::Write { fua: true } && !export.can(CAN_FUA) && self.len > 0;
             return (emulate && !self.flushed).then_some(Part::FLUSH);
         }
@@ -98,7 +100,7 @@ impl Plan {
         Some(Part { command, flags, offset: self.offset + self.done, len: len as u32, zeros })
     }
 
-    /// A part was answered with success.
+    /// Accounts for a part that succeeded.
     pub fn advance(&mut self, part: &Part) {
         match part.command {
             CMD_FLUSH => self.flushed = true,
@@ -106,14 +108,14 @@ impl Plan {
         }
     }
 
-    /// Where the buffer's bytes of this part are.
+    /// The place of this part in the buffer.
     pub fn range(&self, part: &Part) -> std::ops::Range<usize> {
         let from = (part.offset - self.offset) as usize;
         from..from + part.len as usize
     }
 }
 
-/// A request of a batch. Its parts go one after another.
+/// A request of a batch. Its parts are sent one after another.
 pub struct Job {
     pub plan: Plan,
     request: Request,
@@ -148,7 +150,7 @@ impl Job {
         }
     }
 
-    /// What goes behind the head of a message.
+    /// The bytes that follow the header of a message.
     pub fn payload(&self, part: &Part) -> &[u8] {
         match (&self.request.op, part.command) {
             (_, CMD_WRITE) if part.zeros => &ZEROS[..part.len as usize],
@@ -158,7 +160,7 @@ impl Job {
     }
 }
 
-/// Where a thread waits for the answer to its one message.
+/// Where a thread waits for the reply to its one message.
 #[derive(Default)]
 pub struct Waiter {
     answer: Mutex<Option<(Result<()>, Option<IoBuf>)>>,
@@ -177,15 +179,15 @@ impl Waiter {
     }
 }
 
-/// Who gets the answer to a message.
+/// Where the reply to a message is delivered.
 pub enum Owner {
     Job(Box<Job>),
-    /// A thread that waits; for a read, its buffer and where in it the part begins.
+    /// A waiting thread; for a read, its buffer and the offset of the part in it.
     Waiter(Arc<Waiter>, Option<(IoBuf, usize)>),
 }
 
 impl Owner {
-    /// Where a read's bytes go.
+    /// Where a read's bytes are written.
     pub fn room(&mut self, part: &Part) -> &mut [u8] {
         match self {
             Owner::Job(job) => {
@@ -207,25 +209,26 @@ impl Waiter {
     }
 }
 
-/// Which bytes of a read have come. A server may send them in pieces, in any order, each once.
+/// The bytes of a read that have arrived. A server may send them in pieces, in any order, each
+/// once.
 #[derive(Default)]
 pub struct Coverage {
-    /// Sorted, not touching.
+    /// Sorted, neither overlapping nor adjacent.
     pieces: Vec<(u32, u32)>,
     chunks: u32,
 }
 
 impl Coverage {
-    /// Counts a chunk. A server may send many small ones, but not without end.
+    /// Counts a chunk. A server may send many small chunks, but not without a limit.
     pub fn count(&mut self, part: &Part) -> Result<(), String> {
         self.chunks = self.chunks.saturating_add(1);
         let most = part.len / 512 + 8;
-        if self.chunks > most { Err("the server cuts an answer to pieces".into()) } else { Ok(()) }
+        if self.chunks > most { Err("the server splits a reply into too many chunks".into()) } else { Ok(()) }
     }
 
-    /// Adds a piece, as an offset into the part.
+    /// Adds a piece by its offset in the part.
     pub fn add(&mut self, from: u32, len: u32) -> Result<(), String> {
-        let to = from.checked_add(len).ok_or("the server sends bytes that were not asked for")?;
+        let to = from.checked_add(len).ok_or("the server sends bytes that were not requested")?;
         let at = self.pieces.partition_point(|piece| piece.1 < from);
         let (mut start, mut end) = (from, to);
         let mut last = at;

@@ -52,7 +52,8 @@ fn a_read_is_whole_when_each_byte_came_once() {
     assert_eq!(many, 40, "a server cannot go on for ever");
 }
 
-/// In a build without overflow checks such a sum is small, and the piece lies inside.
+/// In a build without overflow checks such a sum wraps to a small number, which lies inside of the
+/// part.
 #[test]
 fn a_piece_whose_end_overflows_is_outside() {
     let part = Part { command: CMD_READ, flags: 0, offset: u64::from(B), len: 2 * B, zeros: false };

@@ -1,9 +1,9 @@
 //! librados and librbd, loaded at run time: nothing is linked, and no development package is
 //! needed.
 //!
-//! All unsafe code of the RBD device is here. Types outside are safe: handles end in the order that
-//! the libraries want, and a buffer that the library works on belongs to this module until the
-//! library has given it back.
+//! All unsafe code of the RBD device is here. The types that this module exports are safe: handles
+//! are closed in the order that the libraries require, and a buffer that the library uses belongs
+//! to this module until the library has completed the operation.
 
 #![allow(unsafe_code)]
 
@@ -21,7 +21,7 @@ type Ptr = *mut c_void;
 /// Calls of one kind: `(name, library)` become fields of [`Api`].
 macro_rules! api {
     ($( $lib:ident { $( fn $name:ident($($arg:ty),*) -> $ret:ty; )* } )*) => {
-        /// The functions that are used.
+        /// The functions of the libraries that are used.
         #[derive(Clone, Copy)]
         struct Api { $($( $name: unsafe extern "C" fn($($arg),*) -> $ret, )*)* }
 
@@ -94,9 +94,9 @@ const EVENTFD: c_int = 2;
 const FEATURES: u64 = 61;
 /// Completions taken at a time.
 const REAP_MAX: usize = 64;
-/// Longest text that an image says of itself.
+/// Longest text of an image's metadata that is read.
 const METADATA_MAX: usize = 512;
-/// Owners that an exclusive lock can have, and one.
+/// The number of owners that an exclusive lock can have, plus one.
 const OWNERS_MAX: usize = 2;
 
 /// Below this size librbd ignores discards.
@@ -114,7 +114,7 @@ fn open_library(name: &str) -> Result<Ptr, String> {
         // loader.
         let why = unsafe { libc::dlerror().cast_const().as_ref().map(|text| CStr::from_ptr(text)) };
         let why = why.map_or("no reason is known".into(), CStr::to_string_lossy);
-        // The loader's own words begin with the name.
+        // The loader's message begins with the name.
         return Err(format!("{why} (apt-get install {package})"));
     }
     Ok(handle)
@@ -136,7 +136,7 @@ fn api() -> Result<Api, String> {
 }
 
 fn c_string(text: &str) -> CString {
-    // Locations hold no zero byte.
+    // Locations contain no zero byte.
     CString::new(text.replace('\0', "")).expect("there is no zero byte any more")
 }
 
@@ -176,7 +176,8 @@ impl Pool {
         let mut pool = Pool { api, cluster, ioctx: null_mut() };
         let file = to.conf.map(c_string);
         let path = file.as_ref().map_or(null(), |file| file.as_ptr());
-        // SAFETY: the cluster's handle is live until `pool` goes; null asks for the usual places.
+        // SAFETY: the cluster's handle is live until `pool` is dropped; null selects the default
+        // paths.
         check(unsafe { (api.rados_conf_read_file)(cluster, path) })
             .map_err(|e| said(&format!("read {}", to.conf.unwrap_or("ceph.conf")), e))?;
         let secs = to.timeout_secs.to_string();
@@ -208,8 +209,8 @@ impl Pool {
         check(unsafe { (self.api.rbd_create2)(self.ioctx, name.as_ptr(), size, FEATURES, &raw mut order) })
     }
 
-    /// Keeps a client out of the cluster for a year, and waits until this client knows the map that
-    /// says so.
+    /// Blocks a client from the cluster for a year, and waits until this client knows the OSD map
+    /// with that entry.
     pub fn blocklist(&self, address: &str) -> Result<(), String> {
         let quoted = address.replace('\\', "\\\\").replace('"', "\\\"");
         let command = c_string(&format!(
@@ -232,7 +233,8 @@ impl Pool {
             )
         };
         for buffer in [out, status].into_iter().filter(|buffer| !buffer.is_null()) {
-            // SAFETY: the library allocated it for us, and nobody uses it any more.
+            // SAFETY: the library allocated the buffer for the caller, which does not use it
+            // afterwards.
             unsafe { (self.api.rados_buffer_free)(buffer) };
         }
         let said = |e: i32| std::io::Error::from_raw_os_error(e).to_string();
@@ -241,7 +243,7 @@ impl Pool {
         check(unsafe { (self.api.rados_wait_for_latest_osdmap)(self.cluster) }).map_err(said)
     }
 
-    /// Opens an image; of a snapshot, and otherwise if asked to, for reading alone.
+    /// Opens an image; read-only if `read_only` is set or if it is a snapshot.
     pub fn open(self, image: &str, snapshot: Option<&str>, read_only: bool) -> Result<Image, i32> {
         let (name, snapshot) = (c_string(image), snapshot.map(c_string));
         let snap = snapshot.as_ref().map_or(null(), |snap| snap.as_ptr());
@@ -253,7 +255,7 @@ impl Pool {
         let events = match events {
             Ok(events) => events,
             Err(e) => {
-                // SAFETY: the handle was just opened and is used no more.
+                // SAFETY: the handle was just opened and is not used afterwards.
                 unsafe { (self.api.rbd_close)(handle) };
                 return Err(e.raw_os_error());
             }
@@ -269,8 +271,8 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // SAFETY: the images of the pool are closed, for they own it; each handle ends once, the
-        // pool's before its cluster's.
+        // SAFETY: the images of the pool are closed, since each image owns the pool; each handle
+        // ends once, the pool's before its cluster's.
         unsafe {
             if !self.ioctx.is_null() {
                 (self.api.rados_ioctx_destroy)(self.ioctx);
@@ -280,7 +282,7 @@ impl Drop for Pool {
     }
 }
 
-/// An open image. Dropped, it waits for what is under way.
+/// An open image. Its drop waits for all operations in flight.
 pub struct Image {
     handle: Ptr,
     events: OwnedFd,
@@ -294,7 +296,7 @@ unsafe impl Send for Image {}
 // SAFETY: see `Pool`.
 unsafe impl Sync for Image {}
 
-/// An operation that the library has answered.
+/// An operation that the library has completed.
 pub struct Landed {
     pub token: u64,
     pub op: Op,
@@ -354,7 +356,7 @@ impl Image {
         // SAFETY: the library has filled `count` pointers with C strings.
         let owner = owners[..count].first().map(|one| unsafe { CStr::from_ptr(*one) });
         let owner = owner.map(|text| text.to_string_lossy().into_owned());
-        // SAFETY: the strings are the library's, and copied.
+        // SAFETY: the strings belong to the library, and have been copied.
         unsafe { (self.api().rbd_lock_get_owners_cleanup)(owners.as_mut_ptr(), count) };
         Ok(owner)
     }
@@ -378,7 +380,7 @@ impl Image {
     /// Does an operation in the calling thread.
     pub fn read(&self, offset: u64, buf: &mut IoBuf) -> Result<(), i32> {
         let bytes = buf.as_mut_bytes();
-        // SAFETY: live image; the buffer is ours during the call, which writes at most its length.
+        // SAFETY: live image; the buffer is borrowed for the call, which writes at most its length.
         let n = unsafe { (self.api().rbd_read)(self.handle, offset, bytes.len(), bytes.as_mut_ptr().cast()) };
         whole(n, bytes.len())
     }
@@ -406,12 +408,12 @@ impl Image {
         check(unsafe { (self.api().rbd_discard)(self.handle, offset, len) })
     }
 
-    /// Starts an operation, which [`Image::landed`] answers under its token. It comes back if it
-    /// cannot be started.
+    /// Starts an operation, which [`Image::landed`] returns under its token. Returns the operation
+    /// if it cannot be started.
     pub fn start(&self, token: u64, offset: u64, op: Op) -> Result<(), (i32, Op)> {
         let api = self.api();
         let mut completion = null_mut();
-        // SAFETY: no callback; the argument is a number that nobody dereferences; out pointer.
+        // SAFETY: no callback; the argument is a number that is never dereferenced; out pointer.
         let made = unsafe { (api.rbd_aio_create_completion)(token as Ptr, None, &raw mut completion) };
         if let Err(errno) = check(made) {
             return Err((errno, op));
@@ -443,13 +445,13 @@ impl Image {
         };
         check(started).map_err(|errno| {
             let op = flights.remove(&token).expect("just put there, under the same lock");
-            // SAFETY: the library did not take it.
+            // SAFETY: the library did not take the completion.
             unsafe { (api.rbd_aio_release)(completion) };
             (errno, op)
         })
     }
 
-    /// Waits for operations to be answered, or for [`Image::wake`].
+    /// Waits for operations to complete, or for [`Image::wake`].
     pub fn landed(&self) -> Result<Vec<Landed>, std::io::Error> {
         let mut count = [0u8; 8];
         match rustix::io::read(&self.events, &mut count) {
@@ -484,7 +486,7 @@ impl Image {
         let op = self.flights.lock().remove(&token)?;
         let result = match &op {
             _ if code < 0 => Err(-code as i32),
-            // A short read is one behind the end of an image that has shrunk.
+            // A short read is a read beyond the end of an image that has shrunk.
             Op::Read(buf) => whole(code, buf.len()),
             _ => Ok(()),
         };
@@ -509,8 +511,8 @@ fn whole(code: isize, len: usize) -> Result<(), i32> {
 
 impl Drop for Image {
     fn drop(&mut self) {
-        // SAFETY: the handle ends once, here. The call waits for what is under way; buffers and the
-        // event descriptor go after it.
+        // SAFETY: the handle ends once, here. The call waits for the operations in flight; the
+        // buffers and the event descriptor are freed after it.
         unsafe { (self.api().rbd_close)(self.handle) };
     }
 }

@@ -1,40 +1,41 @@
-//! A RADOS block device: an image that a Ceph cluster keeps.
+//! A RADOS block device: the image is served by a Ceph cluster.
 //!
 //! librados and librbd are loaded when the first image is opened ([`ffi`]); nothing is linked. Each
 //! device is a client of its own, so that fencing it fences nothing else.
 //!
-//! # What is made of the library
-//! - Its cache is off: it made small durable writes slower. A write that completed is then on the
-//!   OSDs; a flush still asks the library, which knows what it has not sent.
-//! - There are no FUA writes: one is a write and a flush.
-//! - Discards below 64 KiB, which the library ignores, are zeroing.
-//! - Batches are asynchronous. One thread for each device hands answers out; the synchronous door
-//!   calls the library in the caller's thread.
+//! # How requests map to the library
+//! - Its cache is off, because it made small durable writes slower. So a completed write is on the
+//!   OSDs; a flush still calls the library, which knows what it has not sent.
+//! - There are no FUA writes: a FUA write is a write followed by a flush.
+//! - A discard below 64 KiB, which the library would ignore, writes zeros.
+//! - Batches are asynchronous. One thread of each device delivers completions; the synchronous
+//!   interface calls the library in the caller's thread.
 //!
 //! # One writer
-//! A writer holds the image's exclusive lock, and notes host and process beside it. The lock is not
-//! taken from an owner unless `takeover` is asked for, and never before the owner is fenced:
-//! 1. read who owns the lock;
+//! A writer holds the image's exclusive lock, and stores its host and process beside it. The lock
+//! is taken from an owner only with `takeover`, and only after the owner is fenced:
+//! 1. read the owner of the lock;
 //! 2. add the owner's address to the cluster's blocklist, for a year. The entry that breaking a
-//!    lock makes by itself lasts an hour: a process that was stopped for longer would write again;
-//! 3. wait until this client knows the map with the entry. OSDs refuse a client's operations from
-//!    the first map on that lists it, and this client's operations carry the number of its map: an
-//!    OSD that has an older one gets the newer one before it serves them;
+//!    lock adds by itself lasts an hour, so a process that was stopped for longer would write
+//!    again;
+//! 3. wait until this client has an OSD map with the entry. OSDs refuse a client's operations from
+//!    the first map on that lists it, and this client's operations carry the epoch of its map: an
+//!    OSD with an older map fetches the newer one before it serves them;
 //! 4. break the lock and take it.
 //!
-//! So a write of the old owner is before the first read of the new one, or it is refused. The log
-//! is replayed behind step 4.
+//! So a write of the old owner lands before the first read of the new owner, or is refused. The log
+//! is replayed after step 4.
 //!
-//! A reader has no lock of the library's: a shared one would stay when its process is killed. So it
-//! looks who owns the lock when it opens the image, and between reads at least each second. When
-//! somebody does, it ends as if it was fenced: what it has read until then and reads from then on
-//! need not be of one moment.
+//! A reader takes no lock of the library: a shared lock would remain after its process is killed.
+//! Instead it reads the lock's owner when it opens the image, and between reads at least once a
+//! second. If the lock has an owner, the reader's device ends as if it were fenced, because what it
+//! has read so far and what it would read from then on need not belong to one moment.
 //!
-//! # When it ends
-//! `ESHUTDOWN` or `EROFS` say that this client was fenced or has lost the lock: [`Error::Fenced`]
-//! from then on, whatever is asked. `ETIMEDOUT` says that the outcome is unknown:
-//! [`Error::OutcomeUnknown`] from then on, and the lock is not given back: a write that is still on
-//! its way must be fenced before the next owner writes. Nothing is retried.
+//! # Errors that end the device
+//! `ESHUTDOWN` or `EROFS` mean that this client was fenced or has lost the lock: from then on every
+//! request fails with [`Error::Fenced`]. `ETIMEDOUT` means that the outcome is unknown: from then
+//! on every request fails with [`Error::OutcomeUnknown`], and the lock is not released, because a
+//! write in flight must be fenced before the next owner writes. Nothing is retried.
 
 mod ffi;
 
@@ -58,16 +59,17 @@ const DEPTH: usize = 64;
 const QUEUED_MAX: usize = 4096;
 /// The feature bit of the exclusive lock.
 const EXCLUSIVE_LOCK: u64 = 4;
-/// What the owner of the lock says of itself, in the image's metadata.
+/// The key in the image's metadata under which the owner of the lock describes itself.
 const OWNER: &str = "kedgefs.owner";
 const LOCK_PAUSE: Duration = Duration::from_millis(100);
-/// A reader reads so long without another look at the lock.
+/// Longest time that a reader reads without checking the lock again.
 const LOOK: Duration = Duration::from_secs(1);
-/// Tries to take a lock that was just broken.
+/// Attempts to take a lock that was just broken.
 const TAKE_TRIES: u32 = 50;
 
 thread_local! {
-    /// This thread serves some RBD device: it must not wait for room in a queue that it empties.
+    /// Whether this thread serves an RBD device: such a thread must not wait for room in a queue
+    /// that it empties.
     static SERVING: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -81,9 +83,9 @@ pub struct RbdDevice {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Looks whether somebody writes.
+/// Checks whether the image has a writer.
 struct Watch {
-    /// A handle for reading alone cannot be asked.
+    /// A second handle: the owner of the lock cannot be read through a read-only handle.
     asked: Image,
     clock: SystemClock,
     next: Mutex<Duration>,
@@ -91,9 +93,9 @@ struct Watch {
 
 struct Shared {
     name: String,
-    /// There until the end.
+    /// Present until the drop.
     image: Option<Image>,
-    /// The lock is ours.
+    /// Whether this device holds the lock.
     locked: bool,
     state: Mutex<State>,
     room: Condvar,
@@ -102,11 +104,11 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// What the library has, by token.
+    /// Operations that the library has, by token.
     flights: HashMap<u64, Flight>,
     next_token: u64,
     waiting: VecDeque<(Flight, Op)>,
-    /// Jobs without an answer.
+    /// Jobs that have not completed.
     unanswered: usize,
     closed: bool,
     dead: Option<Error>,
@@ -116,7 +118,7 @@ struct Flight {
     tag: u64,
     offset: u64,
     sink: Arc<dyn CompletionSink>,
-    /// The FUA write itself is done, and its flush is under way.
+    /// The FUA write itself is done, and its flush is in flight.
     written: Option<Op>,
 }
 
@@ -130,9 +132,9 @@ pub fn create(uri: &RbdUri, size: u64) -> Result<()> {
     pool.create(&uri.image, size - size % BLOCK_SIZE as u64).map_err(|e| failed(words(e)))
 }
 
-/// Whether there is such an image.
+/// Whether the image exists.
 pub fn exists(uri: &RbdUri) -> Result<bool> {
-    let failed = |why: String| Error::invalid(format!("cannot look for {uri}: {why}"));
+    let failed = |why: String| Error::invalid(format!("cannot find out whether {uri} exists: {why}"));
     let pool = connect(uri).map_err(failed)?;
     match pool.open(&uri.image, None, true) {
         Ok(_) => Ok(true),
@@ -141,16 +143,17 @@ pub fn exists(uri: &RbdUri) -> Result<bool> {
     }
 }
 
-/// Whether nobody has the image's lock.
+/// Whether the image's lock is free.
 pub fn is_unlocked(uri: &RbdUri) -> Result<bool> {
     let owner = asked(uri)?.lock_owner();
-    let failed = |e| Error::invalid(format!("cannot look at {uri}: {}", words(e)));
+    let failed = |e| Error::invalid(format!("cannot read the lock of {uri}: {}", words(e)));
     owner.map(|owner| owner.is_none()).map_err(failed)
 }
 
-/// A handle that can be asked who owns the lock: one for reading alone cannot. It takes no lock.
+/// A handle through which the owner of the lock can be read, which a read-only handle does not
+/// allow. It takes no lock.
 fn asked(uri: &RbdUri) -> Result<Image> {
-    let failed = |why: String| Error::invalid(format!("cannot look at {uri}: {why}"));
+    let failed = |why: String| Error::invalid(format!("cannot read the lock of {uri}: {why}"));
     connect(uri).map_err(failed)?.open(&uri.image, None, false).map_err(|e| failed(words(e)))
 }
 
@@ -168,7 +171,7 @@ fn words(errno: i32) -> String {
 }
 
 impl RbdDevice {
-    /// Opens an image; a snapshot for reading alone.
+    /// Opens an image, or a snapshot read-only.
     pub fn open(uri: &RbdUri, options: OpenOptions) -> Result<Arc<RbdDevice>> {
         let failed = |why: String| Error::invalid(format!("cannot open {uri}: {why}"));
         if uri.snapshot.is_some() && !options.read_only {
@@ -213,7 +216,7 @@ impl RbdDevice {
         Ok(Arc::new(RbdDevice { shared, geometry, stats, read_only, watch, thread: Some(thread) }))
     }
 
-    /// Ends a reader's device if somebody writes to the image now.
+    /// Ends a reader's device if the image has a writer now.
     fn look(&self) -> Result<()> {
         let Some(watch) = &self.watch else { return Ok(()) };
         {
@@ -225,12 +228,12 @@ impl RbdDevice {
         }
         about_to_wait();
         let owner =
-            watch.asked.lock_owner().map_err(|errno| self.shared.error("look at the lock", 0, 0, errno))?;
+            watch.asked.lock_owner().map_err(|errno| self.shared.error("read the lock", 0, 0, errno))?;
         let Some(owner) = owner else { return Ok(()) };
         let mut state = self.shared.state.lock();
         if state.dead.is_none() {
             tracing::error!(
-                "{}: it is read no more: {} writes to it",
+                "{}: reading has ended, because {} writes to it",
                 self.shared.name,
                 told(&watch.asked, &owner)
             );
@@ -243,7 +246,7 @@ impl RbdDevice {
         if self.read_only { Err(Error::ReadOnly) } else { Ok(()) }
     }
 
-    /// Does something in the calling thread, unless the device is dead.
+    /// Runs an operation in the calling thread, unless the device is dead.
     fn call(
         &self,
         op: &'static str,
@@ -259,7 +262,7 @@ impl RbdDevice {
     }
 }
 
-/// Takes the exclusive lock: see the module.
+/// Takes the exclusive lock; see the module for the steps.
 fn take_lock(uri: &RbdUri, image: &Image, options: OpenOptions) -> Result<()> {
     let failed = |why: String| Error::invalid(format!("cannot lock {uri}: {why}"));
     if image.features().map_err(|e| failed(words(e)))? & EXCLUSIVE_LOCK == 0 {
@@ -273,7 +276,7 @@ fn take_lock(uri: &RbdUri, image: &Image, options: OpenOptions) -> Result<()> {
             tracing::warn!("{uri}: fencing {}", told(image, &owner));
             image.pool.blocklist(&owner).map_err(failed)?;
             match image.break_lock(&owner) {
-                // Given back meanwhile.
+                // The owner has released it meanwhile.
                 Ok(()) | Err(libc::ENOENT) => {}
                 Err(e) => return Err(failed(words(e))),
             }
@@ -288,7 +291,7 @@ fn take_lock(uri: &RbdUri, image: &Image, options: OpenOptions) -> Result<()> {
                 return image.set_metadata(OWNER, &me).map_err(|e| failed(words(e)));
             }
             Err(libc::EAGAIN | libc::EBUSY) => std::thread::sleep(LOCK_PAUSE),
-            // Somebody was faster.
+            // Another process was faster.
             Err(libc::EROFS) => refuse_owned(uri, image, Duration::ZERO)?,
             Err(e) => return Err(failed(words(e))),
         }
@@ -296,12 +299,12 @@ fn take_lock(uri: &RbdUri, image: &Image, options: OpenOptions) -> Result<()> {
     Err(failed("it does not become free".into()))
 }
 
-/// An error if somebody has the lock, and keeps it so long.
+/// Fails if the lock has an owner and still has one after `wait`.
 fn refuse_owned(uri: &RbdUri, image: &Image, wait: Duration) -> Result<()> {
     let mut pauses = wait.as_millis().div_ceil(LOCK_PAUSE.as_millis());
     loop {
         let owner = image.lock_owner();
-        match owner.map_err(|e| Error::invalid(format!("cannot look at {uri}: {}", words(e))))? {
+        match owner.map_err(|e| Error::invalid(format!("cannot read the lock of {uri}: {}", words(e))))? {
             None => return Ok(()),
             Some(_) if pauses > 0 => pauses -= 1,
             Some(owner) => {
@@ -323,10 +326,10 @@ fn told(image: &Image, owner: &str) -> String {
 
 impl Shared {
     fn image(&self) -> &Image {
-        self.image.as_ref().expect("it goes last")
+        self.image.as_ref().expect("the image is dropped last")
     }
 
-    /// The error of a failed operation, and the end of the device if it is one.
+    /// The error of a failed operation. Ends the device if the error is one of those that do.
     fn error(&self, op: &'static str, offset: u64, len: u64, errno: i32) -> Error {
         let end = match errno {
             libc::ESHUTDOWN | libc::EROFS => Error::Fenced,
@@ -341,7 +344,7 @@ impl Shared {
         state.dead.clone().expect("just set")
     }
 
-    /// The thread of the device.
+    /// The body of the device's thread.
     fn serve(&self) {
         SERVING.set(true);
         let mut landed = VecDeque::new();
@@ -352,7 +355,8 @@ impl Shared {
                     tracing::error!("{}: the device is dead: {e}", self.name);
                     return self.abandon();
                 }
-                // A completion panicked. The device is dead, but what the library has is answered.
+                // A completion panicked. The device is dead, but operations in the library still
+                // complete.
                 Err(_) => {
                     self.state.lock().dead.get_or_insert(Error::OutcomeUnknown);
                 }
@@ -393,7 +397,7 @@ impl Shared {
 
     fn complete(&self, flight: Flight, op: Op, result: Result<()>) {
         let mut state = self.state.lock();
-        // Before the sink is called, which may drop the device, which waits for this to be zero.
+        // Before the call of the sink: the sink may drop the device, and the drop waits for zero.
         state.unanswered -= 1;
         let last = state.closed && state.unanswered == 0;
         drop(state);
@@ -403,7 +407,7 @@ impl Shared {
         flight.sink.complete(Completion { tag: flight.tag, op, result });
     }
 
-    /// Gives an operation to the library.
+    /// Starts an operation in the library.
     fn start(&self, flight: Flight, op: Op) {
         let mut state = self.state.lock();
         if let Some(dead) = state.dead.clone() {
@@ -451,8 +455,8 @@ impl Shared {
         self.start_waiting();
     }
 
-    /// Answers what nobody will serve any more, when the library cannot be asked. What it has stays
-    /// with it until the image is closed.
+    /// Fails the requests that will not be served, when the library cannot be called. Operations in
+    /// the library stay there until the image is closed.
     fn abandon(&self) {
         let mut state = self.state.lock();
         state.dead.get_or_insert(Error::OutcomeUnknown);
@@ -461,7 +465,7 @@ impl Shared {
         drop(state);
         self.room.notify_all();
         for (_, flight) in flights {
-            // The library has the buffer, and the caller gets an empty one.
+            // The library has the buffer, so the caller gets an empty one.
             let op = Op::Read(IoBuf::default());
             self.complete_failed(flight, op, Error::OutcomeUnknown);
         }
@@ -472,10 +476,9 @@ impl Shared {
 }
 
 impl Drop for Shared {
-    /// To close an image gives its lock back. After an unknown outcome that would be wrong: a write
-    /// may still be on its way, and must not land behind those of the next owner. So the image
-    /// stays open until the process ends, the lock stays after that, and the next owner has to
-    /// fence this one.
+    /// Closing an image releases its lock. After an unknown outcome that would be wrong: a write in
+    /// flight must not land after those of the next owner. So the image stays open until the
+    /// process ends, the lock stays after that, and the next owner has to fence this client.
     fn drop(&mut self) {
         if self.locked && matches!(self.state.get_mut().dead, Some(Error::OutcomeUnknown)) {
             tracing::warn!("{}: the lock is kept; the next mount needs --takeover", self.name);
@@ -485,7 +488,7 @@ impl Drop for Shared {
 }
 
 impl Drop for RbdDevice {
-    /// Everything submitted is answered before the lock is given back and the image closed.
+    /// Completes everything that was submitted before the lock is released and the image closed.
     fn drop(&mut self) {
         let mut state = self.shared.state.lock();
         state.closed = true;
@@ -498,11 +501,12 @@ impl Drop for RbdDevice {
             && alive
             && let Err(e) = self.shared.image().unlock()
         {
-            tracing::warn!("{}: cannot give the lock back: {}", self.shared.name, words(e));
+            tracing::warn!("{}: cannot release the lock: {}", self.shared.name, words(e));
         }
         self.shared.image().wake();
         let Some(thread) = self.thread.take() else { return };
-        // The last reference may go with a completion, on the thread itself: it ends, and closes.
+        // A completion may drop the last reference on the thread itself, which then ends and closes
+        // the image.
         if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
             tracing::error!("a device thread panicked");
         }

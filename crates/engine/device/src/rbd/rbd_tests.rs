@@ -6,10 +6,11 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// Names the configuration of a cluster with a pool `rbd` that tests may fill. Else they start one.
+/// Names the configuration of a cluster with a pool `rbd` that tests may fill. Without it the tests
+/// start a cluster.
 const CLUSTER: &str = "KEDGE_CEPH_CONF";
 
-/// `None`: there is no cluster, and that has been said.
+/// `None` if there is no cluster; the skip is then reported.
 #[track_caller]
 fn cluster() -> Option<String> {
     static OURS: OnceLock<Cluster> = OnceLock::new();
@@ -54,7 +55,7 @@ fn the_lock_keeps_others_out() {
     assert!(crate::is_unlocked(&location).unwrap());
 }
 
-/// A writer that comes later ends a reader, which would otherwise mix what was and what is.
+/// A writer that starts later ends a reader, which would otherwise mix old and new contents.
 #[test]
 fn a_reader_ends_when_somebody_writes() {
     let Some(conf) = cluster() else { return };
@@ -71,11 +72,12 @@ fn a_reader_ends_when_somebody_writes() {
     crate::open(&location, read_only).unwrap().read(0, &mut IoBuf::zeroed(1)).unwrap();
 }
 
-/// The OSD is killed between a write and what would have flushed it, and the client falls silent:
-/// it gives no lock back, and is fenced. What the OSD has answered for is there when it comes back.
+/// The OSD is killed between a write and the flush that would have made it durable, and the client
+/// falls silent: it releases no lock, and is fenced. Every write that the OSD has acknowledged as
+/// durable is there after its restart.
 ///
-/// No machine loses its power here. An OSD writes past the page cache, so what dies with its
-/// process is what it had not written; that its disk flushes is for Ceph to see to.
+/// No machine loses its power here. An OSD writes past the page cache, so its process's death loses
+/// exactly what it had not written; whether its disk flushes is up to Ceph.
 #[test]
 fn what_is_durable_outlives_osd_and_client() {
     if kedge_ceph::is_missing() {
@@ -83,7 +85,7 @@ fn what_is_durable_outlives_osd_and_client() {
     }
     let layout = Layout { osds: 1, store: Store::Disk, apart: false, settings: Vec::new() };
     let cluster = Cluster::start(layout).unwrap();
-    // An OSD that starts again is waited for.
+    // The client waits for an OSD that starts again.
     let uri = format!("rbd:rbd/cut?conf={}&timeout=600", cluster.conf().display());
     let location = Location::parse(Path::new(&uri)).unwrap();
     let silent = Mutex::new(Vec::new());
@@ -101,7 +103,8 @@ fn what_is_durable_outlives_osd_and_client() {
     assert_eq!(silent.lock().len(), 1, "it was cut");
 }
 
-/// The owner of the lock is named, fenced, and never writes again.
+/// The error names the owner of the lock; after the takeover the owner is fenced and never writes
+/// again.
 #[test]
 fn a_takeover_fences_the_owner() {
     let Some(conf) = cluster() else { return };
@@ -126,14 +129,14 @@ fn a_takeover_fences_the_owner() {
         found.as_bytes()[..BLOCK_SIZE] == *one.as_bytes()
             && found.as_bytes()[BLOCK_SIZE..] == *two.as_bytes()
     );
-    // Its end does not take the new owner's lock away.
+    // The end of the old owner does not release the new owner's lock.
     drop(old);
     assert!(!crate::is_unlocked(&location).unwrap());
     new.write(0, &two, true).unwrap();
 }
 
-/// A write whose outcome is unknown may be on its way: the lock is not given back, and the next
-/// owner fences this one.
+/// A write whose outcome is unknown may be in flight: the lock is not released, and the next owner
+/// fences this one.
 #[test]
 fn an_unknown_outcome_keeps_the_lock() {
     let Some(conf) = cluster() else { return };

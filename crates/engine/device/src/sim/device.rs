@@ -3,10 +3,11 @@
 //! Three states are separate: the *view* (all completed writes, which reads see), the *medium*
 //! (what a power loss can leave) and the *recording* (the events that led there, for later replay).
 //!
-//! An operation is submitted when it enters, waits out its latency, then happens at one instant. A
-//! flush covers the writes that had completed when it was submitted: neither those of its own batch
-//! nor those that complete while it waits. The operations of a batch happen in random order, those
-//! that the plan delays or holds come last. Lock: one leaf, not held while waiting or completing.
+//! An operation is submitted when the call enters the device, waits for its latency, then happens
+//! at one instant. A flush covers the writes that had completed when the flush was submitted:
+//! neither those of its own batch nor those that complete while it waits. The operations of a batch
+//! happen in random order, and those that the plan delays or holds happen last. Lock: one leaf, not
+//! held while waiting or completing.
 
 use super::fault::{Asked, Effect, FaultPlan, OpCounts, OpKind, Progress, Strike};
 use super::medium::{Choice, Medium, SECTOR, WHOLE, mix};
@@ -26,7 +27,7 @@ pub struct SimDevice {
     geometry: Geometry,
     stats: DeviceStats,
     state: Mutex<State>,
-    /// Held operations were released.
+    /// Signalled when held operations are released.
     released: Condvar,
 }
 
@@ -39,24 +40,24 @@ struct State {
     recording: Option<(MemDevice, Vec<Event>)>,
     plan: FaultPlan,
     progress: Progress,
-    /// Operations that wait out a delay of their own, or for their release.
+    /// Operations that wait for a delay of their own, or for their release.
     held_up: usize,
     /// Calls of `release` so far.
     releases: u64,
-    /// After an unknown outcome nothing is answered any more.
+    /// Set after an unknown outcome: every request fails from then on.
     poisoned: bool,
     rng: SmallRng,
 }
 
-/// An operation that was submitted and has not happened yet.
+/// An operation that has been submitted and has not happened yet.
 struct Admitted {
-    /// Everything numbered below has completed.
+    /// Every event with a lower number has completed.
     seq: u64,
     fault: Option<(Effect, Strike)>,
     latency: Duration,
-    /// A delay of its own, after the rest of the batch.
+    /// The operation's own delay, after the rest of the batch.
     late: Duration,
-    /// Waits for a release that comes later than this many.
+    /// Waits until the count of releases exceeds this number.
     held: Option<u64>,
 }
 
@@ -95,17 +96,17 @@ impl SimDevice {
         self.state.lock().progress.counts
     }
 
-    /// Operations that were answered with a failure by plan since it was set.
+    /// Operations that failed by plan since the plan was set.
     pub fn struck(&self) -> u64 {
         self.state.lock().progress.struck
     }
 
-    /// The first few thousand of these operations, in the order in which they were answered.
+    /// The first few thousand of these operations, in the order of their completion.
     pub fn strikes(&self) -> Vec<Strike> {
         self.state.lock().progress.strikes.clone()
     }
 
-    /// From here on nothing fails and nothing is held. Counts are kept.
+    /// Ends all failures and holds. Counts are kept.
     pub fn heal(&self) {
         let mut state = self.state.lock();
         state.plan = FaultPlan::new(state.plan.seed);
@@ -121,8 +122,8 @@ impl SimDevice {
         self.released.notify_all();
     }
 
-    /// Operations that the plan delays or holds and that wait now: submitted, and neither happened
-    /// nor answered.
+    /// Operations that the plan delays or holds and that wait now: submitted, but neither applied
+    /// nor completed.
     pub fn held_up(&self) -> usize {
         self.state.lock().held_up
     }
@@ -143,7 +144,7 @@ impl SimDevice {
         self.state.lock().medium.build(choice)
     }
 
-    /// What reads see: all completed writes, as after an orderly end.
+    /// The contents that reads see: all completed writes, as after an orderly end.
     pub fn view(&self) -> MemDevice {
         self.state.lock().view.fork()
     }
@@ -162,8 +163,8 @@ impl SimDevice {
         }
     }
 
-    /// Stops recording and forgets what was recorded: a recording keeps all that was ever written
-    /// in memory. Crashing stays possible.
+    /// Stops recording and forgets the recording, which keeps everything that was ever written in
+    /// memory. Crashing stays possible.
     pub fn stop_recording(&self) {
         self.state.lock().recording = None;
     }
@@ -314,7 +315,7 @@ impl State {
         self.note(event);
     }
 
-    /// Which sectors a failing write reached.
+    /// The sectors that a failing write reached.
     fn reached(&mut self, effect: Effect, blocks: usize) -> Arc<[u8]> {
         match effect {
             Effect::Short(bytes) => {
@@ -326,7 +327,7 @@ impl State {
                 };
                 (0..blocks).map(mask).collect()
             }
-            // All or nothing is as likely as something in between.
+            // All or nothing is as likely as a part.
             _ => match self.rng.random_range(0..4) {
                 0 => (0..blocks).map(|_| 0).collect(),
                 1 => (0..blocks).map(|_| WHOLE).collect(),

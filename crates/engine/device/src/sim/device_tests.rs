@@ -34,7 +34,7 @@ impl Allowed {
             if fua {
                 versions[0] = sector.to_vec();
             }
-            // What is not flushed may still come, also over a FUA write.
+            // An unflushed write may still land, also over a FUA write.
             if !fua || versions.len() > 1 {
                 versions.push(sector.to_vec());
             }
@@ -78,7 +78,7 @@ proptest! {
         let mut model = vec![0; SIZE as usize];
         testing::run(&device, &mut model, &steps);
         prop_assert!(device.view().bytes(0, SIZE as usize) == model);
-        // With everything flushed each crash leaves the view.
+        // With everything flushed each crash leaves the contents that reads see.
         device.flush().unwrap();
         prop_assert_eq!(device.pending(), 0);
         prop_assert!(device.crash(1).bytes(0, SIZE as usize) == model);
@@ -174,14 +174,14 @@ fn unflushed_writes_land_in_any_order() {
     device.write(0, &filled(2), false).unwrap();
     let found: BTreeSet<u8> = (0..100).map(|s| block(&device.crash_as(Choice::Subset(s)), 0)[0]).collect();
     assert_eq!(found, BTreeSet::from([0, 1, 2]));
-    // But not over a later durable one.
+    // But it does not land over a later durable write.
     device.write(0, &filled(3), false).unwrap();
     device.flush().unwrap();
     assert!((0..100).all(|s| block(&device.crash(s), 0) == [3; BLOCK_SIZE]));
 }
 
-/// A FUA write is durable, and what completed before it may still come after it. A flush settles
-/// their order, also one that covers the older write alone.
+/// A FUA write is durable, and a write that completed before it may still land after it. A flush
+/// settles their order, even a flush that covers only the older write.
 #[test]
 fn a_fua_write_overtakes_what_is_not_flushed() {
     type Older = fn(&SimDevice);
@@ -201,7 +201,7 @@ fn a_fua_write_overtakes_what_is_not_flushed() {
         assert!((0..100).all(|s| block(&device.crash(s), 0) == [2; BLOCK_SIZE]));
         assert_eq!(device.pending(), 0);
     }
-    // A flush that was submitted before the FUA write, and ends after it.
+    // A flush that was submitted before the FUA write and ends after it.
     let device = Arc::new(sim());
     device.write(0, &filled(1), false).unwrap();
     device.set_plan(FaultPlan::new(0).hold(OpKind::Flush, 0));
@@ -275,7 +275,7 @@ fn all_subsets_are_enumerated_once() {
     assert_eq!(images.iter().collect::<BTreeSet<_>>().len(), images.len());
 }
 
-/// A FUA write may be found torn until it has completed, over any of the writes before it, and
+/// A crash may find a FUA write torn until it has completed, over any of the writes before it, and
 /// never afterwards.
 #[test]
 fn a_fua_write_tears_before_it_completes() {
@@ -428,8 +428,8 @@ fn without_recording_crashing_goes_on() {
     assert!(block(&image, 0) == [0; BLOCK_SIZE] && block(&image, 1) == [2; BLOCK_SIZE]);
 }
 
-/// The delayed operation has neither happened nor been answered while it waits; the others of its
-/// batch have.
+/// The delayed operation has neither happened nor completed while it waits; the others of its batch
+/// have.
 #[test]
 fn a_delayed_operation_comes_last_and_is_covered_by_no_earlier_flush() {
     const BY: std::time::Duration = std::time::Duration::from_millis(300);
@@ -457,7 +457,7 @@ fn a_delayed_operation_comes_last_and_is_covered_by_no_earlier_flush() {
     assert_eq!(block(&during, 2)[0], 3);
     assert!(batch.join().unwrap().iter().all(|done| done.result.is_ok()));
     assert_eq!(block(&device.view(), 1)[0], 2);
-    // A flush that is late covers what was there when it was submitted.
+    // A delayed flush covers the writes that had completed when it was submitted.
     let flush = {
         let device = device.clone();
         kedge_base::spawn_named("flush", move || device.flush()).unwrap()
@@ -488,7 +488,8 @@ fn try_read(device: &SimDevice, at: u64) -> Option<i32> {
     errno_of(device.read(at * B, &mut IoBuf::zeroed(1)))
 }
 
-/// The block under the struck request stays bad for its kind, the rest of the device is as before.
+/// The block that the failing request touched stays bad for its kind; the rest of the device is
+/// unaffected.
 #[test]
 fn a_block_that_turns_bad_stays_bad() {
     let device = sim();
@@ -533,7 +534,8 @@ fn a_kind_that_fails_from_some_point_on() {
     assert!((50..200).contains(&failed), "{failed} of 400");
 }
 
-/// What was written before can be written again; what was not, or was discarded, cannot.
+/// A block that was written before can be written again; a block that was not, or was discarded,
+/// cannot.
 #[test]
 fn a_host_without_space_takes_no_new_blocks() {
     let device = sim();

@@ -1,16 +1,17 @@
-//! A device far away: each request takes a latency, whatever else is in flight, and the device
-//! counts the round trips that its user had to wait for one after another.
+//! A distant device: each request takes a latency, independent of others in flight, and the device
+//! counts the round trips for which its user had to wait one after another.
 //!
 //! # Rounds
-//! A request that is submitted after answers have come belongs to the round after the latest of
-//! them; requests that are submitted without an answer in between share one. So the number of
-//! rounds is the longest chain of requests of which each may have waited for the one before: times
-//! the latency, it is the time that a user spends waiting. It does not depend on the clock when the
-//! latency is zero: requests are then answered before `submit` returns, each batch as a whole.
+//! A request that is submitted after completions have been delivered belongs to the round after the
+//! latest of them; requests that are submitted without a completion in between share a round. So
+//! the number of rounds is the length of the longest chain of requests in which each may have
+//! waited for the one before. Times the latency, that is the time for which a user waits. With a
+//! latency of zero the number does not depend on the clock: requests then complete before `submit`
+//! returns, each batch as a whole.
 //!
-//! With a latency, a thread answers each request when it has been under way for so long. Requests
-//! overlap without limit, as with a server that is far away and not busy. Lock: one leaf, not held
-//! while a request is served.
+//! With a latency, a thread completes each request when it has been in flight for that long.
+//! Requests overlap without limit, as with a distant server that is not busy. Lock: one leaf, not
+//! held while a request is served.
 
 use crate::request::perform;
 use crate::{Completion, CompletionSink, Device, DeviceStats, Geometry, Request};
@@ -31,7 +32,7 @@ struct Shared {
     latency: Duration,
     clock: SystemClock,
     state: Mutex<State>,
-    /// There is work for the thread, or an end.
+    /// Signalled when the thread has work, and at the end.
     work: Condvar,
 }
 
@@ -40,7 +41,7 @@ struct State {
     /// In the order in which they are due.
     under_way: VecDeque<UnderWay>,
     closed: bool,
-    /// The latest round of which an answer has come.
+    /// The latest round of which a request has completed.
     answered: u64,
     rounds: u64,
     requests: u64,
@@ -66,7 +67,7 @@ impl DistantDevice {
         DistantDevice { shared, thread }
     }
 
-    /// Round trips one after another; see the module.
+    /// Sequential round trips; see the module.
     pub fn rounds(&self) -> u64 {
         self.shared.state.lock().rounds
     }
@@ -80,7 +81,7 @@ impl DistantDevice {
         self.shared.state.lock().in_flight_max
     }
 
-    /// Counts from zero again.
+    /// Resets the counts to zero.
     pub fn reset(&self) {
         let mut state = self.shared.state.lock();
         (state.answered, state.rounds, state.requests) = (0, 0, 0);
@@ -123,7 +124,7 @@ impl Shared {
         sink.complete(Completion { tag, op, result });
     }
 
-    /// Body of the thread. Everything that was submitted is answered before it ends.
+    /// Body of the thread. Completes everything that was submitted before it ends.
     fn serve(&self) {
         let mut state = self.state.lock();
         loop {
@@ -150,7 +151,7 @@ impl Drop for DistantDevice {
     fn drop(&mut self) {
         self.shared.state.lock().closed = true;
         self.shared.work.notify_all();
-        // A completion may drop the last reference, on the thread itself: it ends by itself.
+        // A completion may drop the last reference on the thread itself, which then ends by itself.
         let Some(thread) = self.thread.take() else { return };
         if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
             tracing::error!("a device thread panicked");

@@ -1,7 +1,7 @@
 //! Fault plans of a simulated device: which operations fail and how, which are delayed, and how
 //! long the others take.
 //!
-//! Some faults come once ([`FaultPlan::fail`]), others stay until the plan is replaced: a bad
+//! Some faults strike once ([`FaultPlan::fail`]), others stay until the plan is replaced: a bad
 //! range, a block that turns bad under a request, a kind of request that fails from some point on,
 //! a host without space for new blocks. Each failed request is recorded as a [`Strike`], so that a
 //! test can check that each failure was reported.
@@ -21,17 +21,17 @@ pub enum OpKind {
     Flush,
 }
 
-/// What else happens when an operation fails.
+/// The further effect of a failing operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Effect {
     Nothing,
-    /// A random part of the write's sectors lands first.
+    /// A random part of the write's sectors is written before it fails.
     Torn,
-    /// This many bytes of the write land first, whole sectors of them.
+    /// This many bytes of the write, rounded down to sectors, are written before it fails.
     Short(u64),
-    /// No later flush makes durable what this one should have.
+    /// No later flush makes durable what this flush should have.
     Lost,
-    /// The write may or may not have landed, and the device answers nothing any more.
+    /// The write may or may not have landed, and every later request fails.
     Unknown,
 }
 
@@ -52,9 +52,9 @@ struct Standing {
     from: u64,
     /// Range in bytes. A flush is in every range.
     range: Range<u64>,
-    /// It strikes one request in so many, chosen by the plan's seed.
+    /// Strikes one request in this many, chosen by the plan's seed.
     one_in: u32,
-    /// It strikes only writes that have a block which begins with these bytes.
+    /// Strikes only writes with a block that begins with these bytes.
     mark: Option<[u8; 8]>,
     errno: i32,
 }
@@ -66,12 +66,12 @@ pub struct Strike {
     pub offset: u64,
     pub len: u64,
     pub errno: i32,
-    /// The data of a write: a test whose files mark their blocks sees to which file they belong.
-    /// `None` for zeroing.
+    /// The data of a write: a test whose files mark their blocks finds the file to which they
+    /// belong. `None` for zeroing.
     pub data: Option<Data>,
 }
 
-/// More than these are counted and not kept.
+/// Strikes beyond this number are counted but not kept.
 const STRIKES_MAX: usize = 4096;
 
 /// The progress of a plan since it was set.
@@ -85,7 +85,7 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// A request is answered with its failure.
+    /// Records a request that completes with its failure.
     pub fn answered(&mut self, strike: &Strike) {
         self.struck += 1;
         if self.strikes.len() < STRIKES_MAX {
@@ -175,8 +175,8 @@ impl FaultPlan {
         self
     }
 
-    /// The n-th operation of its kind fails, and so does every later one of that kind that touches
-    /// its first block.
+    /// The n-th operation of its kind fails, and so does every later operation of that kind that
+    /// touches its first block.
     pub fn bad_block(mut self, kind: OpKind, nth: u64, errno: i32) -> FaultPlan {
         self.faults.push(Fault { kind, nth, errno, effect: Effect::Nothing, stays: true });
         self
@@ -193,7 +193,7 @@ impl FaultPlan {
         self.standing(kind, nth, errno)
     }
 
-    /// One operation of this kind in so many fails, which of them is up to the seed.
+    /// One in `one_in` operations of this kind fails, chosen by the seed.
     pub fn sometimes(mut self, kind: OpKind, one_in: u32, errno: i32) -> FaultPlan {
         self.standing.push(Standing {
             kind,
@@ -206,17 +206,17 @@ impl FaultPlan {
         self
     }
 
-    /// Every write that has a block which begins with these bytes fails, wherever it goes: data
-    /// that no place takes.
+    /// Every write with a block that begins with these bytes fails, wherever it goes: data that
+    /// cannot be written to any place.
     pub fn refuse(mut self, mark: [u8; 8], errno: i32) -> FaultPlan {
         let (kind, range) = (OpKind::Write, 0..u64::MAX);
         self.standing.push(Standing { kind, from: 0, range, one_in: 1, mark: Some(mark), errno });
         self
     }
 
-    /// From the n-th write on, the host has no space: a write fails with ENOSPC if it touches a
-    /// block that holds nothing but zeros, as an image file whose holes cannot be filled. (A host
-    /// may have kept space for zeros; this one has not.)
+    /// From the n-th write on the host has no space: a write fails with ENOSPC if it touches a
+    /// block that holds only zeros, like an image file whose holes cannot be filled. (A real host
+    /// may have allocated space for zeros; this one has not.)
     pub fn host_full(mut self, nth: u64) -> FaultPlan {
         self.host_full_from = Some(nth);
         self
@@ -237,18 +237,18 @@ impl FaultPlan {
         self.with(OpKind::Write, nth, errno, Effect::Short(bytes))
     }
 
-    /// The n-th flush fails, and later ones succeed without making durable what this one should
-    /// have: as with an operating system that marks pages clean though they could not be written.
+    /// The n-th flush fails, and later flushes succeed without making durable what this one should
+    /// have, like an operating system that marks pages clean although it could not write them.
     pub fn lose_flush(self, nth: u64, errno: i32) -> FaultPlan {
         self.with(OpKind::Flush, nth, errno, Effect::Lost)
     }
 
-    /// The n-th write is cut off: [`Error::OutcomeUnknown`] for it and for everything after it.
+    /// The n-th write is cut off: it and every later request fail with [`Error::OutcomeUnknown`].
     pub fn unknown_write(self, nth: u64) -> FaultPlan {
         self.with(OpKind::Write, nth, libc::EIO, Effect::Unknown)
     }
 
-    /// Every operation fails once `nth` operations of all kinds were made.
+    /// Every operation fails after `nth` operations of all kinds.
     pub fn fail_from(mut self, nth: u64, errno: i32) -> FaultPlan {
         self.fail_from = Some((nth, errno));
         self
@@ -266,14 +266,14 @@ impl FaultPlan {
         self.scope.as_ref().is_none_or(|scope| asked.touches(scope))
     }
 
-    /// The n-th operation of its kind happens, and is answered, only after `by`; the others of its
+    /// The n-th operation of its kind happens, and completes, only after `by`; the others of its
     /// batch go ahead.
     pub fn delay(mut self, kind: OpKind, nth: u64, by: Duration) -> FaultPlan {
         self.delays.push((kind, nth, by));
         self
     }
 
-    /// The n-th operation of its kind happens, and is answered, only when [`SimDevice::release`] is
+    /// The n-th operation of its kind happens, and completes, only when [`SimDevice::release`] is
     /// called; the others of its batch go ahead.
     ///
     /// [`SimDevice::release`]: super::SimDevice::release
@@ -298,7 +298,7 @@ impl FaultPlan {
         self
     }
 
-    /// By how much the n-th operation of its kind is late.
+    /// The delay of the n-th operation of its kind.
     pub(super) fn late(&self, kind: OpKind, nth: u64) -> Duration {
         let mut of_it = self.delays.iter().filter(|delay| (delay.0, delay.1) == (kind, nth));
         of_it.next().map_or(Duration::ZERO, |(.., by)| *by)
@@ -317,8 +317,8 @@ impl FaultPlan {
         self.holds.contains(&(kind, nth))
     }
 
-    /// Counts an operation and says whether it is to fail. `holds_data`: whether a block has been
-    /// written with something.
+    /// Counts an operation and returns its failure, if it is to fail. `holds_data`: whether a block
+    /// has been written with data.
     pub(super) fn strike(
         &self,
         progress: &mut Progress,

@@ -3,14 +3,14 @@
 //!
 //! Writes and discards wait in `pending` until a flush moves them to `durable`. At power loss any
 //! subset of the pending ones has reached the medium, in any order, each sector by itself. But none
-//! overwrites a later one that a flush has covered: such a write masks its sectors out of all older
-//! ones.
+//! overwrites a later write that a flush has covered: such a write masks its sectors out of all
+//! older ones.
 //!
-//! A FUA write is durable when it completes, and makes nothing else durable. It may *overtake*: a
-//! write or a discard of the same sectors that completed before it, and that no flush has covered,
-//! may reach the medium after it. A device may queue discards apart from writes, and a stack of
-//! devices may pass a FUA write by. So such a FUA write is durable, and it also waits in `pending`
-//! for the flush that settles their order. Whoever relies on it needs a flush before.
+//! A FUA write is durable when it completes, and makes nothing else durable. A write or a discard
+//! of the same sectors that completed before it, and that no flush has covered, may still reach the
+//! medium after it: a device may queue discards apart from writes, and a stack of devices may pass
+//! a FUA write by. So such a FUA write is durable and also waits in `pending` for the flush that
+//! settles their order. A caller that relies on the FUA write's contents needs a flush before it.
 
 use crate::MemDevice;
 use crate::mem::put;
@@ -34,14 +34,14 @@ pub(super) struct Pending {
     data: Data,
     /// Sectors of each block that may reach the medium.
     masks: Vec<u8>,
-    /// A flush that should have made it durable failed: no later flush will.
+    /// A flush that should have made the write durable failed, and no later flush will.
     lost: bool,
-    /// It is on the medium, above or below older ones.
+    /// The write is on the medium, above or below older ones.
     fua: bool,
 }
 
-/// Which of the pending writes, in the order of their completion, have reached the medium at power
-/// loss.
+/// The subset of the pending writes, in the order of their completion, that has reached the medium
+/// at power loss.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Choice {
     All,
@@ -74,15 +74,15 @@ impl Medium {
         self.pending.len()
     }
 
-    /// A write has completed. `torn`: sectors of each block that it reached, if not all; such a
-    /// write failed and is never durable by itself.
+    /// Records a completed write. `torn`: the sectors of each block that the write reached, if not
+    /// all; such a write has failed, and is never durable by itself.
     pub fn write(&mut self, seq: u64, offset: u64, data: &Data, torn: Option<&[u8]>, fua: bool) {
         let masks = torn.map_or_else(|| vec![WHOLE; data.blocks() as usize], <[u8]>::to_vec);
         let fua = fua && torn.is_none();
         let write = Pending { seq, block: blocks(offset), data: data.clone(), masks, lost: false, fua };
         if fua {
             land(self.durable.pages_mut(), &write, |i| write.masks[i]);
-            // An older one of its kind was on the medium before it.
+            // An older FUA write was on the medium before this one.
             self.pending.retain_mut(|older| !older.fua || older.yield_to(&write));
         }
         if !fua || self.pending.iter().any(|older| older.overlaps(&write)) {
@@ -90,7 +90,7 @@ impl Medium {
         }
     }
 
-    /// A flush has completed that covers the writes numbered below `covers`.
+    /// Applies a completed flush, which covers the writes numbered below `covers`.
     pub fn flush(&mut self, covers: u64) {
         let (settled, pending) = std::mem::take(&mut self.pending)
             .into_iter()
@@ -100,13 +100,13 @@ impl Medium {
         for write in &settled {
             self.settle(write);
         }
-        // Newer FUA writes are above what the flush has put in its place.
+        // Newer FUA writes stay above the blocks that the flush has moved.
         for write in self.pending.iter().filter(|write| write.fua) {
             land(self.durable.pages_mut(), write, |i| write.masks[i]);
         }
     }
 
-    /// A flush has failed, and no later flush will write the writes below `covers`.
+    /// Applies a failed flush: no later flush will write the writes below `covers`.
     pub fn lose(&mut self, covers: u64) {
         for write in self.pending.iter_mut().filter(|write| write.seq < covers) {
             write.lost = true;
@@ -118,7 +118,7 @@ impl Medium {
         self.pending.retain_mut(|older| older.seq > write.seq || older.yield_to(write));
     }
 
-    /// The medium after power loss now, in one of the ways it may look.
+    /// The medium after power loss now, by one choice of pending writes.
     pub fn build(&self, choice: Choice) -> MemDevice {
         let mut image = self.durable.fork();
         let pages = image.pages_mut();
@@ -134,8 +134,8 @@ impl Medium {
         image
     }
 
-    /// As [`Medium::build`] with a random subset, and above it a write that was under way and is
-    /// torn: up to some sector, or anywhere.
+    /// As [`Medium::build`] with a random subset, and above it a write in flight that is torn: cut
+    /// at some sector, or anywhere.
     pub fn build_torn(&self, seq: u64, offset: u64, data: &Data, seed: u64) -> MemDevice {
         let mut rng = SmallRng::seed_from_u64(seed);
         let mut image = self.build(Choice::Subset(rng.random()));
@@ -157,7 +157,8 @@ impl Medium {
 
     fn land_random(&self, pages: &mut Pages, seed: u64, tear: bool) {
         let mut rng = SmallRng::seed_from_u64(seed);
-        // Crashes lose different amounts. With a fixed probability "nearly all" would never occur.
+        // Varied, since crashes lose different amounts. With a fixed probability "nearly all" would
+        // never occur.
         let keep = *[0.05, 0.3, 0.5, 0.7, 0.95].choose(&mut rng).expect("not empty");
         let torn = if tear { *[0.1, 0.5, 1.0].choose(&mut rng).expect("not empty") } else { 0.0 };
         let mut order: Vec<&Pending> = self.pending.iter().collect();
@@ -197,7 +198,7 @@ impl Pending {
         })
     }
 
-    /// Masks out what a newer durable write covers. False when nothing is left.
+    /// Masks out the sectors that a newer durable write covers. Returns false when nothing is left.
     fn yield_to(&mut self, newer: &Pending) -> bool {
         let start = self.block.max(newer.block);
         let end = (self.block + self.data.blocks()).min(newer.block + newer.data.blocks());
@@ -211,7 +212,7 @@ impl Pending {
     }
 }
 
-/// Puts the chosen sectors of a write on an image.
+/// Writes the chosen sectors of a write to an image.
 fn land(pages: &mut Pages, write: &Pending, mask: impl Fn(usize) -> u8) {
     for i in 0..write.data.blocks() {
         let block = write.block + i;

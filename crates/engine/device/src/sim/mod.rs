@@ -1,8 +1,8 @@
-//! Devices for tests: a simulator that records, fails and crashes, a volatile cache for a process
-//! that gets killed, a latency that counts round trips, and a server that puts any of them behind
-//! NBD.
+//! Devices for tests: a simulator that records, fails and crashes; a volatile cache for a process
+//! that gets killed; a device with latency that counts round trips; and a server that exports any
+//! of them through NBD.
 //!
-//! Everything random comes from seeds given by the caller: a failure is repeated by its seed.
+//! All randomness comes from seeds given by the caller, so a seed repeats a failure.
 
 mod device;
 mod distant;

@@ -1,7 +1,7 @@
 //! An NBD server for tests, on a Unix socket: it serves any device, and lies and fails on request.
 //!
 //! Written from the protocol, apart from the client, so that an error of the client is not mirrored
-//! here. It is no server for others: it believes its client.
+//! here. Not for other use: it trusts its client.
 
 use crate::Device;
 use kedge_base::{BLOCK_SIZE, IoBuf, spawn_named};
@@ -22,24 +22,25 @@ pub struct Manners {
     pub flags: u16,
     /// Whether it knows structured replies.
     pub structured: bool,
-    /// Answers reads in several chunks, the last one first.
+    /// Replies to reads in several chunks, the last one first.
     pub pieces: bool,
-    /// Says success to a flush and does nothing.
+    /// Reports success for a flush and does nothing.
     pub ignores_flush: bool,
-    /// Takes FUA writes as plain ones.
+    /// Serves FUA writes as plain writes.
     pub ignores_fua: bool,
-    /// The number of requests after which all connections are cut, the last one unanswered.
+    /// The number of requests after which all connections are cut, without a reply to the last
+    /// request.
     pub cut_after: u64,
-    /// The number of requests after which none is answered.
+    /// The number of requests after which no request gets a reply.
     pub mute_after: u64,
-    /// The number of the one request that it forgets.
+    /// The number of the one request that gets no reply.
     pub forgets: u64,
-    /// Largest payload that it takes.
+    /// Largest payload that it accepts.
     pub payload_max: u32,
 }
 
 impl Default for Manners {
-    /// An honest server that can do everything.
+    /// An honest server with all capabilities.
     fn default() -> Manners {
         Manners {
             flags: ALL,
@@ -89,7 +90,7 @@ impl NbdServer {
         Ok(NbdServer { socket: socket.to_owned(), listener, shared, accepts })
     }
 
-    /// Requests that came, handshakes not counted.
+    /// Requests received, without handshakes.
     pub fn requests(&self) -> u64 {
         self.shared.requests.load(Relaxed)
     }
@@ -99,13 +100,12 @@ impl NbdServer {
         format!("nbd+unix:///?socket={}", self.socket.display())
     }
 
-    /// Serves nothing from now on, as a server does that hangs: what comes waits, new connections
-    /// too.
+    /// Stops serving, like a server that hangs: requests and new connections wait.
     pub fn hold(&self) {
         *self.shared.held.lock() = true;
     }
 
-    /// Goes on after [`NbdServer::hold`].
+    /// Continues after [`NbdServer::hold`].
     pub fn release(&self) {
         *self.shared.held.lock() = false;
         self.shared.released.notify_all();
@@ -121,7 +121,7 @@ impl Drop for NbdServer {
     fn drop(&mut self) {
         self.release();
         self.shared.cut(true);
-        // Wakes the thread that accepts, also if somebody has removed the socket.
+        // Wakes the accepting thread, even if the socket has been removed.
         let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
         if let Some(thread) = self.accepts.take() {
             drop(thread.join());
@@ -158,7 +158,7 @@ impl Shared {
             streams.1.push(copy);
             drop(streams);
             let mine = self.clone();
-            // How a connection ends is the client's business.
+            // A broken connection is the client's error to report.
             let serve = move || drop(mine.talk(stream));
             match spawn_named("nbd-serve", serve) {
                 Ok(thread) => threads.push(thread),
@@ -204,7 +204,7 @@ impl Shared {
         }
     }
 
-    /// Whether structured replies were agreed on.
+    /// Returns whether structured replies were agreed on.
     fn negotiate(&self, stream: &mut UnixStream) -> io::Result<bool> {
         stream.write_all(b"NBDMAGICIHAVEOPT\0\x03")?;
         stream.read_exact(&mut [0; 4])?;
@@ -247,7 +247,7 @@ impl Shared {
         }
     }
 
-    /// What a read found; an error as the protocol's number.
+    /// The bytes of a read, or the protocol's error number.
     fn perform(
         &self,
         fua: bool,

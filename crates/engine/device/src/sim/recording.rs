@@ -10,8 +10,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
-/// An event stands in the recording where it completed. `seq` numbers everything but marks,
-/// upwards.
+/// An event, recorded when it completes. `seq` numbers all events except marks, ascending.
 #[derive(Clone, Debug)]
 pub enum Event {
     Write {
@@ -35,16 +34,16 @@ pub enum Event {
     },
     Flush {
         seq: u64,
-        /// Writes numbered below this completed before the flush was submitted: they are durable. 0
-        /// for a lie.
+        /// Writes numbered below this completed before the flush was submitted, so they are
+        /// durable. 0 for a flush that lied.
         covers: u64,
     },
-    /// A flush failed, and no later one makes the writes numbered below `covers` durable.
+    /// A flush failed, and no later flush makes the writes numbered below `covers` durable.
     FlushLost {
         seq: u64,
         covers: u64,
     },
-    /// A mark that the test has set.
+    /// A mark set by the test.
     Mark(u64),
 }
 
@@ -77,9 +76,9 @@ pub struct StatePlan {
     /// Media with whole writes at one point: all subsets of the unflushed writes if there are no
     /// more than this.
     pub subsets: usize,
-    /// Where there are more: all, none and a selection of this many.
+    /// Where there are more unflushed writes: all, none and a selection of this many.
     pub samples: usize,
-    /// Media with torn writes at one point, beside those.
+    /// Media with torn writes at one point, in addition.
     pub torn: usize,
     /// Crash only where a test set a mark, not at each event.
     pub at_marks_only: bool,
@@ -94,14 +93,14 @@ impl Default for StatePlan {
 
 /// A medium that a power loss could have left.
 pub struct CrashState {
-    /// Events that had happened.
+    /// Number of events that had happened.
     pub at: usize,
     /// The last mark among them.
     pub mark: Option<u64>,
-    /// Unflushed writes that had a choice.
+    /// Unflushed writes that may or may not have landed.
     pub pending: usize,
-    /// The next event is a FUA write that had reached the device and was torn. [`Recording::state`]
-    /// repeats the others only.
+    /// Whether the next event is a FUA write that had reached the device and was torn.
+    /// [`Recording::state`] cannot repeat such a state.
     pub in_flight: bool,
     pub choice: Choice,
     pub medium: MemDevice,
@@ -146,8 +145,8 @@ impl Recording {
         self.medium(events).build(choice)
     }
 
-    /// Media at each point, in the order of events. Each costs a fork and the unflushed writes it
-    /// keeps.
+    /// Media at each point, in the order of events. Each costs a fork and the unflushed writes that
+    /// it keeps.
     pub fn states(&self, plan: StatePlan) -> States<'_> {
         let medium = Medium::new(self.base.fork());
         let (todo, torn) = (VecDeque::new(), VecDeque::new());
@@ -168,7 +167,7 @@ pub struct States<'a> {
     mark: Option<u64>,
     medium: Medium,
     todo: VecDeque<Choice>,
-    /// Ways in which the FUA write that comes next may be torn.
+    /// Ways in which the next FUA write may be torn.
     torn: VecDeque<u64>,
 }
 
@@ -220,8 +219,8 @@ impl States<'_> {
         SmallRng::seed_from_u64(self.plan.seed ^ salt ^ (self.at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15))
     }
 
-    /// A FUA write is durable when it completes. Until then it may be on the medium in part, like
-    /// any other.
+    /// A FUA write is durable when it completes. Until then a part of it may be on the medium, as
+    /// with any other write.
     fn plan_torn(&mut self) {
         let next = self.recording.events.get(self.at);
         // A write of nothing is legal and has no part to tear.

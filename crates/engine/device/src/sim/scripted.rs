@@ -1,11 +1,11 @@
 //! Faults of a real device, as requested in a file. With it, a test in another process chooses when
 //! the device of a serving process begins to fail.
 //!
-//! Each line of the file is a fault, `KIND ERRNO COUNT BYTES`: requests of a kind (`read`, `write`,
-//! `flush`) fail with the error number, COUNT of them, or all if COUNT is 0. Of writes only those
-//! with a block that begins with BYTES; `*`: all. While there is no such file nothing fails.
-//! Failures are counted by line, from zero when the file's text changes, and recorded in a file
-//! beside it, `NAME.struck`, a line for each request.
+//! Each line of the file is a fault, `KIND ERRNO COUNT BYTES`: the next COUNT requests of a kind
+//! (`read`, `write`, `flush`) fail with the error number; COUNT 0 means all. A write fails only if
+//! it has a block that begins with BYTES; `*` matches every write. Without the file nothing fails.
+//! Failures are counted by line, from zero when the file's text changes, and recorded in the file
+//! `NAME.struck` beside it, a line for each request.
 
 use super::OpKind;
 use crate::request::submit_inline;
@@ -32,7 +32,7 @@ struct Script {
 struct Line {
     kind: OpKind,
     errno: i32,
-    /// Still to come; `None`: without end.
+    /// Failures that remain; `None`: unlimited.
     left: Option<u64>,
     begins: Vec<u8>,
 }

@@ -1,9 +1,9 @@
-//! A volatile write cache in front of a real device: a process that is killed loses exactly what it
-//! has not flushed.
+//! A volatile write cache in front of a real device: a process that is killed loses exactly the
+//! writes that it has not flushed.
 //!
-//! Killing a daemon alone does not lose writes, since the kernel has them already. With this device
-//! in between, all writes that were not flushed are lost with the process. The cache is unbounded,
-//! or "exactly" would not hold: for tests only.
+//! Killing a daemon alone does not lose writes, since the kernel already has them. With this device
+//! in between, all unflushed writes are lost with the process. The cache is unbounded, since an
+//! eviction would make a write durable early: for tests only.
 //!
 //! Locks: `drain` (one flush or FUA write at a time, so that no older buffered block is written
 //! over a newer FUA write), then the leaf `buffered`, which is never held across a request to the
@@ -23,7 +23,7 @@ pub struct VolatileDevice {
     inner: Arc<dyn Device>,
     stats: DeviceStats,
     drain: Mutex<()>,
-    /// Absent: the inner device's.
+    /// A block that is absent is read from the inner device.
     buffered: RwLock<Pages>,
     name: String,
 }
@@ -40,14 +40,15 @@ impl VolatileDevice {
         }
     }
 
-    /// Whether nothing would be lost now.
+    /// Whether a kill would lose nothing now.
     pub fn is_clean(&self) -> bool {
         self.buffered.read().is_empty()
     }
 
     /// Writes the buffered blocks, and drops those that were not written again meanwhile.
     fn write_back(&self) -> Result<()> {
-        // A clone costs a pointer per chunk; it keeps writers going while the blocks are written.
+        // A clone costs a pointer per chunk, and lets writers continue while the blocks are
+        // written.
         let snapshot = self.buffered.read().clone();
         let mut run: Vec<(u64, Page)> = Vec::new();
         for (block, page) in snapshot.iter() {
@@ -88,8 +89,8 @@ impl Device for VolatileDevice {
     fn read(&self, offset: u64, buf: &mut IoBuf) -> Result<()> {
         self.stats.count_read(buf.len());
         self.geometry().check("read", offset, buf.len() as u64)?;
-        // The buffer is read first. In the other order, a flush in between would move blocks from
-        // the buffer to the inner device after that was read.
+        // The buffer is read first. In the other order, a flush in between could move blocks from
+        // the buffer to the inner device after the inner device was read.
         let buffered = self.buffered.read().present(blocks(offset), buf.blocks() as u64);
         if buffered.len() < buf.blocks() {
             self.inner.read(offset, buf)?;
@@ -122,8 +123,8 @@ impl Device for VolatileDevice {
         self.inner.flush()
     }
 
-    /// Passed on at once: the contract lets a discard take effect at any time, and at once is the
-    /// hardest case.
+    /// Passed on at once: the contract lets a discard take effect at any time, and an immediate
+    /// effect is the hardest case.
     fn discard(&self, offset: u64, len: u64) -> Result<()> {
         self.geometry().check("discard", offset, len)?;
         let _drain = self.drain.lock();
