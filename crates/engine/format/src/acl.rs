@@ -1,34 +1,34 @@
-//! POSIX access control lists, in the form in which Linux hands them to user space: the value of
+//! POSIX access control lists, in the form in which Linux passes them to user space: the value of
 //! the attributes `system.posix_acl_access` and `system.posix_acl_default`.
 //!
 //! ```text
 //! version 4 (2) | tag 2 | permissions 2 | id 4 | tag 2 | …
 //! ```
 //!
-//! A valid list (1) is of version 2, (2) has one entry each of the owner, the owning group and the
-//! others, (3) has a mask if it has an entry of a named user or group, and at most one, (4) has its
-//! entries in the order of their tags, (5) grants nothing but read, write and execute, and (6) fits
-//! an attribute.
+//! A valid list (1) is of version 2, (2) has one entry each for the owner, the owning group and the
+//! others, (3) has at most one mask, and has a mask if it has an entry for a named user or group,
+//! (4) has its entries in the order of their tags, (5) grants only read, write and execute, and (6)
+//! fits an attribute.
 
 use crate::item::XATTR_PART_MAX;
 
-/// Whose permissions the mode bits cannot say.
+/// The permissions that go beyond the mode bits.
 pub const ACCESS: &[u8] = b"system.posix_acl_access";
-/// Of a directory: what its new entries get.
+/// The default list of a directory, from which its new entries get theirs.
 pub const DEFAULT: &[u8] = b"system.posix_acl_default";
 
 const VERSION: u32 = 2;
 const HEAD: usize = 4;
 const ENTRY: usize = 8;
-/// The id of an entry that names nobody.
+/// The id of an entry without a named user or group.
 const NOBODY: u32 = u32::MAX;
 
-/// Whether an attribute's value must be a list.
+/// Whether the value of the attribute must be a list.
 pub fn is_acl_name(name: &[u8]) -> bool {
     name == ACCESS || name == DEFAULT
 }
 
-/// Whom an entry is for. The numbers are Linux's, and are on disk.
+/// The users to whom an entry applies. The numbers are Linux's, and are on disk.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[repr(u16)]
 pub enum Tag {
@@ -53,7 +53,7 @@ pub struct Entry {
     pub tag: Tag,
     /// Read 4, write 2, execute 1.
     pub permissions: u16,
-    /// Of a named user or group.
+    /// The id of a named user or group.
     pub id: u32,
 }
 
@@ -62,7 +62,7 @@ pub struct Entry {
 pub struct Acl(Vec<Entry>);
 
 impl Acl {
-    /// `None`: not a valid list.
+    /// `None` if the list is not valid.
     pub fn new(entries: Vec<Entry>) -> Option<Acl> {
         let count = |tag| entries.iter().filter(|e| e.tag == tag).count();
         let once = [Tag::Owner, Tag::OwningGroup, Tag::Others].into_iter().all(|tag| count(tag) == 1);
@@ -73,7 +73,7 @@ impl Acl {
         (once && masked && ordered && fits).then_some(Acl(entries))
     }
 
-    /// `None`: not a valid list.
+    /// `None` if the list is not valid.
     pub fn decode(bytes: &[u8]) -> Option<Acl> {
         let (head, entries) = bytes.split_first_chunk::<HEAD>()?;
         let (entries, rest) = entries.as_chunks::<ENTRY>();
@@ -108,18 +108,18 @@ impl Acl {
         if self.permissions(Tag::Mask).is_some() { Tag::Mask } else { Tag::OwningGroup }
     }
 
-    /// The nine permission bits of a mode that go with the list.
+    /// The nine permission bits of a mode that correspond to the list.
     pub fn mode(&self) -> u32 {
         let bits = |tag| self.permissions(tag).expect("a valid list has it");
         bits(Tag::Owner) << 6 | bits(self.group_class()) << 3 | bits(Tag::Others)
     }
 
-    /// Whether the mode bits say all that the list does.
+    /// Whether the mode bits alone express the list.
     pub fn is_minimal(&self) -> bool {
         self.0.len() == 3
     }
 
-    /// The list after its file's mode was set.
+    /// The list after a chmod of its file to `mode`.
     #[must_use]
     pub fn with_mode(mut self, mode: u32) -> Acl {
         let group = self.group_class();
@@ -134,8 +134,8 @@ impl Acl {
         self
     }
 
-    /// What a file gets that is made with `mode` in a directory with this default list: no class
-    /// has more than both allow.
+    /// The list of a file created with `mode` in a directory with this default list: each class has
+    /// only the permissions that both allow.
     #[must_use]
     pub fn for_new(self, mode: u32) -> Acl {
         let mode = self.mode() & mode;

@@ -4,7 +4,7 @@ fn entry(tag: Tag, permissions: u16, id: u32) -> Entry {
     Entry { tag, permissions, id }
 }
 
-/// As setfacl makes it: `u::rw-,u:1000:rwx,g::r--,m::rwx,o::---`.
+/// A list as setfacl makes it: `u::rw-,u:1000:rwx,g::r--,m::rwx,o::---`.
 fn sample() -> Vec<Entry> {
     vec![
         entry(Tag::Owner, 6, NOBODY),

@@ -1,4 +1,4 @@
-//! Allocation groups: bitmaps with two copies each, and the index that says which copy is current.
+//! Allocation groups: bitmaps with two copies each, and the index that names the current copy.
 //!
 //! Group `g` covers blocks `[g * GROUP_BLOCKS, (g + 1) * GROUP_BLOCKS)`. Its bitmap is one block:
 //! bit `i` (byte `i / 8`, bit `i % 8`) is set when block `g * GROUP_BLOCKS + i` is owned. Copy `h`
@@ -63,8 +63,8 @@ pub struct GroupEntry {
     pub copy: u8,
 }
 
-/// CRC of a bitmap block, as the index records it. It covers the group's number too, so a bitmap in
-/// the wrong place fails.
+/// CRC of a bitmap block, as the index records it. The CRC also covers the group's number, so a
+/// bitmap in the wrong place fails.
 pub fn bitmap_crc(group: u64, bitmap: &[u8]) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c(&group.to_le_bytes()), bitmap)
 }
@@ -103,8 +103,7 @@ pub fn encode_index_block(
     out[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
 }
 
-/// Decodes an index block that lies at `block` and must be of `generation` and start at
-/// `first_group`.
+/// Decodes the index block at `block`, which must be of `generation` and start at `first_group`.
 pub fn decode_index_block(
     bytes: &[u8],
     block: BlockNo,

@@ -1,15 +1,16 @@
-//! Recognises what a device holds already, by the signatures of file systems and other formats. So
-//! data is not formatted over by mistake, and an error can name what was found instead of KedgeFS.
+//! Recognises the present contents of a device by the signatures of file systems and other formats,
+//! so that mkfs does not overwrite data by mistake, and an error can name what was found instead of
+//! KedgeFS.
 //!
-//! A signature is a few bytes at a fixed place. It names a format; it does not say that the rest is
-//! valid.
+//! A signature is a few bytes at a fixed place. It names a format and does not show that the rest
+//! is valid.
 
 use crate::superblock::{SLOTS, Superblock};
 use kedge_base::BLOCK_SIZE;
 
-/// Bytes from the beginning of a device that [`Content::of`] needs, or all if there are fewer.
+/// Bytes from the beginning of a device that [`Content::of`] needs; of a smaller device, all.
 pub const HEAD_BYTES: usize = 128 << 10;
-/// A device counts as blank if this many bytes are zero: the data of an unknown format rarely
+/// A device counts as blank if this many bytes are zero, since the data of an unknown format rarely
 /// starts later.
 const BLANK_BYTES: usize = 64 << 10;
 
@@ -22,8 +23,8 @@ pub enum Content {
     Other(&'static str),
 }
 
-/// (what, offset of the magic, magic). The first that fits: a boot sector may lie before a file
-/// system.
+/// (name, offset of the magic, magic). The first match is taken, and file systems come first, since
+/// a boot sector may precede a file system.
 const SIGNATURES: &[(&str, usize, &[u8])] = &[
     ("an ext2, ext3 or ext4 file system", 1024 + 56, &[0x53, 0xef]),
     ("an XFS file system", 0, b"XFSB"),
@@ -72,7 +73,7 @@ impl Content {
         }
     }
 
-    /// A name for messages. `None`: the device is blank.
+    /// A name for messages; `None` for a blank device.
     pub fn name(self) -> Option<&'static str> {
         match self {
             Content::Blank => None,

@@ -55,29 +55,29 @@ impl FileKind {
     }
 }
 
-/// What chattr(1) sets of a file, with the numbers of `FS_IOC_SETFLAGS`.
+/// The flags that chattr(1) sets on a file, with the numbers of `FS_IOC_SETFLAGS`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub struct FileFlags(u32);
 
 impl FileFlags {
-    /// Nobody may change, rename, link or delete it (`chattr +i`).
+    /// The file cannot be changed, renamed, linked or deleted (`chattr +i`).
     pub const IMMUTABLE: FileFlags = FileFlags(0x10);
-    /// It may only grow at its end; of a directory: names may only be added (`chattr +a`).
+    /// A file may only grow at its end; a directory may only get new names (`chattr +a`).
     pub const APPEND: FileFlags = FileFlags(0x20);
-    /// dump(8) leaves it out (`chattr +d`).
+    /// dump(8) skips the file (`chattr +d`).
     pub const NODUMP: FileFlags = FileFlags(0x40);
-    /// Reading does not move its access time (`chattr +A`).
+    /// Reading the file does not change its access time (`chattr +A`).
     pub const NOATIME: FileFlags = FileFlags(0x80);
 
     const ALL: u32 = Self::IMMUTABLE.0 | Self::APPEND.0 | Self::NODUMP.0 | Self::NOATIME.0;
-    /// What a new inode gets from its directory.
+    /// The flags that a new inode inherits from its directory.
     const INHERITED: u32 = Self::NODUMP.0 | Self::NOATIME.0;
 
     pub const fn bits(self) -> u32 {
         self.0
     }
 
-    /// `None`: there are bits that mean nothing here.
+    /// `None` if a bit is set that has no meaning here.
     pub const fn from_bits(bits: u32) -> Option<FileFlags> {
         if bits & !Self::ALL == 0 { Some(FileFlags(bits)) } else { None }
     }
@@ -91,7 +91,7 @@ impl FileFlags {
         self.0 & other.0 != 0
     }
 
-    /// Those that a new inode gets from its directory, which has `self`.
+    /// The flags that a new inode inherits from a directory with these flags.
     #[must_use]
     pub const fn inherited(self) -> FileFlags {
         FileFlags(self.0 & Self::INHERITED)
@@ -115,12 +115,12 @@ pub struct InodeCore {
     pub gid: u32,
     /// Directories: 2 + number of subdirectories.
     pub nlink: u32,
-    /// Bytes; of a directory, the number of its entries without "." and "..".
+    /// Bytes; for a directory, the number of its entries without "." and "..".
     pub size: u64,
     /// Allocated 4 KiB blocks.
     pub blocks: u64,
     pub rdev: u64,
-    /// Of a directory, the directory that names it (the root names itself); else 0.
+    /// For a directory, the directory that contains it (the root contains itself); else 0.
     pub parent: Ino,
     /// Counts every change (statx change cookie).
     pub change: u64,
@@ -173,10 +173,10 @@ impl InodeCore {
         FileKind::from_mode(self.mode)
     }
 
-    /// The flags that mean something if the image may have any
-    /// ([`Geometry::file_flags`](crate::superblock::Geometry::file_flags)). The field holds others
-    /// only in a damaged image: nobody could take a flag back from what is neither file nor
-    /// directory.
+    /// The flags in effect, if the image may have any
+    /// ([`Geometry::file_flags`](crate::superblock::Geometry::file_flags)). Flags of an inode that
+    /// is neither file nor directory have no effect: only a damaged image has them, and no call
+    /// could clear them.
     pub fn file_flags(&self) -> FileFlags {
         let flags = FileFlags::from_bits_truncate(self.flags);
         match self.kind() {
@@ -185,7 +185,7 @@ impl InodeCore {
         }
     }
 
-    /// Whether size and blocks are small enough to calculate with.
+    /// Whether size and blocks are small enough for sums without overflow.
     pub(crate) fn is_possible(&self) -> bool {
         self.size <= crate::SIZE_MAX && self.blocks <= crate::BLOCKS_MAX
     }

@@ -10,20 +10,21 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Longest name of a directory entry or of an extended attribute, in bytes.
 pub const NAME_MAX: usize = 255;
-/// Longest value of an extended attribute, in bytes: Linux allows no longer one.
+/// Longest value of an extended attribute, in bytes, as in Linux.
 pub const XATTR_VALUE_MAX: usize = 65536;
-/// Longest value that lies in one item with its name. A larger one lies in parts of this size.
+/// Longest value that is stored in one item with its name. A longer value is split into parts of
+/// this size.
 pub const XATTR_PART_MAX: usize = 4096;
 /// Longest symlink target, in bytes.
 pub const SYMLINK_MAX: usize = 4095;
-/// Largest item value a leaf must take.
+/// Largest item value that a leaf must hold.
 pub const VALUE_MAX: usize = 1 + NAME_MAX + XATTR_PART_MAX;
-/// Longest extent, in blocks: no extent crosses an allocation group.
+/// Longest extent, in blocks: an extent does not cross an allocation group.
 pub const EXTENT_BLOCKS_MAX: u64 = 32768;
 /// Largest file size in bytes: every file block number fits 43 bits.
 pub const FILE_SIZE_MAX: u64 = (1 << 55) - 4096;
 
-/// Names whose hashes collide differ in the low bits of their slot; a lookup scans all ordinals of
+/// Names whose hashes collide differ in the low bits of their slots; a lookup scans all ordinals of
 /// the hash.
 pub const SLOT_ORDINALS: u64 = 256;
 
@@ -90,13 +91,13 @@ pub struct Xattr<'a> {
 }
 
 impl Xattr<'_> {
-    /// The one item of an attribute with a small value.
+    /// The item of an attribute whose value fits one item.
     pub fn encode(&self) -> Vec<u8> {
         assert!(self.value.len() <= XATTR_PART_MAX, "a larger value takes several items");
         [&[self.name.len() as u8][..], self.name, self.value].concat()
     }
 
-    /// The items of the attribute, for its slot and those behind it.
+    /// The items of the attribute, for its slot and the slots after it.
     pub fn items(&self) -> Vec<Vec<u8>> {
         assert!(self.value.len() <= XATTR_VALUE_MAX, "attribute values are bounded by the format");
         if self.value.len() <= XATTR_PART_MAX {
@@ -125,12 +126,12 @@ pub fn xattr_slots(value_len: usize) -> u64 {
 /// Large   0 · name length 1 · name · value length 4 (4097 to 65536)
 /// Part    0 · 0 · index 1 · bytes (4096, those of the last part: the rest)
 /// ```
-/// The parts of a large value lie in the slots behind its `Large` item, in order.
+/// The parts of a large value are in the slots after its `Large` item, in order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum XattrItem<'a> {
     /// An attribute with its value.
     Small(Xattr<'a>),
-    /// An attribute whose value has this length and lies in parts.
+    /// An attribute whose value has this length and is stored in parts.
     Large {
         name: &'a [u8],
         len: usize,
@@ -177,7 +178,7 @@ impl<'a> XattrItem<'a> {
         }
     }
 
-    /// The item with this name, if it has one, and zeros for its bytes of the value.
+    /// The item with this name, if it has a name, and zeros for its bytes of the value.
     pub fn blank(&self, name: &[u8]) -> Vec<u8> {
         match *self {
             XattrItem::Small(xattr) => Xattr { name, value: &vec![0; xattr.value.len()] }.encode(),
@@ -192,7 +193,7 @@ impl<'a> XattrItem<'a> {
     }
 }
 
-/// The parts of a large value that are still to come.
+/// The parts of a large value that have not been read yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct XattrRest {
     slot: u64,
@@ -201,12 +202,12 @@ pub struct XattrRest {
 }
 
 impl XattrRest {
-    /// All parts of the value of this length whose `Large` item lies in `slot`.
+    /// All parts of a value of this length whose `Large` item is in `slot`.
     pub fn new(slot: u64, len: usize) -> XattrRest {
         XattrRest { slot: slot.saturating_add(1), index: 0, left: len }
     }
 
-    /// Takes the next part. False if this is not it.
+    /// Takes the next part. Returns false if `item` is not the next part.
     pub fn take(&mut self, slot: u64, item: XattrItem<'_>) -> bool {
         let XattrItem::Part { index, bytes } = item else { return false };
         let fits = (slot, index) == (self.slot, self.index) && bytes.len() == self.left.min(XATTR_PART_MAX);
@@ -217,7 +218,7 @@ impl XattrRest {
         fits
     }
 
-    /// The slot of the next part; `None`: there was the last one.
+    /// The slot of the next part; `None` after the last.
     pub fn next_slot(&self) -> Option<u64> {
         (self.left > 0).then_some(self.slot)
     }
@@ -228,7 +229,7 @@ pub(crate) fn fits(start: u64, blocks: u64) -> bool {
     start.checked_add(blocks).is_some_and(|end| end <= crate::BLOCKS_MAX)
 }
 
-/// The place of a run of file blocks. Its first file block is the key's offset.
+/// The blocks of an extent. Its first file block is the offset of the item's key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ExtentItem {
     pub start: BlockNo,
@@ -307,7 +308,7 @@ pub enum Orphan {
 }
 
 impl Orphan {
-    /// Bytes of an encoded one.
+    /// Bytes of an encoded orphan item.
     pub const SIZE: usize = 1;
 
     pub fn encode(self) -> [u8; Orphan::SIZE] {

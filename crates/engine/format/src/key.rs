@@ -2,8 +2,8 @@
 
 use kedge_base::Ino;
 
-/// What an item holds. The numbers are on disk; their order is the order of an inode's items in the
-/// tree.
+/// The kind of an item. The numbers are on disk; their order is the order of an inode's items in
+/// the tree.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 #[repr(u8)]
 pub enum ItemKind {
@@ -24,7 +24,7 @@ pub enum ItemKind {
 }
 
 impl ItemKind {
-    /// What the offset of the key is, and what the value.
+    /// The contents of the key's offset, and of the value.
     pub const fn contents(self) -> (&'static str, &'static str) {
         match self {
             ItemKind::Inode => ("0", "inode core"),

@@ -7,7 +7,7 @@ pub struct Field {
     pub name: &'static str,
     pub offset: usize,
     pub bytes: usize,
-    /// What a reader has to know besides the name; may be empty.
+    /// A note for readers of the table; may be empty.
     pub note: &'static str,
 }
 
@@ -31,7 +31,7 @@ impl Layout {
 
 /// `layout!(NAME: Struct, size, { field: offset, bytes, "note"; … })` makes `NAME` a [`Layout`] and
 /// asserts at compile time the size of the structure, and the offset and size of each field. Fields
-/// are listed in order and without gaps, so no field can be missing.
+/// are listed in order and without gaps, so that none can be missing.
 macro_rules! layout {
     ($name:ident: $raw:ty, $size:expr, { $($field:ident: $offset:expr, $bytes:expr $(, $note:literal)?;)* }) => {
         const _: () = {

@@ -15,8 +15,8 @@
 //! the blocks of the last group beyond the end of the image.
 //!
 //! # Decoding
-//! Decoders accept any bytes. They return [`kedge_base::Error::Corrupt`], which names kind and
-//! block. They never panic, and never allocate more than the bytes can justify.
+//! Decoders accept any bytes. Errors are [`kedge_base::Error::Corrupt`] with kind and block. A
+//! decoder never panics, and never allocates more than the bytes can justify.
 #![forbid(unsafe_code)]
 
 pub mod acl;
@@ -36,7 +36,7 @@ pub use key::{ItemKind, Key};
 
 /// The number of blocks that have byte offsets.
 pub const BLOCKS_MAX: u64 = u64::MAX / kedge_base::BLOCK_SIZE as u64;
-/// Highest inode number: a superblock may hold the next one.
+/// Highest inode number, since a superblock must be able to hold the next one.
 pub const INO_MAX: u64 = superblock::OPEN_MAX - 1;
 /// Upper bound on file sizes in records and items, above the largest size that is allowed. Sums of
 /// offsets and lengths then stay far from overflow.
@@ -49,10 +49,10 @@ pub(crate) fn crc_without(bytes: &[u8], crc_at: usize) -> u32 {
     crc32c::crc32c_append(crc, &bytes[crc_at + 4..])
 }
 
-/// Recomputes the checksum of a metadata block, and the hashes of a log write or node, whatever
-/// else it holds. For tests that damage images and need valid checksums. `bytes` are the whole
-/// block, node or log write of an image with this secret. False if the magic is not one of this
-/// format.
+/// Recomputes the checksum of a metadata block, and the hashes of a log write or node, whatever the
+/// rest of it holds. For tests that damage images and need valid checksums. `bytes` are the whole
+/// block, node or log write of an image with this secret. Returns false if the magic is not one of
+/// this format.
 pub fn reseal(bytes: &mut [u8], secret: &logwrite::LogSecret) -> bool {
     let crc_at = match bytes.get(..8) {
         Some(b"KEDGEFS\0") => 12,

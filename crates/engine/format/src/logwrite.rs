@@ -6,7 +6,7 @@
 //! 2. `crc` is the CRC32C of the whole write (padding included) with the `crc` field zero, and
 //!    `body` the SipHash-1-3 of the payload under the same secret.
 //! 3. `uuid` is the image's.
-//! 4. `epoch` is the one the superblock slot names.
+//! 4. `epoch` is the epoch in the superblock slot.
 //! 5. `lsn` equals `n`, the position at which the previous valid write ended.
 //! 6. `blocks` is at least 1 and at most [`WRITE_BLOCKS_MAX`] and the ring's size; header and
 //!    payload fit it.
@@ -16,25 +16,24 @@
 //! Recovery stops at the first position without a valid write. Some findings there and beyond are
 //! corruption instead of the end of the log: a write that fails rule 7 alone, a write of a newer
 //! epoch or with a newer tail, which proves that a newer superblock slot was lost, and a later
-//! write whose `durable_lsn` lies above the stop. The tables in `kedge_log::scan` list all cases.
+//! write whose `durable_lsn` is above the stop. The tables in `kedge_log::scan` list all cases.
 //!
 //! # Why no file's content can pass for a log write
-//! Small data of files lies in the ring as its owner wrote it, at predictable places. Block
-//! boundaries fall into it, and a scan looks at every block beyond the stop. Magic, uuid and CRC
-//! are no secret. Without a key a user could put a header of a later epoch into a file. The image
-//! would then look as if its newest superblock was lost: after a clean unmount neither a mount,
-//! read-only or not, nor `fsck -p` would take it. A user who knows this format can try the
-//! following:
-//! - *Make up a header.* It needs a tag under 128 secret bits that no program shows and no file
+//! Small file data is stored in the ring as the application wrote it, at predictable places. Block
+//! boundaries fall into it, and a scan reads every block beyond the stop. Magic, uuid and CRC are
+//! no secret. Without a key a user could put a header of a later epoch into a file. The image would
+//! then look as if its newest superblock was lost: after a clean unmount neither a mount, read-only
+//! or not, nor `fsck -p` would accept it. A user who knows this format can try the following:
+//! - *Make up a header.* It needs a tag under 128 secret bits, which no program shows and no file
 //!   holds. A guess succeeds with one chance in 2^64 for each block, and failures reveal nothing.
 //! - *Take a header from the log.* Blocks of the ring never belong to a file, and no read of a file
 //!   reaches them. Remains of earlier mounts and laps have valid tags, but for their own epoch and
 //!   LSN, so rules 4 and 5 exclude them. The engine never writes a header into a file.
 //! - *Replace the body after a genuine header.* After a power failure during a write, its header
-//!   can be new while sectors of its body are what the ring held before. A user may have chosen
-//!   those bytes so that the CRC is correct: a CRC is linear, and four free bytes suffice. Such a
-//!   body would be replayed as records, with any owner and mode in them. So the payload has a keyed
-//!   hash of its own. The padding, which nothing reads, has only the CRC.
+//!   can be new while sectors of its body hold the previous contents of the ring. A user may have
+//!   chosen those bytes so that the CRC is correct: a CRC is linear, and four free bytes suffice.
+//!   Such a body would be replayed as records, with any owner and mode in them. So the payload has
+//!   a keyed hash of its own. The padding, which nothing reads, has only the CRC.
 //!
 //! This protects against file content only. A user who can read the image's blocks can read the
 //! secret, and a copy of an image has the secret of the original. So an image must not be readable
@@ -64,7 +63,7 @@ pub const WRITE_BLOCKS_MAX: u32 = 256;
 /// No log reaches this position, and sums above it do not overflow.
 pub const LSN_MAX: u64 = 1 << 62;
 
-/// Random bytes that are made with the image. They key log writes and tree nodes. Knowing them is
+/// Random bytes that are made with the image and key its log writes and tree nodes. Knowing them is
 /// enough to forge either, so no program shows them. `Debug` hides them too, since the text of a
 /// superblock uses it.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
@@ -76,7 +75,7 @@ impl std::fmt::Debug for LogSecret {
     }
 }
 
-/// The key by which log writes of an image are recognised.
+/// The key that identifies log writes of an image.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LogKey {
     pub uuid: uuid::Uuid,
@@ -136,7 +135,7 @@ fn body_hash(secret: &LogSecret, payload: &[u8]) -> u64 {
     hasher.finish()
 }
 
-/// Recomputes tag, body hash and CRC, whatever else a write holds. For tests that damage images.
+/// Recomputes tag, body hash and CRC, whatever the write holds. For tests that damage images.
 pub(crate) fn reseal(bytes: &mut [u8], secret: &LogSecret) -> bool {
     let Ok((mut raw, _)) = RawHeader::read_from_prefix(bytes) else { return false };
     let end = HEADER_SIZE.saturating_add(raw.payload_bytes.get() as usize).min(bytes.len());
@@ -192,9 +191,9 @@ impl WriteHeader {
         assert!(reseal(write, &key.secret), "a log write holds a header");
     }
 
-    /// Reads a header: rules 1, 3 and the bounds of rule 6. `None`: no log write of this image
-    /// starts here. This is the only way from bytes to a header, so none is taken for genuine
-    /// without the key.
+    /// Reads a header: rules 1, 3 and the bounds of rule 6. `None` if no log write of this image
+    /// starts here. This is the only way from bytes to a header, so no header is accepted without
+    /// the key.
     pub fn peek(key: &LogKey, block: &[u8]) -> Option<WriteHeader> {
         let (raw, _) = RawHeader::read_from_prefix(block).ok()?;
         let blocks = raw.blocks.get();
@@ -228,8 +227,8 @@ impl WriteHeader {
         raw.body.get() == body_hash(&key.secret, payload) || broken::is(Variant::UnkeyedLog)
     }
 
-    /// Rule 7: the records of a whole write with their positions, or `None` when the frames do not
-    /// divide the payload.
+    /// Rule 7: the records of a whole write with their positions, or `None` if the frames do not
+    /// divide the payload exactly.
     pub fn records<'a>(&self, write: &'a [u8]) -> Option<Vec<(Lsn, &'a [u8])>> {
         let end = HEADER_SIZE + self.payload_bytes as usize;
         let mut at = HEADER_SIZE;

@@ -90,7 +90,7 @@ fn the_tag_needs_the_secret() {
 }
 
 /// Four bytes at `at` that give `write` the CRC32C `want`: the checksum is linear, so each bit of
-/// them flips fixed bits of it.
+/// the four bytes flips fixed bits of the checksum.
 fn collide(write: &mut [u8], at: usize, want: u32) {
     write[at..at + 4].fill(0);
     let base = crc_without(write, CRC_AT);
@@ -102,7 +102,7 @@ fn collide(write: &mut [u8], at: usize, want: u32) {
             (change, 1 << bit)
         })
         .collect();
-    // Elimination: afterwards row `bit` is the only one whose change has it.
+    // Elimination: afterwards row `bit` is the only row with that bit in its change.
     let (mut need, mut bytes) = (base ^ want, 0);
     for bit in 0..32 {
         let pivot = (bit..32).find(|&i| rows[i].0 >> bit & 1 == 1).expect("a CRC has full rank");
@@ -124,8 +124,8 @@ fn collide(write: &mut [u8], at: usize, want: u32) {
     write[at..at + 4].copy_from_slice(&bytes.to_le_bytes());
 }
 
-/// The sector with the header is new. The others hold what a file's owner had planted in the ring:
-/// a record with the same checksum as the one that was written.
+/// The sector with the header is new. The other sectors hold what a user had planted in the ring: a
+/// record with the same checksum as the record that was written.
 #[test]
 fn planted_sectors_behind_a_genuine_header_are_no_records() {
     const SECTOR: usize = 512;
@@ -140,7 +140,7 @@ fn planted_sectors_behind_a_genuine_header_are_no_records() {
 }
 
 proptest! {
-    /// Whatever a header says, resealing and reading it neither panics nor reads beyond the write.
+    /// Whatever a header holds, resealing and reading it neither panics nor reads beyond the write.
     #[test]
     fn any_header_can_be_resealed_and_read(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
         let mut write = sealed(0, b"abc");

@@ -7,7 +7,8 @@
 //! ```
 //! Header, slot and child: [`HEADER_LAYOUT`], [`SLOT_LAYOUT`], [`CHILD_LAYOUT`].
 //!
-//! Keys lie in the slots, not with their values. So a search reads one dense array, and no value.
+//! Keys are stored in the slots, apart from their values, so that a search reads one dense array
+//! and no value.
 //!
 //! A *leaf* (level 0) holds items: any value of up to [`VALUE_MAX`] bytes. An *inner* node of level
 //! `n` holds children of level `n - 1`: the value is the child's address and generation, the key is
@@ -17,9 +18,9 @@
 //! # A valid node
 //! 1. is [`NODE_SIZE`] bytes and starts with the magic;
 //! 2. matches its CRC32C, taken over the whole node with the CRC field as zero;
-//! 3. has the uuid, address, generation and level that its parent (or the superblock) says. The
-//!    generation is that in which the node was born. A different one means that a write never
-//!    reached the device, or went to the wrong place;
+//! 3. has the uuid, address, generation and level that its parent (or the superblock) names. The
+//!    generation is that in which the node was born. A different generation means that a write
+//!    never reached the device, or went to the wrong place;
 //! 4. has its slots end at or below `heap_start`, and `heap_start` inside the node; an inner node
 //!    has an item;
 //! 5. has every value inside `[heap_start, NODE_SIZE)`, no two overlapping, and the bytes between
@@ -32,28 +33,28 @@
 //! nodes that passed it or that this module built; on other bytes they may panic, never more.
 //!
 //! # A genuine node
-//! is a valid one whose `tag` is the SipHash-1-3 of the whole node, with the fields `tag` and `crc`
-//! as zero, under the image's [`LogSecret`]. The engine writes no other. [`NodeView::is_genuine`]
-//! tests it.
+//! is a valid node whose `tag` is the SipHash-1-3 of the whole node, with the fields `tag` and
+//! `crc` as zero, under the image's [`LogSecret`]. The engine writes no other nodes.
+//! [`NodeView::is_genuine`] tests it.
 //!
-//! A reader that comes from the parent need not test it: the parent names address and generation,
-//! and the engine wrote a node there. A repair that searches for nodes among blocks to which
-//! nothing points must test it, because it also meets blocks of files. A user who knows this format
-//! can read the uuid and compute a CRC, and so could put a leaf into a file. Such a user can try
-//! the following:
+//! A reader that follows a parent's pointer need not test the tag: the parent names address and
+//! generation, and the engine wrote a node there. A repair that searches for nodes in unreferenced
+//! blocks must test it, because it also reads blocks of files. A user who knows this format can
+//! read the uuid and compute a CRC, and so could put a leaf into a file. Such a user can try the
+//! following:
 //! - *Make up a leaf.* It needs a tag under 128 secret bits. A guess succeeds with one chance in
 //!   2^64 for each block.
 //! - *Copy a genuine node.* Its blocks do not belong to a file while the node exists, and no file
-//!   shows what its blocks held before. A node also names its address, so a copy is valid nowhere
-//!   else.
+//!   shows the previous contents of its blocks. A node also names its address, so a copy is valid
+//!   nowhere else.
 //! - *Keep the header of a genuine node that was freed, and replace the rest*, in blocks that a
 //!   file took and did not write completely. A tag over the header and the CRC would not suffice: a
 //!   CRC is linear, and four free bytes correct it. So the tag covers the whole node.
-//! - *Make the engine tag chosen bytes.* Under the same secret it hashes payloads of log writes,
-//!   which begin with the length of a record. A node begins with the magic, which is no such
-//!   length. And the engine shows no tag.
+//! - *Make the engine tag chosen bytes.* Under the same secret the engine hashes payloads of log
+//!   writes, which begin with the length of a record. A node begins with the magic, which is not a
+//!   possible length. And the engine shows no tag.
 //!
-//! A reader that comes from the parent pays nothing for the tag. A checkpoint pays some ten
+//! A reader that follows a parent's pointer pays nothing for the tag. A checkpoint pays some ten
 //! microseconds for each node. The alternative was a keyed CRC, but a CRC stays linear whatever is
 //! mixed into it.
 
@@ -152,8 +153,8 @@ crate::layout::layout!(CHILD_LAYOUT: RawChild, CHILD_SIZE, {
     generation: 8, 8, "in which the child was born";
 });
 const _: () = assert!(NODE_SIZE <= u16::MAX as usize, "heap offsets are 16 bits");
-// Splitting a full leaf around an item of the largest size leaves two halves that both fit: see the
-// tree's split.
+// Splitting a full leaf around an item of the largest size must leave two halves that both fit: see
+// the tree's split.
 const _: () = assert!(3 * item_cost(VALUE_MAX) <= NODE_PAYLOAD);
 
 /// Bytes of a node that an item with a value of `len` bytes takes.
@@ -161,7 +162,7 @@ pub const fn item_cost(len: usize) -> usize {
     SLOT + len
 }
 
-/// Where a child lies and when it was born.
+/// Address of a child and the generation in which it was born.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct Child {
     pub addr: BlockNo,
@@ -308,7 +309,8 @@ impl<'a> NodeView<'a> {
         Ok(())
     }
 
-    /// Whether the engine made this node for this image: the tag is right. See the module's page.
+    /// Whether the engine wrote this node for this image: the tag is correct. See the head of the
+    /// module.
     pub fn is_genuine(&self, secret: &LogSecret) -> bool {
         self.u64_at(TAG_AT) == tag(self.bytes, secret)
     }
@@ -366,7 +368,7 @@ impl<'a> NodeView<'a> {
         NODE_PAYLOAD - self.free_space()
     }
 
-    /// The parts of the node that hold something: all but the gap between slots and heap.
+    /// The parts of the node that hold data: everything except the gap between slots and heap.
     pub fn occupied(&self) -> [Range<usize>; 2] {
         [0..self.slots_end(), self.heap_start()..NODE_SIZE]
     }
@@ -399,7 +401,8 @@ impl<'a> NodeView<'a> {
         Child::decode(self.value(i).try_into().expect("inner values are children"))
     }
 
-    /// `Ok(i)` where the key lies, or `Err(i)` where it would be inserted.
+    /// Returns `Ok(i)` with the key's index, or `Err(i)` with the index at which it would be
+    /// inserted.
     #[inline]
     pub fn search(&self, key: &Key) -> Result<usize, usize> {
         let want = Packed::of_key(key);
@@ -411,9 +414,9 @@ impl<'a> NodeView<'a> {
         }
     }
 
-    /// [`NodeView::search`] with a guess where to start (interpolation). Keys between `low` and
-    /// `high` are often evenly spread, and in a node that is not in the processor's caches each
-    /// probe is a miss. The answer is correct for any bounds.
+    /// [`NodeView::search`] that starts from a guess (interpolation). Keys between `low` and `high`
+    /// are often evenly spread, and in a node outside of the processor's caches each probe is a
+    /// miss. The result is correct for any bounds.
     #[inline]
     pub fn search_between(&self, key: &Key, low: &Key, high: Option<&Key>) -> Result<usize, usize> {
         let slots = self.slots();
@@ -429,7 +432,7 @@ impl<'a> NodeView<'a> {
         }
     }
 
-    /// Which child of an inner node is responsible for the key: the last one whose lower bound is
+    /// The child of an inner node whose range holds the key: the last child whose lower bound is
     /// not above it.
     #[inline]
     pub fn child_index(&self, key: &Key) -> usize {
@@ -463,8 +466,8 @@ fn lower_bound(slots: &[[u8; SLOT]], want: Packed) -> usize {
     low
 }
 
-/// Where `want` would lie among `items` keys spread evenly from `low` to `high`. `None` if a guess
-/// is not worth it.
+/// The index of `want` if the `items` keys are spread evenly from `low` to `high`. `None` if a
+/// guess does not pay.
 #[inline(always)]
 fn guess(want: Packed, low: &Key, high: &Key, items: usize) -> Option<usize> {
     let (low, high) = (Packed::of_key(low).0, Packed::of_key(high).0);
@@ -477,11 +480,10 @@ fn guess(want: Packed, low: &Key, high: &Key, items: usize) -> Option<usize> {
     Some(((part * items as f64) as usize).min(items - 1))
 }
 
-/// [`lower_bound`], looking around `guess` first, in strides that double. `guess` is the index of a
-/// slot.
+/// [`lower_bound`] that searches from `guess`, the index of a slot, in strides that double.
 #[inline(always)]
 fn lower_bound_near(slots: &[[u8; SLOT]], want: Packed, guess: usize) -> usize {
-    // As many slots as share a cache line.
+    // The number of slots on a cache line.
     let mut stride = 3;
     let (mut low, mut high) = (0, slots.len());
     if Packed::of_slot(&slots[guess]) < want {
@@ -574,7 +576,7 @@ impl<'a> NodeMut<'a> {
         self.bytes[GENERATION_AT..GENERATION_AT + 8].copy_from_slice(&generation.0.to_le_bytes());
     }
 
-    /// For the root pointer that the tree keeps as a node in memory; nodes on the device never
+    /// For the root pointer, which the tree keeps as a node in memory; nodes on the device never
     /// change level.
     pub fn set_level(&mut self, level: u8) {
         self.bytes[LEVEL_AT] = level;
@@ -590,14 +592,14 @@ impl<'a> NodeMut<'a> {
         self.set_u16(at + 2, len);
     }
 
-    /// Replaces a key; the caller keeps the order.
+    /// Replaces a key; the caller preserves the order.
     pub fn set_key(&mut self, i: usize, key: &Key) {
         assert!(i < self.view().items());
         let at = NodeMut::slot_at(i);
         self.bytes[at..at + Key::SIZE].copy_from_slice(&key.encode());
     }
 
-    /// Puts a value into the free space, which must have room in one piece.
+    /// Copies a value into the free space, which must have room in one piece.
     fn place(&mut self, value: &[u8]) -> usize {
         if value.is_empty() {
             return NODE_SIZE;
@@ -616,8 +618,8 @@ impl<'a> NodeMut<'a> {
         }
     }
 
-    /// Inserts an item before item `i`; the caller keeps the order. False, and nothing changed, if
-    /// there is no room.
+    /// Inserts an item before item `i`; the caller preserves the order. Without room, returns false
+    /// and changes nothing.
     pub fn insert_at(&mut self, i: usize, key: &Key, value: &[u8]) -> bool {
         let items = self.view().items();
         assert!(i <= items);
@@ -634,7 +636,8 @@ impl<'a> NodeMut<'a> {
         true
     }
 
-    /// Adds an item after the others; the caller keeps the order and ensures that there is room.
+    /// Adds an item after the others; the caller preserves the order and ensures that there is
+    /// room.
     pub fn append(&mut self, key: &Key, value: &[u8]) {
         assert!(self.insert_at(self.view().items(), key, value), "appended items fit");
     }
@@ -646,7 +649,7 @@ impl<'a> NodeMut<'a> {
         }
     }
 
-    /// Gives the heap bytes of a value back.
+    /// Frees the heap bytes of a value.
     fn release(&mut self, span: Range<usize>) {
         if span.start == self.view().heap_start() && !span.is_empty() {
             self.set_u16(HEAP_AT, span.end);
@@ -686,7 +689,7 @@ impl<'a> NodeMut<'a> {
         }
     }
 
-    /// Replaces a value. False, and nothing changed, if there is no room.
+    /// Replaces a value. Without room, returns false and changes nothing.
     pub fn replace_value(&mut self, i: usize, value: &[u8]) -> bool {
         let span = slot_span(&self.view().slots()[i]);
         if value.len() == span.len() {
@@ -697,7 +700,7 @@ impl<'a> NodeMut<'a> {
             return false;
         }
         self.release(span);
-        // Empty meanwhile, so that a compaction does not carry the old value along.
+        // Emptied first, so that a compaction does not move the old value.
         self.set_span(i, NODE_SIZE, 0);
         self.make_contiguous(value.len());
         let offset = self.place(value);

@@ -42,7 +42,7 @@ fn a_tag_answers_for_each_bit_of_the_node_and_of_the_secret() {
         bytes[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
     };
     let (mut flipped, mut valid) = (0, 0);
-    // Each bit of the header and the first slots, then one in each word.
+    // Each bit of the header and of the first slots, then one bit in each word.
     let places = (0..HEADER + 2 * SLOT).flat_map(|at| (0..8).map(move |bit| (at, bit)));
     for (at, bit) in places.chain((HEADER..NODE_SIZE).step_by(8).map(|at| (at, at / 8 % 8))) {
         if (CRC_AT..CRC_AT + 4).contains(&at) {

@@ -12,7 +12,7 @@
 use crate::{InodeCore, Key};
 use kedge_base::{BlockNo, Error, Extent, Ino, Lsn, Result, Timespec};
 
-/// The operation of a record. Only for people and statistics: replay looks at the edits alone.
+/// The operation of a record. For displays and statistics only: replay uses the edits alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[repr(u8)]
 pub enum RecordOp {
@@ -159,9 +159,9 @@ pub enum Edit<'a> {
     Delete {
         key: Key,
     },
-    /// Takes blocks, which must be free.
+    /// Allocates blocks, which must be free.
     Alloc(Extent),
-    /// Gives blocks back, which must be allocated.
+    /// Frees blocks, which must be allocated.
     Free(Extent),
     /// File bytes whose newest durable copy is this record until a `Drop` covers them.
     Data {
@@ -169,15 +169,14 @@ pub enum Edit<'a> {
         offset: u64,
         bytes: &'a [u8],
     },
-    /// Like `Data` with `len` zero bytes, all of one block: the rest of a block at a cut, never
-    /// more.
+    /// Like `Data` with `len` zero bytes within one block: the rest of a block after a cut.
     Zero {
         ino: Ino,
         offset: u64,
         len: u64,
     },
-    /// Log-resident bytes of the range are void: they are in place, or gone with a truncate, punch
-    /// or unlink.
+    /// Ends log residency of the bytes in the range: they are in place, or removed by a truncate,
+    /// punch or unlink.
     Drop {
         ino: Ino,
         offset: u64,
@@ -241,13 +240,13 @@ pub const EDITS: [EditLayout; 8] = [
     EditLayout { tag: tag::DROP, name: "Drop", parts: RANGE_PARTS },
 ];
 
-/// Bytes of the edits in a record, from the same table. What an operation reserves is added up from
-/// them.
+/// Bytes of the edits in a record, computed from the same table. Operations add up their
+/// reservations from them.
 pub mod size {
     use super::{EDITS, InodeMask, tag};
     use crate::item::ExtentItem;
 
-    /// Tag and body of an edit, without what a length or a mask adds.
+    /// Tag and body of an edit, without the bytes that a length or a mask adds.
     const fn fixed(tag: u8) -> u64 {
         let mut bytes = 1;
         let mut at = 0;
@@ -337,7 +336,7 @@ pub mod tables {
     }
 }
 
-/// A place in a record that is being built.
+/// A position in a record that is being built.
 #[derive(Clone, Copy, Debug)]
 pub struct Mark {
     bytes: usize,
@@ -468,12 +467,12 @@ impl RecordBuilder {
         self.bytes.len()
     }
 
-    /// The record as it stands, for [`RecordBuilder::go_back`].
+    /// The end of the record so far, for [`RecordBuilder::go_back`].
     pub fn mark(&self) -> Mark {
         Mark { bytes: self.bytes.len(), edits: self.edits }
     }
 
-    /// Takes back the edits that were added since.
+    /// Removes the edits that were added after the mark.
     pub fn go_back(&mut self, mark: Mark) {
         self.bytes.truncate(mark.bytes);
         self.edits = mark.edits;
@@ -538,7 +537,7 @@ impl<'a> Reader<'a> {
     fn range(&mut self, wide: bool) -> Option<(Ino, u64, u64)> {
         let (ino, offset) = (Ino(self.u64()?), self.u64()?);
         let len = if wide { self.u64()? } else { self.u32()? as u64 };
-        // A range may reach to the end of all offsets: "from here on".
+        // A range may extend to the end of all offsets, which means "from here on".
         offset.checked_add(len)?;
         Some((ino, offset, len))
     }
@@ -617,8 +616,8 @@ fn within_block(offset: u64, len: u64) -> bool {
 }
 
 impl<'a> Record<'a> {
-    /// Decodes a record that lies at `lsn`. Every edit is then well-formed; the store finds out
-    /// whether it can be applied.
+    /// Decodes a record at `lsn`. Every edit is then well-formed; only the store can check whether
+    /// it can be applied.
     pub fn decode(lsn: Lsn, bytes: &'a [u8]) -> Result<Record<'a>> {
         let bad = || Error::corrupt_log(lsn, "malformed record");
         let mut r = Reader(bytes);

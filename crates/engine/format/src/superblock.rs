@@ -6,8 +6,8 @@
 //!    which it points is durable. The other slot is untouched, so one slot is valid at every
 //!    moment.
 //! 2. A mount takes the valid slot with the higher generation. If the newer slot was destroyed and
-//!    the log was written since, recovery notices: the log carries a newer tail than the older
-//!    slot's, or a newer epoch ([`crate::logwrite`]).
+//!    the log was written since, recovery notices: the log has a newer tail than the older slot, or
+//!    a newer epoch ([`crate::logwrite`]).
 //! 3. Geometry, identity and features are equal in both slots.
 //! 4. `tail_lsn <= checkpoint_lsn`. The tree holds exactly the records below `checkpoint_lsn`;
 //!    records from `tail_lsn` on are still needed for the data in them.
@@ -28,8 +28,8 @@ const VERSION: u32 = 2;
 pub const SLOTS: [BlockNo; 2] = [BlockNo(0), BlockNo(16)];
 /// Smallest image, in bytes.
 pub const IMAGE_MIN: u64 = 16 << 20;
-/// Largest image, in bytes (1 PiB). An image file may be sparse: what is kept in memory for each
-/// group is bounded by this.
+/// Largest image, in bytes (1 PiB). An image file may be sparse, so this is what bounds the memory
+/// that is kept for each group.
 pub const IMAGE_MAX: u64 = 1 << 50;
 /// Smallest log, in bytes.
 pub const LOG_MIN: u64 = 1 << 20;
@@ -40,18 +40,17 @@ pub const LABEL_MAX: usize = 64;
 /// First block after the superblock slots: no area starts below it.
 const FIRST_AREA: u64 = 17;
 
-/// Incompatible feature: attributes may be access control lists ([`crate::acl`]). A version that
-/// does not know them would take the mode bits for all there is, and give users more than the lists
-/// do.
+/// Incompatible feature: attributes may be access control lists ([`crate::acl`]). A version without
+/// this feature would check the mode bits alone, and so grant users more than the lists do.
 pub const INCOMPAT_ACL: u64 = 1 << 0;
-/// Incompatible feature: values of attributes may lie in parts ([`crate::item::XattrItem`]). A
-/// version that does not know them would fail each list of such a file's attributes, and its fsck
-/// would remove the attributes.
+/// Incompatible feature: values of attributes may be stored in parts ([`crate::item::XattrItem`]).
+/// A version without this feature would fail each listxattr of such a file, and its fsck would
+/// remove the attributes.
 pub const INCOMPAT_LARGE_XATTRS: u64 = 1 << 1;
 /// Features whose unknown bits refuse the mount.
 pub const INCOMPAT_KNOWN: u64 = INCOMPAT_ACL | INCOMPAT_LARGE_XATTRS;
-/// Read-only compatible feature: inodes may have flags ([`crate::FileFlags`]). A version that does
-/// not know them would change what is immutable; it reads everything right.
+/// Read-only compatible feature: inodes may have flags ([`crate::FileFlags`]). A version without
+/// this feature would change immutable files; it reads everything correctly.
 pub const RO_COMPAT_FLAGS: u64 = 1 << 0;
 /// Read-only compatible feature: files may be made immutable or append-only. A mount must then see
 /// each open(2): a version that does not could not keep a mapped file from being changed.
@@ -101,15 +100,15 @@ struct Raw {
     lost_sec: I64,
 }
 
-/// No slot holds a counter or log position above this: sums are far from overflow.
+/// No slot holds a counter or log position above this, so sums cannot overflow.
 pub const COUNTER_MAX: u64 = 1 << 62;
-/// No image is opened whose counters or positions are above this. The distance to [`COUNTER_MAX`]
-/// is more than a mount can count in its life, so no mount writes a slot that the next one would
+/// An image with counters or positions above this is not opened. The distance to [`COUNTER_MAX`] is
+/// more than a mount can count in its life, so no mount writes a slot that the next mount would
 /// refuse.
 pub const OPEN_MAX: u64 = 1 << 61;
 
 const CRC_AT: usize = std::mem::offset_of!(Raw, crc);
-// A field that moves or changes its size is another format.
+// Moving or resizing a field makes another format.
 crate::layout::layout!(LAYOUT: Raw, 368, {
     magic: 0, 8, "`KEDGEFS\\0`";
     version: 8, 4, "2; others are refused";
@@ -197,8 +196,8 @@ impl Geometry {
         self.has_flags() && self.feature_ro_compat & RO_COMPAT_IMMUTABLE != 0
     }
 
-    /// The flags of an inode that mean something. Without the feature none does: nobody could take
-    /// one back.
+    /// The flags of an inode that are in effect. Without the feature none is, since no call could
+    /// clear it.
     pub fn file_flags(&self, core: &InodeCore) -> FileFlags {
         if self.has_flags() { core.file_flags() } else { FileFlags::default() }
     }
@@ -207,7 +206,7 @@ impl Geometry {
         self.total_blocks.div_ceil(GROUP_BLOCKS)
     }
 
-    /// The key by which log writes of this image are recognised.
+    /// The key that identifies log writes of this image.
     pub fn log_key(&self) -> LogKey {
         LogKey { uuid: self.uuid, secret: self.log_secret }
     }
@@ -216,7 +215,7 @@ impl Geometry {
         self.log_blocks * BLOCK_SIZE as u64
     }
 
-    /// The default log size for an image: a 32nd of it, within 32 MiB and 1 GiB, and never above a
+    /// The default log size of an image: a 32nd of it, but between 32 MiB and 1 GiB, and at most a
     /// quarter.
     pub fn default_log_bytes(image_bytes: u64) -> u64 {
         let log = (image_bytes / 32).clamp(32 << 20, LOG_MAX).min(image_bytes / 4).max(LOG_MIN);
@@ -282,12 +281,12 @@ impl Geometry {
     }
 }
 
-/// File data that an unmount could not write. Kept until a repair has reported it.
+/// File data that an unmount could not write. Recorded until a repair has reported it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Losses {
     /// How many files, at least 1.
     pub files: u64,
-    /// Seconds of the first one.
+    /// Time of the first loss, in seconds.
     pub since: i64,
 }
 
@@ -311,10 +310,10 @@ pub struct CheckpointState {
     pub free_blocks: u64,
     /// Number of tree nodes.
     pub nodes: u64,
-    /// The image was unmounted: the log holds nothing that the tree lacks.
+    /// The image was unmounted: every record in the log is in the tree.
     pub clean: bool,
     pub written_sec: i64,
-    /// Since the last repair.
+    /// Losses since the last repair.
     pub losses: Option<Losses>,
 }
 
@@ -337,8 +336,8 @@ impl Superblock {
     }
 
     /// Checks that the counters of this slot are far enough from their end for the image to be
-    /// opened. Only a crafted image fails this. Mount and fsck check it before they trust a slot, a
-    /// repair before it writes one.
+    /// opened. Only a crafted image fails. Mount and fsck check this before they trust a slot, and
+    /// a repair before it writes one.
     pub fn check_room(&self) -> Result<()> {
         let c = &self.checkpoint;
         let counters = [
@@ -415,9 +414,9 @@ impl Superblock {
     /// Decodes slot `slot` of a device of `device_blocks` blocks.
     ///
     /// A valid slot is a block that (1) has the magic, (2) has version 2, (3) matches its CRC, (4)
-    /// says this format's block, node and group sizes, (5) describes areas that lie in order inside
-    /// the image and a root inside the data area, (6) is of a generation that belongs in this slot,
-    /// and (7) fits the device.
+    /// names this format's block, node and group sizes, (5) describes areas that lie in order
+    /// inside the image and a root inside the data area, (6) is of a generation that belongs in
+    /// this slot, and (7) fits the device.
     pub fn decode(bytes: &[u8], slot: usize, device_blocks: u64) -> Result<Superblock> {
         let block = SLOTS[slot];
         let bad = |what: String| Error::corrupt(CorruptKind::Superblock, block, what);
@@ -548,7 +547,7 @@ impl Superblock {
         let counters =
             [c.generation.0, c.epoch.0, c.next_ino.0, c.inodes, c.nodes, c.checkpoint_lsn.0, c.tail_lsn.0];
         if counters.into_iter().any(|n| n > COUNTER_MAX) {
-            return Err("a counter that cannot have come so far");
+            return Err("a counter has an impossible value");
         }
         if c.next_ino <= Ino::ROOT || c.free_blocks > g.total_blocks {
             return Err("impossible inode or block count");
