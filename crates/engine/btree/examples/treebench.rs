@@ -37,8 +37,8 @@ fn key(n: u64) -> Key {
     Key { ino: n, kind: ItemKind::Inode as u8, offset: 0 }
 }
 
-/// Processor time of this thread, for machines that have other things to do. Infinite where the
-/// system does not tell.
+/// Processor time of this thread, for machines that run other work too. Infinite on systems that do
+/// not report it.
 fn cpu_seconds() -> f64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     let nanos: Option<f64> = text.split(' ').next().and_then(|n| n.parse().ok());
@@ -56,7 +56,7 @@ fn timed(clock: &SystemClock, what: &str, ops: u64, body: impl FnOnce()) {
     let (took, cpu) = (clock.since(start), cpu_seconds() - cpu);
     let rate = ops as f64 / took.as_secs_f64();
     print!("{what:34} {:8.0} k/s {:8.0} ns/op", rate / 1e3, 1e9 / rate);
-    // Not where other threads did the work.
+    // Not printed where other threads did the work.
     if cpu > took.as_secs_f64() / 10.0 {
         print!("; in processor time {:8.0} k/s", ops as f64 / cpu / 1e3);
     }

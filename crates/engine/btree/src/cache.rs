@@ -4,8 +4,8 @@
 //! 1. The dirty table holds exactly the live nodes born in the current generation.
 //!    [`crate::Tree::freeze`] takes the whole table.
 //! 2. Every clean node of the tree is in the ring once. The ring's references are weak, so a node
-//!    that leaves the tree otherwise is freed at once. Its ring entry goes when the hand passes, or
-//!    when the ring has many more entries than there are frames.
+//!    that leaves the tree in any other way is freed at once. Its ring entry is removed when the
+//!    hand passes it, or when the ring has many more entries than there are frames.
 //!
 //! The tables have locks of rank `Leaf`. No frame is dropped under them.
 
@@ -25,7 +25,7 @@ pub(crate) type DirtyTables = [DirtyTable; DIRTY_SHARDS];
 
 pub(crate) struct Cache {
     pub limit: AtomicUsize,
-    /// Nodes of the tree that are not in memory. If zero, nothing has to be pinned.
+    /// Nodes of the tree that are not in memory. At zero no node needs to be pinned.
     pub absent: AtomicU64,
     pub shared: Arc<Shared>,
     dirty: [Mutex<DirtyTable>; DIRTY_SHARDS],
@@ -70,7 +70,7 @@ impl Cache {
         }
     }
 
-    /// The next candidate for eviction. Whoever takes it puts it back, unless it is gone.
+    /// Takes the next candidate for eviction. The caller puts it back unless the frame is gone.
     pub(crate) fn take_candidate(&self) -> Option<Weak<Frame>> {
         self.ring.lock().pop_front()
     }

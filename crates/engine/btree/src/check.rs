@@ -1,5 +1,5 @@
 //! A walk over the whole tree that checks every invariant of the structure in memory. For tests and
-//! debugging: it reads in all nodes, and its answer is exact only while nothing changes the tree.
+//! debugging: it reads in all nodes, and its result is exact only while no thread changes the tree.
 
 use crate::frame::{Frame, KeyRange};
 use crate::tree::{Tree, check_fences};
@@ -7,7 +7,7 @@ use kedge_base::{CorruptKind, Error, Generation, Result};
 use kedge_format::Key;
 use kedge_format::node::Child;
 
-/// What a walk found.
+/// The result of a walk.
 #[derive(Debug, Default, Clone)]
 pub struct TreeCheck {
     /// Every node of the tree.
@@ -19,7 +19,7 @@ pub struct TreeCheck {
     pub leaf_bytes: u64,
 }
 
-/// What the parent says about a node.
+/// What the parent records about a node.
 struct Expect {
     range: KeyRange,
     level: u8,
@@ -32,7 +32,7 @@ impl Tree {
         let (_, born_max, level) = self.root();
         self.check_child(&self.anchor, &Expect { range: KeyRange::ALL, level, born_max }, &mut found)?;
         if self.height() != level as u32 + 1 {
-            let what = format!("height {} noted, {} found", self.height(), level as u32 + 1);
+            let what = format!("height {} recorded, {} found", self.height(), level as u32 + 1);
             return Err(Error::corrupt(CorruptKind::Node, self.root().0, what));
         }
         if found.nodes.len() as u64 != self.node_count() {
@@ -54,7 +54,7 @@ impl Tree {
             view.check_structure().map_err(bad)?;
             check_fences(view, &n.range, frame.addr)?;
             if n.range != expect.range {
-                return Err(bad(format!("answers for {:?} instead of {:?}", n.range, expect.range)));
+                return Err(bad(format!("covers {:?} instead of {:?}", n.range, expect.range)));
             }
             let (level, born) = (view.level(), view.generation());
             if view.addr() != frame.addr
@@ -62,7 +62,7 @@ impl Tree {
                 || level != frame.level
                 || level != expect.level
             {
-                return Err(bad("is not what its frame says".into()));
+                return Err(bad("differs from what its frame records".into()));
             }
             if born > expect.born_max || born > self.generation() {
                 return Err(bad(format!("of generation {born} is younger than its parent")));
@@ -77,7 +77,7 @@ impl Tree {
                 found.leaf_bytes += view.used() as u64;
             }
             if !frame.routes_agree(n) {
-                return Err(bad("has a route table that says something else".into()));
+                return Err(bad("has a route table that differs from the node".into()));
             }
             if n.children.len() != if level > 0 { view.items() } else { 0 } {
                 return Err(bad(format!("{} children in memory", n.children.len())));

@@ -16,9 +16,9 @@ use kedge_format::logwrite::LogSecret;
 use kedge_format::node::{NODE_BLOCKS, NodeMut};
 use std::sync::Arc;
 
-/// The tree as it was at a freeze: its root, and the nodes that the device does not hold yet.
+/// The tree at a freeze: its root, and the nodes that are not on the device yet.
 ///
-/// If it is dropped without [`Tree::written`], its nodes stay in memory for good, because there is
+/// If it is dropped without [`Tree::written`], its nodes stay in memory forever, because there is
 /// no other copy.
 pub struct Frozen {
     pub root: BlockNo,
@@ -28,7 +28,7 @@ pub struct Frozen {
     pub generation: Generation,
     /// Nodes of the whole tree.
     pub node_count: u64,
-    /// The shards of the dirty table, as they were. Merging them here would take time under the
+    /// The shards of the dirty table, unmerged. Merging them here would take time under the
     /// exclusive epoch guard.
     dirty: DirtyTables,
     secret: LogSecret,
@@ -36,7 +36,7 @@ pub struct Frozen {
 }
 
 impl Frozen {
-    /// How many nodes there are to write.
+    /// The number of nodes to write.
     pub fn len(&self) -> usize {
         self.dirty.iter().map(|table| table.len()).sum()
     }
@@ -45,7 +45,7 @@ impl Frozen {
         self.len() == 0
     }
 
-    /// How many of them are above the leaves.
+    /// The number of nodes to write above the leaves.
     pub fn inner(&self) -> usize {
         self.frames().filter(|frame| frame.level > 0).count()
     }
@@ -94,7 +94,7 @@ impl Tree {
         }
     }
 
-    /// The nodes of `frozen` are on the device and may be evicted from now on.
+    /// Marks the nodes of `frozen` as written, so that they may be evicted.
     pub fn written(&self, frozen: Frozen) {
         frozen.frames().for_each(|frame| frame.mark_clean());
         self.cache.add_clean(frozen.frames());

@@ -1,15 +1,15 @@
-//! Epoch-based reclamation of frames, which readers without latches may be looking at.
+//! Epoch-based reclamation of frames that readers without latches may still be reading.
 //!
 //! # The rule
-//! A reader *enters*, and from then on is active in the epoch that it saw. A writer first makes an
-//! object unreachable and then *retires* it, stamped with the current epoch. The epoch moves from
-//! `e` to `e + 1` when no reader is active in `e - 1` any more. An object stamped `e` is dropped
-//! when the epoch is `e + 2` or later.
+//! A reader *enters*, and from then on is active in the epoch that it loaded. A writer first makes
+//! an object unreachable and then *retires* it, stamped with the current epoch. The epoch advances
+//! from `e` to `e + 1` once no reader is active in `e - 1`. An object stamped `e` is dropped when
+//! the epoch is `e + 2` or later.
 //!
-//! Why that is enough: a reader that entered in an epoch above the stamp saw the epoch move after
-//! the stamp was taken. Both sides have a fence in between, so it sees that the object is
-//! unreachable and cannot obtain a reference. All other readers were active in epochs up to the
-//! stamp, and the epoch reached stamp + 2 only after they had left.
+//! Why that is enough: a reader that entered in an epoch above the stamp saw the epoch advance
+//! after the stamp was taken. Both sides have a fence in between, so the reader sees that the
+//! object is unreachable and cannot obtain a reference. All other readers were active in epochs up
+//! to the stamp, and the epoch reached stamp + 2 only after they had left.
 //!
 //! # Cost
 //! Entering and leaving each write one cache line, which only threads of the same stripe write. No
@@ -20,9 +20,9 @@ use super::sync::{AtomicU64, Locked, Ordering::*, fence};
 use std::collections::VecDeque;
 
 /// Epochs that can have active readers, or readers that are about to notice that the epoch has
-/// moved.
+/// advanced.
 const LIVE: u64 = 3;
-/// Number of retired objects that is worth a check of all stripes.
+/// Number of retired objects at which a check of all stripes pays.
 const BATCH: usize = 32;
 
 #[derive(Default)]
@@ -38,7 +38,7 @@ pub(crate) struct Epochs<T> {
     retired: Locked<VecDeque<(u64, T)>>,
 }
 
-/// An active reader: nothing that it can see is dropped before this is.
+/// An active reader: no object that it can see is dropped before this guard.
 pub(crate) struct Active<'a> {
     count: &'a AtomicU64,
 }
@@ -74,8 +74,8 @@ impl<T> Epochs<T> {
         }
     }
 
-    /// Takes over objects that readers can no longer find, and drops those that no reader can still
-    /// be using.
+    /// Takes over objects that new readers can no longer find, and drops those that no reader can
+    /// still be using.
     pub(crate) fn retire(&self, things: impl IntoIterator<Item = T>) {
         fence(SeqCst);
         let stamp = self.now.load(Acquire);
@@ -88,7 +88,7 @@ impl<T> Epochs<T> {
         }
     }
 
-    /// Drops what can be dropped; without readers that is everything.
+    /// Drops every object that no reader can see; without readers, all of them.
     pub(crate) fn collect(&self) {
         // Two steps make the newest stamp old enough.
         if self.advance() {
@@ -96,8 +96,8 @@ impl<T> Epochs<T> {
         }
         let now = self.now.load(Acquire);
         let gone: Vec<(u64, T)> = self.retired.with(|retired| {
-            // Stamps ascend, nearly: an older one may be queued after a newer one, and then waits
-            // for it.
+            // Stamps are nearly ascending: an object with an older stamp may be queued after a
+            // newer one, and then waits for it.
             let ready = retired.iter().take_while(|(stamp, _)| stamp + 2 <= now).count();
             retired.drain(..ready).collect()
         });

@@ -1,4 +1,4 @@
-//! Eviction: nodes leave memory when the cache is beyond its limit.
+//! Eviction: removes nodes from memory when the cache exceeds its limit.
 
 use crate::frame::{Frame, Route};
 use crate::tree::Tree;
@@ -7,23 +7,23 @@ use std::sync::atomic::Ordering::Relaxed;
 
 #[derive(PartialEq, Eq)]
 enum Fate {
-    /// It left memory, now or earlier: its entry is removed from the ring.
+    /// The frame has left memory, now or earlier: its entry is removed from the ring.
     Gone,
     Kept,
 }
 
 impl Tree {
     /// Evicts until the cache is within its limit or `budget` candidates were examined. A thread
-    /// that adds a node examines more than one, so the cache shrinks faster than it grows. The
-    /// budget bounds the walk over a ring of pinned nodes.
+    /// that adds a node examines more than one candidate, so the cache shrinks faster than it
+    /// grows. The budget bounds the walk over a ring of pinned nodes.
     ///
     /// Takes latches, so it must not be called under one.
     pub(crate) fn trim(&self, budget: usize) {
         if !self.cache.over_limit() {
             return;
         }
-        // Retired references count in `strong_count`, and their frames may still be in the tree, in
-        // another place.
+        // Retired references count in `strong_count`, although their frames may still be in the
+        // tree, in another place.
         self.cache.shared.epochs.collect();
         for _ in 0..budget {
             if !self.cache.over_limit() {
@@ -57,7 +57,7 @@ impl Tree {
             match self.route(&watch, &parent, &low) {
                 Route::Child(child) if Arc::ptr_eq(&child, frame) => break,
                 Route::Child(child) if child.level > frame.level => parent = child,
-                // It moved meanwhile; the next round of the hand will see.
+                // The node moved meanwhile; the next round of the hand retries.
                 _ => return Fate::Kept,
             }
         }
@@ -65,8 +65,8 @@ impl Tree {
             let Some(i) = p.entry_of(frame, &low) else {
                 return Fate::Kept;
             };
-            // The references of the parent and ours. If there is any other, a descent is on its way
-            // to this node.
+            // The references of the parent and of this function. Any other belongs to a descent
+            // that is about to latch the node.
             if Arc::strong_count(frame) != frame.references() + 1 {
                 return Fate::Kept;
             }

@@ -2,9 +2,9 @@
 //!
 //! # Invariants
 //! 1. `children` of an inner node is parallel to its entries; a leaf's is empty.
-//! 2. A node that left the tree (moved, merged away, evicted) has a range that covers nothing. It
-//!    is set under the node's write latch, in the step that clears its parent's reference. A thread
-//!    that still refers to the node finds out when it checks the range.
+//! 2. A node that left the tree (moved, merged away, evicted) has an empty range. The range is
+//!    cleared under the node's write latch, in the step that clears its parent's reference. A
+//!    thread that still refers to the node notices when it checks the range.
 //! 3. Bytes change only while the node's generation is the current one: [`Node::edit`] asserts it.
 //! 4. In an optimistic tree, the route table of a reachable inner node agrees with the node
 //!    whenever its write latch is free: [`Frame::write`] ensures it. A child's table is filled
@@ -22,11 +22,12 @@ use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::*};
 
-/// The root pointer is kept as an inner node with one child. That node is never on the device. It
-/// is recognised by this generation.
+/// The root pointer is kept as an inner node with one child, which is never on the device. This
+/// generation marks it.
 pub(crate) const ANCHOR: Generation = Generation(u64::MAX);
 
-/// After so many insertions at ascending neighbouring places a leaf counts as filled sequentially.
+/// Number of insertions at ascending neighbouring places after which a leaf counts as filled
+/// sequentially.
 pub(crate) const RUN_MIN: u8 = 8;
 
 /// Keys from `low` (inclusive) to `high` (exclusive); without `high`, to the last key.
@@ -60,7 +61,7 @@ pub(crate) fn words(key: &Key) -> Words {
     [key.ino, key.kind as u64, key.offset]
 }
 
-/// Where a node sends a key.
+/// Where a node routes a key.
 pub(crate) enum Route {
     Child(Arc<Frame>),
     /// The child is not in memory.
@@ -73,8 +74,7 @@ pub(crate) enum Route {
 pub(crate) struct Shared {
     pub lock: TreeLock,
     /// Memory in use. The frames update it themselves, so it is correct whichever thread holds
-    /// them. A frame that is evicted and that only readers without latches may still see does not
-    /// count any more.
+    /// them. An evicted frame that only readers without latches may still see no longer counts.
     pub cached: AtomicUsize,
     pub dirty: AtomicUsize,
     pub frames: AtomicUsize,
@@ -187,8 +187,8 @@ impl Frame {
         })
     }
 
-    /// Updates the route table. One step of the tree changes entries in one place only, so the
-    /// table is compared from both ends and the part between is stored.
+    /// Updates the route table. A step of the tree changes entries in one place only, so the table
+    /// is compared from both ends, and only the part between is stored.
     #[cold]
     fn publish(&self, watch: &LatchWatch<'_>, n: &mut Node) {
         let Some(routes) = &self.routes else {
@@ -211,8 +211,8 @@ impl Frame {
                 child.write(watch, |_| ());
             }
         }
-        // After an entry that was added or removed, the others have moved, and the one next to it
-        // may have a new key.
+        // After an insertion or removal the other entries have moved, and the entry next to it may
+        // have a new key.
         let stored = match (first, old.len() == new.len()) {
             (true, _) => 0..new.len(),
             (false, true) => changed.clone(),
@@ -226,7 +226,7 @@ impl Frame {
         self.shared.epochs.retire(gone);
     }
 
-    /// Whether the route table, if there is one, agrees with the node, and its children have
+    /// Whether the route table, if there is one, agrees with the node, and the children have
     /// theirs.
     pub(crate) fn routes_agree(&self, n: &Node) -> bool {
         let Some(routes) = &self.routes else {
@@ -315,14 +315,14 @@ pub(crate) struct Node {
     /// The children that the route table refers to.
     published: Vec<Option<Arc<Frame>>>,
     pub pins: PinSet,
-    /// Place of the last insertion, and how many before it went to neighbouring ascending places.
+    /// Index of the last insertion, and the number of ascending neighbouring insertions before it.
     last_insert: u16,
     run: u8,
 }
 
 impl Node {
-    /// Takes over the bytes of a valid node (the CRC aside). None of its children is in memory.
-    /// Panics if the length is wrong.
+    /// Copies the bytes of a valid node (the CRC aside). None of its children is in memory. Panics
+    /// if the length is wrong.
     pub(crate) fn set_bytes(&mut self, bytes: &[u8]) {
         self.bytes.copy_from_slice(bytes);
         self.forget_children();
@@ -376,8 +376,8 @@ impl Node {
         NodeMut::trusted(&mut self.bytes[..])
     }
 
-    /// Moves everything into another node with a new identity and kills this one. Its bytes stay as
-    /// they are: a checkpoint may still have to write them.
+    /// Moves everything into another node with a new identity and kills this node. Its bytes stay
+    /// unchanged, because a checkpoint may still have to write them.
     pub(crate) fn move_to(&mut self, to: &mut Node, identity: Child) {
         to.bytes.copy_from_slice(&self.bytes[..]);
         NodeMut::trusted(&mut to.bytes[..]).set_identity(identity.addr, identity.generation);
@@ -402,7 +402,7 @@ impl Node {
         self.children = Vec::new();
     }
 
-    /// `Some(replaced)`, or `None` if there is no room.
+    /// Returns `Some(replaced)`, or `None` if there is no room.
     pub(crate) fn put(&mut self, current: Generation, key: &Key, value: &[u8]) -> Option<bool> {
         match self.next_in_run(key).map_or_else(|| self.search(key), Err) {
             Ok(i) => self.edit(current).replace_value(i, value).then_some(true),
@@ -417,7 +417,7 @@ impl Node {
         }
     }
 
-    /// The place of the key if it is right after the last insertion, in a leaf that is filled
+    /// The index of the key if it directly follows the last insertion, in a leaf that is filled
     /// sequentially.
     #[inline]
     fn next_in_run(&self, key: &Key) -> Option<usize> {
@@ -442,7 +442,7 @@ impl Node {
         KeyRange { low: view.key(i), high }
     }
 
-    /// Where the node sends a key.
+    /// The child or state to which the node routes a key.
     #[inline]
     pub(crate) fn route(&self, key: &Key) -> Route {
         if !self.range.covers(key) {
@@ -455,8 +455,8 @@ impl Node {
         }
     }
 
-    /// The index of the entry that refers to `frame`, if this node still covers `key` and sends it
-    /// there.
+    /// The index of the entry that refers to `frame`, if this node still covers `key` and routes it
+    /// to that frame.
     pub(crate) fn entry_of(&self, frame: &Arc<Frame>, key: &Key) -> Option<usize> {
         if !self.range.covers(key) {
             return None;
@@ -485,7 +485,7 @@ impl Node {
 }
 
 /// The pins that keep a node from being evicted. A pin is for the key range at the time of pinning:
-/// if a part of it moves to another node, the pin follows.
+/// if a part of the range moves to another node, the pin follows.
 #[derive(Default)]
 pub(crate) struct PinSet {
     own: Arc<AtomicU32>,
@@ -498,8 +498,8 @@ impl PinSet {
         self.own.load(Acquire) > 0 || self.inherited.iter().any(|p| p.load(Acquire) > 0)
     }
 
-    /// Takes over the pins of a node whose keys moved here. A pin that is not held now need not
-    /// follow these keys.
+    /// Takes over the pins of a node whose keys moved here. A pin that is no longer held need not
+    /// follow.
     pub(crate) fn inherit(&mut self, from: &PinSet) {
         self.inherited.retain(|p| p.load(Acquire) > 0);
         for pin in from.inherited.iter().chain([&from.own]) {

@@ -1,23 +1,23 @@
 //! The latch of a node. The unsafe code of the crate is here and in [`crate::peek`].
 //!
-//! The tree takes latches through [`Latch::read`] and [`Latch::write`], with a closure for what is
-//! done under them. The kind of latch is chosen when the tree is opened. With [`TreeLock::Rwlock`]
-//! and [`TreeLock::Optimistic`] it is the reader-writer lock that holds the value, whose waiters
-//! sleep. With [`TreeLock::Pingpong`] and [`TreeLock::Blocking`] it is a [`PingLock`] beside the
-//! value. An optimistic descent differs not in the latch: it reads inner nodes without one. See
+//! The tree takes latches through [`Latch::read`] and [`Latch::write`], with a closure that runs
+//! under them. The kind of latch is chosen when the tree is opened. With [`TreeLock::Rwlock`] and
+//! [`TreeLock::Optimistic`] it is the reader-writer lock around the value, whose waiters sleep.
+//! With [`TreeLock::Pingpong`] and [`TreeLock::Blocking`] it is a [`PingLock`] beside the value. An
+//! optimistic descent uses the same latch for leaves, but reads inner nodes without one: see
 //! [`crate::routes`] and [`crate::peek`].
 //!
-//! The kind is a value, not a type parameter, so one mount may choose what another one does not.
-//! With the branches on it compiled away, `examples/treebench` ran at 0.93 to 1.10 times the rate,
-//! the median load at 1.00 (5 alternating rounds, processor time): each is predicted.
+//! The kind is a value, not a type parameter, so that two mounts of one program can differ. The
+//! branches on it are well predicted: with them compiled away, `examples/treebench` ran at 0.93 to
+//! 1.10 times the rate, the median load at 1.00 (5 alternating rounds, processor time).
 //!
 //! # The unsafe code
 //! 1. [`Latch::peek`] and [`Latch::peek_mut`] return the value of a latch whose [`PingLock`] the
-//!    caller holds. In this mode no thread takes the lock around the value. The alternative is to
-//!    take it as well; it would always be free. That would be safe, but would add its cost to one
-//!    of the kinds that are compared.
+//!    caller holds. In this mode no thread takes the lock around the value. Taking it as well,
+//!    always uncontended, would be the safe alternative, but would add its cost to one of the kinds
+//!    that are compared.
 //! 2. [`Latch::read_visibly`] returns the value to a reader that does not hold the lock around it.
-//!    Writers look for such readers in a table: see [`crate::visible`].
+//!    Writers check a table for such readers: see [`crate::visible`].
 
 use crate::pingpong::lock::{Grip, HasPing, Mode, PingLock};
 use crate::stats::{Events, Kind, Meter, stripe};
@@ -31,16 +31,16 @@ use parking_lot::RwLock;
 pub(crate) struct Latch<T> {
     /// Whether this is the latch of an inner node, for the statistics.
     inner: bool,
-    /// A blocking holder converts back to spinning: [`TreeLock::Pingpong`].
+    /// Whether a blocking holder converts back to spinning: [`TreeLock::Pingpong`].
     respins: bool,
     /// For readers that bypass the latch: [`Latch::read_visibly`].
     bias: Bias,
-    /// Guards `data` instead of the lock around it.
+    /// Guards `data`, instead of the lock around it, in a tree whose descents hold paths.
     ping: Option<Box<PingLock>>,
     data: RwLock<T>,
 }
 
-/// Counts the latch events of one operation on the tree. They are added to the tree's counters when
+/// Counts the latch events of one operation on the tree, and adds them to the tree's counters when
 /// it is dropped.
 pub(crate) struct LatchWatch<'a> {
     meter: &'a Meter,
@@ -109,14 +109,14 @@ impl<T> Latch<T> {
         watch.took(kind);
         let guard = match self.data.try_read() {
             Some(guard) => guard,
-            // The lock does not report wake-ups, so one is counted.
+            // The lock does not report wake-ups, so each wait counts as one.
             None => watch.timed(kind, || (self.data.read(), 1)),
         };
         f(&guard)
     }
 
-    /// [`Latch::read`] that no statistics show, for the pointer to the root in a tree that holds
-    /// paths: btrfs reads that pointer without a latch.
+    /// [`Latch::read`] without statistics, for the pointer to the root in a tree that holds paths:
+    /// btrfs reads that pointer without a latch.
     pub(crate) fn glance<R>(&self, f: impl FnOnce(&T) -> R) -> R {
         let ping = self.ping.as_deref().expect("only trees with this kind of latch hold paths");
         let _grip = Grip::take(ping, Mode::Read);
@@ -141,8 +141,8 @@ impl<T> Latch<T> {
         })
     }
 
-    /// Runs `f` with exclusive access. It may take long: a spinning latch becomes a blocking one
-    /// for it.
+    /// Runs `f` with exclusive access. `f` may take long, so a spinning latch is converted to a
+    /// blocking one for it.
     #[inline]
     pub(crate) fn write<R>(&self, watch: &LatchWatch<'_>, f: impl FnOnce(&mut T) -> R) -> R {
         let kind = self.kind(Mode::Write);
@@ -212,7 +212,7 @@ fn convert(watch: &LatchWatch<'_>, done: bool) {
     }
 }
 
-/// Takes the lock, however long it takes.
+/// Takes the lock, waiting as long as necessary.
 fn grip<P: HasPing>(watch: &LatchWatch<'_>, kind: Kind, owner: P, mode: Mode) -> Grip<P> {
     watch.took(kind);
     watch.events.called(kind);
@@ -222,10 +222,10 @@ fn grip<P: HasPing>(watch: &LatchWatch<'_>, kind: Kind, owner: P, mode: Mode) ->
     }
 }
 
-/// Something that has a latch: a path holds its nodes by it.
+/// An object with a latch, through which a path holds its nodes.
 ///
 /// # Safety
-/// It always has the same latch, which lives as long as it does.
+/// The object always has the same latch, which lives as long as the object.
 pub(crate) unsafe trait Latched {
     type Value;
 
@@ -242,7 +242,7 @@ impl<O: Latched> HasPing for O {
 pub(crate) struct Held<O: Latched>(Grip<O>);
 
 impl<O: Latched> Held<O> {
-    /// Spins for spinning holders. Returns the owner if there is a blocking one.
+    /// Spins while holders spin. Returns the owner if a holder blocks.
     pub(crate) fn try_take(watch: &LatchWatch<'_>, owner: O, mode: Mode) -> Result<Held<O>, O> {
         let kind = owner.latch().kind(mode);
         let grip = match Grip::try_take(owner, mode) {
@@ -254,7 +254,7 @@ impl<O: Latched> Held<O> {
         Ok(Held(grip))
     }
 
-    /// Takes the latch, however long it takes.
+    /// Takes the latch, waiting as long as necessary.
     pub(crate) fn take(watch: &LatchWatch<'_>, owner: O, mode: Mode) -> Held<O> {
         let kind = owner.latch().kind(mode);
         Held(grip(watch, kind, owner, mode))

@@ -30,19 +30,19 @@ fn acquisitions_are_counted_per_operation() {
         let report = meter.stats.report(lock);
         assert_eq!(report.waits(), 0);
         let conversions = match lock {
-            // Each write goes to blocking, and back.
+            // Each write converts to blocking and back.
             TreeLock::Pingpong => 6,
             TreeLock::Blocking => 3,
             _ => 0,
         };
         assert_eq!(taken(&meter, lock), [3, 0, 2, 1], "read leaf, read inner, write leaf, write inner");
         assert_eq!(report.conversions, conversions);
-        // One of the three writes was a try, which the old latches' probe does not see.
+        // One of the three writes was a try, which the probe of the old latches does not count.
         assert_eq!(report.calls(), if lock.holds_paths() { 5 } else { 6 });
     }
 }
 
-/// A clock that tells when it is read, which a latch does just before it waits.
+/// A clock that records when it is read, which a latch does just before it waits.
 #[derive(Default)]
 struct Looked(AtomicU64);
 
@@ -108,7 +108,7 @@ fn a_writer_waits_for_a_visible_reader() {
         })
         .expect("a thread starts");
         has_started.recv().expect("the writer runs");
-        // Long enough for the test to notice, at least now and then, a writer that does not wait.
+        // Long enough for the test to notice, at least in some rounds, a writer that does not wait.
         (0..100).for_each(|_| std::thread::yield_now());
         assert_eq!(*v, 0);
         writer

@@ -12,43 +12,43 @@
 //!    [`Tree::freeze`] copies nothing: the checkpoint thread reads the frozen nodes while
 //!    operations go on.
 //! 3. The device holds a whole tree under a root address as long as no address in it is reused. The
-//!    allocator guarantees that ([`NodeSpace::free_node`]). A crash at any moment leaves the last
-//!    durable root valid.
+//!    allocator guarantees that ([`NodeSpace::free_node`]). So a crash at any moment leaves the
+//!    last durable root valid.
 //!
 //! # Ranges instead of latch coupling
-//! Every node in memory knows the range of keys that it covers (its *fences*). A descent takes the
+//! Every node in memory has the range of keys that it covers (its *fences*). A descent takes the
 //! child's reference under the parent's latch, drops that latch, takes the child's, and checks
 //! whether the child still covers the key. A node that was split, merged, moved or evicted
-//! meanwhile does not, and the descent starts over. So a descent holds one latch at a time, and a
+//! meanwhile does not, and the descent restarts. So a descent holds one latch at a time, and a
 //! reader never waits for a leaf while it blocks writers at the root.
 //!
 //! A change of structure (copy, split, growth, merge, eviction) is one step on a parent and its
 //! child. Each step leaves a valid tree. A writer takes as many steps as it needs, top down, and
-//! then tries its leaf again.
+//! then retries its leaf.
 //!
 //! # Kinds of latches
-//! [`TreeLock`] says how nodes are latched. The tree's steps are the same under each.
+//! [`TreeLock`] selects how nodes are latched. The tree's steps are the same under each.
 //! - *Optimistic*: a descent reads the route tables of inner nodes, which are guarded by a version
 //!   (a seqlock, `routes`), and writes no shared memory on the way. Epoch-based reclamation
-//!   (`epoch`) keeps what a reader may be looking at. A leaf has a latch. Readers of a leaf that is
-//!   rarely written bypass it (a reader-biased latch, `visible`). A descent that meets a node which
-//!   is not in memory or keeps changing goes down with latches, and so does a change of structure.
+//!   (`epoch`) keeps frames alive that a reader may be reading. A leaf has a latch. Readers of a
+//!   leaf that is rarely written bypass it (a reader-biased latch, `visible`). A descent that meets
+//!   a node which is not in memory, or which keeps changing, restarts with latches; changes of
+//!   structure always use latches.
 //! - *Rwlock*: a descent takes each node's reader-writer latch in turn, as above.
 //! - *Pingpong* and *Blocking*: a descent holds a path of spinning and blocking latches, as btrfs
-//!   did before and after a change that the two compare (`pingpong`).
+//!   did before and after the change that the two compare (`pingpong`).
 //!
 //! # Latch order
 //! Parent before child. Two children of one parent are latched only under the parent's write latch,
-//! then in any order: no other thread can hold one and wait for the other. Under latches only the
-//! allocator and the cache's tables are called, and no IO is done. A descent that misses a node
-//! drops its latches, reads the node, and links it into its parent if the parent still refers to
-//! it.
+//! then in any order: no other thread can hold one and wait for the other. Code under latches calls
+//! only the allocator and the cache's tables, and does no IO. A descent that misses a node drops
+//! its latches, reads the node, and links it into its parent if the parent still refers to it.
 //!
 //! # Cache
-//! A parent in memory refers to its children in memory. So a descent needs no lookup table, a node
-//! in memory has its ancestors in memory, and a node is evicted by clearing its parent's reference.
-//! Only clean nodes without children in memory and without pins are evicted, in CLOCK order (second
-//! chance).
+//! A parent in memory refers to its children in memory. So a descent needs no lookup table, the
+//! ancestors of a node in memory are in memory, and a node is evicted by clearing its parent's
+//! reference. Only clean nodes without children in memory and without pins are evicted, in CLOCK
+//! order (second chance).
 #![deny(unsafe_code)]
 #![warn(unreachable_pub)]
 

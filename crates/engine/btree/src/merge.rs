@@ -1,7 +1,7 @@
 //! Steps that make the tree smaller: an empty leaf is removed, sparse neighbours are merged, a root
 //! with one child is replaced by that child.
 //!
-//! All of it is best effort. It looks only at nodes in memory, because a merge is not worth IO, and
+//! All of it is best effort. It uses only nodes in memory, because a merge is not worth IO, and
 //! gives up if the tree changes meanwhile. An empty leaf that is the only child of its parent
 //! stays.
 
@@ -16,8 +16,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// A node with fewer bytes than this is sparse.
 const SPARSE: usize = NODE_PAYLOAD / 4;
-/// Two nodes with at most this many bytes may be merged. Well below full, or the next insertion
-/// would split the result again.
+/// Two nodes with at most this many bytes may be merged. The limit is well below a full node, or
+/// the next insertion would split the result again.
 const MERGED_MAX: usize = NODE_PAYLOAD * 2 / 3;
 
 impl Tree {
@@ -49,7 +49,7 @@ impl Tree {
         while self.shrink_root() {}
     }
 
-    /// Whether a merge looks worth the parent's write latch.
+    /// Whether a merge is likely enough to justify the parent's write latch.
     fn has_partner(&self, parent: &Frame, child: &Arc<Frame>, key: &Key) -> bool {
         let watch = self.watch();
         parent.read(&watch, |p| {
@@ -68,7 +68,7 @@ impl Tree {
         })
     }
 
-    /// True if the parent has one entry less now.
+    /// Returns whether the parent has lost an entry.
     fn merge_child(&self, parent: &Frame, child: &Arc<Frame>, key: &Key, generation: Generation) -> bool {
         let watch = self.watch();
         parent.write(&watch, |p| {
@@ -88,8 +88,8 @@ impl Tree {
         })
     }
 
-    /// Removes an empty leaf. A neighbour covers its keys from now on, preferably one in memory, so
-    /// that a pin on these keys still has an effect.
+    /// Removes an empty leaf. A neighbour takes over its keys, preferably one in memory, so that a
+    /// pin on these keys still has an effect.
     fn drop_empty(
         &self,
         p: &mut Node,
@@ -174,7 +174,7 @@ impl Tree {
         merged
     }
 
-    /// Makes the only child of the root the new root. False if there is nothing to do.
+    /// Makes the only child of the root the new root. Returns false if there is nothing to do.
     fn shrink_root(&self) -> bool {
         let watch = self.watch();
         let Route::Child(root) = self.route(&watch, &self.anchor, &Key::MIN) else {

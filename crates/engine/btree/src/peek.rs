@@ -1,9 +1,9 @@
-//! What readers without latches find: the child that an inner node sends a key to.
+//! Reads without latches: the child to which an inner node routes a key.
 //!
 //! # The unsafe code
 //! 1. [`child_of`] turns a word of a node's route table into a reference to the child's frame. The
 //!    frame lives as long as the caller is an active reader of the tree's epochs.
-//! 2. A frame is held on a path by its latch ([`Latched`]).
+//! 2. A path holds a frame by its latch ([`Latched`]).
 
 use crate::epoch::Active;
 use crate::frame::{Frame, Node};
@@ -19,8 +19,8 @@ pub(crate) enum Step<'a> {
     Torn,
 }
 
-/// Looks the key up in the route table of `parent`. This active reader found the frame, or the
-/// frame outlives it.
+/// Searches the key in the route table of `parent`. The frame of `parent` was found by this active
+/// reader, or outlives it.
 #[inline]
 pub(crate) fn child_of<'a>(parent: &'a Frame, key: &Words, _active: &'a Active<'_>) -> Step<'a> {
     let routes = parent.routes.as_ref().expect("inner nodes of an optimistic tree have route tables");
@@ -37,7 +37,7 @@ pub(crate) fn child_of<'a>(parent: &'a Frame, key: &Words, _active: &'a Active<'
     }
 }
 
-// SAFETY: the latch is a field of the frame, and the frame does not change its place.
+// SAFETY: the latch is a field of the frame, and the frame does not move.
 unsafe impl Latched for Arc<Frame> {
     type Value = Node;
 

@@ -1,12 +1,12 @@
-//! Reading leaves in before they are needed, many in one round trip.
+//! Reads leaves in before they are needed, many in one round trip.
 //!
-//! A descent reads a node that is not in memory and waits for it. One that has many keys to come
-//! back to, such as replay of a log, would wait once for each leaf. Here all keys descend as far as
-//! memory goes, the nodes that they miss are read side by side, and so on: a round trip for each
-//! level of the tree, whatever the number of keys.
+//! A descent reads a node that is not in memory and waits for it. A caller with many keys, such as
+//! log replay, would wait once for each leaf. Here all keys descend as far as nodes are in memory,
+//! the nodes that they miss are read in parallel, and so on: one round trip for each level of the
+//! tree, whatever the number of keys.
 //!
-//! It is a hint. A node that cannot be read or is corrupt is left out; who needs it reads it again
-//! and gets the error. What other threads do to the tree meanwhile is found out when a node is
+//! Prefetch is a hint. A node that cannot be read or is corrupt is left out; a descent that needs
+//! it reads it again and gets the error. Concurrent changes of the tree are detected when a node is
 //! linked, as in any descent ([`Tree::load`]). No latch is held across IO.
 
 use crate::frame::{Frame, Route};
@@ -17,8 +17,8 @@ use kedge_format::node::{Child, NODE_SIZE};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// The part of the cache, one in so many, that one call may fill: what it reads in must still be
-/// there when it is used.
+/// The part of the cache, one in this many, that one call may fill: the nodes must still be in
+/// memory when they are used.
 const CACHE_PART: usize = 4;
 
 /// A node that is not in memory.
@@ -29,11 +29,11 @@ struct Missing {
 }
 
 impl Tree {
-    /// Reads in the leaves that cover `keys`, and no more than a quarter of the cache holds. May
-    /// wait for the device.
+    /// Reads in the leaves that cover `keys`, but at most a quarter of the cache. May wait for the
+    /// device.
     pub fn prefetch(&self, keys: &[Key]) {
         let mut left = (self.cache_bytes() / NODE_SIZE / CACHE_PART).max(1);
-        // Nodes that were asked for once and could not be linked.
+        // Nodes that were read once and could not be linked.
         let mut refused: BTreeSet<BlockNo> = BTreeSet::new();
         for _ in 0..=self.height() {
             if self.is_in_memory() || left == 0 {
@@ -57,7 +57,7 @@ impl Tree {
         }
     }
 
-    /// The nodes at which the descents to the keys end for now, each once.
+    /// The nodes that the descents to the keys need next, each once.
     fn missing(&self, keys: &[Key]) -> Vec<Missing> {
         let watch = self.watch();
         let mut seen = BTreeSet::new();
@@ -73,7 +73,7 @@ impl Tree {
                         }
                         break;
                     }
-                    // Changed meanwhile. The descent that needs it will start over.
+                    // Changed meanwhile. The descent that needs the node will restart.
                     Route::Stale => break,
                 }
             }

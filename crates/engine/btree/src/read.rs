@@ -10,7 +10,7 @@ use std::ops::ControlFlow;
 #[derive(Default)]
 struct Batch {
     bytes: SmallVec<[u8; 512]>,
-    /// Key and end of the value, which starts where the one before ends.
+    /// Key and end of the value, which starts at the end of the previous value.
     items: SmallVec<[(Key, usize); 8]>,
 }
 
@@ -66,9 +66,9 @@ impl Tree {
         }
     }
 
-    /// Runs `f` on the items of a range in key order, until it breaks. `f` runs without a latch and
-    /// may call the tree. The items of each leaf are read at one moment. The scan sees changes in
-    /// leaves that it has not reached yet, and no later changes in leaves that it has passed.
+    /// Runs `f` on the items of a range in key order, until `f` breaks. `f` runs without a latch
+    /// and may call the tree. The items of each leaf are read at one moment. The scan sees changes
+    /// in leaves that it has not reached yet, and no later changes in leaves that it has passed.
     pub fn scan(
         &self,
         from: Key,

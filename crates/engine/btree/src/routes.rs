@@ -2,16 +2,15 @@
 //! latch. Its words are read and written atomically, under a version (a seqlock).
 //!
 //! # Protocol
-//! There is one writer, under the node's write latch. It makes the version odd, stores what
-//! changed, and makes the version even again. A reader loads the version before and after its
-//! search. The result is valid only if both loads return the same even version. Until then the
-//! reader does nothing with the words but search on, and every index is within the table whatever
-//! the words say. All accesses are atomic, so a reader beside a writer retries; there is no data
-//! race.
+//! There is one writer, under the node's write latch. It makes the version odd, stores the changes,
+//! and makes the version even again. A reader loads the version before and after its search. The
+//! result is valid only if both loads return the same even version. Until then the reader uses the
+//! words for nothing but the search, and every index is within the table whatever the words hold.
+//! All accesses are atomic, so a reader beside a writer retries; there is no data race.
 //!
 //! # Why a second copy
-//! The node's bytes are changed by plain stores in some dozen places. To read them without a latch,
-//! each of these would have to use atomic stores, for leaves too, where most changes happen. Only
+//! The node's bytes are changed by plain stores in some dozen places. Reading them without a latch
+//! would require atomic stores in each of these, for leaves too, where most changes happen. Only
 //! one node in a hundred is an inner node. Inner nodes change only when a child splits or moves,
 //! and need an array of children in memory anyway. A search is also fastest in aligned words.
 
@@ -29,9 +28,10 @@ pub(crate) struct Routes {
     len: AtomicU64,
     low: [AtomicU64; 3],
     high: [AtomicU64; 3],
-    /// Whether `high` is a bound; 0: there is no upper bound.
+    /// Whether `high` is a bound; 0 if there is no upper bound.
     bounded: AtomicU64,
-    /// For each child its lower bound, and the word that stands for it; 0: not in memory.
+    /// For each child its lower bound and its word; a word of 0 means that the child is not in
+    /// memory.
     entries: Box<[AtomicU64]>,
 }
 
@@ -77,7 +77,7 @@ impl Routes {
             return Look::Torn;
         }
         let found = self.search(key);
-        // The fence keeps the loads above before the load below. If one of them saw a writer's
+        // The fence orders the loads above before the load below. If one of them saw a writer's
         // store, the load below sees that writer's version.
         fence(Acquire);
         if self.version.load(Relaxed) == version { found } else { Look::Torn }
@@ -90,7 +90,7 @@ impl Routes {
         if len == 0 || !below || load(&self.low) > *key {
             return Look::Stale;
         }
-        // The first entry covers all keys that the others do not.
+        // The first entry covers all keys below the second.
         let (mut from, mut to) = (1, len);
         while from < to {
             let mid = usize::midpoint(from, to);
@@ -138,7 +138,7 @@ impl Routes {
         self.version.store(version + 2, Release);
     }
 
-    /// Whether this is what [`Routes::publish`] would have stored.
+    /// Whether the table equals what [`Routes::publish`] would have stored.
     pub(crate) fn agrees(&self, bounds: &Bounds, len: usize, entry: impl Fn(usize) -> (Words, u64)) -> bool {
         self.is_published()
             && self.bounds() == *bounds

@@ -10,17 +10,17 @@ use kedge_format::node::{CHILD_SIZE, Child, LEVEL_MAX, NODE_PAYLOAD, NodeView, i
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// How a full leaf is divided around a new item.
+/// The division of a full leaf around a new item.
 #[derive(Debug, PartialEq, Eq)]
 struct Cut {
-    /// Items that stay.
+    /// Number of items that stay.
     keep: usize,
-    /// Whether the new item goes to the left half, else to the right.
+    /// Whether the new item goes to the left half; else to the right.
     left: bool,
 }
 
 impl Tree {
-    /// Puts a new root above a root that needs to be split.
+    /// Puts a new root above a root that must be split.
     pub(crate) fn grow(
         &self,
         root: &Arc<Frame>,
@@ -50,7 +50,7 @@ impl Tree {
     }
 
     /// Runs a split. `cut` divides the child and returns the new right sibling, which gets the
-    /// given address. `None`: nothing was changed, start over.
+    /// given address. `None` if nothing was changed; the descent restarts.
     fn split<R>(
         &self,
         parent: &Frame,
@@ -90,7 +90,7 @@ impl Tree {
         })
     }
 
-    /// False: start over.
+    /// Returns false if the descent must restart.
     pub(crate) fn split_inner(
         &self,
         parent: &Frame,
@@ -113,8 +113,8 @@ impl Tree {
         Ok(done.is_some())
     }
 
-    /// Splits a leaf and puts the item into the half to which it belongs. Returns `Some(replaced)`.
-    /// `None`: nothing was changed, start over.
+    /// Splits a leaf and puts the item into the half to which it belongs. Returns `Some(replaced)`,
+    /// or `None` if nothing was changed and the descent must restart.
     pub(crate) fn split_leaf(
         &self,
         parent: &Frame,
@@ -161,7 +161,7 @@ fn choose_cut(leaf: &Node, at: usize, len: usize) -> Cut {
         return Cut { keep: at, left: false };
     }
     if leaf.is_sequential_at(at) {
-        // A sequence of insertions in the middle: let it continue at the end of the left leaf.
+        // A sequence of insertions in the middle continues at the end of the left leaf.
         let before: usize = (0..at).map(|i| item_cost(view.value(i).len())).sum();
         if before + new <= NODE_PAYLOAD {
             return Cut { keep: at, left: true };
@@ -173,10 +173,10 @@ fn choose_cut(leaf: &Node, at: usize, len: usize) -> Cut {
     balanced_cut(view, at, new, total)
 }
 
-/// Fills the left half until it has at least half of the bytes. It then has less than half of them
-/// plus one item of the largest size, and the right half has at most half. Three items of the
-/// largest size fit into a node, so both halves fit. Neither is empty, since a leaf that must be
-/// split is more than half full without the new item.
+/// Fills the left half until it has at least half of the bytes. The left half then has less than
+/// half of them plus one item of the largest size, and the right half has at most half. Three items
+/// of the largest size fit into a node, so both halves fit. Neither is empty, since a leaf that
+/// must be split is more than half full without the new item.
 fn balanced_cut(view: NodeView<'_>, at: usize, new: usize, total: usize) -> Cut {
     let (mut keep, mut left, mut bytes) = (0, false, 0);
     while bytes < total / 2 {

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 pub(crate) const STRIPES: usize = 16;
 
-/// Counters of events that every descent has. Each thread adds to one of several cache lines, so
-/// that independent readers do not contend for one line.
+/// Counters of events of every descent. Each thread adds to one of several cache lines, so that
+/// independent readers do not contend for one line.
 #[derive(Debug)]
 struct Striped<const N: usize>([Stripe<N>; STRIPES]);
 
@@ -42,7 +42,7 @@ impl<const N: usize> Striped<N> {
     }
 }
 
-/// Acquisitions of latches by access and level, calls by the same, and conversions.
+/// Acquisitions and calls, each by access and level of the latch, and conversions.
 const EVENTS: usize = 2 * Kind::ALL.len() + 1;
 const CALLS: usize = Kind::ALL.len();
 const CONVERSIONS: usize = 2 * Kind::ALL.len();
@@ -69,7 +69,7 @@ impl Kind {
     }
 }
 
-/// The counts of one operation, until it ends.
+/// The counts of one running operation.
 #[derive(Default)]
 pub(crate) struct Events([Cell<u32>; EVENTS]);
 
@@ -94,8 +94,8 @@ impl Events {
     }
 }
 
-/// The waits for one kind of latch, in three units: buckets are powers of two, and those of one
-/// unit do not coincide with those of another.
+/// The waits for one kind of latch, in three units: buckets are powers of two, and the buckets of
+/// one unit do not coincide with those of another.
 #[derive(Debug, Default)]
 struct Waits {
     ns: Histogram,
@@ -110,7 +110,7 @@ pub struct TreeStats {
     waits: [Waits; Kind::ALL.len()],
     /// Nodes read from the device.
     pub node_reads: Counter,
-    /// Descents that met a node which no longer covered the key, or changed while it was read.
+    /// Restarted descents: a node no longer covered the key, or changed while it was read.
     pub restarts: Counter,
     /// Descents without latches that gave up: a node was not in memory, or kept changing.
     pub fallbacks: Counter,
@@ -186,15 +186,15 @@ pub struct LatchKind {
     pub access: &'static str,
     /// `leaf` or `inner`.
     pub level: &'static str,
-    /// How often one was taken. Conversions are not among them.
+    /// Number of acquisitions, without conversions.
     pub acquisitions: u64,
-    /// Acquisitions by the function that waits as long as it takes: what a probe of btrfs's
-    /// `btrfs_tree_lock` and `btrfs_tree_read_lock` counts. A descent that holds a path calls it
-    /// for the root, and for a node that it could not get by trying. The other trees try nothing:
+    /// Acquisitions through the function that waits as long as necessary, which is what a probe of
+    /// btrfs's `btrfs_tree_lock` and `btrfs_tree_read_lock` counts. A descent that holds a path
+    /// calls it for the root, and for a node on which a try failed. The other trees do not try, so
     /// there each acquisition is such a call.
     pub calls: u64,
-    /// How often a waiter woke up: at least once for each wait that slept, more if it was woken in
-    /// vain.
+    /// How often waiters woke up: at least once for each wait that slept, more for useless
+    /// wake-ups.
     pub wakeups: u64,
     /// Waiting times of acquisitions that did not succeed at once, in nanoseconds, whole
     /// microseconds and whole milliseconds.

@@ -2,7 +2,7 @@ use super::*;
 
 #[test]
 fn a_histogram_is_printed_with_bars() {
-    // 3 times 0, once 1, nothing in 2..=3, twice in 4..=7.
+    // Three samples of 0, one of 1, none in 2..=3, two in 4..=7.
     let text = histogram_text("usecs", &[3, 1, 0, 2]);
     let want = "     usecs               : count     distribution\n         0 -> 1          : 4        \
                 |****************************************|\n         2 -> 3          : 0        |                                        \

@@ -3,8 +3,8 @@
 
 pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// One step of a spin loop. A thread that has spun for long yields its processor: the thread for
-/// which it waits may need one.
+/// One step of a spin loop. A thread that has spun for long yields its processor, because the
+/// thread for which it waits may need it.
 #[inline]
 pub(crate) fn relax(looks: &mut u32) {
     *looks += 1;
@@ -41,7 +41,7 @@ impl WaitQueue {
     }
 }
 
-/// A value under a short mutex. While it is held, nothing else of this module is used.
+/// A value under a short mutex. A thread that holds it uses nothing else of this module.
 #[derive(Debug, Default)]
 pub(crate) struct Locked<T>(parking_lot::Mutex<T>);
 

@@ -25,7 +25,7 @@ pub trait NodeIo: Send + Sync {
     /// The four blocks from `addr`.
     fn read_node(&self, addr: BlockNo) -> Result<IoBuf>;
 
-    /// Several nodes, side by side if the device can do that: a result for each address, in order.
+    /// Reads several nodes, in parallel if the device can: a result for each address, in order.
     fn read_nodes(&self, addrs: &[BlockNo]) -> Vec<Result<IoBuf>> {
         addrs.iter().map(|addr| self.read_node(*addr)).collect()
     }
@@ -33,22 +33,22 @@ pub trait NodeIo: Send + Sync {
 
 /// Allocates and frees the blocks of nodes. Called under latches: must not do IO.
 pub trait NodeSpace: Send + Sync {
-    /// Blocks for a node, near another node. Does not fail if the caller of the tree has reserved
-    /// enough. If it fails, the tree's operation fails and changes no item.
+    /// Allocates blocks for a node, near another node. Does not fail if the caller of the tree has
+    /// reserved enough. If it fails, the tree's operation fails and changes no item.
     fn alloc_node(&self, near: BlockNo) -> Result<BlockNo>;
 
-    /// The tree of the current generation no longer uses this node. If it was born in the current
-    /// generation, no checkpoint refers to it. Otherwise the last durable checkpoint may still use
-    /// it.
+    /// Frees a node that the tree of the current generation no longer uses. If it was born in the
+    /// current generation, no checkpoint refers to it. Otherwise the last durable checkpoint may
+    /// still use it.
     fn free_node(&self, addr: BlockNo, born: Generation);
 }
 
 pub struct TreeConfig {
     /// The image's uuid; every node carries it.
     pub uuid: uuid::Uuid,
-    /// The image's secret; keys the tags of its nodes.
+    /// The image's secret, which keys the tags of its nodes.
     pub secret: LogSecret,
-    /// Memory for nodes, in bytes. Dirty nodes stay in memory even beyond it.
+    /// Memory for nodes, in bytes. Dirty nodes stay in memory even beyond this limit.
     pub cache_bytes: usize,
     /// Measures waits.
     pub clock: Arc<dyn Clock>,
@@ -71,8 +71,8 @@ pub struct Tree {
     pub(crate) secret: LogSecret,
     pub(crate) meter: Arc<Meter>,
     pub(crate) cache: Cache,
-    /// An inner node that exists in memory only. Its one child is the root. So the root is copied,
-    /// evicted and looked up like any child.
+    /// An inner node that exists in memory only and has the root as its one child. So the root is
+    /// copied, evicted and looked up like any child.
     pub(crate) anchor: Arc<Frame>,
     generation: AtomicU64,
     pub(crate) nodes: AtomicU64,
@@ -177,14 +177,14 @@ impl Tree {
         self.nodes.load(Relaxed)
     }
 
-    /// The most nodes that one put can take from [`NodeSpace`] now: every node of the path is
-    /// copied and split, and there is a new root. The path may grow by one level for each root
-    /// split of another writer meanwhile.
+    /// The most nodes that one put can take from [`NodeSpace`] now: it copies and splits every node
+    /// of the path, and adds a new root. Each root split of another writer meanwhile may lengthen
+    /// the path by one level.
     pub fn nodes_per_put_max(&self) -> u64 {
         2 * self.height() as u64 + 2
     }
 
-    /// Nodes from the root to a leaf, a moment ago.
+    /// Number of nodes from the root to a leaf at the time of the call.
     pub fn height(&self) -> u32 {
         self.root_level.load(Relaxed) as u32 + 1
     }
@@ -216,20 +216,20 @@ impl Tree {
         self.cache.limit.load(Relaxed)
     }
 
-    /// Sets the memory for nodes, and evicts nodes beyond it as far as they can be evicted.
+    /// Sets the memory for nodes, and evicts nodes beyond it where possible.
     pub fn set_cache_bytes(&self, bytes: usize) {
         self.cache.limit.store(bytes, Relaxed);
         self.trim(3 * self.cache.ring_len());
         self.cache.shared.epochs.collect();
     }
 
-    /// Whether the whole tree is in memory just now, so that there is nothing to pin.
+    /// Whether the whole tree is in memory at present, so that no node needs a pin.
     pub fn is_in_memory(&self) -> bool {
         self.cache.absent.load(Relaxed) == 0
     }
 
     /// Reads in the leaves that cover `keys`, and keeps them and their ancestors in memory. May
-    /// wait for the device; holds no latch meanwhile.
+    /// wait for the device, without a latch.
     pub fn pin(&self, keys: &[Key]) -> Result<Pins> {
         let mut pins = Pins(Vec::with_capacity(keys.len()));
         for key in keys {
@@ -281,7 +281,8 @@ impl Tree {
         parent.read(watch, |p| p.route(key))
     }
 
-    /// The child of `parent` that covers the key, read in if need be. `None`: start over.
+    /// The child of `parent` that covers the key, read in if necessary. `None` if the descent must
+    /// restart.
     #[inline]
     pub(crate) fn child_of(
         &self,
@@ -302,9 +303,9 @@ impl Tree {
         }
     }
 
-    /// Reads a node in and links it into its parent, unless another thread did that, or the parent
-    /// has another child there by now. In that case the bytes that were read mean nothing, even if
-    /// they look corrupt: the blocks may have been reused.
+    /// Reads a node in and links it into its parent, unless another thread has linked it or the
+    /// parent has another child there in the meantime. In that case the bytes that were read mean
+    /// nothing, even if they look corrupt: the blocks may have been reused.
     #[cold]
     pub(crate) fn load(
         &self,
@@ -319,7 +320,7 @@ impl Tree {
         self.link(watch, parent, key, child, read)
     }
 
-    /// The second half of [`Tree::load`]: `read` is what the device gave.
+    /// The second half of [`Tree::load`]: `read` is the result of the device.
     pub(crate) fn link(
         &self,
         watch: &LatchWatch<'_>,
@@ -354,7 +355,7 @@ impl Tree {
         })
     }
 
-    /// The leaf that covered the key a moment ago.
+    /// The leaf that covered the key when it was found.
     #[inline]
     pub(crate) fn leaf_for(&self, watch: &LatchWatch<'_>, key: &Key) -> Result<Arc<Frame>> {
         'restart: loop {
@@ -371,7 +372,7 @@ impl Tree {
         }
     }
 
-    /// The number of leaves in which the keys lie, a moment ago. May wait for the device.
+    /// The number of leaves that held the keys when they were searched. May wait for the device.
     pub fn leaves_of(&self, keys: &[Key]) -> Result<u32> {
         let watch = self.watch();
         let mut keys: Vec<&Key> = keys.iter().collect();
@@ -407,7 +408,7 @@ impl Tree {
         None
     }
 
-    /// Descends without latches. Returns `Child` with the leaf, or why it stopped.
+    /// Descends without latches. Returns `Child` with the leaf, or the reason for stopping.
     #[inline]
     fn descend<'a>(&'a self, active: &'a Active<'_>, key: &Words) -> Step<'a> {
         let mut at: &Frame = &self.anchor;
@@ -453,12 +454,12 @@ impl Tree {
 
 impl Drop for Tree {
     fn drop(&mut self) {
-        // Retired frames refer to the structure that holds them.
+        // Retired frames refer to the structure that holds them, a cycle that collecting breaks.
         self.cache.shared.epochs.collect();
     }
 }
 
-/// A valid node may still be the wrong one: its keys must lie within the bounds that its parent
+/// Checks that a valid node is the right one: its keys must lie within the bounds that its parent
 /// gives.
 pub(crate) fn check_fences(view: NodeView<'_>, range: &KeyRange, addr: BlockNo) -> Result<()> {
     let (Some(first), Some(last)) = (view.first_key(), view.last_key()) else {

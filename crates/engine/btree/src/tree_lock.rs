@@ -4,8 +4,7 @@ use kedge_base::Error;
 use std::fmt;
 use std::str::FromStr;
 
-/// How threads exclude each other in the nodes. The tree's contents and its format are the same
-/// under each.
+/// How threads exclude each other in the nodes. The tree's contents and format do not depend on it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub enum TreeLock {
     /// Descents read inner nodes without a latch and validate what they read; leaves have latches.
@@ -13,11 +12,11 @@ pub enum TreeLock {
     Optimistic,
     /// Descents take each node's reader-writer latch.
     Rwlock,
-    /// Descents hold the latches of a path. These spin, and are converted to blocking ones where a
-    /// thread might sleep, never back. It exists for comparison.
+    /// Descents hold the latches of a path, which spin and are converted to blocking where a thread
+    /// might sleep, never back. For comparison only.
     Blocking,
-    /// As [`TreeLock::Blocking`], and the latches of the path are converted back to spinning on
-    /// each level of a descent. Slow under contention; it exists for comparison.
+    /// As [`TreeLock::Blocking`], but the latches of the path are converted back to spinning on
+    /// each level of a descent. Slow under contention; for comparison only.
     Pingpong,
 }
 

@@ -3,26 +3,26 @@
 //!
 //! A reader-writer lock costs each reader two stores to a cache line that all its readers share. So
 //! readers of one leaf contend for that line although they do not exclude each other. A latch that
-//! was read for a while without a write becomes *biased*: its readers only put its name into a slot
-//! of a table, each thread into the slot of its stripe. A writer takes the latch, revokes the bias,
+//! was read for a while without a write becomes *biased*: its readers only store its name in a slot
+//! of a table, each thread in the slot of its stripe. A writer takes the latch, revokes the bias,
 //! and waits until no slot names the latch. After that all readers go through the latch until it is
 //! biased again. So a leaf that is often written costs its writers nothing more, and a leaf that is
 //! often read costs its readers no shared cache line.
 //!
-//! Why readers and writers exclude each other: the reader stores its slot and then loads the bias.
-//! The writer stores the bias and then loads the slots. Each has a fence in between, so at least
-//! one sees the other: the reader goes to the latch, or the writer waits.
+//! Readers and writers exclude each other, because the reader stores its slot and then loads the
+//! bias, while the writer stores the bias and then loads the slots. Each has a fence in between, so
+//! at least one sees the other: the reader goes to the latch, or the writer waits.
 
 use super::sync::{AtomicU32, AtomicU64, Ordering::*, fence, relax};
 
-/// Reads in a row through the latch after which it becomes biased: as many as there are slots that
-/// revoking has to check.
+/// Consecutive reads through the latch after which it becomes biased: as many as there are slots
+/// that revoking has to check.
 const CALM: u32 = 16;
 
 #[repr(align(128))]
 struct Slot(AtomicU64);
 
-/// The names of the latches that threads are reading now; 0: none.
+/// The names of the latches that threads are reading now; 0 for none.
 pub(crate) struct Readers(Box<[Slot]>);
 
 impl Readers {
@@ -59,8 +59,8 @@ impl Bias {
         std::ptr::from_ref::<Bias>(self) as usize as u64
     }
 
-    /// Enters without the latch. `None`: go through the latch, because it is not biased, or because
-    /// the slot is in use.
+    /// Enters without the latch. `None` if the reader must go through the latch, because the latch
+    /// is not biased or the slot is in use.
     #[inline]
     pub(crate) fn enter<'a>(&self, readers: &'a Readers, slot: usize) -> Option<Visible<'a>> {
         if self.on.load(Relaxed) == 0 {
@@ -70,7 +70,7 @@ impl Bias {
         slot.compare_exchange(0, self.name(), AcqRel, Relaxed).ok()?;
         let visible = Visible(slot);
         fence(SeqCst);
-        // Acquires what was written before the latch became biased.
+        // Acquires the stores made before the latch became biased.
         (self.on.load(Acquire) != 0).then_some(visible)
     }
 

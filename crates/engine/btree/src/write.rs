@@ -3,8 +3,8 @@
 //! A writer first descends like a reader and takes only the write latch of the leaf. If the leaf is
 //! of an older generation or full, the writer *prepares* the path from the root down, one step at a
 //! time on a parent and its child. A step copies a node into the current generation, and splits a
-//! full one. Inner nodes are split before that is necessary, so a split never has to go back up. If
-//! a step finds that the tree has changed, it does nothing and the descent starts over.
+//! full one. Inner nodes are split before that is necessary, so that a split never has to go back
+//! up. If a step finds that the tree has changed, it does nothing and the descent restarts.
 
 use crate::frame::{Frame, Node};
 use crate::latch::LatchWatch;
@@ -29,7 +29,7 @@ enum Attempt<R> {
     Full,
 }
 
-/// What a node on the path needs before the descent can go on.
+/// What a node on the path needs before the descent can continue.
 #[derive(PartialEq, Eq)]
 pub(crate) enum Need {
     Nothing,
@@ -38,7 +38,7 @@ pub(crate) enum Need {
 }
 
 impl Tree {
-    /// Sets the item of `key`. True if there was one already.
+    /// Sets the item of `key`. Returns whether the key already had one.
     pub fn put(&self, key: Key, value: &[u8]) -> Result<bool> {
         if value.len() > VALUE_MAX {
             return Err(Error::invalid(format!("item of {} bytes, {VALUE_MAX} are the most", value.len())));
@@ -69,9 +69,9 @@ impl Tree {
         }
     }
 
-    /// Changes the value of `key` in place; its length cannot change. Returns false if there is no
-    /// such item, without a call of `f`. Otherwise `f` was called once, under the leaf's write
-    /// latch: it must not call the tree.
+    /// Changes the value of `key` in place; its length cannot change. Returns false without calling
+    /// `f` if there is no such item. Otherwise `f` is called once, under the leaf's write latch,
+    /// and must not call the tree.
     pub fn update(&self, key: Key, f: impl FnOnce(&mut [u8])) -> Result<bool> {
         let mut f = Some(f);
         let generation = self.generation();
@@ -82,13 +82,13 @@ impl Tree {
         .map(|done| done.is_some())
     }
 
-    /// Removes the item of `key`. False if there was none.
+    /// Removes the item of `key`. Returns whether there was one.
     pub fn delete(&self, key: Key) -> Result<bool> {
         let generation = self.generation();
         let sparse = self.change(generation, &key, Intent::Delete, |leaf, i| {
             leaf.edit(generation).remove_at(i);
-            // Looking for a neighbour to merge with costs more than the removal, so this is not
-            // done each time.
+            // Searching a neighbour to merge with costs more than the removal, so this is not done
+            // each time.
             let view = leaf.view();
             view.items() == 0 || (view.items() % 8 == 0 && Tree::is_sparse(view))
         })?;
@@ -98,7 +98,7 @@ impl Tree {
         Ok(sparse.is_some())
     }
 
-    /// Runs `f` on the leaf and the place of an existing item, with the leaf writable.
+    /// Runs `f` on the leaf and the index of an existing item, with the leaf writable.
     fn change<R>(
         &self,
         generation: Generation,
@@ -162,8 +162,8 @@ impl Tree {
     }
 
     /// Makes the path to the key's leaf writable and, if there is a value to insert, makes room for
-    /// it. `Some(replaced)` if a split of the leaf has inserted the item. `None`: try the leaf
-    /// again.
+    /// it. Returns `Some(replaced)` if a split of the leaf has inserted the item, and `None` if the
+    /// leaf must be tried again.
     #[cold]
     fn prepare(&self, generation: Generation, key: &Key, insert: Option<&[u8]>) -> Result<Option<bool>> {
         let done = self.prepare_path(generation, key, insert);
@@ -215,8 +215,8 @@ impl Tree {
         })
     }
 
-    /// Moves a child of an older generation to a new address. False: the tree has changed, start
-    /// over.
+    /// Moves a child of an older generation to a new address. Returns false if the tree has changed
+    /// and the descent must restart.
     fn copy_child(
         &self,
         parent: &Frame,
@@ -243,8 +243,8 @@ impl Tree {
     }
 }
 
-/// Whether a node can take what an insertion may bring: a leaf the item, an inner node one more
-/// child.
+/// Whether a node has room for what an insertion may add: the item (leaf) or one more child (inner
+/// node).
 pub(crate) fn has_room(view: NodeView<'_>, key: &Key, value: &[u8]) -> bool {
     if view.level() > 0 {
         return view.free_space() >= item_cost(CHILD_SIZE);

@@ -1,6 +1,6 @@
 //! The latch algorithms under the model checker: the crate's own sources, compiled against its
-//! atomics. Every interleaving of these small models is run, and every value that the memory model
-//! allows a load to see.
+//! atomics. The checker runs every interleaving of these small models, with every value that the
+//! memory model allows a load to see.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, dead_code)]
 
 #[path = "../src/epoch.rs"]
@@ -12,7 +12,7 @@ mod routes;
 #[path = "../src/visible.rs"]
 mod visible;
 
-/// As `src/sync.rs`, of what the model checker knows.
+/// The module `src/sync.rs`, built from the model checker's primitives.
 mod sync {
     pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
@@ -91,9 +91,9 @@ fn a_look_sees_one_version() {
             let routes = routes.clone();
             thread::spawn(move || publish(&routes, 1050))
         };
-        // The key is the second child's in the old version and the first child's in the new one. A
-        // mix of the two would give the first child of the old version, or the second child of the
-        // new one.
+        // The key is the second child's in the old version and the first child's in the new
+        // version. A mix of the two would give the first child of the old version, or the second
+        // child of the new version.
         match routes.look(&[1052, 0, 0]) {
             Look::Child(child) => assert!(child == 1001 || child == 1050, "child {child}"),
             look => assert_eq!(look, Look::Torn),
@@ -112,7 +112,7 @@ fn what_a_route_leads_to_is_initialised() {
         let writer = {
             let (routes, child) = (routes.clone(), child.clone());
             thread::spawn(move || {
-                // SAFETY: the checker itself asserts that nobody else accesses it meanwhile.
+                // SAFETY: the checker itself asserts that no other thread accesses it meanwhile.
                 child.with_mut(|c| unsafe { *c = 7 });
                 publish(&routes, 1);
             })
@@ -125,12 +125,12 @@ fn what_a_route_leads_to_is_initialised() {
     });
 }
 
-/// Asserts when it is dropped that no thread reads it.
+/// Asserts on drop that no thread reads it.
 struct Thing(Arc<UnsafeCell<u64>>);
 
 impl Drop for Thing {
     fn drop(&mut self) {
-        // SAFETY: the checker itself asserts that nobody else accesses it meanwhile.
+        // SAFETY: the checker itself asserts that no other thread accesses it meanwhile.
         self.0.with_mut(|v| unsafe { *v = u64::MAX });
     }
 }
@@ -140,7 +140,7 @@ fn nothing_is_dropped_under_a_reader() {
     model(|| {
         let epochs = Arc::new(Epochs::<Thing>::new(1));
         let cell = Arc::new(UnsafeCell::new(7));
-        // What a reader finds: 1, the object; 0, nothing.
+        // The value that a reader finds: 1, the object; 0, nothing.
         let visible = Arc::new(AtomicU64::new(1));
         let writer = {
             let (epochs, cell, visible) = (epochs.clone(), cell.clone(), visible.clone());
@@ -187,7 +187,7 @@ impl Guarded {
     }
 
     fn add(&self) {
-        // SAFETY: the checker itself asserts that nobody else accesses it meanwhile.
+        // SAFETY: the checker itself asserts that no other thread accesses it meanwhile.
         self.value.with_mut(|v| unsafe { *v += 1 });
     }
 
@@ -259,7 +259,7 @@ fn a_writer_waits_for_a_blocking_reader() {
     });
 }
 
-/// A latch as simple as can be, with a bias.
+/// The simplest latch with a bias.
 struct Biased {
     bias: Bias,
     readers: Readers,
@@ -270,7 +270,7 @@ struct Biased {
 impl Biased {
     fn read(&self, slot: usize) -> u64 {
         if let Some(_visible) = self.bias.enter(&self.readers, slot) {
-            // SAFETY: the checker itself asserts that nobody writes it meanwhile.
+            // SAFETY: the checker itself asserts that no thread writes it meanwhile.
             return self.value.with(|v| unsafe { *v });
         }
         let _guard = self.latch.read().unwrap();
@@ -282,7 +282,7 @@ impl Biased {
     fn write(&self) {
         let _guard = self.latch.write().unwrap();
         self.bias.revoke(&self.readers);
-        // SAFETY: the checker itself asserts that nobody else accesses it meanwhile.
+        // SAFETY: the checker itself asserts that no other thread accesses it meanwhile.
         self.value.with_mut(|v| unsafe { *v += 1 });
     }
 }

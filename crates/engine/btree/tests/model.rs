@@ -59,7 +59,7 @@ enum Act {
 struct Run {
     world: World,
     model: BTreeMap<Key, Vec<u8>>,
-    /// The running checkpoint, what the model held at its freeze, whether it was written.
+    /// The running checkpoint, the model's contents at its freeze, and whether it was written.
     frozen: Option<(Checkpoint, BTreeMap<Key, Vec<u8>>, bool)>,
     pins: Vec<Pins>,
     keys: u64,
@@ -97,7 +97,7 @@ impl Run {
 
     fn look(&self, at: u64) {
         let key = key(at % self.keys);
-        // Beside the key itself, one that is never in the tree.
+        // Besides the key itself, a key that is never in the tree.
         for key in [key, Key { offset: key.offset + 1, ..key }] {
             let owned = |(k, v): (&Key, &Vec<u8>)| (*k, v.clone());
             let tree = &self.world.tree;

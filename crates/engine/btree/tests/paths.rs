@@ -1,5 +1,5 @@
-//! Trees that hold paths latch as btrfs did before and after "kill btrfs_clear_path_blocking":
-//! which latches an operation takes, which it waits for without a try, and what it converts.
+//! Trees that hold paths latch as btrfs did before and after "kill btrfs_clear_path_blocking": the
+//! latches that an operation takes, those for which it waits without a try, and the conversions.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -29,7 +29,7 @@ fn at(n: u64) -> Key {
     Key { ino: 2 * n, kind: 1, offset: 0 }
 }
 
-/// What happened between two reports: conversions, and latches taken and calls by kind.
+/// The difference between two reports: conversions, and latches taken and calls by kind.
 #[derive(Debug, PartialEq, Eq)]
 struct Events {
     conversions: u64,
@@ -55,9 +55,9 @@ fn events(tree: &Tree, operation: impl FnOnce(&Tree)) -> Events {
     between(&before, &tree.latches())
 }
 
-/// Alone in the tree, nothing has to be waited for. The root is the only node that is not tried
-/// first. With *pingpong* each level converts what the path holds to blocking and back: one latch,
-/// then twice two. A lookup also returns a blocking leaf.
+/// A single thread never waits. The root is the only node that is not tried first. With *pingpong*
+/// each level converts the latches that the path holds to blocking and back: one latch, then two,
+/// each twice. A lookup also returns a blocking leaf.
 #[test]
 fn operations_latch_the_levels_that_btrfs_latched() {
     for lock in [TreeLock::Pingpong, TreeLock::Blocking] {
@@ -82,17 +82,18 @@ fn operations_latch_the_levels_that_btrfs_latched() {
     }
 }
 
-/// The key becomes the first of each node on its path: all of them are latched for writing, the
-/// root too, which the descent learns when it is there.
+/// The key becomes the first key of each node on its path, so all of them are latched for writing,
+/// including the root, whose level the descent knows only after it has read the root.
 #[test]
 fn an_insertion_in_the_first_place_starts_over_to_latch_the_parents() {
     for lock in [TreeLock::Pingpong, TreeLock::Blocking] {
         let world = World::with_lock(lock, 1 << 30);
         fill(&world.tree);
-        // The root is read to see its level, found to need a write latch, read and traded.
+        // The root is read for its level, found to need a write latch, and latched again for
+        // writing.
         let first =
             events(&world.tree, |t| assert!(!t.put(Key { ino: 1, kind: 1, offset: 0 }, &[1]).unwrap()));
-        // Alone: one latch, which was dropped at once. Then the whole path stays held.
+        // A single thread: one latch, which was dropped at once. Then the whole path stays held.
         let path = if lock == TreeLock::Pingpong { 2 + (2 + 4 + 6) } else { 0 };
         let want = Events { conversions: path, taken: [0, 2, 1, 2], calls: [0, 2, 0, 1] };
         assert_eq!(first, want, "{lock}");
@@ -102,7 +103,7 @@ fn an_insertion_in_the_first_place_starts_over_to_latch_the_parents() {
     }
 }
 
-/// A clock that tells when it is read, which a latch does just before it waits.
+/// A clock that records when it is read, which a latch does just before it waits.
 #[derive(Default)]
 struct Looked(AtomicU64);
 
@@ -117,7 +118,7 @@ impl Clock for Looked {
 }
 
 /// A writer finds the leaf held by a blocking reader, and waits for it. Its path becomes blocking
-/// for that, and only with *pingpong* spinning again.
+/// for the wait, and only with *pingpong* spinning again.
 #[test]
 fn who_waits_makes_its_path_blocking() {
     for lock in [TreeLock::Pingpong, TreeLock::Blocking] {

@@ -42,18 +42,18 @@ struct Shared {
     gate: RwLock<()>,
     stop: AtomicBool,
     checkpoints: AtomicU64,
-    /// Some reader has read something.
+    /// Whether a reader has read an item.
     read: AtomicBool,
 }
 
 impl Shared {
-    /// Whether the other threads have had a turn beside the writers, however loaded the machine is.
+    /// Whether the other threads have run beside the writers, however loaded the machine is.
     fn all_took_part(&self) -> bool {
         self.checkpoints.load(Relaxed) > 1 && self.read.load(Relaxed)
     }
 }
 
-/// Writers do so many times their work at most while they wait for the others to take part.
+/// The writers repeat their work at most this often while they wait for the other threads.
 const OPS_TIMES_MAX: u64 = 1000;
 
 fn write_loop(shared: &Shared, writer: u64, keys: u64, ops: u64, seed: u64) -> BTreeMap<Key, Vec<u8>> {
@@ -194,7 +194,7 @@ fn stress(lock: TreeLock, cache_nodes: usize, writers: u64, readers: u64, keys: 
     );
 }
 
-/// Miri interprets: a thousandth of the work takes as long.
+/// Under Miri, an interpreter, a thousandth of the work takes as long.
 const MIRI: bool = cfg!(miri);
 
 fn in_memory(lock: TreeLock) {

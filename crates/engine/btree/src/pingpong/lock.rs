@@ -7,15 +7,16 @@
 //! thread that then takes the spinning lock and finds conflicting blocking holders releases it
 //! again and sleeps until they are gone. The holder converts back to spinning when it will no
 //! longer sleep: it takes the spinning lock, decrements the count, and wakes *all* sleepers. They
-//! find the lock held, spinning or even blocking again, and go on spinning or sleeping. This
-//! ping-pong is what the other kinds of latches avoid. Nothing is slowed down here on purpose: the
-//! conversions and useless wake-ups are the scheme. One thing is other than in a kernel: there a
-//! spinning holder keeps its processor. Here it may lose it, so those that spin yield theirs.
+//! find the lock held, spinning or even blocking again, and continue spinning or sleeping. This
+//! ping-pong is what the other kinds of latches avoid. The implementation adds no delay of its own:
+//! the conversions and useless wake-ups are inherent in the scheme. It differs from the kernel in
+//! one point: there a spinning holder keeps its processor. Here the holder may lose it, so spinning
+//! threads yield theirs.
 //!
 //! # Memory order
 //! A holder's changes reach the next holder through the spinning word, or through the blocking
-//! count if it unlocks while blocking. Both are released by one and acquired by the other. A
-//! sleeper stores to the count of sleepers and then loads the count of holders; a waker does the
+//! count if it unlocks while blocking. Each is stored with release and loaded with acquire. A
+//! sleeper stores the count of sleepers and then loads the count of holders; a waker does the
 //! reverse. Each has a fence in between.
 
 use crate::sync::{AtomicU32, Ordering::*, WaitQueue, fence, relax};
@@ -48,7 +49,7 @@ impl Queue {
         woken
     }
 
-    /// One holder less. The last one wakes all sleepers.
+    /// Removes one holder. The last one wakes all sleepers.
     fn leave(&self, holders: &AtomicU32) {
         if holders.fetch_sub(1, AcqRel) != 1 {
             return;
@@ -65,7 +66,7 @@ pub(crate) struct PingLock {
     /// Spinning holders: [`WRITER`], or the number of readers.
     spinning: AtomicU32,
     blocking_readers: AtomicU32,
-    /// At most one.
+    /// At most 1.
     blocking_writers: AtomicU32,
     for_readers: Queue,
     for_writers: Queue,
@@ -123,8 +124,9 @@ impl PingLock {
         !self.is_blocked(mode) && self.try_spin(mode) && self.keep_unless_blocked(mode)
     }
 
-    /// Takes the lock, spinning as long as others do, unless a blocking holder excludes this mode:
-    /// what btrfs's `btrfs_try_tree_write_lock` and `btrfs_tree_read_lock_atomic` do.
+    /// Takes the lock, spinning as long as its holders spin, unless a blocking holder excludes this
+    /// mode: the behaviour of btrfs's `btrfs_try_tree_write_lock` and
+    /// `btrfs_tree_read_lock_atomic`.
     pub(crate) fn lock_unless_blocked(&self, mode: Mode) -> bool {
         if self.is_blocked(mode) {
             return false;
@@ -166,7 +168,7 @@ impl PingLock {
     }
 }
 
-/// Something with a lock.
+/// An object with a lock.
 pub(crate) trait HasPing {
     fn ping(&self) -> &PingLock;
 }
@@ -213,7 +215,8 @@ impl<P: HasPing> Grip<P> {
         self.mode
     }
 
-    /// Converts to blocking, before anything that may sleep. False: it was blocking already.
+    /// Converts to blocking, before anything that may sleep. Returns false if it was blocking
+    /// already.
     pub(crate) fn set_blocking(&mut self) -> bool {
         let convert = !self.blocking;
         if convert {

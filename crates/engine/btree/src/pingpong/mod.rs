@@ -1,5 +1,5 @@
-//! The latches of old btrfs, to compare with: [`lock`] is the latch, [`path`] how a descent holds
-//! it. A tree with other latches has nothing of it but an empty field in each latch.
+//! The latches of old btrfs, for comparison: [`lock`] is the latch, [`path`] how a descent holds
+//! it. In a tree with other latches only an empty field in each latch remains of it.
 
 pub(crate) mod lock;
 mod path;

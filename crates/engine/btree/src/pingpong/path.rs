@@ -1,23 +1,23 @@
 //! Descents that hold the latches of their path, for trees with [`TreeLock::Pingpong`] or
 //! [`TreeLock::Blocking`].
 //!
-//! This is how btrfs did it in `btrfs_search_slot`. Latches are taken spinning: a descent spins for
-//! spinning holders. If there is a blocking holder, the descent makes its whole path blocking and
-//! waits. The path also becomes blocking before a node is read from the device and before the
-//! tree's structure is changed, and a lookup returns a blocking leaf. With *pingpong* each level of
-//! the descent, and each wait, ends with a conversion of the path back to spinning, from the root
-//! down. That first converts all latches of the path to blocking, from the leaf up. With *blocking*
-//! nothing is converted back. That is the only difference, and it is all that Linux 5.0 changed.
+//! The model is `btrfs_search_slot`. Latches are taken spinning: a descent spins while holders
+//! spin. If a holder blocks, the descent makes its whole path blocking and waits. The path also
+//! becomes blocking before a node is read from the device and before the tree's structure is
+//! changed, and a lookup returns a blocking leaf. With *pingpong* each level of the descent, and
+//! each wait, ends with a conversion of the path back to spinning, from the root down, which first
+//! converts all latches of the path to blocking, from the leaf up. With *blocking* the path is
+//! never converted back. That is the only difference, and the only change in Linux 5.0.
 //!
 //! # Which latches a descent takes and keeps
-//! 1. The root is latched for reading. If its level turns out to be one that is latched for
-//!    writing, it is released and latched for writing.
+//! 1. The root is latched for reading. If its level must be latched for writing, the root is
+//!    released and latched for writing.
 //! 2. An update latches the leaf for writing, an insertion also level 1, a deletion also level 2.
 //!    If the key belongs to a node's first child, an insertion or deletion might change the node's
-//!    first key. Its parent must then be latched for writing: if it is not, the descent starts
-//!    over.
+//!    first key. Its parent must then be latched for writing; if it is not, the descent restarts.
 //! 3. A lookup and an update release a node's parent once the node is latched. An insertion keeps
-//!    the parent of each node on whose first place it is, and a deletion levels below 2.
+//!    the parent of each node in which the key is at the first place, and a deletion also keeps
+//!    levels below 2.
 
 use super::lock::Mode;
 use crate::frame::{Frame, Node, Route};
@@ -29,7 +29,7 @@ use kedge_format::Key;
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// What a descent is for.
+/// The purpose of a descent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Intent {
     Lookup,
@@ -55,13 +55,13 @@ impl Intent {
         matches!(self, Intent::Insert | Intent::Delete)
     }
 
-    /// Ancestors on this level and above are released when nothing else keeps them.
+    /// Ancestors at this level and above are released unless something else keeps them.
     fn lowest_release(self) -> u8 {
         if self == Intent::Delete { 2 } else { 1 }
     }
 }
 
-/// A latched node, and the place in it that the key belongs to.
+/// A latched node, and the index in it to which the key belongs.
 struct Step {
     held: Held<Arc<Frame>>,
     slot: usize,
@@ -95,7 +95,7 @@ impl Path<'_, '_> {
         self.steps.drain(..last);
     }
 
-    /// Releases the ancestors that a change of items cannot reach: see 3. in the module.
+    /// Releases the ancestors that a change of items cannot reach: see rule 3 in the module's head.
     fn release_unreachable(&mut self, intent: Intent) {
         let mut kept = 0;
         for (distance, step) in self.steps.iter().rev().enumerate() {
@@ -168,7 +168,7 @@ impl Tree {
         Ok(result)
     }
 
-    /// The root, which covered the key a moment ago.
+    /// The root, which covered the key when it was read.
     fn root_by_pointer(&self, watch: &LatchWatch<'_>, key: &Key) -> Result<Option<Arc<Frame>>> {
         match self.anchor.latch.glance(|anchor| anchor.route(key)) {
             Route::Child(root) => Ok(Some(root)),

@@ -51,21 +51,21 @@ impl NodeIo for Device {
 
 #[derive(Default)]
 struct SpaceState {
-    /// Nodes of the tree that is now: address to birth.
+    /// Nodes of the current tree: address to generation of birth.
     owned: BTreeMap<BlockNo, Generation>,
-    /// Freed, but the last durable checkpoint still uses them.
+    /// Freed nodes that the last durable checkpoint still uses.
     held: Vec<BlockNo>,
-    /// Of the generation that is being written.
+    /// Freed nodes of the generation that is being written.
     held_by_frozen: Vec<BlockNo>,
     free: Vec<BlockNo>,
     next: u64,
     current: u64,
 }
 
-/// Follows the reuse rules of the real allocator, and asserts that the tree keeps to its side.
+/// Follows the reuse rules of the real allocator, and asserts that the tree obeys them too.
 pub struct Space {
     state: Mutex<SpaceState>,
-    /// Nodes that may still be taken.
+    /// Nodes that may still be allocated.
     pub quota: AtomicU64,
 }
 
@@ -170,8 +170,8 @@ impl World {
         assert!(self.device.nodes.lock().len() <= before + count);
     }
 
-    /// The checkpoint is durable: nodes that only the previous one used are free, and this device
-    /// destroys them.
+    /// Makes the checkpoint durable: frees the nodes that only the previous checkpoint used, and
+    /// destroys them on this device.
     pub fn finish(&self, checkpoint: Checkpoint) {
         self.tree.written(checkpoint.frozen);
         let mut state = self.space.state.lock();
@@ -209,7 +209,7 @@ impl World {
         Ok(World { device, space, tree })
     }
 
-    /// Walks the tree and compares the nodes that it uses with those that the allocator gave.
+    /// Walks the tree and compares the nodes that it uses with those that were allocated.
     pub fn check(&self) -> TreeCheck {
         let found = self.tree.check().unwrap();
         let reachable: BTreeMap<BlockNo, Generation> =
