@@ -34,7 +34,7 @@ fn singles(alloc: &Alloc, count: u64) -> Vec<Extent> {
     all
 }
 
-/// Takes everything and gives every `step`-th block back.
+/// Allocates everything and frees every `step`-th block.
 fn crowded(groups: u64, step: usize) -> Arc<Alloc> {
     let alloc = Alloc::format(&image(groups));
     let mut all = Vec::new();

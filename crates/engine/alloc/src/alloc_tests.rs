@@ -19,7 +19,7 @@ fn is_no_space<T>(result: Result<T, Error>) -> bool {
     matches!(result, Err(Error::NoSpace))
 }
 
-/// Allocates single blocks, with their records, until there are no more.
+/// Allocates single blocks, with their records, until none is left.
 fn fill(alloc: &Alloc) -> Vec<Extent> {
     let mut all = Vec::new();
     loop {
@@ -81,7 +81,7 @@ fn goals_outside_the_image_are_hints_too() {
 #[test]
 fn reservations_hold_to_the_last_block() {
     let alloc = smallest();
-    // Single blocks with gaps between them, so that the space is fragmented to single blocks.
+    // Single blocks with gaps between them, so that free space is fragmented to single blocks.
     let all = fill(&alloc);
     let (gone, _kept): (Vec<_>, Vec<_>) = all.iter().partition(|e| e.start.0 % 2 == 0);
     for e in &gone {
@@ -222,7 +222,7 @@ fn classes_share_the_pool_as_promised() {
     assert!(normal(working).unwrap().is_some());
 }
 
-/// Many generations of growth leave a large pool; a shrunken tree gives it back to data.
+/// Many generations of growth leave a large pool; a shrunken tree returns its slots to data.
 #[test]
 fn surplus_slots_return_to_data() {
     let alloc = Alloc::format(&plan(GROUP_BLOCKS, 1024));
@@ -307,7 +307,7 @@ fn a_full_image_can_be_emptied() {
     }
 }
 
-/// A pool that was emptied on a full image takes what deletes free before data gets it.
+/// A pool that was emptied on a full image gets the blocks that deletes free before data does.
 #[test]
 fn a_bled_pool_is_refilled_first() {
     let alloc = smallest();
@@ -328,7 +328,7 @@ fn a_bled_pool_is_refilled_first() {
     alloc.durable(Lsn(5));
     let counts = alloc.free_counts();
     assert!(counts.pool >= 8, "{counts:?}");
-    // Single blocks are no slots: data may have them though the pool is short.
+    // Single blocks are no slots: data may have them although the pool is short.
     for e in kept.iter().step_by(2) {
         alloc.apply_free(*e, Lsn(6)).unwrap();
     }
@@ -387,7 +387,7 @@ fn bitmaps_are_read_side_by_side() {
     let loaded = Alloc::load(&device, &geometry, Generation(3)).unwrap();
     assert_eq!(loaded.cells.len(), 4000);
     let index = geometry.index_blocks.div_ceil(READ_BLOCKS);
-    // Sixteen chunks, of which eight are on their way at a time.
+    // Sixteen chunks, of which eight are in flight at a time.
     let (rounds, requests) = (device.rounds() - index, device.requests() - index);
     assert!(rounds <= 4, "{rounds} round trips");
     assert!((16..=32).contains(&requests), "{requests} reads");
@@ -469,7 +469,8 @@ fn held_blocks_are_kept_for_their_records() {
     checkpoint(&alloc, &device, &mut generation);
 
     let alloc = Alloc::load(&device, &geometry, Generation(1)).unwrap();
-    // The whole rest but ten slots is taken by records; one block is taken, freed and taken again.
+    // Records allocate all of the rest but ten slots; one block is allocated, freed and allocated
+    // again.
     let first = geometry.data_start.0 + 40;
     let all =
         [Extent::new(BlockNo(first), old.start.0 - first), Extent::new(old.end(), SMALLEST - old.end().0)];
@@ -498,7 +499,7 @@ fn held_blocks_are_kept_for_their_records() {
     alloc.cells.iter().for_each(|c| c.lock().check());
 }
 
-/// A full image that the log filled and emptied again and again has as much room for replay as it
+/// A full image that the log has filled and emptied repeatedly has as much room for replay as it
 /// had when it ran.
 #[test]
 fn a_hold_ends_with_the_last_record_that_takes_the_blocks() {
@@ -523,7 +524,7 @@ fn a_hold_ends_with_the_last_record_that_takes_the_blocks() {
 }
 
 /// Replay from the last cut needs as many slots as the tree had at its largest since, so data gets
-/// none of them before the next checkpoint is durable; the tree may have them again at once.
+/// none of them before the next checkpoint is durable; the tree may reuse them at once.
 #[test]
 fn slots_that_the_tree_used_since_the_cut_are_not_for_data() {
     let alloc = smallest();
@@ -562,8 +563,8 @@ fn unclaim(taken: &[AtomicU8], e: Extent) {
     (e.start.0..e.end().0).for_each(|b| assert_eq!(taken[b as usize].swap(0, SeqCst), 1, "block {b}"));
 }
 
-/// Threads that take, apply and free at random, with checkpoints between: no block has two owners,
-/// nothing is lost.
+/// Threads that allocate, apply and free at random, with checkpoints between: no block has two
+/// owners, and none is lost.
 #[test]
 fn many_threads() {
     let geometry = plan(2 * GROUP_BLOCKS + 1000, 20000);

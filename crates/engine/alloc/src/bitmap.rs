@@ -1,7 +1,7 @@
 //! The bits of one group, a word at a time.
 //!
 //! Bit `i` is bit `i % 64` of word `i / 64`. Stored as little-endian words, this is the bit order
-//! of the format. The meaning of a bit is the caller's.
+//! of the format. The caller defines the meaning of a bit.
 
 use kedge_base::BLOCK_SIZE;
 use kedge_format::alloc::GROUP_BLOCKS;
@@ -98,8 +98,8 @@ impl Bitmap {
         self.next(from, end, 0)
     }
 
-    /// First set bit of the words combined with `flip` by exclusive or. Most time of a search is
-    /// spent here, hence the explicit loop.
+    /// First set bit of the words combined with `flip` by exclusive or. A search spends most of its
+    /// time here, hence the explicit loop.
     fn next(&self, from: u32, end: u32, flip: u64) -> u32 {
         assert!(end <= BITS, "range inside the group");
         if from >= end {
@@ -117,8 +117,8 @@ impl Bitmap {
         (word as u32 * 64 + hit.trailing_zeros()).min(end)
     }
 
-    /// The start of the run of clear bits that ends at `to` (exclusive). Looks back as far as the
-    /// word that holds `limit`.
+    /// The start of the run of clear bits that ends at `to` (exclusive). Searches back as far as
+    /// the word that holds `limit`.
     pub(crate) fn clear_run_before(&self, to: u32, limit: u32) -> u32 {
         let mut at = to;
         while at > limit {

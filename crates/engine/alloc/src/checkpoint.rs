@@ -1,8 +1,8 @@
 //! Freezing the owned bitmaps at a checkpoint's cut, and writing them.
 //!
 //! The cut holds the exclusive epoch guard, so no `apply_*`, `alloc_node` or `free_node` runs.
-//! Searches, promises and refills may run: they change only `busy`. Freezing shares the bitmaps
-//! that changed; a later change copies the bitmap first.
+//! Searches, promises and refills may run, since they change only `busy`. Freezing shares the
+//! bitmaps that changed; a later change copies the bitmap first.
 //!
 //! Crash argument: see "Copies" in the crate's documentation.
 
@@ -17,7 +17,7 @@ use std::sync::{Arc, OnceLock};
 /// Blocks of one write at most (1 MiB).
 const WRITE_BLOCKS: usize = 256;
 
-/// The owned bitmaps as they were at a cut. Ends in [`Alloc::written`] or [`Alloc::abandon`].
+/// The owned bitmaps at a cut. Ends in [`Alloc::written`] or [`Alloc::abandon`].
 #[must_use = "ends in Alloc::written or Alloc::abandon"]
 pub struct FrozenAlloc {
     geometry: Geometry,
@@ -31,7 +31,7 @@ pub struct FrozenAlloc {
     free_blocks: u64,
 }
 
-/// What the last durable checkpoint left.
+/// The state that the last durable checkpoint wrote.
 #[derive(Clone)]
 pub(crate) struct Durable {
     pub index: Arc<Vec<GroupEntry>>,
@@ -56,7 +56,8 @@ impl FrozenAlloc {
         self.groups.len()
     }
 
-    /// The index that the checkpoint writes. It needs checksums, so it is computed outside the cut.
+    /// The index that the checkpoint writes. It needs checksums, so it is computed outside of the
+    /// cut.
     fn index(&self) -> &Arc<Vec<GroupEntry>> {
         self.index.get_or_init(|| {
             let mut index = self.base.index.to_vec();
@@ -78,7 +79,7 @@ impl FrozenAlloc {
     /// into the copies that the last durable checkpoint does not use, and the index area of the
     /// generation's slot.
     ///
-    /// That must not be the slot of the last durable checkpoint: its index would be overwritten
+    /// The slot must not be that of the last durable checkpoint, whose index would be overwritten
     /// before the new superblock is durable. So a generation is skipped after an abandoned
     /// checkpoint.
     pub fn writes(&self, uuid: uuid::Uuid, generation: Generation) -> Vec<(BlockNo, IoBuf)> {
@@ -118,9 +119,9 @@ impl FrozenAlloc {
 
 impl Alloc {
     /// Shares the bitmaps that changed since the last freeze. Called under the exclusive epoch
-    /// guard, and for one checkpoint at a time.
+    /// guard, for one checkpoint at a time.
     pub fn freeze(&self) -> FrozenAlloc {
-        // Two in flight could write the same copy, the second one while a durable superblock
+        // Two in flight could write the same copy, the second of them while a durable superblock
         // already refers to it.
         assert!(
             !self.in_flight.swap(true, SeqCst),
@@ -146,17 +147,17 @@ impl Alloc {
         }
     }
 
-    /// The superblock of the frozen state's checkpoint is durable: its copies are now the current
+    /// The superblock of the frozen state's checkpoint is durable: its copies become the current
     /// ones.
     pub fn written(&self, frozen: FrozenAlloc) {
-        let slot = *frozen.slot.get().expect("its writes were asked for");
+        let slot = *frozen.slot.get().expect("its writes were requested");
         *self.durable.lock() = Durable { index: frozen.index().clone(), slot: Some(slot) };
         self.in_flight.store(false, SeqCst);
     }
 
-    /// The checkpoint failed: the groups it would have written are dirty again. Its copies and its
-    /// slot stay unused, even if some of them were written. The generation of the next checkpoint
-    /// must fall on the same slot (see [`FrozenAlloc::writes`]).
+    /// The checkpoint failed: marks the groups that it would have written dirty again. Its copies
+    /// and its slot stay unused, even if some of them were written. The generation of the next
+    /// checkpoint must fall on the same slot (see [`FrozenAlloc::writes`]).
     pub fn abandon(&self, frozen: FrozenAlloc) {
         for frozen in &frozen.groups {
             self.with_group(frozen.group, |group| group.dirty = true);

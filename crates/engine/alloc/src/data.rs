@@ -1,4 +1,4 @@
-//! Blocks for file data: promises, placement, and the frees that wait for the log.
+//! Blocks for file data: promises, placement, and the frees that wait for a durable log.
 
 use crate::bitmap::BITS;
 use crate::group::CONTINUE_MIN;
@@ -11,17 +11,18 @@ use kedge_format::node::NODE_BLOCKS;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
-/// A run of this length (4 MiB) is good enough: no search goes on for a longer one.
+/// A search ends at a run of this length (4 MiB).
 const GOOD_RUN: u64 = 1024;
 /// Groups that are searched for a good run before a short one near the goal is taken.
 const GOOD_GROUPS: u32 = 4;
 /// How often a data reservation takes blocks from the pool before it gives up, because other
 /// threads took them first.
 const SHRINK_TRIES: u32 = 16;
-/// So many directories with neighbouring inode numbers share a group, so that a tree of small
+/// This many directories with neighbouring inode numbers share a group, so that a tree of small
 /// directories is written in one place.
 const DIRS_TOGETHER: u64 = 64;
-/// At most this part of the data area, and at least so many blocks, can be set aside as bad.
+/// At most one block in this many of the data area, and at least this many blocks, can be set aside
+/// as bad.
 const BAD_PART: u64 = 64;
 const BAD_MIN: u64 = 256;
 /// Groups that are tried for a directory before a nearly full one is taken.
@@ -63,7 +64,7 @@ impl Pending {
         self.oldest.fetch_min(end_lsn.0, SeqCst);
     }
 
-    /// All that waits.
+    /// All frees that wait.
     pub(crate) fn extents(&self) -> Vec<Extent> {
         self.by_lsn.lock().iter().map(|(_, extent)| *extent).collect()
     }
@@ -72,7 +73,7 @@ impl Pending {
     ///
     /// Beside a concurrent `push`, either this thread sees the new `oldest`, or the pushing thread,
     /// which checks `durable` after its push, sees the new `durable`. So no free stays in the queue
-    /// when the log then becomes idle.
+    /// when the log becomes idle.
     fn due(&self, lsn: Lsn) -> Vec<Extent> {
         let lsn = self.durable.fetch_max(lsn.0, SeqCst).max(lsn.0);
         if self.oldest.load(SeqCst) > lsn {
@@ -113,15 +114,15 @@ impl Alloc {
         (self.space.available() + pool.surplus * NODE_BLOCKS).saturating_sub(lack)
     }
 
-    /// What [`Alloc::available_data`] would be if all records, and then a checkpoint, were durable,
-    /// and no operation and no discard under way.
+    /// [`Alloc::available_data`] as it would be if all records, and then a checkpoint, were
+    /// durable, and no operation and no discard were running.
     pub fn available_soon(&self) -> u64 {
         let lack = if self.refill_stuck.load(SeqCst) { 0 } else { self.pool.counts().lack * NODE_BLOCKS };
         let pool = self.pool.surplus_soon() * NODE_BLOCKS;
         (self.space.available() + pool + self.pending.blocks() + self.claimed()).saturating_sub(lack)
     }
 
-    /// What [`Alloc::available_data`] would be if a checkpoint cut now were durable.
+    /// [`Alloc::available_data`] as it would be if a checkpoint with its cut now were durable.
     pub fn available_after_checkpoint(&self) -> u64 {
         self.space.available() + self.pool.surplus_after_checkpoint() * NODE_BLOCKS
     }
@@ -130,8 +131,9 @@ impl Alloc {
     /// it.
     ///
     /// Takes blocks from `reservation` first and the rest from the unpromised space. Without a
-    /// reservation, or with an empty one, it may fail with NoSpace; otherwise at least one block is
-    /// placed. The run is busy and belongs to the caller until `apply_alloc` or `release_data`.
+    /// reservation, or with an empty one, the call may fail with NoSpace; otherwise it places at
+    /// least one block. The run is busy and belongs to the caller until `apply_alloc` or
+    /// `release_data`.
     pub fn alloc_data(
         &self,
         goal: BlockNo,
@@ -162,20 +164,21 @@ impl Alloc {
         Ok(extent)
     }
 
-    /// Gives back a run, or a part of one, that no record took.
+    /// Frees a run, or a part of one, that no record has taken.
     pub fn release_data(&self, extent: Extent) {
         self.freed(self.release(extent));
     }
 
-    /// [`Alloc::release_data`] for blocks that were placed from a promise. The promise is renewed,
-    /// and no other caller can take the blocks in between.
+    /// [`Alloc::release_data`] for blocks that were placed from a promise. Renews the promise, and
+    /// no other caller can take the blocks in between.
     pub fn unplace_data(&self, extent: Extent) -> DataReservation {
         DataReservation::taken(self.space.clone(), self.release(extent))
     }
 
     /// Puts blocks whose writes failed into quarantine. They stay with their owner; once free, they
     /// are not allocated again while the image is open. The caller owns them, through placement or
-    /// an extent. False: too many are in quarantine already, so the device as a whole is at fault.
+    /// an extent. Returns false if too many are in quarantine already, so that the device as a
+    /// whole is at fault.
     pub fn quarantine(&self, extent: Extent) -> bool {
         let limit = ((self.geometry.total_blocks - self.geometry.data_start.0) / BAD_PART).max(BAD_MIN);
         let mut bad = self.bad.lock();
@@ -192,7 +195,7 @@ impl Alloc {
         self.bad_count.load(SeqCst)
     }
 
-    /// Blocks in quarantine that no record owns: the bitmaps call them free, but they are not
+    /// Blocks in quarantine that no record owns: the bitmaps mark them free, but they are not
     /// available.
     pub(crate) fn bad_unowned(&self) -> u64 {
         if self.bad_blocks() == 0 {
@@ -206,7 +209,8 @@ impl Alloc {
         bad.iter().filter(|block| !owned(block)).count() as u64
     }
 
-    /// Frees busy blocks that nothing holds any more, except those in quarantine. Returns how many.
+    /// Frees busy blocks that have no holder left, except those in quarantine. Returns their
+    /// number.
     fn release(&self, extent: Extent) -> u64 {
         if self.bad_blocks() == 0 {
             return self.release_run(extent);
@@ -230,7 +234,7 @@ impl Alloc {
         extent.blocks
     }
 
-    /// A record takes the blocks: they become owned.
+    /// Marks the blocks owned, for a record that takes them.
     pub fn apply_alloc(&self, extent: Extent) -> Result<()> {
         let replay = self.replaying.load(SeqCst);
         for (g, bit, len) in self.pieces(extent)? {
@@ -241,8 +245,8 @@ impl Alloc {
         Ok(())
     }
 
-    /// A record that ends at `end_lsn` frees the blocks: they are no longer owned, and stay busy
-    /// until the record is durable.
+    /// Frees the blocks for a record that ends at `end_lsn`: they are no longer owned, and stay
+    /// busy until the record is durable.
     pub fn apply_free(&self, extent: Extent, end_lsn: Lsn) -> Result<()> {
         let replay = self.replaying.load(SeqCst);
         for (g, bit, len) in self.pieces(extent)? {
@@ -262,7 +266,8 @@ impl Alloc {
         Ok(())
     }
 
-    /// The log is durable up to `lsn`: data freed by records that end at or below it is reusable.
+    /// The log is durable up to `lsn`: makes data reusable that records ending at or below it have
+    /// freed.
     pub fn durable(&self, lsn: Lsn) {
         self.release_due(lsn);
     }
@@ -275,14 +280,14 @@ impl Alloc {
         self.freed(released);
     }
 
-    /// Where to look for the first blocks of a file. Directories are spread over the groups; the
-    /// files of one directory lie together, one after another.
+    /// Where the search for a file's first blocks starts. Directories are spread over the groups;
+    /// the files of one directory are placed together, one after another.
     pub fn goal_for(&self, ino: Ino, dir: Ino) -> BlockNo {
         let (first, last) = (self.locate(BlockNo(0)).0, self.cells.len() as u64 - 1);
         let count = last - first + 1;
         let key = if dir.0 != 0 { dir.0 } else { ino.0 } / DIRS_TOGETHER;
-        // Fibonacci hashing: neighbouring keys are far apart, so directories do not grow into each
-        // other.
+        // Fibonacci hashing puts neighbouring keys far apart, so that directories do not grow into
+        // each other.
         let home = ((key.wrapping_mul(0x9E37_79B9_7F4A_7C15) as u128 * count as u128) >> 64) as u64;
         let roomy = |g: &u64| self.cells[*g as usize].free() >= BITS / 8;
         let g = (0..count.min(DIR_GROUPS)).map(|i| first + (home + i) % count).find(roomy);
@@ -290,7 +295,7 @@ impl Alloc {
         BlockNo(g * GROUP_BLOCKS + self.cells[g as usize].cursor() as u64)
     }
 
-    /// Finds a place for up to `want` blocks. They were taken from the space, so there is one.
+    /// Finds a place for up to `want` blocks. They were taken from the space, so a place exists.
     fn place(&self, goal: BlockNo, want: u32) -> Extent {
         let (home, bit) = self.locate(goal);
         let good = if self.cells.len() == 1 { 1 } else { want.min(GOOD_RUN as u32) };
@@ -346,9 +351,9 @@ impl Alloc {
         })
     }
 
-    /// The search above can miss the promised block: it may be freed in a group that was already
-    /// searched, while another thread takes the one ahead. Another search might miss it again,
-    /// without bound. With all locks held, nothing changes.
+    /// The search above can miss the promised block: the block may be freed in a group that was
+    /// already searched, while another thread takes the block ahead. Another search might miss it
+    /// again, without bound. With all locks held, nothing changes.
     fn place_under_all_locks(&self, want: u32) -> Extent {
         let mut passed = Vec::with_capacity(self.cells.len());
         for (g, cell) in self.cells.iter().enumerate() {

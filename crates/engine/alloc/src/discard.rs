@@ -1,16 +1,17 @@
-//! Free blocks that are given back to the device.
+//! Discards of free blocks.
 //!
-//! A discard leaves anything in a block. So it is safe exactly where a write of other bytes would
-//! be: on a block that is not busy (the crate's documentation lists why a free block may still be),
-//! and that nobody is given meanwhile. Therefore a run is made busy for the time of its discard.
-//! It is paid for from the space of all, and never with more than half of what is available: the
-//! rest is for those who need a block now. Who finds no space waits for the runs that are out
-//! ([`Alloc::wait_for_claims`]): the image is not full, it only looks so for a moment.
+//! A discard may leave any contents in a block. So it is safe exactly where a write of other bytes
+//! would be: on a block that is not busy (the crate's documentation lists why a free block may
+//! still be busy) and that is not allocated meanwhile. Therefore a run is made busy for the time of
+//! its discard. Its blocks are taken from the available space, and never more than half of that:
+//! the rest is for operations that need a block now. An operation that finds no space waits for the
+//! claimed runs ([`Alloc::wait_for_claims`]), since the image is not full but only looks full for a
+//! moment.
 //!
 //! # Fresh frees
-//! With [`Alloc::watch_frees`] each group marks what becomes free. A pass over these marks discards
-//! what was freed since the last one, and not again and again what has been free all the time. The
-//! marks are hints in memory: a crash loses them, and a whole pass finds all that is free.
+//! With [`Alloc::watch_frees`] each group marks blocks that become free. A pass over these marks
+//! discards only what was freed since the last pass. The marks are hints in memory: a crash loses
+//! them, and a whole pass finds all free blocks.
 
 use crate::Alloc;
 use crate::bitmap::BITS;
@@ -22,20 +23,20 @@ use std::ops::Range;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Which {
     All,
-    /// Those that became free since they were last taken for a discard.
+    /// Blocks that became free since they were last claimed for a discard.
     Fresh,
 }
 
 impl Alloc {
-    /// Has all groups mark what becomes free from now on, or no longer.
+    /// Starts or stops the marking of blocks that become free, in all groups.
     pub fn watch_frees(&self, on: bool) {
         for cell in &self.cells {
             cell.lock().watch_frees(on);
         }
     }
 
-    /// Makes the first free run of at least `min` blocks in `[from, end)` busy for a discard, or a
-    /// part of it. The caller gives it back with [`Alloc::end_claim`].
+    /// Makes the first free run of at least `min` blocks in `[from, end)`, or a part of it, busy
+    /// for a discard. The caller returns the run through [`Alloc::end_claim`].
     pub fn claim_free(&self, range: Range<BlockNo>, min: u64, which: Which) -> Option<Extent> {
         let mut at = range.start.0.max(self.geometry.data_start.0);
         let end = range.end.0.min(self.geometry.total_blocks);
@@ -64,7 +65,7 @@ impl Alloc {
         None
     }
 
-    /// Gives back a run of [`Alloc::claim_free`]. `discarded`: it is no fresh free any more.
+    /// Returns a run of [`Alloc::claim_free`]. `discarded`: the run no longer counts as fresh.
     pub fn end_claim(&self, extent: Extent, discarded: bool) {
         for (g, bit, len) in self.pieces(extent).expect("it was claimed") {
             self.with_group(g, |group| {
@@ -79,7 +80,7 @@ impl Alloc {
         self.unclaimed.notify_all();
     }
 
-    /// Waits until a run that is being discarded is back. False: there is none.
+    /// Waits until a run that is being discarded is returned. Returns false if there is none.
     pub fn wait_for_claims(&self) -> bool {
         let mut claims = self.claims.lock();
         let some = *claims > 0;
@@ -94,7 +95,7 @@ impl Alloc {
         *self.claims.lock()
     }
 
-    /// Blocks that lie in wait for the log, for an engine that is broken on purpose.
+    /// Blocks whose frees wait for the log, for an engine that is broken on purpose.
     pub fn pending_frees(&self) -> Vec<Extent> {
         self.pending.extents()
     }

@@ -1,20 +1,20 @@
 //! One allocation group: its bitmaps, and the search for free runs.
 //!
 //! # Invariants (under the group's lock)
-//! 1. `owned` ⊆ `busy`; `nodes` ⊆ `busy` \ `owned`; in replay what is `held` is busy.
+//! 1. `owned` ⊆ `busy`; `nodes` ⊆ `busy` \ `owned`; in replay `held` ⊆ `busy`.
 //! 2. `free` and `owned_free` are the clear bits of `busy` and `owned`.
-//! 3. No free bit lies below `low`. No free slot exists if `slots_none`. No free run is longer than
+//! 3. No free bit is below `low`. No free slot exists if `slots_none`. No free run is longer than
 //!    `run_max`. Allocating leaves this bound too high, freeing raises it, and the *sweep* lowers
 //!    it: no free run that ends below `swept` is longer than `swept_max`, so once `swept` reaches
 //!    the end, `swept_max` is the new bound.
 //!
 //! # Search
-//! A search examines [`RUNS_MAX`] runs after the goal and as many at the group's front, and
-//! advances the sweep by as many. So a checkerboard of holes costs microseconds instead of a scan
-//! of 16 thousand holes, and later searches know from `run_max` what they cannot find. A full word
-//! costs one comparison, so a nearly full group costs 512.
+//! A search examines [`RUNS_MAX`] runs after the goal and the same number at the group's front, and
+//! advances the sweep by that number. So a checkerboard of holes costs microseconds instead of a
+//! scan of 16 thousand holes, and `run_max` spares later searches what they cannot find. A full
+//! word costs one comparison, so a nearly full group costs 512.
 //!
-//! Trees of free extents were the alternative. They would find the best fit, but take a node of
+//! The alternative was trees of free extents. They would find the best fit, but take a node of
 //! memory for each hole, and pointer chasing where blocks are allocated one at a time. A bitmap has
 //! to be written anyway.
 
@@ -27,13 +27,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 const SLOT: u32 = NODE_BLOCKS as u32;
-/// Runs that one search examines, and by which it advances the sweep.
+/// Runs that a search examines in each place, and by which it advances the sweep.
 const RUNS_MAX: u32 = 128;
-/// How far `release` looks for the ends of the run it creates. A longer run counts as everything
-/// that is free.
+/// How far `release` searches for the ends of the run that it creates. A longer run counts as all
+/// free blocks of the group.
 const MERGE_MAX: u32 = 2048;
-/// A run right at the goal is taken if it has at least this length (64 KiB), even if longer ones
-/// lie further on: it continues without a seek what ends at the goal.
+/// A run right at the goal is taken if it has at least this length (64 KiB), even if there are
+/// longer runs further on, because it continues the preceding data without a seek.
 pub(crate) const CONTINUE_MIN: u32 = 16;
 /// Node slots are claimed in runs of at least this many (1 MiB) while such runs exist.
 pub(crate) const SLOT_RUN: u32 = 64;
@@ -48,10 +48,10 @@ pub(crate) struct Group {
     busy: Arc<Bitmap>,
     /// Slots in the pool and deferred slots: busy, not owned.
     nodes: Option<Box<Bitmap>>,
-    /// Blocks that became free since they were last discarded, if that is watched. A mark of a
-    /// block that is busy again means nothing until it is free.
+    /// Blocks that became free since they were last discarded, while frees are watched. The mark of
+    /// a busy block has no meaning until the block is free.
     fresh: Option<Box<Bitmap>>,
-    /// Blocks that records still to be replayed take; only in replay.
+    /// Blocks that records still to be replayed take; in replay only.
     held: Option<Box<Held>>,
     pub free: u32,
     pub owned_free: u32,
@@ -61,7 +61,7 @@ pub(crate) struct Group {
     swept: u32,
     swept_max: u32,
     slots_none: bool,
-    /// `owned` changed since it was last frozen.
+    /// Whether `owned` changed since it was last frozen.
     pub dirty: bool,
 }
 
@@ -90,7 +90,7 @@ impl GroupCell {
         self.group.lock()
     }
 
-    /// Updates the hints; call it after a change, before the lock is dropped.
+    /// Updates the hints; called after a change, before the lock is dropped.
     pub(crate) fn publish(&self, group: &Group) {
         self.free.store(group.free, Relaxed);
         self.run_max.store(group.run_max, Relaxed);
@@ -111,8 +111,8 @@ impl GroupCell {
 }
 
 impl Group {
-    /// A group whose `owned` blocks are taken. Data starts an eighth into the free part, and nodes
-    /// are claimed from the front, so the two meet only when the group fills up.
+    /// A group whose `owned` blocks are allocated. Data starts an eighth into the free part, and
+    /// nodes are claimed from the front, so the two meet only when the group fills up.
     pub(crate) fn new(first: BlockNo, owned: Arc<Bitmap>) -> Group {
         let free = BITS - owned.count_set(0, BITS);
         let low = owned.next_clear(0, BITS);
@@ -150,9 +150,9 @@ impl Group {
 
     // Free runs
 
-    /// A free run of up to `want` blocks. In this order: the run at `from` if it is long enough to
+    /// A free run of up to `want` blocks, in this order: the run at `from` if it is long enough to
     /// continue; the first of `want` blocks after `from`, from the group's start, or met by the
-    /// sweep; the longest seen. `None` only if nothing is free.
+    /// sweep; the longest seen. `None` only if no block is free.
     pub(crate) fn find_run(&mut self, from: u32, want: u32) -> Option<(u32, u32)> {
         if self.free == 0 {
             self.run_max = 0;
@@ -195,10 +195,11 @@ impl Group {
         best
     }
 
-    /// Advances the sweep. Returns a run of `want` blocks if it meets one, else the longest it met.
+    /// Advances the sweep. Returns a run of `want` blocks if it meets one, else the longest that it
+    /// met.
     ///
     /// If it finds one, the sweep stops before that run: the run will probably be taken now, and
-    /// the next sweep then sees what is left of it.
+    /// the next sweep then sees its rest.
     fn sweep(&mut self, want: u32) -> (u32, u32) {
         let mut best = (self.swept, 0);
         for _ in 0..RUNS_MAX {
@@ -229,7 +230,7 @@ impl Group {
         self.cursor = if start + len < BITS { start + len } else { 0 };
     }
 
-    /// Frees busy blocks that nothing holds any more.
+    /// Frees busy blocks that have no holder left.
     pub(crate) fn release(&mut self, start: u32, len: u32) {
         assert_eq!(
             self.busy.first_clear(start, len),
@@ -294,7 +295,7 @@ impl Group {
         None
     }
 
-    /// Makes free blocks busy without a say in where the next data goes.
+    /// Makes free blocks busy without moving the cursor for the next data.
     pub(crate) fn claim_for_discard(&mut self, start: u32, len: u32) {
         debug_assert_eq!(self.busy.first_set(start, len), None, "discards free blocks only");
         Arc::make_mut(&mut self.busy).set(start, len);
@@ -313,8 +314,8 @@ impl Group {
         self.nodes.as_ref()?.first_set(start, len)
     }
 
-    /// A record takes the blocks. Returns how many were free until now; that is possible only in
-    /// replay.
+    /// Takes the blocks for a record. Returns how many were free until now; there can be such
+    /// blocks in replay only.
     pub(crate) fn apply_alloc(&mut self, start: u32, len: u32, replay: bool) -> Result<u32> {
         if let Some(bit) = self.owned.first_set(start, len) {
             return self.bad(CorruptKind::Bitmap, bit, "a record takes a block that is allocated already");
@@ -340,7 +341,7 @@ impl Group {
         Ok(fresh)
     }
 
-    /// A record frees the blocks; they stay busy.
+    /// Frees the blocks for a record; they stay busy.
     pub(crate) fn apply_free(&mut self, start: u32, len: u32) -> Result<()> {
         if let Some(bit) = self.owned.first_clear(start, len) {
             return self.bad(
@@ -370,7 +371,8 @@ impl Group {
         Ok(fresh)
     }
 
-    /// Frees the blocks of the range that are not held; none of them is owned. Returns how many.
+    /// Frees the blocks of the range that are not held; none of them is owned. Returns their
+    /// number.
     pub(crate) fn release_unheld(&mut self, start: u32, len: u32) -> u32 {
         let (end, mut at, mut freed) = (start + len, start, 0);
         while at < end {
@@ -384,8 +386,8 @@ impl Group {
         freed
     }
 
-    /// Ends replay: blocks that were held and are not owned in the end become free. Returns how
-    /// many.
+    /// Ends replay: frees the blocks that were held and are not owned in the end. Returns their
+    /// number.
     pub(crate) fn drop_held(&mut self) -> u32 {
         if self.held.take().is_none() {
             return 0;
@@ -437,7 +439,7 @@ impl Group {
         let (mut at, mut left) = (self.low / SLOT * SLOT, max);
         while left > 0 {
             let Some(start) = self.busy.next_clear_slot(at) else {
-                // There is no slot after `at`, and all before were claimed.
+                // There is no slot after `at`, and all before it were claimed.
                 self.slots_none = true;
                 return;
             };
@@ -455,7 +457,7 @@ impl Group {
         out.extend((0..slots).map(|i| self.block(first + i * SLOT).0));
     }
 
-    /// A slot of the pool becomes a node.
+    /// Makes a slot of the pool a node.
     pub(crate) fn own_slot(&mut self, start: u32) {
         let nodes = self.nodes.as_mut().expect("a pool slot is marked");
         assert_eq!(nodes.first_clear(start, SLOT), None, "a pool slot is marked");
@@ -465,14 +467,14 @@ impl Group {
         self.dirty = true;
     }
 
-    /// A node becomes a slot again, in the pool or deferred.
+    /// Makes a node a slot again, in the pool or deferred.
     pub(crate) fn disown_slot(&mut self, start: u32) -> Result<()> {
         self.apply_free(start, SLOT)?;
         self.nodes.get_or_insert_with(|| Box::new(Bitmap::new())).set(start, SLOT);
         Ok(())
     }
 
-    /// A slot that left the pool becomes free.
+    /// Frees a slot that left the pool.
     pub(crate) fn release_slot(&mut self, start: u32) {
         self.nodes.as_mut().expect("a pool slot is marked").clear(start, SLOT);
         self.release(start, SLOT);

@@ -1,12 +1,12 @@
 //! Counts, for each block, the records still to be replayed that take it. A block that the log
 //! takes, frees and takes again is held until the last of these records is applied, and no longer.
-//! A set without counts would hold until the end of replay what the log has freed for good, and on
-//! a full image the tree would find no slot for the nodes that replay copies.
+//! A set without counts would hold blocks until the end of replay that the log has freed for good,
+//! and on a full image the tree would find no slot for the nodes that replay copies.
 
 use std::collections::BTreeMap;
 
-/// Counts of blocks, as runs of equal count. A log often takes the same extents again and again (a
-/// file is rewritten, an image filled and emptied), so there are few runs.
+/// Counts of blocks, as runs of equal count. There are few runs, because a log often takes the same
+/// extents repeatedly (a file is rewritten, an image filled and emptied).
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Held {
     /// Start → (end, count). Runs do not overlap; counts are at least 1.
@@ -14,7 +14,7 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// One more record takes the blocks.
+    /// Counts one more record that takes the blocks.
     pub(crate) fn add(&mut self, start: u32, len: u32) {
         let end = start + len;
         self.split(start);
@@ -35,7 +35,7 @@ impl Held {
         self.join(start, end);
     }
 
-    /// One of the records that take the blocks was applied. Blocks that are not held stay so.
+    /// Counts one record less, after it was applied. Blocks that are not held stay so.
     pub(crate) fn sub(&mut self, start: u32, len: u32) {
         let end = start + len;
         self.split(start);

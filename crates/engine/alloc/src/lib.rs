@@ -18,64 +18,64 @@
 //!    would write it, even without a crash.
 //! 2. **Data freed by a record that is not durable** (`apply_free` until `durable`). If it were
 //!    reused, new bytes would reach the block. If power then failed before the record was durable,
-//!    recovery would bring the old file back with foreign bytes in it. Once the record is durable,
-//!    the block is free at once, without a checkpoint: recovery replays the free before anything
-//!    reads the block.
+//!    recovery would restore the old file with foreign bytes in it. Once the record is durable, the
+//!    block is free at once, without a checkpoint: recovery replays the free before anything reads
+//!    the block.
 //! 3. **Node freed, but the last durable checkpoint reads it** (`free_node` of an older generation,
 //!    until `checkpoint_durable`). If it were reused and written, a crash before the next
 //!    superblock would leave the old tree with a foreign block in it: the whole image would be
 //!    lost. A node born in the current generation is in no checkpoint, so its slot is reusable at
 //!    once.
 //! 4. **Slot of the node pool.** Claimed though not in use, so that a full or fragmented image can
-//!    always be emptied. If data got it, the first unlink on a full image would find no node to
-//!    copy to, and a checkpoint could not complete.
+//!    always be emptied. If data got the slot, the first unlink on a full image would find no node
+//!    for its copy, and a checkpoint could not complete.
 //! 5. **Named by a log record that replay has yet to apply** (`hold_for_replay` until
 //!    `replay_done`). Replay copies tree nodes, and it starts from the bitmaps of the cut. These
-//!    call blocks free that files took afterwards and whose data is in place. A node placed there
+//!    mark blocks free that files took afterwards and whose data is in place. A node placed there
 //!    would collide with the record, and the checkpoint that ends recovery would overwrite durable
 //!    data. For the same reason a block freed in replay stays busy while a later record takes it.
-//!    If none does, it is free at once: all that is replayed is durable, so reason 2 does not
-//!    apply.
+//!    Without such a record it is free at once: everything that is replayed is durable, so reason 2
+//!    does not apply.
 //! 6. **Slot that the tree used since the last cut** (spent: `free_node` of the current
 //!    generation). Reusable as a node at once, but data gets it only after the next checkpoint.
 //!    Replay from that cut needs as many slots as the tree had at its largest since. If data had
-//!    such a slot by the end of the log, the tree could not use it in replay, and a full image
+//!    such a slot at the end of the log, the tree could not use it in replay, and a full image
 //!    could not be recovered.
-//! 7. **The device did not take a write to it** (`quarantine`). If it were reused, the next write
-//!    would fail, too. This lasts until the image is closed. The next mount may try again, since
-//!    the device may have been repaired.
+//! 7. **A write to it failed** (`quarantine`). If it were reused, the next write would fail too.
+//!    This lasts until the image is closed. The next mount may try again, since the device may have
+//!    been repaired.
 //! 8. **It is being discarded** (`claim_free` until `end_claim`). If it were allocated now, the
 //!    discard could take the new bytes.
 //!
 //! These are not reasons:
-//! - *A frozen bitmap names it*. The bitmap of a checkpoint in flight may call a block owned that
-//!   is free and reused by then. The log from the cut on holds the free and the new allocation, and
-//!   replay corrects the bitmap.
+//! - *A frozen bitmap names it*. The bitmap of a checkpoint in flight may mark a block owned that
+//!   has been freed and reused since the cut. The log from the cut on holds the free and the new
+//!   allocation, and replay corrects the bitmap.
 //! - *The older superblock slot names it*. A mount falls back to that slot only together with a log
 //!   that recovery refuses (see `kedge_format::superblock`).
-//! - *IO is in flight on it*. An operation that frees a block waits for its reads and writes before
-//!   the record.
+//! - *IO is in flight on it*. An operation that frees a block waits for the block's reads and
+//!   writes before it appends the record.
 //!
 //! # Space rules
 //! - Promises and placement are separate (`space`). A promise is a number taken from `available`,
-//!   which never counts a busy block. So every promise can be kept, to the last single block.
+//!   which never counts a busy block. So every promise can be kept, down to the last single block.
 //! - The node pool holds physical slots (`pool`). It takes from `available` only, never what was
-//!   promised to data. Data takes from the pool only what lies above its floor.
-//! - On a full image data gets NoSpace. Deletes go on, if need be with a checkpoint between them
-//!   that returns their deferred nodes.
+//!   promised to data. Data takes from the pool only slots above the pool's floor.
+//! - On a full image data gets NoSpace. Deletes still succeed, if necessary with a checkpoint
+//!   between them that returns their deferred nodes.
 //!
 //! # Copies
 //! Each bitmap has two copies. A checkpoint writes each bitmap that changed into the copy that the
 //! last durable checkpoint does not use. It also writes the index area of its superblock slot,
-//! which says which copy is current. A crash before the superblock leaves the old slot, whose index
-//! names copies that were not written since. One checkpoint at a time is in flight. It must end in
-//! [`Alloc::written`] or [`Alloc::abandon`], and only the former switches the copies.
+//! which names the current copy of each bitmap. A crash before the superblock leaves the old slot,
+//! whose index names copies that were not written since. One checkpoint at a time is in flight. It
+//! must end in [`Alloc::written`] or [`Alloc::abandon`], and only the former switches the copies.
 //!
 //! # Locks
 //! Refilling the pool (rank AllocGroup, order 0) → groups (rank AllocGroup, order group + 1) →
 //! pool, lists (rank Leaf). A thread holds one group at a time, except a search that lost every
-//! race: it takes all groups in order, and then must find what it was promised. No IO is done under
-//! any of these locks.
+//! race: it takes all groups in order, and then must find what it was promised. No thread does IO
+//! under any of these locks.
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
 
@@ -117,7 +117,7 @@ pub struct Alloc {
     pool: Arc<NodePool>,
     /// One refill at a time, so that concurrent callers do not each claim the missing slots.
     refill: Mutex<()>,
-    /// The last refill found too few slots in free space, and nothing was freed since.
+    /// Set if the last refill found too few slots in free space, and no block was freed since.
     refill_stuck: AtomicBool,
     /// Where the last run of slots was claimed.
     node_goal: AtomicU64,
@@ -131,8 +131,8 @@ pub struct Alloc {
     durable: Mutex<Durable>,
     in_flight: AtomicBool,
     replaying: AtomicBool,
-    /// Blocks in quarantine, and their number, so that a release need not take the lock while there
-    /// are none.
+    /// Blocks in quarantine, and their number, so that a release need not take the lock while the
+    /// set is empty.
     bad: Mutex<BTreeSet<u64>>,
     bad_count: AtomicU64,
     /// Blocks that are busy because they are being discarded.
@@ -140,7 +140,7 @@ pub struct Alloc {
     unclaimed: Condvar,
 }
 
-/// Figures of the allocator. Each is exact, but they are not of the same moment, since they may
+/// Counts of the allocator. Each is exact, but they need not belong to one moment, since they may
 /// change while they are read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FreeCounts {
@@ -148,15 +148,15 @@ pub struct FreeCounts {
     pub total: u64,
     /// Blocks not busy.
     pub free: u64,
-    /// Blocks that are neither owned nor in quarantine: those that a checkpoint cut now would call
-    /// free, without the bad ones.
+    /// Blocks that are neither owned nor in quarantine: those that a checkpoint with its cut now
+    /// would mark free, without the bad ones.
     pub owned_free: u64,
     /// Blocks promised to data and not yet placed; part of `free`.
     pub reserved: u64,
-    /// Blocks that data could still reserve, including those that the pool can spare.
+    /// Blocks that data can still reserve, including those that the pool can spare.
     pub available: u64,
     /// `available` as it would be once all records, and then a checkpoint, are durable, and the
-    /// operations that run now have given back what they were promised.
+    /// running operations have returned what they were promised.
     pub available_soon: u64,
     /// Data blocks freed by records that are not durable.
     pub pending_data: u64,
@@ -166,7 +166,7 @@ pub struct FreeCounts {
     pub pool: u64,
     /// Node slots of the pool promised to operations.
     pub promised_nodes: u64,
-    /// Node slots of the pool that [`NodeClass::Normal`] leaves alone.
+    /// Node slots of the pool that [`NodeClass::Normal`] must not use.
     pub protected: u64,
 }
 
@@ -249,14 +249,14 @@ impl Alloc {
         out
     }
 
-    /// Group and bit of a block that is only a hint: it is clamped to the data area.
+    /// Group and bit of a block that is only a hint, clamped to the data area.
     fn locate(&self, block: BlockNo) -> (u64, u32) {
         let block = block.0.clamp(self.geometry.data_start.0, self.geometry.total_blocks - 1);
         (block / GROUP_BLOCKS, (block % GROUP_BLOCKS) as u32)
     }
 
-    /// The parts of an extent by group. Extents come from records, so one outside the data area is
-    /// corruption.
+    /// The parts of an extent by group. Extents are from records, so an extent outside of the data
+    /// area is corruption.
     fn pieces(&self, extent: Extent) -> Result<impl Iterator<Item = (u64, u32, u32)> + use<>> {
         let end = extent.start.0.checked_add(extent.blocks);
         if extent.blocks == 0

@@ -1,16 +1,16 @@
-//! Reading the allocator's state from an image, and what replay does before data is served.
+//! Reads the allocator's state from an image, and holds blocks during replay.
 //!
 //! A valid state of generation `g` is: (1) every block of index area `g % 2` decodes, is of `g`, of
 //! this image and of its place, and names as many groups as it must; (2) every group's bitmap, in
 //! the copy its entry names, matches the entry's CRC and free count; (3) the blocks that the format
-//! owns are set in it. Everything is read, also of a large image: an allocator that trusts an
+//! owns are set in it. Everything is read, even from a large image: an allocator that trusts an
 //! unchecked bitmap may allocate blocks that files use.
 //!
 //! A loaded allocator is *in replay*: it serves records and the tree, but not data.
 //! 1. `hold_for_replay` for every extent that any record from the cut on allocates, before the
 //!    first node is touched (reason 5 of the crate's documentation);
 //! 2. apply the records; a checkpoint in between is fine;
-//! 3. `replay_done`, also when there was nothing to replay.
+//! 3. `replay_done`, even if there was nothing to replay.
 
 use crate::bitmap::{BITS, Bitmap};
 use crate::checkpoint::Durable;
@@ -28,7 +28,7 @@ use std::sync::atomic::Ordering::SeqCst;
 pub(crate) const READ_BLOCKS: u64 = 256;
 /// Chunks of groups whose bitmaps are being read at a time: 16 MiB at most, in both copies.
 pub(crate) const CHUNKS_AHEAD: usize = 8;
-/// Of each bitmap.
+/// Copies of each bitmap.
 pub(crate) const COPIES: usize = 2;
 
 impl Alloc {
@@ -56,22 +56,22 @@ impl Alloc {
         Ok(())
     }
 
-    /// Takes blocks out of the available ones, for a record or a hold. In replay no blocks are
-    /// promised and no refill runs beside it, so they are there.
+    /// Takes available blocks for a record or a hold. In replay no blocks are promised and no
+    /// refill runs, so the blocks are there.
     pub(crate) fn take_in_replay(&self, blocks: u64) -> Result<()> {
         if blocks == 0 || self.space.take(blocks) { Ok(()) } else { Err(Error::NoSpace) }
     }
 
-    /// Ends replay: blocks that were held and not taken are freed, the pool is filled, and data is
-    /// served.
+    /// Ends replay: frees the blocks that were held and not taken, fills the pool, and starts to
+    /// serve data.
     pub fn replay_done(&self) {
         drop(self.replay_done_with(0));
     }
 
     /// [`Alloc::replay_done`] with up to `blocks` promised to log-resident data that recovery has
     /// to place. The promise has priority over the pool's share, and over what the pool claimed
-    /// during replay. Otherwise a full image whose pool was low when the power failed could not be
-    /// mounted: it had promised these blocks to data.
+    /// during replay. Otherwise an image that was full, with a low pool, when the power failed
+    /// could not be mounted: it had promised these blocks to data.
     pub fn replay_done_with(&self, blocks: u64) -> DataReservation {
         assert!(self.replaying.swap(false, SeqCst), "replay ends once");
         let mut freed = 0;
@@ -112,27 +112,26 @@ fn read_index(device: &dyn Device, geometry: &Geometry, generation: Generation) 
     Ok(entries)
 }
 
-/// The bitmaps of an image in the order of their groups, [`READ_BLOCKS`] groups after another.
+/// The bitmaps of an image in the order of their groups, [`READ_BLOCKS`] groups at a time.
 struct Bitmaps<'a> {
     geometry: &'a Geometry,
     entries: &'a [GroupEntry],
-    /// Groups whose bitmaps were asked for: a large image has many, and a device may take long for
-    /// each read.
+    /// Groups whose bitmaps were requested: a large image has many, and each read may take long.
     asked: usize,
     reads: ReadAhead<'a>,
 }
 
-/// The current copies alternate, as groups change at different checkpoints. So for each copy one
-/// read covers the first to the last block of a chunk that is wanted: these two, counted from its
-/// first.
+/// The first and last block of a chunk that are needed from one copy, counted from the start of the
+/// chunk. The current copies alternate, as groups change at different checkpoints, so one read for
+/// each copy covers everything between.
 fn wanted(chunk: &[GroupEntry], copy: usize) -> Option<(usize, usize)> {
     let wanted = |e: &GroupEntry| e.copy as usize == copy;
     chunk.iter().position(wanted).zip(chunk.iter().rposition(wanted))
 }
 
 impl Bitmaps<'_> {
-    /// Keeps the chunks behind group `first` on their way: when half of them are taken, it asks for
-    /// as many more in one batch.
+    /// Keeps reads of the chunks after group `first` in flight: when half of them are taken,
+    /// requests as many more in one batch.
     fn ask(&mut self, first: usize) {
         let chunks = |count: usize| (first + count * READ_BLOCKS as usize).min(self.entries.len());
         let (enough, far) = (chunks(CHUNKS_AHEAD / 2), chunks(CHUNKS_AHEAD));
@@ -158,7 +157,7 @@ impl Bitmaps<'_> {
         for (copy, (from, buf)) in copies.iter_mut().enumerate() {
             if let Some((low, _)) = wanted(chunk, copy) {
                 *from = low;
-                *buf = self.reads.take().expect("it was asked for")?;
+                *buf = self.reads.take().expect("the read was requested")?;
             }
         }
         for (i, entry) in chunk.iter().enumerate() {

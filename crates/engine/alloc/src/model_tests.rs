@@ -1,8 +1,8 @@
-//! A model of the allocator and of the medium: every block has a state and remembers who wrote it
-//! last.
+//! A model of the allocator and of the medium: every block has a state and remembers its last
+//! writer.
 //!
-//! The model is harsher than the file system: every block that is allocated is written at once,
-//! nodes too. After each crash, every block that the recovered state names must still hold what its
+//! The model is harsher than the file system: every allocated block is written at once, and so are
+//! nodes. After each crash, every block that the recovered state names must still hold what its
 //! owner wrote. This checks the reasons of the crate's documentation by their consequences, not by
 //! reading the allocator's lists.
 
@@ -53,7 +53,7 @@ fn op() -> impl Strategy<Value = Op> {
 
 #[derive(Clone)]
 enum Edit {
-    /// With what each block held.
+    /// With the previous contents of each block.
     Alloc(Extent, Vec<u64>),
     Free(Extent),
 }
@@ -255,8 +255,7 @@ impl Model {
         }
     }
 
-    /// Copies nodes as an operation would, and grows or shrinks the tree; never more than it
-    /// reserved.
+    /// Copies nodes as an operation would, and grows or shrinks the tree, within its reservation.
     fn nodes(&mut self, class: NodeClass, reserve: u8, copies: u8, grow: i8, seed: u64) {
         match self.alloc.reserve_nodes(reserve as u32, class) {
             Ok(Some(r)) => {
@@ -306,13 +305,13 @@ impl Model {
 
     fn finish(&mut self, fail: bool) {
         let Some(InFlight { frozen, generation, image, cut }) = self.in_flight.take() else { return };
-        // The log is forced to the cut before anything is written, also by a checkpoint that fails
+        // The log is forced to the cut before anything is written, even by a checkpoint that fails
         // afterwards.
         self.durable(cut);
         write_frozen(&self.device, &frozen, generation);
         if fail {
             self.alloc.abandon(frozen);
-            // The next one has to fall on the same slot.
+            // The next checkpoint must fall on the same slot.
             self.current = self.current.next();
         } else {
             self.alloc.written(frozen);
@@ -326,7 +325,8 @@ impl Model {
         }
     }
 
-    /// What the last durable checkpoint wrote is what was owned at its cut, block by block.
+    /// Checks that the last durable checkpoint wrote exactly what was owned at its cut, block by
+    /// block.
     fn check_load(&self) -> Alloc {
         let (generation, image, _) = &self.durable;
         let loaded = Alloc::load(&self.device, &self.geometry, *generation).unwrap();
@@ -360,8 +360,8 @@ impl Model {
         self.deferred.clear();
         self.image = self.durable.1.clone();
         self.current = self.durable.0.next();
-        // The tree is read before replay, so it must be whole; data only after the frees that are
-        // durable.
+        // The tree is read before replay, so it must be whole already; data only after the durable
+        // frees.
         self.check_nodes();
 
         self.alloc = self.check_load();
@@ -397,7 +397,7 @@ impl Model {
         self.check();
     }
 
-    /// Every block holds what its owner wrote.
+    /// Checks that every block holds what its owner wrote.
     fn check_medium(&self) {
         for (b, id) in &self.image.data {
             assert_eq!(self.written_by(*b), *id, "foreign bytes in data block {b}");
@@ -468,7 +468,7 @@ impl Model {
         self.check();
     }
 
-    /// All promises are kept to the last block.
+    /// Checks that all promises are kept to the last block.
     fn redeem(&mut self) {
         for mut r in std::mem::take(&mut self.reservations) {
             while r.blocks() > 0 {

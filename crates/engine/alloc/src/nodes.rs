@@ -14,11 +14,11 @@ use std::time::Duration;
 impl Alloc {
     /// Promises `slots` node slots to an operation.
     ///
-    /// `None`: not now, but slots may come back. Some are deferred to the next checkpoint or held
-    /// by running operations, or records that freed blocks are not yet durable. Make a checkpoint,
-    /// then ask again. A [`NodeClass::Normal`] caller should give up with NoSpace after a few
-    /// useless checkpoints, because others may take what comes back. `Err(NoSpace)`: nothing would
-    /// help.
+    /// Returns `None` if the slots are missing now but may be returned: some are deferred to the
+    /// next checkpoint or held by running operations, or records that freed blocks are not yet
+    /// durable. The caller makes a checkpoint and tries again. A [`NodeClass::Normal`] caller
+    /// should give up with NoSpace after a few useless checkpoints, because other operations may
+    /// take the returned slots. `Err(NoSpace)` if no checkpoint would help.
     pub fn reserve_nodes(&self, slots: u32, class: NodeClass) -> Result<Option<NodeReservation>> {
         let slots = slots as u64;
         if self.pool.is_low() {
@@ -39,14 +39,15 @@ impl Alloc {
         }
     }
 
-    /// Waits until an operation gives back its promise, or slots that are on their way between the
-    /// pool and free space have arrived, at most `limit`.
+    /// Waits until an operation returns its promise, or until slots that are moving between the
+    /// pool and free space have arrived, for at most `limit`.
     pub fn wait_for_nodes(&self, limit: Duration) -> Waited {
         self.pool.wait_returned(limit)
     }
 
     /// Makes a slot of the pool a node, preferably the first at or after `near` (0: after the last
-    /// one). The caller should hold a [`NodeReservation`]; without one it may fail with NoSpace.
+    /// slot). The caller should hold a [`NodeReservation`]; without one the call may fail with
+    /// NoSpace.
     pub fn alloc_node(&self, near: BlockNo) -> Result<BlockNo> {
         let slot = match self.pool.take(near) {
             Some(slot) => slot,
@@ -62,7 +63,8 @@ impl Alloc {
 
     /// Frees a node that was born in generation `born`. `current` is the current generation.
     ///
-    /// Addresses come from the image, so an impossible one is corruption, not a broken invariant.
+    /// Addresses are from the image, so an impossible address is corruption, not a broken
+    /// invariant.
     pub fn free_node(&self, addr: BlockNo, born: Generation, current: Generation) -> Result<()> {
         let inside = addr >= self.geometry.data_start
             && addr.0.checked_add(NODE_BLOCKS).is_some_and(|end| end <= self.geometry.total_blocks);
@@ -87,7 +89,7 @@ impl Alloc {
         self.top_up();
     }
 
-    /// Gives data `blocks` more blocks from the pool, or none if the pool cannot spare them.
+    /// Moves `blocks` more blocks from the pool to data, or none if the pool cannot spare them.
     pub(crate) fn shrink_pool(&self, blocks: u64) -> bool {
         let slots = self.pool.shrink(blocks.max(1));
         self.release_slots(&slots);
@@ -124,8 +126,8 @@ impl Alloc {
         if lack == 0 {
             return;
         }
-        // Set before the search and cleared by each free, so that a block which is freed during the
-        // search is not missed.
+        // Set before the search and cleared by each free, so that a block freed during the search
+        // is not missed.
         self.refill_stuck.store(true, SeqCst);
         self.pool.depart(lack);
         let granted = self.space.take_slots(lack);
@@ -141,8 +143,8 @@ impl Alloc {
         tracing::trace!(lack, granted, claimed = slots.len(), "node pool refill");
     }
 
-    /// Claims `want` slots. Long runs from all groups come first, so that checkpoints write nodes
-    /// in few large writes and data is not fragmented. Then any four aligned blocks will do.
+    /// Claims `want` slots. Long runs from all groups are taken first, so that checkpoints write
+    /// nodes in few large writes and data is not fragmented; after that any four aligned blocks.
     fn claim_slots(&self, near: BlockNo, want: usize, out: &mut Vec<u64>) {
         let near = if near.0 == 0 { BlockNo(self.node_goal.load(Relaxed)) } else { near };
         let (home, count) = (self.locate(near).0, self.cells.len() as u64);
@@ -172,7 +174,7 @@ impl Alloc {
         }
     }
 
-    /// Fills the pool at mount time, to learn early whether there is enough space.
+    /// Fills the pool at mount time, so that a lack of space shows early.
     pub(crate) fn fill_pool(&self) {
         self.refill(BlockNo(0), || self.pool.missing(0, NodeClass::Normal));
     }

@@ -4,19 +4,19 @@
 //! # Rules
 //! 1. A slot of the pool is busy, not owned, and marked in `nodes` of its group. The space
 //!    available to data does not count it.
-//! 2. The lowest `protected` slots are not for [`NodeClass::Normal`]. A part of them is for
-//!    [`NodeClass::Promised`]: data that was accepted finds the nodes for its extents. The lowest
-//!    `reclaim` slots are only for [`NodeClass::Reclaim`]: unlink, truncate, replay. Writeback
-//!    splits leaves, and the slots that this takes do not come back with a checkpoint. If it could
-//!    take the last ones, nothing could free space any more.
+//! 2. [`NodeClass::Normal`] may not take the lowest `protected` slots. A part of them is for
+//!    [`NodeClass::Promised`], so that data that was accepted finds the nodes for its extents. The
+//!    lowest `reclaim` slots are only for [`NodeClass::Reclaim`]: unlink, truncate, replay.
+//!    Writeback splits leaves, and a checkpoint does not return the slots of a split. If writeback
+//!    could take the last slots, no operation could free space any longer.
 //! 3. The working part above serves all operations. When data is short of space, the pool shrinks
 //!    to `floor` = protected + half the working part, not to the protected part alone. So renames,
 //!    chmods and the small creates that prepare a clean-up still work.
 //! 4. Freed slots return to the pool, not to data: the tree keeps what it had, however fragmented
-//!    the image is by then. They are *deferred* while the last durable checkpoint may read them.
+//!    the image has become. They are *deferred* while the last durable checkpoint may read them.
 //!    Slots of nodes that were born and freed since the last cut are *spent*: the tree may reuse
 //!    them, data may not before the next checkpoint (reason 6 of the crate's documentation).
-//! 5. Data never takes blocks while slots plus deferred slots are below `floor` and free space has
+//! 5. Data takes no blocks while slots plus deferred slots are below `floor` and free space has
 //!    slots ([`NodePool::is_short`]). So when deletes free space, a pool that is short is refilled
 //!    first.
 //!
@@ -36,9 +36,9 @@ use std::time::Duration;
 /// Class of a reservation of nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NodeClass {
-    /// Leaves the protected slots alone.
+    /// Must not use the protected slots.
     Normal,
-    /// Writeback and what an fsync records. Leaves the slots alone with which space is freed.
+    /// Writeback and the records of an fsync. Must not use the slots that freeing space needs.
     Promised,
     /// May use the whole pool: unlink, truncate, replay.
     Reclaim,
@@ -49,11 +49,11 @@ pub(crate) struct NodePool {
     pub protected: u64,
     reclaim: u64,
     working: u64,
-    /// Copies of facts of the state, which are read without the lock.
+    /// Flags derived from the state, which are read without the lock.
     short: AtomicBool,
     low: AtomicBool,
     state: Mutex<State>,
-    /// Signalled when a promise is given back, and when moving slots have arrived.
+    /// Signalled when a promise is returned, and when moving slots have arrived.
     returned: Condvar,
 }
 
@@ -64,11 +64,12 @@ struct State {
     /// checkpoint yet.
     spent: BTreeMap<u64, Generation>,
     promised: u64,
-    /// Slots on their way from free space into the pool, at most, and back: neither has them.
+    /// An upper bound on the slots on their way between free space and the pool, in either
+    /// direction: neither has them.
     moving: u64,
     deferred: BTreeMap<Generation, Vec<u64>>,
     deferred_count: u64,
-    /// End of the last slot allocated. The next one without a goal comes from here, so that the
+    /// End of the last slot allocated. The next slot without a goal is taken from here, so that the
     /// nodes of one checkpoint can be merged into large writes.
     cursor: u64,
     /// Slots allocated since the last checkpoint became durable. The next generation will need
@@ -81,7 +82,7 @@ impl State {
         (self.slots.len() as u64).saturating_sub(self.promised)
     }
 
-    /// Slots that data may take if `keep` unpromised ones stay.
+    /// Slots that data may take if `keep` unpromised slots stay.
     fn surplus(&self, keep: u64) -> u64 {
         let unspent = (self.slots.len() - self.spent.len()) as u64;
         self.unpromised().saturating_sub(keep).min(unspent)
@@ -92,7 +93,7 @@ impl State {
     }
 }
 
-/// Sets a flag only if it changes. Each operation reads these flags, and a store would take the
+/// Stores a flag only if it changes. Each operation reads these flags, and a store would take the
 /// cache line from all other processors.
 fn note(flag: &AtomicBool, is: bool) {
     if flag.load(SeqCst) != is {
@@ -100,31 +101,31 @@ fn note(flag: &AtomicBool, is: bool) {
     }
 }
 
-/// Answer to a reservation that the pool cannot serve.
+/// Why the pool cannot serve a reservation.
 pub(crate) enum Refusal {
-    /// Slots will come back, from running operations or with a checkpoint.
+    /// Running operations or a checkpoint will return slots.
     Later,
-    /// Nothing outstanding would be enough.
+    /// Everything outstanding would not be enough.
     Hopeless,
 }
 
-/// What a wait for the promises of others came to.
+/// The outcome of a wait for the promises of other operations.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Waited {
-    /// An operation gave back its promise, or slots changed sides.
+    /// An operation returned its promise, or moving slots arrived.
     Returned,
-    /// None did within the limit.
+    /// Neither happened within the limit.
     InVain,
-    /// There was no promise, and no wait.
+    /// No promise was held, so there was no wait.
     NothingHeld,
 }
 
-/// Figures of the pool at one moment.
+/// Counts of the pool at one moment.
 pub(crate) struct PoolCounts {
     pub slots: u64,
     pub promised: u64,
     pub deferred: u64,
-    /// Slots that data may have if it is short.
+    /// Slots that data may have if it is short of space.
     pub surplus: u64,
     /// Slots that the pool takes from free space before data may.
     pub lack: u64,
@@ -135,10 +136,10 @@ impl NodePool {
     pub(crate) fn new(blocks: u64) -> NodePool {
         // A 64th of all nodes that could exist, which is 256 data blocks for each promised slot. So
         // even if every delayed block of a full image becomes an extent of its own, that part has
-        // enough leaves to hold them. It may not have enough for the splits if they lie in many
-        // leaves that are full: then writeback fails with ENOSPC, the data stays dirty, and the
-        // next deletion makes room. The upper bound covers 1 GiB of such blocks, more than
-        // writeback allows to accumulate. For deletes: two or more of the smallest steps at once.
+        // enough leaves to hold them. It may not have enough for the splits if the extents belong
+        // in many full leaves: then writeback fails with ENOSPC, the data stays dirty, and the next
+        // deletion makes room. The upper bound covers 1 GiB of such blocks, more than writeback
+        // allows to accumulate. For deletes: two or more of the smallest steps at once.
         let promised = (blocks / NODE_BLOCKS / 64).clamp(32, 1024);
         let reclaim = promised.min(64);
         NodePool {
@@ -152,22 +153,22 @@ impl NodePool {
         }
     }
 
-    /// Slots that the pool keeps however short of space data is.
+    /// Slots that the pool keeps, however short of space data is.
     pub(crate) fn floor(&self) -> u64 {
         self.protected + self.working / 2
     }
 
-    /// Free slots at which a refill aims.
+    /// The number of free slots to which a refill fills the pool.
     pub(crate) fn target(&self) -> u64 {
         self.protected + self.working
     }
 
-    /// The pool is refilled before data takes space (rule 5).
+    /// Whether the pool must be refilled before data takes space (rule 5).
     pub(crate) fn is_short(&self) -> bool {
         self.short.load(SeqCst)
     }
 
-    /// There are fewer free slots than `floor`, not counting deferred ones.
+    /// Whether there are fewer free slots than `floor`, not counting deferred ones.
     pub(crate) fn is_low(&self) -> bool {
         self.low.load(SeqCst)
     }
@@ -199,10 +200,10 @@ impl NodePool {
         })
     }
 
-    /// The answer to a request that [`NodePool::reserve`] and a refill could not serve.
+    /// The refusal of a request that [`NodePool::reserve`] and a refill could not serve.
     ///
     /// While there is any promise, slots are moving between pool, tree and the deferred list, so
-    /// their sum says nothing. The answer is then `Later`. The promises end soon, since their
+    /// their sum says nothing, and the refusal is `Later`. The promises end soon, since their
     /// holders never wait for space.
     pub(crate) fn refusal(&self, n: u64, class: NodeClass) -> Refusal {
         let need = n + self.class_floor(class);
@@ -210,7 +211,7 @@ impl NodePool {
         if state.promised > 0 || state.level() >= need { Refusal::Later } else { Refusal::Hopeless }
     }
 
-    /// Waits until a promise is given back or moving slots have arrived, at most `limit`.
+    /// Waits until a promise is returned or moving slots have arrived, for at most `limit`.
     pub(crate) fn wait_returned(&self, limit: Duration) -> Waited {
         let mut state = self.state.lock();
         match state.promised + state.moving > 0 {
@@ -220,12 +221,13 @@ impl NodePool {
         }
     }
 
-    /// Up to `slots` leave free space for the pool.
+    /// Counts up to `slots` as moving, before they leave free space for the pool or the pool for
+    /// free space.
     pub(crate) fn depart(&self, slots: u64) {
         self.state.lock().moving += slots;
     }
 
-    /// They are in the pool, or what left the pool is in free space.
+    /// Counts them as arrived, in the pool or in free space.
     pub(crate) fn arrived(&self, slots: u64) {
         if slots > 0 {
             self.state.lock().moving -= slots;
@@ -239,7 +241,7 @@ impl NodePool {
         want.saturating_sub(self.state.lock().unpromised())
     }
 
-    /// How many slots are missing to reach `floor` (rule 5).
+    /// How many slots are missing to `floor` (rule 5).
     pub(crate) fn lack(&self) -> u64 {
         self.floor().saturating_sub(self.state.lock().level())
     }
@@ -266,7 +268,8 @@ impl NodePool {
         });
     }
 
-    /// Takes back the slot of a node that was born in `generation` and is in no checkpoint.
+    /// Returns the slot of a node to the pool that was born in `generation` and is in no
+    /// checkpoint.
     pub(crate) fn add_spent(&self, slot: u64, generation: Generation) {
         self.with(|s| {
             assert!(s.slots.insert(slot), "a slot enters the pool once");
@@ -282,12 +285,12 @@ impl NodePool {
         });
     }
 
-    /// Takes back the slots that were deferred up to `generation`. Returns the slots that the pool
-    /// will not need.
+    /// Returns the slots to the pool that were deferred up to `generation`. The result are the
+    /// slots that the pool will not need.
     ///
-    /// The slots of two generations are kept above the target: a tree that copies N nodes in each
-    /// generation has N deferred ones while it takes N others. What a shrunken tree no longer needs
-    /// goes to data, highest addresses first, which keeps the tree at low addresses.
+    /// The pool keeps the slots of two generations above the target: a tree that copies N nodes in
+    /// each generation has N deferred ones while it takes N others. Slots that a shrunken tree no
+    /// longer needs go to data, highest addresses first, which keeps the tree at low addresses.
     pub(crate) fn checkpoint_durable(&self, generation: Generation) -> Vec<u64> {
         self.with(|s| {
             while let Some(entry) = s.deferred.first_entry().filter(|e| *e.key() <= generation) {
@@ -314,7 +317,7 @@ impl NodePool {
         })
     }
 
-    /// Removes all slots, of which none may be promised.
+    /// Removes all slots, none of which may be promised.
     pub(crate) fn drain(&self) -> Vec<u64> {
         self.with(|s| {
             assert_eq!(s.promised, 0, "slots are promised");
@@ -323,13 +326,13 @@ impl NodePool {
         })
     }
 
-    /// Slots that data could have once nothing is spent or deferred any more.
+    /// Slots that data could have once none is spent or deferred.
     pub(crate) fn surplus_after_checkpoint(&self) -> u64 {
         let s = self.state.lock();
         s.level().saturating_sub(s.promised + self.floor())
     }
 
-    /// And once the operations that run now have ended. They may keep a few for new nodes.
+    /// The same once the running operations have ended, which may keep a few slots for new nodes.
     pub(crate) fn surplus_soon(&self) -> u64 {
         let s = self.state.lock();
         (s.level() + s.moving).saturating_sub(self.floor())

@@ -1,14 +1,14 @@
-//! Promises of blocks: how many may still be claimed, independent of where they lie.
+//! Promises of blocks: how many may still be claimed, independent of their place.
 //!
 //! # Invariants
 //! 1. At every moment at least `available` + all promised blocks that are not yet placed are clear
 //!    in the busy bitmaps. Hence the order: busy bits are cleared before `available` is raised, and
 //!    a promise is taken before they are set.
-//! 2. So the holder of a promise always finds its blocks, if need be one at a time. Fragmentation
+//! 2. So the holder of a promise always finds its blocks, if necessary one at a time. Fragmentation
 //!    cannot break a reservation.
 //!
-//! Reservations belong to dirty pages and live long. So they share the counters by `Arc`, and give
-//! back the rest when dropped.
+//! Reservations belong to dirty pages and live long. So they share the counters through an `Arc`,
+//! and return the rest on drop.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -34,7 +34,7 @@ impl Space {
         self.available.fetch_add(blocks, SeqCst);
     }
 
-    /// Takes all of `blocks` or nothing.
+    /// Takes all of `blocks` or none.
     pub(crate) fn take(&self, blocks: u64) -> bool {
         self.available.fetch_update(SeqCst, SeqCst, |a| a.checked_sub(blocks)).is_ok()
     }
@@ -50,8 +50,7 @@ impl Space {
     }
 }
 
-/// A promise of blocks for data not yet placed (delayed allocation). Dropping it gives the rest
-/// back.
+/// A promise of blocks for data not yet placed (delayed allocation). Its drop returns the rest.
 #[derive(Debug)]
 #[must_use = "dropping a reservation gives it back"]
 pub struct DataReservation {
@@ -84,12 +83,12 @@ impl DataReservation {
         self.blocks += std::mem::take(&mut other.blocks);
     }
 
-    /// Gives `blocks`, at most all, back to the unpromised space.
+    /// Returns `blocks`, at most all, to the unpromised space.
     pub fn give_back(&mut self, blocks: u64) {
         drop(self.split(blocks));
     }
 
-    /// The blocks were placed: the promise is kept, and nothing is given back.
+    /// Uses up `blocks` of the promise for blocks that were placed; nothing is returned.
     pub(crate) fn consume(&mut self, blocks: u64) {
         assert!(blocks <= self.blocks, "consumes what was promised");
         self.blocks -= blocks;
