@@ -1,10 +1,10 @@
-//! Applying a record: the one function that changes tree, bitmaps, residents and counters, in the
-//! running store and in replay.
+//! Applies a record: the one function that changes tree, bitmaps and residents, in the running
+//! store and in replay.
 //!
 //! Edits are absolute and name every block, so nothing is decided here. An edit may not fit the
 //! state: it takes an owned block, or deletes an item that does not exist. In replay that is
 //! corruption. In the running store it is a broken invariant, and the caller shuts the store down
-//! instead of going on with half a record.
+//! instead of continuing with half a record.
 
 use crate::Counters;
 use crate::residents::{Residents, Source};
@@ -16,7 +16,7 @@ use kedge_format::{InodeCore, ItemKind, Key};
 use kedge_log::RecordLsn;
 use std::sync::atomic::Ordering;
 
-/// What `apply` changes.
+/// The state that `apply` changes.
 pub(crate) struct Target<'a> {
     pub tree: &'a Tree,
     pub alloc: &'a Alloc,
@@ -56,7 +56,7 @@ pub(crate) fn apply(target: &Target<'_>, lsn: RecordLsn, edits: &[Edit<'_>]) -> 
     Ok(pieces)
 }
 
-/// Applies an edit of log-resident data. Replay does nothing else with records below the cut.
+/// Applies an edit of log-resident data. Replay applies no other edits of records below the cut.
 pub(crate) fn apply_resident(residents: &Residents, lsn: Lsn, edit: &Edit<'_>, replay: bool) -> i64 {
     match edit {
         Edit::Data { ino, offset, bytes } => {
@@ -97,8 +97,8 @@ fn apply_inode(target: &Target<'_>, lsn: Lsn, patch: &InodePatch) -> Result<()> 
     outcome
 }
 
-/// Keys of the items that the edits touch. Their leaves are pinned before the epoch guard is
-/// entered.
+/// Keys of the items that the edits touch. Their leaves are pinned before the commit enters the
+/// epoch guard.
 pub(crate) fn keys<'a>(edits: &'a [Edit<'_>]) -> impl Iterator<Item = Key> + 'a {
     edits.iter().filter_map(|edit| match edit {
         Edit::Inode(patch) => Some(Key::inode(patch.ino)),

@@ -1,23 +1,23 @@
-//! The background checkpoint thread, and what it does when checkpoints free no log space.
+//! The background checkpoint thread, and its policy when checkpoints free no log space.
 //!
 //! # Checkpoints that free nothing
 //! Log-resident data that cannot be written in place holds the tail. A checkpoint is then made
-//! without it, and the log after that data stays as full as it was. Operations that wait for log
-//! space keep asking for checkpoints. Without a limit the thread would run thousands of useless
+//! without it, and the log after that data stays as full as before. Operations that wait for log
+//! space keep requesting checkpoints. Without a limit the thread would run thousands of useless
 //! ones each second. So after a checkpoint that did not move the tail the thread pauses, twice as
 //! long each time, up to a bound.
 //!
 //! Space may still become free: the device may recover, or the file may be deleted. While no
-//! operation waits, that is good enough. But no operation may wait for ever. After [`Retry::tries`]
-//! such checkpoints in a row, with an operation waiting during each, the store shuts down. The
-//! error names the file and the reason. The next mount starts from what is durable.
+//! operation waits, the thread can wait for that. But no operation may wait forever. After
+//! [`Retry::tries`] such checkpoints in a row, with an operation waiting during each, the store
+//! shuts down. The error names the file and the reason. The next mount starts from what is durable.
 //!
-//! Two alternatives were rejected. Going on without the data would lose what an fsync has promised.
-//! Failing only the waiting operations would fail every later one as well, each after a wait of its
-//! own.
+//! Two alternatives were rejected. Continuing without the data would lose what an fsync has
+//! promised. Failing only the waiting operations would fail every later one as well, each after a
+//! wait of its own.
 //!
 //! None of this applies if no log-resident data holds the tail. The space is then taken by
-//! reservations, and running operations give it back.
+//! reservations, which running operations return.
 
 use crate::checkpoint::CheckpointCause;
 use crate::pace::By;
@@ -26,14 +26,14 @@ use kedge_base::{BLOCK_SIZE, Error, Lsn, without_panic};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// How checkpoints that free nothing are repeated.
+/// How checkpoints that free nothing are retried.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Retry {
-    /// Pause after the first.
+    /// Pause after the first such checkpoint.
     pub first: Duration,
     /// Longest pause.
     pub longest: Duration,
-    /// How many are made while an operation waits for log space.
+    /// Number of such checkpoints while an operation waits for log space.
     pub tries: u32,
 }
 
@@ -44,13 +44,13 @@ impl Default for Retry {
     }
 }
 
-/// What the thread knows about its last checkpoints.
+/// The results of the thread's last checkpoints.
 #[derive(Default)]
 struct Progress {
     tail: Lsn,
     /// Checkpoints in a row that did not move the tail.
     fruitless: u32,
-    /// Of these, the most recent ones in a row at which log-resident data held the tail and an
+    /// The most recent of these, without a break, at which log-resident data held the tail and an
     /// operation waited for space.
     stuck: u32,
 }
@@ -62,8 +62,8 @@ enum Next {
 }
 
 impl Progress {
-    /// Takes note of a checkpoint. `tail`: where it left the tail. `held`: log-resident data holds
-    /// the tail there. `waiting`: an operation waits for log space.
+    /// Records a checkpoint. `tail`: the tail after it. `held`: log-resident data holds the tail
+    /// there. `waiting`: an operation waits for log space.
     fn after(&mut self, tail: Lsn, held: bool, waiting: bool, retry: &Retry) -> Next {
         if tail != self.tail {
             *self = Progress { tail, ..Progress::default() };
@@ -83,16 +83,16 @@ impl Store {
         let mut progress = Progress::default();
         while let Some(cause) = next_request(&wake) {
             let Some(store) = store.upgrade() else { return };
-            // A checkpoint that panics is an error already. A panic elsewhere must not end the
-            // thread silently.
+            // A panic in a checkpoint is already returned as an error. A panic elsewhere must not
+            // end the thread silently.
             let pause_for =
                 without_panic("the checkpoint thread", || Ok(store.background_turn(cause, &mut progress)));
             let pause_for = pause_for.unwrap_or_else(|e| {
                 store.shutdown(&e);
                 Duration::ZERO
             });
-            // The checkpoint serves the requests that came while it ran. If the log is still short
-            // of space, go on.
+            // The checkpoint serves the requests that arrived while it ran. If the log is still
+            // short of space, the next one follows.
             let again = store.check_alive().is_ok() && store.log.has_waiters();
             drop(store);
             pause(&wake, pause_for);
@@ -100,14 +100,14 @@ impl Store {
         }
     }
 
-    /// Returns how long to pause.
+    /// Runs one requested checkpoint. Returns how long to pause.
     fn background_turn(&self, cause: CheckpointCause, progress: &mut Progress) -> Duration {
         if cause == CheckpointCause::Background && !self.is_still_due() {
             return Duration::ZERO;
         }
         if let Err(e) = self.checkpoint_by(cause, By::Background) {
             // The store is shut down, by this checkpoint or before, and waiting operations have got
-            // the error. Or the checkpoint was put off because somebody has asked for one.
+            // the error. Or the checkpoint was deferred, because a caller requested it.
             tracing::error!("background checkpoint: {e}");
             return Duration::ZERO;
         }
@@ -123,14 +123,15 @@ impl Store {
         }
     }
 
-    /// Whether what asked for a background checkpoint still holds. Since then an operation may have
-    /// made one, or a remount may have switched to `noasync_checkpoint`. If an operation waits for
-    /// log space, its request may have come second and not be known here.
+    /// Whether the reason for a background checkpoint still holds. Since the request an operation
+    /// may have made a checkpoint, or a remount may have switched to `noasync_checkpoint`. An
+    /// operation that waits for log space keeps the reason alive: if its request was the second,
+    /// only the first was recorded.
     fn is_still_due(&self) -> bool {
         self.log_below_threshold() || self.log.has_waiters()
     }
 
-    /// The error that says which data holds the tail, and why.
+    /// An error with the data that holds the tail, and the reason.
     fn stuck_error(&self) -> Error {
         let inode = match self.residents.oldest_inode() {
             Some(ino) => format!("inode {ino}"),
@@ -146,7 +147,7 @@ impl Store {
     }
 }
 
-/// Sleeps until a checkpoint is requested. `None`: the store ends.
+/// Sleeps until a checkpoint is requested. `None` at the end of the store.
 fn next_request(wake: &Wake) -> Option<CheckpointCause> {
     let mut flag = wake.flag.lock();
     loop {
@@ -158,8 +159,8 @@ fn next_request(wake: &Wake) -> Option<CheckpointCause> {
     }
 }
 
-/// Pauses, at most until the store ends. A request stays pending meanwhile, so that a further one
-/// does not wake the thread.
+/// Pauses, at most until the end of the store. A request stays pending meanwhile, so that a further
+/// request does not wake the thread.
 fn pause(wake: &Wake, time: Duration) {
     let mut flag = wake.flag.lock();
     if !time.is_zero() && !flag.stop {

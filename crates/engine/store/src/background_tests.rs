@@ -20,7 +20,7 @@ fn rests_double_up_to_the_bound_and_begin_anew_when_the_tail_moves() {
             assert_eq!(progress.after(tail, true, true, &retry), Next::Pause(pause * MS));
         }
     }
-    // However often.
+    // However often they run.
     for _ in 0..200 {
         assert_eq!(progress.after(Lsn(8192), true, false, &retry), Next::Pause(5 * MS));
     }
@@ -35,7 +35,7 @@ fn it_gives_up_only_what_holds_the_tail_and_only_if_somebody_waits_all_the_time(
     for (held, waiting) in [(true, false), (false, true), (true, true), (true, true), (true, false)] {
         assert_eq!(progress.after(tail, held, waiting, &retry), pause);
     }
-    // A reservation takes the space: it comes back.
+    // Reservations take the space, and will return it.
     for _ in 0..10 {
         assert_eq!(progress.after(tail, false, true, &retry), pause);
     }
@@ -103,7 +103,7 @@ fn who_waits_for_log_space_that_does_not_come_is_told_what_holds_it() {
         for words in ["the log is full", "data in it of inode 77", "block 1234: device write"] {
             assert!(error.contains(words), "{error}");
         }
-        // Operations checkpoint too when the log fills, but a bounded number of times.
+        // Operations run checkpoints too when the log fills, but a bounded number of times.
         let calls = client.calls.load(Relaxed);
         assert!((tries as u64..100).contains(&calls), "{calls} checkpoints");
         assert!(store.check_alive().is_err() && store.close().is_err());

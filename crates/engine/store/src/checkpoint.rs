@@ -1,5 +1,5 @@
-//! Checkpoints: the tree as of a cut becomes durable, the log's tail moves, and blocks that only
-//! the last checkpoint used become free.
+//! Checkpoints: make the tree as of a cut durable, move the log's tail, and free the blocks that
+//! only the previous checkpoint used.
 //!
 //! # Crash argument
 //! A crash at any point leaves one of two states.
@@ -9,13 +9,13 @@
 //!    reused before this checkpoint is durable. The log from its tail on is still there, because
 //!    the tail moves last.
 //! 2. The new slot is durable. Then so are the nodes, bitmaps and index to which it points, because
-//!    a flush lies between. The log was forced to the cut before the slot was written, so it has no
+//!    a flush precedes it. The log was forced to the cut before the slot was written, so it has no
 //!    gap between tail and cut.
 //!
-//! A checkpoint that finds no space on the image's host writes the same blocks once more
-//! (`Store::on_host_full`). It takes longer, and that is all. That also holds if its caller gets
-//! the error meanwhile, and the next checkpoint writes these blocks before it makes a cut of its
-//! own.
+//! A checkpoint that finds no space on the image's host writes the same blocks again later
+//! (`Store::on_host_full`). For a crash that is a checkpoint that takes longer. The same holds if
+//! its caller gets the error meanwhile: the next checkpoint first writes these blocks, before it
+//! makes a cut of its own.
 
 use crate::Store;
 use crate::background::Retry;
@@ -49,7 +49,7 @@ pub enum CheckpointCause {
     DirtyNodes,
     Recovery,
     Unmount,
-    /// Asked for by the caller.
+    /// Requested by the caller.
     Request,
     Freeze,
     Thaw,
@@ -69,13 +69,13 @@ impl CheckpointCause {
         "thaw",
     ];
 
-    /// Whether its caller can be told that the image's host is full, and then goes on.
+    /// Whether the caller can be given the error that the image's host is full, and then continue.
     fn is_asked_for(self) -> bool {
         matches!(self, CheckpointCause::Request | CheckpointCause::Freeze | CheckpointCause::Thaw)
     }
 }
 
-/// What follows when a checkpoint has found no space on the image's host.
+/// The reaction to a host without space.
 enum HostFull {
     TryAgain,
     /// The caller gets the error. The next checkpoint writes the cut.
@@ -85,50 +85,52 @@ enum HostFull {
 
 /// What a checkpoint needs from the file system above the store.
 pub trait CheckpointClient: Send + Sync {
-    /// Writes log-resident data in place, oldest first, so that the tail can move. Runs beside
-    /// operations. The only lock of the store that is held is the one that admits one checkpoint at
-    /// a time. The error says why some data stays in the log. All other data has been written.
+    /// Writes log-resident data in place, oldest first, so that the tail can move. Runs
+    /// concurrently with operations. Of the store's locks only the one that admits one checkpoint
+    /// at a time is held. The error is the reason why some data stays in the log; all other data
+    /// has been written.
     ///
     /// Calls `wrote` after each part with the number of log-resident pieces that were in it. The
     /// call may pause, so no lock that an operation needs is held across it.
     fn prepare_checkpoint(&self, wrote: &dyn Fn(usize)) -> Result<()>;
 }
 
-/// The cut of a checkpoint that was put off: the next one writes it first.
+/// The cut of a deferred checkpoint, which the next checkpoint writes first.
 type Unwritten = Option<Cut>;
 
-/// One checkpoint at a time.
+/// The state of checkpoints, and the lock that admits one at a time.
 pub(crate) struct Control {
     single: Mutex<Unwritten>,
     /// Odd while a checkpoint runs: advances when one starts and when it ends, however it ends.
     turn: AtomicU64,
     /// Number of the last checkpoint that completed. They are numbered from 1 as they start.
     completed: AtomicU64,
-    /// When the last checkpoint began, in nanoseconds, and the head of the log then: how fast the
-    /// log fills.
+    /// Start of the last checkpoint in nanoseconds, and the head of the log then; from these
+    /// follows how fast the log fills.
     pub began_at: AtomicU64,
     pub began_lsn: AtomicU64,
-    /// How long it took, pauses aside, in nanoseconds.
+    /// Duration of the last checkpoint without its pauses, in nanoseconds.
     pub took: AtomicU64,
     /// Time of the last cut.
     cut_at: AtomicU64,
-    /// The LSN of the last cut that is durable; 0: there was none since the image was opened.
+    /// The LSN of the last durable cut; 0 if there was none since the image was opened.
     pub durable_lsn: AtomicU64,
-    /// Percentage of free log below which the background thread checkpoints; 0:
+    /// Percentage of free log below which the background thread checkpoints; 0 with
     /// `noasync_checkpoint`.
     pub async_percent: AtomicU32,
     /// Why the last checkpoint could not write some log-resident data in place.
     pub unwritable: Mutex<Option<Error>>,
     pub retry: Mutex<Retry>,
-    /// Number of threads that wait for `single`: those of operations and of the background, and
-    /// those with a cause that is asked for.
+    /// Number of threads that wait for `single`: operations and the background thread, and callers
+    /// whose cause is a request.
     queued: AtomicU32,
     queued_asked: AtomicU32,
-    /// The file system is being closed: what was asked for no longer waits for the image's host.
+    /// The file system is being closed, so requested checkpoints no longer wait for the image's
+    /// host.
     closing: AtomicBool,
     /// Ends the pauses of the running checkpoint.
     pub hurry: Hurry,
-    /// The image is clean and stays so: no checkpoint is made. Changed with `single` held.
+    /// The image is clean and must stay so: no checkpoint is made. Changed with `single` held.
     frozen: AtomicBool,
 }
 
@@ -168,7 +170,7 @@ impl Control {
         self.completed.load(Ordering::Acquire) >= number
     }
 
-    /// Waits until no checkpoint runs. One that pauses hurries meanwhile.
+    /// Waits until no checkpoint runs. A checkpoint in a pause hurries meanwhile.
     fn alone(&self, cause: CheckpointCause) -> MutexGuard<'_, Unwritten> {
         let queued = if cause.is_asked_for() { &self.queued_asked } else { &self.queued };
         queued.fetch_add(1, Ordering::AcqRel);
@@ -191,7 +193,7 @@ impl Control {
     }
 }
 
-/// A checkpoint from its start to its end.
+/// A running checkpoint, until its end.
 struct Running<'a> {
     control: &'a Control,
     number: u64,
@@ -211,18 +213,18 @@ impl Drop for Running<'_> {
 
 /// Largest merged write, in blocks.
 const WRITE_BLOCKS_MAX: usize = 256;
-/// Writes in one batch on a disk, and at least.
+/// Writes in one batch on a disk, which is also the minimum.
 const BATCH_WRITES: usize = 8;
 /// The most writes in one batch.
 const BATCH_WRITES_MAX: usize = 128;
-/// A write that takes longer goes to a device far away, or to a slow disk.
+/// A device on which a write takes longer is distant, or a slow disk.
 const FAR: Duration = Duration::from_micros(500);
 
 /// Writes in one batch on this device. Each batch waits for a round trip, and nodes that are not
 /// neighbours are writes of 16 KiB: eight of them in 10 ms are 13 MB/s, whatever the device can do.
-/// So a batch has as many as the device answers in one round trip. An fsync beside it then waits
-/// for one more at most. A disk that serves one request after another keeps its eight, however slow
-/// it is.
+/// So a batch has as many writes as the device completes in one round trip. A concurrent fsync then
+/// waits for at most one more round trip. A disk that serves one request after another keeps its
+/// eight, however slow it is.
 pub(crate) fn batch_writes(device: &dyn Device) -> usize {
     let latency = device.latency();
     let known = |kind: &LatencyKind| Some((latency.typical(*kind)?, latency.at_once(*kind)?));
@@ -232,18 +234,18 @@ pub(crate) fn batch_writes(device: &dyn Device) -> usize {
     }
 }
 
-/// Whether requests take long, and many at a time take no longer.
+/// Whether single requests take long, but many at a time take no longer.
 pub(crate) fn is_far_away(device: &dyn Device) -> bool {
     batch_writes(device) > BATCH_WRITES
 }
 
-/// What tells how long a write takes: before there was one, a read.
+/// The latencies that stand for the round trip of a write: before the first write, that of a read.
 pub(crate) const ROUND_TRIP: [LatencyKind; 2] = [LatencyKind::Write, LatencyKind::Read];
 
-/// Writes blocks, merging neighbours that follow each other in `writes`. Waits for all writes.
-/// Calls `wrote` before the first batch and after each one, with the bytes of that batch. The
-/// result bounds the next batch, in blocks, and with it the memory: a batch has that many and one
-/// write more at most. Returns the number of bytes.
+/// Writes blocks, merging neighbours that are adjacent in `writes`. Waits for all writes. Calls
+/// `wrote` before the first batch and after each batch, with the bytes of that batch. Its result
+/// bounds the next batch, in blocks, and with it the memory: a batch has at most that many and one
+/// write more. Returns the number of bytes.
 pub(crate) fn write_merged(
     device: &dyn Device,
     mut writes: impl Iterator<Item = (BlockNo, IoBuf)>,
@@ -290,7 +292,7 @@ pub(crate) fn write_slot(device: &dyn Device, sb: &Superblock) -> Result<()> {
     device.write(sb.block().byte_offset(), &block, true)
 }
 
-/// Has the newest slot name `losses`, if it does not.
+/// Names `losses` in the newest slot, if it does not name them yet.
 ///
 /// Crash argument: only these two fields of the slot change. A slot is one sector, so a crash
 /// leaves the old bytes or the new ones, and both name the same checkpoint. The next generation's
@@ -343,12 +345,12 @@ impl Store {
         self.checkpoint_by(cause, By::Operation)
     }
 
-    /// [`Store::checkpoint`]. Only a checkpoint by the background thread is paced.
+    /// [`Store::checkpoint`]. Only the background thread's checkpoints are paced.
     pub(crate) fn checkpoint_by(&self, cause: CheckpointCause, by: By) -> Result<()> {
         let mine = self.checkpoint.next();
         let mut single = self.checkpoint.alone(cause);
-        // No checkpoint may follow the last one, or that of a freeze: it would remove the clean
-        // mark.
+        // No checkpoint may follow the last one, or that of a freeze, because it would remove the
+        // clean mark.
         let is_last = self.closed.load(Ordering::Acquire) || self.checkpoint.is_frozen();
         if is_last || self.checkpoint.covers(mine) {
             return self.check_alive();
@@ -356,12 +358,12 @@ impl Store {
         self.run_checkpoint(&mut single, cause, by, false)
     }
 
-    /// Odd while a checkpoint runs; advances when one starts and when it ends.
+    /// A number that is odd while a checkpoint runs; it advances when one starts and when it ends.
     pub fn checkpoint_turn(&self) -> u64 {
         self.checkpoint.turn.load(Ordering::Acquire)
     }
 
-    /// Whether a checkpoint ran at any time since [`Store::checkpoint_turn`] gave `turn`.
+    /// Whether a checkpoint has run at any time since [`Store::checkpoint_turn`] returned `turn`.
     pub fn checkpoint_ran_since(&self, turn: u64) -> bool {
         !turn.is_multiple_of(2) || self.checkpoint_turn() != turn
     }
@@ -374,12 +376,12 @@ impl Store {
         result
     }
 
-    /// Makes a checkpoint that marks the image clean. From then on there is none, whoever asks,
-    /// until [`Store::thaw`]. The caller has written back all file data, and sees to it that
-    /// nothing is appended from now on.
+    /// Makes a checkpoint that marks the image clean. After it every checkpoint is refused until
+    /// [`Store::thaw`]. The caller has written back all file data, and ensures that nothing is
+    /// appended from now on.
     ///
-    /// Fails if log-resident data cannot be written in place: then the log is still needed. Fails
-    /// too if the image's host is full. In both cases the store goes on as before.
+    /// Fails if log-resident data cannot be written in place, because the log is then still needed,
+    /// and if the image's host is full. In both cases the store continues as before.
     pub fn freeze(&self) -> Result<()> {
         if self.read_only {
             return self.check_alive();
@@ -387,23 +389,23 @@ impl Store {
         let mut single = self.checkpoint.alone(CheckpointCause::Freeze);
         self.check_alive()?;
         self.run_checkpoint(&mut single, CheckpointCause::Freeze, By::Operation, true)?;
-        // What the slot says: clean only if nothing of the log is needed.
+        // The slot is marked clean only if no part of the log is needed.
         if self.log.tail_lsn() != self.log.head_lsn() {
             let unwritable = self.checkpoint.unwritable.lock().clone();
-            return Err(unwritable.unwrap_or_else(|| Error::invalid("the log is in use behind the cut")));
+            return Err(unwritable.unwrap_or_else(|| Error::invalid("the log is in use after the cut")));
         }
-        // The device is not written from now on, nor has it anything to flush.
+        // No write follows, and no flush must be outstanding either.
         self.flush_data(self.data_write_seq())?;
         self.checkpoint.frozen.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Ends [`Store::freeze`]: takes the clean mark back, as a mount does after a clean unmount.
-    /// That is durable when the call returns. If it fails and the store is alive, it stays frozen:
-    /// the image's host is full.
+    /// Ends [`Store::freeze`]: removes the clean mark, as a mount does after a clean unmount. The
+    /// removal is durable when the call returns. If the call fails and the store is alive, the
+    /// store stays frozen: the image's host is full.
     pub fn thaw(&self) -> Result<()> {
         let mut single = self.checkpoint.alone(CheckpointCause::Thaw);
-        // Broken on purpose: log writes follow behind the mark.
+        // Broken on purpose: log writes follow the mark.
         if self.checkpoint.is_frozen() && !broken::is(Variant::ThawKeepsClean) {
             self.run_checkpoint(&mut single, CheckpointCause::Thaw, By::Operation, false)?;
         }
@@ -411,15 +413,15 @@ impl Store {
         self.check_alive()
     }
 
-    /// The file system is about to be closed: a checkpoint that somebody has asked for no longer
-    /// waits for the image's host, so that the close does not wait for it.
+    /// The file system is about to be closed: requested checkpoints no longer wait for the image's
+    /// host, so that the close does not wait for it.
     pub fn end_waits(&self) {
         self.checkpoint.closing.store(true, Ordering::Release);
     }
 
     /// A checkpoint that fails shuts the store down: the frozen state cannot be merged back into
     /// the running one, and the log is complete, so the next mount recovers. A checkpoint that
-    /// panics does the same, because its state is incomplete. One that is put off does not: its
+    /// panics does the same, because its state is incomplete. A deferred checkpoint does not: its
     /// frozen state is kept in `unwritten`.
     fn run_checkpoint(
         &self,
@@ -438,7 +440,7 @@ impl Store {
         let pace = self.pace(cause, by);
         let result = without_panic("a checkpoint", || {
             if let Some(cut) = unwritten.take() {
-                // Not clean: the log goes on behind it.
+                // Not clean, since log records follow it.
                 self.write_cut(unwritten, cut, (cause, false), &pace, Duration::ZERO)?;
             }
             self.prepare(&pace)?;
@@ -459,10 +461,10 @@ impl Store {
         result
     }
 
-    /// Has log-resident data written in place. Data that cannot be written stays in the log and
-    /// holds the tail. The checkpoint is made without it: it still frees the log up to that data,
+    /// Writes log-resident data in place. Data that cannot be written stays in the log and holds
+    /// the tail. The checkpoint is made without it, since that still frees the log up to that data,
     /// and the operation that requested it may have nothing to do with that data.
-    /// [`crate::background`] says what happens when checkpoints then free nothing.
+    /// [`crate::background`] has the policy when checkpoints then free nothing.
     fn prepare(&self, pace: &Pace<'_>) -> Result<()> {
         let Some(client) = self.client.get().and_then(Weak::upgrade) else { return Ok(()) };
         pace.held.set(1);
@@ -473,7 +475,7 @@ impl Store {
         pace.held.set(0);
         match &prepared {
             Ok(()) => {}
-            // The device or the store is gone as a whole.
+            // The whole device or store is gone.
             Err(Error::Shutdown(_) | Error::Fenced | Error::OutcomeUnknown) => return prepared,
             Err(e) => tracing::warn!("log-resident data stays in the log: {e}"),
         }
@@ -486,7 +488,7 @@ impl Store {
         let started = self.clock.monotonic();
         let lsn = self.log.seal();
         if broken::is(Variant::CutNotExact) {
-            // Broken on purpose: the tree gets records that lie above the cut.
+            // Broken on purpose: the tree gets records from above the cut.
             drop(gate);
             self.clock.sleep(Duration::from_millis(2));
             gate = self.gate.close();
@@ -511,7 +513,7 @@ impl Store {
         cut
     }
 
-    /// If it is put off, the cut is in `unwritten` again.
+    /// If the checkpoint is deferred, the cut is in `unwritten` again.
     fn write_cut(
         &self,
         unwritten: &mut Unwritten,
@@ -560,16 +562,17 @@ impl Store {
         Ok(())
     }
 
-    /// Whether a checkpoint that found no space on the image's host is to be written once more,
-    /// after a rest.
+    /// Decides whether a checkpoint that found no space on the image's host is written again after
+    /// a pause.
     ///
     /// Nothing is lost yet: the log is whole, and no superblock that a mount needs names what was
     /// written. The same blocks are written to the same places again, so for a crash this is a
-    /// checkpoint that takes long. The alternative, to shut down at once, would end a mount that
-    /// may still be read, and written where the host has blocks, and that goes on when the host has
-    /// room. While somebody waits for log space or for this checkpoint, `patience` runs out: better
-    /// an error than a hang. Who asked for a checkpoint gets the error, and the store goes on. It
-    /// shuts down only if operations wait, which would otherwise wait for ever.
+    /// checkpoint that takes long. The alternative, an immediate shutdown, would end a mount that
+    /// can still be read, and written where the host has blocks, and that recovers when the host
+    /// has room. While a thread waits for log space or for this checkpoint, `patience` is used up,
+    /// because an error is better than a hang. The caller of a requested checkpoint gets the error,
+    /// and the store continues. It shuts down only if operations wait, which would otherwise wait
+    /// forever.
     fn on_host_full(&self, cause: CheckpointCause, e: &Error, patience: &mut Retry) -> HostFull {
         // A file system that was dropped without being closed waits for nothing.
         let in_use = self.client.get().is_none_or(|client| client.strong_count() > 0);
@@ -578,8 +581,8 @@ impl Store {
             return HostFull::Fail;
         }
         let (control, asked_for) = (&self.checkpoint, cause.is_asked_for());
-        // The caller of an unmount waits, too, and needs an end: the log is whole, so the next
-        // mount replays it.
+        // The caller of an unmount also needs an end: the log is whole, so the next mount replays
+        // it.
         let unmount = cause == CheckpointCause::Unmount;
         if asked_for || unmount || self.log.has_waiters() || control.is_waited_for() {
             if patience.tries == 0 || asked_for && control.closing.load(Ordering::Acquire) {
@@ -637,8 +640,9 @@ impl Store {
         self.checkpoint(CheckpointCause::DirtyNodes)
     }
 
-    /// A reservation did not fit. With `async_checkpoint` this wakes the background thread, and the
-    /// reservation then waits. Without, the operation that found no space runs the checkpoint.
+    /// Handles a reservation that did not fit. With `async_checkpoint` this wakes the background
+    /// thread, and the reservation then waits. Without it, the operation that found no space runs
+    /// the checkpoint.
     pub(crate) fn log_space_short(&self) -> Result<()> {
         if self.checkpoint.async_percent.load(Ordering::Relaxed) == 0 {
             let started = self.clock.monotonic();
@@ -668,7 +672,7 @@ impl Drop for Store {
 }
 
 /// Writes nodes and bitmaps (for `wrote` see [`write_merged`]), flushes, and writes the slot.
-/// Returns the nodes and bytes written.
+/// Returns the numbers of nodes and bytes written.
 pub(crate) fn write_checkpoint(
     device: &dyn Device,
     geometry: &kedge_format::superblock::Geometry,
@@ -681,7 +685,7 @@ pub(crate) fn write_checkpoint(
     let mut bitmaps = cut.alloc.writes(geometry.uuid, cut.generation);
     bitmaps.sort_by_key(|(at, _)| *at);
     let bitmap_bytes = write_merged(device, bitmaps.into_iter(), wrote)?;
-    // Broken on purpose: the slot may be durable before what it points to.
+    // Broken on purpose: the slot may be durable before the blocks to which it points.
     if !broken::is(Variant::SlotBeforeNodes) {
         device.flush()?;
     }

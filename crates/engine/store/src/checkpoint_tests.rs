@@ -14,8 +14,8 @@ fn fresh() -> (Arc<dyn Device>, Arc<Store>) {
     (device, store)
 }
 
-/// The background thread may have been woken before the close, and come to run between the last
-/// checkpoint and the end of the log.
+/// The background thread may have been woken before the close, and run between the last checkpoint
+/// and the end of the log.
 #[test]
 fn a_checkpoint_that_comes_after_the_last_leaves_the_clean_mark() {
     let (device, store) = fresh();
@@ -61,8 +61,8 @@ fn noted_losses_stay_in_each_superblock_over_checkpoints_mounts_and_crashes() {
     assert_eq!((both.files, Some(both.since)), (7, first.map(|l| l.since)), "counted on, since the first");
 }
 
-/// A client that reads the turn inside a checkpoint, and fails as if the device were gone when it
-/// is told so.
+/// A client that reads the turn inside a checkpoint, and on request fails as if the device were
+/// gone.
 struct Client {
     store: Weak<Store>,
     fails: AtomicBool,
@@ -107,7 +107,7 @@ fn the_turn_is_odd_inside_a_checkpoint_and_even_behind_it_even_if_it_fails() {
         assert_eq!(store.checkpoint_turn(), before + 2);
         assert!(!store.checkpoint_ran_since(before + 2));
     }
-    // One that failed was the last.
+    // The checkpoint that failed was the last.
     let turn = store.checkpoint_turn();
     client.fails.store(false, Ordering::Relaxed);
     assert!(store.checkpoint(CheckpointCause::Request).is_err());
@@ -124,8 +124,8 @@ fn who_waits_shares_a_checkpoint_that_starts_later_and_completes() {
         assert_eq!(store.checkpoint(CheckpointCause::Request).is_err(), fails);
         assert_eq!(store.checkpoint.covers(wanted), !fails, "only one that completed is shared");
     }
-    // A call that comes while a checkpoint runs is not served by it: its cut may lie before the
-    // caller's records.
+    // A running checkpoint does not serve a call that arrives meanwhile, because its cut may
+    // precede the caller's records.
     let running = store.checkpoint.start();
     let wanted = store.checkpoint.next();
     running.completed();
@@ -148,8 +148,8 @@ fn a_checkpoint_that_panics_shuts_the_store_down_with_its_words() {
     assert!(store.close().unwrap_err().to_string().contains(words));
 }
 
-/// An image on a host that has space for nothing but the log and the superblock, as long as it is
-/// `full`.
+/// An image on a host that has space for nothing but the log and the superblock while `full` is
+/// set.
 struct OnHost {
     inner: Arc<dyn Device>,
     log: std::ops::Range<u64>,
@@ -220,7 +220,7 @@ impl Device for OnHost {
     }
 }
 
-/// A store on such a host, which tries so often.
+/// A store on such a host, with this number of tries.
 fn on_host(tries: u32) -> (Arc<OnHost>, Arc<Store>) {
     let inner = formatted(32 << 20, 1 << 20);
     let geometry = read_superblock(&*inner).unwrap().0.geometry;
@@ -246,8 +246,8 @@ fn key(number: u64) -> kedge_format::Key {
     kedge_format::Key::new(Ino::ROOT, kedge_format::ItemKind::Xattr, number)
 }
 
-/// Who asked gets the error. What was cut is written by the next checkpoint, before its own cut,
-/// and a crash in between finds the log.
+/// The caller gets the error. The next checkpoint writes the deferred cut before its own, and a
+/// crash in between finds the log.
 #[test]
 fn a_checkpoint_that_was_asked_for_does_not_wait_for_its_host_for_ever() {
     let (device, store) = on_host(3);
@@ -261,7 +261,7 @@ fn a_checkpoint_that_was_asked_for_does_not_wait_for_its_host_for_ever() {
         assert_eq!(result.unwrap_err().errno(), 28);
         store.check_alive().unwrap();
         let before = read_superblock(&*device).unwrap().0.checkpoint;
-        // The last one is not written before the crash.
+        // The last record is not in a checkpoint before the crash.
         put(&store, 10 + number);
         store.force(Lsn(u64::MAX), ForceCause::Sync).unwrap();
         device.full.store(false, Ordering::SeqCst);
@@ -304,7 +304,7 @@ fn a_thaw_without_space_on_the_host_leaves_it_frozen() {
     assert!(is_clean(), "closed as it was frozen");
 }
 
-/// However much patience it has left.
+/// However many tries remain.
 #[test]
 fn a_close_ends_the_wait_of_a_thaw_for_its_host() {
     let (device, store) = on_host(u32::MAX);
@@ -321,8 +321,8 @@ fn a_close_ends_the_wait_of_a_thaw_for_its_host() {
     store.close().unwrap();
 }
 
-/// A checkpoint that nobody asked for waits as long as its host is full. A freeze that comes then
-/// is told, too, and the store goes on.
+/// A checkpoint without a caller waits as long as its host is full. A freeze that arrives then gets
+/// the error, and the store continues.
 #[test]
 fn a_freeze_behind_a_checkpoint_that_waits_for_its_host_is_told() {
     let (device, store) = on_host(3);
@@ -341,8 +341,8 @@ fn a_freeze_behind_a_checkpoint_that_waits_for_its_host_is_told() {
     store.freeze().unwrap();
 }
 
-/// The end of a mount is bounded, whatever its host has. What was given up is named all the same,
-/// and what is in the log is there for the next mount.
+/// The end of a mount is bounded, whatever its host does. The losses are named all the same, and
+/// the contents of the log remain for the next mount.
 #[test]
 fn a_close_without_space_on_the_host_ends_and_names_what_is_lost() {
     let (device, store) = on_host(3);

@@ -1,22 +1,22 @@
-//! Giving free blocks back to the device.
+//! Discards of free blocks.
 //!
 //! # Crash argument
-//! A discard may take effect at any time until the next flush, and leaves anything in its blocks. A
-//! crash finds this harmless if recovery reads none of them as what they were. `Alloc::claim_free`
-//! gives out blocks that are not busy, and only these:
+//! A discard may take effect at any time until the next flush, and may leave any contents in its
+//! blocks. After a crash this is harmless if recovery reads none of these blocks as what they were.
+//! `Alloc::claim_free` returns only blocks that are not busy:
 //!
-//! - A data block is not busy when the record that freed it is durable. So every recovery replays
-//!   the free, and no file has the block. Discarded earlier, a crash would bring the old file back
-//!   with zeros or garbage in the place of its bytes (G9).
-//! - A tree node is not busy when a checkpoint is durable that does not reach it. Discarded
-//!   earlier, the tree of the last checkpoint would have a hole.
-//! - Whoever is given the block after the discard writes it before a record names it. A discard
-//!   counts as a data write, so that record's log write flushes the device first, and the discard
-//!   cannot win over the new bytes. That they were written with FUA is not enough: a FUA write
-//!   makes nothing else durable, and a discard that no flush has covered may come after it.
+//! - A data block is not busy once the record that freed it is durable. So every recovery replays
+//!   the free, and no file has the block. If the block were discarded earlier, a crash would
+//!   restore the old file with zeros or garbage in place of its bytes (G9).
+//! - A tree node is not busy once a checkpoint is durable that does not reach it. If the node were
+//!   discarded earlier, the tree of the last checkpoint would have a hole.
+//! - The next owner of the block writes it before a record names it. A discard counts as a data
+//!   write, so that record's log write flushes the device first, and the discard cannot overwrite
+//!   the new bytes. Writing those bytes with FUA would not be enough: a FUA write makes nothing
+//!   else durable, and a discard that no flush has covered may land after it.
 //!
-//! The clearest rule, to discard only after a checkpoint, was rejected: a checkpoint may be far
-//! away, and a discard then would be safe for the same reason as before it.
+//! The simpler rule, to discard only after a checkpoint, was rejected: the next checkpoint may be
+//! minutes away, and a discard after it is safe for the same reason as before it.
 
 use crate::{ForceCause, Store};
 use kedge_alloc::Which;
@@ -26,13 +26,13 @@ use std::ops::Range;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 
-/// What a pass of discards did.
+/// The result of a pass of discards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Discarded {
     pub blocks: u64,
     /// Requests to the device.
     pub runs: u64,
-    /// Where a further pass goes on: behind the last run, or at the end of the range.
+    /// Where a further pass continues: after the last run, or at the end of the range.
     pub end: BlockNo,
 }
 
@@ -42,8 +42,8 @@ impl Store {
         !self.read_only && self.device.geometry().discard_granularity > 0
     }
 
-    /// Discards free runs of at least `min_blocks` in the range, at most `runs_max` of them. What
-    /// was freed before the call counts as free: the log is forced first.
+    /// Discards free runs of at least `min_blocks` in the range, at most `runs_max` of them. Blocks
+    /// freed before the call count as free, because the log is forced first.
     pub fn discard_free(
         &self,
         range: Range<BlockNo>,
@@ -82,15 +82,16 @@ impl Store {
         Ok(done)
     }
 
-    /// The device ignores what is no whole granule. Answers how many blocks were discarded.
+    /// Discards the whole granules of a run, since the device ignores the rest. Returns the number
+    /// of blocks discarded.
     fn discard_run(&self, run: Extent, step: u64) -> Result<u64> {
         let (start, end) = (run.start.0.next_multiple_of(step), run.end().0 / step * step);
         if start >= end {
             return Ok(0);
         }
         self.device.discard(start * BLOCK, (end - start) * BLOCK)?;
-        // Before the blocks are given back: who gets them may write them at once. Broken on
-        // purpose: no flush is asked for.
+        // Before the blocks are released, since their next owner may write them at once. Broken on
+        // purpose: no flush is requested.
         if !broken::is(Variant::DiscardWithoutFlush) {
             self.note_data_write();
         }

@@ -2,7 +2,7 @@
 //!
 //! A flush covers the data writes that completed before it *started*. Each completed write gets a
 //! sequence number. A request is served by the first flush that started after its write had
-//! completed. One flush runs at a time; requests that come meanwhile share the next one.
+//! completed. One flush runs at a time; requests that arrive meanwhile share the next one.
 
 use crate::gate::Gate;
 use kedge_base::lock::{Condvar, Mutex, Rank};
@@ -29,7 +29,7 @@ pub(crate) struct Flusher {
     state: Mutex<State>,
     done: Condvar,
     pub flushes: Counter,
-    /// Requests that shared another's flush.
+    /// Requests that shared the flush of another.
     pub shared: Counter,
 }
 
@@ -82,7 +82,7 @@ impl Flusher {
             drop(state);
             let covers = self.written.load(Ordering::Acquire);
             self.flushes.inc();
-            // Even if the flush panics, the requests that wait for it get an answer.
+            // Even if the flush panics, the requests that wait for it get a result.
             let result = without_panic("a device flush", || self.device.flush());
             let mut state = self.state.lock();
             state.running = false;
@@ -98,15 +98,15 @@ impl Flusher {
     }
 }
 
-/// What a log write waits for.
+/// The conditions that a log write must wait for.
 pub(crate) struct LogBarrier {
     pub gate: Arc<Gate>,
     pub flusher: Arc<Flusher>,
 }
 
 impl Barrier for LogBarrier {
-    /// First waits for the commits that are under way. They leave the gate when their record is
-    /// applied, or when they have shut the log down because it could not be. Then flushes the data.
+    /// First waits for the running commits. They leave the gate when their record is applied, or
+    /// when they have shut the log down because it could not be applied. Then flushes the data.
     fn barrier(&self) -> Result<()> {
         self.gate.wait_for_those_inside();
         self.flusher.flush(self.flusher.newest())

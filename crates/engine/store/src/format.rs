@@ -45,7 +45,8 @@ pub fn format(device: Arc<dyn Device>, clock: Arc<dyn Clock>, params: &FormatPar
     if params.immutable {
         geometry.feature_ro_compat |= RO_COMPAT_IMMUTABLE;
     }
-    // The old slots first: a crash while formatting must not leave an old image that looks whole.
+    // The old slots are cleared first: a crash while formatting must not leave an old image that
+    // looks whole.
     for slot in SLOTS {
         device.write(slot.byte_offset(), &IoBuf::zeroed(1), false)?;
     }
@@ -99,15 +100,15 @@ pub fn format(device: Arc<dyn Device>, clock: Arc<dyn Clock>, params: &FormatPar
     Ok(geometry)
 }
 
-/// What a sparse file gets of its ring at once. The log backs the rest as it comes to it
-/// (`backing` of `kedge_log`).
+/// The part of the ring that is written at once in a sparse file. The log backs the rest when its
+/// head approaches it (`backing` of `kedge_log`).
 const SPARSE_BYTES: u64 = 64 << 20;
 
 /// Writes the ring with zeros, instead of leaving holes in a sparse file. Otherwise the host would
-/// allocate or convert blocks under log writes, and each force would pay for that. A large ring of
-/// a file that has holes there is written in part: the file would take a gigabyte of its host
-/// before it holds anything. The rest becomes a hole, which reads as zeros whatever the file held
-/// before, such as an image with the same key.
+/// allocate or convert blocks under log writes, and each force would pay for that. A large ring in
+/// a file with holes is written in part only: the file would take a gigabyte of its host before it
+/// holds anything. The rest becomes a hole, which reads as zeros whatever the file held before,
+/// such as an image with the same key.
 fn write_log_ring(device: &dyn Device, geometry: &Geometry) -> Result<()> {
     const CHUNK: u64 = 256;
     let (start, bytes) = (geometry.log_start.byte_offset(), geometry.log_bytes());

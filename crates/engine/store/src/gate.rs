@@ -15,7 +15,7 @@ use kedge_base::{STRIPES, stripe};
 #[repr(align(128))]
 struct Lane(RwLock<()>);
 
-/// The epoch guard; see the module.
+/// The epoch guard; see the module's head.
 pub(crate) struct Gate([Lane; STRIPES]);
 
 impl Gate {
@@ -23,14 +23,14 @@ impl Gate {
         Gate(std::array::from_fn(|i| Lane(RwLock::with_order(Rank::EpochGuard, i as u64, ()))))
     }
 
-    /// Excludes cuts. A thread must not enter twice: a cut that came between would wait for the
-    /// first guard, and the second guard for the cut.
+    /// Excludes cuts. A thread must not enter twice: a cut that starts in between would wait for
+    /// the first guard, and the second guard for the cut.
     pub(crate) fn enter(&self) -> ReadGuard<'_, ()> {
         self.0[stripe()].0.read()
     }
 
     /// Returns when all commits that were inside at the call have left. Commits that enter later
-    /// are not waited for. A writer that waits for a lane has priority over new readers, so this
+    /// are not waited for. A waiting writer of a lane has priority over new readers, so this
     /// returns however busy the gate is.
     pub(crate) fn wait_for_those_inside(&self) {
         for lane in &self.0 {

@@ -14,16 +14,16 @@ use kedge_log::{Log, RecordLsn, Reservation, ReserveClass};
 use smallvec::SmallVec;
 use std::time::Duration;
 
-/// How long, and how often, an operation or data waits for others to release node reservations
-/// before it fails with `NoSpace`.
+/// How long, and how often, an operation or a data reservation waits for other operations to
+/// release node reservations before it fails with `NoSpace`.
 pub(crate) const NODE_WAIT: Duration = Duration::from_millis(100);
 pub(crate) const NODE_WAITS: u32 = 100;
 
-/// The reserved space of one running operation. Dropping it gives back what was not used.
+/// The reserved space of one running operation. Its drop returns what was not used.
 ///
-/// While a thread holds one it waits neither for space nor for a checkpoint, and takes no second
-/// one: with enough such threads all space would be held by those that wait for it. The place in
-/// the lock order asserts it.
+/// A thread that holds a handle waits neither for space nor for a checkpoint, and takes no second
+/// handle: otherwise threads that wait for space could hold all of it. The place in the lock order
+/// asserts this rule.
 pub struct Handle<'a> {
     store: &'a Store,
     need: Need,
@@ -32,7 +32,7 @@ pub struct Handle<'a> {
     _entered: Entered,
 }
 
-/// Which part of the log a class may use.
+/// The part of the log that a class may use.
 fn log_class(class: Class) -> ReserveClass {
     match class {
         Class::Normal => ReserveClass::Normal,
@@ -41,7 +41,8 @@ fn log_class(class: Class) -> ReserveClass {
     }
 }
 
-/// Which part of the pool of nodes. What a checkpoint writes in place was promised, too.
+/// The part of the node pool that a class may use. Data that a checkpoint writes in place was
+/// promised its nodes, so it uses the promised part.
 fn node_class(class: Class) -> NodeClass {
     match class {
         Class::Normal => NodeClass::Normal,
@@ -52,18 +53,18 @@ fn node_class(class: Class) -> NodeClass {
 
 impl Store {
     /// Reserves what an operation may need. Waits for a checkpoint if log or node space is short.
-    /// Must be called before any inode lock is taken: the checkpoint that frees the space takes
-    /// inode locks.
+    /// Must be called before any inode lock is taken, since the checkpoint that frees the space
+    /// takes inode locks.
     pub fn begin(&self, need: Need) -> Result<Handle<'_>> {
         self.begin_up_to(need, need)
     }
 
-    /// As `begin`, for an operation that can do with fewer nodes: it gets those of `need` if they
-    /// are there, or waits for those of `least`. The need that the handle then has says which.
+    /// As `begin`, for an operation that can do with fewer nodes: it gets the nodes of `need` if
+    /// they are free, or waits for those of `least`. [`Handle::need`] is the need that was granted.
     ///
-    /// The log comes first: a thread that waits for log space holds no nodes. The checkpoint for
-    /// which it waits needs nodes for what it writes in place. A thread that waits for nodes holds
-    /// log space; the checkpoint has a part of its own there.
+    /// The log is reserved first: a thread that waits for log space holds no nodes, because the
+    /// checkpoint for which it waits needs nodes for what it writes in place. A thread that waits
+    /// for nodes holds log space, which is safe: the checkpoint has a part of the log of its own.
     pub fn begin_up_to(&self, need: Need, least: Need) -> Result<Handle<'_>> {
         if self.read_only {
             return Err(Error::ReadOnly);
@@ -73,7 +74,7 @@ impl Store {
             return self.begin_in_checkpoint(need, least);
         }
         assert_may_wait(Rank::LogReservation);
-        // Operations that give space back are never refused.
+        // Operations that free space are never refused.
         if need.class == Class::Normal && kedge_base::broken::refusal::should_fail() {
             return Err(Error::NoSpace);
         }
@@ -100,8 +101,8 @@ impl Store {
         Handle { store: self, need, log, nodes, _entered: enter(Rank::LogReservation) }
     }
 
-    /// For the checkpoint's own records. Fails if there is no space, because waiting for a
-    /// checkpoint would deadlock on itself.
+    /// For the checkpoint's own records. Fails without waiting if there is no space, because a wait
+    /// for a checkpoint would deadlock on itself.
     fn begin_in_checkpoint(&self, need: Need, least: Need) -> Result<Handle<'_>> {
         let granted = self.nodes_now(need).map(|nodes| (nodes, need));
         let (nodes, need) =
@@ -114,7 +115,7 @@ impl Store {
         need.nodes(self.tree_height(), self.tree.node_count())
     }
 
-    /// The nodes if they are there now.
+    /// Reserves the nodes if they are free now.
     fn nodes_now(&self, need: Need) -> Option<NodeReservation> {
         self.alloc.reserve_nodes(self.nodes_for(&need), node_class(need.class)).ok().flatten()
     }
@@ -123,8 +124,8 @@ impl Store {
         let (class, count) = (node_class(need.class), self.nodes_for(&need));
         // In each round a checkpoint frees the nodes that were replaced before it. On an image this
         // full, more than a few rounds mean that nothing will become free. Rounds in which other
-        // operations hold reservations do not count as such: those operations end without waiting
-        // for space, and failing before would refuse an operation for which there is room.
+        // operations hold reservations do not count: those operations end without waiting for
+        // space, and failing earlier would refuse an operation for which there is room.
         let (mut rounds, mut waits) = (0, 0);
         while rounds < 8 && waits < NODE_WAITS {
             if let Some(nodes) = self.alloc.reserve_nodes(count, class)? {
@@ -144,9 +145,9 @@ impl Store {
     }
 }
 
-/// Shuts the store down if it is dropped, armed, by a panic between append and the end of apply. It
-/// is dropped before the epoch guard is left, so no log write takes the record. (After an error the
-/// store is shut down already.)
+/// Shuts the store down if it is dropped while armed, by a panic between append and the end of
+/// apply. It is dropped before the epoch guard is left, so no log write takes the record. (After an
+/// error the store is shut down already.)
 struct Poison<'a>(Option<&'a Store>);
 
 impl Drop for Poison<'_> {
@@ -160,8 +161,9 @@ impl Drop for Poison<'_> {
 }
 
 impl Handle<'_> {
-    /// Appends the record and applies it. After a crash all of it is there, or nothing. Does no IO
-    /// and does not wait.
+    /// Appends the record and applies it. After a crash either all of it is there, or nothing.
+    /// Waits for neither space nor a flush. Before it enters the epoch guard, it may read the
+    /// leaves that the record touches.
     ///
     /// The caller holds the meta locks of all inodes that the record touches, so that records of
     /// one inode are appended in the order in which they take effect.
@@ -169,30 +171,30 @@ impl Handle<'_> {
         self.commit_as(record, false)
     }
 
-    /// [`Handle::commit`] of an operation with one record. The rest of the reservation is given
-    /// back with it. Not for records that make log-resident pieces: their promises come out of that
-    /// rest.
+    /// [`Handle::commit`] for an operation with one record: also returns the rest of the
+    /// reservation. Not for records that make log-resident pieces, whose promises are taken from
+    /// that rest.
     pub fn commit_only(mut self, record: RecordBuilder) -> Result<RecordLsn> {
         self.commit_as(record, true)
     }
 
-    /// What the handle reserved for.
+    /// The need for which the handle has reserved.
     pub fn need(&self) -> Need {
         self.need
     }
 
-    /// Bytes of the longest record that it can commit.
+    /// Bytes of the longest record that the handle can commit.
     pub fn bytes_left(&self) -> u64 {
         self.log.bytes_left()
     }
 
-    /// Sees to it that the record fits, before it takes effect. The log bytes are known: if a
-    /// record is longer, its need was added up wrongly. A debug build panics; a release build takes
-    /// more if there is more, or fails the operation. A panic there would end the mount for
-    /// everybody.
+    /// Ensures that the record fits before it takes effect. A record that is longer than the
+    /// reserved log bytes shows a need that was added up wrongly. A debug build panics; a release
+    /// build reserves more if possible, or fails the operation. A panic there would end the mount
+    /// for all users.
     ///
-    /// Nodes are known where each item counts a path. Where neighbours are counted together, they
-    /// may lie in more leaves than that: these are counted here.
+    /// The nodes are exact where each item counts a path. Where neighbours are counted together,
+    /// they may lie in more leaves than assumed, so their leaves are counted here.
     fn make_room(&mut self, bytes: usize, keys: &[Key], puts: &[Key]) -> Result<()> {
         let (bytes, left) = (bytes as u64, self.log.bytes_left());
         if bytes > left {
@@ -225,9 +227,9 @@ impl Handle<'_> {
         let keys: SmallVec<[_; 8]> = apply::keys(&decoded.edits).collect();
         let puts: SmallVec<[_; 8]> = apply::new_keys(&decoded.edits).collect();
         self.make_room(bytes.len(), &keys, &puts)?;
-        // Read the leaves that apply will touch: below the epoch guard nothing may wait for IO. A
-        // tree that is in memory as a whole needs no pins. If its first eviction happens just then,
-        // this one operation waits for a read.
+        // Reads the leaves that apply will touch, since a commit inside the epoch guard must not
+        // wait for IO. A tree that is entirely in memory needs no pins. If its first eviction
+        // happens at this moment, this one operation waits for a read inside the guard.
         let _pins = if store.tree.is_in_memory() { None } else { Some(store.tree.pin(&keys)?) };
         let gate = store.gate.enter();
         store.check_alive()?;
@@ -248,7 +250,7 @@ impl Handle<'_> {
         let pieces = apply::apply(&target, lsn, &decoded.edits).inspect_err(|e| store.shutdown(e))?;
         let promised = pieces.max(0) as u64 * PROMISE_PER_PIECE;
         if pieces != 0 {
-            assert!(pieces < 0 || !last, "what the promise comes out of is given back");
+            assert!(pieces < 0 || !last, "the reservation that backs the promise was returned");
             store.log.promise(pieces * PROMISE_PER_PIECE as i64);
         }
         poison.0 = None;

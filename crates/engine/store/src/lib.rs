@@ -3,13 +3,14 @@
 //!
 //! # Life of an operation
 //! [`Store::begin`] reserves log bytes and tree nodes; only here may an operation wait for space.
-//! [`Handle::commit`] enters the epoch guard, appends the record, which gives it its LSN, applies
-//! it, and leaves the guard. It does no IO and does not wait. [`Store::force`] makes the record
-//! durable.
+//! [`Handle::commit`] reads in the leaves that the record touches, enters the epoch guard, appends
+//! the record, which gives it its LSN, applies it, and leaves the guard. It waits for neither space
+//! nor a flush. [`Store::force`] makes the record durable.
 //!
 //! # Invariants
-//! 1. The tree, the owned bitmaps, the residents and the counters are a function of the records
-//!    appended so far: only `apply` changes them, live and in replay.
+//! 1. The tree, the owned bitmaps, the residents and the count of inodes are a function of the
+//!    records appended so far: only `apply` changes them, live and in replay. The next inode number
+//!    may be ahead of the records, since numbers are taken before a record uses them.
 //! 2. A record is appended and applied inside one epoch guard, and a checkpoint's cut takes the
 //!    guard exclusively. So the tree at the cut holds exactly the records below it. A log write
 //!    waits until all commits that were inside the guard have left. A commit that cannot apply its
@@ -71,12 +72,12 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
-/// Class of a reservation: which of the reserves it may use.
+/// Class of a reservation: the reserves that it may use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Class {
     Normal,
-    /// Operations that keep a promise: writeback and what an fsync records. Data that was accepted
-    /// finds its nodes, and leaves those of the next class alone.
+    /// Operations that keep a promise: writeback and the records of an fsync. Data that was
+    /// accepted finds its nodes here. Leaves the reserves of the next class alone.
     Promised,
     /// Operations that free space: unlink, truncate, deletion. They are never refused.
     Reclaim,
@@ -85,14 +86,15 @@ pub enum Class {
     Checkpoint,
 }
 
-/// The counters that a checkpoint records, changed only by `apply`.
+/// The counters that a checkpoint records. `apply` changes them; [`Store::take_inos`] also advances
+/// `next_ino`.
 #[derive(Debug)]
 pub(crate) struct Counters {
     pub next_ino: AtomicU64,
     pub inodes: AtomicU64,
 }
 
-/// An open image; see the module.
+/// An open image; see the module's head.
 pub struct Store {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) clock: Arc<dyn Clock>,
@@ -106,7 +108,7 @@ pub struct Store {
     pub(crate) gate: Arc<gate::Gate>,
     pub(crate) residents: residents::Residents,
     pub(crate) counters: Counters,
-    /// Generation in which the tree changes now: one more than the last cut's.
+    /// Generation in which the tree changes now: that of the last cut plus one.
     pub(crate) generation: Arc<AtomicU64>,
     pub(crate) epoch: Epoch,
     pub(crate) checkpoint: checkpoint::Control,
@@ -158,7 +160,7 @@ impl Store {
         &self.clock
     }
 
-    /// What recovery did when the store was opened.
+    /// The work of recovery when the store was opened.
     pub fn replay_summary(&self) -> &ReplaySummary {
         &self.summary
     }
@@ -196,9 +198,9 @@ impl Store {
     // ----- blocks for data -----
 
     /// Promises blocks. On a full image it first forces the log if freed blocks wait for that, and
-    /// then makes a checkpoint if that would free enough. An image that is simply full fails at
-    /// once. Must not be called with a handle, or with a lock that the holder of one may want: it
-    /// waits for the handles of others.
+    /// then makes a checkpoint if that would free enough. A full image on which neither helps fails
+    /// at once. Must not be called with a handle, or with a lock that the holder of a handle may
+    /// need, because it waits for the handles of others.
     pub fn reserve_data(&self, blocks: u64) -> Result<DataReservation> {
         if kedge_base::broken::refusal::should_fail() {
             return Err(Error::NoSpace);
@@ -206,7 +208,7 @@ impl Store {
         let mut waits = 0;
         while waits < NODE_WAITS {
             match self.reserve_now(blocks) {
-                // Some free blocks are being discarded and come back in a moment.
+                // Some free blocks are being discarded and will be returned in a moment.
                 Err(Error::NoSpace) if self.alloc.wait_for_claims() => waits += 1,
                 // Running operations were promised more nodes than they will use.
                 Err(Error::NoSpace) if self.alloc.available_soon() >= blocks => {
@@ -223,14 +225,14 @@ impl Store {
         self.reserve_now(blocks)
     }
 
-    /// Promises fewer than `blocks` blocks, for which there was no space just now: as many as there
-    /// are. `None`: none.
+    /// Promises fewer than `blocks` blocks, after the whole number was refused: as many as there
+    /// are. `None` if there are none.
     pub fn reserve_some_data(&self, blocks: u64) -> Option<DataReservation> {
         let mut some = self.alloc.available_data().min(blocks);
         while some > 0 {
             match self.alloc.reserve_data(some) {
                 Ok(promise) => return Some(promise),
-                // Others took a part meanwhile.
+                // Other threads have taken a part meanwhile.
                 Err(_) => some /= 2,
             }
         }
@@ -257,13 +259,13 @@ impl Store {
         }
     }
 
-    /// Takes a run of at most `want` blocks near `goal` for IO. The blocks have no owner until a
-    /// record names them.
+    /// Allocates a run of at most `want` blocks near `goal` for IO. The blocks have no owner until
+    /// a record names them.
     pub fn alloc_data(&self, goal: BlockNo, want: u64, from: Option<&mut DataReservation>) -> Result<Extent> {
         self.alloc.alloc_data(goal, want, from)
     }
 
-    /// Gives back blocks that no record named.
+    /// Frees blocks that no record has named.
     pub fn release_data(&self, extent: Extent) {
         self.alloc.release_data(extent);
     }
@@ -282,8 +284,8 @@ impl Store {
         self.log.durable_lsn()
     }
 
-    /// The last checkpoint since the image was opened has all records below; zero: there was none.
-    /// The log's tail may be older, because of log-resident data.
+    /// The cut of the last checkpoint since the image was opened, which contains all records below;
+    /// zero if there was none. The log's tail may be older, because of log-resident data.
     pub fn checkpoint_lsn(&self) -> Lsn {
         Lsn(self.checkpoint.durable_lsn.load(Ordering::Acquire))
     }
@@ -297,7 +299,7 @@ impl Store {
         self.log.force_async(upto, cause, done);
     }
 
-    /// Records that data writes have completed; the number is what [`Store::flush_data`] takes.
+    /// Records that a data write has completed; returns the number for [`Store::flush_data`].
     pub fn note_data_write(&self) -> WriteSeq {
         self.flusher.note_write()
     }
@@ -318,7 +320,7 @@ impl Store {
         self.flusher.newest()
     }
 
-    /// Device flushes for data, and requests that shared one.
+    /// Number of device flushes for data, and of requests that shared one.
     pub fn flush_counts(&self) -> (u64, u64) {
         (self.flusher.flushes.get(), self.flusher.shared.get())
     }
@@ -341,8 +343,8 @@ impl Store {
 
     // ----- inode numbers -----
 
-    /// Takes `count` inode numbers that no inode ever had. They suffice for the life of any image.
-    /// An image that is near their end was forged; it gets no number that recovery would refuse.
+    /// Takes `count` inode numbers that no inode ever had. The numbers suffice for the life of any
+    /// image. Only a forged image is near their end; it gets no number that recovery would refuse.
     pub fn take_inos(&self, count: u64) -> Result<Ino> {
         let next = &self.counters.next_ino;
         let taken = next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |first| {
@@ -355,11 +357,11 @@ impl Store {
         self.counters.inodes.load(Ordering::Relaxed)
     }
 
-    // ----- what was lost -----
+    // ----- losses -----
 
     /// Records that the data of `files` files could not be written and is given up. Each superblock
-    /// written from now on says so, until a repair has reported it. Call it before the checkpoint
-    /// that closes the image.
+    /// written from now on names the losses, until a repair has reported them. Must precede the
+    /// checkpoint that closes the image.
     pub fn note_losses(&self, files: u64) {
         if files == 0 {
             return;
@@ -369,16 +371,16 @@ impl Store {
         *losses = Some(Losses { files: before.files.saturating_add(files), ..before });
     }
 
-    /// Data that was given up since the last repair, in this mount or one before.
+    /// Data that was given up since the last repair, in this mount or an earlier one.
     pub fn losses(&self) -> Option<Losses> {
         *self.losses.lock()
     }
 
-    /// The checkpoint that would have named the losses failed with `why`. Names them if the host of
-    /// the image is full.
+    /// Handles the failure `why` of the checkpoint that would have named the losses: names them in
+    /// the present slot if the host of the image is full.
     fn keep_losses(&self, why: &Error) {
-        // After any other failure the device may have lost what it said it had, or the image may
-        // belong to another owner: nothing more is written to it.
+        // After any other failure the device may have lost acknowledged writes, or the image may
+        // belong to another owner, so nothing more is written to it.
         if self.losses().is_none() || !why.is_host_full() {
             return;
         }
@@ -387,9 +389,9 @@ impl Store {
         }
     }
 
-    // ----- life and death -----
+    // ----- shutdown and close -----
 
-    /// Latches shutdown: no change is accepted any more.
+    /// Shuts the store down for good: every later change is refused.
     pub fn shutdown(&self, reason: &Error) {
         tracing::error!("shutting down: {reason}");
         self.log.shutdown(reason);
@@ -398,7 +400,7 @@ impl Store {
 
     pub fn check_alive(&self) -> Result<()> {
         match self.log.shutdown_reason() {
-            // The shutdown lasts: a caller must not take it for a full device and try again.
+            // The shutdown lasts, so a caller must not take it for a full device and retry.
             Some(reason) if reason.is_host_full() => Err(Error::Shutdown(reason.to_string().into())),
             Some(reason) => Err(reason),
             None if self.closed.load(Ordering::Relaxed) => Err(Error::Shutdown("unmounted".into())),
@@ -431,15 +433,15 @@ impl Store {
     }
 
     /// Makes the last checkpoint, which marks the image clean, and ends the log's threads. The
-    /// caller has written back all file data. If the host is full, losses are named in the slot
-    /// that is there.
+    /// caller has written back all file data. If the host is full, losses are named in the present
+    /// slot.
     pub fn close(&self) -> Result<()> {
         if self.closed.load(Ordering::Relaxed) {
             return Ok(());
         }
         let result = match self.read_only {
             true => Ok(()),
-            // Clean already, and not to be written.
+            // The image is clean already, and must not be written.
             false if self.checkpoint.is_frozen() => self.check_alive(),
             false => self.checkpoint_clean().inspect_err(|e| self.keep_losses(e)),
         };

@@ -1,7 +1,7 @@
-//! What an operation needs at most: the log bytes of its record, and tree nodes.
+//! The most that an operation needs: the log bytes of its record, and tree nodes.
 //!
-//! A need is added up edit by edit, with the methods that [`RecordBuilder`] has and the sizes that
-//! the format says. So it stands beside the code that builds the record, in the same words. The
+//! A need is added up edit by edit, with methods named like those of [`RecordBuilder`] and the
+//! sizes of the format. So it stands beside the code that builds the record, in the same words. The
 //! alternative, a constant for each operation, is a second formula: it was wrong where an edit was
 //! added to the record and not to the constant.
 //!
@@ -10,11 +10,11 @@
 //! root to it; an insertion may also split each of them. Items that the operation names one by one
 //! may each lie elsewhere in the tree, so each counts a path of its own. *Neighbours*, the extents
 //! of a part of one file, are counted by the leaves that they would fill if these were a quarter
-//! full. Leaves may be emptier than that: so a record with neighbours counts its leaves before it
-//! is appended, and asks for more nodes if it needs more (`Handle::commit`).
+//! full. Leaves may be emptier than that, so a record with neighbours counts its leaves before it
+//! is appended, and reserves more nodes if it needs more (`Handle::commit`).
 //!
-//! Above the leaves paths meet. From the ninth on, three paths count one there. The tree as a whole
-//! bounds all of it.
+//! Above the leaves paths share nodes: from the ninth path on, three paths count as one there. The
+//! number of nodes in the tree bounds the whole sum.
 //!
 //! [`RecordBuilder`]: kedge_format::record::RecordBuilder
 
@@ -22,18 +22,19 @@ use crate::Class;
 use kedge_format::record::{RECORD_HEADER, size};
 
 /// Log bytes promised for each resident piece while it exists. They are for its part of the record
-/// that voids it: inode patch, extent, allocation and drop. An operation that makes pieces reserves
-/// as much for each.
+/// that ends its residency: inode patch, extent, allocation and drop. An operation that makes
+/// pieces reserves this much for each.
 pub const PROMISE_PER_PIECE: u64 = 256;
-/// Pieces that a `Data` or `Zero` edit adds at most: its own, and one that is cut in two by it.
+/// Pieces that a `Data` or `Zero` edit adds at most: its own, and the second half of a piece that
+/// it cuts in two.
 const PIECES_PER_EDIT: u64 = 2;
-/// Neighbours in a leaf, at least as a rule: a leaf that is full holds some 400 extents.
+/// Neighbours that a leaf normally holds at least: a full leaf holds some 400 extents.
 const NEIGHBOURS_PER_LEAF: u32 = 64;
-/// Paths that share nothing but the root. Beyond, three of them share what lies between root and
-/// leaf.
+/// Paths that share nothing but the root. Beyond these, three paths share the nodes between root
+/// and leaf.
 const PATHS_APART: u32 = 8;
 
-/// See the module.
+/// The need of an operation; see the module's head.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Need {
     /// Bytes of the record, and the promises for the resident pieces that it makes.
@@ -42,7 +43,7 @@ pub struct Need {
     pub changes: u32,
     /// Items that may be new.
     pub puts: u32,
-    /// Items side by side: extents of one file.
+    /// Adjacent items: extents of one file.
     pub neighbours: u32,
     pub class: Class,
 }
@@ -80,13 +81,13 @@ impl Need {
         Need { changes: need.changes + count as u32, ..need }
     }
 
-    /// Deletions of items side by side, which lie in `leaves` leaves as a rule.
+    /// Deletions of adjacent items, which normally lie in `leaves` leaves.
     pub const fn deletes_in(self, leaves: usize, count: usize) -> Need {
         let need = self.bytes(count as u64 * size::DELETE);
         Need { changes: need.changes + leaves as u32, ..need }
     }
 
-    /// Extents that are put or deleted, side by side.
+    /// Adjacent extents that are put or deleted.
     pub const fn extents(self, count: usize) -> Need {
         let need = self.bytes(count as u64 * size::EXTENT_ITEM);
         Need { neighbours: need.neighbours + count as u32, ..need }
@@ -117,7 +118,8 @@ impl Need {
         self.bytes(count as u64 * each + bytes as u64)
     }
 
-    /// The most tree nodes that it can take, in a tree of this height with `tree_nodes` nodes.
+    /// The most tree nodes that the operation can take, in a tree of this height with `tree_nodes`
+    /// nodes.
     pub(crate) fn nodes(&self, height: u32, tree_nodes: u64) -> u32 {
         let side_by_side = self.neighbours.div_ceil(NEIGHBOURS_PER_LEAF);
         let all = u32::try_from(tree_nodes).unwrap_or(u32::MAX).saturating_add(PATHS_APART);
@@ -126,12 +128,12 @@ impl Need {
         let between = height.saturating_sub(2);
         let copies = (changed + shared(changed) * between).min(all);
         let splits = (new + shared(new) * between).min(all);
-        // A copy of the root and its split unless it is a leaf, a new root, and one for a root that
-        // another operation has split since.
+        // A copy of the root, its split unless it is a leaf, a new root, and another for a root
+        // that a concurrent operation has split since.
         copies + splits + if height > 1 { 4 } else { 2 }
     }
 
-    /// Items of which each counts a path of its own.
+    /// Number of items that each count a path of their own.
     pub(crate) fn paths(&self) -> u32 {
         self.changes + self.puts
     }

@@ -1,27 +1,27 @@
-//! Step 4 of [`crate::recovery`]: log-resident data that is left after replay is written in place.
+//! Step 4 of [`crate::recovery`]: writes log-resident data that is left after replay in place.
 //!
 //! # Batches
 //! Blocks of all inodes are gathered, [`BATCH_BLOCKS`] at a time. For each batch,
-//! 1. the leaves with the inodes and extents are read in, side by side;
-//! 2. places are found, and blocks of which the log holds only a part are read, side by side;
-//! 3. all are written side by side, neighbours with one request;
+//! 1. the leaves with the inodes and extents are read in, in parallel;
+//! 2. places are found, and blocks of which the log holds only a part are read, in parallel;
+//! 3. all blocks are written in parallel, neighbours with one request;
 //! 4. one record for each block maps it, if it was not mapped.
 //!
 //! The crash argument is that of the step as a whole: nothing refers to these writes before the
 //! checkpoint, which flushes first, so their order does not matter.
 //!
-//! # When the device does not take a block of step 4
+//! # When a write of step 4 fails
 //! The block is set aside (`Alloc::quarantine`) and the bytes go to a free block, as in the running
 //! file system's writeback: one record frees the old block and maps the new one. After
 //! [`PLACES_MAX`] places, or without a free block, the open fails, the error names inode and block,
-//! and the bytes stay in the log. Going on without them would lose what an fsync promised.
+//! and the bytes stay in the log. Continuing without them would lose what an fsync promised.
 //!
 //! If the log holds only a part of a block and the rest cannot be read, the block cannot be
-//! completed anywhere. The open then fails, too. A read-only open goes on, and all reads of that
+//! completed anywhere. The open then fails too. A read-only open continues, and all reads of that
 //! block fail.
 //!
-//! A crash during such a move leaves the slot and the log as they were, so the next recovery knows
-//! nothing of it. It finds the old block mapped, perhaps with some sectors of the failed write, and
+//! A crash during such a move leaves the slot and the log as they were, so the next recovery is
+//! unaffected. It finds the old block mapped, perhaps with some sectors of the failed write, and
 //! writes the same bytes over it. The new block has no owner in that slot's view. The old block is
 //! not used again while the image is open. The checkpoint makes its release durable together with
 //! the mapping of the new block.
@@ -49,7 +49,7 @@ const RUN_BLOCKS: usize = 64;
 struct Wanted<'a> {
     ino: Ino,
     file_block: u64,
-    /// Of the file.
+    /// Size of the file.
     size: u64,
     pieces: &'a [DrainedPiece],
 }
@@ -79,7 +79,7 @@ impl Recovery {
                         group.clear();
                     }
                     if holes >= self.sb.geometry.total_blocks {
-                        return Ok(holes); // more than there can be: this bounds the loop whatever the log says
+                        return Ok(holes); // more than there can be, which bounds the loop whatever the log holds
                     }
                 }
             }
@@ -152,7 +152,7 @@ impl Recovery {
         Ok(())
     }
 
-    /// Finds a place for each block and puts its bytes together. Leaves out zeros over a hole.
+    /// Finds a place for each block and composes its bytes. Leaves out zeros over a hole.
     fn compose(&mut self, batch: &[Wanted<'_>]) -> Result<Vec<Placed>> {
         let mut found = Vec::with_capacity(batch.len());
         let mut reads = Vec::new();
@@ -160,7 +160,7 @@ impl Recovery {
             let mapped = self.find_extent(wanted.ino, wanted.file_block)?;
             let place = mapped.map(|mapped| place_of(mapped, wanted.file_block));
             let in_use = mapped.is_some_and(|(_, item)| !item.unwritten);
-            // A block that is replaced as a whole need not be read: it may be bad.
+            // A block that is replaced as a whole need not be read, and may be bad.
             let read = place.filter(|_| in_use && !covers(wanted.pieces, wanted.file_block, wanted.size));
             if let Some(at) = read {
                 reads.push(Io { offset: at.byte_offset(), op: Op::Read(IoBuf::zeroed(1)) });
@@ -172,7 +172,7 @@ impl Recovery {
         for (wanted, (place, in_use, read)) in batch.iter().zip(found) {
             let mut buf = IoBuf::zeroed(1);
             if let Some(at) = read {
-                match self.read_answer(wanted.ino, at, answers.next().expect("a read has an answer"))? {
+                match self.read_answer(wanted.ino, at, answers.next().expect("a read has a completion"))? {
                     Some(old) => buf = old,
                     None => continue,
                 }
@@ -193,12 +193,12 @@ impl Recovery {
         Ok(placed)
     }
 
-    /// The bytes that a block has so far. `None`: they cannot be read, and no read of the block
-    /// will succeed.
+    /// The present bytes of a block. `None` if they cannot be read; then no read of the block will
+    /// succeed.
     fn read_answer(&self, ino: Ino, at: BlockNo, completion: Completion) -> Result<Option<IoBuf>> {
         match (completion.result, completion.op, &self.read_only) {
             (Ok(()), Op::Read(buf), _) => Ok(Some(buf)),
-            (Ok(()), ..) => unreachable!("a request comes back as it was"),
+            (Ok(()), ..) => unreachable!("a completion returns its request's operation"),
             (Err(e @ Error::Io { .. }), _, Some(overlay)) => {
                 tracing::warn!("{}: reads of the block will fail", unplaced(ino, at, e.clone()));
                 overlay.spoil(at, e);
@@ -208,8 +208,8 @@ impl Recovery {
         }
     }
 
-    /// Writes the blocks, each to its place or, if the device refuses that, to a free one. Returns
-    /// where each of them lies.
+    /// Writes the blocks, each to its place or, if that write fails, to a free block. Returns the
+    /// final place of each.
     fn write_all(&self, placed: &[Placed]) -> Result<Vec<BlockNo>> {
         let mut by_place: Vec<usize> = (0..placed.len()).collect();
         by_place.sort_unstable_by_key(|i| placed[*i].place);
@@ -223,24 +223,24 @@ impl Recovery {
             }
             Io { offset: placed[run[0]].place.byte_offset(), op: Op::Write { buf, fua: false } }
         });
-        // Blocks that were refused, with the error if they were written alone.
+        // Blocks whose writes failed, with the error if they were written alone.
         let mut refused: Vec<(usize, Option<Error>)> = Vec::new();
         for (completion, run) in run_batch(&*self.device, writes.collect()).into_iter().zip(&runs) {
             match (completion.result, *run) {
                 (Ok(()), _) => {}
                 (Err(e @ Error::Io { .. }), &[i]) => refused.push((i, Some(e))),
                 (Err(Error::Io { .. }), run) => refused.extend(run.iter().map(|i| (*i, None))),
-                // The device as a whole is gone.
+                // The whole device is gone.
                 (Err(e), _) => return Err(e),
             }
         }
-        // In the order of inodes, whatever their places: an error names the first.
+        // In the order of inodes, whatever their places, since an error names the first.
         refused.sort_unstable_by_key(|(i, _)| *i);
         let mut places: Vec<BlockNo> = placed.iter().map(|block| block.place).collect();
         for (i, error) in refused {
             places[i] = match error {
                 Some(error) => self.write_elsewhere(&placed[i], error)?,
-                // By itself, to find out which of its neighbours it was.
+                // Written alone, to find out which block of the run failed.
                 None => self.write_somewhere(&placed[i])?,
             };
         }
@@ -256,7 +256,7 @@ impl Recovery {
     }
 
     /// Sets a block aside whose write has failed with `first_error`, and writes its bytes to a free
-    /// one.
+    /// block.
     fn write_elsewhere(&self, block: &Placed, first_error: Error) -> Result<BlockNo> {
         let (ino, mut at, mut error) = (block.ino, block.place, first_error.clone());
         for _ in 1..PLACES_MAX {
@@ -264,7 +264,7 @@ impl Recovery {
             if !self.alloc.quarantine(Extent::new(at, 1)) {
                 break;
             }
-            // Not from the promise: that is for data that has no block yet.
+            // Not from the promise, which is for data that has no block yet.
             match self.alloc.alloc_data(self.alloc.goal_for(ino, ino), 1, None) {
                 Ok(extent) => at = extent.start,
                 Err(Error::NoSpace) => break,
@@ -279,11 +279,11 @@ impl Recovery {
         Err(unplaced(ino, block.place, first_error))
     }
 
-    /// Maps a block of a file to where it lies now.
+    /// Maps a block of a file to its present place.
     fn map(&self, block: &Placed, at: BlockNo) -> Result<()> {
         let (ino, file_block) = (block.ino, block.file_block);
         let mut record = RecordBuilder::new(RecordOp::WriteBack);
-        // Looked up once more: another block of the batch may have split the extent.
+        // Looked up again, since another block of the batch may have split the extent.
         if let Some((first, item)) = self.find_extent(ino, file_block)? {
             if at != block.place {
                 record.free(Extent::new(block.place, 1));
@@ -326,7 +326,7 @@ impl Recovery {
     }
 }
 
-/// Where a block of a file lies, given the extent that maps it and that extent's first block.
+/// The place of a block of a file, given the extent that maps it and that extent's first block.
 fn place_of((first, item): (u64, ExtentItem), file_block: u64) -> BlockNo {
     BlockNo(item.start.0 + (file_block - first))
 }
@@ -381,7 +381,7 @@ fn unplaced(ino: Ino, block: BlockNo, error: Error) -> Error {
     }
 }
 
-/// Splits an extent around one block, which now holds data and lies at `place`.
+/// Splits an extent around one block, which now holds data at `place`.
 fn map_block(
     record: &mut RecordBuilder,
     ino: Ino,

@@ -1,44 +1,48 @@
-//! When a background checkpoint starts, and how fast it writes: at the rate at which the log fills.
+//! Pacing of background checkpoints: when they start, and how fast they write, follows the rate at
+//! which the log fills.
 //!
-//! If a checkpoint writes as fast as the device can, every fsync meanwhile waits behind a burst of
-//! its writes. But it has time until an operation needs the space that it will free. So it writes
-//! in slices, and pauses while it is ahead of schedule. A part of its work is due when the same
-//! part of its *allowance* is used up. The allowance is half of the log space that was free at its
-//! start, or half of the room for dirty tree nodes, whichever is used up faster. So a log that
-//! fills fast makes the checkpoint fast, and it ends while the other half is still free.
+//! If a checkpoint writes as fast as the device can, every concurrent fsync waits after a burst of
+//! its writes. But the checkpoint has time until an operation needs the space that it will free. So
+//! it writes in slices, and pauses while it is ahead of schedule. A part of its work is due when
+//! the same part of its *allowance* is used up. The allowance is half of the log space that was
+//! free at its start, or half of the room for dirty tree nodes, whichever is used up faster. So a
+//! log that fills fast makes the checkpoint fast, and the checkpoint ends while the other half is
+//! still free.
 //!
 //! # When it does not pause
 //! 1. An operation waits for a checkpoint ([`Store::checkpoint`], the last one) or for log space,
 //!    or is delayed because the log is nearly full. Likewise after a switch to
-//!    `noasync_checkpoint`, a shutdown, or the end of the file system above the store. Whoever
-//!    causes one of the first ends the pause ([`Hurry`]); the others are noticed at its next check,
+//!    `noasync_checkpoint`, a shutdown, or the end of the file system above the store. The waiting
+//!    operation ends the pause ([`Hurry`]); the pause notices the other reasons at its next check,
 //!    a millisecond later.
 //! 2. The pause after a slice has been as long as its bound. So every checkpoint ends, even if the
 //!    log no longer fills, and frees the tree nodes that only the last checkpoint uses.
 //!
-//! # A device that takes long
+//! # A device with a long latency
 //! On a disk that is not slow nothing here depends on the measured latency of the device. Where a
-//! request takes milliseconds, because another machine keeps the image,
+//! request takes milliseconds, because another machine serves the image,
 //! - a slice grows if the device serves many requests at a time (`is_far_away`), by its own size
 //!   for each [`SLICE_UNIT`] that a write takes, up to [`SLICE_TIMES_MAX`] times: each slice waits
-//!   for a round trip, so that 512 KiB in 10 ms would bound a checkpoint to 50 MB/s. What an fsync
-//!   may find ahead of it stays below what a network of 1 Gbit/s passes in its own round trip;
-//! - the delay of operations near a full log is two durable writes ([`throttle_max`]), as it is on
-//!   a disk: 4 ms do not slow down a client that waits 20 ms for each fsync.
+//!   for a round trip, so that 512 KiB in 10 ms would bound a checkpoint to 50 MB/s. The writes
+//!   that an fsync may find ahead of it stay below what a network of 1 Gbit/s passes in its own
+//!   round trip;
+//! - the delay of operations near a full log is two durable writes ([`throttle_max`]), as on a
+//!   disk: 4 ms do not slow down a client that waits 20 ms for each fsync.
 //!
-//! The schedule itself needs no latency: it follows the log. Neither does the longest pause, which
-//! is there so that a checkpoint ends.
+//! The schedule itself needs no latency, since it follows the log. Neither does the longest pause,
+//! which ensures that a checkpoint ends.
 //!
 //! # Locks
 //! A pause holds the lock that admits one checkpoint at a time, and no other: not the epoch guard,
-//! no lock of an inode, no latch. Whoever wants that lock is counted before, and ends the pause. To
-//! release it instead would let a second checkpoint cut a generation while the first is not
-//! written, for which the format has no place.
+//! no lock of an inode, no latch. A thread that wants that lock is counted before it waits, and
+//! ends the pause. Releasing the lock instead would let a second checkpoint cut a generation while
+//! the first is not written, for which the format has no place.
 //!
 //! # Crash argument
 //! The pace changes neither what is written nor the order ([`crate::checkpoint`]): nodes and
-//! bitmaps, the flush, the slot, the tail. A pause lies between two writes that no flush separates.
-//! Meanwhile the log is not overwritten, because the tail is where the last checkpoint left it.
+//! bitmaps, the flush, the slot, the tail. A pause falls between two writes that no flush
+//! separates. Meanwhile the log is not overwritten, because the tail stays where the last
+//! checkpoint left it.
 
 use crate::Store;
 use crate::checkpoint::{CheckpointCause, ROUND_TRIP, is_far_away};
@@ -51,7 +55,7 @@ use std::time::Duration;
 
 /// Blocks in a slice. This bounds how much an fsync may find ahead of it in the device's queue.
 const SLICE: usize = 128;
-/// See "A device that takes long".
+/// See "A device with a long latency".
 const SLICE_UNIT: Duration = Duration::from_millis(4);
 const SLICE_TIMES_MAX: usize = 4;
 /// Blocks in a batch of a checkpoint that does not pause.
@@ -60,12 +64,12 @@ pub(crate) const FULL: usize = 2048;
 const CHECK_AGAIN: Duration = Duration::from_millis(1);
 /// Checks in the longest pause, for each MiB written.
 const CHECKS_PER_MIB: u64 = 100;
-/// Operations are throttled when less than one part in so many of the log is free to them: the less
+/// Operations are delayed when less than one part in this many of the log is free to them; the less
 /// is free, the longer.
 const THROTTLE_PART: u64 = 8;
 /// Below this percentage the part is smaller: half of what is free when a checkpoint starts.
 const THROTTLE_PERCENT: u64 = 25;
-/// Delay of the last operation before the log is full: on a disk, and at most.
+/// Delay of the last operation before the log is full: the value on a disk, and the maximum.
 const THROTTLE_MAX: Duration = Duration::from_millis(4);
 const THROTTLE_LONGEST: Duration = Duration::from_millis(50);
 
@@ -75,11 +79,11 @@ fn throttle_max(latency: &Latency) -> Duration {
     durable_write.saturating_mul(2).clamp(THROTTLE_MAX, THROTTLE_LONGEST)
 }
 
-/// Space of which a checkpoint may let a part be used up while it writes.
+/// Space of which a part may be used up while a checkpoint writes.
 #[derive(Clone, Copy, Debug)]
 struct Allowance {
     left: u64,
-    /// What was left at the start. Half of it is the allowance.
+    /// The space at the start. Half of it is the allowance.
     at_first: u64,
 }
 
@@ -95,7 +99,7 @@ impl Allowance {
 /// Which thread runs a checkpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum By {
-    /// An operation, which needs the result now.
+    /// An operation, which needs the result immediately.
     Operation,
     /// The background thread, for which no operation waits.
     Background,
@@ -103,7 +107,7 @@ pub(crate) enum By {
 
 /// Ends pauses.
 pub(crate) struct Hurry {
-    /// How often it was called.
+    /// Number of calls.
     calls: Mutex<u64>,
     called: Condvar,
 }
@@ -113,7 +117,7 @@ impl Hurry {
         Hurry { calls: Mutex::new(Rank::Leaf, 0), called: Condvar::new() }
     }
 
-    /// Has a running checkpoint look at once whether it may go on pausing.
+    /// Makes a running checkpoint check at once whether it may continue its pause.
     pub(crate) fn call(&self) {
         *self.calls.lock() += 1;
         self.called.notify_all();
@@ -123,7 +127,8 @@ impl Hurry {
         *self.calls.lock()
     }
 
-    /// Waits for a call after the first `seen`, at most so long. Returns whether there was one.
+    /// Waits for a call after the first `seen`, for at most `at_most`. Returns whether there was
+    /// one.
     fn wait_beyond(&self, seen: u64, at_most: Duration) -> bool {
         let mut calls = self.calls.lock();
         if *calls == seen {
@@ -157,14 +162,14 @@ impl Pace<'_> {
         self.total.set(self.done.get() + bytes);
     }
 
-    /// Notes that so many bytes have been written, and pauses if that is ahead of schedule. Returns
-    /// how many blocks the next batch may have.
+    /// Counts written bytes, and pauses if that is ahead of schedule. Returns how many blocks the
+    /// next batch may have.
     pub(crate) fn wrote(&self, bytes: u64) -> usize {
         self.done.set(self.done.get() + bytes);
         let hurry = &self.store.checkpoint.hurry;
         let mut left = (bytes * CHECKS_PER_MIB) >> 20;
         while left > 0 {
-            // Before the look: a call that comes between the two is not missed.
+            // Read before the check, so that a call between the two is not missed.
             let seen = hurry.calls();
             if !self.may_pause() || !self.is_ahead() {
                 break;
@@ -189,7 +194,7 @@ impl Pace<'_> {
         }
     }
 
-    /// Duration of its pauses.
+    /// Total duration of its pauses.
     pub(crate) fn paused(&self) -> Duration {
         self.paused.get()
     }
@@ -231,7 +236,7 @@ impl Store {
         self.dirty_limit.load(Ordering::Relaxed).saturating_sub(self.tree.dirty_bytes() as u64)
     }
 
-    /// Whether an operation waits for the result of a checkpoint, or none will.
+    /// Whether an operation waits for the result of a checkpoint, or a pause no longer serves any.
     fn checkpoint_must_hurry(&self) -> bool {
         self.async_percent() == 0
             || self.check_alive().is_err()
@@ -240,15 +245,16 @@ impl Store {
             || self.log.free_bytes() < self.throttle_below()
     }
 
-    /// Whether a background checkpoint should start: less of the log is free than the threshold, or
-    /// than would be filled while two checkpoints like the last one run, pauses aside. Reserved and
-    /// promised space is not free: operations wait for it as for space that holds records.
+    /// Whether a background checkpoint should start: the free part of the log is below the
+    /// threshold, or below what would be filled while two checkpoints like the last one run, pauses
+    /// aside. Reserved and promised space is not free: operations wait for it as for space that
+    /// holds records.
     pub(crate) fn log_below_threshold(&self) -> bool {
         let percent = self.async_percent();
         let (free, max) = (self.log.free_bytes(), self.log.free_bytes_max());
         let used = self.log.head_lsn().0.saturating_sub(self.log.tail_lsn().0);
         if percent == 0 || used < (max / 8).min(max * (100 - percent) / 100) {
-            return false; // a checkpoint now would give little back
+            return false; // a checkpoint now would free little
         }
         if free < max * percent / 100 {
             return true;
@@ -263,8 +269,8 @@ impl Store {
     }
 
     /// Delays an operation while the log is nearly full, so that the rest of its space lasts until
-    /// the running checkpoint frees some. Without `async_checkpoint` there is no delay: operations
-    /// then run the checkpoint themselves.
+    /// the running checkpoint frees some. Without `async_checkpoint` there is no delay, since
+    /// operations then run the checkpoint themselves.
     pub(crate) fn throttle(&self) {
         let (free, limit) = (self.log.free_bytes(), self.throttle_below());
         if free >= limit {
@@ -276,8 +282,8 @@ impl Store {
         self.stats.throttle_ns.record(delay.as_nanos() as u64);
     }
 
-    /// Starts a checkpoint if one is due. A running one needs no wish: its pace follows the log and
-    /// the dirty nodes.
+    /// Starts a checkpoint if one is due. While a checkpoint runs nothing is to be done: its pace
+    /// already follows the log and the dirty nodes.
     pub(crate) fn after_commit(&self) {
         if !self.checkpoint_turn().is_multiple_of(2) {
             return;

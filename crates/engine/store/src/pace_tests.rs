@@ -31,13 +31,13 @@ fn store(async_checkpoint: Option<u8>) -> Arc<Store> {
     Store::open(device, Arc::new(ManualClock::default()), &options).unwrap()
 }
 
-/// Takes a part of what an empty log has free.
+/// Reserves a part of what an empty log has free.
 fn take(store: &Store, part: f64) -> Handle<'_> {
     let log_bytes = (store.log.free_bytes_max() as f64 * part) as u64;
     store.begin(Need { log_bytes, changes: 0, puts: 1, neighbours: 0, class: Class::Normal }).unwrap()
 }
 
-/// A MiB of work: checks in the pause behind the first quarter.
+/// Number of checks in the pause after the first quarter of a MiB of work.
 fn pauses(store: &Store, cause: CheckpointCause, by: By, meanwhile: f64) -> u64 {
     let pace = store.pace(cause, by);
     pace.expect(MIB);
@@ -64,8 +64,8 @@ fn it_pauses_while_the_log_fills_more_slowly_than_it_writes_and_never_for_ever()
     }
 }
 
-/// An operation that finds too many dirty nodes runs a checkpoint itself. There may be fewer by the
-/// time that it starts.
+/// An operation that finds too many dirty nodes runs a checkpoint itself. There may be fewer dirty
+/// nodes when the checkpoint starts.
 #[test]
 fn an_operation_that_checkpoints_never_pauses() {
     let store = store(Some(50));
@@ -89,7 +89,7 @@ fn it_hurries_while_an_operation_waits_and_pauses_otherwise() {
     assert_eq!(pace.batch_blocks(), SLICE, "what was given back is free at once");
 }
 
-/// The sizes on a fast disk, a slow one, and images far away.
+/// The sizes on a fast disk, a slow disk, and distant images.
 #[test]
 fn sizes_follow_the_measured_latency_within_their_bounds() {
     // Round trip and interval in µs; writes in a batch, blocks in a slice, µs of the longest delay.
@@ -168,10 +168,11 @@ fn operations_are_slowed_down_when_the_log_is_nearly_full_and_later_with_smaller
     assert_eq!((slowed(2, 0.98), slowed(2, 0.995)), (0, 1));
 }
 
-/// Fills the log record by record without a checkpoint: the part that is used when one would begin.
+/// Fills the log record by record without a checkpoint. Returns the used part at which a checkpoint
+/// would begin.
 fn begins_at(percent: u8) -> f64 {
     let store = store(None);
-    // Without the thread, which only a commit wakes that sees the percentage.
+    // Without the background thread, which only a commit that sees the percentage wakes.
     loop {
         store.checkpoint.async_percent.store(percent as u32, Relaxed);
         let begins = store.log_below_threshold();
@@ -183,7 +184,7 @@ fn begins_at(percent: u8) -> f64 {
     }
 }
 
-/// The part of the log that is used.
+/// The used part of the log.
 fn used(store: &Store) -> f64 {
     (store.log.head_lsn().0 - store.log.tail_lsn().0) as f64 / store.log.free_bytes_max() as f64
 }
@@ -241,7 +242,7 @@ fn a_switch_to_noasync_starts_no_checkpoint_and_one_to_async_only_if_the_log_nee
     assert_eq!(store.stats.checkpoints[CheckpointCause::Background as usize].get(), 1);
 }
 
-/// The wish came, and the switch before the thread could act on it.
+/// The checkpoint was requested, and the switch happened before the thread could start it.
 #[test]
 fn a_wish_for_a_checkpoint_lapses_with_a_switch_to_noasync() {
     let store = filled(0.7);
@@ -257,8 +258,8 @@ fn a_wish_for_a_checkpoint_lapses_with_a_switch_to_noasync() {
     }
 }
 
-/// Keeps the first checkpoint from its cut until it hurries; but not for ever, so that one that
-/// never hurries fails the test.
+/// Keeps the first checkpoint from its cut until it hurries, but not forever, so that a checkpoint
+/// that never hurries fails the test.
 struct Pausing {
     store: Weak<Store>,
     began: AtomicUsize,
@@ -285,7 +286,7 @@ impl CheckpointClient for Pausing {
     }
 }
 
-/// A store whose background checkpoint is in its pauses.
+/// A store whose background checkpoint is in one of its pauses.
 fn pausing() -> (Arc<Store>, Arc<Pausing>) {
     let store = filled(0.6);
     let client = Arc::new(Pausing {
@@ -302,7 +303,7 @@ fn pausing() -> (Arc<Store>, Arc<Pausing>) {
     (store, client)
 }
 
-/// A checkpoint that began before a request does not answer it, but the request must not wait for
+/// A checkpoint that began before a request does not serve it, but the request must not wait for
 /// its pauses.
 #[test]
 fn one_that_pauses_hurries_for_a_request() {
@@ -327,7 +328,7 @@ fn one_that_pauses_hurries_for_an_unmount_which_leaves_a_clean_image() {
 #[test]
 fn one_that_pauses_hurries_for_an_operation_that_waits_for_log_space() {
     let (store, client) = pausing();
-    // More than is free now. Nothing is delayed yet, because the log is not nearly full.
+    // More than is free now. No operation is delayed yet, because the log is not nearly full.
     let log_bytes = 2 << 20;
     assert!((store.throttle_below()..log_bytes).contains(&store.log.free_bytes()));
     drop(store.begin(Need { log_bytes, changes: 0, puts: 1, neighbours: 0, class: Class::Normal }).unwrap());
@@ -361,7 +362,8 @@ fn one_that_pauses_ends_with_a_shutdown() {
     assert!(store.close().is_err());
 }
 
-/// A file system that was dropped without being closed asks for nothing and waits for nothing.
+/// A file system that was dropped without being closed neither requests checkpoints nor waits for
+/// them.
 #[test]
 fn one_that_pauses_does_not_outlast_the_file_system() {
     let store = store(Some(50));

@@ -13,12 +13,12 @@
 //! A read-only open does the same on an overlay in memory: the image is not touched.
 //!
 //! # Waiting for the device
-//! A device that another machine keeps takes milliseconds for each request, and a full log names
-//! tens of thousands of nodes and blocks. So nothing that is known to be needed is asked for one
-//! after another: the scan reads ahead ([`mod@kedge_log::scan`]), step 3 gathers records
-//! and reads the leaves that they touch side by side before it applies them, in order, and step 4
-//! works in batches ([`crate::overlay`]). The sizes bound memory and do not follow the
-//! measured latency: on a fast device they cost nothing.
+//! A remote device takes milliseconds for each request, and a full log names tens of thousands of
+//! nodes and blocks. So blocks that are known to be needed are never read one after another: the
+//! scan reads ahead ([`mod@kedge_log::scan`]), step 3 gathers records and reads the leaves that
+//! they touch in parallel before it applies them, in order, and step 4 works in batches
+//! ([`crate::overlay`]). The sizes bound memory and do not follow the measured latency, since on a
+//! fast device they cost nothing.
 
 use crate::apply::{Target, apply, apply_resident, keys};
 use crate::checkpoint::{Control, Cut, write_checkpoint};
@@ -46,7 +46,7 @@ use std::sync::{Arc, OnceLock};
 
 /// Bytes of records that are gathered before they are applied. The longest record is smaller.
 const CHUNK_BYTES: usize = 4 << 20;
-/// Keys that are gathered before their leaves are read in, side by side.
+/// Keys that are gathered before their leaves are read in, in parallel.
 pub(crate) const KEYS_AT_A_TIME: usize = 4096;
 
 /// How a store is opened.
@@ -55,9 +55,9 @@ pub struct OpenOptions {
     pub read_only: bool,
     /// Budget in bytes for tree nodes in memory.
     pub node_cache_bytes: u64,
-    /// `None`: `noasync_checkpoint`.
+    /// `None` for `noasync_checkpoint`.
     pub async_checkpoint: Option<u8>,
-    /// The kind of latches that the tree has.
+    /// The kind of latches in the tree.
     pub tree_lock: TreeLock,
     /// Log writes in flight at once.
     pub log_writes_max: usize,
@@ -78,7 +78,7 @@ impl Default for OpenOptions {
 /// What recovery found and did.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct ReplaySummary {
-    /// The image had been unmounted cleanly.
+    /// Whether the image had been unmounted cleanly.
     pub clean: bool,
     /// Why the other superblock slot does not decode.
     pub damaged_slot: Option<String>,
@@ -92,7 +92,7 @@ pub struct ReplaySummary {
     pub head_lsn: u64,
 }
 
-/// Reads both slots and returns the newer valid one, and what is wrong with the other.
+/// Reads both slots. Returns the newer valid slot, and the error of the other.
 pub fn read_superblock(device: &dyn Device) -> Result<(Superblock, Option<Error>)> {
     let device_blocks = device.geometry().size / BLOCK_SIZE as u64;
     let read = |slot: usize| -> Result<(Superblock, bool)> {
@@ -108,7 +108,7 @@ pub fn read_superblock(device: &dyn Device) -> Result<(Superblock, Option<Error>
         let empty = buf.as_bytes().iter().all(|b| *b == 0);
         match Superblock::decode(buf.as_bytes(), slot, device_blocks) {
             Ok(sb) => Ok((sb, false)),
-            // A new image has one slot only.
+            // A new image has only one valid slot.
             Err(e) if empty && slot == 1 => Err(Error::Corrupt {
                 kind: CorruptKind::Superblock,
                 block: SLOTS[slot],
@@ -211,11 +211,11 @@ fn check_features(sb: &Superblock, read_only: bool) -> Result<bool> {
     Ok(unknown != 0)
 }
 
-/// Records in log order that are to be applied, and the keys that they touch.
+/// Records to be applied, in log order, and the keys that they touch.
 #[derive(Default)]
 struct Chunk {
     bytes: Vec<u8>,
-    /// Where each record lies in the log, and where it ends in `bytes`.
+    /// The position of each record in the log, and its end in `bytes`.
     records: Vec<(RecordLsn, usize)>,
     keys: Vec<Key>,
 }
@@ -396,9 +396,9 @@ impl Recovery {
         Ok(())
     }
 
-    /// The epoch that this mount writes.
+    /// The epoch of this mount's log writes.
     fn epoch(&self) -> Epoch {
-        // Broken on purpose: log writes of the last mount pass for writes of this one.
+        // Broken on purpose: log writes of the last mount pass for those of this mount.
         let step = if broken::is(Variant::KeepEpoch) { 0 } else { 1 };
         Epoch(self.sb.checkpoint.epoch.0 + step)
     }

@@ -73,7 +73,7 @@ fn replay_begins_at_the_checkpoint() {
     assert_eq!((summary.clean, summary.records), (true, 0));
 }
 
-/// A second crash before anything else happens finds the same.
+/// A second crash before anything else happens leaves the same image.
 #[test]
 fn recovery_that_is_itself_cut_off_changes_nothing() {
     let (device, store) = fresh();

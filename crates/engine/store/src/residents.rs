@@ -1,20 +1,20 @@
 //! Log-resident data: ranges of files whose newest durable copy is a log record.
 //!
-//! The running store and replay use the same structure. In the running store it knows ranges and
-//! LSNs; the bytes are in the page cache. In replay it also holds the bytes: it is the overlay that
+//! The running store and replay use the same structure. The running store keeps ranges and LSNs,
+//! and the bytes are in the page cache. In replay the bytes are kept too: this is the overlay that
 //! recovery writes in place at the end. Pieces of one inode never overlap: a newer piece replaces
 //! what it covers.
 //!
 //! # Memory
-//! Only the size of the log bounds the pieces. The shortest edit that makes one takes 22 bytes of
-//! log. A piece of one byte takes less than 200 bytes of memory: its entry in a map whose nodes are
-//! half full, another in the map of ages, and an allocation for the byte. So a log that was crafted
-//! for this takes eight to nine times its size in recovery, 9 GiB for the largest log. A log of
-//! pieces of a block each takes little more than its size. Refusing such a log would refuse what a
-//! running file system may have written.
+//! Only the size of the log bounds the pieces. The shortest edit that makes a piece takes 22 bytes
+//! of log. A piece of one byte takes less than 200 bytes of memory: its entry in a map whose nodes
+//! are half full, another in the map of ages, and an allocation for the byte. So a log that was
+//! crafted for this takes eight to nine times its size in recovery, 9 GiB for the largest log. A
+//! log of pieces of a block each takes little more than its size. Refusing a crafted log would also
+//! refuse logs that a running file system may have written.
 //!
-//! All inodes of a shard share one map for this reason. With a map of its own each inode would take
-//! 600 bytes more. That is thirty times the size of the log if each edit names another inode.
+//! For this reason all inodes of a shard share one map. A map for each inode would take 600 bytes
+//! more, thirty times the size of the log if each edit names another inode.
 
 use kedge_base::lock::{Mutex, Rank};
 use kedge_base::{Ino, Lsn};
@@ -116,7 +116,7 @@ impl Residents {
         self.changed(pieces.len() as i64 - before)
     }
 
-    /// Voids a range. Returns the change in the number of pieces.
+    /// Ends the residency of a range. Returns the change in the number of pieces.
     pub(crate) fn drop_range(&self, ino: Ino, offset: u64, len: u64) -> i64 {
         let mut pieces = self.shard(ino).lock();
         let before = pieces.len() as i64;
@@ -158,7 +158,7 @@ impl Residents {
         ages.keys().filter(|(_, ino)| seen.insert(*ino)).map(|(_, ino)| *ino).collect()
     }
 
-    /// Takes all pieces out, for recovery: sorted by inode, then by offset.
+    /// Removes and returns all pieces, for recovery: sorted by inode, then by offset.
     pub(crate) fn drain(&self) -> Vec<(Ino, Vec<DrainedPiece>)> {
         let mut all: Vec<(Ino, Vec<DrainedPiece>)> = Vec::new();
         for shard in &self.shards {
@@ -185,7 +185,7 @@ fn count(ages: &mut BTreeMap<(Lsn, Ino), u32>, ino: Ino, lsn: Lsn, by: i32) {
     }
 }
 
-/// Removes `[offset, offset + len)` from the pieces, splitting those that reach over its ends.
+/// Removes `[offset, offset + len)` from the pieces, and splits those that extend beyond its ends.
 fn cut(pieces: &mut Pieces, ages: &mut BTreeMap<(Lsn, Ino), u32>, ino: Ino, offset: u64, len: u64) {
     let end = offset.saturating_add(len);
     let mut hit: Vec<u64> = Vec::new();

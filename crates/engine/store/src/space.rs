@@ -26,7 +26,7 @@ impl NodeIo for DeviceNodes {
         let done = run_batch(&*self.0, addrs.iter().map(read).collect());
         let answer = |completion: Completion| match (completion.result, completion.op) {
             (Ok(()), Op::Read(buf)) => Ok(buf),
-            (Ok(()), _) => unreachable!("a request comes back as it was"),
+            (Ok(()), _) => unreachable!("a completion returns its request's operation"),
             (Err(e), _) => Err(e),
         };
         done.into_iter().map(answer).collect()

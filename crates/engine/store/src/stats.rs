@@ -4,7 +4,7 @@ use kedge_base::{Counter, Histogram};
 use kedge_format::record::RecordOp;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The least that operations had left of what they had reserved.
+/// The least that operations of a kind had left of their reservations.
 #[derive(Debug)]
 pub struct Slack {
     log_bytes: AtomicU64,
@@ -16,15 +16,15 @@ impl Slack {
         Slack { log_bytes: AtomicU64::new(u64::MAX), nodes: AtomicU64::new(u64::MAX) }
     }
 
-    /// Log bytes and nodes. `None`: there was no operation.
+    /// Log bytes and nodes. `None` if there was no operation.
     pub fn get(&self) -> Option<(u64, u64)> {
         let least = (self.log_bytes.load(Ordering::Relaxed), self.nodes.load(Ordering::Relaxed));
         (least.0 != u64::MAX).then_some(least)
     }
 }
 
-/// Writes rarely: each operation reads it, and a store would take the cache line from all other
-/// processors.
+/// Stores rarely: each operation reads the value, and a store would take the cache line from all
+/// other processors.
 fn note_least(least: &AtomicU64, value: u64) {
     if value < least.load(Ordering::Relaxed) {
         least.fetch_min(value, Ordering::Relaxed);
@@ -35,12 +35,12 @@ fn note_least(least: &AtomicU64, value: u64) {
 pub struct StoreStats {
     /// By [`kedge_format::record::RecordOp`].
     pub records: [Counter; 16],
-    /// By the same.
+    /// By record operation, as `records`.
     pub slack: [Slack; 16],
     pub checkpoints: [Counter; crate::CheckpointCause::COUNT],
     /// Nanoseconds from the start of a checkpoint to its end.
     pub checkpoint_ns: Histogram,
-    /// Of these, its pauses, at least.
+    /// Lower bound of the part of it spent in pauses, in nanoseconds.
     pub paused_ns: Histogram,
     /// Nanoseconds under the exclusive epoch guard.
     pub cut_ns: Histogram,
@@ -48,15 +48,15 @@ pub struct StoreStats {
     pub running_ns: Histogram,
     /// Nanoseconds for writing log-resident data in place and forcing the log to the cut.
     pub flushing_ns: Histogram,
-    /// Nanoseconds from there to the new superblock slot.
+    /// Nanoseconds from the force to the new superblock slot.
     pub logging_ns: Histogram,
-    /// Nanoseconds by which operations were throttled because the log was nearly full.
+    /// Nanoseconds by which operations were delayed because the log was nearly full.
     pub throttle_ns: Histogram,
     pub nodes_written: Counter,
-    /// Of these, the ones above the leaves.
+    /// Of these nodes, those above the leaves.
     pub inner_nodes_written: Counter,
     pub checkpoint_bytes: Counter,
-    /// Waits of operations for tree nodes, and of data for nodes that operations were promised.
+    /// Waits of operations for tree nodes, and of data for nodes promised to operations.
     pub node_stalls: Counter,
     /// Operations that waited because too many nodes were dirty.
     pub dirty_stalls: Counter,
@@ -90,7 +90,7 @@ impl StoreStats {
         self.records.iter().map(Counter::get).sum()
     }
 
-    /// Takes note of the log bytes and nodes that an operation had left.
+    /// Records the log bytes and nodes that an operation had left.
     pub(crate) fn note_slack(&self, op: RecordOp, (log_bytes, nodes): (u64, u64)) {
         let least = &self.slack[op as usize];
         note_least(&least.log_bytes, log_bytes);

@@ -6,7 +6,7 @@ use kedge_device::MemDevice;
 use kedge_format::logwrite::LogSecret;
 use std::sync::Arc;
 
-/// A new image in memory, with a log of so many bytes.
+/// A new image in memory, with a log of `log_size` bytes.
 pub(crate) fn formatted(size: u64, log_size: u64) -> Arc<MemDevice> {
     let device = Arc::new(MemDevice::new(size));
     let params = FormatParams {
