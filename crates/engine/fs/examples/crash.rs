@@ -1,20 +1,20 @@
-//! Crashes on purpose: what does a power failure leave of a program that saves a document? `cargo
+//! Crashes on purpose: what does a program that saves a document find after a power failure? `cargo
 //! run -p kedgefs --example crash`.
 //!
-//! The simulated disk keeps apart what was written and what is durable. [`SimDevice::crash`] shows
-//! what a power failure would leave now: all that is durable, and a random part of the rest.
+//! The simulated disk separates what was written from what is durable. [`SimDevice::crash`] returns
+//! what a power failure would leave now: everything durable, and a random part of the rest.
 
 use kedgefs::device::{MemDevice, sim::SimDevice};
 use kedgefs::{Dir, FileSystem, FormatOptions, MountOptions, SystemClock};
 use std::io::{self, Write};
 use std::sync::Arc;
 
-/// How many different power failures are tried at each moment.
+/// Number of different power failures at each moment.
 const FAILURES: u64 = 20;
 
 type Save = fn(&Dir, &[u8], &mut dyn FnMut()) -> io::Result<()>;
 
-/// The right way. `moment` is called wherever the power may fail.
+/// The correct way. Calls `moment` wherever the power may fail.
 fn careful(dir: &Dir, text: &[u8], moment: &mut dyn FnMut()) -> io::Result<()> {
     let mut file = dir.create("document.new")?;
     file.write_all(text)?;
@@ -28,7 +28,7 @@ fn careful(dir: &Dir, text: &[u8], moment: &mut dyn FnMut()) -> io::Result<()> {
     Ok(())
 }
 
-/// The fsync of the new file is missing: its name may be durable before its contents.
+/// Without the fsync of the new file: its name may become durable before its contents.
 fn careless(dir: &Dir, text: &[u8], moment: &mut dyn FnMut()) -> io::Result<()> {
     let mut file = dir.create("document.new")?;
     file.write_all(text)?;
@@ -43,7 +43,7 @@ fn open(disk: Arc<dyn kedgefs::device::Device>) -> kedgefs::Result<FileSystem> {
     FileSystem::open(disk, Arc::new(SystemClock::default()), MountOptions::default())
 }
 
-/// Saves a second version over a first one. Answers how many power failures show neither.
+/// Saves a second version over a first one. Returns how many power failures leave neither.
 pub fn losses(save: Save) -> io::Result<u64> {
     let memory = Arc::new(MemDevice::new(32 << 20));
     FileSystem::format(memory.clone(), Arc::new(SystemClock::default()), &FormatOptions::default())?;
@@ -58,7 +58,7 @@ pub fn losses(save: Save) -> io::Result<u64> {
 
     let mut lost = 0;
     for disk in left {
-        // Whatever the power failure left, it opens without repair.
+        // Whatever the power failure leaves, the image opens without repair.
         let found = open(Arc::new(disk))?.root().read("document")?;
         lost += u64::from(found != old && found != new);
     }

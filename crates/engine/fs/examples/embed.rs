@@ -5,8 +5,8 @@ use kedgefs::{Dir, FileSystem};
 use std::io::{self, Write};
 use std::path::Path;
 
-/// Replaces a document. A crash at any moment shows the old or the new one, and once this has
-/// returned, the new one.
+/// Replaces a document. After a crash at any moment the old or the new document is there, and after
+/// this has returned, the new one.
 pub fn save(dir: &Dir, name: &str, text: &str) -> io::Result<()> {
     let draft = format!("{name}.draft");
     let mut file = dir.create(&draft)?;
@@ -16,7 +16,7 @@ pub fn save(dir: &Dir, name: &str, text: &str) -> io::Result<()> {
     dir.sync_all()
 }
 
-/// Opens the image, or makes it, counts how often that happened, and answers the count.
+/// Opens the image, or creates it, increments the counter in it, and returns the count.
 pub fn count_runs(image: &Path) -> io::Result<u64> {
     let fs = match image.try_exists()? {
         true => FileSystem::open_image(image)?,
@@ -30,7 +30,7 @@ pub fn count_runs(image: &Path) -> io::Result<u64> {
         Err(e) => return Err(e),
     };
     save(&settings, "runs", &format!("{}\n", runs + 1))?;
-    // Without it nothing is lost: the next open recovers, which takes a moment.
+    // Optional: without it nothing is lost, but the next open recovers, which takes a moment.
     fs.close()?;
     Ok(runs + 1)
 }

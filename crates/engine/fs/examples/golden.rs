@@ -1,6 +1,6 @@
 //! Makes the golden image that `tests/golden.rs` opens: `cargo run -p kedgefs --example golden --
-//! FILE`. To be run only when the format changes in a way that an older image cannot follow; the
-//! old file then stays, under its version's name, as a test of the refusal.
+//! FILE`. Run it only when the format changes in a way that makes older images unreadable; the old
+//! file then stays, under its version's name, as a test of the refusal.
 //!
 //! The file holds the image's blocks that are not zero: number (u64, little-endian) and content.
 
@@ -45,7 +45,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     fs.set_flags(fixed.ino, FileFlags::IMMUTABLE)?;
     fs.setxattr(listed.ino, b"user.large", &[b'L'; 9000], XattrMode::Any)?;
     fs.checkpoint()?;
-    // From here on the log holds it.
+    // From here on changes are in the log only.
     fs.setxattr(dir.ino, acl::DEFAULT, &LIST, XattrMode::Any)?;
     fs.set_flags(dir.ino, FileFlags::NODUMP)?;
     fs.setxattr(dir.ino, b"user.large", &[b'D'; 13_000], XattrMode::Any)?;

@@ -1,5 +1,5 @@
-//! Code under test gets a file system of its own, in memory, which no other test sees and nobody
-//! has to remove: `cargo run -p kedgefs --example in_memory`.
+//! Code under test gets a file system of its own, in memory, which no other test sees and which
+//! needs no clean-up: `cargo run -p kedgefs --example in_memory`.
 
 use kedgefs::{Dir, FileSystem};
 use std::io::{self, BufRead, BufReader, Write};
@@ -22,12 +22,12 @@ pub fn main() -> io::Result<()> {
     let lines: Vec<String> = BufReader::new(root.open("journal")?).lines().collect::<io::Result<_>>()?;
     assert_eq!(lines, ["first", "second"]);
 
-    // What is hard to arrange on a real disk is easy here: one that is full.
+    // A full disk, hard to arrange on a real machine, is easy here.
     let mut ballast = root.create("ballast")?;
     while ballast.write_all(&[1; 1 << 16]).is_ok() {}
     let refused = root.write("more", [2; 1 << 16]).expect_err("the disk is full");
     assert_eq!(refused.kind(), io::ErrorKind::StorageFull);
-    // What was there is there still.
+    // The earlier contents are intact.
     assert_eq!(root.read_to_string("journal")?, "first\nsecond\n");
     println!("a journal of {} lines, and a full disk", lines.len());
     Ok(())

@@ -17,11 +17,11 @@ use kedge_store::ForceCause;
 use std::sync::Arc;
 
 /// An open file system. Cheap to clone; all methods may be called from many threads. Inodes are
-/// named by number, names are bytes. No permission checks: the caller (the kernel above a mount, or
-/// the program that links the library) makes them.
+/// named by number, names are bytes. The methods check no permissions; the caller does (the kernel
+/// above a mount, or the program that links the library).
 ///
-/// Dropping the last clone without [`FileSystem::close`] is like a crash: what was not made durable
-/// may be lost, the next open recovers.
+/// Dropping the last clone without [`FileSystem::close`] is like a crash: everything that was not
+/// made durable may be lost, and the next open recovers.
 #[derive(Clone)]
 pub struct FileSystem {
     pub(crate) fs: Arc<Fs>,
@@ -29,8 +29,8 @@ pub struct FileSystem {
 }
 
 impl FileSystem {
-    /// Makes a file system on the device. One that holds an image or another file system is
-    /// refused, unless [`FormatOptions::overwrite`] says that it may be lost.
+    /// Makes a file system on the device. Refuses a device that holds an image or another file
+    /// system, unless [`FormatOptions::overwrite`] allows its loss.
     pub fn format(
         device: Arc<dyn Device>,
         clock: Arc<dyn Clock>,
@@ -45,7 +45,7 @@ impl FileSystem {
         Ok(FileSystem { _membership: Arc::new(Membership(fs.clone())), fs })
     }
 
-    /// Changes options of the open file system. Operations under way may still follow the old ones.
+    /// Changes options of the open file system. Running operations may still follow the old ones.
     pub fn remount(&self, switches: &Switches) -> Result<()> {
         self.fs.remount(switches)
     }
@@ -63,9 +63,9 @@ impl FileSystem {
     /// Makes everything durable, writes the last checkpoint and ends. Later calls fail. Nameless
     /// inodes that are still pinned are deleted by the next open.
     ///
-    /// File data that no place on the device takes, though tried again, is lost: that is the error
-    /// then ([`Error::DataLost`]), the image remembers it until a repair, and all else is durable
-    /// and closed.
+    /// File data that could not be written to any place, after retries, is lost. The call then
+    /// returns [`Error::DataLost`], the image records the loss until a repair, and everything else
+    /// is durable and closed.
     pub fn close(&self) -> Result<()> {
         self.fs.close()
     }
@@ -80,7 +80,7 @@ impl FileSystem {
         result
     }
 
-    /// A change: it waits for the end of a freeze. The time of that wait counts.
+    /// Runs a change, which waits for the end of a freeze. The time of that wait counts.
     fn change<R>(&self, op: OpKind, run: impl FnOnce(&Fs) -> Result<R>) -> Result<R> {
         self.timed(op, |fs| {
             let _inside = fs.engine().gate().change();
@@ -88,28 +88,28 @@ impl FileSystem {
         })
     }
 
-    /// The inode that `name` names in `dir`; `.` and `..` work.
+    /// The inode of the entry `name` in `dir`; `.` and `..` work.
     pub fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
         self.timed(OpKind::lookup, |fs| fs.names().lookup(dir, name))
     }
 
-    /// What stat(2) shows of an inode.
+    /// The attributes that stat(2) shows.
     pub fn getattr(&self, ino: Ino) -> Result<Attr> {
         self.timed(OpKind::getattr, |fs| fs.names().getattr(ino))
     }
 
-    /// Size first, then owner and mode, then times. Times alone cost no log record.
+    /// Sets the size first, then owner and mode, then times. Times alone cost no log record.
     pub fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
         self.change(OpKind::setattr, |fs| fs.names().setattr(ino, set))
     }
 
-    /// Sets what chattr(1) sets of a file or directory: the flags become these. What they forbid
-    /// answers EPERM from then on, whoever asks; who may set them is for the caller to judge. A
-    /// directory hands [`FileFlags::NODUMP`] and [`FileFlags::NOATIME`] on to what is made in it.
+    /// Replaces the flags of a file or directory that chattr(1) sets. From then on operations that
+    /// the flags forbid return EPERM for every user; the caller decides which users may set flags.
+    /// New entries inherit [`FileFlags::NODUMP`] and [`FileFlags::NOATIME`] from their directory.
     ///
     /// # Errors
-    /// EOPNOTSUPP: an image that an older version made, or no file or directory; immutable or
-    /// append-only in an image without [`FormatOptions::immutable`].
+    /// EOPNOTSUPP: the image is from an older version, or the inode is neither file nor directory,
+    /// or the flag is immutable or append-only in an image without [`FormatOptions::immutable`].
     pub fn set_flags(&self, ino: Ino, flags: FileFlags) -> Result<()> {
         self.change(OpKind::setattr, |fs| fs.names().set_flags(ino, flags))
     }
@@ -131,7 +131,7 @@ impl FileSystem {
         self.change(OpKind::mkdir, |fs| fs.names().make(dir, name, &make))
     }
 
-    /// Any kind but directory and symlink; `mode` carries the type bits.
+    /// Creates an inode of any kind but directory and symlink; `mode` has the type bits.
     pub fn mknod(&self, dir: Ino, name: &[u8], mode: u32, rdev: u64, owner: Owner) -> Result<Attr> {
         let (kind, rdev) = node_kind(mode, rdev)?;
         let make = Make { kind, mode, rdev, target: b"", owner };
@@ -158,8 +158,8 @@ impl FileSystem {
         self.change(OpKind::tmpfile, |fs| fs.names().make_nameless(dir, &make))
     }
 
-    /// [`FileSystem::mknod`] without a name, pinned once. As [`FileSystem::tmpfile`] for files of
-    /// all kinds but directories and symbolic links.
+    /// [`FileSystem::mknod`] without a name, pinned once. Like [`FileSystem::tmpfile`], for all
+    /// kinds but directories and symbolic links.
     pub fn mknod_nameless(&self, dir: Ino, mode: u32, rdev: u64, owner: Owner) -> Result<Attr> {
         let (kind, rdev) = node_kind(mode, rdev)?;
         let make = Make { kind, mode, rdev, target: b"", owner };
@@ -175,24 +175,24 @@ impl FileSystem {
         self.change(OpKind::symlink, |fs| fs.names().make_nameless(dir, &make))
     }
 
-    /// A further name for an inode that is no directory. Gives a nameless file of
-    /// [`FileSystem::tmpfile`] its first one.
+    /// Adds a name to an inode that is not a directory. A nameless file of [`FileSystem::tmpfile`]
+    /// gets its first name.
     pub fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
         self.change(OpKind::link, |fs| fs.names().link(ino, dir, name))
     }
 
-    /// [`FileSystem::link`], also where another file has the name: that loses it by the same
-    /// operation, as by a rename. No crash shows the directory without the name. Returns the file
-    /// that lost it.
+    /// [`FileSystem::link`], even where another file has the name: that file loses the name in the
+    /// same operation, as in a rename. No crash leaves the directory without the name. Returns the
+    /// file that lost it.
     ///
-    /// To replace a file as a careful program does: [`FileSystem::tmpfile`],
-    /// [`FileSystem::write`], [`FileSystem::write_back`], and this.
+    /// A careful program replaces a file through [`FileSystem::tmpfile`], [`FileSystem::write`],
+    /// [`FileSystem::write_back`], and this call.
     pub fn link_over(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Option<Ino>> {
         self.change(OpKind::link, |fs| fs.names().link_over(ino, dir, name))
     }
 
-    /// Removes a name of an inode that is no directory. With the last name the inode goes, unless
-    /// it is pinned.
+    /// Removes a name of an inode that is not a directory. The inode is deleted with its last name,
+    /// unless it is pinned.
     pub fn unlink(&self, dir: Ino, name: &[u8]) -> Result<()> {
         self.change(OpKind::unlink, |fs| fs.names().unlink(dir, name))
     }
@@ -202,7 +202,7 @@ impl FileSystem {
         self.change(OpKind::rmdir, |fs| fs.names().rmdir(dir, name))
     }
 
-    /// Moves a name, wholly or not at all: no crash shows both names or neither.
+    /// Moves a name atomically: no crash leaves both names or neither.
     pub fn rename(
         &self,
         dir: Ino,
@@ -214,29 +214,30 @@ impl FileSystem {
         self.change(OpKind::rename, |fs| fs.names().rename(dir, name, new_dir, new_name, mode))
     }
 
-    /// Shows the entries behind `cookie` (0: from the start) until `visit` returns false.
+    /// Passes the entries after `cookie` (0: all) to `visit` until it returns false.
     pub fn readdir(&self, dir: Ino, cookie: u64, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
         self.timed(OpKind::readdir, |fs| fs.names().readdir(dir, cookie, visit))
     }
 
-    /// Bytes read; fewer than asked only at the end of the file.
+    /// Returns the number of bytes read, which is less than requested only at the end of the file.
     pub fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
         self.timed(OpKind::read, |fs| fs.files().read(ino, offset, buf, Keep::Pages))
     }
 
-    /// [`FileSystem::read`] for callers with a cache of their own, as a kernel has: what it reads
-    /// from the device is not kept in memory.
+    /// [`FileSystem::read`] for callers with a cache of their own, such as a kernel: data read from
+    /// the device is not kept in memory.
     pub fn read_uncached(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
         self.timed(OpKind::read, |fs| fs.files().read(ino, offset, buf, Keep::Nothing))
     }
 
-    /// Bytes written; fewer than asked when space or device gave out on the way. The cause is in
-    /// the trace, and the answer to a call that writes the rest.
+    /// Returns the number of bytes written, which is less than requested if space or the device
+    /// failed on the way. The cause is in the trace, and is the error of a further call that writes
+    /// the rest.
     pub fn write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<usize> {
         self.write_with(ino, offset, data, WriteMode::default())
     }
 
-    /// [`FileSystem::write`] in another way.
+    /// [`FileSystem::write`] with a [`WriteMode`].
     pub fn write_with(&self, ino: Ino, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize> {
         if broken::is(Variant::UngatedWriter) {
             return self.timed(OpKind::write, |fs| fs.files().write(ino, offset, data, mode));
@@ -249,12 +250,12 @@ impl FileSystem {
         self.change(OpKind::fallocate, |fs| fs.files().fallocate(ino, mode, offset, len))
     }
 
-    /// The next data or the next hole at or behind `offset`.
+    /// The offset of the next data or the next hole at or after `offset`.
     pub fn seek(&self, ino: Ino, offset: u64, kind: SeekKind) -> Result<u64> {
         self.timed(OpKind::seek, |fs| fs.files().seek(ino, offset, kind))
     }
 
-    /// Makes the inode durable (`datasync`: its data and what is needed to read it). Of a
+    /// Makes the inode durable (`datasync`: only its data and what is needed to read it). For a
     /// directory: its entries.
     pub fn fsync(&self, ino: Ino, datasync: bool) -> Result<()> {
         self.timed(fsync_kind(datasync), |fs| match fs.engine().sync_work() {
@@ -280,18 +281,19 @@ impl FileSystem {
         }
     }
 
-    /// Writes what is dirty of these files in place, and logs the records that say so. Makes
-    /// nothing durable, but orders: an operation that follows is durable only with all of it.
-    /// Unlike [`FileSystem::fsync`] it waits for no flush, and writes many files at once.
+    /// Writes the dirty data of these files in place, and logs the records that name it. Makes
+    /// nothing durable but establishes an order: a later operation is durable only together with
+    /// all of it. Unlike [`FileSystem::fsync`] it waits for no flush, and writes many files at
+    /// once.
     pub fn write_back(&self, inos: &[Ino]) -> Result<()> {
         match self.fs.engine().gate().work() {
             Some(_work) => self.fs.syncer().write_back(inos),
-            // While it is frozen nothing is dirty.
+            // A frozen file system has no dirty data.
             None => self.fs.syncer().sync_at_once(),
         }
     }
 
-    /// Everything that completed before the call becomes durable.
+    /// Makes everything durable that completed before the call.
     pub fn sync(&self) -> Result<()> {
         self.timed(OpKind::sync, |fs| match fs.engine().sync_work() {
             Some(_work) => fs.syncer().sync(ForceCause::Sync),
@@ -310,18 +312,18 @@ impl FileSystem {
         }));
     }
 
-    /// The value of an extended attribute. Names carry their namespace (`user.`, `trusted.`,
+    /// The value of an extended attribute. Names include their namespace (`user.`, `trusted.`,
     /// `security.`).
     pub fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         self.timed(OpKind::getxattr, |fs| fs.names().getxattr(ino, name))
     }
 
     /// Whether the image may hold POSIX access control lists, as the attributes
-    /// `system.posix_acl_access` and `system.posix_acl_default` in Linux's form. Those that older
-    /// versions made may not.
+    /// `system.posix_acl_access` and `system.posix_acl_default` in Linux's form. Images of older
+    /// versions may not.
     ///
-    /// The list and the mode follow each other, and new files inherit. Who creates a file in a
-    /// directory with a default list passes the mode without the umask applied.
+    /// The list and the mode follow each other, and new files inherit. The caller that creates a
+    /// file in a directory with a default list passes the mode without the umask applied.
     pub fn has_acls(&self) -> bool {
         self.fs.names().has_acls()
     }
@@ -331,8 +333,8 @@ impl FileSystem {
         self.change(OpKind::setxattr, |fs| fs.names().setxattr(ino, name, value, mode))
     }
 
-    /// Calls `visit` with the name of each extended attribute until it returns false. It may use
-    /// nothing of the file system.
+    /// Calls `visit` with the name of each extended attribute until it returns false. `visit` must
+    /// not call the file system.
     pub fn list_xattrs(&self, ino: Ino, visit: &mut dyn FnMut(&[u8]) -> bool) -> Result<()> {
         self.timed(OpKind::listxattr, |fs| fs.names().list_xattrs(ino, visit))
     }
@@ -352,40 +354,41 @@ impl FileSystem {
         self.change(OpKind::removexattr, |fs| fs.names().removexattr(ino, name))
     }
 
-    /// Keeps the inode alive though it may lose its last name: one pin for each open handle and
-    /// kernel lookup.
+    /// Keeps the inode alive after it loses its last name: one pin for each open handle and kernel
+    /// lookup.
     pub fn pin(&self, ino: Ino) -> Result<()> {
         self.fs.inodes().pin(ino);
         Ok(())
     }
 
-    /// Gives `count` pins back; the last one of a nameless inode deletes it.
+    /// Releases `count` pins; the last pin of a nameless inode deletes it.
     pub fn unpin(&self, ino: Ino, count: u64) {
         self.fs.files().unpin(ino, count);
     }
 
-    /// For tests: what the commit timer does with `discard`.
+    /// For tests: the work of the commit timer with `discard`.
     #[doc(hidden)]
     pub fn discard_now(&self) {
         self.fs.engine().discard_turn();
     }
 
-    /// Gives free space back to the device, or to the host of an image file: what FITRIM does.
-    /// Discards free runs of at least `min_len` bytes among the `len` bytes of the device at
-    /// `offset`, and answers how many bytes that were. What was freed before the call counts, for
-    /// the log is forced first.
+    /// Discards free space on the device, or on the host of an image file (FITRIM). Discards free
+    /// runs of at least `min_len` bytes among the `len` bytes of the device at `offset`, and
+    /// returns their total in bytes. Includes everything freed before the call, because the log is
+    /// forced first.
     ///
-    /// Waits while it is frozen; a freeze gets in between its parts. Under a
-    /// [`FileSystem::pass_or`] it ends there instead, with what it has done.
+    /// Waits while the file system is frozen; a freeze can start between two parts of the work.
+    /// Under a [`FileSystem::pass_or`] the call then ends early and returns the bytes discarded so
+    /// far.
     pub fn trim(&self, offset: u64, len: u64, min_len: u64) -> Result<u64> {
         self.fs.engine().trim(offset, len, min_len)
     }
 
     /// Space and inodes, used and free.
     ///
-    /// Blocks are free that no file and no node has or is promised, those too that were freed a
-    /// moment ago and wait for the log or a checkpoint. Available are those of them that data can
-    /// have: some are kept for nodes.
+    /// Free blocks are those that neither a file nor a tree node has or is promised, including
+    /// blocks that were just freed and wait for the log or a checkpoint. Available blocks are those
+    /// that data can have: some of the free ones are kept for nodes.
     pub fn statfs(&self) -> StatFs {
         let counts = self.fs.engine().store().alloc().free_counts();
         let free = counts.owned_free.saturating_sub(counts.reserved);
@@ -396,24 +399,24 @@ impl FileSystem {
             blocks: self.fs.engine().store().geometry().total_blocks,
             blocks_free: free,
             blocks_available: available,
-            // Inodes are made as needed: as many more as there is room for their items.
+            // Inodes are made on demand, so this many more fit into the available space.
             inodes: inodes + available * 8,
             inodes_free: available * 8,
             name_max: kedge_format::item::NAME_MAX as u32,
         }
     }
 
-    /// Stops at once (FS_IOC_SHUTDOWN): later mutations and fsyncs fail with EIO. `flush`: force
-    /// the log first.
+    /// Stops at once (FS_IOC_SHUTDOWN): later changes and fsyncs fail with EIO. With `flush` the
+    /// log is forced first.
     pub fn shutdown(&self, flush: bool) -> Result<()> {
-        // What cannot be flushed does not keep it running.
+        // A failed flush does not prevent the shutdown.
         let flushed = if flush { self.make_durable() } else { Ok(()) };
-        self.fs.engine().store().shutdown(&kedge_base::Error::Shutdown("a shutdown was asked for".into()));
+        self.fs.engine().store().shutdown(&kedge_base::Error::Shutdown("a shutdown was requested".into()));
         self.fs.stop_waiting();
         flushed
     }
 
-    /// What `sync` does, also with `volatile`.
+    /// The work of `sync`, even with `volatile`.
     fn make_durable(&self) -> Result<()> {
         match self.fs.engine().gate().work() {
             Some(_work) => self.fs.syncer().sync(ForceCause::Sync),
@@ -421,44 +424,45 @@ impl FileSystem {
         }
     }
 
-    /// Stops all changes, and makes the image on the device consistent and clean: a copy of it is
-    /// as good as one that was made when it was closed. Returns when the device holds all that had
-    /// completed. Until [`FileSystem::thaw`] nothing is written to the device; changes wait, reads
-    /// go on, and fsync and sync return at once.
+    /// Stops all changes, and makes the image on the device consistent and clean: a copy of it
+    /// equals the copy of a closed image. Returns when everything that had completed is on the
+    /// device. Until [`FileSystem::thaw`] nothing is written to the device; changes wait, reads
+    /// continue, and fsync and sync return at once.
     ///
-    /// Fails with EBUSY if it is frozen, and with the error of the data or the device that could
-    /// not be written; then it is not frozen. [`FileSystem::close`] and [`FileSystem::shutdown`]
-    /// end a freeze: what waits fails.
+    /// Fails with EBUSY if the file system is already frozen, and with the error of the data or the
+    /// device that could not be written; it is then not frozen. [`FileSystem::close`] and
+    /// [`FileSystem::shutdown`] end a freeze, and the waiting changes fail.
     pub fn freeze(&self) -> Result<()> {
         self.timed(OpKind::freeze, Fs::freeze)
     }
 
-    /// Ends a freeze: changes go on. Fails with EINVAL if it is not frozen, and with ENOSPC if the
-    /// host of the image is full: then it stays frozen.
+    /// Ends a freeze: changes continue. Fails with EINVAL if the file system is not frozen, and
+    /// with ENOSPC if the host of the image is full; it then stays frozen.
     pub fn thaw(&self) -> Result<()> {
         self.timed(OpKind::thaw, Fs::thaw)
     }
 
-    /// For a server whose threads must not wait for a thaw: lets the calling thread make one
-    /// change, as long as the pass lives. A freeze waits for it. `None`: it is frozen, and what
-    /// `later` gives, if it gives anything, is called when changes go on. Neither may block.
+    /// For a server whose threads must not wait for a thaw: lets the calling thread make one change
+    /// while the pass lives. A freeze waits for the pass. Returns `None` if the file system is
+    /// frozen; the function that `later` returned, if any, is then called when changes continue.
+    /// Neither may block.
     pub fn pass_or(&self, later: impl FnOnce() -> Option<Thawed>) -> Option<Pass<'_>> {
         self.fs.engine().gate().change_or(later).map(Pass)
     }
 
-    /// For a server at the end of its mount, before it waits for its threads that make changes: no
-    /// freeze begins any more, and what is frozen is closed ([`FileSystem::close`]), so that no
-    /// thread goes on waiting for a thaw.
+    /// For a server at the end of its mount, before it waits for the threads that make changes:
+    /// prevents further freezes, and closes a frozen file system ([`FileSystem::close`]), so that
+    /// no thread continues to wait for a thaw.
     pub fn end_freezes(&self) -> Result<()> {
         self.fs.end_freezes()
     }
 
-    /// Since when it is frozen, in seconds since 1970.
+    /// Start of the freeze, in seconds since 1970.
     pub fn frozen_since(&self) -> Option<i64> {
         self.fs.engine().gate().since()
     }
 
-    /// Writes a checkpoint now. While it is frozen there is none to write.
+    /// Writes a checkpoint now. A frozen file system has none to write.
     pub fn checkpoint(&self) -> Result<()> {
         Ok(self.fs.engine().store().checkpoint(kedge_store::CheckpointCause::Request)?)
     }
@@ -474,12 +478,12 @@ impl FileSystem {
     }
 }
 
-/// The calling thread may make a change: see [`FileSystem::pass_or`].
+/// Permission for the calling thread to make a change: see [`FileSystem::pass_or`].
 #[must_use]
 #[allow(dead_code, reason = "it does its work when it is dropped")]
 pub struct Pass<'a>(Inside<'a>);
 
-/// What mknod makes.
+/// The kind of inode that mknod makes.
 fn node_kind(mode: u32, rdev: u64) -> Result<(FileKind, u64)> {
     let kind = match FileKind::from_mode(mode) {
         Some(FileKind::Directory | FileKind::Symlink) => {

@@ -1,8 +1,8 @@
-//! One device, one engine in a process. The lock of an image file keeps other processes out, and
-//! whoever opens the file anew. It knows nothing of a second engine on the same [`Device`]. Two
-//! engines would ruin the image: each would write where the other has its log.
+//! One engine for each device in a process. The lock of an image file excludes other processes, and
+//! other opens of the file. It does not detect a second engine on the same [`Device`] in this
+//! process. Two engines would ruin the image: each would write where the other has its log.
 //!
-//! Engines that only read may share one.
+//! Engines that only read may share a device.
 
 use kedge_base::{Clock, Error, Result};
 use kedge_device::Device;
@@ -11,11 +11,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// What is in use: an address of a device, and whether it is only read from. Without a rank: an
-/// engine may be dropped under whatever lock, and nothing is locked below this one.
+/// The devices in use: the address of each, and whether it is only read. The lock has no rank,
+/// since an engine may be dropped under any lock, and this one is never held while another is
+/// taken.
 static CLAIMED: Mutex<Vec<(usize, bool)>> = Mutex::new(Vec::new());
 
-/// The threads of an engine that was dropped may hold it a little longer.
+/// The threads of an engine that was dropped may hold the claim a little longer.
 const TRIES: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -40,7 +41,7 @@ impl Claim {
         Err(Error::invalid(format!("{} is open in this process already", device.name())))
     }
 
-    /// Called again it does nothing.
+    /// Releases the claim; a second call does nothing.
     pub(crate) fn release(&self) {
         if self.held.swap(false, Ordering::Relaxed) {
             let mut claimed = CLAIMED.lock();

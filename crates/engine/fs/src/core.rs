@@ -23,7 +23,7 @@ use kedge_device::Device;
 use kedge_store::{CheckpointClient, OpenOptions, Store};
 use std::sync::{Arc, Weak};
 
-/// The parts, each above those before it.
+/// The parts of a file system; each uses only those before it.
 pub(crate) struct Fs {
     engine: Arc<Engine>,
     inodes: Arc<Inodes>,
@@ -33,7 +33,7 @@ pub(crate) struct Fs {
     names: Names,
 }
 
-/// Leaves the pool of flusher threads when it goes, with the last clone of a file system.
+/// Leaves the pool of flusher threads on its drop, with the last clone of a file system.
 pub(crate) struct Membership(pub Arc<Fs>);
 
 impl Drop for Membership {
@@ -42,7 +42,7 @@ impl Drop for Membership {
     }
 }
 
-/// Where the dirty inodes are listed, and who wants to know what is cached.
+/// The list of the dirty inodes, and the observer of the inode cache.
 fn dirty_set(options: &MountOptions) -> (Arc<dyn DirtySet>, Watch) {
     let set = options.dirty_set.map_or_else(|| Arc::new(OwnSet::default()) as _, |make| make());
     match options.dirty_tracking {
@@ -62,7 +62,7 @@ impl Fs {
             kedge_store::check_async_percent(percent)?;
         }
         let claim = Claim::new(&device, &*clock, options.read_only)?;
-        // Of the budget: half for tree nodes, three eighths for pages, the rest for inodes.
+        // The budget: half for tree nodes, three eighths for pages, the rest for inodes.
         let open = OpenOptions {
             read_only: options.read_only,
             node_cache_bytes: options.cache_size / 2,
@@ -96,7 +96,7 @@ impl Fs {
         Arc::new(Fs { engine, inodes, writeback, syncer, files, names })
     }
 
-    /// What has to happen before the first operation.
+    /// The work before the first operation.
     fn start(&self, member: &Arc<Member>) -> Result<()> {
         let store = self.engine.store();
         let client: Arc<dyn CheckpointClient> = self.writeback.clone();
@@ -138,7 +138,7 @@ impl Fs {
         &self.names
     }
 
-    /// Changes options. Operations under way may still follow the old ones.
+    /// Changes options. Running operations may still follow the old ones.
     pub(crate) fn remount(&self, switches: &Switches) -> Result<()> {
         let new = self.engine.remount(switches)?;
         if switches.discard.is_some() && !self.engine.store().is_read_only() {
@@ -178,16 +178,16 @@ impl Fs {
         let closed = store.close();
         self.engine.release_device();
         // On a full host the store names the losses in the image although its last checkpoint
-        // failed, and nothing else is lost by that: the next mount replays the log.
+        // failed, and that failure loses nothing else: the next mount replays the log.
         let named = closed.as_ref().err().is_none_or(|e| e.is_host_full());
         match lost {
-            // The trace has the causes.
+            // The causes are in the trace.
             Some(lost) if named => Err(Error::DataLost(Arc::new(lost))),
             _ => synced.and(closed.map_err(Error::from)),
         }
     }
 
-    /// No freeze begins any more. One that is complete ends with the file system.
+    /// Prevents further freezes. A completed freeze ends with the file system.
     pub(crate) fn end_freezes(&self) -> Result<()> {
         let gate = self.engine.gate();
         self.engine.store().end_waits();
@@ -199,8 +199,8 @@ impl Fs {
         Ok(())
     }
 
-    /// The image is clean already, and may be in the middle of being copied. What waits for the end
-    /// of the freeze fails.
+    /// Closes a frozen file system: the image is clean already, and may be being copied. Changes
+    /// that wait for the end of the freeze fail.
     fn close_frozen(&self) -> Result<()> {
         self.engine.set_closed();
         self.writeback.leave_flushers();

@@ -1,4 +1,4 @@
-//! Giving free space back to the device: on request (FITRIM), and in the background with `discard`.
+//! Discards of free space: on request (FITRIM), and in the background with `discard`.
 
 use crate::engine::Engine;
 use crate::error::{Error, Result};
@@ -8,17 +8,17 @@ use kedge_store::Which;
 use std::sync::atomic::Ordering::Relaxed;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
-/// Requests of one turn in the background, and of one part of a trim: a device may be slow at them,
-/// and the thread has other work, or a freeze waits. What is left waits for the next turn.
+/// Requests of one background turn, and of one part of a trim: discards may be slow, while the
+/// thread has other work or a freeze waits. The rest waits for the next turn.
 const TURN_RUNS: u64 = 256;
 
 impl Engine {
     /// Discards free space in the `len` bytes of the device at `offset`, in runs of at least
-    /// `min_len` bytes. Answers how many bytes.
+    /// `min_len` bytes. Returns the number of bytes.
     ///
-    /// A freeze gets in between two parts, and the next part waits for the thaw. If the calling
-    /// thread has entered the gate already, it must not wait there: the trim ends, and the answer
-    /// is what it has done.
+    /// A freeze can start between two parts, and the next part then waits for the thaw. A calling
+    /// thread that has entered the gate already must not wait there: the trim ends, and returns the
+    /// bytes discarded so far.
     pub(crate) fn trim(&self, offset: u64, len: u64, min_len: u64) -> Result<u64> {
         self.check_open()?;
         if self.store().is_read_only() {
@@ -26,10 +26,10 @@ impl Engine {
         }
         let size = self.store().geometry().total_blocks * BLOCK;
         if offset >= size {
-            return Err(Error::Invalid("the range lies behind the end of the device"));
+            return Err(Error::Invalid("the range lies beyond the end of the device"));
         }
         if !self.store().can_discard() {
-            return Err(Error::NotSupported("the device takes no space back"));
+            return Err(Error::NotSupported("the device does not support discard"));
         }
         let end = offset.saturating_add(len).min(size);
         let (mut at, end) = (BlockNo(offset.div_ceil(BLOCK)), BlockNo(end / BLOCK));
@@ -47,18 +47,21 @@ impl Engine {
         Ok(blocks * BLOCK)
     }
 
-    /// Makes `discard` and `nodiscard` hold.
+    /// Switches to `discard` or `nodiscard`.
     pub(crate) fn set_discard(&self, on: bool) {
         let can = self.store().can_discard();
         if on && !can && !self.store().is_read_only() {
-            tracing::warn!("{} takes no space back: discard has no effect", self.store().device().name());
+            tracing::warn!(
+                "{} does not support discard, so the option has no effect",
+                self.store().device().name()
+            );
         }
         self.store().alloc().watch_frees(on && can);
         self.discards.store(on && can, Relaxed);
     }
 
-    /// A part of what was freed since the last turn. An error ends it for good: a device that
-    /// refuses one discard refuses the next, and nothing depends on them.
+    /// Discards a part of what was freed since the last turn. An error ends background discards for
+    /// good: a device that refuses one discard refuses the next, and nothing depends on them.
     pub(crate) fn discard_turn(&self) {
         if !self.discards.load(Relaxed) {
             return;

@@ -1,4 +1,4 @@
-//! What all operations share: the store below, the clock, the options in force, the counters.
+//! State that all operations share: the store, the clock, the options in force, the counters.
 
 use crate::claim::Claim;
 use crate::error::{Error, Result};
@@ -12,24 +12,24 @@ use kedge_store::{Class, Handle, Need, Store};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// See the module.
+/// The shared state of an open file system; see the module's head.
 pub(crate) struct Engine {
     store: Arc<Store>,
     clock: Arc<dyn Clock>,
-    /// As they are now: a remount changes some.
+    /// The current options; a remount changes some.
     options: Mutex<MountOptions>,
-    /// The same for those that operations look up.
+    /// The options that operations read often, without the lock.
     live: Live,
-    /// fsync and sync have nothing to do.
+    /// With `volatile`, fsync and sync have nothing to do.
     volatile: bool,
     stats: FsStats,
     closed: AtomicBool,
     gate: Arc<Gate>,
-    /// A write failed because the host of the image is full: see `host`.
+    /// Set when a write failed because the host of the image is full: see `host`.
     pub(crate) host_full: AtomicBool,
-    /// What is freed is discarded in the background.
+    /// Whether freed space is discarded in the background.
     pub(crate) discards: AtomicBool,
-    /// Last: it goes after all that uses the device.
+    /// The last field, so that it is dropped after everything that uses the device.
     claim: Claim,
 }
 
@@ -75,13 +75,13 @@ impl Engine {
         &self.stats
     }
 
-    /// What a freeze closes.
+    /// The gate that a freeze closes.
     pub(crate) fn gate(&self) -> &Arc<Gate> {
         &self.gate
     }
 
-    /// The right to do the work of an fsync or a sync. `None`: there is none. While it is frozen
-    /// everything is durable, and with `volatile` nobody is promised that it is.
+    /// The right to do the work of an fsync or a sync. `None` if there is no work: in a frozen file
+    /// system everything is durable, and with `volatile` durability is not promised.
     pub(crate) fn sync_work(&self) -> Option<Working> {
         if self.volatile { None } else { self.gate.work() }
     }
@@ -90,7 +90,7 @@ impl Engine {
         self.options.lock().clone()
     }
 
-    /// Changes options. Answers what they are.
+    /// Changes options. Returns the new ones.
     pub(crate) fn remount(&self, switches: &Switches) -> Result<MountOptions> {
         self.check_open()?;
         if self.gate.phase() != Phase::Open {
@@ -118,17 +118,18 @@ impl Engine {
         self.closed.load(Ordering::Relaxed)
     }
 
-    /// Lets no further operation begin. Answers whether this call did it.
+    /// Prevents further operations. Returns whether this call did so.
     pub(crate) fn set_closed(&self) -> bool {
         !self.closed.swap(true, Ordering::Relaxed)
     }
 
-    /// Others may open the device.
+    /// Allows other engines to open the device.
     pub(crate) fn release_device(&self) {
         self.claim.release();
     }
 
-    /// Reserves for an operation. Before any inode lock, and without another handle.
+    /// Reserves for an operation. Called before any inode lock is taken, and without another
+    /// handle.
     pub(crate) fn begin(&self, need: Need) -> Result<Handle<'_>> {
         self.begin_up_to(need, need)
     }

@@ -1,5 +1,5 @@
-//! What a file system operation can answer, and its errno: the one place where the file system's
-//! errno numbers appear.
+//! The errors of file system operations, and their errno: no other place of the file system has
+//! errno numbers.
 
 use kedge_base::Ino;
 use std::fmt;
@@ -9,11 +9,11 @@ use std::sync::Arc;
 /// The result of a file system operation.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Answers an operation that went on in the background.
+/// Receives the result of an operation that continued in the background.
 pub type Done = Box<dyn FnOnce(Result<()>) + Send>;
 
-/// Why an operation was refused or failed. As an [`std::io::Error`] it has the kind that std gives
-/// the same errno, and is inside ([`std::io::Error::get_ref`]).
+/// Why an operation was refused or failed. As an [`std::io::Error`] it has the kind that std
+/// assigns to the same errno, and is the inner error ([`std::io::Error::get_ref`]).
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -35,19 +35,19 @@ pub enum Error {
     /// ENAMETOOLONG: more than 255 bytes, or a link target of more than 4095.
     #[error("file name too long")]
     NameTooLong,
-    /// EINVAL, and which argument.
+    /// EINVAL, with the argument.
     #[error("invalid argument: {0}")]
     Invalid(&'static str),
-    /// EBUSY, and why.
+    /// EBUSY, with the reason.
     #[error("busy: {0}")]
     Busy(&'static str),
-    /// EPERM, and what.
+    /// EPERM, with the operation.
     #[error("operation not permitted: {0}")]
     NotPermitted(&'static str),
     /// EMLINK: 65,000 links.
     #[error("too many links")]
     TooManyLinks,
-    /// EFBIG: behind the largest size of a file.
+    /// EFBIG: beyond the largest size of a file.
     #[error("file too large")]
     FileTooLarge,
     /// ELOOP: a path leads through more than 40 symbolic links.
@@ -60,19 +60,19 @@ pub enum Error {
     /// feature, of more than 4096 bytes.
     #[error("extended attribute value too large")]
     XattrTooLarge,
-    /// EOPNOTSUPP, and what.
+    /// EOPNOTSUPP, with the feature.
     #[error("operation not supported: {0}")]
     NotSupported(&'static str),
-    /// ENXIO: the offset lies behind the last data or the end of the file.
-    #[error("no data or hole behind the offset")]
+    /// ENXIO: the offset is beyond the last data or the end of the file.
+    #[error("no data or hole after the offset")]
     NoSuchOffset,
     /// EIO: data that was accepted earlier could not be written to the device.
     #[error("data of inode {0} could not be written back")]
     WriteBack(Ino),
-    /// Any number: a crash test asked for this failure. The engine makes none of these.
-    #[error("errno {0}, asked for by a crash test")]
+    /// Any number: a crash test injected this failure. The engine never returns it by itself.
+    #[error("errno {0}, injected by a crash test")]
     Injected(i32),
-    /// What unmount could not write.
+    /// File data that unmount could not write.
     #[error("{0}")]
     DataLost(Arc<LostData>),
     /// The engine's own errors: device, corruption, space, shutdown.
@@ -81,7 +81,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The number that a system call would answer.
+    /// The errno that a system call returns.
     pub fn errno(&self) -> i32 {
         match self {
             Error::NotFound => 2,         // ENOENT
@@ -108,7 +108,7 @@ impl Error {
     }
 }
 
-/// The numbers are those of Linux everywhere, so std's own table of this machine is not asked.
+/// The numbers are Linux's on every system, so std's table for this system is not used.
 fn kind_of(errno: i32) -> ErrorKind {
     match errno {
         1 => ErrorKind::PermissionDenied,    // EPERM
@@ -126,7 +126,7 @@ fn kind_of(errno: i32) -> ErrorKind {
         36 => ErrorKind::InvalidFilename,    // ENAMETOOLONG
         39 => ErrorKind::DirectoryNotEmpty,  // ENOTEMPTY
         95 => ErrorKind::Unsupported,        // EOPNOTSUPP
-        // A corrupt image. std has no kind for EUCLEAN.
+        // A corrupt image: std has no kind for EUCLEAN.
         117 => ErrorKind::InvalidData,
         _ => ErrorKind::Other,
     }
@@ -142,16 +142,16 @@ impl From<Error> for std::io::Error {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LostData {
-    /// How many files lost data.
+    /// Number of files that lost data.
     pub files: u64,
-    /// Counted in whole pages.
+    /// Lost bytes, in whole pages.
     pub bytes: u64,
     /// Inode and bytes of some of them, in ascending order.
     pub some: Vec<(Ino, u64)>,
 }
 
 impl LostData {
-    /// As many files are named.
+    /// Number of files that are named.
     pub(crate) const NAMED_MAX: usize = 16;
 }
 

@@ -1,4 +1,4 @@
-//! Where file blocks lie: reading the map, and changing it as a set of edits.
+//! The extent map of a file: reading it, and changing it as a set of edits.
 
 use crate::error::{Error, Result};
 use kedge_base::{BLOCK_SIZE, BlockNo, CorruptKind, Extent, Ino};
@@ -9,7 +9,7 @@ use kedge_store::Store;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
-/// What is behind a run of file blocks.
+/// The state of a run of file blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Place {
     Hole,
@@ -25,7 +25,7 @@ pub(crate) struct Mapping {
 }
 
 /// Up to `max` extents that overlap file blocks `[from, to)`, in order. A record changes several
-/// items one after the other, so the caller holds `wb`, or `io` exclusively and `wb`, or looks
+/// items one after the other, so the caller holds `wb`, or `io` exclusively and `wb`, or calls this
 /// through [`Inode::between_records`](crate::cache::inode::Inode::between_records).
 pub(crate) fn find(
     store: &Store,
@@ -72,8 +72,8 @@ pub(crate) fn find(
     Ok(found)
 }
 
-/// The number of extents that begin at or after file block `from`, up to `max`. Needs no lock: it
-/// does not look at what they are.
+/// The number of extents that begin at or after file block `from`, up to `max`. Needs no lock,
+/// because it does not read their contents.
 pub(crate) fn count(store: &Store, ino: Ino, from: u64, max: usize) -> Result<usize> {
     let mut count = 0;
     let key = |block| Key::new(ino, ItemKind::Extent, block);
@@ -107,19 +107,19 @@ pub(crate) fn map(store: &Store, ino: Ino, first: u64, blocks: u64) -> Result<Ve
     Ok(out)
 }
 
-/// A part of a file's extent map that changes: as it was, as it shall be. [`ExtentSet::emit`]
-/// writes the difference.
+/// A part of a file's extent map that changes, in its old and its new state. [`ExtentSet::emit`]
+/// records the difference.
 #[derive(Default)]
 pub(crate) struct ExtentSet {
     was: BTreeMap<u64, ExtentItem>,
     now: BTreeMap<u64, ExtentItem>,
-    /// Keys in either, at most.
+    /// Upper bound on the keys in either state.
     keys: usize,
 }
 
 impl ExtentSet {
-    /// Takes in the extents that overlap or touch `[from, to)`. Ranges already taken in keep their
-    /// changes.
+    /// Reads the extents that overlap or touch `[from, to)` into the set. Ranges already in the set
+    /// keep their changes.
     pub(crate) fn load(&mut self, store: &Store, ino: Ino, from: u64, to: u64, max: usize) -> Result<usize> {
         let found = find(store, ino, from.saturating_sub(1), to.saturating_add(1), max)?;
         let count = found.len();
@@ -132,12 +132,12 @@ impl ExtentSet {
         Ok(count)
     }
 
-    /// Edits that [`ExtentSet::emit`] adds at most: one for each key.
+    /// Upper bound on the edits that [`ExtentSet::emit`] adds: one for each key.
     pub(crate) fn edits_max(&self) -> usize {
         self.keys
     }
 
-    /// Splits so that no extent reaches over `at`.
+    /// Splits an extent so that none crosses `at`.
     fn split(&mut self, at: u64) {
         let Some((&start, &item)) = self.now.range(..at).next_back() else { return };
         let head = at - start;
@@ -160,7 +160,7 @@ impl ExtentSet {
         gone.iter().map(|at| self.now.remove(at).expect("just listed").extent()).collect()
     }
 
-    /// File block behind the last extent taken in.
+    /// File block after the last extent in the set.
     pub(crate) fn end(&self) -> Option<u64> {
         self.now.last_key_value().map(|(at, item)| at + item.blocks as u64)
     }
@@ -171,12 +171,12 @@ impl ExtentSet {
         self.now.insert(at, ExtentItem { start: extent.start, blocks: extent.blocks as u32, unwritten });
     }
 
-    /// Marks what is mapped of `[from, to)` as written.
+    /// Marks the mapped blocks of `[from, to)` as written.
     pub(crate) fn set_written(&mut self, from: u64, to: u64) {
         self.mark(from, to, false);
     }
 
-    /// Marks what is mapped of `[from, to)` as unwritten: it reads as zero.
+    /// Marks the mapped blocks of `[from, to)` as unwritten, so that they read as zero.
     pub(crate) fn set_unwritten(&mut self, from: u64, to: u64) {
         self.mark(from, to, true);
     }
@@ -189,7 +189,7 @@ impl ExtentSet {
         }
     }
 
-    /// Moves everything from `from` on by `by` blocks.
+    /// Moves all extents from `from` on by `by` blocks.
     pub(crate) fn shift(&mut self, from: u64, by: i64) {
         self.split(from);
         let tail = self.now.split_off(&from);
@@ -215,7 +215,7 @@ impl ExtentSet {
         self.now = merged;
     }
 
-    /// Adds the edits that lead from what was to what shall be. Returns their number.
+    /// Adds the edits that turn the old state into the new one. Returns their number.
     pub(crate) fn emit(mut self, record: &mut RecordBuilder, ino: Ino) -> usize {
         self.merge();
         let before = record.edits();

@@ -1,4 +1,4 @@
-//! Making an image, and what a device holds before.
+//! Makes an image, and recognises the previous contents of a device.
 
 use crate::claim::Claim;
 use crate::error::Result;
@@ -13,7 +13,7 @@ use kedge_store::FormatParams;
 use siphasher::sip::SipHasher24;
 use std::sync::Arc;
 
-/// Where an image's identity and secrets come from: the seed, or the system's random numbers.
+/// The source of an image's identity and secrets: the seed, or the system's random numbers.
 struct Draw {
     seed: Option<u64>,
     drawn: u64,
@@ -33,14 +33,15 @@ impl Draw {
         }
     }
 
-    /// Six bits of a random uuid are fixed, at other places in one of two that is turned by half.
+    /// Six bits of a random uuid are fixed; in a second uuid, rotated by half, they are at other
+    /// places.
     fn secret(&mut self) -> LogSecret {
         let [a, b] = [(); 2].map(|()| self.uuid().as_u128());
         LogSecret((a ^ b.rotate_left(64)).to_le_bytes())
     }
 }
 
-/// What the device holds now.
+/// The present contents of the device.
 fn content(device: &dyn Device) -> Result<Content> {
     let bytes = device.geometry().size.min(HEAD_BYTES as u64) as usize;
     let mut head = IoBuf::zeroed(bytes / BLOCK_SIZE);
@@ -50,7 +51,7 @@ fn content(device: &dyn Device) -> Result<Content> {
     Ok(Content::of(head.as_bytes()))
 }
 
-/// Adds to an error about a superblock what the device holds instead.
+/// Adds the present contents of the device to an error about a superblock.
 pub(crate) fn name_other(device: &dyn Device, e: Engine) -> Engine {
     match (&e, content(device)) {
         (Engine::Corrupt { kind: kind @ CorruptKind::Superblock, block, what }, Ok(Content::Other(held))) => {

@@ -1,21 +1,21 @@
 //! Freeze and thaw: the image on the device is consistent and clean, and stays so.
 //!
-//! [`crate::gate`] is what changes wait at; `docs/rfcs/0012-freeze.md` has the semantics and the
-//! crash argument.
+//! Changes wait at [`crate::gate`]; `docs/rfcs/0012-freeze.md` has the semantics and the crash
+//! argument.
 //!
-//! # Why nothing is dirty when it is frozen
-//! The sync with the first door closed writes all that is dirty, and all that is on its way and may
-//! fail. Only a change makes something dirty anew, and none is inside. A write that failed is the
-//! answer of that sync, and the freeze is given up. Log-resident data, which a sync leaves in the
-//! log, is written by the checkpoint before its cut; the second door keeps others from writing it
-//! behind the cut.
+//! # Why nothing is dirty in a frozen file system
+//! The sync with the first door closed writes everything dirty, and everything that is in flight
+//! and may fail. Only a change makes something dirty again, and none is inside. The sync returns
+//! the error of a write that failed, and the freeze is given up. Log-resident data, which a sync
+//! leaves in the log, is written by the checkpoint before its cut; the second door keeps other
+//! threads from writing it after the cut.
 
 use crate::core::Fs;
 use crate::error::{Error, Result};
 use crate::gate::{Door, Phase};
 use kedge_store::{CheckpointCause, ForceCause};
 
-/// Opens the gate when it is dropped, also by a panic, and catches up on what was put off.
+/// Opens the gate on drop, also after a panic, and then does the deferred work.
 struct Reopen<'a>(&'a Fs);
 
 impl Drop for Reopen<'_> {
@@ -43,7 +43,7 @@ impl Fs {
         let store = self.engine().store();
         store.check_alive()?;
         if !store.is_read_only() {
-            // Most of the work, beside running operations.
+            // Most of the work, while operations run.
             self.syncer().sync(ForceCause::Sync)?;
             store.checkpoint(CheckpointCause::Request)?;
         }
@@ -51,13 +51,13 @@ impl Fs {
         let reopen = Reopen(self);
         self.settle()?;
         gate.set_frozen(self.engine().now().sec);
-        // A shutdown until here has not found the gate frozen, and has not opened it.
+        // A shutdown before this point did not find the gate frozen, and did not open it.
         store.check_alive()?;
         std::mem::forget(reopen);
         Ok(())
     }
 
-    /// With the first door closed.
+    /// The part of a freeze with the first door closed.
     fn settle(&self) -> Result<()> {
         let store = self.engine().store();
         if !store.is_read_only() {
@@ -65,7 +65,7 @@ impl Fs {
         }
         self.engine().gate().shut(Door::Work);
         if self.writeback().dirty_inodes() > 0 {
-            // Something that nobody waited for has failed between the doors.
+            // A write without a waiter has failed between the doors.
             self.syncer().sync(ForceCause::Sync)?;
         }
         Ok(store.freeze()?)
@@ -74,7 +74,7 @@ impl Fs {
     pub(crate) fn thaw(&self) -> Result<()> {
         let gate = self.engine().gate();
         let Some(_single) = gate.try_single().filter(|_| gate.phase() == Phase::Frozen) else {
-            // A shutdown has ended the freeze, and is the answer.
+            // A shutdown has ended the freeze; its error is returned.
             self.engine().check_open()?;
             self.engine().store().check_alive()?;
             return Err(Error::Invalid("the file system is not frozen"));
@@ -82,15 +82,15 @@ impl Fs {
         let reopen = Reopen(self);
         let store = self.engine().store();
         let thawed = store.thaw();
-        // Without a device what waits gets the error. Without space on the image's host it stays
-        // frozen: the image still says that it is clean.
+        // Without a device the waiting changes get the error. Without space on the image's host the
+        // file system stays frozen: the image is still marked clean.
         if thawed.is_err() && store.check_alive().is_ok() {
             std::mem::forget(reopen);
         }
         Ok(thawed?)
     }
 
-    /// At a shutdown: what waits for the end of the freeze gets the error.
+    /// At a shutdown: the changes that wait for the end of the freeze fail.
     pub(crate) fn stop_waiting(&self) {
         self.engine().gate().open_if_frozen();
     }

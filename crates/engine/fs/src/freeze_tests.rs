@@ -3,7 +3,8 @@ use crate::durability::flushers::Flushed;
 use crate::{FileSystem, Owner};
 use kedge_base::Ino;
 
-/// The turn of a flusher has left the gate by then, so a freeze may have completed.
+/// The turn of a flusher has left the gate before its panic is handled, so a freeze may have
+/// completed.
 #[test]
 fn a_panic_of_a_flusher_ends_a_freeze() {
     let fs = FileSystem::in_memory(32 << 20).unwrap();

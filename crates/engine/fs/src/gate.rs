@@ -1,22 +1,23 @@
-//! The gate that a freeze closes: who may change the file system now, and who waits.
+//! The gate that a freeze closes: it admits changes to the file system, or makes them wait.
 //!
-//! There are two [`Door`]s. *Changes* are the operations that change something. *Work* is what
-//! makes changes durable: fsync, sync, the turns of the flusher threads. A freeze closes the first
-//! door, lets everything become durable, and closes the second ([`crate::freeze`]).
+//! There are two [`Door`]s. *Changes* are the operations that change something. *Work* makes
+//! changes durable: fsync, sync, the turns of the flusher threads. A freeze closes the first door,
+//! makes everything durable, and closes the second ([`crate::freeze`]).
 //!
 //! # Cost
-//! Who is inside is counted in stripes of threads. To enter takes an addition in a cache line of
-//! the thread's stripe and a load of the phase, which nobody writes; to leave takes the same.
+//! Entry counts are striped by thread. To enter takes an addition in a cache line of the thread's
+//! stripe and a load of the phase, a read-mostly word; to leave takes another addition and load.
 //!
-//! # Why nobody is overlooked
-//! Who enters first counts itself, then looks at the phase. Who closes a door first sets the phase,
-//! then looks at the counts. All four are sequentially consistent: either the first sees the new
-//! phase and leaves again, or the second sees the count and waits for it to go.
+//! # Why a freeze overlooks no entrant
+//! An entrant increments its stripe, then loads the phase; a freezer stores the phase, then reads
+//! the counts. All four are SeqCst, so at least one sees the other: either the entrant sees the new
+//! phase and leaves again, or the freezer sees the count and waits until it is zero.
 //!
-//! # Why nobody waits for ever
-//! The gate is the outermost lock: who waits at it holds no other, so who is inside never waits for
-//! who is outside. A thread that is inside may enter again ([`Gate::change`]) without a look at the
-//! phase. A shutdown and a close open the gate: what had to wait then fails by itself.
+//! # Why no thread waits forever
+//! The gate is the outermost lock: a thread that waits at it holds no other, so a thread inside
+//! never waits for a thread outside. A thread inside may enter again ([`Gate::change`]) without a
+//! check of the phase. A shutdown and a close open the gate; the operations that waited then fail
+//! by themselves.
 
 use kedge_base::lock::{Condvar, Mutex, MutexGuard, Rank};
 use kedge_base::{STRIPES, stripe};
@@ -26,23 +27,23 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicU8, AtomicU64};
 
-/// What a freeze keeps out.
+/// The operations that a freeze excludes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Door {
     Change,
     Work,
 }
 
-/// How far a freeze is.
+/// The progress of a freeze.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[repr(u8)]
 pub(crate) enum Phase {
     Open,
-    /// Changes wait. What is dirty is being written.
+    /// Changes wait. Dirty data is being written.
     Closing,
     /// Work waits too. Nothing is dirty.
     Settling,
-    /// Nothing is dirty, and nobody writes.
+    /// Nothing is dirty, and no thread writes.
     Frozen,
 }
 
@@ -50,7 +51,7 @@ impl Phase {
     const ALL: [Phase; 4] = [Phase::Open, Phase::Closing, Phase::Settling, Phase::Frozen];
 }
 
-/// Called when changes go on.
+/// Called when changes continue.
 pub type Thawed = Box<dyn FnOnce() + Send>;
 
 /// A count, on cache lines of its own.
@@ -60,37 +61,38 @@ struct Lane(AtomicU64);
 
 #[derive(Default)]
 struct State {
-    /// When it was frozen, in seconds since 1970.
+    /// Start of the freeze, in seconds since 1970.
     since: Option<i64>,
-    /// It will not be frozen any more.
+    /// No further freeze is allowed.
     ended: bool,
-    /// Those who wait without a thread.
+    /// Calls to make at the thaw, for changes that wait without a thread.
     later: Vec<Thawed>,
 }
 
-/// See the module.
+/// The gate of a file system; see the module's head.
 pub(crate) struct Gate {
     phase: AtomicU8,
     inside: [[Lane; STRIPES]; 2],
     state: Mutex<State>,
-    /// The phase has changed, or somebody has left.
+    /// Signalled when the phase changes, and when a thread leaves.
     changed: Condvar,
     /// One freeze, thaw or close at a time.
     single: Mutex<()>,
 }
 
 thread_local! {
-    /// The address of the gate for whose changes this thread has entered; 0: none.
+    /// The address of the gate that this thread has entered with a change; 0 for none.
     static ENTERED: Cell<usize> = const { Cell::new(0) };
 }
 
-/// A thread is inside.
+/// A thread inside the gate.
 #[must_use]
 pub(crate) struct Inside<'a> {
     gate: &'a Gate,
-    /// The stripe, and where the thread was inside before. `None`: here.
+    /// The stripe, and the gate that the thread had entered before. `None` if the thread was inside
+    /// already.
     counted: Option<(usize, usize)>,
-    /// It leaves on the thread that entered.
+    /// Not sent: the thread that entered must leave.
     _stays: PhantomData<*const ()>,
 }
 
@@ -103,7 +105,7 @@ impl Drop for Inside<'_> {
     }
 }
 
-/// Work that goes on when its caller's thread has returned.
+/// Work that continues after its caller's thread has returned.
 #[must_use]
 pub(crate) struct Working {
     gate: Arc<Gate>,
@@ -116,7 +118,7 @@ impl Drop for Working {
     }
 }
 
-/// Panics in debug builds if the calling thread holds a lock: also while the gate is open, so that
+/// Panics in debug builds if the calling thread holds a lock, even while the gate is open, so that
 /// every test would notice.
 fn assert_outermost() {
     if cfg!(debug_assertions) {
@@ -139,12 +141,12 @@ impl Gate {
         Phase::ALL[self.phase.load(SeqCst) as usize]
     }
 
-    /// When it was frozen, if it is, in seconds since 1970.
+    /// Start of the freeze, if there is one, in seconds since 1970.
     pub(crate) fn since(&self) -> Option<i64> {
         self.state.lock().since
     }
 
-    // ----- to enter and to leave -----
+    // ----- entering and leaving -----
 
     fn try_count(&self, door: Door) -> Option<usize> {
         let lane = stripe();
@@ -185,7 +187,7 @@ impl Gate {
         Inside { gate: self, counted: Some((lane, before)), _stays: PhantomData }
     }
 
-    /// For a change. Waits for the end of a freeze. The caller holds no lock.
+    /// Enters for a change. Waits for the end of a freeze. The caller holds no lock.
     pub(crate) fn change(&self) -> Inside<'_> {
         if self.has_entered() {
             return Inside { gate: self, counted: None, _stays: PhantomData };
@@ -202,7 +204,7 @@ impl Gate {
         }
     }
 
-    /// For a change that can be left out. May be called with locks held.
+    /// Enters for a change that can be skipped. May be called with locks held.
     pub(crate) fn try_change(&self) -> Option<Inside<'_>> {
         if self.has_entered() {
             return Some(Inside { gate: self, counted: None, _stays: PhantomData });
@@ -210,8 +212,8 @@ impl Gate {
         self.try_count(Door::Change).map(|lane| self.changing(lane))
     }
 
-    /// For a change whose thread must not wait. `None`: what `later` gives is called when changes
-    /// go on.
+    /// Enters for a change whose thread must not wait. `None` in a freeze; the function that
+    /// `later` returns is then called when changes continue.
     pub(crate) fn change_or(&self, later: impl FnOnce() -> Option<Thawed>) -> Option<Inside<'_>> {
         loop {
             if let Some(lane) = self.try_count(Door::Change) {
@@ -225,8 +227,8 @@ impl Gate {
         }
     }
 
-    /// For work, which may go on in another thread. `None`: frozen, there is nothing to do. Waits
-    /// while a freeze is about to be complete. The caller holds no lock.
+    /// Enters for work, which may continue in another thread. `None` if frozen, when there is
+    /// nothing to do. Waits while a freeze is about to complete. The caller holds no lock.
     pub(crate) fn work(self: &Arc<Self>) -> Option<Working> {
         assert_outermost();
         loop {
@@ -243,7 +245,7 @@ impl Gate {
         }
     }
 
-    /// For work that nobody has asked for. `None`: a freeze is under way, or complete.
+    /// Enters for work without a caller. `None` during a freeze, complete or not.
     pub(crate) fn try_work(self: &Arc<Self>) -> Option<Working> {
         if self.phase() != Phase::Open {
             return None;
@@ -251,19 +253,19 @@ impl Gate {
         self.try_count(Door::Work).map(|lane| Working { gate: self.clone(), lane })
     }
 
-    // ----- for who freezes -----
+    // ----- freezing -----
 
-    /// For a freeze, a thaw or a close. `None`: another one is at work.
+    /// For a freeze, a thaw or a close. `None` if another is running.
     pub(crate) fn try_single(&self) -> Option<MutexGuard<'_, ()>> {
         self.single.try_lock()
     }
 
-    /// The same for a close, which waits.
+    /// The same for a close, which waits for the other.
     pub(crate) fn single(&self) -> MutexGuard<'_, ()> {
         self.single.lock()
     }
 
-    /// Lets nobody in any more, and waits for those who are inside.
+    /// Closes the door, and waits for the threads inside to leave.
     pub(crate) fn shut(&self, door: Door) {
         let phase = match door {
             Door::Change => Phase::Closing,
@@ -271,7 +273,7 @@ impl Gate {
         };
         let mut state = self.state.lock();
         self.phase.store(phase as u8, SeqCst);
-        // One by one: a count that was zero once is then raised only by who leaves again at once.
+        // Lane by lane: once a count was zero, only a thread that leaves again at once raises it.
         for lane in &self.inside[door as usize] {
             while lane.0.load(SeqCst) > 0 {
                 self.changed.wait(&mut state);
@@ -286,12 +288,12 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// Lets all in.
+    /// Opens both doors.
     pub(crate) fn open(&self) {
         self.open_from(|_| true);
     }
 
-    /// Lets all in, if it is frozen and no freeze is at work.
+    /// Opens both doors if the file system is frozen and no freeze or thaw is running.
     pub(crate) fn open_if_frozen(&self) {
         self.open_from(|phase| phase == Phase::Frozen);
     }
@@ -310,7 +312,7 @@ impl Gate {
         later.into_iter().for_each(|call| call());
     }
 
-    /// No freeze begins any more. The caller holds [`Gate::single`].
+    /// Prevents further freezes. The caller holds [`Gate::single`].
     pub(crate) fn end(&self) {
         self.state.lock().ended = true;
     }
@@ -319,7 +321,7 @@ impl Gate {
         self.state.lock().ended
     }
 
-    /// How many changes are inside, roughly.
+    /// Approximate number of changes inside.
     #[cfg(test)]
     pub(crate) fn changes_inside(&self) -> u64 {
         self.inside[Door::Change as usize].iter().map(|lane| lane.0.load(SeqCst)).sum()

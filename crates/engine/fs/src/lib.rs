@@ -11,7 +11,7 @@
 //! root.create_dir_all("mail/new")?;
 //! let mut letter = root.create("mail/new/1")?;
 //! letter.write_all(b"hello")?;
-//! letter.sync_all()?; // durable: data, size, name and all that leads to it
+//! letter.sync_all()?; // durable: data, size, name and all directories above it
 //! assert_eq!(root.read_to_string("mail/new/1")?, "hello");
 //! fs.close()?;
 //! # Ok(())
@@ -19,14 +19,14 @@
 //! ```
 //!
 //! # Two interfaces
-//! - [`Dir`] and [`File`], from [`FileSystem::root`], are in the manner of std::fs: paths, symbolic
+//! - [`Dir`] and [`File`], from [`FileSystem::root`], are modelled on std::fs: paths, symbolic
 //!   links that are followed, [`std::io::Read`], [`std::io::Write`], [`std::io::Seek`],
 //!   [`std::io::Error`].
-//! - [`FileSystem`] itself speaks of inodes, as a kernel does to a file system. A mount uses
+//! - [`FileSystem`] itself works on inodes, as a kernel's file system interface does. A mount uses
 //!   nothing else.
 //!
-//! [`FileSystem::open`] opens what [`device`] has: files and block devices, memory, NBD and RBD,
-//! and simulators that lose power or fail when they are told to.
+//! [`FileSystem::open`] opens the devices of [`device`]: files and block devices, memory, NBD and
+//! RBD, and simulators that lose power or fail on request.
 //!
 //! ```
 //! use kedgefs::device::MemDevice;
@@ -56,13 +56,13 @@
 //!
 //! # Examples
 //! In `examples/`, run as tests: `embed` keeps an application's files in one image file,
-//! `in_memory` tests code against a file system in memory, `crash` shows what a power failure
-//! leaves of a program that forgot an fsync.
+//! `in_memory` tests code against a file system in memory, `crash` shows what a program that forgot
+//! an fsync finds after a power failure.
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
 #![warn(missing_docs)]
 
-/// The example of the project's front page, compiled.
+/// The example of the project's front page, compiled as a test.
 #[cfg(doctest)]
 #[doc = include_str!("../../../../README.md")]
 struct FrontPage;
@@ -98,8 +98,8 @@ pub use error::{Done, Error, LostData, Result};
 pub use gate::Thawed;
 pub use handles::{Dir, Entry, File, OpenOptions, ReadDir};
 pub use kedge_base::{Clock, Ino, ManualClock, SystemClock, Timespec};
-/// What lies below an image: files and block devices, memory, the network, and simulators for
-/// tests.
+/// The devices on which an image can be: files and block devices, memory, the network, and
+/// simulators for tests.
 pub use kedge_device as device;
 pub use kedge_format::{FileFlags, FileKind, acl};
 pub use kedge_store::{TreeLock, histogram_text};

@@ -1,4 +1,4 @@
-//! Options of format and mount, and the words of those that are a choice.
+//! Options of format and mount, and the words of options that are a choice.
 
 use crate::cache::shared_budget::SharedBudget;
 use crate::durability::order::{ByLocation, OldestFirst, WritebackOrder};
@@ -52,12 +52,12 @@ macro_rules! words {
 words! {
     /// What link and rename do about an inode that was fsynced since the last checkpoint.
     NewName as "new_name" {
-        /// Nothing: they append a record, and the fsync that wants it pays.
+        /// Nothing: they append a record, and a later fsync that needs it forces the log.
         #[default]
         Lazy = "lazy",
-        /// They force the log before they return if the inode, or the directory that it leaves, was
-        /// fsynced since the last checkpoint, or even checkpoint. The old rule of Btrfs, kept to
-        /// compare with (`names::new_name`).
+        /// They force the log before they return, or even checkpoint, if the inode, or the
+        /// directory that it leaves, was fsynced since the last checkpoint. The old rule of Btrfs,
+        /// kept for comparison (`names::new_name`).
         Sync = "sync",
     }
 }
@@ -69,11 +69,11 @@ words! {
         /// `datasync_lsn`.
         #[default]
         Seq = "seq",
-        /// As `Seq`, but write() puts the new time stamps into the log: XFS after its change, kept
-        /// to compare with.
+        /// As `Seq`, but write() logs the new time stamps: XFS after its change, kept for
+        /// comparison.
         Fields = "fields",
-        /// As `Fields`, and if anything of the inode is in the log that is not durable, time stamps
-        /// too: XFS before its change, kept to compare with.
+        /// As `Fields`, and also if anything of the inode, even time stamps, is in the log and not
+        /// durable: XFS before its change, kept for comparison.
         Relog = "relog",
     }
 }
@@ -85,16 +85,16 @@ words! {
         #[default]
         PerSb = "per_sb",
         /// One lock guards the lists of cached inodes of all file systems of the process; a sync
-        /// walks every cached inode of the file system. The old way of Linux, kept to compare with.
+        /// walks every cached inode of the file system. The old way of Linux, kept for comparison.
         Shared = "shared",
     }
 }
 
 words! {
-    /// The orders of writeback that have a word. A program that links the library may bring its own
-    /// [`WritebackOrder`].
+    /// The orders of writeback that have a word. A program that links the library may provide its
+    /// own [`WritebackOrder`].
     OrderWord as "writeback_order" {
-        /// The inode that has been dirty longest goes first.
+        /// The inode that has been dirty longest is written first.
         #[default]
         Oldest = "oldest",
         /// In the order of places on the device.
@@ -112,8 +112,7 @@ impl OrderWord {
     }
 }
 
-/// How an image is made. There will be more fields: end an expression with
-/// `..FormatOptions::default()`.
+/// How an image is made. Fields may be added: end an expression with `..FormatOptions::default()`.
 #[derive(Clone, Debug, Default)]
 pub struct FormatOptions {
     /// Bytes; `None`: the device's size.
@@ -124,21 +123,20 @@ pub struct FormatOptions {
     pub label: String,
     /// `None`: a random one.
     pub uuid: Option<uuid::Uuid>,
-    /// `None`: random numbers of the system. With a seed two images of one size and one time are
-    /// equal byte for byte. For tests: who knows the seed knows the image's secrets.
+    /// `None` for random numbers of the system. With a seed two images of one size and one time are
+    /// equal byte for byte. For tests only: the seed determines the image's secrets.
     pub seed: Option<u64>,
-    /// Of the root directory.
+    /// Owner of the root directory.
     pub owner: Owner,
-    /// Files may be made immutable or append-only. A mount of such an image sees each open(2),
-    /// which takes it two requests.
+    /// Whether files may be made immutable or append-only. A mount of such an image sees each
+    /// open(2), which costs it two requests.
     pub immutable: bool,
-    /// Destroy what the device holds. Without it a device that does not begin with zeros is
+    /// Overwrites the contents of the device. Without it a device that does not begin with zeros is
     /// refused.
     pub overwrite: bool,
 }
 
-/// How an image is opened. There will be more fields: end an expression with
-/// `..MountOptions::default()`.
+/// How an image is opened. Fields may be added: end an expression with `..MountOptions::default()`.
 #[derive(Clone, Debug)]
 pub struct MountOptions {
     /// Nothing is written to the device; the log is replayed in memory.
@@ -154,29 +152,29 @@ pub struct MountOptions {
     pub new_name: NewName,
     /// Whether time stamps alone force the log at fdatasync.
     pub fdatasync: FdatasyncRule,
-    /// One pass of writeback gathers the IO of many inodes, sorts and merges it. False: each
-    /// inode's IO goes by itself.
+    /// Whether one pass of writeback gathers, sorts and merges the IO of many inodes. If false,
+    /// each inode's IO is submitted by itself.
     pub plug: bool,
     /// Which dirty inodes are written first.
     pub writeback_order: Arc<dyn WritebackOrder>,
-    /// Reading does not move access times. Else as with relatime.
+    /// Reading does not update access times. Otherwise they follow relatime.
     pub noatime: bool,
-    /// Space that files give up is discarded in the background: the device, or the host of an image
-    /// file, gets it back.
+    /// Freed space is discarded in the background, on the device or on the host of an image file.
     pub discard: bool,
-    /// fsync and sync make nothing durable, and return at once: for what nobody misses after a
+    /// fsync and sync make nothing durable, and return at once: for data that is expendable after a
     /// crash, such as a build. A crash loses as much as without any fsync, at most the last
-    /// `commit`, and the image stays consistent. A write that failed is still told. Closing and
-    /// freezing make all durable. Fixed at open.
+    /// `commit`, and the image stays consistent. A write that failed is still reported. Closing and
+    /// freezing make everything durable. Fixed at open.
     pub volatile: bool,
     /// Fixed at open.
     pub dirty_tracking: DirtyTracking,
-    /// A dirty list of the program's own, which also chooses what background writeback writes. It
-    /// is made anew for each file system that is opened. `None`: one of the file system's.
+    /// A dirty list of the program's own, which also chooses what background writeback writes. The
+    /// function is called for each file system that is opened. `None` for the file system's own
+    /// list.
     pub dirty_set: Option<fn() -> Arc<dyn DirtySet>>,
     /// Limits for dirty pages that it shares with other file systems of this process.
     pub shared_budget: Option<Arc<SharedBudget>>,
-    /// How threads keep out of each other's way in the tree of the metadata.
+    /// How threads exclude each other in the metadata tree.
     pub tree_lock: TreeLock,
 }
 

@@ -61,7 +61,7 @@ impl Fs {
         })
     }
 
-    /// The least that operations had left of what they had reserved, by the kind of their record.
+    /// The least that operations had left of their reservations, by the kind of their record.
     fn reservations_value(&self) -> Value {
         let stats = self.engine().store().stats();
         let slack = RecordOp::ALL.iter().filter_map(|op| {
@@ -142,15 +142,15 @@ impl Fs {
         })
     }
 
-    /// What jbd2 reports of its transactions, as two numbers. A *commit* is a log write that an
-    /// operation, a sync or the commit timer asked for, which is what jbd2 counts as a transaction.
-    /// It is requested unless only the timer asked for it. A *checkpoint* writes in place what lies
-    /// between two cuts. The averages are of checkpoints.
+    /// The transaction statistics that jbd2 reports. A *commit* is a log write that an operation, a
+    /// sync or the commit timer requested, which is what jbd2 counts as a transaction. It counts as
+    /// requested unless only the timer requested it. A *checkpoint* writes the changes between two
+    /// cuts in place. The averages are of checkpoints.
     fn transactions_value(&self) -> Value {
         let s = self.engine().store().stats();
         let log = self.engine().store().log().stats();
         let block = kedge_base::BLOCK_SIZE as u64;
-        // Each counter is read once: they grow meanwhile.
+        // Each counter is read once, because it grows meanwhile.
         let by_cause: Vec<u64> = s.checkpoints.iter().map(|c| c.get()).collect();
         let count: u64 = by_cause.iter().sum();
         let per = |total: u64| total / count.max(1);
@@ -216,7 +216,7 @@ impl Fs {
         })
     }
 
-    /// Requests that the device has failed, by kind. Empty if nobody counts them.
+    /// Requests that the device has failed, by kind. Empty if the device does not count them.
     fn device_errors(&self) -> Value {
         let errors = self.engine().store().device().errors();
         errors.map_or_else(
@@ -232,7 +232,7 @@ impl Fs {
         )
     }
 
-    /// How long small requests take, in the median, by kind: those that were measured.
+    /// Median latencies of small requests, by kind, as far as measured.
     fn device_latency(&self) -> Value {
         let latency = self.engine().store().device().latency();
         let of = |kind: &LatencyKind| {
@@ -242,8 +242,8 @@ impl Fs {
         LatencyKind::ALL.iter().filter_map(of).collect::<Map<String, Value>>().into()
     }
 
-    /// What waits for space on the image's host: null while none is known to be short. Neither the
-    /// host nor the device is asked, because either may hang.
+    /// Data that waits for space on the image's host; null while no shortage is known. Neither the
+    /// host nor the device is queried, because either may hang.
     fn host_full(&self) -> Value {
         if !self.engine().knows_host_full() {
             return Value::Null;
@@ -257,7 +257,7 @@ impl Fs {
         })
     }
 
-    /// Identity, geometry, state, options and what recovery did. Times are seconds since 1970.
+    /// Identity, geometry, state, options and the work of recovery. Times are seconds since 1970.
     pub(crate) fn info_value(&self) -> Value {
         let g = self.engine().store().geometry();
         let o = self.engine().options();

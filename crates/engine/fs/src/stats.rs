@@ -1,4 +1,4 @@
-//! Counters of the file system: per operation in dbench's manner (count, average, maximum,
+//! Counters of the file system: per operation as dbench shows them (count, average, maximum,
 //! histogram), and data IO.
 
 use kedge_base::{Counter, Histogram, HistogramSnapshot};
@@ -50,20 +50,20 @@ pub(crate) struct FsStats {
     ops: Vec<Histogram>,
     pub data_writes: Counter,
     pub data_write_bytes: Counter,
-    /// Writes of file data that the device did not take.
+    /// Failed writes of file data.
     pub data_write_errors: Counter,
     pub discarded_blocks: Counter,
-    /// Pages that went elsewhere after the device had not taken a write to their block.
+    /// Pages that were written elsewhere after a write to their block had failed.
     pub relocated_writes: Counter,
     /// Of the data writes, those that need no flush.
     pub data_writes_durable: Counter,
     pub data_reads: Counter,
     pub data_read_bytes: Counter,
-    /// fsyncs whose data rode in the log.
+    /// fsyncs whose data was logged.
     pub logged_data: Counter,
     /// Writers that had to write back themselves.
     pub throttled: Counter,
-    /// Writes that took less than they were given.
+    /// Writes that accepted less than they were given.
     pub short_writes: Counter,
 }
 

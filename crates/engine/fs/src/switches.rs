@@ -1,8 +1,8 @@
-//! Options that may change while a file system is mounted: their words, and where operations look
-//! them up.
+//! Options that may change while a file system is mounted: their words, and where operations read
+//! them.
 //!
-//! Every position of every switch is safe: they trade speed, never durability. What differs is who
-//! waits when.
+//! Every value of every switch is safe: they trade speed, never durability. They differ in which
+//! threads wait, and when.
 
 use crate::durability::order::WritebackOrder;
 use crate::error::{Error, Result};
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Changes to a mounted file system's options; `None` leaves one as it is.
+/// Changes to a mounted file system's options; `None` leaves an option unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Switches {
     /// Inner `None`: `noasync_checkpoint`.
@@ -27,15 +27,15 @@ pub struct Switches {
     pub fdatasync: Option<FdatasyncRule>,
     /// Whether a pass of writeback merges the IO of many inodes.
     pub plug: Option<bool>,
-    /// Reading does not move access times.
+    /// Reading does not update access times.
     pub noatime: Option<bool>,
-    /// Freed space goes back to the device.
+    /// Freed space is discarded.
     pub discard: Option<bool>,
     /// Which dirty inodes are written first.
     pub writeback_order: Option<OrderWord>,
 }
 
-/// As a message about an unknown option lists them.
+/// The words as a message about an unknown option lists them.
 pub const SWITCH_WORDS: &[&str] = &[
     "async_checkpoint[=PERCENT]",
     "noasync_checkpoint",
@@ -51,11 +51,11 @@ pub const SWITCH_WORDS: &[&str] = &[
     "writeback_order=oldest|location",
 ];
 
-/// Background checkpoints start here when `async_checkpoint` names no percentage.
+/// The percentage of `async_checkpoint` without a number.
 const ASYNC_CHECKPOINT_DEFAULT: u8 = 50;
 
 impl Switches {
-    /// Takes one option. False: it is none of these.
+    /// Parses one option. Returns false if it is not one of these.
     pub fn take(&mut self, word: &str) -> Result<bool> {
         let (name, value) = word.split_once('=').map_or((word, None), |(n, v)| (n, Some(v)));
         match (name, value) {
@@ -77,7 +77,7 @@ impl Switches {
         Ok(true)
     }
 
-    /// These changes made to `options`.
+    /// Applies these changes to `options`.
     pub fn apply(&self, options: &mut MountOptions) {
         if let Some(percent) = self.async_checkpoint {
             options.async_checkpoint = percent;
@@ -128,8 +128,8 @@ fn nth<T: Copy + Default>(all: &[T], n: &AtomicU8) -> T {
     all.get(n.load(Ordering::Relaxed) as usize).copied().unwrap_or_default()
 }
 
-/// The switches of an open file system. Relaxed: an operation that runs while one changes may go
-/// either way.
+/// The switches of an open file system. Relaxed: an operation that runs while a switch changes may
+/// follow either value.
 pub(crate) struct Live {
     new_name: AtomicU8,
     fdatasync: AtomicU8,
@@ -147,7 +147,7 @@ impl Live {
             commit_ms: AtomicU64::new(0),
             plug: AtomicBool::new(true),
             noatime: AtomicBool::new(false),
-            // Set under the lock of the options.
+            // Set under the lock of the options, hence the order.
             order: Mutex::with_order(Rank::Leaf, 1, options.writeback_order.clone()),
         };
         live.set(options);

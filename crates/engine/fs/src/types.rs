@@ -1,10 +1,10 @@
-//! The words of the file system's interface.
+//! Types of the file system's interface.
 
 use kedge_base::{Ino, Timespec};
 use kedge_format::{FileFlags, FileKind, InodeCore};
 use serde::Serialize;
 
-/// What format made.
+/// The result of format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct FormatSummary {
@@ -22,7 +22,7 @@ pub struct FormatSummary {
     pub data_blocks: u64,
 }
 
-/// Who creates an inode.
+/// The owner of a new inode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Owner {
     /// User.
@@ -31,7 +31,7 @@ pub struct Owner {
     pub gid: u32,
 }
 
-/// What stat(2) shows.
+/// The attributes that stat(2) shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attr {
     /// Inode number.
@@ -40,15 +40,15 @@ pub struct Attr {
     pub kind: FileKind,
     /// Type and permission bits.
     pub mode: u32,
-    /// Names; of a directory, 2 + subdirectories.
+    /// Number of names; for a directory, 2 + subdirectories.
     pub nlink: u32,
     /// User.
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Of a device file, which device.
+    /// Device number, for a device file.
     pub rdev: u64,
-    /// Bytes; of a directory, its entries.
+    /// Bytes; for a directory, its entries.
     pub size: u64,
     /// 512-byte units, as in st_blocks.
     pub blocks: u64,
@@ -60,7 +60,7 @@ pub struct Attr {
     pub ctime: Timespec,
     /// Creation.
     pub btime: Timespec,
-    /// What chattr(1) has set.
+    /// The flags that chattr(1) has set.
     pub flags: FileFlags,
 }
 
@@ -94,8 +94,8 @@ pub enum SetTime {
     At(Timespec),
 }
 
-/// Changes asked of setattr; `None` leaves the field. There will be more fields: end an expression
-/// with `..SetAttr::default()`.
+/// Attributes to change in setattr; `None` leaves a field unchanged. Fields may be added: end an
+/// expression with `..SetAttr::default()`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SetAttr {
     /// Permission bits (the type bits are ignored).
@@ -112,12 +112,13 @@ pub struct SetAttr {
     pub mtime: Option<SetTime>,
     /// Last change of contents or attributes.
     pub ctime: Option<Timespec>,
-    /// Only with `mode` alone: of the mode, just set-user-id and set-group-id are taken away, where
-    /// `mode` lacks them. An append-only file permits it: they go before others append to it.
+    /// Only with `mode` alone: removes just set-user-id and set-group-id from the mode, where
+    /// `mode` lacks them. An append-only file permits this, since the bits are removed before
+    /// another user appends.
     pub before_append: bool,
 }
 
-/// One entry that readdir shows. "." and ".." come first.
+/// One entry of readdir. "." and ".." come first.
 #[derive(Clone, Copy, Debug)]
 pub struct DirEntry<'a> {
     /// Inode number.
@@ -126,7 +127,7 @@ pub struct DirEntry<'a> {
     pub kind: FileKind,
     /// Any bytes but `/` and zero.
     pub name: &'a [u8],
-    /// Pass it to readdir to go on behind this entry. Stable while the directory changes.
+    /// Passed to readdir to continue after this entry. Stable while the directory changes.
     pub cookie: u64,
 }
 
@@ -143,7 +144,7 @@ pub enum RenameMode {
     /// Leave a whiteout under the old name: a character device of number 0, which hides the name in
     /// the lower layers of an overlay.
     Whiteout {
-        /// Who owns the whiteout.
+        /// The owner of the whiteout.
         owner: Owner,
         /// Replace the target if it exists; otherwise refuse.
         replace: bool,
@@ -167,19 +168,19 @@ pub enum XattrMode {
 pub enum FallocateMode {
     /// Allocates blocks for the range without writing them.
     Allocate {
-        /// The size stays though the range goes beyond it.
+        /// Keeps the size, even if the range extends beyond it.
         keep_size: bool,
     },
     /// Deallocates the range, which then reads as zeros.
     PunchHole,
     /// Makes the range read as zeros and allocates its holes.
     ZeroRange {
-        /// The size stays though the range goes beyond it.
+        /// Keeps the size, even if the range extends beyond it.
         keep_size: bool,
     },
-    /// Removes the range and moves what follows to its place.
+    /// Removes the range and moves the data after it to its place.
     CollapseRange,
-    /// Moves what follows away and leaves a hole.
+    /// Moves the data from the offset on away and leaves a hole.
     InsertRange,
 }
 
@@ -192,16 +193,16 @@ pub enum SeekKind {
     Hole,
 }
 
-/// What statfs(2) shows.
+/// The result of statfs(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct StatFs {
     /// Bytes of a block.
     pub block_size: u32,
     /// Blocks of the image.
     pub blocks: u64,
-    /// Blocks that nothing occupies.
+    /// Free blocks.
     pub blocks_free: u64,
-    /// Those that file data can have.
+    /// Free blocks that file data can have.
     pub blocks_available: u64,
     /// Inodes in use and free.
     pub inodes: u64,
@@ -211,24 +212,25 @@ pub struct StatFs {
     pub name_max: u32,
 }
 
-/// How [`crate::FileSystem::write_with`] writes. The default is what write(2) does: as much as
-/// there is room for goes into memory.
+/// How [`crate::FileSystem::write_with`] writes. The default behaves as write(2): as much as there
+/// is space for is copied into memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WriteMode {
-    /// All bytes or an error, for a caller that ignores short counts: the kernel, when it writes
-    /// back pages of its cache. Bytes that were taken before the error stay: they are what the
-    /// caller's cache shows.
+    /// Writes all bytes or fails, for a caller that ignores short counts: the kernel, when it
+    /// writes back pages of its cache. Bytes accepted before the error stay, since the caller's
+    /// cache shows them.
     pub whole: bool,
-    /// The bytes are on the device, though not flushed, when the call returns, or it fails
-    /// (`O_DIRECT`). A short count means that so many bytes are on the device.
+    /// The bytes are on the device, though not flushed, when the call returns, or the call fails
+    /// (`O_DIRECT`). A short count is the number of bytes on the device.
     pub through: bool,
-    /// Time stamps stay: the caller sets them.
+    /// Keeps the time stamps: the caller sets them.
     pub keep_times: bool,
 }
 
 impl WriteMode {
-    /// For pages that the kernel writes back from its cache, and whose time stamps it keeps.
+    /// For pages that the kernel writes back from its cache, with time stamps that the kernel
+    /// keeps.
     pub const fn from_cache() -> WriteMode {
         WriteMode { whole: true, through: false, keep_times: true }
     }
@@ -238,17 +240,17 @@ impl WriteMode {
         WriteMode { whole: false, through: true, keep_times: false }
     }
 
-    /// The same with `whole` set so.
+    /// A copy with this `whole`.
     pub const fn with_whole(self, whole: bool) -> WriteMode {
         WriteMode { whole, ..self }
     }
 
-    /// The same with `through` set so.
+    /// A copy with this `through`.
     pub const fn with_through(self, through: bool) -> WriteMode {
         WriteMode { through, ..self }
     }
 
-    /// The same with `keep_times` set so.
+    /// A copy with this `keep_times`.
     pub const fn with_keep_times(self, keep_times: bool) -> WriteMode {
         WriteMode { keep_times, ..self }
     }

@@ -1,5 +1,5 @@
-//! Access times move as with relatime: of files that are read, directories that are listed, and
-//! symbolic links that are followed.
+//! Access times follow relatime, for files that are read, directories that are listed, and symbolic
+//! links that are followed.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods)]
 
 mod common;
@@ -11,7 +11,7 @@ use std::time::Duration;
 const SECOND: Duration = Duration::from_secs(1);
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// A file, a directory and a symbolic link, and what reads each.
+/// A file, a directory and a symbolic link, and a read of each.
 struct Read {
     fs: FileSystem,
     inos: [Ino; 3],
@@ -26,7 +26,7 @@ impl Read {
         self.atimes()
     }
 
-    /// Reading moves all of them.
+    /// Whether reading updates all three access times.
     fn moved(&self, before: [Timespec; 3]) -> [Timespec; 3] {
         let now = self.all();
         assert!(before.iter().zip(&now).all(|(before, now)| now > before), "{before:?} {now:?}");
@@ -59,7 +59,7 @@ fn reading_moves_a_time_that_says_less_than_the_last_change_or_is_a_day_old() {
     // Not newer than the change.
     device.clock.advance(SECOND);
     let mut last = read.moved(read.atimes());
-    // Newer than the change, and not a day old: stays, to the nanosecond.
+    // Newer than the change, and less than a day old: stays, to the nanosecond.
     device.clock.advance(DAY.saturating_sub(SECOND));
     assert_eq!(read.all(), last);
     device.clock.advance(SECOND);
@@ -69,7 +69,7 @@ fn reading_moves_a_time_that_says_less_than_the_last_change_or_is_a_day_old() {
     assert_eq!(read.atimes(), last);
     last = read.moved(last);
 
-    // They last.
+    // The access times are durable.
     read.fs.close().unwrap();
     read.fs = open(MountOptions { noatime: true, ..MountOptions::default() });
     device.clock.advance(2 * DAY);
@@ -80,7 +80,7 @@ fn reading_moves_a_time_that_says_less_than_the_last_change_or_is_a_day_old() {
     read.fs.close().unwrap();
     read.fs = open(MountOptions::default());
     read.moved(last);
-    // What is gone and open moves nothing, and hurts nobody.
+    // A removed directory that is still open gets no access time, and reading it is harmless.
     read.fs.pin(dir).unwrap();
     read.fs.rmdir(Ino::ROOT, b"dir").unwrap();
     read.fs.readdir(dir, 0, &mut |_| panic!("an entry")).unwrap();

@@ -1,4 +1,5 @@
-//! Access control lists in the library: which are taken, what they do to the mode, who inherits.
+//! Access control lists in the library: the lists that are accepted, their effect on the mode, and
+//! inheritance.
 
 #![allow(clippy::unwrap_used)]
 
@@ -18,7 +19,7 @@ fn open(device: &Arc<MemDevice>) -> FileSystem {
     FileSystem::open(device.clone(), Arc::new(ManualClock::default()), MountOptions::default()).unwrap()
 }
 
-/// Of the owner, `named` users, the owning group, the mask and the others.
+/// A list with the owner, `named` users, the owning group, the mask and the others.
 fn list(named: usize, permissions: [u16; 5]) -> Vec<u8> {
     let tags = [Tag::Owner, Tag::User, Tag::OwningGroup, Tag::Mask, Tag::Others];
     let mut entries = Vec::new();
@@ -64,7 +65,7 @@ fn what_is_no_list_or_has_none_is_refused() {
     assert_eq!((mode(&fs, file), fs.listxattr(file).unwrap().len()), (0o644, 0));
 }
 
-/// The longest list is twice in the record of a new directory.
+/// The record of a new directory holds the longest list twice.
 #[test]
 fn the_longest_list_is_inherited_and_durable() {
     let (device, fs) = fresh();
@@ -104,7 +105,7 @@ fn the_longest_list_is_inherited_and_durable() {
     assert!(report.is_clean(), "{report}");
 }
 
-/// A whiteout is a new file of its directory. The longest list fits its record, and a crash shows
+/// A whiteout is a new file of its directory. The longest list fits its record, and a crash leaves
 /// both or neither.
 #[test]
 fn a_whiteout_inherits() {

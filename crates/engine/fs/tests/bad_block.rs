@@ -1,4 +1,4 @@
-//! Recovery of an image whose device does not take a block that data in the log belongs to.
+//! Recovery of an image on a device on which writes to the block of log-resident data fail.
 
 #![allow(clippy::unwrap_used)]
 
@@ -18,14 +18,15 @@ fn open(device: Arc<dyn Device>, read_only: bool) -> Result<FileSystem> {
     FileSystem::open(device, Arc::new(ManualClock::default()), options)
 }
 
-/// An image that was not unmounted: the files, with what an fsync made durable in the log alone.
+/// An image that was not unmounted: the files, with data that an fsync made durable in the log
+/// alone.
 struct Image {
     medium: MemDevice,
     files: Vec<(Ino, Vec<u8>)>,
 }
 
-/// Three files: one whose last block, which has bytes already, gets more in the log, one whose
-/// bytes have no block yet, one whose bytes belong into the middle of preallocated blocks.
+/// Three files: one whose last block, which has data already, has more in the log, one whose data
+/// has no block yet, and one whose data belongs into the middle of preallocated blocks.
 fn image() -> Image {
     let device = Arc::new(MemDevice::new(SIZE));
     let options = FormatOptions { log_size: Some(1 << 20), ..FormatOptions::default() };
@@ -69,7 +70,7 @@ impl Image {
         assert_clean(device, what);
     }
 
-    /// The blocks that recovery writes data to, in the order of the files. They are the first
+    /// The blocks to which recovery writes data, in the order of the files. They are the first
     /// writes of an open, in an order of their own.
     fn places(&self) -> Vec<u64> {
         let places = (0..self.files.len() as u64).map(|nth| {
@@ -100,8 +101,8 @@ fn block_at(offset: u64) -> Range<u64> {
     offset..offset + BLOCK as u64
 }
 
-/// Each of the blocks in turn is bad for good. Recovery puts the data elsewhere. Power fails at
-/// each of its writes, and the next recovery, with the block bad or mended, comes to the same.
+/// Each of the blocks in turn is bad for good. Recovery writes the data elsewhere. Power fails at
+/// each of its writes, and the next recovery, with the block bad or mended, has the same result.
 #[test]
 fn data_of_the_log_whose_block_is_bad_goes_elsewhere() {
     let image = image();
@@ -132,8 +133,7 @@ fn data_of_the_log_whose_block_is_bad_goes_elsewhere() {
     assert!(states > 30, "only {states} states");
 }
 
-/// Nothing is written to the image by a mount that only reads, so a bad block does not matter to
-/// it.
+/// A read-only mount writes nothing to the image, so a bad block does not matter to it.
 #[test]
 fn a_mount_that_only_reads_needs_no_place() {
     let image = image();
@@ -146,7 +146,7 @@ fn a_mount_that_only_reads_needs_no_place() {
     }
 }
 
-/// A device that takes no data at all: the open ends, says whose data it is about, and loses
+/// A device on which every data write fails: the open fails, names the file of the data, and loses
 /// nothing.
 #[test]
 fn an_open_that_finds_no_place_names_inode_and_block_and_loses_nothing() {
@@ -163,9 +163,9 @@ fn an_open_that_finds_no_place_names_inode_and_block_and_loses_nothing() {
     image.assert_good(sim.view(), "on a device that was mended");
 }
 
-/// The log holds a part of a block whose other bytes cannot be read. Who mounts to write is told.
-/// Who mounts to read gets all but that block, and an error for it also if the device answers
-/// again: its bytes there are older than those that an fsync made durable.
+/// The log holds a part of a block whose other bytes cannot be read. A writable mount fails. A
+/// read-only mount reads everything but that block, and returns an error for it even if the device
+/// can read it again: the bytes on the device are older than those that an fsync made durable.
 #[test]
 fn a_block_that_cannot_be_read_costs_a_mount_that_only_reads_nothing_else() {
     let image = image();
@@ -193,7 +193,7 @@ fn a_block_that_cannot_be_read_costs_a_mount_that_only_reads_nothing_else() {
     image.assert_good(sim.view(), "on a device that was mended");
 }
 
-/// New bytes for a whole block need none of the old ones: a block that cannot be read does not
+/// New data for a whole block needs none of the old bytes, so a block that cannot be read does not
 /// matter.
 #[test]
 fn a_block_that_is_replaced_whole_need_not_be_read() {
@@ -202,7 +202,7 @@ fn a_block_that_is_replaced_whole_need_not_be_read() {
     let sim = Arc::new(SimDevice::new(image.medium.fork()));
     let fs = open(sim.clone(), false).unwrap();
     let (ino, bytes) = &image.files[0];
-    // The last block is log-resident if it grows, and then written anew as a whole.
+    // The last block is log-resident if it grows, and then rewritten as a whole.
     fs.write(*ino, bytes.len() as u64, b"more").unwrap();
     fs.fsync(*ino, false).unwrap();
     fs.write(*ino, 4 * BLOCK as u64, &[b'w'; 1204]).unwrap();

@@ -1,4 +1,4 @@
-//! First steps in process: names, data, fsync, reopening, crashing.
+//! The first operations in one process: names, data, fsync, reopening, crashing.
 
 #![allow(clippy::unwrap_used)]
 
@@ -44,8 +44,8 @@ fn names(fs: &FileSystem, dir: Ino) -> Vec<String> {
     out
 }
 
-/// What a kernel reads it keeps itself; what a program reads stays here. Both see what is newer
-/// than the device.
+/// A kernel caches what it reads itself, while data read by a program is cached here. Both see data
+/// that is newer than the device.
 #[test]
 fn an_uncached_read_leaves_nothing_in_memory() {
     let (device, fs) = fresh(32 << 20);
@@ -70,11 +70,11 @@ fn an_uncached_read_leaves_nothing_in_memory() {
     }
     assert_eq!(uncached(&fs, 4095, 5000), bytes[4095..9095]);
     assert_eq!(uncached(&fs, 99_999, 10), bytes[99_999..]);
-    // A page that is only in memory, between others.
+    // A page that is in memory only, between others.
     fs.write(ino, 50_000, &[7; 100]).unwrap();
     bytes[50_000..50_100].fill(7);
     assert_eq!(uncached(&fs, 0, 200_000), bytes);
-    // Kept from here on.
+    // Cached from here on.
     assert_eq!(content(&fs, ino), bytes);
     let before = reads(&fs);
     assert_eq!(content(&fs, ino), bytes);
@@ -175,7 +175,8 @@ fn cached_pages(fs: &FileSystem) -> u64 {
     stats["cache"]["pages"].as_u64().unwrap()
 }
 
-/// Writes add pages faster, 256 at a time, than one page for each operation would make room.
+/// Writes add pages faster, 256 at a time, than an eviction of one page for each operation would
+/// free them.
 #[test]
 fn a_stream_of_large_writes_keeps_the_page_budget() {
     let (device, fs) = fresh(128 << 20);

@@ -1,5 +1,5 @@
-//! fsync and sync while somebody writes to the same files all the time: what was there before the
-//! call is durable after it.
+//! fsync and sync while another thread writes to the same files all the time: data written before
+//! the call is durable after it.
 #![allow(clippy::unwrap_used)]
 
 #[path = "common/watched.rs"]
@@ -17,14 +17,15 @@ use watched::{Watch, Watched};
 const PAGE: usize = 4096;
 /// More than one pass of writeback takes.
 const PAGES: usize = 3000;
-/// As many as one pass takes, and some.
+/// Somewhat more than one pass takes.
 const REWRITTEN: usize = 1100;
-/// Writers stop after so many turns: one who waits for them to stop is found out, and comes back.
+/// Writers stop after this many turns, so a call that waits for them to stop returns and is
+/// noticed.
 const TURNS_MAX: u32 = 100;
 
 type Work = Arc<dyn Fn() + Send + Sync>;
 
-/// A device beside each of whose writes work is done, durable ones aside.
+/// A device that runs work beside each of its writes, except durable writes.
 struct Beside {
     inner: SimDevice,
     work: Mutex<Option<Work>>,
@@ -39,7 +40,7 @@ impl Beside {
         Arc::new(Watched(Beside { inner, work: Mutex::new(None) }))
     }
 
-    /// If the power failed now and took everything that is not durable.
+    /// The file after a power failure that takes everything that is not durable.
     fn durable(&self, name: &[u8]) -> Vec<u8> {
         let medium = Arc::new(self.inner.crash_as(Choice::None));
         let options = MountOptions { read_only: true, ..Default::default() };
@@ -56,7 +57,7 @@ impl Watch for Beside {
         &self.inner
     }
 
-    /// In a thread of its own: the one that writes back holds locks.
+    /// In a thread of its own, because the thread that writes back holds locks.
     fn before_write(&self, fua: bool) {
         let work = if fua { None } else { self.work.lock().clone() };
         if let Some(work) = work {
@@ -81,7 +82,7 @@ fn make(fs: &FileSystem, name: &[u8], pages: usize) -> Ino {
     ino
 }
 
-/// Work that is done in its first [`TURNS_MAX`] turns, and the number of turns.
+/// Work that runs in its first [`TURNS_MAX`] turns, and the number of turns.
 fn turns(work: impl Fn() + Send + Sync + 'static) -> (Work, Arc<Mutex<u32>>) {
     let count = Arc::new(Mutex::new(0));
     let counter = count.clone();
@@ -94,7 +95,7 @@ fn turns(work: impl Fn() + Send + Sync + 'static) -> (Work, Arc<Mutex<u32>>) {
     (Arc::new(turn), count)
 }
 
-/// Writes the start of the file anew beside each write of the device. Answers the number of turns.
+/// Rewrites the start of the file beside each write of the device. Returns the number of turns.
 fn rewrite_beside(device: &Beside, fs: &FileSystem, ino: Ino) -> Arc<Mutex<u32>> {
     let fs = fs.clone();
     let (work, count) = turns(move || {
@@ -197,8 +198,8 @@ fn count(fs: &FileSystem, what: &str) -> u64 {
     what.split('.').fold(&stats, |v, key| &v[key]).as_u64().unwrap_or_else(|| panic!("no counter {what}"))
 }
 
-/// As sync(2) with writers on each of them that never stop. The work of the writers is done beside
-/// each write of a device, so a sync that chased them would never end.
+/// Like sync(2) with writers on each of them that never stop. The work of the writers is done
+/// beside each write of a device, so a sync that chased them would never end.
 #[test]
 fn a_sync_of_four_file_systems_on_two_devices_ends_beside_writers_on_all_of_them() {
     const BUSY_PAGES: usize = 64;
@@ -248,7 +249,7 @@ fn a_sync_of_four_file_systems_on_two_devices_ends_beside_writers_on_all_of_them
         assert!((1..=most).contains(&bytes), "{bytes} bytes written for {most} that were dirty");
         assert_eq!(dirty(fs), BUSY_PAGES as u64, "the writers went on");
     }
-    // The power fails now, and takes everything that is not durable.
+    // A power failure takes everything that is not durable.
     let images: Vec<_> = sims.iter().map(|sim| Arc::new(sim.inner.crash_as(Choice::None))).collect();
     for i in 0..4 {
         let part = Half::of(images[i / 2].clone(), i as u64 % 2);

@@ -1,4 +1,4 @@
-//! The examples do what they say.
+//! The examples behave as they claim.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../examples/crash.rs"]

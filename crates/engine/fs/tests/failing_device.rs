@@ -1,5 +1,5 @@
-//! A device that does not take what it is given: fsync never lies, whoever is concerned hears of
-//! it, and nobody else.
+//! A device that fails writes: fsync never lies, every call that the failure concerns reports it,
+//! and no other call does.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods)]
 
 mod common;
@@ -16,7 +16,7 @@ fn bytes(byte: u8, pages: usize) -> Vec<u8> {
     vec![byte; pages * PAGE]
 }
 
-/// Bytes that the device takes nowhere, if it was told so.
+/// Pages whose writes fail everywhere, if that was requested.
 fn marked(pages: usize) -> Vec<u8> {
     let mut bytes = bytes(b'x', pages);
     bytes.chunks_exact_mut(PAGE).for_each(|page| page[..MARK.len()].copy_from_slice(MARK));
@@ -27,7 +27,7 @@ fn errno<T: std::fmt::Debug>(result: Result<T>) -> i32 {
     result.unwrap_err().errno()
 }
 
-/// An earlier failure may be told, once.
+/// The fsync may once report an earlier failure.
 fn fsync_at_last(fs: &FileSystem, ino: Ino) {
     if let Err(e) = fs.fsync(ino, false) {
         assert!(matches!(e, Error::WriteBack(_)), "{e}");
@@ -35,8 +35,8 @@ fn fsync_at_last(fs: &FileSystem, ino: Ino) {
     }
 }
 
-/// The record of a writeback needs a tree node that cannot be read once. Each read that an fsync
-/// makes fails, one at a time.
+/// The record of a writeback needs a tree node that cannot be read once. Each read of an fsync
+/// fails in turn.
 #[test]
 fn a_writeback_whose_record_fails_is_done_again() {
     let base = Failing::new();
@@ -52,7 +52,7 @@ fn a_writeback_whose_record_fails_is_done_again() {
         let fs = device.open_with(MountOptions { cache_size: 128 << 10, ..Failing::little_memory() });
         let end = 2 * 3000 * PAGE as u64;
         fs.write(ino, end, &bytes(b'n', 20)).unwrap();
-        // Other nodes of the tree take the place of those that the map and the record need.
+        // Other nodes of the tree replace those that the map and the record need.
         for i in 1000..2000 {
             fs.read(ino, 2 * i * PAGE as u64, &mut [0]).unwrap();
         }
@@ -92,7 +92,7 @@ fn an_fsync_beside_one_that_fails_looks_for_itself() {
             std::thread::yield_now();
         }
         if i == 1 {
-            std::thread::sleep(Duration::from_millis(100)); // it waits for the first one by now
+            std::thread::sleep(Duration::from_millis(100)); // it waits for the first one now
         }
         thread
     });
@@ -124,7 +124,7 @@ fn a_bad_block_is_left_for_another_one() {
     assert_eq!(fs.statfs().blocks_free, free - 1, "the bad one stays out of use");
     fs.unlink(Ino::ROOT, b"f").unwrap();
     fs.sync().unwrap();
-    // Whoever fills the image never meets it.
+    // A program that fills the image never meets the bad block.
     let other = device.create(&fs, b"other");
     for at in 0.. {
         match fs.write(other, at * (1 << 20), &[b'o'; 1 << 20]) {
@@ -171,8 +171,8 @@ fn as_long_as_bytes_are_not_durable_every_sync_says_so() {
     assert_eq!(device.durable(ino)[..2 * PAGE], marked(2));
 }
 
-/// The device takes neither the page in the middle nor the tail; nothing behind them may show after
-/// a crash.
+/// Writes of the page in the middle and of the tail fail; nothing after them may show after a
+/// crash.
 #[test]
 fn a_size_never_covers_what_is_not_written() {
     for bad in [0, 5, 29] {
@@ -225,7 +225,8 @@ fn the_commit_timer_goes_on_beside_a_file_that_cannot_be_written() {
     for name in [b"one", b"two"] {
         let ino = device.create(&fs, name);
         fs.write(ino, 0, &bytes(b'n', 20)).unwrap();
-        // No fsync: the timer does it, sooner or later. The bound only turns a hang into a failure.
+        // Without an fsync the timer writes it, sooner or later. The bound only turns a hang into a
+        // failure.
         let mut looks = 0;
         while !device.is_durable(name, &bytes(b'n', 20)) {
             std::thread::sleep(Duration::from_millis(20));
@@ -236,7 +237,7 @@ fn the_commit_timer_goes_on_beside_a_file_that_cannot_be_written() {
     assert_eq!(errno(fs.fsync(stuck, false)), EIO);
 }
 
-/// A writer that has to help with writing back does not get the error of what it helps with.
+/// A writer that has to help with writeback does not get the error of another file.
 #[test]
 fn a_writer_hears_nothing_of_other_files() {
     let device = Failing::new();
@@ -255,8 +256,8 @@ fn a_writer_hears_nothing_of_other_files() {
     assert_eq!(errno(fs.fsync(stuck, false)), EIO);
 }
 
-/// Memory is bounded: with all of it full of what no place takes, the file system shuts down and
-/// says why.
+/// Memory is bounded: when it is full of data that cannot be written to any place, the file system
+/// shuts down and reports the reason.
 #[test]
 fn what_cannot_be_written_does_not_fill_memory_without_bound() {
     let device = Failing::new();
@@ -276,8 +277,7 @@ fn what_cannot_be_written_does_not_fill_memory_without_bound() {
     assert_eq!(error.errno(), EIO);
 }
 
-/// Bytes whose only durable copy is in the log, and whose block is bad: the log's tail must be able
-/// to move.
+/// Log-resident data whose block is bad does not keep the log's tail from moving.
 #[test]
 fn a_bad_block_under_logged_bytes_does_not_hold_the_log() {
     let device = Failing::new();
@@ -297,8 +297,9 @@ fn a_bad_block_under_logged_bytes_does_not_hold_the_log() {
     assert_eq!(device.durable(ino), [[b'a'; 1000].as_slice(), &[b'b'; 100]].concat());
 }
 
-/// The same where no place takes the bytes: the log fills behind them, and who needs space gets an
-/// error that says why, not a hang. The device is not asked without pause.
+/// The same where writes fail in every place: the log fills up after the data, and an operation
+/// that needs space gets an error with the reason, not a hang. The device is not retried without
+/// pause.
 #[test]
 fn what_no_place_takes_and_a_full_log_end_in_an_error() {
     let device = Failing::with(&FormatOptions { log_size: Some(1 << 20), ..Default::default() });
@@ -358,7 +359,7 @@ fn unmount_says_what_it_could_not_write_and_closes_the_rest() {
     assert_eq!(device.durable(stuck), bytes(b'0', 5));
 }
 
-// ----- ways to write -----
+// ----- kinds of writes -----
 
 #[test]
 fn a_direct_write_is_on_the_device_or_fails() {
@@ -376,7 +377,7 @@ fn a_direct_write_is_on_the_device_or_fails() {
     data[300 * PAGE..][..MARK.len()].copy_from_slice(MARK);
     assert_eq!(fs.write_with(ino, 0, &data, WriteMode::direct()).unwrap(), 1 << 20);
     assert_eq!(errno(fs.write_with(ino, 0, &data, WriteMode::direct().with_whole(true))), EIO);
-    // Behind the recorded size, with buffered bytes in between.
+    // Beyond the recorded size, with buffered bytes in between.
     device.refuse_marked(false);
     let new = device.create(&fs, b"new");
     fs.write(new, 0, &bytes(b'b', 30)).unwrap();
@@ -397,7 +398,8 @@ fn fill(device: &Failing, fs: &FileSystem) -> Ino {
     fill
 }
 
-/// What a full image takes of an append is durable after fsync, and is all that write says it took.
+/// The part of an append that a full image accepts is durable after fsync, and is exactly what
+/// write returned.
 #[test]
 fn a_full_image_takes_what_it_says() {
     let device = Failing::new();
@@ -435,8 +437,8 @@ fn a_half_allocated_file_on_a_full_image_takes_what_has_blocks() {
     assert_eq!(device.durable(ino)[..2 * PAGE], [bytes(b'b', 1), bytes(0, 1)].concat());
 }
 
-/// A bad block on a full image: there is no other place, so the old one is tried again, and no
-/// fsync lies.
+/// A bad block on a full image: without another place the old one is tried again, and no fsync
+/// lies.
 #[test]
 fn a_bad_block_on_a_full_image_is_tried_again() {
     let device = Failing::new();
@@ -453,8 +455,7 @@ fn a_bad_block_on_a_full_image_is_tried_again() {
     assert_eq!(device.durable(ino), bytes(b'n', 40));
 }
 
-/// Bytes that were accepted keep their promise of a block, also when the first place that they got
-/// is given back.
+/// Accepted data keeps its promise of a block, even if the first place that it got is released.
 #[test]
 fn accepted_bytes_find_a_place_though_others_fill_the_image() {
     let device = Failing::new();
@@ -490,9 +491,9 @@ fn time_stamps_stay_if_the_caller_keeps_them() {
     assert_ne!(fs.getattr(ino).unwrap().mtime, at);
 }
 
-/// What a write through to the device could not place is dirty, as bytes of any other write: reads
-/// show it, and it becomes durable when the device takes it. So the error does not say that the old
-/// bytes are kept.
+/// Data that a write through to the device could not place is dirty, like that of any other write:
+/// reads show it, and it becomes durable once a write to the device succeeds. So the error does not
+/// mean that the old bytes are kept.
 #[test]
 fn a_write_through_that_failed_takes_effect_later() {
     let device = Failing::new();

@@ -1,4 +1,5 @@
-//! File systems of one process share their flusher threads: none suffers from another one's device.
+//! File systems of one process share their flusher threads: none suffers from the device of
+//! another.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods)]
 
 #[path = "common/watched.rs"]
@@ -12,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use watched::{Watch, Watched};
 
-/// Whatever the machine does meanwhile.
+/// Long enough for a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 const COMMIT: Duration = Duration::from_millis(100);
 const NAME: &str = "kedge-flusher";
@@ -24,7 +25,7 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 enum Writes {
     Work,
     Hang,
-    /// In a flusher thread; the others' are not what is tested.
+    /// In a flusher thread; panics of other threads are not tested here.
     Panic,
 }
 
@@ -58,7 +59,7 @@ impl Fickle {
         self.changed.notify_all();
     }
 
-    /// The file's bytes if the power failed now and took everything that is not durable.
+    /// The file's bytes after a power failure that takes everything that is not durable.
     fn durable(&self, name: &str) -> Option<Vec<u8>> {
         let medium = Arc::new(self.inner.crash_as(Choice::None));
         let options = MountOptions { read_only: true, ..Default::default() };
@@ -115,7 +116,7 @@ fn content(name: &str) -> Vec<u8> {
     name.bytes().cycle().take(100_000).collect()
 }
 
-/// Nobody syncs it.
+/// Writes a file without syncing it.
 fn put(fs: &FileSystem, name: &str) -> Result<()> {
     let file = fs.create(Ino::ROOT, name.as_bytes(), 0o644, Owner::default())?;
     fs.write(file.ino, 0, &content(name)).map(drop)
@@ -128,7 +129,7 @@ fn wait_durable(device: &Fickle, name: &str) {
 
 fn flusher_threads() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
-    // One that has just ended cannot be read.
+    // The files of a thread that has just ended cannot be read.
     let comm = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
     comm.filter(|name| name.trim_end() == NAME).count()
 }
@@ -144,7 +145,7 @@ fn devices_that_hang_keep_no_other_file_system_from_being_durable() {
     wait_for("four hang", || hanging.iter().all(|device| *device.hung.lock() == 1));
     put(&open[4], "in time").unwrap();
     wait_durable(well, "in time");
-    // Opened now, too.
+    // A file system that is opened now works too.
     let new = Fickle::new();
     let newly_open = mount(&new);
     put(&newly_open, "new").unwrap();
@@ -175,8 +176,8 @@ fn many_file_systems_share_few_threads() {
             });
         }
     }
-    // Three; where the machine is so busy that turns take longer than a healthy device ever would,
-    // some more.
+    // Three, or some more on a machine so busy that turns take longer than a healthy device ever
+    // would.
     assert!((1..=8).contains(&most), "{most} threads");
     open.iter().for_each(|fs| fs.close().unwrap());
 }
@@ -189,7 +190,7 @@ fn closed_file_systems_leave_and_can_be_opened_again() {
         let mut open: Vec<_> = devices.iter().map(mount).collect();
         open.iter().for_each(|fs| put(fs, name).unwrap());
         devices.iter().for_each(|device| wait_durable(device, name));
-        // One is dropped as if the process had died, the others are closed; one of them is kept.
+        // One is dropped as if the process had died, one is kept, and the others are closed.
         drop(open.remove(0));
         open.iter().for_each(|fs| fs.close().unwrap());
         drop(open.remove(0));

@@ -1,4 +1,5 @@
-//! Freeze and thaw, through the library: what waits, what goes on, and what the device holds.
+//! Freeze and thaw, through the library: which calls wait, which continue, and what the device
+//! holds.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods)]
 
 #[path = "common/failing.rs"]
@@ -19,7 +20,7 @@ const EIO: i32 = 5;
 const EBUSY: i32 = 16;
 const ENOSPC: i32 = 28;
 const EINVAL: i32 = 22;
-/// Long enough for what does not wait to be done. Nothing fails if it is too short.
+/// Long enough for work that does not wait to finish. Nothing fails if it is too short.
 const A_WHILE: Duration = Duration::from_millis(50);
 
 fn errno<T: std::fmt::Debug>(result: Result<T>) -> i32 {
@@ -31,7 +32,7 @@ fn check(medium: MemDevice) -> kedge_fsck::Report {
     kedge_fsck::check(Arc::new(medium), &options)
 }
 
-/// What lies on the device and is durable is clean, and no log needs to be replayed.
+/// The durable state of the device is clean, and no log needs to be replayed.
 fn assert_clean(device: &Failing) {
     assert_eq!(device.sim.pending(), 0, "something waits for a flush");
     let report = check(device.sim.crash_as(Choice::None));
@@ -39,7 +40,7 @@ fn assert_clean(device: &Failing) {
     assert!(matches!(report.replay, ReplayState::None) && device.is_clean(), "{report}");
 }
 
-/// A read-only look at what lies on the device.
+/// Opens the device's present contents read-only.
 fn copy(device: &Failing) -> FileSystem {
     let medium = Arc::new(device.sim.crash_as(Choice::None));
     let options = MountOptions { read_only: true, ..Default::default() };
@@ -68,7 +69,7 @@ fn state(fs: &FileSystem) -> String {
     info["state"].as_str().unwrap().to_owned()
 }
 
-/// Starts a thread; the answer comes when its work is done.
+/// Starts a thread; the receiver gets its result.
 fn apart<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> mpsc::Receiver<T> {
     let (done, answer) = mpsc::channel();
     spawn_named("apart", move || done.send(work()).unwrap()).unwrap();
@@ -100,7 +101,7 @@ fn a_frozen_image_is_clean_and_has_all_that_had_completed() {
     assert_eq!((read(&copied, "large"), read(&copied, "small")), (large.clone(), small.clone()));
     assert_eq!(read(&fs, "large"), large);
     fs.thaw().unwrap();
-    // The mark is gone before the first change.
+    // The clean mark is removed before the first change.
     assert_eq!((state(&fs).as_str(), device.is_clean(), device.sim.pending()), ("mounted", false, 0));
     let ino = device.create(&fs, b"after");
     fs.fsync(ino, false).unwrap();
@@ -152,7 +153,7 @@ fn nothing_is_written_while_it_is_frozen() {
     assert_clean(&device);
     let freed = fs.statfs().blocks_free;
     fs.thaw().unwrap();
-    // What had to wait.
+    // The operations that had to wait.
     assert!(matches!(fs.getattr(gone), Err(Error::NotFound)));
     assert!(fs.statfs().blocks_free >= freed + 100);
     read(&fs, "a");
@@ -235,8 +236,8 @@ fn a_second_freeze_is_busy_and_a_thaw_without_one_is_invalid() {
     assert_eq!((errno(fs.freeze()), errno(fs.thaw())), (EIO, EIO));
 }
 
-/// A freeze waits for the change that is inside. Meanwhile it is not frozen, and another one is
-/// busy.
+/// A freeze waits for the change that is inside. Until then the file system is not frozen, and a
+/// second freeze returns busy.
 #[test]
 fn a_freeze_waits_for_changes_that_have_begun() {
     let device = Failing::new();
@@ -244,7 +245,8 @@ fn a_freeze_waits_for_changes_that_have_begun() {
     let pass = fs.pass_or(|| panic!("not frozen")).unwrap();
     let freezing = fs.clone();
     let freeze = apart(move || freezing.freeze());
-    // This thread is inside and may always enter; another one may not as soon as the gate closes.
+    // This thread is inside and may always enter; another thread may not as soon as the gate
+    // closes.
     let open = || {
         let fs = fs.clone();
         apart(move || fs.pass_or(|| None).is_some()).recv_timeout(PATIENCE).unwrap()
@@ -253,7 +255,7 @@ fn a_freeze_waits_for_changes_that_have_begun() {
         std::thread::yield_now();
     }
     assert_eq!(errno(fs.freeze()), EBUSY);
-    // The change that the pass is for.
+    // The change for which the pass was made.
     let ino = device.create(&fs, b"in time");
     fs.write(ino, 0, b"all of it").unwrap();
     assert!(freeze.try_recv().is_err() && fs.frozen_since().is_none());
@@ -282,7 +284,7 @@ fn a_read_only_file_system_freezes_and_writes_nothing() {
     assert_eq!(writes(&device), (0, 0));
 }
 
-/// Closing ends the freeze: what waits fails, and the image is left as it is.
+/// Closing ends the freeze: the waiting calls fail, and the image is left as it is.
 #[test]
 fn a_frozen_file_system_is_closed_without_a_write() {
     let device = Failing::new();
@@ -318,8 +320,8 @@ fn a_shutdown_ends_the_freeze() {
     assert_clean(&device);
 }
 
-/// The device fails at each request of a freeze or of a thaw in turn, and does not recover. Nobody
-/// waits for ever, and the file system is not frozen.
+/// The device fails at each request of a freeze or of a thaw in turn, and does not recover. No
+/// thread waits forever, and the file system is not frozen.
 #[test]
 fn a_device_that_fails_ends_freeze_and_thaw() {
     let (mut in_freeze, mut in_thaw, mut nth) = (0, 0, 0);
@@ -343,7 +345,7 @@ fn a_device_that_fails_ends_freeze_and_thaw() {
             written.unwrap();
             break;
         }
-        // Data that was not written may be written elsewhere; the log and the checkpoint may not.
+        // Data whose write failed may be written elsewhere; the log and the checkpoint may not.
         let shut_down = state(&fs) == "shut down";
         assert_eq!(written.is_err(), shut_down, "request {nth}");
         device.sim.heal();
@@ -364,7 +366,7 @@ fn data_that_no_place_takes_refuses_the_freeze() {
     fs.write(ino, PAGE as u64, &vec![b'x'; 20 * PAGE]).unwrap();
     device.refuse_marked(true);
     assert_eq!(errno(fs.freeze()), EIO);
-    // Not frozen, and not shut down.
+    // Neither frozen nor shut down.
     assert_eq!(state(&fs), "mounted");
     device.create(&fs, b"goes on");
     device.refuse_marked(false);
@@ -372,8 +374,8 @@ fn data_that_no_place_takes_refuses_the_freeze() {
     assert_clean(&device);
 }
 
-/// Small data that is durable in the log alone, and that its place does not take: a sync succeeds,
-/// but the image would not be clean.
+/// Small data is durable in the log alone, and writes to its place fail: a sync succeeds, but the
+/// image would not be clean.
 #[test]
 fn logged_data_that_no_place_takes_refuses_the_freeze() {
     let device = Failing::new();
@@ -396,7 +398,7 @@ fn logged_data_that_no_place_takes_refuses_the_freeze() {
 
 type Hook = Box<dyn Fn() + Send + Sync>;
 
-/// A clock that does not rest, and that calls at each reading.
+/// A clock that does not sleep, and calls a hook at each reading.
 #[derive(Default)]
 struct Hooked {
     clock: ManualClock,
@@ -465,7 +467,7 @@ fn a_full_host_fails_freeze_and_thaw_and_nothing_else() {
     }
 }
 
-/// Between the last look of a freeze at the store and its end. Nobody waits for a thaw then.
+/// Between the last check of the store by a freeze and its end. No thread waits for a thaw then.
 #[test]
 fn a_shutdown_while_a_freeze_completes_ends_it() {
     let device = Arc::new(Failing::new());
@@ -474,7 +476,7 @@ fn a_shutdown_while_a_freeze_completes_ends_it() {
     fs.sync().unwrap();
     let (of_hook, dying, done) = (device.clone(), fs.clone(), AtomicBool::new(false));
     let hook = move || {
-        // The mark is the last that a freeze writes.
+        // A freeze writes the mark last.
         if of_hook.is_clean() && !done.swap(true, SeqCst) {
             dying.shutdown(false).unwrap();
         }
@@ -487,8 +489,8 @@ fn a_shutdown_while_a_freeze_completes_ends_it() {
     assert_eq!(errno(write.recv_timeout(PATIENCE).unwrap()), EIO);
 }
 
-/// An fsync that finds it frozen has its answer. It does no work, or the next freeze would not know
-/// of that.
+/// An fsync of a frozen file system returns at once. It does no work later, or the next freeze
+/// would not know of that work.
 #[test]
 fn an_fsync_of_a_frozen_file_does_no_work_after_the_thaw() {
     for is_async in [false, true] {
@@ -500,7 +502,7 @@ fn an_fsync_of_a_frozen_file_does_no_work_after_the_thaw() {
         let (readings, after) = (AtomicU64::new(0), Arc::new(OnceLock::new()));
         let (of_hook, thawing, seen) = (device.clone(), fs.clone(), after.clone());
         let hook = move || {
-            // The first reading comes before the gate.
+            // The first reading precedes the gate.
             if std::thread::current().id() == caller && readings.fetch_add(1, SeqCst) == 1 {
                 thawing.thaw().unwrap();
                 thawing.write(ino, 0, &vec![b'1'; 50 * PAGE]).unwrap();
@@ -533,8 +535,8 @@ fn a_frozen_file_system_that_is_shut_down_or_closed_syncs_no_more() {
     assert_eq!((errno(fs.fsync(ino, false)), errno(fs.sync())), (EIO, EIO));
 }
 
-/// A freeze gets in between the parts of a trim. On a mount that ends the trim: its worker must not
-/// wait.
+/// A freeze can start between the parts of a trim. On a mount that ends the trim, because its
+/// worker must not wait.
 #[test]
 fn a_freeze_does_not_wait_for_the_whole_of_a_trim() {
     for on_a_mount in [false, true] {
@@ -588,7 +590,7 @@ fn a_freeze_does_not_wait_for_the_whole_of_a_trim() {
 }
 
 /// Beside threads that write, rename, fsync and read all the time, and the commit timer: each
-/// frozen image is clean, does not change, and has what had completed before the freeze.
+/// frozen image is clean, does not change, and has everything that had completed before the freeze.
 #[test]
 fn copies_under_load_are_clean_and_complete() {
     const WRITERS: usize = 4;
@@ -635,7 +637,7 @@ fn copies_under_load_are_clean_and_complete() {
         assert_eq!(names(&copied), names(&fs));
         assert_eq!(writes(&device), before);
         fs.thaw().unwrap();
-        // Somebody gets on before the next freeze.
+        // At least one thread makes progress before the next freeze.
         let moved = || done.iter().zip(&completed).any(|(n, before)| n.load(SeqCst) > *before);
         while !moved() {
             let ended = threads.iter().find_map(|thread| thread.try_recv().ok());

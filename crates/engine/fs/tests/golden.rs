@@ -1,4 +1,4 @@
-//! An image that an earlier build made, with records in its log, is read as it was meant.
+//! An image of an earlier build, with records in its log, is read correctly.
 
 #![allow(clippy::unwrap_used)]
 
@@ -7,7 +7,7 @@ use kedge_device::{Device, MemDevice};
 use kedgefs::*;
 use std::sync::Arc;
 
-/// See `examples/golden.rs` for how they were made and what is in them.
+/// See `examples/golden.rs` for its contents and how it was made.
 const GOLDEN: &[u8] = include_bytes!("golden/v2.blocks");
 /// `u::rwx,u:1000:r--,g::r-x,m::r-x,o::---`
 const LIST: [u8; 44] = [
@@ -30,7 +30,7 @@ fn image(blocks: &[u8]) -> Arc<MemDevice> {
     Arc::new(device)
 }
 
-/// Its log writes carry no key that could be checked: there is no reading them by this version's
+/// Its log writes have no key that could be checked, so they cannot be read by this version's
 /// rules.
 #[test]
 fn an_image_of_version_1_is_refused_by_mount_fsck_and_repair_and_stays_as_it_is() {
@@ -76,8 +76,8 @@ fn the_golden_image_is_read_as_it_was_meant() {
     assert_eq!(&bytes[..26], b"data that rides in the log");
     // root, dir, big, the symlink, logged: the orphan is gone.
     assert_eq!(fs.statfs().inodes - fs.statfs().inodes_free, 5);
-    // It is of a version without access control lists and flags, and older versions must go on
-    // reading it.
+    // The image is of a version without access control lists and flags, and older versions must
+    // still be able to read it.
     assert!(!fs.has_acls());
     assert!(matches!(fs.set_flags(dir.ino, FileFlags::NODUMP), Err(Error::NotSupported(_))));
     for name in [acl::ACCESS, acl::DEFAULT] {
@@ -139,7 +139,7 @@ fn large_attributes_of_the_golden_image_are_read_as_they_were_meant() {
     }
 }
 
-/// An older version must go on reading the image.
+/// An older version must still be able to read the image.
 #[test]
 fn an_image_without_the_feature_takes_no_large_values() {
     let device = image(FEATURES);

@@ -83,7 +83,7 @@ fn limits_and_modes_are_those_of_small_values() {
     assert!(matches!(list, Err(Error::XattrTooLarge)), "{list:?}");
 }
 
-/// One record holds all of a value, so no crash shows a part of it.
+/// One record holds the whole value, so no crash leaves a part of it.
 #[test]
 fn a_change_is_one_record() {
     let (_, fs) = fresh();
@@ -102,7 +102,7 @@ fn a_change_is_one_record() {
     assert_eq!(records() - before, 1);
 }
 
-/// A deletion goes in steps, and power may fail after each.
+/// A deletion takes steps, and power may fail after each.
 #[test]
 fn a_deleted_inode_leaves_nothing() {
     let (device, fs) = fresh();
@@ -128,7 +128,7 @@ fn a_deleted_inode_leaves_nothing() {
     check(&device);
 }
 
-/// Until an image is full each value is there whole or not at all, and what is there can be
+/// Until an image is full each value is stored completely or not at all, and stored values can be
 /// removed.
 #[test]
 fn a_full_image_refuses_a_value_as_a_whole_and_gives_all_back() {

@@ -1,4 +1,4 @@
-//! `new_name=sync` makes a new name durable before it lets others into the directories.
+//! `new_name=sync` makes a new name durable before it releases the directories.
 #![allow(clippy::unwrap_used)]
 
 #[path = "common/watched.rs"]
@@ -15,7 +15,7 @@ use watched::{Watch, Watched};
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// A device that does some work before its next durable write.
+/// A device that runs some work before its next durable write.
 struct Before {
     inner: MemDevice,
     work: Mutex<Option<Work>>,
@@ -34,8 +34,8 @@ impl Watch for Before {
     }
 }
 
-/// While the log write of the new name is under way, a creation in each of its directories is
-/// tried. It cannot begin before the write ends, however long one waits.
+/// During the log write of the new name, a creation in each of its directories is tried. It cannot
+/// begin before the write ends, however long the test waits.
 #[test]
 fn the_directories_stay_locked_until_the_name_is_durable() {
     let device = Arc::new(Watched(Before { inner: MemDevice::new(64 << 20), work: Mutex::new(None) }));
@@ -50,7 +50,7 @@ fn the_directories_stay_locked_until_the_name_is_durable() {
     let link: &dyn Fn() = &|| assert_eq!(fs.link(f, b, b"f2").unwrap().nlink, 2);
     for (what, operation, dirs) in [("rename", rename, vec![a, b]), ("link", link, vec![b])] {
         for dir in dirs {
-            // What was renamed goes back.
+            // A renamed file moves back.
             if fs.lookup(b, b"f").is_ok() && what == "rename" {
                 fs.rename(b, b"f", a, b"f", RenameMode::Replace).unwrap();
             }
@@ -64,7 +64,7 @@ fn the_directories_stay_locked_until_the_name_is_durable() {
                     let name = format!("{what} in {dir}");
                     let create = move || {
                         let made = other.create(dir, name.as_bytes(), 0o644, Owner::default());
-                        // The one that looks at it may have gone.
+                        // The receiver may be gone.
                         let _ = created.send(made.map(drop));
                     };
                     let creator = spawn_named("creator", create).unwrap();

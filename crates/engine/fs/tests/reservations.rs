@@ -1,6 +1,6 @@
-//! An operation never needs more of the log, or of the tree's nodes, than it has reserved, and no
-//! thread waits for either while it holds some. The debug build asserts both at each commit; these
-//! tests build the records that need the most.
+//! An operation never needs more log space or tree nodes than it has reserved, and no thread waits
+//! for either while it holds some. The debug build asserts both at each commit; these tests build
+//! the records that need the most.
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods)]
 
@@ -45,7 +45,7 @@ fn logged_middles_of_unwritten_extents_fit_one_pass() {
         fs.write(ino, BLOCK, &[(n % 255) as u8 + 1; BLOCK as usize]).unwrap();
         fs.fsync(ino, false).unwrap();
     }
-    // As many extents of one file, too: its pass reserves for its own pages alone.
+    // The same number of extents in one file, whose pass reserves for its own pages alone.
     let ino = create(&fs, "pieces");
     for n in 0..200 {
         fs.fallocate(ino, FallocateMode::Allocate { keep_size: false }, 8 * n * BLOCK, 3 * BLOCK).unwrap();
@@ -71,7 +71,7 @@ fn all_end(what: &str, bodies: Vec<Box<dyn FnOnce() + Send>>) {
         };
         spawn_named("one of many", run).unwrap();
     }
-    // Long for a busy machine: it is the bound of a hang, not a measurement.
+    // Long enough for a busy machine: it bounds a hang and is not a measurement.
     for _ in 0..2400 {
         if left.load(Ordering::SeqCst) == 0 {
             assert!(!failed.load(Ordering::SeqCst), "{what}: a thread has failed");
@@ -121,7 +121,7 @@ fn many_truncates_of_one_fragmented_file_end() {
     }
 }
 
-/// Fills what is left of an image.
+/// Fills the rest of an image.
 fn fill(fs: &FileSystem, name: &str) -> Ino {
     let ino = create(fs, name);
     let (mut at, mut len) = (0, MIB);
@@ -134,7 +134,7 @@ fn fill(fs: &FileSystem, name: &str) -> Ino {
     ino
 }
 
-/// Files of which each has a leaf of the tree for itself, with a second name.
+/// Files with a second name, each of which has a leaf of the tree for itself.
 fn apart(fs: &FileSystem, count: u64) {
     for n in 0..count {
         let ino = create(fs, &format!("apart {n}"));
@@ -148,7 +148,7 @@ fn apart(fs: &FileSystem, count: u64) {
 /// A file whose extents lie in about 100 leaves of the tree, each more than a quarter full. Returns
 /// it with a hole in each of these leaves.
 fn spread(fs: &FileSystem, name: &str) -> (Ino, Vec<u64>) {
-    // Extents that are made in descending order leave leaves half full, with some 200 each.
+    // Extents created in descending order leave leaves half full, with some 200 each.
     const LEAF: u64 = 200;
     const END: u64 = 24_000;
     let (ino, mut end) = (create(fs, name), END);
@@ -156,8 +156,8 @@ fn spread(fs: &FileSystem, name: &str) -> (Ino, Vec<u64>) {
         for n in (end - count..end).rev() {
             fs.fallocate(ino, FallocateMode::Allocate { keep_size: false }, 2 * n * BLOCK, BLOCK).unwrap();
         }
-        // Makes room for the next ones. Leaves with fewer extents would be merged. What is punched
-        // lies side by side, or no node would fit between the blocks that are left.
+        // Makes room for the next ones. Leaves with fewer extents would be merged. The punched
+        // blocks are adjacent, since otherwise no node would fit between the remaining blocks.
         for n in (end - count..end).filter(|n| n % 16 < 7) {
             fs.fallocate(ino, FallocateMode::PunchHole, 2 * n * BLOCK, BLOCK).unwrap();
         }
@@ -168,8 +168,8 @@ fn spread(fs: &FileSystem, name: &str) -> (Ino, Vec<u64>) {
     (ino, holes.collect())
 }
 
-/// Fills of holes in more leaves of the tree than there are free nodes. If one pass of writeback
-/// copied all of these leaves, the pool of nodes would be empty, and nothing could free space.
+/// Fills holes in more leaves of the tree than there are free nodes. If one pass of writeback
+/// copied all of these leaves, the pool of nodes would be empty, and no operation could free space.
 #[test]
 fn a_full_image_can_be_emptied_after_fills_of_many_leaves() {
     let fs = new(64 * MIB, 2 * MIB);
@@ -183,7 +183,7 @@ fn a_full_image_can_be_emptied_after_fills_of_many_leaves() {
     for hole in &holes {
         fs.write(wide, *hole, &[9; 4096]).unwrap();
     }
-    // Each of these copies a leaf, which the pool of free nodes gets back with the next checkpoint.
+    // Each of these copies a leaf, whose old node returns to the pool with the next checkpoint.
     for n in 0..30 {
         let ino = fs.lookup(Ino::ROOT, format!("apart {n}").as_bytes()).unwrap().ino;
         fs.setattr(ino, &SetAttr { mode: Some(0o600), ..SetAttr::default() }).unwrap();
@@ -207,7 +207,7 @@ fn a_full_image_can_be_emptied_after_fills_of_many_leaves() {
     fs.close().unwrap();
 }
 
-/// Writeback joins extents beside readers: what is written between two of them makes one of three.
+/// Writeback joins extents while readers run: a write between two extents makes one out of three.
 /// Readers see neither a hole where there is data nor extents that overlap.
 #[test]
 fn readers_beside_writeback_see_whole_records() {
@@ -224,7 +224,7 @@ fn readers_beside_writeback_see_whole_records() {
         fs.fsync(*ino, false).unwrap();
     }
     fs.close().unwrap();
-    // Nothing is cached, so readers look for the extents of all that is not written again.
+    // Nothing is cached, so readers search the extents of everything that is not rewritten.
     let fs = open(&device);
     let current = Arc::new(AtomicUsize::new(0));
     let over = Arc::new(AtomicBool::new(false));
@@ -256,13 +256,13 @@ fn readers_beside_writeback_see_whole_records() {
     fs.close().unwrap();
 }
 
-/// A write that is larger than what is left takes what there is, as on other file systems.
+/// A write larger than the free space writes what fits, as on other file systems.
 #[test]
 fn a_write_that_does_not_fit_is_short() {
     let fs = new(64 * MIB, MIB);
     let ino = create(&fs, "file");
     fill(&fs, "other");
-    // Some blocks become free, fewer than the write has.
+    // Some blocks become free, fewer than the write needs.
     fs.fallocate(fs.lookup(Ino::ROOT, b"other").unwrap().ino, FallocateMode::PunchHole, 0, 255 * BLOCK)
         .unwrap();
     fs.sync().unwrap();
@@ -270,7 +270,7 @@ fn a_write_that_does_not_fit_is_short() {
     let written = fs.write(ino, 0, &bytes).unwrap();
     assert!((200 * BLOCK as usize..bytes.len()).contains(&written), "{written} bytes");
     assert!(matches!(fs.write(ino, written as u64, &bytes), Err(e) if e.errno() == 28), "the rest");
-    // What the kernel passes on from its cache is whole or refused.
+    // A write from the kernel's cache is complete or fails.
     fs.setattr(ino, &SetAttr { size: Some(0), ..SetAttr::default() }).unwrap();
     fs.sync().unwrap();
     let whole = WriteMode::default().with_whole(true);
@@ -283,7 +283,7 @@ fn a_write_that_does_not_fit_is_short() {
     fs.close().unwrap();
 }
 
-/// Preallocated blocks after the end of a file move with the rest of it.
+/// Preallocated blocks beyond the end of a file move with the rest of it.
 #[test]
 fn an_insertion_moves_nothing_beyond_the_largest_size() {
     let fs = new(64 * MIB, MIB);

@@ -1,5 +1,5 @@
-//! What statfs says is so: of a new image, while data waits for its place, and right after a file
-//! is deleted.
+//! statfs reports correct numbers: for a new image, while data waits for its place, and right after
+//! a file is deleted.
 
 #![allow(clippy::unwrap_used)]
 
@@ -8,7 +8,7 @@ use kedgefs::{FileSystem, FormatOptions, Ino, ManualClock, MountOptions, Owner};
 use std::sync::Arc;
 
 const BLOCKS: u64 = 2048;
-/// A file's own cost beside its data: some nodes.
+/// A file's own cost besides its data: some nodes.
 const SLACK: u64 = 64;
 
 fn new() -> FileSystem {
@@ -33,7 +33,7 @@ fn free_space_is_told_at_once() {
     assert!(available > free / 2, "{available} of {free} blocks");
     let file = fs.create(Ino::ROOT, b"file", 0o644, Owner::default()).unwrap();
     fs.write(file.ino, 0, &vec![1; (BLOCKS * 4096) as usize]).unwrap();
-    // Delayed allocation: promised is not free.
+    // Delayed allocation: promised blocks are not free.
     let is_used = |when: &str| {
         let (free_now, available_now) = room(&fs);
         for (then, now) in [(free, free_now), (available, available_now)] {
@@ -46,12 +46,12 @@ fn free_space_is_told_at_once() {
     is_used("synced");
     fs.checkpoint().unwrap();
     is_used("after a checkpoint");
-    // No sync, no write and no other operation behind it.
+    // Without a sync, a write or any other operation after it.
     fs.unlink(Ino::ROOT, b"file").unwrap();
     let (free_now, available_now) = room(&fs);
     assert!(free_now + SLACK >= free, "{free_now} of {free} blocks are free again");
     assert!(available_now + SLACK >= available, "{available_now} of {available} blocks are available again");
-    // And it is true: all that was said to be there can be had.
+    // All blocks that were reported available can be allocated.
     let file = fs.create(Ino::ROOT, b"all", 0o644, Owner::default()).unwrap();
     let bytes = vec![2; 1 << 20];
     let mut at = 0;
@@ -69,8 +69,8 @@ fn free_space_is_told_at_once() {
     fs.close().unwrap();
 }
 
-/// What the operations of many threads are promised for a moment is no used space: nobody is
-/// refused, and statfs shows most of the image all the time.
+/// Promises to the operations of many threads do not count as used space: no operation is refused,
+/// and statfs shows most of the image all the time.
 #[test]
 fn a_crowd_is_not_refused_on_a_small_image() {
     const THREADS: u64 = 200;

@@ -1,4 +1,4 @@
-//! The old rules behind the switches cost what they are said to cost, and the new ones do not.
+//! The old rules behind the switches have their documented costs, and the new ones do not.
 #![allow(clippy::unwrap_used)]
 
 #[path = "common/watched.rs"]
@@ -106,7 +106,7 @@ impl Clock for Ticks {
     }
 }
 
-/// As XFS before and after its change: see `durability::rules`.
+/// XFS before and after its change: see `durability::rules`.
 #[test]
 fn only_relog_forces_for_time_stamps_and_once_a_tick() {
     let device = Arc::new(MemDevice::new(64 << 20));
@@ -116,8 +116,8 @@ fn only_relog_forces_for_time_stamps_and_once_a_tick() {
     let f = fs.create(Ino::ROOT, b"f", 0o644, Owner::default()).unwrap().ino;
     fs.write(f, 0, &[1; 256 << 10]).unwrap();
     fs.fsync(f, false).unwrap();
-    // Records of time stamps, and forces, by a write of a new tick, by one of the same tick, and by
-    // the fdatasync after each.
+    // Records of time stamps, and forces, by a write in a new tick, by a write in the same tick,
+    // and by the fdatasync after each.
     let stamps = || count(&fs, "log.records_by_operation.times");
     let step = |moves: bool| {
         ticks.0.fetch_add(moves as u64, Ordering::Relaxed);
@@ -136,14 +136,14 @@ fn only_relog_forces_for_time_stamps_and_once_a_tick() {
         fs.fsync(f, false).unwrap();
         assert_eq!([step(true), step(false), step(true)], [new, same, new], "{rule}");
     }
-    // What another call has forced is durable for this one.
+    // What another call has forced is durable for this call.
     ticks.0.fetch_add(1, Ordering::Relaxed);
     fs.write(f, 8192, &[3; 4096]).unwrap();
     fs.sync().unwrap();
     let forced = forces(&fs, "fdatasync");
     fs.fsync(f, true).unwrap();
     assert_eq!(forces(&fs, "fdatasync"), forced, "relog: nothing of it is left to force");
-    // The stamps are those of the write, and a change of size is forced under each rule.
+    // The stamps are those of the write, and every rule forces a change of size.
     assert_eq!(fs.getattr(f).unwrap().mtime, ticks.now());
     for rule in ["fields", "seq"] {
         fs.set_options(&format!("fdatasync={rule}")).unwrap();
@@ -171,7 +171,7 @@ fn a_remount_changes_what_it_names_or_nothing() {
     assert_eq!(info["options"]["new_name"], "lazy");
 }
 
-/// An unlinked file stays unlinked; one made without a name may get one.
+/// An unlinked file stays unlinked; a file created without a name may get one.
 #[test]
 fn only_a_tmpfile_can_be_linked_back() {
     let fs = open(MountOptions::default());
@@ -206,8 +206,8 @@ fn the_slowest_fsyncs_are_kept_slowest_first() {
     }
 }
 
-/// As ext4 before its change: nothing checkpoints while the log has room, and the operation that
-/// finds none runs the checkpoint and waits for it.
+/// ext4 before its change: no checkpoint runs while the log has room, and the operation that finds
+/// none runs the checkpoint and waits for it.
 #[test]
 fn without_async_checkpoint_only_a_full_log_starts_one() {
     let device = Arc::new(MemDevice::new(64 << 20));
@@ -235,7 +235,7 @@ fn without_async_checkpoint_only_a_full_log_starts_one() {
 }
 
 /// Files of 4 KiB, written by the timer or by sync. Without `async_checkpoint`, and with one file
-/// that is overwritten, it is the fsyncs that find the log full and checkpoint.
+/// that is overwritten, the fsyncs find the log full and checkpoint.
 #[test]
 fn fsyncs_beside_a_checkpoint_are_counted_by_themselves() {
     let device = Arc::new(MemDevice::new(64 << 20));
@@ -301,7 +301,7 @@ fn a_plug_merges_the_writes_of_many_files() {
     assert!(writes("plug,writeback_order=location") <= 512 / 64);
 }
 
-/// Counts what is submitted with writes in it that are not durable on their own.
+/// Counts the submissions with writes in them that are not durable by themselves.
 struct Submissions {
     inner: MemDevice,
     count: AtomicU64,
@@ -317,7 +317,7 @@ impl Watch for Submissions {
     }
 }
 
-/// The kernel merges the requests of one submission. So there must not be one for all.
+/// The kernel merges the requests of one submission, so all of them must not be in one.
 #[test]
 fn noplug_submits_the_writes_of_each_inode_apart_from_those_of_others() {
     const FILES: u64 = 200;
@@ -352,11 +352,11 @@ fn noplug_submits_the_writes_of_each_inode_apart_from_those_of_others() {
     };
     let (plugged, apart) = (submissions("plug"), submissions("noplug"));
     assert!(plugged < FILES / 8, "plug: {plugged} submissions");
-    // What is not data, the log's, is in both.
+    // The writes of the log, which are not data, are in both counts.
     assert!((FILES..FILES + plugged).contains(&apart), "noplug: {apart}, plug: {plugged}");
 }
 
-/// As Linux's sync(2), which visited each file system and walked all of its cached inodes.
+/// Like Linux's sync(2), which visited each file system and walked all of its cached inodes.
 #[test]
 fn a_sync_with_shared_tracking_walks_every_cached_inode_of_its_file_system() {
     let walked = |fs: &FileSystem| {
@@ -420,7 +420,7 @@ fn a_program_may_bring_its_own_order() {
     assert_eq!(info["options"]["writeback_order"], "last first");
 }
 
-/// What 32 threads reserve at once must leave a small log to those who fill it.
+/// The reservations of 32 concurrent threads must leave room in a small log for records.
 #[test]
 fn an_fsync_in_place_reserves_log_for_the_pages_that_it_writes() {
     let device = Arc::new(MemDevice::new(64 << 20));
@@ -429,11 +429,11 @@ fn an_fsync_in_place_reserves_log_for_the_pages_that_it_writes() {
     FileSystem::format(device.clone(), clock.clone(), &format).unwrap();
     let fs = FileSystem::open(device, clock, MountOptions::default()).unwrap();
     let file = fs.create(Ino::ROOT, b"f", 0o644, Owner::default()).unwrap().ino;
-    fs.write(file, 0, &[7; 20 * 4096]).unwrap(); // more than rides in the log
+    fs.write(file, 0, &[7; 20 * 4096]).unwrap(); // more than is written to the log
     fs.fsync(file, false).unwrap();
     let most = count(&fs, "log.reserved_bytes_max");
     assert!((4096..16 << 10).contains(&most), "{most} bytes");
-    // Pages far from one another still go in one pass.
+    // Pages far apart still go in one pass.
     (0..40).for_each(|i| assert_eq!(fs.write(file, i << 20, &[8; 4096]).unwrap(), 4096));
     let records = count(&fs, "log.records_by_operation.writeback");
     fs.fsync(file, false).unwrap();

@@ -14,7 +14,7 @@ fn options() -> MountOptions {
     MountOptions { volatile: true, commit: Duration::from_secs(3600), ..MountOptions::default() }
 }
 
-/// Requests that change the device, and flushes.
+/// The number of requests that change the device, and of flushes.
 fn asked(device: &Failing) -> [u64; 2] {
     let stats = kedgefs::device::Device::stats(&*device.sim);
     [stats.writes.get(), stats.flushes.get()]
@@ -38,13 +38,13 @@ fn nothing_is_asked_of_the_device_until_the_end() {
     answer.recv().unwrap().unwrap();
     answer.recv().unwrap().unwrap();
     assert_eq!(asked(&device), before);
-    // The image of that moment opens, without the file.
+    // The image at that moment opens, without the file.
     assert!(!device.is_durable(b"scratch", &[7; 3 * PAGE]));
     fs.close().unwrap();
     assert!(device.is_durable(b"scratch", &[7; 3 * PAGE]) && device.is_clean());
 }
 
-/// Who freezes, or asks to flush before a shutdown, wants it on the device.
+/// A freeze, and a shutdown with a flush, still make everything durable.
 #[test]
 fn a_freeze_and_a_shutdown_make_all_durable() {
     let device = Failing::new();

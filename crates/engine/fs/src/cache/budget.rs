@@ -1,5 +1,5 @@
-//! Memory for file pages: how many may be cached, how many may be dirty, and who waits when there
-//! are too many.
+//! Memory for file pages: how many may be cached, how many may be dirty, and which writers are
+//! delayed above the limits.
 
 use crate::cache::inodes::Inodes;
 use crate::cache::pages::Delta;
@@ -12,25 +12,24 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
-/// Cached pages that are looked at for eviction with each operation, and with each page that it
+/// Cached pages that are examined for eviction with each operation, and with each page that it
 /// adds.
 const TURNS_MIN: i64 = 64;
 const TURNS_PER_PAGE: i64 = 4;
-/// What a writer waits at the hard limit before it has to help.
+/// Longest delay of a writer at the hard limit before it writes back itself.
 const DELAY_MAX: Duration = Duration::from_millis(1);
 
-/// How many pages are in memory and how many of them are dirty, with the limits that writers and
-/// caches keep.
+/// The numbers of pages in memory and of dirty pages, with their limits for caches and writers.
 pub(crate) struct Budget {
     pages: AtomicI64,
     dirty: AtomicI64,
     pages_max: i64,
-    /// Above it the flusher writes.
+    /// Above this number the flusher writes.
     dirty_background: i64,
-    /// Above it writers do.
+    /// Above this number writers write back themselves.
     dirty_hard: i64,
     shared: Option<Arc<SharedBudget>>,
-    /// One token for each page, oldest first: the order in which clean pages go.
+    /// One token for each page, oldest first: the order in which clean pages are evicted.
     tokens: Mutex<VecDeque<(Ino, u64)>>,
 }
 
@@ -87,9 +86,8 @@ impl Budget {
         self.dirty_hard
     }
 
-    /// How long a writer waits before it goes on: nothing up to half way between the limits, then
-    /// more and more. The flusher gets ahead, and few writers ever meet the hard limit, where they
-    /// wait for whole passes.
+    /// Delay of a writer: none up to half way between the limits, then increasing. The flusher gets
+    /// ahead, and few writers ever reach the hard limit, where they wait for whole passes.
     pub(crate) fn delay(&self) -> Option<Duration> {
         let dirty = self.dirty_pages();
         let own = pressure(dirty, self.dirty_background, self.dirty_hard);
@@ -98,30 +96,30 @@ impl Budget {
         (most > 0.0).then(|| DELAY_MAX.mul_f64(most.min(1.0)))
     }
 
-    /// A page came into memory. May be called with the page lock held.
+    /// Adds the token of a new page. May be called with the page lock held.
     pub(crate) fn token(&self, ino: Ino, index: u64) {
         self.tokens.lock().push_back((ino, index));
     }
 
-    /// A clean page came into memory: older ones may have to go. No page lock is held.
+    /// Adds a clean page, and evicts older ones if necessary. No page lock is held.
     pub(crate) fn cached(&self, inodes: &Inodes, ino: Ino, index: u64) {
         self.token(ino, index);
         self.enforce(inodes, 1);
     }
 
-    /// Drops clean pages while there are too many. Pages that are not clean get a new turn.
+    /// Drops clean pages while there are too many. Pages that are not clean get a new token.
     ///
-    /// Looks at some more pages than the caller has `added`, so that a stream of large writes
-    /// cannot outrun it. It does not look at as many as are too many: if the log is full of pages
-    /// that have to stay, every small write would look at all of them.
+    /// Examines some more pages than the caller has `added`, so that a stream of large writes
+    /// cannot outrun the eviction. It does not examine as many as are in excess: if memory is full
+    /// of pages that must stay, every small write would examine all of them.
     pub(crate) fn enforce(&self, inodes: &Inodes, added: i64) {
         let mut turns = TURNS_MIN + TURNS_PER_PAGE * added;
         loop {
             let pages = self.cached_pages();
             let (ino, index) = {
                 let mut tokens = self.tokens.lock();
-                // Tokens of pages that went otherwise (truncate) linger: keep their number bounded
-                // too.
+                // Tokens of pages that were removed otherwise (truncate) remain, so their number is
+                // bounded too.
                 if turns == 0 || (pages <= self.pages_max && tokens.len() as i64 <= 2 * self.pages_max) {
                     return;
                 }

@@ -1,4 +1,4 @@
-//! Records of inodes: what one changes, and how the change becomes visible.
+//! Records of inodes: the changes in a record, and how they become visible.
 
 use crate::cache::inode::{Inode, Meta};
 use crate::error::Result;
@@ -11,25 +11,25 @@ use kedge_format::{FileKind, InodeCore};
 use kedge_store::{Handle, RecordLsn};
 use smallvec::SmallVec;
 
-/// Time stamps and the change counter: what fdatasync may leave behind.
+/// The fields that fdatasync may leave undurable: time stamps and the change counter.
 const TIMES: InodeMask = InodeMask(
     InodeMask::ATIME.0 | InodeMask::MTIME.0 | InodeMask::CTIME.0 | InodeMask::BTIME.0 | InodeMask::CHANGE.0,
 );
 
-/// What a record does to one existing inode.
+/// The change of one existing inode in a record.
 pub(crate) struct Change<'a> {
     pub inode: &'a Inode,
     pub meta: MutexGuard<'a, Meta>,
-    /// The attributes as they shall be.
+    /// The new attributes.
     pub core: InodeCore,
     pub mask: InodeMask,
-    /// The size that the record names, where it is not the live one: bytes behind it are not
-    /// written yet.
+    /// The size in the record, if it differs from the live size: the bytes after it are not written
+    /// yet.
     pub logged_size: Option<u64>,
 }
 
 impl<'a> Change<'a> {
-    /// Of an inode whose meta lock is held. Changes nothing yet.
+    /// Starts a change of an inode whose meta lock is held.
     pub(crate) fn of(inode: &'a Inode, meta: MutexGuard<'a, Meta>) -> Change<'a> {
         let core = meta.core;
         Change { inode, meta, core, mask: InodeMask::default(), logged_size: None }
@@ -40,7 +40,7 @@ impl<'a> Change<'a> {
         self.mask |= mask;
     }
 
-    /// mtime and ctime.
+    /// Sets mtime and ctime.
     pub(crate) fn touch(&mut self, now: Timespec) {
         self.set(InodeMask::MTIME | InodeMask::CTIME, |c| {
             c.mtime = now;
@@ -59,8 +59,8 @@ pub(crate) fn lock_metas<'a>(inodes: &[&'a Inode]) -> Changes<'a> {
     sorted.into_iter().map(|inode| Change::of(inode, inode.meta.lock())).collect()
 }
 
-/// Completes `record` with the changes, commits it, and only then lets the changes be seen: an
-/// error leaves all as it was.
+/// Completes `record` with the changes, commits it, and only then makes the changes visible: after
+/// an error everything is unchanged.
 pub(crate) fn commit(
     handle: &mut Handle<'_>,
     record: RecordBuilder,
@@ -88,13 +88,13 @@ fn commit_by(
         c.core.change = c.core.change.wrapping_add(1);
         let mut mask = c.mask | c.meta.unlogged | InodeMask::CHANGE;
         if broken::is(Variant::SizeBeyondWritten) {
-            mask |= InodeMask::SIZE; // broken on purpose: the live size, whatever is written of it
+            mask |= InodeMask::SIZE; // broken on purpose: the live size, even if its bytes are not written
         }
         let named = InodeCore { size: c.logged_size.unwrap_or(c.core.size), ..c.core };
         record.inode(c.inode.ino, mask, &named);
     }
-    // Edits beside the patches (extents, names, attributes) are more than time stamps, whoever they
-    // are of.
+    // Edits other than patches (extents, names, attributes) are more than time stamps, for every
+    // inode of the record.
     let others = others > 0;
     let lsn = commit(record)?;
     for c in changes.iter_mut() {
@@ -104,7 +104,7 @@ fn commit_by(
         if c.mask.contains(InodeMask::SIZE) {
             c.meta.logged_size = c.logged_size.unwrap_or(c.core.size);
         }
-        // Broken on purpose: a new size is no more than a time stamp.
+        // Broken on purpose: a new size counts as a time stamp.
         let forgotten = c.mask.contains(InodeMask::SIZE) && broken::is(Variant::ForgetDatasyncOnSize);
         if (!c.mask.without(TIMES).is_empty() || others) && !forgotten {
             c.meta.progress.datasync_lsn = lsn.end;
@@ -113,7 +113,7 @@ fn commit_by(
     Ok(lsn)
 }
 
-/// A new inode's core; a directory hands on some of its flags, and with set-group-ID its group.
+/// A new inode's core; a directory passes on some of its flags, and with set-group-ID its group.
 pub(crate) fn new_core(
     parent: &InodeCore,
     mode: u32,

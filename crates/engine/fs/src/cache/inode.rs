@@ -1,4 +1,4 @@
-//! Inodes in memory: their locks, their attributes, what is not yet durable of them.
+//! Inodes in memory: their locks, their attributes, and their state that is not yet durable.
 //! [`crate::cache::table`] caches them.
 //!
 //! # Locks of an inode, in the order in which they are taken
@@ -11,9 +11,9 @@
 //!    are not in memory.
 //!
 //! # LSNs
-//! `commit_lsn` and `datasync_lsn` are ends of records: durable when `durable_lsn` has reached
-//! them. They are numbers, not flags, and survive eviction in a side table until they are durable:
-//! an inode that is read in again is never taken for durable because nobody remembers it.
+//! `commit_lsn` and `datasync_lsn` are ends of records: durable once `durable_lsn` has reached
+//! them. They are numbers, not flags, and survive eviction in a side table until they are durable,
+//! so an inode that is read in again is never wrongly taken for durable.
 
 use crate::cache::pages::Pages;
 use crate::error::{Error, Result};
@@ -26,7 +26,7 @@ use kedge_store::{RecordLsn, Store, WriteSeq};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// What is not yet known to be durable of an inode.
+/// The state of an inode that is not known to be durable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Progress {
     /// End of the last record that touched the inode.
@@ -38,19 +38,18 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Of an inode that the record ending at `lsn` created or changed whole.
+    /// The progress of an inode that the record ending at `lsn` created or changed as a whole.
     pub(crate) fn at(lsn: RecordLsn) -> Progress {
         Progress { commit_lsn: lsn.end, datasync_lsn: lsn.end, ..Default::default() }
     }
 
-    /// Nothing in it has to outlive eviction.
+    /// Whether nothing in it has to outlive eviction.
     pub(crate) fn is_durable(&self, store: &Store) -> bool {
         self.commit_lsn <= store.durable_lsn() && store.data_flushed(self.write_seq)
     }
 }
 
-/// Positions of records that `new_name=sync` asks for: `names::new_name` says what they mean. Zero:
-/// never.
+/// Positions of records for `new_name=sync`, explained in `names::new_name`. Zero for none.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct NameMarks {
     pub created: Lsn,
@@ -61,30 +60,31 @@ pub(crate) struct NameMarks {
 pub(crate) struct Meta {
     /// The live attributes; `size` includes bytes that no record names yet.
     pub core: InodeCore,
-    /// The size that records name.
+    /// The size in the records.
     pub logged_size: u64,
     /// Time stamps that changed and are in no record.
     pub unlogged: InodeMask,
     pub progress: Progress,
     /// For `new_name=sync`.
     pub marks: NameMarks,
-    /// Block behind the last one allocated to the file: where the next one is wanted.
+    /// The block after the last one allocated to the file, which is the preferred next block.
     pub goal: Option<BlockNo>,
-    /// Of a directory: inode numbers set aside for its children, next and end.
+    /// For a directory: inode numbers set aside for its children, next and end.
     pub ino_range: (u64, u64),
-    /// Of a directory: it is known to have no default access control list.
+    /// For a directory: whether it is known to have no default access control list.
     pub no_default_acl: bool,
-    /// A truncate has set the size and not yet removed all extents behind it.
+    /// A truncate has set the size and not yet removed all extents beyond it.
     pub shrinking: bool,
-    /// On the dirty list.
+    /// Whether the inode is on the dirty list.
     pub listed: bool,
-    /// Its items are gone.
+    /// Whether its items have been removed.
     pub dead: bool,
-    /// A writeback failed, and no fsync has told of it.
+    /// A writeback failed, and no fsync has reported it.
     pub write_failed: bool,
-    /// The last of those failures was for want of space on the image's host.
+    /// The last of those failures was caused by a full host of the image.
     pub failed_full: bool,
-    /// How often writeback failed since it last succeeded, and when the background tries again.
+    /// Number of failed writebacks since the last success, and the time of the next attempt in the
+    /// background.
     pub failures: u32,
     pub retry_at: Duration,
 }
@@ -92,7 +92,7 @@ pub(crate) struct Meta {
 pub(crate) struct Inode {
     pub ino: Ino,
     pub kind: FileKind,
-    /// Calls that want its data durable and have not seen it written yet.
+    /// Number of calls that need its data durable and have not seen it written yet.
     pub syncing: AtomicU32,
     pub io: RwLock<()>,
     pub wb: Mutex<()>,
@@ -134,14 +134,14 @@ impl Inode {
         self.kind == FileKind::Directory
     }
 
-    /// Looks at the inode's items in the tree as they are between two records. Writeback changes
-    /// extents beside readers: an extent that is cut in three, or joined with its neighbours, is
-    /// several edits. A reader between two of them would find a hole where data is, or extents that
-    /// overlap.
+    /// Runs `look` on the inode's items in the tree as they are between two records. Writeback
+    /// changes extents while readers run: an extent that is cut in three, or joined with its
+    /// neighbours, takes several edits. A reader between two of them would find a hole where there
+    /// is data, or extents that overlap.
     ///
-    /// A commit holds the meta lock and sets `commit_lsn`. So if it is the same before and after,
-    /// there was no record. The first tries do not hold the lock, since `look` may wait for the
-    /// device; the last one does, so that the call ends beside a steady writer.
+    /// A commit holds the meta lock and sets `commit_lsn`. So if that is the same before and after,
+    /// no record came between. The first attempts do not hold the lock, since `look` may wait for
+    /// the device; the last attempt does, so that the call ends even beside a steady writer.
     pub(crate) fn between_records<R>(&self, mut look: impl FnMut() -> R) -> R {
         const TRIES: u32 = 4;
         let mut before = self.meta.lock().progress.commit_lsn;
@@ -157,7 +157,7 @@ impl Inode {
         look()
     }
 
-    /// What stat(2) shows of it.
+    /// The attributes that stat(2) shows.
     pub(crate) fn attr(&self) -> Result<Attr> {
         let delayed = if self.kind == FileKind::Regular { self.pages.lock().promised() } else { 0 };
         let meta = self.meta.lock();
@@ -165,13 +165,13 @@ impl Inode {
             return Err(Error::NotFound);
         }
         let mut core = meta.core;
-        // As other file systems show them: blocks that delayed allocation has promised.
+        // Includes blocks promised to delayed allocation, as in other file systems.
         core.blocks += delayed;
         Ok(Attr::from_core(self.ino, &core, self.kind))
     }
 }
 
-/// A call that wants the inode's data durable, until it has seen it written.
+/// A call that needs the inode's data durable, until it has seen the data written.
 pub(crate) struct Syncing<'a>(&'a Inode);
 
 impl Syncing<'_> {
@@ -187,7 +187,7 @@ impl Drop for Syncing<'_> {
     }
 }
 
-/// The progress to remember of an inode that may be evicted.
+/// The progress to keep for an inode, if the inode may be evicted.
 pub(crate) fn evictable(inode: &Inode) -> Option<Progress> {
     let pages = inode.pages.try_lock_unranked()?;
     if !pages.map.is_empty() {

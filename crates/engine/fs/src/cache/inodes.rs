@@ -1,4 +1,4 @@
-//! The inodes of a file system: from the cache or the tree, and new ones.
+//! Access to the inodes of a file system: from the cache, from the tree, and new ones.
 
 use crate::cache::inode::{Inode, Meta, Progress};
 use crate::cache::table::{InodeTable, Watch};
@@ -11,7 +11,7 @@ use kedge_format::{FileKind, InodeCore, Key};
 use kedge_store::RecordLsn;
 use std::sync::Arc;
 
-/// See the module.
+/// The inodes of a file system; see the module's head.
 pub(crate) struct Inodes {
     engine: Arc<Engine>,
     table: InodeTable,
@@ -66,7 +66,7 @@ impl Inodes {
         self.table.pin(ino);
     }
 
-    /// Returns true when the last pin went.
+    /// Returns whether that was the last pin.
     pub(crate) fn unpin(&self, ino: Ino, count: u64) -> bool {
         self.table.unpin(ino, count)
     }
@@ -75,8 +75,8 @@ impl Inodes {
         self.table.is_pinned(ino)
     }
 
-    /// An inode number near those of its siblings: directories draw from ranges of their own, so
-    /// that creators in different directories meet in different leaves.
+    /// An inode number near those of its siblings. Directories draw from ranges of their own, so
+    /// that threads that create in different directories use different leaves.
     pub(crate) fn new_ino(&self, dir: &mut Meta) -> Result<Ino> {
         let (next, end) = dir.ino_range;
         if next < end {
@@ -91,10 +91,10 @@ impl Inodes {
     }
 }
 
-/// A new inode from its number to its record. It is in the table, its meta locked: a thread that
-/// finds it there waits until the record is applied, instead of reading the tree and putting a
-/// second inode of that number into the table. Dropped without [`Newborn::lives`], after an error
-/// or a panic, it is dead and forgotten.
+/// A new inode from its number to its record. It is in the table with its meta locked, so a thread
+/// that finds it there waits until the record is applied, instead of reading the tree and putting a
+/// second inode of that number into the table. A drop without [`Newborn::lives`], after an error or
+/// a panic, marks it dead and removes it.
 pub(crate) struct Newborn<'a> {
     inodes: &'a Inodes,
     meta: MutexGuard<'a, Meta>,
@@ -103,11 +103,11 @@ pub(crate) struct Newborn<'a> {
 }
 
 impl<'a> Newborn<'a> {
-    /// Of an inode made in `dir`, whose meta lock the caller may hold.
+    /// Starts a new inode in `dir`, whose meta lock the caller may hold.
     pub(crate) fn new(inodes: &'a Inodes, dir: Ino, inode: &'a Arc<Inode>) -> Result<Newborn<'a>> {
         let ino = inode.ino;
-        // Numbers ascend: the order of locks, and that the number is free, rest on it. An image may
-        // say otherwise.
+        // Numbers ascend: the order of locks relies on it, and so does the assumption that the
+        // number is free. A corrupt image may break it.
         let ascends = ino > dir;
         let meta = ascends.then(|| inode.meta.lock());
         match meta {
@@ -121,7 +121,7 @@ impl<'a> Newborn<'a> {
         }
     }
 
-    /// The record that creates it is applied.
+    /// Confirms the inode: the record that creates it is applied.
     pub(crate) fn lives(mut self, lsn: RecordLsn) {
         self.meta.progress = Progress::at(lsn);
         self.meta.marks.created = lsn.end;

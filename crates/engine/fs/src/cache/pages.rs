@@ -5,15 +5,15 @@
 //! - *dirty* (a byte range): changed since it was last logged or written in place.
 //! - *logged*: its newest durable copy is in the log; it must be written in place before the log's
 //!   tail may pass.
-//! - *being written*: its bytes are on their way to the device, or are there and no record says so
-//!   yet. Such a page looks clean. If that fails, it is again what it was. All of this happens
-//!   under the inode's `wb` lock, so who wants to know that nothing is dirty looks with that lock
-//!   held, or asks [`Pages::is_written`].
+//! - *being written*: its bytes are on their way to the device, or there but not yet in a record.
+//!   Such a page counts as clean. If the write fails, the page returns to its previous state. All
+//!   of this happens under the inode's `wb` lock, so code that must know that nothing is dirty
+//!   checks with that lock held, or calls [`Pages::is_written`].
 //!
-//! A page may be logged and dirty at once. What is dirty or logged stays in memory, and so does its
+//! A page may be logged and dirty at once. Dirty and logged pages stay in memory, and so does their
 //! inode.
 //!
-//! A page knows whether its block is *mapped* (has an extent). An unmapped page that is not clean
+//! A page records whether its block is *mapped* (has an extent). An unmapped page that is not clean
 //! holds one block of the inode's data reservation, so writing it in place cannot run out of space.
 
 use kedge_base::BLOCK_SIZE;
@@ -21,7 +21,7 @@ use kedge_store::DataReservation;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// Whether the block behind a page has an extent.
+/// The block of a page, and whether it has an extent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Backing {
     /// A hole, or not looked up because the page is clean.
@@ -38,19 +38,21 @@ pub(crate) enum Backing {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Which {
     Dirty,
-    /// Those that hold the log's tail.
+    /// Pages that hold the log's tail.
     Logged,
     All,
 }
 
 pub(crate) struct Page {
     pub data: Box<[u8; BLOCK_SIZE]>,
-    /// First and last-but-one byte changed since the page was logged or written in place.
+    /// First and last changed byte, as a half-open range, since the page was logged or written in
+    /// place.
     pub dirty: Option<(u16, u16)>,
     pub logged: bool,
     pub backing: Backing,
-    /// Who needs the page to stay though it is clean: a writeback whose record is not there yet
-    /// (the map still says hole), an operation that loaded it to change a part of it.
+    /// Number of holders that need the clean page to stay: a writeback whose record is not
+    /// committed yet (the map still has a hole), or an operation that loaded the page to change a
+    /// part of it.
     holds: u16,
 }
 
@@ -78,7 +80,7 @@ impl Page {
     }
 }
 
-/// What a page was before it was written.
+/// The state of a page before it was written.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Before {
     dirty: Option<(u16, u16)>,
@@ -88,18 +90,18 @@ pub(crate) struct Before {
 #[derive(Default)]
 pub(crate) struct Pages {
     pub map: BTreeMap<u64, Page>,
-    /// Indices of the pages with a dirty range, and of those that are logged: a large file in
-    /// memory has few of either, and an fsync of one page must not look at all.
+    /// Indices of the dirty and of the logged pages: a large file in memory has few of either, and
+    /// an fsync of one page must not examine all.
     dirty: BTreeSet<u64>,
     logged: BTreeSet<u64>,
-    /// Pages on their way to the device, which look clean and may become dirty again.
+    /// Pages on their way to the device, which count as clean and may become dirty again.
     writing: usize,
-    /// Pages whose blocks the device did not take a write to.
+    /// Pages whose blocks failed a write.
     bad_homes: BTreeSet<u64>,
     pub reservation: Option<DataReservation>,
 }
 
-/// How a change of pages changed the totals of the file system.
+/// The effect of a change of pages on the totals of the file system.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Delta {
     pub pages: i64,
@@ -160,7 +162,7 @@ impl Pages {
         }
     }
 
-    /// The page's dirty bytes are in a record now.
+    /// Marks the page's dirty bytes as logged, now that a record has them.
     pub(crate) fn set_logged(&mut self, index: u64) -> Delta {
         let page = self.map.get_mut(&index).expect("a page that is logged is present");
         let was_dirty = page.dirty.take().is_some();
@@ -172,8 +174,8 @@ impl Pages {
         Delta { pages: 0, dirty: -(was_dirty as i64) }
     }
 
-    /// Keeps a page, if it is there, from eviction until [`Pages::release_hold`]. Returns whether
-    /// it is there.
+    /// Protects a page, if it is present, from eviction until [`Pages::release_hold`]. Returns
+    /// whether it is present.
     pub(crate) fn hold(&mut self, index: u64) -> bool {
         self.map.get_mut(&index).map(|page| page.holds += 1).is_some()
     }
@@ -184,9 +186,9 @@ impl Pages {
         }
     }
 
-    /// The page's content goes in place now: it counts as clean unless it changes again, and is
-    /// held until [`Pages::written`] or [`Pages::not_written`]. Answers what it was, and the change
-    /// of the totals.
+    /// Starts writing a page in place: it counts as clean unless it changes again, and is held
+    /// until [`Pages::written`] or [`Pages::not_written`]. Returns its previous state, and the
+    /// change of the totals.
     pub(crate) fn set_writing(&mut self, index: u64) -> (Before, Delta) {
         let page = self.map.get_mut(&index).expect("a page that is written back is present");
         page.holds += 1;
@@ -201,17 +203,17 @@ impl Pages {
         (before, Delta { pages: 0, dirty: -(before.dirty.is_some() as i64) })
     }
 
-    /// What [`Pages::set_writing`] began came to its end: the page is in place and a record says
-    /// where. Answers whether it has a promise that it no longer needs: a writer who came before
-    /// the record was there has made it.
+    /// Ends [`Pages::set_writing`] with success: the page is in place and a record names its block.
+    /// Returns whether the page has a promise that it no longer needs, from a write that preceded
+    /// the record.
     pub(crate) fn written(&mut self, index: u64) -> bool {
         self.bad_homes.remove(&index);
         let page = self.end_writing(index);
         std::mem::replace(&mut page.backing, Backing::Written) == Backing::Reserved
     }
 
-    /// What [`Pages::set_writing`] began failed: the page is what it was, and what it became
-    /// meanwhile.
+    /// Ends [`Pages::set_writing`] with failure: restores the page's previous state, combined with
+    /// changes made meanwhile.
     pub(crate) fn not_written(&mut self, index: u64, before: Before) -> Delta {
         let page = self.end_writing(index);
         let was_dirty = page.dirty.is_some();
@@ -233,12 +235,12 @@ impl Pages {
         page
     }
 
-    /// Nothing is dirty, and nothing is on its way that may become dirty again.
+    /// Whether nothing is dirty or on its way to the device, from where it may become dirty again.
     pub(crate) fn is_written(&self) -> bool {
         self.dirty.is_empty() && self.writing == 0
     }
 
-    /// The device did not take a write to the page's block: the next one goes elsewhere.
+    /// Records a failed write of the page's block: the next write goes elsewhere.
     pub(crate) fn set_bad_home(&mut self, index: u64) {
         self.bad_homes.insert(index);
     }
@@ -271,7 +273,7 @@ impl Pages {
         }
     }
 
-    /// Behind the last page that is not clean; 0 if there is none.
+    /// The index after the last page that is not clean; 0 if there is none.
     pub(crate) fn unclean_end(&self, which: Which) -> u64 {
         let (dirty, logged) = (self.dirty.last(), self.logged.last());
         let last = match which {
@@ -282,7 +284,7 @@ impl Pages {
         last.map_or(0, |last| last + 1)
     }
 
-    /// Forgets the pages in `[from, to)`, dirty or not, and their reserved blocks.
+    /// Removes the pages in `[from, to)`, dirty or not, and their reserved blocks.
     pub(crate) fn remove_range(&mut self, from: u64, to: u64) -> Delta {
         let gone: Vec<u64> = self.map.range(from..to).map(|(&i, _)| i).collect();
         let mut delta = Delta::default();
@@ -309,7 +311,7 @@ impl Pages {
         self.reservation.as_ref().map_or(0, DataReservation::blocks)
     }
 
-    /// Gives reserved blocks back.
+    /// Returns reserved blocks.
     pub(crate) fn release(&mut self, blocks: u64) {
         if blocks > 0 {
             drop(self.reservation.as_mut().map(|r| r.split(blocks)));
@@ -324,7 +326,7 @@ impl Pages {
         }
     }
 
-    /// Drops a clean page that nobody holds. Returns whether there was one.
+    /// Drops a clean page without holders. Returns whether there was one.
     pub(crate) fn evict(&mut self, index: u64) -> bool {
         match self.map.get(&index) {
             Some(page) if page.is_clean() && page.holds == 0 && page.backing != Backing::Reserved => {

@@ -8,9 +8,9 @@ const BLOCK: u64 = BLOCK_SIZE as u64;
 
 /// Limits for the dirty pages of several file systems of one process together.
 ///
-/// One whose device hangs may hold all that is allowed for ever. So the limits stop only those that
-/// have more than half of an equal share: the others always go on, and together they exceed the
-/// limit by half at most.
+/// A file system whose device hangs may hold the whole limit forever. So the limits stop only
+/// members that have more than half of an equal share: the others always continue, and together
+/// they exceed the limit by half at most.
 #[derive(Debug)]
 pub struct SharedBudget {
     dirty: AtomicI64,
@@ -37,12 +37,12 @@ impl SharedBudget {
         self.dirty_pages().max(0) as u64 * BLOCK
     }
 
-    /// A file system joins: the limits are for one more.
+    /// Adds a file system to those among which the limits are divided.
     pub(crate) fn join(&self) {
         self.members.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A file system leaves, and gives back what it held.
+    /// Removes a file system, and subtracts its dirty pages.
     pub(crate) fn leave(&self, dirty: i64) {
         self.dirty.fetch_sub(dirty, Ordering::Relaxed);
         self.members.fetch_sub(1, Ordering::Relaxed);
@@ -52,30 +52,30 @@ impl SharedBudget {
         self.dirty.fetch_add(dirty, Ordering::Relaxed);
     }
 
-    /// How much of the way between two limits is used, from half of it on: above 0 writers slow
-    /// down.
+    /// The used part of the second half of the way between two limits: above 0 writers are delayed.
     pub(crate) fn pressure(&self) -> f64 {
         pressure(self.dirty_pages(), self.background, self.hard)
     }
 
-    /// Above the limit where the flushers write.
+    /// Whether the flushers must write.
     pub(crate) fn over_background(&self, own: i64) -> bool {
         self.over(self.background, own)
     }
 
-    /// Above the limit where writers do.
+    /// Whether writers must write back themselves.
     pub(crate) fn over_hard(&self, own: i64) -> bool {
         self.over(self.hard, own)
     }
 
-    /// Whether a member with `own` dirty pages is stopped by a limit.
+    /// Whether a limit stops a member with `own` dirty pages.
     fn over(&self, limit: i64, own: i64) -> bool {
         let members = self.members.load(Ordering::Relaxed).max(1);
         self.dirty_pages() > limit && own > limit / (2 * members)
     }
 }
 
-/// How far `dirty` is from half way between the limits on, as a part of the rest.
+/// How far `dirty` has advanced from the middle between the limits to the hard limit, as a
+/// fraction.
 pub(crate) fn pressure(dirty: i64, background: i64, hard: i64) -> f64 {
     let start = i64::midpoint(background, hard);
     (dirty - start) as f64 / (hard - start).max(1) as f64

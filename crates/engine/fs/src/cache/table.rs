@@ -1,4 +1,4 @@
-//! The table that caches inodes, what is undurable of evicted ones, and pins.
+//! The table that caches inodes, the undurable progress of evicted inodes, and pins.
 //!
 //! # Chunks
 //! Inodes of sixteen neighbouring numbers share one entry of the table, a *chunk*. Siblings have
@@ -7,45 +7,44 @@
 //! entries.
 //!
 //! # Eviction
-//! Second chance: the chunks of a shard stand in a ring, and a hand goes round. A full shard looks
-//! at the chunk under the hand. If it was used since the hand was there last, it stays. Else those
-//! of its inodes go that nobody holds and that have nothing unwritten, and the chunk goes with the
-//! last one. An insertion looks at a bounded number of chunks, and the table grows beyond its limit
-//! where they hold what cannot go.
+//! Second chance: the chunks of a shard form a ring with a hand. A full shard examines the chunk
+//! under the hand. A chunk that was used since the hand's last visit stays. Otherwise its inodes
+//! are removed that are unreferenced and have no unwritten state, and the chunk with its last
+//! inode. An insertion examines a bounded number of chunks, and the table grows beyond its limit if
+//! their inodes cannot be evicted.
 //!
-//! Inodes that cannot go do not count: the limit is for the others. The hand counts them on its way
-//! round. Most of them have pages in memory, and the budget of pages bounds those. If they counted,
-//! a table full of small files' inodes would have no place for new ones, which would go at the
-//! hand's next round, and each insertion would look at as many inodes in cold memory as it may.
-//! Linux keeps inodes with pages off its list for the same reason.
+//! Inodes that cannot be evicted do not count: the limit is for the others. The hand counts them on
+//! its round. Most of them have pages in memory, which the budget of pages bounds. If they counted,
+//! a table full of small files' inodes would have no place for new ones, which would be evicted at
+//! the hand's next round, and each insertion would examine the full bounded number of inodes in
+//! cold memory. Linux keeps inodes with pages off its list for the same reason.
 //!
 //! # Loading
-//! An inode that is not in the table is read from the tree by one thread. Threads that want the
-//! same inode meanwhile wait for its answer ([`InodeTable::get_or_load`]). No lock of the table is
+//! An inode that is not in the table is read from the tree by one thread. Threads that need the
+//! same inode meanwhile wait for its result ([`InodeTable::get_or_load`]). No lock of the table is
 //! held across the read. The read takes no lock of an inode, so threads that wait for it may hold
 //! any.
 //!
-//! What was read cannot be old when it enters the table, because nobody can change it in the tree
-//! meanwhile:
-//! 1. *While an inode is read it is not in the table, and nobody holds an [`Inode`] of it* that is
-//!    not dead. Eviction takes only inodes that nobody else holds, under the lock of the shard, and
-//!    a thread that comes later waits for the reader. [`InodeTable::remove`] takes only dead
-//!    inodes.
+//! An inode that was read cannot be stale when it enters the table, because no thread can change it
+//! in the tree meanwhile:
+//! 1. *While an inode is read it is not in the table, and no thread holds an [`Inode`] of it* that
+//!    is not dead. Eviction takes only inodes without other references, under the lock of the
+//!    shard, and a thread that arrives later waits for the reader. [`InodeTable::remove`] takes
+//!    only dead inodes.
 //! 2. *Each change of an inode's items in the tree is made by a thread that holds its `Inode`, and
-//!    not of a dead one.* It comes from [`crate::cache::inodes::Inodes::get`], before the record is
-//!    made. That holds for namespace operations, rename's displaced inode, attributes, truncate,
-//!    writeback, and the deletion of orphans (at mount also). `dead` is looked at under the meta
-//!    lock that the commit needs, or under the io lock that a deletion needs.
+//!    not of a dead one.* The thread got it from [`crate::cache::inodes::Inodes::get`], before it
+//!    made the record. That holds for namespace operations, rename's displaced inode, attributes,
+//!    truncate, writeback, and the deletion of orphans (at mount also). `dead` is checked under the
+//!    meta lock that the commit needs, or under the io lock that a deletion needs.
 //! 3. *A new inode enters the table before its record is applied*, its meta locked until then. A
-//!    thread that reads before finds nothing in the tree, and one that comes after waits for the
-//!    lock ([`crate::cache::inodes::Newborn`]).
-//! 4. *Numbers are not used again*, so a dead inode's number finds nothing in the tree, now and
-//!    later.
+//!    thread that reads before finds nothing in the tree, and a thread that arrives after waits for
+//!    the lock ([`crate::cache::inodes::Newborn`]).
+//! 4. *Numbers are not reused*, so a dead inode's number finds nothing in the tree, now and later.
 //! 5. Recovery applies records to the tree before the table exists. A checkpoint changes no item;
-//!    the writeback that it asks for goes by rule 2.
+//!    the writeback that it requests follows rule 2.
 //!
-//! The alternative is a counter of changes for each shard, looked at before and after the read, and
-//! a new read if it moved: reads beside many changes would then have no bound.
+//! The alternative, a counter of changes for each shard that is compared before and after the read,
+//! would repeat reads without bound beside many changes.
 
 use crate::cache::inode::{Inode, Progress, evictable};
 use crate::error::Result;
@@ -60,22 +59,22 @@ use std::sync::Arc;
 const SHARDS: usize = 32;
 /// Inodes of a chunk.
 const CHUNK: u64 = 16;
-/// Chunks that one insertion into a full shard looks at.
+/// Chunks that one insertion into a full shard examines.
 const LOOK_AT: usize = 8;
 
-/// Told of each inode that comes into the table or leaves it, under the lock of its shard.
+/// Notified of each inode that enters or leaves the table, under the lock of its shard.
 pub(crate) trait CacheWatch: Send + Sync {
     fn entered(&self, inode: &Arc<Inode>);
     fn left(&self, ino: Ino);
 
-    /// A sync looks for inodes under writeback. Returns at how many others it looked.
+    /// A sync searches inodes under writeback. Returns the number of other inodes that it visited.
     fn before_sync(&self) -> usize;
 }
 
-/// `None`: nobody wants to know.
+/// `None` if there is no observer.
 pub(crate) type Watch = Option<Arc<dyn CacheWatch>>;
 
-/// Cached inodes, what is undurable of evicted ones, and pins.
+/// Cached inodes, the undurable progress of evicted inodes, and pins.
 pub(crate) struct InodeTable {
     shards: Vec<Mutex<Shard>>,
     per_shard_max: usize,
@@ -86,7 +85,7 @@ pub(crate) struct InodeTable {
 struct Chunk {
     inodes: [Option<Arc<Inode>>; CHUNK as usize],
     count: u8,
-    /// Since the hand was there last.
+    /// Whether it was used since the hand's last visit.
     used: bool,
     /// Its place in the ring.
     at: usize,
@@ -94,14 +93,15 @@ struct Chunk {
 
 #[derive(Default)]
 struct Shard {
-    /// By the number of a chunk's first inode. None is empty.
+    /// By the number of a chunk's first inode. No chunk is empty.
     chunks: InoMap<Box<Chunk>>,
     /// The same numbers, each once.
     ring: Vec<Ino>,
     hand: usize,
     /// In all chunks.
     inodes: usize,
-    /// Inodes that could not go when the hand was there: in this round, and in the last whole one.
+    /// Inodes that could not be evicted at the hand's visit: in this round, and in the last
+    /// complete one.
     kept: usize,
     kept_before: usize,
     /// Progress of evicted inodes that is not known to be durable.
@@ -113,7 +113,7 @@ struct Shard {
     sweep_at: usize,
 }
 
-/// A read of an inode under way, and its answer for the threads that wait.
+/// A read of an inode in progress, and its result for the threads that wait.
 struct Load {
     answer: Mutex<Option<Answer>>,
     answered: Condvar,
@@ -142,7 +142,7 @@ impl Load {
     }
 }
 
-/// The reader's part. Dropped without an answer, it lets those that wait try again.
+/// The reader's part. A drop without a result makes the waiting threads try again.
 struct Loading<'a> {
     table: &'a InodeTable,
     ino: Ino,
@@ -152,18 +152,19 @@ struct Loading<'a> {
 
 impl Drop for Loading<'_> {
     fn drop(&mut self) {
-        // First from the shard: a thread that comes from now on finds the inode there, or reads.
+        // Removed from the shard first: a thread that arrives from now on finds the inode there, or
+        // reads it.
         self.table.shard(self.ino).lock().loads.remove(&self.ino);
         *self.load.answer.lock() = Some(self.answer.clone());
         self.load.answered.notify_all();
     }
 }
 
-/// What is known of an inode that somebody wants.
+/// The state of an inode that a thread needs.
 enum Wanted {
     There(Arc<Inode>),
     Awaited(Arc<Load>),
-    /// The caller reads it.
+    /// The caller must read it.
     Mine(Arc<Load>),
 }
 
@@ -195,8 +196,9 @@ impl InodeTable {
         self.shards.iter().map(|shard| shard.lock().inodes).sum()
     }
 
-    /// The inode, from the table or from `read`. One thread reads; its answer, an error too, is
-    /// that of all who came meanwhile. Each further turn of the loop needs another thread's panic.
+    /// The inode, from the table or from `read`. One thread reads; its result, or its error, is
+    /// also returned to all threads that waited. The loop repeats only after a panic of another
+    /// thread.
     pub(crate) fn get_or_load(
         &self,
         store: &Store,
@@ -227,7 +229,7 @@ impl InodeTable {
         if let Some(inode) = shard.get(ino) {
             return Wanted::There(inode);
         }
-        // Broken on purpose: each thread reads, whatever happens to the inode meanwhile.
+        // Broken on purpose: each thread reads, even if the inode changes meanwhile.
         if broken::is(Variant::StaleInode) {
             return Wanted::Mine(Arc::new(Load::new()));
         }
@@ -239,8 +241,8 @@ impl InodeTable {
         Wanted::Mine(load)
     }
 
-    /// Adds an inode read from the tree. Returns the one in the table: another one only if a thread
-    /// asked for the number of an inode while it was being created.
+    /// Adds an inode read from the tree. Returns the inode in the table, which is another only if a
+    /// thread requested an inode's number while that inode was being created.
     fn insert_loaded(&self, store: &Store, ino: Ino, core: InodeCore, kind: FileKind) -> Arc<Inode> {
         let mut shard = self.shard(ino).lock();
         if let Some(there) = shard.get(ino) {
@@ -291,7 +293,7 @@ impl InodeTable {
         *self.shard(ino).lock().pins.entry(ino).or_insert(0) += 1;
     }
 
-    /// Returns true when the last pin went.
+    /// Returns whether that was the last pin.
     pub(crate) fn unpin(&self, ino: Ino, count: u64) -> bool {
         let mut shard = self.shard(ino).lock();
         let Some(pins) = shard.pins.get_mut(&ino) else { return false };
@@ -324,7 +326,7 @@ impl Shard {
         let ring = &mut self.ring;
         let chunk = self.chunks.entry(first).or_insert_with(|| {
             ring.push(first);
-            // Used: the hand may be right before it.
+            // Marked as used, since the hand may be right before it.
             Box::new(Chunk { at: ring.len() - 1, used: true, ..Default::default() })
         });
         if chunk.inodes[index].replace(inode).is_none() {
@@ -333,7 +335,7 @@ impl Shard {
         }
     }
 
-    /// Whether it was there.
+    /// Returns whether it was there.
     fn remove(&mut self, ino: Ino) -> bool {
         let (first, index) = place(ino);
         let Some(chunk) = self.chunks.get_mut(&first) else { return false };
@@ -356,18 +358,19 @@ impl Shard {
         }
     }
 
-    /// Whether one has to go before one comes, of those that can.
+    /// Whether an inode must be evicted for a new one, counting those that can be.
     fn is_full(&self, max: usize) -> bool {
         self.inodes >= max + self.kept.max(self.kept_before)
     }
 
-    /// Looks at one chunk, of at least one.
+    /// Examines one chunk. The shard has at least one.
     fn evict_one(&mut self, store: &Store, watch: &Watch) {
         let at = self.hand % self.ring.len();
         if at == 0 {
             self.kept_before = std::mem::take(&mut self.kept);
         }
-        // On, also where a chunk goes: the last one takes its place, which is the newest as a rule.
+        // The hand advances even where a chunk is removed: the last chunk, normally the newest,
+        // takes its place.
         self.hand = at + 1;
         let first = self.ring[at];
         let chunk = self.chunks.get_mut(&first).expect("the ring has the chunks that there are");
@@ -375,8 +378,8 @@ impl Shard {
             return;
         }
         for (slot, ino) in chunk.inodes.iter_mut().zip(first.0..) {
-            // Nobody else can come to hold it: the table's reference is the only one, and we have
-            // the table's lock.
+            // No other thread can obtain a reference: the table's is the only one, and this thread
+            // holds the table's lock.
             let held = slot.as_ref().is_none_or(|inode| Arc::strong_count(inode) > 1);
             let Some(progress) = slot.as_deref().filter(|_| !held).and_then(evictable) else { continue };
             *slot = None;
@@ -385,7 +388,7 @@ impl Shard {
             if let Some(watch) = watch {
                 watch.left(Ino(ino));
             }
-            // Broken on purpose: nobody remembers what is not durable of it.
+            // Broken on purpose: the undurable progress is forgotten.
             if !progress.is_durable(store) && !broken::is(Variant::ForgetEvicted) {
                 self.evicted.insert(Ino(ino), progress);
             }

@@ -34,7 +34,7 @@ fn inode(ino: u64) -> Arc<Inode> {
     Arc::new(Inode::new(Ino(ino), InodeCore::default(), FileKind::Regular, Progress::default()))
 }
 
-/// That the shards are as their fields say. Returns how many chunks there are.
+/// Checks the shards against their fields. Returns the number of chunks.
 fn check(table: &InodeTable) -> usize {
     let mut chunks = 0;
     for shard in &table.shards {
@@ -137,7 +137,7 @@ fn what_is_oldest_goes_first() {
     for i in 0..1000 {
         assert!(table.insert_new(&store, inode(1 + i * chunk)));
     }
-    // Of 64 places the last 32 newcomers have theirs, wherever the hand is.
+    // The last 32 of the new inodes have their places among the 64, wherever the hand is.
     for i in 968..1000 {
         assert!(table.get(Ino(1 + i * chunk)).is_some(), "newcomer {i} is evicted before older ones");
     }
@@ -160,7 +160,7 @@ fn what_cannot_go_takes_no_place() {
     for i in 968..1000 {
         assert!(table.get(Ino(1 + i * chunk)).is_some(), "newcomer {i} has no place");
     }
-    // Cleaned, they are as any other.
+    // After cleaning they can be evicted like any other.
     for ino in &dirty {
         table.get(Ino(*ino)).expect("dirty").meta.lock().listed = false;
     }
@@ -191,7 +191,7 @@ fn what_is_undurable_of_an_evicted_inode_comes_back_with_it() {
 
 const READERS: usize = 4;
 
-/// Until all other readers wait for the one that reads.
+/// Waits until all other readers wait for the thread that reads.
 fn until_awaited(table: &InodeTable, ino: Ino) {
     loop {
         // One reference is the shard's, one the reader's.
@@ -203,8 +203,8 @@ fn until_awaited(table: &InodeTable, ino: Ino) {
     }
 }
 
-/// Some threads want one inode; `first` is what the first read answers, later ones find it. Returns
-/// the answers, and how often was read.
+/// Some threads request one inode; the first read returns `first`, later reads find the inode.
+/// Returns the results, and the number of reads.
 fn load_together(
     table: &InodeTable,
     first: impl Fn() -> Result<(InodeCore, FileKind)> + Sync,

@@ -15,7 +15,7 @@ use kedge_store::{Class, Handle};
 use std::ops::ControlFlow;
 
 impl Files {
-    /// Gives pins of an inode back; the last one of a nameless inode deletes it.
+    /// Releases pins of an inode; the last pin of a nameless inode deletes it.
     pub(crate) fn unpin(&self, ino: Ino, count: u64) {
         let last = self.inodes.unpin(ino, count);
         if last && self.orphans.contains(ino) && self.engine.check_open().is_ok() {
@@ -24,10 +24,10 @@ impl Files {
         }
     }
 
-    /// Deletes inodes that have lost their last pin. While it is frozen: none, and after the thaw
-    /// those of meanwhile.
+    /// Deletes inodes that have lost their last pin. While the file system is frozen it deletes
+    /// none, and after the thaw those that accumulated.
     pub(crate) fn delete_unpinned(&self) {
-        // Listed first: either the gate is still closed for this, and the thaw finds it, or not.
+        // The inode is listed first: so either the gate is open here, or the thaw finds the inode.
         while let Some(_change) = self.engine.gate().try_change()
             && let Some(ino) = self.orphans.next_put_off()
         {
@@ -35,9 +35,10 @@ impl Files {
         }
     }
 
-    /// An inode lost its last name: it goes now, or with its last pin.
+    /// Handles an inode that lost its last name: deletes it now, or with its last pin.
     pub(crate) fn orphaned(&self, ino: Ino) {
-        // Listed before the look at the pins: whoever gives the last one back meanwhile finds it.
+        // Listed before the pins are checked: a thread that releases the last pin meanwhile finds
+        // it.
         self.orphans.add(ino, Named::Never);
         if self.inodes.is_pinned(ino) {
             return;
@@ -50,7 +51,7 @@ impl Files {
         }
     }
 
-    /// Deletes a nameless inode that nobody pins, in bounded steps.
+    /// Deletes a nameless inode without pins, in bounded steps.
     pub(crate) fn delete_orphan(&self, ino: Ino) -> Result<()> {
         loop {
             let max = self.step_max(ino, 0)?;
@@ -60,7 +61,7 @@ impl Files {
         }
     }
 
-    /// One step. Returns whether there is nothing more to do.
+    /// Runs one step. Returns whether the deletion is complete.
     fn delete_some(&self, ino: Ino, max: StepMax) -> Result<bool> {
         let mut handle = self.engine.begin(max.need(Class::Reclaim))?;
         let inode = match self.inodes.get(ino) {
@@ -74,8 +75,8 @@ impl Files {
         let _wb = inode.wb.lock();
         let meta = inode.meta.lock();
         if meta.core.nlink > 0 || meta.dead {
-            // Another thread was faster, or gave an O_TMPFILE a name. Under the meta lock:
-            // a thread that takes the last name comes later and lists the inode again.
+            // Another thread was faster, or gave an O_TMPFILE a name. Under the meta lock, because
+            // a thread that removes the last name comes later and lists the inode again.
             self.orphans.remove(ino);
             return Ok(true);
         }
@@ -88,7 +89,7 @@ impl Files {
         Ok(gone)
     }
 
-    /// Returns true when the inode is gone.
+    /// Returns whether the inode is deleted.
     fn delete_step(&self, handle: &mut Handle<'_>, inode: &Inode, max: StepMax) -> Result<bool> {
         let ino = inode.ino;
         let mut record = RecordBuilder::new(RecordOp::Reclaim);
@@ -103,7 +104,7 @@ impl Files {
         let mut others = 0;
         for kind in [ItemKind::Xattr, ItemKind::Symlink] {
             let key = |offset| Key::new(ino, kind, offset);
-            // A symlink's target goes last, with its inode: until then the two agree.
+            // A symlink's target is removed last, with its inode, so that the two agree until then.
             if !finished {
                 break;
             }
@@ -140,7 +141,7 @@ impl Files {
         Ok(true)
     }
 
-    /// At mount: finishes what the orphan items name.
+    /// At mount: finishes the work that the orphan items name.
     pub(crate) fn recover_orphans(&self) -> Result<u64> {
         let mut found = Vec::new();
         let from = Key::orphan(Ino(0));

@@ -2,16 +2,16 @@
 //!
 //! # Crash argument
 //!
-//! Zero range allocates the holes first, in records of their own that nobody sees: without the
-//! space, no byte changes. Then it turns blocks that hold data into unwritten ones where they lie.
-//! A write that comes next goes to the same place and may be there before the record is: a crash
-//! then shows it beside older bytes, as after any overwrite.
+//! Zero range allocates the holes first, in records of their own, which do not change what reads
+//! return: without the space, no byte changes. Then it converts blocks that hold data to unwritten
+//! ones in place. The next write goes to the same place and may be there before the record is: a
+//! crash then shows it beside older bytes, as after any overwrite.
 //!
 //! Collapse and insert range move blocks that hold data to other offsets. An overwrite at the new
 //! offset goes in place. If it were on the device before the record is durable, a crash would show
 //! it at the old offset, where no byte of it was ever written. So the two force the log before
-//! anything can be written to what they moved. The alternative is to remember per inode which
-//! record its next write in place has to wait for. That would save the force, but would have to
+//! anything can be written to the moved blocks. The alternative is to remember for each inode the
+//! record for which its next write in place must wait. That would save the force, but would have to
 //! survive the inode's eviction, and the operations are too rare for that.
 
 use super::Files;
@@ -31,23 +31,23 @@ use kedge_store::{Class, DataReservation, ForceCause, Need, Store};
 use std::sync::Arc;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
-/// File blocks that one record allocates, or one look at the map covers.
+/// File blocks that one record allocates, or one query of the map covers.
 const STEP_BLOCKS: u64 = 1 << 15;
 /// Extents that collapse and insert range move in one record.
 const SHIFT_ITEMS: usize = 2048;
 /// Extents that one record of a preallocation takes.
 const NEW_EXTENTS: usize = 128;
-/// Of such a record. Each hole that it fills has two neighbours, which may grow.
+/// The need of such a record. Each hole that it fills has two neighbours, which may grow.
 const PREALLOCATE: Need =
     Need::record(Class::Normal).patches(1).extents(3 * NEW_EXTENTS + 2).runs(NEW_EXTENTS).zeros(1);
 
-/// Of a record that moves so many extents: each goes from its old key to a new one. One more lies
-/// before them, and one may be cut at each end of the range.
+/// The need of a record that moves this many extents: each moves from its old key to a new one. One
+/// more precedes them, and one may be cut at each end of the range.
 const fn shift_need(items: usize) -> Need {
     Need::record(Class::Normal).patches(1).extents(2 * (items + 4)).runs(items + 2)
 }
 
-/// Extents taken for a file until a record names them: whatever fails before, they go back.
+/// Extents allocated to a file until a record names them; a failure before that frees them.
 struct Taken<'a> {
     store: &'a Store,
     extents: Vec<Extent>,
@@ -55,8 +55,8 @@ struct Taken<'a> {
 
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
-        // A record that failed half applied has shut the store down: some may be owned, and none is
-        // taken again.
+        // A record that failed half applied has shut the store down: some extents may be owned, and
+        // none will be allocated again.
         if self.store.check_alive().is_err() {
             return;
         }
@@ -79,7 +79,7 @@ impl Files {
             return Err(Error::FileTooLarge);
         }
         match mode {
-            // Behind the end nothing changes for an append-only file.
+            // Beyond the end the contents of an append-only file do not change.
             FallocateMode::Allocate { .. } => flags::check_touch(&inode.meta.lock().core)?,
             _ => flags::check_change(&inode.meta.lock().core)?,
         }
@@ -90,7 +90,7 @@ impl Files {
                 self.punch(&inode, offset, end.max(offset))
             }
             FallocateMode::ZeroRange { keep_size } => {
-                // The space first: where it is missing, no byte changes.
+                // The space is allocated first: without it, no byte changes.
                 self.fill_holes(&inode, offset, end)?;
                 self.unwrite(&inode, offset, end, keep_size)
             }
@@ -117,7 +117,7 @@ impl Files {
         }
     }
 
-    /// One record of a punch; the first zeroes from `head` on. Returns how far it came.
+    /// One record of a punch; the first zeroes from `head` on. Returns how far it got.
     fn punch_step(
         &self,
         inode: &Arc<Inode>,
@@ -142,8 +142,8 @@ impl Files {
         Ok(upto)
     }
 
-    /// The extents of whole blocks from `from` on that one step takes, and how far towards `to` it
-    /// comes.
+    /// The extents of whole blocks from `from` on that one step takes, and how far towards `to` the
+    /// step gets.
     fn load_step(&self, ino: Ino, from: u64, to: u64, max: StepMax) -> Result<(ExtentSet, u64)> {
         let mut set = ExtentSet::default();
         let mut upto = to.max(from);
@@ -153,9 +153,9 @@ impl Files {
         Ok((set, upto))
     }
 
-    /// Turns whole blocks of an allocated range into unwritten ones and zeroes the rest, a bounded
-    /// number of extents a record; the last one names the size. Blocks stay where they are: what
-    /// reads as zero now was the file's all along.
+    /// Converts whole blocks of an allocated range to unwritten ones and zeroes the rest, a bounded
+    /// number of extents for each record; the last record names the size. Blocks stay in place: the
+    /// file owns every block that now reads as zero.
     fn unwrite(&self, inode: &Arc<Inode>, offset: u64, end: u64, keep_size: bool) -> Result<()> {
         let mut from = offset.div_ceil(BLOCK);
         let mut is_first = true;
@@ -171,7 +171,7 @@ impl Files {
         }
     }
 
-    /// One record of it. Returns how far it came, and whether that is the end.
+    /// One record of [`Files::unwrite`]. Returns how far it got, and whether that is the end.
     fn unwrite_step(
         &self,
         inode: &Arc<Inode>,
@@ -186,7 +186,7 @@ impl Files {
         let mut record = RecordBuilder::new(RecordOp::Fallocate);
         let (mut set, upto) = self.load_step(inode.ino, from, to, max)?;
         let size = inode.meta.lock().core.size;
-        // Behind the last block there is nothing but holes and unwritten blocks.
+        // Beyond the last block there are only holes and unwritten blocks.
         let behind = size.next_multiple_of(BLOCK);
         if is_first {
             self.zero_range_of_block(inode, &mut record, offset, (from * BLOCK).min(end).min(behind))?;
@@ -197,7 +197,7 @@ impl Files {
         }
         let new_size = (finished && !keep_size && end > size).then_some(end);
         if new_size.is_some() {
-            // What of the last block lies in the range is seen to already.
+            // The part of the last block in the range has already been zeroed.
             self.zero_range_of_block(inode, &mut record, size, behind.min(offset))?;
         }
         let sizes = Sizes { named: new_size, shrinking: false };
@@ -207,9 +207,8 @@ impl Files {
         Ok((upto, finished))
     }
 
-    /// Allocates the holes of a range, if there are any. Dirty pages hold promises for blocks of
-    /// their own: where nothing else is left, they are written in place, and have those blocks
-    /// then.
+    /// Allocates the holes of a range. Dirty pages hold promises for blocks of their own: if no
+    /// other space is left, they are written in place, which allocates those blocks.
     fn fill_holes(&self, inode: &Arc<Inode>, offset: u64, end: u64) -> Result<()> {
         let (first, last) = (offset / BLOCK, end.div_ceil(BLOCK));
         if self.is_allocated(inode, first, last)? {
@@ -231,7 +230,7 @@ impl Files {
     fn is_allocated(&self, inode: &Inode, mut at: u64, last: u64) -> Result<bool> {
         let _io = inode.io.read();
         let _wb = inode.wb.lock();
-        // The first hole ends it, so this is bounded by what the file has.
+        // The first hole ends the loop, so the file's extents bound it.
         while at < last {
             let blocks = (last - at).min(STEP_BLOCKS);
             if extents::map(self.engine.store(), inode.ino, at, blocks)?
@@ -245,12 +244,13 @@ impl Files {
         Ok(true)
     }
 
-    /// Allocates what is a hole in `[offset, end)`, a bounded number of extents a record.
+    /// Allocates the holes in `[offset, end)`, a bounded number of extents for each record.
     fn preallocate(&self, inode: &Arc<Inode>, offset: u64, end: u64, keep_size: bool) -> Result<()> {
         let (first, last) = (offset / BLOCK, end.div_ceil(BLOCK));
         let mut at = first;
         loop {
-            // Refused before anything is taken, unless blocks of the range are allocated already.
+            // Refused before anything is allocated, unless blocks of the range are allocated
+            // already.
             let want = (last - at).min(STEP_BLOCKS);
             let mut promise = self.engine.store().reserve_data(want).ok();
             let names = |size| if keep_size || end <= size { 0 } else { end };
@@ -292,7 +292,8 @@ impl Files {
         }
     }
 
-    /// Takes extents for the holes of `[at, to)` until a record is full. Returns how far it came.
+    /// Allocates extents for the holes of `[at, to)` until a record is full. Returns how far it
+    /// got.
     fn take_holes(
         &self,
         inode: &Inode,
@@ -327,7 +328,7 @@ impl Files {
         Ok(to)
     }
 
-    /// Pages that waited for allocation have a block now and need their promise no more.
+    /// Releases the promises of pages that waited for allocation and now have a block.
     fn settle_preallocated(&self, inode: &Inode, from: u64, to: u64) {
         let mut pages = inode.pages.lock();
         let mut surplus = 0;
@@ -340,21 +341,21 @@ impl Files {
         pages.release(surplus);
     }
 
-    /// Collapse (remove a range and close up) and insert (open a hole). One record: all or nothing.
+    /// Collapse (removes a range and closes the gap) and insert (opens a hole), in one record.
     fn shift_range(&self, inode: &Arc<Inode>, offset: u64, len: u64, collapse: bool) -> Result<()> {
         if !offset.is_multiple_of(BLOCK) || !len.is_multiple_of(BLOCK) {
             return Err(Error::Invalid("collapse and insert range take whole blocks"));
         }
         let (first, count) = (offset / BLOCK, len / BLOCK);
         for _ in 0..SETTLE_TRIES {
-            // What is dirty or logged behind the offset would move with its blocks: put it in place
-            // first.
+            // Dirty or logged data beyond the offset would move with its blocks, so it is put in
+            // place first.
             self.writeback.write(std::slice::from_ref(inode), Which::All, Class::Normal)?;
             let behind = extents::count(self.engine.store(), inode.ino, first, SHIFT_ITEMS + 1)?;
             if behind > SHIFT_ITEMS {
                 return Err(Error::FileTooLarge);
             }
-            let items = behind + 1; // one may reach over `first`
+            let items = behind + 1; // one may extend across `first`
             let (mut handle, _io) = self.begin_with_io(inode, shift_need(items))?;
             let _wb = inode.wb.lock();
             let mut pages = inode.pages.lock();
@@ -370,7 +371,7 @@ impl Files {
             if set.load(self.engine.store(), inode.ino, first, u64::MAX, usize::MAX)? > items + 1 {
                 continue; // more than it reserved for
             }
-            // What is allocated behind the end moves, too.
+            // Blocks allocated beyond the end move too.
             let end = set.end().unwrap_or(0).saturating_add(if collapse { 0 } else { count });
             if new_size > FILE_SIZE_MAX || end > FILE_SIZE_MAX.div_ceil(BLOCK) {
                 return Err(Error::FileTooLarge);
@@ -397,8 +398,8 @@ impl Files {
             });
             commit(&mut handle, record, &mut changes)?;
             drop(changes);
-            // With `wb` held: nothing is written to the moved blocks at their new offsets before
-            // they are there for good.
+            // With `wb` held, so that nothing is written to the moved blocks at their new offsets
+            // before the move is durable.
             return Ok(self.engine.store().force(self.engine.store().head_lsn(), ForceCause::Fallocate)?);
         }
         Err(kedge_base::Error::Busy("the file, which is being written without pause,".into()).into())

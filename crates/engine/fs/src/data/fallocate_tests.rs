@@ -10,8 +10,8 @@ fn fresh() -> FileSystem {
     FileSystem::open(device, clock, MountOptions::default()).unwrap()
 }
 
-/// An operation that has looked an inode up and comes to its locks when the inode is deleted: it
-/// finds nothing, takes nothing, and leaves the file system alone.
+/// An operation that has looked up an inode and reaches its locks after the inode's deletion finds
+/// nothing, allocates nothing, and leaves the file system unchanged.
 #[test]
 fn operations_on_an_inode_that_just_died_change_nothing() {
     type Operation = fn(&Files, &Arc<Inode>) -> Result<()>;
@@ -35,7 +35,7 @@ fn operations_on_an_inode_that_just_died_change_nothing() {
         door.unlink(Ino::ROOT, b"f").unwrap();
         assert!(inode.meta.lock().dead);
         door.sync().unwrap();
-        // A promise takes back what durable records have freed.
+        // Reserving returns blocks that durable records have freed.
         let free = || {
             door.checkpoint().unwrap();
             drop(store.reserve_data(1).unwrap());
@@ -54,7 +54,7 @@ fn operations_on_an_inode_that_just_died_change_nothing() {
     door.close().unwrap();
 }
 
-/// What is taken for a file and not named by a record goes back.
+/// Extents allocated to a file but not named by a record are freed.
 #[test]
 fn extents_that_no_record_names_go_back() {
     let door = fresh();
@@ -70,7 +70,7 @@ fn extents_that_no_record_names_go_back() {
     assert_eq!(store.alloc().free_counts().free, free);
 }
 
-/// Threads that delete one orphan side by side leave nothing behind in memory.
+/// Threads that delete one orphan concurrently leave nothing behind in memory.
 #[test]
 fn nothing_remembers_an_orphan_that_is_gone() {
     let door = fresh();

@@ -1,5 +1,5 @@
-//! The contents of files: reading, writing, truncate, fallocate, and the deletion of what has no
-//! name. Extents lie below ([`crate::extents`]), writeback too ([`crate::durability::writeback`]).
+//! The contents of files: reading, writing, truncate, fallocate, and the deletion of nameless
+//! inodes. It uses extents ([`crate::extents`]) and writeback ([`crate::durability::writeback`]).
 
 mod deletion;
 mod fallocate;
@@ -14,7 +14,7 @@ use crate::engine::Engine;
 use orphans::Orphans;
 use std::sync::Arc;
 
-/// See the module.
+/// The contents of the files of a file system; see the module's head.
 pub(crate) struct Files {
     engine: Arc<Engine>,
     inodes: Arc<Inodes>,

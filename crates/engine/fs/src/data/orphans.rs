@@ -1,4 +1,4 @@
-//! Inodes without a name that something pins: the last pin deletes them.
+//! Inodes without a name that are pinned: the last pin deletes them.
 
 use kedge_base::Ino;
 use kedge_base::lock::{Mutex, Rank};
@@ -7,16 +7,16 @@ use std::collections::HashMap;
 /// Whether a nameless inode may get a name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Named {
-    /// It lost its last one: never again.
+    /// It lost its last name, and can get no other.
     Never,
-    /// Made without one (O_TMPFILE).
+    /// It was created without a name (O_TMPFILE).
     Later,
 }
 
-/// See the module.
+/// The nameless inodes of a file system; see the module's head.
 pub(crate) struct Orphans {
     listed: Mutex<HashMap<Ino, Named>>,
-    /// Those whose last pin is gone, until somebody deletes them.
+    /// Those whose last pin is gone, until they are deleted.
     unpinned: Mutex<Vec<Ino>>,
 }
 
@@ -40,7 +40,7 @@ impl Orphans {
         self.listed.lock().contains_key(&ino)
     }
 
-    /// It has lost its last pin, and is to be deleted.
+    /// Lists an inode that has lost its last pin, for deletion.
     pub(crate) fn put_off(&self, ino: Ino) {
         self.unpinned.lock().push(ino);
     }

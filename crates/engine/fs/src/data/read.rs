@@ -14,13 +14,13 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
-/// Extents looked at with one walk of the tree.
+/// Extents read in one walk of the tree.
 const SEEK_EXTENTS: usize = 64;
 /// Blocks read from the device at once.
 const READ_BLOCKS_MAX: u64 = 256;
 const DAY: i64 = 86_400;
 
-/// What stays in memory of what is read from the device.
+/// Which pages read from the device stay in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Keep {
     Pages,
@@ -28,12 +28,12 @@ pub(crate) enum Keep {
 }
 
 thread_local! {
-    /// What the device fills. A new buffer for each read would be zeroed, and its memory come from
-    /// the kernel, for as long as the read itself takes.
+    /// The buffer that the device fills, kept for each thread. A new buffer for each read would
+    /// take as long as the read itself, for zeroing and for memory from the kernel.
     static FILLED: RefCell<IoBuf> = RefCell::new(IoBuf::zeroed(0));
 }
 
-/// A page that stays in memory while this lives. Goes after any guard of the page lock.
+/// Keeps a page in memory until its drop. Must be dropped after any guard of the page lock.
 pub(crate) struct HeldPage<'a> {
     inode: &'a Inode,
     index: u64,
@@ -140,9 +140,8 @@ impl Files {
         self.writeback.page_cached(delta, inode.ino, index);
     }
 
-    /// Makes a page present for a partial change, and keeps it so while the answer lives: between
-    /// here and the change other threads may look for pages to evict. The caller holds the io lock
-    /// exclusively.
+    /// Makes a page present for a partial change, and keeps it present while the result lives:
+    /// before the change other threads may evict pages. The caller holds the io lock exclusively.
     pub(crate) fn load_page<'a>(&self, inode: &'a Arc<Inode>, index: u64) -> Result<HeldPage<'a>> {
         if inode.pages.lock().hold(index) {
             return Ok(HeldPage { inode, index });
@@ -170,9 +169,9 @@ impl Files {
         Ok(HeldPage { inode, index })
     }
 
-    /// The read time stamp in the manner of relatime: moved when it is not newer than the last
-    /// change, or a day old. Not with `noatime`, of the mount or of the file, nor while the file
-    /// system is frozen.
+    /// Updates the access time as relatime does: when it is not newer than the last change, or a
+    /// day old. Not with `noatime`, of the mount or of the file, nor while the file system is
+    /// frozen.
     pub(crate) fn accessed(&self, inode: &Arc<Inode>) {
         if self.engine.store().is_read_only() || self.engine.live().noatime() {
             return;
@@ -196,13 +195,14 @@ impl Files {
         if inode.kind != FileKind::Regular {
             return Err(Error::Invalid("seek for data or hole in something not a regular file"));
         }
-        // Delayed allocation shows as holes; written back, the extents say it all.
+        // Delayed allocation shows as holes; after writeback the extents are complete.
         let unclean = {
-            // Also while they are being written: the extents come with the record, and it may fail.
+            // Also while pages are being written, since the extents are added with the record,
+            // which may fail.
             let pages = inode.pages.lock();
             !pages.is_written() || pages.logged_count() > 0
         };
-        // While it is frozen nothing is unclean.
+        // A frozen file system has no unclean pages.
         if unclean
             && !self.engine.store().is_read_only()
             && let Some(_work) = self.engine.gate().work()
@@ -214,7 +214,7 @@ impl Files {
         if offset >= size {
             return Err(Error::NoSuchOffset);
         }
-        // From extent to extent: a sparse file may be petabytes long.
+        // From extent to extent, because a sparse file may be petabytes long.
         let end = size.div_ceil(BLOCK);
         let mut at = offset / BLOCK;
         loop {
@@ -254,7 +254,7 @@ fn copy_block(block: &[u8], index: u64, offset: u64, buf: &mut [u8]) {
     }
 }
 
-/// Bytes behind the end of the file read as zero whatever the device holds.
+/// Zeroes bytes beyond the end of the file, which read as zero whatever the device holds.
 fn zero_behind(block: &mut [u8], index: u64, size: u64) {
     let start = index * BLOCK;
     if start + BLOCK > size {

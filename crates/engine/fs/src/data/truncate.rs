@@ -1,19 +1,19 @@
-//! Truncate, and the steps that it has in common with punch, zero range and deletion.
+//! Truncate, and the steps that it shares with punch, zero range and deletion.
 //!
 //! # Crash argument
-//! A truncate that removes more extents than one record takes sets the size and an orphan item in
-//! its first record; the rest follows in further records, the last of which removes the orphan
-//! item. Recovery finishes what it finds. One key holds what an inode is an orphan for: it has no
-//! name, or its truncate is not finished. The first covers the second, for the inode goes as a
-//! whole. So names and truncates meet there. `unlink` of the last name puts the first over the
-//! second. `link` of a nameless inode puts the second in place of the first if a truncate still has
-//! something to remove. Else a crash would leave bytes that were cut off, and they would show once
-//! the file grew. Each of them looks at the link count and at `shrinking`, and changes them, under
-//! the meta lock that its record is committed with.
+//! A truncate that removes more extents than one record can sets the size and an orphan item in its
+//! first record; the rest follows in further records, the last of which removes the orphan item.
+//! Recovery finishes the work of each orphan item. One key holds the reason for an orphan item: the
+//! inode has no name, or its truncate is not finished. The first includes the second, since the
+//! whole inode is deleted. So names and truncates share that key. `unlink` of the last name
+//! replaces the second by the first. `link` of a nameless inode replaces the first by the second if
+//! a truncate still has extents to remove. Otherwise a crash would leave bytes that were cut off,
+//! and they would show once the file grew. Each operation checks the link count and `shrinking`,
+//! and changes them, under the meta lock with which its record is committed.
 //!
-//! A deletion works through the same steps under the orphan item that the unlink left. Log-resident
-//! bytes of what goes are voided in the same record, so replay does not bring them back. Cut blocks
-//! (punch, growth behind a cut end) get `Zero` edits: their zeros are as durable as the record.
+//! A deletion works through the same steps under the orphan item that the unlink left. The same
+//! record ends the log residency of the removed bytes, so replay does not restore them. Cut blocks
+//! (punch, growth beyond a cut end) get `Zero` edits: their zeros are as durable as the record.
 
 use super::Files;
 use crate::cache::commit::{commit, lock_metas};
@@ -32,26 +32,26 @@ use kedge_store::{Class, Handle, Need};
 use std::sync::Arc;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
-/// How often an operation makes room for itself beside a writer that keeps dirtying the file.
+/// How often an operation retries beside a writer that keeps dirtying the file.
 pub(super) const SETTLE_TRIES: u32 = 1000;
-/// The most that one record of a removal takes away.
+/// The most that one record of a removal removes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct StepMax {
     pub extents: usize,
-    /// A few of the largest fill a leaf.
+    /// A few of the largest attributes fill a leaf.
     pub xattrs: usize,
 }
 
 const WIDE: StepMax = StepMax { extents: 512, xattrs: 8 };
 /// For files with few extents, and for images so full that a wide step finds no tree nodes.
 const NARROW: StepMax = StepMax { extents: 64, xattrs: 4 };
-/// What frees space must never need more nodes than are kept for it: here each extent may lie in a
-/// leaf of its own.
+/// An operation that frees space must never need more nodes than are kept for it: in this step each
+/// extent may lie in a leaf of its own.
 const LEAST: StepMax = StepMax { extents: 8, xattrs: 2 };
 
 impl StepMax {
-    /// For a record that takes away, or marks, as many extents. Those at both ends are cut, and
-    /// may join their neighbours.
+    /// The need of a record that removes, or marks, this many extents. Those at both ends are cut,
+    /// and may join their neighbours.
     pub(super) const fn need(self, class: Class) -> Need {
         let need = Need::record(class).patches(1).puts(1, Orphan::SIZE).zeros(3).drops(1);
         let need = need.deletes(self.xattrs).runs(self.extents + 1);
@@ -71,12 +71,12 @@ impl StepMax {
     }
 }
 
-/// What a removal says of the file's size.
+/// The effect of a removal on the file's size.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Sizes {
-    /// The new one, if there is one.
+    /// The new size, if the record sets one.
     pub named: Option<u64>,
-    /// Whether a truncate still has extents to remove when this record is there.
+    /// Whether a truncate still has extents to remove after this record.
     pub shrinking: bool,
 }
 
@@ -119,10 +119,10 @@ impl Files {
         Ok(more)
     }
 
-    /// A step that is enough for the extents from `first` on, or a wide one. What it is enough for
-    /// may change until the inode is locked: it bounds the step all the same.
+    /// The narrow step if it suffices for the extents from `first` on, else the wide one. Whether
+    /// it suffices may change until the inode is locked; the step is bounded all the same.
     pub(super) fn step_max(&self, ino: Ino, first: u64) -> Result<StepMax> {
-        // One more may reach over `first`.
+        // One more extent may extend across `first`.
         let count = 1 + extents::count(self.engine.store(), ino, first, NARROW.extents)?;
         Ok(match count {
             _ if count < LEAST.extents => LEAST,
@@ -132,12 +132,12 @@ impl Files {
     }
 
     /// Reserves and locks for an operation whose record makes the file at least `names(size)` bytes
-    /// long for recovery, or takes dirty pages below that offset away. Bytes that were written
-    /// behind the logged size and are still dirty go in place first: their record is what grows the
-    /// logged size, and with it the zeros behind the old end. A record that grew it without them
-    /// would show after a crash what an earlier truncate cut off.
+    /// long for recovery, or removes dirty pages below that offset. Bytes that were written beyond
+    /// the logged size and are still dirty are put in place first: their record is what grows the
+    /// logged size, and with it the zeros beyond the old end. A record that grew the size without
+    /// them would show, after a crash, bytes that an earlier truncate cut off.
     ///
-    /// A truncate that is half done is finished first, without the handle: its steps reserve, too.
+    /// An unfinished truncate is finished first, without the handle, because its steps reserve too.
     #[allow(clippy::type_complexity)]
     pub(super) fn begin_settled<'a>(
         &'a self,
@@ -179,9 +179,9 @@ impl Files {
         }
     }
 
-    /// Takes the io lock exclusively once no truncate is half done: extents that it still has to
-    /// remove must not be mistaken for new ones. A deletion needs the lock too: while it is held
-    /// the inode does not die. Holds no handle.
+    /// Takes the io lock exclusively once no truncate is unfinished: extents that a truncate still
+    /// has to remove must not be mistaken for new ones. A deletion needs the lock too, so the inode
+    /// does not die while it is held. The caller holds no handle.
     pub(crate) fn lock_io<'a>(&self, inode: &'a Arc<Inode>) -> Result<WriteGuard<'a, ()>> {
         loop {
             if let Some(io) = self.try_lock_io(inode)? {
@@ -191,7 +191,7 @@ impl Files {
         }
     }
 
-    /// `None`: a truncate is half done.
+    /// `None` if a truncate is unfinished.
     fn try_lock_io<'a>(&self, inode: &'a Arc<Inode>) -> Result<Option<WriteGuard<'a, ()>>> {
         let io = inode.io.write();
         let (dead, shrinking) = {
@@ -204,15 +204,16 @@ impl Files {
         Ok((!shrinking).then_some(io))
     }
 
-    /// Pages of blocks that a record took away. Not before it is there: if it fails, dirty bytes
-    /// are still the file's, and logged ones still have to be written to where the log may let go
-    /// of them. The caller holds `io` and `wb`, so nobody looks at the pages in between.
+    /// Removes the pages of blocks that a record removed. Called after the record is applied: if
+    /// the record fails, dirty bytes still belong to the file, and logged bytes must still be
+    /// written in place before the log can drop them. The caller holds `io` and `wb`, so no other
+    /// thread accesses the pages in between.
     pub(super) fn forget_pages(&self, inode: &Inode, from: u64, to: u64) {
         let delta = inode.pages.lock().remove_range(from, to);
         self.writeback.account(delta);
     }
 
-    /// Pages behind the new end go; the rest of the cut page becomes zero.
+    /// Removes the pages beyond the new end, and zeroes the rest of the cut page.
     fn forget_behind(&self, inode: &Inode, size: u64) {
         let mut pages = inode.pages.lock();
         let delta = pages.remove_range(size.div_ceil(BLOCK), u64::MAX);
@@ -244,7 +245,7 @@ impl Files {
         let page = pages.map.get_mut(&index).expect("just loaded");
         page.data[(from - index * BLOCK) as usize..(to - index * BLOCK) as usize].fill(0);
         if page.backing != Backing::Written && !page.logged {
-            return Ok(()); // nothing durable behind it
+            return Ok(()); // nothing durable to zero
         }
         record.zero(inode.ino, from, to - from);
         let dirty = page.dirty;
@@ -258,8 +259,8 @@ impl Files {
         Ok(())
     }
 
-    /// One record: removes the extents of `set` in file blocks `range`, voids log-resident bytes in
-    /// `void`, sets the size if asked. The caller holds `io` and `wb`.
+    /// One record: removes the extents of `set` in file blocks `range`, ends the log residency of
+    /// bytes in `void`, and sets the size if requested. The caller holds `io` and `wb`.
     #[allow(clippy::too_many_arguments)]
     pub(super) fn remove(
         &self,
@@ -275,8 +276,8 @@ impl Files {
         self.change(handle, inode, record, set, &freed, void, sizes)
     }
 
-    /// The record of [`Files::remove`] and [`Files::unwrite`]: names the changed extents and what
-    /// became free of them.
+    /// The record of [`Files::remove`] and [`Files::unwrite`]: names the changed extents and the
+    /// blocks that they free.
     #[allow(clippy::too_many_arguments)]
     pub(super) fn change(
         &self,
@@ -322,8 +323,8 @@ impl Files {
         Ok(())
     }
 
-    /// The further steps of a long truncate, here or after a crash. Any thread may help, but none
-    /// that holds a handle.
+    /// Runs the further steps of a long truncate, or of one that recovery found. Any thread that
+    /// holds no handle may call it.
     pub(crate) fn finish_truncate(&self, inode: &Arc<Inode>) -> Result<()> {
         let mut more = true;
         while more {
@@ -357,9 +358,9 @@ impl Files {
     }
 }
 
-/// Runs a step of an operation that frees space: if the tree nodes for a wide one are not there, a
-/// smaller one. It may turn out late that they are not, when the record is committed, and then
-/// nothing has changed.
+/// Runs a step of an operation that frees space: if the tree nodes for a wide step are missing, a
+/// smaller one. That may become known as late as the commit of the record; nothing has changed
+/// then.
 pub(super) fn in_steps<R>(
     class: Class,
     mut max: StepMax,

@@ -47,8 +47,8 @@ impl Files {
             if done == 0 || (mode.whole && !broken::is(Variant::ShortWhole)) {
                 return Err(cause);
             }
-            // The caller learns the count; the cause is the answer when he writes the rest. So it
-            // is no matter for the log of the system: on a full image there would be a line for
+            // The caller learns the count; the cause is the error when it writes the rest. So the
+            // event does not belong in the system's log: on a full image there would be a line for
             // each program that tries.
             tracing::debug!("inode {ino}: {done} of {} bytes written: {cause}", data.len());
             self.engine.stats().short_writes.inc();
@@ -57,10 +57,11 @@ impl Files {
         Ok(done)
     }
 
-    /// With a rule of fdatasync that wants it: puts the new time stamps into the log, if the clock
-    /// has moved since the last ones. The write then leaves them alone. A crash may show the new
-    /// stamps without the write, as on XFS. Before any lock of the inode: the reservation may wait
-    /// for a checkpoint. Where there is no space for the record, the stamps wait as with `seq`.
+    /// With an fdatasync rule that requires it: logs the new time stamps, if the clock has advanced
+    /// since the last ones. The write then leaves them unchanged. A crash may show the new stamps
+    /// without the write, as on XFS. Called before any lock of the inode is taken, since the
+    /// reservation may wait for a checkpoint. Without space for the record, the stamps wait as with
+    /// `seq`.
     fn stamp_first(&self, inode: &Arc<Inode>, mode: WriteMode) -> Result<WriteMode> {
         if mode.keep_times || !self.engine.live().fdatasync().stamps_at_write() {
             return Ok(mode);
@@ -77,7 +78,7 @@ impl Files {
                 return Err(Error::NotFound);
             }
             flags::check_touch(&changes[0].core)?;
-            // Another write may have been first.
+            // Another write may have logged them first.
             if is_old(&changes[0].core) {
                 changes[0].touch(now);
                 commit_only(handle, RecordBuilder::new(RecordOp::Times), &mut changes)?;
@@ -86,7 +87,7 @@ impl Files {
         Ok(mode.with_keep_times(true))
     }
 
-    /// Returns how many bytes from the chunk's start were written, and why not all of them.
+    /// Returns how many bytes from the chunk's start were written, and why the rest was not.
     fn write_chunk(
         &self,
         inode: &Arc<Inode>,
@@ -107,7 +108,7 @@ impl Files {
         (taken, (taken < data.len()).then(|| kedge_base::Error::NoSpace.into()))
     }
 
-    /// Takes bytes into memory, as many as there is space for. Returns how many.
+    /// Copies bytes into memory, as many as there is space for. Returns how many.
     fn take_chunk(&self, inode: &Arc<Inode>, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize> {
         self.engine.check_open()?;
         self.engine.store().check_alive()?;
@@ -115,11 +116,11 @@ impl Files {
         let first = offset / BLOCK;
         let end = (offset + data.len() as u64).div_ceil(BLOCK);
         // Promised before the lock: finding space may need a checkpoint, which takes inode locks.
-        // Blocks that turn out to be mapped are given back below.
+        // Promises for blocks that turn out to be mapped are returned below.
         let mut promise = match self.engine.store().reserve_data(end - first) {
             _ if self.engine.host_is_full(self.writeback.dirty_pages()) => None,
             Ok(r) => Some(r),
-            // What fits, as a write on other file systems.
+            // Writes what fits, as other file systems do.
             Err(kedge_base::Error::NoSpace) if !mode.whole => {
                 self.engine.store().reserve_some_data(end - first)
             }
@@ -189,8 +190,8 @@ impl Files {
         Ok(done)
     }
 
-    /// Whether what the kernel writes back to the end of an append-only file says no more than what
-    /// is there: it writes whole pages. The caller holds the io lock exclusively.
+    /// Whether the kernel's writeback at the end of an append-only file only repeats what is there,
+    /// since the kernel writes whole pages. The caller holds the io lock exclusively.
     fn repeats(
         &self,
         inode: &Arc<Inode>,
@@ -218,7 +219,7 @@ impl Files {
         Ok(true)
     }
 
-    /// Bytes up to `end` were written. The caller holds the page lock.
+    /// Records that bytes up to `end` were written. The caller holds the page lock.
     fn grown(&self, inode: &Arc<Inode>, end: u64, mode: WriteMode) {
         let now = self.engine.now();
         let mut meta = inode.meta.lock();
@@ -231,9 +232,9 @@ impl Files {
         self.writeback.list_dirty(inode, &mut meta);
     }
 
-    /// Before a file grows past a cut block: the bytes behind the old end become zero, in memory
-    /// and on their way to the device. They may be anything on the device after a crash between
-    /// data write and size record.
+    /// Before a file grows past a cut block: zeroes the bytes beyond the old end, in memory and on
+    /// their way to the device. After a crash between data write and size record the device may
+    /// hold anything there.
     fn zero_tail_page(&self, inode: &Arc<Inode>, size: u64) -> Result<()> {
         if size.is_multiple_of(BLOCK) {
             return Ok(());

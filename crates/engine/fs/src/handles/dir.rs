@@ -1,4 +1,4 @@
-//! A directory, and what paths from it name.
+//! A directory, and path lookup from it.
 
 use super::file::{File, OpenOptions};
 use super::walk::{Found, walk};
@@ -14,16 +14,16 @@ use std::io::{self, Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-/// Entries that are read at once.
+/// Entries that are read in one batch.
 const BATCH: usize = 256;
 
-/// A directory of the image, from which paths lead on. [`FileSystem::root`] is the first one.
+/// A directory of the image, where relative paths start. [`FileSystem::root`] is the first one.
 ///
-/// Paths are walked as the kernel does it, symbolic links included. An absolute path, or the target
-/// of a link that is one, begins at the root of the image. A `Dir` is where paths begin and no
-/// fence: `..` leads out of it. Nothing leads out of the image.
+/// Paths are walked as the kernel does it, symbolic links included. An absolute path, or a link
+/// with an absolute target, starts at the root of the image. A `Dir` does not confine paths: `..`
+/// leads out of it. No path leads out of the image.
 ///
-/// Errors are those of std::io; the [`Error`] of this crate is inside
+/// Errors are those of std::io; the [`Error`] of this crate is the inner error
 /// ([`std::io::Error::get_ref`]).
 #[derive(Clone)]
 pub struct Dir {
@@ -42,7 +42,7 @@ fn bytes(path: &Path) -> &[u8] {
     path.as_os_str().as_bytes()
 }
 
-/// `DIR/` names a directory that is to be made or removed, too.
+/// `DIR/` is accepted for a directory that is to be made or removed.
 fn without_slash(path: &Path) -> &[u8] {
     let mut path = bytes(path);
     while path.len() > 1 && path.ends_with(b"/") {
@@ -56,17 +56,17 @@ impl Dir {
         Dir { fs, ino, owner: Owner::default() }
     }
 
-    /// The same directory; what is made from it belongs to `owner`.
+    /// The same directory; new entries made through it belong to `owner`.
     pub fn with_owner(self, owner: Owner) -> Dir {
         Dir { owner, ..self }
     }
 
-    /// The inode, for what [`FileSystem`] can do beyond this interface.
+    /// The inode number, for operations of [`FileSystem`] that this interface lacks.
     pub fn ino(&self) -> Ino {
         self.ino
     }
 
-    /// The file system that the directory lies in.
+    /// The file system of the directory.
     pub fn file_system(&self) -> &FileSystem {
         &self.fs
     }
@@ -75,7 +75,7 @@ impl Dir {
         walk(&self.fs, self.ino, path, follow)
     }
 
-    /// The inode that a path names, behind symbolic links.
+    /// The inode that a path names, after symbolic links are followed.
     pub fn resolve(&self, path: impl AsRef<Path>) -> io::Result<Ino> {
         Ok(self.find(bytes(path.as_ref()), true)?.attr()?.ino)
     }
@@ -89,29 +89,29 @@ impl Dir {
         }
     }
 
-    /// Opens a file to be read.
+    /// Opens a file for reading.
     pub fn open(&self, path: impl AsRef<Path>) -> io::Result<File> {
         self.open_with(path, &OpenOptions::new().read(true))
     }
 
-    /// Opens a file to be written. It is made if it is not there; what it holds goes.
+    /// Opens a file for writing. Creates it if it does not exist, and truncates it.
     pub fn create(&self, path: impl AsRef<Path>) -> io::Result<File> {
         self.open_with(path, &OpenOptions::new().write(true).create(true).truncate(true))
     }
 
-    /// Opens a file in another way.
+    /// Opens a file with options.
     pub fn open_with(&self, path: impl AsRef<Path>, how: &OpenOptions) -> io::Result<File> {
         Ok(how.open(&self.fs, self.ino, bytes(path.as_ref()), self.owner)?)
     }
 
-    /// All that a file holds.
+    /// The contents of a file.
     pub fn read(&self, path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
         let mut all = Vec::new();
         self.open(path)?.read_to_end(&mut all)?;
         Ok(all)
     }
 
-    /// All that a file holds, which must be UTF-8.
+    /// The contents of a file, which must be UTF-8.
     pub fn read_to_string(&self, path: impl AsRef<Path>) -> io::Result<String> {
         let mut all = String::new();
         self.open(path)?.read_to_string(&mut all)?;
@@ -120,22 +120,22 @@ impl Dir {
 
     /// Writes a whole file, as std::fs::write does: it is durable with the next sync only, and
     /// until then a crash may leave the file empty or absent. To replace a file so that a crash
-    /// shows the old or the new one: write another one, [`File::sync_all`], [`Dir::rename`].
+    /// leaves the old or the new version: write another file, [`File::sync_all`], [`Dir::rename`].
     pub fn write(&self, path: impl AsRef<Path>, data: impl AsRef<[u8]>) -> io::Result<()> {
         self.create(path)?.write_all(data.as_ref())
     }
 
-    /// What stat(2) shows.
+    /// The attributes that stat(2) shows.
     pub fn metadata(&self, path: impl AsRef<Path>) -> io::Result<Attr> {
         Ok(self.find(bytes(path.as_ref()), true)?.attr()?)
     }
 
-    /// What lstat(2) shows: a symbolic link itself.
+    /// The attributes that lstat(2) shows: for a symbolic link its own.
     pub fn symlink_metadata(&self, path: impl AsRef<Path>) -> io::Result<Attr> {
         Ok(self.find(bytes(path.as_ref()), false)?.attr()?)
     }
 
-    /// Whether the path names something. An error if that cannot be told.
+    /// Whether the path names an inode. An error if that cannot be determined.
     pub fn try_exists(&self, path: impl AsRef<Path>) -> io::Result<bool> {
         match self.find(bytes(path.as_ref()), true) {
             Ok(found) => Ok(found.attr.is_some()),
@@ -144,13 +144,13 @@ impl Dir {
         }
     }
 
-    /// Changes attributes. A symbolic link is followed.
+    /// Changes attributes, following a symbolic link.
     pub fn set_attr(&self, path: impl AsRef<Path>, set: &SetAttr) -> io::Result<Attr> {
         Ok(self.fs.setattr(self.resolve(path)?, set)?)
     }
 
     /// The entries of a directory, without `.` and `..`, in no particular order. Entries that are
-    /// made or removed meanwhile may be there or not.
+    /// made or removed meanwhile may or may not be among them.
     pub fn read_dir(&self, path: impl AsRef<Path>) -> io::Result<ReadDir> {
         let dir = self.dir(path)?;
         Ok(ReadDir { fs: dir.fs, ino: dir.ino, cookie: Some(0), read: VecDeque::new() })
@@ -163,7 +163,7 @@ impl Dir {
         Ok(())
     }
 
-    /// Makes a directory and those above it. No error if it is there.
+    /// Makes a directory and its missing ancestors. Succeeds if the directory exists.
     pub fn create_dir_all(&self, path: impl AsRef<Path>) -> io::Result<()> {
         let path = bytes(path.as_ref());
         let ends = path.iter().enumerate().filter(|(at, b)| **b == b'/' && *at > 0).map(|(at, _)| at);
@@ -177,7 +177,7 @@ impl Dir {
                 }
             }
             match self.create_dir(here) {
-                // Another thread was faster, or a symbolic link leads nowhere: looked at below.
+                // Another thread was faster, or a symbolic link is dangling; checked below.
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => self.dir(here).map(drop)?,
                 made => made?,
             }
@@ -185,8 +185,8 @@ impl Dir {
         Ok(())
     }
 
-    /// Removes a name of a file that is no directory. With the last name the file goes, once it is
-    /// not open any more.
+    /// Removes a name of a file that is not a directory. The file is deleted with its last name,
+    /// once it is no longer open.
     pub fn remove_file(&self, path: impl AsRef<Path>) -> io::Result<()> {
         let found = self.find(bytes(path.as_ref()), false)?.named(Error::IsDirectory)?;
         Ok(self.fs.unlink(found.dir, &found.name)?)
@@ -200,8 +200,8 @@ impl Dir {
         Ok(self.fs.rmdir(found.dir, &found.name)?)
     }
 
-    /// Removes a directory with all it holds, without following symbolic links. A crash or an error
-    /// leaves what was not yet removed.
+    /// Removes a directory and everything below it, without following symbolic links. A crash or an
+    /// error leaves the rest.
     pub fn remove_dir_all(&self, path: impl AsRef<Path>) -> io::Result<()> {
         let top = self
             .find(without_slash(path.as_ref()), false)?
@@ -211,8 +211,8 @@ impl Dir {
         if attr.kind != FileKind::Directory {
             return Err(Error::NotDirectory.into());
         }
-        // Without recursion: a tree may be deeper than a stack. The directory above, the name
-        // there, the directory.
+        // Without recursion, since a tree may be deeper than a stack. Each element: the parent
+        // directory, the name in it, the directory.
         let mut left = vec![(dir, name, attr.ino)];
         while let Some((above, name, here)) = left.last().cloned() {
             let depth = left.len();
@@ -233,8 +233,7 @@ impl Dir {
         Ok(())
     }
 
-    /// Moves a name, wholly or not at all: no crash shows both names or neither. What `to` names is
-    /// replaced.
+    /// Moves a name atomically: no crash leaves both names or neither. Replaces an existing `to`.
     pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
         let busy = || Error::Invalid("a name is moved to a name");
         let from = self.find(without_slash(from.as_ref()), false)?.named(busy())?;
@@ -242,8 +241,8 @@ impl Dir {
         Ok(self.fs.rename(from.dir, &from.name, to.dir, &to.name, RenameMode::Replace)?)
     }
 
-    /// A further name, `to`, for the file at `from`, which is no directory. A symbolic link gets
-    /// one itself.
+    /// Adds the name `to` to the file at `from`, which is not a directory. A symbolic link is not
+    /// followed.
     pub fn hard_link(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
         let file = self.find(bytes(from.as_ref()), false)?.attr()?;
         let to = self.find(bytes(to.as_ref()), false)?.named(Error::Exists)?;
@@ -251,21 +250,21 @@ impl Dir {
         Ok(())
     }
 
-    /// A symbolic link at `link` that says `target`, which is not interpreted.
+    /// Creates a symbolic link at `link` with `target`, which is not interpreted.
     pub fn symlink(&self, target: impl AsRef<Path>, link: impl AsRef<Path>) -> io::Result<()> {
         let link = self.find(bytes(link.as_ref()), false)?.named(Error::Exists)?;
         self.fs.symlink(link.dir, &link.name, bytes(target.as_ref()), self.owner)?;
         Ok(())
     }
 
-    /// What a symbolic link says.
+    /// The target of a symbolic link.
     pub fn read_link(&self, path: impl AsRef<Path>) -> io::Result<PathBuf> {
         let link = self.symlink_metadata(path)?;
         Ok(OsString::from_vec(self.fs.readlink(link.ino)?).into())
     }
 
-    /// Makes the entries of this directory durable. A file's [`File::sync_all`] does that for its
-    /// own name.
+    /// Makes the entries of this directory durable. A file's [`File::sync_all`] also covers the
+    /// file's own name.
     pub fn sync_all(&self) -> io::Result<()> {
         Ok(self.fs.fsync(self.ino, false)?)
     }
@@ -279,7 +278,7 @@ pub struct Entry {
     pub name: OsString,
     /// Inode number.
     pub ino: Ino,
-    /// Type of the file; of a symbolic link its own.
+    /// Type of the file; a symbolic link is not followed.
     pub kind: FileKind,
 }
 
@@ -287,7 +286,7 @@ pub struct Entry {
 pub struct ReadDir {
     fs: FileSystem,
     ino: Ino,
-    /// Where the next batch begins; `None`: there is no other.
+    /// The cookie of the next batch; `None` after the last.
     cookie: Option<u64>,
     read: VecDeque<Entry>,
 }
@@ -321,7 +320,7 @@ impl ReadDir {
 impl Iterator for ReadDir {
     type Item = io::Result<Entry>;
 
-    /// Ends behind an error.
+    /// Ends after an error.
     fn next(&mut self) -> Option<io::Result<Entry>> {
         while self.read.is_empty() {
             let from = self.cookie.take()?;

@@ -10,10 +10,10 @@ use parking_lot::Mutex;
 use std::fmt;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 
-/// How a file is opened, as std's.
+/// Options for opening a file, like those of std.
 ///
-/// There is no append mode: two handles that append would each have to know where the other ends.
-/// One handle that is shared, or a position that the program keeps, does it.
+/// There is no append mode: each of two appending handles would have to know the other's end. A
+/// single shared handle, or a position that the program keeps, serves instead.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
     read: bool,
@@ -31,7 +31,7 @@ impl Default for OpenOptions {
 }
 
 impl OpenOptions {
-    /// Nothing is chosen yet, the mode of new files is 0644.
+    /// No access is chosen yet, and the mode of new files is 0644.
     pub const fn new() -> OpenOptions {
         OpenOptions {
             read: false,
@@ -43,31 +43,31 @@ impl OpenOptions {
         }
     }
 
-    /// To be read.
+    /// Opens for reading.
     pub const fn read(mut self, yes: bool) -> OpenOptions {
         self.read = yes;
         self
     }
 
-    /// To be written.
+    /// Opens for writing.
     pub const fn write(mut self, yes: bool) -> OpenOptions {
         self.write = yes;
         self
     }
 
-    /// What it holds goes. Needs write.
+    /// Truncates the file. Needs write.
     pub const fn truncate(mut self, yes: bool) -> OpenOptions {
         self.truncate = yes;
         self
     }
 
-    /// Made if it is not there. Needs write.
+    /// Creates the file if it does not exist. Needs write.
     pub const fn create(mut self, yes: bool) -> OpenOptions {
         self.create = yes;
         self
     }
 
-    /// Made, and an error if the name is taken, be it by a symbolic link. Needs write.
+    /// Creates the file, and fails if the name exists, even as a symbolic link. Needs write.
     pub const fn create_new(mut self, yes: bool) -> OpenOptions {
         self.create_new = yes;
         self
@@ -110,7 +110,7 @@ impl OpenOptions {
                 FileKind::Directory => return Err(Error::IsDirectory),
                 _ => return Err(Error::Invalid("not a regular file")),
             }
-            // Pinned from here on: dropped, it gives the pin back.
+            // Pinned from here on; its drop releases the pin.
             let file = File::new(fs, attr.ino, self)?;
             if !still_names(fs, &found, attr.ino)? {
                 continue;
@@ -123,7 +123,7 @@ impl OpenOptions {
     }
 }
 
-/// Whether the name that was found names the inode now.
+/// Whether the name that was found still names the inode.
 fn still_names(fs: &FileSystem, found: &Found, ino: Ino) -> Result<bool> {
     match fs.lookup(found.dir, &found.name) {
         Ok(attr) => Ok(attr.ino == ino),
@@ -132,17 +132,18 @@ fn still_names(fs: &FileSystem, found: &Found, ino: Ino) -> Result<bool> {
     }
 }
 
-/// An open regular file. It stays though its last name is removed, until this is dropped.
+/// An open regular file. It survives the removal of its last name until this handle is dropped.
 ///
-/// Reading and writing move a position, as with std::fs::File, also through `&File`;
-/// [`File::read_at`] and [`File::write_at`] do not. What was written is durable after
-/// [`File::sync_all`] or [`File::sync_data`]; dropping the file makes nothing durable.
+/// Reads and writes move a position, as with std::fs::File, also through `&File`; [`File::read_at`]
+/// and [`File::write_at`] do not. Written data is durable after [`File::sync_all`] or
+/// [`File::sync_data`]; dropping the file makes nothing durable.
 pub struct File {
     fs: FileSystem,
     ino: Ino,
     readable: bool,
     writable: bool,
-    /// Held while a read or write that moves it runs. Without a rank: nothing is locked before it.
+    /// Held during a read or write that moves the position. It has no rank, since no other lock is
+    /// held when it is taken.
     position: Mutex<u64>,
 }
 
@@ -165,24 +166,25 @@ impl File {
         Ok(File { fs: fs.clone(), ino, readable, writable, position: Mutex::new(0) })
     }
 
-    /// The inode, for what [`FileSystem`] can do beyond this interface.
+    /// The inode number, for operations of [`FileSystem`] that this interface lacks.
     pub fn ino(&self) -> Ino {
         self.ino
     }
 
-    /// What stat(2) shows.
+    /// The attributes that stat(2) shows.
     pub fn metadata(&self) -> io::Result<Attr> {
         Ok(self.fs.getattr(self.ino)?)
     }
 
-    /// Truncates, or extends with zeros.
+    /// Truncates the file, or extends it with zeros.
     pub fn set_len(&self, size: u64) -> io::Result<()> {
         self.check_writable()?;
         self.fs.setattr(self.ino, &SetAttr { size: Some(size), ..SetAttr::default() })?;
         Ok(())
     }
 
-    /// Bytes read at `offset`; fewer than asked only at the end of the file.
+    /// Reads at `offset`. Returns the number of bytes, which is less than requested only at the end
+    /// of the file.
     pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
         if !self.readable {
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the file is not open to be read"));
@@ -190,13 +192,14 @@ impl File {
         Ok(self.fs.read(self.ino, offset, buf)?)
     }
 
-    /// Bytes written at `offset`; fewer than asked when space or device gave out on the way.
+    /// Writes at `offset`. Returns the number of bytes, which is less than requested if space or
+    /// the device failed on the way.
     pub fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<usize> {
         self.check_writable()?;
         Ok(self.fs.write(self.ino, offset, data)?)
     }
 
-    /// All bytes at `offset`, or an error. Bytes that were written before the error stay.
+    /// Writes all bytes at `offset`, or fails. Bytes written before the error stay.
     pub fn write_all_at(&self, mut offset: u64, mut data: &[u8]) -> io::Result<()> {
         self.check_writable()?;
         while !data.is_empty() {
@@ -207,12 +210,12 @@ impl File {
         Ok(())
     }
 
-    /// Durable when it returns: data, attributes, its name and all that leads to it.
+    /// Makes data, attributes, the name and all directories above it durable.
     pub fn sync_all(&self) -> io::Result<()> {
         Ok(self.fs.fsync(self.ino, false)?)
     }
 
-    /// Durable when it returns: data, and what is needed to read it.
+    /// Makes the data durable, and what is needed to read it.
     pub fn sync_data(&self) -> io::Result<()> {
         Ok(self.fs.fsync(self.ino, true)?)
     }
@@ -244,7 +247,7 @@ impl Write for &File {
         Ok(n)
     }
 
-    /// Nothing is buffered here. [`File::sync_all`] makes durable.
+    /// Does nothing, because this handle buffers nothing. [`File::sync_all`] makes data durable.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }

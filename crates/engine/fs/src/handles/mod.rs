@@ -1,10 +1,10 @@
-//! Paths and open files in the manner of std::fs, for programs that link the library: [`Dir`],
-//! [`File`]. They use the public interface of [`FileSystem`] alone.
+//! Paths and open files modelled on std::fs, for programs that link the library: [`Dir`], [`File`].
+//! They use only the public interface of [`FileSystem`].
 //!
-//! # A file that is open stays
+//! # Why an open file stays
 //! An open file holds a pin. Between the lookup of its name and the pin another thread may remove
-//! it. So the name is looked up again once the pin is held: if it still names the inode, whoever
-//! removes the name later finds the pin. Inode numbers are never used again.
+//! it. So the name is looked up again once the pin is held: if it still names the inode, a thread
+//! that removes the name later finds the pin. Inode numbers are never reused.
 
 mod dir;
 mod file;
@@ -24,8 +24,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 impl FileSystem {
-    /// The root directory: where paths begin. New files belong to user and group 0 unless
-    /// [`Dir::with_owner`] says otherwise.
+    /// The root directory, where absolute paths start. New files belong to user and group 0 unless
+    /// [`Dir::with_owner`] sets another owner.
     pub fn root(&self) -> Dir {
         Dir::new(self.clone(), Ino::ROOT)
     }
@@ -37,7 +37,7 @@ impl FileSystem {
         let path = path.as_ref();
         drop(std::fs::File::create_new(path)?);
         create_in(path, size).inspect_err(|_| {
-            // The first error is the answer.
+            // The first error is returned.
             let _ = std::fs::remove_file(path);
         })
     }
@@ -49,8 +49,8 @@ impl FileSystem {
         Ok(FileSystem::open(device, Arc::new(SystemClock::default()), MountOptions::default())?)
     }
 
-    /// A new file system of `size` bytes (at least 16 MiB) in memory, for tests. It goes with its
-    /// last clone.
+    /// A new file system of `size` bytes (at least 16 MiB) in memory, for tests. It is freed with
+    /// its last clone.
     pub fn in_memory(size: u64) -> std::io::Result<FileSystem> {
         Ok(format_and_open(Arc::new(MemDevice::new(size)), Owner::default())?)
     }
@@ -59,7 +59,7 @@ impl FileSystem {
 fn create_in(path: &Path, size: u64) -> std::io::Result<FileSystem> {
     let device = FileDevice::create(path, size, kedge_device::OpenOptions::default())
         .map_err(crate::error::Error::from)?;
-    // The owner of the file owns the root directory, too, or could not write to a mount of it.
+    // The owner of the file also owns the root directory, or could not write to a mount of it.
     let file = std::fs::metadata(path)?;
     Ok(format_and_open(device, Owner { uid: file.uid(), gid: file.gid() })?)
 }

@@ -1,4 +1,4 @@
-//! From a path to an inode, as the kernel walks: one name after another, through symbolic links.
+//! Path lookup as in the kernel: one name after another, through symbolic links.
 
 use crate::api::FileSystem;
 use crate::error::{Error, Result};
@@ -6,17 +6,17 @@ use crate::types::Attr;
 use kedge_base::Ino;
 use kedge_format::FileKind;
 
-/// Symbolic links on the way of one path, as in Linux.
+/// Symbolic links that one path may follow, as in Linux.
 const LINKS_MAX: u32 = 40;
 
-/// Where a path leads.
+/// The result of a path lookup.
 pub(super) struct Found {
-    /// The directory that has, or would have, the last name.
+    /// The directory that contains, or would contain, the last name.
     pub dir: Ino,
     /// The last name. Empty if the path ends with a directory that was not reached by name: `/`,
     /// `.` or `..`.
     pub name: Vec<u8>,
-    /// What the path names; `None`: the last name is free.
+    /// The attributes of the inode that the path names; `None` if the last name is free.
     pub attr: Option<Attr>,
 }
 
@@ -25,14 +25,14 @@ impl Found {
         self.attr.ok_or(Error::NotFound)
     }
 
-    /// The last name; an error for a path that ends without one.
+    /// Fails with `without` for a path that ends without a name.
     pub(super) fn named(self, without: Error) -> Result<Found> {
         if self.name.is_empty() { Err(without) } else { Ok(self) }
     }
 }
 
-/// Names in the order in which they are taken from the end. A `/` at the end is a `.`: what it
-/// follows must be a directory.
+/// Pushes the names of a path so that they are popped in order. A `/` at the end becomes a `.`: the
+/// name before it must be a directory.
 fn push(left: &mut Vec<Vec<u8>>, path: &[u8]) {
     if path.ends_with(b"/") {
         left.push(b".".to_vec());
@@ -41,9 +41,9 @@ fn push(left: &mut Vec<Vec<u8>>, path: &[u8]) {
     left.extend(names.rev().map(<[u8]>::to_vec));
 }
 
-/// `follow`: a symbolic link at the end is followed, too.
+/// `follow`: a symbolic link at the end is followed too.
 ///
-/// An absolute path, of the caller or of a link, begins at the root of the image. `..` of the root
+/// An absolute path, of the caller or of a link, starts at the root of the image. `..` of the root
 /// is the root.
 pub(super) fn walk(fs: &FileSystem, start: Ino, path: &[u8], follow: bool) -> Result<Found> {
     if path.is_empty() {

@@ -1,14 +1,14 @@
-//! Access control lists: attributes that go with the mode and are handed on to new files. The
-//! kernel, or a program that links the library, decides by them who may do what.
+//! Access control lists: attributes that follow the mode and are inherited by new files. The
+//! kernel, or a program that links the library, enforces them.
 //!
 //! # Invariants
 //! 1. The nine permission bits of the mode are those of the access list ([`Acl::mode`]): the mode's
 //!    group bits are the list's mask.
-//! 2. No minimal access list is kept: its mode says the same.
+//! 2. No minimal access list is stored, because its mode expresses the same.
 //!
-//! Who changes one changes the other in the same record, under the inode's exclusive io lock. So no
-//! crash shows a mode without its list: a file that denies a user by its list would for a moment be
-//! open to him by its mode.
+//! An operation that changes one changes the other in the same record, under the inode's exclusive
+//! io lock. So no crash leaves a mode without its list: a file that denies a user by its list would
+//! be open to that user by its mode.
 
 use super::Names;
 use crate::cache::inode::Inode;
@@ -22,7 +22,7 @@ use kedge_format::{FileKind, InodeCore, ItemKind, Key};
 /// The longest item of a list.
 pub(super) const LIST_MAX: usize = VALUE_MAX;
 
-/// The list that a value is; `None`: none, because the attribute is no list.
+/// The list in a value; `None` if the attribute is not a list.
 pub(super) fn of_value(name: &[u8], value: &[u8]) -> Result<Option<Acl>> {
     if !is_acl_name(name) {
         return Ok(None);
@@ -30,7 +30,7 @@ pub(super) fn of_value(name: &[u8], value: &[u8]) -> Result<Option<Acl>> {
     Acl::decode(value).map(Some).ok_or(Error::Invalid("not a valid access control list"))
 }
 
-/// Whether an attribute is kept as one.
+/// Whether an attribute is stored as a list.
 pub(super) fn is_kept(name: &[u8], list: Option<&Acl>) -> bool {
     name != ACCESS || list.is_none_or(|list| !list.is_minimal())
 }
@@ -45,12 +45,12 @@ pub(super) fn check_kind(kind: FileKind, name: &[u8]) -> Result<()> {
 }
 
 impl Names {
-    /// Whether the image may hold lists: one that an older version made may not.
+    /// Whether the image may hold lists: an image of an older version may not.
     pub(crate) fn has_acls(&self) -> bool {
         self.engine.store().geometry().has_acls()
     }
 
-    /// An inode's list. The caller holds its io lock.
+    /// An inode's list. The caller holds the inode's io lock.
     fn list(&self, ino: Ino, name: &[u8]) -> Result<Option<(u64, Acl)>> {
         let found = self.find_xattr(ino, name)?;
         let Some(value) = &found.entry else { return Ok(None) };
@@ -63,8 +63,8 @@ impl Names {
         }
     }
 
-    /// Adds what a new mode makes of the inode's access list. The caller holds its io lock
-    /// exclusively.
+    /// Adds the change that a new mode makes to the inode's access list. The caller holds the
+    /// inode's io lock exclusively.
     pub(super) fn list_follows_mode(
         &self,
         inode: &Inode,
@@ -79,13 +79,13 @@ impl Names {
         Ok(())
     }
 
-    /// Whether a new file in this directory may get a list. `false` stays true while the caller
-    /// holds its io lock.
+    /// Whether a new file in this directory may inherit a list. `false` remains valid while the
+    /// caller holds the directory's io lock.
     pub(super) fn may_inherit(&self, dir: &Inode) -> bool {
         self.has_acls() && !dir.meta.lock().no_default_acl
     }
 
-    /// The list that a directory hands on. The caller holds its io lock.
+    /// The default list of a directory. The caller holds the directory's io lock.
     pub(super) fn default_list(&self, dir: &Inode) -> Result<Option<Acl>> {
         let list = self.list(dir.ino, DEFAULT)?;
         if list.is_none() {
@@ -94,7 +94,8 @@ impl Names {
         Ok(list.map(|(_, acl)| acl))
     }
 
-    /// Adds the lists that a new file gets from its directory's default list, and sets its mode.
+    /// Adds the lists that a new file inherits from its directory's default list, and sets its
+    /// mode.
     pub(super) fn inherit(&self, default: Acl, ino: Ino, core: &mut InodeCore, record: &mut RecordBuilder) {
         let kind = core.kind().expect("a new inode has a type");
         if kind == FileKind::Symlink {
@@ -108,7 +109,7 @@ impl Names {
         let mut taken = None;
         for (name, acl, _) in lists.into_iter().filter(|(.., kept)| *kept) {
             let first = name_slot(seed, name);
-            // The two names may share a hash, and then they share its slots.
+            // If the two names share a hash, they also share its slots.
             let slot = if taken == Some(first) { first + 1 } else { first };
             taken = Some(first);
             let value = acl.encode();

@@ -88,7 +88,7 @@ impl Names {
         self.engine.store().geometry().has_immutable()
     }
 
-    /// Sets what chattr(1) sets. Waits for what is being written.
+    /// Sets the flags of chattr(1). Waits for a write in progress.
     pub(crate) fn set_flags(&self, ino: Ino, flags: FileFlags) -> Result<()> {
         if !self.engine.store().geometry().has_flags() {
             return Err(Error::NotSupported("file flags, of which an image of an older version has none"));
@@ -110,7 +110,8 @@ impl Names {
             return Ok(());
         }
         let fixes = |flag| flags.has(flag) && !old.has(flag);
-        // A directory has no pages: each change of one is an operation, which checks the flags.
+        // A directory has no pages: each change of a directory is an operation, which checks the
+        // flags.
         let keeps = self.has_immutable() || inode.kind == FileKind::Directory;
         if !keeps && (fixes(FileFlags::IMMUTABLE) || fixes(FileFlags::APPEND)) {
             return Err(Error::NotSupported(
@@ -125,8 +126,8 @@ impl Names {
         Ok(())
     }
 
-    /// Time stamps alone make no record: they wait in the inode until it is next logged, forced or
-    /// written back.
+    /// Time stamps alone make no record: they wait in the inode until the inode is next logged,
+    /// forced or written back.
     fn set_times(&self, inode: &Arc<Inode>, set: &SetAttr) -> Result<()> {
         if self.engine.store().is_read_only() {
             return Err(kedge_base::Error::ReadOnly.into());
@@ -154,7 +155,7 @@ impl Names {
 }
 
 /// Whether the flags permit new times. A kernel with a writeback cache keeps mtime and ctime
-/// itself: they are of changes that it took before.
+/// itself, so its times may belong to changes that it accepted before the flags were set.
 fn check_times(core: &InodeCore, set: &SetAttr) -> Result<()> {
     let is_given = |time: Option<SetTime>| matches!(time, Some(SetTime::At(_)));
     if set.ctime.is_some() && set.atime.is_none() {

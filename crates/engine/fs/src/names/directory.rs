@@ -27,7 +27,7 @@ pub(super) const LINKS_MAX: u32 = 65_000;
 const DOT: u64 = 1;
 const DOT_DOT: u64 = 2;
 
-/// A name less: the entry, both inodes, and an orphan if it was the last.
+/// Removing a name: the entry, both inodes, and an orphan if it was the last name.
 const UNLINK: Need = Need::record(Class::Reclaim).deletes(1).patches(2).puts(1, Orphan::SIZE);
 
 /// Bytes of a name's item.
@@ -35,7 +35,7 @@ pub(super) fn dentry_len(name: &[u8]) -> usize {
     Dentry::encoded_len(name.len())
 }
 
-/// A name's entry, or where it would go.
+/// The entry of a name, or the slot for a new one.
 pub(super) type Found = Slot<(Ino, FileKind)>;
 
 pub(super) fn check_name(name: &[u8]) -> Result<()> {
@@ -48,7 +48,7 @@ pub(super) fn check_name(name: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// What create, mkdir, mknod and symlink make.
+/// The parameters of create, mkdir, mknod and symlink.
 pub(crate) struct Make<'a> {
     pub kind: FileKind,
     pub mode: u32,
@@ -58,7 +58,7 @@ pub(crate) struct Make<'a> {
 }
 
 impl Names {
-    /// Looks a name up. The caller holds the directory's io lock.
+    /// Searches a name. The caller holds the directory's io lock.
     pub(super) fn find(&self, dir: Ino, name: &[u8]) -> Result<Found> {
         slots::find(self.engine.store(), dir, ItemKind::Dentry, name, |value| {
             let entry = Dentry::decode(value)?;
@@ -104,12 +104,12 @@ impl Names {
         .into()
     }
 
-    /// Reserves for a new entry of a directory, and locks the directory. Whether the entry may get
-    /// access control lists is asked before the lock, as it decides how much is reserved; a list
-    /// that is set meanwhile makes it more.
+    /// Reserves for a new entry of a directory, and locks the directory. Whether the entry may
+    /// inherit access control lists is checked before the lock, because it decides how much is
+    /// reserved; if a list is set meanwhile, the call reserves again.
     fn begin_in<'a>(&'a self, dir: &'a Inode, need: Need) -> Result<(Handle<'a>, WriteGuard<'a, ()>, bool)> {
         if self.may_inherit(dir) {
-            // Mostly there is no list, and the directory remembers it.
+            // There is rarely a list, and the directory remembers that it has none.
             let _io = dir.io.read();
             self.default_list(dir)?;
         }
@@ -174,8 +174,8 @@ impl Names {
         Ok(Attr::from_core(ino, &core, make.kind))
     }
 
-    /// A file of any kind but a directory without a name: an orphan until it is linked. Comes
-    /// pinned.
+    /// Creates a file without a name, of any kind but a directory: an orphan until it is linked.
+    /// Returns it pinned.
     pub(crate) fn make_nameless(&self, dir: Ino, make: &Make<'_>) -> Result<Attr> {
         if make.target.len() > SYMLINK_MAX {
             return Err(Error::NameTooLong);
@@ -234,15 +234,15 @@ impl Names {
         self.inodes.get(ino)?.attr()
     }
 
-    /// [`Names::link`] that takes the name from another file, in the same record: no crash shows
-    /// the directory without it. Returns the file that had it.
+    /// [`Names::link`] that takes the name from another file, in the same record: no crash leaves
+    /// the directory without the name. Returns the file that had it.
     pub(crate) fn link_over(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Option<Ino>> {
         self.link_to(ino, dir, name, true)
     }
 
     fn link_to(&self, ino: Ino, dir: Ino, name: &[u8], replaces: bool) -> Result<Option<Ino>> {
         check_name(name)?;
-        // Directory and inode; the name; the item of a nameless one. And the file that has the
+        // Directory and inode; the name; the item of a nameless inode; and the file that has the
         // name.
         let need = Need::record(Class::Normal).patches(2).puts(1, dentry_len(name)).puts(1, Orphan::SIZE);
         let need = if replaces { need.patches(1).puts(1, Orphan::SIZE) } else { need };
@@ -286,7 +286,7 @@ impl Names {
         let paid = self.pay_locked(price);
         drop(io);
         let paid = paid.and_then(|()| self.pay_unlocked(price));
-        // Whatever that came to: the name is taken.
+        // Even if the deletion failed, the name is taken.
         let victim = victim.as_ref().map(|victim| victim.ino);
         if let Some(victim) = victim.filter(|_| orphaned) {
             self.files.orphaned(victim);
@@ -294,7 +294,7 @@ impl Names {
         paid.map(|()| victim)
     }
 
-    /// One name more for a file that is no directory.
+    /// Adds a name to a file that is not a directory.
     fn add_link(&self, c: &mut Change<'_>, record: &mut RecordBuilder, now: Timespec) -> Result<()> {
         let ino = c.inode.ino;
         if c.meta.dead {
@@ -305,12 +305,12 @@ impl Names {
             return Err(Error::TooManyLinks);
         }
         if c.core.nlink == 0 {
-            // Only an O_TMPFILE is nameless and may get a name; an unlinked file stays unlinked.
+            // Of the nameless inodes only an O_TMPFILE may get a name; an unlinked file stays
+            // unlinked.
             if !self.files.orphans().may_get_name(ino) {
                 return Err(Error::NotFound);
             }
-            // A truncate that is not finished needs the item now that the file will not go as a
-            // whole.
+            // An unfinished truncate needs the item now that the whole file will not be deleted.
             if c.meta.shrinking {
                 record.put(Key::orphan(ino), &Orphan::Truncate.encode());
             } else {
@@ -370,8 +370,8 @@ impl Names {
         let mut handle = self.engine.begin(UNLINK)?;
         let dir = self.inodes.get_dir(dir)?;
         loop {
-            // Looked up without the child's lock, checked again under both: locks go in ascending
-            // order.
+            // Looked up without the child's lock and checked again under both, since locks are
+            // taken in ascending order.
             let child = {
                 let _io = dir.io.read();
                 match self.find(dir.ino, name)?.entry {
@@ -432,7 +432,7 @@ impl Names {
             (meta.core.parent, meta.core.nlink)
         };
         if nlink == 0 {
-            return Ok(()); // removed and still open: empty
+            return Ok(()); // removed but still open, so empty
         }
         self.files.accessed(&dir);
         let dots: [(u64, &[u8], Ino); 2] = [(DOT, b".", dir.ino), (DOT_DOT, b"..", parent)];
@@ -478,7 +478,7 @@ pub(super) fn put_dentry(
     record.put(Key::new(dir, ItemKind::Dentry, slot), &Dentry { ino, kind, name }.encode());
 }
 
-/// What a link changes of its directory. `taken`: the name is there, for another file.
+/// The change of a directory by a link. `taken`: the name exists, for another file.
 fn name_in(c: &mut Change<'_>, taken: bool, now: Timespec) -> Result<()> {
     if c.core.nlink == 0 {
         return Err(Error::NotFound);
@@ -494,8 +494,8 @@ fn name_in(c: &mut Change<'_>, taken: bool, now: Timespec) -> Result<()> {
     Ok(())
 }
 
-/// Takes one name from an inode. Returns whether it was the last: then the inode is an orphan in
-/// the same record.
+/// Removes one name from an inode. Returns whether it was the last: the inode then becomes an
+/// orphan in the same record.
 pub(super) fn drop_name(c: &mut Change<'_>, record: &mut RecordBuilder, now: Timespec) -> Result<bool> {
     let last = c.inode.is_dir() || c.core.nlink == 1;
     if c.core.nlink == 0 {

@@ -15,13 +15,14 @@ use crate::engine::Engine;
 use kedge_base::lock::{Mutex, Rank};
 use std::sync::Arc;
 
-/// See the module.
+/// Names and attributes of a file system; see the module's head.
 pub(crate) struct Names {
     engine: Arc<Engine>,
     inodes: Arc<Inodes>,
     writeback: Arc<Writeback>,
     files: Arc<Files>,
-    /// Held by renames that move between directories: the shape of the directory tree stands still.
+    /// Held by renames between directories, so that the shape of the directory tree does not
+    /// change.
     shape: Mutex<()>,
 }
 

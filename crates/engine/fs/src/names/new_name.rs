@@ -1,34 +1,35 @@
-//! What a new name costs with `new_name=sync`, the rule that Btrfs had before "do not commit logs
-//! and transactions during link and rename operations". With the default nothing here is done.
+//! The cost of a new name with `new_name=sync`, the rule that Btrfs had before "do not commit logs
+//! and transactions during link and rename operations". With the default, none of this runs.
 //!
 //! Btrfs kept three marks of each inode in memory, and so does an [`Inode`] (`NameMarks`). A mark
 //! is the position of a record; it counts until a checkpoint has made that record part of the tree,
-//! as Btrfs's marks counted until their transaction was committed. It goes with the inode when that
-//! leaves the cache, as it did there.
-//! - *logged*: an fsync found the inode changed and put it into the log. So did a new name that
-//!   forced: it marked the inode, the directories above that were made since the checkpoint, and
-//!   the directory in which the checkpoint has a file.
-//! - *moved out*: of a directory: an inode left it for another directory, and neither of the two
+//! as Btrfs's marks counted until their transaction was committed. It is lost when the inode leaves
+//! the cache, as in Btrfs.
+//! - *logged*: an fsync found the inode changed and put it into the log. A new name that forced the
+//!   log did the same: it marked the inode, the directories above that were made since the
+//!   checkpoint, and the directory in which the checkpoint has a file.
+//! - *moved out*, for a directory: an inode left it for another directory, and neither of the two
 //!   was logged. An inode that is moved to another directory, or linked, is itself marked.
-//! - *created*: since when the inode exists.
+//! - *created*: the position at which the inode was created.
 //!
-//! Link looks at the inode; rename at the inode and the directory that it leaves; an exchange does
-//! so for both of its inodes. If one of them is logged, the log is forced before the call returns,
-//! with the directories still locked. If a directory that it has to log, or one on the way from the
-//! new name to the root, is marked as moved out, the log would not do for Btrfs: it committed the
-//! transaction. Here that is a checkpoint. It is made after the directories are unlocked, because a
-//! checkpoint comes before an inode in the lock order; Btrfs committed with the directories locked.
-//! Where forcing fails, Btrfs committed, too; here a log that fails has shut the file system down.
+//! Link checks the inode; rename checks the inode and the directory that it leaves; an exchange
+//! does so for both of its inodes. If one of them is logged, the log is forced before the call
+//! returns, with the directories still locked. If a directory that has to be logged, or one on the
+//! way from the new name to the root, is marked as moved out, the log did not suffice for Btrfs: it
+//! committed the transaction. Here that is a checkpoint. It runs after the directories are
+//! unlocked, because a checkpoint precedes an inode in the lock order; Btrfs committed with the
+//! directories locked. Btrfs also committed if forcing failed; here a log that fails has shut the
+//! file system down.
 //!
-//! The rule is milder here than it was where a file would have to know its directories:
+//! The rule is milder here than it was in Btrfs where a file would have to know its directories:
 //! - An fsync of a file also marked the directories above that were made since the checkpoint and,
 //!   if the file had got a new name since then, those in which the checkpoint has the file.
 //! - A new name marked each directory in which the checkpoint has the file. Here that is the one
 //!   that the file leaves, if it was neither moved nor linked before.
 //! - With such a directory, the inodes that were made in it since the checkpoint were marked.
 //!
-//! Nothing of this is needed for a crash: see the crash model's G1 to G5, which hold with either
-//! rule. So a mark that is lost or late costs nothing but the likeness.
+//! No crash guarantee needs any of this: G1 to G5 of the crash model hold with either rule. So a
+//! mark that is lost or late only makes the comparison less exact.
 
 use super::Names;
 use super::rename::Side;
@@ -40,10 +41,10 @@ use kedge_base::{Ino, Lsn};
 use kedge_store::{CheckpointCause, ForceCause};
 use std::sync::Arc;
 
-/// Deepest directory tree that is followed.
+/// Deepest directory tree that the walk to the root follows.
 const DEPTH_MAX: usize = 1 << 20;
 
-/// What a link or a rename does before it returns.
+/// The work of a link or a rename before it returns.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Price {
     Nothing,
@@ -54,10 +55,10 @@ pub(super) enum Price {
 /// An inode that got a new name.
 struct Named<'a> {
     inode: &'a Arc<Inode>,
-    /// Not of a link.
+    /// `None` for a link.
     old_dir: Option<&'a Arc<Inode>>,
     dir: &'a Arc<Inode>,
-    /// It is a file, and `old_dir` is the directory in which the last checkpoint has it.
+    /// Whether it is a file, and `old_dir` is the directory in which the last checkpoint has it.
     was_at_home: bool,
 }
 
@@ -70,7 +71,8 @@ impl<'a> Named<'a> {
         Named { inode, old_dir: Some(old_dir), dir, was_at_home }
     }
 
-    /// If it has left its directory for another one.
+    /// Marks an inode that has left its directory for another, and that directory unless one of
+    /// the two is logged.
     fn mark_moved(&self, since: Lsn) {
         let Some(old_dir) = self.old_dir.filter(|old| old.ino != self.dir.ino) else { return };
         let (at, logged) = {
@@ -87,7 +89,7 @@ impl<'a> Named<'a> {
 }
 
 impl Names {
-    /// Of a rename that is done, under the locks of the directories.
+    /// The price of a completed rename, determined under the locks of the directories.
     pub(super) fn price_of_rename(&self, from: &Side<'_>, to: &Side<'_>, mode: RenameMode) -> Price {
         let Some(source) = from.inode.as_ref().filter(|_| self.pays_for_names()) else {
             return Price::Nothing;
@@ -108,7 +110,7 @@ impl Names {
         }
     }
 
-    /// Of a link that is done, under the directory's lock.
+    /// The price of a completed link, determined under the directory's lock.
     pub(super) fn price_of_link(&self, inode: &Arc<Inode>, dir: &Arc<Inode>) -> Price {
         if !self.pays_for_names() {
             return Price::Nothing;
@@ -119,7 +121,7 @@ impl Names {
         price
     }
 
-    /// Of a directory that is gone: what it was marked with passes to its parent.
+    /// Passes the marks of a removed directory to its parent.
     pub(super) fn inherit_marks(&self, child: &Inode, dir: &Inode) {
         if !self.pays_for_names() {
             return;
@@ -130,7 +132,7 @@ impl Names {
         }
     }
 
-    /// The part that is done with the directories locked.
+    /// The part that runs with the directories locked.
     pub(super) fn pay_locked(&self, price: Price) -> Result<()> {
         if price == Price::Force {
             let store = self.engine.store();
@@ -139,7 +141,7 @@ impl Names {
         Ok(())
     }
 
-    /// The part that is done after they are unlocked.
+    /// The part that runs after they are unlocked.
     pub(super) fn pay_unlocked(&self, price: Price) -> Result<()> {
         if price == Price::Checkpoint {
             self.engine.store().checkpoint(CheckpointCause::Request)?;
@@ -151,7 +153,7 @@ impl Names {
         self.engine.live().new_name() == NewName::Sync
     }
 
-    /// Marks up to here no longer count.
+    /// Marks up to this position no longer count.
     fn committed(&self) -> Lsn {
         self.engine.store().checkpoint_lsn()
     }
@@ -180,7 +182,7 @@ impl Names {
         let mut above = named.dir.clone();
         for step in 0..DEPTH_MAX {
             let is_root = above.ino == Ino::ROOT;
-            // Btrfs did not look at the parent of a directory, unless that was the root.
+            // Btrfs did not check the parent of a directory, unless that was the root.
             let is_looked_at = !is_dir || step > 0 || is_root;
             let parent = {
                 let mut meta = above.meta.lock();
@@ -200,8 +202,8 @@ impl Names {
                 Err(_) => break,
             }
         }
-        // As Btrfs where it could not log a name. The next operation that needs the directory gets
-        // the error.
+        // As in Btrfs where it could not log a name. The next operation that needs the directory
+        // returns the error.
         Price::Checkpoint
     }
 }

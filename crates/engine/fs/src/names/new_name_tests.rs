@@ -39,7 +39,7 @@ impl Scene {
         self.fs.fsync(ino, false).unwrap();
     }
 
-    /// What `work` paid: forces for names, and checkpoints.
+    /// The forces for names and the checkpoints that `work` caused.
     fn paid(&self, work: impl FnOnce(&FileSystem)) -> (u64, u64) {
         let count = || {
             let stats: serde_json::Value = serde_json::from_str(&self.fs.stats_json()).unwrap();
@@ -115,11 +115,11 @@ fn an_exchange_counts_both_inodes_and_both_directories() {
         }
         let paid = s.rename((s.a, "f"), (s.b, "g"), RenameMode::Exchange);
         // Where one side was logged, the directory of the other side is marked as moved out: each
-        // name lies below one of the two.
+        // name is below one of the two.
         let want = if fsynced.is_empty() { NOTHING } else { COMMIT };
         assert_eq!(paid, want, "{fsynced:?} was fsynced");
     }
-    // Within a directory nothing is moved out.
+    // A rename within a directory moves nothing out.
     let s = Scene::new();
     s.make(s.a, "f");
     s.fsync(s.make(s.a, "g"));
@@ -160,7 +160,7 @@ fn a_force_marks_new_directories_above_as_logged() {
     assert_eq!(s.moves((s.a, "h"), (s.b, "h")), NOTHING, "an old directory above is not marked");
 }
 
-/// The directory in which the last checkpoint has the file, and not where it is by now.
+/// The directory in which the last checkpoint has the file is marked, not its present one.
 #[test]
 fn a_force_marks_the_directory_that_the_checkpoint_knows() {
     let s = Scene::new();
@@ -206,8 +206,8 @@ fn the_parent_of_a_directory_is_not_looked_at() {
     assert_eq!(s.moves((dir, "f"), (dir, "f2")), COMMIT, "above a file each one counts");
 }
 
-/// Data that cannot be written in place holds the log's tail. What was logged after it is part of
-/// the tree all the same.
+/// Data that cannot be written in place holds the log's tail. Records after it are part of the tree
+/// all the same.
 #[test]
 fn a_checkpoint_ends_the_marks_wherever_the_tail_is() {
     let sim = Arc::new(SimDevice::new(MemDevice::new(32 << 20)));

@@ -1,12 +1,12 @@
-//! Rename: one record that moves names, takes the victim's, and is never seen half.
+//! Rename: one record that moves names and removes the victim's, and is never visible in part.
 //!
-//! With `new_name=lazy` it starts no IO, waits for none and walks no ancestors but for the check
-//! that a directory does not move into itself. Child, both directories and victim get the record's
-//! LSN: an fsync of any of them makes the whole rename durable.
+//! With `new_name=lazy` it starts no IO, waits for none and walks no ancestors except to check that
+//! a directory does not move into itself. Child, both directories and victim get the record's LSN,
+//! so an fsync of any of them makes the whole rename durable.
 //!
-//! A whiteout is made by the same record, in the slot of the old name. So no crash shows a moment
-//! at which neither the file nor the whiteout has that name, in which a file of a lower layer of an
-//! overlay would come back.
+//! The same record makes a whiteout, in the slot of the old name. So no crash leaves a state in
+//! which neither the file nor the whiteout has that name, and in which a file of a lower layer of
+//! an overlay would reappear.
 
 use super::Names;
 use super::acl::LIST_MAX;
@@ -37,9 +37,9 @@ pub(super) struct Side<'a> {
     pub inode: Option<Arc<Inode>>,
 }
 
-/// What a rename did.
+/// The effect of a rename.
 enum Renamed {
-    /// Both names are of one inode.
+    /// Both names belong to one inode.
     Nothing,
     /// With the victim, if it lost its last name.
     Moved(Option<Ino>),
@@ -80,8 +80,8 @@ impl Names {
         let from_dir = self.inodes.get_dir(dir)?;
         let to_dir = self.inodes.get_dir(new_dir)?;
         let shape = (dir != new_dir).then(|| self.shape.lock());
-        // A directory that would be replaced must be locked too, in the order of locks: known after
-        // a first look.
+        // A directory that would be replaced must be locked too, in the order of locks, which is
+        // known only after a first lookup.
         let mut victim_dir: Option<Arc<Inode>> = None;
         loop {
             let mut dirs: SmallVec<[&Arc<Inode>; 4]> = SmallVec::from_slice(&[&from_dir, &to_dir]);
@@ -101,11 +101,11 @@ impl Names {
             drop(handle);
             let price = self.price_of_rename(&from, &to, mode);
             let paid = self.pay_locked(price);
-            // The tree has its new shape: a checkpoint, or a deletion that makes room first, is
-            // nobody else's business.
+            // The tree has its new shape. A checkpoint, or a deletion that makes room first, must
+            // not hold up other operations through these locks.
             drop((guards, shape));
             let paid = paid.and_then(|()| self.pay_unlocked(price));
-            // Whatever that came to: the name is gone.
+            // Even if the deletion failed, the name is gone.
             if let Some(ino) = orphan {
                 self.files.orphaned(ino);
             }
@@ -157,7 +157,8 @@ impl Names {
         self.replace(handle, from, to, whiteout).map(Renamed::Moved)
     }
 
-    /// Refuses to move a directory into itself or below. The rename lock keeps the tree's shape.
+    /// Refuses to move a directory into itself or below itself. The rename lock preserves the
+    /// tree's shape.
     fn check_not_below(&self, moved: Ino, dir: Ino) -> Result<()> {
         let mut at = dir;
         for _ in 0..DEPTH_MAX {
@@ -177,8 +178,8 @@ impl Names {
         .into())
     }
 
-    /// Returns the victim if it lost its last name. `whiteout`: who owns what is left under the old
-    /// name.
+    /// Returns the victim if it lost its last name. `whiteout`: the owner of the whiteout under the
+    /// old name.
     fn replace(
         &self,
         handle: &mut Handle<'_>,
@@ -234,7 +235,7 @@ impl Names {
                 flags::check_remove(&c.core)?;
             }
             flags::check_add(&c.core)?;
-            // A directory that is both sides gets both halves.
+            // A directory that is both sides gets both changes.
             let mut entries = 0i64;
             let mut links = 0i64;
             if ino == from.dir.ino {
@@ -247,7 +248,7 @@ impl Names {
             }
             change_dir(c, entries, links, now)?;
         }
-        // The last of the locks in their order: the number is higher than any that is in use.
+        // The last lock in the order: the number is higher than any that is in use.
         let highest = changes.last().expect("at least a directory and the moved inode").inode.ino;
         let newborn = left.as_ref().map(|left| Newborn::new(&self.inodes, highest, left)).transpose()?;
         let lsn = commit(handle, record, &mut changes)?;
@@ -257,8 +258,8 @@ impl Names {
         Ok(orphan)
     }
 
-    /// Adds the whiteout that takes the old name. Its number is not from the directory's range,
-    /// for the locks of the other inodes of a rename are held when its own is taken.
+    /// Adds the whiteout under the old name. Its number is not from the directory's range, because
+    /// its lock is taken while the locks of the other inodes of the rename are held.
     fn whiteout(
         &self,
         record: &mut RecordBuilder,
@@ -311,7 +312,7 @@ impl Names {
     }
 }
 
-/// The moved inode: its ctime, and of a directory its parent.
+/// The changes of the moved inode: its ctime, and for a directory its parent.
 fn moved(c: &mut Change<'_>, from: &Side<'_>, to: &Side<'_>, now: Timespec) {
     c.set(InodeMask::CTIME, |core| core.ctime = now);
     if c.inode.is_dir() && from.dir.ino != to.dir.ino {

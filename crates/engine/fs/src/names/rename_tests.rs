@@ -6,7 +6,7 @@ use kedge_format::item::{SLOT_ORDINALS, name_slot};
 
 /// 257 names of one 55-bit hash cannot be found by trying, not even with the key at hand. So
 /// entries with other names are put into all slots of one name's hash, and one into the first slot
-/// behind them, which belongs to another hash.
+/// after them, which belongs to another hash.
 fn crowded(name: &[u8]) -> (FileSystem, u64) {
     let device = Arc::new(MemDevice::new(32 << 20));
     let clock = Arc::new(ManualClock::default());
@@ -39,7 +39,7 @@ fn a_name_whose_hash_has_no_slot_left_is_refused() {
         no_space("rename", door.rename(Ino::ROOT, b"f", Ino::ROOT, b"new", mode));
     }
     assert_eq!(door.lookup(Ino::ROOT, b"f").unwrap().ino, ino, "the old name is still there");
-    // The entry of another hash was not written over.
+    // The entry of another hash was not overwritten.
     let value = door.fs.engine().store().get(Key::new(Ino::ROOT, ItemKind::Dentry, behind)).unwrap().unwrap();
     let entry = kedge_format::item::Dentry::decode(&value).unwrap();
     assert_eq!(entry.name, format!("other{behind}").as_bytes());
@@ -76,7 +76,7 @@ fn a_directory_that_is_full_of_directories_takes_no_other() {
     let inner = mkdir(full, b"inner").unwrap().ino;
     let outer = mkdir(Ino::ROOT, b"outer").unwrap().ino;
     let links = |ino| door.getattr(ino).unwrap().nlink;
-    // As if it had so many: making them takes too long.
+    // Set directly, since creating that many takes too long.
     door.fs.inodes().get(full).unwrap().meta.lock().core.nlink = LINKS_MAX;
     let into = |name: &[u8], mode| door.rename(Ino::ROOT, b"outer", full, name, mode);
     for result in [mkdir(full, b"one more").map(drop), into(b"one more", RenameMode::Replace)] {

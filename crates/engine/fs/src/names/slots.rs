@@ -1,5 +1,5 @@
-//! Where a name's item lies: names with one hash share a run of slots, in the order in which they
-//! came. Directory entries and extended attributes are found alike.
+//! The slots of names: names with one hash share a run of slots, in the order of their creation.
+//! Directory entries and extended attributes use the same search.
 
 use crate::error::{Error, Result};
 use kedge_base::Ino;
@@ -8,29 +8,29 @@ use kedge_format::{ItemKind, Key};
 use kedge_store::Store;
 use std::ops::ControlFlow;
 
-/// A name's item, or where it would go.
+/// The item of a name, or the slot for a new one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Slot<T> {
     pub entry: Option<T>,
     /// The entry's slot; without an entry, the first free one.
     at: u64,
-    /// Behind the slots of the name's hash.
+    /// The slot after those of the name's hash.
     end: u64,
 }
 
 impl<T> Slot<T> {
-    /// The slot of the entry that there is.
+    /// The slot of the entry, which exists.
     pub(super) fn at(&self) -> u64 {
         self.at
     }
 
-    /// The slot for a new item: 256 names may share a hash, and the slot behind theirs belongs to
-    /// others.
+    /// The slot for a new item: 256 names may share a hash, and the slot after theirs belongs to
+    /// another hash.
     pub(super) fn for_new(&self) -> Result<u64> {
         if self.at < self.end { Ok(self.at) } else { Err(Error::Engine(kedge_base::Error::NoSpace)) }
     }
 
-    /// The first of `count` slots in a row that are free, or among the `own` slots of the entry.
+    /// The first of `count` consecutive slots that are free, or belong to the entry's `own` slots.
     pub(super) fn run(&self, store: &Store, ino: Ino, kind: ItemKind, own: u64, count: u64) -> Result<u64> {
         let first = self.end - SLOT_ORDINALS;
         let mut start = first;
@@ -48,7 +48,7 @@ impl<T> Slot<T> {
     }
 }
 
-/// Looks a name up. `read` decodes an item, and answers what the caller wants of it if it is the
+/// Searches a name. `read` decodes an item, and returns the caller's value if the item is the
 /// name's.
 pub(super) fn find<T>(
     store: &Store,

@@ -2,11 +2,12 @@
 //!
 //! # Bounds
 //! An inode has at most [`NAMES_MAX`] bytes of names, so that each list fits listxattr(2), and
-//! [`VALUES_MAX`] of values. Otherwise a user could give a file so many that one list of them keeps
-//! a thread busy, and its memory, for long. A name beyond that is refused with ENOSPC, as on ext4
-//! with a full attribute block. What an inode has is added up when an attribute is new or takes
-//! more items than before: most have two or three. An image of an older version may have more.
-//! Those can be read, replaced by what is no larger, and removed.
+//! [`VALUES_MAX`] of values. Otherwise a user could give a file so many attributes that one listing
+//! keeps a thread and its memory busy for long. A name beyond that is refused with ENOSPC, as on
+//! ext4 with a full attribute block. The present sum is computed when an attribute is new or takes
+//! more items than before, since most inodes have two or three attributes. An image of an older
+//! version may exceed the bounds. Its attributes can be read, replaced by values that are not
+//! larger, and removed.
 
 use super::slots::{self, Slot};
 use super::{Names, acl};
@@ -29,7 +30,7 @@ use std::ops::ControlFlow;
 /// Slots of an attribute with the largest value.
 const SLOTS_MAX: u64 = 1 + (XATTR_VALUE_MAX / XATTR_PART_MAX) as u64;
 
-/// Bytes of all names of an inode, each with a byte more: what listxattr(2) can return.
+/// Bytes of all names of an inode, each with a terminating byte: what listxattr(2) can return.
 const NAMES_MAX: usize = 65_536;
 /// Bytes of all values of an inode.
 const VALUES_MAX: usize = 1 << 20;
@@ -37,12 +38,12 @@ const VALUES_MAX: usize = 1 << 20;
 /// The value of an attribute.
 pub(super) enum Value {
     Small(Vec<u8>),
-    /// One that lies in parts, behind the attribute's slot: its length.
+    /// The length of a value that is stored in parts, after the attribute's slot.
     Large(usize),
 }
 
 impl Value {
-    /// The value, if it lies in one item.
+    /// The value, if it is stored in one item.
     pub(super) fn small(&self) -> Option<&[u8]> {
         match self {
             Value::Small(value) => Some(value),
@@ -51,7 +52,7 @@ impl Value {
     }
 }
 
-/// What to set.
+/// The attribute to set.
 struct New<'a> {
     name: &'a [u8],
     value: &'a [u8],
@@ -59,7 +60,7 @@ struct New<'a> {
 }
 
 impl Names {
-    /// The attribute's value, or where it would go.
+    /// The attribute's value, or the slot for a new one.
     pub(super) fn find_xattr(&self, ino: Ino, name: &[u8]) -> Result<Slot<Value>> {
         slots::find(self.engine.store(), ino, ItemKind::Xattr, name, |item| {
             let item = XattrItem::decode(item)?;
@@ -83,7 +84,8 @@ impl Names {
         }
     }
 
-    /// The slots that the attribute takes. On a damaged image those behind it may be others'.
+    /// The number of slots that the attribute takes. On a damaged image those after it may belong
+    /// to another attribute.
     fn slots_of(&self, ino: Ino, found: &Slot<Value>) -> Result<u64> {
         match found.entry {
             None => Ok(0),
@@ -123,15 +125,16 @@ impl Names {
         }
         let list = acl::of_value(name, value)?;
         let new = New { name, value, mode };
-        // What is replaced is small as a rule. If it is not, all begins anew with more reserved.
+        // The replaced value is normally small. If it is not, the call is repeated with more
+        // reserved.
         let set = self.set_over(ino, &new, list.as_ref(), 1)?
             || self.set_over(ino, &new, list.as_ref(), SLOTS_MAX)?;
         assert!(set, "no attribute takes more slots");
         Ok(())
     }
 
-    /// Sets an attribute whose old value takes up to `slots` slots. False, and nothing is changed,
-    /// if it takes more.
+    /// Sets an attribute whose old value takes up to `slots` slots. If it takes more, returns false
+    /// and changes nothing.
     fn set_over(&self, ino: Ino, new: &New<'_>, list: Option<&Acl>, slots: u64) -> Result<bool> {
         let New { name, value, mode } = *new;
         let count = xattr_slots(value.len());
@@ -142,7 +145,7 @@ impl Names {
         let inode = self.inodes.get(ino)?;
         acl::check_kind(inode.kind, name)?;
         let _io = inode.io.write();
-        // Whether there is such an attribute does not matter then.
+        // Checked first: the result does not depend on whether the attribute exists.
         flags::check_change(&inode.meta.lock().core)?;
         let found = self.find_xattr(ino, name)?;
         let old = self.slots_of(ino, &found)?;
@@ -154,13 +157,13 @@ impl Names {
             (_, Some(_)) => found.at(),
             (_, None) => found.for_new()?,
         };
-        // A value that stays within its slots takes no room from others.
+        // A value that stays within its slots takes no space from others.
         if count > old {
             self.check_room(ino, new)?;
         }
         let mut record = RecordBuilder::new(RecordOp::Xattr);
         let key = |slot| Key::new(ino, ItemKind::Xattr, slot);
-        // The mode says all of a minimal list, and is the one place for it.
+        // The mode expresses a minimal list completely, and is its only place.
         let kept = if acl::is_kept(name, list) { slot..slot + count } else { slot..slot };
         for (slot, item) in kept.clone().zip(items) {
             record.put(key(slot), &item);
@@ -185,15 +188,15 @@ impl Names {
         Ok(())
     }
 
-    /// Removes an attribute that takes up to `slots` slots. False, and nothing is changed, if it
-    /// takes more.
+    /// Removes an attribute that takes up to `slots` slots. If it takes more, returns false and
+    /// changes nothing.
     fn remove_up_to(&self, ino: Ino, name: &[u8], slots: u64) -> Result<bool> {
-        // Parts are neighbours, and two or three lie in each leaf.
+        // Parts are neighbours, with two or three in each leaf.
         let need = Need::record(Class::Reclaim).patches(1).deletes_in(slots.min(7) as usize, slots as usize);
         let mut handle = self.engine.begin(need)?;
         let inode = self.inodes.get(ino)?;
         let _io = inode.io.write();
-        // Whether there is such an attribute does not matter then.
+        // Checked first: the result does not depend on whether the attribute exists.
         flags::check_change(&inode.meta.lock().core)?;
         let found = self.find_xattr(ino, name)?;
         let old = self.slots_of(ino, &found)?;
@@ -259,8 +262,8 @@ impl Names {
         bad.map_or(Ok(()), |e| Err(e.into()))
     }
 
-    /// Whether an inode has room for another attribute, or a longer value. The caller holds its io
-    /// lock.
+    /// Whether an inode has room for another attribute, or a longer value. The caller holds the
+    /// inode's io lock.
     fn check_room(&self, ino: Ino, new: &New<'_>) -> Result<()> {
         let (mut names, mut values) = (new.name.len() + 1, new.value.len());
         self.walk_xattrs(ino, &mut |name, len| {

@@ -1,4 +1,5 @@
-//! A device that fails by plan, and that can be told to take blocks that begin with a mark nowhere.
+//! A device that fails by plan, and that on request fails every write of a block that begins with a
+//! mark.
 
 use kedge_base::{Clock, IoBuf};
 use kedge_device::sim::{Choice, FaultPlan, SimDevice};
@@ -20,11 +21,11 @@ struct Refusing {
     host: Arc<Host>,
 }
 
-/// What holds the image.
+/// The host of the image.
 #[derive(Default)]
 struct Host {
     full: AtomicBool,
-    /// The log, which has its space.
+    /// The log, for which the host has space.
     log: Range<u64>,
     on_discard: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
@@ -104,7 +105,7 @@ pub struct Failing {
     pub sim: Arc<SimDevice>,
     pub clock: Arc<ManualClock>,
     refuses: Arc<AtomicBool>,
-    /// Writes that it did not take for their mark.
+    /// Writes that failed because of their mark.
     pub refused: Arc<AtomicU64>,
     host: Arc<Host>,
 }
@@ -130,7 +131,7 @@ impl Failing {
         Failing { sim, clock, refuses, refused, host: Arc::new(host) }
     }
 
-    /// Another one with the same content, and without faults.
+    /// Another device with the same content, and without faults.
     pub fn fork(&self) -> Failing {
         Failing::on(self.sim.view())
     }
@@ -145,7 +146,7 @@ impl Failing {
         FileSystem::open(Arc::new(device), clock, options).unwrap()
     }
 
-    /// Nothing goes on by itself.
+    /// Opens without background work.
     pub fn open(&self) -> FileSystem {
         self.open_with(MountOptions { commit: Duration::from_secs(3600), ..Default::default() })
     }
@@ -186,7 +187,7 @@ impl Failing {
         kedge_store::read_superblock(&self.sim.view()).unwrap().0
     }
 
-    /// A plan for requests behind the log: file data, and tree nodes at checkpoints.
+    /// A plan for requests beyond the log: file data, and tree nodes at checkpoints.
     pub fn data(&self) -> FaultPlan {
         let start = self.superblock().geometry.data_start.0 * PAGE as u64;
         FaultPlan::new(1).only_in(start..SIZE)
@@ -200,7 +201,7 @@ impl Failing {
         self.superblock().checkpoint.clean
     }
 
-    /// What is there of a file after the loss of everything that need not be there.
+    /// The contents of a file after the loss of everything that is not durable.
     pub fn durable(&self, ino: Ino) -> Vec<u8> {
         let fs = self.after_power_loss();
         let size = fs.getattr(ino).unwrap().size;

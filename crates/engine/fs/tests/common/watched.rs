@@ -1,4 +1,4 @@
-//! A device that tells of its writes before they begin.
+//! A device that calls a hook before each of its writes.
 
 use kedge_base::{IoBuf, Result};
 use kedge_device::{CompletionSink, Device, DeviceStats, Geometry, Op, Request};
@@ -8,11 +8,11 @@ use std::sync::Arc;
 pub trait Watch: Send + Sync + 'static {
     fn device(&self) -> &dyn Device;
 
-    /// A write begins when this returns. Of a batch it hears once for each kind of write in it.
+    /// Called before a write begins. For a batch, called once for each kind of write in it.
     fn before_write(&self, fua: bool);
 }
 
-/// All else goes straight to the device below.
+/// Everything else goes straight to the device below.
 pub struct Watched<W>(pub W);
 
 impl<W> Deref for Watched<W> {
