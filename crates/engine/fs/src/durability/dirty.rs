@@ -1,9 +1,10 @@
-//! Which inodes of a file system are dirty, and which are under writeback.
+//! The dirty inodes of a file system, and those under writeback.
 //!
 //! Each open file system owns two lists. An inode is on the *dirty list* ([`DirtySet`]) from its
 //! first dirty page or waiting time stamp until neither is left. It is on the *under-writeback
-//! list* while a pass writes pages of it. `sync` walks these two and nothing else: neither the
-//! cached clean inodes of its own file system nor anything of another one in this process.
+//! list* while a pass writes pages of it. `sync` walks these two lists, and with
+//! `dirty_tracking=shared` also the cached inodes; otherwise neither the cached clean inodes of its
+//! own file system nor anything of another file system in this process.
 
 use crate::cache::inode::Inode;
 use crate::cache::table::Watch;
@@ -15,12 +16,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// See the module.
+/// The two lists of a file system; see the module's head.
 pub(crate) struct DirtyList {
     set: Arc<dyn DirtySet>,
     under_writeback: Mutex<BTreeMap<Ino, (Arc<Inode>, u32)>>,
     watch: Watch,
-    /// Inodes that syncs looked at for writeback to wait for.
+    /// Inodes that syncs examined for a running writeback.
     pub walked: Counter,
 }
 
@@ -46,28 +47,28 @@ impl DirtyList {
         self.set.len()
     }
 
-    /// All, in the order in which a sync writes them.
+    /// All dirty inodes, in the order in which a sync writes them.
     pub(crate) fn all(&self, order: &dyn WritebackOrder) -> Vec<Arc<Inode>> {
         inodes(self.set.all(order))
     }
 
-    /// Up to `max` for the background, none of which is under writeback.
+    /// Up to `max` inodes for the background, none of which is under writeback.
     pub(crate) fn take(&self, max: usize, order: &dyn WritebackOrder) -> Vec<Arc<Inode>> {
         let busy = |ino| self.under_writeback.lock().contains_key(&ino);
         inodes(self.set.batch(max, &busy, order))
     }
 
-    /// How many are under writeback.
+    /// Number of inodes under writeback.
     pub(crate) fn count_under_writeback(&self) -> usize {
         self.under_writeback.lock().len()
     }
 
-    /// One of those under writeback.
+    /// An inode under writeback, if there is one.
     pub(crate) fn any_under_writeback(&self) -> Option<Arc<Inode>> {
         self.under_writeback.lock().values().next().map(|(inode, _)| inode.clone())
     }
 
-    /// A pass writes pages of the inode.
+    /// Adds the inode to the list while a pass writes pages of it.
     pub(crate) fn join_writeback(&self, inode: &Arc<Inode>) {
         self.under_writeback.lock().entry(inode.ino).or_insert_with(|| (inode.clone(), 0)).1 += 1;
     }
@@ -81,7 +82,7 @@ impl DirtyList {
         drop(gone);
     }
 
-    /// For a sync.
+    /// The inodes for which a sync must wait.
     pub(crate) fn under_writeback(&self) -> Vec<Arc<Inode>> {
         let others = self.watch.as_ref().map_or(0, |watch| watch.before_sync());
         let list: Vec<_> = self.under_writeback.lock().values().map(|(inode, _)| inode.clone()).collect();

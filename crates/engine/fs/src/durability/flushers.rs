@@ -1,35 +1,35 @@
-//! The flusher threads, which all file systems of the process share: they make work durable which
-//! nobody asked to sync.
+//! The flusher threads, which all file systems of the process share: they make changes durable that
+//! no caller has synced.
 //!
 //! A *member* is an open file system. It is due when its commit interval is over, or when it was
 //! woken because too much is dirty; then a worker thread gives it one *turn* ([`Flushed::turn`]).
-//! Intervals are waited for in real time; what a turn does, and how long the next wait is, the
-//! member says by its own clock.
+//! Threads wait for intervals in real time; the member determines the work of a turn, and the next
+//! wait by its own clock.
 //!
-//! # Who works when
-//! 1. At most [`AT_WORK_MAX`] members have a turn side by side; the others that are due wait, and
-//!    who was due first goes first. More would only take processors and bandwidth from those whose
-//!    fsyncs wait.
+//! # Scheduling
+//! 1. At most [`AT_WORK_MAX`] members have a turn at the same time; the other due members wait, in
+//!    the order in which they became due. More would only take processors and bandwidth from
+//!    threads that wait for an fsync.
 //! 2. A worker whose turn takes longer than [`HANGING`] counts as *hanging*: its device may never
-//!    answer. It is not one of those of rule 1. So a member waits at most [`HANGING`] for each
-//!    [`AT_WORK_MAX`] members that were due before it, and a device that hangs holds up nobody
-//!    else.
-//! 3. While a member has nobody at it, a worker waits that can take it. It is started when the last
-//!    one that was free takes a turn, not when the turn hangs: then nobody would be there to
+//!    complete a request. It no longer counts for rule 1. So a member waits at most [`HANGING`] for
+//!    each [`AT_WORK_MAX`] members that were due before it, and a device that hangs holds up no
+//!    other member.
+//! 3. One idle worker is kept while any member has none assigned. It is started when the last idle
+//!    worker takes a turn, not when the turn hangs: at that point no thread would be left to
 //!    notice. A single member needs one thread.
-//! 4. By 1 to 3 there is at most one thread for each worker that hangs, and three. When those that
-//!    hung come back, what is above three ends at once; who is free and not needed by rule 3 ends
+//! 4. By 1 to 3 there is at most one thread for each worker that hangs, and three. When hanging
+//!    workers return, those above three end at once; an idle worker that rule 3 does not need ends
 //!    after [`LINGER`].
-//! 5. Only one worker is at a member at a time.
+//! 5. At most one worker is assigned to a member at a time.
 //!
-//! If the system gives no thread for rule 3, opening a file system fails; a turn is given all the
-//! same, and the next turn or wake-up tries anew.
+//! If the system cannot create a thread for rule 3, opening a file system fails; a turn runs
+//! nevertheless, and the next turn or wake-up tries again.
 //!
-//! # Lives
-//! The pool knows a file system weakly and holds it only during a turn. Whoever closes it does not
-//! wait for the turn, but no later one begins. A panic in a turn ends this member alone: the worker
-//! is the others' too. A file system dropped by its user during a turn is dropped by the worker, as
-//! part of the turn: that may hang as well.
+//! # Lifetimes
+//! The pool has a weak reference to a file system and holds it only during a turn. A thread that
+//! closes the file system does not wait for the turn, but no later turn begins. A panic in a turn
+//! ends this member alone, because the worker also serves the others. A file system dropped by its
+//! user during a turn is dropped by the worker, as part of the turn, so that drop may hang as well.
 
 use kedge_base::lock::{Condvar, Mutex, MutexGuard, Rank};
 use kedge_base::{Clock, SystemClock, spawn_named};
@@ -41,25 +41,26 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
 use std::time::Duration;
 
-/// Members that have a turn side by side, without those that hang: one that waits for its device
-/// leaves the processor and other devices to a second one.
+/// Members that have a turn at the same time, without those that hang: while one waits for its
+/// device, a second one can use the processor and other devices.
 const AT_WORK_MAX: usize = 2;
-/// These and one that waits.
+/// These and one idle worker.
 const THREADS_MAX: usize = AT_WORK_MAX + 1;
 /// Far above what a healthy device takes for a flush, far below a commit interval.
 const HANGING: Duration = Duration::from_millis(200);
-/// How long a worker that is not needed stays: a new one for each pass of a flood would cost more.
+/// How long an idle worker that is not needed stays: a new one for each pass of a flood would cost
+/// more.
 const LINGER: Duration = Duration::from_secs(1);
 /// The system shows 15 characters.
 const NAME: &str = "kedge-flusher";
 
-/// What the threads do for an open file system.
+/// The work of the threads for an open file system.
 pub(crate) trait Flushed: Send + Sync {
-    /// Writes back. `over`: the interval is over; else somebody woke us. `last`: when, on the
-    /// member's clock, the last periodic turn began. Answers how long the wait for the next one is.
+    /// Writes back. `over`: the interval is over; otherwise the member was woken. `last`: when, on
+    /// the member's clock, the last periodic turn began. Returns how long to wait for the next one.
     fn turn(&self, last: &mut Duration, over: bool) -> Duration;
 
-    /// A turn panicked with these words; there will be no more.
+    /// Called after a panic in a turn, with its message; no further turn follows.
     fn panicked(&self, words: &str);
 }
 
@@ -70,11 +71,11 @@ fn spawn(pool: &'static Flushers) -> io::Result<()> {
     spawn_named(NAME, || pool.work()).map(drop)
 }
 
-/// See the module.
+/// A pool of flusher threads; see the module's head.
 pub(crate) struct Flushers {
     clock: SystemClock,
     state: Mutex<State>,
-    /// A free worker has to look anew.
+    /// Signalled when idle workers must check for work.
     changed: Condvar,
     spawn: fn(&'static Flushers) -> io::Result<()>,
     hanging: Duration,
@@ -84,9 +85,9 @@ pub(crate) struct Flushers {
 struct State {
     next_id: u64,
     members: BTreeMap<u64, Entry>,
-    /// Workers that have no turn, also those that are just starting.
+    /// Workers without a turn, including those that are starting.
     free: usize,
-    /// Members that have a turn, closed ones too, and since when.
+    /// The start of each running turn, by member, including closed members.
     turns: BTreeMap<u64, Duration>,
 }
 
@@ -95,7 +96,7 @@ struct Entry {
     target: Weak<dyn Flushed>,
     /// On the member's clock.
     last: Duration,
-    /// On the pool's clock: the end of the interval.
+    /// The end of the interval, on the pool's clock.
     deadline: Duration,
     woken: Option<Duration>,
     busy: bool,
@@ -107,16 +108,16 @@ impl Entry {
     }
 }
 
-/// A file system's place in the pool, which it may take and leave.
+/// A file system's membership in the pool, which it can start and end.
 pub(crate) struct Member {
     pool: &'static Flushers,
     id: u64,
-    /// Woken, and no turn has begun since. Spares writers the pool's lock, which all file systems
-    /// share.
+    /// Set from a wake-up to the start of the next turn. Spares writers the pool's lock, which all
+    /// file systems share.
     asked: AtomicBool,
 }
 
-/// What a worker carries out without the lock.
+/// A turn for a worker to run without the lock.
 struct Turn {
     id: u64,
     target: Weak<dyn Flushed>,
@@ -124,20 +125,20 @@ struct Turn {
     over: bool,
 }
 
-/// What a free worker does next.
+/// The next action of an idle worker.
 enum Next {
     Take(u64),
-    /// Until then; `None`: until something changes.
+    /// Wait until that time; `None`: until something changes.
     Wait(Option<Duration>),
 }
 
 impl Member {
-    /// In the pool of the process.
+    /// A member of the pool of the process.
     pub(crate) fn new() -> Arc<Member> {
         FLUSHERS.member()
     }
 
-    /// The first interval begins now: `now` is what the member's own clock shows.
+    /// Starts the first interval now: `now` is the time on the member's own clock.
     pub(crate) fn join(
         self: &Arc<Self>,
         target: Weak<dyn Flushed>,
@@ -151,7 +152,7 @@ impl Member {
             target,
             last: now,
             deadline: real.saturating_add(interval),
-            // Before it joined, too.
+            // A wake-up before the member joined counts too.
             woken: self.asked.load(Ordering::Acquire).then_some(real),
             busy: false,
         };
@@ -167,15 +168,15 @@ impl Member {
         started
     }
 
-    /// No turn begins any more. One that is under way is not waited for.
+    /// Prevents further turns. Does not wait for a running turn.
     pub(crate) fn leave(&self) {
         if self.pool.state.lock().members.remove(&self.id).is_some() {
-            // Perhaps fewer are needed now.
+            // Fewer workers may be needed now.
             self.pool.changed.notify_all();
         }
     }
 
-    /// Asks for a turn.
+    /// Requests a turn.
     pub(crate) fn wake(&self) {
         if self.asked.swap(true, Ordering::AcqRel) {
             return;
@@ -195,12 +196,12 @@ impl Member {
 }
 
 impl State {
-    /// Whether a member has nobody at it. Then somebody has to be free for it.
+    /// Whether a member has no worker assigned, so that an idle worker must be kept for it.
     fn unattended(&self) -> bool {
         self.members.values().any(|m| !m.busy)
     }
 
-    /// When each turn that does not hang yet will.
+    /// For each turn that does not hang yet, the time at which it will.
     fn at_work(&self, now: Duration, hanging: Duration) -> impl Iterator<Item = Duration> {
         self.turns.values().map(move |since| *since + hanging).filter(move |hangs| *hangs > now)
     }
@@ -220,15 +221,15 @@ impl State {
     fn begin(&mut self, id: u64, now: Duration) -> Turn {
         self.free -= 1;
         self.turns.insert(id, now);
-        let entry = self.members.get_mut(&id).expect("chosen from these, under one lock");
+        let entry = self.members.get_mut(&id).expect("chosen from the members under the same lock");
         entry.busy = true;
         entry.woken = None;
-        // With what wakers did before: they rely on this turn to see it.
+        // With the stores of the threads that woke the member, which rely on this turn to see them.
         entry.member.asked.swap(false, Ordering::AcqRel);
         Turn { id, target: entry.target.clone(), last: entry.last, over: entry.deadline <= now }
     }
 
-    /// `left`: to the next periodic turn; `None`: there is none.
+    /// `left`: time to the next periodic turn; `None` if there is none.
     fn end(&mut self, turn: &Turn, left: Option<Duration>, now: Duration) {
         self.free += 1;
         self.turns.remove(&turn.id);
@@ -261,7 +262,7 @@ impl Flushers {
         Arc::new(Member { pool: self, id: state.next_id, asked: AtomicBool::new(false) })
     }
 
-    /// Under the lock: nobody may rely on a worker that then cannot be started.
+    /// Under the lock, so that no member relies on a worker that then cannot be started.
     fn start(&'static self, state: &mut State) -> io::Result<()> {
         (self.spawn)(self)?;
         state.free += 1;
@@ -273,7 +274,7 @@ impl Flushers {
         if state.free == 0 && state.unattended() { self.start(state) } else { Ok(()) }
     }
 
-    /// Body of a thread.
+    /// The body of a thread.
     fn work(&'static self) {
         let mut state = self.state.lock();
         let mut idle_since = self.clock.monotonic();
@@ -303,11 +304,11 @@ impl Flushers {
             }
         }
         state.free -= 1;
-        // Others look after the deadlines now that this one waited for.
+        // Other workers must watch the deadlines for which this worker waited.
         self.changed.notify_all();
     }
 
-    /// Gives the member a turn.
+    /// Runs a turn of the member.
     fn take<'a>(
         &'static self,
         mut state: MutexGuard<'a, State>,
@@ -317,7 +318,7 @@ impl Flushers {
         let mut turn = state.begin(id, now);
         let started = self.start_if_needed(&mut state);
         if state.free > 0 {
-            // Others look after the deadlines now that this one waited for.
+            // Other workers must watch the deadlines for which this worker waited.
             self.changed.notify_all();
         }
         drop(state);
@@ -335,12 +336,12 @@ fn warn_of(started: io::Result<()>) {
     }
 }
 
-/// Answers how long the wait for the next periodic turn is; `None`: the member is gone or has
+/// Returns how long to wait for the next periodic turn; `None` if the member is gone or has
 /// panicked.
 fn carry_out(turn: &mut Turn) -> Option<Duration> {
-    // Unwind safe: of what a panic leaves half done nothing is used again but by `panicked`, which
-    // shuts the file system down. Its locks were given back on the way. That, and dropping the last
-    // reference to the file system, may panic too: hence the outer one.
+    // Unwind safe: after a panic only `panicked`, which shuts the file system down, touches the
+    // member's state; its locks were released by the unwinding. That call, and dropping the last
+    // reference to the file system, may panic too, hence the outer `catch_unwind`.
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         let target = turn.target.upgrade()?;
         match catch_unwind(AssertUnwindSafe(|| target.turn(&mut turn.last, turn.over))) {

@@ -1,10 +1,10 @@
-//! The pool with members that do what a test wants.
+//! The pool with members whose turns the test controls.
 #![allow(clippy::disallowed_methods)]
 
 use super::*;
 use std::sync::atomic::AtomicUsize;
 
-/// Whatever the machine does meanwhile.
+/// Long enough for a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3600);
 const SOON: Duration = Duration::from_millis(10);
@@ -29,7 +29,7 @@ struct Seen {
     most: AtomicUsize,
 }
 
-/// Its turns last while its gate is closed.
+/// A member whose turns last while its gate is closed.
 struct Fake {
     name: &'static str,
     seen: Arc<Seen>,
@@ -63,7 +63,7 @@ impl Fake {
         (fake, member)
     }
 
-    /// Until `open`.
+    /// Holds turns until `open`.
     fn close(self) -> Fake {
         *self.closed.lock() = true;
         self
@@ -110,7 +110,7 @@ impl Flushed for Fake {
     }
 }
 
-/// Checks, too, that those that do not hang are three at most.
+/// Also checks that at most three threads do not hang.
 #[track_caller]
 fn threads(pool: &Flushers) -> usize {
     let state = pool.state.lock();
@@ -169,7 +169,7 @@ fn those_that_hang_hold_up_nobody() {
     assert!(threads(pool) <= 6 + 3);
     hung.iter().for_each(|(fake, _)| fake.open());
     wait_for("those that hung go on", || threads(pool) > 0 && hung.iter().all(|(fake, _)| fake.turns() > 5));
-    // Slow turns of a busy machine count as hanging for a while.
+    // On a busy machine slow turns count as hanging for a while.
     wait_for("what is too many has ended", || threads(pool) <= 3);
     hung.iter().chain([&well]).for_each(|(_, member)| member.leave());
 }
@@ -264,7 +264,7 @@ fn without_a_thread_nobody_joins() {
     join(&a, &member).unwrap();
     NO_THREADS.store(true, Ordering::SeqCst);
     let (b, other) = Fake::new("b", &seen, HOUR).join(pool); // the thread is there
-    // A turn is given even if then nobody is left for the other one, whose wake-up starts a thread
+    // The turn runs even if no thread is left for the other member, whose wake-up starts a thread
     // when it can.
     member.wake();
     wait_for("a turn", || a.is_inside());

@@ -1,7 +1,7 @@
-//! What becomes durable, and when: the dirty lists, writeback, fsync and sync, the flusher threads.
+//! Durability: the dirty lists, writeback, fsync and sync, the flusher threads.
 //!
 //! [`writeback`] puts file data in place and names it in records. [`sync`] makes data and records
-//! durable. [`flushers`] does for nobody what `sync` does for a caller.
+//! durable, for callers. [`flushers`] does the same in the background.
 
 pub(crate) mod dirty;
 pub(crate) mod flushers;

@@ -1,36 +1,36 @@
-//! In which order dirty inodes are written back.
+//! The order in which dirty inodes are written back.
 
 use kedge_base::Ino;
 use std::fmt::Debug;
 use std::time::Duration;
 
-/// One dirty inode, as a [`WritebackOrder`] sees it.
+/// A dirty inode, as passed to a [`WritebackOrder`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirtyInode {
     /// Its number.
     pub ino: Ino,
     /// On the file system's clock, when it became dirty.
     pub since: Duration,
-    /// Block behind the last one allocated to it; `None` if it has none or that is not known.
+    /// The block after the last one allocated to it; `None` if it has none or that is not known.
     pub location: Option<u64>,
 }
 
-/// In which order dirty inodes are written back. The file system's own affair: what is best depends
-/// on how it lays files out. An order is a wish: a pass takes the inodes in this order, some at a
-/// time, and an fsync goes before all.
+/// The order in which dirty inodes are written back. Each file system has its own, since the best
+/// order depends on how it places files. An order is a preference: a pass takes the inodes in this
+/// order, some at a time, and an fsync takes precedence.
 ///
-/// Implementations must be quick and must not call the file system. Any order is safe; one that
-/// always puts the same inode last can starve it while more and more is dirtied, which costs
+/// Implementations must be quick and must not call the file system. Any order is safe. An order
+/// that always puts the same inode last can starve it while other inodes are dirtied, which costs
 /// memory, not durability: `sync` and the commit timer write all.
 pub trait WritebackOrder: Send + Sync + Debug {
     /// The name as an option's word.
     fn name(&self) -> &'static str;
 
-    /// Sorts the inodes, first first.
+    /// Sorts the inodes; the first is written first.
     fn sort(&self, inodes: &mut [DirtyInode]);
 }
 
-/// The default: whoever has been dirty longest goes first, so that nothing stays dirty for long.
+/// The default: the inode that has been dirty longest is first, so that none stays dirty for long.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OldestFirst;
 
@@ -44,8 +44,8 @@ impl WritebackOrder for OldestFirst {
     }
 }
 
-/// By place on the device: files that grow are written in one sweep. Files without blocks come
-/// last, by number, as they will be placed.
+/// By place on the device: files that grow are written in one sweep. Files without blocks are last,
+/// in the order of their numbers, in which they will be placed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ByLocation;
 

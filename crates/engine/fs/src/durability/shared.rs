@@ -1,13 +1,14 @@
-//! How Linux tracked inodes before each file system had a lock of its own for that, kept to compare
-//! with (`dirty_tracking=shared`), and as safe. A file system without it pays nothing for it.
+//! Tracking of inodes as in Linux before each file system had a lock of its own for it, kept for
+//! comparison (`dirty_tracking=shared`), and as safe. A file system with another tracking pays
+//! nothing for it.
 //!
 //! Each file system has a list of its cached inodes (Linux's `s_inodes`), and one lock guards the
-//! lists of all file systems of the process (`inode_sb_list_lock`). An inode that enters a cache or
-//! leaves it takes that lock. A sync of a file system walks its whole list under the lock, to wait
-//! for the pages that are under writeback: most inodes have none, and it looks at each to learn
-//! that (`wait_sb_inodes`). sync(2) does so for each file system that it visits. Here the lock is
-//! held throughout; Linux let go of it at each inode with pages, while it waited for them. *Dirty*
-//! inodes were listed for each device, as they are here for each image.
+//! lists of all file systems of the process (`inode_sb_list_lock`). An inode that enters or leaves
+//! a cache takes that lock. A sync of a file system walks its whole list under the lock, to wait
+//! for the pages that are under writeback. Most inodes have none, but each must be examined
+//! (`wait_sb_inodes`). sync(2) does so for each file system that it visits. Here the lock is held
+//! throughout; Linux released it at each inode with pages, while it waited for them. *Dirty* inodes
+//! were listed for each device, as they are here for each image.
 
 use crate::cache::inode::Inode;
 use crate::cache::table::CacheWatch;
@@ -20,7 +21,7 @@ use std::sync::{Arc, Weak};
 /// The cached inodes of each file system that shares the lock.
 type Lists = BTreeMap<u64, BTreeMap<Ino, Weak<Inode>>>;
 
-/// Taken under a shard of the inode table too: hence the order.
+/// The lock is taken under a shard of the inode table too, hence the order.
 static LISTS: Mutex<Lists> = Mutex::with_order(Rank::Leaf, 1, BTreeMap::new());
 static NEXT_OWNER: AtomicU64 = AtomicU64::new(0);
 
@@ -50,10 +51,9 @@ impl CacheWatch for SharedLists {
         self.with_list(|list| list.remove(&ino));
     }
 
-    /// Looks at every cached inode of the file system, under the lock that everybody needs.
+    /// Visits every cached inode of the file system, under the lock that all file systems share.
     fn before_sync(&self) -> usize {
-        // The count lies in the inode's own memory: reading it costs what looking at its page count
-        // did.
+        // The count is in the inode's own memory: reading it costs what reading its page count did.
         self.with_list(|list| list.values().filter(|inode| inode.strong_count() > 0).count())
     }
 }

@@ -1,6 +1,6 @@
-//! The slowest fsyncs since the mount, with where their time went.
+//! The slowest fsyncs since the mount, with the time of each phase.
 //!
-//! A place on the list costs a lock only to those that earn it: all others read one number.
+//! Only an fsync that enters the list takes its lock: all others read one number.
 
 use kedge_base::lock::{Mutex, Rank};
 use kedge_base::{Ino, Lsn};
@@ -9,7 +9,7 @@ use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Kept.
+/// Length of the list.
 const SLOWEST: usize = 16;
 
 /// One fsync or fdatasync. Times are nanoseconds; a phase that did not occur is 0.
@@ -17,42 +17,41 @@ const SLOWEST: usize = 16;
 pub(crate) struct SlowFsync {
     pub ino: u64,
     pub datasync: bool,
-    /// Since the clock's start, when it came.
+    /// Time of its start, since the clock's start.
     pub at_ns: u64,
     pub total_ns: u64,
-    /// Its data: logged or written in place, with the waits for space and for other writeback of
-    /// the inode.
+    /// The phase of its data: logging it or writing it in place, with the waits for space and for
+    /// other writeback of the inode.
     pub data_ns: u64,
-    /// Until the log write that answered it began: queueing for the group.
+    /// Until the log write that covered it began: queueing for the group.
     pub queue_ns: u64,
     /// The flush of data before that log write.
     pub barrier_ns: u64,
     /// The log write.
     pub write_ns: u64,
-    /// From the log write's completion to the answer: other writes before it in the log, and waking
-    /// up.
+    /// From the log write's completion to the return: earlier writes in the log, and the wake-up.
     pub wake_ns: u64,
     /// A flush of data without a log write.
     pub flush_ns: u64,
 }
 
 pub(crate) struct SlowFsyncs {
-    /// Total of the fastest on a full list.
+    /// Total of the fastest fsync on a full list.
     bar: AtomicU64,
     list: Mutex<Vec<SlowFsync>>,
 }
 
-/// The times of one fsync as it goes.
+/// The times of a running fsync.
 #[derive(Clone, Copy)]
 pub(crate) struct Trace {
     pub ino: Ino,
     pub datasync: bool,
     pub start: Duration,
-    /// [`Store::checkpoint_turn`] when it came.
+    /// [`Store::checkpoint_turn`] at its start.
     pub turn: u64,
-    /// When its data was done.
+    /// When the phase of its data ended.
     pub data: Duration,
-    /// When the force was answered, and its target; `None`: no force.
+    /// When the force returned, and its target; `None` if there was no force.
     pub force: Option<(Duration, Lsn)>,
 }
 
@@ -85,14 +84,15 @@ impl SlowFsyncs {
         if let Some((answered, target)) = trace.force {
             match store.log().write_of(target) {
                 Some(w) => {
-                    // A write that was under way when the force came counts from then on.
+                    // A write that was already running when the force began counts from that
+                    // moment.
                     let (began, flushed) = (w.began.max(trace.data), w.flushed.max(trace.data));
                     slow.queue_ns = ns(trace.data, began);
                     slow.barrier_ns = ns(began, flushed);
                     slow.write_ns = ns(flushed, w.done);
                     slow.wake_ns = ns(w.done, answered);
                 }
-                // So many writes since that it is forgotten: all that is known is that it waited.
+                // The write is forgotten after many later ones, so only the total wait is known.
                 None => slow.wake_ns = ns(trace.data, answered),
             }
         }

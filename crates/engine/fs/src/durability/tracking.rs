@@ -1,7 +1,7 @@
 //! Where a file system keeps its dirty inodes, and which of them the background writes next.
 //!
 //! That is a policy, [`DirtySet`], chosen when the file system is opened: [`OwnSet`], or one that
-//! the program brings ([`crate::MountOptions::dirty_set`]).
+//! the program provides ([`crate::MountOptions::dirty_set`]).
 
 use crate::cache::inode::Inode;
 use crate::durability::order::{DirtyInode, WritebackOrder};
@@ -12,13 +12,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A dirty inode, as a [`DirtySet`] keeps it. It holds the inode's memory, which goes with the last
-/// clone: better not under a lock of the set.
+/// A dirty inode, as a [`DirtySet`] keeps it. It holds the inode's memory, which is freed with the
+/// last clone, preferably not under a lock of the set.
 #[derive(Clone)]
 pub struct DirtyHandle {
     ino: Ino,
     since: Duration,
-    /// `None`: of no file system.
+    /// `None` for a handle without a file system.
     inode: Option<Arc<Inode>>,
 }
 
@@ -27,8 +27,8 @@ impl DirtyHandle {
         DirtyHandle { ino: inode.ino, since, inode: Some(inode) }
     }
 
-    /// One of no file system, for the tests of a set. A file system that gets it from a set passes
-    /// it over.
+    /// A handle without a file system, for the tests of a set. A file system that gets it from a
+    /// set ignores it.
     pub fn detached(ino: Ino, since: Duration) -> DirtyHandle {
         DirtyHandle { ino, since, inode: None }
     }
@@ -43,7 +43,7 @@ impl DirtyHandle {
         self.since
     }
 
-    /// With the place on the device that it has at this moment.
+    /// The inode with its present place on the device.
     pub fn look(&self) -> DirtyInode {
         let meta = self.inode.as_ref().and_then(|inode| inode.meta.try_lock_unranked());
         let location = meta.and_then(|meta| meta.goal).map(|BlockNo(block)| block);
@@ -61,62 +61,63 @@ impl fmt::Debug for DirtyHandle {
     }
 }
 
-/// The dirty inodes of one open file system, and what a pass of background writeback takes of them.
-/// A program may bring its own: [`crate::MountOptions::dirty_set`].
+/// The dirty inodes of one open file system, and the choice of a pass of background writeback among
+/// them. A program may provide its own: [`crate::MountOptions::dirty_set`].
 ///
-/// How the pages of the chosen inodes get to the device, and when an inode is clean, stay the file
-/// system's affair. It adds an inode that becomes dirty and removes one that is clean or deleted;
-/// one that is being written stays.
+/// The file system decides how the pages of the chosen inodes reach the device, and when an inode
+/// is clean. It adds an inode that becomes dirty and removes one that is clean or deleted; an inode
+/// that is being written stays.
 ///
 /// # Rules
-/// - A set must not forget: `sync` and the last close write what [`DirtySet::all`] gives, and
-///   nothing else. What a set loses is lost.
-/// - Calls come from many threads, some with locks of the inode held. They must be quick, must not
-///   wait for one another's IO and must not call the file system.
-/// - [`DirtySet::batch`] answers at least one inode, if there is one that is not busy. Else writers
-///   would fill the memory with what nobody writes.
+/// - A set must keep every inode: `sync` and the last close write what [`DirtySet::all`] returns,
+///   and nothing else. The data of an inode that a set forgets is lost.
+/// - Many threads call it, some with locks of the inode held. Calls must be quick, must not wait
+///   for one another's IO and must not call the file system.
+/// - [`DirtySet::batch`] returns at least one inode, if there is one that is not busy. Otherwise
+///   writers would fill the memory with data that no thread writes.
 pub trait DirtySet: Send + Sync {
-    /// As `dirty_tracking` in what the file system says of its options.
+    /// The name shown as `dirty_tracking` in the file system's options.
     fn name(&self) -> &'static str;
 
-    /// An inode has become dirty. The set has none with this number.
+    /// Adds an inode that has become dirty. The set has none with this number.
     fn add(&self, inode: DirtyHandle);
 
-    /// It is clean, or deleted. The set may not have it.
+    /// Removes an inode that is clean or deleted. The set may not contain it.
     fn remove(&self, ino: Ino);
 
-    /// How many there are.
+    /// Number of inodes.
     fn len(&self) -> usize;
 
-    /// Whether there is none.
+    /// Whether the set is empty.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// All, each once, for a sync, which writes them in this order. `order` is what the options ask
-    /// for; a set may have its own.
+    /// All inodes, each once, for a sync, which writes them in this order. `order` is the order in
+    /// the options; a set may have its own.
     fn all(&self, order: &dyn WritebackOrder) -> Vec<DirtyHandle>;
 
-    /// What the background writes next, each once: up to `max`, none that is `busy`. To take what a
-    /// pass is writing would be to wait for that pass. They stay in the set until they are removed.
+    /// The inodes that the background writes next, each once: up to `max`, none of which is `busy`.
+    /// Taking an inode that a pass is writing would mean waiting for that pass. The inodes stay in
+    /// the set until they are removed.
     fn batch(&self, max: usize, busy: &dyn Fn(Ino) -> bool, order: &dyn WritebackOrder) -> Vec<DirtyHandle>;
 }
 
-/// The default: a list in the asked-for order. A program's own set may be built around it.
+/// The default: a list in the order of the options. A program's own set may be built around it.
 ///
-/// Batches come from a *queue*: all that were dirty when it was last filled. Sorting anew for each
-/// batch would cost more than the pass, with hundreds of thousands of dirty inodes, and threads
-/// that help to write take different ones. (Linux moves its dirty inodes to `b_io` for the same
-/// reasons.)
+/// Batches are taken from a *queue*: all inodes that were dirty when it was last filled. With
+/// hundreds of thousands of dirty inodes, sorting for each batch would cost more than the pass, and
+/// threads that help to write take different inodes. (Linux moves its dirty inodes to `b_io` for
+/// the same reasons.)
 pub struct OwnSet {
     inodes: Mutex<BTreeMap<Ino, DirtyHandle>>,
     queue: Mutex<Queue>,
 }
 
-/// Inodes to be written next; some may be clean by now.
+/// Inodes to be written next; some may be clean already.
 #[derive(Default)]
 struct Queue {
-    /// Name of the order that they are in.
+    /// Name of their order.
     order: &'static str,
     inos: VecDeque<Ino>,
 }
@@ -152,7 +153,7 @@ impl DirtySet for OwnSet {
     }
 
     fn remove(&self, ino: Ino) {
-        // The inode may go with its last reference: not under the lock.
+        // The inode may be freed with its last reference, which must not happen under the lock.
         let gone = self.inodes.lock().remove(&ino);
         drop(gone);
     }

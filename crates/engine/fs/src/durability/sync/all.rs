@@ -1,4 +1,5 @@
-//! sync: everything of a file system, for a caller, at the end, or because time is up.
+//! sync: makes everything of a file system durable, for a caller, at the end of a mount, or when
+//! the commit interval is over.
 
 use super::Syncer;
 use crate::cache::pages::Which;
@@ -9,11 +10,12 @@ use kedge_store::{Class, ForceCause, WriteSeq};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Between the tries of the last sync.
+/// Pauses between the attempts of the last sync.
 const CLOSE_RESTS: [Duration; 3] =
     [Duration::from_millis(10), Duration::from_millis(50), Duration::from_millis(250)];
-/// And then, while the image's host has no space: some five seconds, in which somebody may make
-/// room. What does not fit after them is given up: an unmount must end.
+/// The pause after these, while the image's host has no space: some five seconds in all, in which
+/// an administrator may make room. Data that still does not fit is given up, because an unmount
+/// must end.
 const FULL_REST: Duration = Duration::from_millis(250);
 const FULL_TRIES: usize = 20;
 /// Inodes that a woken flusher writes in one turn.
@@ -22,8 +24,8 @@ const TURN_INODES: usize = 1024;
 /// A sync whose data is written.
 struct Call {
     seq: WriteSeq,
-    /// What could not be written keeps nothing else from becoming durable; it is the answer at the
-    /// end.
+    /// The first error of the data, returned at the end: it does not keep the rest from becoming
+    /// durable.
     prepared: Result<()>,
 }
 
@@ -34,7 +36,7 @@ impl Syncer {
         self.end_sync(call, forced)
     }
 
-    /// Answers `done` without holding the calling thread while the log is forced.
+    /// Calls `done` with the result, without holding the calling thread while the log is forced.
     pub(crate) fn sync_async(self: &Arc<Self>, done: Done) {
         let call = match self.begin_sync(ForceCause::Sync) {
             Err(e) => return done(Err(e)),
@@ -45,21 +47,21 @@ impl Syncer {
         store.force_async(store.head_lsn(), ForceCause::Sync, answer);
     }
 
-    /// The answer where there is no work to do. See
+    /// The result where there is no work to do. See
     /// [`Engine::sync_work`](crate::engine::Engine::sync_work).
     pub(crate) fn sync_at_once(&self) -> Result<()> {
         self.engine.check_open()?;
         Ok(self.engine.store().check_alive()?)
     }
 
-    /// Writes what is dirty of some files in place, up to the record that says so.
+    /// Writes dirty data of some files in place, including the record that names it.
     ///
     /// # Crash argument
-    /// Records become durable in their order, and a log write flushes what was written in place
-    /// before it. So whoever finds a later record after a crash finds these bytes, and the sizes
-    /// that go with them. A writeback of these files that another thread runs holds their locks,
-    /// and what it fails to write is dirty again when they are taken here: an error is an error of
-    /// this call.
+    /// Records become durable in their order, and a log write flushes earlier data writes in place
+    /// before it. So a crash that preserves a later record preserves these bytes, and the sizes
+    /// that belong to them. A writeback of these files by another thread holds their locks, and
+    /// data that it fails to write is dirty again when the locks are taken here: its error becomes
+    /// an error of this call.
     pub(crate) fn write_back(&self, inos: &[Ino]) -> Result<()> {
         self.engine.check_open()?;
         self.engine.store().check_alive()?;
@@ -72,32 +74,32 @@ impl Syncer {
         forced.and(call.prepared)
     }
 
-    /// Everything that completed before the call is written, except for a force that the caller
-    /// makes. What cannot be written keeps nothing else from it: the first error comes with the
-    /// answer.
+    /// Writes everything that completed before the call, up to a force, which the caller makes.
+    /// Data that cannot be written does not keep the rest from being written: the first error is in
+    /// the result.
     fn begin_sync(&self, cause: ForceCause) -> Result<Call> {
         self.engine.check_open()?;
         self.engine.store().check_alive()?;
         if self.engine.store().is_read_only() {
             return Ok(Call { seq: WriteSeq(0), prepared: Ok(()) });
         }
-        // All that is dirty, and all that a writeback has taken and may fail to write: such an
-        // inode stays on the list.
+        // Everything dirty, and everything that a writeback has taken and may fail to write: such
+        // an inode stays on the list.
         let dirty = self.writeback.all_dirty();
         let mut result = match cause {
-            // Nobody waits for what failed just now: the timer leaves it alone for a while.
+            // No caller waits for data that failed recently, so the timer skips it for a while.
             ForceCause::CommitTimer => {
                 self.writeback.write(&self.writeback.due(dirty.clone()), Which::Dirty, Class::Normal)
             }
             _ => self.writeback.write(&dirty, Which::Dirty, Class::Normal),
         };
-        self.writeback.wait_for_passes(); // those that began before us
+        self.writeback.wait_for_passes(); // those that began before this sync
         result = result.and(self.log_times(&dirty));
         self.writeback.unlist_clean(&dirty);
         Ok(Call { seq: self.engine.store().data_write_seq(), prepared: result })
     }
 
-    /// The last sync: what fails is tried again some times, each time elsewhere.
+    /// The last sync: failed writes are retried several times, each time elsewhere.
     pub(crate) fn sync_for_close(&self) -> Result<()> {
         let mut result = self.sync(ForceCause::Close);
         let rests = CLOSE_RESTS.into_iter().chain([FULL_REST; FULL_TRIES]).enumerate();
@@ -126,7 +128,7 @@ impl Syncer {
 }
 
 impl Flushed for Syncer {
-    /// At the end of each `commit` interval all completed work becomes durable; between, a woken
+    /// At the end of each `commit` interval all completed work becomes durable; in between, a woken
     /// thread writes because too much is dirty.
     fn turn(&self, last: &mut Duration, over: bool) -> Duration {
         let now = self.engine.clock().monotonic();
@@ -146,7 +148,7 @@ impl Flushed for Syncer {
         {
             tracing::error!("periodic writeback: {e}");
         }
-        // What the work took is not added to the interval.
+        // The duration of the work is part of the interval.
         commit.saturating_sub(self.engine.clock().monotonic().saturating_sub(*last))
     }
 

@@ -1,19 +1,20 @@
 //! fsync and fdatasync.
 //!
-//! 1. Its data: small new data becomes a record; all else is written in place and named by a
+//! 1. Data: small new data becomes a record; all other data is written in place and named by a
 //!    record.
 //! 2. fsync (not fdatasync): time stamps that waited become a record.
 //! 3. If the inode's `commit_lsn` (fdatasync, unless `relog`: `datasync_lsn`) is not durable, the
 //!    log is forced to its head: everything that completed before the call is durable with it.
 //! 4. If no force was needed but data was written in place since the last flush: one device flush,
-//!    shared with whoever else waits for one. Step 1 spares it where it writes durably ("Durable
-//!    writes" in [`crate::durability::writeback`]).
+//!    shared with all threads that wait for one. Step 1 makes it unnecessary where it writes
+//!    durably ("Durable writes" in [`crate::durability::writeback`]).
 //!
-//! No inode lock is held across a force or a flush. An inode with nothing undurable costs nothing.
+//! No inode lock is held across a force or across this flush. An inode without undurable state
+//! costs nothing.
 //!
-//! A call that holds its thread and one that is answered later go through the same code: steps 1
-//! and 2 are [`Syncer::begin_fsync`], step 4 is [`Syncer::end_fsync`]. They differ in how they wait
-//! for the force between them.
+//! The call that holds its thread and the asynchronous call share their code: steps 1 and 2 are
+//! [`Syncer::begin_fsync`], step 4 is [`Syncer::end_fsync`]. They differ in how they wait for the
+//! force between them.
 
 use super::Syncer;
 use crate::cache::inode::{Inode, Meta, Syncing};
@@ -25,23 +26,23 @@ use kedge_format::FileKind;
 use kedge_store::{ForceCause, WriteSeq};
 use std::sync::Arc;
 
-/// What an fsync has to wait for.
+/// The LSN and the data write for which an fsync must wait.
 #[derive(Clone, Copy, Debug)]
 struct Wanted {
     lsn: Lsn,
     seq: WriteSeq,
 }
 
-/// What comes between the two halves of an fsync.
+/// The action between the two halves of an fsync.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Next {
     Force,
     Flush,
-    /// Broken on purpose: nobody waits for anything.
+    /// Broken on purpose: the fsync returns without waiting.
     Answer,
 }
 
-/// An fsync under way.
+/// A running fsync.
 struct Call {
     wanted: Wanted,
     next: Next,
@@ -54,7 +55,7 @@ impl Call {
     }
 }
 
-/// The error of a write that failed and that no fsync has told yet.
+/// Takes the error of a failed write that no fsync has reported yet.
 fn take_failure(meta: &mut Meta, ino: Ino) -> Result<()> {
     match (std::mem::take(&mut meta.write_failed), meta.failed_full) {
         (false, _) => Ok(()),
@@ -74,7 +75,7 @@ impl Syncer {
         self.end_fsync(call, forced)
     }
 
-    /// Answers `done` without holding the calling thread while the log is forced.
+    /// Calls `done` with the result, without holding the calling thread while the log is forced.
     pub(crate) fn fsync_async(self: &Arc<Self>, ino: Ino, datasync: bool, done: Done) {
         let call = match self.begin_fsync(ino, datasync) {
             Err(e) => return done(Err(e)),
@@ -88,7 +89,7 @@ impl Syncer {
         store.force_async(store.head_lsn(), cause, answer);
     }
 
-    /// The answer where there is no work to do: what has failed before. See
+    /// The result where there is no work to do: an earlier failure. See
     /// [`Engine::sync_work`](crate::engine::Engine::sync_work).
     pub(crate) fn fsync_at_once(&self, ino: Ino) -> Result<()> {
         self.sync_at_once()?;
@@ -97,7 +98,8 @@ impl Syncer {
 
     /// Steps 1 and 2.
     fn begin_fsync(&self, ino: Ino, datasync: bool) -> Result<Call> {
-        // Before all else: the preparation may itself checkpoint, or wait for one.
+        // Before everything else, since the preparation may itself checkpoint, or wait for a
+        // checkpoint.
         let (clock, store) = (self.engine.clock(), self.engine.store());
         let (start, turn) = (clock.monotonic(), store.checkpoint_turn());
         let wanted = self.prepare_fsync(ino, datasync)?;
@@ -105,21 +107,21 @@ impl Syncer {
         let next = if wanted.lsn > store.durable_lsn() { Next::Force } else { Next::Flush };
         let mut call = Call { wanted, next, trace };
         if call.next == Next::Force && broken::is(Variant::AckBeforeForce) {
-            // Broken on purpose: nobody waits for the log write.
+            // Broken on purpose: the fsync does not wait for the log write.
             store.force_async(store.head_lsn(), call.cause(), Box::new(|_| {}));
             call.next = Next::Answer;
         }
         Ok(call)
     }
 
-    /// Step 4, also after a force: a log write that was under way already when the data write
-    /// completed did not flush for it.
+    /// Step 4, also after a force: a log write that had already begun when the data write completed
+    /// did not flush for it.
     fn end_fsync(&self, mut call: Call, forced: kedge_base::Result<()>) -> Result<()> {
         let clock = self.engine.clock();
         if call.next == Next::Force {
             call.trace.force = Some((clock.monotonic(), call.wanted.lsn));
         }
-        // Broken on purpose: bytes overwritten in place are left to chance.
+        // Broken on purpose: data overwritten in place is not flushed.
         let skips = call.trace.datasync && broken::is(Variant::FdatasyncSkipsFlush);
         let flushes = call.next != Next::Answer && !skips;
         let result = forced.map_err(Error::from);
@@ -144,28 +146,28 @@ impl Syncer {
         let mut meta = inode.meta.lock();
         take_failure(&mut meta, ino)?;
         let p = meta.progress;
-        // For `new_name=sync`. Of an inode that did not change since the last checkpoint it is an
-        // old position, which counts for nothing.
+        // For `new_name=sync`. For an inode that did not change since the last checkpoint this is
+        // an old position, which does not count.
         meta.marks.logged = p.commit_lsn;
         drop(meta);
         if !self.engine.store().data_flushed(p.write_seq) {
-            // Who writes to this file just now can share the flush: it begins when he has. Not
-            // before the number is read: a call whose data is durable already, or soon, would wait
-            // for his flush, too.
+            // Let a writer in progress finish first, so that one flush covers both. The number is
+            // read before that: a call whose data is durable already, or soon, would otherwise wait
+            // for the writer's flush too.
             drop(inode.wb.lock());
         }
         Ok(Wanted { lsn: if all { p.commit_lsn } else { p.datasync_lsn }, seq: p.write_seq })
     }
 
-    /// Step 1. What fails of it is told with the answer.
+    /// Step 1. The result of the fsync includes its error.
     fn write_dirty(&self, inode: &Arc<Inode>) -> Result<()> {
         let _syncing = Syncing::join(inode);
         if inode.pages.lock().dirty_count() == 0 {
-            // A writeback that another thread runs may have taken the marks. It may fail, and then
-            // they are there again: so wait for it, and look with its lock held. The calls below
-            // look with that lock held, too.
+            // A writeback in another thread may have cleared the dirty marks. If it fails, it
+            // restores them: so wait for it, and check with its lock held. The calls below also
+            // check with that lock held.
             let _wb = inode.wb.lock();
-            // Broken on purpose: to have waited is enough.
+            // Broken on purpose: the wait alone counts as success.
             if inode.pages.lock().dirty_count() == 0 || broken::is(Variant::WaitWithoutLook) {
                 return Ok(());
             }

@@ -1,5 +1,5 @@
-//! fsync, fdatasync, sync, and what the flusher threads ([`crate::durability::flushers`]) do for a
-//! file system.
+//! fsync, fdatasync, sync, and the work of the flusher threads ([`crate::durability::flushers`])
+//! for a file system.
 
 mod all;
 mod fsync;
@@ -16,13 +16,13 @@ use kedge_store::WriteSeq;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// See the module.
+/// Makes a file system durable; see the module's head.
 pub(crate) struct Syncer {
     engine: Arc<Engine>,
     inodes: Arc<Inodes>,
     writeback: Arc<Writeback>,
     slow: SlowFsyncs,
-    /// Nanoseconds of fsyncs and fdatasyncs during which a checkpoint ran, if only for a part.
+    /// Nanoseconds of fsyncs and fdatasyncs during which a checkpoint ran, even if only for a part.
     meanwhile: Histogram,
 }
 

@@ -1,4 +1,4 @@
-//! Small new data of an fsync: it goes into the log, and in place later.
+//! Small new data of an fsync: it is written to the log, and in place later.
 
 use super::Syncer;
 use crate::cache::commit::{commit, lock_metas};
@@ -11,11 +11,11 @@ use kedge_store::{Class, Need};
 use std::sync::Arc;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
-/// New data up to this many bytes rides in the log.
+/// New data up to this many bytes is written to the log.
 const LOG_DATA_MAX: usize = 32 << 10;
 const LOG_DATA_PAGES: usize = 16;
 
-/// Of a record with the dirty bytes of so many pages.
+/// The need of a record with the dirty bytes of this many pages.
 fn need(pages: usize) -> Need {
     let bytes = (pages * BLOCK_SIZE).min(LOG_DATA_MAX);
     Need::record(Class::Promised).patches(1).data(pages, bytes)
@@ -23,18 +23,18 @@ fn need(pages: usize) -> Need {
 
 impl Syncer {
     /// Puts the inode's dirty bytes into a record if they are few and new. Returns false if they
-    /// must go in place.
+    /// must be written in place.
     ///
-    /// New are bytes without a written block, bytes behind the logged size, and bytes of pages that
-    /// are log-resident already: those must be logged again, or replay would put the older record
-    /// over them.
+    /// New bytes are those without a written block, those beyond the logged size, and those of
+    /// pages that are log-resident already: the latter must be logged again, or replay would write
+    /// the older record over them.
     pub(super) fn log_small_data(&self, inode: &Arc<Inode>) -> Result<bool> {
         let room = inode.pages.lock().dirty_count();
         if room > LOG_DATA_PAGES {
             return Ok(false);
         }
-        // Keeps a promise, as writeback does. For as many pages as are dirty now: many fsyncs at
-        // once would else hold a good part of a small log that none of them needs.
+        // Keeps a promise, as writeback does. Reserves for the pages that are dirty now: otherwise
+        // many concurrent fsyncs would hold a good part of a small log that none of them needs.
         let mut handle = self.engine.begin(need(room))?;
         let _wb = inode.wb.lock();
         let mut pages = inode.pages.lock();
@@ -57,7 +57,7 @@ impl Syncer {
             let end = (index * BLOCK + hi as u64).min(size);
             let is_new = page.logged || page.backing != Backing::Written || start >= c.meta.logged_size;
             total += (end.saturating_sub(start)) as usize;
-            // Zeros behind the end of the file have no bytes to log: they go in place.
+            // Zeros beyond the end of the file have no bytes to log, so they are written in place.
             if !is_new || start >= end || total > LOG_DATA_MAX {
                 return Ok(false);
             }

@@ -1,4 +1,4 @@
-//! Time stamps that waited in inodes become records.
+//! Logs the time stamps that waited in inodes.
 
 use super::Syncer;
 use crate::cache::commit::{Change, commit};
@@ -14,17 +14,17 @@ const TIMES_INODES: usize = 256;
 const TIMES_INODES_FULL: usize = 8;
 
 impl Syncer {
-    /// Makes records of the time stamps that waited in the inodes. One inode that fails does not
-    /// keep the others from theirs.
+    /// Logs the time stamps that waited in the inodes. An inode that fails does not affect the
+    /// others.
     pub(super) fn log_times(&self, inodes: &[Arc<Inode>]) -> Result<()> {
         let mut result = Ok(());
         for chunk in inodes.chunks(TIMES_INODES) {
-            // Their metas are locked together: in the order of locks.
+            // Their metas are locked together, in the order of locks.
             let mut chunk = chunk.to_vec();
             chunk.sort_by_key(|i| i.ino);
             let few = match self.log_times_of(&chunk) {
                 Ok(()) => continue,
-                // Many inodes may cost more tree nodes than a full image has; few at a time need
+                // Many inodes may need more tree nodes than a full image has; few at a time need
                 // few.
                 Err(Error::Engine(kedge_base::Error::NoSpace)) => TIMES_INODES_FULL,
                 Err(_) => 1,

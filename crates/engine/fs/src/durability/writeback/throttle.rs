@@ -1,4 +1,4 @@
-//! Writers that dirty more than is written: they slow down, then help, and never wait for ever.
+//! Writers that dirty more than is written: they are delayed, then help, and never wait forever.
 
 use super::Writeback;
 use super::pass::PASS_INODES;
@@ -8,15 +8,15 @@ use kedge_base::{BLOCK_SIZE, Ino};
 use kedge_store::Class;
 use std::time::Duration;
 
-/// How often a writer at the hard limit tries to help in vain, and how long it rests after the
-/// first time.
+/// How often a writer at the hard limit tries to help without success, and how long it pauses after
+/// the first time.
 const VAIN_MAX: u32 = 8;
 const VAIN_REST: Duration = Duration::from_millis(5);
 
 impl Writeback {
-    /// Waits, before any lock, while too much is dirty: a little at first, then the writer helps to
-    /// write. What others' data meets there is not the writer's affair, unless nothing of it can be
-    /// written and memory would grow without bound.
+    /// Waits, before any lock is taken, while too much is dirty: briefly at first, then the writer
+    /// helps to write. Failed writes of other files do not affect the writer, unless none of the
+    /// dirty data can be written and memory would grow without bound.
     pub(crate) fn throttle(&self) -> Result<()> {
         if self.budget.over_background() {
             self.wake_flusher();
@@ -48,11 +48,11 @@ impl Writeback {
         Ok(())
     }
 
-    /// A writer at the hard limit could not write back what others have dirtied: it rests, more and
-    /// more. If that does not help, and what cannot be written takes half of the memory for dirty
-    /// pages, the file system shuts down. To let writers on would be to grow without bound; to hold
-    /// them for ever would be a hang without a word; and a refused write would be the answer for
-    /// another file's data.
+    /// Handles a writer at the hard limit that could not write back the data of other files: it
+    /// pauses, longer each time. If that does not help, and the data that cannot be written takes
+    /// half of the memory for dirty pages, the file system shuts down. Letting writers continue
+    /// would grow memory without bound; holding them forever would be a hang without a message; and
+    /// failing the write would return the error of another file's data.
     fn helped_in_vain(&self, times: u32, e: Error) -> Result<()> {
         self.engine.store().check_alive()?;
         self.engine.clock().sleep(VAIN_REST * (1 << times.min(VAIN_MAX)));

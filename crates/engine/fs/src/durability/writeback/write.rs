@@ -1,5 +1,5 @@
-//! Who asks for passes: an fsync, a write that goes through, everybody else. What each does about a
-//! write that failed is in the head of [`crate::durability::writeback`].
+//! The callers of passes: an fsync, a write-through, and all others. The head of
+//! [`crate::durability::writeback`] has their handling of failed writes.
 
 use super::pass::{Kind, NARROW_SEGMENTS, PASS_INODES, PASS_SEGMENTS, Pass};
 use super::{BLOCK, Writeback};
@@ -10,20 +10,20 @@ use kedge_store::{CheckpointClient, Class};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// How often a write that goes through looks again whether it is through.
+/// How often a write-through checks again whether its data is in place.
 const RANGE_TRIES: u32 = 3;
 
 impl Writeback {
     /// Writes pages of the inodes in place, in the order given. Pages dirtied meanwhile may stay
-    /// dirty. What fails is tried once more, inode by inode; answers the first error of that.
+    /// dirty. Failed writes are retried once, inode by inode; returns the first error of the retry.
     pub(crate) fn write(&self, inodes: &[Arc<Inode>], which: Which, class: Class) -> Result<()> {
-        // What is written here was promised when it became dirty: it may use what is kept back from
-        // new promises.
+        // The data was promised its space when it became dirty, so it may use the space that is
+        // kept back from new promises.
         let class = if class == Class::Checkpoint { class } else { Class::Promised };
         let kind = Kind { which, class, segments_max: PASS_SEGMENTS, durable: false, told: false };
         let mut result = Ok(());
         for chunk in inodes.chunks(PASS_INODES) {
-            // Those of one pass are locked together: in the order of locks.
+            // The inodes of one pass are locked together, in the order of locks.
             let mut chunk = chunk.to_vec();
             chunk.sort_by_key(|i| i.ino);
             chunk.dedup_by_key(|i| i.ino);
@@ -36,8 +36,8 @@ impl Writeback {
         result
     }
 
-    /// Once more, after an error. With narrow passes if it was for want of space: a wide one may
-    /// ask for more tree nodes than a full image has.
+    /// Retries after an error, with narrow passes if it was caused by a lack of space, since a wide
+    /// pass may need more tree nodes than a full image has.
     fn write_singly(&self, inodes: &[Arc<Inode>], kind: Kind, after: &Error) -> Result<()> {
         let mut result = Ok(());
         for inode in inodes {
@@ -56,25 +56,26 @@ impl Writeback {
         self.write_passes(std::slice::from_ref(inode), kind, None)
     }
 
-    /// Some of what is dirty, in the order of writeback, without what failed a moment ago.
+    /// Writes some of the dirty data, in the order of writeback, without recent failures.
     pub(crate) fn write_some(&self, inodes_max: usize) -> Result<()> {
         let next = self.dirty.take(inodes_max, &*self.engine.live().order());
         self.write(&self.due(next), Which::Dirty, Class::Normal)
     }
 
-    /// Writes what is dirty of an inode for an fsync. What it makes durable by that needs no flush.
+    /// Writes the dirty data of an inode for an fsync. Data that this makes durable needs no flush.
     pub(crate) fn write_for_fsync(&self, inode: &Arc<Inode>) -> Result<()> {
         self.write_told(inode, Kind::told(Which::Dirty, true), None)
     }
 
-    /// Writes what is unclean of a range of file blocks in place.
+    /// Writes the unclean data of a range of file blocks in place.
     pub(crate) fn write_range(&self, inode: &Arc<Inode>, range: Range<u64>) -> Result<()> {
         for _ in 0..RANGE_TRIES {
-            // With what lies between the recorded size and the range: it cannot be recorded before
-            // that.
+            // Includes the data between the recorded size and the range, which must be recorded
+            // first.
             let start = range.start.min(inode.meta.lock().logged_size / BLOCK);
             self.write_told(inode, Kind::told(Which::All, false), Some(start..range.end))?;
-            // A truncate may have moved the recorded size meanwhile, or somebody has written again.
+            // A truncate may have changed the recorded size meanwhile, or another thread may have
+            // written again.
             if inode.pages.lock().unclean(Which::All, range.clone(), 1).is_empty() {
                 break;
             }
@@ -92,10 +93,10 @@ impl Writeback {
         }
     }
 
-    /// Passes until all is written that was unclean at the start, or in the range. Each goes on
-    /// where the last one stopped, up to the last page that was unclean at the start. So a writer
-    /// that dirties pages anew does not hold them up, and its new pages do not take the place of
-    /// those that were asked for. A write that fails does not keep the others from being tried.
+    /// Runs passes until everything is written that was unclean at the start, or in the range. Each
+    /// continues where the last one stopped, up to the last page that was unclean at the start. So
+    /// a writer that keeps dirtying pages does not hold them up, and its new pages do not displace
+    /// those at the start. A write that fails does not keep the others from being tried.
     fn write_passes(&self, inodes: &[Arc<Inode>], kind: Kind, range: Option<Range<u64>>) -> Result<()> {
         let mut left = range.map(|range| vec![range; inodes.len()]);
         let mut error = None;
@@ -110,9 +111,10 @@ impl Writeback {
 }
 
 impl CheckpointClient for Writeback {
-    /// Oldest first, so that the tail can move even if the log is too full to complete all at once.
-    /// What no place takes stays in the log and holds the tail, and keeps nothing else from being
-    /// written: what the store makes of the first error is its own decision.
+    /// Oldest first, so that the tail can move even if the log is too full to complete everything
+    /// at once. Data that cannot be written to any place stays in the log and holds the tail, and
+    /// does not keep other data from being written; the store decides how to handle the first
+    /// error.
     fn prepare_checkpoint(&self, wrote: &dyn Fn(usize)) -> kedge_base::Result<()> {
         let resident = self.engine.store().resident_inodes();
         let mut result = Ok(());
@@ -131,7 +133,7 @@ impl CheckpointClient for Writeback {
             let no_space = matches!(error, kedge_base::Error::NoSpace);
             result = result.and(Err(error));
             if no_space || self.engine.store().check_alive().is_err() {
-                break; // nor is there for what is younger
+                break; // nor is there space for younger data
             }
         }
         result

@@ -1,4 +1,4 @@
-//! Fourth phase of a pass: the record that names what was written.
+//! Fourth phase of a pass: the record that names the written blocks.
 
 use super::super::BLOCK;
 use super::part::Part;
@@ -10,7 +10,7 @@ use kedge_format::record::{InodeMask, RecordBuilder, RecordOp, size};
 use kedge_store::Store;
 
 impl Pass<'_> {
-    /// The record of a pass. `durable`: its data is, no flush is needed for it.
+    /// Commits the record of a pass. `durable`: its data is durable already, so no flush is needed.
     pub(super) fn complete(&mut self, durable: bool) -> Result<()> {
         let store = self.store();
         let seq = (!durable).then(|| store.note_data_write());
@@ -30,8 +30,8 @@ impl Pass<'_> {
             }
             patches += size::patch(PATCHED);
             if record.len() as u64 + patches > self.handle.bytes_left() && !part.kept.is_empty() {
-                // Pages that failed have torn its extents into more than was planned. All of it
-                // stays as it was, and the error is known.
+                // Failed pages have split the part's extents into more pieces than planned. The
+                // whole part stays as it was; the error is already recorded.
                 record.go_back(mark);
                 patches -= size::patch(PATCHED);
                 part.leave_out();
@@ -47,7 +47,7 @@ impl Pass<'_> {
     }
 }
 
-/// One inode's part of the record. Answers whether it has any.
+/// Adds one inode's part of the record. Returns whether it has any edits.
 fn record_part(store: &Store, record: &mut RecordBuilder, part: &mut Part, change: &mut Change<'_>) -> bool {
     let ino = change.inode.ino;
     let before = record.edits();
@@ -64,7 +64,7 @@ fn record_part(store: &Store, record: &mut RecordBuilder, part: &mut Part, chang
         change.set(InodeMask::BLOCKS, |c| c.blocks += fresh);
     }
     for (from, to) in part.ranges.iter().flat_map(|(from, to)| part.taken(*from, *to)) {
-        // Broken on purpose: replay will put the logged bytes over these.
+        // Broken on purpose: replay will write the logged bytes over these.
         let kept = broken::is(Variant::ReplayOldData);
         if !kept && store.is_resident(ino, from * BLOCK, (to - from) * BLOCK) {
             record.drop_data(ino, from * BLOCK, (to - from) * BLOCK);

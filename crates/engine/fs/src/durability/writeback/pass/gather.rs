@@ -1,4 +1,4 @@
-//! Second phase of a pass: copies of the pages in few large buffers.
+//! Second phase of a pass: copies the pages into few large buffers.
 
 use super::super::Writeback;
 use super::part::{Gathered, Part, Segment, Writing};

@@ -26,7 +26,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Inodes of one pass, pages of one pass: bounds the record, the locks held and the staging memory.
+/// Limits on the inodes and pages of a pass: they bound the record, the locks held and the staging
+/// memory.
 pub(crate) const PASS_INODES: usize = 128;
 const PASS_PAGES: usize = 1024;
 pub(super) const PASS_SEGMENTS: usize = 256;
@@ -34,31 +35,30 @@ pub(super) const PASS_SEGMENTS: usize = 256;
 pub(super) const NARROW_SEGMENTS: usize = 8;
 /// Largest merged write.
 const MERGE_BLOCKS_MAX: u64 = 256;
-/// Most durable writes under way.
+/// Most durable writes in flight.
 const DURABLE_MAX: u32 = 4;
 /// Longest durable write: a longer one takes longer than a flush.
 const DURABLE_BLOCKS_MAX: usize = 16;
-/// Blocks of failed writes that one pass writes once more, each by itself.
+/// Blocks of failed writes that one pass writes again, each by itself.
 const SPLIT_BLOCKS_MAX: usize = MERGE_BLOCKS_MAX as usize;
-/// What a pass is to write, and how.
+/// The pages that a pass writes, and how.
 #[derive(Clone, Copy)]
 pub(super) struct Kind {
     pub which: Which,
     pub class: Class,
-    /// Runs of blocks that it writes, as a rule: its log bytes are reserved for so many.
+    /// Number of runs of blocks that it normally writes, for which its log bytes are reserved.
     pub segments_max: usize,
-    /// Part of an fsync: by durable writes, if that is cheaper than a flush.
+    /// Part of an fsync: uses durable writes if that is cheaper than a flush.
     pub durable: bool,
-    /// The caller answers for the data: it hears of each write that failed, and does not try again
-    /// by itself.
+    /// Report every failed write to the caller; do not retry.
     pub told: bool,
 }
 
-/// How a pass ended.
+/// The outcome of a pass.
 #[must_use]
 pub(super) struct Ended {
     pub more: bool,
-    /// A write that failed.
+    /// The error of a write that failed.
     pub error: Option<Error>,
 }
 
@@ -68,7 +68,7 @@ impl Kind {
     }
 }
 
-/// Fields of an inode that a pass records, time stamps that waited among them.
+/// Fields of an inode that a pass records, including time stamps that waited.
 const PATCHED: InodeMask = InodeMask(
     InodeMask::SIZE.0
         | InodeMask::BLOCKS.0
@@ -78,19 +78,19 @@ const PATCHED: InodeMask = InodeMask(
         | InodeMask::CTIME.0,
 );
 /// Log bytes of one step of the plan at most: a run of pages that gets a place. Its extent is cut
-/// in three, or put between two others; it may take a run of blocks and give one back, and void
-/// what is in the log.
+/// in three, or put between two others; the step may allocate a run of blocks, free one, and end
+/// the log residency of a range.
 const STEP_BYTES: u64 = 4 * size::EXTENT_ITEM + 2 * size::RUN + size::RANGE;
-/// As a rule: in a hole or in an unwritten extent.
+/// Log bytes of a normal step: in a hole or in an unwritten extent.
 const SEGMENT_BYTES: u64 = 3 * size::EXTENT_ITEM + size::RUN + size::RANGE;
 
 // The record of a checkpoint that finds the log full fits in the part that is kept for it.
 const _: () =
     assert!(need(Class::Checkpoint, PASS_INODES, PASS_SEGMENTS, 1).log_bytes <= CHECKPOINT_RECORD_MAX);
-// What a piece has promised is enough for the record that voids it.
+// The promise of a piece suffices for the record that ends its residency.
 const _: () = assert!(size::patch(PATCHED) + 3 * size::EXTENT_ITEM + size::RANGE <= PROMISE_PER_PIECE);
 
-/// Of a pass over so many inodes, with extents in so many places of the tree.
+/// The need of a pass over this many inodes, with extents in this many places of the tree.
 const fn need(class: Class, inodes: usize, segments: usize, places: usize) -> Need {
     let bytes = inodes as u64 * size::patch(PATCHED) + segments as u64 * SEGMENT_BYTES + STEP_BYTES;
     let need = Need::record(class);
@@ -126,7 +126,7 @@ impl Drop for UnderWriteback<'_> {
     }
 }
 
-/// A durable write under way, until dropped.
+/// A durable write in flight, until its drop.
 struct DurableTurn<'a> {
     under_way: &'a AtomicU32,
 }
@@ -142,17 +142,17 @@ pub(super) struct Pass<'a> {
     writeback: &'a Writeback,
     inodes: &'a [Arc<Inode>],
     kind: Kind,
-    /// As many as inodes, once they are planned; `None`: nothing to write.
+    /// One for each inode, once they are planned; `None` if there is nothing to write.
     parts: Vec<Option<Part>>,
     _wb: Vec<MutexGuard<'a, ()>>,
     handle: Handle<'a>,
 }
 
 impl<'a> Pass<'a> {
-    /// Reserves, then locks.
+    /// Reserves, then takes the locks.
     pub(super) fn begin(writeback: &'a Writeback, inodes: &'a [Arc<Inode>], kind: Kind) -> Result<Pass<'a>> {
         // Many fsyncs of one inode each may run at once. So such a pass reserves log for the pages
-        // that are unclean now. If there are more by then, another pass writes them.
+        // that are unclean now. If there are more when it runs, another pass writes them.
         let (kind, places) = match inodes {
             [one] => {
                 let pages = one.pages.lock().unclean(kind.which, 0..u64::MAX, kind.segments_max);
@@ -161,13 +161,14 @@ impl<'a> Pass<'a> {
             }
             _ => (kind, kind.segments_max),
         };
-        // Fewer places if there are no nodes for all: the pass ends where they do.
+        // Fewer places if there are no nodes for all; the pass then ends early.
         let need = |places| need(kind.class, inodes.len(), kind.segments_max, places);
         let handle = writeback
             .engine
             .begin_up_to(need(places.max(NARROW_SEGMENTS)), need(NARROW_SEGMENTS.min(kind.segments_max)))
             .inspect_err(|e| {
-                // The log itself may need the host: no more bytes are accepted meanwhile.
+                // The log itself may need space on the host, so no more bytes are accepted
+                // meanwhile.
                 if let Error::Engine(e) = e {
                     writeback.engine.note_host_error(e);
                 }
@@ -185,10 +186,10 @@ impl<'a> Pass<'a> {
         self.writeback.engine.stats()
     }
 
-    /// Writes the pages that are left, and takes away from `left` what it did. `None`: all.
+    /// Writes the remaining pages, and removes those that it wrote from `left`. `None` for all.
     pub(super) fn run(mut self, left: &mut Option<Vec<Range<u64>>>) -> Result<Ended> {
         let (writeback, inodes) = (self.writeback, self.inodes);
-        // Under `wb`: what another writeback took and failed to write is unclean again.
+        // Under `wb`: pages that another writeback took and failed to write are unclean again.
         let left = left.get_or_insert_with(|| {
             inodes.iter().map(|i| 0..i.pages.lock().unclean_end(self.kind.which)).collect()
         });
@@ -209,14 +210,14 @@ impl<'a> Pass<'a> {
         drop(busy);
         writeback.unlist_clean(inodes);
         completed?;
-        // What was planned before an error is written.
+        // Pages planned before an error are written.
         planned?;
         let failed = self.parts.iter().flatten().any(|part| !part.kept.is_empty());
         Ok(Ended { more, error: written.err().filter(|_| failed || self.kind.told) })
     }
 
-    /// Broken on purpose: the record comes first. The pause makes it likely that somebody forces it
-    /// meanwhile.
+    /// Broken on purpose: commits the record first. The pause makes it likely that another thread
+    /// forces the record meanwhile.
     fn complete_early(&mut self) -> Result<()> {
         for (inode, part) in self.inodes.iter().zip(&mut self.parts) {
             if let Some(part) = part {
@@ -228,14 +229,14 @@ impl<'a> Pass<'a> {
         completed
     }
 
-    /// Whether these writes of an fsync shall be durable ones. `wb` of the inode is held.
+    /// Whether these writes of an fsync are made durable by themselves. `wb` of the inode is held.
     fn durable_turn(&self, ios: &[Gathered]) -> Option<DurableTurn<'a>> {
         let (writeback, inode) = (self.writeback, &self.inodes[0]);
         let alone = inode.syncing.load(Ordering::Relaxed) == 1;
         if !alone || ios.len() > 1 || ios.iter().any(|io| io.buf.blocks() > DURABLE_BLOCKS_MAX) {
             return None;
         }
-        // Its answer would wait for that flush anyway.
+        // The fsync would wait for that flush anyway.
         if !writeback.engine.store().data_flushed(inode.meta.lock().progress.write_seq) {
             return None;
         }

@@ -1,4 +1,4 @@
-//! What a pass does to each of its inodes, and the writes that it is made of.
+//! The part of a pass for each of its inodes, and the writes of a pass.
 
 use super::super::BLOCK;
 use super::{PATCHED, STEP_BYTES};
@@ -8,38 +8,38 @@ use kedge_base::{BlockNo, Extent, IoBuf};
 use kedge_format::record::size;
 use std::collections::BTreeSet;
 
-/// With more pages than this left out of it, a part of a record is left out whole: its extents
-/// would be too many.
+/// If more pages than this are left out of it, the whole part of a record is left out, because its
+/// extents would be too many.
 const KEPT_MAX: usize = 64;
 
-/// How a run of blocks came to be a page's place.
+/// How a page got its run of blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum How {
-    /// It had it.
+    /// The page had it already.
     InPlace,
-    /// It had none.
+    /// The page had none.
     New,
-    /// It had one that the device did not take a write to.
+    /// The page had one to which a write failed.
     Moved,
 }
 
-/// A run of pages of one inode that goes to one run of blocks.
+/// A run of pages of one inode that is written to one run of blocks.
 pub(super) struct Segment {
-    /// Place among the pass's inodes.
+    /// Index among the pass's inodes.
     pub inode_index: usize,
     pub index: u64,
     pub count: u64,
     pub block: BlockNo,
     pub how: How,
-    /// Not to be merged with others: the block is suspect.
+    /// Must not be merged with others, because the block is suspect.
     pub alone: bool,
 }
 
-/// A run of blocks that a pass took.
+/// A run of blocks that a pass has allocated.
 pub(super) struct NewRun {
     pub index: u64,
     pub extent: Extent,
-    /// Where the pages were before, and whether these blocks counted as unwritten.
+    /// The previous place of the pages, and whether these blocks counted as unwritten.
     pub old: Option<(BlockNo, bool)>,
 }
 
@@ -59,22 +59,22 @@ pub(super) struct Part {
     pub ranges: Vec<(u64, u64)>,
     /// Those of them whose blocks counted as unwritten.
     pub unwritten: Vec<(u64, u64)>,
-    /// Largest size seen when pages were copied.
+    /// Largest size when pages were copied.
     pub size: u64,
-    /// The first dirty page behind the logged size that is not among those of the pass.
+    /// The first dirty page beyond the logged size that is not in the pass.
     pub left_out: Option<u64>,
     /// The pages, once they are copied.
     pub writing: Vec<Writing>,
-    /// A write that carried pages of it failed, if only the first time.
+    /// Whether a write with pages of it failed, even if only the first time.
     pub met_error: bool,
-    /// The last such failure was for want of space on the image's host.
+    /// Whether the last such failure was caused by a full host of the image.
     pub met_full: bool,
-    /// Pages that the device did not take.
+    /// Pages whose writes failed.
     pub failed: BTreeSet<u64>,
     /// These, and those that must not be recorded before them.
     pub kept: BTreeSet<u64>,
     pub more: bool,
-    /// Places in the tree where its extents change, and the file block after the last one.
+    /// Places in the tree where its extents change, and the file block after the last of them.
     places: u32,
     place_end: u64,
 }
@@ -99,13 +99,13 @@ impl Part {
         }
     }
 
-    /// The extents of `[from, to)` change. Those side by side share a place.
+    /// Counts a change of the extents of `[from, to)`. Adjacent changes share a place.
     pub(super) fn touch(&mut self, from: u64, to: u64) {
         self.places += (self.place_end != from) as u32;
         self.place_end = to;
     }
 
-    /// Bytes of its edits at most, unless pages of it are left out.
+    /// Upper bound on the bytes of its edits, unless pages of it are left out.
     pub(super) fn bytes_max(&self) -> u64 {
         let moved = self.new.iter().filter(|run| run.old.is_some()).count();
         size::patch(PATCHED)
@@ -114,7 +114,7 @@ impl Part {
             + self.ranges.len() as u64 * size::RANGE
     }
 
-    /// Leaves the part out of the record as a whole.
+    /// Leaves the whole part out of the record.
     pub(super) fn leave_out(&mut self) {
         self.kept = self.ranges.iter().flat_map(|(from, to)| *from..*to).collect();
         self.set = ExtentSet::default();
@@ -145,10 +145,10 @@ impl Part {
         out
     }
 
-    /// Decides which pages the record leaves out, and makes them what they were in the extents:
-    /// those that failed, and behind the logged size those behind a page that stays dirty. For the
-    /// size must not cover bytes that are not written, and no written block may lie behind the
-    /// recorded size: a file that grows over it would show it.
+    /// Decides which pages the record leaves out, and restores their previous extents: those that
+    /// failed, and beyond the logged size those after a page that stays dirty. For the size must
+    /// not cover bytes that are not written, and no written block may be beyond the recorded size,
+    /// where a file that grows over it would show it.
     pub(super) fn leave_out_failed(&mut self, logged_size: u64) {
         let end = logged_size / BLOCK;
         let obstacle = self.failed.range(end..).next().copied().into_iter().chain(self.left_out).min();
@@ -176,14 +176,14 @@ impl Part {
         }
     }
 
-    /// The size that may be recorded: it covers no byte that is not written.
+    /// The size that may be recorded: it covers only written bytes.
     pub(super) fn size_to_record(&self) -> u64 {
         let taken = self.ranges.iter().flat_map(|(from, to)| self.taken(*from, *to));
         taken.map(|(_, to)| to * BLOCK).max().unwrap_or(0).min(self.size)
     }
 }
 
-/// The segments of a pass while it is planned, and what their record may take.
+/// The segments of a pass during planning, and the room in their record.
 pub(super) struct Plan {
     pub segments: Vec<Segment>,
     pub goal: Option<BlockNo>,
@@ -202,22 +202,22 @@ impl Plan {
         self.bytes_left < part.bytes_max() + STEP_BYTES || self.places_left <= part.places
     }
 
-    /// Whether an inode more might not.
+    /// Whether one more inode might not fit.
     pub(super) fn has_no_room(&self) -> bool {
         self.bytes_left < size::patch(PATCHED) + STEP_BYTES || self.places_left == 0
     }
 
-    /// A part is planned.
+    /// Adds a planned part.
     pub(super) fn add(&mut self, part: &Part) {
         self.bytes_left = self.bytes_left.saturating_sub(part.bytes_max());
         self.places_left = self.places_left.saturating_sub(part.places);
     }
 }
 
-/// One write to come.
+/// A write to submit.
 pub(super) struct Gathered {
     pub start: BlockNo,
     pub buf: IoBuf,
-    /// Whose pages it carries, in order: inode, first page, pages.
+    /// The pages in it, in order: inode, first page, number of pages.
     pub users: Vec<(usize, u64, u64)>,
 }

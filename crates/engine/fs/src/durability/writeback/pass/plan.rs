@@ -1,4 +1,4 @@
-//! First phase of a pass: the pages, and a place for each.
+//! First phase of a pass: lists the pages, and finds a place for each.
 
 use super::super::BLOCK;
 use super::part::{How, NewRun, Part, Plan, Segment};
@@ -11,8 +11,7 @@ use kedge_base::{BlockNo, Extent};
 use std::ops::Range;
 
 impl Pass<'_> {
-    /// Lists the pages of a pass and finds their places. What was planned before an error is
-    /// written.
+    /// Lists the pages of a pass and finds their places. Pages planned before an error are written.
     pub(super) fn plan(&mut self, left: &mut [Range<u64>]) -> (Vec<Segment>, Result<()>) {
         let mut plan = Plan::new(self.handle.bytes_left(), self.handle.need().puts);
         let mut room = PASS_PAGES;
@@ -30,7 +29,7 @@ impl Pass<'_> {
                 (pages, left_out)
             };
             if pages.len() < room {
-                left.start = left.end; // these are all
+                left.start = left.end; // all pages are listed
             }
             let Some(last) = pages.last() else {
                 self.parts.push(None);
@@ -49,8 +48,8 @@ impl Pass<'_> {
         (plan.segments, planned)
     }
 
-    /// Finds or takes a place for each page. A part whose planning fails writes what was planned
-    /// before.
+    /// Finds or allocates a place for each page. A part whose planning fails writes the pages
+    /// planned before.
     fn plan_inode(
         &self,
         inode: &Inode,
@@ -107,7 +106,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Runs with and without a bad home by themselves.
+    /// Plans mapped pages, in separate runs for those with and without a bad block.
     fn plan_mapped(
         &self,
         inode: &Inode,
@@ -147,7 +146,7 @@ impl Pass<'_> {
                 part.set.set_written(at, to);
                 part.unwritten.push((at, to));
             }
-            // No space elsewhere: the old place again, each block by itself.
+            // Without space elsewhere: the old place again, each block by itself.
             let step = if bad { 1 } else { to - at };
             for index in (at..to).step_by(step as usize) {
                 let block = BlockNo(start.0 + index - m.first);
@@ -166,7 +165,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// `None`: there is no space.
+    /// `None` if there is no space.
     fn place_elsewhere(&self, inode: &Inode, want: u64, plan: &Plan) -> Result<Option<Extent>> {
         match self.store().alloc_data(self.near(inode, plan.goal), want, None) {
             Ok(extent) => Ok(Some(extent)),
@@ -195,8 +194,8 @@ impl Pass<'_> {
         inode.meta.lock().goal = Some(extent.end());
     }
 
-    /// Behind the file's last block, else behind the last file of this pass, else where the
-    /// allocator sends the inode.
+    /// After the file's last block, else after the last file of this pass, else the allocator's
+    /// goal for the inode.
     fn near(&self, inode: &Inode, running: Option<BlockNo>) -> BlockNo {
         let own = inode.meta.lock().goal;
         own.or(running).unwrap_or_else(|| self.store().data_goal(inode.ino, inode.ino))

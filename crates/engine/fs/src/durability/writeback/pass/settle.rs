@@ -1,4 +1,4 @@
-//! Last phase of a pass: what becomes of the pages.
+//! Last phase of a pass: the new state of the pages.
 
 use super::Pass;
 use super::part::{How, Writing};
@@ -8,9 +8,9 @@ use kedge_base::broken::{self, Variant};
 use std::time::Duration;
 
 impl Pass<'_> {
-    /// After the record: pages that it is about are in place. The others are what they were: an
-    /// fsync that finds them tries anew, and never answers success for bytes that are not in place.
-    /// `wb` of the inodes is held.
+    /// After the record: pages in the record are in place. The others return to their previous
+    /// state: an fsync that finds them retries, and never returns success for bytes that are not in
+    /// place. `wb` of the inodes is held.
     pub(super) fn settle(&self, completed: bool) {
         for (inode, part) in self.inodes.iter().zip(&self.parts) {
             let Some(part) = part else { continue };
@@ -45,8 +45,8 @@ impl Pass<'_> {
         }
     }
 
-    /// The page did not get its place. A place that the device does not take is set aside; one that
-    /// only has no record is given back.
+    /// Handles a page that did not get its place. A place to which a write failed is set aside; one
+    /// that only has no record is freed.
     fn give_up_place(&self, pages: &mut Pages, page: &Writing, failed: bool) {
         let block = Extent::new(page.block, 1);
         let bad = failed && self.store().alloc().quarantine(block);
@@ -56,8 +56,8 @@ impl Pass<'_> {
                     pages.set_bad_home(page.index);
                 }
             }
-            // A record that failed half-way has shut the store down; which blocks it took is
-            // unknown then.
+            // A record that failed half-way has shut the store down; the blocks that it allocated
+            // are then unknown.
             _ if !bad && self.store().check_alive().is_err() => {}
             How::Moved => {
                 if !bad {
@@ -65,7 +65,7 @@ impl Pass<'_> {
                 }
             }
             How::New => {
-                // Without a promise, on a full image, the page asks for space when it is written.
+                // Without a promise, on a full image, the page reserves space when it is written.
                 let promise = match bad {
                     true => self.store().alloc().reserve_data(1).ok(),
                     false => Some(self.store().alloc().unplace_data(block)),

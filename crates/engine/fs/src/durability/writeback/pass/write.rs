@@ -1,4 +1,4 @@
-//! Third phase of a pass: the writes, and which pages the device did not take.
+//! Third phase of a pass: the writes, and the pages whose writes failed.
 
 use super::part::Gathered;
 use super::{Pass, SPLIT_BLOCKS_MAX};
@@ -8,14 +8,14 @@ use kedge_base::{BLOCK_SIZE, BlockNo, IoBuf};
 use kedge_device::{Completion, Io, Op, run_apart, run_batch};
 use kedge_store::WriteSeq;
 
-/// Whose pages a write carries: inode, first page, pages.
+/// The pages in a write: inode, first page, number of pages.
 type Users = Vec<(usize, u64, u64)>;
 
 fn inode_of(users: &[(usize, u64, u64)]) -> Option<usize> {
     users.first().map(|(inode_index, ..)| *inode_index)
 }
 
-/// A write that failed: its page, and where it went.
+/// A failed write of a page, and its place.
 struct Piece {
     inode_index: usize,
     index: u64,
@@ -23,10 +23,10 @@ struct Piece {
 }
 
 impl Pass<'_> {
-    /// Writes what was gathered, and notes in the parts which pages the device did not take.
-    /// Answers the first error, also one that a second try mended.
+    /// Submits the gathered writes, and records in the parts the pages whose writes failed. Returns
+    /// the first error, even one that a retry mended.
     pub(super) fn write(&mut self, gathered: Vec<Gathered>, durable: bool) -> Result<()> {
-        // Broken on purpose: bytes overwritten in place are left to chance.
+        // Broken on purpose: data overwritten in place is not flushed.
         let fua = durable && !broken::is(Variant::FdatasyncSkipsFlush);
         let (mut ios, mut users) = (Vec::new(), Vec::new());
         for io in gathered {
@@ -77,7 +77,8 @@ impl Pass<'_> {
         first_error.map_or(Ok(()), Err)
     }
 
-    /// As one batch; with `noplug` as one for each inode, which does not wait for the others.
+    /// Submits one batch; with `noplug` one batch for each inode, which does not wait for the
+    /// others.
     fn run_writes(&self, ios: Vec<Io>, users: &[(BlockNo, Users)]) -> Vec<Completion> {
         let device = &**self.store().device();
         if self.writeback.engine.live().plug() {
@@ -88,7 +89,7 @@ impl Pass<'_> {
         run_apart(device, of_one_inode.map(|users| ios.by_ref().take(users.len()).collect()).collect())
     }
 
-    /// Writes the blocks of failed writes once more, each by itself.
+    /// Writes the blocks of failed writes again, each by itself.
     fn write_again(&mut self, again: Vec<Io>, pieces: &[Piece]) {
         if again.is_empty() {
             return;
@@ -107,7 +108,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Of a full host it is said once, not for each write.
+    /// Reports a failed write. A full host is reported once, not for each write.
     fn tell_failed(&self, e: &kedge_base::Error, when: &str) {
         if e.is_host_full() {
             self.writeback.engine.note_host_error(e);
@@ -117,8 +118,8 @@ impl Pass<'_> {
         }
     }
 
-    /// For a pass over one inode: the newest data write, if nothing waits for a flush and nothing
-    /// else is being written.
+    /// For a pass over one inode: the newest data write, if no write waits for a flush and no other
+    /// write is in flight.
     fn all_flushed(&self) -> Option<WriteSeq> {
         let newest = self.store().data_write_seq();
         (self.writeback.dirty.count_under_writeback() <= 1 && self.store().data_flushed(newest))
