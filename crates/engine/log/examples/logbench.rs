@@ -1,4 +1,4 @@
-//! Appends and forces per second: on a device in memory, and on a file when its path is given.
+//! Appends and forces per second: on a device in memory, and on a file if its path is given.
 //!
 //! `logbench [FILE] [in_flight_max...]`; the file is created, written full, opened with O_DSYNC
 //! (and O_DIRECT) and left behind.
@@ -103,7 +103,7 @@ fn appends(device: Arc<dyn Device>, threads: usize, seconds: u64) {
     println!("append, {threads:2} threads: {:6.2} M/s with a reservation each", rate / 1e6);
 }
 
-/// The append alone: reservations of 1000 records.
+/// The cost of an append alone: reservations of 1000 records.
 fn bare_appends(device: Arc<dyn Device>, seconds: u64) {
     let log = open(device, 4);
     const MANY: u64 = 1000 * (RECORD.len() as u64 + kedge_log::RECORD_OVERHEAD);
@@ -136,8 +136,8 @@ fn forces(device: Arc<dyn Device>, in_flight_max: usize, threads: usize, seconds
     );
 }
 
-/// Calls of `step` per second, over all threads. This thread plays the checkpoint: the tail follows
-/// the durable log.
+/// Calls of `step` per second, over all threads. This thread acts as the checkpoint: the tail
+/// follows the durable log.
 fn run(log: &Arc<Log>, threads: usize, seconds: u64, step: fn(&Log)) -> (f64, Duration) {
     let stop = Arc::new(AtomicBool::new(false));
     let count = Arc::new(AtomicU64::new(0));

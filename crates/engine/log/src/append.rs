@@ -1,4 +1,5 @@
-//! Append: a record gets its position. Commit never waits, so nothing here may wait.
+//! Append: a record gets its position. Commit must not wait for space or the device, so nothing
+//! here waits for them.
 //!
 //! An append is a copy of the record and a few additions under one short mutex. The alternative is
 //! a staging buffer for each thread. It would avoid the mutex and need a merge in LSN order at
@@ -11,7 +12,7 @@ use kedge_format::logwrite::FRAME_SIZE;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 
-/// Where a record lies.
+/// The position of a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RecordLsn {
     /// First byte (of its frame).
@@ -19,7 +20,7 @@ pub struct RecordLsn {
     /// End of its last byte. The record is durable if and only if the log's durable LSN reaches it.
     pub end: Lsn,
     /// Start of the log write that holds it. To keep the record, keep the tail at or below *this*
-    /// position: a scan can begin at no later one and still read the record.
+    /// position: a scan that begins at a later position cannot read the record.
     pub write_start: Lsn,
 }
 
@@ -35,14 +36,14 @@ impl Log {
         self.append_for(reservation, charge, record)
     }
 
-    /// [`Log::append`] of the reservation's last record. The rest of the reservation is given back
-    /// under the same lock, instead of taking it again at the drop.
+    /// [`Log::append`] of the reservation's last record. Also returns the rest of the reservation
+    /// under the same lock, which saves the lock at the drop.
     pub fn append_last(&self, reservation: &mut Reservation, record: &[u8]) -> RecordLsn {
         let charge = reservation.spend(record.len()) + reservation.spend_rest();
         self.append_for(reservation, charge, record)
     }
 
-    /// `charge`: what the reservation gives up for the record.
+    /// `charge`: the bytes that the reservation pays for the record.
     fn append_for(&self, reservation: &Reservation, charge: u64, record: &[u8]) -> RecordLsn {
         let shared = &*self.shared;
         assert!(!record.is_empty() && record.len() <= RECORD_MAX, "a record has 1 to RECORD_MAX bytes");

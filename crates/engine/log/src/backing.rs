@@ -1,35 +1,36 @@
-//! A ring with holes: its image file is sparse, and the host has no place yet for blocks that were
+//! A ring with holes: its image file is sparse, and the host has not allocated blocks that were
 //! never written.
 //!
 //! A log write must not be the first write to a block. The host may be full, and a log write that
 //! fails shuts the log down. So the ring is written with zeros ahead of the log, a *step* at a
-//! time, when a reservation comes near the first hole. A reservation that the host has no space for
-//! fails with ENOSPC, before its operation has done anything; the log goes on. Once the zeros reach
-//! the place at which the log was opened, a lap later, the ring has no hole, and this ends.
+//! time, when a reservation approaches the first hole. If the host has no space for a step, the
+//! reservation fails with ENOSPC, before its operation has done anything; the log continues. Once
+//! the zeros reach the place at which the log was opened, a lap later, the ring has no hole, and
+//! this ends.
 //!
 //! # Invariant
 //! `end of the open batch + reserved + promised + charges of waiting reservations <= backed`, where
-//! every block from the head of the log at its opening up to `backed` has its place on the host.
-//! All that is appended was reserved. Normal reservations leave a step of what is backed alone, and
-//! Reclaim what only a checkpoint may use: on a full host files can be deleted, data that has a
-//! place be written, and the mount be closed.
+//! every block from the head of the log at its opening up to `backed` is allocated on the host.
+//! Every append was reserved. Normal reservations leave a step of the backed part unused, and
+//! Reclaim leaves the part that only a checkpoint may use: so on a full host files can be deleted,
+//! data that has a place can be written, and the mount can be closed.
 //!
 //! # Crash argument
-//! 1. Zeros go only to blocks between `backed` and the place at which the log was opened, a lap
-//!    later. None of these belongs to a live log write: `backed` lies beyond all that is reserved,
+//! 1. Zeros are written only to blocks between `backed` and the place at which the log was opened,
+//!    a lap later. None of these belongs to a live log write: `backed` is beyond every reservation,
 //!    and the tail is never below that place.
 //! 2. A scan takes neither a hole (it reads as zeros) nor zeros nor a torn mix of zeros and an
 //!    earlier lap for a log write: none has a header with a correct tag and body at its place in
 //!    this lap (rows @A, @B, @D and @E of [`mod@crate::scan`]). Beyond the stop they prove nothing
 //!    (@J to @N).
 //! 3. The device is flushed between the zeros and the first log write over them. Otherwise a crash
-//!    could put zeros of a cache over a log write with FUA. The same flush makes the host's
+//!    could put zeros from a cache over a log write with FUA. The same flush makes the host's
 //!    allocation durable.
-//! 4. Nothing of this is recorded. A log that is opened asks the device where the first hole is. If
-//!    the host's crash made a hole again of zeros that were not flushed, they were not used.
+//! 4. None of this is recorded. A log that is opened asks the device for the first hole. If the
+//!    host's crash turned zeros that were not flushed back into a hole, no log write had used them.
 //!
-//! Holes below the head, of which a copy of the file may have many, are backed in the same way when
-//! the log comes to them.
+//! A copy of the file may have many holes below the head. They are backed in the same way when the
+//! log approaches them.
 
 use crate::reserve::{CHECKPOINT_BYTES, ReserveClass, emergency};
 use crate::ring::Ring;
@@ -45,13 +46,14 @@ const STEP_MAX: u64 = 4 << 20;
 /// Bytes of a device write.
 const PIECE: u64 = 1 << 20;
 
-/// How much of the ring has its place on the host.
+/// The part of the ring that is allocated on the host.
 pub(crate) struct Backing {
-    /// `None`: all of the ring.
+    /// `None` if the whole ring is backed.
     backed: Option<Lsn>,
     /// The head of the log at its opening, a lap later.
     lap: Lsn,
-    /// A thread writes zeros. One at a time: zeros of a second one could come after the log.
+    /// A thread is writing zeros. One at a time: the zeros of a second thread could land after a
+    /// log write.
     extending: bool,
 }
 
@@ -59,12 +61,12 @@ impl Backing {
     pub(crate) fn new(device: &dyn Device, ring: Ring, config: &LogConfig) -> Backing {
         let lap = Lsn(config.head.0 + ring.bytes());
         let backed = next_hole(device, ring, config.head, lap);
-        // What is below the head and above the tail was written by an earlier mount.
+        // An earlier mount wrote everything between the tail and the head.
         Backing { backed, lap, extending: false }
     }
 }
 
-/// The first block from `from` on, below `lap`, that the host has no place for.
+/// The first block from `from` on, below `lap`, that the host has not allocated.
 fn next_hole(device: &dyn Device, ring: Ring, from: Lsn, lap: Lsn) -> Option<Lsn> {
     let mut from = from;
     while from < lap {
@@ -81,7 +83,7 @@ fn step(ring: u64) -> u64 {
     (ring / 16 / BLOCK * BLOCK).clamp(BLOCK, STEP_MAX)
 }
 
-/// What a reservation leaves alone of what is backed.
+/// The backed bytes that a reservation must leave unused.
 fn spare(ring: u64, class: ReserveClass) -> u64 {
     let checkpoint = CHECKPOINT_BYTES.min(emergency(ring) / 2);
     match class {
@@ -100,7 +102,7 @@ impl State {
 }
 
 impl Shared {
-    /// The state of a live log, at a moment when the ring is backed for a reservation of `charge`.
+    /// Locks the state of a live log once the ring is backed for a reservation of `charge`.
     pub(crate) fn lock_backed(&self, charge: u64, class: ReserveClass) -> Result<MutexGuard<'_, State>> {
         let mut state = self.state.lock();
         loop {
@@ -123,12 +125,12 @@ impl Shared {
         }
     }
 
-    /// Writes zeros from `from` on. Returns where the next hole is.
+    /// Writes zeros from `from` on. Returns the next hole.
     fn extend(&self, from: Lsn, lap: Lsn) -> Result<Option<Lsn>> {
         without_panic("a write ahead of the log", || {
             let bytes = step(self.ring.bytes()).min(self.ring.until_end(from)).min(lap.0 - from.0);
             let offset = self.ring.offset(from);
-            // A write that fails half-way would take the last space of the host for nothing.
+            // A write that fails half-way would use up the host's last space for nothing.
             if self.device.host_free().is_some_and(|free| free < bytes) {
                 return Err(Error::Io { op: "write", offset, len: bytes, errno: HOST_FULL });
             }

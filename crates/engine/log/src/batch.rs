@@ -1,4 +1,4 @@
-//! A batch: the bytes of one log write, from the first append until the device has them.
+//! A batch: the bytes of one log write, from the first append until they are on the device.
 //!
 //! The buffer is always zero from `used` on: it grows with zeros and shrinks only to block
 //! boundaries. So padding needs no work when the batch is sealed.
@@ -15,15 +15,15 @@ pub(crate) struct Batch {
     /// Bytes used, header included; [`HEADER_SIZE`] when there is no record.
     used: usize,
     pub records: u32,
-    /// Forces whose target lies in this batch.
+    /// Forces whose target is in this batch.
     pub forces: u32,
     pub asked: Asked,
 }
 
-/// Who asked for a batch to be written.
+/// Why a batch is written.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Asked {
-    /// It was full, or a checkpoint or a search for space needs it.
+    /// It is full, or a checkpoint or a search for space needs it.
     No,
     ByTimer,
     ByOperation,
@@ -49,7 +49,7 @@ impl Batch {
         self.records == 0
     }
 
-    /// End of the last record; `base` when there is none, because an empty batch is never written.
+    /// End of the last record; `base` if there is none, because an empty batch is never written.
     pub(crate) fn head(&self) -> Lsn {
         if self.is_empty() { self.base } else { Lsn(self.base.0 + self.used as u64) }
     }
@@ -88,8 +88,8 @@ impl Batch {
         Lsn(self.base.0 + at as u64)
     }
 
-    /// The log write, complete except for the bytes of its header, which [`Write::seal`] computes
-    /// outside the lock.
+    /// The log write, complete except for its header, which [`Write::seal`] computes outside of the
+    /// lock.
     pub(crate) fn into_write(mut self, epoch: Epoch, tail_lsn: Lsn, durable_lsn: Lsn) -> Write {
         let blocks = self.blocks();
         self.buf.resize(blocks);

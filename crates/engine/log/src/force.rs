@@ -6,22 +6,23 @@
 //! the open one, with all records appended so far. So a thread that appends and forces pays for one
 //! device write and for no switch to another thread.
 //!
-//! A force whose target is in a write under way waits for that write. A force that finds no free
+//! A force whose target is in a write in flight waits for that write. A force that finds no free
 //! slot waits while the open batch gathers records. The first of these leads the next write, which
-//! carries the records of all.
+//! contains the records of all.
 //!
-//! A write starts beside others in flight only when it will answer at least as many forces as those
+//! A write starts beside others in flight only if it will complete at least as many forces as they
 //! will. With few threads every force then writes at once, in parallel. With many threads the
-//! groups stay large. Two alternatives were measured in forces a second, on a file opened with
+//! groups stay large. Two alternatives were measured in forces per second, on a file opened with
 //! O_DIRECT and O_DSYNC. Starting a write whenever a slot is free splits groups into small writes:
-//! this rule is as fast with 2 threads, faster with 4, and a quarter faster with 16. Against one
-//! write at a time, this rule is ten times as fast with 2 threads, faster with 4, and as fast with 16.
+//! the present rule is as fast with 2 threads, faster with 4, and a quarter faster with 16.
+//! Compared with one write at a time, it is ten times as fast with 2 threads, faster with 4, and as
+//! fast with 16.
 //!
-//! A completed write wakes the forces whose target the durable prefix has reached, and one that may
-//! lead the next write. It wakes no other.
+//! A completed write wakes the forces whose target the durable prefix has reached, and one force
+//! that may lead the next write, and no other.
 //!
 //! # Why no wake-up is lost
-//! If the target of a waiter lies beyond `taken`, a thread must check for a free slot whenever one
+//! If the target of a waiter is beyond `taken`, a thread must check for a free slot whenever one
 //! may have become free. That can happen only when a batch is taken, a write completes, a batch is
 //! sealed or a force arrives. The first three end in [`State::pump`], which wakes the first such
 //! waiter (or a writer thread) to check. An arriving force checks by itself. If a woken thread
@@ -43,10 +44,10 @@ pub(crate) enum WaiterKind {
     Callback(Callback),
 }
 
-/// The thread that makes a log write.
+/// The kind of thread that makes a log write.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Leader {
-    /// One that forces the log and waits.
+    /// A thread that forces the log and waits.
     Caller,
     /// A writer thread.
     Writer,
@@ -59,7 +60,7 @@ pub(crate) struct ForceWaiter {
 }
 
 impl State {
-    /// Whether a leader may take a batch now, provided that there is one.
+    /// Whether a leader may take a batch now, if there is one.
     pub(crate) fn may_start(&self) -> bool {
         let gathered = !self.sealed.is_empty() || self.open.forces >= self.forces_in_flight().max(1);
         gathered && self.in_flight() < self.in_flight_max
@@ -92,8 +93,8 @@ impl State {
                 || self.first_unwritten_waiter().is_some_and(|w| matches!(w.kind, WaiterKind::Callback(_))))
     }
 
-    /// Counts a force at the batch that will answer it. Sealed batches are written anyway, so only
-    /// the open one needs the count.
+    /// Counts a force at the batch that will complete it. Sealed batches are written anyway, so
+    /// only the open one needs the count.
     fn count_target(&mut self, target: Lsn, cause: ForceCause) {
         let asked = Asked::by(cause);
         if target > self.open.base {
@@ -125,14 +126,14 @@ impl Log {
         result
     }
 
-    /// The times of the write that made `target` durable, if it is among the most recent ones.
+    /// The times of the write that made `target` durable, if it is among the most recent writes.
     pub fn write_of(&self, target: Lsn) -> Option<WriteTimes> {
         self.shared.recent.covering(target)
     }
 
-    /// [`Log::force`] without blocking: `done` is called by a writer thread of the log, or at once
-    /// when there is nothing to wait for. It must not block: a blocked callback keeps a writer
-    /// thread from delivering other answers.
+    /// [`Log::force`] without blocking: a writer thread of the log calls `done`, or this call does
+    /// if there is nothing to wait for. `done` must not block, since it would keep a writer thread
+    /// from delivering other results.
     pub fn force_async(&self, upto: Lsn, cause: ForceCause, done: Callback) {
         let shared = &*self.shared;
         shared.stats.count_force(cause);
@@ -166,7 +167,7 @@ pub(crate) fn stopped() -> Error {
 }
 
 impl Shared {
-    /// The answer to a force that needs neither IO nor the lock.
+    /// The result of a force that needs neither IO nor the lock.
     fn answer_now(&self, upto: Lsn) -> Option<Result<()>> {
         if self.dead.load(Acquire) {
             return Some(self.state.lock().check_alive());
@@ -220,16 +221,17 @@ impl Shared {
         write
     }
 
-    /// A leader's work: barrier, seal, write, answer. After the barrier, all records in the batch
+    /// A leader's work: barrier, seal, write, wake. After the barrier, all records in the batch
     /// have been applied. If one could not be, the log is shut down, and the batch must not be
     /// written.
     pub(crate) fn write(&self, mut write: Write, leader: Leader) -> Result<()> {
         let started = self.clock.monotonic();
-        // The batch is closed: all appends into it have happened, and so have the data writes to
+        // The batch is closed: all appends to it have happened, and so have the data writes to
         // which they refer.
         self.stats.barriers.inc();
         let mut barrier_over = started;
-        // A panic must not leave the write in flight: all later forces would wait for it for ever.
+        // A panic must not leave the write in flight, or all later forces would wait for it
+        // forever.
         let result = without_panic("a log write", || {
             // Broken on purpose: the data to which the records refer is not flushed.
             if !broken::is(Variant::SkipDataFlush) {
@@ -270,10 +272,10 @@ impl Shared {
             state.nudge(&mut wake);
         }
         state.pump(&mut wake);
-        // A writer thread delivers one answer itself, next: to wake another one for it would be a
-        // switch for nothing. Several are delivered by two threads.
+        // A writer thread delivers a single result itself, next; waking another thread for it would
+        // cost a useless switch. Two threads deliver several results.
         wake.answers &= leader == Leader::Caller || state.answers.len() > 1;
-        // A writer thread that is told to stop ends when the last write is done.
+        // A stopping writer thread ends when the last write is done.
         wake.writers_all |= state.stopping;
         drop(state);
         wake.fire(&self.writers);
@@ -281,7 +283,7 @@ impl Shared {
     }
 
     fn latch(&self, state: &mut State, reason: &Error, to_waiters: &Error, wake: &mut Wake) {
-        // The first time stays, as the first reason does.
+        // The first time is kept, like the first reason.
         self.dead_since.get_or_init(|| self.clock.now().sec);
         state.latch(reason, to_waiters, wake);
         self.dead.store(true, Release);

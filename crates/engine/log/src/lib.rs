@@ -2,10 +2,10 @@
 //! effect.
 //!
 //! # Life of a record
-//! 1. **reserve** (`reserve`): log bytes are promised. This is the only step that may wait, for
-//!    space or for memory. Where the ring has holes, it fills them ahead of the log (`backing`).
-//! 2. **append** (`append`): the record is copied into the *open batch* at its final position,
-//!    which is its LSN. It never waits and does no IO.
+//! 1. **reserve** (`reserve`): promises log bytes. This is the only step that may wait, for space
+//!    or for memory. Where the ring has holes, it fills them ahead of the log (`backing`).
+//! 2. **append** (`append`): copies the record into the *open batch* at its final position, which
+//!    is its LSN. It waits for no space and does no IO.
 //! 3. **seal** (`batch`): the open batch is closed and padded to a block. The next one starts after
 //!    the padding.
 //! 4. **force** (`force`): a leader writes the oldest batch with one FUA write (group commit). A
@@ -17,12 +17,12 @@
 //! # Invariants
 //! 1. `tail <= durable <= taken <= open batch's base <= head`, and `padded head - tail + reserved
 //!    <= ring`.
-//! 2. Batches lie end to end: each begins where the padding of the previous one ends. A byte never
+//! 2. Batches are contiguous: each begins where the padding of the previous one ends. A byte never
 //!    moves after its append.
 //! 3. `durable` is the end of the contiguous prefix of completed writes. Several writes may be in
-//!    flight and complete in any order; forces are answered in LSN order.
+//!    flight and complete in any order; forces complete in LSN order.
 //! 4. [`Barrier::barrier`] is called after the last append into a batch and before its write. So a
-//!    record never becomes durable before the data that it refers to, nor before its caller has
+//!    record never becomes durable before the data to which it refers, nor before its caller has
 //!    applied it.
 //! 5. The first failed write or barrier latches *shutdown*. Nothing is retried, and no write starts
 //!    afterwards. Every waiter wakes with an error, and every later force or reservation gets one.
@@ -33,7 +33,7 @@
 //! # Locks
 //! One short mutex (`Rank::LogState`) guards everything above. It is never held across IO, a
 //! barrier or a callback. Each waiter sleeps on its own parker (`Rank::Leaf`), so a completed write
-//! wakes only the waiters that it answers.
+//! wakes only the waiters whose force it completes.
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
 
@@ -68,7 +68,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock, Weak};
 
 /// Most log writes in flight. Recovery relies on this bound: it limits how far after a lost write
-/// the proof of its loss can lie.
+/// the proof of its loss can be.
 pub const IN_FLIGHT_MAX: usize = 4;
 /// Longest record.
 pub const RECORD_MAX: usize = WRITE_BLOCKS_MAX as usize * BLOCK_SIZE - HEADER_SIZE - FRAME_SIZE;
@@ -84,10 +84,10 @@ pub trait Barrier: Send + Sync {
     fn barrier(&self) -> Result<()>;
 }
 
-/// The component that can make log space.
+/// The component that can free log space.
 pub trait SpacePressure: Send + Sync {
-    /// A reservation is about to wait for log space: start a checkpoint, or speed up the running
-    /// one. Must not block. Called repeatedly while the wait lasts.
+    /// Called when a reservation is about to wait for log space: starts a checkpoint, or speeds up
+    /// the running one. Must not block. Called repeatedly during the wait.
     fn need_space(&self);
 }
 
@@ -98,7 +98,7 @@ pub struct LogConfig {
     pub epoch: Epoch,
     pub ring_start: BlockNo,
     pub ring_blocks: u64,
-    /// Where the first write goes: a block boundary. Everything below counts as durable.
+    /// Position of the first write: a block boundary. Everything below counts as durable.
     pub head: Lsn,
     /// Oldest position still needed: the start of a log write.
     pub tail: Lsn,
@@ -117,12 +117,12 @@ pub(crate) struct Shared {
     epoch: Epoch,
     ring: Ring,
     state: Mutex<State>,
-    /// Writer threads sleep here.
+    /// Where writer threads sleep.
     writers: Condvar,
-    /// Reservations sleep here while another one writes zeros ahead of the log.
+    /// Where reservations sleep while another one writes zeros ahead of the log.
     backed: Condvar,
     pressure: Mutex<Option<Weak<dyn SpacePressure>>>,
-    // Copies of fields that `state` guards, for readers that do not take the lock.
+    // Copies of fields that `state` guards, for readers without the lock.
     head: AtomicU64,
     durable: AtomicU64,
     tail: AtomicU64,
@@ -184,7 +184,7 @@ impl Log {
         Arc::new(Log { shared })
     }
 
-    /// Sets the component that is asked for log space.
+    /// Sets the component that is called when log space is short.
     pub fn set_pressure(&self, pressure: Weak<dyn SpacePressure>) {
         *self.shared.pressure.lock() = Some(pressure);
     }
@@ -213,8 +213,8 @@ impl Log {
         &self.shared.stats
     }
 
-    /// Lets the writer threads finish the work they were given, joins them and shuts the log down.
-    /// Does not force: records that were appended and not forced are lost.
+    /// Lets the writer threads finish their work, joins them and shuts the log down. Does not
+    /// force: records that were appended and not forced are lost.
     pub fn stop(&self) {
         writer::stop(&self.shared);
     }

@@ -14,12 +14,12 @@
 //!   in `used` already, and `used` grows by `pad(HEADER_SIZE + FRAME_SIZE + n) <= HEADER_SIZE +
 //!   FRAME_SIZE + n + BLOCK_SIZE - 1`.
 //!
-//! So each record pays for the padding after it, however many forces there are. The unused part of
-//! its charge is given back at its append.
+//! So each record pays for the padding after it, however many forces there are. Its append returns
+//! the unused part of its charge.
 //!
 //! # Fairness
 //! First come, first served within a class. A waiter that does not fit blocks later ones; otherwise
-//! large reservations would starve. Reclaim goes before normal, because it is what makes space.
+//! large reservations would starve. Reclaim goes before normal, because it frees space.
 //!
 //! # Memory
 //! Appends cannot wait, so memory is bounded here: reservations wait while too many sealed bytes
@@ -36,32 +36,32 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 use std::time::Duration;
 
-/// What a record is charged beyond its own bytes.
+/// The charge for a record beyond its own bytes.
 pub const RECORD_OVERHEAD: u64 = (HEADER_SIZE + FRAME_SIZE + BLOCK_SIZE) as u64;
 /// Smallest emergency reserve.
 const EMERGENCY_MIN: u64 = 128 << 10;
-/// How often a waiting reservation asks for space again. A request that came just before a
-/// checkpoint ended would otherwise be lost.
+/// How often a waiting reservation requests space again. A request that arrived just before the end
+/// of a checkpoint would otherwise be lost.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 
-/// What a reservation may use of the ring.
+/// The part of the ring that a reservation may use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReserveClass {
-    /// Ordinary operations. They leave the emergency reserve alone.
+    /// Ordinary operations. They must not use the emergency reserve.
     Normal,
-    /// Operations that free space, or complete what has begun: unlink, truncate, writeback. They
-    /// leave [`CHECKPOINT_BYTES`] alone.
+    /// Operations that free space, or complete earlier work: unlink, truncate, writeback. They must
+    /// not use [`CHECKPOINT_BYTES`].
     Reclaim,
     /// The records by which a checkpoint makes the tail move. Never waits ([`Log::try_reserve`]):
-    /// only the checkpoint itself could make the room, so waiting would deadlock.
+    /// only the checkpoint itself could free the space, so waiting would deadlock.
     Checkpoint,
 }
 
-/// The part of the ring that only a checkpoint may use. One of its records fits. The next ones use
-/// the promised bytes that this record releases.
+/// The part of the ring that only a checkpoint may use. It fits one of the checkpoint's records.
+/// The next ones use the promised bytes that this record releases.
 pub const CHECKPOINT_BYTES: u64 = 72 << 10;
 
-/// Log bytes set aside. Dropping it gives back what is left.
+/// Log bytes set aside. Its drop returns the rest.
 #[must_use]
 pub struct Reservation {
     pub(crate) shared: Arc<Shared>,
@@ -69,7 +69,7 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// Takes out the charge of a record of `record` bytes.
+    /// Takes the charge of a record of `record` bytes out of the reservation.
     pub(crate) fn spend(&mut self, record: usize) -> u64 {
         let charge = record as u64 + RECORD_OVERHEAD;
         assert!(
@@ -81,7 +81,7 @@ impl Reservation {
         charge
     }
 
-    /// Takes out all that is left.
+    /// Takes everything that is left.
     pub(crate) fn spend_rest(&mut self) -> u64 {
         std::mem::take(&mut self.left)
     }
@@ -91,10 +91,10 @@ impl Reservation {
         self.left.saturating_sub(RECORD_OVERHEAD)
     }
 
-    /// Adds `bytes` to the reservation, if they are there now. Never waits.
+    /// Adds `bytes` to the reservation, if they are available now. Never waits.
     pub fn grow(&mut self, bytes: u64, class: ReserveClass) -> bool {
         let mut state = self.shared.state.lock();
-        // Writing ahead of the log is IO: what is not backed yet is not there now.
+        // Writing zeros ahead of the log is IO, so bytes that are not backed yet are not available.
         let backed = state.is_backed(self.shared.ring.bytes(), bytes, class);
         let granted = backed && state.reserve_now(bytes, class).is_none();
         self.shared.note_free(&state);
@@ -118,7 +118,7 @@ impl Drop for Reservation {
     }
 }
 
-/// The emergency reserve: bytes of the ring that normal reservations leave alone.
+/// The emergency reserve: bytes of the ring that normal reservations must not use.
 pub(crate) fn emergency(ring: u64) -> u64 {
     // A ring has at least 1 MiB; only the tiny rings of tests reach the bound of one half.
     (ring / 8).max(EMERGENCY_MIN).min(ring / 2)
@@ -166,7 +166,7 @@ impl ReserveQueue {
     }
 
     pub(crate) fn give_back(&mut self, charge: u64) {
-        self.reserved = self.reserved.checked_sub(charge).expect("what is given back was reserved");
+        self.reserved = self.reserved.checked_sub(charge).expect("returned bytes were reserved");
     }
 
     /// Bytes of the ring that reservations of `class` may fill.
@@ -206,7 +206,7 @@ impl ReserveQueue {
         }
     }
 
-    /// Bytes beyond the open batch that are, or will be, granted.
+    /// Bytes beyond the open batch that are granted, or will be.
     pub(crate) fn committed(&self) -> u64 {
         let waiting: u64 = self.normal.iter().chain(&self.reclaim).map(|waiter| waiter.charge).sum();
         self.reserved + self.promised + waiting
@@ -223,14 +223,15 @@ impl ReserveQueue {
     }
 }
 
-/// What a reservation has to wait for.
+/// Why a reservation has to wait.
 enum Lacks {
     Space,
     Memory,
 }
 
 impl State {
-    /// Grants waiting reservations that fit now. Call after anything that may have made room.
+    /// Grants waiting reservations that fit now. Called after every change that may have freed
+    /// space.
     pub(crate) fn grant(&mut self, wake: &mut Wake) {
         if self.reserve.is_waited_for() {
             let (used, staged) = (self.used(), self.staged);
@@ -238,13 +239,13 @@ impl State {
         }
     }
 
-    /// Reservations wait for sealed batches to reach the device.
+    /// Whether reservations must wait for sealed batches to reach the device.
     pub(crate) fn is_short_of_memory(&self) -> bool {
         self.staged > self.reserve.staged_max
     }
 
-    /// Wakes the first reservation that still waits, to ask for space again. It asks in its own
-    /// thread, because the caller here may hold a lock that asking needs.
+    /// Wakes the first reservation that still waits, to request space again. It requests in its own
+    /// thread, because the caller here may hold a lock that the request needs.
     pub(crate) fn nudge(&self, wake: &mut Wake) {
         if let Some(waiter) = self.reserve.first()
             && !self.is_short_of_memory()
@@ -258,8 +259,8 @@ impl State {
         self.reserve.limit(ReserveClass::Normal).saturating_sub(taken)
     }
 
-    /// Beyond the tail's next lap lies log that is still needed: better to stop than to overwrite
-    /// it.
+    /// The ring beyond the tail's next lap holds log that is still needed: a panic is better than
+    /// overwriting it.
     pub(crate) fn assert_within_ring(&self) {
         let taken = self.used() + self.reserve.reserved;
         assert!(taken <= self.reserve.ring, "log of {taken} bytes in a ring of {}", self.reserve.ring);
@@ -278,7 +279,7 @@ impl State {
 }
 
 impl Shared {
-    /// Updates the copy that [`Log::free_bytes`] reads.
+    /// Updates the copy for [`Log::free_bytes`].
     pub(crate) fn note_free(&self, state: &State) {
         self.free.store(state.free_bytes(), Release);
     }
@@ -286,8 +287,8 @@ impl Shared {
 
 impl Log {
     /// Sets aside log bytes for one record of at most `bytes` bytes. For `n` records of `bytes` in
-    /// all, ask for `bytes + (n - 1) * RECORD_OVERHEAD`. It may wait for space, so the caller must
-    /// hold no lock that a checkpoint takes.
+    /// all, pass `bytes + (n - 1) * RECORD_OVERHEAD`. The call may wait for space, so the caller
+    /// must hold no lock that a checkpoint takes.
     pub fn reserve(&self, bytes: u64, class: ReserveClass) -> Result<Reservation> {
         let charge = self.charge(bytes, class)?;
         assert_may_wait(Rank::LogReservation);
@@ -320,7 +321,7 @@ impl Log {
         self.shared.state.lock().reserve.is_waited_for()
     }
 
-    /// [`Log::reserve`] for callers that must not wait: `None` when it would.
+    /// [`Log::reserve`] for callers that must not wait: `None` if it would wait.
     pub fn try_reserve(&self, bytes: u64, class: ReserveClass) -> Result<Option<Reservation>> {
         let charge = self.charge(bytes, class)?;
         let mut state = self.shared.lock_backed(charge, class)?;

@@ -1,4 +1,4 @@
-//! Where a log position lies on the device: `lsn % ring` bytes after the start of the ring.
+//! The place of a log position on the device: `lsn % ring` bytes after the start of the ring.
 
 use kedge_base::{BLOCK_SIZE, BlockNo, IoBuf, Lsn, Result};
 use kedge_device::Device;

@@ -1,10 +1,10 @@
 //! Scan: recovery's walk over the log writes from the tail to the end of the log.
 //!
 //! A write is *valid* by the numbered rules of [`kedge_format::logwrite`]. The walk takes valid
-//! writes. The first position without a valid write is the *stop*. Recovery must then tell the end
-//! of the log from the loss of acknowledged records, so it looks beyond the stop as well.
+//! writes. The first position without a valid write is the *stop*. Recovery must then distinguish
+//! the end of the log from the loss of acknowledged records, so it also reads beyond the stop.
 //!
-//! Only a header whose tag is correct counts as a header. Bytes that a user could have placed there
+//! Only a header with a correct tag counts as a header. Bytes that a user could have placed there
 //! do not.
 //!
 //! # At the expected position
@@ -37,29 +37,29 @@
 //! position of that place in this lap. It is of a "later lap" if it is a whole number of rings
 //! more.
 //!
-//! # How far to look
+//! # How far the scan reads beyond the stop
 //! Suppose that the write at the stop had been acknowledged. The first write composed after that
-//! carries a durable LSN above the stop. A write is composed only while fewer than `IN_FLIGHT_MAX`
-//! writes lie between the durable prefix and it. So at most `IN_FLIGHT_MAX - 1` others lie between
+//! has a durable LSN above the stop. A write is composed only while fewer than `IN_FLIGHT_MAX`
+//! writes are between the durable prefix and it. So at most `IN_FLIGHT_MAX - 1` others are between
 //! the two, each of at most `WRITE_BLOCKS_MAX` blocks. It therefore starts within `IN_FLIGHT_MAX *
 //! WRITE_BLOCKS_MAX` blocks of the stop.
 //!
-//! If there is no such write, the lost one was the last. It cannot be told from a write that never
-//! completed. A device that keeps what it acknowledged does not lose it.
+//! If there is no such write, the lost write was the last. It cannot be distinguished from a write
+//! that never completed. A device that keeps what it acknowledged does not lose it.
 //!
-//! Nothing is read beyond `from + ring`: there the walk would meet the blocks with which it began.
+//! The scan reads nothing beyond `from + ring`, where it would meet the blocks with which it began.
 //!
 //! # Reading ahead
 //! The walk judges one position after another, but the reads need not wait for it. They are in
-//! flight up to `AHEAD` bytes ahead of it, as far as the walk looks beyond the stop. So wherever
-//! the stop is, the walk would ask for almost all of those bytes in any case, and a log of 1 GiB on
-//! a device that takes 10 ms for a read costs the time of 256 reads instead of 4,096. The distance
-//! does not follow the measured latency: less would save nothing, and more would read what nobody
-//! needs.
+//! flight up to `AHEAD` bytes ahead of it, the distance that the walk reads beyond the stop. So
+//! wherever the stop is, the walk needs almost all of those bytes anyway, and a log of 1 GiB on a
+//! device that takes 10 ms for a read costs the time of 256 reads instead of 4,096. The distance
+//! does not follow the measured latency: a shorter one would save nothing, and a longer one would
+//! read bytes that are not needed.
 //!
-//! A read that fails is no error yet. When the walk comes to it, it reads what it needs, block for
-//! block, and only an error of that ends the scan. So the scan fails if and only if the device
-//! cannot read bytes that a decision rests on, whatever else was read with them.
+//! A failed read is not an error yet. When the walk reaches it, it reads the bytes that it needs,
+//! block by block, and only an error of that ends the scan. So the scan fails if and only if the
+//! device cannot read bytes on which a decision depends, whatever else was read with them.
 
 use crate::IN_FLIGHT_MAX;
 use crate::RecordLsn;
@@ -72,13 +72,13 @@ use std::cmp::Ordering;
 const BLOCK: u64 = BLOCK_SIZE as u64;
 /// Bytes of a device read. More would not stay in the processor's cache.
 const PIECE: u64 = 256 << 10;
-/// How far reads go ahead of the walk; see "Reading ahead".
+/// How far reads are ahead of the walk; see "Reading ahead".
 const AHEAD: u64 = LOOK_BEYOND;
 const RING_MAX: u64 = kedge_format::superblock::LOG_MAX / BLOCK;
-/// See "How far to look".
+/// See "How far the scan reads beyond the stop".
 const LOOK_BEYOND: u64 = IN_FLIGHT_MAX as u64 * WRITE_BLOCKS_MAX as u64 * BLOCK;
 
-/// What the superblock slot says about the log.
+/// The log as the superblock slot describes it.
 #[derive(Clone, Debug)]
 pub struct ScanConfig {
     pub key: LogKey,
@@ -87,7 +87,7 @@ pub struct ScanConfig {
     pub ring_blocks: u64,
     /// Start of the first write.
     pub from: Lsn,
-    /// The slot's tail: a write that knows of a newer one proves that a newer slot existed.
+    /// The slot's tail: a write with a newer tail proves that a newer slot existed.
     pub slot_tail: Lsn,
 }
 
@@ -106,10 +106,10 @@ pub enum StopReason {
     RingEnd,
 }
 
-/// What a scan found.
+/// The result of a scan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ScanEnd {
-    /// End of the last valid write: where the first write of the next epoch goes.
+    /// End of the last valid write, where the first write of the next epoch starts.
     pub head: Lsn,
     pub writes: u64,
     pub records: u64,
@@ -118,19 +118,19 @@ pub struct ScanEnd {
     pub stop: StopReason,
 }
 
-/// A write's LSN compared with the place at which it lies.
+/// The relation of a write's LSN to its place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Lap {
     /// The LSN of that place in this lap.
     Expected,
-    /// The same place, one or more laps later.
+    /// The LSN of the same place, one or more laps later.
     Later,
     /// Anything else: an earlier lap, or bytes within a record that look like a write.
     Other,
 }
 
-/// What is known about the bytes at a position. A fact that depends on one that is false has no
-/// meaning.
+/// The facts about the bytes at a position. A fact has no meaning if a fact on which it depends is
+/// false.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Facts {
     header: bool,
@@ -244,7 +244,7 @@ pub fn scan(
     config: ScanConfig,
     visit: &mut dyn FnMut(RecordLsn, &[u8]) -> Result<()>,
 ) -> Result<ScanEnd> {
-    // All of it comes from the superblock slot.
+    // All of it is from the superblock slot.
     if !config.from.0.is_multiple_of(BLOCK)
         || config.from.0 > LSN_MAX
         || !(1..=RING_MAX).contains(&config.ring_blocks)
@@ -297,8 +297,8 @@ pub fn scan(
     Ok(end)
 }
 
-/// The frames of a write's payload, up to the first that does not fit into it. Lazy; allocates
-/// nothing.
+/// The frames of a write's payload, up to the first that does not fit into it. Lazy, without
+/// allocation.
 fn frames<'a>(header: &WriteHeader, write: &'a [u8]) -> Frames<'a> {
     Frames { base: header.lsn, write, at: HEADER_SIZE, end: HEADER_SIZE + header.payload_bytes as usize }
 }
@@ -337,11 +337,11 @@ fn frames_divide(header: &WriteHeader, write: &[u8]) -> bool {
 struct Walk<'a> {
     device: &'a dyn Device,
     pieces: ReadAhead<'a>,
-    /// End of the last piece asked for.
+    /// End of the last piece requested.
     asked: Lsn,
-    /// No piece that begins there or later is asked for before it is needed.
+    /// Pieces that begin there or later are requested only when they are needed.
     horizon: Lsn,
-    /// `data_end()` up to here is to be read block for block: the read of the whole has failed.
+    /// `data_end()` up to here must be read block by block, because the read of the whole failed.
     unread: Lsn,
     config: ScanConfig,
     ring: Ring,
@@ -406,12 +406,12 @@ impl<'a> Walk<'a> {
         PIECE.min(self.limit.0 - from.0).min(self.ring.until_end(from))
     }
 
-    /// Adds the next piece to `data`, or notes that it has to be read block for block. `at`: where
-    /// the walk is.
+    /// Adds the next piece to `data`, or records that it has to be read block by block. `at`: the
+    /// position of the walk.
     fn take_piece(&mut self, at: Lsn) -> Result<()> {
         let upto = |ahead: u64| self.horizon.0.min(at.0 + ahead).max(self.data_end().0 + 1);
         let (enough, far) = (upto(AHEAD / 2), upto(AHEAD));
-        // Half of the distance at a time: the device gets batches, and always has work.
+        // Half of the distance at a time, so that the device gets batches and always has work.
         if self.asked.0 < enough {
             let mut reads = Vec::new();
             while self.asked.0 < far {
@@ -422,14 +422,14 @@ impl<'a> Walk<'a> {
             self.pieces.ask(reads);
         }
         let from = self.data_end();
-        match self.pieces.take().expect("what lies ahead was asked for") {
+        match self.pieces.take().expect("pieces ahead of the walk were requested") {
             Ok(buf) => self.data.extend_from_slice(buf.as_bytes()),
             Err(error @ Error::Io { .. }) => {
                 let piece = self.piece(from);
-                tracing::warn!(%error, lsn = %from, "a part of the log is read block for block");
+                tracing::warn!(%error, lsn = %from, "a part of the log is read block by block");
                 self.unread = Lsn(from.0 + piece);
             }
-            // The device as a whole is gone.
+            // The whole device is gone.
             Err(error) => return Err(error),
         }
         Ok(())
@@ -442,7 +442,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Collects the facts about the bytes at `at`. `stop` is where the walk has stopped, or is.
+    /// Collects the facts about the bytes at `at`. `stop` is the stop, or `at` before there is one.
     fn look(&mut self, at: Lsn, stop: Lsn) -> Result<(Facts, Option<WriteHeader>)> {
         let mut facts = Facts {
             header: false,

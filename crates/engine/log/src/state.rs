@@ -1,4 +1,4 @@
-//! The state under the log's mutex, and the transitions that several of the verbs use.
+//! The state under the log's mutex, and the transitions that several operations of the log share.
 
 use crate::backing::Backing;
 use crate::batch::{Batch, Write};
@@ -13,12 +13,12 @@ use kedge_format::logwrite::WRITE_BLOCKS_MAX;
 use std::collections::VecDeque;
 use std::thread::JoinHandle;
 
-/// An asynchronous force's continuation.
+/// The continuation of an asynchronous force.
 pub(crate) type Callback = Box<dyn FnOnce(Result<()>) + Send>;
 
 struct InFlight {
     end: Lsn,
-    /// Forces it answers.
+    /// Number of forces that it completes.
     forces: u32,
     done: bool,
 }
@@ -28,13 +28,13 @@ pub(crate) struct State {
     pub in_flight_max: usize,
     pub batch_bytes_max: usize,
 
-    /// Takes appends.
+    /// The batch that takes appends.
     pub open: Batch,
-    /// Full, not yet handed to a leader; in LSN order, right before `open`.
+    /// Full batches not yet handed to a leader; in LSN order, right before `open`.
     pub sealed: VecDeque<Batch>,
-    /// Handed to leaders, in LSN order, right before `sealed`. A completed one keeps its slot until
-    /// all before it are completed. So no write starts more than `in_flight_max` writes after the
-    /// durable prefix. Recovery relies on this.
+    /// Batches handed to leaders, in LSN order, right before `sealed`. A completed one keeps its
+    /// slot until all before it are completed. So no write starts more than `in_flight_max` writes
+    /// after the durable prefix. Recovery relies on this.
     in_flight: VecDeque<InFlight>,
     /// End of the last batch handed to a leader.
     pub taken: Lsn,
@@ -51,15 +51,15 @@ pub(crate) struct State {
 
     /// Forces that wait, by target.
     pub waiters: VecDeque<ForceWaiter>,
-    /// Answers to asynchronous forces, for the writer threads to deliver.
+    /// Results of asynchronous forces, for the writer threads to deliver.
     pub answers: VecDeque<(Callback, Result<()>)>,
 
     /// Why the log was shut down.
     pub dead: Option<Error>,
-    /// Writer threads finish and end, and no more are started.
+    /// Writer threads finish and end, and no further ones are started.
     pub stopping: bool,
     pub threads: Vec<JoinHandle<()>>,
-    /// The number of `threads` that wait for work, or are about to look for it for the first time.
+    /// The number of `threads` that wait for work, or are about to check for it for the first time.
     pub threads_waiting: usize,
     /// Buffers of completed writes, to spare allocation and page faults.
     pool: Vec<IoBuf>,
@@ -95,7 +95,7 @@ impl State {
         self.in_flight.len()
     }
 
-    /// Forces that writes under way will answer.
+    /// Number of forces that the writes in flight will complete.
     pub(crate) fn forces_in_flight(&self) -> u32 {
         self.in_flight.iter().filter(|w| !w.done).map(|w| w.forces).sum()
     }
@@ -129,8 +129,8 @@ impl State {
         }
         let batch = self.close_open();
         if self.dead.is_some() {
-            // It will never be written, and the queue of sealed batches must not grow without
-            // bound.
+            // The batch will never be written, and the queue of sealed batches must not grow
+            // without bound.
             self.drop_sealed(batch);
         } else {
             self.sealed.push_back(batch);
@@ -154,14 +154,14 @@ impl State {
         batch.into_write(epoch, self.tail, self.durable)
     }
 
-    /// A leader is done with its write, whether it succeeded or not.
+    /// Ends a leader's write, whether it succeeded or not.
     pub(crate) fn leave(&mut self, write: Write) {
         self.staged -= write.buf.len() as u64;
         self.recycle(write.buf);
     }
 
-    /// A write that ends at `end` is on the device: moves the durable prefix and answers the forces
-    /// it reaches.
+    /// Records that a write ending at `end` is on the device: advances the durable prefix and
+    /// completes the forces that it reaches.
     pub(crate) fn complete(&mut self, end: Lsn, wake: &mut Wake) {
         let slot = self.in_flight.iter_mut().find(|w| w.end == end).expect("a write in flight is listed");
         slot.done = true;
@@ -188,7 +188,7 @@ impl State {
         }
     }
 
-    /// Latches shutdown, unless it is latched already. Forces that wait get `to_waiters`.
+    /// Latches shutdown, unless it is latched already. Waiting forces get `to_waiters`.
     pub(crate) fn latch(&mut self, reason: &Error, to_waiters: &Error, wake: &mut Wake) {
         if self.dead.is_some() {
             return;

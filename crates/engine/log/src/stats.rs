@@ -32,8 +32,8 @@ impl ForceCause {
         ForceCause::Close,
     ];
 
-    /// Whether an operation waits for durability or the commit interval is over. For these jbd2
-    /// commits a transaction.
+    /// Whether the force is for durability that an operation requested, or for the commit interval.
+    /// For these jbd2 commits a transaction.
     pub(crate) const fn is_commit(self) -> bool {
         !matches!(self, ForceCause::Space | ForceCause::Checkpoint)
     }
@@ -56,7 +56,7 @@ impl ForceCause {
 /// The times of one log write's stages, on the log's clock.
 #[derive(Clone, Copy, Debug)]
 pub struct WriteTimes {
-    /// Everything below is durable by this write and those before it.
+    /// This write and those before it have made everything below durable.
     pub end: Lsn,
     pub began: Duration,
     /// When the barrier returned.
@@ -64,7 +64,7 @@ pub struct WriteTimes {
     pub done: Duration,
 }
 
-/// Writes remembered: more than complete while one fsync returns.
+/// Number of writes kept: more than complete while one fsync returns.
 const RECENT: usize = 64;
 
 /// The last writes, in order of completion.
@@ -89,8 +89,8 @@ impl Recent {
     pub(crate) fn covering(&self, target: Lsn) -> Option<WriteTimes> {
         let recent = self.0.lock();
         let oldest_end = recent.iter().map(|w| w.end).min()?;
-        // The write that reached the target may be forgotten already. A later one would be the
-        // wrong answer.
+        // The write that reached the target may be dropped from the list already. A later one would
+        // be a wrong result.
         let known = oldest_end < target || recent.len() < RECENT;
         known.then(|| recent.iter().filter(|w| w.end >= target).min_by_key(|w| w.end).copied()).flatten()
     }
@@ -105,9 +105,9 @@ pub struct LogStats {
     pub writes: Counter,
     /// Wake-ups of writer threads.
     pub writer_wakes: Counter,
-    /// Writes that were asked for by an operation, a sync or the commit timer, before they began.
+    /// Writes that an operation, a sync or the commit timer had requested before they began.
     pub commits: Counter,
-    /// Of these, the ones that not only the timer asked for.
+    /// Of these, the writes that not only the timer requested.
     pub commits_requested: Counter,
     pub records: Counter,
     /// Bytes of records, without frames.
@@ -118,7 +118,7 @@ pub struct LogStats {
     pub barriers: Counter,
     /// Records per write.
     pub group_records: Histogram,
-    /// Forces per write whose target lay in it.
+    /// Forces per write whose target was in it.
     pub group_forces: Histogram,
     /// Barrier, sealing and device write together.
     pub write_latency: Histogram,

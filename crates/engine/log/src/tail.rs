@@ -1,23 +1,24 @@
-//! The tail advances after a checkpoint. Free space lies between the head and the tail's next lap.
+//! The tail, which advances after a checkpoint. Free space is between the head and the tail's next
+//! lap.
 
 use crate::Log;
 use crate::wait::Wake;
 use kedge_base::Lsn;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-/// How full the ring is.
+/// The use of the ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct LogSpace {
     pub ring_bytes: u64,
-    /// Between the tail and the padded end of the open batch.
+    /// Bytes between the tail and the padded end of the open batch.
     pub used_bytes: u64,
-    /// Held by reservations.
+    /// Bytes held by reservations.
     pub reserved_bytes: u64,
-    /// The most that they held at once since the log was opened.
+    /// The most bytes that they held at once since the log was opened.
     pub reserved_bytes_max: u64,
     /// Promised to records for which there is no reservation yet.
     pub promised_bytes: u64,
-    /// What none of these takes, in percent of the ring, rounded down.
+    /// The rest of the ring in percent, rounded down.
     pub free_percent: u8,
 }
 
@@ -37,7 +38,7 @@ impl Log {
         Lsn(self.shared.tail.load(Acquire))
     }
 
-    /// Frees the space below `lsn`. Call it when a superblock slot that names `lsn` as its tail is
+    /// Frees the space below `lsn`. Called once a superblock slot that names `lsn` as its tail is
     /// durable. From now on the bytes may be overwritten, and recovery takes a log write with a
     /// newer tail than the slot's as proof of a lost slot. An `lsn` below the present tail changes
     /// nothing.
@@ -67,9 +68,8 @@ impl Log {
         wake.fire(&self.shared.writers);
     }
 
-    /// Changes by `delta` the bytes promised to records that will come through later
-    /// [`crate::ReserveClass::Reclaim`] reservations. Count [`crate::RECORD_OVERHEAD`] for each
-    /// record.
+    /// Changes by `delta` the bytes promised to records of later [`crate::ReserveClass::Reclaim`]
+    /// reservations. Count [`crate::RECORD_OVERHEAD`] for each record.
     pub fn promise(&self, delta: i64) {
         let mut wake = Wake::default();
         let mut state = self.shared.state.lock();
@@ -84,8 +84,8 @@ impl Log {
         wake.fire(&self.shared.writers);
     }
 
-    /// Bytes that a normal reservation could take a moment ago. Takes no lock, because it is read
-    /// after each operation.
+    /// Bytes that a normal reservation could take at the last update. Takes no lock, because it is
+    /// read after each operation.
     pub fn free_bytes(&self) -> u64 {
         self.shared.free.load(Acquire)
     }

@@ -1,8 +1,8 @@
-//! One sleeping thread, woken by the thread that has its answer.
+//! One sleeping thread, woken by the thread that has its result.
 //!
-//! Each waiter has a parker of its own. A completed write wakes exactly the waiters that it
-//! answers, and one more to lead the next write. One condition variable for all was the
-//! alternative: its broadcast would wake every waiter, and most of them would go back to sleep.
+//! Each waiter has a parker of its own. A completed write wakes exactly the waiters whose force it
+//! completes, and one more to lead the next write. The alternative, one condition variable for all,
+//! would wake every waiter by its broadcast, and most of them would go back to sleep.
 
 use kedge_base::Result;
 use kedge_base::lock::{Condvar, Mutex, Rank};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) enum Signal {
-    /// There may be a batch to write and a free slot: look again.
+    /// There may be a batch to write and a free slot: check again.
     Look,
     /// The wait is over.
     Done(Result<()>),
@@ -26,7 +26,7 @@ impl Parker {
         Arc::new(Parker { signal: Mutex::new(Rank::Leaf, None), woken: Condvar::new() })
     }
 
-    /// A signal stays until it is taken; an answer is never overwritten.
+    /// A signal stays until it is taken; a result is never overwritten.
     pub(crate) fn signal(&self, signal: Signal) {
         let mut slot = self.signal.lock();
         if !matches!(*slot, Some(Signal::Done(_))) {
@@ -61,11 +61,11 @@ impl Parker {
 #[derive(Default)]
 pub(crate) struct Wake {
     pub signals: Vec<(Arc<Parker>, Signal)>,
-    /// A writer thread has to lead a write.
+    /// A writer thread must lead a write.
     pub writer: bool,
-    /// There are answers for a writer thread to deliver.
+    /// A writer thread must deliver results.
     pub answers: bool,
-    /// Every writer thread has to look.
+    /// Every writer thread must check for work.
     pub writers_all: bool,
 }
 

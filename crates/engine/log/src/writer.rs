@@ -1,12 +1,12 @@
 //! Writer threads: they write full batches, lead writes for asynchronous forces and call their
 //! callbacks.
 //!
-//! The thread that wrote delivers the answer. Another one is woken for it if a thread that forces
-//! the log and waits has written, and helps if there are several answers.
+//! The thread that wrote delivers the results. Another thread is woken for that if the write was
+//! led by a thread that forces the log and waits, and helps if there are several results.
 //!
-//! A thread that takes up work makes sure that another one waits for the next, and starts it if
-//! need be. There is at most one thread more than there may be writes in flight. So an answer never
-//! waits for a device write to finish, and a mount that needs one thread has one.
+//! A thread that takes up work ensures that another one waits for the next, and starts it if
+//! necessary. There is at most one thread more than there may be writes in flight. So the delivery
+//! of a result never waits for a device write to finish, and a mount that needs one thread has one.
 
 use crate::Shared;
 use crate::force::{Leader, stopped};
@@ -15,8 +15,8 @@ use crate::wait::Wake;
 use kedge_base::{Error, spawn_named, without_panic};
 use std::sync::Arc;
 
-/// Starts the first writer thread. If that fails, shutdown is latched, because nothing would answer
-/// asynchronous forces.
+/// Starts the first writer thread. If that fails, shutdown is latched, because no thread could
+/// complete asynchronous forces.
 pub(crate) fn start(shared: &Arc<Shared>) {
     let started = start_one(shared, &mut shared.state.lock());
     if let Err(error) = started {
@@ -33,7 +33,7 @@ fn start_one(shared: &Arc<Shared>, state: &mut State) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Called by a thread that takes up work: makes sure that another one waits.
+/// Called by a thread that takes up work: ensures that another one waits.
 fn leave_one_waiting(shared: &Arc<Shared>, state: &mut State) {
     let wanted = state.in_flight_max + 1;
     if state.threads_waiting > 0 || state.stopping || state.threads.len() >= wanted {
@@ -45,8 +45,8 @@ fn leave_one_waiting(shared: &Arc<Shared>, state: &mut State) {
     }
 }
 
-/// A panic shuts the log down, and the thread goes on, because the waiting forces still need their
-/// answers. It cannot panic for ever: a log that is shut down writes nothing, and an answer is
+/// A panic shuts the log down, and the thread continues, because the waiting forces still need
+/// their results. It cannot panic forever: a log that is shut down writes nothing, and a result is
 /// taken from the queue before it is delivered.
 fn run(shared: &Arc<Shared>) {
     shared.state.lock().threads_waiting -= 1;
@@ -73,7 +73,8 @@ fn serve(shared: &Arc<Shared>) {
             let write = shared.take(&mut state, &mut wake);
             drop(state);
             wake.fire(&shared.writers);
-            // A failure is latched, and every waiter has got it. There is no other caller to tell.
+            // A failure is latched, and every waiter has got it. There is no other caller to report
+            // it to.
             let _latched = shared.write(write, Leader::Writer);
             state = shared.state.lock();
         } else if state.stopping && state.is_drained() {
@@ -88,14 +89,15 @@ fn serve(shared: &Arc<Shared>) {
 }
 
 impl State {
-    /// A writer thread has nothing left to do, now or when a write in flight completes.
+    /// Whether a writer thread has nothing left to do, neither now nor when a write in flight
+    /// completes.
     fn is_drained(&self) -> bool {
         self.answers.is_empty() && self.sealed.is_empty() && (self.dead.is_some() || self.in_flight() == 0)
     }
 }
 
 /// Lets the threads finish, joins them and shuts the log down. A callback may drop the last handle
-/// of a log, so the caller can itself be a writer thread. That one is not joined.
+/// of a log, so the caller can itself be a writer thread, which is not joined.
 pub(crate) fn stop(shared: &Shared) {
     let threads = {
         let mut state = shared.state.lock();

@@ -1,5 +1,5 @@
-//! Random logs, cut off at random moments: a scan returns exactly a prefix of what was appended,
-//! and all that was forced.
+//! Random logs, cut off at random moments: a scan returns exactly a prefix of the appended records,
+//! with all that were forced.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -35,7 +35,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// One mount: what it appended, what it forced, and the tail its "superblock" names.
+/// One mount: its appended records, its forces, and the tail in its "superblock".
 struct Mount {
     log: Arc<Log>,
     appended: Vec<Found>,
@@ -202,7 +202,8 @@ fn worker(t: u64, log: &Log, tail: &kedge_base::lock::Mutex<Lsn>, rng: &mut StdR
         let len = if rng.random_bool(0.02) { rng.random_range(1..100_000) } else { rng.random_range(1..300) };
         let Ok(reservation) = log.try_reserve(len as u64, ReserveClass::Normal) else { break };
         let Some(mut reservation) = reservation else {
-            // The "superblock" is the mutex: it names the tail before the log may use the space.
+            // The mutex stands for the superblock: it names the tail before the log may use the
+            // space.
             let mut slot = tail.lock();
             let cut = log.durable_lsn().min(log.head_lsn());
             if log.force(cut, ForceCause::Space).is_err() {

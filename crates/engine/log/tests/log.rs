@@ -1,4 +1,4 @@
-//! The log's verbs one by one, and its behaviour when something fails.
+//! The log's operations one by one, and its behaviour after failures.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods)]
 
 mod common;
@@ -64,7 +64,7 @@ fn records_lie_where_append_says_and_come_back_in_order() {
     assert_eq!(end.stop, StopReason::NoWrite);
 }
 
-/// What jbd2 counts as transactions, and as requested ones.
+/// The writes that jbd2 counts as transactions, and as requested ones.
 #[test]
 fn commits_are_the_writes_that_somebody_asked_for() {
     let s = setup(4 * MIB);
@@ -82,7 +82,7 @@ fn commits_are_the_writes_that_somebody_asked_for() {
             u64::from(!matches!(cause, ForceCause::Space | ForceCause::Checkpoint | ForceCause::CommitTimer));
         assert_eq!(counts(), wanted, "{cause:?}");
     }
-    // Full batches go out unasked.
+    // Full batches are written without a request.
     for _ in 0..2 {
         append(&log, &[7; RECORD_MAX / 2 + 1]);
     }
@@ -195,13 +195,13 @@ fn async_forces_are_answered_from_a_writer_thread() {
     seen.sort_unstable();
     assert_eq!(seen, (0..50).collect::<Vec<_>>());
     assert!(log.durable_lsn() >= *ends.last().unwrap());
-    // Durable already: answered at once, here.
+    // Durable already: the callback runs at once, in this thread.
     let done = move |r: Result<()>| sender.send((99, r.is_ok(), std::thread::current().id())).unwrap();
     log.force_async(ends[0], ForceCause::Fsync, Box::new(done));
     assert_eq!(receiver.try_recv().unwrap(), (99, true, me));
 }
 
-/// The thread that wrote also answers: an asynchronous force wakes one thread, not two.
+/// The thread that wrote also delivers: an asynchronous force wakes one thread, not two.
 #[test]
 fn an_async_force_wakes_one_writer_thread() {
     const FORCES: u64 = 200;
@@ -214,7 +214,7 @@ fn an_async_force_wakes_one_writer_thread() {
         log.force_async(at.end, ForceCause::Fsync, Box::new(move |r| sender.send(r).unwrap()));
         receiver.recv().unwrap().unwrap();
     }
-    // Threads that start, and one that was not asleep yet when it was woken.
+    // Threads that start, and a thread that was woken before it slept.
     let wakes = log.stats().writer_wakes.get();
     assert!(wakes <= FORCES + FORCES / 4, "{wakes} wake-ups for {FORCES} forces");
 }
@@ -402,7 +402,7 @@ fn a_waiting_reservation_asks_for_space_and_wakes_when_the_tail_moves() {
     assert_eq!(log.stats().space_stalls.snapshot().count, 1);
 }
 
-/// The threads that asked for space.
+/// The threads that requested space.
 struct Asking(kedge_base::lock::Mutex<std::collections::HashSet<std::thread::ThreadId>>);
 
 impl SpacePressure for Asking {
@@ -430,7 +430,7 @@ fn waiting_reservations_are_served_in_order() {
             order.lock().push(i);
             drop(r);
         }));
-        // It asks for space once it is queued, so the next one comes after it.
+        // Each thread requests space once it is queued, so the next one is queued after it.
         until(|| asking.0.lock().len() as u64 == i + 1);
     }
     drop(all);
@@ -488,7 +488,7 @@ fn many_threads_share_writes() {
     assert_eq!((end.records, found.len(), end.writes), (800, 800, stats.writes.get()));
 }
 
-/// A failing test must not leave the log's threads in a blocked write for ever.
+/// A failing test must not leave the log's threads in a blocked write forever.
 struct Release(Arc<MemDevice>);
 
 impl Drop for Release {
@@ -512,7 +512,7 @@ fn writes_complete_in_any_order_and_are_acknowledged_in_lsn_order() {
     force(0);
     until(|| s.device.writes() == 1);
     // The blocked write leaves three slots. Later writes that complete do not free theirs, however
-    // many forces come.
+    // many forces arrive.
     for i in 1..40 {
         force(i);
         std::thread::sleep(Duration::from_millis(1));
@@ -530,7 +530,7 @@ fn writes_complete_in_any_order_and_are_acknowledged_in_lsn_order() {
     assert_eq!(s.scan(s.device.image(), Lsn(0)).unwrap().1.len(), 40);
 }
 
-/// Appends a record of its own whenever it is called: one that no barrier has covered yet.
+/// Appends a record of its own at each call, which no barrier has covered yet.
 struct Meddler {
     device: Arc<MemDevice>,
     log: std::sync::OnceLock<std::sync::Weak<Log>>,
@@ -580,7 +580,7 @@ fn a_failed_write_latches_shutdown_and_wakes_everyone() {
         let log = log.clone();
         spawn(move || log.reserve(500_000, ReserveClass::Normal).map(drop))
     };
-    // Eight forces, more than slots: leaders, waiters and a callback.
+    // Eight forces, more than there are slots: leaders, waiters and a callback.
     s.device.fail_write(0);
     let (sender, receiver) = mpsc::channel();
     let threads: Vec<_> = (0..8)
@@ -595,8 +595,7 @@ fn a_failed_write_latches_shutdown_and_wakes_everyone() {
         .collect();
     let at = log.append(&mut early, &[2; 100]);
     log.force_async(at.end, ForceCause::Fsync, Box::new(move |r| sender.send(r).unwrap()));
-    // The leader and the forces that it would have answered get the device's error. Later calls get
-    // the shutdown.
+    // The leader and the forces of its write get the device's error. Later calls get the shutdown.
     let mut errors: Vec<Error> = threads.into_iter().map(|t| t.join().unwrap().unwrap_err()).collect();
     errors.push(receiver.recv().unwrap().unwrap_err());
     assert!(errors.iter().any(|e| matches!(e, Error::Io { .. })), "{errors:?}");
@@ -604,7 +603,7 @@ fn a_failed_write_latches_shutdown_and_wakes_everyone() {
     assert!(matches!(stuck.join().unwrap(), Err(Error::Shutdown(_))));
     assert!(matches!(log.shutdown_reason(), Some(Error::Io { .. })));
 
-    // Afterwards nothing is accepted, hangs or is written.
+    // Afterwards no call is accepted or hangs, and nothing is written.
     let writes = s.device.writes();
     assert!(matches!(log.force(Lsn(0), ForceCause::Fsync), Err(Error::Shutdown(_))));
     assert!(matches!(log.reserve(1, ReserveClass::Reclaim), Err(Error::Shutdown(_))));
@@ -629,7 +628,7 @@ fn a_failed_barrier_is_a_failed_write() {
     assert_eq!(s.device.writes(), 0);
 }
 
-/// Shuts its log down, as a caller does that cannot apply the record it has appended.
+/// Shuts its log down, like a caller that cannot apply the record that it has appended.
 struct Revoking(parking_lot::Mutex<std::sync::Weak<Log>>);
 
 impl kedge_log::Barrier for Revoking {
@@ -679,7 +678,7 @@ fn a_panic_in_a_write_is_told_to_all_who_wait() {
     log.stop();
 }
 
-/// The threads that deliver answers outlive a callback that panics: the later callbacks are still
+/// The threads that deliver results survive a callback that panics: the later callbacks are still
 /// called, with the error.
 #[test]
 fn a_panic_in_a_callback_shuts_the_log_down_and_the_other_callbacks_are_called() {
@@ -691,7 +690,7 @@ fn a_panic_in_a_callback_shuts_the_log_down_and_the_other_callbacks_are_called()
     let reason = log.shutdown_reason().unwrap().to_string();
     assert!(reason.contains("a panic in a thread of the log: the callback panics"), "{reason}");
 
-    // Many at once, so that each of the threads has to deliver answers after a panic of its own.
+    // Many at once, so that each of the threads has to deliver results after a panic of its own.
     let log = s.open(Lsn(0), Lsn(0));
     let (send, told) = mpsc::channel();
     s.device.hold_write(0);

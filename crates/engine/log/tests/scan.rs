@@ -40,7 +40,7 @@ fn is_corrupt(result: Result<(kedge_log::ScanEnd, Vec<common::Found>)>, words: &
     }
 }
 
-/// Puts a write of one record at `header.lsn` into an image, or elsewhere.
+/// Puts a write of one record into an image, at `header.lsn` or elsewhere.
 fn put(s: &Setup, image: &mut [u8], place: Lsn, header: WriteHeader, record: &[u8]) {
     let mut buf = IoBuf::zeroed(header.blocks as usize);
     let bytes = buf.as_mut_bytes();
@@ -139,7 +139,7 @@ fn the_proof_of_a_loss_is_found_as_far_away_as_it_can_lie() {
 #[test]
 fn a_newer_epoch_proves_a_lost_superblock_slot() {
     let s = written(64, Lsn(0), &[&[10], &[10]]);
-    // Where the log goes on, and beyond the stop.
+    // Where the log continues, and beyond the stop.
     for block in [2, 7] {
         let mut image = s.device.image();
         let newer = WriteHeader { epoch: Epoch(2), ..header(block * BLOCK, block * BLOCK) };
@@ -217,7 +217,7 @@ fn a_full_ring_ends_at_its_end() {
         let at = log.append(&mut r, &[1; 10]);
         log.force(at.end, ForceCause::Fsync).unwrap();
     }
-    // The reserves of the classes leave a part of the ring unused. It is filled by hand here.
+    // The reserves of the classes leave a part of the ring unused, which is filled by hand here.
     let mut image = s.device.image();
     let mut writes = (log.durable_lsn().0 - 5 * BLOCK) / BLOCK;
     assert!(writes > 0 && writes < 32, "{writes}");
@@ -259,7 +259,7 @@ fn nonsense_from_a_slot_is_an_error() {
     assert!(s.scan(s.device.image(), Lsn(0)).is_err());
 }
 
-/// Random bytes in the place of log writes never panic a scan.
+/// Random bytes in place of log writes never make a scan panic.
 #[test]
 fn garbage_is_no_log() {
     use rand::{Rng, SeedableRng};
@@ -284,7 +284,7 @@ fn garbage_is_no_log() {
 const PIECE: u64 = 256 << 10;
 const AHEAD: u64 = 4 << 20;
 
-/// A log whose writes fill `ring_blocks` from `start` on but for `free` blocks, in memory.
+/// A log in memory whose writes fill all of `ring_blocks` from `start` on except `free` blocks.
 fn nearly_full(ring_blocks: u64, start: u64, free: u64) -> (Setup, kedge_device::MemDevice) {
     let s = Setup::new(MemDevice::new(RING_START as usize, 1));
     let s = Setup { ring_blocks, ..s };
@@ -346,14 +346,14 @@ fn a_bad_block_fails_the_scan_only_where_a_decision_rests_on_it() {
         device.set_plan(FaultPlan::new(1).bad_range(OpKind::Read, place..place + BLOCK, 5));
         (s.scan_device(&device, Lsn(0)), device.struck())
     };
-    // Read along with the last ones that are needed, and not needed.
+    // Read along with the last blocks that are needed, but not needed.
     let (result, struck) = scan(last + 1);
     let (end, found) = result.unwrap();
     assert_eq!((end.head, found.len(), struck), (Lsn(stop * BLOCK), 5, 1));
     // Not read at all.
     let (result, struck) = scan(last + 2 * PIECE / BLOCK);
     assert_eq!((result.unwrap().0.head, struck), (Lsn(stop * BLOCK), 0));
-    // A record, the stop, and what may prove a loss.
+    // A record, the stop, and a block that may prove a loss.
     for bad in [0, 200, 999, stop, stop + 1, last] {
         let (result, struck) = scan(bad);
         assert!(matches!(result, Err(Error::Io { .. })), "block {bad}: {result:?}");

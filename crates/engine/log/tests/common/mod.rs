@@ -1,7 +1,7 @@
 //! A block device in memory for the log's tests and its benchmark.
 //!
 //! `medium` is what survives. A plain write stays in `pending` until a flush; a FUA write is on the
-//! medium when it returns. A crash freezes the medium at one moment. Of each write then under way
+//! medium when it returns. A crash freezes the medium at one moment. Of each write then in flight
 //! any subset of sectors arrives, and later requests fail.
 #![allow(dead_code, clippy::disallowed_methods)]
 
@@ -18,7 +18,7 @@ pub const SECTOR: usize = 512;
 struct Inner {
     medium: Vec<u8>,
     pending: Vec<(usize, Vec<u8>)>,
-    /// FUA writes under way: id, offset, bytes.
+    /// FUA writes in flight: id, offset, bytes.
     under_way: Vec<(u64, usize, Vec<u8>)>,
     writes: u64,
     flushes: u64,
@@ -35,12 +35,12 @@ struct Inner {
 pub struct Host {
     /// By block of the device.
     pub backed: Vec<bool>,
-    /// Blocks that it has free.
+    /// Number of its free blocks.
     pub room: usize,
 }
 
 impl Host {
-    /// Takes the blocks of a write, or nothing.
+    /// Allocates the blocks of a write, or none.
     fn take(&mut self, offset: u64, len: usize) -> bool {
         let first = offset as usize / BLOCK_SIZE;
         let blocks = &mut self.backed[first..first + len / BLOCK_SIZE];
@@ -102,7 +102,7 @@ impl MemDevice {
         })
     }
 
-    /// From now on the device is a sparse file on this host.
+    /// Makes the device a sparse file on this host.
     pub fn put_on(&self, host: Host) {
         self.inner.lock().host = Some(host);
     }
@@ -111,19 +111,19 @@ impl MemDevice {
         look(self.inner.lock().host.as_mut().expect("it is on one"))
     }
 
-    /// The `n`-th write from now on fails (0: the next). Nothing of it reaches the medium.
+    /// Makes the `n`-th write from now on fail (0: the next). Nothing of it reaches the medium.
     pub fn fail_write(&self, n: u64) {
         let mut inner = self.inner.lock();
         inner.fail_at = Some(inner.writes + n);
     }
 
-    /// Power is cut during the `n`-th write from now on.
+    /// Cuts the power during the `n`-th write from now on.
     pub fn crash_in_write(&self, n: u64) {
         let mut inner = self.inner.lock();
         inner.crash_at = Some(inner.writes + n);
     }
 
-    /// The `n`-th write from now on does not complete until [`MemDevice::release`].
+    /// Holds the `n`-th write from now on until [`MemDevice::release`].
     pub fn hold_write(&self, n: u64) {
         let mut inner = self.inner.lock();
         inner.held = Some(inner.writes + n);
@@ -134,12 +134,12 @@ impl MemDevice {
         self.released.notify_all();
     }
 
-    /// Power is cut now.
+    /// Cuts the power now.
     pub fn crash(&self) {
         self.inner.lock().freeze();
     }
 
-    /// What a mount after the crash finds (or the medium as it is).
+    /// The image that a mount after the crash finds (without a crash, the present medium).
     pub fn image(&self) -> Vec<u8> {
         self.inner.lock().medium.clone()
     }
@@ -198,7 +198,7 @@ impl Device for MemDevice {
         &self.geometry
     }
 
-    /// Recovery reads in batches. The log writes by itself.
+    /// Recovery reads in batches; the log itself writes synchronously.
     fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
         for Request { tag, offset, mut op } in batch {
             let result = match &mut op {
@@ -290,7 +290,7 @@ impl Device for MemDevice {
     }
 }
 
-/// A barrier that counts and can be told to fail.
+/// A barrier that counts its calls and fails on request.
 #[derive(Default)]
 pub struct CountingBarrier {
     pub calls: std::sync::atomic::AtomicU64,
