@@ -187,7 +187,7 @@ impl<G: DerefMut> DerefMut for Ranked<G> {
 /// passes its other work on before it waits. Locks of the other ranks are held so briefly that
 /// passing on would cost more.
 #[inline]
-fn patiently<G>(rank: Rank, try_take: impl FnOnce() -> Option<G>, take: impl FnOnce() -> G) -> G {
+fn take_or_pass_on<G>(rank: Rank, try_take: impl FnOnce() -> Option<G>, take: impl FnOnce() -> G) -> G {
     if !rank.may_wait_for_io() {
         return take();
     }
@@ -219,7 +219,7 @@ impl<T> Mutex<T> {
 
     pub fn lock(&self) -> MutexGuard<'_, T> {
         held::acquire(self.rank, self.order);
-        let guard = patiently(self.rank, || self.inner.try_lock(), || self.inner.lock());
+        let guard = take_or_pass_on(self.rank, || self.inner.try_lock(), || self.inner.lock());
         Ranked { guard: Some(guard), rank: self.rank, order: self.order }
     }
 
@@ -293,13 +293,13 @@ impl<T> RwLock<T> {
 
     pub fn read(&self) -> ReadGuard<'_, T> {
         held::acquire(self.rank, self.order);
-        let guard = patiently(self.rank, || self.inner.try_read(), || self.inner.read());
+        let guard = take_or_pass_on(self.rank, || self.inner.try_read(), || self.inner.read());
         Ranked { guard: Some(guard), rank: self.rank, order: self.order }
     }
 
     pub fn write(&self) -> WriteGuard<'_, T> {
         held::acquire(self.rank, self.order);
-        let guard = patiently(self.rank, || self.inner.try_write(), || self.inner.write());
+        let guard = take_or_pass_on(self.rank, || self.inner.try_write(), || self.inner.write());
         Ranked { guard: Some(guard), rank: self.rank, order: self.order }
     }
 
