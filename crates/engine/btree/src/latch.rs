@@ -117,7 +117,7 @@ impl<T> Latch<T> {
 
     /// [`Latch::read`] without statistics, for the pointer to the root in a tree that holds paths:
     /// btrfs reads that pointer without a latch.
-    pub(crate) fn glance<R>(&self, f: impl FnOnce(&T) -> R) -> R {
+    pub(crate) fn read_uncounted<R>(&self, f: impl FnOnce(&T) -> R) -> R {
         let ping = self.ping.as_deref().expect("only trees with this kind of latch hold paths");
         let _grip = Grip::take(ping, Mode::Read);
         // SAFETY: `_grip` holds this latch's lock.

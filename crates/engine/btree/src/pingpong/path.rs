@@ -170,7 +170,7 @@ impl Tree {
 
     /// The root, which covered the key when it was read.
     fn root_by_pointer(&self, watch: &LatchWatch<'_>, key: &Key) -> Result<Option<Arc<Frame>>> {
-        match self.anchor.latch.glance(|anchor| anchor.route(key)) {
+        match self.anchor.latch.read_uncounted(|anchor| anchor.route(key)) {
             Route::Child(root) => Ok(Some(root)),
             Route::Missing(root) => self.load(watch, &self.anchor, key, root),
             Route::Stale => Ok(None),
