@@ -27,11 +27,11 @@ use std::sync::Arc;
 
 pub struct ReadAhead<'a> {
     device: &'a dyn Device,
-    answers: Arc<Answers>,
+    answers: Arc<Completions>,
 }
 
 #[derive(Default)]
-struct Answers {
+struct Completions {
     window: Mutex<Window>,
     came: Condvar,
 }
@@ -50,7 +50,7 @@ struct Slot {
     answer: Option<Result<IoBuf>>,
 }
 
-impl CompletionSink for Answers {
+impl CompletionSink for Completions {
     fn complete(&self, completion: Completion) {
         let mut window = self.window.lock();
         // Only completed reads leave the window.

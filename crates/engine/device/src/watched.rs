@@ -161,7 +161,7 @@ impl Drop for Noted<'_> {
 
 /// The sink of a batch towards the device; forwards to the caller's sink. Towards the device a
 /// request's tag is its place in the batch.
-struct Answers {
+struct WatchedSink {
     sink: Arc<dyn CompletionSink>,
     notes: Arc<Notes>,
     /// Where its times are sampled. `None` if they are not.
@@ -203,7 +203,7 @@ impl Times {
     }
 }
 
-impl CompletionSink for Answers {
+impl CompletionSink for WatchedSink {
     fn complete(&self, completion: Completion) {
         let place = completion.tag;
         let took = self.notes.end(self.first + place);
@@ -222,7 +222,7 @@ impl CompletionSink for Answers {
     }
 }
 
-impl Drop for Answers {
+impl Drop for WatchedSink {
     /// A device that panics in the middle of a batch leaves requests that never complete.
     fn drop(&mut self) {
         if *self.unanswered.get_mut() > 0 {
@@ -249,7 +249,7 @@ impl WatchedDevice {
         let unanswered = AtomicUsize::new(batch.len());
         let first = self.notes.begin(&ops);
         let notes = self.notes.clone();
-        let answers = Answers { sink, notes, latency, first, tags, unanswered, times: Mutex::default() };
+        let answers = WatchedSink { sink, notes, latency, first, tags, unanswered, times: Mutex::default() };
         (batch, Arc::new(answers))
     }
 }

@@ -116,16 +116,17 @@ impl Talk<'_> {
         data.extend(1u16.to_be_bytes());
         data.extend(INFO_BLOCK_SIZE.to_be_bytes());
         self.ask(OPT_GO, &data)?;
-        let (mut told, mut payload_max) = (None, PAYLOAD_MAX);
+        let (mut export_info, mut payload_max) = (None, PAYLOAD_MAX);
         for _ in 0..REPLIES_MAX {
             let (kind, data) = self.reply(OPT_GO)?;
             match kind {
                 REP_ACK => {
-                    let (size, flags) = told.ok_or("the server does not state the size of the export")?;
+                    let (size, flags) =
+                        export_info.ok_or("the server does not state the size of the export")?;
                     return Ok((size, flags, whole_blocks(payload_max)));
                 }
                 REP_INFO if data.len() >= 2 => match (u16_at(&data, 0), data.len()) {
-                    (INFO_EXPORT, 12) => told = Some((u64_at(&data, 2), u16_at(&data, 10))),
+                    (INFO_EXPORT, 12) => export_info = Some((u64_at(&data, 2), u16_at(&data, 10))),
                     (INFO_BLOCK_SIZE, 14) => payload_max = block_sizes(&data)?,
                     (INFO_EXPORT | INFO_BLOCK_SIZE, _) => {
                         return Err("the server's description of the export is malformed".into());

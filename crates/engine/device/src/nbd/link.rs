@@ -274,9 +274,9 @@ impl Link {
         }
         let mut bytes = vec![0; len as usize];
         self.fill(&mut bytes)?;
-        let told = usize::from(u16_at(&bytes, 4)).min(bytes.len() - 6);
-        if told > 0 {
-            tracing::warn!("the NBD server says: {}", text(&bytes[6..6 + told]));
+        let text_len = usize::from(u16_at(&bytes, 4)).min(bytes.len() - 6);
+        if text_len > 0 {
+            tracing::warn!("the NBD server says: {}", text(&bytes[6..6 + text_len]));
         }
         Ok(errno(u32_at(&bytes, 0)))
     }

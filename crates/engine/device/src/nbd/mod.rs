@@ -80,7 +80,7 @@ pub struct NbdDevice {
     stats: DeviceStats,
     read_only: bool,
     /// Picks the connection of the next synchronous request, round robin.
-    turn: AtomicUsize,
+    next_link: AtomicUsize,
     threads: Vec<JoinHandle<()>>,
     _lock: Option<lock::Lock>,
 }
@@ -160,7 +160,7 @@ impl NbdDevice {
             geometry,
             stats: DeviceStats::default(),
             read_only,
-            turn: AtomicUsize::new(0),
+            next_link: AtomicUsize::new(0),
             threads: Vec::new(),
             _lock: lock,
         };
@@ -189,7 +189,7 @@ impl NbdDevice {
             // The receiver fills the caller's buffer and returns it with the reply.
             let lent = buf.as_deref_mut().map(|buf| (std::mem::take(buf), plan.range(&part).start));
             let waiter = Arc::new(Waiter::default());
-            let link = &self.shared.links[self.turn.fetch_add(1, Relaxed) % self.shared.links.len()];
+            let link = &self.shared.links[self.next_link.fetch_add(1, Relaxed) % self.shared.links.len()];
             if link.wait_for_room() {
                 let sent = link.send(part, Owner::Waiter(waiter.clone(), lent), Some(payload));
                 self.shared.after_send(sent);

@@ -63,7 +63,7 @@ const EXCLUSIVE_LOCK: u64 = 4;
 const OWNER: &str = "kedgefs.owner";
 const LOCK_PAUSE: Duration = Duration::from_millis(100);
 /// Longest time that a reader reads without checking the lock again.
-const LOOK: Duration = Duration::from_secs(1);
+const LOCK_CHECK: Duration = Duration::from_secs(1);
 /// Attempts to take a lock that was just broken.
 const TAKE_TRIES: u32 = 50;
 
@@ -79,12 +79,12 @@ pub struct RbdDevice {
     stats: DeviceStats,
     read_only: bool,
     /// Checks the lock for a reader that was asked to respect it.
-    watch: Option<Watch>,
+    watch: Option<LockWatch>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// Checks whether the image has a writer.
-struct Watch {
+struct LockWatch {
     /// A second handle: the owner of the lock cannot be read through a read-only handle.
     asked: Image,
     clock: SystemClock,
@@ -191,7 +191,7 @@ impl RbdDevice {
             (true, true) => {
                 let asked = asked(uri)?;
                 refuse_owned(uri, &asked, options.lock_wait)?;
-                Some(Watch { asked, clock: SystemClock::default(), next: Mutex::new(LOOK) })
+                Some(LockWatch { asked, clock: SystemClock::default(), next: Mutex::new(LOCK_CHECK) })
             }
             (false, _) => None,
         };
@@ -217,14 +217,14 @@ impl RbdDevice {
     }
 
     /// Ends a reader's device if the image has a writer now.
-    fn look(&self) -> Result<()> {
+    fn check_lock(&self) -> Result<()> {
         let Some(watch) = &self.watch else { return Ok(()) };
         {
             let (mut next, now) = (watch.next.lock(), watch.clock.monotonic());
             if now < *next {
                 return Ok(());
             }
-            *next = now + LOOK;
+            *next = now + LOCK_CHECK;
         }
         about_to_wait();
         let owner =
@@ -235,7 +235,7 @@ impl RbdDevice {
             tracing::error!(
                 "{}: reading has ended, because {} writes to it",
                 self.shared.name,
-                told(&watch.asked, &owner)
+                description(&watch.asked, &owner)
             );
             state.dead = Some(Error::Fenced);
         }
@@ -273,7 +273,7 @@ fn take_lock(uri: &RbdUri, image: &Image, options: OpenOptions) -> Result<()> {
     match owner {
         None => {}
         Some(owner) if options.takeover => {
-            tracing::warn!("{uri}: fencing {}", told(image, &owner));
+            tracing::warn!("{uri}: fencing {}", description(image, &owner));
             image.pool.blocklist(&owner).map_err(failed)?;
             match image.break_lock(&owner) {
                 // The owner has released it meanwhile.
@@ -308,8 +308,10 @@ fn refuse_owned(uri: &RbdUri, image: &Image, wait: Duration) -> Result<()> {
             None => return Ok(()),
             Some(_) if pauses > 0 => pauses -= 1,
             Some(owner) => {
-                let who =
-                    format!("{uri} is locked by {} (mount --takeover fences it): it", told(image, &owner));
+                let who = format!(
+                    "{uri} is locked by {} (mount --takeover fences it): it",
+                    description(image, &owner)
+                );
                 return Err(Error::Busy(who.into()));
             }
         }
@@ -317,7 +319,7 @@ fn refuse_owned(uri: &RbdUri, image: &Image, wait: Duration) -> Result<()> {
     }
 }
 
-fn told(image: &Image, owner: &str) -> String {
+fn description(image: &Image, owner: &str) -> String {
     match image.metadata(OWNER) {
         Some(name) => format!("{name} ({owner})"),
         None => owner.to_owned(),
@@ -530,7 +532,7 @@ impl Device for RbdDevice {
             let changes = !matches!(op, Op::Read(_) | Op::Flush);
             let request = Request { tag, offset, op };
             let checked = self.geometry.check_request(&request);
-            let checked = checked.and_then(|()| if changes { self.writable() } else { self.look() });
+            let checked = checked.and_then(|()| if changes { self.writable() } else { self.check_lock() });
             let Request { op, .. } = request;
             match checked {
                 Ok(()) if !idle => {
@@ -551,7 +553,7 @@ impl Device for RbdDevice {
         match len {
             0 => Ok(()),
             _ => {
-                self.look()?;
+                self.check_lock()?;
                 self.call("read", offset, len, |image| image.read(offset, buf))
             }
         }
