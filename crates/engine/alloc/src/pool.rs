@@ -115,7 +115,7 @@ pub enum Waited {
     /// An operation returned its promise, or moving slots arrived.
     Returned,
     /// Neither happened within the limit.
-    InVain,
+    TimedOut,
     /// No promise was held, so there was no wait.
     NothingHeld,
 }
@@ -216,7 +216,7 @@ impl NodePool {
         let mut state = self.state.lock();
         match state.promised + state.moving > 0 {
             false => Waited::NothingHeld,
-            true if self.returned.wait_for(&mut state, limit) => Waited::InVain,
+            true if self.returned.wait_for(&mut state, limit) => Waited::TimedOut,
             true => Waited::Returned,
         }
     }

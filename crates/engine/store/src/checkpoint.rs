@@ -70,7 +70,7 @@ impl CheckpointCause {
     ];
 
     /// Whether the caller can be given the error that the image's host is full, and then continue.
-    fn is_asked_for(self) -> bool {
+    fn is_requested(self) -> bool {
         matches!(self, CheckpointCause::Request | CheckpointCause::Freeze | CheckpointCause::Thaw)
     }
 }
@@ -79,7 +79,7 @@ impl CheckpointCause {
 enum HostFull {
     TryAgain,
     /// The caller gets the error. The next checkpoint writes the cut.
-    PutOff,
+    Deferred,
     Fail,
 }
 
@@ -124,7 +124,7 @@ pub(crate) struct Control {
     /// Number of threads that wait for `single`: operations and the background thread, and callers
     /// whose cause is a request.
     queued: AtomicU32,
-    queued_asked: AtomicU32,
+    queued_requests: AtomicU32,
     /// The file system is being closed, so requested checkpoints no longer wait for the image's
     /// host.
     closing: AtomicBool,
@@ -149,7 +149,7 @@ impl Control {
             unwritable: Mutex::new(Rank::Leaf, None),
             retry: Mutex::new(Rank::Leaf, Retry::default()),
             queued: AtomicU32::new(0),
-            queued_asked: AtomicU32::new(0),
+            queued_requests: AtomicU32::new(0),
             closing: AtomicBool::new(false),
             hurry: Hurry::new(),
             frozen: AtomicBool::new(false),
@@ -172,7 +172,7 @@ impl Control {
 
     /// Waits until no checkpoint runs. A checkpoint in a pause hurries meanwhile.
     fn alone(&self, cause: CheckpointCause) -> MutexGuard<'_, Unwritten> {
-        let queued = if cause.is_asked_for() { &self.queued_asked } else { &self.queued };
+        let queued = if cause.is_requested() { &self.queued_requests } else { &self.queued };
         queued.fetch_add(1, Ordering::AcqRel);
         self.hurry.call();
         let single = self.single.lock();
@@ -182,7 +182,7 @@ impl Control {
 
     /// Whether a thread waits for the running checkpoint to end.
     pub(crate) fn is_waited_for(&self) -> bool {
-        self.queued.load(Ordering::Acquire) + self.queued_asked.load(Ordering::Acquire) > 0
+        self.queued.load(Ordering::Acquire) + self.queued_requests.load(Ordering::Acquire) > 0
     }
 
     /// The caller holds `single`.
@@ -533,14 +533,14 @@ impl Store {
             // its own tail on.
             self.log.advance_tail(cut.tail);
         }
-        let mut patience = *self.checkpoint.retry.lock();
+        let mut retry = *self.checkpoint.retry.lock();
         let (nodes, bytes) = loop {
             pace.expect((cut.tree.len() * NODE_SIZE) as u64);
             let wrote = |bytes| pace.wrote(bytes);
             match write_checkpoint(&*self.device, &self.geometry, &cut, state, &wrote) {
-                Err(e) => match self.on_host_full(cause, &e, &mut patience) {
+                Err(e) => match self.on_host_full(cause, &e, &mut retry) {
                     HostFull::TryAgain => {}
-                    HostFull::PutOff => {
+                    HostFull::Deferred => {
                         *unwritten = Some(cut);
                         return Err(e);
                     }
@@ -569,33 +569,33 @@ impl Store {
     /// written. The same blocks are written to the same places again, so for a crash this is a
     /// checkpoint that takes long. The alternative, an immediate shutdown, would end a mount that
     /// can still be read, and written where the host has blocks, and that recovers when the host
-    /// has room. While a thread waits for log space or for this checkpoint, `patience` is used up,
+    /// has room. While a thread waits for log space or for this checkpoint, `retry` is used up,
     /// because an error is better than a hang. The caller of a requested checkpoint gets the error,
     /// and the store continues. It shuts down only if operations wait, which would otherwise wait
     /// forever.
-    fn on_host_full(&self, cause: CheckpointCause, e: &Error, patience: &mut Retry) -> HostFull {
+    fn on_host_full(&self, cause: CheckpointCause, e: &Error, retry: &mut Retry) -> HostFull {
         // A file system that was dropped without being closed waits for nothing.
         let in_use = self.client.get().is_none_or(|client| client.strong_count() > 0);
         let can_wait = e.is_host_full() && self.device.host_free().is_some();
         if !can_wait || !in_use || self.check_alive().is_err() {
             return HostFull::Fail;
         }
-        let (control, asked_for) = (&self.checkpoint, cause.is_asked_for());
+        let (control, requested) = (&self.checkpoint, cause.is_requested());
         // The caller of an unmount also needs an end: the log is whole, so the next mount replays
         // it.
         let unmount = cause == CheckpointCause::Unmount;
-        if asked_for || unmount || self.log.has_waiters() || control.is_waited_for() {
-            if patience.tries == 0 || asked_for && control.closing.load(Ordering::Acquire) {
+        if requested || unmount || self.log.has_waiters() || control.is_waited_for() {
+            if retry.tries == 0 || requested && control.closing.load(Ordering::Acquire) {
                 let holds_up = self.log.has_waiters() || control.queued.load(Ordering::Acquire) > 0;
-                return if asked_for || !holds_up { HostFull::PutOff } else { HostFull::Fail };
+                return if requested || !holds_up { HostFull::Deferred } else { HostFull::Fail };
             }
-            patience.tries -= 1;
+            retry.tries -= 1;
         }
-        if patience.first <= Retry::default().first {
+        if retry.first <= Retry::default().first {
             tracing::error!("the checkpoint waits for space on the host of {}: {e}", self.device.name());
         }
-        patience.first = (2 * patience.first).min(patience.longest);
-        self.clock.sleep(patience.first);
+        retry.first = (2 * retry.first).min(retry.longest);
+        self.clock.sleep(retry.first);
         HostFull::TryAgain
     }
 

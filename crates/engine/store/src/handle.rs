@@ -138,7 +138,7 @@ impl Store {
             }
             match self.alloc.wait_for_nodes(NODE_WAIT) {
                 Waited::NothingHeld => rounds += 1,
-                Waited::Returned | Waited::InVain => waits += 1,
+                Waited::Returned | Waited::TimedOut => waits += 1,
             }
         }
         self.alloc.reserve_nodes(count, class)?.ok_or(Error::NoSpace)

@@ -215,7 +215,7 @@ impl Store {
                     self.stats.node_stalls.inc();
                     match self.alloc.wait_for_nodes(NODE_WAIT) {
                         Waited::Returned => {}
-                        Waited::InVain => waits += 1,
+                        Waited::TimedOut => waits += 1,
                         Waited::NothingHeld => break,
                     }
                 }
