@@ -3,7 +3,7 @@
 use crate::core::{Fs, Membership};
 use crate::data::read::Keep;
 use crate::error::{Done, Error, Result};
-use crate::gate::{Inside, Thawed};
+use crate::gate::{Entrant, Thawed};
 use crate::names::directory::Make;
 use crate::options::{FormatOptions, MountOptions};
 use crate::stats::OpKind;
@@ -481,7 +481,7 @@ impl FileSystem {
 /// Permission for the calling thread to make a change: see [`FileSystem::pass_or`].
 #[must_use]
 #[allow(dead_code, reason = "it does its work when it is dropped")]
-pub struct Pass<'a>(Inside<'a>);
+pub struct Pass<'a>(Entrant<'a>);
 
 /// The kind of inode that mknod makes.
 fn node_kind(mode: u32, rdev: u64) -> Result<(FileKind, u64)> {

@@ -87,7 +87,7 @@ thread_local! {
 
 /// A thread inside the gate.
 #[must_use]
-pub(crate) struct Inside<'a> {
+pub(crate) struct Entrant<'a> {
     gate: &'a Gate,
     /// The stripe, and the gate that the thread had entered before. `None` if the thread was inside
     /// already.
@@ -96,7 +96,7 @@ pub(crate) struct Inside<'a> {
     _stays: PhantomData<*const ()>,
 }
 
-impl Drop for Inside<'_> {
+impl Drop for Entrant<'_> {
     fn drop(&mut self) {
         if let Some((lane, before)) = self.counted {
             ENTERED.set(before);
@@ -182,15 +182,15 @@ impl Gate {
         std::ptr::from_ref(self).addr()
     }
 
-    fn changing(&self, lane: usize) -> Inside<'_> {
+    fn changing(&self, lane: usize) -> Entrant<'_> {
         let before = ENTERED.replace(self.address());
-        Inside { gate: self, counted: Some((lane, before)), _stays: PhantomData }
+        Entrant { gate: self, counted: Some((lane, before)), _stays: PhantomData }
     }
 
     /// Enters for a change. Waits for the end of a freeze. The caller holds no lock.
-    pub(crate) fn change(&self) -> Inside<'_> {
+    pub(crate) fn change(&self) -> Entrant<'_> {
         if self.has_entered() {
-            return Inside { gate: self, counted: None, _stays: PhantomData };
+            return Entrant { gate: self, counted: None, _stays: PhantomData };
         }
         assert_outermost();
         loop {
@@ -205,16 +205,16 @@ impl Gate {
     }
 
     /// Enters for a change that can be skipped. May be called with locks held.
-    pub(crate) fn try_change(&self) -> Option<Inside<'_>> {
+    pub(crate) fn try_change(&self) -> Option<Entrant<'_>> {
         if self.has_entered() {
-            return Some(Inside { gate: self, counted: None, _stays: PhantomData });
+            return Some(Entrant { gate: self, counted: None, _stays: PhantomData });
         }
         self.try_count(Door::Change).map(|lane| self.changing(lane))
     }
 
     /// Enters for a change whose thread must not wait. `None` in a freeze; the function that
     /// `later` returns is then called when changes continue.
-    pub(crate) fn change_or(&self, later: impl FnOnce() -> Option<Thawed>) -> Option<Inside<'_>> {
+    pub(crate) fn change_or(&self, later: impl FnOnce() -> Option<Thawed>) -> Option<Entrant<'_>> {
         loop {
             if let Some(lane) = self.try_count(Door::Change) {
                 return Some(self.changing(lane));

@@ -93,18 +93,18 @@ impl Inodes {
 
 /// A new inode from its number to its record. It is in the table with its meta locked, so a thread
 /// that finds it there waits until the record is applied, instead of reading the tree and putting a
-/// second inode of that number into the table. A drop without [`Newborn::lives`], after an error or
-/// a panic, marks it dead and removes it.
-pub(crate) struct Newborn<'a> {
+/// second inode of that number into the table. A drop without [`NewInode::created`], after an error
+/// or a panic, marks it dead and removes it.
+pub(crate) struct NewInode<'a> {
     inodes: &'a Inodes,
     meta: MutexGuard<'a, Meta>,
     ino: Ino,
     alive: bool,
 }
 
-impl<'a> Newborn<'a> {
+impl<'a> NewInode<'a> {
     /// Starts a new inode in `dir`, whose meta lock the caller may hold.
-    pub(crate) fn new(inodes: &'a Inodes, dir: Ino, inode: &'a Arc<Inode>) -> Result<Newborn<'a>> {
+    pub(crate) fn new(inodes: &'a Inodes, dir: Ino, inode: &'a Arc<Inode>) -> Result<NewInode<'a>> {
         let ino = inode.ino;
         // Numbers ascend: the order of locks relies on it, and so does the assumption that the
         // number is free. A corrupt image may break it.
@@ -112,7 +112,7 @@ impl<'a> Newborn<'a> {
         let meta = ascends.then(|| inode.meta.lock());
         match meta {
             Some(meta) if inodes.table.insert_new(inodes.engine.store(), inode.clone()) => {
-                Ok(Newborn { inodes, meta, ino, alive: false })
+                Ok(NewInode { inodes, meta, ino, alive: false })
             }
             _ => {
                 let what = format!("inode number {ino} is the next to be given out and is in use");
@@ -122,14 +122,14 @@ impl<'a> Newborn<'a> {
     }
 
     /// Confirms the inode: the record that creates it is applied.
-    pub(crate) fn lives(mut self, lsn: RecordLsn) {
+    pub(crate) fn created(mut self, lsn: RecordLsn) {
         self.meta.progress = Progress::at(lsn);
         self.meta.marks.created = lsn.end;
         self.alive = true;
     }
 }
 
-impl Drop for Newborn<'_> {
+impl Drop for NewInode<'_> {
     fn drop(&mut self) {
         if !self.alive {
             self.meta.dead = true;

@@ -38,7 +38,7 @@
 //!    meta lock that the commit needs, or under the io lock that a deletion needs.
 //! 3. *A new inode enters the table before its record is applied*, its meta locked until then. A
 //!    thread that reads before finds nothing in the tree, and a thread that arrives after waits for
-//!    the lock ([`crate::cache::inodes::Newborn`]).
+//!    the lock ([`crate::cache::inodes::NewInode`]).
 //! 4. *Numbers are not reused*, so a dead inode's number finds nothing in the tree, now and later.
 //! 5. Recovery applies records to the tree before the table exists. A checkpoint changes no item;
 //!    the writeback that it requests follows rule 2.

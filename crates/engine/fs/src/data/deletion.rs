@@ -19,7 +19,7 @@ impl Files {
     pub(crate) fn unpin(&self, ino: Ino, count: u64) {
         let last = self.inodes.unpin(ino, count);
         if last && self.orphans.contains(ino) && self.engine.check_open().is_ok() {
-            self.orphans.put_off(ino);
+            self.orphans.defer(ino);
             self.delete_unpinned();
         }
     }
@@ -29,7 +29,7 @@ impl Files {
     pub(crate) fn delete_unpinned(&self) {
         // The inode is listed first: so either the gate is open here, or the thaw finds the inode.
         while let Some(_change) = self.engine.gate().try_change()
-            && let Some(ino) = self.orphans.next_put_off()
+            && let Some(ino) = self.orphans.next_deferred()
         {
             self.orphaned(ino);
         }

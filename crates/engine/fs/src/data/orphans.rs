@@ -41,11 +41,11 @@ impl Orphans {
     }
 
     /// Lists an inode that has lost its last pin, for deletion.
-    pub(crate) fn put_off(&self, ino: Ino) {
+    pub(crate) fn defer(&self, ino: Ino) {
         self.unpinned.lock().push(ino);
     }
 
-    pub(crate) fn next_put_off(&self) -> Option<Ino> {
+    pub(crate) fn next_deferred(&self) -> Option<Ino> {
         self.unpinned.lock().pop()
     }
 

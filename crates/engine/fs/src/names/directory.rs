@@ -6,7 +6,7 @@ use super::acl::LIST_MAX;
 use super::slots::{self, Slot};
 use crate::cache::commit::{Change, commit, commit_only, create_mask, lock_metas, new_core};
 use crate::cache::inode::Inode;
-use crate::cache::inodes::Newborn;
+use crate::cache::inodes::NewInode;
 use crate::data::orphans::Named;
 use crate::error::{Error, Result};
 use crate::flags;
@@ -169,8 +169,8 @@ impl Names {
         record.inode(ino, create_mask(&core), &core);
         put_dentry(&mut record, dir.ino, slot, ino, make.kind, name);
         let inode = Arc::new(Inode::new(ino, core, make.kind, Default::default()));
-        let newborn = Newborn::new(&self.inodes, dir.ino, &inode)?;
-        newborn.lives(commit_only(handle, record, &mut changes)?);
+        let new_inode = NewInode::new(&self.inodes, dir.ino, &inode)?;
+        new_inode.created(commit_only(handle, record, &mut changes)?);
         Ok(Attr::from_core(ino, &core, make.kind))
     }
 
@@ -209,10 +209,10 @@ impl Names {
         record.inode(ino, create_mask(&core), &core);
         record.put(Key::orphan(ino), &Orphan::Unlinked.encode());
         let inode = Arc::new(Inode::new(ino, core, make.kind, Default::default()));
-        let newborn = Newborn::new(&self.inodes, dir.ino, &inode)?;
+        let new_inode = NewInode::new(&self.inodes, dir.ino, &inode)?;
         self.inodes.pin(ino);
         self.files.orphans().add(ino, Named::Later);
-        newborn.lives(handle.commit(record).inspect_err(|_| {
+        new_inode.created(handle.commit(record).inspect_err(|_| {
             self.inodes.unpin(ino, 1);
             self.files.orphans().remove(ino);
         })?);

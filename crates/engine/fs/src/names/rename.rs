@@ -13,7 +13,7 @@ use super::acl::LIST_MAX;
 use super::directory::{Found, LINKS_MAX, check_name, dentry_len, drop_name, lock_dirs, put_dentry};
 use crate::cache::commit::{Change, commit, create_mask, lock_metas, new_core};
 use crate::cache::inode::Inode;
-use crate::cache::inodes::Newborn;
+use crate::cache::inodes::NewInode;
 use crate::error::{Error, Result};
 use crate::flags;
 use crate::types::{Owner, RenameMode};
@@ -250,10 +250,10 @@ impl Names {
         }
         // The last lock in the order: the number is higher than any that is in use.
         let highest = changes.last().expect("at least a directory and the moved inode").inode.ino;
-        let newborn = left.as_ref().map(|left| Newborn::new(&self.inodes, highest, left)).transpose()?;
+        let new_inode = left.as_ref().map(|left| NewInode::new(&self.inodes, highest, left)).transpose()?;
         let lsn = commit(handle, record, &mut changes)?;
-        if let Some(newborn) = newborn {
-            newborn.lives(lsn);
+        if let Some(new_inode) = new_inode {
+            new_inode.created(lsn);
         }
         Ok(orphan)
     }
