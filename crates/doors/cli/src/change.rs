@@ -5,9 +5,10 @@
 //! did is then durable. Each name is removed or made by one operation of the engine, so a crash in
 //! the middle leaves a state between two of them.
 
+use crate::import;
 use crate::inside::{Inside, entries, inside};
-use crate::{Usage, engine, import};
 use anyhow::{Context, Result, bail};
+use kedge_host::{Usage, engine};
 use kedgefs::{Error, FileKind, FileSystem, Ino, Owner};
 use std::process::ExitCode;
 

@@ -11,11 +11,12 @@
 pub mod host;
 
 use crate::beside::client::{Archive, Mounted};
+use crate::import;
 use crate::inside::{Inside, parse_inside};
-use crate::{Usage, engine, image, import};
 use anyhow::{Context, Result, bail};
 use host::Target;
 use import::sink::{At, Entries, Sink};
+use kedge_host::{Usage, engine, image};
 use kedgefs::{Attr, FileKind, FileSystem, Ino};
 use std::collections::HashMap;
 use std::ffi::OsString;

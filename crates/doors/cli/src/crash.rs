@@ -5,12 +5,12 @@ mod live;
 mod record;
 mod replay;
 
-use crate::Usage;
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use kedge_crash::kcr::{self, Loaded};
 use kedge_crash::{MODELS, Model};
+use kedge_host::Usage;
 use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
@@ -65,7 +65,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
 fn judged(outcome: Result<ExitCode>) -> Result<ExitCode> {
     match outcome {
         Err(e) if !e.is::<Usage>() => {
-            eprintln!("kedge: {}", crate::one_line(&format!("{e:#}")));
+            eprintln!("kedge: {}", kedge_host::text::one_line(&format!("{e:#}")));
             Ok(ExitCode::from(explore::NO_VERDICT))
         }
         outcome => outcome,

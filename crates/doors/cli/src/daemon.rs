@@ -1,110 +1,32 @@
-//! `kedge mount` returns when the mount is live; a background process serves it.
-//!
-//! The parent executes this binary again instead of forking, because the tracing and engine state
-//! of a process with threads does not survive a fork. The child's standard output is a pipe to the
-//! parent that carries one line: `ready`, or `failed` and the reason. If the pipe ends without that
-//! line, the child has died, and its exit status is the reason.
+//! `kedge daemon`: one process that serves several images.
 
-use anyhow::{Context, Result, bail};
-use std::ffi::OsStr;
-use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::os::unix::process::CommandExt;
-use std::path::Path;
-use std::process::{Command, Stdio};
+use crate::beside::server;
+use anyhow::Result;
+use kedge_host::daemon;
+use std::path::PathBuf;
+use std::process::ExitCode;
 
-const READY: &str = "ready";
-const FAILED: &str = "failed ";
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// Started by `kedge mount --daemon`: listens under this name, and ends when nothing is mounted
+    #[arg(long, hide = true, conflicts_with = "file", required_unless_present = "file")]
+    name: Option<String>,
+    /// What to mount, in TOML: `name`, `dirty_background`, `dirty_hard`, and for each mount a table
+    /// `[[mount]]` with `image`, `dir`, `options`, `cache_size`
+    file: Option<PathBuf>,
+}
 
-/// Starts `kedge` with `args` in the background and returns when it has called [`Child::ready`].
-pub fn spawn(args: &[&OsStr], log_file: Option<&Path>) -> Result<()> {
-    let stderr = match log_file {
-        Some(path) => Stdio::from(open_log(path)?),
-        // Messages up to readiness are the user's; afterwards the child points it to /dev/null.
-        None => Stdio::inherit(),
-    };
-    crate::os::inherit_standard_streams_only();
-    // /proc/self/exe instead of a path: it runs this binary even if the file has been replaced or
-    // deleted.
-    let mut child = Command::new("/proc/self/exe")
-        .arg0("kedge")
-        .args(args)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(stderr)
-        .spawn()
-        .context("start the serving process")?;
-    let pipe = child.stdout.take().expect("stdout was asked to be a pipe");
-    let mut line = String::new();
-    BufReader::new(pipe).read_line(&mut line).context("wait for the serving process")?;
-    let line = line.trim_end();
-    if line == READY {
-        return Ok(());
-    }
-    let status = child.wait().context("wait for the serving process")?;
-    match line.strip_prefix(FAILED) {
-        Some(reason) => bail!("{reason}"),
-        None => bail!("the serving process ended before the mount was live ({status})"),
+impl Args {
+    /// Whether nobody reads the standard error of this process.
+    pub fn is_in_background(&self) -> bool {
+        self.name.is_some()
     }
 }
 
-fn open_log(path: &Path) -> Result<File> {
-    // In a directory that other users can write to, the name may be theirs: a link to any file,
-    // which would get our lines, or a pipe, whose open would wait for a reader.
-    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
-    let file = OpenOptions::new()
-        .append(true)
-        .create(true)
-        .mode(0o600)
-        .custom_flags(flags)
-        .open(path)
-        .with_context(|| format!("open the log file {}", path.display()))?;
-    let meta = file.metadata().with_context(|| format!("open the log file {}", path.display()))?;
-    if !meta.is_file() || meta.nlink() != 1 || meta.uid() != rustix::process::geteuid().as_raw() {
-        bail!("the log file {} must be a regular file of your own, with one name", path.display());
+pub fn run(args: Args) -> Result<ExitCode> {
+    if let Some(name) = &args.name {
+        return daemon::run_named(name, server::offer);
     }
-    Ok(file)
-}
-
-/// The side of the process that [`spawn`] started.
-pub struct Child {
-    keep_stderr: bool,
-}
-
-impl Child {
-    /// Leaves the caller's session and directory. `keep_stderr`: it is a log file.
-    pub fn start(keep_stderr: bool) -> Result<Child> {
-        rustix::process::setsid().context("start a session")?;
-        std::env::set_current_dir("/").context("leave the working directory")?;
-        // A process started through /proc/self/exe would be called "exe" in ps and top.
-        rustix::thread::set_name(c"kedge").context("name the process")?;
-        Ok(Child { keep_stderr })
-    }
-
-    /// Lets the parent return. An error means that the parent is gone, so the mount is not wanted
-    /// any more.
-    pub fn ready(&self) -> Result<()> {
-        report(READY).context("the process that asked for the mount is gone")?;
-        let null = OpenOptions::new().read(true).write(true).open("/dev/null").context("open /dev/null")?;
-        rustix::stdio::dup2_stdout(&null).context("leave standard output")?;
-        if !self.keep_stderr {
-            rustix::stdio::dup2_stderr(&null).context("leave standard error")?;
-        }
-        Ok(())
-    }
-
-    /// Tells the parent why there will be no mount.
-    pub fn failed(&self, reason: &anyhow::Error) {
-        if report(&format!("{FAILED}{}", crate::one_line(&format!("{reason:#}")))).is_err() {
-            tracing::error!("{reason:#}");
-        }
-    }
-}
-
-fn report(line: &str) -> std::io::Result<()> {
-    let mut out = std::io::stdout().lock();
-    out.write_all(line.as_bytes())?;
-    out.write_all(b"\n")?;
-    out.flush()
+    let file = args.file.as_deref().expect("clap wants one of the two");
+    daemon::run_file(file, server::offer)
 }

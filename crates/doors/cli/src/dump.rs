@@ -3,7 +3,6 @@
 //! It reads without a lock and without recovery, so it shows what is on the device. On a mounted
 //! image that is the last checkpoint and the part of the log that has been written.
 
-use crate::image::Image;
 use crate::tree;
 use anyhow::{Context, Result};
 use kedge_base::{BLOCK_SIZE, Lsn};
@@ -12,6 +11,7 @@ use kedge_format::logwrite::{HEADER_SIZE, WriteHeader};
 use kedge_format::record::{Edit, Record};
 use kedge_format::superblock::{SLOTS, Superblock};
 use kedge_format::{InodeCore, ItemKind, Key};
+use kedge_host::image::Image;
 use std::fmt::Write as _;
 use std::io::Write;
 use std::path::PathBuf;

@@ -7,13 +7,14 @@
 
 use crate::beside::client::Mounted;
 use crate::copy::{Spot, spot};
+use crate::import;
 use crate::import::image::Ranged;
 use crate::import::sink::{Data, Meta};
 use crate::inside::{Inside, entries};
 use crate::pax::{Entry, Pax};
-use crate::{Usage, engine, import};
 use anyhow::{Context, Result};
 use kedge_base::printable;
+use kedge_host::{Usage, engine};
 use kedgefs::{Attr, FileKind, FileSystem, Ino};
 use std::collections::HashMap;
 use std::fs::File;

@@ -4,8 +4,8 @@
 //! Both are ioctls on the directory of the mount. They need no lock of the kernel that a change
 //! holds which waits for the thaw.
 
-use crate::mounts;
 use anyhow::{Context, Result, anyhow, bail};
+use kedge_host::mounts;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

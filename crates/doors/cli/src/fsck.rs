@@ -9,10 +9,10 @@
 //!
 //! It asks no questions, so it behaves the same with and without a terminal.
 
-use crate::engine::Checked;
-use crate::{Usage, engine, mounts};
 use anyhow::{Result, bail};
 use kedge_fsck::{Progress, RepairMode};
+use kedge_host::engine::{self, Checked};
+use kedge_host::{Usage, mounts};
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -20,16 +20,14 @@ pub mod sink;
 mod tar;
 mod tree;
 
-use crate::{Usage, engine};
 use anyhow::{Context, Result};
-use kedge_base::Clock;
-use kedgefs::{Attr, FileSystem, FormatOptions, Ino, SystemClock, Timespec};
+use kedge_host::image::is_remote;
+use kedge_host::{Usage, clock, engine};
+use kedgefs::{Attr, FileSystem, FormatOptions, Ino, Timespec};
 use sink::{Entries, Sink};
 use std::fs::File;
 use std::io::{BufReader, IsTerminal, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Duration;
 
 /// What `--from` names.
 pub enum Source {
@@ -95,7 +93,7 @@ impl Source {
     /// Refuses an image inside of the directory that fills it: it would have to hold itself.
     pub fn refuse_inside(&self, image: &Path) -> Result<()> {
         let Source::Tree(dir) = self else { return Ok(()) };
-        if crate::image::is_remote(image)? {
+        if is_remote(image)? {
             return Ok(());
         }
         let above = image.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -138,40 +136,6 @@ fn spool(dir: &Path) -> Result<File> {
     Ok(file)
 }
 
-/// The moment that `SOURCE_DATE_EPOCH` names.
-pub fn source_date() -> Result<Option<Timespec>> {
-    let Some(text) = std::env::var_os("SOURCE_DATE_EPOCH") else { return Ok(None) };
-    let text = text.to_string_lossy();
-    match text.parse::<i64>() {
-        Ok(sec) if sec >= 0 => Ok(Some(Timespec { sec, nsec: 0 })),
-        _ => Err(Usage(format!("SOURCE_DATE_EPOCH={text}: not a number of seconds")).into()),
-    }
-}
-
-/// Stands still, so that an image can be made again. Intervals are measured all the same.
-struct FixedClock {
-    now: Timespec,
-    real: SystemClock,
-}
-
-impl Clock for FixedClock {
-    fn now(&self) -> Timespec {
-        self.now
-    }
-
-    fn monotonic(&self) -> Duration {
-        self.real.monotonic()
-    }
-}
-
-/// The clock of a new image.
-pub fn clock(date: Option<Timespec>) -> Arc<dyn Clock> {
-    match date {
-        None => Arc::new(SystemClock::default()),
-        Some(now) => Arc::new(FixedClock { now, real: SystemClock::default() }),
-    }
-}
-
 /// What is otherwise random, from the options that tell images apart (FNV-1a).
 pub fn seed(date: Timespec, options: &FormatOptions) -> u64 {
     let uuid = options.uuid.unwrap_or_default().into_bytes();
@@ -183,7 +147,7 @@ pub fn seed(date: Timespec, options: &FormatOptions) -> u64 {
 
 /// Fills the new image at `image` and closes it.
 pub fn fill(source: &Source, image: &Path, date: Option<Timespec>) -> Result<()> {
-    let fs = engine::open_to_fill(image, clock(date))?;
+    let fs = engine::open_to_fill(image, clock::of(date))?;
     let shows = std::io::stderr().is_terminal();
     let mut sink = Sink::new(&fs, Ino::ROOT, date, shows);
     let filled = match source {

@@ -6,10 +6,10 @@
 //! shown, not followed, but for those on the way to a path that is named, which are refused: they
 //! speak of the machine on which the image is mounted, not of this one.
 
-use crate::info::date;
-use crate::{Usage, engine, mounts};
 use anyhow::{Context, Result, bail};
 use kedge_base::printable_name;
+use kedge_host::text::date;
+use kedge_host::{Usage, engine, mounts};
 use kedgefs::{Attr, FileKind, FileSystem, Ino};
 use serde_json::json;
 use std::ffi::{OsStr, OsString};

@@ -13,8 +13,9 @@
 //! there. All obstacles are looked for before the first file is written. Each file is written under
 //! another name, made durable and renamed: an interrupted run leaves the old or the new one.
 
-use crate::{Usage, manual};
+use crate::manual;
 use anyhow::{Context, Result, bail};
+use kedge_host::Usage;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};

@@ -10,9 +10,10 @@
 //! It knows GET and HEAD of `/metrics`, answers one request for each connection, and reads nothing
 //! else of it. A crate was weighed: this is all that a scrape needs.
 
-use crate::{Usage, counters, mounts, report};
+use crate::report;
 use anyhow::{Context, Result};
 use kedge_base::{Clock, SystemClock};
+use kedge_host::{Usage, mounts, notify, status};
 use parking_lot::{Condvar, Mutex};
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -50,7 +51,7 @@ pub fn run(address: SocketAddr, dirs: Vec<PathBuf>) -> Result<ExitCode> {
         tracing::warn!("{address} can be reached from other machines: whoever reaches it sees the counters");
     }
     println!("http://{address}/metrics");
-    crate::notify::ready();
+    notify::ready();
     let (dirs, active) = (Arc::new(dirs), Arc::new(AtomicUsize::new(0)));
     let asked = Asked::default();
     for connection in listener.incoming() {
@@ -213,7 +214,7 @@ impl Slot {
 type Answered = (Value, String);
 
 fn ask(dir: &Path) -> Answered {
-    let mut tree = counters::of(dir).unwrap_or_else(|e| {
+    let mut tree = status::counters(dir).unwrap_or_else(|e| {
         tracing::warn!("{}: {e:#}", dir.display());
         json!({})
     });

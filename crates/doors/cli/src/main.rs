@@ -6,56 +6,45 @@
 //! and names what failed and where.
 //!
 //! # Shape
-//! One module for each subcommand. They open, mount and check images only through [`engine`], so
-//! that one place shows how that is done. Those that read or change an image's own bytes (`dump`,
-//! `extract`, `image`, `info`, `tree`, `tune`) know the format besides.
+//! One module for each subcommand. They open, mount and check images only through
+//! [`kedge_host::engine`], so that one place shows how that is done. Those that read or change an
+//! image's own bytes (`dump`, `extract`, `info`, `tree`, `tune`) know the format besides.
 #![deny(unsafe_code)]
 
 mod beside;
 mod change;
 mod copy;
-mod counters;
 mod crash;
 mod daemon;
 mod dump;
-mod engine;
 mod export;
 mod extract;
 mod freeze;
 mod fsck;
-mod host;
-mod image;
 mod import;
 mod info;
 mod inside;
 mod install;
 mod listen;
 mod manual;
-mod memory;
 mod mkfs;
 mod mount;
-mod mounts;
-mod notify;
-mod options;
-mod os;
 mod pax;
 mod remount;
 mod report;
 mod scrub;
 mod stats;
 mod summary;
-mod syslog;
-mod tag;
 mod top;
 mod tree;
 mod trim;
 mod tune;
 mod umount;
-mod users;
-mod waits;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
+use kedge_host::text::one_line;
+use kedge_host::{Usage, logging};
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
@@ -85,7 +74,7 @@ enum Command {
     /// Mount an image on a directory
     Mount(mount::Args),
     /// Serve several images in one process, in the foreground
-    Daemon(host::Args),
+    Daemon(daemon::Args),
     /// Change options of a mount
     Remount(remount::Args),
     /// Unmount, and return when everything is on the device
@@ -145,18 +134,6 @@ fn command() -> clap::Command {
     Cli::command()
 }
 
-/// A usage error: exit code 2 (fsck and scrub: 16), unlike a valid request that failed.
-#[derive(Debug)]
-struct Usage(String);
-
-impl std::fmt::Display for Usage {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Usage {}
-
 fn main() -> ExitCode {
     let args = with_subcommand(std::env::args_os().collect());
     let is_fsck = args.get(1).is_some_and(|a| a == "fsck" || a == "scrub");
@@ -173,7 +150,7 @@ fn main() -> ExitCode {
             return ExitCode::from(usage_code);
         }
     };
-    start_logging(match &cli.command {
+    logging::start(match &cli.command {
         Command::Mount(args) => args.is_in_background(),
         Command::Daemon(args) => args.is_in_background(),
         _ => false,
@@ -181,7 +158,7 @@ fn main() -> ExitCode {
     let outcome = match cli.command {
         Command::Mkfs(args) => mkfs::run(args),
         Command::Mount(args) => mount::run(args),
-        Command::Daemon(args) => host::run(args),
+        Command::Daemon(args) => daemon::run(args),
         Command::Remount(args) => remount::run(args),
         Command::Umount(args) => umount::run(args),
         Command::Trim(args) => trim::run(args),
@@ -272,27 +249,6 @@ fn first_paragraphs(e: &clap::Error) -> String {
         Some(tip) => format!("{what}; {tip}"),
         None => what.to_owned(),
     }
-}
-
-/// A message for a terminal: names in it may come from an image or an archive of anybody.
-fn one_line(text: &str) -> String {
-    kedge_base::printable(&text.split_whitespace().collect::<Vec<_>>().join(" "))
-}
-
-/// `to_syslog`: this is a process in the background. Nobody reads its standard error once it
-/// serves.
-fn start_logging(to_syslog: bool) {
-    use tracing_subscriber::Layer;
-    use tracing_subscriber::layer::SubscriberExt;
-    use tracing_subscriber::util::SubscriberInitExt;
-    let filter = tracing_subscriber::EnvFilter::try_from_env("KEDGE_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
-    tracing_subscriber::registry()
-        .with(filter)
-        .with(syslog::Limit::default())
-        .with(tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(false))
-        .with(to_syslog.then(|| syslog::ToSyslog.boxed()))
-        .init();
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 use super::options::TABLE;
 use super::*;
-use crate::options::{KNOWN, MountWords};
+use kedge_host::options::{KNOWN, MountWords};
 use kedgefs::SWITCH_WORDS;
 use std::collections::BTreeSet;
 

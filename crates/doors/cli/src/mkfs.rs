@@ -1,18 +1,12 @@
 //! `kedge mkfs`: makes an image.
-//!
-//! A new file appears under its name only when the image in it is complete and durable. So an
-//! interrupted run leaves nothing that a later `mount --create` would take for an image.
 
-use crate::image::{Image, is_remote, locate};
-use crate::options::{parse_size, show_size};
-use crate::{Usage, engine, import, info, mounts};
-use anyhow::{Context, Result, anyhow, bail};
-use kedge_base::BLOCK_SIZE;
-use kedge_format::superblock::IMAGE_MIN;
+use crate::{import, info};
+use anyhow::{Context, Result, bail};
+use kedge_host::image::{Image, is_remote};
+use kedge_host::options::parse_size;
+use kedge_host::{Usage, clock, create, engine, mounts, status};
 use kedgefs::FormatOptions;
-use std::ffi::OsStr;
-use std::fs::{self, File, OpenOptions};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -61,19 +55,19 @@ fn parse_image_size(text: &str) -> Result<ImageSize, String> {
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
-    let is_new = !exists(&args.image)?;
+    let is_new = !create::exists(&args.image)?;
     if !is_new {
         check_target(&args.image, args.force)?;
     }
     let source = open_source(&args, is_new)?;
-    let date = import::source_date()?;
+    let date = clock::source_date()?;
     let bytes = size(&args, source.as_ref(), is_new)?;
     if let Some(bytes) = bytes.filter(|_| is_new) {
-        refuse_small(&args.image, bytes)?;
+        create::refuse_small(&args.image, bytes)?;
     }
     let mut options = FormatOptions {
-        size: bytes.map(whole_blocks),
-        log_size: args.log_size.map(whole_blocks),
+        size: bytes.map(create::whole_blocks),
+        log_size: args.log_size.map(create::whole_blocks),
         label: args.label,
         uuid: args.uuid,
         immutable: args.immutable,
@@ -88,7 +82,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     };
     if is_new {
         let size = options.size.expect("a new image has one");
-        create_filled(&args.image, size, &options, &fill)?;
+        create::filled(&args.image, size, &options, &fill)?;
     } else {
         if let Some(size) = options.size {
             extend(&args.image, size)?;
@@ -97,7 +91,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         fill(&args.image).with_context(|| format!("{} is filled only in part", args.image.display()))?;
     }
     let superblock = Image::open(&args.image)?.superblock()?;
-    info::print(&info::image_json(&args.image, &superblock), false)?;
+    info::print(&status::image_json(&args.image, &superblock), false)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -124,90 +118,6 @@ fn size(args: &Args, source: Option<&import::Source>, is_new: bool) -> Result<Op
         }
         (None, _) => Ok(None),
     }
-}
-
-/// Before a size is rounded to blocks: the message has what was asked for.
-pub fn refuse_small(path: &Path, bytes: u64) -> Result<()> {
-    if bytes < IMAGE_MIN {
-        let (least, path) = (show_size(IMAGE_MIN), path.display());
-        bail!(
-            "create {path}: image of {bytes} bytes: the least is {least} (sizes are written as 64K, 16M, 4G)"
-        );
-    }
-    Ok(())
-}
-
-/// Makes `path`, a new file with an image of `size` bytes.
-pub fn create(path: &Path, size: u64, options: &FormatOptions) -> Result<()> {
-    create_filled(path, size, options, &|_| Ok(()))
-}
-
-/// As [`create`]; `fill` puts something into the image before it gets its name.
-fn create_filled(
-    path: &Path,
-    size: u64,
-    options: &FormatOptions,
-    fill: &dyn Fn(&Path) -> Result<()>,
-) -> Result<()> {
-    let location = locate(path)?;
-    if location.is_remote() {
-        kedge_device::create(&location, size)?;
-        engine::format(path, options)?;
-        return fill(path);
-    }
-    let Some(name) = path.file_name() else {
-        return Err(Usage(format!("{} names no file", path.display())).into());
-    };
-    let dir = path.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let name = name.to_string_lossy();
-    let temporary = path.with_file_name(format!(".{name}.{}.new", std::process::id()));
-    // A name that exists already may belong to another user, and be a link to a file that would be
-    // overwritten.
-    let new = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary);
-    new.with_context(|| format!("create {}", path.display()))?;
-    let made = engine::create(&temporary, size, options)
-        .and_then(|()| fill(&temporary))
-        .and_then(|()| publish(&temporary, path, dir));
-    if made.is_err() && temporary.exists() {
-        fs::remove_file(&temporary).with_context(|| format!("remove {}", temporary.display()))?;
-    }
-    made.map_err(|e| under_its_name(e, &temporary, &name))
-        .with_context(|| format!("create {}", path.display()))
-}
-
-/// An error that has the file's name of before it is whole gets the name that the user gave. The
-/// engine and the device know only the former.
-fn under_its_name(e: anyhow::Error, temporary: &Path, name: &str) -> anyhow::Error {
-    let text = format!("{e:#}");
-    match temporary.file_name().map(OsStr::to_string_lossy) {
-        Some(before) if text.contains(&*before) => anyhow!(text.replace(&*before, name)),
-        _ => e,
-    }
-}
-
-fn publish(temporary: &Path, path: &Path, dir: &Path) -> Result<()> {
-    use rustix::fs::{CWD, RenameFlags, renameat_with};
-    File::open(temporary)?.sync_all().context("make the image durable")?;
-    match renameat_with(CWD, temporary, CWD, path, RenameFlags::NOREPLACE) {
-        Ok(()) => {}
-        // Not every host file system knows the flag.
-        Err(rustix::io::Errno::INVAL) if !exists(path)? => fs::rename(temporary, path)?,
-        Err(e) => return Err(std::io::Error::from(e).into()),
-    }
-    File::open(dir)?.sync_all().context("make the directory entry durable")
-}
-
-pub fn exists(path: &Path) -> Result<bool> {
-    let location = locate(path)?;
-    if location.is_remote() {
-        return Ok(kedge_device::exists(&location)?);
-    }
-    path.try_exists().with_context(|| format!("look for {}", path.display()))
-}
-
-/// Rounds a size down to whole blocks.
-pub fn whole_blocks(bytes: u64) -> u64 {
-    bytes / BLOCK_SIZE as u64 * BLOCK_SIZE as u64
 }
 
 /// Refuses a target that is mounted, and one that holds something unless `force`.
@@ -241,7 +151,3 @@ fn extend(path: &Path, size: u64) -> Result<()> {
     }
     Ok(())
 }
-
-#[cfg(test)]
-#[path = "mkfs_tests.rs"]
-mod tests;

@@ -1,15 +1,17 @@
 //! `kedge mount`: attaches an image to a directory and serves it, in the background unless told
 //! otherwise.
 
-use crate::beside::server::Beside;
-use crate::host::{self, Request};
-use crate::options::{MountWords, asks_nothing, parse_cache_size, parse_size};
-use crate::os::TerminationSignals;
-use crate::{Usage, daemon, engine, image, mkfs, mounts, notify, remount, syslog, tag};
+use crate::beside::server;
+use crate::remount;
 use anyhow::{Context, Result, bail};
 use kedge_format::content::Content;
 use kedge_format::superblock::IMAGE_MIN;
-use kedge_fuse::{MountEntry, MountPoint, MountedSession};
+use kedge_fuse::MountEntry;
+use kedge_host::daemon::{self, Request};
+use kedge_host::engine::{self, Extra};
+use kedge_host::options::{self, MountWords, asks_nothing, parse_cache_size, parse_size};
+use kedge_host::serve::{self, Mount};
+use kedge_host::{Usage, background, create, image, mounts, notify, tag};
 use kedgefs::FormatOptions;
 use std::cell::Cell;
 use std::ffi::OsStr;
@@ -17,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 #[derive(clap::Args, Debug)]
-#[command(after_help = crate::options::HELP)]
+#[command(after_help = options::HELP)]
 pub struct Args {
     /// Comma-separated mount options, see below
     #[arg(short = 'o', value_name = "OPTIONS")]
@@ -92,7 +94,7 @@ pub fn run(mut args: Args) -> Result<ExitCode> {
     }
     args.image = image::with_limit(&args.image, &words)?;
     if args.as_daemon {
-        return serve_as_daemon(&args, &words);
+        return serve::in_background(&mount(&args, &args.image, &args.dir, &words), args.log_file.is_some());
     }
     if let Some(mount) = mounted_already(&args, &words)? {
         return mount_again(&mount, &args, &words);
@@ -106,9 +108,9 @@ pub fn run(mut args: Args) -> Result<ExitCode> {
     if let Some(name) = &args.daemon {
         let options = args.options.join(",");
         let cache_size = args.cache_size.map(|bytes| bytes.to_string());
-        host::join(name, &Request { image, dir, options, cache_size })?;
+        daemon::join(name, &Request { image, dir, options, cache_size })?;
     } else if args.foreground {
-        serve(&args, &image, &dir, &words, || {
+        serve::in_foreground(&mount(&args, &image, &dir, &words), || {
             made.keep();
             notify::ready();
             Ok(())
@@ -139,7 +141,7 @@ pub fn run(mut args: Args) -> Result<ExitCode> {
 /// its process to end, and not to serve more.
 fn mounted_already(args: &Args, words: &MountWords) -> Result<Option<MountEntry>> {
     let wants_own = args.takeover || may_share(args, words)?;
-    if wants_own || !rustix::process::geteuid().is_root() || !mkfs::exists(&args.image)? {
+    if wants_own || !rustix::process::geteuid().is_root() || !create::exists(&args.image)? {
         return Ok(None);
     }
     mounts::detach_dead(&args.dir, &args.image)?;
@@ -214,15 +216,15 @@ fn prepare<'a>(args: &'a Args, words: &MountWords) -> Result<Made<'a>> {
     let mut made = Made { args, image: false, dir: false, kept: Cell::new(false) };
     mounts::detach_dead(&args.dir, &args.image)?;
     mounts::refuse_busy(&args.dir)?;
-    let size = match (mkfs::exists(&args.image)?, args.create) {
+    let size = match (create::exists(&args.image)?, args.create) {
         (true, _) => None,
         (false, None) => bail!("{} does not exist (--create SIZE makes it)", args.image.display()),
         (false, Some(_)) if words.read_only => {
             return Err(Usage("--create and -o ro contradict each other".into()).into());
         }
         (false, Some(size)) => {
-            mkfs::refuse_small(&args.image, size)?;
-            Some(mkfs::whole_blocks(size))
+            create::refuse_small(&args.image, size)?;
+            Some(create::whole_blocks(size))
         }
     };
     // The lock on the image would refuse it too, and could not say who holds it.
@@ -238,7 +240,7 @@ fn prepare<'a>(args: &'a Args, words: &MountWords) -> Result<Made<'a>> {
     }
     made.dir = make_dir(args)?;
     if let Some(size) = size {
-        mkfs::create(&args.image, size, &FormatOptions { size: Some(size), ..FormatOptions::default() })?;
+        create::create(&args.image, size, &FormatOptions { size: Some(size), ..FormatOptions::default() })?;
         made.image = true;
     }
     Ok(made)
@@ -338,108 +340,16 @@ fn spawn(args: &Args, image: &Path, dir: &Path) -> Result<()> {
         words.extend::<[&OsStr; 2]>(["--faults".as_ref(), path.as_ref()]);
     }
     words.extend::<[&OsStr; 3]>(["--".as_ref(), image.as_ref(), dir.as_ref()]);
-    daemon::spawn(&words, log_file.as_deref())
+    background::spawn(&words, log_file.as_deref())
 }
 
-fn serve_as_daemon(args: &Args, words: &MountWords) -> Result<ExitCode> {
-    let child = daemon::Child::start(args.log_file.is_some())?;
-    let mut live = false;
-    let served = serve(args, &args.image, &args.dir, words, || {
-        child.ready()?;
-        live = true;
-        Ok(())
-    });
-    match served {
-        Err(e) if !live => {
-            child.failed(&e);
-            Ok(ExitCode::from(crate::FAILURE))
-        }
-        served => served.map(|()| ExitCode::SUCCESS),
-    }
-}
-
-/// Opens, mounts, calls `live`, and serves until the mount is gone. The image is closed in any
-/// case.
-fn serve(
-    args: &Args,
-    image: &Path,
-    dir: &Path,
-    words: &MountWords,
-    live: impl FnOnce() -> Result<()>,
-) -> Result<()> {
-    let signals = TerminationSignals::block().context("block signals")?;
-    // Before the engine starts its threads, so that they are flushers too.
-    kedge_fuse::become_io_flusher();
-    let extra = engine::Extra {
+fn mount<'a>(args: &Args, image: &'a Path, dir: &'a Path, words: &'a MountWords) -> Mount<'a> {
+    let extra = Extra {
         cache_size: args.cache_size,
         takeover: args.takeover,
         volatile: args.volatile,
         faults: args.faults.clone(),
-        ..engine::Extra::default()
+        ..Extra::default()
     };
-    let mut words = words.clone();
-    let opened = engine::open(image, &mut words, extra)?;
-    // Not before: replaying a log allocates the same memory again and again.
-    crate::os::give_large_buffers_back();
-    if let Some(notice) = &opened.notice {
-        eprintln!("kedge: warning: {notice}");
-    }
-    let fs = opened.fs.clone();
-    let session = attach(&opened, image, dir, &words, signals).and_then(|session| live().map(|()| session));
-    drop(opened);
-    let mut session = match session {
-        Ok(session) => session,
-        Err(e) => {
-            // The session, if there was one, has been dropped and with it the mount.
-            if let Err(second) = fs.close() {
-                tracing::error!("close {}: {second}", image.display());
-            }
-            return Err(e);
-        }
-    };
-    let (to_close, beside) = (fs.clone(), Beside::offer(&fs, &mut session));
-    let closed = session
-        .run_and_close(fs, move || {
-            // Copies beside the kernel may wait for a thaw.
-            let ended = to_close.end_freezes();
-            beside.stop();
-            ended.and(to_close.close())
-        })
-        .with_context(|| format!("serve {}", dir.display()))?;
-    // Nobody reads standard error by now, unless it is a log file.
-    closed
-        .with_context(|| format!("close {}", image.display()))
-        .inspect_err(|e| syslog::error(&format!("{e:#}")))
-}
-
-/// Mounts, and arranges that termination signals unmount.
-fn attach(
-    opened: &engine::Opened,
-    image: &Path,
-    dir: &Path,
-    words: &MountWords,
-    signals: TerminationSignals,
-) -> Result<MountedSession> {
-    let session = engine::mount(opened, image, dir, words)?;
-    let mount = session.mount_point().clone();
-    if let Some(weaker) = engine::tell_plain(&mount) {
-        eprintln!("kedge: warning: {weaker}");
-    }
-    // Detached: it waits for ever and ends with the process.
-    kedge_base::spawn_named("signals", move || unmount_on_signal(&signals, &mount))
-        .context("start a thread")?;
-    Ok(session)
-}
-
-pub fn unmount_on_signal(signals: &TerminationSignals, mount: &MountPoint) {
-    loop {
-        match signals.wait() {
-            Ok(signal) => tracing::info!("signal {signal}: unmounting"),
-            Err(e) => return tracing::error!("cannot wait for signals: {e}"),
-        }
-        // In use: it stays mounted, and the next signal tries again.
-        if let Err(e) = engine::patiently(|| mount.request_unmount()) {
-            tracing::error!("cannot unmount: {e}");
-        }
-    }
+    Mount { image, dir, words, extra, offer: server::offer }
 }

@@ -1,8 +1,10 @@
 //! Writing tar archives: POSIX ones (pax) as GNU tar writes them, with names of any length, times
 //! to the nanosecond, extended attributes, and sparse files in format 1.0.
 
-use crate::import::read_full;
-use crate::import::sink::{Data, Meta};
+use crate::import::{
+    read_full,
+    sink::{Data, Meta},
+};
 use anyhow::{Result, bail};
 use std::io::Write;
 use tar::{EntryType, Header};

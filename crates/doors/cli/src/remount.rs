@@ -20,10 +20,10 @@
 //! one exception: mount(8) names all flags that are to be set, and leaves out `exec`, `suid` and
 //! `dev`. So a flag that it does not name is cleared, as its manual page says.
 
-use crate::options::MountWords;
-use crate::{Usage, image, mounts};
 use anyhow::{Context, Result, anyhow, bail};
 use kedge_fuse::MountEntry;
+use kedge_host::options::MountWords;
+use kedge_host::{Usage, image, mounts};
 use kedgefs::Switches;
 use rustix::fs::XattrFlags;
 use rustix::io::Errno;

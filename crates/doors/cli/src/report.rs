@@ -5,6 +5,7 @@
 //! powers of two. Nothing here knows a counter by name, so a new one needs no change. By convention
 //! the end of a name says the unit: `_ns`, `_bytes`.
 
+use kedge_host::text::duration;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -162,15 +163,6 @@ pub fn text(value: &Value) -> String {
         Value::Bool(b) => if *b { "yes" } else { "no" }.into(),
         Value::Array(items) => items.iter().map(text).collect::<Vec<_>>().join(", "),
         other => other.to_string(),
-    }
-}
-
-pub fn duration(ns: u64) -> String {
-    match ns {
-        0..10_000 => format!("{ns} ns"),
-        10_000..10_000_000 => format!("{:.1} µs", ns as f64 / 1e3),
-        10_000_000..10_000_000_000 => format!("{:.1} ms", ns as f64 / 1e6),
-        _ => format!("{:.1} s", ns as f64 / 1e9),
     }
 }
 

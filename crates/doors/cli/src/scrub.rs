@@ -4,9 +4,9 @@
 //! mounted is locked against one meanwhile.
 
 use crate::fsck::{self, Bar};
-use crate::image::is_remote;
-use crate::{engine, info, mounts};
 use anyhow::{Context, Result, bail};
+use kedge_host::image::is_remote;
+use kedge_host::{engine, mounts, status};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -35,7 +35,7 @@ fn find(target: &Path) -> Result<(PathBuf, bool)> {
     }
     // Only the root of a mount answers.
     mounts::attribute(target, mounts::XATTR_PID)?;
-    match info::image_behind(target)? {
+    match status::image_behind(target)? {
         Some(image) => Ok((image, true)),
         None => bail!("the image behind {} is not known: name it instead", target.display()),
     }

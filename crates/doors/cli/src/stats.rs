@@ -1,8 +1,9 @@
 //! `kedge stats`: the counters of a live mount, as a page for people, as text with all of them, as
 //! JSON, or for Prometheus.
 
-use crate::{Usage, counters, listen, mounts, report, summary};
+use crate::{listen, report, summary};
 use anyhow::{Context, Result};
+use kedge_host::{Usage, mounts, status};
 use kedge_store::histogram_text;
 use serde_json::Value;
 use std::fmt::Write as _;
@@ -45,7 +46,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let [dir] = &args.dir[..] else {
         return Err(Usage("one mount point at a time, except with --listen".into()).into());
     };
-    let mut stats = counters::of(dir)?;
+    let mut stats = status::counters(dir)?;
     let slow = stats.as_object_mut().and_then(|s| s.remove("slow_fsyncs")).unwrap_or_default();
     let text = if args.slow_fsync {
         if args.json { format!("{slow:#}\n") } else { slow_table(dir, &slow) }

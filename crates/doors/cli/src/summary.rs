@@ -3,9 +3,9 @@
 //! [`report::table`] shows every counter and knows none by name. This page knows the few that say
 //! how a mount is doing. A counter that a mount does not have counts as zero.
 
-use crate::options::show_size;
-use crate::report::{self, Histogram};
+use crate::report::Histogram;
 use kedge_base::BLOCK_SIZE;
+use kedge_host::text::{duration, show_size};
 use serde_json::Value;
 use std::fmt::Write as _;
 
@@ -58,7 +58,7 @@ fn operations(of: &Value) -> String {
         let average = h.sum.checked_div(h.count).unwrap_or(0);
         let _ = write!(out, "{name:<12} {:>10}", h.count);
         for ns in [average, h.quantile(0.5), h.quantile(0.99), h.max] {
-            let _ = write!(out, " {:>11}", report::duration(ns));
+            let _ = write!(out, " {:>11}", duration(ns));
         }
         out += "\n";
     }
@@ -109,9 +109,9 @@ fn log_writes(of: &Value) -> String {
     format!(
         "{} writes, average {}, p99 {}, longest {}; each for {:.1} waiting calls",
         number(of, "/writes"),
-        report::duration(h.sum / h.count),
-        report::duration(h.quantile(0.99)),
-        report::duration(h.max),
+        duration(h.sum / h.count),
+        duration(h.quantile(0.99)),
+        duration(h.max),
         of["group_forces"]["average"].as_f64().unwrap_or(0.0),
     )
 }
@@ -165,7 +165,7 @@ fn device(of: &Value) -> String {
 pub fn latency(of: &Value) -> String {
     let one = |(name, value): (&String, &Value)| {
         let kind = name.trim_end_matches("_ns").replace('_', " ");
-        Some(format!("{kind} {}", report::duration(value.as_u64()?)))
+        Some(format!("{kind} {}", duration(value.as_u64()?)))
     };
     let known: Vec<String> = of.as_object().into_iter().flatten().filter_map(one).collect();
     if known.is_empty() { "not measured yet".into() } else { known.join(", ") }

@@ -5,11 +5,13 @@
 //! crate for terminal interfaces was weighed: this is one table without input, and needs a page
 //! that is drawn anew and two settings of the terminal.
 
-use crate::os::TerminationSignals;
-use crate::report::{self, Histogram};
-use crate::{counters, mounts, summary};
+use crate::report::Histogram;
+use crate::summary;
 use anyhow::{Context, Result};
 use kedge_base::{Clock, SystemClock};
+use kedge_host::os::TerminationSignals;
+use kedge_host::text::duration;
+use kedge_host::{mounts, status};
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 use serde_json::Value;
 use std::fmt::Write as _;
@@ -35,7 +37,7 @@ pub struct Args {
 pub fn run(args: Args) -> Result<ExitCode> {
     let interval = Duration::from_secs(args.interval);
     let clock = SystemClock::default();
-    let mut before = (clock.monotonic(), counters::of(&args.dir)?);
+    let mut before = (clock.monotonic(), status::counters(&args.dir)?);
     let (ends, end) = channel();
     // Before the threads that may end the program, which must not be killed with the terminal as it
     // is then.
@@ -54,7 +56,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
                 return Ok(ExitCode::SUCCESS);
             }
         }
-        let now = (clock.monotonic(), counters::of(&args.dir)?);
+        let now = (clock.monotonic(), status::counters(&args.dir)?);
         let dir = mounts::resolve(&args.dir)?;
         let text = picture(&dir, &before.1, &now.1, now.0.saturating_sub(before.0).as_secs_f64());
         match &screen {
@@ -257,7 +259,7 @@ fn operations(c: &Change<'_>) -> Vec<(f64, String)> {
         let before = c.before["operations"].get(name).and_then(Histogram::of);
         let passed = h.since(before.as_ref());
         let rate = passed.count as f64 / c.seconds;
-        let time = |ns: u64| if passed.count == 0 { "-".into() } else { report::duration(ns) };
+        let time = |ns: u64| if passed.count == 0 { "-".into() } else { duration(ns) };
         let average = passed.sum.checked_div(passed.count).unwrap_or(0);
         let row = format!(
             "{name:<14} {rate:>10.1} {:>10} {:>10} {:>12}\n",

@@ -5,11 +5,11 @@
 //! any image: levels descend, and a node that two parents claim cannot begin with the keys that
 //! both say.
 
-use crate::image::Image;
 use anyhow::{Context, Result, bail};
 use kedge_format::Key;
 use kedge_format::node::{Child, NODE_SIZE, NodeView};
 use kedge_format::superblock::Superblock;
+use kedge_host::image::Image;
 use std::ops::RangeInclusive;
 
 /// Passes every item whose key lies in `keys` to the callback.

@@ -1,8 +1,9 @@
 //! `kedge trim`: gives the free space of a mount back to its device or host.
 
-use crate::mounts;
-use crate::options::{parse_size, show_size};
 use anyhow::{Context, Result, bail};
+use kedge_host::mounts;
+use kedge_host::options::parse_size;
+use kedge_host::text::show_size;
 use std::fs::File;
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -17,8 +17,6 @@
 //! unmounted, so that nothing needs the older checkpoint. The feature of immutable files only adds
 //! what later operations may do, so it holds of either checkpoint.
 
-use crate::image::Image;
-use crate::{Usage, engine, mounts};
 use anyhow::{Context, Result, bail};
 use kedge_base::{BLOCK_SIZE, IoBuf};
 use kedge_device::Device;
@@ -26,6 +24,8 @@ use kedge_format::content::Content;
 use kedge_format::superblock::{
     Geometry, INCOMPAT_KNOWN, LABEL_MAX, RO_COMPAT_IMMUTABLE, RO_COMPAT_KNOWN, SLOTS, Superblock,
 };
+use kedge_host::image::Image;
+use kedge_host::{Usage, engine, mounts};
 use std::path::PathBuf;
 use std::process::ExitCode;
 

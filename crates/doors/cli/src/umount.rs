@@ -13,11 +13,11 @@
 //! gives the bytes up. The end of the serving process does not depend on that: it waits some
 //! seconds for room, first with the data, then with the last checkpoint, and ends.
 
-use crate::image::{self, Image};
-use crate::options::show_size;
-use crate::{engine, mounts, users};
 use anyhow::{Context, Result, anyhow, bail};
 use kedge_fuse::{MountEntry, MountError};
+use kedge_host::image::{self, Image};
+use kedge_host::text::show_size;
+use kedge_host::{engine, mounts, users};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{StatVfsMountFlags, statvfs};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};

@@ -21,6 +21,7 @@ const STORE: &str = "kedge-store";
 const FS: &str = "kedgefs";
 const FUSE: &str = "kedge-fuse";
 const FSCK: &str = "kedge-fsck";
+const HOST: &str = "kedge-host";
 const CEPH: &str = "kedge-ceph";
 const SIM: &str = "kedge-sim";
 const BENCH: &str = "kedge-bench";
@@ -47,6 +48,8 @@ const RULES: &[Rule] = &[
     // An independent check of the image: it must not share the code that it checks. Of the store it
     // uses only replay.
     (FSCK, &[BASE, DEVICE, FORMAT, STORE], &[FS]),
+    // Opens, mounts and serves images for programs; it knows no command line.
+    (HOST, &[BASE, DEVICE, FORMAT, FS, FUSE, FSCK], &[]),
     (SIM, &[BASE, DEVICE, FORMAT, FS, FSCK], &[]),
     // The experiments. Nothing depends on them, so installed programs contain no benchmark code.
     (BENCH, &[BASE, DEVICE, FS], &[]),
@@ -59,7 +62,7 @@ const RULES: &[Rule] = &[
     (CRASH_REALITY, &[BASE, CRASH, CRASH_RECORD], &[]),
     // Runs on bytes of others what reads them. Only tests depend on it.
     (HOSTILE, &[BASE, DEVICE, FS, FUSE, FSCK, CRASH], &[]),
-    (CLI, &[BASE, DEVICE, FORMAT, STORE, FS, FUSE, FSCK, CRASH, CRASH_RECORD], &[SIM, CEPH, HOSTILE]),
+    (CLI, &[BASE, DEVICE, FORMAT, STORE, FS, FUSE, FSCK, HOST, CRASH, CRASH_RECORD], &[SIM, CEPH, HOSTILE]),
 ];
 
 /// A crate's dependencies inside the workspace; `true`: only for its tests.

@@ -2,11 +2,11 @@
 
 use super::{ANSWER_PATIENCE, Answer, CHUNK, HELLO, PATIENCE};
 use crate::import::sink::{At, Data, Entries, Meta, is_roots};
-use crate::mounts;
 use crate::pax::{Entry, Pax};
 use anyhow::{Context, Result, bail, ensure};
 use kedge_base::printable;
 use kedge_fuse::{MountEntry, Peer};
+use kedge_host::mounts;
 use kedgefs::FileKind;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, Mode, OFlags, Stat};

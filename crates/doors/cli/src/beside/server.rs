@@ -10,6 +10,7 @@ use crate::import::sink::{Changed, Live, Sink};
 use anyhow::{Context, Result, ensure};
 use kedge_base::lock::{Mutex, Rank};
 use kedge_fuse::{MountedSession, Notifier};
+use kedge_host::serve::Stop;
 use kedgefs::{FileKind, FileSystem};
 use std::cell::RefCell;
 use std::io::{self, BufReader, Write};
@@ -22,7 +23,7 @@ use std::thread::JoinHandle;
 /// Connections at a time. More are refused.
 const CONNECTIONS_MAX: usize = 8;
 
-pub struct Beside {
+struct Beside {
     fs: FileSystem,
     notifier: Notifier,
     /// The number of the file system, `major:minor`.
@@ -41,9 +42,15 @@ struct Connection {
     thread: JoinHandle<()>,
 }
 
+/// Offers it on a mount of `fs`; the result ends it.
+pub fn offer(fs: &FileSystem, session: &mut MountedSession) -> Stop {
+    let beside = Beside::offer(fs, session);
+    Box::new(move || beside.stop())
+}
+
 impl Beside {
     /// Offers it on a mount of `fs`. [`Beside::stop`] must come before the file system is closed.
-    pub fn offer(fs: &FileSystem, session: &mut MountedSession) -> Arc<Beside> {
+    fn offer(fs: &FileSystem, session: &mut MountedSession) -> Arc<Beside> {
         let (notifier, state) = (session.notifier(), Mutex::new(Rank::Leaf, State::default()));
         let device = session.mount_point().device.clone();
         let beside = Arc::new(Beside { fs: fs.clone(), notifier, device, state });
@@ -123,7 +130,7 @@ impl Beside {
 
     /// Ends all connections, and what they do: in the middle, if need be. Nothing of it runs
     /// afterwards.
-    pub fn stop(&self) {
+    fn stop(&self) {
         let connections = {
             let mut state = self.state.lock();
             state.stopping = true;

@@ -1,13 +1,13 @@
 //! `kedge crash explore`.
 
 use super::{load, parse_time, usage};
-use crate::options::parse_size;
-use crate::os::TerminationSignals;
 use anyhow::{Context, Result};
 use kedge_crash::report::Told;
 use kedge_crash::{
     Budget, Campaign, Checker, CommandChecker, Ended, FilesChecker, Model, Phase, Progress, Report, Trace,
 };
+use kedge_host::options::parse_size;
+use kedge_host::os::TerminationSignals;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

@@ -11,14 +11,14 @@
 //! {"do":"wait","crashes":2}       until there have been so many crashes; also "seconds"
 //! ```
 
-use crate::mount::unmount_on_signal;
-use crate::options::{MountWords, parse_size};
-use crate::os::TerminationSignals;
-use crate::{daemon, engine, host, image, mkfs, mounts};
 use anyhow::{Context, Result, bail};
 use kedge_crash::Model;
 use kedge_crash_record::{Crash, Crashed, Live, Lose, Rule};
 use kedge_fuse::FuseOptions;
+use kedge_host::options::{MountWords, parse_size};
+use kedge_host::os::TerminationSignals;
+use kedge_host::serve::unmount_on_signal;
+use kedge_host::{background, create, daemon, engine, image, mounts};
 use kedgefs::FormatOptions;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
@@ -151,7 +151,7 @@ struct Met {
 
 pub fn mount(args: MountArgs) -> Result<ExitCode> {
     if args.as_daemon {
-        let child = daemon::Child::start(args.log_file.is_some())?;
+        let child = background::Child::start(args.log_file.is_some())?;
         let mut is_live = false;
         let served = serve(&args, || {
             child.ready()?;
@@ -168,11 +168,11 @@ pub fn mount(args: MountArgs) -> Result<ExitCode> {
     }
     mounts::detach_dead(&args.dir, &args.image)?;
     mounts::refuse_busy(&args.dir)?;
-    if !mkfs::exists(&args.image)? {
-        let Some(size) = args.create.map(mkfs::whole_blocks) else {
+    if !create::exists(&args.image)? {
+        let Some(size) = args.create.map(create::whole_blocks) else {
             bail!("{} does not exist (--create SIZE makes it)", args.image.display());
         };
-        mkfs::create(&args.image, size, &FormatOptions { size: Some(size), ..FormatOptions::default() })?;
+        create::create(&args.image, size, &FormatOptions { size: Some(size), ..FormatOptions::default() })?;
     }
     if args.create.is_some() && !args.dir.exists() {
         std::fs::create_dir(&args.dir).with_context(|| format!("create {}", args.dir.display()))?;
@@ -211,7 +211,7 @@ fn spawn(args: &MountArgs) -> Result<()> {
         }
     }
     words.extend::<[&OsStr; 3]>(["--".as_ref(), args.image.as_ref(), args.dir.as_ref()]);
-    daemon::spawn(&words, args.log_file.as_deref())
+    background::spawn(&words, args.log_file.as_deref())
 }
 
 /// Opens, mounts, listens, calls `ready`, and serves until the mount is gone.
@@ -272,7 +272,7 @@ impl Socket {
     fn listen(path: Option<&Path>, live: &Live) -> Result<Socket> {
         let path = match path {
             Some(path) => path.to_owned(),
-            None => host::socket(&default_name(std::process::id()))?,
+            None => daemon::socket(&default_name(std::process::id()))?,
         };
         // A socket that nobody answers is one that a killed process left. Any other file stays.
         if std::fs::symlink_metadata(&path).is_ok_and(|m| is_socket(&m))
@@ -399,7 +399,7 @@ fn ask(dir: &Path, socket: Option<&Path>, requests: &[Request]) -> Result<Answer
         Some(path) => path.to_owned(),
         None => {
             let pid = mounts::attribute(dir, mounts::XATTR_PID)?;
-            host::socket(&default_name(pid.trim().parse().context("the process that serves the mount")?))?
+            daemon::socket(&default_name(pid.trim().parse().context("the process that serves the mount")?))?
         }
     };
     let stream = kedge_fuse::connect_within(&path, PATIENCE).with_context(|| {

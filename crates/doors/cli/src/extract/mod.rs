@@ -14,9 +14,9 @@
 mod scramble;
 mod source;
 
-use crate::{engine, mounts};
 use anyhow::{Context, Result, bail};
 use kedge_base::{BLOCK_SIZE, BlockNo};
+use kedge_host::{engine, mounts};
 use scramble::Scramble;
 use source::{LogWrite, Node, Source};
 use std::fs::File;

@@ -4,6 +4,7 @@
 
 use super::*;
 use ::tar::{EntryType, Header};
+use kedge_base::SystemClock;
 use kedge_device::sim::{Choice, SimDevice};
 use kedge_device::{Device, MemDevice};
 use kedge_fsck::{CheckOptions, StoreReplay};
@@ -11,6 +12,7 @@ use kedgefs::{MountOptions, Owner, SetAttr};
 use sink::{Changed, Live};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 const SIZE: u64 = 64 << 20;
 const FILES: usize = 150;

@@ -3,10 +3,10 @@
 //! `KEDGE_FUZZ_SECONDS` sets how many seconds of processor time, `KEDGE_SEED` the seed.
 
 use super::unpack;
-use crate::options::{MountWords, asks_nothing, parse_cache_size};
 use kedge_base::ManualClock;
 use kedge_device::MemDevice;
 use kedge_fsck::{CheckOptions, check};
+use kedge_host::options::{MountWords, asks_nothing, parse_cache_size};
 use kedge_hostile::corpus;
 use kedge_hostile::drive::{Target, outcome, test, words_of};
 use kedgefs::{FileSystem, FormatOptions, Ino, MountOptions, Switches};

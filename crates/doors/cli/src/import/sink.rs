@@ -18,8 +18,8 @@
 //! in it that are replaced. Times of directories are set at the end, as each new entry moves them.
 
 use super::{BLOCK, is_dir, read_full, show};
-use crate::engine;
 use anyhow::{Context, Result, bail};
+use kedge_host::engine;
 use kedgefs::{Attr, FileKind, FileSystem, Ino, Owner, SetAttr, SetTime, Timespec, XattrMode};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io::{Read, Write};

@@ -1,6 +1,7 @@
 //! Parsing of sizes ("4G") and mount options (`-o commit=5,noatime`).
 
-use crate::Usage;
+use crate::text::show_size;
+use crate::usage::Usage;
 use kedge_device::location::TIMEOUT_SECS_MAX;
 use kedgefs::{DirtyTracking, SWITCH_WORDS, Switches, TreeLock};
 
@@ -14,16 +15,6 @@ pub fn parse_cache_size(text: &str) -> Result<u64, String> {
             Err(format!("the value must be at least {}", show_size(CACHE_SIZE_MIN)))
         }
         bytes => Ok(bytes),
-    }
-}
-
-/// A size as text, with at most two decimals: `4 GiB`, `1.50 MiB`, `512 bytes`.
-pub fn show_size(bytes: u64) -> String {
-    let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
-    match units.into_iter().find(|(shift, _)| bytes >> shift > 0) {
-        None => format!("{bytes} bytes"),
-        Some((shift, unit)) if bytes.is_multiple_of(1 << shift) => format!("{} {unit}", bytes >> shift),
-        Some((shift, unit)) => format!("{:.2} {unit}", bytes as f64 / (1u64 << shift) as f64),
     }
 }
 

@@ -1,4 +1,5 @@
 use super::*;
+use crate::image::Image;
 use kedge_format::content::Content;
 
 /// The temporary name is predictable. In a directory that other users can write to, there may be a

@@ -5,8 +5,9 @@
 //! Nothing here locks the image or writes to it, so that `info` and `dump` also work on one that is
 //! mounted. They then show the last checkpoint, not the current state.
 
-use crate::Usage;
 use crate::options::MountWords;
+use crate::text::date;
+use crate::usage::Usage;
 use anyhow::{Context, Result, anyhow, bail};
 use kedge_base::{BLOCK_SIZE, BlockNo, IoBuf};
 use kedge_device::{Device, Location, OpenOptions};
@@ -122,7 +123,7 @@ pub fn tell_losses(losses: &Losses) -> String {
         "an unmount could not write the data of {} files, first at {}; what could not be written is \
          lost (kedge fsck -y takes note and clears this)",
         losses.files,
-        crate::info::date(losses.since)
+        date(losses.since)
     )
 }
 

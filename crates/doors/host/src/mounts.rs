@@ -4,6 +4,7 @@
 //! `mountinfo` of `kedge_fuse` says which these are. Only a path on the caller's command line leads
 //! into one.
 
+use crate::engine;
 use crate::image::locate;
 use anyhow::{Context, Result, bail};
 use kedge_device::Location;
@@ -85,7 +86,7 @@ pub fn detach_dead(dir: &Path, image: &Path) -> Result<()> {
     for dir in here.into_iter().chain(others) {
         // Checked again: both may be the same mount.
         if is_dead(&dir)? {
-            crate::engine::detach(&dir)?;
+            engine::detach(&dir)?;
             eprintln!("kedge: warning: {}: the mount of a process that had died is detached", dir.display());
         }
     }

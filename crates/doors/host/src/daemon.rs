@@ -10,14 +10,16 @@
 //! A named process listens on a socket in a directory that only its user can enter
 //! (`kedge_fuse::PrivateDir`). One request and one answer, each a line of JSON.
 
-use crate::beside::server::Beside;
 use crate::options::{MountWords, parse_size};
-use crate::os::TerminationSignals;
-use crate::{Usage, daemon, engine, image, mounts, notify};
+use crate::serve::{self, Offer};
+use crate::text::one_line;
+use crate::usage::Usage;
+use crate::{background, engine, image, mounts, notify, os};
 use anyhow::{Context, Result, anyhow, bail};
 use kedge_base::lock::{Condvar, Mutex, Rank};
 use kedge_fuse::{Bound, MountPoint, PrivateDir};
 use kedgefs::{MountOptions, SharedBudget};
+use os::TerminationSignals;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -37,23 +39,6 @@ const REQUEST_WAIT: Duration = Duration::from_secs(5);
 /// Attempts to join before giving up: a process may just be ending or starting.
 const JOIN_TRIES: u32 = 50;
 const JOIN_PAUSE: Duration = Duration::from_millis(100);
-
-#[derive(clap::Args, Debug)]
-pub struct Args {
-    /// Started by `kedge mount --daemon`: listens under this name, and ends when nothing is mounted
-    #[arg(long, hide = true, conflicts_with = "file", required_unless_present = "file")]
-    name: Option<String>,
-    /// What to mount, in TOML: `name`, `dirty_background`, `dirty_hard`, and for each mount a table
-    /// `[[mount]]` with `image`, `dir`, `options`, `cache_size`
-    file: Option<PathBuf>,
-}
-
-impl Args {
-    /// Whether nobody reads the standard error of this process.
-    pub fn is_in_background(&self) -> bool {
-        self.name.is_some()
-    }
-}
 
 #[derive(Deserialize, Debug, Default)]
 #[serde(deny_unknown_fields)]
@@ -116,14 +101,11 @@ impl Config {
     }
 }
 
-pub fn run(args: Args) -> Result<ExitCode> {
-    if let Some(name) = &args.name {
-        return serve_as_daemon(name);
-    }
-    let file = args.file.as_deref().expect("clap wants one of the two");
+/// Mounts what the file names, and serves until the last mount is gone.
+pub fn run_file(file: &Path, offer: Offer) -> Result<ExitCode> {
     let config = Config::read(file)?;
     let signals = TerminationSignals::block().context("block signals")?;
-    let host = Host::new(config.budget()?, signals)?;
+    let host = Host::new(config.budget()?, signals, offer)?;
     if let Some(name) = &config.name {
         host.listen(name)?;
     }
@@ -139,17 +121,19 @@ pub fn run(args: Args) -> Result<ExitCode> {
     host.verdict()
 }
 
-fn serve_as_daemon(name: &str) -> Result<ExitCode> {
-    let child = daemon::Child::start(false)?;
+/// Serves under this name what [`join`] asks for, until the last mount is gone. The parent gets the
+/// error of a start that failed.
+pub fn run_named(name: &str, offer: Offer) -> Result<ExitCode> {
+    let child = background::Child::start(false)?;
     let started = TerminationSignals::block()
         .context("block signals")
-        .and_then(|signals| Host::new(Config::default().budget()?, signals))
+        .and_then(|signals| Host::new(Config::default().budget()?, signals, offer))
         .and_then(|host| host.listen(name).map(|()| host));
     let host = match started {
         Ok(host) => host,
         Err(e) => {
             child.failed(&e);
-            return Ok(ExitCode::from(crate::FAILURE));
+            return Ok(ExitCode::FAILURE);
         }
     };
     child.ready()?;
@@ -177,7 +161,7 @@ pub fn join(name: &str, request: &Request) -> Result<()> {
                 // No process listens. If two callers start one at once, the second process finds
                 // the socket taken, and its caller joins the first.
                 let words: [&OsStr; 3] = ["daemon".as_ref(), "--name".as_ref(), name.as_ref()];
-                if let Err(e) = daemon::spawn(&words, None) {
+                if let Err(e) = background::spawn(&words, None) {
                     tracing::debug!("start of {name}: {e}");
                     std::thread::sleep(JOIN_PAUSE);
                 }
@@ -226,6 +210,7 @@ pub fn socket(name: &str) -> Result<PathBuf> {
 /// The mounts of this process.
 struct Host {
     budget: Arc<SharedBudget>,
+    offer: Offer,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -244,11 +229,11 @@ struct State {
 }
 
 impl Host {
-    fn new(budget: Arc<SharedBudget>, signals: TerminationSignals) -> Result<Arc<Host>> {
-        crate::os::give_large_buffers_back();
+    fn new(budget: Arc<SharedBudget>, signals: TerminationSignals, offer: Offer) -> Result<Arc<Host>> {
+        os::give_large_buffers_back();
         kedge_fuse::become_io_flusher();
         let state = Mutex::new(Rank::Leaf, State::default());
-        let host = Arc::new(Host { budget, state, changed: Condvar::default() });
+        let host = Arc::new(Host { budget, offer, state, changed: Condvar::default() });
         let mine = host.clone();
         kedge_base::spawn_named("signals", move || {
             loop {
@@ -306,7 +291,7 @@ impl Host {
         let reply = match request.and_then(|request| self.mount(&request)) {
             Ok(notices) => Reply { error: None, notices },
             Err(e) if e.is::<Ending>() => return, // no answer: the client starts another process
-            Err(e) => Reply { error: Some(crate::one_line(&format!("{e:#}"))), notices: Vec::new() },
+            Err(e) => Reply { error: Some(one_line(&format!("{e:#}"))), notices: Vec::new() },
         };
         let answer = serde_json::to_string(&reply).unwrap_or_default() + "\n";
         if let Err(e) = stream.write_all(answer.as_bytes()) {
@@ -348,7 +333,7 @@ impl Host {
         let opened = engine::open(&image, &mut words, extra)?;
         notices.extend(opened.notice.clone());
         let fs = opened.fs.clone();
-        let mut session = match engine::mount(&opened, &image, &dir, &words) {
+        let session = match engine::mount(&opened, &image, &dir, &words) {
             Ok(session) => session,
             Err(e) => {
                 fs.close().with_context(|| format!("close {}", image.display()))?;
@@ -361,14 +346,8 @@ impl Host {
         self.state.lock().live.push(mount.clone());
         let host = self.clone();
         let shown = dir.clone();
-        let serve = move || {
-            let (to_close, beside) = (fs.clone(), Beside::offer(&fs, &mut session));
-            let served = session.run_and_close(fs, move || {
-                // Copies beside the kernel may wait for a thaw.
-                let ended = to_close.end_freezes();
-                beside.stop();
-                ended.and(to_close.close())
-            });
+        let until_unmounted = move || {
+            let served = serve::until_unmounted(session, fs, host.offer);
             let error = match served {
                 Ok(Ok(())) => None,
                 Ok(Err(e)) => Some(format!("close {}: {e}", image.display())),
@@ -383,7 +362,7 @@ impl Host {
             state.failed.extend(error);
             host.changed.notify_all();
         };
-        kedge_base::spawn_named("serve", serve)
+        kedge_base::spawn_named("serve", until_unmounted)
             .map(|_| notices)
             .with_context(|| format!("start a thread for {}", shown.display()))
     }

@@ -1,8 +1,9 @@
-//! The command line's interface to the engine, the mount and the checker.
+//! Opening images, mounting and checking them: the interface to the engine for programs.
 
 use crate::image::{check_kind, is_remote, locate};
-use crate::options::{MountWords, show_size};
-use crate::{memory, waits};
+use crate::options::MountWords;
+use crate::text::show_size;
+use crate::{clock, memory, waits};
 use anyhow::{Context, Result};
 use kedge_base::{Clock, SystemClock};
 use kedge_device::sim::{ScriptedDevice, VolatileDevice};
@@ -47,7 +48,7 @@ pub fn create(path: &Path, size: u64, options: &FormatOptions) -> Result<()> {
 fn format_device(device: Arc<dyn Device>, options: &FormatOptions) -> Result<()> {
     let owner = Owner { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };
     let options = FormatOptions { owner, ..options.clone() };
-    FileSystem::format(device, crate::import::clock(crate::import::source_date()?), &options)?;
+    FileSystem::format(device, clock::of(clock::source_date()?), &options)?;
     Ok(())
 }
 

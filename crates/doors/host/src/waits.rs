@@ -1,6 +1,6 @@
 //! Requests that a mount's device has not answered: as the mount tells of them, and in words.
 
-use crate::{info, report};
+use crate::text::{date, duration};
 use kedge_device::{LATE, Pending};
 use serde_json::{Value, json};
 
@@ -23,7 +23,7 @@ pub fn to_json(pending: &Pending) -> Value {
 /// Writes the moment in `tree`, which a mount told, as others are written.
 pub fn write_date(tree: &mut Value) {
     if let Some(sec) = tree[MEMBER]["oldest_since"].as_i64() {
-        tree[MEMBER]["oldest_since"] = json!(info::date(sec));
+        tree[MEMBER]["oldest_since"] = json!(date(sec));
     }
 }
 
@@ -43,7 +43,7 @@ pub fn told(tree: &Value) -> Option<String> {
         number("outstanding"),
         LATE.as_secs(),
         if op == "write_zeroes" { "zeroing" } else { op },
-        report::duration(number("oldest_ns")),
+        duration(number("oldest_ns")),
     ))
 }
 

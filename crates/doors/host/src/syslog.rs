@@ -5,6 +5,7 @@
 //! for the system's log and all others: of each place in the code some lines a minute, and then how
 //! many were left out.
 
+use crate::text::one_line;
 use kedge_base::{Clock, SystemClock};
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -34,7 +35,7 @@ pub fn error(text: &str) {
 }
 
 fn send(severity: u32, text: &str) {
-    let line = format!("<{}>kedge[{}]: {}", DAEMON | severity, std::process::id(), crate::one_line(text));
+    let line = format!("<{}>kedge[{}]: {}", DAEMON | severity, std::process::id(), one_line(text));
     let socket = std::env::var_os(SOCKET_VARIABLE).unwrap_or_else(|| SOCKET.into());
     let sent = UnixDatagram::unbound().and_then(|from| {
         // A log that is full must not hold up the file system that complains.

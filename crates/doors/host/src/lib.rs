@@ -1,0 +1,47 @@
+//! What programs around the engine share: opening images, mounting and serving them, and asking a
+//! live mount for its state.
+//!
+//! | part | does |
+//! |---|---|
+//! | [`engine`] | opens, makes, mounts and checks images |
+//! | [`create`] | makes an image in a new file |
+//! | [`image`] | finds an image by its name, reads its superblock without a lock |
+//! | [`tag`] | finds the block device of a label or a uuid |
+//! | [`options`] | parses the words of `mount -o` |
+//! | [`mounts`] | finds the mount that a path names, reads its attributes |
+//! | [`status`] | state and counters of an image and of a live mount |
+//! | [`waits`] | requests that a mount's device has not answered |
+//! | [`serve`] | serves one mount until it ends |
+//! | [`daemon`] | serves several mounts in one process |
+//! | [`background`] | starts the process that serves, and waits until the mount is live |
+//! | [`notify`] | reports readiness to the service manager |
+//! | [`logging`], [`syslog`] | where messages go |
+//! | [`users`] | finds the processes that keep a mount in use |
+//! | [`memory`] | the default size of a cache |
+//! | [`clock`] | the clock of a new image |
+//! | [`os`] | signals, heaps and descriptors |
+//! | [`text`], [`usage`] | values and errors as people read them |
+#![deny(unsafe_code)]
+
+pub mod background;
+pub mod clock;
+pub mod create;
+pub mod daemon;
+pub mod engine;
+pub mod image;
+pub mod logging;
+pub mod memory;
+pub mod mounts;
+pub mod notify;
+pub mod options;
+pub mod os;
+pub mod serve;
+pub mod status;
+pub mod syslog;
+pub mod tag;
+pub mod text;
+pub mod usage;
+pub mod users;
+pub mod waits;
+
+pub use usage::Usage;

@@ -1,0 +1,127 @@
+//! Serving one mount: opens the image, attaches it, and returns when the mount has ended and the
+//! image is closed.
+
+use crate::engine::{self, Extra, Opened};
+use crate::options::MountWords;
+use crate::os::{self, TerminationSignals};
+use crate::{background, syslog};
+use anyhow::{Context, Result};
+use kedge_fuse::{MountPoint, MountedSession};
+use kedgefs::FileSystem;
+use std::path::Path;
+use std::process::ExitCode;
+
+/// Ends what [`Offer`] began. Nothing of it uses the file system afterwards.
+pub type Stop = Box<dyn FnOnce() + Send>;
+/// Begins a service that a mount has beside the requests of the kernel.
+pub type Offer = fn(&FileSystem, &mut MountedSession) -> Stop;
+
+/// A mount to be served.
+pub struct Mount<'a> {
+    pub image: &'a Path,
+    pub dir: &'a Path,
+    pub words: &'a MountWords,
+    pub extra: Extra,
+    pub offer: Offer,
+}
+
+/// Serves a mount in the process that [`background::spawn`] started. `keep_stderr`: it is a log
+/// file. The parent gets the error of a mount that did not come to life.
+pub fn in_background(mount: &Mount<'_>, keep_stderr: bool) -> Result<ExitCode> {
+    let child = background::Child::start(keep_stderr)?;
+    let mut live = false;
+    let served = in_foreground(mount, || {
+        child.ready()?;
+        live = true;
+        Ok(())
+    });
+    match served {
+        Err(e) if !live => {
+            child.failed(&e);
+            Ok(ExitCode::FAILURE)
+        }
+        served => served.map(|()| ExitCode::SUCCESS),
+    }
+}
+
+/// Opens, mounts, calls `live`, and serves until the mount is gone. The image is closed in any
+/// case.
+pub fn in_foreground(mount: &Mount<'_>, live: impl FnOnce() -> Result<()>) -> Result<()> {
+    let Mount { image, dir, words, extra, offer } = mount;
+    let signals = TerminationSignals::block().context("block signals")?;
+    // Before the engine starts its threads, so that they are flushers too.
+    kedge_fuse::become_io_flusher();
+    let mut words = (*words).clone();
+    let opened = engine::open(image, &mut words, extra.clone())?;
+    // Not before: replaying a log allocates the same memory again and again.
+    os::give_large_buffers_back();
+    if let Some(notice) = &opened.notice {
+        eprintln!("kedge: warning: {notice}");
+    }
+    let fs = opened.fs.clone();
+    let session = attach(&opened, image, dir, &words, signals).and_then(|session| live().map(|()| session));
+    drop(opened);
+    let session = match session {
+        Ok(session) => session,
+        Err(e) => {
+            // The session, if there was one, has been dropped and with it the mount.
+            if let Err(second) = fs.close() {
+                tracing::error!("close {}: {second}", image.display());
+            }
+            return Err(e);
+        }
+    };
+    let closed = until_unmounted(session, fs, *offer).with_context(|| format!("serve {}", dir.display()))?;
+    // Nobody reads standard error by now, unless it is a log file.
+    closed
+        .with_context(|| format!("close {}", image.display()))
+        .inspect_err(|e| syslog::error(&format!("{e:#}")))
+}
+
+/// Serves until the mount is gone, and closes the file system. The inner result is that of closing.
+pub fn until_unmounted(
+    mut session: MountedSession,
+    fs: FileSystem,
+    offer: Offer,
+) -> std::io::Result<kedgefs::Result<()>> {
+    let (to_close, stop) = (fs.clone(), offer(&fs, &mut session));
+    session.run_and_close(fs, move || {
+        // Copies beside the kernel may wait for a thaw.
+        let ended = to_close.end_freezes();
+        stop();
+        ended.and(to_close.close())
+    })
+}
+
+/// Mounts, and arranges that termination signals unmount.
+fn attach(
+    opened: &Opened,
+    image: &Path,
+    dir: &Path,
+    words: &MountWords,
+    signals: TerminationSignals,
+) -> Result<MountedSession> {
+    let session = engine::mount(opened, image, dir, words)?;
+    let mount = session.mount_point().clone();
+    if let Some(weaker) = engine::tell_plain(&mount) {
+        eprintln!("kedge: warning: {weaker}");
+    }
+    // Detached: it waits for ever and ends with the process.
+    kedge_base::spawn_named("signals", move || unmount_on_signal(&signals, &mount))
+        .context("start a thread")?;
+    Ok(session)
+}
+
+/// Unmounts at each termination signal, for as long as the process lives.
+pub fn unmount_on_signal(signals: &TerminationSignals, mount: &MountPoint) {
+    loop {
+        match signals.wait() {
+            Ok(signal) => tracing::info!("signal {signal}: unmounting"),
+            Err(e) => return tracing::error!("cannot wait for signals: {e}"),
+        }
+        // In use: it stays mounted, and the next signal tries again.
+        if let Err(e) = engine::patiently(|| mount.request_unmount()) {
+            tracing::error!("cannot unmount: {e}");
+        }
+    }
+}
