@@ -121,7 +121,7 @@ fn words_after_an_ordinary_replay() {
     kill(&place, "mnt");
     place.run("umount mnt");
     let checked = place.run("fsck a.kedge").ok();
-    assert!(checked.contains("not unmounted, so judged as the next mount finds it"), "{checked}");
+    assert!(checked.contains("not unmounted, so checked as the next mount would find it"), "{checked}");
     let repaired = place.run("fsck -p a.kedge").ok();
     assert!(repaired.contains("log replayed, as the next mount would have"), "{repaired}");
     for text in [checked, repaired] {

@@ -1,5 +1,4 @@
-//! Each fault on an otherwise good image: the check finds that fault, and nothing that merely
-//! follows from it.
+//! Each fault on an otherwise good image: the check reports that fault and no consequence of it.
 
 use crate::test_image::{Built, Image, write};
 use crate::{CheckOptions, FindingKind, Report, check_checkpoint};
@@ -12,12 +11,12 @@ use kedge_format::superblock::{INCOMPAT_LARGE_XATTRS, Losses};
 use kedge_format::{FileKind, ItemKind, Key};
 use std::collections::BTreeSet;
 
-/// Found by the tests of replay and of unreadable devices.
+/// Kinds covered by the tests of replay and of unreadable devices.
 pub const ELSEWHERE: [FindingKind; 2] = [IoError, ReplayFailed];
 
 pub struct Case {
     pub name: &'static str,
-    /// All that is found.
+    /// All kinds that the check reports.
     pub expect: &'static [FindingKind],
     pub prepare: fn(&mut Image),
     pub damage: fn(&Built),
@@ -87,7 +86,7 @@ fn superblock_cases() -> Vec<Case> {
         items("data lost", &[DataLost], |i| {
             i.superblock = Some(Box::new(|sb| sb.checkpoint.losses = Some(Losses { files: 1, since: 9 })));
         }),
-        items("next inode that no image lives to see", &[SuperblockCounter], |i| {
+        items("next inode that no image can reach", &[SuperblockCounter], |i| {
             i.superblock = Some(Box::new(|sb| sb.checkpoint.next_ino = Ino((1 << 61) + 1)));
         }),
         items("next inode in use", &[SuperblockNextIno], |i| {
@@ -140,7 +139,7 @@ fn tree_cases() -> Vec<Case> {
     ]
 }
 
-/// Moves the pointer to the sixth leaf.
+/// Changes the pointer to the sixth leaf.
 fn with_child(image: &mut Image, place: fn(BlockNo) -> BlockNo) {
     image.node = Some(Box::new(move |level, at, node| {
         if (level, at) == (1, 0) {
@@ -212,7 +211,8 @@ fn inode_cases() -> Vec<Case> {
     ]
 }
 
-/// An attribute with a value in four parts, which the damage changes. It gets their keys.
+/// Adds an attribute whose value has four parts and damages it. `damage` gets the keys of the
+/// attribute and its parts.
 fn large(image: &mut Image, damage: impl FnOnce(&mut Image, [Key; 5])) {
     image.xattr(10, "user.large", &[7; 15_000]);
     let head = image.xattr_key(10, "user.large");
@@ -270,7 +270,7 @@ fn large_xattr_cases() -> Vec<Case> {
     ]
 }
 
-/// What the steps of a deletion leave until the last one.
+/// The state between the steps of a deletion.
 #[test]
 fn a_deletion_may_have_removed_the_first_parts_of_a_value() {
     let mut image = Image::sample();
@@ -345,7 +345,7 @@ fn space_cases() -> Vec<Case> {
             i.symlink(11, b"../file");
             i.core(11, |c| c.blocks = 2);
         }),
-        items("extent behind the largest size", &[ExtentBeyondLimit], |i| {
+        items("extent beyond the largest size", &[ExtentBeyondLimit], |i| {
             i.remove(key(100, ItemKind::Extent, 0));
             i.file(100, 1, &[((1 << 43) - 1, 1)]);
         }),
@@ -353,7 +353,7 @@ fn space_cases() -> Vec<Case> {
         items("extent in the log", &[ExtentMisplaced], |i| {
             edit_extent(i, 13, 100, |e| e.start = BlockNo(100));
         }),
-        items("extent behind the end", &[ExtentMisplaced], |i| {
+        items("extent beyond the end", &[ExtentMisplaced], |i| {
             let end = i.geometry.total_blocks;
             edit_extent(i, 13, 100, |e| e.start = BlockNo(end));
         }),
@@ -385,7 +385,7 @@ fn space_cases() -> Vec<Case> {
 }
 
 impl Case {
-    /// More kinds that follow by themselves.
+    /// Adds kinds that the damage necessarily causes too.
     fn and(mut self, more: &'static [FindingKind]) -> Case {
         self.expect = Box::leak([self.expect, more].concat().into_boxed_slice());
         self

@@ -1,12 +1,12 @@
-//! The facts that are kept about each inode and name until all items have been seen, and the keys
-//! that could not be read.
+//! The facts kept about each inode and name until all items have been read, and the key ranges that
+//! could not be read.
 
 use kedge_base::{BlockNo, Generation, Ino};
 use kedge_format::item::Orphan;
 use kedge_format::{FileKind, Key};
 use std::collections::BTreeMap;
 
-/// A node as its parent names it.
+/// A node as its parent describes it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct NodeRef {
     pub block: BlockNo,
@@ -17,7 +17,8 @@ pub(crate) struct NodeRef {
     pub high: Option<Key>,
 }
 
-/// An inode. Kept in ascending order of numbers: the tree is walked in key order.
+/// The facts about an inode. Records are in ascending order of inode numbers, because the tree is
+/// walked in key order.
 pub(crate) struct InodeRec {
     pub ino: u64,
     pub parent: u64,
@@ -35,7 +36,8 @@ pub(crate) struct InodeRec {
 pub(crate) struct NameRef {
     pub target: u64,
     pub dir: u64,
-    /// Index of the leaf that holds it; `u32::MAX` stands for that one and all further ones.
+    /// Index of the leaf that holds the entry; `u32::MAX` stands for all indexes from `u32::MAX`
+    /// on.
     pub leaf: u32,
     pub kind: FileKind,
 }
@@ -61,7 +63,8 @@ impl Facts {
 }
 
 /// Key ranges that could not be read: nodes that are not valid, items that cannot be decoded. Items
-/// that might lie there are not reported as missing: the fault that hides them has been reported.
+/// that might lie there are not reported as missing, because the fault that hides them is reported
+/// already.
 ///
 /// The ranges are disjoint, because each node's range is cut out of its parent's.
 #[derive(Default)]
@@ -85,7 +88,7 @@ impl Lost {
         self.0.is_empty()
     }
 
-    /// Whether `key` may be among what was lost.
+    /// Whether `key` lies in a lost range.
     pub fn has(&self, key: Key) -> bool {
         self.touches(key, successor(key))
     }

@@ -37,7 +37,7 @@ pub fn check_checkpoint(
     check_from(&sb, &mut reader, findings, progress)
 }
 
-/// The phases after the superblock, as a report.
+/// Runs the phases after the superblock and returns the report.
 pub(crate) fn check_from(
     sb: &Superblock,
     reader: &mut Reader,
@@ -48,7 +48,7 @@ pub(crate) fn check_from(
     report_of(sb, reader, state)
 }
 
-/// The phases after the superblock.
+/// Runs the phases after the superblock and returns the state.
 pub(crate) fn judge(
     sb: &Superblock,
     reader: &mut Reader,
@@ -61,7 +61,8 @@ pub(crate) fn judge(
     let leaves =
         tree::walk_inner(sb, reader, &mut state, &mut |done, total| report_phase("nodes", done, total));
     if let Some(losses) = &sb.checkpoint.losses {
-        // Without a block: both slots, and each checkpoint of a replay, say the same.
+        // The finding has no block: both slots, and each checkpoint of a replay, record the same
+        // loss.
         state.findings.add(FindingKind::DataLost, At::default(), || losses_text(losses));
     }
     let mut check = ItemCheck::new(sb, &mut state);

@@ -20,12 +20,12 @@ use kedge_format::item::{
 use kedge_format::superblock::Superblock;
 use kedge_format::{FileKind, INO_MAX, InodeCore, ItemKind, Key};
 
-/// Conflicts of ownership for which the report names all owners.
+/// The most conflicts of ownership for which the report names all owners.
 const CONFLICTS_MAX: usize = 64;
-/// File blocks from here on cannot exist.
+/// The first file block beyond the largest file size.
 pub(crate) const FILE_BLOCKS_MAX: u64 = FILE_SIZE_MAX / BLOCK_SIZE as u64;
 
-/// Blocks that a file claims and that already have an owner.
+/// Blocks that a file claims although they already have an owner.
 #[derive(Clone, Copy)]
 pub(crate) struct Conflict {
     pub start: BlockNo,
@@ -41,7 +41,7 @@ pub(crate) struct State {
     pub facts: Facts,
     pub lost: Lost,
     pub conflicts: Vec<Conflict>,
-    /// Nodes that were not what their parents said.
+    /// Nodes that do not match their parents' pointers.
     pub bad_nodes: Vec<NodeRef>,
 }
 
@@ -84,14 +84,15 @@ struct Current {
     subdirs: u32,
     blocks: u64,
     has_target: bool,
-    /// Whether an attribute was there: parts of one that is deleted come before all others.
+    /// Whether an attribute has been seen. A deletion in progress leaves parts without their
+    /// attribute, and only before the first attribute.
     has_xattr: bool,
-    /// What is still to come of the last attribute's value.
+    /// The parts of the last attribute's value that have not been seen yet.
     rest: Option<XattrRest>,
     next_file_block: u64,
 }
 
-/// The names seen so far that share a hash.
+/// The names seen so far whose hash is the same.
 #[derive(Default)]
 struct Bucket {
     slot: Option<(u64, u8, u64)>,
@@ -99,7 +100,7 @@ struct Bucket {
 }
 
 impl Bucket {
-    /// Whether the hash's names, all of `slot`, hold `name` already.
+    /// Adds `name` to the names of `slot`; returns whether it was there already.
     fn holds(&mut self, slot: (u64, u8, u64), name: &[u8]) -> bool {
         if self.slot != Some(slot) {
             self.slot = Some(slot);
@@ -162,7 +163,7 @@ impl<'a> ItemCheck<'a> {
         self.current = Some(current);
     }
 
-    /// Checks the last inode; call it when all items have been seen.
+    /// Checks the last inode; call it after the last item.
     pub fn finish(mut self) {
         self.finish_inode();
     }
@@ -301,7 +302,8 @@ impl<'a> ItemCheck<'a> {
         }
     }
 
-    /// Whatever follows, the last attribute's value has all its parts now, or not.
+    /// Ends the last attribute's value: the next item is no part of it, so a part that is still
+    /// missing is a finding.
     fn end_value(&mut self, current: &mut Current) {
         let Some(slot) = current.rest.take().and_then(|rest| rest.next_slot()) else { return };
         let missing = Key::new(current.ino, ItemKind::Xattr, slot);
@@ -312,8 +314,8 @@ impl<'a> ItemCheck<'a> {
         }
     }
 
-    /// Whether a name lies in a slot of its hash, and is there for the first time; else its first
-    /// slot.
+    /// Whether the name is new to the inode. If the item does not lie in a slot of the name's hash,
+    /// the error is the first slot that would be right.
     fn placed(&mut self, key: Key, name: &[u8]) -> Result<bool, u64> {
         let slot = name_slot(&self.sb.geometry.hash_seed, name);
         if key.offset / SLOT_ORDINALS * SLOT_ORDINALS != slot {
@@ -440,7 +442,7 @@ impl<'a> ItemCheck<'a> {
         if !current.has_core {
             return;
         }
-        // Items that could not be read make every count of this inode's items a lower bound.
+        // If items could not be read, every count of this inode's items is a lower bound.
         let gap = self.state.lost.touches_inode(current.ino);
         let core = current.core.unwrap_or_default();
         let kind = core.kind();

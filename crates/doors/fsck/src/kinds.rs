@@ -22,7 +22,7 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// The device failed a read: what lies there was not checked.
+    /// The device failed a read: the blocks there were not checked.
     IoError = "io-error",
     /// Neither slot starts with the magic of a superblock.
     NotAnImage = "not-an-image",
@@ -42,43 +42,43 @@ kinds! {
     SuperblockCleanWithLog = "superblock-clean-with-log",
     /// A counter or log position of the superblock is higher than any image can reach.
     SuperblockCounter = "superblock-counter",
-    /// The superblock's number of inodes is not that of the tree.
+    /// The superblock's inode count differs from the tree's.
     SuperblockInodes = "superblock-inodes",
-    /// The superblock's number of free blocks is not that of the groups.
+    /// The superblock's free block count differs from the sum over the groups.
     SuperblockFreeBlocks = "superblock-free-blocks",
-    /// The superblock's number of nodes is not that of the tree.
+    /// The superblock's node count differs from the tree's.
     SuperblockNodes = "superblock-nodes",
-    /// An inode number in use is not below the superblock's next one.
+    /// An inode number in use is not below the superblock's next inode number.
     SuperblockNextIno = "superblock-next-ino",
 
-    /// An unmount could not write data of some files and gave it up. The rest of the image is not
-    /// affected.
+    /// An unmount could not write the data of some files and dropped that data. The rest of the
+    /// image is not affected.
     DataLost = "data-lost",
 
-    /// A tree node is not what its parent (or the superblock) says.
+    /// A tree node does not match its parent's pointer (or the superblock's).
     NodeBad = "node-bad",
     /// A child pointer outside the data area, or not on a node boundary.
     NodeMisplaced = "node-misplaced",
     /// A node reached twice, or overlapping another.
     NodeShared = "node-shared",
-    /// A node whose keys are out of order, or outside what its parent says it holds.
+    /// A node whose keys are out of order, or outside the range that its parent gives it.
     KeyOrder = "key-order",
 
     /// An item of a kind that the format does not know.
     ItemUnknown = "item-unknown",
-    /// An item of a known kind under a key where it cannot be.
+    /// An item of a known kind under a key that its kind does not allow.
     ItemMisplaced = "item-misplaced",
     /// Items under an inode number that has no inode.
     ItemWithoutInode = "item-without-inode",
 
     /// An inode core that cannot be decoded or has impossible fields.
     InodeBad = "inode-bad",
-    /// The root directory is missing, is no directory, is named by an entry or has another parent
-    /// than itself.
+    /// The root directory is missing, is no directory, is named by an entry, or its parent is not
+    /// itself.
     RootBad = "root-bad",
-    /// An inode that no directory entry names, though no orphan item says so.
+    /// An inode without a directory entry and without an orphan item.
     InodeUnnamed = "inode-unnamed",
-    /// The link count is not the number of names (of a directory: 2 and its subdirectories).
+    /// The link count is not the number of names (for a directory: 2 plus its subdirectories).
     NlinkWrong = "nlink-wrong",
     /// The block count is not the sum of the extents.
     BlocksWrong = "blocks-wrong",
@@ -87,21 +87,21 @@ kinds! {
     OrphanBad = "orphan-bad",
     /// An orphan item of an inode that does not exist.
     OrphanDangling = "orphan-dangling",
-    /// An orphan item that does not suit its inode: named though unlinked, or a truncate of what is
-    /// no file.
+    /// An orphan item that contradicts its inode: the inode has a name though the item says
+    /// unlinked, or the item says truncate and the inode is no file.
     OrphanWrong = "orphan-wrong",
 
     /// A directory entry that cannot be decoded or has an impossible name.
     DentryBad = "dentry-bad",
-    /// A directory entry whose slot is not that of its name.
+    /// A directory entry in a slot that its name does not hash to.
     DentrySlot = "dentry-slot",
     /// A name that a directory holds twice.
     DentryDuplicate = "dentry-duplicate",
     /// A directory entry under an inode that is no directory.
     DentryOnFile = "dentry-on-file",
-    /// A directory entry of an inode that does not exist.
+    /// A directory entry that names an inode that does not exist.
     DentryDangling = "dentry-dangling",
-    /// A directory entry whose type is not that of its inode.
+    /// A directory entry whose type differs from its inode's.
     DentryType = "dentry-type",
     /// A directory's size is not the number of its entries.
     DirSize = "dir-size",
@@ -124,12 +124,12 @@ kinds! {
 
     /// An extended attribute that cannot be decoded.
     XattrBad = "xattr-bad",
-    /// An extended attribute whose slot is not that of its name.
+    /// An extended attribute in a slot that its name does not hash to.
     XattrSlot = "xattr-slot",
     /// An attribute name that an inode holds twice.
     XattrDuplicate = "xattr-duplicate",
-    /// A part of a large attribute value that is missing or not the one that belongs there, or a
-    /// part without its attribute.
+    /// A part of a large attribute value that is missing or out of sequence, or a part without its
+    /// attribute.
     XattrPart = "xattr-part",
 
     /// An extent that cannot be decoded.
@@ -151,7 +151,7 @@ kinds! {
     IndexBad = "index-bad",
     /// A group's bitmap does not match the checksum in the index.
     BitmapBad = "bitmap-bad",
-    /// A group's free count is not that of its bitmap.
+    /// A group's free count differs from its bitmap's.
     GroupFreeBlocks = "group-free-blocks",
     /// Blocks marked as owned that nothing owns.
     BlocksLeaked = "blocks-leaked",
@@ -160,7 +160,7 @@ kinds! {
 }
 
 impl FindingKind {
-    /// Whether it means that a check could not be made, and not that the image is wrong.
+    /// Whether the finding means that a check could not be made, and not that the image is wrong.
     pub const fn is_operational(self) -> bool {
         matches!(self, FindingKind::IoError | FindingKind::NotAnImage | FindingKind::Unsupported)
     }

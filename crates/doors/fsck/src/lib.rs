@@ -1,9 +1,9 @@
 //! An independent check of a KedgeFS image, and its repair.
 //!
-//! A check always looks at a *checkpointed* image: superblock, tree, bitmaps. It reads the image
+//! A check always reads a *checkpointed* image: superblock, tree, bitmaps. It reads the image
 //! through `kedge_format` and `kedge_device` alone. It does not use the engine's tree, allocator or
 //! file system, so a bug there cannot hide its own damage. The log is the exception: the engine's
-//! store replays it into an overlay in memory, and the check looks at the image that recovery would
+//! store replays it into an overlay in memory, and the check reads the image that recovery would
 //! leave. A check never writes to the device; a [`repair`](repair()) does.
 //!
 //! # What [`check`] does
@@ -15,10 +15,10 @@
 //! | else | yes | succeeds | the overlay |
 //! | else | yes | fails | the newest checkpoint on the device, and the failure is a finding |
 //!
-//! A clean slot beside a bad one is replayed too: the bad one may have been newer, and only the log
-//! can tell. Even if both are valid, a newer slot may not have reached the device, and the log can
-//! tell that, too. So a clean mark alone is not believed, and the log is scanned as far as a mount
-//! would scan it.
+//! A clean slot beside a bad slot is replayed too: the bad slot may have been newer, and only the
+//! log shows whether it was. Even if both slots are valid, a newer slot may not have reached the
+//! device, which again only the log shows. So the clean mark alone is not trusted, and the log is
+//! scanned as far as a mount would scan it.
 //!
 //! # Any bytes
 //! Images may hold any bytes. Every read is bounded, nothing recurses, each node is followed once,
@@ -58,8 +58,8 @@ use std::sync::Arc;
 
 /// Recovers an image by replaying its log, as a mount would.
 pub trait Replay: Send + Sync {
-    /// How many log writes a replay from this slot would find. Fails if a replay would fail because
-    /// of the log.
+    /// Returns the number of log writes that a replay from this slot would find. Fails if the log
+    /// would make a replay fail.
     fn log_writes(&self, device: &dyn Device, sb: &Superblock) -> Result<u64>;
 
     /// Recovers the image on `overlay` and leaves a checkpoint there.
@@ -69,8 +69,8 @@ pub trait Replay: Send + Sync {
 /// The progress of a phase of the check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Progress {
-    /// "replay", "nodes" (of one level of the tree), "items", "names" or "space"; of a repair also
-    /// "salvage", "gather" and "rebuild"; of a scrub also "log".
+    /// "replay", "nodes" (for each level of the tree), "items", "names" or "space"; a repair adds
+    /// "salvage", "gather" and "rebuild", a scrub adds "log".
     pub phase: &'static str,
     pub done: u64,
     pub total: u64,
@@ -78,9 +78,10 @@ pub struct Progress {
 
 #[derive(Clone)]
 pub struct CheckOptions {
-    /// Findings kept with their text; no kind takes more than an eighth of them.
+    /// The number of findings kept with their text; no kind takes more than an eighth of it (but at
+    /// least 8).
     pub findings_max: usize,
-    /// Replays the log. `None`: the newest checkpoint is checked as it is on the device.
+    /// Replays the log. With `None` the newest checkpoint is checked as it is on the device.
     pub replay: Option<Arc<dyn Replay>>,
     /// Called with the progress of [`check`], in the calling thread.
     pub progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
@@ -126,7 +127,8 @@ fn check_over(
             (ReplayState::Done(summary), report)
         }
         Err(error) => {
-            // The error's text names the place; the finding has one only if it is a block.
+            // The error's text names the place; the finding has a place only if the error is at a
+            // block.
             findings.add_error(FindingKind::ReplayFailed, At::of(&error), &error);
             let report = image::check_from(&sb, &mut reader, findings, &mut progress);
             (ReplayState::Failed { what: error.to_string() }, report)
@@ -137,8 +139,8 @@ fn check_over(
     report
 }
 
-/// Whether the newest slot says that the image was unmounted, and nothing on the device says
-/// otherwise.
+/// Whether the newest slot says that the image was unmounted, and neither the findings so far nor
+/// the log contradict it.
 fn is_settled(replay: &dyn Replay, device: &dyn Device, sb: &Superblock, findings: &mut Findings) -> bool {
     if !sb.checkpoint.clean || !findings.is_empty() {
         return false;
@@ -151,12 +153,12 @@ fn is_settled(replay: &dyn Replay, device: &dyn Device, sb: &Superblock, finding
             });
             false
         }
-        // Replay meets the same error, and reports it.
+        // The replay that follows fails with the same error and reports it.
         Err(_) => false,
     }
 }
 
-/// Checks what replay left; `findings` are those of the slots before it.
+/// Checks the overlay that replay left; `findings` are those of the slots before replay.
 fn check_replayed(
     overlay: &dyn Device,
     mut findings: Findings,

@@ -75,7 +75,7 @@ fn progress_comes_to_its_end() {
     assert_eq!(last["space"], (2, 2));
 }
 
-/// Stands for the engine: moves the overlay's image on by one checkpoint, or fails.
+/// Stands for the engine: advances the overlay's image by one checkpoint, or fails.
 struct FakeReplay {
     calls: AtomicU64,
     outcome: fn(&dyn Device) -> Result<ReplaySummary>,
@@ -101,7 +101,7 @@ impl Replay for FakeReplay {
 const REPLAYED: ReplaySummary =
     ReplaySummary { from_lsn: 4096, to_lsn: 8192, log_writes: 1, records: 2, data_bytes: 3 };
 
-/// Rewrites the newest slot of the sample with the right count of inodes.
+/// Rewrites the newest slot of the sample with the correct inode count.
 fn repair(device: &dyn Device) -> Result<ReplaySummary> {
     let mut block = IoBuf::zeroed(1);
     device.read(0, &mut block)?;
@@ -156,7 +156,7 @@ fn a_bad_slot_beside_a_clean_one_is_replayed_and_reported_once() {
 #[test]
 fn a_failed_replay_is_a_finding_and_the_checkpoint_is_judged() {
     let (_, options) = fake(|device| {
-        // What a failing replay leaves in its overlay must not be checked.
+        // The check must not read the overlay that a failed replay left.
         device.write_zeroes(0, 4096 * 4096)?;
         Err(Error::corrupt(CorruptKind::Log, BlockNo(77), "record of no kind"))
     });
@@ -189,7 +189,7 @@ fn an_image_after_its_first_checkpoint_has_one_slot() {
     assert_eq!(run(&built).count(FindingKind::SuperblockSlotBad), 1);
 }
 
-/// A device that cannot read one block.
+/// A device on which one block cannot be read.
 struct Unreadable {
     device: MemDevice,
     block: BlockNo,
@@ -201,7 +201,7 @@ impl Device for Unreadable {
     }
 
     fn submit(&self, batch: Vec<Request>, sink: Arc<dyn CompletionSink>) {
-        // In reverse: answers come in any order.
+        // In reverse, because a device may complete requests in any order.
         for Request { tag, offset, mut op } in batch.into_iter().rev() {
             let Op::Read(buf) = &mut op else { panic!("a check only reads") };
             let result = self.read(offset, buf);
@@ -250,7 +250,7 @@ fn what_cannot_be_read_is_operational() {
         let device = Unreadable { device: sample.device.fork(), block };
         let report = check_checkpoint(&device, &CheckOptions::default(), &mut |_| {});
         assert_eq!(report.count(FindingKind::IoError), 1, "block {block}: {report}");
-        // The older slot is as good as the newer one but for the generation of its index.
+        // The older slot is as good as the newer slot except for the generation of its index.
         let expected = if block == BlockNo(0) { 12 } else { 8 };
         assert_eq!(report.exit_code(), expected, "block {block}: {report}");
     }

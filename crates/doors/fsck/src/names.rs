@@ -1,10 +1,10 @@
-//! Checks of relations between inodes, once all items have been seen: names and their targets, link
-//! counts, parents, reachability, orphans, and the superblock's counts of them.
+//! Checks of relations between inodes, made once all items have been seen: names and their targets,
+//! link counts, parents, reachability, orphans, and the superblock's inode counters.
 //!
 //! # What is not reported when parts of the tree are lost
 //! Names and inodes that could not be read are not "missing". So if parts are lost, a count is
-//! wrong only when what *was* seen already exceeds it, and a target or orphan is missing only when
-//! its key does not lie in a lost range.
+//! wrong only if the items that *were* seen already exceed it, and a target or orphan is missing
+//! only if its key does not lie in a lost range.
 
 use crate::facts::{Facts, InodeRec, Lost, NameRef};
 use crate::items::State;
@@ -15,10 +15,11 @@ use kedge_format::item::Orphan;
 use kedge_format::superblock::Superblock;
 use kedge_format::{FileKind, Key};
 
-/// No directory. In the array of parents: nothing names the directory.
+/// Stands for "no directory". In the array of parents: no entry names the directory.
 const NONE: usize = usize::MAX;
 
-/// Fetches the name of an entry from its leaf, for a finding's text: leaf, directory, target.
+/// Fetches the name of an entry from its leaf for a finding's text. Arguments: leaf, directory,
+/// target.
 pub(crate) type NameOf<'a> = dyn FnMut(u32, u64, u64) -> Option<(BlockNo, String)> + 'a;
 
 struct Names<'a> {
@@ -26,8 +27,9 @@ struct Names<'a> {
     lost: &'a Lost,
     findings: &'a mut Findings,
     name_of: &'a mut NameOf<'a>,
-    /// Directories in ascending order, and the index of the directory that names each.
+    /// The directories in ascending order of inode numbers.
     dirs: Vec<u64>,
+    /// The index of the directory that names each directory of `dirs`, or `NONE`.
     parents: Vec<usize>,
 }
 
@@ -56,7 +58,7 @@ pub(crate) fn check_names<'a>(sb: &Superblock, state: &'a mut State, name_of: &'
 }
 
 impl Names<'_> {
-    /// Walks inodes and names in parallel, both in order of inode numbers.
+    /// Walks inodes and names in parallel; names are sorted by target.
     fn walk(&mut self) {
         let facts = self.facts;
         let mut rest = facts.names.as_slice();
@@ -111,7 +113,7 @@ impl Names<'_> {
         }
     }
 
-    /// Compares a link count with the names seen; `gap`: some names may not have been seen.
+    /// Compares a link count with the number of names seen; `gap` means that names may be missing.
     fn links(&mut self, inode: &InodeRec, seen: u64, gap: bool) {
         let nlink = inode.nlink as u64;
         if seen > nlink || (seen < nlink && !gap && self.lost.is_empty()) {
@@ -165,10 +167,11 @@ impl Names<'_> {
         }
     }
 
-    /// Finds directories whose parents form a cycle. Other chains end at the root, or at a fault
-    /// already reported.
+    /// Finds directories whose parents form a cycle. All other chains of parents end at the root or
+    /// at a fault that is reported already.
     fn cycles(&mut self) {
-        /// Visited from the directory with this index; `DONE` once its end is known.
+        /// `seen` holds the index of the directory whose walk visited the entry, or `DONE` once the
+        /// end of its chain is known.
         const DONE: usize = usize::MAX - 1;
         let mut seen = vec![NONE; self.dirs.len()];
         for start in 0..self.dirs.len() {
@@ -245,7 +248,7 @@ impl Names<'_> {
         }
     }
 
-    /// A finding about an entry, which it names.
+    /// Adds a finding about an entry, with the entry's name in the text.
     fn add(&mut self, kind: FindingKind, name: &NameRef, what: impl FnOnce(&str) -> String) {
         if !self.findings.has_room(kind) {
             self.findings.add(kind, At::ino(name.dir), String::new);

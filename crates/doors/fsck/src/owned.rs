@@ -1,5 +1,5 @@
-//! Which blocks have an owner: one bit for each block, in pieces of one allocation group that are
-//! allocated on first use. So a large, empty image costs next to nothing.
+//! Which blocks have an owner: one bit for each block. The bits of an allocation group are
+//! allocated on first use, so that a large, empty image costs little memory.
 
 use kedge_base::{BLOCK_SIZE, BlockNo};
 use kedge_format::alloc::GROUP_BLOCKS;
@@ -35,14 +35,15 @@ impl Owned {
         free
     }
 
-    /// The runs of blocks with an owner within the run, which must lie inside the groups.
+    /// Returns the owned runs within the given run, which must lie inside the groups.
     pub fn taken(&self, start: BlockNo, blocks: u64) -> Vec<(BlockNo, u64)> {
         let mut runs = Vec::new();
         self.visit(start, blocks, |base, bits| push_runs(&mut runs, base, bits));
         runs
     }
 
-    /// Shows the owned bits of the run's words, with the number of each word's first block.
+    /// Calls `see` for each word of the run with the word's first block and the owned bits inside
+    /// the run.
     fn visit(&self, start: BlockNo, blocks: u64, mut see: impl FnMut(u64, u64)) {
         let end = start.0 + blocks;
         let mut at = start.0;
@@ -56,7 +57,7 @@ impl Owned {
         }
     }
 
-    /// Adds what `other`, of the same image, owns.
+    /// Adds the owned blocks of `other`, which must describe the same image.
     pub fn add(&mut self, other: &Owned) {
         for (group, bits) in (0..).zip(&other.groups) {
             if let Some(bits) = bits {
@@ -74,7 +75,7 @@ impl Owned {
         }
     }
 
-    /// Removes what `other`, of the same image, owns.
+    /// Removes the owned blocks of `other`, which must describe the same image.
     pub fn remove(&mut self, other: &Owned) {
         for (mine, other) in self.groups.iter_mut().zip(&other.groups) {
             if let (Some(mine), Some(other)) = (mine, other) {
@@ -86,7 +87,7 @@ impl Owned {
         }
     }
 
-    /// Removes the run's owner.
+    /// Marks the run's blocks as having no owner.
     pub fn release(&mut self, start: BlockNo, blocks: u64) {
         for at in start.0..start.0 + blocks {
             if let Some(bits) = &mut self.groups[(at / GROUP_BLOCKS) as usize] {
@@ -97,8 +98,8 @@ impl Owned {
         }
     }
 
-    /// Gives the run an owner. Returns the blocks that already had one, as runs of first block and
-    /// length. The run must lie inside the groups.
+    /// Marks the run's blocks as owned. Returns the blocks that were owned already, as runs of
+    /// first block and length. The run must lie inside the groups.
     pub fn claim(&mut self, start: BlockNo, blocks: u64) -> Vec<(BlockNo, u64)> {
         let mut taken = Vec::new();
         let end = start.0 + blocks;
@@ -121,7 +122,8 @@ impl Owned {
     }
 }
 
-/// Appends the runs of set bits of `word`, whose bit 0 is block `base`, joining a run that goes on.
+/// Appends the runs of set bits of `word`, whose bit 0 is block `base`, extending the last run if
+/// the first bit continues it.
 pub(crate) fn push_runs(runs: &mut Vec<(BlockNo, u64)>, base: u64, word: u64) {
     let mut rest = word;
     while rest != 0 {

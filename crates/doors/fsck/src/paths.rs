@@ -1,13 +1,15 @@
-//! The paths of the files that findings are about, for people who know files and not inodes.
+//! The paths of the files that findings concern, because an operator knows files by path and not by
+//! inode number.
 //!
 //! Names are read from the leaves only when there are findings: a clean image costs nothing. A path
-//! is built from the inode upwards, by the entries that the check saw. Where they end before the
-//! root, because an entry is missing or directories form a cycle, the path begins with the inode
-//! at which they end.
+//! is built from the inode upwards along the entries that the check saw. If the chain ends before
+//! the root, because an entry is missing or directories form a cycle, the path begins with the
+//! number of the inode at which the chain ends.
 //!
 //! # Bounds
 //! A finding names [`PATHS_MAX`] paths, a path has [`DEPTH_MAX`] names, and all findings together
-//! read [`NAMES_MAX`] names. When these are used up, paths are left out.
+//! read [`NAMES_MAX`] names. A path that exceeds them begins with an inode number, or is only
+//! counted.
 
 use crate::facts::NameRef;
 use crate::items::State;
@@ -19,25 +21,25 @@ use kedge_format::Key;
 use kedge_format::superblock::Superblock;
 use std::collections::HashMap;
 
-/// Paths that a finding names.
+/// The most paths that a finding names.
 const PATHS_MAX: usize = 8;
-/// Names in a path. Deeper ones are left out.
+/// The most names in a path; a deeper path begins with an inode number.
 const DEPTH_MAX: usize = 128;
-/// Names that are read for all findings together.
+/// The most names that are read for all findings together.
 const NAMES_MAX: usize = 20_000;
 
 struct Paths<'a, 'd> {
     sb: &'a Superblock,
     reader: &'a mut Reader<'d>,
     leaves: &'a [NodeRef],
-    /// In order of targets.
+    /// Sorted by target.
     names: &'a [NameRef],
-    /// What was read: of a directory and an inode, the name.
+    /// The names read so far, by directory and target inode.
     read: HashMap<(u64, u64), Option<String>>,
 }
 
-/// Adds paths to the findings that are kept. Call it when the names have been checked, which leaves
-/// them in order.
+/// Adds paths to the findings that are kept. Call it after the check of the names, which leaves
+/// them sorted by target.
 pub(crate) fn name_findings(sb: &Superblock, reader: &mut Reader, state: &mut State, leaves: &[NodeRef]) {
     let State { findings, facts, .. } = state;
     let mut paths = Paths { sb, reader, leaves, names: &facts.names, read: HashMap::new() };
@@ -51,7 +53,7 @@ pub(crate) fn name_findings(sb: &Superblock, reader: &mut Reader, state: &mut St
 }
 
 impl<'a> Paths<'a, '_> {
-    /// All names of an inode.
+    /// Adds all names of an inode.
     fn of_inode(&mut self, ino: u64, finding: &mut Finding) {
         if ino == Ino::ROOT.0 {
             return finding.paths.push("/".into());
@@ -59,7 +61,7 @@ impl<'a> Paths<'a, '_> {
         self.add(self.names_of(ino).iter(), finding);
     }
 
-    /// One name of each inode that has keys from `low` (inclusive) to `high` (exclusive).
+    /// Adds one name of each inode that has keys from `low` (inclusive) to `high` (exclusive).
     fn of_range(&mut self, low: Key, high: Option<Key>, finding: &mut Finding) {
         let inside = |ino: u64| high.is_none_or(|high| Key { ino, ..Key::MIN } < high);
         if low.ino <= Ino::ROOT.0 && inside(Ino::ROOT.0) {
@@ -89,7 +91,8 @@ impl<'a> Paths<'a, '_> {
         &self.names[from..to]
     }
 
-    /// The path that ends with an entry. `None`: its name is beyond the bounds.
+    /// The path that ends with an entry; `None` if the entry's name cannot be read within the
+    /// bounds.
     fn path(&mut self, name: &NameRef) -> Option<String> {
         let mut parts = vec![self.name(name)?];
         let mut above = vec![name.dir];

@@ -1,4 +1,5 @@
-//! Random damage: never a panic, and damage to the structures of the checkpoint is always noticed.
+//! Random damage never causes a panic, and damage to the structures of the checkpoint is always
+//! reported.
 
 use crate::damage_tests::run;
 use crate::test_image::{Built, Image, write};
@@ -19,7 +20,7 @@ fn structure(built: &Built) -> Vec<BlockNo> {
     blocks
 }
 
-/// A check of a fork of `built` with some damage; panics are told with the case's seed.
+/// Checks a damaged fork of `built`; a panic is reported with the case's seed.
 fn damaged(built: &Built, seed: u64, damage: impl FnOnce(&Built, &mut SmallRng)) -> crate::Report {
     let copy = Built {
         device: built.device.fork(),
@@ -75,7 +76,8 @@ fn damage_elsewhere_on_the_device_is_none() {
     }
 }
 
-/// What a checksum does not catch: bytes changed and sealed again, in up to four nodes.
+/// Faults that no checksum detects: bytes of up to four nodes are changed and the nodes sealed
+/// again.
 #[test]
 fn nodes_with_valid_checksums_and_hostile_content_never_panic() {
     let built = Image::sample().build();
@@ -87,7 +89,7 @@ fn nodes_with_valid_checksums_and_hostile_content_never_panic() {
                 let at = nodes[random.random_range(0..nodes.len())];
                 let mut bytes = built.device.bytes(at.byte_offset(), NODE_SIZE);
                 for _ in 0..1 + random.random_range(0..3) {
-                    // Half of the changes go where slots and values lie.
+                    // Half of the changes hit the slots and values.
                     let place = match random.random_range(0..4) {
                         0 => random.random_range(0..64),
                         1 => random.random_range(0..64 + 16 * 21),
@@ -106,7 +108,7 @@ fn nodes_with_valid_checksums_and_hostile_content_never_panic() {
         });
         noticed += !report.is_clean() as u32;
     }
-    assert!(noticed > 1000, "only {noticed} of 1500 were noticed: the blows must meet something");
+    assert!(noticed > 1000, "only {noticed} of 1500 were noticed: most changes must hit bytes in use");
 }
 
 #[test]

@@ -1,17 +1,17 @@
 //! Batched reads with one batch of read-ahead: while one batch is checked, the next is being read.
 //!
-//! Runs that are neighbours on the device are read with one request, since a checkpoint writes its
-//! nodes side by side. If such a request fails, its runs are read again one by one, so that a bad
-//! sector costs only the node in which it lies.
+//! Runs that are adjacent on the device are read with one request, since a checkpoint writes its
+//! nodes in adjacent blocks. If such a request fails, its runs are read again one by one, so that a
+//! bad sector loses only the node in which it lies.
 
 use kedge_base::{BLOCK_SIZE, BlockNo, Error, IoBuf, Result};
 use kedge_device::{Completion, CompletionSink, Device, Op, Request};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-/// Bytes of a batch; two are in memory at a time.
+/// Bytes of a batch; two batches are in memory at a time.
 const BATCH_BYTES: usize = 4 << 20;
-/// Bytes of a request at most.
+/// The largest request in bytes.
 const REQUEST_BYTES: usize = 256 << 10;
 
 pub(crate) struct Reader<'a> {
@@ -24,12 +24,12 @@ struct Forward(Sender<Completion>);
 
 impl CompletionSink for Forward {
     fn complete(&self, completion: Completion) {
-        // Fails only if the reader has dropped the batch; the answer is not needed then.
+        // Fails only if the reader has dropped the batch; the completion is not needed then.
         let _ = self.0.send(completion);
     }
 }
 
-/// Runs that are read with one request: the first block, and how many runs of how many blocks.
+/// Adjacent runs that one request reads: `runs` runs of `blocks` blocks each, from `start`.
 #[derive(Clone, Copy)]
 struct Span {
     start: BlockNo,
@@ -60,8 +60,8 @@ impl<'a> Reader<'a> {
         self.bytes_read
     }
 
-    /// Reads `count` runs of `blocks` blocks; `place(i)` says where run `i` starts. Hands them to
-    /// `visit` in order.
+    /// Reads `count` runs of `blocks` blocks each, run `i` from block `place(i)`, and passes them
+    /// to `visit` in order.
     pub fn stream(
         &mut self,
         count: usize,
@@ -106,8 +106,8 @@ impl<'a> Reader<'a> {
         let (send, answers) = channel();
         let mut batch = Vec::with_capacity(spans.len());
         for (i, span) in spans.iter().enumerate() {
-            // The device's contract wants requests inside it; places come from the image and may be
-            // anything.
+            // The device's contract demands requests within the device, but places come from the
+            // image and may hold any value.
             let blocks = span.runs * span.blocks;
             if span.start.0.checked_add(blocks as u64).is_some_and(|end| end <= self.device_blocks) {
                 self.bytes_read += (blocks * BLOCK_SIZE) as u64;
@@ -123,7 +123,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Joins neighbouring runs.
+/// Joins adjacent runs into spans of at most `REQUEST_BYTES`.
 fn spans(places: impl Iterator<Item = BlockNo>, blocks: usize) -> Vec<Span> {
     let runs_max = (REQUEST_BYTES / (blocks * BLOCK_SIZE)).max(1);
     let mut out: Vec<Span> = Vec::new();
@@ -142,7 +142,8 @@ fn spans(places: impl Iterator<Item = BlockNo>, blocks: usize) -> Vec<Span> {
 }
 
 impl Pending {
-    /// The answers in the order asked. A request that the device dropped counts as failed.
+    /// Returns the results in the order of the requests. A request that the device dropped counts
+    /// as failed.
     fn wait(self) -> Vec<(Span, Result<IoBuf>)> {
         let lost = |span: Span| -> (Span, Result<IoBuf>) {
             let offset = span.start.0.saturating_mul(BLOCK_SIZE as u64);

@@ -1,4 +1,4 @@
-//! The engine's own recovery as [`Replay`]: what a mount would do.
+//! [`Replay`] by the engine's own recovery, the same code that a mount runs.
 
 use crate::{Replay, ReplaySummary};
 use kedge_base::{Result, SystemClock};

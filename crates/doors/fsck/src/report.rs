@@ -18,17 +18,17 @@ use std::fmt;
 pub struct Finding {
     pub kind: FindingKind,
     pub severity: Severity,
-    /// What is wrong and where, for people.
+    /// What is wrong and where, as text for the operator.
     pub what: String,
     pub ino: Option<u64>,
-    /// Block of the image where it shows.
+    /// The block of the image in which the fault was found.
     pub block: Option<u64>,
-    /// Paths of files that it concerns, as far as the tree tells: all names of the inode, or a name
-    /// of each inode of which the node that was lost holds a part. The first few of them.
+    /// The first few paths of files that the finding concerns, as far as the tree could be read:
+    /// all names of the inode, or one name of each inode of which the lost node holds items.
     pub paths: Vec<String>,
-    /// How many more paths it concerns.
+    /// The number of further paths that the finding concerns.
     pub more_paths: u64,
-    /// The node that cannot be used, for a finding about one.
+    /// The node that cannot be used, if the finding is about a node.
     #[serde(skip)]
     pub(crate) node: Option<NodeRef>,
 }
@@ -40,7 +40,7 @@ pub struct Counters {
     pub directories: u64,
     pub files: u64,
     pub symlinks: u64,
-    /// Orphan items: inodes that recovery deletes, truncates it finishes.
+    /// Orphan items: inodes that recovery deletes, or whose truncation it finishes.
     pub orphans: u64,
     /// Directory entries.
     pub names: u64,
@@ -55,7 +55,7 @@ pub struct Counters {
     /// Blocks that the format, the tree and the files own.
     pub blocks_used: u64,
     pub blocks_free: u64,
-    /// Blocks of file data among those used.
+    /// The used blocks that hold file data.
     pub blocks_data: u64,
     pub bytes_read: u64,
 }
@@ -104,13 +104,13 @@ impl SuperblockSummary {
 /// What a replay of the log did.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize)]
 pub struct ReplaySummary {
-    /// Where the scan began and where the log ended.
+    /// The LSNs at which the scan began and the log ended.
     pub from_lsn: u64,
     pub to_lsn: u64,
     pub log_writes: u64,
     /// Records applied to the tree.
     pub records: u64,
-    /// Bytes of file data that lay in the log and were written in place.
+    /// Bytes of file data that were in the log and were written in place.
     pub data_bytes: u64,
 }
 
@@ -131,25 +131,25 @@ pub enum ReplayState {
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     pub device: String,
-    /// `None`: there is no valid superblock, and nothing else was checked.
+    /// `None` if there is no valid superblock; nothing else was checked then.
     pub superblock: Option<SuperblockSummary>,
     pub replay: ReplayState,
     pub counters: Counters,
-    /// Whether parts of the tree could not be read. Cross-checks that would only repeat that were
-    /// left out.
+    /// Whether parts of the tree could not be read. Cross-checks that would only repeat this fault
+    /// were left out.
     pub incomplete: bool,
     /// The first findings of each kind.
     pub findings: Vec<Finding>,
-    /// All findings, by [`FindingKind::name`].
+    /// The number of all findings by [`FindingKind::name`].
     pub counts: BTreeMap<&'static str, u64>,
     pub errors: u64,
     pub warnings: u64,
-    /// Of the errors, those that say that something could not be checked.
+    /// The errors that mean that something could not be checked.
     pub operational: u64,
 }
 
 impl Report {
-    /// Whether the image was checked and nothing but warnings found.
+    /// Whether the image was checked without an error; warnings are allowed.
     pub fn is_clean(&self) -> bool {
         self.errors == 0
     }
@@ -162,14 +162,14 @@ impl Report {
         wrong | failed
     }
 
-    /// How many findings of a kind there are, those not listed included.
+    /// The number of findings of a kind, including those not listed.
     pub fn count(&self, kind: FindingKind) -> u64 {
         self.counts.get(kind.name()).copied().unwrap_or(0)
     }
 }
 
 impl Report {
-    /// What was checked: a line.
+    /// Writes one line that says what was checked.
     pub(crate) fn write_head(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:", self.device)?;
         if let Some(sb) = &self.superblock {
@@ -182,7 +182,7 @@ impl Report {
         writeln!(f)
     }
 
-    /// The findings, and how many are not listed.
+    /// Writes the findings and the number of those that are not listed.
     pub(crate) fn write_findings(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for finding in &self.findings {
             writeln!(f, "{finding}")?;
@@ -224,7 +224,7 @@ impl fmt::Display for Report {
             },
             ReplayState::Done(r) => writeln!(
                 f,
-                "not unmounted, so judged as the next mount finds it: log replayed in memory, LSN {} to {}, {} log \
+                "not unmounted, so checked as the next mount would find it: log replayed in memory, LSN {} to {}, {} log \
                  writes, {} records, {} bytes of data",
                 r.from_lsn, r.to_lsn, r.log_writes, r.records, r.data_bytes
             )?,
@@ -274,7 +274,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Where a finding shows.
+/// The place of a finding.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct At {
     pub ino: Option<Ino>,
@@ -291,12 +291,12 @@ impl At {
         At { block: Some(block), ..At::default() }
     }
 
-    /// A node that cannot be used: what its range holds is lost.
+    /// A node that cannot be used: the items of its key range are lost.
     pub fn node(node: &NodeRef) -> At {
         At { block: Some(node.block), node: Some(*node), ..At::default() }
     }
 
-    /// The place of an error; block 0 stands for one that is not at a block.
+    /// The place of an error; block 0 stands for an error without a block.
     pub fn of(error: &Error) -> At {
         match error {
             Error::Corrupt { block, .. } if block.0 != 0 => At::block(*block),
@@ -319,7 +319,8 @@ pub(crate) struct Findings {
 
 impl Findings {
     pub fn new(max: usize) -> Findings {
-        // One kind never takes all the room: many faults of one kind must not hide their cause.
+        // One kind never takes all the room, because many faults of one kind must not hide their
+        // cause.
         Findings { list: Vec::new(), counts: BTreeMap::new(), max, per_kind: (max as u64 / 8).max(8) }
     }
 
@@ -349,8 +350,8 @@ impl Findings {
         self.list.push(finding);
     }
 
-    /// Takes an error of the format or device: the device's own faults are
-    /// [`FindingKind::IoError`], all else `kind`.
+    /// Adds an error of the format or device: faults of the device become [`FindingKind::IoError`],
+    /// unsupported features [`FindingKind::Unsupported`], all others `kind`.
     pub fn add_error(&mut self, kind: FindingKind, at: At, error: &Error) {
         let kind = match error {
             Error::Io { .. } | Error::Fenced | Error::OutcomeUnknown => FindingKind::IoError,
@@ -377,8 +378,7 @@ impl Findings {
         self.counts.keys().copied()
     }
 
-    /// Takes over the findings of those kinds from `other`, unless there is one of the kind
-    /// already.
+    /// Takes over the findings of `kinds` from `other`, except kinds that `self` has already.
     pub fn absorb_kinds(&mut self, other: Findings, kinds: &[FindingKind]) {
         let mine: Vec<FindingKind> = self.kinds().collect();
         let wanted = |kind: &FindingKind| kinds.contains(kind) && !mine.contains(kind);
@@ -386,7 +386,7 @@ impl Findings {
         self.counts.extend(other.counts.into_iter().filter(|(kind, _)| wanted(kind)));
     }
 
-    /// Takes over the findings of `other` that are of other kinds or places.
+    /// Takes over the findings of `other` whose kind and block `self` does not have.
     pub fn absorb_new(&mut self, other: Findings) {
         for finding in other.list {
             if !self.list.iter().any(|f| f.kind == finding.kind && f.block == finding.block) {
@@ -415,7 +415,7 @@ impl Findings {
     }
 }
 
-/// An error's text without the place that the finding names anyway.
+/// An error's text without the block, which the finding names itself.
 pub(crate) fn what_of(error: &Error) -> String {
     match error {
         Error::Corrupt { what, .. } => what.to_string(),

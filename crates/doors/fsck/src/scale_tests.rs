@@ -1,5 +1,5 @@
-//! Many files: memory must stay bounded. `KEDGE_FSCK_FILES` sets the number, for measurements in
-//! release builds.
+//! Memory stays bounded with many files. `KEDGE_FSCK_FILES` sets the number of files, for
+//! measurements in release builds.
 
 use crate::damage_tests::run;
 use crate::test_image::{Image, write};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 const FILES_PER_DIRECTORY: u64 = 1000;
 
-/// Items in key order: the root, directories, files of one block.
+/// The items in key order: the root, directories, and files of one block.
 fn tree(files: u64, seed: [u8; 16], first_block: u64) -> impl Iterator<Item = (Key, Vec<u8>)> {
     let dirs = files.div_ceil(FILES_PER_DIRECTORY);
     let directory = move |ino: u64, parent: u64, entries: Vec<(u64, String, FileKind)>| {
@@ -62,12 +62,12 @@ fn peak_kib() -> u64 {
 #[test]
 fn many_files_are_checked() {
     let files: u64 = std::env::var("KEDGE_FSCK_FILES").ok().and_then(|n| n.parse().ok()).unwrap_or(20_000);
-    // Nodes need about 400 bytes a file, data one block.
+    // Nodes need about 400 bytes for each file, data one block.
     let mut image = Image::empty((64 << 20) + files * 5000, files / 8 + 256);
     image.items_per_node = usize::MAX;
     let items = tree(files, image.geometry.hash_seed, image.next_data);
     let built = image.build_from(items);
-    // Resets the peak; where that is not allowed the figure includes the building.
+    // Resets the peak. Where that is not allowed, the figure includes the building of the image.
     let _ = std::fs::write("/proc/self/clear_refs", "5");
     let before = peak_kib();
     let clock = SystemClock::default();
@@ -78,7 +78,7 @@ fn many_files_are_checked() {
     assert!(report.is_clean(), "{report}");
     assert_eq!(report.counters.files, files);
 
-    // A repair reads the leaves three times more, and writes the tree once.
+    // A repair reads the leaves three more times and writes the tree once.
     let leaf = built.nodes[0][built.nodes[0].len() / 2];
     write(&built.device, leaf, &[0xa5; NODE_SIZE]);
     let device = Arc::new(built.device);
@@ -87,7 +87,7 @@ fn many_files_are_checked() {
     let options = RepairOptions { force: true, ..RepairOptions::new(RepairMode::Full) };
     let report = repair(device.clone(), &options);
     let took = clock.since(started);
-    // The device is memory, too: the tree that was written is part of the figure.
+    // The device is in memory too, so the figure includes the tree that was written.
     println!("repair of {files} files: {took:?}, {} KiB, the new tree included", peak_kib() - before);
     assert_eq!((report.ending, report.exit_code), (Ending::Repaired, 1), "{report}");
     let left = report.after.map_or(0, |after| after.counters.files);

@@ -1,27 +1,28 @@
-//! Reading and verifying everything that has a checksum, also beside a mount that writes.
+//! Reads and verifies everything that has a checksum, even while a mount writes to the image.
 //!
 //! A scrub reads both superblock slots, the tree of the newest checkpoint, its allocation index and
-//! bitmaps, and the log from its tail. It compares what [`check`](crate::check()) compares, but it
-//! replays nothing: it looks at what lies on the device, and not at what recovery would make of it.
+//! bitmaps, and the log from its tail. It compares what [`check`](crate::check()) compares but
+//! replays nothing: it judges the bytes on the device, not the image that recovery would make of
+//! them.
 //!
 //! # Beside a mount
 //! The tree, index and bitmaps of a durable checkpoint are not overwritten before the next one is
-//! durable, nor is the log from its tail on. So what was read is right if the newest slot is the
-//! same afterwards. If it is not, blocks may have been reused while they were read. What is valid
-//! is valid nevertheless: a node names its address and its generation, an index block its
-//! generation, a log write its epoch and place, and nothing newer passes for what was looked for.
-//! What is *not* valid may be no damage. So beside a mount a finding counts only if two passes in a
-//! row have it, and one of these holds:
+//! durable, nor is the log from its tail on. So the blocks read are those of the checkpoint if the
+//! newest slot is the same afterwards. If it is not, blocks may have been reused while they were
+//! read. A block that verifies is valid nevertheless: a node names its address and its generation,
+//! an index block its generation, a log write its epoch and position, so that nothing newer passes
+//! for the block that was expected. A block that does *not* verify may be undamaged. So beside a
+//! mount a finding counts only if two consecutive passes have it, and one of these holds:
 //! - both passes began and ended with the same checkpoint;
-//! - it is about a node, and both passes had it under the same address and generation. Then the
-//!   tree has used that node all the time, and nothing else was ever written there.
+//! - the finding is about a node, and both passes found it at the same address and generation. Then
+//!   the tree has used that node all the time, and nothing else was written there.
 //!
-//! The log needs two passes even with one checkpoint. A pass may read the place of a write before
-//! that write is complete, and then a later one which says that everything before it is durable.
-//! The second pass reads the place after that.
+//! The log needs two passes even with one checkpoint. A pass may read the blocks of a log write
+//! before that write is complete, and then a later log write that declares everything before it
+//! durable. The second pass reads those blocks again after that.
 //!
-//! A mount that checkpoints faster than a pass takes can keep findings from being confirmed. They
-//! are listed then, and the report says that they are not.
+//! A mount that checkpoints faster than a pass takes can keep findings from being confirmed. The
+//! report lists them then and says that they are not confirmed.
 
 use crate::image::check_from;
 use crate::kinds::FindingKind;
@@ -33,23 +34,24 @@ use kedge_format::superblock::Superblock;
 use serde::Serialize;
 use std::fmt;
 
-/// Passes over a mounted image before findings are left unconfirmed.
+/// The most passes over a mounted image; after the last pass findings stay unconfirmed.
 const PASSES_MAX: u32 = 8;
 
-/// What was read, and the findings.
+/// The report of a scrub.
 #[derive(Clone, Debug, Serialize)]
 pub struct ScrubReport {
     #[serde(flatten)]
     pub report: Report,
     /// Whether a mount was using the image.
     pub mounted: bool,
-    /// Whether the findings are certain. Always, if the image was not mounted.
+    /// Whether the findings are certain. They always are if the image was not mounted.
     pub confirmed: bool,
-    /// How many times everything was read.
+    /// How many times the whole image was read.
     pub passes: u32,
-    /// Valid slots, of two.
+    /// The number of valid superblock slots, at most two.
     pub superblocks: u64,
-    /// Valid log writes from the tail on. `None`: the log is damaged, or was not looked at.
+    /// The number of valid log writes from the tail on; `None` if the log is damaged or was not
+    /// read.
     pub log_writes: Option<u64>,
 }
 
@@ -61,8 +63,9 @@ struct Pass {
     settled: bool,
 }
 
-/// Reads and verifies the image on `device`; `mounted`: a mount may be writing to it. The log is
-/// read through [`CheckOptions::replay`], which replays nothing here.
+/// Reads and verifies the image on `device`; with `mounted` a mount may be writing to it. The log
+/// is read through [`Replay::log_writes`](crate::Replay::log_writes) of [`CheckOptions::replay`];
+/// nothing is replayed.
 pub fn scrub(device: &dyn Device, options: &CheckOptions, mounted: bool) -> ScrubReport {
     let mut before: Option<Pass> = None;
     let mut passes = 1;
@@ -104,13 +107,14 @@ impl Pass {
         progress(Progress { phase: "log", done: 0, total: 1 });
         let log_writes = read_log(device, options, &sb, &mut findings);
         let report = check_from(&sb, &mut reader, findings, &mut progress);
-        // Whatever the slots are now, other findings than those above would be found by a pass.
+        // Findings about the slots as they are now are not needed; only a change of the newest
+        // checkpoint matters here.
         let now = slots::read_slots(&mut reader, &mut Findings::new(0));
         let settled = now.as_ref() == Some(&sb);
         Pass { sb: Some(sb), report, log_writes, settled }
     }
 
-    /// Whether the findings of this pass are certain, given those of the pass before.
+    /// Whether the findings of this pass are certain, given those of the previous pass.
     fn confirms(&self, before: &Pass) -> bool {
         let same_checkpoint = self.settled && before.settled && self.sb == before.sb;
         let listed = self.report.findings.len() as u64 == self.report.errors + self.report.warnings;
@@ -147,8 +151,8 @@ fn read_log(
 }
 
 impl ScrubReport {
-    /// The exit code of fsck(8). Findings that are not certain say that the check could not be
-    /// made.
+    /// The exit code of fsck(8). Findings that are not confirmed mean that the check could not be
+    /// made (8).
     pub fn exit_code(&self) -> i32 {
         if self.confirmed { self.report.exit_code() } else { 8 }
     }

@@ -6,7 +6,7 @@ use kedge_device::MemDevice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A log of so many writes; 99 stands for a damaged one.
+/// A log with this number of writes; 99 stands for a damaged log.
 struct Log(u64);
 
 impl Replay for Log {
@@ -26,7 +26,7 @@ fn flip(device: &MemDevice, block: BlockNo) {
     device.corrupt(block.byte_offset() + 2000, |bytes| bytes[0] ^= 4);
 }
 
-/// Scrubs while `change` is called at the beginning and at the end of each pass, with its number.
+/// Scrubs, and calls `change` with the pass's number at the beginning and at the end of each pass.
 fn beside(
     built: Built,
     log: u64,
@@ -83,7 +83,7 @@ fn a_damaged_log_is_found() {
     assert_eq!(report.report.count(FindingKind::SuperblockCleanWithLog), 1, "{report}");
 }
 
-/// A block that is reused while it is read is no damage: the next pass finds it in order.
+/// A block that is reused while it is read is not damaged: the next pass finds no fault in it.
 #[test]
 fn what_only_one_pass_sees_does_not_count() {
     let report = beside(Image::sample().build(), 0, true, |built, pass, _| {
@@ -103,7 +103,8 @@ fn what_every_pass_sees_elsewhere_is_not_certain() {
     assert!(report.to_string().contains("not certain"), "{report}");
 }
 
-/// With a new checkpoint in each pass only a node that both passes refer to can be certain.
+/// If each pass finds a new checkpoint, only findings about a node that both passes refer to are
+/// certain.
 #[test]
 fn under_changing_checkpoints_only_nodes_are_certain() {
     let checkpoint = |built: &Built, pass: u64, begins: bool| {

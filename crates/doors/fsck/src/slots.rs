@@ -1,4 +1,4 @@
-//! The superblock slots: both are checked, and the newest valid one is taken.
+//! Reads both superblock slots, checks them and picks the newest valid slot.
 
 use crate::kinds::FindingKind;
 use crate::read::Reader;
@@ -7,7 +7,8 @@ use kedge_base::{BLOCK_SIZE, BlockNo, Error, Generation};
 use kedge_format::content::{Content, HEAD_BYTES};
 use kedge_format::superblock::{INCOMPAT_KNOWN, RO_COMPAT_KNOWN, SLOTS, Superblock};
 
-/// Reads both slots. `None`: none is valid, and the findings say why.
+/// Reads both slots and returns the newest valid superblock, or `None` if neither is valid; the
+/// findings say why.
 pub(crate) fn read_slots(reader: &mut Reader, findings: &mut Findings) -> Option<Superblock> {
     let device_blocks = reader.device_blocks();
     if device_blocks <= SLOTS[1].0 {
@@ -47,7 +48,7 @@ pub(crate) fn read_slots(reader: &mut Reader, findings: &mut Findings) -> Option
     }
     for slot in 0..2 {
         let Some(error) = &bad[slot] else { continue };
-        // The first checkpoint of an image has only one slot to point to.
+        // An image that has had at most one checkpoint after mkfs may leave the other slot blank.
         let other = slots[1 - slot].as_ref().map(|sb| sb.checkpoint.generation);
         if blank[slot] && other.is_some_and(|g| g <= Generation(2)) {
             continue;
@@ -88,8 +89,8 @@ fn judge(sb: Superblock, findings: &mut Findings) -> Option<Superblock> {
     }
     let unknown = g.feature_ro_compat & !RO_COMPAT_KNOWN;
     if unknown != 0 {
-        // Such a feature may own blocks that this version does not know about, so ownership cannot
-        // be checked.
+        // An unknown feature may own blocks that this version cannot see, so ownership cannot be
+        // checked.
         findings.add(FindingKind::Unsupported, at, || format!("unknown read-only features {unknown:#x}"));
         return None;
     }

@@ -9,7 +9,8 @@ use kedge_base::BlockNo;
 use kedge_format::alloc::{GROUP_BLOCKS, GroupEntry, INDEX_ENTRIES, bitmap_crc, decode_index_block};
 use kedge_format::superblock::Superblock;
 
-/// Blocks that the format owns: everything below the data area, and the rest of the last group.
+/// Claims the blocks that the format owns: everything below the data area, and the bits of the last
+/// group beyond the device's end.
 pub(crate) fn claim_format_areas(sb: &Superblock, owned: &mut Owned) {
     let g = &sb.geometry;
     owned.claim(BlockNo(0), g.data_start.0);
@@ -36,7 +37,8 @@ pub(crate) fn check_space(
     let whole = |block: &&[Option<GroupEntry>]| block.iter().all(Option::is_some);
     state.counters.index_blocks = index.chunks(INDEX_ENTRIES).filter(whole).count() as u64;
     let known: Vec<(u64, GroupEntry)> = (0..).zip(index).filter_map(|(g, e)| e.map(|e| (g, e))).collect();
-    // If parts of the tree could not be read, blocks without an owner are no leak.
+    // If parts of the tree could not be read, their blocks have no owner here, so a leak cannot be
+    // judged.
     let judge_leaks = state.lost.is_empty();
     let mut leaked = Runs::new(FindingKind::BlocksLeaked, "marked as owned, but nothing owns them");
     let mut unmarked = Runs::new(FindingKind::BlocksUnmarked, "owned, but marked as free");
@@ -81,7 +83,7 @@ pub(crate) fn bitmap_block(sb: &Superblock, group: u64, entry: &GroupEntry) -> B
     BlockNo(sb.geometry.bitmap_start[usize::from(entry.copy != 0)].0 + group)
 }
 
-/// The index's entries, `None` where a block of it is not valid.
+/// Reads the index's entries; an entry is `None` if its index block is not valid.
 pub(crate) fn read_index(
     sb: &Superblock,
     reader: &mut Reader,
@@ -116,8 +118,8 @@ pub(crate) fn words(bitmap: &[u8]) -> impl Iterator<Item = u64> {
     bitmap.chunks_exact(8).map(|w| u64::from_le_bytes(w.try_into().expect("eight bytes")))
 }
 
-/// Calls `differ(first block, marked, owned)` for each word of a group where the two are not the
-/// same.
+/// Calls `differ(first block, marked, owned)` for each word of a group in which the bitmap's bits
+/// and the owned bits differ.
 fn compare(group: u64, bitmap: &[u8], own: Option<&GroupBits>, mut differ: impl FnMut(u64, u64, u64)) {
     for (i, marked) in words(bitmap).enumerate() {
         let own = own.map_or(0, |bits| bits[i]);

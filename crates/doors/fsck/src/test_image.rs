@@ -1,6 +1,6 @@
-//! Builds images with the format's encoders alone, valid or with a chosen fault.
+//! Builds images with only the format's encoders, valid or with a chosen fault.
 //!
-//! Items are packed into a tree of any shape, ownership is added up block by block, and hooks may
+//! Items are packed into a tree of any shape, ownership is recorded block by block, and hooks may
 //! change a node, an index entry or a superblock before it is sealed.
 
 use kedge_base::{BLOCK_SIZE, BlockNo, Epoch, Extent, Generation, Ino, IoBuf, Lsn, Timespec};
@@ -14,29 +14,29 @@ use std::collections::BTreeMap;
 
 pub const GENERATION: Generation = Generation(6);
 
-/// Changes a node: its level, its place in the level, its content.
+/// Changes a node. Arguments: its level, its position in the level, its content.
 type NodeHook = Box<dyn Fn(u8, usize, &mut NodeMut)>;
 /// Changes the index entry of a group.
 type EntryHook = Box<dyn Fn(u64, &mut GroupEntry)>;
 type SuperblockHook = Box<dyn Fn(&mut Superblock)>;
 
-/// What to build. All of it may be changed before [`Image::build`].
+/// The description of an image. Every field may be changed before [`Image::build`].
 pub struct Image {
     pub geometry: Geometry,
     pub items: BTreeMap<Key, Vec<u8>>,
     pub items_per_node: usize,
     pub next_data: u64,
-    /// Marks in the bitmaps besides those of the items, and marks left out.
+    /// Blocks marked in the bitmaps without an item, and blocks of items that are left unmarked.
     pub extra_marks: Vec<Extent>,
     pub missing_marks: Vec<Extent>,
     pub node: Option<NodeHook>,
     pub entry: Option<EntryHook>,
     pub superblock: Option<SuperblockHook>,
-    /// The same for the slot of the checkpoint before.
+    /// Changes the slot of the previous checkpoint.
     pub old_superblock: Option<SuperblockHook>,
 }
 
-/// An image, and the places of its structures.
+/// A built image and the addresses of its structures.
 pub struct Built {
     pub device: MemDevice,
     pub superblock: Superblock,
@@ -47,8 +47,8 @@ pub struct Built {
 }
 
 impl Image {
-    /// An image without items. Tree nodes take the front of the data area, file data the part from
-    /// `data_at`.
+    /// An image without items. Tree nodes lie at the start of the data area, file data from
+    /// `data_at` on.
     pub fn empty(image_bytes: u64, data_at: u64) -> Image {
         let seed = [9; 16];
         let uuid = uuid::Uuid::from_u128(0x6b65646765);
@@ -68,7 +68,7 @@ impl Image {
         }
     }
 
-    /// Two groups and some of everything, in a tree of three levels.
+    /// An image of two groups with at least one item of each kind, in a tree of three levels.
     pub fn sample() -> Image {
         use FileKind::*;
         let mut image = Image::empty(130 << 20, 4096);
@@ -109,7 +109,7 @@ impl Image {
         self.put(Key::inode(Ino(ino)), core.encode());
     }
 
-    /// Changes an inode that is there.
+    /// Changes the core of an existing inode.
     pub fn core(&mut self, ino: u64, change: impl FnOnce(&mut InodeCore)) {
         let mut core = InodeCore::decode(&self.items[&Key::inode(Ino(ino))]).unwrap();
         change(&mut core);
@@ -155,19 +155,19 @@ impl Image {
         }
     }
 
-    /// The key of an entry that hashes to its first ordinal.
+    /// The key of an entry at the first ordinal of its name's hash.
     pub fn name_key(&self, dir: u64, name: &str) -> Key {
         Key::new(Ino(dir), ItemKind::Dentry, name_slot(&self.geometry.hash_seed, name.as_bytes()))
     }
 
-    /// Puts an entry and nothing else.
+    /// Adds an entry and changes nothing else.
     pub fn entry(&mut self, dir: u64, name: &str, ino: u64, kind: FileKind) {
         let key = self.name_key(dir, name);
         assert!(!self.items.contains_key(&key), "names of the sample do not collide");
         self.put(key, Dentry { ino: Ino(ino), kind, name: name.as_bytes() }.encode());
     }
 
-    /// Puts an entry and counts it in its directory.
+    /// Adds an entry and counts it in its directory.
     pub fn name(&mut self, dir: u64, name: &str, ino: u64, kind: FileKind) {
         self.entry(dir, name, ino, kind);
         self.core(dir, |c| {
@@ -238,7 +238,7 @@ impl Image {
         Built { device, superblock, nodes, index, bitmaps }
     }
 
-    /// Writes bitmaps, by turns in one copy and the other, and the index.
+    /// Writes the bitmaps, alternately to the first and the second copy, and the index.
     fn write_space(&self, device: &MemDevice, owned: &[bool]) -> (BlockNo, Vec<BlockNo>) {
         let g = &self.geometry;
         let mut entries = Vec::new();
@@ -327,7 +327,7 @@ impl Packer<'_> {
                 open = true;
             }
             node = NodeMut::trusted(&mut bytes);
-            // Inner nodes begin with the bound that their parent gives them.
+            // The first key of an inner node is the lower bound that its parent records.
             let key = if level > 0 && node.view().items() == 0 { out.last().unwrap().0 } else { key };
             node.append(&key, &value);
         }

@@ -1,12 +1,12 @@
-//! Walks the tree from the root down, level by level, so that a level is read in large batches and
-//! memory holds one level's addresses. Then streams the leaves' items in key order.
+//! Walks the tree from the root down, level by level, so that each level is read in large batches
+//! and memory holds the addresses of only one level. Then streams the leaves' items in key order.
 //!
 //! # Against hostile images
 //! A node is followed only once: its blocks are claimed in [`crate::owned::Owned`] before it is
-//! read. So neither a cycle nor a shared subtree is walked twice, and the work is bounded by the
-//! blocks of the image. The height is bounded by the superblock's decoder. The range of a node is a
-//! part of its parent's, so ranges are disjoint and in order. A node that leaves its range is read
-//! no further, and the rest of its range counts as lost.
+//! read. So neither a cycle nor a shared subtree is walked twice, and the number of blocks of the
+//! image bounds the work. The height is bounded by the superblock's decoder. The key range of a
+//! node is a part of its parent's, so the ranges of a level are disjoint and in order. A node with
+//! a key outside its range is read no further, and the rest of its range counts as lost.
 
 pub(crate) use crate::facts::NodeRef;
 use crate::facts::successor;
@@ -20,7 +20,7 @@ use kedge_format::node::{NODE_BLOCKS, NodeView};
 use kedge_format::superblock::Superblock;
 use kedge_format::{ItemKind, Key};
 
-/// The most owners that a report of a conflict names.
+/// The most owners that a finding about a conflict names.
 const OWNERS_MAX: usize = 8;
 
 /// Walks the inner levels and returns the leaves in key order, all claimed.
@@ -75,7 +75,8 @@ fn enter(sb: &Superblock, state: &mut State, node: NodeRef, out: &mut Vec<NodeRe
     out.push(node);
 }
 
-/// A node's content, or a finding and the loss of its range.
+/// Returns the node's content. If the node is not valid, adds a finding and records its range as
+/// lost.
 fn view<'a>(
     sb: &Superblock,
     state: &mut State,
@@ -162,9 +163,9 @@ pub(crate) fn valid_leaves(
     valid
 }
 
-/// Streams the items of valid leaves in key order. `false` with an item: it lies outside its leaf's
-/// range. A leaf that has become unreadable since it was found valid is an error, because decisions
-/// are based on it.
+/// Streams the items of valid leaves in key order; the `bool` says whether the item lies in its
+/// leaf's range. A leaf that has become unreadable since it was found valid is an error, because
+/// decisions are based on its items.
 pub(crate) fn stream_items(
     sb: &Superblock,
     reader: &mut Reader,
@@ -211,7 +212,8 @@ fn leaf_items(node: &NodeRef, view: &NodeView, leaf: Leaf, check: &mut ItemCheck
     }
 }
 
-/// The name of the entry of directory `dir` that names `target`, and the leaf it lies in.
+/// The name of the entry of directory `dir` that names `target`, and the block of the leaf that
+/// holds the entry.
 pub(crate) fn name_of(
     sb: &Superblock,
     reader: &mut Reader,
@@ -228,8 +230,8 @@ pub(crate) fn name_of(
     Some((node.block, found.name.escape_ascii().to_string()))
 }
 
-/// Goes through the extents of all leaves once more and reports every conflict with all its owners
-/// but the tree's own.
+/// Reads the extents of all leaves again and reports every conflict with the files that own its
+/// blocks.
 pub(crate) fn report_conflicts(sb: &Superblock, reader: &mut Reader, state: &mut State, leaves: &[NodeRef]) {
     let conflicts = std::mem::take(&mut state.conflicts);
     if conflicts.is_empty() {
@@ -247,7 +249,7 @@ pub(crate) fn report_conflicts(sb: &Superblock, reader: &mut Reader, state: &mut
         |i, bytes| {
             let node = &leaves[i];
             let uuid = &sb.geometry.uuid;
-            // Leaves that fail now were reported in the first pass.
+            // Leaves that fail here were reported in the first pass.
             let Ok(view) = bytes.and_then(|b| NodeView::check(b, uuid, node.block, node.generation, 0))
             else {
                 return;
@@ -277,7 +279,7 @@ impl NodeRef {
     }
 }
 
-/// A key or none, as text.
+/// Prints a key, or the end of the key space for `None`.
 struct Bound(Option<Key>);
 
 impl std::fmt::Display for Bound {

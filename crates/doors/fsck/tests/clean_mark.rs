@@ -1,4 +1,4 @@
-//! A clean mark alone is not believed: the log after it counts, as it does for a mount.
+//! A clean mark alone is not trusted: log writes after it count, as they do for a mount.
 #![allow(clippy::unwrap_used)]
 
 use kedge_base::{BLOCK_SIZE, Clock, IoBuf, ManualClock};
@@ -20,7 +20,7 @@ fn open(device: Arc<dyn Device>) -> kedgefs::Result<FileSystem> {
     FileSystem::open(device, clock(), MountOptions { async_checkpoint: None, ..MountOptions::default() })
 }
 
-/// An unmounted image, and the same after the next mount has synced a file and lost power.
+/// An unmounted image, and the same image after the next mount has synced a file and lost power.
 fn unmounted_and_used() -> (MemDevice, MemDevice) {
     let device = Arc::new(MemDevice::new(16 << 20));
     let options = FormatOptions { log_size: Some(1 << 20), ..FormatOptions::default() };
@@ -60,8 +60,8 @@ fn check(device: &MemDevice) -> Report {
 fn a_log_newer_than_the_clean_slot_is_a_lost_slot() {
     let (unmounted, image) = unmounted_and_used();
     assert!(check(&unmounted).is_clean() && check(&image).is_clean());
-    // The device forgot the slot of the last mount: both that are there are valid, the newer one
-    // says "unmounted".
+    // The device lost the slot of the last mount: both slots on the device are valid, and the newer
+    // slot says "unmounted".
     for i in 0..2 {
         put_slot(&image, i, &slot(&unmounted, i));
     }
@@ -79,7 +79,7 @@ fn a_log_newer_than_the_clean_slot_is_a_lost_slot() {
     assert_eq!((preened.ending, preened.exit_code), (Ending::Left, 4), "{preened}");
     assert_eq!(device.difference_hash(&before), before.difference_hash(&before), "something was written");
 
-    // What was synced is given up and reported; the state of the clean slot is there.
+    // The synced changes are dropped and reported; the state of the clean slot remains.
     let repaired = repair(device.clone(), &RepairOptions::new(RepairMode::Full));
     assert_eq!((repaired.ending, repaired.exit_code), (Ending::Repaired, 1), "{repaired}");
     assert_eq!(repaired.count(RepairKind::LogGivenUp), 1, "{repaired}");

@@ -1,5 +1,5 @@
-//! Superblocks whose counters are near the end of all numbers, with valid checksums: mount and fsck
-//! agree, and no mount writes a slot that the next one refuses.
+//! Superblocks with valid checksums whose counters are near their maximum: mount and fsck agree,
+//! and no mount writes a slot that the next mount refuses.
 #![allow(clippy::unwrap_used)]
 
 use kedge_base::{BLOCK_SIZE, Clock, Epoch, Generation, Ino, IoBuf, Lsn, ManualClock};
@@ -31,7 +31,7 @@ fn unmounted() -> MemDevice {
     device.fork()
 }
 
-/// The image with this counter in its newest slot; the allocation index says the same generation.
+/// The image with this counter in its newest slot; the allocation index gets the same generation.
 fn crafted(set: Set, n: u64) -> MemDevice {
     let device = unmounted();
     let block = device.bytes(SLOTS[0].byte_offset(), BLOCK_SIZE);
@@ -69,8 +69,8 @@ fn mount_and_fsck_agree_on_counters_near_their_end() {
             for read_only in [true, false] {
                 let device = Arc::new(image.fork());
                 let opened = open(device.clone(), read_only);
-                // Above what a slot can hold, it counts as damaged: the other one is taken, and
-                // fsck says so.
+                // A slot with a counter above `COUNTER_MAX` counts as damaged: the other slot is
+                // used, and fsck reports the damage.
                 let taken = n == OPEN_MAX || n > COUNTER_MAX;
                 assert_eq!((opened.is_ok(), report.is_clean()), (taken, n == OPEN_MAX), "{said}: {report}");
                 match opened {
@@ -79,7 +79,8 @@ fn mount_and_fsck_agree_on_counters_near_their_end() {
                         let owner = kedgefs::Owner { uid: 0, gid: 0 };
                         if !read_only {
                             let made = fs.create(kedgefs::Ino::ROOT, b"file", 0o644, owner);
-                            // Its number would be the one that no next one follows.
+                            // The new inode would need the last number, after which no next number
+                            // exists.
                             let none_left = name == "next inode" && n == OPEN_MAX;
                             assert_eq!(made.is_err(), none_left, "{said}: {made:?}");
                         }

@@ -1,5 +1,5 @@
-//! A superblock that says that an unmount lost data: fsck reports it on each path, and a repair
-//! reports and clears it.
+//! A superblock that records data lost at an unmount: fsck reports the loss on each path, and a
+//! repair reports and clears it.
 #![allow(clippy::unwrap_used)]
 
 use kedge_base::{Clock, ManualClock};
@@ -46,7 +46,8 @@ fn check(device: &MemDevice) -> Report {
 #[test]
 fn a_loss_is_an_error_until_a_repair_has_told_of_it() {
     for mode in [RepairMode::Preen, RepairMode::Full] {
-        // Unmounted, which a repair otherwise does not check; and in use when it crashed.
+        // An unmounted image, which a repair otherwise does not check, and an image that was in use
+        // at a crash.
         for crashed in [false, true] {
             let device = unmounted(3);
             assert!(read_superblock(&*device).unwrap().0.checkpoint.clean);

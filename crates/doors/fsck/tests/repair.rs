@@ -1,8 +1,8 @@
-//! Images that the engine made, with random damage: a repair ends clean or refuses clearly, the
-//! result can be used, and no file ever shows bytes that were never its own.
+//! Images made by the engine, with random damage: a repair leaves a clean image or refuses with a
+//! reason, the result can be used, and no file ever shows bytes that were never its own.
 //!
-//! Each byte of each file is a function of the file and the place, so that foreign bytes are seen
-//! wherever they come from.
+//! Each byte of each file is a function of the inode number and the offset, so that foreign bytes
+//! are detected whatever their source.
 #![allow(clippy::unwrap_used)]
 
 use kedge_base::{BLOCK_SIZE, BlockNo, Clock, Ino, ManualClock};
@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 const SIZE: u64 = 16 << 20;
 
-/// The bytes of a file from an offset on. Zero is a hole's, so no file has it of its own.
+/// The bytes of a file from an offset on. Zero is reserved for holes, so no file contains it.
 fn pattern(ino: Ino, offset: u64, len: usize) -> Vec<u8> {
     (offset..offset + len as u64)
         .map(|at| {
@@ -53,7 +53,7 @@ fn format(device: Arc<dyn Device>) {
     FileSystem::format(device, clock(), &options).unwrap();
 }
 
-/// An image after random operations; unmounted, or as a crash leaves it.
+/// An image after random operations, unmounted or as a crash leaves it.
 fn image(seed: u64) -> MemDevice {
     let random = &mut SmallRng::seed_from_u64(seed);
     let device = Arc::new(MemDevice::new(SIZE));
@@ -104,7 +104,7 @@ fn image(seed: u64) -> MemDevice {
     device.fork()
 }
 
-/// Path of each file, with its inode and content.
+/// The inode, type and content of each file, by path.
 type Tree = BTreeMap<Vec<u8>, (Ino, FileKind, Vec<u8>)>;
 
 fn list(fs: &FileSystem) -> kedgefs::Result<Tree> {
@@ -129,7 +129,7 @@ fn list(fs: &FileSystem) -> kedgefs::Result<Tree> {
                 FileKind::Symlink => fs.readlink(ino)?,
                 FileKind::Regular => {
                     let size = fs.getattr(ino)?.size;
-                    // What damage made of a size is no reason to read petabytes.
+                    // Damage may have made a size of petabytes, so the length of a read is bounded.
                     let mut content = vec![0; size.min(1 << 20) as usize];
                     let got = fs.read(ino, 0, &mut content)?;
                     content.truncate(got);
@@ -143,8 +143,8 @@ fn list(fs: &FileSystem) -> kedgefs::Result<Tree> {
     Ok(out)
 }
 
-/// The first blocks of structures, by kind: slots, the newest checkpoint's index and bitmaps,
-/// nodes, log writes. File data is not damaged, because nothing checks its bytes.
+/// The first block of each structure, by kind: slots, the newest checkpoint's index and bitmaps,
+/// nodes, log writes. File data is not listed for damage, because no check covers its bytes.
 fn structures(device: &MemDevice) -> Vec<Vec<u64>> {
     let block = |b: u64, len: usize| device.bytes(b * BLOCK_SIZE as u64, len);
     let g = newest(device).geometry;
@@ -163,7 +163,7 @@ fn structures(device: &MemDevice) -> Vec<Vec<u64>> {
     sorts.into_iter().filter(|sort| !sort.is_empty()).collect()
 }
 
-/// Changes bytes; says what.
+/// Damages the image and returns a description of the damage.
 fn damage(device: &MemDevice, random: &mut SmallRng) -> String {
     let mut said = Vec::new();
     let sorts = structures(device);
@@ -211,8 +211,8 @@ fn options(mode: RepairMode) -> RepairOptions {
     RepairOptions { check, force: true, clock: clock(), ..RepairOptions::new(mode) }
 }
 
-/// Asserts that a repaired image can be used and shows no foreign bytes, unless the log that would
-/// tell is destroyed (`uncertain`). Returns its tree.
+/// Asserts that a repaired image can be used and shows no foreign bytes, unless the log records
+/// that would identify these are destroyed (`uncertain`). Returns its tree.
 #[track_caller]
 fn assert_usable(device: &MemDevice, uncertain: bool, what: &str) -> Tree {
     let fs = open(Arc::new(device.fork())).unwrap_or_else(|e| panic!("{what}: {e}"));
@@ -237,7 +237,7 @@ fn assert_usable(device: &MemDevice, uncertain: bool, what: &str) -> Tree {
     tree
 }
 
-/// Asserts a good end. `None`: refused.
+/// Asserts that the repair left a clean image, whose tree is returned, or refused (`None`).
 #[track_caller]
 fn assert_good_end(device: &MemDevice, report: &RepairReport, what: &str) -> Option<Tree> {
     if report.before.superblock.is_none() {
@@ -257,7 +257,7 @@ fn assert_good_end(device: &MemDevice, report: &RepairReport, what: &str) -> Opt
 fn random_damage_is_repaired_or_refused() {
     const SEED: u64 = 0x6b65_6467_6500;
     let (mut repaired, mut refused, mut given_up, mut uncertain) = (0, 0, 0, 0);
-    // More of them: KEDGE_FSCK_IMAGES.
+    // `KEDGE_FSCK_IMAGES` sets the number of images.
     let images = std::env::var("KEDGE_FSCK_IMAGES").ok().and_then(|n| n.parse().ok()).unwrap_or(24);
     for i in 0..images {
         let whole = image(SEED + i);
@@ -297,7 +297,7 @@ fn a_log_without_faults_is_replayed_and_nothing_else() {
     }
 }
 
-/// Bitmaps that are wrong or unreadable cost nothing, not even the log.
+/// Wrong or unreadable bitmaps lose nothing, not even the log.
 #[test]
 fn damaged_bitmaps_do_not_cost_the_log() {
     let mut logs = 0;
@@ -363,7 +363,7 @@ fn a_log_that_breaks_off_is_replayed_up_to_there() {
     assert_eq!(seen, 12);
 }
 
-/// The live leaves of an image, with the inodes that have items there.
+/// The live leaves of an image, with the inodes that have items in each leaf.
 fn leaves(device: &MemDevice) -> Vec<(BlockNo, BTreeSet<u64>)> {
     let c = newest(device).checkpoint;
     let mut level = vec![c.root];
@@ -382,14 +382,14 @@ fn leaves(device: &MemDevice) -> Vec<(BlockNo, BTreeSet<u64>)> {
     with_inodes.collect()
 }
 
-/// One leaf is destroyed: a file without items there is as before, under the same name or in
-/// lost+found.
+/// After one leaf is destroyed, a file without items in that leaf is unchanged, under the same name
+/// or in lost+found.
 #[test]
 fn files_outside_a_destroyed_leaf_keep_their_content() {
     let mut compared = 0;
     for i in 0..12u64 {
         let device = Arc::new(image(0x6c65_6166_0000 + i));
-        // Unmounted, so that the tree has everything.
+        // Unmount, so that the tree has everything.
         open(device.clone()).unwrap().close().unwrap();
         let before = list(&open(Arc::new(device.fork())).unwrap()).unwrap();
         for (leaf, inodes) in leaves(&device) {
@@ -411,20 +411,20 @@ fn files_outside_a_destroyed_leaf_keep_their_content() {
     assert!(compared > 200, "only {compared} files lay elsewhere");
 }
 
-/// A fork of `whole` in which a user wrote these bytes to a file. Unmounted.
+/// An unmounted fork of `whole` in which a user wrote these bytes to a file.
 fn with_bytes_of_a_user(whole: &MemDevice, ino: Ino, offset: u64, bytes: &[u8]) -> MemDevice {
     let device = Arc::new(whole.fork());
     let fs = open(device.clone()).unwrap();
     assert_eq!(fs.write(ino, offset, bytes).unwrap(), bytes.len());
     fs.close().unwrap();
-    // Another mount that does not touch the file: its leaf is not of the newest generation.
+    // Another mount does not touch the file, so its leaf is not of the newest generation.
     open(device.clone()).unwrap().close().unwrap();
     device.fork()
 }
 
-/// A user who knows the format, but not the secret, writes a leaf into a file, for the place where
-/// it will lie, and of the newest generation. It has a set-user-id file of root, new or in place of
-/// an old one, with the blocks of another file. Then the root of the tree is damaged, so that all
+/// A user who knows the format, but not the secret, writes a leaf into a file, with the leaf's own
+/// address and the newest generation. The leaf holds a set-user-id file of root, new or in place of
+/// an old file, with the blocks of another file. Then the root of the tree is damaged, so that all
 /// leaves are searched for.
 #[test]
 fn a_leaf_that_a_user_put_into_a_file_is_not_taken() {
@@ -491,7 +491,7 @@ fn a_leaf_that_a_user_put_into_a_file_is_not_taken() {
     }
 }
 
-/// Power fails at each write of a repair that replays a log, and of one that also rewrites a
+/// Power fails at each write of a repair that replays a log, and of a repair that also rewrites a
 /// damaged tree.
 #[test]
 fn a_crash_in_a_repair_is_repaired_again() {
@@ -527,8 +527,8 @@ fn a_crash_in_a_repair_is_repaired_again() {
     assert!(states > 50, "only {states} states");
 }
 
-/// The device fails at the n-th write of a repair, and from then on: the repair says so, and the
-/// next one ends clean.
+/// The device fails at the n-th write of a repair and at all later writes: the repair reports the
+/// failure, and the next repair leaves a clean image.
 #[test]
 fn a_device_that_fails_in_a_repair_leaves_what_can_be_repaired() {
     let mut failed = 0;
@@ -561,8 +561,9 @@ fn a_device_that_fails_in_a_repair_leaves_what_can_be_repaired() {
     assert!(failed > 10, "only {failed} repairs met a failure");
 }
 
-/// A log and a tree with a fault that replay carries along: the new tree must stay clear of the old
-/// checkpoint's, which replay has replaced and which is the only one until the new superblock.
+/// An image with a log, and a tree with a fault that replay preserves. The new tree must not
+/// overwrite the old checkpoint's tree: replay has replaced that tree in memory, but it is the only
+/// valid tree on the device until the new superblock is written.
 #[test]
 fn a_crash_leaves_the_old_tree_though_replay_gave_it_up() {
     let device = Arc::new(MemDevice::new(SIZE));
@@ -613,8 +614,8 @@ fn a_crash_leaves_the_old_tree_though_replay_gave_it_up() {
     }
 }
 
-/// A file that was deleted comes back because the record that deleted it is destroyed. Its blocks
-/// have another owner's bytes by then, and a record after the destroyed one says so.
+/// A deleted file reappears because the record of its deletion is destroyed. Its blocks already
+/// hold another owner's bytes, and a record after the destroyed one shows that.
 #[test]
 fn a_file_that_comes_back_does_not_show_what_took_its_blocks() {
     let device = Arc::new(MemDevice::new(SIZE));
@@ -625,7 +626,7 @@ fn a_file_that_comes_back_does_not_show_what_took_its_blocks() {
     let gone = create("gone");
     assert_eq!(fs.write(gone, 0, &pattern(gone, 0, 400_000)).unwrap(), 400_000);
     fs.sync().unwrap();
-    // Everything else is taken, so that the next file gets these blocks.
+    // All other blocks are allocated, so that the next file gets these blocks.
     let all = create("all");
     let mut at = 0;
     while let Ok(n @ 1..) = fs.write(all, at, &pattern(all, at, 64 << 10)) {

@@ -1,4 +1,4 @@
-//! Makes the repaired state the newest checkpoint. The crash argument is in the parent module.
+//! Writes the repaired state as the newest checkpoint. The crash argument is in the parent module.
 
 use super::done::{Ending, RepairKind, Repairs};
 use super::rebuild::Root;
@@ -18,9 +18,9 @@ use kedge_format::alloc::{GROUP_BLOCKS, GroupEntry, bitmap_crc};
 use kedge_format::logwrite::WriteHeader;
 use kedge_format::superblock::{CheckpointState, Geometry, OPEN_MAX, Superblock};
 
-/// Bytes of a label.
+/// The most bytes of a label.
 const LABEL_MAX: usize = 64;
-/// Blocks carried over at once.
+/// The most blocks carried over with one read and write.
 const CARRY_BLOCKS: u64 = 256;
 
 /// The contents of the new checkpoint.
@@ -29,14 +29,15 @@ pub(crate) struct New {
     pub root: Root,
     /// All blocks with an owner.
     pub owned: Owned,
-    /// Of that, what replay may have written in memory: data, and the tree's nodes if they stay.
+    /// The owned blocks that replay may have written in memory: file data, and the tree's nodes if
+    /// the tree stays.
     pub carry: Owned,
     pub next_ino: u64,
     pub inodes: u64,
 }
 
-/// The newest epoch of any log write that lies whole in the ring. A write that wraps around the
-/// ring's end is recognised by its header and not checked further: a wrong guess only skips epochs.
+/// The newest epoch of any complete log write in the ring. A write that wraps around the ring's end
+/// is recognised by its header and not checked further, because a wrong guess only skips epochs.
 fn newest_epoch(device: &dyn Device, g: &Geometry) -> Result<Option<Epoch>> {
     let (key, mut newest) = (g.log_key(), None);
     let mut at = 0;
@@ -59,7 +60,8 @@ fn newest_epoch(device: &dyn Device, g: &Geometry) -> Result<Option<Epoch>> {
 }
 
 impl Job<'_> {
-    /// Writes the contents of `new`, checks them, and only then writes its superblock.
+    /// Writes the contents of `new`, checks them on the device, and only then writes the
+    /// superblock.
     pub(super) fn commit(
         &self,
         source: &Source,
@@ -106,12 +108,13 @@ impl Job<'_> {
 
     fn superblock(&self, source: &Source, new: &New) -> Result<Superblock> {
         let mut geometry = source.sb.geometry.clone();
-        // A label that is not UTF-8 became longer when it was decoded.
+        // Decoding makes a label longer that is not UTF-8.
         while geometry.label.len() > LABEL_MAX {
             geometry.label.pop();
         }
         let base = &self.base_sb.checkpoint;
-        // Any log write of an epoch above the slot's would say that a newer slot is lost.
+        // A log write of an epoch above the slot's would mean that a newer slot is lost, so the new
+        // epoch is above all of them.
         let newest = newest_epoch(&**self.device, &geometry)?.unwrap_or(base.epoch).max(base.epoch);
         let epoch = newest.0.checked_add(2).filter(|epoch| *epoch <= OPEN_MAX);
         let epoch = epoch.ok_or_else(|| Error::invalid("epochs are used up"))?;
@@ -138,7 +141,7 @@ impl Job<'_> {
         Ok(sb)
     }
 
-    /// Writes to the device what replay wrote in memory, as far as it has an owner in the end.
+    /// Writes to the device the blocks of `carry` that replay wrote in memory.
     fn carry_over(&self, source: &Source, carry: &Owned) -> Result<()> {
         let Some(overlay) = &source.overlay else { return Ok(()) };
         let (g, written) = (&source.sb.geometry, overlay.written());
@@ -150,7 +153,7 @@ impl Job<'_> {
                 push_runs(&mut runs, group * GROUP_BLOCKS + i * 64, written & carry);
             }
             for (start, blocks) in runs {
-                // What lies below the data area is rewritten by this checkpoint.
+                // This checkpoint rewrites everything below the data area anyway.
                 let (mut at, end) = (start.0.max(g.data_start.0), start.0 + blocks);
                 while at < end {
                     let count = CARRY_BLOCKS.min(end - at);
@@ -172,7 +175,7 @@ impl Job<'_> {
         let mut writer = Writer::new(&**self.device);
         for (group, copy) in (0..).zip(copies) {
             let (bytes, free_blocks) = bitmap_of(owned, group);
-            // Where the index cannot be read, no copy is the current one.
+            // If the index cannot be read, neither copy is known to be in use.
             let copy = copy.map_or(0, |copy| 1 - copy);
             entries.push(GroupEntry { bitmap_crc: bitmap_crc(group, &bytes), free_blocks, copy });
             let at = BlockNo(sb.geometry.bitmap_start[copy as usize].0 + group);

@@ -1,4 +1,4 @@
-//! The report of a repair, for people and scripts.
+//! The report of a repair, as text for operators and as fields for scripts.
 
 use crate::ReplayState;
 use crate::report::{At, Finding, Report};
@@ -8,7 +8,7 @@ use std::fmt;
 
 macro_rules! kinds {
     ($($(#[doc = $doc:literal])* $kind:ident = $name:literal, $safe:literal;)*) => {
-        /// What was done. [`RepairKind::name`] is stable across versions.
+        /// The kind of a repair. [`RepairKind::name`] is stable across versions.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
         pub enum RepairKind {
             $($(#[doc = $doc])* #[serde(rename = $name)] $kind,)*
@@ -24,7 +24,7 @@ macro_rules! kinds {
                 }
             }
 
-            /// Whether nothing can be missed afterwards, so that preening may do it.
+            /// Whether the repair loses nothing, so that preening may make it.
             pub const fn is_safe(self) -> bool {
                 match self {
                     $(RepairKind::$kind => $safe,)*
@@ -35,26 +35,27 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// Log records that could not be replayed are given up.
+    /// Log records that could not be replayed were dropped.
     LogGivenUp = "log-given-up", false;
-    /// A log write that cannot be read may have given blocks of one file to another. Which ones,
-    /// cannot be found out.
+    /// A log write that cannot be read may have moved blocks from one file to another. Which blocks
+    /// cannot be determined.
     DataUncertain = "data-uncertain", false;
-    /// A tree node that could not be read is left out, with all that lay below it.
+    /// A tree node that could not be read was left out, with everything below it.
     NodeDropped = "node-dropped", false;
-    /// A leaf below an unreadable node was found by searching all blocks, and was put back.
+    /// A leaf below an unreadable node was found by searching all owned blocks, and its items were
+    /// kept.
     NodeSalvaged = "node-salvaged", false;
-    /// An item that the format does not allow is left out.
+    /// An item that the format does not allow was left out.
     ItemDropped = "item-dropped", false;
-    /// An inode is left out with all its items.
+    /// An inode was left out with all its items.
     InodeDropped = "inode-dropped", false;
-    /// A directory entry is left out.
+    /// A directory entry was left out.
     NameDropped = "name-dropped", false;
-    /// Blocks of a file that belong to another owner became a hole.
+    /// Blocks of a file that have another owner became a hole.
     ExtentDropped = "extent-dropped", false;
-    /// An inode whose core was lost got a new one, made up from its other items.
+    /// An inode whose core was lost got a new core, derived from its other items.
     InodeRemade = "inode-remade", false;
-    /// An inode without a name got one in lost+found.
+    /// An inode without a name got a name in lost+found.
     Reattached = "reattached", false;
     /// The directory lost+found was made.
     LostFoundMade = "lost-found-made", false;
@@ -64,7 +65,7 @@ kinds! {
     NameCorrected = "name-corrected", false;
     /// Link, block or entry counts of an inode were corrected.
     CountsCorrected = "counts-corrected", true;
-    /// An orphan item without its inode, or that does not suit it, is left out.
+    /// An orphan item without an inode, or that contradicts its inode, was left out.
     OrphanDropped = "orphan-dropped", true;
     /// The tree was rewritten.
     TreeRewritten = "tree-rewritten", true;
@@ -78,11 +79,11 @@ kinds! {
     LogReplayed = "log-replayed", true;
 }
 
-/// One thing done.
+/// One repair.
 #[derive(Clone, Debug, Serialize)]
 pub struct Repair {
     pub kind: RepairKind,
-    /// What was done to what, for people.
+    /// What was changed and how, as text for the operator.
     pub what: String,
     pub ino: Option<u64>,
     pub block: Option<u64>,
@@ -101,7 +102,7 @@ impl fmt::Display for Repair {
     }
 }
 
-/// Collects the repairs: counts all, and keeps the first of each kind as
+/// Collects the repairs: counts all and keeps the first of each kind, as
 /// [`crate::report::Findings`] does.
 pub(crate) struct Repairs {
     list: Vec<Repair>,
@@ -127,8 +128,8 @@ impl Repairs {
         self.counts.keys().any(|kind| !kind.is_safe())
     }
 
-    /// Whether items have to be changed or removed: everything but the log, the bitmaps and the
-    /// superblock consists of them.
+    /// Whether items have to be changed or removed. Only repairs of the log, the bitmaps and the
+    /// superblock change no items.
     pub fn changes_items(&self) -> bool {
         use RepairKind::*;
         let others =
@@ -141,39 +142,40 @@ impl Repairs {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Ending {
-    /// The image was unmounted and was not checked further.
+    /// The image was cleanly unmounted, so it was not checked.
     Skipped,
-    /// Nothing was wrong; at most the log was replayed onto the device.
+    /// No error was found; at most the log was replayed onto the device.
     Clean,
-    /// All that was wrong is repaired, and the check of the result found nothing.
+    /// All errors are repaired, and the check of the result found none.
     Repaired,
-    /// Nothing was written: the damage is more than the mode may repair, or there is nothing to
-    /// repair from.
+    /// Nothing was written: the damage exceeds what the mode may repair, or there is no valid
+    /// superblock to repair from.
     Left,
-    /// The repaired image would not have been clean, or there was no space for it: nothing was
+    /// The repaired image would not have been clean, or the device had no space for it; nothing was
     /// changed.
     Unclean,
-    /// The device failed, or something else failed that is not a fault of the image.
+    /// The device failed, or another operation failed for a reason that is not a fault of the
+    /// image.
     Failed,
 }
 
-/// The whole answer of a repair.
+/// The report of a repair.
 #[derive(Clone, Debug, Serialize)]
 pub struct RepairReport {
     pub device: String,
     pub ending: Ending,
-    /// Why it ended so, if that needs an explanation.
+    /// The reason for the ending, if it needs an explanation.
     pub message: String,
-    /// What was found before.
+    /// The check before the repair.
     pub before: Report,
     /// The first repairs of each kind. With [`Ending::Left`], [`Ending::Unclean`] and
-    /// [`Ending::Failed`] they are what would have been done.
+    /// [`Ending::Failed`] they are the repairs that would have been made.
     pub repairs: Vec<Repair>,
-    /// All repairs, by [`RepairKind::name`].
+    /// The number of all repairs by [`RepairKind::name`].
     pub repair_counts: BTreeMap<&'static str, u64>,
-    /// What the check of the result found; `None`: nothing was written.
+    /// The check of the result; `None` if nothing was written.
     pub after: Option<Report>,
-    /// Errors found and not corrected.
+    /// The number of errors found and not corrected.
     pub errors_left: u64,
     pub exit_code: i32,
 }
@@ -207,7 +209,7 @@ impl RepairReport {
         }
     }
 
-    /// How many repairs of a kind there were, those not listed included.
+    /// The number of repairs of a kind, including those not listed.
     pub fn count(&self, kind: RepairKind) -> u64 {
         self.repair_counts.get(kind.name()).copied().unwrap_or(0)
     }
@@ -222,8 +224,8 @@ impl fmt::Display for RepairReport {
         if let ReplayState::Failed { .. } = self.before.replay {
             writeln!(f, "the log could not be replayed whole")?;
         }
-        // What belongs to a replay is no damage, and must not read like it: new bitmaps, a new
-        // superblock slot.
+        // New bitmaps and a new superblock slot are parts of a replay and must not be listed like
+        // damage.
         let ordinary = self.ending == Ending::Clean;
         for repair in self.repairs.iter().filter(|r| !ordinary || r.kind == RepairKind::LogReplayed) {
             match ordinary {

@@ -1,5 +1,5 @@
-//! The first pass of a rebuild: collects the facts of the readable items, some bytes for each inode
-//! and name.
+//! The first pass of a rebuild: collects the facts of the readable items, a few bytes for each
+//! inode and name.
 
 use super::done::{RepairKind, Repairs};
 use super::sieve::{Sieve, Sieved};
@@ -14,18 +14,18 @@ use kedge_format::item::Orphan;
 use kedge_format::{FileKind, Key};
 use std::collections::{HashMap, HashSet};
 
-/// An inode with at least one item. In ascending order of numbers.
+/// An inode with at least one item. Kept in ascending order of inode numbers.
 #[derive(Clone, Debug)]
 pub(crate) struct Inode {
     pub ino: u64,
-    /// `None`: its type is unknown.
+    /// `None` if its type is unknown.
     pub kind: Option<FileKind>,
     /// Its core could not be read.
     pub headless: bool,
-    /// A directory that the repair makes.
+    /// Whether the repair makes this directory.
     pub made: bool,
     pub has_target: bool,
-    // What the core says.
+    // Read from the core.
     pub mode: u32,
     pub uid: u32,
     pub flags: u32,
@@ -33,13 +33,13 @@ pub(crate) struct Inode {
     pub size: u64,
     pub blocks: u64,
     pub core_parent: u64,
-    // What the items add up to.
+    // Summed over the items.
     pub kept_blocks: u64,
     pub end_block: u64,
     pub target_len: u32,
-    // What the plan fills in.
+    // Filled in by the plan.
     pub keep: bool,
-    /// Of a directory: the one that names it.
+    /// For a directory: the directory whose entry names it.
     pub parent: u64,
     pub names: u32,
     pub subdirs: u32,
@@ -66,9 +66,10 @@ pub(crate) struct Gathered {
     pub orphans: Vec<(u64, Orphan)>,
     /// Entries of the root directory whose names begin with [`LOST_FOUND`], and their targets.
     pub lost_found: HashMap<Vec<u8>, u64>,
-    /// The target of the entry with exactly that name. The root's entries come before all others.
+    /// The target of the entry named exactly [`LOST_FOUND`]. It is known before any other directory
+    /// is read, because the root's items come first.
     lost_found_ino: Option<u64>,
-    /// The names in that directory that begin with '#'.
+    /// The names in lost+found that begin with '#'.
     pub reattached: HashSet<Vec<u8>>,
     /// Inode and slot of each attribute that lacks a part of its value, in ascending order.
     pub incomplete: Vec<(u64, u64)>,
@@ -155,7 +156,8 @@ impl Gathered {
     }
 }
 
-/// Streams the items once. Also returns the blocks that format, tree and files own.
+/// Streams the items once and collects their facts. Also returns the blocks that the format, the
+/// tree and the files own.
 pub(crate) fn gather(
     source: &Source,
     reader: &mut Reader,

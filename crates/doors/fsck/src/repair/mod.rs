@@ -1,11 +1,11 @@
-//! Repair: makes an image of everything that can be trusted.
+//! Repair: builds a consistent image from everything that can be trusted.
 //!
 //! # How it is written
 //! A repair never changes what it finds. It makes a *new checkpoint* beside the old one:
-//! 1. The log is replayed into memory ([`source`]). What cannot be replayed is given up and
+//! 1. The log is replayed into memory ([`source`]). Records that cannot be replayed are dropped and
 //!    reported.
-//! 2. The result is checked as by [`crate::check`]. If nothing is wrong, the next steps only write
-//!    what replay changed.
+//! 2. The result is checked as by [`crate::check`]. If nothing is wrong, the next steps write only
+//!    the blocks that replay changed.
 //! 3. Leaves below unreadable nodes are searched for ([`salvage`]). The readable items are
 //!    collected ([`gather`]), each checked by itself ([`sieve`]), then together ([`plan`]).
 //! 4. If items or nodes change, the items that stay are streamed into a new tree ([`rebuild`]), in
@@ -16,24 +16,24 @@
 //!    the area of the other slot. Flush.
 //! 6. The new checkpoint is checked where it lies. Only if nothing is wrong, its superblock slot is
 //!    written, with FUA: the next generation, the next epoch but one, clean, with an empty log. One
-//!    epoch is skipped because a superblock that was lost may have opened it, and its log writes
-//!    must not pass for writes of the new epoch.
+//!    epoch is skipped because a lost superblock may have opened it, and the log writes of that
+//!    epoch must not pass for writes of the new epoch.
 //!
 //! # Crash argument
-//! Until the slot of step 6 is durable, the newest slot is the old one, and nothing that it needs
-//! has changed. New nodes lie in blocks without an owner, bitmaps and index in copies and an area
-//! that the old slot does not use, and the log is not written at all. The data that step 5 writes
-//! in place is the data that recovery would write from the same log: bytes that the log still
-//! holds, in blocks that the old tree gives to the same file or to no owner.
+//! Until the slot of step 6 is durable, the newest slot is the old slot, and no block that the old
+//! slot needs has changed. New nodes lie in blocks without an owner, bitmaps and index in copies
+//! and an area that the old slot does not use, and the log is not written at all. The data that
+//! step 5 writes in place is the data that recovery would write from the same log: bytes that the
+//! log still holds, in blocks that the old tree gives to the same file or to no owner.
 //!
 //! Once the slot is durable, so is everything to which it points, because a flush lies between. A
-//! slot is one sector, so a crash leaves the old one or the new one. An interrupted repair is
-//! simply run again.
+//! slot is one sector, so a crash leaves either the old slot or the new slot. An interrupted repair
+//! is run again.
 //!
 //! # What it does not do
 //! An image without a valid superblock slot is refused: geometry, the key of the name hash and the
-//! root are stored nowhere else. A tree that changes is written as a whole, and needs free blocks
-//! for that. Without them the repair is refused and nothing changes.
+//! root are stored nowhere else. A tree that changes is rewritten as a whole, which needs free
+//! blocks. Without these the repair is refused and nothing changes.
 
 mod commit;
 mod done;
@@ -73,10 +73,10 @@ use std::sync::Arc;
 /// How much may be repaired.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RepairMode {
-    /// Only repairs that lose nothing: the log, counts, bitmaps, orphan items. If more is wrong,
-    /// nothing is written.
+    /// Only repairs that lose nothing: the log, counts, bitmaps, orphan items. If the image needs
+    /// other repairs, nothing is written.
     Preen,
-    /// All repairs; what cannot be read is lost.
+    /// All repairs; items that cannot be read are lost.
     Full,
 }
 
@@ -85,7 +85,7 @@ pub struct RepairOptions {
     /// `check.replay`: `None` means the engine's own.
     pub check: CheckOptions,
     pub mode: RepairMode,
-    /// Check an image that was unmounted, too.
+    /// Check the image even if it was cleanly unmounted.
     pub force: bool,
     pub clock: Arc<dyn Clock>,
 }
@@ -97,7 +97,7 @@ impl RepairOptions {
     }
 }
 
-/// Findings that do not concern the tree: it stays as it is.
+/// Findings for which the tree need not change.
 const NOT_OF_THE_TREE: &[FindingKind] = &[
     FindingKind::SuperblockSlotBad,
     FindingKind::SuperblockSlotsDiffer,
@@ -122,7 +122,8 @@ const SAFE_OF_THE_TREE: &[FindingKind] = &[
     FindingKind::OrphanDangling,
     FindingKind::OrphanWrong,
 ];
-/// Findings on the device that replay mends in its result in memory.
+/// Findings about the device that are absent after replay in memory, because replay writes new
+/// slots, bitmaps and counters.
 const SEEN_ON_DEVICE: &[FindingKind] = &[
     FindingKind::SuperblockSlotBad,
     FindingKind::SuperblockSlotsDiffer,
@@ -171,13 +172,13 @@ pub fn repair(device: Arc<dyn Device>, options: &RepairOptions) -> RepairReport 
     }
 }
 
-/// The number of the next inode, where `highest` is the last in use. A superblock's number beyond
-/// the limit is ignored.
+/// The next inode number, given the highest number in use. A superblock's number beyond the limit
+/// is ignored.
 fn next_ino(sb: &Superblock, highest: u64) -> u64 {
     Some(sb.checkpoint.next_ino.0).filter(|next| *next <= OPEN_MAX).unwrap_or(0).max(highest + 1)
 }
 
-/// How it ended, why, and what the check of the result found.
+/// The ending, its reason, and the check of the result.
 type Outcome = Result<(Ending, String, Option<Report>)>;
 
 struct Job<'a> {
@@ -197,7 +198,7 @@ struct Judged {
     nodes: u64,
     /// Parts of the tree could not be read.
     incomplete: bool,
-    /// Nothing is wrong with the tree, only with what the superblock and the bitmaps say about it.
+    /// The tree is consistent; only the superblock or the bitmaps may contradict it.
     tree_is_fine: bool,
 }
 
@@ -215,7 +216,7 @@ impl Judged {
 }
 
 impl Job<'_> {
-    /// Runs the repair: what was found, and how it ended.
+    /// Runs the repair. Returns the findings before it and the outcome.
     fn run(
         &self,
         base: State,
@@ -259,7 +260,7 @@ impl Job<'_> {
         (before, outcome)
     }
 
-    /// The source from which the repair starts, checked.
+    /// Replays the log and checks the result, from which the repair starts.
     fn source(
         &self,
         base: State,
@@ -294,14 +295,14 @@ impl Job<'_> {
         Ok((source, state))
     }
 
-    /// If the bitmaps on the device are wrong, but replay with them leaves an image without
-    /// findings, that image is taken: a mount and a check would take it, too. A replay with
-    /// corrected bitmaps could fail at something that replay itself puts right.
+    /// If the bitmaps on the device are wrong but replay with them leaves an image without
+    /// findings, that image is the source, as it would be for a mount and for a check. A replay
+    /// with corrected bitmaps could fail on a fault that replay itself corrects.
     fn as_a_mount_would(&self, base: &State, progress: &mut dyn FnMut(Progress)) -> Option<(Source, State)> {
         if !source::space_is_wrong(base) {
             return None;
         }
-        // A failure is reported by the replay with corrected bitmaps, if that fails, too.
+        // If the replay with corrected bitmaps fails too, that replay reports the failure.
         let source = source::replay_plainly(self.device, self.base_sb, self.replay).ok()?;
         let mut reader = Reader::new(&*source.device);
         let findings = Findings::new(self.options.check.findings_max);
@@ -309,8 +310,8 @@ impl Job<'_> {
         state.findings.is_empty().then_some((source, state))
     }
 
-    /// Computes the contents of the new checkpoint, and writes its tree if it changes. `None`: more
-    /// than preening may do.
+    /// Computes the contents of the new checkpoint, and writes its tree if the tree changes.
+    /// Returns `None` if preening may not make a repair that is needed.
     fn repair(
         &self,
         source: &Source,
@@ -320,7 +321,7 @@ impl Job<'_> {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Option<New>> {
         let c = &source.sb.checkpoint;
-        // Before anything is written: no mount takes a slot behind the limit.
+        // Checked before anything is written, because every mount refuses a slot beyond the limit.
         let next = self.base_sb.checkpoint.generation.0.checked_add(1).filter(|next| *next <= OPEN_MAX);
         let generation = Generation(next.ok_or_else(|| Error::invalid("generations are used up"))?);
         let old_root =
@@ -367,7 +368,7 @@ impl Job<'_> {
         Ok(Some(New { generation, root, owned, carry, next_ino, inodes }))
     }
 
-    /// The leaves that can be read, and the blocks of all nodes that can.
+    /// Returns the leaves that can be read, and the blocks of all nodes that can be read.
     fn readable(
         &self,
         source: &Source,

@@ -1,5 +1,5 @@
-//! Repairs of images built with the format's encoders alone: each fault, random damage, crashes in
-//! the middle.
+//! Repairs of images built with only the format's encoders: each fault, random damage, crashes
+//! during the repair.
 
 use super::*;
 use crate::damage_tests::all_cases;
@@ -45,7 +45,7 @@ fn items(device: &MemDevice) -> BTreeMap<Key, Vec<u8>> {
     out
 }
 
-/// Asserts that a repair ended well, and that a second check agrees.
+/// Asserts that a repair left a clean image or refused, and that a second check finds no error.
 #[track_caller]
 fn assert_ends_clean(device: &MemDevice, report: &RepairReport, what: &str) {
     if report.before.superblock.is_none() {
@@ -71,7 +71,7 @@ fn every_fault_is_repaired() {
         let report = repaired(&device, RepairMode::Full);
         assert_ends_clean(&device, &report, case.name);
         assert!(report.before.errors + report.before.warnings > 0, "{}: {report}", case.name);
-        // Everything outside of lost nodes is there: the fault of one item costs no other.
+        // Everything outside lost nodes is kept: a fault of one item loses no other item.
         use FindingKind::{KeyOrder, NodeBad, NodeMisplaced, NodeShared};
         let nodes = [KeyOrder, NodeBad, NodeMisplaced, NodeShared];
         if report.before.superblock.is_some() && !case.expect.iter().any(|kind| nodes.contains(kind)) {
@@ -91,8 +91,8 @@ fn preening_repairs_what_is_safe_and_leaves_the_rest_untouched() {
         let before = built.device.fork();
         let device = Arc::new(built.device);
         let report = repaired(&device, RepairMode::Preen);
-        // This image has no log to replay, which is a fault of its own. With a counter that is used
-        // up none is replayed.
+        // This image has no log to replay, which is a fault of its own. If a counter is used up, no
+        // log is replayed.
         let harmless = |kind: &FindingKind| {
             !matches!(kind, FindingKind::SuperblockCleanWithLog | FindingKind::SuperblockCounter)
                 && (NOT_OF_THE_TREE.contains(kind) || SAFE_OF_THE_TREE.contains(kind))
@@ -146,8 +146,8 @@ fn a_destroyed_leaf_costs_nothing_that_lies_elsewhere() {
         assert_eq!(report.count(RepairKind::NodeDropped), 1, "{report}");
         let after = items(&device);
         for (key, value) in &whole {
-            // A file whose core is there keeps each extent, attribute and target that was not in
-            // the leaf.
+            // A file whose core was kept retains each extent, attribute and target outside the lost
+            // leaf.
             let kept = [ItemKind::Extent, ItemKind::Xattr, ItemKind::Symlink].map(|k| k as u8);
             if kept.contains(&key.kind) && !lost.contains(key) {
                 assert_eq!(after.get(key), Some(value), "leaf {i}: {key}\n{report}");
@@ -163,7 +163,7 @@ fn a_destroyed_leaf_costs_nothing_that_lies_elsewhere() {
     }
 }
 
-/// A value is there whole or not at all, and costs no other attribute.
+/// A value is kept whole or dropped whole, and no other attribute is lost with it.
 #[test]
 fn a_value_that_lacks_a_part_goes_as_a_whole() {
     let mut image = Image::sample();
@@ -211,7 +211,7 @@ fn leaves_below_a_destroyed_node_are_found_again() {
     }
 }
 
-/// A leaf that the tree freed, in blocks that a file then took and did not write.
+/// A stale leaf in blocks that were then allocated to a file and not written is not salvaged.
 #[test]
 fn stale_leaves_stay_out() {
     let mut image = Image::sample();
@@ -221,7 +221,8 @@ fn stale_leaves_stay_out() {
     image.extent(300, 0, ExtentItem { start: stale, blocks: 4, unwritten: true });
     image.core(300, |c| c.blocks = 4);
     image.name(3, "fallocated", 300, FileKind::Regular);
-    // Its last owner's generation, and one that no node of the tree has.
+    // The generation that its blocks last had in the tree, and a generation that no node of the
+    // tree has.
     for generation in [1, 5] {
         let mut image = Image { items: image.items.clone(), ..Image::sample() };
         image.next_data = stale.0 + 4;
@@ -249,7 +250,7 @@ fn inodes_without_a_name_go_to_lost_and_found() {
     image.directory(401, 3);
     image.name(401, "below", 100, FileKind::Regular);
     image.core(100, |c| c.nlink = 2);
-    // A name in lost+found that is taken already, and a file in the way of the directory.
+    // A regular file already has the name lost+found.
     image.file(402, 1, &[]);
     image.name(1, "lost+found", 402, FileKind::Regular);
     let device = Arc::new(image.build().device);
@@ -265,12 +266,12 @@ fn inodes_without_a_name_go_to_lost_and_found() {
     let core = |ino: u64| InodeCore::decode(&all[&Key::inode(Ino(ino))]).unwrap();
     assert_eq!((core(place).size, core(place).nlink, core(place).parent), (2, 3, Ino(1)));
     assert_eq!((core(401).parent, core(401).nlink, core(401).size), (Ino(place), 2, 1));
-    // Once more, with what is there: the directory is used again.
+    // Repair again: the directory of the first repair is reused.
     let again = repaired(&device, RepairMode::Full);
     assert_eq!(again.ending, Ending::Clean, "{again}");
 }
 
-/// A user who makes `/lost+found` must not get at what others have lost.
+/// A user who makes `/lost+found` must not gain access to the lost files of others.
 #[test]
 fn only_a_directory_of_root_alone_is_used_again() {
     for (uid, mode, reused) in [(0, 0o700, true), (1000, 0o700, false), (0, 0o755, false), (0, 0o2710, false)]
@@ -303,7 +304,7 @@ fn only_a_directory_of_root_alone_is_used_again() {
 fn shared_blocks_stay_with_the_first_owner() {
     let mut image = Image::sample();
     let mine = ExtentItem::decode(&image.items[&Key::new(Ino(10), ItemKind::Extent, 0)]).unwrap();
-    // Three blocks of inode 10, in the middle of a later file's five.
+    // Three blocks of inode 10 lie in the middle of a later file's extent of five blocks.
     let start = BlockNo(mine.start.0 - 1);
     image.file(300, 1, &[]);
     image.extent(300, 7, ExtentItem { start, blocks: 5, unwritten: false });
@@ -355,7 +356,8 @@ fn orphans_stay_orphans() {
 fn without_room_for_another_tree_nothing_changes() {
     let mut image = Image::sample();
     image.core(100, |c| c.nlink = 9);
-    // Fallocated files own all that the others leave, but for a place in front of the data.
+    // Fallocated files own all blocks that the other files leave free, except the area before the
+    // data.
     let g = image.geometry.clone();
     let mut free: Vec<(u64, u64)> = Vec::new();
     let mut at = g.data_start.0 + 44 * 4;
@@ -372,7 +374,7 @@ fn without_room_for_another_tree_nothing_changes() {
         image.extent(ino, 0, ExtentItem { start, blocks, unwritten: true });
         image.core(ino, |c| c.blocks = blocks as u64);
     }
-    // As many items as before keep the tree's size: the files above replace others.
+    // Keep the number of items, and so the tree's size: the files above replace these.
     for ino in 290..300 {
         image.remove(Key::inode(Ino(ino)));
     }
@@ -386,8 +388,8 @@ fn without_room_for_another_tree_nothing_changes() {
     assert_eq!(items(&device), bytes);
 }
 
-/// One to four faults: nodes are changed and sealed again, so that checksums match; nodes, bitmaps
-/// and slots are destroyed.
+/// Makes one to four faults: changes nodes and seals them again, so that checksums match, or
+/// destroys nodes, bitmaps and slots.
 fn hit(built: &Built, device: &MemDevice, random: &mut SmallRng) {
     let nodes: Vec<BlockNo> = built.nodes.iter().flatten().copied().collect();
     for _ in 0..1 + random.random_range(0..4) {

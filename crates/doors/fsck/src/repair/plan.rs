@@ -2,13 +2,14 @@
 //! what the counts are.
 //!
 //! # Decisions, in this order
-//! 1. An inode stays if its items tell its type. A symlink also needs its target.
-//! 2. A name stays if its directory and its target do. Of several names of one directory one stays:
-//!    the one in the directory that it says is its parent, else the first. Nothing names the root.
-//! 3. Of directories that name each other in a cycle, the one with the smallest number loses its
-//!    name.
+//! 1. An inode stays if its items determine its type. A symlink also needs its target.
+//! 2. A name stays if its directory and its target stay. If several entries name one directory,
+//!    only one entry stays: the entry in the directory that the inode records as its parent, else
+//!    the first entry. No entry that names the root stays.
+//! 3. If directories name each other in a cycle, the directory with the smallest inode number loses
+//!    its name.
 //! 4. An inode that stays and has no name goes to lost+found, unless an orphan item says that it
-//!    should have none.
+//!    was unlinked.
 //! 5. Counts, parents and entry types follow from the names that stay.
 
 use super::done::{RepairKind, Repairs};
@@ -27,9 +28,9 @@ const NONE: usize = usize::MAX;
 pub(crate) struct Plan<'a> {
     pub geometry: &'a Geometry,
     pub gathered: Gathered,
-    /// Entries that go, by directory and slot, and why.
+    /// Entries to drop, by directory and slot, with the reason.
     pub dropped: HashMap<(u64, u64), &'static str>,
-    /// Whether some entry has another type than its target.
+    /// Whether the type in any entry differs from its target's type.
     pub retyped: bool,
     /// Items that the old tree does not have.
     pub added: BTreeMap<Key, Vec<u8>>,
@@ -39,8 +40,8 @@ pub(crate) struct Plan<'a> {
     pub inodes: u64,
 }
 
-/// Decides. Repairs of inodes are reported at once, repairs of names when the items are streamed
-/// again.
+/// Makes the plan. Repairs of inodes are reported here, repairs of names when the items are
+/// streamed again.
 pub(crate) fn plan<'a>(
     sb: &'a Superblock,
     mut gathered: Gathered,
@@ -70,7 +71,7 @@ impl Plan<'_> {
         self.gathered.find(ino).map(|i| &self.gathered.inodes[i]).filter(|i| i.keep)
     }
 
-    /// Whether the tree may stay as it is, as far as it depends on names.
+    /// Whether any name is dropped or corrected, so that the tree must be rewritten.
     pub fn changes_names(&self) -> bool {
         !self.dropped.is_empty() || self.retyped
     }
@@ -95,7 +96,7 @@ pub(crate) fn final_core(g: &Geometry, inode: &Inode, core: InodeCore) -> InodeC
     InodeCore { mode, flags, nlink, size, parent, blocks: inode.kept_blocks, ..core }
 }
 
-/// A core for an inode that has none.
+/// Makes a core for an inode without one.
 fn made_core(g: &Geometry, inode: &Inode, now: Timespec) -> InodeCore {
     let kind = inode.kind.unwrap_or(FileKind::Regular);
     let permissions = match kind {
@@ -124,7 +125,7 @@ fn add_root(gathered: &mut Gathered) {
     }
 }
 
-/// A directory that is to be made.
+/// A directory that the repair will make.
 fn directory(ino: u64) -> Inode {
     Inode {
         ino,
@@ -223,7 +224,7 @@ impl Planner<'_> {
         gathered.names = names;
     }
 
-    /// The index of the name that stays for a directory.
+    /// The index of the name that a directory keeps.
     fn name_of(gathered: &Gathered, dir: u64) -> Option<usize> {
         let from = gathered.names.partition_point(|n| n.target < dir);
         let names = gathered.names[from..].iter().take_while(|n| n.target == dir);
@@ -277,7 +278,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Gives inodes without a name one in lost+found. Returns the next inode number.
+    /// Gives each inode without a name a name in lost+found. Returns the next inode number.
     fn reattach(&mut self, gathered: &mut Gathered) -> Result<u64> {
         let highest = gathered.inodes.last().map_or(Ino::ROOT.0, |i| i.ino);
         let mut next_ino = super::next_ino(self.sb, highest);
@@ -332,8 +333,9 @@ impl Planner<'_> {
         Ok(next_ino)
     }
 
-    /// The directory lost+found, if there is one that only root may enter. Any other may be a
-    /// user's, made to get at the files of others: their own directories no longer protect those.
+    /// The directory lost+found, if only root may enter it. Any other directory of that name is not
+    /// used: a user may have made it to reach the files of other users, which lose the protection
+    /// of their own directories when they move to lost+found.
     fn lost_found(&self, gathered: &Gathered) -> Option<u64> {
         let ino = gathered.lost_found.get(LOST_FOUND)?;
         let inode = &gathered.inodes[gathered.find(*ino)?];
@@ -395,7 +397,7 @@ impl Planner<'_> {
         stay
     }
 
-    /// Makes the missing cores, and reports which others change.
+    /// Makes the missing cores and reports which other cores change.
     fn cores(&mut self, gathered: &Gathered) {
         for inode in gathered.inodes.iter().filter(|i| i.keep) {
             let at = At::ino(inode.ino);

@@ -1,9 +1,9 @@
-//! The second pass of a rebuild: the items that stay, corrected, stream from the old leaves into a
+//! The second pass of a rebuild: streams the items that stay, corrected, from the old leaves into a
 //! new tree.
 //!
-//! Nodes are packed from left to right, one open node for each level; memory does not grow with the
-//! tree. They go to blocks that neither the old checkpoint nor the source owns, so a reader of the
-//! old tree never meets one.
+//! Nodes are packed from left to right with one open node for each level, so memory does not grow
+//! with the tree. New nodes go to blocks that neither the old checkpoint nor the source owns, so a
+//! reader of the old tree never reads a new node.
 
 use super::done::{RepairKind, Repairs};
 use super::plan::{Plan, final_core};
@@ -23,15 +23,15 @@ use kedge_format::node::{Child, LEVEL_MAX, NODE_BLOCKS, NODE_PAYLOAD, NODE_SIZE,
 use kedge_format::superblock::Geometry;
 use kedge_format::{ItemKind, Key};
 
-/// A node is closed when it has this many bytes, so that later insertions find room without a
-/// split.
+/// A node is closed when it holds this number of bytes, so that later insertions find room without
+/// a split.
 const FILL: usize = NODE_PAYLOAD * 9 / 10;
 
 /// Places for new nodes.
 pub(crate) struct Places {
     /// Blocks that must stay as they are.
     taken: Owned,
-    /// Blocks that should stay as they are: those that the old bitmaps call owned may belong to
+    /// Blocks that should stay as they are: blocks that the old bitmaps mark as owned may belong to
     /// items that could not be read.
     spared: Option<Owned>,
     at: u64,
@@ -56,7 +56,7 @@ impl Places {
                     return Ok(at);
                 }
             }
-            // Spared blocks are taken if there are no others.
+            // Take spared blocks if no others are left.
             if self.spared.take().is_none() {
                 return Err(Error::NoSpace);
             }
@@ -89,7 +89,7 @@ pub(crate) struct Builder<'a> {
     places: Places,
     writer: Writer<'a>,
     levels: Vec<Level>,
-    /// Where the new nodes lie.
+    /// The addresses of the new nodes.
     nodes: Vec<BlockNo>,
 }
 
@@ -99,12 +99,12 @@ impl<'a> Builder<'a> {
         Builder { uuid: g.uuid, secret: g.log_secret, generation, places, writer, levels, nodes }
     }
 
-    /// Appends an item; keys ascend.
+    /// Appends an item; keys must ascend.
     pub fn item(&mut self, key: Key, value: &[u8]) -> Result<()> {
         self.add(0, key, value)
     }
 
-    /// Inner levels are added from within: their depth is bounded by the format's.
+    /// Closing a node calls this for the level above; the format's height bounds the recursion.
     fn add(&mut self, level: usize, key: Key, value: &[u8]) -> Result<()> {
         if level > LEVEL_MAX as usize {
             return Err(Error::NoSpace);
@@ -134,7 +134,7 @@ impl<'a> Builder<'a> {
         }
         let at = &mut self.levels[level];
         let mut node = NodeMut::trusted(&mut at.bytes);
-        // An inner node begins with the bound that its parent gives it.
+        // The first key of an inner node is the lower bound that its parent records.
         let key = if level > 0 && node.view().items() == 0 { at.low } else { key };
         node.append(&key, value);
         Ok(())
@@ -150,7 +150,7 @@ impl<'a> Builder<'a> {
         self.add(level + 1, low, &child.encode())
     }
 
-    /// Closes all levels. Returns the root and where all nodes lie.
+    /// Closes all levels. Returns the root and the addresses of all nodes.
     pub fn finish(mut self) -> Result<(Root, Vec<BlockNo>)> {
         let mut level = 0;
         loop {
@@ -211,7 +211,7 @@ impl Rebuild<'_> {
     }
 }
 
-/// Appends what the plan keeps of one item.
+/// Appends the part of one item that the plan keeps.
 fn emit(
     plan: &Plan<'_>,
     repairs: &mut Repairs,

@@ -1,27 +1,28 @@
-//! Leaves below an unreadable inner node, found by searching the blocks that the bitmaps call
+//! Finds leaves below an unreadable inner node by searching the blocks that the bitmaps mark as
 //! owned.
 //!
 //! Some owned blocks belong to files. A user can put bytes into a file that look like a leaf of
 //! this image at that address, of the newest generation, with a set-user-id file or another user's
 //! blocks in it. No rule about ownership excludes such a leaf: the leaf with the file's extents may
-//! be lost as well, and the forged one would count as the younger. So only *genuine* nodes are
-//! taken, which the engine made: their tag is a hash of the whole node under the image's secret.
+//! be lost as well, and the forged leaf would count as the younger. So only *genuine* nodes, made
+//! by the engine, are used: their tag is a hash of the whole node under the image's secret.
 //! `format::node` explains why a user without the secret cannot make one.
 //!
-//! A genuine leaf names its image, its address and its generation. It does not tell whether the
-//! tree still contained it. A leaf that the tree has freed is *stale*; its bytes stay until its
-//! blocks are written again. These rules exclude stale leaves:
+//! A genuine leaf names its image, its address and its generation, but not whether it is still part
+//! of the tree. A leaf that the tree has freed is *stale*; its bytes stay until its blocks are
+//! written again. These rules exclude stale leaves:
 //! 1. All blocks of a live node are owned in the checkpoint's bitmaps. Groups whose bitmap cannot
 //!    be trusted are not searched.
-//! 2. Owned blocks can still hold a stale leaf, if they belong to a file that has not written them.
-//!    So blocks of files are not taken for leaves. The file took the blocks after the leaf was
-//!    freed, so the leaf with that extent is younger. Hence leaves are taken in the order of their
-//!    generations, the youngest first, and each excludes the blocks in the extents that it names.
-//! 3. The key ranges of live leaves are disjoint. A leaf that overlaps a younger one is stale,
-//!    since a leaf is replaced by younger ones.
-//! 4. A leaf's keys lie in one range that was lost.
+//! 2. Owned blocks can still hold a stale leaf if they belong to a file that has not written them.
+//!    So blocks of files are not used as leaves. The file's blocks were allocated after the leaf
+//!    was freed, so the leaf with that extent is younger. Hence leaves are accepted in the order of
+//!    their generations, the youngest first, and each accepted leaf excludes the blocks of its
+//!    extents.
+//! 3. The key ranges of live leaves are disjoint. A leaf that overlaps a younger leaf is stale,
+//!    since a leaf is only ever replaced by younger leaves.
+//! 4. All keys of the leaf must lie in one lost range.
 //!
-//! They do not exclude a stale leaf in the blocks of a file whose own leaf is lost as well.
+//! The rules do not exclude a stale leaf in the blocks of a file whose own leaf is lost as well.
 
 use super::done::{RepairKind, Repairs};
 use super::source::{Source, recorded};
@@ -49,7 +50,7 @@ struct Candidate {
     extents: Vec<Extent>,
 }
 
-/// Adds to `leaves` those that are found in the `lost` ranges, and to `nodes` their blocks.
+/// Adds the leaves found in the `lost` ranges to `leaves`, and their blocks to `nodes`.
 pub(crate) fn salvage(
     source: &Source,
     reader: &mut Reader,
@@ -80,7 +81,7 @@ pub(crate) fn salvage(
         progress(Progress { phase: "salvage", done: group + 1, total: groups });
     }
     candidates.sort_unstable_by_key(|c| (std::cmp::Reverse(c.generation), c.block));
-    // First to last key of those taken.
+    // First key to last key of each accepted leaf.
     let mut taken: BTreeMap<Key, Key> = BTreeMap::new();
     for c in candidates {
         let before = taken.range(..=c.last).next_back();
@@ -110,7 +111,8 @@ fn data_of(sb: &Superblock, reader: &mut Reader, leaves: &[NodeRef]) -> Owned {
         }
         Ok(())
     };
-    // A leaf that cannot be read would end the walk early, so such leaves are left out one by one.
+    // A leaf that cannot be read would end the walk early, so unreadable leaves are filtered out
+    // first.
     let valid: Vec<NodeRef> = {
         let mut valid = Vec::with_capacity(leaves.len());
         reader.stream(
@@ -137,7 +139,7 @@ fn extent_of(g: &Geometry, key: Key, value: &[u8]) -> Option<Extent> {
     item.map(|i| i.extent()).filter(|e| e.start >= g.data_start && e.end().0 <= g.total_blocks)
 }
 
-/// Where a node of a group could lie.
+/// The addresses in a group where a node could lie.
 fn places(g: &Geometry, group: u64, owned: &Owned, nodes: &Owned, data: &Owned) -> Vec<BlockNo> {
     let from = (group * GROUP_BLOCKS).max(g.data_start.0).next_multiple_of(NODE_BLOCKS);
     let end = ((group + 1) * GROUP_BLOCKS).min(g.total_blocks);

@@ -1,19 +1,21 @@
-//! Which items a repaired tree may hold, decided one by one in key order.
+//! Decides which items a repaired tree may hold, one by one in key order.
 //!
-//! The sieve knows only the items before. So its decisions are the same in each pass over the same
-//! leaves, and none is kept in memory. [`super::plan`] decides what needs all items.
+//! A decision depends only on the earlier items. So the decisions are the same in each pass over
+//! the same leaves, and none is kept in memory. Decisions that need all items are made in
+//! [`super::plan`].
 //!
 //! # Rules
 //! 1. Items of an unknown kind or under an impossible key are dropped.
-//! 2. An inode core that cannot be decoded is dropped. The items that follow without a core tell
-//!    the type of the inode: the first entry makes it a directory, the first target a symlink, the
-//!    first extent a file. Inode 1 is always a directory.
-//! 3. Attributes and entries stay if they are in the slot of their name, each name once. An access
-//!    control list must be one. The parts of a large value stay if they follow their attribute. One
-//!    that lacks a part is noted in [`Sieve::incomplete`]: it goes in the second pass.
+//! 2. An inode core that cannot be decoded is dropped. The items that follow without a core
+//!    determine the type of the inode: the first entry makes it a directory, the first target a
+//!    symlink, the first extent a file. Inode 1 is always a directory.
+//! 3. Attributes and entries stay if they are in a slot that their name hashes to, each name once.
+//!    An access control list must be well-formed. The parts of a large value stay if they follow
+//!    their attribute. An attribute that lacks a part is noted in [`Sieve::incomplete`] and dropped
+//!    in the second pass.
 //! 4. Extents stay if they are in order, inside the data area and inside one group. Blocks that
-//!    already have an owner become a hole. So do blocks that were allocated by a log record that
-//!    was given up, since they may hold another file's bytes.
+//!    already have an owner become a hole. So do blocks that a dropped log record allocated, since
+//!    they may hold another file's bytes.
 
 use super::done::RepairKind;
 use crate::items::FILE_BLOCKS_MAX;
@@ -30,25 +32,26 @@ use kedge_format::{FileKind, INO_MAX, InodeCore, ItemKind, Key};
 
 /// A decision about an item.
 pub(crate) enum Sieved<'v> {
-    /// Left out, and why.
+    /// The item is left out, for this reason.
     Drop(RepairKind, String),
     Core(InodeCore),
-    /// With the slot of the attribute that it is, or is a part of.
+    /// The slot of the attribute, or of the attribute that the part belongs to.
     Xattr(u64),
     Target(usize),
     Dentry(Dentry<'v>),
     Orphan(Orphan),
-    /// The pieces that stay, with their first file block; and how many blocks do not.
+    /// The pieces that stay, with their first file block, and the number of blocks that do not
+    /// stay.
     Extent(Vec<(u64, ExtentItem)>, u64),
 }
 
 pub(crate) struct Sieve<'a> {
     geometry: &'a Geometry,
-    /// Blocks with an owner: format, tree nodes, the extents passed so far.
+    /// Blocks with an owner: the format's areas, tree nodes, the extents accepted so far.
     pub owned: Owned,
     suspect: Option<&'a Owned>,
     ino: u64,
-    /// What the inode is, once known.
+    /// The type of the inode, once known.
     kind: Option<FileKind>,
     next_file_block: u64,
     has_target: bool,
@@ -56,7 +59,8 @@ pub(crate) struct Sieve<'a> {
     names: Vec<Vec<u8>>,
     /// Inodes that are being deleted, in ascending order.
     unlinked: Vec<u64>,
-    /// Slot of the inode's last attribute, and what is still to come of its value.
+    /// The slot of the inode's last attribute, and the parts of its value that have not been seen
+    /// yet.
     value: Option<(u64, Option<XattrRest>)>,
     /// Inode and slot of each attribute that lacks a part of its value.
     pub incomplete: Vec<(u64, u64)>,
@@ -80,7 +84,7 @@ impl<'a> Sieve<'a> {
         }
     }
 
-    /// The type of the last item's inode, as far as its items tell.
+    /// The type of the last item's inode, as far as its items determine it.
     pub fn kind(&self) -> Option<FileKind> {
         self.kind
     }
@@ -139,13 +143,13 @@ impl<'a> Sieve<'a> {
         }
     }
 
-    /// Whether an item belongs under its inode; an inode whose core is lost becomes what its first
-    /// such item says.
+    /// Whether an item of this type belongs under its inode. The first such item of an inode
+    /// without a core determines the inode's type.
     fn is(&mut self, kind: FileKind) -> bool {
         *self.kind.get_or_insert(kind) == kind
     }
 
-    /// Whether a name lies in a slot of its hash, and is there for the first time.
+    /// Whether a name lies in a slot that it hashes to and occurs for the first time.
     fn placed(&mut self, key: Key, name: &[u8]) -> bool {
         let slot = name_slot(&self.geometry.hash_seed, name);
         if key.offset / SLOT_ORDINALS * SLOT_ORDINALS != slot {
@@ -202,7 +206,8 @@ impl<'a> Sieve<'a> {
         Sieved::Xattr(key.offset)
     }
 
-    /// Whatever follows, the last attribute's value has all its parts now, or not.
+    /// Ends the last attribute's value: the next item is no part of it, so a value that still lacks
+    /// a part is noted.
     pub fn end_value(&mut self) {
         if let Some((slot, rest)) = &mut self.value
             && rest.take().is_some_and(|rest| rest.next_slot().is_some())

@@ -7,17 +7,17 @@
 //!    bitmap is no reason to lose a log. Before that, the bitmaps on the device are tried: if the
 //!    check then finds nothing, the result is the state that a mount would take.
 //! 2. If that fails: the longest prefix of log writes that replays, found by bisection. The log is
-//!    cut off after a write (zeroed, in memory), and the store replays it as if it ended there. Any
-//!    such end is a state in which the image once was. So a record that does not replay is given up
-//!    with all later ones: skipping it would make a state that never existed.
-//! 3. If not even the part below the checkpoint's cut can be read: none.
+//!    cut off after a write (zeroed, in memory), and the store replays it as if it ended there.
+//!    Each such end is a state that the image once had. So a record that does not replay is dropped
+//!    with all later records: skipping it alone would make a state that never existed.
+//! 3. If not even the part below the checkpoint's cut can be read: no log write.
 //!
-//! # What giving up costs besides the records
-//! A block that a lost record freed may have been taken by another file since. Its bytes are then
-//! not those of the file to which the older state gives it. If a record that was given up can still
-//! be read, the blocks that it allocated are *suspect* and become holes ([`super::sieve`]). Blocks
-//! that only unreadable records took cannot be recognised: file data has neither checksums nor the
-//! name of its owner. The report says that there may be such blocks
+//! # What else is lost with dropped records
+//! Another file may since have taken a block that a dropped record freed. The bytes of that block
+//! are then not those of the file that owns it in the older state. If a dropped record can still be
+//! read, the blocks that it allocated are *suspect* and become holes ([`super::sieve`]). Blocks
+//! that only unreadable records allocated cannot be recognised, because file data has neither
+//! checksums nor the name of its owner. The report says that there may be such blocks
 //! ([`RepairKind::DataUncertain`]).
 
 use super::done::{RepairKind, Repairs};
@@ -46,13 +46,13 @@ pub(crate) struct Source {
     /// The device to read: the image's, or the overlay into which the log was replayed.
     pub device: Arc<dyn Device>,
     pub sb: Superblock,
-    /// What replay wrote; none if nothing was replayed.
+    /// The blocks that replay wrote; `None` if nothing was replayed.
     pub overlay: Option<Arc<Tracked>>,
     pub replay: ReplayState,
     given_up: Option<GivenUp>,
 }
 
-/// Records that are not replayed.
+/// What is known of the records that are not replayed.
 struct GivenUp {
     suspect: Owned,
 }
@@ -69,13 +69,14 @@ impl Source {
     }
 }
 
-/// The current copy of each group's bitmap, where the index can be read.
+/// The copy of each group's bitmap that is in use; `None` where the index cannot be read.
 pub(crate) fn copies(sb: &Superblock, reader: &mut Reader) -> Vec<Option<u8>> {
     let index = read_index(sb, reader, &mut Findings::new(0));
     index.into_iter().map(|e| e.map(|e| e.copy)).collect()
 }
 
-/// The blocks that the bitmaps on the device call owned, of the bitmaps that match their checksums.
+/// The blocks that are marked as owned in the bitmaps on the device, from the bitmaps that match
+/// their checksums.
 pub(crate) fn recorded(sb: &Superblock, reader: &mut Reader) -> Owned {
     let index = read_index(sb, reader, &mut Findings::new(0));
     let known: Vec<(u64, GroupEntry)> = (0..).zip(index).filter_map(|(g, e)| e.map(|e| (g, e))).collect();
@@ -98,14 +99,14 @@ pub(crate) fn recorded(sb: &Superblock, reader: &mut Reader) -> Owned {
     owned
 }
 
-/// Bitmap bytes, free blocks.
+/// Returns a group's bitmap and its number of free blocks.
 pub(crate) fn bitmap_of(owned: &Owned, group: u64) -> (Vec<u8>, u32) {
     let Some(bits) = owned.group(group) else { return (vec![0; BLOCK_SIZE], GROUP_BLOCKS as u32) };
     let bytes = bits.iter().flat_map(|w| w.to_le_bytes()).collect();
     (bytes, bits.iter().map(|w| w.count_zeros()).sum())
 }
 
-/// The index blocks of `entries`, for the area of the generation's slot.
+/// Encodes the index blocks of `entries` for the area of the generation's slot.
 pub(crate) fn index_blocks(sb: &Superblock, entries: &[GroupEntry]) -> Vec<(BlockNo, IoBuf)> {
     let (g, generation) = (&sb.geometry, sb.checkpoint.generation);
     let start = g.index_start[Superblock::slot_of(generation)].0;
@@ -124,12 +125,12 @@ const SPACE_FAULTS: [FindingKind; 4] = [
     FindingKind::BlocksUnmarked,
 ];
 
-/// Whether the bitmaps on the device disagree with the tree.
+/// Whether the bitmaps on the device contradict the tree.
 pub(crate) fn space_is_wrong(base: &State) -> bool {
     SPACE_FAULTS.iter().any(|kind| base.findings.has(*kind))
 }
 
-/// Replays all of the log, with the bitmaps that are on the device.
+/// Replays the whole log with the bitmaps on the device.
 pub(crate) fn replay_plainly(
     device: &Arc<dyn Device>,
     sb: &Superblock,
@@ -138,8 +139,8 @@ pub(crate) fn replay_plainly(
     Attempt { device, sb, space: None, hide_other: false, replay }.run(None)
 }
 
-/// Replays what can be replayed. `base` is the checked checkpoint; findings about the log go to
-/// `findings`.
+/// Replays as much of the log as possible. `base` is the checked checkpoint; findings about the log
+/// go to `findings`.
 pub(crate) fn recover(
     device: &Arc<dyn Device>,
     sb: &Superblock,
@@ -166,7 +167,7 @@ pub(crate) fn recover(
     let cut = sb.checkpoint.checkpoint_lsn;
     let ends: Vec<Lsn> = starts.into_iter().filter(|lsn| *lsn >= cut).collect();
     let (mut best, mut best_end) = (None, cut);
-    // `ends[..low]` are known to replay, those from `high` on not to.
+    // `ends[..low]` are known to replay, `ends[high..]` are known to fail.
     let (mut low, mut high, mut next) = (0, ends.len(), ends.len().saturating_sub(1));
     while low < high {
         match attempt.run(Some(ends[next])) {
@@ -191,13 +192,13 @@ struct Attempt<'a> {
     device: &'a Arc<dyn Device>,
     sb: &'a Superblock,
     space: Option<&'a Owned>,
-    /// The other slot is of another image: the store would refuse both.
+    /// Hides the other slot, which belongs to another image; the store would refuse both slots.
     hide_other: bool,
     replay: &'a dyn Replay,
 }
 
 impl Attempt<'_> {
-    /// Replays into fresh memory, up to `end` if there is one.
+    /// Replays into a new overlay, up to `end` if given.
     fn run(&self, end: Option<Lsn>) -> Result<Source> {
         let overlay = Arc::new(Tracked::new(self.device.clone()));
         if let Some(owned) = self.space {
@@ -232,7 +233,7 @@ impl Attempt<'_> {
     }
 }
 
-/// Corrects the checkpoint's bitmaps and index, in memory.
+/// Corrects the checkpoint's bitmaps and index in the overlay.
 fn patch_space(overlay: &dyn Device, sb: &Superblock, owned: &Owned) -> Result<()> {
     let mut entries = Vec::new();
     for group in 0..sb.geometry.groups() {
@@ -264,7 +265,7 @@ fn log_writes(device: &dyn Device, sb: &Superblock) -> Result<Vec<Lsn>> {
     Ok(out)
 }
 
-/// Searches the whole ring for records that are not replayed, and reports them.
+/// Searches the whole ring for records that are not replayed, and reports them as dropped.
 fn give_up(
     device: &dyn Device,
     sb: &Superblock,
@@ -285,7 +286,7 @@ fn give_up(
             continue;
         };
         let next = Lsn(at.0 + header.blocks as u64 * BLOCK);
-        // A lost superblock slot can have opened one epoch more.
+        // A lost superblock slot may have opened one more epoch.
         let newer = c.epoch.0.checked_add(1) == Some(header.epoch.0);
         let lost = newer || (header.epoch == c.epoch && header.lsn >= from);
         if lost && let Some(found) = header.records(bytes) {
@@ -313,8 +314,8 @@ fn give_up(
              ends at LSN {last}): {error}"
         )
     });
-    // A faulty record leaves its write and the later ones readable. If nothing is readable, the
-    // first write is faulty.
+    // If only a record is faulty, its log write and the later log writes stay readable. If no log
+    // write is readable, the first one is damaged.
     if writes == 0 || last.0 - from.0 != readable {
         repairs.add(RepairKind::DataUncertain, At::default(), || {
             "part of that cannot be read: files that changed since may show bytes of files that took their blocks".into()
@@ -323,7 +324,7 @@ fn give_up(
     Ok(GivenUp { suspect })
 }
 
-/// The ring from a position on, for one lap, read forward.
+/// Reads the ring forward from a position, for one lap.
 struct Ring<'a> {
     device: &'a dyn Device,
     geometry: &'a Geometry,
@@ -334,13 +335,14 @@ struct Ring<'a> {
 
 impl<'a> Ring<'a> {
     fn new(device: &'a dyn Device, geometry: &'a Geometry, from: Lsn) -> Ring<'a> {
-        // The slot's decoder bounds the ring. Replay refuses a position near the end of all numbers
-        // as well.
+        // The decoder of the slot bounds the ring's size. Replay refuses an LSN near the maximum as
+        // well.
         let limit = Lsn(from.0.saturating_add(geometry.log_bytes()) / BLOCK * BLOCK);
         Ring { device, geometry, limit, start: from.0, data: Vec::new() }
     }
 
-    /// A whole log write of this image at a position that is not below an earlier call's.
+    /// Returns the complete log write of this image at `at`, which must not lie below an earlier
+    /// call's.
     fn write_at(&mut self, at: Lsn) -> Result<Option<(WriteHeader, &[u8])>> {
         let key = self.geometry.log_key();
         let Some(block) = self.bytes(at, BLOCK)? else { return Ok(None) };

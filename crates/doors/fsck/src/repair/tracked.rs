@@ -1,5 +1,5 @@
-//! An overlay device that remembers which blocks were written. Only these blocks, which a replay in
-//! memory has changed, are later written to the device.
+//! An overlay device that records which blocks were written. A repair later writes only these
+//! blocks, which the replay in memory has changed, to the device.
 
 use crate::owned::Owned;
 use kedge_base::lock::{Mutex, Rank};
@@ -19,13 +19,13 @@ impl Tracked {
         Tracked { overlay: OverlayDevice::new(base), written: Mutex::new(Rank::Leaf, Owned::new(groups)) }
     }
 
-    /// The blocks written since it was made.
+    /// The blocks written since the overlay was made.
     pub fn written(&self) -> Owned {
         self.written.lock().clone()
     }
 
     fn note(&self, offset: u64, len: u64) {
-        // The overlay refuses ranges outside the device; they must not be recorded here.
+        // The overlay refuses ranges outside the device, so they are not recorded.
         let end = offset.checked_add(len).is_some_and(|end| end <= self.overlay.geometry().size);
         if end && len > 0 {
             let block = BLOCK_SIZE as u64;

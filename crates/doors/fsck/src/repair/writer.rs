@@ -1,9 +1,9 @@
-//! Writes of a repair: neighbours are merged, and batches have bounded memory.
+//! The writes of a repair. Writes to adjacent blocks are merged, and batches have bounded memory.
 
 use kedge_base::{BLOCK_SIZE, BlockNo, IoBuf, Result};
 use kedge_device::{Device, Io, Op, run_batch};
 
-/// Blocks of one write at most (1 MiB), and of all writes that wait (16 MiB).
+/// The most blocks of one write (1 MiB) and of all pending writes (16 MiB).
 const WRITE_BLOCKS: usize = 256;
 const PENDING_BLOCKS: usize = 4096;
 
@@ -34,7 +34,8 @@ impl<'a> Writer<'a> {
         if self.blocks < PENDING_BLOCKS { Ok(()) } else { self.finish() }
     }
 
-    /// Waits until all that was put is written. Not durable before the device is flushed.
+    /// Waits until all pending writes are complete. They are not durable before the device is
+    /// flushed.
     pub fn finish(&mut self) -> Result<()> {
         self.blocks = 0;
         let writes = std::mem::take(&mut self.pending);
