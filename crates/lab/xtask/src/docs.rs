@@ -4,7 +4,7 @@
 //! A generated part stands between `<!-- generated: NAME -->` and `<!-- end of generated -->`.
 //! `cargo xtask docs` rewrites it, and wraps the prose of documents and the comments of source
 //! files. `cargo xtask docs --check`, a step of `ci` and `test`, fails if there is anything to
-//! rewrite.
+//! rewrite. Both fail on a word that [`crate::words`] lists.
 
 use crate::wrap::{wrap, wrap_comments};
 use anyhow::{Context, Result, bail, ensure};
@@ -49,13 +49,16 @@ fn root() -> PathBuf {
 
 /// Rewrites the generated parts, or with `check` only compares.
 pub fn run(check: bool) -> Result<()> {
-    let mut stale = Vec::new();
+    let (mut stale, mut words) = (Vec::new(), Vec::new());
     let files = files()?;
     let sources = sources()?;
     for file in files.iter().chain(&sources) {
         let path = root().join(file);
         let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
         let wanted = if file.ends_with(".rs") { wrap_comments(&text) } else { wrap(&render(file, &text)?) };
+        if crate::words::applies_to(file) {
+            words.extend(crate::words::find(file, &wanted));
+        }
         if wanted == text {
             continue;
         }
@@ -68,6 +71,7 @@ pub fn run(check: bool) -> Result<()> {
     if check && !stale.is_empty() {
         bail!("`cargo xtask docs` would rewrite {}: run it", stale.join(", "));
     }
+    ensure!(words.is_empty(), "words that are not used:\n{}", words.join("\n"));
     println!(
         "{} documents, {} generated parts: as the code has them; {} source files: comments within the width",
         files.len(),
@@ -79,7 +83,8 @@ pub fn run(check: bool) -> Result<()> {
 
 /// All documents except the results of experiments, which a program writes.
 fn files() -> Result<Vec<String>> {
-    let mut files = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"].map(String::from).to_vec();
+    let mut files =
+        ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "fuzz/README.md"].map(String::from).to_vec();
     let mut add_all = |dir: &str| -> Result<()> {
         for entry in std::fs::read_dir(root().join(dir)).with_context(|| dir.to_owned())? {
             let name = entry?.file_name();

@@ -14,6 +14,7 @@ mod glance;
 mod steps;
 mod tally;
 mod tools;
+mod words;
 mod wrap;
 mod zoo;
 
@@ -48,7 +49,7 @@ enum Task {
     /// Builds with the oldest Rust that Cargo.toml promises, if it is installed
     Msrv,
     /// Rewrites the generated tables of the documents, and wraps prose and comments; --check only
-    /// compares
+    /// compares. Fails on words that comments and documents do not use, and prints replacements
     Docs {
         #[arg(long)]
         check: bool,

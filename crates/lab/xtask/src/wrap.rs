@@ -55,7 +55,7 @@ pub fn wrap_comments(text: &str) -> String {
     out.join("\n") + "\n"
 }
 
-fn is_fence(line: &str) -> bool {
+pub fn is_fence(line: &str) -> bool {
     line.trim_start().starts_with("```")
 }
 
@@ -67,7 +67,7 @@ fn is_verbatim(line: &str, begins_paragraph: bool) -> bool {
 }
 
 /// Splits a line that is a comment into indentation with marker, and text.
-fn comment(line: &str) -> Option<(&str, &str)> {
+pub fn comment(line: &str) -> Option<(&str, &str)> {
     let indent = line.len() - line.trim_start().len();
     let marker = ["///", "//!", "//"].into_iter().find(|marker| line[indent..].starts_with(marker))?;
     let (mark, rest) = line.split_at(indent + marker.len());
@@ -75,7 +75,7 @@ fn comment(line: &str) -> Option<(&str, &str)> {
 }
 
 /// Bytes of a list item's mark (`- `, `* `, `12. `); 0: no list item.
-fn bullet(line: &str) -> usize {
+pub fn bullet(line: &str) -> usize {
     if line.starts_with("- ") || line.starts_with("* ") {
         return 2;
     }

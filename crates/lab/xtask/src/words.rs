@@ -1,0 +1,223 @@
+//! Words that comments and documents do not use, each with its replacement.
+//!
+//! Readers search for the field's terms and need a subject in each sentence. The words below hide
+//! the subject or the verb. Quoted code, code blocks and string literals are not checked.
+
+use crate::wrap;
+
+/// A phrase that is not used.
+struct Rule {
+    /// Whole words. A phrase that begins with a capital is an opening and matches only so written;
+    /// the others match in any case.
+    phrase: &'static str,
+    /// Phrases around it that are plain English.
+    except: &'static [&'static str],
+    instead: &'static str,
+}
+
+const fn rule(phrase: &'static str, instead: &'static str) -> Rule {
+    Rule { phrase, except: &[], instead }
+}
+
+const SUBJECT: &str = "the noun: thread, caller, waiter, receiver, process, test";
+const REPORT: &str = "returns, reports, notifies, says, prints, distinguishes";
+const HEAR: &str = "receives, is notified, gets the error";
+const WHOSE_PART: &str = "begin with the subject: \"Only the part that … of a …\"";
+
+const RULES: &[Rule] = &[
+    Rule {
+        phrase: "who",
+        except: &[
+            "user who",
+            "users who",
+            "person who",
+            "people who",
+            "reader who",
+            "readers who",
+            "somebody who",
+            "anybody who",
+            "programmer who",
+            "programmers who",
+            "administrator who",
+            "administrators who",
+            "attacker who",
+            "engineer who",
+            "engineers who",
+        ],
+        instead: SUBJECT,
+    },
+    rule("tell", REPORT),
+    rule("tells", REPORT),
+    rule("told", REPORT),
+    rule("hear", HEAR),
+    rule("hears", HEAR),
+    rule("heard", HEAR),
+    Rule {
+        phrase: "behind",
+        except: &[
+            "left behind",
+            "leave behind",
+            "leaves behind",
+            "leaves nothing behind",
+            "nothing is left behind",
+            "behind a mount",
+            "behind the same mount",
+            "behind the same kernel interface",
+            "behind the same transport",
+            "behind NBD",
+            "falls behind",
+            "fall behind",
+            "lags behind",
+            "lag behind",
+        ],
+        instead: "after, past, beyond, following",
+    },
+    rule("Of a", WHOSE_PART),
+    rule("Of an", WHOSE_PART),
+    rule("Of the", WHOSE_PART),
+    rule("Of each", WHOSE_PART),
+    rule("Of every", WHOSE_PART),
+    rule("Answers", "Returns"),
+    rule("so many", "the number, or \"this many\""),
+    rule("anew", "again, from the start"),
+    rule("for ever", "forever, permanently, without end"),
+    rule("nobody else's business", "name the owner: \"only … may change it\""),
+    rule("in vain", "without effect, unsuccessfully"),
+    rule("to the letter", "exactly"),
+    rule("now and then", "periodically, occasionally"),
+    rule("just now", "currently"),
+];
+
+/// Folders and files whose text is free of these words.
+const CLEAN: &[&str] = &["crates/lab/xtask/src/words.rs"];
+
+/// Text of released versions stays as it was published.
+const EXEMPT: &[&str] = &["CHANGELOG.md"];
+
+/// Whether the check applies to `file`.
+pub fn applies_to(file: &str) -> bool {
+    !EXEMPT.contains(&file) && CLEAN.iter().any(|clean| file.starts_with(clean))
+}
+
+/// The words in `text`, the content of `file`, that are not used: `file:line: …`, one for each.
+pub fn find(file: &str, text: &str) -> Vec<String> {
+    let paragraphs = if file.ends_with(".rs") { of_comments(text) } else { of_document(text) };
+    let mut found: Vec<(usize, String)> = Vec::new();
+    for paragraph in paragraphs {
+        for rule in RULES {
+            found.extend(paragraph.matches(rule).map(|line| {
+                (line, format!("{file}:{line}: \"{}\" is not used; instead: {}", rule.phrase, rule.instead))
+            }));
+        }
+    }
+    found.sort();
+    found.into_iter().map(|(_, fault)| fault).collect()
+}
+
+/// Consecutive lines of prose, joined, since a phrase may span a line break.
+#[derive(Default)]
+struct Paragraph {
+    text: String,
+    /// (offset in `text`, number) of each line
+    lines: Vec<(usize, usize)>,
+}
+
+impl Paragraph {
+    fn push(&mut self, number: usize, line: &str) {
+        if !self.text.is_empty() {
+            self.text.push(' ');
+        }
+        self.lines.push((self.text.len(), number));
+        self.text.push_str(line.trim());
+    }
+
+    /// The lines in which the phrase of `rule` begins.
+    fn matches<'a>(&'a self, rule: &Rule) -> impl Iterator<Item = usize> + 'a {
+        let mut text = without_code(&self.text);
+        for plain in rule.except {
+            for (at, _) in offsets(&text, plain) {
+                text.replace_range(at..at + plain.len(), &" ".repeat(plain.len()));
+            }
+        }
+        offsets(&text, rule.phrase).into_iter().map(|(at, _)| {
+            let line = self.lines.partition_point(|(offset, _)| *offset <= at) - 1;
+            self.lines[line].1
+        })
+    }
+}
+
+/// Where `phrase` stands in `text` as whole words.
+fn offsets(text: &str, phrase: &str) -> Vec<(usize, usize)> {
+    let exact = phrase.starts_with(char::is_uppercase);
+    let (text, phrase) = if exact {
+        (text.to_owned(), phrase.to_owned())
+    } else {
+        (text.to_ascii_lowercase(), phrase.to_ascii_lowercase())
+    };
+    let is_part = |c: char| c.is_alphanumeric() || c == '_' || c == '-';
+    text.match_indices(&phrase)
+        .map(|(at, found)| (at, at + found.len()))
+        .filter(|(at, end)| !text[..*at].ends_with(is_part) && !text[*end..].starts_with(is_part))
+        .collect()
+}
+
+/// The text with spaces in place of what stands between backticks.
+fn without_code(text: &str) -> String {
+    let mut parts = text.split('`');
+    let mut out = parts.next().unwrap_or_default().to_owned();
+    let mut in_code = true;
+    for part in parts {
+        out.push(' ');
+        if in_code {
+            out.push_str(&" ".repeat(part.len()));
+        } else {
+            out.push_str(part);
+        }
+        in_code = !in_code;
+    }
+    out
+}
+
+fn of_document(text: &str) -> Vec<Paragraph> {
+    of_lines(text.lines().enumerate().map(|(i, line)| (i + 1, Some(line))))
+}
+
+/// A comment after code is a paragraph of its own.
+fn of_comments(text: &str) -> Vec<Paragraph> {
+    let comments =
+        || text.lines().enumerate().map(|(i, line)| (i + 1, wrap::comment(line).map(|(_, text)| text)));
+    let mut paragraphs = of_lines(comments());
+    for ((number, comment), line) in comments().zip(text.lines()) {
+        let after_code = line.split_once(" // ").filter(|(code, _)| code.matches('"').count() % 2 == 0);
+        if let (None, Some((_, comment))) = (comment, after_code) {
+            let mut paragraph = Paragraph::default();
+            paragraph.push(number, comment);
+            paragraphs.push(paragraph);
+        }
+    }
+    paragraphs
+}
+
+/// Paragraphs of numbered lines. `None` is a line without prose. Code blocks are left out.
+fn of_lines<'a>(lines: impl Iterator<Item = (usize, Option<&'a str>)>) -> Vec<Paragraph> {
+    let mut paragraphs = vec![Paragraph::default()];
+    let mut in_code = false;
+    for (number, line) in lines {
+        let fence = line.is_some_and(wrap::is_fence);
+        in_code = line.is_some() && (in_code ^ fence);
+        let line = line.filter(|line| !fence && !in_code && !line.trim().is_empty());
+        let begins =
+            line.is_none_or(|line| line.starts_with(['|', '#', '<']) || wrap::bullet(line.trim_start()) > 0);
+        if begins {
+            paragraphs.push(Paragraph::default());
+        }
+        if let Some(line) = line {
+            paragraphs.last_mut().expect("begins with one").push(number, line);
+        }
+    }
+    paragraphs
+}
+
+#[cfg(test)]
+#[path = "words_tests.rs"]
+mod tests;

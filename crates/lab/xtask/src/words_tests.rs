@@ -1,0 +1,57 @@
+use super::*;
+
+fn lines(file: &str, text: &str) -> Vec<String> {
+    let found = find(file, text);
+    found.iter().map(|fault| fault.split(':').nth(1).unwrap().to_owned()).collect()
+}
+
+#[test]
+fn each_rule_finds_its_phrase_and_allows_its_exceptions() {
+    for rule in RULES {
+        for text in [format!("{} x\n", rule.phrase), format!("x. {}\nx\n", rule.phrase)] {
+            let found = find("x.md", &text);
+            assert!(found.iter().any(|fault| fault.contains(rule.instead)), "{text}: {found:?}");
+        }
+        for plain in rule.except {
+            assert!(plain.contains(rule.phrase), "{plain} is no exception of {}", rule.phrase);
+            assert!(find("x.md", &format!("x {plain} x\n")).is_empty(), "{plain}");
+        }
+    }
+}
+
+#[test]
+fn a_finding_names_file_line_word_and_replacement() {
+    let found = find("docs/x.md", "# Head\n\none\nAnswers two\n");
+    assert_eq!(found, ["docs/x.md:4: \"Answers\" is not used; instead: Returns"]);
+}
+
+#[test]
+fn a_phrase_may_span_a_line_break_but_no_paragraph() {
+    assert_eq!(lines("x.md", "- one so\n  many\n"), ["1"]);
+    assert_eq!(lines("x.rs", "//! one in\n//! vain\nlet x = 1; // so many\n"), ["1", "3"]);
+    assert!(lines("x.md", "- one so\n- many\n\nso\n\nmany\n| so |\n| many |\n").is_empty());
+}
+
+#[test]
+fn only_whole_words_of_prose_are_found() {
+    for (file, text) in [
+        ("x.md", "`told` and teller, whole, write-behind, untold\n"),
+        ("x.md", "```\nwho told\n```\n"),
+        ("x.rs", "let told = \"so many // told\";\n/// ```\n/// told\n/// ```\nfn who() {}\n"),
+        ("x.md", "what the user answers, and part of a file\n"),
+    ] {
+        assert!(lines(file, text).is_empty(), "{text}: {:?}", find(file, text));
+    }
+}
+
+#[test]
+fn the_clean_folders_exist() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..");
+    for clean in CLEAN {
+        let (folder, start) = clean.rsplit_once('/').unwrap_or(("", clean));
+        let mut names = std::fs::read_dir(root.join(folder)).unwrap().map(|entry| entry.unwrap().file_name());
+        assert!(names.any(|name| name.to_str().unwrap().starts_with(start)), "{clean}");
+        assert!(applies_to(clean));
+    }
+    assert!(!applies_to("CHANGELOG.md"));
+}
