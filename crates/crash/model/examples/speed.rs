@@ -1,4 +1,4 @@
-//! How many crash states of a recording are built in a second when nobody judges them.
+//! Measures how many crash states of a recording are built in a second, without a checker.
 //!
 //! `speed RECORDING MODEL STATES`
 

@@ -1,10 +1,10 @@
-//! Files below a directory, whatever their names say and whoever changes the directory meanwhile.
+//! Opens files below a directory, whatever their names are and even if another process changes the
+//! directory meanwhile.
 //!
 //! A path is made of plain names, and each but the last is a directory: no `..`, no link and no
-//! magic link of /proc leads anywhere else. `openat2` resolves such a path in one call. Where it is
-//! missing, or a filter of system calls refuses it, the path is opened name by name, each without
-//! following a link: with names that are plain that can leave the directory no more than the call
-//! could.
+//! magic link of /proc leads anywhere else. `openat2` resolves such a path in one call. Without it
+//! (an old kernel, or a seccomp filter that refuses it) the path is opened name by name with
+//! O_NOFOLLOW, which with plain names cannot leave the directory either.
 
 use crate::vet::is_plain_name;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,19 +17,19 @@ use std::path::Path;
 
 const DIR: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// A directory that nothing leaves.
+/// A directory whose paths cannot lead outside of it.
 pub(crate) struct Beneath {
     root: OwnedFd,
 }
 
 impl Beneath {
-    /// The caller vouches for this path.
+    /// The caller guarantees that `dir` itself is safe to open.
     pub fn open(dir: &Path) -> io::Result<Beneath> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Ok(Beneath { root: rustix::fs::open(dir, flags, Mode::empty())? })
     }
 
-    /// The directory at a path below the root; the root's is empty.
+    /// Opens the directory at a path below the root; the root's path is empty.
     pub fn dir(&self, path: &[u8]) -> io::Result<OwnedFd> {
         if path.is_empty() {
             return self.root.try_clone();

@@ -4,8 +4,7 @@ use super::*;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-/// What the kernel resolves in one call and what is opened name by name leads to the same places,
-/// and to none outside.
+/// `openat2` and opening name by name reach the same files, and none outside.
 #[test]
 fn both_ways_lead_below_the_directory_or_nowhere() {
     let top = tempfile::tempdir().unwrap();
@@ -30,7 +29,7 @@ fn both_ways_lead_below_the_directory_or_nowhere() {
     for path in outside.into_iter().chain(neither) {
         assert!(beneath.dir(path.as_bytes()).is_err(), "{path}");
         assert!(beneath.name_by_name(path.as_bytes()).is_err(), "{path}");
-        // The call itself, which the names are looked at before.
+        // `openat2` itself, without the check of names before it.
         assert!(!outside.contains(&path) || beneath.at_once(path.as_bytes()).is_err(), "{path}");
     }
     assert!(last(b"a/b/..").is_err() && last(b"a/").is_err() && last(b"").is_err());

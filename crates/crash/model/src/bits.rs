@@ -19,7 +19,7 @@ impl Bits {
         bits
     }
 
-    /// Numbers from here on are not in the set.
+    /// Every number in the set is below this.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -61,7 +61,7 @@ impl Bits {
         self.words.iter().enumerate().flat_map(|(i, word)| ones(i, *word))
     }
 
-    /// The numbers below `len` that are not in it.
+    /// The numbers below `len` that are not in the set.
     pub fn missing(&self) -> impl Iterator<Item = u32> {
         let words = self.words.iter().enumerate().flat_map(|(i, word)| ones(i, !*word));
         words.take_while(|n| (*n as usize) < self.len)

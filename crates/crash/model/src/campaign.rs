@@ -11,14 +11,14 @@ use crate::run::{Budget, Case, Checker, Ended, Hear, Outcome, Search, Verdict};
 use crate::shrink::Shrinker;
 use crate::trace::Trace;
 
-/// Causes told in words; failing states beyond them are counted.
+/// Causes explained in a report; failing states beyond them are only counted.
 const CAUSES_MAX: usize = 8;
-/// Failing states that are shrunk to find them.
+/// Failing states that are shrunk to find causes.
 const SHRUNK_MAX: usize = 24;
-/// States tried with all missing calls put in.
+/// States tried with all missing calls inserted.
 const MENDED_STATES: u64 = 1000;
 
-/// What a run has to say.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Report {
     pub model: Model,
@@ -26,13 +26,14 @@ pub struct Report {
     pub outcome: Outcome,
     /// One for each cause.
     pub failures: Vec<Explanation>,
-    /// The checker fails on the complete state: it is not a crash that it finds.
+    /// The checker's message if it fails on the complete state: then its failures are not due to a
+    /// crash.
     pub fails_uncrashed: Option<String>,
-    /// Failing states that were not looked into.
+    /// Failing states that were not examined.
     pub unexplained: u64,
-    /// States tried with all missing calls put in together, and how many of them failed.
+    /// States tried with all missing calls inserted together, and how many of them failed.
     pub mended: Option<(u64, u64)>,
-    /// What it cost to explain the failures, beside what the search took ([`Outcome::took`]).
+    /// The cost of explaining the failures; [`Outcome::took`] is the cost of the search.
     pub explaining: Explaining,
 }
 
@@ -41,7 +42,8 @@ impl Report {
         self.outcome.failing > 0
     }
 
-    /// Something was judged and nothing failed. Whether all was tried, [`Outcome::is_whole`] says.
+    /// At least one state was judged and none failed. [`Outcome::is_whole`] says whether all were
+    /// tried.
     pub fn passed(&self) -> bool {
         !self.failed() && self.outcome.broken.is_none() && self.outcome.states > 0
     }
@@ -79,8 +81,8 @@ impl Campaign<'_> {
             mended: None,
             explaining: Explaining::default(),
         };
-        // A checker that cannot run would call every state failing while it shrinks; one that fails
-        // without a crash, too.
+        // A checker that cannot run, or that fails without a crash, would fail on every state
+        // during shrinking.
         if report.outcome.ended != Ended::Broken && report.fails_uncrashed.is_none() {
             let (time, failing) = (self.budget.explain_time(), report.outcome.failing);
             let watched = Watched::new(self.checker, time, &self.budget.stop, self.hear, failing);
@@ -91,7 +93,7 @@ impl Campaign<'_> {
         report
     }
 
-    /// The search again, with every call that was found missing.
+    /// Searches again with every missing call inserted.
     fn mend(&self, report: &Report, watched: &Watched<'_>) -> Option<(u64, u64)> {
         let fixes = report.failures.iter().flat_map(|f| &f.fixes);
         let places: Vec<_> = fixes.flat_map(|f| f.places.iter().copied()).collect();
@@ -102,7 +104,7 @@ impl Campaign<'_> {
         let history = History::new(&trace, self.model);
         let budget = self.budget.of_states(MENDED_STATES);
         let outcome = Search { trace: &trace, history: &history, checker: watched, budget, hear: None }.run();
-        // Where the time was over, what was tried up to there counts.
+        // If time ran out, the states tried before still count.
         let is_judged = outcome.broken.is_none() || watched.is_cut();
         (is_judged && outcome.states > 0 && outcome.ended != Ended::Stopped)
             .then_some((outcome.states, outcome.failing))
@@ -137,7 +139,7 @@ impl Campaign<'_> {
             }
             let explanation = explainer.explain(&shrunk);
             if watched.is_stopped() {
-                // What was tried last was not judged: the sentence might be wrong.
+                // The last attempt got no verdict, so the sentence might be wrong.
                 report.unexplained += 1;
                 continue;
             }
@@ -149,9 +151,9 @@ impl Campaign<'_> {
     }
 }
 
-/// Explores a recording in this process: the judge gets each crash state as a [`Disk`], to recover
-/// on, and what the user had been told. The systematic states and 10,000 states at most, always the
-/// same ones.
+/// Explores a recording in this process: the judge gets each crash state as a [`Disk`] to recover
+/// on, and the marks that the user had seen. Tries the systematic states and at most 10,000 states
+/// in all, always the same ones.
 pub fn explore_in_memory(
     trace: &Trace,
     model: Model,

@@ -1,17 +1,15 @@
-//! A program as the judge: the state becomes a directory, a command runs in it, and its exit code
-//! is the verdict.
+//! A program as the judge: each state is materialised as a directory, a command runs in it, and its
+//! exit code is the verdict.
 //!
-//! Each state is made anew. What a checker did to the one before cannot be seen from time stamps: a
-//! shared mapping on tmpfs leaves none. The directory is on tmpfs if there is one, so making it
-//! costs a copy in memory.
+//! Each state is built in a new directory. Reusing one would need to know what the last checker
+//! changed, and time stamps do not show it: a write through a shared mapping on tmpfs leaves none.
+//! The directory is on tmpfs if there is one, so that building it costs a copy in memory.
 //!
-//! The command runs in a process group of its own, with a limit of memory and of time; when it has
-//! ended or its time is over, the whole group is killed. If memory runs out, the kernel ends a
-//! checker before anything else. What it wrote to standard output and error is kept to its last
-//! part.
+//! The command runs in its own process group, with a limit of memory and of time. When it ends or
+//! its time is over, the whole group is killed. If memory runs out, the kernel kills a checker
+//! before any other process. Only the last part of its standard output and error is kept.
 //!
-//! Where there is no room left, a checker's failure says nothing about the program: it is no
-//! verdict.
+//! If no room is left, a checker's failure says nothing about the program and counts as no verdict.
 
 use crate::beneath::{self, Beneath};
 use crate::run::{Case, Checker, Verdict};
@@ -34,14 +32,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Of what a checker prints.
+/// Bytes of a checker's output that are kept.
 const OUTPUT_KEPT: u64 = 4096;
 /// An environment variable longer than this does not fit.
 const TOLD_BYTES_MAX: usize = 64 << 10;
 const POLL_MAX: Duration = Duration::from_millis(5);
-/// A checker that prints more is ended: what it prints lies where memory is.
+/// A checker that prints more is killed, since its output is kept in memory.
 const OUTPUT_MAX: u64 = 64 << 20;
-/// With less room than this a checker may have failed for want of it.
+/// With less free space than this, a checker may have failed for lack of space.
 const ROOM_MIN: u64 = 256 << 10;
 
 /// A shell command that judges states.
@@ -50,7 +48,7 @@ pub struct CommandChecker {
     pub timeout: Duration,
     /// Bytes of address space; `None`: no limit.
     pub memory: Option<u64>,
-    /// When it is set, checkers that run are ended, and judge nothing.
+    /// When set, running checkers are killed and give no verdict.
     pub stop: Arc<AtomicBool>,
     work: WorkDir,
 }
@@ -63,7 +61,7 @@ enum End {
 }
 
 impl CommandChecker {
-    /// States are made below `dir`, or where memory is if that is `None`.
+    /// States are built below `dir`, or on tmpfs if `dir` is `None`.
     pub fn new(
         command: &str,
         timeout: Duration,
@@ -121,7 +119,7 @@ impl CommandChecker {
     }
 
     fn limits(&self) -> String {
-        // The first that the kernel ends when memory runs out: else it might be this process.
+        // Makes the kernel's OOM killer choose the checker before this process.
         let first = "{ echo 1000 > /proc/self/oom_score_adj; } 2> /dev/null; ulimit -c 0; ";
         match self.memory {
             Some(bytes) => format!("{first}ulimit -v {} || exit 125; ", bytes / 1024),
@@ -150,7 +148,7 @@ impl CommandChecker {
             std::thread::sleep(pause);
             pause = (pause * 2).min(POLL_MAX);
         };
-        // What it left behind must not write into the next state.
+        // Processes that the checker left running must not write into the next state.
         kill(group);
         if !matches!(end, Ok(End::Exit(_))) {
             child.wait()?;
@@ -171,7 +169,7 @@ impl CommandChecker {
         };
         match (status.code(), status.signal()) {
             (Some(0), _) => Verdict::Good,
-            // The shell's way to say that there is no such command, or that it must not be run.
+            // The shell's exit codes for a command that does not exist or may not be run.
             (Some(code @ (126 | 127)), _) => {
                 Verdict::Broken(format!("the checker cannot be run (exit code {code}): {output}"))
             }
@@ -193,7 +191,7 @@ fn with_output(what: &str, output: &str) -> String {
 
 fn kill(group: Option<Pid>) {
     if let Some(group) = group {
-        // ESRCH: nobody is left, which is what is wanted.
+        // ESRCH: the group is already empty, as wanted.
         if let Err(e) = kill_process_group(group, Signal::KILL)
             && e != rustix::io::Errno::SRCH
         {
@@ -225,9 +223,9 @@ fn tail(mut output: File) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
 }
 
-/// Makes the tree in an empty directory. Owners are set by root alone; pipes, sockets and devices
-/// are left out, and so are the set-id bits: a checker runs what it finds, perhaps as root, and the
-/// recording may be somebody else's.
+/// Makes the tree in an empty directory. Owners are set by root alone; pipes, sockets, devices and
+/// set-id bits are left out: a checker may run what it finds as root, and the recording may come
+/// from somebody else.
 ///
 /// Nothing is made outside of the directory and nothing is written through a link (`Beneath`):
 /// each name is created in a directory that is held open.
@@ -254,7 +252,7 @@ fn show(path: &[u8]) -> String {
     kedge_base::printable(&String::from_utf8_lossy(path))
 }
 
-/// A tree that is being made.
+/// A tree under construction.
 struct Maker {
     top: Beneath,
     is_root: bool,
@@ -262,7 +260,7 @@ struct Maker {
     made: HashMap<u64, Vec<u8>>,
     /// Directories, which get their permissions at the end.
     dirs: Vec<(Vec<u8>, u32)>,
-    /// The directory that was opened last: most names lie in the same as the one before.
+    /// The directory opened last: most names are in the same directory as the name before.
     above: Option<(Vec<u8>, OwnedFd)>,
 }
 
@@ -299,7 +297,7 @@ impl Maker {
         }
         let (uid, gid) = (node.meta.uid, node.meta.gid);
         if self.is_root && (uid, gid) != (0, 0) {
-            // The largest number would leave an owner as it is: nobody has it.
+            // chown(2) takes the largest number as "leave unchanged", and no user has it.
             let uid = (uid != u32::MAX).then(|| Uid::from_raw(uid));
             let gid = (gid != u32::MAX).then(|| Gid::from_raw(gid));
             rustix::fs::chownat(dir, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?;
@@ -315,7 +313,7 @@ impl Maker {
         Ok(())
     }
 
-    /// Inner directories first: the outer one may take away the way to them.
+    /// Inner directories first: the mode of an outer one may forbid access to them.
     fn finish(self) -> io::Result<()> {
         for (path, mode) in self.dirs.into_iter().rev() {
             rustix::fs::fchmod(self.top.dir(&path)?, allowed(mode) | Mode::RWXU)?;
@@ -342,7 +340,7 @@ fn write_file(dir: &OwnedFd, name: &OsStr, file: &FileBody, node: &Node) -> io::
     set_xattrs(&out, node)
 }
 
-/// Those of the user's own: others speak of rights.
+/// Only the namespace `user.`: the others carry privileges.
 fn has_xattrs(node: &Node) -> bool {
     node.xattrs.keys().any(|name| name.starts_with(b"user."))
 }
@@ -350,7 +348,7 @@ fn has_xattrs(node: &Node) -> bool {
 fn set_xattrs(fd: impl AsFd, node: &Node) -> io::Result<()> {
     for (name, value) in node.xattrs.iter().filter(|(name, _)| name.starts_with(b"user.")) {
         match rustix::fs::fsetxattr(&fd, OsStr::from_bytes(name), value, rustix::fs::XattrFlags::empty()) {
-            // Not every tmpfs has them.
+            // Not every tmpfs has extended attributes.
             Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => {}
             Err(e) => return Err(e.into()),
         }

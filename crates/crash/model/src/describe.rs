@@ -1,4 +1,4 @@
-//! Calls in words: what a person needs to find one in the program.
+//! Describes calls in the words that a person needs to find one in the program.
 
 use crate::state::ROOT;
 use crate::trace::{Call, Event, Space, Trace};
@@ -7,15 +7,15 @@ use std::collections::HashMap;
 
 /// The paths of inodes, as they were when each call was made.
 pub struct Paths {
-    /// For each event: of the file or directory it is about, and of the second one.
+    /// For each event: the path of the file or directory it changes, and the second path, if any.
     of: Vec<(String, String)>,
-    /// Where inodes got a name: the event, the directory, the name.
+    /// Where each inode got a name: event, directory, name.
     names: HashMap<u64, Vec<(usize, u64, Vec<u8>)>>,
 }
 
-/// A loop of directories, which only a damaged recording has, ends here.
+/// Bounds a loop of directories, which only a damaged recording has.
 const DEPTH_MAX: usize = 256;
-/// A longer path is shown from its middle on: each call shows one.
+/// A longer path is shown from its middle on, since the report shows one for each call.
 const PATH_MAX: usize = 4096;
 
 impl Paths {
@@ -36,8 +36,7 @@ impl Paths {
         self.of.get(event).map_or("", |p| &p.0)
     }
 
-    /// The path that an inode has just before event `at`. A file without a name is known by its
-    /// last one.
+    /// The path of an inode just before event `at`. A file without a name has its last one.
     pub fn inode(&self, ino: u64, at: usize) -> String {
         let (mut parts, mut len) = (Vec::new(), 0);
         let mut next = ino;
@@ -80,7 +79,7 @@ impl Paths {
                 both
             }
             Call::Remove { dir, name, .. } => {
-                // A file that is in use still stays known by this name.
+                // A file that is still open keeps this name in reports.
                 (self.child(*dir, name, at), none())
             }
             Call::Rename { dir, name, new_dir, new_name, ino, victim, exchange } => {

@@ -1,5 +1,5 @@
-//! A file system in memory for tests of programs written in Rust: what a store does to it is
-//! recorded, and a crash state of the recording is one more of it, to recover on.
+//! A file system in memory for tests of stores written in Rust. It records what the store does; a
+//! crash state of the recording is another `Disk`, on which the store recovers.
 //!
 //! ```
 //! use kedge_crash::{Disk, Model, explore_in_memory};
@@ -9,7 +9,7 @@
 //! file.write_at(0, b"entry").unwrap();
 //! file.sync_all().unwrap();
 //! disk.tell("entry");
-//! // The name was never made persistent: a crash may lose the file that the user was told of.
+//! // The name was never made persistent: a crash may lose the file that the mark promises.
 //! let found = explore_in_memory(&disk.trace(), Model::by_name("posix").unwrap(), |disk, told| {
 //!     match told.is_empty() || disk.read("log").is_ok_and(|bytes| bytes == b"entry") {
 //!         true => Ok(()),
@@ -28,7 +28,7 @@ use parking_lot::Mutex;
 use std::io::{Error, ErrorKind, Result};
 use std::sync::Arc;
 
-/// A file system in memory. Clones are the same one.
+/// A file system in memory. Clones share its content.
 #[derive(Clone)]
 pub struct Disk {
     inner: Arc<Mutex<Inner>>,
@@ -56,7 +56,7 @@ impl Inner {
         self.state.find(path.as_bytes()).ok_or_else(|| Error::from(ErrorKind::NotFound))
     }
 
-    /// The directory that a path is in, and the name in it.
+    /// The directory that contains a path, and the name in it.
     fn place(&self, path: &str) -> Result<(u64, Vec<u8>)> {
         let path = path.trim_matches('/');
         let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
@@ -94,39 +94,39 @@ impl Default for Disk {
 }
 
 impl Disk {
-    /// An empty one.
+    /// An empty disk.
     pub fn new() -> Disk {
         Disk::after(State::default())
     }
 
-    /// What a crash left.
+    /// The disk after a crash that left `state`.
     pub fn after(state: State) -> Disk {
         let next_ino = state.ino_max() + 1;
         let splitter = Splitter::new(STRICT);
         Disk { inner: Arc::new(Mutex::new(Inner { state, splitter, events: Vec::new(), next_ino })) }
     }
 
-    /// All that was done up to now.
+    /// The recording of all calls so far.
     pub fn trace(&self) -> Trace {
         Trace { events: self.inner.lock().events.clone() }
     }
 
-    /// The tree as it is.
+    /// The current tree.
     pub fn state(&self) -> State {
         self.inner.lock().state.clone()
     }
 
-    /// From here on the user believes this.
+    /// Marks a promise: from here on the user relies on `text`.
     pub fn tell(&self, text: &str) {
         self.inner.lock().run(Call::Mark { text: text.to_owned() });
     }
 
-    /// What was done up to now is there in every crash state.
+    /// Makes everything done so far part of every crash state.
     pub fn settle(&self) {
         self.inner.lock().run(Call::Baseline);
     }
 
-    /// A new file; there must be none.
+    /// Creates a file; the path must not exist.
     pub fn create(&self, path: &str) -> Result<DiskFile> {
         let ino = self.inner.lock().make(path, Meta::FILE | 0o644)?;
         Ok(DiskFile { disk: self.clone(), ino })
@@ -262,5 +262,5 @@ impl DiskFile {
     }
 }
 
-/// The number of the root directory, for those who write recordings by hand.
+/// The inode number of the root directory, for recordings written by hand.
 pub const ROOT_INO: u64 = ROOT;

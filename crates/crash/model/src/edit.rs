@@ -1,4 +1,4 @@
-//! The smallest changes that a crash can keep or lose one by one.
+//! Edits: the smallest changes that a crash can keep or lose on their own.
 
 use crate::state::{Name, Page};
 use std::ops::Range;
@@ -19,7 +19,7 @@ impl Meta {
     pub const DIR: u32 = 0o040000;
     pub const LINK: u32 = 0o120000;
 
-    /// The type bits; none stand for a regular file, as in mknod(2).
+    /// The type bits; 0 means a regular file, as in mknod(2).
     pub fn kind(&self) -> u32 {
         match self.mode & Meta::KINDS {
             0 => Meta::FILE,
@@ -43,7 +43,7 @@ impl Slice {
 
 #[derive(Clone, Debug)]
 pub enum Edit {
-    /// A new inode. Nobody sees it until a name is added.
+    /// A new inode. No program can reach it before an edit adds a name.
     Inode {
         ino: u64,
         meta: Meta,
@@ -59,7 +59,7 @@ pub enum Edit {
         name: Name,
         ino: u64,
     },
-    /// One edit: every model holds rename to be atomic.
+    /// One edit: every model treats rename as atomic.
     Rename {
         dir: u64,
         name: Name,
@@ -69,7 +69,7 @@ pub enum Edit {
         victim: Option<u64>,
         exchange: bool,
     },
-    /// Bytes inside one page. `whole`: they are all of it.
+    /// Bytes inside one page. `whole` is set if they are the entire page.
     Data {
         ino: u64,
         page: u64,
@@ -77,12 +77,12 @@ pub enum Edit {
         bytes: Slice,
         whole: Option<Arc<Page>>,
     },
-    /// A write made the file this long.
+    /// A write extended the file to this length.
     Grow {
         ino: u64,
         size: u64,
     },
-    /// truncate(2), to shorter or longer.
+    /// truncate(2), to a smaller or larger size.
     Truncate {
         ino: u64,
         size: u64,
@@ -92,7 +92,7 @@ pub enum Edit {
         from: u64,
         to: u64,
     },
-    /// fallocate's collapse and insert: what lies from `from` on starts at `to`.
+    /// fallocate's collapse and insert: the bytes from `from` on move to `to`.
     Shift {
         ino: u64,
         from: u64,
@@ -110,15 +110,15 @@ pub enum Edit {
         name: Name,
         value: Option<Arc<[u8]>>,
     },
-    /// The time stamps that a write leaves. Nothing sees it; it has a place in the order of
-    /// metadata.
+    /// The time stamps that a write sets. They are not visible in a state, but have a place in the
+    /// order of metadata.
     Touch {
         ino: u64,
     },
 }
 
 impl Edit {
-    /// The inode whose own state it changes (not a directory's entries).
+    /// The inode whose own state the edit changes (not a directory's entries).
     pub fn own(&self) -> Option<u64> {
         match self {
             Edit::Inode { ino, .. }
@@ -134,7 +134,7 @@ impl Edit {
         }
     }
 
-    /// The inodes that gain or lose a name by it.
+    /// The inodes that gain or lose a name by the edit.
     pub fn named(&self) -> [Option<u64>; 2] {
         match self {
             Edit::Add { ino, .. } | Edit::Remove { ino, .. } => [Some(*ino), None],
@@ -143,7 +143,7 @@ impl Edit {
         }
     }
 
-    /// The directories whose entries it changes.
+    /// The directories whose entries the edit changes.
     pub fn dirs(&self) -> [Option<u64>; 2] {
         match self {
             Edit::Add { dir, .. } | Edit::Remove { dir, .. } => [Some(*dir), None],

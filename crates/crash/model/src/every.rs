@@ -1,24 +1,23 @@
-//! Every legal state at a crash point, for recordings so short that all can be had.
+//! Every legal state at a crash point, for recordings short enough to enumerate.
 //!
-//! Edits are taken in the order of the recording, and each that may be missing is once kept and
-//! once lost. An edit may be kept if all that it needs, and all that is before it in the log, is
-//! there: see [`History`] for what is legal. A page may besides be torn: some of its sectors that
-//! follow one another are written, and what needs the page is lost.
+//! Edits are taken in the order of the recording. Each edit that may be missing is tried both kept
+//! and lost; it may be kept if all that it needs, and all that precedes it in the log, is kept: see
+//! [`History`] for what is legal. A page may also be torn: a contiguous run of its sectors is
+//! written, and every edit that needs the page is lost.
 
 use crate::edit::Edit;
 use crate::history::History;
 use crate::state::{Digest, SECTOR, State};
 use std::collections::HashSet;
 
-/// Choices beyond this are not followed: a caller hears that the list is not whole.
+/// Bound on the choices followed; [`Every::is_cut`] reports that it was reached.
 const CHOICES_MAX: u64 = 2_000_000;
 
 /// The legal states at a crash point.
 #[derive(Debug, Default)]
 pub struct Every {
     pub states: HashSet<Digest>,
-    /// There were more choices than could be followed: a state that is not in the list may be
-    /// legal.
+    /// The bound was reached, so a state that is not in the list may still be legal.
     pub is_cut: bool,
 }
 
@@ -29,11 +28,11 @@ struct Search<'a> {
     choices: u64,
 }
 
-/// What a choice has led to so far.
+/// The result of the choices made so far.
 #[derive(Clone)]
 struct Partial {
     state: State,
-    /// Whether each edit up to now is there with all that is behind it.
+    /// For each edit so far, whether it and all it depends on are kept.
     whole: Vec<bool>,
     is_torn: bool,
 }
@@ -49,8 +48,8 @@ impl History {
 }
 
 impl Search<'_> {
-    /// Goes on from a choice of the first edits. Losing an edit is the loop, keeping or tearing it
-    /// the recursion: its depth is the number of edits that are kept though they may be lost.
+    /// Continues from a choice of the first edits. The loop loses an edit; the recursion keeps or
+    /// tears it, so its depth is the number of edits that are kept but could be lost.
     fn follow(&mut self, mut partial: Partial) {
         while partial.whole.len() < self.history.upto(self.at) {
             let n = partial.whole.len() as u32;
@@ -78,15 +77,15 @@ impl Search<'_> {
         self.found.states.insert(partial.state.digest());
     }
 
-    /// One page of a state may be torn, as in a recipe.
+    /// Tears one page of a state, as a recipe does.
     fn tear(&mut self, n: u32, partial: &Partial) {
         if partial.is_torn || !self.history.may_tear(n, self.at) {
             return;
         }
         let edit = &self.history.micros[n as usize].edit;
         let Edit::Data { at, bytes, .. } = edit else { return };
-        // Those that it writes. What lies behind the end of the file counts, too: a size that comes
-        // later shows it.
+        // The sectors that the edit writes. Those past the end of the file count too, since a later
+        // size can expose them.
         let (first, end) =
             (usize::from(*at) / SECTOR, (usize::from(*at) + bytes.as_slice().len()).div_ceil(SECTOR));
         for from in first..end {

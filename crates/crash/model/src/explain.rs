@@ -1,11 +1,11 @@
-//! Says what a failing state means: which calls were lost, and which persistence call at which
-//! place prevents it.
+//! Explains a failing state: which calls were lost, and which persistence call at which place
+//! prevents it.
 //!
 //! A persistence call helps if, with it in the recording, the state is no longer legal. Candidates
-//! are fsyncs of the files and directories whose edits were lost, put before the first later call
-//! that survived or before the promise that was broken. The first that makes the state illegal is
-//! then put into the recording and the search is run again: only what that search found is
-//! reported.
+//! are fsyncs of the files and directories whose edits were lost, inserted before the first later
+//! call that survived or before the promise that was broken. The first candidate that makes the
+//! state illegal is inserted into the recording and the search runs again; only what that search
+//! found is reported.
 
 use crate::describe::{Paths, count};
 use crate::edit::Edit;
@@ -17,11 +17,11 @@ use crate::shrink::Shrunk;
 use crate::trace::{Call, Event, Trace};
 use serde::Serialize;
 
-/// States tried with the missing call put in.
+/// States tried with the missing call inserted.
 const VERIFY_STATES: u64 = 400;
-/// Moments before a crash that are looked at for a good state.
+/// Moments before a crash that are tried as the last good state.
 const GOOD_TRIED_MAX: usize = 20;
-/// Places of one missing call that are mended together.
+/// Places of one missing call that are fixed together.
 const ALIKE_MAX: usize = 1000;
 
 /// A call of the recording, as reports show it.
@@ -30,11 +30,11 @@ pub struct CallRef {
     /// The number of the event.
     pub number: u32,
     pub text: String,
-    /// What of it was lost.
+    /// The part of the call that was lost.
     pub what: String,
-    /// All of it was lost.
+    /// The whole call was lost.
     pub is_whole: bool,
-    /// It told the user something.
+    /// The call is a mark: a promise to the user.
     pub is_mark: bool,
     pub pid: u32,
     pub stack: Vec<String>,
@@ -55,46 +55,46 @@ pub struct Fix {
     /// `fsync("dir")`.
     pub call: String,
     pub path: String,
-    /// It goes before this event.
+    /// The event before which the call is inserted.
     pub before: u32,
     pub before_text: String,
-    /// Where in the program that event was made, innermost first.
+    /// The callers of that event, innermost first.
     pub before_stack: Vec<String>,
     /// Other places of the recording where the same call is missing in the same way. The search ran
-    /// with all of them put in.
+    /// with all of them inserted.
     pub also_before: Vec<u32>,
-    /// States tried with the call put in, and how many of them failed.
+    /// States tried with the call inserted, and how many of them failed.
     pub tried: u64,
     pub failing: u64,
-    /// The calls put in: of which inode, before which event.
+    /// The inserted calls: of which inode, before which event.
     #[serde(skip)]
     pub(crate) places: Vec<Candidate>,
 }
 
-/// A failure told in words.
+/// A failure explained in words.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Explanation {
-    /// The name by which the state can be shown again.
+    /// The name that reproduces the state.
     pub state: String,
-    /// What the checker said.
+    /// The checker's message.
     pub message: String,
-    /// The last state up to there with nothing lost that passes the check. None: not one of the
-    /// last few does, or there was no time to look ([`Explanation::is_cut`]).
+    /// The last state before the crash with nothing lost that passes the check. `None`: none of the
+    /// last few passes, or time ran out ([`Explanation::is_cut`]).
     pub last_good_state: Option<String>,
-    /// The time for explaining was over before all was tried: the state may not be the smallest,
-    /// and what is not said was not looked for.
+    /// Time ran out before all was tried: the state may not be the smallest, and a field that is
+    /// empty was perhaps not searched for.
     pub is_cut: bool,
-    /// The crash came behind this call.
+    /// The crash came after this call.
     pub after: Option<CallRef>,
     pub lost: Vec<CallRef>,
-    /// Later calls that survived, the first of them.
+    /// The first later call that survived.
     pub kept: Option<CallRef>,
     pub fixes: Vec<Fix>,
-    /// What the user had been told, the last of it.
+    /// The last mark before the crash.
     pub told: Option<String>,
     /// All of the above in words.
     pub sentence: String,
-    /// Lost calls and fix, the same for failures of one cause.
+    /// Identifies the cause: lost calls and fix, equal for failures of one cause.
     #[serde(skip)]
     pub cause: String,
 }
@@ -105,13 +105,13 @@ pub struct Explainer<'a> {
     pub history: &'a History,
     /// The checker.
     pub(crate) watched: &'a Watched<'a>,
-    /// Of the search that found the failures.
+    /// The budget of the search that found the failures.
     pub budget: &'a Budget,
 }
 
 impl Explanation {
-    /// The calls whose callers are known: those that were lost, and those before which one is
-    /// missing. What each is, and its callers.
+    /// The calls to show with callers: the lost ones, and those before which a call is missing.
+    /// Each with its description.
     pub(crate) fn stacks(&self) -> Vec<(String, &[String])> {
         let lost = self.lost.iter().map(|c| (format!("#{} {}", c.number, c.text), &c.stack[..]));
         let fixes = self.fixes.iter().map(|f| {
@@ -121,14 +121,14 @@ impl Explanation {
     }
 }
 
-/// Where a missing call could go.
+/// A place where a missing call could be inserted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Candidate {
     pub ino: u64,
     pub before: u32,
 }
 
-/// The recording with these fsyncs put in.
+/// The recording with these fsyncs inserted.
 pub(crate) fn with_calls(trace: &Trace, calls: &[Candidate]) -> Trace {
     let mut ordered = calls.to_vec();
     ordered.sort_by_key(|c| (c.before, c.ino));
@@ -147,7 +147,7 @@ impl Explainer<'_> {
     pub fn explain(&self, shrunk: &Shrunk) -> Explanation {
         let recipe = &shrunk.recipe;
         let lost = self.history.lost(recipe);
-        // A torn page is a loss too, and what would have made it durable prevents it.
+        // A torn page is a loss too, and the call that makes the page durable prevents it.
         let mut missing = shrunk.roots.clone();
         missing.extend(recipe.torn.as_ref().map(|t| t.micro));
         let kept = self.first_kept(recipe, &missing);
@@ -203,7 +203,7 @@ impl Explainer<'_> {
         }
     }
 
-    /// The lost edits by call.
+    /// The lost edits, grouped by call.
     fn calls(&self, roots: &[u32], lost: &[u32]) -> Vec<CallRef> {
         let mut calls: Vec<(u32, Vec<&'static str>)> = Vec::new();
         for n in roots {
@@ -239,7 +239,7 @@ impl Explainer<'_> {
         calls.into_iter().map(call).collect()
     }
 
-    /// The first call behind a lost one that left something, or that told the user something.
+    /// The first call after a lost one that had a lasting effect or made a promise.
     fn first_kept(&self, recipe: &Recipe, roots: &[u32]) -> Option<u32> {
         let first = roots.iter().map(|n| self.history.micros[*n as usize].event).min()?;
         let set = self.history.set(recipe);
@@ -259,7 +259,7 @@ impl Explainer<'_> {
         for n in roots {
             let micro = &self.history.micros[*n as usize];
             let event = micro.event;
-            // Not before the lost call, which there would be nothing of to persist.
+            // Not before the lost call: nothing of it would exist yet to persist.
             let places = [kept, event + 1].into_iter().filter(|p| *p > event);
             for before in places {
                 let [dir, new_dir] = micro.edit.dirs();
@@ -275,13 +275,13 @@ impl Explainer<'_> {
         if let Some(fix) = candidates.iter().find_map(|c| self.try_fix(&[*c], recipe, lost)) {
             return fix;
         }
-        // No call alone helps: one for each of the lost.
+        // No single call helps: try one for each lost call.
         let mut all: Vec<Candidate> = candidates.iter().copied().filter(|c| c.before == kept).collect();
         all.truncate(8);
         self.try_fix(&all, recipe, lost).unwrap_or_default()
     }
 
-    /// The calls as fixes, if with them the state cannot be.
+    /// The calls as fixes, if they make the state illegal.
     fn try_fix(&self, calls: &[Candidate], recipe: &Recipe, lost: &[u32]) -> Option<Vec<Fix>> {
         let trace = with_calls(self.trace, calls);
         let history = History::new(&trace, self.history.model);
@@ -295,7 +295,7 @@ impl Explainer<'_> {
         if self.still_fails(&trace, &history, &same) {
             return None;
         }
-        // A program that forgets a call in a loop forgets it each time.
+        // A program that omits a call in a loop omits it in each round.
         let missing: Vec<u32> = lost.iter().copied().chain(torn).collect();
         let others: Vec<Vec<Candidate>> = calls.iter().map(|c| self.alike(c, &missing)).collect();
         let all: Vec<Candidate> = calls.iter().copied().chain(others.iter().flatten().copied()).collect();
@@ -329,8 +329,8 @@ impl Explainer<'_> {
         kind(&self.paths.call(event as usize, &self.trace.events[event as usize]))
     }
 
-    /// Other places where a call like the lost one is followed by one like that before which the
-    /// call is missing.
+    /// Other places where a call like the lost one is followed by one like the call before which
+    /// the fsync is missing.
     fn alike(&self, candidate: &Candidate, lost: &[u32]) -> Vec<Candidate> {
         let persists = |n: u32| {
             let edit = &self.history.micros[n as usize].edit;
@@ -438,8 +438,8 @@ impl Explainer<'_> {
     }
 }
 
-/// Calls of one kind on files of one kind: a loop of the program makes the same call again on a
-/// file with another number.
+/// The kind of a call: its text without numbers, since a loop makes the same call on files with
+/// other numbers.
 fn kind(text: &str) -> String {
     let name = text.split(['(', ' ']).next().unwrap_or_default();
     if name == "mark" {

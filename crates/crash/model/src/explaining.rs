@@ -1,22 +1,22 @@
-//! What explaining costs: its checks are counted, shown, and ended when its time is over.
+//! Limits the cost of explaining: counts the checker's runs, shows progress, and stops when time is
+//! over.
 //!
-//! A failing state is shrunk and its fixes are tried with the same checker as in the search, often
-//! with more runs of it than the search had. So all of these runs go through [`Watched`]. When the
-//! time is over it gives no more verdicts: what is under way then ends within one check, and what
-//! it would have said is not said.
+//! Shrinking and trying fixes run the same checker as the search, often more times than the search
+//! did. So all of these runs go through [`Watched`]. When time is over, it gives no more verdicts:
+//! the step in progress ends within one check, and its result is dropped.
 
 use crate::run::{Case, Checker, Hear, Phase, Progress, Verdict};
 use kedge_base::{Clock, SystemClock};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// What explaining cost.
+/// The cost of explaining.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Explaining {
     /// Runs of the checker.
     pub checks: u64,
     pub took: Duration,
-    /// The limit that was reached before all was explained.
+    /// The time limit, if it was reached before all was explained.
     pub cut_at: Option<Duration>,
 }
 
@@ -26,11 +26,11 @@ pub(crate) struct Watched<'a> {
     clock: SystemClock,
     checks: AtomicU64,
     time: Option<Duration>,
-    /// Something was not judged because the time was over.
+    /// A check was refused because time was over.
     is_cut: AtomicBool,
     stop: &'a AtomicBool,
     hear: Option<Hear<'a>>,
-    /// Failing states of the search, for those who hear of it.
+    /// Failing states of the search, passed on with progress.
     failing: u64,
 }
 
@@ -50,7 +50,8 @@ impl<'a> Watched<'a> {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Whether there is no time for more. To ask is to want more: the answer goes into the report.
+    /// Whether time is over. The caller asks only when it wants to do more, so a positive result is
+    /// noted in the report.
     pub fn is_over(&self) -> bool {
         let is_over = self.time.is_some_and(|time| self.clock.monotonic() >= time);
         if is_over {
@@ -59,7 +60,7 @@ impl<'a> Watched<'a> {
         is_over
     }
 
-    /// Whether a verdict was refused for want of time.
+    /// Whether a check was refused because time was over.
     pub fn is_cut(&self) -> bool {
         self.is_cut.load(Ordering::Relaxed)
     }

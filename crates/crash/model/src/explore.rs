@@ -1,14 +1,14 @@
 //! Which crash states are tried, and in which order.
 //!
-//! Most bugs of the literature lose one thing and keep all the rest. So the systematic part is some
-//! lists, each linear in the recording, the suspicious states first in each. States are taken from
-//! them in turn:
-//! - what is lost although the user has been told that it is durable,
+//! Most bugs in the literature lose one thing and keep all the rest. So the systematic part is a
+//! set of lists, each linear in the recording and with its most suspicious states first. States are
+//! taken from the lists in turn:
+//! - edits lost although a mark promised that they are durable,
 //! - bytes of renamed files, names, whole calls, whole files, torn pages,
 //! - single edits lost, and single edits kept,
 //! - every prefix, and every choice where few edits are pending.
 //!
-//! Behind them comes a seeded sample without end.
+//! An endless seeded sample follows.
 
 use crate::edit::Edit;
 use crate::history::History;
@@ -21,15 +21,15 @@ use rand::{Rng, SeedableRng};
 use std::collections::BTreeMap;
 use std::iter::Peekable;
 
-/// Where at most so many edits are pending, every choice of them is tried.
+/// With at most this many pending edits, every choice of them is tried.
 const EVERY_CHOICE_MAX: usize = 10;
-/// Inodes whose loss as a whole is tried at one moment.
+/// Inodes whose entire loss is tried at one moment.
 const FILES_AT_ONCE_MAX: usize = 16;
 
-/// Recipes in their order. They are made when they are taken: a long recording has millions.
+/// Recipes in order. They are built lazily: a long recording has millions.
 type List<'a> = Peekable<Box<dyn Iterator<Item = Recipe> + Send + 'a>>;
 
-/// An endless list of recipes: each of the systematic ones once, then random ones.
+/// An endless list of recipes: each systematic one once, then random ones.
 pub struct Plan<'a> {
     history: &'a History,
     lists: Vec<List<'a>>,
@@ -56,7 +56,7 @@ impl<'a> Plan<'a> {
         Plan { history, lists, turn: 0, rng: SmallRng::seed_from_u64(seed), taken: 0 }
     }
 
-    /// All systematic recipes were taken.
+    /// All systematic recipes have been taken.
     pub fn is_random(&mut self) -> bool {
         self.lists.iter_mut().all(|list| list.peek().is_none())
     }
@@ -100,17 +100,18 @@ impl<'a> Build<'a> {
         self.history.points()
     }
 
-    /// The edits, by number.
+    /// The edits with their numbers.
     fn edits(&self) -> impl Iterator<Item = (u32, &'a Micro)> + use<'a> {
         self.history.micros.iter().enumerate().map(|(n, micro)| (n as u32, micro))
     }
 
-    /// The last point at which all of these can be missing.
+    /// The last crash point at which all of these can be missing.
     fn last_without(&self, lost: &[u32]) -> Option<u32> {
         lost.iter().map(|n| self.history.last_without(*n)).min()
     }
 
-    /// These lost, at the last moment at which they can be, and at the first after event `event`.
+    /// These lost, at the last point at which they can be, and at the first point after event
+    /// `event`.
     fn lose(&self, lost: Vec<u32>, event: u32) -> impl Iterator<Item = Recipe> + use<> {
         let last = self.last_without(&lost);
         let places = last
@@ -119,7 +120,7 @@ impl<'a> Build<'a> {
         places.map(move |at| Recipe::new(at, Pick::Lose(lost.clone())))
     }
 
-    /// All that a crash may take when the user has just been told something, and at the end.
+    /// Everything a crash may lose right after a mark, and at the end.
     fn promises(self) -> impl Iterator<Item = Recipe> + Send + 'a {
         let is_mark = move |at: &u32| {
             *at > *self.history.points().start()
@@ -172,8 +173,7 @@ impl<'a> Build<'a> {
         })
     }
 
-    /// At each moment before something is made persistent: all that is pending of one file or
-    /// directory.
+    /// At each moment before a persistence call: all that is pending of one file or directory.
     fn files(self) -> impl Iterator<Item = Recipe> + Send + 'a {
         self.moments().flat_map(move |at| {
             let mut pending: BTreeMap<u64, Vec<u32>> = BTreeMap::new();

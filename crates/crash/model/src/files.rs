@@ -1,14 +1,12 @@
-//! The judge that needs no program: each file is whole.
+//! The judge that needs no program: each file must hold one of its versions.
 //!
-//! Judged are the files that were there at the start or when the user was told something; without
-//! any mark, those that were there at the end. Others, such as the new file beside the old one, are
-//! the program's own business.
+//! Judged are the files that existed at the start or at a mark; without any mark, those that
+//! existed at the end. Others, such as a temporary file before its rename, are ignored.
 //!
-//! A file has *versions*: what it held when the user was told something, when it got a name (create
-//! aside) or lost it, when it was made persistent, and at the end. In a crash state each file must
-//! hold one of its versions, and one no older than the last that the user was told of. A file the
-//! user was never told of may also be missing. A half-written file, a mixture, and one that is full
-//! of zeros are no version.
+//! A file has *versions*: its content at each mark, when it got a name (create aside) or lost it,
+//! when it was made persistent, and at the end. In a crash state each file must hold one of its
+//! versions, and none older than that at the last mark before the crash. A file that no mark covers
+//! may also be missing. A half-written file, a mixture, or a file full of zeros is no version.
 
 use crate::history::History;
 use crate::model::STRICT;
@@ -18,13 +16,13 @@ use crate::state::{Body, Digest, State};
 use crate::trace::{Call, Trace};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a file held from an event on; `None`: there was none.
+/// A file's content from an event on; `None`: the file did not exist.
 type Version = (u32, Option<Digest>);
 
 pub struct FilesChecker {
     versions: BTreeMap<Vec<u8>, Vec<Version>>,
     judged: BTreeSet<Vec<u8>>,
-    /// The events that told the user something.
+    /// The events that are marks.
     marks: Vec<u32>,
 }
 

@@ -1,15 +1,15 @@
 //! A recording under a model: which crash states are legal.
 //!
-//! A *crash point* `at` lies behind the first `at` events. A state at it is a set `S` of edits of
+//! A *crash point* `at` lies after the first `at` events. A state at it is a set `S` of edits of
 //! those events. It is legal if `S` = `A` ∪ `D`. `D` is what persistence calls made durable before
 //! the point. `A` is any set that has, with each edit, all that it needs and all that is before it
 //! in the log. `D` is closed under needing. It is closed under the log too, except where fsync
-//! passes by it ([`Order::Transaction`]).
+//! bypasses it ([`Order::Transaction`]).
 //!
-//! Edits are applied in the order of the recording. A state is built from the copy of the whole
-//! tree last before the crash point. Only the [`Parts`] of it that lack an edit are taken from the
-//! copy before the first one that they lack, and made anew from there. So a state costs what
-//! changed in these, however long ago an edit was lost that nothing ever made durable.
+//! Edits are applied in the order of the recording. A state is built from the last copy of the
+//! whole tree before the crash point. Only the [`Parts`] that lack an edit are rebuilt, from the
+//! copy before the first edit that they lack. So a state costs what changed in these parts, however
+//! long ago an edit was lost that nothing made durable.
 
 use crate::bits::Bits;
 use crate::model::{Model, Order};
@@ -21,9 +21,9 @@ use crate::trace::{Call, Trace};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-/// A copy of the tree is kept each so many edits.
+/// A copy of the tree is kept every this many edits.
 const SNAPSHOT_EVERY: usize = 32;
-/// Edits whose durability is looked up together: those of one word of a set.
+/// Edits whose durability is looked up together: those in one word of a set.
 const BLOCK: usize = 64;
 const NEVER: u32 = u32::MAX;
 
@@ -32,9 +32,9 @@ pub struct History {
     pub micros: Vec<Micro>,
     /// The event that made an edit durable, for each edit.
     durable_at: Vec<u32>,
-    /// The last of these in each block of edits.
+    /// The latest of these events in each block of edits.
     block_durable_at: Vec<u32>,
-    /// How many edits the first `at` events have, for each `at`.
+    /// The number of edits in the first `at` events, for each `at`.
     upto: Vec<u32>,
     /// The first crash point.
     start: u32,
@@ -70,7 +70,7 @@ impl History {
                     continue;
                 }
                 _ if !event.ok() => continue,
-                // A total order persists as a whole: an fsync cannot leave out what came before.
+                // A total order persists as a whole: an fsync cannot skip earlier edits.
                 Call::Fsync { since, .. } | Call::Sync { since } if is_total(model, &event.call) => {
                     upto_event(&splitter, since)
                 }
@@ -124,7 +124,7 @@ impl History {
         set
     }
 
-    /// The edits that could be lost at a crash point.
+    /// The edits that a crash at this point may lose.
     pub fn pending(&self, at: u32) -> impl Iterator<Item = u32> {
         self.pending_from(at, 0)
     }
@@ -139,13 +139,13 @@ impl History {
             .filter(move |n| !self.is_durable(*n, at))
     }
 
-    /// What is durable has all that is behind it, so that what is lost takes nothing durable with
-    /// it.
+    /// The durable edits include all their dependencies, so that a lost edit never takes a durable
+    /// one with it.
     fn is_durable_closed(&self) -> bool {
         self.model.order != Order::Transaction
     }
 
-    /// The tree before the first edit that a crash can take.
+    /// The tree before the first edit that a crash can lose.
     pub(crate) fn base(&self) -> State {
         self.snapshots[0].clone()
     }
@@ -155,7 +155,7 @@ impl History {
         micro.needs.iter().copied().chain(micro.after)
     }
 
-    /// The set of a recipe. What the recipe wants to lose but must not is there.
+    /// The set of a recipe. An edit that the recipe loses but that is durable stays in the set.
     pub fn set(&self, recipe: &Recipe) -> Bits {
         let len = self.upto(recipe.at);
         match &recipe.pick {
@@ -176,7 +176,7 @@ impl History {
         }
     }
 
-    /// All but these and what needs them; and what is durable.
+    /// All edits but these and the edits that need them, plus the durable ones.
     fn without(&self, at: u32, lost: &[u32]) -> Bits {
         let mut set = Bits::all(self.upto(at));
         let lost: Vec<u32> = lost.iter().copied().filter(|n| set.has(*n)).collect();
@@ -202,11 +202,11 @@ impl History {
         set
     }
 
-    /// What is durable, and these with all they need.
+    /// The durable edits, plus these with all they need.
     fn with(&self, at: u32, kept: impl Iterator<Item = u32>) -> Bits {
         let len = self.upto(at) as u32;
         let durable = self.durable(at);
-        // What is durable has no more to bring in, if it is closed.
+        // A closed set of durable edits has no dependency left to add.
         let mut set = if self.is_durable_closed() { durable.clone() } else { Bits::none(len as usize) };
         let mut todo: Vec<u32> = kept.filter(|n| *n < len).collect();
         while let Some(n) = todo.pop() {
@@ -224,7 +224,7 @@ impl History {
         self.set(recipe).missing().collect()
     }
 
-    /// Those of the lost edits that need no other lost one: losing these loses all.
+    /// The lost edits that need no other lost one: losing these loses all.
     pub fn roots(&self, lost: &[u32]) -> Vec<u32> {
         let is_lost = |n: u32| lost.binary_search(&n).is_ok();
         lost.iter().copied().filter(|n| !self.behind(*n).any(is_lost)).collect()
@@ -235,7 +235,8 @@ impl History {
         let mut set = self.set(recipe);
         let torn = recipe.torn.as_ref().filter(|t| self.may_tear(t.micro, recipe.at));
         if let Some(torn) = torn {
-            // What needs the page needs it whole, later bytes of it among that.
+            // Every edit that needs the page needs all of it, including later bytes of the same
+            // page.
             set.intersect(&self.without(recipe.at, &[torn.micro]));
         }
         let len = set.len() as u32;
@@ -262,7 +263,7 @@ impl History {
         state
     }
 
-    /// Makes a part anew from the copy of the tree before edit `first`.
+    /// Rebuilds a part from the copy of the tree before edit `first`.
     fn make_part(&self, state: &mut State, part: u32, first: u32, set: &Bits, torn: Option<&Torn>) {
         let snapshot = first as usize / SNAPSHOT_EVERY;
         for ino in self.parts.inodes(part) {
@@ -288,7 +289,7 @@ impl History {
         }
     }
 
-    /// Whether an edit is bytes that a crash at this point may have written in part.
+    /// Whether an edit is a data edit that a crash at this point may have written in part.
     pub fn may_tear(&self, n: u32, at: u32) -> bool {
         self.model.torn_pages
             && (n as usize) < self.upto(at)
@@ -296,7 +297,7 @@ impl History {
             && !self.is_durable(n, at)
     }
 
-    /// Whether a crash may leave exactly what the recipe asks for: nothing of what it loses is
+    /// Whether a crash may leave exactly what the recipe asks for: none of the edits it loses is
     /// durable.
     pub fn allows(&self, at: u32, lost: &[u32]) -> bool {
         lost.iter().all(|n| (*n as usize) < self.upto(at) && !self.is_durable(*n, at))
@@ -312,10 +313,10 @@ fn upto_event(splitter: &Splitter, since: u64) -> Vec<u32> {
     (0..splitter.micros.len() as u32).filter(|n| covered(n) && !splitter.given_up.contains(n)).collect()
 }
 
-/// When each edit became durable, as far as the recording has been read.
+/// When each edit became durable, for the part of the recording read so far.
 struct Durable {
     at: Vec<u32>,
-    /// What is durable has all that is before it in the log.
+    /// Every durable edit has all its predecessors in the log durable.
     by_log: bool,
 }
 

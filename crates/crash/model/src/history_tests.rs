@@ -14,7 +14,7 @@ fn random_trace(seed: u64, calls: usize) -> Trace {
     for _ in 0..rng.random_range(5..calls) {
         let name = |rng: &mut SmallRng| ["a", "b", "c", "d/a", "d/b"][rng.random_range(0..5usize)];
         let path = name(&mut rng);
-        // Most of these may be refused as things are; a refused one changes nothing.
+        // Most of these may fail in the current tree; a failed call changes nothing.
         let _refused = match rng.random_range(0..10) {
             0 | 1 => disk.create(path).map(|_| ()),
             2 | 3 => disk.open(path).and_then(|f| {
@@ -74,8 +74,8 @@ fn every_state_that_is_tried_is_legal() {
     }
 }
 
-/// What a set of edits leaves, without anything that makes it quick: all that is asked for, all
-/// that it needs or that needs it, and then one edit after another.
+/// The state of a recipe by the simplest code: the edits asked for, closed under needing, applied
+/// in order.
 fn slowly(history: &History, recipe: &Recipe) -> (Vec<u32>, State) {
     let len = history.upto(recipe.at) as u32;
     let is_behind = |n: u32, set: &BTreeSet<u32>| history.behind(n).all(|d| set.contains(&d));
@@ -105,7 +105,7 @@ fn slowly(history: &History, recipe: &Recipe) -> (Vec<u32>, State) {
         Pick::Durable => with(&[]),
         Pick::Lose(lost) => without(lost),
         Pick::Keep(kept) => with(kept),
-        // Which ones are chosen is not what is tested here.
+        // Which edits a sample picks is not under test here.
         Pick::Sample(_) => history.set(recipe).iter().collect(),
     };
     let torn = recipe.torn.as_ref().filter(|t| history.may_tear(t.micro, recipe.at));
@@ -129,7 +129,7 @@ fn slowly(history: &History, recipe: &Recipe) -> (Vec<u32>, State) {
 fn a_state_is_made_of_its_edits_and_no_others() {
     let mut compared = 0;
     for seed in 0..40 {
-        // Some are longer than what lies between two copies of the tree.
+        // Some traces are longer than the distance between two copies of the tree.
         let trace = random_trace(seed, if seed % 4 == 0 { 300 } else { 60 });
         for model in MODELS {
             let history = History::new(&trace, model);
@@ -177,8 +177,8 @@ fn names_of_states_are_read_back() {
     }
 }
 
-/// What `f` may hold after a crash at the end, in all states that are tried: `-` missing, else its
-/// bytes without repetition.
+/// The contents of `f` after a crash at the end, over all states tried: `-` if missing, else its
+/// distinct bytes.
 fn after_crash(model: &str, run: impl FnOnce(&Disk)) -> BTreeSet<String> {
     let disk = Disk::new();
     run(&disk);
@@ -294,7 +294,7 @@ fn a_longer_file_in_the_block_that_it_has() {
     assert!(!found.contains("0"), "a file that is cut to nothing has no block: {found:?}");
 }
 
-/// All states at the end: what `f` holds, its bytes without repetition.
+/// The contents of `f` in all states at the end, as distinct bytes.
 fn every_content(model: &str, run: impl FnOnce(&Disk)) -> BTreeSet<String> {
     let disk = Disk::new();
     run(&disk);
@@ -312,7 +312,7 @@ fn every_content(model: &str, run: impl FnOnce(&Disk)) -> BTreeSet<String> {
         legal.insert(state.digest());
         contents.insert(bytes.iter().map(|b| if *b == 0 { '0' } else { char::from(*b) }).collect());
     }
-    // The list of all states has these, and with pages that are never torn no others.
+    // The enumeration contains these, and if pages are never torn, no others.
     let every = history.every(*history.points().end());
     assert!(!every.is_cut);
     assert!(legal.iter().all(|digest| every.states.contains(digest)), "{model}");
@@ -343,7 +343,7 @@ fn two_writes_in_one_page_are_independent_where_pages_are_torn() {
     }
 }
 
-/// Seen on ext4: the zeros behind the new end are written before the journal has the new size.
+/// Seen on ext4: the zeros past the new end are written before the journal has the new size.
 #[test]
 fn a_cut_may_show_its_zeros_first() {
     let run = |disk: &Disk| {
@@ -459,7 +459,7 @@ fn a_call_after_the_start_of_an_fsync_is_not_covered() {
     assert_eq!(state.content(b"f").unwrap(), b"a");
 }
 
-/// Half of a page behind the old end of a file, and the new size.
+/// Half of a page past the old end of a file, and the new size.
 #[test]
 fn the_list_of_all_states_has_torn_pages_that_a_later_size_shows() {
     let disk = Disk::new();

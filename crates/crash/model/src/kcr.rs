@@ -4,19 +4,19 @@
 //! offset 0   8 bytes  "KEDGEKCR"
 //!        8   4 bytes  version (1), little-endian
 //!       12   4 bytes  CRC-32C of the 12 bytes before
-//!       16   records, one behind the other:
+//!             16   records, one after the other:
 //!            4 bytes  length n of the payload, at most 16 MiB
 //!            4 bytes  CRC-32C of the length and the payload
 //!            n bytes  one event, in postcard encoding
 //! ```
 //!
 //! A record is valid if it is whole, its checksum is right and its payload is one event and nothing
-//! else. A recording ends at the first record that is not valid: what comes before it is used, and
-//! [`Loaded::cut`] says where and why it ended. So a recorder that was killed leaves a recording
-//! that can be explored.
+//! else. A recording ends at the first record that is not valid: the records before it are used,
+//! and [`Loaded::cut`] says where and why it ended. So the recording of a killed recorder can still
+//! be explored.
 //!
-//! A record that is valid and says what no program can have done (the module `vet`) is no damage:
-//! somebody made it so. The whole recording is refused.
+//! A valid record whose event no program can have caused (the module `vet`) is no damage but a
+//! forgery, so the whole recording is refused.
 
 use crate::trace::{Event, Trace};
 use crate::vet::vet;
@@ -72,7 +72,7 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    /// Hands on what `out` holds back.
+    /// Writes buffered records to `out`.
     pub fn flush(&mut self) -> Result<(), KcrError> {
         Ok(self.out.flush()?)
     }
@@ -87,11 +87,11 @@ fn record_sum(len: &[u8], payload: &[u8]) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c(len), payload)
 }
 
-/// What could be read of a recording.
+/// The readable part of a recording.
 #[derive(Debug)]
 pub struct Loaded {
     pub trace: Trace,
-    /// Why it ended before its end, and at which byte.
+    /// Why reading stopped before the end of the file, and at which byte.
     pub cut: Option<(u64, &'static str)>,
 }
 
@@ -151,7 +151,7 @@ fn record(from: &mut impl Read, payload: &mut Vec<u8>) -> io::Result<Record> {
         return Ok(Record::Bad("a record has an impossible length"));
     }
     payload.clear();
-    // Grows with what is there, not with what the length claims.
+    // Allocates for the bytes present, not for the length claimed.
     if from.by_ref().take(len as u64).read_to_end(payload)? < len {
         return Ok(Record::Bad("it is cut off inside a record"));
     }
@@ -164,7 +164,7 @@ fn record(from: &mut impl Read, payload: &mut Vec<u8>) -> io::Result<Record> {
     }
 }
 
-/// Reads until `buf` is full or the input ends; the number of bytes read.
+/// Reads until `buf` is full or the input ends, and returns the number of bytes read.
 fn fill(from: &mut impl Read, buf: &mut [u8]) -> io::Result<usize> {
     let mut len = 0;
     while len < buf.len() {

@@ -45,7 +45,7 @@ fn a_recording_cut_anywhere_is_used_up_to_there() {
         assert_eq!(loaded.trace.events, trace().events[..loaded.trace.events.len()], "cut at {len}");
         whole += usize::from(loaded.cut.is_none());
     }
-    // Cuts between records cannot be told from an end.
+    // A cut between two records looks like a normal end.
     assert_eq!(whole, 5);
 }
 

@@ -1,5 +1,5 @@
-//! Crash tests for other people's programs: from the recording of what a program did to a file
-//! system, every state that a crash may leave, a verdict on each, and the persistence call that is
+//! Crash tests for other people's programs. From the recording of a program's calls to a file
+//! system: every state that a crash may leave, a verdict on each, and the persistence call that is
 //! missing.
 //!
 //! ```text

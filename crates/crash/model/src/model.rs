@@ -1,35 +1,35 @@
 //! What a file system may lose in a crash, as rules over [`Edit`](crate::edit::Edit)s.
 //!
-//! Each call is split into edits; an edit *needs* others: a crash state that has it has those. What
-//! no rule forbids is legal. The rules every model shares:
+//! Each call is split into edits. An edit may *need* others: a crash state that contains it
+//! contains those too. Every state that no rule forbids is legal. The rules that all models share:
 //!
 //! 1. A name needs the inode it names, and the earlier edit of the same name in the same directory.
 //! 2. Bytes need the inode, the earlier bytes of the same sectors (of the same page where pages are
 //!    never torn), and the last truncate, hole or shift of the file before them.
 //! 3. rename is one edit, but for files that change their directory under `btrfs` and `posix`: the
-//!    old name may stay beside the new one, never is there neither. Removing a directory needs all
-//!    earlier changes of its entries; moving a directory needs all earlier moves of directories.
+//!    old name may stay beside the new one; at least one of them exists. Removing a directory needs
+//!    all earlier changes of its entries; moving a directory needs all earlier moves of
+//!    directories.
 //! 4. Attributes need the earlier attributes of the inode, an xattr the earlier edit of its name.
 //! 5. A persistence call that failed promises nothing. On Linux the next one does not write what it
 //!    failed to write: the pages count as clean, on ext4, XFS and Btrfs alike (Rebello et al., "Can
 //!    Applications Recover from fsync Failures?", ATC 2020), and POSIX promises nothing else.
 //!
-//! Where documentation and code of a file system disagree, the documentation is what programs may
-//! rely on, and the model follows it; but a state that a file system was seen in is legal, whatever
-//! the documentation says. The sources of each model stand at its rules, and what no source was
-//! found for is called so. A model is a rule set, not a measurement: a state that it allows need
-//! not be one that a given kernel on a given disk can be brought to. `cargo xtask crash-reality`
-//! compares.
+//! Where documentation and code of a file system disagree, the model follows the documentation,
+//! since that is what programs may rely on; but a state that was observed is legal, whatever the
+//! documentation says. Each model lists its sources, and names what no source was found for. A
+//! model is a rule set, not a measurement: a state that it allows need not be one that a given
+//! kernel on a given disk can be brought to. `cargo xtask crash-reality` compares.
 
 /// Which metadata edits persist in which order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Any, as far as one does not need the other.
+    /// Any order that the needs of the edits allow.
     Free,
     /// One log: an edit of metadata needs all earlier ones, and so does a size that a write made.
     Log,
-    /// One log for what is committed by the way, and fsync persists an inode beside it, without
-    /// what came before.
+    /// One log for background commits; fsync persists an inode separately, without the edits before
+    /// it.
     Transaction,
     /// Everything, bytes included, in the order of the calls.
     Total,
@@ -44,11 +44,11 @@ pub struct Model {
     pub order: Order,
     /// The size that a write made needs the bytes of that page.
     pub size_needs_data: bool,
-    /// So it is also where the page held bytes before, and the write took no new block. Else such a
-    /// size needs only the write that took the block.
+    /// The same where the page held bytes before and the write allocated no block. If unset, such a
+    /// size needs only the write that allocated the block.
     pub size_in_old_block_needs_data: bool,
-    /// The size that a write made needs the smaller sizes before it: a file is cut off, it has no
-    /// holes of zeros.
+    /// The size that a write made needs the smaller sizes before it: a file may be too short, but
+    /// has no holes of zeros.
     pub size_in_order: bool,
     /// A rename over an existing file needs the bytes and sizes written to the renamed file before.
     pub rename_needs_data: bool,
@@ -59,14 +59,14 @@ pub struct Model {
     pub fsync_keeps_names: bool,
     /// A page written when power fails may hold some of its sectors only.
     pub torn_pages: bool,
-    /// A truncate inside a page writes zeros behind the new end, which may be there before the new
-    /// size.
+    /// A truncate inside a page writes zeros past the new end, which may be on the disk before the
+    /// new size.
     pub cut_zeroes_first: bool,
-    /// A file that is renamed into another directory gets the new name and then loses the old one.
-    /// Each is persisted with its directory, and a crash between them leaves both.
+    /// A rename into another directory adds the new name and then removes the old one. Each is
+    /// persisted with its directory, and a crash between them leaves both.
     pub rename_may_link: bool,
-    /// Bytes whose persistence call failed stay dirty: the next one that succeeds has written them.
-    /// Elsewhere it has not.
+    /// Bytes whose persistence call failed stay dirty: the next call that succeeds writes them. If
+    /// unset, it does not.
     pub failed_fsync_keeps: bool,
 }
 
@@ -89,8 +89,8 @@ const KEDGEFS: Model = Model {
 };
 
 /// Every edit needs the one before it. No file system promises it. A program that fails here fails
-/// on every file system: its calls themselves are in the wrong order, or nothing at all makes its
-/// promises durable.
+/// on every file system: its calls are in the wrong order, or none of them makes its promises
+/// durable.
 pub(crate) const STRICT: Model = Model {
     name: "strict",
     about: "everything in the order of the calls: what fails here fails everywhere",
@@ -107,7 +107,7 @@ pub(crate) const STRICT: Model = Model {
     failed_fsync_keeps: true,
 };
 
-/// ext4 with data=ordered as it is documented: delalloc, auto_da_alloc. So it is with the mount
+/// ext4 with data=ordered as documented: delalloc, auto_da_alloc. It behaves so with the mount
 /// option dioread_lock, and with kernels before 5.6.
 ///
 /// Sources: Linux Documentation/admin-guide/ext4.rst, data=ordered ("All data are forced directly
@@ -120,13 +120,13 @@ pub(crate) const STRICT: Model = Model {
 /// replace-by-truncate rule of auto_da_alloc starts the write when the file is closed and waits for
 /// nothing, so an empty file stays legal; closes are not recorded and the rule is not used.
 ///
-/// Data is forced out for the sake of the blocks that a transaction allocates. A write that makes a
+/// Ordered mode writes data only for blocks that the transaction allocates. A write that makes a
 /// file longer inside a block that it already has allocates none: its size waits for no bytes, and
 /// zeros show (fs/ext4/inode.c, ext4_da_write_end; seen by `cargo xtask crash-reality`). Looser
 /// than that: a page that is a hole before the file's end counts as a block.
 ///
-/// Nothing documented orders the sizes of one file: pages behind others may be written first, and
-/// zeros show before them. That an fsync persists the metadata before a write in place rests on the
+/// Nothing documented orders the sizes of one file: later pages may be written first, and zeros
+/// show before them. That an fsync persists the metadata before a write in place rests on the
 /// write's time stamp: mount option lazytime, or two writes in one tick of the clock, take it away,
 /// and no document promises it.
 const EXT4_ORDERED: Model = Model {
@@ -160,8 +160,8 @@ const EXT4: Model = Model {
 
 /// ext4 with data=writeback. The rules are those of `ext4`; the bytes that are missing may be what
 /// the blocks held before ("can potentially leave stale data exposed in recently written files"),
-/// which no state that is built here has. Who takes stale bytes for good takes zeros for good,
-/// unless zeros are what it looks for.
+/// which no state that is built here has. A program that accepts stale bytes also accepts zeros,
+/// unless it checks for zeros.
 ///
 /// Source: ext4.rst: "Data ordering is not preserved, data may be written into the main file system
 /// after its metadata has been committed to the journal".
@@ -191,7 +191,7 @@ const XFS: Model = Model {
 };
 
 /// Btrfs: a transaction is a prefix of all metadata; fsync logs one inode, with its new names and
-/// the new directories above it, without what came before in other places. Bytes are never
+/// the new directories above it, without earlier metadata of other inodes. Bytes are never
 /// overwritten in place, and each block has a checksum: no torn page. Renaming starts the write of
 /// the bytes and does not wait.
 ///
@@ -205,7 +205,7 @@ const XFS: Model = Model {
 /// its head ("directory trouble cases") and btrfs_log_inode_parent; commit d4682ba03ef6, "Btrfs:
 /// sync log after logging new name" (new names and new ancestors are in the log); Mohan et al.,
 /// "Finding Crash-Consistency Bugs with Bounded Black-Box Crash Testing", OSDI 2018. Not found in
-/// any document: what a truncate inside a page writes when.
+/// any document: in which order a truncate inside a page writes.
 const BTRFS: Model = Model {
     name: "btrfs",
     about: "Btrfs: transactions in order, fsync logs one inode beside them, whole blocks",
@@ -222,10 +222,10 @@ const BTRFS: Model = Model {
     failed_fsync_keeps: false,
 };
 
-/// The least that POSIX leaves standing once rename inside a directory is held to be atomic: fsync
+/// The least that POSIX guarantees once rename inside a directory is taken to be atomic: fsync
 /// persists one inode, its names need an fsync of their directory, and everything else may be
-/// missing in any combination. It allows what the other models allow, but for the order that they
-/// have.
+/// missing in any combination. It allows every state that the other models allow, except that it
+/// adds no order of its own.
 ///
 /// Sources: POSIX.1-2024, fsync() and fdatasync(), rationale; Pillai et al., "All File Systems Are
 /// Not Created Equal", OSDI 2014 (the abstract persistence model of ALICE); fsync(2) ("does not
@@ -246,7 +246,7 @@ const POSIX: Model = Model {
     failed_fsync_keeps: false,
 };
 
-/// All, from the strictest to the loosest.
+/// All models, from the strictest to the loosest.
 pub const MODELS: [Model; 8] = [STRICT, KEDGEFS, EXT4_ORDERED, XFS, BTRFS, EXT4, EXT4_WRITEBACK, POSIX];
 
 impl Model {

@@ -1,24 +1,24 @@
-//! The edits of a recording by what they change.
+//! Groups the edits of a recording by what they change.
 //!
-//! An edit of a file's content or attributes changes that file and nothing else. Edits of names may
-//! change two directories at once, so all directories together are one *part*, and each file is
-//! one. Parts do not look at one another: a state that differs from another in a few edits differs
-//! in the parts of these alone, and only they have to be made anew.
+//! An edit of a file's content or attributes changes only that file. An edit of names may change
+//! two directories at once, so all directories together are one *part*, and each file is one. Parts
+//! are independent: a state that differs from another in a few edits differs only in the parts of
+//! these, and only they have to be rebuilt.
 
 use crate::edit::{Edit, Meta};
 use crate::split::Micro;
 use crate::state::{Body, ROOT, State};
 use std::collections::{BTreeSet, HashMap};
 
-/// The number of the part that all directories are.
+/// The part of all directories.
 pub(crate) const DIRS: u32 = 0;
 
 pub(crate) struct Parts {
-    /// For each edit its part.
+    /// The part of each edit.
     of: Vec<u32>,
-    /// For each part its edits, in the order of the recording.
+    /// The edits of each part, in the order of the recording.
     edits: Vec<Vec<u32>>,
-    /// For each part its inodes: one file, or all directories.
+    /// The inodes of each part: one file, or all directories.
     inodes: Vec<Vec<u64>>,
 }
 

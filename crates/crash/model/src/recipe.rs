@@ -1,11 +1,11 @@
-//! How a crash state is made, and its name.
+//! The recipe of a crash state, and its name.
 //!
 //! | name | the state |
 //! |---|---|
 //! | `120` | after the first 120 events, nothing lost |
-//! | `120.durable` | only what persistence calls had covered |
-//! | `120.lose-45-46` | edits 45 and 46 lost, and all that needs them |
-//! | `120.keep-45` | what was durable, and edit 45 with all it needs |
+//! | `120.durable` | only what persistence calls had made durable |
+//! | `120.lose-45-46` | without edits 45 and 46, and all that needs them |
+//! | `120.keep-45` | the durable edits, and edit 45 with all it needs |
 //! | `120.seed-7f3a` | a random choice |
 //! | `120.torn-45-0-1` | of the page that edit 45 writes, sectors 0 to 1 (without 1) written; may follow any of these |
 
@@ -22,7 +22,7 @@ pub enum Pick {
     Sample(u64),
 }
 
-/// One data edit of which some sectors are on the disk.
+/// A data edit of which only some sectors are on the disk.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Torn {
     pub micro: u32,
@@ -32,7 +32,7 @@ pub struct Torn {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Recipe {
-    /// The crash point: how many events had happened.
+    /// The crash point: the number of events before it.
     pub at: u32,
     pub pick: Pick,
     pub torn: Option<Torn>,

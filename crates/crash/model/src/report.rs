@@ -1,4 +1,4 @@
-//! What a run found: for people at a terminal, for programs, for CI servers, and as a page.
+//! The results of a run as text for a terminal, JSON, JUnit XML for CI servers, and an HTML page.
 
 mod html;
 mod junit;
@@ -11,10 +11,10 @@ use kedge_base::{is_acted_upon, printable};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// Callers of a call that are shown.
+/// Callers shown for a call.
 const FRAMES_MAX: usize = 8;
 
-/// A report with what it is about.
+/// A report and its context.
 pub struct Told<'a> {
     pub report: &'a Report,
     pub trace: &'a Trace,
@@ -22,12 +22,12 @@ pub struct Told<'a> {
     pub name: &'a str,
     /// The checker, as the user gave it.
     pub checker: &'a str,
-    /// Why the recording ended before its end.
+    /// Why reading the recording stopped before its end.
     pub cut: Option<&'a str>,
 }
 
 impl Told<'_> {
-    /// How much was tried, and why no more.
+    /// How much was tried, and why the search ended.
     pub fn coverage(&self) -> String {
         let outcome = &self.report.outcome;
         let systematic = match outcome.unreached {
@@ -44,7 +44,7 @@ impl Told<'_> {
         }
     }
 
-    /// One line: the verdict.
+    /// The verdict in one line.
     pub fn verdict(&self) -> String {
         let (report, outcome) = (self.report, &self.report.outcome);
         let states = count(outcome.states, "distinct crash state");
@@ -73,7 +73,7 @@ impl Told<'_> {
         }
     }
 
-    /// What all missing calls together would do.
+    /// The effect of all missing calls together.
     pub fn mended(&self) -> Option<String> {
         let (states, failing) = self.report.mended?;
         let calls = self.report.failures.iter().map(|f| f.fixes.len() as u64).sum();
@@ -85,7 +85,7 @@ impl Told<'_> {
         })
     }
 
-    /// What the run took: search and explaining apart.
+    /// The time of the run: search and explaining separately.
     pub fn took(&self) -> String {
         let (outcome, explaining) = (&self.report.outcome, &self.report.explaining);
         let search = format!(
@@ -101,7 +101,7 @@ impl Told<'_> {
         }
     }
 
-    /// That explaining was ended by its limit, and what was left.
+    /// That explaining reached its limit, and what was left unexplained.
     pub fn explaining_cut(&self) -> Option<String> {
         let limit = self.report.explaining.cut_at?;
         let left = match self.report.unexplained {
@@ -114,7 +114,8 @@ impl Told<'_> {
         ))
     }
 
-    /// For people, at a terminal: names, stacks and what the checker printed may be anybody's.
+    /// Text for a terminal. Control characters are escaped: names, stacks and the checker's output
+    /// are untrusted.
     pub fn text(&self) -> String {
         printable(&self.plain_text())
     }
@@ -161,7 +162,7 @@ impl Told<'_> {
         text
     }
 
-    /// For programs. Members are only ever added.
+    /// JSON for programs. Members are only ever added.
     pub fn json(&self) -> Value {
         let outcome = &self.report.outcome;
         json!({
@@ -193,23 +194,23 @@ impl Told<'_> {
         })
     }
 
-    /// The same as text. It may go to a terminal, too, so all that one would act upon is escaped.
+    /// The JSON as text. It may be printed to a terminal, so control characters are escaped.
     pub fn json_text(&self) -> String {
         escape_json(&format!("{:#}\n", self.json()))
     }
 
-    /// For CI servers.
+    /// XML for CI servers.
     pub fn junit(&self) -> String {
         junit::render(self)
     }
 
-    /// One self-contained page.
+    /// A self-contained HTML page.
     pub fn html(&self) -> String {
         html::render(self, &Paths::of(self.trace))
     }
 }
 
-/// JSON that says the same without control characters. They stand in strings only.
+/// Equivalent JSON without control characters. They occur only in strings.
 pub fn escape_json(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for c in json.chars() {
@@ -222,8 +223,8 @@ pub fn escape_json(json: &str) -> String {
     out
 }
 
-/// Text inside an element or attribute of XML or HTML. Characters that XML does not have, and those
-/// that turn the order of a line, are shown as a box.
+/// Text inside an element or attribute of XML or HTML. Characters that XML does not allow, and
+/// those that reorder a line (bidi), become a box.
 fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

@@ -39,7 +39,7 @@ fn nothing_that_a_program_wrote_becomes_markup() {
     assert!(!xml.contains("<it>") && !xml.contains('\u{1}'), "{xml}");
 }
 
-/// Sequences of a terminal in names, in what the checker says and in what the user was told.
+/// Terminal escape sequences in names, in the checker's output and in marks.
 #[test]
 fn no_report_has_a_character_that_a_terminal_acts_upon() {
     let disk = Disk::new();
@@ -63,7 +63,7 @@ fn no_report_has_a_character_that_a_terminal_acts_upon() {
 
 #[test]
 fn a_failure_stands_beside_the_last_good_state() {
-    // Complete: the file is overwritten in two steps, between which it does not pass.
+    // The complete state: the file is overwritten in two steps, and between them the check fails.
     let disk = Disk::new();
     let file = disk.create("f").unwrap();
     file.write_at(0, b"old old").unwrap();
@@ -153,7 +153,7 @@ fn a_checker_that_fails_without_a_crash_is_no_verdict_on_crashes() {
     assert!(told.junit().contains("<error ") && told.junit().contains("errors=\"1\""));
 }
 
-/// A check of each of these takes 5 ms at least, and each crash state but the complete one fails.
+/// Each check takes at least 5 ms, and every crash state but the complete one fails.
 fn slow_campaign(
     explain: Option<std::time::Duration>,
     hear: Option<crate::run::Hear<'_>>,
@@ -211,7 +211,7 @@ fn search_and_explaining_are_counted_apart_and_announced() {
 
 #[test]
 fn a_limit_on_explaining_holds_and_is_said_where_it_cut() {
-    // No check begins after the limit, and each takes 5 ms at least: no more fit.
+    // No check begins after the limit and each takes at least 5 ms, so no more than these fit.
     let limit = std::time::Duration::from_millis(50);
     let (report, trace, _) = slow_campaign(Some(limit), None);
     assert!((1..=11).contains(&report.explaining.checks), "{:?}", report.explaining);
@@ -221,7 +221,7 @@ fn a_limit_on_explaining_holds_and_is_said_where_it_cut() {
     for text in [told_of.text(), told_of.junit(), told_of.html(), told_of.json().to_string()] {
         assert!(text.contains(sentence), "{text}");
     }
-    // What was not looked for is not said to be absent.
+    // The report does not claim that a fix is absent if it was not searched for.
     for failure in report.failures.iter().filter(|f| f.fixes.is_empty()) {
         assert!(failure.is_cut && !failure.sentence.contains("No single persistence call"), "{failure:?}");
     }

@@ -1,8 +1,8 @@
-//! Tries crash states until the budget ends, and says honestly what was covered.
+//! Tries crash states until the budget ends, and reports what was covered.
 //!
 //! Recipes are taken and their states built under one lock, so that the states tried depend on
-//! recording, model, seed and a budget counted in states, never on how threads were scheduled.
-//! Checkers run beside one another.
+//! recording, model, seed and a budget counted in states, never on thread scheduling. Checkers run
+//! in parallel.
 
 use crate::explore::Plan;
 use crate::history::History;
@@ -16,32 +16,32 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// So many recipes in a row that gave nothing new: there is nothing new to find by chance.
+/// After this many recipes in a row without a new state, random search stops.
 const STALE_MAX: u64 = 5000;
-/// So many failing states are kept for the report; all are counted.
+/// Failing states kept for the report; all are counted.
 const FAILURES_KEPT_MAX: usize = 200;
 
-/// A search that had a limit of time may take as long again to explain what it found, and no less
-/// than this, if no limit was set for that.
+/// If no limit was set for explaining, it may take as long as the search's time limit, but at least
+/// this.
 const EXPLAIN_MIN: Duration = Duration::from_secs(30);
 
 /// A crash state to be judged.
 pub struct Case<'a> {
     pub recipe: &'a Recipe,
     pub state: &'a State,
-    /// What the user had been told.
+    /// The marks before the crash.
     pub told: &'a [&'a str],
-    /// Which of the checkers that run side by side this is, from 0.
+    /// Which of the parallel checkers this is, from 0.
     pub job: usize,
 }
 
-/// What a checker thinks of a state.
+/// A checker's verdict on a state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     Good,
-    /// The program does not recover, or broke a promise; why.
+    /// The program does not recover, or broke a promise; with the reason.
     Bad(String),
-    /// The state could not be judged: this is nobody's verdict on the program.
+    /// The state could not be judged; this is no verdict on the program.
     Broken(String),
 }
 
@@ -57,17 +57,17 @@ impl<F: Fn(&Case<'_>) -> Verdict + Sync> Checker for F {
 
 #[derive(Clone, Debug)]
 pub struct Budget {
-    /// Distinct states.
+    /// Limit of distinct states.
     pub states: Option<u64>,
     pub time: Option<Duration>,
-    /// For explaining what was found. `None`: as long as the search may take, and 30 seconds at
-    /// least.
+    /// Limit of time for explaining. `None`: as long as the search's limit, and at least 30
+    /// seconds.
     pub explain: Option<Duration>,
-    /// Stop at so many failing states.
+    /// Stop after this many failing states.
     pub failures: Option<u64>,
     pub seed: u64,
     pub jobs: usize,
-    /// When it is set, the search ends at once.
+    /// When set, the search ends at once.
     pub stop: Arc<AtomicBool>,
 }
 
@@ -86,14 +86,14 @@ impl Default for Budget {
 }
 
 impl Budget {
-    /// How long explaining may take.
+    /// The time limit for explaining.
     pub(crate) fn explain_time(&self) -> Option<Duration> {
         self.explain.or_else(|| self.time.map(|t| t.max(EXPLAIN_MIN)))
     }
 
-    /// For a search with a missing call put in: so many states, and no more than the user wanted to
-    /// spend on the program as it is. A checker may take seconds. The time is that of explaining,
-    /// which the checker keeps ([`crate::explaining`]).
+    /// A budget for a search with a missing call inserted: at most `most` states, and no more than
+    /// the user allowed for the search itself, since a check may take seconds. The time limit is
+    /// that of explaining, which the checker enforces ([`crate::explaining`]).
     pub(crate) fn of_states(&self, most: u64) -> Budget {
         let states = self.states.map_or(most, |states| states.min(most));
         Budget { states: Some(states), time: None, failures: None, ..self.clone() }
@@ -103,12 +103,12 @@ impl Budget {
 /// Why the search ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// The systematic states are all tried, and chance finds nothing new.
+    /// All systematic states were tried, and random ones repeat.
     Covered,
     States,
     Time,
     Failures,
-    /// Somebody asked for it.
+    /// The caller asked for it.
     Stopped,
     /// A state could not be judged, see [`Outcome::broken`].
     Broken,
@@ -118,22 +118,22 @@ pub enum Ended {
 pub struct Failure {
     pub recipe: Recipe,
     pub message: String,
-    /// The how-manieth state it was.
+    /// The ordinal of the state in the search.
     pub number: u64,
 }
 
-/// What a search found.
+/// The result of a search.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// Different states judged.
+    /// Distinct states judged.
     pub states: u64,
-    /// Recipes taken; the rest led to states that had been judged.
+    /// Recipes taken; the others led to states already judged.
     pub recipes: u64,
     /// Systematic recipes, and how many of them the budget did not reach.
     pub planned: u64,
     pub unreached: u64,
     pub failing: u64,
-    /// The first of the failing ones, in the order they were tried.
+    /// The first failing states, in the order in which they were tried.
     pub failures: Vec<Failure>,
     pub ended: Ended,
     pub broken: Option<String>,
@@ -141,7 +141,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Nothing failed and nothing systematic was left out.
+    /// Nothing failed and every systematic state was tried.
     pub fn is_whole(&self) -> bool {
         self.unreached == 0 && self.broken.is_none()
     }
@@ -153,24 +153,24 @@ pub enum Phase {
     Explain,
 }
 
-/// How far a run has come.
+/// The progress of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
     pub phase: Phase,
-    /// States judged by the search, or runs of the checker while it explains.
+    /// States judged by the search, or runs of the checker during explaining.
     pub checked: u64,
     /// Failing states that the search found.
     pub failing: u64,
-    /// Since the phase began.
+    /// Time since the phase began.
     pub time: Duration,
 }
 
-/// Hears how far a run has come.
+/// Receives the progress of a run.
 pub type Hear<'a> = &'a (dyn Fn(Progress) + Sync);
 
 struct Source<'a> {
     plan: Plan<'a>,
-    /// States that were taken: what is seen, and how much the user had been told.
+    /// States that were taken: the visible content, and the number of marks before the crash.
     seen: HashSet<(Digest, usize)>,
     states: u64,
     recipes: u64,
@@ -181,7 +181,7 @@ struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// The state that was taken last, or one taken with it, has no verdict.
+    /// The last state taken, or one taken with it, has no verdict.
     fn end_without_verdict(&mut self, why: Ended) {
         self.states -= 1;
         self.unjudged += 1;
@@ -287,7 +287,7 @@ impl Search<'_> {
         }
     }
 
-    /// The next state that nobody has judged.
+    /// The next state that has not been judged.
     fn next(
         &self,
         source: &mut Source<'_>,
@@ -301,8 +301,8 @@ impl Search<'_> {
             if source.ended.is_some() {
                 return None;
             }
-            // The complete states are tried first: if one of them fails, the checker is not about
-            // crashes.
+            // The complete states are tried first: if one fails, the checker's failures are not due
+            // to crashes.
             let recipe = match source.recipes {
                 0 => Recipe::new(*self.history.points().end(), Pick::All),
                 _ => source.plan.next(),

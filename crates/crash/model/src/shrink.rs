@@ -1,8 +1,8 @@
-//! Makes a failing state as small as it can be told.
+//! Reduces a failing state to its smallest form.
 //!
-//! A state is told by what it lacks. Lost edits are given back, halves first, as long as the
-//! checker still fails; then the crash is moved forward in time. What is left: no single one of the
-//! lost calls can be given back.
+//! A state is described by what it lacks. Lost edits are restored, halves first, as long as the
+//! checker still fails; then the crash is moved to an earlier event. In the result no single lost
+//! call can be restored without the failure going away.
 
 use crate::history::History;
 use crate::recipe::{Pick, Recipe};
@@ -10,21 +10,21 @@ use crate::run::{Case, Checker, Verdict};
 use crate::trace::Trace;
 use std::cell::Cell;
 
-/// Checkers are programs that take their time.
+/// A limit, since a check may take seconds.
 const CHECKS_MAX: u32 = 150;
-/// Moments before a crash that are compared with it.
+/// Moments before a crash that are compared with the state.
 const PREFIXES_MAX: usize = 500;
 
 /// A failing state in its smallest form.
 #[derive(Clone, Debug)]
 pub struct Shrunk {
     pub recipe: Recipe,
-    /// The edits whose loss takes all others with it.
+    /// The edits whose loss implies the loss of all others.
     pub roots: Vec<u32>,
     pub message: String,
-    /// Checks it took.
+    /// Checks that shrinking took.
     pub checks: u32,
-    /// The limit of checks came first.
+    /// The limit of checks was reached.
     pub is_cut: bool,
 }
 
@@ -40,8 +40,8 @@ impl<'a> Shrinker<'a> {
         Shrinker { trace, history, checker, checks: Cell::new(0) }
     }
 
-    /// Why the state fails; `None`: it does not, or it cannot be judged, or there were checks
-    /// enough.
+    /// Why the state fails. `None`: it passes, it cannot be judged, or the limit of checks was
+    /// reached.
     fn fails(&self, recipe: &Recipe) -> Option<String> {
         if self.checks.get() >= CHECKS_MAX {
             return None;
@@ -78,8 +78,8 @@ impl<'a> Shrinker<'a> {
         Shrunk { recipe: best.0, roots, message: best.1, checks: self.checks.get(), is_cut }
     }
 
-    /// The moment, if there is one, that looks like the state when nothing is lost; or the one
-    /// before the first lost call.
+    /// The moment without losses whose tree equals the state, if there is one; or the moment before
+    /// the first lost call.
     fn as_prefix(&self, recipe: &Recipe) -> Option<(Recipe, String)> {
         let digest = self.history.state(recipe).digest();
         let first_lost = self.history.lost(recipe).first().map(|n| self.history.micros[*n as usize].event);
@@ -90,7 +90,7 @@ impl<'a> Shrinker<'a> {
         [same, before].into_iter().flatten().find_map(|r| self.fails(&r).map(|message| (r, message)))
     }
 
-    /// A tear that is not needed is left out.
+    /// Drops the tear if the state fails without it.
     fn try_whole_page(&self, best: &mut (Recipe, String)) {
         if best.0.torn.is_some() {
             let whole = Recipe { torn: None, ..best.0.clone() };
@@ -100,7 +100,7 @@ impl<'a> Shrinker<'a> {
         }
     }
 
-    /// Names the state by what it lacks, however it was found.
+    /// Names the state by its lost edits, however it was found.
     fn by_roots(&self, best: &mut (Recipe, String), roots: &[u32]) {
         if matches!(best.0.pick, Pick::All | Pick::Lose(_)) {
             return;
@@ -123,8 +123,6 @@ impl<'a> Shrinker<'a> {
             while from < roots.len() {
                 let mut fewer = roots.clone();
                 fewer.drain(from..(from + part).min(roots.len()));
-                // What a lost edit took with it may have been what mattered: losing that alone is
-                // tried too.
                 let smaller = recipe(&fewer, &best.0);
                 match self.fails(&smaller) {
                     Some(message) => {
@@ -139,7 +137,8 @@ impl<'a> Shrinker<'a> {
         self.lose_later_part(best, roots);
     }
 
-    /// For each root: instead of it, only what it took with it.
+    /// For each root: tries to restore it and lose only the edits that need it, which may be what
+    /// matters.
     fn lose_later_part(&self, best: &mut (Recipe, String), roots: &mut Vec<u32>) {
         let mut tried = 0;
         while tried < roots.len() {
@@ -162,7 +161,7 @@ impl<'a> Shrinker<'a> {
         }
     }
 
-    /// A crash that comes earlier leaves fewer calls to look at.
+    /// Moves the crash earlier, which leaves fewer calls to read.
     fn crash_earlier(&self, best: &mut (Recipe, String), roots: &[u32]) {
         if matches!(best.0.pick, Pick::Sample(_)) {
             return;
@@ -170,7 +169,7 @@ impl<'a> Shrinker<'a> {
         let first = roots.iter().map(|n| self.history.micros[*n as usize].event + 1).max();
         let torn = best.0.torn.as_ref().map(|t| self.history.micros[t.micro as usize].event + 1);
         let first = first.max(torn).unwrap_or(*self.history.points().start());
-        // Downwards by halves of what is left, then one by one.
+        // Steps backwards by halves, then by one.
         let mut step = (best.0.at.saturating_sub(first)).div_ceil(2);
         while step > 0 && best.0.at > first {
             let at = best.0.at.saturating_sub(step).max(first);

@@ -1,8 +1,7 @@
-//! An array with holes whose copies share what they have in common.
+//! A sparse array whose copies share unchanged leaves.
 //!
-//! Copying costs one pointer for each leaf of 64 places that is in use, and changing a place copies
-//! its leaf once. So a crash state costs what it differs in from the one it was made of, not what
-//! it holds.
+//! Copying costs one pointer for each used leaf of 64 places, and changing a place copies its leaf
+//! once. So a crash state costs what differs from its source, not its size.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -39,7 +38,7 @@ impl<T> Sparse<T> {
         leaf.binary_search_by_key(&place, |e| e.0).ok().map(|i| &leaf[i].1)
     }
 
-    /// The place for changing, which may be shared with copies: the caller uses [`Arc::make_mut`].
+    /// The place to change. It may be shared with copies: the caller uses [`Arc::make_mut`].
     pub fn get_mut(&mut self, at: u64) -> Option<&mut Arc<T>> {
         let (leaf, place) = split(at);
         let leaf = self.leaves.get_mut(&leaf)?;
@@ -67,7 +66,7 @@ impl<T> Sparse<T> {
         }
     }
 
-    /// What is in use from `from` on, in order.
+    /// The used places from `from` on, in order.
     pub fn range(&self, from: u64) -> impl Iterator<Item = (u64, &Arc<T>)> {
         self.leaves
             .range(from / LEAF..)
@@ -82,7 +81,7 @@ impl<T> Sparse<T> {
         self.remove_range(from, u64::MAX);
     }
 
-    /// Drops what lies in `from..to`.
+    /// Drops the places in `from..to`.
     pub fn remove_range(&mut self, from: u64, to: u64) {
         let gone: Vec<u64> = self.range(from).map(|(at, _)| at).take_while(|at| *at < to).collect();
         for at in gone {

@@ -1,7 +1,7 @@
-//! Splits calls into edits, and says which edits each needs.
+//! Splits calls into edits, and records which edits each one needs.
 //!
-//! One pass over the recording. What is kept for each inode is the newest edit of each of its
-//! parts, so that an edit needs a few others directly and the rest through them.
+//! One pass over the recording. For each inode the newest edit of each of its parts is kept, so
+//! that an edit needs a few others directly and the rest through them.
 
 use crate::edit::{Edit, Meta, Slice};
 use crate::model::{Model, Order};
@@ -16,22 +16,23 @@ const SECTORS: usize = PAGE / SECTOR;
 /// An edit in a recording.
 #[derive(Clone, Debug)]
 pub struct Micro {
-    /// The number of the call it is a part of.
+    /// The number of the call that it is part of.
     pub event: u32,
     pub edit: Edit,
-    /// Edits without which this one cannot be there.
+    /// Edits that every state with this one contains.
     pub needs: SmallVec<[u32; 4]>,
-    /// The edit before it in the file system's log. Beside `needs`, because fsync may pass by it.
+    /// The edit before it in the file system's log. Separate from `needs`, because fsync may bypass
+    /// it.
     pub after: Option<u32>,
 }
 
-/// What is known of an inode while the recording is read.
+/// The state of an inode at this place of the recording.
 #[derive(Debug, Default)]
 struct Known {
     is_dir: bool,
     size: u64,
     inode: Option<u32>,
-    /// The last edit that changed which bytes there are: truncate, hole, shift.
+    /// The last edit that moved or removed bytes: truncate, hole, shift.
     barrier: Option<u32>,
     grown: Option<u32>,
     /// The last shift, which needs all edits before it.
@@ -41,15 +42,15 @@ struct Known {
     /// For each page the newest edit of each of its sectors. Where pages are never torn, all
     /// sectors of a page are one.
     pages: HashMap<u64, [Option<u32>; SECTORS]>,
-    /// For each page beyond the old end of the file the bytes that made it take a block.
+    /// For each page past the old end of the file, the data edit that allocated its block.
     took_block: HashMap<u64, u32>,
     /// Bytes and sizes that no rename has waited for.
     unflushed: Vec<u32>,
     /// Edits of the inode itself that nothing has made persistent yet.
     own: Vec<u32>,
-    /// The same of its names.
+    /// The same for edits of its names.
     names: Vec<u32>,
-    /// The same of a directory's entries.
+    /// The same for a directory's entries.
     entries: Vec<u32>,
     /// A directory's newest edit of each name.
     newest: BTreeMap<Name, u32>,
@@ -61,7 +62,7 @@ pub struct Splitter {
     known: HashMap<u64, Known>,
     logged: Option<u32>,
     dir_moves: Option<u32>,
-    /// Bytes and sizes that a failed persistence call took for clean: no later one writes them.
+    /// Bytes and sizes that a failed persistence call marked clean: no later call writes them.
     pub given_up: HashSet<u32>,
     event: u32,
 }
@@ -82,7 +83,7 @@ impl Splitter {
         }
     }
 
-    /// Forgets all edits: what they made is there for good.
+    /// Forgets all edits: their effect is permanent.
     pub fn settle(&mut self) -> Vec<Micro> {
         for known in self.known.values_mut() {
             *known = Known { is_dir: known.is_dir, size: known.size, ..Known::default() };
@@ -94,7 +95,7 @@ impl Splitter {
     }
 
     /// The numbers of edits that an fsync of `ino` persists by itself, not counting what they need.
-    /// They are taken from the lists: the caller makes them persistent.
+    /// They leave the lists: the caller marks them persistent.
     pub fn take_synced(&mut self, ino: u64, datasync: bool, since: u64) -> Vec<u32> {
         let mut taken = Vec::new();
         let mut todo = vec![(ino, true)];
@@ -126,8 +127,8 @@ impl Splitter {
         taken
     }
 
-    /// A persistence call failed (`None`: of the whole file system). Linux then takes the pages for
-    /// clean, so that the next one neither writes them nor fails.
+    /// A persistence call failed (`None`: on the whole file system). Linux then marks the pages
+    /// clean, so that the next call neither writes them nor fails.
     pub fn give_up(&mut self, ino: Option<u64>, since: u64) {
         let micros = &self.micros;
         let is_lost = |n: &u32| {
@@ -227,7 +228,7 @@ impl Splitter {
         known.is_dir = meta.kind() == Meta::DIR;
     }
 
-    /// What an edit of a name needs: the one before it, and the directory.
+    /// What an edit of a name needs: the previous edit of that name, and the directory.
     fn name_needs(&mut self, dir: u64, name: &Name) -> Needs {
         self.needs(dir, |d| [d.newest.get(name).copied(), d.inode])
     }
@@ -299,7 +300,8 @@ impl Splitter {
         self.set_newest(new.0, new_name, n);
     }
 
-    /// The new name and the end of the old one, each with the fsync of its own directory.
+    /// Adds the new name and removes the old one as two edits, each persisted by the fsync of its
+    /// own directory.
     fn rename_as_link(&mut self, old: (u64, &[u8]), new: (u64, &[u8]), ino: u64) {
         self.add_name(new.0, new.1, ino);
         let name: Name = Arc::from(old.1);
@@ -332,8 +334,8 @@ impl Splitter {
         }
     }
 
-    /// Bytes inside one page. They need the earlier ones of the same sectors: the rest of a page
-    /// can be torn off.
+    /// Bytes inside one page. They need the earlier bytes of the same sectors only: the rest of a
+    /// page can be torn.
     fn bytes(&mut self, ino: u64, page: u64, at: usize, bytes: Slice, whole: Option<Arc<Page>>) -> u32 {
         let end = at + bytes.as_slice().len();
         let sectors = match self.model.torn_pages {
@@ -353,7 +355,7 @@ impl Splitter {
         n
     }
 
-    /// A write of edit `data` made the file `size` long.
+    /// Write `data` extended the file to `size`.
     fn grow(&mut self, ino: u64, size: u64, data: u32) {
         let mut needs = self.needs(ino, |k| [k.barrier.or(k.inode)]);
         let took_block = self.of(ino).took_block.get(&(size.saturating_sub(1) / PAGE as u64)).copied();
@@ -372,7 +374,7 @@ impl Splitter {
         known.unflushed.push(n);
     }
 
-    /// After an edit that changed which bytes there are.
+    /// Records an edit that moved or removed bytes.
     fn fence(&mut self, ino: u64, n: u32, size: u64) {
         let known = self.of(ino);
         known.barrier = Some(n);
@@ -394,8 +396,8 @@ impl Splitter {
         self.fence(ino, n, size);
     }
 
-    /// A file that is cut inside a page gets zeros behind its new end. They are written as bytes
-    /// are, and may be there while the size is still the old one.
+    /// A truncate inside a page zeroes the bytes past the new end. The zeros are written like data,
+    /// and may be on the disk before the new size.
     fn zero_tail(&mut self, ino: u64, size: u64) {
         let (page, at) = (size / PAGE as u64, (size % PAGE as u64) as usize);
         let old = self.of(ino).size.saturating_sub(page * PAGE as u64).min(PAGE as u64) as usize;
@@ -423,8 +425,8 @@ impl Splitter {
                     Space::Collapse => (end, offset, size.saturating_sub(len)),
                     _ => (offset, end, size.saturating_add(len)),
                 };
-                // All before it, through the shift before it: a recording of many shifts would
-                // need the square of their number else.
+                // All edits before it, the older ones through the previous shift: otherwise many
+                // shifts would cost quadratic space.
                 let known = self.of(ino);
                 let since = known.shifted;
                 let newer = known.own.iter().copied().filter(|n| since.is_none_or(|since| *n > since));
@@ -432,8 +434,7 @@ impl Splitter {
                 let n = self.push(Edit::Shift { ino, from, to, size }, needs);
                 self.of(ino).shifted = Some(n);
                 self.fence(ino, n, size);
-                // It needs all bytes before it: where they were makes no difference to what
-                // follows.
+                // The shift needs all bytes before it, so the pages they were in no longer matter.
                 self.of(ino).took_block.clear();
             }
         }
@@ -448,7 +449,7 @@ impl Splitter {
     }
 }
 
-/// What fdatasync may leave out.
+/// Whether fdatasync may skip the edit.
 fn is_soft(edit: &Edit) -> bool {
     matches!(edit, Edit::Attr { .. } | Edit::Xattr { .. } | Edit::Touch { .. })
 }

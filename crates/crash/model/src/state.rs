@@ -1,8 +1,8 @@
 //! A directory tree in memory, cheap to copy, to which [`Edit`]s are applied.
 //!
-//! An edit applies to any tree: what it names may be missing, because a crash state is a choice of
-//! edits. Which choices are legal is not decided here but by [`crate::History`]. Nothing here fails
-//! and nothing is read from outside.
+//! An edit applies to any tree: the inodes it names may be missing, because a crash state is a
+//! choice of edits. [`crate::History`] decides which choices are legal. Nothing here fails, and
+//! nothing here reads from outside.
 
 use crate::edit::{Edit, Meta};
 use crate::sparse::Sparse;
@@ -16,12 +16,12 @@ pub const PAGE: usize = 4096;
 pub const SECTOR: usize = 512;
 /// Inode number of the root directory.
 pub const ROOT: u64 = 1;
-/// A tree deeper than this is cut off when it is walked: no real one is, and a damaged recording
-/// must not exhaust the stack.
+/// A walk stops at this depth: no real tree is deeper, and a damaged recording must not exhaust the
+/// stack.
 const DEPTH_MAX: usize = 1024;
 
 pub type Name = Arc<[u8]>;
-/// Of the visible content. 128 bits: states are taken for equal when these are.
+/// Digest of the visible content. With 128 bits, states with equal digests are taken to be equal.
 pub type Digest = u128;
 
 /// One page of a file, with the digest of its bytes.
@@ -55,11 +55,11 @@ impl Page {
     }
 }
 
-/// Bytes that are all zero have the digest of a page that is missing: they read the same.
+/// The digest of a missing page, and of a page of zeros: both read the same.
 const ZEROS: Digest = 0;
 
-/// Looked at in whole lines of a cache, which the compiler turns into a few instructions each: byte
-/// by byte it would cost more than the digest.
+/// Compares whole cache lines, which the compiler turns into a few instructions each: byte by byte
+/// it would cost more than the digest.
 fn is_zero(bytes: &[u8]) -> bool {
     bytes.chunks(64).all(|line| line.iter().fold(0, |seen, byte| seen | byte) == 0)
 }
@@ -74,7 +74,7 @@ fn digest_of(bytes: &[u8]) -> Digest {
 #[derive(Clone, Debug, Default)]
 pub struct FileBody {
     pub size: u64,
-    /// May hold bytes behind the size: data whose size was lost. They are not part of what is seen.
+    /// May hold bytes past the size: data whose size was lost. They are not visible.
     pages: Sparse<Page>,
 }
 
@@ -95,7 +95,7 @@ impl FileBody {
         len
     }
 
-    /// The pages that hold something, each with the bytes of it that are in the file.
+    /// The pages that hold data, each with the part of it that is inside the file.
     pub fn pieces(&self) -> impl Iterator<Item = (u64, &[u8])> {
         let size = self.size;
         self.pages
@@ -143,8 +143,7 @@ impl FileBody {
         }
     }
 
-    /// Moves what lies from `from` on so that it starts at `to`; both are on page boundaries, as
-    /// fallocate(2) demands.
+    /// Moves the bytes from `from` on to `to`; both are page-aligned, as fallocate(2) demands.
     fn shift(&mut self, from: u64, to: u64) {
         let (from_page, to_page) = (from / PAGE as u64, to / PAGE as u64);
         let moved: Vec<(u64, Arc<Page>)> = self.pages.range(from_page).map(|(n, p)| (n, p.clone())).collect();
@@ -187,7 +186,7 @@ pub struct Node {
     pub meta: Meta,
     pub xattrs: BTreeMap<Name, Arc<[u8]>>,
     pub body: Body,
-    /// Of the node without its children.
+    /// Digest of the node without its children.
     digest: OnceLock<Digest>,
 }
 
@@ -236,10 +235,10 @@ impl Node {
     }
 }
 
-/// Is shown a path, an inode's number and the node.
+/// Called with a path, an inode number and the node.
 pub type Visit<'v, 'a> = &'v mut dyn FnMut(&[u8], u64, &'a Arc<Node>);
 
-/// A whole tree. A clone shares all that neither changes.
+/// A whole tree. Clones share what neither changes.
 #[derive(Clone, Debug)]
 pub struct State {
     nodes: Sparse<Node>,
@@ -258,12 +257,12 @@ impl State {
         self.nodes.get(ino)
     }
 
-    /// All inodes, those that no name leads to among them.
+    /// All inodes, including those without a name.
     pub(crate) fn nodes(&self) -> impl Iterator<Item = (u64, &Arc<Node>)> {
         self.nodes.range(0)
     }
 
-    /// Makes an inode what it is in another tree, which may have none of this number.
+    /// Copies an inode from another tree, or removes it if it does not exist there.
     pub(crate) fn take(&mut self, ino: u64, from: &State) {
         match from.node(ino) {
             Some(node) => self.nodes.set(ino, node.clone()),
@@ -274,7 +273,7 @@ impl State {
     fn change(&mut self, ino: u64, change: impl FnOnce(&mut Node)) {
         if let Some(slot) = self.nodes.get_mut(ino) {
             let node = Arc::make_mut(slot);
-            // The node may be this tree's alone and then was not copied.
+            // The node may be unshared, and then `make_mut` did not clone it and reset the digest.
             node.digest = OnceLock::new();
             change(node);
         }
@@ -346,7 +345,7 @@ impl State {
         }
     }
 
-    /// Applies the sectors `from..to` of a data edit's page, and nothing of the others.
+    /// Applies only the sectors `from..to` of a data edit's page.
     pub fn apply_torn(&mut self, edit: &Edit, sectors: std::ops::Range<usize>) {
         let Edit::Data { ino, page, at, bytes, .. } = edit else { return };
         let (start, bytes) = (*at as usize, bytes.as_slice());
@@ -371,14 +370,14 @@ impl State {
         });
     }
 
-    /// The largest number of an inode.
+    /// The largest inode number.
     pub fn ino_max(&self) -> u64 {
         self.nodes.range(0).last().map_or(ROOT, |(ino, _)| ino)
     }
 
-    /// Shows every name that can be reached from the root, parents first, with its path from there
-    /// (the root's is empty). A directory is shown under one name: no file system gives it two, and
-    /// in a recording that does, each level would double the ways.
+    /// Visits every reachable name, parents first, with its path from the root (the root's path is
+    /// empty). A directory is visited under one name only: no file system gives it two, and in a
+    /// forged recording each level could double the number of paths.
     pub fn walk<'a>(&'a self, visit: Visit<'_, 'a>) {
         self.walk_below(ROOT, &mut Vec::new(), &mut HashSet::new(), 0, visit);
     }
@@ -409,8 +408,8 @@ impl State {
         }
     }
 
-    /// Of all that a program could see. Which names share an inode is part of it, the inode's
-    /// number is not.
+    /// Digest of all that a program can see: which names share an inode, but not the inode's
+    /// number.
     pub fn digest(&self) -> Digest {
         let mut h = SipHasher13::new();
         let mut seen = std::collections::HashMap::new();
@@ -436,8 +435,8 @@ impl State {
         Some((ino, self.node(ino)?))
     }
 
-    /// The whole content of the file at a path; `None`: there is no file, or no memory for it
-    /// (sparse files may be larger than any).
+    /// The whole content of the file at a path. `None`: there is no file, or it does not fit in
+    /// memory (a sparse file may be huge).
     pub fn content(&self, path: &[u8]) -> Option<Vec<u8>> {
         match &self.find(path)?.1.body {
             Body::File(file) => {
@@ -452,7 +451,7 @@ impl State {
         }
     }
 
-    /// A number for the content of the file at a path, without copying it.
+    /// A digest of the content of the file at a path, without copying it.
     pub fn content_digest(&self, path: &[u8]) -> Option<Digest> {
         match &self.find(path)?.1.body {
             Body::File(file) => {

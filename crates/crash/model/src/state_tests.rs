@@ -17,7 +17,7 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 proptest! {
-    /// A file reads as an array of bytes would.
+    /// A file reads like an array of bytes.
     #[test]
     fn a_file_is_an_array_of_bytes(ops in prop::collection::vec(op(), 1..20)) {
         let disk = Disk::new();
@@ -51,7 +51,7 @@ fn a_number_for_what_is_seen() {
     };
     let base = make(&|_| {});
     assert_eq!(base, make(&|_| {}));
-    // How it came about is not seen, nor are the inode's number and zeros that a file has anyway.
+    // The digest ignores history, inode numbers, and zeros in place of holes.
     assert_eq!(
         base,
         make(&|disk| {

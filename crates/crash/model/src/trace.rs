@@ -1,8 +1,7 @@
-//! What a program did to a file system, in the order in which it took effect.
+//! The calls of a program to a file system, in the order in which they took effect.
 //!
-//! An [`Event`] is one call that changes something, makes something persistent, or marks a moment.
-//! Calls that failed are kept for the report and change nothing. Inodes go by number, and no number
-//! is used twice.
+//! An [`Event`] is one call that changes or persists something, or a mark. Failed calls are kept
+//! for the report and change nothing. Inodes are identified by number, and no number is reused.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,14 +10,14 @@ use serde::{Deserialize, Serialize};
 pub struct Event {
     /// Nanoseconds since the recording began.
     pub time: u64,
-    /// The process; 0: the kernel by itself, or unknown.
+    /// The process. 0: the kernel itself, or unknown.
     pub pid: u32,
     /// The thread in it.
     pub tid: u32,
-    /// 0: it succeeded.
+    /// 0: the call succeeded.
     pub errno: i32,
     pub call: Call,
-    /// Where in the program, innermost first. Empty where nobody looked.
+    /// The callers, innermost first. Empty if they were not recorded.
     pub stack: Vec<String>,
 }
 
@@ -47,7 +46,7 @@ pub enum Call {
         name: String,
         command: String,
     },
-    /// A new inode with a name: `mode` has the type bits. Symlinks have a target.
+    /// A new inode with a name. `mode` includes the type bits; symlinks have a target.
     Create {
         dir: u64,
         #[serde(with = "serde_bytes")]
@@ -88,7 +87,7 @@ pub enum Call {
         #[serde(with = "serde_bytes")]
         new_name: Vec<u8>,
         ino: u64,
-        /// What had the new name before.
+        /// The inode that had the new name before.
         victim: Option<u64>,
         exchange: bool,
     },
@@ -97,7 +96,7 @@ pub enum Call {
         offset: u64,
         #[serde(with = "serde_bytes")]
         data: Vec<u8>,
-        /// The kernel wrote cached pages back by itself: a memory mapping's, whose program is not
+        /// The kernel wrote back pages of a memory mapping; the program that changed them is not
         /// known.
         mapped: bool,
     },
@@ -126,7 +125,7 @@ pub enum Call {
         value: Option<Vec<u8>>,
     },
     /// fsync(2), fdatasync(2), msync(2), and what a write with O_SYNC or O_DSYNC does after it. It
-    /// covers the events before number `since`: those that had returned when it was called.
+    /// covers the events with numbers below `since`: those that had returned when it was called.
     Fsync {
         ino: u64,
         datasync: bool,
@@ -136,20 +135,20 @@ pub enum Call {
     Sync {
         since: u64,
     },
-    /// From here on the user has been told this.
+    /// A promise: from here on the user relies on `text`.
     Mark {
         text: String,
     },
-    /// All before it is what the program found: no crash loses it.
+    /// Everything before is what the program found at its start: no crash loses it.
     Baseline,
-    /// The program ended with this code; by a signal: 128 and its number.
+    /// The program ended with this exit code, or 128 plus the number of the signal that killed it.
     End {
         code: i32,
     },
 }
 
 impl Call {
-    /// What a shell user or the manual would call it.
+    /// The call's name as in the manual pages.
     pub fn name(&self) -> &'static str {
         use crate::edit::Meta;
         match self {
@@ -183,7 +182,7 @@ impl Call {
         }
     }
 
-    /// Bytes of data that it carries.
+    /// Bytes of data that the call carries.
     pub fn payload(&self) -> usize {
         match self {
             Call::Write { data, .. } => data.len(),
@@ -192,7 +191,7 @@ impl Call {
         }
     }
 
-    /// A moment rather than a call of the program.
+    /// A mark in the recording rather than a call of the program.
     pub fn is_note(&self) -> bool {
         matches!(self, Call::Process { .. } | Call::Mark { .. } | Call::Baseline | Call::End { .. })
     }
@@ -218,7 +217,7 @@ impl Trace {
         })
     }
 
-    /// What the user was told by event `at`.
+    /// The marks before event `at`.
     pub fn marks(&self, at: usize) -> Vec<&str> {
         let told = self.events[..at.min(self.events.len())].iter();
         told.filter_map(|e| match &e.call {
@@ -228,7 +227,7 @@ impl Trace {
         .collect()
     }
 
-    /// The same for every moment, without a walk through all events each time.
+    /// The marks for every moment, without a walk over all events each time.
     pub(crate) fn all_marks(&self) -> Marks<'_> {
         let mut marks = Marks { events: Vec::new(), texts: Vec::new() };
         for (number, event) in self.events.iter().enumerate() {
@@ -240,8 +239,8 @@ impl Trace {
         marks
     }
 
-    /// The trace with events put in, each before the event whose number stands beside it. What
-    /// persistence calls cover stays the same calls, and those that are put in between.
+    /// The trace with events inserted, each before the event with its number. A persistence call
+    /// covers the same calls as before, plus those inserted between them.
     pub fn with_events(&self, mut new: Vec<(usize, Event)>) -> Trace {
         new.sort_by_key(|(before, _)| *before);
         let places: Vec<usize> = new.iter().map(|(before, _)| *before).collect();
@@ -264,7 +263,7 @@ impl Trace {
     }
 }
 
-/// What the user was told, and when.
+/// The marks and their events.
 pub(crate) struct Marks<'a> {
     /// The numbers of the events.
     events: Vec<usize>,
@@ -272,7 +271,7 @@ pub(crate) struct Marks<'a> {
 }
 
 impl<'a> Marks<'a> {
-    /// What the user was told by event `at`.
+    /// The marks before event `at`.
     pub fn before(&self, at: u32) -> &[&'a str] {
         &self.texts[..self.events.partition_point(|n| *n < at as usize)]
     }

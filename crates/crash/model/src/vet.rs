@@ -1,8 +1,7 @@
-//! What an event of a recording may say.
+//! Vets the events of a recording.
 //!
-//! People send recordings to one another. So one is read as if it came from somebody who means
-//! harm: what its names and numbers lead to must not depend on the code that uses them. An event is
-//! refused unless
+//! People exchange recordings, so each is read as if an attacker had made it: where its names and
+//! numbers lead must not depend on the code that uses them. An event is refused unless
 //! 1. each name of a directory is one that a directory can hold: not empty, neither `.` nor `..`,
 //!    without `/` and NUL, and of at most 255 bytes;
 //! 2. the target of a link and the name of an attribute are neither empty nor hold a NUL, and are
@@ -11,8 +10,8 @@
 //! 4. no range and no size goes beyond the largest file;
 //! 5. a persistence call covers only events that come before it.
 //!
-//! Calls that failed are vetted as far as they are used: reports show their names, which may be too
-//! long, and their persistence calls count.
+//! Failed calls are vetted as far as they are used: reports show their names, which may be too
+//! long, and a failed persistence call has an effect.
 
 use crate::state::ROOT;
 use crate::trace::{Call, Event};
@@ -24,7 +23,7 @@ const TARGET_MAX: usize = 4095;
 /// Largest size of a file.
 const SIZE_MAX: u64 = i64::MAX as u64;
 
-/// Whether a directory can hold the name: it leads to one of its entries and nowhere else.
+/// Whether a directory can hold the name, so that it leads only to one of its entries.
 pub fn is_plain_name(name: &[u8]) -> bool {
     is_plain_of(name, NAME_MAX)
 }

@@ -1,8 +1,8 @@
-//! A directory for the time of a run, which a later run removes if this one was killed.
+//! A temporary directory of a run. If the run is killed, a later run removes it.
 //!
-//! Its process holds a lock on it. The kernel lets go of the lock however the process ends, so a
-//! directory whose lock is free belongs to nobody. A process number in the name would not do: it
-//! may have been given to another process since, or mean one in another container.
+//! The process holds a lock on its directory. The kernel releases the lock however the process
+//! ends, so a directory with a free lock is abandoned. A process number in the name would not do:
+//! it may have been reused, or belong to another container.
 
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, File};
@@ -10,20 +10,21 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// New directories that others may take for abandoned before this process has locked them.
+/// How often to try again when another process removes the new directory before this process has
+/// locked it.
 const TRIES: u32 = 16;
 
 #[derive(Debug)]
 pub struct WorkDir {
     path: PathBuf,
-    /// Held, not read: see above.
+    /// Held only for the lock.
     _lock: File,
 }
 
 impl WorkDir {
-    /// A new directory in `place`, whose name begins with `prefix`. Those that killed processes of
-    /// this user left there are removed first. `release` makes one ready for that: it may hold a
-    /// mount.
+    /// Creates a directory in `place` with a name that begins with `prefix`. First removes those
+    /// that killed processes of this user left there. `release` prepares such a directory for
+    /// removal, since it may hold a mount.
     pub fn new(place: &Path, prefix: &str, release: impl Fn(&Path) -> io::Result<()>) -> io::Result<WorkDir> {
         sweep(place, prefix, &release);
         for _ in 0..TRIES {
@@ -35,7 +36,7 @@ impl WorkDir {
                 .keep();
             match lock(&path)? {
                 Some(lock) => return Ok(WorkDir { path, _lock: lock }),
-                // Another process starts just now, has found it without a lock, and removes it.
+                // Another process is starting, found the directory unlocked, and removed it.
                 None => continue,
             }
         }
@@ -47,8 +48,7 @@ impl WorkDir {
     }
 }
 
-/// An error of a temporary file or directory in `place`, without its name, which means nothing to a
-/// user.
+/// An error of a temporary file in `place`, without the file's name, which means nothing to a user.
 pub fn unnamed(e: &io::Error, place: &Path) -> io::Error {
     io::Error::new(e.kind(), format!("{} in {}", e.kind(), place.display()))
 }
@@ -61,7 +61,7 @@ impl Drop for WorkDir {
     }
 }
 
-/// The lock of a directory; `None`: somebody else has it, or it is gone.
+/// Locks a directory. `None`: another process holds the lock, or the directory is gone.
 fn lock(path: &Path) -> io::Result<Option<File>> {
     let flags = rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::NOFOLLOW;
     let open = File::options().read(true).custom_flags(flags.bits() as i32).open(path);
@@ -75,7 +75,7 @@ fn lock(path: &Path) -> io::Result<Option<File>> {
         Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
         Err(e) => return Err(e.into()),
     }
-    // Between the two calls its owner may have removed it.
+    // Its owner may have removed it between open and lock.
     match fs::symlink_metadata(path) {
         Ok(there) if (there.dev(), there.ino()) == (dir.metadata()?.dev(), dir.metadata()?.ino()) => {
             Ok(Some(dir))
@@ -86,8 +86,8 @@ fn lock(path: &Path) -> io::Result<Option<File>> {
     }
 }
 
-/// Removes what killed processes of this user left. What cannot be removed stays, and is no reason
-/// not to start.
+/// Removes what killed processes of this user left. A directory that cannot be removed stays and
+/// does not prevent the start.
 fn sweep(place: &Path, prefix: &str, release: &impl Fn(&Path) -> io::Result<()>) {
     let uid = rustix::process::geteuid().as_raw();
     for entry in fs::read_dir(place).into_iter().flatten().flatten() {
@@ -95,8 +95,8 @@ fn sweep(place: &Path, prefix: &str, release: &impl Fn(&Path) -> io::Result<()>)
             continue;
         }
         let path = entry.path();
-        // Another user's are that user's, even for root: a name in a directory that all may write
-        // to is no reason to remove anything.
+        // Directories of another user are not touched, even by root: a name in a directory that
+        // everybody may write to proves nothing.
         let is_own = |m: fs::Metadata| m.is_dir() && m.uid() == uid;
         if !fs::symlink_metadata(&path).is_ok_and(is_own) {
             continue;

@@ -1,5 +1,4 @@
-//! Recordings that somebody made who means harm: what they name lies below the state's directory or
-//! nowhere.
+//! Recordings made by an attacker: every path they name stays below the state's directory.
 #![allow(clippy::unwrap_used)]
 
 use kedge_crash::check::materialise;
@@ -39,7 +38,7 @@ fn trace(calls: Vec<Call>) -> Trace {
     Trace { events: calls.into_iter().map(event).collect() }
 }
 
-/// The last state of a recording that was not read from a file: nothing has looked at its names.
+/// The last state of a recording that was not read from a file, so that its names were not vetted.
 fn state(calls: Vec<Call>) -> State {
     let trace = trace(calls);
     let history = History::new(&trace, Model::by_name("strict").unwrap());
@@ -55,7 +54,7 @@ fn reading(calls: Vec<Call>) -> Result<Trace, KcrError> {
 const BAD_NAMES: [&[u8]; 9] =
     [b"", b".", b"..", b"/", b"/etc/passwd", b"../out", b"a/b", b"a\0b", &[b'x'; 256]];
 
-/// With a name of an attacker in each call that has one.
+/// Sequences of calls, each with the given name in one of the calls that take a name.
 fn naming(name: &[u8]) -> Vec<Vec<Call>> {
     let name = name.to_vec();
     vec![
@@ -114,7 +113,7 @@ fn names_of_calls_that_failed_are_looked_at_too() {
         kcr::read(&bytes[..])
     };
     assert!(matches!(failed(b"../../x"), Err(KcrError::Event { .. })));
-    // The reason why it failed.
+    // The reported reason of the failure.
     assert!(failed(&[b'x'; 300]).is_ok());
 }
 
@@ -140,7 +139,7 @@ fn numbers_that_no_call_can_have_are_refused() {
     }
 }
 
-/// The state is made below its directory or not at all, whoever looked at its names before.
+/// A state is made below its directory or not at all, even if its names were not vetted.
 #[test]
 fn no_state_leaves_its_directory() {
     let top = tempfile::tempdir().unwrap();
@@ -156,7 +155,7 @@ fn no_state_leaves_its_directory() {
         assert!(made.is_err(), "{name:?}");
         assert_eq!(fs::read_dir(&out).unwrap().count(), 0, "{name:?}");
     }
-    // A directory whose name is a way.
+    // A directory whose name contains a path.
     let place = top.path().join("through");
     fs::create_dir(&place).unwrap();
     let calls = vec![dir(ROOT_INO, b"../out", 2), file(2, b"planted", 3), write(3)];
@@ -164,19 +163,19 @@ fn no_state_leaves_its_directory() {
     assert_eq!(fs::read_dir(&out).unwrap().count(), 0);
 }
 
-/// A link is content. Nothing is written through it.
+/// A link is content; no write follows it.
 #[test]
 fn links_are_made_and_never_followed() {
     let top = tempfile::tempdir().unwrap();
     let (out, place) = (top.path().join("out"), top.path().join("state"));
     fs::create_dir(&out).unwrap();
     fs::create_dir(&place).unwrap();
-    // One name is a link and a path through it another, in the order in which they are made.
+    // One name is a link, and a path through it follows: the order in which they are made.
     let calls = vec![link(ROOT_INO, b"a", 2, &out), file(ROOT_INO, b"a/planted", 3), write(3)];
     assert!(materialise(&state(calls), &place).is_err());
     assert_eq!(fs::read_dir(&out).unwrap().count(), 0);
     assert_eq!(fs::read_link(place.join("a")).unwrap(), out);
-    // What lies in the directory already is not followed either.
+    // A link that exists in the directory beforehand is not followed either.
     let place = top.path().join("state2");
     fs::create_dir(&place).unwrap();
     std::os::unix::fs::symlink(&out, place.join("d")).unwrap();
@@ -210,7 +209,8 @@ fn no_rights_and_no_devices_are_made_for_a_checker() {
     assert_eq!(names, ["sgid", "sticky", "suid"].map(Into::into).into());
 }
 
-/// Two names of a directory double the ways below it each time: it is walked once.
+/// Two names for each directory would double the paths at each level: each directory is walked
+/// once.
 #[test]
 fn directories_with_many_names_do_not_multiply() {
     let mut calls = Vec::new();
@@ -219,7 +219,7 @@ fn directories_with_many_names_do_not_multiply() {
         calls.push(dir(above, b"a", n + 2));
         calls.push(Call::Link { ino: n + 2, dir: above, name: b"b".to_vec() });
     }
-    // And a circle.
+    // A cycle.
     calls.push(Call::Link { ino: 2, dir: 30, name: b"up".to_vec() });
     let state = state(calls);
     let mut seen = 0u64;

@@ -1,6 +1,5 @@
-//! Crash-consistency bugs that others have described, acted again on a [`Disk`]: each is found
-//! under the models that allow it, absent under those that do not, and gone everywhere when the
-//! program is mended.
+//! Crash-consistency bugs from the literature, reproduced on a [`Disk`]: each is found under the
+//! models that allow it, not found under the others, and found nowhere once the program is fixed.
 //!
 //! | | source |
 //! |---|---|
@@ -8,7 +7,7 @@
 //! | OSDI 2018 | Mohan et al., "Finding Crash-Consistency Bugs with Bounded Black-Box Crash Testing" (CrashMonkey) |
 //! | ATC 2020 | Rebello et al., "Can Applications Recover from fsync Failures?" |
 //!
-//! The programs are not those of the reports but their pattern of calls, as small as it gets.
+//! The programs are the reported patterns of calls, reduced to the minimum.
 
 #![allow(clippy::unwrap_used)]
 
@@ -19,24 +18,24 @@ type Verdict = std::result::Result<(), String>;
 
 struct Bug {
     source: &'static str,
-    /// What is there and safe when the program starts.
+    /// Prepares the state that is durable when the program starts.
     before: fn(&Disk) -> Result<()>,
-    /// The program as it was.
+    /// The program with the bug.
     run: fn(&Disk) -> Result<()>,
     judge: fn(&Disk, &[&str]) -> Verdict,
-    /// The models under which it must be found; under all others it must not.
+    /// The models under which the bug must be found; under all others it must not.
     found: &'static [&'static str],
-    /// The program as it should be, which no model breaks.
+    /// The fixed program, which passes under every model.
     mended: fn(&Disk) -> Result<()>,
-    /// The how-manieth fsync of the program fails with EIO, from 0.
+    /// Which fsync of the program fails with EIO, from 0.
     fails: Option<usize>,
 }
 
 const ALL: &[&str] =
     &["strict", "kedgefs", "ext4-ordered", "xfs", "btrfs", "ext4", "ext4-writeback", "posix"];
-/// All real ones: `strict` alone orders the bytes of one file before another's.
+/// All models of real file systems: only `strict` orders the bytes of one file before another's.
 const REAL: &[&str] = &["kedgefs", "ext4-ordered", "xfs", "btrfs", "ext4", "ext4-writeback", "posix"];
-/// All but KedgeFS.
+/// All real ones but KedgeFS.
 const OTHERS: &[&str] = &["ext4-ordered", "xfs", "btrfs", "ext4", "ext4-writeback", "posix"];
 const POSIX: &[&str] = &["posix"];
 
@@ -96,7 +95,7 @@ fn check(bug: &Bug) {
 const OLD: &[u8] = b"the old configuration";
 const NEW: [u8; 5000] = [b'n'; 5000];
 
-/// "Ext4 data loss", the files of length zero after delayed allocation came.
+/// "Ext4 data loss": files of length zero after delayed allocation was introduced.
 #[test]
 fn zero_length_files_after_replace_by_rename() {
     check(&Bug {
@@ -107,7 +106,7 @@ fn zero_length_files_after_replace_by_rename() {
             disk.rename("conf.new", "conf")
         },
         judge: |disk, _| expect("conf is old or new", is(disk, "conf", OLD) || is(disk, "conf", &NEW)),
-        // ext4 alone promises it, and no longer keeps it by default.
+        // Only ext4-ordered promises it, and that is no longer ext4's default.
         found: &["kedgefs", "xfs", "btrfs", "ext4", "ext4-writeback", "posix"],
         mended: |disk| {
             put_synced(disk, "conf.new", &NEW)?;
@@ -216,11 +215,11 @@ fn leveldb_keeps_a_later_put_and_loses_an_earlier_one() {
     });
 }
 
-/// A log of records of one page each, with a byte of the record's number in each place.
+/// A log of one-page records, each filled with its record number.
 fn etcd_is_prefix(found: &[u8]) -> bool {
     let end = found.iter().position(|b| *b == 0).unwrap_or(found.len());
-    // What comes behind the first zero must be the end that was never written: else it is a broken
-    // record, not a torn one.
+    // From the first zero on, all must be zero, the end that was never written; otherwise a record
+    // is broken, not torn.
     found[end..].iter().all(|b| *b == 0)
 }
 
@@ -238,9 +237,8 @@ fn etcd_finds_a_later_page_of_its_log_without_an_earlier_one() {
         judge: |disk, _| expect("a prefix", disk.read("wal").is_ok_and(|found| etcd_is_prefix(&found))),
         // In KedgeFS a size needs the sizes before it.
         found: OTHERS,
-        // Each append is one page, and its size is durable before: nothing but a torn page is left
-        // to chance, and the checksum that each sector of such a log needs is the sector's own byte
-        // here.
+        // Each append is one page whose size is already durable. Only a torn page remains possible,
+        // and each sector's own byte stands for the checksum that such a log needs.
         mended: |disk| {
             let wal = disk.open("wal")?;
             for sector in 0..2 * PAGE / 512 {
@@ -253,7 +251,7 @@ fn etcd_finds_a_later_page_of_its_log_without_an_earlier_one() {
     });
 }
 
-/// Two meta pages, a list of free pages and a leaf, written in one call when the database is made.
+/// Two meta pages, a free list and a leaf, written in one call when the database is created.
 fn bbolt_pages() -> Vec<u8> {
     [b'm', b'm', b'f', b'l'].iter().flat_map(|page| [*page; PAGE]).collect()
 }
@@ -268,11 +266,11 @@ fn bbolt_cannot_open_a_database_whose_first_write_was_torn() {
             disk.sync("")
         },
         judge: |disk, _| {
-            // No file, or an empty one, is made anew.
+            // A missing or empty file is created again.
             let found = disk.read("db").unwrap_or_default();
             expect("db is empty or whole", found.is_empty() || found == bbolt_pages())
         },
-        // The order of calls does not help: a write of four pages is not atomic anywhere.
+        // No order of calls helps: a write of four pages is atomic on no file system.
         found: ALL,
         mended: |disk| {
             put_synced(disk, "db.init", &bbolt_pages())?;
@@ -306,7 +304,7 @@ fn sqlite_rolls_a_commit_back_because_its_journal_came_again() {
             let hot = is(disk, "db-journal", b"old");
             expect("committed", told.is_empty() || !hot && is(disk, "db", b"new"))
         },
-        // Nothing made the removal durable: no order of calls helps.
+        // Nothing made the removal durable, so no order of calls helps.
         found: ALL,
         mended: |disk| sqlite_commit(disk, true),
         fails: None,
@@ -335,8 +333,8 @@ fn git_refers_to_an_object_that_is_empty() {
             let name = String::from_utf8(head).map_err(|e| e.to_string())?;
             expect("the object that HEAD names is whole", name.is_empty() || is(disk, &name, b"object"))
         },
-        // Also on ext4: the object's rename has nothing to replace. The directory's fsync puts
-        // names in order everywhere.
+        // Also on ext4: the object's rename replaces nothing, so auto_da_alloc does not apply. The
+        // directory's fsync orders the names everywhere.
         found: REAL,
         mended: |disk| git_commit(disk, true),
         fails: None,
@@ -429,7 +427,7 @@ fn postgres_checkpoint(disk: &Disk, trust_second: bool) -> Result<()> {
     disk.open("heap")?.write_at(0, &[b'n'; 2 * PAGE])?;
     // Fails.
     disk.sync("heap")?;
-    // The checkpointer tried again, and was told that all is well.
+    // The checkpointer retries, and this fsync reports success.
     disk.sync("heap")?;
     if trust_second {
         disk.remove("wal")?;
@@ -449,8 +447,8 @@ fn postgres_trusts_the_second_fsync_after_one_that_failed() {
         },
         run: |disk| postgres_checkpoint(disk, true),
         judge: |disk, _| expect("heap or its log", disk.exists("wal") || is(disk, "heap", &[b'n'; 2 * PAGE])),
-        // KedgeFS keeps the bytes dirty, or refuses every later fsync; `strict` is an order, and
-        // orders them anyway.
+        // KedgeFS keeps the bytes dirty, or refuses every later fsync; `strict` orders them in any
+        // case.
         found: OTHERS,
         // Since PostgreSQL 11.2, 10.7 and 9.6.12: stop, and replay the log.
         mended: |disk| postgres_checkpoint(disk, false),
@@ -477,7 +475,7 @@ fn postgres_finds_a_recycled_log_under_its_old_name() {
         before: |disk| put(disk, "wal1", b"old"),
         run: |disk| postgres_recycle(disk, false),
         judge: |disk, told| expect("wal3", told.is_empty() || is(disk, "wal3", b"new")),
-        // The bytes lie where others lay, so fdatasync owes no metadata, and the rename may be
+        // The bytes overwrite old ones, so fdatasync persists no metadata, and the rename may be
         // lost.
         found: REAL,
         mended: |disk| postgres_recycle(disk, true),
@@ -488,7 +486,7 @@ fn postgres_finds_a_recycled_log_under_its_old_name() {
 fn append_after_failure(disk: &Disk, again: bool) -> Result<()> {
     let log = disk.open("log")?;
     log.write_at(PAGE as u64, &[b'1'; PAGE])?;
-    // Fails, and the program goes on.
+    // Fails, and the program continues.
     log.sync_all()?;
     if again {
         log.write_at(PAGE as u64, &[b'1'; PAGE])?;
@@ -510,7 +508,7 @@ fn a_log_goes_on_after_an_fsync_that_failed() {
             expect("all three records", told.is_empty() || is(disk, "log", &whole))
         },
         found: OTHERS,
-        // The bytes are written once more: the page is dirty again.
+        // The bytes are written again, which makes the page dirty again.
         mended: |disk| append_after_failure(disk, true),
         fails: Some(0),
     });

@@ -1,17 +1,17 @@
-//! Programs that are right, and the same ones with one persistence call left out: each gap must be
-//! caught and named, and no right program accused. Every call in them is needed under `posix`: that
-//! is what the gaps show.
+//! Correct programs, and the same programs with one persistence call removed: each gap must be
+//! found and named, and no correct program accused. Under `posix` every one of their calls is
+//! needed, which the gaps prove.
 
 #![allow(clippy::unwrap_used)]
 
 use kedge_crash::{Disk, DiskFile, MODELS, Model, Report, explore_in_memory};
 use std::io::Result;
 
-/// Runs a program's persistence calls, but for one.
+/// Makes a program's persistence calls, except one.
 struct Syncs {
     skip: Option<usize>,
     done: usize,
-    /// What the call left out would have made persistent.
+    /// The path that the removed call would have persisted.
     skipped: Option<String>,
 }
 
@@ -30,7 +30,7 @@ type Judge = fn(&Disk, &[&str], usize) -> std::result::Result<(), String>;
 
 struct Program {
     name: &'static str,
-    /// Made before the program starts.
+    /// Prepares the disk before the program starts.
     before: fn(&Disk, usize) -> Result<()>,
     run: fn(&Disk, &mut Syncs, usize) -> Result<()>,
     judge: Judge,
@@ -98,8 +98,8 @@ const LOG: Program = Program {
     calls: 3,
 };
 
-/// Two pages of a file are changed in place, with the old ones in a journal that is valid while it
-/// is there and whole.
+/// Two pages of a file are changed in place; their old content is in a journal that is valid while
+/// it exists and is complete.
 const JOURNAL: Program = Program {
     name: "journal",
     before: |disk, _| write(disk, "db", &[b'o'; 8192]).map(|_| ()),
@@ -173,7 +173,7 @@ const MANIFEST: Program = Program {
 };
 
 const PROGRAMS: [Program; 5] = [REPLACE, LOG, JOURNAL, DIRECTORY, MANIFEST];
-/// Less than a page, and more than two.
+/// Less than one page, and more than two.
 const SIZES: [usize; 2] = [100, 10_000];
 
 fn explore(program: &Program, skip: Option<usize>, size: usize, model: Model) -> (Report, Syncs) {

@@ -1,5 +1,5 @@
-//! The ways in which programs save a file, right and wrong. Each wrong one must be caught, with the
-//! call that is missing; none of the right ones may be accused.
+//! The ways in which programs save a file, correct and wrong. Each wrong one must be found, with
+//! the missing call; no correct one may be accused.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,7 +12,7 @@ fn new_text() -> Vec<u8> {
     b"the new text, which is longer than a page ".repeat(200)
 }
 
-/// A disk with `doc` on it, safe; then `save` is called, and the user is told.
+/// A disk with a durable `doc`; then `save` runs, and a mark follows.
 fn saved(save: impl FnOnce(&Disk) -> Result<()>) -> Disk {
     let disk = Disk::new();
     disk.create("doc").unwrap().write_at(0, OLD).unwrap();
@@ -22,7 +22,7 @@ fn saved(save: impl FnOnce(&Disk) -> Result<()>) -> Disk {
     disk
 }
 
-/// `doc` is the old text or the new one, and the new one if the user was told so.
+/// `doc` holds the old or the new text; after the mark only the new one.
 fn judge(disk: &Disk, told: &[&str]) -> std::result::Result<(), String> {
     let found = disk.read("doc").map_err(|e| format!("doc: {e}"))?;
     match found {
@@ -121,8 +121,8 @@ fn the_right_way_is_accused_by_no_model() {
     }
 }
 
-/// A record that spills over a page, and a header that says it is there, without a persistence call
-/// in between.
+/// A record that spans two pages, and a header that declares it, without a persistence call in
+/// between.
 #[test]
 fn a_torn_page_is_prevented_by_the_call_that_makes_it_durable() {
     let disk = Disk::new();
@@ -140,7 +140,7 @@ fn a_torn_page_is_prevented_by_the_call_that_makes_it_durable() {
         let report = explore_in_memory(&disk.trace(), model, |disk, _| {
             let log = disk.read("log").map_err(|e| e.to_string())?;
             let is_whole = log[4096..].iter().all(|b| *b == b'r');
-            // Bytes that are all missing are noticed by this program; a torn page is not.
+            // This program detects that all bytes are missing, but not a torn page.
             let is_missing = log[4096..].iter().all(|b| *b == b'0');
             if log[0] == b'0' || is_whole || is_missing { Ok(()) } else { Err("half a record".into()) }
         });
@@ -154,7 +154,7 @@ fn a_torn_page_is_prevented_by_the_call_that_makes_it_durable() {
     }
 }
 
-/// Where each check takes seconds, a user wants few of them.
+/// A check may take seconds, so the user limits their number.
 #[test]
 fn what_a_missing_call_mends_is_tried_on_no_more_states_than_the_user_wanted() {
     let trace = saved(rename_only).trace();

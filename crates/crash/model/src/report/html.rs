@@ -1,8 +1,8 @@
-//! The page: the verdict, each cause with its sentence and a picture of what was lost, and all
+//! The HTML page: the verdict, each cause with its sentence and a picture of what was lost, and all
 //! calls on a time line.
 //!
-//! It is one file without scripts or anything from elsewhere, so that it can be kept beside a CI
-//! run and read in any browser. Colours follow the reader's choice of light or dark.
+//! It is one file without scripts or external resources, so that it can be stored with a CI run and
+//! read in any browser. Colours follow the reader's choice of light or dark.
 
 use super::{FRAMES_MAX, Told, escape};
 use crate::describe::{Paths, count};
@@ -14,11 +14,11 @@ use crate::trace::Call;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-/// Calls around a failure that its picture shows.
+/// Calls shown around a failure.
 const AROUND: u32 = 12;
-/// Calls in the list of all.
+/// Calls shown in the list of all calls.
 const CALLS_MAX: usize = 2000;
-/// Bytes of a file in a difference.
+/// Bytes of a file shown in a difference.
 const SHOWN_BYTES: usize = 160;
 const DIFFERENCES_MAX: usize = 20;
 
@@ -144,7 +144,7 @@ fn cause(
     );
 }
 
-/// The calls around the failure, and what became of each.
+/// The calls around the failure, each with its fate.
 fn picture(
     page: &mut String,
     failure: &Explanation,
@@ -218,8 +218,8 @@ fn picture(
     page.push_str("<tr class=\"crash\"><td></td><td>crash</td><td></td></tr></tbody></table>\n");
 }
 
-/// The directory after the crash beside the last good state, or beside what the program had if none
-/// is known.
+/// The directory after the crash compared with the last good state, or with what the program saw if
+/// none is known.
 fn difference(page: &mut String, failure: &Explanation, recipe: &Recipe, history: &History) {
     let good = failure.last_good_state.as_ref().and_then(|name| name.parse::<Recipe>().ok());
     let beside = if good.is_some() { "the last good state" } else { "the program had" };

@@ -11,7 +11,7 @@ pub fn render(told: &Told<'_>) -> String {
     let is_error = outcome.broken.is_some() || report.fails_uncrashed.is_some() || outcome.states == 0;
     let failures = if is_error { 0 } else { report.failures.len().max(usize::from(report.failed())) };
     let tests = failures.max(1);
-    // Servers add the times of the cases up.
+    // CI servers add up the times of the cases.
     let each = seconds / tests as f64;
     let mut cases = String::new();
     let mut case = |name: &str, body: &str| {
