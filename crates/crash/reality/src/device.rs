@@ -1,10 +1,10 @@
-//! File systems of the running kernel on a device whose writes are recorded.
+//! Mounts the running kernel's file systems on a device whose writes are recorded.
 //!
 //! The device is a loop device, and its file lies in a directory that [`kedge_crash_record`]
 //! records. A write to the device is a write of that file, a flush an fsync. The kernel's loop
-//! driver has no forced unit access, so the block layer makes a flush of that too. One thread of
-//! the kernel serves the device, in order: a write that was under way when a flush was asked for
-//! counts as covered by it, although a real disk owes that only to writes that had completed.
+//! driver has no forced unit access, so the block layer makes a flush of that too. One kernel
+//! thread serves the device in order, so a flush also covers writes that were in flight when it was
+//! submitted. A real disk guarantees that only for completed writes.
 
 use crate::workload::Workload;
 use anyhow::{Context, Result, bail, ensure};
@@ -16,33 +16,33 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// The device's file.
+/// The name of the device's backing file.
 pub const DISK: &str = "disk";
-/// The mark behind which the crash test begins.
+/// The mark after which the crash test begins.
 const BEGUN: &str = "0";
 const RECORD_TIMEOUT: Duration = Duration::from_secs(600);
-/// Room for the file of the device, which is sparse.
+/// Size of the sparse backing file.
 const RECORDING_SIZE: u64 = 1 << 30;
 
-/// A file system, as it is made and mounted.
+/// A file system with the options to make and mount it.
 #[derive(Clone, Copy, Debug)]
 pub struct Kind {
     pub name: &'static str,
-    /// For mount(8).
+    /// The type for mount(8).
     fs: &'static str,
     pub model: &'static str,
     mkfs: &'static [&'static str],
     size: u64,
     options: &'static str,
-    /// More options, to mount what a crash left.
+    /// Additional options for mounting the state after a crash.
     again: &'static str,
 }
 
 const EXT4: &[&str] =
     &["mkfs.ext4", "-q", "-F", "-b", "4096", "-E", "lazy_itable_init=0,lazy_journal_init=0"];
 
-/// As they come, but for sizes: what people have. Besides, ext4 in the way that its documentation
-/// describes.
+/// Default options except for sizes, since most systems use these. In addition ext4 with the
+/// options that its documentation describes.
 pub const KINDS: [Kind; 5] = [
     Kind {
         name: "ext4, dioread_lock",
@@ -91,7 +91,7 @@ pub const KINDS: [Kind; 5] = [
     },
 ];
 
-/// Runs a program; its output is told if it fails.
+/// Runs a program; an error contains its output.
 pub fn run(program: &str, args: &[&str]) -> Result<()> {
     let output = Command::new(program).args(args).output().with_context(|| format!("start {program}"))?;
     if !output.status.success() {
@@ -101,7 +101,7 @@ pub fn run(program: &str, args: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Where devices are made: in memory, if there is room.
+/// The directory for devices: on tmpfs, if that has room.
 pub fn place() -> PathBuf {
     let shm = Path::new("/dev/shm");
     if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() }
@@ -116,7 +116,7 @@ impl Kind {
         KINDS.into_iter().find(|k| k.name == name).with_context(|| format!("no file system: {name:?}"))
     }
 
-    /// Why it cannot be tried here.
+    /// Why this file system cannot be tested on this machine.
     pub fn missing(&self) -> Option<String> {
         if !rustix::process::geteuid().is_root() {
             return Some("mounting needs root".to_owned());
@@ -136,7 +136,7 @@ impl Kind {
         }
     }
 
-    /// A file with an empty file system.
+    /// Creates a file with an empty file system.
     fn format(&self, disk: &Path) -> Result<()> {
         File::create(disk)?.set_len(self.size)?;
         let args: Vec<&str> = self.mkfs[1..].iter().copied().chain([path_str(disk)?]).collect();
@@ -148,29 +148,30 @@ impl Kind {
         run("mount", &["-t", self.fs, "-o", &options, path_str(disk)?, path_str(dir)?])
     }
 
-    /// Mounts what a crash left. Not read-only: the loop device would then be too, and no log could
-    /// be replayed.
+    /// Mounts the state after a crash. Not read-only: the loop device would be read-only too, and
+    /// the log could not be replayed.
     pub fn mount_again(&self, disk: &Path, dir: &Path) -> Result<()> {
         self.mount(disk, dir, self.again)
     }
 
-    /// Plays a workload in the directory that is recorded. The process is a child of the recorder.
+    /// Plays a workload in the recorded directory. The process is a child of the recorder.
     pub fn play(&self, workload: &Workload, mount: &Path) -> Result<()> {
         let dir = std::env::var_os("KEDGE_DIR").context("KEDGE_DIR")?;
         let mark = std::env::var_os("KEDGE_MARK").context("KEDGE_MARK")?;
-        // Permissions are a part of the states that are compared.
+        // Permissions are part of the states that are compared.
         rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
         self.mount(&Path::new(&dir).join(DISK), mount, "")?;
         let played = workload.play(mount, &mut |done| {
             let mut file = File::options().write(true).open(&mark)?;
             Ok(std::io::Write::write_all(&mut file, done.to_string().as_bytes())?)
         });
-        // What is dirty is written now: the last crash points see the kernel's own order.
+        // Unmounting writes all dirty data, so that the last crash points show the kernel's own
+        // order.
         let unmounted = run("umount", &[path_str(mount)?]);
         played.and(unmounted)
     }
 
-    /// Records the writes of the device under a workload. The trace begins behind the part before.
+    /// Records the device's writes during a workload. The trace begins after the preparation.
     pub fn record(&self, workload: &Workload, temp: &Path) -> Result<Trace> {
         let (from, mount, out) = (temp.join("from"), temp.join("mount"), temp.join("device.kcr"));
         for dir in [&from, &mount] {

@@ -1,5 +1,5 @@
-//! The running kernel as the judge: it mounts what a crash left of the device, and what it shows is
-//! looked up in the model.
+//! The running kernel as the judge: it mounts each crash state of the device, and the tree that it
+//! shows is looked up in the model.
 
 use crate::device::{DISK, Kind, run};
 use crate::workload::Workload;
@@ -15,7 +15,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What a model allows after so many steps: the next one may be under way.
+/// The trees that the model allows after each number of steps; the next step may be in progress.
 pub struct Allowed {
     after: Vec<HashSet<Digest>>,
 }
@@ -45,7 +45,7 @@ impl Allowed {
         self.after.get(done).is_some_and(|states| states.contains(&state))
     }
 
-    /// Different trees, whenever they are allowed.
+    /// The distinct trees allowed at any time.
     pub fn trees(&self) -> HashSet<Digest> {
         self.after.iter().flatten().copied().collect()
     }
@@ -54,20 +54,20 @@ impl Allowed {
 /// A state that the kernel showed and the model forbids.
 #[derive(Clone, Debug)]
 pub struct Strange {
-    /// Of the device, for `replay`.
+    /// The recipe of the device's state, for `replay`.
     pub recipe: String,
     pub done: usize,
     pub shown: String,
 }
 
-/// What the kernel has shown.
+/// What the kernel showed.
 #[derive(Default)]
 pub struct Shown {
     pub mounts: u64,
     pub trees: HashSet<Digest>,
     pub strange: BTreeMap<(usize, Digest), Strange>,
-    /// Why, of states without a torn block; and how many others: file systems may take a block for
-    /// atomic.
+    /// Mount errors of states without a torn block, and the number of mount errors of the others:
+    /// file systems may take a block write to be atomic.
     pub unmountable: Vec<String>,
     pub torn_unmountable: u64,
 }
@@ -75,9 +75,9 @@ pub struct Shown {
 pub struct Judge<'a> {
     pub kind: Kind,
     pub allowed: &'a Allowed,
-    /// Where devices are made, and where they are mounted.
+    /// The directory for devices and mount points.
     pub temp: PathBuf,
-    /// Gets the devices that showed what is forbidden.
+    /// Receives the devices that showed a forbidden tree.
     pub keep: Option<PathBuf>,
     pub shown: Mutex<Shown>,
 }
@@ -114,7 +114,8 @@ impl Judge<'_> {
 
 impl Checker for Judge<'_> {
     fn check(&self, case: &Case<'_>) -> Verdict {
-        // What is seen is judged when all is seen: no state of the device is wrong by itself.
+        // All observations are judged together at the end: no single state of the device is wrong
+        // by itself.
         match self.look(case) {
             Ok(()) => Verdict::Good,
             Err(e) => Verdict::Broken(format!("{}: {e:#}", case.recipe)),
@@ -122,11 +123,11 @@ impl Checker for Judge<'_> {
     }
 }
 
-/// Writes the device's file as the crash left it.
+/// Writes the device's backing file as the crash left it.
 fn lay_out(state: &State, disk: &Path) -> Result<()> {
     let (_, node) = state.find(DISK.as_bytes()).context("the recording has no device")?;
     let Body::File(body) = &node.body else { bail!("the device is no file") };
-    // Anew each time: the mount before has written to it.
+    // A new file each time: the previous mount wrote to the last one.
     let file = File::create(disk)?;
     file.set_len(body.size)?;
     for (at, bytes) in body.pieces().filter(|(_, bytes)| bytes.iter().any(|b| *b != 0)) {
@@ -135,7 +136,7 @@ fn lay_out(state: &State, disk: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A real tree in the form that models speak of.
+/// Reads a real tree into the form that models use.
 pub fn observe(dir: &Path) -> Result<State> {
     let mut state = State::default();
     let mut inodes = HashMap::new();

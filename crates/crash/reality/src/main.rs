@@ -1,20 +1,19 @@
-//! Whether what the crash models allow is what file systems do: the kernel's own ext4, XFS and
+//! Tests whether file systems do only what the crash models allow: the kernel's ext4, XFS and
 //! Btrfs, cut off at every write.
 //!
 //! ```text
 //! workload  small programs: played for real, and for the model
 //! table     the workloads; random ones
 //! device    a file system on a device whose writes are recorded
-//! judge     mounts what a crash left of the device; is the tree that it shows allowed?
+//! judge     mounts crash states of the device, and looks up in the model the tree each shows
 //! ```
 //!
-//! A workload is played once on a fresh file system. Of the device's writes since the last flush a
-//! crash keeps any, whole or torn, and all before it: [`kedge_crash::Search`] picks such states of
-//! the device as it picks states of a program's files. The kernel mounts each. The tree that it
-//! then shows must be one that the model lists for the steps done by then.
+//! A workload runs once on a fresh file system. A crash keeps any subset of the device's writes
+//! since the last flush, whole or torn, and all writes before it: [`kedge_crash::Search`] selects
+//! such states of the device as it selects states of a program's files. The kernel mounts each. The
+//! tree that it then shows must be one that the model lists for the steps done by then.
 //!
-//! The program needs root, and mounts in a mount namespace of its own: what is mounted ends with
-//! it.
+//! The program needs root. It mounts in its own mount namespace, so the mounts end with it.
 #![forbid(unsafe_code)]
 
 mod device;
@@ -30,9 +29,9 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use workload::Workload;
 
-/// Says that the process has a mount namespace of its own.
+/// Set if the process has its own mount namespace.
 const OWN_MOUNTS: &str = "KEDGE_REALITY_OWN_MOUNTS";
-/// Nothing can be tried here.
+/// The exit code if no file system can be tested here.
 const NOTHING: u8 = 3;
 
 #[derive(Parser)]

@@ -1,4 +1,4 @@
-//! What was seen beside what is allowed.
+//! Compares the observed trees with those that the model allows.
 
 use crate::Run;
 use crate::device::{self, Kind};
@@ -9,10 +9,10 @@ use kedge_crash::{Budget, History, Model, Search};
 use parking_lot::Mutex;
 use std::fmt::Write;
 
-/// States that cannot be mounted are counted; so many are told.
+/// States that cannot be mounted are counted; at most this many are described.
 const TOLD_MAX: usize = 3;
 
-/// Of one file system and workload.
+/// The result for one file system and workload.
 pub struct Row {
     kind: &'static str,
     model: &'static str,
@@ -21,13 +21,13 @@ pub struct Row {
     writes: usize,
     flushes: usize,
     mounts: u64,
-    /// Trees that the model allows, and how many of them were seen.
+    /// Trees that the model allows, and how many of them were observed.
     allowed: usize,
     seen: usize,
     strange: Vec<Strange>,
     unmountable: Vec<String>,
     torn_unmountable: u64,
-    /// The budget ended before all that was planned was tried.
+    /// Planned states that the budget did not reach.
     unreached: u64,
 }
 
@@ -37,14 +37,14 @@ pub struct Report {
     left_out: Vec<String>,
 }
 
-/// Plays a workload and mounts what crashes leave.
+/// Plays a workload and mounts its crash states.
 pub fn row(kind: &Kind, workload: &Workload, run: &Run, states: u64) -> Result<Row> {
     let model = Model::by_name(run.model.as_deref().unwrap_or(kind.model)).context("no such model")?;
     let allowed = Allowed::new(workload, model)?;
     let temp = tempfile::Builder::new().prefix("kedge-reality-").tempdir_in(device::place())?;
     let trace = kind.record(workload, temp.path())?;
-    // A device promises least: any of the writes since the last flush, whole or torn. That is what
-    // `posix` says of a file.
+    // A device guarantees least: a crash keeps any of the writes since the last flush, whole or
+    // torn. `posix` allows the same for one file.
     let device = Model::by_name("posix").expect("it is a model");
     let history = History::new(&trace, device);
     let judge = Judge {

@@ -1,4 +1,4 @@
-//! The workloads: what the models' rules are about, one rule at a time, and random ones.
+//! The workloads: one rule of the models at a time, and random ones.
 
 use crate::workload::Workload;
 use anyhow::Result;
@@ -9,42 +9,41 @@ use rand::{Rng, SeedableRng};
 /// Steps of a random workload.
 const STEPS: std::ops::Range<usize> = 5..10;
 
-/// (a part of the quick slice, the workload)
+/// (whether it is part of the quick slice, the workload)
 const TABLE: &[(bool, &str)] = &[
-    // Names, sizes and bytes of a new file, with and without fsync, and when the kernel writes
-    // early.
+    // Names, sizes and bytes of a new file, with and without fsync, and with early writeback.
     (true, "create f; write f 0+100; out f; other; fsync f"),
     (false, "create f; write f 0+100; fdatasync f; create g; other; fsync ."),
     (false, "create f; write f 0+9000; out f; other; write f 9000+5000; out f; other; other"),
     // Appended pages, written out of order.
     (true, "create f | write f 0+4096; write f 4096+4096; write f 8192+4096; out f 1; other; fsync f"),
     (false, "create f; write f 0+100 | write f 100+100; write f 8192+100; out f 2; other; out f; other"),
-    // Replace by rename: no fsync, fsync of the file alone, the right way.
+    // Replace by rename: without fsync, with fsync of the file alone, and the correct way.
     (true, "create f; write f 0+100 | create t; write t 0+5000; rename t f; flush"),
     (false, "create f; write f 0+100 | create t; write t 0+5000; rename t f; other; other"),
     (false, "create f; write f 0+100 | create t; write t 0+5000; rename t f; out f; other; fsync ."),
     (true, "create f; write f 0+100 | create t; write t 0+5000; fsync t; rename t f; fsync ."),
     (false, "create f; write f 0+100 | create t; write t 0+100; rename t f; fsync f; create u"),
-    // A rename to a new name, and a name that is used again.
+    // A rename to a new name, and a name that is reused.
     (false, "create t; write t 0+100; rename t f; other; fsync f; rm f; create f; other"),
-    // Overwriting in place: pages in any order, two writes in one page.
+    // Overwrites in place: pages in any order, two writes in one page.
     (true, "create f; write f 0+8192 | write f 0+4096; write f 4096+4096; out f 1; other; fsync f"),
     (false, "create f; write f 0+4096 | write f 0+100; write f 3000+100; out f; other; fsync f"),
-    // Shorter, longer, and written again.
+    // Truncates to shorter and longer sizes, and writes after them.
     (true, "create f; write f 0+8192 | cut f 0; write f 0+100; out f; other; other"),
     (false, "create f; write f 0+8192 | cut f 100; other; cut f 5000; write f 6000+10; out f; other"),
-    // Order of names in one directory and in two; fsync of one file and the others' fate.
+    // Order of names in one directory and in two; fsync of one file, and the fate of the others.
     (true, "mkdir d | create a; create d/b; write d/b 0+10; fsync d/b; create c; rm a; other"),
     (false, "mkdir d; create a; write a 0+10 | rename a d/a; create a; write a 0+20; fsync a; other"),
     (false, "mkdir d; mkdir e; create d/a | rename d/a e/a; fsync e; create d/b; fsync d"),
     (false, "mkdir d; create d/f; create d/g | create x; rm d/f; fsync d/g; fsync x; rename d/g g; fsync ."),
-    // Links, the hard part of a log of single inodes.
+    // Hard links, the difficult case for a log of single inodes.
     (true, "create a; write a 0+10 | link a b; write a 10+10; fsync a; rm a; other"),
     (false, "create a; link a b | rm b; create b; fsync b; link b c; other"),
     (false, "create a; mkdir d | link a d/b; rm a; create a; fsync a; other"),
     (false, "mkdir d; create d/a | rename d e; mkdir d; create d/b; fsync d/b; other"),
     (false, "create a; create b | rename a c; rename b a; fsync a; rename c b; other"),
-    // Everything at once by another program's syncfs.
+    // Everything at once, by another program's syncfs.
     (false, "create a; write a 0+5000; flush; write a 5000+100; create b; out a; flush; rm b"),
 ];
 
@@ -58,7 +57,7 @@ pub fn workloads(quick: bool, random: u64, seed: u64) -> Result<Vec<Workload>> {
 const NAMES: &[&str] = &["a", "b", "d/a", "d/b"];
 const KERNEL: &[&str] = &["other", "out a", "out b", "out d/a"];
 
-/// A workload from a seed. Steps that the file system would refuse are left out.
+/// A random workload. Steps that the file system would refuse are left out.
 fn chance(seed: u64) -> Workload {
     let mut rng = SmallRng::seed_from_u64(seed);
     let before = "mkdir d; create a; write a 0+5000; create d/b; write d/b 0+100";

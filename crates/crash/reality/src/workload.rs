@@ -1,18 +1,18 @@
-//! Small programs as text, played on a real directory and on the model's disk.
+//! Small programs as text, run on a real directory and on the model's disk.
 //!
-//! A workload is a list of steps, divided by `;`. The part before `|` is there and durable when the
-//! crash test begins. Files are named below the directory `w`; `.` is that directory.
+//! A workload is a list of steps, separated by `;`. The part before `|` is durable when the crash
+//! test begins. Paths are relative to the directory `w`; `.` is that directory.
 //!
 //! | step | |
 //! |---|---|
 //! | `create F`, `mkdir D`, `link F G`, `rename F G`, `rm F` | names |
 //! | `write F AT+LEN`, `cut F SIZE` | bytes: each write has a letter of its own; truncate |
 //! | `fsync F`, `fdatasync F` | persistence calls of the program |
-//! | `out F`, `out F PAGE` | the kernel starts to write the file's dirty pages, or one of them, by itself |
+//! | `out F`, `out F PAGE` | the kernel starts writeback of the file's dirty pages, or of one of them |
 //! | `other` | another program's fsync of a file of its own |
 //! | `flush` | another program's syncfs |
 //!
-//! The model does not hear of the last three: a kernel may do such things at any time.
+//! The model skips the last three steps: a kernel may do such things at any time.
 
 use anyhow::{Context, Result, anyhow, bail};
 use kedge_crash::{Disk, Trace};
@@ -118,7 +118,7 @@ impl fmt::Display for Workload {
     }
 }
 
-/// What the `n`-th step writes.
+/// The bytes that step `n` writes.
 fn bytes(n: usize, len: usize) -> Vec<u8> {
     vec![b'A' + (n % 26) as u8; len]
 }
@@ -128,8 +128,8 @@ fn place(name: &str) -> &str {
 }
 
 impl Workload {
-    /// What the model makes of it: the recording, and for each number of steps done the crash point
-    /// behind them.
+    /// Runs the workload on the model: the recording, and for each number of steps done the crash
+    /// point after them.
     pub fn trace(&self) -> Result<(Trace, Vec<u32>)> {
         let disk = Disk::new();
         for (n, step) in self.before.iter().enumerate() {
@@ -144,8 +144,8 @@ impl Workload {
         Ok((disk.trace(), points))
     }
 
-    /// Plays it on a file system that is mounted at `root`. `told` hears after how many steps it
-    /// is; 0: what was before is durable.
+    /// Runs the workload on a file system mounted at `root`. Calls `told` after each step with the
+    /// number of steps done; 0 means that the preparation is durable.
     pub fn play(&self, root: &Path, told: &mut dyn FnMut(usize) -> Result<()>) -> Result<()> {
         let real = Real { dir: root.join("w"), other: root.join("other") };
         fs::create_dir(&real.dir)?;
@@ -153,8 +153,8 @@ impl Workload {
         for (n, step) in self.before.iter().enumerate() {
             real.play(step, n).with_context(|| format!("{step}"))?;
         }
-        // Twice: what the first leaves for later, like the logs that it makes superfluous, is not
-        // the workload's doing.
+        // Twice: the first sync leaves deferred work, such as logs that it made obsolete, which
+        // would show up as writes of the workload.
         for _ in 0..2 {
             syncfs(File::open(root)?)?;
         }
@@ -183,10 +183,10 @@ fn play_on_disk(step: &Step, n: usize, disk: &Disk) -> Result<()> {
     Ok(())
 }
 
-/// The directory of a workload on a real file system.
+/// A workload's directory on a real file system.
 struct Real {
     dir: PathBuf,
-    /// A file of another program.
+    /// A file that belongs to another program.
     other: PathBuf,
 }
 
@@ -212,8 +212,8 @@ impl Real {
             Step::Cut { file, size } => writable(file)?.set_len(*size)?,
             Step::Fsync { file, datasync: false } => File::open(self.path(file))?.sync_all()?,
             Step::Fsync { file, datasync: true } => File::open(self.path(file))?.sync_data()?,
-            // The advice starts the write of dirty pages without waiting for it: what the flusher
-            // does when it likes.
+            // The advice starts writeback of dirty pages without waiting, as the flusher may at any
+            // time.
             Step::Out { file, page } => {
                 let (at, len) = page.map_or((0, None), |page| (page * PAGE, NonZeroU64::new(PAGE)));
                 fadvise(File::open(self.path(file))?, at, len, Advice::DontNeed)?;
@@ -232,8 +232,8 @@ impl Real {
 }
 
 impl Workload {
-    /// The kernel refuses more than the model's disk: a second `create` of a name, a write to a
-    /// directory.
+    /// Whether the kernel accepts every step. It refuses more than the model's disk: a second
+    /// `create` of a name, a write to a directory.
     pub fn is_real(&self) -> bool {
         tempfile::tempdir_in(crate::device::place())
             .is_ok_and(|dir| self.play(dir.path(), &mut |_| Ok(())).is_ok())

@@ -1,8 +1,9 @@
-//! A slice of the comparison, where the kernel has the file systems; and that it can fail.
+//! A short comparison for the file systems that this kernel has, and a test that the comparison can
+//! fail.
 
 use std::process::{Command, Output};
 
-/// The program found nothing that it could try.
+/// The exit code if the program could test no file system.
 const NOTHING: i32 = 3;
 
 fn reality(args: &[&str]) -> Output {
@@ -14,7 +15,7 @@ fn text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// Whether something was tried; else the skip is noted.
+/// Whether something was tested; otherwise the skip is logged.
 fn was_tried(output: &Output) -> bool {
     let text = text(output);
     for line in text.lines().filter(|l| l.contains(": left out: ")) {
@@ -42,8 +43,7 @@ fn what_the_kernel_shows_is_allowed() {
     }
 }
 
-/// `strict` allows one tree for each step: pages that the kernel wrote out of order are none of
-/// them.
+/// `strict` allows one tree for each step, which excludes pages that the kernel wrote out of order.
 #[test]
 fn a_model_that_is_too_strict_is_found_out() {
     if is_left_out() {

@@ -1,21 +1,21 @@
-//! Records what a program does to a file system: a KedgeFS in memory, mounted on a directory of its
-//! own, that writes down each call before it answers.
+//! Records what a program does to a file system: mounts a KedgeFS in memory on a directory of its
+//! own and records each call before it returns.
 //!
 //! ```text
-//! log         the recording as it grows; who called
-//! recording   the file system that writes down what is done to it
-//! output      what the command prints: promises in it
-//! outside     what the command writes elsewhere
-//! stack       where in the program a call was made
+//! log         the growing recording; processes of the calls
+//! recording   the file system that records its calls
+//! output      the command's standard output, which may contain promises
+//! outside     files that the command writes outside the mount
+//! stack       the callers of a recorded call
 //! run         mount, fill, run the command, unmount
-//! live        a mount that loses power when it is told to
-//! rules       what happens at which call of it
-//! tree        a file system's tree as a recording, and back
+//! live        a mount that loses power on request
+//! rules       rules: which calls of it fail or crash
+//! tree        converts a file system's tree to a recording, and back
 //! ```
 //!
-//! The mount writes through: each write(2) is one request of the thread that called it. Stores
-//! through shared mappings come when the kernel writes the pages back: at msync, fsync, munmap or
-//! when it likes; their thread is not known.
+//! The mount is write-through: each write(2) is one request of the calling thread. Stores to shared
+//! mappings arrive when the kernel writes the pages back: at msync, fsync, munmap or at any other
+//! time; their thread is unknown.
 #![forbid(unsafe_code)]
 
 mod live;

@@ -1,35 +1,35 @@
-//! A mount that can lose power at any moment, and whose calls can be made to fail.
+//! A mount that can lose power at any moment, and whose calls can be made to fail by rules.
 //!
-//! Everything that was done since the last crash is kept in memory. A crash builds the state that
-//! the model leaves of it, makes the file system hold that, and goes on from there. Nothing is
-//! unmounted.
+//! All calls since the last crash are kept in memory. A crash picks a state that the model allows
+//! for them, makes the file system hold that state, and continues from there. Nothing is unmounted.
 //!
 //! # Generations
-//! After a crash, what a program had open is gone, as after a restart of the machine. The kernel
-//! knows inodes by number, so the numbers it gets carry the count of crashes in their upper bits,
-//! and a request for a number of an earlier generation returns EIO. Only the root directory keeps
-//! its number. So each open of a directory gets the generation as its handle, and a listing or an
-//! fsync of the root with the handle of an earlier generation returns EIO, too. The kernel asks for
-//! each name again (it may cache nothing on these mounts), so that programs that start after the
-//! crash find what is left.
+//! After a crash, open files are gone, as after a restart of the machine. The kernel identifies
+//! inodes by number, so the number that it gets has the count of crashes in its upper bits, and a
+//! request for an inode of an earlier generation returns EIO. Only the root directory keeps its
+//! number. So each open of a directory gets the generation as its handle, and a listing or an fsync
+//! of the root with the handle of an earlier generation returns EIO, too. The kernel asks for each
+//! name again (it may cache nothing on these mounts), so that programs that start after the crash
+//! see the new state.
 //!
-//! sync(2) and syncfs(2) come without a handle. Such a call that reaches the mount after a crash
-//! speaks of what is there then, from whatever descriptor it was made.
+//! sync(2) and syncfs(2) come without a handle. After a crash they apply to the new state, whatever
+//! descriptor they were called with.
 //!
 //! # The gate
-//! Each operation holds the gate for reading while it runs, a crash for writing: it happens between
-//! two operations, never in the middle of one.
+//! Each operation holds the gate for reading while it runs; a crash holds it for writing. So a
+//! crash happens between two operations, never inside one.
 //!
-//! An fsync ends without the gate, or a crash could not come before it has ended. The log decides
-//! whether it succeeds: the crash cuts the log under the log's lock and builds the state from what
-//! is in it, and an fsync appends its success under the same lock. If it comes first, its bytes are
-//! in the state. If the cut comes first, the append is refused and the fsync fails. A number that
-//! is changed before or after the cut cannot decide: between the two, an fsync would succeed whose
-//! bytes are lost. The generation only makes more of them fail: one that a crash has overtaken
-//! fails even if its bytes are there, as its caller would not have lived to see the answer.
+//! An fsync completes without the gate; otherwise no crash could precede its completion. The log
+//! decides whether it succeeds: the crash cuts the log under the log's lock and builds the state
+//! from what is in it, and an fsync appends its success under the same lock. If the append comes
+//! first, its bytes are in the state. If the cut comes first, the append is refused and the fsync
+//! fails. The generation alone cannot decide: it changes before or after the cut, and an fsync
+//! between the two would succeed although its bytes are lost. It only makes more fsyncs fail: one
+//! that a crash overtakes fails even if its bytes survive, since its caller would not have survived
+//! to see the result.
 //!
-//! If the state cannot be made (no room, say), the tree is neither old nor new: from then on every
-//! operation fails, and every answer says why.
+//! If the state cannot be built (for lack of room, say), the tree is neither old nor new: from then
+//! on every operation fails, and the error gives the reason.
 
 use crate::log::Log;
 use crate::recording::{Recording, cut_off as stale};
@@ -51,32 +51,31 @@ use std::time::Duration;
 
 const GENERATION_SHIFT: u32 = 48;
 const GENERATION_MAX: u64 = u16::MAX as u64;
-/// Lost calls that an answer names; all are counted.
+/// Lost calls named in the reply to a crash; all are counted.
 const NAMED_MAX: usize = 100;
-/// Directories above one another; a path that is deeper is cut off.
+/// Depth of directories; a deeper path is truncated.
 const DEPTH_MAX: usize = 256;
-/// Names that are remembered. Beyond it the memory starts anew, and the kernel's next look-ups fill
-/// it.
+/// Names kept in memory. At the limit all are dropped, and the kernel's next lookups refill them.
 const NAMES_MAX: usize = 1 << 20;
 
-/// What a crash did.
+/// The result of a crash.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Crashed {
-    /// Crashes of this mount, this one included.
+    /// Crashes of this mount, including this one.
     pub crashes: u64,
     pub model: String,
-    /// The calls that were lost, in whole or in part, the first of them by name.
+    /// The calls that were lost, in whole or in part; only the first are named.
     pub lost: Vec<String>,
     pub lost_count: u64,
-    /// Calls before them that were taken as durable, because they were too many to be remembered.
+    /// Earlier calls that counted as durable because too many were kept in memory.
     pub forgotten: u64,
-    /// Of a torn write: which bytes of its last page are there.
+    /// For a torn write: which bytes of its last page survive.
     pub torn: Option<String>,
-    /// Why the tree is not what it should be; nothing works any more.
+    /// Why the tree could not be built; every operation fails from then on.
     pub error: Option<String>,
 }
 
-/// What the gate guards.
+/// The data that the gate protects.
 struct World {
     recording: Recording,
     log: Arc<Log>,
@@ -87,23 +86,23 @@ struct World {
 struct Inner {
     fs: FileSystem,
     gate: RwLock<World>,
-    /// Crashes so far. Changed under the gate.
+    /// Crashes so far. Changes only under the gate.
     generation: AtomicU64,
     rules: Mutex<Rules>,
-    /// Directory and name of each inode that the kernel has asked for.
+    /// Directory and name of each inode that the kernel has looked up.
     names: Mutex<HashMap<Ino, (Ino, Vec<u8>)>>,
-    /// The last crash, and who waits for one.
+    /// The last crash, with a condition variable for waiters.
     last: Mutex<Option<Crashed>>,
     crashed: Condvar,
-    /// Bytes of calls that are remembered.
+    /// Limit of the bytes of calls kept in memory.
     history_max: u64,
 }
 
-/// What an fsync is of.
+/// The target of an fsync.
 #[derive(Clone, Copy)]
 struct Synced {
     ino: Ino,
-    /// What its open got, if that is known.
+    /// The handle from its open, if known.
     handle: Option<u64>,
     datasync: bool,
 }
@@ -113,7 +112,8 @@ struct Synced {
 pub struct Live(Arc<Inner>);
 
 impl Live {
-    /// What the file system holds now is durable. At most `history_max` bytes of calls are kept.
+    /// The current content of the file system is durable. At most `history_max` bytes of calls are
+    /// kept in memory.
     pub fn new(fs: FileSystem, history_max: u64) -> Result<Live> {
         let log = Arc::new(Log::in_memory(baseline(&fs)?));
         let recording = Recording::plain(fs.clone(), log.clone());
@@ -138,12 +138,12 @@ impl Live {
         self.0.rules.lock().clear();
     }
 
-    /// Each rule, how many calls it was for, and how often it was applied.
+    /// Each rule, how many calls it matched, and how often it was applied.
     pub fn rules(&self) -> Vec<(String, u64, u64)> {
         self.0.rules.lock().list()
     }
 
-    /// The last crash, as soon as there have been `crashes` of them; `None`: not in that time.
+    /// Waits up to `time` until there have been `crashes` crashes, and returns the last one.
     pub fn wait(&self, crashes: u64, time: Duration) -> Option<Crashed> {
         let mut last = self.0.last.lock();
         let is_early = |last: &mut Option<Crashed>| last.as_ref().map_or(0, |l| l.crashes) < crashes;
@@ -151,8 +151,8 @@ impl Live {
         if late { None } else { last.clone() }
     }
 
-    /// Loses what is not persistent. `kill` are ended first, at the same moment as far as the file
-    /// system can tell: none of their calls gets in between.
+    /// Loses what is not persistent. The processes in `kill` are killed first, under the gate, so
+    /// that none of their calls comes in between.
     pub fn crash(&self, crash: &Crash, kill: &[i32]) -> Crashed {
         let inner = &self.0;
         let mut world = inner.gate.write();
@@ -169,7 +169,8 @@ impl Live {
         };
         if world.failed.is_none() {
             world.failed = match generation {
-                // What the kernel still holds of the first would be taken for new.
+                // Inode numbers that the kernel still holds from the first generation would be
+                // valid again.
                 n if n > GENERATION_MAX => Some("too many crashes of one mount: mount anew".to_owned()),
                 _ => inner.lose(&mut world, crash, &mut told).err().map(|e| e.to_string()),
             };
@@ -182,8 +183,9 @@ impl Live {
         told
     }
 
-    /// The operations' way in. Recursive, for readdir looks entries up while it runs. One that had
-    /// to wait for a crash fails: it was made before power failed, and its process may be dead.
+    /// Each operation enters here. The lock is recursive, since readdir looks up entries while it
+    /// runs. An operation that had to wait for a crash fails: it was made before power failed, and
+    /// its process may be dead.
     fn enter(&self) -> Result<RwLockReadGuard<'_, World>> {
         let generation = self.0.generation.load(Ordering::Relaxed);
         let world = self.0.gate.read_recursive();
@@ -191,7 +193,7 @@ impl Live {
         if is_late || world.failed.is_some() { Err(stale()) } else { Ok(world) }
     }
 
-    /// The inode behind a number that the kernel has.
+    /// The inode for a number that the kernel has.
     fn real(&self, ino: Ino) -> Result<Ino> {
         if ino == Ino::ROOT {
             return Ok(ino);
@@ -202,8 +204,8 @@ impl Live {
         }
     }
 
-    /// The inode of a request that came with an open file. Only the root, whose number stays, needs
-    /// to be told apart by what the open got.
+    /// The inode of a request with an open file. Only for the root, whose number never changes,
+    /// does the handle decide the generation.
     fn real_opened(&self, ino: Ino, handle: Option<u64>) -> Result<Ino> {
         let generation = self.0.generation.load(Ordering::Relaxed);
         match ino == Ino::ROOT && handle.is_some_and(|handle| handle != generation) {
@@ -212,7 +214,7 @@ impl Live {
         }
     }
 
-    /// The number that the kernel gets.
+    /// The number that the kernel gets for an inode.
     fn shown(&self, ino: Ino) -> Ino {
         match ino {
             Ino::ROOT => ino,
@@ -254,7 +256,7 @@ impl Live {
         self.0.rules.lock().meet(on, &paths)
     }
 
-    /// Runs a call that changes something, unless a rule has other plans for it.
+    /// Runs a call that changes something, unless a rule makes it fail or crash.
     fn change<T>(
         &self,
         on: On,
@@ -279,7 +281,7 @@ impl Live {
         result
     }
 
-    /// Takes all as durable when there is too much to remember.
+    /// Marks all calls durable when too many are kept in memory.
     fn forget(&self) {
         let inner = &self.0;
         let is_full = |world: &World| world.log.lock().bytes > inner.history_max;
@@ -300,8 +302,7 @@ impl Live {
         }
     }
 
-    /// Completes with an error if a crash has come since, even if the log was cut late enough to
-    /// have the call.
+    /// Fails the completion if a crash came since, even if the cut log contains the call.
     fn unless_crashed(&self, done: Done) -> Done {
         let inner = self.0.clone();
         let generation = inner.generation.load(Ordering::Relaxed);
@@ -315,10 +316,10 @@ impl Live {
         let live = self.clone();
         let finish: Done = Box::new(move |result| {
             let Some((crash, kill)) = crash_after else { return done(result) };
-            // On a thread of its own: this one may be the log's, for which a crash has to wait.
+            // On its own thread: this one may be the log's, and a crash waits for the log.
             let crashing = spawn_named("kedge-crash", move || {
                 live.crash(&crash, &kill);
-                // By then it fails: its caller did not live to see it succeed.
+                // Fails by then: the caller did not survive to see success.
                 done(result);
             });
             if let Err(e) = crashing {
@@ -348,7 +349,7 @@ fn end(pid: i32) {
 fn processes(kill: Option<Kill>, caller: u32) -> Vec<i32> {
     let pid = match kill {
         Some(Kill::Process(pid)) => Some(pid),
-        // A signal to a thread's number ends its whole process.
+        // A signal to a thread's number kills its whole process.
         Some(Kill::Caller) if caller > 0 => i32::try_from(caller).ok(),
         Some(Kill::Caller) | None => None,
     };
@@ -356,7 +357,7 @@ fn processes(kill: Option<Kill>, caller: u32) -> Vec<i32> {
 }
 
 impl Inner {
-    /// Starts remembering from what is there now.
+    /// Starts a new history from the current content.
     fn begin(&self, world: &mut World) -> Result<()> {
         world.log = Arc::new(Log::in_memory(baseline(&self.fs)?));
         world.recording = Recording::plain(self.fs.clone(), world.log.clone());
@@ -388,7 +389,7 @@ impl Inner {
         self.begin(world)
     }
 
-    /// What a failed fsync does to the pages of a file; see [`Like`].
+    /// Applies to a file's pages what a failed fsync does on file system `like`; see [`Like`].
     fn drop_dirty(&self, world: &World, ino: Ino, like: Like) -> Result<()> {
         let model = Model::by_name(match like {
             Like::Ext4 => "ext4",
@@ -414,7 +415,7 @@ impl Inner {
             for event in lost {
                 let event = &mut events[event as usize];
                 let Call::Write { ino: of, offset, data, .. } = &mut event.call else {
-                    // The new size of a file that falls back to its old one is gone as well.
+                    // Where the file falls back to its old size, the new size is dropped as well.
                     if like == Like::Btrfs
                         && matches!(event.call, Call::Truncate { ino: of, .. } if of == ino.0)
                     {
@@ -454,7 +455,7 @@ impl Inner {
     }
 }
 
-/// Everything is there but a part of the last page that was written.
+/// Everything survives except part of the last page written.
 fn torn(history: &History, at: u32, told: &mut Crashed) -> Recipe {
     let last = (0..history.micros.len() as u32).rev().find(|n| history.may_tear(*n, at));
     let Some(micro) = last else { return Recipe::new(at, Pick::All) };
@@ -468,7 +469,7 @@ fn torn(history: &History, at: u32, told: &mut Crashed) -> Recipe {
     let torn = (cut > 0).then_some(Torn { micro, sectors: 0..cut });
     match torn {
         Some(torn) => Recipe { at, pick: Pick::All, torn: Some(torn) },
-        // A write of one sector is there or not.
+        // A write within one sector is atomic.
         None => Recipe::new(at, Pick::Lose(vec![micro])),
     }
 }

@@ -1,4 +1,4 @@
-//! The operations of a live crash test: numbers of inodes translated, rules asked, calls recorded.
+//! The operations of a live crash test: translates inode numbers, applies rules, records calls.
 
 use super::{Live, Synced, processes, stale, without_generation};
 use crate::rules::{Action, On};
@@ -24,7 +24,7 @@ impl Live {
         })
     }
 
-    /// fsync fails, and the pages are what that file system would leave.
+    /// Fails an fsync and leaves the pages as that file system would.
     fn fail_fsync(&self, ino: Ino, errno: i32, like: crate::rules::Like) -> Error {
         let mut world = self.0.gate.write();
         let dropped = self.real(ino).and_then(|ino| self.0.drop_dirty(&world, ino, like));
@@ -37,8 +37,8 @@ impl Live {
         }
     }
 
-    /// An fsync, unless a rule has other plans for it. It belongs to the generation in which it
-    /// came, however long it is kept waiting.
+    /// Runs an fsync, unless a rule makes it fail or crash. It belongs to the generation in which
+    /// it arrived, even if a rule delays it.
     fn ruled_fsync(&self, of: Synced, done: Done) {
         let done = self.unless_crashed(done);
         match self.meet(On::Fsync, &[(of.ino, None)]) {
@@ -57,7 +57,7 @@ impl Live {
                     std::thread::sleep(time);
                     live.fsync(of, None, done);
                 });
-                // The closure owned `done`; dropped, it completes with EIO.
+                // The closure owned `done`; dropping it completes with EIO.
                 if let Err(e) = waiting {
                     tracing::error!("no slow fsync: a thread cannot be started: {e}");
                 }
@@ -150,7 +150,7 @@ impl Ops for Live {
         self.change(On::Rename, &[(dir, Some(name)), (new_dir, Some(new_name))], |world| {
             let (dir, new_dir) = (self.real(dir)?, self.real(new_dir)?);
             world.recording.rename(dir, name, new_dir, new_name, mode)?;
-            // What went the other way in an exchange is looked up before it is used again.
+            // An exchange moves a second name; look it up before its path is used again.
             if let Ok(moved) = world.recording.lookup(new_dir, new_name) {
                 self.learn(new_dir, new_name, moved.ino);
             }
@@ -207,7 +207,7 @@ impl Ops for Live {
     }
 
     fn sync(&self) -> Result<()> {
-        // Under the gate: no crash comes before it has returned.
+        // Under the gate: no crash comes before it returns.
         self.enter()?.recording.sync()
     }
 
@@ -238,7 +238,7 @@ impl Ops for Live {
         self.enter()?.recording.pin(self.real(ino)?)
     }
 
-    /// The kernel gives back what it held before a crash, too.
+    /// The kernel also forgets inodes of earlier generations.
     fn unpin(&self, ino: Ino, count: u64) {
         self.0.fs.unpin(without_generation(ino), count);
     }

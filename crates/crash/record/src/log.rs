@@ -1,4 +1,4 @@
-//! The recording as it grows.
+//! The growing recording.
 
 use crate::output::Output;
 use crate::stack::Stacks;
@@ -11,52 +11,52 @@ use std::fs::{self, File};
 use std::io::BufWriter;
 use std::sync::{Arc, OnceLock};
 
-/// Command lines of processes, for people.
+/// Bytes of a command line shown to people.
 const COMMAND_MAX: usize = 200;
-/// Threads whose process is remembered. Beyond it the memory starts anew: a process may then be
-/// named twice.
+/// Threads whose process is kept. At the limit all are dropped, and a process may get a second
+/// event.
 const THREADS_MAX: usize = 1 << 16;
 
-/// What many threads append to. The lock is held over a change of the file system and its record,
-/// so that the recording has the order in which things took effect. It is taken before any lock of
-/// the file system.
+/// The log of all threads. Its lock is held over a change of the file system and its record, so
+/// that the recording has the order in which calls took effect. It is taken before any lock of the
+/// file system.
 pub struct Log {
     state: Mutex<State>,
     clock: SystemClock,
-    /// What the command prints, if lines of it are promises.
+    /// The command's standard output, if lines of it are promises.
     output: OnceLock<Arc<Output>>,
-    /// Looks where calls were made, if that is wanted.
+    /// Finds the callers of each call, if enabled.
     stacks: OnceLock<Stacks>,
 }
 
 pub struct State {
     out: Sink,
-    /// Events so far.
+    /// Number of events so far.
     pub count: u64,
     pub marks: u64,
-    /// Room that events took which were kept in memory, those at the beginning apart.
+    /// Bytes of the events kept in memory, without the baseline.
     pub bytes: u64,
-    /// Why nothing is recorded any more.
+    /// Why recording stopped.
     failed: Option<KcrError>,
     processes: HashMap<u32, u32>,
-    /// For each inode whose pages a failed fsync dropped: how often that happened.
+    /// For each inode: how often a failed fsync has dropped its pages.
     dropped: HashMap<u64, u64>,
     drops: u64,
 }
 
-/// Where events go.
+/// The destination of events.
 enum Sink {
     File(Writer<BufWriter<File>>),
-    /// Kept, for a crash at any moment.
+    /// Kept in memory, for a crash at any moment.
     Memory(Vec<Event>),
-    /// Nowhere any more: the recording could not be written, or all that it has counts as durable.
+    /// Closed: the recording could not be written, or everything in it counts as durable.
     Closed,
-    /// Nowhere any more: power failed. What comes now is in no state that the crash left.
+    /// Closed by a power failure. Later calls are in no state that the crash could leave.
     Cut,
 }
 
 impl State {
-    /// How often a failed fsync has dropped pages of this inode, or of any.
+    /// How often a failed fsync has dropped pages of this inode, or of any inode.
     pub fn drops(&self, ino: Option<u64>) -> u64 {
         ino.map_or(self.drops, |ino| self.dropped.get(&ino).copied().unwrap_or(0))
     }
@@ -68,7 +68,7 @@ impl Log {
         Ok(Log::with(Sink::File(out), 0))
     }
 
-    /// A recording in memory that begins with these events.
+    /// A recording in memory that starts with these events.
     pub fn in_memory(events: Vec<Event>) -> Log {
         let count = events.len() as u64;
         Log::with(Sink::Memory(events), count)
@@ -89,24 +89,24 @@ impl Log {
         Log { state: Mutex::new(state), clock: SystemClock::default(), output, stacks }
     }
 
-    /// From here on each call is recorded with its callers.
+    /// Records the callers of each later call.
     pub fn look_at_stacks(&self, stacks: Stacks) {
-        // One command, one decision.
+        // Called once for each command.
         assert!(self.stacks.set(stacks).is_ok(), "a log looks at stacks or does not");
     }
 
-    /// Calls whose callers could not be found, if they were looked for.
+    /// Calls whose callers were searched for and not found.
     pub fn without_stack(&self) -> u64 {
         self.stacks.get().map_or(0, Stacks::missing)
     }
 
-    /// From here on this output is taken in before each call.
+    /// Reads this output before each later call.
     pub fn listen(&self, output: Arc<Output>) {
-        // One command, one output.
+        // Called once for each command.
         assert!(self.output.set(output).is_ok(), "a log listens once");
     }
 
-    /// What was promised up to now is in the recording then.
+    /// Locks the log and first records the promises printed so far.
     pub fn lock(&self) -> MutexGuard<'_, State> {
         let mut state = self.state.lock();
         if let Some(output) = self.output.get() {
@@ -115,8 +115,8 @@ impl Log {
         state
     }
 
-    /// Writes a call down. `false`: power failed before, and the call is in none of the states that
-    /// the crash could leave.
+    /// Records a call. `false`: power failed before, and the call is in no state that the crash
+    /// could leave.
     pub fn append(&self, state: &mut State, tid: u32, errno: i32, call: Call) -> bool {
         let pid = match tid {
             0 => 0,
@@ -129,8 +129,7 @@ impl Log {
         !matches!(state.out, Sink::Cut)
     }
 
-    /// A thread that called for the first time: its process gets an event, unless another of its
-    /// threads was here.
+    /// Returns the thread's process; the first call of a process gets an event.
     fn meet(&self, state: &mut State, tid: u32) -> u32 {
         let (pid, name, command) = look_at(tid);
         if state.processes.len() >= THREADS_MAX {
@@ -147,7 +146,7 @@ impl Log {
     fn put(&self, state: &mut State, pid: u32, tid: u32, errno: i32, call: Call) {
         let time = u64::try_from(self.clock.monotonic().as_nanos()).unwrap_or(u64::MAX);
         let is_mark = matches!(call, Call::Mark { .. });
-        // A request that no thread made, such as a page that the kernel writes back, has none.
+        // A request that no thread made, such as writeback by the kernel, has no stack.
         let stack = match self.stacks.get().filter(|_| tid != 0 && !matches!(call, Call::Process { .. })) {
             Some(stacks) => stacks.of(pid, tid),
             None => Vec::new(),
@@ -160,7 +159,7 @@ impl Log {
                 events.push(event);
                 Ok(())
             }
-            // To the kernel at once: a recorder that is killed loses nothing that was answered.
+            // Written to the kernel at once: a killed recorder loses no call that has returned.
             Sink::File(out) => out.append(&event).and_then(|()| out.flush()),
         };
         match put {
@@ -168,8 +167,8 @@ impl Log {
                 state.count += 1;
                 state.marks += u64::from(is_mark);
             }
-            // A recording with a hole would accuse the program of what it did not do: it ends here,
-            // and says so at the end.
+            // A recording with a hole would blame the program for calls it did not omit, so
+            // recording stops here, and the end reports it.
             Err(e) => {
                 tracing::error!("the recording cannot be written: {e}");
                 state.failed = Some(e);
@@ -178,14 +177,14 @@ impl Log {
         }
     }
 
-    /// Power fails: what was kept in memory up to here. An fsync that ends later finds the log cut
-    /// and fails.
+    /// Cuts the log at a power failure and returns the events kept. An fsync that completes later
+    /// finds the log cut and fails.
     pub fn cut(&self) -> Vec<Event> {
         self.end_with(Sink::Cut)
     }
 
-    /// All that was kept in memory counts as durable. An fsync that ends later has nothing to add,
-    /// and succeeds.
+    /// Marks everything kept as durable and returns it. An fsync that completes later has nothing
+    /// to add, and succeeds.
     pub fn settle(&self) -> Vec<Event> {
         self.end_with(Sink::Closed)
     }
@@ -197,8 +196,7 @@ impl Log {
         }
     }
 
-    /// Changes what was kept in memory, because an fsync of this inode failed and dropped its
-    /// pages.
+    /// Changes the events kept because an fsync of this inode failed and dropped its pages.
     pub fn revise(&self, ino: u64, revise: impl FnOnce(&mut Vec<Event>)) {
         let mut state = self.state.lock();
         let state = &mut *state;
@@ -209,7 +207,7 @@ impl Log {
         }
     }
 
-    /// Ends the recording, and says whether all of it was written.
+    /// Ends the recording, and reports whether all of it was written.
     pub fn finish(&self) -> Result<(u64, u64), KcrError> {
         let mut state = self.state.lock();
         if let Some(e) = state.failed.take() {
@@ -222,7 +220,7 @@ impl Log {
     }
 }
 
-/// Process, name and command line of a thread; of one that is gone already, what can be said.
+/// Process, name and command line of a thread, as far as /proc still has them.
 fn look_at(tid: u32) -> (u32, String, String) {
     let text = |file: &str| fs::read_to_string(format!("/proc/{tid}/{file}")).unwrap_or_default();
     let status = text("status");

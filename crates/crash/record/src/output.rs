@@ -1,13 +1,13 @@
-//! The command's standard output, whose lines may be promises.
+//! The command's standard output, in which lines may be promises.
 //!
-//! What a thread printed before it calls is in the pipe when its call comes. So whoever writes down
-//! a call first takes in what the pipe holds: a promise stands behind the calls that were answered
-//! before it, and before those that came after it. It may come later than it was made, never
-//! earlier.
+//! What a thread printed before a call is in the pipe when the call arrives. So the thread that
+//! records a call first reads the pipe: a promise is recorded after the calls that had returned
+//! before it was printed, and before the calls made after it. It may be recorded later than it was
+//! printed, never earlier.
 //!
-//! Passing the lines on may have to wait for whoever reads them, so a thread of its own does that.
-//! If it lags by more than [`WAITING_MAX`], the pipe is left alone until it has caught up. The
-//! promises in it are then late.
+//! Passing the lines on may block on their reader, so a separate thread does that. If it lags by
+//! more than [`WAITING_MAX`] bytes, the pipe is not read until the thread has caught up; promises
+//! are then recorded late.
 
 use crate::log::Log;
 use parking_lot::Mutex;
@@ -18,9 +18,9 @@ use rustix::io::{Errno, read, retry_on_intr, write};
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 
-/// Bytes that were read and not passed on.
+/// Bytes that were read and not yet passed on.
 const WAITING_MAX: usize = 1 << 20;
-/// A longer line is judged by its beginning.
+/// Only this much of a longer line is matched.
 const LINE_MAX: usize = 64 << 10;
 
 pub struct Output {
@@ -33,7 +33,7 @@ pub struct Output {
 
 #[derive(Default)]
 struct Inner {
-    /// The line that is not at its end yet.
+    /// The current incomplete line.
     line: Vec<u8>,
     waiting: Vec<u8>,
     is_over: bool,
@@ -42,13 +42,13 @@ struct Inner {
 impl Output {
     /// Lines that match `ack` are promises.
     pub fn new(pipe: OwnedFd, ack: Regex) -> io::Result<Output> {
-        // Of this end only: what the command writes to waits as before.
+        // Non-blocking at this end only: the command's writes block as before.
         fcntl_setfl(&pipe, fcntl_getfl(&pipe)? | OFlags::NONBLOCK)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Output { pipe, wake, ack, inner: Mutex::default() })
     }
 
-    /// Reads what is there. `note` hears the promises, in their order.
+    /// Reads the pipe without blocking and calls `note` for each promise in order.
     pub fn take_in(&self, mut note: impl FnMut(String)) {
         let mut inner = self.inner.lock();
         let was_waiting = !inner.waiting.is_empty();
@@ -57,7 +57,7 @@ impl Output {
             match retry_on_intr(|| read(&self.pipe, &mut bytes)) {
                 Ok(0) => {
                     inner.is_over = true;
-                    // The last line may have no end.
+                    // The last line may lack a newline.
                     if !inner.line.is_empty() {
                         self.judge(&mut inner, &mut note);
                     }
@@ -72,7 +72,8 @@ impl Output {
         }
         let is_new = !was_waiting && !inner.waiting.is_empty();
         drop(inner);
-        // EAGAIN would say that it was woken many times and has not looked.
+        // EAGAIN would mean that the counter is full: the thread was woken many times and has not
+        // read it.
         if is_new
             && let Err(e) = write(&self.wake, &1u64.to_ne_bytes())
             && e != Errno::AGAIN
@@ -105,7 +106,7 @@ impl Output {
         inner.line.clear();
     }
 
-    /// Passes all on until the command and whoever else has the pipe have closed it.
+    /// Passes everything on until all writers have closed the pipe.
     pub fn pass_on(&self, log: &Log) {
         loop {
             let mut fds = [PollFd::new(&self.pipe, PollFlags::IN), PollFd::new(&self.wake, PollFlags::IN)];
@@ -113,13 +114,13 @@ impl Output {
                 return tracing::error!("the command's output is not passed on: {e}");
             }
             let mut count = [0; 8];
-            // EAGAIN: it was the pipe that woke this thread.
+            // EAGAIN: the pipe woke this thread.
             if let Err(e) = retry_on_intr(|| read(&self.wake, &mut count))
                 && e != Errno::AGAIN
             {
                 return tracing::error!("the command's output is not passed on: {e}");
             }
-            // Who locks the log takes in what is there.
+            // Locking the log reads the pipe.
             drop(log.lock());
             let (bytes, is_over) = {
                 let mut inner = self.inner.lock();

@@ -1,24 +1,24 @@
-//! Files outside the mount that the command has open for writing: no crash state has them, and the
-//! user should know.
+//! Finds files outside the mount that the command has open for writing: no crash state contains
+//! them, and the report warns of them.
 //!
-//! It is asked now and then, by what /proc says of the command and all that it started. A file that
-//! is open for a moment only is not noticed: there is no claim that nothing was written elsewhere.
+//! Sampled from /proc, for the command and all its descendants. A file that is open only briefly
+//! can be missed, so an empty list does not prove that nothing was written elsewhere.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Files named; there may be more.
+/// Files named in the report; there may be more.
 const NAMED_MAX: usize = 16;
-/// Processes looked at each time.
+/// Processes examined in each sample.
 const PROCESSES_MAX: usize = 256;
-/// Places that no crash leaves anything in, or that are no files.
+/// Places without durable files.
 const NOT_KEPT: [&str; 4] = ["/dev", "/proc", "/sys", "/memfd:"];
 
 pub struct Outside {
     dir: PathBuf,
-    /// Files that the command was given: where its output goes, and the recording.
+    /// Files that are expected to be open: the command's output, and the recording.
     given: BTreeSet<(u64, u64)>,
     found: BTreeMap<PathBuf, String>,
 }
@@ -30,7 +30,7 @@ impl Outside {
         Outside { dir: dir.to_owned(), given: given.collect(), found: BTreeMap::new() }
     }
 
-    /// Looks at a process and all that it started.
+    /// Samples a process and all its descendants.
     pub fn look(&mut self, process: u32) {
         let mut todo = vec![process];
         let mut seen = BTreeSet::new();
@@ -49,7 +49,7 @@ impl Outside {
 
     fn look_at(&mut self, pid: u32) {
         for fd in fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
-            // Whatever cannot be read has been closed, or belongs to a process that is gone.
+            // A link that cannot be read belongs to a file that was closed or a process that ended.
             let Ok(path) = fs::read_link(fd.path()) else { continue };
             let is_of_no_interest = path.starts_with(&self.dir)
                 || NOT_KEPT.iter().any(|place| path.starts_with(place))
@@ -71,7 +71,7 @@ impl Outside {
     }
 }
 
-/// Device and inode of a regular file.
+/// Device and inode number of a regular file.
 fn identity(path: &Path) -> Option<(u64, u64)> {
     let found = fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
     Some((found.dev(), found.ino()))
@@ -81,6 +81,6 @@ fn is_for_writing(pid: u32, fd: &str) -> bool {
     let info = fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}")).unwrap_or_default();
     let flags = info.lines().find_map(|l| l.strip_prefix("flags:"));
     let flags = flags.and_then(|f| u32::from_str_radix(f.trim(), 8).ok());
-    // O_RDONLY is zero: any other way to open a file can write.
+    // O_RDONLY is zero: any other access mode can write.
     flags.is_some_and(|f| f & 3 != 0)
 }

@@ -1,4 +1,4 @@
-//! The file system that writes down what is done to it.
+//! The file system that records its calls.
 
 use crate::log::{Log, State};
 use crate::rules::libc_errno;
@@ -12,7 +12,7 @@ use kedgefs::{
 };
 use std::sync::Arc;
 
-/// Each line that is written to this file in the root directory is a mark. No directory lists it.
+/// Each line written to this file in the root directory is a mark. No directory lists it.
 pub const MARK_FILE: &str = ".kedge-mark";
 
 /// A [`FileSystem`] whose changes are recorded.
@@ -20,11 +20,11 @@ pub const MARK_FILE: &str = ".kedge-mark";
 pub struct Recording {
     fs: FileSystem,
     log: Arc<Log>,
-    /// Of [`MARK_FILE`], where there is one.
+    /// The inode of [`MARK_FILE`], if there is one.
     mark_ino: Option<Ino>,
 }
 
-/// The end of an fsync whose bytes a crash, or the failure of another fsync, has taken.
+/// The error of an fsync whose bytes were lost to a crash or to the failure of another fsync.
 pub(crate) fn cut_off() -> Error {
     Error::Injected(libc_errno::EIO)
 }
@@ -34,13 +34,13 @@ fn errno<T>(result: &Result<T>) -> i32 {
 }
 
 impl Recording {
-    /// With a file for marks, which belongs to `owner`.
+    /// With a file for marks, owned by `owner`.
     pub fn with_marks(fs: FileSystem, log: Arc<Log>, owner: Owner) -> Result<Recording> {
         let attr = fs.create(Ino::ROOT, MARK_FILE.as_bytes(), 0o622, owner)?;
         Ok(Recording { fs, log, mark_ino: Some(attr.ino) })
     }
 
-    /// Of a file system in which every name is the user's.
+    /// Without a file for marks: every name belongs to the user.
     pub fn plain(fs: FileSystem, log: Arc<Log>) -> Recording {
         Recording { fs, log, mark_ino: None }
     }
@@ -49,7 +49,7 @@ impl Recording {
         self.mark_ino.is_some() && dir == Ino::ROOT && name == MARK_FILE.as_bytes()
     }
 
-    /// Does it and writes it down as one step.
+    /// Runs a call and records it as one step.
     fn change<T>(&self, run: impl FnOnce() -> Result<T>, call: impl FnOnce(&Result<T>) -> Call) -> Result<T> {
         let mut log = self.log.lock();
         let result = run();
@@ -107,18 +107,18 @@ impl Recording {
                 None => Call::Sync { since },
             };
             let mut state = log.lock();
-            // Pages that another fsync has dropped meanwhile are not durable by this one.
+            // Pages that another fsync dropped meanwhile are not durable through this one.
             let result = if state.drops(number) == drops { result } else { Err(cut_off()) };
-            // Durable is what the log has when power fails. So success is decided by the log, under
-            // its lock: neither later, when the log may have been cut, nor by another number, which
-            // a crash could change before or after the log.
+            // The log decides success, under its lock, because at a power failure exactly its
+            // content is durable. A later decision could follow the cut, and a separate generation
+            // number could change before or after the cut.
             let is_recorded = log.append(&mut state, tid, errno(&result), call);
             drop(state);
             done(if is_recorded { result } else { Err(cut_off()) });
         })
     }
 
-    /// The parts of a setattr that a crash can lose. Times are none.
+    /// Records the parts of a setattr that a crash can lose. Times are not among them.
     fn record_setattr(&self, log: &mut State, ino: Ino, set: &SetAttr, errno: i32) {
         if let Some(size) = set.size {
             self.log.append(log, caller(), errno, Call::Truncate { ino: ino.0, size });
@@ -185,14 +185,14 @@ impl Ops for Recording {
         self.refuse_control(dir, name)?;
         self.refuse_control(new_dir, new_name)?;
         if matches!(mode, RenameMode::Whiteout { .. }) {
-            // A recording has no call for it, and would replay another tree.
+            // A recording has no such call, and its replay would build another tree.
             return Err(Error::Invalid("a recording has no whiteouts"));
         }
         let mut log = self.log.lock();
         let ino = self.fs.lookup(dir, name).map_or(0, |a| a.ino.0);
         let victim = self.fs.lookup(new_dir, new_name).ok().map(|a| a.ino.0);
         let result = self.fs.rename(dir, name, new_dir, new_name, mode);
-        // Two names of one file: nothing is renamed.
+        // If both names belong to one file, rename does nothing.
         if victim != Some(ino) || result.is_err() {
             let call = Call::Rename {
                 dir: dir.0,

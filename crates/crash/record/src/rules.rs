@@ -1,27 +1,27 @@
-//! What shall happen at which call of a live crash test.
+//! Rules: what happens at which call of a live crash test.
 //!
-//! A rule is one line, `on=CALL,do=ACTION` and more words of that form:
+//! A rule is one line of words: `on=CALL,do=ACTION` and optional ones.
 //!
 //! | word | |
 //! |---|---|
 //! | `on=` | `write`, `truncate`, `create`, `remove`, `rename`, `fsync` (fdatasync, O_SYNC) or `any` of them |
-//! | `path=` | a pattern of the path below the mount: `*` and `?` do not match `/`, `**` does. Without a `/` it is for the last name |
+//! | `path=` | a pattern of the path below the mount: `*` and `?` do not match `/`, `**` does. Without a `/` it matches the last name only |
 //! | `nth=` | from which matching call on, counted from 1 |
-//! | `count=` | for how many of them; 1; 0 is all |
+//! | `count=` | for how many of them; default 1; 0 means all |
 //! | `do=` | `crash`, `torn` (a crash in the middle of this write), `eio`, `enospc`, `edquot`, `slow` (fsync only) |
-//! | `when=` | of a crash: `before` the call, or `after` it |
-//! | `model=` | of a crash |
-//! | `lose=` | of a crash: `all` that may be lost, or a number: a random choice |
+//! | `when=` | for a crash: `before` the call, or `after` it |
+//! | `model=` | for a crash |
+//! | `lose=` | for a crash: `all` that may be lost, or a number: the seed of a random choice |
 //! | `kill=` | a process number, or `caller`: SIGKILL at the moment of the crash |
-//! | `like=` | of a failed fsync: `ext4`, `xfs`, `btrfs`: what happens to the pages |
-//! | `time=` | of `slow`: milliseconds |
+//! | `like=` | for a failed fsync: `ext4`, `xfs`, `btrfs`: what happens to the pages |
+//! | `time=` | for `slow`: milliseconds |
 
 use kedge_crash::Model;
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Milliseconds of `slow`: a caller cannot be killed while it waits.
+/// Limit of `slow` in milliseconds: a caller cannot be killed while it waits.
 const SLOW_MAX: u64 = 600_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,8 +35,8 @@ pub enum On {
     Fsync,
 }
 
-/// What a failed fsync leaves in the page cache and on the disk. In all of them the pages count as
-/// clean afterwards, and the next fsync succeeds without having written them.
+/// What a failed fsync leaves in the page cache and on the disk. In each case the pages are clean
+/// afterwards, and the next fsync succeeds without writing them.
 ///
 /// Sources: Rebello et al., "Can Applications Recover from fsync Failures?", USENIX ATC 2020,
 /// section 3 ("pages are always marked clean", "page content ... is varied"); Linux
@@ -45,22 +45,22 @@ pub enum On {
 /// (`btrfs_finish_one_ordered`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Like {
-    /// Programs go on reading what they wrote. The size they made is kept: in front of it stand old
-    /// bytes or zeros.
+    /// Readers still see what was written. The new size is kept, with old bytes or zeros below
+    /// it.
     Ext4,
-    /// Programs go on reading what they wrote. The size on disk moves with the bytes alone, so it
-    /// is the old one.
+    /// Readers still see what was written. The size on disk moves only with the bytes, so it stays
+    /// the old one.
     Xfs,
-    /// The file falls back to what is on disk, bytes and size, for readers too.
+    /// Bytes and size revert to what is on disk, for readers too.
     Btrfs,
 }
 
-/// What of the pending calls a crash takes.
+/// Which pending calls a crash loses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lose {
     All,
     Random(u64),
-    /// Nothing but a part of the last write.
+    /// Only a part of the last write.
     Torn,
 }
 
@@ -114,7 +114,7 @@ impl FromStr for Rule {
     }
 }
 
-/// The words of a rule, each of which may be there once.
+/// The words of a rule, each of which may occur once.
 #[derive(Default)]
 struct Words<'a>(Vec<(&'a str, &'a str)>);
 
@@ -226,8 +226,7 @@ fn parse_failure(errno: i32, on: On, words: &mut Words<'_>) -> Result<Action, St
     Ok(Action::Fail { errno, like })
 }
 
-/// Numbers of Linux, the same on all architectures that it runs on today but MIPS, SPARC and
-/// PA-RISC.
+/// errno values of Linux, equal on all its current architectures except MIPS, SPARC and PA-RISC.
 pub mod libc_errno {
     pub const EIO: i32 = 5;
     pub const ENOSPC: i32 = 28;
@@ -249,7 +248,7 @@ enum Token {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Pattern {
     tokens: Vec<Token>,
-    /// It has a slash: it is for the whole path.
+    /// The pattern contains a slash and matches the whole path.
     is_path: bool,
 }
 
@@ -268,8 +267,8 @@ impl Pattern {
         Pattern { tokens, is_path: text.contains('/') || text.contains("**") }
     }
 
-    /// All places of the text that the tokens so far can have reached, token by token: no pattern
-    /// takes more than its length times that of the text.
+    /// Keeps the set of all places of the text that the tokens so far can reach, so that matching
+    /// costs at most the pattern's length times the text's.
     fn matches(&self, path: &[u8]) -> bool {
         let text = match self.is_path {
             true => path,
@@ -295,7 +294,7 @@ impl Pattern {
     }
 }
 
-/// Rules and how often each has been met.
+/// Rules, with a count of matches for each.
 #[derive(Default)]
 pub struct Rules(Vec<Armed>);
 
@@ -318,12 +317,12 @@ impl Rules {
         self.0.clear();
     }
 
-    /// Each rule, how many calls it was for, and how often it was applied.
+    /// Each rule, how many calls it matched, and how often it was applied.
     pub fn list(&self) -> Vec<(String, u64, u64)> {
         self.0.iter().map(|a| (a.rule.to_string(), a.seen, a.done)).collect()
     }
 
-    /// A call, with the paths it is about. Every rule counts it; the first that is due is applied.
+    /// Matches a call with its paths. Every rule counts it; the first one that is due is applied.
     pub fn meet(&mut self, on: On, paths: &[Vec<u8>]) -> Option<Action> {
         let mut action = None;
         for armed in &mut self.0 {

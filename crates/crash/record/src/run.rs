@@ -25,27 +25,27 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const POLL: Duration = Duration::from_millis(5);
-/// How long processes that the command left may go on using the mount.
+/// How long to wait for processes that the command left and that still use the mount.
 const LEFTOVERS_WAIT: Duration = Duration::from_secs(3);
 /// The mount's name below the recorder's directory.
 const MOUNT_DIR: &str = "dir";
-/// How often it is asked which files elsewhere the command has open.
+/// How often the open files outside the mount are sampled.
 const OUTSIDE_EVERY: Duration = Duration::from_millis(100);
 const MOUNT_WAIT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Bytes of the image, which is in memory.
+    /// Bytes of the image, which is kept in memory.
     pub size: u64,
-    /// What the directory holds when the command starts.
+    /// The initial content of the directory.
     pub from: Option<PathBuf>,
-    /// The command starts in the directory.
+    /// The command starts in the mounted directory.
     pub cd: bool,
     /// Lines of the command's standard output that match are marks.
     pub ack: Option<Regex>,
     pub timeout: Option<Duration>,
     pub out: PathBuf,
-    /// Each call is recorded with its callers.
+    /// Record the callers of each call.
     pub backtrace: bool,
     pub command: Vec<OsString>,
 }
@@ -72,21 +72,21 @@ fn io_error(what: impl Into<String>) -> impl FnOnce(io::Error) -> RecordError {
     move |error| RecordError::Io { what: what.into(), error }
 }
 
-/// What was recorded.
+/// The result of a recording.
 #[derive(Debug, Clone)]
 pub struct Recorded {
-    /// Calls since the command started, notes among them.
+    /// Events since the command started, including marks.
     pub events: u64,
     pub marks: u64,
-    /// Exit code of the command; by a signal: 128 and its number.
+    /// The command's exit code, or 128 plus the number of the signal that killed it.
     pub code: i32,
     pub timed_out: bool,
-    /// Processes that still used the mount when the command had ended.
+    /// Processes that still used the mount after the command ended.
     pub leftovers: Vec<String>,
-    /// Files elsewhere that the command had open for writing, each with who. Those that were open
-    /// for a moment only are not noticed.
+    /// Files elsewhere that the command had open for writing, each with its process. Files open
+    /// only briefly can be missed.
     pub outside: Vec<String>,
-    /// Calls whose callers were looked for and could not be found.
+    /// Calls whose callers were searched for and not found.
     pub without_stack: u64,
 }
 
@@ -97,8 +97,8 @@ struct Ended {
     outside: Vec<String>,
 }
 
-/// Runs the command on a mount of its own and records it. `started` hears the number of its
-/// process, to pass signals on.
+/// Runs the command on a mount of its own and records it. Calls `started` with its process number,
+/// for passing signals on.
 pub fn record(options: &Options, started: &dyn Fn(u32)) -> Result<Recorded, RecordError> {
     if options.backtrace && !IS_SUPPORTED {
         return Err(RecordError::NoBacktrace);
@@ -123,18 +123,18 @@ pub fn record(options: &Options, started: &dyn Fn(u32)) -> Result<Recorded, Reco
     Ok(Recorded { events, marks, code, timed_out, leftovers, outside, without_stack })
 }
 
-/// A recording that has its name only when the command has started: until then whatever fails
-/// leaves an older recording of that name as it is. From then on the file grows under its name, so
-/// that what a killed recorder had is there.
+/// A recording that gets its name only when the command has started: a failure before leaves an
+/// older recording of that name unchanged. From then on the file grows under its name, so that a
+/// killed recorder leaves what it had.
 struct Draft {
     name: PathBuf,
-    /// `None`: it has its name, or the name is that of something else than a file.
+    /// `None`: the file has its name, or the name does not belong to a regular file.
     temp: Mutex<Option<tempfile::TempPath>>,
 }
 
 impl Draft {
     fn new(out: &Path) -> io::Result<(File, Draft)> {
-        // Behind a symbolic link the file is replaced, not the link.
+        // Replaces the target of a symbolic link, not the link.
         let name = match out.canonicalize() {
             Ok(name) => name,
             Err(e) if e.kind() == io::ErrorKind::NotFound => out.to_owned(),
@@ -150,7 +150,7 @@ impl Draft {
             Err(_) => None,
         };
         let dir = name.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        // Opened here, as tempfile's own errors have the name of the draft.
+        // Opened here, since tempfile's errors would name the draft.
         let open = |path: &Path| File::options().write(true).create_new(true).mode(0o666).open(path);
         let temp = tempfile::Builder::new().prefix(".kedge-record-").make_in(dir, open)?;
         let (file, temp) = temp.into_parts();
@@ -168,7 +168,7 @@ impl Draft {
     }
 }
 
-/// The mount of a recorder that was killed, below its directory.
+/// Detaches the mount that a killed recorder left below its directory.
 fn detach_dead(temp: &Path) -> io::Result<()> {
     let dir = temp.join(MOUNT_DIR);
     match kedge_fuse::mount_at(&dir) {
@@ -219,7 +219,7 @@ impl Mount {
         )?;
         let fs = FileSystem::open(device, clock, MountOptions::default())?;
         let (image, dir) = (temp.join("image"), temp.join(MOUNT_DIR));
-        // What a loop device can be attached to: the mount's name, not its content.
+        // A file for the loop device: it provides the mount's name, not its content.
         File::create(&image).and_then(|f| f.set_len(1 << 20)).map_err(io_error("a temporary file"))?;
         std::fs::create_dir(&dir).map_err(io_error("a temporary directory"))?;
         let fuse = FuseOptions { writeback_cache: false, ..FuseOptions::default() };
@@ -245,7 +245,8 @@ impl Mount {
         Ok(())
     }
 
-    /// Unmounts. Who still uses it is given some time and then left behind, by name.
+    /// Unmounts. Processes that still use the mount get some time; after that they are reported and
+    /// left behind.
     fn end(self) -> Result<Vec<String>, RecordError> {
         let clock = SystemClock::default();
         let mut leftovers = Vec::new();
@@ -256,7 +257,8 @@ impl Mount {
                 Err(MountError::Busy(_)) => {
                     leftovers = users_of(&self.point.dir);
                     kedge_fuse::unmount(&self.point.dir, true)?;
-                    // The mount lives as long as they do: nobody waits for them.
+                    // The mount lives as long as these processes; the recorder does not wait for
+                    // them.
                     return Ok(leftovers);
                 }
                 Err(e) => return Err(e.into()),
@@ -271,7 +273,7 @@ impl Mount {
     }
 }
 
-/// Processes with a file or their working directory on the mount.
+/// Processes with an open file or their working directory on the mount.
 fn users_of(dir: &Path) -> Vec<String> {
     let mut users = Vec::new();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
@@ -315,7 +317,7 @@ fn run_command(
     if options.cd {
         command.current_dir(dir);
     }
-    // What the command prints before its first call is heard before that call.
+    // Lines that the command prints before its first call are recorded before that call.
     let output = match options.ack.clone() {
         Some(ack) => {
             let (pipe, stdout) = io::pipe().map_err(io_error("the command's output"))?;
@@ -326,17 +328,18 @@ fn run_command(
         }
         None => None,
     };
-    // At a terminal it must stay in the foreground; elsewhere it can be ended with all that it
-    // started.
+    // At a terminal the command must stay in the foreground; elsewhere its own group lets the
+    // recorder kill it with all its descendants.
     let own_group = !io::stdin().is_terminal();
     if own_group {
         command.process_group(0);
     }
     let mut child = command.spawn().map_err(|error| RecordError::Start { command: program.into(), error })?;
-    // It has the other end of the pipe, which has an end only when nobody has it any more.
+    // `command` holds the writing end of the pipe; the reader sees its end only after all copies
+    // are closed.
     drop(command);
     if let Err(error) = started(child.id()) {
-        // Nobody could read what it does.
+        // Its calls could not be recorded.
         child.kill().and_then(|()| child.wait()).map_err(io_error("the command"))?;
         return Err(RecordError::Recording { path: options.out.clone(), error: error.into() });
     }
@@ -349,7 +352,7 @@ fn run_command(
     let (status, timed_out) =
         wait(&mut child, options.timeout, own_group, &mut outside).map_err(io_error("the command"))?;
     if let Some(reader) = reader {
-        // A process that was left behind may hold the pipe: it is not waited for.
+        // A process that was left behind may hold the pipe open, so the wait is limited.
         let clock = SystemClock::default();
         while !reader.is_finished() && clock.monotonic() < LEFTOVERS_WAIT {
             std::thread::sleep(POLL);

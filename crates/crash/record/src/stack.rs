@@ -1,23 +1,24 @@
-//! Where in a program a recorded call was made.
+//! Finds the callers of a recorded call.
 //!
-//! The thread that called waits in the kernel until its call is answered, so its stack stands
-//! still. `/proc/TID/syscall` has its program counter and stack pointer. The callers are found by
-//! the tables that compilers leave for exceptions (`.eh_frame`).
+//! The calling thread waits in the kernel until its call returns, so its stack does not change.
+//! `/proc/TID/syscall` has its program counter and stack pointer. The callers are found with the
+//! tables that compilers emit for exceptions (`.eh_frame`).
 //!
-//! A wrong caller is worse than none, so nothing is taken for a register that is not known, and
-//! each caller must return behind an instruction that calls. Unwinders for profilers fall back to
-//! the frame pointer without a word where tables say nothing; this one ends there and says so.
+//! A wrong caller is worse than none, so no unknown register is guessed, and each return address
+//! must follow a call instruction. Unwinders of profilers silently fall back to the frame pointer
+//! where tables have no entry; this one stops there and says so.
 //!
-//! Where a function addresses its stack by the frame pointer, that register is needed, and nobody
-//! outside the kernel knows it. It is then looked for on the stack: a saved frame pointer, and a
-//! return address behind a call of this very function, from where the tables lead on. If there are
-//! several, or only calls through pointers that may have called it, the callers are called a guess.
+//! A function that addresses its stack by the frame pointer needs that register, and only the
+//! kernel knows it. So it is searched for on the stack: a saved frame pointer next to a return
+//! address that follows a call of this very function, from where the tables lead on. If there are
+//! several, or only indirect calls that may have called the function, the report marks the callers
+//! as a guess.
 //!
-//! # A thread of its own
-//! Reading the memory of a process takes the lock of its mappings. A thread of it may hold that
-//! lock while it waits for this mount: at munmap the kernel writes pages back. So whoever answers
-//! requests must not wait without end. It asks a thread, and goes on without a stack if that takes
-//! too long.
+//! # A separate thread
+//! Reading the memory of a process takes its mmap lock. One of its threads may hold that lock while
+//! it waits for this mount: at munmap the kernel writes pages back. So a thread that serves
+//! requests must not wait without a limit. It asks a separate thread, and continues without a stack
+//! if that takes too long.
 
 mod binary;
 mod process;
@@ -33,21 +34,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
-/// For reading the other process, where its lock may be held. See above.
+/// Limit for reading the other process, whose mmap lock may be held; see above.
 const READ_WAIT: Duration = Duration::from_secs(1);
-/// For names and lines, which takes time only: the first look at a large program reads all of it.
+/// Limit for names and lines, which need no lock: the first look at a large program reads all of
+/// it.
 const NAMES_WAIT: Duration = Duration::from_secs(60);
-/// Callers that are kept.
+/// Callers kept for a call.
 const FRAMES_MAX: usize = 24;
-/// Processes whose mappings are remembered. Beyond it the memory starts anew.
+/// Processes whose mappings are kept. At the limit all are dropped.
 const PROCESSES_MAX: usize = 256;
 
-/// Stacks can be had on this kind of machine.
+/// Whether this architecture is supported.
 pub(crate) const IS_SUPPORTED: bool = cfg!(target_arch = "x86_64");
 
-/// What one question is answered with, in this order.
+/// The replies to one question, in this order.
 enum Answer {
-    /// The other process has been read.
+    /// The other process has been read; its lock is no longer needed.
     IsRead,
     Frames(Vec<String>),
 }
@@ -58,23 +60,23 @@ struct Question {
     answer: SyncSender<Answer>,
 }
 
-/// Finds out where calls were made.
+/// Finds the callers of calls.
 pub(crate) struct Stacks {
     ask: SyncSender<Question>,
     missing: AtomicU64,
 }
 
 impl Stacks {
-    /// Files below `mount` are not read: whoever asks would have to serve that.
+    /// Files below `mount` are not read: the asking thread would have to serve that.
     pub fn start(mount: &Path) -> io::Result<Stacks> {
         let (ask, questions) = sync_channel(1);
         let mount = mount.to_owned();
-        // Detached: it ends when nobody can ask any more.
+        // Detached: it ends when all senders are gone.
         spawn_named("kedge-stacks", move || serve(&questions, mount))?;
         Ok(Stacks { ask, missing: AtomicU64::new(0) })
     }
 
-    /// The callers of the call that a thread waits in, innermost first. Empty if they cannot be
+    /// The callers of the call in which a thread waits, innermost first. Empty if they cannot be
     /// found.
     pub fn of(&self, pid: u32, tid: u32) -> Vec<String> {
         let frames = self.look(pid, tid).unwrap_or_default();
@@ -86,8 +88,8 @@ impl Stacks {
 
     fn look(&self, pid: u32, tid: u32) -> Option<Vec<String>> {
         let (answer, heard) = sync_channel(2);
-        // If it hangs at a process that does not let itself be read, one more question waits for it
-        // as long, and no third.
+        // If the thread is stuck at a process that cannot be read, one more question waits equally
+        // long; a third is refused.
         self.ask.try_send(Question { pid, tid, answer }).ok()?;
         match heard.recv_timeout(READ_WAIT).ok()? {
             Answer::Frames(frames) => Some(frames),
@@ -110,7 +112,7 @@ fn serve(questions: &Receiver<Question>, mount: PathBuf) {
     while let Ok(Question { pid, tid, answer }) = questions.recv() {
         let frames = match Snapshot::take(pid, tid) {
             Ok(snapshot) => {
-                // Whoever asked may have stopped waiting; then nobody hears the rest either.
+                // The asking thread may have stopped waiting, and then needs no names either.
                 if answer.send(Answer::IsRead).is_err() {
                     continue;
                 }
@@ -127,7 +129,7 @@ fn serve(questions: &Receiver<Question>, mount: PathBuf) {
                 Vec::new()
             }
         };
-        // The same.
+        // As above.
         let _nobody_waits = answer.send(Answer::Frames(frames));
     }
 }
@@ -135,16 +137,16 @@ fn serve(questions: &Receiver<Question>, mount: PathBuf) {
 /// A function on the stack.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Frame {
-    /// `None`: no table has its name.
+    /// `None`: no table has a name for it.
     name: Option<String>,
-    /// File and line, or the binary and the place in it.
+    /// File and line, or the binary and the offset in it.
     place: String,
-    /// It belongs to the C library, or to that of Rust.
+    /// Whether it belongs to the C or the Rust library.
     is_library: bool,
 }
 
-/// The frames that tell something: the program's, and what it called. What the library of its
-/// language does inside, and how it came to call the program's `main`, is the same everywhere.
+/// The useful frames: the program's, and the functions it called. The frames inside the language's
+/// library, and those from there to `main`, are the same everywhere.
 fn told(mut frames: Vec<Frame>) -> Vec<String> {
     while let [first, second, ..] = &frames[..]
         && first.is_library
@@ -156,7 +158,7 @@ fn told(mut frames: Vec<Frame>) -> Vec<String> {
     let is_main = |f: &Frame| f.name.as_deref() == Some("main");
     if let Some(start) = frames.iter().position(is_start) {
         frames.truncate(start);
-        // By which it calls `main`.
+        // The frame through which Rust calls `main`.
         frames.pop_if(|f| f.name.as_deref().is_some_and(|n| n.ends_with("FnOnce::call_once")));
     } else if let Some(main) = frames.iter().position(is_main) {
         frames.truncate(main + 1);

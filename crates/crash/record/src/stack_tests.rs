@@ -28,7 +28,7 @@ fn what_is_the_same_in_every_program_is_left_out() {
     assert_eq!(told(vec![only]), ["libc.so.6+0x10"]);
 }
 
-/// Waits for a byte. What is done behind each call keeps its frame on the stack.
+/// Waits for a byte. The work after each call keeps its frame on the stack (no tail call).
 #[inline(never)]
 fn innermost(stream: &mut UnixStream) -> usize {
     let mut byte = [0];
@@ -53,7 +53,7 @@ fn frames_of_a_thread_that_waits(call: fn(&mut UnixStream) -> usize) -> Vec<Fram
     let mut look = || {
         let snapshot = Snapshot::take(std::process::id(), tid).ok()?;
         let frames = Process::new(&snapshot, &mut binaries).frames(&snapshot, FRAMES_MAX);
-        // It may be on its way still.
+        // The thread may not be waiting yet.
         frames.iter().any(|f| is_named(f, "innermost")).then_some(frames)
     };
     let found = (0..2000).find_map(|_| look().or_else(sleep_a_little));
@@ -71,7 +71,8 @@ fn is_named(frame: &Frame, name: &str) -> bool {
     frame.name.as_deref().is_some_and(|n| n.rsplit("::").next() == Some(name))
 }
 
-/// This program is linked like any in Rust: its first page of code begins with what is no code.
+/// Like any Rust program, this one is linked so that its first page of code begins with bytes that
+/// are no code.
 #[test]
 fn callers_are_found_up_to_the_start_of_the_thread() {
     if !IS_SUPPORTED {
@@ -81,7 +82,7 @@ fn callers_are_found_up_to_the_start_of_the_thread() {
     let inner = frames.iter().position(|f| is_named(f, "innermost")).unwrap();
     assert!(is_named(&frames[inner + 1], "in_between"), "{frames:#?}");
     assert!(frames[inner].place.contains("stack_tests.rs:"), "{frames:#?}");
-    // All frames have names, and none was a guess or is missing.
+    // All frames have names, and none was guessed or is missing.
     assert!(frames[..=inner].iter().all(|f| f.name.is_some()), "{frames:#?}");
     assert!(!frames.iter().any(|f| f.place.starts_with('(')), "{frames:#?}");
     assert!(frames.iter().any(|f| f.name.as_deref().is_some_and(|n| n.contains("frames_of_a_thread"))));

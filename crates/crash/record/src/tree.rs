@@ -1,11 +1,11 @@
-//! Reads the tree of a file system into a recording, and makes one be what a crash state says.
+//! Reads a file system's tree into a recording, and makes a file system hold a crash state.
 
 use kedge_crash::state::{Body, Node, State};
 use kedge_crash::{Call, Event};
 use kedgefs::{Attr, FileKind, FileSystem, Ino, Owner, Result, SetAttr, WriteMode, XattrMode};
 use std::collections::{HashMap, HashSet};
 
-/// Read and written at once.
+/// Bytes per read or write.
 const CHUNK: usize = 1 << 20;
 
 /// Names in a directory, without "." and "..".
@@ -20,7 +20,8 @@ fn entries(fs: &FileSystem, dir: Ino) -> Result<Vec<Vec<u8>>> {
     Ok(names)
 }
 
-/// All that is there, as calls that made it. Behind them nothing of it can be lost.
+/// The calls that would create the current tree, followed by a baseline, so that none of it can be
+/// lost.
 pub fn baseline(fs: &FileSystem) -> Result<Vec<Event>> {
     let mut reader = Reader { fs, events: Vec::new(), seen: HashSet::new() };
     let mut todo = vec![Ino::ROOT];
@@ -90,8 +91,8 @@ impl Reader<'_> {
     }
 }
 
-/// Makes the file system hold exactly that tree, and makes it durable. Pipes, sockets and devices
-/// are left out, and times are those of this moment.
+/// Makes the file system hold exactly this tree, durably. Pipes, sockets and devices are left out,
+/// and times are the current time.
 pub fn restore(fs: &FileSystem, state: &State) -> Result<()> {
     empty(fs, Ino::ROOT)?;
     let mut writer = Writer { fs, dirs: HashMap::new(), made: HashMap::new() };
@@ -105,9 +106,9 @@ pub fn restore(fs: &FileSystem, state: &State) -> Result<()> {
     fs.sync()
 }
 
-/// Removes all below a directory, the space of files that are still open included.
+/// Removes everything below a directory, including the space of files that are still open.
 fn empty(fs: &FileSystem, dir: Ino) -> Result<()> {
-    // Each directory comes before those in it; removed are the last first.
+    // Collected parents first, removed in reverse.
     let mut dirs = vec![(dir, None)];
     let mut next = 0;
     while next < dirs.len() {
@@ -146,7 +147,7 @@ impl Writer<'_> {
             Some(slash) => (&path[..slash], &path[slash + 1..]),
             None => (&path[..0], path),
         };
-        // Parents come first in a walk.
+        // A walk visits parents first.
         let Some(dir) = self.dirs.get(above).copied() else { return Ok(()) };
         let owner = Owner { uid: node.meta.uid, gid: node.meta.gid };
         let mode = node.meta.mode & 0o7777;
@@ -174,8 +175,8 @@ impl Writer<'_> {
         for (name, value) in &node.xattrs {
             self.fs.setxattr(attr.ino, name, value, XattrMode::Any)?;
         }
-        // What creating and writing may have changed: a directory's set-group-id bit, set-user-id
-        // bits.
+        // Creating and writing may have changed the mode: a directory's set-group-id bit,
+        // set-user-id bits.
         let set =
             SetAttr { mode: Some(mode), uid: Some(owner.uid), gid: Some(owner.gid), ..SetAttr::default() };
         match node.body {

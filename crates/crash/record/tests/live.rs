@@ -1,7 +1,7 @@
-//! What a live crash test promises: no fsync that succeeded is lost, and nothing that was open
+//! The promises of a live crash test: no fsync that succeeded is lost, and no file that was open
 //! before a crash works after it.
 //!
-//! Without a mount: the file system is asked as the server of a mount asks it.
+//! Without a mount: the test calls the file system as the server of a mount does.
 
 #![allow(clippy::unwrap_used)]
 
@@ -17,7 +17,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 const EIO: i32 = 5;
-/// Numbers that a file has room for; a later one takes the place of an older one.
+/// Numbers that fit into the file; a later one overwrites an older one.
 const SLOTS: u64 = 1024;
 const WRITERS: usize = 2;
 /// Crashes of each model.
@@ -31,10 +31,10 @@ fn live(history_max: u64) -> Live {
     Live::new(fs, history_max).unwrap()
 }
 
-/// The answer of an fsync, when there is one.
+/// Receives the result of an fsync.
 fn fsync(live: &Live, ino: Ino) -> Receiver<Result<()>> {
     let (send, answer) = channel();
-    // Nobody waits for it any more if this fails.
+    // Sending fails only if the test no longer waits.
     live.fsync_async(ino, false, Box::new(move |result| drop(send.send(result))));
     answer
 }
@@ -60,7 +60,7 @@ fn file(live: &Live, name: &[u8]) -> Result<Ino> {
     Ok(ino)
 }
 
-/// pwrite, fsync, note; after an error as a program that was started again.
+/// pwrite, fsync, note; after an error it starts over like a restarted program.
 fn write_and_note(live: &Live, name: &[u8], noted: &AtomicU64, stop: &AtomicBool) {
     let mut number = 0_u64;
     while !stop.load(Ordering::Relaxed) {
@@ -79,7 +79,7 @@ fn write_and_note(live: &Live, name: &[u8], noted: &AtomicU64, stop: &AtomicBool
     }
 }
 
-/// Each number that was noted is there, or one that took its place.
+/// Each number noted is in the file, or a later one that overwrote it.
 fn check(live: &Live, name: &[u8], noted: u64, about: &str) {
     let oldest = noted.saturating_sub(SLOTS - 1).max(1);
     let mut bytes = vec![0; SLOTS as usize * 8];
@@ -103,7 +103,7 @@ fn nothing_noted_is_missing(model: Model, crashes: u64) {
     let stop = AtomicBool::new(false);
     let name = |writer: usize| format!("file{writer}").into_bytes();
     std::thread::scope(|scope| {
-        // Also when a check fails: the writers end only then.
+        // Stops the writers even if a check fails.
         struct Stop<'a>(&'a AtomicBool);
         impl Drop for Stop<'_> {
             fn drop(&mut self) {
@@ -116,7 +116,7 @@ fn nothing_noted_is_missing(model: Model, crashes: u64) {
             scope.spawn(move || write_and_note(live, &name(writer), noted, stop));
         }
         for crash in 0..crashes {
-            // Each crash comes while somebody works.
+            // Each crash waits until a writer has made progress.
             let sum = || noted.iter().map(|n| n.load(Ordering::SeqCst)).sum::<u64>();
             let before = sum();
             while sum() < before + 1 + crash % 3 {
@@ -160,7 +160,7 @@ fn a_root_that_was_opened_before_a_crash_is_dead() {
     assert!(listed(new).is_ok());
 }
 
-/// Held back by a rule, it comes to the file system after the crash.
+/// A rule delays the fsync until after the crash.
 #[test]
 fn an_fsync_that_a_crash_overtakes_fails() {
     let live = live(1 << 30);
@@ -174,7 +174,7 @@ fn an_fsync_that_a_crash_overtakes_fails() {
     }
 }
 
-/// What is forgotten counts as durable, also for an fsync that is under way.
+/// Calls dropped from the history count as durable, also for an fsync in progress.
 #[test]
 fn a_history_that_is_full_makes_no_fsync_fail() {
     let live = live(4096);

@@ -1,7 +1,7 @@
-//! Programs and libraries: their tables for unwinding, names and lines.
+//! Programs and libraries: their unwind tables, names and lines.
 //!
-//! They are read whole, not mapped: a file that is cut off while it is mapped would end this
-//! process.
+//! Files are read whole, not mapped: SIGBUS would kill this process if a mapped file were
+//! truncated.
 
 use super::unwind::{Bytes, Tables};
 use addr2line::Context;
@@ -16,20 +16,20 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// A larger file has no names.
+/// Larger files are not read.
 const SIZE_MAX: u64 = 1 << 30;
-/// Files that are remembered. Beyond it the memory starts anew.
+/// Files kept in memory. At the limit all are dropped.
 const KEPT_MAX: usize = 512;
 
-/// No instruction that calls is longer, without prefixes.
+/// The longest call instruction, without prefixes.
 const CALL_MAX: usize = 7;
 
-/// Device, inode, and time of the last change.
+/// Device, inode, and time of the last change (seconds, nanoseconds).
 type Identity = (u64, u64, i64, i64);
 
-/// All that were read.
+/// All files read so far.
 pub(super) struct Binaries {
-    /// Files below it are not read.
+    /// Files below the mount are not read.
     mount: PathBuf,
     known: HashMap<Identity, Option<Arc<Binary>>>,
 }
@@ -39,12 +39,12 @@ impl Binaries {
         Binaries { mount, known: HashMap::new() }
     }
 
-    /// The file that a process has mapped. What is no file, is deleted or cannot be read is `None`.
+    /// The file that a process has mapped. `None`: it is no file, is deleted or cannot be read.
     pub fn get(&mut self, pid: u32, path: &str) -> Option<Arc<Binary>> {
         if !path.starts_with('/') || PathBuf::from(path).starts_with(&self.mount) {
             return None;
         }
-        // As that process sees it.
+        // Through the root directory of that process.
         let file = File::open(format!("/proc/{pid}/root{path}")).ok()?;
         let found = file.metadata().ok()?;
         let identity = (found.dev(), found.ino(), found.mtime(), found.mtime_nsec());
@@ -64,30 +64,30 @@ struct Symbol {
     name: String,
 }
 
-/// Code as it is loaded.
+/// A loaded segment of code.
 struct Load {
-    /// Where it is in the file.
+    /// Its offset in the file.
     offset: u64,
     address: u64,
     bytes: Vec<u8>,
 }
 
-/// An instruction that calls.
+/// A call instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Call {
-    /// The function at this address of the file.
+    /// A call of the function at this address of the file.
     To(u64),
-    /// What this place of the file says.
+    /// A call through a pointer at this address of the file.
     By(u64),
-    /// What a register, or a place that only the running program knows, says.
+    /// A call through a register, or through memory that only the running program knows.
     Indirect,
 }
 
 pub(super) struct Binary {
     loads: Vec<Load>,
-    /// Places that hold the address of a function of this file, and that function.
+    /// Locations that hold the address of a function of this file, and that function.
     pointers: HashMap<u64, u64>,
-    /// How to find callers.
+    /// The unwind tables.
     pub tables: Option<Tables>,
     lines: Option<Context<Bytes>>,
     symbols: Vec<Symbol>,
@@ -120,10 +120,11 @@ impl Binary {
         })
     }
 
-    /// What is added to its addresses, when the code at `offset` of the file lies at `start`.
+    /// The difference between addresses in memory and in the file, when the code at `offset` of the
+    /// file is mapped at `start`.
     pub fn bias(&self, start: u64, offset: u64) -> Option<u64> {
-        // A mapping begins at a page boundary, what is loaded by it not always: the page may begin
-        // with what is loaded elsewhere, too, as no code.
+        // A mapping begins at a page boundary, a segment not always: the page may begin with the
+        // end of another, non-code segment.
         let is_there = |load: &&Load| {
             let end = load.offset.saturating_add(load.bytes.len() as u64);
             offset < end && offset >= load.offset.saturating_sub(load.offset % 4096)
@@ -132,7 +133,7 @@ impl Binary {
         Some(start.wrapping_sub(offset).wrapping_sub(load.address.wrapping_sub(load.offset)))
     }
 
-    /// The call that ends right before an address.
+    /// The call instruction that ends right before an address.
     pub fn call_before(&self, address: u64) -> Option<Call> {
         let before = |load: &Load| {
             let len = usize::try_from(address.checked_sub(load.address)?).ok()?;
@@ -178,7 +179,7 @@ impl Binary {
     }
 }
 
-/// By the relocations that a linker leaves for a program that may lie anywhere.
+/// From the relocations of position-independent programs.
 fn pointers(object: &object::File<'_>, tables: &Tables) -> HashMap<u64, u64> {
     let mut pointers = HashMap::new();
     for (place, relocation) in object.dynamic_relocations().into_iter().flatten() {
@@ -191,8 +192,8 @@ fn pointers(object: &object::File<'_>, tables: &Tables) -> HashMap<u64, u64> {
     pointers
 }
 
-/// The call that these bytes end with: `E8` and a distance, or `FF /2` and a register or a place in
-/// memory.
+/// The call instruction at the end of these bytes: `E8` with a distance, or `FF /2` with a register
+/// or memory operand.
 fn call_at_end(bytes: [u8; CALL_MAX], end: u64) -> Option<Call> {
     let is_indirect = |len: usize| {
         let [0xff, mode, then @ ..] = &bytes[CALL_MAX - len..] else { return false };
@@ -221,7 +222,7 @@ fn call_at_end(bytes: [u8; CALL_MAX], end: u64) -> Option<Call> {
     }
 }
 
-/// Debug information, as far as it is in the file itself and not compressed.
+/// Debug information, if the file itself contains it uncompressed.
 fn lines(object: &object::File<'_>) -> Option<Context<Bytes>> {
     let load = |id: gimli::SectionId| -> Result<Bytes, gimli::Error> {
         let data = object.section_by_name(id.name()).and_then(|s| s.uncompressed_data().ok());

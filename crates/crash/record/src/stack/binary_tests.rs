@@ -48,7 +48,7 @@ fn what_is_no_program_is_refused() {
     for bytes in [&b""[..], b"#!/bin/sh\n", &[0x7f, b'E', b'L', b'F'], &[0x7f; 4096]] {
         assert!(Binary::parse(bytes).is_err());
     }
-    // Any part of a program is an error or a part, and no panic.
+    // Any prefix or part of a program yields an error or a partial result, and no panic.
     let whole = std::fs::read("/proc/self/exe").unwrap();
     for part in (0..20).map(|n| &whole[..whole.len() / 20 * n]) {
         let _either = Binary::parse(part);

@@ -1,4 +1,4 @@
-//! The stack and the mappings of a process that waits, and the callers that they show.
+//! The stack and mappings of a waiting process, and its callers.
 
 use super::Frame;
 use super::binary::{Binaries, Binary, Call};
@@ -11,20 +11,20 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Of the stack, from its end on.
+/// Bytes of the stack that are read, from the stack pointer on.
 const STACK_MAX: u64 = 512 << 10;
-/// So far from the stack pointer a frame pointer is looked for.
+/// A frame pointer is searched for within this distance of the stack pointer.
 const GUESS_MAX: u64 = 64 << 10;
-/// Frame pointers that are tried.
+/// Frame pointer candidates that are tried.
 const GUESSES_MAX: usize = 64;
-/// Stands before callers that were found by a guessed frame pointer.
+/// Precedes callers found with a guessed frame pointer.
 const GUESSED: &str = "(the callers below are a guess)";
-/// Stands where callers end that have more of them.
+/// Follows the last known caller if there are more.
 const UNKNOWN: &str = "(callers unknown from here)";
-/// The list of mappings of a process; a longer one is not read.
+/// A longer list of mappings is not read.
 const MAPS_MAX: u64 = 4 << 20;
 
-/// A thread as it waits.
+/// A waiting thread.
 pub(super) struct Snapshot {
     pc: u64,
     sp: u64,
@@ -44,8 +44,8 @@ fn hex(text: &str) -> Option<u64> {
 impl Snapshot {
     pub fn take(pid: u32, tid: u32) -> io::Result<Snapshot> {
         let call = fs::read_to_string(format!("/proc/{tid}/syscall"))?;
-        // The number of the call, six arguments, stack pointer, program counter. A thread that runs
-        // has none: its call has been answered.
+        // The number of the call, six arguments, stack pointer, program counter. A running thread
+        // has none: its call has returned.
         let words: Vec<&str> = call.split_whitespace().collect();
         let [_, .., sp, pc] = words[..] else { return Err(unreadable("it does not wait")) };
         let (sp, pc) = hex(sp).zip(hex(pc)).ok_or_else(|| unreadable("registers"))?;
@@ -90,7 +90,7 @@ fn mappings(maps: &str) -> impl Iterator<Item = Mapping<'_>> {
 /// Code of a process.
 struct Code {
     range: Range<u64>,
-    /// What is added to an address in the file.
+    /// Added to an address in the file to get the one in memory.
     bias: u64,
     name: String,
     binary: Option<Arc<Binary>>,
@@ -99,30 +99,30 @@ struct Code {
 /// A function on the stack.
 #[derive(Clone, Copy)]
 struct Place {
-    /// An address inside the instruction that called, or that waits.
+    /// An address inside the call instruction, or inside the instruction that waits.
     at: u64,
     registers: Registers,
 }
 
-/// Why no more callers were found.
+/// Why the search for callers ended.
 enum End {
-    /// There are none, or there are enough.
+    /// The outermost function, or enough frames.
     Top,
-    /// Of this place the frame pointer is missing.
+    /// The frame pointer at this place is unknown.
     NeedsFrame(Place),
     Unknown,
 }
 
-/// What speaks for a frame pointer.
+/// Evidence for a frame pointer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Sign {
-    /// The return address is behind a call of this very function.
+    /// The return address follows a direct call of this very function.
     Sure,
-    /// It is behind a call through a pointer, which may be of this function.
+    /// It follows an indirect call, which may have called this function.
     May,
 }
 
-/// What is known of a process while its mappings stay the same.
+/// What is known of a process as long as its mappings do not change.
 pub(super) struct Process {
     maps: String,
     codes: Vec<Code>,
@@ -145,7 +145,7 @@ impl Process {
         Process { maps: snapshot.maps.clone(), codes }
     }
 
-    /// Its mappings have not changed.
+    /// Whether its mappings are unchanged.
     pub fn is_of(&self, snapshot: &Snapshot) -> bool {
         self.maps == snapshot.maps
     }
@@ -154,7 +154,7 @@ impl Process {
         self.codes.iter().find(|c| c.range.contains(&address))
     }
 
-    /// The callers, innermost first. Where they are not certain, a frame says so.
+    /// The callers, innermost first. A note precedes callers that are a guess.
     pub fn frames(&self, snapshot: &Snapshot, max: usize) -> Vec<Frame> {
         let start = Place { at: snapshot.pc, registers: Registers::new(snapshot.pc, snapshot.sp) };
         let (places, end) = self.follow(snapshot, start, max);
@@ -175,8 +175,8 @@ impl Process {
         frames
     }
 
-    /// The callers of a place, with itself, as far as the tables and registers lead. Each returns
-    /// behind an instruction that calls: what does not is no caller.
+    /// The place itself and its callers, as far as the tables and known registers lead. A return
+    /// address that follows no call instruction ends the search.
     fn follow(&self, snapshot: &Snapshot, start: Place, max: usize) -> (Vec<u64>, End) {
         let mut places = Vec::new();
         let mut place = start;
@@ -202,14 +202,14 @@ impl Process {
         (places, End::Top)
     }
 
-    /// The call that returns to an address, and the code that it is in.
+    /// The call instruction before a return address, and the code that contains it.
     fn call_before(&self, back: u64) -> Option<(&Code, Call)> {
         let code = self.code(back.checked_sub(1)?)?;
         Some((code, code.binary.as_ref()?.call_before(back.wrapping_sub(code.bias))?))
     }
 
-    /// The callers of a function whose frame pointer is missing: the one place on the stack where
-    /// it was called, else the nearest where it may have been, from where the tables lead on.
+    /// The callers of a function whose frame pointer is unknown: from the only place on the stack
+    /// that proves a call of it, else from the nearest that may be one.
     fn guess(&self, snapshot: &Snapshot, stuck: Place, max: usize) -> Option<(Sign, Vec<u64>, End)> {
         let code = self.code(stuck.at)?;
         let start = code.binary.as_ref()?.tables.as_ref()?.start(stuck.at.wrapping_sub(code.bias))?;
@@ -220,8 +220,8 @@ impl Process {
         for at in places {
             let (Some(saved), Some(back)) = (snapshot.word(at), snapshot.word(at + 8)) else { break };
             let Some(sign) = self.sign(back, start) else { continue };
-            // The outermost function has no frame pointer to save, and one that does not use it may
-            // have anything in that register.
+            // The outermost function has no frame pointer to save, and a caller that uses none may
+            // have any value in the register.
             let is_saved = saved <= 1 || (saved > at && saved < snapshot.end());
             if sign == Sign::May && !is_saved {
                 continue;
@@ -230,7 +230,7 @@ impl Process {
             registers.set(X86_64::RBP, Some(at));
             let place = Place { at: stuck.at, registers };
             let (places, end) = self.follow(snapshot, place, max.saturating_add(1));
-            // The first is the function itself.
+            // The first place is the function itself.
             if places.len() > 1 {
                 found.push((sign, places[1..].to_vec(), end));
             }
@@ -242,16 +242,17 @@ impl Process {
         match sure[..] {
             [] => found.into_iter().find(|(_, _, end)| matches!(end, End::Top)),
             [one] => Some(found.swap_remove(one)),
-            // It calls itself, or has been called before and left that behind.
+            // The function is recursive, or an earlier call left its return address on the stack.
             [first, ..] => Some(found.swap_remove(first)).map(|(_, places, end)| (Sign::May, places, end)),
         }
     }
 
-    /// Whether the call before a return address is one of the function that begins at `start`.
+    /// Whether the call before a return address may have called the function that begins at
+    /// `start`.
     fn sign(&self, back: u64, start: u64) -> Option<Sign> {
         match self.call_before(back)? {
             (code, Call::To(to)) if to.wrapping_add(code.bias) == start => Some(Sign::Sure),
-            // Of another function, unless it is a stub that jumps on by a pointer.
+            // A call of another function, unless that is a stub that jumps through a pointer.
             (code, Call::To(to)) => {
                 let is_function = code.binary.as_ref()?.tables.as_ref()?.start(to) == Some(to);
                 (!is_function).then_some(Sign::May)
@@ -260,7 +261,7 @@ impl Process {
         }
     }
 
-    /// The functions at an address: several if the compiler put one into another.
+    /// The functions at an address: several if the compiler inlined one into another.
     fn named(&self, address: u64) -> Vec<Frame> {
         let Some(code) = self.code(address) else { return Vec::new() };
         let place = address.wrapping_sub(code.bias);
@@ -273,7 +274,7 @@ impl Process {
             return vec![Frame { name: None, place: unknown, is_library }];
         }
         let frame = |(name, line): (Option<String>, Option<String>)| {
-            // Rust's own library: `/rustc/`, which commit, and the file.
+            // Rust's own library: `/rustc/`, the commit, and the file.
             let inside = line.as_ref().and_then(|l| l.strip_prefix("/rustc/")?.split_once('/'));
             match inside {
                 Some((_, file)) => Frame { name, place: file.to_owned(), is_library: true },
@@ -284,7 +285,7 @@ impl Process {
     }
 }
 
-/// A line among callers that is none.
+/// A note between the callers.
 fn note(text: &str) -> Frame {
     Frame { name: None, place: text.to_owned(), is_library: false }
 }

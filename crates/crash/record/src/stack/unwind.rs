@@ -1,8 +1,8 @@
-//! From a place in a function to its caller, by the tables that compilers leave for exceptions.
+//! Unwinds from a place in a function to its caller, by the tables that compilers emit for
+//! exceptions.
 //!
-//! Of the registers only those can be known that a function keeps for its caller, and of these only
-//! what lies on the stack. Nothing is taken for one that is not known: a step that needs it ends
-//! the way.
+//! Only callee-saved registers can be known, and of these only values saved on the stack. An
+//! unknown register gets no assumed value: a step that needs one ends the unwinding.
 
 use gimli::{
     BaseAddresses, CfaRule, CieOrFde, EhFrame, EhFrameOffset, EndianArcSlice, EvaluationResult, LittleEndian,
@@ -12,14 +12,14 @@ use std::ops::Range;
 
 pub(super) type Bytes = EndianArcSlice<LittleEndian>;
 
-/// Of an expression that computes an address.
+/// Limit of the steps of an expression that computes an address.
 const EXPRESSION_STEPS_MAX: u32 = 1000;
-/// What a called function keeps, by the x86-64 calling convention.
+/// The callee-saved registers of the x86-64 calling convention.
 const KEPT: [Register; 6] = [X86_64::RBX, X86_64::RBP, X86_64::R12, X86_64::R13, X86_64::R14, X86_64::R15];
-/// Besides them, where the function is and its stack begins.
+/// In addition, the program counter and the stack pointer.
 const OTHERS: [Register; 2] = [X86_64::RA, X86_64::RSP];
 
-/// Registers of a function on the stack, those that are kept first.
+/// The registers of a function on the stack, callee-saved ones first.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Registers([Option<u64>; KEPT.len() + OTHERS.len()]);
 
@@ -35,7 +35,7 @@ impl Registers {
         self.0[place(register)?]
     }
 
-    /// Another register than those that are followed is forgotten.
+    /// Sets a register; registers that are not tracked are ignored.
     pub fn set(&mut self, register: Register, value: Option<u64>) {
         if let Some(place) = place(register) {
             self.0[place] = value;
@@ -47,14 +47,14 @@ fn place(register: Register) -> Option<usize> {
     KEPT.into_iter().chain(OTHERS).position(|r| r == register)
 }
 
-/// The way out of a function.
+/// The result of unwinding one function.
 pub(super) enum Step {
-    /// With the registers that the caller had.
+    /// The caller's registers.
     Caller(Registers),
-    /// It is the outermost function.
+    /// The function is the outermost one.
     Top,
     /// The function addresses its stack by the frame pointer, as compilers set it up, and the frame
-    /// pointer is not known.
+    /// pointer is unknown.
     NeedsFrame,
     Unknown,
 }
@@ -68,12 +68,12 @@ struct Function {
 pub(super) struct Tables {
     frames: EhFrame<Bytes>,
     bases: BaseAddresses,
-    /// By address.
+    /// Sorted by address.
     functions: Vec<Function>,
 }
 
 impl Tables {
-    /// What is not well formed is left out.
+    /// Malformed entries are skipped.
     pub fn read(section: Bytes, address: u64) -> Tables {
         let frames = EhFrame::from(section);
         let bases = BaseAddresses::default().set_eh_frame(address);
@@ -94,7 +94,7 @@ impl Tables {
         self.functions[..behind].last().filter(|f| f.range.contains(&address))
     }
 
-    /// Where the function at an address begins.
+    /// The start of the function at an address.
     pub fn start(&self, address: u64) -> Option<u64> {
         self.find(address).map(|f| f.range.start)
     }
@@ -115,7 +115,7 @@ impl Tables {
             return Some(Step::Top);
         }
         let cfa = match row.cfa() {
-            // Behind the saved frame pointer and the return address.
+            // After the saved frame pointer and the return address.
             CfaRule::RegisterAndOffset { register: X86_64::RBP, offset: 16 }
                 if now.get(X86_64::RBP).is_none() =>
             {
@@ -126,12 +126,12 @@ impl Tables {
             }
             CfaRule::Expression(e) => self.evaluate(e, None, entry.cie().encoding(), now, word)?,
         };
-        // The stack grows down. A signal handler with a stack of its own ends the way.
+        // The stack grows down. A signal handler on an alternate stack ends the unwinding.
         if cfa <= now.get(X86_64::RSP)? {
             return None;
         }
         let value = |register, rule| match rule {
-            // Not said: what the calling convention says.
+            // Without a rule the calling convention applies.
             None | Some(RegisterRule::SameValue) => now.get(register),
             Some(RegisterRule::Offset(offset)) => word(cfa.checked_add_signed(offset)?),
             Some(RegisterRule::ValOffset(offset)) => cfa.checked_add_signed(offset),
