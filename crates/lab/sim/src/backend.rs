@@ -15,7 +15,7 @@ pub trait Backend: Send + Sync {
     fn write_at(&self, path: &str, offset: u64, bytes: &[u8]) -> io::Result<()>;
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
     fn unlink(&self, path: &str) -> io::Result<()>;
-    /// Of a file or a directory.
+    /// Syncs a file or a directory.
     fn fsync(&self, path: &str, datasync: bool) -> io::Result<()>;
     fn sync(&self) -> io::Result<()>;
     fn read(&self, path: &str) -> io::Result<Vec<u8>>;
@@ -118,8 +118,8 @@ impl Backend for Mounted {
         if datasync { file.sync_data() } else { file.sync_all() }
     }
 
-    /// The standard library has no safe syncfs(2). The directory's fsync promises less, and a
-    /// workload must not rely on more.
+    /// The standard library has no safe syncfs(2). An fsync of the root directory promises less,
+    /// and a workload must not rely on more.
     fn sync(&self) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }

@@ -1,10 +1,10 @@
 //! Explores many workloads on two threads, within a time limit or in full, and reports what was
 //! found.
 //!
-//! A slice takes skeletons in an order given by the seed, so each seed gives another slice. A full
-//! run groups those with the same first operation, which share most of their media. Progress can be
-//! kept in a file, with one line appended for each finished skeleton, so that an interrupted run
-//! continues where it was.
+//! A slice takes skeletons in an order given by the seed, so that each seed gives another slice. A
+//! full run groups those with the same first operation, which share most of their media. Progress
+//! can be kept in a file, one line for each finished skeleton, so that an interrupted run continues
+//! there.
 
 use crate::explore::{Explorer, Failure, Memory, Plan, Tally, base_image};
 use crate::shrink::shrink;
@@ -27,11 +27,11 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 pub struct Options {
     pub seed: u64,
-    /// Lengths of workloads, and for how long each at most.
+    /// Lengths of workloads, and the time limit for each.
     pub parts: Vec<(u8, Option<Duration>)>,
     pub resume: Option<PathBuf>,
     pub threads: usize,
-    /// Set the mount's switches by the seed; workloads of three operations do so anyway.
+    /// Set the mount's switches by the seed; workloads of three operations always do.
     pub switched: bool,
     /// All states of every medium, however many workloads there are.
     pub thorough: bool,
@@ -68,7 +68,7 @@ struct Progress {
     reported: Duration,
 }
 
-/// Runs all parts; answers the sum.
+/// Runs all parts and returns the sum.
 pub fn run(options: &Options) -> anyhow::Result<Tally> {
     let clock = SystemClock::default();
     let (mut total, mut now) = (Tally::default(), Tally::default());
@@ -96,14 +96,14 @@ fn describe(tally: &Tally, took: Duration) -> String {
     )
 }
 
-/// Finished skeletons of a kind, and what they counted.
+/// The finished skeletons of one length, and their counts.
 fn load(file: &PathBuf, seq: u8, seed: u64) -> anyhow::Result<(HashSet<u64>, Tally)> {
     let (mut done, mut tally) = (HashSet::new(), Tally::default());
     let Ok(file) = File::open(file) else { return Ok((done, tally)) };
     for line in BufReader::new(file).lines() {
         let line = line?;
         let numbers: Result<Vec<u64>, _> = line.split(' ').map(str::parse).collect();
-        // A line that was cut off by the end of the run does not count.
+        // A line that the end of the run cut off does not count.
         let Ok(&[s, x, skeleton, workloads, states, distinct, recovery, violations]) = numbers.as_deref()
         else {
             continue;
@@ -115,7 +115,7 @@ fn load(file: &PathBuf, seq: u8, seed: u64) -> anyhow::Result<(HashSet<u64>, Tal
     Ok((done, tally))
 }
 
-/// Answers what this run counted, and what was counted before it was resumed.
+/// Returns the counts of this run, and those from before it was resumed.
 fn run_part(
     options: &Options,
     seq: u8,
@@ -236,19 +236,20 @@ impl Shared {
     }
 }
 
-/// Fewer operations that fail as well.
+/// Fewer operations that still fail.
 fn shorten(base: &MemDevice, part: &Part, failure: &Failure) -> Option<Box<Failure>> {
     let id = failure.workload.id;
     let fails = |ops: &[crate::ops::Op]| {
         let workload = Workload { id, ops: ops.to_vec(), settled: 0 };
         Explorer::new(base, part.plan).switched(part.switched).explore(&workload, None)
     };
-    // Operations that need one that is left out fail as the model says, and that is no violation.
+    // An operation that needs one that was left out fails in the model too, and that is no
+    // violation.
     let ops = shrink(failure.workload.ops.clone(), SHRINK_TRIES, |ops| fails(ops).is_some());
     if ops.len() == failure.workload.ops.len() { None } else { fails(&ops) }
 }
 
-/// One workload, or one state of it. Answers whether all is well.
+/// Runs one workload, or one state of it. Returns whether all is well.
 pub fn run_one(options: &Options, id: WorkloadId, state: Option<u64>) -> anyhow::Result<bool> {
     let workload = Catalogue::workload(id).ok_or_else(|| anyhow::anyhow!("there is no workload {id}"))?;
     println!("{workload}");

@@ -23,8 +23,8 @@ use std::time::Duration;
 /// The cases, one a line.
 pub const FSYNC: &str = include_str!("../cases/fsync.jsonl");
 
-/// More operations than this from one word are not kept in the history: the oracle needs a version
-/// for each.
+/// More operations than this from one word are not kept in the history, since the oracle needs a
+/// version for each.
 const KEPT_MAX: usize = 500;
 
 /// One case as written.
@@ -38,11 +38,11 @@ pub struct Case {
     pub why: String,
 }
 
-/// How a case went.
+/// The result of a case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     Passed,
-    /// It needs something that the file system does not offer.
+    /// The case needs something that the file system does not offer.
     Skipped(String),
 }
 
@@ -58,12 +58,12 @@ impl Case {
         }
     }
 
-    /// How often power fails.
+    /// How often power fails in the case.
     pub fn crashes(&self) -> usize {
         self.ops.iter().filter(|op| op[0] == "crash").count().max(1)
     }
 
-    /// Runs the case from a fresh image; each power failure leaves the medium that `choice` says.
+    /// Runs the case on a fresh image. Each power failure leaves the medium that `choice` selects.
     pub fn run(&self, choice: Choice) -> Result<Verdict, String> {
         if self.ops.iter().any(|op| op[0] == "clone") {
             return Ok(Verdict::Skipped("reflink is not supported".to_owned()));
@@ -129,7 +129,7 @@ impl<'a> Word<'a> {
     }
 }
 
-/// "foo_%04d" with a number in it.
+/// Formats a number like `foo_%04d`.
 pub fn numbered(format: &str, n: u64) -> Result<String, String> {
     let (head, rest) = format.split_once('%').ok_or("no % in a format")?;
     let (width, tail) = rest.split_once('d').ok_or("no d in a format")?;
@@ -235,7 +235,7 @@ impl Run {
 
     fn translate_data(&mut self, word: &Word<'_>) -> Result<Vec<Op>, String> {
         let op = match word.name {
-            // Direct IO and stores through a mapping are, for the file system below, writes.
+            // Direct IO and stores through a mapping reach the file system as writes.
             "write" | "dwrite" | "mwrite" => {
                 let path = word.path(0)?;
                 let mut ops = self.created(&path);
@@ -271,7 +271,7 @@ impl Run {
             "fsync" => Op::Fsync { on: word.target(0)? },
             "fdatasync" | "msync" => Op::Fdatasync { on: word.target(0)? },
             "sync" | "syncfs" => Op::Sync,
-            // Promises nothing; the caches are the engine's own.
+            // Both promise nothing; the caches are the engine's own.
             "sync_range" | "drop_caches" => return Ok(Vec::new()),
             _ => return self.translate_handles(word),
         };
@@ -355,7 +355,7 @@ impl Run {
     }
 }
 
-/// A simple expectation and the tree it is about.
+/// A simple expectation and the tree it applies to.
 struct Expectation<'a> {
     view: &'a View,
     map: &'a BTreeMap<String, Value>,
@@ -460,7 +460,7 @@ impl Expectation<'_> {
         }
     }
 
-    /// The allocated blocks are those of `ranges`, and `holes` show no data.
+    /// Exactly the blocks of `ranges` are allocated, and `holes` contain no data.
     fn allocated(&self, rig: &Rig) -> Result<(), String> {
         let found = self.found("allocated")?;
         let ranges: Vec<(u64, u64)> = self.list("ranges")?;

@@ -1,5 +1,5 @@
-//! Sparse file bytes with cheap copies: the model keeps one version per operation, so unchanged
-//! chunks are shared.
+//! Sparse file bytes with cheap copies: the model keeps one version for each operation, so
+//! unchanged chunks are shared.
 //!
 //! Invariant: no stored chunk is all zeros, none begins at or beyond `size`, and bytes of the last
 //! chunk beyond `size` are zero. So equal contents have equal maps.
@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Bytes of a chunk.
+/// Bytes in a chunk.
 pub const CHUNK: u64 = 4096;
 
 pub type Chunk = [u8; CHUNK as usize];
@@ -31,7 +31,7 @@ impl Content {
         self.chunks.keys().copied()
     }
 
-    /// The chunk's bytes; zeros where nothing is stored.
+    /// The chunk's bytes; zeros if nothing is stored.
     pub fn chunk(&self, number: u64) -> &Chunk {
         self.chunks.get(&number).map_or(&ZEROS, |chunk| chunk)
     }
@@ -82,8 +82,8 @@ impl Content {
         self.size = size;
     }
 
-    /// A copy in which the chunks from `from` on lie at `to` instead, those between are gone or
-    /// zero, and the size is `size`. Both are multiples of the chunk size.
+    /// A copy in which the chunks from `from` on are moved to `to`, those between are removed or
+    /// zero, and the size is `size`. Both offsets are multiples of the chunk size.
     pub fn shifted(&self, from: u64, to: u64, size: u64) -> Content {
         let (from, to) = (from / CHUNK, to / CHUNK);
         let keep = from.min(to);
@@ -117,7 +117,7 @@ impl Content {
     }
 }
 
-/// Cuts a byte range into (chunk number, range in the chunk).
+/// Splits a byte range into (chunk number, range in the chunk).
 pub fn pieces(offset: u64, end: u64) -> impl Iterator<Item = (u64, std::ops::Range<usize>)> {
     let last = if offset < end { (end - 1) / CHUNK + 1 } else { offset / CHUNK };
     (offset / CHUNK..last).map(move |number| {

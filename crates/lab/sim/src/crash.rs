@@ -3,27 +3,27 @@
 //! A [`History`] holds the operations and the model's state after each: state `i` is the state
 //! after `i` operations. The allowed states:
 //! 1. *Names and attributes* equal state `k` for one `k` for the whole file system. All metadata
-//!    operations form one sequence, of which a prefix survives. So rename, link, unlink, chmod and
-//!    the like are there or not, never in part.
+//!    operations form one sequence, of which a prefix survives. So each rename, link, unlink, chmod
+//!    etc. survives whole or not at all.
 //! 2. `k` is not below the *floor*: an fsync persists everything up to the last operation that
 //!    touched its inode, and everything before the fsync if it forced the log
 //!    ([`Promise::Prefix`]). A sync persists everything.
-//! 3. `k` is not above the number of completed operations, plus one if another was under way.
+//! 3. `k` is at most the number of completed operations, plus one if another was in progress.
 //! 4. *Bytes* of a file are outside the sequence: each is a value that the byte had between the
 //!    file's last persisted point and the crash. Offsets beyond the end count as zero. An operation
 //!    of the sequence that changes bytes (truncate, punch, zero) and is in the prefix moves the
-//!    start of that window for the bytes it touched: bytes that it cut off never come back.
-//! 5. *Sizes* grown by plain writes are outside the sequence too: the size is one the file had in
-//!    the window, or one between two successive ones where a write made it grow. Sizes set by
-//!    truncate and fallocate are in the sequence.
-//! 6. *Time stamps* persisted by fsync are, to the nanosecond, values that they had since then, or
-//!    in the inode's last change that is in the prefix: its record carries them. For mtime and
-//!    ctime that needs a model that has learned what the file system set. Otherwise only times that
+//!    start of that window for the bytes it touched: bytes past a truncate never reappear.
+//! 5. *Sizes* grown by plain writes are outside the sequence too: the size is one that the file had
+//!    in the window, or between two successive ones if a write extended it. Sizes set by truncate
+//!    and fallocate are in the sequence.
+//! 6. *Time stamps* persisted by fsync are, to the nanosecond, values that they have had since
+//!    then, or those of the inode's last change in the prefix, whose record carries them. For mtime
+//!    and ctime the model must have learned what the file system set; otherwise only times that
 //!    were set explicitly are checked. Setting times alone is outside the sequence, as a plain
 //!    write is.
 //!
-//! Not checked here: whether the image is consistent below the interface (fsck does that), and
-//! inodes without a name.
+//! Not checked here: consistency of the image below the interface (fsck checks that), and inodes
+//! without a name.
 
 use crate::content::{CHUNK, Content, pieces};
 use crate::model::{DataChange, Effect, Id, Model, Persist};
@@ -33,18 +33,18 @@ use kedgefs::FileSystem;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// What an fsync that forces the log makes durable with it.
+/// What an fsync that forces the log also makes durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Promise {
     /// Everything up to the last change of the inode. Holds whatever else forced the log before.
     LastChange,
     /// Everything that had completed before the fsync. Only if nothing but the history's own
-    /// operations forces the log (no commit timer, no checkpoint): the fsync of an inode that is
-    /// durable already forces nothing.
+    /// operations forces the log (no commit timer, no checkpoint): otherwise an inode may already
+    /// be durable, and its fsync forces nothing.
     Prefix,
 }
 
-/// An operation and what it did.
+/// An operation and its effect.
 #[derive(Clone, Debug)]
 pub struct Step {
     pub op: Op,
@@ -54,15 +54,15 @@ pub struct Step {
 }
 
 impl Step {
-    /// Collapse and insert range move blocks, and make the move durable before anything is written
-    /// to them.
+    /// Collapse and insert range move blocks, and force the log before anything is written to the
+    /// moved blocks.
     fn may_force(&self) -> bool {
         let moves = matches!(self.op, Op::Fallocate { how: Falloc::Collapse | Falloc::Insert, .. });
         moves || self.effect.persist.is_some()
     }
 }
 
-/// Operations since the image was last known to be durable as a whole.
+/// The operations since the whole image was last known to be durable.
 #[derive(Clone, Debug)]
 pub struct History {
     start: Model,
@@ -71,7 +71,7 @@ pub struct History {
 }
 
 impl History {
-    /// `start`: what is durable now.
+    /// `start`: the durable state now.
     pub fn new(start: Model, promise: Promise) -> History {
         History { start, steps: Vec::new(), promise }
     }
@@ -103,7 +103,7 @@ impl History {
         steps.filter(|(_, s)| s.effect.persist.is_some() && s.outcome.is_ok()).map(|(i, _)| i).collect()
     }
 
-    /// The lowest allowed prefix and each inode's persisted point.
+    /// The lowest allowed prefix and the persisted point of each inode.
     fn floors(&self, persists: &[usize]) -> Floors {
         let mut floors = Floors::default();
         for &at in persists {
@@ -122,8 +122,8 @@ impl History {
                     let last = self.steps[..at].iter().rposition(needs);
                     floors.prefix = floors.prefix.max(last.map_or(0, |last| last + 1));
                     let grows = |step: &Step| step.effect.data.is_some_and(|d| d.id == id && d.grew);
-                    // Everything before this point may be durable already, and then nothing is
-                    // forced: any persistence operation may force more than it must.
+                    // Everything before this point may be durable already, so that nothing is
+                    // forced: a persistence operation may force more than required.
                     let forced =
                         self.steps[..at].iter().rposition(|step| step.may_force()).map_or(0, |i| i + 1);
                     let forces = self.steps[forced..at].iter().any(|step| needs(step) || grows(step));
@@ -154,7 +154,7 @@ impl History {
 
 #[derive(Default)]
 struct Floors {
-    /// Lowest state that names and attributes may equal.
+    /// The lowest state that names and attributes may equal.
     prefix: usize,
     /// All data up to this state is durable.
     all: usize,
@@ -197,11 +197,11 @@ impl fmt::Display for Violation {
 
 impl std::error::Error for Violation {}
 
-/// Checks that what `fs` shows after a crash is allowed. `crash_after` operations had returned, the
-/// next one of the history (if there is one) may have been under way; `persists` are the numbers of
-/// the persistence operations that had returned success.
+/// Checks that the content of `fs` after a crash is allowed. `crash_after` operations had returned,
+/// and the next one of the history (if any) may have been in progress; `persists` are the numbers
+/// of the persistence operations that had returned success.
 ///
-/// Answers the state whose names and attributes were found.
+/// Returns the state whose names and attributes were found.
 pub fn check_state(
     fs: &FileSystem,
     history: &History,
@@ -212,7 +212,7 @@ pub fn check_state(
     check_view(view.as_ref().map_err(|e| e.clone()), history, crash_after, persists)
 }
 
-/// As [`check_state`], for a tree that was read already (or could not be).
+/// Like [`check_state`], for a tree that was already read (or could not be read).
 pub fn check_view(
     view: Result<&View, String>,
     history: &History,
@@ -233,7 +233,7 @@ pub fn check_view(
     let view = view.map_err(|e| violation(e, Vec::new()))?;
     let mut reasons = Vec::new();
     for k in floors.prefix..=last {
-        // Only operations of the sequence make a difference between two prefixes.
+        // Two prefixes differ only in operations of the sequence.
         if k > floors.prefix && !history.steps[k - 1].effect.ordered {
             continue;
         }
@@ -263,9 +263,9 @@ fn fits(view: &View, history: &History, floors: &Floors, k: usize, last: usize) 
 struct Window<'a> {
     history: &'a History,
     id: Id,
-    /// First state of the window: persisted, or the inode's first.
+    /// First state of the window: the persisted point, or the inode's first state.
     low: usize,
-    /// Last state in which the inode is there.
+    /// Last state in which the inode exists.
     high: usize,
     k: usize,
     /// Operations of the window that change the file's bytes or size.
@@ -296,8 +296,8 @@ impl<'a> Window<'a> {
             self.changes.iter().filter(|(at, c, _)| set(*at, c) == (true, true)).map(|(at, ..)| at + 1).max();
         let to = self.changes.iter().find(|(at, c, _)| set(*at, c) == (true, false)).map(|(at, ..)| *at);
         let (from, to) = (from.unwrap_or(self.low), to.unwrap_or(self.high));
-        // Between two settings only writes change the size, and they make it grow: all sizes
-        // between are fair.
+        // Between two operations that set the size, only writes change it, and they extend the
+        // file: all sizes between are allowed.
         let (least, most) = (self.content(from).size(), self.content(to).size());
         if (least..=most).contains(&size) {
             return Ok(());
@@ -361,13 +361,13 @@ fn check_times(
     floor: usize,
     (k, last): (usize, usize),
 ) -> Result<(), String> {
-    // Before its creation an inode had no times, so times that are not synced may be anything.
+    // An inode had no times before its creation, so times that were not synced may be anything.
     if history.state(floor).inode(id).is_none() {
         return Ok(());
     }
-    // Its last change among the metadata operations that are there. Plain writes have no place in
-    // the sequence, and times of theirs may come later or not at all; nor have times that are set
-    // by themselves, which wait for an fsync as well.
+    // The last change among the metadata operations of the prefix. Plain writes have no place in
+    // the sequence: their times may come later or not at all. The same holds for utimes alone,
+    // which also waits for an fsync.
     let lazy = |step: &Step| matches!(step.op, Op::Utimes { .. });
     let touches = |step: &Step| step.effect.ordered && step.effect.touched.contains(&id) && !lazy(step);
     let change = history.steps[..k].iter().rposition(touches).map_or(0, |at| at + 1);

@@ -4,7 +4,7 @@ use crate::ops::{Falloc, Fill, Target};
 use crate::view::Found;
 use kedgefs::{Attr, FileKind, Ino, Timespec};
 
-/// What a file system in the model's state would show.
+/// The view of a file system in the model's state.
 fn show(model: &Model) -> View {
     let mut view = View { inodes: BTreeMap::new() };
     for (path, id) in model.paths() {
@@ -74,7 +74,7 @@ fn check(history: &History, view: &View, after: usize) -> Result<usize, Box<Viol
     check_view(Ok(view), history, after, &history.persists_before(after))
 }
 
-/// The states that are allowed after all operations, of those the model went through.
+/// Which of the model's states are allowed after all operations.
 fn allowed(history: &History) -> Vec<usize> {
     let end = history.len();
     (0..=end).filter(|k| check(history, &show(history.state(*k)), end).is_ok()).collect()
@@ -244,9 +244,8 @@ fn random_prefixes_are_allowed() {
     }
 }
 
-/// Found by crash exploration: an fdatasync that forced the log for what it needed not keep left
-/// the fsync behind it with nothing to force, and the oracle asked for the directory between the
-/// two.
+/// Found by crash exploration: an fdatasync forced the log for more than it had to. The following
+/// fsync had nothing to force, and the oracle demanded the directory entry between the two.
 #[test]
 fn an_fdatasync_may_force_more_than_it_must() {
     let punch = Op::Fallocate { on: p("a"), how: Falloc::Punch, offset: 0, len: 4096 };
@@ -256,8 +255,8 @@ fn an_fdatasync_may_force_more_than_it_must() {
     assert_eq!(allowed(&history(Promise::Prefix, &ops)), [4, 5, 6, 7]);
 }
 
-/// With learned times: a ctime that the file never had is refused, and so is one older than the
-/// change that is there, or than what an fsync made durable.
+/// With learned times, the oracle refuses a ctime that the file never had, one older than the
+/// change that survived, and one older than what an fsync made durable.
 #[test]
 fn learned_times_are_those_of_a_state() {
     let mut model = Model::new();
@@ -272,7 +271,7 @@ fn learned_times_are_those_of_a_state() {
         model.learn_times((at(0), at(99)), |_| Ok(attr)).unwrap();
         history.push(op.clone(), applied.outcome, applied.effect, model.clone());
     }
-    // Nothing but the clock sets a ctime.
+    // Only the clock sets a ctime.
     model.apply(&chmod(0o644)).unwrap();
     let attr = Attr { ctime: at(100), ..show(&model).inodes[&Ino::ROOT].attr };
     model.learn_times((at(0), at(99)), |_| Ok(attr)).unwrap_err();

@@ -1,10 +1,9 @@
-//! A second way to track dirty inodes, for tests of the seam: [`kedgefs::DirtySet`].
+//! A second way to track dirty inodes, which tests the extension point [`kedgefs::DirtySet`].
 //!
-//! Inodes are gathered in *deltas*, as in Tux3: an inode that becomes dirty joins the newest delta,
-//! and a delta that is full is followed by a new one. The background writes the inodes of the
-//! oldest delta, by number, and goes on to the next one when nothing of it is left that is not
-//! busy. So what became dirty together is written together, and the order in the options does not
-//! matter.
+//! Inodes are grouped in *deltas*, as in Tux3: an inode that becomes dirty joins the newest delta,
+//! and a full delta is followed by a new one. The background writes the inodes of the oldest delta,
+//! by number, and continues with the next delta when all inodes left in it are busy. So inodes that
+//! became dirty together are written together, and the order in the options does not matter.
 
 use kedgefs::{DirtyHandle, DirtySet, Ino, WritebackOrder};
 use parking_lot::Mutex;
@@ -12,7 +11,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::Arc;
 
-/// Inodes of a delta.
+/// Inodes in a delta.
 const DELTA: usize = 24;
 
 /// See the module.
@@ -21,13 +20,13 @@ pub struct Deltas(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    /// Oldest first. None is empty, except for the newest.
+    /// Oldest first. Only the newest may be empty.
     deltas: VecDeque<BTreeMap<Ino, DirtyHandle>>,
-    /// Numbers of deltas.
+    /// The number of the delta of each inode.
     delta_of: HashMap<Ino, u64>,
     /// Number of the first delta.
     oldest: u64,
-    /// The last inode that was given to the background: the next batch goes on behind it.
+    /// The last inode that was given to the background: the next batch continues after it.
     given: Ino,
 }
 

@@ -1,5 +1,5 @@
-//! Discards and crashes: a file is deleted, its blocks are given back to the device, and power
-//! fails. Either the deletion is durable, or the file is there with all its bytes.
+//! Discards and crashes: a file is deleted, its blocks are discarded, and power fails. Either the
+//! deletion is durable, or the file still exists with all its bytes.
 
 use crate::ops::OWNER;
 use crate::rig;
@@ -8,14 +8,14 @@ use kedge_device::sim::{SimDevice, StatePlan};
 use kedgefs::{FileSystem, Ino};
 use std::sync::Arc;
 
-/// Too long for the log, and short enough for a durable write: for such a one no flush is needed,
-/// and what was discarded before may not be flushed yet.
+/// Too long for the log, and short enough for a durable write, which needs no flush; so earlier
+/// discards may not be flushed yet.
 const LEN: usize = 48 << 10;
 
-/// Who gives the space back.
+/// What discards the space.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Giver {
-    /// A request, which forces the log first.
+    /// A trim request, which forces the log first.
     Trim,
     /// The background, with the option `discard`: before the deletion is durable, and after.
     Background,
@@ -36,7 +36,7 @@ impl Giver {
     }
 }
 
-/// Judges every crash state of the workload that `plan` picks. Answers how many there were.
+/// Checks every crash state that `plan` selects, and returns their number.
 pub fn check(giver: Giver, plan: StatePlan) -> Result<usize, String> {
     let mut setup = crate::explore::setup();
     setup.mount.discard = giver == Giver::Background;
@@ -52,7 +52,7 @@ pub fn check(giver: Giver, plan: StatePlan) -> Result<usize, String> {
     device.mark(1);
     fs.unlink(Ino::ROOT, names[0]).map_err(failed("unlink"))?;
     giver.give(&fs)?;
-    // New bytes in the place of what was discarded, and a deletion that a truncate begins.
+    // New data overwrites discarded blocks, and a deletion begins with a truncate.
     let ino = fs.create(Ino::ROOT, b"d", 0o644, OWNER).map_err(failed("create"))?.ino;
     fs.write(ino, 0, &content(b"d")).map_err(failed("write"))?;
     fs.fsync(ino, false).map_err(failed("fsync"))?;
@@ -76,7 +76,7 @@ pub fn check(giver: Giver, plan: StatePlan) -> Result<usize, String> {
     Ok(count)
 }
 
-/// Each file that is there has its bytes; once they were synced, all of them.
+/// Each existing file has its bytes; after the sync, all files exist.
 fn intact(fs: &FileSystem, synced: bool) -> Result<(), String> {
     for name in [b"a", b"b", b"c", b"d"] {
         let found = match fs.lookup(Ino::ROOT, name) {

@@ -1,23 +1,22 @@
 //! Checks every state that a crash during a workload can leave.
 //!
 //! A workload runs once, in this process, on a recording device over a fork of one formatted image.
-//! The media come from the recording: at each event all subsets of the unflushed writes (a
-//! selection if there are many), torn writes, and FUA writes torn before they completed. Each
-//! *distinct* medium is
-//! 1. looked at: if it is marked clean, its log is empty; then opened, and the checkpoint that
-//!    recovery left is checked by fsck;
+//! The media come from the recording: at each event all subsets of the unflushed writes (a sample
+//! if there are many), torn writes, and FUA writes torn before they completed. Each *distinct*
+//! medium is
+//! 1. inspected: if it is marked clean, its log is empty; then opened, and fsck checks the
+//!    checkpoint that recovery left;
 //! 2. walked;
-//! 3. used (for a share of the media): a file is made and removed in every directory, for every
+//! 3. used (a sample of the media): a file is created and removed in every directory, on every
 //!    other medium all names are removed, and the image is closed and checked by fsck again;
-//! 4. crashed again at each write of its own recovery (on a share), and recovered again: the same
-//!    tree must come out.
+//! 4. crashed again at each write of its own recovery (a sample), and recovered again: the same
+//!    tree must result.
 //!
 //! The result of the walk is then compared with the oracle for the operations that had returned by
 //! that time.
 //!
 //! The recording is reproducible: the clock is a counter, one thread does all the work, and the
-//! engine's own threads have nothing to do (the commit interval is an hour, and no workload fills
-//! the log).
+//! engine's own threads are idle (the commit interval is an hour, and no workload fills the log).
 
 use crate::crash::{History, Promise, check_view};
 use crate::model::Model;
@@ -41,13 +40,13 @@ use std::sync::Arc;
 /// How thoroughly to explore.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// Media at each event of the operations.
+    /// Media for each event of the operations.
     pub states: StatePlan,
-    /// Media at each event of the checkpoint when the file system is closed in the end.
+    /// Media for each event of the final checkpoint, when the file system is closed.
     pub closing: StatePlan,
-    /// One of so many distinct media is crashed during its recovery, too.
+    /// One of this many distinct media is also crashed during its recovery.
     pub recovery_every: u64,
-    /// One of so many distinct media is used after its recovery.
+    /// One of this many distinct media is used after its recovery.
     pub use_every: u64,
 }
 
@@ -62,8 +61,7 @@ impl Plan {
         }
     }
 
-    /// For longer workloads, whose media are mostly those of shorter ones with a little more on
-    /// top.
+    /// For longer workloads, whose media are mostly those of shorter ones with few additions.
     pub fn quick(seed: u64) -> Plan {
         let plan = Plan::thorough(seed);
         let closing = StatePlan { subsets: 4, samples: 4, torn: 1, ..plan.states };
@@ -72,15 +70,15 @@ impl Plan {
     }
 }
 
-/// How much was explored.
+/// The extent of an exploration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     pub workloads: u64,
-    /// Crash states: points in time times media, those during recovery included.
+    /// Crash states: the sum over all points of their media, including crashes during recovery.
     pub states: u64,
-    /// Different media that were recovered.
+    /// Distinct media that were recovered.
     pub distinct: u64,
-    /// Of the states: crashes during recovery.
+    /// Crash states during recovery.
     pub recovery: u64,
     pub violations: u64,
 }
@@ -99,9 +97,9 @@ impl AddAssign for Tally {
 #[derive(Clone, Debug)]
 pub struct Failure {
     pub workload: Workload,
-    /// The seed by which the mount's switches were set, if they were.
+    /// The seed of the mount's switches, if they were set by one.
     pub switched: Option<u64>,
-    /// Number of the crash state in the enumeration; `None`: the workload itself failed.
+    /// The number of the crash state in the enumeration; `None`: the workload itself failed.
     pub state: Option<u64>,
     /// Where the crash is.
     pub at: String,
@@ -121,39 +119,39 @@ impl fmt::Display for Failure {
     }
 }
 
-/// The result of recovering one medium: the tree, or what is wrong.
+/// The result of recovering one medium: the tree, or the error.
 pub type Recovered = Result<View, String>;
 
-/// A workload that ran.
+/// The recording of a workload.
 struct Run {
     recording: Recording,
     history: History,
 }
 
-/// See the module. One for each thread.
+/// See the module. Each thread has its own.
 pub struct Explorer {
     setup: Setup,
     base: MemDevice,
     plan: Plan,
-    /// What the device does wrong while the workload runs.
+    /// Faults of the device while the workload runs.
     faults: FaultPlan,
-    /// Seed of the mount's switches; `None`: they are as they are without options.
+    /// Seed of the mount's switches; `None`: their defaults.
     switched: Option<u64>,
     recovered: Arc<Mutex<Memory>>,
     pub tally: Tally,
 }
 
-/// Media recovered lately, by hash: workloads with the same beginning share theirs, and so do
+/// Recently recovered media by hash: workloads with the same beginning share them, and so do
 /// threads.
 #[derive(Default)]
 pub struct Memory {
     young: HashMap<u64, Arc<Recovered>>,
-    /// What was young before, and goes when the young ones are too many again.
+    /// The previous generation, dropped when the current one is full.
     old: HashMap<u64, Arc<Recovered>>,
 }
 
 impl Memory {
-    /// Trees of one age, each of some ten KiB.
+    /// Trees in one generation, each of about ten KiB.
     const MAX: usize = 20_000;
 
     fn get(&mut self, hash: u64) -> Option<Arc<Recovered>> {
@@ -173,7 +171,7 @@ impl Memory {
     }
 }
 
-/// A small image, and nothing that acts by itself.
+/// A small image without background activity.
 pub fn setup() -> Setup {
     let mount = MountOptions {
         commit: std::time::Duration::from_secs(3600),
@@ -202,27 +200,27 @@ impl Explorer {
         Explorer { setup, base: base.fork(), plan, faults, switched: None, recovered: Arc::default(), tally }
     }
 
-    /// With a memory that it shares with others of the same plan.
+    /// Shares results with other explorers of the same plan.
     pub fn sharing(mut self, recovered: &Arc<Mutex<Memory>>) -> Explorer {
         self.recovered = recovered.clone();
         self
     }
 
-    /// The switches of each workload's mount are set by `seed` and the workload: all must be as
-    /// safe.
+    /// Sets the switches of each workload's mount by `seed` and the workload: every setting must be
+    /// crash-safe.
     pub fn switched(mut self, seed: Option<u64>) -> Explorer {
         self.switched = seed;
         self
     }
 
-    /// Workloads run on a device that acknowledges flushes and does not perform them. An
-    /// exploration that finds nothing wrong there can find nothing at all.
+    /// Runs workloads on a device that acknowledges flushes without performing them. An exploration
+    /// that finds no violation there cannot find any.
     pub fn on_lying_device(mut self) -> Explorer {
         self.faults = FaultPlan::new(0).lying();
         self
     }
 
-    /// Explores one workload; returns the first violation. `only`: only this state is checked.
+    /// Explores one workload and returns the first violation. `only`: check only this state.
     pub fn explore(&mut self, workload: &Workload, only: Option<u64>) -> Option<Box<Failure>> {
         self.tally.workloads += 1;
         let mut at = (None, String::new());
@@ -308,7 +306,7 @@ impl Explorer {
         Ok(())
     }
 
-    /// Recovers a medium, or returns the remembered result if it was seen lately.
+    /// Recovers a medium, or returns the remembered result of the same medium.
     fn recover(&mut self, hash: u64, medium: &MemDevice) -> Arc<Recovered> {
         if let Some(known) = self.recovered.lock().get(hash) {
             return known;
@@ -325,7 +323,7 @@ impl Explorer {
         let recording = device.recording();
         fsck(&device, "after recovery")?;
         let view = View::of(&fs)?;
-        // Choices by the hash, so that they are the same in every run.
+        // The hash decides, so that every run makes the same choices.
         if hash.is_multiple_of(self.plan.use_every) {
             exercise(&fs, &view, (hash / self.plan.use_every) & 1 == 0)?;
             fs.close().map_err(|e| format!("close after recovery: {e}"))?;
@@ -344,7 +342,8 @@ impl Explorer {
         Ok((device, fs))
     }
 
-    /// Crashes at each write of a recovery; the second recovery must find what the first one found.
+    /// Crashes at each write of a recovery; the second recovery must find the same tree as the
+    /// first.
     fn crash_recovery(&mut self, recording: &Recording, view: &View) -> Result<(), String> {
         let plan = StatePlan { subsets: 0, samples: 2, torn: 1, ..self.plan.states };
         let mut seen = HashSet::from([recording.base.difference_hash(&self.base)]);
@@ -365,7 +364,7 @@ impl Explorer {
     }
 }
 
-/// A slot that says clean has no log behind it.
+/// A slot that is marked clean has no log after its tail.
 fn mark_is_true(medium: &MemDevice) -> Result<(), String> {
     let blocks = medium.geometry().size / BLOCK_SIZE as u64;
     let slot = |slot: usize| {
@@ -381,13 +380,13 @@ fn mark_is_true(medium: &MemDevice) -> Result<(), String> {
     }
 }
 
-/// Checks the newest checkpoint on the device as it is.
+/// Checks the newest checkpoint on the device without replay.
 fn fsck(device: &SimDevice, when: &str) -> Result<(), String> {
     let report = kedge_fsck::check(Arc::new(device.view()), &CheckOptions::default());
     if report.is_clean() { Ok(()) } else { Err(format!("fsck {when}: {report}")) }
 }
 
-/// Makes and removes a file in every directory; `empty`: then removes everything.
+/// Creates and removes a file in every directory; `empty`: then removes everything.
 fn exercise(fs: &FileSystem, view: &View, empty: bool) -> Result<(), String> {
     let dirs = view.inodes.iter().filter(|(_, found)| found.attr.kind == FileKind::Directory);
     for (dir, found) in dirs {
@@ -414,7 +413,7 @@ fn remove_all(fs: &FileSystem, view: &View, dir: Ino, depth: u32) -> Result<(), 
     Ok(())
 }
 
-/// Whether two recoveries of one medium found the same.
+/// Whether two recoveries of one medium found the same tree.
 fn same_view(first: &View, second: &View) -> Result<(), String> {
     let (a, b): (&BTreeMap<Ino, Found>, _) = (&first.inodes, &second.inodes);
     if !a.keys().eq(b.keys()) {

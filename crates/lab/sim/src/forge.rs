@@ -1,9 +1,10 @@
-//! Forged log writes: an attack by a user who knows the format and owns a file on the log's scan.
+//! Forged log writes: an attack by a user that knows the format and owns a file in the path of the
+//! log scan.
 //!
-//! Small fsynced data lies in the ring as it was written. The user puts a log write into it that
-//! has everything but the image's secret: magic, uuid, epoch, LSN and checksum are correct. Neither
-//! a mount, nor a read-only mount, nor fsck, nor a repair may take it for a log write, after a
-//! clean unmount or after a crash.
+//! Small fsynced data is stored verbatim in the log's ring. The user writes data that is a valid
+//! log write except for the image's secret: magic, uuid, epoch, LSN and checksum are correct.
+//! Neither a mount, nor a read-only mount, nor fsck, nor a repair may accept it as a log write,
+//! after a clean unmount or after a crash.
 
 use crate::ops::OWNER;
 use crate::rig;
@@ -17,7 +18,7 @@ use std::sync::Arc;
 
 const IMAGE: u64 = 16 << 20;
 const LOG: u64 = 1 << 20;
-/// Holds a whole block of the ring, wherever the file's bytes begin in theirs.
+/// Contains a whole block of the ring at any alignment of the file's bytes.
 const BYTES: usize = 3 * BLOCK_SIZE;
 const MARKER: &[u8; 16] = b"my bytes in here";
 
@@ -28,9 +29,9 @@ pub enum Claim {
     NewerEpoch,
     /// A newer superblock moved the tail.
     NewerTail,
-    /// The ring went once around.
+    /// The ring wrapped once more.
     LaterLap,
-    /// The write where the log ends was durable.
+    /// The write at the end of the log was durable.
     DurableWriteLost,
 }
 
@@ -38,9 +39,9 @@ impl Claim {
     pub const ALL: [Claim; 4] =
         [Claim::NewerEpoch, Claim::NewerTail, Claim::LaterLap, Claim::DurableWriteLost];
 
-    /// `place`: the LSN at which the forged write lies. `end`: where the log will end.
+    /// `place`: the LSN of the forged write. `end`: the end of the log.
     fn header(self, epoch: Epoch, place: Lsn, end: Lsn) -> WriteHeader {
-        // Once the log has ended, a scan looks at what lies below its end as if it were a lap on.
+        // After the end of the log, a scan takes what lies below it as one lap later.
         let seen_at = Lsn(if place < end { place.0 + LOG } else { place.0 });
         let fair = WriteHeader {
             epoch,
@@ -60,12 +61,12 @@ impl Claim {
     }
 }
 
-/// When the ring is read.
+/// When the ring is scanned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum When {
     /// After the unmount.
     Unmounted,
-    /// After a crash of the next mount, whose epoch the user foresees.
+    /// After a crash of the next mount, whose epoch the user predicts.
     Crashed,
 }
 
@@ -73,7 +74,7 @@ impl When {
     pub const ALL: [When; 2] = [When::Unmounted, When::Crashed];
 }
 
-/// An image with the forged write in its ring, after the end of the log.
+/// An image with the forged write in its ring, past the end of the log.
 pub fn image(claim: Claim, when: When) -> Result<MemDevice, String> {
     let device = Arc::new(rig::format(IMAGE, LOG)?);
     let said = |e: kedgefs::Error| e.to_string();
@@ -83,8 +84,8 @@ pub fn image(claim: Claim, when: When) -> Result<MemDevice, String> {
     let create = |name: &[u8]| fs.create(Ino::ROOT, name, 0o644, OWNER).map(|file| file.ino).map_err(said);
     let write =
         |file: Ino, bytes: &[u8]| fs.write(file, 0, bytes).and_then(|_| fs.fsync(file, false)).map_err(said);
-    // Tells how the log holds bytes that are written so. The next ones, under a name as long, lie
-    // as many blocks on as these take.
+    // Shows where the log puts bytes written like this. The next bytes, under a name of equal
+    // length, follow at the same distance.
     let mut bytes = [b'.'; BYTES];
     bytes[..MARKER.len()].copy_from_slice(MARKER);
     let probe = create(b"probe")?;
@@ -100,8 +101,8 @@ pub fn image(claim: Claim, when: When) -> Result<MemDevice, String> {
     let place = start + length + BLOCK_SIZE;
     let epoch = Epoch(sb.checkpoint.epoch.0 + (when == When::Crashed) as u64);
     let header = claim.header(epoch, Lsn(place as u64), Lsn((place + length) as u64));
-    // The block's checksum is also over what the log puts between two pages of the file: its number
-    // is in there.
+    // The block's checksum also covers what the log puts between two pages of the file, which
+    // includes its inode number.
     let forge = create(b"forge")?;
     let mut block = log[start + BLOCK_SIZE..start + 2 * BLOCK_SIZE].to_vec();
     let number = block.windows(8).position(|w| w == probe.0.to_le_bytes());
@@ -132,7 +133,7 @@ pub fn image(claim: Claim, when: When) -> Result<MemDevice, String> {
     Ok(device.fork())
 }
 
-/// Checks that no reader believes any of the forged writes.
+/// Checks that no reader accepts any of the forged writes.
 pub fn check() -> Result<(), String> {
     for claim in Claim::ALL {
         for when in When::ALL {

@@ -1,6 +1,5 @@
-//! Freeze, thaw and crashes: whenever power fails, or a copy is made, while the file system is
-//! frozen, the image is clean and has everything; and no image says that it is clean when it is
-//! not.
+//! Freeze, thaw and crashes: if power fails, or a copy is made, while the file system is frozen,
+//! the image is clean and complete; and no image is marked clean when it is not.
 
 use crate::ops::{OWNER, write_all};
 use crate::rig;
@@ -13,27 +12,27 @@ use kedgefs::{FileSystem, Ino};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-/// Marks of the recording: what had returned.
+/// Marks of the recording: the operations that had returned.
 const FSYNCED: u64 = 1;
 const FROZEN: u64 = 2;
 const THAWING: u64 = 3;
 const THAWED: u64 = 4;
 const AFTER: u64 = 5;
 
-/// How long a writer that should wait for the thaw has to show that it does not.
+/// How long a writer that should wait for the thaw is given to show that it does not.
 const CHANCE: Duration = Duration::from_millis(300);
-/// The same for one that is known not to wait: enough on any machine.
+/// The same for a writer that is known not to wait: long enough on any machine.
 const CERTAIN: Duration = Duration::from_secs(120);
 
-/// Files with their lengths: in the log when it is frozen, in memory, written beside the freeze,
-/// and after it.
+/// Files with their lengths: in the log at the freeze, in memory, written during the freeze, and
+/// after it.
 const LOGGED: (&str, usize) = ("logged", 700);
 const DIRTY: (&str, usize) = ("dirty", 70_000);
 const BESIDE: (&str, usize) = ("beside", 5000);
 const LATER: (&str, usize) = ("later", 300);
 
-/// Judges every crash state of the workload that `plan` picks. Answers how many there were, and of
-/// these, how many while it was frozen.
+/// Checks every crash state that `plan` selects. Returns their number, and how many of them were
+/// frozen.
 pub fn check(plan: StatePlan) -> Result<(usize, usize), String> {
     let setup = crate::explore::setup();
     let device = Arc::new(SimDevice::new(rig::format(setup.image, setup.log)?));
@@ -51,13 +50,13 @@ pub fn check(plan: StatePlan) -> Result<(usize, usize), String> {
         let ino = find(&writer, BESIDE.0)?;
         write_all(&writer, ino, 0, &content(BESIDE)).map_err(failed("write"))?;
         writer.fsync(ino, false).map_err(failed("fsync"))?;
-        // Nobody listens any more if it waited as it should.
+        // If the writer waited as it should, the receiver is gone.
         let _ = done.send(());
         Ok::<(), String>(())
     })
     .map_err(|e| e.to_string())?;
     let chance = if broken::is(Variant::UngatedWriter) { CERTAIN } else { CHANCE };
-    // It is the crash states that tell whether it has waited.
+    // The crash states show whether it waited.
     let _ = written.recv_timeout(chance);
     device.mark(THAWING);
     fs.thaw().map_err(failed("thaw"))?;
@@ -80,11 +79,11 @@ pub fn check(plan: StatePlan) -> Result<(usize, usize), String> {
 fn judge(medium: MemDevice, mark: u64) -> Result<(), String> {
     let options = CheckOptions { replay: Some(Arc::new(StoreReplay)), ..CheckOptions::default() };
     let report = kedge_fsck::check(Arc::new(medium.fork()), &options);
-    // A mark that lies is a warning: recovery does not believe it.
+    // fsck reports a wrong clean mark as a warning, since recovery does not trust it.
     if !report.is_clean() || report.count(FindingKind::SuperblockCleanWithLog) > 0 {
         return Err(format!("fsck: {report}"));
     }
-    // From when it is frozen until the thaw writes.
+    // From the end of the freeze until the thaw writes.
     let clean =
         report.superblock.as_ref().is_some_and(|sb| sb.clean) && matches!(report.replay, ReplayState::None);
     if mark == FROZEN && !clean {

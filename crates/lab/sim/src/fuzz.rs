@@ -1,9 +1,9 @@
 //! Properties that hold for any bytes on a device: no panic, no hang, and no contradiction between
 //! the engine and fsck.
 //!
-//! Each target takes the input of a fuzzer, and panics if something is wrong. The fuzzer's
-//! workspace (`fuzz/`) calls them, and so does an ordinary test, with the corpus beside this crate
-//! and with random inputs ([`random`]).
+//! Each target takes a fuzzer's input and panics if a property fails. The fuzzer's workspace
+//! (`fuzz/`) calls them, and so does an ordinary test, with the corpus in this crate and with
+//! random inputs ([`random`]).
 
 pub mod damage;
 pub mod hostile;
@@ -27,11 +27,11 @@ use std::sync::Arc;
 /// Checks an input.
 pub type Target = fn(&[u8]);
 
-/// The targets by their names, as the corpus and the fuzzer call them.
+/// The targets by the names that the corpus and the fuzzer use.
 pub const TARGETS: [(&str, Target); 5] =
     [("superblock", superblock), ("log", log), ("node", node), ("image", image), ("fsck", fsck)];
 
-/// Runs a target on the files that the program was started with. None is a mistake.
+/// Runs a target on the files given on the command line, of which there must be at least one.
 pub fn run_files(target: Target) -> std::io::Result<()> {
     let files: Vec<_> = std::env::args_os().skip(1).collect();
     if files.is_empty() {
@@ -40,7 +40,7 @@ pub fn run_files(target: Target) -> std::io::Result<()> {
     files.into_iter().try_for_each(|file| std::fs::read(file).map(|input| target(&input)))
 }
 
-/// Bytes of a superblock: as they are, with a right checksum, and as edits of a valid one.
+/// Superblocks: raw bytes, the same with a correct checksum, and edits of a valid one.
 pub fn superblock(input: &[u8]) {
     let mut block = vec![0; BLOCK_SIZE];
     let len = input.len().min(BLOCK_SIZE);
@@ -78,7 +78,7 @@ pub fn log(input: &[u8]) {
     use_image(damaged(&crashed, &[Kind::Log]));
 }
 
-/// Bytes of a tree node: what the check lets through can be read, searched and changed.
+/// Tree nodes: what passes the check can be read, searched and changed.
 pub fn node(input: &[u8]) {
     let Some((structure, edits)) = one_of(Kind::Node, input) else { return };
     let mut bytes = structure.read(&base(input[0]).medium);
@@ -135,13 +135,13 @@ fn change_node(bytes: &mut [u8], level: u8, edits: &[u8]) {
     whole(&node);
 }
 
-/// A whole image: opened, walked, used, closed.
+/// A whole image: opens, walks, uses and closes it.
 pub fn image(input: &[u8]) {
     use_image(damaged(input, &Kind::ALL));
 }
 
-/// fsck's own reading, with and without replay. What it calls clean the engine must be able to
-/// read, and what it has repaired must be clean.
+/// fsck's own reader, with and without replay. The engine must be able to read an image that fsck
+/// calls clean, and a repaired image must be clean.
 pub fn fsck(input: &[u8]) {
     let medium = damaged(input, &Kind::ALL);
     let _ = kedge_fsck::check(Arc::new(medium.fork()), &CheckOptions::default());
@@ -166,15 +166,14 @@ fn readable(medium: MemDevice, why: &str) {
     fs.close().unwrap_or_else(|e| panic!("{why}, but it cannot be closed: {e}"));
 }
 
-/// The structure that an input names first, and its edits.
+/// The structure that an input names first, with its edits.
 fn one_of(kind: Kind, input: &[u8]) -> Option<(&'static damage::Structure, &[u8])> {
     let all: Vec<_> = base(*input.first()?).structures.iter().filter(|s| s.kind == kind).collect();
     let n = u16::from_le_bytes([*input.get(1)?, *input.get(2)?]) as usize;
     Some((all.get(n % all.len().max(1))?, &input[1..]))
 }
 
-/// Reads everything and changes a little of everything. Errors are what a damaged image should
-/// give.
+/// Reads everything and changes a little of everything. A damaged image should give errors.
 fn use_image(medium: MemDevice) {
     let Ok(fs) = open(medium) else { return };
     let view = View::of(&fs);
@@ -209,14 +208,14 @@ fn change_names(fs: &FileSystem, dir: Ino) {
     }
 }
 
-/// A random input: usually one edit, so that all other bytes are correct and the damage is met deep
-/// inside.
+/// A random input: usually one edit, so that all other bytes are correct and the damage is reached
+/// deep inside.
 pub fn random(rng: &mut SmallRng) -> Vec<u8> {
     let edits = if rng.random_bool(0.6) { 1 } else { rng.random_range(2..12) };
     let mut input = vec![0; 1 + edits * 8];
     rng.fill(&mut input[..]);
     input[0] = if rng.random_bool(0.05) { damage::flag::UNSEALED } else { 0 } | (input[0] & 1);
-    // A node's or record's head is a small part of it, and steers most decisions.
+    // The header of a node or record is a small part of it, but steers most decisions.
     for edit in input[1..].chunks_exact_mut(8) {
         if rng.random_bool(0.3) {
             edit[3] = 0;

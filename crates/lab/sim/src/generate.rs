@@ -1,5 +1,5 @@
-//! Seeded random operations that use the model, so that most of them name something that exists and
-//! the rest miss on purpose.
+//! Seeded random operations that use the model, so that most of them name existing files and the
+//! rest miss on purpose.
 
 use crate::model::{Inode, Model};
 use crate::ops::{Falloc, Fill, Op, Rename, Special, Target, XattrFlag, split};
@@ -10,21 +10,21 @@ use rand::{Rng, SeedableRng};
 /// Parameters of the operations.
 #[derive(Clone, Copy, Debug)]
 pub struct Profile {
-    /// Names per directory: few of them meet often.
+    /// Names per directory: few, so that they collide often.
     pub names: u32,
     pub depth_max: usize,
     /// Writes and truncates begin below this offset.
     pub offset_max: u64,
     pub write_max: u32,
-    /// In a thousand operations.
+    /// Persistence operations per thousand.
     pub persists: u32,
     pub remounts: u32,
     pub crashes: u32,
-    /// In a thousand: names that are too long, sizes that are too large, sparse files of terabytes.
+    /// Per thousand: names that are too long, sizes that are too large, sparse files of terabytes.
     pub extremes: u32,
-    /// In a thousand data operations: collapse and insert range. A write in place after one that is
-    /// not durable shows at another offset after a crash, as on other file systems: not for
-    /// histories that crash.
+    /// Per thousand data operations: collapse and insert range. An overwrite after a range
+    /// operation that is not durable shows up at another offset after a crash, as on other file
+    /// systems, so histories that crash do without.
     pub shifts: u32,
 }
 
@@ -44,7 +44,7 @@ impl Default for Profile {
     }
 }
 
-/// Makes operations.
+/// Generates operations.
 pub struct Generator {
     rng: SmallRng,
     profile: Profile,
@@ -90,7 +90,8 @@ impl Generator {
         if paths.is_empty() { None } else { Some(self.pick(&paths)) }
     }
 
-    /// Some name in some directory, taken or not. Rarely "in" something that is no directory.
+    /// Some name in some directory, existing or not. Rarely below something that is not a
+    /// directory.
     fn any_path(&mut self, model: &Model) -> String {
         let in_dir = !self.chance(15);
         let depth = self.profile.depth_max;
@@ -102,7 +103,7 @@ impl Generator {
         if dir == "." { name } else { format!("{dir}/{name}") }
     }
 
-    /// A taken name most of the time, of the kind wanted most of the time.
+    /// Usually an existing name, usually of the wanted kind.
     fn path(&mut self, model: &Model, want: impl Fn(&Inode) -> bool) -> String {
         if self.chance(80) {
             return self.any_path(model);
@@ -139,7 +140,7 @@ impl Generator {
         self.target(model, |_| true)
     }
 
-    /// Offsets and sizes near block boundaries as often as anywhere.
+    /// Half of the offsets and sizes are near block boundaries.
     fn offset(&mut self) -> u64 {
         let max = self.profile.offset_max;
         match self.rng.random_range(0..4) {
@@ -166,7 +167,7 @@ impl Generator {
         Fill::Seed(self.fills)
     }
 
-    /// The next operation for a file system that is as the model says.
+    /// The next operation for a file system in the model's state.
     pub fn next(&mut self, model: &Model) -> Op {
         let Profile { persists, remounts, crashes, .. } = self.profile;
         let at = self.rng.random_range(0..1000);
@@ -191,7 +192,8 @@ impl Generator {
         }
     }
 
-    /// Takes back a flag that forbids changes, after a while: or nothing would change any more.
+    /// Clears a flag that forbids changes after a while: otherwise ever fewer changes would
+    /// succeed.
     fn unfix(&mut self, model: &Model) -> Option<Op> {
         let fixed = |i: &Inode| i.flags.has(FileFlags::IMMUTABLE | FileFlags::APPEND);
         let path = self.existing(model, fixed)?;
@@ -243,7 +245,7 @@ impl Generator {
         let to = match self.rng.random_range(0..6) {
             0 | 1 => self.free_path(model),
             2 => {
-                // The same kind: a replacement that can succeed.
+                // The same kind, so that the replacement can succeed.
                 let kind =
                     model.find(&from).and_then(|id| model.inode(id)).map_or(FileKind::Regular, |i| i.kind);
                 self.path(model, |inode| inode.kind == kind)
@@ -305,7 +307,7 @@ impl Generator {
                     0 => 0,
                     1 => self.rng.random_range(4000..4097),
                     2 if self.chance(self.profile.extremes * 10) => 65537,
-                    // In parts: two, two whole ones, three, some, all.
+                    // Values stored in parts: two, two full ones, three, several, the maximum.
                     3 => self.pick(&[4097, 8192, 8193, 20_000, 65536]),
                     _ => self.rng.random_range(1..200),
                 };

@@ -1,22 +1,22 @@
-//! A ledger of files whose bytes identify their writes, for devices that fail: what was written,
-//! what was answered, what was acknowledged as durable.
+//! A ledger of files whose bytes identify their writes, for failing devices: what was written,
+//! which results were returned, what was acknowledged as durable.
 //!
-//! Every eight bytes name the file, the write and the place, so that
-//! - each byte that is found is checked by itself: it must come from a write that may be there;
-//! - a failed request of the device shows whose data it carried ([`owners`]).
+//! Every eight bytes encode the file, the write and the offset, so that
+//! - each word found is checked on its own: it must come from a write that may be there;
+//! - a failed request of the device identifies the files whose data it carried ([`owners`]).
 //!
-//! Unlike the oracle of [`crate::crash`] the ledger has no order between files, and it goes on
-//! after a failed call: a write that was answered with an error may be there in part, for ever,
-//! until something else covers it.
+//! Unlike the oracle of [`crate::crash`], the ledger has no order between files, and it continues
+//! after a failed call: a write that returned an error may be there in part until a later write
+//! covers it.
 //!
-//! The rules for one file after a crash, with the steps in the order in which they were begun (one
-//! at a time):
-//! 1. A step is *settled* if it was answered with success before the call of an fsync (fdatasync,
-//!    sync) of the file that was answered with success.
-//! 2. Each eight bytes hold what the last settled step left there, or what a later or a failed step
+//! The rules for one file after a crash, with steps in the order in which they began (one at a
+//! time):
+//! 1. A step is *settled* if it succeeded before the call of an fsync (fdatasync, sync) of the file
+//!    that succeeded.
+//! 2. Each word holds what the last settled step left there, or what a later or a failed step
 //!    wrote.
-//! 3. The size is one that settled steps leave, or lies between that and what the others would make
-//!    of it.
+//! 3. The size is the one that settled steps leave, or between that and what the other steps would
+//!    make it.
 
 use std::collections::BTreeSet;
 
@@ -27,10 +27,10 @@ const TAG: u64 = 0xa5;
 /// Files are numbered from 0 to below this.
 pub const FILES_MAX: usize = 256;
 const STEPS_MAX: u64 = 1 << 20;
-/// A word's place, in words: a file has at most so many, 64 MiB.
+/// Limit of a word's offset, in words: a file has at most 64 MiB.
 const PLACES: u64 = 1 << 23;
 
-/// The word that write number `step` (from 1) leaves at `offset`.
+/// The word that write number `step` (from 1) puts at `offset`.
 fn word(file: usize, step: u64, offset: u64) -> u64 {
     assert!(file < FILES_MAX && step < STEPS_MAX && offset / WORD < PLACES, "the ledger has no such word");
     // Tag 8 bits, file 8, step 20, place 23, and five bits that are never zero.
@@ -42,7 +42,7 @@ fn owner(word: u64) -> Option<usize> {
     (word >> 56 == TAG && word & 0x1f == 0x15).then_some((word >> 48) as usize & 0xff)
 }
 
-/// Files whose data these bytes hold.
+/// Files whose data is in these bytes.
 pub fn owners(bytes: &[u8]) -> BTreeSet<usize> {
     let words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
     words.filter_map(owner).collect()
@@ -57,7 +57,7 @@ enum What {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Step {
     what: What,
-    /// Answered with success.
+    /// The step succeeded.
     done: bool,
 }
 
@@ -66,7 +66,7 @@ struct Step {
 pub struct File {
     number: usize,
     steps: Vec<Step>,
-    /// Steps before this one are settled, if they were answered with success.
+    /// Steps below this one are settled if they succeeded.
     settled: usize,
 }
 
@@ -77,7 +77,7 @@ impl File {
         File { number, steps: Vec::new(), settled: 0 }
     }
 
-    /// Begins a write; answers its bytes. It counts as failed until [`File::wrote`].
+    /// Begins a write and returns its bytes. It counts as failed until [`File::wrote`].
     pub fn begin_write(&mut self, from: u64, len: u64) -> Vec<u8> {
         assert!((from | len).is_multiple_of(WORD), "whole words");
         self.steps.push(Step { what: What::Write { from, to: from + len }, done: false });
@@ -85,15 +85,14 @@ impl File {
         (from..from + len).step_by(8).flat_map(|at| word(self.number, step, at).to_le_bytes()).collect()
     }
 
-    /// The last step was answered: so many bytes are written. A short answer takes the rest back,
-    /// which is not there.
+    /// The last write returned `bytes`. After a short write the rest is removed from the step.
     pub fn wrote(&mut self, bytes: u64) {
         let Some(Step { what: What::Write { from, to }, done }) = self.steps.last_mut() else {
             panic!("no write was begun");
         };
         assert!(bytes <= *to - *from, "more than asked for");
-        // A short answer may end inside a word, which is then neither the one nor the other; so it
-        // counts as failed.
+        // A short write may end inside a word, which then belongs to neither step; so it counts as
+        // failed.
         *done = bytes.is_multiple_of(WORD);
         if *done {
             *to = *from + bytes;
@@ -109,44 +108,44 @@ impl File {
         self.steps.last_mut().expect("a truncate was begun").done = true;
     }
 
-    /// What an fsync that is called now covers.
+    /// The steps that an fsync called now covers.
     pub fn mark(&self) -> usize {
-        // The last step may be under way on another thread.
+        // The last step may be in progress on another thread.
         self.steps.iter().rposition(|step| !step.done).map_or(self.steps.len(), |last| {
             if last + 1 == self.steps.len() { last } else { self.steps.len() }
         })
     }
 
-    /// An fsync (fdatasync, sync) that was called at `mark` was answered with success.
+    /// An fsync (fdatasync, sync) called at `mark` succeeded.
     pub fn synced(&mut self, mark: usize) {
         self.settled = self.settled.max(mark);
     }
 
-    /// A sync was answered with an error by a cache that takes pages for clean which it could not
-    /// pass on. What was written since the last success may be lost for good, though each write was
-    /// answered with success and a later sync may be, too.
+    /// A sync failed, and a cache marked pages clean that it could not write. What was written
+    /// since the last success may be lost permanently, although each write succeeded and a later
+    /// sync may succeed too.
     pub fn disowned(&mut self) {
         for step in &mut self.steps[self.settled..] {
             step.done = false;
         }
     }
 
-    /// The later record of the same file, with what was settled in this one.
+    /// The later record of the same file, with the settled steps of this one.
     pub fn settled_of(&self, later: &File) -> File {
         File { settled: self.settled, ..later.clone() }
     }
 
-    /// As if all that was answered with success had been synced.
+    /// The record as if everything that succeeded had been synced.
     pub fn all_settled(&self) -> File {
         File { settled: self.steps.len(), ..self.clone() }
     }
 
-    /// The size if every step that was answered is there.
+    /// The size if every completed step survives.
     pub fn size(&self) -> u64 {
         self.sizes(self.steps.len()).1
     }
 
-    /// Least and largest size.
+    /// Smallest and largest allowed size.
     fn sizes(&self, settled: usize) -> (u64, u64) {
         let (mut least, mut most) = (0, 0);
         for (i, step) in self.steps.iter().enumerate() {
@@ -164,7 +163,7 @@ impl File {
         (least, most)
     }
 
-    /// Places where what may be there changes.
+    /// Offsets at which the set of allowed words changes.
     fn borders(&self, size: u64) -> Vec<u64> {
         let mut borders = BTreeSet::from([0, size]);
         for step in &self.steps {
@@ -176,7 +175,7 @@ impl File {
         borders.into_iter().filter(|at| *at <= size).collect()
     }
 
-    /// Numbers of the writes whose bytes may be at `at`; 0 is none, so zeros.
+    /// Numbers of the writes whose bytes may be at `at`; 0 stands for zeros.
     fn fair(&self, at: u64) -> BTreeSet<u64> {
         let mut fair = BTreeSet::from([0]);
         for (i, step) in self.steps.iter().enumerate() {

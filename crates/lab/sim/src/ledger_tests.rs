@@ -36,7 +36,7 @@ fn what_was_synced_must_be_there_and_the_rest_may() {
     mixed[16..24].copy_from_slice(&second[8..]);
     file.all_settled().check(&mixed).unwrap();
     file.all_settled().check(&first).unwrap_err();
-    // Bytes that no write made, of another place, of another file.
+    // Bytes that no write made, or of another offset or file.
     mixed[32] ^= 1;
     file.check(&mixed).unwrap_err();
     file.check(&[&first[8..], &first[..8]].concat()).unwrap_err();
@@ -87,7 +87,7 @@ fn a_truncate_settles_size_and_zeros() {
     let grown = [&first[..16], &[0; 16], &last].concat();
     file.check(&grown).unwrap();
     file.all_settled().check(&grown).unwrap();
-    // What was cut off never comes back.
+    // Truncated bytes never reappear.
     file.check(&[&first[..32], &last].concat()).unwrap_err();
     let earlier = File { settled: 1, ..file.clone() };
     assert_eq!(earlier.settled_of(&file).settled, 1);

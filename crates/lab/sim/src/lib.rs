@@ -1,8 +1,10 @@
 //! The test apparatus: a reference file system, an oracle for crash states, workloads with
 //! acknowledged writes, and written-down fsync cases.
 //!
-//! Everything here uses the file system's public interface (and, on a mount, the kernel's), never
-//! the engine's internals, so that the checks are independent.
+//! The model, the oracle and the workloads use only the file system's public interface (or the
+//! kernel's, on a mount), so that they are independent of the engine. Only attacks and aimed tests
+//! know more: `fuzz`, `forge`, `steady` and `trouble` know the format, and `races` uses marks
+//! inside the engine.
 #![forbid(unsafe_code)]
 
 pub mod backend;

@@ -4,10 +4,10 @@
 //! Inodes have the model's own numbers; names are (directory, name) → inode. A copy shares all
 //! inodes that do not change afterwards, so a history keeps one version per operation.
 //!
-//! Where POSIX and Linux leave the answer open (extended user attributes of a fifo, reading a
+//! Where POSIX and Linux leave the result open (extended user attributes of a fifo, reading a
 //! device), the operation is *unspecified*: [`Model::apply`] returns `None`, and the caller that
-//! drives both sides skips it. If several errors apply at once, the one that Linux reports comes
-//! first and the others are allowed.
+//! drives both sides skips it. If several errors apply, the one that Linux reports comes first and
+//! the others are allowed.
 
 use crate::content::{CHUNK, Content};
 use crate::ops::{
@@ -35,19 +35,19 @@ pub struct Inode {
     pub rdev: u64,
     pub flags: FileFlags,
     pub nlink: u32,
-    /// The last name is gone: it can get none any more (a nameless new file can).
+    /// The last name was removed, so the inode cannot get another (a new nameless file can).
     pub dead: bool,
     pub content: Content,
     pub entries: BTreeMap<String, Id>,
-    /// Of a directory.
+    /// For a directory: its parent.
     pub parent: Id,
     pub target: String,
     pub xattrs: BTreeMap<String, String>,
-    /// The access control list, which is one of `xattrs`, too; and a directory's default list.
+    /// The access control list, which is also one of `xattrs`; and a directory's default list.
     pub access: Option<AclBits>,
     pub default: Option<AclBits>,
-    /// Where they are known: set explicitly or [learned](Model::learn_times), and nothing has
-    /// changed them since.
+    /// Times where they are known: set explicitly or [learned](Model::learn_times), and unchanged
+    /// since.
     pub atime: Option<Timespec>,
     pub mtime: Option<Timespec>,
     pub ctime: Option<Timespec>,
@@ -87,7 +87,7 @@ impl Inode {
         self.kind == FileKind::Directory
     }
 
-    /// Has this list; the mode follows.
+    /// Sets this list; the mode follows.
     fn set_acl(&mut self, default: bool, list: AclBits) {
         let text = String::from_utf8_lossy(&acl_bytes(list)).into_owned();
         self.xattrs.insert(acl_name(default).to_owned(), text);
@@ -100,7 +100,7 @@ impl Inode {
         self.perm = self.perm & 0o7000 | owner << 6 | mask << 3 | others;
     }
 
-    /// Has this mode; the list follows.
+    /// Sets this mode; the list follows.
     fn set_perm(&mut self, perm: u32) {
         self.perm = perm & 0o7777;
         if let Some(list) = self.access {
@@ -108,7 +108,7 @@ impl Inode {
         }
     }
 
-    /// Is made in a directory with this default list.
+    /// Inherits this default list of the parent directory.
     fn inherit(&mut self, list: AclBits) {
         if self.kind == FileKind::Symlink {
             return;
@@ -124,7 +124,7 @@ impl Inode {
         self.kind == FileKind::Regular
     }
 
-    /// st_size: bytes of a file, length of a target, number of a directory's entries.
+    /// st_size: bytes of a file, length of a target, entries of a directory.
     pub fn size(&self) -> u64 {
         match self.kind {
             FileKind::Regular => self.content.size(),
@@ -135,32 +135,32 @@ impl Inode {
     }
 }
 
-/// Changed bytes of a file.
+/// A change of a file's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataChange {
     pub id: Id,
     /// Offsets whose bytes may have changed.
     pub from: u64,
     pub to: u64,
-    /// The operation sets the size in its place in the sequence (truncate, fallocate).
+    /// The operation sets the size as part of the sequence (truncate, fallocate).
     pub sets_size: bool,
-    /// A plain write made the file longer.
+    /// A plain write extended the file.
     pub grew: bool,
 }
 
-/// What an operation promises to keep.
+/// What an operation makes durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Persist {
     Inode { id: Id, datasync: bool },
     All,
 }
 
-/// What an operation did, as far as the crash oracle needs it.
+/// The effect of an operation, as far as the crash oracle needs it.
 #[derive(Clone, Debug, Default)]
 pub struct Effect {
-    /// Has a place in the sequence of metadata operations. Plain writes have none.
+    /// Whether it has a place in the sequence of metadata operations. Plain writes have none.
     pub ordered: bool,
-    /// An fdatasync of the touched inodes must make it durable.
+    /// Whether an fdatasync of the touched inodes must make it durable.
     pub datasync: bool,
     /// Inodes whose fsync must make it durable.
     pub touched: Vec<Id>,
@@ -168,11 +168,11 @@ pub struct Effect {
     pub persist: Option<Persist>,
 }
 
-/// The expected answer.
+/// The expected result.
 #[derive(Clone, Debug)]
 pub struct Applied {
     pub outcome: Outcome,
-    /// Further errno values that are right as well.
+    /// Other errno values that are also correct.
     pub or: Vec<i32>,
     pub effect: Effect,
 }
@@ -185,7 +185,7 @@ impl Applied {
 
 /// Why the model has no [`Applied`] with success.
 enum No {
-    /// The first is what Linux answers.
+    /// The first is what Linux returns.
     Errno(Vec<i32>),
     Unspecified,
 }
@@ -213,7 +213,7 @@ impl Default for Model {
 }
 
 impl Model {
-    /// As a fresh image: a root directory.
+    /// A fresh image: only a root directory.
     pub fn new() -> Model {
         let mut root = Inode::new(FileKind::Directory, 0o755);
         root.nlink = 2;
@@ -236,7 +236,7 @@ impl Model {
         &self.handles
     }
 
-    /// Reading may have moved the read time stamps (relatime): they are unknown from here on.
+    /// Reads may have updated atimes (relatime), so they are unknown from here on.
     pub fn forget_atimes(&mut self) {
         for inode in self.inodes.values_mut().filter(|inode| inode.atime.is_some()) {
             Arc::make_mut(inode).atime = None;
@@ -277,12 +277,12 @@ impl Model {
         self.edit(id).ctime = None;
     }
 
-    /// Asks for the times that the last operation has set: to the nanosecond they are the file
-    /// system's own, by its clock. From here on they may not change without an operation. Call it
-    /// after each operation, or never. Inodes without a name are left out.
+    /// Reads the times that the last operation set, which the file system takes from its clock.
+    /// From here on they may not change without an operation. Call it after each operation, or
+    /// never. Inodes without a name are left out.
     ///
     /// # Errors
-    /// A ctime, which cannot be set, that is not of the clock: before `from` or after `to`.
+    /// A ctime outside `from..=to`: it cannot be set by a caller, so it must come from the clock.
     pub fn learn_times(
         &mut self,
         (from, to): (Timespec, Timespec),
@@ -383,7 +383,7 @@ impl Model {
         }
     }
 
-    /// What flags forbid answers EPERM, or another error that it has, too.
+    /// An operation that flags forbid returns EPERM, or another error that also applies.
     fn run_permitted(&mut self, op: &Op) -> Answer {
         if !self.is_forbidden(op).unwrap_or(false) {
             return self.run(op);
@@ -398,8 +398,8 @@ impl Model {
         }
     }
 
-    /// Whether the flags of an inode forbid the operation. `Err`: it names something that is not
-    /// there.
+    /// Whether the inode's flags forbid the operation. `Err`: it names something that does not
+    /// exist.
     fn is_forbidden(&self, op: &Op) -> Result<bool, No> {
         const FIXED: FileFlags = FileFlags::IMMUTABLE;
         let either = FIXED | FileFlags::APPEND;
@@ -475,14 +475,14 @@ impl Model {
         }
     }
 
-    /// Handles end with the mount, and nameless inodes with them.
+    /// Handles end with the mount, and so do nameless inodes.
     pub fn forget_handles(&mut self) {
         for id in std::mem::take(&mut self.handles).into_values() {
             self.reap(id);
         }
     }
 
-    /// Removes the inode if nothing keeps it.
+    /// Removes the inode if no name or handle keeps it.
     fn reap(&mut self, id: Id) {
         let gone =
             self.inodes.get(&id).is_some_and(|i| i.nlink == 0) && !self.handles.values().any(|h| *h == id);
@@ -511,7 +511,7 @@ impl Model {
     }
 
     fn symlink(&mut self, target: &str, path: &str) -> Answer {
-        // The kernel looks at the target first.
+        // The kernel checks the target first.
         if target.is_empty() {
             return Err(errno::ENOENT.into());
         }
@@ -556,7 +556,7 @@ impl Model {
         id
     }
 
-    /// A name of the inode is gone (a directory has one).
+    /// Removes a name of the inode (a directory has one).
     fn lose_name(&mut self, id: Id) {
         if self.get(id).is_dir() {
             let parent = self.get(id).parent;
@@ -647,7 +647,7 @@ impl Model {
         Ok(ordered(touched))
     }
 
-    /// Puts a whiteout under a name that has just become free.
+    /// Puts a whiteout under a name that has just been removed.
     fn whiteout(&mut self, dir: Id, name: &str) -> Id {
         let id = self.next;
         self.next += 1;
@@ -661,7 +661,7 @@ impl Model {
         id
     }
 
-    /// The moved inode, if a directory, has another parent.
+    /// Sets the parent of a moved directory.
     fn rehome(&mut self, id: Id, from: Id, to: Id) {
         if self.get(id).is_dir() {
             self.edit(from).nlink -= 1;
@@ -808,7 +808,7 @@ impl Model {
         Ok((Outcome::Done, Effect { ordered: true, datasync, touched: vec![id], ..Effect::default() }))
     }
 
-    /// User attributes are for files and directories.
+    /// Only files and directories have user attributes.
     fn xattr_target(&self, on: &Target) -> Result<Id, No> {
         let id = self.target(on)?;
         let inode = self.get(id);
@@ -932,8 +932,8 @@ impl Model {
         let (from, to) = if how.zeroes() { (offset, end) } else { (0, 0) };
         let sets_size = how.grows() && end > old;
         let data = Some(DataChange { id, from, to, sets_size, grew: false });
-        // Nothing to see, nothing to make durable; and bytes that are nowhere but in memory may go
-        // without a trace.
+        // If no byte changed, nothing must become durable; and bytes that exist only in memory may
+        // be dropped.
         let touched = if inode.content == before { Vec::new() } else { vec![id] };
         Ok((Outcome::Done, Effect { ordered: true, datasync: sets_size, touched, data, persist: None }))
     }

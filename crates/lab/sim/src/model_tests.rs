@@ -51,7 +51,7 @@ fn tree() -> Model {
     model
 }
 
-/// The errno; 0 for success.
+/// Applies `op` and returns the errno; 0 for success.
 fn answer(model: &mut Model, op: &Op) -> i32 {
     match model.apply(op).expect("specified").outcome {
         Outcome::Failed(errno) => errno,
@@ -161,7 +161,7 @@ fn xattr_flags() {
     );
 }
 
-/// What the model must be in itself.
+/// The model's invariants.
 fn check(model: &Model) {
     let mut names: BTreeMap<Id, u32> = BTreeMap::new();
     for (id, inode) in &model.inodes {

@@ -1,7 +1,7 @@
-//! Deterministic races: one thread is stopped in a window that the engine marks
-//! ([`kedge_base::broken::pause`]), another runs meanwhile, then the first goes on.
+//! Deterministic races: one thread stops at a mark in the engine ([`kedge_base::broken::pause`]),
+//! another thread runs meanwhile, then the first continues.
 //!
-//! The marks are for the whole process: one race at a time.
+//! The marks apply to the whole process, so only one race runs at a time.
 
 use crate::ops::OWNER;
 use crate::rig::{self, Setup};
@@ -42,7 +42,7 @@ impl Stage {
         Ok(Stage { setup, device, fs })
     }
 
-    /// A durable empty file: one with cached pages stays in the cache.
+    /// A durable empty file: a file with cached pages would stay in the inode cache.
     fn file(&self, name: &str) -> Result<Ino, String> {
         let ino = self.fs.create(Ino::ROOT, name.as_bytes(), 0o644, OWNER).map_err(text)?.ino;
         self.fs.sync().map_err(text)?;
@@ -56,9 +56,9 @@ impl Stage {
         self.fs.checkpoint().map_err(text)
     }
 
-    /// Evicts everything that is not in use from the cache.
+    /// Evicts every unused inode from the cache.
     fn push_out(&self) -> Result<(), String> {
-        // Twice: what was used since the last look stays once.
+        // Twice: an inode used since the last eviction pass survives one more pass.
         for i in (0..CROWD).chain(0..CROWD) {
             self.fs.lookup(Ino::ROOT, format!("crowd{i}").as_bytes()).map_err(text)?;
         }
@@ -74,16 +74,16 @@ impl Stage {
         self.fs.fsync(ino, false).map_err(text)
     }
 
-    /// The file system is alive, and clean when it is closed.
+    /// The file system works, and is clean after closing.
     fn judge(self) -> Result<(), String> {
         self.fs.sync().map_err(|e| format!("sync: {e}"))?;
         self.fs.close().map_err(|e| format!("close: {e}"))?;
         rig::fsck(self.device.view())
     }
 
-    /// `first` runs until it is held at `point`, then `second` until it has ended or waits for
-    /// somebody else's read of an inode. If it has ended, `after` comes next. Then all go on.
-    /// Answers what the two did.
+    /// `first` runs until it stops at `point`, then `second` until it ends or waits for another
+    /// thread's read of an inode. If it ended, `after` runs next. Then all continue. Returns both
+    /// results.
     fn beside<A: Send, B: Send>(
         &self,
         point: Point,
@@ -113,8 +113,8 @@ impl Stage {
     }
 }
 
-/// A file is deleted while another thread reads its inode from the tree: it does not come back, and
-/// what the other thread did to it (its access time) harms nothing.
+/// A file is deleted while another thread reads its inode from the tree: it does not reappear, and
+/// the other thread's change (of its access time) does no harm.
 pub fn deleted_while_read() -> Result<(), String> {
     let stage = Stage::new()?;
     let ino = stage.file("f")?;
@@ -136,8 +136,8 @@ pub fn deleted_while_read() -> Result<(), String> {
     }
 }
 
-/// A file gets a second name while another thread reads its inode from the tree, and is pushed out
-/// of the cache: both names count, and the file outlives the loss of one.
+/// A file gets a second name while another thread reads its inode from the tree, and is evicted:
+/// both names count, and the file survives the removal of one.
 pub fn linked_while_read() -> Result<(), String> {
     let stage = Stage::new()?;
     let ino = stage.file("f")?;
@@ -183,8 +183,8 @@ pub fn linked_between_truncate_steps() -> Result<(), String> {
     stage.judge()
 }
 
-/// The same, and power fails when the name is durable and the truncate is not finished: what was
-/// cut off does not come back, also not when the file grows.
+/// The same, and power fails when the name is durable and the truncate is not finished: truncated
+/// bytes do not reappear, even when the file grows.
 pub fn linked_between_truncate_steps_then_crash() -> Result<(), String> {
     let stage = Stage::new()?;
     let ino = stage.fs.tmpfile(Ino::ROOT, 0o644, OWNER).map_err(text)?.ino;
@@ -215,7 +215,7 @@ pub fn linked_between_truncate_steps_then_crash() -> Result<(), String> {
     Stage { fs, device, setup: stage.setup }.judge()
 }
 
-/// `change` comes when the record of the truncate's last step is made and not committed.
+/// `change` runs when the record of the truncate's last step exists and is not committed.
 fn beside_the_last_step(
     stage: &Stage,
     ino: Ino,
@@ -236,7 +236,7 @@ fn beside_the_last_step(
     cut.map_err(|e| format!("truncate: {e}"))
 }
 
-/// A file loses its last name beside the last step of its truncate, and goes with its last pin.
+/// A file loses its last name during the last step of its truncate, and is freed with its last pin.
 pub fn unlinked_beside_the_last_truncate_step() -> Result<(), String> {
     let stage = Stage::new()?;
     let ino = stage.file("f")?;
@@ -252,7 +252,7 @@ pub fn unlinked_beside_the_last_truncate_step() -> Result<(), String> {
     }
 }
 
-/// A nameless file gets a name beside the last step of its truncate.
+/// A nameless file gets a name during the last step of its truncate.
 pub fn linked_beside_the_last_truncate_step() -> Result<(), String> {
     let stage = Stage::new()?;
     let ino = stage.fs.tmpfile(Ino::ROOT, 0o644, OWNER).map_err(text)?.ino;
@@ -265,8 +265,8 @@ pub fn linked_beside_the_last_truncate_step() -> Result<(), String> {
     stage.judge()
 }
 
-/// A record that takes blocks of a file away fails: the bytes that were written there and not
-/// stored yet are still the file's.
+/// A record that removes blocks from a file fails: bytes written there and not yet stored still
+/// belong to the file.
 pub fn failed_removals_keep_the_bytes() -> Result<(), String> {
     type Removal = fn(&FileSystem, Ino) -> kedgefs::Result<()>;
     let removals: [(&str, Removal); 3] = [
@@ -279,7 +279,7 @@ pub fn failed_removals_keep_the_bytes() -> Result<(), String> {
         let ino = stage.file("f")?;
         let (bytes, mut found) = ([0xab; 3 * BLOCK as usize], [0; 3 * BLOCK as usize]);
         stage.fs.write(ino, 0, &bytes).map_err(text)?;
-        // The file has its blocks and its size: the next bytes are an overwrite, and wait in
+        // The file has its blocks and its size, so the next write is an overwrite that waits in
         // memory.
         stage.fs.sync().map_err(text)?;
         let bytes = bytes.map(|b| b ^ 0xff);
@@ -300,10 +300,10 @@ pub fn failed_removals_keep_the_bytes() -> Result<(), String> {
 // ----- many threads, a cache too small for their files, and slow reads -----
 
 const THREADS: usize = 4;
-/// Files of each thread: all together more than the cache takes.
+/// Files of each thread: together more than the cache holds.
 const OWN: usize = 800;
 
-/// What a thread knows of one of its files.
+/// What a thread knows about one of its files.
 #[derive(Clone, Copy)]
 struct Own {
     ino: Ino,
@@ -317,9 +317,9 @@ struct Actor<'a> {
     me: usize,
     rng: SmallRng,
     own: Vec<Option<Own>>,
-    /// Inode numbers of all files of all threads, some of them gone by now.
+    /// Inode numbers of all files of all threads, including removed ones.
     inos: &'a [AtomicU64],
-    /// At which place of `inos` each thread looks, or looked last.
+    /// The index in `inos` at which each thread works, or worked last.
     watched: &'a [AtomicUsize],
 }
 
@@ -328,7 +328,7 @@ impl Actor<'_> {
         format!("{}-{file}{}", self.me, if second { "-second" } else { "" }).into_bytes()
     }
 
-    /// One of its files: rather one that another thread is just looking at.
+    /// Chooses one of its files, preferably one in use by another thread.
     fn pick(&mut self) -> usize {
         let mine = self.me * OWN..(self.me + 1) * OWN;
         let watched = self.watched.iter().map(|at| at.load(Ordering::SeqCst)).find(|at| mine.contains(at));
@@ -371,7 +371,7 @@ impl Actor<'_> {
         self.check(file)
     }
 
-    /// Reads, or changes the access time, of any thread's file.
+    /// Reads any thread's file, or changes its access time.
     fn touch_any(&mut self) -> Result<(), String> {
         let at = self.rng.random_range(0..self.inos.len());
         self.watched[self.me].store(at, Ordering::SeqCst);
@@ -401,7 +401,7 @@ impl Actor<'_> {
     }
 }
 
-/// Random operations of some threads. Answers how often an inode was read from the tree, and how
+/// Random operations of several threads. Returns how often an inode was read from the tree, and how
 /// often another thread waited for such a read.
 pub fn small_cache(seed: u64, steps: usize) -> Result<(u64, u64), String> {
     let stage = Stage::new()?;

@@ -1,6 +1,6 @@
-//! A file system on a simulated device, driven side by side with the model.
+//! A file system on a simulated device, driven in step with the model.
 //!
-//! Every step compares the answers. After a crash, fsck and the oracle check the recovered state,
+//! Every step compares the results. After a crash, fsck and the oracle check the recovered state,
 //! and the run continues from it.
 
 use crate::crash::{History, Promise, check_view};
@@ -32,13 +32,13 @@ pub struct Setup {
     pub promise: Promise,
     /// Compare the whole tree with the model after this many operations.
     pub compare_every: usize,
-    /// The sizes that follow the latency of the device are those of one that is far away.
+    /// Sizes that depend on the device's latency are those for a remote device.
     pub far: bool,
 }
 
 impl Default for Setup {
-    /// Nothing forces the log but the operations themselves: the commit timer is an hour, and a
-    /// history does not fill the log to where checkpoints begin.
+    /// Only the operations force the log: the commit interval is an hour, and a history does not
+    /// fill the log enough to start checkpoints.
     fn default() -> Self {
         Setup {
             image: 256 << 20,
@@ -56,14 +56,14 @@ impl Default for Setup {
 }
 
 impl Setup {
-    /// A log and a cache so small that checkpoints, evictions and writeback happen all the time.
+    /// Log and caches so small that checkpoints, evictions and writeback happen constantly.
     pub fn cramped() -> Setup {
         let mount = MountOptions { cache_size: 2 << 20, ..Setup::default().mount };
         Setup { image: 96 << 20, log: 1 << 20, mount, promise: Promise::LastChange, ..Setup::default() }
     }
 
-    /// With the switches of the mount in one of their positions, and its device near or far, by
-    /// `seed`: each must be as safe as the others.
+    /// Sets the mount's switches and the device's distance by `seed`: every combination must be
+    /// equally safe.
     pub fn switched(mut self, seed: u64) -> Setup {
         self.far = seed / 7 % 2 == 1;
         let mount = &mut self.mount;
@@ -73,9 +73,9 @@ impl Setup {
             (_, 0) => FdatasyncRule::Relog,
             _ => FdatasyncRule::Fields,
         };
-        // The old rules force the log, or append to it, where the new ones do not. What an inode
-        // changed may then be durable before an fsync asks for it, and an fsync that has nothing to
-        // force does not take along what others did.
+        // The old rules force the log, or append to it, where the new ones do not. A change of an
+        // inode may then be durable before its fsync, which then forces nothing and makes no other
+        // operation durable.
         if mount.new_name == NewName::Sync || mount.fdatasync != FdatasyncRule::Seq {
             self.promise = Promise::LastChange;
         }
@@ -96,7 +96,7 @@ pub struct Rig {
     pub clock: Arc<ManualClock>,
     pub exec: Executor,
     pub model: Model,
-    /// `None`: not kept (until the next sync), so a crash is not judged by the oracle.
+    /// `None`: not kept (until the next sync), so the oracle does not judge a crash.
     pub history: Option<History>,
     since_compare: usize,
 }
@@ -105,8 +105,7 @@ fn said(what: &str) -> impl Fn(kedgefs::Error) -> String {
     move |e| format!("{what} fails: {e} (errno {})", e.errno())
 }
 
-/// Makes an image in memory, the same each time: its name, the key of its name hash and the log's
-/// secret are not random.
+/// Formats an image in memory, always the same: name hash key and log secret are not random.
 pub fn format(size: u64, log: u64) -> Result<MemDevice, String> {
     let device = Arc::new(MemDevice::new(size));
     let uuid = Some(uuid::Uuid::from_bytes([0x6b; 16]));
@@ -115,7 +114,7 @@ pub fn format(size: u64, log: u64) -> Result<MemDevice, String> {
     for (i, slot) in SLOTS.iter().enumerate() {
         let mut block = IoBuf::zeroed(1);
         block.as_mut_bytes().copy_from_slice(&device.bytes(slot.byte_offset(), BLOCK_SIZE));
-        // A fresh image has no name that was hashed yet, and perhaps only one slot.
+        // A fresh image contains no hashed name yet, and perhaps only one slot.
         let Ok(mut sb) = Superblock::decode(block.as_bytes(), i, size / BLOCK_SIZE as u64) else { continue };
         sb.geometry.hash_seed = [0x5a; 16];
         sb.geometry.log_secret = LogSecret([0xc3; 16]);
@@ -125,7 +124,7 @@ pub fn format(size: u64, log: u64) -> Result<MemDevice, String> {
     Ok(device.fork())
 }
 
-/// Recovers as a mount does.
+/// Recovers by mounting.
 struct ByMounting;
 
 impl kedge_fsck::Replay for ByMounting {
@@ -145,8 +144,8 @@ impl kedge_fsck::Replay for ByMounting {
     }
 }
 
-/// What fsck says of an image (with its log replayed into memory): nothing, or its findings. The
-/// image is not changed.
+/// Runs fsck on an image with its log replayed into memory; an error lists the findings. The image
+/// is not changed.
 pub fn fsck(device: MemDevice) -> Result<(), String> {
     let options = CheckOptions { replay: Some(Arc::new(ByMounting)), ..CheckOptions::default() };
     let report = kedge_fsck::check(Arc::new(device), &options);
@@ -164,7 +163,7 @@ impl Rig {
         Ok(Rig { setup, device, clock, exec: Executor::new(fs), model, history, since_compare: 0 })
     }
 
-    /// Runs one operation on both sides. `Ok(None)`: it is unspecified and was left out.
+    /// Runs one operation on both sides. `Ok(None)`: it is unspecified and was skipped.
     pub fn step(&mut self, op: &Op) -> Result<Option<Outcome>, String> {
         match op {
             Op::Remount => self.remount().map(|()| Some(Outcome::Done)),
@@ -196,7 +195,7 @@ impl Rig {
         Ok(Some(outcome))
     }
 
-    /// The whole tree equals the model.
+    /// Compares the whole tree with the model.
     pub fn compare(&mut self) -> Result<(), String> {
         self.since_compare = 0;
         compare_with_handles(&self.exec, &self.model)?;
@@ -214,16 +213,16 @@ impl Rig {
         self.compare().map_err(|e| format!("after a remount: {e}"))
     }
 
-    /// Loses power, opens what is left, and asks fsck and the oracle. Answers the tree that was
-    /// recovered.
+    /// Loses power, opens the medium, and lets fsck and the oracle judge it. Returns the recovered
+    /// tree.
     pub fn crash(&mut self, choice: Choice) -> Result<View, String> {
         let medium = self.device.crash_as(choice);
         self.restart(medium)
     }
 
-    /// Goes on with a medium that a crash left.
+    /// Continues with a medium that a crash left.
     pub fn restart(&mut self, medium: MemDevice) -> Result<View, String> {
-        // The old instance ends on the old device; what it still writes there does not matter.
+        // The old instance ends on the old device; its last writes there do not matter.
         let _ = self.exec.fs.shutdown(false);
         fsck(medium.fork()).map_err(|e| format!("after a crash: {e}"))?;
         self.device = Arc::new(SimDevice::new(medium));
@@ -242,7 +241,7 @@ impl Rig {
         Ok(view)
     }
 
-    /// Removes everything, and all the space is there again.
+    /// Removes everything, and checks that all space is free again.
     pub fn empty(&mut self) -> Result<(), String> {
         for handle in self.model.handles().keys().copied().collect::<Vec<_>>() {
             self.step(&Op::Close { handle })?;
@@ -259,7 +258,7 @@ impl Rig {
     }
 }
 
-/// Lets the model know what times an operation has set, which was over at `to`. They lie behind the
+/// Reports to the model the times that an operation set, which ended at `to`. They are after the
 /// start of the clock.
 pub fn learn_times(model: &mut Model, fs: &FileSystem, to: kedgefs::Timespec) -> Result<(), String> {
     let start = ManualClock::default().now();
@@ -274,7 +273,7 @@ pub fn open(device: &Arc<SimDevice>, clock: &Arc<ManualClock>, setup: &Setup) ->
     let device: Arc<dyn Device> = device.clone();
     let clock: Arc<dyn Clock> = clock.clone();
     if setup.far {
-        // Nobody measures a simulated device, so this stays.
+        // A simulated device is not measured, so the value stays.
         for kind in LatencyKind::ALL {
             device.latency().record(kind, FAR);
             device.latency().record_interval(kind, Duration::ZERO);
@@ -283,10 +282,10 @@ pub fn open(device: &Arc<SimDevice>, clock: &Arc<ManualClock>, setup: &Setup) ->
     FileSystem::open(device, clock, setup.mount.clone()).map_err(said("open"))
 }
 
-/// Beyond the upper bound of every size that follows the latency.
+/// Above the upper bound of every size that depends on the latency.
 const FAR: Duration = Duration::from_secs(1);
 
-/// Runs all operations; an error or panic names the operation at which it came.
+/// Runs all operations; an error or panic names the operation that caused it.
 pub fn run_ops(setup: &Setup, ops: &[Op]) -> Result<Rig, String> {
     let mut at = 0;
     let result = catch_unwind(AssertUnwindSafe(|| {
@@ -313,8 +312,8 @@ pub fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
 }
 
-/// Runs `body` on a thread of its own and panics with `what` if it takes longer than `limit`: a
-/// hang fails one test and does not stop the rest.
+/// Runs `body` on its own thread and panics with `what` if it takes longer than `limit`: a hang
+/// fails one test and does not stop the others.
 pub fn within<T: Send + 'static>(
     limit: Duration,
     what: &str,
@@ -335,8 +334,8 @@ pub fn within<T: Send + 'static>(
     }
 }
 
-/// Answers what `body` does, and how late this machine woke a thread at worst meanwhile. For tests
-/// of timers: what a busy machine adds is not the timer's.
+/// Returns the result of `body`, and how late this machine woke a thread at worst meanwhile. Tests
+/// of timers subtract it: a busy machine's delay is not the timer's.
 pub fn with_lateness<T>(body: impl FnOnce() -> T) -> (T, Duration) {
     const NAP: Duration = Duration::from_millis(5);
     let stop = Arc::new(AtomicBool::new(false));
@@ -357,7 +356,7 @@ pub fn with_lateness<T>(body: impl FnOnce() -> T) -> (T, Duration) {
     (value, ruler.join().expect("it does not panic"))
 }
 
-/// The seed given in the environment (`KEDGE_SEED`), to repeat a failure.
+/// The seed from the environment (`KEDGE_SEED`), for repeating a failure.
 pub fn seed_from_env() -> Option<u64> {
     std::env::var("KEDGE_SEED").ok().map(|text| text.parse().expect("KEDGE_SEED is a number"))
 }

@@ -1,9 +1,9 @@
-//! Makes a failing list of operations short by leaving some out.
+//! Shortens a failing list of operations.
 
 use crate::ops::Op;
 
-/// Removes runs of operations, long ones first, as long as `fails` still holds; at most `tries`
-/// runs of it.
+/// Removes runs of operations, long ones first, while `fails` still holds; calls it at most `tries`
+/// times.
 pub fn shrink(mut ops: Vec<Op>, tries: usize, mut fails: impl FnMut(&[Op]) -> bool) -> Vec<Op> {
     let mut left = tries;
     let mut run = (ops.len() / 2).max(1);

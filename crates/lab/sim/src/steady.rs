@@ -1,9 +1,9 @@
-//! Power fails during checkpoints in the background, while fsyncs go on. Recovery must find the
-//! last checkpoint or the new one, and the log that belongs to it.
+//! Power fails during background checkpoints, while fsyncs continue. Recovery must find the
+//! previous checkpoint or the new one, and the matching log.
 //!
-//! How many fsyncs a checkpoint meets must not depend on how the threads are scheduled. So the
-//! device holds each write of a superblock slot until files were made and fsynced behind the cut. A
-//! rule that is broken before the slot is durable then shows in every run.
+//! The number of fsyncs during a checkpoint must not depend on thread scheduling. So the device
+//! holds each write of a superblock slot until files were created and fsynced past the cut. A rule
+//! that is broken before the slot is durable is then caught in every run.
 
 use crate::ops::OWNER;
 use crate::rig::{self, Setup};
@@ -20,10 +20,10 @@ use std::time::Duration;
 const CHECKPOINTS: u64 = 4;
 /// Files that are fsynced while a slot is held.
 const BESIDE: u64 = 20;
-/// Free part of the log, in percent, below which no file is made until the slot is held: the
-/// checkpoint must not need space that only its own end would free.
+/// Percentage of free log below which no file is created until the slot is held: the checkpoint
+/// must not need space that only its own end frees.
 const FREE_MIN: u64 = 40;
-/// Files at most: more than fill the log ten times over.
+/// Limit of files: enough to fill the log ten times.
 const FILES_MAX: u64 = 8000;
 const CRASHES: usize = 60;
 const BYTES: usize = 3000;
@@ -37,7 +37,7 @@ fn count(fs: &FileSystem, path: &str) -> Result<u64, String> {
     stats.pointer(path).and_then(|v| v.as_u64()).ok_or(format!("no counter {path}"))
 }
 
-/// A file with its own bytes, fsynced, beside three that are empty and need tree nodes.
+/// An fsynced file with its own bytes, and three empty ones that need tree nodes.
 fn make(fs: &FileSystem, i: u64) -> Result<(), String> {
     for part in ["a", "b", "c"] {
         fs.create(Ino::ROOT, format!("{i}{part}").as_bytes(), 0o644, OWNER).map_err(said("create"))?;
@@ -62,7 +62,7 @@ impl Load {
         if self.made < FILES_MAX { Ok(()) } else { Err("too few checkpoints in the background".into()) }
     }
 
-    /// Until the background thread is about to write a slot.
+    /// Creates files until the background thread is about to write a slot.
     fn until_held(&mut self) -> Result<(), String> {
         while self.device.held_up() == 0 {
             if count(&self.fs, "/log/free_percent")? >= FREE_MIN {
@@ -79,7 +79,7 @@ impl Load {
         count(&self.fs, "/transactions/checkpoints")
     }
 
-    /// Files beside a checkpoint whose slot is held; then it goes on to its end.
+    /// Creates files during a checkpoint whose slot is held; then lets the checkpoint finish.
     fn beside(&mut self) -> Result<(), String> {
         let before = self.checkpoints()?;
         (0..BESIDE).try_for_each(|_| self.make())?;
@@ -96,7 +96,7 @@ pub fn check() -> Result<(), String> {
     let setup = Setup { image: 96 << 20, log: 2 << 20, ..Setup::default() };
     let device = Arc::new(SimDevice::new(rig::format(setup.image, setup.log)?));
     let fs = rig::open(&device, &Arc::new(ManualClock::default()), &setup)?;
-    // Between the two slots nothing is written after the format.
+    // After formatting, nothing is written between the two slots.
     let area = SLOTS[0].byte_offset()..SLOTS[1].byte_offset() + BLOCK_SIZE as u64;
     let plan = (0..CHECKPOINTS).fold(FaultPlan::new(0), |plan, nth| plan.hold(OpKind::Write, nth));
     device.set_plan(plan.only_in(area));
@@ -114,8 +114,8 @@ pub fn check() -> Result<(), String> {
     let mut rng = SmallRng::seed_from_u64(9);
     let end = recording.events.len();
     let mut points: Vec<usize> = (0..CRASHES).map(|_| rng.random_range(end / 4..=end)).collect();
-    // Just before a slot is written the log has gone on for the longest time, and recovery still
-    // needs the last checkpoint.
+    // Just before a slot is written, the log has grown longest, and recovery still needs the
+    // previous checkpoint.
     points.extend(slots.iter().flat_map(|at| [at.saturating_sub(10), at.saturating_sub(1), *at, at + 1]));
     for at in points {
         let choice = if rng.random() { Choice::None } else { Choice::Torn(rng.random()) };
@@ -129,7 +129,7 @@ pub fn check() -> Result<(), String> {
     Ok(())
 }
 
-/// Where slots were written.
+/// The events that write slots.
 fn slots(events: &[Event]) -> Vec<usize> {
     let is_slot = |event: &Event| match event {
         Event::Write { offset, .. } => SLOTS.iter().any(|slot| slot.byte_offset() == *offset),

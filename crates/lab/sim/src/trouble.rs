@@ -1,27 +1,28 @@
-//! Threads that work on a failing device, and the checks: which calls got an error, which did not,
-//! and what the medium holds.
+//! Threads on a failing device, and the checks: which calls returned errors, which did not, and
+//! what the medium holds.
 //!
-//! A *run* is one workload under one [`Fault`]. Each thread owns files whose bytes go into a
-//! [`ledger`](crate::ledger) and makes entries in a directory of its own; threads also fsync one
+//! A *run* is one workload under one [`Fault`]. Each thread owns files recorded in a
+//! [`ledger`](crate::ledger) and creates entries in its own directory; threads also fsync one
 //! another's files. Afterwards everything is fsynced, the device is healed, everything is fsynced
-//! again, and the file system is closed. Media are checked as after a power failure in the middle,
-//! after the first fsyncs and after the second, and at the end.
+//! again, and the file system is closed. Media are checked as after a power failure: in the middle,
+//! after the first fsyncs, after the second, and at the end.
 //!
 //! What must hold:
-//! 1. *No loss.* What an fsync, a sync or close answered with success is on every medium taken
-//!    after the answer, and no medium holds bytes that were never written there.
-//! 2. *No lie.* A request of the device that failed with a file's data is reported to a caller whom
-//!    it concerns: to a call on that file or on all files, to all by a shutdown, or by the counter
-//!    of writes that succeeded elsewhere. Only a close that wrote the data once more and answers
-//!    success may keep it to itself. A failed log write or flush shuts the file system down. A live
-//!    read answers what was written last.
+//! 1. *No loss.* Data covered by a successful fsync, sync or close is on every medium taken after
+//!    its return, and no medium holds bytes that were never written there.
+//! 2. *No lie.* If a device request with a file's data fails, a caller that it concerns gets an
+//!    error: a call on that file or on all files, or any call after a shutdown; or the counter of
+//!    writes that succeeded elsewhere covers it. Only a close that wrote the data again and
+//!    succeeds need not report it. A failed log write or flush shuts the file system down. A read
+//!    while the file system is up returns what was written last.
 //! 3. *No innocent victim.* A call fails only if the device failed a request for metadata or for
-//!    the call's own file, since the call began or, for an fsync, since the last one that
-//!    succeeded, or before that and the failure has not been reported; or if it waited for a read
-//!    that another call under way had begun; or if the file system is shut down.
-//! 4. *No hang.* Calls end as long as the device answers, and nothing retries in a hot loop.
-//! 5. *It heals.* When the device is well again and the file system is not shut down, the second
-//!    fsync succeeds: the first one may still tell of the past.
+//!    the call's own file: since the call began; or, for an fsync, since the last one that
+//!    succeeded, or before that if the failure is still unreported; or if the call waited for a
+//!    read that another call had begun; or if the file system is shut down.
+//! 4. *No hang.* Calls end as long as the device completes requests, and nothing retries in a hot
+//!    loop.
+//! 5. *It heals.* When the device works again and the file system is not shut down, the second
+//!    fsync succeeds; the first may still report an earlier failure.
 
 mod run;
 mod verdict;
@@ -35,7 +36,7 @@ use kedge_format::superblock::{Geometry, SLOTS, Superblock};
 use std::fmt;
 use std::ops::Range;
 
-/// Bad ranges that the place for data is divided into: what a run writes lies in one of them.
+/// The data area is divided into this many ranges; a run writes to one of them.
 const BAD_RANGES: u64 = 6;
 
 /// How the device fails.
@@ -43,23 +44,23 @@ const BAD_RANGES: u64 = 6;
 pub enum Fault {
     /// One request.
     Once(OpKind),
-    /// One write, a part of which lands.
+    /// One write, of which a part reaches the medium.
     Torn,
-    /// One write, which fails only when others have queued after it.
+    /// One write, which fails only after others have queued.
     HeldWrite,
-    /// One flush, and what it should have covered is lost.
+    /// One flush; the writes that it should have covered are lost.
     LostFlush,
-    /// A block that turns bad.
+    /// One block fails permanently.
     BadBlock(OpKind),
-    /// One of `BAD_RANGES` pieces of the place for data, from the start.
+    /// One of `BAD_RANGES` ranges of the data area fails from the start.
     BadRange(OpKind),
-    /// One request of a kind in so many.
+    /// One in this many requests of a kind.
     Sometimes(OpKind, u32),
-    /// All requests of a kind from some point on.
+    /// All requests of a kind from some request on.
     From(OpKind),
     /// All requests.
     Gone,
-    /// The host has no room for blocks that were not written before.
+    /// The host has no space for blocks that were never written.
     HostFull,
 }
 
@@ -88,7 +89,7 @@ impl Fault {
 
     fn plan(self, nth: u64, seed: u64, data: Range<u64>) -> FaultPlan {
         let mut plan = FaultPlan::new(seed);
-        // A failed log write ends most runs: half of them leave the log alone.
+        // A failed log write ends most runs, so half of the runs spare the log.
         if !matches!(self, Fault::Gone) && seed % 2 == 1 {
             plan = plan.only_in(data.clone());
         }
@@ -112,7 +113,7 @@ impl Fault {
     }
 }
 
-/// Who works, and on what.
+/// The threads and their files.
 #[derive(Clone, Debug)]
 pub struct Scene {
     pub setup: Setup,
@@ -121,21 +122,22 @@ pub struct Scene {
     pub files: usize,
     /// Calls of each thread.
     pub calls: usize,
-    /// In percent: how often a thread fsyncs the first file of all, whosesoever it is.
+    /// Percentage of calls that fsync file 0, whoever owns it.
     pub crowd: u32,
-    /// Real time and a short commit interval: the timer and the flushers meet the fault too.
+    /// Real time and a short commit interval, so that the commit timer and the flushers meet the
+    /// fault too.
     pub background: bool,
 }
 
 impl Scene {
-    /// One thread, nothing in the background: a seed repeats it.
+    /// One thread without background work: a seed reproduces the run.
     pub fn alone() -> Scene {
         let mut setup = Setup::cramped();
         setup.mount.cache_size = 1 << 20;
         Scene { setup, threads: 1, files: 3, calls: 90, crowd: 0, background: false }
     }
 
-    /// So many files that one sync touches more of the tree than the cache holds.
+    /// Enough files that one sync touches more of the tree than the cache holds.
     pub fn wide() -> Scene {
         Scene { files: 120, calls: 200, ..Scene::alone() }
     }
@@ -144,7 +146,7 @@ impl Scene {
         Scene { threads, calls: 50, ..Scene::alone() }
     }
 
-    /// Threads that fsync one another's files all the time.
+    /// Threads that constantly fsync one another's files.
     pub fn crowd(threads: usize) -> Scene {
         Scene { files: 1, crowd: 35, ..Scene::threads(threads) }
     }
@@ -154,7 +156,7 @@ impl Scene {
     }
 }
 
-/// What can be wrong.
+/// Kinds of findings.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Class {
     Loss,
@@ -162,7 +164,7 @@ pub enum Class {
     Innocent,
     Hang,
     Panic,
-    /// fsck, or a mount, or a call that fails for no reason that has a name here.
+    /// fsck, a mount, or a call that fails for any other reason.
     Other,
 }
 
@@ -170,12 +172,12 @@ pub enum Class {
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     pub runs: u64,
-    /// Requests of the device that failed.
+    /// Device requests that failed.
     pub struck: u64,
-    /// Runs in which one did.
+    /// Runs in which at least one did.
     pub met: u64,
     pub shutdowns: u64,
-    /// Calls that were answered with an error.
+    /// Calls that returned an error.
     pub told: u64,
     pub media: u64,
     pub findings: Vec<(Class, String)>,
@@ -190,7 +192,7 @@ impl Report {
         self.findings.iter().filter(|(c, _)| *c == class).count()
     }
 
-    /// Takes in another one; `what` says of which run its findings are.
+    /// Adds another report; `what` names the run of its findings.
     pub fn add(&mut self, other: Report, what: &str) {
         self.runs += other.runs;
         self.struck += other.struck;
@@ -225,7 +227,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// Where things lie on an image.
+/// The layout of an image.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     pub log: Range<u64>,
@@ -253,7 +255,7 @@ impl Layout {
     }
 }
 
-/// fsck, with a name.
+/// Runs fsck and names its findings.
 fn fsck(medium: &MemDevice) -> Result<(), String> {
     rig::fsck(medium.fork())
 }

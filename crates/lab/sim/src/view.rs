@@ -1,8 +1,9 @@
-//! What an open file system shows, read through its interface, and its comparison with the model.
+//! The content of an open file system, read through its interface, and its comparison with the
+//! model.
 //!
-//! Reading already checks what must hold in every state: readdir, lookup and getattr agree, "." and
-//! ".." are right, link counts equal the number of names, no directory has two names, the file size
-//! fits the bytes, holes read as zeros.
+//! Reading already checks what holds in every state: readdir, lookup and getattr agree, "." and
+//! ".." are right, link counts equal the number of names, no directory has two names, sizes fit the
+//! bytes, holes read as zeros.
 
 use crate::content::{CHUNK, Content};
 use crate::model::{Id, Inode, Model, ROOT};
@@ -12,9 +13,9 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Files up to this size are read whole, larger ones where SEEK_DATA says that there is data.
+/// Files up to this size are read whole, larger ones only where SEEK_DATA finds data.
 const READ_WHOLE_MAX: u64 = 8 << 20;
-/// Entries per readdir call: few, so that continuing from a cookie is tested all the time.
+/// Entries for each readdir call: few, so that continuing from a cookie is tested all the time.
 const READDIR_BATCH: usize = 7;
 
 /// An inode as found.
@@ -44,7 +45,7 @@ fn said(path: &str, call: &str) -> impl Fn(Error) -> String {
 }
 
 impl View {
-    /// Walks the tree. An error names the path and what is wrong with it.
+    /// Walks the tree. An error names the path and the fault.
     pub fn of(fs: &FileSystem) -> Result<View, String> {
         let mut view = View { inodes: BTreeMap::new() };
         let mut names: BTreeMap<Ino, u32> = BTreeMap::new();
@@ -53,7 +54,7 @@ impl View {
             if view.inodes.contains_key(&ino) {
                 return Err(format!("{path}: directory {ino} is found twice"));
             }
-            // Attributes first: readdir may move the read time stamp.
+            // Attributes first: readdir may update the atime.
             let mut found = read_inode(fs, ino, &path)?;
             let entries = read_entries(fs, ino, parent, &path)?;
             let mut subdirs = 0;
@@ -166,7 +167,7 @@ fn read_entries(
     Ok(entries.split_off(2))
 }
 
-/// Attributes and content of one inode, as [`View::of`] reads them.
+/// Attributes and content of one inode, read as in [`View::of`].
 pub fn read_inode(fs: &FileSystem, ino: Ino, path: &str) -> Result<Found, String> {
     let attr = fs.getattr(ino).map_err(said(path, "getattr"))?;
     if attr.ino != ino || attr.mode & FileKind::MODE_MASK != attr.kind.mode_bits() {
@@ -240,7 +241,7 @@ fn read_range(fs: &FileSystem, ino: Ino, offset: u64, len: u64, path: &str) -> R
     Ok(buf)
 }
 
-/// Ranges of data as lseek(2) shows them.
+/// Data ranges as reported by lseek(2).
 pub fn data_ranges(fs: &FileSystem, attr: &Attr, path: &str) -> Result<Vec<(u64, u64)>, String> {
     let mut ranges = Vec::new();
     let mut at = 0;
@@ -260,7 +261,7 @@ pub fn data_ranges(fs: &FileSystem, attr: &Attr, path: &str) -> Result<Vec<(u64,
     Ok(ranges)
 }
 
-/// How much of the bytes and sizes of files [`compare_trees`] looks at.
+/// How much of files [`compare_trees`] compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Depth {
     /// Names and attributes only: after a crash, bytes and sizes follow their own rule.
@@ -268,7 +269,7 @@ pub enum Depth {
     Everything,
 }
 
-/// Whether the view is what the model says; answers the pairs of inodes that stand for one another.
+/// Compares the view with the model, and returns the pairs of corresponding inodes.
 pub fn compare_trees(view: &View, model: &Model, depth: Depth) -> Result<BTreeMap<Id, Ino>, String> {
     let mut pairs = BTreeMap::from([(ROOT, Ino::ROOT)]);
     let mut taken = BTreeSet::from([Ino::ROOT]);
@@ -305,7 +306,7 @@ pub fn compare_trees(view: &View, model: &Model, depth: Depth) -> Result<BTreeMa
     Ok(pairs)
 }
 
-/// Whether one inode is what the model says (its entries apart).
+/// Compares one inode with the model, without its entries.
 pub fn compare_inode(found: &Found, inode: &Inode, depth: Depth) -> Result<(), String> {
     let attr = &found.attr;
     let (path, is_file) = (&found.path, inode.kind == FileKind::Regular);
@@ -353,7 +354,7 @@ pub fn compare(fs: &FileSystem, model: &Model) -> Result<(), String> {
     compare_trees(&View::of(fs)?, model, Depth::Everything).map(|_| ())
 }
 
-/// As [`compare`], also for the inodes that handles keep.
+/// Like [`compare`], also for inodes that only handles keep.
 pub fn compare_with_handles(exec: &crate::ops::Executor, model: &Model) -> Result<(), String> {
     compare(&exec.fs, model)?;
     for (handle, ino) in exec.handles() {
@@ -361,7 +362,7 @@ pub fn compare_with_handles(exec: &crate::ops::Executor, model: &Model) -> Resul
             return Err(format!("handle {handle} is open, not in the model"));
         };
         let found = read_inode(&exec.fs, *ino, &format!("handle {handle}"))?;
-        // Comparing the tree has read the file and may have moved its read time stamp.
+        // Comparing the tree read the file and may have updated its atime.
         compare_inode(&found, &Inode { atime: None, ..inode.clone() }, Depth::Everything)?;
     }
     Ok(())

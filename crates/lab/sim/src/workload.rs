@@ -2,17 +2,17 @@
 //! names, with every choice of what is made persistent after each.
 //!
 //! A *core* is one operation with its arguments; a *skeleton* is a sequence of cores. What an
-//! operation needs (a file with bytes in it, a free name, a directory) is put in front of it, so
-//! that each succeeds. A *variant* of a skeleton says what is persisted: whether the preparation of
-//! the first operation is, and what follows each operation. With one operation it may also be a
-//! freeze and thaw, before and after the operation.
+//! operation needs (a file with bytes, a free name, a directory) is prepared before it, so that
+//! each succeeds. A *variant* of a skeleton says what is persisted: whether the preparation of the
+//! first operation is, and what follows each operation. With one operation it may also be a freeze
+//! and thaw, before and after the operation.
 //!
 //! # Symmetry
-//! 1. `foo` and `bar` play the same part: of two skeletons that differ by exchanging them, the
-//!    first is kept.
-//! 2. Two names of one inode persist the same: one of them is synced.
-//! 3. Nothing follows the last operation only in workloads whose last persistence point is
-//!    elsewhere: such a workload is a prefix of another.
+//! 1. `foo` and `bar` are interchangeable: of two skeletons that differ by exchanging them, only
+//!    the first is kept.
+//! 2. Two names of one inode persist the same, so only one of them is synced.
+//! 3. Only workloads whose last persistence point is earlier have nothing after the last operation:
+//!    such a workload is a prefix of another.
 
 use crate::model::{Id, Model};
 use crate::ops::{Falloc, Fill, Op, Rename, Special, Target, XattrFlag, print_ops, split};
@@ -24,7 +24,7 @@ use std::fmt;
 
 const FILES: [&str; 4] = ["foo", "bar", "A/foo", "A/bar"];
 const DIRS: [&str; 3] = ["A", "B", "A/C"];
-/// Bytes of a file that an operation needs: two blocks and a bit, so that its end is not aligned.
+/// Bytes of a prepared file: two blocks and a part, so that its end is not aligned.
 const FILE_BYTES: u32 = 9000;
 const MODE: u32 = 0o644;
 const DIR_MODE: u32 = 0o755;
@@ -52,15 +52,15 @@ pub enum Core {
     Whiteout(&'static str, &'static str, bool),
     SetXattr(&'static str),
     RemoveXattr(&'static str),
-    /// Replaces a value in parts by one in fewer parts.
+    /// Replaces a value stored in parts by one in fewer parts.
     ShrinkXattr(&'static str),
     /// Sets the access control list.
     SetAcl(&'static str),
-    /// Gives the directory a default list.
+    /// Sets the directory's default list.
     DefaultAcl(&'static str),
     /// Sets the mode of a file that has a list.
     ChmodAcl(&'static str),
-    /// Sets a flag that a directory hands on.
+    /// Sets a flag that new entries of a directory inherit.
     SetFlags(&'static str),
     /// A nameless file gets bytes and then this name.
     Tmpfile(&'static str),
@@ -77,7 +77,7 @@ const FALLOCS: [(Falloc, u64, u64); 8] = [
     (Falloc::Collapse, 4096, 4096),
     (Falloc::Insert, 4096, 8192),
 ];
-/// Overwrite a block, inside blocks, over the end, beyond the end.
+/// Overwrites a block, inside blocks, across the end, beyond the end.
 const WRITES: [(u64, u32); 4] = [(0, 4096), (1000, 5000), (7000, 9000), (20000, 3000)];
 const SIZES: [u64; 3] = [0, 3000, 20000];
 
@@ -139,7 +139,8 @@ impl Core {
         all
     }
 
-    /// Those that found most bugs in other file systems: names taken, given up and taken again.
+    /// The cores that found most bugs in other file systems: names that are created, removed and
+    /// reused.
     fn biased() -> Vec<Core> {
         let kept = |core: &Core| {
             matches!(
@@ -180,7 +181,7 @@ impl Core {
         }
     }
 
-    /// The names it works on.
+    /// The names that it works on.
     fn uses(self) -> Vec<&'static str> {
         match self {
             Core::Create(f) | Core::Mkdir(f) | Core::Mknod(f) | Core::Symlink(f) | Core::Append(f) => vec![f],
@@ -202,14 +203,14 @@ fn path(path: &str) -> String {
     path.to_owned()
 }
 
-/// Appends operations one after another, together with what they need. The model says what exists.
+/// Appends operations together with what they need. The model says what exists.
 struct Script {
     model: Model,
     ops: Vec<Op>,
     fills: u32,
 }
 
-/// What a core needs cannot be had: a directory would have to make room for itself.
+/// The core cannot be prepared: a directory would have to be moved into itself.
 struct Impossible;
 
 impl Script {
@@ -252,7 +253,7 @@ impl Script {
         Ok(())
     }
 
-    /// A regular file with bytes.
+    /// Ensures a regular file with bytes.
     fn need_file(&mut self, at: &str) -> Result<(), Impossible> {
         self.need_parent(at)?;
         let inode = self.model.find(at).and_then(|id| self.model.inode(id));
@@ -268,7 +269,7 @@ impl Script {
         Ok(())
     }
 
-    /// Something other than a directory.
+    /// Ensures something other than a directory.
     fn need_name(&mut self, at: &str) -> Result<(), Impossible> {
         self.need_parent(at)?;
         if self.is_dir(at) == Some(false) { Ok(()) } else { self.need_file(at) }
@@ -305,7 +306,7 @@ impl Script {
             Core::Fallocate(f, i) => {
                 self.need_file(f)?;
                 let inode = self.model.find(f).and_then(|id| self.model.inode(id)).ok_or(Impossible)?;
-                // Ranges are taken out of the middle only.
+                // Ranges are removed from the middle only.
                 let (how, offset, len) = FALLOCS[i];
                 let anywhere = !matches!(how, Falloc::Collapse | Falloc::Insert);
                 if anywhere || inode.content.size() > offset + len {
@@ -370,7 +371,7 @@ impl Script {
         self.push(Op::SetAcl { on: on(at), default, list: [6, 7, 4, 5, 0] })
     }
 
-    /// `len`: of the value at least.
+    /// `len`: the minimum length of the value.
     fn set_xattr(&mut self, at: &str, len: usize, how: XattrFlag) -> Result<(), Impossible> {
         self.fills += 1;
         let value = format!("value {:0len$}", self.fills);
@@ -430,7 +431,7 @@ impl Script {
         self.push(Op::Link { from: Target::Handle(handle), path: path(f) })
     }
 
-    /// What may be made persistent now: `None` is nothing.
+    /// What may be persisted now; `None` is nothing.
     fn points(&self, used: &[&'static str]) -> Vec<Option<Op>> {
         let mut points = vec![None, Some(Op::Sync)];
         let mut seen: Vec<Id> = Vec::new();
@@ -458,19 +459,19 @@ impl Clone for Script {
     }
 }
 
-/// Names a workload: it can be made again from this.
+/// Identifies a workload, which can be built from it again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WorkloadId {
-    /// Operations: 1 to 3.
+    /// Number of operations: 1 to 3.
     pub seq: u8,
-    /// Of a sampled workload (3 operations); 0 for those that are enumerated.
+    /// Seed of a sampled workload (3 operations); 0 for enumerated ones.
     pub seed: u64,
     pub skeleton: u64,
     pub variant: u32,
 }
 
 impl WorkloadId {
-    /// A number that differs from that of a similar workload in many bits.
+    /// A number that differs in many bits from that of a similar workload.
     pub fn mixed(self) -> u64 {
         let id = (self.skeleton << 24) ^ ((self.variant as u64) << 4) ^ self.seq as u64;
         (id ^ self.seed.rotate_left(48)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20
@@ -502,8 +503,8 @@ impl std::str::FromStr for WorkloadId {
 pub struct Workload {
     pub id: WorkloadId,
     pub ops: Vec<Op>,
-    /// Operations at the front that end in a sync, or that a freeze follows: a crash among them is
-    /// another workload's business.
+    /// Operations at the front that end in a sync, or that a freeze follows: other workloads cover
+    /// crashes among them.
     pub settled: usize,
 }
 
@@ -525,7 +526,7 @@ pub struct Catalogue {
 const SAMPLED: u64 = 1 << 20;
 
 impl Catalogue {
-    /// `seed` matters for three operations only, which are sampled.
+    /// `seed` matters only for three operations, which are sampled.
     pub fn new(seq: u8, seed: u64) -> Catalogue {
         let all = Core::all();
         let skeletons = match seq {
@@ -541,7 +542,7 @@ impl Catalogue {
         Catalogue { seq, seed: if seq < 3 { 0 } else { seed }, skeletons, cores: Core::biased() }
     }
 
-    /// Skeletons, those without a variant included.
+    /// Number of skeletons, including those without a variant.
     pub fn len(&self) -> u64 {
         if self.seq < 3 { self.skeletons.len() as u64 } else { SAMPLED }
     }
@@ -550,7 +551,7 @@ impl Catalogue {
         self.len() == 0
     }
 
-    /// Length and seed: what [`WorkloadId`]s of this catalogue begin with.
+    /// Length and seed, with which the [`WorkloadId`]s of this catalogue begin.
     pub fn id(&self) -> (u8, u64) {
         (self.seq, self.seed)
     }
@@ -561,7 +562,8 @@ impl Catalogue {
         if self.seq == 3 {
             out.extend(self.sample(skeleton));
         } else {
-            // With one operation only: with two, freezes would more than double the workloads.
+            // With one operation only: with two, freezes would more than double the number of
+            // workloads.
             let freeze = (self.seq == 1).then_some(Some(Op::Freeze));
             for settle in [Some(Op::Sync), None].into_iter().chain(freeze) {
                 // Impossible skeletons have no variants.
@@ -594,7 +596,7 @@ impl Catalogue {
             if script.ops.is_empty() {
                 return Ok(()); // as without
             }
-            // The freeze itself is no other workload's business.
+            // No other workload covers the freeze itself.
             settled = script.ops.len() + usize::from(op == Op::Sync);
             script.push(op)?;
         }
@@ -602,7 +604,7 @@ impl Catalogue {
         Ok(())
     }
 
-    /// Adds the operations from here on with all choices of persistence points.
+    /// Adds the operations from here on, with all choices of persistence points.
     fn extend(
         &self,
         mut script: Script,

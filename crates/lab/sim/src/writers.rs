@@ -1,19 +1,19 @@
-//! Concurrent writers whose every acknowledged fsync is on record.
+//! Concurrent writers that record every acknowledged fsync.
 //!
 //! Each writer owns a directory and does, at random: create, append, rename, unlink, fsync and
 //! fdatasync of a file, fsync of its directory, sync, and the replacement of a "slot" (write a new
-//! file, fsync it, rename it over the old one). What was acknowledged is kept in this process,
+//! file, fsync it, rename it over the old one). Acknowledgements are recorded in this process,
 //! outside of the file system under test.
 //!
-//! After a crash [`verify_after`] checks, from what was acknowledged before the crash and begun
-//! until then:
-//! 1. A file whose fsync was acknowledged is there, once, under the name it had then or a later
-//!    one, with at least the bytes it had then.
-//! 2. No file has bytes that it was never given: beyond the acknowledged length each byte is its
-//!    own or zero.
-//! 3. A file whose removal was acknowledged (by fsync of the directory) is gone.
-//! 4. A slot always holds one whole version, not older than the acknowledged one, and is never
-//!    missing.
+//! After a crash, [`verify_after`] checks, given what was acknowledged before the crash and begun
+//! by then:
+//! 1. A file with an acknowledged fsync exists once, under the name it had then or a later one,
+//!    with at least the bytes it had then.
+//! 2. No file has bytes that were never written to it: past the acknowledged length each byte is
+//!    its own or zero.
+//! 3. A file whose removal was acknowledged (by fsync of the directory) does not exist.
+//! 4. A slot always holds one whole version, not older than the acknowledged one, and always
+//!    exists.
 //! 5. There are no other names.
 
 use crate::backend::Backend;
@@ -30,7 +30,7 @@ use std::thread::JoinHandle;
 const FILES_MAX: usize = 10;
 const FILE_SIZE_MAX: u64 = 300 << 10;
 const SLOTS: u32 = 2;
-/// Bytes of a slot's version number, which is followed by a body of a length that the number gives.
+/// Bytes of a slot's version number, which precedes a body whose length follows from it.
 const SLOT_HEADER: usize = 8;
 
 /// One file of a writer.
@@ -39,7 +39,7 @@ struct FileState {
     fill: Fill,
     /// All names that it had or was about to get.
     names: Vec<String>,
-    /// Length with all writes begun.
+    /// Length including all writes begun.
     len: u64,
     removing: bool,
     /// Index of the acknowledged name.
@@ -50,7 +50,7 @@ struct FileState {
 
 #[derive(Clone, Debug, Default)]
 struct SlotState {
-    /// Version that may be in place.
+    /// The newest version that may be in place.
     begun: u64,
     acked: u64,
 }
@@ -80,7 +80,7 @@ impl Snapshot {
     }
 }
 
-/// Writers at work.
+/// Running writers.
 pub struct Writers {
     states: Vec<Arc<Mutex<WriterState>>>,
     stop: Arc<AtomicBool>,
@@ -89,7 +89,7 @@ pub struct Writers {
 }
 
 impl Writers {
-    /// Makes the directories `{prefix}0`…, durably, and starts a writer in each.
+    /// Creates the directories `{prefix}0`…, durably, and starts a writer in each.
     pub fn start(backend: &Arc<dyn Backend>, count: usize, prefix: &str, seed: u64) -> io::Result<Writers> {
         let mut writers = Writers {
             states: Vec::new(),
@@ -129,17 +129,17 @@ impl Writers {
         self.operations.load(Ordering::Relaxed)
     }
 
-    /// Whether all writers have ended (by errors).
+    /// Whether all writers have ended (with errors).
     pub fn ended(&self) -> bool {
         self.threads.iter().all(|t| t.is_finished())
     }
 
-    /// Take one before the crash (what is acknowledged) and one after it (what was begun).
+    /// Take one snapshot before the crash (what is acknowledged) and one after it (what was begun).
     pub fn snapshot(&self) -> Snapshot {
         Snapshot(self.states.iter().map(|s| s.lock().clone()).collect())
     }
 
-    /// Ends the writers and waits for them.
+    /// Stops the writers and waits for them.
     pub fn stop(self) -> Snapshot {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads {
@@ -157,7 +157,7 @@ struct Writer {
 }
 
 impl Writer {
-    /// One operation. What it begins is on record before it begins.
+    /// One operation, recorded before it begins.
     fn step(&mut self) -> io::Result<()> {
         let live: Vec<usize> = {
             let state = self.state.lock();
@@ -249,7 +249,7 @@ impl Writer {
         self.backend.unlink(&path)
     }
 
-    /// Fsync of the directory (names and removals) or sync of everything (lengths as well).
+    /// Fsync of the directory (names and removals) or sync of everything (lengths too).
     fn sync_directory(&mut self, everything: bool) -> io::Result<()> {
         let dir = self.state.lock().dir.clone();
         let everything =
@@ -276,7 +276,7 @@ impl Writer {
         for slot in state.slots.values_mut() {
             slot.acked = slot.begun;
         }
-        // Removed for good: nothing is left to check, and the record stays small.
+        // Removed durably: nothing is left to check, and the record stays small.
         let gone = state.files.iter().filter(|f| f.acked_removal).count();
         if gone > 200 {
             state.files.retain(|f| !f.acked_removal);
@@ -310,14 +310,14 @@ impl Writer {
 }
 
 fn slot_bytes(writer: u32, version: u64) -> Vec<u8> {
-    // The body names writer and version, so that a mixture of two shows.
+    // The body identifies writer and version, so that a mixture of two is detected.
     let fill = Fill::Seed((writer >> 16) ^ (version as u32).wrapping_mul(0x9e37_79b9));
     let mut bytes = version.to_le_bytes().to_vec();
     bytes.extend(fill.bytes(SLOT_HEADER as u64, 100 + (version * 7919 % 20_000) as usize));
     bytes
 }
 
-/// Checks what is there after a crash against what was acknowledged before it and begun until it.
+/// Checks the files after a crash against what was acknowledged before it and begun by then.
 pub fn verify_after(backend: &dyn Backend, acked: &Snapshot, begun: &Snapshot) -> Result<(), String> {
     for (i, (acked, begun)) in acked.0.iter().zip(&begun.0).enumerate() {
         verify_writer(backend, i as u32, acked, begun).map_err(|e| format!("{}: {e}", begun.dir))?;

@@ -1,8 +1,7 @@
 use super::*;
 use crate::backend::Mounted;
 
-/// A host directory is a file system, too: the workload and its check agree on one that does not
-/// crash.
+/// On a host directory without a crash, the workload and its check agree.
 #[test]
 fn nothing_is_missing_without_a_crash() {
     let root = tempfile::tempdir().unwrap();
@@ -16,7 +15,7 @@ fn nothing_is_missing_without_a_crash() {
     assert!(end.fsyncs() > 50);
     verify_after(&*backend, &end, &end).unwrap();
 
-    // Each kind of loss is seen.
+    // Each kind of loss is detected.
     let name = |wanted: &dyn Fn(&FileState) -> bool| {
         let w = end.0.iter().find(|w| w.files.iter().any(wanted)).expect("there are such files");
         let f = w.files.iter().find(|f| wanted(f)).unwrap();

@@ -1,7 +1,8 @@
-//! One wrong bit anywhere in the metadata: opening and using the image gives an error or a state
-//! that it once was in; never a panic, never a hang, never a tree that never was.
+//! One flipped bit anywhere in the metadata: opening and using the image gives an error or a state
+//! that it once had; never a panic, a hang, or a tree that never existed.
 //!
-//! File data has no checksum, so only superblocks, allocation bitmaps, log and tree nodes are hit.
+//! File data has no checksum, so only superblocks, allocation bitmaps, log and tree nodes are
+//! flipped.
 
 mod common;
 
@@ -85,8 +86,8 @@ fn metadata(medium: &MemDevice) -> Vec<std::ops::Range<u64>> {
 
 /// Opens, reads everything, changes something, closes.
 fn use_image(medium: MemDevice, history: &History) -> Result<&'static str, String> {
-    // What the engine itself calls broken: EUCLEAN and what follows from it (EIO after a shutdown),
-    // EINVAL for a superblock that asks for the unknown.
+    // Errors that report corruption: EUCLEAN and its consequence (EIO after a shutdown), EINVAL for
+    // a superblock that requires unknown features.
     let refused = |e: &str| ["errno 117", "errno 5)", "errno 22"].iter().any(|n| e.contains(n));
     let mount =
         MountOptions { commit: Duration::from_secs(3600), cache_size: 8 << 20, ..MountOptions::default() };
@@ -151,7 +152,7 @@ fn a_flipped_bit_is_refused_or_harmless() {
     );
 }
 
-/// The images themselves are what the test takes them for.
+/// Without a flip the images pass.
 #[test]
 fn unharmed_images_are_allowed() {
     for i in 0..4 {

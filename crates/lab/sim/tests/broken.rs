@@ -1,11 +1,11 @@
-//! The proof that the proofs can fail: each engine that is broken on purpose is caught by a named
-//! check, and the engine as it is passes all of them.
+//! Proves that the checks can fail: each deliberately broken engine is caught by a named check, and
+//! the unbroken engine passes all of them.
 //!
 //! A check is a workload on a recording device whose crash states are recovered and judged by fsck
-//! and the oracle. The media are full of garbage before they are formatted, so a block that shows
-//! before it was written shows.
+//! and the oracle. The media are full of garbage before they are formatted, so that a block exposed
+//! before it was written is noticed.
 //!
-//! One test alone: the switch is one for the process.
+//! A single test, since the switch applies to the whole process.
 
 #[path = "broken/answers.rs"]
 mod answers;
@@ -36,7 +36,7 @@ const SEEDS: u64 = 20;
 
 type Check = (&'static str, fn() -> Result<(), String>);
 
-/// The quick and pointed ones first.
+/// The quick and targeted ones first.
 const CHECKS: &[Check] = &[
     ("fsync of data in place", fsync_in_place),
     ("fsync of small data", fsync_small),
@@ -95,8 +95,8 @@ fn every_broken_engine_is_caught_and_the_engine_is_not() {
     assert!(missed.is_empty(), "nothing catches {missed:?}");
 }
 
-/// An fsync that is answered later, as those of a mount are, goes the way of one that is waited
-/// for: it breaks with the same rules.
+/// An asynchronous fsync, as mounts use it, follows the same path as a synchronous one, and breaks
+/// with the same rules.
 fn answered_later_breaks_alike() {
     const CHECK: &fn() -> Result<(), String> = &(answers::answered_later as fn() -> Result<(), String>);
     run(CHECK).0.expect("the engine as it is");
@@ -134,7 +134,7 @@ fn catch(variant: Variant, table: &mut String) -> bool {
     false
 }
 
-/// A panic or a hang is a failure like any other: the broken engine shows.
+/// A panic or a hang counts as caught, like any other failure.
 #[allow(clippy::disallowed_methods)]
 fn run(check: &'static fn() -> Result<(), String>) -> (Result<(), String>, Duration) {
     let start = std::time::Instant::now();
@@ -183,7 +183,7 @@ fn recover(medium: MemDevice, setup: &Setup) -> Result<(Arc<SimDevice>, FileSyst
     Ok((device, fs))
 }
 
-/// Operations and the model beside them, on a device that records.
+/// Operations and the model, on a recording device.
 struct Tape {
     setup: Setup,
     device: Arc<SimDevice>,
@@ -205,7 +205,7 @@ impl Tape {
         Ok(Tape { setup, device, exec, model, history })
     }
 
-    /// What was done so far is the past: a clean image, a new recording.
+    /// Makes everything so far durable: a clean image, a new recording.
     fn begin(mut self) -> Result<Tape, String> {
         self.exec.fs.close().map_err(|e| e.to_string())?;
         self.model.forget_handles();
@@ -268,7 +268,7 @@ fn chmod(path: &str, mode: u32) -> Op {
     Op::Chmod { on: on(path), mode }
 }
 
-/// Operations on a slow device, power failing everywhere.
+/// Operations on a slow device, with a power failure at every event.
 fn script(ops: impl IntoIterator<Item = Op>) -> Result<(), String> {
     let mut tape = Tape::new(small())?;
     tape.device.set_plan(FaultPlan::new(1).latency(OpKind::Write, Duration::from_millis(1)));
@@ -327,7 +327,7 @@ fn logged_then_in_place() -> Result<(), String> {
     ])
 }
 
-/// A large value in place of a small one, a shorter one in its place, and none.
+/// A large value replaces a small one, a shorter one replaces it, and it is removed.
 fn large_attributes() -> Result<(), String> {
     let set = |len: usize, letter: &str| {
         let (name, value) = ("user.x".to_owned(), letter.repeat(len));
@@ -359,8 +359,8 @@ fn rename_over() -> Result<(), String> {
 
 // ----- pointed checks beside the oracle -----
 
-/// Of a file that is only appended to, a crash leaves a prefix: its size is recorded when its bytes
-/// are there.
+/// A crash leaves a prefix of a file that is only appended to: its size is recorded when its bytes
+/// are durable.
 fn unwritten_size() -> Result<(), String> {
     let mut tape = Tape::new(small())?;
     tape.ops([
@@ -375,7 +375,7 @@ fn unwritten_size() -> Result<(), String> {
     for state in tape.device.recording().states(StatePlan { subsets: 8, torn: 0, ..StatePlan::default() }) {
         let said = format!("{state:?}");
         let (_, fs) = recover(state.medium, &tape.setup)?;
-        // Not there yet: nothing to check.
+        // If the file does not exist yet, there is nothing to check.
         if let Ok(bytes) = InProcess(fs.clone()).read("a")
             && bytes != Fill::Seed(1).bytes(0, bytes.len())
         {
@@ -386,8 +386,8 @@ fn unwritten_size() -> Result<(), String> {
     Ok(())
 }
 
-/// Two log writes in flight, the second lands first: neither is acknowledged before the first has
-/// landed, and a mount that found the second alone never takes it for its own.
+/// Two log writes in flight, and the second completes first: neither is acknowledged before the
+/// first completes, and a mount that finds only the second never accepts it.
 fn overtaking() -> Result<(), String> {
     let setup = small();
     let device = Arc::new(SimDevice::new(image(&setup)));
@@ -417,7 +417,7 @@ fn overtaking() -> Result<(), String> {
         {
             return Err(format!("{n} was acknowledged, {names:?} is there"));
         }
-        // As long as what was lost: the log goes on where the one that landed begins.
+        // As long as the lost write, so that the log continues where the completed one begins.
         let backend = InProcess(fs.clone());
         backend.create("x").and_then(|()| backend.fsync("x", false)).map_err(|e| e.to_string())?;
         let _ = fs.shutdown(false);
@@ -435,7 +435,7 @@ fn overtaking() -> Result<(), String> {
 fn stuck_resident() -> Result<(), String> {
     let mut tape = Tape::new(small())?;
     tape.ops([create("a"), write("a", 0, 100, 1), fsync("a")])?;
-    // Where it belongs, and then elsewhere.
+    // In its place, and then elsewhere.
     tape.device.set_plan(FaultPlan::new(1).fail(OpKind::Write, 0, 5).fail(OpKind::Write, 1, 5));
     tape.exec.fs.checkpoint().map_err(|e| e.to_string())?;
     if tape.device.struck() != 2 {
@@ -445,7 +445,7 @@ fn stuck_resident() -> Result<(), String> {
     tape.explore(8, 1)
 }
 
-/// An fsync of a file that memory has forgotten makes it durable.
+/// An fsync of an evicted file makes it durable.
 fn eviction() -> Result<(), String> {
     const FILES: u32 = 2000;
     let mut setup = small();
@@ -463,7 +463,7 @@ fn eviction() -> Result<(), String> {
         let (file, mode) = (round * 77, 0o700 + round);
         let ino = look(&fs, file).map_err(engine)?.ino;
         fs.setattr(ino, &SetAttr { mode: Some(mode), ..SetAttr::default() }).map_err(engine)?;
-        // Reading alone, so that nothing but the fsync makes the change durable.
+        // Only reads, so that nothing but the fsync makes the change durable.
         (0..FILES).filter(|i| *i != file).try_for_each(|i| look(&fs, i).map(|_| ())).map_err(engine)?;
         fs.fsync(ino, false).map_err(engine)?;
         let (_, recovered) = recover(device.crash_as(Choice::None), &setup)?;
@@ -477,7 +477,7 @@ fn eviction() -> Result<(), String> {
     Ok(())
 }
 
-/// New data needs the blocks of a file that was deleted just before.
+/// New data needs the blocks of a file that was just deleted.
 fn full_image() -> Result<(), String> {
     let mut tape = Tape::new(Setup { image: 16 << 20, log: 1 << 20, ..small() })?;
     let free = tape.exec.fs.statfs().blocks_available as u32 * 4096;
@@ -494,7 +494,7 @@ fn checkpoints() -> Result<(), String> {
     let mut tape = Tape::new(small())?;
     let name = |i: usize| format!("a-file-with-a-name-of-some-length-{i:04}");
     for i in 0..600 {
-        // The history does not need these.
+        // These are not part of the history.
         let op = create(&name(i));
         tape.model.apply(&op);
         tape.exec.apply(&op);
@@ -507,8 +507,8 @@ fn checkpoints() -> Result<(), String> {
     tape.explore(6, 1)
 }
 
-/// Many threads, checkpoints all the time: what is acknowledged is there, and at every moment no
-/// file has foreign bytes.
+/// Many threads and constant checkpoints: what is acknowledged survives, and at no moment does a
+/// file contain foreign bytes.
 fn writers() -> Result<(), String> {
     let setup = Setup { image: 48 << 20, log: 4 << 20, ..small() };
     for seed in 0..4 {

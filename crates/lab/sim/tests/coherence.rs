@@ -1,6 +1,5 @@
-//! What was written is read back at once, whatever the caches and the writeback do meanwhile: a
-//! cache of few pages, a slow device, other threads that write, read, sync and truncate other
-//! files.
+//! Reads return what was last written, whatever the caches and the writeback do: a cache of few
+//! pages, a slow device, other threads that write, read, sync and truncate other files.
 
 mod common;
 

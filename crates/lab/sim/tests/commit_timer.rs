@@ -1,12 +1,11 @@
-//! Without any fsync: a crash loses no work that had completed more than `commit` before it (G14),
-//! whatever the load.
+//! Without any fsync, a crash loses no work that had completed more than `commit` before it (G14),
+//! under any load.
 //!
-//! Real time and real threads: the timer is what is tested. A writer notes when each of its
-//! operations had completed; the power fails at a moment of its own; what was recovered must hold
-//! everything that was old enough. `SLACK` is much shorter than `COMMIT`, so that a timer that runs
-//! late by an interval, or starts anew with every request, fails. A machine that does other things
-//! meanwhile adds what it is late elsewhere, too: some times over, as the timer's work passes
-//! through several threads.
+//! Uses real time and real threads, since it tests the timer. A writer records when each of its
+//! operations completed; power fails at a random moment; everything old enough must be recovered.
+//! `SLACK` is much shorter than `COMMIT`, so that a timer that is one interval late, or restarts
+//! with every request, fails. On a busy machine the lateness measured elsewhere is added several
+//! times, since the timer's work passes through several threads.
 
 mod common;
 
@@ -25,28 +24,28 @@ use std::time::Duration;
 
 const COMMIT: Duration = Duration::from_millis(1500);
 const SLACK: Duration = Duration::from_millis(700);
-/// Threads that one after another may have to wait for a processor.
+/// Threads in sequence that may each have to wait for a processor.
 const HOPS: u32 = 8;
-/// Between operations: faster, they would fill a log write, which goes out by itself and hides a
-/// timer that is late.
+/// Pause between operations. Faster ones would fill a log write, which is issued at once and hides
+/// a late timer.
 const PAUSE: Duration = Duration::from_millis(8);
 const IMAGE: u64 = 256 << 20;
 const LOG: u64 = 32 << 20;
 
-/// What a writer does beside making files.
+/// The writer's load besides creating files.
 #[derive(Clone, Copy, Debug)]
 enum Load {
-    /// Names, links, renames: the log alone.
+    /// Names, links, renames: only the log.
     Metadata,
     /// Small files and overwrites: dirty pages.
     Data,
-    /// More dirty pages than the cache takes: the flusher is woken all the time.
+    /// More dirty pages than the cache holds, so that the flusher runs constantly.
     Flood,
-    /// Nothing for most of the first interval, then a flood: the timer must not start with it.
+    /// Idle for most of the first interval, then a flood: the timer must not start with it.
     LateFlood,
 }
 
-/// When an operation had completed, by what can be seen of it: a file and its bytes.
+/// When an operation completed, and its visible effect: a file and its bytes.
 struct Done {
     at: Duration,
     name: String,
@@ -90,7 +89,7 @@ fn run_load(
     Ok(done)
 }
 
-/// Names and bytes of what was recovered.
+/// Names and bytes that were recovered.
 fn recovered(fs: &FileSystem) -> Result<BTreeMap<String, Vec<u8>>, String> {
     let said = |e: kedgefs::Error| e.to_string();
     let mut found = BTreeMap::new();
@@ -107,8 +106,8 @@ fn recovered(fs: &FileSystem) -> Result<BTreeMap<String, Vec<u8>>, String> {
     Ok(found)
 }
 
-/// Answers how much older than the crash the youngest work was that is lost: at most `COMMIT`, but
-/// for the slack.
+/// Returns how much older than the crash the youngest lost work was: at most `COMMIT`, plus the
+/// slack.
 fn lost_age(load: Load, commit: Duration, seed: u64) -> Result<Duration, String> {
     let mut rng = SmallRng::seed_from_u64(seed);
     let device = Arc::new(SimDevice::new(rig::format(IMAGE, LOG)?));
@@ -120,15 +119,14 @@ fn lost_age(load: Load, commit: Duration, seed: u64) -> Result<Duration, String>
     let (inner, inner_stop) = (fs.clone(), stop.clone());
     let writer = kedge_base::spawn_named("writer", move || run_load(&inner, &clock, load, &inner_stop))
         .map_err(|e| e.to_string())?;
-    // Somewhere from before the second tick to after the third; if the timer starts late, before
-    // its first.
+    // From before the second tick to after the third; if the timer starts late, before its first.
     let span = if matches!(load, Load::LateFlood) { COMMIT / 4 } else { COMMIT * 2 };
     let at = COMMIT + SLACK + Duration::from_millis(100) + rng.random_range(Duration::ZERO..span);
     std::thread::sleep(at.saturating_sub(clock.monotonic()));
     let crash = clock.monotonic();
     let medium = device.crash(rng.random());
     stop.store(true, Ordering::Relaxed);
-    // The power is off; what the writer and the timer still do has no effect.
+    // Power is off; what the writer and the timer still do has no effect.
     let done = writer.join().map_err(|p| rig::panic_text(&*p))??;
     let _ = fs.shutdown(false);
     rig::fsck(medium.fork())?;
@@ -176,7 +174,7 @@ fn a_flood_does_not_start_the_timer_anew() {
     check(Load::LateFlood);
 }
 
-/// The test can fail: with a timer that never fires everything is lost.
+/// Proves that the test can fail: with a timer that never fires, everything is lost.
 #[test]
 fn without_a_timer_work_is_lost() {
     let hour = Duration::from_secs(3600);

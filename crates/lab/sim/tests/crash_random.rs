@@ -1,9 +1,9 @@
-//! Power fails at random moments; what is recovered must be clean and allowed.
+//! Power fails at random moments; the recovered state must be clean and allowed.
 //!
 //! 1. *One thread*: random operations on a recording device, then media from any point of the
 //!    recording, also in the middle of an operation: the oracle judges each.
-//! 2. *Many threads*: writers at work, the power fails under them; everything acknowledged must be
-//!    there. Recovery itself loses power, too, and the file system goes on to be used.
+//! 2. *Many threads*: power fails under running writers; everything acknowledged must survive.
+//!    Recovery itself loses power too, and the file system is used further.
 
 mod common;
 
@@ -151,7 +151,7 @@ fn crash_writers(setup: &Setup, seed: u64) -> Result<(), String> {
         for (acked, begun) in &past {
             verify_after(&backend, acked, begun).map_err(|e| format!("round {round}: {e}"))?;
         }
-        // Nothing of the earlier rounds changes from here on: what was recovered once stays.
+        // Nothing of the earlier rounds changes from here on: once recovered, it stays.
         fs.sync().map_err(|e| e.to_string())?;
     }
     fs.close().map_err(|e| format!("close: {e}"))?;
@@ -177,7 +177,7 @@ fn writers_then_power_failure() {
 fn writers_with_a_small_log_then_power_failure() {
     for seed in seeds(150) {
         let mut setup = Setup::cramped().switched(seed);
-        // Every second run: the operation that finds no log space checkpoints.
+        // In every second run, the operation that finds no log space runs the checkpoint.
         if seed % 2 == 0 {
             setup.mount.async_checkpoint = None;
         }
@@ -190,7 +190,7 @@ fn power_failure_during_a_paced_checkpoint() {
     run("steady", 0, kedge_sim::steady::check);
 }
 
-/// The shortest history there is: a fresh image.
+/// The shortest history: a fresh image.
 #[test]
 fn a_fresh_image_survives() {
     let setup = Setup::default();

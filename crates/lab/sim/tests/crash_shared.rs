@@ -1,12 +1,11 @@
-//! Threads that rename, link, unlink and exchange in the same directories, and a power failure
-//! under them.
+//! Threads rename, link, unlink and exchange in the same directories while power fails.
 //!
-//! Each thread owns files whose names lie in directories shared by all; besides, all threads
-//! exchange and move the files of a common pool. Afterwards
-//! 1. an owned file has the names of one of the states that it had since its last acknowledged
-//!    fsync, all of them or none of a change (link and exchange show between), and its bytes;
-//! 2. of the pool every file is there once: an exchange or a move never loses or doubles one;
-//! 3. fsck finds nothing, and the tree reads as a whole.
+//! Each thread owns files whose names are in shared directories; all threads also exchange and move
+//! the files of a common pool. Afterwards
+//! 1. an owned file has its bytes, and the names of one of its states since its last acknowledged
+//!    fsync: of each change all or none (link and exchange have intermediate states);
+//! 2. every file of the pool exists once: an exchange or a move never loses or duplicates one;
+//! 3. fsck finds nothing, and the whole tree can be read.
 
 mod common;
 
@@ -206,7 +205,7 @@ fn run(setup: &Setup, seed: u64, lying: bool) -> Result<u64, String> {
     let snapshot = |lists: &[Arc<Mutex<Vec<Owned>>>]| -> Vec<Vec<Owned>> {
         lists.iter().map(|l| l.lock().clone()).collect()
     };
-    // What is acknowledged before the failure, and what is begun after it: both go on in between.
+    // Acknowledged before the failure, begun after it: the threads continue in between.
     let mut files = snapshot(&lists);
     let medium = device.crash(rng.random());
     shared.stop.store(true, Ordering::Relaxed);
@@ -248,8 +247,7 @@ fn names_in_shared_directories_survive_a_power_failure_with_a_small_log() {
     run_all(Setup::cramped, 80);
 }
 
-/// On a device that acknowledges flushes and does not honour them fsync's word is broken, and this
-/// says so.
+/// On a device that ignores flushes fsync's promise is broken, and the check detects it.
 #[test]
 fn a_lying_device_is_found_out() {
     let found = (1..=10).filter(|seed| run(&Setup::default(), *seed, true).is_err()).count();

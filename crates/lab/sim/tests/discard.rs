@@ -1,4 +1,4 @@
-//! Free space goes back to the device, and no crash finds a discarded block that a file still has.
+//! Free space is discarded, and after no crash does a file have a discarded block.
 #![allow(clippy::unwrap_used)]
 
 use kedge_base::ManualClock;
@@ -46,8 +46,9 @@ fn no_crash_finds_a_discarded_block_in_a_file() {
     }
 }
 
-/// Writers, deletions, trims and discards in the background at once, and the power fails at any
-/// moment: what was synced, and nobody began to delete, is there. Whatever is there is its own.
+/// Writers, deletions, trims and background discards run together, and power fails at any moment:
+/// every file that was synced and whose deletion has not begun survives, and every file has its own
+/// bytes.
 #[test]
 fn no_crash_under_load_finds_a_discarded_block_in_a_file() {
     let (device, fs, _) = opened(MountOptions { discard: true, ..MountOptions::default() });
@@ -76,7 +77,7 @@ fn no_crash_under_load_finds_a_discarded_block_in_a_file() {
                 next += 1;
                 if next - first > 20 {
                     let old = next - 20;
-                    // Before it is done: a crash may find it either way.
+                    // Recorded before the deletion: a crash may find it done or not.
                     list.lock().remove(&old);
                     fs.unlink(Ino::ROOT, &name(old)).unwrap();
                 }
@@ -152,14 +153,14 @@ fn a_trim_takes_what_is_free_and_nothing_else() {
     let mut read = vec![0; 2 * MIB];
     assert_eq!(fs.read(kept, 0, &mut read).unwrap(), read.len());
     assert!(read.iter().all(|b| *b == 7));
-    // Runs that are too short stay, and a range behind the end is refused.
+    // Runs that are too short are skipped, and a range past the end is refused.
     assert_eq!(fs.trim(0, u64::MAX, 1 << 40).unwrap(), 0);
     assert_eq!(fs.trim(size, 1, 0).unwrap_err().errno(), 22);
     fs.close().unwrap();
     rig::fsck(device.crash_as(kedge_device::sim::Choice::All)).unwrap();
 }
 
-/// What is freed is discarded once.
+/// Each freed range is discarded once.
 #[test]
 fn discard_in_the_background_takes_fresh_frees_only() {
     let (device, fs, _) = opened(MountOptions { discard: true, ..MountOptions::default() });
@@ -181,7 +182,7 @@ fn discard_in_the_background_takes_fresh_frees_only() {
     assert_eq!(discarded(&device), before);
 }
 
-/// A full image is full, and not because blocks are being discarded.
+/// A full image is full because of its files, not because blocks are being discarded.
 #[test]
 fn a_trim_refuses_no_writer_space() {
     let (_, fs, _) = opened(MountOptions::default());

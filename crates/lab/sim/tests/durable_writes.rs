@@ -1,5 +1,5 @@
-//! An fsync whose data is one write makes that write durable by itself, where it would else flush
-//! the device.
+//! If the data of an fsync is a single write, that write is made durable with FUA instead of a
+//! flush.
 #![allow(clippy::unwrap_used)]
 
 use kedge_base::{ManualClock, spawn_named};
@@ -40,7 +40,7 @@ impl Two {
         self.fs.write(ino, 8 * PAGE as u64, &[byte; PAGE]).unwrap();
     }
 
-    /// The overwritten byte after the loss of everything that need not be there.
+    /// The overwritten byte after the loss of everything that is not guaranteed.
     fn after_power_loss(&self, ino: Ino) -> u8 {
         let device = Arc::new(SimDevice::new(self.device.crash_as(Choice::None)));
         let setup = kedge_sim::explore::setup();
@@ -92,8 +92,8 @@ fn a_failed_one_is_told_once_and_tried_again() {
     assert_eq!(two.after_power_loss(two.a), 2);
 }
 
-/// What failed may have been the flush that a device without FUA makes of it: then what others had
-/// written is lost, and a later flush would not say so.
+/// On a device without FUA the failed request may have been the flush that emulates it: then other
+/// threads' writes are lost, and a later flush would not report that.
 #[test]
 fn a_failed_one_shuts_down_if_others_wait_for_a_flush() {
     let two = two_files();
@@ -109,8 +109,8 @@ fn a_failed_one_shuts_down_if_others_wait_for_a_flush() {
     );
 }
 
-/// The same for what others are writing just then: nobody has counted it yet, and the failed flush
-/// may have been its.
+/// The same for writes in flight: they are not counted yet, and the failed flush may have been
+/// theirs.
 #[test]
 fn a_failed_one_shuts_down_if_others_are_writing() {
     let two = two_files();
@@ -129,7 +129,7 @@ fn a_failed_one_shuts_down_if_others_are_writing() {
         2,
         "the test's own assumption: one of two went before the other"
     );
-    // Its own write had succeeded, and yet.
+    // Although its own write succeeded.
     let _ = other.join().unwrap();
     assert_eq!(
         two.fs.fsync(two.b, true).unwrap_err().errno(),

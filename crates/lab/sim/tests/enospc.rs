@@ -1,6 +1,6 @@
-//! A full image: writers get ENOSPC and nothing else, whatever was synced stays, everything can be
-//! deleted, and then the image takes as much again; many times over, with power failures while it
-//! is full.
+//! A full image: writers get ENOSPC and nothing else, everything synced stays, everything can be
+//! deleted, and then the image holds as much again; repeatedly, with power failures while it is
+//! full.
 
 mod common;
 
@@ -22,14 +22,14 @@ const BLOCK: usize = 4096;
 const THREADS: u32 = 4;
 const ROUNDS: u64 = 6;
 
-/// What a thread knows of its files: bytes written, bytes synced.
+/// A thread's files: bytes written, bytes synced.
 type Files = BTreeMap<String, (u64, Option<u64>)>;
 
 fn no_space(e: &io::Error) -> bool {
     e.raw_os_error() == Some(errno::ENOSPC)
 }
 
-/// Writes files until nothing fits any more.
+/// Writes files until nothing fits.
 fn fill(backend: &dyn Backend, dir: &str, mut rng: SmallRng) -> Result<(Files, u64), String> {
     let mut files = Files::new();
     let (mut refused, mut written) = (0, 0);
@@ -58,7 +58,7 @@ fn fill(backend: &dyn Backend, dir: &str, mut rng: SmallRng) -> Result<(Files, u
                     written += len as u64;
                 }
                 Err(e) if no_space(&e) => {
-                    // A part of it may have fit.
+                    // A part of it may have fitted.
                     let now = backend.read(&path).map_err(|e| said("read", &path, e))?.len() as u64;
                     files.insert(path.clone(), (now, None));
                     refused += 1;
@@ -78,7 +78,7 @@ fn fill(backend: &dyn Backend, dir: &str, mut rng: SmallRng) -> Result<(Files, u
     Ok((files, written))
 }
 
-/// All bytes (`crashed`: all synced bytes) are there and right.
+/// All bytes (`crashed`: all synced bytes) are present and correct.
 fn verify(backend: &dyn Backend, files: &Files, crashed: bool) -> Result<(), String> {
     for (path, (written, synced)) in files {
         let fill = Fill::Seed(
@@ -142,7 +142,7 @@ impl Full {
         Ok(())
     }
 
-    /// Fills, perhaps crashes, checks, deletes. Answers the bytes that fit.
+    /// Fills, perhaps crashes, checks, deletes. Returns the number of bytes that fitted.
     fn round(&mut self, round: u64) -> Result<u64, String> {
         let mut threads = Vec::new();
         for i in 0..THREADS {
@@ -256,8 +256,8 @@ fn a_tree_full_of_names_empties_too() {
     result.unwrap_or_else(|e| panic!("{e}"));
 }
 
-/// Filled and emptied many times, each time elsewhere, without a checkpoint: replay has room for
-/// the tree all along.
+/// Filled and emptied many times, each time in other blocks, without a checkpoint: replay always
+/// has space for the tree.
 #[test]
 fn an_image_rewritten_within_one_log_recovers() {
     let result = within(Duration::from_secs(300), "rewritten", || {
@@ -283,7 +283,7 @@ fn an_image_rewritten_within_one_log_recovers() {
                     .map_err(|e| format!("round {round}, {path}: {e}"))?;
                 files.insert(path, (1 << 20, Some(1 << 20)));
             }
-            // A tree that was larger once than it is at the end.
+            // A tree that was once larger than at the end.
             for number in 100..1500 {
                 let path = format!("d/{number}");
                 let fs = &full.fs;
@@ -311,8 +311,8 @@ fn an_image_rewritten_within_one_log_recovers() {
     result.unwrap_or_else(|e| panic!("{e}"));
 }
 
-/// Zero range on an image without a free block: over holes it fails and no byte changes; over
-/// blocks that are the file's already, on the device or promised to dirty pages, it needs no other
+/// Zero range on an image without a free block: over holes it fails without changing a byte; over
+/// blocks that the file already has, on the device or reserved for dirty pages, it needs no new
 /// ones.
 fn zero_range_when_full(keep_size: bool) -> Result<(), String> {
     const PIECE: usize = 1 << 20;
@@ -330,7 +330,7 @@ fn zero_range_when_full(keep_size: bool) -> Result<(), String> {
     fs.mkdir(Ino::ROOT, b"fill", 0o755, OWNER).map_err(said("mkdir"))?;
     let dirty = fs.create(Ino::ROOT, b"dirty", 0o644, OWNER).map_err(said("create"))?.ino;
     let (files, _) = fill(&backend, "fill", SmallRng::seed_from_u64(1))?;
-    // What one file gives back goes to pages whose bytes are dirty.
+    // The blocks freed by one file go to pages with dirty bytes.
     let large =
         files.iter().find(|(_, (written, _))| *written > 200_000).expect("a large file was written").0;
     backend.unlink(large).map_err(|e| e.to_string())?;
@@ -389,8 +389,8 @@ fn zero_range_without_space_changes_nothing() {
     }
 }
 
-/// A small image full of names: what frees space needs tree nodes, and must never need more of them
-/// than are kept for it.
+/// A small image full of names: operations that free space need tree nodes, and must never need
+/// more than are reserved for them.
 fn names_to_the_brim(image: u64) -> Result<(), String> {
     let said = |what: &'static str| move |e: kedgefs::Error| format!("{what}: {e}");
     let setup = Setup { image, log: 2 << 20, ..Setup::default() };

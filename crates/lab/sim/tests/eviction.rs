@@ -1,8 +1,8 @@
-//! A tree that is much larger than the cache: evicting inodes and reading them again makes no
-//! rename and no fsync slower or less safe.
+//! A tree much larger than the cache: evicting and rereading inodes makes no rename or fsync slower
+//! or less safe.
 //!
-//! What an evicted inode still has to make durable must be remembered, exactly: too little, and an
-//! fsync lies; too much, and it forces the log for nothing, or a rename does.
+//! What an evicted inode must still make durable has to be remembered exactly: if too little, an
+//! fsync lies; if too much, an fsync or rename forces the log for nothing.
 #![allow(clippy::unwrap_used)]
 
 use kedge_base::ManualClock;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const DIRS: u64 = 100;
-/// Of each directory: a million files at full speed.
+/// Files in each directory: a million in all in an optimised build.
 const FILES: u64 = if cfg!(debug_assertions) { 300 } else { 10_000 };
 const CACHE: u64 = if cfg!(debug_assertions) { 1 << 20 } else { 16 << 20 };
 const IMAGE: u64 = 2 << 30;
@@ -41,7 +41,7 @@ fn name(file: u64) -> Vec<u8> {
     format!("file {file}").into_bytes()
 }
 
-/// Looks at files all over the tree until the cache is full of them.
+/// Looks up files all over the tree until they fill the cache.
 fn push_out(fs: &FileSystem, rng: &mut SmallRng, dirs: &[Ino]) {
     for _ in 0..(CACHE / 256).max(4096) {
         let dir = dirs[rng.random_range(0..dirs.len())];
@@ -74,7 +74,7 @@ fn a_small_cache_makes_no_rename_force_and_no_fsync_lie() {
     }
     assert!(count(&fs, "cache.inodes") * 2 < DIRS * FILES, "most of the inodes are evicted");
 
-    // Fsynced since the last checkpoint, evicted, read again: no call has to wait for the new name.
+    // Fsynced since the last checkpoint, evicted, reread: no call has to wait for the new name.
     let forces = ["rename", "fsync", "commit_timer"].map(|cause| count(&fs, &format!("log.forces.{cause}")));
     for &(dir, file) in &chosen {
         fs.rename(dirs[dir], &name(file), dirs[(dir + 1) % dirs.len()], b"moved", RenameMode::Replace)
@@ -83,7 +83,7 @@ fn a_small_cache_makes_no_rename_force_and_no_fsync_lie() {
     let after = ["rename", "fsync", "commit_timer"].map(|cause| count(&fs, &format!("log.forces.{cause}")));
     assert_eq!(after, forces, "a rename forces nothing");
 
-    // Evicted with a new name that is not durable: fsync must know of it, once.
+    // Evicted with a new name that is not durable: fsync must force it, once.
     let survivors: BTreeSet<usize> = chosen.iter().map(|(dir, _)| (dir + 1) % dirs.len()).collect();
     push_out(&fs, &mut rng, &dirs);
     let mut writes = count(&fs, "log.writes");
@@ -100,7 +100,7 @@ fn a_small_cache_makes_no_rename_force_and_no_fsync_lie() {
     }
     assert_eq!(count(&fs, "log.writes"), writes, "the first force took all names along");
 
-    // Durable, evicted, read again: there is nothing to force.
+    // Durable, evicted, reread: there is nothing to force.
     push_out(&fs, &mut rng, &dirs);
     for &dir in &survivors {
         let moved = fs.lookup(dirs[dir], b"moved").unwrap().ino;

@@ -1,4 +1,4 @@
-//! Crash exploration: what it found once, and whether it finds what is wrong on purpose.
+//! Crash exploration: regressions that it found, and a proof that it finds a lying device.
 
 use kedge_sim::explore::{Explorer, Plan, base_image};
 use kedge_sim::ops::{Op, parse_ops};
@@ -15,9 +15,9 @@ fn explore(text: &str) {
     assert!(explorer.tally.states > 20, "{:?}", explorer.tally);
 }
 
-/// An overwrite behind an inserted range went in place, to the block's new offset, before the
-/// record that moved the block was durable: the crash brought the block back to its old offset,
-/// with bytes that had never been written there.
+/// An overwrite past an inserted range went in place, to the block's new offset, before the record
+/// that moved the block was durable: the crash moved the block back to its old offset, with bytes
+/// that had never been written there.
 #[test]
 fn overwritten_blocks_were_moved_for_good() {
     explore(
@@ -30,7 +30,7 @@ fn overwritten_blocks_were_moved_for_good() {
     );
 }
 
-/// The same the other way: what follows a collapsed range is overwritten where it is now.
+/// The same for a collapsed range: the data after it is overwritten at its new offset.
 #[test]
 fn overwritten_blocks_behind_a_collapsed_range_were_moved_for_good() {
     explore(
@@ -43,8 +43,8 @@ fn overwritten_blocks_behind_a_collapsed_range_were_moved_for_good() {
     );
 }
 
-/// On a device that lies about flushes most workloads with a persistence point lose something, and
-/// the exploration must say so.
+/// On a device that ignores flushes, most workloads with a persistence point lose something, and
+/// the exploration must report it.
 #[test]
 fn a_lying_device_is_found_out() {
     let base = base_image().expect("an image is made");

@@ -1,17 +1,16 @@
-//! The device fails one request, or fails from then on in one place or altogether, or answers late:
-//! callers that are affected get an error, and no caller gets a false success. Whatever was
-//! answered, the media are checked at the end of each run.
+//! The device fails one request, or fails permanently in one place or altogether, or completes
+//! late: affected callers get an error, and no caller gets a false success. The media are checked
+//! at the end of each run.
 //!
-//! 1. A failed flush or log write shuts the file system down: every later change and fsync answers
+//! 1. A failed flush or log write shuts the file system down: every later change and fsync returns
 //!    EIO.
-//! 2. A failed data write is reported to the fsync of that file and to no other call; a failed read
-//!    to its reader. So a call other than an fsync or sync fails only if a request failed during
+//! 2. A failed data write is reported by the fsync of that file and by no other call; a failed read
+//!    by its reader. So a call other than an fsync or sync fails only if a request failed during
 //!    the call, or after a shutdown.
-//! 3. Whatever was acknowledged before and after is there after a remount, with or without a power
+//! 3. Everything acknowledged before and after is present after a remount, with or without a power
 //!    failure.
-//! 4. A request that is late is no fault: no call gets an error. What was acknowledged by the time
-//!    it waits is there if power fails then, so no call was answered on its behalf before it was
-//!    done.
+//! 4. A late request is no fault: no call gets an error. If power fails while it waits, everything
+//!    acknowledged by then survives, so no call returned success before its request completed.
 
 mod common;
 
@@ -30,9 +29,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Much longer than all that an operation does in memory.
+/// Much longer than an operation takes in memory.
 const LATE: Duration = Duration::from_millis(20);
-/// Between two looks at whether a request waits.
+/// Interval between two checks for a waiting request.
 const POLL: Duration = Duration::from_micros(200);
 const LIMIT: Duration = Duration::from_secs(120);
 const OPS: usize = 60;
@@ -43,22 +42,22 @@ enum Failure {
     Torn,
     Short,
     LostFlush,
-    /// Its first block is bad from then on.
+    /// Its first block fails from then on.
     Bad(OpKind),
-    /// All later ones of its kind fail as well.
+    /// All later ones of its kind fail too.
     From(OpKind),
-    /// The host has no room for blocks that were not written before.
+    /// The host has no space for blocks that were never written.
     HostFull,
-    /// No failure: answered after [`LATE`].
+    /// No failure: completes after [`LATE`].
     Late(OpKind),
 }
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Clone, Copy, Default)]
 struct Met {
     /// There was an `nth` request.
     struck: bool,
-    /// Power failed while it was late.
+    /// Power failed while the request was late.
     cut: bool,
     requests: u64,
     media: u64,
@@ -68,7 +67,7 @@ struct Met {
 /// and after, and the medium.
 type Cut = (usize, usize, MemDevice);
 
-/// Waits for the request that is late, and takes the medium as a power failure leaves it then.
+/// Waits for the late request, and takes the medium as a power failure would leave it then.
 struct Watch {
     acked: Arc<AtomicUsize>,
     over: Arc<AtomicBool>,
@@ -119,7 +118,7 @@ impl Failure {
     }
 }
 
-/// A used image, so that there is something to read.
+/// A used image, so that there is data to read.
 fn start(setup: &Setup, seed: u64) -> Result<(MemDevice, Model), String> {
     let profile = Profile { remounts: 0, ..Profile::default() };
     let mut rig = rig::Rig::new(setup.clone())?;
@@ -194,8 +193,9 @@ fn one_fault(
             }
             let changes = expected.effect.ordered || expected.effect.data.is_some();
             let handles = matches!(op, Op::Open { .. } | Op::Close { .. } | Op::Tmpfile { .. });
-            // What is under way when power fails may be there or not. A change that failed is one
-            // of these, and nothing may come behind it that the oracle would take for a later one.
+            // An operation in progress when power fails may be present or not. A failed change
+            // counts as one of these, and nothing may follow it that the oracle would take for a
+            // later one.
             if down || changes || handles {
                 history.push(op, outcome, expected.effect, after);
                 under_way = true;
@@ -283,7 +283,7 @@ fn sweep(failure: Failure, setup: Setup, count: u64) {
     assert!(all.len() == 1 || struck > 0, "no fault was ever met");
 }
 
-/// What came of many runs.
+/// The results of many runs.
 #[derive(Default)]
 struct Counts {
     runs: u64,
@@ -303,7 +303,7 @@ impl Counts {
     }
 }
 
-/// Every request of a workload, or one in `stride`, is the one at which the failure begins.
+/// The failure begins at every request of a workload in turn, or at every `stride`-th.
 fn enumerate(
     setup: &Setup,
     start: &(MemDevice, Model),
@@ -336,7 +336,7 @@ fn enumerate(
     }
 }
 
-/// Every request of a workload fails in each way, and is late once.
+/// Every request of a workload fails in each way once, and is late once.
 #[test]
 fn every_request_fails_once() {
     const WAYS: [Failure; 15] = [
@@ -356,7 +356,7 @@ fn every_request_fails_once() {
         Failure::Late(OpKind::Write),
         Failure::Late(OpKind::Flush),
     ];
-    // With the debug assertions on, the same few times.
+    // With debug assertions, fewer seeds.
     let all = seeds(if cfg!(debug_assertions) { 2 } else { 20 });
     let mut counts = Counts::default();
     for &seed in &all {
@@ -375,7 +375,7 @@ fn every_request_fails_once() {
     assert!(late > 20 * of_each && cut > late / 2, "{cut} power failures in {late} late requests");
 }
 
-/// Names that do not change: with these the tree is larger than its cache.
+/// Names that do not change: they make the tree larger than its cache.
 fn filled(setup: &Setup, (medium, mut model): (MemDevice, Model)) -> Result<(MemDevice, Model), String> {
     let device = Arc::new(SimDevice::new(medium));
     device.stop_recording();
@@ -394,8 +394,7 @@ fn filled(setup: &Setup, (medium, mut model): (MemDevice, Model)) -> Result<(Mem
     Ok((device.view(), model))
 }
 
-/// The same where nodes of the tree are read all the time: each of these reads fails, once or for
-/// good.
+/// The same with constant reads of tree nodes: each read fails, once or permanently.
 #[test]
 fn every_request_fails_once_with_a_tree_larger_than_its_cache() {
     const WAYS: [Failure; 4] = [
@@ -447,8 +446,8 @@ fn a_failed_read() {
     sweep(Failure::Plain(OpKind::Read), Setup::cramped(), 46);
 }
 
-/// The device dies altogether under writers: all of them end with an error, and what was
-/// acknowledged is there.
+/// The device fails completely under writers: all of them end with an error, and everything
+/// acknowledged survives.
 #[test]
 fn a_dead_device() {
     use kedge_sim::backend::{Backend, InProcess};
@@ -481,8 +480,8 @@ fn a_dead_device() {
     }
 }
 
-/// One request of many writers is late: the others go on meanwhile, and who waits for it has not
-/// been answered when power fails.
+/// One request of many writers is late: the others continue, and no call that waits for it has
+/// returned when power fails.
 #[test]
 fn a_late_request_under_writers() {
     use kedge_sim::backend::{Backend, InProcess};
@@ -504,8 +503,8 @@ fn a_late_request_under_writers() {
                 std::thread::sleep(POLL);
             }
             let start = writers.operations();
-            // Somewhere in the delay, so that the others have had time to come to what they may not
-            // pass.
+            // At some time during the delay, so that the others have reached what must not overtake
+            // the request.
             std::thread::sleep(LATE * (seed % 4) as u32);
             let acked = writers.snapshot();
             let medium = device.crash(seed);

@@ -1,10 +1,10 @@
-//! Files whose bytes are log writes but for the image's secret; see [`kedge_sim::forge`].
+//! Files that contain log writes, valid except for the image's secret; see [`kedge_sim::forge`].
 
 use kedge_sim::forge;
 
-/// With the feature `broken` first the engine that does not ask for the secret: it must fall for
-/// each forged write, or the check would show nothing. One test alone: the switch is one for the
-/// process.
+/// With the feature `broken`, first the engine that does not check the secret: it must accept each
+/// forged write, otherwise the check would prove nothing. A single test, since the switch applies
+/// to the whole process.
 #[test]
 fn no_content_of_a_file_passes_for_a_log_write() {
     #[cfg(feature = "broken")]

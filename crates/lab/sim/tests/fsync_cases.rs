@@ -1,4 +1,4 @@
-//! The written-down fsync cases, with power failures that lose everything unflushed, nothing, and
+//! The written-down fsync cases, with power failures that lose everything unflushed, nothing, or
 //! parts of it.
 
 use kedge_device::sim::Choice;

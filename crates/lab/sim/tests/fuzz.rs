@@ -1,5 +1,4 @@
-//! The fuzzer's targets without a fuzzer: the inputs that were worth keeping, and random ones for a
-//! few seconds.
+//! The fuzzer's targets without a fuzzer: the stored corpus, and random inputs for a few seconds.
 //!
 //! `KEDGE_FUZZ_SECONDS` sets how many (for each target), `KEDGE_SEED` the seed.
 
@@ -23,10 +22,10 @@ const SECONDS: f64 = 2.0;
 /// Many times what the slowest input takes.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// One cause has many inputs.
+/// Failures printed, since one cause has many inputs.
 const FAILURES_MAX: usize = 30;
 
-/// Panics of all threads of this process: those of the engine's own are caught by nobody here.
+/// Panics of all threads of this process, including the engine's own, which no test catches.
 static PANICS: AtomicU64 = AtomicU64::new(0);
 
 fn count_panics() {
@@ -54,7 +53,7 @@ fn check(name: &str, target: Target, input: &[u8], from: &str) -> Result<(), Str
     }
 }
 
-/// The count of panics is the process's: no other test here may panic and pass.
+/// The count of panics is global: no other test in this file may panic and pass.
 #[test]
 fn no_bytes_make_the_engine_or_fsck_panic() {
     count_panics();
@@ -85,7 +84,7 @@ fn no_bytes_make_the_engine_or_fsck_panic() {
     assert!(failures.is_empty(), "{} inputs:\n{}", failures.len(), failures.join("\n"));
 }
 
-/// A log write of an epoch that no slot speaks of, in an image that needs a repair: the repaired
+/// A log write of an epoch that no slot mentions, in an image that needs a repair: the repaired
 /// image opens.
 #[test]
 fn a_repair_starts_above_every_epoch_in_the_log() {
@@ -109,7 +108,7 @@ fn a_repair_starts_above_every_epoch_in_the_log() {
     header.seal(&geometry.log_key(), write.as_mut_bytes());
     let at = geometry.log_start.byte_offset() + tail.0 % geometry.log_bytes();
     device.write(at, &write, false).expect("in range");
-    // As after a power failure, so that the log is asked.
+    // As after a power failure, so that the log is scanned.
     let mut unclean = sb.clone();
     unclean.checkpoint.clean = false;
     let mut block = IoBuf::zeroed(1);

@@ -1,11 +1,11 @@
 //! Crafted images, checked under a limit of memory.
 //!
-//! Each image is checked in a child process that may use 1 GiB, so that an allocation of absurd
-//! size ends in an abort that the parent sees, and a hang can be ended. The parent continues after
-//! the image at which a child died.
+//! Each image is checked in a child process limited to 1 GiB, so that an absurd allocation ends in
+//! an abort that the parent sees, and a hang can be killed. The parent continues after the image at
+//! which a child died.
 //!
-//! `KEDGE_HOSTILE_IMAGES` sets how many (10,000 before a release), `KEDGE_SEED` the first seed. A
-//! seed is an image: to look at one again, give it and ask for one.
+//! `KEDGE_HOSTILE_IMAGES` sets the number of images (10,000 before a release), `KEDGE_SEED` the
+//! first seed. Each seed makes one image: to check one again, give its seed and a number of one.
 
 use kedge_base::{BLOCK_SIZE, Clock, SystemClock};
 use kedge_format::item::FILE_SIZE_MAX;
@@ -25,16 +25,16 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 const IMAGES: u64 = 300;
-/// What all mounts and checks of an image may use together.
+/// Memory that all mounts and checks of an image may use together.
 const MEMORY: u64 = 1 << 30;
 /// A hundred times what the slowest image takes on an idle machine: it ends a hang and does not
 /// measure speed.
 const LIMIT: Duration = Duration::from_secs(120);
-/// One cause has many images.
+/// Failures printed, since one cause has many images.
 const FAILURES_MAX: usize = 40;
 const CHILD: &str = "KEDGE_HOSTILE_CHILD";
 
-/// Panics of all threads: those of the engine's own are caught by nobody here.
+/// Panics of all threads, including the engine's own, which no test catches.
 static PANICS: AtomicU64 = AtomicU64::new(0);
 
 #[test]
@@ -54,7 +54,7 @@ fn hostile_images_neither_harm_the_process_nor_divide_fsck_and_mount() {
     assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
     assert_eq!(counts.judged, images);
     if images >= IMAGES {
-        // Lies so small that nobody believes them, or so great that nobody does, would test little.
+        // Images that everything accepts, or that everything refuses, would test little.
         let enough = images / 20;
         let Counts { opens, clean, repaired, .. } = counts;
         assert!(opens > enough && clean > enough && repaired > enough, "{counts:?}");
@@ -77,7 +77,7 @@ fn watch(from: u64, end: u64, failures: &mut Vec<String>, counts: &mut Counts) -
     let mut child = Command::new(std::env::current_exe().expect("a test has a program"))
         .args(["--exact", test, "--nocapture"])
         .env(CHILD, format!("{from} {end}"))
-        // One heap for all threads: the limit counts what each thread's own would set aside.
+        // One malloc arena for all threads: the limit counts what each arena reserves.
         .env("MALLOC_ARENA_MAX", "2")
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -112,7 +112,7 @@ fn watch(from: u64, end: u64, failures: &mut Vec<String>, counts: &mut Counts) -
         }
     };
     stop(&mut child);
-    // Without the lines of a backtrace, which are indented.
+    // Without the indented lines of a backtrace.
     let said: Vec<String> = errors.try_iter().filter(|line| !line.starts_with(' ')).collect();
     let said = said[said.len().saturating_sub(8)..].join("\n    ");
     failures.push(format!("KEDGE_SEED={at}: the process {ending}\n    {said}\n    {:?}", image(at).lies));
@@ -132,7 +132,7 @@ impl Counts {
 }
 
 fn stop(child: &mut Child) {
-    // It may have ended by itself.
+    // The child may have ended by itself.
     let _ = child.kill();
     let _ = child.wait();
 }
@@ -195,12 +195,12 @@ fn child(range: &str) {
     tell("end".into());
 }
 
-/// Twenty-five bytes of a log named 2^54 bytes to be zeroed. Mount and fsck listed their blocks
-/// until memory ended, and took all mounts of their process with them.
+/// Twenty-five bytes of log named 2^54 bytes to be zeroed. Mount and fsck listed their blocks until
+/// memory was exhausted, which killed all mounts of the process.
 #[test]
 fn few_bytes_of_log_do_not_name_many_blocks() {
     for len in [4097u64, 1 << 30, 1 << 54, u64::MAX >> 1] {
-        // Of a file that is as large as it may be.
+        // For a file of the maximum size.
         let mut edits = vec![1];
         edits.extend_from_slice(&3u64.to_le_bytes());
         edits.extend_from_slice(&(1u32 << 5).to_le_bytes());
@@ -217,7 +217,7 @@ fn few_bytes_of_log_do_not_name_many_blocks() {
     }
 }
 
-/// `fsck -y` kept inodes whose numbers leave no next one, and wrote a superblock that nobody could
+/// `fsck -y` kept inodes whose numbers have no successor, and wrote a superblock that could not be
 /// read.
 #[test]
 fn a_repaired_image_has_a_next_inode_number() {
@@ -238,7 +238,7 @@ fn a_repaired_image_has_a_next_inode_number() {
     }
 }
 
-/// A counter that was believed let a mount write a superblock that no mount believes.
+/// A counter that was accepted made a mount write a superblock that no mount accepts.
 #[test]
 fn counters_near_their_end_are_used_up_for_fsck_and_mount_alike() {
     type Counter = fn(&mut Superblock, u64);
@@ -256,7 +256,7 @@ fn counters_near_their_end_are_used_up_for_fsck_and_mount_alike() {
         for n in [OPEN_MAX + 4096, COUNTER_MAX - 4096, COUNTER_MAX, COUNTER_MAX + 4096, u64::MAX] {
             let medium = with_slot(|sb| set(sb, n));
             let verdict = judge(&medium).unwrap_or_else(|e| panic!("{n}: {e}"));
-            // Behind the largest number the slot is not valid, and the other one is a checkpoint
+            // Above the largest number the slot is not valid, and the other one is a checkpoint
             // older.
             if n <= COUNTER_MAX {
                 assert!(!verdict.opens && !verdict.clean, "{n}: {verdict:?}");
@@ -266,7 +266,7 @@ fn counters_near_their_end_are_used_up_for_fsck_and_mount_alike() {
     }
 }
 
-/// A directory of 2^63 - 3 entries, says its size: the next power of two is no number.
+/// A directory whose size claims 2^63 - 3 entries: the next power of two overflows.
 #[test]
 fn an_absurd_directory_size_does_not_stop_a_create() {
     let mut edit = vec![1];
@@ -277,7 +277,7 @@ fn an_absurd_directory_size_does_not_stop_a_create() {
     fs.create(Ino::ROOT, b"one more", 0o644, OWNER).expect("there is room");
 }
 
-/// The limit of the child works: else none of this would show an allocation of absurd size.
+/// Proves that the child's limit works; otherwise no absurd allocation would be noticed.
 #[test]
 fn the_limit_of_memory_is_one() {
     if std::env::var(CHILD).is_ok() {

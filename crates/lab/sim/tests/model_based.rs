@@ -1,5 +1,5 @@
-//! Random operations on the file system and on the model must answer the same and leave the same,
-//! through remounts and crashes.
+//! Random operations on the file system and on the model must have the same results and leave the
+//! same tree, through remounts and crashes.
 //!
 //! A failure prints its seed (`KEDGE_SEED=… cargo test -p kedge-sim --test model_based` repeats it)
 //! and the shortest list of operations found; `KEDGE_OPS=file` runs such a list.
@@ -48,7 +48,7 @@ fn crashes_with_a_small_log_and_cache() {
     }
 }
 
-/// One directory with many names: leaves split, hashes meet, readdir continues from cookies.
+/// One directory with many names: leaves split, hashes collide, readdir continues from cookies.
 #[test]
 fn large_files_and_many_names() {
     for seed in seeds(3) {

@@ -1,7 +1,7 @@
-//! Races between threads, made certain by stopping one of them in a marked window, and made likely
-//! by slowing all of them there.
+//! Races between threads, made certain by stopping one of them at a mark, or likely by slowing all
+//! of them there.
 //!
-//! The marks are for the whole process: the tests take turns.
+//! The marks apply to the whole process, so the tests run one at a time.
 
 use kedge_sim::races;
 use kedge_sim::rig::seed_from_env;
@@ -51,7 +51,7 @@ fn a_removal_that_fails_keeps_the_bytes_that_were_written() {
     certain(races::failed_removals_keep_the_bytes);
 }
 
-/// `KEDGE_SEED` repeats one seed, as far as threads repeat anything.
+/// `KEDGE_SEED` repeats one seed, as far as thread scheduling allows.
 #[test]
 fn a_cache_too_small_for_the_files_shows_none_of_them_as_it_was() {
     let _turn = TURN.lock();

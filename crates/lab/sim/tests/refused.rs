@@ -1,8 +1,7 @@
-//! Every reservation of space is refused once: the operation that asked fails with ENOSPC and
-//! changes nothing, or does without; all before and after it is as if it had never been tried, also
-//! after a crash.
+//! Every reservation of space is refused once: the operation fails with ENOSPC and changes nothing,
+//! or succeeds without it; all others behave as if it had never been tried, also after a crash.
 //!
-//! One test alone: the counter is one for the process. `KEDGE_SEED` repeats one workload.
+//! A single test, since the counter is global. `KEDGE_SEED` repeats one workload.
 
 mod common;
 
@@ -29,7 +28,7 @@ struct Tally {
     done_without: u64,
 }
 
-/// What random operations are there, by the model alone.
+/// Random operations, chosen by the model alone.
 fn workload(seed: u64) -> Vec<Op> {
     let profile = Profile {
         remounts: 0,
@@ -50,8 +49,8 @@ fn workload(seed: u64) -> Vec<Op> {
     ops
 }
 
-/// Runs the workload and refuses reservation `at`. Answers how many there were, and whether that
-/// failed an operation.
+/// Runs the workload and refuses reservation `at`. Returns the number of reservations, and whether
+/// the refusal failed an operation.
 fn run(setup: &Setup, ops: &[Op], at: Option<u64>) -> Result<(u64, bool), String> {
     let device = Arc::new(SimDevice::new(rig::format(setup.image, setup.log)?));
     device.stop_recording();
@@ -83,7 +82,7 @@ fn run(setup: &Setup, ops: &[Op], at: Option<u64>) -> Result<(u64, bool), String
     refusal::start(None);
     let done = history.len();
     compare_with_handles(&exec, &model).map_err(|e| format!("at the end: {e}"))?;
-    // Nothing that was not flushed survives; what was made durable must.
+    // Nothing unflushed survives; everything made durable must.
     let medium = device.crash_as(Choice::None);
     let _ = exec.fs.shutdown(false);
     rig::fsck(medium.fork())?;

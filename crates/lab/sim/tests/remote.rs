@@ -1,9 +1,8 @@
-//! The file system on a device that another process keeps, through NBD.
+//! The file system on a device of another process, through NBD.
 //!
-//! 1. The oracle of the crash tests over the protocol: random operations, and the power of the
-//!    server fails.
-//! 2. nbdkit with its filters: a server that delays, fails, is killed. What was acknowledged is
-//!    there.
+//! 1. The crash oracle over the protocol: random operations, and the server's power fails.
+//! 2. nbdkit with its filters: a server that delays, fails, or is killed. Everything acknowledged
+//!    survives.
 //! 3. Servers that lie about flushes and FUA: the same checks must catch them.
 #![allow(clippy::unwrap_used)]
 
@@ -36,7 +35,8 @@ fn connect(uri: &str) -> Result<Arc<dyn Device>, String> {
     kedge_device::open(&location, OpenOptions::default()).map_err(|e| e.to_string())
 }
 
-/// Runs random operations through a server, and answers what its medium saw and what was promised.
+/// Runs random operations through a server, and returns the server's medium and the history of
+/// promises.
 fn record(setup: &Setup, seed: u64, manners: Manners) -> Result<(Arc<SimDevice>, History), String> {
     let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
     let medium = Arc::new(SimDevice::new(rig::format(setup.image, setup.log)?));
@@ -65,7 +65,7 @@ fn record(setup: &Setup, seed: u64, manners: Manners) -> Result<(Arc<SimDevice>,
     Ok((medium, history))
 }
 
-/// The server's power fails at some moments of it.
+/// The server's power fails at random moments.
 fn crash(setup: &Setup, seed: u64, manners: Manners) -> Result<(), String> {
     let (medium, history) = record(setup, seed, manners)?;
     let recording = medium.recording();
@@ -110,7 +110,7 @@ fn what_is_promised_holds_through_the_protocol() {
     }
 }
 
-/// The oracle is worth nothing if it does not see a server that lies.
+/// The oracle proves nothing if it misses a server that lies.
 #[test]
 fn the_oracle_catches_servers_that_lie() {
     let honest = Manners::default();
@@ -122,14 +122,14 @@ fn the_oracle_catches_servers_that_lie() {
         let caught = (0..40u64)
             .find_map(|seed| within(LIMIT, "a lying server", move || crash(&small(), seed, manners)).err());
         let caught = caught.unwrap_or_else(|| panic!("nobody noticed {manners:?}"));
-        // By the crash, and not by something else on the way there.
+        // Caught by the crash, not by an earlier error.
         assert!(caught.starts_with("power fails"), "{caught}");
         println!("{manners:?}: {}", caught.lines().next().unwrap_or_default());
     }
 }
 
-/// Writers, until the server gives up: they end with EIO. Then its power fails, and all that it had
-/// acknowledged is there.
+/// Writers run until the server gives up, and end with EIO. Then its power fails, and everything it
+/// acknowledged survives.
 fn given_up(seed: u64, manners: Manners) -> Result<(), String> {
     let setup = small();
     let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
@@ -164,7 +164,7 @@ fn given_up(seed: u64, manners: Manners) -> Result<(), String> {
     Ok(())
 }
 
-/// In the middle of whatever it is, many requests under way.
+/// At any point, with many requests in flight.
 #[test]
 fn a_server_that_breaks_off_or_falls_silent_loses_nothing() {
     for seed in seeds(6) {
@@ -179,13 +179,13 @@ fn a_server_that_breaks_off_or_falls_silent_loses_nothing() {
             panic!("KEDGE_SEED={seed} {manners:?}: {e}");
         }
     }
-    // And one that lies as well is caught by the same check.
+    // The same check catches a server that also lies.
     let lies = Manners { ignores_flush: true, ignores_fua: true, cut_after: 900, ..Manners::default() };
     let caught = within(LIMIT, "a lying server", move || given_up(1, lies)).expect_err("nobody noticed");
     assert!(caught.starts_with("None") || caught.starts_with("Torn"), "{caught}");
 }
 
-/// A server of somebody else, which is killed when this goes.
+/// An nbdkit process, killed on drop.
 struct Nbdkit {
     child: Child,
     dir: PathBuf,
@@ -217,7 +217,7 @@ impl Nbdkit {
         FileSystem::open(device, Arc::new(ManualClock::default()), quiet()).unwrap()
     }
 
-    /// Its cache is gone with it.
+    /// Its cache is lost with it.
     fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -232,7 +232,7 @@ impl Drop for Nbdkit {
     }
 }
 
-/// Nothing is durable but by fsync.
+/// Only fsync makes anything durable.
 fn quiet() -> MountOptions {
     MountOptions { commit: Duration::from_secs(3600), cache_size: 16 << 20, ..MountOptions::default() }
 }
@@ -255,7 +255,7 @@ fn bytes(n: u32) -> Vec<u8> {
     (0..5000 + n * 700).flat_map(|i| (i ^ n << 20).to_le_bytes()).collect()
 }
 
-/// Makes a file and has it made durable. Each second one is overwritten in place, too.
+/// Creates a file and fsyncs it. Every second one is also overwritten in place.
 fn put(fs: &FileSystem, n: u32) -> Result<(), kedgefs::Error> {
     let name = format!("file-{n}");
     let ino = fs.create(Ino::ROOT, name.as_bytes(), 0o644, Owner::default())?.ino;
@@ -271,7 +271,7 @@ fn put(fs: &FileSystem, n: u32) -> Result<(), kedgefs::Error> {
     fs.fsync(ino, false)
 }
 
-/// Whether the image is clean, and each of these files as it was acknowledged.
+/// Whether the image is clean, and each of these files is as acknowledged.
 fn judge(dir: &Path, acknowledged: &[u32]) -> Result<(), String> {
     let bytes_of_image = std::fs::read(dir.join("image")).map_err(|e| e.to_string())?;
     let medium = MemDevice::new(bytes_of_image.len() as u64);
@@ -298,7 +298,7 @@ fn judge(dir: &Path, acknowledged: &[u32]) -> Result<(), String> {
     Ok(())
 }
 
-/// What the server could not lose by being killed after 20 files.
+/// Kills the server after 20 files; everything acknowledged survives.
 fn killed(words: &str) -> Result<(), String> {
     let dir = tempfile::tempdir().unwrap();
     make_image(dir.path());
@@ -307,7 +307,7 @@ fn killed(words: &str) -> Result<(), String> {
     let acknowledged: Vec<u32> = (0..20).collect();
     acknowledged.iter().for_each(|&n| put(&fs, n).unwrap());
     server.kill();
-    // The connection is lost: nothing is acknowledged any more, and nobody waits for ever.
+    // The connection is lost: nothing is acknowledged any more, and no caller waits forever.
     let error = put(&fs, 99).unwrap_err();
     assert_eq!(error.errno(), 5, "{error}");
     let _ = fs.shutdown(false);
@@ -326,7 +326,7 @@ fn a_killed_server_loses_nothing_that_was_acknowledged() {
     }
 }
 
-/// The same with servers that say success to a flush and keep all in their memory.
+/// The same with servers that acknowledge a flush and keep everything in memory.
 #[test]
 fn a_killed_server_that_lied_is_caught() {
     if no_nbdkit() {
@@ -340,7 +340,8 @@ fn a_killed_server_that_lied_is_caught() {
     }
 }
 
-/// The server begins to fail requests: fsync says so, and what it had acknowledged before is there.
+/// The server begins to fail requests: fsync reports it, and everything acknowledged before
+/// survives.
 #[test]
 fn a_server_that_fails_is_no_lie() {
     if no_nbdkit() {
@@ -367,7 +368,7 @@ fn a_server_that_fails_is_no_lie() {
     }
 }
 
-/// Reads that fail are errors of those who read, and of nobody later.
+/// Failed reads are errors of their readers, and of no later call.
 #[test]
 fn a_server_that_cannot_read_for_a_while_is_told_of() {
     if no_nbdkit() {
@@ -382,7 +383,7 @@ fn a_server_that_cannot_read_for_a_while_is_told_of() {
     );
     let fs = server.open();
     put(&fs, 3).unwrap();
-    // Nothing of it is in memory then, nor in the log.
+    // So that nothing is left in memory or in the log.
     fs.close().unwrap();
     drop(fs);
     let fs = server.open();

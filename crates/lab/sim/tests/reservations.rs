@@ -1,10 +1,10 @@
-//! No record needs more than its operation has reserved: neither log bytes nor tree nodes.
+//! No record needs more log bytes or tree nodes than its operation reserved.
 //!
-//! Random operations on files whose extents are as bad as they get: preallocated pieces, holes,
-//! fragments, blocks whose newest bytes are in the log, written blocks in the middle of unwritten
-//! extents. The log has 1 MiB, and the image is full again and again. A debug build asserts at each
-//! commit that the record fits its reservation. Here the bytes are compared with a model, what
-//! frees space never fails, and the least that any operation had left is printed.
+//! Random operations on files with the worst extents: preallocated pieces, holes, fragments, blocks
+//! whose newest bytes are in the log, written blocks inside unwritten extents. The log has 1 MiB,
+//! and the image fills up repeatedly. A debug build asserts at each commit that the record fits its
+//! reservation. Here the bytes are compared with a model, operations that free space never fail,
+//! and the smallest unused reservation is printed.
 
 mod common;
 
@@ -21,12 +21,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const BLOCK: usize = 4096;
-/// Most blocks of a file.
+/// Maximum size of a file in blocks.
 const FILE_BLOCKS: usize = 600;
 const FILES: usize = 4;
 const STEPS: usize = 500;
 
-/// By the kind of record: how many, the least log bytes left, the least nodes left.
+/// For each kind of record: count, fewest log bytes left, fewest nodes left.
 type Slack = BTreeMap<String, [u64; 3]>;
 
 fn slack(fs: &FileSystem) -> Result<Slack, String> {
@@ -49,7 +49,7 @@ fn add(sum: &mut Slack, more: Slack) {
     }
 }
 
-/// A file and the bytes that it must have.
+/// A file and its expected bytes.
 struct File {
     ino: Ino,
     name: String,
@@ -60,12 +60,11 @@ struct Sweep {
     fs: Arc<FileSystem>,
     rng: SmallRng,
     files: Vec<File>,
-    /// Something was refused for want of space.
+    /// Something was refused for lack of space.
     full: bool,
 }
 
-/// An operation that takes space may be refused for want of it, and for nothing else. Returns
-/// whether it was done.
+/// An operation that takes space may fail with ENOSPC only. Returns whether it succeeded.
 fn done<T>(what: &str, result: kedgefs::Result<T>) -> Result<Option<T>, String> {
     match result {
         Ok(value) => Ok(Some(value)),
@@ -74,7 +73,7 @@ fn done<T>(what: &str, result: kedgefs::Result<T>) -> Result<Option<T>, String> 
     }
 }
 
-/// One that frees space never is.
+/// An operation that frees space never fails.
 fn freed<T>(what: &str, result: kedgefs::Result<T>) -> Result<T, String> {
     result.map_err(|e| format!("{what}, which frees space: {e}"))
 }
@@ -103,7 +102,7 @@ impl Sweep {
         (self.rng.random_range(0..FILE_BLOCKS - len), len)
     }
 
-    /// Preallocated pieces apart from one another, then something in the middle of each.
+    /// Separate preallocated pieces, then a write in the middle of each.
     fn middles(&mut self, n: usize) -> Result<(), String> {
         let (first, count) = (self.rng.random_range(0..40), self.rng.random_range(8..60));
         for piece in 0..count {
@@ -147,7 +146,7 @@ impl Sweep {
         Ok(())
     }
 
-    /// What was accepted finds its place.
+    /// Every accepted write finds space.
     fn fsync(&mut self, n: usize) -> Result<(), String> {
         self.fs.fsync(self.files[n].ino, self.rng.random()).map_err(|e| format!("fsync: {e}"))
     }
@@ -189,7 +188,7 @@ impl Sweep {
         Ok(())
     }
 
-    /// Takes what is left of the image, and gives it back after a few steps.
+    /// Takes all remaining space, and frees it after a few steps.
     fn fill(&mut self) -> Result<(), String> {
         let name = format!("fill {}", self.files[0].name);
         let Some(attr) = done("create", self.fs.create(Ino::ROOT, name.as_bytes(), 0o644, OWNER))? else {

@@ -1,5 +1,5 @@
-//! Ways to track dirty inodes: each keeps the rules of [`DirtySet`], and with each a sync keeps
-//! what it promises.
+//! Ways to track dirty inodes: each keeps the rules of [`DirtySet`], and sync keeps its promise
+//! with each.
 
 #![allow(clippy::unwrap_used)]
 
@@ -30,7 +30,7 @@ fn numbers(handles: &[DirtyHandle]) -> BTreeSet<Ino> {
     inos
 }
 
-/// Random calls, against a plain map.
+/// Random calls, compared with a plain map.
 fn keeps_the_rules(set: &dyn DirtySet, seed: u64) {
     let mut rng = SmallRng::seed_from_u64(seed);
     let mut model: BTreeMap<Ino, Duration> = BTreeMap::new();
@@ -69,7 +69,7 @@ fn keeps_the_rules(set: &dyn DirtySet, seed: u64) {
         }
         assert_eq!((set.len(), set.is_empty()), (model.len(), model.is_empty()));
     }
-    // Passes that write what they are given come to an end.
+    // A pass that writes the inodes it is given comes to an end.
     for _ in 0..model.len() {
         for handle in set.batch(8, &|_| false, &OldestFirst) {
             set.remove(handle.ino());
@@ -87,7 +87,7 @@ fn each_way_of_tracking_keeps_the_rules() {
     }
 }
 
-/// A set around another one, which counts what it is asked and may forget.
+/// Wraps a set, counts its calls, and may lose inodes.
 #[derive(Default)]
 struct Watched {
     set: Deltas,
@@ -127,7 +127,7 @@ impl DirtySet for Watched {
     }
 }
 
-/// The sets that the options made, for the tests to look at.
+/// The sets that the options made, for tests to inspect.
 static MADE: Mutex<Vec<Arc<Watched>>> = Mutex::new(Vec::new());
 
 fn made(forgets: bool) -> Arc<dyn DirtySet> {
@@ -136,7 +136,7 @@ fn made(forgets: bool) -> Arc<dyn DirtySet> {
     set
 }
 
-/// How many files are lost by a crash behind a sync.
+/// The number of files that a crash after a sync loses.
 fn lost_after_a_sync(make: fn() -> Arc<dyn DirtySet>) -> usize {
     const FILES: u8 = 60;
     let device = Arc::new(SimDevice::new(rig::format(64 << 20, 8 << 20).unwrap()));
@@ -167,7 +167,7 @@ fn lost_after_a_sync(make: fn() -> Arc<dyn DirtySet>) -> usize {
         .count()
 }
 
-/// Files that do not fit into the cache: the background writes what the set gives it, and sync the
+/// Files that do not fit into the cache: the background writes what the set yields, and sync the
 /// rest.
 #[test]
 fn a_program_may_bring_its_own_tracking() {
@@ -177,7 +177,7 @@ fn a_program_may_bring_its_own_tracking() {
     assert!(set.is_empty());
 }
 
-/// It is the set that sync goes by: the check above can fail.
+/// Proves that the check above can fail, since sync depends on the set.
 #[test]
 fn what_a_set_forgets_is_lost() {
     assert!(lost_after_a_sync(|| made(true)) > 0);

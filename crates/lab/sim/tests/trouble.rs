@@ -1,7 +1,7 @@
-//! Sweeps over devices that fail, each run checked by the rules of [`kedge_sim::trouble`]: threads,
+//! Sweeps over failing devices, each run checked by the rules of [`kedge_sim::trouble`]: threads,
 //! small caches, a tree larger than its cache, the commit timer and the flushers.
 //!
-//! Each sweep prints its counts. `KEDGE_FAULT=BadBlock` takes the faults whose names contain the
+//! Each sweep prints its counts. `KEDGE_FAULT=BadBlock` selects the faults whose names contain the
 //! text, `KEDGE_SEED` and `KEDGE_RUNS` the seeds.
 
 mod common;
@@ -44,7 +44,7 @@ fn sweep(name: &str, scene: &Scene, count: u64) {
     );
 }
 
-/// With the debug assertions on, a few of each.
+/// With debug assertions, a few seeds of each.
 fn share(count: u64) -> u64 {
     if cfg!(debug_assertions) { count.div_ceil(10) } else { count }
 }

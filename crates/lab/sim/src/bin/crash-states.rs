@@ -77,7 +77,7 @@ fn slice_minutes() -> anyhow::Result<f64> {
 
 fn main() -> anyhow::Result<ExitCode> {
     let args = parse()?;
-    // Another slice every day, and the same one all day.
+    // A different slice every day, and the same one all day.
     let days = SystemClock::default().now().sec as u64 / 86400;
     let seed = args.seed.unwrap_or(days);
     let seqs = match (args.seqs.is_empty(), args.full) {

@@ -1,8 +1,8 @@
 //! Damaged images from a few bytes: an input is a list of edits of an image's metadata.
 //!
-//! Edits of raw images would nearly always hit unused bytes or break a checksum. Here an edit names
-//! a structure and a place in its used part, and afterwards the checksums are recomputed, so that
-//! the code after the checksum tests is reached.
+//! Edits of raw images would nearly always hit unused bytes or break a checksum. Instead an edit
+//! names a structure and a place in its used part, and the checksums are recomputed afterwards, so
+//! that the code after the checksum tests is reached.
 //!
 //! Input: one byte of flags, then eight bytes for each edit: structure (2), place (2), kind (1),
 //! arguments (3). Every input is valid.
@@ -27,15 +27,15 @@ use std::time::Duration;
 pub const IMAGE: u64 = 16 << 20;
 const LOG: u64 = 1 << 20;
 const BLOCK: u64 = BLOCK_SIZE as u64;
-/// More edits make an image that is refused at once.
+/// An image with more edits is rejected at once.
 const EDITS_MAX: usize = 24;
 const EDIT: usize = 8;
 
 /// Bits of an input's first byte.
 pub mod flag {
-    /// The image that was unmounted, instead of the one that lost power.
+    /// Use the unmounted image instead of the one that lost power.
     pub const UNMOUNTED: u8 = 1;
-    /// Checksums stay wrong.
+    /// Leave checksums wrong.
     pub const UNSEALED: u8 = 2;
 }
 
@@ -52,13 +52,13 @@ impl Kind {
     pub const ALL: [Kind; 5] = [Kind::Slot, Kind::Index, Kind::Bitmap, Kind::Log, Kind::Node];
 }
 
-/// One block, node or log write, sealed as a whole.
+/// One block, node or log write, covered by one checksum.
 #[derive(Clone, Debug)]
 pub struct Structure {
     pub kind: Kind,
     pub at: u64,
     pub len: usize,
-    /// Its parts that hold something.
+    /// The used parts.
     used: [Range<usize>; 2],
 }
 
@@ -74,14 +74,14 @@ impl Structure {
     }
 }
 
-/// A used image, and where its metadata lies.
+/// A used image, and the places of its metadata.
 pub struct Base {
     pub medium: MemDevice,
     pub geometry: Geometry,
     pub structures: Vec<Structure>,
 }
 
-/// The image that an input is about.
+/// The image selected by the input's flags.
 pub fn base(flags: u8) -> &'static Base {
     static BASES: [OnceLock<Base>; 2] = [OnceLock::new(), OnceLock::new()];
     let unmounted = flags & flag::UNMOUNTED;
@@ -96,7 +96,7 @@ pub fn open(medium: MemDevice) -> Result<FileSystem, kedgefs::Error> {
     FileSystem::open(Arc::new(medium), Arc::new(ManualClock::default()), mount_options())
 }
 
-/// A tree of more than one level, files of all kinds; half of it in a checkpoint, the rest only in
+/// A tree with several levels and all kinds of files; half of it in a checkpoint, the rest only in
 /// the log.
 fn make(unmounted: bool) -> Base {
     let device = Arc::new(rig::format(IMAGE, LOG).expect("an image is made"));
@@ -108,7 +108,7 @@ fn make(unmounted: bool) -> Base {
         fs.setxattr(file, b"user.filler", &[n; 900], XattrMode::Any).expect("there is room");
         fs.write(file, n as u64 % 4 * 5000, &[n; 5000]).expect("there is room");
     }
-    // Data in place, and not when a flusher thread comes to it: there are extents to lie about.
+    // Data in place now, not whenever a flusher thread writes it, so that extents exist.
     fs.sync().expect("the data is written");
     fs.checkpoint().expect("a checkpoint is written");
     let profile =
@@ -119,7 +119,7 @@ fn make(unmounted: bool) -> Base {
         let op = generator.next(&model);
         if let Some(expected) = model.apply(&op) {
             let outcome = exec.apply(&op);
-            // The model does not know of the files made before: what is read differs.
+            // The model does not contain the files created before, so reads differ.
             assert_eq!(outcome.is_ok(), expected.outcome.is_ok(), "{op:?} answers {outcome:?}");
             done += 1;
         }
@@ -174,7 +174,7 @@ fn structures(medium: &MemDevice, geometry: &Geometry) -> Vec<Structure> {
     found
 }
 
-/// Values at which arithmetic goes wrong.
+/// Values that provoke arithmetic errors.
 const NUMBERS: [u64; 12] = [
     0,
     1,
@@ -207,7 +207,7 @@ fn edit(bytes: &mut [u8], at: usize, kind: u8, args: [u8; 3]) {
         5 => bytes[at] ^= 1 << (args[0] & 7),
         6 => bytes[at] = bytes[at].wrapping_add(args[0]),
         _ => {
-            // Something of the same structure from elsewhere: a key, an extent, another record.
+            // Copies bytes from elsewhere in the structure: a key, an extent, another record.
             let from = u16::from_le_bytes([args[1], args[2]]) as usize % bytes.len();
             let len = (args[0] as usize % 96).min(bytes.len() - at.max(from));
             bytes.copy_within(from..from + len, at);
@@ -215,7 +215,7 @@ fn edit(bytes: &mut [u8], at: usize, kind: u8, args: [u8; 3]) {
     }
 }
 
-/// The input's edits of one structure alone.
+/// Applies only the input's edits of one structure.
 pub fn edit_one(bytes: &mut [u8], structure: &Structure, edits: &[u8]) {
     for e in edits.chunks_exact(EDIT).take(EDITS_MAX) {
         let place = structure.place(u16::from_le_bytes([e[2], e[3]]) as usize);
@@ -255,7 +255,7 @@ pub fn put(medium: &MemDevice, at: u64, bytes: &[u8]) {
     medium.write(at, &buf, false).expect("a place inside the image");
 }
 
-/// A bitmap's checksum lies in the index.
+/// A bitmap's checksum is stored in the index.
 pub(super) fn reseal_bitmap(base: &Base, medium: &MemDevice, bitmap: &Structure, bytes: &[u8]) {
     let copy = base.geometry.bitmap_start.iter().position(|start| start.byte_offset() == bitmap.at);
     for start in base.geometry.index_start {

@@ -1,5 +1,5 @@
-//! Hostile images, crafted with knowledge of the format: all checksums are correct, and the values
-//! that they cover are absurd.
+//! Hostile images, made with knowledge of the format: all checksums are correct, and the values
+//! under them are absurd.
 //!
 //! [`image`] takes a used image and changes a few values in it, by a seed: a number of a
 //! superblock, an index entry, a bitmap, a node's header, a slot, an item of each kind, a child
@@ -9,11 +9,11 @@
 //! image.
 //!
 //! # What must hold
-//! 1. Nothing panics, nothing takes for ever, and memory stays bounded by the image's size. The
+//! 1. Nothing panics, nothing runs without end, and memory stays bounded by the image's size. The
 //!    caller watches this.
-//! 2. What fsck calls clean opens, for reading and for writing, can be walked, used and closed, and
-//!    is clean afterwards, unless that took a counter past its last value.
-//! 3. The same is true of what `fsck -p` and `fsck -y` have repaired or found clean.
+//! 2. An image that fsck calls clean opens read-only and read-write, can be walked, used and
+//!    closed, and is clean afterwards, unless a counter passed its last value.
+//! 3. The same holds for images that `fsck -p` and `fsck -y` have repaired or found clean.
 //! 4. `fsck -y` ends in a clean image, unless no superblock is valid, a counter that it cannot
 //!    recompute is used up, or there is no space for a second tree.
 
@@ -40,13 +40,13 @@ use std::sync::{Arc, OnceLock};
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 
-/// An image and the values that were changed in it.
+/// An image and a description of the values changed in it.
 pub struct Hostile {
     pub medium: MemDevice,
     pub lies: Vec<String>,
 }
 
-/// What the newest checkpoint of a base image holds.
+/// The contents of a base image's newest checkpoint.
 struct Inside {
     /// Address and level of each node.
     nodes: Vec<(BlockNo, u8)>,
@@ -120,8 +120,8 @@ pub fn image(seed: u64) -> Hostile {
     Hostile { medium: liar.medium, lies: liar.lies }
 }
 
-/// The image that lost power, with a log write of these edits after its last one. `edits` is the
-/// number of edits in `bytes`.
+/// The image that lost power, with a log write of these edits appended. `edits` is the number of
+/// edits in `bytes`.
 pub fn with_edits(edits: u16, bytes: &[u8]) -> MemDevice {
     let mut liar = Liar::of(0, 0);
     let mut record = vec![1, 0];
@@ -148,7 +148,7 @@ struct Liar {
     medium: MemDevice,
     base: &'static Base,
     inside: &'static Inside,
-    /// The newest slot as it stands.
+    /// The newest slot, unchanged.
     sb: Superblock,
     head: Lsn,
     lies: Vec<String>,
@@ -205,7 +205,7 @@ const GEOMETRY: [SetNumber; 13] = [
     ("feature_ro_compat", |sb, n| sb.geometry.feature_ro_compat = n),
 ];
 
-/// Those that each checkpoint sets.
+/// The numbers that each checkpoint sets.
 const CHECKPOINT: [SetNumber; 13] = [
     ("root", |sb, n| sb.checkpoint.root = BlockNo(n)),
     ("root_generation", |sb, n| sb.checkpoint.root_generation.0 = n),
@@ -302,7 +302,7 @@ impl Liar {
         *of.choose(&mut self.rng).expect("a list of choices is not empty")
     }
 
-    /// A number in the place of `was`.
+    /// A number to replace `was`.
     fn number(&mut self, was: u64) -> u64 {
         match self.rng.random_range(0..10) {
             0..5 => self.one(&ABSURD),
@@ -313,7 +313,7 @@ impl Liar {
         }
     }
 
-    /// A block: of the format's areas, of the tree, of a file, or nowhere.
+    /// A block: of the format's areas, of the tree, of a file, or outside of all.
     fn block(&mut self) -> BlockNo {
         let g = &self.base.geometry;
         let places = [
@@ -419,7 +419,7 @@ impl Liar {
         self.lie(format!("slots: {name} {n}"));
     }
 
-    /// Another number of the checkpoint, in its slot, and in the index that belongs to it.
+    /// Changes the checkpoint's number in its slot and in its index.
     fn generation(&mut self) {
         let was = self.sb.checkpoint.generation;
         let n = self.number(was.0);
@@ -498,7 +498,7 @@ impl Liar {
         self.lie(format!("node {addr} of level {level}: {name} {n}"));
     }
 
-    /// An item of a kind, all kinds being as likely; also a child pointer.
+    /// An item; all kinds, including a child pointer, are equally likely.
     fn item(&mut self) {
         let kind = self.one(&[0, 1, 1, 1, 2, 3, 4, 5, 5, 6]);
         let mut places = Vec::new();
@@ -557,7 +557,7 @@ impl Liar {
         format!("{name} {n}")
     }
 
-    /// One more item, where the tree would look for it.
+    /// Inserts an item where the tree would search for it.
     fn new_item(&mut self) {
         let (key, value) = self.made_item();
         let mut at = self.sb.checkpoint.root;
@@ -603,7 +603,7 @@ impl Liar {
             2 | 3 => {
                 let name = [b'a' + self.rng.random_range(0..26u8)];
                 let kind = self.one(&FileKind::ALL).dtype();
-                // A directory in itself or in one below it: a walk along names comes back to it.
+                // A directory inside itself or a descendant: a walk along names returns to it.
                 let circle = self.rng.random_bool(0.4);
                 let (ino, target, kind) = match circle {
                     true => (self.dir(), self.dir(), FileKind::Directory.dtype()),
@@ -632,7 +632,7 @@ impl Liar {
                 let len = self.one(&[4097, 8192, 9000, 65536]);
                 let items = Xattr { name, value: &vec![7; len] }.items();
                 let nth = self.rng.random_range(0..items.len());
-                // One item alone: an attribute without its parts, or a part of none.
+                // One item alone: an attribute without its parts, or a part without its attribute.
                 (Key { ino, kind: 2, offset: slot + nth as u64 }, items[nth].clone())
             }
             _ => (self.key(), vec![0x61; self.rng.random_range(0..300)]),
@@ -674,7 +674,7 @@ impl Liar {
         self.lie(format!("log: {}", what.join(", ")));
     }
 
-    /// A valid log write for the head of the log.
+    /// A valid log write at the head of the log.
     fn log_write(&self, payload: &[u8], records: u32) -> Vec<u8> {
         let blocks = (HEADER_SIZE + payload.len()).div_ceil(BLOCK_SIZE);
         let c = &self.sb.checkpoint;
@@ -770,8 +770,8 @@ impl Liar {
         }
     }
 
-    /// A file of a huge size, and an edit of a huge part of it: one without the other comes to
-    /// nothing.
+    /// A file of a huge size, and an edit of a huge part of it: neither has an effect without the
+    /// other.
     fn huge_file(&mut self, out: &mut Vec<u8>) -> String {
         let (ino, size) = (self.one(&self.inside.keys).ino.max(1), self.one(&[1 << 40, FILE_SIZE_MAX]));
         let (tag, offset) = (self.one(&[7, 8]), self.one(&[0, 1, 4096]));
@@ -804,8 +804,7 @@ impl Liar {
         out.extend_from_slice(&ino.to_le_bytes());
         out.extend_from_slice(&u32::to_le_bytes(mask));
         let core = self.core().encode();
-        // Mode to nlink, size to change, then the times with their nanoseconds: the order of the
-        // mask's bits.
+        // Mode to nlink, size to ctime, then their nanoseconds: the order of the mask's bits.
         let fields = [0, 4, 8, 12, 16].map(|at| (at, 4)).into_iter();
         let fields = fields.chain([24, 32, 40, 48, 56].map(|at| (at, 8)));
         for (bit, (at, len)) in fields.enumerate() {
@@ -831,13 +830,13 @@ impl Liar {
 pub struct Verdict {
     pub opens: bool,
     pub clean: bool,
-    /// By `fsck -p`, or clean for it.
+    /// Repaired by `fsck -p`, or found clean.
     pub preened: bool,
-    /// By `fsck -y`, or clean for it.
+    /// Repaired by `fsck -y`, or found clean.
     pub repaired: bool,
 }
 
-/// See the module. A contradiction is an error that says which.
+/// Judges an image; see the module. The error names the contradiction.
 pub fn judge(medium: &MemDevice) -> Result<Verdict, String> {
     let mut verdict = Verdict { opens: use_it(medium.fork()).is_ok(), ..Verdict::default() };
     let report = check(medium.fork());
@@ -907,8 +906,8 @@ fn sound(medium: &MemDevice, why: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether a counter is so near to its last value that use may pass it. Then the image was fine,
-/// and is not any more: the one way in which use ends an image, and only one that was made so.
+/// Whether a counter is so close to its last value that use may pass it. Only a crafted image can
+/// be ended by use in this way.
 fn ends_soon(medium: &MemDevice) -> bool {
     newest(medium).is_some_and(|sb| {
         let c = &sb.checkpoint;
@@ -917,7 +916,7 @@ fn ends_soon(medium: &MemDevice) -> bool {
     })
 }
 
-/// Opens, walks, changes and closes. Errors are what a hostile image should give.
+/// Opens, walks, changes and closes. A hostile image should give errors.
 fn use_it(medium: MemDevice) -> Result<(), kedgefs::Error> {
     let fs = FileSystem::open(Arc::new(medium), Arc::new(ManualClock::default()), mount_options())?;
     let _ = View::of(&fs);
@@ -948,10 +947,10 @@ fn change(fs: &FileSystem) {
     let _ = fs.sync();
 }
 
-/// Names and their places that [`roam`] takes in: directories may name one another in circles.
+/// Names that [`roam`] follows: directories may contain one another in cycles.
 const ROAM_MAX: usize = 120;
 
-/// Follows names without a memory of where it was, and moves, links and removes what it meets.
+/// Follows names without remembering where it was, and moves, links and removes what it finds.
 fn roam(fs: &FileSystem) {
     let (mut queue, mut found) = (vec![Ino::ROOT], Vec::new());
     while let Some(dir) = queue.pop().filter(|_| found.len() < ROAM_MAX) {

@@ -18,14 +18,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Much more than the pages of a cramped setup, with the files of a few threads.
+/// Together with the files of a few threads, much more than a cramped setup caches.
 const FILE_SIZE_MAX: u64 = 400 << 10;
-/// Names that nobody changes, so that the tree is larger than what a cramped setup keeps of it.
+/// Names that never change, so that the tree is larger than a cramped setup's cache.
 const FILLERS: usize = 6000;
 const LOOKS: usize = 30;
-/// A device that fails is asked this often at most while no call ends.
+/// Limit of requests to a failing device while no call ends; more is a hot loop.
 const REQUESTS_PER_CALL_MAX: u64 = 100_000;
-/// Without any call ending: only turns a hang into a finding.
+/// Time without any call ending that counts as a hang.
 const HANG: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(1);
 /// Polls of a held request before it is released, so that others queue after it.
@@ -39,7 +39,7 @@ pub(super) struct Entries {
     pub settled: BTreeSet<String>,
 }
 
-/// All that was written and acknowledged at one moment.
+/// Everything written and acknowledged at one moment.
 #[derive(Clone)]
 pub(super) struct Books {
     pub files: Vec<File>,
@@ -47,7 +47,7 @@ pub(super) struct Books {
 }
 
 impl Books {
-    /// What is settled here, of what has been begun until `later`.
+    /// What is settled here, with the steps begun until `later`.
     fn before(&self, later: &Books) -> Books {
         Books {
             files: self.files.iter().zip(&later.files).map(|(a, b)| a.settled_of(b)).collect(),
@@ -57,7 +57,7 @@ impl Books {
         }
     }
 
-    /// As after a successful close.
+    /// The books after a successful close.
     fn all_settled(&self) -> Books {
         Books {
             files: self.files.iter().map(File::all_settled).collect(),
@@ -75,7 +75,7 @@ pub(super) struct Shared {
     files: Vec<Mutex<File>>,
     entries: Vec<Mutex<Entries>>,
     calls: Mutex<Vec<Call>>,
-    /// Where the calls that have not ended began.
+    /// For each call in progress, the failures at its start.
     under_way: Mutex<Vec<u64>>,
     ended: AtomicU64,
     findings: Mutex<Vec<(Class, String)>>,
@@ -89,8 +89,7 @@ impl Shared {
         }
     }
 
-    /// Makes a call and notes what it concerned, what it answered and which requests failed
-    /// meanwhile.
+    /// Makes a call and records its concern, its result and the requests that failed meanwhile.
     fn call<T>(
         &self,
         what: &'static str,
@@ -162,7 +161,7 @@ impl Shared {
         let size = self.files[file].lock().size();
         let at = if rng.random_bool(0.5) { size } else { rng.random_range(0..FILE_SIZE_MAX / WORD) * WORD };
         let from = at.min(FILE_SIZE_MAX - len);
-        // Held over the call: the owner alone writes, others only look at the mark.
+        // Locked during the call: only the owner writes, others read the mark.
         let bytes = self.files[file].lock().begin_write(from, len);
         let answer = self.call("write", Concern::File(file), |fs| fs.write(self.inos[file], from, &bytes));
         if let Some(written) = answer {
@@ -189,7 +188,7 @@ impl Shared {
         }
     }
 
-    /// Looks names up that are out of the cache as likely as not.
+    /// Looks up names that are probably not cached.
     fn look(&self, rng: &mut SmallRng) {
         for _ in 0..LOOKS {
             let name = filler_name(rng.random_range(0..FILLERS));
@@ -197,7 +196,7 @@ impl Shared {
         }
     }
 
-    /// What is read while nothing is down is what was written.
+    /// Unless the file system is down, a read returns what was written.
     fn read(&self, file: usize) {
         let mut buf = vec![0; FILE_SIZE_MAX as usize];
         let read = |fs: &FileSystem| fs.read(self.inos[file], 0, &mut buf);
@@ -247,7 +246,7 @@ fn filler_name(number: usize) -> String {
     format!("a name that takes its share of a leaf of the tree {number}")
 }
 
-/// The image that all runs of a scene begin with.
+/// The image with which all runs of a scene begin.
 pub struct Stage {
     medium: MemDevice,
     layout: Layout,
@@ -268,7 +267,7 @@ impl Stage {
         let every = FILLERS / (scene.threads * scene.files);
         for number in 0..FILLERS {
             make(filler, filler_name(number)).map_err(said)?;
-            // Spread over the tree: the inodes of two files are not in one leaf.
+            // Spread over the tree: no two files have their inodes in one leaf.
             if number % every == 0 && inos.len() < scene.threads * scene.files {
                 inos.push(make(Ino::ROOT, format!("f{}", inos.len())).map_err(said)?);
             }
@@ -296,7 +295,7 @@ fn open(device: Arc<SimDevice>, scene: &Scene) -> Result<FileSystem, String> {
     FileSystem::open(device, clock, mount).map_err(|e| format!("open: {e}"))
 }
 
-/// Waits until `over`, and lets held requests go. An error is a hang: no call ends.
+/// Waits until `over`, and releases held requests. An error is a hang: no call ends.
 fn watch(shared: &Shared, over: impl Fn() -> bool) -> Result<(), String> {
     let mut held = 0;
     let (mut calls, mut requests, mut polls) = (0, 0, 0u32);
@@ -331,7 +330,7 @@ fn spawn<T: Send + 'static>(
     kedge_base::spawn_named("trouble", move || body(&shared)).map_err(|e| e.to_string())
 }
 
-/// One step of the end, on a thread of its own, so that a hang is found.
+/// One step of the ending, on its own thread, so that a hang is detected.
 fn watched<T: Send + 'static>(
     shared: &Arc<Shared>,
     body: impl FnOnce(&Shared) -> T + Send + 'static,
@@ -346,7 +345,7 @@ struct Medium {
     when: &'static str,
     medium: MemDevice,
     books: Books,
-    /// The unmount said that it gave data up: the image says so too.
+    /// The unmount reported lost data, so the image must be marked too.
     lossy: bool,
 }
 
@@ -356,8 +355,7 @@ fn medium(when: &'static str, medium: MemDevice, books: Books) -> Medium {
     Medium { when, medium, books, lossy: false }
 }
 
-/// The workload; in its middle, when half of the calls have ended, power fails on a copy of the
-/// medium.
+/// The workload. When half of the calls have ended, power fails on a copy of the medium.
 fn workload(
     shared: &Arc<Shared>,
     scene: &Scene,
@@ -393,7 +391,7 @@ fn sync_all(shared: &Shared) -> bool {
 fn ending(shared: &Arc<Shared>, seed: u64, heal: bool, media: &mut Media) -> Result<(), (Class, String)> {
     let device = shared.device.clone();
     watched(shared, sync_all)?;
-    // No thread writes any more, so everything to be found was acknowledged before.
+    // No thread writes any more, so everything that must survive is acknowledged.
     let acked = shared.books();
     let taken = device.crash(seed);
     media.push(medium("power failure after the fsyncs", taken, acked.before(&shared.books())));
@@ -448,7 +446,7 @@ fn try_run(stage: &Stage, scene: &Scene, fault: Fault, seed: u64, report: &mut R
         ended: AtomicU64::default(),
         findings: Mutex::default(),
     });
-    // Early faults and late ones: the n-th grows faster than the seed.
+    // Early faults and late ones: the range of the n-th request grows with the seed.
     let nth = rng.random_range(0..4 + 2 * (seed % 40));
     device.set_plan(fault.plan(nth, seed, stage.layout.data.clone()));
     let mut media = Vec::new();
@@ -459,7 +457,7 @@ fn try_run(stage: &Stage, scene: &Scene, fault: Fault, seed: u64, report: &mut R
     if let Err((class, e)) = ended {
         report.find(class, e);
         if class == Class::Hang {
-            // Its threads stay; the calls that did end are checked all the same.
+            // Its threads stay; the calls that ended are still checked.
             device.set_plan(FaultPlan::new(0).fail_from(0, crate::ops::errno::EIO));
         }
     }

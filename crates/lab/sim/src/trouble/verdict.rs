@@ -1,4 +1,4 @@
-//! Which calls got an error: compares the calls of a run with the requests that the device failed.
+//! Compares the errors that the calls of a run returned with the requests that the device failed.
 
 use super::{Class, Layout, Report};
 use crate::ledger::owners;
@@ -9,30 +9,30 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The last call of a run.
 pub(super) const CLOSE: &str = "close";
 
-/// Whose failure a call may be told of, besides failures that concern everybody.
+/// Which failures a call may report, besides those that affect every call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Concern {
-    /// Nobody's data.
+    /// No file's data.
     Metadata,
-    /// This file's, while the call runs.
+    /// This file's, during the call.
     File(usize),
     /// This file's, since it was last durable.
     Sync(usize),
-    /// All.
+    /// All failures.
     All,
 }
 
-/// A call that was answered.
+/// A completed call.
 pub(super) struct Call {
     pub what: &'static str,
     pub concern: Concern,
-    /// Requests that had failed when it began and when it was answered.
+    /// Numbers of failed requests at its begin and at its end.
     pub start: u64,
     pub end: u64,
-    /// The same when the oldest call began that was under way when this one did.
+    /// The number at the begin of the oldest call that was in progress when this one began.
     pub beside: u64,
     pub error: Option<Error>,
-    /// It failed, and the file system said then that it is shut down.
+    /// The call failed, and the file system was then shut down.
     pub down: bool,
 }
 
@@ -46,12 +46,12 @@ impl Call {
     }
 }
 
-/// Whom a failed request concerns.
+/// What a failed request affects.
 #[derive(Debug)]
 enum Hit {
-    /// The log, a flush, a superblock: nothing may go on.
+    /// The log, a flush, a superblock: the file system must shut down.
     Deadly,
-    /// A node of the tree, or a read: any call that needs it.
+    /// A tree node, or a read: any call that needs it.
     Anybody,
     Data(BTreeSet<usize>),
 }
@@ -90,7 +90,7 @@ impl Judge<'_> {
                     continue;
                 }
                 for file in files {
-                    // The call may have been under way when the request failed.
+                    // The call may have been in progress when the request failed.
                     let mut later = self.calls.iter().filter(|c| c.end > at as u64 && c.is_of(*file));
                     if !later.any(|call| call.error.is_some()) {
                         let strike = &self.strikes[at];
@@ -105,8 +105,9 @@ impl Judge<'_> {
         self.innocents(report, &hits);
     }
 
-    /// Failures from this one on were met by a close that then answered success: it wrote the data
-    /// once more, no later call could be told, and the media at the end are judged by its answer.
+    /// Failures from this one on happened during a close that then succeeded: it wrote the data
+    /// again, there was no later call to report them, and the final media are judged by its
+    /// success.
     fn made_good_from(&self) -> u64 {
         let close = self.calls.last().filter(|call| call.what == CLOSE && call.error.is_none());
         close.map_or(u64::MAX, |call| call.start)
@@ -114,7 +115,7 @@ impl Judge<'_> {
 
     fn innocents(&self, report: &mut Report, hits: &[Hit]) {
         let mut since: BTreeMap<usize, u64> = BTreeMap::new();
-        // Failures before these have been told of a file.
+        // For each file, failures before this number have been reported.
         let mut told: BTreeMap<usize, u64> = BTreeMap::new();
         for call in self.calls {
             let Some(error) = &call.error else {
@@ -131,12 +132,12 @@ impl Judge<'_> {
                 Concern::Sync(file) => since.get(&file).copied().unwrap_or(0).min(call.start),
                 Concern::All => 0,
             };
-            // More strikes than were kept: nothing can be said.
+            // More failures than were recorded: nothing can be judged.
             if call.end as usize > hits.len() {
                 continue;
             }
-            // A writeback may learn of its failure while an fsync stores the same bytes: the next
-            // one tells.
+            // A writeback may see its failure while an fsync writes the same bytes: then the next
+            // fsync reports it.
             let mut untold = |file: usize| {
                 let first = told.insert(file, call.end).unwrap_or(0).min(call.end);
                 let mut hits = hits[first as usize..call.end as usize].iter();
@@ -151,8 +152,8 @@ impl Judge<'_> {
                     Concern::All => true,
                 },
             });
-            // Threads that want the same read it once: who comes to a read that has failed already,
-            // and whose answer is still on its way, gets that answer.
+            // Threads that need the same block share one read: a thread that joins a read that has
+            // already failed gets its error.
             let shared = self.strikes[call.beside as usize..call.start as usize]
                 .iter()
                 .any(|strike| strike.kind == OpKind::Read);

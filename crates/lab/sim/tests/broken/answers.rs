@@ -1,4 +1,4 @@
-//! Checks of answers: whole or not at all, what was lost, whose the time stamps are.
+//! Checks of results: whole or not at all, reported losses, and the owner of time stamps.
 
 use kedge_base::ManualClock;
 use kedge_device::sim::{Choice, FaultPlan, OpKind, SimDevice};
@@ -21,7 +21,7 @@ fn start() -> Result<(Arc<SimDevice>, FileSystem, Ino), String> {
     Ok((device, fs, ino))
 }
 
-/// The kernel ignores short answers when it writes back: on a full image it must hear of an error.
+/// The kernel ignores short writes during writeback: on a full image it must get an error.
 pub fn whole_or_error() -> Result<(), String> {
     let (_, fs, ino) = start()?;
     let free = fs.statfs().blocks_available * 4096;
@@ -32,7 +32,7 @@ pub fn whole_or_error() -> Result<(), String> {
     }
 }
 
-/// After an unmount that lost data, close says so, and so does the image.
+/// After an unmount that lost data, close reports it, and the image is marked.
 pub fn losses_are_noted() -> Result<(), String> {
     const MARK: [u8; 8] = *b"refused!";
     let (device, fs, ino) = start()?;
@@ -51,7 +51,7 @@ pub fn losses_are_noted() -> Result<(), String> {
     }
 }
 
-/// mtime and ctime belong to the kernel where it says so: now, and after a power failure.
+/// mtime and ctime belong to the kernel where it says so: immediately, and after a power failure.
 pub fn times_are_kept() -> Result<(), String> {
     let (device, fs, ino) = start()?;
     let mtime = Some(SetTime::At(stamp(77)));
@@ -74,12 +74,12 @@ pub fn times_are_kept() -> Result<(), String> {
     if later.size == 70_000 { Ok(()) } else { Err(format!("{} bytes", later.size)) }
 }
 
-/// An fsync that is answered later holds when the answer is there, whatever happens next.
+/// What an asynchronous fsync reports durable stays durable, whatever happens next.
 pub fn answered_later() -> Result<(), String> {
     const LEN: usize = 60_000;
     const SECOND: u64 = 40_960;
     let (device, fs, ino) = start()?;
-    // So slow that an answer that waits for nothing comes first.
+    // Slow enough that a result that waits for nothing comes first.
     device.set_plan(FaultPlan::new(1).latency(OpKind::Write, Duration::from_millis(20)));
     let synced = |datasync: bool| {
         let (sender, receiver) = channel();
@@ -99,12 +99,12 @@ pub fn answered_later() -> Result<(), String> {
         }
         Ok(())
     };
-    // Few bytes: they go into the log.
+    // Few bytes, which go into the log.
     fs.write(ino, 0, &[1; 100]).map_err(said)?;
     read_back(synced(false)?, &[(0, 1), (99, 1)]).map_err(|e| format!("after fsync: {e}"))?;
     fs.write(ino, 0, &[1; LEN]).map_err(said)?;
     fs.sync().map_err(said)?;
-    // Two places, so no write that is durable by itself.
+    // Two places, so that no single durable write suffices.
     fs.write(ino, 0, &[2; 4096]).map_err(said)?;
     fs.write(ino, SECOND, &[3; 4096]).map_err(said)?;
     read_back(synced(true)?, &[(0, 2), (SECOND, 3)]).map_err(|e| format!("after fdatasync: {e}"))

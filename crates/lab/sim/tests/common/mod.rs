@@ -1,4 +1,4 @@
-//! What the suites share: seeds and the report of a failing list of operations.
+//! Shared by the suites: seeds, and the report of a failing list of operations.
 #![allow(dead_code)]
 
 use kedge_sim::generate::{Generator, Profile};
@@ -8,11 +8,11 @@ use kedge_sim::shrink::shrink;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-/// How often a long run (`cargo xtask test --long`) does what an ordinary one does once.
+/// Factor by which a long run (`cargo xtask test --long`) exceeds an ordinary one.
 const LONG: u64 = 10;
 
-/// The seeds to run: `count` fixed ones (`KEDGE_LONG=1`: ten times as many), or the one in
-/// `KEDGE_SEED`, or as many from there on as `KEDGE_RUNS` says.
+/// The seeds to run: `count` fixed ones (ten times as many with `KEDGE_LONG=1`), or `KEDGE_SEED`,
+/// or `KEDGE_RUNS` seeds from there on.
 pub fn seeds(count: u64) -> Vec<u64> {
     let count = if std::env::var_os("KEDGE_LONG").is_some_and(|v| v == "1") { LONG * count } else { count };
     let runs = std::env::var("KEDGE_RUNS").ok().map(|text| text.parse().expect("KEDGE_RUNS is a number"));
@@ -22,8 +22,7 @@ pub fn seeds(count: u64) -> Vec<u64> {
     }
 }
 
-/// Random operations that look at the model as they go. On failure: the error and the operations so
-/// far.
+/// Random operations chosen by the model's state. On failure: the error and the operations so far.
 pub fn run_random(
     setup: &Setup,
     profile: Profile,
@@ -52,7 +51,7 @@ pub fn run_random(
     }
 }
 
-/// As [`run_random`]; a failure is made short, printed with its seed, and panics.
+/// Like [`run_random`]; a failure is shortened, printed with its seed, and panics.
 pub fn check_random(setup: &Setup, profile: Profile, seed: u64, count: usize, limit: Duration) -> usize {
     let (inner, what) = (setup.clone(), format!("seed {seed}"));
     let result = within(limit, &what, move || run_random(&inner, profile, seed, count));
